@@ -1,0 +1,75 @@
+// Pure host arithmetic that turns a batch into a work list: which tile, how many KV splits, in
+// which order. No device is touched, so all of it is tested without one.
+//
+// The rule that makes output bits independent of company: the tile and the KV split of a span are
+// chosen from that span alone (its query and K/V rows, mask, heads and head_dim). Other spans of
+// the batch only change the order in which work items run.
+#ifndef FLASHCORE_KERNELS_PLAN_H_
+#define FLASHCORE_KERNELS_PLAN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/attention.h"
+
+namespace flashcore::kernels {
+
+// Query rows and query heads that share one KV head are packed into the rows of a tile: packed row
+// r of (span, kv_head) is query row r / group of query head kv_head * group + r % group.
+//
+// A work item attends the packed rows [row_begin, row_begin + row_count) of one KV head of one span
+// to the K/V rows [kv_begin, kv_end), which the mask has already narrowed to tiles that at least
+// one of the packed rows sees. kv_begin is a multiple of kPageTokens. An empty range is legal: it
+// writes zeros and -inf.
+struct WorkItem {
+  int32_t span = 0;
+  int32_t kv_head = 0;
+  int32_t row_begin = 0;
+  int32_t row_count = 0;
+  int32_t kv_begin = 0;
+  int32_t kv_end = 0;
+  int32_t partial_row =
+      -1;  // first row of its partial result in the workspace; -1: writes O itself
+};
+
+// Merges the partial results of the KV splits of one tile of packed rows, in split order: partial
+// rows first_partial_row + s * row_count + r for split s and row r.
+struct CombineItem {
+  int32_t span = 0;
+  int32_t kv_head = 0;
+  int32_t row_begin = 0;
+  int32_t row_count = 0;
+  int32_t first_partial_row = 0;
+  int32_t num_splits = 0;
+};
+
+// What a kernel family wants of its plan. Depends on the kernel, never on the batch.
+struct PlanOptions {
+  int32_t tile_rows = 128;      // packed rows a work item, at most
+  int32_t split_kv_rows = 512;  // K/V rows a split; a multiple of kPageTokens
+  int32_t split_max_rows = 16;  // spans with more packed rows per KV head than this do not split
+};
+
+struct Plan {
+  std::vector<WorkItem> items;  // longest first
+  std::vector<CombineItem> combines;
+  int32_t partial_rows = 0;    // rows of partial results over all splits
+  size_t workspace_bytes = 0;  // partial rows: head_dim + 2 floats each (O, max, sum)
+};
+
+// Plans `batch` into `*plan`, whose memory is reused. Reads no tensor bytes.
+void MakePlan(const AttentionBatch& batch, const PlanOptions& options, Plan* plan);
+
+// The K/V rows [begin, end) that query rows [row_begin, row_end) of a span see between them.
+// Empty (begin == end) if they see none.
+struct KvRange {
+  int32_t begin = 0;
+  int32_t end = 0;
+};
+KvRange VisibleKv(const Mask& mask, int32_t query_rows, int32_t kv_rows, int32_t row_begin,
+                  int32_t row_end);
+
+}  // namespace flashcore::kernels
+
+#endif  // FLASHCORE_KERNELS_PLAN_H_

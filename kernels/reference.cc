@@ -1,0 +1,137 @@
+#include "kernels/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/half.h"
+
+namespace flashcore::kernels {
+namespace {
+
+float LoadElement(DType dtype, const std::byte* row, int32_t d) {
+  uint16_t element;
+  std::memcpy(&element, row + d * DTypeBytes(dtype), sizeof(element));
+  return ToFloat(dtype, element);
+}
+
+const std::byte* KvRow(const KvView& kv, const std::byte* base, int32_t row, int32_t kv_head) {
+  const int32_t tile = row / kPageTokens;
+  const int64_t page = kv.pages != nullptr ? kv.pages[tile] : tile;
+  return base + page * kv.page_stride + kv_head * kv.head_stride +
+         row % kPageTokens * kv.row_stride;
+}
+
+// The K/V rows that query row i of a span sees, by the definition of Mask.
+std::vector<int32_t> SeenRows(const Span& span, int32_t i) {
+  const int64_t position = int64_t{i} + span.kv.rows - span.query_rows;
+  std::vector<int32_t> seen;
+  for (int32_t j = 0; j < span.kv.rows; ++j) {
+    const bool left = span.mask.left == Mask::kUnbounded || j >= position - span.mask.left;
+    const bool right = span.mask.right == Mask::kUnbounded || j <= position + span.mask.right;
+    if (left && right) seen.push_back(j);
+  }
+  return seen;
+}
+
+// One query row of one head: its inputs' addresses and what it sees.
+struct Row {
+  const Geometry& geometry;
+  const Span& span;
+  const std::byte* query;
+  int32_t kv_head;
+  const std::vector<int32_t>& seen;
+
+  const std::byte* Key(int32_t j) const { return KvRow(span.kv, span.kv.key, j, kv_head); }
+  const std::byte* Value(int32_t j) const { return KvRow(span.kv, span.kv.value, j, kv_head); }
+};
+
+constexpr double kNothing = -std::numeric_limits<double>::infinity();
+
+// Writes O to output[head_dim] and returns the LSE.
+double AttendFloat64(const Row& row, double* output) {
+  const Geometry& g = row.geometry;
+  std::vector<double> scores;
+  double max = kNothing;
+  for (int32_t j : row.seen) {
+    double dot = 0;
+    for (int32_t d = 0; d < g.head_dim; ++d) {
+      dot += double{LoadElement(g.dtype, row.query, d)} * LoadElement(g.dtype, row.Key(j), d);
+    }
+    scores.push_back(dot * row.span.softmax_scale);
+    max = std::max(max, scores.back());
+  }
+  if (max == kNothing) max = 0;
+  double sum = 0;
+  for (double& score : scores) sum += score = std::exp(score - max);
+  std::fill(output, output + g.head_dim, 0.0);
+  if (sum == 0) return kNothing;
+  for (size_t n = 0; n < scores.size(); ++n) {
+    for (int32_t d = 0; d < g.head_dim; ++d) {
+      output[d] += scores[n] / sum * LoadElement(g.dtype, row.Value(row.seen[n]), d);
+    }
+  }
+  return max + std::log(sum);
+}
+
+// The same in float32, each operator's result rounded to the dtype.
+double AttendUnfused(const Row& row, double* output) {
+  const Geometry& g = row.geometry;
+  const auto round = [&](float value) { return ToFloat(g.dtype, FromFloat(g.dtype, value)); };
+  std::vector<float> scores;
+  float max = static_cast<float>(kNothing);
+  for (int32_t j : row.seen) {
+    float dot = 0;
+    for (int32_t d = 0; d < g.head_dim; ++d) {
+      dot += LoadElement(g.dtype, row.query, d) * LoadElement(g.dtype, row.Key(j), d);
+    }
+    scores.push_back(round(dot * row.span.softmax_scale));
+    max = std::max(max, scores.back());
+  }
+  if (std::isinf(max) && max < 0) max = 0;
+  float sum = 0;
+  for (float& score : scores) sum += score = std::exp(score - max);
+  std::fill(output, output + g.head_dim, 0.0);
+  if (sum == 0) return kNothing;
+  std::vector<float> weighted(g.head_dim, 0.0f);
+  for (size_t n = 0; n < scores.size(); ++n) {
+    const float probability = round(scores[n] / sum);
+    for (int32_t d = 0; d < g.head_dim; ++d) {
+      weighted[d] += probability * LoadElement(g.dtype, row.Value(row.seen[n]), d);
+    }
+  }
+  for (int32_t d = 0; d < g.head_dim; ++d) output[d] = round(weighted[d]);
+  return max + std::log(sum);
+}
+
+template <class AttendRow>
+ReferenceResult AttendBatch(const AttentionBatch& batch, AttendRow attend_row) {
+  const Geometry& g = batch.geometry;
+  ReferenceResult result;
+  std::vector<double> output(g.head_dim);
+  for (int32_t s = 0; s < batch.num_spans; ++s) {
+    const Span& span = batch.spans[s];
+    for (int32_t i = 0; i < span.query_rows; ++i) {
+      const std::vector<int32_t> seen = SeenRows(span, i);
+      for (int32_t h = 0; h < g.num_heads; ++h) {
+        const std::byte* query = span.query + i * span.row_stride + h * span.head_stride;
+        result.lse.push_back(attend_row({g, span, query, h / g.group(), seen}, output.data()));
+        result.output.insert(result.output.end(), output.begin(), output.end());
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+ReferenceResult ReferenceAttention(const AttentionBatch& batch) {
+  return AttendBatch(batch, AttendFloat64);
+}
+
+ReferenceResult UnfusedAttention(const AttentionBatch& batch) {
+  return AttendBatch(batch, AttendUnfused);
+}
+
+}  // namespace flashcore::kernels

@@ -1,0 +1,59 @@
+// How each kernel family tiles its work: one constexpr row per choice, each with its reason.
+#ifndef FLASHCORE_KERNELS_TILE_CONFIG_H_
+#define FLASHCORE_KERNELS_TILE_CONFIG_H_
+
+#include <cstdint>
+
+#include "kernels/attention.h"
+#include "kernels/plan.h"
+
+namespace flashcore::kernels {
+
+// The tile of one kernel family for head dims up to `max_head_dim`. Rows of a family are in
+// ascending order of max_head_dim; the first that fits is used.
+struct TileRow {
+  int32_t max_head_dim;
+  PlanOptions plan;
+};
+
+inline constexpr int32_t kCpuMaxHeadDim = 256;
+inline constexpr int32_t kCpuMaxTileRows = 128;  // sizes the scratch of a CPU thread
+
+inline constexpr TileRow kCpuTiles[] = {
+    // 128 packed rows: converting and transposing a K/V tile is paid once per 128 rows (about 2% of
+    // the multiplications), and what is in use at a time (the float32 query, output and score tiles
+    // and one K and one V tile: 128 KB at head_dim 64, 224 KB at 128, 416 KB at 256) stays in the
+    // L2 of a core. Measured slower: 96 rows by 2%, 126 (a multiple of the register block) by 1%;
+    // at head_dim 256, 64 rows by 2%.
+    // Splits of 512 K/V rows: a decode over 4096 rows becomes 8 items per KV head, enough for tens
+    // of threads, and a split still streams 128 KB or more, so merging it costs under 1%.
+    // Up to 16 packed rows split: such a span has one row tile per KV head, so without splits a
+    // small batch could not use every core; with more rows it is bound by arithmetic.
+    {256, {128, 512, 16}},
+};
+
+// The row of `tiles` for head_dim, which must not exceed the last row's.
+template <int kRows>
+constexpr const TileRow& TileFor(const TileRow (&tiles)[kRows], int32_t head_dim) {
+  int row = 0;
+  while (row + 1 < kRows && tiles[row].max_head_dim < head_dim) ++row;
+  return tiles[row];
+}
+
+namespace internal {
+template <int kRows>
+constexpr bool TilesAreSane(const TileRow (&tiles)[kRows], int32_t max_rows) {
+  for (int i = 0; i < kRows; ++i) {
+    if (i > 0 && tiles[i].max_head_dim <= tiles[i - 1].max_head_dim) return false;
+    if (tiles[i].plan.tile_rows > max_rows) return false;
+    if (tiles[i].plan.split_max_rows > tiles[i].plan.tile_rows) return false;
+    if (tiles[i].plan.split_kv_rows % kPageTokens != 0) return false;
+  }
+  return true;
+}
+}  // namespace internal
+static_assert(internal::TilesAreSane(kCpuTiles, kCpuMaxTileRows));
+
+}  // namespace flashcore::kernels
+
+#endif  // FLASHCORE_KERNELS_TILE_CONFIG_H_

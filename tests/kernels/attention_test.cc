@@ -1,0 +1,360 @@
+// Every kernel of the registry against the float64 oracle. Parametrised over AllKernels(): a new
+// kernel is tested by being listed there.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "hwy/targets.h"
+#include "kernels/cpu/attention_cpu.h"
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/half.h"
+#include "kernels/plan.h"
+#include "kernels/reference.h"
+#include "kernels/registry.h"
+#include "tests/kernels/problem.h"
+
+namespace flashcore::kernels {
+
+// How GoogleTest names a kernel in its messages.
+void PrintTo(const Kernel& kernel, std::ostream* out) {
+  const KernelSpec& spec = kernel.spec;
+  *out << Name(spec.arch) << "_" << Name(spec.dtype) << "_d" << spec.head_dim << "_"
+       << Name(spec.accumulate);
+}
+
+namespace {
+
+// Fresh inputs in every run; FLASHCORE_TEST_SEED repeats one.
+uint64_t Seed() {
+  static const uint64_t kSeed = [] {
+    const char* asked = std::getenv("FLASHCORE_TEST_SEED");
+    const uint64_t seed =
+        asked != nullptr ? std::strtoull(asked, nullptr, 10) : std::random_device{}();
+    std::cout << "FLASHCORE_TEST_SEED=" << seed << std::endl;
+    return seed;
+  }();
+  return kSeed;
+}
+
+// Limits launches to one SIMD target of CpuSimdTargets() while it lives.
+class ScopedTarget {
+ public:
+  explicit ScopedTarget(int64_t target) { Use(target); }
+  ~ScopedTarget() { Use(0); }
+
+ private:
+  static void Use(int64_t target) {
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+};
+
+const std::vector<int64_t>& Targets() {
+  static const std::vector<int64_t> kTargets = CpuSimdTargets();
+  return kTargets;
+}
+
+class AttentionTest : public testing::TestWithParam<Kernel> {
+ protected:
+  AttentionTest() : random_(Seed()) {}
+
+  Geometry MakeGeometry(int32_t heads, int32_t kv_heads) const {
+    return {GetParam().spec.dtype, heads, kv_heads, GetParam().spec.head_dim};
+  }
+
+  void Run(const AttentionBatch& batch, int threads = 2) {
+    Plan plan;
+    MakePlan(batch, GetParam().plan_options, &plan);
+    // Workspace with NaN in it: nothing may be read before it is written.
+    std::vector<float> workspace(plan.workspace_bytes / sizeof(float) + 16, std::nanf(""));
+    void* aligned = workspace.data();
+    size_t bytes = workspace.size() * sizeof(float);
+    std::align(64, plan.workspace_bytes, aligned, bytes);
+    ThreadPool& pool = threads == 1 ? one_thread_ : many_threads_;
+    ASSERT_EQ(GetParam().launch(batch, plan, {aligned, &pool, nullptr}), 0);
+  }
+
+  // Runs `problem` on every SIMD target and holds it against the oracle.
+  void Check(Problem* problem);
+  void CheckSpan(ProblemSpan* span, const ReferenceResult& oracle, const ReferenceResult& unfused,
+                 size_t row_begin);
+
+  std::mt19937_64 random_;
+  ThreadPool one_thread_{1};
+  ThreadPool many_threads_{3};
+};
+
+struct Errors {
+  double kernel = 0;  // largest absolute difference to the oracle
+  double unfused = 0;
+  double largest = 0;  // largest finite magnitude of the oracle's values
+
+  void Add(double got, double unfused_value, double want) {
+    if (std::isinf(want)) {
+      EXPECT_EQ(got, want);
+      return;
+    }
+    kernel = std::max(kernel, std::isnan(got) ? INFINITY : std::abs(got - want));
+    unfused = std::max(unfused, std::abs(unfused_value - want));
+    largest = std::max(largest, std::abs(want));
+  }
+};
+
+// Twice the error of unfused attention, and never less than one rounding of the largest value,
+// without which results that unfused attention happens to hit exactly could not be met.
+void AttentionTest::CheckSpan(ProblemSpan* span, const ReferenceResult& oracle,
+                              const ReferenceResult& unfused, size_t row_begin) {
+  const Geometry g = MakeGeometry(0, 1);
+  const std::vector<uint16_t> output = span->Output();
+  const std::vector<float> lse = span->Lse();
+  Errors errors, lse_errors;
+  for (size_t n = 0; n < output.size(); ++n) {
+    const size_t at = row_begin * g.head_dim + n;
+    errors.Add(ToFloat(g.dtype, output[n]), unfused.output[at], oracle.output[at]);
+  }
+  for (size_t n = 0; n < lse.size(); ++n) {
+    lse_errors.Add(lse[n], unfused.lse[row_begin + n], oracle.lse[row_begin + n]);
+  }
+  const double rounding = g.dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-8;
+  EXPECT_LE(errors.kernel, 2 * errors.unfused + rounding * errors.largest + 0x1p-25);
+  EXPECT_LE(lse_errors.kernel, 2 * lse_errors.unfused + 4e-6 * (1 + lse_errors.largest));
+  EXPECT_TRUE(span->PaddingIsUntouched());
+}
+
+void AttentionTest::Check(Problem* problem) {
+  const AttentionBatch batch = problem->batch();
+  const ReferenceResult oracle = ReferenceAttention(batch);
+  const ReferenceResult unfused = UnfusedAttention(batch);
+  for (int64_t target : Targets()) {
+    SCOPED_TRACE(hwy::TargetName(target));
+    const ScopedTarget scoped(target);
+    for (int s = 0; s < problem->num_spans(); ++s) problem->span(s).PoisonOutputs();
+    Run(batch);
+    size_t row_begin = 0;
+    for (int s = 0; s < problem->num_spans(); ++s) {
+      SCOPED_TRACE("span " + std::to_string(s));
+      CheckSpan(&problem->span(s), oracle, unfused, row_begin);
+      row_begin += size_t{1} * batch.spans[s].query_rows * batch.geometry.num_heads;
+    }
+  }
+}
+
+constexpr int32_t kLengths[] = {0, 1, 63, 64, 65};
+const Mask kMasks[] = {Mask::None(),
+                       Mask::Causal(),
+                       Mask::SlidingWindow(0, 0),
+                       Mask::SlidingWindow(5, 0),
+                       Mask::SlidingWindow(70, 3),
+                       Mask{Mask::kUnbounded, 2}};
+constexpr Layout kLayouts[] = {Layout::kDenseNhd, Layout::kDenseHnd, Layout::kPaged};
+
+TEST_P(AttentionTest, EveryLengthWithEveryMaskAndLayout) {
+  std::vector<SpanShape> shapes;
+  int turn = 0;
+  for (int32_t query_rows : {1, 3, 65}) {
+    for (int32_t kv_rows : kLengths) {
+      for (const Mask& mask : kMasks) {
+        if (query_rows == 65 && turn % 2 != 0) {  // half of the expensive ones
+          ++turn;
+          continue;
+        }
+        shapes.push_back({query_rows, kv_rows, mask, kLayouts[turn++ % 3]});
+      }
+    }
+  }
+  Problem problem(MakeGeometry(2, 1), shapes, &random_);
+  Check(&problem);
+}
+
+TEST_P(AttentionTest, ManyTiles) {
+  Problem problem(MakeGeometry(2, 2),
+                  {{150, 330, Mask::Causal(), Layout::kPaged},
+                   {140, 200, Mask::None(), Layout::kDenseNhd},
+                   {150, 300, Mask::SlidingWindow(100, 0), Layout::kDenseHnd}},
+                  &random_);
+  Check(&problem);
+}
+
+TEST_P(AttentionTest, DecodeSplitsOverManyTiles) {
+  Problem problem(MakeGeometry(4, 1),
+                  {{1, 1, Mask::Causal()},
+                   {1, 513, Mask::Causal(), Layout::kDenseNhd},
+                   {1, 1700, Mask::None(), Layout::kPaged},
+                   {4, 1100, Mask::Causal(), Layout::kPaged},
+                   {3, 1500, Mask::SlidingWindow(600, 0), Layout::kDenseHnd}},
+                  &random_);
+  Check(&problem);
+}
+
+TEST_P(AttentionTest, GroupedQueryHeads) {
+  const int32_t heads[][2] = {{2, 2}, {2, 1}, {3, 1}, {8, 2}, {8, 1}, {12, 1}};
+  for (const auto& [num_heads, kv_heads] : heads) {
+    SCOPED_TRACE(std::to_string(num_heads) + " heads over " + std::to_string(kv_heads));
+    Problem problem(MakeGeometry(num_heads, kv_heads),
+                    {{1, 130}, {33, 97, Mask::Causal()}, {7, 66, Mask::None(), Layout::kDenseHnd}},
+                    &random_);
+    Check(&problem);
+  }
+}
+
+TEST_P(AttentionTest, RowsThatSeeNothing) {
+  Problem problem(MakeGeometry(2, 1),
+                  {{200, 70, Mask::Causal()},  // 130 query rows stand before the first K/V row
+                   {20, 3, Mask::Causal()},
+                   {5, 0, Mask::None()},
+                   {100, 10, Mask::SlidingWindow(4, 0), Layout::kDenseNhd}},
+                  &random_);
+  Check(&problem);
+  const std::vector<uint16_t> output = problem.span(0).Output();
+  const std::vector<float> lse = problem.span(0).Lse();
+  for (int32_t n = 0; n < 130 * 2; ++n) {
+    EXPECT_EQ(lse[n], -INFINITY);
+    for (int32_t d = 0; d < problem.geometry().head_dim; ++d) {
+      EXPECT_EQ(output[n * problem.geometry().head_dim + d], 0);
+    }
+  }
+}
+
+TEST_P(AttentionTest, LargeMagnitudes) {
+  Problem problem(MakeGeometry(2, 1),
+                  {{40, 200, Mask::Causal(), Layout::kPaged, 10},
+                   {40, 200, Mask::None(), Layout::kPaged, 100},
+                   {1, 700, Mask::None(), Layout::kPaged, 100}},
+                  &random_);
+  Check(&problem);
+}
+
+TEST_P(AttentionTest, ScalesOfEitherSignAndZero) {
+  Problem problem(MakeGeometry(2, 1), {{20, 130}, {20, 130}, {1, 600}, {1, 600}}, &random_);
+  problem.span(0).mutable_span().softmax_scale = 0;
+  problem.span(1).mutable_span().softmax_scale = -0.3f;
+  problem.span(2).mutable_span().softmax_scale = 0;
+  problem.span(3).mutable_span().softmax_scale = -2;
+  Check(&problem);
+}
+
+TEST_P(AttentionTest, LseIsOptional) {
+  Problem problem(MakeGeometry(2, 1), {{20, 130}, {1, 600}}, &random_);
+  Run(problem.batch());
+  const std::vector<uint16_t> with[] = {problem.span(0).Output(), problem.span(1).Output()};
+  for (int s = 0; s < 2; ++s) {
+    problem.span(s).PoisonOutputs();
+    problem.span(s).mutable_span().lse = nullptr;
+  }
+  Run(problem.batch());
+  for (int s = 0; s < 2; ++s) {
+    EXPECT_EQ(problem.span(s).Output(), with[s]);
+    for (float lse : problem.span(s).Lse()) EXPECT_TRUE(std::isnan(lse));
+  }
+}
+
+// NaN and infinity in a K or V row reach exactly the query rows that see it; in a query row they
+// reach that row only.
+TEST_P(AttentionTest, NonFiniteInputsStayWithTheRowsThatSeeThem) {
+  constexpr int32_t kRows = 100, kBadKv = 71, kBadQuery = 40;
+  const Geometry geometry = MakeGeometry(2, 1);
+  const uint16_t nan = FromFloat(geometry.dtype, std::nanf(""));
+  const uint16_t infinity = FromFloat(geometry.dtype, INFINITY);
+  for (int32_t query_rows : {kRows, 5}) {
+    Problem problem(geometry, {{query_rows, kRows, Mask::Causal()}}, &random_);
+    const int32_t bad_kv = query_rows == kRows ? kBadKv : kRows - 3;
+    const int32_t first_bad = bad_kv - (kRows - query_rows);  // first query row that sees it
+    const int32_t bad_query = query_rows == kRows ? kBadQuery : 1;
+    problem.span(0).ValueRow(bad_kv, 0)[3] = nan;
+    problem.span(0).ValueRow(bad_kv, 0)[4] = infinity;
+    problem.span(0).KeyRow(bad_kv + 1, 0)[0] = nan;
+    problem.span(0).QueryRow(bad_query, 1)[7] = nan;
+    for (int64_t target : Targets()) {
+      SCOPED_TRACE(hwy::TargetName(target));
+      const ScopedTarget scoped(target);
+      Run(problem.batch());
+      const std::vector<uint16_t> output = problem.span(0).Output();
+      for (int32_t i = 0; i < query_rows; ++i) {
+        for (int32_t h = 0; h < 2; ++h) {
+          const uint16_t* row = output.data() + (i * 2 + h) * geometry.head_dim;
+          const bool all = i > first_bad || (i == bad_query && h == 1);
+          EXPECT_EQ(std::isnan(ToFloat(geometry.dtype, row[0])), all) << i << " " << h;
+          EXPECT_EQ(std::isnan(ToFloat(geometry.dtype, row[3])), all || i == first_bad) << i;
+          if (i == first_bad) {
+            EXPECT_EQ(row[4], infinity);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, SameBitsAgainWithMoreThreadsAndInCompany) {
+  Problem problem(MakeGeometry(4, 2),
+                  {{1, 1300, Mask::Causal()},
+                   {40, 150, Mask::Causal(), Layout::kDenseNhd},
+                   {2, 900, Mask::SlidingWindow(700, 0)},
+                   {70, 65, Mask::None(), Layout::kDenseHnd},
+                   {1, 64, Mask::Causal()}},
+                  &random_);
+  for (int64_t target : Targets()) {
+    SCOPED_TRACE(hwy::TargetName(target));
+    const ScopedTarget scoped(target);
+    std::vector<std::vector<uint16_t>> first;
+    std::vector<std::vector<float>> first_lse;
+    Run(problem.batch(), 1);
+    for (int s = 0; s < problem.num_spans(); ++s) {
+      first.push_back(problem.span(s).Output());
+      first_lse.push_back(problem.span(s).Lse());
+    }
+    const auto expect_same = [&](int s) {
+      EXPECT_EQ(problem.span(s).Output(), first[s]);
+      EXPECT_EQ(problem.span(s).Lse(), first_lse[s]);
+      problem.span(s).PoisonOutputs();
+    };
+    for (int threads : {1, 3}) {
+      Run(problem.batch(), threads);
+      for (int s = 0; s < problem.num_spans(); ++s) expect_same(s);
+    }
+    for (int s = 0; s < problem.num_spans(); ++s) {
+      Run(problem.batch_of(s), 3);
+      expect_same(s);
+    }
+  }
+}
+
+// A packed row's bits depend on its own inputs only, not on the rows packed beside it.
+TEST_P(AttentionTest, ARowsBitsDoNotDependOnItsNeighboursValues) {
+  Problem problem(MakeGeometry(2, 1), {{70, 150, Mask::Causal()}, {3, 700, Mask::Causal()}},
+                  &random_);
+  Run(problem.batch());
+  const std::vector<uint16_t> before[] = {problem.span(0).Output(), problem.span(1).Output()};
+  const int32_t head_dim = problem.geometry().head_dim;
+  const int32_t changed = 1;  // query row
+  for (int s = 0; s < 2; ++s) {
+    for (int32_t d = 0; d < head_dim; ++d) problem.span(s).QueryRow(changed, 0)[d] ^= 0x8000;
+  }
+  Run(problem.batch());
+  for (int s = 0; s < 2; ++s) {
+    const std::vector<uint16_t> after = problem.span(s).Output();
+    for (size_t n = 0; n < after.size(); ++n) {
+      if (static_cast<int32_t>(n) / head_dim != changed * 2) {
+        ASSERT_EQ(after[n], before[s][n]);
+      }
+    }
+  }
+}
+
+TEST(CpuSimdTarget, IsNamed) {
+  const std::string best = hwy::TargetName(Targets().front());
+  EXPECT_EQ(CpuSimdTarget(), best);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, AttentionTest, testing::ValuesIn(AllKernels()),
+                         testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace flashcore::kernels

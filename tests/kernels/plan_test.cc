@@ -1,0 +1,191 @@
+#include "kernels/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <vector>
+
+namespace flashcore::kernels {
+namespace {
+
+constexpr PlanOptions kOptions{128, 512, 16};
+
+Span MakeSpan(int32_t query_rows, int32_t kv_rows, Mask mask = Mask::None()) {
+  Span span;
+  span.query_rows = query_rows;
+  span.kv.rows = kv_rows;
+  span.mask = mask;
+  return span;
+}
+
+Plan PlanOf(const std::vector<Span>& spans, int32_t heads, int32_t kv_heads,
+            const PlanOptions& options = kOptions) {
+  Plan plan;
+  MakePlan({{DType::kFloat16, heads, kv_heads, 64}, spans.data(), static_cast<int>(spans.size())},
+           options, &plan);
+  return plan;
+}
+
+bool Sees(const Mask& mask, int64_t position, int64_t j) {
+  return (mask.left == Mask::kUnbounded || j >= position - mask.left) &&
+         (mask.right == Mask::kUnbounded || j <= position + mask.right);
+}
+
+TEST(VisibleKv, IsTheUnionOfWhatTheRowsSee) {
+  const Mask masks[] = {Mask::None(), Mask::Causal(), Mask::SlidingWindow(0, 0),
+                        Mask::SlidingWindow(3, 1), Mask{2, Mask::kUnbounded}};
+  for (const Mask& mask : masks) {
+    for (int32_t q = 1; q <= 9; ++q) {
+      for (int32_t kv = 0; kv <= 9; ++kv) {
+        for (int32_t row = 0; row < q; ++row) {
+          for (int32_t end = row + 1; end <= q; ++end) {
+            std::vector<int32_t> seen;
+            for (int32_t j = 0; j < kv; ++j) {
+              bool any = false;
+              for (int32_t i = row; i < end; ++i) any |= Sees(mask, i + kv - q, j);
+              if (any) seen.push_back(j);
+            }
+            const KvRange range = VisibleKv(mask, q, kv, row, end);
+            ASSERT_EQ(range.end - range.begin, static_cast<int32_t>(seen.size()));
+            if (!seen.empty()) {
+              ASSERT_EQ(range.begin, seen.front());
+              ASSERT_EQ(range.end, seen.back() + 1);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(VisibleKv, SurvivesExtremes) {
+  const int32_t max = Mask::kUnbounded - 1;
+  const KvRange range = VisibleKv(Mask{max, max}, 7, 1 << 30, 0, 7);
+  EXPECT_EQ(range.begin, 0);
+  EXPECT_EQ(range.end, 1 << 30);
+}
+
+TEST(Plan, EveryPackedRowMeetsEveryKvRowItSeesOnce) {
+  const std::vector<Span> spans = {MakeSpan(1, 4096),
+                                   MakeSpan(300, 700, Mask::Causal()),
+                                   MakeSpan(65, 0),
+                                   MakeSpan(0, 100),
+                                   MakeSpan(4, 2000, Mask::SlidingWindow(700, 0)),
+                                   MakeSpan(200, 50, Mask::Causal())};
+  const int32_t heads = 6, kv_heads = 2, group = 3;
+  const Plan plan = PlanOf(spans, heads, kv_heads);
+
+  std::map<std::tuple<int, int, int>, std::vector<std::pair<int, int>>> covered;
+  for (const WorkItem& item : plan.items) {
+    EXPECT_EQ(item.kv_begin % kPageTokens, 0);
+    EXPECT_LE(item.kv_begin, item.kv_end);
+    EXPECT_LE(item.row_count, kOptions.tile_rows);
+    for (int r = item.row_begin; r < item.row_begin + item.row_count; ++r) {
+      covered[{item.span, item.kv_head, r}].push_back({item.kv_begin, item.kv_end});
+    }
+  }
+  for (int s = 0; s < static_cast<int>(spans.size()); ++s) {
+    const Span& span = spans[s];
+    for (int head = 0; head < kv_heads; ++head) {
+      for (int r = 0; r < span.query_rows * group; ++r) {
+        auto ranges = covered[{s, head, r}];
+        ASSERT_FALSE(ranges.empty());
+        std::sort(ranges.begin(), ranges.end());
+        for (size_t n = 1; n < ranges.size(); ++n) {
+          EXPECT_EQ(ranges[n].first, ranges[n - 1].second);
+        }
+        const int i = r / group;
+        const KvRange seen = VisibleKv(span.mask, span.query_rows, span.kv.rows, i, i + 1);
+        if (seen.begin == seen.end) continue;
+        EXPECT_LE(ranges.front().first, seen.begin);
+        EXPECT_GE(ranges.back().second, seen.end);
+        EXPECT_LE(ranges.back().second, span.kv.rows);
+      }
+    }
+  }
+}
+
+TEST(Plan, SplitsFewRowsOnly) {
+  const Plan decode = PlanOf({MakeSpan(1, 4096)}, 32, 8);
+  EXPECT_EQ(decode.items.size(), 8u * 8);
+  EXPECT_EQ(decode.combines.size(), 8u);
+  EXPECT_EQ(decode.partial_rows, 8 * 8 * 4);
+  EXPECT_EQ(decode.workspace_bytes, 8u * 8 * 4 * (64 + 2) * sizeof(float));
+
+  EXPECT_EQ(PlanOf({MakeSpan(4, 4096)}, 32, 8).combines.size(), 8u);  // 16 packed rows
+  EXPECT_TRUE(PlanOf({MakeSpan(5, 4096)}, 32, 8).combines.empty());   // 20
+  EXPECT_TRUE(PlanOf({MakeSpan(1, 512)}, 32, 8).combines.empty());    // one split is none
+  EXPECT_EQ(PlanOf({MakeSpan(1, 513)}, 32, 8).combines.size(), 8u);
+}
+
+TEST(Plan, PartialRowsOfACombineAreThoseOfItsSplitsInOrder) {
+  const Plan plan = PlanOf({MakeSpan(2, 1500), MakeSpan(3, 3000, Mask::Causal())}, 4, 2);
+  std::vector<int> owners(plan.partial_rows, 0);
+  for (const CombineItem& combine : plan.combines) {
+    int32_t kv_row = -1;
+    for (int s = 0; s < combine.num_splits; ++s) {
+      const int32_t first = combine.first_partial_row + s * combine.row_count;
+      const auto item = std::find_if(plan.items.begin(), plan.items.end(),
+                                     [&](const WorkItem& w) { return w.partial_row == first; });
+      ASSERT_NE(item, plan.items.end());
+      EXPECT_EQ(item->span, combine.span);
+      EXPECT_EQ(item->kv_head, combine.kv_head);
+      EXPECT_EQ(item->row_begin, combine.row_begin);
+      EXPECT_EQ(item->row_count, combine.row_count);
+      EXPECT_GT(item->kv_begin, kv_row);
+      kv_row = item->kv_begin;
+      for (int r = 0; r < item->row_count; ++r) ++owners[first + r];
+    }
+  }
+  for (int owner : owners) EXPECT_EQ(owner, 1);
+}
+
+TEST(Plan, LongestFirst) {
+  const Plan plan =
+      PlanOf({MakeSpan(1, 64), MakeSpan(500, 900, Mask::Causal()), MakeSpan(64, 64)}, 2, 2);
+  const auto cost = [](const WorkItem& item) {
+    return int64_t{item.row_count} * (item.kv_end - item.kv_begin + 1);
+  };
+  for (size_t n = 1; n < plan.items.size(); ++n) {
+    EXPECT_GE(cost(plan.items[n - 1]), cost(plan.items[n]));
+  }
+}
+
+// The items of one span, whatever the company: without span index, place and partial rows.
+using Item = std::tuple<int, int, int, int, int, bool>;
+std::vector<Item> ItemsOf(const Plan& plan, int span) {
+  std::vector<Item> items;
+  for (const WorkItem& item : plan.items) {
+    if (item.span != span) continue;
+    items.emplace_back(item.kv_head, item.row_begin, item.row_count, item.kv_begin, item.kv_end,
+                       item.partial_row >= 0);
+  }
+  std::sort(items.begin(), items.end());
+  return items;
+}
+
+TEST(Plan, ASpansItemsDoNotDependOnItsCompany) {
+  const std::vector<Span> spans = {MakeSpan(1, 5000), MakeSpan(130, 200, Mask::Causal()),
+                                   MakeSpan(3, 777, Mask::SlidingWindow(600, 0)), MakeSpan(7, 7)};
+  const Plan together = PlanOf(spans, 4, 2);
+  for (int s = 0; s < static_cast<int>(spans.size()); ++s) {
+    EXPECT_EQ(ItemsOf(together, s), ItemsOf(PlanOf({spans[s]}, 4, 2), 0));
+  }
+}
+
+TEST(Plan, ReusesItsMemory) {
+  const std::vector<Span> big = {MakeSpan(1000, 1000)};
+  Plan plan;
+  MakePlan({{DType::kFloat16, 8, 8, 64}, big.data(), 1}, kOptions, &plan);
+  const WorkItem* memory = plan.items.data();
+  MakePlan({{DType::kFloat16, 8, 8, 64}, nullptr, 0}, kOptions, &plan);
+  EXPECT_TRUE(plan.items.empty());
+  EXPECT_EQ(plan.workspace_bytes, 0u);
+  MakePlan({{DType::kFloat16, 8, 8, 64}, big.data(), 1}, kOptions, &plan);
+  EXPECT_EQ(plan.items.data(), memory);
+}
+
+}  // namespace
+}  // namespace flashcore::kernels

@@ -1,0 +1,178 @@
+#include "tests/kernels/problem.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "kernels/half.h"
+
+namespace flashcore::kernels {
+namespace {
+
+constexpr int kRowPadding = 32;       // elements after the last head of a Q or O row
+constexpr int kOuterPadding = 64;     // elements before and after O, floats around LSE
+constexpr uint16_t kPoison = 0x7fc1;  // NaN in float16 and in bfloat16
+constexpr uint32_t kLsePoison = 0x7fc12345;
+
+uint16_t RandomElement(DType dtype, float magnitude, std::mt19937_64* random) {
+  std::uniform_real_distribution<float> uniform(-magnitude, magnitude);
+  return FromFloat(dtype, uniform(*random));
+}
+
+}  // namespace
+
+ProblemSpan::ProblemSpan(const Geometry& geometry, const SpanShape& shape, std::mt19937_64* random)
+    : geometry_(geometry) {
+  span_.query_rows = shape.query_rows;
+  span_.mask = shape.mask;
+  span_.softmax_scale = 1.0f / std::sqrt(static_cast<float>(geometry.head_dim));
+  MakeQuery(shape, random);
+  MakeKv(shape, random);
+  PoisonOutputs();
+}
+
+void ProblemSpan::MakeQuery(const SpanShape& shape, std::mt19937_64* random) {
+  const int64_t row = int64_t{geometry_.num_heads} * geometry_.head_dim + kRowPadding;
+  span_.row_stride = row * 2;
+  span_.head_stride = int64_t{geometry_.head_dim} * 2;
+  const size_t elements = shape.query_rows * row + 2 * kOuterPadding;
+  query_.assign(elements, kPoison);
+  output_.resize(elements);
+  span_.query = reinterpret_cast<const std::byte*>(query_.data() + kOuterPadding);
+  span_.output = reinterpret_cast<std::byte*>(output_.data() + kOuterPadding);
+  for (int32_t i = 0; i < shape.query_rows; ++i) {
+    for (int32_t h = 0; h < geometry_.num_heads; ++h) {
+      uint16_t* to = QueryRow(i, h);
+      for (int32_t d = 0; d < geometry_.head_dim; ++d) {
+        to[d] = RandomElement(geometry_.dtype, shape.magnitude, random);
+      }
+    }
+  }
+  span_.lse_row_stride = 1;
+  span_.lse_head_stride = shape.query_rows + 3;
+  lse_.resize(geometry_.num_heads * span_.lse_head_stride + 2 * kOuterPadding);
+  span_.lse = lse_.data() + kOuterPadding;
+}
+
+void ProblemSpan::MakeKv(const SpanShape& shape, std::mt19937_64* random) {
+  KvView& kv = span_.kv;
+  const int64_t row_bytes = int64_t{geometry_.head_dim} * 2;
+  const int64_t heads = geometry_.num_kv_heads;
+  const int32_t tiles = (shape.kv_rows + kPageTokens - 1) / kPageTokens;
+  kv.rows = shape.kv_rows;
+  kv.row_stride = shape.layout == Layout::kDenseNhd ? heads * row_bytes : row_bytes;
+  kv.page_stride = kPageTokens * kv.row_stride;
+  int64_t rows = shape.kv_rows + 2;  // two rows past the end, poisoned
+  if (shape.layout == Layout::kDenseNhd) {
+    kv.head_stride = row_bytes;
+  } else if (shape.layout == Layout::kDenseHnd) {
+    kv.head_stride = rows * row_bytes;
+  } else {
+    kv.head_stride = kPageTokens * row_bytes;
+    kv.page_stride = heads * kv.head_stride;
+    pages_.resize(2 * tiles + 1);  // more pages than tiles: the others are nobody's
+    rows = static_cast<int64_t>(pages_.size()) * kPageTokens;
+    std::iota(pages_.begin(), pages_.end(), 0);
+    std::shuffle(pages_.begin(), pages_.end(), *random);
+    pages_.resize(tiles);
+    kv.pages = pages_.data();
+  }
+  key_.assign(rows * heads * geometry_.head_dim, kPoison);
+  value_.assign(key_.size(), kPoison);
+  kv.key = reinterpret_cast<const std::byte*>(key_.data());
+  kv.value = reinterpret_cast<const std::byte*>(value_.data());
+  for (int32_t j = 0; j < shape.kv_rows; ++j) {
+    for (int32_t h = 0; h < heads; ++h) {
+      for (int32_t d = 0; d < geometry_.head_dim; ++d) {
+        KeyRow(j, h)[d] = RandomElement(geometry_.dtype, shape.magnitude, random);
+        ValueRow(j, h)[d] = RandomElement(geometry_.dtype, shape.magnitude, random);
+      }
+    }
+  }
+}
+
+uint16_t* ProblemSpan::QueryRow(int32_t row, int32_t head) {
+  return query_.data() + OutputIndex(row, head);  // Q and O have the same shape
+}
+
+uint16_t* ProblemSpan::KvRow(std::vector<uint16_t>* elements, int32_t row, int32_t kv_head) {
+  const KvView& kv = span_.kv;
+  const int32_t tile = row / kPageTokens;
+  const int64_t page = kv.pages != nullptr ? kv.pages[tile] : tile;
+  const int64_t offset =
+      page * kv.page_stride + kv_head * kv.head_stride + row % kPageTokens * kv.row_stride;
+  return elements->data() + offset / 2;
+}
+
+size_t ProblemSpan::OutputIndex(int32_t row, int32_t head) const {
+  return kOuterPadding + (row * span_.row_stride + head * span_.head_stride) / 2;
+}
+
+size_t ProblemSpan::LseIndex(int32_t row, int32_t head) const {
+  return kOuterPadding + row * span_.lse_row_stride + head * span_.lse_head_stride;
+}
+
+void ProblemSpan::PoisonOutputs() {
+  std::fill(output_.begin(), output_.end(), kPoison);
+  std::fill(lse_.begin(), lse_.end(), BitsFloat(kLsePoison));
+}
+
+bool ProblemSpan::PaddingIsUntouched() const {
+  std::vector<bool> owned(output_.size(), false);
+  std::vector<bool> lse_owned(lse_.size(), false);
+  for (int32_t i = 0; i < span_.query_rows; ++i) {
+    for (int32_t h = 0; h < geometry_.num_heads; ++h) {
+      std::fill_n(owned.begin() + OutputIndex(i, h), geometry_.head_dim, true);
+      lse_owned[LseIndex(i, h)] = true;
+    }
+  }
+  for (size_t n = 0; n < output_.size(); ++n) {
+    if (!owned[n] && output_[n] != kPoison) return false;
+  }
+  for (size_t n = 0; n < lse_.size(); ++n) {
+    if (!lse_owned[n] && FloatBits(lse_[n]) != kLsePoison) return false;
+  }
+  return true;
+}
+
+std::vector<uint16_t> ProblemSpan::Output() const {
+  std::vector<uint16_t> packed;
+  for (int32_t i = 0; i < span_.query_rows; ++i) {
+    for (int32_t h = 0; h < geometry_.num_heads; ++h) {
+      const auto from = output_.begin() + OutputIndex(i, h);
+      packed.insert(packed.end(), from, from + geometry_.head_dim);
+    }
+  }
+  return packed;
+}
+
+std::vector<float> ProblemSpan::Lse() const {
+  std::vector<float> packed;
+  for (int32_t i = 0; i < span_.query_rows; ++i) {
+    for (int32_t h = 0; h < geometry_.num_heads; ++h) packed.push_back(lse_[LseIndex(i, h)]);
+  }
+  return packed;
+}
+
+Problem::Problem(const Geometry& geometry, const std::vector<SpanShape>& shapes,
+                 std::mt19937_64* random)
+    : geometry_(geometry) {
+  for (const SpanShape& shape : shapes) {
+    spans_.push_back(std::make_unique<ProblemSpan>(geometry, shape, random));
+  }
+}
+
+AttentionBatch Problem::batch() {
+  views_.clear();
+  for (const auto& span : spans_) views_.push_back(span->span());
+  return {geometry_, views_.data(), num_spans()};
+}
+
+AttentionBatch Problem::batch_of(int span) {
+  views_ = {spans_[span]->span()};
+  return {geometry_, views_.data(), 1};
+}
+
+}  // namespace flashcore::kernels

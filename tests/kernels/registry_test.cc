@@ -1,0 +1,69 @@
+#include "kernels/registry.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+#include <tuple>
+
+namespace flashcore::kernels {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr uint32_t kAll = kFeaturePagedKv | kFeatureMask | kFeatureLse;
+
+TEST(Registry, RowsAreUniqueAndComplete) {
+  std::set<std::tuple<Arch, DType, int32_t, Accumulate>> seen;
+  for (const Kernel& kernel : AllKernels()) {
+    const KernelSpec& spec = kernel.spec;
+    EXPECT_TRUE(seen.insert({spec.arch, spec.dtype, spec.head_dim, spec.accumulate}).second);
+    EXPECT_NE(kernel.launch, nullptr);
+    EXPECT_GT(kernel.plan_options.tile_rows, 0);
+    EXPECT_EQ(kernel.plan_options.split_kv_rows % kPageTokens, 0);
+    EXPECT_LE(kernel.plan_options.split_max_rows, kernel.plan_options.tile_rows);
+  }
+}
+
+TEST(Registry, TheCpuHasBothTypesAndFiveHeadDims) {
+  for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (int32_t head_dim : {32, 64, 96, 128, 256}) {
+      const KernelSpec asked{Arch::kCpu, dtype, head_dim, Accumulate::kFloat32, kAll};
+      const Kernel* kernel = FindKernel(asked);
+      ASSERT_NE(kernel, nullptr) << ExplainMissing(asked);
+      EXPECT_EQ(kernel->spec.dtype, dtype);
+      EXPECT_EQ(kernel->spec.head_dim, head_dim);
+    }
+  }
+}
+
+TEST(Registry, AskingForFewerFeaturesIsFine) {
+  EXPECT_NE(FindKernel({Arch::kCpu, DType::kFloat16, 64, Accumulate::kFloat32, 0}), nullptr);
+}
+
+TEST(Registry, ExplainsTheDifference) {
+  const KernelSpec head_dim{Arch::kCpu, DType::kFloat16, 80, Accumulate::kFloat32, kAll};
+  EXPECT_EQ(FindKernel(head_dim), nullptr);
+  EXPECT_EQ(ExplainMissing(head_dim), "head_dim 80 is not one of 32, 64, 96, 128, 256");
+
+  const KernelSpec accumulate{Arch::kCpu, DType::kFloat16, 64, Accumulate::kFloat16, 0};
+  EXPECT_EQ(FindKernel(accumulate), nullptr);
+  EXPECT_EQ(ExplainMissing(accumulate), "accumulate float16 is not float32");
+
+  const KernelSpec feature{Arch::kCpu, DType::kFloat16, 64, Accumulate::kFloat32, 1u << 31};
+  EXPECT_EQ(FindKernel(feature), nullptr);
+  EXPECT_EQ(ExplainMissing(feature), "features unknown are not among paged_kv, mask, lse");
+}
+
+TEST(Registry, Names) {
+  EXPECT_STREQ(Name(Arch::kCpu), "cpu");
+  EXPECT_STREQ(Name(Arch::kSm90), "sm90");
+  EXPECT_STREQ(Name(DType::kBFloat16), "bfloat16");
+  EXPECT_STREQ(Name(Accumulate::kFloat32), "float32");
+  EXPECT_THAT(FeatureNames(kAll), ElementsAre("paged_kv", "mask", "lse"));
+  EXPECT_THAT(FeatureNames(kFeatureMask), ElementsAre("mask"));
+  EXPECT_THAT(FeatureNames(0), ElementsAre());
+}
+
+}  // namespace
+}  // namespace flashcore::kernels
