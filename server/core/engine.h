@@ -1,0 +1,74 @@
+// Everything between the transport and the devices: staging memory, the queue, and the lanes'
+// threads.
+#ifndef FLASHCORE_SERVER_CORE_ENGINE_H_
+#define FLASHCORE_SERVER_CORE_ENGINE_H_
+
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/core/batcher.h"
+#include "server/core/clock.h"
+#include "server/core/device.h"
+#include "server/core/request.h"
+#include "server/core/staging_pool.h"
+#include "server/core/validate.h"
+#include "server/telemetry/metrics.h"
+
+namespace flashcore {
+
+// Thread-safe.
+class Engine {
+ public:
+  struct Options {
+    Batcher::Options batcher;
+    size_t staging_memory_bytes = size_t{1} << 30;
+    uint32_t max_spans = 4096;  // of one request
+    uint32_t max_heads = 1024;  // of one request
+  };
+
+  // Starts one thread per lane of `device`. `clock` and `metrics` outlive the engine.
+  Engine(const Options& options, std::unique_ptr<Device> device, const Clock* clock,
+         Metrics* metrics);
+  // Runs what is queued, then stops the threads. Every staging buffer has come back.
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Checks `operation->request` and takes staging memory for its tensors, which the caller then
+  // fills. INVALID_ARGUMENT, UNIMPLEMENTED or RESOURCE_EXHAUSTED.
+  absl::Status Prepare(AttendOperation* operation);
+
+  // Queues a prepared operation whose input tensors are in place. OK means that operation->done
+  // will be called exactly once; an error means never. RESOURCE_EXHAUSTED if the queue is full,
+  // UNAVAILABLE after Close.
+  absl::Status Submit(AttendOperation* operation);
+
+  // Refuses new operations; those already queued still run.
+  void Close() { batcher_.Close(); }
+
+  const Device& device() const { return *device_; }
+  const RequestLimits& limits() const { return limits_; }
+  const Options& options() const { return options_; }
+  const StagingPool& staging() const { return staging_; }
+  const Clock& clock() const { return *clock_; }
+
+ private:
+  void RunLane(int lane);
+  void RunBatch(int lane, const Batch& batch);
+  void Finish(AttendOperation* operation, absl::Status status);
+
+  const Options options_;
+  const Clock* const clock_;
+  Metrics* const metrics_;
+  const std::unique_ptr<Device> device_;
+  const RequestLimits limits_;
+  StagingPool staging_;
+  Batcher batcher_;
+  std::vector<std::thread> lanes_;
+};
+
+}  // namespace flashcore
+
+#endif  // FLASHCORE_SERVER_CORE_ENGINE_H_

@@ -1,0 +1,34 @@
+#include "server/core/request.h"
+
+#include <utility>
+
+namespace flashcore {
+namespace {
+
+size_t AlignUp(size_t bytes) {
+  return (bytes + StagingPool::kAlignment - 1) / StagingPool::kAlignment * StagingPool::kAlignment;
+}
+
+}  // namespace
+
+int64_t AttendRequest::query_rows() const {
+  int64_t rows = 0;
+  for (const SpanShape& span : spans) rows += span.query_rows;
+  return rows;
+}
+
+absl::Status AttendTensors::Allocate(const AttendRequest& request, StagingPool* pool) {
+  key_offset_ = AlignUp(request.query_bytes);
+  value_offset_ = key_offset_ + AlignUp(request.key_bytes);
+  lse_offset_ = request.return_lse ? AlignUp(request.output_bytes()) : 0;
+  absl::StatusOr<StagingBuffer> inputs = pool->Lend(value_offset_ + request.value_bytes);
+  if (!inputs.ok()) return inputs.status();
+  absl::StatusOr<StagingBuffer> results =
+      pool->Lend(request.return_lse ? lse_offset_ + request.lse_bytes() : request.output_bytes());
+  if (!results.ok()) return results.status();
+  inputs_ = *std::move(inputs);
+  results_ = *std::move(results);
+  return absl::OkStatus();
+}
+
+}  // namespace flashcore

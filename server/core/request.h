@@ -1,0 +1,120 @@
+// One request on its way through the server: what was asked, its tensors, and how it ends.
+#ifndef FLASHCORE_SERVER_CORE_REQUEST_H_
+#define FLASHCORE_SERVER_CORE_REQUEST_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "kernels/attention.h"
+#include "server/core/clock.h"
+#include "server/core/staging_pool.h"
+
+namespace flashcore {
+
+// Order of the axes of a span's tensors: [rows, heads, head_dim] or [heads, rows, head_dim].
+enum class Layout : uint8_t { kNhd, kHnd };
+
+// One sequence's share of a request, as the client describes it.
+struct SpanShape {
+  uint32_t query_rows = 0;
+  uint32_t kv_rows = 0;     // inline rows to attend to, or rows to append to the sequence
+  std::string sequence_id;  // empty: inline K/V
+  std::optional<uint64_t> expected_length;
+};
+
+// What a client asks, as it claims it: nothing holds until ValidateAttend has passed.
+struct AttendRequest {
+  std::string request_id;
+  std::vector<SpanShape> spans;
+  kernels::DType dtype = kernels::DType::kFloat16;
+  uint32_t num_heads = 0;
+  uint32_t num_kv_heads = 0;
+  uint32_t head_dim = 0;
+  Layout layout = Layout::kNhd;
+  kernels::Mask mask;
+  float softmax_scale = 0;
+  bool return_lse = false;
+  uint32_t layer = 0;
+
+  // Bytes of the tensors that came with it.
+  size_t query_bytes = 0;
+  size_t key_bytes = 0;
+  size_t value_bytes = 0;
+
+  // The rest holds for a validated request.
+  kernels::Geometry geometry() const {
+    return {dtype, static_cast<int32_t>(num_heads), static_cast<int32_t>(num_kv_heads),
+            static_cast<int32_t>(head_dim)};
+  }
+  int64_t query_rows() const;  // of all spans
+  size_t output_bytes() const { return query_bytes; }
+  size_t lse_bytes() const {
+    return return_lse ? static_cast<size_t>(query_rows()) * num_heads * sizeof(float) : 0;
+  }
+};
+
+// Where the time of one request went. Phases do not overlap.
+struct PhaseTimes {
+  Nanoseconds receive{0};   // parsing, validating and copying to staging memory
+  Nanoseconds queue{0};     // waiting for a lane
+  Nanoseconds copy_in{0};   // planning, and copying to the device
+  Nanoseconds kernel{0};    // attention
+  Nanoseconds copy_out{0};  // copying from the device
+};
+
+// The tensors of one request in staging memory, packed over its spans as the contract says. Each
+// tensor starts at a multiple of StagingPool::kAlignment.
+class AttendTensors {
+ public:
+  // Takes memory for the tensors of `request`. RESOURCE_EXHAUSTED if there is none.
+  absl::Status Allocate(const AttendRequest& request, StagingPool* pool);
+
+  std::byte* query() const { return inputs_.data(); }
+  std::byte* key() const { return inputs_.data() + key_offset_; }
+  std::byte* value() const { return inputs_.data() + value_offset_; }
+  std::byte* output() const { return results_.data(); }
+  float* lse() const {  // null if not asked for
+    return lse_offset_ == 0 ? nullptr : reinterpret_cast<float*>(results_.data() + lse_offset_);
+  }
+  size_t lse_offset() const { return lse_offset_; }  // bytes after output()
+
+  void ReleaseInputs() { inputs_.Reset(); }
+  StagingBuffer TakeResults() { return std::move(results_); }
+
+ private:
+  StagingBuffer inputs_;   // query, key, value
+  StagingBuffer results_;  // output, lse
+  size_t key_offset_ = 0;
+  size_t value_offset_ = 0;
+  size_t lse_offset_ = 0;
+};
+
+// A request in the engine. The submitter owns it and keeps it alive until `done` has been called;
+// after that the engine does not touch it again.
+struct AttendOperation {
+  AttendRequest request;
+  AttendTensors tensors;
+  TimePoint deadline = kNoDeadline;
+  // Set by the submitter, from any thread, when nobody waits for the answer any more. A queued
+  // operation then ends with CANCELLED and is never launched.
+  std::atomic<bool> cancelled{false};
+  // Called exactly once if Engine::Submit returned OK, else never; on a thread of the engine, which
+  // it must not block. With OK, output and lse are in place.
+  absl::AnyInvocable<void(absl::Status)> done;
+
+  PhaseTimes times;  // receive is the submitter's, the rest the engine's
+
+  // Of the engine.
+  TimePoint submitted;
+  int64_t query_rows = 0;  // request.query_rows()
+};
+
+}  // namespace flashcore
+
+#endif  // FLASHCORE_SERVER_CORE_REQUEST_H_

@@ -1,0 +1,122 @@
+#include "server/core/validate.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace flashcore {
+namespace {
+
+template <typename... Args>
+absl::Status Invalid(const Args&... args) {
+  return absl::InvalidArgumentError(absl::StrCat(args...));
+}
+
+absl::Status ValidateRequestId(const std::string& id) {
+  if (id.size() > kMaxRequestIdBytes) {
+    return Invalid("request_id: ", id.size(), " bytes; at most ", kMaxRequestIdBytes,
+                   " are allowed");
+  }
+  if (!std::all_of(id.begin(), id.end(), [](unsigned char c) { return absl::ascii_isprint(c); })) {
+    return Invalid("request_id: contains a character that is not printable ASCII");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateHeads(const AttendRequest& request, const RequestLimits& limits) {
+  if (request.num_heads < 1 || request.num_heads > limits.max_heads) {
+    return Invalid("num_heads: ", request.num_heads, " is not in 1..", limits.max_heads);
+  }
+  if (request.num_kv_heads < 1 || request.num_kv_heads > request.num_heads) {
+    return Invalid("num_kv_heads: ", request.num_kv_heads, " is not in 1..num_heads, which is ",
+                   request.num_heads);
+  }
+  if (request.num_heads % request.num_kv_heads != 0) {
+    return Invalid("num_kv_heads: ", request.num_kv_heads, " does not divide num_heads, which is ",
+                   request.num_heads);
+  }
+  if (std::find(limits.head_dims.begin(), limits.head_dims.end(), request.head_dim) ==
+      limits.head_dims.end()) {
+    return Invalid("head_dim: ", request.head_dim, " is not one of ",
+                   absl::StrJoin(limits.head_dims, ", "));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateMask(const kernels::Mask& mask) {
+  if (mask.left < 0) {
+    return Invalid("mask.window_left: ", mask.left, " is negative; unset means unbounded");
+  }
+  if (mask.right < 0) {
+    return Invalid("mask.window_right: ", mask.right, " is negative; unset means unbounded");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateSpan(const SpanShape& span, size_t index) {
+  if (span.query_rows < 1) return Invalid("spans[", index, "].query_rows: 0; at least 1 is needed");
+  if (!span.sequence_id.empty()) {
+    return absl::UnimplementedError(
+        absl::StrCat("spans[", index,
+                     "].sequence_id: resident sequences are not implemented in this version; "
+                     "send the K/V rows inline"));
+  }
+  if (span.expected_length.has_value()) {
+    return Invalid("spans[", index, "].expected_length: is set, but the span names no sequence");
+  }
+  return absl::OkStatus();
+}
+
+// Whether a tensor of rows x heads x head_dim elements has the bytes that came. rows is at most
+// max_spans * 2^32, so only a product can overflow.
+absl::Status ValidateTensor(const char* name, uint64_t rows, uint32_t heads,
+                            const AttendRequest& request, size_t bytes) {
+  const uint64_t row_bytes =
+      uint64_t{heads} * request.head_dim * kernels::DTypeBytes(request.dtype);
+  uint64_t want = 0;
+  const bool overflow = __builtin_mul_overflow(rows, row_bytes, &want);
+  if (!overflow && want == bytes) return absl::OkStatus();
+  return Invalid(name, ": ", bytes, " bytes came, but ", rows, " rows of ", heads, " heads of ",
+                 request.head_dim, " elements need ",
+                 overflow ? "more than 2^64" : absl::StrCat(want));
+}
+
+}  // namespace
+
+absl::Status ValidateAttend(const AttendRequest& request, const RequestLimits& limits) {
+  if (absl::Status status = ValidateRequestId(request.request_id); !status.ok()) return status;
+  if (absl::Status status = ValidateHeads(request, limits); !status.ok()) return status;
+  if (absl::Status status = ValidateMask(request.mask); !status.ok()) return status;
+  if (!std::isfinite(request.softmax_scale)) {
+    return Invalid("softmax_scale: ", request.softmax_scale, " is not finite");
+  }
+  if (request.spans.empty() || request.spans.size() > limits.max_spans) {
+    return Invalid("spans: ", request.spans.size(), " came; 1..", limits.max_spans, " are allowed");
+  }
+  uint64_t query_rows = 0;
+  uint64_t kv_rows = 0;
+  for (size_t i = 0; i < request.spans.size(); ++i) {
+    if (absl::Status status = ValidateSpan(request.spans[i], i); !status.ok()) return status;
+    query_rows += request.spans[i].query_rows;
+    kv_rows += request.spans[i].kv_rows;
+  }
+  if (request.layer != 0) {
+    return Invalid("layer: ", request.layer, "; must be 0 when all K/V is inline");
+  }
+  if (absl::Status status =
+          ValidateTensor("query", query_rows, request.num_heads, request, request.query_bytes);
+      !status.ok()) {
+    return status;
+  }
+  if (absl::Status status =
+          ValidateTensor("key", kv_rows, request.num_kv_heads, request, request.key_bytes);
+      !status.ok()) {
+    return status;
+  }
+  return ValidateTensor("value", kv_rows, request.num_kv_heads, request, request.value_bytes);
+}
+
+}  // namespace flashcore

@@ -1,0 +1,30 @@
+// The one place where a client's claims are checked. What has passed is not checked again.
+#ifndef FLASHCORE_SERVER_CORE_VALIDATE_H_
+#define FLASHCORE_SERVER_CORE_VALIDATE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/core/request.h"
+
+namespace flashcore {
+
+inline constexpr size_t kMaxRequestIdBytes = 64;
+
+struct RequestLimits {
+  uint32_t max_spans = 0;
+  uint32_t max_heads = 0;
+  std::vector<uint32_t> head_dims;  // those that the device has kernels for
+};
+
+// OK if `request` is consistent with itself and within `limits`; then no size computed from it
+// overflows and every tensor has exactly the bytes that its shape needs. Otherwise
+// INVALID_ARGUMENT, or UNIMPLEMENTED for a span that names a sequence, with a message that names
+// the field, what came, and what is allowed. Allocates nothing but the message.
+absl::Status ValidateAttend(const AttendRequest& request, const RequestLimits& limits);
+
+}  // namespace flashcore
+
+#endif  // FLASHCORE_SERVER_CORE_VALIDATE_H_

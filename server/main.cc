@@ -1,0 +1,150 @@
+// flashcore-server: wires options, device, engine, transport and metrics together, and drains them
+// when told to stop.
+//
+// Exit status: 0 after a full drain; 1 if the server could not start, or if requests were still
+// running when the drain timed out; 2 for a bad flag; 128 + the signal's number on a second signal.
+#include <grpc/support/log.h>
+#include <malloc.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_join.h"
+#include "google/protobuf/stubs/logging.h"
+#include "server/core/clock.h"
+#include "server/core/cpu_device.h"
+#include "server/core/engine.h"
+#include "server/options.h"
+#include "server/telemetry/log.h"
+#include "server/telemetry/metrics.h"
+#include "server/telemetry/metrics_server.h"
+#include "server/transport/server.h"
+
+namespace flashcore {
+namespace {
+
+sigset_t StopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  return signals;
+}
+
+// The heap keeps what is freed. Large messages leave a lot of it behind, also those that gRPC
+// refuses before we see them; this gives it back.
+void TrimHeap() {
+  constexpr size_t kWorthwhileBytes = 32 << 20;
+  if (mallinfo2().fordblks >= kWorthwhileBytes) malloc_trim(0);
+}
+
+// Meanwhile keeps house.
+int WaitForStopSignal() {
+  constexpr timespec kInterval = {5, 0};
+  const sigset_t signals = StopSignals();
+  int signal = -1;
+  while ((signal = sigtimedwait(&signals, nullptr, &kInterval)) < 0) TrimHeap();
+  return signal;
+}
+
+// gRPC's own messages, as records of our log.
+void LogFromGrpc(gpr_log_func_args* args) {
+  const LogLevel level =
+      args->severity == GPR_LOG_SEVERITY_ERROR ? LogLevel::kWarning : LogLevel::kDebug;
+  DefaultLogger().Log(level, args->message,
+                      {{"component", "grpc"}, {"file", args->file}, {"line", args->line}});
+}
+
+// Protobuf's: what it has to say of a malformed message is for debugging, and a client can make it
+// say it as often as it likes.
+void LogFromProtobuf(google::protobuf::LogLevel /*level*/, const char* file, int line,
+                     const std::string& message) {
+  LogDebug(message, {{"component", "protobuf"}, {"file", file}, {"line", line}});
+}
+
+Metrics::Options MetricsOptions(const Options& options, const Device& device) {
+  const DeviceInfo& info = device.info();
+  return {
+      options.server.version, {{info.id, info.name, info.arch}}, Server::Methods(options.server)};
+}
+
+// Drains `server`; a second signal meanwhile ends the process at once.
+int Drain(Server* server, absl::Duration timeout) {
+  std::thread([] {
+    const int signal = WaitForStopSignal();
+    LogWarning("second signal: exiting at once", {{"signal", strsignal(signal)}});
+    _exit(128 + signal);
+  }).detach();
+  if (server->Drain(timeout)) {
+    LogInfo("drained");
+    return 0;
+  }
+  LogError("drain timed out: requests are still running", {{"timeout", FormatDuration(timeout)}});
+  // A launch cannot be interrupted, so there is nothing to wait for.
+  std::fflush(nullptr);
+  _exit(1);
+}
+
+int Run(const Options& options) {
+  const SteadyClock clock;
+  auto device = std::make_unique<CpuDevice>(options.cpu_threads, &clock);
+  const DeviceInfo info = device->info();
+  Metrics metrics(MetricsOptions(options, *device));
+  Engine engine(options.engine, std::move(device), &clock, &metrics);
+  metrics.OnScrape([&] {
+    metrics.staging_used_bytes.Set(static_cast<int64_t>(engine.staging().used_bytes()));
+    metrics.staging_free_bytes.Set(static_cast<int64_t>(engine.staging().free_bytes()));
+  });
+  LogInfo("device", {{"device", info.id},
+                     {"name", info.name},
+                     {"arch", info.arch},
+                     {"compute_units", info.compute_units},
+                     {"reason", options.device_reason}});
+
+  std::unique_ptr<MetricsServer> metrics_server;
+  if (!options.metrics_listen.empty()) {
+    auto started = MetricsServer::Start(options.metrics_listen, &metrics);
+    if (!started.ok()) {
+      LogError("cannot serve metrics", {{"error", started.status().message()}});
+      return 1;
+    }
+    metrics_server = *std::move(started);
+    LogInfo("metrics", {{"address", metrics_server->address()}, {"path", "/metrics"}});
+  }
+  auto server = Server::Start(options.server, &engine, &metrics);
+  if (!server.ok()) {
+    LogError("cannot serve", {{"error", server.status().message()}});
+    return 1;
+  }
+  LogInfo("serving", {{"version", options.server.version},
+                      {"addresses", absl::StrJoin((*server)->addresses(), ",")}});
+  const int signal = WaitForStopSignal();
+  LogInfo("draining",
+          {{"signal", strsignal(signal)}, {"timeout", FormatDuration(options.drain_timeout)}});
+  return Drain(server->get(), options.drain_timeout);
+}
+
+}  // namespace
+}  // namespace flashcore
+
+int main(int argc, char** argv) {
+  const auto options = flashcore::ParseOptions(argc, argv);
+  if (!options.ok()) {
+    std::fprintf(stderr, "flashcore-server: %s\n", std::string(options.status().message()).c_str());
+    return 2;
+  }
+  flashcore::SetDefaultLogger(options->log);
+  gpr_set_log_function(flashcore::LogFromGrpc);
+  google::protobuf::SetLogHandler(flashcore::LogFromProtobuf);
+  // By default there are 8 heap arenas a core, each of which keeps what was freed in it.
+  mallopt(M_ARENA_MAX, 2);
+  // Before any thread starts, so that all inherit it and only WaitForStopSignal sees the signals.
+  const sigset_t signals = flashcore::StopSignals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  return flashcore::Run(*options);
+}

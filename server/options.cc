@@ -1,0 +1,222 @@
+#include "server/options.h"
+
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/reflection.h"
+#include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+
+ABSL_FLAG(
+    std::vector<std::string>, listen, {"0.0.0.0:7070"},
+    "Addresses to serve gRPC on, each host:port or unix:path. Repeatable, or comma-separated.");
+ABSL_FLAG(std::string, metrics_listen, "0.0.0.0:9464",
+          "Address of the Prometheus endpoint /metrics, host:port; empty: none.");
+ABSL_FLAG(std::string, device, "auto", "What to compute on: auto, cpu or cuda:N.");
+ABSL_FLAG(int32_t, cpu_threads, 0, "Threads of the CPU device; 0: one per core.");
+ABSL_FLAG(int64_t, max_message_bytes, int64_t{64} << 20, "Largest gRPC message accepted.");
+ABSL_FLAG(
+    int64_t, transport_memory_bytes, int64_t{256} << 20,
+    "Memory for messages that are being received, of all connections together; beyond it RPCs "
+    "are cancelled. At least twice --max_message_bytes.");
+ABSL_FLAG(int64_t, staging_memory_bytes, int64_t{1} << 30,
+          "Limit of the memory for the tensors of all requests in flight.");
+ABSL_FLAG(int32_t, max_spans, 4096, "Most spans in one request.");
+ABSL_FLAG(int32_t, max_heads, 1024, "Most query heads in one request.");
+ABSL_FLAG(int32_t, max_queue_requests, 1024, "Most requests waiting for a lane.");
+ABSL_FLAG(int32_t, max_batch_requests, 64, "Most requests in one batch.");
+ABSL_FLAG(int64_t, max_batch_query_rows, 65536,
+          "Most query rows in one batch, unless one request alone has more.");
+ABSL_FLAG(int32_t, max_stream_inflight, 64, "Most unanswered requests of one AttendStream.");
+ABSL_FLAG(double, drain_timeout_s, 30,
+          "Seconds that requests in flight get to finish after SIGTERM or SIGINT.");
+ABSL_FLAG(bool, enable_echo, false, "Serve DebugService.Echo, the yardstick of the benchmark.");
+ABSL_FLAG(std::string, log_format, "auto", "auto (text on a terminal, else JSON), json or text.");
+ABSL_FLAG(std::string, log_level, "info", "debug (one record a request), info, warning or error.");
+
+namespace flashcore {
+namespace {
+
+constexpr char kEnvironmentPrefix[] = "FLASHCORE_";
+
+bool IsOurs(absl::string_view file) { return absl::EndsWith(file, "server/options.cc"); }
+
+void ConfigureUsage() {
+  absl::SetProgramUsageMessage(
+      "Serves attention over gRPC.\n\n"
+      "Every flag can also be set in the environment: FLASHCORE_ and its name in capitals.");
+  absl::FlagsUsageConfig config;
+  config.contains_helpshort_flags = IsOurs;
+  config.contains_help_flags = IsOurs;
+  config.contains_helppackage_flags = IsOurs;
+  config.normalize_filename = [](absl::string_view file) {
+    const size_t at = file.rfind("server/");
+    return std::string(at == absl::string_view::npos ? file : file.substr(at));
+  };
+  config.version_string = [] { return "flashcore-server " FLASHCORE_VERSION "\n"; };
+  absl::SetFlagsUsageConfig(config);
+}
+
+absl::Status ReadEnvironment() {
+  for (const auto& [name, flag] : absl::GetAllFlags()) {
+    if (!IsOurs(flag->Filename())) continue;
+    const std::string variable = absl::StrCat(kEnvironmentPrefix, absl::AsciiStrToUpper(name));
+    const char* value = std::getenv(variable.c_str());
+    if (value == nullptr) continue;
+    std::string error;
+    if (!flag->ParseFrom(value, &error)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("environment variable ", variable, ": '", value, "': ", error));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// An absl flag that is given twice keeps the last value. --listen is to keep all, so its
+// occurrences are taken out of `args` and joined into one.
+void JoinListen(std::vector<std::string>* args) {
+  std::vector<std::string> rest;
+  std::vector<std::string> listen;
+  for (size_t i = 0; i < args->size(); ++i) {
+    absl::string_view arg = (*args)[i];
+    if (arg == "--") {  // what follows is no flag
+      rest.insert(rest.end(), args->begin() + i, args->end());
+      break;
+    }
+    if (i > 0 && (arg == "--listen" || arg == "-listen") && i + 1 < args->size()) {
+      listen.push_back((*args)[++i]);
+    } else if (i > 0 && absl::StartsWith(arg, "--listen=")) {
+      listen.emplace_back(arg.substr(9));
+    } else {
+      rest.emplace_back(arg);
+    }
+  }
+  if (!listen.empty()) {
+    rest.insert(rest.begin() + 1, absl::StrCat("--listen=", absl::StrJoin(listen, ",")));
+  }
+  *args = std::move(rest);
+}
+
+absl::Status ReadCommandLine(int argc, char** argv) {
+  std::vector<std::string> args(argv, argv + argc);
+  JoinListen(&args);
+  std::vector<char*> pointers;
+  for (std::string& arg : args) pointers.push_back(arg.data());
+  const std::vector<char*> rest =
+      absl::ParseCommandLine(static_cast<int>(pointers.size()), pointers.data());
+  if (rest.size() > 1) {
+    return absl::InvalidArgumentError(absl::StrCat("unexpected argument '", rest[1], "'"));
+  }
+  return absl::OkStatus();
+}
+
+// Checks that a number lies in a range, and returns it as a T. Gathers the first error.
+class Checker {
+ public:
+  template <typename T>
+  T Range(const char* flag, T value, T low, T high) {
+    if (status_.ok() && !(value >= low && value <= high)) {
+      status_ = absl::InvalidArgumentError(
+          absl::StrCat("--", flag, ": ", value, " is not in ", low, "..", high));
+    }
+    return value;
+  }
+  void Require(bool ok, const char* flag, absl::string_view value, absl::string_view want) {
+    if (status_.ok() && !ok) {
+      status_ =
+          absl::InvalidArgumentError(absl::StrCat("--", flag, ": '", value, "' is not ", want));
+    }
+  }
+  const absl::Status& status() const { return status_; }
+
+ private:
+  absl::Status status_;
+};
+
+void CheckAddresses(const std::vector<std::string>& addresses, Checker* check) {
+  check->Require(!addresses.empty(), "listen", "", "an address");
+  for (const std::string& address : addresses) {
+    int port = -1;
+    const size_t colon = address.rfind(':');
+    const bool is_unix = absl::StartsWith(address, "unix:") && address.size() > 5;
+    const bool is_tcp = colon != std::string::npos && colon > 0 &&
+                        absl::SimpleAtoi(address.substr(colon + 1), &port) && port >= 0 &&
+                        port <= 65535;
+    check->Require(is_unix || is_tcp, "listen", address, "host:port or unix:path");
+  }
+}
+
+// This build has the CPU device only, so auto is always the CPU.
+void ChooseDevice(const std::string& flag, Options* options, Checker* check) {
+  options->device = "cpu";
+  if (flag == "auto") {
+    options->device_reason = "--device=auto: this build has no CUDA device";
+    return;
+  }
+  options->device_reason = "--device=cpu";
+  check->Require(flag == "cpu", "device", flag,
+                 absl::StartsWith(flag, "cuda:")
+                     ? "available: this build has no CUDA device; use cpu or auto"
+                     : "auto, cpu or cuda:N");
+}
+
+}  // namespace
+
+absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
+  ConfigureUsage();
+  if (absl::Status status = ReadEnvironment(); !status.ok()) return status;
+  if (absl::Status status = ReadCommandLine(argc, argv); !status.ok()) return status;
+
+  constexpr int32_t kMaxInt = std::numeric_limits<int32_t>::max();
+  Options options;
+  Checker check;
+  options.server.listen = absl::GetFlag(FLAGS_listen);
+  CheckAddresses(options.server.listen, &check);
+  // gRPC counts message bytes in an int.
+  options.server.max_message_bytes = check.Range<int64_t>(
+      "max_message_bytes", absl::GetFlag(FLAGS_max_message_bytes), 1024, kMaxInt);
+  options.server.transport_memory_bytes =
+      check.Range<int64_t>("transport_memory_bytes", absl::GetFlag(FLAGS_transport_memory_bytes),
+                           2 * absl::GetFlag(FLAGS_max_message_bytes), int64_t{1} << 46);
+  options.server.max_stream_inflight =
+      check.Range("max_stream_inflight", absl::GetFlag(FLAGS_max_stream_inflight), 1, 65536);
+  options.server.enable_echo = absl::GetFlag(FLAGS_enable_echo);
+  options.server.version = FLASHCORE_VERSION;
+
+  options.engine.staging_memory_bytes = check.Range<int64_t>(
+      "staging_memory_bytes", absl::GetFlag(FLAGS_staging_memory_bytes), 1 << 20, int64_t{1} << 46);
+  options.engine.max_spans = check.Range("max_spans", absl::GetFlag(FLAGS_max_spans), 1, 65536);
+  options.engine.max_heads = check.Range("max_heads", absl::GetFlag(FLAGS_max_heads), 1, 65536);
+  Batcher::Options& batcher = options.engine.batcher;
+  batcher.max_queue_requests =
+      check.Range("max_queue_requests", absl::GetFlag(FLAGS_max_queue_requests), 1, 1 << 20);
+  batcher.max_batch_requests =
+      check.Range("max_batch_requests", absl::GetFlag(FLAGS_max_batch_requests), 1, 1 << 20);
+  batcher.max_batch_query_rows = check.Range<int64_t>(
+      "max_batch_query_rows", absl::GetFlag(FLAGS_max_batch_query_rows), 1, kMaxInt);
+
+  ChooseDevice(absl::GetFlag(FLAGS_device), &options, &check);
+  options.cpu_threads = check.Range("cpu_threads", absl::GetFlag(FLAGS_cpu_threads), 0, 4096);
+  options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
+  options.drain_timeout = absl::Seconds(
+      check.Range("drain_timeout_s", absl::GetFlag(FLAGS_drain_timeout_s), 0.0, 86400.0));
+  check.Require(ParseLogFormat(absl::GetFlag(FLAGS_log_format), &options.log.format), "log_format",
+                absl::GetFlag(FLAGS_log_format), "auto, json or text");
+  check.Require(ParseLogLevel(absl::GetFlag(FLAGS_log_level), &options.log.min_level), "log_level",
+                absl::GetFlag(FLAGS_log_level), "debug, info, warning or error");
+  if (!check.status().ok()) return check.status();
+  return options;
+}
+
+}  // namespace flashcore

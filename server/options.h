@@ -1,0 +1,33 @@
+// The server's flags, gathered and checked. Every flag can also be set by an environment variable:
+// --max_message_bytes is FLASHCORE_MAX_MESSAGE_BYTES. The command line wins.
+#ifndef FLASHCORE_SERVER_OPTIONS_H_
+#define FLASHCORE_SERVER_OPTIONS_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/core/engine.h"
+#include "server/telemetry/log.h"
+#include "server/transport/server.h"
+
+namespace flashcore {
+
+struct Options {
+  Server::Options server;
+  Engine::Options engine;
+  std::string device;          // "cpu"; "auto" has been decided
+  std::string device_reason;   // why, for the log
+  int cpu_threads = 0;         // 0: one per core
+  std::string metrics_listen;  // empty: no metrics endpoint
+  absl::Duration drain_timeout;
+  Logger::Options log;
+};
+
+// Reads the environment and the command line. INVALID_ARGUMENT names the flag, the value and what
+// is allowed. --help and --version print and exit, as does a flag that does not exist.
+absl::StatusOr<Options> ParseOptions(int argc, char** argv);
+
+}  // namespace flashcore
+
+#endif  // FLASHCORE_SERVER_OPTIONS_H_

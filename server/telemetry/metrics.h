@@ -1,0 +1,117 @@
+// Every metric of the server, by name. To add one: a member here, its registration in metrics.cc,
+// and a call site.
+#ifndef FLASHCORE_SERVER_TELEMETRY_METRICS_H_
+#define FLASHCORE_SERVER_TELEMETRY_METRICS_H_
+
+#include <array>
+#include <deque>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "prometheus/collectable.h"
+#include "server/telemetry/metric.h"
+#include "server/telemetry/registry.h"
+
+namespace flashcore {
+
+// Where the time of a request goes; the phases do not overlap.
+enum class Phase { kReceive, kQueue, kCopyIn, kKernel, kCopyOut, kReply };
+inline constexpr size_t kPhases = 6;
+
+// A gRPC method, as the grpc_server_* labels name it.
+struct RpcMethod {
+  std::string service;  // "flashcore.v1.AttentionService"
+  std::string method;   // "Attend"
+  std::string type;     // "unary", "client_stream", "server_stream", "bidi_stream"
+};
+
+// What is recorded about one gRPC method. Thread-safe.
+class RpcMetrics {
+ public:
+  // gRPC's status codes, 0 to 16.
+  static constexpr int kCodes = 17;
+
+  RpcMetrics(const RpcMethod& method, MetricRegistry* registry);
+
+  // For every RPC: one of the first when the server takes it, one of the second when it has ended,
+  // whatever its status. `code` is a gRPC status code; one that does not exist counts as Unknown.
+  void RecordStart() { started_.Increment(); }
+  void RecordEnd(int code, double seconds) {
+    handled_[code >= 0 && code < kCodes ? code : kUnknown]->Increment();
+    handling_seconds_.Observe(seconds);
+  }
+  // For every request, whatever its status. A unary RPC is one request; a stream carries many.
+  void RecordRequest(double seconds) { request_duration_seconds_.Observe(seconds); }
+
+  const std::string& method() const { return method_; }  // "Attend"
+
+ private:
+  static constexpr int kUnknown = 2;
+
+  const std::string method_;
+  Counter& started_;
+  std::array<Counter*, kCodes> handled_;
+  Histogram& handling_seconds_;
+  Histogram& request_duration_seconds_;
+};
+
+// The metrics and their values. Recording and Collect are thread-safe.
+class Metrics : public prometheus::Collectable {
+ public:
+  struct Device {
+    std::string device;  // "cpu", "cuda:0"
+    std::string name;    // "NVIDIA L4"
+    std::string arch;    // "sm_89"
+  };
+  struct Options {
+    std::string version;
+    std::vector<Device> devices;
+    std::vector<RpcMethod> methods;
+  };
+  explicit Metrics(const Options& options);
+
+  std::vector<prometheus::MetricFamily> Collect() const override;
+
+  // `update` runs at the start of every scrape, on the scraping thread, to Set gauges that would
+  // cost too much to keep current. Call before the MetricsServer starts; what `update` uses must
+  // outlive that server.
+  void OnScrape(std::function<void()> update) { on_scrape_.push_back(std::move(update)); }
+
+  // The handle of a method of Options::methods, null if it is not there. Lives as long as this.
+  // For setting up: it searches.
+  RpcMetrics* Rpc(absl::string_view service, absl::string_view method);
+
+  // For a request that is answered with an error. A code that DESIGN.md's error table lacks counts
+  // as internal.
+  void CountRejected(absl::StatusCode code) { rejected_by_code_[RejectIndex(code)]->Increment(); }
+
+  Histogram& PhaseSeconds(Phase phase) { return *request_phase_seconds_[static_cast<int>(phase)]; }
+
+ private:
+  MetricRegistry registry_;  // before the members that live in it
+
+ public:
+  Histogram& batch_requests;    // requests
+  Histogram& batch_query_rows;  // rows
+  Gauge& queue_depth;           // requests waiting for a lane
+  Gauge& inflight_requests;     // requests taken and not yet answered
+  Gauge& staging_used_bytes;    // lent to requests
+  Gauge& staging_free_bytes;    // kept for reuse
+
+ private:
+  static constexpr size_t kRejectReasons = 9;
+  static size_t RejectIndex(absl::StatusCode code);
+
+  std::array<Histogram*, kPhases> request_phase_seconds_;
+  std::array<Counter*, kRejectReasons> rejected_by_code_;
+  std::deque<RpcMetrics> rpcs_;  // as many as methods_, in its order; elements never move
+  std::vector<RpcMethod> methods_;
+  std::vector<std::function<void()>> on_scrape_;
+};
+
+}  // namespace flashcore
+
+#endif  // FLASHCORE_SERVER_TELEMETRY_METRICS_H_

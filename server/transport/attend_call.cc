@@ -1,0 +1,110 @@
+#include "server/transport/attend_call.h"
+
+#include <malloc.h>
+
+#include <utility>
+
+#include "flashcore/v1/attention.pb.h"
+#include "grpcpp/support/slice.h"
+#include "proto/wire.h"
+#include "server/transport/convert.h"
+
+namespace flashcore {
+namespace {
+
+// Bytes of a message's fields other than its tensors: enough for max_spans spans with all their
+// fields set, and little enough that what the generated classes make of it stays small.
+constexpr size_t kMaxSmallFieldBytes = 256 << 10;
+
+enum Tensor { kQuery, kKey, kValue, kNumTensors };
+
+// The heap keeps what is freed. For a message as large as this, giving it back to the system costs
+// little beside having received it, and keeps a few large messages from growing the process for
+// good.
+constexpr size_t kTrimBytes = 8 << 20;
+
+void ReleaseMessage(grpc::ByteBuffer* message) {
+  const bool trim = message->Length() >= kTrimBytes;
+  message->Clear();
+  if (trim) malloc_trim(0);
+}
+
+// Fills in operation->request, without checking it, and the places of the tensors.
+absl::Status Parse(const grpc::ByteBuffer& message, AttendOperation* operation,
+                   wire::LargeField (&tensors)[kNumTensors], bool* well_formed) {
+  *well_formed = false;
+  tensors[kQuery].number = v1::AttendRequest::kQueryFieldNumber;
+  tensors[kKey].number = v1::AttendRequest::kKeyFieldNumber;
+  tensors[kValue].number = v1::AttendRequest::kValueFieldNumber;
+  std::string small;
+  if (absl::Status status =
+          wire::SplitMessage(message, kMaxSmallFieldBytes, absl::MakeSpan(tensors), &small);
+      !status.ok()) {
+    return status;
+  }
+  v1::AttendRequest parsed;
+  if (!parsed.ParseFromString(small)) {
+    return absl::InvalidArgumentError(
+        "message: a field other than the tensors is not well-formed protobuf");
+  }
+  *well_formed = true;
+  AttendRequest& request = operation->request;
+  request.query_bytes = tensors[kQuery].size;
+  request.key_bytes = tensors[kKey].size;
+  request.value_bytes = tensors[kValue].size;
+  return ToRequest(parsed, &request);
+}
+
+}  // namespace
+
+absl::Status ReceiveAttend(Engine* engine, Metrics* metrics, grpc::ByteBuffer* message,
+                           AttendOperation* operation, bool* well_formed) {
+  const TimePoint start = engine->clock().Now();
+  wire::LargeField fields[kNumTensors];
+  absl::Status status = Parse(*message, operation, fields, well_formed);
+  if (status.ok()) status = engine->Prepare(operation);
+  if (status.ok()) {
+    wire::CopyField(*message, fields[kQuery], operation->tensors.query());
+    wire::CopyField(*message, fields[kKey], operation->tensors.key());
+    wire::CopyField(*message, fields[kValue], operation->tensors.value());
+  }
+  ReleaseMessage(message);
+  operation->times.receive = engine->clock().Now() - start;
+  metrics->PhaseSeconds(Phase::kReceive).Observe(Seconds(operation->times.receive));
+  return status;
+}
+
+grpc::ByteBuffer EncodeReply(AttendOperation* operation) {
+  const AttendRequest& request = operation->request;
+  v1::AttendResponse small;
+  small.set_request_id(request.request_id);
+  *small.mutable_timing() = ToTiming(operation->times);
+  std::string header = small.SerializeAsString();
+  header += wire::FieldHeader(v1::AttendResponse::kOutputFieldNumber, request.output_bytes());
+
+  const size_t lse_offset = operation->tensors.lse_offset();
+  auto* memory = new StagingBuffer(operation->tensors.TakeResults());
+  const grpc::Slice results(
+      memory->data(), memory->capacity(),
+      [](void* buffer) { delete static_cast<StagingBuffer*>(buffer); }, memory);
+  grpc::Slice slices[4] = {grpc::Slice(header), results.sub(0, request.output_bytes())};
+  size_t count = 2;
+  if (request.return_lse) {
+    slices[2] =
+        grpc::Slice(wire::FieldHeader(v1::AttendResponse::kLseFieldNumber, request.lse_bytes()));
+    slices[3] = results.sub(lse_offset, lse_offset + request.lse_bytes());
+    count = 4;
+  }
+  return grpc::ByteBuffer(slices, count);
+}
+
+grpc::ByteBuffer EncodeError(const std::string& request_id, const absl::Status& status) {
+  v1::AttendResponse response;
+  response.set_request_id(request_id);
+  response.mutable_status()->set_code(static_cast<int>(status.code()));
+  response.mutable_status()->set_message(std::string(status.message()));
+  const grpc::Slice slice(response.SerializeAsString());
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+}  // namespace flashcore

@@ -1,0 +1,145 @@
+#include "server/transport/attend_stream.h"
+
+#include <utility>
+
+#include "server/transport/attend_call.h"
+#include "server/transport/convert.h"
+
+namespace flashcore {
+
+void StreamSet::Drain() {
+  // A stream leaves the set, under the lock, before it is deleted.
+  MutexLock lock(&mutex_);
+  for (AttendStreamReactor* stream : streams_) {
+    stream->StopReading(absl::UnavailableError("the server is draining"));
+  }
+}
+
+AttendStreamReactor::AttendStreamReactor(Engine* engine, RpcContext* context, RpcMetrics* rpc,
+                                         StreamSet* set, int max_inflight)
+    : engine_(engine),
+      context_(context),
+      rpc_(rpc),
+      set_(set),
+      max_inflight_(static_cast<size_t>(max_inflight)),
+      scope_(context, rpc) {
+  {
+    MutexLock lock(&set_->mutex_);
+    set_->streams_.insert(this);
+  }
+  MutexLock lock(&mutex_);
+  // Checked after joining the set, so that a drain that begins now is not missed.
+  if (absl::Status status = CheckNotDraining(*context_); !status.ok()) end_ = std::move(status);
+  Advance();
+}
+
+void AttendStreamReactor::StopReading(const absl::Status& status) {
+  MutexLock lock(&mutex_);
+  if (!end_.has_value()) end_ = status;
+  Advance();
+}
+
+void AttendStreamReactor::OnReadDone(bool ok) {
+  {
+    MutexLock lock(&mutex_);
+    reading_ = false;
+    // Not ok: the client has half-closed, or is gone. Already ending: too late for this message,
+    // the stream's status answers it.
+    if (!ok && !end_.has_value()) end_ = absl::OkStatus();
+    receiving_ = !end_.has_value();
+    if (!receiving_) {
+      Advance();
+      return;
+    }
+  }
+  Receive();
+}
+
+void AttendStreamReactor::Receive() {
+  auto owned = std::make_unique<Request>(context_, rpc_);
+  Request* request = owned.get();
+  AttendOperation* operation = &request->operation;
+  bool well_formed = false;
+  absl::Status status =
+      ReceiveAttend(engine_, context_->metrics, &incoming_, operation, &well_formed);
+  if (status.ok() && operation->request.request_id.empty()) {
+    status = absl::InvalidArgumentError("request_id: empty; AttendStream needs one");
+  }
+  operation->done = [this, request](const absl::Status& result) { Complete(request, result); };
+  {
+    MutexLock lock(&mutex_);
+    // After a message that is not protobuf nothing on the stream can be trusted.
+    if (!well_formed && !end_.has_value()) end_ = status;
+    operation->cancelled = cancelled_;
+    inflight_.emplace(request, std::move(owned));
+  }
+  if (status.ok()) status = engine_->Submit(operation);
+  if (!status.ok()) Complete(request, status);
+  MutexLock lock(&mutex_);
+  receiving_ = false;
+  Advance();
+}
+
+void AttendStreamReactor::Complete(Request* request, const absl::Status& status) {
+  request->answer = status.ok() ? EncodeReply(&request->operation)
+                                : EncodeError(request->operation.request.request_id, status);
+  request->scope.Replying(status);
+  MutexLock lock(&mutex_);
+  auto entry = inflight_.find(request);
+  answers_.push_back(std::move(entry->second));
+  inflight_.erase(entry);
+  Advance();
+}
+
+void AttendStreamReactor::Advance() {
+  if (finished_) return;
+  if (cancelled_ && !writing_) DropAnswers();
+  if (!writing_ && !answers_.empty()) {
+    writing_ = true;
+    StartWrite(&answers_.front()->answer);
+  }
+  const size_t unanswered = inflight_.size() + answers_.size();
+  if (!end_.has_value() && !reading_ && !receiving_ && unanswered < max_inflight_) {
+    reading_ = true;
+    StartRead(&incoming_);
+  }
+  // A read may still be with gRPC when a drain ends the stream; Finish makes it return.
+  if (end_.has_value() && !receiving_ && unanswered == 0) {
+    finished_ = true;
+    scope_.set_status(end_->code());
+    Finish(ToGrpcStatus(*end_));
+  }
+}
+
+void AttendStreamReactor::DropAnswers() {
+  for (auto& request : answers_) request->scope.Record(request->operation.request.request_id);
+  answers_.clear();
+}
+
+void AttendStreamReactor::OnWriteDone(bool /*ok*/) {
+  MutexLock lock(&mutex_);
+  writing_ = false;
+  answers_.front()->scope.Record(answers_.front()->operation.request.request_id);
+  answers_.pop_front();
+  Advance();
+}
+
+void AttendStreamReactor::OnCancel() {
+  MutexLock lock(&mutex_);
+  cancelled_ = true;
+  if (!end_.has_value()) end_ = absl::CancelledError("cancelled by the client");
+  for (auto& [request, owned] : inflight_) request->operation.cancelled = true;
+  Advance();
+}
+
+void AttendStreamReactor::OnDone() {
+  {
+    MutexLock lock(&set_->mutex_);
+    set_->streams_.erase(this);
+  }
+  // Whoever called Finish may still hold the lock.
+  { MutexLock lock(&mutex_); }
+  delete this;
+}
+
+}  // namespace flashcore

@@ -1,0 +1,95 @@
+// One AttendStream: many requests in flight, answered as they complete.
+#ifndef FLASHCORE_SERVER_TRANSPORT_ATTEND_STREAM_H_
+#define FLASHCORE_SERVER_TRANSPORT_ATTEND_STREAM_H_
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "grpcpp/support/server_callback.h"
+#include "server/core/engine.h"
+#include "server/core/mutex.h"
+#include "server/transport/rpc_scope.h"
+
+namespace flashcore {
+
+class AttendStreamReactor;
+
+// The streams that are open, so that a drain can end them. Thread-safe.
+class StreamSet {
+ public:
+  // Refuses further requests on every open stream; each ends with UNAVAILABLE once what it has in
+  // flight is answered.
+  void Drain();
+
+ private:
+  friend class AttendStreamReactor;
+  Mutex mutex_;
+  std::unordered_set<AttendStreamReactor*> streams_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Deletes itself when the stream has ended. Engine, context, metrics and set outlive it.
+//
+// Reading, computing and writing overlap. At most one read and one write are with gRPC at a time;
+// reading pauses while `max_inflight` requests are unanswered, which is how the stream is flow
+// controlled. The stream ends when nothing more will be read and all that was read is answered.
+class AttendStreamReactor final
+    : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  AttendStreamReactor(Engine* engine, RpcContext* context, RpcMetrics* rpc, StreamSet* set,
+                      int max_inflight);
+
+  // No more requests: the stream will end with `status`. The first reason given counts.
+  void StopReading(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+ private:
+  struct Request {
+    Request(RpcContext* context, RpcMetrics* rpc) : scope(context, rpc) {}
+    AttendOperation operation;
+    RequestScope scope;
+    grpc::ByteBuffer answer;
+  };
+
+  // Takes the message in incoming_, up to its submission or its refusal.
+  void Receive() ABSL_LOCKS_EXCLUDED(mutex_);
+  // On a lane's thread, or on gRPC's for a request that was refused.
+  void Complete(Request* request, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Starts whatever can be started now: a write, a read, or the end.
+  void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropAnswers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  Engine* const engine_;
+  RpcContext* const context_;
+  RpcMetrics* const rpc_;
+  StreamSet* const set_;
+  const size_t max_inflight_;
+  RpcScope scope_;
+
+  grpc::ByteBuffer incoming_;  // of the read that is with gRPC, or being received
+
+  Mutex mutex_;
+  bool reading_ ABSL_GUARDED_BY(mutex_) = false;    // incoming_ is with gRPC
+  bool receiving_ ABSL_GUARDED_BY(mutex_) = false;  // incoming_ is in Receive
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;    // answers_.front() is with gRPC
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  // Set when nothing more will be read: how the stream ends once everything is answered.
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<Request*, std::unique_ptr<Request>> inflight_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::unique_ptr<Request>> answers_ ABSL_GUARDED_BY(mutex_);  // ready, in order
+};
+
+}  // namespace flashcore
+
+#endif  // FLASHCORE_SERVER_TRANSPORT_ATTEND_STREAM_H_

@@ -1,0 +1,192 @@
+#include "server/transport/attention_service.h"
+
+#include <chrono>
+#include <utility>
+
+#include "server/transport/attend_call.h"
+#include "server/transport/convert.h"
+#include "server/transport/methods.h"
+
+namespace flashcore {
+namespace {
+
+// gRPC's deadline on the engine's clock.
+TimePoint DeadlineOf(const grpc::CallbackServerContext& context, const Clock& clock) {
+  const auto deadline = context.deadline();
+  if (deadline == std::chrono::system_clock::time_point::max()) return kNoDeadline;
+  const auto left = deadline - std::chrono::system_clock::now();
+  // A deadline further off than this is none, and would overflow.
+  if (left > std::chrono::hours(24 * 365)) return kNoDeadline;
+  return clock.Now() + std::chrono::duration_cast<Nanoseconds>(left);
+}
+
+class AttendReactor final : public UnaryReactor {
+ public:
+  AttendReactor(RpcContext* context, RpcMetrics* rpc, grpc::ByteBuffer* response)
+      : UnaryReactor(context, rpc), context_(context), response_(response) {}
+
+  void Start(Engine* engine, TimePoint deadline, grpc::ByteBuffer* request) {
+    operation_.deadline = deadline;
+    operation_.done = [this](const absl::Status& status) { Done(status); };
+    bool well_formed = false;
+    absl::Status status = CheckNotDraining(*context_);
+    if (status.ok()) {
+      status = ReceiveAttend(engine, context_->metrics, request, &operation_, &well_formed);
+    }
+    if (status.ok()) status = engine->Submit(&operation_);
+    if (!status.ok()) End(status);  // else Done will be called, or has been: hands off
+  }
+
+ private:
+  void Done(const absl::Status& status) {
+    if (status.ok()) *response_ = EncodeReply(&operation_);
+    End(status);
+  }
+
+  void OnCancel() override { operation_.cancelled = true; }
+  const std::string& request_id() const override { return operation_.request.request_id; }
+
+  RpcContext* const context_;
+  grpc::ByteBuffer* const response_;
+  AttendOperation operation_;
+};
+
+absl::Status SequencesUnimplemented() {
+  return absl::UnimplementedError(
+      "resident sequences are not implemented in this version; send the K/V rows inline to Attend");
+}
+
+class LoadSequenceReactor final : public grpc::ServerReadReactor<v1::LoadSequenceRequest> {
+ public:
+  LoadSequenceReactor(RpcContext* context, RpcMetrics* rpc)
+      : scope_(context, rpc), request_(context, rpc) {
+    const absl::Status status = SequencesUnimplemented();
+    scope_.set_status(status.code());
+    request_.Replying(status);
+    Finish(ToGrpcStatus(status));
+  }
+  void OnDone() override {
+    request_.Record("");
+    delete this;
+  }
+
+ private:
+  RpcScope scope_;
+  RequestScope request_;
+};
+
+}  // namespace
+
+std::vector<RpcMethod> AttentionService::Methods() {
+  return MethodsOf(*v1::AttendRequest::descriptor()->file()->FindServiceByName("AttentionService"));
+}
+
+AttentionService::AttentionService(const Options& options, Engine* engine, RpcContext* context)
+    : options_(options), engine_(engine), context_(context) {
+  auto rpc = [&](const char* method) {
+    return context_->metrics->Rpc(v1::AttentionService::service_full_name(), method);
+  };
+  attend_ = rpc("Attend");
+  attend_stream_ = rpc("AttendStream");
+  get_server_info_ = rpc("GetServerInfo");
+  create_sequence_ = rpc("CreateSequence");
+  load_sequence_ = rpc("LoadSequence");
+  fork_sequence_ = rpc("ForkSequence");
+  truncate_sequence_ = rpc("TruncateSequence");
+  delete_sequence_ = rpc("DeleteSequence");
+  get_sequence_ = rpc("GetSequence");
+  list_sequences_ = rpc("ListSequences");
+}
+
+void AttentionService::Drain() {
+  context_->draining = true;
+  streams_.Drain();
+}
+
+grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* context,
+                                                   const grpc::ByteBuffer* request,
+                                                   grpc::ByteBuffer* response) {
+  auto* reactor = new AttendReactor(context_, attend_, response);
+  // The message is ours until the RPC ends; emptying it early frees the network's memory early.
+  reactor->Start(engine_, DeadlineOf(*context, engine_->clock()),
+                 const_cast<grpc::ByteBuffer*>(request));
+  return reactor;
+}
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionService::AttendStream(
+    grpc::CallbackServerContext* /*context*/) {
+  return new AttendStreamReactor(engine_, context_, attend_stream_, &streams_,
+                                 options_.max_stream_inflight);
+}
+
+grpc::ServerUnaryReactor* AttentionService::GetServerInfo(
+    grpc::CallbackServerContext* /*context*/, const v1::GetServerInfoRequest* /*request*/,
+    v1::GetServerInfoResponse* response) {
+  const Engine::Options& options = engine_->options();
+  response->set_version(options_.version);
+  *response->add_devices() = ToDeviceInfo(engine_->device().info());
+  for (const kernels::Kernel* kernel : engine_->device().kernels()) {
+    *response->add_kernels() = ToKernelInfo(kernel->spec);
+  }
+  v1::Limits* limits = response->mutable_limits();
+  limits->set_max_message_bytes(options_.max_message_bytes);
+  limits->set_max_spans(options.max_spans);
+  limits->set_max_heads(options.max_heads);
+  for (const uint32_t head_dim : engine_->limits().head_dims) limits->add_head_dims(head_dim);
+  limits->set_max_queue_requests(options.batcher.max_queue_requests);
+  limits->set_max_batch_requests(options.batcher.max_batch_requests);
+  limits->set_max_batch_query_rows(options.batcher.max_batch_query_rows);
+  limits->set_max_stream_inflight(options_.max_stream_inflight);
+  limits->set_staging_memory_bytes(options.staging_memory_bytes);
+  limits->set_max_request_id_bytes(kMaxRequestIdBytes);
+  return EndUnary(get_server_info_, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* AttentionService::EndUnary(RpcMetrics* rpc, const absl::Status& status) {
+  auto* reactor = new UnaryReactor(context_, rpc);
+  reactor->End(status);
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* AttentionService::CreateSequence(grpc::CallbackServerContext* /*context*/,
+                                                           const v1::CreateSequenceRequest*,
+                                                           v1::CreateSequenceResponse*) {
+  return EndUnary(create_sequence_, SequencesUnimplemented());
+}
+
+grpc::ServerReadReactor<v1::LoadSequenceRequest>* AttentionService::LoadSequence(
+    grpc::CallbackServerContext* /*context*/, v1::LoadSequenceResponse*) {
+  return new LoadSequenceReactor(context_, load_sequence_);
+}
+
+grpc::ServerUnaryReactor* AttentionService::ForkSequence(grpc::CallbackServerContext* /*context*/,
+                                                         const v1::ForkSequenceRequest*,
+                                                         v1::ForkSequenceResponse*) {
+  return EndUnary(fork_sequence_, SequencesUnimplemented());
+}
+
+grpc::ServerUnaryReactor* AttentionService::TruncateSequence(
+    grpc::CallbackServerContext* /*context*/, const v1::TruncateSequenceRequest*,
+    v1::TruncateSequenceResponse*) {
+  return EndUnary(truncate_sequence_, SequencesUnimplemented());
+}
+
+grpc::ServerUnaryReactor* AttentionService::DeleteSequence(grpc::CallbackServerContext* /*context*/,
+                                                           const v1::DeleteSequenceRequest*,
+                                                           v1::DeleteSequenceResponse*) {
+  return EndUnary(delete_sequence_, SequencesUnimplemented());
+}
+
+grpc::ServerUnaryReactor* AttentionService::GetSequence(grpc::CallbackServerContext* /*context*/,
+                                                        const v1::GetSequenceRequest*,
+                                                        v1::GetSequenceResponse*) {
+  return EndUnary(get_sequence_, SequencesUnimplemented());
+}
+
+grpc::ServerUnaryReactor* AttentionService::ListSequences(grpc::CallbackServerContext* /*context*/,
+                                                          const v1::ListSequencesRequest*,
+                                                          v1::ListSequencesResponse*) {
+  return EndUnary(list_sequences_, SequencesUnimplemented());
+}
+
+}  // namespace flashcore

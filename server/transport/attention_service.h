@@ -1,0 +1,103 @@
+// flashcore.v1.AttentionService over gRPC's callback API.
+#ifndef FLASHCORE_SERVER_TRANSPORT_ATTENTION_SERVICE_H_
+#define FLASHCORE_SERVER_TRANSPORT_ATTENTION_SERVICE_H_
+
+#include <string>
+#include <vector>
+
+#include "flashcore/v1/attention.grpc.pb.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "grpcpp/support/server_callback.h"
+#include "server/core/engine.h"
+#include "server/telemetry/metrics.h"
+#include "server/transport/attend_stream.h"
+#include "server/transport/rpc_scope.h"
+
+namespace flashcore {
+
+// Attend and AttendStream take raw messages, so that a tensor is copied once, from the network to
+// staging memory; the rest is generated code throughout.
+using AttentionServiceBase = v1::AttentionService::WithRawCallbackMethod_Attend<
+    v1::AttentionService::WithRawCallbackMethod_AttendStream<
+        v1::AttentionService::WithCallbackMethod_GetServerInfo<
+            v1::AttentionService::WithCallbackMethod_CreateSequence<
+                v1::AttentionService::WithCallbackMethod_LoadSequence<
+                    v1::AttentionService::WithCallbackMethod_ForkSequence<
+                        v1::AttentionService::WithCallbackMethod_TruncateSequence<
+                            v1::AttentionService::WithCallbackMethod_DeleteSequence<
+                                v1::AttentionService::WithCallbackMethod_GetSequence<
+                                    v1::AttentionService::WithCallbackMethod_ListSequences<
+                                        v1::AttentionService::Service>>>>>>>>>>;
+
+// Thread-safe. Outlives every RPC that it serves; does not own the engine or the context.
+class AttentionService final : public AttentionServiceBase {
+ public:
+  struct Options {
+    size_t max_message_bytes = 0;  // told to clients; the gRPC server enforces it
+    int max_stream_inflight = 0;
+    std::string version;
+  };
+
+  // The methods of this service, for Metrics::Options.
+  static std::vector<RpcMethod> Methods();
+
+  AttentionService(const Options& options, Engine* engine, RpcContext* context);
+
+  // Refuses new requests with UNAVAILABLE; what is in flight is answered.
+  void Drain();
+
+  grpc::ServerUnaryReactor* Attend(grpc::CallbackServerContext* context,
+                                   const grpc::ByteBuffer* request,
+                                   grpc::ByteBuffer* response) override;
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttendStream(
+      grpc::CallbackServerContext* context) override;
+  grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
+                                          const v1::GetServerInfoRequest* request,
+                                          v1::GetServerInfoResponse* response) override;
+
+  grpc::ServerUnaryReactor* CreateSequence(grpc::CallbackServerContext* context,
+                                           const v1::CreateSequenceRequest* request,
+                                           v1::CreateSequenceResponse* response) override;
+  grpc::ServerReadReactor<v1::LoadSequenceRequest>* LoadSequence(
+      grpc::CallbackServerContext* context, v1::LoadSequenceResponse* response) override;
+  grpc::ServerUnaryReactor* ForkSequence(grpc::CallbackServerContext* context,
+                                         const v1::ForkSequenceRequest* request,
+                                         v1::ForkSequenceResponse* response) override;
+  grpc::ServerUnaryReactor* TruncateSequence(grpc::CallbackServerContext* context,
+                                             const v1::TruncateSequenceRequest* request,
+                                             v1::TruncateSequenceResponse* response) override;
+  grpc::ServerUnaryReactor* DeleteSequence(grpc::CallbackServerContext* context,
+                                           const v1::DeleteSequenceRequest* request,
+                                           v1::DeleteSequenceResponse* response) override;
+  grpc::ServerUnaryReactor* GetSequence(grpc::CallbackServerContext* context,
+                                        const v1::GetSequenceRequest* request,
+                                        v1::GetSequenceResponse* response) override;
+  grpc::ServerUnaryReactor* ListSequences(grpc::CallbackServerContext* context,
+                                          const v1::ListSequencesRequest* request,
+                                          v1::ListSequencesResponse* response) override;
+
+ private:
+  // A unary RPC that needs no more than a status.
+  grpc::ServerUnaryReactor* EndUnary(RpcMetrics* rpc, const absl::Status& status);
+
+  const Options options_;
+  Engine* const engine_;
+  RpcContext* const context_;
+  StreamSet streams_;
+
+  // What is recorded about each method.
+  RpcMetrics* attend_;
+  RpcMetrics* attend_stream_;
+  RpcMetrics* get_server_info_;
+  RpcMetrics* create_sequence_;
+  RpcMetrics* load_sequence_;
+  RpcMetrics* fork_sequence_;
+  RpcMetrics* truncate_sequence_;
+  RpcMetrics* delete_sequence_;
+  RpcMetrics* get_sequence_;
+  RpcMetrics* list_sequences_;
+};
+
+}  // namespace flashcore
+
+#endif  // FLASHCORE_SERVER_TRANSPORT_ATTENTION_SERVICE_H_

@@ -1,0 +1,134 @@
+#include "server/transport/convert.h"
+
+#include <cmath>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+namespace flashcore {
+namespace {
+
+absl::Status ToDType(v1::DType dtype, kernels::DType* out) {
+  switch (dtype) {
+    case v1::DTYPE_FLOAT16:
+      *out = kernels::DType::kFloat16;
+      return absl::OkStatus();
+    case v1::DTYPE_BFLOAT16:
+      *out = kernels::DType::kBFloat16;
+      return absl::OkStatus();
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(
+          "dtype: ", static_cast<int>(dtype), " is not DTYPE_FLOAT16 (1) or DTYPE_BFLOAT16 (2)"));
+  }
+}
+
+absl::Status ToLayout(v1::Layout layout, Layout* out) {
+  switch (layout) {
+    case v1::LAYOUT_NHD:
+      *out = Layout::kNhd;
+      return absl::OkStatus();
+    case v1::LAYOUT_HND:
+      *out = Layout::kHnd;
+      return absl::OkStatus();
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("layout: ", static_cast<int>(layout),
+                                                     " is not LAYOUT_NHD (1) or LAYOUT_HND (2)"));
+  }
+}
+
+absl::Status ToMask(const v1::Mask& mask, kernels::Mask* out) {
+  if (mask.kind() == v1::Mask::KIND_SLIDING_WINDOW) {
+    *out = kernels::Mask::None();
+    if (mask.has_window_left()) out->left = mask.window_left();
+    if (mask.has_window_right()) out->right = mask.window_right();
+    return absl::OkStatus();
+  }
+  if (mask.has_window_left() || mask.has_window_right()) {
+    return absl::InvalidArgumentError(
+        "mask: window_left and window_right are only for KIND_SLIDING_WINDOW (2)");
+  }
+  switch (mask.kind()) {
+    case v1::Mask::KIND_NONE:
+      *out = kernels::Mask::None();
+      return absl::OkStatus();
+    case v1::Mask::KIND_CAUSAL:
+      *out = kernels::Mask::Causal();
+      return absl::OkStatus();
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("mask.kind: ", static_cast<int>(mask.kind()),
+                       " is not KIND_NONE (0), KIND_CAUSAL (1) or KIND_SLIDING_WINDOW (2)"));
+  }
+}
+
+}  // namespace
+
+absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request) {
+  request->request_id = message.request_id();
+  if (absl::Status status = ToDType(message.dtype(), &request->dtype); !status.ok()) return status;
+  if (absl::Status status = ToLayout(message.layout(), &request->layout); !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = ToMask(message.mask(), &request->mask); !status.ok()) return status;
+  request->num_heads = message.num_heads();
+  request->num_kv_heads = message.num_kv_heads();
+  request->head_dim = message.head_dim();
+  request->layer = message.layer();
+  request->return_lse = message.return_lse();
+  // head_dim may be 0 here; it is rejected before the scale is looked at.
+  request->softmax_scale = message.has_softmax_scale()
+                               ? message.softmax_scale()
+                               : 1.0f / std::sqrt(static_cast<float>(message.head_dim()));
+  request->spans.reserve(message.spans_size());
+  for (const v1::Span& span : message.spans()) {
+    SpanShape& shape = request->spans.emplace_back();
+    shape.query_rows = span.query_rows();
+    shape.kv_rows = span.kv_rows();
+    shape.sequence_id = span.sequence_id();
+    if (span.has_expected_length()) shape.expected_length = span.expected_length();
+  }
+  return absl::OkStatus();
+}
+
+v1::Timing ToTiming(const PhaseTimes& times) {
+  v1::Timing timing;
+  timing.set_receive_ns(times.receive.count());
+  timing.set_queue_ns(times.queue.count());
+  timing.set_copy_in_ns(times.copy_in.count());
+  timing.set_kernel_ns(times.kernel.count());
+  timing.set_copy_out_ns(times.copy_out.count());
+  return timing;
+}
+
+v1::DeviceInfo ToDeviceInfo(const DeviceInfo& info) {
+  v1::DeviceInfo message;
+  message.set_id(info.id);
+  message.set_name(info.name);
+  message.set_arch(info.arch);
+  message.set_memory_bytes(info.memory_bytes);
+  message.set_l2_bytes(info.l2_bytes);
+  message.set_l2_persisting_max_bytes(info.l2_persisting_max_bytes);
+  message.set_lanes(info.lanes);
+  message.set_compute_units(info.compute_units);
+  return message;
+}
+
+v1::KernelInfo ToKernelInfo(const kernels::KernelSpec& spec) {
+  v1::KernelInfo message;
+  message.set_arch(kernels::Name(spec.arch));
+  message.set_dtype(spec.dtype == kernels::DType::kFloat16 ? v1::DTYPE_FLOAT16
+                                                           : v1::DTYPE_BFLOAT16);
+  message.set_head_dim(spec.head_dim);
+  message.set_accumulate(kernels::Name(spec.accumulate));
+  for (const std::string& feature : kernels::FeatureNames(spec.features)) {
+    message.add_features(feature);
+  }
+  return message;
+}
+
+grpc::Status ToGrpcStatus(const absl::Status& status) {
+  // The two enumerations have the same values.
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
+}
+
+}  // namespace flashcore

@@ -1,0 +1,25 @@
+// Between the wire contract and the core: messages to requests, results to messages, statuses once.
+#ifndef FLASHCORE_SERVER_TRANSPORT_CONVERT_H_
+#define FLASHCORE_SERVER_TRANSPORT_CONVERT_H_
+
+#include "absl/status/status.h"
+#include "flashcore/v1/attention.pb.h"
+#include "grpcpp/support/status.h"
+#include "server/core/device.h"
+#include "server/core/request.h"
+
+namespace flashcore {
+
+// `message` without its tensors, as the core takes it. INVALID_ARGUMENT for an enum value or a
+// combination of fields that has no meaning; numbers are passed on as they came.
+absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request);
+
+v1::Timing ToTiming(const PhaseTimes& times);
+v1::DeviceInfo ToDeviceInfo(const DeviceInfo& info);
+v1::KernelInfo ToKernelInfo(const kernels::KernelSpec& spec);
+
+grpc::Status ToGrpcStatus(const absl::Status& status);
+
+}  // namespace flashcore
+
+#endif  // FLASHCORE_SERVER_TRANSPORT_CONVERT_H_

@@ -1,0 +1,79 @@
+#include "server/transport/rpc_scope.h"
+
+#include "server/telemetry/log.h"
+#include "server/transport/convert.h"
+
+namespace flashcore {
+
+absl::Status CheckNotDraining(const RpcContext& context) {
+  return context.draining.load() ? absl::UnavailableError("the server is draining")
+                                 : absl::OkStatus();
+}
+
+RpcScope::RpcScope(RpcContext* context, RpcMetrics* rpc)
+    : context_(context), rpc_(rpc), start_(context->clock->Now()) {
+  rpc_->RecordStart();
+  context_->active_rpcs.fetch_add(1);
+}
+
+RpcScope::~RpcScope() {
+  rpc_->RecordEnd(static_cast<int>(code_), Seconds(context_->clock->Now() - start_));
+  context_->active_rpcs.fetch_sub(1);
+}
+
+RequestScope::RequestScope(RpcContext* context, RpcMetrics* rpc)
+    : context_(context), rpc_(rpc), start_(context->clock->Now()), replying_(start_) {
+  context_->metrics->inflight_requests.Add(1);
+}
+
+void RequestScope::Replying(absl::Status status) {
+  status_ = std::move(status);
+  replying_ = context_->clock->Now();
+}
+
+void RequestScope::Record(const std::string& request_id) {
+  Metrics& metrics = *context_->metrics;
+  const TimePoint end = context_->clock->Now();
+  const double seconds = Seconds(end - start_);
+  const auto duration_us = static_cast<int64_t>(seconds * 1e6);
+  rpc_->RecordRequest(seconds);
+  metrics.PhaseSeconds(Phase::kReply).Observe(Seconds(end - replying_));
+  metrics.inflight_requests.Add(-1);
+  if (status_.ok()) {
+    if (DefaultLogger().Enabled(LogLevel::kDebug)) {
+      LogDebug("request", {{"method", rpc_->method()},
+                           {"request_id", request_id},
+                           {"code", "OK"},
+                           {"duration_us", duration_us}});
+    }
+    return;
+  }
+  metrics.CountRejected(status_.code());
+  static LogLimiter limiter(20);
+  if (const auto pass = limiter.Admit()) {
+    LogWarning("request failed", {{"method", rpc_->method()},
+                                  {"request_id", request_id},
+                                  {"code", absl::StatusCodeToString(status_.code())},
+                                  {"error", status_.message()},
+                                  {"duration_us", duration_us},
+                                  {"suppressed", pass.suppressed}});
+  }
+}
+
+void UnaryReactor::End(const absl::Status& status) {
+  rpc_.set_status(status.code());
+  request_.Replying(status);
+  Finish(ToGrpcStatus(status));
+}
+
+void UnaryReactor::OnDone() {
+  request_.Record(request_id());
+  delete this;
+}
+
+const std::string& UnaryReactor::request_id() const {
+  static const std::string kNone;
+  return kNone;
+}
+
+}  // namespace flashcore

@@ -1,0 +1,110 @@
+#include "server/transport/server.h"
+
+#include <grpc/grpc.h>
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/resource_quota.h"
+#include "grpcpp/server_builder.h"
+
+namespace flashcore {
+namespace {
+
+// What RPCs that are not ours (health watches, reflection) get to end after a drain.
+constexpr std::chrono::milliseconds kShutdownGrace(100);
+
+// "host:port" with the port that was chosen.
+std::string WithPort(const std::string& address, int port) {
+  if (absl::StartsWith(address, "unix:")) return address;
+  return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
+}
+
+}  // namespace
+
+std::vector<RpcMethod> Server::Methods(const Options& options) {
+  std::vector<RpcMethod> methods = AttentionService::Methods();
+  if (options.enable_echo) {
+    for (RpcMethod& method : DebugService::Methods()) methods.push_back(std::move(method));
+  }
+  return methods;
+}
+
+Server::Server(const Options& options, Engine* engine, Metrics* metrics)
+    : context_{metrics, &engine->clock()},
+      attention_({options.max_message_bytes, options.max_stream_inflight, options.version}, engine,
+                 &context_) {
+  if (options.enable_echo) {
+    debug_ = std::make_unique<DebugService>(options.max_message_bytes, &context_);
+  }
+}
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Engine* engine,
+                                                      Metrics* metrics) {
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  auto server = std::unique_ptr<Server>(new Server(options, engine, metrics));
+  if (absl::Status status = server->Listen(options); !status.ok()) return status;
+  return server;
+}
+
+absl::Status Server::Listen(const Options& options) {
+  grpc::ServerBuilder builder;
+  builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
+  builder.SetMaxSendMessageSize(-1);
+  // gRPC takes in a message whole before it looks at its size, so the limit on messages does not
+  // bound memory. The quota does: beyond it, gRPC cancels RPCs.
+  grpc::ResourceQuota quota("flashcore");
+  quota.Resize(options.transport_memory_bytes);
+  builder.SetResourceQuota(quota);
+  // Two servers on one port would each get some of the connections: refuse instead.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  std::vector<int> ports(options.listen.size());
+  for (size_t i = 0; i < options.listen.size(); ++i) {
+    builder.AddListeningPort(options.listen[i], grpc::InsecureServerCredentials(), &ports[i]);
+  }
+  builder.RegisterService(&attention_);
+  if (debug_ != nullptr) builder.RegisterService(debug_.get());
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr) {
+    std::vector<std::string> refused;
+    for (size_t i = 0; i < ports.size(); ++i) {
+      if (ports[i] == 0) refused.push_back(options.listen[i]);
+    }
+    return absl::UnavailableError(absl::StrCat(
+        "cannot listen on ", absl::StrJoin(refused.empty() ? options.listen : refused, ", "),
+        ": the address is in use, not of this machine, or not permitted"));
+  }
+  for (size_t i = 0; i < ports.size(); ++i) {
+    addresses_.push_back(WithPort(options.listen[i], ports[i]));
+  }
+  grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
+  health->SetServingStatus(v1::AttentionService::service_full_name(), true);
+  health->SetServingStatus(true);
+  return absl::OkStatus();
+}
+
+bool Server::Drain(absl::Duration timeout) {
+  server_->GetHealthCheckService()->SetServingStatus(false);
+  attention_.Drain();
+  const absl::Time end = absl::Now() + timeout;
+  while (context_.active_rpcs.load() > 0 && absl::Now() < end) {
+    absl::SleepFor(absl::Milliseconds(2));
+  }
+  return context_.active_rpcs.load() == 0;
+}
+
+Server::~Server() {
+  if (server_ == nullptr) return;
+  server_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
+  server_->Wait();
+}
+
+}  // namespace flashcore

@@ -1,0 +1,59 @@
+// The gRPC server: listeners, services, health, reflection, and the drain.
+#ifndef FLASHCORE_SERVER_TRANSPORT_SERVER_H_
+#define FLASHCORE_SERVER_TRANSPORT_SERVER_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "grpcpp/server.h"
+#include "server/core/engine.h"
+#include "server/transport/attention_service.h"
+#include "server/transport/debug_service.h"
+#include "server/transport/rpc_scope.h"
+
+namespace flashcore {
+
+class Server {
+ public:
+  struct Options {
+    std::vector<std::string> listen;  // "host:port" (port 0: a free one) or "unix:path"
+    size_t max_message_bytes = 0;
+    size_t transport_memory_bytes = 0;  // of all connections; see --transport_memory_bytes
+    int max_stream_inflight = 0;
+    bool enable_echo = false;
+    std::string version;
+  };
+
+  // The methods of every service of ours that `options` asks for, for Metrics::Options.
+  static std::vector<RpcMethod> Methods(const Options& options);
+
+  // Listens and serves; health says SERVING. UNAVAILABLE if an address cannot be listened on.
+  // `engine` and `metrics` outlive the server.
+  static absl::StatusOr<std::unique_ptr<Server>> Start(const Options& options, Engine* engine,
+                                                       Metrics* metrics);
+  ~Server();  // cancels what is still running, and waits for it
+
+  // As asked for, with the real port where that was 0.
+  const std::vector<std::string>& addresses() const { return addresses_; }
+
+  // Says NOT_SERVING, refuses new requests, and waits for those in flight. True if all ended in
+  // time.
+  bool Drain(absl::Duration timeout);
+
+ private:
+  Server(const Options& options, Engine* engine, Metrics* metrics);
+  absl::Status Listen(const Options& options);
+
+  RpcContext context_;
+  AttentionService attention_;
+  std::unique_ptr<DebugService> debug_;  // null: not enabled
+  std::vector<std::string> addresses_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+}  // namespace flashcore
+
+#endif  // FLASHCORE_SERVER_TRANSPORT_SERVER_H_

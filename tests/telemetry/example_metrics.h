@@ -1,0 +1,23 @@
+// Metrics as a server has them, for tests.
+#ifndef FLASHCORE_TESTS_TELEMETRY_EXAMPLE_METRICS_H_
+#define FLASHCORE_TESTS_TELEMETRY_EXAMPLE_METRICS_H_
+
+#include "server/telemetry/metrics.h"
+
+namespace flashcore {
+
+inline constexpr char kExampleService[] = "flashcore.v1.AttentionService";
+
+inline Metrics::Options ExampleOptions() {
+  Metrics::Options options;
+  options.version = "1.2.3";
+  options.devices = {{"cpu", "Some \"CPU\"", "AVX2"}, {"cuda:0", "NVIDIA L4", "sm_89"}};
+  options.methods = {{kExampleService, "Attend", "unary"},
+                     {kExampleService, "AttendStream", "bidi_stream"},
+                     {kExampleService, "LoadSequence", "client_stream"}};
+  return options;
+}
+
+}  // namespace flashcore
+
+#endif  // FLASHCORE_TESTS_TELEMETRY_EXAMPLE_METRICS_H_

@@ -1,0 +1,35 @@
+#include "tests/telemetry/http_get.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+namespace flashcore {
+
+std::string HttpGet(int port, const std::string& path) {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::string response;
+  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
+    const std::string request =
+        "GET " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    char buffer[4096];
+    ssize_t bytes = write(fd, request.data(), request.size());
+    while (bytes > 0 && (bytes = read(fd, buffer, sizeof(buffer))) > 0) {
+      response.append(buffer, static_cast<size_t>(bytes));
+    }
+  }
+  close(fd);
+  return response;
+}
+
+std::string HttpBody(const std::string& response) {
+  const size_t end = response.find("\r\n\r\n");
+  return end == std::string::npos ? "" : response.substr(end + 4);
+}
+
+}  // namespace flashcore

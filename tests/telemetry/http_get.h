@@ -1,0 +1,17 @@
+// A scrape, as Prometheus makes one.
+#ifndef FLASHCORE_TESTS_TELEMETRY_HTTP_GET_H_
+#define FLASHCORE_TESTS_TELEMETRY_HTTP_GET_H_
+
+#include <string>
+
+namespace flashcore {
+
+// The whole response of 127.0.0.1:`port` to GET `path`; empty if there is none.
+std::string HttpGet(int port, const std::string& path);
+
+// What follows the header of `response`.
+std::string HttpBody(const std::string& response);
+
+}  // namespace flashcore
+
+#endif  // FLASHCORE_TESTS_TELEMETRY_HTTP_GET_H_

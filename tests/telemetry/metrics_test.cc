@@ -1,0 +1,284 @@
+#include "server/telemetry/metrics.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "server/telemetry/metrics_server.h"
+#include "tests/telemetry/example_metrics.h"
+#include "tests/telemetry/http_get.h"
+
+namespace flashcore {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+constexpr char kAttendLabels[] =
+    "grpc_type=\"unary\",grpc_service=\"flashcore.v1.AttentionService\",grpc_method=\"Attend\"";
+
+class MetricsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto server = MetricsServer::Start("127.0.0.1:0", &metrics_);
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+  }
+
+  std::string Scrape() { return HttpBody(HttpGet(server_->port(), "/metrics")); }
+
+  // By series, its labels included.
+  std::map<std::string, double> ScrapeValues() {
+    std::map<std::string, double> values;
+    for (absl::string_view line : absl::StrSplit(Scrape(), '\n', absl::SkipEmpty())) {
+      if (line[0] == '#') continue;
+      const size_t space = line.rfind(' ');
+      double value = std::nan("");
+      EXPECT_TRUE(absl::SimpleAtod(line.substr(space + 1), &value)) << line;
+      EXPECT_TRUE(values.emplace(std::string(line.substr(0, space)), value).second)
+          << "twice: " << line;
+    }
+    return values;
+  }
+
+  Metrics metrics_{ExampleOptions()};
+  std::unique_ptr<MetricsServer> server_;
+};
+
+TEST_F(MetricsTest, AllSeriesAreThereAtZeroFromTheStart) {
+  const std::map<std::string, double> values = ScrapeValues();
+  const auto expect_zero = [&](const std::string& series) {
+    const auto found = values.find(series);
+    ASSERT_NE(found, values.end()) << series;
+    EXPECT_EQ(found->second, 0) << series;
+  };
+  const auto expect_empty_histogram = [&](const std::string& name, const std::string& labels) {
+    const std::string braces = labels.empty() ? "" : "{" + labels + "}";
+    expect_zero(name + "_count" + braces);
+    expect_zero(name + "_sum" + braces);
+    expect_zero(name + "_bucket{" + labels + (labels.empty() ? "" : ",") + "le=\"+Inf\"}");
+  };
+  for (const char* phase : {"receive", "queue", "copy_in", "kernel", "copy_out", "reply"}) {
+    expect_empty_histogram("flashcore_request_phase_seconds",
+                           absl::StrCat("phase=\"", phase, "\""));
+  }
+  for (const char* rpc : {"Attend", "AttendStream", "LoadSequence"}) {
+    expect_empty_histogram("flashcore_request_duration_seconds", absl::StrCat("rpc=\"", rpc, "\""));
+  }
+  expect_empty_histogram("flashcore_batch_requests", "");
+  expect_empty_histogram("flashcore_batch_query_rows", "");
+  expect_zero("flashcore_queue_depth");
+  expect_zero("flashcore_inflight_requests");
+  expect_zero("flashcore_staging_bytes{state=\"used\"}");
+  expect_zero("flashcore_staging_bytes{state=\"free\"}");
+  for (const char* reason :
+       {"invalid_argument", "not_found", "failed_precondition", "resource_exhausted",
+        "deadline_exceeded", "cancelled", "unimplemented", "unavailable", "internal"}) {
+    expect_zero(absl::StrCat("flashcore_rejected_requests_total{reason=\"", reason, "\"}"));
+  }
+  expect_zero(absl::StrCat("grpc_server_started_total{", kAttendLabels, "}"));
+  expect_empty_histogram("grpc_server_handling_seconds", kAttendLabels);
+  for (const char* code :
+       {"OK", "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound",
+        "AlreadyExists", "PermissionDenied", "ResourceExhausted", "FailedPrecondition", "Aborted",
+        "OutOfRange", "Unimplemented", "Internal", "Unavailable", "DataLoss", "Unauthenticated"}) {
+    expect_zero(
+        absl::StrCat("grpc_server_handled_total{", kAttendLabels, ",grpc_code=\"", code, "\"}"));
+  }
+}
+
+TEST_F(MetricsTest, InfoMetricsAreOne) {
+  const std::string text = Scrape();
+  EXPECT_THAT(text, HasSubstr("flashcore_build_info{version=\"1.2.3\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("flashcore_device_info{device=\"cpu\",name=\"Some \\\"CPU\\\"\","
+                              "arch=\"AVX2\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("flashcore_device_info{device=\"cuda:0\",name=\"NVIDIA L4\","
+                              "arch=\"sm_89\"} 1\n"));
+}
+
+TEST_F(MetricsTest, HistogramText) {
+  metrics_.batch_requests.Observe(1);
+  metrics_.batch_requests.Observe(3);
+  metrics_.batch_requests.Observe(1000);
+  EXPECT_THAT(Scrape(),
+              HasSubstr("# HELP flashcore_batch_requests Requests that one launch served.\n"
+                        "# TYPE flashcore_batch_requests histogram\n"
+                        "flashcore_batch_requests_count 3\n"
+                        "flashcore_batch_requests_sum 1004\n"
+                        "flashcore_batch_requests_bucket{le=\"1\"} 1\n"
+                        "flashcore_batch_requests_bucket{le=\"2\"} 1\n"
+                        "flashcore_batch_requests_bucket{le=\"4\"} 2\n"
+                        "flashcore_batch_requests_bucket{le=\"8\"} 2\n"
+                        "flashcore_batch_requests_bucket{le=\"16\"} 2\n"
+                        "flashcore_batch_requests_bucket{le=\"32\"} 2\n"
+                        "flashcore_batch_requests_bucket{le=\"64\"} 2\n"
+                        "flashcore_batch_requests_bucket{le=\"128\"} 2\n"
+                        "flashcore_batch_requests_bucket{le=\"256\"} 2\n"
+                        "flashcore_batch_requests_bucket{le=\"+Inf\"} 3\n"));
+}
+
+// Bounds as people write them in queries, not as binary fractions.
+TEST_F(MetricsTest, LatencyBoundsRead) {
+  const std::string text = Scrape();
+  for (const char* bound : {"1e-06", "2e-05", "0.0005", "0.2", "10", "+Inf"}) {
+    EXPECT_THAT(
+        text, HasSubstr(absl::StrCat("flashcore_request_phase_seconds_bucket{phase=\"queue\",le=\"",
+                                     bound, "\"} 0\n")));
+  }
+}
+
+TEST_F(MetricsTest, RpcRecordsSuccessAndFailure) {
+  RpcMetrics* rpc = metrics_.Rpc(kExampleService, "Attend");
+  ASSERT_NE(rpc, nullptr);
+  for (const int code : {0, 0, 3, 16, 17, -1}) {
+    rpc->RecordStart();
+    rpc->RecordRequest(0.25);
+    rpc->RecordEnd(code, 0.5);
+  }
+  std::map<std::string, double> values = ScrapeValues();
+  const auto handled = [&](const char* code) {
+    return values[absl::StrCat("grpc_server_handled_total{", kAttendLabels, ",grpc_code=\"", code,
+                               "\"}")];
+  };
+  EXPECT_EQ(handled("OK"), 2);
+  EXPECT_EQ(handled("InvalidArgument"), 1);
+  EXPECT_EQ(handled("Unauthenticated"), 1);
+  EXPECT_EQ(handled("Unknown"), 2);
+  EXPECT_EQ(values[absl::StrCat("grpc_server_started_total{", kAttendLabels, "}")], 6);
+  EXPECT_EQ(values[absl::StrCat("grpc_server_handling_seconds_sum{", kAttendLabels, "}")], 3);
+  EXPECT_EQ(values["flashcore_request_duration_seconds_sum{rpc=\"Attend\"}"], 1.5);
+  EXPECT_EQ(values["flashcore_request_duration_seconds_count{rpc=\"AttendStream\"}"], 0);
+}
+
+TEST_F(MetricsTest, UnknownRpcHasNoHandle) {
+  EXPECT_EQ(metrics_.Rpc(kExampleService, "Missing"), nullptr);
+  EXPECT_EQ(metrics_.Rpc("other.Service", "Attend"), nullptr);
+}
+
+TEST_F(MetricsTest, RejectionsCountByReason) {
+  metrics_.CountRejected(absl::StatusCode::kInvalidArgument);
+  metrics_.CountRejected(absl::StatusCode::kUnavailable);
+  metrics_.CountRejected(absl::StatusCode::kInternal);
+  metrics_.CountRejected(absl::StatusCode::kDataLoss);  // no reason of its own
+  std::map<std::string, double> values = ScrapeValues();
+  EXPECT_EQ(values["flashcore_rejected_requests_total{reason=\"invalid_argument\"}"], 1);
+  EXPECT_EQ(values["flashcore_rejected_requests_total{reason=\"unavailable\"}"], 1);
+  EXPECT_EQ(values["flashcore_rejected_requests_total{reason=\"internal\"}"], 2);
+}
+
+TEST_F(MetricsTest, GaugesAndPhases) {
+  metrics_.queue_depth.Add(3);
+  metrics_.inflight_requests.Add(5);
+  metrics_.staging_free_bytes.Set(4096);
+  metrics_.PhaseSeconds(Phase::kReply).Observe(2);
+  std::map<std::string, double> values = ScrapeValues();
+  EXPECT_EQ(values["flashcore_queue_depth"], 3);
+  EXPECT_EQ(values["flashcore_inflight_requests"], 5);
+  EXPECT_EQ(values["flashcore_staging_bytes{state=\"free\"}"], 4096);
+  EXPECT_EQ(values["flashcore_request_phase_seconds_sum{phase=\"reply\"}"], 2);
+}
+
+TEST_F(MetricsTest, ProcessMetricsAreSane) {
+  std::map<std::string, double> values = ScrapeValues();
+  const double now =
+      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  EXPECT_NEAR(values["process_start_time_seconds"], now, 600);
+  EXPECT_GT(values["process_resident_memory_bytes"], 1e6);
+  EXPECT_GT(values["process_virtual_memory_bytes"], values["process_resident_memory_bytes"]);
+  EXPECT_GE(values["process_threads"], 2);
+  EXPECT_GE(values["process_open_fds"], 3);
+  EXPECT_GE(values["process_max_fds"], values["process_open_fds"]);
+  EXPECT_TRUE(values.count("process_cpu_seconds_total"));
+}
+
+TEST(MetricsOnScrape, UpdatesGaugesFirst) {
+  Metrics metrics(ExampleOptions());
+  int64_t used = 0;
+  metrics.OnScrape([&] { metrics.staging_used_bytes.Set(++used); });
+  auto server = MetricsServer::Start("127.0.0.1:0", &metrics);
+  ASSERT_TRUE(server.ok()) << server.status();
+  for (const char* value : {"1", "2"}) {
+    EXPECT_THAT(HttpGet((*server)->port(), "/metrics"),
+                HasSubstr(absl::StrCat("flashcore_staging_bytes{state=\"used\"} ", value, "\n")));
+  }
+}
+
+TEST_F(MetricsTest, ScrapesWhileRecording) {
+  std::thread recorder([&] {
+    RpcMetrics* rpc = metrics_.Rpc(kExampleService, "Attend");
+    for (int i = 0; i < 20000; ++i) {
+      rpc->RecordStart();
+      rpc->RecordEnd(0, 1e-5);
+    }
+  });
+  for (int i = 0; i < 10; ++i) EXPECT_THAT(Scrape(), Not(""));
+  recorder.join();
+  EXPECT_EQ(ScrapeValues()[absl::StrCat("grpc_server_started_total{", kAttendLabels, "}")], 20000);
+}
+
+TEST_F(MetricsTest, OtherPathsAreNotFound) {
+  EXPECT_THAT(HttpGet(server_->port(), "/"), StartsWith("HTTP/1.1 404"));
+  EXPECT_THAT(HttpGet(server_->port(), "/metrics"), StartsWith("HTTP/1.1 200"));
+}
+
+TEST(MetricsServerTest, PortInUseIsAClearError) {
+  Metrics metrics(ExampleOptions());
+  auto first = MetricsServer::Start("127.0.0.1:0", &metrics);
+  ASSERT_TRUE(first.ok()) << first.status();
+  auto second = MetricsServer::Start((*first)->address(), &metrics);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(second.status().message(), absl::StrCat("cannot serve metrics on ", (*first)->address(),
+                                                    ": Address already in use"));
+  first->reset();
+  EXPECT_TRUE(MetricsServer::Start(second.ok() ? "" : "127.0.0.1:0", &metrics).ok());
+}
+
+TEST(MetricsServerTest, StopsAtOnce) {
+  Metrics metrics(ExampleOptions());
+  auto server = MetricsServer::Start("127.0.0.1:0", &metrics);
+  ASSERT_TRUE(server.ok()) << server.status();
+  const auto start = std::chrono::steady_clock::now();
+  server->reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1));
+}
+
+TEST(MetricsServerTest, AddressOfAnotherMachine) {
+  Metrics metrics(ExampleOptions());
+  auto server = MetricsServer::Start("192.0.2.1:0", &metrics);  // reserved for documentation
+  EXPECT_EQ(server.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(server.status().message()), HasSubstr("Cannot assign requested address"));
+}
+
+TEST(MetricsServerTest, MalformedAddresses) {
+  Metrics metrics(ExampleOptions());
+  for (const char* address : {"", "9464", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:-1",
+                              "127.0.0.1:65536", "::1:80", "[::1:80", "1:2,3:4", "127.0.0.1:80s"}) {
+    auto server = MetricsServer::Start(address, &metrics);
+    EXPECT_EQ(server.status().code(), absl::StatusCode::kInvalidArgument) << address;
+    EXPECT_THAT(std::string(server.status().message()),
+                HasSubstr(absl::StrCat("\"", address, "\"")));
+  }
+}
+
+TEST(MetricsServerTest, AllInterfacesAndNames) {
+  Metrics metrics(ExampleOptions());
+  for (const char* address : {":0", "0.0.0.0:0", "localhost:0"}) {
+    auto server = MetricsServer::Start(address, &metrics);
+    ASSERT_TRUE(server.ok()) << address << ": " << server.status();
+    EXPECT_GT((*server)->port(), 0) << address;
+  }
+}
+
+}  // namespace
+}  // namespace flashcore

@@ -1,0 +1,432 @@
+// The gRPC server in this process, called through the generated client.
+#include "server/transport/server.h"
+
+#include <chrono>
+#include <cmath>
+#include <future>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "flashcore/v1/attention.grpc.pb.h"
+#include "gmock/gmock.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "gtest/gtest.h"
+#include "kernels/half.h"
+#include "server/core/cpu_device.h"
+#include "tests/core/fakes.h"
+
+namespace flashcore {
+namespace {
+
+using testing::FakeDevice;
+using testing::FakeDeviceControl;
+using ::testing::HasSubstr;
+
+class ServerTest : public ::testing::Test {
+ protected:
+  void Start(std::unique_ptr<Device> device, Engine::Options engine_options = {},
+             size_t max_message_bytes = 1 << 20) {
+    Server::Options options;
+    options.listen = {"127.0.0.1:0"};
+    options.max_message_bytes = max_message_bytes;
+    options.transport_memory_bytes = 64 << 20;
+    options.max_stream_inflight = 4;
+    options.enable_echo = true;
+    options.version = "test";
+    metrics_ = std::make_unique<Metrics>(testing::FakeMetricsOptions(Server::Methods(options)));
+    engine_ = std::make_unique<Engine>(engine_options, std::move(device), &clock_, metrics_.get());
+    auto server = Server::Start(options, engine_.get(), metrics_.get());
+    ASSERT_EQ(server.status(), absl::OkStatus());
+    server_ = *std::move(server);
+    channel_ = grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials());
+    stub_ = v1::AttentionService::NewStub(channel_);
+  }
+  void StartFake(Engine::Options options = {}) {
+    Start(std::make_unique<FakeDevice>(&device_), options);
+  }
+  void TearDown() override {
+    device_.SetOpen(true);
+    server_.reset();
+    engine_.reset();
+  }
+
+  // A valid request of one span: 2 heads, 1 KV head, head_dim 32.
+  static v1::AttendRequest ValidRequest(uint32_t query_rows = 1, uint32_t kv_rows = 2) {
+    v1::AttendRequest request;
+    request.set_request_id("r1");
+    v1::Span* span = request.add_spans();
+    span->set_query_rows(query_rows);
+    span->set_kv_rows(kv_rows);
+    request.set_dtype(v1::DTYPE_FLOAT16);
+    request.set_num_heads(2);
+    request.set_num_kv_heads(1);
+    request.set_head_dim(32);
+    request.set_layout(v1::LAYOUT_NHD);
+    request.set_query(std::string(query_rows * 2 * 32 * 2, '\0'));
+    request.set_key(std::string(kv_rows * 32 * 2, '\0'));
+    request.set_value(std::string(kv_rows * 32 * 2, '\0'));
+    return request;
+  }
+
+  grpc::Status Attend(const v1::AttendRequest& request, v1::AttendResponse* response,
+                      grpc::ClientContext* context) {
+    return stub_->Attend(context, request, response);
+  }
+  grpc::Status Attend(const v1::AttendRequest& request) {
+    grpc::ClientContext context;
+    v1::AttendResponse response;
+    return Attend(request, &response, &context);
+  }
+
+  // Waits until so many valid requests are with the engine, and a little for their submission.
+  void WaitUntilPrepared(size_t requests) {
+    // Each has one buffer for its inputs and one for its results, of the smallest size.
+    while (engine_->staging().used_bytes() < requests * 2 * StagingPool::SizeClass(1)) {
+      std::this_thread::yield();
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+
+  // gRPC lets go of the last reply's memory a little after the client has it.
+  void ExpectAllStagingReturned() {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (engine_->staging().used_bytes() > 0 && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_EQ(engine_->staging().used_bytes(), 0u);
+  }
+
+  FakeDeviceControl device_;
+  SteadyClock clock_;
+  std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Server> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::AttentionService::Stub> stub_;
+};
+
+TEST_F(ServerTest, AttendsOnTheCpu) {
+  Start(std::make_unique<CpuDevice>(1, &clock_));
+  v1::AttendRequest request = ValidRequest(1, 2);
+  // Q is zero, so every K/V row weighs the same: O is the mean of V, LSE is log(2).
+  auto set_value = [&](int element, float value) {
+    const uint16_t half = kernels::FromFloat(kernels::DType::kFloat16, value);
+    request.mutable_value()->replace(element * 2, 2, reinterpret_cast<const char*>(&half), 2);
+  };
+  for (int d = 0; d < 32; ++d) {
+    set_value(d, 1.0f);
+    set_value(32 + d, 4.0f);
+  }
+  request.set_return_lse(true);
+  grpc::ClientContext context;
+  v1::AttendResponse response;
+  const grpc::Status status = Attend(request, &response, &context);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.request_id(), "r1");
+  EXPECT_FALSE(response.has_status());
+  ASSERT_EQ(response.output().size(), request.query().size());
+  for (int i = 0; i < 64; ++i) {
+    uint16_t half;
+    std::memcpy(&half, &response.output()[i * 2], 2);
+    EXPECT_EQ(kernels::ToFloat(kernels::DType::kFloat16, half), 2.5f);
+  }
+  ASSERT_EQ(response.lse().size(), 2 * sizeof(float));
+  for (int head = 0; head < 2; ++head) {
+    float lse;
+    std::memcpy(&lse, &response.lse()[head * 4], 4);
+    EXPECT_NEAR(lse, std::log(2.0), 1e-6);
+  }
+  EXPECT_GT(response.timing().receive_ns(), 0u);
+  EXPECT_GT(response.timing().kernel_ns(), 0u);
+}
+
+TEST_F(ServerTest, TellsWhatItIs) {
+  Start(std::make_unique<CpuDevice>(1, &clock_));
+  grpc::ClientContext context;
+  v1::GetServerInfoResponse info;
+  ASSERT_TRUE(stub_->GetServerInfo(&context, {}, &info).ok());
+  EXPECT_EQ(info.version(), "test");
+  ASSERT_EQ(info.devices_size(), 1);
+  EXPECT_EQ(info.devices(0).id(), "cpu");
+  EXPECT_GT(info.devices(0).memory_bytes(), 0u);
+  EXPECT_EQ(info.kernels_size(), 10);
+  EXPECT_THAT(info.limits().head_dims(), ::testing::ElementsAre(32, 64, 96, 128, 256));
+  EXPECT_EQ(info.limits().max_message_bytes(), 1u << 20);
+}
+
+struct BadMessage {
+  const char* name;
+  std::function<void(v1::AttendRequest&)> spoil;
+  grpc::StatusCode code;
+  const char* message;
+};
+
+class ServerBadMessageTest : public ServerTest, public ::testing::WithParamInterface<BadMessage> {};
+
+// The engine's own checks have their own test; these come before it, or must survive the way to it.
+TEST_P(ServerBadMessageTest, IsRefusedAndTheServerGoesOn) {
+  StartFake();
+  v1::AttendRequest request = ValidRequest();
+  GetParam().spoil(request);
+  const grpc::Status status = Attend(request);
+  EXPECT_EQ(status.error_code(), GetParam().code);
+  EXPECT_THAT(status.error_message(), HasSubstr(GetParam().message));
+  EXPECT_TRUE(Attend(ValidRequest()).ok());
+  ExpectAllStagingReturned();
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ServerBadMessageTest,
+    ::testing::Values(
+        BadMessage{"NoDType", [](auto& r) { r.clear_dtype(); }, grpc::INVALID_ARGUMENT,
+                   "dtype: 0 is not DTYPE_FLOAT16 (1)"},
+        BadMessage{"UnknownDType", [](auto& r) { r.set_dtype(static_cast<v1::DType>(99)); },
+                   grpc::INVALID_ARGUMENT, "dtype: 99"},
+        BadMessage{"NoLayout", [](auto& r) { r.clear_layout(); }, grpc::INVALID_ARGUMENT,
+                   "layout: 0"},
+        BadMessage{"UnknownMask",
+                   [](auto& r) { r.mutable_mask()->set_kind(static_cast<v1::Mask::Kind>(7)); },
+                   grpc::INVALID_ARGUMENT, "mask.kind: 7"},
+        BadMessage{"WindowOfCausal",
+                   [](auto& r) {
+                     r.mutable_mask()->set_kind(v1::Mask::KIND_CAUSAL);
+                     r.mutable_mask()->set_window_left(3);
+                   },
+                   grpc::INVALID_ARGUMENT, "only for KIND_SLIDING_WINDOW"},
+        BadMessage{"NegativeWindow",
+                   [](auto& r) {
+                     r.mutable_mask()->set_kind(v1::Mask::KIND_SLIDING_WINDOW);
+                     r.mutable_mask()->set_window_right(-2);
+                   },
+                   grpc::INVALID_ARGUMENT, "mask.window_right: -2 is negative"},
+        BadMessage{"NanScale", [](auto& r) { r.set_softmax_scale(NAN); }, grpc::INVALID_ARGUMENT,
+                   "softmax_scale: nan"},
+        BadMessage{"EmptyMessage", [](auto& r) { r.Clear(); }, grpc::INVALID_ARGUMENT, "dtype"},
+        BadMessage{"ThousandsOfSpans",
+                   [](auto& r) {
+                     for (int i = 0; i < 5000; ++i) r.add_spans()->set_query_rows(1);
+                   },
+                   grpc::INVALID_ARGUMENT, "spans: 5001 came; 1..4096"},
+        BadMessage{"AHundredThousandSpans",
+                   [](auto& r) {
+                     for (int i = 0; i < 200'000; ++i) r.add_spans();
+                   },
+                   grpc::INVALID_ARGUMENT, "more than the 262144 bytes allowed"},
+        BadMessage{"OverTheMessageLimit", [](auto& r) { r.set_query(std::string(1 << 20, 'x')); },
+                   grpc::RESOURCE_EXHAUSTED, "vs. 1048576"},
+        BadMessage{"Sequence", [](auto& r) { r.mutable_spans(0)->set_sequence_id("x"); },
+                   grpc::UNIMPLEMENTED, "resident sequences"}),
+    [](const auto& param) { return param.param.name; });
+
+TEST_F(ServerTest, BytesThatAreNoProtobufAreRefused) {
+  StartFake();
+  grpc::GenericStub generic(channel_);
+  for (const std::string& bytes :
+       {std::string("\xff\xff\xff", 3), std::string("garbage that is no message"),
+        ValidRequest().SerializeAsString() + "\x6a",                // a tag, and nothing behind it
+        ValidRequest().SerializeAsString() + std::string(1, '\0'),  // field number 0
+        std::string("\x0a\x02\xc3\x28", 4)}) {                      // request_id is not UTF-8
+    const grpc::Slice slice(bytes);
+    const grpc::ByteBuffer request(&slice, 1);
+    grpc::ByteBuffer response;
+    grpc::ClientContext context;
+    std::promise<grpc::Status> ended;
+    generic.UnaryCall(&context, "/flashcore.v1.AttentionService/Attend", {}, &request, &response,
+                      [&](grpc::Status status) { ended.set_value(std::move(status)); });
+    const grpc::Status status = ended.get_future().get();
+    EXPECT_EQ(status.error_code(), grpc::INVALID_ARGUMENT);
+    EXPECT_THAT(status.error_message(), HasSubstr("message: "));
+  }
+}
+
+TEST_F(ServerTest, SequencesAnswerUnimplemented) {
+  StartFake();
+  auto expect_unimplemented = [](const grpc::Status& status) {
+    EXPECT_EQ(status.error_code(), grpc::UNIMPLEMENTED);
+    EXPECT_THAT(status.error_message(), HasSubstr("resident sequences"));
+  };
+  auto call = [&](auto method, auto request, auto response) {
+    grpc::ClientContext context;
+    expect_unimplemented((stub_.get()->*method)(&context, request, &response));
+  };
+  using Stub = v1::AttentionService::Stub;
+  call(&Stub::CreateSequence, v1::CreateSequenceRequest(), v1::CreateSequenceResponse());
+  call(&Stub::ForkSequence, v1::ForkSequenceRequest(), v1::ForkSequenceResponse());
+  call(&Stub::TruncateSequence, v1::TruncateSequenceRequest(), v1::TruncateSequenceResponse());
+  call(&Stub::DeleteSequence, v1::DeleteSequenceRequest(), v1::DeleteSequenceResponse());
+  call(&Stub::GetSequence, v1::GetSequenceRequest(), v1::GetSequenceResponse());
+  call(&Stub::ListSequences, v1::ListSequencesRequest(), v1::ListSequencesResponse());
+  grpc::ClientContext context;
+  v1::LoadSequenceResponse response;
+  auto writer = stub_->LoadSequence(&context, &response);
+  writer->WritesDone();
+  expect_unimplemented(writer->Finish());
+}
+
+TEST_F(ServerTest, AFullQueueRefusesAndADeadlineIsKept) {
+  Engine::Options options;
+  options.batcher.max_queue_requests = 1;
+  StartFake(options);
+  device_.SetOpen(false);
+  auto running = std::async(std::launch::async, [&] { return Attend(ValidRequest()); });
+  device_.WaitUntilEntered(1);
+  auto expiring = std::async(std::launch::async, [&] {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
+    v1::AttendResponse response;
+    return Attend(ValidRequest(), &response, &context);
+  });
+  WaitUntilPrepared(2);
+  const grpc::Status refused = Attend(ValidRequest());  // the one place in the queue is taken
+  EXPECT_EQ(refused.error_code(), grpc::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("queue is full: 1"));
+  EXPECT_EQ(expiring.get().error_code(), grpc::DEADLINE_EXCEEDED);
+  device_.SetOpen(true);
+  EXPECT_TRUE(running.get().ok());
+  EXPECT_TRUE(Attend(ValidRequest()).ok());
+  // The expired request was never launched: one batch for each of the two that ran.
+  EXPECT_THAT(device_.BatchSizes(), ::testing::ElementsAre(1, 1));
+}
+
+TEST_F(ServerTest, ACancelledRequestIsNeverLaunched) {
+  StartFake();
+  device_.SetOpen(false);
+  auto running = std::async(std::launch::async, [&] { return Attend(ValidRequest()); });
+  device_.WaitUntilEntered(1);
+  grpc::ClientContext context;
+  auto cancelled = std::async(std::launch::async, [&] {
+    v1::AttendResponse response;
+    return Attend(ValidRequest(), &response, &context);
+  });
+  WaitUntilPrepared(2);
+  context.TryCancel();
+  EXPECT_EQ(cancelled.get().error_code(), grpc::CANCELLED);
+  // The server hears of it a little later than the client.
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  device_.SetOpen(true);
+  EXPECT_TRUE(running.get().ok());
+  EXPECT_TRUE(server_->Drain(absl::Seconds(5)));
+  EXPECT_THAT(device_.BatchSizes(), ::testing::ElementsAre(1));
+}
+
+TEST_F(ServerTest, AStreamAnswersEveryRequestById) {
+  Start(std::make_unique<CpuDevice>(1, &clock_));
+  grpc::ClientContext context;
+  auto stream = stub_->AttendStream(&context);
+  constexpr int kRequests = 50;  // more than may be in flight
+  std::thread writer([&] {
+    for (int i = 0; i < kRequests; ++i) {
+      v1::AttendRequest request = ValidRequest();
+      request.set_request_id(std::to_string(i));
+      if (i % 10 == 7) request.set_head_dim(48);
+      EXPECT_TRUE(stream->Write(request));
+    }
+    stream->WritesDone();
+  });
+  std::set<std::string> answered;
+  v1::AttendResponse response;
+  while (stream->Read(&response)) {
+    EXPECT_TRUE(answered.insert(response.request_id()).second);
+    const bool bad = std::stoi(response.request_id()) % 10 == 7;
+    EXPECT_EQ(response.status().code(), bad ? grpc::INVALID_ARGUMENT : grpc::OK);
+    EXPECT_EQ(response.output().empty(), bad);
+  }
+  writer.join();
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(answered.size(), size_t{kRequests});
+}
+
+TEST_F(ServerTest, AStreamRequestWithoutAnIdIsRefusedAlone) {
+  StartFake();
+  grpc::ClientContext context;
+  auto stream = stub_->AttendStream(&context);
+  v1::AttendRequest request = ValidRequest();
+  request.clear_request_id();
+  v1::AttendResponse response;
+  ASSERT_TRUE(stream->Write(request));
+  ASSERT_TRUE(stream->Read(&response));
+  EXPECT_EQ(response.status().code(), grpc::INVALID_ARGUMENT);
+  EXPECT_THAT(response.status().message(), HasSubstr("request_id: empty"));
+  ASSERT_TRUE(stream->Write(ValidRequest()));
+  ASSERT_TRUE(stream->Read(&response));
+  EXPECT_FALSE(response.has_status());
+  stream->WritesDone();
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST_F(ServerTest, ACancelledStreamLeavesNothingBehind) {
+  StartFake();
+  device_.SetOpen(false);
+  {
+    grpc::ClientContext context;
+    auto stream = stub_->AttendStream(&context);
+    for (int i = 0; i < 3; ++i) {
+      v1::AttendRequest request = ValidRequest();
+      request.set_request_id(std::to_string(i));
+      ASSERT_TRUE(stream->Write(request));
+    }
+    device_.WaitUntilEntered(1);
+    context.TryCancel();
+    EXPECT_EQ(stream->Finish().error_code(), grpc::CANCELLED);
+  }
+  device_.SetOpen(true);
+  EXPECT_TRUE(server_->Drain(absl::Seconds(5)));
+  ExpectAllStagingReturned();
+}
+
+TEST_F(ServerTest, ADrainAnswersWhatIsInFlightAndRefusesTheRest) {
+  StartFake();
+  device_.SetOpen(false);
+  grpc::ClientContext stream_context;
+  auto stream = stub_->AttendStream(&stream_context);
+  ASSERT_TRUE(stream->Write(ValidRequest()));
+  device_.WaitUntilEntered(1);
+  auto drained = std::async(std::launch::async, [&] { return server_->Drain(absl::Seconds(10)); });
+  grpc::Status refused;
+  do
+    refused = [&] {
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
+      v1::AttendResponse response;
+      return Attend(ValidRequest(), &response, &context);
+    }();
+  while (refused.error_code() == grpc::DEADLINE_EXCEEDED);  // the drain had not begun
+  EXPECT_EQ(refused.error_code(), grpc::UNAVAILABLE);
+  EXPECT_THAT(refused.error_message(), HasSubstr("draining"));
+  device_.SetOpen(true);
+  v1::AttendResponse response;
+  ASSERT_TRUE(stream->Read(&response));
+  EXPECT_FALSE(response.has_status());
+  EXPECT_FALSE(stream->Read(&response));
+  EXPECT_EQ(stream->Finish().error_code(), grpc::UNAVAILABLE);
+  EXPECT_TRUE(drained.get());
+}
+
+TEST_F(ServerTest, ADrainThatRunsOutOfTimeSaysSo) {
+  StartFake();
+  device_.SetOpen(false);
+  auto running = std::async(std::launch::async, [&] { return Attend(ValidRequest()); });
+  device_.WaitUntilEntered(1);
+  EXPECT_FALSE(server_->Drain(absl::Milliseconds(20)));
+  device_.SetOpen(true);
+  EXPECT_TRUE(running.get().ok());
+}
+
+TEST_F(ServerTest, AnAddressInUseIsAnError) {
+  StartFake();
+  Server::Options options;
+  options.listen = server_->addresses();
+  options.max_message_bytes = 1 << 20;
+  options.transport_memory_bytes = 64 << 20;
+  options.max_stream_inflight = 1;
+  const auto second = Server::Start(options, engine_.get(), metrics_.get());
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr(options.listen[0]));
+}
+
+}  // namespace
+}  // namespace flashcore

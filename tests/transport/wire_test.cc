@@ -1,0 +1,198 @@
+#include "proto/wire.h"
+
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "flashcore/v1/attention.pb.h"
+#include "gmock/gmock.h"
+#include "google/protobuf/stubs/logging.h"
+#include "gtest/gtest.h"
+
+namespace flashcore {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr size_t kNoLimit = size_t{1} << 30;
+
+grpc::ByteBuffer InSlices(const std::string& bytes, const std::vector<size_t>& cuts) {
+  std::vector<grpc::Slice> slices;
+  size_t begin = 0;
+  for (const size_t cut : cuts) {
+    slices.emplace_back(bytes.substr(begin, cut - begin));
+    begin = cut;
+  }
+  slices.emplace_back(bytes.substr(begin));
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+// What the code under test makes of a message: false if it is refused, else the message again, put
+// together from the small fields and the tensors.
+bool Reassemble(const grpc::ByteBuffer& message, size_t max_small_bytes, v1::AttendRequest* out) {
+  wire::LargeField fields[3] = {{v1::AttendRequest::kQueryFieldNumber},
+                                {v1::AttendRequest::kKeyFieldNumber},
+                                {v1::AttendRequest::kValueFieldNumber}};
+  std::string small;
+  if (!wire::SplitMessage(message, max_small_bytes, absl::MakeSpan(fields), &small).ok()) {
+    return false;
+  }
+  if (!out->ParseFromString(small)) return false;
+  std::string* tensors[3] = {out->mutable_query(), out->mutable_key(), out->mutable_value()};
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(tensors[i]->empty());
+    tensors[i]->resize(fields[i].size);
+    wire::CopyField(message, fields[i], tensors[i]->data());
+  }
+  return true;
+}
+
+v1::AttendRequest ExampleRequest() {
+  v1::AttendRequest request;
+  request.set_request_id("example");
+  request.set_dtype(v1::DTYPE_BFLOAT16);
+  request.set_num_heads(300);
+  request.mutable_mask()->set_window_left(-5);
+  request.set_softmax_scale(0.25f);
+  for (int i = 0; i < 3; ++i) {
+    v1::Span* span = request.add_spans();
+    span->set_query_rows(1 << (7 * i));
+    span->set_sequence_id("0123456789abcdef");
+    span->set_expected_length(uint64_t{1} << 40);
+  }
+  request.set_query(std::string(200, 'q'));
+  request.set_key("");
+  request.set_value("the value");
+  return request;
+}
+
+TEST(WireTest, AnySplitOfSlicesGivesTheSameMessage) {
+  const v1::AttendRequest want = ExampleRequest();
+  const std::string bytes = want.SerializeAsString();
+  for (size_t cut = 0; cut <= bytes.size(); ++cut) {
+    v1::AttendRequest got;
+    ASSERT_TRUE(Reassemble(InSlices(bytes, {cut}), kNoLimit, &got)) << cut;
+    EXPECT_EQ(got.SerializeAsString(), bytes) << cut;
+  }
+  std::vector<size_t> every_byte;
+  for (size_t i = 1; i < bytes.size(); ++i) every_byte.push_back(i);
+  v1::AttendRequest got;
+  ASSERT_TRUE(Reassemble(InSlices(bytes, every_byte), kNoLimit, &got));
+  EXPECT_EQ(got.SerializeAsString(), bytes);
+}
+
+TEST(WireTest, AnEmptyMessageIsTheDefault) {
+  v1::AttendRequest got;
+  EXPECT_TRUE(Reassemble(grpc::ByteBuffer(), kNoLimit, &got));
+  EXPECT_EQ(got.ByteSizeLong(), 0u);
+  EXPECT_TRUE(Reassemble(InSlices("", {}), kNoLimit, &got));
+}
+
+TEST(WireTest, FieldsMayComeInAnyOrderAndTheLastOfRepeatedOnesCounts) {
+  v1::AttendRequest first, second;
+  first.set_query("first query");
+  first.set_num_heads(1);
+  first.add_spans()->set_query_rows(1);
+  second.set_query("second");
+  second.set_num_heads(2);
+  second.add_spans()->set_query_rows(2);
+  const std::string bytes = first.SerializeAsString() + second.SerializeAsString();
+  v1::AttendRequest want, got;
+  ASSERT_TRUE(want.ParseFromString(bytes));
+  ASSERT_TRUE(Reassemble(InSlices(bytes, {5, 9}), kNoLimit, &got));
+  EXPECT_EQ(got.SerializeAsString(), want.SerializeAsString());
+  EXPECT_EQ(got.query(), "second");
+  EXPECT_EQ(got.spans_size(), 2);
+}
+
+TEST(WireTest, EveryTruncationIsRefusedExactlyWhenTheGeneratedParserRefusesIt) {
+  const std::string bytes = ExampleRequest().SerializeAsString();
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    v1::AttendRequest want, got;
+    const std::string part = bytes.substr(0, size);
+    EXPECT_EQ(Reassemble(InSlices(part, {size / 2}), kNoLimit, &got), want.ParseFromString(part))
+        << size;
+  }
+}
+
+TEST(WireTest, LimitsTheFieldsThatAreNotTensors) {
+  v1::AttendRequest request;
+  request.set_query(std::string(10000, 'q'));
+  for (int i = 0; i < 1000; ++i) request.add_spans();
+  const grpc::ByteBuffer message = InSlices(request.SerializeAsString(), {});
+  v1::AttendRequest got;
+  EXPECT_TRUE(Reassemble(message, 2000, &got));
+  EXPECT_FALSE(Reassemble(message, 1999, &got));
+  std::string small;
+  const absl::Status status = wire::SplitMessage(message, 1999, {}, &small);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("more than the 1999 bytes allowed"));
+}
+
+TEST(WireTest, AClaimedLengthAllocatesNothing) {
+  // request_id with a length of 2 GiB - 1, and three bytes.
+  const std::string bytes(
+      "\x0a\xff\xff\xff\xff\x07"
+      "abc",
+      9);
+  std::string small;
+  EXPECT_FALSE(wire::SplitMessage(InSlices(bytes, {}), 1 << 20, {}, &small).ok());
+  EXPECT_LE(small.capacity(), size_t{1} << 21);
+}
+
+// Same acceptance and same values as the generated parser, on random damage.
+TEST(WireTest, AgreesWithTheGeneratedParserOnDamagedMessages) {
+  const char* seed_text = std::getenv("FLASHCORE_TEST_SEED");
+  const unsigned seed = seed_text != nullptr ? std::atoi(seed_text) : std::random_device()();
+  SCOPED_TRACE("FLASHCORE_TEST_SEED=" + std::to_string(seed));
+  const google::protobuf::LogSilencer no_complaints;
+  std::mt19937 random(seed);
+  const std::string original = ExampleRequest().SerializeAsString();
+  int accepted = 0;
+  for (int i = 0; i < 100'000; ++i) {
+    std::string bytes = original;
+    for (unsigned change = 0; change <= random() % 4; ++change) {
+      const size_t at = random() % (bytes.size() + 1);
+      switch (random() % 4) {
+        case 0:
+          bytes.insert(at, 1, static_cast<char>(random()));
+          break;
+        case 1:
+          bytes.erase(at, random() % 4);
+          break;
+        case 2:
+          bytes.insert(at, bytes.substr(random() % bytes.size(), random() % 30));
+          break;
+        default:
+          if (at < bytes.size()) bytes[at] = static_cast<char>(random());
+          break;
+      }
+      if (bytes.empty()) bytes = "\x08";
+    }
+    v1::AttendRequest want, got;
+    const bool want_ok = want.ParseFromString(bytes);
+    ASSERT_EQ(Reassemble(InSlices(bytes, {random() % bytes.size()}), kNoLimit, &got), want_ok)
+        << ::testing::PrintToString(bytes);
+    if (!want_ok) continue;
+    ++accepted;
+    want.DiscardUnknownFields();
+    got.DiscardUnknownFields();
+    ASSERT_EQ(got.SerializeAsString(), want.SerializeAsString()) << ::testing::PrintToString(bytes);
+  }
+  EXPECT_GT(accepted, 1000);  // else the damage proves little
+}
+
+TEST(WireTest, FieldHeaderIsWhatTheGeneratedSerializerWrites) {
+  for (const size_t size : {0, 1, 127, 128, 16383, 16384, 3'000'000}) {
+    v1::AttendResponse response;
+    response.set_output(std::string(size, 'o'));
+    const std::string header = wire::FieldHeader(v1::AttendResponse::kOutputFieldNumber, size);
+    if (size > 0) {
+      EXPECT_EQ(header + response.output(), response.SerializeAsString());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashcore
