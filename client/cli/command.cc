@@ -1,0 +1,165 @@
+#include "client/cli/command.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "absl/flags/commandlineflag.h"
+#include "absl/flags/flag.h"
+#include "absl/flags/reflection.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+ABSL_FLAG(std::string, target, "",
+          "server, as host:port or unix:path; empty: $FLASHCORE_TARGET, else 127.0.0.1:7070");
+ABSL_FLAG(absl::Duration, timeout, absl::Seconds(30),
+          "deadline of each call, such as 500ms or 30s");
+ABSL_FLAG(bool, json, false, "print the result as JSON");
+ABSL_FLAG(flashcore::DType, dtype, flashcore::DType::kFloat16,
+          "float16 or bfloat16: element type of the tensors sent");
+ABSL_FLAG(flashcore::Layout, layout, flashcore::Layout::kNHD,
+          "NHD: tensors are [rows, heads, dim]; HND: [heads, rows, dim]");
+
+namespace flashcore::cli {
+namespace {
+
+std::vector<const Command*> AllCommands() {
+  return {&InfoCommand(), &AttendCommand(), &VerifyCommand(), &BenchCommand(), &HealthCommand()};
+}
+
+std::vector<const char*> FlagNames(const Command& command) {
+  std::vector<const char*> names = {"target", "timeout", "json"};
+  names.insert(names.end(), command.flags.begin(), command.flags.end());
+  return names;
+}
+
+// Null if the command does not take it.
+absl::CommandLineFlag* FindFlag(const Command& command, absl::string_view name) {
+  for (const char* known : FlagNames(command)) {
+    if (name == known) return absl::FindCommandLineFlag(name);
+  }
+  return nullptr;
+}
+
+absl::Status SetFlag(absl::CommandLineFlag* flag, absl::string_view value) {
+  std::string error;
+  if (flag->ParseFrom(value, &error)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--", flag->Name(), "=", value, ": ", error));
+}
+
+// Takes args[*i], and the argument after it if that is its value.
+absl::Status ParseFlag(const Command& command, const std::vector<std::string>& args, size_t* i) {
+  const absl::string_view arg = absl::StripPrefix(args[*i], "--");
+  const size_t equals = arg.find('=');
+  const absl::string_view name = arg.substr(0, equals);
+  absl::CommandLineFlag* flag = FindFlag(command, name);
+  if (flag == nullptr && equals == arg.npos && absl::StartsWith(name, "no")) {
+    absl::CommandLineFlag* negated = FindFlag(command, name.substr(2));
+    if (negated != nullptr && negated->IsOfType<bool>()) return SetFlag(negated, "false");
+  }
+  if (flag == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("unknown flag --", name));
+  }
+  if (equals != arg.npos) return SetFlag(flag, arg.substr(equals + 1));
+  if (flag->IsOfType<bool>()) return SetFlag(flag, "true");
+  if (*i + 1 >= args.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("--", name, ": no value"));
+  }
+  return SetFlag(flag, args[++*i]);
+}
+
+}  // namespace
+
+absl::Status ParseFlags(const Command& command, const std::vector<std::string>& args, bool* help) {
+  *help = false;
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (args[i] == "--help" || args[i] == "-h") {
+      *help = true;
+      return absl::OkStatus();
+    }
+    if (!absl::StartsWith(args[i], "--") || args[i] == "--") {
+      return absl::InvalidArgumentError(absl::StrCat("stray argument '", args[i], "'"));
+    }
+    if (absl::Status status = ParseFlag(command, args, &i); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+std::string HelpText(const Command& command) {
+  std::string text = absl::StrCat("flashcore ", command.name, ": ", command.summary, "\n\n",
+                                  command.description, "\n\nFlags:\n");
+  for (const char* name : FlagNames(command)) {
+    const absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
+    absl::StrAppend(&text, "  --", name);
+    const std::string initial = flag->DefaultValue();
+    if (!flag->IsOfType<bool>() && !initial.empty()) absl::StrAppend(&text, "=", initial);
+    absl::StrAppend(&text, "\n      ", flag->Help(), "\n");
+  }
+  return text;
+}
+
+std::string HelpText() {
+  std::string text =
+      "flashcore: the command line of FlashCore, attention as a service\n\n"
+      "Usage: flashcore COMMAND [--flag=value | --flag value]...\n\nCommands:\n";
+  for (const Command* command : AllCommands()) {
+    absl::StrAppend(&text, "  ", command->name, std::string(9 - strlen(command->name), ' '),
+                    command->summary, "\n");
+  }
+  absl::StrAppend(&text,
+                  "\nflashcore COMMAND --help explains a command and its flags.\n"
+                  "Exit codes: 0 success, 1 an RPC, a file or a check failed, 2 usage.\n");
+  return text;
+}
+
+int Main(const std::vector<std::string>& args) {
+  if (args.empty()) {
+    std::fputs(HelpText().c_str(), stderr);
+    return kExitUsage;
+  }
+  if (args[0] == "--help" || args[0] == "-h" || args[0] == "help") {
+    std::fputs(HelpText().c_str(), stdout);
+    return kExitOk;
+  }
+  for (const Command* command : AllCommands()) {
+    if (args[0] != command->name) continue;
+    bool help = false;
+    const absl::Status status = ParseFlags(*command, {args.begin() + 1, args.end()}, &help);
+    if (!status.ok()) {
+      return FailUsage(absl::StrCat(status.message(), " (see flashcore ", args[0], " --help)"));
+    }
+    if (help) {
+      std::fputs(HelpText(*command).c_str(), stdout);
+      return kExitOk;
+    }
+    return command->run();
+  }
+  return FailUsage(absl::StrCat("unknown command '", args[0], "' (see flashcore --help)"));
+}
+
+std::string Target() {
+  std::string target = absl::GetFlag(FLAGS_target);
+  if (!target.empty()) return target;
+  const char* from_environment = std::getenv("FLASHCORE_TARGET");
+  if (from_environment != nullptr && *from_environment != '\0') return from_environment;
+  return "127.0.0.1:7070";
+}
+
+absl::StatusOr<std::unique_ptr<Client>> Connect() {
+  ClientOptions options;
+  options.timeout = absl::GetFlag(FLAGS_timeout);
+  return Client::Create(Target(), std::move(options));
+}
+
+int Fail(const absl::Status& status) {
+  std::fprintf(stderr, "flashcore: %s\n", status.ToString().c_str());
+  return kExitFailure;
+}
+
+int FailUsage(absl::string_view problem) {
+  std::fprintf(stderr, "flashcore: %s\n", std::string(problem).c_str());
+  return kExitUsage;
+}
+
+}  // namespace flashcore::cli

@@ -1,0 +1,65 @@
+// Subcommands, their flags, and what they share. Single-threaded.
+#ifndef FLASHCORE_CLIENT_CLI_COMMAND_H_
+#define FLASHCORE_CLIENT_CLI_COMMAND_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/flags/declare.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "client/cli/flag_types.h"
+#include "client/cpp/client.h"
+
+// Defined in command.cc; each subcommand lists in Command::flags those it takes.
+ABSL_DECLARE_FLAG(bool, json);
+ABSL_DECLARE_FLAG(flashcore::DType, dtype);
+ABSL_DECLARE_FLAG(flashcore::Layout, layout);
+
+namespace flashcore::cli {
+
+// Exit codes.
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailure = 1;  // an RPC, a file or a check failed
+inline constexpr int kExitUsage = 2;    // the command line makes no sense
+
+struct Command {
+  const char* name;
+  const char* summary;             // one line
+  const char* description;         // paragraphs for --help
+  std::vector<const char*> flags;  // besides the common ones: target, timeout, json
+  int (*run)();                    // after the flags were parsed; returns the exit code
+};
+
+const Command& InfoCommand();
+const Command& HealthCommand();
+const Command& AttendCommand();
+const Command& VerifyCommand();
+const Command& BenchCommand();
+
+// Sets the flags of `command` from `args` ("--name=value", "--name value", "--bool", "--nobool").
+// INVALID_ARGUMENT for a flag it does not take, a value that does not parse, or a stray argument;
+// `*help` is set if --help was asked for.
+absl::Status ParseFlags(const Command& command, const std::vector<std::string>& args, bool* help);
+
+// The text of --help of a command, and of the program.
+std::string HelpText(const Command& command);
+std::string HelpText();
+
+// args: argv without the program's name. Returns the exit code.
+int Main(const std::vector<std::string>& args);
+
+// The address to talk to: --target, else $FLASHCORE_TARGET, else 127.0.0.1:7070.
+std::string Target();
+
+// A client of Target() with --timeout.
+absl::StatusOr<std::unique_ptr<Client>> Connect();
+
+// Print "flashcore: ..." to stderr, and return kExitFailure and kExitUsage.
+int Fail(const absl::Status& status);
+int FailUsage(absl::string_view problem);
+
+}  // namespace flashcore::cli
+
+#endif  // FLASHCORE_CLIENT_CLI_COMMAND_H_

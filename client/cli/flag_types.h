@@ -1,0 +1,45 @@
+// Flags whose values have a grammar of their own. Parsed and printed through Abseil's
+// AbslParseFlag / AbslUnparseFlag, which find these functions by the namespace of the type.
+#ifndef FLASHCORE_CLIENT_CLI_FLAG_TYPES_H_
+#define FLASHCORE_CLIENT_CLI_FLAG_TYPES_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "client/cpp/attend.h"
+
+namespace flashcore {
+
+// "float16" (or "fp16", "f16") | "bfloat16" (or "bf16").
+bool AbslParseFlag(absl::string_view text, DType* dtype, std::string* error);
+std::string AbslUnparseFlag(DType dtype);
+
+// "NHD" | "HND".
+bool AbslParseFlag(absl::string_view text, Layout* layout, std::string* error);
+std::string AbslUnparseFlag(Layout layout);
+
+// "none" | "causal" | "window:L,R", where an empty L or R has no bound: "window:127,0",
+// "window:,8".
+bool AbslParseFlag(absl::string_view text, Mask* mask, std::string* error);
+std::string AbslUnparseFlag(const Mask& mask);
+
+namespace cli {
+
+// The shape of a load: `batch` spans, each of `rows` query rows and K/V rows.
+// "BxHxSxD", or "BxHq/HkvxSxD" for grouped-query attention; every number at least 1, Hkv divides
+// Hq.
+struct BenchShape {
+  uint32_t batch = 1;
+  uint32_t num_heads = 8;
+  uint32_t num_kv_heads = 8;
+  uint32_t rows = 512;
+  uint32_t head_dim = 64;
+};
+bool AbslParseFlag(absl::string_view text, BenchShape* shape, std::string* error);
+std::string AbslUnparseFlag(const BenchShape& shape);
+
+}  // namespace cli
+}  // namespace flashcore
+
+#endif  // FLASHCORE_CLIENT_CLI_FLAG_TYPES_H_

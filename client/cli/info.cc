@@ -1,0 +1,109 @@
+// flashcore info and flashcore health.
+#include <cstdio>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "client/cli/command.h"
+#include "client/cli/json.h"
+#include "google/protobuf/util/json_util.h"
+
+ABSL_FLAG(std::string, service, "", "service to ask about; empty: the server as a whole");
+
+namespace flashcore::cli {
+namespace {
+
+std::string Bytes(uint64_t bytes) {
+  if (bytes == 0) return "unknown";
+  if (bytes >= uint64_t{1} << 30) return absl::StrFormat("%.1f GiB", bytes / 0x1p30);
+  return absl::StrFormat("%.1f MiB", bytes / 0x1p20);
+}
+
+std::string InfoTable(const v1::GetServerInfoResponse& info) {
+  std::string out = absl::StrCat("server    ", Target(), ", version ", info.version(), "\n");
+  for (const v1::DeviceInfo& device : info.devices()) {
+    absl::StrAppend(
+        &out, "device    ", device.id(), ": ", device.name(), ", ", device.arch(), ", ",
+        device.compute_units(), " compute units, ", device.lanes(), " lanes, memory ",
+        Bytes(device.memory_bytes()), ", L2 ", Bytes(device.l2_bytes()),
+        device.l2_persisting_max_bytes() == 0
+            ? ""
+            : absl::StrCat(" (persisting ", Bytes(device.l2_persisting_max_bytes()), ")"),
+        "\n");
+  }
+  for (const v1::KernelInfo& kernel : info.kernels()) {
+    absl::StrAppend(&out, "kernel    ", kernel.arch(), ", ",
+                    kernel.dtype() == v1::DTYPE_FLOAT16 ? "float16" : "bfloat16", ", head_dim ",
+                    kernel.head_dim(), ", sums in ", kernel.accumulate(), ", ",
+                    absl::StrJoin(kernel.features(), " "), "\n");
+  }
+  const v1::Limits& limits = info.limits();
+  absl::StrAppend(&out, "limits    message ", Bytes(limits.max_message_bytes()), ", ",
+                  limits.max_spans(), " spans, ", limits.max_heads(), " heads, head_dim ",
+                  absl::StrJoin(limits.head_dims(), " "), "\n");
+  absl::StrAppend(&out, "          queue ", limits.max_queue_requests(), " requests, batch ",
+                  limits.max_batch_requests(), " requests or ", limits.max_batch_query_rows(),
+                  " query rows, ", limits.max_stream_inflight(), " in flight per stream, staging ",
+                  Bytes(limits.staging_memory_bytes()), "\n");
+  return out;
+}
+
+int RunInfo() {
+  const absl::StatusOr<std::unique_ptr<Client>> client = Connect();
+  if (!client.ok()) return FailUsage(client.status().message());
+  const absl::StatusOr<v1::GetServerInfoResponse> info = (*client)->GetServerInfo();
+  if (!info.ok()) return Fail(info.status());
+  if (!absl::GetFlag(FLAGS_json)) {
+    std::fputs(InfoTable(*info).c_str(), stdout);
+    return kExitOk;
+  }
+  std::string json;
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  options.always_print_primitive_fields = true;
+  if (!google::protobuf::util::MessageToJsonString(*info, &json, options).ok()) {
+    return Fail(absl::InternalError("the server's answer cannot be written as JSON"));
+  }
+  std::printf("%s\n", json.c_str());
+  return kExitOk;
+}
+
+int RunHealth() {
+  const absl::StatusOr<std::unique_ptr<Client>> client = Connect();
+  if (!client.ok()) return FailUsage(client.status().message());
+  const absl::StatusOr<HealthStatus> health = (*client)->CheckHealth(absl::GetFlag(FLAGS_service));
+  if (!health.ok()) return Fail(health.status());
+  const char* name = *health == HealthStatus::kServing      ? "SERVING"
+                     : *health == HealthStatus::kNotServing ? "NOT_SERVING"
+                                                            : "UNKNOWN";
+  const std::string json = JsonObject().Add("status", name).ToString();
+  std::printf("%s\n", absl::GetFlag(FLAGS_json) ? json.c_str() : name);
+  return *health == HealthStatus::kServing ? kExitOk : kExitFailure;
+}
+
+}  // namespace
+
+const Command& InfoCommand() {
+  static const Command command = {"info",
+                                  "what the server is, what it can do, and its limits",
+                                  "Asks GetServerInfo. With --json, prints the message in "
+                                  "protobuf's JSON form, in which 64-bit\n"
+                                  "integers are strings.",
+                                  {},
+                                  RunInfo};
+  return command;
+}
+
+const Command& HealthCommand() {
+  static const Command command = {"health",
+                                  "whether the server is ready (grpc.health.v1)",
+                                  "Prints SERVING, NOT_SERVING or UNKNOWN. Exits 0 only if "
+                                  "SERVING: fit for a container's health\n"
+                                  "check.",
+                                  {"service"},
+                                  RunHealth};
+  return command;
+}
+
+}  // namespace flashcore::cli

@@ -1,0 +1,157 @@
+#include "client/cli/oracle.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/half.h"
+#include "kernels/reference.h"
+
+namespace flashcore::cli {
+namespace {
+
+constexpr int64_t kElementBytes = 2;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+kernels::Mask ToKernelMask(const Mask& mask) {
+  if (mask.kind == Mask::Kind::kCausal) return kernels::Mask::Causal();
+  if (mask.kind == Mask::Kind::kNone) return kernels::Mask::None();
+  return kernels::Mask::SlidingWindow(mask.left.value_or(kernels::Mask::kUnbounded),
+                                      mask.right.value_or(kernels::Mask::kUnbounded));
+}
+
+// Absolute difference; 0 for equal infinities, infinite if just one side is finite or for NaN.
+double Difference(double value, double reference) {
+  if (value == reference) return 0;
+  const double difference = std::abs(value - reference);
+  return std::isfinite(difference) ? difference : kInfinity;
+}
+
+float OutputAt(const KernelBatch& batch, const kernels::Span& span, int32_t row, int32_t head,
+               int32_t d) {
+  uint16_t bits = 0;
+  std::memcpy(&bits,
+              span.output + row * span.row_stride + head * span.head_stride + d * kElementBytes,
+              sizeof(bits));
+  return kernels::ToFloat(batch.geometry.dtype, bits);
+}
+
+void CompareLse(const kernels::Span& span, int32_t row, int32_t head, double reference,
+                double unfused, Errors* errors) {
+  const float lse = span.lse[row * span.lse_row_stride + head * span.lse_head_stride];
+  errors->server_lse = std::max(errors->server_lse, Difference(lse, reference));
+  errors->unfused_lse = std::max(errors->unfused_lse, Difference(unfused, reference));
+  if (std::isfinite(reference)) {
+    errors->lse_floor = std::max(errors->lse_floor, 1e-5 * std::abs(reference));
+  }
+}
+
+}  // namespace
+
+KernelBatch ToKernelBatch(const AttendRequest& request) {
+  KernelBatch batch;
+  batch.geometry = {
+      request.dtype == DType::kFloat16 ? kernels::DType::kFloat16 : kernels::DType::kBFloat16,
+      static_cast<int32_t>(request.num_heads), static_cast<int32_t>(request.num_kv_heads),
+      static_cast<int32_t>(request.head_dim)};
+  const bool nhd = request.layout == Layout::kNHD;
+  const int64_t head_bytes = int64_t{request.head_dim} * kElementBytes;
+  const int64_t heads = request.num_heads;
+  const int64_t kv_heads = request.num_kv_heads;
+  const std::byte* query = request.query.data();
+  const std::byte* key = request.key.data();
+  const std::byte* value = request.value.data();
+  std::byte* output = request.output.data();
+  float* lse = request.lse.empty() ? nullptr : request.lse.data();
+  for (const SpanShape& shape : request.spans) {
+    kernels::Span span;
+    span.query = query;
+    span.output = output;
+    span.row_stride = nhd ? heads * head_bytes : head_bytes;
+    span.head_stride = nhd ? head_bytes : shape.query_rows * head_bytes;
+    span.query_rows = static_cast<int32_t>(shape.query_rows);
+    span.lse = lse;
+    span.lse_row_stride = nhd ? heads : 1;
+    span.lse_head_stride = nhd ? 1 : shape.query_rows;
+    span.kv.key = key;
+    span.kv.value = value;
+    span.kv.row_stride = nhd ? kv_heads * head_bytes : head_bytes;
+    span.kv.head_stride = nhd ? head_bytes : shape.kv_rows * head_bytes;
+    span.kv.page_stride = kernels::kPageTokens * span.kv.row_stride;
+    span.kv.rows = static_cast<int32_t>(shape.kv_rows);
+    span.mask = ToKernelMask(request.mask);
+    span.softmax_scale =
+        request.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(request.head_dim)));
+    batch.spans.push_back(span);
+    query += shape.query_rows * heads * head_bytes;
+    output += shape.query_rows * heads * head_bytes;
+    key += shape.kv_rows * kv_heads * head_bytes;
+    value += shape.kv_rows * kv_heads * head_bytes;
+    if (lse != nullptr) lse += shape.query_rows * heads;
+  }
+  return batch;
+}
+
+KernelBatch SpotCheckBatch(const AttendRequest& request, uint32_t rows_per_span) {
+  const KernelBatch whole = ToKernelBatch(request);
+  KernelBatch out;
+  out.geometry = whole.geometry;
+  for (const kernels::Span& span : whole.spans) {
+    const int64_t picks = std::min<int64_t>(rows_per_span, span.query_rows);
+    for (int64_t pick = 0; pick < picks; ++pick) {
+      const int64_t row =
+          picks == 1 ? span.query_rows - 1 : pick * (span.query_rows - 1) / (picks - 1);
+      const int64_t position = row + span.kv.rows - span.query_rows;
+      const int64_t first = std::max<int64_t>(0, position - span.mask.left);
+      const int64_t last = std::min<int64_t>(span.kv.rows - 1, position + span.mask.right);
+      kernels::Span one = span;
+      one.query += row * span.row_stride;
+      one.output += row * span.row_stride;
+      if (one.lse != nullptr) one.lse += row * span.lse_row_stride;
+      one.query_rows = 1;
+      one.kv.rows = static_cast<int32_t>(std::max<int64_t>(0, last - first + 1));
+      one.kv.key += first * span.kv.row_stride;
+      one.kv.value += first * span.kv.row_stride;
+      one.mask = kernels::Mask::None();
+      out.spans.push_back(one);
+    }
+  }
+  return out;
+}
+
+double Errors::Ratio() const {
+  if (server == 0 && unfused == 0) return 1;
+  return server / unfused;
+}
+
+bool Errors::Within(double factor) const {
+  return std::isfinite(server) && server <= factor * unfused && std::isfinite(server_lse) &&
+         server_lse <= std::max(factor * unfused_lse, lse_floor);
+}
+
+Errors Compare(const KernelBatch& answered) {
+  const kernels::ReferenceResult reference = kernels::ReferenceAttention(answered.view());
+  const kernels::ReferenceResult unfused = kernels::UnfusedAttention(answered.view());
+  Errors errors;
+  errors.lse_floor = 1e-5;
+  size_t element = 0, lse = 0;  // both results are packed as NHD
+  for (const kernels::Span& span : answered.spans) {
+    for (int32_t row = 0; row < span.query_rows; ++row) {
+      for (int32_t head = 0; head < answered.geometry.num_heads; ++head, ++lse) {
+        for (int32_t d = 0; d < answered.geometry.head_dim; ++d, ++element) {
+          const double want = reference.output[element];
+          const double got = OutputAt(answered, span, row, head, d);
+          errors.server = std::max(errors.server, Difference(got, want));
+          errors.unfused = std::max(errors.unfused, Difference(unfused.output[element], want));
+        }
+        if (span.lse != nullptr) {
+          CompareLse(span, row, head, reference.lse[lse], unfused.lse[lse], &errors);
+        }
+      }
+    }
+  }
+  return errors;
+}
+
+}  // namespace flashcore::cli

@@ -1,0 +1,254 @@
+#include "client/cpp/attend_stream.h"
+
+#include <deque>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "client/cpp/codec.h"
+#include "grpcpp/channel.h"
+#include "grpcpp/client_context.h"
+#include "grpcpp/generic/generic_stub.h"
+
+namespace flashcore {
+namespace {
+
+constexpr char kStreamMethod[] = "/flashcore.v1.AttentionService/AttendStream";
+constexpr size_t kMaxSpans = 1 << 20;  // bounds the small fields of an answer; any server's is less
+
+}  // namespace
+
+// Owned by the AttendStream, and by itself until OnDone has returned.
+//
+// gRPC calls OnReadDone and OnWriteDone on its own threads, one of each at a time, and OnDone after
+// the last of them. A hold keeps OnDone away while Send may still start a write; it is removed
+// once, when reading has ended. No callback of the user runs under the mutex.
+class AttendStream::Reactor final
+    : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+      public std::enable_shared_from_this<Reactor> {
+ public:
+  Reactor(const StreamOptions& options, size_t max_message_bytes)
+      : max_inflight_(options.max_inflight), max_message_bytes_(max_message_bytes) {
+    context_.set_deadline(absl::ToChronoTime(options.deadline));
+  }
+
+  void Start(const std::shared_ptr<grpc::Channel>& channel) {
+    self_ = shared_from_this();
+    grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(channel);
+    stub.PrepareBidiStreamingCall(&context_, kStreamMethod, {}, this);
+    AddHold();
+    StartRead(&read_);
+    StartCall();
+  }
+
+  absl::Status Send(const AttendRequest& request, Callback done) ABSL_LOCKS_EXCLUDED(mutex_) {
+    if (request.request_id.empty()) {
+      return absl::InvalidArgumentError("request_id: empty; a stream needs one");
+    }
+    absl::StatusOr<grpc::ByteBuffer> message = client::EncodeRequest(request, max_message_bytes_);
+    if (!message.ok()) return message.status();
+    absl::MutexLock lock(&mutex_);
+    if (broken_)
+      return done_ && !final_.ok() ? final_ : absl::UnavailableError("the stream has ended");
+    if (finishing_) return absl::FailedPreconditionError("Send after Finish");
+    if (pending_.size() >= max_inflight_) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("max_inflight: ", max_inflight_, " requests of this stream are unanswered"));
+    }
+    Pending pending{{request.output, request.lse}, message->Length(), std::move(done)};
+    if (!pending_.try_emplace(request.request_id, std::move(pending)).second) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("request_id: '", request.request_id, "' is in flight on this stream"));
+    }
+    writes_.push_back(*std::move(message));
+    Pump();
+    return absl::OkStatus();
+  }
+
+  absl::Status SendForReceive(const AttendRequest& request) ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&receive_mutex_);  // counted before the answer can come
+    absl::Status status = Send(request, [this](absl::Status answer, AttendResult result) {
+      absl::MutexLock receive_lock(&receive_mutex_);
+      answers_.push_back({std::move(answer), std::move(result)});
+    });
+    if (status.ok()) ++to_receive_;
+    return status;
+  }
+
+  bool Receive(Answer* answer) ABSL_LOCKS_EXCLUDED(receive_mutex_) {
+    absl::MutexLock lock(&receive_mutex_);
+    const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(receive_mutex_) {
+      return !answers_.empty() || to_receive_ == 0;
+    };
+    receive_mutex_.Await(absl::Condition(&ready));
+    if (answers_.empty()) return false;
+    *answer = std::move(answers_.front());
+    answers_.pop_front();
+    --to_receive_;
+    return true;
+  }
+
+  absl::Status Finish() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    finishing_ = true;
+    Pump();
+    mutex_.Await(absl::Condition(&done_));
+    return final_;
+  }
+
+  void Cancel() { context_.TryCancel(); }
+
+  void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    writing_ = false;
+    write_.Clear();
+    if (ok) Pump();  // if not, the stream is over: reading and OnDone say why
+  }
+
+  void OnReadDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_) {
+    if (ok && TakeAnswer()) {
+      StartRead(&read_);
+      return;
+    }
+    {
+      absl::MutexLock lock(&mutex_);
+      broken_ = true;
+    }
+    RemoveHold();
+  }
+
+  void OnDone(const grpc::Status& grpc_status) override ABSL_LOCKS_EXCLUDED(mutex_) {
+    const std::shared_ptr<Reactor> self = std::move(self_);
+    absl::flat_hash_map<std::string, Pending> unanswered;
+    absl::Status status = client::FromGrpc(grpc_status);
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!protocol_error_.ok()) status = protocol_error_;
+      unanswered.swap(pending_);
+      writes_.clear();
+    }
+    if (status.ok() && !unanswered.empty()) {
+      status = absl::InternalError("the server ended the stream without an answer");
+    }
+    for (auto& [request_id, pending] : unanswered) {
+      AttendResult result;
+      result.request_id = request_id;
+      result.request_bytes = pending.request_bytes;
+      result.attempts = 1;
+      pending.done(status, std::move(result));
+    }
+    absl::MutexLock lock(&mutex_);
+    final_ = status;
+    done_ = true;
+  }
+
+ private:
+  struct Pending {
+    client::Destination destination;
+    size_t request_bytes = 0;
+    Callback done;
+  };
+
+  // Starts the next write, or half-closes after the last one.
+  void Pump() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (writing_ || broken_) return;
+    if (!writes_.empty()) {
+      writing_ = true;
+      write_ = std::move(writes_.front());
+      writes_.pop_front();
+      StartWrite(&write_);
+    } else if (finishing_ && !half_closed_) {
+      half_closed_ = true;
+      StartWritesDone();
+    }
+  }
+
+  // Delivers the answer in read_. False, and the stream is cancelled, if it makes no sense.
+  bool TakeAnswer() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::StatusOr<client::Answer> answer = client::ParseAnswer(read_, kMaxSpans);
+    if (!answer.ok()) return Abort(answer.status());
+    Pending pending;
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto it = pending_.find(answer->result.request_id);
+      if (it != pending_.end()) {
+        pending = std::move(it->second);
+        pending_.erase(it);
+      }
+    }
+    if (pending.done == nullptr) {
+      return Abort(absl::InternalError(absl::StrCat(
+          "reply: request_id '", answer->result.request_id, "' is of no request in flight")));
+    }
+    absl::Status status = answer->status;
+    if (status.ok()) status = client::CopyTensors(read_, *answer, pending.destination);
+    read_.Clear();
+    answer->result.request_bytes = pending.request_bytes;
+    answer->result.attempts = 1;
+    pending.done(std::move(status), std::move(answer->result));
+    return true;
+  }
+
+  bool Abort(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    protocol_error_ = std::move(status);
+    context_.TryCancel();
+    return false;
+  }
+
+  const size_t max_inflight_;
+  const size_t max_message_bytes_;
+  grpc::ClientContext context_;
+  std::shared_ptr<Reactor> self_;  // set by Start, dropped by OnDone
+  grpc::ByteBuffer read_;          // of the read in progress
+
+  absl::Mutex mutex_;
+  absl::flat_hash_map<std::string, Pending> pending_ ABSL_GUARDED_BY(mutex_);  // by request_id
+  std::deque<grpc::ByteBuffer> writes_ ABSL_GUARDED_BY(mutex_);                // not yet started
+  grpc::ByteBuffer write_ ABSL_GUARDED_BY(mutex_);  // of the write in progress
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finishing_ ABSL_GUARDED_BY(mutex_) = false;  // Finish was called
+  bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool broken_ ABSL_GUARDED_BY(mutex_) = false;  // reading has ended: start no more writes
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;    // every callback has run
+  absl::Status final_ ABSL_GUARDED_BY(mutex_);   // valid once done_
+  absl::Status protocol_error_ ABSL_GUARDED_BY(mutex_);
+
+  absl::Mutex receive_mutex_;  // taken before mutex_
+  std::deque<Answer> answers_ ABSL_GUARDED_BY(receive_mutex_);
+  size_t to_receive_ ABSL_GUARDED_BY(receive_mutex_) = 0;
+};
+
+std::unique_ptr<AttendStream> AttendStream::Open(std::shared_ptr<grpc::Channel> channel,
+                                                 const StreamOptions& options,
+                                                 size_t max_message_bytes) {
+  auto reactor = std::make_shared<Reactor>(options, max_message_bytes);
+  reactor->Start(channel);
+  return absl::WrapUnique(new AttendStream(std::move(reactor)));
+}
+
+AttendStream::AttendStream(std::shared_ptr<Reactor> reactor) : reactor_(std::move(reactor)) {}
+
+AttendStream::~AttendStream() {
+  reactor_->Cancel();
+  reactor_->Finish().IgnoreError();
+}
+
+absl::Status AttendStream::Send(const AttendRequest& request, Callback done) {
+  return reactor_->Send(request, std::move(done));
+}
+
+absl::Status AttendStream::Send(const AttendRequest& request) {
+  return reactor_->SendForReceive(request);
+}
+
+bool AttendStream::Receive(Answer* answer) { return reactor_->Receive(answer); }
+
+absl::Status AttendStream::Finish() { return reactor_->Finish(); }
+
+void AttendStream::Cancel() { reactor_->Cancel(); }
+
+}  // namespace flashcore

@@ -1,0 +1,80 @@
+// Many requests in flight on one RPC, answered in any order.
+#ifndef FLASHCORE_CLIENT_CPP_ATTEND_STREAM_H_
+#define FLASHCORE_CLIENT_CPP_ATTEND_STREAM_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "client/cpp/attend.h"
+
+namespace grpc {
+class Channel;
+}
+
+namespace flashcore {
+
+struct StreamOptions {
+  // Unanswered requests, after which Send is RESOURCE_EXHAUSTED. Bounds the memory of the queue of
+  // messages that the server has not read yet.
+  size_t max_inflight = 256;
+  // Of the stream as a whole; single requests have none.
+  absl::Time deadline = absl::InfiniteFuture();
+};
+
+// An open AttendStream, from Client::OpenStream. Thread-safe. Nothing is ever retried: a stream
+// that broke stays broken, and its requests end with the status that it broke with.
+class AttendStream {
+ public:
+  // Runs on a gRPC thread, must not block, and may call Send; it must not destroy the stream.
+  using Callback = std::function<void(absl::Status, AttendResult)>;
+
+  // An answer for Receive.
+  struct Answer {
+    absl::Status status;
+    AttendResult result;  // result.request_id is set whatever the status
+  };
+
+  // Cancels what is unanswered, and returns when every callback has run.
+  ~AttendStream();
+  AttendStream(const AttendStream&) = delete;
+  AttendStream& operator=(const AttendStream&) = delete;
+
+  // Queues the request and returns at once; Q, K and V are copied. If OK, `done` runs exactly once,
+  // with the answer or with the status that ended the stream, and output and lse must live until
+  // then; if not OK, it never runs:
+  //   INVALID_ARGUMENT    the request does not fit its memory, or has no request_id
+  //   ALREADY_EXISTS      a request of that request_id is in flight on this stream
+  //   RESOURCE_EXHAUSTED  max_inflight are unanswered, or the message is too large
+  //   FAILED_PRECONDITION Finish was called
+  //   otherwise           the status that ended the stream
+  absl::Status Send(const AttendRequest& request, Callback done);
+
+  // The same, with an answer that Receive returns.
+  absl::Status Send(const AttendRequest& request);
+
+  // Blocks until one of the requests sent without a callback is answered. False if there is none.
+  bool Receive(Answer* answer);
+
+  // No more Sends; blocks until what is in flight is answered and every callback has run. The
+  // status that the stream ended with. May be called again; not from a callback.
+  absl::Status Finish();
+
+  // What is unanswered ends with CANCELLED. Does not block.
+  void Cancel();
+
+ private:
+  friend class Client;
+  class Reactor;
+  explicit AttendStream(std::shared_ptr<Reactor> reactor);
+  static std::unique_ptr<AttendStream> Open(std::shared_ptr<grpc::Channel> channel,
+                                            const StreamOptions& options, size_t max_message_bytes);
+
+  const std::shared_ptr<Reactor> reactor_;
+};
+
+}  // namespace flashcore
+
+#endif  // FLASHCORE_CLIENT_CPP_ATTEND_STREAM_H_

@@ -1,0 +1,120 @@
+// The C++ client of FlashCore: attention over gRPC on memory of the caller.
+//
+//   auto client = flashcore::Client::Create("127.0.0.1:7070");
+//   flashcore::AttendRequest request;
+//   request.spans = {{/*query_rows=*/512, /*kv_rows=*/512}};
+//   request.num_heads = request.num_kv_heads = 8;
+//   request.head_dim = 64;
+//   request.query = ...;   // FP16, [512, 8, 64]; key and value likewise
+//   request.output = ...;  // same size as query
+//   absl::Status status = (*client)->Attend(request, &result);
+//
+// Errors are the status codes of the contract (attention.proto), with the server's message. The
+// client itself adds INVALID_ARGUMENT for byte counts that do not fit the shapes (nothing is sent),
+// RESOURCE_EXHAUSTED for a message over its own limit, UNAVAILABLE when the server cannot be
+// reached, and INTERNAL for a reply that does not fit the request.
+#ifndef FLASHCORE_CLIENT_CPP_CLIENT_H_
+#define FLASHCORE_CLIENT_CPP_CLIENT_H_
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "client/cpp/attend.h"
+#include "client/cpp/attend_stream.h"
+#include "client/cpp/retry.h"
+#include "flashcore/v1/attention.pb.h"
+#include "grpcpp/security/credentials.h"
+#include "grpcpp/support/channel_arguments.h"
+
+namespace flashcore {
+
+struct ClientOptions {
+  // Deadline of every call that is given none, from its start, retries included.
+  absl::Duration timeout = absl::Seconds(30);
+  // Of one message, either way, in bytes; protobuf allows no more than 2^31 - 1.
+  size_t max_message_bytes = size_t{1} << 30;
+  RetryPolicy retry;
+  std::shared_ptr<grpc::ChannelCredentials> credentials;  // null: plaintext
+  grpc::ChannelArguments channel_arguments;  // what is set here wins over our own defaults
+};
+
+struct CallOptions {
+  // Unset: ClientOptions::timeout from now. absl::InfiniteFuture(): none.
+  std::optional<absl::Time> deadline;
+};
+
+// Cancels an AttendAsync. A copy refers to the same call; dropping it does nothing. Thread-safe.
+class CallHandle {
+ public:
+  CallHandle() = default;
+
+  // The callback then runs with CANCELLED, unless the call has ended already.
+  void Cancel();
+
+ private:
+  friend class Client;
+  explicit CallHandle(std::weak_ptr<class AsyncCall> call) : call_(std::move(call)) {}
+
+  std::weak_ptr<class AsyncCall> call_;
+};
+
+enum class HealthStatus { kUnknown, kServing, kNotServing };
+
+// One connection to one server. Thread-safe; calls share the connection. A Client may be destroyed
+// while its calls and streams are in flight: they run to their end.
+class Client {
+ public:
+  using AttendCallback = std::function<void(absl::Status, AttendResult)>;
+
+  // `target` is "host:port", "unix:path", or a gRPC target URI. INVALID_ARGUMENT if it is none of
+  // them. Does not connect: the first call does.
+  static absl::StatusOr<std::unique_ptr<Client>> Create(absl::string_view target,
+                                                        ClientOptions options = {});
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  // Blocks. On OK, output and lse of the request are written; `result` may be null.
+  absl::Status Attend(const AttendRequest& request, AttendResult* result,
+                      const CallOptions& call = {});
+
+  // `done` runs exactly once, on a gRPC thread (or on this one, before the return, if nothing could
+  // be sent); it must not block. Output and lse must live until then, everything else is copied.
+  CallHandle AttendAsync(const AttendRequest& request, AttendCallback done,
+                         const CallOptions& call = {});
+
+  // Opens an AttendStream. Its default deadline is none.
+  std::unique_ptr<AttendStream> OpenStream(const StreamOptions& options = {});
+
+  absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(const CallOptions& call = {});
+
+  // The debug yardstick of Attend: sends `payload`, has reply.size() bytes sent back, and copies
+  // them to `reply`. UNIMPLEMENTED unless the server runs with --enable_echo. Never retried.
+  absl::Status Echo(absl::Span<const std::byte> payload, absl::Span<std::byte> reply,
+                    const CallOptions& call = {});
+
+  // grpc.health.v1 Check. An empty service asks for the whole server; NOT_FOUND if it is unknown.
+  // Never retried: an unreachable server is an answer.
+  absl::StatusOr<HealthStatus> CheckHealth(absl::string_view service = "",
+                                           const CallOptions& call = {});
+
+  // Connects if need be. False if there is no connection by the deadline.
+  bool WaitForConnected(absl::Time deadline);
+
+ private:
+  struct Channel;
+  explicit Client(std::shared_ptr<Channel> channel);
+
+  const std::shared_ptr<Channel> channel_;
+};
+
+}  // namespace flashcore
+
+#endif  // FLASHCORE_CLIENT_CPP_CLIENT_H_

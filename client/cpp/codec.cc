@@ -1,0 +1,178 @@
+#include "client/cpp/codec.h"
+
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "flashcore/v1/attention.pb.h"
+#include "flashcore/v1/debug.pb.h"
+#include "grpcpp/support/slice.h"
+
+namespace flashcore::client {
+namespace {
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "tensors travel little-endian and are copied as they are");
+
+// Of an answer without its tensors and sequence_lengths: request_id, timing, a status message.
+constexpr size_t kMaxSmallBytes = 64 * 1024;
+constexpr size_t kMaxVarintBytes = 10;
+
+v1::Layout ToProto(Layout layout) {
+  return layout == Layout::kNHD ? v1::LAYOUT_NHD : v1::LAYOUT_HND;
+}
+
+v1::DType ToProto(DType dtype) {
+  return dtype == DType::kFloat16 ? v1::DTYPE_FLOAT16 : v1::DTYPE_BFLOAT16;
+}
+
+void FillMask(const Mask& mask, v1::Mask* out) {
+  switch (mask.kind) {
+    case Mask::Kind::kNone:
+      out->set_kind(v1::Mask::KIND_NONE);
+      break;
+    case Mask::Kind::kCausal:
+      out->set_kind(v1::Mask::KIND_CAUSAL);
+      break;
+    case Mask::Kind::kSlidingWindow:
+      out->set_kind(v1::Mask::KIND_SLIDING_WINDOW);
+      break;
+  }
+  if (mask.left.has_value()) out->set_window_left(*mask.left);
+  if (mask.right.has_value()) out->set_window_right(*mask.right);
+}
+
+// Everything but the tensors.
+v1::AttendRequest SmallFields(const AttendRequest& request) {
+  v1::AttendRequest out;
+  out.set_request_id(request.request_id);
+  for (const SpanShape& span : request.spans) {
+    v1::Span* to = out.add_spans();
+    to->set_query_rows(span.query_rows);
+    to->set_kv_rows(span.kv_rows);
+    to->set_sequence_id(span.sequence_id);
+    if (span.expected_length.has_value()) to->set_expected_length(*span.expected_length);
+  }
+  out.set_dtype(ToProto(request.dtype));
+  out.set_num_heads(request.num_heads);
+  out.set_num_kv_heads(request.num_kv_heads);
+  out.set_head_dim(request.head_dim);
+  out.set_layout(ToProto(request.layout));
+  if (request.mask.kind != Mask::Kind::kNone || request.mask.left || request.mask.right) {
+    FillMask(request.mask, out.mutable_mask());
+  }
+  if (request.softmax_scale.has_value()) out.set_softmax_scale(*request.softmax_scale);
+  out.set_return_lse(!request.lse.empty());
+  out.set_layer(request.layer);
+  return out;
+}
+
+void AddField(int number, absl::Span<const std::byte> payload, std::string before,
+              std::vector<grpc::Slice>* slices) {
+  slices->emplace_back(before + wire::FieldHeader(number, payload.size()));
+  if (!payload.empty()) slices->emplace_back(payload.data(), payload.size());
+}
+
+}  // namespace
+
+absl::StatusOr<grpc::ByteBuffer> EncodeRequest(const AttendRequest& request,
+                                               size_t max_message_bytes) {
+  if (absl::Status status = CheckRequest(request); !status.ok()) return status;
+  const v1::AttendRequest small = SmallFields(request);
+  const size_t bytes = small.ByteSizeLong() + request.query.size() + request.key.size() +
+                       request.value.size() + 3 * kMaxVarintBytes;
+  if (bytes > max_message_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("request: about ", bytes,
+                                                     " bytes, over this client's limit of ",
+                                                     max_message_bytes, " a message"));
+  }
+  std::vector<grpc::Slice> slices;
+  slices.reserve(6);
+  AddField(v1::AttendRequest::kQueryFieldNumber, request.query, small.SerializeAsString(), &slices);
+  AddField(v1::AttendRequest::kKeyFieldNumber, request.key, "", &slices);
+  AddField(v1::AttendRequest::kValueFieldNumber, request.value, "", &slices);
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+absl::StatusOr<Answer> ParseAnswer(const grpc::ByteBuffer& message, size_t max_spans) {
+  std::array<wire::LargeField, 2> large;
+  large[0].number = v1::AttendResponse::kOutputFieldNumber;
+  large[1].number = v1::AttendResponse::kLseFieldNumber;
+  std::string small_bytes;
+  const size_t max_small_bytes = kMaxSmallBytes + max_spans * (kMaxVarintBytes + 1);
+  absl::Status status =
+      wire::SplitMessage(message, max_small_bytes, absl::MakeSpan(large), &small_bytes);
+  v1::AttendResponse small;
+  if (!status.ok() || !small.ParseFromString(small_bytes)) {
+    return absl::InternalError(
+        absl::StrCat("reply: not an AttendResponse: ",
+                     status.ok() ? "its small fields do not parse" : status.message()));
+  }
+  Answer answer;
+  answer.output = large[0];
+  answer.lse = large[1];
+  answer.result.request_id = small.request_id();
+  answer.result.timing = {small.timing().receive_ns(), small.timing().queue_ns(),
+                          small.timing().copy_in_ns(), small.timing().kernel_ns(),
+                          small.timing().copy_out_ns()};
+  answer.result.sequence_lengths.assign(small.sequence_lengths().begin(),
+                                        small.sequence_lengths().end());
+  answer.result.response_bytes = message.Length();
+  if (small.status().code() != 0) {
+    answer.status = FromGrpc(grpc::Status(static_cast<grpc::StatusCode>(small.status().code()),
+                                          small.status().message()));
+  }
+  return answer;
+}
+
+absl::Status CopyTensors(const grpc::ByteBuffer& message, const Answer& answer,
+                         const Destination& destination) {
+  const size_t lse_bytes = destination.lse.size() * sizeof(float);
+  if (answer.output.size != destination.output.size() || answer.lse.size != lse_bytes) {
+    return absl::InternalError(absl::StrCat("reply: output has ", answer.output.size,
+                                            " bytes and lse ", answer.lse.size, "; want ",
+                                            destination.output.size(), " and ", lse_bytes));
+  }
+  wire::CopyField(message, answer.output, destination.output.data());
+  wire::CopyField(message, answer.lse, destination.lse.data());
+  return absl::OkStatus();
+}
+
+grpc::ByteBuffer EncodeEcho(absl::Span<const std::byte> payload, size_t reply_bytes) {
+  v1::EchoRequest small;
+  small.set_reply_bytes(reply_bytes);
+  std::vector<grpc::Slice> slices;
+  AddField(v1::EchoRequest::kPayloadFieldNumber, payload, small.SerializeAsString(), &slices);
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+absl::Status DecodeEcho(const grpc::ByteBuffer& message, absl::Span<std::byte> reply) {
+  wire::LargeField payload;
+  payload.number = v1::EchoResponse::kPayloadFieldNumber;
+  std::string small;
+  absl::Status status =
+      wire::SplitMessage(message, kMaxSmallBytes, absl::MakeSpan(&payload, 1), &small);
+  if (!status.ok()) {
+    return absl::InternalError(absl::StrCat("reply: not an EchoResponse: ", status.message()));
+  }
+  if (payload.size != reply.size()) {
+    return absl::InternalError(
+        absl::StrCat("reply: payload has ", payload.size, " bytes; want ", reply.size()));
+  }
+  wire::CopyField(message, payload, reply.data());
+  return absl::OkStatus();
+}
+
+absl::Status FromGrpc(const grpc::Status& status) {
+  if (status.ok()) return absl::OkStatus();
+  // The numbers of absl::StatusCode are those of grpc::StatusCode; others become UNKNOWN.
+  const int code = static_cast<int>(status.error_code());
+  const bool known = code >= static_cast<int>(absl::StatusCode::kCancelled) &&
+                     code <= static_cast<int>(absl::StatusCode::kUnauthenticated);
+  return absl::Status(
+      known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
+      status.error_message().empty() ? "the server gave no message" : status.error_message());
+}
+
+}  // namespace flashcore::client

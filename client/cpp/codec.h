@@ -1,0 +1,56 @@
+// Requests to messages and messages to answers, with one copy of each tensor each way.
+// Internal to the client. Functions are pure: safe from any thread.
+#ifndef FLASHCORE_CLIENT_CPP_CODEC_H_
+#define FLASHCORE_CLIENT_CPP_CODEC_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "client/cpp/attend.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "grpcpp/support/status.h"
+#include "proto/wire.h"
+
+namespace flashcore::client {
+
+// The serialized AttendRequest; tensors are copied once, into slices of the buffer.
+// INVALID_ARGUMENT from CheckRequest; RESOURCE_EXHAUSTED if larger than `max_message_bytes`.
+absl::StatusOr<grpc::ByteBuffer> EncodeRequest(const AttendRequest& request,
+                                               size_t max_message_bytes);
+
+// Where the tensors of an answer go: memory of the caller of the RPC.
+struct Destination {
+  absl::Span<std::byte> output;
+  absl::Span<float> lse;  // empty: not wanted
+};
+
+// An AttendResponse whose tensors still lie in its message. Does not own the message.
+struct Answer {
+  AttendResult result;
+  absl::Status status;  // of this request; only an AttendStream sets it
+  wire::LargeField output;
+  wire::LargeField lse;
+};
+
+// Splits the message; INTERNAL if it is not an AttendResponse. `max_spans` is the most spans a
+// request behind it has.
+absl::StatusOr<Answer> ParseAnswer(const grpc::ByteBuffer& message, size_t max_spans);
+
+// Copies the tensors of `answer` from `message` to their destination. INTERNAL, nothing copied, if
+// their sizes are not exactly those of the destination.
+absl::Status CopyTensors(const grpc::ByteBuffer& message, const Answer& answer,
+                         const Destination& destination);
+
+// An EchoRequest or EchoResponse around `payload`, and back. DecodeEcho is INTERNAL unless the
+// reply carries exactly as many bytes as `reply` has.
+grpc::ByteBuffer EncodeEcho(absl::Span<const std::byte> payload, size_t reply_bytes);
+absl::Status DecodeEcho(const grpc::ByteBuffer& message, absl::Span<std::byte> reply);
+
+// Code and message as they came. Details are dropped; a message is never left empty.
+absl::Status FromGrpc(const grpc::Status& status);
+
+}  // namespace flashcore::client
+
+#endif  // FLASHCORE_CLIENT_CPP_CODEC_H_

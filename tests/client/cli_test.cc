@@ -1,0 +1,194 @@
+// Flags, statistics, JSON and the oracle of the command line.
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/reflection.h"
+#include "client/cli/command.h"
+#include "client/cli/json.h"
+#include "client/cli/load.h"
+#include "client/cli/oracle.h"
+#include "client/cli/random_request.h"
+#include "client/cli/stats.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/half.h"
+#include "kernels/reference.h"
+#include "tests/client/fake_server.h"
+
+namespace flashcore::cli {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(FlagTest, BenchShape) {
+  BenchShape shape;
+  std::string error;
+  ASSERT_TRUE(AbslParseFlag("4x32/8x1024x128", &shape, &error));
+  EXPECT_EQ(shape.batch, 4u);
+  EXPECT_EQ(shape.num_heads, 32u);
+  EXPECT_EQ(shape.num_kv_heads, 8u);
+  EXPECT_EQ(shape.rows, 1024u);
+  EXPECT_EQ(shape.head_dim, 128u);
+  EXPECT_EQ(AbslUnparseFlag(shape), "4x32/8x1024x128");
+  ASSERT_TRUE(AbslParseFlag("1x8x512x64", &shape, &error));
+  EXPECT_EQ(shape.num_kv_heads, 8u);
+  EXPECT_EQ(AbslUnparseFlag(shape), "1x8x512x64");
+  for (const char* bad : {"", "1x8x512", "1x8x512x64x1", "1x8x512xD", "0x8x512x64", "1x8/3x512x64",
+                          "1x8/x512x64", "1x8/2/2x512x64", "-1x8x512x64", "1x8x 512x64",
+                          "99999999999x8x512x64", "1x8x0x64", "1X8X512X64"}) {
+    EXPECT_FALSE(AbslParseFlag(bad, &shape, &error)) << bad;
+    EXPECT_FALSE(error.empty());
+  }
+}
+
+TEST(FlagTest, Mask) {
+  Mask mask;
+  std::string error;
+  for (const char* good :
+       {"none", "causal", "window:127,0", "window:,8", "window:3,", "window:,"}) {
+    ASSERT_TRUE(AbslParseFlag(good, &mask, &error)) << good;
+    EXPECT_EQ(AbslUnparseFlag(mask), good);
+  }
+  for (const char* bad : {"", "Causal", "window", "window:", "window:1", "window:-1,0",
+                          "window:1,2,3", "window:99999999999,0"}) {
+    EXPECT_FALSE(AbslParseFlag(bad, &mask, &error)) << bad;
+  }
+}
+
+TEST(FlagTest, CommandLine) {
+  absl::FlagSaver saver;
+  bool help = false;
+  const auto parse = [&](std::vector<std::string> args) {
+    return ParseFlags(BenchCommand(), args, &help);
+  };
+  EXPECT_EQ(parse({"--json", "--dtype=bf16", "--layout", "HND", "--nojson"}), absl::OkStatus());
+  EXPECT_FALSE(absl::GetFlag(FLAGS_json));
+  EXPECT_EQ(absl::GetFlag(FLAGS_dtype), DType::kBFloat16);
+  EXPECT_EQ(absl::GetFlag(FLAGS_layout), Layout::kHND);
+  EXPECT_EQ(parse({"--help", "--bogus"}), absl::OkStatus());
+  EXPECT_TRUE(help);
+  EXPECT_THAT(parse({"--bogus=1"}).message(), HasSubstr("unknown flag --bogus"));
+  EXPECT_THAT(parse({"--query=x"}).message(), HasSubstr("unknown flag"));  // attend's
+  EXPECT_THAT(parse({"--noshape"}).message(), HasSubstr("unknown flag"));
+  EXPECT_THAT(parse({"--shape"}).message(), HasSubstr("no value"));
+  EXPECT_THAT(parse({"--duration=fast"}).message(), HasSubstr("--duration"));
+  EXPECT_THAT(parse({"stray"}).message(), HasSubstr("stray"));
+  EXPECT_EQ(Main({}), kExitUsage);
+  EXPECT_EQ(Main({"nonsense"}), kExitUsage);
+  EXPECT_EQ(Main({"info", "--bogus"}), kExitUsage);
+  EXPECT_EQ(Main({"info", "--target=nonsense"}), kExitUsage);
+  EXPECT_EQ(Main({"attend"}), kExitUsage);
+  EXPECT_EQ(Main({"bench", "--help"}), kExitOk);
+}
+
+TEST(CliTest, ExitCodesAgainstAServer) {
+  absl::FlagSaver saver;
+  std::string target;
+  {
+    FakeServer server;
+    target = "--target=" + server.target();
+    EXPECT_EQ(Main({"info", target}), kExitOk);
+    EXPECT_EQ(Main({"health", target}), kExitOk);
+    EXPECT_EQ(Main({"verify", target}), kExitFailure);  // it names no head_dim
+    // The fake answers at once, with its query: as a kernel that skips its work would.
+    EXPECT_EQ(Main({"bench", target, "--shape=1x2x16x32", "--duration=50ms", "--warmup=0"}),
+              kExitFailure);
+  }
+  EXPECT_EQ(Main({"info", target}), kExitFailure);
+  EXPECT_EQ(Main({"health", target}), kExitFailure);
+}
+
+TEST(StatsTest, PercentilesAreOfNearestRank) {
+  std::vector<float> samples;
+  for (int i = 1000; i >= 1; --i) samples.push_back(static_cast<float>(i));
+  const Percentiles p = ComputePercentiles(&samples);
+  EXPECT_EQ(p.p50, 500);
+  EXPECT_EQ(p.p90, 900);
+  EXPECT_EQ(p.p99, 990);
+  EXPECT_EQ(p.p999, 999);
+  EXPECT_EQ(p.max, 1000);
+  EXPECT_EQ(p.mean, 500.5);
+  EXPECT_EQ(NearestRank({7}, 0.5), 7);
+  EXPECT_EQ(NearestRank({7}, 0.999), 7);
+  EXPECT_EQ(NearestRank({1, 2, 3}, 0.5), 2);
+  EXPECT_EQ(NearestRank({1, 2}, 0.5), 1);
+  EXPECT_TRUE(std::isnan(NearestRank({}, 0.5)));
+}
+
+TEST(JsonTest, EscapesAndNests) {
+  JsonObject json;
+  json.Add("a", "q\"\\\n").Add("b", 1.5).Add("nan", std::nan("")).Add("t", true);
+  json.Add("list", std::vector<JsonObject>{JsonObject().Add("n", 1), JsonObject()});
+  EXPECT_EQ(json.ToString(),
+            R"({"a": "q\"\\\u000a", "b": 1.5, "nan": null, "t": true, "list": [{"n": 1}, {}]})");
+}
+
+TEST(LoadTest, FlopsCountWhatTheMaskShows) {
+  AttendRequest shape;
+  shape.num_heads = 2;
+  shape.head_dim = 8;
+  shape.spans = {{4, 4}};
+  EXPECT_EQ(RequestFlops(shape), 4.0 * 16 * 2 * 8);
+  shape.mask = Mask::Causal();
+  EXPECT_EQ(RequestFlops(shape), 4.0 * 10 * 2 * 8);
+  shape.spans = {{4, 2}};  // the first two rows see nothing
+  EXPECT_EQ(RequestFlops(shape), 4.0 * 3 * 2 * 8);
+}
+
+// Answers `problem` as unfused attention would.
+void AnswerUnfused(RandomRequest* problem) {
+  AttendRequest& request = problem->request();
+  const KernelBatch batch = ToKernelBatch(request);
+  const kernels::ReferenceResult result = kernels::UnfusedAttention(batch.view());
+  size_t element = 0, lse = 0;
+  for (const kernels::Span& span : batch.spans) {
+    for (int32_t row = 0; row < span.query_rows; ++row) {
+      for (int32_t head = 0; head < batch.geometry.num_heads; ++head) {
+        for (int32_t d = 0; d < batch.geometry.head_dim; ++d) {
+          const uint16_t bits = kernels::FromFloat(batch.geometry.dtype,
+                                                   static_cast<float>(result.output[element++]));
+          std::memcpy(span.output + row * span.row_stride + head * span.head_stride + d * 2, &bits,
+                      2);
+        }
+        span.lse[row * span.lse_row_stride + head * span.lse_head_stride] =
+            static_cast<float>(result.lse[lse++]);
+      }
+    }
+  }
+}
+
+TEST(OracleTest, AcceptsUnfusedAttentionAndNoticesErrors) {
+  std::mt19937_64 random(1);
+  for (const Layout layout : {Layout::kNHD, Layout::kHND}) {
+    for (const Mask& mask : {Mask::None(), Mask::Causal(), Mask::SlidingWindow(3, 1)}) {
+      AttendRequest shape;
+      shape.spans = {{5, 9}, {3, 0}, {7, 4}};
+      shape.num_heads = 4;
+      shape.num_kv_heads = 2;
+      shape.head_dim = 32;
+      shape.layout = layout;
+      shape.mask = mask;
+      RandomRequest problem(shape, /*want_lse=*/true, 1, &random);
+      EXPECT_FALSE(Compare(ToKernelBatch(problem.request())).Within(2)) << "NaN must not pass";
+      AnswerUnfused(&problem);
+      EXPECT_TRUE(Compare(ToKernelBatch(problem.request())).Within(1.01));
+      EXPECT_TRUE(Compare(SpotCheckBatch(problem.request(), 7)).Within(1.01));
+      uint16_t& element = problem.output()[40];
+      const uint16_t right = element;
+      element = kNanBits;
+      EXPECT_FALSE(Compare(ToKernelBatch(problem.request())).Within(2));
+      element = kernels::FloatToFloat16(3);
+      EXPECT_FALSE(Compare(ToKernelBatch(problem.request())).Within(2));
+      EXPECT_FALSE(Compare(SpotCheckBatch(problem.request(), 7)).Within(4));
+      element = right;
+      problem.request().lse.back() += 0.5f;
+      EXPECT_FALSE(Compare(ToKernelBatch(problem.request())).Within(2));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashcore::cli
