@@ -1,0 +1,38 @@
+# The Debian 12 / Ubuntu 24.04 packages that FlashCore needs. Source it, then call
+#   ensure_packages NAME...
+# which installs those that are missing, and only then needs root (or sudo).
+
+BUILD_PACKAGES=(
+  cmake ninja-build g++ pkg-config
+  libgrpc++-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev
+  libabsl-dev prometheus-cpp-dev libhwy-dev
+)
+# promtool comes with prometheus; the Python packages call the server as a generated client would.
+TEST_PACKAGES=(
+  libgtest-dev libgmock-dev libbenchmark-dev
+  prometheus python3 python3-grpcio python3-protobuf python3-numpy
+)
+SANITIZER_PACKAGES=(clang libclang-rt-dev)
+LINT_PACKAGES=(clang-format)
+
+ensure_packages() {
+  local missing=() package
+  for package in "$@"; do
+    [[ $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) == installed ]] ||
+      missing+=("$package")
+  done
+  ((${#missing[@]})) || return 0
+  local sudo=()
+  if ((EUID != 0)); then
+    command -v sudo >/dev/null || {
+      echo "These packages are missing, and installing them needs root: ${missing[*]}" >&2
+      return 1
+    }
+    sudo=(sudo)
+  fi
+  echo "Installing: ${missing[*]}"
+  # Keeps the package's own service from starting and taking a port.
+  "${sudo[@]}" apt-get update -qq
+  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
+    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}

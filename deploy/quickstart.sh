@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# From a fresh Debian 12 or Ubuntu 24.04 to a server that attends: installs what is missing, builds,
+# starts the server, checks its results against float64, measures it, shows its own latency histogram,
+# and stops it.
+#
+#   deploy/quickstart.sh          all of that
+#   deploy/quickstart.sh --keep   and leaves the server running
+#
+# Fails if anything did. A second run takes seconds.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source deploy/packages.sh
+
+keep=false
+case "${1:-}" in
+  "") ;;
+  --keep) keep=true ;;
+  *) echo "$0: unknown argument '$1' (want --keep)" >&2; exit 2 ;;
+esac
+
+step() { printf '\n--- %s\n' "$*"; }
+
+step "packages"
+ensure_packages "${BUILD_PACKAGES[@]}" curl
+echo "all there"
+
+step "build"
+# A build folder that tests/run.sh has configured keeps its tests.
+[[ -f build/build.ninja ]] ||
+  cmake --preset release -DFLASHCORE_BUILD_TESTS=OFF -DFLASHCORE_BUILD_BENCHMARKS=OFF
+cmake --build --preset release --target flashcore-server flashcore
+
+flashcore=build/client/cli/flashcore
+work=$(mktemp -d)
+socket=$work/flashcore.sock
+server_log=$work/server.log
+server=""
+cleanup() {
+  if [[ -n $server ]]; then
+    kill -TERM "$server" 2>/dev/null || true
+    wait "$server" || true
+  fi
+  rm -rf "$work"
+}
+trap cleanup EXIT
+
+step "server"
+# Port 0: takes free ones, and says in its log which.
+build/server/flashcore-server --listen=127.0.0.1:0 --listen="unix:$socket" \
+  --metrics_listen=127.0.0.1:0 --enable_echo --log_format=json 2>"$server_log" &
+server=$!
+for ((i = 0; i < 100; ++i)); do
+  grep -q '"msg":"serving"' "$server_log" && break
+  kill -0 "$server" 2>/dev/null || break
+  sleep 0.1
+done
+grep -q '"msg":"serving"' "$server_log" || {
+  echo "the server did not start:" >&2
+  cat "$server_log" >&2
+  exit 1
+}
+field() { sed -n "/\"msg\":\"$1\"/s/.*\"$2\":\"\([^\"]*\)\".*/\1/p" "$server_log"; }
+target=$(field serving addresses | cut -d, -f1)
+metrics=http://$(field metrics address)/metrics
+echo "process $server, gRPC at $target and unix:$socket, metrics at $metrics"
+echo "device: $(field device device) ($(field device name)), because of $(field device reason)"
+
+step "health and info"
+"$flashcore" health --target="$target"
+"$flashcore" info --target="$target"
+
+step "verify: random shapes against float64"
+"$flashcore" verify --target="$target"
+
+step "bench: B=1 H=8 S=512 D=64, beside a bare gRPC echo of the same sizes"
+"$flashcore" bench --target="$target" --shape=1x8x512x64 --duration=4s --warmup=1s --echo
+
+step "the server's own latency histogram"
+curl -fsS "$metrics" | awk '
+  # Upper bounds of the quantiles of flashcore_request_duration_seconds{rpc="Attend"}.
+  /^flashcore_request_duration_seconds_bucket{rpc="Attend"/ {
+    match($0, /le="[^"]*"/)
+    bound[++n] = substr($0, RSTART + 4, RLENGTH - 5)
+    count[n] = $NF
+  }
+  END {
+    if (n == 0 || count[n] == 0) { print "no Attend request was recorded"; exit 1 }
+    split("0.5 0.9 0.99 0.999", quantiles, " ")
+    for (q = 1; q <= 4; ++q) {
+      for (i = 1; i < n && count[i] < quantiles[q] * count[n]; ++i);
+      printf "  p%-5g <= %s s\n", quantiles[q] * 100, bound[i]
+    }
+    printf "  of %d requests\n", count[n]
+  }'
+
+if $keep; then
+  trap - EXIT
+  step "left running"
+  echo "stop it with: kill $server    (log: $server_log)"
+else
+  step "stop"
+  kill -TERM "$server"
+  wait "$server" || { echo "the server exited with status $?" >&2; cat "$server_log" >&2; exit 1; }
+  server=""
+  echo "drained, exit status 0"
+fi

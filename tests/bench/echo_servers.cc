@@ -1,0 +1,273 @@
+#include "tests/bench/echo_servers.h"
+
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "flashcore/v1/debug.grpc.pb.h"
+
+namespace flashcore::bench {
+namespace {
+
+using v1::DebugService;
+
+// What the service does with its bytes; the same code behind both APIs. Thread-safe.
+class Echo {
+ public:
+  Echo() : reply_(kLargeReplyBytes, 'r') {}
+
+  grpc::ByteBuffer Answer(const grpc::ByteBuffer& request) {
+    std::vector<grpc::Slice> slices;
+    if (!request.Dump(&slices).ok()) return {};
+    std::vector<char> buffer = Take();
+    size_t bytes = 0;
+    for (const grpc::Slice& slice : slices) {
+      if (bytes + slice.size() > buffer.size()) break;
+      std::memcpy(buffer.data() + bytes, slice.begin(), slice.size());
+      bytes += slice.size();
+    }
+    Return(std::move(buffer));
+    const grpc::Slice slice(reply_.data(),
+                            bytes >= kLargeRequestBytes ? kLargeReplyBytes : kSmallReplyBytes,
+                            grpc::Slice::STATIC_SLICE);
+    return grpc::ByteBuffer(&slice, 1);
+  }
+
+ private:
+  std::vector<char> Take() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (buffers_.empty()) return std::vector<char>(kLargeRequestBytes + 4096);
+    std::vector<char> buffer = std::move(buffers_.back());
+    buffers_.pop_back();
+    return buffer;
+  }
+  void Return(std::vector<char> buffer) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    buffers_.push_back(std::move(buffer));
+  }
+
+  const std::vector<char> reply_;
+  std::mutex mutex_;                        // guards buffers_
+  std::vector<std::vector<char>> buffers_;  // last returned is taken first: it is warm
+};
+
+// Runs answers: at once, or on a thread of its own. Thread-safe.
+class Answerer {
+ public:
+  explicit Answerer(bool handoff) {
+    if (handoff) thread_ = std::thread([this] { Loop(); });
+  }
+  ~Answerer() {
+    if (!thread_.joinable()) return;
+    Push(nullptr);
+    thread_.join();
+  }
+
+  template <typename Answer>
+  void Run(Answer answer) {
+    if (thread_.joinable()) {
+      Push(std::move(answer));
+    } else {
+      answer();
+    }
+  }
+
+ private:
+  void Push(std::function<void()> answer) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      answers_.push_back(std::move(answer));
+    }
+    ready_.notify_one();
+  }
+  void Loop() {
+    while (true) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      ready_.wait(lock, [this] { return !answers_.empty(); });
+      const std::function<void()> answer = std::move(answers_.front());
+      answers_.pop_front();
+      lock.unlock();
+      if (!answer) return;
+      answer();
+    }
+  }
+
+  std::mutex mutex_;  // guards answers_
+  std::condition_variable ready_;
+  std::deque<std::function<void()>> answers_;  // an empty one ends the thread
+  std::thread thread_;
+};
+
+void Listen(grpc::ServerBuilder* builder, const EchoOptions& options, int* port) {
+  builder->AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), port);
+  builder->AddListeningPort("unix:" + options.unix_path, grpc::InsecureServerCredentials());
+}
+
+// A thread that gRPC 1.51 runs callbacks on sleeps for 100 ms, blind to the network, when it has
+// seen no event for 1 s; a request then waits for up to 100 ms. A call to oneself twice a second is
+// such an event (an alarm is none: its callback comes from another thread).
+class PollKeeper {
+ public:
+  explicit PollKeeper(grpc::Server* server)
+      : stub_(server->InProcessChannel(grpc::ChannelArguments())), thread_([this] { Loop(); }) {}
+  ~PollKeeper() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+  }
+
+ private:
+  void Loop() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!wake_.wait_for(lock, std::chrono::milliseconds(500), [this] { return stopping_; })) {
+      grpc::ClientContext context;
+      const grpc::Slice empty;
+      const grpc::ByteBuffer request(&empty, 1);
+      grpc::ByteBuffer reply;
+      bool done = false;
+      stub_.UnaryCall(&context, "/flashcore.v1.DebugService/Echo", grpc::StubOptions(), &request,
+                      &reply, [&](const grpc::Status&) {
+                        std::lock_guard<std::mutex> done_lock(mutex_);
+                        done = true;
+                        wake_.notify_one();
+                      });
+      wake_.wait(lock, [&] { return done; });
+    }
+  }
+
+  grpc::GenericStub stub_;
+  std::mutex mutex_;  // guards stopping_
+  bool stopping_ = false;
+  std::condition_variable wake_;
+  std::thread thread_;
+};
+
+class CallbackServer final : public EchoServer {
+ public:
+  explicit CallbackServer(bool handoff) : service_(handoff) {}
+
+  bool Start(const EchoOptions& options) {
+    grpc::ServerBuilder builder;
+    Listen(&builder, options, &port);
+    builder.RegisterService(&service_);
+    server_ = builder.BuildAndStart();
+    if (options.keep_polling) poll_keeper_.emplace(server_.get());
+    return server_ != nullptr;
+  }
+
+ private:
+  class Service final : public DebugService::WithRawCallbackMethod_Echo<DebugService::Service> {
+   public:
+    explicit Service(bool handoff) : answerer_(handoff) {}
+
+    grpc::ServerUnaryReactor* Echo(grpc::CallbackServerContext* context,
+                                   const grpc::ByteBuffer* request,
+                                   grpc::ByteBuffer* reply) override {
+      *reply = echo_.Answer(*request);
+      grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+      answerer_.Run([reactor] { reactor->Finish(grpc::Status::OK); });
+      return reactor;
+    }
+
+   private:
+    bench::Echo echo_;
+    Answerer answerer_;
+  };
+
+  Service service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::optional<PollKeeper> poll_keeper_;  // destroyed first
+};
+
+class QueueServer final : public EchoServer {
+ public:
+  explicit QueueServer(bool handoff) : answerer_(handoff) {}
+  ~QueueServer() override {
+    server_->Shutdown(std::chrono::system_clock::now());
+    for (auto& queue : queues_) queue->Shutdown();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  bool Start(const EchoOptions& options, int threads) {
+    grpc::ServerBuilder builder;
+    Listen(&builder, options, &port);
+    builder.RegisterService(&service_);
+    for (int i = 0; i < threads; ++i) queues_.push_back(builder.AddCompletionQueue());
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr) return false;
+    for (auto& queue : queues_) {
+      threads_.emplace_back([this, &queue] { Serve(queue.get()); });
+    }
+    return true;
+  }
+
+ private:
+  static constexpr int kWaitingCalls = 16;  // per queue: more than the clients have in flight
+
+  using Service = DebugService::WithRawMethod_Echo<DebugService::Service>;
+
+  struct Call {
+    grpc::ServerContext context;
+    grpc::ByteBuffer request;
+    grpc::ByteBuffer reply;
+    grpc::ServerAsyncResponseWriter<grpc::ByteBuffer> writer{&context};
+    bool answered = false;
+  };
+
+  void Await(grpc::ServerCompletionQueue* queue) {
+    auto* call = new Call;
+    service_.RequestEcho(&call->context, &call->request, &call->writer, queue, queue, call);
+  }
+
+  void Serve(grpc::ServerCompletionQueue* queue) {
+    for (int i = 0; i < kWaitingCalls; ++i) Await(queue);
+    void* tag = nullptr;
+    bool ok = false;
+    while (queue->Next(&tag, &ok)) {
+      auto* call = static_cast<Call*>(tag);
+      if (!ok || call->answered) {
+        delete call;
+        continue;
+      }
+      Await(queue);
+      call->answered = true;
+      call->reply = echo_.Answer(call->request);
+      answerer_.Run([call] { call->writer.Finish(call->reply, grpc::Status::OK, call); });
+    }
+  }
+
+  Echo echo_;
+  Answerer answerer_;
+  Service service_;
+  std::vector<std::unique_ptr<grpc::ServerCompletionQueue>> queues_;
+  std::unique_ptr<grpc::Server> server_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace
+
+std::unique_ptr<EchoServer> StartCallbackServer(const EchoOptions& options) {
+  auto server = std::make_unique<CallbackServer>(options.handoff);
+  if (!server->Start(options)) return nullptr;
+  return server;
+}
+
+std::unique_ptr<EchoServer> StartQueueServer(const EchoOptions& options, int threads) {
+  auto server = std::make_unique<QueueServer>(options.handoff);
+  if (!server->Start(options, threads)) return nullptr;
+  return server;
+}
+
+}  // namespace flashcore::bench

@@ -1,0 +1,100 @@
+"""The command line against a live server."""
+
+import json
+import unittest
+
+import numpy as np
+
+import harness
+from harness import cli
+
+
+class CliTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = harness.Server("--enable_echo")
+        cls.addClassCleanup(cls.server.__exit__)
+        cls.rng = np.random.default_rng(11)
+
+    def run_json(self, *args):
+        return json.loads(cli(*args, f"--target={self.server.target}", "--json").stdout)
+
+    def test_info_and_health(self):
+        info = self.run_json("info")
+        self.assertEqual(len(info["kernels"]), 10)
+        self.assertIn("SERVING", cli("health", f"--target=unix:{self.server.socket}").stdout)
+
+    def test_attend_matches_float64_in_both_layouts(self):
+        q = harness.random_tensor(self.rng, 70, 6, 64)
+        k, v = (harness.random_tensor(self.rng, 100, 3, 64) for _ in range(2))
+        want, want_lse = harness.reference(q, k, v, causal=True)
+        for layout in ("NHD", "HND"):
+            with self.subTest(layout), harness.in_temporary_folder() as folder:
+                for name, tensor in (("q", q), ("k", k), ("v", v)):
+                    if layout == "HND":
+                        tensor = np.ascontiguousarray(tensor.transpose(1, 0, 2))
+                    np.save(folder / name, tensor)
+                cli("attend", f"--target={self.server.target}", f"--query={folder}/q.npy",
+                    f"--key={folder}/k.npy", f"--value={folder}/v.npy",
+                    f"--output={folder}/o.npy", f"--lse={folder}/lse.npy",
+                    f"--layout={layout}", "--mask=causal")
+                got, got_lse = np.load(folder / "o.npy"), np.load(folder / "lse.npy")
+                if layout == "HND":
+                    got, got_lse = got.transpose(1, 0, 2), got_lse.T
+                self.assertEqual(got.dtype, np.float16)
+                np.testing.assert_allclose(got, want, atol=2e-3)
+                np.testing.assert_allclose(got_lse, want_lse, atol=1e-4)
+
+    def test_attend_explains_what_is_wrong(self):
+        with harness.in_temporary_folder() as folder:
+            np.save(folder / "q", np.zeros((2, 2, 64), np.float16))
+            np.save(folder / "k48", np.zeros((2, 2, 48), np.float16))
+            (folder / "junk.npy").write_bytes(b"not an array")
+            common = ("attend", f"--target={self.server.target}", f"--query={folder}/q.npy",
+                      f"--output={folder}/o.npy")
+            for key, message in (("k48.npy", "48"), ("junk.npy", "junk.npy"),
+                                 ("none.npy", "none.npy")):
+                done = cli(*common, f"--key={folder}/{key}", f"--value={folder}/q.npy",
+                           check=False)
+                self.assertEqual(done.returncode, 1, key)
+                self.assertIn(message, done.stderr)
+                self.assertFalse((folder / "o.npy").exists())
+
+    def test_verify_passes_on_fresh_random_shapes(self):
+        done = cli("verify", f"--target={self.server.target}", "--cases=150")
+        summary = done.stdout.splitlines()[-1]
+        print(summary)
+        self.assertIn("150 of 150 cases within twice the error", summary)
+
+    def test_bench_measures_every_mode(self):
+        for flags in ((), ("--concurrency=4", "--connections=2"), ("--stream", "--concurrency=4"),
+                      ("--rate=50",), ("--causal", "--dtype=bfloat16", "--shape=2x8/2x64x128")):
+            with self.subTest(flags):
+                result = self.run_json("bench", "--shape=1x8x64x64", "--duration=600ms",
+                                       "--warmup=100ms", *flags)
+                self.assertGreater(result["ok"], 0)
+                self.assertEqual((result["failed"], result["wrong_replies"]), (0, 0))
+                latency = result["latency_us"]
+                self.assertLessEqual(0, latency["p50"])
+                self.assertLessEqual(latency["p50"], latency["p99"])
+                self.assertLessEqual(latency["p99"], latency["max"])
+                self.assertGreater(result["server_phase_us"]["kernel"]["p50"], 0)
+
+    def test_bench_compares_with_the_bare_echo(self):
+        done = cli("bench", f"--target={self.server.target}", "--shape=1x8x512x64",
+                   "--duration=2s", "--echo")
+        ratio = [line for line in done.stdout.splitlines() if "p50 of echo" in line]
+        print(*ratio)
+        self.assertEqual(len(ratio), 1)
+        self.assertGreater(float(ratio[0].rsplit("=", 1)[1]), 0)
+
+    def test_a_server_that_is_not_there(self):
+        done = cli("bench", "--target=127.0.0.1:1", "--timeout=500ms", check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("UNAVAILABLE", done.stderr)
+        self.assertEqual(cli("health", "--target=127.0.0.1:1", "--timeout=500ms",
+                             check=False).returncode, 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,87 @@
+"""Signals: a drain loses no request, a second signal does not wait."""
+
+import signal
+import time
+import unittest
+
+import grpc
+import numpy as np
+
+import harness
+
+
+class DrainTest(unittest.TestCase):
+    def test_sigterm_under_load_ends_every_request_with_a_status(self):
+        rng = np.random.default_rng(1)
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            with harness.Server() as server, server.channel() as channel:
+                stub = harness.stub(channel)
+                mission = harness.mission_request(rng)
+                stub.Attend(mission)
+                # About a second of work in the queue when the signal comes, more after it.
+                futures = [stub.Attend.future(mission, timeout=60) for _ in range(120)]
+                next(f for f in futures if f.code() == grpc.StatusCode.OK)
+                server.process.send_signal(sig)
+                server.wait_for_record("draining")
+                futures += [stub.Attend.future(mission, timeout=60) for _ in range(10)]
+                codes = [future.code() for future in futures]
+                self.assertEqual(server.process.wait(60), 0)
+                self.assertEqual(len(codes), 130)
+                self.assertLessEqual(set(codes),
+                                     {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE})
+                self.assertGreater(codes.count(grpc.StatusCode.OK), 1)
+                self.assertGreater(codes.count(grpc.StatusCode.UNAVAILABLE), 0)
+                self.assertEqual(server.records()[-1]["msg"], "drained")
+
+    def test_an_open_stream_is_answered_and_ended(self):
+        with harness.Server() as server, server.channel() as channel:
+            waiting = iter([harness.small_request("a")])
+
+            def requests():
+                yield next(waiting)
+                while server.process.poll() is None:
+                    time.sleep(0.01)
+
+            replies = harness.stub(channel).AttendStream(requests())
+            self.assertEqual(next(replies).request_id, "a")
+            self.assertEqual(server.stop(), 0)
+            with self.assertRaises(grpc.RpcError) as caught:
+                next(replies)
+            self.assertEqual(caught.exception.code(), grpc.StatusCode.UNAVAILABLE)
+
+    def test_an_idle_server_stops_at_once(self):
+        with harness.Server() as server:
+            start = time.monotonic()
+            self.assertEqual(server.stop(), 0)
+            self.assertLess(time.monotonic() - start, 2)
+
+    def test_a_second_signal_exits_at_once(self):
+        rng = np.random.default_rng(2)
+        with harness.Server("--cpu_threads=1") as server, server.channel() as channel:
+            # Seconds of work on one thread.
+            big = harness.request(*(harness.random_tensor(rng, 4096, 8, 128) for _ in range(3)))
+            futures = [harness.stub(channel).Attend.future(big) for _ in range(6)]
+            while server.metric('flashcore_inflight_requests') < 6:
+                time.sleep(0.01)
+            server.process.send_signal(signal.SIGTERM)
+            server.wait_for_record("draining")
+            start = time.monotonic()
+            self.assertEqual(server.stop(signal.SIGTERM), 128 + signal.SIGTERM)
+            self.assertLess(time.monotonic() - start, 1)
+            self.assertEqual(len([f.code() for f in futures]), 6)
+
+    def test_a_drain_that_times_out_exits_1(self):
+        rng = np.random.default_rng(3)
+        with harness.Server("--cpu_threads=1", "--drain_timeout_s=0.2") as server, \
+                server.channel() as channel:
+            big = harness.request(*(harness.random_tensor(rng, 4096, 8, 128) for _ in range(3)))
+            futures = [harness.stub(channel).Attend.future(big) for _ in range(6)]
+            while server.metric('flashcore_inflight_requests') < 6:
+                time.sleep(0.01)
+            self.assertEqual(server.stop(), 1)
+            self.assertIn("drain timed out", server.records()[-1]["msg"])
+            self.assertEqual(len([f.code() for f in futures]), 6)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,156 @@
+"""A real flashcore-server process, and the generated client's view of it.
+
+Run by ctest, which sets FLASHCORE_SERVER and FLASHCORE_CLI to the binaries and puts the generated
+modules on PYTHONPATH.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import tempfile
+import time
+import urllib.request
+
+import grpc
+import numpy as np
+from flashcore.v1 import attention_pb2 as pb
+from flashcore.v1 import attention_pb2_grpc
+
+SERVER = os.environ["FLASHCORE_SERVER"]
+CLI = os.environ["FLASHCORE_CLI"]
+MIB = 1 << 20
+
+
+class Server:
+    """A server on free ports, with a Unix socket beside. Use as a context manager."""
+
+    def __init__(self, *flags, env=None):
+        self.folder = tempfile.TemporaryDirectory()
+        self.socket = os.path.join(self.folder.name, "s")
+        self.log_path = pathlib.Path(self.folder.name, "log")
+        self._log = open(self.log_path, "wb")
+        self.process = subprocess.Popen(
+            [SERVER, "--listen=127.0.0.1:0", f"--listen=unix:{self.socket}",
+             "--metrics_listen=127.0.0.1:0", "--log_format=json", *flags],
+            stderr=self._log, stdout=self._log, env={**os.environ, **(env or {})})
+        serving = self.wait_for_record("serving")
+        self.target = serving["addresses"].split(",")[0]
+        self.port = int(self.target.rsplit(":", 1)[1])
+        self.metrics_url = f"http://{self.wait_for_record('metrics')['address']}/metrics"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._log.close()
+        self.folder.cleanup()
+
+    def records(self):
+        """The log so far, one dict a record. Fails on a line that is not JSON."""
+        return [json.loads(line) for line in self.log_path.read_text().splitlines()]
+
+    def wait_for_record(self, message, seconds=30):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            text = self.log_path.read_text()
+            for line in text[:text.rfind("\n") + 1].splitlines():
+                record = json.loads(line)
+                if record["msg"] == message:
+                    return record
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.01)
+        raise AssertionError(f"no record '{message}' in the log:\n{self.log_path.read_text()}")
+
+    def stop(self, sig=signal.SIGTERM, seconds=60):
+        """Sends the signal; returns the exit status."""
+        self.process.send_signal(sig)
+        return self.process.wait(seconds)
+
+    def channel(self, target=None):
+        return grpc.insecure_channel(target or self.target, options=[
+            ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1),
+            ("grpc.use_local_subchannel_pool", 1)])
+
+    def status_bytes(self, field):
+        """VmRSS, VmHWM, ... of the process, in bytes."""
+        for line in pathlib.Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+        raise KeyError(field)
+
+    def metrics_text(self):
+        with urllib.request.urlopen(self.metrics_url, timeout=10) as response:
+            return response.read().decode()
+
+    def metric(self, series):
+        """The value of one series, given as it stands in the exposition."""
+        for line in self.metrics_text().splitlines():
+            if line.startswith(series + " "):
+                return float(line.rsplit(" ", 1)[1])
+        raise KeyError(series)
+
+
+def stub(channel):
+    return attention_pb2_grpc.AttentionServiceStub(channel)
+
+
+def cli(*args, check=True):
+    """Runs the command line. Returns the finished process, its output as text."""
+    done = subprocess.run([CLI, *map(str, args)], capture_output=True, text=True, timeout=300)
+    if check and done.returncode != 0:
+        raise AssertionError(f"{args} exited {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    return done
+
+
+def random_tensor(rng, *shape):
+    return rng.standard_normal(shape).astype(np.float16)
+
+
+def request(q, k, v, request_id="", **fields):
+    """An AttendRequest of one FP16 span; q, k, v are [rows, heads, head_dim]."""
+    return pb.AttendRequest(
+        request_id=request_id,
+        spans=[pb.Span(query_rows=q.shape[0], kv_rows=k.shape[0])],
+        dtype=pb.DTYPE_FLOAT16, num_heads=q.shape[1], num_kv_heads=k.shape[1],
+        head_dim=q.shape[2], layout=pb.LAYOUT_NHD,
+        query=q.tobytes(), key=k.tobytes(), value=v.tobytes(), **fields)
+
+
+def small_request(request_id=""):
+    zeros = np.zeros((1, 1, 32), np.float16)
+    return request(zeros, zeros, zeros, request_id)
+
+
+def mission_request(rng, request_id=""):
+    """B=1 H=8 S=512 D=64."""
+    return request(*(random_tensor(rng, 512, 8, 64) for _ in range(3)), request_id)
+
+
+def reference(q, k, v, causal=False):
+    """Attention in float64: (O, LSE) for q, k, v of [rows, heads, head_dim]."""
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    k, v = (np.repeat(x, group, axis=1) for x in (k, v))
+    scores = np.einsum("ihd,jhd->hij", q, k) / np.sqrt(q.shape[2])
+    if causal:
+        rows, columns = scores.shape[1:]
+        hidden = np.arange(columns)[None, :] > np.arange(rows)[:, None] + columns - rows
+        scores = np.where(hidden, -np.inf, scores)
+    top = scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores - top)
+    total = weights.sum(axis=-1, keepdims=True)
+    output = np.einsum("hij,jhd->ihd", weights / total, v)
+    return output, (top + np.log(total))[:, :, 0].T
+
+
+@contextlib.contextmanager
+def in_temporary_folder():
+    with tempfile.TemporaryDirectory() as folder:
+        yield pathlib.Path(folder)

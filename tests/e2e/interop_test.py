@@ -1,0 +1,117 @@
+"""Any language's generated client works: here Python's."""
+
+import threading
+import unittest
+
+import grpc
+import numpy as np
+from flashcore.v1 import attention_pb2 as pb
+
+import harness
+
+HEALTH = "/grpc.health.v1.Health/"
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
+
+
+class InteropTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = harness.Server("--max_message_bytes=8388608")
+        cls.addClassCleanup(cls.server.__exit__)
+        cls.channel = cls.server.channel()
+        cls.addClassCleanup(cls.channel.close)
+        cls.stub = harness.stub(cls.channel)
+        cls.rng = np.random.default_rng(7)
+
+    def test_attend_matches_float64(self):
+        for target in (None, f"unix:{self.server.socket}"):
+            with self.server.channel(target) as channel:
+                q = harness.random_tensor(self.rng, 5, 6, 64)
+                k, v = (harness.random_tensor(self.rng, 77, 2, 64) for _ in range(2))
+                reply = harness.stub(channel).Attend(harness.request(
+                    q, k, v, mask=pb.Mask(kind=pb.Mask.KIND_CAUSAL), return_lse=True))
+                want, want_lse = harness.reference(q, k, v, causal=True)
+                got = np.frombuffer(reply.output, np.float16).reshape(q.shape)
+                got_lse = np.frombuffer(reply.lse, np.float32).reshape(5, 6)
+                np.testing.assert_allclose(got, want, atol=2e-3)
+                np.testing.assert_allclose(got_lse, want_lse, atol=1e-4)
+
+    def test_stream_answers_by_request_id(self):
+        ids = {str(i) for i in range(100)}
+        replies = self.stub.AttendStream(harness.small_request(i) for i in ids)
+        self.assertEqual({reply.request_id for reply in replies}, ids)
+
+    def test_errors_carry_code_and_message(self):
+        bad = harness.small_request()
+        bad.head_dim = 33
+        with self.assertRaises(grpc.RpcError) as caught:
+            self.stub.Attend(bad)
+        self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+        self.assertIn("head_dim: 33 is not one of 32, 64, 96, 128, 256",
+                      caught.exception.details())
+
+    def test_a_message_over_the_limit_names_it(self):
+        bad = harness.small_request()
+        bad.query = bytes(9 * harness.MIB)
+        with self.assertRaises(grpc.RpcError) as caught:
+            self.stub.Attend(bad)
+        self.assertEqual(caught.exception.code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
+        self.assertIn("8388608", caught.exception.details())
+
+    def test_reflection_lists_and_describes_the_service(self):
+        reflect = self.channel.stream_stream(
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+        list_services = b"\x3a\x01*"
+        name = b"flashcore.v1.AttentionService"
+        describe = b"\x22" + bytes([len(name)]) + name
+        listed, described = reflect(iter([list_services, describe]))
+        self.assertIn(name, listed)
+        self.assertIn(b"grpc.health.v1.Health", listed)
+        self.assertIn(b"AttendRequest", described)
+
+    def test_health_check(self):
+        check = self.channel.unary_unary(HEALTH + "Check")
+        self.assertEqual(check(b""), SERVING)
+        name = b"flashcore.v1.AttentionService"
+        self.assertEqual(check(b"\x0a" + bytes([len(name)]) + name), SERVING)
+        with self.assertRaises(grpc.RpcError) as caught:
+            check(b"\x0a\x04none")
+        self.assertEqual(caught.exception.code(), grpc.StatusCode.NOT_FOUND)
+
+    def test_concurrent_clients_get_their_own_answers(self):
+        failures = []
+
+        def client(seed):
+            rng = np.random.default_rng(seed)
+            with self.server.channel() as channel:
+                stub = harness.stub(channel)
+                for _ in range(10):
+                    q, k, v = (harness.random_tensor(rng, 3, 2, 32) for _ in range(3))
+                    reply = stub.Attend(harness.request(q, k, v))
+                    got = np.frombuffer(reply.output, np.float16).reshape(q.shape)
+                    if not np.allclose(got, harness.reference(q, k, v)[0], atol=2e-3):
+                        failures.append(seed)
+
+        threads = [threading.Thread(target=client, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failures, [])
+
+
+class HealthWatchTest(unittest.TestCase):
+    def test_watch_sees_not_serving_before_the_end(self):
+        with harness.Server() as server, server.channel() as channel:
+            watch = channel.unary_stream(HEALTH + "Watch")(b"")
+            self.assertEqual(next(watch), SERVING)
+            status = []
+            stopper = threading.Thread(target=lambda: status.append(server.stop()))
+            stopper.start()
+            self.assertEqual(next(watch), NOT_SERVING)
+            stopper.join()
+            self.assertEqual(status, [0])
+
+
+if __name__ == "__main__":
+    unittest.main()

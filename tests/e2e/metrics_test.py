@@ -1,0 +1,110 @@
+"""/metrics tells the truth, and is what Prometheus wants."""
+
+import shutil
+import subprocess
+import unittest
+
+import grpc
+
+import harness
+
+
+class MetricsTest(unittest.TestCase):
+    def test_every_series_is_there_at_zero(self):
+        with harness.Server() as server:
+            for series in (
+                    'flashcore_request_duration_seconds_count{rpc="Attend"}',
+                    'flashcore_request_phase_seconds_count{phase="kernel"}',
+                    'flashcore_batch_requests_count', 'flashcore_queue_depth',
+                    'flashcore_rejected_requests_total{reason="deadline_exceeded"}',
+                    'grpc_server_handled_total{grpc_type="bidi_stream",'
+                    'grpc_service="flashcore.v1.AttentionService",grpc_method="AttendStream",'
+                    'grpc_code="Unavailable"}'):
+                self.assertEqual(server.metric(series), 0, series)
+
+    def test_counts_what_happened(self):
+        with harness.Server() as server, server.channel() as channel:
+            stub = harness.stub(channel)
+            for _ in range(5):
+                stub.Attend(harness.small_request())
+            for _ in range(2):
+                with self.assertRaises(grpc.RpcError):
+                    bad = harness.small_request()
+                    bad.num_heads = 0
+                    stub.Attend(bad)
+            list(stub.AttendStream(harness.small_request(str(i)) for i in range(3)))
+            service = 'grpc_service="flashcore.v1.AttentionService"'
+            unary = f'grpc_type="unary",{service},grpc_method="Attend"'
+            stream = f'grpc_type="bidi_stream",{service},grpc_method="AttendStream"'
+            want = {
+                'flashcore_request_duration_seconds_count{rpc="Attend"}': 7,
+                'flashcore_request_duration_seconds_count{rpc="AttendStream"}': 3,
+                'flashcore_request_phase_seconds_count{phase="receive"}': 10,
+                'flashcore_request_phase_seconds_count{phase="queue"}': 8,
+                'flashcore_request_phase_seconds_count{phase="kernel"}': 8,
+                'flashcore_request_phase_seconds_count{phase="reply"}': 10,
+                'flashcore_rejected_requests_total{reason="invalid_argument"}': 2,
+                f'grpc_server_started_total{{{unary}}}': 7,
+                f'grpc_server_handled_total{{{unary},grpc_code="OK"}}': 5,
+                f'grpc_server_handled_total{{{unary},grpc_code="InvalidArgument"}}': 2,
+                f'grpc_server_handling_seconds_count{{{unary}}}': 7,
+                f'grpc_server_handled_total{{{stream},grpc_code="OK"}}': 1,
+                'flashcore_inflight_requests': 0,
+                'flashcore_queue_depth': 0,
+            }
+            self.assertEqual({series: server.metric(series) for series in want}, want)
+            self.assertEqual(server.metric("flashcore_batch_requests_sum"), 8)
+            self.assertEqual(server.metric("flashcore_batch_query_rows_sum"), 8)
+            device = [line for line in server.metrics_text().splitlines()
+                      if line.startswith('flashcore_device_info{device="cpu"')]
+            self.assertEqual(len(device), 1)
+
+    def test_promtool_accepts_it(self):
+        promtool = shutil.which("promtool")
+        if promtool is None:
+            self.skipTest("promtool is not installed")
+        with harness.Server() as server, server.channel() as channel:
+            harness.stub(channel).Attend(harness.small_request())
+            checked = subprocess.run([promtool, "check", "metrics"], capture_output=True,
+                                     text=True, input=server.metrics_text())
+            self.assertEqual((checked.returncode, checked.stdout + checked.stderr), (0, ""))
+
+
+class LogTest(unittest.TestCase):
+    def test_a_failed_request_is_logged_with_its_id(self):
+        with harness.Server() as server, server.channel() as channel:
+            bad = harness.small_request("my request")
+            bad.head_dim = 7
+            with self.assertRaises(grpc.RpcError):
+                harness.stub(channel).Attend(bad)
+            record = server.wait_for_record("request failed")
+            self.assertEqual((record["request_id"], record["code"], record["method"]),
+                             ("my request", "INVALID_ARGUMENT", "Attend"))
+            self.assertIn("head_dim: 7", record["error"])
+
+    def test_flags_come_from_the_environment_too_and_the_command_line_wins(self):
+        env = {"FLASHCORE_MAX_SPANS": "17", "FLASHCORE_MAX_HEADS": "5"}
+        with harness.Server("--max_heads=6", env=env) as server, server.channel() as channel:
+            from flashcore.v1 import attention_pb2 as pb
+            limits = harness.stub(channel).GetServerInfo(pb.GetServerInfoRequest()).limits
+            self.assertEqual((limits.max_spans, limits.max_heads), (17, 6))
+
+
+class FlagTest(unittest.TestCase):
+    def test_bad_flags_exit_2_and_name_the_value(self):
+        for flag, message in {
+                "--listen=nonsense": "'nonsense' is not host:port or unix:path",
+                "--max_spans=0": "--max_spans: 0 is not in 1..",
+                "--device=tpu": "'tpu' is not auto, cpu or cuda:N",
+                "--device=cuda:0": "'cuda:0' is not available",
+                "--log_level=loud": "'loud' is not debug",
+                "--drain_timeout_s=nan": "--drain_timeout_s: nan is not in",
+                "stray": "unexpected argument 'stray'"}.items():
+            done = subprocess.run([harness.SERVER, flag], capture_output=True, text=True,
+                                  timeout=30)
+            self.assertEqual(done.returncode, 2, flag)
+            self.assertIn(message, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
