@@ -45,7 +45,7 @@ ABSL_FLAG(bool, enable_echo, false, "Serve DebugService.Echo, the yardstick of t
 ABSL_FLAG(std::string, log_format, "auto", "auto (text on a terminal, else JSON), json or text.");
 ABSL_FLAG(std::string, log_level, "info", "debug (one record a request), info, warning or error.");
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 constexpr char kEnvironmentPrefix[] = "FLASHCORE_";
@@ -219,4 +219,4 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
   return options;
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

@@ -11,7 +11,7 @@
 #include "server/telemetry/log.h"
 #include "server/transport/server.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 struct Options {
   Server::Options server;
@@ -28,6 +28,6 @@ struct Options {
 // is allowed. --help and --version print and exit, as does a flag that does not exist.
 absl::StatusOr<Options> ParseOptions(int argc, char** argv);
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_OPTIONS_H_

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 absl::Status Batcher::Enqueue(AttendOperation* operation) {
   operation->query_rows = operation->request.query_rows();
@@ -85,4 +85,4 @@ int Batcher::depth() const {
   return static_cast<int>(queue_.size());
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

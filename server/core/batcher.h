@@ -13,7 +13,7 @@
 #include "server/core/mutex.h"
 #include "server/core/request.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 // Requests of one geometry that one launch serves, in the order of their arrival.
 struct Batch {
@@ -65,6 +65,6 @@ class Batcher {
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_CORE_BATCHER_H_

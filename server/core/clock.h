@@ -4,7 +4,7 @@
 
 #include <chrono>
 
-namespace flashcore {
+namespace flashcore::server {
 
 using TimePoint = std::chrono::steady_clock::time_point;
 using Nanoseconds = std::chrono::nanoseconds;
@@ -27,6 +27,6 @@ inline double Seconds(Nanoseconds duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_CORE_CLOCK_H_

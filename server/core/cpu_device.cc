@@ -15,7 +15,7 @@
 #include "kernels/cpu/attention_cpu.h"
 #include "server/core/spans.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 int AvailableCores() {
@@ -105,4 +105,4 @@ void* CpuDevice::Workspace(size_t bytes) {
   return workspace_.get();
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

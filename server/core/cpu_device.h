@@ -11,7 +11,7 @@
 #include "server/core/clock.h"
 #include "server/core/device.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 class CpuDevice final : public Device {
  public:
@@ -41,6 +41,6 @@ class CpuDevice final : public Device {
   size_t workspace_bytes_ = 0;
 };
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_CORE_CPU_DEVICE_H_

@@ -2,7 +2,7 @@
 
 #include <set>
 
-namespace flashcore {
+namespace flashcore::server {
 
 std::vector<uint32_t> SupportedHeadDims(const Device& device) {
   std::set<uint32_t> float16;
@@ -20,4 +20,4 @@ std::vector<uint32_t> SupportedHeadDims(const Device& device) {
   return {both.begin(), both.end()};
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

@@ -13,7 +13,7 @@
 #include "server/core/request.h"
 #include "server/core/staging_pool.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 struct DeviceInfo {
   std::string id;    // "cpu", "cuda:0"
@@ -48,6 +48,6 @@ class Device {
 // The head_dims for which `device` has kernels of every dtype, ascending.
 std::vector<uint32_t> SupportedHeadDims(const Device& device);
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_CORE_DEVICE_H_

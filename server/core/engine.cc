@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace flashcore {
+namespace flashcore::server {
 
 Engine::Engine(const Options& options, std::unique_ptr<Device> device, const Clock* clock,
                Metrics* metrics)
@@ -74,4 +74,4 @@ void Engine::Finish(AttendOperation* operation, absl::Status status) {
   operation->done(std::move(status));
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

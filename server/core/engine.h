@@ -16,7 +16,7 @@
 #include "server/core/validate.h"
 #include "server/telemetry/metrics.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 // Thread-safe.
 class Engine {
@@ -69,6 +69,6 @@ class Engine {
   std::vector<std::thread> lanes_;
 };
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_CORE_ENGINE_H_

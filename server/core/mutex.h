@@ -5,12 +5,13 @@
 #ifndef FLASHCORE_SERVER_CORE_MUTEX_H_
 #define FLASHCORE_SERVER_CORE_MUTEX_H_
 
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 
 #include "absl/base/thread_annotations.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 class ABSL_LOCKABLE Mutex {
  public:
@@ -43,6 +44,14 @@ class CondVar {
     condition_.wait(lock);
     lock.release();
   }
+  // As Wait, but not beyond `time`. False once it has come.
+  bool WaitUntil(Mutex* mutex, std::chrono::steady_clock::time_point time)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
+    const std::cv_status status = condition_.wait_until(lock, time);
+    lock.release();
+    return status == std::cv_status::no_timeout;
+  }
   void NotifyOne() { condition_.notify_one(); }
   void NotifyAll() { condition_.notify_all(); }
 
@@ -50,6 +59,6 @@ class CondVar {
   std::condition_variable condition_;
 };
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_CORE_MUTEX_H_

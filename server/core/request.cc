@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 size_t AlignUp(size_t bytes) {
@@ -31,4 +31,4 @@ absl::Status AttendTensors::Allocate(const AttendRequest& request, StagingPool* 
   return absl::OkStatus();
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

@@ -15,7 +15,7 @@
 #include "server/core/clock.h"
 #include "server/core/staging_pool.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 // Order of the axes of a span's tensors: [rows, heads, head_dim] or [heads, rows, head_dim].
 enum class Layout : uint8_t { kNhd, kHnd };
@@ -115,6 +115,6 @@ struct AttendOperation {
   int64_t query_rows = 0;  // request.query_rows()
 };
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_CORE_REQUEST_H_

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 // Distance from one row, and from one head, to the next.
@@ -58,4 +58,4 @@ void AppendSpans(const AttendRequest& request, const TensorAddresses& tensors,
   }
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

@@ -8,7 +8,7 @@
 #include "kernels/attention.h"
 #include "server/core/request.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 // Where the tensors of one request are, in memory that the kernel can read and write.
 struct TensorAddresses {
@@ -23,6 +23,6 @@ struct TensorAddresses {
 void AppendSpans(const AttendRequest& request, const TensorAddresses& tensors,
                  std::vector<kernels::Span>* spans);
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_CORE_SPANS_H_

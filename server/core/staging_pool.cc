@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 constexpr size_t kSmallestClass = 4096;
@@ -117,4 +117,4 @@ size_t StagingPool::free_bytes() const {
   return free_bytes_;
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "server/core/mutex.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 class StagingPool;
 
@@ -81,6 +81,6 @@ class StagingPool {
   size_t free_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_CORE_STAGING_POOL_H_

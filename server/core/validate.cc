@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 template <typename... Args>
@@ -119,4 +119,4 @@ absl::Status ValidateAttend(const AttendRequest& request, const RequestLimits& l
   return ValidateTensor("value", kv_rows, request.num_kv_heads, request, request.value_bytes);
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

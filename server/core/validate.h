@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "server/core/request.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 inline constexpr size_t kMaxRequestIdBytes = 64;
 
@@ -25,6 +25,6 @@ struct RequestLimits {
 // the field, what came, and what is allowed. Allocates nothing but the message.
 absl::Status ValidateAttend(const AttendRequest& request, const RequestLimits& limits);
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_CORE_VALIDATE_H_

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_format.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 constexpr absl::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
@@ -110,4 +110,4 @@ void AppendJsonNumber(double value, std::string* out) {
   out->append(buffer, static_cast<size_t>(result.ptr - buffer));
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

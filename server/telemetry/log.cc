@@ -12,7 +12,7 @@
 #include "absl/time/time.h"
 #include "server/telemetry/json.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 constexpr absl::string_view kLevelNames[] = {"debug", "info", "warning", "error"};
@@ -181,4 +181,4 @@ bool ParseLogFormat(absl::string_view text, LogFormat* format) {
   return true;
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

@@ -15,7 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/variant.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 enum class LogFormat {
@@ -137,6 +137,6 @@ class LogLimiter {
 bool ParseLogLevel(absl::string_view text, LogLevel* level);
 bool ParseLogFormat(absl::string_view text, LogFormat* format);
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_TELEMETRY_LOG_H_

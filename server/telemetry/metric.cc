@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace flashcore {
+namespace flashcore::server {
 
 namespace telemetry_internal {
 
@@ -46,4 +46,4 @@ std::vector<double> PowerOfTwoBounds(uint64_t largest) {
   return bounds;
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

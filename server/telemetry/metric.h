@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace flashcore {
+namespace flashcore::server {
 
 namespace telemetry_internal {
 
@@ -127,6 +127,6 @@ std::vector<double> LatencyBounds();
 // 1, 2, 4, ... up to `largest`, a power of two.
 std::vector<double> PowerOfTwoBounds(uint64_t largest);
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_TELEMETRY_METRIC_H_

@@ -5,7 +5,7 @@
 
 #include "server/telemetry/process_metrics.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 // Of gRPC's status codes, 0 to 16, as other gRPC servers' metrics spell them.
@@ -129,4 +129,4 @@ std::vector<prometheus::MetricFamily> Metrics::Collect() const {
   return families;
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

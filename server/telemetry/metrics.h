@@ -15,7 +15,7 @@
 #include "server/telemetry/metric.h"
 #include "server/telemetry/registry.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 // Where the time of a request goes; the phases do not overlap.
 enum class Phase { kReceive, kQueue, kCopyIn, kKernel, kCopyOut, kReply };
@@ -112,6 +112,6 @@ class Metrics : public prometheus::Collectable {
   std::vector<std::function<void()>> on_scrape_;
 };
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_TELEMETRY_METRICS_H_

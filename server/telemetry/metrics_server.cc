@@ -20,7 +20,7 @@
 #include "absl/strings/strip.h"
 #include "prometheus/exposer.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 struct AddrinfoDeleter {
@@ -143,4 +143,4 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
   return server;
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

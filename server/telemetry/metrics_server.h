@@ -15,7 +15,7 @@ namespace prometheus {
 class Exposer;
 }
 
-namespace flashcore {
+namespace flashcore::server {
 
 // Answers GET /metrics until it is destroyed. Two threads serve, so one slow scraper does not lock
 // out another.
@@ -44,6 +44,6 @@ class MetricsServer {
   socklen_t listening_bytes_ = 0;
 };
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_TELEMETRY_METRICS_SERVER_H_

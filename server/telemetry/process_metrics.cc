@@ -15,7 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 std::string ReadFile(const char* path) {
@@ -103,4 +103,4 @@ std::vector<prometheus::MetricFamily> CollectProcessMetrics() {
   return families.Take();
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

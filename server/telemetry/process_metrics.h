@@ -6,11 +6,11 @@
 
 #include "prometheus/metric_family.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 // Reads /proc now. What cannot be read is left out. Thread-safe.
 std::vector<prometheus::MetricFamily> CollectProcessMetrics();
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_TELEMETRY_PROCESS_METRICS_H_

@@ -4,7 +4,7 @@
 #include <cassert>
 #include <limits>
 
-namespace flashcore {
+namespace flashcore::server {
 
 MetricRegistry::Series& MetricRegistry::AddSeries(const std::string& name, const std::string& help,
                                                   prometheus::MetricType type,
@@ -78,4 +78,4 @@ std::vector<prometheus::MetricFamily> MetricRegistry::Collect() const {
   return families;
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

@@ -11,7 +11,7 @@
 #include "prometheus/metric_family.h"
 #include "server/telemetry/metric.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 // Add everything first, from one thread; after that, Collect from any thread.
 class MetricRegistry : public prometheus::Collectable {
@@ -57,6 +57,6 @@ class MetricRegistry : public prometheus::Collectable {
   std::vector<Family> families_;  // in the order of registration
 };
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_TELEMETRY_REGISTRY_H_

@@ -9,7 +9,7 @@
 #include "proto/wire.h"
 #include "server/transport/convert.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 // Bytes of a message's fields other than its tensors: enough for max_spans spans with all their
@@ -107,4 +107,4 @@ grpc::ByteBuffer EncodeError(const std::string& request_id, const absl::Status& 
   return grpc::ByteBuffer(&slice, 1);
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

@@ -11,7 +11,7 @@
 #include "server/core/request.h"
 #include "server/telemetry/metrics.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 // Parses `message`, an AttendRequest, has the engine check it, and copies its tensors, once, from
 // the network's slices to staging memory. On success `operation` can be submitted. `*message` is
@@ -28,6 +28,6 @@ grpc::ByteBuffer EncodeReply(AttendOperation* operation);
 // The AttendResponse of one failed request of a stream.
 grpc::ByteBuffer EncodeError(const std::string& request_id, const absl::Status& status);
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_TRANSPORT_ATTEND_CALL_H_

@@ -5,7 +5,7 @@
 #include "server/transport/attend_call.h"
 #include "server/transport/convert.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 void StreamSet::Drain() {
   // A stream leaves the set, under the lock, before it is deleted.
@@ -142,4 +142,4 @@ void AttendStreamReactor::OnDone() {
   delete this;
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

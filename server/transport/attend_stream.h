@@ -17,7 +17,7 @@
 #include "server/core/mutex.h"
 #include "server/transport/rpc_scope.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 class AttendStreamReactor;
 
@@ -90,6 +90,6 @@ class AttendStreamReactor final
   std::deque<std::unique_ptr<Request>> answers_ ABSL_GUARDED_BY(mutex_);  // ready, in order
 };
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_TRANSPORT_ATTEND_STREAM_H_

@@ -7,7 +7,7 @@
 #include "server/transport/convert.h"
 #include "server/transport/methods.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 // gRPC's deadline on the engine's clock.
@@ -189,4 +189,4 @@ grpc::ServerUnaryReactor* AttentionService::ListSequences(grpc::CallbackServerCo
   return EndUnary(list_sequences_, SequencesUnimplemented());
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

@@ -13,7 +13,7 @@
 #include "server/transport/attend_stream.h"
 #include "server/transport/rpc_scope.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 // Attend and AttendStream take raw messages, so that a tensor is copied once, from the network to
 // staging memory; the rest is generated code throughout.
@@ -98,6 +98,6 @@ class AttentionService final : public AttentionServiceBase {
   RpcMetrics* list_sequences_;
 };
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_TRANSPORT_ATTENTION_SERVICE_H_

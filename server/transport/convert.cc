@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 absl::Status ToDType(v1::DType dtype, kernels::DType* out) {
@@ -131,4 +131,4 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

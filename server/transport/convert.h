@@ -8,7 +8,7 @@
 #include "server/core/device.h"
 #include "server/core/request.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 // `message` without its tensors, as the core takes it. INVALID_ARGUMENT for an enum value or a
 // combination of fields that has no meaning; numbers are passed on as they came.
@@ -20,6 +20,6 @@ v1::KernelInfo ToKernelInfo(const kernels::KernelSpec& spec);
 
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_TRANSPORT_CONVERT_H_

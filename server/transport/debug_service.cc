@@ -7,7 +7,7 @@
 #include "proto/wire.h"
 #include "server/transport/methods.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 constexpr size_t kMaxSmallFieldBytes = 1024;
@@ -66,4 +66,4 @@ absl::Status DebugService::EchoOnce(const grpc::ByteBuffer& request, grpc::ByteB
   return absl::OkStatus();
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

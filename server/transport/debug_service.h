@@ -11,7 +11,7 @@
 #include "grpcpp/support/slice.h"
 #include "server/transport/rpc_scope.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 // Thread-safe.
 class DebugService final
@@ -35,6 +35,6 @@ class DebugService final
   const grpc::Slice reply_;  // what every reply is a part of: nothing is copied on the way out
 };
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_TRANSPORT_DEBUG_SERVICE_H_

@@ -1,6 +1,6 @@
 #include "server/transport/methods.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 const char* TypeOf(const google::protobuf::MethodDescriptor& method) {
@@ -19,4 +19,4 @@ std::vector<RpcMethod> MethodsOf(const google::protobuf::ServiceDescriptor& serv
   return methods;
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

@@ -3,7 +3,7 @@
 #include "server/telemetry/log.h"
 #include "server/transport/convert.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 absl::Status CheckNotDraining(const RpcContext& context) {
   return context.draining.load() ? absl::UnavailableError("the server is draining")
@@ -76,4 +76,4 @@ const std::string& UnaryReactor::request_id() const {
   return kNone;
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

@@ -11,7 +11,7 @@
 #include "server/core/clock.h"
 #include "server/telemetry/metrics.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 // What the RPCs of one server share. Thread-safe.
 struct RpcContext {
@@ -78,6 +78,6 @@ class UnaryReactor : public grpc::ServerUnaryReactor {
   RequestScope request_;
 };
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_TRANSPORT_RPC_SCOPE_H_

@@ -15,7 +15,7 @@
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server_builder.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 // What RPCs that are not ours (health watches, reflection) get to end after a drain.
@@ -88,6 +88,7 @@ absl::Status Server::Listen(const Options& options) {
   grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
   health->SetServingStatus(v1::AttentionService::service_full_name(), true);
   health->SetServingStatus(true);
+  poll_keeper_ = std::make_unique<PollKeeper>(server_.get());
   return absl::OkStatus();
 }
 
@@ -103,8 +104,9 @@ bool Server::Drain(absl::Duration timeout) {
 
 Server::~Server() {
   if (server_ == nullptr) return;
+  poll_keeper_.reset();  // makes its calls to the server
   server_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
   server_->Wait();
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

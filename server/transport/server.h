@@ -12,9 +12,10 @@
 #include "server/core/engine.h"
 #include "server/transport/attention_service.h"
 #include "server/transport/debug_service.h"
+#include "server/transport/poll_keeper.h"
 #include "server/transport/rpc_scope.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 class Server {
  public:
@@ -52,8 +53,9 @@ class Server {
   std::unique_ptr<DebugService> debug_;  // null: not enabled
   std::vector<std::string> addresses_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<PollKeeper> poll_keeper_;
 };
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_TRANSPORT_SERVER_H_

@@ -8,7 +8,7 @@
 #include "server/telemetry/log.h"
 #include "server/telemetry/metric.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 // Values all over the buckets, so that the branch predictor cannot learn the search.
@@ -77,6 +77,6 @@ void LogRecord(benchmark::State& state) {
 BENCHMARK(LogRecord);
 
 }  // namespace
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 BENCHMARK_MAIN();

@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "tests/core/fakes.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 using ::testing::ElementsAre;
@@ -137,4 +137,4 @@ TEST_F(BatcherTest, ManyLanesTakeEveryRequestOnce) {
 }
 
 }  // namespace
-}  // namespace flashcore
+}  // namespace flashcore::server

@@ -15,7 +15,7 @@
 #include "server/core/spans.h"
 #include "tests/core/fakes.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 using kernels::DType;
@@ -179,4 +179,4 @@ INSTANTIATE_TEST_SUITE_P(Layouts, CpuDeviceTest, ::testing::Values(Layout::kNhd,
                          });
 
 }  // namespace
-}  // namespace flashcore
+}  // namespace flashcore::server

@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "tests/core/fakes.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 using ::testing::ElementsAre;
@@ -147,4 +147,4 @@ TEST_F(EngineTest, DestructionEndsEveryQueuedRequest) {
 }
 
 }  // namespace
-}  // namespace flashcore
+}  // namespace flashcore::server

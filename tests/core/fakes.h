@@ -15,7 +15,7 @@
 #include "server/core/request.h"
 #include "server/telemetry/metrics.h"
 
-namespace flashcore::testing {
+namespace flashcore::server::testing {
 
 // Stands still until it is told to advance. Thread-safe.
 class FakeClock final : public Clock {
@@ -108,6 +108,6 @@ inline AttendRequest MakeRequest(uint32_t query_rows = 1, uint32_t kv_rows = 1,
   return request;
 }
 
-}  // namespace flashcore::testing
+}  // namespace flashcore::server::testing
 
 #endif  // FLASHCORE_TESTS_CORE_FAKES_H_

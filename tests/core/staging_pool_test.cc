@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 using ::testing::HasSubstr;
@@ -116,4 +116,4 @@ TEST(StagingPoolTest, ManyThreadsStayWithinTheLimit) {
 }
 
 }  // namespace
-}  // namespace flashcore
+}  // namespace flashcore::server

@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "tests/core/fakes.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 using ::testing::HasSubstr;
@@ -125,4 +125,4 @@ TEST(ValidateAttendTest, ProductsThatOverflowAreRejected) {
 }
 
 }  // namespace
-}  // namespace flashcore
+}  // namespace flashcore::server

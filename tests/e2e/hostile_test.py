@@ -113,7 +113,8 @@ class HostileTest(unittest.TestCase):
             replies = harness.stub(slow).AttendStream(iter(mission))
             time.sleep(2)
             self.assert_serves(server)
-            self.assertLessEqual(server.metric("flashcore_inflight_requests"), 64)
+            # The 64 that one stream may have, and the request above if it is just ending.
+            self.assertLessEqual(server.metric("flashcore_inflight_requests"), 65)
             replies.cancel()
             self.assert_all_returned(server)
 

@@ -4,7 +4,7 @@
 
 #include "server/telemetry/metrics.h"
 
-namespace flashcore {
+namespace flashcore::server {
 
 inline constexpr char kExampleService[] = "flashcore.v1.AttentionService";
 
@@ -18,6 +18,6 @@ inline Metrics::Options ExampleOptions() {
   return options;
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_TESTS_TELEMETRY_EXAMPLE_METRICS_H_

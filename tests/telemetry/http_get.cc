@@ -5,7 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-namespace flashcore {
+namespace flashcore::server {
 
 std::string HttpGet(int port, const std::string& path) {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
@@ -32,4 +32,4 @@ std::string HttpBody(const std::string& response) {
   return end == std::string::npos ? "" : response.substr(end + 4);
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::server

@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace flashcore {
+namespace flashcore::server {
 
 // The whole response of 127.0.0.1:`port` to GET `path`; empty if there is none.
 std::string HttpGet(int port, const std::string& path);
@@ -12,6 +12,6 @@ std::string HttpGet(int port, const std::string& path);
 // What follows the header of `response`.
 std::string HttpBody(const std::string& response);
 
-}  // namespace flashcore
+}  // namespace flashcore::server
 
 #endif  // FLASHCORE_TESTS_TELEMETRY_HTTP_GET_H_

@@ -15,7 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "server/telemetry/json.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 using ::testing::Each;
@@ -218,4 +218,4 @@ TEST(LogNames, Parse) {
 }
 
 }  // namespace
-}  // namespace flashcore
+}  // namespace flashcore::server

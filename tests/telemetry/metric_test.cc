@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 using ::testing::ElementsAre;
@@ -124,4 +124,4 @@ TEST(Bounds, LatencyHasThreeADecade) {
 TEST(Bounds, PowersOfTwo) { EXPECT_THAT(PowerOfTwoBounds(8), ElementsAre(1, 2, 4, 8)); }
 
 }  // namespace
-}  // namespace flashcore
+}  // namespace flashcore::server

@@ -18,7 +18,7 @@
 #include "tests/telemetry/example_metrics.h"
 #include "tests/telemetry/http_get.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 using ::testing::HasSubstr;
@@ -281,4 +281,4 @@ TEST(MetricsServerTest, AllInterfacesAndNames) {
 }
 
 }  // namespace
-}  // namespace flashcore
+}  // namespace flashcore::server

@@ -13,7 +13,7 @@
 #include "tests/telemetry/example_metrics.h"
 #include "tests/telemetry/http_get.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 // What `command` prints, standard error included; its exit status in `status`.
@@ -49,4 +49,4 @@ TEST(Promtool, HasNothingToSay) {
 }
 
 }  // namespace
-}  // namespace flashcore
+}  // namespace flashcore::server

@@ -19,7 +19,7 @@
 #include "server/core/cpu_device.h"
 #include "tests/core/fakes.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 using testing::FakeDevice;
@@ -429,4 +429,4 @@ TEST_F(ServerTest, AnAddressInUseIsAnError) {
 }
 
 }  // namespace
-}  // namespace flashcore
+}  // namespace flashcore::server

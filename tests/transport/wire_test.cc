@@ -10,7 +10,7 @@
 #include "google/protobuf/stubs/logging.h"
 #include "gtest/gtest.h"
 
-namespace flashcore {
+namespace flashcore::server {
 namespace {
 
 using ::testing::HasSubstr;
@@ -195,4 +195,4 @@ TEST(WireTest, FieldHeaderIsWhatTheGeneratedSerializerWrites) {
 }
 
 }  // namespace
-}  // namespace flashcore
+}  // namespace flashcore::server

@@ -1,0 +1,53 @@
+#include "server/transport/poll_keeper.h"
+
+#include <chrono>
+#include <future>
+
+#include "grpcpp/client_context.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "grpcpp/support/channel_arguments.h"
+
+namespace flashcore::server {
+namespace {
+
+constexpr std::chrono::milliseconds kInterval(500);
+
+}  // namespace
+
+PollKeeper::PollKeeper(grpc::Server* server)
+    : stub_(server->InProcessChannel(grpc::ChannelArguments())), thread_([this] { Loop(); }) {}
+
+PollKeeper::~PollKeeper() {
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  stop_.NotifyOne();
+  thread_.join();
+}
+
+void PollKeeper::Loop() {
+  while (true) {
+    {
+      MutexLock lock(&mutex_);
+      const auto next = std::chrono::steady_clock::now() + kInterval;
+      while (!stopping_ && stop_.WaitUntil(&mutex_, next)) {
+      }
+      if (stopping_) return;
+    }
+    CallOnce();
+  }
+}
+
+void PollKeeper::CallOnce() {
+  grpc::ClientContext context;
+  const grpc::Slice empty;  // gRPC asserts that a message has a slice
+  const grpc::ByteBuffer request(&empty, 1);
+  grpc::ByteBuffer reply;
+  std::promise<void> done;
+  stub_.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request, &reply,
+                  [&done](const grpc::Status&) { done.set_value(); });
+  done.get_future().wait();
+}
+
+}  // namespace flashcore::server
