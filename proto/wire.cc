@@ -69,6 +69,44 @@ bool ReadLength(CodedInputStream* in, uint32_t* length) {
   return in->CurrentPosition() - begin <= kMaxVarint32Bytes;
 }
 
+bool SkipGroup(CodedInputStream* in, int number, int depth);
+
+// Skips the value of an unknown field in a group. False if it is malformed.
+bool SkipValue(CodedInputStream* in, uint32_t tag, int depth) {
+  const int number = WireFormatLite::GetTagFieldNumber(tag);
+  if (number == 0) return false;
+  switch (WireFormatLite::GetTagWireType(tag)) {
+    case WireFormatLite::WIRETYPE_VARINT: {
+      uint64_t value = 0;
+      return in->ReadVarint64(&value);
+    }
+    case WireFormatLite::WIRETYPE_FIXED64:
+      return in->Skip(8);
+    case WireFormatLite::WIRETYPE_FIXED32:
+      return in->Skip(4);
+    case WireFormatLite::WIRETYPE_LENGTH_DELIMITED: {
+      uint32_t length = 0;
+      return ReadLength(in, &length) && in->Skip(static_cast<int>(length));
+    }
+    case WireFormatLite::WIRETYPE_START_GROUP:
+      return SkipGroup(in, number, depth + 1);
+    default:  // the end of a group that never began
+      return false;
+  }
+}
+
+// Skips what follows the start of group `number`, up to and with its end.
+bool SkipGroup(CodedInputStream* in, int number, int depth) {
+  constexpr int kMaxDepth = 100;  // the generated parser's
+  if (depth > kMaxDepth) return false;
+  const uint32_t end = WireFormatLite::MakeTag(number, WireFormatLite::WIRETYPE_END_GROUP);
+  while (const uint32_t tag = ReadTag(in)) {
+    if (tag == end) return true;
+    if (!SkipValue(in, tag, depth)) return false;
+  }
+  return false;
+}
+
 // Moves the payload of the field `tag` from `in` to `out`. False if the message is malformed or
 // `out` is full.
 bool MoveField(CodedInputStream* in, uint32_t tag, SmallFields* out) {
@@ -93,8 +131,8 @@ bool MoveField(CodedInputStream* in, uint32_t tag, SmallFields* out) {
       char* to = out->Extend(size);
       return to != nullptr && in->ReadRaw(to, static_cast<int>(size));
     }
-    default:  // a group, unknown by definition; the end of one that never began is malformed
-      return WireFormatLite::SkipField(in, tag);
+    default:  // a group, unknown by definition
+      return SkipValue(in, tag, 0);
   }
 }
 

@@ -16,12 +16,13 @@ void StreamSet::Drain() {
 }
 
 AttendStreamReactor::AttendStreamReactor(Engine* engine, RpcContext* context, RpcMetrics* rpc,
-                                         StreamSet* set, int max_inflight)
+                                         StreamSet* set, int max_inflight, TimePoint deadline)
     : engine_(engine),
       context_(context),
       rpc_(rpc),
       set_(set),
       max_inflight_(static_cast<size_t>(max_inflight)),
+      deadline_(deadline),
       scope_(context, rpc) {
   {
     MutexLock lock(&set_->mutex_);
@@ -59,6 +60,7 @@ void AttendStreamReactor::Receive() {
   auto owned = std::make_unique<Request>(context_, rpc_);
   Request* request = owned.get();
   AttendOperation* operation = &request->operation;
+  operation->deadline = deadline_;
   bool well_formed = false;
   absl::Status status =
       ReceiveAttend(engine_, context_->metrics, &incoming_, operation, &well_formed);

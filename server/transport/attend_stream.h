@@ -43,7 +43,7 @@ class AttendStreamReactor final
     : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   AttendStreamReactor(Engine* engine, RpcContext* context, RpcMetrics* rpc, StreamSet* set,
-                      int max_inflight);
+                      int max_inflight, TimePoint deadline);
 
   // No more requests: the stream will end with `status`. The first reason given counts.
   void StopReading(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -74,6 +74,7 @@ class AttendStreamReactor final
   RpcMetrics* const rpc_;
   StreamSet* const set_;
   const size_t max_inflight_;
+  const TimePoint deadline_;  // of the stream, and so of each of its requests
   RpcScope scope_;
 
   grpc::ByteBuffer incoming_;  // of the read that is with gRPC, or being received

@@ -1,6 +1,5 @@
 #include "server/transport/attention_service.h"
 
-#include <chrono>
 #include <utility>
 
 #include "server/transport/attend_call.h"
@@ -9,16 +8,6 @@
 
 namespace flashcore::server {
 namespace {
-
-// gRPC's deadline on the engine's clock.
-TimePoint DeadlineOf(const grpc::CallbackServerContext& context, const Clock& clock) {
-  const auto deadline = context.deadline();
-  if (deadline == std::chrono::system_clock::time_point::max()) return kNoDeadline;
-  const auto left = deadline - std::chrono::system_clock::now();
-  // A deadline further off than this is none, and would overflow.
-  if (left > std::chrono::hours(24 * 365)) return kNoDeadline;
-  return clock.Now() + std::chrono::duration_cast<Nanoseconds>(left);
-}
 
 class AttendReactor final : public UnaryReactor {
  public:
@@ -108,15 +97,16 @@ grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* 
                                                    grpc::ByteBuffer* response) {
   auto* reactor = new AttendReactor(context_, attend_, response);
   // The message is ours until the RPC ends; emptying it early frees the network's memory early.
-  reactor->Start(engine_, DeadlineOf(*context, engine_->clock()),
+  reactor->Start(engine_, ToDeadline(context->deadline(), engine_->clock()),
                  const_cast<grpc::ByteBuffer*>(request));
   return reactor;
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionService::AttendStream(
-    grpc::CallbackServerContext* /*context*/) {
+    grpc::CallbackServerContext* context) {
   return new AttendStreamReactor(engine_, context_, attend_stream_, &streams_,
-                                 options_.max_stream_inflight);
+                                 options_.max_stream_inflight,
+                                 ToDeadline(context->deadline(), engine_->clock()));
 }
 
 grpc::ServerUnaryReactor* AttentionService::GetServerInfo(

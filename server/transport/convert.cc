@@ -126,6 +126,14 @@ v1::KernelInfo ToKernelInfo(const kernels::KernelSpec& spec) {
   return message;
 }
 
+TimePoint ToDeadline(std::chrono::system_clock::time_point deadline, const Clock& clock) {
+  if (deadline == std::chrono::system_clock::time_point::max()) return kNoDeadline;
+  const auto left = deadline - std::chrono::system_clock::now();
+  // A deadline further off than this is none, and would overflow.
+  if (left > std::chrono::hours(24 * 365)) return kNoDeadline;
+  return clock.Now() + std::chrono::duration_cast<Nanoseconds>(left);
+}
+
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   // The two enumerations have the same values.
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));

@@ -2,9 +2,12 @@
 #ifndef FLASHCORE_SERVER_TRANSPORT_CONVERT_H_
 #define FLASHCORE_SERVER_TRANSPORT_CONVERT_H_
 
+#include <chrono>
+
 #include "absl/status/status.h"
 #include "flashcore/v1/attention.pb.h"
 #include "grpcpp/support/status.h"
+#include "server/core/clock.h"
 #include "server/core/device.h"
 #include "server/core/request.h"
 
@@ -17,6 +20,9 @@ absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request)
 v1::Timing ToTiming(const PhaseTimes& times);
 v1::DeviceInfo ToDeviceInfo(const DeviceInfo& info);
 v1::KernelInfo ToKernelInfo(const kernels::KernelSpec& spec);
+
+// gRPC's deadline of an RPC on the engine's clock.
+TimePoint ToDeadline(std::chrono::system_clock::time_point deadline, const Clock& clock);
 
 grpc::Status ToGrpcStatus(const absl::Status& status);
 

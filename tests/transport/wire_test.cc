@@ -116,6 +116,27 @@ TEST(WireTest, EveryTruncationIsRefusedExactlyWhenTheGeneratedParserRefusesIt) {
   }
 }
 
+TEST(WireTest, UnknownGroupsAreCheckedAsTheGeneratedParserDoes) {
+  const auto nested = [](int depth) {
+    return std::string(depth, '\x1b') + std::string(depth, '\x1c');  // group 3
+  };
+  for (const std::string& bytes : {
+           nested(1), nested(50), nested(99), nested(100), nested(101), nested(102), nested(5000),
+           std::string("\x1b\x08\x01\x1c"),  // with a varint in it
+           std::string("\x1b\x0a\x02xy\x11"
+                       "12345678"
+                       "\x15"
+                       "1234\x1c"),
+           std::string("\x1b\x24"), std::string("\x1c"), std::string("\x1b"),
+           std::string("\x1b\xd0\x80\x80\x80\x80\x80\x20\x01\x1c"),  // an overlong tag
+       }) {
+    v1::AttendRequest want, got;
+    EXPECT_EQ(Reassemble(InSlices(bytes, {bytes.size() / 2}), kNoLimit, &got),
+              want.ParseFromString(bytes))
+        << ::testing::PrintToString(bytes.substr(0, 40));
+  }
+}
+
 TEST(WireTest, LimitsTheFieldsThatAreNotTensors) {
   v1::AttendRequest request;
   request.set_query(std::string(10000, 'q'));
