@@ -97,19 +97,19 @@ absl::StatusOr<LoadResult> RunLoad(const LoadOptions& options) {
   for (const auto& worker : workers) threads.emplace_back([&worker] { worker->Run(); });
   if (options.progress) ShowProgress(shared);
   for (std::thread& thread : threads) thread.join();
+  const double wall_seconds = absl::ToDoubleSeconds(absl::Now() - shared.measure_start);
 
   LoadResult result;
   for (const auto& worker : workers) {
     Merge(worker->result(), &result);
-    // Of its own busy time: in a closed loop that leaves out echoes and checks.
-    if (worker->attend_seconds() > 0) {
+    // Beside echoes only the time spent in Attends counts.
+    if (options.echo && worker->attend_seconds() > 0) {
       result.attends_per_second +=
           static_cast<double>(worker->result().attend_us.size()) / worker->attend_seconds();
     }
   }
-  if (options.rate > 0) {
-    result.attends_per_second =
-        static_cast<double>(result.attend_us.size()) / absl::ToDoubleSeconds(options.duration);
+  if (!options.echo) {
+    result.attends_per_second = static_cast<double>(result.attend_us.size()) / wall_seconds;
   }
   return result;
 }

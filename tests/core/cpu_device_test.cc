@@ -98,7 +98,8 @@ class CpuDeviceTest : public ::testing::TestWithParam<Layout> {
 void CpuDeviceTest::ExpectMatchesReference(const Job& job) {
   const AttendRequest& request = job.operation.request;
   std::vector<kernels::Span> spans;
-  AppendSpans(request, {job.query.data(), job.key.data(), job.value.data(), nullptr, nullptr},
+  std::vector<std::byte> unused(request.output_bytes());  // the reference has its own output
+  AppendSpans(request, {job.query.data(), job.key.data(), job.value.data(), unused.data(), nullptr},
               &spans);
   const auto want = kernels::ReferenceAttention(
       {request.geometry(), spans.data(), static_cast<int32_t>(spans.size())});
