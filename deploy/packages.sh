@@ -31,8 +31,19 @@ ensure_packages() {
     sudo=(sudo)
   fi
   echo "Installing: ${missing[*]}"
-  # Keeps the package's own service from starting and taking a port.
-  "${sudo[@]}" apt-get update -qq
-  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
-    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+  # The prometheus package would start a server of its own; we want its promtool. Debian's way to say
+  # so is a policy that answers 101.
+  local policy=/usr/sbin/policy-rc.d own_policy=false status=0
+  if [[ ! -e $policy ]]; then
+    own_policy=true
+    printf '#!/bin/sh\nexit 101\n' | "${sudo[@]}" tee "$policy" >/dev/null
+    "${sudo[@]}" chmod 755 "$policy"
+  fi
+  {
+    "${sudo[@]}" apt-get update -qq &&
+      "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+  } || status=$?
+  if $own_policy; then "${sudo[@]}" rm -f "$policy"; fi
+  return "$status"
 }
