@@ -34,6 +34,10 @@ ABSL_FLAG(int64_t, staging_memory_bytes, int64_t{1} << 30,
           "Limit of the memory for the tensors of all requests in flight.");
 ABSL_FLAG(int32_t, max_spans, 4096, "Most spans in one request.");
 ABSL_FLAG(int32_t, max_heads, 1024, "Most query heads in one request.");
+ABSL_FLAG(
+    double, max_request_gflop, 4000,
+    "Most work in one request, in 10^9 floating-point operations, masks not counted: a request "
+    "that runs cannot be interrupted.");
 ABSL_FLAG(int32_t, max_queue_requests, 1024, "Most requests waiting for a lane.");
 ABSL_FLAG(int32_t, max_batch_requests, 64, "Most requests in one batch.");
 ABSL_FLAG(int64_t, max_batch_query_rows, 65536,
@@ -198,6 +202,8 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
       "staging_memory_bytes", absl::GetFlag(FLAGS_staging_memory_bytes), 1 << 20, int64_t{1} << 46);
   options.engine.max_spans = check.Range("max_spans", absl::GetFlag(FLAGS_max_spans), 1, 65536);
   options.engine.max_heads = check.Range("max_heads", absl::GetFlag(FLAGS_max_heads), 1, 65536);
+  options.engine.max_request_flop =
+      1e9 * check.Range("max_request_gflop", absl::GetFlag(FLAGS_max_request_gflop), 1e-3, 1e12);
   Batcher::Options& batcher = options.engine.batcher;
   batcher.max_queue_requests =
       check.Range("max_queue_requests", absl::GetFlag(FLAGS_max_queue_requests), 1, 1 << 20);

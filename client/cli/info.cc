@@ -41,7 +41,8 @@ std::string InfoTable(const v1::GetServerInfoResponse& info) {
   const v1::Limits& limits = info.limits();
   absl::StrAppend(&out, "limits    message ", Bytes(limits.max_message_bytes()), ", ",
                   limits.max_spans(), " spans, ", limits.max_heads(), " heads, head_dim ",
-                  absl::StrJoin(limits.head_dims(), " "), "\n");
+                  absl::StrJoin(limits.head_dims(), " "), ", ", limits.max_request_flop(),
+                  " floating-point operations a request\n");
   absl::StrAppend(&out, "          queue ", limits.max_queue_requests(), " requests, batch ",
                   limits.max_batch_requests(), " requests or ", limits.max_batch_query_rows(),
                   " query rows, ", limits.max_stream_inflight(), " in flight per stream, staging ",

@@ -10,7 +10,8 @@ Engine::Engine(const Options& options, std::unique_ptr<Device> device, const Clo
       clock_(clock),
       metrics_(metrics),
       device_(std::move(device)),
-      limits_{options.max_spans, options.max_heads, SupportedHeadDims(*device_)},
+      limits_{options.max_spans, options.max_heads, SupportedHeadDims(*device_),
+              options.max_request_flop},
       staging_(options.staging_memory_bytes, device_->staging_allocator()),
       batcher_(options.batcher, clock) {
   for (int lane = 0; lane < device_->info().lanes; ++lane) {

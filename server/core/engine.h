@@ -24,8 +24,9 @@ class Engine {
   struct Options {
     Batcher::Options batcher;
     size_t staging_memory_bytes = size_t{1} << 30;
-    uint32_t max_spans = 4096;  // of one request
-    uint32_t max_heads = 1024;  // of one request
+    uint32_t max_spans = 4096;       // of one request
+    uint32_t max_heads = 1024;       // of one request
+    double max_request_flop = 4e12;  // of one request; see RequestLimits
   };
 
   // Starts one thread per lane of `device`. `clock` and `metrics` outlive the engine.

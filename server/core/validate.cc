@@ -56,6 +56,18 @@ absl::Status ValidateMask(const kernels::Mask& mask) {
   return absl::OkStatus();
 }
 
+// In floating point, so that nothing overflows; exactness does not matter.
+absl::Status ValidateWork(const AttendRequest& request, const RequestLimits& limits) {
+  double pairs = 0;  // of query and K/V rows
+  for (const SpanShape& span : request.spans) {
+    pairs += static_cast<double>(span.query_rows) * span.kv_rows;
+  }
+  const double flop = 4 * pairs * request.num_heads * request.head_dim;
+  if (flop <= limits.max_flop) return absl::OkStatus();
+  return Invalid("spans: together they need ", flop, " floating-point operations; at most ",
+                 limits.max_flop, " are allowed in one request");
+}
+
 absl::Status ValidateSpan(const SpanShape& span, size_t index) {
   if (span.query_rows < 1) return Invalid("spans[", index, "].query_rows: 0; at least 1 is needed");
   if (!span.sequence_id.empty()) {
@@ -116,7 +128,12 @@ absl::Status ValidateAttend(const AttendRequest& request, const RequestLimits& l
       !status.ok()) {
     return status;
   }
-  return ValidateTensor("value", kv_rows, request.num_kv_heads, request, request.value_bytes);
+  if (absl::Status status =
+          ValidateTensor("value", kv_rows, request.num_kv_heads, request, request.value_bytes);
+      !status.ok()) {
+    return status;
+  }
+  return ValidateWork(request, limits);
 }
 
 }  // namespace flashcore::server

@@ -129,6 +129,7 @@ grpc::ServerUnaryReactor* AttentionService::GetServerInfo(
   limits->set_max_stream_inflight(options_.max_stream_inflight);
   limits->set_staging_memory_bytes(options.staging_memory_bytes);
   limits->set_max_request_id_bytes(kMaxRequestIdBytes);
+  limits->set_max_request_flop(options.max_request_flop);
   return EndUnary(get_server_info_, absl::OkStatus());
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const RequestLimits kLimits{/*max_spans=*/8, /*max_heads=*/64, {32, 64, 128}};
+const RequestLimits kLimits{/*max_spans=*/8, /*max_heads=*/64, {32, 64, 128}, /*max_flop=*/1e9};
 
 TEST(ValidateAttendTest, AcceptsWhatIsConsistent) {
   EXPECT_EQ(ValidateAttend(testing::MakeRequest(), kLimits), absl::OkStatus());
@@ -109,10 +109,23 @@ INSTANTIATE_TEST_SUITE_P(
                 absl::StatusCode::kUnimplemented, "spans[0].sequence_id"}),
     [](const auto& param) { return param.param.name; });
 
+TEST(ValidateAttendTest, BoundsTheWorkOfAllSpansTogether) {
+  // 4 * 1000 * 1000 * 2 * 64 = 5.12e8 for one span of these.
+  AttendRequest request = testing::MakeRequest(1000, 1000);
+  EXPECT_EQ(ValidateAttend(request, kLimits), absl::OkStatus());
+  request.spans.push_back(request.spans[0]);
+  request.query_bytes *= 2;
+  request.key_bytes = request.value_bytes *= 2;
+  const absl::Status status = ValidateAttend(request, kLimits);
+  EXPECT_EQ(status.code(), kInvalid);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("need 1.024e+09 floating-point operations; at most 1e+09"));
+}
+
 TEST(ValidateAttendTest, ProductsThatOverflowAreRejected) {
   // 8 spans of 2^32 - 1 rows, 2^31 heads of 2^10 elements: far beyond 2^64 bytes. A computation
   // modulo 2^64 could be made to equal the bytes that came.
-  RequestLimits limits{8, 1u << 31, {1024}};
+  RequestLimits limits{8, 1u << 31, {1024}, 1e9};
   AttendRequest request = testing::MakeRequest();
   request.num_heads = 1u << 31;
   request.head_dim = 1024;
