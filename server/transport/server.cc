@@ -18,8 +18,10 @@
 namespace flashcore::server {
 namespace {
 
-// What RPCs that are not ours (health watches, reflection) get to end after a drain.
-constexpr std::chrono::milliseconds kShutdownGrace(100);
+// What RPCs get to end after a drain: those whose message was still being received, which are then
+// refused with UNAVAILABLE, and those that are not ours. A health watch never ends by itself, so with
+// one open, stopping takes this long.
+constexpr std::chrono::seconds kShutdownGrace(2);
 
 // "host:port" with the port that was chosen.
 std::string WithPort(const std::string& address, int port) {
