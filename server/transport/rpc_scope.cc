@@ -14,10 +14,13 @@ RpcScope::RpcScope(RpcContext* context, RpcMetrics* rpc)
     : context_(context), rpc_(rpc), start_(context->clock->Now()) {
   rpc_->RecordStart();
   context_->active_rpcs.fetch_add(1);
+  context_->last_event.store(start_);
 }
 
 RpcScope::~RpcScope() {
-  rpc_->RecordEnd(static_cast<int>(code_), Seconds(context_->clock->Now() - start_));
+  const TimePoint end = context_->clock->Now();
+  rpc_->RecordEnd(static_cast<int>(code_), Seconds(end - start_));
+  context_->last_event.store(end);
   context_->active_rpcs.fetch_sub(1);
 }
 

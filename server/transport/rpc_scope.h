@@ -17,8 +17,9 @@ namespace flashcore::server {
 struct RpcContext {
   Metrics* metrics = nullptr;
   const Clock* clock = nullptr;
-  std::atomic<bool> draining{false};  // new requests get UNAVAILABLE
-  std::atomic<int> active_rpcs{0};    // RPCs that have begun and not ended
+  std::atomic<bool> draining{false};                    // new requests get UNAVAILABLE
+  std::atomic<int> active_rpcs{0};                      // RPCs that have begun and not ended
+  std::atomic<TimePoint> last_event{TimePoint::min()};  // when one last began or ended
 };
 
 // OK, or UNAVAILABLE if the server is draining.

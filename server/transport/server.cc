@@ -18,10 +18,13 @@
 namespace flashcore::server {
 namespace {
 
-// What RPCs get to end after a drain: those whose message was still being received, which are then
-// refused with UNAVAILABLE, and those that are not ours. A health watch never ends by itself, so with
-// one open, stopping takes this long.
-constexpr std::chrono::seconds kShutdownGrace(2);
+// gRPC shows us an RPC only once its first message is there, and when it is shut down it answers
+// one that is not there yet with CANCELLED, which clients do not retry. So a drain goes on refusing
+// with UNAVAILABLE until nothing has come for so long.
+constexpr std::chrono::milliseconds kQuiet(300);
+
+// What RPCs that are not ours (health watches, reflection) get to end after a drain.
+constexpr std::chrono::milliseconds kShutdownGrace(100);
 
 // "host:port" with the port that was chosen.
 std::string WithPort(const std::string& address, int port) {
@@ -94,13 +97,16 @@ absl::Status Server::Listen(const Options& options) {
   return absl::OkStatus();
 }
 
+bool Server::Quiet() const {
+  return context_.active_rpcs.load() == 0 &&
+         context_.last_event.load() + kQuiet <= context_.clock->Now();
+}
+
 bool Server::Drain(absl::Duration timeout) {
   server_->GetHealthCheckService()->SetServingStatus(false);
   attention_.Drain();
   const absl::Time end = absl::Now() + timeout;
-  while (context_.active_rpcs.load() > 0 && absl::Now() < end) {
-    absl::SleepFor(absl::Milliseconds(2));
-  }
+  while (!Quiet() && absl::Now() < end) absl::SleepFor(absl::Milliseconds(2));
   return context_.active_rpcs.load() == 0;
 }
 

@@ -47,6 +47,7 @@ class Server {
  private:
   Server(const Options& options, Engine* engine, Metrics* metrics);
   absl::Status Listen(const Options& options);
+  bool Quiet() const;  // no RPC of ours is active, and none has been for a while
 
   RpcContext context_;
   AttentionService attention_;
