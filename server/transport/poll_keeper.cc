@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <future>
+#include <utility>
 
 #include "grpcpp/client_context.h"
 #include "grpcpp/support/byte_buffer.h"
@@ -14,8 +15,10 @@ constexpr std::chrono::milliseconds kInterval(500);
 
 }  // namespace
 
-PollKeeper::PollKeeper(grpc::Server* server)
-    : stub_(server->InProcessChannel(grpc::ChannelArguments())), thread_([this] { Loop(); }) {}
+PollKeeper::PollKeeper(grpc::Server* server, std::string method)
+    : method_(std::move(method)),
+      stub_(server->InProcessChannel(grpc::ChannelArguments())),
+      thread_([this] { Loop(); }) {}
 
 PollKeeper::~PollKeeper() {
   {
@@ -45,7 +48,7 @@ void PollKeeper::CallOnce() {
   const grpc::ByteBuffer request(&empty, 1);
   grpc::ByteBuffer reply;
   std::promise<void> done;
-  stub_.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request, &reply,
+  stub_.UnaryCall(&context, method_, grpc::StubOptions(), &request, &reply,
                   [&done](const grpc::Status&) { done.set_value(); });
   done.get_future().wait();
 }

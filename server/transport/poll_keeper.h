@@ -2,6 +2,7 @@
 #ifndef FLASHCORE_SERVER_TRANSPORT_POLL_KEEPER_H_
 #define FLASHCORE_SERVER_TRANSPORT_POLL_KEEPER_H_
 
+#include <string>
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
@@ -17,8 +18,9 @@ namespace flashcore::server {
 // thread.)
 class PollKeeper {
  public:
-  // Calls grpc.health.v1.Health/Check of `server`, which must outlive this.
-  explicit PollKeeper(grpc::Server* server);
+  // Calls `method` ("/service/method", unary, cheap, content with an empty message) of `server`,
+  // which must outlive this.
+  PollKeeper(grpc::Server* server, std::string method);
   ~PollKeeper();
   PollKeeper(const PollKeeper&) = delete;
   PollKeeper& operator=(const PollKeeper&) = delete;
@@ -27,6 +29,7 @@ class PollKeeper {
   void Loop();
   void CallOnce();
 
+  const std::string method_;
   grpc::GenericStub stub_;
   Mutex mutex_;
   CondVar stop_;

@@ -93,7 +93,7 @@ absl::Status Server::Listen(const Options& options) {
   grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
   health->SetServingStatus(v1::AttentionService::service_full_name(), true);
   health->SetServingStatus(true);
-  poll_keeper_ = std::make_unique<PollKeeper>(server_.get());
+  poll_keeper_ = std::make_unique<PollKeeper>(server_.get(), "/grpc.health.v1.Health/Check");
   return absl::OkStatus();
 }
 

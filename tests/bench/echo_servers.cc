@@ -1,6 +1,5 @@
 #include "tests/bench/echo_servers.h"
 
-#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
@@ -14,6 +13,7 @@
 #include <utility>
 
 #include "flashcore/v1/debug.grpc.pb.h"
+#include "server/transport/poll_keeper.h"
 
 namespace flashcore::bench {
 namespace {
@@ -112,48 +112,6 @@ void Listen(grpc::ServerBuilder* builder, const EchoOptions& options, int* port)
   builder->AddListeningPort("unix:" + options.unix_path, grpc::InsecureServerCredentials());
 }
 
-// A thread that gRPC 1.51 runs callbacks on sleeps for 100 ms, blind to the network, when it has
-// seen no event for 1 s; a request then waits for up to 100 ms. A call to oneself twice a second is
-// such an event (an alarm is none: its callback comes from another thread).
-class PollKeeper {
- public:
-  explicit PollKeeper(grpc::Server* server)
-      : stub_(server->InProcessChannel(grpc::ChannelArguments())), thread_([this] { Loop(); }) {}
-  ~PollKeeper() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      stopping_ = true;
-    }
-    wake_.notify_one();
-    thread_.join();
-  }
-
- private:
-  void Loop() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    while (!wake_.wait_for(lock, std::chrono::milliseconds(500), [this] { return stopping_; })) {
-      grpc::ClientContext context;
-      const grpc::Slice empty;
-      const grpc::ByteBuffer request(&empty, 1);
-      grpc::ByteBuffer reply;
-      bool done = false;
-      stub_.UnaryCall(&context, "/flashcore.v1.DebugService/Echo", grpc::StubOptions(), &request,
-                      &reply, [&](const grpc::Status&) {
-                        std::lock_guard<std::mutex> done_lock(mutex_);
-                        done = true;
-                        wake_.notify_one();
-                      });
-      wake_.wait(lock, [&] { return done; });
-    }
-  }
-
-  grpc::GenericStub stub_;
-  std::mutex mutex_;  // guards stopping_
-  bool stopping_ = false;
-  std::condition_variable wake_;
-  std::thread thread_;
-};
-
 class CallbackServer final : public EchoServer {
  public:
   explicit CallbackServer(bool handoff) : service_(handoff) {}
@@ -163,7 +121,8 @@ class CallbackServer final : public EchoServer {
     Listen(&builder, options, &port);
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
-    if (options.keep_polling) poll_keeper_.emplace(server_.get());
+    if (options.keep_polling)
+      poll_keeper_.emplace(server_.get(), "/flashcore.v1.DebugService/Echo");
     return server_ != nullptr;
   }
 
@@ -188,7 +147,7 @@ class CallbackServer final : public EchoServer {
 
   Service service_;
   std::unique_ptr<grpc::Server> server_;
-  std::optional<PollKeeper> poll_keeper_;  // destroyed first
+  std::optional<server::PollKeeper> poll_keeper_;  // destroyed first
 };
 
 class QueueServer final : public EchoServer {
