@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/plan_forks.h"
+
 namespace flashcore::kernels {
 namespace {
 
@@ -67,17 +69,23 @@ KvRange VisibleKv(const Mask& mask, int32_t query_rows, int32_t kv_rows, int32_t
   return {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
 }
 
-void MakePlan(const AttentionBatch& batch, const PlanOptions& options, Plan* plan) {
+void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t workers,
+              Plan* plan) {
   plan->items.clear();
+  plan->members.clear();
   plan->combines.clear();
   plan->partial_rows = 0;
+  std::vector<Fork> forks;
   for (int32_t s = 0; s < batch.num_spans; ++s) {
+    const size_t first_item = plan->items.size();
     const int32_t rows = batch.spans[s].query_rows * batch.geometry.group();
     const bool may_split = rows <= options.split_max_rows;
     for (int32_t row = 0; row < rows; row += options.tile_rows) {
       PlanTile(batch, options, s, row, std::min(options.tile_rows, rows - row), may_split, plan);
     }
+    if (may_split && options.shared_rows > 0) AddFork(batch, options, *plan, first_item, &forks);
   }
+  ShareItems(batch.geometry, options, workers, &forks, plan);
   std::sort(plan->items.begin(), plan->items.end(), RunsBefore);
   plan->workspace_bytes =
       size_t{sizeof(float)} * plan->partial_rows * (batch.geometry.head_dim + 2);

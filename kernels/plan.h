@@ -3,7 +3,7 @@
 //
 // The rule that makes output bits independent of company: the tile and the KV split of a span are
 // chosen from that span alone (its query and K/V rows, mask, heads and head_dim). Other spans of
-// the batch only change the order in which work items run.
+// the batch only change the order in which work items run, and which spans' rows an item serves.
 #ifndef FLASHCORE_KERNELS_PLAN_H_
 #define FLASHCORE_KERNELS_PLAN_H_
 
@@ -22,6 +22,12 @@ namespace flashcore::kernels {
 // to the K/V rows [kv_begin, kv_end), which the mask has already narrowed to tiles that at least
 // one of the packed rows sees. kv_begin is a multiple of kPageTokens. An empty range is legal: it
 // writes zeros and -inf.
+//
+// Spans that share pages (forks of one prefix) may share an item, so that those pages are read once
+// for all of them. Such an item has members: they fill its row_count rows, row_begin is 0, `span`
+// is any of them (its K/V is everybody's), and every row sees every K/V row of the range. Each
+// member's share of it is the item that it would have alone, down to the partial rows, so a kernel
+// that gives every row the arithmetic of its span alone gives it the same bits.
 struct WorkItem {
   int32_t span = 0;
   int32_t kv_head = 0;
@@ -29,8 +35,17 @@ struct WorkItem {
   int32_t row_count = 0;
   int32_t kv_begin = 0;
   int32_t kv_end = 0;
-  int32_t partial_row =
-      -1;  // first row of its partial result in the workspace; -1: writes O itself
+  int32_t partial_row = -1;  // first row of its partial result; -1: writes O itself
+  int32_t first_member = 0;  // in Plan::members
+  int32_t num_members = 0;   // 0: not shared; otherwise at least 2, and partial_row means nothing
+};
+
+// The packed rows of one span in a shared item: all that it has of the KV head.
+struct Member {
+  int32_t span = 0;
+  int32_t tile_row = 0;  // its first row in the item; rows of the members follow each other
+  int32_t row_count = 0;
+  int32_t partial_row = -1;  // as in WorkItem, its own
 };
 
 // Merges the partial results of the KV splits of one tile of packed rows, in split order: partial
@@ -49,17 +64,21 @@ struct PlanOptions {
   int32_t tile_rows = 128;      // packed rows a work item, at most
   int32_t split_kv_rows = 512;  // K/V rows a split; a multiple of kPageTokens
   int32_t split_max_rows = 16;  // spans with more packed rows per KV head than this do not split
+  int32_t shared_rows = 0;      // packed rows a shared item, at most; 0: items are never shared
 };
 
 struct Plan {
   std::vector<WorkItem> items;  // longest first
+  std::vector<Member> members;  // of the shared items, those of an item next to each other
   std::vector<CombineItem> combines;
   int32_t partial_rows = 0;    // rows of partial results over all splits
   size_t workspace_bytes = 0;  // partial rows: head_dim + 2 floats each (O, max, sum)
 };
 
-// Plans `batch` into `*plan`, whose memory is reused. Reads no tensor bytes.
-void MakePlan(const AttentionBatch& batch, const PlanOptions& options, Plan* plan);
+// Plans `batch` into `*plan`, whose memory is reused, for a device that runs `workers` items at a
+// time (CPU: threads), at least 1: items are shared only so far that all of them keep busy. Reads
+// page numbers but no tensor bytes.
+void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t workers, Plan* plan);
 
 // The K/V rows [begin, end) that query rows [row_begin, row_end) of a span see between them.
 // Empty (begin == end) if they see none.

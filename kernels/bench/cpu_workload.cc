@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <numeric>
 #include <random>
 
 #include "kernels/half.h"
@@ -18,6 +17,19 @@ int64_t PageElements(const WorkloadShape& shape) {
 
 int32_t PagesOfSpan(const WorkloadShape& shape) {
   return (shape.kv_rows + kPageTokens - 1) / kPageTokens;
+}
+
+// Pages of every span, one span after the other: those of the prefix, then its own.
+std::vector<int32_t> PageTable(const WorkloadShape& shape) {
+  const int32_t prefix = shape.prefix_rows / kPageTokens;
+  int32_t next_page = prefix;
+  std::vector<int32_t> pages;
+  for (int32_t s = 0; s < shape.spans; ++s) {
+    for (int32_t p = 0; p < PagesOfSpan(shape); ++p) {
+      pages.push_back(p < prefix ? p : next_page++);
+    }
+  }
+  return pages;
 }
 
 }  // namespace
@@ -36,14 +48,15 @@ double KvBytes(const WorkloadShape& shape) {
 Workload::Workload(const WorkloadShape& shape, int threads)
     : shape_(shape),
       kernel_(FindKernel({Arch::kCpu, shape.dtype, shape.head_dim, Accumulate::kFloat32, 0})),
+      plan_options_(kernel_->plan_options),
       pool_(threads),
-      pages_(PagesOfSpan(shape) * shape.spans) {
+      pages_(PageTable(shape)) {
+  if (!shape.share_items) plan_options_.shared_rows = 0;
   const int64_t row = int64_t{shape.num_heads} * shape.head_dim;
   query_.resize(row * shape.query_rows * shape.spans);
   output_.resize(query_.size());
   lse_.resize(int64_t{shape.num_heads} * shape.query_rows * shape.spans);
-  kv_.resize(2 * PageElements(shape) * static_cast<int64_t>(pages_.size()));
-  std::iota(pages_.begin(), pages_.end(), 0);
+  kv_.resize(2 * PageElements(shape) * (int64_t{pages_.back()} + 1));
   std::mt19937 random(1);
   std::uniform_real_distribution<float> uniform(-1, 1);
   for (auto* elements : {&query_, &kv_}) {
@@ -76,7 +89,7 @@ void Workload::Run() {
   const AttentionBatch batch{{shape_.dtype, shape_.num_heads, shape_.num_kv_heads, shape_.head_dim},
                              spans_.data(),
                              shape_.spans};
-  MakePlan(batch, kernel_->plan_options, &plan_);
+  MakePlan(batch, plan_options_, pool_.num_threads(), &plan_);
   constexpr size_t kAlignment = 64;
   workspace_.resize(std::max(workspace_.size(), (plan_.workspace_bytes + kAlignment) / 4));
   void* workspace = workspace_.data();

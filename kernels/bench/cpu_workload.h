@@ -20,11 +20,13 @@ struct WorkloadShape {
   int32_t kv_rows = 512;
   int32_t head_dim = 64;
   bool causal = false;
+  int32_t prefix_rows = 0;  // leading K/V rows that all spans have in common, whole pages
+  bool share_items = true;  // whether the plan may share work items among them
 };
 
 // Multiplications and additions of Q.K^T and P.V over what the mask lets the rows see.
 double Flops(const WorkloadShape& shape);
-// Bytes of K and V that every query row group reads once.
+// Bytes of K and V that the spans see, a common prefix counted for each of them.
 double KvBytes(const WorkloadShape& shape);
 
 // Q and O are NHD; K and V are paged, pages in order. Inputs are uniform in [-1, 1].
@@ -43,6 +45,7 @@ class Workload {
  private:
   const WorkloadShape shape_;
   const Kernel* kernel_;
+  PlanOptions plan_options_;
   ThreadPool pool_;
   std::vector<uint16_t> query_, output_, kv_;
   std::vector<float> lse_;

@@ -4,7 +4,9 @@
 // For each K/V tile of 64 tokens: scores = Q K^T, online softmax turns them into probabilities,
 // O = O * rescale + P V. Only one tile of scores exists at a time. Many packed rows share a tile
 // that is converted to float32 (K transposed) in scratch; few rows (decode) read K and V where
-// they lie, because converting would cost more than multiplying.
+// they lie, because converting would cost more than multiplying. The many rows of a shared item
+// share a converted tile too, but K is not transposed: each row's sums must run in the order in
+// which its span alone, of few rows, has them.
 #if defined(FLASHCORE_KERNELS_CPU_ATTEND_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FLASHCORE_KERNELS_CPU_ATTEND_INL_H_
 #undef FLASHCORE_KERNELS_CPU_ATTEND_INL_H_
@@ -22,13 +24,11 @@
 #include "kernels/cpu/scratch.h"
 #include "kernels/cpu/softmax-inl.h"
 #include "kernels/plan.h"
+#include "kernels/tile_config.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace flashcore::kernels {
 namespace HWY_NAMESPACE {
-
-// Work items of at most this many packed rows read K and V in place.
-constexpr int kFewRows = 16;
 
 // A tile of K/V rows of one KV head, in place.
 struct Tile {
@@ -56,20 +56,27 @@ HWY_INLINE TokenRange SeenTokens(const Span& span, int32_t group, int32_t packed
           static_cast<int>(std::clamp<int64_t>(end, 0, tokens))};
 }
 
-// Converts the item's packed query rows to scratch, scale and change of base folded in.
+// Whether the item's scores are dot products along K rows, or else products with a transposed K
+// tile, which sum in another order.
+HWY_INLINE bool ScoresAreDots(const WorkItem& item) {
+  return item.num_members > 0 || item.row_count <= kCpuFewRows;
+}
+
+// Converts a member's packed query rows to scratch, scale and change of base folded in.
 template <DType kType>
-HWY_INLINE void LoadQuery(const AttentionBatch& batch, const WorkItem& item, Scratch* scratch) {
+HWY_INLINE void LoadQuery(const AttentionBatch& batch, const WorkItem& item, const Member& member,
+                          Scratch* scratch) {
   const FloatTag d;
-  const Span& span = batch.spans[item.span];
+  const Span& span = batch.spans[member.span];
   const int32_t group = batch.geometry.group();
   const int32_t head_dim = batch.geometry.head_dim;
   const VecF scale = hn::Set(d, span.softmax_scale * 1.44269504088896340736f);  // log2(e)
-  for (int r = 0; r < item.row_count; ++r) {
+  for (int r = 0; r < member.row_count; ++r) {
     const int32_t row = item.row_begin + r;
     const int64_t head = int64_t{item.kv_head} * group + row % group;
     const auto* from = reinterpret_cast<const uint16_t*>(
         span.query + row / group * span.row_stride + head * span.head_stride);
-    float* to = scratch->query + r * head_dim;
+    float* to = scratch->query + (member.tile_row + r) * head_dim;
     for (int c = 0; c < head_dim; c += kLanes) {
       hn::Store(hn::Mul(LoadElements<kType>(d, from + c), scale), d, to + c);
     }
@@ -82,34 +89,52 @@ HWY_INLINE void ClearState(int rows, int head_dim, Scratch* scratch) {
   std::fill_n(scratch->max, rows, kNoScore);
 }
 
+// Converts rows of K or V to float32 rows of `to`, head_dim floats each.
+template <DType kType>
+HWY_INLINE void ConvertRows(const std::byte* from, int64_t row_stride, int rows, int head_dim,
+                            float* HWY_RESTRICT to) {
+  const FloatTag d;
+  for (int j = 0; j < rows; ++j) {
+    const auto* row = reinterpret_cast<const uint16_t*>(from + j * row_stride);
+    for (int c = 0; c < head_dim; c += kLanes) {
+      hn::Store(LoadElements<kType>(d, row + c), d, to + j * head_dim + c);
+    }
+  }
+}
+
 // Scores of the packed rows [first, last) against all 64 tokens of the tile. Scores of tokens that
 // do not exist are meaningless.
 template <DType kType>
 HWY_INLINE void TileScores(const Tile& tile, const NextTile& next, int64_t row_stride, int head_dim,
-                           bool few_rows, int first, int last, Scratch* scratch) {
+                           bool dots, int first, int last, Scratch* scratch) {
+  const float* query = scratch->query + first * head_dim;
+  float* scores = scratch->scores + first * kPageTokens;
+  const int count = last - first;
+  if (dots && count > kCpuFewRows) {
+    ConvertRows<kType>(tile.key, row_stride, tile.tokens, head_dim, scratch->key);
+    DotScores(query, FloatRows{scratch->key, head_dim}, next, head_dim, scores, count);
+    return;
+  }
   const uint16_t* rows[kPageTokens];
   for (int j = 0; j < kPageTokens; ++j) {
     rows[j] = j < tile.tokens ? reinterpret_cast<const uint16_t*>(tile.key + j * row_stride)
                               : scratch->zeros;
   }
-  const float* query = scratch->query + first * head_dim;
-  float* scores = scratch->scores + first * kPageTokens;
-  if (few_rows) {
-    DotScores<kType>(query, rows, next, head_dim, scores, last - first);
+  if (dots) {
+    DotScores(query, ScatteredRows<kType>{rows}, next, head_dim, scores, count);
     return;
   }
   TransposeKeys<kType>(rows, head_dim, scratch->key);
   Multiply(query, head_dim, FloatRows{scratch->key, kPageTokens}, TokenRange{0, head_dim}, nullptr,
-           false, nullptr, scores, kPageTokens, last - first, kPageTokens);
+           false, nullptr, scores, kPageTokens, count, kPageTokens);
 }
 
 // O = O * rescale + P V for the packed rows [first, last). `seen` is null if they all see all of
 // the tile; otherwise entry r is row first + r's, and rows that hold an infinity or NaN may only
 // meet the rows that see them, because 0 times either is NaN.
 template <DType kType>
-HWY_INLINE void TileOutput(const Tile& tile, int64_t row_stride, int head_dim, bool few_rows,
-                           int first, int last, const TokenRange* seen, Scratch* scratch) {
-  const FloatTag d;
+HWY_INLINE void TileOutput(const Tile& tile, int64_t row_stride, int head_dim, int first, int last,
+                           const TokenRange* seen, Scratch* scratch) {
   bool exactly = false;
   for (int j = 0; seen != nullptr && j < tile.tokens && !exactly; ++j) {
     const std::byte* row = tile.value + j * row_stride;
@@ -119,17 +144,12 @@ HWY_INLINE void TileOutput(const Tile& tile, int64_t row_stride, int head_dim, b
   const float* rescale = scratch->rescale + first;
   float* output = scratch->output + first * head_dim;
   const TokenRange all{0, tile.tokens};
-  if (few_rows) {
+  if (last - first <= kCpuFewRows) {
     Multiply(probabilities, kPageTokens, ElementRows<kType>{tile.value, row_stride}, all, seen,
              exactly, rescale, output, head_dim, last - first, head_dim);
     return;
   }
-  for (int j = 0; j < tile.tokens; ++j) {
-    const auto* from = reinterpret_cast<const uint16_t*>(tile.value + j * row_stride);
-    for (int c = 0; c < head_dim; c += kLanes) {
-      hn::Store(LoadElements<kType>(d, from + c), d, scratch->value + j * head_dim + c);
-    }
-  }
+  ConvertRows<kType>(tile.value, row_stride, tile.tokens, head_dim, scratch->value);
   Multiply(probabilities, kPageTokens, FloatRows{scratch->value, head_dim}, all, seen, exactly,
            rescale, output, head_dim, last - first, head_dim);
 }
@@ -141,16 +161,16 @@ HWY_INLINE void AttendTile(const AttentionBatch& batch, const WorkItem& item, in
   const int32_t group = batch.geometry.group();
   const int head_dim = batch.geometry.head_dim;
   const Tile tile = TileAt(span.kv, item.kv_head, kv_row, item.kv_end);
-  const bool few_rows = item.row_count <= kFewRows;
 
   // Begins and ends never decrease from row to row: if the last row's begin is 0 and the first
-  // row's end is 64, every row sees the whole tile.
+  // row's end is 64, every row sees the whole tile. So do all rows of a shared item.
   const auto seen_by = [&](int r) {
     return SeenTokens(span, group, item.row_begin + r, kv_row, tile.tokens);
   };
   int first = 0;
   int last = item.row_count;
-  const bool masked = seen_by(last - 1).begin > 0 || seen_by(0).end < kPageTokens;
+  const bool masked =
+      item.num_members == 0 && (seen_by(last - 1).begin > 0 || seen_by(0).end < kPageTokens);
   TokenRange seen[Scratch::kRows];
   if (masked) {
     for (int r = 0; r < item.row_count; ++r) seen[r] = seen_by(r);
@@ -164,7 +184,8 @@ HWY_INLINE void AttendTile(const AttentionBatch& batch, const WorkItem& item, in
     const Tile after = TileAt(span.kv, item.kv_head, kv_row + kPageTokens, item.kv_end);
     next = {after.key, after.value, span.kv.row_stride};
   }
-  TileScores<kType>(tile, next, span.kv.row_stride, head_dim, few_rows, first, last, scratch);
+  TileScores<kType>(tile, next, span.kv.row_stride, head_dim, ScoresAreDots(item), first, last,
+                    scratch);
   for (int r = first; r < last; ++r) {
     if (masked) {
       SoftmaxRow<true>(r, seen[r], scratch);
@@ -172,7 +193,7 @@ HWY_INLINE void AttendTile(const AttentionBatch& batch, const WorkItem& item, in
       SoftmaxRow<false>(r, {}, scratch);
     }
   }
-  TileOutput<kType>(tile, span.kv.row_stride, head_dim, few_rows, first, last,
+  TileOutput<kType>(tile, span.kv.row_stride, head_dim, first, last,
                     masked ? seen + first : nullptr, scratch);
 }
 
@@ -198,28 +219,43 @@ HWY_INLINE void WriteRow(const AttentionBatch& batch, int32_t span_index, int32_
   }
 }
 
+// Writes a member's rows: to its O and LSE, or to its partial rows.
 template <DType kType>
-HWY_INLINE void AttendItemTyped(const AttentionBatch& batch, const WorkItem& item,
-                                const Partials& partials, Scratch* scratch) {
+HWY_INLINE void StoreResult(const AttentionBatch& batch, const WorkItem& item, const Member& member,
+                            const Partials& partials, const Scratch& scratch) {
   const FloatTag d;
   const int head_dim = batch.geometry.head_dim;
-  LoadQuery<kType>(batch, item, scratch);
-  ClearState(item.row_count, head_dim, scratch);
+  for (int r = 0; r < member.row_count; ++r) {
+    const int at = member.tile_row + r;
+    const float* output = scratch.output + at * head_dim;
+    const float sum = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, scratch.sum + at * kMaxLanes)));
+    if (member.partial_row < 0) {
+      WriteRow<kType>(batch, member.span, item.kv_head, item.row_begin + r, output, scratch.max[at],
+                      sum);
+    } else {
+      const int32_t row = member.partial_row + r;
+      std::copy_n(output, head_dim, partials.OutputRow(row));
+      partials.max[row] = scratch.max[at];
+      partials.sum[row] = sum;
+    }
+  }
+}
+
+template <DType kType>
+HWY_INLINE void AttendItemTyped(const AttentionBatch& batch, const Plan& plan, const WorkItem& item,
+                                const Partials& partials, Scratch* scratch) {
+  const Member itself{item.span, 0, item.row_count, item.partial_row};
+  const bool shared = item.num_members > 0;
+  const Member* const members = shared ? plan.members.data() + item.first_member : &itself;
+  const int num_members = shared ? item.num_members : 1;
+
+  for (int m = 0; m < num_members; ++m) LoadQuery<kType>(batch, item, members[m], scratch);
+  ClearState(item.row_count, batch.geometry.head_dim, scratch);
   for (int32_t kv_row = item.kv_begin; kv_row < item.kv_end; kv_row += kPageTokens) {
     AttendTile<kType>(batch, item, kv_row, scratch);
   }
-  for (int r = 0; r < item.row_count; ++r) {
-    const float* output = scratch->output + r * head_dim;
-    const float sum = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, scratch->sum + r * kMaxLanes)));
-    if (item.partial_row < 0) {
-      WriteRow<kType>(batch, item.span, item.kv_head, item.row_begin + r, output, scratch->max[r],
-                      sum);
-    } else {
-      const int32_t row = item.partial_row + r;
-      std::copy_n(output, head_dim, partials.OutputRow(row));
-      partials.max[row] = scratch->max[r];
-      partials.sum[row] = sum;
-    }
+  for (int m = 0; m < num_members; ++m) {
+    StoreResult<kType>(batch, item, members[m], partials, *scratch);
   }
 }
 
@@ -250,12 +286,12 @@ HWY_INLINE void CombineTyped(const AttentionBatch& batch, const CombineItem& ite
   }
 }
 
-void AttendItem(const AttentionBatch& batch, const WorkItem& item, const Partials& partials,
-                Scratch* scratch) {
+void AttendItem(const AttentionBatch& batch, const Plan& plan, const WorkItem& item,
+                const Partials& partials, Scratch* scratch) {
   if (batch.geometry.dtype == DType::kFloat16) {
-    AttendItemTyped<DType::kFloat16>(batch, item, partials, scratch);
+    AttendItemTyped<DType::kFloat16>(batch, plan, item, partials, scratch);
   } else {
-    AttendItemTyped<DType::kBFloat16>(batch, item, partials, scratch);
+    AttendItemTyped<DType::kBFloat16>(batch, plan, item, partials, scratch);
   }
 }
 

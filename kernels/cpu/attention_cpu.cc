@@ -70,7 +70,7 @@ int LaunchAttentionCpu(const AttentionBatch& batch, const Plan& plan, const Laun
   const Partials partials(static_cast<float*>(ctx.workspace), plan.partial_rows,
                           batch.geometry.head_dim);
   const auto attend_item = [&](int i, int) {
-    attend(batch, plan.items[i], partials, ThreadScratch());
+    attend(batch, plan, plan.items[i], partials, ThreadScratch());
   };
   const auto combine_item = [&](int i, int) {
     combine(batch, plan.combines[i], partials, ThreadScratch());

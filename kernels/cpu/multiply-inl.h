@@ -51,6 +51,16 @@ struct ElementRows {
   }
 };
 
+// B as 16-bit rows, each at its own address.
+template <DType kType>
+struct ScatteredRows {
+  const uint16_t* const* rows;
+
+  HWY_INLINE VecF Load(int64_t row, int vector) const {
+    return LoadElements<kType>(FloatTag(), rows[row] + vector * kLanes);
+  }
+};
+
 // C[r][c] = C[r][c] * rescale[r] + sum over k in `range` of A[r][k] * B[k][c], for one register
 // block. Without rescale C is only written. Every C[r][c] is summed in the order of k whatever the
 // block, so a row's bits do not depend on the rows beside it.
@@ -202,11 +212,11 @@ struct NextTile {
   }
 };
 
-// scores[r][j] = query[r] . rows[j] for few packed rows: the sums run along head_dim, so K is read
-// once, where it lies.
-template <DType kType, int kRows>
-HWY_INLINE void DotRows(const float* HWY_RESTRICT query, const uint16_t* const* rows,
-                        const NextTile& next, int head_dim, float* HWY_RESTRICT scores) {
+// scores[r][j] = query[r] . keys[j]: the sums run along head_dim, so that K need not be transposed.
+// A row's bits do not depend on kRows, nor on where and in which type its keys are.
+template <int kRows, class Rows>
+HWY_INLINE void DotRows(const float* HWY_RESTRICT query, const Rows& keys, const NextTile& next,
+                        int head_dim, float* HWY_RESTRICT scores) {
   const FloatTag d;
   constexpr int kTokens = kLanes >= 4 ? 4 : 1;
   for (int j = 0; j < kPageTokens; j += kLanes) {
@@ -222,7 +232,7 @@ HWY_INLINE void DotRows(const float* HWY_RESTRICT query, const uint16_t* const* 
       for (int c = 0; c < head_dim; c += kLanes) {
         VecF key[kTokens];
         HWY_UNROLL(8)
-        for (int i = 0; i < kTokens; ++i) key[i] = LoadElements<kType>(d, rows[j + t + i] + c);
+        for (int i = 0; i < kTokens; ++i) key[i] = keys.Load(j + t + i, c / kLanes);
         HWY_UNROLL(8)
         for (int r = 0; r < kRows; ++r) {
           const VecF q = hn::Load(d, query + r * head_dim + c);
@@ -242,24 +252,24 @@ HWY_INLINE void DotRows(const float* HWY_RESTRICT query, const uint16_t* const* 
   }
 }
 
-template <DType kType>
-HWY_INLINE void DotScores(const float* query, const uint16_t* const* rows, NextTile next,
-                          int head_dim, float* scores, int count) {
+template <class Rows>
+HWY_INLINE void DotScores(const float* query, const Rows& keys, NextTile next, int head_dim,
+                          float* scores, int count) {
   for (int r = 0; r < count; r += 4, next = {}) {
     const float* q = query + r * head_dim;
     float* s = scores + r * kPageTokens;
     switch (HWY_MIN(4, count - r)) {
       case 4:
-        DotRows<kType, 4>(q, rows, next, head_dim, s);
+        DotRows<4>(q, keys, next, head_dim, s);
         break;
       case 3:
-        DotRows<kType, 3>(q, rows, next, head_dim, s);
+        DotRows<3>(q, keys, next, head_dim, s);
         break;
       case 2:
-        DotRows<kType, 2>(q, rows, next, head_dim, s);
+        DotRows<2>(q, keys, next, head_dim, s);
         break;
       default:
-        DotRows<kType, 1>(q, rows, next, head_dim, s);
+        DotRows<1>(q, keys, next, head_dim, s);
         break;
     }
   }

@@ -16,7 +16,7 @@ struct Scratch {
 
   alignas(64) float query[kRows * kCpuMaxHeadDim];        // [r][d], times softmax_scale * log2(e)
   alignas(64) float output[kRows * kCpuMaxHeadDim];       // [r][d], not yet divided by the sum
-  alignas(64) float key[kCpuMaxHeadDim * kPageTokens];    // [d][j]: transposed
+  alignas(64) float key[kCpuMaxHeadDim * kPageTokens];    // [d][j] transposed, or [j][d]
   alignas(64) float value[kPageTokens * kCpuMaxHeadDim];  // [j][d]
   alignas(64) float scores[kRows * kPageTokens];          // [r][j]: scores, then probabilities
   alignas(64) float sum[kRows * kMaxLanes];               // [r][lane]: sums of probabilities

@@ -77,7 +77,7 @@ absl::Status CpuDevice::Run(int /*lane*/, absl::Span<AttendOperation* const> bat
                 &spans_);
   }
   const kernels::AttentionBatch spans{geometry, spans_.data(), static_cast<int32_t>(spans_.size())};
-  kernels::MakePlan(spans, kernel->plan_options, &plan_);
+  kernels::MakePlan(spans, kernel->plan_options, threads_.num_threads(), &plan_);
   void* workspace = Workspace(plan_.workspace_bytes);
   if (workspace == nullptr && plan_.workspace_bytes > 0) {
     return absl::ResourceExhaustedError(

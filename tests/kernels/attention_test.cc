@@ -2,150 +2,18 @@
 // kernel is tested by being listed there.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <cstring>
-#include <iostream>
-#include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "hwy/targets.h"
 #include "kernels/cpu/attention_cpu.h"
-#include "kernels/cpu/thread_pool.h"
 #include "kernels/half.h"
-#include "kernels/plan.h"
-#include "kernels/reference.h"
-#include "kernels/registry.h"
+#include "tests/kernels/attention_fixture.h"
 #include "tests/kernels/problem.h"
 
 namespace flashcore::kernels {
-
-// How GoogleTest names a kernel in its messages.
-void PrintTo(const Kernel& kernel, std::ostream* out) {
-  const KernelSpec& spec = kernel.spec;
-  *out << Name(spec.arch) << "_" << Name(spec.dtype) << "_d" << spec.head_dim << "_"
-       << Name(spec.accumulate);
-}
-
 namespace {
-
-// Fresh inputs in every run; FLASHCORE_TEST_SEED repeats one.
-uint64_t Seed() {
-  static const uint64_t kSeed = [] {
-    const char* asked = std::getenv("FLASHCORE_TEST_SEED");
-    const uint64_t seed =
-        asked != nullptr ? std::strtoull(asked, nullptr, 10) : std::random_device{}();
-    std::cout << "FLASHCORE_TEST_SEED=" << seed << std::endl;
-    return seed;
-  }();
-  return kSeed;
-}
-
-// Limits launches to one SIMD target of CpuSimdTargets() while it lives.
-class ScopedTarget {
- public:
-  explicit ScopedTarget(int64_t target) { Use(target); }
-  ~ScopedTarget() { Use(0); }
-
- private:
-  static void Use(int64_t target) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-};
-
-const std::vector<int64_t>& Targets() {
-  static const std::vector<int64_t> kTargets = CpuSimdTargets();
-  return kTargets;
-}
-
-class AttentionTest : public testing::TestWithParam<Kernel> {
- protected:
-  AttentionTest() : random_(Seed()) {}
-
-  Geometry MakeGeometry(int32_t heads, int32_t kv_heads) const {
-    return {GetParam().spec.dtype, heads, kv_heads, GetParam().spec.head_dim};
-  }
-
-  void Run(const AttentionBatch& batch, int threads = 2) {
-    Plan plan;
-    MakePlan(batch, GetParam().plan_options, &plan);
-    // Workspace with NaN in it: nothing may be read before it is written.
-    std::vector<float> workspace(plan.workspace_bytes / sizeof(float) + 16, std::nanf(""));
-    void* aligned = workspace.data();
-    size_t bytes = workspace.size() * sizeof(float);
-    std::align(64, plan.workspace_bytes, aligned, bytes);
-    ThreadPool& pool = threads == 1 ? one_thread_ : many_threads_;
-    ASSERT_EQ(GetParam().launch(batch, plan, {aligned, &pool, nullptr}), 0);
-  }
-
-  // Runs `problem` on every SIMD target and holds it against the oracle.
-  void Check(Problem* problem);
-  void CheckSpan(ProblemSpan* span, const ReferenceResult& oracle, const ReferenceResult& unfused,
-                 size_t row_begin);
-
-  std::mt19937_64 random_;
-  ThreadPool one_thread_{1};
-  ThreadPool many_threads_{3};
-};
-
-struct Errors {
-  double kernel = 0;  // largest absolute difference to the oracle
-  double unfused = 0;
-  double largest = 0;  // largest finite magnitude of the oracle's values
-
-  void Add(double got, double unfused_value, double want) {
-    if (std::isinf(want)) {
-      EXPECT_EQ(got, want);
-      return;
-    }
-    kernel = std::max(kernel, std::isnan(got) ? INFINITY : std::abs(got - want));
-    unfused = std::max(unfused, std::abs(unfused_value - want));
-    largest = std::max(largest, std::abs(want));
-  }
-};
-
-// Twice the error of unfused attention, and never less than one rounding of the largest value,
-// without which results that unfused attention happens to hit exactly could not be met.
-void AttentionTest::CheckSpan(ProblemSpan* span, const ReferenceResult& oracle,
-                              const ReferenceResult& unfused, size_t row_begin) {
-  const Geometry g = MakeGeometry(0, 1);
-  const std::vector<uint16_t> output = span->Output();
-  const std::vector<float> lse = span->Lse();
-  Errors errors, lse_errors;
-  for (size_t n = 0; n < output.size(); ++n) {
-    const size_t at = row_begin * g.head_dim + n;
-    errors.Add(ToFloat(g.dtype, output[n]), unfused.output[at], oracle.output[at]);
-  }
-  for (size_t n = 0; n < lse.size(); ++n) {
-    lse_errors.Add(lse[n], unfused.lse[row_begin + n], oracle.lse[row_begin + n]);
-  }
-  const double rounding = g.dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-8;
-  EXPECT_LE(errors.kernel, 2 * errors.unfused + rounding * errors.largest + 0x1p-25);
-  EXPECT_LE(lse_errors.kernel, 2 * lse_errors.unfused + 4e-6 * (1 + lse_errors.largest));
-  EXPECT_TRUE(span->PaddingIsUntouched());
-}
-
-void AttentionTest::Check(Problem* problem) {
-  const AttentionBatch batch = problem->batch();
-  const ReferenceResult oracle = ReferenceAttention(batch);
-  const ReferenceResult unfused = UnfusedAttention(batch);
-  for (int64_t target : Targets()) {
-    SCOPED_TRACE(hwy::TargetName(target));
-    const ScopedTarget scoped(target);
-    for (int s = 0; s < problem->num_spans(); ++s) problem->span(s).PoisonOutputs();
-    Run(batch);
-    size_t row_begin = 0;
-    for (int s = 0; s < problem->num_spans(); ++s) {
-      SCOPED_TRACE("span " + std::to_string(s));
-      CheckSpan(&problem->span(s), oracle, unfused, row_begin);
-      row_begin += size_t{1} * batch.spans[s].query_rows * batch.geometry.num_heads;
-    }
-  }
-}
 
 constexpr int32_t kLengths[] = {0, 1, 63, 64, 65};
 const Mask kMasks[] = {Mask::None(),
@@ -272,7 +140,7 @@ TEST_P(AttentionTest, NonFiniteInputsStayWithTheRowsThatSeeThem) {
     problem.span(0).ValueRow(bad_kv, 0)[4] = infinity;
     problem.span(0).KeyRow(bad_kv + 1, 0)[0] = nan;
     problem.span(0).QueryRow(bad_query, 1)[7] = nan;
-    for (int64_t target : Targets()) {
+    for (int64_t target : SimdTargets()) {
       SCOPED_TRACE(hwy::TargetName(target));
       const ScopedTarget scoped(target);
       Run(problem.batch());
@@ -300,7 +168,7 @@ TEST_P(AttentionTest, SameBitsAgainWithMoreThreadsAndInCompany) {
                    {70, 65, Mask::None(), Layout::kDenseHnd},
                    {1, 64, Mask::Causal()}},
                   &random_);
-  for (int64_t target : Targets()) {
+  for (int64_t target : SimdTargets()) {
     SCOPED_TRACE(hwy::TargetName(target));
     const ScopedTarget scoped(target);
     std::vector<std::vector<uint16_t>> first;
@@ -349,7 +217,7 @@ TEST_P(AttentionTest, ARowsBitsDoNotDependOnItsNeighboursValues) {
 }
 
 TEST(CpuSimdTarget, IsNamed) {
-  const std::string best = hwy::TargetName(Targets().front());
+  const std::string best = hwy::TargetName(SimdTargets().front());
   EXPECT_EQ(CpuSimdTarget(), best);
 }
 

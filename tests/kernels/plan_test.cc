@@ -24,7 +24,7 @@ Plan PlanOf(const std::vector<Span>& spans, int32_t heads, int32_t kv_heads,
             const PlanOptions& options = kOptions) {
   Plan plan;
   MakePlan({{DType::kFloat16, heads, kv_heads, 64}, spans.data(), static_cast<int>(spans.size())},
-           options, &plan);
+           options, 1, &plan);
   return plan;
 }
 
@@ -178,12 +178,12 @@ TEST(Plan, ASpansItemsDoNotDependOnItsCompany) {
 TEST(Plan, ReusesItsMemory) {
   const std::vector<Span> big = {MakeSpan(1000, 1000)};
   Plan plan;
-  MakePlan({{DType::kFloat16, 8, 8, 64}, big.data(), 1}, kOptions, &plan);
+  MakePlan({{DType::kFloat16, 8, 8, 64}, big.data(), 1}, kOptions, 1, &plan);
   const WorkItem* memory = plan.items.data();
-  MakePlan({{DType::kFloat16, 8, 8, 64}, nullptr, 0}, kOptions, &plan);
+  MakePlan({{DType::kFloat16, 8, 8, 64}, nullptr, 0}, kOptions, 1, &plan);
   EXPECT_TRUE(plan.items.empty());
   EXPECT_EQ(plan.workspace_bytes, 0u);
-  MakePlan({{DType::kFloat16, 8, 8, 64}, big.data(), 1}, kOptions, &plan);
+  MakePlan({{DType::kFloat16, 8, 8, 64}, big.data(), 1}, kOptions, 1, &plan);
   EXPECT_EQ(plan.items.data(), memory);
 }
 

@@ -1,0 +1,110 @@
+#include "tests/kernels/attention_fixture.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <iostream>
+#include <string>
+
+#include "hwy/targets.h"
+#include "kernels/cpu/attention_cpu.h"
+#include "kernels/half.h"
+#include "tests/kernels/launch.h"
+
+namespace flashcore::kernels {
+namespace {
+
+uint64_t Seed() {
+  static const uint64_t kSeed = [] {
+    const char* asked = std::getenv("FLASHCORE_TEST_SEED");
+    const uint64_t seed =
+        asked != nullptr ? std::strtoull(asked, nullptr, 10) : std::random_device{}();
+    std::cout << "FLASHCORE_TEST_SEED=" << seed << std::endl;
+    return seed;
+  }();
+  return kSeed;
+}
+
+struct Errors {
+  double kernel = 0;  // largest absolute difference to the oracle
+  double unfused = 0;
+  double largest = 0;  // largest finite magnitude of the oracle's values
+
+  void Add(double got, double unfused_value, double want) {
+    if (std::isinf(want)) {
+      EXPECT_EQ(got, want);
+      return;
+    }
+    kernel = std::max(kernel, std::isnan(got) ? INFINITY : std::abs(got - want));
+    unfused = std::max(unfused, std::abs(unfused_value - want));
+    largest = std::max(largest, std::abs(want));
+  }
+};
+
+}  // namespace
+
+void PrintTo(const Kernel& kernel, std::ostream* out) {
+  const KernelSpec& spec = kernel.spec;
+  *out << Name(spec.arch) << "_" << Name(spec.dtype) << "_d" << spec.head_dim << "_"
+       << Name(spec.accumulate);
+}
+
+const std::vector<int64_t>& SimdTargets() {
+  static const std::vector<int64_t> kTargets = CpuSimdTargets();
+  return kTargets;
+}
+
+void ScopedTarget::Use(int64_t target) {
+  hwy::SetSupportedTargetsForTest(target);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
+
+AttentionTest::AttentionTest() : random_(Seed()) {}
+
+void AttentionTest::Run(const AttentionBatch& batch, int threads, const PlanOptions& options) {
+  ThreadPool& pool = threads == 1 ? one_thread_ : many_threads_;
+  Plan plan;
+  MakePlan(batch, options, pool.num_threads(), &plan);
+  ASSERT_EQ(Launch(GetParam(), batch, plan, &pool), 0);
+}
+
+// Twice the error of unfused attention, and never less than one rounding of the largest value,
+// without which results that unfused attention happens to hit exactly could not be met.
+void AttentionTest::CheckSpan(const ProblemSpan& span, const ReferenceResult& oracle,
+                              const ReferenceResult& unfused, size_t row_begin) {
+  const Geometry g = MakeGeometry(0, 1);
+  const std::vector<uint16_t> output = span.Output();
+  const std::vector<float> lse = span.Lse();
+  Errors errors, lse_errors;
+  for (size_t n = 0; n < output.size(); ++n) {
+    const size_t at = row_begin * g.head_dim + n;
+    errors.Add(ToFloat(g.dtype, output[n]), unfused.output[at], oracle.output[at]);
+  }
+  for (size_t n = 0; n < lse.size(); ++n) {
+    lse_errors.Add(lse[n], unfused.lse[row_begin + n], oracle.lse[row_begin + n]);
+  }
+  const double rounding = g.dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-8;
+  EXPECT_LE(errors.kernel, 2 * errors.unfused + rounding * errors.largest + 0x1p-25);
+  EXPECT_LE(lse_errors.kernel, 2 * lse_errors.unfused + 4e-6 * (1 + lse_errors.largest));
+  EXPECT_TRUE(span.PaddingIsUntouched());
+}
+
+void AttentionTest::Check(Problem* problem) {
+  const AttentionBatch batch = problem->batch();
+  const ReferenceResult oracle = ReferenceAttention(batch);
+  const ReferenceResult unfused = UnfusedAttention(batch);
+  for (int64_t target : SimdTargets()) {
+    SCOPED_TRACE(hwy::TargetName(target));
+    const ScopedTarget scoped(target);
+    for (int s = 0; s < problem->num_spans(); ++s) problem->span(s).PoisonOutputs();
+    Run(batch);
+    size_t row_begin = 0;
+    for (int s = 0; s < problem->num_spans(); ++s) {
+      SCOPED_TRACE("span " + std::to_string(s));
+      CheckSpan(problem->span(s), oracle, unfused, row_begin);
+      row_begin += size_t{1} * batch.spans[s].query_rows * batch.geometry.num_heads;
+    }
+  }
+}
+
+}  // namespace flashcore::kernels

@@ -1,0 +1,67 @@
+// What the tests of every kernel of the registry have in common: running a batch and holding it
+// against the float64 oracle.
+#ifndef FLASHCORE_TESTS_KERNELS_ATTENTION_FIXTURE_H_
+#define FLASHCORE_TESTS_KERNELS_ATTENTION_FIXTURE_H_
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <iosfwd>
+#include <random>
+#include <vector>
+
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/plan.h"
+#include "kernels/reference.h"
+#include "kernels/registry.h"
+#include "tests/kernels/problem.h"
+
+namespace flashcore::kernels {
+
+// How GoogleTest names a kernel in its messages.
+void PrintTo(const Kernel& kernel, std::ostream* out);
+
+// CpuSimdTargets(), found once.
+const std::vector<int64_t>& SimdTargets();
+
+// Limits launches to one SIMD target of SimdTargets() while it lives.
+class ScopedTarget {
+ public:
+  explicit ScopedTarget(int64_t target) { Use(target); }
+  ~ScopedTarget() { Use(0); }
+
+ private:
+  static void Use(int64_t target);
+};
+
+// Parametrised over AllKernels(). Inputs are fresh in every run; FLASHCORE_TEST_SEED repeats one.
+class AttentionTest : public testing::TestWithParam<Kernel> {
+ protected:
+  AttentionTest();
+
+  Geometry MakeGeometry(int32_t heads, int32_t kv_heads) const {
+    return {GetParam().spec.dtype, heads, kv_heads, GetParam().spec.head_dim};
+  }
+
+  // Runs `batch` on one thread or on several.
+  void Run(const AttentionBatch& batch, int threads = 2) {
+    Run(batch, threads, GetParam().plan_options);
+  }
+  void Run(const AttentionBatch& batch, int threads, const PlanOptions& options);
+
+  // Runs `problem` on every SIMD target and holds it against the oracle.
+  void Check(Problem* problem);
+
+  std::mt19937_64 random_;
+
+ private:
+  void CheckSpan(const ProblemSpan& span, const ReferenceResult& oracle,
+                 const ReferenceResult& unfused, size_t row_begin);
+
+  ThreadPool one_thread_{1};
+  ThreadPool many_threads_{3};
+};
+
+}  // namespace flashcore::kernels
+
+#endif  // FLASHCORE_TESTS_KERNELS_ATTENTION_FIXTURE_H_

@@ -1,0 +1,41 @@
+// K/V of spans that fork from each other: pages in one arena, the leading ones shared.
+#ifndef FLASHCORE_TESTS_KERNELS_FORKED_KV_H_
+#define FLASHCORE_TESTS_KERNELS_FORKED_KV_H_
+
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "kernels/attention.h"
+
+namespace flashcore::kernels {
+
+struct ForkShape {
+  int32_t kv_rows = 0;
+  int32_t parent = -1;       // index of an earlier span; -1: all pages are its own
+  int32_t shared_pages = 0;  // leading pages that are the parent's too
+};
+
+// Page numbers are in random order. Elements are uniform in [-1, 1], those of rows that nobody has
+// NaN.
+class ForkedKv {
+ public:
+  ForkedKv(const Geometry& geometry, const std::vector<ForkShape>& shapes, std::mt19937_64* random);
+  ForkedKv(const ForkedKv&) = delete;
+  ForkedKv& operator=(const ForkedKv&) = delete;
+
+  int num_spans() const { return static_cast<int>(views_.size()); }
+  const KvView& view(int span) const { return views_[span]; }
+
+ private:
+  void FillPage(int32_t page, int32_t rows, std::mt19937_64* random);
+
+  const Geometry geometry_;
+  std::vector<uint16_t> elements_;           // [pages][K, V][kv_heads][64][head_dim]
+  std::vector<std::vector<int32_t>> pages_;  // of each span
+  std::vector<KvView> views_;
+};
+
+}  // namespace flashcore::kernels
+
+#endif  // FLASHCORE_TESTS_KERNELS_FORKED_KV_H_

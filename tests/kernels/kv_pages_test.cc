@@ -1,0 +1,217 @@
+// K/V rows written into pages, whole pages copied, and pages written so read by attention.
+#include "kernels/kv_pages.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/plan.h"
+#include "kernels/registry.h"
+#include "tests/kernels/launch.h"
+#include "tests/kernels/problem.h"
+
+namespace flashcore::kernels {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+constexpr std::byte kPoison{0xa5};
+constexpr size_t kGuard = 256;  // poisoned bytes before and after what a call may write
+
+Bytes RandomBytes(size_t size, std::mt19937* random) {
+  Bytes bytes(size);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>((*random)());
+  return bytes;
+}
+
+// Source rows of K or V: [rows][kv_heads][head_dim] or [kv_heads][rows][head_dim].
+struct Source {
+  Source(const PageLayout& layout, int32_t rows, bool heads_first, std::mt19937* random)
+      : row_stride(layout.row_bytes() * (heads_first ? 1 : layout.num_kv_heads)),
+        head_stride(layout.row_bytes() * (heads_first ? rows : 1)),
+        bytes(RandomBytes(layout.row_bytes() * layout.num_kv_heads * rows, random)) {}
+
+  const std::byte* Row(int32_t row, int32_t head) const {
+    return bytes.data() + row * row_stride + head * head_stride;
+  }
+
+  int64_t row_stride;
+  int64_t head_stride;
+  Bytes bytes;
+};
+
+RowAppend Append(const Source& key, const Source& value, int32_t first, std::byte* page,
+                 int32_t row, int32_t rows) {
+  return {key.Row(first, 0), value.Row(first, 0), key.row_stride, key.head_stride, page, row, rows};
+}
+
+// What an append must do to a page, from the definition of the layout.
+void AppendSlowly(const PageLayout& layout, const Source& key, const Source& value, int32_t first,
+                  std::byte* page, int32_t row, int32_t rows) {
+  for (int32_t head = 0; head < layout.num_kv_heads; ++head) {
+    for (int32_t i = 0; i < rows; ++i) {
+      std::byte* to = page + ((head * kPageTokens) + row + i) * layout.row_bytes();
+      std::copy_n(key.Row(first + i, head), layout.row_bytes(), to);
+      std::copy_n(value.Row(first + i, head), layout.row_bytes(), to + layout.page_bytes() / 2);
+    }
+  }
+}
+
+TEST(PageLayout, HoldsKeysThenValues) {
+  const PageLayout layout{DType::kBFloat16, 8, 128};
+  EXPECT_EQ(layout.row_bytes(), 256);
+  EXPECT_EQ(layout.head_bytes(), 64 * 256);
+  EXPECT_EQ(layout.value_offset(), 8 * 64 * 256);
+  EXPECT_EQ(layout.page_bytes(), 2 * 8 * 64 * 256);
+}
+
+TEST(AppendRowsCpu, WritesTheRowsAndNothingElse) {
+  std::mt19937 random(1);
+  const int32_t places[][2] = {{0, 64}, {0, 1}, {63, 1}, {17, 30}, {1, 63}};  // row, rows
+  for (int32_t kv_heads : {1, 3, 8}) {
+    for (int32_t head_dim : {32, 96, 256}) {
+      for (bool heads_first : {false, true}) {
+        for (const auto& [row, rows] : places) {
+          SCOPED_TRACE(testing::Message() << kv_heads << " heads x " << head_dim << ", rows " << row
+                                          << " + " << rows << (heads_first ? ", HND" : ", NHD"));
+          const PageLayout layout{DType::kFloat16, kv_heads, head_dim};
+          constexpr int32_t kSkipped = 2;  // source rows that another page gets
+          const Source key(layout, kSkipped + rows, heads_first, &random);
+          const Source value(layout, kSkipped + rows, heads_first, &random);
+          Bytes got(layout.page_bytes() + 2 * kGuard, kPoison);
+          Bytes want = got;
+          const RowAppend append = Append(key, value, kSkipped, got.data() + kGuard, row, rows);
+          AppendRowsCpu(layout, &append, 1, nullptr);
+          AppendSlowly(layout, key, value, kSkipped, want.data() + kGuard, row, rows);
+          EXPECT_TRUE(got == want);
+        }
+      }
+    }
+  }
+}
+
+// Enough bytes for the pool, and an append that begins and ends inside a page.
+TEST(AppendRowsCpu, SameBytesWithAndWithoutThreads) {
+  constexpr int32_t kFirstRow = 40, kRows = 1000, kPages = 17;
+  std::mt19937 random(2);
+  ThreadPool pool(3);
+  const PageLayout layout{DType::kFloat16, 4, 128};
+  for (bool heads_first : {false, true}) {
+    const Source key(layout, kRows, heads_first, &random);
+    const Source value(layout, kRows, heads_first, &random);
+    std::vector<Bytes> arenas;
+    for (ThreadPool* threads : {static_cast<ThreadPool*>(nullptr), &pool}) {
+      Bytes& arena = arenas.emplace_back(kPages * layout.page_bytes(), kPoison);
+      std::vector<RowAppend> appends;
+      for (int32_t done = 0, at = kFirstRow; done < kRows;) {
+        const int32_t rows = std::min(kRows - done, kPageTokens - at % kPageTokens);
+        appends.push_back(Append(key, value, done,
+                                 arena.data() + at / kPageTokens * layout.page_bytes(),
+                                 at % kPageTokens, rows));
+        done += rows;
+        at += rows;
+      }
+      AppendRowsCpu(layout, appends.data(), static_cast<int32_t>(appends.size()), threads);
+    }
+    EXPECT_TRUE(arenas[0] == arenas[1]);
+    const size_t untouched = kFirstRow * layout.row_bytes();
+    EXPECT_EQ(arenas[0][untouched - 1], kPoison);
+    EXPECT_TRUE(std::equal(key.bytes.data(), key.bytes.data() + layout.row_bytes(),
+                           arenas[0].data() + untouched));
+  }
+}
+
+TEST(AppendRowsCpu, OfNothingIsNothing) {
+  AppendRowsCpu({DType::kFloat16, 1, 64}, nullptr, 0, nullptr);
+  CopyPagesCpu(1, nullptr, 0, nullptr);
+}
+
+TEST(CopyPagesCpu, CopiesWholePagesAndNothingElse) {
+  std::mt19937 random(3);
+  ThreadPool pool(3);
+  for (int64_t page_bytes : {8192, 65536}) {
+    for (int32_t count : {1, 2, 40}) {
+      const Bytes from = RandomBytes(count * page_bytes, &random);
+      for (ThreadPool* threads : {static_cast<ThreadPool*>(nullptr), &pool}) {
+        Bytes to(2 * count * page_bytes, kPoison);  // every other page is nobody's
+        std::vector<PageCopy> copies;
+        for (int32_t i = 0; i < count; ++i) {
+          copies.push_back(
+              {from.data() + i * page_bytes, to.data() + (2 * (count - 1 - i) + 1) * page_bytes});
+        }
+        CopyPagesCpu(page_bytes, copies.data(), count, threads);
+        for (int32_t i = 0; i < count; ++i) {
+          EXPECT_TRUE(std::equal(copies[i].from, copies[i].from + page_bytes, copies[i].to));
+          const std::byte* unused = copies[i].to - page_bytes;
+          EXPECT_TRUE(std::all_of(unused, unused + page_bytes,
+                                  [](std::byte byte) { return byte == kPoison; }));
+        }
+      }
+    }
+  }
+}
+
+// Attention of a span alone, with the CPU's kernel.
+void Attend(const Geometry& geometry, const Span& span, ThreadPool* threads) {
+  const Kernel* kernel =
+      FindKernel({Arch::kCpu, geometry.dtype, geometry.head_dim, Accumulate::kFloat32, 0});
+  ASSERT_NE(kernel, nullptr);
+  const AttentionBatch batch{geometry, &span, 1};
+  Plan plan;
+  MakePlan(batch, kernel->plan_options, threads->num_threads(), &plan);
+  ASSERT_EQ(Launch(*kernel, batch, plan, threads), 0);
+}
+
+// Pages of several units, in any order in an arena that counts in units.
+TEST(KvPages, AttentionOverWrittenPagesIsThatOverDenseRows) {
+  constexpr int64_t kUnit = 8192;
+  std::mt19937_64 random(4);
+  ThreadPool pool(2);
+  for (const Layout source : {Layout::kDenseNhd, Layout::kDenseHnd}) {
+    for (int32_t kv_rows : {1, 64, 700}) {
+      const Geometry geometry{DType::kFloat16, 4, 2, 64};
+      const PageLayout layout{geometry.dtype, geometry.num_kv_heads, geometry.head_dim};
+      Problem problem(geometry, {{2, kv_rows, Mask::Causal(), source}}, &random);
+      const Span& dense = problem.span(0).span();
+      Attend(geometry, dense, &pool);
+      const std::vector<uint16_t> want = problem.span(0).Output();
+      const std::vector<float> want_lse = problem.span(0).Lse();
+
+      const int32_t tiles = (kv_rows + kPageTokens - 1) / kPageTokens;
+      std::vector<int32_t> pages(2 * tiles);
+      for (int32_t i = 0; i < 2 * tiles; ++i) pages[i] = i * (layout.page_bytes() / kUnit);
+      std::shuffle(pages.begin(), pages.end(), random);
+      Bytes arena(2 * tiles * layout.page_bytes(), std::byte{0x7f});  // NaN in float16
+      std::vector<RowAppend> appends;
+      for (int32_t tile = 0; tile < tiles; ++tile) {
+        const int64_t from = tile * dense.kv.page_stride;
+        appends.push_back({dense.kv.key + from, dense.kv.value + from, dense.kv.row_stride,
+                           dense.kv.head_stride, arena.data() + pages[tile] * kUnit, 0,
+                           std::min(kPageTokens, kv_rows - tile * kPageTokens)});
+      }
+      AppendRowsCpu(layout, appends.data(), tiles, &pool);
+
+      KvView paged{arena.data(),
+                   arena.data() + layout.value_offset(),
+                   pages.data(),
+                   kUnit,
+                   layout.head_bytes(),
+                   layout.row_bytes(),
+                   kv_rows};
+      problem.span(0).mutable_span().kv = paged;
+      problem.span(0).PoisonOutputs();
+      Attend(geometry, dense, &pool);
+      EXPECT_EQ(problem.span(0).Output(), want);
+      EXPECT_EQ(problem.span(0).Lse(), want_lse);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashcore::kernels

@@ -1,0 +1,29 @@
+// Plans and launches a batch, as the kernel tests do it.
+#ifndef FLASHCORE_TESTS_KERNELS_LAUNCH_H_
+#define FLASHCORE_TESTS_KERNELS_LAUNCH_H_
+
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "kernels/attention.h"
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/plan.h"
+#include "kernels/registry.h"
+
+namespace flashcore::kernels {
+
+// What the launch returned. Its workspace is full of NaN: nothing may be read before it is written.
+inline int Launch(const Kernel& kernel, const AttentionBatch& batch, const Plan& plan,
+                  ThreadPool* threads) {
+  constexpr size_t kAlignment = 64;
+  std::vector<float> memory((plan.workspace_bytes + kAlignment) / sizeof(float), std::nanf(""));
+  void* workspace = memory.data();
+  size_t bytes = memory.size() * sizeof(float);
+  std::align(kAlignment, plan.workspace_bytes, workspace, bytes);
+  return kernel.launch(batch, plan, {workspace, threads, nullptr});
+}
+
+}  // namespace flashcore::kernels
+
+#endif  // FLASHCORE_TESTS_KERNELS_LAUNCH_H_

@@ -1,0 +1,288 @@
+// Which work items forks of one prefix share, and that sharing changes nothing else of a plan.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "kernels/plan.h"
+#include "tests/kernels/forked_kv.h"
+
+namespace flashcore::kernels {
+namespace {
+
+constexpr PlanOptions kSharing{128, 512, 16, 128};
+constexpr int32_t kSplitPages = 512 / kPageTokens;
+constexpr int32_t kHeads = 8, kKvHeads = 2, kGroup = 4;
+
+// Decode spans over forked K/V.
+class Forks {
+ public:
+  explicit Forks(const std::vector<ForkShape>& shapes)
+      : random_(1), kv_({DType::kFloat16, 1, 1, 32}, shapes, &random_) {
+    for (int s = 0; s < kv_.num_spans(); ++s) {
+      Span span;
+      span.query_rows = 1;
+      span.kv = kv_.view(s);
+      span.mask = Mask::Causal();
+      spans.push_back(span);
+    }
+  }
+
+  AttentionBatch batch() const {
+    return {{DType::kFloat16, kHeads, kKvHeads, 64}, spans.data(), static_cast<int>(spans.size())};
+  }
+
+  std::vector<Span> spans;
+
+ private:
+  std::mt19937_64 random_;
+  ForkedKv kv_;
+};
+
+// `count` forks of one prefix, with tails of `tail` rows and more.
+std::vector<ForkShape> ForksOf(int32_t prefix_rows, int32_t count, int32_t tail) {
+  std::vector<ForkShape> shapes = {{prefix_rows + tail}};
+  for (int32_t s = 1; s < count; ++s) {
+    shapes.push_back({prefix_rows + tail + s, 0, prefix_rows / kPageTokens});
+  }
+  return shapes;
+}
+
+// span, kv_head, row_begin, row_count, kv_begin, kv_end, partial_row
+using Item = std::tuple<int, int, int, int, int, int, int>;
+
+// Every item that a span would have alone, sorted: shared ones taken apart.
+std::vector<Item> TakenApart(const Plan& plan) {
+  std::vector<Item> items;
+  for (const WorkItem& w : plan.items) {
+    const Member itself{w.span, 0, w.row_count, w.partial_row};
+    for (int m = 0; m < std::max(1, w.num_members); ++m) {
+      const Member& member = w.num_members > 0 ? plan.members[w.first_member + m] : itself;
+      items.emplace_back(member.span, w.kv_head, w.row_begin, member.row_count, w.kv_begin,
+                         w.kv_end, member.partial_row);
+    }
+  }
+  std::sort(items.begin(), items.end());
+  return items;
+}
+
+// What the kernel relies on: members in place, and everything visible and the same to all of them.
+void CheckSharedItem(const AttentionBatch& batch, const PlanOptions& options, const Plan& plan,
+                     const WorkItem& item) {
+  ASSERT_GE(item.num_members, 2);
+  EXPECT_LE(item.row_count, options.shared_rows);
+  EXPECT_EQ(item.row_begin, 0);
+  EXPECT_EQ(item.kv_end - item.kv_begin, options.split_kv_rows);
+  const KvView& kv = batch.spans[item.span].kv;
+  int32_t row = 0;
+  for (int m = 0; m < item.num_members; ++m) {
+    const Member& member = plan.members[item.first_member + m];
+    const Span& span = batch.spans[member.span];
+    EXPECT_EQ(member.tile_row, row);
+    row += member.row_count;
+    for (int32_t i = 0; i < span.query_rows; ++i) {
+      const KvRange seen = VisibleKv(span.mask, span.query_rows, span.kv.rows, i, i + 1);
+      EXPECT_LE(seen.begin, item.kv_begin);
+      EXPECT_GE(seen.end, item.kv_end);
+    }
+    EXPECT_EQ(span.kv.key, kv.key);
+    EXPECT_EQ(span.kv.value, kv.value);
+    for (int32_t t = item.kv_begin / kPageTokens; t < item.kv_end / kPageTokens; ++t) {
+      EXPECT_EQ(span.kv.pages[t], kv.pages[t]);
+    }
+  }
+  EXPECT_EQ(item.row_count, row);
+}
+
+// Plans with sharing and holds the plan against the one without.
+Plan Share(const AttentionBatch& batch, PlanOptions options = kSharing, int32_t workers = 1) {
+  Plan plan, alone;
+  MakePlan(batch, options, workers, &plan);
+  for (const WorkItem& item : plan.items) {
+    if (item.num_members > 0) CheckSharedItem(batch, options, plan, item);
+  }
+  options.shared_rows = 0;
+  MakePlan(batch, options, workers, &alone);
+  EXPECT_TRUE(alone.members.empty());
+  EXPECT_EQ(TakenApart(plan), TakenApart(alone));
+  EXPECT_EQ(plan.partial_rows, alone.partial_rows);
+  EXPECT_EQ(plan.workspace_bytes, alone.workspace_bytes);
+  EXPECT_EQ(plan.combines.size(), alone.combines.size());
+  for (size_t n = 0; n < std::min(plan.combines.size(), alone.combines.size()); ++n) {
+    EXPECT_EQ(plan.combines[n].span, alone.combines[n].span);
+    EXPECT_EQ(plan.combines[n].first_partial_row, alone.combines[n].first_partial_row);
+    EXPECT_EQ(plan.combines[n].num_splits, alone.combines[n].num_splits);
+  }
+  return plan;
+}
+
+using Spans = std::vector<std::vector<int32_t>>;
+
+// The spans of every shared item of KV head 0, by split.
+std::map<int32_t, Spans> Groups(const Plan& plan) {
+  std::map<int32_t, Spans> groups;
+  for (const WorkItem& item : plan.items) {
+    if (item.num_members == 0 || item.kv_head != 0) continue;
+    std::vector<int32_t>& spans = groups[item.kv_begin / 512].emplace_back();
+    for (int m = 0; m < item.num_members; ++m) {
+      spans.push_back(plan.members[item.first_member + m].span);
+    }
+    std::sort(spans.begin(), spans.end());
+  }
+  for (auto& [split, of_split] : groups) std::sort(of_split.begin(), of_split.end());
+  return groups;
+}
+
+TEST(PlanForks, ShareTheSplitsOfTheirPrefix) {
+  const Forks forks(ForksOf(1024, 3, 70));
+  const Plan plan = Share(forks.batch());
+  EXPECT_EQ(Groups(plan), (std::map<int32_t, Spans>{{0, {{0, 1, 2}}}, {1, {{0, 1, 2}}}}));
+  EXPECT_EQ(plan.items.size(), kKvHeads * (2u + 3u));  // two shared splits and three tails
+  EXPECT_EQ(plan.items.front().row_count, 3 * kGroup);
+}
+
+TEST(PlanForks, ForksOfForksShareWhatTheyHaveInCommon) {
+  const Forks forks({{2100},
+                     {1600, 0, 2 * kSplitPages + 3},
+                     {1700, 1, 3 * kSplitPages},
+                     {1100, 0, kSplitPages},
+                     {1200, 3, 2 * kSplitPages},
+                     {2100}});
+  EXPECT_EQ(
+      Groups(Share(forks.batch())),
+      (std::map<int32_t, Spans>{{0, {{0, 1, 2, 3, 4}}}, {1, {{0, 1, 2}, {3, 4}}}, {2, {{1, 2}}}}));
+}
+
+TEST(PlanForks, ASplitThatWritesItsOutputCanBeShared) {
+  const Forks forks({{512}, {512, 0, kSplitPages}, {513, 0, kSplitPages}});
+  const Plan plan = Share(forks.batch());
+  EXPECT_EQ(Groups(plan), (std::map<int32_t, Spans>{{0, {{0, 1, 2}}}}));
+}
+
+TEST(PlanForks, QueryRowsMayDiffer) {
+  Forks forks({{600}, {600, 0, kSplitPages}, {600, 0, kSplitPages}});
+  forks.spans[1].query_rows = 4;
+  forks.spans[2].query_rows = 2;
+  forks.spans[2].mask = Mask::None();
+  EXPECT_EQ(Groups(Share(forks.batch())), (std::map<int32_t, Spans>{{0, {{0, 1, 2}}}}));
+}
+
+TEST(PlanForks, NothingIsSharedThatIsNotTheSameToAll) {
+  const ForkShape parent{700}, fork{700, 0, kSplitPages};
+  const auto is_shared = [](const Forks& forks) { return !Share(forks.batch()).members.empty(); };
+  EXPECT_TRUE(is_shared(Forks({parent, fork})));
+  EXPECT_FALSE(is_shared(Forks({parent, {700}})));                      // no page
+  EXPECT_FALSE(is_shared(Forks({parent, {700, 0, kSplitPages - 1}})));  // not the split's last
+  EXPECT_FALSE(is_shared(Forks({{511}, {511, 0, kSplitPages}})));       // not a whole split
+  EXPECT_FALSE(is_shared(Forks({{1000}, {1000, 0, kSplitPages - 1}})));
+
+  const auto is_shared_if = [&](void (*change)(Span*)) {
+    Forks forks({parent, fork});
+    change(&forks.spans[1]);
+    return is_shared(forks);
+  };
+  EXPECT_TRUE(is_shared_if([](Span* s) { s->mask = Mask::None(); }));
+  EXPECT_TRUE(is_shared_if([](Span* s) { s->softmax_scale = -3; }));
+  EXPECT_FALSE(is_shared_if([](Span* s) { s->mask = Mask::SlidingWindow(700, 0); }));
+  EXPECT_FALSE(is_shared_if([](Span* s) { s->query_rows = 5; }));  // 20 packed rows do not split
+  EXPECT_FALSE(is_shared_if([](Span* s) { s->query_rows = 0; }));
+  EXPECT_FALSE(is_shared_if([](Span* s) { s->kv.pages = nullptr; }));
+  EXPECT_FALSE(is_shared_if([](Span* s) { s->kv.key += 64; }));
+  EXPECT_FALSE(is_shared_if([](Span* s) { s->kv.value += 64; }));
+  EXPECT_FALSE(is_shared_if([](Span* s) { s->kv.page_stride *= 2; }));
+  EXPECT_FALSE(is_shared_if([](Span* s) { s->kv.head_stride += 64; }));
+  EXPECT_FALSE(is_shared_if([](Span* s) { s->kv.row_stride += 64; }));
+}
+
+TEST(PlanForks, EveryRowOfAMemberSeesTheWholeSplit) {
+  Forks forks({{600}, {515, 0, kSplitPages}});
+  forks.spans[1].query_rows = 4;  // the first row sees 512 K/V rows
+  EXPECT_FALSE(Share(forks.batch()).members.empty());
+  forks.spans[1].kv.rows = 514;
+  EXPECT_TRUE(Share(forks.batch()).members.empty());
+  forks.spans[1].mask.right = 1;
+  EXPECT_FALSE(Share(forks.batch()).members.empty());
+}
+
+TEST(PlanForks, ManyRowsBecomeSeveralItemsOfAboutEqualSize) {
+  const Forks forks(ForksOf(512, 9, 1));  // 36 packed rows
+  const auto rows = [&](int32_t most) {
+    PlanOptions options = kSharing;
+    options.shared_rows = most;
+    std::vector<size_t> sizes;
+    const Spans groups = Groups(Share(forks.batch(), options))[0];
+    for (const std::vector<int32_t>& group : groups) {
+      sizes.push_back(group.size() * kGroup);
+    }
+    std::sort(sizes.begin(), sizes.end());
+    return sizes;
+  };
+  EXPECT_EQ(rows(128), (std::vector<size_t>{36}));
+  EXPECT_EQ(rows(35), (std::vector<size_t>{16, 20}));
+  EXPECT_EQ(rows(12), (std::vector<size_t>{12, 12, 12}));
+  EXPECT_EQ(rows(8), (std::vector<size_t>{8, 8, 8, 8}));  // and one alone
+  EXPECT_TRUE(rows(7).empty());
+}
+
+TEST(PlanForks, NoWorkerGoesIdleForSharing) {
+  const Forks forks(ForksOf(2048, 8, 64));
+  constexpr size_t kUnshared = 8 * 5 * kKvHeads;  // four splits and a tail each
+  size_t fewest = kKvHeads * (4 + 8);
+  for (size_t workers : {1, 10, 24, 25, 32, 50, 100}) {
+    const Plan plan = Share(forks.batch(), kSharing, static_cast<int32_t>(workers));
+    EXPECT_GE(plan.items.size(), std::min(workers, kUnshared));
+    EXPECT_GE(plan.items.size(), fewest);
+    EXPECT_EQ(plan.members.empty(), workers > 32) << workers;
+    fewest = plan.items.size();
+  }
+  EXPECT_EQ(fewest, kUnshared);
+}
+
+TEST(PlanForks, LongestFirstAndAlwaysTheSame) {
+  const Forks forks(ForksOf(1024, 7, 300));
+  const Plan plan = Share(forks.batch()), again = Share(forks.batch());
+  ASSERT_EQ(plan.items.size(), again.items.size());
+  for (size_t n = 0; n < plan.items.size(); ++n) {
+    const WorkItem &a = plan.items[n], &b = again.items[n];
+    EXPECT_EQ(std::tie(a.span, a.kv_head, a.row_count, a.kv_begin, a.first_member),
+              std::tie(b.span, b.kv_head, b.row_count, b.kv_begin, b.first_member));
+    if (n == 0) continue;
+    const WorkItem& longer = plan.items[n - 1];
+    EXPECT_GE(longer.row_count * (longer.kv_end - longer.kv_begin + 1),
+              a.row_count * (a.kv_end - a.kv_begin + 1));
+  }
+}
+
+// Trees of any form among spans of any kind: Share() checks each.
+TEST(PlanForks, RandomTrees) {
+  std::mt19937 random(7);
+  const auto below = [&](int32_t n) { return static_cast<int32_t>(random() % n); };
+  int shared = 0;
+  for (int trial = 0; trial < 100; ++trial) {
+    std::vector<ForkShape> shapes;
+    const int32_t spans = 1 + below(12);
+    for (int32_t s = 0; s < spans; ++s) {
+      const int32_t parent = s == 0 ? -1 : below(s + 1) - 1;
+      const int32_t most = parent < 0 ? 0 : shapes[parent].kv_rows / kPageTokens;
+      const int32_t pages = below(2) == 0 ? most : below(most + 1);
+      shapes.push_back({pages * kPageTokens + below(1500), parent, pages});
+    }
+    Forks forks(shapes);
+    for (Span& span : forks.spans) {
+      span.query_rows = 1 + below(5);
+      const Mask masks[] = {Mask::Causal(), Mask::None(), Mask::SlidingWindow(2000, 0)};
+      span.mask = masks[below(3)];
+    }
+    PlanOptions options = kSharing;
+    options.shared_rows = 1 + below(128);
+    shared += !Share(forks.batch(), options, 1 + below(4)).members.empty();
+  }
+  EXPECT_GT(shared, 20);
+}
+
+}  // namespace
+}  // namespace flashcore::kernels
