@@ -83,6 +83,20 @@ Metrics::Options MetricsOptions(const Options& options, const Device& device) {
       options.server.version, {{info.id, info.name, info.arch}}, Server::Methods(options.server)};
 }
 
+void SetGauges(Engine* engine, Metrics* metrics) {
+  const auto set = [](Gauge& gauge, size_t value) { gauge.Set(static_cast<int64_t>(value)); };
+  set(metrics->staging_used_bytes, engine->staging().used_bytes());
+  set(metrics->staging_free_bytes, engine->staging().free_bytes());
+  const SequenceStore::Stats stats = engine->sequences().stats();
+  const auto hot = static_cast<size_t>(Segment::kHot);
+  const auto cold = static_cast<size_t>(Segment::kCold);
+  set(metrics->sequences, stats.sequences);
+  set(metrics->kv_hot_used_bytes, stats.used_bytes[hot]);
+  set(metrics->kv_hot_free_bytes, stats.capacity_bytes[hot] - stats.used_bytes[hot]);
+  set(metrics->kv_cold_used_bytes, stats.used_bytes[cold]);
+  set(metrics->kv_cold_free_bytes, stats.capacity_bytes[cold] - stats.used_bytes[cold]);
+}
+
 // Drains `server`; a second signal meanwhile ends the process at once.
 int Drain(Server* server, absl::Duration timeout) {
   std::thread([] {
@@ -102,18 +116,21 @@ int Drain(Server* server, absl::Duration timeout) {
 
 int Run(const Options& options) {
   const SteadyClock clock;
-  auto device = std::make_unique<CpuDevice>(options.cpu_threads, &clock);
-  const DeviceInfo info = device->info();
-  Metrics metrics(MetricsOptions(options, *device));
-  Engine engine(options.engine, std::move(device), &clock, &metrics);
-  metrics.OnScrape([&] {
-    metrics.staging_used_bytes.Set(static_cast<int64_t>(engine.staging().used_bytes()));
-    metrics.staging_free_bytes.Set(static_cast<int64_t>(engine.staging().free_bytes()));
-  });
+  auto device = CpuDevice::Create(options.cpu, &clock);
+  if (!device.ok()) {
+    LogError("cannot use the device", {{"error", device.status().message()}});
+    return 1;
+  }
+  const DeviceInfo info = (*device)->info();
+  Metrics metrics(MetricsOptions(options, **device));
+  Engine engine(options.engine, *std::move(device), &clock, &metrics);
+  metrics.OnScrape([&] { SetGauges(&engine, &metrics); });
   LogInfo("device", {{"device", info.id},
                      {"name", info.name},
                      {"arch", info.arch},
                      {"compute_units", info.compute_units},
+                     {"kv_memory_bytes", options.cpu.kv_memory_bytes},
+                     {"kv_hot_bytes", options.cpu.kv_hot_bytes},
                      {"reason", options.device_reason}});
 
   std::unique_ptr<MetricsServer> metrics_server;

@@ -1,5 +1,9 @@
 #include "server/options.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
@@ -40,8 +44,34 @@ ABSL_FLAG(
     "that runs cannot be interrupted.");
 ABSL_FLAG(int32_t, max_queue_requests, 1024, "Most requests waiting for a lane.");
 ABSL_FLAG(int32_t, max_batch_requests, 64, "Most requests in one batch.");
-ABSL_FLAG(int64_t, max_batch_query_rows, 65536,
-          "Most query rows in one batch, unless one request alone has more.");
+ABSL_FLAG(int64_t, max_batch_tokens, 65536,
+          "Most tokens in one batch, unless one request alone has more. A request counts its query "
+          "rows, or the rows it appends to sequences if these are more.");
+ABSL_FLAG(
+    int64_t, max_queue_delay_us, 0,
+    "Microseconds that a request may wait for others to share its batch while a lane is idle; "
+    "0: it never does.");
+ABSL_FLAG(
+    int64_t, kv_memory_bytes, 0,
+    "Memory for resident K/V; 0: a quarter of the machine's. The system gives it as it is used.");
+ABSL_FLAG(
+    int64_t, kv_hot_bytes, 0,
+    "Of it, what pinned sequences compete for. A CPU keeps nothing pinned in its cache: on it "
+    "this only serves to try placement out.");
+ABSL_FLAG(double, sequence_idle_timeout_s, 3600,
+          "Seconds without use after which a sequence is deleted; 0: never.");
+ABSL_FLAG(std::string, evict, "none",
+          "What a full K/V memory does: none (refuse) or lru (delete the sequence that was used "
+          "longest ago).");
+ABSL_FLAG(int64_t, client_kv_bytes, 0,
+          "Most K/V memory that one client's sequences may take; 0: no limit.");
+ABSL_FLAG(int64_t, client_sequences, 0, "Most sequences of one client; 0: no limit.");
+ABSL_FLAG(int32_t, max_layers, 1024, "Most layers of one sequence.");
+ABSL_FLAG(int64_t, sequence_metadata_bytes, int64_t{256} << 20,
+          "Limit of the memory for the records of sequences and their page tables.");
+ABSL_FLAG(bool, share_prefixes, true,
+          "Read K/V that the sequences of a batch share once for all of them. Off only to measure "
+          "what it gives: results are the same to the bit.");
 ABSL_FLAG(int32_t, max_stream_inflight, 64, "Most unanswered requests of one AttendStream.");
 ABSL_FLAG(double, drain_timeout_s, 30,
           "Seconds that requests in flight get to finish after SIGTERM or SIGINT.");
@@ -161,6 +191,37 @@ void CheckAddresses(const std::vector<std::string>& addresses, Checker* check) {
   }
 }
 
+void ReadSequenceOptions(SequenceStore::Options* options, Checker* check) {
+  constexpr int64_t kMaxBytes = int64_t{1} << 46;
+  const std::string evict = absl::GetFlag(FLAGS_evict);
+  check->Require(evict == "none" || evict == "lru", "evict", evict, "none or lru");
+  options->evict = evict == "lru" ? SequenceStore::Eviction::kLru : SequenceStore::Eviction::kNone;
+  const double timeout_s = check->Range("sequence_idle_timeout_s",
+                                        absl::GetFlag(FLAGS_sequence_idle_timeout_s), 0.0, 1e8);
+  options->idle_timeout =
+      std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(timeout_s));
+  options->client_kv_bytes =
+      check->Range<int64_t>("client_kv_bytes", absl::GetFlag(FLAGS_client_kv_bytes), 0, kMaxBytes);
+  options->client_sequences = check->Range<int64_t>(
+      "client_sequences", absl::GetFlag(FLAGS_client_sequences), 0, int64_t{1} << 31);
+  options->max_layers = check->Range("max_layers", absl::GetFlag(FLAGS_max_layers), 1, 65536);
+  options->metadata_bytes = check->Range<int64_t>(
+      "sequence_metadata_bytes", absl::GetFlag(FLAGS_sequence_metadata_bytes), 1 << 20, kMaxBytes);
+}
+
+int64_t MachineMemoryBytes() { return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE); }
+
+void ReadCpuOptions(CpuDevice::Options* options, Checker* check) {
+  options->threads = check->Range("cpu_threads", absl::GetFlag(FLAGS_cpu_threads), 0, 4096);
+  int64_t kv_bytes = absl::GetFlag(FLAGS_kv_memory_bytes);
+  if (kv_bytes == 0) kv_bytes = std::max(MachineMemoryBytes() / 4, int64_t{64} << 20);
+  options->kv_memory_bytes =
+      check->Range<int64_t>("kv_memory_bytes", kv_bytes, 4 << 20, int64_t{1} << 44);
+  options->kv_hot_bytes =
+      check->Range<int64_t>("kv_hot_bytes", absl::GetFlag(FLAGS_kv_hot_bytes), 0, kv_bytes);
+  options->share_prefixes = absl::GetFlag(FLAGS_share_prefixes);
+}
+
 // This build has the CPU device only, so auto is always the CPU.
 void ChooseDevice(const std::string& flag, Options* options, Checker* check) {
   options->device = "cpu";
@@ -209,11 +270,15 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
       check.Range("max_queue_requests", absl::GetFlag(FLAGS_max_queue_requests), 1, 1 << 20);
   batcher.max_batch_requests =
       check.Range("max_batch_requests", absl::GetFlag(FLAGS_max_batch_requests), 1, 1 << 20);
-  batcher.max_batch_query_rows = check.Range<int64_t>(
-      "max_batch_query_rows", absl::GetFlag(FLAGS_max_batch_query_rows), 1, kMaxInt);
+  batcher.max_batch_tokens =
+      check.Range<int64_t>("max_batch_tokens", absl::GetFlag(FLAGS_max_batch_tokens), 1, kMaxInt);
+  batcher.max_queue_delay = std::chrono::microseconds(check.Range<int64_t>(
+      "max_queue_delay_us", absl::GetFlag(FLAGS_max_queue_delay_us), 0, 1'000'000));
+  ReadSequenceOptions(&options.engine.sequences, &check);
+  options.engine.sequences.max_heads = options.engine.max_heads;
 
   ChooseDevice(absl::GetFlag(FLAGS_device), &options, &check);
-  options.cpu_threads = check.Range("cpu_threads", absl::GetFlag(FLAGS_cpu_threads), 0, 4096);
+  ReadCpuOptions(&options.cpu, &check);
   options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
   options.drain_timeout = absl::Seconds(
       check.Range("drain_timeout_s", absl::GetFlag(FLAGS_drain_timeout_s), 0.0, 86400.0));

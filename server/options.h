@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/core/cpu_device.h"
 #include "server/core/engine.h"
 #include "server/telemetry/log.h"
 #include "server/transport/server.h"
@@ -16,9 +17,9 @@ namespace flashcore::server {
 struct Options {
   Server::Options server;
   Engine::Options engine;
-  std::string device;          // "cpu"; "auto" has been decided
-  std::string device_reason;   // why, for the log
-  int cpu_threads = 0;         // 0: one per core
+  std::string device;         // "cpu"; "auto" has been decided
+  std::string device_reason;  // why, for the log
+  CpuDevice::Options cpu;
   std::string metrics_listen;  // empty: no metrics endpoint
   absl::Duration drain_timeout;
   Logger::Options log;

@@ -1,21 +1,36 @@
 // flashcore bench: flags in, load run, report out.
 #include <unistd.h>
 
-#include <cmath>
+#include <algorithm>
 #include <cstdio>
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "client/cli/bench_report.h"
 #include "client/cli/command.h"
-#include "client/cli/json.h"
 #include "client/cli/load.h"
-#include "client/cli/stats.h"
+#include "client/cli/load_plan.h"
+#include "client/cli/workload.h"
 
-ABSL_DECLARE_FLAG(absl::Duration, timeout);
+ABSL_FLAG(flashcore::cli::BenchMode, mode, flashcore::cli::BenchMode::kAttend,
+          "what is sent: attend (all K/V inline), decode, prefill, or mixed (every fourth worker "
+          "prefills)");
 ABSL_FLAG(flashcore::cli::BenchShape, shape, {},
-          "BxHxSxD or BxHq/HkvxSxD: B spans of S query rows and S K/V rows");
-ABSL_FLAG(uint32_t, query_rows, 0, "query rows per span; 0: as many as K/V rows");
+          "BxHxSxD or BxHq/HkvxSxD: B spans of S query rows and S K/V rows; for sequences, B is "
+          "how many each worker has and S is their context, unless the next two flags say so");
+ABSL_FLAG(int32_t, sequences, 0,
+          "resident sequences of all workers together; 0: the B of --shape times --concurrency");
+ABSL_FLAG(uint32_t, context, 0,
+          "rows of a sequence before it decodes, or until which it is prefilled; 0: the S of "
+          "--shape");
+ABSL_FLAG(uint32_t, fork_from_prefix, 0,
+          "first rows of every sequence, loaded once and forked; 0: nothing is shared");
+ABSL_FLAG(bool, pin, false, "ask that the sequences be pinned in the L2 cache");
+ABSL_FLAG(bool, compare_inline, false,
+          "alternate with the same decode step with all K/V inline, which takes as much memory "
+          "here as all contexts together");
+ABSL_FLAG(uint32_t, query_rows, 0,
+          "query rows of a span; 0: as many as K/V rows, and 256 for --mode=prefill");
 ABSL_FLAG(bool, causal, false, "causal mask");
 ABSL_FLAG(int32_t, concurrency, 1, "requests in flight at most, each with its own thread");
 ABSL_FLAG(int32_t, connections, 1, "connections that they share");
@@ -30,9 +45,12 @@ ABSL_FLAG(bool, allow_errors, false, "exit 0 although some requests failed");
 namespace flashcore::cli {
 namespace {
 
-absl::Status ReadOptions(LoadOptions* options) {
+constexpr uint32_t kPrefillRows = 256;
+
+void ReadShape(LoadOptions* options) {
   const BenchShape shape = absl::GetFlag(FLAGS_shape);
   const uint32_t query_rows = absl::GetFlag(FLAGS_query_rows);
+  options->mode = absl::GetFlag(FLAGS_mode);
   options->shape.spans.assign(shape.batch, {query_rows == 0 ? shape.rows : query_rows, shape.rows});
   options->shape.num_heads = shape.num_heads;
   options->shape.num_kv_heads = shape.num_kv_heads;
@@ -40,7 +58,97 @@ absl::Status ReadOptions(LoadOptions* options) {
   options->shape.dtype = absl::GetFlag(FLAGS_dtype);
   options->shape.layout = absl::GetFlag(FLAGS_layout);
   if (absl::GetFlag(FLAGS_causal)) options->shape.mask = Mask::Causal();
+
+  ResidentOptions& resident = options->resident;
+  const uint32_t context = absl::GetFlag(FLAGS_context);
+  resident.sequences = absl::GetFlag(FLAGS_sequences);
+  if (resident.sequences == 0) resident.sequences = int64_t{shape.batch} * options->concurrency;
+  resident.context = context == 0 ? shape.rows : context;
+  resident.fork_from_prefix = absl::GetFlag(FLAGS_fork_from_prefix);
+  resident.prefill_rows = query_rows == 0 ? kPrefillRows : query_rows;
+  resident.pin = absl::GetFlag(FLAGS_pin);
+  resident.compare_inline = absl::GetFlag(FLAGS_compare_inline);
+}
+
+absl::Status CheckLoop(const LoadOptions& options) {
+  if (options.concurrency < 1 || options.concurrency > 4096) {
+    return absl::InvalidArgumentError("--concurrency: want 1 to 4096");
+  }
+  if (options.connections < 1 || options.connections > options.concurrency) {
+    return absl::InvalidArgumentError("--connections: want 1 to --concurrency");
+  }
+  if (options.duration <= absl::ZeroDuration() || options.duration > absl::Hours(24) ||
+      options.warmup < absl::ZeroDuration() || options.warmup > absl::Hours(1)) {
+    return absl::InvalidArgumentError("--duration and --warmup: want up to 24h and 1h");
+  }
+  if (!(options.rate >= 0 && options.rate <= 1e6)) {
+    return absl::InvalidArgumentError("--rate: want 0 to 1e6");
+  }
+  if (options.rate > 0 && (options.echo || options.resident.compare_inline)) {
+    return absl::InvalidArgumentError(
+        "--echo and --compare_inline need a closed loop: leave out --rate");
+  }
+  return absl::OkStatus();
+}
+
+// Shapes too large for any message; the memory is checked against what the request itself says.
+absl::Status CheckFlop(double flop) {
+  if (flop <= 1e15) return absl::OkStatus();
+  return absl::InvalidArgumentError("--shape: more than 1e15 operations a request");
+}
+
+absl::Status CheckInline(const LoadOptions& options) {
+  for (const auto* flag : {&FLAGS_fork_from_prefix, &FLAGS_context}) {
+    if (absl::GetFlag(*flag) != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", absl::GetFlagReflectionHandle(*flag).Name(), " needs another --mode"));
+    }
+  }
+  if (absl::GetFlag(FLAGS_sequences) != 0 || options.resident.pin ||
+      options.resident.compare_inline) {
+    return absl::InvalidArgumentError(
+        "--sequences, --pin and --compare_inline need another --mode");
+  }
+  double flop = 0;
+  for (const SpanShape& span : options.shape.spans) {
+    flop += AttentionFlop(options.shape, span.query_rows, span.kv_rows);
+  }
+  return CheckFlop(flop);
+}
+
+absl::Status CheckResident(const LoadOptions& options) {
+  const ResidentOptions& resident = options.resident;
+  if (resident.sequences < options.concurrency || resident.sequences > 1'000'000) {
+    return absl::InvalidArgumentError(absl::StrCat("--sequences: ", resident.sequences,
+                                                   "; want at least one a worker, ",
+                                                   options.concurrency, ", and at most 1000000"));
+  }
+  if (resident.context > uint32_t{1} << 30) {
+    return absl::InvalidArgumentError("--context: more than 2^30 rows");
+  }
+  const bool prefills = options.mode != BenchMode::kDecode;
+  if (resident.fork_from_prefix > resident.context ||
+      (prefills && resident.fork_from_prefix == resident.context)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--fork_from_prefix: ", resident.fork_from_prefix, " rows of a --context of ",
+                     resident.context, prefills ? " leave nothing to prefill" : " is too many"));
+  }
+  if (options.mode == BenchMode::kMixed && options.concurrency < 2) {
+    return absl::InvalidArgumentError("--mode=mixed: want a --concurrency of at least 2");
+  }
+  if (resident.compare_inline && options.mode != BenchMode::kDecode) {
+    return absl::InvalidArgumentError("--compare_inline needs --mode=decode");
+  }
+  if (absl::GetFlag(FLAGS_query_rows) != 0 && !prefills) {
+    return absl::InvalidArgumentError("--query_rows: a decode step has 1 a sequence");
+  }
+  return CheckFlop(AttentionFlop(options.shape, std::min(resident.prefill_rows, resident.context),
+                                 resident.context));
+}
+
+absl::Status ReadOptions(LoadOptions* options) {
   options->target = Target();
+  options->client = OptionsFromFlags();
   options->concurrency = absl::GetFlag(FLAGS_concurrency);
   options->connections = absl::GetFlag(FLAGS_connections);
   options->duration = absl::GetFlag(FLAGS_duration);
@@ -48,149 +156,12 @@ absl::Status ReadOptions(LoadOptions* options) {
   options->rate = absl::GetFlag(FLAGS_rate);
   options->stream = absl::GetFlag(FLAGS_stream);
   options->echo = absl::GetFlag(FLAGS_echo);
-  options->timeout = absl::GetFlag(FLAGS_timeout);
   options->progress = isatty(STDERR_FILENO) == 1;
-  if (options->concurrency < 1 || options->concurrency > 4096) {
-    return absl::InvalidArgumentError("--concurrency: want 1 to 4096");
-  }
-  if (options->connections < 1 || options->connections > options->concurrency) {
-    return absl::InvalidArgumentError("--connections: want 1 to --concurrency");
-  }
-  if (options->duration <= absl::ZeroDuration() || options->duration > absl::Hours(24) ||
-      options->warmup < absl::ZeroDuration() || options->warmup > absl::Hours(1)) {
-    return absl::InvalidArgumentError("--duration and --warmup: want up to 24h and 1h");
-  }
-  if (!(options->rate >= 0 && options->rate <= 1e6)) {
-    return absl::InvalidArgumentError("--rate: want 0 to 1e6");
-  }
-  if (options->echo && options->rate > 0) {
-    return absl::InvalidArgumentError("--echo needs a closed loop: leave out --rate");
-  }
-  // Shapes too large for any message; the memory is checked against what the request itself says.
-  if (RequestFlops(options->shape) > 1e15) {
-    return absl::InvalidArgumentError("--shape: more than 1e15 operations a request");
-  }
-  return absl::OkStatus();
-}
-
-// What is printed, both ways.
-struct Report {
-  const LoadOptions& options;
-  const LoadResult& result;
-  Percentiles attend, outside_kernel, echo;
-  std::array<Percentiles, 5> phases;
-  double tflops;
-  double echo_ratio;  // p50 of the time outside the kernel over p50 of the echo
-
-  Report(const LoadOptions& load_options, LoadResult* load_result)
-      : options(load_options),
-        result(*load_result),
-        attend(ComputePercentiles(&load_result->attend_us)),
-        outside_kernel(ComputePercentiles(&load_result->outside_kernel_us)),
-        echo(ComputePercentiles(&load_result->echo_us)),
-        tflops(load_result->attends_per_second * RequestFlops(load_options.shape) * 1e-12),
-        echo_ratio(outside_kernel.p50 / echo.p50) {
-    for (size_t i = 0; i < phases.size(); ++i) {
-      phases[i] = ComputePercentiles(&load_result->phase_us[i]);
-    }
-  }
-};
-
-std::string Row(absl::string_view name, const Percentiles& p) {
-  std::string out = absl::StrFormat("%-22s", name);
-  for (const double value : {p.p50, p.p90, p.p99, p.p999, p.max, p.mean}) {
-    if (std::isnan(value)) {  // no samples
-      absl::StrAppendFormat(&out, " %10s", "-");
-    } else {
-      absl::StrAppendFormat(&out, " %10.1f", value);
-    }
-  }
-  return out + "\n";
-}
-
-std::string Table(const Report& report) {
-  const LoadOptions& options = report.options;
-  const LoadResult& result = report.result;
-  std::string out = absl::StrCat(
-      "target ", options.target, ", shape ", AbslUnparseFlag(absl::GetFlag(FLAGS_shape)), ", ",
-      options.shape.spans[0].query_rows, " query rows, ", AbslUnparseFlag(options.shape.dtype),
-      ", ", AbslUnparseFlag(options.shape.layout), ", mask ", AbslUnparseFlag(options.shape.mask),
-      "\n",
-      options.rate > 0 ? absl::StrCat("open loop at ", options.rate, " req/s") : "closed loop",
-      ", ", options.concurrency, " in flight, ", options.connections, " connections",
-      options.stream ? ", streams" : "", ", ", absl::FormatDuration(options.duration), "\n\n");
-  absl::StrAppendFormat(&out, "%-22s %10s %10s %10s %10s %10s %10s\n", "microseconds", "p50", "p90",
-                        "p99", "p99.9", "max", "mean");
-  out += Row("attend", report.attend);
-  out += Row("  outside the kernel", report.outside_kernel);
-  for (size_t i = 0; i < kPhases.size(); ++i) {
-    out += Row(absl::StrCat("  server: ", kPhases[i]), report.phases[i]);
-  }
-  if (options.echo) out += Row("echo", report.echo);
-  absl::StrAppendFormat(&out,
-                        "\nthroughput %.1f req/s, %.4f TFLOP/s\n"
-                        "bytes      %d sent, %d received per request\n",
-                        result.attends_per_second, report.tflops, result.request_bytes,
-                        result.response_bytes);
-  absl::StrAppend(&out, "requests   ", result.attend_us.size(), " ok, ", result.Failed(),
-                  " failed");
-  for (const auto& [code, count] : result.errors) absl::StrAppend(&out, ", ", code, " ", count);
-  if (result.wrong_replies > 0) absl::StrAppend(&out, ", wrong reply ", result.wrong_replies);
-  if (result.not_sent > 0) {
-    absl::StrAppend(&out, ", ", result.not_sent, " due but not sent (the percentiles are too low)");
-  }
-  out += "\n";
-  if (options.echo) {
-    absl::StrAppendFormat(&out,
-                          "echo       p50 of attend outside the kernel / p50 of echo = %.2f\n",
-                          report.echo_ratio);
-  }
-  return out;
-}
-
-JsonObject PercentilesJson(const Percentiles& p) {
-  JsonObject json;
-  json.Add("p50", p.p50).Add("p90", p.p90).Add("p99", p.p99).Add("p999", p.p999);
-  return json.Add("max", p.max).Add("mean", p.mean);
-}
-
-std::string Json(const Report& report) {
-  const LoadOptions& options = report.options;
-  const LoadResult& result = report.result;
-  JsonObject phases, errors, json;
-  for (size_t i = 0; i < kPhases.size(); ++i) {
-    phases.Add(kPhases[i], PercentilesJson(report.phases[i]));
-  }
-  for (const auto& [code, count] : result.errors) errors.Add(code, count);
-  json.Add("target", options.target)
-      .Add("shape", AbslUnparseFlag(absl::GetFlag(FLAGS_shape)))
-      .Add("query_rows", uint64_t{options.shape.spans[0].query_rows})
-      .Add("dtype", AbslUnparseFlag(options.shape.dtype))
-      .Add("layout", AbslUnparseFlag(options.shape.layout))
-      .Add("mask", AbslUnparseFlag(options.shape.mask))
-      .Add("concurrency", options.concurrency)
-      .Add("connections", options.connections)
-      .Add("stream", options.stream)
-      .Add("rate", options.rate)
-      .Add("duration_seconds", absl::ToDoubleSeconds(options.duration))
-      .Add("latency_us", PercentilesJson(report.attend))
-      .Add("outside_kernel_us", PercentilesJson(report.outside_kernel))
-      .Add("server_phase_us", phases)
-      .Add("requests_per_second", result.attends_per_second)
-      .Add("tflops", report.tflops)
-      .Add("request_bytes", uint64_t{result.request_bytes})
-      .Add("response_bytes", uint64_t{result.response_bytes})
-      .Add("ok", uint64_t{result.attend_us.size()})
-      .Add("failed", result.Failed())
-      .Add("wrong_replies", result.wrong_replies)
-      .Add("not_sent", result.not_sent)
-      .Add("errors", errors);
-  if (options.echo) {
-    json.Add("echo_us", PercentilesJson(report.echo))
-        .Add("echoes", uint64_t{result.echo_us.size()})
-        .Add("outside_kernel_to_echo_p50_ratio", report.echo_ratio);
-  }
-  return json.ToString() + "\n";
+  ReadShape(options);
+  absl::Status status = CheckLoop(*options);
+  status.Update(options->mode == BenchMode::kAttend ? CheckInline(*options)
+                                                    : CheckResident(*options));
+  return status;
 }
 
 int RunBench() {
@@ -202,13 +173,14 @@ int RunBench() {
   if (!client.ok()) return FailUsage(client.status().message());
   absl::StatusOr<LoadResult> result = RunLoad(options);
   if (!result.ok()) return Fail(result.status());
-  const Report report(options, &*result);
-  std::fputs((absl::GetFlag(FLAGS_json) ? Json(report) : Table(report)).c_str(), stdout);
+  const bool echoed = !result->echo_us.empty();
+  const BenchReport report(options, AbslUnparseFlag(absl::GetFlag(FLAGS_shape)), &*result);
+  std::fputs((absl::GetFlag(FLAGS_json) ? report.Json() : report.Table()).c_str(), stdout);
   if (!result->first_error.empty()) {
     std::fprintf(stderr, "flashcore: first error: %s\n", result->first_error.c_str());
   }
-  if (result->attend_us.empty()) return Fail(absl::UnknownError("no request succeeded"));
-  if (options.echo && result->echo_us.empty()) return Fail(absl::UnknownError("no echo succeeded"));
+  if (result->Ok() == 0) return Fail(absl::UnknownError("no request succeeded"));
+  if (options.echo && !echoed) return Fail(absl::UnknownError("no echo succeeded"));
   if (result->wrong_replies > 0) return Fail(absl::DataLossError("the server answered wrongly"));
   const bool failed = result->Failed() > 0 && !absl::GetFlag(FLAGS_allow_errors);
   return failed ? kExitFailure : kExitOk;
@@ -220,14 +192,30 @@ const Command& BenchCommand() {
   static const Command command = {
       "bench",
       "latency and throughput of a live server",
-      "Sends Attend requests with inline K/V, closed loop or, with --rate, open loop with latency\n"
-      "counted from when a request was due. All samples are kept: percentiles are exact, at some "
-      "32\n"
-      "bytes a request. Replies are checked, the first of each thread against a float64 "
-      "reference.\n"
-      "The server's phases are its own account of each request. Example:\n\n"
-      "  flashcore bench --shape 1x8x512x64 --duration 5s --echo",
-      {"shape", "query_rows", "causal", "dtype", "layout", "concurrency", "connections", "duration",
+      "Sends Attend requests, closed loop or, with --rate, open loop with latency counted from "
+      "when\n"
+      "a request was due. All samples are kept: percentiles are exact, at some 32 bytes a "
+      "request.\n"
+      "Replies are checked, the first of each worker against a float64 reference. The server's\n"
+      "phases are its own account of each request.\n\n"
+      "--mode=attend sends all K/V inline. The other modes work on resident sequences of one "
+      "layer,\n"
+      "which the workers (--concurrency) share out among them, load with random rows before the\n"
+      "warmup, and delete at the end, also after SIGINT:\n"
+      "  decode   a request is one step of all of a worker's sequences: appends one K/V row to "
+      "each\n"
+      "           and attends from one query row. After 64 steps they are truncated to --context\n"
+      "           rows, which is not timed.\n"
+      "  prefill  a request appends --query_rows rows to one sequence and attends from as many,\n"
+      "           causal, until it has --context rows and is truncated to --fork_from_prefix.\n"
+      "  mixed    every fourth worker, at least one, prefills; the others decode.\n"
+      "After an error whose outcome is not known, or if a sequence is lost, a worker puts its\n"
+      "sequences back to their start and goes on. Examples:\n\n"
+      "  flashcore bench --shape=1x8x512x64 --duration=5s --echo\n"
+      "  flashcore bench --mode=decode --shape=1x32/8x4096x128 --concurrency=4 --sequences=64\n"
+      "      --fork_from_prefix=1024 --compare_inline",
+      {"mode", "shape", "sequences", "context", "fork_from_prefix", "pin", "compare_inline",
+       "query_rows", "causal", "dtype", "layout", "concurrency", "connections", "duration",
        "warmup", "rate", "stream", "echo", "allow_errors"},
       RunBench};
   return command;

@@ -15,6 +15,8 @@ ABSL_FLAG(std::string, target, "",
           "server, as host:port or unix:path; empty: $FLASHCORE_TARGET, else 127.0.0.1:7070");
 ABSL_FLAG(absl::Duration, timeout, absl::Seconds(30),
           "deadline of each call, such as 500ms or 30s");
+ABSL_FLAG(std::string, client_name, "",
+          "who this is to the server, whose quotas and lists go by address and name");
 ABSL_FLAG(bool, json, false, "print the result as JSON");
 ABSL_FLAG(flashcore::DType, dtype, flashcore::DType::kFloat16,
           "float16 or bfloat16: element type of the tensors sent");
@@ -25,11 +27,12 @@ namespace flashcore::cli {
 namespace {
 
 std::vector<const Command*> AllCommands() {
-  return {&InfoCommand(), &AttendCommand(), &VerifyCommand(), &BenchCommand(), &HealthCommand()};
+  return {&InfoCommand(),  &AttendCommand(),    &VerifyCommand(),
+          &BenchCommand(), &SequencesCommand(), &HealthCommand()};
 }
 
 std::vector<const char*> FlagNames(const Command& command) {
-  std::vector<const char*> names = {"target", "timeout", "json"};
+  std::vector<const char*> names = {"target", "timeout", "client_name", "json"};
   names.insert(names.end(), command.flags.begin(), command.flags.end());
   return names;
 }
@@ -104,7 +107,7 @@ std::string HelpText() {
       "flashcore: the command line of FlashCore, attention as a service\n\n"
       "Usage: flashcore COMMAND [--flag=value | --flag value]...\n\nCommands:\n";
   for (const Command* command : AllCommands()) {
-    absl::StrAppend(&text, "  ", command->name, std::string(9 - strlen(command->name), ' '),
+    absl::StrAppend(&text, "  ", command->name, std::string(11 - strlen(command->name), ' '),
                     command->summary, "\n");
   }
   absl::StrAppend(&text,
@@ -146,10 +149,15 @@ std::string Target() {
   return "127.0.0.1:7070";
 }
 
-absl::StatusOr<std::unique_ptr<Client>> Connect() {
+ClientOptions OptionsFromFlags() {
   ClientOptions options;
+  options.name = absl::GetFlag(FLAGS_client_name);
   options.timeout = absl::GetFlag(FLAGS_timeout);
-  return Client::Create(Target(), std::move(options));
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<Client>> Connect() {
+  return Client::Create(Target(), OptionsFromFlags());
 }
 
 int Fail(const absl::Status& status) {

@@ -28,11 +28,12 @@ struct Command {
   const char* name;
   const char* summary;             // one line
   const char* description;         // paragraphs for --help
-  std::vector<const char*> flags;  // besides the common ones: target, timeout, json
+  std::vector<const char*> flags;  // besides the common ones
   int (*run)();                    // after the flags were parsed; returns the exit code
 };
 
 const Command& InfoCommand();
+const Command& SequencesCommand();
 const Command& HealthCommand();
 const Command& AttendCommand();
 const Command& VerifyCommand();
@@ -53,7 +54,10 @@ int Main(const std::vector<std::string>& args);
 // The address to talk to: --target, else $FLASHCORE_TARGET, else 127.0.0.1:7070.
 std::string Target();
 
-// A client of Target() with --timeout.
+// What --timeout and --client_name ask for.
+ClientOptions OptionsFromFlags();
+
+// A client of Target() with OptionsFromFlags().
 absl::StatusOr<std::unique_ptr<Client>> Connect();
 
 // Print "flashcore: ..." to stderr, and return kExitFailure and kExitUsage.

@@ -1,10 +1,15 @@
 #include "client/cli/flag_types.h"
 
+#include <algorithm>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 
@@ -118,6 +123,52 @@ std::string AbslUnparseFlag(const BenchShape& shape) {
                                 ? absl::StrCat(shape.num_heads)
                                 : absl::StrCat(shape.num_heads, "/", shape.num_kv_heads);
   return absl::StrCat(shape.batch, "x", heads, "x", shape.rows, "x", shape.head_dim);
+}
+
+bool AbslParseFlag(absl::string_view text, SequenceIds* ids, std::string* error) {
+  SequenceIds out;
+  out.all = text == "all";
+  if (!out.all && !text.empty()) {
+    for (const absl::string_view hex : absl::StrSplit(text, ',')) {
+      if (hex.size() != 32 || !std::all_of(hex.begin(), hex.end(), absl::ascii_isxdigit)) {
+        *error = "want all, or ids of 32 hexadecimal digits with commas between them";
+        return false;
+      }
+      out.ids.push_back(absl::HexStringToBytes(hex));
+    }
+  }
+  *ids = std::move(out);
+  return true;
+}
+
+std::string AbslUnparseFlag(const SequenceIds& ids) {
+  if (ids.all) return "all";
+  return absl::StrJoin(ids.ids, ",", [](std::string* out, const std::string& id) {
+    out->append(absl::BytesToHexString(id));
+  });
+}
+
+namespace {
+
+constexpr std::pair<BenchMode, absl::string_view> kModes[] = {{BenchMode::kAttend, "attend"},
+                                                              {BenchMode::kDecode, "decode"},
+                                                              {BenchMode::kPrefill, "prefill"},
+                                                              {BenchMode::kMixed, "mixed"}};
+
+}  // namespace
+
+bool AbslParseFlag(absl::string_view text, BenchMode* mode, std::string* error) {
+  for (const auto& [known, name] : kModes) {
+    if (text != name) continue;
+    *mode = known;
+    return true;
+  }
+  *error = "want attend, decode, prefill or mixed";
+  return false;
+}
+
+std::string AbslUnparseFlag(BenchMode mode) {
+  return std::string(kModes[static_cast<size_t>(mode)].second);
 }
 
 }  // namespace cli

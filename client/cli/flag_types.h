@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/strings/string_view.h"
 #include "client/cpp/attend.h"
@@ -38,6 +39,19 @@ struct BenchShape {
 };
 bool AbslParseFlag(absl::string_view text, BenchShape* shape, std::string* error);
 std::string AbslUnparseFlag(const BenchShape& shape);
+
+// Sequences to work on: "all", or ids of 32 hexadecimal digits with commas between them.
+struct SequenceIds {
+  bool all = false;
+  std::vector<std::string> ids;  // 16 bytes each
+};
+bool AbslParseFlag(absl::string_view text, SequenceIds* ids, std::string* error);
+std::string AbslUnparseFlag(const SequenceIds& ids);
+
+// What a load sends: inline requests, steps of resident sequences, or both kinds of steps.
+enum class BenchMode : uint8_t { kAttend, kDecode, kPrefill, kMixed };
+bool AbslParseFlag(absl::string_view text, BenchMode* mode, std::string* error);
+std::string AbslUnparseFlag(BenchMode mode);
 
 }  // namespace cli
 }  // namespace flashcore

@@ -14,40 +14,67 @@ ABSL_FLAG(std::string, service, "", "service to ask about; empty: the server as 
 namespace flashcore::cli {
 namespace {
 
-std::string Bytes(uint64_t bytes) {
-  if (bytes == 0) return "unknown";
-  if (bytes >= uint64_t{1} << 30) return absl::StrFormat("%.1f GiB", bytes / 0x1p30);
-  return absl::StrFormat("%.1f MiB", bytes / 0x1p20);
+std::string Mebibytes(uint64_t bytes) {
+  const auto count = static_cast<double>(bytes);
+  if (bytes >= uint64_t{1} << 30) return absl::StrFormat("%.1f GiB", count / 0x1p30);
+  return absl::StrFormat("%.1f MiB", count / 0x1p20);
+}
+
+// Where 0 is not known.
+std::string Bytes(uint64_t bytes) { return bytes == 0 ? "unknown" : Mebibytes(bytes); }
+
+std::string DeviceLines(const v1::DeviceInfo& device) {
+  std::string out =
+      absl::StrCat("device    ", device.id(), ": ", device.name(), ", ", device.arch(), ", ",
+                   device.compute_units(), " compute units, ", device.lanes(), " lanes, memory ",
+                   Bytes(device.memory_bytes()), ", L2 ", Bytes(device.l2_bytes()));
+  if (device.l2_persisting_max_bytes() > 0) {
+    absl::StrAppend(&out, " (persisting ", Bytes(device.l2_persisting_max_bytes()), ")");
+  }
+  absl::StrAppendFormat(&out, "\n          K/V memory %s, %s used", Bytes(device.kv_memory_bytes()),
+                        Mebibytes(device.kv_used_bytes()));
+  if (device.kv_hot_bytes() > 0) {
+    absl::StrAppend(&out, ", ", Mebibytes(device.kv_hot_bytes()), " for pinned sequences");
+  }
+  return out + "\n";
+}
+
+// "unlimited" if 0.
+std::string Bound(uint64_t limit, const std::string& text) {
+  return limit == 0 ? "unlimited" : text;
+}
+
+std::string LimitLines(const v1::Limits& limits) {
+  std::string out = absl::StrCat(
+      "limits    message ", Bytes(limits.max_message_bytes()), ", ", limits.max_spans(), " spans, ",
+      limits.max_heads(), " heads, head_dim ", absl::StrJoin(limits.head_dims(), " "), ", ",
+      limits.max_request_flop(), " floating-point operations a request\n");
+  absl::StrAppend(&out, "          queue ", limits.max_queue_requests(), " requests, batch ",
+                  limits.max_batch_requests(), " requests or ", limits.max_batch_tokens(),
+                  " tokens, ", limits.max_stream_inflight(), " in flight per stream, staging ",
+                  Bytes(limits.staging_memory_bytes()), "\n");
+  const double idle_seconds = limits.sequence_idle_timeout_seconds();
+  absl::StrAppend(
+      &out, "sequences ", limits.max_layers(), " layers, page ", Bytes(limits.max_page_bytes()),
+      " at most; of one client: K/V ",
+      Bound(limits.client_kv_bytes(), Mebibytes(limits.client_kv_bytes())), ", sequences ",
+      Bound(limits.client_sequences(), absl::StrCat(limits.client_sequences())), "; idle ones ",
+      idle_seconds > 0 ? absl::StrCat("expire after ", idle_seconds, " s") : "never expire",
+      limits.evicts() ? "; the longest unused goes when memory is full\n"
+                      : "; appends are refused when memory is full\n");
+  return out;
 }
 
 std::string InfoTable(const v1::GetServerInfoResponse& info) {
   std::string out = absl::StrCat("server    ", Target(), ", version ", info.version(), "\n");
-  for (const v1::DeviceInfo& device : info.devices()) {
-    absl::StrAppend(
-        &out, "device    ", device.id(), ": ", device.name(), ", ", device.arch(), ", ",
-        device.compute_units(), " compute units, ", device.lanes(), " lanes, memory ",
-        Bytes(device.memory_bytes()), ", L2 ", Bytes(device.l2_bytes()),
-        device.l2_persisting_max_bytes() == 0
-            ? ""
-            : absl::StrCat(" (persisting ", Bytes(device.l2_persisting_max_bytes()), ")"),
-        "\n");
-  }
+  for (const v1::DeviceInfo& device : info.devices()) out += DeviceLines(device);
   for (const v1::KernelInfo& kernel : info.kernels()) {
     absl::StrAppend(&out, "kernel    ", kernel.arch(), ", ",
                     kernel.dtype() == v1::DTYPE_FLOAT16 ? "float16" : "bfloat16", ", head_dim ",
                     kernel.head_dim(), ", sums in ", kernel.accumulate(), ", ",
                     absl::StrJoin(kernel.features(), " "), "\n");
   }
-  const v1::Limits& limits = info.limits();
-  absl::StrAppend(&out, "limits    message ", Bytes(limits.max_message_bytes()), ", ",
-                  limits.max_spans(), " spans, ", limits.max_heads(), " heads, head_dim ",
-                  absl::StrJoin(limits.head_dims(), " "), ", ", limits.max_request_flop(),
-                  " floating-point operations a request\n");
-  absl::StrAppend(&out, "          queue ", limits.max_queue_requests(), " requests, batch ",
-                  limits.max_batch_requests(), " requests or ", limits.max_batch_query_rows(),
-                  " query rows, ", limits.max_stream_inflight(), " in flight per stream, staging ",
-                  Bytes(limits.staging_memory_bytes()), "\n");
-  return out;
+  return out + LimitLines(info.limits());
 }
 
 int RunInfo() {

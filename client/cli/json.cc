@@ -44,4 +44,8 @@ JsonObject& JsonObject::Add(absl::string_view key, const std::vector<JsonObject>
                                "]"));
 }
 
+JsonObject& JsonObject::Add(absl::string_view key, const std::vector<uint64_t>& values) {
+  return Raw(key, absl::StrCat("[", absl::StrJoin(values, ", "), "]"));
+}
+
 }  // namespace flashcore::cli

@@ -27,6 +27,7 @@ class JsonObject {
     return Raw(key, value.ToString());
   }
   JsonObject& Add(absl::string_view key, const std::vector<JsonObject>& values);
+  JsonObject& Add(absl::string_view key, const std::vector<uint64_t>& values);
 
   std::string ToString() const { return "{" + fields_ + "}"; }
 

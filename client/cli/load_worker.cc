@@ -2,22 +2,18 @@
 
 #include <sys/prctl.h>
 
-#include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "client/cli/oracle.h"
 
 namespace flashcore::cli {
 namespace {
 
-constexpr absl::Duration kSlice = absl::Milliseconds(250);           // of Attend, then of Echo
+constexpr absl::Duration kSlice = absl::Milliseconds(250);           // of one turn
 constexpr absl::Duration kPauseAfterError = absl::Milliseconds(10);  // a dead server fails fast
-constexpr size_t kProbes = 16;
-constexpr uint32_t kSpotCheckRows = 4;
-// Looser than verify's 2: the spot check has few rows, and precision is not what a bench measures.
-constexpr double kSpotCheckFactor = 4;
 
 float Microseconds(absl::Duration duration) {
   return static_cast<float>(absl::ToDoubleMicroseconds(duration));
@@ -25,41 +21,62 @@ float Microseconds(absl::Duration duration) {
 
 }  // namespace
 
-LoadWorker::LoadWorker(int index, LoadShared* shared, Client* client, AttendStream* stream)
-    : index_(index),
-      shared_(shared),
-      client_(client),
-      stream_(stream),
-      random_(static_cast<uint64_t>(index) + 1),
-      problem_(shared->options->shape, /*want_lse=*/false, /*magnitude=*/1, &random_) {
-  const size_t elements = problem_.output().size();
-  for (size_t i = 0; i < kProbes; ++i) {
-    probes_.push_back(i * (elements - 1) / (kProbes - 1));
+LoadWorker::LoadWorker(int index, LoadShared* shared, Client* client, std::vector<WorkerLoad> loads)
+    : index_(index), shared_(shared), client_(client), loads_(std::move(loads)) {
+  for (const WorkerLoad& load : loads_) result_.series[load.kind];  // there, if nothing succeeds
+}
+
+absl::Status LoadWorker::Setup() {
+  for (const WorkerLoad& load : loads_) {
+    if (absl::Status status = load.workload->Setup(); !status.ok()) return status;
   }
-  if (shared->options->echo) {
-    const AttendRequest& request = problem_.request();
-    for (const auto tensor : {request.query, request.key, request.value}) {
-      echo_payload_.insert(echo_payload_.end(), tensor.begin(), tensor.end());
+  return absl::OkStatus();
+}
+
+absl::Status LoadWorker::Teardown() {
+  absl::Status status;
+  for (const WorkerLoad& load : loads_) status.Update(load.workload->Teardown());
+  return status;
+}
+
+void LoadWorker::Run(AttendStream* stream) {
+  stream_ = stream;
+  // The default slack of 50 us would show as latency in an open loop.
+  prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
+  if (shared_->options->rate > 0) {
+    RunOpenLoop();
+  } else {
+    RunClosedLoop();
+  }
+  const double wall_seconds = absl::ToDoubleSeconds(absl::Now() - shared_->measure_start);
+  for (auto& [kind, series] : result_.series) {
+    double seconds = wall_seconds;
+    if (Turns() > 1) {  // only the time spent on its own requests counts for a kind
+      seconds = 1e-6 * std::accumulate(series.latency_us.begin(), series.latency_us.end(), 0.0);
     }
-    echo_reply_.resize(request.output.size());
+    if (seconds > 0) series.per_second = static_cast<double>(series.latency_us.size()) / seconds;
   }
 }
 
-void LoadWorker::Run() {
-  // The default slack of 50 us would show as latency in an open loop.
-  prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
-  const LoadOptions& options = *shared_->options;
-  if (options.rate > 0) {
-    absl::Time due;
-    while (NextDue(&due)) AttendOnce(due);
-    return;
+size_t LoadWorker::Turns() const { return loads_.size() + (shared_->options->echo ? 1 : 0); }
+
+void LoadWorker::RunOpenLoop() {
+  absl::Time due;
+  while (true) {
+    // When it is over, NextDue still counts what was not sent.
+    if (!shared_->Over(absl::Now()) && !Prepare(loads_[0])) continue;
+    if (!NextDue(&due)) return;
+    Send(loads_[0], due);
   }
-  for (absl::Time now = absl::Now(); now < shared_->end; now = absl::Now()) {
-    const int64_t slice = (now - shared_->start) / kSlice;
-    if (options.echo && slice % 2 == 1) {
+}
+
+void LoadWorker::RunClosedLoop() {
+  for (absl::Time now = absl::Now(); !shared_->Over(now); now = absl::Now()) {
+    const size_t turn = static_cast<size_t>((now - shared_->start) / kSlice) % Turns();
+    if (turn == loads_.size()) {
       EchoOnce();
-    } else {
-      AttendOnce(now);
+    } else if (Prepare(loads_[turn])) {
+      Send(loads_[turn], absl::Now());
     }
   }
 }
@@ -70,47 +87,58 @@ bool LoadWorker::NextDue(absl::Time* due) {
     *due = shared_->start + absl::Seconds(static_cast<double>(number) / shared_->options->rate);
     if (*due >= shared_->end) return false;
     const absl::Time now = absl::Now();
-    if (now < shared_->end) {
+    if (!shared_->Over(now)) {
       absl::SleepFor(*due - now);
       return true;
     }
+    if (shared_->interrupted->load()) return false;
     if (*due >= shared_->measure_start) ++result_.not_sent;
   }
 }
 
-void LoadWorker::AttendOnce(absl::Time due) {
-  Poison();
+bool LoadWorker::Prepare(const WorkerLoad& load) {
+  const absl::Status status = load.workload->Prepare();
+  if (!status.ok()) RecordError(status, absl::Now());
+  return status.ok();
+}
+
+void LoadWorker::Send(const WorkerLoad& load, absl::Time due) {
   AttendResult result;
-  if (shared_->options->rate == 0) due = absl::Now();
-  const absl::Status status = Call(&result);
-  const absl::Time now = absl::Now();
+  const absl::Status status = Call(&load.workload->request(), &result);
+  const absl::Duration latency = absl::Now() - due;
   if (!status.ok()) {
+    load.workload->OnError(status);
     RecordError(status, due);
     return;
   }
-  if (!ReplyIsRight()) {
+  const bool measured = due >= shared_->measure_start;
+  if (!load.workload->Accept(result)) {
     ++result_.wrong_replies;
     shared_->failed.fetch_add(1, std::memory_order_relaxed);
     return;
   }
-  Record(due, now, result);
+  shared_->finished.fetch_add(1, std::memory_order_relaxed);
+  if (measured) Record(load, latency, result);
 }
 
-void LoadWorker::Record(absl::Time due, absl::Time now, const AttendResult& result) {
-  shared_->finished.fetch_add(1, std::memory_order_relaxed);
-  if (due < shared_->measure_start) return;
-  const float latency = Microseconds(now - due);
+void LoadWorker::Record(const WorkerLoad& load, absl::Duration latency,
+                        const AttendResult& result) {
+  Series& series = result_.series[load.kind];
   const Timing& timing = result.timing;
   const uint64_t phases[] = {timing.receive_ns, timing.queue_ns, timing.copy_in_ns,
                              timing.kernel_ns, timing.copy_out_ns};
   for (size_t i = 0; i < kPhases.size(); ++i) {
-    result_.phase_us[i].push_back(static_cast<float>(phases[i]) * 1e-3f);
+    series.phase_us[i].push_back(static_cast<float>(phases[i]) * 1e-3f);
   }
-  result_.attend_us.push_back(latency);
-  result_.outside_kernel_us.push_back(latency - static_cast<float>(timing.kernel_ns) * 1e-3f);
-  result_.request_bytes = result.request_bytes;
-  result_.response_bytes = result.response_bytes;
-  attend_seconds_ += latency * 1e-6;
+  const float latency_us = Microseconds(latency);
+  series.latency_us.push_back(latency_us);
+  series.outside_kernel_us.push_back(latency_us - static_cast<float>(timing.kernel_ns) * 1e-3f);
+  series.flop += load.workload->RequestFlop();
+  for (const SpanShape& span : load.workload->request().spans) {
+    series.query_rows += span.query_rows;
+  }
+  series.request_bytes += result.request_bytes;
+  series.response_bytes += result.response_bytes;
 }
 
 void LoadWorker::RecordError(const absl::Status& status, absl::Time due) {
@@ -123,6 +151,13 @@ void LoadWorker::RecordError(const absl::Status& status, absl::Time due) {
 }
 
 void LoadWorker::EchoOnce() {
+  if (echo_payload_.empty()) {  // the first turn is never Echo's: a request was prepared
+    const AttendRequest& request = loads_[0].workload->request();
+    for (const auto tensor : {request.query, request.key, request.value}) {
+      echo_payload_.insert(echo_payload_.end(), tensor.begin(), tensor.end());
+    }
+    echo_reply_.resize(request.output.size());
+  }
   const absl::Time start = absl::Now();
   const absl::Status status = client_->Echo(echo_payload_, absl::MakeSpan(echo_reply_));
   const absl::Time now = absl::Now();
@@ -133,16 +168,16 @@ void LoadWorker::EchoOnce() {
   if (start >= shared_->measure_start) result_.echo_us.push_back(Microseconds(now - start));
 }
 
-absl::Status LoadWorker::Call(AttendResult* result) {
-  return stream_ == nullptr ? client_->Attend(problem_.request(), result) : CallStream(result);
+absl::Status LoadWorker::Call(AttendRequest* request, AttendResult* result) {
+  return stream_ == nullptr ? client_->Attend(*request, result) : CallStream(request, result);
 }
 
-absl::Status LoadWorker::CallStream(AttendResult* result) {
-  problem_.request().request_id = absl::StrCat(index_, "-", sent_++);
+absl::Status LoadWorker::CallStream(AttendRequest* request, AttendResult* result) {
+  request->request_id = absl::StrCat(index_, "-", sent_++);
   absl::Notification done;
   absl::Status answer;
   const absl::Status sent =
-      stream_->Send(problem_.request(), [&](absl::Status status, AttendResult from_stream) {
+      stream_->Send(*request, [&](absl::Status status, AttendResult from_stream) {
         answer = std::move(status);
         *result = std::move(from_stream);
         done.Notify();
@@ -150,24 +185,6 @@ absl::Status LoadWorker::CallStream(AttendResult* result) {
   if (!sent.ok()) return sent;
   done.WaitForNotification();
   return answer;
-}
-
-void LoadWorker::Poison() {
-  for (const size_t probe : probes_) problem_.output()[probe] = kNanBits;
-}
-
-bool LoadWorker::ReplyIsRight() {
-  std::vector<uint16_t>& output = problem_.output();
-  if (expected_.empty()) {
-    if (!Compare(SpotCheckBatch(problem_.request(), kSpotCheckRows)).Within(kSpotCheckFactor)) {
-      return false;
-    }
-    for (const size_t probe : probes_) expected_.push_back(output[probe]);
-  }
-  for (size_t i = 0; i < probes_.size(); ++i) {
-    if (output[probes_[i]] != expected_[i]) return false;
-  }
-  return true;
 }
 
 }  // namespace flashcore::cli

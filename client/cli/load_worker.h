@@ -4,59 +4,72 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "client/cli/load.h"
-#include "client/cli/random_request.h"
+#include "client/cli/workload.h"
 #include "client/cpp/client.h"
 
 namespace flashcore::cli {
 
-// What the threads share; set before they start.
+// What the threads share; set before they Run.
 struct LoadShared {
   const LoadOptions* options = nullptr;
+  const std::atomic<bool>* interrupted = nullptr;
   absl::Time start;                   // of the warmup
   absl::Time measure_start;           // of what counts
   absl::Time end;                     // no request starts later
   std::atomic<uint64_t> next_due{0};  // open loop: number of the next request
   std::atomic<uint64_t> finished{0};  // for the progress line
   std::atomic<uint64_t> failed{0};
+
+  bool Over(absl::Time now) const { return now >= end || interrupted->load(); }
 };
 
-// Used by the one thread that calls Run; its results are read after that.
+// Requests of one kind that a worker sends.
+struct WorkerLoad {
+  std::string kind;  // key of LoadResult::series
+  std::unique_ptr<Workload> workload;
+};
+
+// Used by one thread at a time; its results are read after Run.
 class LoadWorker {
  public:
-  // `stream` is null unless the load is to use streams. Pointers outlive the worker.
-  LoadWorker(int index, LoadShared* shared, Client* client, AttendStream* stream);
+  // The worker takes turns between `loads`, of which an open loop takes just the first; see load.h.
+  // Pointers outlive the worker.
+  LoadWorker(int index, LoadShared* shared, Client* client, std::vector<WorkerLoad> loads);
 
-  void Run();
+  absl::Status Setup();
+  // Sends on `stream`, which outlives the Run; null: in calls of their own.
+  void Run(AttendStream* stream);
+  absl::Status Teardown();
 
   const LoadResult& result() const { return result_; }
-  double attend_seconds() const { return attend_seconds_; }  // spent on measured Attends
 
  private:
-  // One request, due at `due`; in a closed loop, now.
-  void AttendOnce(absl::Time due);
+  size_t Turns() const;  // kinds of requests, and Echo
+  void RunOpenLoop();
+  void RunClosedLoop();
+  // False, and the error is counted, if there is nothing to send.
+  bool Prepare(const WorkerLoad& load);
+  // Sends what was prepared; it was due at `due`.
+  void Send(const WorkerLoad& load, absl::Time due);
+  absl::Status Call(AttendRequest* request, AttendResult* result);
+  absl::Status CallStream(AttendRequest* request, AttendResult* result);
   void EchoOnce();
-  absl::Status Call(AttendResult* result);
-  absl::Status CallStream(AttendResult* result);
-  void Poison();
-  bool ReplyIsRight();
-  void Record(absl::Time due, absl::Time now, const AttendResult& result);
+  void Record(const WorkerLoad& load, absl::Duration latency, const AttendResult& result);
   void RecordError(const absl::Status& status, absl::Time due);
   bool NextDue(absl::Time* due);
 
   const int index_;
   LoadShared* const shared_;
   Client* const client_;
-  AttendStream* const stream_;
-  std::mt19937_64 random_;
-  RandomRequest problem_;
-  std::vector<size_t> probes_;      // indices into the output
-  std::vector<uint16_t> expected_;  // at the probes; empty until the first reply
+  AttendStream* stream_ = nullptr;  // of the Run
+  const std::vector<WorkerLoad> loads_;
   std::vector<std::byte> echo_payload_, echo_reply_;
   uint64_t sent_ = 0;
-  double attend_seconds_ = 0;
   LoadResult result_;
 };
 

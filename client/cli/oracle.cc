@@ -12,6 +12,8 @@ namespace flashcore::cli {
 namespace {
 
 constexpr int64_t kElementBytes = 2;
+constexpr uint32_t kSpotCheckRows = 4;
+constexpr double kSpotCheckFactor = 4;  // verify's is 2, over many more rows
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 kernels::Mask ToKernelMask(const Mask& mask) {
@@ -93,8 +95,27 @@ KernelBatch ToKernelBatch(const AttendRequest& request) {
   return batch;
 }
 
-KernelBatch SpotCheckBatch(const AttendRequest& request, uint32_t rows_per_span) {
-  const KernelBatch whole = ToKernelBatch(request);
+KernelBatch OneKvHead(const KernelBatch& batch, size_t index, int32_t kv_head,
+                      absl::Span<const uint16_t> key, absl::Span<const uint16_t> value) {
+  KernelBatch out;
+  out.geometry = batch.geometry;
+  out.geometry.num_heads = batch.geometry.group();
+  out.geometry.num_kv_heads = 1;
+  kernels::Span span = batch.spans[index];
+  const int64_t first_head = int64_t{kv_head} * batch.geometry.group();
+  span.query += first_head * span.head_stride;
+  span.output += first_head * span.head_stride;
+  if (span.lse != nullptr) span.lse += first_head * span.lse_head_stride;
+  span.kv.key = reinterpret_cast<const std::byte*>(key.data());
+  span.kv.value = reinterpret_cast<const std::byte*>(value.data());
+  span.kv.row_stride = batch.geometry.head_dim * kElementBytes;
+  span.kv.page_stride = kernels::kPageTokens * span.kv.row_stride;
+  span.kv.rows = static_cast<int32_t>(key.size()) / batch.geometry.head_dim;
+  out.spans.push_back(span);
+  return out;
+}
+
+KernelBatch SpotCheckBatch(const KernelBatch& whole, uint32_t rows_per_span) {
   KernelBatch out;
   out.geometry = whole.geometry;
   for (const kernels::Span& span : whole.spans) {
@@ -118,6 +139,10 @@ KernelBatch SpotCheckBatch(const AttendRequest& request, uint32_t rows_per_span)
     }
   }
   return out;
+}
+
+bool SpotCheck(const KernelBatch& answered) {
+  return Compare(SpotCheckBatch(answered, kSpotCheckRows)).Within(kSpotCheckFactor);
 }
 
 double Errors::Ratio() const {

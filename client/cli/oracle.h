@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "client/cpp/attend.h"
 #include "kernels/attention.h"
 
@@ -22,9 +23,18 @@ struct KernelBatch {
 };
 KernelBatch ToKernelBatch(const AttendRequest& request);
 
+// Of span `index`, the heads that one KV head serves, over other K/V: [rows, head_dim] of that
+// head. The result points into `key` and `value`.
+KernelBatch OneKvHead(const KernelBatch& batch, size_t index, int32_t kv_head,
+                      absl::Span<const uint16_t> key, absl::Span<const uint16_t> value);
+
 // Of every span, `rows_per_span` query rows, the first and the last among them, each as a span of
 // its own over just the K/V rows it sees: a spot check whose cost does not grow with query rows.
-KernelBatch SpotCheckBatch(const AttendRequest& request, uint32_t rows_per_span);
+KernelBatch SpotCheckBatch(const KernelBatch& whole, uint32_t rows_per_span);
+
+// Whether a few rows of every span are about as exact as unfused attention: what a load checks of
+// its answers. Looser than verify, as precision is not what it measures.
+bool SpotCheck(const KernelBatch& answered);
 
 // Largest absolute errors against float64. An element that is not finite where it should be, or
 // that is finite where the reference is not (LSE of a row that sees nothing), is an infinite error.

@@ -8,7 +8,6 @@
 namespace flashcore {
 namespace {
 
-constexpr size_t kElementBytes = 2;  // of either DType
 // No protobuf message is larger, so no tensor is.
 constexpr uint64_t kMaxTensorBytes = std::numeric_limits<int32_t>::max();
 

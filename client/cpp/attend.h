@@ -16,6 +16,8 @@
 
 namespace flashcore {
 
+inline constexpr size_t kElementBytes = 2;  // of either DType
+
 // Element type of Q, K, V and O, 2 bytes each: IEEE 754 binary16, or the upper half of binary32.
 enum class DType : uint8_t { kFloat16, kBFloat16 };
 
@@ -106,8 +108,8 @@ struct Timing {
 struct AttendResult {
   std::string request_id;
   Timing timing;
-  std::vector<uint64_t>
-      sequence_lengths;       // after the append, per span; empty if all K/V was inline
+  // Rows after the append, [spans], 0 for a span with inline K/V; empty if all K/V was inline.
+  std::vector<uint64_t> sequence_lengths;
   size_t request_bytes = 0;   // of the message sent
   size_t response_bytes = 0;  // of the message received
   int attempts = 0;           // 1: no retry was needed

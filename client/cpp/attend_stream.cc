@@ -9,8 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "client/cpp/codec.h"
-#include "grpcpp/channel.h"
-#include "grpcpp/client_context.h"
+#include "client/cpp/connection.h"
 #include "grpcpp/generic/generic_stub.h"
 
 namespace flashcore {
@@ -30,14 +29,14 @@ class AttendStream::Reactor final
     : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
       public std::enable_shared_from_this<Reactor> {
  public:
-  Reactor(const StreamOptions& options, size_t max_message_bytes)
-      : max_inflight_(options.max_inflight), max_message_bytes_(max_message_bytes) {
-    context_.set_deadline(absl::ToChronoTime(options.deadline));
+  Reactor(std::shared_ptr<const client::Connection> connection, const StreamOptions& options)
+      : connection_(std::move(connection)), max_inflight_(options.max_inflight) {
+    connection_->Prepare(options.deadline, &context_);
   }
 
-  void Start(const std::shared_ptr<grpc::Channel>& channel) {
+  void Start() {
     self_ = shared_from_this();
-    grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(channel);
+    grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(connection_->channel());
     stub.PrepareBidiStreamingCall(&context_, kStreamMethod, {}, this);
     AddHold();
     StartRead(&read_);
@@ -48,7 +47,8 @@ class AttendStream::Reactor final
     if (request.request_id.empty()) {
       return absl::InvalidArgumentError("request_id: empty; a stream needs one");
     }
-    absl::StatusOr<grpc::ByteBuffer> message = client::EncodeRequest(request, max_message_bytes_);
+    absl::StatusOr<grpc::ByteBuffer> message =
+        client::EncodeRequest(request, connection_->options().max_message_bytes);
     if (!message.ok()) return message.status();
     absl::MutexLock lock(&mutex_);
     if (broken_)
@@ -58,7 +58,7 @@ class AttendStream::Reactor final
       return absl::ResourceExhaustedError(
           absl::StrCat("max_inflight: ", max_inflight_, " requests of this stream are unanswered"));
     }
-    Pending pending{{request.output, request.lse}, message->Length(), std::move(done)};
+    Pending pending{client::DestinationOf(request), message->Length(), std::move(done)};
     if (!pending_.try_emplace(request.request_id, std::move(pending)).second) {
       return absl::AlreadyExistsError(
           absl::StrCat("request_id: '", request.request_id, "' is in flight on this stream"));
@@ -184,7 +184,7 @@ class AttendStream::Reactor final
           "reply: request_id '", answer->result.request_id, "' is of no request in flight")));
     }
     absl::Status status = answer->status;
-    if (status.ok()) status = client::CopyTensors(read_, *answer, pending.destination);
+    if (status.ok()) status = client::CopyAnswer(read_, *answer, pending.destination);
     read_.Clear();
     answer->result.request_bytes = pending.request_bytes;
     answer->result.attempts = 1;
@@ -199,8 +199,8 @@ class AttendStream::Reactor final
     return false;
   }
 
+  const std::shared_ptr<const client::Connection> connection_;
   const size_t max_inflight_;
-  const size_t max_message_bytes_;
   grpc::ClientContext context_;
   std::shared_ptr<Reactor> self_;  // set by Start, dropped by OnDone
   grpc::ByteBuffer read_;          // of the read in progress
@@ -222,11 +222,10 @@ class AttendStream::Reactor final
   size_t to_receive_ ABSL_GUARDED_BY(receive_mutex_) = 0;
 };
 
-std::unique_ptr<AttendStream> AttendStream::Open(std::shared_ptr<grpc::Channel> channel,
-                                                 const StreamOptions& options,
-                                                 size_t max_message_bytes) {
-  auto reactor = std::make_shared<Reactor>(options, max_message_bytes);
-  reactor->Start(channel);
+std::unique_ptr<AttendStream> AttendStream::Open(
+    const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options) {
+  auto reactor = std::make_shared<Reactor>(connection, options);
+  reactor->Start();
   return absl::WrapUnique(new AttendStream(std::move(reactor)));
 }
 

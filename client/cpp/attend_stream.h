@@ -10,11 +10,11 @@
 #include "absl/time/time.h"
 #include "client/cpp/attend.h"
 
-namespace grpc {
-class Channel;
-}
-
 namespace flashcore {
+
+namespace client {
+class Connection;
+}
 
 struct StreamOptions {
   // Unanswered requests, after which Send is RESOURCE_EXHAUSTED. Bounds the memory of the queue of
@@ -69,8 +69,8 @@ class AttendStream {
   friend class Client;
   class Reactor;
   explicit AttendStream(std::shared_ptr<Reactor> reactor);
-  static std::unique_ptr<AttendStream> Open(std::shared_ptr<grpc::Channel> channel,
-                                            const StreamOptions& options, size_t max_message_bytes);
+  static std::unique_ptr<AttendStream> Open(
+      const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options);
 
   const std::shared_ptr<Reactor> reactor_;
 };

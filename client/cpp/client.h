@@ -9,6 +9,9 @@
 //   request.output = ...;  // same size as query
 //   absl::Status status = (*client)->Attend(request, &result);
 //
+// K/V that stays on the server is a Sequence, from CreateSequence or OpenSequence (sequence.h); a
+// request over many sequences names them in spans[i].sequence_id.
+//
 // Errors are the status codes of the contract (attention.proto), with the server's message. The
 // client itself adds INVALID_ARGUMENT for byte counts that do not fit the shapes (nothing is sent),
 // RESOURCE_EXHAUSTED for a message over its own limit, UNAVAILABLE when the server cannot be
@@ -18,8 +21,8 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
-#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -28,27 +31,11 @@
 #include "absl/types/span.h"
 #include "client/cpp/attend.h"
 #include "client/cpp/attend_stream.h"
-#include "client/cpp/retry.h"
+#include "client/cpp/options.h"
+#include "client/cpp/sequence.h"
 #include "flashcore/v1/attention.pb.h"
-#include "grpcpp/security/credentials.h"
-#include "grpcpp/support/channel_arguments.h"
 
 namespace flashcore {
-
-struct ClientOptions {
-  // Deadline of every call that is given none, from its start, retries included.
-  absl::Duration timeout = absl::Seconds(30);
-  // Of one message, either way, in bytes; protobuf allows no more than 2^31 - 1.
-  size_t max_message_bytes = size_t{1} << 30;
-  RetryPolicy retry;
-  std::shared_ptr<grpc::ChannelCredentials> credentials;  // null: plaintext
-  grpc::ChannelArguments channel_arguments;  // what is set here wins over our own defaults
-};
-
-struct CallOptions {
-  // Unset: ClientOptions::timeout from now. absl::InfiniteFuture(): none.
-  std::optional<absl::Time> deadline;
-};
 
 // Cancels an AttendAsync. A copy refers to the same call; dropping it does nothing. Thread-safe.
 class CallHandle {
@@ -60,9 +47,9 @@ class CallHandle {
 
  private:
   friend class Client;
-  explicit CallHandle(std::weak_ptr<class AsyncCall> call) : call_(std::move(call)) {}
+  explicit CallHandle(std::weak_ptr<class AttendCall> call) : call_(std::move(call)) {}
 
-  std::weak_ptr<class AsyncCall> call_;
+  std::weak_ptr<class AttendCall> call_;
 };
 
 enum class HealthStatus { kUnknown, kServing, kNotServing };
@@ -93,7 +80,20 @@ class Client {
   // Opens an AttendStream. Its default deadline is none.
   std::unique_ptr<AttendStream> OpenStream(const StreamOptions& options = {});
 
+  // What the server is, what it can do, and its limits.
   absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(const CallOptions& call = {});
+
+  // A new sequence with no rows. Sent once: if the answer is lost, the server may have created a
+  // sequence that nobody knows, which goes when it expires and until then is in ListSequences.
+  absl::StatusOr<Sequence> CreateSequence(const SequenceOptions& options,
+                                          const CallOptions& call = {});
+
+  // A handle for the sequence of a known id (16 bytes), whoever created it. NOT_FOUND if there is
+  // none.
+  absl::StatusOr<Sequence> OpenSequence(absl::string_view id, const CallOptions& call = {});
+
+  // All sequences of this client (its address and name), oldest first: asks for page after page.
+  absl::StatusOr<std::vector<v1::SequenceInfo>> ListSequences(const CallOptions& call = {});
 
   // The debug yardstick of Attend: sends `payload`, has reply.size() bytes sent back, and copies
   // them to `reply`. UNIMPLEMENTED unless the server runs with --enable_echo. Never retried.
@@ -109,10 +109,9 @@ class Client {
   bool WaitForConnected(absl::Time deadline);
 
  private:
-  struct Channel;
-  explicit Client(std::shared_ptr<Channel> channel);
+  explicit Client(std::shared_ptr<const client::Connection> connection);
 
-  const std::shared_ptr<Channel> channel_;
+  const std::shared_ptr<const client::Connection> connection_;
 };
 
 }  // namespace flashcore

@@ -1,5 +1,6 @@
 #include "client/cpp/codec.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 #include <vector>
@@ -18,14 +19,6 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 // Of an answer without its tensors and sequence_lengths: request_id, timing, a status message.
 constexpr size_t kMaxSmallBytes = 64 * 1024;
 constexpr size_t kMaxVarintBytes = 10;
-
-v1::Layout ToProto(Layout layout) {
-  return layout == Layout::kNHD ? v1::LAYOUT_NHD : v1::LAYOUT_HND;
-}
-
-v1::DType ToProto(DType dtype) {
-  return dtype == DType::kFloat16 ? v1::DTYPE_FLOAT16 : v1::DTYPE_BFLOAT16;
-}
 
 void FillMask(const Mask& mask, v1::Mask* out) {
   switch (mask.kind) {
@@ -74,7 +67,31 @@ void AddField(int number, absl::Span<const std::byte> payload, std::string befor
   if (!payload.empty()) slices->emplace_back(payload.data(), payload.size());
 }
 
+// INTERNAL unless they are those that `want` allows.
+absl::Status CheckSequenceLengths(const std::vector<uint64_t>& lengths,
+                                  const std::vector<std::optional<uint64_t>>& want) {
+  if (lengths.size() != want.size()) {
+    return absl::InternalError(
+        absl::StrCat("reply: ", lengths.size(), " sequence_lengths; want ", want.size()));
+  }
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    if (want[i].has_value() && lengths[i] != *want[i]) {
+      return absl::InternalError(
+          absl::StrCat("reply: sequence_lengths[", i, "] is ", lengths[i], "; want ", *want[i]));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+v1::Layout ToProto(Layout layout) {
+  return layout == Layout::kNHD ? v1::LAYOUT_NHD : v1::LAYOUT_HND;
+}
+
+v1::DType ToProto(DType dtype) {
+  return dtype == DType::kFloat16 ? v1::DTYPE_FLOAT16 : v1::DTYPE_BFLOAT16;
+}
 
 absl::StatusOr<grpc::ByteBuffer> EncodeRequest(const AttendRequest& request,
                                                size_t max_message_bytes) {
@@ -126,17 +143,48 @@ absl::StatusOr<Answer> ParseAnswer(const grpc::ByteBuffer& message, size_t max_s
   return answer;
 }
 
-absl::Status CopyTensors(const grpc::ByteBuffer& message, const Answer& answer,
-                         const Destination& destination) {
+Destination DestinationOf(const AttendRequest& request) {
+  Destination out;
+  out.output = request.output;
+  out.lse = request.lse;
+  const bool resident = std::any_of(request.spans.begin(), request.spans.end(),
+                                    [](const SpanShape& s) { return !s.sequence_id.empty(); });
+  if (!resident) return out;
+  for (const SpanShape& span : request.spans) {
+    if (span.sequence_id.empty()) {
+      out.sequence_lengths.emplace_back(0);
+    } else if (span.expected_length.has_value()) {
+      out.sequence_lengths.emplace_back(*span.expected_length + span.kv_rows);
+    } else {
+      out.sequence_lengths.emplace_back();
+    }
+  }
+  return out;
+}
+
+absl::Status CopyAnswer(const grpc::ByteBuffer& message, const Answer& answer,
+                        const Destination& destination) {
   const size_t lse_bytes = destination.lse.size() * sizeof(float);
   if (answer.output.size != destination.output.size() || answer.lse.size != lse_bytes) {
     return absl::InternalError(absl::StrCat("reply: output has ", answer.output.size,
                                             " bytes and lse ", answer.lse.size, "; want ",
                                             destination.output.size(), " and ", lse_bytes));
   }
+  absl::Status status =
+      CheckSequenceLengths(answer.result.sequence_lengths, destination.sequence_lengths);
+  if (!status.ok()) return status;
   wire::CopyField(message, answer.output, destination.output.data());
   wire::CopyField(message, answer.lse, destination.lse.data());
   return absl::OkStatus();
+}
+
+absl::Status TakeReply(const grpc::ByteBuffer& message, const Destination& destination,
+                       AttendResult* result) {
+  absl::StatusOr<Answer> answer = ParseAnswer(message, destination.sequence_lengths.size());
+  if (!answer.ok()) return answer.status();
+  absl::Status status = CopyAnswer(message, *answer, destination);
+  if (status.ok()) *result = std::move(answer->result);
+  return status;
 }
 
 grpc::ByteBuffer EncodeEcho(absl::Span<const std::byte> payload, size_t reply_bytes) {

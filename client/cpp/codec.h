@@ -3,28 +3,40 @@
 #ifndef FLASHCORE_CLIENT_CPP_CODEC_H_
 #define FLASHCORE_CLIENT_CPP_CODEC_H_
 
+#include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/cpp/attend.h"
+#include "flashcore/v1/attention.pb.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/status.h"
 #include "proto/wire.h"
 
 namespace flashcore::client {
 
+v1::Layout ToProto(Layout layout);
+v1::DType ToProto(DType dtype);
+
 // The serialized AttendRequest; tensors are copied once, into slices of the buffer.
 // INVALID_ARGUMENT from CheckRequest; RESOURCE_EXHAUSTED if larger than `max_message_bytes`.
 absl::StatusOr<grpc::ByteBuffer> EncodeRequest(const AttendRequest& request,
                                                size_t max_message_bytes);
 
-// Where the tensors of an answer go: memory of the caller of the RPC.
+// Where the tensors of an answer go, memory of the caller of the RPC, and what else the answer must
+// have.
 struct Destination {
   absl::Span<std::byte> output;
   absl::Span<float> lse;  // empty: not wanted
+  // Of AttendResponse.sequence_lengths, [spans]; unset: any, for a sequence whose length before the
+  // append is not known. Empty: all K/V is inline, and so must the answer's be.
+  std::vector<std::optional<uint64_t>> sequence_lengths;
 };
+Destination DestinationOf(const AttendRequest& request);
 
 // An AttendResponse whose tensors still lie in its message. Does not own the message.
 struct Answer {
@@ -39,9 +51,13 @@ struct Answer {
 absl::StatusOr<Answer> ParseAnswer(const grpc::ByteBuffer& message, size_t max_spans);
 
 // Copies the tensors of `answer` from `message` to their destination. INTERNAL, nothing copied, if
-// their sizes are not exactly those of the destination.
-absl::Status CopyTensors(const grpc::ByteBuffer& message, const Answer& answer,
-                         const Destination& destination);
+// the sizes or the sequence_lengths are not exactly those of the destination.
+absl::Status CopyAnswer(const grpc::ByteBuffer& message, const Answer& answer,
+                        const Destination& destination);
+
+// Both, for the answer to a unary Attend. On an error `result` is left alone.
+absl::Status TakeReply(const grpc::ByteBuffer& message, const Destination& destination,
+                       AttendResult* result);
 
 // An EchoRequest or EchoResponse around `payload`, and back. DecodeEcho is INTERNAL unless the
 // reply carries exactly as many bytes as `reply` has.

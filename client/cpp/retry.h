@@ -10,9 +10,14 @@
 
 namespace flashcore {
 
-// Only UNAVAILABLE is tried again, and only a request for which AttendRequest::SafeToRepeat: with
-// inline K/V nothing changes on the server; with expected_length an append that took effect
-// although its answer was lost shows as FAILED_PRECONDITION. Other requests are sent once.
+// Only UNAVAILABLE is tried again, and only what cannot do harm if it takes effect twice:
+//   Attend           if AttendRequest::SafeToRepeat: with inline K/V nothing changes on the server;
+//                    with expected_length an append that took effect although its answer was lost
+//                    shows as FAILED_PRECONDITION
+//   sequences        Truncate (with expected_length, likewise), Delete, Info, ListSequences;
+//                    CreateSequence, Fork and Append are sent once
+//   GetServerInfo    always
+// An AttendStream, Echo and CheckHealth never are.
 struct RetryPolicy {
   int max_attempts = 4;  // 1: no retries
   // Wait before attempt n + 1: uniform in [1/2, 1] of min(initial * 2^(n-1), max).

@@ -1,6 +1,7 @@
 #include "server/core/cpu_device.h"
 
 #include <sched.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <fstream>
 #include <string>
 
+#include "absl/memory/memory.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -44,8 +46,27 @@ uint64_t SysConf(int name) {
 
 void CpuDevice::Free::operator()(void* memory) const { std::free(memory); }
 
-CpuDevice::CpuDevice(int threads, const Clock* clock)
-    : clock_(clock), threads_(threads > 0 ? threads : AvailableCores()) {
+void CpuDevice::Unmap::operator()(std::byte* memory) const { munmap(memory, bytes); }
+
+absl::StatusOr<std::unique_ptr<CpuDevice>> CpuDevice::Create(const Options& options,
+                                                             const Clock* clock) {
+  void* memory = mmap(nullptr, options.kv_memory_bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    return absl::ResourceExhaustedError(absl::StrCat("cannot get ", options.kv_memory_bytes,
+                                                     " bytes of address space for K/V memory"));
+  }
+  // Decode streams through it: fewer page-table look-ups. Without huge pages it works as well.
+  madvise(memory, options.kv_memory_bytes, MADV_HUGEPAGE);
+  MappedMemory owned(static_cast<std::byte*>(memory), Unmap{options.kv_memory_bytes});
+  return absl::WrapUnique(new CpuDevice(options, std::move(owned), clock));
+}
+
+CpuDevice::CpuDevice(const Options& options, MappedMemory kv_memory, const Clock* clock)
+    : options_(options),
+      kv_memory_(std::move(kv_memory)),
+      clock_(clock),
+      threads_(options.threads > 0 ? options.threads : AvailableCores()) {
   info_.id = "cpu";
   info_.name = CpuName();
   info_.arch = kernels::CpuSimdTarget();
@@ -58,40 +79,56 @@ CpuDevice::CpuDevice(int threads, const Clock* clock)
   }
 }
 
-absl::Status CpuDevice::Run(int /*lane*/, absl::Span<AttendOperation* const> batch) {
+absl::Status CpuDevice::Run(int /*lane*/, const Launch& launch) {
+  const kernels::PageLayout layout = launch.page_layout();
   const TimePoint start = clock_->Now();
-  const kernels::Geometry geometry = batch.front()->request.geometry();
+  kernels::CopyPagesCpu(layout.page_bytes(), launch.copies.data(),
+                        static_cast<int32_t>(launch.copies.size()), &threads_);
+  kernels::AppendRowsCpu(layout, launch.appends.data(), static_cast<int32_t>(launch.appends.size()),
+                         &threads_);
+  spans_.clear();
+  AppendSpans(launch, kv_memory_.get(), launch.pages.data(), &spans_);
+  const TimePoint copied = clock_->Now();
+  PhaseTimes times;
+  if (!spans_.empty()) {
+    if (absl::Status status = Attend(launch); !status.ok()) return status;
+    times.kernel = clock_->Now() - copied;
+  }
+  for (AttendOperation* operation : launch.operations) {
+    operation->times.copy_in = copied - start;
+    operation->times.kernel = times.kernel;
+    operation->times.copy_out = Nanoseconds(0);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuDevice::CopyPages(int /*lane*/, int64_t page_bytes,
+                                  absl::Span<const kernels::PageCopy> copies) {
+  kernels::CopyPagesCpu(page_bytes, copies.data(), static_cast<int32_t>(copies.size()), &threads_);
+  return absl::OkStatus();
+}
+
+// Attends spans_.
+absl::Status CpuDevice::Attend(const Launch& launch) {
   kernels::KernelSpec asked;
   asked.arch = kernels::Arch::kCpu;
-  asked.dtype = geometry.dtype;
-  asked.head_dim = geometry.head_dim;
-  asked.features = kernels::kFeatureMask | kernels::kFeatureLse;
+  asked.dtype = launch.geometry().dtype;
+  asked.head_dim = launch.geometry().head_dim;
+  asked.features = kernels::kFeatureMask | kernels::kFeatureLse | kernels::kFeaturePagedKv;
   const kernels::Kernel* kernel = kernels::FindKernel(asked);
   if (kernel == nullptr) return absl::UnimplementedError(kernels::ExplainMissing(asked));
-
-  spans_.clear();
-  for (const AttendOperation* operation : batch) {
-    const AttendTensors& tensors = operation->tensors;
-    AppendSpans(operation->request,
-                {tensors.query(), tensors.key(), tensors.value(), tensors.output(), tensors.lse()},
-                &spans_);
-  }
-  const kernels::AttentionBatch spans{geometry, spans_.data(), static_cast<int32_t>(spans_.size())};
-  kernels::MakePlan(spans, kernel->plan_options, threads_.num_threads(), &plan_);
+  const kernels::AttentionBatch batch{launch.geometry(), spans_.data(),
+                                      static_cast<int32_t>(spans_.size())};
+  kernels::PlanOptions plan_options = kernel->plan_options;
+  if (!options_.share_prefixes) plan_options.shared_rows = 0;
+  kernels::MakePlan(batch, plan_options, threads_.num_threads(), &plan_);
   void* workspace = Workspace(plan_.workspace_bytes);
   if (workspace == nullptr && plan_.workspace_bytes > 0) {
     return absl::ResourceExhaustedError(
         absl::StrCat("no memory for a workspace of ", plan_.workspace_bytes, " bytes"));
   }
-  const TimePoint launched = clock_->Now();
-  const int error = kernel->launch(spans, plan_, {workspace, &threads_, nullptr});
-  const TimePoint finished = clock_->Now();
+  const int error = kernel->launch(batch, plan_, {workspace, &threads_, nullptr});
   if (error != 0) return absl::InternalError(absl::StrCat("the CPU kernel failed with ", error));
-  for (AttendOperation* operation : batch) {
-    operation->times.copy_in = launched - start;
-    operation->times.kernel = finished - launched;
-    operation->times.copy_out = Nanoseconds(0);
-  }
   return absl::OkStatus();
 }
 

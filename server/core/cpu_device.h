@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/plan.h"
 #include "server/core/clock.h"
@@ -15,17 +16,42 @@ namespace flashcore::server {
 
 class CpuDevice final : public Device {
  public:
-  // `threads` includes the lane's own; 0 takes one per core that this process may run on.
-  CpuDevice(int threads, const Clock* clock);
+  struct Options {
+    int threads = 0;  // the lane's own included; 0: one per core this process may run on
+    size_t kv_memory_bytes = size_t{256} << 20;  // taken from the system as it is used
+    // A CPU keeps nothing persisting in its cache. More than 0 makes it treat so much of its K/V
+    // memory as the hot segment all the same, to try placement out.
+    size_t kv_hot_bytes = 0;
+    bool share_prefixes = true;  // read K/V that the sequences of a launch share once for all
+  };
+
+  // RESOURCE_EXHAUSTED if there is no address space for the K/V memory.
+  static absl::StatusOr<std::unique_ptr<CpuDevice>> Create(const Options& options,
+                                                           const Clock* clock);
 
   const DeviceInfo& info() const override { return info_; }
   const std::vector<const kernels::Kernel*>& kernels() const override { return kernels_; }
   StagingPool::Allocator staging_allocator() override { return StagingPool::HeapAllocator(); }
-  absl::Status Run(int lane, absl::Span<AttendOperation* const> batch) override;
+  KvMemory kv_memory() const override {
+    return {kv_memory_.get(), options_.kv_memory_bytes, options_.kv_hot_bytes};
+  }
+  absl::Status Run(int lane, const Launch& launch) override;
+  absl::Status CopyPages(int lane, int64_t page_bytes,
+                         absl::Span<const kernels::PageCopy> copies) override;
 
  private:
+  struct Unmap {
+    size_t bytes = 0;
+    void operator()(std::byte* memory) const;
+  };
+  using MappedMemory = std::unique_ptr<std::byte, Unmap>;
+
+  CpuDevice(const Options& options, MappedMemory kv_memory, const Clock* clock);
+  absl::Status Attend(const Launch& launch);
   void* Workspace(size_t bytes);
 
+  const Options options_;
+  const MappedMemory kv_memory_;
   const Clock* const clock_;
   kernels::ThreadPool threads_;
   DeviceInfo info_;

@@ -10,7 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kernels/registry.h"
-#include "server/core/request.h"
+#include "server/core/launch.h"
+#include "server/core/sequence_store.h"
 #include "server/core/staging_pool.h"
 
 namespace flashcore::server {
@@ -26,7 +27,7 @@ struct DeviceInfo {
   int compute_units = 0;  // threads, or streaming multiprocessors
 };
 
-// One GPU, or the CPU: runs batches on its lanes.
+// One GPU, or the CPU: owns the memory for resident K/V, and runs launches on its lanes.
 class Device {
  public:
   virtual ~Device() = default;
@@ -39,10 +40,17 @@ class Device {
   // Where staging memory for this device comes from.
   virtual StagingPool::Allocator staging_allocator() = 0;
 
-  // Attends every operation of `batch` (validated, not empty, of one geometry) and fills in its
-  // times.copy_in, .kernel and .copy_out. Called by the one thread that drives `lane`, in
-  // [0, info().lanes). An error means that no operation of the batch has a result.
-  virtual absl::Status Run(int lane, absl::Span<AttendOperation* const> batch) = 0;
+  // For resident K/V; lives as long as the device.
+  virtual KvMemory kv_memory() const = 0;
+
+  // Carries out `launch` (of at least one operation): copies pages, appends rows, attends, and
+  // fills in the operations' times.copy_in, .kernel and .copy_out. Called by the one thread that
+  // drives `lane`, in [0, info().lanes). An error means that no operation has a result.
+  virtual absl::Status Run(int lane, const Launch& launch) = 0;
+
+  // Copies pages of one size. Called by the thread that drives `lane`.
+  virtual absl::Status CopyPages(int lane, int64_t page_bytes,
+                                 absl::Span<const kernels::PageCopy> copies) = 0;
 };
 
 // The head_dims for which `device` has kernels of every dtype, ascending.

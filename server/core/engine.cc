@@ -1,8 +1,23 @@
 #include "server/core/engine.h"
 
+#include <chrono>
 #include <utility>
 
 namespace flashcore::server {
+namespace {
+
+// How often idle sequences are looked for and K/V is placed anew.
+constexpr std::chrono::milliseconds kHousekeepingInterval(500);
+
+// Of K/V that changes its segment at a time: a lane is busy with it for some milliseconds at most.
+constexpr size_t kMaxMoveBytes = size_t{8} << 20;
+
+SequenceStore::Options WithHeadDims(SequenceStore::Options options, const Device& device) {
+  options.head_dims = SupportedHeadDims(device);
+  return options;
+}
+
+}  // namespace
 
 Engine::Engine(const Options& options, std::unique_ptr<Device> device, const Clock* clock,
                Metrics* metrics)
@@ -13,54 +28,79 @@ Engine::Engine(const Options& options, std::unique_ptr<Device> device, const Clo
       limits_{options.max_spans, options.max_heads, SupportedHeadDims(*device_),
               options.max_request_flop},
       staging_(options.staging_memory_bytes, device_->staging_allocator()),
+      sequences_(WithHeadDims(options.sequences, *device_), device_->kv_memory(), clock, metrics),
       batcher_(options.batcher, clock) {
   for (int lane = 0; lane < device_->info().lanes; ++lane) {
     lanes_.emplace_back([this, lane] { RunLane(lane); });
   }
+  housekeeper_ = std::thread([this] { KeepHouse(); });
 }
 
 Engine::~Engine() {
   Close();
+  {
+    MutexLock lock(&mutex_);
+    stop_ = true;
+    stopping_.NotifyAll();
+  }
+  housekeeper_.join();
   for (std::thread& lane : lanes_) lane.join();
 }
 
 absl::Status Engine::Prepare(AttendOperation* operation) {
-  if (absl::Status status = ValidateAttend(operation->request, limits_); !status.ok()) {
+  const AttendRequest& request = operation->request;
+  if (absl::Status status = ValidateAttend(request, limits_); !status.ok()) return status;
+  if (absl::Status status = sequences_.Lease(operation); !status.ok()) return status;
+  if (absl::Status status = ValidateWork(request, operation->sequence_lengths, limits_);
+      !status.ok()) {
     return status;
   }
-  return operation->tensors.Allocate(operation->request, &staging_);
+  return operation->tensors.Allocate(request, &staging_);
 }
 
 absl::Status Engine::Submit(AttendOperation* operation) {
   metrics_->queue_depth.Add(1);  // first, so that the lane cannot take it off before it is on
-  absl::Status status = batcher_.Enqueue(operation);
+  AttendOperation* displaced = nullptr;
+  absl::Status status = batcher_.Enqueue(operation, &displaced);
   if (!status.ok()) metrics_->queue_depth.Add(-1);
+  if (displaced != nullptr) {
+    metrics_->queue_depth.Add(-1);
+    Finish(displaced, absl::ResourceExhaustedError(
+                          "the request queue is full, and most of it is this client's: the "
+                          "request made room for another client's"));
+  }
   return status;
 }
 
 void Engine::RunLane(int lane) {
   Batch batch;
+  Launch launch;
   while (batcher_.Take(&batch)) {
     metrics_->queue_depth.Add(
         -static_cast<int64_t>(batch.operations.size() + batch.dropped.size()));
     for (auto& [operation, status] : batch.dropped) Finish(operation, std::move(status));
-    if (!batch.operations.empty()) RunBatch(lane, batch);
+    if (!batch.operations.empty()) RunBatch(lane, batch, &launch);
+    if (moves_due_.exchange(false)) MovePages(lane);
   }
 }
 
-void Engine::RunBatch(int lane, const Batch& batch) {
+void Engine::RunBatch(int lane, const Batch& batch, Launch* launch) {
   const TimePoint taken = clock_->Now();
   int64_t query_rows = 0;
   for (AttendOperation* operation : batch.operations) {
     operation->times.queue = taken - operation->submitted;
     metrics_->PhaseSeconds(Phase::kQueue).Observe(Seconds(operation->times.queue));
-    query_rows += operation->query_rows;
+    query_rows += operation->request.query_rows();
   }
   metrics_->batch_requests.Observe(static_cast<double>(batch.operations.size()));
   metrics_->batch_query_rows.Observe(static_cast<double>(query_rows));
 
-  const absl::Status status = device_->Run(lane, batch.operations);
-  for (AttendOperation* operation : batch.operations) {
+  sequences_.Begin(batch.operations, launch);
+  absl::Status status;
+  if (!launch->operations.empty()) status = device_->Run(lane, *launch);
+  sequences_.End(*launch, status.ok());
+  batcher_.Release(batch);
+  for (AttendOperation* operation : launch->operations) {
     if (status.ok()) {
       metrics_->PhaseSeconds(Phase::kCopyIn).Observe(Seconds(operation->times.copy_in));
       metrics_->PhaseSeconds(Phase::kKernel).Observe(Seconds(operation->times.kernel));
@@ -68,11 +108,40 @@ void Engine::RunBatch(int lane, const Batch& batch) {
     }
     Finish(operation, status);
   }
+  for (auto& [operation, reason] : launch->refused) Finish(operation, std::move(reason));
+}
+
+void Engine::MovePages(int lane) {
+  const PageMoves moves = sequences_.BeginMoves(kMaxMoveBytes);
+  if (moves.empty()) return;
+  bool ok = true;
+  for (const PageMoves::OfOneSize& group : moves.groups) {
+    ok = device_->CopyPages(lane, group.page_bytes, group.copies).ok() && ok;
+  }
+  sequences_.EndMoves(moves, ok);
+}
+
+void Engine::KeepHouse() {
+  const bool places = sequences_.stats().capacity_bytes[static_cast<size_t>(Segment::kHot)] > 0;
+  auto next = std::chrono::steady_clock::now();
+  MutexLock lock(&mutex_);
+  while (!stop_) {
+    next += kHousekeepingInterval;
+    while (!stop_ && stopping_.WaitUntil(&mutex_, next)) {
+    }
+    sequences_.ExpireIdle();
+    if (places) {
+      moves_due_ = true;
+      batcher_.Wake();
+    }
+  }
 }
 
 void Engine::Finish(AttendOperation* operation, absl::Status status) {
   operation->tensors.ReleaseInputs();
-  operation->done(std::move(status));
+  operation->sequences.Reset();
+  auto done = std::move(operation->done);  // which may destroy the operation
+  done(std::move(status));
 }
 
 }  // namespace flashcore::server

@@ -1,8 +1,9 @@
-// Everything between the transport and the devices: staging memory, the queue, and the lanes'
-// threads.
+// Everything between the transport and the devices: staging memory, sequences, the queue, the
+// lanes' threads, and one that keeps house.
 #ifndef FLASHCORE_SERVER_CORE_ENGINE_H_
 #define FLASHCORE_SERVER_CORE_ENGINE_H_
 
+#include <atomic>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -11,7 +12,10 @@
 #include "server/core/batcher.h"
 #include "server/core/clock.h"
 #include "server/core/device.h"
+#include "server/core/launch.h"
+#include "server/core/mutex.h"
 #include "server/core/request.h"
+#include "server/core/sequence_store.h"
 #include "server/core/staging_pool.h"
 #include "server/core/validate.h"
 #include "server/telemetry/metrics.h"
@@ -23,13 +27,15 @@ class Engine {
  public:
   struct Options {
     Batcher::Options batcher;
+    SequenceStore::Options sequences;  // head_dims are the device's
     size_t staging_memory_bytes = size_t{1} << 30;
     uint32_t max_spans = 4096;       // of one request
     uint32_t max_heads = 1024;       // of one request
     double max_request_flop = 4e12;  // of one request; see RequestLimits
   };
 
-  // Starts one thread per lane of `device`. `clock` and `metrics` outlive the engine.
+  // Starts its threads, one per lane of `device` and one more. `clock` and `metrics` outlive the
+  // engine.
   Engine(const Options& options, std::unique_ptr<Device> device, const Clock* clock,
          Metrics* metrics);
   // Runs what is queued, then stops the threads. Every staging buffer has come back.
@@ -37,13 +43,13 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Checks `operation->request` and takes staging memory for its tensors, which the caller then
-  // fills. INVALID_ARGUMENT, UNIMPLEMENTED or RESOURCE_EXHAUSTED.
+  // Checks `operation->request`, finds its sequences, and takes staging memory for its tensors,
+  // which the caller then fills. INVALID_ARGUMENT, NOT_FOUND or RESOURCE_EXHAUSTED.
   absl::Status Prepare(AttendOperation* operation);
 
   // Queues a prepared operation whose input tensors are in place. OK means that operation->done
-  // will be called exactly once; an error means never. RESOURCE_EXHAUSTED if the queue is full,
-  // UNAVAILABLE after Close.
+  // will be called exactly once, perhaps before this returns; an error means never.
+  // RESOURCE_EXHAUSTED if the queue is full, UNAVAILABLE after Close.
   absl::Status Submit(AttendOperation* operation);
 
   // Refuses new operations; those already queued still run.
@@ -53,11 +59,15 @@ class Engine {
   const RequestLimits& limits() const { return limits_; }
   const Options& options() const { return options_; }
   const StagingPool& staging() const { return staging_; }
+  SequenceStore& sequences() { return sequences_; }
   const Clock& clock() const { return *clock_; }
 
  private:
   void RunLane(int lane);
-  void RunBatch(int lane, const Batch& batch);
+  void RunBatch(int lane, const Batch& batch, Launch* launch);
+  // On a lane, because only a lane can copy.
+  void MovePages(int lane);
+  void KeepHouse() ABSL_LOCKS_EXCLUDED(mutex_);
   void Finish(AttendOperation* operation, absl::Status status);
 
   const Options options_;
@@ -66,8 +76,15 @@ class Engine {
   const std::unique_ptr<Device> device_;
   const RequestLimits limits_;
   StagingPool staging_;
+  SequenceStore sequences_;
   Batcher batcher_;
+  std::atomic<bool> moves_due_{false};
+
+  Mutex mutex_;
+  CondVar stopping_;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> lanes_;
+  std::thread housekeeper_;
 };
 
 }  // namespace flashcore::server

@@ -17,6 +17,12 @@ int64_t AttendRequest::query_rows() const {
   return rows;
 }
 
+int64_t AttendRequest::kv_rows() const {
+  int64_t rows = 0;
+  for (const SpanShape& span : spans) rows += span.kv_rows;
+  return rows;
+}
+
 absl::Status AttendTensors::Allocate(const AttendRequest& request, StagingPool* pool) {
   key_offset_ = AlignUp(request.query_bytes);
   value_offset_ = key_offset_ + AlignUp(request.key_bytes);

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,6 +14,8 @@
 #include "absl/status/status.h"
 #include "kernels/attention.h"
 #include "server/core/clock.h"
+#include "server/core/order.h"
+#include "server/core/sequence_lease.h"
 #include "server/core/staging_pool.h"
 
 namespace flashcore::server {
@@ -41,6 +44,8 @@ struct AttendRequest {
   float softmax_scale = 0;
   bool return_lse = false;
   uint32_t layer = 0;
+  // Appends K/V rows and attends nothing: a chunk of LoadSequence. One span, no query rows.
+  bool append_only = false;
 
   // Bytes of the tensors that came with it.
   size_t query_bytes = 0;
@@ -53,6 +58,7 @@ struct AttendRequest {
             static_cast<int32_t>(head_dim)};
   }
   int64_t query_rows() const;  // of all spans
+  int64_t kv_rows() const;     // likewise
   size_t output_bytes() const { return query_bytes; }
   size_t lse_bytes() const {
     return return_lse ? static_cast<size_t>(query_rows()) * num_heads * sizeof(float) : 0;
@@ -66,6 +72,15 @@ struct PhaseTimes {
   Nanoseconds copy_in{0};   // planning, and copying to the device
   Nanoseconds kernel{0};    // attention
   Nanoseconds copy_out{0};  // copying from the device
+};
+
+// Where the tensors of one request are, packed over its spans.
+struct TensorAddresses {
+  const std::byte* query = nullptr;
+  const std::byte* key = nullptr;
+  const std::byte* value = nullptr;
+  std::byte* output = nullptr;
+  float* lse = nullptr;  // null: not wanted
 };
 
 // The tensors of one request in staging memory, packed over its spans as the contract says. Each
@@ -83,6 +98,7 @@ class AttendTensors {
     return lse_offset_ == 0 ? nullptr : reinterpret_cast<float*>(results_.data() + lse_offset_);
   }
   size_t lse_offset() const { return lse_offset_; }  // bytes after output()
+  TensorAddresses addresses() const { return {query(), key(), value(), output(), lse()}; }
 
   void ReleaseInputs() { inputs_.Reset(); }
   StagingBuffer TakeResults() { return std::move(results_); }
@@ -95,11 +111,12 @@ class AttendTensors {
   size_t lse_offset_ = 0;
 };
 
-// A request in the engine. The submitter owns it and keeps it alive until `done` has been called;
-// after that the engine does not touch it again.
+// A request in the engine. The submitter owns it and keeps it alive until `done` is called, which
+// may destroy it.
 struct AttendOperation {
   AttendRequest request;
   AttendTensors tensors;
+  std::string client;  // who asks: for fairness among clients
   TimePoint deadline = kNoDeadline;
   // Set by the submitter, from any thread, when nobody waits for the answer any more. A queued
   // operation then ends with CANCELLED and is never launched.
@@ -109,10 +126,15 @@ struct AttendOperation {
   absl::AnyInvocable<void(absl::Status)> done;
 
   PhaseTimes times;  // receive is the submitter's, the rest the engine's
+  // Rows in the sequence of each span after its append, [spans], 0 for inline K/V; empty if all K/V
+  // is inline. In place with OK.
+  std::vector<uint64_t> sequence_lengths;
 
   // Of the engine.
+  SequenceLease sequences;        // keeps what the spans name alive and from being evicted
+  std::vector<OrderedUse> order;  // its place among the operations on the same sequences and layer
   TimePoint submitted;
-  int64_t query_rows = 0;  // request.query_rows()
+  int64_t tokens = 0;  // what it counts for in a batch: its query rows, or rows to append if more
 };
 
 }  // namespace flashcore::server

@@ -1,15 +1,9 @@
 #include "server/core/spans.h"
 
-#include <cstdint>
+#include "server/core/arena.h"
 
 namespace flashcore::server {
 namespace {
-
-// Distance from one row, and from one head, to the next.
-struct Strides {
-  int64_t row = 0;
-  int64_t head = 0;
-};
 
 // Of a [rows, heads, size] or [heads, rows, size] tensor; `size` and the result in the same unit.
 Strides StridesOf(Layout layout, int64_t rows, int64_t heads, int64_t size) {
@@ -17,43 +11,99 @@ Strides StridesOf(Layout layout, int64_t rows, int64_t heads, int64_t size) {
   return {size, rows * size};
 }
 
+kernels::KvView InlineKv(const SpanTensors& tensors, uint32_t rows) {
+  kernels::KvView kv;
+  kv.key = tensors.key;
+  kv.value = tensors.value;
+  kv.page_stride = kernels::kPageTokens * tensors.kv_strides.row;
+  kv.head_stride = tensors.kv_strides.head;
+  kv.row_stride = tensors.kv_strides.row;
+  kv.rows = static_cast<int32_t>(rows);
+  return kv;
+}
+
+kernels::KvView ResidentView(const kernels::PageLayout& layout, const std::byte* arena,
+                             const int32_t* pages, int32_t rows) {
+  kernels::KvView kv;
+  kv.key = arena;
+  kv.value = arena + layout.value_offset();
+  kv.pages = pages;
+  kv.page_stride = Arena::kUnitBytes;
+  kv.head_stride = layout.head_bytes();
+  kv.row_stride = layout.row_bytes();
+  kv.rows = rows;
+  return kv;
+}
+
 }  // namespace
 
-void AppendSpans(const AttendRequest& request, const TensorAddresses& tensors,
-                 std::vector<kernels::Span>* spans) {
-  const int64_t head_bytes =
-      static_cast<int64_t>(request.head_dim * kernels::DTypeBytes(request.dtype));
-  TensorAddresses next = tensors;
-  for (const SpanShape& shape : request.spans) {
-    const Strides q = StridesOf(request.layout, shape.query_rows, request.num_heads, head_bytes);
-    const Strides kv = StridesOf(request.layout, shape.kv_rows, request.num_kv_heads, head_bytes);
-    kernels::Span& span = spans->emplace_back();
-    span.query = next.query;
-    span.output = next.output;
-    span.row_stride = q.row;
-    span.head_stride = q.head;
-    span.query_rows = static_cast<int32_t>(shape.query_rows);
-    span.mask = request.mask;
-    span.softmax_scale = request.softmax_scale;
-    span.kv.key = next.key;
-    span.kv.value = next.value;
-    span.kv.page_stride = kernels::kPageTokens * kv.row;
-    span.kv.head_stride = kv.head;
-    span.kv.row_stride = kv.row;
-    span.kv.rows = static_cast<int32_t>(shape.kv_rows);
+SpanCursor::SpanCursor(const AttendRequest& request, const TensorAddresses& tensors)
+    : request_(request) {
+  current_.query = tensors.query;
+  current_.output = tensors.output;
+  current_.key = tensors.key;
+  current_.value = tensors.value;
+  current_.lse = tensors.lse;
+  SetStrides();
+}
 
-    const int64_t query_bytes = int64_t{shape.query_rows} * request.num_heads * head_bytes;
-    const int64_t kv_bytes = int64_t{shape.kv_rows} * request.num_kv_heads * head_bytes;
-    next.query += query_bytes;
-    next.output += query_bytes;
-    next.key += kv_bytes;
-    next.value += kv_bytes;
-    if (next.lse != nullptr) {
-      const Strides lse = StridesOf(request.layout, shape.query_rows, request.num_heads, 1);
-      span.lse = next.lse;
-      span.lse_row_stride = lse.row;
-      span.lse_head_stride = lse.head;
-      next.lse += int64_t{shape.query_rows} * request.num_heads;
+void SpanCursor::SetStrides() {
+  const auto head_bytes =
+      static_cast<int64_t>(request_.head_dim * kernels::DTypeBytes(request_.dtype));
+  const SpanShape& shape = request_.spans[span_];
+  current_.query_strides =
+      StridesOf(request_.layout, shape.query_rows, request_.num_heads, head_bytes);
+  current_.kv_strides =
+      StridesOf(request_.layout, shape.kv_rows, request_.num_kv_heads, head_bytes);
+  current_.lse_strides = StridesOf(request_.layout, shape.query_rows, request_.num_heads, 1);
+}
+
+void SpanCursor::Advance() {
+  const auto head_bytes =
+      static_cast<int64_t>(request_.head_dim * kernels::DTypeBytes(request_.dtype));
+  const SpanShape& shape = request_.spans[span_];
+  const int64_t query_bytes = int64_t{shape.query_rows} * request_.num_heads * head_bytes;
+  const int64_t kv_bytes = int64_t{shape.kv_rows} * request_.num_kv_heads * head_bytes;
+  current_.query += query_bytes;
+  current_.output += query_bytes;
+  current_.key += kv_bytes;
+  current_.value += kv_bytes;
+  if (current_.lse != nullptr) current_.lse += int64_t{shape.query_rows} * request_.num_heads;
+  if (++span_ < request_.spans.size()) SetStrides();
+}
+
+kernels::Span InlineSpan(const AttendRequest& request, const SpanShape& shape,
+                         const SpanTensors& tensors) {
+  kernels::Span span;
+  span.query = tensors.query;
+  span.output = tensors.output;
+  span.row_stride = tensors.query_strides.row;
+  span.head_stride = tensors.query_strides.head;
+  span.query_rows = static_cast<int32_t>(shape.query_rows);
+  span.lse = tensors.lse;
+  span.lse_row_stride = tensors.lse_strides.row;
+  span.lse_head_stride = tensors.lse_strides.head;
+  span.mask = request.mask;
+  span.softmax_scale = request.softmax_scale;
+  span.kv = InlineKv(tensors, shape.kv_rows);
+  return span;
+}
+
+void AppendSpans(const Launch& launch, const std::byte* arena, const int32_t* pages,
+                 std::vector<kernels::Span>* spans) {
+  auto resident = launch.resident.begin();
+  for (const AttendOperation* operation : launch.operations) {
+    const AttendRequest& request = operation->request;
+    if (request.append_only) continue;
+    SpanCursor cursor(request, operation->tensors.addresses());
+    for (const SpanShape& shape : request.spans) {
+      spans->push_back(InlineSpan(request, shape, cursor.tensors()));
+      if (!shape.sequence_id.empty()) {
+        spans->back().kv =
+            ResidentView(launch.page_layout(), arena, pages + resident->first_page, resident->rows);
+        ++resident;
+      }
+      cursor.Advance();
     }
   }
 }

@@ -3,24 +3,58 @@
 #define FLASHCORE_SERVER_CORE_SPANS_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "kernels/attention.h"
+#include "server/core/launch.h"
 #include "server/core/request.h"
 
 namespace flashcore::server {
 
-// Where the tensors of one request are, in memory that the kernel can read and write.
-struct TensorAddresses {
-  const std::byte* query = nullptr;
-  const std::byte* key = nullptr;
-  const std::byte* value = nullptr;
-  std::byte* output = nullptr;
-  float* lse = nullptr;  // null: not wanted
+// Distance from one row, and from one head, to the next.
+struct Strides {
+  int64_t row = 0;
+  int64_t head = 0;
 };
 
-// Appends the spans of a validated request with inline K/V to `*spans`, in the request's layout.
-void AppendSpans(const AttendRequest& request, const TensorAddresses& tensors,
+// The tensors of one span of a request, in the request's layout.
+struct SpanTensors {
+  const std::byte* query = nullptr;
+  std::byte* output = nullptr;
+  Strides query_strides;  // bytes; O's too
+  const std::byte* key = nullptr;
+  const std::byte* value = nullptr;
+  Strides kv_strides;  // bytes
+  float* lse = nullptr;
+  Strides lse_strides;  // elements
+};
+
+// Walks the packed tensors of a validated request span by span. The request outlives it.
+class SpanCursor {
+ public:
+  SpanCursor(const AttendRequest& request, const TensorAddresses& tensors);
+
+  // Of the current span. Not beyond the last.
+  const SpanTensors& tensors() const { return current_; }
+  void Advance();
+
+ private:
+  void SetStrides();
+
+  const AttendRequest& request_;
+  size_t span_ = 0;
+  SpanTensors current_;
+};
+
+// A span with inline K/V as a kernel takes it.
+kernels::Span InlineSpan(const AttendRequest& request, const SpanShape& shape,
+                         const SpanTensors& tensors);
+
+// The launch's operations as a kernel takes them, appended to `*spans`: inline K/V where it lies in
+// staging memory, resident K/V in the pages that start at `arena`. `pages` are the launch's, where
+// the kernel can read them. Append-only operations have no span.
+void AppendSpans(const Launch& launch, const std::byte* arena, const int32_t* pages,
                  std::vector<kernels::Span>* spans);
 
 }  // namespace flashcore::server

@@ -6,6 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/core/sequence.h"
 
 namespace flashcore::server {
 namespace {
@@ -56,28 +57,18 @@ absl::Status ValidateMask(const kernels::Mask& mask) {
   return absl::OkStatus();
 }
 
-// In floating point, so that nothing overflows; exactness does not matter.
-absl::Status ValidateWork(const AttendRequest& request, const RequestLimits& limits) {
-  double pairs = 0;  // of query and K/V rows
-  for (const SpanShape& span : request.spans) {
-    pairs += static_cast<double>(span.query_rows) * span.kv_rows;
+absl::Status ValidateSpan(const AttendRequest& request, size_t index) {
+  const SpanShape& span = request.spans[index];
+  const auto field = [&](const char* name) { return absl::StrCat("spans[", index, "].", name); };
+  if (span.query_rows < 1 && !request.append_only) {
+    return Invalid(field("query_rows"), ": 0; at least 1 is needed");
   }
-  const double flop = 4 * pairs * request.num_heads * request.head_dim;
-  if (flop <= limits.max_flop) return absl::OkStatus();
-  return Invalid("spans: together they need ", flop, " floating-point operations; at most ",
-                 limits.max_flop, " are allowed in one request");
-}
-
-absl::Status ValidateSpan(const SpanShape& span, size_t index) {
-  if (span.query_rows < 1) return Invalid("spans[", index, "].query_rows: 0; at least 1 is needed");
-  if (!span.sequence_id.empty()) {
-    return absl::UnimplementedError(
-        absl::StrCat("spans[", index,
-                     "].sequence_id: resident sequences are not implemented in this version; "
-                     "send the K/V rows inline"));
+  if (!span.sequence_id.empty() && span.sequence_id.size() != SequenceId::kBytes) {
+    return Invalid(field("sequence_id"), ": ", span.sequence_id.size(), " bytes; an id has ",
+                   SequenceId::kBytes);
   }
-  if (span.expected_length.has_value()) {
-    return Invalid("spans[", index, "].expected_length: is set, but the span names no sequence");
+  if (span.sequence_id.empty() && span.expected_length.has_value()) {
+    return Invalid(field("expected_length"), ": is set, but the span names no sequence");
   }
   return absl::OkStatus();
 }
@@ -110,12 +101,14 @@ absl::Status ValidateAttend(const AttendRequest& request, const RequestLimits& l
   }
   uint64_t query_rows = 0;
   uint64_t kv_rows = 0;
+  bool all_inline = true;
   for (size_t i = 0; i < request.spans.size(); ++i) {
-    if (absl::Status status = ValidateSpan(request.spans[i], i); !status.ok()) return status;
+    if (absl::Status status = ValidateSpan(request, i); !status.ok()) return status;
     query_rows += request.spans[i].query_rows;
     kv_rows += request.spans[i].kv_rows;
+    all_inline = all_inline && request.spans[i].sequence_id.empty();
   }
-  if (request.layer != 0) {
+  if (all_inline && request.layer != 0) {
     return Invalid("layer: ", request.layer, "; must be 0 when all K/V is inline");
   }
   if (absl::Status status =
@@ -128,12 +121,22 @@ absl::Status ValidateAttend(const AttendRequest& request, const RequestLimits& l
       !status.ok()) {
     return status;
   }
-  if (absl::Status status =
-          ValidateTensor("value", kv_rows, request.num_kv_heads, request, request.value_bytes);
-      !status.ok()) {
-    return status;
+  return ValidateTensor("value", kv_rows, request.num_kv_heads, request, request.value_bytes);
+}
+
+// In floating point, so that nothing overflows; exactness does not matter.
+absl::Status ValidateWork(const AttendRequest& request,
+                          const std::vector<uint64_t>& sequence_lengths,
+                          const RequestLimits& limits) {
+  double pairs = 0;  // of query and K/V rows
+  for (size_t i = 0; i < request.spans.size(); ++i) {
+    const double resident = sequence_lengths.empty() ? 0 : static_cast<double>(sequence_lengths[i]);
+    pairs += request.spans[i].query_rows * (resident + request.spans[i].kv_rows);
   }
-  return ValidateWork(request, limits);
+  const double flop = 4 * pairs * request.num_heads * request.head_dim;
+  if (flop <= limits.max_flop) return absl::OkStatus();
+  return Invalid("spans: together they need ", flop, " floating-point operations; at most ",
+                 limits.max_flop, " are allowed in one request");
 }
 
 }  // namespace flashcore::server

@@ -22,9 +22,16 @@ struct RequestLimits {
 
 // OK if `request` is consistent with itself and within `limits`; then no size computed from it
 // overflows and every tensor has exactly the bytes that its shape needs. Otherwise
-// INVALID_ARGUMENT, or UNIMPLEMENTED for a span that names a sequence, with a message that names
-// the field, what came, and what is allowed. Allocates nothing but the message.
+// INVALID_ARGUMENT, with a message that names the field, what came, and what is allowed. Whether
+// the sequences that it names exist and fit is the SequenceStore's to say. Allocates nothing but
+// the message.
 absl::Status ValidateAttend(const AttendRequest& request, const RequestLimits& limits);
+
+// Whether the request's work is within limits.max_flop. `sequence_lengths` has the rows that are in
+// the sequence of each span, [spans]; empty if all K/V is inline. INVALID_ARGUMENT.
+absl::Status ValidateWork(const AttendRequest& request,
+                          const std::vector<uint64_t>& sequence_lengths,
+                          const RequestLimits& limits);
 
 }  // namespace flashcore::server
 

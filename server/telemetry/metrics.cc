@@ -39,6 +39,12 @@ constexpr uint64_t kLargestBatchRequests = 256;
 constexpr uint64_t kLargestBatchQueryRows = 65536;
 
 constexpr char kStagingHelp[] = "Staging memory: lent to requests, or kept for reuse.";
+constexpr char kEvictedHelp[] =
+    "Sequences that the server deleted: idle for too long, or the one used longest ago (lru).";
+constexpr char kKvHelp[] = "Memory for resident K/V: in pages, or free.";
+constexpr char kKvReadHelp[] =
+    "Resident K/V that spans attended to; what several share counts for each.";
+constexpr char kKvMovedHelp[] = "Resident K/V that changed its segment.";
 
 MetricRegistry::Labels GrpcLabels(const RpcMethod& method) {
   return {
@@ -81,6 +87,27 @@ Metrics::Metrics(const Options& options)
           registry_.AddGauge("flashcore_staging_bytes", kStagingHelp, {{"state", "used"}})),
       staging_free_bytes(
           registry_.AddGauge("flashcore_staging_bytes", kStagingHelp, {{"state", "free"}})),
+      sequences(registry_.AddGauge("flashcore_sequences", "Resident sequences.")),
+      sequences_expired(registry_.AddCounter("flashcore_sequences_evicted_total", kEvictedHelp,
+                                             {{"reason", "idle"}})),
+      sequences_evicted(registry_.AddCounter("flashcore_sequences_evicted_total", kEvictedHelp,
+                                             {{"reason", "lru"}})),
+      kv_hot_used_bytes(registry_.AddGauge("flashcore_kv_bytes", kKvHelp,
+                                           {{"segment", "hot"}, {"state", "used"}})),
+      kv_hot_free_bytes(registry_.AddGauge("flashcore_kv_bytes", kKvHelp,
+                                           {{"segment", "hot"}, {"state", "free"}})),
+      kv_cold_used_bytes(registry_.AddGauge("flashcore_kv_bytes", kKvHelp,
+                                            {{"segment", "cold"}, {"state", "used"}})),
+      kv_cold_free_bytes(registry_.AddGauge("flashcore_kv_bytes", kKvHelp,
+                                            {{"segment", "cold"}, {"state", "free"}})),
+      kv_read_hot_bytes(
+          registry_.AddCounter("flashcore_kv_read_bytes_total", kKvReadHelp, {{"segment", "hot"}})),
+      kv_read_cold_bytes(registry_.AddCounter("flashcore_kv_read_bytes_total", kKvReadHelp,
+                                              {{"segment", "cold"}})),
+      kv_promoted_bytes(
+          registry_.AddCounter("flashcore_kv_moved_bytes_total", kKvMovedHelp, {{"to", "hot"}})),
+      kv_demoted_bytes(
+          registry_.AddCounter("flashcore_kv_moved_bytes_total", kKvMovedHelp, {{"to", "cold"}})),
       methods_(options.methods) {
   for (size_t phase = 0; phase < kPhases; ++phase) {
     request_phase_seconds_[phase] = &registry_.AddHistogram(

@@ -101,6 +101,18 @@ class Metrics : public prometheus::Collectable {
   Gauge& staging_used_bytes;    // lent to requests
   Gauge& staging_free_bytes;    // kept for reuse
 
+  Gauge& sequences;            // that are resident
+  Counter& sequences_expired;  // deleted because they were idle for too long
+  Counter& sequences_evicted;  // deleted to make room
+  Gauge& kv_hot_used_bytes;    // of pages in the hot segment
+  Gauge& kv_hot_free_bytes;    // of the hot segment, not in pages
+  Gauge& kv_cold_used_bytes;   // likewise, of the rest
+  Gauge& kv_cold_free_bytes;
+  Counter& kv_read_hot_bytes;  // K/V that spans attended to, where it was
+  Counter& kv_read_cold_bytes;
+  Counter& kv_promoted_bytes;  // moved to the hot segment
+  Counter& kv_demoted_bytes;   // moved out of it
+
  private:
   static constexpr size_t kRejectReasons = 9;
   static size_t RejectIndex(absl::StatusCode code);

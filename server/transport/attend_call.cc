@@ -1,33 +1,17 @@
 #include "server/transport/attend_call.h"
 
-#include <malloc.h>
-
 #include <utility>
 
 #include "flashcore/v1/attention.pb.h"
 #include "grpcpp/support/slice.h"
 #include "proto/wire.h"
 #include "server/transport/convert.h"
+#include "server/transport/message.h"
 
 namespace flashcore::server {
 namespace {
 
-// Bytes of a message's fields other than its tensors: enough for max_spans spans with all their
-// fields set, and little enough that what the generated classes make of it stays small.
-constexpr size_t kMaxSmallFieldBytes = 256 << 10;
-
 enum Tensor { kQuery, kKey, kValue, kNumTensors };
-
-// The heap keeps what is freed. For a message as large as this, giving it back to the system costs
-// little beside having received it, and keeps a few large messages from growing the process for
-// good.
-constexpr size_t kTrimBytes = 8 << 20;
-
-void ReleaseMessage(grpc::ByteBuffer* message) {
-  const bool trim = message->Length() >= kTrimBytes;
-  message->Clear();
-  if (trim) malloc_trim(0);
-}
 
 // Fills in operation->request, without checking it, and the places of the tensors.
 absl::Status Parse(const grpc::ByteBuffer& message, AttendOperation* operation,
@@ -36,16 +20,9 @@ absl::Status Parse(const grpc::ByteBuffer& message, AttendOperation* operation,
   tensors[kQuery].number = v1::AttendRequest::kQueryFieldNumber;
   tensors[kKey].number = v1::AttendRequest::kKeyFieldNumber;
   tensors[kValue].number = v1::AttendRequest::kValueFieldNumber;
-  std::string small;
-  if (absl::Status status =
-          wire::SplitMessage(message, kMaxSmallFieldBytes, absl::MakeSpan(tensors), &small);
-      !status.ok()) {
-    return status;
-  }
   v1::AttendRequest parsed;
-  if (!parsed.ParseFromString(small)) {
-    return absl::InvalidArgumentError(
-        "message: a field other than the tensors is not well-formed protobuf");
+  if (absl::Status status = ParseMessage(message, absl::MakeSpan(tensors), &parsed); !status.ok()) {
+    return status;
   }
   *well_formed = true;
   AttendRequest& request = operation->request;
@@ -79,6 +56,7 @@ grpc::ByteBuffer EncodeReply(AttendOperation* operation) {
   v1::AttendResponse small;
   small.set_request_id(request.request_id);
   *small.mutable_timing() = ToTiming(operation->times);
+  for (const uint64_t length : operation->sequence_lengths) small.add_sequence_lengths(length);
   std::string header = small.SerializeAsString();
   header += wire::FieldHeader(v1::AttendResponse::kOutputFieldNumber, request.output_bytes());
 

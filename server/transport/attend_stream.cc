@@ -7,30 +7,22 @@
 
 namespace flashcore::server {
 
-void StreamSet::Drain() {
-  // A stream leaves the set, under the lock, before it is deleted.
-  MutexLock lock(&mutex_);
-  for (AttendStreamReactor* stream : streams_) {
-    stream->StopReading(absl::UnavailableError("the server is draining"));
-  }
-}
-
 AttendStreamReactor::AttendStreamReactor(Engine* engine, RpcContext* context, RpcMetrics* rpc,
-                                         StreamSet* set, int max_inflight, TimePoint deadline)
+                                         StreamSet* set, int max_inflight,
+                                         absl::StatusOr<std::string> client, TimePoint deadline)
     : engine_(engine),
       context_(context),
       rpc_(rpc),
       set_(set),
       max_inflight_(static_cast<size_t>(max_inflight)),
+      client_(client.value_or("")),
       deadline_(deadline),
       scope_(context, rpc) {
-  {
-    MutexLock lock(&set_->mutex_);
-    set_->streams_.insert(this);
-  }
+  set_->Add(this);
   MutexLock lock(&mutex_);
   // Checked after joining the set, so that a drain that begins now is not missed.
   if (absl::Status status = CheckNotDraining(*context_); !status.ok()) end_ = std::move(status);
+  if (!client.ok()) end_ = client.status();
   Advance();
 }
 
@@ -60,6 +52,7 @@ void AttendStreamReactor::Receive() {
   auto owned = std::make_unique<Request>(context_, rpc_);
   Request* request = owned.get();
   AttendOperation* operation = &request->operation;
+  operation->client = client_;
   operation->deadline = deadline_;
   bool well_formed = false;
   absl::Status status =
@@ -135,10 +128,7 @@ void AttendStreamReactor::OnCancel() {
 }
 
 void AttendStreamReactor::OnDone() {
-  {
-    MutexLock lock(&set_->mutex_);
-    set_->streams_.erase(this);
-  }
+  set_->Remove(this);
   // Whoever called Finish may still hold the lock.
   { MutexLock lock(&mutex_); }
   delete this;

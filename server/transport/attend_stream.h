@@ -7,32 +7,18 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
 #include "server/core/engine.h"
 #include "server/core/mutex.h"
 #include "server/transport/rpc_scope.h"
+#include "server/transport/stream_set.h"
 
 namespace flashcore::server {
-
-class AttendStreamReactor;
-
-// The streams that are open, so that a drain can end them. Thread-safe.
-class StreamSet {
- public:
-  // Refuses further requests on every open stream; each ends with UNAVAILABLE once what it has in
-  // flight is answered.
-  void Drain();
-
- private:
-  friend class AttendStreamReactor;
-  Mutex mutex_;
-  std::unordered_set<AttendStreamReactor*> streams_ ABSL_GUARDED_BY(mutex_);
-};
 
 // Deletes itself when the stream has ended. Engine, context, metrics and set outlive it.
 //
@@ -40,13 +26,14 @@ class StreamSet {
 // reading pauses while `max_inflight` requests are unanswered, which is how the stream is flow
 // controlled. The stream ends when nothing more will be read and all that was read is answered.
 class AttendStreamReactor final
-    : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+    : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+      public RequestStream {
  public:
+  // `client` is that of every request; an error ends the stream.
   AttendStreamReactor(Engine* engine, RpcContext* context, RpcMetrics* rpc, StreamSet* set,
-                      int max_inflight, TimePoint deadline);
+                      int max_inflight, absl::StatusOr<std::string> client, TimePoint deadline);
 
-  // No more requests: the stream will end with `status`. The first reason given counts.
-  void StopReading(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+  void StopReading(const absl::Status& status) override ABSL_LOCKS_EXCLUDED(mutex_);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -74,6 +61,7 @@ class AttendStreamReactor final
   RpcMetrics* const rpc_;
   StreamSet* const set_;
   const size_t max_inflight_;
+  const std::string client_;
   const TimePoint deadline_;  // of the stream, and so of each of its requests
   RpcScope scope_;
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "server/transport/attend_call.h"
+#include "server/transport/client_name.h"
 #include "server/transport/convert.h"
 #include "server/transport/methods.h"
 
@@ -14,11 +15,13 @@ class AttendReactor final : public UnaryReactor {
   AttendReactor(RpcContext* context, RpcMetrics* rpc, grpc::ByteBuffer* response)
       : UnaryReactor(context, rpc), context_(context), response_(response) {}
 
-  void Start(Engine* engine, TimePoint deadline, grpc::ByteBuffer* request) {
-    operation_.deadline = deadline;
+  void Start(Engine* engine, const grpc::CallbackServerContext& context,
+             grpc::ByteBuffer* request) {
+    operation_.deadline = ToDeadline(context.deadline(), engine->clock());
     operation_.done = [this](const absl::Status& status) { Done(status); };
     bool well_formed = false;
     absl::Status status = CheckNotDraining(*context_);
+    if (status.ok()) status = SetClient(context);
     if (status.ok()) {
       status = ReceiveAttend(engine, context_->metrics, request, &operation_, &well_formed);
     }
@@ -27,6 +30,12 @@ class AttendReactor final : public UnaryReactor {
   }
 
  private:
+  absl::Status SetClient(const grpc::CallbackServerContext& context) {
+    absl::StatusOr<std::string> client = ClientName(context);
+    if (client.ok()) operation_.client = *std::move(client);
+    return client.status();
+  }
+
   void Done(const absl::Status& status) {
     if (status.ok()) *response_ = EncodeReply(&operation_);
     End(status);
@@ -38,30 +47,6 @@ class AttendReactor final : public UnaryReactor {
   RpcContext* const context_;
   grpc::ByteBuffer* const response_;
   AttendOperation operation_;
-};
-
-absl::Status SequencesUnimplemented() {
-  return absl::UnimplementedError(
-      "resident sequences are not implemented in this version; send the K/V rows inline to Attend");
-}
-
-class LoadSequenceReactor final : public grpc::ServerReadReactor<v1::LoadSequenceRequest> {
- public:
-  LoadSequenceReactor(RpcContext* context, RpcMetrics* rpc)
-      : scope_(context, rpc), request_(context, rpc) {
-    const absl::Status status = SequencesUnimplemented();
-    scope_.set_status(status.code());
-    request_.Replying(status);
-    Finish(ToGrpcStatus(status));
-  }
-  void OnDone() override {
-    request_.Record("");
-    delete this;
-  }
-
- private:
-  RpcScope scope_;
-  RequestScope request_;
 };
 
 }  // namespace
@@ -97,15 +82,14 @@ grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* 
                                                    grpc::ByteBuffer* response) {
   auto* reactor = new AttendReactor(context_, attend_, response);
   // The message is ours until the RPC ends; emptying it early frees the network's memory early.
-  reactor->Start(engine_, ToDeadline(context->deadline(), engine_->clock()),
-                 const_cast<grpc::ByteBuffer*>(request));
+  reactor->Start(engine_, *context, const_cast<grpc::ByteBuffer*>(request));
   return reactor;
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionService::AttendStream(
     grpc::CallbackServerContext* context) {
   return new AttendStreamReactor(engine_, context_, attend_stream_, &streams_,
-                                 options_.max_stream_inflight,
+                                 options_.max_stream_inflight, ClientName(*context),
                                  ToDeadline(context->deadline(), engine_->clock()));
 }
 
@@ -114,7 +98,7 @@ grpc::ServerUnaryReactor* AttentionService::GetServerInfo(
     v1::GetServerInfoResponse* response) {
   const Engine::Options& options = engine_->options();
   response->set_version(options_.version);
-  *response->add_devices() = ToDeviceInfo(engine_->device().info());
+  *response->add_devices() = ToDeviceInfo(engine_->device().info(), engine_->sequences().stats());
   for (const kernels::Kernel* kernel : engine_->device().kernels()) {
     *response->add_kernels() = ToKernelInfo(kernel->spec);
   }
@@ -125,11 +109,18 @@ grpc::ServerUnaryReactor* AttentionService::GetServerInfo(
   for (const uint32_t head_dim : engine_->limits().head_dims) limits->add_head_dims(head_dim);
   limits->set_max_queue_requests(options.batcher.max_queue_requests);
   limits->set_max_batch_requests(options.batcher.max_batch_requests);
-  limits->set_max_batch_query_rows(options.batcher.max_batch_query_rows);
+  limits->set_max_batch_tokens(options.batcher.max_batch_tokens);
   limits->set_max_stream_inflight(options_.max_stream_inflight);
   limits->set_staging_memory_bytes(options.staging_memory_bytes);
   limits->set_max_request_id_bytes(kMaxRequestIdBytes);
   limits->set_max_request_flop(options.max_request_flop);
+  const SequenceStore::Options& sequences = engine_->sequences().options();
+  limits->set_max_layers(sequences.max_layers);
+  limits->set_max_page_bytes(sequences.superblock_bytes);
+  limits->set_client_kv_bytes(sequences.client_kv_bytes);
+  limits->set_client_sequences(sequences.client_sequences);
+  limits->set_sequence_idle_timeout_seconds(Seconds(sequences.idle_timeout));
+  limits->set_evicts(sequences.evict != SequenceStore::Eviction::kNone);
   return EndUnary(get_server_info_, absl::OkStatus());
 }
 
@@ -137,47 +128,6 @@ grpc::ServerUnaryReactor* AttentionService::EndUnary(RpcMetrics* rpc, const absl
   auto* reactor = new UnaryReactor(context_, rpc);
   reactor->End(status);
   return reactor;
-}
-
-grpc::ServerUnaryReactor* AttentionService::CreateSequence(grpc::CallbackServerContext* /*context*/,
-                                                           const v1::CreateSequenceRequest*,
-                                                           v1::CreateSequenceResponse*) {
-  return EndUnary(create_sequence_, SequencesUnimplemented());
-}
-
-grpc::ServerReadReactor<v1::LoadSequenceRequest>* AttentionService::LoadSequence(
-    grpc::CallbackServerContext* /*context*/, v1::LoadSequenceResponse*) {
-  return new LoadSequenceReactor(context_, load_sequence_);
-}
-
-grpc::ServerUnaryReactor* AttentionService::ForkSequence(grpc::CallbackServerContext* /*context*/,
-                                                         const v1::ForkSequenceRequest*,
-                                                         v1::ForkSequenceResponse*) {
-  return EndUnary(fork_sequence_, SequencesUnimplemented());
-}
-
-grpc::ServerUnaryReactor* AttentionService::TruncateSequence(
-    grpc::CallbackServerContext* /*context*/, const v1::TruncateSequenceRequest*,
-    v1::TruncateSequenceResponse*) {
-  return EndUnary(truncate_sequence_, SequencesUnimplemented());
-}
-
-grpc::ServerUnaryReactor* AttentionService::DeleteSequence(grpc::CallbackServerContext* /*context*/,
-                                                           const v1::DeleteSequenceRequest*,
-                                                           v1::DeleteSequenceResponse*) {
-  return EndUnary(delete_sequence_, SequencesUnimplemented());
-}
-
-grpc::ServerUnaryReactor* AttentionService::GetSequence(grpc::CallbackServerContext* /*context*/,
-                                                        const v1::GetSequenceRequest*,
-                                                        v1::GetSequenceResponse*) {
-  return EndUnary(get_sequence_, SequencesUnimplemented());
-}
-
-grpc::ServerUnaryReactor* AttentionService::ListSequences(grpc::CallbackServerContext* /*context*/,
-                                                          const v1::ListSequencesRequest*,
-                                                          v1::ListSequencesResponse*) {
-  return EndUnary(list_sequences_, SequencesUnimplemented());
 }
 
 }  // namespace flashcore::server

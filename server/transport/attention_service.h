@@ -15,13 +15,13 @@
 
 namespace flashcore::server {
 
-// Attend and AttendStream take raw messages, so that a tensor is copied once, from the network to
+// What carries tensors takes raw messages, so that a tensor is copied once, from the network to
 // staging memory; the rest is generated code throughout.
 using AttentionServiceBase = v1::AttentionService::WithRawCallbackMethod_Attend<
     v1::AttentionService::WithRawCallbackMethod_AttendStream<
         v1::AttentionService::WithCallbackMethod_GetServerInfo<
             v1::AttentionService::WithCallbackMethod_CreateSequence<
-                v1::AttentionService::WithCallbackMethod_LoadSequence<
+                v1::AttentionService::WithRawCallbackMethod_LoadSequence<
                     v1::AttentionService::WithCallbackMethod_ForkSequence<
                         v1::AttentionService::WithCallbackMethod_TruncateSequence<
                             v1::AttentionService::WithCallbackMethod_DeleteSequence<
@@ -58,8 +58,8 @@ class AttentionService final : public AttentionServiceBase {
   grpc::ServerUnaryReactor* CreateSequence(grpc::CallbackServerContext* context,
                                            const v1::CreateSequenceRequest* request,
                                            v1::CreateSequenceResponse* response) override;
-  grpc::ServerReadReactor<v1::LoadSequenceRequest>* LoadSequence(
-      grpc::CallbackServerContext* context, v1::LoadSequenceResponse* response) override;
+  grpc::ServerReadReactor<grpc::ByteBuffer>* LoadSequence(grpc::CallbackServerContext* context,
+                                                          grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* ForkSequence(grpc::CallbackServerContext* context,
                                          const v1::ForkSequenceRequest* request,
                                          v1::ForkSequenceResponse* response) override;
@@ -79,6 +79,11 @@ class AttentionService final : public AttentionServiceBase {
  private:
   // A unary RPC that needs no more than a status.
   grpc::ServerUnaryReactor* EndUnary(RpcMetrics* rpc, const absl::Status& status);
+  template <typename Body>
+  grpc::ServerUnaryReactor* Answer(RpcMetrics* rpc, const Body& body);
+  template <typename Response, typename Body>
+  grpc::ServerUnaryReactor* AnswerWithInfo(RpcMetrics* rpc, const std::string& sequence_id,
+                                           Response* response, const Body& body);
 
   const Options options_;
   Engine* const engine_;

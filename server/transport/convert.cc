@@ -8,6 +8,37 @@
 namespace flashcore::server {
 namespace {
 
+absl::Status ToMask(const v1::Mask& mask, kernels::Mask* out) {
+  if (mask.kind() == v1::Mask::KIND_SLIDING_WINDOW) {
+    *out = kernels::Mask::None();
+    if (mask.has_window_left()) out->left = mask.window_left();
+    if (mask.has_window_right()) out->right = mask.window_right();
+    return absl::OkStatus();
+  }
+  if (mask.has_window_left() || mask.has_window_right()) {
+    return absl::InvalidArgumentError(
+        "mask: window_left and window_right are only for KIND_SLIDING_WINDOW (2)");
+  }
+  switch (mask.kind()) {
+    case v1::Mask::KIND_NONE:
+      *out = kernels::Mask::None();
+      return absl::OkStatus();
+    case v1::Mask::KIND_CAUSAL:
+      *out = kernels::Mask::Causal();
+      return absl::OkStatus();
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("mask.kind: ", static_cast<int>(mask.kind()),
+                       " is not KIND_NONE (0), KIND_CAUSAL (1) or KIND_SLIDING_WINDOW (2)"));
+  }
+}
+
+v1::DType FromDType(kernels::DType dtype) {
+  return dtype == kernels::DType::kFloat16 ? v1::DTYPE_FLOAT16 : v1::DTYPE_BFLOAT16;
+}
+
+}  // namespace
+
 absl::Status ToDType(v1::DType dtype, kernels::DType* out) {
   switch (dtype) {
     case v1::DTYPE_FLOAT16:
@@ -36,32 +67,12 @@ absl::Status ToLayout(v1::Layout layout, Layout* out) {
   }
 }
 
-absl::Status ToMask(const v1::Mask& mask, kernels::Mask* out) {
-  if (mask.kind() == v1::Mask::KIND_SLIDING_WINDOW) {
-    *out = kernels::Mask::None();
-    if (mask.has_window_left()) out->left = mask.window_left();
-    if (mask.has_window_right()) out->right = mask.window_right();
-    return absl::OkStatus();
-  }
-  if (mask.has_window_left() || mask.has_window_right()) {
-    return absl::InvalidArgumentError(
-        "mask: window_left and window_right are only for KIND_SLIDING_WINDOW (2)");
-  }
-  switch (mask.kind()) {
-    case v1::Mask::KIND_NONE:
-      *out = kernels::Mask::None();
-      return absl::OkStatus();
-    case v1::Mask::KIND_CAUSAL:
-      *out = kernels::Mask::Causal();
-      return absl::OkStatus();
-    default:
-      return absl::InvalidArgumentError(
-          absl::StrCat("mask.kind: ", static_cast<int>(mask.kind()),
-                       " is not KIND_NONE (0), KIND_CAUSAL (1) or KIND_SLIDING_WINDOW (2)"));
-  }
+absl::StatusOr<SequenceId> ToSequenceId(const std::string& bytes) {
+  const std::optional<SequenceId> id = SequenceId::FromBytes(bytes);
+  if (id.has_value()) return *id;
+  return absl::InvalidArgumentError(
+      absl::StrCat("sequence_id: ", bytes.size(), " bytes; an id has ", SequenceId::kBytes));
 }
-
-}  // namespace
 
 absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request) {
   request->request_id = message.request_id();
@@ -100,7 +111,23 @@ v1::Timing ToTiming(const PhaseTimes& times) {
   return timing;
 }
 
-v1::DeviceInfo ToDeviceInfo(const DeviceInfo& info) {
+v1::SequenceInfo ToSequenceInfo(const SequenceInfo& info, const std::string& device_id) {
+  v1::SequenceInfo message;
+  message.set_sequence_id(info.id.ToBytes());
+  message.set_num_layers(info.shape.num_layers);
+  message.set_num_kv_heads(info.shape.num_kv_heads);
+  message.set_head_dim(info.shape.head_dim);
+  message.set_dtype(FromDType(info.shape.dtype));
+  for (const uint64_t length : info.layer_lengths) message.add_layer_lengths(length);
+  message.set_kv_bytes(info.kv_bytes);
+  message.set_pinned_bytes(info.hot_bytes);
+  message.set_device_id(device_id);
+  message.set_idle_seconds(Seconds(info.idle));
+  message.set_pin(info.pin);
+  return message;
+}
+
+v1::DeviceInfo ToDeviceInfo(const DeviceInfo& info, const SequenceStore::Stats& kv) {
   v1::DeviceInfo message;
   message.set_id(info.id);
   message.set_name(info.name);
@@ -110,14 +137,18 @@ v1::DeviceInfo ToDeviceInfo(const DeviceInfo& info) {
   message.set_l2_persisting_max_bytes(info.l2_persisting_max_bytes);
   message.set_lanes(info.lanes);
   message.set_compute_units(info.compute_units);
+  const auto hot = static_cast<size_t>(Segment::kHot);
+  const auto cold = static_cast<size_t>(Segment::kCold);
+  message.set_kv_memory_bytes(kv.capacity_bytes[hot] + kv.capacity_bytes[cold]);
+  message.set_kv_hot_bytes(kv.capacity_bytes[hot]);
+  message.set_kv_used_bytes(kv.used_bytes[hot] + kv.used_bytes[cold]);
   return message;
 }
 
 v1::KernelInfo ToKernelInfo(const kernels::KernelSpec& spec) {
   v1::KernelInfo message;
   message.set_arch(kernels::Name(spec.arch));
-  message.set_dtype(spec.dtype == kernels::DType::kFloat16 ? v1::DTYPE_FLOAT16
-                                                           : v1::DTYPE_BFLOAT16);
+  message.set_dtype(FromDType(spec.dtype));
   message.set_head_dim(spec.head_dim);
   message.set_accumulate(kernels::Name(spec.accumulate));
   for (const std::string& feature : kernels::FeatureNames(spec.features)) {

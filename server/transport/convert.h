@@ -3,13 +3,17 @@
 #define FLASHCORE_SERVER_TRANSPORT_CONVERT_H_
 
 #include <chrono>
+#include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "flashcore/v1/attention.pb.h"
 #include "grpcpp/support/status.h"
 #include "server/core/clock.h"
 #include "server/core/device.h"
 #include "server/core/request.h"
+#include "server/core/sequence.h"
+#include "server/core/sequence_store.h"
 
 namespace flashcore::server {
 
@@ -17,8 +21,15 @@ namespace flashcore::server {
 // combination of fields that has no meaning; numbers are passed on as they came.
 absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request);
 
+// INVALID_ARGUMENT unless it is DTYPE_FLOAT16 or DTYPE_BFLOAT16, LAYOUT_NHD or LAYOUT_HND, 16
+// bytes.
+absl::Status ToDType(v1::DType dtype, kernels::DType* out);
+absl::Status ToLayout(v1::Layout layout, Layout* out);
+absl::StatusOr<SequenceId> ToSequenceId(const std::string& bytes);
+
+v1::SequenceInfo ToSequenceInfo(const SequenceInfo& info, const std::string& device_id);
 v1::Timing ToTiming(const PhaseTimes& times);
-v1::DeviceInfo ToDeviceInfo(const DeviceInfo& info);
+v1::DeviceInfo ToDeviceInfo(const DeviceInfo& info, const SequenceStore::Stats& kv);
 v1::KernelInfo ToKernelInfo(const kernels::KernelSpec& spec);
 
 // gRPC's deadline of an RPC on the engine's clock.

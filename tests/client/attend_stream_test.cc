@@ -184,6 +184,30 @@ TEST_F(AttendStreamTest, AWrongSizeFailsItsRequestOnly) {
   EXPECT_EQ(requests.status(1), absl::OkStatus());
 }
 
+TEST_F(AttendStreamTest, AWrongSequenceLengthFailsItsRequestOnly) {
+  server_.on_stream = [](FakeServer::Stream* stream) {
+    for (const auto& request : ReadRequests(stream, 2)) {
+      v1::AttendResponse response;
+      FakeServer::AnswerRightly(request, &response);
+      if (request.request_id() == "resident") response.add_sequence_lengths(15);
+      stream->Write(response);
+    }
+    ReadRequests(stream, 1);
+    return grpc::Status::OK;
+  };
+  auto stream = Open();
+  RequestFixture resident("resident"), other("other");
+  resident.request.spans = {{5, 4, "0123456789abcdef", 10}};  // 14 after the append
+  ASSERT_EQ(stream->Send(resident.request), absl::OkStatus());
+  ASSERT_EQ(stream->Send(other.request), absl::OkStatus());
+  AttendStream::Answer answer;
+  ASSERT_TRUE(stream->Receive(&answer));
+  EXPECT_TRUE(absl::IsInternal(answer.status)) << answer.status;
+  ASSERT_TRUE(stream->Receive(&answer));
+  EXPECT_EQ(answer.status, absl::OkStatus());
+  EXPECT_EQ(stream->Finish(), absl::OkStatus());
+}
+
 TEST_F(AttendStreamTest, SendRefusesWhatItCannotTake) {
   server_.on_stream = [](FakeServer::Stream* stream) {
     ReadRequests(stream, 100);

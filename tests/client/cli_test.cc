@@ -8,10 +8,10 @@
 #include "absl/flags/reflection.h"
 #include "client/cli/command.h"
 #include "client/cli/json.h"
-#include "client/cli/load.h"
 #include "client/cli/oracle.h"
 #include "client/cli/random_request.h"
 #include "client/cli/stats.h"
+#include "client/cli/workload.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/half.h"
@@ -55,6 +55,41 @@ TEST(FlagTest, Mask) {
   for (const char* bad : {"", "Causal", "window", "window:", "window:1", "window:-1,0",
                           "window:1,2,3", "window:99999999999,0"}) {
     EXPECT_FALSE(AbslParseFlag(bad, &mask, &error)) << bad;
+  }
+}
+
+TEST(FlagTest, BenchMode) {
+  std::string error;
+  for (const char* good : {"attend", "decode", "prefill", "mixed"}) {
+    BenchMode mode;
+    ASSERT_TRUE(AbslParseFlag(good, &mode, &error)) << good;
+    EXPECT_EQ(AbslUnparseFlag(mode), good);
+  }
+  BenchMode mode;
+  for (const char* bad : {"", "Decode", "decod", "all"}) {
+    EXPECT_FALSE(AbslParseFlag(bad, &mode, &error)) << bad;
+  }
+}
+
+TEST(FlagTest, SequenceIds) {
+  const std::string a = "000102030405060708090a0b0c0d0e0f", b = "ffffffffffffffffffffffffffffffff";
+  SequenceIds ids;
+  std::string error;
+  ASSERT_TRUE(AbslParseFlag(a + "," + b, &ids, &error));
+  EXPECT_FALSE(ids.all);
+  ASSERT_EQ(ids.ids.size(), 2u);
+  EXPECT_EQ(ids.ids[0].size(), 16u);
+  EXPECT_EQ(ids.ids[0][15], '\x0f');
+  EXPECT_EQ(AbslUnparseFlag(ids), a + "," + b);
+  ASSERT_TRUE(AbslParseFlag("all", &ids, &error));
+  EXPECT_TRUE(ids.all);
+  EXPECT_TRUE(ids.ids.empty());
+  EXPECT_EQ(AbslUnparseFlag(ids), "all");
+  ASSERT_TRUE(AbslParseFlag("", &ids, &error));
+  EXPECT_FALSE(ids.all);
+  for (const std::string& bad : {std::string("All"), a + ",", a + a, a.substr(1), "g" + a.substr(1),
+                                 a + " ," + b, a + ",all"}) {
+    EXPECT_FALSE(AbslParseFlag(bad, &ids, &error)) << bad;
   }
 }
 
@@ -126,16 +161,15 @@ TEST(JsonTest, EscapesAndNests) {
             R"({"a": "q\"\\\u000a", "b": 1.5, "nan": null, "t": true, "list": [{"n": 1}, {}]})");
 }
 
-TEST(LoadTest, FlopsCountWhatTheMaskShows) {
+TEST(WorkloadTest, FlopCountsWhatTheMaskShows) {
   AttendRequest shape;
   shape.num_heads = 2;
   shape.head_dim = 8;
-  shape.spans = {{4, 4}};
-  EXPECT_EQ(RequestFlops(shape), 4.0 * 16 * 2 * 8);
+  EXPECT_EQ(AttentionFlop(shape, 4, 4), 4.0 * 16 * 2 * 8);
   shape.mask = Mask::Causal();
-  EXPECT_EQ(RequestFlops(shape), 4.0 * 10 * 2 * 8);
-  shape.spans = {{4, 2}};  // the first two rows see nothing
-  EXPECT_EQ(RequestFlops(shape), 4.0 * 3 * 2 * 8);
+  EXPECT_EQ(AttentionFlop(shape, 4, 4), 4.0 * 10 * 2 * 8);
+  EXPECT_EQ(AttentionFlop(shape, 4, 2), 4.0 * 3 * 2 * 8);  // the first two rows see nothing
+  EXPECT_EQ(AttentionFlop(shape, 2, 6), 4.0 * 11 * 2 * 8);
 }
 
 // Answers `problem` as unfused attention would.
@@ -175,14 +209,14 @@ TEST(OracleTest, AcceptsUnfusedAttentionAndNoticesErrors) {
       EXPECT_FALSE(Compare(ToKernelBatch(problem.request())).Within(2)) << "NaN must not pass";
       AnswerUnfused(&problem);
       EXPECT_TRUE(Compare(ToKernelBatch(problem.request())).Within(1.01));
-      EXPECT_TRUE(Compare(SpotCheckBatch(problem.request(), 7)).Within(1.01));
+      EXPECT_TRUE(Compare(SpotCheckBatch(ToKernelBatch(problem.request()), 7)).Within(1.01));
       uint16_t& element = problem.output()[40];
       const uint16_t right = element;
       element = kNanBits;
       EXPECT_FALSE(Compare(ToKernelBatch(problem.request())).Within(2));
       element = kernels::FloatToFloat16(3);
       EXPECT_FALSE(Compare(ToKernelBatch(problem.request())).Within(2));
-      EXPECT_FALSE(Compare(SpotCheckBatch(problem.request(), 7)).Within(4));
+      EXPECT_FALSE(Compare(SpotCheckBatch(ToKernelBatch(problem.request()), 7)).Within(4));
       element = right;
       problem.request().lse.back() += 0.5f;
       EXPECT_FALSE(Compare(ToKernelBatch(problem.request())).Within(2));

@@ -1,7 +1,6 @@
 #include "tests/client/fake_server.h"
 
 #include <chrono>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -22,6 +21,7 @@ FakeServer::FakeServer(const std::string& address)
     AnswerRightly(request, response);
     return grpc::Status::OK;
   };
+  info.set_version("fake");
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port_);
@@ -49,6 +49,11 @@ v1::AttendRequest FakeServer::last_request() const {
   return last_request_;
 }
 
+std::vector<std::string> FakeServer::client_names() const {
+  absl::MutexLock lock(&mutex_);
+  return client_names_;
+}
+
 void FakeServer::AnswerRightly(const v1::AttendRequest& request, v1::AttendResponse* response) {
   response->set_request_id(request.request_id());
   response->set_output(request.query());
@@ -61,6 +66,23 @@ void FakeServer::AnswerRightly(const v1::AttendRequest& request, v1::AttendRespo
   response->set_lse(lse.data(), lse.size() * sizeof(float));
 }
 
+void FakeServer::NoteName(const grpc::ServerContext& context) {
+  const auto name = context.client_metadata().find("flashcore-client");
+  absl::MutexLock lock(&mutex_);
+  client_names_.push_back(name == context.client_metadata().end()
+                              ? ""
+                              : std::string(name->second.data(), name->second.size()));
+}
+
+template <typename Request, typename Response>
+grpc::Status FakeServer::Handle(const Handler<Request, Response>& handler,
+                                grpc::ServerContext* context, const Request& request,
+                                Response* response) {
+  NoteName(*context);
+  if (handler == nullptr) return {grpc::StatusCode::UNIMPLEMENTED, "no handler"};
+  return handler(context, request, response);
+}
+
 grpc::Status FakeServer::Attend(grpc::ServerContext* context, const v1::AttendRequest* request,
                                 v1::AttendResponse* response) {
   {
@@ -68,17 +90,63 @@ grpc::Status FakeServer::Attend(grpc::ServerContext* context, const v1::AttendRe
     ++attend_calls_;
     last_request_ = *request;
   }
-  return on_attend(context, *request, response);
+  return Handle(on_attend, context, *request, response);
 }
 
-grpc::Status FakeServer::AttendStream(grpc::ServerContext*, Stream* stream) {
+grpc::Status FakeServer::AttendStream(grpc::ServerContext* context, Stream* stream) {
+  NoteName(*context);
   return on_stream(stream);
 }
 
-grpc::Status FakeServer::GetServerInfo(grpc::ServerContext*, const v1::GetServerInfoRequest*,
+grpc::Status FakeServer::LoadSequence(grpc::ServerContext* context, LoadReader* reader,
+                                      v1::LoadSequenceResponse* response) {
+  NoteName(*context);
+  if (on_load == nullptr) return {grpc::StatusCode::UNIMPLEMENTED, "no handler"};
+  return on_load(reader, response);
+}
+
+grpc::Status FakeServer::GetServerInfo(grpc::ServerContext* context,
+                                       const v1::GetServerInfoRequest*,
                                        v1::GetServerInfoResponse* response) {
-  response->set_version("fake");
+  NoteName(*context);
+  *response = info;
   return grpc::Status::OK;
+}
+
+grpc::Status FakeServer::CreateSequence(grpc::ServerContext* context,
+                                        const v1::CreateSequenceRequest* request,
+                                        v1::CreateSequenceResponse* response) {
+  return Handle(on_create, context, *request, response);
+}
+
+grpc::Status FakeServer::ForkSequence(grpc::ServerContext* context,
+                                      const v1::ForkSequenceRequest* request,
+                                      v1::ForkSequenceResponse* response) {
+  return Handle(on_fork, context, *request, response);
+}
+
+grpc::Status FakeServer::TruncateSequence(grpc::ServerContext* context,
+                                          const v1::TruncateSequenceRequest* request,
+                                          v1::TruncateSequenceResponse* response) {
+  return Handle(on_truncate, context, *request, response);
+}
+
+grpc::Status FakeServer::DeleteSequence(grpc::ServerContext* context,
+                                        const v1::DeleteSequenceRequest* request,
+                                        v1::DeleteSequenceResponse* response) {
+  return Handle(on_delete, context, *request, response);
+}
+
+grpc::Status FakeServer::GetSequence(grpc::ServerContext* context,
+                                     const v1::GetSequenceRequest* request,
+                                     v1::GetSequenceResponse* response) {
+  return Handle(on_get, context, *request, response);
+}
+
+grpc::Status FakeServer::ListSequences(grpc::ServerContext* context,
+                                       const v1::ListSequencesRequest* request,
+                                       v1::ListSequencesResponse* response) {
+  return Handle(on_list, context, *request, response);
 }
 
 }  // namespace flashcore

@@ -3,11 +3,13 @@
 #define FLASHCORE_TESTS_CORE_FAKES_H_
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "kernels/kv_pages.h"
 #include "kernels/registry.h"
 #include "server/core/clock.h"
 #include "server/core/device.h"
@@ -55,26 +57,77 @@ struct FakeDeviceControl {
   }
 };
 
-// "Attends" by copying Q to O, once its gate is open.
-class FakeDevice final : public Device {
+// Carries out the part of a launch that writes K/V, and of moves, as a CPU does.
+inline void WritePages(const Launch& launch) {
+  const kernels::PageLayout layout = launch.page_layout();
+  kernels::CopyPagesCpu(layout.page_bytes(), launch.copies.data(),
+                        static_cast<int32_t>(launch.copies.size()), nullptr);
+  kernels::AppendRowsCpu(layout, launch.appends.data(), static_cast<int32_t>(launch.appends.size()),
+                         nullptr);
+}
+inline void CopyPages(const PageMoves& moves) {
+  for (const PageMoves::OfOneSize& group : moves.groups) {
+    kernels::CopyPagesCpu(group.page_bytes, group.copies.data(),
+                          static_cast<int32_t>(group.copies.size()), nullptr);
+  }
+}
+
+// What every device of the tests has: K/V pages on the heap, poisoned with NaN.
+class HeapDevice : public Device {
  public:
-  explicit FakeDevice(FakeDeviceControl* control) : control_(control) {
+  struct Options {
+    int lanes = 1;
+    size_t kv_memory_bytes = size_t{1} << 20;
+    size_t kv_hot_bytes = 0;
+  };
+
+  explicit HeapDevice(const Options& options)
+      : kv_(static_cast<std::byte*>(std::aligned_alloc(64, options.kv_memory_bytes))),
+        kv_memory_{kv_.get(), options.kv_memory_bytes, options.kv_hot_bytes} {
     info_.id = info_.name = info_.arch = "fake";
-    info_.lanes = 1;
+    info_.lanes = options.lanes;
     for (const kernels::Kernel& kernel : kernels::AllKernels()) kernels_.push_back(&kernel);
+    std::memset(kv_.get(), 0xff, options.kv_memory_bytes);
   }
 
   const DeviceInfo& info() const override { return info_; }
   const std::vector<const kernels::Kernel*>& kernels() const override { return kernels_; }
   StagingPool::Allocator staging_allocator() override { return StagingPool::HeapAllocator(); }
+  KvMemory kv_memory() const override { return kv_memory_; }
 
-  absl::Status Run(int /*lane*/, absl::Span<AttendOperation* const> batch) override {
+  absl::Status CopyPages(int /*lane*/, int64_t page_bytes,
+                         absl::Span<const kernels::PageCopy> copies) override {
+    kernels::CopyPagesCpu(page_bytes, copies.data(), static_cast<int32_t>(copies.size()), nullptr);
+    return absl::OkStatus();
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
+
+  const std::unique_ptr<std::byte, Free> kv_;
+  const KvMemory kv_memory_;
+  DeviceInfo info_;
+  std::vector<const kernels::Kernel*> kernels_;
+};
+
+// "Attends" by copying Q to O, once its gate is open.
+class FakeDevice final : public HeapDevice {
+ public:
+  explicit FakeDevice(FakeDeviceControl* control) : FakeDevice(control, Options()) {}
+  FakeDevice(FakeDeviceControl* control, const Options& options)
+      : HeapDevice(options), control_(control) {}
+
+  absl::Status Run(int /*lane*/, const Launch& launch) override {
+    WritePages(launch);
     MutexLock lock(&control_->mutex);
     ++control_->entered;
-    control_->batch_sizes.push_back(batch.size());
+    control_->batch_sizes.push_back(launch.operations.size());
     control_->changed.NotifyAll();
     while (!control_->open) control_->changed.Wait(&control_->mutex);
-    for (AttendOperation* operation : batch) {
+    for (AttendOperation* operation : launch.operations) {
+      if (operation->request.query_bytes == 0) continue;
       std::memcpy(operation->tensors.output(), operation->tensors.query(),
                   operation->request.query_bytes);
     }
@@ -83,12 +136,20 @@ class FakeDevice final : public Device {
 
  private:
   FakeDeviceControl* const control_;
-  DeviceInfo info_;
-  std::vector<const kernels::Kernel*> kernels_;
 };
 
 inline Metrics::Options FakeMetricsOptions(std::vector<RpcMethod> methods = {}) {
   return {"test", {{"fake", "fake", "fake"}}, std::move(methods)};
+}
+
+// Gives a request, whose heads are set, its spans and the bytes of tensors that they need.
+inline void SetSpans(std::vector<SpanShape> spans, AttendRequest* request) {
+  request->spans = std::move(spans);
+  const size_t row_bytes = request->head_dim * kernels::DTypeBytes(request->dtype);
+  request->query_bytes =
+      static_cast<size_t>(request->query_rows()) * request->num_heads * row_bytes;
+  request->key_bytes = request->value_bytes =
+      static_cast<size_t>(request->kv_rows()) * request->num_kv_heads * row_bytes;
 }
 
 // A valid request of one span.
@@ -100,11 +161,7 @@ inline AttendRequest MakeRequest(uint32_t query_rows = 1, uint32_t kv_rows = 1,
   request.num_kv_heads = num_kv_heads;
   request.head_dim = head_dim;
   request.softmax_scale = 0.125f;
-  request.spans.resize(1);
-  request.spans[0].query_rows = query_rows;
-  request.spans[0].kv_rows = kv_rows;
-  request.query_bytes = size_t{query_rows} * num_heads * head_dim * 2;
-  request.key_bytes = request.value_bytes = size_t{kv_rows} * num_kv_heads * head_dim * 2;
+  SetSpans({{query_rows, kv_rows, "", {}}}, &request);
   return request;
 }
 

@@ -105,21 +105,25 @@ INSTANTIATE_TEST_SUITE_P(
                 "request_id: contains a character that is not printable"},
         BadCase{"ExpectedLengthOfInline", [](AttendRequest& r) { r.spans[0].expected_length = 4; },
                 kInvalid, "spans[0].expected_length: is set, but the span names no sequence"},
-        BadCase{"Sequence", [](AttendRequest& r) { r.spans[0].sequence_id = "0123456789abcdef"; },
-                absl::StatusCode::kUnimplemented, "spans[0].sequence_id"}),
+        BadCase{"ShortSequenceId", [](AttendRequest& r) { r.spans[0].sequence_id = "0123456789"; },
+                kInvalid, "spans[0].sequence_id: 10 bytes; an id has 16"}),
     [](const auto& param) { return param.param.name; });
 
 TEST(ValidateAttendTest, BoundsTheWorkOfAllSpansTogether) {
   // 4 * 1000 * 1000 * 2 * 64 = 5.12e8 for one span of these.
   AttendRequest request = testing::MakeRequest(1000, 1000);
-  EXPECT_EQ(ValidateAttend(request, kLimits), absl::OkStatus());
+  EXPECT_EQ(ValidateWork(request, {}, kLimits), absl::OkStatus());
   request.spans.push_back(request.spans[0]);
-  request.query_bytes *= 2;
-  request.key_bytes = request.value_bytes *= 2;
-  const absl::Status status = ValidateAttend(request, kLimits);
+  const absl::Status status = ValidateWork(request, {}, kLimits);
   EXPECT_EQ(status.code(), kInvalid);
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("need 1.024e+09 floating-point operations; at most 1e+09"));
+}
+
+TEST(ValidateAttendTest, CountsTheRowsThatAreInTheSequence) {
+  const AttendRequest request = testing::MakeRequest(1000, 1000);
+  EXPECT_EQ(ValidateWork(request, {900}, kLimits), absl::OkStatus());
+  EXPECT_EQ(ValidateWork(request, {1000}, kLimits).code(), kInvalid);
 }
 
 TEST(ValidateAttendTest, ProductsThatOverflowAreRejected) {

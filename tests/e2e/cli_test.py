@@ -4,6 +4,7 @@ import json
 import unittest
 
 import numpy as np
+from flashcore.v1 import attention_pb2 as pb
 
 import harness
 from harness import cli
@@ -79,6 +80,43 @@ class CliTest(unittest.TestCase):
                 self.assertLessEqual(latency["p50"], latency["p99"])
                 self.assertLessEqual(latency["p99"], latency["max"])
                 self.assertGreater(result["server_phase_us"]["kernel"]["p50"], 0)
+
+    def test_bench_measures_resident_sequences(self):
+        shape = "--shape=1x8/2x200x64"
+        for flags in (("--mode=decode", "--sequences=8"),
+                      ("--mode=decode", "--sequences=9", "--fork_from_prefix=130", "--stream",
+                       "--concurrency=3", "--layout=HND"),
+                      ("--mode=prefill", "--query_rows=70", "--concurrency=2"),
+                      ("--mode=mixed", "--concurrency=4", "--connections=2", "--pin")):
+            with self.subTest(flags):
+                result = self.run_json("bench", shape, "--duration=600ms", "--warmup=100ms", *flags)
+                self.assertGreater(result["ok"], 0)
+                self.assertEqual((result["failed"], result["wrong_replies"]), (0, 0))
+        self.assertEqual(self.server.metric("flashcore_sequences"), 0)
+
+    def test_bench_compares_resident_with_inline(self):
+        result = self.run_json("bench", "--shape=1x8x200x64", "--mode=decode", "--sequences=16",
+                               "--compare_inline", "--duration=2s")
+        self.assertGreater(result["inline"]["request_bytes"], 50 * result["request_bytes"])
+        self.assertGreater(result["inline"]["ok"], 0)
+
+    def test_sequences_lists_and_deletes(self):
+        name = "--client_name=lister"
+        with self.server.channel() as channel:
+            stub = harness.stub(channel)
+            for layers in (1, 3):
+                stub.CreateSequence(pb.CreateSequenceRequest(
+                    num_layers=layers, num_kv_heads=2, head_dim=64, dtype=pb.DTYPE_BFLOAT16),
+                    metadata=(("flashcore-client", "lister"),))
+        listed = cli("sequences", f"--target={self.server.target}", name).stdout.splitlines()
+        self.assertEqual(len(listed), 3, listed)
+        self.assertIn("bfloat16", listed[1])
+        first = listed[1].split()[0]
+        cli("sequences", f"--target={self.server.target}", name, f"--delete={first}")
+        cli("sequences", f"--target={self.server.target}", name, "--delete=all")
+        self.assertEqual(self.server.metric("flashcore_sequences"), 0)
+        done = cli("sequences", f"--target={self.server.target}", name, "--delete=zz", check=False)
+        self.assertNotEqual(done.returncode, 0)
 
     def test_bench_compares_with_the_bare_echo(self):
         done = cli("bench", f"--target={self.server.target}", "--shape=1x8x512x64",

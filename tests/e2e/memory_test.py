@@ -79,6 +79,33 @@ class MemoryTest(unittest.TestCase):
                 self.assertLess(time.monotonic(), end)
                 time.sleep(0.2)
 
+    def test_a_context_of_one_gib_loads_through_bounded_memory(self):
+        chunk, rows = 16 * MIB, 4096  # per message: K and V of 8 heads of 128
+        chunks = 1024 * MIB // chunk
+
+        def messages(sequence):
+            half = bytes(chunk // 2)
+            for i in range(chunks):
+                yield pb.LoadSequenceRequest(
+                    sequence_id=sequence if i == 0 else b"", layout=pb.LAYOUT_NHD, rows=rows,
+                    key=half, value=half, expected_length=i * rows)
+
+        with harness.Server("--kv_memory_bytes=1140850688") as server, server.channel() as channel:
+            stub = harness.stub(channel)
+            sequence = stub.CreateSequence(pb.CreateSequenceRequest(
+                num_layers=1, num_kv_heads=8, head_dim=128, dtype=pb.DTYPE_FLOAT16)).sequence_id
+            before = server.status_bytes("VmRSS")
+            began = time.monotonic()
+            info = stub.LoadSequence(messages(sequence)).sequence
+            seconds = time.monotonic() - began
+            self.assertEqual((list(info.layer_lengths), info.kv_bytes),
+                             ([chunks * rows], 1024 * MIB))
+            grown = server.status_bytes("VmHWM") - before - info.kv_bytes
+            print(f"1 GiB of K/V in chunks of 16 MiB: grown by {grown / MIB:.1f} MiB beyond the K/V, "
+                  f"{1 / seconds:.2f} GiB/s")
+            # Two chunks in staging memory, two more on their way from the network.
+            self.assertLessEqual(grown, 4 * chunk * OVERHEAD)
+
     def send_and_measure(self, name, message, limit, repeats=3):
         with harness.Server() as server, server.channel() as channel:
             harness.stub(channel).Attend(harness.small_request())

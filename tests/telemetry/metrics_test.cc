@@ -82,6 +82,18 @@ TEST_F(MetricsTest, AllSeriesAreThereAtZeroFromTheStart) {
   expect_zero("flashcore_inflight_requests");
   expect_zero("flashcore_staging_bytes{state=\"used\"}");
   expect_zero("flashcore_staging_bytes{state=\"free\"}");
+  expect_zero("flashcore_sequences");
+  for (const char* reason : {"idle", "lru"}) {
+    expect_zero(absl::StrCat("flashcore_sequences_evicted_total{reason=\"", reason, "\"}"));
+  }
+  for (const char* segment : {"hot", "cold"}) {
+    for (const char* state : {"used", "free"}) {
+      expect_zero(
+          absl::StrCat("flashcore_kv_bytes{segment=\"", segment, "\",state=\"", state, "\"}"));
+    }
+    expect_zero(absl::StrCat("flashcore_kv_read_bytes_total{segment=\"", segment, "\"}"));
+    expect_zero(absl::StrCat("flashcore_kv_moved_bytes_total{to=\"", segment, "\"}"));
+  }
   for (const char* reason :
        {"invalid_argument", "not_found", "failed_precondition", "resource_exhausted",
         "deadline_exceeded", "cancelled", "unimplemented", "unavailable", "internal"}) {

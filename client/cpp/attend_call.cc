@@ -1,10 +1,35 @@
-#include "client/cpp/async_call.h"
+#include "client/cpp/attend_call.h"
 
 #include "grpcpp/generic/generic_stub.h"
 
 namespace flashcore {
 
-void AsyncCall::Start() {
+namespace client {
+
+absl::Status CallAttend(const Connection& connection, const AttendRequest& request,
+                        AttendResult* result, const CallOptions& call) {
+  const absl::Time deadline = connection.Deadline(call);
+  const absl::StatusOr<grpc::ByteBuffer> message =
+      EncodeRequest(request, connection.options().max_message_bytes);
+  if (!message.ok()) return message.status();
+  AttendResult ignored;
+  if (result == nullptr) result = &ignored;
+  *result = {};
+  grpc::ByteBuffer reply;
+  int attempts = 0;
+  absl::Status status =
+      connection.WithRetries(request.SafeToRepeat(), deadline, &attempts, [&]() -> absl::Status {
+        return connection.CallBytes(kAttendMethod, deadline, *message, &reply);
+      });
+  if (status.ok()) status = TakeReply(reply, DestinationOf(request), result);
+  result->attempts = attempts;
+  result->request_bytes = message->Length();
+  return status;
+}
+
+}  // namespace client
+
+void AttendCall::Start() {
   grpc::ClientContext* context = nullptr;
   std::unique_ptr<grpc::Alarm> fired;  // it keeps its callback, and so this call, alive
   {
@@ -12,7 +37,7 @@ void AsyncCall::Start() {
     fired = std::move(alarm_);
     if (!cancelled_) {
       context_ = std::make_unique<grpc::ClientContext>();
-      context_->set_deadline(absl::ToChronoTime(args_.deadline));
+      args_.connection->Prepare(args_.deadline, context_.get());
       context = context_.get();
     }
   }
@@ -25,45 +50,40 @@ void AsyncCall::Start() {
   }
   ++attempts_;
   reply_.Clear();
-  grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(args_.channel);
+  grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(args_.connection->channel());
   stub.UnaryCall(context, kAttendMethod, {}, &args_.message, &reply_,
                  [self = shared_from_this()](const grpc::Status& s) { self->OnAttemptDone(s); });
 }
 
-void AsyncCall::Cancel() {
+void AttendCall::Cancel() {
   absl::MutexLock lock(&mutex_);
   cancelled_ = true;
   if (context_ != nullptr) context_->TryCancel();
   if (alarm_ != nullptr) alarm_->Cancel();
 }
 
-void AsyncCall::OnAttemptDone(const grpc::Status& grpc_status) {
+void AttendCall::OnAttemptDone(const grpc::Status& grpc_status) {
   absl::Status status = client::FromGrpc(grpc_status);
   if (Retry(status)) return;
   AttendResult result;
   if (status.ok()) {
-    absl::StatusOr<client::Answer> answer = client::ParseAnswer(reply_, args_.num_spans);
-    status = answer.status();
-    if (status.ok()) status = client::CopyTensors(reply_, *answer, args_.destination);
-    if (status.ok()) result = std::move(answer->result);
+    status = client::TakeReply(reply_, args_.destination, &result);
   }
   result.request_bytes = args_.message.Length();
   result.attempts = attempts_;
   args_.done(std::move(status), std::move(result));
 }
 
-bool AsyncCall::Retry(const absl::Status& status) {
-  const absl::Time now = absl::Now();
-  absl::InsecureBitGen random;
-  const std::optional<absl::Duration> wait = client::NextBackoff(
-      args_.retry, status, args_.safe_to_repeat, attempts_, now, args_.deadline, random);
+bool AttendCall::Retry(const absl::Status& status) {
+  const std::optional<absl::Duration> wait =
+      args_.connection->Backoff(status, args_.safe_to_repeat, attempts_, args_.deadline);
   if (!wait.has_value()) return false;
   absl::MutexLock lock(&mutex_);
   if (cancelled_) return false;
   alarm_ = std::make_unique<grpc::Alarm>();
   // Runs on another thread, with false if the alarm was cancelled; Start looks at cancelled_
   // itself.
-  alarm_->Set(absl::ToChronoTime(now + *wait),
+  alarm_->Set(absl::ToChronoTime(absl::Now() + *wait),
               [self = shared_from_this()](bool) { self->Start(); });
   return true;
 }

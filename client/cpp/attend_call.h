@@ -1,39 +1,43 @@
-// One AttendAsync with its retries. Internal to the client.
-#ifndef FLASHCORE_CLIENT_CPP_ASYNC_CALL_H_
-#define FLASHCORE_CLIENT_CPP_ASYNC_CALL_H_
+// One Attend with its retries, blocking or with a callback. Internal to the client.
+#ifndef FLASHCORE_CLIENT_CPP_ATTEND_CALL_H_
+#define FLASHCORE_CLIENT_CPP_ATTEND_CALL_H_
 
 #include <functional>
 #include <memory>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/random/random.h"
 #include "absl/synchronization/mutex.h"
 #include "client/cpp/codec.h"
-#include "client/cpp/retry.h"
+#include "client/cpp/connection.h"
 #include "grpcpp/alarm.h"
-#include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 
 namespace flashcore {
 
 inline constexpr char kAttendMethod[] = "/flashcore.v1.AttentionService/Attend";
 
-// Keeps itself alive from Start until its callback has run. Thread-safe.
-class AsyncCall : public std::enable_shared_from_this<AsyncCall> {
+namespace client {
+
+// Client::Attend.
+absl::Status CallAttend(const Connection& connection, const AttendRequest& request,
+                        AttendResult* result, const CallOptions& call);
+
+}  // namespace client
+
+// An AttendAsync. Keeps itself alive from Start until its callback has run. Thread-safe.
+class AttendCall : public std::enable_shared_from_this<AttendCall> {
  public:
   struct Args {
-    std::shared_ptr<grpc::Channel> channel;
+    std::shared_ptr<const client::Connection> connection;
     grpc::ByteBuffer message;  // what to send
     client::Destination destination;
-    size_t num_spans = 0;
     bool safe_to_repeat = false;
-    RetryPolicy retry;
     absl::Time deadline;
     std::function<void(absl::Status, AttendResult)> done;
   };
 
-  explicit AsyncCall(Args args) : args_(std::move(args)) {}
+  explicit AttendCall(Args args) : args_(std::move(args)) {}
 
   void Start() ABSL_LOCKS_EXCLUDED(mutex_);
   void Cancel() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -54,4 +58,4 @@ class AsyncCall : public std::enable_shared_from_this<AsyncCall> {
 
 }  // namespace flashcore
 
-#endif  // FLASHCORE_CLIENT_CPP_ASYNC_CALL_H_
+#endif  // FLASHCORE_CLIENT_CPP_ATTEND_CALL_H_

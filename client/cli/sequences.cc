@@ -1,0 +1,127 @@
+// flashcore sequences: lists and deletes resident sequences.
+#include <algorithm>
+#include <cstdio>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/cli/command.h"
+#include "client/cli/json.h"
+
+ABSL_FLAG(flashcore::cli::SequenceIds, delete, {},
+          "delete these instead: ids as they are listed, with commas between them, or all (of this "
+          "client)");
+
+namespace flashcore::cli {
+namespace {
+
+const char* DTypeName(v1::DType dtype) {
+  return dtype == v1::DTYPE_BFLOAT16 ? "bfloat16" : "float16";
+}
+
+// "512", or "510..512" if the layers differ.
+std::string Lengths(const v1::SequenceInfo& info) {
+  if (info.layer_lengths().empty()) return "-";
+  const auto [low, high] =
+      std::minmax_element(info.layer_lengths().begin(), info.layer_lengths().end());
+  return *low == *high ? absl::StrCat(*low) : absl::StrCat(*low, "..", *high);
+}
+
+std::string ListTable(const std::vector<v1::SequenceInfo>& sequences) {
+  std::string out =
+      absl::StrFormat("%-32s %6s %8s %8s %-8s %12s %10s %10s %8s %s\n", "id", "layers", "kv_heads",
+                      "head_dim", "dtype", "length", "K/V MiB", "pinned MiB", "idle s", "device");
+  for (const v1::SequenceInfo& info : sequences) {
+    absl::StrAppendFormat(&out, "%-32s %6d %8d %8d %-8s %12s %10.1f %10.1f %8.0f %s\n",
+                          absl::BytesToHexString(info.sequence_id()), info.num_layers(),
+                          info.num_kv_heads(), info.head_dim(), DTypeName(info.dtype()),
+                          Lengths(info), static_cast<double>(info.kv_bytes()) / 0x1p20,
+                          static_cast<double>(info.pinned_bytes()) / 0x1p20, info.idle_seconds(),
+                          info.device_id());
+  }
+  return out;
+}
+
+JsonObject InfoJson(const v1::SequenceInfo& info) {
+  JsonObject json;
+  json.Add("id", absl::BytesToHexString(info.sequence_id()))
+      .Add("num_kv_heads", uint64_t{info.num_kv_heads()})
+      .Add("head_dim", uint64_t{info.head_dim()})
+      .Add("dtype", DTypeName(info.dtype()))
+      .Add("layer_lengths",
+           std::vector<uint64_t>(info.layer_lengths().begin(), info.layer_lengths().end()))
+      .Add("kv_bytes", uint64_t{info.kv_bytes()})
+      .Add("pin", info.pin())
+      .Add("pinned_bytes", uint64_t{info.pinned_bytes()})
+      .Add("idle_seconds", info.idle_seconds())
+      .Add("device", info.device_id());
+  return json;
+}
+
+int List(Client* client) {
+  const absl::StatusOr<std::vector<v1::SequenceInfo>> sequences = client->ListSequences();
+  if (!sequences.ok()) return Fail(sequences.status());
+  if (absl::GetFlag(FLAGS_json)) {
+    std::vector<JsonObject> json;
+    for (const v1::SequenceInfo& info : *sequences) json.push_back(InfoJson(info));
+    std::printf("%s\n", JsonObject().Add("sequences", json).ToString().c_str());
+  } else {
+    std::fputs(ListTable(*sequences).c_str(), stdout);
+  }
+  return kExitOk;
+}
+
+// Goes on after an error, which it prints.
+int Delete(Client* client, SequenceIds what) {
+  if (what.all) {
+    const absl::StatusOr<std::vector<v1::SequenceInfo>> sequences = client->ListSequences();
+    if (!sequences.ok()) return Fail(sequences.status());
+    for (const v1::SequenceInfo& info : *sequences) what.ids.push_back(info.sequence_id());
+  }
+  size_t deleted = 0;
+  for (const std::string& id : what.ids) {
+    const absl::StatusOr<Sequence> sequence = client->OpenSequence(id);
+    const absl::Status status = sequence.ok() ? sequence->Delete() : sequence.status();
+    if (status.ok()) {
+      ++deleted;
+    } else {
+      std::fprintf(stderr, "flashcore: %s: %s\n", absl::BytesToHexString(id).c_str(),
+                   status.ToString().c_str());
+    }
+  }
+  if (absl::GetFlag(FLAGS_json)) {
+    std::printf("%s\n", JsonObject().Add("deleted", uint64_t{deleted}).ToString().c_str());
+  } else {
+    std::printf("deleted %zu of %zu sequences\n", deleted, what.ids.size());
+  }
+  return deleted == what.ids.size() ? kExitOk : kExitFailure;
+}
+
+int RunSequences() {
+  const absl::StatusOr<std::unique_ptr<Client>> client = Connect();
+  if (!client.ok()) return FailUsage(client.status().message());
+  const SequenceIds to_delete = absl::GetFlag(FLAGS_delete);
+  if (!to_delete.all && to_delete.ids.empty()) return List(client->get());
+  return Delete(client->get(), to_delete);
+}
+
+}  // namespace
+
+const Command& SequencesCommand() {
+  static const Command command = {
+      "sequences",
+      "lists or deletes this client's resident sequences",
+      "Lists the sequences that this client has created or forked, oldest first. The server knows "
+      "a\n"
+      "client by its address and --client_name. `length` is in rows, a range if the layers "
+      "differ;\n"
+      "K/V MiB count pages that forks share in each of them. Examples:\n\n"
+      "  flashcore sequences --client_name=frontend-7\n"
+      "  flashcore sequences --delete=all",
+      {"delete"},
+      RunSequences};
+  return command;
+}
+
+}  // namespace flashcore::cli

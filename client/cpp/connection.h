@@ -1,0 +1,94 @@
+// A channel to one server and how calls are made on it: deadline, name, retries. Internal to the
+// client.
+#ifndef FLASHCORE_CLIENT_CPP_CONNECTION_H_
+#define FLASHCORE_CLIENT_CPP_CONNECTION_H_
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/random/random.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "client/cpp/codec.h"
+#include "client/cpp/options.h"
+#include "flashcore/v1/attention.grpc.pb.h"
+#include "grpcpp/channel.h"
+#include "grpcpp/client_context.h"
+
+namespace flashcore::client {
+
+// Of unary calls whose request and response are messages of the contract.
+template <typename Request, typename Response>
+using Method = grpc::Status (v1::AttentionService::Stub::*)(grpc::ClientContext*, const Request&,
+                                                            Response*);
+
+// Shared by the Client and by the handles that may outlive it. Thread-safe.
+class Connection {
+ public:
+  // Does not connect: the first call does. INVALID_ARGUMENT if target or options make no sense.
+  static absl::StatusOr<std::shared_ptr<const Connection>> Create(absl::string_view target,
+                                                                  ClientOptions options);
+
+  const ClientOptions& options() const { return options_; }
+  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+
+  absl::Time Deadline(const CallOptions& call) const {
+    return call.deadline.has_value() ? *call.deadline : absl::Now() + options_.timeout;
+  }
+
+  // Makes a fresh context ready for a call until `deadline`.
+  void Prepare(absl::Time deadline, grpc::ClientContext* context) const;
+
+  // The wait before the next attempt, or nothing: NextBackoff with this client's policy.
+  std::optional<absl::Duration> Backoff(const absl::Status& status, bool safe_to_repeat,
+                                        int attempts, absl::Time deadline) const;
+
+  // Calls `attempt`, which returns a status, until Backoff says that it was the last.
+  template <typename Attempt>
+  absl::Status WithRetries(bool safe_to_repeat, absl::Time deadline, int* attempts,
+                           Attempt attempt) const {
+    for (*attempts = 1;; ++*attempts) {
+      absl::Status status = attempt();
+      const std::optional<absl::Duration> wait =
+          Backoff(status, safe_to_repeat, *attempts, deadline);
+      if (!wait.has_value()) return status;
+      absl::SleepFor(*wait);
+    }
+  }
+
+  // One attempt of a call whose messages are bytes.
+  absl::Status CallBytes(const char* method, absl::Time deadline, const grpc::ByteBuffer& request,
+                         grpc::ByteBuffer* reply) const;
+
+  // A call with its retries. `attempts`, unless null, is set to how many were made.
+  template <typename Request, typename Response>
+  absl::StatusOr<Response> Call(Method<Request, Response> method, const Request& request,
+                                bool safe_to_repeat, const CallOptions& call,
+                                int* attempts = nullptr) const {
+    const absl::Time deadline = Deadline(call);
+    Response response;
+    int ignored = 0;
+    absl::Status status = WithRetries(
+        safe_to_repeat, deadline, attempts == nullptr ? &ignored : attempts, [&]() -> absl::Status {
+          grpc::ClientContext context;
+          Prepare(deadline, &context);
+          return FromGrpc((stub_.get()->*method)(&context, request, &response));
+        });
+    if (!status.ok()) return status;
+    return response;
+  }
+
+ private:
+  Connection(ClientOptions options, std::shared_ptr<grpc::Channel> channel);
+
+  const ClientOptions options_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<v1::AttentionService::Stub> stub_;
+};
+
+}  // namespace flashcore::client
+
+#endif  // FLASHCORE_CLIENT_CPP_CONNECTION_H_

@@ -1,0 +1,38 @@
+#include "server/transport/client_name.h"
+
+#include <algorithm>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace flashcore::server {
+namespace {
+
+constexpr char kMetadataKey[] = "flashcore-client";
+constexpr size_t kMaxNameBytes = 64;
+
+// "ipv4:10.0.0.1:4711" without its port; every Unix socket is "unix".
+std::string AddressOf(const std::string& peer) {
+  if (absl::StartsWith(peer, "unix")) return "unix";
+  return peer.substr(0, peer.rfind(':'));
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ClientName(const grpc::ServerContextBase& context) {
+  std::string client = AddressOf(context.peer());
+  const auto metadata = context.client_metadata().find(kMetadataKey);
+  if (metadata == context.client_metadata().end()) return client;
+  const absl::string_view name(metadata->second.data(), metadata->second.size());
+  if (name.size() > kMaxNameBytes || !std::all_of(name.begin(), name.end(), [](unsigned char c) {
+        return absl::ascii_isprint(c);
+      })) {
+    return absl::InvalidArgumentError(absl::StrCat("metadata ", kMetadataKey, ": want at most ",
+                                                   kMaxNameBytes, " bytes of printable ASCII"));
+  }
+  absl::StrAppend(&client, "/", name);
+  return client;
+}
+
+}  // namespace flashcore::server

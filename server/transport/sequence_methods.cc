@@ -1,0 +1,140 @@
+// AttentionService: the RPCs on resident sequences.
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "server/transport/attention_service.h"
+#include "server/transport/client_name.h"
+#include "server/transport/convert.h"
+#include "server/transport/load_sequence.h"
+
+namespace flashcore::server {
+namespace {
+
+constexpr uint32_t kDefaultPageSize = 100;
+constexpr uint32_t kMaxPageSize = 1000;
+
+std::optional<uint64_t> Optional(bool has, uint64_t value) {
+  return has ? std::optional<uint64_t>(value) : std::nullopt;
+}
+
+}  // namespace
+
+// Runs `body`, which fills in the response, unless the server is draining. Nothing in it waits: the
+// store's lock is never held while K/V moves.
+template <typename Body>
+grpc::ServerUnaryReactor* AttentionService::Answer(RpcMetrics* rpc, const Body& body) {
+  absl::Status status = CheckNotDraining(*context_);
+  if (status.ok()) status = body();
+  return EndUnary(rpc, status);
+}
+
+// The same for an RPC on one sequence, whose `body` takes its id and gives what it then is.
+template <typename Response, typename Body>
+grpc::ServerUnaryReactor* AttentionService::AnswerWithInfo(RpcMetrics* rpc,
+                                                           const std::string& sequence_id,
+                                                           Response* response, const Body& body) {
+  return Answer(rpc, [&] {
+    const absl::StatusOr<SequenceId> id = ToSequenceId(sequence_id);
+    if (!id.ok()) return id.status();
+    const absl::StatusOr<SequenceInfo> info = body(*id);
+    if (info.ok()) {
+      *response->mutable_sequence() = ToSequenceInfo(*info, engine_->device().info().id);
+    }
+    return info.status();
+  });
+}
+
+grpc::ServerUnaryReactor* AttentionService::CreateSequence(grpc::CallbackServerContext* context,
+                                                           const v1::CreateSequenceRequest* request,
+                                                           v1::CreateSequenceResponse* response) {
+  return Answer(create_sequence_, [&] {
+    SequenceShape shape;
+    shape.num_layers = request->num_layers();
+    shape.num_kv_heads = request->num_kv_heads();
+    shape.head_dim = request->head_dim();
+    if (absl::Status status = ToDType(request->dtype(), &shape.dtype); !status.ok()) return status;
+    const absl::StatusOr<std::string> client = ClientName(*context);
+    if (!client.ok()) return client.status();
+    const auto info = engine_->sequences().Create(shape, request->pin(), *client);
+    if (!info.ok()) return info.status();
+    response->set_sequence_id(info->id.ToBytes());
+    *response->mutable_sequence() = ToSequenceInfo(*info, engine_->device().info().id);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerReadReactor<grpc::ByteBuffer>* AttentionService::LoadSequence(
+    grpc::CallbackServerContext* context, grpc::ByteBuffer* response) {
+  return new LoadSequenceReactor(engine_, context_, load_sequence_, &streams_, ClientName(*context),
+                                 ToDeadline(context->deadline(), engine_->clock()), response);
+}
+
+grpc::ServerUnaryReactor* AttentionService::ForkSequence(grpc::CallbackServerContext* context,
+                                                         const v1::ForkSequenceRequest* request,
+                                                         v1::ForkSequenceResponse* response) {
+  return AnswerWithInfo(fork_sequence_, request->sequence_id(), response,
+                        [&](SequenceId id) -> absl::StatusOr<SequenceInfo> {
+                          const absl::StatusOr<std::string> client = ClientName(*context);
+                          if (!client.ok()) return client.status();
+                          auto info = engine_->sequences().Fork(
+                              id, Optional(request->has_length(), request->length()),
+                              request->pin(), *client);
+                          if (info.ok()) response->set_sequence_id(info->id.ToBytes());
+                          return info;
+                        });
+}
+
+grpc::ServerUnaryReactor* AttentionService::TruncateSequence(
+    grpc::CallbackServerContext* /*context*/, const v1::TruncateSequenceRequest* request,
+    v1::TruncateSequenceResponse* response) {
+  return AnswerWithInfo(truncate_sequence_, request->sequence_id(), response, [&](SequenceId id) {
+    return engine_->sequences().Truncate(
+        id, request->length(),
+        Optional(request->has_expected_length(), request->expected_length()));
+  });
+}
+
+grpc::ServerUnaryReactor* AttentionService::DeleteSequence(
+    grpc::CallbackServerContext* /*context*/, const v1::DeleteSequenceRequest* request,
+    v1::DeleteSequenceResponse* /*response*/) {
+  return Answer(delete_sequence_, [&] {
+    const absl::StatusOr<SequenceId> id = ToSequenceId(request->sequence_id());
+    return id.ok() ? engine_->sequences().Delete(*id) : id.status();
+  });
+}
+
+grpc::ServerUnaryReactor* AttentionService::GetSequence(grpc::CallbackServerContext* /*context*/,
+                                                        const v1::GetSequenceRequest* request,
+                                                        v1::GetSequenceResponse* response) {
+  return AnswerWithInfo(get_sequence_, request->sequence_id(), response,
+                        [&](SequenceId id) { return engine_->sequences().Get(id); });
+}
+
+grpc::ServerUnaryReactor* AttentionService::ListSequences(grpc::CallbackServerContext* context,
+                                                          const v1::ListSequencesRequest* request,
+                                                          v1::ListSequencesResponse* response) {
+  return Answer(list_sequences_, [&] {
+    if (request->page_size() > kMaxPageSize) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("page_size: ", request->page_size(), " is more than ", kMaxPageSize));
+    }
+    uint64_t after = 0;
+    if (!request->page_token().empty() && !absl::SimpleAtoi(request->page_token(), &after)) {
+      return absl::InvalidArgumentError("page_token: is not one that this server gave");
+    }
+    const absl::StatusOr<std::string> client = ClientName(*context);
+    if (!client.ok()) return client.status();
+    const SequenceStore::Listing listing = engine_->sequences().List(
+        *client, after, request->page_size() == 0 ? kDefaultPageSize : request->page_size());
+    for (const SequenceInfo& info : listing.sequences) {
+      *response->add_sequences() = ToSequenceInfo(info, engine_->device().info().id);
+    }
+    if (listing.next != 0) response->set_next_page_token(absl::StrCat(listing.next));
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace flashcore::server

@@ -1,0 +1,399 @@
+// flashcore bench and flashcore sequences against a server that attends rightly.
+#include <cmath>
+#include <csignal>
+#include <set>
+#include <thread>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/reflection.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/cli/command.h"
+#include "client/cli/load.h"
+#include "client/cli/load_plan.h"
+#include "client/cli/oracle.h"
+#include "client/cli/row_source.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/half.h"
+#include "tests/client/fake_sequences.h"
+#include "tests/client/fake_server.h"
+
+namespace flashcore::cli {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class BenchTest : public testing::Test {
+ protected:
+  BenchTest() {
+    sequences_.Install(&server_);
+    options_.target = server_.target();
+    options_.shape.num_heads = 4;
+    options_.shape.num_kv_heads = 2;
+    options_.shape.head_dim = 8;
+    options_.mode = BenchMode::kDecode;
+    options_.concurrency = 2;
+    options_.resident.sequences = 3;
+    options_.resident.context = 70;
+    options_.warmup = absl::ZeroDuration();
+    options_.duration = absl::Milliseconds(300);
+  }
+
+  LoadResult Run() {
+    absl::StatusOr<LoadResult> result = RunLoad(options_);
+    EXPECT_EQ(result.status(), absl::OkStatus());
+    EXPECT_EQ(sequences_.size(), 0u) << "not deleted";
+    return result.ok() ? *std::move(result) : LoadResult();
+  }
+
+  // Runs until the server has seen that many requests.
+  LoadResult RunCalls(int calls) {
+    options_.duration = absl::Minutes(10);
+    const int before = server_.attend_calls();
+    std::thread interrupter([&] {
+      while (server_.attend_calls() < before + calls) absl::SleepFor(absl::Milliseconds(1));
+      raise(SIGINT);
+    });
+    LoadResult result = Run();
+    interrupter.join();
+    EXPECT_TRUE(result.interrupted);
+    return result;
+  }
+
+  // The output of the command.
+  std::string Main(std::vector<std::string> args, int exit_code) {
+    absl::FlagSaver saver;
+    args.push_back("--target=" + server_.target());
+    testing::internal::CaptureStdout();
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(cli::Main(args), exit_code);
+    const std::string errors = testing::internal::GetCapturedStderr();
+    return testing::internal::GetCapturedStdout() + errors;
+  }
+
+  // Answers as `answer` says whenever it does not say OK, and else rightly.
+  void FailSometimes(std::function<grpc::Status(int call)> answer) {
+    auto right = server_.on_attend;
+    server_.on_attend = [this, right, answer](auto* context, const auto& request, auto* response) {
+      const grpc::Status status = answer(calls_++);
+      return status.ok() ? right(context, request, response) : status;
+    };
+  }
+
+  FakeSequences sequences_;
+  FakeServer server_;
+  LoadOptions options_;
+  std::atomic<int> calls_{0};
+};
+
+TEST_F(BenchTest, DecodeStepsAllSequencesOfAWorkerAtOnce) {
+  std::atomic<uint64_t> longest{0}, shortest{1000};
+  std::atomic<int> wrong{0};
+  auto right = server_.on_attend;
+  server_.on_attend = [&](auto* context, const v1::AttendRequest& request, auto* response) {
+    if (request.spans_size() > 2 || request.mask().kind() != v1::Mask::KIND_CAUSAL) ++wrong;
+    for (const v1::Span& span : request.spans()) {
+      if (span.query_rows() != 1 || span.kv_rows() != 1 || !span.has_expected_length()) ++wrong;
+      longest = std::max(longest.load(), span.expected_length());
+      shortest = std::min(shortest.load(), span.expected_length());
+    }
+    return right(context, request, response);
+  };
+  const LoadResult result = RunCalls(300);
+  ASSERT_EQ(result.series.size(), 1u);
+  const Series& decode = result.series.at("decode");
+  EXPECT_GT(decode.latency_us.size(), 0u);
+  EXPECT_GE(decode.query_rows, decode.latency_us.size());
+  EXPECT_GT(decode.per_second, 0);
+  EXPECT_EQ(result.Failed(), 0u) << result.first_error;
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(shortest, 70u);
+  EXPECT_EQ(longest, 70u + kDecodeGrowth - 1);
+}
+
+TEST_F(BenchTest, PrefillGoesFromTheForkPointToTheContext) {
+  options_.mode = BenchMode::kPrefill;
+  options_.shape.layout = Layout::kHND;
+  options_.resident.fork_from_prefix = 10;
+  options_.resident.prefill_rows = 25;
+  std::set<std::pair<uint64_t, uint32_t>> chunks;
+  absl::Mutex mutex;
+  auto right = server_.on_attend;
+  server_.on_attend = [&](auto* context, const v1::AttendRequest& request, auto* response) {
+    {
+      absl::MutexLock lock(&mutex);
+      for (const v1::Span& span : request.spans()) {
+        EXPECT_EQ(span.query_rows(), span.kv_rows());
+        chunks.insert({span.expected_length(), span.kv_rows()});
+      }
+      EXPECT_EQ(request.spans_size(), 1);
+    }
+    return right(context, request, response);
+  };
+  const LoadResult result = RunCalls(50);
+  EXPECT_EQ(result.Failed(), 0u) << result.first_error;
+  const std::set<std::pair<uint64_t, uint32_t>> want = {{10, 25}, {35, 25}, {60, 10}};
+  EXPECT_EQ(chunks, want);
+}
+
+TEST_F(BenchTest, MixedReportsBothKindsAndSharesThePrefix) {
+  options_.mode = BenchMode::kMixed;
+  options_.shape.dtype = DType::kBFloat16;
+  options_.resident.fork_from_prefix = 64;
+  std::atomic<int> forks{0}, creates{0};
+  auto fork = server_.on_fork;
+  server_.on_fork = [&](auto* context, const auto& request, auto* response) {
+    ++forks;
+    EXPECT_EQ(request.length(), 64u);
+    return fork(context, request, response);
+  };
+  auto create = server_.on_create;
+  server_.on_create = [&](auto* context, const auto& request, auto* response) {
+    ++creates;
+    return create(context, request, response);
+  };
+  const LoadResult result = RunCalls(100);
+  EXPECT_EQ(result.Failed(), 0u) << result.first_error;
+  EXPECT_GT(result.series.at("decode").latency_us.size(), 0u);
+  EXPECT_GT(result.series.at("prefill").latency_us.size(), 0u);
+  EXPECT_EQ(forks, 3);
+  EXPECT_EQ(creates, 1);
+}
+
+TEST_F(BenchTest, InlineTakesTurns) {
+  options_.resident.compare_inline = true;
+  options_.duration = absl::Milliseconds(700);
+  const LoadResult result = Run();
+  EXPECT_EQ(result.Failed(), 0u) << result.first_error;
+  const Series& decode = result.series.at("decode");
+  const Series& with_inline = result.series.at("inline");
+  ASSERT_GT(decode.latency_us.size(), 0u);
+  ASSERT_GT(with_inline.latency_us.size(), 0u);
+  EXPECT_GT(with_inline.PerRequest(static_cast<double>(with_inline.request_bytes)),
+            10 * decode.PerRequest(static_cast<double>(decode.request_bytes)));
+}
+
+TEST_F(BenchTest, AnInlineStepThatDoesNotFitIsRefusedWithItsSize) {
+  options_.resident.compare_inline = true;
+  server_.info.mutable_limits()->set_max_message_bytes(8000);
+  const absl::Status status = RunLoad(options_).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(status));
+  EXPECT_THAT(status.message(), HasSubstr("2 sequences with 70 rows"));
+  server_.info.mutable_limits()->set_max_message_bytes(0);
+  server_.info.mutable_limits()->set_max_spans(1);
+  EXPECT_THAT(RunLoad(options_).status().message(), HasSubstr("max_spans of 1"));
+}
+
+TEST_F(BenchTest, GoesOnAfterErrors) {
+  FailSometimes([this](int call) -> grpc::Status {
+    if (call == 10) return {grpc::StatusCode::RESOURCE_EXHAUSTED, "queue full"};
+    if (call == 20) sequences_.Clear();  // the prefix too
+    if (call == 30) return {grpc::StatusCode::DEADLINE_EXCEEDED, "late"};
+    return grpc::Status::OK;
+  });
+  options_.concurrency = 1;
+  options_.resident.fork_from_prefix = 20;
+  const LoadResult result = RunCalls(100);
+  const std::map<std::string, uint64_t> want = {
+      {"RESOURCE_EXHAUSTED", 1}, {"NOT_FOUND", 1}, {"DEADLINE_EXCEEDED", 1}};
+  EXPECT_EQ(result.errors, want);
+  EXPECT_EQ(result.wrong_replies, 0u);
+  EXPECT_GT(result.Ok(), 90u);
+}
+
+TEST_F(BenchTest, GoesOnAfterAStepWhoseAnswerWasLost) {
+  options_.concurrency = 1;
+  auto right = server_.on_attend;
+  server_.on_attend = [&](auto* context, const auto& request, auto* response) {
+    const grpc::Status status = right(context, request, response);  // takes effect
+    return calls_++ == 5 ? grpc::Status(grpc::StatusCode::UNAVAILABLE, "lost") : status;
+  };
+  const LoadResult result = RunCalls(50);
+  const std::map<std::string, uint64_t> want = {{"UNAVAILABLE", 1}};
+  EXPECT_EQ(result.errors, want);
+  EXPECT_GT(result.Ok(), 40u);
+}
+
+TEST_F(BenchTest, NoticesWrongAnswers) {
+  options_.concurrency = 1;
+  auto right = server_.on_attend;
+  server_.on_attend = [&](auto* context, const auto& request, auto* response) {
+    const grpc::Status status = right(context, request, response);
+    response->set_sequence_lengths(0, 1);
+    return status;
+  };
+  EXPECT_GT(RunCalls(3).errors["INTERNAL"], 0u) << "the client checks lengths";
+  // Attends to the right K/V with the wrong query.
+  server_.on_attend = [&](auto* context, const auto& request, auto* response) {
+    v1::AttendRequest other = request;
+    other.mutable_query()->assign(request.query().size(), '\0');
+    return right(context, other, response);
+  };
+  EXPECT_GT(RunCalls(3).wrong_replies, 0u);
+  // Right at first, then not the same for the same step.
+  server_.on_attend = [&](auto* context, const auto& request, auto* response) {
+    const grpc::Status status = right(context, request, response);
+    if (calls_++ == kDecodeGrowth) response->mutable_output()->front() ^= 1;
+    return status;
+  };
+  EXPECT_EQ(RunCalls(kDecodeGrowth + 10).wrong_replies, 1u);
+}
+
+TEST_F(BenchTest, OpenLoop) {
+  options_.rate = 200;
+  EXPECT_EQ(RunCalls(20).Failed(), 0u);
+  options_.rate = 1e6;
+  options_.duration = absl::Milliseconds(50);
+  const LoadResult overloaded = Run();
+  EXPECT_EQ(overloaded.Failed(), 0u);
+  EXPECT_EQ(overloaded.Ok() + overloaded.not_sent, 50'000u);
+}
+
+TEST_F(BenchTest, StreamsAndConnections) {
+  options_.stream = true;
+  options_.connections = 2;
+  options_.resident.fork_from_prefix = 70;  // all of the context
+  const LoadResult result = Run();
+  EXPECT_EQ(result.Failed(), 0u) << result.first_error;
+  EXPECT_GT(result.Ok(), 0u);
+  EXPECT_EQ(server_.attend_calls(), 0);
+}
+
+TEST_F(BenchTest, CommandReportsBothWays) {
+  const std::vector<std::string> common = {"bench",      "--mode=decode",    "--shape=2x4/2x40x8",
+                                           "--warmup=0", "--duration=550ms", "--compare_inline"};
+  EXPECT_THAT(Main(common, kExitOk), HasSubstr("inline     / decode: p50"));
+  std::vector<std::string> json = common;
+  json.push_back("--json");
+  const std::string text = Main(json, kExitOk);
+  for (const char* key : {"\"mode\": \"decode\"", "\"sequences\": 2", "\"context\": 40",
+                          "\"inline\": {\"latency_us\"", "\"inline_to_decode_p50_ratio\""}) {
+    EXPECT_THAT(text, HasSubstr(key));
+  }
+  EXPECT_EQ(sequences_.size(), 0u);
+}
+
+TEST_F(BenchTest, FlagsThatMakeNoSenseAreUsageErrors) {
+  const std::vector<std::vector<std::string>> bad = {
+      {"--sequences=4"},
+      {"--context=4"},
+      {"--fork_from_prefix=4"},
+      {"--pin"},
+      {"--compare_inline"},
+      {"--mode=decode", "--concurrency=4", "--sequences=3"},
+      {"--mode=decode", "--context=4", "--fork_from_prefix=5"},
+      {"--mode=decode", "--query_rows=2"},
+      {"--mode=decode", "--compare_inline", "--rate=5"},
+      {"--mode=prefill", "--context=4", "--fork_from_prefix=4"},
+      {"--mode=prefill", "--compare_inline"},
+      {"--mode=mixed"},
+      {"--mode=prefill", "--context=99999999", "--query_rows=9999999"},
+      {"--mode=decode", "--concurrency=2147483647"},
+      {"--mode=nonsense"}};
+  for (std::vector<std::string> args : bad) {
+    const std::string what = args.back();
+    args.insert(args.begin(), "bench");
+    EXPECT_THAT(Main(args, kExitUsage), HasSubstr("flashcore: --")) << what;
+  }
+}
+
+TEST_F(BenchTest, SequencesAreListedAndDeleted) {
+  const auto client = *Client::Create(server_.target());
+  SequenceOptions options;
+  options.num_layers = 2;
+  options.num_kv_heads = 2;
+  options.head_dim = 8;
+  const Sequence first = client->CreateSequence(options).value();
+  const Sequence second = client->CreateSequence(options).value();
+  const Sequence third = client->CreateSequence(options).value();
+  const std::vector<std::byte> rows(5 * first.RowBytes());
+  ASSERT_TRUE(first.Append(1, rows, rows, Layout::kNHD).ok());
+  const std::string hex = absl::BytesToHexString(first.id());
+  const std::string table = Main({"sequences", "--client_name=me"}, kExitOk);
+  EXPECT_EQ(server_.client_names().back(), "me");
+  EXPECT_THAT(table, HasSubstr(hex));
+  EXPECT_THAT(table, HasSubstr(" 0..5 "));
+  EXPECT_THAT(Main({"sequences", "--json"}, kExitOk),
+              HasSubstr(absl::StrCat("{\"id\": \"", hex,
+                                     "\", \"num_kv_heads\": 2, \"head_dim\": 8, "
+                                     "\"dtype\": \"float16\", \"layer_lengths\": [0, 5]")));
+  EXPECT_THAT(Main({"sequences", "--delete=" + hex}, kExitOk), HasSubstr("deleted 1 of 1"));
+  const std::string mixed = Main(
+      {"sequences", "--delete", hex + "," + absl::BytesToHexString(second.id())}, kExitFailure);
+  EXPECT_THAT(mixed, HasSubstr("deleted 1 of 2"));
+  EXPECT_THAT(mixed, HasSubstr("NOT_FOUND"));
+  EXPECT_EQ(sequences_.size(), 1u);
+  EXPECT_THAT(Main({"sequences", "--delete=all", "--json"}, kExitOk),
+              HasSubstr("{\"deleted\": 1}"));
+  EXPECT_EQ(sequences_.size(), 0u);
+}
+
+TEST_F(BenchTest, InfoShowsTheLimitsOfSequences) {
+  v1::DeviceInfo* device = server_.info.add_devices();
+  device->set_kv_memory_bytes(uint64_t{8} << 30);
+  device->set_kv_used_bytes(uint64_t{3} << 20);
+  device->set_kv_hot_bytes(uint64_t{32} << 20);
+  v1::Limits* limits = server_.info.mutable_limits();
+  limits->set_max_layers(128);
+  limits->set_client_sequences(1000);
+  limits->set_sequence_idle_timeout_seconds(600);
+  const std::string text = Main({"info"}, kExitOk);
+  EXPECT_THAT(text, HasSubstr("K/V memory 8.0 GiB, 3.0 MiB used, 32.0 MiB for pinned sequences"));
+  EXPECT_THAT(text, HasSubstr("128 layers"));
+  EXPECT_THAT(text, HasSubstr("K/V unlimited, sequences 1000; idle ones expire after 600 s"));
+}
+
+TEST(LoadPlanTest, SharesAndPrefillers) {
+  for (const int workers : {1, 3, 4, 7}) {
+    int sum = 0;
+    for (int i = 0; i < workers; ++i) sum += ShareOf(10, i, workers);
+    EXPECT_EQ(sum, 10) << workers;
+  }
+  EXPECT_EQ(ShareOf(10, 0, 4), 3);
+  EXPECT_EQ(ShareOf(10, 3, 4), 2);
+  const auto prefillers = [](int workers) {
+    int count = 0;
+    for (int i = 0; i < workers; ++i) count += Prefills(BenchMode::kMixed, i, workers);
+    return count;
+  };
+  EXPECT_EQ(prefillers(2), 1);
+  EXPECT_EQ(prefillers(4), 1);
+  EXPECT_EQ(prefillers(7), 1);
+  EXPECT_EQ(prefillers(8), 2);
+  EXPECT_TRUE(Prefills(BenchMode::kPrefill, 0, 1));
+  EXPECT_FALSE(Prefills(BenchMode::kDecode, 3, 4));
+}
+
+TEST(RowSourceTest, RowsAreTheSameHoweverTheyAreMade) {
+  constexpr uint32_t kHeads = 3, kDim = 10;
+  const RowSource source(DType::kFloat16, kDim, /*seed=*/7, /*prefix_rows=*/4, /*prefix_seed=*/1);
+  const auto fill = [&](const RowSource& from, uint64_t first, uint64_t rows, Layout layout) {
+    std::vector<uint16_t> out(rows * kHeads * kDim);
+    from.Fill(Tensor::kKey, first, rows, kHeads, layout, absl::MakeSpan(out));
+    return out;
+  };
+  const std::vector<uint16_t> all = fill(source, 0, 8, Layout::kNHD);
+  const std::vector<uint16_t> tail = fill(source, 3, 5, Layout::kNHD);
+  EXPECT_TRUE(std::equal(tail.begin(), tail.end(), all.begin() + 3 * kHeads * kDim));
+  const std::vector<uint16_t> hnd = fill(source, 0, 8, Layout::kHND);
+  std::vector<uint16_t> head(8 * kDim);
+  source.FillHead(Tensor::kKey, 0, 8, 2, absl::MakeSpan(head));
+  EXPECT_TRUE(std::equal(head.begin(), head.end(), hnd.begin() + 2 * 8 * kDim));
+  EXPECT_EQ(all[(5 * kHeads + 2) * kDim + 9], hnd[(2 * 8 + 5) * kDim + 9]);
+
+  const RowSource prefix(DType::kFloat16, kDim, /*seed=*/1);
+  const std::vector<uint16_t> shared = fill(prefix, 0, 8, Layout::kNHD);
+  const auto end = shared.begin() + 4 * kHeads * kDim;
+  EXPECT_TRUE(std::equal(shared.begin(), end, all.begin()));
+  EXPECT_FALSE(std::equal(end, shared.end(), all.begin() + 4 * kHeads * kDim));
+  for (const uint16_t element : all) {
+    const float magnitude = std::abs(kernels::Float16ToFloat(element));
+    EXPECT_TRUE(magnitude >= 0.5f && magnitude < 1.0f);
+  }
+}
+
+}  // namespace
+}  // namespace flashcore::cli

@@ -1,0 +1,217 @@
+"""Mixed load at the queue limit from clients that are killed at random.
+
+No crash, no leak, every request ends with a status. FLASHCORE_SOAK_SECONDS says how long: the
+default is for every test run; 600 is the real thing.
+"""
+
+import os
+import random
+import subprocess
+import sys
+import time
+import unittest
+
+import grpc
+import numpy as np
+from flashcore.v1 import attention_pb2 as pb
+
+import harness
+
+SECONDS = float(os.environ.get("FLASHCORE_SOAK_SECONDS", "20"))
+WORKERS = 6
+HEADS, KV_HEADS, DIM, LAYERS = 8, 2, 64, 2
+EXPECTED = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.NOT_FOUND,
+            grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT,
+            grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
+
+
+class Worker:
+    """A client that does everything a client can do, in no order, until it is killed."""
+
+    def __init__(self, target, seed):
+        self.random = random.Random(seed)
+        self.stub = harness.stub(grpc.insecure_channel(target, options=[
+            ("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]))
+        self.sequences = []
+        self.noise = np.random.default_rng(seed).standard_normal(1 << 20).astype(np.float16)
+
+    def bytes(self, rows, heads):
+        return self.noise[:rows * heads * DIM].tobytes()
+
+    def create(self):
+        reply = self.stub.CreateSequence(pb.CreateSequenceRequest(
+            num_layers=LAYERS, num_kv_heads=KV_HEADS, head_dim=DIM, dtype=pb.DTYPE_FLOAT16,
+            pin=self.random.random() < 0.2))
+        self.sequences.append(reply.sequence_id)
+
+    def pick(self):
+        return self.random.choice(self.sequences) if self.sequences else os.urandom(16)
+
+    def load(self):
+        rows = self.random.randint(1, 700)
+        chunks = self.random.randint(1, 4)
+
+        def messages():
+            sequence = self.pick()
+            for i in range(chunks):
+                yield pb.LoadSequenceRequest(
+                    sequence_id=sequence if i == 0 else b"", layer=self.random.randrange(LAYERS),
+                    layout=pb.LAYOUT_HND, rows=rows, key=self.bytes(rows, KV_HEADS),
+                    value=self.bytes(rows, KV_HEADS))
+        call = self.stub.LoadSequence.future(messages(), timeout=self.timeout())
+        if self.random.random() < 0.1:
+            time.sleep(self.random.random() * 0.01)
+            call.cancel()
+        call.result()
+
+    def request(self, request_id=""):
+        sequences = set(self.pick() for _ in range(self.random.randint(1, 8)))
+        rows = self.random.choice((0, 1, 1, 1, 5, 200))
+        queries = max(1, rows)
+        spans = []
+        for sequence in sequences:
+            spans.append(pb.Span(query_rows=queries, kv_rows=rows, sequence_id=sequence))
+            if self.random.random() < 0.1:
+                spans[-1].expected_length = self.random.randint(0, 100)
+        return pb.AttendRequest(
+            request_id=request_id, spans=spans, dtype=pb.DTYPE_FLOAT16, num_heads=HEADS,
+            num_kv_heads=KV_HEADS, head_dim=DIM, layout=pb.LAYOUT_NHD,
+            layer=self.random.randrange(LAYERS), mask=pb.Mask(kind=pb.Mask.KIND_CAUSAL),
+            query=self.bytes(queries * len(spans), HEADS),
+            key=self.bytes(rows * len(spans), KV_HEADS),
+            value=self.bytes(rows * len(spans), KV_HEADS))
+
+    def timeout(self):
+        return self.random.choice((0.002, 0.05, 5, 5, 5, 5))
+
+    def attend(self):
+        self.stub.Attend(self.request(), timeout=self.timeout())
+
+    def cancel(self):
+        call = self.stub.Attend.future(self.request())
+        time.sleep(self.random.random() * 0.01)
+        call.cancel()
+
+    def stream(self):
+        requests = [self.request(str(i)) for i in range(20)]
+        answers = sum(1 for _ in self.stub.AttendStream(iter(requests), timeout=5))
+        assert answers == len(requests), answers
+
+    def fork(self):
+        reply = self.stub.ForkSequence(pb.ForkSequenceRequest(sequence_id=self.pick()))
+        self.sequences.append(reply.sequence_id)
+
+    def truncate(self):
+        self.stub.TruncateSequence(pb.TruncateSequenceRequest(
+            sequence_id=self.pick(), length=self.random.randint(0, 300)))
+
+    def delete(self):
+        if len(self.sequences) > 2:
+            sequence = self.sequences.pop(self.random.randrange(len(self.sequences)))
+            self.stub.DeleteSequence(pb.DeleteSequenceRequest(sequence_id=sequence))
+
+    def run(self):
+        actions = ([self.create, self.fork, self.truncate, self.load, self.cancel, self.stream] +
+                   [self.delete] * 3 + [self.attend] * 12)
+        while True:
+            try:
+                self.random.choice(actions)()
+            except grpc.FutureCancelledError:
+                pass
+            except grpc.RpcError as error:
+                if error.code() not in EXPECTED:
+                    print(error.code(), error.details(), flush=True)
+                    sys.exit(7)
+
+
+class SoakTest(unittest.TestCase):
+    def start_worker(self):
+        self.started += 1
+        return subprocess.Popen([sys.executable, "-B", __file__, "worker", self.server.target,
+                                 str(self.started)], stdout=subprocess.PIPE, text=True)
+
+    def start_bench(self, *flags):
+        return subprocess.Popen(
+            [harness.CLI, "bench", f"--target=unix:{self.server.socket}", "--connections=4",
+             "--duration=1h", "--allow_errors", *flags],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def start_inline_bench(self):
+        return self.start_bench("--shape=1x8x64x64", "--concurrency=64")
+
+    def start_sequence_bench(self):
+        return self.start_bench("--mode=mixed", "--shape=1x8/2x256x64", "--concurrency=32",
+                                "--query_rows=64", "--fork_from_prefix=128", "--client_name=bench")
+
+    @staticmethod
+    def end(process):
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+    def gave_up(self, process):
+        """A client runs until it is killed; only a bench may give up, because the queue is full."""
+        if process.poll() is None:
+            return False
+        output = process.stdout.read()
+        if "RESOURCE_EXHAUSTED" not in output or process.args[0] != harness.CLI:
+            self.fail(f"{process.args} ended by itself with {process.returncode}: {output}")
+        return True
+
+    def total(self, metric):
+        return sum(float(line.rsplit(" ", 1)[1]) for line in self.server.metrics_text().splitlines()
+                   if line.startswith(metric + "{"))
+
+    def test_soak(self):
+        self.started = 0
+        with harness.Server("--max_queue_requests=32", "--kv_memory_bytes=134217728",
+                            "--kv_hot_bytes=8388608", "--sequence_idle_timeout_s=3",
+                            "--client_sequences=400") as self.server:
+            starts = [self.start_worker] * WORKERS + [self.start_inline_bench,
+                                                      self.start_sequence_bench]
+            processes = []
+            self.addCleanup(lambda: [self.end(process) for process in processes])
+            processes += [start() for start in starts]
+            begin, rss, kills = time.monotonic(), [], 0
+            while time.monotonic() < begin + SECONDS:
+                time.sleep(0.4)
+                self.assertIsNone(self.server.process.poll(), "the server died")
+                rss.append(self.server.status_bytes("VmRSS"))
+                victim = random.randrange(len(processes))
+                kills += 1
+                for i, process in enumerate(processes):
+                    if i == victim or self.gave_up(process):
+                        self.end(process)
+                        processes[i] = starts[i]()
+            for process in processes:
+                self.end(process)
+            self.check_all_is_given_back(begin, rss, kills)
+            self.assertEqual(self.server.stop(), 0)
+
+    def check_all_is_given_back(self, begin, rss, kills):
+        end = time.monotonic() + 30
+        while self.server.metric("flashcore_sequences") > 0 and time.monotonic() < end:
+            time.sleep(0.2)
+        for gauge in ("flashcore_sequences", "flashcore_queue_depth", "flashcore_inflight_requests",
+                      'flashcore_kv_bytes{segment="hot",state="used"}',
+                      'flashcore_kv_bytes{segment="cold",state="used"}',
+                      'flashcore_staging_bytes{state="used"}'):
+            self.assertEqual(self.server.metric(gauge), 0, gauge)
+        started = self.total("grpc_server_started_total")
+        self.assertEqual(started, self.total("grpc_server_handled_total"))
+        refused = self.server.metric('flashcore_rejected_requests_total{reason="resource_exhausted"}')
+        self.assertGreater(refused, 0, "the load never reached the queue limit")
+        # Flat: the second half of the time brought nothing that the first had not.
+        first, second = max(rss[:len(rss) // 2]), max(rss[len(rss) // 2:])
+        print(f"{time.monotonic() - begin:.0f} s, {kills} clients killed, {started:.0f} RPCs, "
+              f"{refused:.0f} refused, RSS at most {first / harness.MIB:.0f} MiB in the first half, "
+              f"{second / harness.MIB:.0f} MiB in the second, "
+              f"{self.server.status_bytes('VmRSS') / harness.MIB:.0f} MiB at the end")
+        if SECONDS >= 300:
+            self.assertLess(second, first * 1.05)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 4 and sys.argv[1] == "worker":
+        Worker(sys.argv[2], int(sys.argv[3])).run()
+    unittest.main()

@@ -1,0 +1,234 @@
+// The RPCs on resident sequences in this process, on a device that tests can hold at its gate: what
+// happens to a sequence when a request on it fails, waits, or loses its client.
+#include <chrono>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "flashcore/v1/attention.grpc.pb.h"
+#include "gmock/gmock.h"
+#include "grpcpp/create_channel.h"
+#include "gtest/gtest.h"
+#include "server/transport/server.h"
+#include "tests/core/fakes.h"
+
+namespace flashcore::server {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::FakeDevice;
+using testing::FakeDeviceControl;
+using ::testing::HasSubstr;
+
+constexpr uint32_t kHeadDim = 32;
+constexpr size_t kRowBytes = kHeadDim * 2;  // one KV head
+
+class SequenceRpcsTest : public ::testing::Test {
+ protected:
+  SequenceRpcsTest() {
+    Server::Options options;
+    options.listen = {"127.0.0.1:0"};
+    options.max_message_bytes = 1 << 20;
+    options.transport_memory_bytes = 64 << 20;
+    options.max_stream_inflight = 4;
+    options.version = "test";
+    metrics_ = std::make_unique<Metrics>(testing::FakeMetricsOptions(Server::Methods(options)));
+    engine_ =
+        std::make_unique<Engine>(Engine::Options(), MakeDevice(&device_), &clock_, metrics_.get());
+    server_ = Server::Start(options, engine_.get(), metrics_.get()).value();
+    stub_ = v1::AttentionService::NewStub(
+        grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials()));
+    sequence_ = Create();
+  }
+  ~SequenceRpcsTest() override {
+    device_.SetOpen(true);
+    server_.reset();
+  }
+
+  static std::unique_ptr<Device> MakeDevice(FakeDeviceControl* control) {
+    FakeDevice::Options options;
+    options.kv_memory_bytes = 8 << 20;
+    return std::make_unique<FakeDevice>(control, options);
+  }
+
+  std::string Create() {
+    v1::CreateSequenceRequest request;
+    request.set_num_layers(1);
+    request.set_num_kv_heads(1);
+    request.set_head_dim(kHeadDim);
+    request.set_dtype(v1::DTYPE_FLOAT16);
+    v1::CreateSequenceResponse response;
+    grpc::ClientContext context;
+    EXPECT_TRUE(stub_->CreateSequence(&context, request, &response).ok());
+    return response.sequence_id();
+  }
+
+  // Appends one row to the sequence, and one query row attends.
+  grpc::Status Step(grpc::ClientContext* context) {
+    v1::AttendRequest request;
+    v1::Span* span = request.add_spans();
+    span->set_query_rows(1);
+    span->set_kv_rows(1);
+    span->set_sequence_id(sequence_);
+    request.set_dtype(v1::DTYPE_FLOAT16);
+    request.set_num_heads(1);
+    request.set_num_kv_heads(1);
+    request.set_head_dim(kHeadDim);
+    request.set_layout(v1::LAYOUT_NHD);
+    request.set_query(std::string(kRowBytes, '\0'));
+    request.set_key(std::string(kRowBytes, '\0'));
+    request.set_value(std::string(kRowBytes, '\0'));
+    v1::AttendResponse response;
+    return stub_->Attend(context, request, &response);
+  }
+  grpc::Status Step() {
+    grpc::ClientContext context;
+    return Step(&context);
+  }
+
+  v1::LoadSequenceRequest Chunk(uint32_t rows, bool first) const {
+    v1::LoadSequenceRequest request;
+    if (first) request.set_sequence_id(sequence_);
+    request.set_layout(v1::LAYOUT_NHD);
+    request.set_rows(rows);
+    request.set_key(std::string(rows * kRowBytes, '\0'));
+    request.set_value(std::string(rows * kRowBytes, '\0'));
+    return request;
+  }
+
+  uint64_t Length() const {
+    return engine_->sequences().Get(*SequenceId::FromBytes(sequence_))->layer_lengths[0];
+  }
+  void WaitForLength(uint64_t rows) const {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (Length() != rows && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    EXPECT_EQ(Length(), rows);
+  }
+  void WaitForQueueDepth(int64_t depth) const {
+    while (metrics_->queue_depth.Value() != depth) std::this_thread::yield();
+  }
+
+  FakeDeviceControl device_;
+  SteadyClock clock_;
+  std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Server> server_;
+  std::unique_ptr<v1::AttentionService::Stub> stub_;
+  std::string sequence_;
+};
+
+TEST_F(SequenceRpcsTest, AFailedLaunchAppendsNothing) {
+  device_.SetResult(absl::InternalError("the device failed"));
+  EXPECT_EQ(Step().error_code(), grpc::INTERNAL);
+  EXPECT_EQ(Length(), 0u);
+  EXPECT_EQ(engine_->sequences().stats().pages, 0u);
+  device_.SetResult(absl::OkStatus());
+  EXPECT_TRUE(Step().ok());
+  EXPECT_EQ(Length(), 1u);
+}
+
+TEST_F(SequenceRpcsTest, ARequestCancelledInTheQueueAppendsNothing) {
+  device_.SetOpen(false);
+  auto running = std::async(std::launch::async, [&] { return Step(); });
+  device_.WaitUntilEntered(1);
+  grpc::ClientContext context;
+  auto cancelled = std::async(std::launch::async, [&] { return Step(&context); });
+  WaitForQueueDepth(1);
+  context.TryCancel();
+  EXPECT_EQ(cancelled.get().error_code(), grpc::CANCELLED);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // for the server to know
+  device_.SetOpen(true);
+  EXPECT_TRUE(running.get().ok());
+  EXPECT_TRUE(Step().ok());
+  EXPECT_EQ(Length(), 2u);
+}
+
+TEST_F(SequenceRpcsTest, ARequestCancelledWhileItRunsStillAppends) {
+  device_.SetOpen(false);
+  grpc::ClientContext context;
+  auto cancelled = std::async(std::launch::async, [&] { return Step(&context); });
+  device_.WaitUntilEntered(1);
+  context.TryCancel();
+  EXPECT_EQ(cancelled.get().error_code(), grpc::CANCELLED);
+  device_.SetOpen(true);
+  WaitForLength(1);
+}
+
+TEST_F(SequenceRpcsTest, DeletingASequenceEndsWhatIsQueuedButNotWhatRuns) {
+  device_.SetOpen(false);
+  auto running = std::async(std::launch::async, [&] { return Step(); });
+  device_.WaitUntilEntered(1);
+  auto queued = std::async(std::launch::async, [&] { return Step(); });
+  WaitForQueueDepth(1);
+  v1::DeleteSequenceRequest request;
+  request.set_sequence_id(sequence_);
+  v1::DeleteSequenceResponse response;
+  grpc::ClientContext context;
+  EXPECT_TRUE(stub_->DeleteSequence(&context, request, &response).ok());
+  device_.SetOpen(true);
+  EXPECT_TRUE(running.get().ok());
+  const grpc::Status status = queued.get();
+  EXPECT_EQ(status.error_code(), grpc::NOT_FOUND);
+  EXPECT_THAT(status.error_message(), HasSubstr("deleted while the request was queued"));
+  EXPECT_EQ(engine_->sequences().stats().pages, 0u);
+}
+
+TEST_F(SequenceRpcsTest, ALoadReceivesOneChunkAhead) {
+  device_.SetOpen(false);
+  grpc::ClientContext context;
+  v1::LoadSequenceResponse response;
+  auto writer = stub_->LoadSequence(&context, &response);
+  for (int i = 0; i < 8; ++i) ASSERT_TRUE(writer->Write(Chunk(1, i == 0)));
+  device_.WaitUntilEntered(1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  // The one that runs and the one that waits for it; each takes the smallest buffer.
+  EXPECT_LE(engine_->staging().used_bytes(), 2 * StagingPool::SizeClass(1));
+  device_.SetOpen(true);
+  writer->WritesDone();
+  EXPECT_TRUE(writer->Finish().ok());
+  EXPECT_THAT(response.sequence().layer_lengths(), ElementsAre(8));
+  EXPECT_EQ(engine_->staging().used_bytes(), 0u);
+}
+
+TEST_F(SequenceRpcsTest, AChunkThatFailsEndsTheLoadBeforeTheNextIsAppended) {
+  grpc::ClientContext context;
+  v1::LoadSequenceResponse response;
+  auto writer = stub_->LoadSequence(&context, &response);
+  v1::LoadSequenceRequest wrong = Chunk(5, false);
+  wrong.set_expected_length(9);
+  writer->Write(Chunk(5, true));
+  writer->Write(wrong);
+  writer->Write(Chunk(5, false));
+  writer->WritesDone();
+  const grpc::Status status = writer->Finish();
+  EXPECT_EQ(status.error_code(), grpc::FAILED_PRECONDITION);
+  EXPECT_THAT(status.error_message(), HasSubstr("the sequence has 5 rows in layer 0"));
+  EXPECT_EQ(Length(), 5u);
+}
+
+TEST_F(SequenceRpcsTest, ACancelledLoadLeavesWholeChunks) {
+  grpc::ClientContext context;
+  v1::LoadSequenceResponse response;
+  auto writer = stub_->LoadSequence(&context, &response);
+  ASSERT_TRUE(writer->Write(Chunk(70, true)));
+  WaitForLength(70);
+  context.TryCancel();
+  EXPECT_EQ(writer->Finish().error_code(), grpc::CANCELLED);
+  EXPECT_TRUE(Step().ok());
+  EXPECT_EQ(Length(), 71u);
+}
+
+TEST_F(SequenceRpcsTest, ADrainEndsAnOpenLoad) {
+  grpc::ClientContext context;
+  v1::LoadSequenceResponse response;
+  auto writer = stub_->LoadSequence(&context, &response);
+  ASSERT_TRUE(writer->Write(Chunk(3, true)));
+  WaitForLength(3);
+  EXPECT_TRUE(server_->Drain(absl::Seconds(10)));
+  EXPECT_EQ(writer->Finish().error_code(), grpc::UNAVAILABLE);
+  EXPECT_EQ(Length(), 3u);
+}
+
+}  // namespace
+}  // namespace flashcore::server
