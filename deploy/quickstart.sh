@@ -76,6 +76,10 @@ step "verify: random shapes against float64"
 step "bench: B=1 H=8 S=512 D=64, beside a bare gRPC echo of the same sizes"
 "$flashcore" bench --target="$target" --shape=1x8x512x64 --duration=4s --warmup=1s --echo
 
+step "resident K/V: decode steps of 32 forks of one prefix, beside the same with K/V sent inline"
+"$flashcore" bench --target="$target" --mode=decode --shape=1x8x512x64 --sequences=32 \
+  --fork_from_prefix=256 --compare_inline --duration=4s --warmup=1s
+
 step "the server's own latency histogram"
 curl -fsS "$metrics" | awk '
   # Upper bounds of the quantiles of flashcore_request_duration_seconds{rpc="Attend"}.
