@@ -80,8 +80,10 @@ void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t w
     const size_t first_item = plan->items.size();
     const int32_t rows = batch.spans[s].query_rows * batch.geometry.group();
     const bool may_split = rows <= options.split_max_rows;
-    for (int32_t row = 0; row < rows; row += options.tile_rows) {
-      PlanTile(batch, options, s, row, std::min(options.tile_rows, rows - row), may_split, plan);
+    const int32_t tile_rows =
+        rows <= options.small_max_rows ? options.small_tile_rows : options.tile_rows;
+    for (int32_t row = 0; row < rows; row += tile_rows) {
+      PlanTile(batch, options, s, row, std::min(tile_rows, rows - row), may_split, plan);
     }
     if (may_split && options.shared_rows > 0) AddFork(batch, options, *plan, first_item, &forks);
   }

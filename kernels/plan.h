@@ -65,6 +65,8 @@ struct PlanOptions {
   int32_t split_kv_rows = 512;  // K/V rows a split; a multiple of kPageTokens
   int32_t split_max_rows = 16;  // spans with more packed rows per KV head than this do not split
   int32_t shared_rows = 0;      // packed rows a shared item, at most; 0: items are never shared
+  int32_t small_tile_rows = 0;  // in place of tile_rows for spans of at most small_max_rows ...
+  int32_t small_max_rows = 0;   // ... packed rows per KV head; 0: for none
 };
 
 struct Plan {

@@ -5,6 +5,9 @@
 
 #include "kernels/cpu/attention_cpu.h"
 #include "kernels/tile_config.h"
+#ifdef FLASHCORE_HAVE_CUDA
+#include "kernels/sm80/attention_sm80.h"
+#endif
 
 namespace flashcore::kernels {
 namespace {
@@ -17,14 +20,28 @@ Kernel CpuKernel(DType dtype, int32_t head_dim) {
           TileFor(kCpuTiles, head_dim).plan};
 }
 
+#ifdef FLASHCORE_HAVE_CUDA
+Kernel Sm80Kernel(DType dtype, int32_t head_dim) {
+  return {{Arch::kSm80, dtype, head_dim, Accumulate::kFloat32, kAllFeatures},
+          LaunchAttentionSm80,
+          TileFor(kSm80Tiles, head_dim).plan};
+}
+#endif
+
 std::vector<Kernel> MakeKernels() {
   return {
-      CpuKernel(DType::kFloat16, 32),   CpuKernel(DType::kFloat16, 64),
-      CpuKernel(DType::kFloat16, 96),   CpuKernel(DType::kFloat16, 128),
-      CpuKernel(DType::kFloat16, 256),  //
-      CpuKernel(DType::kBFloat16, 32),  CpuKernel(DType::kBFloat16, 64),
-      CpuKernel(DType::kBFloat16, 96),  CpuKernel(DType::kBFloat16, 128),
-      CpuKernel(DType::kBFloat16, 256),
+      CpuKernel(DType::kFloat16, 32),    CpuKernel(DType::kFloat16, 64),
+      CpuKernel(DType::kFloat16, 96),    CpuKernel(DType::kFloat16, 128),
+      CpuKernel(DType::kFloat16, 256),   CpuKernel(DType::kBFloat16, 32),
+      CpuKernel(DType::kBFloat16, 64),   CpuKernel(DType::kBFloat16, 96),
+      CpuKernel(DType::kBFloat16, 128),  CpuKernel(DType::kBFloat16, 256),
+#ifdef FLASHCORE_HAVE_CUDA
+      Sm80Kernel(DType::kFloat16, 32),   Sm80Kernel(DType::kFloat16, 64),
+      Sm80Kernel(DType::kFloat16, 96),   Sm80Kernel(DType::kFloat16, 128),
+      Sm80Kernel(DType::kFloat16, 256),  Sm80Kernel(DType::kBFloat16, 32),
+      Sm80Kernel(DType::kBFloat16, 64),  Sm80Kernel(DType::kBFloat16, 96),
+      Sm80Kernel(DType::kBFloat16, 128), Sm80Kernel(DType::kBFloat16, 256),
+#endif
   };
 }
 

@@ -35,6 +35,40 @@ inline constexpr TileRow kCpuTiles[] = {
     {256, {128, 512, 16, 64}},
 };
 
+// Packed rows of the tiles that CUDA kernels are compiled for; a work item runs with the smallest
+// that holds its rows.
+inline constexpr int32_t kCudaTileRows[] = {16, 32, 64};
+inline constexpr int kCudaTileKinds = 3;
+inline constexpr int32_t kCudaMaxTileRows = kCudaTileRows[kCudaTileKinds - 1];
+
+inline constexpr TileRow kSm80Tiles[] = {
+    // 64 packed rows: 4 warps of 16 rows keep O of head_dim 256 in registers, and two blocks fit
+    // the shared memory of an sm_89 SM up to head_dim 128.
+    // Splits of 256 K/V rows: a decode over 4096 rows becomes 16 items per KV head, and writing and
+    // reading the partial results of 4 query heads adds 3% to the bytes of K/V. Up to 64 packed
+    // rows split: such a span has at most two row tiles per KV head.
+    // Spans of up to 512 packed rows are cut into tiles of 32: 8 heads of 512 rows then are 128
+    // blocks: nearly one for each of an H200's 132 SMs, a little over two for each of an L4's 58.
+    {256, {64, 256, 64, 0, 32, 512}},
+};
+
+// The thread block of an sm80 kernel: row_warps * token_warps warps share a tile of 16 * row_warps
+// packed rows and kPageTokens tokens; a warp has 16 rows and kPageTokens / token_warps tokens.
+struct Sm80Block {
+  int row_warps;
+  int token_warps;
+  int stages;  // K/V tiles in shared memory at a time
+};
+
+// Always 4 warps. Few rows leave warps over to share the tokens, each with a softmax of its own,
+// merged at the end. Two stages where two blocks still fit the 100 KB of an sm_89 SM. Few rows
+// (decode) are bound by memory and have two at head_dim 96 and 128 too, in place of a second block.
+constexpr Sm80Block Sm80BlockFor(int32_t tile_rows, int32_t head_dim) {
+  const int row_warps = tile_rows / 16;
+  const bool two_stages = head_dim <= 64 || (tile_rows == 16 && head_dim <= 128);
+  return {row_warps, 4 / row_warps, two_stages ? 2 : 1};
+}
+
 // The row of `tiles` for head_dim, which must not exceed the last row's.
 template <int kRows>
 constexpr const TileRow& TileFor(const TileRow (&tiles)[kRows], int32_t head_dim) {
@@ -53,6 +87,7 @@ constexpr bool TilesAreSane(const TileRow (&tiles)[kRows], int32_t max_rows,
     if (tiles[i].plan.split_max_rows > max_split_rows) return false;
     if (tiles[i].plan.split_max_rows > tiles[i].plan.tile_rows) return false;
     if (tiles[i].plan.shared_rows > tiles[i].plan.tile_rows) return false;
+    if (tiles[i].plan.small_tile_rows > tiles[i].plan.tile_rows) return false;
     if (tiles[i].plan.split_kv_rows % kPageTokens != 0) return false;
   }
   return true;
@@ -60,6 +95,7 @@ constexpr bool TilesAreSane(const TileRow (&tiles)[kRows], int32_t max_rows,
 }  // namespace internal
 // Spans that split alone must read K/V in place, because the items that they share do.
 static_assert(internal::TilesAreSane(kCpuTiles, kCpuMaxTileRows, kCpuFewRows));
+static_assert(internal::TilesAreSane(kSm80Tiles, kCudaMaxTileRows, kCudaMaxTileRows));
 
 }  // namespace flashcore::kernels
 

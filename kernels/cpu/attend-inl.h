@@ -20,9 +20,9 @@
 #include "hwy/highway.h"
 #include "kernels/cpu/convert-inl.h"
 #include "kernels/cpu/multiply-inl.h"
-#include "kernels/cpu/partials.h"
 #include "kernels/cpu/scratch.h"
 #include "kernels/cpu/softmax-inl.h"
+#include "kernels/partials.h"
 #include "kernels/plan.h"
 #include "kernels/tile_config.h"
 

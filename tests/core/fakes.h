@@ -86,7 +86,9 @@ class HeapDevice : public Device {
         kv_memory_{kv_.get(), options.kv_memory_bytes, options.kv_hot_bytes} {
     info_.id = info_.name = info_.arch = "fake";
     info_.lanes = options.lanes;
-    for (const kernels::Kernel& kernel : kernels::AllKernels()) kernels_.push_back(&kernel);
+    for (const kernels::Kernel& kernel : kernels::AllKernels()) {
+      if (kernel.spec.arch == kernels::Arch::kCpu) kernels_.push_back(&kernel);
+    }
     std::memset(kv_.get(), 0xff, options.kv_memory_bytes);
   }
 

@@ -10,6 +10,9 @@
 #include "kernels/cpu/attention_cpu.h"
 #include "kernels/half.h"
 #include "tests/kernels/launch.h"
+#ifdef FLASHCORE_HAVE_CUDA
+#include "tests/kernels/device_mirror.h"
+#endif
 
 namespace flashcore::kernels {
 namespace {
@@ -61,6 +64,19 @@ void ScopedTarget::Use(int64_t target) {
 
 AttentionTest::AttentionTest() : random_(Seed()) {}
 
+void AttentionTest::SetUp() {
+#ifdef FLASHCORE_HAVE_CUDA
+  if (GetParam().spec.arch == Arch::kCpu) return;
+  const std::string why = WhyNoDevice();
+  if (!why.empty()) GTEST_SKIP() << why;
+#endif
+}
+
+std::vector<int64_t> AttentionTest::Targets() const {
+  if (GetParam().spec.arch == Arch::kCpu) return SimdTargets();
+  return {SimdTargets().front()};
+}
+
 void AttentionTest::Run(const AttentionBatch& batch, int threads, const PlanOptions& options) {
   ThreadPool& pool = threads == 1 ? one_thread_ : many_threads_;
   Plan plan;
@@ -93,7 +109,7 @@ void AttentionTest::Check(Problem* problem) {
   const AttentionBatch batch = problem->batch();
   const ReferenceResult oracle = ReferenceAttention(batch);
   const ReferenceResult unfused = UnfusedAttention(batch);
-  for (int64_t target : SimdTargets()) {
+  for (int64_t target : Targets()) {
     SCOPED_TRACE(hwy::TargetName(target));
     const ScopedTarget scoped(target);
     for (int s = 0; s < problem->num_spans(); ++s) problem->span(s).PoisonOutputs();

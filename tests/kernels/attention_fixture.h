@@ -39,6 +39,12 @@ class AttentionTest : public testing::TestWithParam<Kernel> {
  protected:
   AttentionTest();
 
+  // Skips a CUDA kernel where there is no CUDA device.
+  void SetUp() override;
+
+  // The SIMD targets to run the kernel on; one, for a kernel that is not the CPU's.
+  std::vector<int64_t> Targets() const;
+
   Geometry MakeGeometry(int32_t heads, int32_t kv_heads) const {
     return {GetParam().spec.dtype, heads, kv_heads, GetParam().spec.head_dim};
   }
@@ -49,7 +55,7 @@ class AttentionTest : public testing::TestWithParam<Kernel> {
   }
   void Run(const AttentionBatch& batch, int threads, const PlanOptions& options);
 
-  // Runs `problem` on every SIMD target and holds it against the oracle.
+  // Runs `problem` on each of Targets() and holds it against the oracle.
   void Check(Problem* problem);
 
   std::mt19937_64 random_;

@@ -86,7 +86,7 @@ void AttentionForksTest::CheckBits(Problem* problem) {
   Plan plan;
   MakePlan(problem->batch(), Options(most), 1, &plan);
   ASSERT_EQ(plan.members.empty(), most == 0);
-  for (int64_t target : SimdTargets()) {
+  for (int64_t target : Targets()) {
     SCOPED_TRACE(hwy::TargetName(target));
     const ScopedTarget scoped(target);
     std::vector<std::vector<uint16_t>> outputs;

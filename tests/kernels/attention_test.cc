@@ -51,6 +51,16 @@ TEST_P(AttentionTest, ManyTiles) {
   Check(&problem);
 }
 
+// Enough packed rows per KV head (600, 520) for the largest tile of every kernel.
+TEST_P(AttentionTest, ManyRows) {
+  Problem problem(MakeGeometry(8, 2),
+                  {{150, 200, Mask::Causal(), Layout::kPaged},
+                   {130, 65, Mask::None(), Layout::kDenseNhd},
+                   {150, 190, Mask::SlidingWindow(40, 5), Layout::kDenseHnd}},
+                  &random_);
+  Check(&problem);
+}
+
 TEST_P(AttentionTest, DecodeSplitsOverManyTiles) {
   Problem problem(MakeGeometry(4, 1),
                   {{1, 1, Mask::Causal()},
@@ -140,7 +150,7 @@ TEST_P(AttentionTest, NonFiniteInputsStayWithTheRowsThatSeeThem) {
     problem.span(0).ValueRow(bad_kv, 0)[4] = infinity;
     problem.span(0).KeyRow(bad_kv + 1, 0)[0] = nan;
     problem.span(0).QueryRow(bad_query, 1)[7] = nan;
-    for (int64_t target : SimdTargets()) {
+    for (int64_t target : Targets()) {
       SCOPED_TRACE(hwy::TargetName(target));
       const ScopedTarget scoped(target);
       Run(problem.batch());
@@ -168,7 +178,7 @@ TEST_P(AttentionTest, SameBitsAgainWithMoreThreadsAndInCompany) {
                    {70, 65, Mask::None(), Layout::kDenseHnd},
                    {1, 64, Mask::Causal()}},
                   &random_);
-  for (int64_t target : SimdTargets()) {
+  for (int64_t target : Targets()) {
     SCOPED_TRACE(hwy::TargetName(target));
     const ScopedTarget scoped(target);
     std::vector<std::vector<uint16_t>> first;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <ostream>
 #include <random>
 #include <string>
 #include <vector>
@@ -15,6 +16,9 @@
 #include "kernels/registry.h"
 #include "tests/kernels/launch.h"
 #include "tests/kernels/problem.h"
+#ifdef FLASHCORE_HAVE_CUDA
+#include "tests/kernels/device_mirror.h"
+#endif
 
 namespace flashcore::kernels {
 namespace {
@@ -63,6 +67,82 @@ void AppendSlowly(const PageLayout& layout, const Source& key, const Source& val
   }
 }
 
+// One device's way to write pages, as the tests call it. All pointers are to host memory.
+struct PageWriter {
+  const char* name;
+  void (*append)(const PageLayout& layout, const RowAppend* appends, int32_t count,
+                 ThreadPool* threads);
+  void (*copy)(int64_t page_bytes, const PageCopy* copies, int32_t count, ThreadPool* threads);
+};
+
+void PrintTo(const PageWriter& writer, std::ostream* out) { *out << writer.name; }
+
+#ifdef FLASHCORE_HAVE_CUDA
+using Access = DeviceMirror::Access;
+
+void AppendOnDevice(const PageLayout& layout, const RowAppend* appends, int32_t count,
+                    ThreadPool* /*threads*/) {
+  std::vector<RowAppend> on_device(appends, appends + count);
+  DeviceMirror mirror;
+  for (const RowAppend& append : on_device) {
+    const size_t bytes = (append.rows - 1) * append.row_stride +
+                         (layout.num_kv_heads - 1) * append.head_stride + layout.row_bytes();
+    mirror.Add(append.key, bytes, Access::kRead);
+    mirror.Add(append.value, bytes, Access::kRead);
+    mirror.Add(append.page, layout.page_bytes(), Access::kWrite);
+  }
+  mirror.Add(on_device.data(), count * sizeof(RowAppend), Access::kRead);
+  mirror.Allocate();
+  for (RowAppend& append : on_device) {
+    append.key = mirror.At(append.key);
+    append.value = mirror.At(append.value);
+    append.page = mirror.At(append.page);
+  }
+  mirror.Upload();
+  EXPECT_EQ(AppendRowsCuda(layout, mirror.At(on_device.data()), count, nullptr), 0);
+  mirror.Download();
+}
+
+void CopyOnDevice(int64_t page_bytes, const PageCopy* copies, int32_t count,
+                  ThreadPool* /*threads*/) {
+  std::vector<PageCopy> on_device(copies, copies + count);
+  DeviceMirror mirror;
+  for (const PageCopy& copy : on_device) {
+    mirror.Add(copy.from, page_bytes, Access::kRead);
+    mirror.Add(copy.to, page_bytes, Access::kWrite);
+  }
+  mirror.Add(on_device.data(), count * sizeof(PageCopy), Access::kRead);
+  mirror.Allocate();
+  for (PageCopy& copy : on_device) copy = {mirror.At(copy.from), mirror.At(copy.to)};
+  mirror.Upload();
+  EXPECT_EQ(CopyPagesCuda(page_bytes, mirror.At(on_device.data()), count, nullptr), 0);
+  mirror.Download();
+}
+#endif
+
+std::vector<PageWriter> PageWriters() {
+  return {
+      {"cpu", AppendRowsCpu, CopyPagesCpu},
+#ifdef FLASHCORE_HAVE_CUDA
+      {"cuda", AppendOnDevice, CopyOnDevice},
+#endif
+  };
+}
+
+class PageWriterTest : public testing::TestWithParam<PageWriter> {
+ protected:
+  void SetUp() override {
+#ifdef FLASHCORE_HAVE_CUDA
+    if (GetParam().append == AppendRowsCpu) return;
+    const std::string why = WhyNoDevice();
+    if (!why.empty()) GTEST_SKIP() << why;
+#endif
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Devices, PageWriterTest, testing::ValuesIn(PageWriters()),
+                         testing::PrintToStringParamName());
+
 TEST(PageLayout, HoldsKeysThenValues) {
   const PageLayout layout{DType::kBFloat16, 8, 128};
   EXPECT_EQ(layout.row_bytes(), 256);
@@ -71,7 +151,7 @@ TEST(PageLayout, HoldsKeysThenValues) {
   EXPECT_EQ(layout.page_bytes(), 2 * 8 * 64 * 256);
 }
 
-TEST(AppendRowsCpu, WritesTheRowsAndNothingElse) {
+TEST_P(PageWriterTest, AppendWritesTheRowsAndNothingElse) {
   std::mt19937 random(1);
   const int32_t places[][2] = {{0, 64}, {0, 1}, {63, 1}, {17, 30}, {1, 63}};  // row, rows
   for (int32_t kv_heads : {1, 3, 8}) {
@@ -87,7 +167,7 @@ TEST(AppendRowsCpu, WritesTheRowsAndNothingElse) {
           Bytes got(layout.page_bytes() + 2 * kGuard, kPoison);
           Bytes want = got;
           const RowAppend append = Append(key, value, kSkipped, got.data() + kGuard, row, rows);
-          AppendRowsCpu(layout, &append, 1, nullptr);
+          GetParam().append(layout, &append, 1, nullptr);
           AppendSlowly(layout, key, value, kSkipped, want.data() + kGuard, row, rows);
           EXPECT_TRUE(got == want);
         }
@@ -97,7 +177,7 @@ TEST(AppendRowsCpu, WritesTheRowsAndNothingElse) {
 }
 
 // Enough bytes for the pool, and an append that begins and ends inside a page.
-TEST(AppendRowsCpu, SameBytesWithAndWithoutThreads) {
+TEST_P(PageWriterTest, AppendsSameBytesWithAndWithoutThreads) {
   constexpr int32_t kFirstRow = 40, kRows = 1000, kPages = 17;
   std::mt19937 random(2);
   ThreadPool pool(3);
@@ -117,7 +197,7 @@ TEST(AppendRowsCpu, SameBytesWithAndWithoutThreads) {
         done += rows;
         at += rows;
       }
-      AppendRowsCpu(layout, appends.data(), static_cast<int32_t>(appends.size()), threads);
+      GetParam().append(layout, appends.data(), static_cast<int32_t>(appends.size()), threads);
     }
     EXPECT_TRUE(arenas[0] == arenas[1]);
     const size_t untouched = kFirstRow * layout.row_bytes();
@@ -127,12 +207,12 @@ TEST(AppendRowsCpu, SameBytesWithAndWithoutThreads) {
   }
 }
 
-TEST(AppendRowsCpu, OfNothingIsNothing) {
-  AppendRowsCpu({DType::kFloat16, 1, 64}, nullptr, 0, nullptr);
-  CopyPagesCpu(1, nullptr, 0, nullptr);
+TEST_P(PageWriterTest, OfNothingIsNothing) {
+  GetParam().append({DType::kFloat16, 1, 64}, nullptr, 0, nullptr);
+  GetParam().copy(1, nullptr, 0, nullptr);
 }
 
-TEST(CopyPagesCpu, CopiesWholePagesAndNothingElse) {
+TEST_P(PageWriterTest, CopiesWholePagesAndNothingElse) {
   std::mt19937 random(3);
   ThreadPool pool(3);
   for (int64_t page_bytes : {8192, 65536}) {
@@ -145,7 +225,7 @@ TEST(CopyPagesCpu, CopiesWholePagesAndNothingElse) {
           copies.push_back(
               {from.data() + i * page_bytes, to.data() + (2 * (count - 1 - i) + 1) * page_bytes});
         }
-        CopyPagesCpu(page_bytes, copies.data(), count, threads);
+        GetParam().copy(page_bytes, copies.data(), count, threads);
         for (int32_t i = 0; i < count; ++i) {
           EXPECT_TRUE(std::equal(copies[i].from, copies[i].from + page_bytes, copies[i].to));
           const std::byte* unused = copies[i].to - page_bytes;

@@ -10,18 +10,24 @@
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/plan.h"
 #include "kernels/registry.h"
+#ifdef FLASHCORE_HAVE_CUDA
+#include "tests/kernels/device_launch.h"
+#endif
 
 namespace flashcore::kernels {
 
 // What the launch returned. Its workspace is full of NaN: nothing may be read before it is written.
 inline int Launch(const Kernel& kernel, const AttentionBatch& batch, const Plan& plan,
                   ThreadPool* threads) {
+#ifdef FLASHCORE_HAVE_CUDA
+  if (kernel.spec.arch != Arch::kCpu) return LaunchOnDevice(kernel, batch, plan);
+#endif
   constexpr size_t kAlignment = 64;
   std::vector<float> memory((plan.workspace_bytes + kAlignment) / sizeof(float), std::nanf(""));
   void* workspace = memory.data();
   size_t bytes = memory.size() * sizeof(float);
   std::align(kAlignment, plan.workspace_bytes, workspace, bytes);
-  return kernel.launch(batch, plan, {workspace, threads, nullptr});
+  return kernel.launch(batch, plan, {workspace, threads});
 }
 
 }  // namespace flashcore::kernels

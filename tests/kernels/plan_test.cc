@@ -120,6 +120,20 @@ TEST(Plan, SplitsFewRowsOnly) {
   EXPECT_EQ(PlanOf({MakeSpan(1, 513)}, 32, 8).combines.size(), 8u);
 }
 
+TEST(Plan, CutsSmallSpansIntoSmallTiles) {
+  constexpr PlanOptions kSmall{64, 256, 64, 0, 32, 512};
+  const auto rows_of = [&](int32_t query_rows) {
+    std::vector<int32_t> rows;
+    for (const WorkItem& item : PlanOf({MakeSpan(query_rows, 64)}, 1, 1, kSmall).items) {
+      rows.push_back(item.row_count);
+    }
+    return rows;
+  };
+  EXPECT_EQ(rows_of(512), std::vector<int32_t>(16, 32));
+  EXPECT_EQ(rows_of(33), (std::vector<int32_t>{32, 1}));
+  EXPECT_EQ(rows_of(513), (std::vector<int32_t>{64, 64, 64, 64, 64, 64, 64, 64, 1}));
+}
+
 TEST(Plan, PartialRowsOfACombineAreThoseOfItsSplitsInOrder) {
   const Plan plan = PlanOf({MakeSpan(2, 1500), MakeSpan(3, 3000, Mask::Causal())}, 4, 2);
   std::vector<int> owners(plan.partial_rows, 0);

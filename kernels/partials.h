@@ -1,7 +1,7 @@
 // Partial results of KV splits in the workspace: where a split leaves its unnormalised output,
 // maximum and sum, and where the combine finds them.
-#ifndef FLASHCORE_KERNELS_CPU_PARTIALS_H_
-#define FLASHCORE_KERNELS_CPU_PARTIALS_H_
+#ifndef FLASHCORE_KERNELS_PARTIALS_H_
+#define FLASHCORE_KERNELS_PARTIALS_H_
 
 #include <cstdint>
 
@@ -9,11 +9,11 @@ namespace flashcore::kernels {
 
 struct Partials {
   // `workspace` holds rows * (head_dim + 2) floats: outputs, then maxima, then sums.
-  Partials(float* workspace, int32_t rows, int32_t head_dim)
+  Partials(float* workspace, int32_t rows, int32_t output_head_dim)
       : output(workspace),
-        max(workspace + int64_t{rows} * head_dim),
+        max(workspace + int64_t{rows} * output_head_dim),
         sum(max + rows),
-        head_dim(head_dim) {}
+        head_dim(output_head_dim) {}
 
   float* OutputRow(int32_t row) const { return output + int64_t{row} * head_dim; }
 
@@ -25,4 +25,4 @@ struct Partials {
 
 }  // namespace flashcore::kernels
 
-#endif  // FLASHCORE_KERNELS_CPU_PARTIALS_H_
+#endif  // FLASHCORE_KERNELS_PARTIALS_H_

@@ -1,0 +1,29 @@
+// The seam inside the sm80 family: one function per head_dim, each in a file of its own so that
+// they compile side by side.
+#ifndef FLASHCORE_KERNELS_SM80_ATTEND_H_
+#define FLASHCORE_KERNELS_SM80_ATTEND_H_
+
+#include <cstdint>
+
+#include "kernels/attention.h"
+#include "kernels/partials.h"
+#include "kernels/plan.h"
+
+namespace flashcore::kernels::sm80 {
+
+// What every block of a launch reads; all pointers are device pointers.
+struct AttendParams {
+  const Span* spans;
+  const WorkItem* items;  // one per block
+  Partials partials;
+  int32_t group;  // query heads per KV head
+};
+
+// Attends `count` items whose rows fit tile_rows, one of kCudaTileRows. `stream` is a cudaStream_t.
+// Returns 0 or the cudaError_t of the launch.
+template <int kHeadDim>
+int Attend(DType dtype, int32_t tile_rows, const AttendParams& params, int32_t count, void* stream);
+
+}  // namespace flashcore::kernels::sm80
+
+#endif  // FLASHCORE_KERNELS_SM80_ATTEND_H_

@@ -1,0 +1,49 @@
+#include "kernels/sm80/attention_sm80.h"
+
+#include <driver_types.h>
+
+#include "kernels/partials.h"
+#include "kernels/sm80/attend.h"
+#include "kernels/smxx/combine.h"
+#include "kernels/smxx/work_list.h"
+
+namespace flashcore::kernels {
+namespace {
+
+int Attend(const Geometry& geometry, int32_t tile_rows, const sm80::AttendParams& params,
+           int32_t count, void* stream) {
+  switch (geometry.head_dim) {
+    case 32:
+      return sm80::Attend<32>(geometry.dtype, tile_rows, params, count, stream);
+    case 64:
+      return sm80::Attend<64>(geometry.dtype, tile_rows, params, count, stream);
+    case 96:
+      return sm80::Attend<96>(geometry.dtype, tile_rows, params, count, stream);
+    case 128:
+      return sm80::Attend<128>(geometry.dtype, tile_rows, params, count, stream);
+    case 256:
+      return sm80::Attend<256>(geometry.dtype, tile_rows, params, count, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace
+
+int LaunchAttentionSm80(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx) {
+  if (!plan.members.empty()) return cudaErrorInvalidValue;
+  const Geometry& geometry = batch.geometry;
+  const WorkListView work(batch, plan, ctx.work_list);
+  const Partials partials(static_cast<float*>(ctx.workspace), plan.partial_rows, geometry.head_dim);
+  // Large tiles first: they take longest.
+  for (int kind = kCudaTileKinds - 1; kind >= 0; --kind) {
+    const auto [items, count] = work.tiles[kind];
+    if (count == 0) continue;
+    const int error = Attend(geometry, kCudaTileRows[kind],
+                             {work.spans, items, partials, geometry.group()}, count, ctx.stream);
+    if (error != cudaSuccess) return error;
+  }
+  return LaunchCombine(geometry, work.spans, work.combines,
+                       static_cast<int32_t>(plan.combines.size()), partials, ctx.stream);
+}
+
+}  // namespace flashcore::kernels

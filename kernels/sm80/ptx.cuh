@@ -1,0 +1,91 @@
+// The instructions that this family is built on, one function each.
+#ifndef FLASHCORE_KERNELS_SM80_PTX_CUH_
+#define FLASHCORE_KERNELS_SM80_PTX_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace flashcore::kernels::sm80 {
+
+// The block's dynamic shared memory.
+__device__ __forceinline__ std::byte* SharedMemory() {
+  extern __shared__ __align__(128) std::byte memory[];
+  return memory;
+}
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+}
+
+// Starts copying 16 bytes from global to shared memory, past L1; if not `valid`, writes zeros
+// and does not read `global`.
+__device__ __forceinline__ void CopyAsync16(std::byte* shared, const std::byte* global,
+                                            bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(shared)),
+               "l"(global), "r"(valid ? 16 : 0)
+               : "memory");
+}
+
+// Closes a group of this thread's copies, which may be empty.
+__device__ __forceinline__ void CommitCopies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits until at most the kGroups newest groups of this thread are under way.
+template <int kGroups>
+__device__ __forceinline__ void WaitForCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
+
+// Loads four 8x8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix
+// l / 8 and gets elements 2 * (l % 4) and the next of row l / 4 of each matrix.
+__device__ __forceinline__ void LoadMatrices(const std::byte* row, uint32_t (&matrices)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+               : "r"(SharedAddress(row))
+               : "memory");
+}
+
+// The same, transposed: lane l gets column l / 4, rows 2 * (l % 4) and the next.
+__device__ __forceinline__ void LoadMatricesTransposed(const std::byte* row,
+                                                       uint32_t (&matrices)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+               : "r"(SharedAddress(row))
+               : "memory");
+}
+
+// sum[16 x 8] += a[16 x 16] * b[16 x 8], float32 sums. With g = lane / 4 and t = lane % 4:
+//   sum: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)             (row, column)
+//   a:   pairs from (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8)
+//   b:   pairs down a column from (2t, g), (2t + 8, g)
+template <class Element>
+__device__ __forceinline__ void MultiplyAdd(const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                            float (&sum)[4]);
+
+template <>
+__device__ __forceinline__ void MultiplyAdd<__half>(const uint32_t (&a)[4], uint32_t b0,
+                                                    uint32_t b1, float (&sum)[4]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <>
+__device__ __forceinline__ void MultiplyAdd<__nv_bfloat16>(const uint32_t (&a)[4], uint32_t b0,
+                                                           uint32_t b1, float (&sum)[4]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+}  // namespace flashcore::kernels::sm80
+
+#endif  // FLASHCORE_KERNELS_SM80_PTX_CUH_

@@ -1,0 +1,87 @@
+#include "tests/kernels/device_launch.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/smxx/work_list.h"
+#include "tests/kernels/device_mirror.h"
+
+namespace flashcore::kernels {
+namespace {
+
+using Access = DeviceMirror::Access;
+
+int32_t PagesFor(int32_t rows) { return (rows + kPageTokens - 1) / kPageTokens; }
+
+// Bytes from a span's first K (or V) element to the last that its view may reach: whole pages if it
+// is paged, its rows if it is dense.
+size_t KvBytes(const Geometry& geometry, const KvView& kv) {
+  int64_t page = PagesFor(kv.rows) - 1;
+  int64_t row = (kv.rows - 1) % kPageTokens;
+  if (kv.pages != nullptr) {
+    page = *std::max_element(kv.pages, kv.pages + PagesFor(kv.rows));
+    row = kPageTokens - 1;
+  }
+  return page * kv.page_stride + (geometry.num_kv_heads - 1) * kv.head_stride +
+         row * kv.row_stride + geometry.head_dim * DTypeBytes(geometry.dtype);
+}
+
+void AddSpan(const Geometry& geometry, const Span& span, DeviceMirror* mirror) {
+  if (span.query_rows > 0) {
+    const size_t bytes = (span.query_rows - 1) * span.row_stride +
+                         (geometry.num_heads - 1) * span.head_stride +
+                         geometry.head_dim * DTypeBytes(geometry.dtype);
+    mirror->Add(span.query, bytes, Access::kRead);
+    mirror->Add(span.output, bytes, Access::kWrite);
+    if (span.lse != nullptr) {
+      const size_t floats = (span.query_rows - 1) * span.lse_row_stride +
+                            (geometry.num_heads - 1) * span.lse_head_stride + 1;
+      mirror->Add(span.lse, floats * sizeof(float), Access::kWrite);
+    }
+  }
+  if (span.kv.rows > 0) {
+    mirror->Add(span.kv.key, KvBytes(geometry, span.kv), Access::kRead);
+    mirror->Add(span.kv.value, KvBytes(geometry, span.kv), Access::kRead);
+    if (span.kv.pages != nullptr) {
+      mirror->Add(span.kv.pages, PagesFor(span.kv.rows) * sizeof(int32_t), Access::kRead);
+    }
+  }
+}
+
+Span OnDevice(const DeviceMirror& mirror, Span span) {
+  span.query = mirror.At(span.query);
+  span.output = mirror.At(span.output);
+  span.lse = mirror.At(span.lse);
+  span.kv.key = mirror.At(span.kv.key);
+  span.kv.value = mirror.At(span.kv.value);
+  span.kv.pages = mirror.At(span.kv.pages);
+  return span;
+}
+
+}  // namespace
+
+int LaunchOnDevice(const Kernel& kernel, const AttentionBatch& batch, const Plan& plan) {
+  DeviceMirror mirror;
+  for (int32_t s = 0; s < batch.num_spans; ++s) AddSpan(batch.geometry, batch.spans[s], &mirror);
+  std::vector<std::byte> workspace(plan.workspace_bytes, std::byte{0xff});  // NaN
+  mirror.Add(workspace.data(), workspace.size(), Access::kWrite);
+  std::vector<std::byte> work_list(WorkListBytes(batch, plan));
+  mirror.Add(work_list.data(), work_list.size(), Access::kRead);
+  mirror.Allocate();
+
+  std::vector<Span> spans;
+  for (int32_t s = 0; s < batch.num_spans; ++s) spans.push_back(OnDevice(mirror, batch.spans[s]));
+  const AttentionBatch on_device{batch.geometry, spans.data(), batch.num_spans};
+  PackWorkList(on_device, plan, work_list.data());
+  mirror.Upload();
+
+  LaunchContext context;
+  context.workspace = mirror.At(workspace.data());
+  context.work_list = mirror.At(work_list.data());
+  const int error = kernel.launch(on_device, plan, context);
+  mirror.Download();
+  return error;
+}
+
+}  // namespace flashcore::kernels
