@@ -25,6 +25,9 @@ namespace flashcore::kernels {
 // per tile.
 inline constexpr int kPageTokens = 64;
 
+// Pages that hold `rows` K/V rows.
+inline constexpr int32_t PagesFor(int32_t rows) { return (rows + kPageTokens - 1) / kPageTokens; }
+
 enum class DType : uint8_t { kFloat16, kBFloat16 };
 
 inline constexpr size_t DTypeBytes(DType) { return 2; }

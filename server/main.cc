@@ -88,13 +88,11 @@ void SetGauges(Engine* engine, Metrics* metrics) {
   set(metrics->staging_used_bytes, engine->staging().used_bytes());
   set(metrics->staging_free_bytes, engine->staging().free_bytes());
   const SequenceStore::Stats stats = engine->sequences().stats();
-  const auto hot = static_cast<size_t>(Segment::kHot);
-  const auto cold = static_cast<size_t>(Segment::kCold);
   set(metrics->sequences, stats.sequences);
-  set(metrics->kv_hot_used_bytes, stats.used_bytes[hot]);
-  set(metrics->kv_hot_free_bytes, stats.capacity_bytes[hot] - stats.used_bytes[hot]);
-  set(metrics->kv_cold_used_bytes, stats.used_bytes[cold]);
-  set(metrics->kv_cold_free_bytes, stats.capacity_bytes[cold] - stats.used_bytes[cold]);
+  set(metrics->kv_hot_used_bytes, stats.hot.used_bytes);
+  set(metrics->kv_hot_free_bytes, stats.hot.capacity_bytes - stats.hot.used_bytes);
+  set(metrics->kv_cold_used_bytes, stats.cold.used_bytes);
+  set(metrics->kv_cold_free_bytes, stats.cold.capacity_bytes - stats.cold.used_bytes);
 }
 
 // Drains `server`; a second signal meanwhile ends the process at once.

@@ -15,9 +15,7 @@ int64_t PageElements(const WorkloadShape& shape) {
   return int64_t{shape.num_kv_heads} * kPageTokens * shape.head_dim;
 }
 
-int32_t PagesOfSpan(const WorkloadShape& shape) {
-  return (shape.kv_rows + kPageTokens - 1) / kPageTokens;
-}
+int32_t PagesOfSpan(const WorkloadShape& shape) { return PagesFor(shape.kv_rows); }
 
 // Pages of every span, one span after the other: those of the prefix, then its own.
 std::vector<int32_t> PageTable(const WorkloadShape& shape) {

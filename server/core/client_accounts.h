@@ -34,8 +34,6 @@ class ClientAccounts {
   const Account& operator[](uint32_t number) const { return *accounts_[number]; }
   void CloseIfEmpty(uint32_t number);
 
-  size_t size() const { return by_name_.size(); }
-
  private:
   absl::flat_hash_map<std::string, uint32_t> by_name_;
   std::vector<std::unique_ptr<Account>> accounts_;  // null: the number is free

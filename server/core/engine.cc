@@ -12,8 +12,9 @@ constexpr std::chrono::milliseconds kHousekeepingInterval(500);
 // Of K/V that changes its segment at a time: a lane is busy with it for some milliseconds at most.
 constexpr size_t kMaxMoveBytes = size_t{8} << 20;
 
-SequenceStore::Options WithHeadDims(SequenceStore::Options options, const Device& device) {
-  options.head_dims = SupportedHeadDims(device);
+SequenceStore::Options WithHeadDims(SequenceStore::Options options,
+                                    const std::vector<uint32_t>& head_dims) {
+  options.head_dims = head_dims;
   return options;
 }
 
@@ -28,7 +29,8 @@ Engine::Engine(const Options& options, std::unique_ptr<Device> device, const Clo
       limits_{options.max_spans, options.max_heads, SupportedHeadDims(*device_),
               options.max_request_flop},
       staging_(options.staging_memory_bytes, device_->staging_allocator()),
-      sequences_(WithHeadDims(options.sequences, *device_), device_->kv_memory(), clock, metrics),
+      sequences_(WithHeadDims(options.sequences, limits_.head_dims), device_->kv_memory(), clock,
+                 metrics),
       batcher_(options.batcher, clock) {
   for (int lane = 0; lane < device_->info().lanes; ++lane) {
     lanes_.emplace_back([this, lane] { RunLane(lane); });
@@ -122,7 +124,7 @@ void Engine::MovePages(int lane) {
 }
 
 void Engine::KeepHouse() {
-  const bool places = sequences_.stats().capacity_bytes[static_cast<size_t>(Segment::kHot)] > 0;
+  const bool places = sequences_.stats().hot.capacity_bytes > 0;
   auto next = std::chrono::steady_clock::now();
   MutexLock lock(&mutex_);
   while (!stop_) {

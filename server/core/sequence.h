@@ -50,6 +50,7 @@ struct SequenceShape {
   kernels::PageLayout page_layout() const {
     return {dtype, static_cast<int32_t>(num_kv_heads), static_cast<int32_t>(head_dim)};
   }
+  size_t page_bytes() const { return static_cast<size_t>(page_layout().page_bytes()); }
 };
 
 // What is told about a sequence.

@@ -118,7 +118,7 @@ absl::Status SequenceStore::BeginAppend(const Sequence& sequence, SequenceLayer*
     pending.pages.push_back(*copy);
     launch->copies.push_back({arena_.address(layer->pages.back()), arena_.address(*copy)});
   }
-  const size_t pages = (length + rows + kernels::kPageTokens - 1) / kernels::kPageTokens;
+  const auto pages = static_cast<size_t>(kernels::PagesFor(static_cast<int32_t>(length + rows)));
   while (pending.first_page + pending.pages.size() < pages) {
     absl::StatusOr<PageId> page = TakePage(sequence);
     if (!page.ok()) return page.status();
@@ -157,7 +157,7 @@ void SequenceStore::UndoAppends() {
 }
 
 absl::StatusOr<PageId> SequenceStore::TakePage(const Sequence& sequence) {
-  const auto bytes = static_cast<size_t>(sequence.shape.page_layout().page_bytes());
+  const size_t bytes = sequence.shape.page_bytes();
   ClientAccounts::Account& account = accounts_[sequence.client];
   if (options_.client_kv_bytes > 0 && account.kv_bytes + bytes > options_.client_kv_bytes) {
     return absl::ResourceExhaustedError(
@@ -176,7 +176,7 @@ absl::StatusOr<PageId> SequenceStore::TakePage(const Sequence& sequence) {
 }
 
 PageId SequenceStore::AllocateOrEvict(const Sequence& sequence) {
-  const auto bytes = static_cast<size_t>(sequence.shape.page_layout().page_bytes());
+  const size_t bytes = sequence.shape.page_bytes();
   const Segment first = sequence.pin ? Segment::kHot : Segment::kCold;
   const Segment second = sequence.pin ? Segment::kCold : Segment::kHot;
   do {
@@ -207,23 +207,21 @@ void SequenceStore::AddRead(const AttendOperation& operation, size_t span,
                             const SequenceLayer& layer, Sequence* sequence, Launch* launch) {
   const auto rows = static_cast<int32_t>(operation.sequence_lengths[span]);
   const auto query_rows = static_cast<int32_t>(operation.request.spans[span].query_rows);
-  const size_t num_pages =
-      (static_cast<size_t>(rows) + kernels::kPageTokens - 1) / kernels::kPageTokens;
+  const auto num_pages = static_cast<size_t>(kernels::PagesFor(rows));
   launch->resident.push_back({launch->pages.size(), rows});
   const kernels::KvRange seen =
       kernels::VisibleKv(operation.request.mask, query_rows, rows, 0, query_rows);
-  const auto page_bytes = static_cast<size_t>(sequence->shape.page_layout().page_bytes());
-  size_t read_bytes[kSegments] = {};
+  const size_t page_bytes = sequence->shape.page_bytes();
+  size_t hot = 0;  // bytes read there
+  size_t cold = 0;
   for (size_t t = 0; t < num_pages; ++t) {
     const PageId page = PageAt(layer, t);
     launch->pages.push_back(arena_.place(page));
     const auto row = static_cast<int32_t>(t) * kernels::kPageTokens;
     if (row + kernels::kPageTokens > seen.begin && row < seen.end) {
-      read_bytes[static_cast<size_t>(arena_.segment(page))] += page_bytes;
+      (arena_.segment(page) == Segment::kHot ? hot : cold) += page_bytes;
     }
   }
-  const size_t hot = read_bytes[static_cast<size_t>(Segment::kHot)];
-  const size_t cold = read_bytes[static_cast<size_t>(Segment::kCold)];
   metrics_->kv_read_hot_bytes.Increment(hot);
   metrics_->kv_read_cold_bytes.Increment(cold);
   sequence->read_rate.Add(static_cast<double>(hot + cold), clock_->Now());

@@ -29,7 +29,7 @@ absl::flat_hash_set<PageId> FirstPages(const std::vector<const Sequence*>& seque
                                        const std::vector<size_t>& bytes) {
   absl::flat_hash_set<PageId> pages;
   for (size_t i = 0; i < sequences.size(); ++i) {
-    const auto page_bytes = static_cast<size_t>(sequences[i]->shape.page_layout().page_bytes());
+    const size_t page_bytes = sequences[i]->shape.page_bytes();
     size_t left = bytes[i];
     ForEachFullPage(*sequences[i], [&](PageId page) {
       if (left < page_bytes) return;
@@ -48,7 +48,7 @@ std::vector<size_t> SequenceStore::ChooseHot(const std::vector<const Sequence*>&
   std::vector<PlacementCandidate> candidates;
   for (const Sequence* sequence : sequences) {
     PlacementCandidate& candidate = candidates.emplace_back();
-    const auto page_bytes = static_cast<size_t>(sequence->shape.page_layout().page_bytes());
+    const size_t page_bytes = sequence->shape.page_bytes();
     ForEachFullPage(*sequence, [&](PageId page) ABSL_NO_THREAD_SAFETY_ANALYSIS {
       candidate.bytes += page_bytes;
       if (arena_.segment(page) == Segment::kHot) candidate.hot_bytes += page_bytes;

@@ -12,8 +12,9 @@ namespace {
 constexpr char kNotFound[] =
     "no such sequence: it was deleted, expired or was evicted, or never was; load its K/V again";
 
-size_t PagesFor(uint64_t rows) {
-  return static_cast<size_t>((rows + kernels::kPageTokens - 1) / kernels::kPageTokens);
+// Of a layer: its length always fits the kernels' int32.
+size_t PagesFor(uint64_t length) {
+  return static_cast<size_t>(kernels::PagesFor(static_cast<int32_t>(length)));
 }
 
 absl::Status CheckShape(const SequenceShape& shape, const SequenceStore::Options& options) {
@@ -31,7 +32,7 @@ absl::Status CheckShape(const SequenceShape& shape, const SequenceStore::Options
     return invalid("head_dim", shape.head_dim,
                    absl::StrCat("one of ", absl::StrJoin(options.head_dims, ", ")));
   }
-  const auto page_bytes = static_cast<size_t>(shape.page_layout().page_bytes());
+  const size_t page_bytes = shape.page_bytes();
   if (page_bytes > options.superblock_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(
         "num_kv_heads: ", shape.num_kv_heads, " of head_dim ", shape.head_dim, " need pages of ",
@@ -235,7 +236,7 @@ SequenceInfo SequenceStore::Describe(const Sequence& sequence) const {
   info.pin = sequence.pin;
   info.idle = sequence.users > 0 ? Nanoseconds(0) : clock_->Now() - sequence.last_used;
   info.layer_lengths.reserve(sequence.layers.size());
-  const auto page_bytes = static_cast<size_t>(sequence.shape.page_layout().page_bytes());
+  const size_t page_bytes = sequence.shape.page_bytes();
   const bool may_be_hot = arena_.capacity_bytes(Segment::kHot) > 0;
   for (const SequenceLayer& layer : sequence.layers) {
     info.layer_lengths.push_back(layer.length);
@@ -357,10 +358,8 @@ SequenceStore::Stats SequenceStore::stats() const {
   stats.sequences = sequences_.size();
   stats.pages = arena_.num_pages();
   stats.metadata_bytes = metadata_bytes_;
-  for (const Segment segment : {Segment::kHot, Segment::kCold}) {
-    stats.used_bytes[static_cast<size_t>(segment)] = arena_.used_bytes(segment);
-    stats.capacity_bytes[static_cast<size_t>(segment)] = arena_.capacity_bytes(segment);
-  }
+  stats.hot = {arena_.used_bytes(Segment::kHot), arena_.capacity_bytes(Segment::kHot)};
+  stats.cold = {arena_.used_bytes(Segment::kCold), arena_.capacity_bytes(Segment::kCold)};
   return stats;
 }
 

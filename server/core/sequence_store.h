@@ -126,8 +126,12 @@ class SequenceStore {
     size_t sequences = 0;
     size_t pages = 0;
     size_t metadata_bytes = 0;
-    size_t used_bytes[kSegments] = {};
-    size_t capacity_bytes[kSegments] = {};
+    struct OfSegment {
+      size_t used_bytes = 0;      // of pages
+      size_t capacity_bytes = 0;  // of the segment
+    };
+    OfSegment hot;
+    OfSegment cold;
   };
   Stats stats() const ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -137,11 +137,9 @@ v1::DeviceInfo ToDeviceInfo(const DeviceInfo& info, const SequenceStore::Stats& 
   message.set_l2_persisting_max_bytes(info.l2_persisting_max_bytes);
   message.set_lanes(info.lanes);
   message.set_compute_units(info.compute_units);
-  const auto hot = static_cast<size_t>(Segment::kHot);
-  const auto cold = static_cast<size_t>(Segment::kCold);
-  message.set_kv_memory_bytes(kv.capacity_bytes[hot] + kv.capacity_bytes[cold]);
-  message.set_kv_hot_bytes(kv.capacity_bytes[hot]);
-  message.set_kv_used_bytes(kv.used_bytes[hot] + kv.used_bytes[cold]);
+  message.set_kv_memory_bytes(kv.hot.capacity_bytes + kv.cold.capacity_bytes);
+  message.set_kv_hot_bytes(kv.hot.capacity_bytes);
+  message.set_kv_used_bytes(kv.hot.used_bytes + kv.cold.used_bytes);
   return message;
 }
 

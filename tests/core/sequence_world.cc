@@ -166,7 +166,7 @@ void SequenceWorld::ExpectAllAgree() {
     stats = store.stats();
   }
   EXPECT_EQ(stats.pages, pages_.pages);
-  EXPECT_EQ(stats.used_bytes[0] + stats.used_bytes[1], pages_.bytes);
+  EXPECT_EQ(stats.hot.used_bytes + stats.cold.used_bytes, pages_.bytes);
   EXPECT_EQ(stats.sequences, sequences_.size());
   EXPECT_EQ(store.List("alice", 0, 1000).sequences.size(), sequences_.size());
   EXPECT_EQ(engine_.staging().used_bytes(), 0u);
@@ -227,7 +227,7 @@ void SequenceWorld::ExpectEmpty() {
   EXPECT_EQ(stats.sequences, 0u);
   EXPECT_EQ(stats.pages, 0u);
   EXPECT_EQ(stats.metadata_bytes, 0u);
-  EXPECT_EQ(stats.used_bytes[0] + stats.used_bytes[1], 0u);
+  EXPECT_EQ(stats.hot.used_bytes + stats.cold.used_bytes, 0u);
 }
 
 }  // namespace flashcore::server::testing

@@ -12,8 +12,6 @@ namespace {
 
 using Access = DeviceMirror::Access;
 
-int32_t PagesFor(int32_t rows) { return (rows + kPageTokens - 1) / kPageTokens; }
-
 // Bytes from a span's first K (or V) element to the last that its view may reach: whole pages if it
 // is paged, its rows if it is dense.
 size_t KvBytes(const Geometry& geometry, const KvView& kv) {

@@ -11,8 +11,6 @@ namespace {
 
 constexpr uint16_t kPoison = 0x7fc1;  // NaN in float16 and in bfloat16
 
-int32_t PagesFor(int32_t rows) { return (rows + kPageTokens - 1) / kPageTokens; }
-
 }  // namespace
 
 ForkedKv::ForkedKv(const Geometry& geometry, const std::vector<ForkShape>& shapes,

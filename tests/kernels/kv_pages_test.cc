@@ -263,7 +263,7 @@ TEST(KvPages, AttentionOverWrittenPagesIsThatOverDenseRows) {
       const std::vector<uint16_t> want = problem.span(0).Output();
       const std::vector<float> want_lse = problem.span(0).Lse();
 
-      const int32_t tiles = (kv_rows + kPageTokens - 1) / kPageTokens;
+      const int32_t tiles = PagesFor(kv_rows);
       std::vector<int32_t> pages(2 * tiles);
       for (int32_t i = 0; i < 2 * tiles; ++i) pages[i] = i * (layout.page_bytes() / kUnit);
       std::shuffle(pages.begin(), pages.end(), random);

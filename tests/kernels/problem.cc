@@ -60,7 +60,7 @@ void ProblemSpan::MakeKv(const SpanShape& shape, std::mt19937_64* random) {
   KvView& kv = span_.kv;
   const int64_t row_bytes = int64_t{geometry_.head_dim} * 2;
   const int64_t heads = geometry_.num_kv_heads;
-  const int32_t tiles = (shape.kv_rows + kPageTokens - 1) / kPageTokens;
+  const int32_t tiles = PagesFor(shape.kv_rows);
   kv.rows = shape.kv_rows;
   kv.row_stride = shape.layout == Layout::kDenseNhd ? heads * row_bytes : row_bytes;
   kv.page_stride = kPageTokens * kv.row_stride;
