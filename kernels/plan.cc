@@ -26,6 +26,7 @@ void PlanTile(const AttentionBatch& batch, const PlanOptions& options, int32_t s
       plan->items.push_back(item);
       continue;
     }
+    item.combine = static_cast<int32_t>(plan->combines.size());
     plan->combines.push_back({span_index, head, row_begin, row_count, plan->partial_rows, splits});
     for (int32_t split = 0; split < splits; ++split) {
       item.kv_begin = begin + split * options.split_kv_rows;
@@ -35,6 +36,22 @@ void PlanTile(const AttentionBatch& batch, const PlanOptions& options, int32_t s
       plan->partial_rows += row_count;
     }
   }
+}
+
+// Packed rows of the tiles of spans that do not split.
+int32_t TileRows(const AttentionBatch& batch, const PlanOptions& options, int32_t workers) {
+  int32_t tile_rows = options.tile_rows;
+  if (options.min_tile_rows == 0) return tile_rows;
+  for (; tile_rows > options.min_tile_rows; tile_rows /= 2) {
+    int64_t tiles = 0;
+    for (int32_t s = 0; s < batch.num_spans; ++s) {
+      const int32_t rows = batch.spans[s].query_rows * batch.geometry.group();
+      if (rows > options.split_max_rows) tiles += DivideUp(rows, tile_rows);
+    }
+    // Workers without an item cost less than smaller tiles while they are few.
+    if (tiles * batch.geometry.num_kv_heads * 4 >= int64_t{workers} * 3) break;
+  }
+  return tile_rows;
 }
 
 // Work of an item in row * K/V row units. One is added to the K/V rows so that among items without
@@ -75,13 +92,13 @@ void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t w
   plan->members.clear();
   plan->combines.clear();
   plan->partial_rows = 0;
+  const int32_t many_rows = TileRows(batch, options, workers);
   std::vector<Fork> forks;
   for (int32_t s = 0; s < batch.num_spans; ++s) {
     const size_t first_item = plan->items.size();
     const int32_t rows = batch.spans[s].query_rows * batch.geometry.group();
     const bool may_split = rows <= options.split_max_rows;
-    const int32_t tile_rows =
-        rows <= options.small_max_rows ? options.small_tile_rows : options.tile_rows;
+    const int32_t tile_rows = may_split ? options.tile_rows : many_rows;
     for (int32_t row = 0; row < rows; row += tile_rows) {
       PlanTile(batch, options, s, row, std::min(tile_rows, rows - row), may_split, plan);
     }

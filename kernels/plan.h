@@ -36,6 +36,7 @@ struct WorkItem {
   int32_t kv_begin = 0;
   int32_t kv_end = 0;
   int32_t partial_row = -1;  // first row of its partial result; -1: writes O itself
+  int32_t combine = -1;      // in Plan::combines, if partial_row >= 0
   int32_t first_member = 0;  // in Plan::members
   int32_t num_members = 0;   // 0: not shared; otherwise at least 2, and partial_row means nothing
 };
@@ -65,8 +66,10 @@ struct PlanOptions {
   int32_t split_kv_rows = 512;  // K/V rows a split; a multiple of kPageTokens
   int32_t split_max_rows = 16;  // spans with more packed rows per KV head than this do not split
   int32_t shared_rows = 0;      // packed rows a shared item, at most; 0: items are never shared
-  int32_t small_tile_rows = 0;  // in place of tile_rows for spans of at most small_max_rows ...
-  int32_t small_max_rows = 0;   // ... packed rows per KV head; 0: for none
+  // Tiles of spans that do not split are halved, down to min_tile_rows, as long as there are too few
+  // of them for the workers. Only for kernels that give a row the same bits in any of these tiles.
+  // 0: never.
+  int32_t min_tile_rows = 0;
 };
 
 struct Plan {

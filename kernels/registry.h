@@ -39,9 +39,10 @@ struct LaunchContext {
   ThreadPool* threads = nullptr;  // CPU kernels: the threads that share the work
   void* stream = nullptr;         // CUDA kernels: the cudaStream_t to launch on
   // CUDA kernels: the block that PackWorkList (kernels/smxx/work_list.h) made of this batch and
-  // plan, in device memory, its copy ordered before the launch on `stream`. The workspace is device
-  // memory too, and the spans' pointers are device pointers.
-  const void* work_list = nullptr;
+  // plan, in device memory, its copy ordered before the launch on `stream`. The launch counts in it
+  // and leaves it as it was. The workspace is device memory too, and the spans' pointers are device
+  // pointers.
+  void* work_list = nullptr;
 };
 
 // Runs `batch` by `plan`. CPU kernels have completed on return. Returns 0, or the cudaError_t of a

@@ -37,36 +37,46 @@ inline constexpr TileRow kCpuTiles[] = {
 
 // Packed rows of the tiles that CUDA kernels are compiled for; a work item runs with the smallest
 // that holds its rows.
-inline constexpr int32_t kCudaTileRows[] = {16, 32, 64};
-inline constexpr int kCudaTileKinds = 3;
+inline constexpr int32_t kCudaTileRows[] = {16, 32, 64, 128};
+inline constexpr int kCudaTileKinds = 4;
 inline constexpr int32_t kCudaMaxTileRows = kCudaTileRows[kCudaTileKinds - 1];
 
 inline constexpr TileRow kSm80Tiles[] = {
-    // 64 packed rows: 4 warps of 16 rows keep O of head_dim 256 in registers, and two blocks fit
-    // the shared memory of an sm_89 SM up to head_dim 128.
-    // Splits of 256 K/V rows: a decode over 4096 rows becomes 16 items per KV head, and writing and
-    // reading the partial results of 4 query heads adds 3% to the bytes of K/V. Up to 64 packed
-    // rows split: such a span has at most two row tiles per KV head.
-    // Spans of up to 512 packed rows are cut into tiles of 32: 8 heads of 512 rows then are 128
-    // blocks: nearly one for each of an H200's 132 SMs, a little over two for each of an L4's 58.
-    {256, {64, 256, 64, 0, 32, 512}},
+    {128, {128, 256, 64, 0, 32}},
+    {256, {64, 256, 64, 0, 32}},
 };
 
-// The thread block of an sm80 kernel: row_warps * token_warps warps share a tile of 16 * row_warps
-// packed rows and kPageTokens tokens; a warp has 16 rows and kPageTokens / token_warps tokens.
+// The thread block of an sm80 kernel: teams * row_warps warps. The warps of a team share the tile's
+// packed rows, 16 * row_tiles each; the teams share the K/V tiles, of tile_tokens each, which pass
+// through `slots` places per team in shared memory.
 struct Sm80Block {
+  int row_tiles;
   int row_warps;
-  int token_warps;
-  int stages;  // K/V tiles in shared memory at a time
+  int teams;
+  int tile_tokens;
+  int stages;
+  int min_blocks = 1;  // an SM, that registers must allow
 };
 
-// Always 4 warps. Few rows leave warps over to share the tokens, each with a softmax of its own,
-// merged at the end. Two stages where two blocks still fit the 100 KB of an sm_89 SM. Few rows
-// (decode) are bound by memory and have two at head_dim 96 and 128 too, in place of a second block.
 constexpr Sm80Block Sm80BlockFor(int32_t tile_rows, int32_t head_dim) {
-  const int row_warps = tile_rows / 16;
-  const bool two_stages = head_dim <= 64 || (tile_rows == 16 && head_dim <= 128);
-  return {row_warps, 4 / row_warps, two_stages ? 2 : 1};
+  if (tile_rows == 16) {
+    if (head_dim <= 32) return {1, 1, 4, 64, 2};
+    if (head_dim <= 64) return {1, 1, 4, 32, 3};
+    if (head_dim <= 128) return {1, 1, 4, 16, 2, 3};
+    return {1, 1, 2, 16, 2};
+  }
+  if (tile_rows == 32) {
+    if (head_dim <= 64) return {1, 2, 2, 64, 3};
+    if (head_dim <= 128) return {1, 2, 1, 64, 2};
+    return {1, 2, 1, 32, 2};
+  }
+  if (tile_rows == 64) {
+    if (head_dim <= 64) return {1, 4, 2, 64, 2};
+    if (head_dim <= 128) return {1, 4, 1, 64, 2};
+    return {1, 4, 1, 32, 2};
+  }
+  if (head_dim <= 64) return {2, 4, 2, 64, 2};
+  return {2, 4, 1, 64, 2};
 }
 
 // The row of `tiles` for head_dim, which must not exceed the last row's.
@@ -87,7 +97,7 @@ constexpr bool TilesAreSane(const TileRow (&tiles)[kRows], int32_t max_rows,
     if (tiles[i].plan.split_max_rows > max_split_rows) return false;
     if (tiles[i].plan.split_max_rows > tiles[i].plan.tile_rows) return false;
     if (tiles[i].plan.shared_rows > tiles[i].plan.tile_rows) return false;
-    if (tiles[i].plan.small_tile_rows > tiles[i].plan.tile_rows) return false;
+    if (tiles[i].plan.min_tile_rows > tiles[i].plan.tile_rows) return false;
     if (tiles[i].plan.split_kv_rows % kPageTokens != 0) return false;
   }
   return true;

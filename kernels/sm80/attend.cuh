@@ -8,35 +8,51 @@
 #ifndef FLASHCORE_KERNELS_SM80_ATTEND_CUH_
 #define FLASHCORE_KERNELS_SM80_ATTEND_CUH_
 
+#include <algorithm>
+
 #include "kernels/sm80/attend.h"
 #include "kernels/sm80/config.cuh"
 #include "kernels/sm80/epilogue.cuh"
 #include "kernels/sm80/mainloop.cuh"
+#include "kernels/smxx/combine.cuh"
 #include "kernels/smxx/launch.cuh"
 
 namespace flashcore::kernels::sm80 {
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads) AttendKernel(const AttendParams params) {
-  // By reference: what the epilogue needs of them is read then, and takes no registers before.
-  const WorkItem& item = params.items[blockIdx.x];
-  const Span& span = params.spans[item.span];
+__global__ void __launch_bounds__(C::kThreads, C::kMinBlocks)
+    AttendKernel(const AttendParams params) {
+  // By reference: what the epilogue needs of it is read then, and takes no registers before.
+  const BlockWork& work = params.work[blockIdx.y];
+  const int kv_head = blockIdx.x;
   const Position<C> position;
-  const float scale = span.softmax_scale * 1.44269504088896340736f;  // log2(e)
+  const SoftmaxScale scale(work.softmax_scale);
   State<C> state;
-  AttendTiles<C>(span, item, params.group, scale, position, SharedMemory(), &state);
-  WriteResults<C>(state, span, item, params.group, params.partials, position, SharedMemory());
+  AttendTiles<C>(work, kv_head, params.group, scale, position, SharedMemory(), &state);
+  WriteResults<C>(scale, work, kv_head, params.group, params.partials, position, SharedMemory(),
+                  state);
+  if (work.num_splits > 1 &&
+      IsLastSplit(work.num_splits, &params.finished[work.combine + kv_head])) {
+    CombineSplits<typename C::Element, C::kThreads>(work, kv_head, params.group, params.partials);
+  }
 }
 
 template <class C>
-int LaunchAttend(const AttendParams& params, int32_t count, void* stream) {
+int LaunchAttend(AttendParams params, int32_t count, void* stream) {
   const auto kernel = AttendKernel<C>;
   if (C::kSharedBytes > 48 * 1024) {
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes);
     if (error != cudaSuccess) return error;
   }
-  return LaunchKernel(kernel, dim3(count), C::kThreads, C::kSharedBytes, stream, params);
+  constexpr int32_t kMaxGridY = 65535;
+  for (; count > 0; count -= kMaxGridY, params.work += kMaxGridY) {
+    const dim3 grid(params.num_kv_heads, std::min(count, kMaxGridY));
+    const cudaError_t error =
+        LaunchKernel(kernel, grid, C::kThreads, C::kSharedBytes, stream, params);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 template <class Element, int kHeadDim>
@@ -48,6 +64,10 @@ int AttendRows(int32_t tile_rows, const AttendParams& params, int32_t count, voi
       return LaunchAttend<Config<Element, kHeadDim, 32>>(params, count, stream);
     case 64:
       return LaunchAttend<Config<Element, kHeadDim, 64>>(params, count, stream);
+    case 128:
+      if constexpr (TileFor(kSm80Tiles, kHeadDim).plan.tile_rows >= 128) {
+        return LaunchAttend<Config<Element, kHeadDim, 128>>(params, count, stream);
+      }
   }
   return cudaErrorInvalidValue;
 }

@@ -7,20 +7,21 @@
 
 #include "kernels/attention.h"
 #include "kernels/partials.h"
-#include "kernels/plan.h"
+#include "kernels/smxx/work_list.h"
 
 namespace flashcore::kernels::sm80 {
 
 // What every block of a launch reads; all pointers are device pointers.
 struct AttendParams {
-  const Span* spans;
-  const WorkItem* items;  // one per block
+  const BlockWork* work;  // one per block and KV head
+  int32_t* finished;      // of WorkListView
   Partials partials;
-  int32_t group;  // query heads per KV head
+  RowDivider group;  // query heads per KV head
+  int32_t num_kv_heads;
 };
 
-// Attends `count` items whose rows fit tile_rows, one of kCudaTileRows. `stream` is a cudaStream_t.
-// Returns 0 or the cudaError_t of the launch.
+// Attends `count` pieces of work whose rows fit tile_rows, one of kCudaTileRows. `stream` is a
+// cudaStream_t. Returns 0 or the cudaError_t of the launch.
 template <int kHeadDim>
 int Attend(DType dtype, int32_t tile_rows, const AttendParams& params, int32_t count, void* stream);
 

@@ -4,7 +4,6 @@
 
 #include "kernels/partials.h"
 #include "kernels/sm80/attend.h"
-#include "kernels/smxx/combine.h"
 #include "kernels/smxx/work_list.h"
 
 namespace flashcore::kernels {
@@ -38,12 +37,12 @@ int LaunchAttentionSm80(const AttentionBatch& batch, const Plan& plan, const Lau
   for (int kind = kCudaTileKinds - 1; kind >= 0; --kind) {
     const auto [items, count] = work.tiles[kind];
     if (count == 0) continue;
-    const int error = Attend(geometry, kCudaTileRows[kind],
-                             {work.spans, items, partials, geometry.group()}, count, ctx.stream);
+    const sm80::AttendParams params{items, work.finished, partials, RowDivider(geometry.group()),
+                                    geometry.num_kv_heads};
+    const int error = Attend(geometry, kCudaTileRows[kind], params, count, ctx.stream);
     if (error != cudaSuccess) return error;
   }
-  return LaunchCombine(geometry, work.spans, work.combines,
-                       static_cast<int32_t>(plan.combines.size()), partials, ctx.stream);
+  return cudaSuccess;
 }
 
 }  // namespace flashcore::kernels

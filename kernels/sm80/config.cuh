@@ -15,59 +15,154 @@ struct Config {
   static constexpr int kRows = kRows_;  // packed rows of the block's tile
 
   static constexpr Sm80Block kBlock = Sm80BlockFor(kRows, kHeadDim);
+  static constexpr int kRowTiles = kBlock.row_tiles;
   static constexpr int kRowWarps = kBlock.row_warps;
-  static constexpr int kTokenWarps = kBlock.token_warps;
+  static constexpr int kTeams = kBlock.teams;
+  static constexpr int kTileTokens = kBlock.tile_tokens;
   static constexpr int kStages = kBlock.stages;
-  static constexpr int kThreads = 32 * kRowWarps * kTokenWarps;
-  static constexpr int kWarpTokens = kPageTokens / kTokenWarps;
+  static constexpr int kMinBlocks = kBlock.min_blocks;
+  static constexpr int kWarpRows = 16 * kRowTiles;
+  static constexpr int kTeamThreads = 32 * kRowWarps;
+  static constexpr int kThreads = kTeams * kTeamThreads;
+  // With two warps for each of an SM's four schedulers, those of teams t and t + kTeams / 2 share
+  // one, and take turns in multiplying.
+  static constexpr bool kTakeTurns = kTeams > 1 && kThreads == 256;
 
-  // A warp's accumulators, in tiles of 16 rows x 8 columns.
-  static constexpr int kScoreTiles = kWarpTokens / 8;
+  // A warp's accumulators, in tiles of 16 rows x 8 columns, for each of its row tiles.
+  static constexpr int kScoreTiles = kTileTokens / 8;
   static constexpr int kOutputTiles = kHeadDim / 8;
   // Up to here Q stays in registers; beyond, O takes them and Q is read from shared memory again
   // for every K tile.
-  static constexpr bool kQueryInRegisters = kHeadDim <= 128;
+  static constexpr bool kQueryInRegisters = kHeadDim <= (kRowTiles == 1 ? 128 : 32);
   // Steps of Q K^T side by side: all 16 of head_dim 256 would need more registers than there are.
   static constexpr int kScoreUnroll = kQueryInRegisters ? kHeadDim / 16 : 4;
 
-  // Shared memory of the main loop, bytes: Q, then the stages of K, then those of V.
+  // Shared memory of the main loop, bytes: stage 0 of every team, stage 1 of every team, ..., each
+  // a V and a K tile; Q; and what each row sees. Q that moves on to registers lies in the last
+  // stage if it fits there, which is filled last.
+  static constexpr int kTileBytes = kTileTokens * kHeadDim * 2;
+  static constexpr int kStageStride = kTeams * 2 * kTileBytes;
   static constexpr int kQueryBytes = kRows * kHeadDim * 2;
-  static constexpr int kTileBytes = kPageTokens * kHeadDim * 2;
-  static constexpr int kMainloopBytes = kQueryBytes + 2 * kStages * kTileBytes;
+  static constexpr bool kQueryInStages = kQueryInRegisters && kQueryBytes <= kStageStride;
+  static constexpr int kQueryOffset = (kQueryInStages ? kStages - 1 : kStages) * kStageStride;
+  static constexpr int kSeenOffset = kStages * kStageStride + (kQueryInStages ? 0 : kQueryBytes);
+  static constexpr int kMainloopBytes = kSeenOffset + kRows * 8;
 
-  // Then of the epilogue, in the same place: per token warp and row O (padded so that a warp's
-  // stores hit every bank once), the maximum and the sum.
-  static constexpr int kStagedRow = kHeadDim + 8;  // floats
-  static constexpr int kStagedRows = kTokenWarps * kRows;
-  static constexpr int kEpilogueBytes = kStagedRows * (kStagedRow + 2) * 4;
+  // Then of the epilogue, in the same place. Each team merges kShareTiles tiles of every row of
+  // output: what the others have of them passes through shared memory, in pieces of 16 bytes a
+  // lane, as do maxima and sums. Then rows wait there as elements, kStagedPitch bytes apart.
+  static constexpr int kShareTiles = kOutputTiles / kTeams;
+  static constexpr int kPassedTiles = kTeams == 2 ? kShareTiles : kTeams > 2 ? kOutputTiles : 0;
+  static constexpr int kStagedPitch = kShareTiles * 16 + (kShareTiles % 2 == 0 ? 16 : 0);
+  static constexpr int kStatBytes = kTeams > 1 ? kThreads* kRowTiles * 16 : 0;
+  static constexpr int kPassedBytes = kThreads * kRowTiles * kPassedTiles * 16;
+  static constexpr int kStagedOffset = kStatBytes + kPassedBytes;
+  static constexpr int kEpilogueBytes = kStagedOffset + kTeams * kRows * kStagedPitch;
 
   static constexpr int kSharedBytes =
       kMainloopBytes > kEpilogueBytes ? kMainloopBytes : kEpilogueBytes;
 
   static_assert(kHeadDim % 32 == 0 && kHeadDim <= 256);
-  static_assert(kRowWarps * 16 == kRows && kWarpTokens % 16 == 0);
+  static_assert(kRowWarps * kWarpRows == kRows);
+  static_assert(kPageTokens % kTileTokens == 0 && kTileTokens % 16 == 0);
+  static_assert((kTeams & (kTeams - 1)) == 0 && kStages >= 2);
+  static_assert(kOutputTiles % kTeams == 0);
   static_assert(kSharedBytes <= 99 * 1024, "sm_89 has 99 KB a block");
 };
 
-// What one thread keeps of its warp's 16 rows: rows lane / 4 + 8 * i of them, i = 0 and 1. Of tile
-// n it has columns 8 * n + 2 * (lane % 4) and the next: [n][2 * i], [n][2 * i + 1].
+// What one thread keeps of its warp's rows: of row tile m the rows lane / 4 + 8 * i, i = 0 and 1.
+// Of tile n it has columns 8 * n + 2 * (lane % 4) and the next: [m][n][2 * i], [m][n][2 * i + 1].
 template <class C>
 struct State {
-  float output[C::kOutputTiles][4] = {};  // unnormalised, relative to 2^max
-  float max[2] = {-INFINITY, -INFINITY};  // of the scores so far, base 2; same in the row's 4 lanes
-  float sum[2] = {0, 0};                  // of this lane's probabilities
+  float output[C::kRowTiles][C::kOutputTiles][4];  // unnormalised, relative to 2^base
+  float max[C::kRowTiles][2];  // what base comes from: about the largest score so far; the same in
+                               // the row's 4 lanes
+  float sum[C::kRowTiles][2];  // of this lane's probabilities
+  // Of all probabilities as P V sees them, rounded: a tile of P 1, whose columns are all the same.
+  float rounded_sum[C::kRowTiles][4];
+
+  __device__ __forceinline__ State() {
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < C::kOutputTiles; ++n) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) output[m][n][c] = 0;
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        max[m][i] = -INFINITY;
+        sum[m][i] = 0;
+      }
+#pragma unroll
+      for (int c = 0; c < 4; ++c) rounded_sum[m][c] = 0;
+    }
+  }
 };
 
-// Where the calling thread stands in the block.
+// Where the calling thread stands in the block. A team is the warps that walk over the same K/V
+// tiles, every kTeams-th of the item's; its warps share the tile's rows.
 template <class C>
 struct Position {
   int lane = threadIdx.x % 32;
-  int row_warp = threadIdx.x / 32 / C::kTokenWarps;
-  int token_warp = threadIdx.x / 32 % C::kTokenWarps;
+  int row_warp = threadIdx.x / 32 % C::kRowWarps;
+  int team = threadIdx.x / 32 / C::kRowWarps;
 
-  // Its row i (0 or 1) in the block's tile.
-  __device__ __forceinline__ int Row(int i) const { return row_warp * 16 + lane / 4 + 8 * i; }
+  // Its row i (0 or 1) of row tile m in the block's tile.
+  __device__ __forceinline__ int Row(int m, int i) const {
+    return row_warp * C::kWarpRows + m * 16 + lane / 4 + 8 * i;
+  }
 };
+
+// Waits until the partner team has passed the turn on to this one.
+template <class C>
+__device__ __forceinline__ void TakeTurn(int team) {
+  if constexpr (C::kTakeTurns) {
+    asm volatile("bar.sync %0, %1;" ::"r"(C::kTeams + 1 + team), "n"(2 * C::kTeamThreads)
+                 : "memory");
+  }
+}
+
+// Passes the turn on to the partner of `team`.
+template <class C>
+__device__ __forceinline__ void PassTurn(int team) {
+  if constexpr (C::kTakeTurns) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(C::kTeams + 1 + (team ^ (C::kTeams / 2))),
+                 "n"(2 * C::kTeamThreads)
+                 : "memory");
+  }
+}
+
+// Waits for the team's other threads.
+template <class C>
+__device__ __forceinline__ void SyncTeam(int team) {
+  if constexpr (C::kTeams == 1) {
+    __syncthreads();
+  } else if constexpr (C::kTeamThreads == 32) {
+    __syncwarp();
+  } else {
+    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(C::kTeamThreads) : "memory");
+  }
+}
+
+// The same; whether `found` was true for one of them.
+template <class C>
+__device__ __forceinline__ bool SyncTeamOr(int team, bool found) {
+  if constexpr (C::kTeams == 1) {
+    return __syncthreads_or(found);
+  } else if constexpr (C::kTeamThreads == 32) {
+    return __any_sync(0xffffffffu, found);
+  } else {
+    int any;
+    asm volatile(
+        "{ .reg .pred in, out; setp.ne.s32 in, %1, 0; bar.red.or.pred out, %2, %3, in; "
+        "selp.s32 %0, 1, 0, out; }"
+        : "=r"(any)
+        : "r"(static_cast<int>(found)), "r"(team + 1), "n"(C::kTeamThreads)
+        : "memory");
+    return any != 0;
+  }
+}
 
 }  // namespace flashcore::kernels::sm80
 

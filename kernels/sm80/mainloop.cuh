@@ -1,10 +1,14 @@
 // The main loop: every K/V tile of a work item against the item's query rows.
 //
-// K and V tiles come through two rings of kStages buffers, each copy a group of its own, in the
-// order K0 V0 K1 V1 ... Before using a tile a thread waits for its own copies of it, then for
-// everybody's. The same barrier tells that everybody has left the buffer that is refilled next:
-// the V buffer of the tile before when K is waited for, this tile's K buffer when V is. So V of a
-// tile arrives during its Q K^T, and the next K during P V, even with a single stage.
+// The teams of a block take turns in the item's tiles: team t has tiles t, t + kTeams, ..., and
+// attends all of the item's rows to them, with a softmax of its own. So the teams need not wait for
+// each other, and while one multiplies another may be busy with its softmax.
+//
+// A team's loop goes in steps: step i multiplies P V of its tile i - 1 and Q K^T of its tile i, and
+// then does the softmax of tile i. So V of one tile and K of the next come together, through a ring
+// of kStages pairs of buffers, each pair's copies a group of their own. Before using a pair a
+// thread waits for its own copies of it, then for those of the team's other threads. The same
+// barrier tells that all of them have left the pair of the step before, which is filled again next.
 #ifndef FLASHCORE_KERNELS_SM80_MAINLOOP_CUH_
 #define FLASHCORE_KERNELS_SM80_MAINLOOP_CUH_
 
@@ -12,94 +16,130 @@
 #include <cstdint>
 
 #include "kernels/attention.h"
-#include "kernels/plan.h"
 #include "kernels/sm80/config.cuh"
 #include "kernels/sm80/mask.cuh"
 #include "kernels/sm80/ptx.cuh"
 #include "kernels/sm80/shared_tile.cuh"
 #include "kernels/sm80/softmax.cuh"
 #include "kernels/smxx/element.cuh"
+#include "kernels/smxx/work_list.h"
 
 namespace flashcore::kernels::sm80 {
 
-// The K/V tiles of a work item, on their way from global memory to shared memory.
+// A team's K/V tiles, on their way from global memory to shared memory.
 template <class C>
 class TileRing {
  public:
-  __device__ __forceinline__ TileRing(const KvView& kv, const WorkItem& item, std::byte* shared)
-      : num_tiles((item.kv_end - item.kv_begin + kPageTokens - 1) / kPageTokens),
-        kv_begin_(item.kv_begin),
-        kv_end_(item.kv_end),
-        key_(kv.key + item.kv_head * kv.head_stride),
-        value_(kv.value + item.kv_head * kv.head_stride),
-        pages_(kv.pages),
-        page_stride_(kv.page_stride),
-        row_stride_(kv.row_stride),
-        shared_(shared) {}
+  __device__ __forceinline__ TileRing(const BlockWork& work, int kv_head, int team, uint32_t shared)
+      : first_row_(FirstRow(work.kv_begin, team)),
+        kv_end_(work.kv_end),
+        key_(work.key + kv_head * work.kv_head_stride + TileCopier<C>::Offset(work.kv_row_stride)),
+        value_(work.value + (key_ - work.key)),
+        pages_(work.pages),
+        page_stride_(work.page_stride),
+        row_stride_(work.kv_row_stride),
+        copier_(work.kv_row_stride),
+        pairs_(shared + team * 2 * C::kTileBytes) {
+    key_offset_ = Offset(0);
+  }
 
-  __device__ __forceinline__ int32_t KvRow(int tile) const {
-    return kv_begin_ + tile * kPageTokens;
+  // Tiles of the team that has most of those of so many K/V rows.
+  static __device__ __forceinline__ int MostTiles(int32_t kv_rows) {
+    return (kv_rows + kStride - 1) / kStride;
   }
-  __device__ __forceinline__ std::byte* Key(int tile) const {
-    return shared_ + tile % C::kStages * C::kTileBytes;
+
+  // Whether the team has a tile number `tile`.
+  __device__ __forceinline__ bool Has(int tile) const { return tile >= 0 && KvRow(tile) < kv_end_; }
+
+  // K/V row of the team's tile number `tile`.
+  __device__ __forceinline__ int32_t KvRow(int tile) const { return first_row_ + tile * kStride; }
+
+  // Starts the copies of the first kStages - 1 steps.
+  __device__ __forceinline__ void Start() {
+#pragma unroll
+    for (int step = 0; step < C::kStages - 1; ++step) Copy(step, Stage(step));
   }
-  __device__ __forceinline__ std::byte* Value(int tile) const {
-    return shared_ + (C::kStages + tile % C::kStages) * C::kTileBytes;
+
+  // Waits until the pair of step number `step` is there and the team has left that of the step
+  // before; starts the copies into that.
+  __device__ __forceinline__ void Next(int step, int team) {
+    WaitForCopies<C::kStages - 2>();
+    SyncTeam<C>(team);
+    Copy(step + C::kStages - 1, Stage(step + C::kStages - 1));
+  }
+
+  // V of tile step - 1 and K of tile `step`, in shared memory.
+  __device__ __forceinline__ uint32_t Value(int step) const { return pairs_ + Stage(step); }
+  __device__ __forceinline__ uint32_t Key(int step) const { return Value(step) + C::kTileBytes; }
+
+ private:
+  static __device__ __forceinline__ int Stage(int step) {
+    return step % C::kStages * C::kStageStride;
+  }
+
+  static constexpr int kStride = C::kTeams * C::kTileTokens;  // rows from a tile to the next
+
+  // Starts the copies of a step and closes their group, which is empty if nothing is left to copy.
+  __device__ __forceinline__ void Copy(int step, int stage) {
+    if (Has(step - 1)) {
+      copier_.Copy(value_ + value_offset_, kv_end_ - KvRow(step - 1), pairs_ + stage);
+    }
+    if (Has(step)) {
+      copier_.Copy(key_ + key_offset_, kv_end_ - KvRow(step), pairs_ + stage + C::kTileBytes);
+    }
+    CommitCopies();
+    value_offset_ = key_offset_;
+    key_offset_ = Offset(step + 1);  // early: it may be on its way from memory
+  }
+
+  // Whose tile is whose follows from its place in the K/V alone, not from where the work begins.
+  static __device__ __forceinline__ int32_t FirstRow(int32_t kv_begin, int team) {
+    const int turn = kv_begin / C::kTileTokens;  // kTeams is a power of 2
+    return kv_begin + ((team - turn) & (C::kTeams - 1)) * C::kTileTokens;
   }
 
   // Where the tile lies, in bytes from K's and V's first; 0 if there is no such tile.
   __device__ __forceinline__ int64_t Offset(int tile) const {
-    if (tile >= num_tiles) return 0;
-    const int32_t page = KvRow(tile) / kPageTokens;
-    return (pages_ != nullptr ? pages_[page] : page) * page_stride_;
+    if (!Has(tile)) return 0;
+    const int32_t row = KvRow(tile);
+    const int32_t page = row / kPageTokens;
+    const int64_t offset = (pages_ != nullptr ? pages_[page] : page) * page_stride_;
+    if constexpr (C::kTileTokens == kPageTokens) return offset;
+    return offset + row % kPageTokens * row_stride_;
   }
 
-  // Start copying, and close the group. It is empty if there is no such tile.
-  __device__ __forceinline__ void CopyKey(int tile, int64_t offset) const {
-    Copy(tile, key_ + offset, Key(tile));
-  }
-  __device__ __forceinline__ void CopyValue(int tile, int64_t offset) const {
-    Copy(tile, value_ + offset, Value(tile));
-  }
-
-  const int num_tiles;
-
- private:
-  __device__ __forceinline__ void Copy(int tile, const std::byte* from, std::byte* to) const {
-    if (tile < num_tiles) CopyTileAsync<C>(from, row_stride_, kv_end_ - KvRow(tile), to);
-    CommitCopies();
-  }
-
-  const int32_t kv_begin_;
+  const int32_t first_row_;
   const int32_t kv_end_;
   const std::byte* const key_;
   const std::byte* const value_;
   const int32_t* const pages_;
   const int64_t page_stride_;
   const int64_t row_stride_;
-  std::byte* const shared_;
+  const TileCopier<C> copier_;
+  const uint32_t pairs_;
+  int64_t key_offset_;  // of the tiles that are copied next
+  int64_t value_offset_;
 };
 
-// A warp's 16 query rows as operands of Q K^T.
+// A warp's query rows as operands of Q K^T. They are negated if the softmax_scale is negative.
 template <class C>
 class QueryOperands {
  public:
-  __device__ __forceinline__ QueryOperands(const std::byte* tile, const Position<C>& position)
-      : tile_(tile), row_(position.row_warp * 16), lane_(position.lane) {
+  __device__ __forceinline__ QueryOperands(uint32_t tile, const Position<C>& position, bool negate)
+      : address_(QueryAddress<C::kHeadDim>(tile, position.row_warp * C::kWarpRows, position.lane)),
+        sign_(negate ? 0x80008000u : 0) {
     if constexpr (C::kQueryInRegisters) {
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        LoadQuery<C::kHeadDim>(tile_, row_, step, lane_, registers_[step]);
-      }
+      for (int step = 0; step < kSteps; ++step) Load(step, registers_[step]);
     }
   }
 
-  // Those of components [16 * step, 16 * step + 16).
-  __device__ __forceinline__ const uint32_t (&Get(int step))[4] {
+  // Those of components [16 * step, 16 * step + 16), for each row tile.
+  __device__ __forceinline__ const uint32_t (&Get(int step))[C::kRowTiles][4] {
     if constexpr (C::kQueryInRegisters) {
       return registers_[step];
     } else {
-      LoadQuery<C::kHeadDim>(tile_, row_, step, lane_, registers_[0]);
+      Load(step, registers_[0]);
       return registers_[0];
     }
   }
@@ -107,116 +147,127 @@ class QueryOperands {
  private:
   static constexpr int kSteps = C::kHeadDim / 16;
 
-  const std::byte* const tile_;
-  const int row_;
-  const int lane_;
-  uint32_t registers_[C::kQueryInRegisters ? kSteps : 1][4];
+  __device__ __forceinline__ void Load(int step, uint32_t (&rows)[C::kRowTiles][4]) const {
+    const uint32_t address = StepAddress<C::kHeadDim>(address_, step);
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) {
+      LoadMatrices(TokenAddress<C::kHeadDim>(address, m), rows[m]);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) rows[m][r] ^= sign_;
+    }
+  }
+
+  const uint32_t address_;
+  const uint32_t sign_;
+  uint32_t registers_[C::kQueryInRegisters ? kSteps : 1][C::kRowTiles][4];
 };
 
-// scores = scale * Q K^T of the warp's rows and tokens.
+// scores = Q K^T of the warp's rows and the tile's tokens.
 template <class C>
-__device__ __forceinline__ void ComputeScores(QueryOperands<C>* query, const std::byte* keys,
-                                              const Position<C>& position, float scale,
-                                              float (&scores)[C::kScoreTiles][4]) {
+__device__ __forceinline__ void ComputeScores(QueryOperands<C>* query, uint32_t keys, int lane,
+                                              float (&scores)[C::kRowTiles][C::kScoreTiles][4]) {
   using Element = typename C::Element;
+  keys = KeyAddress<C::kHeadDim>(keys, lane);
 #pragma unroll
-  for (int n = 0; n < C::kScoreTiles; ++n) {
+  for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
-    for (int c = 0; c < 4; ++c) scores[n][c] = 0;
+    for (int n = 0; n < C::kScoreTiles; ++n) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) scores[m][n][c] = 0;
+    }
   }
 #pragma unroll C::kScoreUnroll
   for (int step = 0; step < C::kHeadDim / 16; ++step) {
-    const uint32_t(&rows)[4] = query->Get(step);
+    const auto& rows = query->Get(step);
+    const uint32_t address = StepAddress<C::kHeadDim>(keys, step);
 #pragma unroll
-    for (int n = 0; n < C::kScoreTiles; n += 2) {
+    for (int n = 0; n < C::kScoreTiles / 2; ++n) {
       uint32_t key[4];
-      LoadKeys<C::kHeadDim>(keys, position.token_warp * C::kWarpTokens + 8 * n, step, position.lane,
-                            key);
-      MultiplyAdd<Element>(rows, key[0], key[1], scores[n]);
-      MultiplyAdd<Element>(rows, key[2], key[3], scores[n + 1]);
+      LoadMatrices(TokenAddress<C::kHeadDim>(address, n), key);
+#pragma unroll
+      for (int m = 0; m < C::kRowTiles; ++m) {
+        MultiplyAdd<Element>(rows[m], key[0], key[1], scores[m][2 * n]);
+        MultiplyAdd<Element>(rows[m], key[2], key[3], scores[m][2 * n + 1]);
+      }
     }
-  }
-#pragma unroll
-  for (int n = 0; n < C::kScoreTiles; ++n) {
-#pragma unroll
-    for (int c = 0; c < 4; ++c) scores[n][c] *= scale;
   }
 }
 
-// output += P V. The accumulators of Q K^T are laid out as the operands of P V need them: a pair of
-// tiles of 8 tokens is one operand of 16.
+// output += P V, and rounded_sum += P 1.
 template <class C>
-__device__ __forceinline__ void AddValues(const float (&probabilities)[C::kScoreTiles][4],
-                                          const std::byte* values, const Position<C>& position,
-                                          float (&output)[C::kOutputTiles][4]) {
+__device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities, uint32_t values,
+                                          int lane, State<C>* state) {
   using Element = typename C::Element;
+  values = ValueAddress<C::kHeadDim>(values, lane);
 #pragma unroll
-  for (int n = 0; n < C::kScoreTiles; n += 2) {
-    const float(&first)[4] = probabilities[n];
-    const float(&second)[4] = probabilities[n + 1];
-    const uint32_t rows[4] = {ElementTraits<Element>::Pack(first[0], first[1]),
-                              ElementTraits<Element>::Pack(first[2], first[3]),
-                              ElementTraits<Element>::Pack(second[0], second[1]),
-                              ElementTraits<Element>::Pack(second[2], second[3])};
+  for (int n = 0; n < C::kTileTokens / 16; ++n) {
+    constexpr uint32_t kOnes = ElementTraits<Element>::kOnes;
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) {
+      MultiplyAdd<Element>(probabilities.rows[m][n], kOnes, kOnes, state->rounded_sum[m]);
+    }
 #pragma unroll
     for (int step = 0; step < C::kHeadDim / 16; ++step) {
       uint32_t value[4];
-      LoadValues<C::kHeadDim>(values, position.token_warp * C::kWarpTokens + 8 * n, step,
-                              position.lane, value);
-      MultiplyAdd<Element>(rows, value[0], value[1], output[2 * step]);
-      MultiplyAdd<Element>(rows, value[2], value[3], output[2 * step + 1]);
+      LoadMatricesTransposed(TokenAddress<C::kHeadDim>(StepAddress<C::kHeadDim>(values, step), n),
+                             value);
+#pragma unroll
+      for (int m = 0; m < C::kRowTiles; ++m) {
+        const uint32_t(&rows)[4] = probabilities.rows[m][n];
+        MultiplyAdd<Element>(rows, value[0], value[1], state->output[m][2 * step]);
+        MultiplyAdd<Element>(rows, value[2], value[3], state->output[m][2 * step + 1]);
+      }
     }
   }
 }
 
-// Attends the item's rows to its K/V. Leaves no copy under way, and nobody reading shared memory.
-// `scale` is softmax_scale * log2(e).
+// Attends the item's rows to the team's share of its K/V. Leaves no copy under way, and nobody
+// reading shared memory.
+//
+// Two warps that share a scheduler take turns in multiplying, so that one's softmax runs beside the
+// other's multiplications (Shah et al., FlashAttention-3, 2024: "ping-pong").
 template <class C>
-__device__ __forceinline__ void AttendTiles(const Span& span, const WorkItem& item, int32_t group,
-                                            float scale, const Position<C>& position,
-                                            std::byte* shared, State<C>* state) {
-  const TileMask<C> mask(span, item, group, position);
-  const TileRing<C> ring(span.kv, item, shared + C::kQueryBytes);
-
-  CopyQueryAsync<C>(span, item, group, shared);  // in one group with K0
-  int64_t offset = 0;                            // of the newest tile whose K has been asked for
-#pragma unroll
-  for (int tile = 0; tile < C::kStages; ++tile) {
-    if (tile > 0) ring.CopyValue(tile - 1, offset);
-    offset = ring.Offset(tile);
-    ring.CopyKey(tile, offset);
-  }
-  // Whenever a tile is waited for, so many younger groups have been closed.
-  constexpr int kYounger = 2 * (C::kStages - 1);
-  WaitForCopies<kYounger>();
-  __syncthreads();
-  QueryOperands<C> query(shared, position);
-
-#pragma unroll 1
-  for (int tile = 0; tile < ring.num_tiles; ++tile) {
-    WaitForCopies<kYounger>();
-    __syncthreads();
-    ring.CopyValue(tile + C::kStages - 1, offset);
-    offset = ring.Offset(tile + C::kStages);
-
-    float scores[C::kScoreTiles][4];
-    ComputeScores<C>(&query, ring.Key(tile), position, scale, scores);
-    const int32_t kv_row = ring.KvRow(tile);
-    if (mask.Masks(kv_row)) {
-      const int token = position.token_warp * C::kWarpTokens + position.lane % 4 * 2;
-      MaskScores<C>(mask, kv_row + token, scores);
-    }
-    UpdateSoftmax<C>(scores, state);
-
-    WaitForCopies<kYounger>();
-    __syncthreads();
-    ring.CopyKey(tile + C::kStages, offset);
-    if (mask.Hides(kv_row)) {
-      ExtractNonFinite<C>(mask, position, kv_row, ring.Value(tile), state->output);
-    }
-    AddValues<C>(scores, ring.Value(tile), position, state->output);
-  }
+__device__ __forceinline__ void AttendTiles(const BlockWork& work, int kv_head, RowDivider group,
+                                            const SoftmaxScale& scale, const Position<C>& position,
+                                            std::byte* memory, State<C>* state) {
+  const int team = position.team;
+  const uint32_t shared = SharedAddress(memory);
+  TileRing<C> ring(work, kv_head, team, shared);
+  ring.Start();
+  CopyQueryAsync<C>(work, kv_head, group, shared + C::kQueryOffset);
+  CommitCopies();
+  const TileMask<C> mask(work, group, memory + C::kSeenOffset);
   WaitForCopies<0>();
+  __syncthreads();
+  QueryOperands<C> query(shared + C::kQueryOffset, position, work.softmax_scale < 0);
+  if constexpr (C::kQueryInStages) __syncthreads();
+
+  // As many steps as the team with most tiles needs: teams take turns equally often.
+  const int last_step = TileRing<C>::MostTiles(work.kv_end - work.kv_begin);
+  if (team >= C::kTeams / 2) PassTurn<C>(team);
+  Probabilities<C> probabilities;
+#pragma unroll 1
+  for (int step = 0; step <= last_step; ++step) {
+    ring.Next(step, team);
+    TakeTurn<C>(team);
+    if (ring.Has(step - 1)) {
+      const int32_t kv_row = ring.KvRow(step - 1);
+      if (mask.Hides(kv_row)) {
+        ExtractNonFinite<C>(mask, position, kv_row, memory + (ring.Value(step) - shared), state);
+      }
+      AddValues<C>(probabilities, ring.Value(step), position.lane, state);
+    }
+    const bool more = ring.Has(step);
+    float scores[C::kRowTiles][C::kScoreTiles][4];
+    if (more) ComputeScores<C>(&query, ring.Key(step), position.lane, scores);
+    if (step < last_step || team < C::kTeams / 2) PassTurn<C>(team);
+    if (more) {
+      const int32_t kv_row = ring.KvRow(step);
+      if (mask.Masks(kv_row)) MaskScores<C>(mask, position, kv_row, scores);
+      UpdateSoftmax<C>(scale, scores, state, &probabilities);
+    }
+  }
+  FinishSoftmax<C>(state);
   __syncthreads();
 }
 

@@ -6,80 +6,88 @@
 #include <cstdint>
 
 #include "kernels/attention.h"
-#include "kernels/plan.h"
 #include "kernels/sm80/config.cuh"
 #include "kernels/sm80/shared_tile.cuh"
 #include "kernels/smxx/element.cuh"
+#include "kernels/smxx/row_output.cuh"
+#include "kernels/smxx/work_list.h"
 
 namespace flashcore::kernels::sm80 {
 
 // K/V rows [begin, end); empty if begin >= end.
-struct TokenRange {
+struct alignas(8) TokenRange {
   int32_t begin;
   int32_t end;
 
   __device__ __forceinline__ bool Has(int32_t token) const { return token >= begin && token < end; }
 };
 
-// The K/V rows up to kv_end that a packed row of a span sees.
-__device__ __forceinline__ TokenRange SeenBy(const Span& span, int32_t group, int32_t packed_row,
-                                             int32_t kv_end) {
-  const int64_t position = int64_t{packed_row / group} + span.kv.rows - span.query_rows;
-  int64_t begin = 0;
-  int64_t end = kv_end;
-  if (span.mask.left != Mask::kUnbounded) begin = max(begin, position - span.mask.left);
-  if (span.mask.right != Mask::kUnbounded) end = min(end, position + span.mask.right + 1);
-  return {static_cast<int32_t>(min(begin, int64_t{kv_end})),
-          static_cast<int32_t>(max(end, int64_t{0}))};
-}
-
 template <class C>
 struct TileMask {
-  __device__ __forceinline__ TileMask(const Span& span, const WorkItem& item, int32_t group,
-                                      const Position<C>& position)
-      : kv_end(item.kv_end),
-        all{SeenBy(span, group, item.row_begin + item.row_count - 1, kv_end).begin,
-            SeenBy(span, group, item.row_begin, kv_end).end} {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      seen[i] = SeenBy(span, group, item.row_begin + position.Row(i), kv_end);
+  // Writes what each row of the block's tile sees to `shared`: the block must be synchronised
+  // before the first use.
+  __device__ __forceinline__ TileMask(const BlockWork& work, RowDivider group, std::byte* shared)
+      : kv_end(work.kv_end),
+        all{work.all_begin, work.all_end},
+        seen(reinterpret_cast<TokenRange*>(shared)) {
+    const int32_t rounded_end = (kv_end + C::kTileTokens - 1) / C::kTileTokens * C::kTileTokens;
+    if (all.begin <= work.kv_begin && all.end >= rounded_end) return;  // nothing to mask
+#pragma unroll 1
+    for (int row = threadIdx.x; row < C::kRows; row += C::kThreads) {
+      const int64_t position = int64_t{group.Divide(work.row_begin + row)} + work.position;
+      int64_t begin = 0;
+      int64_t end = kv_end;
+      if (work.mask.left != Mask::kUnbounded) begin = max(begin, position - work.mask.left);
+      if (work.mask.right != Mask::kUnbounded) end = min(end, position + work.mask.right + 1);
+      seen[row] = {static_cast<int32_t>(min(begin, int64_t{kv_end})),
+                   static_cast<int32_t>(max(end, int64_t{0}))};
     }
   }
 
   // Whether some row must not see some place of the tile at kv_row. Same in the whole block.
   __device__ __forceinline__ bool Masks(int32_t kv_row) const {
-    return kv_row < all.begin || kv_row + kPageTokens > all.end;
+    return kv_row < all.begin || kv_row + C::kTileTokens > all.end;
   }
 
   // Whether there is a token at one of those places.
   __device__ __forceinline__ bool Hides(int32_t kv_row) const {
-    return kv_row < all.begin || min(kv_row + kPageTokens, kv_end) > all.end;
+    return kv_row < all.begin || min(kv_row + C::kTileTokens, kv_end) > all.end;
   }
 
   int32_t kv_end;
-  TokenRange all;      // what every row of the item sees: begins and ends never decrease with rows
-  TokenRange seen[2];  // what this thread's rows see
+  TokenRange all;    // what every row of the item sees: begins and ends never decrease with rows
+  TokenRange* seen;  // [kRows], in shared memory
 };
 
-// Scores of tokens that a row does not see become -infinity, whatever they are. `token` is the
-// first of this thread's tokens.
+// Scores of tokens that a row does not see become -infinity, whatever they are. `kv_row` is the
+// tile's.
 template <class C>
-__device__ __forceinline__ void MaskScores(const TileMask<C>& mask, int32_t token,
-                                           float (&scores)[C::kScoreTiles][4]) {
+__device__ __forceinline__ void MaskScores(const TileMask<C>& mask, const Position<C>& position,
+                                           int32_t kv_row,
+                                           float (&scores)[C::kRowTiles][C::kScoreTiles][4]) {
+  const int32_t token = kv_row + position.lane % 4 * 2;
 #pragma unroll
-  for (int n = 0; n < C::kScoreTiles; ++n) {
+  for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      if (!mask.seen[c / 2].Has(token + 8 * n + c % 2)) scores[n][c] = -INFINITY;
+    for (int i = 0; i < 2; ++i) {
+      const TokenRange seen = mask.seen[position.Row(m, i)];
+#pragma unroll
+      for (int n = 0; n < C::kScoreTiles; ++n) {
+        if (!seen.Has(token + 8 * n)) scores[m][n][2 * i] = -INFINITY;
+        if (!seen.Has(token + 8 * n + 1)) scores[m][n][2 * i + 1] = -INFINITY;
+      }
     }
   }
 }
 
-// Calls fn with a pointer to every pair of elements in this thread's share of a V tile.
+// Calls fn with a pointer to every pair of elements in this thread's share of the team's V tile.
 template <class C, class Fn>
 __device__ __forceinline__ void ForEachPair(std::byte* tile, const Fn& fn) {
   auto* pairs = reinterpret_cast<uint32_t*>(tile);
-  for (int n = threadIdx.x; n < C::kTileBytes / 4; n += C::kThreads) fn(&pairs[n]);
+#pragma unroll 1
+  for (int n = threadIdx.x % C::kTeamThreads; n < C::kTileBytes / 4; n += C::kTeamThreads) {
+    fn(&pairs[n]);
+  }
 }
 
 // For tiles that hide tokens: 0 times an infinity or NaN is NaN, so such elements of V must not be
@@ -89,16 +97,14 @@ __device__ __forceinline__ void ForEachPair(std::byte* tile, const Fn& fn) {
 template <class C>
 __device__ __forceinline__ void ExtractNonFinite(const TileMask<C>& mask,
                                                  const Position<C>& position, int32_t kv_row,
-                                                 std::byte* tile,
-                                                 float (&output)[C::kOutputTiles][4]) {
+                                                 std::byte* tile, State<C>* state) {
   using Element = typename C::Element;
   bool found = false;
   ForEachPair<C>(tile, [&](uint32_t* pair) { found |= HasNonFinite<Element>(*pair); });
-  if (!__syncthreads_or(found)) return;
+  if (!SyncTeamOr<C>(position.team, found)) return;
 
-  const int first = position.token_warp * C::kWarpTokens;
 #pragma unroll 1
-  for (int token = first; token < first + C::kWarpTokens; ++token) {
+  for (int token = 0; token < C::kTileTokens; ++token) {
 #pragma unroll
     for (int n = 0; n < C::kOutputTiles; ++n) {
       uint32_t pair;
@@ -106,18 +112,22 @@ __device__ __forceinline__ void ExtractNonFinite(const TileMask<C>& mask,
              sizeof(pair));
       if (!HasNonFinite<Element>(pair)) continue;
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const float value = ElementTraits<Element>::Unpack(pair, c % 2);
-        if (mask.seen[c / 2].Has(kv_row + token) && !isfinite(value)) output[n][c] += value;
+      for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          const float value = ElementTraits<Element>::Unpack(pair, c % 2);
+          const bool seen = mask.seen[position.Row(m, c / 2)].Has(kv_row + token);
+          if (seen && !isfinite(value)) state->output[m][n][c] += value;
+        }
       }
     }
   }
-  __syncthreads();
+  SyncTeam<C>(position.team);
   ForEachPair<C>(tile, [](uint32_t* pair) {
     if (HasNonFinite<Element>(*pair & 0xffffu)) *pair &= 0xffff0000u;
     if (HasNonFinite<Element>(*pair & 0xffff0000u)) *pair &= 0xffffu;
   });
-  __syncthreads();
+  SyncTeam<C>(position.team);
 }
 
 }  // namespace flashcore::kernels::sm80

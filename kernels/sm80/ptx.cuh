@@ -22,10 +22,9 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
 
 // Starts copying 16 bytes from global to shared memory, past L1; if not `valid`, writes zeros
 // and does not read `global`.
-__device__ __forceinline__ void CopyAsync16(std::byte* shared, const std::byte* global,
-                                            bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(shared)),
-               "l"(global), "r"(valid ? 16 : 0)
+__device__ __forceinline__ void CopyAsync16(uint32_t shared, const std::byte* global, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(valid ? 16 : 0)
                : "memory");
 }
 
@@ -40,21 +39,20 @@ __device__ __forceinline__ void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
-// Loads four 8x8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix
-// l / 8 and gets elements 2 * (l % 4) and the next of row l / 4 of each matrix.
-__device__ __forceinline__ void LoadMatrices(const std::byte* row, uint32_t (&matrices)[4]) {
+// Loads four 8x8 matrices of 16-bit elements. Lane l gives the shared memory address of row l % 8
+// of matrix l / 8 and gets elements 2 * (l % 4) and the next of row l / 4 of each matrix.
+__device__ __forceinline__ void LoadMatrices(uint32_t row, uint32_t (&matrices)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
-               : "r"(SharedAddress(row))
+               : "r"(row)
                : "memory");
 }
 
 // The same, transposed: lane l gets column l / 4, rows 2 * (l % 4) and the next.
-__device__ __forceinline__ void LoadMatricesTransposed(const std::byte* row,
-                                                       uint32_t (&matrices)[4]) {
+__device__ __forceinline__ void LoadMatricesTransposed(uint32_t row, uint32_t (&matrices)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
-               : "r"(SharedAddress(row))
+               : "r"(row)
                : "memory");
 }
 

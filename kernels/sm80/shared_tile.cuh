@@ -9,6 +9,8 @@
 
 #include "kernels/attention.h"
 #include "kernels/sm80/ptx.cuh"
+#include "kernels/smxx/row_output.cuh"
+#include "kernels/smxx/work_list.h"
 
 namespace flashcore::kernels::sm80 {
 
@@ -18,10 +20,9 @@ namespace flashcore::kernels::sm80 {
 template <int kHeadDim>
 constexpr int kChunkCycle = kHeadDim % 64 == 0 ? 8 : 4;
 
-// Byte offset of chunk `cycle * kChunkCycle + chunk` of a row. Where the cycle is known at compile
-// time it becomes part of the instruction, so that a thread needs few addresses for many chunks.
+// Byte offset of chunk `cycle * kChunkCycle + chunk` of a row.
 template <int kHeadDim>
-__device__ __forceinline__ int ChunkOffset(int row, int cycle, int chunk) {
+__device__ __forceinline__ constexpr int ChunkOffset(int row, int cycle, int chunk) {
   constexpr int kCycle = kChunkCycle<kHeadDim>;
   const int swizzle = kCycle == 8 ? row % 8 : row / 2 % 4;
   return row * (kHeadDim * 2) + cycle * (kCycle * 16) + (chunk ^ swizzle) * 16;
@@ -29,72 +30,111 @@ __device__ __forceinline__ int ChunkOffset(int row, int cycle, int chunk) {
 
 // The same for chunk 2 * step + odd.
 template <int kHeadDim>
-__device__ __forceinline__ int StepOffset(int row, int step, int odd) {
+__device__ __forceinline__ constexpr int StepOffset(int row, int step, int odd) {
   constexpr int kSteps = kChunkCycle<kHeadDim> / 2;
   return ChunkOffset<kHeadDim>(row, step / kSteps, step % kSteps * 2 + odd);
 }
 
-// Starts copying a K or V tile of 64 rows, row_stride bytes apart, of which only the first `tokens`
-// exist; the others become zeros, so that what their memory holds (NaN, say) never meets a
-// probability of 0.
-template <class C>
-__device__ __forceinline__ void CopyTileAsync(const std::byte* from, int64_t row_stride, int tokens,
-                                              std::byte* to) {
-  constexpr int kCycle = kChunkCycle<C::kHeadDim>;
-  constexpr int kRowsAtOnce = C::kThreads / kCycle;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int chunk = thread % kCycle;
-  from += thread / kCycle * row_stride + chunk * 16;
-#pragma unroll
-  for (int row = thread / kCycle; row < thread / kCycle + kPageTokens; row += kRowsAtOnce) {
-#pragma unroll
-    for (int cycle = 0; cycle < C::kHeadDim / 8 / kCycle; ++cycle) {
-      CopyAsync16(to + ChunkOffset<C::kHeadDim>(row, cycle, chunk), from + cycle * kCycle * 16,
-                  row < tokens);
-    }
-    from += kRowsAtOnce * row_stride;
-  }
+// The shared memory address of chunk 2 * step + odd of a row, from that of chunk `odd`: rows start
+// at multiples of a cycle, so that steps change bits of the address that nothing else does.
+template <int kHeadDim>
+__device__ __forceinline__ uint32_t StepAddress(uint32_t first, int step) {
+  constexpr int kSteps = kChunkCycle<kHeadDim> / 2;
+  return (first ^ (step % kSteps * 32)) + step / kSteps * (kChunkCycle<kHeadDim> * 16);
 }
+
+// A thread's share of copying its team's K and V tiles.
+template <class C>
+class TileCopier {
+ public:
+  __device__ __forceinline__ explicit TileCopier(int64_t row_stride)
+      : row_(static_cast<int>(threadIdx.x) % C::kTeamThreads / kCycle),
+        shared_offset_(ChunkOffset<C::kHeadDim>(row_, 0, threadIdx.x % kCycle)),
+        stride_(kRowsAtOnce * row_stride) {}
+
+  // Where the share begins, in bytes from where a tile does.
+  static __device__ __forceinline__ int64_t Offset(int64_t row_stride) {
+    const int thread = static_cast<int>(threadIdx.x) % C::kTeamThreads;
+    return thread / kCycle * row_stride + thread % kCycle * 16;
+  }
+
+  // Starts copying a tile of kTileTokens rows, of which only the first `tokens` exist; the others
+  // become zeros, so that what their memory holds (NaN, say) never meets a probability of 0. `from`
+  // is where the share begins, `to` where the tile does.
+  __device__ __forceinline__ void Copy(const std::byte* from, int tokens, uint32_t to) const {
+    to += shared_offset_;
+    tokens -= row_;
+#pragma unroll
+    for (int row = 0; row < C::kTileTokens; row += kRowsAtOnce) {
+      if (C::kTileTokens % kRowsAtOnce != 0 && row_ + row >= C::kTileTokens) break;
+      // Half a cycle of rows further, the swizzle differs in its highest bit.
+      const uint32_t to_row = (row % kSwizzledRows == 0 ? to : to ^ 64) + row * C::kHeadDim * 2;
+#pragma unroll
+      for (int cycle = 0; cycle < C::kHeadDim / 8 / kCycle; ++cycle) {
+        CopyAsync16(to_row + cycle * kCycle * 16, from + cycle * kCycle * 16, row < tokens);
+      }
+      from += stride_;
+    }
+  }
+
+ private:
+  static constexpr int kCycle = kChunkCycle<C::kHeadDim>;
+  static constexpr int kRowsAtOnce = C::kTeamThreads / kCycle;
+  static constexpr int kSwizzledRows = 8;  // the swizzle repeats after so many rows
+  static_assert(kRowsAtOnce % kSwizzledRows == 0 || (kRowsAtOnce == 4 && kCycle == 8));
+
+  const int row_;
+  const uint32_t shared_offset_;
+  const int64_t stride_;
+};
 
 // Starts copying the packed query rows of an item; the tile's other rows become zeros.
 template <class C>
-__device__ __forceinline__ void CopyQueryAsync(const Span& span, const WorkItem& item,
-                                               int32_t group, std::byte* to) {
+__device__ __forceinline__ void CopyQueryAsync(const BlockWork& work, int kv_head, RowDivider group,
+                                               uint32_t to) {
   constexpr int kChunks = C::kHeadDim / 8;
-  for (int index = threadIdx.x; index < C::kRows * kChunks; index += C::kThreads) {
+  const std::byte* const query = work.query + kv_head * work.group_stride;
+#pragma unroll
+  for (int begin = 0; begin < C::kRows * kChunks; begin += C::kThreads) {
+    const int index = begin + static_cast<int>(threadIdx.x);
+    if (C::kRows * kChunks % C::kThreads != 0 && index >= C::kRows * kChunks) break;
     const int row = index / kChunks;
     const int chunk = index % kChunks;
-    const bool exists = row < item.row_count;
-    const int32_t packed_row = item.row_begin + (exists ? row : 0);
-    const int64_t head = int64_t{item.kv_head} * group + packed_row % group;
-    const std::byte* from =
-        span.query + packed_row / group * span.row_stride + head * span.head_stride;
+    const bool exists = row < work.row_count;
+    const int32_t packed_row = work.row_begin + (exists ? row : 0);
+    const int32_t query_row = group.Divide(packed_row);
+    const std::byte* const from = query + query_row * work.row_stride +
+                                  (packed_row - query_row * group.divisor) * work.head_stride;
     CopyAsync16(to + StepOffset<C::kHeadDim>(row, chunk / 2, chunk % 2), from + chunk * 16, exists);
   }
 }
 
-// The operands of MultiplyAdd, by ldmatrix. Q rows [row, row + 16), components [16 * step, + 16).
+// What MultiplyAdd needs, by ldmatrix. Each function gives the address of the first step, in a tile
+// at `tile`; StepAddress gives that of components [16 * step, 16 * step + 16).
+//
+// Q rows [row, row + 16).
 template <int kHeadDim>
-__device__ __forceinline__ void LoadQuery(const std::byte* tile, int row, int step, int lane,
-                                          uint32_t (&query)[4]) {
-  LoadMatrices(tile + StepOffset<kHeadDim>(row + lane % 16, step, lane / 16), query);
+__device__ __forceinline__ uint32_t QueryAddress(uint32_t tile, int row, int lane) {
+  return tile + ChunkOffset<kHeadDim>(row + lane % 16, 0, lane / 16);
 }
 
-// K of tokens [token, token + 16), components [16 * step, + 16): key[0], key[1] are the operand of
-// the first 8 tokens, key[2], key[3] that of the others.
+// K of 16 tokens: matrices 0 and 1 are the operand of the first 8, 2 and 3 that of the others.
 template <int kHeadDim>
-__device__ __forceinline__ void LoadKeys(const std::byte* tile, int token, int step, int lane,
-                                         uint32_t (&key)[4]) {
-  const int row = token + lane / 16 * 8 + lane % 8;
-  LoadMatrices(tile + StepOffset<kHeadDim>(row, step, lane / 8 % 2), key);
+__device__ __forceinline__ uint32_t KeyAddress(uint32_t tile, int lane) {
+  return tile + ChunkOffset<kHeadDim>(lane / 16 * 8 + lane % 8, 0, lane / 8 % 2);
 }
 
-// V of tokens [token, token + 16), components [16 * step, + 16): value[0], value[1] are the operand
-// of the first 8 components, value[2], value[3] that of the others.
+// V of 16 tokens, transposed: matrices 0 and 1 are the operand of the first 8 components, 2 and 3
+// that of the others.
 template <int kHeadDim>
-__device__ __forceinline__ void LoadValues(const std::byte* tile, int token, int step, int lane,
-                                           uint32_t (&value)[4]) {
-  LoadMatricesTransposed(tile + StepOffset<kHeadDim>(token + lane % 16, step, lane / 16), value);
+__device__ __forceinline__ uint32_t ValueAddress(uint32_t tile, int lane) {
+  return tile + ChunkOffset<kHeadDim>(lane % 16, 0, lane / 16);
+}
+
+// From the address of a token's row to that of 16 * n tokens later.
+template <int kHeadDim>
+__device__ __forceinline__ uint32_t TokenAddress(uint32_t address, int n) {
+  return address + n * 16 * kHeadDim * 2;
 }
 
 }  // namespace flashcore::kernels::sm80

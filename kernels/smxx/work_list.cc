@@ -1,57 +1,106 @@
 #include "kernels/smxx/work_list.h"
 
-#include <cstring>
-#include <type_traits>
+#include <algorithm>
+#include <new>
 
 namespace flashcore::kernels {
 namespace {
 
-static_assert(std::is_trivially_copyable_v<Span> && std::is_trivially_copyable_v<WorkItem> &&
-              std::is_trivially_copyable_v<CombineItem>);
-// Parts follow each other in order of alignment, so none needs padding.
-static_assert(sizeof(Span) % alignof(WorkItem) == 0 &&
-              sizeof(WorkItem) % alignof(CombineItem) == 0);
+// The items of KV head 0 stand for those of all: the plan treats every KV head alike, one after the
+// other.
+bool IsPacked(const WorkItem& item) { return item.kv_head == 0; }
 
-int TileKind(const WorkItem& item) {
-  int kind = 0;
+// Spans with few rows have a tile of their own. The others' last tiles may have few rows, too, but
+// must be like their other tiles for the sake of the bits.
+int TileKind(const AttentionBatch& batch, const WorkItem& item) {
+  const int32_t rows = batch.spans[item.span].query_rows * batch.geometry.group();
+  int kind = rows <= kCudaTileRows[0] ? 0 : 1;
   while (kCudaTileRows[kind] < item.row_count) ++kind;
   return kind;
 }
 
-// Writes `count` elements to the block's place for `part`, which points into the block.
-template <class T>
-void CopyPart(const T* from, size_t count, const T* part, std::byte* block) {
-  if (count == 0) return;
-  const ptrdiff_t offset = reinterpret_cast<const std::byte*>(part) - block;
-  std::memcpy(block + offset, from, count * sizeof(T));
+BlockWork MakeWork(const Geometry& geometry, const Span& span, const WorkItem& item,
+                   const Plan& plan) {
+  BlockWork work = {};
+  work.query = span.query;
+  work.output = span.output;
+  work.row_stride = span.row_stride;
+  work.head_stride = span.head_stride;
+  work.group_stride = geometry.group() * span.head_stride;
+  work.key = span.kv.key;
+  work.value = span.kv.value;
+  work.pages = span.kv.pages;
+  work.page_stride = span.kv.page_stride;
+  work.kv_head_stride = span.kv.head_stride;
+  work.kv_row_stride = span.kv.row_stride;
+  work.lse = span.lse;
+  work.lse_row_stride = span.lse_row_stride;
+  work.lse_head_stride = span.lse_head_stride;
+
+  work.row_begin = item.row_begin;
+  work.row_count = item.row_count;
+  work.kv_begin = item.kv_begin;
+  work.kv_end = item.kv_end;
+  // What the first row sees ends first; what the last row sees begins last.
+  const int32_t first = item.row_begin / geometry.group();
+  const int32_t last = (item.row_begin + item.row_count - 1) / geometry.group();
+  const auto seen = [&span](int32_t row) {
+    return VisibleKv(span.mask, span.query_rows, span.kv.rows, row, row + 1);
+  };
+  const KvRange by_first = seen(first), by_last = seen(last);
+  const bool some_row_sees_nothing = by_first.begin == by_first.end || by_last.begin == by_last.end;
+  work.all_begin = some_row_sees_nothing ? item.kv_end : by_last.begin;
+  work.all_end = some_row_sees_nothing ? item.kv_end : std::min(by_first.end, item.kv_end);
+  work.position = span.kv.rows - span.query_rows;
+  work.mask = span.mask;
+  work.softmax_scale = span.softmax_scale;
+
+  work.num_splits = 1;
+  if (item.partial_row >= 0) {
+    const CombineItem& combine = plan.combines[item.combine];
+    work.split = (item.partial_row - combine.first_partial_row) / combine.row_count;
+    work.num_splits = combine.num_splits;
+    work.first_partial_row = combine.first_partial_row;
+    work.combine = item.combine;
+  }
+  return work;
 }
 
 }  // namespace
 
-size_t WorkListBytes(const AttentionBatch& batch, const Plan& plan) {
-  return batch.num_spans * sizeof(Span) + plan.items.size() * sizeof(WorkItem) +
-         plan.combines.size() * sizeof(CombineItem);
+RowDivider::RowDivider(int32_t by) : divisor(by), shift(0) {
+  while ((int64_t{1} << shift) < by) ++shift;
+  const uint64_t power = uint64_t{1} << (31 + shift);
+  multiplier = static_cast<uint32_t>((power + by - 1) / by);
 }
 
-WorkListView::WorkListView(const AttentionBatch& batch, const Plan& plan, const void* block)
-    : spans(static_cast<const Span*>(block)) {
+size_t WorkListBytes(const AttentionBatch& batch, const Plan& plan) {
+  (void)batch;
+  const size_t works = std::count_if(plan.items.begin(), plan.items.end(), IsPacked);
+  return works * sizeof(BlockWork) + plan.combines.size() * sizeof(int32_t);
+}
+
+WorkListView::WorkListView(const AttentionBatch& batch, const Plan& plan, void* block) {
   std::array<int32_t, kCudaTileKinds> counts = {};
-  for (const WorkItem& item : plan.items) ++counts[TileKind(item)];
-  auto* items = reinterpret_cast<const WorkItem*>(spans + batch.num_spans);
+  for (const WorkItem& item : plan.items) counts[TileKind(batch, item)] += IsPacked(item);
+  auto* works = static_cast<BlockWork*>(block);
   for (int kind = 0; kind < kCudaTileKinds; ++kind) {
-    tiles[kind] = {items, counts[kind]};
-    items += counts[kind];
+    tiles[kind] = {works, counts[kind]};
+    works += counts[kind];
   }
-  combines = reinterpret_cast<const CombineItem*>(items);
+  finished = reinterpret_cast<int32_t*>(works);
 }
 
 void PackWorkList(const AttentionBatch& batch, const Plan& plan, std::byte* to) {
   const WorkListView view(batch, plan, to);
-  CopyPart(batch.spans, batch.num_spans, view.spans, to);
-  std::array<const WorkItem*, kCudaTileKinds> next;  // place of each kind's next item
-  for (int kind = 0; kind < kCudaTileKinds; ++kind) next[kind] = view.tiles[kind].items;
-  for (const WorkItem& item : plan.items) CopyPart(&item, 1, next[TileKind(item)]++, to);
-  CopyPart(plan.combines.data(), plan.combines.size(), view.combines, to);
+  std::array<BlockWork*, kCudaTileKinds> next;  // place of each kind's next
+  for (int kind = 0; kind < kCudaTileKinds; ++kind) next[kind] = view.tiles[kind].works;
+  for (const WorkItem& item : plan.items) {
+    if (!IsPacked(item)) continue;
+    new (next[TileKind(batch, item)]++)
+        BlockWork(MakeWork(batch.geometry, batch.spans[item.span], item, plan));
+  }
+  std::fill_n(view.finished, plan.combines.size(), 0);
 }
 
 }  // namespace flashcore::kernels

@@ -176,6 +176,7 @@ TEST_P(AttentionTest, SameBitsAgainWithMoreThreadsAndInCompany) {
                    {40, 150, Mask::Causal(), Layout::kDenseNhd},
                    {2, 900, Mask::SlidingWindow(700, 0)},
                    {70, 65, Mask::None(), Layout::kDenseHnd},
+                   {150, 500, Mask::SlidingWindow(100, 3)},
                    {1, 64, Mask::Causal()}},
                   &random_);
   for (int64_t target : Targets()) {

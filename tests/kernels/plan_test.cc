@@ -120,20 +120,6 @@ TEST(Plan, SplitsFewRowsOnly) {
   EXPECT_EQ(PlanOf({MakeSpan(1, 513)}, 32, 8).combines.size(), 8u);
 }
 
-TEST(Plan, CutsSmallSpansIntoSmallTiles) {
-  constexpr PlanOptions kSmall{64, 256, 64, 0, 32, 512};
-  const auto rows_of = [&](int32_t query_rows) {
-    std::vector<int32_t> rows;
-    for (const WorkItem& item : PlanOf({MakeSpan(query_rows, 64)}, 1, 1, kSmall).items) {
-      rows.push_back(item.row_count);
-    }
-    return rows;
-  };
-  EXPECT_EQ(rows_of(512), std::vector<int32_t>(16, 32));
-  EXPECT_EQ(rows_of(33), (std::vector<int32_t>{32, 1}));
-  EXPECT_EQ(rows_of(513), (std::vector<int32_t>{64, 64, 64, 64, 64, 64, 64, 64, 1}));
-}
-
 TEST(Plan, PartialRowsOfACombineAreThoseOfItsSplitsInOrder) {
   const Plan plan = PlanOf({MakeSpan(2, 1500), MakeSpan(3, 3000, Mask::Causal())}, 4, 2);
   std::vector<int> owners(plan.partial_rows, 0);
@@ -186,6 +172,24 @@ TEST(Plan, ASpansItemsDoNotDependOnItsCompany) {
   const Plan together = PlanOf(spans, 4, 2);
   for (int s = 0; s < static_cast<int>(spans.size()); ++s) {
     EXPECT_EQ(ItemsOf(together, s), ItemsOf(PlanOf({spans[s]}, 4, 2), 0));
+  }
+}
+
+// Spans of many rows get smaller tiles while there are fewer tiles than three in four workers. What
+// splits keeps its tile, with which its split boundaries go.
+TEST(Plan, HalvesTilesWhenThereAreTooFew) {
+  const PlanOptions options{128, 256, 64, 0, 32};
+  const std::vector<Span> spans = {MakeSpan(512, 512), MakeSpan(60, 600)};
+  const struct {
+    int workers;
+    int32_t rows;
+  } kCases[] = {{1, 128}, {43, 64}, {42, 128}, {85, 64}, {86, 32}, {10000, 32}};
+  for (const auto& [workers, rows] : kCases) {
+    Plan plan;
+    MakePlan({{DType::kFloat16, 8, 8, 64}, spans.data(), 2}, options, workers, &plan);
+    for (const WorkItem& item : plan.items) {
+      EXPECT_EQ(item.row_count, item.span == 0 ? rows : 60) << workers << " workers";
+    }
   }
 }
 

@@ -1,56 +1,112 @@
-// The block of bytes that carries spans and work items to a CUDA device.
+// The block of bytes that carries the work of every thread block to a CUDA device.
 #include "kernels/smxx/work_list.h"
 
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
+#include <limits>
 #include <vector>
 
 namespace flashcore::kernels {
 namespace {
 
-Span MakeSpan(int32_t query_rows, int32_t kv_rows) {
+Span MakeSpan(int32_t query_rows, int32_t kv_rows, Mask mask = Mask::None()) {
   Span span;
   span.query_rows = query_rows;
   span.kv.rows = kv_rows;
+  span.mask = mask;
   return span;
 }
 
-TEST(WorkList, HoldsSpansItemsByTileAndCombines) {
-  const std::vector<Span> spans = {MakeSpan(1, 1000), MakeSpan(700, 300), MakeSpan(40, 70),
-                                   MakeSpan(0, 10)};
-  const AttentionBatch batch{{DType::kFloat16, 4, 2, 64}, spans.data(), 4};
-  Plan plan;
-  MakePlan(batch, kSm80Tiles[0].plan, 1, &plan);
-  ASSERT_FALSE(plan.combines.empty());
-
-  std::vector<Span> aligned(WorkListBytes(batch, plan) / sizeof(Span) + 1);
-  auto* const block = reinterpret_cast<std::byte*>(aligned.data());
-  PackWorkList(batch, plan, block);
-  const WorkListView view(batch, plan, block);
-
-  for (size_t s = 0; s < spans.size(); ++s) {
-    EXPECT_EQ(view.spans[s].query_rows, spans[s].query_rows);
-    EXPECT_EQ(view.spans[s].kv.rows, spans[s].kv.rows);
+// A batch with its packed block.
+class PackedBatch {
+ public:
+  explicit PackedBatch(std::vector<Span> spans)
+      : spans_(std::move(spans)),
+        batch_{{DType::kFloat16, 4, 2, 64}, spans_.data(), static_cast<int32_t>(spans_.size())} {
+    MakePlan(batch_, kSm80Tiles[0].plan, 1, &plan_);
+    aligned_.resize(WorkListBytes(batch_, plan_) / sizeof(BlockWork) + 1);
+    PackWorkList(batch_, plan_, block());
   }
-  size_t items = 0;
+
+  const Plan& plan() const { return plan_; }
+  std::byte* block() { return reinterpret_cast<std::byte*>(aligned_.data()); }
+  size_t bytes() const { return WorkListBytes(batch_, plan_); }
+  WorkListView view() { return WorkListView(batch_, plan_, block()); }
+
+ private:
+  const std::vector<Span> spans_;
+  const AttentionBatch batch_;
+  Plan plan_;
+  std::vector<BlockWork> aligned_;
+};
+
+TEST(WorkList, HoldsTheItemsOfOneKvHeadByTile) {
+  PackedBatch packed({MakeSpan(1, 1000), MakeSpan(700, 300), MakeSpan(20, 70), MakeSpan(0, 10)});
+  ASSERT_FALSE(packed.plan().combines.empty());
+  const WorkListView view = packed.view();
+  size_t works = 0;
   for (int kind = 0; kind < kCudaTileKinds; ++kind) {
-    EXPECT_GT(view.tiles[kind].count, 0);
-    items += view.tiles[kind].count;
+    works += view.tiles[kind].count;
     for (int32_t i = 0; i < view.tiles[kind].count; ++i) {
-      const WorkItem& item = view.tiles[kind].items[i];
-      EXPECT_LE(item.row_count, kCudaTileRows[kind]);
-      if (kind > 0) {
-        EXPECT_GT(item.row_count, kCudaTileRows[kind - 1]);
+      const BlockWork& work = view.tiles[kind].works[i];
+      EXPECT_LE(work.row_count, kCudaTileRows[kind]);
+      EXPECT_EQ(work.group_stride, 2 * work.head_stride);
+    }
+  }
+  EXPECT_EQ(works * 2, packed.plan().items.size());
+  EXPECT_EQ(reinterpret_cast<std::byte*>(view.finished + packed.plan().combines.size()),
+            packed.block() + packed.bytes());
+  for (size_t c = 0; c < packed.plan().combines.size(); ++c) EXPECT_EQ(view.finished[c], 0);
+}
+
+// Every split of every KV head must find the partial rows and the counter that the plan gave it.
+TEST(WorkList, SplitsHaveThePlansPartialRows) {
+  PackedBatch packed({MakeSpan(3, 1000), MakeSpan(1, 700)});
+  const WorkListView view = packed.view();
+  int found = 0;
+  for (const auto& [works, count] : view.tiles) {
+    for (const BlockWork* work = works; work < works + count; ++work) {
+      for (const WorkItem& item : packed.plan().items) {
+        const CombineItem& combine = packed.plan().combines[item.combine];
+        if (item.kv_begin != work->kv_begin || item.kv_end != work->kv_end ||
+            item.row_count != work->row_count) {
+          continue;
+        }
+        EXPECT_EQ(work->num_splits, combine.num_splits);
+        EXPECT_EQ(work->PartialRow(item.kv_head, work->split), item.partial_row);
+        EXPECT_EQ(work->combine + item.kv_head, item.combine);
+        ++found;
       }
     }
   }
-  EXPECT_EQ(items, plan.items.size());
-  EXPECT_EQ(
-      std::memcmp(view.combines, plan.combines.data(), plan.combines.size() * sizeof(CombineItem)),
-      0);
-  EXPECT_EQ(reinterpret_cast<const std::byte*>(view.combines + plan.combines.size()),
-            block + WorkListBytes(batch, plan));
+  EXPECT_EQ(found, static_cast<int>(packed.plan().items.size()));
+}
+
+// The last tile of a span with many rows may have as few as a span with few, but not its kernel:
+// that one gives other bits.
+TEST(WorkList, FewRowsOfManyAreNotTakenForASpanOfFew) {
+  PackedBatch packed({MakeSpan(129, 64)});  // 258 packed rows: 128 + 128 + 2
+  const WorkListView view = packed.view();
+  EXPECT_EQ(view.tiles[0].count, 0);
+  EXPECT_EQ(view.tiles[1].count, 1);
+  EXPECT_EQ(view.tiles[kCudaTileKinds - 1].count, 2);
+}
+
+TEST(WorkList, KnowsWhatEveryRowSees) {
+  PackedBatch causal({MakeSpan(100, 300, Mask::Causal())});  // rows 0 to 63, and 64 to 99
+  for (const auto& [works, count] : causal.view().tiles) {
+    for (const BlockWork* work = works; work < works + count; ++work) {
+      EXPECT_EQ(work->all_begin, 0);
+      EXPECT_EQ(work->all_end, work->row_begin / 2 + 200 + 1);
+    }
+  }
+  PackedBatch window({MakeSpan(10, 300, Mask::SlidingWindow(20, 0))});
+  const BlockWork& work = *window.view().tiles[1].works;
+  EXPECT_EQ(work.all_begin, 299 - 20);
+  EXPECT_EQ(work.all_end, 290 + 1);
+  PackedBatch nothing({MakeSpan(20, 3, Mask::Causal())});  // rows 0 to 16 see nothing
+  EXPECT_GE(nothing.view().tiles[1].works->all_begin, nothing.view().tiles[1].works->all_end);
 }
 
 TEST(WorkList, OfNothingIsEmpty) {
@@ -58,6 +114,19 @@ TEST(WorkList, OfNothingIsEmpty) {
   const Plan plan;
   EXPECT_EQ(WorkListBytes(batch, plan), 0u);
   PackWorkList(batch, plan, nullptr);
+}
+
+TEST(RowDivider, DividesLikeDivision) {
+  constexpr int32_t kLargest = std::numeric_limits<int32_t>::max();
+  for (int32_t divisor = 1; divisor < 1100; ++divisor) {
+    const RowDivider divider(divisor);
+    for (int32_t n = 0; n < 3 * divisor; ++n) ASSERT_EQ(divider.Divide(n), n / divisor) << divisor;
+    for (int32_t n = kLargest; n > kLargest - 3 * divisor; --n) {
+      ASSERT_EQ(divider.Divide(n), n / divisor) << n << " / " << divisor;
+    }
+  }
+  EXPECT_EQ(RowDivider(kLargest).Divide(kLargest), 1);
+  EXPECT_EQ(RowDivider(kLargest).Divide(kLargest - 1), 0);
 }
 
 }  // namespace
