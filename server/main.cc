@@ -127,6 +127,7 @@ int Run(const Options& options) {
                      {"name", info.name},
                      {"arch", info.arch},
                      {"compute_units", info.compute_units},
+                     {"accumulate", kernels::Name(options.cpu.accumulate)},
                      {"kv_memory_bytes", options.cpu.kv_memory_bytes},
                      {"kv_hot_bytes", options.cpu.kv_hot_bytes},
                      {"reason", options.device_reason}});

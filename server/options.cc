@@ -28,6 +28,9 @@ ABSL_FLAG(
 ABSL_FLAG(std::string, metrics_listen, "0.0.0.0:9464",
           "Address of the Prometheus endpoint /metrics, host:port; empty: none.");
 ABSL_FLAG(std::string, device, "auto", "What to compute on: auto, cpu or cuda:N.");
+ABSL_FLAG(std::string, accumulate, "float32",
+          "What kernels sum in: float32, or float16, which only some devices have: less exact, and "
+          "it overflows beyond 65504.");
 ABSL_FLAG(int32_t, cpu_threads, 0, "Threads of the CPU device; 0: one per core.");
 ABSL_FLAG(int64_t, max_message_bytes, int64_t{64} << 20, "Largest gRPC message accepted.");
 ABSL_FLAG(
@@ -211,6 +214,15 @@ void ReadSequenceOptions(SequenceStore::Options* options, Checker* check) {
 
 int64_t MachineMemoryBytes() { return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE); }
 
+kernels::Accumulate ReadAccumulate(Checker* check) {
+  const std::string name = absl::GetFlag(FLAGS_accumulate);
+  for (const auto accumulate : {kernels::Accumulate::kFloat32, kernels::Accumulate::kFloat16}) {
+    if (name == kernels::Name(accumulate)) return accumulate;
+  }
+  check->Require(false, "accumulate", name, "float32 or float16");
+  return kernels::Accumulate::kFloat32;
+}
+
 void ReadCpuOptions(CpuDevice::Options* options, Checker* check) {
   options->threads = check->Range("cpu_threads", absl::GetFlag(FLAGS_cpu_threads), 0, 4096);
   int64_t kv_bytes = absl::GetFlag(FLAGS_kv_memory_bytes);
@@ -219,6 +231,7 @@ void ReadCpuOptions(CpuDevice::Options* options, Checker* check) {
       check->Range<int64_t>("kv_memory_bytes", kv_bytes, 4 << 20, int64_t{1} << 44);
   options->kv_hot_bytes =
       check->Range<int64_t>("kv_hot_bytes", absl::GetFlag(FLAGS_kv_hot_bytes), 0, kv_bytes);
+  options->accumulate = ReadAccumulate(check);
   options->share_prefixes = absl::GetFlag(FLAGS_share_prefixes);
 }
 

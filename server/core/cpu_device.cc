@@ -50,6 +50,8 @@ void CpuDevice::Unmap::operator()(std::byte* memory) const { munmap(memory, byte
 
 absl::StatusOr<std::unique_ptr<CpuDevice>> CpuDevice::Create(const Options& options,
                                                              const Clock* clock) {
+  auto chosen = ChooseKernels(kernels::Arch::kCpu, options.accumulate);
+  if (!chosen.ok()) return chosen.status();
   void* memory = mmap(nullptr, options.kv_memory_bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
@@ -59,13 +61,15 @@ absl::StatusOr<std::unique_ptr<CpuDevice>> CpuDevice::Create(const Options& opti
   // Decode streams through it: fewer page-table look-ups. Without huge pages it works as well.
   madvise(memory, options.kv_memory_bytes, MADV_HUGEPAGE);
   MappedMemory owned(static_cast<std::byte*>(memory), Unmap{options.kv_memory_bytes});
-  return absl::WrapUnique(new CpuDevice(options, std::move(owned), clock));
+  return absl::WrapUnique(new CpuDevice(options, *std::move(chosen), std::move(owned), clock));
 }
 
-CpuDevice::CpuDevice(const Options& options, MappedMemory kv_memory, const Clock* clock)
+CpuDevice::CpuDevice(const Options& options, std::vector<const kernels::Kernel*> kernels,
+                     MappedMemory kv_memory, const Clock* clock)
     : options_(options),
       kv_memory_(std::move(kv_memory)),
       clock_(clock),
+      kernels_(std::move(kernels)),
       threads_(options.threads > 0 ? options.threads : AvailableCores()) {
   info_.id = "cpu";
   info_.name = CpuName();
@@ -74,9 +78,6 @@ CpuDevice::CpuDevice(const Options& options, MappedMemory kv_memory, const Clock
   info_.l2_bytes = SysConf(_SC_LEVEL2_CACHE_SIZE);
   info_.lanes = 1;
   info_.compute_units = threads_.num_threads();
-  for (const kernels::Kernel& kernel : kernels::AllKernels()) {
-    if (kernel.spec.arch == kernels::Arch::kCpu) kernels_.push_back(&kernel);
-  }
 }
 
 absl::Status CpuDevice::Run(int /*lane*/, const Launch& launch) {
@@ -114,6 +115,7 @@ absl::Status CpuDevice::Attend(const Launch& launch) {
   asked.arch = kernels::Arch::kCpu;
   asked.dtype = launch.geometry().dtype;
   asked.head_dim = launch.geometry().head_dim;
+  asked.accumulate = options_.accumulate;
   asked.features = kernels::kFeatureMask | kernels::kFeatureLse | kernels::kFeaturePagedKv;
   const kernels::Kernel* kernel = kernels::FindKernel(asked);
   if (kernel == nullptr) return absl::UnimplementedError(kernels::ExplainMissing(asked));

@@ -22,10 +22,12 @@ class CpuDevice final : public Device {
     // A CPU keeps nothing persisting in its cache. More than 0 makes it treat so much of its K/V
     // memory as the hot segment all the same, to try placement out.
     size_t kv_hot_bytes = 0;
+    kernels::Accumulate accumulate = kernels::Accumulate::kFloat32;
     bool share_prefixes = true;  // read K/V that the sequences of a launch share once for all
   };
 
-  // RESOURCE_EXHAUSTED if there is no address space for the K/V memory.
+  // UNIMPLEMENTED if there are no kernels that sum in `accumulate`; RESOURCE_EXHAUSTED if there is
+  // no address space for the K/V memory.
   static absl::StatusOr<std::unique_ptr<CpuDevice>> Create(const Options& options,
                                                            const Clock* clock);
 
@@ -46,16 +48,17 @@ class CpuDevice final : public Device {
   };
   using MappedMemory = std::unique_ptr<std::byte, Unmap>;
 
-  CpuDevice(const Options& options, MappedMemory kv_memory, const Clock* clock);
+  CpuDevice(const Options& options, std::vector<const kernels::Kernel*> kernels,
+            MappedMemory kv_memory, const Clock* clock);
   absl::Status Attend(const Launch& launch);
   void* Workspace(size_t bytes);
 
   const Options options_;
   const MappedMemory kv_memory_;
   const Clock* const clock_;
+  const std::vector<const kernels::Kernel*> kernels_;
   kernels::ThreadPool threads_;
   DeviceInfo info_;
-  std::vector<const kernels::Kernel*> kernels_;
 
   // Of the lane; kept from batch to batch.
   std::vector<kernels::Span> spans_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/registry.h"
 #include "server/core/launch.h"
@@ -53,7 +54,15 @@ class Device {
                                  absl::Span<const kernels::PageCopy> copies) = 0;
 };
 
-// The head_dims for which `device` has kernels of every dtype, ascending.
+// The kernels of `arch` that sum in `accumulate`. UNIMPLEMENTED if there are none, saying what
+// there is.
+absl::StatusOr<std::vector<const kernels::Kernel*>> ChooseKernels(kernels::Arch arch,
+                                                                  kernels::Accumulate accumulate);
+
+// The dtypes that `device` has kernels of. (None sums BF16 in float16.)
+std::vector<kernels::DType> SupportedDTypes(const Device& device);
+
+// The head_dims for which `device` has kernels of each of these dtypes, ascending.
 std::vector<uint32_t> SupportedHeadDims(const Device& device);
 
 }  // namespace flashcore::server

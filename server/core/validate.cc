@@ -6,6 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/registry.h"
 #include "server/core/sequence.h"
 
 namespace flashcore::server {
@@ -25,6 +26,15 @@ absl::Status ValidateRequestId(const std::string& id) {
     return Invalid("request_id: contains a character that is not printable ASCII");
   }
   return absl::OkStatus();
+}
+
+absl::Status ValidateDType(kernels::DType dtype, const RequestLimits& limits) {
+  if (std::find(limits.dtypes.begin(), limits.dtypes.end(), dtype) != limits.dtypes.end()) {
+    return absl::OkStatus();
+  }
+  const auto name = [](std::string* out, kernels::DType each) { *out += kernels::Name(each); };
+  return Invalid("dtype: ", kernels::Name(dtype), " is not one of ",
+                 absl::StrJoin(limits.dtypes, ", ", name));
 }
 
 absl::Status ValidateHeads(const AttendRequest& request, const RequestLimits& limits) {
@@ -91,6 +101,7 @@ absl::Status ValidateTensor(const char* name, uint64_t rows, uint32_t heads,
 
 absl::Status ValidateAttend(const AttendRequest& request, const RequestLimits& limits) {
   if (absl::Status status = ValidateRequestId(request.request_id); !status.ok()) return status;
+  if (absl::Status status = ValidateDType(request.dtype, limits); !status.ok()) return status;
   if (absl::Status status = ValidateHeads(request, limits); !status.ok()) return status;
   if (absl::Status status = ValidateMask(request.mask); !status.ok()) return status;
   if (!std::isfinite(request.softmax_scale)) {

@@ -16,8 +16,9 @@ inline constexpr size_t kMaxRequestIdBytes = 64;
 struct RequestLimits {
   uint32_t max_spans = 0;
   uint32_t max_heads = 0;
-  std::vector<uint32_t> head_dims;  // those that the device has kernels for
-  double max_flop = 0;              // floating-point operations of one request, masks not counted
+  std::vector<kernels::DType> dtypes;  // those that the device has kernels for
+  std::vector<uint32_t> head_dims;     // likewise
+  double max_flop = 0;  // floating-point operations of one request, masks not counted
 };
 
 // OK if `request` is consistent with itself and within `limits`; then no size computed from it

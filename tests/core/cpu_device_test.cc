@@ -105,6 +105,19 @@ TEST_P(CpuDeviceTest, BitsAreEqualAloneAndInAMixedBatch) {
   }
 }
 
+TEST(CpuDeviceOptionsTest, SumsInFloat32Only) {
+  const SteadyClock clock;
+  CpuDevice::Options options;
+  const auto device = CpuDevice::Create(options, &clock);
+  ASSERT_EQ(device.status(), absl::OkStatus());
+  for (const kernels::Kernel* kernel : (*device)->kernels()) {
+    EXPECT_EQ(kernel->spec.accumulate, kernels::Accumulate::kFloat32);
+  }
+  options.accumulate = kernels::Accumulate::kFloat16;
+  EXPECT_EQ(CpuDevice::Create(options, &clock).status(),
+            absl::UnimplementedError("no kernels for cpu: accumulate float16 is not float32"));
+}
+
 INSTANTIATE_TEST_SUITE_P(Layouts, CpuDeviceTest, ::testing::Values(Layout::kNhd, Layout::kHnd),
                          [](const auto& param) {
                            return param.param == Layout::kNhd ? "NHD" : "HND";

@@ -14,7 +14,11 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const RequestLimits kLimits{/*max_spans=*/8, /*max_heads=*/64, {32, 64, 128}, /*max_flop=*/1e9};
+const RequestLimits kLimits{/*max_spans=*/8,
+                            /*max_heads=*/64,
+                            {kernels::DType::kFloat16},
+                            {32, 64, 128},
+                            /*max_flop=*/1e9};
 
 TEST(ValidateAttendTest, AcceptsWhatIsConsistent) {
   EXPECT_EQ(ValidateAttend(testing::MakeRequest(), kLimits), absl::OkStatus());
@@ -53,6 +57,8 @@ constexpr uint32_t kHuge = std::numeric_limits<uint32_t>::max();
 INSTANTIATE_TEST_SUITE_P(
     All, ValidateAttendBadInputTest,
     ::testing::Values(
+        BadCase{"OtherDType", [](AttendRequest& r) { r.dtype = kernels::DType::kBFloat16; },
+                kInvalid, "dtype: bfloat16 is not one of float16"},
         BadCase{"NoHeads", [](AttendRequest& r) { r.num_heads = 0; }, kInvalid,
                 "num_heads: 0 is not in 1..64"},
         BadCase{"TooManyHeads", [](AttendRequest& r) { r.num_heads = kHuge; }, kInvalid,
@@ -129,7 +135,7 @@ TEST(ValidateAttendTest, CountsTheRowsThatAreInTheSequence) {
 TEST(ValidateAttendTest, ProductsThatOverflowAreRejected) {
   // 8 spans of 2^32 - 1 rows, 2^31 heads of 2^10 elements: far beyond 2^64 bytes. A computation
   // modulo 2^64 could be made to equal the bytes that came.
-  RequestLimits limits{8, 1u << 31, {1024}, 1e9};
+  RequestLimits limits{8, 1u << 31, {kernels::DType::kFloat16}, {1024}, 1e9};
   AttendRequest request = testing::MakeRequest();
   request.num_heads = 1u << 31;
   request.head_dim = 1024;

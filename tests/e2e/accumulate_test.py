@@ -1,0 +1,39 @@
+"""--accumulate: what kernels sum in is what the flag says, or the server does not start."""
+
+import subprocess
+import unittest
+
+import harness
+from flashcore.v1 import attention_pb2 as pb
+
+
+def start_and_fail(*flags):
+    """The exit status of a server that cannot start, and all it said."""
+    done = subprocess.run(
+        [harness.SERVER, "--listen=127.0.0.1:0", "--metrics_listen=", *flags],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout
+
+
+class AccumulateTest(unittest.TestCase):
+    def test_the_cpu_sums_in_float32_by_default_and_when_told_to(self):
+        for flags in ((), ("--accumulate=float32",)):
+            with self.subTest(flags), harness.Server("--device=cpu", *flags) as server, \
+                    server.channel() as channel:
+                info = harness.stub(channel).GetServerInfo(pb.GetServerInfoRequest())
+                self.assertEqual({kernel.accumulate for kernel in info.kernels}, {"float32"})
+                self.assertEqual(server.wait_for_record("device")["accumulate"], "float32")
+
+    def test_the_cpu_cannot_sum_in_float16(self):
+        status, said = start_and_fail("--device=cpu", "--accumulate=float16")
+        self.assertEqual(status, 1)
+        self.assertIn("no kernels for cpu: accumulate float16 is not float32", said)
+
+    def test_another_type_is_a_bad_flag(self):
+        status, said = start_and_fail("--accumulate=fp16")
+        self.assertEqual(status, 2)
+        self.assertIn("--accumulate: 'fp16' is not float32 or float16", said)
+
+
+if __name__ == "__main__":
+    unittest.main()
