@@ -25,14 +25,30 @@ TEST(Registry, RowsAreUniqueAndComplete) {
   }
 }
 
-TEST(Registry, TheCpuHasBothTypesAndFiveHeadDims) {
+void ExpectBothTypesAndFiveHeadDims(Arch arch) {
   for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     for (int32_t head_dim : {32, 64, 96, 128, 256}) {
-      const KernelSpec asked{Arch::kCpu, dtype, head_dim, Accumulate::kFloat32, kAll};
+      const KernelSpec asked{arch, dtype, head_dim, Accumulate::kFloat32, kAll};
       const Kernel* kernel = FindKernel(asked);
       ASSERT_NE(kernel, nullptr) << ExplainMissing(asked);
+      EXPECT_EQ(kernel->spec.arch, arch);
       EXPECT_EQ(kernel->spec.dtype, dtype);
       EXPECT_EQ(kernel->spec.head_dim, head_dim);
+    }
+  }
+}
+
+TEST(Registry, TheCpuHasBothTypesAndFiveHeadDims) { ExpectBothTypesAndFiveHeadDims(Arch::kCpu); }
+
+#ifdef FLASHCORE_HAVE_CUDA
+TEST(Registry, Sm80HasBothTypesAndFiveHeadDims) { ExpectBothTypesAndFiveHeadDims(Arch::kSm80); }
+#endif
+
+// The tensor cores sum products of BF16 in float32 only.
+TEST(Registry, Float16SumsAreForFloat16Inputs) {
+  for (const Kernel& kernel : AllKernels()) {
+    if (kernel.spec.accumulate == Accumulate::kFloat16) {
+      EXPECT_EQ(kernel.spec.dtype, DType::kFloat16);
     }
   }
 }
