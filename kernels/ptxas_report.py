@@ -1,83 +1,238 @@
 #!/usr/bin/env python3
-"""Prints what every kernel needs of an SM, as ptxas reports it; fails on spills and local memory.
+"""Compiles every CUDA kernel, and holds what each needs of an SM against the committed table.
 
-  ptxas_report.py [--nvcc NVCC] [--arch sm_89] [--include DIR] FILE.cu...
+  ptxas_report.py [--nvcc NVCC] [--update]
+
+Fails if a kernel of any architecture spills registers or uses local memory, and if the table of
+sm_89 differs from ptxas_sm_89.md: --update accepts the difference. Another nvcc allocates other
+registers, so a difference from a table that another version made is shown and does not fail.
+
+Threads are those of __launch_bounds__. What a kernel with dynamic shared memory takes of it is
+kSharedBytes of its template argument Config, which config.cuh beside the source defines.
 """
 
 import argparse
+import collections
 import concurrent.futures
+import difflib
+import functools
 import os
+import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 
-FIELDS = {
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TABLE = ROOT / "kernels" / "ptxas_sm_89.md"
+TABLE_ARCH = "89"
+ARCHS = ["80", TABLE_ARCH, "90a"]
+
+# Numbers of ptxas about one kernel. A function that is not inlined has lines of its own.
+RESOURCES = {
+    "registers": r"Used (\d+) registers",
+    "static_shared": r"(\d+) bytes smem",
     "stack": r"(\d+) bytes stack frame",
     "spill_stores": r"(\d+) bytes spill stores",
     "spill_loads": r"(\d+) bytes spill loads",
-    "registers": r"Used (\d+) registers",
-    "static_shared": r"(\d+) bytes smem",
 }
+Kernel = collections.namedtuple("Kernel", ["name", "threads", "dynamic_shared", *RESOURCES])
+
+# reports: {arch: {mangled kernel name: {resource: number}}}; ptx: of TABLE_ARCH.
+File = collections.namedtuple("File", ["source", "reports", "ptx"])
+
+# Of an SM of sm_89.
+SM_SCHEDULERS = 4  # among which its registers and warps are divided
+SM_REGISTERS = 65536
+WARP_REGISTERS_UNIT = 256  # what a warp's registers are rounded up to
+SM_SHARED_BYTES = 100 * 1024
+BLOCK_RESERVED_SHARED_BYTES = 1024
+BLOCK_SHARED_UNIT = 128
+SM_THREADS = 1536
+SM_BLOCKS = 24
 
 
-def report_of(nvcc, arch, include, source):
-    """ptxas' words about one file."""
+def archs_of(source):
+    """The architectures that a file is compiled for: sm90/ uses what only sm_90a has."""
+    return ["90a"] if source.parent.name == "sm90" else ARCHS
+
+
+def run(command):
+    """What a command prints; ends the program if it fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          check=False)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}")
+    return done.stdout
+
+
+def demangle(name):
+    """A kernel's name with its template arguments, without its parameters."""
+    return run(["c++filt", "-p", name]).strip()
+
+
+def compile_file(nvcc, source):
+    """Returns the File of a source, for every architecture that it is for."""
     with tempfile.TemporaryDirectory() as folder:
-        result = subprocess.run(
-            [nvcc, "-std=c++17", "-O3", f"-I{include}", f"-arch={arch}", "-cubin", "-Xptxas=-v",
-             "-o", os.path.join(folder, "cubin"), source],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    if result.returncode != 0:
-        sys.exit(f"{source} does not compile:\n{result.stdout}")
-    return result.stdout
+        report = run(
+            [nvcc, "-std=c++17", "-O3", "-DNDEBUG", f"-I{ROOT}", "-Werror=all-warnings",
+             "-Xptxas=-v", *(f"-gencode=arch=compute_{arch},code=sm_{arch}"
+                             for arch in archs_of(source)),
+             "-fatbin", "--keep", f"--keep-dir={folder}", "-o", f"{folder}/fatbin", source])
+        ptx = "".join(path.read_text() for path in pathlib.Path(folder).glob(f"*_{TABLE_ARCH}.ptx"))
+    reports = collections.defaultdict(dict)
+    entries = re.split(r"Compiling entry function '(\w+)' for 'sm_(\w+)'", report)
+    for name, arch, words in zip(entries[1::3], entries[2::3], entries[3::3]):
+        reports[arch][name] = {resource: sum(map(int, re.findall(pattern, words)))
+                               for resource, pattern in RESOURCES.items()}
+    return File(source, reports, ptx)
 
 
-def kernels_in(report):
-    """Yields (mangled name, {field: number}) of each kernel."""
-    for part in report.split("Compiling entry function '")[1:]:
-        numbers = {}
-        for field, pattern in FIELDS.items():
-            match = re.search(pattern, part)
-            numbers[field] = int(match.group(1)) if match else 0
-        yield part.split("'", 1)[0], numbers
+def launches(nvcc, file):
+    """Returns {mangled name: (threads a block, bytes of dynamic shared memory)} of a file."""
+    found, configs = {}, {}
+    dynamic = re.findall(r"\.extern \.shared .*?(\w+)\[\]", file.ptx)
+    for entry in re.split(r"\.entry ", file.ptx)[1:]:
+        name = re.match(r"\w+", entry).group()
+        threads = re.search(r"\.maxntid (\d+)", entry)
+        if not threads:
+            sys.exit(f"{file.source}: {demangle(name)} has no __launch_bounds__")
+        found[name] = int(threads.group(1)), 0
+        if any(re.search(rf"\b{memory}\b", entry) for memory in dynamic):
+            configs[name] = config_of(file.source, demangle(name))
+    sizes = shared_bytes(nvcc, file.source, configs.values()) if configs else []
+    for name, size in zip(configs, sizes):
+        found[name] = found[name][0], size
+    return found
+
+
+def config_of(source, kernel):
+    """The class, in config.cuh beside the file, whose kSharedBytes a kernel is launched with."""
+    config = re.search(r"flashcore::[\w:]*Config<[^<>]*>", kernel)
+    if not config:
+        sys.exit(f"{source}: {kernel} has dynamic shared memory, but no Config with kSharedBytes")
+    return config.group()
+
+
+def shared_bytes(nvcc, source, configs):
+    """kSharedBytes of each class, as the compiler evaluates it."""
+    with tempfile.TemporaryDirectory() as folder:
+        probe = pathlib.Path(folder, "probe.cu")
+        probe.write_text(f'#include "{source.parent}/config.cuh"\n' + "".join(
+            f"__device__ int probe_{n} = {config}::kSharedBytes;\n"
+            for n, config in enumerate(configs)))
+        ptx = run([nvcc, "-std=c++17", f"-I{ROOT}", f"-arch=sm_{TABLE_ARCH}", "-ptx", "-o", "-",
+                   probe])
+    sizes = dict(re.findall(r"probe_(\d+) = (\d+);", ptx))
+    return [int(sizes[str(n)]) for n in range(len(configs))]
+
+
+def resident_blocks(kernel):
+    """Blocks that fit an SM of sm_89 at a time, and what there is too little of for another."""
+    warps = -(-kernel.threads // 32)
+    warp_registers = round_up(32 * kernel.registers, WARP_REGISTERS_UNIT)
+    scheduler_warps = SM_REGISTERS // SM_SCHEDULERS // warp_registers
+    shared = round_up(kernel.static_shared + kernel.dynamic_shared + BLOCK_RESERVED_SHARED_BYTES,
+                      BLOCK_SHARED_UNIT)
+    return min((SM_SCHEDULERS * scheduler_warps // warps, "registers"),
+               (SM_SHARED_BYTES // shared, "shared memory"),
+               (SM_THREADS // (32 * warps), "threads"),
+               (SM_BLOCKS, "blocks"))
+
+
+def round_up(number, unit):
+    return -(-number // unit) * unit
 
 
 def readable(name):
-    """The kernel's name and its template's numbers: AttendKernel<half, 64, 16>."""
-    kernel = re.search(r"\d([A-Z][A-Za-z]*Kernel)", name)
-    words = [kernel.group(1)] if kernel else [name]
-    words += ["bf16"] if "bfloat16" in name else ["f16"] if "half" in name else []
-    words += re.findall(r"Li(\d+)E", name)
-    return " ".join(words)
+    """sm80::AttendKernel<Config<half, 64, 16>>"""
+    for noise in ("flashcore::kernels::", "(anonymous namespace)::"):
+        name = name.replace(noise, "")
+    name = re.sub(r"\w+::Config", "Config", name).replace(" >", ">")
+    return name.replace("__nv_bfloat16", "bf16").replace("__half", "half")
+
+
+def table(kernels, nvcc_version):
+    """The text of TABLE."""
+    head = ["kernel", "threads", "registers", "static shared", "dynamic shared", "stack",
+            "spill stores", "spill loads", "blocks an SM", "limited by"]
+    rows = [[k.name, k.threads, k.registers, k.static_shared, k.dynamic_shared, k.stack,
+             k.spill_stores, k.spill_loads, *resident_blocks(k)] for k in kernels]
+    rows = [[str(cell) for cell in row] for row in [head, *rows]]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    left = [True] + 8 * [False] + [True]
+    lines = ["| " + " | ".join(cell.ljust(width) if at_left else cell.rjust(width)
+                               for cell, width, at_left in zip(row, widths, left)) + " |"
+             for row in rows]
+    lines.insert(1, "|" + "|".join(":" + "-" * (width + 1) if at_left else "-" * (width + 1) + ":"
+                                   for width, at_left in zip(widths, left)) + "|")
+    return (f"# What every CUDA kernel needs of an SM on sm_{TABLE_ARCH}\n\n"
+            f"Compiled by nvcc {nvcc_version}; written by `kernels/ptxas_report.py --update`. "
+            "Registers are a thread's;\nshared memory, stack and spills are bytes.\n\n" +
+            "\n".join(lines) + "\n")
+
+
+def numerically(kernel):
+    """Sorts head_dim 96 before 128."""
+    return re.sub(r"\d+", lambda number: number.group().zfill(4), kernel.name)
+
+
+def check_spills(files):
+    """Ends the program if a kernel of any architecture uses local memory, or if there is none."""
+    reports = [(arch, name, numbers) for file in files for arch, of_arch in file.reports.items()
+               for name, numbers in of_arch.items()]
+    if not reports:
+        sys.exit("ptxas reported no kernel")
+    bad = [f"sm_{arch} {readable(demangle(name))}: {numbers}" for arch, name, numbers in reports
+           if numbers["stack"] + numbers["spill_stores"] + numbers["spill_loads"] > 0]
+    if bad:
+        sys.exit("\n".join([*bad, f"{len(bad)} of {len(reports)} kernels use local memory"]))
+    print(f"no spills and no local memory in {len(reports)} kernels "
+          f"({', '.join('sm_' + arch for arch in ARCHS)})")
+
+
+def compare(produced, update):
+    """Ends the program if the table is not the committed one and should be."""
+    committed = TABLE.read_text() if TABLE.exists() else ""
+    where = TABLE.relative_to(ROOT)
+    if produced == committed:
+        print(f"{where}: no change")
+        return
+    sys.stdout.writelines(difflib.unified_diff(
+        committed.splitlines(True), produced.splitlines(True), f"{where}, committed", "produced"))
+    if update:
+        TABLE.write_text(produced)
+        print(f"{where}: updated")
+    elif compiler_of(committed) not in (None, compiler_of(produced)):
+        print(f"{where}: made by {compiler_of(committed)}; the differences may be the compiler's")
+    else:
+        sys.exit(f"{where} is not up to date; to accept: kernels/ptxas_report.py --update")
+
+
+def compiler_of(text):
+    found = re.search(r"nvcc [\d.]+\d", text)
+    return found and found.group()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nvcc", default="nvcc")
-    parser.add_argument("--arch", default="sm_89")
-    parser.add_argument("--include", default=".")
-    parser.add_argument("sources", nargs="+", metavar="FILE.cu")
+    parser.add_argument("--nvcc", default=os.environ.get("CUDACXX", "nvcc"))
+    parser.add_argument("--update", action="store_true", help="write the table")
     args = parser.parse_args()
+    sys.stdout.reconfigure(line_buffering=True)  # in order with what goes to stderr
+    if shutil.which(args.nvcc) is None:
+        sys.exit(f"no CUDA compiler {args.nvcc}")
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        reports = list(pool.map(
-            lambda source: report_of(args.nvcc, args.arch, args.include, source), args.sources))
-    rows = [row for report in reports for row in kernels_in(report)]
-    if not rows:
-        sys.exit("ptxas reported no kernel")
-
-    print(f"{'kernel, ' + args.arch:32}" + "".join(f"{field:>14}" for field in FIELDS))
-    failures = 0
-    for name, numbers in rows:
-        bad = numbers["stack"] + numbers["spill_stores"] + numbers["spill_loads"] > 0
-        failures += bad
-        print(f"{readable(name):32}" + "".join(f"{numbers[field]:14}" for field in FIELDS) +
-              ("  SPILLS" if bad else ""))
-    if failures:
-        sys.exit(f"{failures} of {len(rows)} kernels use local memory")
-    print(f"no spills in {len(rows)} kernels")
+        files = list(pool.map(functools.partial(compile_file, args.nvcc),
+                              sorted(ROOT.glob("kernels/**/*.cu"))))
+    check_spills(files)
+    version = re.search(r"V([\d.]+)", run([args.nvcc, "--version"])).group(1)
+    kernels = [Kernel(readable(demangle(name)), *launch, **file.reports[TABLE_ARCH][name])
+               for file in files for name, launch in launches(args.nvcc, file).items()]
+    compare(table(sorted(kernels, key=numerically), version), args.update)
 
 
 if __name__ == "__main__":
