@@ -12,9 +12,9 @@ constexpr std::chrono::milliseconds kHousekeepingInterval(500);
 // Of K/V that changes its segment at a time: a lane is busy with it for some milliseconds at most.
 constexpr size_t kMaxMoveBytes = size_t{8} << 20;
 
-SequenceStore::Options WithHeadDims(SequenceStore::Options options,
-                                    const std::vector<uint32_t>& head_dims) {
-  options.head_dims = head_dims;
+SequenceStore::Options Within(const RequestLimits& limits, SequenceStore::Options options) {
+  options.dtypes = limits.dtypes;
+  options.head_dims = limits.head_dims;
   return options;
 }
 
@@ -29,8 +29,7 @@ Engine::Engine(const Options& options, std::unique_ptr<Device> device, const Clo
       limits_{options.max_spans, options.max_heads, SupportedDTypes(*device_),
               SupportedHeadDims(*device_), options.max_request_flop},
       staging_(options.staging_memory_bytes, device_->staging_allocator()),
-      sequences_(WithHeadDims(options.sequences, limits_.head_dims), device_->kv_memory(), clock,
-                 metrics),
+      sequences_(Within(limits_, options.sequences), device_->kv_memory(), clock, metrics),
       batcher_(options.batcher, clock) {
   for (int lane = 0; lane < device_->info().lanes; ++lane) {
     lanes_.emplace_back([this, lane] { RunLane(lane); });

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/registry.h"
+#include "server/core/validate.h"
 
 namespace flashcore::server {
 namespace {
@@ -32,6 +33,7 @@ absl::Status CheckShape(const SequenceShape& shape, const SequenceStore::Options
     return invalid("head_dim", shape.head_dim,
                    absl::StrCat("one of ", absl::StrJoin(options.head_dims, ", ")));
   }
+  if (absl::Status status = ValidateDType(shape.dtype, options.dtypes); !status.ok()) return status;
   const size_t page_bytes = shape.page_bytes();
   if (page_bytes > options.superblock_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -55,12 +55,13 @@ class SequenceStore {
     // What a full arena does: refuse, or drop the sequence that was used longest ago and is not in
     // use.
     Eviction evict = Eviction::kNone;
-    Nanoseconds idle_timeout{0};      // after which an unused sequence goes; 0: never
-    size_t client_kv_bytes = 0;       // of pages that one client's sequences took; 0: no limit
-    size_t client_sequences = 0;      // of one client; 0: no limit
-    uint32_t max_layers = 1024;       // of one sequence
-    uint32_t max_heads = 1024;        // KV heads of one sequence
-    std::vector<uint32_t> head_dims;  // those that the device has kernels for
+    Nanoseconds idle_timeout{0};         // after which an unused sequence goes; 0: never
+    size_t client_kv_bytes = 0;          // of pages that one client's sequences took; 0: no limit
+    size_t client_sequences = 0;         // of one client; 0: no limit
+    uint32_t max_layers = 1024;          // of one sequence
+    uint32_t max_heads = 1024;           // KV heads of one sequence
+    std::vector<kernels::DType> dtypes;  // those that the device has kernels for
+    std::vector<uint32_t> head_dims;     // likewise
     // Of the host's records of sequences and their page tables: forks are cheap, but not free.
     size_t metadata_bytes = size_t{256} << 20;
     size_t superblock_bytes = size_t{4} << 20;  // of the arena; no page is larger

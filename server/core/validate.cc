@@ -28,15 +28,6 @@ absl::Status ValidateRequestId(const std::string& id) {
   return absl::OkStatus();
 }
 
-absl::Status ValidateDType(kernels::DType dtype, const RequestLimits& limits) {
-  if (std::find(limits.dtypes.begin(), limits.dtypes.end(), dtype) != limits.dtypes.end()) {
-    return absl::OkStatus();
-  }
-  const auto name = [](std::string* out, kernels::DType each) { *out += kernels::Name(each); };
-  return Invalid("dtype: ", kernels::Name(dtype), " is not one of ",
-                 absl::StrJoin(limits.dtypes, ", ", name));
-}
-
 absl::Status ValidateHeads(const AttendRequest& request, const RequestLimits& limits) {
   if (request.num_heads < 1 || request.num_heads > limits.max_heads) {
     return Invalid("num_heads: ", request.num_heads, " is not in 1..", limits.max_heads);
@@ -99,9 +90,20 @@ absl::Status ValidateTensor(const char* name, uint64_t rows, uint32_t heads,
 
 }  // namespace
 
+absl::Status ValidateDType(kernels::DType dtype, const std::vector<kernels::DType>& supported) {
+  if (std::find(supported.begin(), supported.end(), dtype) != supported.end()) {
+    return absl::OkStatus();
+  }
+  const auto name = [](std::string* out, kernels::DType each) { *out += kernels::Name(each); };
+  return Invalid("dtype: ", kernels::Name(dtype), " is not one of ",
+                 absl::StrJoin(supported, ", ", name));
+}
+
 absl::Status ValidateAttend(const AttendRequest& request, const RequestLimits& limits) {
   if (absl::Status status = ValidateRequestId(request.request_id); !status.ok()) return status;
-  if (absl::Status status = ValidateDType(request.dtype, limits); !status.ok()) return status;
+  if (absl::Status status = ValidateDType(request.dtype, limits.dtypes); !status.ok()) {
+    return status;
+  }
   if (absl::Status status = ValidateHeads(request, limits); !status.ok()) return status;
   if (absl::Status status = ValidateMask(request.mask); !status.ok()) return status;
   if (!std::isfinite(request.softmax_scale)) {

@@ -21,6 +21,9 @@ struct RequestLimits {
   double max_flop = 0;  // floating-point operations of one request, masks not counted
 };
 
+// Whether `dtype` is one of `supported`. INVALID_ARGUMENT.
+absl::Status ValidateDType(kernels::DType dtype, const std::vector<kernels::DType>& supported);
+
 // OK if `request` is consistent with itself and within `limits`; then no size computed from it
 // overflows and every tensor has exactly the bytes that its shape needs. Otherwise
 // INVALID_ARGUMENT, with a message that names the field, what came, and what is allowed. Whether

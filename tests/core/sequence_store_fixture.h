@@ -34,6 +34,7 @@ class SequenceStoreTest : public ::testing::Test {
   void Open(SequenceStore::Options options = {}, size_t pages = 32, size_t hot_pages = 0) {
     store_.reset();
     options.superblock_bytes = kPageBytes;
+    options.dtypes = {kernels::DType::kFloat16};
     options.head_dims = {kHeadDim, 64};
     memory_ = *staging_.Lend(pages * kPageBytes);
     store_ = std::make_unique<SequenceStore>(

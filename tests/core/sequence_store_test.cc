@@ -52,6 +52,8 @@ TEST_F(SequenceStoreTest, RefusesShapesBeyondTheLimitsAndSaysWhich) {
   EXPECT_THAT(refusal({1, 0, 32, kFloat16}), HasSubstr("num_kv_heads: 0 is not in 1..3"));
   EXPECT_THAT(refusal({1, 4, 32, kFloat16}), HasSubstr("num_kv_heads: 4 is not in 1..3"));
   EXPECT_THAT(refusal({1, 1, 48, kFloat16}), HasSubstr("head_dim: 48 is not one of 32, 64"));
+  EXPECT_THAT(refusal({1, 1, 32, kernels::DType::kBFloat16}),
+              HasSubstr("dtype: bfloat16 is not one of float16"));
   EXPECT_THAT(refusal({1, 2, 32, kFloat16}), HasSubstr("need pages of 16384 bytes; at most 8192"));
   EXPECT_EQ(store_->stats().sequences, 0u);
 }
