@@ -30,30 +30,32 @@ struct NamedShape {
 
 constexpr DType kHalf = DType::kFloat16;
 constexpr DType kBrain = DType::kBFloat16;
+constexpr Mask kNone = Mask::None();
+constexpr Mask kCausal = Mask::Causal();
 
-// dtype, spans, heads, KV heads, query rows, K/V rows, head_dim, causal, prefix rows, share items
+// dtype, spans, heads, KV heads, query rows, K/V rows, head_dim, mask; prefix rows, share items
 constexpr NamedShape kShapes[] = {
-    {"prefill/f16/1x8x512x64", {kHalf, 1, 8, 8, 512, 512, 64, false}},
-    {"prefill/f16/1x8x512x64/causal", {kHalf, 1, 8, 8, 512, 512, 64, true}},
-    {"prefill/bf16/1x8x512x64", {kBrain, 1, 8, 8, 512, 512, 64, false}},
-    {"prefill/f16/1x8x2048x128", {kHalf, 1, 8, 8, 2048, 2048, 128, false}},
-    {"prefill/f16/1x8x2048x128/causal", {kHalf, 1, 8, 8, 2048, 2048, 128, true}},
-    {"prefill/bf16/1x8x2048x128", {kBrain, 1, 8, 8, 2048, 2048, 128, false}},
-    {"prefill/f16/1x8x1024x256", {kHalf, 1, 8, 8, 1024, 1024, 256, false}},
-    {"chunk/f16/32_over_8/64_of_4096x128", {kHalf, 1, 32, 8, 64, 4096, 128, true}},
-    {"decode/f16/32_over_8/1_of_4096x128", {kHalf, 1, 32, 8, 1, 4096, 128, true}},
-    {"decode/bf16/32_over_8/1_of_4096x128", {kBrain, 1, 32, 8, 1, 4096, 128, true}},
-    {"decode/f16/32_over_32/1_of_4096x128", {kHalf, 1, 32, 32, 1, 4096, 128, true}},
-    {"decode/f16/32_over_8/8_spans/1_of_1024x128", {kHalf, 8, 32, 8, 1, 1024, 128, true}},
-    {"decode/f16/8_over_8/1_of_64x64", {kHalf, 1, 8, 8, 1, 64, 64, true}},
+    {"prefill/f16/1x8x512x64", {{kHalf, 1, 8, 8, 512, 512, 64, kNone}}},
+    {"prefill/f16/1x8x512x64/causal", {{kHalf, 1, 8, 8, 512, 512, 64, kCausal}}},
+    {"prefill/bf16/1x8x512x64", {{kBrain, 1, 8, 8, 512, 512, 64, kNone}}},
+    {"prefill/f16/1x8x2048x128", {{kHalf, 1, 8, 8, 2048, 2048, 128, kNone}}},
+    {"prefill/f16/1x8x2048x128/causal", {{kHalf, 1, 8, 8, 2048, 2048, 128, kCausal}}},
+    {"prefill/bf16/1x8x2048x128", {{kBrain, 1, 8, 8, 2048, 2048, 128, kNone}}},
+    {"prefill/f16/1x8x1024x256", {{kHalf, 1, 8, 8, 1024, 1024, 256, kNone}}},
+    {"chunk/f16/32_over_8/64_of_4096x128", {{kHalf, 1, 32, 8, 64, 4096, 128, kCausal}}},
+    {"decode/f16/32_over_8/1_of_4096x128", {{kHalf, 1, 32, 8, 1, 4096, 128, kCausal}}},
+    {"decode/bf16/32_over_8/1_of_4096x128", {{kBrain, 1, 32, 8, 1, 4096, 128, kCausal}}},
+    {"decode/f16/32_over_32/1_of_4096x128", {{kHalf, 1, 32, 32, 1, 4096, 128, kCausal}}},
+    {"decode/f16/32_over_8/8_spans/1_of_1024x128", {{kHalf, 8, 32, 8, 1, 1024, 128, kCausal}}},
+    {"decode/f16/8_over_8/1_of_64x64", {{kHalf, 1, 8, 8, 1, 64, 64, kCausal}}},
     {"forks/f16/32_over_8/32_spans/1_of_4096x128/shared",
-     {kHalf, 32, 32, 8, 1, 4096 + 64, 128, true, 4096, true}},
+     {{kHalf, 32, 32, 8, 1, 4096 + 64, 128, kCausal}, 4096, true}},
     {"forks/f16/32_over_8/32_spans/1_of_4096x128/alone",
-     {kHalf, 32, 32, 8, 1, 4096 + 64, 128, true, 4096, false}},
+     {{kHalf, 32, 32, 8, 1, 4096 + 64, 128, kCausal}, 4096, false}},
     {"forks/f16/8_over_8/32_spans/1_of_4096x64/shared",
-     {kHalf, 32, 8, 8, 1, 4096 + 64, 64, true, 4096, true}},
+     {{kHalf, 32, 8, 8, 1, 4096 + 64, 64, kCausal}, 4096, true}},
     {"forks/f16/8_over_8/32_spans/1_of_4096x64/alone",
-     {kHalf, 32, 8, 8, 1, 4096 + 64, 64, true, 4096, false}},
+     {{kHalf, 32, 8, 8, 1, 4096 + 64, 64, kCausal}, 4096, false}},
 };
 
 void Attention(benchmark::State& state, const WorkloadShape& shape, int threads) {
@@ -61,8 +63,9 @@ void Attention(benchmark::State& state, const WorkloadShape& shape, int threads)
   for (auto _ : state) workload.Run();
   const double runs = static_cast<double>(state.iterations());
   state.counters["FLOP/s"] = benchmark::Counter(Flops(shape) * runs, benchmark::Counter::kIsRate);
-  state.counters["KV/s"] = benchmark::Counter(KvBytes(shape) * runs, benchmark::Counter::kIsRate,
-                                              benchmark::Counter::kIs1024);
+  state.counters["KV/s"] =
+      benchmark::Counter(static_cast<double>(KvBytes(shape)) * runs, benchmark::Counter::kIsRate,
+                         benchmark::Counter::kIs1024);
 }
 
 double Minimum(const std::vector<double>& times) {

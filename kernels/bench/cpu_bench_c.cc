@@ -3,6 +3,7 @@
 #include "kernels/cpu/attention_cpu.h"
 
 using flashcore::kernels::DType;
+using flashcore::kernels::Mask;
 using flashcore::kernels::Workload;
 using flashcore::kernels::WorkloadShape;
 
@@ -12,8 +13,9 @@ extern "C" {
 Workload* flashcore_bench_new(int bfloat16, int spans, int num_heads, int num_kv_heads,
                               int query_rows, int kv_rows, int head_dim, int causal, int threads) {
   const DType dtype = bfloat16 ? DType::kBFloat16 : DType::kFloat16;
+  const Mask mask = causal ? Mask::Causal() : Mask::None();
   return new Workload(
-      {dtype, spans, num_heads, num_kv_heads, query_rows, kv_rows, head_dim, causal != 0}, threads);
+      {{dtype, spans, num_heads, num_kv_heads, query_rows, kv_rows, head_dim, mask}}, threads);
 }
 
 void flashcore_bench_free(Workload* workload) { delete workload; }

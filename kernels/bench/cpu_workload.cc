@@ -32,17 +32,6 @@ std::vector<int32_t> PageTable(const WorkloadShape& shape) {
 
 }  // namespace
 
-double Flops(const WorkloadShape& shape) {
-  const double q = shape.query_rows;
-  double pairs = q * shape.kv_rows;
-  if (shape.causal) pairs -= q * (q - 1) / 2;  // row i misses the last query_rows - 1 - i
-  return 4.0 * pairs * shape.head_dim * shape.num_heads * shape.spans;
-}
-
-double KvBytes(const WorkloadShape& shape) {
-  return 2.0 * 2 * shape.kv_rows * shape.head_dim * shape.num_kv_heads * shape.spans;
-}
-
 Workload::Workload(const WorkloadShape& shape, int threads)
     : shape_(shape),
       kernel_(FindKernel({Arch::kCpu, shape.dtype, shape.head_dim, Accumulate::kFloat32, 0})),
@@ -77,16 +66,14 @@ Workload::Workload(const WorkloadShape& shape, int threads)
     span.kv.head_stride = kPageTokens * span.kv.row_stride;
     span.kv.page_stride = 2 * PageElements(shape) * 2;
     span.kv.rows = shape.kv_rows;
-    span.mask = shape.causal ? Mask::Causal() : Mask::None();
+    span.mask = shape.mask;
     span.softmax_scale = 1 / std::sqrt(static_cast<float>(shape.head_dim));
     spans_.push_back(span);
   }
 }
 
 void Workload::Run() {
-  const AttentionBatch batch{{shape_.dtype, shape_.num_heads, shape_.num_kv_heads, shape_.head_dim},
-                             spans_.data(),
-                             shape_.spans};
+  const AttentionBatch batch{shape_.geometry(), spans_.data(), shape_.spans};
   MakePlan(batch, plan_options_, pool_.num_threads(), &plan_);
   constexpr size_t kAlignment = 64;
   workspace_.resize(std::max(workspace_.size(), (plan_.workspace_bytes + kAlignment) / 4));

@@ -6,28 +6,16 @@
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/bench/shape.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/registry.h"
 
 namespace flashcore::kernels {
 
-struct WorkloadShape {
-  DType dtype = DType::kFloat16;
-  int32_t spans = 1;  // sequences in the batch
-  int32_t num_heads = 8;
-  int32_t num_kv_heads = 8;
-  int32_t query_rows = 512;
-  int32_t kv_rows = 512;
-  int32_t head_dim = 64;
-  bool causal = false;
+struct WorkloadShape : AttentionShape {
   int32_t prefix_rows = 0;  // leading K/V rows that all spans have in common, whole pages
   bool share_items = true;  // whether the plan may share work items among them
 };
-
-// Multiplications and additions of Q.K^T and P.V over what the mask lets the rows see.
-double Flops(const WorkloadShape& shape);
-// Bytes of K and V that the spans see, a common prefix counted for each of them.
-double KvBytes(const WorkloadShape& shape);
 
 // Q and O are NHD; K and V are paged, pages in order. Inputs are uniform in [-1, 1].
 class Workload {
