@@ -1,0 +1,92 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "kernels/bench/device_kernels.h"
+
+namespace flashcore::kernels {
+namespace {
+
+constexpr int kThreads = 256;
+
+// A bijection of 64-bit numbers that leaves no pattern (the finaliser of MurmurHash3).
+__device__ uint64_t Mix(uint64_t bits) {
+  bits = (bits ^ bits >> 33) * 0xff51afd7ed558ccdu;
+  bits = (bits ^ bits >> 33) * 0xc4ceb9fe1a85ec53u;
+  return bits ^ bits >> 33;
+}
+
+__device__ void Store(float value, __half* to) { *to = __float2half_rn(value); }
+__device__ void Store(float value, __nv_bfloat16* to) { *to = __float2bfloat16_rn(value); }
+
+template <class Element>
+__global__ void FillUniformKernel(uint32_t seed, size_t count, Element* elements) {
+  const size_t stride = size_t{gridDim.x} * blockDim.x;
+  for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += stride) {
+    const auto bits = static_cast<int32_t>(Mix(uint64_t{seed} << 40 ^ i) >> 32);
+    Store(static_cast<float>(bits) * 0x1p-31f, elements + i);
+  }
+}
+
+// Independent sums of a warp: enough in flight to hide the latency of one.
+constexpr int kChains = 8;
+constexpr int kSpinSteps = 16384;
+constexpr int kSpinBlocksPerSm = 2;
+constexpr double kMmaFlops = 2.0 * 16 * 8 * 16;
+
+__device__ __forceinline__ void Mma(const uint32_t (&a)[4], const uint32_t (&b)[2], float (&c)[4]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Two float16 of random sign and mantissa, of magnitude 1/16 to 1/8: real data costs real power.
+__device__ uint32_t SmallHalves(uint32_t seed) {
+  return (static_cast<uint32_t>(Mix(seed + 1)) & 0x83ff83ffu) | 0x2c002c00u;
+}
+
+__global__ void __launch_bounds__(kThreads, kSpinBlocksPerSm) SpinTensorCoresKernel(float* sink) {
+  uint32_t a[4], b[kChains][2];
+  float c[kChains][4] = {};
+  for (int i = 0; i < 4; ++i) a[i] = SmallHalves(threadIdx.x * 4 + i);
+#pragma unroll
+  for (int chain = 0; chain < kChains; ++chain) {
+    for (int i = 0; i < 2; ++i) b[chain][i] = SmallHalves((threadIdx.x + chain * kThreads) * 2 + i);
+  }
+#pragma unroll 1
+  for (int step = 0; step < kSpinSteps; ++step) {
+#pragma unroll
+    for (int chain = 0; chain < kChains; ++chain) Mma(a, b[chain], c[chain]);
+  }
+  float sum = 0;
+#pragma unroll
+  for (int chain = 0; chain < kChains; ++chain) {
+    for (float element : c[chain]) sum += element;
+  }
+  if (sum == 1.5e30f) *sink = sum;  // the compiler cannot know that it is not
+}
+
+}  // namespace
+
+cudaError_t FillUniform(DType dtype, uint32_t seed, size_t count, void* elements,
+                        cudaStream_t stream) {
+  constexpr int kBlocks = 1024;
+  if (dtype == DType::kFloat16) {
+    FillUniformKernel<<<kBlocks, kThreads, 0, stream>>>(seed, count,
+                                                        static_cast<__half*>(elements));
+  } else {
+    FillUniformKernel<<<kBlocks, kThreads, 0, stream>>>(seed, count,
+                                                        static_cast<__nv_bfloat16*>(elements));
+  }
+  return cudaGetLastError();
+}
+
+cudaError_t SpinTensorCores(int multiprocessors, float* sink, cudaStream_t stream, double* flops) {
+  const int blocks = multiprocessors * kSpinBlocksPerSm;
+  *flops = kMmaFlops * kChains * kSpinSteps * (kThreads / 32) * blocks;
+  SpinTensorCoresKernel<<<blocks, kThreads, 0, stream>>>(sink);
+  return cudaGetLastError();
+}
+
+}  // namespace flashcore::kernels

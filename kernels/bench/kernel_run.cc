@@ -1,0 +1,55 @@
+#include "kernels/bench/kernel_run.h"
+
+#include <utility>
+
+#include "kernels/smxx/work_list.h"
+
+namespace flashcore::kernels {
+
+cudaError_t KernelRun::Prepare(const Kernel& kernel, const Geometry& geometry,
+                               std::vector<std::vector<Span>> sets) {
+  kernel_ = &kernel;
+  geometry_ = geometry;
+  sets_ = std::move(sets);
+  int device = 0, multiprocessors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error != cudaSuccess) return error;
+  PlanOptions options = kernel.plan_options;
+  options.shared_rows = 0;  // looking for shared pages would read page tables, which the device has
+  MakePlan(Batch(0), options, multiprocessors, &plan_);
+  error = SendWorkLists();
+  if (error != cudaSuccess) return error;
+  return cudaMalloc(workspace_.out(), plan_.workspace_bytes);
+}
+
+cudaError_t KernelRun::SendWorkLists() {
+  work_list_bytes_ = WorkListBytes(Batch(0), plan_) + kWorkListAlignment - 1;
+  work_list_bytes_ -= work_list_bytes_ % kWorkListAlignment;
+  const size_t bytes = work_list_bytes_ * sets_.size();
+  PinnedMemory staging;
+  cudaError_t error = cudaMallocHost(staging.out(), bytes);
+  if (error != cudaSuccess) return error;
+  auto* blocks = static_cast<std::byte*>(staging.get());
+  for (int set = 0; set < num_sets(); ++set) {
+    PackWorkList(Batch(set), plan_, blocks + set * work_list_bytes_);
+  }
+  error = cudaMalloc(work_lists_.out(), bytes);
+  if (error != cudaSuccess) return error;
+  return cudaMemcpy(work_lists_.get(), blocks, bytes, cudaMemcpyHostToDevice);
+}
+
+AttentionBatch KernelRun::Batch(int set) const {
+  return {geometry_, sets_[set].data(), static_cast<int32_t>(sets_[set].size())};
+}
+
+cudaError_t KernelRun::Launch(int set, cudaStream_t stream) const {
+  LaunchContext context;
+  context.workspace = workspace_.get();
+  context.stream = stream;
+  context.work_list = static_cast<const std::byte*>(work_lists_.get()) + set * work_list_bytes_;
+  return static_cast<cudaError_t>(kernel_->launch(Batch(set), plan_, context));
+}
+
+}  // namespace flashcore::kernels

@@ -1,0 +1,42 @@
+// One kernel on one shape: planned once, launched on any of several input sets.
+#ifndef FLASHCORE_KERNELS_BENCH_KERNEL_RUN_H_
+#define FLASHCORE_KERNELS_BENCH_KERNEL_RUN_H_
+
+#include <vector>
+
+#include "kernels/attention.h"
+#include "kernels/bench/cuda_raii.h"
+#include "kernels/plan.h"
+#include "kernels/registry.h"
+
+namespace flashcore::kernels {
+
+// Owns the work lists and the workspace on the current device, not the tensors.
+class KernelRun {
+ public:
+  // Plans, and sends one work list per set to the device. Each set has the spans of one launch over
+  // tensors of its own; the sets are alike, and there is at least one.
+  cudaError_t Prepare(const Kernel& kernel, const Geometry& geometry,
+                      std::vector<std::vector<Span>> sets);
+
+  // Launches are ordered: they share the workspace.
+  cudaError_t Launch(int set, cudaStream_t stream) const;
+
+  int num_sets() const { return static_cast<int>(sets_.size()); }
+
+ private:
+  AttentionBatch Batch(int set) const;
+  cudaError_t SendWorkLists();
+
+  const Kernel* kernel_ = nullptr;
+  Geometry geometry_;
+  std::vector<std::vector<Span>> sets_;
+  Plan plan_;
+  size_t work_list_bytes_ = 0;  // of one set, padded to the alignment
+  DeviceMemory work_lists_;
+  DeviceMemory workspace_;
+};
+
+}  // namespace flashcore::kernels
+
+#endif  // FLASHCORE_KERNELS_BENCH_KERNEL_RUN_H_
