@@ -17,7 +17,7 @@ struct Percentiles {
   double p99 = 0;
 };
 
-// Enqueues `work` on `stream` 10 times untimed, then `rounds` times between events.
+// Enqueues `work` on `stream` 10 times, then `rounds` times in pairs whose second is timed.
 Percentiles TimeRounds(int rounds, cudaStream_t stream, const std::function<void()>& work);
 
 // Time of one of `launches` launches, on the sets of `run` in turn, of a CUDA graph that is

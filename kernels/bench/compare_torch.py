@@ -1,0 +1,346 @@
+#!/usr/bin/env python3
+"""Compares the CUDA kernels with PyTorch's attention backends, in one process on the same inputs.
+
+    kernels/bench/compare_torch.py build/kernels/bench/libflashcore_kernel_bench_c.so
+
+Needs PyTorch with CUDA, and a GPU. Every shape is checked against float64 first, every element of
+it; a wrong kernel is not timed, and the exit status is 1. Then every contender's calls, on several
+input sets in turn, are captured in a CUDA graph; rounds replay the graphs one after the other.
+Reported: the median time of a call.
+"""
+
+import argparse
+import ctypes
+import datetime
+import json
+import os
+import statistics
+import sys
+import warnings
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
+            "efficient": SDPBackend.EFFICIENT_ATTENTION}
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+ERROR_BOUNDS = {("float16", "float32"): 1e-3, ("bfloat16", "float32"): 8e-3,
+                ("float16", "float16"): 2e-2, ("bfloat16", "float16"): 2e-2}
+MAX_BYTES = 4 << 30  # of all input sets of a shape
+UNBOUNDED = 2**31 - 1
+WARM_UP_ROUNDS = 5
+CEILING_ROUNDS = 20
+MATMUL_N = 8192
+COPY_BYTES = 1 << 30
+
+
+class Shape(ctypes.Structure):
+    """FlashcoreBenchShape of kernel_bench_c.cc."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in (
+        "spans", "num_heads", "num_kv_heads", "query_rows", "kv_rows", "head_dim",
+        "mask_left", "mask_right", "paged")] + [("flops", ctypes.c_double)]
+
+    def query_shape(self):
+        """[spans, heads, query_rows, head_dim], of Q and O."""
+        return self.spans, self.num_heads, self.query_rows, self.head_dim
+
+    def kv_shape(self):
+        """[spans, kv_heads, kv_rows, head_dim], of K and V."""
+        return self.spans, self.num_kv_heads, self.kv_rows, self.head_dim
+
+    def is_causal(self):
+        return self.mask_right == 0
+
+    def set_bytes(self):
+        """Bytes of Q, K, V and O."""
+        row = 2 * self.head_dim * self.spans
+        return 2 * row * (self.num_heads * self.query_rows + self.num_kv_heads * self.kv_rows)
+
+    def why_not_torch(self):
+        """Why PyTorch's backends cannot compute it; None if they can."""
+        if self.paged:
+            return "PyTorch takes no paged K/V"
+        if self.mask_left != UNBOUNDED or self.mask_right not in (0, UNBOUNDED):
+            return "PyTorch's fused backends take no sliding window"
+        if self.is_causal() and self.query_rows != self.kv_rows:
+            return "PyTorch's is_causal is aligned to the top left"
+        return None
+
+
+class Library:
+    """libflashcore_kernel_bench_c.so."""
+
+    def __init__(self, path):
+        self.calls = ctypes.CDLL(os.path.abspath(path))
+        pointer, text, integer = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
+        pointers = ctypes.POINTER(pointer)
+        self._declare("error", text)
+        self._declare("shape_name", text, integer)
+        self._declare("parse_shape", integer, text, ctypes.POINTER(Shape))
+        self._declare("new", pointer, text, text, text, text, integer, *[pointers] * 4)
+        self._declare("free", None, pointer)
+        self._declare("kernel_name", text, pointer)
+        self._declare("launch", integer, pointer, integer, pointer)
+
+    def _declare(self, name, result, *arguments):
+        function = getattr(self.calls, "flashcore_kernel_bench_" + name)
+        function.restype, function.argtypes = result, arguments
+        setattr(self, name, function)
+
+    def shape_names(self):
+        """The named shapes, as a list of str."""
+        names = []
+        while (name := self.shape_name(len(names))) is not None:
+            names.append(name.decode())
+        return names
+
+    def shape(self, text):
+        """The Shape of a name or a description; ends the program on a wrong one."""
+        shape = Shape()
+        if self.parse_shape(text.encode(), ctypes.byref(shape)) != 0:
+            sys.exit(self.error().decode())
+        return shape
+
+
+class InputSet:
+    """Random Q, K and V, uniform in [-1, 1], and a place for our O, which starts as NaN."""
+
+    def __init__(self, shape, dtype):
+        def uniform(size):
+            return torch.empty(size, dtype=dtype, device="cuda").uniform_(-1, 1)
+
+        self.query = uniform(shape.query_shape())
+        self.key, self.value = uniform(shape.kv_shape()), uniform(shape.kv_shape())
+        self.output = torch.full_like(self.query, float("nan"))
+
+
+class Ours:
+    """Our kernel on a list of InputSet, which it keeps."""
+
+    def __init__(self, library, text, sets, args):
+        self.library, self.sets = library, sets
+        arrays = [(ctypes.c_void_p * len(sets))(*(getattr(s, name).data_ptr() for s in sets))
+                  for name in ("query", "key", "value", "output")]
+        self.handle = library.new(text.encode(), args.arch.encode(), args.dtype.encode(),
+                                  args.accumulate.encode(), len(sets), *arrays)
+        if not self.handle:
+            raise RuntimeError(library.error().decode())
+        self.name = library.kernel_name(self.handle).decode()
+
+    def __call__(self, index):
+        stream = torch.cuda.current_stream().cuda_stream
+        if self.library.launch(self.handle, index, stream) != 0:
+            raise RuntimeError(self.library.error().decode())
+        return self.sets[index].output
+
+    def close(self):
+        torch.cuda.synchronize()
+        self.library.free(self.handle)
+
+
+def torch_call(backend, shape, sets):
+    """A function that attends on input set `index` and returns O."""
+
+    def call(index):
+        s = sets[index]
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(
+                s.query, s.key, s.value, is_causal=shape.is_causal(),
+                enable_gqa=shape.num_heads != shape.num_kv_heads)
+
+    return call
+
+
+def why_refused(call):
+    """Why PyTorch does not run call(0), in short; None if it does."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            call(0)
+            torch.cuda.synchronize()
+            return None
+        except RuntimeError as error:
+            reasons = [str(w.message).split(" (Triggered")[0] for w in caught]
+            reasons = [r for r in reasons
+                       if "not used because" not in r and "runtime disabled" not in r]
+            return (reasons or str(error).splitlines())[0][:120]
+
+
+def largest_error(shape, inputs, output):
+    """The largest difference of `output` to float64 attention, over all elements; NaN if any is."""
+    group = shape.num_heads // shape.num_kv_heads
+    hidden = torch.ones(shape.query_rows, shape.kv_rows, dtype=torch.bool,
+                        device="cuda").triu(1) if shape.is_causal() else None
+    largest = torch.zeros((), dtype=torch.float64, device="cuda")
+    for span in range(shape.spans):
+        for head in range(shape.num_heads):
+            query = inputs.query[span, head].double()
+            key = inputs.key[span, head // group].double()
+            value = inputs.value[span, head // group].double()
+            scores = query @ key.T * shape.head_dim**-0.5
+            if hidden is not None:
+                scores.masked_fill_(hidden, -torch.inf)
+            expected = scores.softmax(-1) @ value
+            error = (output[span, head].double() - expected).abs().max()
+            largest = torch.maximum(largest, error)  # keeps a NaN
+    return largest.item()
+
+
+def capture(call, sets, launches):
+    """A CUDA graph of `launches` calls on the sets in turn, and the outputs, which it needs."""
+    outputs = [None] * sets
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for n in range(launches):
+            outputs[n % sets] = call(n % sets)
+    return graph, outputs
+
+
+def time_once(work):
+    """Device seconds of work(). The device is busy with another while it is enqueued, so that no
+    wait for the host is timed."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    work()
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e-3
+
+
+def measure(calls, sets, launches, rounds):
+    """Median seconds of one call, per contender: {name: callable} to {name: seconds}."""
+    graphs = {name: capture(call, sets, launches) for name, call in calls.items()}
+    samples = {name: [] for name in calls}
+    order = list(calls)
+    for n in range(WARM_UP_ROUNDS + rounds):
+        order.reverse()  # so that no contender always follows the same one
+        for name in order:
+            seconds = time_once(graphs[name][0].replay)
+            if n >= WARM_UP_ROUNDS:
+                samples[name].append(seconds / launches)
+    return {name: statistics.median(times) for name, times in samples.items()}
+
+
+def measure_ceilings():
+    """{"matmul_tflops", "copy_gbps"}: a large float16 matmul, and a copy's bytes read + written."""
+    a, b = (torch.rand(MATMUL_N, MATMUL_N, device="cuda").half() for _ in range(2))
+    product = torch.empty_like(a)
+    source = torch.zeros(COPY_BYTES, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+
+    def median(work):
+        return statistics.median([time_once(work) for _ in range(CEILING_ROUNDS)][2:])
+
+    return {"matmul_tflops": 2 * MATMUL_N**3 / median(lambda: torch.mm(a, b, out=product)) / 1e12,
+            "copy_gbps": 2 * COPY_BYTES / median(lambda: target.copy_(source)) / 1e9}
+
+
+def describe_run(args):
+    """What all results of a run have in common."""
+    return {"date": datetime.date.today().isoformat(), "torch": torch.__version__,
+            "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(),
+            "dtype": args.dtype, "accumulate": args.accumulate, "launches": args.launches,
+            "rounds": args.rounds, **measure_ceilings()}
+
+
+def microseconds(seconds, name):
+    return seconds[name] * 1e6 if name in seconds else None
+
+
+def compare(library, text, shape, args):
+    """Checks and times one shape. Returns its result, or raises RuntimeError with what is wrong."""
+    reason = shape.why_not_torch()
+    if reason is not None:
+        raise RuntimeError(reason)
+    count = max(2, min(args.launches, MAX_BYTES // shape.set_bytes()))
+    sets = [InputSet(shape, DTYPES[args.dtype]) for _ in range(count)]
+    ours = Ours(library, text, sets, args)
+    try:
+        max_err = largest_error(shape, sets[0], ours(0))
+        if not max_err <= ERROR_BOUNDS[args.dtype, args.accumulate]:
+            raise RuntimeError(f"{ours.name}: largest error to float64 is {max_err:.2e}")
+        calls = {"ours": ours}
+        for name, backend in BACKENDS.items():
+            call = torch_call(backend, shape, sets)
+            refused = why_refused(call)
+            if refused is None:
+                calls[name] = call
+            else:
+                print(f"  {text}: {name} refuses: {refused}")
+        if "flash" in calls:
+            flash_err = largest_error(shape, sets[0], calls["flash"](0))
+            print(f"  {text}: largest error to float64: ours {max_err:.2e}, flash {flash_err:.2e}")
+        seconds = measure(calls, count, args.launches, args.rounds)
+    finally:
+        ours.close()
+    return {"shape": text, "kernel": ours.name, "gpu": torch.cuda.get_device_name(),
+            "p50_us": seconds["ours"] * 1e6, "torch_flash_us": microseconds(seconds, "flash"),
+            "torch_cudnn_us": microseconds(seconds, "cudnn"),
+            "torch_efficient_us": microseconds(seconds, "efficient"),
+            "tflops": shape.flops / seconds["ours"] / 1e12,
+            "gbps": shape.set_bytes() / seconds["ours"] / 1e9, "max_err": max_err}
+
+
+def print_result(result):
+    """One line of the table."""
+
+    def number(value, width, digits):
+        return f"{'-' if value is None else format(value, f'.{digits}f'):>{width}}"
+
+    def ratio(name):
+        return None if result[name] is None else result[name] / result["p50_us"]
+
+    names = ("p50_us", "torch_flash_us", "torch_cudnn_us", "torch_efficient_us")
+    print(f"{result['shape']:20} {' '.join(number(result[n], 10, 2) for n in names)} "
+          f"{number(ratio('torch_flash_us'), 10, 2)} {number(ratio('torch_cudnn_us'), 10, 2)} "
+          f"{result['tflops']:8.1f} {result['gbps']:8.1f} {result['max_err']:9.2e}", flush=True)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("library", help="libflashcore_kernel_bench_c.so")
+    parser.add_argument("--shape", action="append",
+                        help="as flashcore-kernel-bench's; repeatable; default: all named ones")
+    parser.add_argument("--arch", default="sm80")
+    parser.add_argument("--dtype", default="float16", choices=DTYPES)
+    parser.add_argument("--accumulate", default="float32", choices=("float32", "float16"))
+    parser.add_argument("--launches", type=int, default=20, help="calls in a graph")
+    parser.add_argument("--rounds", type=int, default=40, help="timed replays of each graph")
+    parser.add_argument("--json", help="write the results to this file")
+    return parser.parse_args()
+
+
+def main():
+    args = parse_arguments()
+    if not torch.cuda.is_available():
+        print("compare_torch.py: no GPU that PyTorch can use", file=sys.stderr)
+        return 2
+    library = Library(args.library)
+    shapes = {text: library.shape(text) for text in args.shape or library.shape_names()}
+    run = describe_run(args)
+    print(f"{torch.cuda.get_device_name()}, PyTorch {run['torch']}, CUDA {run['cuda']}, cuDNN "
+          f"{run['cudnn']}; ceilings: matmul {run['matmul_tflops']:.0f} TFLOP/s, copy "
+          f"{run['copy_gbps']:.0f} GB/s")
+    print(f"{'shape, us':20} {'ours':>10} {'flash':>10} {'cudnn':>10} {'efficient':>10} "
+          f"{'flash/ours':>10} {'cudnn/ours':>10} {'TFLOP/s':>8} {'GB/s':>8} {'max err':>9}")
+    results, failures = [], 0
+    for text, shape in shapes.items():
+        try:
+            results.append(compare(library, text, shape, args))
+            print_result(results[-1])
+        except RuntimeError as error:
+            failures += 1
+            print(f"{text:20} FAILED: {error}", flush=True)
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump([{**result, "run": run} for result in results], file, indent=1)
+            file.write("\n")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
