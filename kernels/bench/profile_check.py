@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Judges what Nsight Compute counted in the kernels of one shape; used by profile.sh.
+
+    ncu --query-metrics | profile_check.py --metrics    # what to have ncu collect on this GPU
+    ncu --csv --page raw --print-units base ... | profile_check.py SHAPE
+
+Prints a line per check. Exit status: 0 if all passed, 1 if one failed, 2 if there is nothing to
+judge.
+"""
+
+import csv
+import sys
+
+TIME = "gpu__time_duration.sum"
+TENSOR = ("sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
+          "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active")  # the first that the GPU has
+CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum"
+WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum"
+LOCAL = ("l1tex__t_sectors_pipe_lsu_mem_local_op_ld.sum",
+         "l1tex__t_sectors_pipe_lsu_mem_local_op_st.sum")
+DRAM = "dram__throughput.avg.pct_of_peak_sustained_elapsed"
+METRICS = (TIME, *TENSOR, CONFLICTS, WAVEFRONTS, *LOCAL, DRAM)
+
+# The mission shape is 537 MFLOP: in the 10.1 us of PyTorch's FLASH, 5.4% of an H200's 989 TFLOP/s.
+# Larger shapes reach far more; products computed elsewhere would leave the pipe at 0.
+MIN_TENSOR_PERCENT = 5
+# Rows of a tile are 64 to 512 bytes apart: unswizzled, the 8 rows of an ldmatrix would share banks
+# and 7 of 8 wavefronts be conflicts.
+MAX_CONFLICT_PERCENT = 5
+# 90% of what a copy reaches, which is 87% of the 4.8 TB/s of an H200, less the lower clocks that
+# ncu holds the GPU to.
+MIN_DRAM_PERCENT = 75
+
+
+class NothingToJudge(Exception):
+    """Why there is nothing."""
+
+
+def metrics_of(query):
+    """Those of METRICS that `ncu --query-metrics`, whose output this is, knows."""
+    known = {line.split()[0] for line in query.splitlines() if line.strip()}
+    return [metric for metric in METRICS if metric.split(".")[0] in known]
+
+
+def parse(output):
+    """The profiled kernels in ncu's output: a list of {"name": str, metric: float}.
+
+    The output is CSV, one row per kernel, the first under the names has units; before and among it
+    are lines of ncu (==PROF==) and of the program. Metrics that have no number are left out.
+    """
+    lines = output.splitlines()
+    starts = [i for i, line in enumerate(lines) if line.startswith('"ID",')]
+    if not starts:
+        complaints = [line for line in lines if line.startswith(("==ERROR==", "==WARNING=="))]
+        raise NothingToJudge("\n".join(["ncu profiled no kernel", *complaints]))
+    kernels = []
+    for row in csv.DictReader(line for line in lines[starts[0]:] if line.startswith('"')):
+        if not row["ID"].isdigit():
+            continue  # units
+        kernel = {"name": row["Kernel Name"]}
+        for metric in METRICS:
+            try:
+                kernel[metric] = float(row[metric].replace(",", ""))
+            except (KeyError, ValueError):
+                pass
+        kernels.append(kernel)
+    if not kernels:
+        raise NothingToJudge("ncu's table has no kernel")
+    return kernels
+
+
+def total(kernels, *metrics):
+    """Sum of metrics over kernels. Raises KeyError if one lacks one."""
+    return sum(kernel[metric] for kernel in kernels for metric in metrics)
+
+
+def tensor_percent(kernels):
+    """Of the kernel that takes longest: the others combine its partial results."""
+    longest = max(kernels, key=lambda kernel: kernel[TIME])
+    return next((longest[metric] for metric in TENSOR if metric in longest), None)
+
+
+def conflict_percent(kernels):
+    wavefronts = total(kernels, WAVEFRONTS)
+    return 100 * total(kernels, CONFLICTS) / wavefronts if wavefronts else 0.0
+
+
+def local_sectors(kernels):
+    return total(kernels, *LOCAL)
+
+
+def dram_percent(kernels):
+    return max(kernels, key=lambda kernel: kernel[TIME])[DRAM]
+
+
+# What is checked, its value, its unit, the least and the most that pass.
+CONFLICT_CHECK = ("bank conflicts of shared loads", conflict_percent, "%", None,
+                  MAX_CONFLICT_PERCENT)
+LOCAL_CHECK = ("local memory traffic", local_sectors, " sectors", None, 0)
+PREFILL_CHECKS = (("tensor pipe active", tensor_percent, "%", MIN_TENSOR_PERCENT, None),
+                  CONFLICT_CHECK, LOCAL_CHECK)
+DECODE_CHECKS = (("DRAM throughput of peak", dram_percent, "%", MIN_DRAM_PERCENT, None),
+                 CONFLICT_CHECK, LOCAL_CHECK)
+
+
+def checks_of(shape):
+    """The checks of a shape: one query row a span is decode, bound by memory."""
+    return DECODE_CHECKS if shape.startswith("decode") or ",q=1," in shape + "," else PREFILL_CHECKS
+
+
+def judge(shape, kernels):
+    """[(passed, line)], one for each check."""
+    judgements = []
+    for what, value_of, unit, least, most in checks_of(shape):
+        try:
+            value = value_of(kernels)
+        except KeyError:
+            value = None
+        bound = f"at least {least}{unit}" if least is not None else f"at most {most}{unit}"
+        passed = (value is not None and (least is None or value >= least)
+                  and (most is None or value <= most))
+        measured = "not counted on this GPU" if value is None else f"{value:.1f}{unit}"
+        judgements.append((passed, f"{'pass' if passed else 'FAIL'}  {shape:16} {what:32} "
+                                   f"{measured}, {bound}"))
+    return judgements
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    if sys.argv[1] == "--metrics":
+        print(",".join(metrics_of(sys.stdin.read())))
+        return 0
+    try:
+        kernels = parse(sys.stdin.read())
+    except NothingToJudge as error:
+        print(f"profile_check.py: {sys.argv[1]}: {error}", file=sys.stderr)
+        return 2
+    judgements = judge(sys.argv[1], kernels)
+    print("\n".join(line for _, line in judgements))
+    return 0 if all(passed for passed, _ in judgements) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
