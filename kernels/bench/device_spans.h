@@ -11,13 +11,15 @@
 
 namespace flashcore::kernels {
 
-// Device pointers, 16-byte aligned. Q and O are [spans, heads, query_rows, head_dim], contiguous.
+// Device pointers, 16-byte aligned. Q and O are [spans, heads, query_rows, head_dim], contiguous;
+// so are dense K and V, [spans, kv_heads, kv_rows, head_dim]. Paged K/V is [pages][K,
+// V][kv_heads][64] [head_dim] from `key` on.
 struct DeviceTensors {
   const std::byte* query = nullptr;
-  const std::byte* key = nullptr;    // dense: [spans, kv_heads, kv_rows, head_dim]; or all pages,
-  const std::byte* value = nullptr;  // [pages][K, V][kv_heads][64][head_dim], and null
+  const std::byte* key = nullptr;
+  const std::byte* value = nullptr;  // null if K/V is paged
+  const int32_t* pages = nullptr;    // [spans, pages of a span]; null if K/V is dense
   std::byte* output = nullptr;
-  const int32_t* pages = nullptr;  // [spans, pages of a span], or null for dense K/V
 };
 
 // The spans of `shape` over `tensors`, whose softmax_scale is 1 / sqrt(head_dim). LSE is not

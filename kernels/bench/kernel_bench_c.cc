@@ -1,7 +1,9 @@
 // Launches of the CUDA kernels behind a C interface, for compare_torch.py. Works on the current
 // device. Not thread-safe.
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/bench/bench_options.h"

@@ -12,8 +12,9 @@ import csv
 import sys
 
 TIME = "gpu__time_duration.sum"
-TENSOR = ("sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
-          "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active")  # the first that the GPU has
+TENSOR = (  # the first that the GPU has
+    "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
+    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active")
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum"
 WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum"
 LOCAL = ("l1tex__t_sectors_pipe_lsu_mem_local_op_ld.sum",

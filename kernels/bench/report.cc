@@ -26,14 +26,14 @@ void PrintHeader(const Device& device, const Ceilings& ceilings) {
   std::printf("Ceilings, measured now: tensor %.1f TFLOP/s (mma.sync.m16n8k16 f16, f32 sums), ",
               ceilings.tensor_tflops);
   std::printf("copy %.0f GB/s (read + written)\n\n", ceilings.copy_gbps);
-  std::printf("%-20s %-28s %9s %9s %9s %8s %8s %7s %7s %9s %14s %s\n", "shape", "kernel", "p50 us",
+  std::printf("%-24s %-28s %9s %9s %9s %8s %8s %7s %7s %9s %14s %s\n", "shape", "kernel", "p50 us",
               "p90 us", "p99 us", "TFLOP/s", "GB/s", "tensor", "copy", "max err", "rows checked",
               "sets");
 }
 
 void PrintResult(const Result& result, const Device& device, const Ceilings& ceilings) {
   const double all_bytes = static_cast<double>(result.set_bytes) * result.sets;
-  std::printf("%-20s %-28s %9.2f %9.2f %9.2f %8.1f %8.1f %6.1f%% %6.1f%% %9.2e",
+  std::printf("%-24s %-28s %9.2f %9.2f %9.2f %8.1f %8.1f %6.1f%% %6.1f%% %9.2e",
               result.shape.c_str(), result.kernel.c_str(), result.us.p50, result.us.p90,
               result.us.p99, result.tflops(), result.gbps(),
               100 * result.tflops() / ceilings.tensor_tflops,
@@ -45,7 +45,7 @@ void PrintResult(const Result& result, const Device& device, const Ceilings& cei
 }
 
 void PrintFailure(const std::string& shape, const std::string& why) {
-  std::printf("%-20s FAILED: %s\n", shape.c_str(), why.c_str());
+  std::printf("%-24s FAILED: %s\n", shape.c_str(), why.c_str());
   std::fflush(stdout);
 }
 
