@@ -32,6 +32,14 @@ enum class DType : uint8_t { kFloat16, kBFloat16 };
 
 inline constexpr size_t DTypeBytes(DType) { return 2; }
 
+// What K and V elements are. FP8 ones are E4M3 bytes (kernels/fp8.h) that stand for
+// scale[kv_head] * E4M3, with scales of their own for K and V.
+enum class KvDType : uint8_t { kSameAsQuery, kFloat8E4M3 };
+
+inline constexpr size_t KvElementBytes(DType dtype, KvDType kv_dtype) {
+  return kv_dtype == KvDType::kFloat8E4M3 ? 1 : DTypeBytes(dtype);
+}
+
 // Type in which Q.K^T and P.V are summed.
 enum class Accumulate : uint8_t { kFloat32, kFloat16 };
 
@@ -56,12 +64,13 @@ struct Mask {
 //
 //   key + page(j / kPageTokens) * page_stride + h * head_stride + (j % kPageTokens) * row_stride
 //
-// and likewise from `value`, where page(t) = pages ? pages[t] : t. Strides are in bytes.
-//   dense NHD, K = [rows, kv_heads, head_dim]: row_stride = kv_heads * head_dim * 2,
-//       head_stride = head_dim * 2, page_stride = 64 * row_stride
-//   dense HND, K = [kv_heads, rows, head_dim]: row_stride = head_dim * 2,
+// and likewise from `value`, where page(t) = pages ? pages[t] : t. Strides are in bytes, of which
+// an element has e = Geometry::kv_element_bytes().
+//   dense NHD, K = [rows, kv_heads, head_dim]: row_stride = kv_heads * head_dim * e,
+//       head_stride = head_dim * e, page_stride = 64 * row_stride
+//   dense HND, K = [kv_heads, rows, head_dim]: row_stride = head_dim * e,
 //       head_stride = rows * row_stride, page_stride = 64 * row_stride
-//   paged, one page = [K, V][kv_heads][64][head_dim]: row_stride = head_dim * 2,
+//   paged, one page = [K, V][kv_heads][64][head_dim]: row_stride = head_dim * e,
 //       head_stride = 64 * row_stride, value = key + kv_heads * head_stride, and page_stride is the
 //       unit in which pages[] counts (it need not be the size of a page)
 struct KvView {
@@ -72,13 +81,15 @@ struct KvView {
   int64_t head_stride = 0;
   int64_t row_stride = 0;
   int32_t rows = 0;
+  const float* key_scale = nullptr;    // [kv_heads], finite and positive; of FP8 K/V only
+  const float* value_scale = nullptr;  // [kv_heads], likewise
 };
 
 // One span. Q and O have the same shape and strides; both hold elements of the batch's dtype.
 // Element d of row i of query head h of Q starts at
 // query + i * row_stride + h * head_stride + d * 2 bytes; head_dim elements are contiguous.
 // No alignment beyond the element's is promised on the CPU; CUDA kernels need 16-byte alignment of
-// every pointer and stride.
+// every pointer and stride (LSE and scales: 4-byte).
 struct Span {
   const std::byte* query = nullptr;
   std::byte* output = nullptr;
@@ -101,12 +112,14 @@ struct Geometry {
   int32_t num_heads = 0;
   int32_t num_kv_heads = 0;  // divides num_heads
   int32_t head_dim = 0;
+  KvDType kv_dtype = KvDType::kSameAsQuery;
 
   int32_t group() const { return num_heads / num_kv_heads; }
+  size_t kv_element_bytes() const { return KvElementBytes(dtype, kv_dtype); }
 
   friend bool operator==(const Geometry& a, const Geometry& b) {
     return a.dtype == b.dtype && a.num_heads == b.num_heads && a.num_kv_heads == b.num_kv_heads &&
-           a.head_dim == b.head_dim;
+           a.head_dim == b.head_dim && a.kv_dtype == b.kv_dtype;
   }
 };
 

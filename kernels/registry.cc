@@ -54,7 +54,7 @@ struct Criterion {
 };
 
 // In the order in which they narrow the choice.
-std::array<Criterion, 4> Criteria(const KernelSpec& asked) {
+std::array<Criterion, 5> Criteria(const KernelSpec& asked) {
   return {{
       {"arch", Name(asked.arch),
        [](const KernelSpec& have, const KernelSpec& want) { return have.arch == want.arch; },
@@ -62,6 +62,11 @@ std::array<Criterion, 4> Criteria(const KernelSpec& asked) {
       {"dtype", Name(asked.dtype),
        [](const KernelSpec& have, const KernelSpec& want) { return have.dtype == want.dtype; },
        [](const KernelSpec& have) { return std::string(Name(have.dtype)); }},
+      {"kv_dtype", Name(asked.kv_dtype),
+       [](const KernelSpec& have, const KernelSpec& want) {
+         return have.kv_dtype == want.kv_dtype;
+       },
+       [](const KernelSpec& have) { return std::string(Name(have.kv_dtype)); }},
       {"accumulate", Name(asked.accumulate),
        [](const KernelSpec& have, const KernelSpec& want) {
          return have.accumulate == want.accumulate;
@@ -102,8 +107,9 @@ const std::vector<Kernel>& AllKernels() {
 const Kernel* FindKernel(const KernelSpec& asked) {
   for (const Kernel& kernel : AllKernels()) {
     const KernelSpec& have = kernel.spec;
-    if (have.arch == asked.arch && have.dtype == asked.dtype && have.head_dim == asked.head_dim &&
-        have.accumulate == asked.accumulate && (have.features & asked.features) == asked.features) {
+    if (have.arch == asked.arch && have.dtype == asked.dtype && have.kv_dtype == asked.kv_dtype &&
+        have.head_dim == asked.head_dim && have.accumulate == asked.accumulate &&
+        (have.features & asked.features) == asked.features) {
       return &kernel;
     }
   }
@@ -145,6 +151,16 @@ const char* Name(DType dtype) {
       return "float16";
     case DType::kBFloat16:
       return "bfloat16";
+  }
+  return "unknown";
+}
+
+const char* Name(KvDType kv_dtype) {
+  switch (kv_dtype) {
+    case KvDType::kSameAsQuery:
+      return "same_as_query";
+    case KvDType::kFloat8E4M3:
+      return "float8_e4m3";
   }
   return "unknown";
 }

@@ -31,6 +31,7 @@ struct KernelSpec {
   int32_t head_dim = 0;
   Accumulate accumulate = Accumulate::kFloat32;
   uint32_t features = 0;  // bits of Feature
+  KvDType kv_dtype = KvDType::kSameAsQuery;
 };
 
 // Where a launch runs. Everything is the caller's and stays alive until the launch has completed.
@@ -58,17 +59,19 @@ struct Kernel {
 // Every kernel of this build, in a fixed order.
 const std::vector<Kernel>& AllKernels();
 
-// The kernel that matches arch, dtype, head_dim and accumulate and has at least the features asked
-// for; null if there is none.
+// The kernel that matches arch, dtype, kv_dtype, head_dim and accumulate and has at least the
+// features asked for; null if there is none.
 const Kernel* FindKernel(const KernelSpec& asked);
 
 // Why FindKernel(asked) found nothing: the difference between what was asked and what there is, as
 // one readable clause ("head_dim 80 is not one of 32, 64, 96, 128, 256").
 std::string ExplainMissing(const KernelSpec& asked);
 
-// "cpu", "sm80", ...; "float16", ...; "float32", ...; {"paged_kv", "mask", "lse"}.
+// "cpu", "sm80", ...; "float16", ...; "same_as_query", "float8_e4m3"; "float32", ...;
+// {"paged_kv", "mask", "lse"}.
 const char* Name(Arch arch);
 const char* Name(DType dtype);
+const char* Name(KvDType kv_dtype);
 const char* Name(Accumulate accumulate);
 std::vector<std::string> FeatureNames(uint32_t features);
 

@@ -14,10 +14,11 @@ using ::testing::ElementsAre;
 constexpr uint32_t kAll = kFeaturePagedKv | kFeatureMask | kFeatureLse;
 
 TEST(Registry, RowsAreUniqueAndComplete) {
-  std::set<std::tuple<Arch, DType, int32_t, Accumulate>> seen;
+  std::set<std::tuple<Arch, DType, KvDType, int32_t, Accumulate>> seen;
   for (const Kernel& kernel : AllKernels()) {
     const KernelSpec& spec = kernel.spec;
-    EXPECT_TRUE(seen.insert({spec.arch, spec.dtype, spec.head_dim, spec.accumulate}).second);
+    EXPECT_TRUE(
+        seen.insert({spec.arch, spec.dtype, spec.kv_dtype, spec.head_dim, spec.accumulate}).second);
     EXPECT_NE(kernel.launch, nullptr);
     EXPECT_GT(kernel.plan_options.tile_rows, 0);
     EXPECT_EQ(kernel.plan_options.split_kv_rows % kPageTokens, 0);
@@ -33,6 +34,7 @@ void ExpectBothTypesAndFiveHeadDims(Arch arch) {
       ASSERT_NE(kernel, nullptr) << ExplainMissing(asked);
       EXPECT_EQ(kernel->spec.arch, arch);
       EXPECT_EQ(kernel->spec.dtype, dtype);
+      EXPECT_EQ(kernel->spec.kv_dtype, KvDType::kSameAsQuery);
       EXPECT_EQ(kernel->spec.head_dim, head_dim);
     }
   }
@@ -62,6 +64,11 @@ TEST(Registry, ExplainsTheDifference) {
   EXPECT_EQ(FindKernel(head_dim), nullptr);
   EXPECT_EQ(ExplainMissing(head_dim), "head_dim 80 is not one of 32, 64, 96, 128, 256");
 
+  KernelSpec kv_dtype{Arch::kCpu, DType::kFloat16, 64, Accumulate::kFloat32, kAll};
+  kv_dtype.kv_dtype = KvDType::kFloat8E4M3;
+  EXPECT_EQ(FindKernel(kv_dtype), nullptr);
+  EXPECT_EQ(ExplainMissing(kv_dtype), "kv_dtype float8_e4m3 is not same_as_query");
+
   const KernelSpec accumulate{Arch::kCpu, DType::kFloat16, 64, Accumulate::kFloat16, 0};
   EXPECT_EQ(FindKernel(accumulate), nullptr);
   EXPECT_EQ(ExplainMissing(accumulate), "accumulate float16 is not float32");
@@ -75,6 +82,8 @@ TEST(Registry, Names) {
   EXPECT_STREQ(Name(Arch::kCpu), "cpu");
   EXPECT_STREQ(Name(Arch::kSm90), "sm90");
   EXPECT_STREQ(Name(DType::kBFloat16), "bfloat16");
+  EXPECT_STREQ(Name(KvDType::kSameAsQuery), "same_as_query");
+  EXPECT_STREQ(Name(KvDType::kFloat8E4M3), "float8_e4m3");
   EXPECT_STREQ(Name(Accumulate::kFloat32), "float32");
   EXPECT_THAT(FeatureNames(kAll), ElementsAre("paged_kv", "mask", "lse"));
   EXPECT_THAT(FeatureNames(kFeatureMask), ElementsAre("mask"));

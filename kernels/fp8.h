@@ -1,0 +1,47 @@
+// Conversions between float and FP8 E4M3 (the OCP's "FN" kind: sign, 4 bits of exponent with bias
+// 7, 3 of mantissa), bit for bit as the hardware's saturating ones do them: round to nearest even,
+// what is larger than 448 becomes 448, infinities too, and subnormals are kept (the smallest is
+// 2^-9). There is no infinity; 0x7f and 0xff are NaN, and NaN stays NaN (sign kept; the hardware's
+// is always positive). Scalar and portable, as in kernels/half.h.
+#ifndef FLASHCORE_KERNELS_FP8_H_
+#define FLASHCORE_KERNELS_FP8_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/half.h"
+
+namespace flashcore::kernels {
+
+inline constexpr float kE4M3Max = 448;
+
+inline float E4M3ToFloat(uint8_t code) {
+  const uint32_t sign = static_cast<uint32_t>(code & 0x80u) << 24;
+  const uint32_t magnitude = code & 0x7fu;
+  if (magnitude == 0x7fu) return BitsFloat(sign | 0x7fc00000u);
+  // With float's bias of 127 in place of 7 it is 2^-120 of its value, subnormals included.
+  return BitsFloat(sign | magnitude << 20) * 0x1p120f;
+}
+
+inline uint8_t FloatToE4M3(float value) {
+  const uint32_t bits = FloatBits(value);
+  const uint32_t sign = bits >> 24 & 0x80u;
+  uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<uint8_t>(sign | 0x7fu);
+  magnitude = std::min(magnitude, FloatBits(kE4M3Max));
+  if (magnitude < 0x3c800000u) {  // < 2^-6: subnormal, in units of 2^-9
+    // Adding 2^14 leaves the rounded count of units in the low mantissa bits.
+    const uint32_t units = FloatBits(BitsFloat(magnitude) + 0x1p14f) - FloatBits(0x1p14f);
+    return static_cast<uint8_t>(sign | units);
+  }
+  const uint32_t odd = magnitude >> 20 & 1u;
+  magnitude += 0x7ffffu + odd;  // may carry into the exponent: as it should
+  return static_cast<uint8_t>(sign | (magnitude - (120u << 23)) >> 20);
+}
+
+// The scale under which `largest`, the largest magnitude of a tensor, becomes 448. 1 if it is 0.
+inline float E4M3Scale(float largest) { return largest > 0 ? largest / kE4M3Max : 1.0f; }
+
+}  // namespace flashcore::kernels
+
+#endif  // FLASHCORE_KERNELS_FP8_H_
