@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels/fp8.h"
 #include "kernels/half.h"
 
 namespace flashcore::kernels {
@@ -43,8 +44,18 @@ struct Row {
   int32_t kv_head;
   const std::vector<int32_t>& seen;
 
-  const std::byte* Key(int32_t j) const { return KvRow(span.kv, span.kv.key, j, kv_head); }
-  const std::byte* Value(int32_t j) const { return KvRow(span.kv, span.kv.value, j, kv_head); }
+  // Element d of K/V row j: exact, whatever its type.
+  double Key(int32_t j, int32_t d) const { return Load(span.kv.key, span.kv.key_scale, j, d); }
+  double Value(int32_t j, int32_t d) const {
+    return Load(span.kv.value, span.kv.value_scale, j, d);
+  }
+
+ private:
+  double Load(const std::byte* base, const float* scale, int32_t j, int32_t d) const {
+    const std::byte* row = KvRow(span.kv, base, j, kv_head);
+    if (geometry.kv_dtype == KvDType::kSameAsQuery) return LoadElement(geometry.dtype, row, d);
+    return double{scale[kv_head]} * E4M3ToFloat(std::to_integer<uint8_t>(row[d]));
+  }
 };
 
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
@@ -57,7 +68,7 @@ double AttendFloat64(const Row& row, double* output) {
   for (int32_t j : row.seen) {
     double dot = 0;
     for (int32_t d = 0; d < g.head_dim; ++d) {
-      dot += double{LoadElement(g.dtype, row.query, d)} * LoadElement(g.dtype, row.Key(j), d);
+      dot += LoadElement(g.dtype, row.query, d) * row.Key(j, d);
     }
     scores.push_back(dot * row.span.softmax_scale);
     max = std::max(max, scores.back());
@@ -69,7 +80,7 @@ double AttendFloat64(const Row& row, double* output) {
   if (sum == 0) return kNothing;
   for (size_t n = 0; n < scores.size(); ++n) {
     for (int32_t d = 0; d < g.head_dim; ++d) {
-      output[d] += scores[n] / sum * LoadElement(g.dtype, row.Value(row.seen[n]), d);
+      output[d] += scores[n] / sum * row.Value(row.seen[n], d);
     }
   }
   return max + std::log(sum);
@@ -84,7 +95,7 @@ double AttendUnfused(const Row& row, double* output) {
   for (int32_t j : row.seen) {
     float dot = 0;
     for (int32_t d = 0; d < g.head_dim; ++d) {
-      dot += LoadElement(g.dtype, row.query, d) * LoadElement(g.dtype, row.Key(j), d);
+      dot += LoadElement(g.dtype, row.query, d) * static_cast<float>(row.Key(j, d));
     }
     scores.push_back(round(dot * row.span.softmax_scale));
     max = std::max(max, scores.back());
@@ -98,7 +109,7 @@ double AttendUnfused(const Row& row, double* output) {
   for (size_t n = 0; n < scores.size(); ++n) {
     const float probability = round(scores[n] / sum);
     for (int32_t d = 0; d < g.head_dim; ++d) {
-      weighted[d] += probability * LoadElement(g.dtype, row.Value(row.seen[n]), d);
+      weighted[d] += probability * static_cast<float>(row.Value(row.seen[n], d));
     }
   }
   for (int32_t d = 0; d < g.head_dim; ++d) output[d] = round(weighted[d]);

@@ -16,12 +16,14 @@ struct ReferenceResult {
   std::vector<double> lse;
 };
 
-// Float64 attention over the inputs of `batch` (its output and lse pointers are ignored).
+// Float64 attention over the inputs of `batch` (its output and lse pointers are ignored). FP8 K/V
+// count as what they stand for, scale * E4M3.
 ReferenceResult ReferenceAttention(const AttentionBatch& batch);
 
 // Unfused attention at the precision of the batch's dtype, as a chain of framework operators would
-// compute it: scores, probabilities and output are each rounded to the dtype, sums are float32. Its
-// error against ReferenceAttention is the yardstick for a kernel's.
+// compute it: scores, probabilities and output are each rounded to the dtype, sums are float32. FP8
+// K/V are not: scale * E4M3 is taken as float32. Its error against ReferenceAttention is the
+// yardstick for a kernel's.
 ReferenceResult UnfusedAttention(const AttentionBatch& batch);
 
 }  // namespace flashcore::kernels

@@ -93,6 +93,25 @@ TEST(Reference, PagesAreFollowed) {
   EXPECT_NEAR(result.output[0], (5.0 * kPageTokens + 100) / (kPageTokens + 1), 1e-12);
 }
 
+// Two KV heads of one row each, as E4M3: 1.5 is 0x3c, -2 is 0xc0, 8 is 0x50, 448 is 0x7e.
+TEST(Reference, Fp8KvStandsForScaleTimesCode) {
+  const uint8_t key[] = {0x3c, 0xc0, 0x3c, 0xc0};
+  const uint8_t value[] = {0x50, 0x3c, 0x7e, 0xc0};
+  const float key_scale[] = {2, 0.5f};
+  const float value_scale[] = {0.25f, 1000};
+  Small small({1, 0.5f, 1, 0.5f}, {0, 0}, {0, 0});
+  small.span.query_rows = 1;
+  small.span.kv.key = reinterpret_cast<const std::byte*>(key);
+  small.span.kv.value = reinterpret_cast<const std::byte*>(value);
+  small.span.kv.row_stride = small.span.kv.head_stride = 2;
+  small.span.kv.key_scale = key_scale;
+  small.span.kv.value_scale = value_scale;
+  const AttentionBatch batch{{DType::kFloat16, 2, 2, 2, KvDType::kFloat8E4M3}, &small.span, 1};
+  const ReferenceResult result = ReferenceAttention(batch);
+  EXPECT_EQ(result.output, (std::vector<double>{2, 0.375, 448000, -2000}));
+  EXPECT_EQ(result.lse, (std::vector<double>{1, 0.25}));
+}
+
 TEST(Reference, UnfusedRoundsEveryOperator) {
   // Scores 0 and 0 give probabilities of one half: exact. With three keys 1/3 is rounded.
   const Small two({0, 0}, {1, 1, 1, 1}, {2, 4, 6, 8});
