@@ -46,7 +46,8 @@ class AttentionTest : public testing::TestWithParam<Kernel> {
   std::vector<int64_t> Targets() const;
 
   Geometry MakeGeometry(int32_t heads, int32_t kv_heads) const {
-    return {GetParam().spec.dtype, heads, kv_heads, GetParam().spec.head_dim};
+    const KernelSpec& spec = GetParam().spec;
+    return {spec.dtype, heads, kv_heads, spec.head_dim, spec.kv_dtype};
   }
 
   // Sums in float16 overflow beyond 65504 and have an error bound of their own.

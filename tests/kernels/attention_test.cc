@@ -145,14 +145,15 @@ TEST_P(AttentionTest, NonFiniteInputsStayWithTheRowsThatSeeThem) {
   const Geometry geometry = MakeGeometry(2, 1);
   const uint16_t nan = FromFloat(geometry.dtype, std::nanf(""));
   const uint16_t infinity = FromFloat(geometry.dtype, INFINITY);
+  const bool has_infinity = geometry.kv_dtype != KvDType::kFloat8E4M3;
   for (int32_t query_rows : {kRows, 5}) {
     Problem problem(geometry, {{query_rows, kRows, Mask::Causal()}}, &random_);
     const int32_t bad_kv = query_rows == kRows ? kBadKv : kRows - 3;
     const int32_t first_bad = bad_kv - (kRows - query_rows);  // first query row that sees it
     const int32_t bad_query = query_rows == kRows ? kBadQuery : 1;
-    problem.span(0).ValueRow(bad_kv, 0)[3] = nan;
-    problem.span(0).ValueRow(bad_kv, 0)[4] = infinity;
-    problem.span(0).KeyRow(bad_kv + 1, 0)[0] = nan;
+    problem.span(0).SetValue(bad_kv, 0, 3, NAN);
+    problem.span(0).SetValue(bad_kv, 0, 4, INFINITY);
+    problem.span(0).SetKey(bad_kv + 1, 0, 0, NAN);
     problem.span(0).QueryRow(bad_query, 1)[7] = nan;
     for (int64_t target : Targets()) {
       SCOPED_TRACE(hwy::TargetName(target));
@@ -165,7 +166,7 @@ TEST_P(AttentionTest, NonFiniteInputsStayWithTheRowsThatSeeThem) {
           const bool all = i > first_bad || (i == bad_query && h == 1);
           EXPECT_EQ(std::isnan(ToFloat(geometry.dtype, row[0])), all) << i << " " << h;
           EXPECT_EQ(std::isnan(ToFloat(geometry.dtype, row[3])), all || i == first_bad) << i;
-          if (i == first_bad) {
+          if (i == first_bad && has_infinity) {
             EXPECT_EQ(row[4], infinity);
           }
         }

@@ -22,7 +22,20 @@ size_t KvBytes(const Geometry& geometry, const KvView& kv) {
     row = kPageTokens - 1;
   }
   return page * kv.page_stride + (geometry.num_kv_heads - 1) * kv.head_stride +
-         row * kv.row_stride + geometry.head_dim * DTypeBytes(geometry.dtype);
+         row * kv.row_stride + geometry.head_dim * geometry.kv_element_bytes();
+}
+
+void AddKv(const Geometry& geometry, const KvView& kv, DeviceMirror* mirror) {
+  if (kv.rows == 0) return;
+  mirror->Add(kv.key, KvBytes(geometry, kv), Access::kRead);
+  mirror->Add(kv.value, KvBytes(geometry, kv), Access::kRead);
+  if (kv.pages != nullptr) {
+    mirror->Add(kv.pages, PagesFor(kv.rows) * sizeof(int32_t), Access::kRead);
+  }
+  if (geometry.kv_dtype == KvDType::kFloat8E4M3) {
+    mirror->Add(kv.key_scale, geometry.num_kv_heads * sizeof(float), Access::kRead);
+    mirror->Add(kv.value_scale, geometry.num_kv_heads * sizeof(float), Access::kRead);
+  }
 }
 
 void AddSpan(const Geometry& geometry, const Span& span, DeviceMirror* mirror) {
@@ -38,13 +51,7 @@ void AddSpan(const Geometry& geometry, const Span& span, DeviceMirror* mirror) {
       mirror->Add(span.lse, floats * sizeof(float), Access::kWrite);
     }
   }
-  if (span.kv.rows > 0) {
-    mirror->Add(span.kv.key, KvBytes(geometry, span.kv), Access::kRead);
-    mirror->Add(span.kv.value, KvBytes(geometry, span.kv), Access::kRead);
-    if (span.kv.pages != nullptr) {
-      mirror->Add(span.kv.pages, PagesFor(span.kv.rows) * sizeof(int32_t), Access::kRead);
-    }
-  }
+  AddKv(geometry, span.kv, mirror);
 }
 
 Span OnDevice(const DeviceMirror& mirror, Span span) {
@@ -54,6 +61,8 @@ Span OnDevice(const DeviceMirror& mirror, Span span) {
   span.kv.key = mirror.At(span.kv.key);
   span.kv.value = mirror.At(span.kv.value);
   span.kv.pages = mirror.At(span.kv.pages);
+  span.kv.key_scale = mirror.At(span.kv.key_scale);
+  span.kv.value_scale = mirror.At(span.kv.value_scale);
   return span;
 }
 

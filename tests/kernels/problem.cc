@@ -6,7 +6,7 @@
 #include <limits>
 #include <numeric>
 
-#include "kernels/half.h"
+#include "kernels/fp8.h"
 
 namespace flashcore::kernels {
 namespace {
@@ -14,6 +14,7 @@ namespace {
 constexpr int kRowPadding = 32;       // elements after the last head of a Q or O row
 constexpr int kOuterPadding = 64;     // elements before and after O, floats around LSE
 constexpr uint16_t kPoison = 0x7fc1;  // NaN in float16 and in bfloat16
+constexpr uint8_t kFp8Poison = 0x7f;  // NaN
 constexpr uint32_t kLsePoison = 0x7fc12345;
 
 uint16_t RandomElement(DType dtype, float magnitude, std::mt19937_64* random) {
@@ -29,7 +30,8 @@ ProblemSpan::ProblemSpan(const Geometry& geometry, const SpanShape& shape, std::
   span_.mask = shape.mask;
   span_.softmax_scale = 1.0f / std::sqrt(static_cast<float>(geometry.head_dim));
   MakeQuery(shape, random);
-  MakeKv(shape, random);
+  LayOutKv(shape, random);
+  FillKv(shape, random);
   PoisonOutputs();
 }
 
@@ -56,8 +58,8 @@ void ProblemSpan::MakeQuery(const SpanShape& shape, std::mt19937_64* random) {
   span_.lse = lse_.data() + kOuterPadding;
 }
 
-void ProblemSpan::MakeKv(const SpanShape& shape, std::mt19937_64* random) {
-  KvView& kv = span_.kv;
+void ProblemSpan::LayOutKv(const SpanShape& shape, std::mt19937_64* random) {
+  KvView& kv = unquantised_;
   const int64_t row_bytes = int64_t{geometry_.head_dim} * 2;
   const int64_t heads = geometry_.num_kv_heads;
   const int32_t tiles = PagesFor(shape.kv_rows);
@@ -79,31 +81,83 @@ void ProblemSpan::MakeKv(const SpanShape& shape, std::mt19937_64* random) {
     pages_.resize(tiles);
     kv.pages = pages_.data();
   }
-  key_.assign(rows * heads * geometry_.head_dim, kPoison);
-  value_.assign(key_.size(), kPoison);
-  kv.key = reinterpret_cast<const std::byte*>(key_.data());
-  kv.value = reinterpret_cast<const std::byte*>(value_.data());
+  key_.elements.assign(rows * heads * geometry_.head_dim, kPoison);
+  value_.elements.assign(key_.elements.size(), kPoison);
+  kv.key = reinterpret_cast<const std::byte*>(key_.elements.data());
+  kv.value = reinterpret_cast<const std::byte*>(value_.elements.data());
+}
+
+void ProblemSpan::FillKv(const SpanShape& shape, std::mt19937_64* random) {
+  const int32_t heads = geometry_.num_kv_heads;
   for (int32_t j = 0; j < shape.kv_rows; ++j) {
     for (int32_t h = 0; h < heads; ++h) {
-      for (int32_t d = 0; d < geometry_.head_dim; ++d) {
-        KeyRow(j, h)[d] = RandomElement(geometry_.dtype, shape.magnitude, random);
-        ValueRow(j, h)[d] = RandomElement(geometry_.dtype, shape.magnitude, random);
+      const float loudness = h == shape.loud_kv_head ? 100.0f : shape.magnitude;
+      for (size_t n = KvIndex(j, h); n < KvIndex(j, h) + geometry_.head_dim; ++n) {
+        key_.elements[n] = RandomElement(geometry_.dtype, shape.magnitude, random);
+        value_.elements[n] = RandomElement(geometry_.dtype, loudness, random);
       }
     }
   }
+  span_.kv = unquantised_;
+  if (geometry_.kv_dtype == KvDType::kSameAsQuery) return;
+  Quantise(&key_);
+  Quantise(&value_);
+  span_.kv.key = reinterpret_cast<const std::byte*>(key_.codes.data());
+  span_.kv.value = reinterpret_cast<const std::byte*>(value_.codes.data());
+  span_.kv.key_scale = key_.scales.data();
+  span_.kv.value_scale = value_.scales.data();
+  span_.kv.page_stride /= 2;
+  span_.kv.head_stride /= 2;
+  span_.kv.row_stride /= 2;
+}
+
+void ProblemSpan::Quantise(KvTensor* tensor) const {
+  tensor->codes.assign(tensor->elements.size(), kFp8Poison);
+  for (int32_t h = 0; h < geometry_.num_kv_heads; ++h) {
+    const float scale = E4M3Scale(LargestOf(*tensor, h));
+    tensor->scales.push_back(scale);
+    for (int32_t j = 0; j < unquantised_.rows; ++j) {
+      for (size_t n = KvIndex(j, h); n < KvIndex(j, h) + geometry_.head_dim; ++n) {
+        tensor->codes[n] = FloatToE4M3(ToFloat(geometry_.dtype, tensor->elements[n]) / scale);
+      }
+    }
+  }
+}
+
+void ProblemSpan::Set(KvTensor* tensor, int32_t row, int32_t kv_head, int32_t d,
+                      float value) const {
+  const size_t at = KvIndex(row, kv_head) + d;
+  tensor->elements[at] = FromFloat(geometry_.dtype, value);
+  if (!tensor->codes.empty()) tensor->codes[at] = FloatToE4M3(value / tensor->scales[kv_head]);
+}
+
+float ProblemSpan::LargestOf(const KvTensor& tensor, int32_t kv_head) const {
+  float largest = 0;
+  for (int32_t j = 0; j < unquantised_.rows; ++j) {
+    const size_t first = KvIndex(j, kv_head);
+    for (size_t n = first; n < first + geometry_.head_dim; ++n) {
+      largest = std::max(largest, std::abs(ToFloat(geometry_.dtype, tensor.elements[n])));
+    }
+  }
+  return largest;
+}
+
+Span ProblemSpan::unquantised() const {
+  Span span = span_;
+  span.kv = unquantised_;
+  return span;
 }
 
 uint16_t* ProblemSpan::QueryRow(int32_t row, int32_t head) {
   return query_.data() + OutputIndex(row, head);  // Q and O have the same shape
 }
 
-uint16_t* ProblemSpan::KvRow(std::vector<uint16_t>* elements, int32_t row, int32_t kv_head) {
-  const KvView& kv = span_.kv;
+// Of element 0 of a K or V row, in elements of either type.
+size_t ProblemSpan::KvIndex(int32_t row, int32_t kv_head) const {
+  const KvView& kv = unquantised_;
   const int32_t tile = row / kPageTokens;
   const int64_t page = kv.pages != nullptr ? kv.pages[tile] : tile;
-  const int64_t offset =
-      page * kv.page_stride + kv_head * kv.head_stride + row % kPageTokens * kv.row_stride;
-  return elements->data() + offset / 2;
+  return (page * kv.page_stride + kv_head * kv.head_stride + row % kPageTokens * kv.row_stride) / 2;
 }
 
 size_t ProblemSpan::OutputIndex(int32_t row, int32_t head) const {

@@ -19,11 +19,14 @@ struct SpanShape {
   int32_t kv_rows = 64;
   Mask mask = Mask::None();
   Layout layout = Layout::kPaged;
-  float magnitude = 1;  // elements are uniform in [-magnitude, magnitude]
+  float magnitude = 1;        // elements are uniform in [-magnitude, magnitude], ...
+  int32_t loud_kv_head = -1;  // ... but the V elements of this KV head, if any, in [-100, 100]
 };
 
 // One span with its memory. Q and O rows are padded; every element that the span does not own is
 // NaN: padding of Q and O, K/V rows past kv_rows, pages of nobody, and O and LSE before the run.
+// FP8 K/V are made from 16-bit elements in the same layout, with the scale of every KV head that
+// just holds its largest magnitude.
 class ProblemSpan {
  public:
   ProblemSpan(const Geometry& geometry, const SpanShape& shape, std::mt19937_64* random);
@@ -33,10 +36,19 @@ class ProblemSpan {
   const Span& span() const { return span_; }
   Span& mutable_span() { return span_; }
 
-  // Elements of the inputs, for tests that place special values.
+  // The span over K/V as they were before they became FP8: 16-bit elements.
+  Span unquantised() const;
+
+  // For tests that place special values. FP8 K/V keep their scales.
   uint16_t* QueryRow(int32_t row, int32_t head);
-  uint16_t* KeyRow(int32_t row, int32_t kv_head) { return KvRow(&key_, row, kv_head); }
-  uint16_t* ValueRow(int32_t row, int32_t kv_head) { return KvRow(&value_, row, kv_head); }
+  void SetKey(int32_t row, int32_t kv_head, int32_t d, float value) {
+    Set(&key_, row, kv_head, d, value);
+  }
+  void SetValue(int32_t row, int32_t kv_head, int32_t d, float value) {
+    Set(&value_, row, kv_head, d, value);
+  }
+  // The largest magnitude of V of a KV head, rounded to 16 bits.
+  float LargestValue(int32_t kv_head) const { return LargestOf(value_, kv_head); }
 
   void PoisonOutputs();
   // Whether every element outside the span's own O and LSE is as PoisonOutputs left it.
@@ -46,15 +58,28 @@ class ProblemSpan {
   std::vector<float> Lse() const;
 
  private:
+  // K or V.
+  struct KvTensor {
+    std::vector<uint16_t> elements;
+    std::vector<uint8_t> codes;  // FP8 only: E4M3 of the same elements, ...
+    std::vector<float> scales;   // ... over these: [kv_heads]
+  };
+
   void MakeQuery(const SpanShape& shape, std::mt19937_64* random);
-  void MakeKv(const SpanShape& shape, std::mt19937_64* random);
-  uint16_t* KvRow(std::vector<uint16_t>* elements, int32_t row, int32_t kv_head);
+  void LayOutKv(const SpanShape& shape, std::mt19937_64* random);
+  void FillKv(const SpanShape& shape, std::mt19937_64* random);
+  void Quantise(KvTensor* tensor) const;
+  void Set(KvTensor* tensor, int32_t row, int32_t kv_head, int32_t d, float value) const;
+  float LargestOf(const KvTensor& tensor, int32_t kv_head) const;
+  size_t KvIndex(int32_t row, int32_t kv_head) const;
   size_t OutputIndex(int32_t row, int32_t head) const;
   size_t LseIndex(int32_t row, int32_t head) const;
 
   const Geometry geometry_;
   Span span_;
-  std::vector<uint16_t> query_, output_, key_, value_;
+  KvView unquantised_;
+  KvTensor key_, value_;
+  std::vector<uint16_t> query_, output_;
   std::vector<float> lse_;
   std::vector<int32_t> pages_;
 };
