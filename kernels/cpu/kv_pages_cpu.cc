@@ -2,6 +2,7 @@
 #include <functional>
 
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/fp8.h"
 #include "kernels/kv_pages.h"
 
 namespace flashcore::kernels {
@@ -33,15 +34,36 @@ void PackRows(const std::byte* from, int64_t from_stride, int32_t rows, int64_t 
   }
 }
 
-void AppendRows(const PageLayout& layout, const RowAppend& append) {
-  std::byte* to = append.page + append.row * layout.row_bytes();
+// The same, quantised to E4M3.
+void QuantiseRows(const PageLayout& layout, const std::byte* from, int64_t from_stride,
+                  int32_t rows, float scale, std::byte* to) {
+  for (int32_t i = 0; i < rows; ++i) {
+    for (int32_t d = 0; d < layout.head_dim; ++d) {
+      uint16_t element;
+      std::memcpy(&element, from + i * from_stride + d * sizeof(element), sizeof(element));
+      *to++ = std::byte{FloatToE4M3(ToFloat(layout.dtype, element) / scale)};
+    }
+  }
+}
+
+// K or V of all heads, from `from` to `page`. `scale` is null unless the page is FP8.
+void AppendRows(const PageLayout& layout, const RowAppend& append, const std::byte* from,
+                const float* scale, std::byte* page) {
+  std::byte* to = page + append.row * layout.row_bytes();
   for (int32_t head = 0; head < layout.num_kv_heads; ++head) {
-    const int64_t from = head * append.head_stride;
-    PackRows(append.key + from, append.row_stride, append.rows, layout.row_bytes(), to);
-    PackRows(append.value + from, append.row_stride, append.rows, layout.row_bytes(),
-             to + layout.value_offset());
+    if (layout.kv_dtype == KvDType::kFloat8E4M3) {
+      QuantiseRows(layout, from, append.row_stride, append.rows, scale[head], to);
+    } else {
+      PackRows(from, append.row_stride, append.rows, layout.row_bytes(), to);
+    }
+    from += append.head_stride;
     to += layout.head_bytes();
   }
+}
+
+void AppendKeysAndValues(const PageLayout& layout, const RowAppend& append) {
+  AppendRows(layout, append, append.key, append.key_scale, append.page);
+  AppendRows(layout, append, append.value, append.value_scale, append.page + layout.value_offset());
 }
 
 }  // namespace
@@ -51,7 +73,7 @@ void AppendRowsCpu(const PageLayout& layout, const RowAppend* appends, int32_t c
   int64_t rows = 0;
   for (int32_t i = 0; i < count; ++i) rows += appends[i].rows;
   ForEach(count, rows * (layout.page_bytes() / kPageTokens), threads,
-          [&](int i, int) { AppendRows(layout, appends[i]); });
+          [&](int i, int) { AppendKeysAndValues(layout, appends[i]); });
 }
 
 void CopyPagesCpu(int64_t page_bytes, const PageCopy* copies, int32_t count, ThreadPool* threads) {

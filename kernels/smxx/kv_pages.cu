@@ -1,4 +1,7 @@
+#include <cuda_fp8.h>
+
 #include "kernels/kv_pages.h"
+#include "kernels/smxx/element.cuh"
 #include "kernels/smxx/launch.cuh"
 
 namespace flashcore::kernels {
@@ -14,22 +17,54 @@ struct AppendParams {
   const RowAppend* appends;  // one per block in x
   int64_t head_bytes;        // of the page; a KV head per block in y
   int64_t value_offset;
-  int row_words;
+  int row_words;  // of the source
 };
 
+// What becomes of 16 bytes of a row on their way into its page. A block has one KV head.
+struct CopyWord {
+  using Result = uint4;
+
+  __device__ __forceinline__ explicit CopyWord(const float* /*scale*/) {}
+  __device__ __forceinline__ Result operator()(uint4 word) const { return word; }
+};
+
+// To E4M3: in software below sm_89, with the same bits but for the sign of NaN.
+template <class Element>
+struct QuantiseWord {
+  using Result = uint2;
+
+  __device__ __forceinline__ explicit QuantiseWord(const float* head_scales)
+      : scale(head_scales[blockIdx.y]) {}
+
+  __device__ __forceinline__ uint32_t Codes(uint32_t pair) const {
+    const float2 values = make_float2(ElementTraits<Element>::Unpack(pair, 0) / scale,
+                                      ElementTraits<Element>::Unpack(pair, 1) / scale);
+    return __nv_cvt_float2_to_fp8x2(values, __NV_SATFINITE, __NV_E4M3);
+  }
+  __device__ __forceinline__ Result operator()(uint4 word) const {
+    return make_uint2(Codes(word.x) | Codes(word.y) << 16, Codes(word.z) | Codes(word.w) << 16);
+  }
+
+  float scale;
+};
+
+template <class ConvertWord>
 __global__ void __launch_bounds__(kThreads) AppendRowsKernel(const AppendParams params) {
+  using Result = typename ConvertWord::Result;
   const RowAppend append = params.appends[blockIdx.x];
+  const ConvertWord convert_key(append.key_scale);
+  const ConvertWord convert_value(append.value_scale);
   const int64_t from = blockIdx.y * append.head_stride;
-  auto* to = reinterpret_cast<uint4*>(append.page + blockIdx.y * params.head_bytes);
+  auto* to = reinterpret_cast<Result*>(append.page + blockIdx.y * params.head_bytes);
   auto* value_to =
-      reinterpret_cast<uint4*>(append.page + params.value_offset + blockIdx.y * params.head_bytes);
+      reinterpret_cast<Result*>(append.page + params.value_offset + blockIdx.y * params.head_bytes);
   for (int i = threadIdx.x; i < append.rows * params.row_words; i += kThreads) {
     const int row = i / params.row_words;
     const int word = i % params.row_words;
     const int64_t at = from + row * append.row_stride + word * kWordBytes;
     const int to_word = append.row * params.row_words + i;
-    to[to_word] = *reinterpret_cast<const uint4*>(append.key + at);
-    value_to[to_word] = *reinterpret_cast<const uint4*>(append.value + at);
+    to[to_word] = convert_key(*reinterpret_cast<const uint4*>(append.key + at));
+    value_to[to_word] = convert_value(*reinterpret_cast<const uint4*>(append.value + at));
   }
 }
 
@@ -44,15 +79,23 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+using AppendKernel = void (*)(AppendParams);
+
+AppendKernel AppendKernelFor(const PageLayout& layout) {
+  if (layout.kv_dtype == KvDType::kSameAsQuery) return AppendRowsKernel<CopyWord>;
+  return layout.dtype == DType::kFloat16 ? AppendRowsKernel<QuantiseWord<__half>>
+                                         : AppendRowsKernel<QuantiseWord<__nv_bfloat16>>;
+}
+
 }  // namespace
 
 int AppendRowsCuda(const PageLayout& layout, const RowAppend* appends, int32_t count,
                    void* stream) {
   if (count == 0) return cudaSuccess;
-  const AppendParams params{appends, layout.head_bytes(), layout.value_offset(),
-                            static_cast<int>(layout.row_bytes() / kWordBytes)};
-  return LaunchKernel(AppendRowsKernel, dim3(count, layout.num_kv_heads), kThreads, 0, stream,
-                      params);
+  const int row_words = layout.head_dim * static_cast<int>(DTypeBytes(layout.dtype)) / kWordBytes;
+  const AppendParams params{appends, layout.head_bytes(), layout.value_offset(), row_words};
+  return LaunchKernel(AppendKernelFor(layout), dim3(count, layout.num_kv_heads), kThreads, 0,
+                      stream, params);
 }
 
 int CopyPagesCuda(int64_t page_bytes, const PageCopy* copies, int32_t count, void* stream) {

@@ -1,17 +1,13 @@
 #include "tests/kernels/forked_kv.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
-#include "kernels/half.h"
+#include "kernels/fp8.h"
 #include "kernels/kv_pages.h"
 
 namespace flashcore::kernels {
-namespace {
-
-constexpr uint16_t kPoison = 0x7fc1;  // NaN in float16 and in bfloat16
-
-}  // namespace
 
 ForkedKv::ForkedKv(const Geometry& geometry, const std::vector<ForkShape>& shapes,
                    std::mt19937_64* random)
@@ -21,8 +17,12 @@ ForkedKv::ForkedKv(const Geometry& geometry, const std::vector<ForkShape>& shape
   std::vector<int32_t> free(own_pages + 3);  // more pages than needed: the others are nobody's
   std::iota(free.begin(), free.end(), 0);
   std::shuffle(free.begin(), free.end(), *random);
-  const PageLayout layout{geometry.dtype, geometry.num_kv_heads, geometry.head_dim};
-  elements_.assign(free.size() * layout.page_bytes() / 2, kPoison);
+  const PageLayout layout{geometry.dtype, geometry.num_kv_heads, geometry.head_dim,
+                          geometry.kv_dtype};
+  bytes_.assign(free.size() * layout.page_bytes(), std::byte{0xff});  // NaN in every type
+  for (int32_t t = 0; t < 2 * geometry.num_kv_heads; ++t) {
+    scales_.push_back(E4M3Scale(1.0f + 0.25f * t));
+  }
 
   for (const ForkShape& shape : shapes) {
     std::vector<int32_t>& pages = pages_.emplace_back();
@@ -37,21 +37,32 @@ ForkedKv::ForkedKv(const Geometry& geometry, const std::vector<ForkShape>& shape
       free.pop_back();
     }
   }
-  const auto* base = reinterpret_cast<const std::byte*>(elements_.data());
+  const std::byte* base = bytes_.data();
   for (size_t s = 0; s < shapes.size(); ++s) {
     views_.push_back({base, base + layout.value_offset(), pages_[s].data(), layout.page_bytes(),
-                      layout.head_bytes(), layout.row_bytes(), shapes[s].kv_rows});
+                      layout.head_bytes(), layout.row_bytes(), shapes[s].kv_rows, scales_.data(),
+                      scales_.data() + geometry.num_kv_heads});
   }
 }
 
 void ForkedKv::FillPage(int32_t page, int32_t rows, std::mt19937_64* random) {
   std::uniform_real_distribution<float> uniform(-1, 1);
-  const int64_t tile = int64_t{kPageTokens} * geometry_.head_dim;  // elements of a head's K or V
   const int64_t tiles = 2 * geometry_.num_kv_heads;
   for (int64_t t = page * tiles; t < (page + 1) * tiles; ++t) {
     for (int64_t n = 0; n < int64_t{rows} * geometry_.head_dim; ++n) {
-      elements_[t * tile + n] = FromFloat(geometry_.dtype, uniform(*random));
+      SetElement(t, n, uniform(*random));
     }
+  }
+}
+
+// Of a tile, which is one head's K or V of one page.
+void ForkedKv::SetElement(int64_t tile, int64_t index, float value) {
+  const int64_t at = tile * kPageTokens * geometry_.head_dim + index;
+  if (geometry_.kv_dtype == KvDType::kFloat8E4M3) {
+    bytes_[at] = std::byte{FloatToE4M3(value / scales_[tile % scales_.size()])};
+  } else {
+    const uint16_t element = FromFloat(geometry_.dtype, value);
+    std::memcpy(&bytes_[2 * at], &element, sizeof(element));
   }
 }
 

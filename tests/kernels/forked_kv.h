@@ -2,6 +2,7 @@
 #ifndef FLASHCORE_TESTS_KERNELS_FORKED_KV_H_
 #define FLASHCORE_TESTS_KERNELS_FORKED_KV_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <random>
 #include <vector>
@@ -17,7 +18,7 @@ struct ForkShape {
 };
 
 // Page numbers are in random order. Elements are uniform in [-1, 1], those of rows that nobody has
-// NaN.
+// NaN. FP8 K/V have another scale for every KV head, of K and of V.
 class ForkedKv {
  public:
   ForkedKv(const Geometry& geometry, const std::vector<ForkShape>& shapes, std::mt19937_64* random);
@@ -29,9 +30,11 @@ class ForkedKv {
 
  private:
   void FillPage(int32_t page, int32_t rows, std::mt19937_64* random);
+  void SetElement(int64_t tile, int64_t index, float value);
 
   const Geometry geometry_;
-  std::vector<uint16_t> elements_;           // [pages][K, V][kv_heads][64][head_dim]
+  std::vector<std::byte> bytes_;             // [pages][K, V][kv_heads][64][head_dim] elements
+  std::vector<float> scales_;                // [K, V][kv_heads]
   std::vector<std::vector<int32_t>> pages_;  // of each span
   std::vector<KvView> views_;
 };

@@ -9,10 +9,13 @@
 #include <ostream>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/fp8.h"
 #include "kernels/plan.h"
+#include "kernels/reference.h"
 #include "kernels/registry.h"
 #include "tests/kernels/launch.h"
 #include "tests/kernels/problem.h"
@@ -34,12 +37,21 @@ Bytes RandomBytes(size_t size, std::mt19937* random) {
   return bytes;
 }
 
-// Source rows of K or V: [rows][kv_heads][head_dim] or [kv_heads][rows][head_dim].
+// Bytes of one head's row of the source: 16-bit elements, whatever the page's are.
+int64_t SourceRowBytes(const PageLayout& layout) {
+  return layout.head_dim * static_cast<int64_t>(DTypeBytes(layout.dtype));
+}
+
+// Source rows of K or V: [rows][kv_heads][head_dim] or [kv_heads][rows][head_dim], of any bits:
+// infinities and NaN too. Every head has a scale of its own.
 struct Source {
   Source(const PageLayout& layout, int32_t rows, bool heads_first, std::mt19937* random)
-      : row_stride(layout.row_bytes() * (heads_first ? 1 : layout.num_kv_heads)),
-        head_stride(layout.row_bytes() * (heads_first ? rows : 1)),
-        bytes(RandomBytes(layout.row_bytes() * layout.num_kv_heads * rows, random)) {}
+      : row_stride(SourceRowBytes(layout) * (heads_first ? 1 : layout.num_kv_heads)),
+        head_stride(SourceRowBytes(layout) * (heads_first ? rows : 1)),
+        bytes(RandomBytes(SourceRowBytes(layout) * layout.num_kv_heads * rows, random)) {
+    std::uniform_real_distribution<float> uniform(0.001f, 1);
+    for (int32_t head = 0; head < layout.num_kv_heads; ++head) scales.push_back(uniform(*random));
+  }
 
   const std::byte* Row(int32_t row, int32_t head) const {
     return bytes.data() + row * row_stride + head * head_stride;
@@ -48,23 +60,48 @@ struct Source {
   int64_t row_stride;
   int64_t head_stride;
   Bytes bytes;
+  std::vector<float> scales;
 };
 
 RowAppend Append(const Source& key, const Source& value, int32_t first, std::byte* page,
                  int32_t row, int32_t rows) {
-  return {key.Row(first, 0), value.Row(first, 0), key.row_stride, key.head_stride, page, row, rows};
+  return {key.Row(first, 0), value.Row(first, 0), key.row_stride, key.head_stride, page, row, rows,
+          key.scales.data(), value.scales.data()};
 }
 
-// What an append must do to a page, from the definition of the layout.
+// What an append must make of one head's row, from the definition of the layout.
+void AppendRowSlowly(const PageLayout& layout, const std::byte* from, float scale, std::byte* to) {
+  if (layout.kv_dtype == KvDType::kSameAsQuery) {
+    std::copy_n(from, layout.row_bytes(), to);
+    return;
+  }
+  for (int32_t d = 0; d < layout.head_dim; ++d) {
+    uint16_t element;
+    std::memcpy(&element, from + d * sizeof(element), sizeof(element));
+    to[d] = std::byte{FloatToE4M3(ToFloat(layout.dtype, element) / scale)};
+  }
+}
+
+// What it must do to a page.
 void AppendSlowly(const PageLayout& layout, const Source& key, const Source& value, int32_t first,
                   std::byte* page, int32_t row, int32_t rows) {
   for (int32_t head = 0; head < layout.num_kv_heads; ++head) {
     for (int32_t i = 0; i < rows; ++i) {
       std::byte* to = page + ((head * kPageTokens) + row + i) * layout.row_bytes();
-      std::copy_n(key.Row(first + i, head), layout.row_bytes(), to);
-      std::copy_n(value.Row(first + i, head), layout.row_bytes(), to + layout.page_bytes() / 2);
+      AppendRowSlowly(layout, key.Row(first + i, head), key.scales[head], to);
+      AppendRowSlowly(layout, value.Row(first + i, head), value.scales[head],
+                      to + layout.page_bytes() / 2);
     }
   }
+}
+
+// Whether pages hold the same: FP8 ones may differ in the sign of NaN.
+bool SamePages(const PageLayout& layout, const Bytes& a, const Bytes& b) {
+  constexpr std::byte kMagnitude{0x7f};  // of NaN, all ones
+  const bool is_fp8 = layout.kv_dtype == KvDType::kFloat8E4M3;
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](std::byte x, std::byte y) {
+    return x == y || (is_fp8 && (x & y & kMagnitude) == kMagnitude);
+  });
 }
 
 // One device's way to write pages, as the tests call it. All pointers are to host memory.
@@ -86,10 +123,12 @@ void AppendOnDevice(const PageLayout& layout, const RowAppend* appends, int32_t 
   DeviceMirror mirror;
   for (const RowAppend& append : on_device) {
     const size_t bytes = (append.rows - 1) * append.row_stride +
-                         (layout.num_kv_heads - 1) * append.head_stride + layout.row_bytes();
+                         (layout.num_kv_heads - 1) * append.head_stride + SourceRowBytes(layout);
     mirror.Add(append.key, bytes, Access::kRead);
     mirror.Add(append.value, bytes, Access::kRead);
     mirror.Add(append.page, layout.page_bytes(), Access::kWrite);
+    mirror.Add(append.key_scale, layout.num_kv_heads * sizeof(float), Access::kRead);
+    mirror.Add(append.value_scale, layout.num_kv_heads * sizeof(float), Access::kRead);
   }
   mirror.Add(on_device.data(), count * sizeof(RowAppend), Access::kRead);
   mirror.Allocate();
@@ -97,6 +136,8 @@ void AppendOnDevice(const PageLayout& layout, const RowAppend* appends, int32_t 
     append.key = mirror.At(append.key);
     append.value = mirror.At(append.value);
     append.page = mirror.At(append.page);
+    append.key_scale = mirror.At(append.key_scale);
+    append.value_scale = mirror.At(append.value_scale);
   }
   mirror.Upload();
   EXPECT_EQ(AppendRowsCuda(layout, mirror.At(on_device.data()), count, nullptr), 0);
@@ -149,27 +190,39 @@ TEST(PageLayout, HoldsKeysThenValues) {
   EXPECT_EQ(layout.head_bytes(), 64 * 256);
   EXPECT_EQ(layout.value_offset(), 8 * 64 * 256);
   EXPECT_EQ(layout.page_bytes(), 2 * 8 * 64 * 256);
+  const PageLayout fp8{DType::kBFloat16, 8, 128, KvDType::kFloat8E4M3};
+  EXPECT_EQ(fp8.row_bytes(), 128);
+  EXPECT_EQ(fp8.page_bytes(), 2 * 8 * 64 * 128);
+}
+
+void CheckAppend(const PageWriter& writer, const PageLayout& layout, bool heads_first,
+                 std::mt19937* random) {
+  const int32_t places[][2] = {{0, 64}, {0, 1}, {63, 1}, {17, 30}, {1, 63}};  // row, rows
+  for (const auto& [row, rows] : places) {
+    SCOPED_TRACE(testing::Message() << layout.num_kv_heads << " heads x " << layout.head_dim << " "
+                                    << Name(layout.kv_dtype) << ", rows " << row << " + " << rows
+                                    << (heads_first ? ", HND" : ", NHD"));
+    constexpr int32_t kSkipped = 2;  // source rows that another page gets
+    const Source key(layout, kSkipped + rows, heads_first, random);
+    const Source value(layout, kSkipped + rows, heads_first, random);
+    Bytes got(layout.page_bytes() + 2 * kGuard, kPoison);
+    Bytes want = got;
+    const RowAppend append = Append(key, value, kSkipped, got.data() + kGuard, row, rows);
+    writer.append(layout, &append, 1, nullptr);
+    AppendSlowly(layout, key, value, kSkipped, want.data() + kGuard, row, rows);
+    EXPECT_TRUE(SamePages(layout, got, want));
+  }
 }
 
 TEST_P(PageWriterTest, AppendWritesTheRowsAndNothingElse) {
   std::mt19937 random(1);
-  const int32_t places[][2] = {{0, 64}, {0, 1}, {63, 1}, {17, 30}, {1, 63}};  // row, rows
   for (int32_t kv_heads : {1, 3, 8}) {
     for (int32_t head_dim : {32, 96, 256}) {
       for (bool heads_first : {false, true}) {
-        for (const auto& [row, rows] : places) {
-          SCOPED_TRACE(testing::Message() << kv_heads << " heads x " << head_dim << ", rows " << row
-                                          << " + " << rows << (heads_first ? ", HND" : ", NHD"));
-          const PageLayout layout{DType::kFloat16, kv_heads, head_dim};
-          constexpr int32_t kSkipped = 2;  // source rows that another page gets
-          const Source key(layout, kSkipped + rows, heads_first, &random);
-          const Source value(layout, kSkipped + rows, heads_first, &random);
-          Bytes got(layout.page_bytes() + 2 * kGuard, kPoison);
-          Bytes want = got;
-          const RowAppend append = Append(key, value, kSkipped, got.data() + kGuard, row, rows);
-          GetParam().append(layout, &append, 1, nullptr);
-          AppendSlowly(layout, key, value, kSkipped, want.data() + kGuard, row, rows);
-          EXPECT_TRUE(got == want);
+        for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+          for (KvDType kv_dtype : {KvDType::kSameAsQuery, KvDType::kFloat8E4M3}) {
+            CheckAppend(GetParam(), {dtype, kv_heads, head_dim, kv_dtype}, heads_first, &random);
+          }
         }
       }
     }
@@ -181,8 +234,10 @@ TEST_P(PageWriterTest, AppendsSameBytesWithAndWithoutThreads) {
   constexpr int32_t kFirstRow = 40, kRows = 1000, kPages = 17;
   std::mt19937 random(2);
   ThreadPool pool(3);
-  const PageLayout layout{DType::kFloat16, 4, 128};
-  for (bool heads_first : {false, true}) {
+  for (const auto& [heads_first, kv_dtype] : {std::pair{false, KvDType::kSameAsQuery},
+                                              {true, KvDType::kSameAsQuery},
+                                              {true, KvDType::kFloat8E4M3}}) {
+    const PageLayout layout{DType::kFloat16, 4, 128, kv_dtype};
     const Source key(layout, kRows, heads_first, &random);
     const Source value(layout, kRows, heads_first, &random);
     std::vector<Bytes> arenas;
@@ -202,8 +257,11 @@ TEST_P(PageWriterTest, AppendsSameBytesWithAndWithoutThreads) {
     EXPECT_TRUE(arenas[0] == arenas[1]);
     const size_t untouched = kFirstRow * layout.row_bytes();
     EXPECT_EQ(arenas[0][untouched - 1], kPoison);
-    EXPECT_TRUE(std::equal(key.bytes.data(), key.bytes.data() + layout.row_bytes(),
-                           arenas[0].data() + untouched));
+    Bytes first_row(layout.row_bytes());
+    AppendRowSlowly(layout, key.Row(0, 0), key.scales[0], first_row.data());
+    EXPECT_TRUE(
+        SamePages(layout, first_row,
+                  Bytes(&arenas[0][untouched], &arenas[0][untouched] + layout.row_bytes())));
   }
 }
 
@@ -248,9 +306,40 @@ void Attend(const Geometry& geometry, const Span& span, ThreadPool* threads) {
   ASSERT_EQ(Launch(*kernel, batch, plan, threads), 0);
 }
 
-// Pages of several units, in any order in an arena that counts in units.
+// Dense rows written into pages of several units, in any order in an arena that counts in units.
+struct WrittenPages {
+  WrittenPages(const PageLayout& layout, const KvView& dense, ThreadPool* threads,
+               std::mt19937_64* random) {
+    constexpr int64_t kUnit = 8192;
+    const int32_t tiles = PagesFor(dense.rows);
+    pages.resize(2 * tiles);
+    for (int32_t i = 0; i < 2 * tiles; ++i) pages[i] = i * (layout.page_bytes() / kUnit);
+    std::shuffle(pages.begin(), pages.end(), *random);
+    arena.assign(2 * tiles * layout.page_bytes(), std::byte{0x7f});  // NaN in float16 and E4M3
+    std::vector<RowAppend> appends;
+    for (int32_t tile = 0; tile < tiles; ++tile) {
+      const int64_t from = tile * dense.page_stride;
+      appends.push_back({dense.key + from, dense.value + from, dense.row_stride, dense.head_stride,
+                         arena.data() + pages[tile] * kUnit, 0,
+                         std::min(kPageTokens, dense.rows - tile * kPageTokens), dense.key_scale,
+                         dense.value_scale});
+    }
+    AppendRowsCpu(layout, appends.data(), tiles, threads);
+    view = {arena.data(),        arena.data() + layout.value_offset(),
+            pages.data(),        kUnit,
+            layout.head_bytes(), layout.row_bytes(),
+            dense.rows,          dense.key_scale,
+            dense.value_scale};
+  }
+  WrittenPages(const WrittenPages&) = delete;
+  WrittenPages& operator=(const WrittenPages&) = delete;
+
+  Bytes arena;
+  std::vector<int32_t> pages;
+  KvView view;
+};
+
 TEST(KvPages, AttentionOverWrittenPagesIsThatOverDenseRows) {
-  constexpr int64_t kUnit = 8192;
   std::mt19937_64 random(4);
   ThreadPool pool(2);
   for (const Layout source : {Layout::kDenseNhd, Layout::kDenseHnd}) {
@@ -258,38 +347,42 @@ TEST(KvPages, AttentionOverWrittenPagesIsThatOverDenseRows) {
       const Geometry geometry{DType::kFloat16, 4, 2, 64};
       const PageLayout layout{geometry.dtype, geometry.num_kv_heads, geometry.head_dim};
       Problem problem(geometry, {{2, kv_rows, Mask::Causal(), source}}, &random);
-      const Span& dense = problem.span(0).span();
-      Attend(geometry, dense, &pool);
+      const Span& span = problem.span(0).span();
+      Attend(geometry, span, &pool);
       const std::vector<uint16_t> want = problem.span(0).Output();
       const std::vector<float> want_lse = problem.span(0).Lse();
 
-      const int32_t tiles = PagesFor(kv_rows);
-      std::vector<int32_t> pages(2 * tiles);
-      for (int32_t i = 0; i < 2 * tiles; ++i) pages[i] = i * (layout.page_bytes() / kUnit);
-      std::shuffle(pages.begin(), pages.end(), random);
-      Bytes arena(2 * tiles * layout.page_bytes(), std::byte{0x7f});  // NaN in float16
-      std::vector<RowAppend> appends;
-      for (int32_t tile = 0; tile < tiles; ++tile) {
-        const int64_t from = tile * dense.kv.page_stride;
-        appends.push_back({dense.kv.key + from, dense.kv.value + from, dense.kv.row_stride,
-                           dense.kv.head_stride, arena.data() + pages[tile] * kUnit, 0,
-                           std::min(kPageTokens, kv_rows - tile * kPageTokens)});
-      }
-      AppendRowsCpu(layout, appends.data(), tiles, &pool);
-
-      KvView paged{arena.data(),
-                   arena.data() + layout.value_offset(),
-                   pages.data(),
-                   kUnit,
-                   layout.head_bytes(),
-                   layout.row_bytes(),
-                   kv_rows};
-      problem.span(0).mutable_span().kv = paged;
+      const WrittenPages written(layout, span.kv, &pool, &random);
+      problem.span(0).mutable_span().kv = written.view;
       problem.span(0).PoisonOutputs();
-      Attend(geometry, dense, &pool);
+      Attend(geometry, span, &pool);
       EXPECT_EQ(problem.span(0).Output(), want);
       EXPECT_EQ(problem.span(0).Lse(), want_lse);
     }
+  }
+}
+
+// The same for FP8, with the oracle: 16-bit rows quantised on their way into the pages.
+TEST(KvPages, QuantisedPagesAreReadAsQuantisedRows) {
+  std::mt19937_64 random(5);
+  ThreadPool pool(2);
+  const Geometry geometry{DType::kBFloat16, 4, 2, 64, KvDType::kFloat8E4M3};
+  const PageLayout layout{geometry.dtype, geometry.num_kv_heads, geometry.head_dim,
+                          geometry.kv_dtype};
+  for (const Layout source : {Layout::kDenseNhd, Layout::kDenseHnd}) {
+    Problem problem(geometry, {{2, 300, Mask::Causal(), source}}, &random);
+    Span span = problem.span(0).span();
+    const AttentionBatch batch{geometry, &span, 1};
+    const ReferenceResult want = ReferenceAttention(batch);
+
+    KvView rows = problem.span(0).unquantised().kv;
+    rows.key_scale = span.kv.key_scale;
+    rows.value_scale = span.kv.value_scale;
+    const WrittenPages written(layout, rows, &pool, &random);
+    span.kv = written.view;
+    const ReferenceResult got = ReferenceAttention(batch);
+    EXPECT_EQ(got.output, want.output);
+    EXPECT_EQ(got.lse, want.lse);
   }
 }
 
