@@ -1,0 +1,140 @@
+// What FP8 K/V cost in accuracy, against float64 attention over K/V as they were before they were
+// quantised: of a perfect kernel, and of every kernel of the registry that reads them. How near
+// kernels are to attention over the quantised K/V is a matter of attention_test.cc.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/half.h"
+#include "kernels/reference.h"
+#include "kernels/registry.h"
+#include "tests/kernels/attention_fixture.h"
+#include "tests/kernels/problem.h"
+
+namespace flashcore::kernels {
+namespace {
+
+constexpr int32_t kHeads = 8;
+constexpr int32_t kLoudHead = 3;
+// The last rows of a prefill, which are the ones held against the oracle, are its decode steps:
+// what is true of them is true of the others, and float64 attention is slow.
+constexpr int32_t kCheckedRows = 4;
+
+struct Fp8Case {
+  const char* name;
+  int32_t query_rows;
+  int32_t kv_rows;
+};
+constexpr Fp8Case kCases[] = {{"prefill_512", 512, 512},
+                              {"prefill_2048", 2048, 2048},
+                              {"decode_512", 1, 512},
+                              {"decode_2048", 1, 2048}};
+
+Problem MakeProblem(const Geometry& geometry, const Fp8Case& fp8, int32_t loud_kv_head,
+                    std::mt19937_64* random) {
+  SpanShape shape{fp8.query_rows, fp8.kv_rows, Mask::Causal()};
+  shape.loud_kv_head = loud_kv_head;
+  return {geometry, {shape}, random};
+}
+
+// The last query rows of a causal span, which see the same as in the whole of it.
+Span LastRows(Span span) {
+  const int32_t rows = std::min(span.query_rows, kCheckedRows);
+  span.query += (span.query_rows - rows) * span.row_stride;
+  span.query_rows = rows;
+  return span;
+}
+
+std::vector<double> Oracle(const Geometry& geometry, const Span& span) {
+  const Span last = LastRows(span);
+  return ReferenceAttention({geometry, &last, 1}).output;
+}
+
+// Holds `got`, the output of the last rows, against attention over the unquantised K/V. Returns the
+// largest error, in units of the largest magnitude of its head's V.
+//
+// An element of K or V, uniform up to the magnitude m that its scale is made for, is off by m / 68
+// (standard deviation) as E4M3. The softmax of such inputs is nearly flat, so over n tokens V's
+// part of O is off by m / 68 / sqrt(n); K's part, through scores that are off by 1 / 68 / sqrt(3),
+// is another third of that. The largest of 10^5 such errors is below 6 standard deviations, or 0.1
+// * m / sqrt(n).
+double CheckErrors(const std::vector<double>& got, Problem* problem) {
+  ProblemSpan& span = problem->span(0);
+  Geometry geometry = problem->geometry();
+  geometry.kv_dtype = KvDType::kSameAsQuery;
+  const std::vector<double> want = Oracle(geometry, span.unquantised());
+  EXPECT_EQ(got.size(), want.size());
+  const double bound = 0.1 / std::sqrt(span.span().kv.rows - kCheckedRows);
+  double largest = 0;
+  for (size_t n = 0; n < want.size(); ++n) {
+    const int32_t head = static_cast<int32_t>(n / geometry.head_dim) % kHeads;
+    const double error = std::abs(got[n] - want[n]) / span.LargestValue(head);
+    EXPECT_LE(error, bound) << "head " << head << ": " << got[n] << " for " << want[n];
+    largest = std::max(largest, std::isnan(error) ? INFINITY : error);
+  }
+  return largest;
+}
+
+void Report(const Geometry& geometry, const Fp8Case& fp8, bool loud, double error) {
+  const std::string name = std::string(fp8.name) + "_d" + std::to_string(geometry.head_dim) +
+                           (loud ? "_loud_head" : "") + "_max_error";
+  testing::Test::RecordProperty(name, testing::PrintToString(error));
+  std::cout << name << " " << error << std::endl;
+}
+
+TEST(Fp8Error, OfQuantisationAlone) {
+  std::mt19937_64 random(1);
+  for (int32_t head_dim : {64, 128}) {
+    const Geometry geometry{DType::kFloat16, kHeads, kHeads, head_dim, KvDType::kFloat8E4M3};
+    for (const Fp8Case& fp8 : kCases) {
+      for (int32_t loud_kv_head : {-1, kLoudHead}) {
+        Problem problem = MakeProblem(geometry, fp8, loud_kv_head, &random);
+        const double error = CheckErrors(Oracle(geometry, problem.span(0).span()), &problem);
+        EXPECT_GT(error, 1e-4);  // it is FP8 that has been measured
+        Report(geometry, fp8, loud_kv_head >= 0, error);
+      }
+    }
+  }
+}
+
+class AttentionFp8Test : public AttentionTest {};
+
+TEST_P(AttentionFp8Test, ErrorAgainstUnquantisedKv) {
+  const Geometry geometry = MakeGeometry(kHeads, kHeads);
+  for (const Fp8Case& fp8 : kCases) {
+    for (int32_t loud_kv_head : {-1, kLoudHead}) {
+      Problem problem = MakeProblem(geometry, fp8, loud_kv_head, &random_);
+      Run(problem.batch());
+      std::vector<double> output;
+      for (uint16_t element : problem.span(0).Output()) {
+        output.push_back(ToFloat(geometry.dtype, element));
+        ASSERT_FALSE(std::isnan(output.back()));
+      }
+      const int64_t checked = LastRows(problem.span(0).span()).query_rows;
+      const std::vector<double> last(output.end() - checked * kHeads * geometry.head_dim,
+                                     output.end());
+      Report(geometry, fp8, loud_kv_head >= 0, CheckErrors(last, &problem));
+    }
+  }
+}
+
+std::vector<Kernel> Fp8Kernels() {
+  std::vector<Kernel> kernels;
+  for (const Kernel& kernel : AllKernels()) {
+    if (kernel.spec.kv_dtype == KvDType::kFloat8E4M3) kernels.push_back(kernel);
+  }
+  return kernels;
+}
+
+// No kernel of the CPU reads FP8.
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AttentionFp8Test);
+INSTANTIATE_TEST_SUITE_P(Kernels, AttentionFp8Test, testing::ValuesIn(Fp8Kernels()),
+                         testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace flashcore::kernels
