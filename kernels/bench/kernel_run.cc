@@ -48,7 +48,7 @@ cudaError_t KernelRun::Launch(int set, cudaStream_t stream) const {
   LaunchContext context;
   context.workspace = workspace_.get();
   context.stream = stream;
-  context.work_list = static_cast<const std::byte*>(work_lists_.get()) + set * work_list_bytes_;
+  context.work_list = static_cast<std::byte*>(work_lists_.get()) + set * work_list_bytes_;
   return static_cast<cudaError_t>(kernel_->launch(Batch(set), plan_, context));
 }
 
