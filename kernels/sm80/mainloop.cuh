@@ -121,13 +121,12 @@ class TileRing {
   int64_t value_offset_;
 };
 
-// A warp's query rows as operands of Q K^T. They are negated if the softmax_scale is negative.
+// A warp's query rows as operands of Q K^T.
 template <class C>
 class QueryOperands {
  public:
-  __device__ __forceinline__ QueryOperands(uint32_t tile, const Position<C>& position, bool negate)
-      : address_(QueryAddress<C::kHeadDim>(tile, position.row_warp * C::kWarpRows, position.lane)),
-        sign_(negate ? 0x80008000u : 0) {
+  __device__ __forceinline__ QueryOperands(uint32_t tile, const Position<C>& position)
+      : address_(QueryAddress<C::kHeadDim>(tile, position.row_warp * C::kWarpRows, position.lane)) {
     if constexpr (C::kQueryInRegisters) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) Load(step, registers_[step]);
@@ -152,13 +151,10 @@ class QueryOperands {
 #pragma unroll
     for (int m = 0; m < C::kRowTiles; ++m) {
       LoadMatrices(TokenAddress<C::kHeadDim>(address, m), rows[m]);
-#pragma unroll
-      for (int r = 0; r < 4; ++r) rows[m][r] ^= sign_;
     }
   }
 
   const uint32_t address_;
-  const uint32_t sign_;
   uint32_t registers_[C::kQueryInRegisters ? kSteps : 1][C::kRowTiles][4];
 };
 
@@ -239,7 +235,8 @@ __device__ __forceinline__ void AttendTiles(const BlockWork& work, int kv_head, 
   const TileMask<C> mask(work, group, memory + C::kSeenOffset);
   WaitForCopies<0>();
   __syncthreads();
-  QueryOperands<C> query(shared + C::kQueryOffset, position, work.softmax_scale < 0);
+  if (work.softmax_scale < 0) NegateQuery<C>(memory + C::kQueryOffset);
+  QueryOperands<C> query(shared + C::kQueryOffset, position);
   if constexpr (C::kQueryInStages) __syncthreads();
 
   // As many steps as the team with most tiles needs: teams take turns equally often.

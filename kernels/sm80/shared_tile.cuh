@@ -109,6 +109,14 @@ __device__ __forceinline__ void CopyQueryAsync(const BlockWork& work, int kv_hea
   }
 }
 
+// Turns Q, which is there, into -Q.
+template <class C>
+__device__ __forceinline__ void NegateQuery(std::byte* tile) {
+  auto* const pairs = reinterpret_cast<uint32_t*>(tile);
+  for (int n = threadIdx.x; n < C::kQueryBytes / 4; n += C::kThreads) pairs[n] ^= 0x80008000u;
+  __syncthreads();
+}
+
 // What MultiplyAdd needs, by ldmatrix. Each function gives the address of the first step, in a tile
 // at `tile`; StepAddress gives that of components [16 * step, 16 * step + 16).
 //

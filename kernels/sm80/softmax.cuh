@@ -29,8 +29,14 @@ struct SoftmaxScale {
   // well until then, and most tiles need no rescaling at all.
   static constexpr float kSlack = 8;
 
-  float log2;   // takes scores to powers of 2
-  float slack;  // kSlack, as a score
+  // kSlack, as a score. Worked out again each time, because registers are scarcer than that.
+  __device__ __forceinline__ float Slack() const {
+    float inverse;
+    asm volatile("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(log2));
+    return kSlack * inverse;
+  }
+
+  float log2;  // takes scores to powers of 2
 };
 
 // What exponents are taken relative to, given the largest; anything will do if that is -infinity.
@@ -50,7 +56,7 @@ __device__ __forceinline__ float SumOfRow(float value) {
 // Brings every row whose largest new score is out of reach of its maximum up to that score. A row
 // decides for itself, so that its bits do not depend on its neighbours.
 template <class C>
-__device__ __forceinline__ void Rescale(const SoftmaxScale& scale,
+__device__ __forceinline__ void Rescale(const SoftmaxScale& scale, float slack,
                                         const float (&largest)[C::kRowTiles][2], State<C>* state) {
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
@@ -58,7 +64,7 @@ __device__ __forceinline__ void Rescale(const SoftmaxScale& scale,
     for (int i = 0; i < 2; ++i) {
       const float before = state->max[m][i];
       const float largest_of_row = MaxOfRow(largest[m][i]);
-      const float max = largest_of_row > before + scale.slack ? largest_of_row : before;
+      const float max = largest_of_row > before + slack ? largest_of_row : before;
       const float factor = Exp2(scale.Exponent(before) - scale.Base(max));  // 0 at first
 #pragma unroll
       for (int n = 0; n < C::kOutputTiles; ++n) {
@@ -86,6 +92,7 @@ __device__ __forceinline__ void UpdateSoftmax(
     const SoftmaxScale& scale, const float (&scores)[C::kRowTiles][C::kScoreTiles][4],
     State<C>* state, Probabilities<C>* probabilities) {
   float largest[C::kRowTiles][2];
+  const float slack = scale.Slack();
   bool out_of_reach = false;
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
@@ -97,10 +104,10 @@ __device__ __forceinline__ void UpdateSoftmax(
         value = fmaxf(value, fmaxf(scores[m][n][2 * i], scores[m][n][2 * i + 1]));
       }
       largest[m][i] = value;
-      out_of_reach |= value > state->max[m][i] + scale.slack;
+      out_of_reach |= value > state->max[m][i] + slack;
     }
   }
-  if (__any_sync(0xffffffffu, out_of_reach)) Rescale<C>(scale, largest, state);
+  if (__any_sync(0xffffffffu, out_of_reach)) Rescale<C>(scale, slack, largest, state);
 
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
