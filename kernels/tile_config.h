@@ -35,38 +35,55 @@ inline constexpr TileRow kCpuTiles[] = {
     {256, {128, 512, 16, 64}},
 };
 
-// Packed rows of the tiles that CUDA kernels are compiled for; a work item runs with the smallest
-// that holds its rows.
+// Packed rows of the tiles that CUDA kernels are compiled for. A work item runs with the smallest
+// that holds its rows; the first is for spans that have no more rows than that.
 inline constexpr int32_t kCudaTileRows[] = {16, 32, 64, 128};
 inline constexpr int kCudaTileKinds = 4;
 inline constexpr int32_t kCudaMaxTileRows = kCudaTileRows[kCudaTileKinds - 1];
 
 inline constexpr TileRow kSm80Tiles[] = {
+    // 128 packed rows: warps of 32 rows read K and V from shared memory half as often as warps of
+    // 16, which is what bounds those. Down to 32 rows while there are fewer blocks than three in
+    // four SMs: 8 heads of 512 rows then are 128 blocks.
+    // Splits of 64 KB of K: a decode of 8 KV heads over 4096 rows of 128 becomes 128 blocks. Half
+    // as
+    // many split rows cost 6% of the bandwidth of a large decode, twice as many 8% of the time of a
+    // single one. Up to 64 packed rows split: more have two tiles or more per KV head.
+    {64, {128, 512, 64, 0, 32}},
     {128, {128, 256, 64, 0, 32}},
+    // The output of 32 rows of 256 components is all registers there are.
     {256, {64, 256, 64, 0, 32}},
 };
 
 // The thread block of an sm80 kernel: teams * row_warps warps. The warps of a team share the tile's
-// packed rows, 16 * row_tiles each; the teams share the K/V tiles, of tile_tokens each, which pass
-// through `slots` places per team in shared memory.
+// packed rows, 16 * row_tiles each. The teams take turns in the K/V tiles, of tile_tokens each; a
+// team has room for `stages` pairs of a K and a V tile in shared memory.
 struct Sm80Block {
   int row_tiles;
   int row_warps;
   int teams;
   int tile_tokens;
   int stages;
-  int min_blocks = 1;  // an SM, that registers must allow
+  int min_blocks = 1;  // on an SM, that the registers must allow
 };
 
+// A row gets the same bits from blocks that differ in rows, warps and stages only, so blocks of 32,
+// 64 and 128 rows have the same teams and tile_tokens: see PlanOptions::min_tile_rows.
 constexpr Sm80Block Sm80BlockFor(int32_t tile_rows, int32_t head_dim) {
   if (tile_rows == 16) {
+    // Decode: bound by memory, so as many bytes on their way as shared memory holds, and for what
+    // a block waits for before and after its loop, more blocks than one. Each warp is a team, which
+    // never waits for another in its loop.
     if (head_dim <= 32) return {1, 1, 4, 64, 2};
-    if (head_dim <= 64) return {1, 1, 4, 32, 3};
+    if (head_dim <= 64) return {1, 1, 4, 32, 2};
     if (head_dim <= 128) return {1, 1, 4, 16, 2, 3};
     return {1, 1, 2, 16, 2};
   }
+  // Two teams up to head_dim 64, where the softmax takes as long as the multiplications that run
+  // beside it. Beyond, one: their time is nearly all multiplications, and two blocks of 4 warps on
+  // an SM, which are never in step, are faster than two teams that take turns (by 15% at 128).
   if (tile_rows == 32) {
-    if (head_dim <= 64) return {1, 2, 2, 64, 3};
+    if (head_dim <= 64) return {1, 2, 2, 64, 2, 3};
     if (head_dim <= 128) return {1, 2, 1, 64, 2};
     return {1, 2, 1, 32, 2};
   }
@@ -102,10 +119,22 @@ constexpr bool TilesAreSane(const TileRow (&tiles)[kRows], int32_t max_rows,
   }
   return true;
 }
+constexpr bool BlocksAgree() {
+  for (int32_t head_dim = 32; head_dim <= 256; head_dim += 32) {
+    const Sm80Block small = Sm80BlockFor(32, head_dim);
+    for (int32_t tile_rows : {64, 128}) {
+      const Sm80Block block = Sm80BlockFor(tile_rows, head_dim);
+      if (head_dim > 128 && tile_rows > 64) continue;  // not compiled
+      if (block.teams != small.teams || block.tile_tokens != small.tile_tokens) return false;
+    }
+  }
+  return true;
+}
 }  // namespace internal
 // Spans that split alone must read K/V in place, because the items that they share do.
 static_assert(internal::TilesAreSane(kCpuTiles, kCpuMaxTileRows, kCpuFewRows));
 static_assert(internal::TilesAreSane(kSm80Tiles, kCudaMaxTileRows, kCudaMaxTileRows));
+static_assert(internal::BlocksAgree());
 
 }  // namespace flashcore::kernels
 

@@ -54,13 +54,18 @@ __device__ __forceinline__ void CombineSplits(const BlockWork& work, int kv_head
       float maxima[kBatch], sums[kBatch];
 #pragma unroll
       for (int s = 0; s < kBatch; ++s) {
-        // Past the last split, the last is loaded again and left out below.
+        // Past the last split, the last is loaded again and counts as nothing: a branch around the
+        // loads would make each wait for the one before.
         const int32_t partial = first + min(begin + s, work.num_splits - 1) * stride;
         parts[s] = __ldcg(reinterpret_cast<const float4*>(
             partials.output + int64_t{partial} * partials.head_dim + component));
         sums[s] = __ldcg(partials.sum + partial);
         maxima[s] = __ldcg(partials.max + partial);
-        if (begin + s >= work.num_splits) maxima[s] = -INFINITY;
+        if (begin + s >= work.num_splits) {
+          parts[s] = make_float4(0, 0, 0, 0);
+          sums[s] = 0;
+          maxima[s] = -INFINITY;
+        }
       }
       const float before = max;
 #pragma unroll
@@ -72,7 +77,6 @@ __device__ __forceinline__ void CombineSplits(const BlockWork& work, int kv_head
       sum *= factor;
 #pragma unroll
       for (int s = 0; s < kBatch; ++s) {
-        if (begin + s >= work.num_splits) break;
         const float weight = Exp2(maxima[s] - base);
         output.x = fmaf(weight, parts[s].x, output.x);
         output.y = fmaf(weight, parts[s].y, output.y);
