@@ -25,7 +25,7 @@ struct Config {
   static constexpr int kTeamThreads = 32 * kRowWarps;
   static constexpr int kThreads = kTeams * kTeamThreads;
   // With two warps for each of an SM's four schedulers, those of teams t and t + kTeams / 2 share
-  // one, and take turns in multiplying.
+  // one, and take turns in Q K^T.
   static constexpr bool kTakeTurns = kTeams > 1 && kThreads == 256;
 
   // A warp's accumulators, in tiles of 16 rows x 8 columns, for each of its row tiles.

@@ -220,8 +220,9 @@ __device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities,
 // Attends the item's rows to the team's share of its K/V. Leaves no copy under way, and nobody
 // reading shared memory.
 //
-// Two warps that share a scheduler take turns in multiplying, so that one's softmax runs beside the
-// other's multiplications (Shah et al., FlashAttention-3, 2024: "ping-pong").
+// Two warps that share a scheduler take turns in Q K^T. That keeps them out of step, so that one's
+// softmax runs beside the other's multiplications (Shah et al., FlashAttention-3, 2024:
+// "ping-pong").
 template <class C>
 __device__ __forceinline__ void AttendTiles(const BlockWork& work, int kv_head, RowDivider group,
                                             const SoftmaxScale& scale, const Position<C>& position,
@@ -246,7 +247,6 @@ __device__ __forceinline__ void AttendTiles(const BlockWork& work, int kv_head, 
 #pragma unroll 1
   for (int step = 0; step <= last_step; ++step) {
     ring.Next(step, team);
-    TakeTurn<C>(team);
     if (ring.Has(step - 1)) {
       const int32_t kv_row = ring.KvRow(step - 1);
       if (mask.Hides(kv_row)) {
@@ -254,6 +254,7 @@ __device__ __forceinline__ void AttendTiles(const BlockWork& work, int kv_head, 
       }
       AddValues<C>(probabilities, ring.Value(step), position.lane, state);
     }
+    TakeTurn<C>(team);
     const bool more = ring.Has(step);
     float scores[C::kRowTiles][C::kScoreTiles][4];
     if (more) ComputeScores<C>(&query, ring.Key(step), position.lane, scores);
