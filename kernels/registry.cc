@@ -26,21 +26,42 @@ Kernel Sm80Kernel(DType dtype, int32_t head_dim) {
           LaunchAttentionSm80,
           TileFor(kSm80Tiles, head_dim).plan};
 }
+
+Kernel Sm80Float16Kernel(int32_t head_dim) {
+  return {{Arch::kSm80, DType::kFloat16, head_dim, Accumulate::kFloat16, kAllFeatures},
+          LaunchAttentionSm80Float16,
+          TileFor(kSm80Tiles, head_dim).plan};
+}
 #endif
 
 std::vector<Kernel> MakeKernels() {
   return {
-      CpuKernel(DType::kFloat16, 32),    CpuKernel(DType::kFloat16, 64),
-      CpuKernel(DType::kFloat16, 96),    CpuKernel(DType::kFloat16, 128),
-      CpuKernel(DType::kFloat16, 256),   CpuKernel(DType::kBFloat16, 32),
-      CpuKernel(DType::kBFloat16, 64),   CpuKernel(DType::kBFloat16, 96),
-      CpuKernel(DType::kBFloat16, 128),  CpuKernel(DType::kBFloat16, 256),
+      CpuKernel(DType::kFloat16, 32),
+      CpuKernel(DType::kFloat16, 64),
+      CpuKernel(DType::kFloat16, 96),
+      CpuKernel(DType::kFloat16, 128),
+      CpuKernel(DType::kFloat16, 256),
+      CpuKernel(DType::kBFloat16, 32),
+      CpuKernel(DType::kBFloat16, 64),
+      CpuKernel(DType::kBFloat16, 96),
+      CpuKernel(DType::kBFloat16, 128),
+      CpuKernel(DType::kBFloat16, 256),
 #ifdef FLASHCORE_HAVE_CUDA
-      Sm80Kernel(DType::kFloat16, 32),   Sm80Kernel(DType::kFloat16, 64),
-      Sm80Kernel(DType::kFloat16, 96),   Sm80Kernel(DType::kFloat16, 128),
-      Sm80Kernel(DType::kFloat16, 256),  Sm80Kernel(DType::kBFloat16, 32),
-      Sm80Kernel(DType::kBFloat16, 64),  Sm80Kernel(DType::kBFloat16, 96),
-      Sm80Kernel(DType::kBFloat16, 128), Sm80Kernel(DType::kBFloat16, 256),
+      Sm80Kernel(DType::kFloat16, 32),
+      Sm80Kernel(DType::kFloat16, 64),
+      Sm80Kernel(DType::kFloat16, 96),
+      Sm80Kernel(DType::kFloat16, 128),
+      Sm80Kernel(DType::kFloat16, 256),
+      Sm80Kernel(DType::kBFloat16, 32),
+      Sm80Kernel(DType::kBFloat16, 64),
+      Sm80Kernel(DType::kBFloat16, 96),
+      Sm80Kernel(DType::kBFloat16, 128),
+      Sm80Kernel(DType::kBFloat16, 256),
+      Sm80Float16Kernel(32),
+      Sm80Float16Kernel(64),
+      Sm80Float16Kernel(96),
+      Sm80Float16Kernel(128),
+      Sm80Float16Kernel(256),
 #endif
   };
 }

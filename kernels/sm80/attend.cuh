@@ -1,4 +1,4 @@
-// Fused attention on mma.sync.m16n8k16, with float32 sums: the kernel and its launch.
+// Fused attention on mma.sync.m16n8k16, with float32 or float16 sums: the kernel and its launch.
 //
 // A block attends one work item: a tile of packed query rows to a range of K/V. Scores and
 // probabilities never leave the registers of the warp that computed them; O is rescaled as larger
@@ -55,18 +55,18 @@ int LaunchAttend(AttendParams params, int32_t count, void* stream) {
   return cudaSuccess;
 }
 
-template <class Element, int kHeadDim>
+template <class Element, class Sum, int kHeadDim>
 int AttendRows(int32_t tile_rows, const AttendParams& params, int32_t count, void* stream) {
   switch (tile_rows) {
     case 16:
-      return LaunchAttend<Config<Element, kHeadDim, 16>>(params, count, stream);
+      return LaunchAttend<Config<Element, kHeadDim, 16, Sum>>(params, count, stream);
     case 32:
-      return LaunchAttend<Config<Element, kHeadDim, 32>>(params, count, stream);
+      return LaunchAttend<Config<Element, kHeadDim, 32, Sum>>(params, count, stream);
     case 64:
-      return LaunchAttend<Config<Element, kHeadDim, 64>>(params, count, stream);
+      return LaunchAttend<Config<Element, kHeadDim, 64, Sum>>(params, count, stream);
     case 128:
       if constexpr (TileFor(kSm80Tiles, kHeadDim).plan.tile_rows >= 128) {
-        return LaunchAttend<Config<Element, kHeadDim, 128>>(params, count, stream);
+        return LaunchAttend<Config<Element, kHeadDim, 128, Sum>>(params, count, stream);
       }
   }
   return cudaErrorInvalidValue;
@@ -76,8 +76,13 @@ template <int kHeadDim>
 int Attend(DType dtype, int32_t tile_rows, const AttendParams& params, int32_t count,
            void* stream) {
   return dtype == DType::kFloat16
-             ? AttendRows<__half, kHeadDim>(tile_rows, params, count, stream)
-             : AttendRows<__nv_bfloat16, kHeadDim>(tile_rows, params, count, stream);
+             ? AttendRows<__half, float, kHeadDim>(tile_rows, params, count, stream)
+             : AttendRows<__nv_bfloat16, float, kHeadDim>(tile_rows, params, count, stream);
+}
+
+template <int kHeadDim>
+int AttendFloat16(int32_t tile_rows, const AttendParams& params, int32_t count, void* stream) {
+  return AttendRows<__half, __half, kHeadDim>(tile_rows, params, count, stream);
 }
 
 }  // namespace flashcore::kernels::sm80

@@ -1,5 +1,5 @@
-// The seam inside the sm80 family: one function per head_dim, each in a file of its own so that
-// they compile side by side.
+// The seam inside the sm80 family: one function per head_dim and type of sums, each in a file of
+// its own so that they compile side by side.
 #ifndef FLASHCORE_KERNELS_SM80_ATTEND_H_
 #define FLASHCORE_KERNELS_SM80_ATTEND_H_
 
@@ -24,6 +24,10 @@ struct AttendParams {
 // cudaStream_t. Returns 0 or the cudaError_t of the launch.
 template <int kHeadDim>
 int Attend(DType dtype, int32_t tile_rows, const AttendParams& params, int32_t count, void* stream);
+
+// The same for float16, with float16 sums.
+template <int kHeadDim>
+int AttendFloat16(int32_t tile_rows, const AttendParams& params, int32_t count, void* stream);
 
 }  // namespace flashcore::kernels::sm80
 

@@ -26,9 +26,30 @@ int Attend(const Geometry& geometry, int32_t tile_rows, const sm80::AttendParams
   return cudaErrorInvalidValue;
 }
 
-}  // namespace
+int AttendFloat16(const Geometry& geometry, int32_t tile_rows, const sm80::AttendParams& params,
+                  int32_t count, void* stream) {
+  if (geometry.dtype != DType::kFloat16) return cudaErrorInvalidValue;
+  switch (geometry.head_dim) {
+    case 32:
+      return sm80::AttendFloat16<32>(tile_rows, params, count, stream);
+    case 64:
+      return sm80::AttendFloat16<64>(tile_rows, params, count, stream);
+    case 96:
+      return sm80::AttendFloat16<96>(tile_rows, params, count, stream);
+    case 128:
+      return sm80::AttendFloat16<128>(tile_rows, params, count, stream);
+    case 256:
+      return sm80::AttendFloat16<256>(tile_rows, params, count, stream);
+  }
+  return cudaErrorInvalidValue;
+}
 
-int LaunchAttentionSm80(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx) {
+// One of the two above.
+using AttendFn = int (*)(const Geometry& geometry, int32_t tile_rows,
+                         const sm80::AttendParams& params, int32_t count, void* stream);
+
+int Launch(AttendFn attend, const AttentionBatch& batch, const Plan& plan,
+           const LaunchContext& ctx) {
   if (!plan.members.empty()) return cudaErrorInvalidValue;
   const Geometry& geometry = batch.geometry;
   const WorkListView work(batch, plan, ctx.work_list);
@@ -39,10 +60,21 @@ int LaunchAttentionSm80(const AttentionBatch& batch, const Plan& plan, const Lau
     if (count == 0) continue;
     const sm80::AttendParams params{items, work.finished, partials, RowDivider(geometry.group()),
                                     geometry.num_kv_heads};
-    const int error = Attend(geometry, kCudaTileRows[kind], params, count, ctx.stream);
+    const int error = attend(geometry, kCudaTileRows[kind], params, count, ctx.stream);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
+}
+
+}  // namespace
+
+int LaunchAttentionSm80(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx) {
+  return Launch(Attend, batch, plan, ctx);
+}
+
+int LaunchAttentionSm80Float16(const AttentionBatch& batch, const Plan& plan,
+                               const LaunchContext& ctx) {
+  return Launch(AttendFloat16, batch, plan, ctx);
 }
 
 }  // namespace flashcore::kernels

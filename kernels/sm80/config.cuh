@@ -3,14 +3,16 @@
 #define FLASHCORE_KERNELS_SM80_CONFIG_CUH_
 
 #include "kernels/attention.h"
+#include "kernels/sm80/accumulators.cuh"
 #include "kernels/smxx/row_output.cuh"
 #include "kernels/tile_config.h"
 
 namespace flashcore::kernels::sm80 {
 
-template <class Element_, int kHeadDim_, int kRows_>
+template <class Element_, int kHeadDim_, int kRows_, class Sum_ = float>
 struct Config {
   using Element = Element_;
+  using Sum = Sum_;  // of Q K^T and of P V: float, or __half
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kRows = kRows_;  // packed rows of the block's tile
 
@@ -74,21 +76,20 @@ struct Config {
 // Of tile n it has columns 8 * n + 2 * (lane % 4) and the next: [m][n][2 * i], [m][n][2 * i + 1].
 template <class C>
 struct State {
-  float output[C::kRowTiles][C::kOutputTiles][4];  // unnormalised, relative to 2^base
+  // Unnormalised, relative to 2^base.
+  Accumulators<typename C::Sum> output[C::kRowTiles][C::kOutputTiles];
   float max[C::kRowTiles][2];  // what base comes from: about the largest score so far; the same in
                                // the row's 4 lanes
   float sum[C::kRowTiles][2];  // of this lane's probabilities
   // Of all probabilities as P V sees them, rounded: a tile of P 1, whose columns are all the same.
+  // Float32 always: float16 cannot count further than to 2048.
   float rounded_sum[C::kRowTiles][4];
 
   __device__ __forceinline__ State() {
 #pragma unroll
     for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
-      for (int n = 0; n < C::kOutputTiles; ++n) {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) output[m][n][c] = 0;
-      }
+      for (int n = 0; n < C::kOutputTiles; ++n) output[m][n].Clear();
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         max[m][i] = -INFINITY;

@@ -19,7 +19,7 @@ namespace flashcore::kernels::sm80 {
 // teams merged.
 template <class C>
 struct Share {
-  float output[C::kRowTiles][C::kShareTiles][4];  // as in State, relative to 2^max
+  float output[C::kRowTiles][C::kShareTiles][4];  // laid out as in State, relative to 2^max
   float max[C::kRowTiles][2];                     // as powers of 2
   float sum[C::kRowTiles][2];                     // of all lanes
   int first_tile;
@@ -47,8 +47,9 @@ class PassedStates {
   float4* const stats_;
 };
 
-__device__ __forceinline__ float4 AsFloat4(const float (&tile)[4]) {
-  return make_float4(tile[0], tile[1], tile[2], tile[3]);
+template <class Sum>
+__device__ __forceinline__ float4 AsFloat4(const Accumulators<Sum>& tile) {
+  return make_float4(tile.Get(0), tile.Get(1), tile.Get(2), tile.Get(3));
 }
 
 // Tile n of the half of a state's output that starts at tile `begin_if_first` for team 0 and at
@@ -111,7 +112,7 @@ __device__ __forceinline__ void MergeTeams(const SoftmaxScale& scale, const Posi
 #pragma unroll
       for (int n = 0; n < C::kShareTiles; ++n) {
 #pragma unroll
-        for (int c = 0; c < 4; ++c) share->output[m][n][c] = state.output[m][n][c];
+        for (int c = 0; c < 4; ++c) share->output[m][n][c] = state.output[m][n].Get(c);
       }
     }
     return;

@@ -164,13 +164,11 @@ __device__ __forceinline__ void ComputeScores(QueryOperands<C>* query, uint32_t 
                                               float (&scores)[C::kRowTiles][C::kScoreTiles][4]) {
   using Element = typename C::Element;
   keys = KeyAddress<C::kHeadDim>(keys, lane);
+  Accumulators<typename C::Sum> sums[C::kRowTiles][C::kScoreTiles];
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
-    for (int n = 0; n < C::kScoreTiles; ++n) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) scores[m][n][c] = 0;
-    }
+    for (int n = 0; n < C::kScoreTiles; ++n) sums[m][n].Clear();
   }
 #pragma unroll C::kScoreUnroll
   for (int step = 0; step < C::kHeadDim / 16; ++step) {
@@ -182,9 +180,17 @@ __device__ __forceinline__ void ComputeScores(QueryOperands<C>* query, uint32_t 
       LoadMatrices(TokenAddress<C::kHeadDim>(address, n), key);
 #pragma unroll
       for (int m = 0; m < C::kRowTiles; ++m) {
-        MultiplyAdd<Element>(rows[m], key[0], key[1], scores[m][2 * n]);
-        MultiplyAdd<Element>(rows[m], key[2], key[3], scores[m][2 * n + 1]);
+        MultiplyAdd<Element>(rows[m], key[0], key[1], sums[m][2 * n].sums);
+        MultiplyAdd<Element>(rows[m], key[2], key[3], sums[m][2 * n + 1].sums);
       }
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < C::kScoreTiles; ++n) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) scores[m][n][c] = sums[m][n].Get(c);
     }
   }
 }
@@ -210,8 +216,8 @@ __device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities,
 #pragma unroll
       for (int m = 0; m < C::kRowTiles; ++m) {
         const uint32_t(&rows)[4] = probabilities.rows[m][n];
-        MultiplyAdd<Element>(rows, value[0], value[1], state->output[m][2 * step]);
-        MultiplyAdd<Element>(rows, value[2], value[3], state->output[m][2 * step + 1]);
+        MultiplyAdd<Element>(rows, value[0], value[1], state->output[m][2 * step].sums);
+        MultiplyAdd<Element>(rows, value[2], value[3], state->output[m][2 * step + 1].sums);
       }
     }
   }

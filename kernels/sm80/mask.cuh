@@ -117,7 +117,7 @@ __device__ __forceinline__ void ExtractNonFinite(const TileMask<C>& mask,
         for (int c = 0; c < 4; ++c) {
           const float value = ElementTraits<Element>::Unpack(pair, c % 2);
           const bool seen = mask.seen[position.Row(m, c / 2)].Has(kv_row + token);
-          if (seen && !isfinite(value)) state->output[m][n][c] += value;
+          if (seen && !isfinite(value)) state->output[m][n].Add(c, value);
         }
       }
     }

@@ -84,6 +84,22 @@ __device__ __forceinline__ void MultiplyAdd<__nv_bfloat16>(const uint32_t (&a)[4
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// The same with float16 sums, which there are for float16 elements only:
+//   sum: pairs from (g, 2t), (g + 8, 2t)
+template <class Element>
+__device__ __forceinline__ void MultiplyAdd(const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                            uint32_t (&sum)[2]);
+
+template <>
+__device__ __forceinline__ void MultiplyAdd<__half>(const uint32_t (&a)[4], uint32_t b0,
+                                                    uint32_t b1, uint32_t (&sum)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 "
+      "{%0, %1}, {%2, %3, %4, %5}, {%6, %7}, {%0, %1};"
+      : "+r"(sum[0]), "+r"(sum[1])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 }  // namespace flashcore::kernels::sm80
 
 #endif  // FLASHCORE_KERNELS_SM80_PTX_CUH_

@@ -3,6 +3,7 @@
 #define FLASHCORE_KERNELS_SM80_SOFTMAX_CUH_
 
 #include <cmath>
+#include <type_traits>
 
 #include "kernels/sm80/config.cuh"
 #include "kernels/smxx/element.cuh"
@@ -26,14 +27,17 @@ struct SoftmaxScale {
 
   // The output is rescaled only when the largest score has grown by more than a factor of 2^kSlack
   // in probability (Zadouri et al., FlashAttention-4, 2025): probabilities up to 2^kSlack do as
-  // well until then, and most tiles need no rescaling at all.
-  static constexpr float kSlack = 8;
+  // well until then, and most tiles need no rescaling at all. Float16 sums of probabilities up to
+  // 2^8 would overflow 2^8 times as early.
+  template <class Sum>
+  static constexpr float kSlack = std::is_same_v<Sum, float> ? 8 : 0;
 
   // kSlack, as a score. Worked out again each time, because registers are scarcer than that.
+  template <class Sum>
   __device__ __forceinline__ float Slack() const {
     float inverse;
     asm volatile("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(log2));
-    return kSlack * inverse;
+    return kSlack<Sum> * inverse;
   }
 
   float log2;  // takes scores to powers of 2
@@ -67,10 +71,7 @@ __device__ __forceinline__ void Rescale(const SoftmaxScale& scale, float slack,
       const float max = largest_of_row > before + slack ? largest_of_row : before;
       const float factor = Exp2(scale.Exponent(before) - scale.Base(max));  // 0 at first
 #pragma unroll
-      for (int n = 0; n < C::kOutputTiles; ++n) {
-        state->output[m][n][2 * i] *= factor;
-        state->output[m][n][2 * i + 1] *= factor;
-      }
+      for (int n = 0; n < C::kOutputTiles; ++n) state->output[m][n].ScaleRow(i, factor);
       state->rounded_sum[m][2 * i] *= factor;
       state->sum[m][i] *= factor;
       state->max[m][i] = max;
@@ -92,7 +93,7 @@ __device__ __forceinline__ void UpdateSoftmax(
     const SoftmaxScale& scale, const float (&scores)[C::kRowTiles][C::kScoreTiles][4],
     State<C>* state, Probabilities<C>* probabilities) {
   float largest[C::kRowTiles][2];
-  const float slack = scale.Slack();
+  const float slack = scale.Slack<typename C::Sum>();
   bool out_of_reach = false;
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
@@ -139,10 +140,7 @@ __device__ __forceinline__ void FinishSoftmax(State<C>* state) {
       sum = SumOfRow(sum);
       const float factor = sum * InverseOfSum(state->rounded_sum[m][2 * i]);
 #pragma unroll
-      for (int n = 0; n < C::kOutputTiles; ++n) {
-        state->output[m][n][2 * i] *= factor;
-        state->output[m][n][2 * i + 1] *= factor;
-      }
+      for (int n = 0; n < C::kOutputTiles; ++n) state->output[m][n].ScaleRow(i, factor);
     }
   }
 }

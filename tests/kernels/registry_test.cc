@@ -44,6 +44,15 @@ TEST(Registry, TheCpuHasBothTypesAndFiveHeadDims) { ExpectBothTypesAndFiveHeadDi
 
 #ifdef FLASHCORE_HAVE_CUDA
 TEST(Registry, Sm80HasBothTypesAndFiveHeadDims) { ExpectBothTypesAndFiveHeadDims(Arch::kSm80); }
+
+TEST(Registry, Sm80SumsInFloat16ForFiveHeadDims) {
+  for (int32_t head_dim : {32, 64, 96, 128, 256}) {
+    const KernelSpec asked{Arch::kSm80, DType::kFloat16, head_dim, Accumulate::kFloat16, kAll};
+    const Kernel* kernel = FindKernel(asked);
+    ASSERT_NE(kernel, nullptr) << ExplainMissing(asked);
+    EXPECT_EQ(kernel->spec.accumulate, Accumulate::kFloat16);
+  }
+}
 #endif
 
 // The tensor cores sum products of BF16 in float32 only.
