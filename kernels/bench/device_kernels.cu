@@ -19,7 +19,8 @@ __device__ void Store(float value, __half* to) { *to = __float2half_rn(value); }
 __device__ void Store(float value, __nv_bfloat16* to) { *to = __float2bfloat16_rn(value); }
 
 template <class Element>
-__global__ void FillUniformKernel(uint32_t seed, size_t count, Element* elements) {
+__global__ void __launch_bounds__(kThreads)
+    FillUniformKernel(uint32_t seed, size_t count, Element* elements) {
   const size_t stride = size_t{gridDim.x} * blockDim.x;
   for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += stride) {
     const auto bits = static_cast<int32_t>(Mix(uint64_t{seed} << 40 ^ i) >> 32);
