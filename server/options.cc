@@ -28,9 +28,11 @@ ABSL_FLAG(
 ABSL_FLAG(std::string, metrics_listen, "0.0.0.0:9464",
           "Address of the Prometheus endpoint /metrics, host:port; empty: none.");
 ABSL_FLAG(std::string, device, "auto", "What to compute on: auto, cpu or cuda:N.");
-ABSL_FLAG(std::string, accumulate, "float32",
-          "What kernels sum in: float32, or float16, which only some devices have: less exact, and "
-          "it overflows beyond 65504.");
+ABSL_FLAG(
+    std::string, accumulate, "float32",
+    "What kernels sum in: float32, or float16, which only some devices have: less exact, FP16 "
+    "only, and it overflows where |q.k| before softmax_scale, or max|V| times the number of "
+    "tokens that share a row's attention, is beyond 65504.");
 ABSL_FLAG(int32_t, cpu_threads, 0, "Threads of the CPU device; 0: one per core.");
 ABSL_FLAG(int64_t, max_message_bytes, int64_t{64} << 20, "Largest gRPC message accepted.");
 ABSL_FLAG(

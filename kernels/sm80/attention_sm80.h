@@ -14,16 +14,15 @@ namespace flashcore::kernels {
 // multiple of 16 bytes (LSE: of 4); the plan must have no shared items.
 int LaunchAttentionSm80(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx);
 
-// The same for those that sum Q K^T and P V in float16; float16 only, because mma.sync sums
-// products of BF16 in float32 only. A softmax_scale is not applied before a score is summed, so
-// these are the limits of a row:
-// - a q.k beyond 65504 makes O and LSE NaN; one below -65504 counts as masked;
-// - a q.k is off by up to about 2^-11 of its largest partial sum, and a probability by
-// softmax_scale
-//   times that, relatively: scores of magnitude 40 are good for the error bound of 2e-2;
-// - P V is summed relative to the largest score, so with |V| <= v and n tokens that have about
-//   the largest score it reaches n * v, beyond 65504 infinite. Before that, a sum of magnitude s
-//   takes in steps of s * 2^-11 at most every 16 tokens: n up to a few thousand is exact enough.
+// The same for those that sum Q K^T and P V in float16: FP16 only, because mma.sync sums products
+// of BF16 in float32 only. What a row must keep to:
+// - A q.k, before softmax_scale, beyond 65504 is infinite: O and LSE become NaN. Below -65504 it
+//   counts as masked. It is rounded to 11 bits every 16 components, and the error times
+//   softmax_scale is the relative error of a probability.
+// - P V is summed relative to the largest score, so it is at most n * max|V|, where n is the row's
+//   sum of probabilities, at most the number of tokens that it sees; O beyond 65504 is infinite or
+//   NaN. It is rounded to 11 bits every 16 tokens: where V has one sign and attention is spread
+//   evenly, tokens stop to count long before that, from some ten thousands on.
 int LaunchAttentionSm80Float16(const AttentionBatch& batch, const Plan& plan,
                                const LaunchContext& ctx);
 
