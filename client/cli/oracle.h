@@ -50,6 +50,8 @@ struct Errors {
   // dtype has less than the rounding error of the reference, so unfused attention cannot set an
   // impossible bound for O. LSE is float32: it gets as its least bound `lse_floor`.
   bool Within(double factor) const;
+  // Whether O, and LSE, are within `bound`.
+  bool WithinBound(double bound) const { return server <= bound && server_lse <= bound; }
   double lse_floor = 0;  // 1e-5 of the largest finite |LSE|, at least 1e-5
 };
 Errors Compare(const KernelBatch& answered);
