@@ -32,6 +32,13 @@ Kernel Sm80Float16Kernel(int32_t head_dim) {
           LaunchAttentionSm80Float16,
           TileFor(kSm80Tiles, head_dim).plan};
 }
+
+Kernel Sm80Fp8Kernel(int32_t head_dim) {
+  return {{Arch::kSm80, DType::kFloat16, head_dim, Accumulate::kFloat32, kAllFeatures,
+           KvDType::kFloat8E4M3},
+          LaunchAttentionSm80,
+          TileFor(kSm80Fp8Tiles, head_dim).plan};
+}
 #endif
 
 std::vector<Kernel> MakeKernels() {
@@ -62,6 +69,8 @@ std::vector<Kernel> MakeKernels() {
       Sm80Float16Kernel(96),
       Sm80Float16Kernel(128),
       Sm80Float16Kernel(256),
+      Sm80Fp8Kernel(64),
+      Sm80Fp8Kernel(128),
 #endif
   };
 }

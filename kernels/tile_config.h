@@ -104,6 +104,13 @@ constexpr const TileRow& TileFor(const TileRow (&tiles)[kRows], int32_t head_dim
   return tiles[row];
 }
 
+// With E4M3 K/V, whose float16 operands take more registers: at head_dim 128 not even 255 would do
+// for tiles of 128 rows.
+inline constexpr TileRow kSm80Fp8Tiles[] = {
+    {64, TileFor(kSm80Tiles, 64).plan},
+    {128, TileFor(kSm80Tiles, 256).plan},
+};
+
 namespace internal {
 template <int kRows>
 constexpr bool TilesAreSane(const TileRow (&tiles)[kRows], int32_t max_rows,
@@ -134,6 +141,7 @@ constexpr bool BlocksAgree() {
 // Spans that split alone must read K/V in place, because the items that they share do.
 static_assert(internal::TilesAreSane(kCpuTiles, kCpuMaxTileRows, kCpuFewRows));
 static_assert(internal::TilesAreSane(kSm80Tiles, kCudaMaxTileRows, kCudaMaxTileRows));
+static_assert(internal::TilesAreSane(kSm80Fp8Tiles, kCudaMaxTileRows, kCudaMaxTileRows));
 static_assert(internal::BlocksAgree());
 
 }  // namespace flashcore::kernels

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks)
   const BlockWork& work = params.work[blockIdx.y];
   const int kv_head = blockIdx.x;
   const Position<C> position;
-  const SoftmaxScale scale(work.softmax_scale);
+  const SoftmaxScale scale(ScoreScale<C>(work, kv_head));
   State<C> state;
   AttendTiles<C>(work, kv_head, params.group, scale, position, SharedMemory(), &state);
   WriteResults<C>(scale, work, kv_head, params.group, params.partials, position, SharedMemory(),
@@ -55,18 +55,19 @@ int LaunchAttend(AttendParams params, int32_t count, void* stream) {
   return cudaSuccess;
 }
 
-template <class Element, class Sum, int kHeadDim>
+// Sum as in Config; kMaxRows: of a tile, as the plan has it.
+template <class Element, class Sum, int kHeadDim, int kMaxRows, class KvElement = Element>
 int AttendRows(int32_t tile_rows, const AttendParams& params, int32_t count, void* stream) {
   switch (tile_rows) {
     case 16:
-      return LaunchAttend<Config<Element, kHeadDim, 16, Sum>>(params, count, stream);
+      return LaunchAttend<Config<Element, kHeadDim, 16, Sum, KvElement>>(params, count, stream);
     case 32:
-      return LaunchAttend<Config<Element, kHeadDim, 32, Sum>>(params, count, stream);
+      return LaunchAttend<Config<Element, kHeadDim, 32, Sum, KvElement>>(params, count, stream);
     case 64:
-      return LaunchAttend<Config<Element, kHeadDim, 64, Sum>>(params, count, stream);
+      return LaunchAttend<Config<Element, kHeadDim, 64, Sum, KvElement>>(params, count, stream);
     case 128:
-      if constexpr (TileFor(kSm80Tiles, kHeadDim).plan.tile_rows >= 128) {
-        return LaunchAttend<Config<Element, kHeadDim, 128, Sum>>(params, count, stream);
+      if constexpr (kMaxRows >= 128) {
+        return LaunchAttend<Config<Element, kHeadDim, 128, Sum, KvElement>>(params, count, stream);
       }
   }
   return cudaErrorInvalidValue;
@@ -75,14 +76,24 @@ int AttendRows(int32_t tile_rows, const AttendParams& params, int32_t count, voi
 template <int kHeadDim>
 int Attend(DType dtype, int32_t tile_rows, const AttendParams& params, int32_t count,
            void* stream) {
+  constexpr int kMaxRows = TileFor(kSm80Tiles, kHeadDim).plan.tile_rows;
   return dtype == DType::kFloat16
-             ? AttendRows<__half, float, kHeadDim>(tile_rows, params, count, stream)
-             : AttendRows<__nv_bfloat16, float, kHeadDim>(tile_rows, params, count, stream);
+             ? AttendRows<__half, float, kHeadDim, kMaxRows>(tile_rows, params, count, stream)
+             : AttendRows<__nv_bfloat16, float, kHeadDim, kMaxRows>(tile_rows, params, count,
+                                                                    stream);
 }
 
 template <int kHeadDim>
 int AttendFloat16(int32_t tile_rows, const AttendParams& params, int32_t count, void* stream) {
-  return AttendRows<__half, __half, kHeadDim>(tile_rows, params, count, stream);
+  constexpr int kMaxRows = TileFor(kSm80Tiles, kHeadDim).plan.tile_rows;
+  return AttendRows<__half, __half, kHeadDim, kMaxRows>(tile_rows, params, count, stream);
+}
+
+template <int kHeadDim>
+int AttendFp8(int32_t tile_rows, const AttendParams& params, int32_t count, void* stream) {
+  constexpr int kMaxRows = TileFor(kSm80Fp8Tiles, kHeadDim).plan.tile_rows;
+  return AttendRows<__half, float, kHeadDim, kMaxRows, __nv_fp8_e4m3>(tile_rows, params, count,
+                                                                      stream);
 }
 
 }  // namespace flashcore::kernels::sm80

@@ -1,5 +1,5 @@
-// The seam inside the sm80 family: one function per head_dim and type of sums, each in a file of
-// its own so that they compile side by side.
+// The seam inside the sm80 family: one function per head_dim, type of sums and type of K/V, each in
+// a file of its own so that they compile side by side.
 #ifndef FLASHCORE_KERNELS_SM80_ATTEND_H_
 #define FLASHCORE_KERNELS_SM80_ATTEND_H_
 
@@ -28,6 +28,10 @@ int Attend(DType dtype, int32_t tile_rows, const AttendParams& params, int32_t c
 // The same for float16, with float16 sums.
 template <int kHeadDim>
 int AttendFloat16(int32_t tile_rows, const AttendParams& params, int32_t count, void* stream);
+
+// The same for float16 Q and O, and E4M3 K and V: head_dim 64 and 128.
+template <int kHeadDim>
+int AttendFp8(int32_t tile_rows, const AttendParams& params, int32_t count, void* stream);
 
 }  // namespace flashcore::kernels::sm80
 

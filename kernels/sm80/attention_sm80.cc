@@ -9,8 +9,22 @@
 namespace flashcore::kernels {
 namespace {
 
+int AttendFp8(const Geometry& geometry, int32_t tile_rows, const sm80::AttendParams& params,
+              int32_t count, void* stream) {
+  switch (geometry.head_dim) {
+    case 64:
+      return sm80::AttendFp8<64>(tile_rows, params, count, stream);
+    case 128:
+      return sm80::AttendFp8<128>(tile_rows, params, count, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
 int Attend(const Geometry& geometry, int32_t tile_rows, const sm80::AttendParams& params,
            int32_t count, void* stream) {
+  if (geometry.kv_dtype == KvDType::kFloat8E4M3) {
+    return AttendFp8(geometry, tile_rows, params, count, stream);
+  }
   switch (geometry.head_dim) {
     case 32:
       return sm80::Attend<32>(geometry.dtype, tile_rows, params, count, stream);

@@ -2,6 +2,12 @@
 #ifndef FLASHCORE_KERNELS_SM80_CONFIG_CUH_
 #define FLASHCORE_KERNELS_SM80_CONFIG_CUH_
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <type_traits>
+
 #include "kernels/attention.h"
 #include "kernels/sm80/accumulators.cuh"
 #include "kernels/smxx/row_output.cuh"
@@ -9,19 +15,29 @@
 
 namespace flashcore::kernels::sm80 {
 
-template <class Element_, int kHeadDim_, int kRows_, class Sum_ = float>
+// Sum is what Q K^T and P V are summed in: float, or __half. KvElement is what K and V are read as:
+// Element, or __nv_fp8_e4m3, which becomes float16 on its way to the multiplications.
+template <class Element_, int kHeadDim_, int kRows_, class Sum_ = float,
+          class KvElement_ = Element_>
 struct Config {
   using Element = Element_;
-  using Sum = Sum_;  // of Q K^T and of P V: float, or __half
+  using Sum = Sum_;
+  using KvElement = KvElement_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kRows = kRows_;  // packed rows of the block's tile
+
+  // A row of K or V takes as much shared memory as so many 16-bit elements, and what ldmatrix loads
+  // of it at a time, 32 bytes, has operands of so many multiplications of 16 components each.
+  static constexpr int kKvWidth = kHeadDim * static_cast<int>(sizeof(KvElement)) / 2;
+  static constexpr int kStepOperands = kHeadDim / kKvWidth;
+  static constexpr int kSteps = kKvWidth / 16;
 
   static constexpr Sm80Block kBlock = Sm80BlockFor(kRows, kHeadDim);
   static constexpr int kRowTiles = kBlock.row_tiles;
   static constexpr int kRowWarps = kBlock.row_warps;
   static constexpr int kTeams = kBlock.teams;
   static constexpr int kTileTokens = kBlock.tile_tokens;
-  static constexpr int kStages = kBlock.stages;
+  static constexpr int kStages = kBlock.stages * kStepOperands;  // as many bytes on their way
   static constexpr int kMinBlocks = kBlock.min_blocks;
   static constexpr int kWarpRows = 16 * kRowTiles;
   static constexpr int kTeamThreads = 32 * kRowWarps;
@@ -37,12 +53,12 @@ struct Config {
   // for every K tile.
   static constexpr bool kQueryInRegisters = kHeadDim <= (kRowTiles == 1 ? 128 : 32);
   // Steps of Q K^T side by side: all 16 of head_dim 256 would need more registers than there are.
-  static constexpr int kScoreUnroll = kQueryInRegisters ? kHeadDim / 16 : 4;
+  static constexpr int kScoreUnroll = kQueryInRegisters ? kSteps : 4 / kStepOperands;
 
   // Shared memory of the main loop, bytes: stage 0 of every team, stage 1 of every team, ..., each
   // a V and a K tile; Q; and what each row sees. Q that moves on to registers lies in the last
   // stage if it fits there, which is filled last.
-  static constexpr int kTileBytes = kTileTokens * kHeadDim * 2;
+  static constexpr int kTileBytes = kTileTokens * kKvWidth * 2;
   static constexpr int kStageStride = kTeams * 2 * kTileBytes;
   static constexpr int kQueryBytes = kRows * kHeadDim * 2;
   static constexpr bool kQueryInStages = kQueryInRegisters && kQueryBytes <= kStageStride;
@@ -65,6 +81,9 @@ struct Config {
       kMainloopBytes > kEpilogueBytes ? kMainloopBytes : kEpilogueBytes;
 
   static_assert(kHeadDim % 32 == 0 && kHeadDim <= 256);
+  static_assert(std::is_same_v<KvElement, Element> ||
+                (std::is_same_v<KvElement, __nv_fp8_e4m3> && std::is_same_v<Element, __half>));
+  static_assert(kKvWidth % 32 == 0 && kShareTiles % kStepOperands == 0);
   static_assert(kRowWarps * kWarpRows == kRows);
   static_assert(kPageTokens % kTileTokens == 0 && kTileTokens % 16 == 0);
   static_assert((kTeams & (kTeams - 1)) == 0 && kStages >= 2);
@@ -73,7 +92,7 @@ struct Config {
 };
 
 // What one thread keeps of its warp's rows: of row tile m the rows lane / 4 + 8 * i, i = 0 and 1.
-// Of tile n it has columns 8 * n + 2 * (lane % 4) and the next: [m][n][2 * i], [m][n][2 * i + 1].
+// Of tile n it has two columns, from Column(n) on: [m][n][2 * i], [m][n][2 * i + 1].
 template <class C>
 struct State {
   // Unnormalised, relative to 2^base.
@@ -112,6 +131,12 @@ struct Position {
   // Its row i (0 or 1) of row tile m in the block's tile.
   __device__ __forceinline__ int Row(int m, int i) const {
     return row_warp * C::kWarpRows + m * 16 + lane / 4 + 8 * i;
+  }
+
+  // The first of its two columns of output tile n. Of E4M3 V, a lane has fours of columns
+  // (operands.cuh), two in each tile of a pair.
+  __device__ __forceinline__ int Column(int n) const {
+    return C::kStepOperands == 1 ? 8 * n + lane % 4 * 2 : 16 * (n / 2) + lane % 4 * 4 + 2 * (n % 2);
   }
 };
 

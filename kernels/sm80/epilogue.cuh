@@ -176,11 +176,10 @@ __device__ __forceinline__ void WritePartials(const Share<C>& share, const Block
     for (int i = 0; i < 2; ++i) {
       if (position.Row(m, i) >= work.row_count) continue;
       const int32_t row = first_row + position.Row(m, i);
-      float* const to = partials.output + int64_t{row} * C::kHeadDim + 8 * share.first_tile +
-                        position.lane % 4 * 2;
+      float* const to = partials.output + int64_t{row} * C::kHeadDim + 8 * share.first_tile;
 #pragma unroll
       for (int n = 0; n < C::kShareTiles; ++n) {
-        *reinterpret_cast<float2*>(to + 8 * n) =
+        *reinterpret_cast<float2*>(to + position.Column(n)) =
             make_float2(share.output[m][n][2 * i], share.output[m][n][2 * i + 1]);
       }
       if (share.first_tile == 0 && position.lane % 4 == 0) {
@@ -203,13 +202,12 @@ __device__ __forceinline__ void WriteRows(const Share<C>& share, const BlockWork
     for (int i = 0; i < 2; ++i) {
       const float factor = InverseOfSum(share.sum[m][i]);
       const int row = m * 16 + position.lane / 4 + 8 * i;
-      auto* const to =
-          reinterpret_cast<uint32_t*>(staged + row * C::kStagedPitch) + position.lane % 4;
+      auto* const to = reinterpret_cast<uint32_t*>(staged + row * C::kStagedPitch);
 #pragma unroll
       for (int n = 0; n < C::kShareTiles; ++n) {
         const float(&tile)[4] = share.output[m][n];
-        to[4 * n] = ElementTraits<typename C::Element>::Pack(tile[2 * i] * factor,
-                                                             tile[2 * i + 1] * factor);
+        to[position.Column(n) / 2] = ElementTraits<typename C::Element>::Pack(
+            tile[2 * i] * factor, tile[2 * i + 1] * factor);
       }
     }
   }

@@ -18,6 +18,7 @@
 #include "kernels/attention.h"
 #include "kernels/sm80/config.cuh"
 #include "kernels/sm80/mask.cuh"
+#include "kernels/sm80/operands.cuh"
 #include "kernels/sm80/ptx.cuh"
 #include "kernels/sm80/shared_tile.cuh"
 #include "kernels/sm80/softmax.cuh"
@@ -126,15 +127,15 @@ template <class C>
 class QueryOperands {
  public:
   __device__ __forceinline__ QueryOperands(uint32_t tile, const Position<C>& position)
-      : address_(QueryAddress<C::kHeadDim>(tile, position.row_warp * C::kWarpRows, position.lane)) {
+      : address_(QueryAddress<C>(tile, position.row_warp * C::kWarpRows, position.lane)) {
     if constexpr (C::kQueryInRegisters) {
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) Load(step, registers_[step]);
+      for (int step = 0; step < C::kSteps; ++step) Load(step, registers_[step]);
     }
   }
 
-  // Those of components [16 * step, 16 * step + 16), for each row tile.
-  __device__ __forceinline__ const uint32_t (&Get(int step))[C::kRowTiles][4] {
+  // Those of a step of K, for each row tile.
+  __device__ __forceinline__ const uint32_t (&Get(int step))[C::kRowTiles][C::kStepOperands][4] {
     if constexpr (C::kQueryInRegisters) {
       return registers_[step];
     } else {
@@ -144,18 +145,20 @@ class QueryOperands {
   }
 
  private:
-  static constexpr int kSteps = C::kHeadDim / 16;
-
-  __device__ __forceinline__ void Load(int step, uint32_t (&rows)[C::kRowTiles][4]) const {
-    const uint32_t address = StepAddress<C::kHeadDim>(address_, step);
+  __device__ __forceinline__ void Load(int step,
+                                       uint32_t (&rows)[C::kRowTiles][C::kStepOperands][4]) const {
 #pragma unroll
-    for (int m = 0; m < C::kRowTiles; ++m) {
-      LoadMatrices(TokenAddress<C::kHeadDim>(address, m), rows[m]);
+    for (int k = 0; k < C::kStepOperands; ++k) {
+      const uint32_t address = StepAddress<C::kHeadDim>(address_, C::kStepOperands * step + k);
+#pragma unroll
+      for (int m = 0; m < C::kRowTiles; ++m) {
+        LoadQuery<C>(TokenAddress<C::kHeadDim>(address, m), rows[m][k]);
+      }
     }
   }
 
   const uint32_t address_;
-  uint32_t registers_[C::kQueryInRegisters ? kSteps : 1][C::kRowTiles][4];
+  uint32_t registers_[C::kQueryInRegisters ? C::kSteps : 1][C::kRowTiles][C::kStepOperands][4];
 };
 
 // scores = Q K^T of the warp's rows and the tile's tokens.
@@ -163,7 +166,7 @@ template <class C>
 __device__ __forceinline__ void ComputeScores(QueryOperands<C>* query, uint32_t keys, int lane,
                                               float (&scores)[C::kRowTiles][C::kScoreTiles][4]) {
   using Element = typename C::Element;
-  keys = KeyAddress<C::kHeadDim>(keys, lane);
+  keys = KeyAddress<C>(keys, lane);
   Accumulators<typename C::Sum> sums[C::kRowTiles][C::kScoreTiles];
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
@@ -171,17 +174,20 @@ __device__ __forceinline__ void ComputeScores(QueryOperands<C>* query, uint32_t 
     for (int n = 0; n < C::kScoreTiles; ++n) sums[m][n].Clear();
   }
 #pragma unroll C::kScoreUnroll
-  for (int step = 0; step < C::kHeadDim / 16; ++step) {
+  for (int step = 0; step < C::kSteps; ++step) {
     const auto& rows = query->Get(step);
-    const uint32_t address = StepAddress<C::kHeadDim>(keys, step);
+    const uint32_t address = StepAddress<C::kKvWidth>(keys, step);
 #pragma unroll
     for (int n = 0; n < C::kScoreTiles / 2; ++n) {
-      uint32_t key[4];
-      LoadMatrices(TokenAddress<C::kHeadDim>(address, n), key);
+      uint32_t key[2][C::kStepOperands][2];
+      LoadKeys<C>(TokenAddress<C::kKvWidth>(address, n), key);
 #pragma unroll
-      for (int m = 0; m < C::kRowTiles; ++m) {
-        MultiplyAdd<Element>(rows[m], key[0], key[1], sums[m][2 * n].sums);
-        MultiplyAdd<Element>(rows[m], key[2], key[3], sums[m][2 * n + 1].sums);
+      for (int k = 0; k < C::kStepOperands; ++k) {
+#pragma unroll
+        for (int m = 0; m < C::kRowTiles; ++m) {
+          MultiplyAdd<Element>(rows[m][k], key[0][k][0], key[0][k][1], sums[m][2 * n].sums);
+          MultiplyAdd<Element>(rows[m][k], key[1][k][0], key[1][k][1], sums[m][2 * n + 1].sums);
+        }
       }
     }
   }
@@ -200,7 +206,7 @@ template <class C>
 __device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities, uint32_t values,
                                           int lane, State<C>* state) {
   using Element = typename C::Element;
-  values = ValueAddress<C::kHeadDim>(values, lane);
+  values = ValueAddress<C>(values, lane);
 #pragma unroll
   for (int n = 0; n < C::kTileTokens / 16; ++n) {
     constexpr uint32_t kOnes = ElementTraits<Element>::kOnes;
@@ -209,15 +215,17 @@ __device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities,
       MultiplyAdd<Element>(probabilities.rows[m][n], kOnes, kOnes, state->rounded_sum[m]);
     }
 #pragma unroll
-    for (int step = 0; step < C::kHeadDim / 16; ++step) {
-      uint32_t value[4];
-      LoadMatricesTransposed(TokenAddress<C::kHeadDim>(StepAddress<C::kHeadDim>(values, step), n),
-                             value);
+    for (int step = 0; step < C::kSteps; ++step) {
+      constexpr int kTiles = 2 * C::kStepOperands;
+      uint32_t value[kTiles][2];
+      LoadValues<C>(TokenAddress<C::kKvWidth>(StepAddress<C::kKvWidth>(values, step), n), value);
 #pragma unroll
       for (int m = 0; m < C::kRowTiles; ++m) {
-        const uint32_t(&rows)[4] = probabilities.rows[m][n];
-        MultiplyAdd<Element>(rows, value[0], value[1], state->output[m][2 * step].sums);
-        MultiplyAdd<Element>(rows, value[2], value[3], state->output[m][2 * step + 1].sums);
+#pragma unroll
+        for (int k = 0; k < kTiles; ++k) {
+          MultiplyAdd<Element>(probabilities.rows[m][n], value[k][0], value[k][1],
+                               state->output[m][kTiles * step + k].sums);
+        }
       }
     }
   }
@@ -272,6 +280,7 @@ __device__ __forceinline__ void AttendTiles(const BlockWork& work, int kv_head, 
     }
   }
   FinishSoftmax<C>(state);
+  FinishOutput<C>(work, kv_head, state);
   __syncthreads();
 }
 

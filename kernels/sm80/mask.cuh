@@ -8,6 +8,7 @@
 #include "kernels/attention.h"
 #include "kernels/sm80/config.cuh"
 #include "kernels/sm80/shared_tile.cuh"
+#include "kernels/smxx/e4m3.cuh"
 #include "kernels/smxx/element.cuh"
 #include "kernels/smxx/row_output.cuh"
 #include "kernels/smxx/work_list.h"
@@ -80,13 +81,37 @@ __device__ __forceinline__ void MaskScores(const TileMask<C>& mask, const Positi
   }
 }
 
-// Calls fn with a pointer to every pair of elements in this thread's share of the team's V tile.
+// Calls fn with a pointer to every 4 bytes of this thread's share of the team's V tile.
 template <class C, class Fn>
-__device__ __forceinline__ void ForEachPair(std::byte* tile, const Fn& fn) {
-  auto* pairs = reinterpret_cast<uint32_t*>(tile);
+__device__ __forceinline__ void ForEachWord(std::byte* tile, const Fn& fn) {
+  auto* words = reinterpret_cast<uint32_t*>(tile);
 #pragma unroll 1
   for (int n = threadIdx.x % C::kTeamThreads; n < C::kTileBytes / 4; n += C::kTeamThreads) {
-    fn(&pairs[n]);
+    fn(&words[n]);
+  }
+}
+
+// Adds the infinities and NaN among `word`, this lane's 4 bytes of a token's chunk of V, to O of
+// the rows that see the token.
+template <class C>
+__device__ __forceinline__ void AddNonFinite(const TileMask<C>& mask, const Position<C>& position,
+                                             int32_t token, int chunk, uint32_t word,
+                                             State<C>* state) {
+  // E4M3 V has a tile of even columns and one of odd (operands.cuh).
+  constexpr int kTiles = C::kStepOperands;
+#pragma unroll
+  for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int k = 0; k < 2 * kTiles; ++k) {
+        const float value = ElementTraits<typename C::KvElement>::Unpack(word, k);
+        const bool seen = mask.seen[position.Row(m, i)].Has(token);
+        if (seen && !isfinite(value)) {
+          state->output[m][kTiles * chunk + k % kTiles].Add(2 * i + k / kTiles, value);
+        }
+      }
+    }
   }
 }
 
@@ -98,35 +123,24 @@ template <class C>
 __device__ __forceinline__ void ExtractNonFinite(const TileMask<C>& mask,
                                                  const Position<C>& position, int32_t kv_row,
                                                  std::byte* tile, State<C>* state) {
-  using Element = typename C::Element;
+  using KvElement = typename C::KvElement;
   bool found = false;
-  ForEachPair<C>(tile, [&](uint32_t* pair) { found |= HasNonFinite<Element>(*pair); });
+  ForEachWord<C>(tile, [&](uint32_t* word) { found |= HasNonFinite<KvElement>(*word); });
   if (!SyncTeamOr<C>(position.team, found)) return;
 
 #pragma unroll 1
   for (int token = 0; token < C::kTileTokens; ++token) {
 #pragma unroll
-    for (int n = 0; n < C::kOutputTiles; ++n) {
-      uint32_t pair;
-      memcpy(&pair, tile + StepOffset<C::kHeadDim>(token, n / 2, n % 2) + position.lane % 4 * 4,
-             sizeof(pair));
-      if (!HasNonFinite<Element>(pair)) continue;
-#pragma unroll
-      for (int m = 0; m < C::kRowTiles; ++m) {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          const float value = ElementTraits<Element>::Unpack(pair, c % 2);
-          const bool seen = mask.seen[position.Row(m, c / 2)].Has(kv_row + token);
-          if (seen && !isfinite(value)) state->output[m][n].Add(c, value);
-        }
-      }
+    for (int chunk = 0; chunk < C::kKvWidth / 8; ++chunk) {
+      uint32_t word;
+      const int offset = StepOffset<C::kKvWidth>(token, chunk / 2, chunk % 2);
+      memcpy(&word, tile + offset + position.lane % 4 * 4, sizeof(word));
+      if (!HasNonFinite<KvElement>(word)) continue;
+      AddNonFinite<C>(mask, position, kv_row + token, chunk, word, state);
     }
   }
   SyncTeam<C>(position.team);
-  ForEachPair<C>(tile, [](uint32_t* pair) {
-    if (HasNonFinite<Element>(*pair & 0xffffu)) *pair &= 0xffff0000u;
-    if (HasNonFinite<Element>(*pair & 0xffff0000u)) *pair &= 0xffffu;
-  });
+  ForEachWord<C>(tile, [](uint32_t* word) { *word = WithoutNonFinite<KvElement>(*word); });
   SyncTeam<C>(position.team);
 }
 

@@ -39,6 +39,14 @@ __device__ __forceinline__ void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
+// Loads 8 bytes from shared memory.
+__device__ __forceinline__ void Load8(uint32_t shared, uint32_t& first, uint32_t& second) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+               : "=r"(first), "=r"(second)
+               : "r"(shared)
+               : "memory");
+}
+
 // Loads four 8x8 matrices of 16-bit elements. Lane l gives the shared memory address of row l % 8
 // of matrix l / 8 and gets elements 2 * (l % 4) and the next of row l / 4 of each matrix.
 __device__ __forceinline__ void LoadMatrices(uint32_t row, uint32_t (&matrices)[4]) {

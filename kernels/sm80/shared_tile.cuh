@@ -1,6 +1,7 @@
 // Tiles of Q, K and V in shared memory: rows of head_dim elements in chunks of 16 bytes. The order
 // of a row's chunks is XORed with bits of the row number, so that the same chunk of 8 consecutive
-// rows, which is what ldmatrix reads at a time, lies in 8 different groups of 4 banks.
+// rows, which is what ldmatrix reads at a time, lies in 8 different groups of 4 banks. A row of
+// E4M3 codes is laid out as one of half as many elements: kHeadDim is Config::kKvWidth then.
 #ifndef FLASHCORE_KERNELS_SM80_SHARED_TILE_CUH_
 #define FLASHCORE_KERNELS_SM80_SHARED_TILE_CUH_
 
@@ -49,7 +50,7 @@ class TileCopier {
  public:
   __device__ __forceinline__ explicit TileCopier(int64_t row_stride)
       : row_(static_cast<int>(threadIdx.x) % C::kTeamThreads / kCycle),
-        shared_offset_(ChunkOffset<C::kHeadDim>(row_, 0, threadIdx.x % kCycle)),
+        shared_offset_(ChunkOffset<C::kKvWidth>(row_, 0, threadIdx.x % kCycle)),
         stride_(kRowsAtOnce * row_stride) {}
 
   // Where the share begins, in bytes from where a tile does.
@@ -68,9 +69,9 @@ class TileCopier {
     for (int row = 0; row < C::kTileTokens; row += kRowsAtOnce) {
       if (C::kTileTokens % kRowsAtOnce != 0 && row_ + row >= C::kTileTokens) break;
       // Half a cycle of rows further, the swizzle differs in its highest bit.
-      const uint32_t to_row = (row % kSwizzledRows == 0 ? to : to ^ 64) + row * C::kHeadDim * 2;
+      const uint32_t to_row = (row % kSwizzledRows == 0 ? to : to ^ 64) + row * C::kKvWidth * 2;
 #pragma unroll
-      for (int cycle = 0; cycle < C::kHeadDim / 8 / kCycle; ++cycle) {
+      for (int cycle = 0; cycle < C::kKvWidth / 8 / kCycle; ++cycle) {
         CopyAsync16(to_row + cycle * kCycle * 16, from + cycle * kCycle * 16, row < tokens);
       }
       from += stride_;
@@ -78,7 +79,7 @@ class TileCopier {
   }
 
  private:
-  static constexpr int kCycle = kChunkCycle<C::kHeadDim>;
+  static constexpr int kCycle = kChunkCycle<C::kKvWidth>;
   static constexpr int kRowsAtOnce = C::kTeamThreads / kCycle;
   static constexpr int kSwizzledRows = 8;  // the swizzle repeats after so many rows
   static_assert(kRowsAtOnce % kSwizzledRows == 0 || (kRowsAtOnce == 4 && kCycle == 8));
@@ -115,28 +116,6 @@ __device__ __forceinline__ void NegateQuery(std::byte* tile) {
   auto* const pairs = reinterpret_cast<uint32_t*>(tile);
   for (int n = threadIdx.x; n < C::kQueryBytes / 4; n += C::kThreads) pairs[n] ^= 0x80008000u;
   __syncthreads();
-}
-
-// What MultiplyAdd needs, by ldmatrix. Each function gives the address of the first step, in a tile
-// at `tile`; StepAddress gives that of components [16 * step, 16 * step + 16).
-//
-// Q rows [row, row + 16).
-template <int kHeadDim>
-__device__ __forceinline__ uint32_t QueryAddress(uint32_t tile, int row, int lane) {
-  return tile + ChunkOffset<kHeadDim>(row + lane % 16, 0, lane / 16);
-}
-
-// K of 16 tokens: matrices 0 and 1 are the operand of the first 8, 2 and 3 that of the others.
-template <int kHeadDim>
-__device__ __forceinline__ uint32_t KeyAddress(uint32_t tile, int lane) {
-  return tile + ChunkOffset<kHeadDim>(lane / 16 * 8 + lane % 8, 0, lane / 8 % 2);
-}
-
-// V of 16 tokens, transposed: matrices 0 and 1 are the operand of the first 8 components, 2 and 3
-// that of the others.
-template <int kHeadDim>
-__device__ __forceinline__ uint32_t ValueAddress(uint32_t tile, int lane) {
-  return tile + ChunkOffset<kHeadDim>(lane % 16, 0, lane / 16);
 }
 
 // From the address of a token's row to that of 16 * n tokens later.

@@ -57,6 +57,18 @@ __device__ __forceinline__ bool HasNonFinite(uint32_t pair) {
   return (pair & kLow) == kLow || (pair & kHigh) == kHigh;
 }
 
+// `word` with zeros for its elements that are an infinity or NaN.
+template <class Element>
+__device__ __forceinline__ uint32_t WithoutNonFinite(uint32_t word) {
+  constexpr int kElements = 4 / sizeof(Element);
+#pragma unroll
+  for (int n = 0; n < kElements; ++n) {
+    const uint32_t element = 0xffffffffu >> (32 - 32 / kElements) << (n * 32 / kElements);
+    if (HasNonFinite<Element>(word & element)) word &= ~element;
+  }
+  return word;
+}
+
 }  // namespace flashcore::kernels
 
 #endif  // FLASHCORE_KERNELS_SMXX_ELEMENT_CUH_

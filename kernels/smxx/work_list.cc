@@ -33,6 +33,8 @@ BlockWork MakeWork(const Geometry& geometry, const Span& span, const WorkItem& i
   work.page_stride = span.kv.page_stride;
   work.kv_head_stride = span.kv.head_stride;
   work.kv_row_stride = span.kv.row_stride;
+  work.key_scale = span.kv.key_scale;
+  work.value_scale = span.kv.value_scale;
   work.lse = span.lse;
   work.lse_row_stride = span.lse_row_stride;
   work.lse_head_stride = span.lse_head_stride;

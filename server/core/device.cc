@@ -11,7 +11,8 @@ absl::StatusOr<std::vector<const kernels::Kernel*>> ChooseKernels(kernels::Arch 
                                                                   kernels::Accumulate accumulate) {
   std::vector<const kernels::Kernel*> chosen;
   for (const kernels::Kernel& kernel : kernels::AllKernels()) {
-    if (kernel.spec.arch == arch && kernel.spec.accumulate == accumulate) {
+    if (kernel.spec.arch == arch && kernel.spec.accumulate == accumulate &&
+        kernel.spec.kv_dtype == kernels::KvDType::kSameAsQuery) {
       chosen.push_back(&kernel);
     }
   }

@@ -53,6 +53,17 @@ TEST(Registry, Sm80SumsInFloat16ForFiveHeadDims) {
     EXPECT_EQ(kernel->spec.accumulate, Accumulate::kFloat16);
   }
 }
+
+TEST(Registry, Sm80ReadsFp8KvForFloat16Queries) {
+  KernelSpec asked{Arch::kSm80, DType::kFloat16, 0, Accumulate::kFloat32, kAll};
+  asked.kv_dtype = KvDType::kFloat8E4M3;
+  for (int32_t head_dim : {64, 128}) {
+    asked.head_dim = head_dim;
+    ASSERT_NE(FindKernel(asked), nullptr) << ExplainMissing(asked);
+  }
+  asked.head_dim = 96;
+  EXPECT_EQ(ExplainMissing(asked), "head_dim 96 is not one of 64, 128");
+}
 #endif
 
 // The tensor cores sum products of BF16 in float32 only.

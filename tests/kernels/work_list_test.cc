@@ -109,6 +109,18 @@ TEST(WorkList, KnowsWhatEveryRowSees) {
   EXPECT_GE(nothing.view().tiles[1].works->all_begin, nothing.view().tiles[1].works->all_end);
 }
 
+TEST(WorkList, CarriesTheScalesOfFp8Kv) {
+  const float scales[4] = {1, 2, 3, 4};
+  Span span = MakeSpan(5, 100);
+  span.kv.key_scale = scales;
+  span.kv.value_scale = scales + 2;
+  PackedBatch packed({span});
+  const WorkListView view = packed.view();
+  ASSERT_EQ(view.tiles[0].count, 1);
+  EXPECT_EQ(view.tiles[0].works->key_scale, scales);
+  EXPECT_EQ(view.tiles[0].works->value_scale, scales + 2);
+}
+
 TEST(WorkList, OfNothingIsEmpty) {
   const AttentionBatch batch{{DType::kFloat16, 1, 1, 64}, nullptr, 0};
   const Plan plan;

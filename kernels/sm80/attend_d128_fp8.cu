@@ -1,0 +1,7 @@
+#include "kernels/sm80/attend.cuh"
+
+namespace flashcore::kernels::sm80 {
+
+template int AttendFp8<128>(int32_t, const AttendParams&, int32_t, void*);
+
+}  // namespace flashcore::kernels::sm80
