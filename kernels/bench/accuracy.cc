@@ -18,26 +18,31 @@ constexpr int64_t kOracleElements = int64_t{1} << 27;  // of K and V, read by al
 constexpr int64_t kLeastRows = 4;                      // of a sampled head, if it has as many
 
 using Elements = std::vector<uint16_t>;
+using Bytes = std::vector<std::byte>;
 
 // One query head of one span on the host; every tensor is [rows, head_dim].
 struct HostHead {
-  Elements query, key, value, output;
+  Elements query, output;
+  Bytes key, value;
+  float key_scale = 1, value_scale = 1;  // of FP8 K/V
 };
 
-void Fetch(const std::byte* from, size_t count, uint16_t* to) {
-  Check(cudaMemcpy(to, from, count * sizeof(uint16_t), cudaMemcpyDeviceToHost),
-        "fetch tensors for the check");
+void Fetch(const void* from, size_t bytes, void* to) {
+  Check(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "fetch tensors for the check");
+}
+
+void FetchElements(const std::byte* from, Elements* to) {
+  Fetch(from, to->size() * sizeof(uint16_t), to->data());
 }
 
 // K (or V, as `base` says) of one KV head, tile by tile; rows of a head are contiguous in a tile.
-Elements FetchKv(const KvView& kv, const std::byte* base, int32_t kv_head, const int32_t* pages) {
-  const int64_t row_elements = kv.row_stride / 2;
-  Elements to(kv.rows * row_elements);
+Bytes FetchKv(const KvView& kv, const std::byte* base, int32_t kv_head, const int32_t* pages) {
+  Bytes to(kv.rows * kv.row_stride);
   for (int32_t tile = 0; tile < PagesFor(kv.rows); ++tile) {
     const int32_t row = tile * kPageTokens;
     const int64_t page = pages != nullptr ? pages[tile] : tile;
     Fetch(base + page * kv.page_stride + kv_head * kv.head_stride,
-          std::min(kPageTokens, kv.rows - row) * row_elements, to.data() + row * row_elements);
+          std::min(kPageTokens, kv.rows - row) * kv.row_stride, to.data() + row * kv.row_stride);
   }
   return to;
 }
@@ -47,10 +52,15 @@ HostHead FetchHead(const Geometry& geometry, const Span& span, int32_t head, con
   HostHead host;
   host.query.resize(elements);
   host.output.resize(elements);
-  Fetch(span.query + head * span.head_stride, elements, host.query.data());
-  Fetch(span.output + head * span.head_stride, elements, host.output.data());
-  host.key = FetchKv(span.kv, span.kv.key, head / geometry.group(), pages);
-  host.value = FetchKv(span.kv, span.kv.value, head / geometry.group(), pages);
+  FetchElements(span.query + head * span.head_stride, &host.query);
+  FetchElements(span.output + head * span.head_stride, &host.output);
+  const int32_t kv_head = head / geometry.group();
+  host.key = FetchKv(span.kv, span.kv.key, kv_head, pages);
+  host.value = FetchKv(span.kv, span.kv.value, kv_head, pages);
+  if (geometry.kv_dtype == KvDType::kFloat8E4M3) {
+    Fetch(span.kv.key_scale + kv_head, sizeof(float), &host.key_scale);
+    Fetch(span.kv.value_scale + kv_head, sizeof(float), &host.value_scale);
+  }
   return host;
 }
 
@@ -72,9 +82,11 @@ Span RowAlone(const AttentionShape& shape, const HostHead& host, float scale, in
   Span span;
   span.query = reinterpret_cast<const std::byte*>(host.query.data() + row * shape.head_dim);
   span.query_rows = 1;
-  span.kv.key = reinterpret_cast<const std::byte*>(host.key.data());
-  span.kv.value = reinterpret_cast<const std::byte*>(host.value.data());
-  span.kv.row_stride = shape.head_dim * DTypeBytes(shape.dtype);
+  span.kv.key = host.key.data();
+  span.kv.value = host.value.data();
+  span.kv.key_scale = &host.key_scale;
+  span.kv.value_scale = &host.value_scale;
+  span.kv.row_stride = shape.head_dim * shape.geometry().kv_element_bytes();
   span.kv.page_stride = kPageTokens * span.kv.row_stride;
   span.kv.rows = seen.end;
   if (seen.begin > 0) span.mask.left = seen.end - 1 - seen.begin;
@@ -86,7 +98,7 @@ double MaxError(const AttentionShape& shape, const HostHead& host, float scale,
                 const std::vector<int32_t>& rows) {
   std::vector<Span> spans;
   for (int32_t row : rows) spans.push_back(RowAlone(shape, host, scale, row));
-  const Geometry one_head{shape.dtype, 1, 1, shape.head_dim};
+  const Geometry one_head{shape.dtype, 1, 1, shape.head_dim, shape.kv_dtype};
   const ReferenceResult expected =
       ReferenceAttention({one_head, spans.data(), static_cast<int32_t>(spans.size())});
   double max_error = 0;
@@ -102,7 +114,7 @@ double MaxError(const AttentionShape& shape, const HostHead& host, float scale,
 
 bool AllFinite(const AttentionShape& shape, const std::byte* output) {
   Elements elements(QueryBytes(shape) / sizeof(uint16_t));
-  Fetch(output, elements.size(), elements.data());
+  FetchElements(output, &elements);
   return std::all_of(elements.begin(), elements.end(), [&](uint16_t element) {
     return std::isfinite(ToFloat(shape.dtype, element));
   });

@@ -28,6 +28,7 @@ std::string ParseSwitch(const std::string& flag, BenchOptions* options) {
 std::string ParseFlag(const std::string& flag, const std::string& value, BenchOptions* options) {
   if (flag == "--arch") return ParseArch(value, &options->arch);
   if (flag == "--dtype") return ParseDType(value, &options->dtype);
+  if (flag == "--kv_dtype") return ParseKvDType(value, &options->kv_dtype);
   if (flag == "--accumulate") return ParseAccumulate(value, &options->accumulate);
   if (flag == "--rounds") return ParseCount(value, &options->rounds);
   if (flag == "--launches") return ParseCount(value, &options->launches);
@@ -57,7 +58,10 @@ std::string ParseBenchOptions(const std::vector<std::string>& arguments, BenchOp
       ParseShape(named.name, &options->shapes.emplace_back());
     }
   }
-  for (BenchShape& shape : options->shapes) shape.attention.dtype = options->dtype;
+  for (BenchShape& shape : options->shapes) {
+    shape.attention.dtype = options->dtype;
+    shape.attention.kv_dtype = options->kv_dtype;
+  }
   return "";
 }
 
@@ -66,12 +70,14 @@ KernelSpec SpecFor(const BenchShape& shape, Arch arch, Accumulate accumulate) {
   uint32_t features = 0;
   if (shape.paged) features |= kFeaturePagedKv;
   if (!(attention.mask == Mask::None())) features |= kFeatureMask;
-  return {arch, attention.dtype, attention.head_dim, accumulate, features};
+  return {arch, attention.dtype, attention.head_dim, accumulate, features, attention.kv_dtype};
 }
 
 std::string KernelName(const KernelSpec& spec) {
-  return std::string(Name(spec.arch)) + "_" + Name(spec.dtype) + "_d" +
-         std::to_string(spec.head_dim) + "_" + Name(spec.accumulate);
+  std::string name = std::string(Name(spec.arch)) + "_" + Name(spec.dtype) + "_d" +
+                     std::to_string(spec.head_dim) + "_" + Name(spec.accumulate);
+  if (spec.kv_dtype != KvDType::kSameAsQuery) name += std::string("_kv_") + Name(spec.kv_dtype);
+  return name;
 }
 
 }  // namespace flashcore::kernels

@@ -20,6 +20,7 @@ inline constexpr char kBenchUsage[] =
                         [,window=LEFT:RIGHT][,paged]; repeatable; all of --list if none is given
   --arch=ARCH           kernel family: sm80 (default), sm90
   --dtype=DTYPE         float16 (default), bfloat16
+  --kv_dtype=DTYPE      of K and V: same_as_query (default), float8_e4m3
   --accumulate=TYPE     float32 (default), float16
   --rounds=N            timed replays of a shape's graph (60)
   --launches=N          launches in the graph (20)
@@ -34,9 +35,10 @@ Exit status: 0; 1 if a shape failed, on a CUDA error and on a wrong command line
 )";
 
 struct BenchOptions {
-  std::vector<BenchShape> shapes;  // with the dtype asked for
+  std::vector<BenchShape> shapes;  // with the dtypes asked for
   Arch arch = Arch::kSm80;
   DType dtype = DType::kFloat16;
+  KvDType kv_dtype = KvDType::kSameAsQuery;
   Accumulate accumulate = Accumulate::kFloat32;
   int rounds = 60;
   int launches = 20;
@@ -53,7 +55,8 @@ std::string ParseBenchOptions(const std::vector<std::string>& arguments, BenchOp
 // What is asked of the registry for `shape`.
 KernelSpec SpecFor(const BenchShape& shape, Arch arch, Accumulate accumulate);
 
-// "sm80_float16_d64_float32": arch, dtype, head_dim and accumulate type.
+// "sm80_float16_d64_float32": arch, dtype, head_dim and accumulate type; then the K/V's, if that is
+// another ("_kv_float8_e4m3").
 std::string KernelName(const KernelSpec& spec);
 
 // Finds the enumerator of that name among `choices`. Returns what is wrong, if it is not there.
@@ -74,6 +77,9 @@ inline std::string ParseArch(const std::string& name, Arch* arch) {
 }
 inline std::string ParseDType(const std::string& name, DType* dtype) {
   return ParseName(name, {DType::kFloat16, DType::kBFloat16}, dtype);
+}
+inline std::string ParseKvDType(const std::string& name, KvDType* kv_dtype) {
+  return ParseName(name, {KvDType::kSameAsQuery, KvDType::kFloat8E4M3}, kv_dtype);
 }
 inline std::string ParseAccumulate(const std::string& name, Accumulate* accumulate) {
   return ParseName(name, {Accumulate::kFloat32, Accumulate::kFloat16}, accumulate);

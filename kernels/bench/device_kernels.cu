@@ -1,12 +1,15 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include "kernels/bench/device_kernels.h"
+#include "kernels/fp8.h"
 
 namespace flashcore::kernels {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kFillBlocks = 1024;
 
 // A bijection of 64-bit numbers that leaves no pattern (the finaliser of MurmurHash3).
 __device__ uint64_t Mix(uint64_t bits) {
@@ -17,6 +20,7 @@ __device__ uint64_t Mix(uint64_t bits) {
 
 __device__ void Store(float value, __half* to) { *to = __float2half_rn(value); }
 __device__ void Store(float value, __nv_bfloat16* to) { *to = __float2bfloat16_rn(value); }
+__device__ void Store(float value, __nv_fp8_e4m3* to) { *to = __nv_fp8_e4m3(value * kE4M3Max); }
 
 template <class Element>
 __global__ void __launch_bounds__(kThreads)
@@ -72,14 +76,19 @@ __global__ void __launch_bounds__(kThreads, kSpinBlocksPerSm) SpinTensorCoresKer
 
 cudaError_t FillUniform(DType dtype, uint32_t seed, size_t count, void* elements,
                         cudaStream_t stream) {
-  constexpr int kBlocks = 1024;
   if (dtype == DType::kFloat16) {
-    FillUniformKernel<<<kBlocks, kThreads, 0, stream>>>(seed, count,
-                                                        static_cast<__half*>(elements));
+    FillUniformKernel<<<kFillBlocks, kThreads, 0, stream>>>(seed, count,
+                                                            static_cast<__half*>(elements));
   } else {
-    FillUniformKernel<<<kBlocks, kThreads, 0, stream>>>(seed, count,
-                                                        static_cast<__nv_bfloat16*>(elements));
+    FillUniformKernel<<<kFillBlocks, kThreads, 0, stream>>>(seed, count,
+                                                            static_cast<__nv_bfloat16*>(elements));
   }
+  return cudaGetLastError();
+}
+
+cudaError_t FillUniformE4M3(uint32_t seed, size_t count, void* codes, cudaStream_t stream) {
+  FillUniformKernel<<<kFillBlocks, kThreads, 0, stream>>>(seed, count,
+                                                          static_cast<__nv_fp8_e4m3*>(codes));
   return cudaGetLastError();
 }
 

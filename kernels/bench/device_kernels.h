@@ -15,6 +15,9 @@ namespace flashcore::kernels {
 cudaError_t FillUniform(DType dtype, uint32_t seed, size_t count, void* elements,
                         cudaStream_t stream);
 
+// The same with E4M3 codes of numbers uniform in [-448, 448].
+cudaError_t FillUniformE4M3(uint32_t seed, size_t count, void* codes, cudaStream_t stream);
+
 // Keeps the tensor cores of `multiprocessors` SMs busy with mma.sync.m16n8k16 (float16 inputs,
 // float32 sums) from registers. *flops is the work of one launch. `sink` is one float of device
 // memory, in practice never written.

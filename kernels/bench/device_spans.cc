@@ -8,7 +8,7 @@ namespace {
 // K/V of span s, dense as [kv_heads, kv_rows, head_dim].
 KvView DenseKv(const AttentionShape& shape, const DeviceTensors& tensors, int32_t s) {
   KvView kv;
-  kv.row_stride = shape.head_dim * DTypeBytes(shape.dtype);
+  kv.row_stride = shape.head_dim * shape.geometry().kv_element_bytes();
   kv.head_stride = shape.kv_rows * kv.row_stride;
   kv.page_stride = kPageTokens * kv.row_stride;
   kv.rows = shape.kv_rows;
@@ -19,7 +19,7 @@ KvView DenseKv(const AttentionShape& shape, const DeviceTensors& tensors, int32_
 
 KvView PagedKv(const AttentionShape& shape, const DeviceTensors& tensors, int32_t s) {
   KvView kv;
-  kv.row_stride = shape.head_dim * DTypeBytes(shape.dtype);
+  kv.row_stride = shape.head_dim * shape.geometry().kv_element_bytes();
   kv.head_stride = kPageTokens * kv.row_stride;
   kv.page_stride = 2 * shape.num_kv_heads * kv.head_stride;
   kv.rows = shape.kv_rows;
@@ -41,6 +41,8 @@ std::vector<Span> MakeSpans(const AttentionShape& shape, const DeviceTensors& te
     span.output = tensors.output + s * shape.num_heads * span.head_stride;
     span.query_rows = shape.query_rows;
     span.kv = tensors.pages != nullptr ? PagedKv(shape, tensors, s) : DenseKv(shape, tensors, s);
+    span.kv.key_scale = tensors.kv_scales;
+    span.kv.value_scale = tensors.kv_scales;
     span.mask = shape.mask;
     span.softmax_scale = 1 / std::sqrt(static_cast<float>(shape.head_dim));
   }

@@ -19,6 +19,8 @@ struct DeviceTensors {
   const std::byte* key = nullptr;
   const std::byte* value = nullptr;  // null if K/V is paged
   const int32_t* pages = nullptr;    // [spans, pages of a span]; null if K/V is dense
+  // [kv_heads], of K and of V, in every span; of FP8 K/V only.
+  const float* kv_scales = nullptr;
   std::byte* output = nullptr;
 };
 

@@ -7,6 +7,7 @@
 #include "kernels/bench/cuda_check.h"
 #include "kernels/bench/device_kernels.h"
 #include "kernels/bench/device_spans.h"
+#include "kernels/fp8.h"
 
 namespace flashcore::kernels {
 namespace {
@@ -46,6 +47,7 @@ InputSets::InputSets(const BenchShape& shape, int sets, cudaStream_t stream) {
     pages_ = ShuffledPages(shape.attention);
     SendPages();
   }
+  if (shape.attention.kv_dtype == KvDType::kFloat8E4M3) SendScales(shape.attention.num_kv_heads);
   for (int set = 0; set < sets; ++set) AddSet(shape, set, stream);
 }
 
@@ -54,6 +56,15 @@ void InputSets::SendPages() {
   Check(cudaMalloc(device_pages_.out(), bytes), "allocate the page table");
   Check(cudaMemcpy(device_pages_.get(), pages_.data(), bytes, cudaMemcpyHostToDevice),
         "send the page table");
+}
+
+void InputSets::SendScales(int32_t kv_heads) {
+  std::vector<float> scales;
+  for (int32_t h = 0; h < kv_heads; ++h) scales.push_back(E4M3Scale(1 - 0.5f * h / kv_heads));
+  const size_t bytes = scales.size() * sizeof(float);
+  Check(cudaMalloc(kv_scales_.out(), bytes), "allocate the scales");
+  Check(cudaMemcpy(kv_scales_.get(), scales.data(), bytes, cudaMemcpyHostToDevice),
+        "send the scales");
 }
 
 // One allocation: Q, O, then K and V.
@@ -69,11 +80,15 @@ void InputSets::AddSet(const BenchShape& shape, uint32_t seed, cudaStream_t stre
   auto* base = static_cast<std::byte*>(memory.get());
   Check(FillUniform(shape.attention.dtype, seed, bytes / sizeof(uint16_t), base, stream),
         "fill an input set");
+  if (shape.attention.kv_dtype == KvDType::kFloat8E4M3) {
+    Check(FillUniformE4M3(~seed, bytes - key_at, base + key_at, stream), "fill FP8 K and V");
+  }
   Check(cudaMemsetAsync(base + output_at, 0xff, query_bytes, stream), "poison an output");
   DeviceTensors tensors;
   tensors.query = base;
   tensors.output = base + output_at;
   tensors.key = base + key_at;
+  tensors.kv_scales = static_cast<const float*>(kv_scales_.get());
   if (shape.paged) {
     tensors.pages = static_cast<const int32_t*>(device_pages_.get());
   } else {

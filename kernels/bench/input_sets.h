@@ -17,8 +17,8 @@ int64_t SetBytes(const AttentionShape& shape);
 // As many sets as launches, so far as they fit 4 GiB, and at least 2.
 int ChooseSets(const AttentionShape& shape, int launches);
 
-// Q, K and V are uniform in [-1, 1]; O is all ones, which is NaN. The pages of paged K/V are
-// shuffled.
+// Q, K and V are uniform in [-1, 1], FP8 K and V in [-m, m] with another m from 1/2 to 1 for every
+// KV head; O is all ones, which is NaN. The pages of paged K/V are shuffled.
 class InputSets {
  public:
   // Ends the program if the device cannot hold them. Filled in `stream`'s order.
@@ -32,9 +32,11 @@ class InputSets {
  private:
   void AddSet(const BenchShape& shape, uint32_t seed, cudaStream_t stream);
   void SendPages();
+  void SendScales(int32_t kv_heads);
 
   std::vector<int32_t> pages_;
   DeviceMemory device_pages_;
+  DeviceMemory kv_scales_;  // [kv_heads]; null unless K/V is FP8
   std::vector<DeviceMemory> tensors_;
   std::vector<std::vector<Span>> spans_;
 };

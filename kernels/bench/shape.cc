@@ -19,7 +19,7 @@ int64_t QueryBytes(const AttentionShape& shape) {
 }
 
 int64_t KvBytes(const AttentionShape& shape) {
-  const int64_t row = shape.head_dim * DTypeBytes(shape.dtype);
+  const int64_t row = shape.head_dim * KvElementBytes(shape.dtype, shape.kv_dtype);
   return 2 * row * shape.kv_rows * shape.num_kv_heads * shape.spans;
 }
 

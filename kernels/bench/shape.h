@@ -18,15 +18,16 @@ struct AttentionShape {
   int32_t kv_rows = 512;
   int32_t head_dim = 64;
   Mask mask;
+  KvDType kv_dtype = KvDType::kSameAsQuery;
 
-  Geometry geometry() const { return {dtype, num_heads, num_kv_heads, head_dim}; }
+  Geometry geometry() const { return {dtype, num_heads, num_kv_heads, head_dim, kv_dtype}; }
 };
 
 // Multiplications and additions of Q.K^T and P.V over what the mask lets the rows see.
 double Flops(const AttentionShape& shape);
 // Bytes of Q, and as many of O.
 int64_t QueryBytes(const AttentionShape& shape);
-// Bytes of K and V together, a common prefix counted for each span.
+// Bytes of K and V together, a common prefix counted for each span, without scales.
 int64_t KvBytes(const AttentionShape& shape);
 
 }  // namespace flashcore::kernels

@@ -76,6 +76,7 @@ TEST(ParseBenchOptions, WithoutShapesTakesAllNamedOnes) {
   ASSERT_EQ(ParseBenchOptions({"--dtype=bfloat16", "--rounds=7"}, &options), "");
   EXPECT_EQ(options.shapes.size(), NamedShapes().size());
   EXPECT_EQ(options.shapes.front().attention.dtype, DType::kBFloat16);
+  EXPECT_EQ(options.shapes.front().attention.kv_dtype, KvDType::kSameAsQuery);
   EXPECT_EQ(options.rounds, 7);
 }
 
@@ -86,6 +87,16 @@ TEST(ParseBenchOptions, ShapesRepeat) {
   ASSERT_EQ(options.shapes.size(), 2u);
   EXPECT_EQ(options.shapes[1].attention.kv_rows, 64);
   EXPECT_EQ(options.arch, Arch::kSm90);
+}
+
+TEST(ParseBenchOptions, KvDTypeIsThatOfEveryShape) {
+  BenchOptions options;
+  ASSERT_EQ(ParseBenchOptions({"--kv_dtype=float8_e4m3", "--shape=1x8/2x64x64,q=1"}, &options), "");
+  const AttentionShape& shape = options.shapes.front().attention;
+  EXPECT_EQ(KvBytes(shape), 2 * 2 * 64 * 64);
+  EXPECT_EQ(QueryBytes(shape), 8 * 64 * 2);
+  const KernelSpec spec = SpecFor(options.shapes.front(), Arch::kSm80, Accumulate::kFloat32);
+  EXPECT_EQ(KernelName(spec), "sm80_float16_d64_float32_kv_float8_e4m3");
 }
 
 TEST(ParseBenchOptions, NamesTheFlagThatIsWrong) {
