@@ -37,6 +37,8 @@ RESOURCES = {
     "spill_stores": r"(\d+) bytes spill stores",
     "spill_loads": r"(\d+) bytes spill loads",
 }
+# What the table calls element types.
+TYPES = {"__nv_bfloat16": "bf16", "__half": "half", "__nv_fp8_e4m3": "e4m3"}
 Kernel = collections.namedtuple("Kernel", ["name", "threads", "dynamic_shared", *RESOURCES])
 
 # reports: {arch: {mangled kernel name: {resource: number}}}; ptx: of TABLE_ARCH.
@@ -150,7 +152,9 @@ def readable(name):
     for noise in ("flashcore::kernels::", "(anonymous namespace)::"):
         name = name.replace(noise, "")
     name = re.sub(r"\w+::Config", "Config", name).replace(" >", ">")
-    return name.replace("__nv_bfloat16", "bf16").replace("__half", "half")
+    for name_of_type, short in TYPES.items():
+        name = name.replace(name_of_type, short)
+    return name
 
 
 def table(kernels, nvcc_version):
