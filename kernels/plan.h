@@ -66,9 +66,9 @@ struct PlanOptions {
   int32_t split_kv_rows = 512;  // K/V rows a split; a multiple of kPageTokens
   int32_t split_max_rows = 16;  // spans with more packed rows per KV head than this do not split
   int32_t shared_rows = 0;      // packed rows a shared item, at most; 0: items are never shared
-  // Tiles of spans that do not split are halved, down to min_tile_rows, as long as there are too few
-  // of them for the workers. Only for kernels that give a row the same bits in any of these tiles.
-  // 0: never.
+  // Tiles of spans that do not split are halved, down to min_tile_rows, as long as there are too
+  // few of them for the workers. Only for kernels that give a row the same bits in any of these
+  // tiles. 0: never.
   int32_t min_tile_rows = 0;
 };
 

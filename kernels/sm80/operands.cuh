@@ -111,8 +111,8 @@ __device__ __forceinline__ void FinishOutput(const BlockWork& work, int kv_head,
       for (int n = 0; n < C::kOutputTiles; n += 2) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          float(&even)[4] = state->output[m][n];
-          float(&odd)[4] = state->output[m][n + 1];
+          float(&even)[4] = state->output[m][n].sums;
+          float(&odd)[4] = state->output[m][n + 1].sums;
           const float third = even[2 * i + 1] * scale;
           even[2 * i] *= scale;
           even[2 * i + 1] = odd[2 * i] * scale;

@@ -26,15 +26,15 @@ size_t KvBytes(const Geometry& geometry, const KvView& kv) {
 }
 
 void AddKv(const Geometry& geometry, const KvView& kv, DeviceMirror* mirror) {
+  if (geometry.kv_dtype == KvDType::kFloat8E4M3) {
+    mirror->Add(kv.key_scale, geometry.num_kv_heads * sizeof(float), Access::kRead);
+    mirror->Add(kv.value_scale, geometry.num_kv_heads * sizeof(float), Access::kRead);
+  }
   if (kv.rows == 0) return;
   mirror->Add(kv.key, KvBytes(geometry, kv), Access::kRead);
   mirror->Add(kv.value, KvBytes(geometry, kv), Access::kRead);
   if (kv.pages != nullptr) {
     mirror->Add(kv.pages, PagesFor(kv.rows) * sizeof(int32_t), Access::kRead);
-  }
-  if (geometry.kv_dtype == KvDType::kFloat8E4M3) {
-    mirror->Add(kv.key_scale, geometry.num_kv_heads * sizeof(float), Access::kRead);
-    mirror->Add(kv.value_scale, geometry.num_kv_heads * sizeof(float), Access::kRead);
   }
 }
 
