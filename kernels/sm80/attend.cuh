@@ -3,8 +3,8 @@
 // A block attends one work item: a tile of packed query rows to a range of K/V. Scores and
 // probabilities never leave the registers of the warp that computed them; O is rescaled as larger
 // scores turn up (online softmax) and divided by its sum at the end. The roles: mainloop.cuh copies
-// tiles in and multiplies, mask.cuh and softmax.cuh work on the scores in between, epilogue.cuh
-// merges warps and writes.
+// tiles in and multiplies (operands.cuh), mask.cuh and softmax.cuh work on the scores in between,
+// epilogue.cuh merges warps and writes.
 #ifndef FLASHCORE_KERNELS_SM80_ATTEND_CUH_
 #define FLASHCORE_KERNELS_SM80_ATTEND_CUH_
 
