@@ -10,9 +10,9 @@ namespace flashcore::kernels {
 
 // The Launcher of the sm80 rows of the registry that sum in float32: head_dim 32, 64, 96, 128 or
 // 256, both dtypes; FP8 K/V with float16 queries, head_dim 64 or 128. Enqueues one kernel per tile
-// size that the plan uses, and one to combine splits if there are any: never more than four. Every
-// pointer and stride of the spans must be a multiple of 16 bytes (LSE: of 4); the plan must have no
-// shared items.
+// size that the plan uses: one for a batch of decodes, never more than four. Splits are combined by
+// the block that finishes last among a tile's. Every pointer and stride of the spans must be a
+// multiple of 16 bytes (LSE: of 4); the plan must have no shared items.
 int LaunchAttentionSm80(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx);
 
 // The same for those that sum Q K^T and P V in float16: FP16 only, because mma.sync sums products

@@ -139,16 +139,20 @@ void AttentionTest::Check(Problem* problem) {
   const AttentionBatch batch = problem->batch();
   const ReferenceResult oracle = ReferenceAttention(batch);
   const ReferenceResult unfused = UnfusedAttention(batch);
-  for (int64_t target : Targets()) {
-    SCOPED_TRACE(hwy::TargetName(target));
-    const ScopedTarget scoped(target);
-    for (int s = 0; s < problem->num_spans(); ++s) problem->span(s).PoisonOutputs();
-    Run(batch);
-    size_t row_begin = 0;
-    for (int s = 0; s < problem->num_spans(); ++s) {
-      SCOPED_TRACE("span " + std::to_string(s));
-      CheckSpan(problem->span(s), oracle, unfused, row_begin);
-      row_begin += size_t{1} * batch.spans[s].query_rows * batch.geometry.num_heads;
+  // CUDA kernels: with large tiles and with small ones.
+  const bool cpu = GetParam().spec.arch == Arch::kCpu;
+  for (int threads : cpu ? std::vector<int>{2} : std::vector<int>{1, 2}) {
+    for (int64_t target : Targets()) {
+      SCOPED_TRACE(hwy::TargetName(target) + (", threads " + std::to_string(threads)));
+      const ScopedTarget scoped(target);
+      for (int s = 0; s < problem->num_spans(); ++s) problem->span(s).PoisonOutputs();
+      Run(batch, threads);
+      size_t row_begin = 0;
+      for (int s = 0; s < problem->num_spans(); ++s) {
+        SCOPED_TRACE("span " + std::to_string(s));
+        CheckSpan(problem->span(s), oracle, unfused, row_begin);
+        row_begin += size_t{1} * batch.spans[s].query_rows * batch.geometry.num_heads;
+      }
     }
   }
 }
