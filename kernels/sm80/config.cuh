@@ -72,7 +72,7 @@ struct Config {
   static constexpr int kShareTiles = kOutputTiles / kTeams;
   static constexpr int kPassedTiles = kTeams == 2 ? kShareTiles : kTeams > 2 ? kOutputTiles : 0;
   static constexpr int kStagedPitch = kShareTiles * 16 + (kShareTiles % 2 == 0 ? 16 : 0);
-  static constexpr int kStatBytes = kTeams > 1 ? kThreads* kRowTiles * 16 : 0;
+  static constexpr int kStatBytes = kTeams == 1 ? 0 : 16 * kRowTiles * kThreads;
   static constexpr int kPassedBytes = kThreads * kRowTiles * kPassedTiles * 16;
   static constexpr int kStagedOffset = kStatBytes + kPassedBytes;
   static constexpr int kEpilogueBytes = kStagedOffset + kTeams * kRows * kStagedPitch;
