@@ -1,9 +1,11 @@
 // Pure host arithmetic that turns a batch into a work list: which tile, how many KV splits, in
 // which order. No device is touched, so all of it is tested without one.
 //
-// The rule that makes output bits independent of company: the tile and the KV split of a span are
-// chosen from that span alone (its query and K/V rows, mask, heads and head_dim). Other spans of
-// the batch only change the order in which work items run, and which spans' rows an item serves.
+// The rule that makes output bits independent of company: the KV split of a span is chosen from
+// that span alone (its query and K/V rows, mask, heads and head_dim), and so is its tile, or else
+// among tiles in which the kernel gives a row the same bits (PlanOptions::min_tile_rows). Other
+// spans of the batch only change the order in which work items run, and which spans' rows an item
+// serves.
 #ifndef FLASHCORE_KERNELS_PLAN_H_
 #define FLASHCORE_KERNELS_PLAN_H_
 
