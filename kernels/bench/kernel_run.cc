@@ -25,7 +25,7 @@ cudaError_t KernelRun::Prepare(const Kernel& kernel, const Geometry& geometry,
 }
 
 cudaError_t KernelRun::SendWorkLists() {
-  work_list_bytes_ = WorkListBytes(Batch(0), plan_) + kWorkListAlignment - 1;
+  work_list_bytes_ = WorkListBytes(plan_) + kWorkListAlignment - 1;
   work_list_bytes_ -= work_list_bytes_ % kWorkListAlignment;
   const size_t bytes = work_list_bytes_ * sets_.size();
   PinnedMemory staging;

@@ -43,9 +43,6 @@ struct SoftmaxScale {
   float log2;  // takes scores to powers of 2
 };
 
-// What exponents are taken relative to, given the largest; anything will do if that is -infinity.
-__device__ __forceinline__ float FiniteOr0(float max) { return max == -INFINITY ? 0 : max; }
-
 // The largest value among the 4 lanes that share a row.
 __device__ __forceinline__ float MaxOfRow(float value) {
   value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));

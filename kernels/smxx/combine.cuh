@@ -70,7 +70,7 @@ __device__ __forceinline__ void CombineSplits(const BlockWork& work, int kv_head
       const float before = max;
 #pragma unroll
       for (int s = 0; s < kBatch; ++s) max = fmaxf(max, maxima[s]);
-      const float base = max == -INFINITY ? 0 : max;
+      const float base = FiniteOr0(max);
       const float factor = Exp2(before - base);
       output =
           make_float4(output.x * factor, output.y * factor, output.z * factor, output.w * factor);

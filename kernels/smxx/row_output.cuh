@@ -19,6 +19,9 @@ __device__ __forceinline__ float Exp2(float x) {
   return y;
 }
 
+// What exponents are taken relative to, given the largest; anything will do if that is -infinity.
+__device__ __forceinline__ float FiniteOr0(float max) { return max == -INFINITY ? 0 : max; }
+
 // Natural logarithm of a row's sum of exponentials: sum * 2^max. -infinity if the row saw nothing.
 __device__ __forceinline__ float LogSumExp(float max, float sum) {
   constexpr float kLn2 = 0.693147180559945309417f;

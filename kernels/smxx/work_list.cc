@@ -76,8 +76,7 @@ RowDivider::RowDivider(int32_t by) : divisor(by), shift(0) {
   multiplier = static_cast<uint32_t>((power + by - 1) / by);
 }
 
-size_t WorkListBytes(const AttentionBatch& batch, const Plan& plan) {
-  (void)batch;
+size_t WorkListBytes(const Plan& plan) {
   const size_t works = std::count_if(plan.items.begin(), plan.items.end(), IsPacked);
   return works * sizeof(BlockWork) + plan.combines.size() * sizeof(int32_t);
 }

@@ -81,8 +81,8 @@ struct alignas(16) BlockWork {
 // Alignment of the block, in host and in device memory.
 inline constexpr size_t kWorkListAlignment = 64;
 
-// Bytes that PackWorkList writes.
-size_t WorkListBytes(const AttentionBatch& batch, const Plan& plan);
+// Bytes that PackWorkList writes for `plan`.
+size_t WorkListBytes(const Plan& plan);
 
 // Packs what a launch of `batch` by `plan` reads into the block at `to`. Every pointer of the spans
 // must be a device pointer, kv.pages included. `plan` must have no shared items.

@@ -73,7 +73,7 @@ int LaunchOnDevice(const Kernel& kernel, const AttentionBatch& batch, const Plan
   for (int32_t s = 0; s < batch.num_spans; ++s) AddSpan(batch.geometry, batch.spans[s], &mirror);
   std::vector<std::byte> workspace(plan.workspace_bytes, std::byte{0xff});  // NaN
   mirror.Add(workspace.data(), workspace.size(), Access::kWrite);
-  std::vector<std::byte> work_list(WorkListBytes(batch, plan));
+  std::vector<std::byte> work_list(WorkListBytes(plan));
   mirror.Add(work_list.data(), work_list.size(), Access::kRead);
   mirror.Allocate();
 

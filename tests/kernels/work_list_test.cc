@@ -25,13 +25,13 @@ class PackedBatch {
       : spans_(std::move(spans)),
         batch_{{DType::kFloat16, 4, 2, 64}, spans_.data(), static_cast<int32_t>(spans_.size())} {
     MakePlan(batch_, kSm80Tiles[0].plan, 1, &plan_);
-    aligned_.resize(WorkListBytes(batch_, plan_) / sizeof(BlockWork) + 1);
+    aligned_.resize(WorkListBytes(plan_) / sizeof(BlockWork) + 1);
     PackWorkList(batch_, plan_, block());
   }
 
   const Plan& plan() const { return plan_; }
   std::byte* block() { return reinterpret_cast<std::byte*>(aligned_.data()); }
-  size_t bytes() const { return WorkListBytes(batch_, plan_); }
+  size_t bytes() const { return WorkListBytes(plan_); }
   WorkListView view() { return WorkListView(batch_, plan_, block()); }
 
  private:
@@ -124,7 +124,7 @@ TEST(WorkList, CarriesTheScalesOfFp8Kv) {
 TEST(WorkList, OfNothingIsEmpty) {
   const AttentionBatch batch{{DType::kFloat16, 1, 1, 64}, nullptr, 0};
   const Plan plan;
-  EXPECT_EQ(WorkListBytes(batch, plan), 0u);
+  EXPECT_EQ(WorkListBytes(plan), 0u);
   PackWorkList(batch, plan, nullptr);
 }
 
