@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/bench/cuda_raii.h"
 #include "kernels/bench/named_shapes.h"
+#include "kernels/smxx/cuda_raii.h"
 
 namespace flashcore::kernels {
 

@@ -9,11 +9,11 @@
 #include "kernels/bench/accuracy.h"
 #include "kernels/bench/bench_options.h"
 #include "kernels/bench/cuda_check.h"
-#include "kernels/bench/cuda_raii.h"
 #include "kernels/bench/input_sets.h"
 #include "kernels/bench/kernel_run.h"
 #include "kernels/bench/report.h"
 #include "kernels/bench/timing.h"
+#include "kernels/smxx/cuda_raii.h"
 
 namespace flashcore::kernels {
 namespace {

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "kernels/attention.h"
-#include "kernels/bench/cuda_raii.h"
 #include "kernels/plan.h"
 #include "kernels/registry.h"
+#include "kernels/smxx/cuda_raii.h"
 
 namespace flashcore::kernels {
 

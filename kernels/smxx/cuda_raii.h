@@ -1,6 +1,6 @@
 // Owners of what the CUDA runtime hands out.
-#ifndef FLASHCORE_KERNELS_BENCH_CUDA_RAII_H_
-#define FLASHCORE_KERNELS_BENCH_CUDA_RAII_H_
+#ifndef FLASHCORE_KERNELS_SMXX_CUDA_RAII_H_
+#define FLASHCORE_KERNELS_SMXX_CUDA_RAII_H_
 
 #include <cuda_runtime_api.h>
 
@@ -21,6 +21,7 @@ class CudaHandle {
   }
 
   T get() const { return handle_; }
+  T release() { return std::exchange(handle_, nullptr); }
   // For the runtime to write a new handle to; destroys the one before.
   T* out() {
     Reset();
@@ -45,4 +46,4 @@ using CudaGraphExec = CudaHandle<cudaGraphExec_t, cudaGraphExecDestroy>;
 
 }  // namespace flashcore::kernels
 
-#endif  // FLASHCORE_KERNELS_BENCH_CUDA_RAII_H_
+#endif  // FLASHCORE_KERNELS_SMXX_CUDA_RAII_H_

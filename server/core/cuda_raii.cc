@@ -1,0 +1,47 @@
+#include "server/core/cuda_raii.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/core/cuda_status.h"
+
+namespace flashcore::server {
+namespace {
+
+// `owner`, if getting it went well.
+template <class Owner>
+absl::StatusOr<Owner> Checked(cudaError_t error, absl::string_view call, Owner owner) {
+  if (absl::Status status = CudaStatus(error, call); !status.ok()) return status;
+  return owner;
+}
+
+}  // namespace
+
+absl::StatusOr<DeviceMemory> AllocateDevice(size_t bytes, absl::string_view purpose) {
+  DeviceMemory memory;
+  const cudaError_t error = cudaMalloc(memory.out(), bytes);
+  return Checked(error, absl::StrCat("cudaMalloc of ", bytes, " bytes for ", purpose),
+                 std::move(memory));
+}
+
+absl::StatusOr<PinnedMemory> AllocatePinned(size_t bytes, absl::string_view purpose) {
+  PinnedMemory memory;
+  const cudaError_t error =
+      cudaHostAlloc(memory.out(), bytes, cudaHostAllocPortable | cudaHostAllocMapped);
+  return Checked(error, absl::StrCat("cudaHostAlloc of ", bytes, " bytes for ", purpose),
+                 std::move(memory));
+}
+
+absl::StatusOr<CudaStream> MakeStream() {
+  CudaStream stream;
+  const cudaError_t error = cudaStreamCreateWithFlags(stream.out(), cudaStreamNonBlocking);
+  return Checked(error, "cudaStreamCreateWithFlags", std::move(stream));
+}
+
+absl::StatusOr<CudaEvent> MakeEvent() {
+  CudaEvent event;
+  const cudaError_t error = cudaEventCreateWithFlags(event.out(), cudaEventDefault);
+  return Checked(error, "cudaEventCreateWithFlags", std::move(event));
+}
+
+}  // namespace flashcore::server

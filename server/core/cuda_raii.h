@@ -1,0 +1,27 @@
+// What the CUDA runtime hands out, as owners, and the errors of getting it as a Status.
+#ifndef FLASHCORE_SERVER_CORE_CUDA_RAII_H_
+#define FLASHCORE_SERVER_CORE_CUDA_RAII_H_
+
+#include <cstddef>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "kernels/smxx/cuda_raii.h"
+
+namespace flashcore::server {
+
+using kernels::CudaEvent;
+using kernels::CudaStream;
+using kernels::DeviceMemory;
+using kernels::PinnedMemory;
+
+// All on the calling thread's current device. `purpose` completes "N bytes for ..." in errors.
+absl::StatusOr<DeviceMemory> AllocateDevice(size_t bytes, absl::string_view purpose);
+// At the same address on the host and on every device.
+absl::StatusOr<PinnedMemory> AllocatePinned(size_t bytes, absl::string_view purpose);
+absl::StatusOr<CudaStream> MakeStream();  // does not wait for the legacy default stream
+absl::StatusOr<CudaEvent> MakeEvent();    // keeps the time
+
+}  // namespace flashcore::server
+
+#endif  // FLASHCORE_SERVER_CORE_CUDA_RAII_H_

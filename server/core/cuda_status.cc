@@ -1,0 +1,53 @@
+#include "server/core/cuda_status.h"
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+
+namespace flashcore::server {
+namespace {
+
+constexpr char kStickyPayload[] = "flashcore/sticky_cuda_error";
+
+// Those that the runtime's documentation says leave the process in an inconsistent state.
+bool LosesTheDevice(cudaError_t error) {
+  switch (error) {
+    case cudaErrorAssert:
+    case cudaErrorCudartUnloading:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalAddress:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorNvlinkUncorrectable:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+absl::Status CudaStatus(int code, absl::string_view call) {
+  const auto error = static_cast<cudaError_t>(code);
+  if (error == cudaSuccess) return absl::OkStatus();
+  const bool sticky = LosesTheDevice(error);
+  const std::string message =
+      absl::StrCat(call, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")",
+                   sticky ? "; the device is lost to this process" : "");
+  if (error == cudaErrorMemoryAllocation) return absl::ResourceExhaustedError(message);
+  absl::Status status = absl::InternalError(message);
+  if (sticky) status.SetPayload(kStickyPayload, absl::Cord());
+  return status;
+}
+
+bool IsSticky(const absl::Status& status) { return status.GetPayload(kStickyPayload).has_value(); }
+
+}  // namespace flashcore::server
