@@ -97,7 +97,9 @@ class AttendTensors {
   float* lse() const {  // null if not asked for
     return lse_offset_ == 0 ? nullptr : reinterpret_cast<float*>(results_.data() + lse_offset_);
   }
-  size_t lse_offset() const { return lse_offset_; }  // bytes after output()
+  size_t lse_offset() const { return lse_offset_; }      // bytes after output()
+  size_t input_bytes() const { return input_bytes_; }    // from query(), K and V included
+  size_t result_bytes() const { return result_bytes_; }  // from output(), LSE included
   TensorAddresses addresses() const { return {query(), key(), value(), output(), lse()}; }
 
   void ReleaseInputs() { inputs_.Reset(); }
@@ -109,6 +111,8 @@ class AttendTensors {
   size_t key_offset_ = 0;
   size_t value_offset_ = 0;
   size_t lse_offset_ = 0;
+  size_t input_bytes_ = 0;
+  size_t result_bytes_ = 0;
 };
 
 // A request in the engine. The submitter owns it and keeps it alive until `done` is called, which

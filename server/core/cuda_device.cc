@@ -1,0 +1,153 @@
+#include "server/core/cuda_device.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "server/core/cuda_lane.h"
+#include "server/core/cuda_raii.h"
+#include "server/core/cuda_status.h"
+
+namespace flashcore::server {
+namespace {
+
+constexpr double kKvShareOfFreeMemory = 0.85;
+constexpr int kMinComputeCapability = 8;  // major: cp.async and mma.sync of BF16
+
+// Device memory for the tensors of any one request: Q, K and V; O, as large as Q; LSE, which is
+// largest beside Q at head_dim 32; and what aligns them.
+size_t TensorBytes(size_t max_request_bytes) {
+  constexpr size_t kPadding = 8 * StagingPool::kAlignment;
+  return 2 * max_request_bytes + max_request_bytes / 16 + kPadding;
+}
+
+}  // namespace
+
+struct CudaDevice::Memory {
+  DeviceMemory memory;
+  size_t bytes = 0;
+};
+
+absl::Status CudaDevice::Find(int ordinal) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess) {
+    return absl::NotFoundError(
+        absl::StrCat("no GPU can be used: ", CudaStatus(error, "cudaGetDeviceCount").message()));
+  }
+  if (ordinal < count) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat("there is no cuda:", ordinal, ": the driver has ", count,
+                                          count == 1 ? " GPU" : " GPUs"));
+}
+
+absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(const Options& options) {
+  if (absl::Status status = Find(options.ordinal); !status.ok()) return status;
+  auto chosen = ChooseKernels(kernels::Arch::kSm80, options.accumulate);
+  if (!chosen.ok()) return chosen.status();
+  auto device = absl::WrapUnique(new CudaDevice(options, *std::move(chosen)));
+  absl::Status status = device->Select();
+  if (status.ok()) status = device->ReadInfo();
+  if (status.ok()) status = device->MakeLanes();
+  if (status.ok()) status = device->AllocateArena();
+  if (!status.ok()) return status;
+  return device;
+}
+
+CudaDevice::CudaDevice(const Options& options, std::vector<const kernels::Kernel*> kernels)
+    : options_(options), kernels_(std::move(kernels)) {}
+
+CudaDevice::~CudaDevice() = default;
+
+absl::Status CudaDevice::Select() const {
+  return CudaStatus(cudaSetDevice(options_.ordinal), "cudaSetDevice");
+}
+
+absl::Status CudaDevice::ReadInfo() {
+  cudaDeviceProp properties;
+  const cudaError_t error = cudaGetDeviceProperties(&properties, options_.ordinal);
+  if (error != cudaSuccess) return CudaStatus(error, "cudaGetDeviceProperties");
+  info_.id = absl::StrCat("cuda:", options_.ordinal);
+  info_.name = properties.name;
+  info_.arch = absl::StrCat("sm_", properties.major, properties.minor);
+  info_.memory_bytes = properties.totalGlobalMem;
+  info_.l2_bytes = static_cast<uint64_t>(properties.l2CacheSize);
+  info_.lanes = options_.lanes;
+  info_.compute_units = properties.multiProcessorCount;
+  if (properties.major >= kMinComputeCapability) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat("no kernels for ", info_.id, ", a ", info_.name,
+                                               ": it is ", info_.arch, ", they need sm_",
+                                               kMinComputeCapability, "0 or later"));
+}
+
+absl::Status CudaDevice::MakeLanes() {
+  CudaLane::Options options;
+  options.tensor_bytes = TensorBytes(options_.max_request_bytes);
+  options.workspace_bytes = options_.workspace_bytes;
+  options.list_bytes = options_.list_bytes;
+  options.multiprocessors = info_.compute_units;
+  for (int i = 0; i < options_.lanes; ++i) {
+    auto lane = CudaLane::Create(options);
+    if (!lane.ok()) {
+      return absl::Status(lane.status().code(), absl::StrCat("lane ", i, " of ", options_.lanes,
+                                                             ": ", lane.status().message()));
+    }
+    lanes_.push_back(*std::move(lane));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaDevice::AllocateArena() {
+  size_t free_bytes = 0, total_bytes = 0;
+  const cudaError_t error = cudaMemGetInfo(&free_bytes, &total_bytes);
+  if (error != cudaSuccess) return CudaStatus(error, "cudaMemGetInfo");
+  arena_ = std::make_unique<Memory>();
+  arena_->bytes = options_.kv_memory_bytes > 0
+                      ? options_.kv_memory_bytes
+                      : static_cast<size_t>(static_cast<double>(free_bytes) * kKvShareOfFreeMemory);
+  auto memory = AllocateDevice(arena_->bytes, "resident K/V");
+  if (!memory.ok()) {
+    return absl::Status(memory.status().code(),
+                        absl::StrCat(memory.status().message(), "; ", free_bytes, " of ",
+                                     total_bytes, " bytes are free"));
+  }
+  arena_->memory = *std::move(memory);
+  return absl::OkStatus();
+}
+
+StagingPool::Allocator CudaDevice::staging_allocator() {
+  return {[this](size_t bytes) -> void* {
+            if (!Select().ok()) return nullptr;
+            auto memory = AllocatePinned(bytes, "staging");
+            return memory.ok() ? memory->release() : nullptr;
+          },
+          [](void* memory) { cudaFreeHost(memory); }};
+}
+
+KvMemory CudaDevice::kv_memory() const {
+  return {static_cast<std::byte*>(arena_->memory.get()), arena_->bytes, 0};
+}
+
+absl::Status CudaDevice::Run(int lane, const Launch& launch) {
+  const kernels::Geometry geometry = launch.geometry();
+  const auto kernel =
+      std::find_if(kernels_.begin(), kernels_.end(), [&](const kernels::Kernel* candidate) {
+        return candidate->spec.dtype == geometry.dtype &&
+               candidate->spec.head_dim == geometry.head_dim;
+      });
+  if (kernel == kernels_.end()) {
+    return absl::UnimplementedError(absl::StrCat(info_.id, " has no kernel for ",
+                                                 kernels::Name(geometry.dtype), " of head_dim ",
+                                                 geometry.head_dim));
+  }
+  if (absl::Status status = Select(); !status.ok()) return status;
+  return lanes_[lane]->Run(**kernel, kv_memory().base, launch);
+}
+
+absl::Status CudaDevice::CopyPages(int lane, int64_t page_bytes,
+                                   absl::Span<const kernels::PageCopy> copies) {
+  if (absl::Status status = Select(); !status.ok()) return status;
+  return lanes_[lane]->CopyPages(page_bytes, copies);
+}
+
+}  // namespace flashcore::server

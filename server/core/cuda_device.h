@@ -1,0 +1,69 @@
+// One NVIDIA GPU as a device. Only builds that have CUDA define what is declared here; the header
+// needs no CUDA.
+#ifndef FLASHCORE_SERVER_CORE_CUDA_DEVICE_H_
+#define FLASHCORE_SERVER_CORE_CUDA_DEVICE_H_
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/core/device.h"
+
+namespace flashcore::server {
+
+class CudaLane;
+
+// Its lanes are driven by a thread each and share nothing but the arena.
+class CudaDevice final : public Device {
+ public:
+  struct Options {
+    int ordinal = 0;  // N of cuda:N
+    kernels::Accumulate accumulate = kernels::Accumulate::kFloat32;
+    int lanes = 2;
+    // For the arena; 0: 85% of what is free once the lanes have theirs.
+    size_t kv_memory_bytes = 0;
+
+    // Of each lane, all device memory. A launch of more runs in parts.
+    size_t max_request_bytes = size_t{64} << 20;  // Q, K and V of the largest request there may be
+    size_t workspace_bytes = size_t{256} << 20;   // partial results of KV splits
+    size_t list_bytes = size_t{16} << 20;         // page tables and work lists; as much pinned
+  };
+
+  // OK if there is a GPU `ordinal` that the driver lets this process use; NOT_FOUND says why not.
+  static absl::Status Find(int ordinal);
+
+  // Takes all memory, streams and events that launches need. NOT_FOUND as Find; UNIMPLEMENTED if
+  // there are no kernels for this GPU or for `accumulate`; RESOURCE_EXHAUSTED names what did not
+  // fit, and its size.
+  static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(const Options& options);
+  ~CudaDevice() override;
+
+  const DeviceInfo& info() const override { return info_; }
+  const std::vector<const kernels::Kernel*>& kernels() const override { return kernels_; }
+  StagingPool::Allocator staging_allocator() override;  // pinned memory, for any thread
+  KvMemory kv_memory() const override;
+  absl::Status Run(int lane, const Launch& launch) override;
+  absl::Status CopyPages(int lane, int64_t page_bytes,
+                         absl::Span<const kernels::PageCopy> copies) override;
+
+ private:
+  struct Memory;
+
+  CudaDevice(const Options& options, std::vector<const kernels::Kernel*> kernels);
+  absl::Status ReadInfo();
+  absl::Status MakeLanes();
+  absl::Status AllocateArena();
+  absl::Status Select() const;  // for the calling thread
+
+  const Options options_;
+  const std::vector<const kernels::Kernel*> kernels_;
+  DeviceInfo info_;
+  std::unique_ptr<Memory> arena_;
+  std::vector<std::unique_ptr<CudaLane>> lanes_;
+};
+
+}  // namespace flashcore::server
+
+#endif  // FLASHCORE_SERVER_CORE_CUDA_DEVICE_H_
