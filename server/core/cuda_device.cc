@@ -8,6 +8,7 @@
 #include "server/core/cuda_lane.h"
 #include "server/core/cuda_raii.h"
 #include "server/core/cuda_status.h"
+#include "server/core/l2_window.h"
 
 namespace flashcore::server {
 namespace {
@@ -50,6 +51,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(const Options& op
   if (status.ok()) status = device->ReadInfo();
   if (status.ok()) status = device->MakeLanes();
   if (status.ok()) status = device->AllocateArena();
+  if (status.ok()) status = device->MakeHotSegment();
   if (!status.ok()) return status;
   return device;
 }
@@ -72,6 +74,7 @@ absl::Status CudaDevice::ReadInfo() {
   info_.arch = absl::StrCat("sm_", properties.major, properties.minor);
   info_.memory_bytes = properties.totalGlobalMem;
   info_.l2_bytes = static_cast<uint64_t>(properties.l2CacheSize);
+  info_.l2_persisting_max_bytes = static_cast<uint64_t>(properties.persistingL2CacheMaxSize);
   info_.lanes = options_.lanes;
   info_.compute_units = properties.multiProcessorCount;
   if (properties.major >= kMinComputeCapability) return absl::OkStatus();
@@ -115,6 +118,49 @@ absl::Status CudaDevice::AllocateArena() {
   return absl::OkStatus();
 }
 
+absl::Status CudaDevice::MakeHotSegment() {
+  if (!options_.l2_window) {
+    info_.l2_note = "it is switched off";
+    return absl::OkStatus();
+  }
+  if (info_.l2_persisting_max_bytes == 0) {
+    info_.l2_note = "the GPU keeps nothing persisting in its L2 (under MIG none does)";
+    return absl::OkStatus();
+  }
+  int window_max_bytes = 0;
+  const cudaError_t error = cudaDeviceGetAttribute(
+      &window_max_bytes, cudaDevAttrMaxAccessPolicyWindowSize, options_.ordinal);
+  if (error != cudaSuccess) return CudaStatus(error, "cudaDeviceGetAttribute");
+  return SetWindows({info_.l2_persisting_max_bytes, static_cast<size_t>(window_max_bytes)});
+}
+
+absl::Status CudaDevice::SetWindows(const L2Limits& limits) {
+  const auto hot_bytes = [&](const L2Limits& allowed) {
+    return HotSegmentBytes(allowed, options_.l2_budget_bytes, arena_->bytes,
+                           options_.superblock_bytes);
+  };
+  const auto granted = SetAsideL2(hot_bytes(limits));
+  if (!granted.ok()) {
+    if (IsSticky(granted.status())) return granted.status();
+    info_.l2_note = std::string(granted.status().message());
+    return absl::OkStatus();
+  }
+  const size_t bytes =
+      hot_bytes({std::min(*granted, limits.persisting_max_bytes), limits.window_max_bytes});
+  if (bytes == 0) {
+    info_.l2_note = absl::StrCat("no superblock of ", options_.superblock_bytes,
+                                 " bytes fits what was set aside, ", *granted, " bytes");
+    return absl::OkStatus();
+  }
+  for (const auto& lane : lanes_) {
+    if (absl::Status status = SetL2Window(lane->stream(), kv_memory().base, bytes); !status.ok()) {
+      return status;
+    }
+  }
+  hot_bytes_ = info_.l2_window_bytes = bytes;
+  return absl::OkStatus();
+}
+
 StagingPool::Allocator CudaDevice::staging_allocator() {
   return {[this](size_t bytes) -> void* {
             if (!Select().ok()) return nullptr;
@@ -125,7 +171,7 @@ StagingPool::Allocator CudaDevice::staging_allocator() {
 }
 
 KvMemory CudaDevice::kv_memory() const {
-  return {static_cast<std::byte*>(arena_->memory.get()), arena_->bytes, 0};
+  return {static_cast<std::byte*>(arena_->memory.get()), arena_->bytes, hot_bytes_};
 }
 
 absl::Status CudaDevice::Run(int lane, const Launch& launch) {

@@ -9,11 +9,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/core/arena.h"
 #include "server/core/device.h"
 
 namespace flashcore::server {
 
 class CudaLane;
+struct L2Limits;
 
 // Its lanes are driven by a thread each and share nothing but the arena.
 class CudaDevice final : public Device {
@@ -24,6 +26,12 @@ class CudaDevice final : public Device {
     int lanes = 2;
     // For the arena; 0: 85% of what is free once the lanes have theirs.
     size_t kv_memory_bytes = 0;
+    // Whether to keep the first of it, the hot segment, in the L2 cache: as much as the GPU allows,
+    // and not more than l2_budget_bytes (0: no limit of its own). A GPU that keeps nothing works
+    // without, and info().l2_note says why.
+    bool l2_window = true;
+    size_t l2_budget_bytes = 0;
+    size_t superblock_bytes = Arena::Options().superblock_bytes;  // the hot segment has whole ones
 
     // Of each lane, all device memory. A launch of more runs in parts.
     size_t max_request_bytes = size_t{64} << 20;  // Q, K and V of the largest request there may be
@@ -55,11 +63,14 @@ class CudaDevice final : public Device {
   absl::Status ReadInfo();
   absl::Status MakeLanes();
   absl::Status AllocateArena();
+  absl::Status MakeHotSegment();
+  absl::Status SetWindows(const L2Limits& limits);
   absl::Status Select() const;  // for the calling thread
 
   const Options options_;
   const std::vector<const kernels::Kernel*> kernels_;
   DeviceInfo info_;
+  size_t hot_bytes_ = 0;
   std::unique_ptr<Memory> arena_;
   std::vector<std::unique_ptr<CudaLane>> lanes_;
 };
