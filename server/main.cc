@@ -13,12 +13,13 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_join.h"
 #include "google/protobuf/stubs/logging.h"
 #include "server/core/clock.h"
-#include "server/core/cpu_device.h"
 #include "server/core/engine.h"
+#include "server/core/open_device.h"
 #include "server/options.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/metrics.h"
@@ -83,6 +84,21 @@ Metrics::Options MetricsOptions(const Options& options, const Device& device) {
       options.server.version, {{info.id, info.name, info.arch}}, Server::Methods(options.server)};
 }
 
+void LogDevice(const Device& device, const Options& options, const std::string& reason) {
+  const DeviceInfo& info = device.info();
+  LogInfo("device", {{"device", info.id},
+                     {"name", info.name},
+                     {"arch", info.arch},
+                     {"compute_units", info.compute_units},
+                     {"lanes", info.lanes},
+                     {"accumulate", kernels::Name(options.device.cpu.accumulate)},
+                     {"kv_memory_bytes", device.kv_memory().bytes},
+                     {"kv_hot_bytes", device.kv_memory().hot_bytes},
+                     {"l2_window_bytes", info.l2_window_bytes},
+                     {"reason", reason}});
+  if (!info.l2_note.empty()) LogInfo("no L2 window", {{"reason", info.l2_note}});
+}
+
 void SetGauges(Engine* engine, Metrics* metrics) {
   const auto set = [](Gauge& gauge, size_t value) { gauge.Set(static_cast<int64_t>(value)); };
   set(metrics->staging_used_bytes, engine->staging().used_bytes());
@@ -114,23 +130,15 @@ int Drain(Server* server, absl::Duration timeout) {
 
 int Run(const Options& options) {
   const SteadyClock clock;
-  auto device = CpuDevice::Create(options.cpu, &clock);
-  if (!device.ok()) {
-    LogError("cannot use the device", {{"error", device.status().message()}});
+  auto opened = OpenDevice(options.device, &clock);
+  if (!opened.ok()) {
+    LogError("cannot use the device", {{"error", opened.status().message()}});
     return 1;
   }
-  const DeviceInfo info = (*device)->info();
-  Metrics metrics(MetricsOptions(options, **device));
-  Engine engine(options.engine, *std::move(device), &clock, &metrics);
+  LogDevice(*opened->device, options, opened->reason);
+  Metrics metrics(MetricsOptions(options, *opened->device));
+  Engine engine(options.engine, std::move(opened->device), &clock, &metrics);
   metrics.OnScrape([&] { SetGauges(&engine, &metrics); });
-  LogInfo("device", {{"device", info.id},
-                     {"name", info.name},
-                     {"arch", info.arch},
-                     {"compute_units", info.compute_units},
-                     {"accumulate", kernels::Name(options.cpu.accumulate)},
-                     {"kv_memory_bytes", options.cpu.kv_memory_bytes},
-                     {"kv_hot_bytes", options.cpu.kv_hot_bytes},
-                     {"reason", options.device_reason}});
 
   std::unique_ptr<MetricsServer> metrics_server;
   if (!options.metrics_listen.empty()) {

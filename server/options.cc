@@ -21,19 +21,29 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 
 ABSL_FLAG(
     std::vector<std::string>, listen, {"0.0.0.0:7070"},
     "Addresses to serve gRPC on, each host:port or unix:path. Repeatable, or comma-separated.");
 ABSL_FLAG(std::string, metrics_listen, "0.0.0.0:9464",
           "Address of the Prometheus endpoint /metrics, host:port; empty: none.");
-ABSL_FLAG(std::string, device, "auto", "What to compute on: auto, cpu or cuda:N.");
+ABSL_FLAG(std::string, device, "auto",
+          "What to compute on: cpu, cuda:N, or auto: cuda:0 if it can be used, else the CPU.");
 ABSL_FLAG(
     std::string, accumulate, "float32",
     "What kernels sum in: float32, or float16, which only some devices have: less exact, FP16 "
     "only, and it overflows where |q.k| before softmax_scale, or max|V| times the number of "
     "tokens that share a row's attention, is beyond 65504.");
 ABSL_FLAG(int32_t, cpu_threads, 0, "Threads of the CPU device; 0: one per core.");
+ABSL_FLAG(int32_t, lanes, 2,
+          "Launches that a GPU runs side by side, each on a stream and in memory of its own. The "
+          "CPU device has one lane.");
+ABSL_FLAG(std::string, l2_window, "on",
+          "Whether a GPU keeps the first K/V, which pinned sequences compete for, in its L2 cache: "
+          "on or off.");
+ABSL_FLAG(int64_t, l2_budget_bytes, 0,
+          "Most of a GPU's L2 cache to keep K/V in; 0: as much as the GPU allows.");
 ABSL_FLAG(int64_t, max_message_bytes, int64_t{64} << 20, "Largest gRPC message accepted.");
 ABSL_FLAG(
     int64_t, transport_memory_bytes, int64_t{256} << 20,
@@ -58,11 +68,12 @@ ABSL_FLAG(
     "0: it never does.");
 ABSL_FLAG(
     int64_t, kv_memory_bytes, 0,
-    "Memory for resident K/V; 0: a quarter of the machine's. The system gives it as it is used.");
+    "Memory for resident K/V. 0: on a GPU 85% of what is free; on the CPU device a quarter of the "
+    "machine's, which the system gives as it is used.");
 ABSL_FLAG(
     int64_t, kv_hot_bytes, 0,
-    "Of it, what pinned sequences compete for. A CPU keeps nothing pinned in its cache: on it "
-    "this only serves to try placement out.");
+    "Of it, what pinned sequences compete for on the CPU device. A CPU keeps nothing pinned in its "
+    "cache: this only serves to try placement out.");
 ABSL_FLAG(double, sequence_idle_timeout_s, 3600,
           "Seconds without use after which a sequence is deleted; 0: never.");
 ABSL_FLAG(std::string, evict, "none",
@@ -229,26 +240,41 @@ void ReadCpuOptions(CpuDevice::Options* options, Checker* check) {
   options->threads = check->Range("cpu_threads", absl::GetFlag(FLAGS_cpu_threads), 0, 4096);
   int64_t kv_bytes = absl::GetFlag(FLAGS_kv_memory_bytes);
   if (kv_bytes == 0) kv_bytes = std::max(MachineMemoryBytes() / 4, int64_t{64} << 20);
-  options->kv_memory_bytes =
-      check->Range<int64_t>("kv_memory_bytes", kv_bytes, 4 << 20, int64_t{1} << 44);
+  options->kv_memory_bytes = kv_bytes;
   options->kv_hot_bytes =
       check->Range<int64_t>("kv_hot_bytes", absl::GetFlag(FLAGS_kv_hot_bytes), 0, kv_bytes);
-  options->accumulate = ReadAccumulate(check);
   options->share_prefixes = absl::GetFlag(FLAGS_share_prefixes);
 }
 
-// This build has the CPU device only, so auto is always the CPU.
-void ChooseDevice(const std::string& flag, Options* options, Checker* check) {
-  options->device = "cpu";
-  if (flag == "auto") {
-    options->device_reason = "--device=auto: this build has no CUDA device";
-    return;
+void ReadCudaOptions(CudaDevice::Options* options, Checker* check) {
+  options->lanes = check->Range("lanes", absl::GetFlag(FLAGS_lanes), 1, 64);
+  options->kv_memory_bytes = absl::GetFlag(FLAGS_kv_memory_bytes);
+  options->max_request_bytes = absl::GetFlag(FLAGS_max_message_bytes);
+  const std::string l2_window = absl::GetFlag(FLAGS_l2_window);
+  check->Require(l2_window == "on" || l2_window == "off", "l2_window", l2_window, "on or off");
+  options->l2_window = l2_window == "on";
+  options->l2_budget_bytes = check->Range<int64_t>(
+      "l2_budget_bytes", absl::GetFlag(FLAGS_l2_budget_bytes), 0, int64_t{1} << 40);
+}
+
+void ReadDeviceOptions(DeviceOptions* options, Checker* check) {
+  const std::string device = absl::GetFlag(FLAGS_device);
+  if (device == "cpu") {
+    options->kind = DeviceOptions::Kind::kCpu;
+  } else if (device != "auto") {
+    options->kind = DeviceOptions::Kind::kCuda;
+    absl::string_view ordinal = device;
+    check->Require(absl::ConsumePrefix(&ordinal, "cuda:") &&
+                       absl::SimpleAtoi(ordinal, &options->cuda.ordinal) &&
+                       options->cuda.ordinal >= 0,
+                   "device", device, "auto, cpu or cuda:N");
   }
-  options->device_reason = "--device=cpu";
-  check->Require(flag == "cpu", "device", flag,
-                 absl::StartsWith(flag, "cuda:")
-                     ? "available: this build has no CUDA device; use cpu or auto"
-                     : "auto, cpu or cuda:N");
+  if (const int64_t bytes = absl::GetFlag(FLAGS_kv_memory_bytes); bytes != 0) {
+    check->Range<int64_t>("kv_memory_bytes", bytes, 4 << 20, int64_t{1} << 44);
+  }
+  ReadCpuOptions(&options->cpu, check);
+  ReadCudaOptions(&options->cuda, check);
+  options->cpu.accumulate = options->cuda.accumulate = ReadAccumulate(check);
 }
 
 }  // namespace
@@ -292,8 +318,7 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
   ReadSequenceOptions(&options.engine.sequences, &check);
   options.engine.sequences.max_heads = options.engine.max_heads;
 
-  ChooseDevice(absl::GetFlag(FLAGS_device), &options, &check);
-  ReadCpuOptions(&options.cpu, &check);
+  ReadDeviceOptions(&options.device, &check);
   options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
   options.drain_timeout = absl::Seconds(
       check.Range("drain_timeout_s", absl::GetFlag(FLAGS_drain_timeout_s), 0.0, 86400.0));

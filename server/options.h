@@ -7,8 +7,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/core/cpu_device.h"
 #include "server/core/engine.h"
+#include "server/core/open_device.h"
 #include "server/telemetry/log.h"
 #include "server/transport/server.h"
 
@@ -17,9 +17,7 @@ namespace flashcore::server {
 struct Options {
   Server::Options server;
   Engine::Options engine;
-  std::string device;         // "cpu"; "auto" has been decided
-  std::string device_reason;  // why, for the log
-  CpuDevice::Options cpu;
+  DeviceOptions device;
   std::string metrics_listen;  // empty: no metrics endpoint
   absl::Duration drain_timeout;
   Logger::Options log;

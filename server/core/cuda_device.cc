@@ -149,7 +149,7 @@ absl::Status CudaDevice::SetWindows(const L2Limits& limits) {
       hot_bytes({std::min(*granted, limits.persisting_max_bytes), limits.window_max_bytes});
   if (bytes == 0) {
     info_.l2_note = absl::StrCat("no superblock of ", options_.superblock_bytes,
-                                 " bytes fits what was set aside, ", *granted, " bytes");
+                                 " bytes fits; the GPU set ", *granted, " bytes aside");
     return absl::OkStatus();
   }
   for (const auto& lane : lanes_) {

@@ -12,12 +12,12 @@ namespace {
 
 constexpr char kStickyPayload[] = "flashcore/sticky_cuda_error";
 
-// Those that the runtime's documentation says leave the process in an inconsistent state.
+// After which, as the runtime documents, a process has to be started anew to use the device.
 bool LosesTheDevice(cudaError_t error) {
   switch (error) {
     case cudaErrorAssert:
-    case cudaErrorCudartUnloading:
     case cudaErrorECCUncorrectable:
+    case cudaErrorExternalDevice:
     case cudaErrorHardwareStackError:
     case cudaErrorIllegalAddress:
     case cudaErrorIllegalInstruction:
@@ -26,7 +26,12 @@ bool LosesTheDevice(cudaError_t error) {
     case cudaErrorLaunchFailure:
     case cudaErrorLaunchTimeout:
     case cudaErrorMisalignedAddress:
+    case cudaErrorMpsClientTerminated:
     case cudaErrorNvlinkUncorrectable:
+#if CUDART_VERSION >= 13000
+    case cudaErrorContained:
+    case cudaErrorTensorMemoryLeak:
+#endif
       return true;
     default:
       return false;

@@ -1,5 +1,6 @@
 """/metrics tells the truth, and is what Prometheus wants."""
 
+import json
 import shutil
 import subprocess
 import unittest
@@ -96,7 +97,12 @@ class FlagTest(unittest.TestCase):
                 "--listen=nonsense": "'nonsense' is not host:port or unix:path",
                 "--max_spans=0": "--max_spans: 0 is not in 1..",
                 "--device=tpu": "'tpu' is not auto, cpu or cuda:N",
-                "--device=cuda:0": "'cuda:0' is not available",
+                "--device=cuda:": "'cuda:' is not auto, cpu or cuda:N",
+                "--device=cuda:-1": "'cuda:-1' is not auto, cpu or cuda:N",
+                "--lanes=0": "--lanes: 0 is not in 1..",
+                "--l2_window=auto": "--l2_window: 'auto' is not on or off",
+                "--l2_budget_bytes=-1": "--l2_budget_bytes: -1 is not in 0..",
+                "--kv_memory_bytes=1": "--kv_memory_bytes: 1 is not in",
                 "--log_level=loud": "'loud' is not debug",
                 "--drain_timeout_s=nan": "--drain_timeout_s: nan is not in",
                 "stray": "unexpected argument 'stray'"}.items():
@@ -104,6 +110,14 @@ class FlagTest(unittest.TestCase):
                                   timeout=30)
             self.assertEqual(done.returncode, 2, flag)
             self.assertIn(message, done.stderr)
+
+    def test_a_gpu_that_is_not_there_stops_the_start_and_is_named(self):
+        done = subprocess.run([harness.SERVER, "--device=cuda:1000", "--log_format=json"],
+                              capture_output=True, text=True, timeout=30)
+        self.assertEqual(done.returncode, 1)
+        record = json.loads(done.stderr.splitlines()[-1])
+        self.assertEqual(record["msg"], "cannot use the device")
+        self.assertTrue(record["error"].startswith("cuda:1000: "), record["error"])
 
 
 if __name__ == "__main__":
