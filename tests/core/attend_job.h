@@ -105,7 +105,7 @@ struct Tolerance {
   double lse = 0;     // absolute, beyond the rounding to float
 };
 
-inline Tolerance CpuKernelTolerance(kernels::DType dtype) {
+inline Tolerance KernelTolerance(kernels::DType dtype) {
   return {dtype == kernels::DType::kFloat16 ? 2e-3 : 1.6e-2, 1e-4};
 }
 

@@ -31,13 +31,16 @@ struct Dice {
 // Thread-safe, but for what is said to need quiet: no other thread, and nothing in flight.
 class SequenceWorld {
  public:
-  // `exact`: the device computes what the reference does, and its launches may fail.
-  SequenceWorld(std::unique_ptr<Device> device, bool exact, const Clock* clock);
+  using Copy = void (*)(void* to, const void* from, size_t bytes);
+
+  // `exact`: the device computes what the reference does, and its launches may fail. `copy` reaches
+  // its K/V memory, from any thread.
+  SequenceWorld(std::unique_ptr<Device> device, bool exact, Copy copy, const Clock* clock);
 
   Engine& engine() { return engine_; }
   bool device_fails() const { return exact_; }
   Tolerance tolerance(kernels::DType dtype) const {
-    return exact_ ? Tolerance() : CpuKernelTolerance(dtype);
+    return exact_ ? Tolerance() : KernelTolerance(dtype);
   }
 
   // Null, or none, if there is none.
@@ -76,6 +79,7 @@ class SequenceWorld {
   void ExpectHolds(const ModelSequence& sequence, uint32_t layer);
 
   const bool exact_;
+  const Copy copy_;
   Metrics metrics_{FakeMetricsOptions()};
   Engine engine_;
   PageCount pages_;  // that should be

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "server/core/cpu_device.h"
+#include "tests/core/device_setting.h"
 #include "tests/core/reference_device.h"
 #include "tests/core/sequence_burst.h"
 #include "tests/core/sequence_world.h"
@@ -109,41 +109,13 @@ class Worker {
   testing::Dice dice_;
 };
 
-struct Setting {
-  std::string name;
-  bool exact;
-};
+constexpr size_t kKvBytes = size_t{768} << 10;
+constexpr size_t kHotBytes = size_t{192} << 10;
 
-std::ostream& operator<<(std::ostream& out, const Setting& setting) { return out << setting.name; }
-
-class SequencesPropertyTest : public ::testing::TestWithParam<Setting> {
- protected:
-  static constexpr size_t kKvBytes = size_t{768} << 10;
-  static constexpr size_t kHotBytes = size_t{192} << 10;
-
-  std::unique_ptr<Device> MakeDevice(unsigned seed) {
-    if (GetParam().exact) {
-      testing::HeapDevice::Options options;
-      options.lanes = 3;
-      options.kv_memory_bytes = kKvBytes;
-      options.kv_hot_bytes = kHotBytes;
-      return std::make_unique<testing::ReferenceDevice>(options, seed);
-    }
-    CpuDevice::Options options;
-    options.threads = 2;
-    options.kv_memory_bytes = kKvBytes;
-    options.kv_hot_bytes = kHotBytes;
-    return CpuDevice::Create(options, &clock_).value();
-  }
-
-  SteadyClock clock_;
-};
-
-TEST_P(SequencesPropertyTest, AgreesWithTheModel) {
+void ExpectAgreesWithTheModel(SequenceWorld* tested, unsigned seed) {
   constexpr int kRounds = 6, kWorkers = 5, kSteps = 100;
-  const unsigned seed = testing::TestSeed();
-  SequenceWorld world(MakeDevice(seed), GetParam().exact, &clock_);
-  for (int round = 0; round < kRounds && !HasFailure(); ++round) {
+  SequenceWorld& world = *tested;
+  for (int round = 0; round < kRounds && !::testing::Test::HasFailure(); ++round) {
     std::vector<std::thread> threads;
     std::atomic<bool> stop{false};
     std::thread movers[] = {std::thread([&] { world.MovePagesUntil(stop, seed + round); }),
@@ -163,10 +135,31 @@ TEST_P(SequencesPropertyTest, AgreesWithTheModel) {
   world.ExpectEmpty();
 }
 
+class SequencesPropertyTest : public ::testing::TestWithParam<testing::DeviceSetting> {};
+
+TEST_P(SequencesPropertyTest, AgreesWithTheModel) {
+  const testing::DeviceSetting& setting = GetParam();
+  if (const std::string why = setting.why_none(); !why.empty()) GTEST_SKIP() << why;
+  const SteadyClock clock;
+  SequenceWorld world(setting.make(kKvBytes, kHotBytes, &clock), false, setting.copy, &clock);
+  ExpectAgreesWithTheModel(&world, testing::TestSeed());
+}
+
 INSTANTIATE_TEST_SUITE_P(Devices, SequencesPropertyTest,
-                         ::testing::Values(Setting{"Cpu", false},
-                                           Setting{"ThreeLanesOfReference", true}),
+                         ::testing::ValuesIn(testing::RealDevices()),
                          [](const auto& param) { return param.param.name; });
+
+TEST(SequencesPropertyOnReferenceTest, AgreesWithTheModel) {
+  const SteadyClock clock;
+  const unsigned seed = testing::TestSeed();
+  testing::HeapDevice::Options options;
+  options.lanes = 3;
+  options.kv_memory_bytes = kKvBytes;
+  options.kv_hot_bytes = kHotBytes;
+  SequenceWorld world(std::make_unique<testing::ReferenceDevice>(options, seed), true,
+                      testing::CopyOnHost, &clock);
+  ExpectAgreesWithTheModel(&world, seed);
+}
 
 }  // namespace
 }  // namespace flashcore::server
