@@ -78,6 +78,33 @@ TEST_P(RealDeviceTest, RaggedRequestsMatchTheReference) {
   }
 }
 
+// More work than a list of small lanes holds.
+TEST_P(RealDeviceTest, ManySpansMatchTheReference) {
+  std::vector<SpanShape> spans;
+  for (uint32_t i = 0; i < 40; ++i) spans.push_back({1 + i % 4, i % 37, "", {}});
+  auto job = MakeJob(spans, DType::kFloat16, kernels::Mask::Causal());
+  Submit(job.get());
+  ASSERT_EQ(job->ended.get(), absl::OkStatus());
+  EXPECT_EQ(FirstDifference(*job, Reference(*job), KernelTolerance(DType::kFloat16)), "");
+}
+
+// Of more pages than such a list has appends.
+TEST_P(RealDeviceTest, ALongAppendMatchesTheReference) {
+  auto job = std::make_unique<AttendJob>();
+  AttendRequest& request = job->operation.request;
+  request = testing::MakeRequest(2, 2500, 2, 1, 32);
+  request.layout = std::get<1>(GetParam());
+  testing::FillTensors(job.get(), &random_);
+  const auto want = Reference(*job);  // as inline K/V
+  const auto sequence =
+      engine_->sequences().Create({1, 1, 32, DType::kFloat16}, /*pin=*/false, "alice");
+  ASSERT_EQ(sequence.status(), absl::OkStatus());
+  request.spans[0].sequence_id = sequence->id.ToBytes();
+  Submit(job.get());
+  ASSERT_EQ(job->ended.get(), absl::OkStatus());
+  EXPECT_EQ(FirstDifference(*job, want, KernelTolerance(DType::kFloat16)), "");
+}
+
 TEST_P(RealDeviceTest, BitsAreEqualAloneAndInAMixedBatch) {
   auto alone =
       MakeJob({{3, 700, "", {}}, {1, 65, "", {}}}, DType::kFloat16, kernels::Mask::Causal());

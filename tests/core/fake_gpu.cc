@@ -1,0 +1,257 @@
+// What is enqueued on a stream runs when somebody waits for it, as late as it may on a GPU: host
+// memory that is reused too early shows in the results. Kernels must find all that they read and
+// write in device memory, which starts as NaN.
+#include "tests/core/fake_gpu.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/cpu/attention_cpu.h"
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/kv_pages.h"
+#include "kernels/sm80/attention_sm80.h"
+#include "kernels/smxx/work_list.h"
+
+namespace {
+
+constexpr size_t kTotalBytes = size_t{8} << 30;
+constexpr int kPersistingMaxBytes = 1 << 20;
+
+using Stream = std::vector<std::function<void()>>;  // of one thread
+
+std::atomic<int> resource_calls{0};
+std::atomic<cudaError_t> launch_error{cudaSuccess};
+std::atomic<size_t> window_bytes{0};
+std::atomic<size_t> set_aside_bytes{0};
+std::mutex memory_mutex;
+std::map<std::byte*, size_t> device_memory;  // sizes
+
+Stream* ToStream(void* stream) { return static_cast<Stream*>(stream); }
+
+void Wait(Stream* stream) {
+  for (const auto& work : *stream) work();
+  stream->clear();
+}
+
+void ExpectOnDevice(const void* at, const char* what) {
+  std::lock_guard<std::mutex> lock(memory_mutex);
+  auto* const address = static_cast<std::byte*>(const_cast<void*>(at));
+  auto after = device_memory.upper_bound(address);
+  ASSERT_TRUE(after != device_memory.begin()) << what;
+  --after;
+  EXPECT_LT(address, after->first + after->second) << what;
+}
+
+cudaError_t Allocate(void** memory, size_t bytes) {
+  ++resource_calls;
+  *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  return *memory != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+}  // namespace
+
+namespace flashcore::server::testing {
+
+int FakeGpuResourceCalls() { return resource_calls; }
+void FailFakeGpuLaunches(cudaError_t error) { launch_error = error; }
+size_t FakeGpuWindowBytes() { return window_bytes; }
+
+}  // namespace flashcore::server::testing
+
+namespace flashcore::kernels {
+namespace {
+
+int Enqueue(void* stream, std::function<void()> work) {
+  if (launch_error != cudaSuccess) return launch_error;
+  ToStream(stream)->push_back(std::move(work));
+  return cudaSuccess;
+}
+
+void ExpectSpanOnDevice(const Span& span) {
+  ExpectOnDevice(span.query, "query");
+  ExpectOnDevice(span.output, "output");
+  if (span.lse != nullptr) ExpectOnDevice(span.lse, "lse");
+  if (span.kv.rows == 0) return;
+  ExpectOnDevice(span.kv.key, "key");
+  ExpectOnDevice(span.kv.value, "value");
+  if (span.kv.pages != nullptr) ExpectOnDevice(span.kv.pages, "pages");
+}
+
+// The kernel sees nothing of a batch but its work list, in device memory.
+void ExpectWorkListOf(const AttentionBatch& batch, const Plan& plan, void* work_list) {
+  ExpectOnDevice(work_list, "work list");
+  std::vector<std::byte> should(WorkListBytes(plan) + kWorkListAlignment);
+  void* aligned = should.data();
+  size_t room = should.size();
+  std::align(kWorkListAlignment, WorkListBytes(plan), aligned, room);
+  PackWorkList(batch, plan, static_cast<std::byte*>(aligned));
+  const WorkListView want(batch, plan, aligned), has(batch, plan, work_list);
+  for (int kind = 0; kind < kCudaTileKinds; ++kind) {
+    for (int32_t i = 0; i < want.tiles[kind].count; ++i) {
+      const BlockWork &w = want.tiles[kind].works[i], &h = has.tiles[kind].works[i];
+      EXPECT_EQ(h.query, w.query);
+      EXPECT_EQ(h.pages, w.pages);
+      EXPECT_EQ(h.row_count, w.row_count);
+      EXPECT_EQ(h.kv_end, w.kv_end);
+    }
+  }
+}
+
+}  // namespace
+
+int LaunchAttentionSm80(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx) {
+  std::vector<Span> spans(batch.spans, batch.spans + batch.num_spans);
+  return Enqueue(ctx.stream, [spans = std::move(spans), geometry = batch.geometry, plan, ctx] {
+    const AttentionBatch copy = {geometry, spans.data(), static_cast<int32_t>(spans.size())};
+    for (const Span& span : spans) ExpectSpanOnDevice(span);
+    ExpectWorkListOf(copy, plan, ctx.work_list);
+    thread_local ThreadPool threads(1);
+    LaunchAttentionCpu(copy, plan, {ctx.workspace, &threads});
+  });
+}
+
+int LaunchAttentionSm80Float16(const AttentionBatch&, const Plan&, const LaunchContext&) {
+  return cudaErrorNotSupported;
+}
+
+int AppendRowsCuda(const PageLayout& layout, const RowAppend* appends, int32_t count,
+                   void* stream) {
+  return Enqueue(stream, [=] {
+    ExpectOnDevice(appends, "appends");
+    for (int32_t i = 0; i < count; ++i) {
+      ExpectOnDevice(appends[i].key, "key to append");
+      ExpectOnDevice(appends[i].value, "value to append");
+      ExpectOnDevice(appends[i].page, "page");
+    }
+    AppendRowsCpu(layout, appends, count, nullptr);
+  });
+}
+
+int CopyPagesCuda(int64_t page_bytes, const PageCopy* copies, int32_t count, void* stream) {
+  return Enqueue(stream, [=] {
+    ExpectOnDevice(copies, "copies");
+    CopyPagesCpu(page_bytes, copies, count, nullptr);
+  });
+}
+
+}  // namespace flashcore::kernels
+
+// The CUDA runtime, as far as the server uses it.
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {};
+  std::strcpy(properties->name, "Fake");
+  properties->major = 8;
+  properties->minor = 9;
+  properties->totalGlobalMem = kTotalBytes;
+  properties->multiProcessorCount = 4;
+  properties->persistingL2CacheMaxSize = kPersistingMaxBytes;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = kPersistingMaxBytes;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceSetLimit(cudaLimit, size_t bytes) {
+  set_aside_bytes = bytes;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetLimit(size_t* bytes, cudaLimit) {
+  *bytes = set_aside_bytes;
+  return cudaSuccess;
+}
+const char* cudaGetErrorName(cudaError_t) { return "a name"; }
+const char* cudaGetErrorString(cudaError_t) { return "a fake error"; }
+
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  *free_bytes = *total_bytes = kTotalBytes;
+  return cudaSuccess;
+}
+cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  if (bytes > kTotalBytes) return cudaErrorMemoryAllocation;
+  const cudaError_t error = Allocate(memory, bytes);
+  if (error != cudaSuccess) return error;
+  if (bytes <= size_t{32} << 20) std::memset(*memory, 0xff, bytes);
+  std::lock_guard<std::mutex> lock(memory_mutex);
+  device_memory[static_cast<std::byte*>(*memory)] = bytes;
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* memory) {
+  ++resource_calls;
+  std::lock_guard<std::mutex> lock(memory_mutex);
+  device_memory.erase(static_cast<std::byte*>(memory));
+  std::free(memory);
+  return cudaSuccess;
+}
+cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) { return Allocate(memory, bytes); }
+cudaError_t cudaFreeHost(void* memory) {
+  ++resource_calls;
+  std::free(memory);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  ++resource_calls;
+  *stream = reinterpret_cast<cudaStream_t>(new Stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  ++resource_calls;
+  delete ToStream(stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (stream != nullptr) Wait(ToStream(stream));
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSetAttribute(cudaStream_t, cudaStreamAttrID, const cudaStreamAttrValue* set) {
+  window_bytes = set->accessPolicyWindow.num_bytes;
+  return cudaSuccess;
+}
+
+// An event is a pointer to the stream that it was last recorded on.
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  ++resource_calls;
+  *event = reinterpret_cast<cudaEvent_t>(new Stream*);
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  ++resource_calls;
+  delete reinterpret_cast<Stream**>(event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  *reinterpret_cast<Stream**>(event) = ToStream(stream);
+  return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  Wait(*reinterpret_cast<Stream**>(event));
+  return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t) {
+  *ms = 0.25f;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+  ExpectOnDevice(kind == cudaMemcpyHostToDevice ? to : from, "a copy's end on the device");
+  ToStream(stream)->push_back([=] { std::memcpy(to, from, bytes); });
+  return cudaSuccess;
+}

@@ -1,0 +1,21 @@
+// A GPU made of host memory, for programs that link fake_gpu.cc in place of the CUDA runtime and
+// the CUDA kernels: all of the CUDA device but these runs where there is no GPU.
+#ifndef FLASHCORE_TESTS_CORE_FAKE_GPU_H_
+#define FLASHCORE_TESTS_CORE_FAKE_GPU_H_
+
+#include <cuda_runtime_api.h>
+
+namespace flashcore::server::testing {
+
+// Calls so far that take something from the driver or give it back: memory, streams, events.
+int FakeGpuResourceCalls();
+
+// Every later kernel launch returns `error`, until told cudaSuccess.
+void FailFakeGpuLaunches(cudaError_t error);
+
+// Bytes that the newest access-policy window of any stream covers.
+size_t FakeGpuWindowBytes();
+
+}  // namespace flashcore::server::testing
+
+#endif  // FLASHCORE_TESTS_CORE_FAKE_GPU_H_

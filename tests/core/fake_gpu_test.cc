@@ -1,0 +1,136 @@
+// What the CUDA device asks of the driver, on a GPU that is none. That its results are right there
+// is what real_device_test.cc and sequences_property_test.cc, linked with the same, say.
+#include "tests/core/fake_gpu.h"
+
+#include <memory>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/core/cuda_device.h"
+#include "server/core/cuda_status.h"
+#include "server/core/open_device.h"
+#include "tests/core/attend_job.h"
+#include "tests/core/fakes.h"
+
+namespace flashcore::server {
+namespace {
+
+using testing::AttendJob;
+using ::testing::HasSubstr;
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+CudaDevice::Options SmallOptions() {
+  CudaDevice::Options options;
+  options.kv_memory_bytes = 16 * kMiB;
+  options.max_request_bytes = kMiB;
+  options.workspace_bytes = kMiB;
+  options.list_bytes = kMiB;
+  options.superblock_bytes = kMiB / 2;
+  return options;
+}
+
+class FakeGpuTest : public ::testing::Test {
+ protected:
+  void Start(const CudaDevice::Options& options) {
+    engine_ = std::make_unique<Engine>(Engine::Options(), CudaDevice::Create(options).value(),
+                                       &clock_, &metrics_);
+  }
+  ~FakeGpuTest() override { testing::FailFakeGpuLaunches(cudaSuccess); }
+
+  absl::Status Attend(uint32_t query_rows, uint32_t kv_rows) {
+    AttendJob job;
+    job.operation.request = testing::MakeRequest(query_rows, kv_rows);
+    testing::FillTensors(&job, &random_);
+    if (absl::Status status = Prepare(&job, engine_.get()); !status.ok()) return status;
+    if (absl::Status status = engine_->Submit(&job.operation); !status.ok()) return status;
+    absl::Status status = job.ended.get();
+    times_ = job.operation.times;
+    return status;
+  }
+
+  SteadyClock clock_;
+  Metrics metrics_{testing::FakeMetricsOptions()};
+  std::unique_ptr<Engine> engine_;
+  std::mt19937 random_{20261121};
+  PhaseTimes times_;
+};
+
+TEST_F(FakeGpuTest, TakesNothingFromTheDriverForARequest) {
+  Start(SmallOptions());
+  ASSERT_EQ(Attend(4, 700), absl::OkStatus());  // fills the staging pool
+  const int calls = testing::FakeGpuResourceCalls();
+  for (int i = 0; i < 200; ++i) ASSERT_EQ(Attend(4, 700), absl::OkStatus());
+  EXPECT_EQ(testing::FakeGpuResourceCalls(), calls);
+}
+
+TEST_F(FakeGpuTest, TimesAreTheEvents) {
+  Start(SmallOptions());
+  ASSERT_EQ(Attend(1, 1), absl::OkStatus());
+  EXPECT_EQ(times_.copy_in, std::chrono::microseconds(250));
+  EXPECT_EQ(times_.kernel, std::chrono::microseconds(250));
+  EXPECT_EQ(times_.copy_out, std::chrono::microseconds(250));
+}
+
+TEST_F(FakeGpuTest, WhatNoLaneHasRoomForIsRefusedWithItsSize) {
+  CudaDevice::Options options = SmallOptions();
+  options.workspace_bytes = 1024;
+  Start(options);
+  EXPECT_EQ(Attend(1, 100), absl::OkStatus());  // does not split
+  absl::Status status = Attend(1, 5000);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("a lane has 1024"));
+  status = Attend(1, 9000);  // K and V of 2.2 MiB
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("bytes of device memory"));
+  EXPECT_EQ(Attend(1, 100), absl::OkStatus());
+}
+
+TEST_F(FakeGpuTest, AFailedLaunchFailsItsRequestsOnly) {
+  Start(SmallOptions());
+  testing::FailFakeGpuLaunches(cudaErrorInvalidConfiguration);
+  absl::Status status = Attend(1, 1);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_FALSE(IsSticky(status));
+  testing::FailFakeGpuLaunches(cudaErrorIllegalAddress);
+  EXPECT_TRUE(IsSticky(Attend(1, 1)));
+  testing::FailFakeGpuLaunches(cudaSuccess);
+  EXPECT_EQ(Attend(1, 1), absl::OkStatus());
+}
+
+TEST_F(FakeGpuTest, TheWindowCoversTheHotSegment) {
+  CudaDevice::Options options = SmallOptions();
+  Start(options);
+  EXPECT_EQ(engine_->device().kv_memory().hot_bytes, kMiB);
+  EXPECT_EQ(engine_->device().info().l2_window_bytes, kMiB);
+  EXPECT_EQ(testing::FakeGpuWindowBytes(), kMiB);
+  options.l2_budget_bytes = kMiB - 1;
+  Start(options);
+  EXPECT_EQ(engine_->device().kv_memory().hot_bytes, kMiB / 2);
+  EXPECT_EQ(testing::FakeGpuWindowBytes(), kMiB / 2);
+  options.l2_window = false;
+  Start(options);
+  EXPECT_EQ(engine_->device().kv_memory().hot_bytes, 0u);
+  EXPECT_NE(engine_->device().info().l2_note, "");
+}
+
+TEST_F(FakeGpuTest, AutoTakesTheGpu) {
+  DeviceOptions options;
+  options.cuda = SmallOptions();
+  const auto opened = OpenDevice(options, &clock_);
+  ASSERT_EQ(opened.status(), absl::OkStatus());
+  EXPECT_EQ(opened->device->info().id, "cuda:0");
+}
+
+TEST_F(FakeGpuTest, TooLittleMemoryStopsTheStartAndIsNotReplacedByTheCpu) {
+  DeviceOptions options;
+  options.cuda = SmallOptions();
+  options.cuda.kv_memory_bytes = size_t{9} << 30;
+  const absl::Status status = OpenDevice(options, &clock_).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("9663676416 bytes for resident K/V"));
+  EXPECT_THAT(status.message(), HasSubstr("of 8589934592 bytes are free"));
+}
+
+}  // namespace
+}  // namespace flashcore::server
