@@ -49,6 +49,10 @@ class TileRing {
     return (kv_rows + kStride - 1) / kStride;
   }
 
+  __device__ __forceinline__ int NumTiles() const {
+    return max(0, kv_end_ - first_row_ + kStride - 1) / kStride;
+  }
+
   // Whether the team has a tile number `tile`.
   __device__ __forceinline__ bool Has(int tile) const { return tile >= 0 && KvRow(tile) < kv_end_; }
 
@@ -254,29 +258,58 @@ __device__ __forceinline__ void AttendTiles(const BlockWork& work, int kv_head, 
   QueryOperands<C> query(shared + C::kQueryOffset, position);
   if constexpr (C::kQueryInStages) __syncthreads();
 
-  // As many steps as the team with most tiles needs: teams take turns equally often.
-  const int last_step = TileRing<C>::MostTiles(work.kv_end - work.kv_begin);
-  if (team >= C::kTeams / 2) PassTurn<C>(team);
-  Probabilities<C> probabilities;
+  if constexpr (C::kRowTiles == 1) {
+    const int num_tiles = ring.NumTiles();
+    float scores[1][C::kScoreTiles][4];
+    Probabilities<C> probabilities;
+    ring.Next(0, team);
+    if (num_tiles > 0) ComputeScores<C>(&query, ring.Key(0), position.lane, scores);
 #pragma unroll 1
-  for (int step = 0; step <= last_step; ++step) {
-    ring.Next(step, team);
-    if (ring.Has(step - 1)) {
+    for (int step = 1; step <= num_tiles; ++step) {
       const int32_t kv_row = ring.KvRow(step - 1);
+      if (mask.Masks(kv_row)) MaskScores<C>(mask, position, kv_row, scores);
+      RaiseMaxima<C>(scale, scores, state);
+      ring.Next(step, team);
       if (mask.Hides(kv_row)) {
         ExtractNonFinite<C>(mask, position, kv_row, memory + (ring.Value(step) - shared), state);
       }
+      float next[1][C::kScoreTiles][4];
+      // Past the last tile, whatever lies there: straight on, for the sake of one block of code.
+      ComputeScores<C>(&query, ring.Key(step), position.lane, next);
+      ComputeProbabilities<C>(scale, scores, state, &probabilities);
       AddValues<C>(probabilities, ring.Value(step), position.lane, state);
+#pragma unroll
+      for (int n = 0; n < C::kScoreTiles; ++n) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) scores[0][n][c] = next[0][n][c];
+      }
     }
-    TakeTurn<C>(team);
-    const bool more = ring.Has(step);
-    float scores[C::kRowTiles][C::kScoreTiles][4];
-    if (more) ComputeScores<C>(&query, ring.Key(step), position.lane, scores);
-    if (step < last_step || team < C::kTeams / 2) PassTurn<C>(team);
-    if (more) {
-      const int32_t kv_row = ring.KvRow(step);
-      if (mask.Masks(kv_row)) MaskScores<C>(mask, position, kv_row, scores);
-      UpdateSoftmax<C>(scale, scores, state, &probabilities);
+  } else {
+    // As many steps as the team with most tiles needs: teams take turns equally often.
+    const int last_step = TileRing<C>::MostTiles(work.kv_end - work.kv_begin);
+    if (team >= C::kTeams / 2) PassTurn<C>(team);
+    Probabilities<C> probabilities;
+#pragma unroll 1
+    for (int step = 0; step <= last_step; ++step) {
+      ring.Next(step, team);
+      if (ring.Has(step - 1)) {
+        const int32_t kv_row = ring.KvRow(step - 1);
+        if (mask.Hides(kv_row)) {
+          ExtractNonFinite<C>(mask, position, kv_row, memory + (ring.Value(step) - shared), state);
+        }
+        AddValues<C>(probabilities, ring.Value(step), position.lane, state);
+      }
+      TakeTurn<C>(team);
+      const bool more = ring.Has(step);
+      float scores[C::kRowTiles][C::kScoreTiles][4];
+      if (more) ComputeScores<C>(&query, ring.Key(step), position.lane, scores);
+      if (step < last_step || team < C::kTeams / 2) PassTurn<C>(team);
+      if (more) {
+        const int32_t kv_row = ring.KvRow(step);
+        if (mask.Masks(kv_row)) MaskScores<C>(mask, position, kv_row, scores);
+        RaiseMaxima<C>(scale, scores, state);
+        ComputeProbabilities<C>(scale, scores, state, &probabilities);
+      }
     }
   }
   FinishSoftmax<C>(state);

@@ -83,12 +83,11 @@ struct Probabilities {
   uint32_t rows[C::kRowTiles][C::kTileTokens / 16][4];
 };
 
-// Turns a tile's scores into probabilities, and brings `state` up to date: but for the output,
-// which P V is still to be added to.
+// Brings the maxima up to a tile's scores, and the output with them, before P V is added to it.
 template <class C>
-__device__ __forceinline__ void UpdateSoftmax(
-    const SoftmaxScale& scale, const float (&scores)[C::kRowTiles][C::kScoreTiles][4],
-    State<C>* state, Probabilities<C>* probabilities) {
+__device__ __forceinline__ void RaiseMaxima(const SoftmaxScale& scale,
+                                            const float (&scores)[C::kRowTiles][C::kScoreTiles][4],
+                                            State<C>* state) {
   float largest[C::kRowTiles][2];
   const float slack = scale.Slack<typename C::Sum>();
   bool out_of_reach = false;
@@ -106,7 +105,13 @@ __device__ __forceinline__ void UpdateSoftmax(
     }
   }
   if (__any_sync(0xffffffffu, out_of_reach)) Rescale<C>(scale, slack, largest, state);
+}
 
+// Turns a tile's scores into probabilities.
+template <class C>
+__device__ __forceinline__ void ComputeProbabilities(
+    const SoftmaxScale& scale, const float (&scores)[C::kRowTiles][C::kScoreTiles][4],
+    State<C>* state, Probabilities<C>* probabilities) {
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
