@@ -83,7 +83,7 @@ constexpr Sm80Block Sm80BlockFor(int32_t tile_rows, int32_t head_dim) {
   // beside it. Beyond, one: their time is nearly all multiplications, and two blocks of 4 warps on
   // an SM, which are never in step, are faster than two teams that take turns (by 15% at 128).
   if (tile_rows == 32) {
-    if (head_dim <= 64) return {1, 2, 2, 64, 2, 3};
+    if (head_dim <= 64) return {1, 2, 2, 64, 2, 2};
     if (head_dim <= 128) return {1, 2, 1, 64, 2};
     return {1, 2, 1, 32, 2};
   }

@@ -42,9 +42,6 @@ struct Config {
   static constexpr int kWarpRows = 16 * kRowTiles;
   static constexpr int kTeamThreads = 32 * kRowWarps;
   static constexpr int kThreads = kTeams * kTeamThreads;
-  // With two warps for each of an SM's four schedulers, those of teams t and t + kTeams / 2 share
-  // one, and take turns in Q K^T.
-  static constexpr bool kTakeTurns = kTeams > 1 && kThreads == 256;
 
   // A warp's accumulators, in tiles of 16 rows x 8 columns, for each of its row tiles.
   static constexpr int kScoreTiles = kTileTokens / 8;
@@ -52,6 +49,8 @@ struct Config {
   // Up to here Q stays in registers; beyond, O takes them and Q is read from shared memory again
   // for every K tile.
   static constexpr bool kQueryInRegisters = kHeadDim <= (kRowTiles == 1 ? 128 : 32);
+  // Whether a tile's scores may wait in registers while the next one's are multiplied.
+  static constexpr bool kLooksAhead = kRowTiles * kHeadDim <= 128 || kRowTiles == 1;
   // Steps of Q K^T side by side: all 16 of head_dim 256 would need more registers than there are.
   static constexpr int kScoreUnroll = kQueryInRegisters ? kSteps : 4 / kStepOperands;
 
@@ -139,25 +138,6 @@ struct Position {
     return C::kStepOperands == 1 ? 8 * n + lane % 4 * 2 : 16 * (n / 2) + lane % 4 * 4 + 2 * (n % 2);
   }
 };
-
-// Waits until the partner team has passed the turn on to this one.
-template <class C>
-__device__ __forceinline__ void TakeTurn(int team) {
-  if constexpr (C::kTakeTurns) {
-    asm volatile("bar.sync %0, %1;" ::"r"(C::kTeams + 1 + team), "n"(2 * C::kTeamThreads)
-                 : "memory");
-  }
-}
-
-// Passes the turn on to the partner of `team`.
-template <class C>
-__device__ __forceinline__ void PassTurn(int team) {
-  if constexpr (C::kTakeTurns) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(C::kTeams + 1 + (team ^ (C::kTeams / 2))),
-                 "n"(2 * C::kTeamThreads)
-                 : "memory");
-  }
-}
 
 // Waits for the team's other threads.
 template <class C>

@@ -4,10 +4,10 @@
 // attends all of the item's rows to them, with a softmax of its own. So the teams need not wait for
 // each other, and while one multiplies another may be busy with its softmax.
 //
-// A team's loop goes in steps: step i multiplies P V of its tile i - 1 and Q K^T of its tile i, and
-// then does the softmax of tile i. So V of one tile and K of the next come together, through a ring
-// of kStages pairs of buffers, each pair's copies a group of their own. Before using a pair a
-// thread waits for its own copies of it, then for those of the team's other threads. The same
+// A team's loop goes in steps: step i multiplies Q K^T of its tile i, takes the exponentials of
+// tile i - 1 and multiplies P V of that. So V of one tile and K of the next come together, through
+// a ring of kStages pairs of buffers, each pair's copies a group of their own. Before using a pair
+// a thread waits for its own copies of it, then for those of the team's other threads. The same
 // barrier tells that all of them have left the pair of the step before, which is filled again next.
 #ifndef FLASHCORE_KERNELS_SM80_MAINLOOP_CUH_
 #define FLASHCORE_KERNELS_SM80_MAINLOOP_CUH_
@@ -32,21 +32,13 @@ template <class C>
 class TileRing {
  public:
   __device__ __forceinline__ TileRing(const BlockWork& work, int kv_head, int team, uint32_t shared)
-      : first_row_(FirstRow(work.kv_begin, team)),
+      : work_(work),
+        first_row_(FirstRow(work.kv_begin, team)),
         kv_end_(work.kv_end),
-        key_(work.key + kv_head * work.kv_head_stride + TileCopier<C>::Offset(work.kv_row_stride)),
+        key_(work.key + kv_head * work.kv_head_stride + TileCopy<C>::Offset(work.kv_row_stride)),
         value_(work.value + (key_ - work.key)),
-        pages_(work.pages),
-        page_stride_(work.page_stride),
-        row_stride_(work.kv_row_stride),
-        copier_(work.kv_row_stride),
         pairs_(shared + team * 2 * C::kTileBytes) {
     key_offset_ = Offset(0);
-  }
-
-  // Tiles of the team that has most of those of so many K/V rows.
-  static __device__ __forceinline__ int MostTiles(int32_t kv_rows) {
-    return (kv_rows + kStride - 1) / kStride;
   }
 
   __device__ __forceinline__ int NumTiles() const {
@@ -87,10 +79,12 @@ class TileRing {
   // Starts the copies of a step and closes their group, which is empty if nothing is left to copy.
   __device__ __forceinline__ void Copy(int step, int stage) {
     if (Has(step - 1)) {
-      copier_.Copy(value_ + value_offset_, kv_end_ - KvRow(step - 1), pairs_ + stage);
+      TileCopy<C>::Start(value_ + value_offset_, work_.kv_row_stride, kv_end_ - KvRow(step - 1),
+                         pairs_ + stage);
     }
     if (Has(step)) {
-      copier_.Copy(key_ + key_offset_, kv_end_ - KvRow(step), pairs_ + stage + C::kTileBytes);
+      TileCopy<C>::Start(key_ + key_offset_, work_.kv_row_stride, kv_end_ - KvRow(step),
+                         pairs_ + stage + C::kTileBytes);
     }
     CommitCopies();
     value_offset_ = key_offset_;
@@ -108,19 +102,16 @@ class TileRing {
     if (!Has(tile)) return 0;
     const int32_t row = KvRow(tile);
     const int32_t page = row / kPageTokens;
-    const int64_t offset = (pages_ != nullptr ? pages_[page] : page) * page_stride_;
+    const int64_t offset = (work_.pages != nullptr ? work_.pages[page] : page) * work_.page_stride;
     if constexpr (C::kTileTokens == kPageTokens) return offset;
-    return offset + row % kPageTokens * row_stride_;
+    return offset + row % kPageTokens * work_.kv_row_stride;
   }
 
+  const BlockWork& work_;  // what is needed once a step is read then, and takes no registers
   const int32_t first_row_;
   const int32_t kv_end_;
   const std::byte* const key_;
   const std::byte* const value_;
-  const int32_t* const pages_;
-  const int64_t page_stride_;
-  const int64_t row_stride_;
-  const TileCopier<C> copier_;
   const uint32_t pairs_;
   int64_t key_offset_;  // of the tiles that are copied next
   int64_t value_offset_;
@@ -235,12 +226,70 @@ __device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities,
   }
 }
 
+// Attends to the team's tiles one after the other: a step is P V of one tile, then Q K^T and the
+// softmax of the next.
+template <class C>
+__device__ __forceinline__ void AttendInTurn(const SoftmaxScale& scale, const TileMask<C>& mask,
+                                             const Position<C>& position, std::byte* memory,
+                                             TileRing<C>* ring, QueryOperands<C>* query,
+                                             State<C>* state) {
+  const int num_tiles = ring->NumTiles();
+  Probabilities<C> probabilities;
+#pragma unroll 1
+  for (int step = 0; step <= num_tiles; ++step) {
+    ring->Next(step, position.team);
+    if (step > 0) {
+      HideNonFinite<C>(mask, position, ring->KvRow(step - 1), memory, ring->Value(step), state);
+      AddValues<C>(probabilities, ring->Value(step), position.lane, state);
+    }
+    if (step == num_tiles) break;
+    float scores[C::kRowTiles][C::kScoreTiles][4];
+    ComputeScores<C>(query, ring->Key(step), position.lane, scores);
+    MaskScores<C>(mask, position, ring->KvRow(step), scores);
+    RaiseMaxima<C>(scale, scores, state);
+    ComputeProbabilities<C>(scale, scores, state, &probabilities);
+  }
+}
+
+// The same, with Q K^T of a tile beside the exponentials of the one before, which then wait for
+// both in registers: multiplications and exponentials of a step are one stretch of code without
+// branches. So after the last tile, Q K^T of whatever lies in the place of the next is multiplied
+// for nothing.
+template <class C>
+__device__ __forceinline__ void AttendLookingAhead(const SoftmaxScale& scale,
+                                                   const TileMask<C>& mask,
+                                                   const Position<C>& position, std::byte* memory,
+                                                   TileRing<C>* ring, QueryOperands<C>* query,
+                                                   State<C>* state) {
+  const int num_tiles = ring->NumTiles();
+  float scores[C::kRowTiles][C::kScoreTiles][4];
+  ring->Next(0, position.team);
+  if (num_tiles > 0) ComputeScores<C>(query, ring->Key(0), position.lane, scores);
+#pragma unroll 1
+  for (int step = 1; step <= num_tiles; ++step) {
+    MaskScores<C>(mask, position, ring->KvRow(step - 1), scores);
+    RaiseMaxima<C>(scale, scores, state);
+    ring->Next(step, position.team);
+    HideNonFinite<C>(mask, position, ring->KvRow(step - 1), memory, ring->Value(step), state);
+
+    float next[C::kRowTiles][C::kScoreTiles][4];
+    ComputeScores<C>(query, ring->Key(step), position.lane, next);
+    Probabilities<C> probabilities;
+    ComputeProbabilities<C>(scale, scores, state, &probabilities);
+    AddValues<C>(probabilities, ring->Value(step), position.lane, state);
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < C::kScoreTiles; ++n) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) scores[m][n][c] = next[m][n][c];
+      }
+    }
+  }
+}
+
 // Attends the item's rows to the team's share of its K/V. Leaves no copy under way, and nobody
 // reading shared memory.
-//
-// Two warps that share a scheduler take turns in Q K^T. That keeps them out of step, so that one's
-// softmax runs beside the other's multiplications (Shah et al., FlashAttention-3, 2024:
-// "ping-pong").
 template <class C>
 __device__ __forceinline__ void AttendTiles(const BlockWork& work, int kv_head, RowDivider group,
                                             const SoftmaxScale& scale, const Position<C>& position,
@@ -258,59 +307,10 @@ __device__ __forceinline__ void AttendTiles(const BlockWork& work, int kv_head, 
   QueryOperands<C> query(shared + C::kQueryOffset, position);
   if constexpr (C::kQueryInStages) __syncthreads();
 
-  if constexpr (C::kRowTiles == 1) {
-    const int num_tiles = ring.NumTiles();
-    float scores[1][C::kScoreTiles][4];
-    Probabilities<C> probabilities;
-    ring.Next(0, team);
-    if (num_tiles > 0) ComputeScores<C>(&query, ring.Key(0), position.lane, scores);
-#pragma unroll 1
-    for (int step = 1; step <= num_tiles; ++step) {
-      const int32_t kv_row = ring.KvRow(step - 1);
-      if (mask.Masks(kv_row)) MaskScores<C>(mask, position, kv_row, scores);
-      RaiseMaxima<C>(scale, scores, state);
-      ring.Next(step, team);
-      if (mask.Hides(kv_row)) {
-        ExtractNonFinite<C>(mask, position, kv_row, memory + (ring.Value(step) - shared), state);
-      }
-      float next[1][C::kScoreTiles][4];
-      // Past the last tile, whatever lies there: straight on, for the sake of one block of code.
-      ComputeScores<C>(&query, ring.Key(step), position.lane, next);
-      ComputeProbabilities<C>(scale, scores, state, &probabilities);
-      AddValues<C>(probabilities, ring.Value(step), position.lane, state);
-#pragma unroll
-      for (int n = 0; n < C::kScoreTiles; ++n) {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) scores[0][n][c] = next[0][n][c];
-      }
-    }
+  if constexpr (C::kLooksAhead) {
+    AttendLookingAhead<C>(scale, mask, position, memory, &ring, &query, state);
   } else {
-    // As many steps as the team with most tiles needs: teams take turns equally often.
-    const int last_step = TileRing<C>::MostTiles(work.kv_end - work.kv_begin);
-    if (team >= C::kTeams / 2) PassTurn<C>(team);
-    Probabilities<C> probabilities;
-#pragma unroll 1
-    for (int step = 0; step <= last_step; ++step) {
-      ring.Next(step, team);
-      if (ring.Has(step - 1)) {
-        const int32_t kv_row = ring.KvRow(step - 1);
-        if (mask.Hides(kv_row)) {
-          ExtractNonFinite<C>(mask, position, kv_row, memory + (ring.Value(step) - shared), state);
-        }
-        AddValues<C>(probabilities, ring.Value(step), position.lane, state);
-      }
-      TakeTurn<C>(team);
-      const bool more = ring.Has(step);
-      float scores[C::kRowTiles][C::kScoreTiles][4];
-      if (more) ComputeScores<C>(&query, ring.Key(step), position.lane, scores);
-      if (step < last_step || team < C::kTeams / 2) PassTurn<C>(team);
-      if (more) {
-        const int32_t kv_row = ring.KvRow(step);
-        if (mask.Masks(kv_row)) MaskScores<C>(mask, position, kv_row, scores);
-        RaiseMaxima<C>(scale, scores, state);
-        ComputeProbabilities<C>(scale, scores, state, &probabilities);
-      }
-    }
+    AttendInTurn<C>(scale, mask, position, memory, &ring, &query, state);
   }
   FinishSoftmax<C>(state);
   FinishOutput<C>(work, kv_head, state);

@@ -66,6 +66,7 @@ template <class C>
 __device__ __forceinline__ void MaskScores(const TileMask<C>& mask, const Position<C>& position,
                                            int32_t kv_row,
                                            float (&scores)[C::kRowTiles][C::kScoreTiles][4]) {
+  if (!mask.Masks(kv_row)) return;
   const int32_t token = kv_row + position.lane % 4 * 2;
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
@@ -118,11 +119,14 @@ __device__ __forceinline__ void AddNonFinite(const TileMask<C>& mask, const Posi
 // For tiles that hide tokens: 0 times an infinity or NaN is NaN, so such elements of V must not be
 // multiplied with the probabilities of rows that do not see them. They are added to O of the rows
 // that do, which is what multiplying would come to, and replaced by zeros in the tile. Nearly
-// always there are none, and all this costs is reading the tile once. `kv_row` is the tile's.
+// always there are none, and all this costs is reading the tile once. `kv_row` is the tile's,
+// `address` its place in `shared`.
 template <class C>
-__device__ __forceinline__ void ExtractNonFinite(const TileMask<C>& mask,
-                                                 const Position<C>& position, int32_t kv_row,
-                                                 std::byte* tile, State<C>* state) {
+__device__ __forceinline__ void HideNonFinite(const TileMask<C>& mask, const Position<C>& position,
+                                              int32_t kv_row, std::byte* shared, uint32_t address,
+                                              State<C>* state) {
+  if (!mask.Hides(kv_row)) return;
+  std::byte* const tile = shared + (address - SharedAddress(shared));
   using KvElement = typename C::KvElement;
   bool found = false;
   ForEachWord<C>(tile, [&](uint32_t* word) { found |= HasNonFinite<KvElement>(*word); });

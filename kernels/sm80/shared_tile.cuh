@@ -46,47 +46,41 @@ __device__ __forceinline__ uint32_t StepAddress(uint32_t first, int step) {
 
 // A thread's share of copying its team's K and V tiles.
 template <class C>
-class TileCopier {
- public:
-  __device__ __forceinline__ explicit TileCopier(int64_t row_stride)
-      : row_(static_cast<int>(threadIdx.x) % C::kTeamThreads / kCycle),
-        shared_offset_(ChunkOffset<C::kKvWidth>(row_, 0, threadIdx.x % kCycle)),
-        stride_(kRowsAtOnce * row_stride) {}
+struct TileCopy {
+  static constexpr int kCycle = kChunkCycle<C::kKvWidth>;
+  static constexpr int kRowsAtOnce = C::kTeamThreads / kCycle;
+  static constexpr int kSwizzledRows = 8;  // the swizzle repeats after so many rows
+  static_assert(kRowsAtOnce % kSwizzledRows == 0 || (kRowsAtOnce == 4 && kCycle == 8));
+
+  static __device__ __forceinline__ int FirstRow() {
+    return static_cast<int>(threadIdx.x) % C::kTeamThreads / kCycle;
+  }
+  static __device__ __forceinline__ int Chunk() { return threadIdx.x % kCycle; }
 
   // Where the share begins, in bytes from where a tile does.
   static __device__ __forceinline__ int64_t Offset(int64_t row_stride) {
-    const int thread = static_cast<int>(threadIdx.x) % C::kTeamThreads;
-    return thread / kCycle * row_stride + thread % kCycle * 16;
+    return FirstRow() * row_stride + Chunk() * 16;
   }
 
   // Starts copying a tile of kTileTokens rows, of which only the first `tokens` exist; the others
   // become zeros, so that what their memory holds (NaN, say) never meets a probability of 0. `from`
   // is where the share begins, `to` where the tile does.
-  __device__ __forceinline__ void Copy(const std::byte* from, int tokens, uint32_t to) const {
-    to += shared_offset_;
-    tokens -= row_;
+  static __device__ __forceinline__ void Start(const std::byte* from, int64_t row_stride,
+                                               int tokens, uint32_t to) {
+    to += ChunkOffset<C::kKvWidth>(FirstRow(), 0, Chunk());
+    tokens -= FirstRow();
 #pragma unroll
     for (int row = 0; row < C::kTileTokens; row += kRowsAtOnce) {
-      if (C::kTileTokens % kRowsAtOnce != 0 && row_ + row >= C::kTileTokens) break;
+      if (C::kTileTokens % kRowsAtOnce != 0 && FirstRow() + row >= C::kTileTokens) break;
       // Half a cycle of rows further, the swizzle differs in its highest bit.
       const uint32_t to_row = (row % kSwizzledRows == 0 ? to : to ^ 64) + row * C::kKvWidth * 2;
 #pragma unroll
       for (int cycle = 0; cycle < C::kKvWidth / 8 / kCycle; ++cycle) {
         CopyAsync16(to_row + cycle * kCycle * 16, from + cycle * kCycle * 16, row < tokens);
       }
-      from += stride_;
+      from += kRowsAtOnce * row_stride;
     }
   }
-
- private:
-  static constexpr int kCycle = kChunkCycle<C::kKvWidth>;
-  static constexpr int kRowsAtOnce = C::kTeamThreads / kCycle;
-  static constexpr int kSwizzledRows = 8;  // the swizzle repeats after so many rows
-  static_assert(kRowsAtOnce % kSwizzledRows == 0 || (kRowsAtOnce == 4 && kCycle == 8));
-
-  const int row_;
-  const uint32_t shared_offset_;
-  const int64_t stride_;
 };
 
 // Starts copying the packed query rows of an item; the tile's other rows become zeros.
