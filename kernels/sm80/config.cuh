@@ -50,7 +50,7 @@ struct Config {
   // for every K tile.
   static constexpr bool kQueryInRegisters = kHeadDim <= (kRowTiles == 1 ? 128 : 32);
   // Whether a tile's scores may wait in registers while the next one's are multiplied.
-  static constexpr bool kLooksAhead = kRowTiles * kHeadDim <= 128 || kRowTiles == 1;
+  static constexpr bool kLooksAhead = kRowTiles == 1 || kRowTiles * kHeadDim * kStepOperands <= 128;
   // Steps of Q K^T side by side: all 16 of head_dim 256 would need more registers than there are.
   static constexpr int kScoreUnroll = kQueryInRegisters ? kSteps : 4 / kStepOperands;
 
