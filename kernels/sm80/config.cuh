@@ -43,14 +43,20 @@ struct Config {
   static constexpr int kTeamThreads = 32 * kRowWarps;
   static constexpr int kThreads = kTeams * kTeamThreads;
 
+  // Whether the teams look through V for infinities and NaN together, at the same steps, and so
+  // through so many tokens; otherwise each team does alone.
+  static constexpr bool kTeamsVote = kTeams > 1 && kRowWarps > 1;
+  static constexpr int kVoteTokens = kTeamsVote ? kTeams * kTileTokens : kTileTokens;
+
   // A warp's accumulators, in tiles of 16 rows x 8 columns, for each of its row tiles.
   static constexpr int kScoreTiles = kTileTokens / 8;
   static constexpr int kOutputTiles = kHeadDim / 8;
   // Up to here Q stays in registers; beyond, O takes them and Q is read from shared memory again
   // for every K tile.
   static constexpr bool kQueryInRegisters = kHeadDim <= (kRowTiles == 1 ? 128 : 32);
-  // Whether a tile's scores may wait in registers while the next one's are multiplied.
-  static constexpr bool kLooksAhead = kRowTiles == 1 || kRowTiles * kHeadDim * kStepOperands <= 128;
+  // Whether a tile's scores wait in registers while the next one's are multiplied: up to head_dim
+  // 64, where exponentials take as long as multiplications, and as far as registers allow.
+  static constexpr bool kLooksAhead = kHeadDim <= 64 && kRowTiles * kStepOperands <= 2;
   // Steps of Q K^T side by side: all 16 of head_dim 256 would need more registers than there are.
   static constexpr int kScoreUnroll = kQueryInRegisters ? kSteps : 4 / kStepOperands;
 
@@ -151,23 +157,20 @@ __device__ __forceinline__ void SyncTeam(int team) {
   }
 }
 
+// Waits for the other threads that look through V together.
+template <class C>
+__device__ __forceinline__ void SyncVoters() {
+  if constexpr (C::kTeamThreads == 32) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+}
+
 // The same; whether `found` was true for one of them.
 template <class C>
-__device__ __forceinline__ bool SyncTeamOr(int team, bool found) {
-  if constexpr (C::kTeams == 1) {
-    return __syncthreads_or(found);
-  } else if constexpr (C::kTeamThreads == 32) {
-    return __any_sync(0xffffffffu, found);
-  } else {
-    int any;
-    asm volatile(
-        "{ .reg .pred in, out; setp.ne.s32 in, %1, 0; bar.red.or.pred out, %2, %3, in; "
-        "selp.s32 %0, 1, 0, out; }"
-        : "=r"(any)
-        : "r"(static_cast<int>(found)), "r"(team + 1), "n"(C::kTeamThreads)
-        : "memory");
-    return any != 0;
-  }
+__device__ __forceinline__ bool SyncVotersOr(bool found) {
+  return C::kTeamThreads == 32 ? __any_sync(0xffffffffu, found) : __syncthreads_or(found);
 }
 
 }  // namespace flashcore::kernels::sm80

@@ -2,7 +2,10 @@
 //
 // The teams of a block take turns in the item's tiles: team t has tiles t, t + kTeams, ..., and
 // attends all of the item's rows to them, with a softmax of its own. So the teams need not wait for
-// each other, and while one multiplies another may be busy with its softmax.
+// each other, and while one multiplies another may be busy with its softmax. But where the block's
+// tiles are not a multiple of kTeams, teams without a last one still pass the barriers of that
+// step: compute-sanitizer's racecheck loses count when warps pass different numbers of partial
+// barriers before one of the whole block, and reports what that keeps apart.
 //
 // A team's loop goes in steps: step i multiplies Q K^T of its tile i, takes the exponentials of
 // tile i - 1 and multiplies P V of that. So V of one tile and K of the next come together, through
@@ -43,6 +46,16 @@ class TileRing {
 
   __device__ __forceinline__ int NumTiles() const {
     return max(0, kv_end_ - first_row_ + kStride - 1) / kStride;
+  }
+
+  // The same of the team that has most.
+  __device__ __forceinline__ int MaxTiles() const {
+    return (kv_end_ - work_.kv_begin + kStride - 1) / kStride;
+  }
+
+  // The first K/V row of all teams' tiles number `tile`.
+  __device__ __forceinline__ int32_t FirstRowOfTeams(int tile) const {
+    return work_.kv_begin + tile * kStride;
   }
 
   // Whether the team has a tile number `tile`.
@@ -226,6 +239,17 @@ __device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities,
   }
 }
 
+// HideNonFinite of the tile whose V comes with step number `step`, in which all teams take part.
+template <class C>
+__device__ __forceinline__ void HideNonFiniteOfStep(const TileMask<C>& mask,
+                                                    const Position<C>& position,
+                                                    const TileRing<C>& ring, int step,
+                                                    std::byte* memory, State<C>* state) {
+  const int tile = step - 1;
+  if (!mask.Hides(C::kTeamsVote ? ring.FirstRowOfTeams(tile) : ring.KvRow(tile))) return;
+  HideNonFinite<C>(mask, position, ring.KvRow(tile), memory, ring.Value(step), state);
+}
+
 // Attends to the team's tiles one after the other: a step is P V of one tile, then Q K^T and the
 // softmax of the next.
 template <class C>
@@ -239,7 +263,7 @@ __device__ __forceinline__ void AttendInTurn(const SoftmaxScale& scale, const Ti
   for (int step = 0; step <= num_tiles; ++step) {
     ring->Next(step, position.team);
     if (step > 0) {
-      HideNonFinite<C>(mask, position, ring->KvRow(step - 1), memory, ring->Value(step), state);
+      HideNonFiniteOfStep<C>(mask, position, *ring, step, memory, state);
       AddValues<C>(probabilities, ring->Value(step), position.lane, state);
     }
     if (step == num_tiles) break;
@@ -270,7 +294,7 @@ __device__ __forceinline__ void AttendLookingAhead(const SoftmaxScale& scale,
     MaskScores<C>(mask, position, ring->KvRow(step - 1), scores);
     RaiseMaxima<C>(scale, scores, state);
     ring->Next(step, position.team);
-    HideNonFinite<C>(mask, position, ring->KvRow(step - 1), memory, ring->Value(step), state);
+    HideNonFiniteOfStep<C>(mask, position, *ring, step, memory, state);
 
     float next[C::kRowTiles][C::kScoreTiles][4];
     ComputeScores<C>(query, ring->Key(step), position.lane, next);
@@ -294,9 +318,8 @@ template <class C>
 __device__ __forceinline__ void AttendTiles(const BlockWork& work, int kv_head, RowDivider group,
                                             const SoftmaxScale& scale, const Position<C>& position,
                                             std::byte* memory, State<C>* state) {
-  const int team = position.team;
   const uint32_t shared = SharedAddress(memory);
-  TileRing<C> ring(work, kv_head, team, shared);
+  TileRing<C> ring(work, kv_head, position.team, shared);
   ring.Start();
   CopyQueryAsync<C>(work, kv_head, group, shared + C::kQueryOffset);
   CommitCopies();
@@ -311,6 +334,11 @@ __device__ __forceinline__ void AttendTiles(const BlockWork& work, int kv_head, 
     AttendLookingAhead<C>(scale, mask, position, memory, &ring, &query, state);
   } else {
     AttendInTurn<C>(scale, mask, position, memory, &ring, &query, state);
+  }
+  if (C::kTeamsVote && ring.NumTiles() < ring.MaxTiles()) {
+    const int step = ring.MaxTiles();
+    SyncTeam<C>(position.team);
+    HideNonFiniteOfStep<C>(mask, position, ring, step, memory, state);
   }
   FinishSoftmax<C>(state);
   FinishOutput<C>(work, kv_head, state);

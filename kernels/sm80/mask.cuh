@@ -50,9 +50,10 @@ struct TileMask {
     return kv_row < all.begin || kv_row + C::kTileTokens > all.end;
   }
 
-  // Whether there is a token at one of those places.
+  // Whether some row must not see some token of those that are looked through together, whose
+  // first is at kv_row.
   __device__ __forceinline__ bool Hides(int32_t kv_row) const {
-    return kv_row < all.begin || min(kv_row + C::kTileTokens, kv_end) > all.end;
+    return kv_row < all.begin || min(kv_row + C::kVoteTokens, kv_end) > all.end;
   }
 
   int32_t kv_end;
@@ -120,17 +121,16 @@ __device__ __forceinline__ void AddNonFinite(const TileMask<C>& mask, const Posi
 // multiplied with the probabilities of rows that do not see them. They are added to O of the rows
 // that do, which is what multiplying would come to, and replaced by zeros in the tile. Nearly
 // always there are none, and all this costs is reading the tile once. `kv_row` is the tile's,
-// `address` its place in `shared`.
+// `address` its place in `shared`; a team that has no tile takes part with what lies there.
 template <class C>
 __device__ __forceinline__ void HideNonFinite(const TileMask<C>& mask, const Position<C>& position,
                                               int32_t kv_row, std::byte* shared, uint32_t address,
                                               State<C>* state) {
-  if (!mask.Hides(kv_row)) return;
   std::byte* const tile = shared + (address - SharedAddress(shared));
   using KvElement = typename C::KvElement;
   bool found = false;
   ForEachWord<C>(tile, [&](uint32_t* word) { found |= HasNonFinite<KvElement>(*word); });
-  if (!SyncTeamOr<C>(position.team, found)) return;
+  if (!SyncVotersOr<C>(found)) return;
 
 #pragma unroll 1
   for (int token = 0; token < C::kTileTokens; ++token) {
@@ -143,9 +143,9 @@ __device__ __forceinline__ void HideNonFinite(const TileMask<C>& mask, const Pos
       AddNonFinite<C>(mask, position, kv_row + token, chunk, word, state);
     }
   }
-  SyncTeam<C>(position.team);
+  SyncVoters<C>();
   ForEachWord<C>(tile, [](uint32_t* word) { *word = WithoutNonFinite<KvElement>(*word); });
-  SyncTeam<C>(position.team);
+  SyncVoters<C>();
 }
 
 }  // namespace flashcore::kernels::sm80
