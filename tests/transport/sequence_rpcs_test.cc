@@ -1,16 +1,19 @@
-// The RPCs on resident sequences in this process, on a device that tests can hold at its gate: what
-// happens to a sequence when a request on it fails, waits, or loses its client.
+// The RPCs on resident sequences in this process: what happens to a sequence when a request on it
+// fails, waits, or loses its client. On a device that tests can hold at its gate, and on real ones
+// what needs no gate.
 #include <chrono>
 #include <future>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "flashcore/v1/attention.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "grpcpp/create_channel.h"
 #include "gtest/gtest.h"
 #include "server/transport/server.h"
+#include "tests/core/device_setting.h"
 #include "tests/core/fakes.h"
 
 namespace flashcore::server {
@@ -23,10 +26,21 @@ using ::testing::HasSubstr;
 
 constexpr uint32_t kHeadDim = 32;
 constexpr size_t kRowBytes = kHeadDim * 2;  // one KV head
+constexpr size_t kKvBytes = 8 << 20;
 
 class SequenceRpcsTest : public ::testing::Test {
  protected:
-  SequenceRpcsTest() {
+  void SetUp() override {
+    FakeDevice::Options options;
+    options.kv_memory_bytes = kKvBytes;
+    Start(std::make_unique<FakeDevice>(&device_, options));
+  }
+  ~SequenceRpcsTest() override {
+    device_.SetOpen(true);
+    server_.reset();
+  }
+
+  void Start(std::unique_ptr<Device> device) {
     Server::Options options;
     options.listen = {"127.0.0.1:0"};
     options.max_message_bytes = 1 << 20;
@@ -35,21 +49,11 @@ class SequenceRpcsTest : public ::testing::Test {
     options.version = "test";
     metrics_ = std::make_unique<Metrics>(testing::FakeMetricsOptions(Server::Methods(options)));
     engine_ =
-        std::make_unique<Engine>(Engine::Options(), MakeDevice(&device_), &clock_, metrics_.get());
+        std::make_unique<Engine>(Engine::Options(), std::move(device), &clock_, metrics_.get());
     server_ = Server::Start(options, engine_.get(), metrics_.get()).value();
     stub_ = v1::AttentionService::NewStub(
         grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials()));
     sequence_ = Create();
-  }
-  ~SequenceRpcsTest() override {
-    device_.SetOpen(true);
-    server_.reset();
-  }
-
-  static std::unique_ptr<Device> MakeDevice(FakeDeviceControl* control) {
-    FakeDevice::Options options;
-    options.kv_memory_bytes = 8 << 20;
-    return std::make_unique<FakeDevice>(control, options);
   }
 
   std::string Create() {
@@ -191,7 +195,20 @@ TEST_F(SequenceRpcsTest, ALoadReceivesOneChunkAhead) {
   EXPECT_EQ(engine_->staging().used_bytes(), 0u);
 }
 
-TEST_F(SequenceRpcsTest, AChunkThatFailsEndsTheLoadBeforeTheNextIsAppended) {
+class SequenceRpcsOnDeviceTest : public SequenceRpcsTest,
+                                 public ::testing::WithParamInterface<testing::DeviceSetting> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = GetParam().why_none(); !why.empty()) GTEST_SKIP() << why;
+    Start(GetParam().make(kKvBytes, 0, &clock_));
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Devices, SequenceRpcsOnDeviceTest,
+                         ::testing::ValuesIn(testing::RealDevices()),
+                         [](const auto& param) { return param.param.name; });
+
+TEST_P(SequenceRpcsOnDeviceTest, AChunkThatFailsEndsTheLoadBeforeTheNextIsAppended) {
   grpc::ClientContext context;
   v1::LoadSequenceResponse response;
   auto writer = stub_->LoadSequence(&context, &response);
@@ -207,7 +224,7 @@ TEST_F(SequenceRpcsTest, AChunkThatFailsEndsTheLoadBeforeTheNextIsAppended) {
   EXPECT_EQ(Length(), 5u);
 }
 
-TEST_F(SequenceRpcsTest, ACancelledLoadLeavesWholeChunks) {
+TEST_P(SequenceRpcsOnDeviceTest, ACancelledLoadLeavesWholeChunks) {
   grpc::ClientContext context;
   v1::LoadSequenceResponse response;
   auto writer = stub_->LoadSequence(&context, &response);
@@ -219,7 +236,7 @@ TEST_F(SequenceRpcsTest, ACancelledLoadLeavesWholeChunks) {
   EXPECT_EQ(Length(), 71u);
 }
 
-TEST_F(SequenceRpcsTest, ADrainEndsAnOpenLoad) {
+TEST_P(SequenceRpcsOnDeviceTest, ADrainEndsAnOpenLoad) {
   grpc::ClientContext context;
   v1::LoadSequenceResponse response;
   auto writer = stub_->LoadSequence(&context, &response);

@@ -16,7 +16,7 @@
 #include "grpcpp/generic/generic_stub.h"
 #include "gtest/gtest.h"
 #include "kernels/half.h"
-#include "server/core/cpu_device.h"
+#include "tests/core/device_setting.h"
 #include "tests/core/fakes.h"
 
 namespace flashcore::server {
@@ -106,10 +106,16 @@ class ServerTest : public ::testing::Test {
   std::unique_ptr<v1::AttentionService::Stub> stub_;
 };
 
-TEST_F(ServerTest, AttendsOnTheCpu) {
-  CpuDevice::Options options;
-  options.threads = 1;
-  Start(CpuDevice::Create(options, &clock_).value());
+class ServerOnDeviceTest : public ServerTest,
+                           public ::testing::WithParamInterface<testing::DeviceSetting> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = GetParam().why_none(); !why.empty()) GTEST_SKIP() << why;
+    Start(GetParam().make(size_t{16} << 20, 0, &clock_));
+  }
+};
+
+TEST_P(ServerOnDeviceTest, Attends) {
   v1::AttendRequest request = ValidRequest(1, 2);
   // Q is zero, so every K/V row weighs the same: O is the mean of V, LSE is log(2).
   auto set_value = [&](int element, float value) {
@@ -143,21 +149,21 @@ TEST_F(ServerTest, AttendsOnTheCpu) {
   EXPECT_GT(response.timing().kernel_ns(), 0u);
 }
 
-TEST_F(ServerTest, TellsWhatItIs) {
-  CpuDevice::Options options;
-  options.threads = 1;
-  Start(CpuDevice::Create(options, &clock_).value());
+TEST_P(ServerOnDeviceTest, TellsWhatItIs) {
   grpc::ClientContext context;
   v1::GetServerInfoResponse info;
   ASSERT_TRUE(stub_->GetServerInfo(&context, {}, &info).ok());
   EXPECT_EQ(info.version(), "test");
   ASSERT_EQ(info.devices_size(), 1);
-  EXPECT_EQ(info.devices(0).id(), "cpu");
+  EXPECT_EQ(info.devices(0).id(), engine_->device().info().id);
   EXPECT_GT(info.devices(0).memory_bytes(), 0u);
   EXPECT_EQ(info.kernels_size(), 10);
   EXPECT_THAT(info.limits().head_dims(), ::testing::ElementsAre(32, 64, 96, 128, 256));
   EXPECT_EQ(info.limits().max_message_bytes(), 1u << 20);
 }
+
+INSTANTIATE_TEST_SUITE_P(Devices, ServerOnDeviceTest, ::testing::ValuesIn(testing::RealDevices()),
+                         [](const auto& param) { return param.param.name; });
 
 struct BadMessage {
   const char* name;
@@ -295,10 +301,7 @@ TEST_F(ServerTest, ACancelledRequestIsNeverLaunched) {
   EXPECT_THAT(device_.BatchSizes(), ::testing::ElementsAre(1));
 }
 
-TEST_F(ServerTest, AStreamAnswersEveryRequestById) {
-  CpuDevice::Options options;
-  options.threads = 1;
-  Start(CpuDevice::Create(options, &clock_).value());
+TEST_P(ServerOnDeviceTest, AStreamAnswersEveryRequestById) {
   grpc::ClientContext context;
   auto stream = stub_->AttendStream(&context);
   constexpr int kRequests = 50;  // more than may be in flight
