@@ -16,13 +16,15 @@ def start_and_fail(*flags):
 
 
 class AccumulateTest(unittest.TestCase):
-    def test_the_cpu_sums_in_float32_by_default_and_when_told_to(self):
-        for flags in ((), ("--accumulate=float32",)):
-            with self.subTest(flags), harness.Server("--device=cpu", *flags) as server, \
+    def test_sums_in_float32_by_default_and_in_what_it_is_told(self):
+        told = ("float32", "float16") if harness.ON_GPU else ("float32",)
+        for want, flags in (("float32", ()), *((a, (f"--accumulate={a}",)) for a in told)):
+            with self.subTest(flags), harness.Server(*flags) as server, \
                     server.channel() as channel:
                 info = harness.stub(channel).GetServerInfo(pb.GetServerInfoRequest())
-                self.assertEqual({kernel.accumulate for kernel in info.kernels}, {"float32"})
-                self.assertEqual(server.wait_for_record("device")["accumulate"], "float32")
+                self.assertEqual({kernel.accumulate for kernel in info.kernels}, {want})
+                self.assertEqual(server.wait_for_record("device")["accumulate"], want)
+                harness.cli("verify", f"--target={server.target}", "--cases=20")
 
     def test_the_cpu_cannot_sum_in_float16(self):
         status, said = start_and_fail("--device=cpu", "--accumulate=float16")

@@ -57,7 +57,7 @@ class DrainTest(unittest.TestCase):
 
     def test_a_second_signal_exits_at_once(self):
         rng = np.random.default_rng(2)
-        with harness.Server("--cpu_threads=1") as server, server.channel() as channel:
+        with harness.Server(*harness.SLOW) as server, server.channel() as channel:
             # Seconds of work on one thread.
             big = harness.request(*(harness.random_tensor(rng, 4096, 8, 128) for _ in range(3)))
             futures = [harness.stub(channel).Attend.future(big) for _ in range(6)]
@@ -72,7 +72,7 @@ class DrainTest(unittest.TestCase):
 
     def test_a_drain_that_times_out_exits_1(self):
         rng = np.random.default_rng(3)
-        with harness.Server("--cpu_threads=1", "--drain_timeout_s=0.2") as server, \
+        with harness.Server("--drain_timeout_s=0.2", *harness.SLOW) as server, \
                 server.channel() as channel:
             big = harness.request(*(harness.random_tensor(rng, 4096, 8, 128) for _ in range(3)))
             futures = [harness.stub(channel).Attend.future(big) for _ in range(6)]

@@ -1,15 +1,18 @@
 """A real flashcore-server process, and the generated client's view of it.
 
-Run by ctest, which sets FLASHCORE_SERVER and FLASHCORE_CLI to the binaries and puts the generated
-modules on PYTHONPATH.
+Run by ctest, which sets FLASHCORE_SERVER and FLASHCORE_CLI to the binaries, FLASHCORE_TEST_DEVICE to
+what servers compute on (cpu or cuda:N; default cpu), and puts the generated modules on PYTHONPATH.
+Where that GPU is missing, a test that imports this exits with NO_DEVICE and says why.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import pathlib
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -21,11 +24,41 @@ from flashcore.v1 import attention_pb2_grpc
 
 SERVER = os.environ["FLASHCORE_SERVER"]
 CLI = os.environ["FLASHCORE_CLI"]
+DEVICE = os.environ.get("FLASHCORE_TEST_DEVICE", "cpu")
+ON_GPU = DEVICE != "cpu"
 MIB = 1 << 20
+NO_DEVICE = 77  # the exit status that ctest takes for skipped
+
+# For a server whose requests are to stay in flight for a while: large ones keep one thread of a CPU
+# busy; a GPU would be done with them at once, so there they wait a second for others in the queue.
+SLOW = ("--max_queue_delay_us=1000000",) if ON_GPU else ("--cpu_threads=1",)
+
+
+def why_no_gpu(ordinal):
+    """Why the driver has no GPU `ordinal`; empty if it has. Asks the driver, not the server."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return str(error)
+    count = ctypes.c_int()
+    status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    if status != 0:
+        return f"the driver answers with error {status}"
+    return "" if ordinal < count.value else f"the driver has {count.value} GPUs"
+
+
+def device_flags():
+    """Flags of every server. A test takes a part of the GPU's memory, not the default of nearly all."""
+    return [f"--device={DEVICE}", *([f"--kv_memory_bytes={2048 * MIB}"] if ON_GPU else [])]
+
+
+if ON_GPU and (_why := why_no_gpu(int(DEVICE.removeprefix("cuda:")))):
+    print(f"skipped: no {DEVICE}: {_why}")
+    sys.exit(NO_DEVICE)
 
 
 class Server:
-    """A server on free ports, with a Unix socket beside. Use as a context manager."""
+    """A server on DEVICE and free ports, with a Unix socket beside. Use as a context manager."""
 
     def __init__(self, *flags, env=None):
         self.folder = tempfile.TemporaryDirectory()
@@ -34,7 +67,7 @@ class Server:
         self._log = open(self.log_path, "wb")
         self.process = subprocess.Popen(
             [SERVER, "--listen=127.0.0.1:0", f"--listen=unix:{self.socket}",
-             "--metrics_listen=127.0.0.1:0", "--log_format=json", *flags],
+             "--metrics_listen=127.0.0.1:0", "--log_format=json", *device_flags(), *flags],
             stderr=self._log, stdout=self._log, env={**os.environ, **(env or {})})
         serving = self.wait_for_record("serving")
         self.target = serving["addresses"].split(",")[0]

@@ -80,7 +80,7 @@ class HostileTest(unittest.TestCase):
 
     def test_a_full_queue_refuses_and_recovers(self):
         rng = np.random.default_rng(4)
-        with harness.Server("--max_queue_requests=4", "--max_batch_requests=1") as server, \
+        with harness.Server("--max_queue_requests=4", *harness.SLOW) as server, \
                 server.channel() as channel:
             mission = harness.mission_request(rng)
             calls = [harness.stub(channel).Attend.future(mission) for _ in range(64)]
@@ -96,7 +96,7 @@ class HostileTest(unittest.TestCase):
 
     def test_full_staging_memory_refuses_and_recovers(self):
         rng = np.random.default_rng(5)
-        with harness.Server("--staging_memory_bytes=5000000") as server, \
+        with harness.Server("--staging_memory_bytes=5000000", *harness.SLOW) as server, \
                 server.channel() as channel:
             mission = harness.mission_request(rng)  # takes 2 MiB
             calls = [harness.stub(channel).Attend.future(mission) for _ in range(32)]

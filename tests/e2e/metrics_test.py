@@ -57,7 +57,7 @@ class MetricsTest(unittest.TestCase):
             self.assertEqual(server.metric("flashcore_batch_requests_sum"), 8)
             self.assertEqual(server.metric("flashcore_batch_query_rows_sum"), 8)
             device = [line for line in server.metrics_text().splitlines()
-                      if line.startswith('flashcore_device_info{device="cpu"')]
+                      if line.startswith(f'flashcore_device_info{{device="{harness.DEVICE}"')]
             self.assertEqual(len(device), 1)
 
     def test_promtool_accepts_it(self):

@@ -19,8 +19,8 @@ class SequencesTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.server = harness.Server(
-            "--kv_memory_bytes=67108864", "--kv_hot_bytes=8388608", "--max_layers=8",
-            "--max_message_bytes=16777216")
+            "--kv_memory_bytes=67108864", "--kv_hot_bytes=8388608", "--l2_window=on",
+            "--l2_budget_bytes=8388608", "--max_layers=8", "--max_message_bytes=16777216")
         cls.addClassCleanup(cls.server.__exit__)
         cls.channel = cls.server.channel()
         cls.addClassCleanup(cls.channel.close)
@@ -432,7 +432,7 @@ class LimitsTest(unittest.TestCase):
                 self.load(stub, mine[1], 64)
 
     def test_deleting_a_sequence_that_a_queued_request_names(self):
-        with harness.Server("--cpu_threads=1") as server, server.channel() as channel:
+        with harness.Server(*harness.SLOW) as server, server.channel() as channel:
             stub = harness.stub(channel)
             sequence = self.create(stub).sequence_id
             slow = harness.request(*(np.zeros((4096, 8, 64), np.float16) for _ in range(3)))

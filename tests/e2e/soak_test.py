@@ -164,8 +164,10 @@ class SoakTest(unittest.TestCase):
 
     def test_soak(self):
         self.started = 0
-        with harness.Server("--max_queue_requests=32", "--kv_memory_bytes=134217728",
-                            "--kv_hot_bytes=8388608", "--sequence_idle_timeout_s=3",
+        # The delay lets the queue fill up also on a device that is faster than its clients.
+        with harness.Server("--max_queue_requests=32", "--max_queue_delay_us=2000",
+                            "--kv_memory_bytes=134217728", "--kv_hot_bytes=8388608",
+                            "--l2_budget_bytes=8388608", "--sequence_idle_timeout_s=3",
                             "--client_sequences=400") as self.server:
             starts = [self.start_worker] * WORKERS + [self.start_inline_bench,
                                                       self.start_sequence_bench]
