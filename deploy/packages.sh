@@ -7,9 +7,10 @@ BUILD_PACKAGES=(
   libgrpc++-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev
   libabsl-dev prometheus-cpp-dev libhwy-dev
 )
-# promtool comes with prometheus; the Python packages call the server as a generated client would.
+# promtool comes with prometheus; the Python packages call the server as a generated client would;
+# patchelf is for tests/gpu_bundle.sh.
 TEST_PACKAGES=(
-  libgtest-dev libgmock-dev libbenchmark-dev
+  libgtest-dev libgmock-dev libbenchmark-dev patchelf
   prometheus python3 python3-grpcio python3-protobuf python3-numpy
 )
 SANITIZER_PACKAGES=(clang libclang-rt-dev)
