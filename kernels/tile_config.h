@@ -46,8 +46,8 @@ inline constexpr TileRow kSm80Tiles[] = {
     // 16, which is what bounds those. Down to 32 rows while there are fewer blocks than three in
     // four SMs: 8 heads of 512 rows then are 128 blocks.
     // Splits of 64 KB of K: a decode of 8 KV heads over 4096 rows of 128 becomes 128 blocks. Half
-    // as many split rows cost 6% of the bandwidth of a large decode, twice as many 8% of the time of
-    // a single one. Up to 64 packed rows split: more have two tiles or more per KV head.
+    // as many split rows cost 6% of the bandwidth of a large decode, twice as many 8% of the time
+    // of a single one. Up to 64 packed rows split: more have two tiles or more per KV head.
     {64, {128, 512, 64, 0, 32}},
     {128, {128, 256, 64, 0, 32}},
     // The output of 32 rows of 256 components is all registers there are.
