@@ -80,8 +80,9 @@ void LogFromProtobuf(google::protobuf::LogLevel /*level*/, const char* file, int
 
 Metrics::Options MetricsOptions(const Options& options, const Device& device) {
   const DeviceInfo& info = device.info();
-  return {
-      options.server.version, {{info.id, info.name, info.arch}}, Server::Methods(options.server)};
+  return {options.server.version,
+          {{info.id, info.name, info.arch, info.l2_window_bytes, info.l2_persisting_bytes}},
+          Server::Methods(options.server)};
 }
 
 void LogDevice(const Device& device, const Options& options, const std::string& reason) {
@@ -95,6 +96,7 @@ void LogDevice(const Device& device, const Options& options, const std::string& 
                      {"kv_memory_bytes", device.kv_memory().bytes},
                      {"kv_hot_bytes", device.kv_memory().hot_bytes},
                      {"l2_window_bytes", info.l2_window_bytes},
+                     {"l2_persisting_bytes", info.l2_persisting_bytes},
                      {"reason", reason}});
   if (!info.l2_note.empty()) LogInfo("no L2 window", {{"reason", info.l2_note}});
 }

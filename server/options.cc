@@ -39,9 +39,9 @@ ABSL_FLAG(int32_t, cpu_threads, 0, "Threads of the CPU device; 0: one per core."
 ABSL_FLAG(int32_t, lanes, 2,
           "Launches that a GPU runs side by side, each on a stream and in memory of its own. The "
           "CPU device has one lane.");
-ABSL_FLAG(std::string, l2_window, "on",
+ABSL_FLAG(std::string, l2_window, "auto",
           "Whether a GPU keeps the first K/V, which pinned sequences compete for, in its L2 cache: "
-          "on or off.");
+          "on, off, or auto: if a short measurement at start finds that it pays.");
 ABSL_FLAG(int64_t, l2_budget_bytes, 0,
           "Most of a GPU's L2 cache to keep K/V in; 0: as much as the GPU allows.");
 ABSL_FLAG(int64_t, max_message_bytes, int64_t{64} << 20, "Largest gRPC message accepted.");
@@ -246,13 +246,20 @@ void ReadCpuOptions(CpuDevice::Options* options, Checker* check) {
   options->share_prefixes = absl::GetFlag(FLAGS_share_prefixes);
 }
 
+CudaDevice::L2Window ReadL2Window(Checker* check) {
+  using L2Window = CudaDevice::L2Window;
+  const std::string name = absl::GetFlag(FLAGS_l2_window);
+  if (name == "on") return L2Window::kOn;
+  if (name == "off") return L2Window::kOff;
+  check->Require(name == "auto", "l2_window", name, "auto, on or off");
+  return L2Window::kAuto;
+}
+
 void ReadCudaOptions(CudaDevice::Options* options, Checker* check) {
   options->lanes = check->Range("lanes", absl::GetFlag(FLAGS_lanes), 1, 64);
   options->kv_memory_bytes = absl::GetFlag(FLAGS_kv_memory_bytes);
   options->max_request_bytes = absl::GetFlag(FLAGS_max_message_bytes);
-  const std::string l2_window = absl::GetFlag(FLAGS_l2_window);
-  check->Require(l2_window == "on" || l2_window == "off", "l2_window", l2_window, "on or off");
-  options->l2_window = l2_window == "on";
+  options->l2_window = ReadL2Window(check);
   options->l2_budget_bytes = check->Range<int64_t>(
       "l2_budget_bytes", absl::GetFlag(FLAGS_l2_budget_bytes), 0, int64_t{1} << 40);
 }

@@ -29,7 +29,12 @@ std::string DeviceLines(const v1::DeviceInfo& device) {
                    device.compute_units(), " compute units, ", device.lanes(), " lanes, memory ",
                    Bytes(device.memory_bytes()), ", L2 ", Bytes(device.l2_bytes()));
   if (device.l2_persisting_max_bytes() > 0) {
-    absl::StrAppend(&out, " (persisting ", Bytes(device.l2_persisting_max_bytes()), ")");
+    absl::StrAppend(&out, " (persisting ", Bytes(device.l2_persisting_max_bytes()),
+                    " at most, now ", Mebibytes(device.l2_persisting_bytes()), "; window ",
+                    Mebibytes(device.l2_window_bytes()), ")");
+  }
+  if (!device.l2_note().empty()) {
+    absl::StrAppend(&out, "\n          no L2 window: ", device.l2_note());
   }
   absl::StrAppendFormat(&out, "\n          K/V memory %s, %s used", Bytes(device.kv_memory_bytes()),
                         Mebibytes(device.kv_used_bytes()));

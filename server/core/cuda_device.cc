@@ -8,7 +8,9 @@
 #include "server/core/cuda_lane.h"
 #include "server/core/cuda_raii.h"
 #include "server/core/cuda_status.h"
+#include "server/core/l2_probe.h"
 #include "server/core/l2_window.h"
+#include "server/telemetry/log.h"
 
 namespace flashcore::server {
 namespace {
@@ -49,9 +51,10 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(const Options& op
   auto device = absl::WrapUnique(new CudaDevice(options, *std::move(chosen)));
   absl::Status status = device->Select();
   if (status.ok()) status = device->ReadInfo();
+  if (status.ok()) status = device->ChooseHotBytes();  // first: it needs memory for a moment
   if (status.ok()) status = device->MakeLanes();
   if (status.ok()) status = device->AllocateArena();
-  if (status.ok()) status = device->MakeHotSegment();
+  if (status.ok()) status = device->SetWindows();
   if (!status.ok()) return status;
   return device;
 }
@@ -81,6 +84,62 @@ absl::Status CudaDevice::ReadInfo() {
   return absl::UnimplementedError(absl::StrCat("no kernels for ", info_.id, ", a ", info_.name,
                                                ": it is ", info_.arch, ", they need sm_",
                                                kMinComputeCapability, "0 or later"));
+}
+
+absl::Status CudaDevice::ChooseHotBytes() {
+  if (options_.l2_window == L2Window::kOff) {
+    info_.l2_note = "it is switched off";
+    return absl::OkStatus();
+  }
+  if (info_.l2_persisting_max_bytes == 0) {
+    info_.l2_note = "the GPU keeps nothing persisting in its L2 (under MIG none does)";
+    return absl::OkStatus();
+  }
+  const auto set_aside = L2SetAside();
+  const absl::Status status = set_aside.ok() ? TryL2Window() : set_aside.status();
+  if (status.ok()) return status;
+  hot_bytes_ = 0;
+  if (IsSticky(status)) return status;
+  info_.l2_note = std::string(status.message());
+  if (set_aside.ok()) (void)SetAsideL2(*set_aside);
+  return absl::OkStatus();
+}
+
+absl::Status CudaDevice::TryL2Window() {
+  int window_max_bytes = 0;
+  const cudaError_t error = cudaDeviceGetAttribute(
+      &window_max_bytes, cudaDevAttrMaxAccessPolicyWindowSize, options_.ordinal);
+  if (error != cudaSuccess) return CudaStatus(error, "cudaDeviceGetAttribute");
+  L2Limits limits = {info_.l2_persisting_max_bytes, static_cast<size_t>(window_max_bytes)};
+  const size_t kv_bytes = options_.kv_memory_bytes > 0 ? options_.kv_memory_bytes : ~size_t{0};
+  const auto hot_bytes = [&] {
+    return HotSegmentBytes(limits, options_.l2_budget_bytes, kv_bytes, options_.superblock_bytes);
+  };
+  const auto granted = SetAsideL2(hot_bytes());
+  if (!granted.ok()) return granted.status();
+  limits.persisting_max_bytes = std::min(*granted, limits.persisting_max_bytes);
+  hot_bytes_ = hot_bytes();
+  if (hot_bytes_ == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("no superblock of ", options_.superblock_bytes, " bytes fits; the GPU set ",
+                     *granted, " bytes aside"));
+  }
+  return options_.l2_window == L2Window::kAuto ? ProbeL2() : absl::OkStatus();
+}
+
+absl::Status CudaDevice::ProbeL2() const {
+  const auto probe = ProbeL2Window(hot_bytes_, info_.l2_bytes);
+  if (!probe.ok()) return probe.status();
+  LogInfo("L2 probe", {{"device", info_.id},
+                       {"bytes", probe->bytes},
+                       {"cold_bytes", probe->cold_bytes},
+                       {"us_with_window", probe->us_with_window},
+                       {"us_without_window", probe->us_without_window},
+                       {"window", probe->window_pays()}});
+  if (probe->window_pays()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "it does not pay: the probe read ", probe->bytes, " bytes again in ", probe->us_with_window,
+      " us with a window, in ", probe->us_without_window, " us without"));
 }
 
 absl::Status CudaDevice::MakeLanes() {
@@ -118,46 +177,15 @@ absl::Status CudaDevice::AllocateArena() {
   return absl::OkStatus();
 }
 
-absl::Status CudaDevice::MakeHotSegment() {
-  if (!options_.l2_window) {
-    info_.l2_note = "it is switched off";
-    return absl::OkStatus();
-  }
-  if (info_.l2_persisting_max_bytes == 0) {
-    info_.l2_note = "the GPU keeps nothing persisting in its L2 (under MIG none does)";
-    return absl::OkStatus();
-  }
-  int window_max_bytes = 0;
-  const cudaError_t error = cudaDeviceGetAttribute(
-      &window_max_bytes, cudaDevAttrMaxAccessPolicyWindowSize, options_.ordinal);
-  if (error != cudaSuccess) return CudaStatus(error, "cudaDeviceGetAttribute");
-  return SetWindows({info_.l2_persisting_max_bytes, static_cast<size_t>(window_max_bytes)});
-}
-
-absl::Status CudaDevice::SetWindows(const L2Limits& limits) {
-  const auto hot_bytes = [&](const L2Limits& allowed) {
-    return HotSegmentBytes(allowed, options_.l2_budget_bytes, arena_->bytes,
-                           options_.superblock_bytes);
-  };
-  const auto granted = SetAsideL2(hot_bytes(limits));
-  if (!granted.ok()) {
-    if (IsSticky(granted.status())) return granted.status();
-    info_.l2_note = std::string(granted.status().message());
-    return absl::OkStatus();
-  }
-  const size_t bytes =
-      hot_bytes({std::min(*granted, limits.persisting_max_bytes), limits.window_max_bytes});
-  if (bytes == 0) {
-    info_.l2_note = absl::StrCat("no superblock of ", options_.superblock_bytes,
-                                 " bytes fits; the GPU set ", *granted, " bytes aside");
-    return absl::OkStatus();
-  }
+absl::Status CudaDevice::SetWindows() {
+  hot_bytes_ = std::min(hot_bytes_, arena_->bytes);
+  info_.l2_persisting_bytes = L2SetAside().value_or(0);
+  if (hot_bytes_ == 0) return absl::OkStatus();
   for (const auto& lane : lanes_) {
-    if (absl::Status status = SetL2Window(lane->stream(), kv_memory().base, bytes); !status.ok()) {
-      return status;
-    }
+    absl::Status status = SetL2Window(lane->stream(), kv_memory().base, hot_bytes_);
+    if (!status.ok()) return status;
   }
-  hot_bytes_ = info_.l2_window_bytes = bytes;
+  info_.l2_window_bytes = hot_bytes_;
   return absl::OkStatus();
 }
 

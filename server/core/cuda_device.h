@@ -15,11 +15,12 @@
 namespace flashcore::server {
 
 class CudaLane;
-struct L2Limits;
 
 // Its lanes are driven by a thread each and share nothing but the arena.
 class CudaDevice final : public Device {
  public:
+  enum class L2Window { kAuto, kOn, kOff };  // kAuto: if ProbeL2Window finds that it pays
+
   struct Options {
     int ordinal = 0;  // N of cuda:N
     kernels::Accumulate accumulate = kernels::Accumulate::kFloat32;
@@ -29,7 +30,7 @@ class CudaDevice final : public Device {
     // Whether to keep the first of it, the hot segment, in the L2 cache: as much as the GPU allows,
     // and not more than l2_budget_bytes (0: no limit of its own). A GPU that keeps nothing works
     // without, and info().l2_note says why.
-    bool l2_window = true;
+    L2Window l2_window = L2Window::kAuto;
     size_t l2_budget_bytes = 0;
     size_t superblock_bytes = Arena::Options().superblock_bytes;  // the hot segment has whole ones
 
@@ -61,10 +62,13 @@ class CudaDevice final : public Device {
 
   CudaDevice(const Options& options, std::vector<const kernels::Kernel*> kernels);
   absl::Status ReadInfo();
+  // Sets hot_bytes_, and as much of the L2 aside; nothing if info_.l2_note says why.
+  absl::Status ChooseHotBytes();
+  absl::Status TryL2Window();    // an error that is not sticky: why there is to be no window
+  absl::Status ProbeL2() const;  // likewise
   absl::Status MakeLanes();
   absl::Status AllocateArena();
-  absl::Status MakeHotSegment();
-  absl::Status SetWindows(const L2Limits& limits);
+  absl::Status SetWindows();
   absl::Status Select() const;  // for the calling thread
 
   const Options options_;

@@ -25,6 +25,7 @@ struct DeviceInfo {
   uint64_t l2_bytes = 0;                 // 0: not known
   uint64_t l2_persisting_max_bytes = 0;  // 0: no access-policy window
   uint64_t l2_window_bytes = 0;          // of each lane, over the hot segment
+  uint64_t l2_persisting_bytes = 0;      // set aside for persisting lines, as the driver says
   std::string l2_note;                   // why there is no window; empty if there is, or on a CPU
   int lanes = 0;
   int compute_units = 0;  // threads, or streaming multiprocessors

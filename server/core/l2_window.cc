@@ -13,16 +13,20 @@ size_t HotSegmentBytes(const L2Limits& limits, size_t budget_bytes, size_t arena
   return bytes / superblock_bytes * superblock_bytes;
 }
 
+absl::StatusOr<size_t> L2SetAside() {
+  size_t bytes = 0;
+  absl::Status status = CudaStatus(cudaDeviceGetLimit(&bytes, cudaLimitPersistingL2CacheSize),
+                                   "cudaDeviceGetLimit of the persisting L2");
+  if (!status.ok()) return status;
+  return bytes;
+}
+
 absl::StatusOr<size_t> SetAsideL2(size_t bytes) {
   absl::Status status =
-      CudaStatus(cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, bytes), "cudaDeviceSetLimit");
-  size_t granted = 0;
-  if (status.ok()) {
-    status = CudaStatus(cudaDeviceGetLimit(&granted, cudaLimitPersistingL2CacheSize),
-                        "cudaDeviceGetLimit");
-  }
+      CudaStatus(cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, bytes),
+                 "cudaDeviceSetLimit of the persisting L2 (not for a process under MPS)");
   if (!status.ok()) return status;
-  return granted;
+  return L2SetAside();
 }
 
 absl::Status SetL2Window(cudaStream_t stream, std::byte* base, size_t bytes) {
@@ -34,6 +38,10 @@ absl::Status SetL2Window(cudaStream_t stream, std::byte* base, size_t bytes) {
   value.accessPolicyWindow.missProp = cudaAccessPropertyStreaming;
   return CudaStatus(cudaStreamSetAttribute(stream, cudaStreamAttributeAccessPolicyWindow, &value),
                     "cudaStreamSetAttribute of the access-policy window");
+}
+
+absl::Status ResetPersistingL2() {
+  return CudaStatus(cudaCtxResetPersistingL2Cache(), "cudaCtxResetPersistingL2Cache");
 }
 
 }  // namespace flashcore::server

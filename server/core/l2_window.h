@@ -23,14 +23,20 @@ struct L2Limits {
 size_t HotSegmentBytes(const L2Limits& limits, size_t budget_bytes, size_t arena_bytes,
                        size_t superblock_bytes);
 
-// Sets `bytes` of the current device's L2 aside for persisting lines. Returns what was granted,
-// which may differ. Holds for all of the process.
+// Bytes of the current device's L2 that are set aside for persisting lines, as the driver says.
+absl::StatusOr<size_t> L2SetAside();
+
+// Sets `bytes` aside. Returns what was granted, which may differ. Holds for all of the process.
 absl::StatusOr<size_t> SetAsideL2(size_t bytes);
 
 // Gives `stream`, which may have one window only, the window [base, base + bytes) of the current
 // device's memory. `bytes` must not exceed what was set aside, since all of it is to hit. Work that
 // was captured before does not have it.
 absl::Status SetL2Window(cudaStream_t stream, std::byte* base, size_t bytes);
+
+// Makes every line of the current device's L2 one like any other. Those that a window covers become
+// persisting again as they are read.
+absl::Status ResetPersistingL2();
 
 }  // namespace flashcore::server
 

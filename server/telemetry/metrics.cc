@@ -126,6 +126,16 @@ Metrics::Metrics(const Options& options)
         .AddGauge("flashcore_device_info", "A device that requests run on; always 1.",
                   {{"device", device.device}, {"name", device.name}, {"arch", device.arch}})
         .Set(1);
+    registry_
+        .AddGauge("flashcore_l2_window_bytes",
+                  "K/V that the access-policy window of each lane covers; 0: there is none.",
+                  {{"device", device.device}})
+        .Set(static_cast<int64_t>(device.l2_window_bytes));
+    registry_
+        .AddGauge("flashcore_l2_persisting_bytes",
+                  "Of the L2 cache, what the driver has set aside for persisting lines.",
+                  {{"device", device.device}})
+        .Set(static_cast<int64_t>(device.l2_persisting_bytes));
   }
   registry_
       .AddGauge("flashcore_build_info", "The version of this server; always 1.",

@@ -4,6 +4,7 @@
 #define FLASHCORE_SERVER_TELEMETRY_METRICS_H_
 
 #include <array>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <string>
@@ -65,6 +66,8 @@ class Metrics : public prometheus::Collectable {
     std::string device;  // "cpu", "cuda:0"
     std::string name;    // "NVIDIA L4"
     std::string arch;    // "sm_89"
+    uint64_t l2_window_bytes = 0;
+    uint64_t l2_persisting_bytes = 0;
   };
   struct Options {
     std::string version;

@@ -135,6 +135,9 @@ v1::DeviceInfo ToDeviceInfo(const DeviceInfo& info, const SequenceStore::Stats& 
   message.set_memory_bytes(info.memory_bytes);
   message.set_l2_bytes(info.l2_bytes);
   message.set_l2_persisting_max_bytes(info.l2_persisting_max_bytes);
+  message.set_l2_window_bytes(info.l2_window_bytes);
+  message.set_l2_persisting_bytes(info.l2_persisting_bytes);
+  message.set_l2_note(info.l2_note);
   message.set_lanes(info.lanes);
   message.set_compute_units(info.compute_units);
   message.set_kv_memory_bytes(kv.hot.capacity_bytes + kv.cold.capacity_bytes);

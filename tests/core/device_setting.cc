@@ -28,7 +28,8 @@ CudaDevice::Options CudaOptions(size_t kv_bytes, size_t kv_hot_bytes) {
   CudaDevice::Options options;
   options.lanes = 3;
   options.kv_memory_bytes = kv_bytes;
-  options.l2_window = kv_hot_bytes > 0;
+  using L2Window = CudaDevice::L2Window;
+  options.l2_window = kv_hot_bytes > 0 ? L2Window::kOn : L2Window::kOff;
   options.l2_budget_bytes = kv_hot_bytes;
   options.superblock_bytes = kSuperblockBytes;
   return options;

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -17,11 +18,13 @@
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/kv_pages.h"
 #include "kernels/sm80/attention_sm80.h"
+#include "kernels/smxx/read_bytes.h"
 #include "kernels/smxx/work_list.h"
 
 namespace {
 
 constexpr size_t kTotalBytes = size_t{8} << 30;
+constexpr int kL2Bytes = 2 << 20;
 constexpr int kPersistingMaxBytes = 1 << 20;
 
 using Stream = std::vector<std::function<void()>>;  // of one thread
@@ -30,6 +33,10 @@ std::atomic<int> resource_calls{0};
 std::atomic<cudaError_t> launch_error{cudaSuccess};
 std::atomic<size_t> window_bytes{0};
 std::atomic<size_t> set_aside_bytes{0};
+std::atomic<int> l2_resets{0};
+std::atomic<float> windowed_ms{0.25f};
+std::mutex windowed_mutex;
+std::set<const Stream*> windowed;  // streams that have a window
 std::mutex memory_mutex;
 std::map<std::byte*, size_t> device_memory;  // sizes
 
@@ -62,6 +69,9 @@ namespace flashcore::server::testing {
 int FakeGpuResourceCalls() { return resource_calls; }
 void FailFakeGpuLaunches(cudaError_t error) { launch_error = error; }
 size_t FakeGpuWindowBytes() { return window_bytes; }
+size_t FakeGpuSetAsideBytes() { return set_aside_bytes; }
+int FakeGpuL2Resets() { return l2_resets; }
+void SetFakeGpuWindowedTime(float ms) { windowed_ms = ms; }
 
 }  // namespace flashcore::server::testing
 
@@ -141,6 +151,15 @@ int CopyPagesCuda(int64_t page_bytes, const PageCopy* copies, int32_t count, voi
   });
 }
 
+cudaError_t ReadBytes(const void* from, size_t bytes, uint32_t* sink, cudaStream_t stream) {
+  return static_cast<cudaError_t>(Enqueue(stream, [=] {
+    const auto* const bytes_read = static_cast<const std::byte*>(from);
+    ExpectOnDevice(bytes_read, "the first byte to read");
+    ExpectOnDevice(bytes_read + bytes - 1, "the last byte to read");
+    ExpectOnDevice(sink, "sink");
+  }));
+}
+
 }  // namespace flashcore::kernels
 
 // The CUDA runtime, as far as the server uses it.
@@ -157,6 +176,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   properties->minor = 9;
   properties->totalGlobalMem = kTotalBytes;
   properties->multiProcessorCount = 4;
+  properties->l2CacheSize = kL2Bytes;
   properties->persistingL2CacheMaxSize = kPersistingMaxBytes;
   return cudaSuccess;
 }
@@ -170,6 +190,10 @@ cudaError_t cudaDeviceSetLimit(cudaLimit, size_t bytes) {
 }
 cudaError_t cudaDeviceGetLimit(size_t* bytes, cudaLimit) {
   *bytes = set_aside_bytes;
+  return cudaSuccess;
+}
+cudaError_t cudaCtxResetPersistingL2Cache() {
+  ++l2_resets;
   return cudaSuccess;
 }
 const char* cudaGetErrorName(cudaError_t) { return "a name"; }
@@ -209,6 +233,10 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   ++resource_calls;
+  {
+    std::lock_guard<std::mutex> lock(windowed_mutex);
+    windowed.erase(ToStream(stream));
+  }
   delete ToStream(stream);
   return cudaSuccess;
 }
@@ -216,8 +244,11 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (stream != nullptr) Wait(ToStream(stream));
   return cudaSuccess;
 }
-cudaError_t cudaStreamSetAttribute(cudaStream_t, cudaStreamAttrID, const cudaStreamAttrValue* set) {
+cudaError_t cudaStreamSetAttribute(cudaStream_t stream, cudaStreamAttrID,
+                                   const cudaStreamAttrValue* set) {
   window_bytes = set->accessPolicyWindow.num_bytes;
+  std::lock_guard<std::mutex> lock(windowed_mutex);
+  windowed.insert(ToStream(stream));
   return cudaSuccess;
 }
 
@@ -240,8 +271,9 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   Wait(*reinterpret_cast<Stream**>(event));
   return cudaSuccess;
 }
-cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t) {
-  *ms = 0.25f;
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t end) {
+  std::lock_guard<std::mutex> lock(windowed_mutex);
+  *ms = windowed.count(*reinterpret_cast<Stream**>(end)) > 0 ? windowed_ms.load() : 0.25f;
   return cudaSuccess;
 }
 

@@ -16,6 +16,13 @@ void FailFakeGpuLaunches(cudaError_t error);
 // Bytes that the newest access-policy window of any stream covers.
 size_t FakeGpuWindowBytes();
 
+// Bytes of the L2 that are set aside, and how often persisting lines were reset.
+size_t FakeGpuSetAsideBytes();
+int FakeGpuL2Resets();
+
+// What any work of a stream that has a window takes from now on; at first 0.25, as without one.
+void SetFakeGpuWindowedTime(float ms);
+
 }  // namespace flashcore::server::testing
 
 #endif  // FLASHCORE_TESTS_CORE_FAKE_GPU_H_

@@ -18,6 +18,7 @@ namespace {
 using testing::AttendJob;
 using ::testing::HasSubstr;
 
+using L2Window = CudaDevice::L2Window;
 constexpr size_t kMiB = size_t{1} << 20;
 
 CudaDevice::Options SmallOptions() {
@@ -27,6 +28,7 @@ CudaDevice::Options SmallOptions() {
   options.workspace_bytes = kMiB;
   options.list_bytes = kMiB;
   options.superblock_bytes = kMiB / 2;
+  options.l2_window = L2Window::kOn;
   return options;
 }
 
@@ -36,7 +38,10 @@ class FakeGpuTest : public ::testing::Test {
     engine_ = std::make_unique<Engine>(Engine::Options(), CudaDevice::Create(options).value(),
                                        &clock_, &metrics_);
   }
-  ~FakeGpuTest() override { testing::FailFakeGpuLaunches(cudaSuccess); }
+  ~FakeGpuTest() override {
+    testing::FailFakeGpuLaunches(cudaSuccess);
+    testing::SetFakeGpuWindowedTime(0.25f);
+  }
 
   absl::Status Attend(uint32_t query_rows, uint32_t kv_rows) {
     AttendJob job;
@@ -103,15 +108,55 @@ TEST_F(FakeGpuTest, TheWindowCoversTheHotSegment) {
   Start(options);
   EXPECT_EQ(engine_->device().kv_memory().hot_bytes, kMiB);
   EXPECT_EQ(engine_->device().info().l2_window_bytes, kMiB);
+  EXPECT_EQ(engine_->device().info().l2_persisting_bytes, kMiB);
   EXPECT_EQ(testing::FakeGpuWindowBytes(), kMiB);
   options.l2_budget_bytes = kMiB - 1;
   Start(options);
   EXPECT_EQ(engine_->device().kv_memory().hot_bytes, kMiB / 2);
   EXPECT_EQ(testing::FakeGpuWindowBytes(), kMiB / 2);
-  options.l2_window = false;
+  options.l2_window = L2Window::kOff;
   Start(options);
   EXPECT_EQ(engine_->device().kv_memory().hot_bytes, 0u);
   EXPECT_NE(engine_->device().info().l2_note, "");
+}
+
+TEST_F(FakeGpuTest, AutoTakesTheWindowThatPays) {
+  CudaDevice::Options options = SmallOptions();
+  options.l2_window = L2Window::kAuto;
+  testing::SetFakeGpuWindowedTime(0.2f);
+  Start(options);
+  EXPECT_EQ(engine_->device().kv_memory().hot_bytes, kMiB);
+  EXPECT_EQ(engine_->device().info().l2_window_bytes, kMiB);
+  EXPECT_EQ(engine_->device().info().l2_persisting_bytes, kMiB);
+  EXPECT_EQ(engine_->device().info().l2_note, "");
+}
+
+TEST_F(FakeGpuTest, AutoLeavesTheL2AsItWasIfTheWindowDoesNotPay) {
+  CudaDevice::Options options = SmallOptions();
+  options.l2_window = L2Window::kAuto;
+  ASSERT_EQ(cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, 4096), cudaSuccess);
+  testing::SetFakeGpuWindowedTime(0.24f);  // too little to tell from chance
+  const int resets = testing::FakeGpuL2Resets();
+  Start(options);
+  EXPECT_EQ(engine_->device().kv_memory().hot_bytes, 0u);
+  EXPECT_EQ(engine_->device().info().l2_window_bytes, 0u);
+  EXPECT_EQ(engine_->device().info().l2_persisting_bytes, 4096u);
+  EXPECT_THAT(engine_->device().info().l2_note, HasSubstr("240 us with a window, in 250 us"));
+  EXPECT_EQ(testing::FakeGpuSetAsideBytes(), 4096u);
+  EXPECT_GT(testing::FakeGpuL2Resets(), resets);
+}
+
+TEST_F(FakeGpuTest, AProbeThatFailsMeansNoWindow) {
+  CudaDevice::Options options = SmallOptions();
+  options.l2_window = L2Window::kAuto;
+  testing::FailFakeGpuLaunches(cudaErrorInvalidConfiguration);
+  Start(options);
+  testing::FailFakeGpuLaunches(cudaSuccess);
+  EXPECT_EQ(engine_->device().kv_memory().hot_bytes, 0u);
+  EXPECT_THAT(engine_->device().info().l2_note, HasSubstr("the L2 probe: a fake error"));
+  EXPECT_EQ(Attend(1, 1), absl::OkStatus());
+  testing::FailFakeGpuLaunches(cudaErrorIllegalAddress);
+  EXPECT_TRUE(IsSticky(CudaDevice::Create(options).status()));
 }
 
 TEST_F(FakeGpuTest, AutoTakesTheGpu) {

@@ -100,7 +100,7 @@ class FlagTest(unittest.TestCase):
                 "--device=cuda:": "'cuda:' is not auto, cpu or cuda:N",
                 "--device=cuda:-1": "'cuda:-1' is not auto, cpu or cuda:N",
                 "--lanes=0": "--lanes: 0 is not in 1..",
-                "--l2_window=auto": "--l2_window: 'auto' is not on or off",
+                "--l2_window=yes": "--l2_window: 'yes' is not auto, on or off",
                 "--l2_budget_bytes=-1": "--l2_budget_bytes: -1 is not in 0..",
                 "--kv_memory_bytes=1": "--kv_memory_bytes: 1 is not in",
                 "--log_level=loud": "'loud' is not debug",

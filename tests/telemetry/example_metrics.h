@@ -11,7 +11,8 @@ inline constexpr char kExampleService[] = "flashcore.v1.AttentionService";
 inline Metrics::Options ExampleOptions() {
   Metrics::Options options;
   options.version = "1.2.3";
-  options.devices = {{"cpu", "Some \"CPU\"", "AVX2"}, {"cuda:0", "NVIDIA L4", "sm_89"}};
+  options.devices = {{"cpu", "Some \"CPU\"", "AVX2"},
+                     {"cuda:0", "NVIDIA L4", "sm_89", 4194304, 5242880}};
   options.methods = {{kExampleService, "Attend", "unary"},
                      {kExampleService, "AttendStream", "bidi_stream"},
                      {kExampleService, "LoadSequence", "client_stream"}};

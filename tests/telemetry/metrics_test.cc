@@ -119,6 +119,14 @@ TEST_F(MetricsTest, InfoMetricsAreOne) {
                               "arch=\"sm_89\"} 1\n"));
 }
 
+TEST_F(MetricsTest, EveryDeviceSaysWhatItsL2Keeps) {
+  const std::string text = Scrape();
+  EXPECT_THAT(text, HasSubstr("flashcore_l2_window_bytes{device=\"cpu\"} 0\n"));
+  EXPECT_THAT(text, HasSubstr("flashcore_l2_persisting_bytes{device=\"cpu\"} 0\n"));
+  EXPECT_THAT(text, HasSubstr("flashcore_l2_window_bytes{device=\"cuda:0\"} 4194304\n"));
+  EXPECT_THAT(text, HasSubstr("flashcore_l2_persisting_bytes{device=\"cuda:0\"} 5242880\n"));
+}
+
 TEST_F(MetricsTest, HistogramText) {
   metrics_.batch_requests.Observe(1);
   metrics_.batch_requests.Observe(3);
