@@ -224,4 +224,10 @@ absl::Status CudaDevice::CopyPages(int lane, int64_t page_bytes,
   return lanes_[lane]->CopyPages(page_bytes, copies);
 }
 
+absl::Status CudaDevice::ForgetHot() {
+  if (hot_bytes_ == 0) return absl::OkStatus();
+  if (absl::Status status = Select(); !status.ok()) return status;
+  return ResetPersistingL2();
+}
+
 }  // namespace flashcore::server

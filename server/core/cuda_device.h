@@ -56,6 +56,7 @@ class CudaDevice final : public Device {
   absl::Status Run(int lane, const Launch& launch) override;
   absl::Status CopyPages(int lane, int64_t page_bytes,
                          absl::Span<const kernels::PageCopy> copies) override;
+  absl::Status ForgetHot() override;
 
  private:
   struct Memory;

@@ -55,6 +55,10 @@ class Device {
   // Copies pages of one size. Called by the thread that drives `lane`.
   virtual absl::Status CopyPages(int lane, int64_t page_bytes,
                                  absl::Span<const kernels::PageCopy> copies) = 0;
+
+  // Much of the hot segment is free: what is kept persisting of it may go. What is still in use is
+  // kept again as it is read. For any thread.
+  virtual absl::Status ForgetHot() { return absl::OkStatus(); }
 };
 
 // The kernels of `arch` that sum in `accumulate`. UNIMPLEMENTED if there are none, saying what

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <utility>
 
+#include "server/telemetry/log.h"
+
 namespace flashcore::server {
 namespace {
 
@@ -113,6 +115,11 @@ void Engine::RunBatch(int lane, const Batch& batch, Launch* launch) {
 }
 
 void Engine::MovePages(int lane) {
+  if (sequences_.TakeHotLeft()) {
+    if (absl::Status status = device_->ForgetHot(); !status.ok()) {
+      LogWarning("the L2 still keeps what was pinned", {{"error", status.message()}});
+    }
+  }
   const PageMoves moves = sequences_.BeginMoves(kMaxMoveBytes);
   if (moves.empty()) return;
   bool ok = true;

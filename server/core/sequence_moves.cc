@@ -115,4 +115,14 @@ void SequenceStore::EndMoves(const PageMoves& moves, bool ok) {
   UnrefWhatIsDue();
 }
 
+bool SequenceStore::TakeHotLeft() {
+  MutexLock lock(&mutex_);
+  const size_t capacity = arena_.capacity_bytes(Segment::kHot);
+  const size_t free = capacity - arena_.used_bytes(Segment::kHot);
+  const size_t left = std::min(hot_left_bytes_, free);
+  if (left == 0 || left < capacity / 4) return false;
+  hot_left_bytes_ = 0;
+  return true;
+}
+
 }  // namespace flashcore::server

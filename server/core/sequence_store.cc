@@ -339,7 +339,10 @@ void SequenceStore::DropPages(const Sequence& sequence, SequenceLayer* layer, si
 void SequenceStore::Unref(PageId page) {
   const uint32_t owner = arena_.owner(page);
   const size_t bytes = arena_.page_bytes(page);
-  if (!arena_.Unref(page) || owner == kNoOwner) return;
+  const bool hot = arena_.segment(page) == Segment::kHot;
+  if (!arena_.Unref(page)) return;
+  if (hot) hot_left_bytes_ += bytes;
+  if (owner == kNoOwner) return;
   accounts_[owner].kv_bytes -= bytes;
   accounts_.CloseIfEmpty(owner);
 }

@@ -123,6 +123,9 @@ class SequenceStore {
   PageMoves BeginMoves(size_t max_bytes) ABSL_LOCKS_EXCLUDED(mutex_);
   void EndMoves(const PageMoves& moves, bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Whether a quarter of the hot segment is free that pages have left since this was last true.
+  bool TakeHotLeft() ABSL_LOCKS_EXCLUDED(mutex_);
+
   struct Stats {
     size_t sequences = 0;
     size_t pages = 0;
@@ -219,6 +222,7 @@ class SequenceStore {
   // Between BeginMoves and EndMoves. A page must not move twice at a time: the second copy would be
   // made from a place that the first has given up.
   bool moving_ ABSL_GUARDED_BY(mutex_) = false;
+  size_t hot_left_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // since TakeHotLeft was last true
 };
 
 }  // namespace flashcore::server

@@ -3,6 +3,7 @@
 #include "tests/core/fake_gpu.h"
 
 #include <memory>
+#include <thread>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -157,6 +158,30 @@ TEST_F(FakeGpuTest, AProbeThatFailsMeansNoWindow) {
   EXPECT_EQ(Attend(1, 1), absl::OkStatus());
   testing::FailFakeGpuLaunches(cudaErrorIllegalAddress);
   EXPECT_TRUE(IsSticky(CudaDevice::Create(options).status()));
+}
+
+TEST_F(FakeGpuTest, TheL2ForgetsASequenceThatIsGone) {
+  Engine::Options options;
+  options.sequences.superblock_bytes = kMiB / 2;
+  engine_ = std::make_unique<Engine>(options, CudaDevice::Create(SmallOptions()).value(), &clock_,
+                                     &metrics_);
+  const auto sequence =
+      engine_->sequences().Create({1, 1, 64, kernels::DType::kFloat16}, /*pin=*/true, "alice");
+  ASSERT_EQ(sequence.status(), absl::OkStatus());
+  AttendJob job;
+  job.operation.request = testing::MakeRequest(1, 1200);  // 19 pages of 16 KiB
+  testing::FillTensors(&job, &random_);
+  job.operation.request.spans[0].sequence_id = sequence->id.ToBytes();
+  ASSERT_EQ(Prepare(&job, engine_.get()), absl::OkStatus());
+  ASSERT_EQ(engine_->Submit(&job.operation), absl::OkStatus());
+  ASSERT_EQ(job.ended.get(), absl::OkStatus());
+  ASSERT_GE(engine_->sequences().stats().hot.used_bytes, kMiB / 4);
+
+  const int resets = testing::FakeGpuL2Resets();
+  ASSERT_EQ(engine_->sequences().Delete(sequence->id), absl::OkStatus());
+  const TimePoint give_up = clock_.Now() + std::chrono::seconds(20);
+  while (testing::FakeGpuL2Resets() == resets && clock_.Now() < give_up) std::this_thread::yield();
+  EXPECT_EQ(testing::FakeGpuL2Resets(), resets + 1);
 }
 
 TEST_F(FakeGpuTest, AutoTakesTheGpu) {

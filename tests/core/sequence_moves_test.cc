@@ -71,6 +71,29 @@ TEST_F(SequenceMovesTest, MovesNoMoreBytesAtATimeThanItIsTold) {
   EXPECT_EQ(HotPages(pinned), 2u);
 }
 
+TEST_F(SequenceMovesTest, HotPagesThatAreGoneLeaveAQuarterOnce) {
+  const SequenceId first = Load(Rows(64, 'a'), /*pin=*/true);
+  const SequenceId second = Load(Rows(3 * 64, 'b'), /*pin=*/true);
+  EXPECT_FALSE(store_->TakeHotLeft());
+  ASSERT_EQ(store_->Delete(first), absl::OkStatus());
+  EXPECT_TRUE(store_->TakeHotLeft());
+  EXPECT_FALSE(store_->TakeHotLeft());
+  EXPECT_EQ(HotPages(second), 3u);
+}
+
+TEST_F(SequenceMovesTest, AHotPlaceThatIsTakenAgainIsNotLeft) {
+  const SequenceId first = Load(Rows(64, 'a'), /*pin=*/true);
+  Load(Rows(3 * 64, 'b'), /*pin=*/true);
+  ASSERT_EQ(store_->Delete(first), absl::OkStatus());
+  EXPECT_EQ(HotPages(Load(Rows(64, 'c'), /*pin=*/true)), 1u);
+  EXPECT_FALSE(store_->TakeHotLeft());
+}
+
+TEST_F(SequenceMovesTest, ColdPagesThatAreGoneLeaveNothing) {
+  ASSERT_EQ(store_->Delete(Load(Rows(4 * 64, 'a'))), absl::OkStatus());
+  EXPECT_FALSE(store_->TakeHotLeft());
+}
+
 TEST_F(SequenceMovesTest, AMoveThatFailsChangesNothing) {
   const SequenceId pinned = Pin(Load(Rows(128, 'a')));
   const PageMoves moves = store_->BeginMoves(~size_t{0});  // nobody copies
