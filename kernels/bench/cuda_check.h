@@ -1,8 +1,9 @@
-// What flashcore-kernel-bench does about CUDA errors: a benchmark cannot go on after one.
+// What benchmarks of the CUDA kernels do about CUDA errors: they cannot go on after one.
 #ifndef FLASHCORE_KERNELS_BENCH_CUDA_CHECK_H_
 #define FLASHCORE_KERNELS_BENCH_CUDA_CHECK_H_
 
 #include <cuda_runtime_api.h>
+#include <errno.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -12,7 +13,7 @@ namespace flashcore::kernels {
 // Ends the program with status 1 if `error` is one. `what` completes "cannot ...".
 inline void Check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
-  std::fprintf(stderr, "flashcore-kernel-bench: cannot %s: %s (%s)\n", what,
+  std::fprintf(stderr, "%s: cannot %s: %s (%s)\n", program_invocation_short_name, what,
                cudaGetErrorString(error), cudaGetErrorName(error));
   std::exit(1);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "kernels/bench/cuda_check.h"
@@ -34,6 +35,11 @@ CudaGraphExec CaptureLaunches(const KernelRun& run, int launches, cudaStream_t s
 
 }  // namespace
 
+Percentiles Summarise(std::vector<double> us) {
+  std::sort(us.begin(), us.end());
+  return {Percentile(us, 0.5), Percentile(us, 0.9), Percentile(us, 0.99)};
+}
+
 Percentiles TimeRounds(int rounds, cudaStream_t stream, const std::function<void()>& work) {
   CudaEvent begin, end;
   Check(cudaEventCreate(begin.out()), "create an event");
@@ -50,8 +56,7 @@ Percentiles TimeRounds(int rounds, cudaStream_t stream, const std::function<void
     Check(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()), "read the time");
     times.push_back(milliseconds * 1e3);
   }
-  std::sort(times.begin(), times.end());
-  return {Percentile(times, 0.5), Percentile(times, 0.9), Percentile(times, 0.99)};
+  return Summarise(std::move(times));
 }
 
 Percentiles TimeLaunches(const KernelRun& run, int launches, int rounds, cudaStream_t stream) {

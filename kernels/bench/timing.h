@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <functional>
+#include <vector>
 
 #include "kernels/bench/kernel_run.h"
 
@@ -16,6 +17,9 @@ struct Percentiles {
   double p90 = 0;
   double p99 = 0;
 };
+
+// Of at least one time.
+Percentiles Summarise(std::vector<double> us);
 
 // Enqueues `work` on `stream` 10 times, then `rounds` times in pairs whose second is timed.
 Percentiles TimeRounds(int rounds, cudaStream_t stream, const std::function<void()>& work);
