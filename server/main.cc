@@ -1,13 +1,15 @@
 // flashcore-server: wires options, device, engine, transport and metrics together, and drains them
 // when told to stop.
 //
-// Exit status: 0 after a full drain; 1 if the server could not start, or if requests were still
-// running when the drain timed out; 2 for a bad flag; 128 + the signal's number on a second signal.
+// Exit status: 0 after a full drain; 1 if the server could not start, if a device was lost, or if
+// requests were still running when the drain timed out; 2 for a bad flag; 128 + the signal's number
+// on a second signal.
 #include <grpc/support/log.h>
 #include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -139,7 +141,14 @@ int Run(const Options& options) {
   }
   LogDevice(*opened->device, options, opened->reason);
   Metrics metrics(MetricsOptions(options, *opened->device));
-  Engine engine(options.engine, std::move(opened->device), &clock, &metrics);
+  std::atomic<bool> device_lost{false};
+  Engine::Options engine_options = options.engine;
+  engine_options.on_device_lost = [&](const DeviceInfo& device, const absl::Status& status) {
+    LogError("the device is lost", {{"device", device.id}, {"error", status.message()}});
+    device_lost = true;
+    kill(getpid(), SIGTERM);
+  };
+  Engine engine(engine_options, std::move(opened->device), &clock, &metrics);
   metrics.OnScrape([&] { SetGauges(&engine, &metrics); });
 
   std::unique_ptr<MetricsServer> metrics_server;
@@ -162,7 +171,8 @@ int Run(const Options& options) {
   const int signal = WaitForStopSignal();
   LogInfo("draining",
           {{"signal", strsignal(signal)}, {"timeout", FormatDuration(options.drain_timeout)}});
-  return Drain(server->get(), options.drain_timeout);
+  const int status = Drain(server->get(), options.drain_timeout);
+  return device_lost ? 1 : status;
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "server/core/cuda_lane.h"
 #include "server/core/cuda_raii.h"
 #include "server/core/cuda_status.h"
+#include "server/core/device_lost.h"
 #include "server/core/l2_probe.h"
 #include "server/core/l2_window.h"
 #include "server/telemetry/log.h"
@@ -99,7 +100,7 @@ absl::Status CudaDevice::ChooseHotBytes() {
   const absl::Status status = set_aside.ok() ? TryL2Window() : set_aside.status();
   if (status.ok()) return status;
   hot_bytes_ = 0;
-  if (IsSticky(status)) return status;
+  if (IsDeviceLost(status)) return status;
   info_.l2_note = std::string(status.message());
   if (set_aside.ok()) (void)SetAsideL2(*set_aside);
   return absl::OkStatus();

@@ -4,13 +4,11 @@
 
 #include <string>
 
-#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "server/core/device_lost.h"
 
 namespace flashcore::server {
 namespace {
-
-constexpr char kStickyPayload[] = "flashcore/sticky_cuda_error";
 
 // After which, as the runtime documents, a process has to be started anew to use the device.
 bool LosesTheDevice(cudaError_t error) {
@@ -49,10 +47,8 @@ absl::Status CudaStatus(int code, absl::string_view call) {
                    sticky ? "; the device is lost to this process" : "");
   if (error == cudaErrorMemoryAllocation) return absl::ResourceExhaustedError(message);
   absl::Status status = absl::InternalError(message);
-  if (sticky) status.SetPayload(kStickyPayload, absl::Cord());
+  if (sticky) MarkDeviceLost(&status);
   return status;
 }
-
-bool IsSticky(const absl::Status& status) { return status.GetPayload(kStickyPayload).has_value(); }
 
 }  // namespace flashcore::server

@@ -8,12 +8,9 @@
 namespace flashcore::server {
 
 // OK for cudaSuccess. Else RESOURCE_EXHAUSTED if memory ran out and INTERNAL for every other
-// `error`, a cudaError_t, with a message that names `call`.
+// `error`, a cudaError_t, with a message that names `call`. Of a sticky error, after which every
+// later call fails too, IsDeviceLost (device_lost.h) is true.
 absl::Status CudaStatus(int error, absl::string_view call);
-
-// Whether `status` is that of an error after which this process can use the device no more: every
-// later call fails too.
-bool IsSticky(const absl::Status& status);
 
 }  // namespace flashcore::server
 

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <utility>
 
+#include "server/core/device_lost.h"
 #include "server/telemetry/log.h"
 
 namespace flashcore::server {
@@ -101,6 +102,7 @@ void Engine::RunBatch(int lane, const Batch& batch, Launch* launch) {
   sequences_.Begin(batch.operations, launch);
   absl::Status status;
   if (!launch->operations.empty()) status = device_->Run(lane, *launch);
+  LoseDevice(status);
   sequences_.End(*launch, status.ok());
   batcher_.Release(batch);
   for (AttendOperation* operation : launch->operations) {
@@ -124,7 +126,9 @@ void Engine::MovePages(int lane) {
   if (moves.empty()) return;
   bool ok = true;
   for (const PageMoves::OfOneSize& group : moves.groups) {
-    ok = device_->CopyPages(lane, group.page_bytes, group.copies).ok() && ok;
+    const absl::Status status = device_->CopyPages(lane, group.page_bytes, group.copies);
+    LoseDevice(status);
+    ok = status.ok() && ok;
   }
   sequences_.EndMoves(moves, ok);
 }
@@ -143,6 +147,12 @@ void Engine::KeepHouse() {
       batcher_.Wake();
     }
   }
+}
+
+void Engine::LoseDevice(const absl::Status& status) {
+  if (!IsDeviceLost(status) || device_lost_.exchange(true)) return;
+  Close();
+  if (options_.on_device_lost) options_.on_device_lost(device_->info(), status);
 }
 
 void Engine::Finish(AttendOperation* operation, absl::Status status) {

@@ -4,6 +4,7 @@
 #define FLASHCORE_SERVER_CORE_ENGINE_H_
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -32,6 +33,10 @@ class Engine {
     uint32_t max_spans = 4096;       // of one request
     uint32_t max_heads = 1024;       // of one request
     double max_request_flop = 4e12;  // of one request; see RequestLimits
+
+    // Called once, by a lane's thread, when the device is lost, with the error that showed it:
+    // operations fail from then on, and new ones are refused.
+    std::function<void(const DeviceInfo&, const absl::Status&)> on_device_lost;
   };
 
   // Starts its threads, one per lane of `device` and one more. `clock` and `metrics` outlive the
@@ -69,6 +74,8 @@ class Engine {
   void MovePages(int lane);
   void KeepHouse() ABSL_LOCKS_EXCLUDED(mutex_);
   void Finish(AttendOperation* operation, absl::Status status);
+  // If `status` says that it is.
+  void LoseDevice(const absl::Status& status);
 
   const Options options_;
   const Clock* const clock_;
@@ -79,6 +86,7 @@ class Engine {
   SequenceStore sequences_;
   Batcher batcher_;
   std::atomic<bool> moves_due_{false};
+  std::atomic<bool> device_lost_{false};
 
   Mutex mutex_;
   CondVar stopping_;

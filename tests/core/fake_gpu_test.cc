@@ -3,12 +3,15 @@
 #include "tests/core/fake_gpu.h"
 
 #include <memory>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/core/cuda_device.h"
 #include "server/core/cuda_status.h"
+#include "server/core/device_lost.h"
 #include "server/core/open_device.h"
 #include "tests/core/attend_job.h"
 #include "tests/core/fakes.h"
@@ -17,6 +20,7 @@ namespace flashcore::server {
 namespace {
 
 using testing::AttendJob;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 using L2Window = CudaDevice::L2Window;
@@ -36,8 +40,12 @@ CudaDevice::Options SmallOptions() {
 class FakeGpuTest : public ::testing::Test {
  protected:
   void Start(const CudaDevice::Options& options) {
-    engine_ = std::make_unique<Engine>(Engine::Options(), CudaDevice::Create(options).value(),
-                                       &clock_, &metrics_);
+    Engine::Options engine_options;
+    engine_options.on_device_lost = [this](const DeviceInfo& device, const absl::Status&) {
+      lost_.push_back(device.id);
+    };
+    engine_ = std::make_unique<Engine>(engine_options, CudaDevice::Create(options).value(), &clock_,
+                                       &metrics_);
   }
   ~FakeGpuTest() override {
     testing::FailFakeGpuLaunches(cudaSuccess);
@@ -57,6 +65,7 @@ class FakeGpuTest : public ::testing::Test {
 
   SteadyClock clock_;
   Metrics metrics_{testing::FakeMetricsOptions()};
+  std::vector<std::string> lost_;  // devices; before the engine, whose lanes add to it
   std::unique_ptr<Engine> engine_;
   std::mt19937 random_{20261121};
   PhaseTimes times_;
@@ -97,11 +106,28 @@ TEST_F(FakeGpuTest, AFailedLaunchFailsItsRequestsOnly) {
   testing::FailFakeGpuLaunches(cudaErrorInvalidConfiguration);
   absl::Status status = Attend(1, 1);
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
-  EXPECT_FALSE(IsSticky(status));
-  testing::FailFakeGpuLaunches(cudaErrorIllegalAddress);
-  EXPECT_TRUE(IsSticky(Attend(1, 1)));
+  EXPECT_FALSE(IsDeviceLost(status));
   testing::FailFakeGpuLaunches(cudaSuccess);
   EXPECT_EQ(Attend(1, 1), absl::OkStatus());
+}
+
+TEST_F(FakeGpuTest, ALostDeviceIsToldOnceAndTakesNoMoreRequests) {
+  Start(SmallOptions());
+  testing::FailFakeGpuLaunches(cudaErrorIllegalAddress);
+  AttendJob first, second;
+  for (AttendJob* job : {&first, &second}) {
+    job->operation.request = testing::MakeRequest(1, 1);
+    testing::FillTensors(job, &random_);
+    ASSERT_EQ(Prepare(job, engine_.get()), absl::OkStatus());
+  }
+  ASSERT_EQ(engine_->Submit(&first.operation), absl::OkStatus());
+  const bool queued = engine_->Submit(&second.operation).ok();
+  EXPECT_TRUE(IsDeviceLost(first.ended.get()));
+  if (queued) {
+    EXPECT_TRUE(IsDeviceLost(second.ended.get()));
+  }
+  EXPECT_EQ(Attend(1, 1).code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(lost_, ElementsAre("cuda:0"));
 }
 
 TEST_F(FakeGpuTest, TheWindowCoversTheHotSegment) {
@@ -157,7 +183,7 @@ TEST_F(FakeGpuTest, AProbeThatFailsMeansNoWindow) {
   EXPECT_THAT(engine_->device().info().l2_note, HasSubstr("the L2 probe: a fake error"));
   EXPECT_EQ(Attend(1, 1), absl::OkStatus());
   testing::FailFakeGpuLaunches(cudaErrorIllegalAddress);
-  EXPECT_TRUE(IsSticky(CudaDevice::Create(options).status()));
+  EXPECT_TRUE(IsDeviceLost(CudaDevice::Create(options).status()));
 }
 
 TEST_F(FakeGpuTest, TheL2ForgetsASequenceThatIsGone) {

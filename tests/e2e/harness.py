@@ -3,6 +3,7 @@
 Run by ctest, which sets FLASHCORE_SERVER and FLASHCORE_CLI to the binaries, FLASHCORE_TEST_DEVICE to
 what servers compute on (cpu or cuda:N; default cpu), and puts the generated modules on PYTHONPATH.
 Where that GPU is missing, a test that imports this exits with NO_DEVICE and says why.
+FLASHCORE_FAKE_GPU is set if the server's GPUs are those of tests/core/fake_gpu.cc.
 """
 
 import contextlib
@@ -26,6 +27,9 @@ SERVER = os.environ["FLASHCORE_SERVER"]
 CLI = os.environ["FLASHCORE_CLI"]
 DEVICE = os.environ.get("FLASHCORE_TEST_DEVICE", "cpu")
 ON_GPU = DEVICE != "cpu"
+ON_FAKE_GPU = "FLASHCORE_FAKE_GPU" in os.environ
+# One that loses its device on SIGUSR1.
+LOSING_SERVER = SERVER if ON_FAKE_GPU else f"{SERVER}-losing-gpu"
 MIB = 1 << 20
 NO_DEVICE = 77  # the exit status that ctest takes for skipped
 
@@ -52,7 +56,7 @@ def device_flags():
     return [f"--device={DEVICE}", *([f"--kv_memory_bytes={2048 * MIB}"] if ON_GPU else [])]
 
 
-if ON_GPU and (_why := why_no_gpu(int(DEVICE.removeprefix("cuda:")))):
+if ON_GPU and not ON_FAKE_GPU and (_why := why_no_gpu(int(DEVICE.removeprefix("cuda:")))):
     print(f"skipped: no {DEVICE}: {_why}")
     sys.exit(NO_DEVICE)
 
@@ -60,13 +64,13 @@ if ON_GPU and (_why := why_no_gpu(int(DEVICE.removeprefix("cuda:")))):
 class Server:
     """A server on DEVICE and free ports, with a Unix socket beside. Use as a context manager."""
 
-    def __init__(self, *flags, env=None):
+    def __init__(self, *flags, env=None, program=SERVER):
         self.folder = tempfile.TemporaryDirectory()
         self.socket = os.path.join(self.folder.name, "s")
         self.log_path = pathlib.Path(self.folder.name, "log")
         self._log = open(self.log_path, "wb")
         self.process = subprocess.Popen(
-            [SERVER, "--listen=127.0.0.1:0", f"--listen=unix:{self.socket}",
+            [program, "--listen=127.0.0.1:0", f"--listen=unix:{self.socket}",
              "--metrics_listen=127.0.0.1:0", "--log_format=json", *device_flags(), *flags],
             stderr=self._log, stdout=self._log, env={**os.environ, **(env or {})})
         serving = self.wait_for_record("serving")
@@ -132,6 +136,13 @@ class Server:
 
 def stub(channel):
     return attention_pb2_grpc.AttentionServiceStub(channel)
+
+
+def watch_health(channel):
+    """The states of the whole server as they come, as text."""
+    states = {1: "SERVING", 2: "NOT_SERVING"}
+    watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
+    return (states[reply[1]] for reply in watch(b""))
 
 
 def cli(*args, check=True):

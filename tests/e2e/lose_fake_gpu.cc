@@ -1,0 +1,8 @@
+#include "tests/core/fake_gpu.h"
+#include "tests/e2e/lose_device.h"
+
+namespace flashcore::server::testing {
+
+void LoseDevice() { FailFakeGpuLaunches(cudaErrorLaunchFailure); }
+
+}  // namespace flashcore::server::testing
