@@ -36,9 +36,13 @@ ABSL_FLAG(
     "only, and it overflows where |q.k| before softmax_scale, or max|V| times the number of "
     "tokens that share a row's attention, is beyond 65504.");
 ABSL_FLAG(int32_t, cpu_threads, 0, "Threads of the CPU device; 0: one per core.");
-ABSL_FLAG(int32_t, lanes, 2,
-          "Launches that a GPU runs side by side, each on a stream and in memory of its own. The "
-          "CPU device has one lane.");
+ABSL_FLAG(
+    int32_t, lanes, 2,
+    "Threads that drive launches on a GPU, each with slots of its own. The CPU device has one "
+    "lane.");
+ABSL_FLAG(int32_t, lane_slots, 2,
+          "Launches that a lane of a GPU has under way, each on a stream and in memory of its own, "
+          "so that the copies of one overlap the kernels of another.");
 ABSL_FLAG(std::string, l2_window, "auto",
           "Whether a GPU keeps the first K/V, which pinned sequences compete for, in its L2 cache: "
           "on, off, or auto: if a short measurement at start finds that it pays.");
@@ -257,6 +261,7 @@ CudaDevice::L2Window ReadL2Window(Checker* check) {
 
 void ReadCudaOptions(CudaDevice::Options* options, Checker* check) {
   options->lanes = check->Range("lanes", absl::GetFlag(FLAGS_lanes), 1, 64);
+  options->slots = check->Range("lane_slots", absl::GetFlag(FLAGS_lane_slots), 1, 16);
   options->kv_memory_bytes = absl::GetFlag(FLAGS_kv_memory_bytes);
   options->max_request_bytes = absl::GetFlag(FLAGS_max_message_bytes);
   options->l2_window = ReadL2Window(check);

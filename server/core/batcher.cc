@@ -110,11 +110,13 @@ bool Batcher::Take(Batch* batch) {
   TimePoint retry;
   while (!wake_ && !TryTakeLocked(batch, &retry)) {
     if (closed_ && depth_ == 0) return false;
+    ++waiting_takes_;
     if (retry == kNoDeadline) {
       changed_.Wait(&mutex_);
     } else {
       changed_.WaitUntil(&mutex_, retry);
     }
+    --waiting_takes_;
   }
   wake_ = false;
   NotifyNext();
@@ -123,6 +125,11 @@ bool Batcher::Take(Batch* batch) {
 
 bool Batcher::TryTake(Batch* batch, TimePoint* retry) {
   MutexLock lock(&mutex_);
+  if (waiting_takes_ > 0) {
+    batch->clear();
+    *retry = kNoDeadline;
+    return false;
+  }
   const bool taken = TryTakeLocked(batch, retry);
   if (taken) NotifyNext();
   return taken;

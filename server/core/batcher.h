@@ -72,8 +72,9 @@ class Batcher {
   // slots would not let it go: a Take that has filled its batch does not search on for more.
   bool Take(Batch* batch);
 
-  // As Take, but does not wait: false if there is nothing to take or to drop now. *retry is then
-  // when to try again if nothing else happens, kNoDeadline if there is no such time.
+  // As Take, but does not wait: false if there is nothing to take or to drop now, or if it is left
+  // to a Take that waits. *retry is then when to try again if nothing else happens, kNoDeadline if
+  // there is no such time.
   bool TryTake(Batch* batch, TimePoint* retry);
 
   // The batch has ended: what waited for it may run. To be called before `done` of any of its
@@ -133,6 +134,7 @@ class Batcher {
   int64_t most_served_ ABSL_GUARDED_BY(mutex_) = 0;   // of all clients ever
   uint64_t activations_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t last_serial_ ABSL_GUARDED_BY(mutex_) = 0;
+  int waiting_takes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool wake_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };

@@ -80,7 +80,7 @@ CpuDevice::CpuDevice(const Options& options, std::vector<const kernels::Kernel*>
   info_.compute_units = threads_.num_threads();
 }
 
-absl::Status CpuDevice::Run(int /*lane*/, const Launch& launch) {
+absl::Status CpuDevice::Start(int /*lane*/, const Launch& launch) {
   const kernels::PageLayout layout = launch.page_layout();
   const TimePoint start = clock_->Now();
   kernels::CopyPagesCpu(layout.page_bytes(), launch.copies.data(),

@@ -37,7 +37,8 @@ class CpuDevice final : public Device {
   KvMemory kv_memory() const override {
     return {kv_memory_.get(), options_.kv_memory_bytes, options_.kv_hot_bytes};
   }
-  absl::Status Run(int lane, const Launch& launch) override;
+  absl::Status Start(int lane, const Launch& launch) override;  // does it all
+  absl::Status Wait(int /*lane*/) override { return absl::OkStatus(); }
   absl::Status CopyPages(int lane, int64_t page_bytes,
                          absl::Span<const kernels::PageCopy> copies) override;
 

@@ -80,6 +80,7 @@ absl::Status CudaDevice::ReadInfo() {
   info_.l2_bytes = static_cast<uint64_t>(properties.l2CacheSize);
   info_.l2_persisting_max_bytes = static_cast<uint64_t>(properties.persistingL2CacheMaxSize);
   info_.lanes = options_.lanes;
+  info_.slots = options_.slots;
   info_.compute_units = properties.multiProcessorCount;
   if (properties.major >= kMinComputeCapability) return absl::OkStatus();
   return absl::UnimplementedError(absl::StrCat("no kernels for ", info_.id, ", a ", info_.name,
@@ -145,10 +146,11 @@ absl::Status CudaDevice::ProbeL2() const {
 
 absl::Status CudaDevice::MakeLanes() {
   CudaLane::Options options;
-  options.tensor_bytes = TensorBytes(options_.max_request_bytes);
-  options.workspace_bytes = options_.workspace_bytes;
-  options.list_bytes = options_.list_bytes;
-  options.multiprocessors = info_.compute_units;
+  options.slots = options_.slots;
+  options.slot.tensor_bytes = TensorBytes(options_.max_request_bytes);
+  options.slot.workspace_bytes = options_.workspace_bytes;
+  options.slot.list_bytes = options_.list_bytes;
+  options.slot.multiprocessors = info_.compute_units;
   for (int i = 0; i < options_.lanes; ++i) {
     auto lane = CudaLane::Create(options);
     if (!lane.ok()) {
@@ -183,8 +185,10 @@ absl::Status CudaDevice::SetWindows() {
   info_.l2_persisting_bytes = L2SetAside().value_or(0);
   if (hot_bytes_ == 0) return absl::OkStatus();
   for (const auto& lane : lanes_) {
-    absl::Status status = SetL2Window(lane->stream(), kv_memory().base, hot_bytes_);
-    if (!status.ok()) return status;
+    for (cudaStream_t stream : lane->streams()) {
+      absl::Status status = SetL2Window(stream, kv_memory().base, hot_bytes_);
+      if (!status.ok()) return status;
+    }
   }
   info_.l2_window_bytes = hot_bytes_;
   return absl::OkStatus();
@@ -203,7 +207,7 @@ KvMemory CudaDevice::kv_memory() const {
   return {static_cast<std::byte*>(arena_->memory.get()), arena_->bytes, hot_bytes_};
 }
 
-absl::Status CudaDevice::Run(int lane, const Launch& launch) {
+absl::Status CudaDevice::Start(int lane, const Launch& launch) {
   const kernels::Geometry geometry = launch.geometry();
   const auto kernel =
       std::find_if(kernels_.begin(), kernels_.end(), [&](const kernels::Kernel* candidate) {
@@ -216,7 +220,12 @@ absl::Status CudaDevice::Run(int lane, const Launch& launch) {
                                                  geometry.head_dim));
   }
   if (absl::Status status = Select(); !status.ok()) return status;
-  return lanes_[lane]->Run(**kernel, kv_memory().base, launch);
+  return lanes_[lane]->Start(**kernel, kv_memory().base, launch);
+}
+
+absl::Status CudaDevice::Wait(int lane) {
+  if (absl::Status status = Select(); !status.ok()) return status;
+  return lanes_[lane]->Wait();
 }
 
 absl::Status CudaDevice::CopyPages(int lane, int64_t page_bytes,

@@ -34,7 +34,9 @@ class CudaDevice final : public Device {
     size_t l2_budget_bytes = 0;
     size_t superblock_bytes = Arena::Options().superblock_bytes;  // the hot segment has whole ones
 
-    // Of each lane, all device memory. A launch of more runs in parts.
+    int slots = 2;  // of a lane: launches under way, so that copies overlap kernels
+
+    // Of each slot, all device memory. A launch of more runs in parts.
     size_t max_request_bytes = size_t{64} << 20;  // Q, K and V of the largest request there may be
     size_t workspace_bytes = size_t{256} << 20;   // partial results of KV splits
     size_t list_bytes = size_t{16} << 20;         // page tables and work lists; as much pinned
@@ -53,7 +55,8 @@ class CudaDevice final : public Device {
   const std::vector<const kernels::Kernel*>& kernels() const override { return kernels_; }
   StagingPool::Allocator staging_allocator() override;  // pinned memory, for any thread
   KvMemory kv_memory() const override;
-  absl::Status Run(int lane, const Launch& launch) override;
+  absl::Status Start(int lane, const Launch& launch) override;
+  absl::Status Wait(int lane) override;
   absl::Status CopyPages(int lane, int64_t page_bytes,
                          absl::Span<const kernels::PageCopy> copies) override;
   absl::Status ForgetHot() override;

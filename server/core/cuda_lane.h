@@ -1,8 +1,8 @@
-// One lane of a GPU: its stream, its memory, and how a launch runs on it.
+// One lane of a GPU: a few slots that take turns, so that copies of one launch overlap the kernels
+// of another.
 #ifndef FLASHCORE_SERVER_CORE_CUDA_LANE_H_
 #define FLASHCORE_SERVER_CORE_CUDA_LANE_H_
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -11,104 +11,38 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kernels/plan.h"
-#include "kernels/registry.h"
-#include "server/core/cuda_raii.h"
-#include "server/core/launch.h"
-#include "server/core/upload_block.h"
+#include "server/core/cuda_slot.h"
 
 namespace flashcore::server {
 
-// Everything that a launch needs of the driver is taken by Create: Run allocates nothing there, and
-// makes no stream and no event.
-//
-// A launch that fits the lane's memory runs in one go. Otherwise its operations run in groups whose
-// tensors fit, and the spans of a group in pieces whose page tables, work list and partial results
-// fit; results are the same to the bit. One thread at a time, whose current device is the lane's.
+// One thread at a time, whose current device is the lane's.
 class CudaLane {
  public:
   struct Options {
-    size_t tensor_bytes = 0;     // device memory: the tensors of a group
-    size_t list_bytes = 0;       // pinned and device memory: what a piece reads besides tensors
-    size_t workspace_bytes = 0;  // device memory: the partial results of a piece
-    int multiprocessors = 1;
+    int slots = 2;
+    CudaSlot::Options slot;  // of each
   };
 
   // On the current device. RESOURCE_EXHAUSTED names what did not fit.
   static absl::StatusOr<std::unique_ptr<CudaLane>> Create(const Options& options);
 
-  cudaStream_t stream() const { return stream_.get(); }
+  std::vector<cudaStream_t> streams() const;  // the slots'
 
-  // As Device::Run, with resident K/V in the pages that start at `arena` (device memory).
-  // RESOURCE_EXHAUSTED if an operation's tensors, or what one span needs, exceed the lane's memory.
-  absl::Status Run(const kernels::Kernel& kernel, const std::byte* arena, const Launch& launch);
+  // As Device::Start, with resident K/V in the pages that start at `arena` (device memory).
+  // RESOURCE_EXHAUSTED as CudaSlot::Start.
+  absl::Status Start(const kernels::Kernel& kernel, const std::byte* arena, const Launch& launch);
+  absl::Status Wait();  // as Device::Wait
 
   // As Device::CopyPages.
   absl::Status CopyPages(int64_t page_bytes, absl::Span<const kernels::PageCopy> copies);
 
  private:
-  enum Mark { kStart, kCopied, kAttended, kDone, kMarks };
+  CudaLane() = default;
+  CudaSlot& next() { return *slots_[started_ % slots_.size()]; }  // free
 
-  // An operation of the group that runs, and where its tensors are in device memory.
-  struct Placed {
-    const AttendOperation* operation;
-    std::byte* inputs;
-    std::byte* results;
-  };
-
-  // What of a launch has not been placed yet.
-  struct Remaining {
-    absl::Span<AttendOperation* const> operations;
-    absl::Span<const kernels::RowAppend> appends;
-    absl::Span<kernels::Span> spans;
-  };
-
-  explicit CudaLane(const Options& options) : options_(options) {}
-  absl::Status Allocate();
-
-  absl::Status RunGroups(const kernels::Kernel& kernel, const Launch& launch);
-  // Fills in group_ and appends_. Returns the group's spans, with the tensors on the device.
-  absl::StatusOr<absl::Span<kernels::Span>> PlaceGroup(Remaining* remaining);
-  void PlaceOne(const Placed& placed, size_t num_spans, Remaining* remaining);
-  absl::Status RunGroup(const kernels::Kernel& kernel, const Launch& launch,
-                        absl::Span<kernels::Span> spans);
-  absl::Status CopyIn();
-  absl::Status CopyOut();
-  absl::Status EnqueueCopies(int64_t page_bytes, absl::Span<const kernels::PageCopy> copies);
-  absl::Status EnqueueAppends(const kernels::PageLayout& layout);
-  template <class Item, class Enqueue>
-  absl::Status EnqueueList(absl::Span<const Item> items, const char* what, const Enqueue& enqueue);
-
-  absl::Status Attend(const kernels::Kernel& kernel, const kernels::Geometry& geometry,
-                      absl::Span<const kernels::Span> spans);
-  // Fills in piece_ and plan_, and returns the piece's work list; null if it does not fit.
-  std::byte* PackPiece(const kernels::Kernel& kernel, const kernels::Geometry& geometry,
-                       absl::Span<const kernels::Span> spans);
-  bool PackPageTables();
-  // So that a piece of `*count` spans, or of fewer, may fit.
-  absl::Status MakeRoom(size_t* count);
-
-  absl::Status Send();
-  absl::Status Drain();
-  absl::Status Record(Mark mark);
-  absl::Status WaitAndAddTimes();
-
-  const Options options_;
-  CudaStream stream_;
-  std::array<CudaEvent, kMarks> marks_;
-  DeviceMemory tensors_;
-  DeviceMemory workspace_;
-  PinnedMemory pinned_lists_;
-  DeviceMemory device_lists_;
-  UploadBlock lists_;
-
-  // Of the launch that runs; kept for their memory.
-  std::vector<kernels::Span> spans_;
-  std::vector<Placed> group_;
-  std::vector<kernels::RowAppend> appends_;  // of the group, from device memory
-  std::vector<kernels::Span> piece_;         // with page tables on the device
-  kernels::Plan plan_;                       // of the piece
-  PhaseTimes times_;
+  std::vector<std::unique_ptr<CudaSlot>> slots_;  // a ring
+  size_t started_ = 0;                            // launches, ever
+  size_t waited_ = 0;                             // of these; at most slots_.size() fewer
 };
 
 }  // namespace flashcore::server

@@ -28,6 +28,7 @@ struct DeviceInfo {
   uint64_t l2_persisting_bytes = 0;      // set aside for persisting lines, as the driver says
   std::string l2_note;                   // why there is no window; empty if there is, or on a CPU
   int lanes = 0;
+  int slots = 1;          // launches that one lane can have under way
   int compute_units = 0;  // threads, or streaming multiprocessors
 };
 
@@ -47,12 +48,19 @@ class Device {
   // For resident K/V; lives as long as the device.
   virtual KvMemory kv_memory() const = 0;
 
-  // Carries out `launch` (of at least one operation): copies pages, appends rows, attends, and
-  // fills in the operations' times.copy_in, .kernel and .copy_out. Called by the one thread that
-  // drives `lane`, in [0, info().lanes). An error means that no operation has a result.
-  virtual absl::Status Run(int lane, const Launch& launch) = 0;
+  // Starts `launch` (of at least one operation): copies pages, appends rows, attends. Called by the
+  // one thread that drives `lane`, in [0, info().lanes), while fewer than info().slots launches of
+  // the lane are under way. They may run at the same time. With OK the launch is under way, and
+  // stays in place, until Wait has returned for it; an error means that no operation has a result.
+  virtual absl::Status Start(int lane, const Launch& launch) = 0;
 
-  // Copies pages of one size. Called by the thread that drives `lane`.
+  // Waits for the oldest launch of `lane` that is under way, and fills in its operations'
+  // times.copy_in, .kernel and .copy_out. An error means that none of them has a result. Called by
+  // the thread that drives `lane`.
+  virtual absl::Status Wait(int lane) = 0;
+
+  // Copies pages of one size, complete on return. Called by the thread that drives `lane`, when it
+  // could Start.
   virtual absl::Status CopyPages(int lane, int64_t page_bytes,
                                  absl::Span<const kernels::PageCopy> copies) = 0;
 

@@ -77,18 +77,33 @@ absl::Status Engine::Submit(AttendOperation* operation) {
 }
 
 void Engine::RunLane(int lane) {
-  Batch batch;
-  Launch launch;
-  while (batcher_.Take(&batch)) {
+  std::vector<Flight> flights(device_->info().slots);  // a ring
+  size_t started = 0;                                  // flights, ever
+  size_t ended = 0;                                    // of these
+  const auto end_oldest = [&] {
+    EndBatch(&flights[ended++ % flights.size()], device_->Wait(lane));
+  };
+  for (;;) {
+    Flight* const next = &flights[started % flights.size()];
+    TimePoint retry;
+    if (started == ended) {
+      if (!batcher_.Take(&next->batch)) return;
+    } else if (!batcher_.TryTake(&next->batch, &retry)) {
+      end_oldest();
+    }
+    const Batch& batch = next->batch;
     metrics_->queue_depth.Add(
         -static_cast<int64_t>(batch.operations.size() + batch.dropped.size()));
     for (auto& [operation, status] : batch.dropped) Finish(operation, std::move(status));
-    if (!batch.operations.empty()) RunBatch(lane, batch, &launch);
+    if (!batch.operations.empty() && StartBatch(lane, next)) ++started;
+    if (started - ended == flights.size()) end_oldest();
     if (moves_due_.exchange(false)) MovePages(lane);
   }
 }
 
-void Engine::RunBatch(int lane, const Batch& batch, Launch* launch) {
+bool Engine::StartBatch(int lane, Flight* flight) {
+  const Batch& batch = flight->batch;
+  Launch* const launch = &flight->launch;
   const TimePoint taken = clock_->Now();
   int64_t query_rows = 0;
   for (AttendOperation* operation : batch.operations) {
@@ -101,10 +116,19 @@ void Engine::RunBatch(int lane, const Batch& batch, Launch* launch) {
 
   sequences_.Begin(batch.operations, launch);
   absl::Status status;
-  if (!launch->operations.empty()) status = device_->Run(lane, *launch);
+  if (!launch->operations.empty()) {
+    status = device_->Start(lane, *launch);
+    if (status.ok()) return true;
+  }
+  EndBatch(flight, status);
+  return false;
+}
+
+void Engine::EndBatch(Flight* flight, const absl::Status& status) {
+  Launch* const launch = &flight->launch;
   LoseDevice(status);
   sequences_.End(*launch, status.ok());
-  batcher_.Release(batch);
+  batcher_.Release(flight->batch);
   for (AttendOperation* operation : launch->operations) {
     if (status.ok()) {
       metrics_->PhaseSeconds(Phase::kCopyIn).Observe(Seconds(operation->times.copy_in));

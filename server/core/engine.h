@@ -68,8 +68,17 @@ class Engine {
   const Clock& clock() const { return *clock_; }
 
  private:
+  // A batch on a lane, from Begin to End.
+  struct Flight {
+    Batch batch;
+    Launch launch;
+  };
+
   void RunLane(int lane);
-  void RunBatch(int lane, const Batch& batch, Launch* launch);
+  // Starts flight->batch. False if it is not under way, and so has ended already.
+  bool StartBatch(int lane, Flight* flight);
+  // `status` is that of the launch.
+  void EndBatch(Flight* flight, const absl::Status& status);
   // On a lane, because only a lane can copy.
   void MovePages(int lane);
   void KeepHouse() ABSL_LOCKS_EXCLUDED(mutex_);

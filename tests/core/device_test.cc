@@ -24,7 +24,7 @@ class KernelsDevice final : public testing::HeapDevice {
   }
 
   const std::vector<const kernels::Kernel*>& kernels() const override { return kernels_; }
-  absl::Status Run(int /*lane*/, const Launch& /*launch*/) override { return absl::OkStatus(); }
+  absl::Status Start(int /*lane*/, const Launch& /*launch*/) override { return absl::OkStatus(); }
 
  private:
   std::vector<const kernels::Kernel*> kernels_;

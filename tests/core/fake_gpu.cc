@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -27,7 +28,17 @@ constexpr size_t kTotalBytes = size_t{8} << 30;
 constexpr int kL2Bytes = 2 << 20;
 constexpr int kPersistingMaxBytes = 1 << 20;
 
-using Stream = std::vector<std::function<void()>>;  // of one thread
+// Work of one thread, in order.
+struct Stream {
+  std::deque<std::function<void()>> waiting;
+  uint64_t done = 0;  // works
+};
+
+// Up to where on which stream it was last recorded.
+struct Event {
+  Stream* stream = nullptr;
+  uint64_t works = 0;
+};
 
 std::atomic<int> resource_calls{0};
 std::atomic<cudaError_t> launch_error{cudaSuccess};
@@ -41,10 +52,15 @@ std::mutex memory_mutex;
 std::map<std::byte*, size_t> device_memory;  // sizes
 
 Stream* ToStream(void* stream) { return static_cast<Stream*>(stream); }
+Event* ToEvent(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
 
-void Wait(Stream* stream) {
-  for (const auto& work : *stream) work();
-  stream->clear();
+uint64_t Enqueued(const Stream& stream) { return stream.done + stream.waiting.size(); }
+
+void RunUpTo(Stream* stream, uint64_t works) {
+  for (; stream->done < works; ++stream->done) {
+    stream->waiting.front()();
+    stream->waiting.pop_front();
+  }
 }
 
 void ExpectOnDevice(const void* at, const char* what) {
@@ -80,7 +96,7 @@ namespace {
 
 int Enqueue(void* stream, std::function<void()> work) {
   if (launch_error != cudaSuccess) return launch_error;
-  ToStream(stream)->push_back(std::move(work));
+  ToStream(stream)->waiting.push_back(std::move(work));
   return cudaSuccess;
 }
 
@@ -241,7 +257,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  if (stream != nullptr) Wait(ToStream(stream));
+  if (stream != nullptr) RunUpTo(ToStream(stream), Enqueued(*ToStream(stream)));
   return cudaSuccess;
 }
 cudaError_t cudaStreamSetAttribute(cudaStream_t stream, cudaStreamAttrID,
@@ -252,28 +268,27 @@ cudaError_t cudaStreamSetAttribute(cudaStream_t stream, cudaStreamAttrID,
   return cudaSuccess;
 }
 
-// An event is a pointer to the stream that it was last recorded on.
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   ++resource_calls;
-  *event = reinterpret_cast<cudaEvent_t>(new Stream*);
+  *event = reinterpret_cast<cudaEvent_t>(new Event);
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   ++resource_calls;
-  delete reinterpret_cast<Stream**>(event);
+  delete ToEvent(event);
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  *reinterpret_cast<Stream**>(event) = ToStream(stream);
+  *ToEvent(event) = {ToStream(stream), Enqueued(*ToStream(stream))};
   return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  Wait(*reinterpret_cast<Stream**>(event));
+  RunUpTo(ToEvent(event)->stream, ToEvent(event)->works);
   return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t end) {
   std::lock_guard<std::mutex> lock(windowed_mutex);
-  *ms = windowed.count(*reinterpret_cast<Stream**>(end)) > 0 ? windowed_ms.load() : 0.25f;
+  *ms = windowed.count(ToEvent(end)->stream) > 0 ? windowed_ms.load() : 0.25f;
   return cudaSuccess;
 }
 
@@ -284,6 +299,6 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   ExpectOnDevice(kind == cudaMemcpyHostToDevice ? to : from, "a copy's end on the device");
-  ToStream(stream)->push_back([=] { std::memcpy(to, from, bytes); });
+  ToStream(stream)->waiting.push_back([=] { std::memcpy(to, from, bytes); });
   return cudaSuccess;
 }

@@ -2,9 +2,12 @@
 #ifndef FLASHCORE_TESTS_CORE_FAKES_H_
 #define FLASHCORE_TESTS_CORE_FAKES_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -34,7 +37,8 @@ struct FakeDeviceControl {
   Mutex mutex;
   CondVar changed;
   bool open ABSL_GUARDED_BY(mutex) = true;
-  int entered ABSL_GUARDED_BY(mutex) = 0;  // batches that have reached the gate
+  int entered ABSL_GUARDED_BY(mutex) = 0;            // batches that have been started
+  size_t most_under_way ABSL_GUARDED_BY(mutex) = 0;  // of a lane
   std::vector<size_t> batch_sizes ABSL_GUARDED_BY(mutex);
   absl::Status result ABSL_GUARDED_BY(mutex);
 
@@ -54,6 +58,10 @@ struct FakeDeviceControl {
   std::vector<size_t> BatchSizes() {
     MutexLock lock(&mutex);
     return batch_sizes;
+  }
+  size_t MostUnderWay() {
+    MutexLock lock(&mutex);
+    return most_under_way;
   }
 };
 
@@ -77,6 +85,7 @@ class HeapDevice : public Device {
  public:
   struct Options {
     int lanes = 1;
+    int slots = 1;  // of a lane
     size_t kv_memory_bytes = size_t{1} << 20;
     size_t kv_hot_bytes = 0;
   };
@@ -86,6 +95,7 @@ class HeapDevice : public Device {
         kv_memory_{kv_.get(), options.kv_memory_bytes, options.kv_hot_bytes} {
     info_.id = info_.name = info_.arch = "fake";
     info_.lanes = options.lanes;
+    info_.slots = options.slots;
     for (const kernels::Kernel& kernel : kernels::AllKernels()) {
       if (kernel.spec.arch == kernels::Arch::kCpu) kernels_.push_back(&kernel);
     }
@@ -97,6 +107,8 @@ class HeapDevice : public Device {
   StagingPool::Allocator staging_allocator() override { return StagingPool::HeapAllocator(); }
   KvMemory kv_memory() const override { return kv_memory_; }
 
+  // For those that do it all in Start.
+  absl::Status Wait(int /*lane*/) override { return absl::OkStatus(); }
   absl::Status CopyPages(int /*lane*/, int64_t page_bytes,
                          absl::Span<const kernels::PageCopy> copies) override {
     kernels::CopyPagesCpu(page_bytes, copies.data(), static_cast<int32_t>(copies.size()), nullptr);
@@ -114,20 +126,29 @@ class HeapDevice : public Device {
   std::vector<const kernels::Kernel*> kernels_;
 };
 
-// "Attends" by copying Q to O, once its gate is open.
+// "Attends" by copying Q to O, when it is waited for and its gate is open.
 class FakeDevice final : public HeapDevice {
  public:
   explicit FakeDevice(FakeDeviceControl* control) : FakeDevice(control, Options()) {}
   FakeDevice(FakeDeviceControl* control, const Options& options)
       : HeapDevice(options), control_(control) {}
 
-  absl::Status Run(int /*lane*/, const Launch& launch) override {
+  absl::Status Start(int lane, const Launch& launch) override {
     WritePages(launch);
     MutexLock lock(&control_->mutex);
+    under_way_[lane].push_back(&launch);
+    control_->most_under_way = std::max(control_->most_under_way, under_way_[lane].size());
     ++control_->entered;
     control_->batch_sizes.push_back(launch.operations.size());
     control_->changed.NotifyAll();
+    return absl::OkStatus();
+  }
+
+  absl::Status Wait(int lane) override {
+    MutexLock lock(&control_->mutex);
     while (!control_->open) control_->changed.Wait(&control_->mutex);
+    const Launch& launch = *under_way_[lane].front();
+    under_way_[lane].pop_front();
     for (AttendOperation* operation : launch.operations) {
       if (operation->request.query_bytes == 0) continue;
       std::memcpy(operation->tensors.output(), operation->tensors.query(),
@@ -138,6 +159,7 @@ class FakeDevice final : public HeapDevice {
 
  private:
   FakeDeviceControl* const control_;
+  std::map<int, std::deque<const Launch*>> under_way_ ABSL_GUARDED_BY(control_->mutex);  // by lane
 };
 
 inline Metrics::Options FakeMetricsOptions(std::vector<RpcMethod> methods = {}) {

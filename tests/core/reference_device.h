@@ -18,14 +18,14 @@ namespace flashcore::server::testing {
 
 // Its results are those of ReferenceAttention, rounded. So that launches overlap in many ways,
 // lanes give way to others at random; and now and then a launch fails after it has written its
-// pages.
+// pages, when it is started or when it is waited for.
 class ReferenceDevice final : public HeapDevice {
  public:
   ReferenceDevice(const Options& options, unsigned seed) : HeapDevice(options) {
     for (int lane = 0; lane < options.lanes; ++lane) random_.emplace_back(seed + lane);
   }
 
-  absl::Status Run(int lane, const Launch& launch) override {
+  absl::Status Start(int lane, const Launch& launch) override {
     GiveWay(lane);
     {
       // A page is copied up to its last row, though another launch may be appending to it behind
@@ -38,11 +38,20 @@ class ReferenceDevice final : public HeapDevice {
     AppendSpans(launch, kv_memory().base, launch.pages.data(), &spans);
     Attend(launch.geometry(), spans);
     GiveWay(lane);
-    if (random_[lane]() % 50 == 0) return absl::InternalError("the launch failed");
-    return absl::OkStatus();
+    return MayFail(lane);
+  }
+
+  absl::Status Wait(int lane) override {
+    GiveWay(lane);
+    return MayFail(lane);
   }
 
  private:
+  absl::Status MayFail(int lane) {
+    if (random_[lane]() % 100 != 0) return absl::OkStatus();
+    return absl::InternalError("the launch failed");
+  }
+
   // Not a yield: on a busy machine that may take long.
   void GiveWay(int lane) {
     std::this_thread::sleep_for(std::chrono::microseconds(random_[lane]() % 100));

@@ -1,0 +1,329 @@
+#include "server/core/cuda_slot.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/smxx/work_list.h"
+#include "server/core/cuda_status.h"
+#include "server/core/spans.h"
+
+namespace flashcore::server {
+namespace {
+
+size_t AlignUp(size_t bytes) {
+  return (bytes + StagingPool::kAlignment - 1) / StagingPool::kAlignment * StagingPool::kAlignment;
+}
+
+// Where what lies at `at` in a tensor block that starts at `from` lies in its copy at `to`.
+template <class T>
+T* InCopy(T* at, const std::byte* from, std::byte* to) {
+  if (at == nullptr) return nullptr;
+  return reinterpret_cast<T*>(to + (reinterpret_cast<const std::byte*>(at) - from));
+}
+
+// `owner`, into `*to`.
+template <class Owner>
+absl::Status Store(absl::StatusOr<Owner> owner, Owner* to) {
+  if (owner.ok()) *to = *std::move(owner);
+  return owner.status();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaSlot>> CudaSlot::Create(const Options& options) {
+  auto slot = absl::WrapUnique(new CudaSlot(options));
+  if (absl::Status status = slot->Allocate(); !status.ok()) return status;
+  return slot;
+}
+
+absl::Status CudaSlot::Allocate() {
+  absl::Status status = Store(MakeStream(), &stream_);
+  for (CudaEvent& mark : marks_) {
+    if (status.ok()) status = Store(MakeEvent(), &mark);
+  }
+  if (status.ok()) {
+    status = Store(AllocateDevice(options_.tensor_bytes, "a lane's tensors"), &tensors_);
+  }
+  if (status.ok()) {
+    status = Store(AllocateDevice(options_.workspace_bytes, "a lane's workspace"), &workspace_);
+  }
+  if (status.ok()) {
+    status = Store(AllocatePinned(options_.list_bytes, "a lane's lists"), &pinned_lists_);
+  }
+  if (status.ok()) {
+    status = Store(AllocateDevice(options_.list_bytes, "a lane's lists"), &device_lists_);
+  }
+  lists_ = UploadBlock(pinned_lists_.get(), device_lists_.get(), options_.list_bytes);
+  return status;
+}
+
+absl::Status CudaSlot::Start(const kernels::Kernel& kernel, const std::byte* arena,
+                             const Launch& launch) {
+  launch_ = &launch;
+  spans_.clear();
+  AppendSpans(launch, arena, launch.pages.data(), &spans_);
+  times_ = {};
+  const absl::Status status = EnqueueGroups(kernel, launch);
+  // Before staging memory goes back to its pool, nothing may be copying from it or to it.
+  if (!status.ok()) (void)Drain();
+  return status;
+}
+
+absl::Status CudaSlot::Wait() {
+  if (absl::Status status = WaitAndAddTimes(); !status.ok()) {
+    (void)Drain();
+    return status;
+  }
+  for (AttendOperation* operation : launch_->operations) {
+    operation->times.copy_in = times_.copy_in;
+    operation->times.kernel = times_.kernel;
+    operation->times.copy_out = times_.copy_out;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaSlot::CopyPages(int64_t page_bytes, absl::Span<const kernels::PageCopy> copies) {
+  const absl::Status status = EnqueueCopies(page_bytes, copies);
+  const absl::Status drained = Drain();
+  return status.ok() ? drained : status;
+}
+
+absl::Status CudaSlot::EnqueueGroups(const kernels::Kernel& kernel, const Launch& launch) {
+  Remaining remaining = {launch.operations, launch.appends, absl::MakeSpan(spans_)};
+  absl::Status status = Record(kStart);
+  if (status.ok()) status = EnqueueCopies(launch.page_layout().page_bytes(), launch.copies);
+  while (status.ok()) {
+    const auto spans = PlaceGroup(&remaining);
+    if (!spans.ok()) return spans.status();
+    status = EnqueueGroup(kernel, launch, *spans);
+    if (!status.ok() || remaining.operations.empty()) break;
+    status = WaitAndAddTimes();
+    if (status.ok()) status = Record(kStart);
+  }
+  return status;
+}
+
+absl::StatusOr<absl::Span<kernels::Span>> CudaSlot::PlaceGroup(Remaining* remaining) {
+  group_.clear();
+  appends_.clear();
+  kernels::Span* const first_span = remaining->spans.data();
+  size_t used = 0;
+  while (!remaining->operations.empty()) {
+    const AttendOperation& operation = *remaining->operations.front();
+    const size_t input_bytes = AlignUp(operation.tensors.input_bytes());
+    const size_t bytes = input_bytes + AlignUp(operation.tensors.result_bytes());
+    if (bytes > options_.tensor_bytes - used) {
+      if (!group_.empty()) break;
+      return absl::ResourceExhaustedError(absl::StrCat("the request's tensors need ", bytes,
+                                                       " bytes of device memory; a lane has ",
+                                                       options_.tensor_bytes));
+    }
+    auto* const at = static_cast<std::byte*>(tensors_.get()) + used;
+    group_.push_back({&operation, at, at + input_bytes});
+    const AttendRequest& request = operation.request;
+    PlaceOne(group_.back(), request.append_only ? 0 : request.spans.size(), remaining);
+    remaining->operations.remove_prefix(1);
+    used += bytes;
+  }
+  return absl::MakeSpan(first_span, remaining->spans.data());
+}
+
+void CudaSlot::PlaceOne(const Placed& placed, size_t num_spans, Remaining* remaining) {
+  const AttendTensors& tensors = placed.operation->tensors;
+  const std::byte* const inputs = tensors.query();
+  for (kernels::Span& span : remaining->spans.first(num_spans)) {
+    span.query = InCopy(span.query, inputs, placed.inputs);
+    span.output = InCopy(span.output, tensors.output(), placed.results);
+    span.lse = InCopy(span.lse, tensors.output(), placed.results);
+    if (span.kv.pages != nullptr) continue;
+    span.kv.key = InCopy(span.kv.key, inputs, placed.inputs);
+    span.kv.value = InCopy(span.kv.value, inputs, placed.inputs);
+  }
+  remaining->spans.remove_prefix(num_spans);
+  // Appends are in the order of the operations.
+  const std::byte* const inputs_end = inputs + tensors.input_bytes();
+  while (!remaining->appends.empty()) {
+    kernels::RowAppend append = remaining->appends.front();
+    if (append.key < inputs || append.key >= inputs_end) break;
+    append.key = InCopy(append.key, inputs, placed.inputs);
+    append.value = InCopy(append.value, inputs, placed.inputs);
+    appends_.push_back(append);
+    remaining->appends.remove_prefix(1);
+  }
+}
+
+absl::Status CudaSlot::EnqueueGroup(const kernels::Kernel& kernel, const Launch& launch,
+                                    absl::Span<kernels::Span> spans) {
+  absl::Status status = CopyIn();
+  if (status.ok()) status = EnqueueAppends(launch.page_layout());
+  if (status.ok()) status = Attend(kernel, launch.geometry(), spans);
+  if (status.ok()) status = CopyOut();
+  return status;
+}
+
+absl::Status CudaSlot::CopyIn() {
+  for (const Placed& placed : group_) {
+    const AttendTensors& tensors = placed.operation->tensors;
+    if (tensors.input_bytes() == 0) continue;
+    const cudaError_t error = cudaMemcpyAsync(placed.inputs, tensors.query(), tensors.input_bytes(),
+                                              cudaMemcpyHostToDevice, stream());
+    if (error != cudaSuccess) return CudaStatus(error, "cudaMemcpyAsync of inputs");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaSlot::CopyOut() {
+  for (const Placed& placed : group_) {
+    const AttendTensors& tensors = placed.operation->tensors;
+    if (tensors.result_bytes() == 0) continue;
+    const cudaError_t error = cudaMemcpyAsync(
+        tensors.output(), placed.results, tensors.result_bytes(), cudaMemcpyDeviceToHost, stream());
+    if (error != cudaSuccess) return CudaStatus(error, "cudaMemcpyAsync of results");
+  }
+  return Record(kDone);
+}
+
+absl::Status CudaSlot::EnqueueCopies(int64_t page_bytes,
+                                     absl::Span<const kernels::PageCopy> copies) {
+  return EnqueueList(copies, "CopyPagesCuda", [&](const kernels::PageCopy* list, int32_t count) {
+    return kernels::CopyPagesCuda(page_bytes, list, count, stream());
+  });
+}
+
+absl::Status CudaSlot::EnqueueAppends(const kernels::PageLayout& layout) {
+  return EnqueueList(absl::MakeConstSpan(appends_), "AppendRowsCuda",
+                     [&](const kernels::RowAppend* list, int32_t count) {
+                       return kernels::AppendRowsCuda(layout, list, count, stream());
+                     });
+}
+
+// Sends `items` to the device and has `enqueue` work on them, as many at a time as there is room.
+template <class Item, class Enqueue>
+absl::Status CudaSlot::EnqueueList(absl::Span<const Item> items, const char* what,
+                                   const Enqueue& enqueue) {
+  absl::Status status;
+  while (status.ok() && !items.empty()) {
+    const size_t count = std::min(items.size(), lists_.room() / sizeof(Item));
+    if (count == 0) {
+      status = Drain();
+      continue;
+    }
+    std::byte* const list = lists_.Take(count * sizeof(Item));
+    std::memcpy(list, items.data(), count * sizeof(Item));
+    status = Send();
+    if (status.ok()) {
+      const auto* on_device = reinterpret_cast<const Item*>(lists_.OnDevice(list));
+      status = CudaStatus(enqueue(on_device, static_cast<int32_t>(count)), what);
+    }
+    items.remove_prefix(count);
+  }
+  return status;
+}
+
+absl::Status CudaSlot::Attend(const kernels::Kernel& kernel, const kernels::Geometry& geometry,
+                              absl::Span<const kernels::Span> spans) {
+  const size_t num_spans = spans.size();
+  size_t count = num_spans;  // of the next piece
+  absl::Status status;
+  if (spans.empty()) status = Record(kCopied);
+  while (status.ok() && !spans.empty()) {
+    count = std::min(count, spans.size());
+    std::byte* const work_list = PackPiece(kernel, geometry, spans.first(count));
+    if (work_list == nullptr) {
+      status = MakeRoom(&count);
+      continue;
+    }
+    status = Send();
+    if (status.ok() && spans.size() == num_spans) status = Record(kCopied);
+    if (!status.ok()) break;
+    const kernels::LaunchContext context = {workspace_.get(), nullptr, stream(),
+                                            lists_.OnDevice(work_list)};
+    const kernels::AttentionBatch piece = {geometry, piece_.data(), static_cast<int32_t>(count)};
+    status = CudaStatus(kernel.launch(piece, plan_, context), "the attention kernel");
+    spans.remove_prefix(count);
+  }
+  return status.ok() ? Record(kAttended) : status;
+}
+
+std::byte* CudaSlot::PackPiece(const kernels::Kernel& kernel, const kernels::Geometry& geometry,
+                               absl::Span<const kernels::Span> spans) {
+  piece_.assign(spans.begin(), spans.end());
+  const kernels::AttentionBatch batch = {geometry, piece_.data(),
+                                         static_cast<int32_t>(piece_.size())};
+  // While the page tables are still on the host.
+  kernels::MakePlan(batch, kernel.plan_options, options_.multiprocessors, &plan_);
+  if (plan_.workspace_bytes > options_.workspace_bytes) return nullptr;
+  const size_t used = lists_.used();
+  std::byte* const work_list = lists_.Take(kernels::WorkListBytes(plan_));
+  if (work_list == nullptr || !PackPageTables()) {
+    lists_.Rewind(used);
+    return nullptr;
+  }
+  kernels::PackWorkList(batch, plan_, work_list);
+  return work_list;
+}
+
+bool CudaSlot::PackPageTables() {
+  for (kernels::Span& span : piece_) {
+    if (span.kv.pages == nullptr) continue;
+    const size_t bytes = kernels::PagesFor(span.kv.rows) * sizeof(int32_t);
+    std::byte* const table = lists_.Take(bytes);
+    if (table == nullptr) return false;
+    std::memcpy(table, span.kv.pages, bytes);
+    span.kv.pages = reinterpret_cast<const int32_t*>(lists_.OnDevice(table));
+  }
+  return true;
+}
+
+absl::Status CudaSlot::MakeRoom(size_t* count) {
+  if (lists_.used() > 0) return Drain();
+  if (*count == 1) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("a span's partial results need ", plan_.workspace_bytes, " bytes; a lane has ",
+                     options_.workspace_bytes, ", and ", options_.list_bytes,
+                     " for page tables and work lists"));
+  }
+  *count = (*count + 1) / 2;
+  return absl::OkStatus();
+}
+
+absl::Status CudaSlot::Send() {
+  const UploadBlock::Unsent unsent = lists_.TakeUnsent();
+  if (unsent.bytes == 0) return absl::OkStatus();
+  return CudaStatus(
+      cudaMemcpyAsync(unsent.device, unsent.host, unsent.bytes, cudaMemcpyHostToDevice, stream()),
+      "cudaMemcpyAsync of lists");
+}
+
+// Waits for all that is enqueued.
+absl::Status CudaSlot::Drain() {
+  lists_.Clear();
+  return CudaStatus(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+}
+
+absl::Status CudaSlot::Record(Mark mark) {
+  return CudaStatus(cudaEventRecord(marks_[mark].get(), stream()), "cudaEventRecord");
+}
+
+absl::Status CudaSlot::WaitAndAddTimes() {
+  absl::Status status =
+      CudaStatus(cudaEventSynchronize(marks_[kDone].get()), "cudaEventSynchronize");
+  lists_.Clear();
+  const auto add = [&](Mark from, Mark to, Nanoseconds* time) {
+    float ms = 0;
+    if (!status.ok()) return;
+    status = CudaStatus(cudaEventElapsedTime(&ms, marks_[from].get(), marks_[to].get()),
+                        "cudaEventElapsedTime");
+    *time += std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<float, std::milli>(ms));
+  };
+  add(kStart, kCopied, &times_.copy_in);
+  add(kCopied, kAttended, &times_.kernel);
+  add(kAttended, kDone, &times_.copy_out);
+  return status;
+}
+
+}  // namespace flashcore::server
