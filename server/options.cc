@@ -43,6 +43,10 @@ ABSL_FLAG(
 ABSL_FLAG(int32_t, lane_slots, 2,
           "Launches that a lane of a GPU has under way, each on a stream and in memory of its own, "
           "so that the copies of one overlap the kernels of another.");
+ABSL_FLAG(
+    std::string, wait_strategy, "yield",
+    "How a lane's thread waits for a GPU: spin (the soonest to notice, and a core is busy all "
+    "the while), yield (likewise, but others may have the core in between) or block.");
 ABSL_FLAG(std::string, l2_window, "auto",
           "Whether a GPU keeps the first K/V, which pinned sequences compete for, in its L2 cache: "
           "on, off, or auto: if a short measurement at start finds that it pays.");
@@ -259,9 +263,18 @@ CudaDevice::L2Window ReadL2Window(Checker* check) {
   return L2Window::kAuto;
 }
 
+WaitStrategy ReadWaitStrategy(Checker* check) {
+  const std::string name = absl::GetFlag(FLAGS_wait_strategy);
+  if (name == "spin") return WaitStrategy::kSpin;
+  if (name == "block") return WaitStrategy::kBlock;
+  check->Require(name == "yield", "wait_strategy", name, "spin, yield or block");
+  return WaitStrategy::kYield;
+}
+
 void ReadCudaOptions(CudaDevice::Options* options, Checker* check) {
   options->lanes = check->Range("lanes", absl::GetFlag(FLAGS_lanes), 1, 64);
   options->slots = check->Range("lane_slots", absl::GetFlag(FLAGS_lane_slots), 1, 16);
+  options->wait = ReadWaitStrategy(check);
   options->kv_memory_bytes = absl::GetFlag(FLAGS_kv_memory_bytes);
   options->max_request_bytes = absl::GetFlag(FLAGS_max_message_bytes);
   options->l2_window = ReadL2Window(check);

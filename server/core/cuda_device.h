@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "server/core/arena.h"
 #include "server/core/device.h"
+#include "server/core/wait_strategy.h"
 
 namespace flashcore::server {
 
@@ -35,6 +36,7 @@ class CudaDevice final : public Device {
     size_t superblock_bytes = Arena::Options().superblock_bytes;  // the hot segment has whole ones
 
     int slots = 2;  // of a lane: launches under way, so that copies overlap kernels
+    WaitStrategy wait = WaitStrategy::kYield;
 
     // Of each slot, all device memory. A launch of more runs in parts.
     size_t max_request_bytes = size_t{64} << 20;  // Q, K and V of the largest request there may be

@@ -38,9 +38,9 @@ absl::StatusOr<CudaStream> MakeStream() {
   return Checked(error, "cudaStreamCreateWithFlags", std::move(stream));
 }
 
-absl::StatusOr<CudaEvent> MakeEvent() {
+absl::StatusOr<CudaEvent> MakeEvent(unsigned flags) {
   CudaEvent event;
-  const cudaError_t error = cudaEventCreateWithFlags(event.out(), cudaEventDefault);
+  const cudaError_t error = cudaEventCreateWithFlags(event.out(), flags);
   return Checked(error, "cudaEventCreateWithFlags", std::move(event));
 }
 

@@ -20,7 +20,8 @@ absl::StatusOr<DeviceMemory> AllocateDevice(size_t bytes, absl::string_view purp
 // At the same address on the host and on every device.
 absl::StatusOr<PinnedMemory> AllocatePinned(size_t bytes, absl::string_view purpose);
 absl::StatusOr<CudaStream> MakeStream();  // does not wait for the legacy default stream
-absl::StatusOr<CudaEvent> MakeEvent();    // keeps the time
+// Keeps the time, unless `flags` say otherwise.
+absl::StatusOr<CudaEvent> MakeEvent(unsigned flags = cudaEventDefault);
 
 }  // namespace flashcore::server
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -42,8 +43,11 @@ absl::StatusOr<std::unique_ptr<CudaSlot>> CudaSlot::Create(const Options& option
 
 absl::Status CudaSlot::Allocate() {
   absl::Status status = Store(MakeStream(), &stream_);
+  const bool blocks = options_.wait == WaitStrategy::kBlock;
   for (CudaEvent& mark : marks_) {
-    if (status.ok()) status = Store(MakeEvent(), &mark);
+    if (status.ok()) {
+      status = Store(MakeEvent(blocks ? cudaEventBlockingSync : cudaEventDefault), &mark);
+    }
   }
   if (status.ok()) {
     status = Store(AllocateDevice(options_.tensor_bytes, "a lane's tensors"), &tensors_);
@@ -309,9 +313,20 @@ absl::Status CudaSlot::Record(Mark mark) {
   return CudaStatus(cudaEventRecord(marks_[mark].get(), stream()), "cudaEventRecord");
 }
 
+absl::Status CudaSlot::AwaitDone() const {
+  const cudaEvent_t done = marks_[kDone].get();
+  if (options_.wait == WaitStrategy::kBlock) {
+    return CudaStatus(cudaEventSynchronize(done), "cudaEventSynchronize");
+  }
+  cudaError_t error;
+  while ((error = cudaEventQuery(done)) == cudaErrorNotReady) {
+    if (options_.wait == WaitStrategy::kYield) std::this_thread::yield();
+  }
+  return CudaStatus(error, "cudaEventQuery");
+}
+
 absl::Status CudaSlot::WaitAndAddTimes() {
-  absl::Status status =
-      CudaStatus(cudaEventSynchronize(marks_[kDone].get()), "cudaEventSynchronize");
+  absl::Status status = AwaitDone();
   lists_.Clear();
   const auto add = [&](Mark from, Mark to, Nanoseconds* time) {
     float ms = 0;

@@ -16,6 +16,7 @@
 #include "server/core/cuda_raii.h"
 #include "server/core/launch.h"
 #include "server/core/upload_block.h"
+#include "server/core/wait_strategy.h"
 
 namespace flashcore::server {
 
@@ -33,6 +34,7 @@ class CudaSlot {
     size_t list_bytes = 0;       // pinned and device memory: what a piece reads besides tensors
     size_t workspace_bytes = 0;  // device memory: the partial results of a piece
     int multiprocessors = 1;
+    WaitStrategy wait = WaitStrategy::kYield;
   };
 
   // On the current device. RESOURCE_EXHAUSTED names what did not fit.
@@ -98,6 +100,7 @@ class CudaSlot {
   absl::Status Send();
   absl::Status Drain();
   absl::Status Record(Mark mark);
+  absl::Status AwaitDone() const;
   absl::Status WaitAndAddTimes();
 
   const Options options_;

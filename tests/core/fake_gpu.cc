@@ -1,6 +1,6 @@
-// What is enqueued on a stream runs when somebody waits for it, as late as it may on a GPU: host
-// memory that is reused too early shows in the results. Kernels must find all that they read and
-// write in device memory, which starts as NaN.
+// What is enqueued on a stream runs when somebody waits for it, as late as it may on a GPU (one who
+// polls gets it piece by piece): host memory that is reused too early shows in the results. Kernels
+// must find all that they read and write in device memory, which starts as NaN.
 #include "tests/core/fake_gpu.h"
 
 #include <atomic>
@@ -41,6 +41,7 @@ struct Event {
 };
 
 std::atomic<int> resource_calls{0};
+std::atomic<int> polls{0};
 std::atomic<cudaError_t> launch_error{cudaSuccess};
 std::atomic<size_t> window_bytes{0};
 std::atomic<size_t> set_aside_bytes{0};
@@ -83,6 +84,7 @@ cudaError_t Allocate(void** memory, size_t bytes) {
 namespace flashcore::server::testing {
 
 int FakeGpuResourceCalls() { return resource_calls; }
+int FakeGpuPolls() { return polls; }
 void FailFakeGpuLaunches(cudaError_t error) { launch_error = error; }
 size_t FakeGpuWindowBytes() { return window_bytes; }
 size_t FakeGpuSetAsideBytes() { return set_aside_bytes; }
@@ -285,6 +287,13 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   RunUpTo(ToEvent(event)->stream, ToEvent(event)->works);
   return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  Stream* const stream = ToEvent(event)->stream;
+  if (stream == nullptr || stream->done >= ToEvent(event)->works) return cudaSuccess;
+  RunUpTo(stream, stream->done + 1);
+  ++polls;
+  return cudaErrorNotReady;
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t end) {
   std::lock_guard<std::mutex> lock(windowed_mutex);

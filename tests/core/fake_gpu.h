@@ -10,6 +10,9 @@ namespace flashcore::server::testing {
 // Calls so far that take something from the driver or give it back: memory, streams, events.
 int FakeGpuResourceCalls();
 
+// Times so far that somebody asked for an event that was not there yet.
+int FakeGpuPolls();
+
 // Every later kernel launch returns `error`, until told cudaSuccess.
 void FailFakeGpuLaunches(cudaError_t error);
 

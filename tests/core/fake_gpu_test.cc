@@ -87,6 +87,18 @@ TEST_F(FakeGpuTest, TimesAreTheEvents) {
   EXPECT_EQ(times_.copy_out, std::chrono::microseconds(250));
 }
 
+TEST_F(FakeGpuTest, WaitsAsItIsTold) {
+  CudaDevice::Options options = SmallOptions();
+  for (const WaitStrategy wait :
+       {WaitStrategy::kSpin, WaitStrategy::kYield, WaitStrategy::kBlock}) {
+    options.wait = wait;
+    Start(options);
+    const int polls = testing::FakeGpuPolls();
+    EXPECT_EQ(Attend(1, 100), absl::OkStatus());
+    EXPECT_EQ(testing::FakeGpuPolls() > polls, wait != WaitStrategy::kBlock);
+  }
+}
+
 TEST_F(FakeGpuTest, WhatNoLaneHasRoomForIsRefusedWithItsSize) {
   CudaDevice::Options options = SmallOptions();
   options.workspace_bytes = 1024;
