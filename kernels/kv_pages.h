@@ -59,8 +59,9 @@ void AppendRowsCpu(const PageLayout& layout, const RowAppend* appends, int32_t c
 void CopyPagesCpu(int64_t page_bytes, const PageCopy* copies, int32_t count, ThreadPool* threads);
 
 // The same on a CUDA device, enqueued on the cudaStream_t `stream`; only in builds that have CUDA.
-// The arrays and all that they point to are in device memory, every pointer and stride a multiple
-// of 16 bytes (scales: of 4). Return 0 or the cudaError_t of the launch.
+// The arrays and all that they point to are in device memory, or, but for the pages, in mapped host
+// memory; every pointer and stride is a multiple of 16 bytes (scales: of 4). Return 0 or the
+// cudaError_t of the launch.
 int AppendRowsCuda(const PageLayout& layout, const RowAppend* appends, int32_t count, void* stream);
 int CopyPagesCuda(int64_t page_bytes, const PageCopy* copies, int32_t count, void* stream);
 

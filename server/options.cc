@@ -47,6 +47,14 @@ ABSL_FLAG(
     std::string, wait_strategy, "yield",
     "How a lane's thread waits for a GPU: spin (the soonest to notice, and a core is busy all "
     "the while), yield (likewise, but others may have the core in between) or block.");
+ABSL_FLAG(
+    int64_t, direct_io_bytes, int64_t{64} << 10,
+    "Q, K, V and O of a launch of at most so many bytes in all are not copied to and from a "
+    "GPU: its kernels read and write them in the host's memory, unless K/V of the request would "
+    "be read more than once. 0: always copied.");
+ABSL_FLAG(
+    int64_t, direct_list_bytes, 0,
+    "Likewise for what else a kernel reads, its work list and page tables. 0: always copied.");
 ABSL_FLAG(std::string, l2_window, "auto",
           "Whether a GPU keeps the first K/V, which pinned sequences compete for, in its L2 cache: "
           "on, off, or auto: if a short measurement at start finds that it pays.");
@@ -275,6 +283,10 @@ void ReadCudaOptions(CudaDevice::Options* options, Checker* check) {
   options->lanes = check->Range("lanes", absl::GetFlag(FLAGS_lanes), 1, 64);
   options->slots = check->Range("lane_slots", absl::GetFlag(FLAGS_lane_slots), 1, 16);
   options->wait = ReadWaitStrategy(check);
+  options->direct_io_bytes = check->Range<int64_t>(
+      "direct_io_bytes", absl::GetFlag(FLAGS_direct_io_bytes), 0, int64_t{1} << 32);
+  options->direct_list_bytes = check->Range<int64_t>(
+      "direct_list_bytes", absl::GetFlag(FLAGS_direct_list_bytes), 0, 16 << 20);
   options->kv_memory_bytes = absl::GetFlag(FLAGS_kv_memory_bytes);
   options->max_request_bytes = absl::GetFlag(FLAGS_max_message_bytes);
   options->l2_window = ReadL2Window(check);

@@ -14,7 +14,7 @@ namespace flashcore::kernels::sm80 {
 // What every block of a launch reads; all pointers are device pointers.
 struct AttendParams {
   const BlockWork* work;  // one per block and KV head
-  int32_t* finished;      // of WorkListView
+  int32_t* finished;      // as in WorkListView
   Partials partials;
   RowDivider group;  // query heads per KV head
   int32_t num_kv_heads;

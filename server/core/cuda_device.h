@@ -37,6 +37,10 @@ class CudaDevice final : public Device {
 
     int slots = 2;  // of a lane: launches under way, so that copies overlap kernels
     WaitStrategy wait = WaitStrategy::kYield;
+    // Tensors of a launch, and lists of one kernel, of at most so many bytes are not copied:
+    // kernels read and write them in pinned memory.
+    size_t direct_io_bytes = size_t{64} << 10;
+    size_t direct_list_bytes = 0;
 
     // Of each slot, all device memory. A launch of more runs in parts.
     size_t max_request_bytes = size_t{64} << 20;  // Q, K and V of the largest request there may be

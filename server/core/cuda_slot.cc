@@ -19,6 +19,14 @@ size_t AlignUp(size_t bytes) {
   return (bytes + StagingPool::kAlignment - 1) / StagingPool::kAlignment * StagingPool::kAlignment;
 }
 
+size_t PageTableBytes(const std::vector<kernels::Span>& spans) {
+  size_t pages = 0;
+  for (const kernels::Span& span : spans) {
+    if (span.kv.pages != nullptr) pages += kernels::PagesFor(span.kv.rows);
+  }
+  return pages * sizeof(int32_t);
+}
+
 // Where what lies at `at` in a tensor block that starts at `from` lies in its copy at `to`.
 template <class T>
 T* InCopy(T* at, const std::byte* from, std::byte* to) {
@@ -61,8 +69,17 @@ absl::Status CudaSlot::Allocate() {
   if (status.ok()) {
     status = Store(AllocateDevice(options_.list_bytes, "a lane's lists"), &device_lists_);
   }
+  if (status.ok() && options_.direct_list_bytes > 0) status = AllocateCounters();
   lists_ = UploadBlock(pinned_lists_.get(), device_lists_.get(), options_.list_bytes);
   return status;
+}
+
+// As many as any work list that is direct could have.
+absl::Status CudaSlot::AllocateCounters() {
+  const size_t bytes = options_.direct_list_bytes;
+  absl::Status status = Store(AllocateDevice(bytes, "a lane's counters"), &finished_);
+  if (!status.ok()) return status;
+  return CudaStatus(cudaMemsetAsync(finished_.get(), 0, bytes, stream()), "cudaMemsetAsync");
 }
 
 absl::Status CudaSlot::Start(const kernels::Kernel& kernel, const std::byte* arena,
@@ -70,6 +87,7 @@ absl::Status CudaSlot::Start(const kernels::Kernel& kernel, const std::byte* are
   launch_ = &launch;
   spans_.clear();
   AppendSpans(launch, arena, launch.pages.data(), &spans_);
+  is_direct_ = IsDirect(kernel, launch);
   times_ = {};
   const absl::Status status = EnqueueGroups(kernel, launch);
   // Before staging memory goes back to its pool, nothing may be copying from it or to it.
@@ -96,6 +114,22 @@ absl::Status CudaSlot::CopyPages(int64_t page_bytes, absl::Span<const kernels::P
   return status.ok() ? drained : status;
 }
 
+// Q, O, LSE and rows to append are read or written once. Inline K/V is read once for each tile of
+// packed rows, and only a span with so few rows that they fit the smallest tile surely has one.
+bool CudaSlot::IsDirect(const kernels::Kernel& kernel, const Launch& launch) const {
+  size_t bytes = 0;
+  for (const AttendOperation* operation : launch.operations) {
+    bytes += operation->tensors.input_bytes() + operation->tensors.result_bytes();
+  }
+  const kernels::PlanOptions& plan = kernel.plan_options;
+  const int32_t tile_rows = plan.min_tile_rows > 0 ? plan.min_tile_rows : plan.tile_rows;
+  const int32_t group = launch.geometry().group();
+  const auto reads_once = [&](const kernels::Span& span) {
+    return span.kv.pages != nullptr || int64_t{span.query_rows} * group <= tile_rows;
+  };
+  return bytes <= options_.direct_bytes && std::all_of(spans_.begin(), spans_.end(), reads_once);
+}
+
 absl::Status CudaSlot::EnqueueGroups(const kernels::Kernel& kernel, const Launch& launch) {
   Remaining remaining = {launch.operations, launch.appends, absl::MakeSpan(spans_)};
   absl::Status status = Record(kStart);
@@ -118,8 +152,9 @@ absl::StatusOr<absl::Span<kernels::Span>> CudaSlot::PlaceGroup(Remaining* remain
   size_t used = 0;
   while (!remaining->operations.empty()) {
     const AttendOperation& operation = *remaining->operations.front();
-    const size_t input_bytes = AlignUp(operation.tensors.input_bytes());
-    const size_t bytes = input_bytes + AlignUp(operation.tensors.result_bytes());
+    const AttendTensors& tensors = operation.tensors;
+    const size_t input_bytes = AlignUp(tensors.input_bytes());
+    const size_t bytes = is_direct_ ? 0 : input_bytes + AlignUp(tensors.result_bytes());
     if (bytes > options_.tensor_bytes - used) {
       if (!group_.empty()) break;
       return absl::ResourceExhaustedError(absl::StrCat("the request's tensors need ", bytes,
@@ -127,7 +162,8 @@ absl::StatusOr<absl::Span<kernels::Span>> CudaSlot::PlaceGroup(Remaining* remain
                                                        options_.tensor_bytes));
     }
     auto* const at = static_cast<std::byte*>(tensors_.get()) + used;
-    group_.push_back({&operation, at, at + input_bytes});
+    group_.push_back(is_direct_ ? Placed{&operation, tensors.query(), tensors.output()}
+                                : Placed{&operation, at, at + input_bytes});
     const AttendRequest& request = operation.request;
     PlaceOne(group_.back(), request.append_only ? 0 : request.spans.size(), remaining);
     remaining->operations.remove_prefix(1);
@@ -170,6 +206,7 @@ absl::Status CudaSlot::EnqueueGroup(const kernels::Kernel& kernel, const Launch&
 }
 
 absl::Status CudaSlot::CopyIn() {
+  if (is_direct_) return absl::OkStatus();
   for (const Placed& placed : group_) {
     const AttendTensors& tensors = placed.operation->tensors;
     if (tensors.input_bytes() == 0) continue;
@@ -181,6 +218,7 @@ absl::Status CudaSlot::CopyIn() {
 }
 
 absl::Status CudaSlot::CopyOut() {
+  if (is_direct_) return Record(kDone);
   for (const Placed& placed : group_) {
     const AttendTensors& tensors = placed.operation->tensors;
     if (tensors.result_bytes() == 0) continue;
@@ -216,11 +254,13 @@ absl::Status CudaSlot::EnqueueList(absl::Span<const Item> items, const char* wha
       status = Drain();
       continue;
     }
-    std::byte* const list = lists_.Take(count * sizeof(Item));
-    std::memcpy(list, items.data(), count * sizeof(Item));
+    const size_t bytes = count * sizeof(Item);
+    std::byte* const list = lists_.Take(bytes);
+    std::memcpy(list, items.data(), bytes);
+    lists_are_direct_ = bytes <= options_.direct_list_bytes;
     status = Send();
     if (status.ok()) {
-      const auto* on_device = reinterpret_cast<const Item*>(lists_.OnDevice(list));
+      const auto* on_device = reinterpret_cast<const Item*>(ListAddress(list));
       status = CudaStatus(enqueue(on_device, static_cast<int32_t>(count)), what);
     }
     items.remove_prefix(count);
@@ -244,8 +284,8 @@ absl::Status CudaSlot::Attend(const kernels::Kernel& kernel, const kernels::Geom
     status = Send();
     if (status.ok() && spans.size() == num_spans) status = Record(kCopied);
     if (!status.ok()) break;
-    const kernels::LaunchContext context = {workspace_.get(), nullptr, stream(),
-                                            lists_.OnDevice(work_list)};
+    kernels::LaunchContext context = {workspace_.get(), nullptr, stream(), ListAddress(work_list)};
+    if (lists_are_direct_) context.finished = static_cast<int32_t*>(finished_.get());
     const kernels::AttentionBatch piece = {geometry, piece_.data(), static_cast<int32_t>(count)};
     status = CudaStatus(kernel.launch(piece, plan_, context), "the attention kernel");
     spans.remove_prefix(count);
@@ -261,8 +301,10 @@ std::byte* CudaSlot::PackPiece(const kernels::Kernel& kernel, const kernels::Geo
   // While the page tables are still on the host.
   kernels::MakePlan(batch, kernel.plan_options, options_.multiprocessors, &plan_);
   if (plan_.workspace_bytes > options_.workspace_bytes) return nullptr;
+  const size_t work_list_bytes = kernels::WorkListBytes(plan_);
+  lists_are_direct_ = work_list_bytes + PageTableBytes(piece_) <= options_.direct_list_bytes;
   const size_t used = lists_.used();
-  std::byte* const work_list = lists_.Take(kernels::WorkListBytes(plan_));
+  std::byte* const work_list = lists_.Take(work_list_bytes);
   if (work_list == nullptr || !PackPageTables()) {
     lists_.Rewind(used);
     return nullptr;
@@ -278,7 +320,7 @@ bool CudaSlot::PackPageTables() {
     std::byte* const table = lists_.Take(bytes);
     if (table == nullptr) return false;
     std::memcpy(table, span.kv.pages, bytes);
-    span.kv.pages = reinterpret_cast<const int32_t*>(lists_.OnDevice(table));
+    span.kv.pages = reinterpret_cast<const int32_t*>(ListAddress(table));
   }
   return true;
 }
@@ -297,7 +339,7 @@ absl::Status CudaSlot::MakeRoom(size_t* count) {
 
 absl::Status CudaSlot::Send() {
   const UploadBlock::Unsent unsent = lists_.TakeUnsent();
-  if (unsent.bytes == 0) return absl::OkStatus();
+  if (lists_are_direct_ || unsent.bytes == 0) return absl::OkStatus();
   return CudaStatus(
       cudaMemcpyAsync(unsent.device, unsent.host, unsent.bytes, cudaMemcpyHostToDevice, stream()),
       "cudaMemcpyAsync of lists");

@@ -33,6 +33,10 @@ class CudaSlot {
     size_t tensor_bytes = 0;     // device memory: the tensors of a group
     size_t list_bytes = 0;       // pinned and device memory: what a piece reads besides tensors
     size_t workspace_bytes = 0;  // device memory: the partial results of a piece
+    // Kernels read and write the tensors of a launch in staging memory, which is at the same
+    // address on the device, if they are at most so many bytes in all and each is read once.
+    size_t direct_bytes = 0;
+    size_t direct_list_bytes = 0;  // likewise: kernels read a piece's lists where they were made
     int multiprocessors = 1;
     WaitStrategy wait = WaitStrategy::kYield;
   };
@@ -58,7 +62,8 @@ class CudaSlot {
  private:
   enum Mark { kStart, kCopied, kAttended, kDone, kMarks };
 
-  // An operation of the group that runs, and where its tensors are in device memory.
+  // An operation of the group that runs, and where kernels find its tensors: in device memory, or
+  // where they are in staging memory.
   struct Placed {
     const AttendOperation* operation;
     std::byte* inputs;
@@ -74,7 +79,9 @@ class CudaSlot {
 
   explicit CudaSlot(const Options& options) : options_(options) {}
   absl::Status Allocate();
+  absl::Status AllocateCounters();
 
+  bool IsDirect(const kernels::Kernel& kernel, const Launch& launch) const;
   absl::Status EnqueueGroups(const kernels::Kernel& kernel, const Launch& launch);
   // Fills in group_ and appends_. Returns the group's spans, with the tensors on the device.
   absl::StatusOr<absl::Span<kernels::Span>> PlaceGroup(Remaining* remaining);
@@ -94,6 +101,10 @@ class CudaSlot {
   std::byte* PackPiece(const kernels::Kernel& kernel, const kernels::Geometry& geometry,
                        absl::Span<const kernels::Span> spans);
   bool PackPageTables();
+  // Where kernels find what lists_ has at `list`.
+  std::byte* ListAddress(std::byte* list) const {
+    return lists_are_direct_ ? list : lists_.OnDevice(list);
+  }
   // So that a piece of `*count` spans, or of fewer, may fit.
   absl::Status MakeRoom(size_t* count);
 
@@ -111,8 +122,11 @@ class CudaSlot {
   PinnedMemory pinned_lists_;
   DeviceMemory device_lists_;
   UploadBlock lists_;
+  DeviceMemory finished_;  // LaunchContext::finished of work lists that are direct
 
   const Launch* launch_ = nullptr;  // between Start and Wait
+  bool is_direct_ = false;          // of the launch that runs: no tensor is copied
+  bool lists_are_direct_ = false;   // of the piece or the list that is being made
   // Of the launch that runs; kept for their memory.
   std::vector<kernels::Span> spans_;
   std::vector<Placed> group_;

@@ -1,6 +1,7 @@
 // What is enqueued on a stream runs when somebody waits for it, as late as it may on a GPU (one who
 // polls gets it piece by piece): host memory that is reused too early shows in the results. Kernels
-// must find all that they read and write in device memory, which starts as NaN.
+// must find all that they read and write in device memory, which starts as NaN, or in pinned
+// memory.
 #include "tests/core/fake_gpu.h"
 
 #include <atomic>
@@ -8,6 +9,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <set>
@@ -42,6 +44,7 @@ struct Event {
 
 std::atomic<int> resource_calls{0};
 std::atomic<int> polls{0};
+std::atomic<int> copies{0};
 std::atomic<cudaError_t> launch_error{cudaSuccess};
 std::atomic<size_t> window_bytes{0};
 std::atomic<size_t> set_aside_bytes{0};
@@ -51,6 +54,7 @@ std::mutex windowed_mutex;
 std::set<const Stream*> windowed;  // streams that have a window
 std::mutex memory_mutex;
 std::map<std::byte*, size_t> device_memory;  // sizes
+std::map<std::byte*, size_t> pinned_memory;
 
 Stream* ToStream(void* stream) { return static_cast<Stream*>(stream); }
 Event* ToEvent(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
@@ -64,13 +68,21 @@ void RunUpTo(Stream* stream, uint64_t works) {
   }
 }
 
+bool IsIn(const std::map<std::byte*, size_t>& memory, const void* at) {
+  auto* const address = static_cast<std::byte*>(const_cast<void*>(at));
+  const auto after = memory.upper_bound(address);
+  return after != memory.begin() && address < std::prev(after)->first + std::prev(after)->second;
+}
+
 void ExpectOnDevice(const void* at, const char* what) {
   std::lock_guard<std::mutex> lock(memory_mutex);
-  auto* const address = static_cast<std::byte*>(const_cast<void*>(at));
-  auto after = device_memory.upper_bound(address);
-  ASSERT_TRUE(after != device_memory.begin()) << what;
-  --after;
-  EXPECT_LT(address, after->first + after->second) << what;
+  EXPECT_TRUE(IsIn(device_memory, at)) << what;
+}
+
+// By a kernel.
+void ExpectInReach(const void* at, const char* what) {
+  std::lock_guard<std::mutex> lock(memory_mutex);
+  EXPECT_TRUE(IsIn(device_memory, at) || IsIn(pinned_memory, at)) << what;
 }
 
 cudaError_t Allocate(void** memory, size_t bytes) {
@@ -85,6 +97,7 @@ namespace flashcore::server::testing {
 
 int FakeGpuResourceCalls() { return resource_calls; }
 int FakeGpuPolls() { return polls; }
+int FakeGpuCopies() { return copies; }
 void FailFakeGpuLaunches(cudaError_t error) { launch_error = error; }
 size_t FakeGpuWindowBytes() { return window_bytes; }
 size_t FakeGpuSetAsideBytes() { return set_aside_bytes; }
@@ -102,19 +115,29 @@ int Enqueue(void* stream, std::function<void()> work) {
   return cudaSuccess;
 }
 
-void ExpectSpanOnDevice(const Span& span) {
-  ExpectOnDevice(span.query, "query");
-  ExpectOnDevice(span.output, "output");
-  if (span.lse != nullptr) ExpectOnDevice(span.lse, "lse");
+void ExpectSpanInReach(const Span& span) {
+  ExpectInReach(span.query, "query");
+  ExpectInReach(span.output, "output");
+  if (span.lse != nullptr) ExpectInReach(span.lse, "lse");
   if (span.kv.rows == 0) return;
-  ExpectOnDevice(span.kv.key, "key");
-  ExpectOnDevice(span.kv.value, "value");
-  if (span.kv.pages != nullptr) ExpectOnDevice(span.kv.pages, "pages");
+  ExpectInReach(span.kv.key, "key");
+  ExpectInReach(span.kv.value, "value");
+  if (span.kv.pages == nullptr) return;
+  ExpectOnDevice(span.kv.key, "resident key");
+  ExpectInReach(span.kv.pages, "pages");
 }
 
-// The kernel sees nothing of a batch but its work list, in device memory.
+// What blocks count in is in device memory, and 0.
+void ExpectCounters(const int32_t* finished, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    ExpectOnDevice(finished + i, "counters");
+    EXPECT_EQ(finished[i], 0);
+  }
+}
+
+// The kernel sees nothing of a batch but its work list.
 void ExpectWorkListOf(const AttentionBatch& batch, const Plan& plan, void* work_list) {
-  ExpectOnDevice(work_list, "work list");
+  ExpectInReach(work_list, "work list");
   std::vector<std::byte> should(WorkListBytes(plan) + kWorkListAlignment);
   void* aligned = should.data();
   size_t room = should.size();
@@ -138,8 +161,10 @@ int LaunchAttentionSm80(const AttentionBatch& batch, const Plan& plan, const Lau
   std::vector<Span> spans(batch.spans, batch.spans + batch.num_spans);
   return Enqueue(ctx.stream, [spans = std::move(spans), geometry = batch.geometry, plan, ctx] {
     const AttentionBatch copy = {geometry, spans.data(), static_cast<int32_t>(spans.size())};
-    for (const Span& span : spans) ExpectSpanOnDevice(span);
+    for (const Span& span : spans) ExpectSpanInReach(span);
     ExpectWorkListOf(copy, plan, ctx.work_list);
+    const WorkListView work(copy, plan, ctx.work_list);
+    ExpectCounters(ctx.finished != nullptr ? ctx.finished : work.finished, plan.combines.size());
     thread_local ThreadPool threads(1);
     LaunchAttentionCpu(copy, plan, {ctx.workspace, &threads});
   });
@@ -152,10 +177,10 @@ int LaunchAttentionSm80Float16(const AttentionBatch&, const Plan&, const LaunchC
 int AppendRowsCuda(const PageLayout& layout, const RowAppend* appends, int32_t count,
                    void* stream) {
   return Enqueue(stream, [=] {
-    ExpectOnDevice(appends, "appends");
+    ExpectInReach(appends, "appends");
     for (int32_t i = 0; i < count; ++i) {
-      ExpectOnDevice(appends[i].key, "key to append");
-      ExpectOnDevice(appends[i].value, "value to append");
+      ExpectInReach(appends[i].key, "key to append");
+      ExpectInReach(appends[i].value, "value to append");
       ExpectOnDevice(appends[i].page, "page");
     }
     AppendRowsCpu(layout, appends, count, nullptr);
@@ -164,7 +189,7 @@ int AppendRowsCuda(const PageLayout& layout, const RowAppend* appends, int32_t c
 
 int CopyPagesCuda(int64_t page_bytes, const PageCopy* copies, int32_t count, void* stream) {
   return Enqueue(stream, [=] {
-    ExpectOnDevice(copies, "copies");
+    ExpectInReach(copies, "copies");
     CopyPagesCpu(page_bytes, copies, count, nullptr);
   });
 }
@@ -237,9 +262,17 @@ cudaError_t cudaFree(void* memory) {
   std::free(memory);
   return cudaSuccess;
 }
-cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) { return Allocate(memory, bytes); }
+cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
+  const cudaError_t error = Allocate(memory, bytes);
+  if (error != cudaSuccess) return error;
+  std::lock_guard<std::mutex> lock(memory_mutex);
+  pinned_memory[static_cast<std::byte*>(*memory)] = bytes;
+  return cudaSuccess;
+}
 cudaError_t cudaFreeHost(void* memory) {
   ++resource_calls;
+  std::lock_guard<std::mutex> lock(memory_mutex);
+  pinned_memory.erase(static_cast<std::byte*>(memory));
   std::free(memory);
   return cudaSuccess;
 }
@@ -305,8 +338,14 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
+  ExpectOnDevice(memory, "what is set");
+  ToStream(stream)->waiting.push_back([=] { std::memset(memory, value, bytes); });
+  return cudaSuccess;
+}
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
+  ++copies;
   ExpectOnDevice(kind == cudaMemcpyHostToDevice ? to : from, "a copy's end on the device");
   ToStream(stream)->waiting.push_back([=] { std::memcpy(to, from, bytes); });
   return cudaSuccess;

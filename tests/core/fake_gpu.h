@@ -13,6 +13,9 @@ int FakeGpuResourceCalls();
 // Times so far that somebody asked for an event that was not there yet.
 int FakeGpuPolls();
 
+// Copies so far between host and device memory that were enqueued on a stream.
+int FakeGpuCopies();
+
 // Every later kernel launch returns `error`, until told cudaSuccess.
 void FailFakeGpuLaunches(cudaError_t error);
 

@@ -99,6 +99,29 @@ TEST_F(FakeGpuTest, WaitsAsItIsTold) {
   }
 }
 
+// How many of inputs, results and lists are copied.
+TEST_F(FakeGpuTest, CopiesNothingThatIsSmallAndReadOnce) {
+  CudaDevice::Options options = SmallOptions();
+  const auto copies_of = [&](uint32_t query_rows, uint32_t kv_rows) {
+    const int copies = testing::FakeGpuCopies();
+    EXPECT_EQ(Attend(query_rows, kv_rows), absl::OkStatus());
+    return testing::FakeGpuCopies() - copies;
+  };
+  options.direct_io_bytes = options.direct_list_bytes = 0;
+  Start(options);
+  EXPECT_EQ(copies_of(1, 1), 3);
+  options.direct_io_bytes = 256 * 1024;
+  Start(options);
+  EXPECT_EQ(copies_of(1, 900), 1);
+  EXPECT_EQ(copies_of(16, 900), 1);
+  EXPECT_EQ(copies_of(17, 900), 3) << "17 rows of 2 heads may be two tiles, which both read K/V";
+  EXPECT_EQ(copies_of(1, 1100), 3) << "more than 256 KiB";
+  options.direct_list_bytes = 4096;
+  Start(options);
+  EXPECT_EQ(copies_of(1, 900), 0);
+  EXPECT_EQ(copies_of(17, 900), 2);
+}
+
 TEST_F(FakeGpuTest, WhatNoLaneHasRoomForIsRefusedWithItsSize) {
   CudaDevice::Options options = SmallOptions();
   options.workspace_bytes = 1024;
