@@ -55,6 +55,12 @@ ABSL_FLAG(
 ABSL_FLAG(
     int64_t, direct_list_bytes, 0,
     "Likewise for what else a kernel reads, its work list and page tables. 0: always copied.");
+ABSL_FLAG(
+    std::string, prefetch, "next_layer",
+    "What a GPU warms its L2 cache with after a decode step: next_layer (the K/V that the next "
+    "layer of the same sequences will read) or none.");
+ABSL_FLAG(int64_t, prefetch_bytes, 0,
+          "Most K/V to warm the L2 cache with after one launch; 0: half of the cache.");
 ABSL_FLAG(std::string, l2_window, "auto",
           "Whether a GPU keeps the first K/V, which pinned sequences compete for, in its L2 cache: "
           "on, off, or auto: if a short measurement at start finds that it pays.");
@@ -289,6 +295,12 @@ void ReadCudaOptions(CudaDevice::Options* options, Checker* check) {
       "direct_list_bytes", absl::GetFlag(FLAGS_direct_list_bytes), 0, 16 << 20);
   options->kv_memory_bytes = absl::GetFlag(FLAGS_kv_memory_bytes);
   options->max_request_bytes = absl::GetFlag(FLAGS_max_message_bytes);
+  const std::string prefetch = absl::GetFlag(FLAGS_prefetch);
+  check->Require(prefetch == "none" || prefetch == "next_layer", "prefetch", prefetch,
+                 "none or next_layer");
+  options->prefetch = prefetch == "next_layer";
+  options->prefetch_bytes = check->Range<int64_t>(
+      "prefetch_bytes", absl::GetFlag(FLAGS_prefetch_bytes), 0, int64_t{1} << 32);
   options->l2_window = ReadL2Window(check);
   options->l2_budget_bytes = check->Range<int64_t>(
       "l2_budget_bytes", absl::GetFlag(FLAGS_l2_budget_bytes), 0, int64_t{1} << 40);

@@ -79,6 +79,10 @@ absl::Status CudaDevice::ReadInfo() {
   info_.memory_bytes = properties.totalGlobalMem;
   info_.l2_bytes = static_cast<uint64_t>(properties.l2CacheSize);
   info_.l2_persisting_max_bytes = static_cast<uint64_t>(properties.persistingL2CacheMaxSize);
+  if (options_.prefetch) {
+    info_.prefetch_bytes =
+        options_.prefetch_bytes > 0 ? options_.prefetch_bytes : info_.l2_bytes / 2;
+  }
   info_.lanes = options_.lanes;
   info_.slots = options_.slots;
   info_.compute_units = properties.multiProcessorCount;
@@ -147,6 +151,7 @@ absl::Status CudaDevice::ProbeL2() const {
 absl::Status CudaDevice::MakeLanes() {
   CudaLane::Options options;
   options.slots = options_.slots;
+  options.prefetch_bytes = info_.prefetch_bytes;
   options.slot.tensor_bytes = TensorBytes(options_.max_request_bytes);
   options.slot.workspace_bytes = options_.workspace_bytes;
   options.slot.list_bytes = options_.list_bytes;
@@ -229,6 +234,10 @@ absl::Status CudaDevice::Start(int lane, const Launch& launch) {
 absl::Status CudaDevice::Wait(int lane) {
   if (absl::Status status = Select(); !status.ok()) return status;
   return lanes_[lane]->Wait();
+}
+
+bool CudaDevice::Prefetch(int lane, const Launch& launch) {
+  return Select().ok() && lanes_[lane]->Prefetch(kv_memory().base, launch);
 }
 
 absl::Status CudaDevice::CopyPages(int lane, int64_t page_bytes,

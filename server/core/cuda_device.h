@@ -41,6 +41,10 @@ class CudaDevice final : public Device {
     // kernels read and write them in pinned memory.
     size_t direct_io_bytes = size_t{64} << 10;
     size_t direct_list_bytes = 0;
+    // Whether to warm the L2 cache with the K/V that the next layer of a decode will read, and with
+    // how much of it after each launch; 0: half of the cache.
+    bool prefetch = true;
+    size_t prefetch_bytes = 0;
 
     // Of each slot, all device memory. A launch of more runs in parts.
     size_t max_request_bytes = size_t{64} << 20;  // Q, K and V of the largest request there may be
@@ -63,6 +67,7 @@ class CudaDevice final : public Device {
   KvMemory kv_memory() const override;
   absl::Status Start(int lane, const Launch& launch) override;
   absl::Status Wait(int lane) override;
+  bool Prefetch(int lane, const Launch& launch) override;
   absl::Status CopyPages(int lane, int64_t page_bytes,
                          absl::Span<const kernels::PageCopy> copies) override;
   absl::Status ForgetHot() override;

@@ -32,10 +32,15 @@ absl::StatusOr<PinnedMemory> AllocatePinned(size_t bytes, absl::string_view purp
                  std::move(memory));
 }
 
-absl::StatusOr<CudaStream> MakeStream() {
+absl::StatusOr<CudaStream> MakeStream(StreamPriority priority) {
+  int low = 0, high = 0;  // equal on a device without priorities
+  cudaError_t error = cudaDeviceGetStreamPriorityRange(&low, &high);
   CudaStream stream;
-  const cudaError_t error = cudaStreamCreateWithFlags(stream.out(), cudaStreamNonBlocking);
-  return Checked(error, "cudaStreamCreateWithFlags", std::move(stream));
+  if (error == cudaSuccess) {
+    error = cudaStreamCreateWithPriority(stream.out(), cudaStreamNonBlocking,
+                                         priority == StreamPriority::kHigh ? high : low);
+  }
+  return Checked(error, "cudaStreamCreateWithPriority", std::move(stream));
 }
 
 absl::StatusOr<CudaEvent> MakeEvent(unsigned flags) {

@@ -19,7 +19,10 @@ using kernels::PinnedMemory;
 absl::StatusOr<DeviceMemory> AllocateDevice(size_t bytes, absl::string_view purpose);
 // At the same address on the host and on every device.
 absl::StatusOr<PinnedMemory> AllocatePinned(size_t bytes, absl::string_view purpose);
-absl::StatusOr<CudaStream> MakeStream();  // does not wait for the legacy default stream
+// Does not wait for the legacy default stream. As the device has a free place, work of a kHigh one
+// gets it before that of a kLow one.
+enum class StreamPriority { kHigh, kLow };
+absl::StatusOr<CudaStream> MakeStream(StreamPriority priority = StreamPriority::kHigh);
 // Keeps the time, unless `flags` say otherwise.
 absl::StatusOr<CudaEvent> MakeEvent(unsigned flags = cudaEventDefault);
 

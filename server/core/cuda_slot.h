@@ -45,6 +45,7 @@ class CudaSlot {
   static absl::StatusOr<std::unique_ptr<CudaSlot>> Create(const Options& options);
 
   cudaStream_t stream() const { return stream_.get(); }
+  cudaEvent_t done() const { return marks_[kDone].get(); }  // the last of what Start enqueues
 
   // Enqueues `launch`, with resident K/V in the pages that start at `arena` (device memory). With
   // OK it stays in place until Wait, and nothing else is started meanwhile; an error means that

@@ -28,7 +28,7 @@ class Engine {
  public:
   struct Options {
     Batcher::Options batcher;
-    SequenceStore::Options sequences;  // dtypes and head_dims are the device's
+    SequenceStore::Options sequences;  // dtypes, head_dims and prefetch_bytes are the device's
     size_t staging_memory_bytes = size_t{1} << 30;
     uint32_t max_spans = 4096;       // of one request
     uint32_t max_heads = 1024;       // of one request

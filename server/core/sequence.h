@@ -15,6 +15,7 @@
 #include "kernels/kv_pages.h"
 #include "server/core/arena.h"
 #include "server/core/clock.h"
+#include "server/core/launch.h"
 #include "server/core/order.h"
 #include "server/core/placement.h"
 
@@ -80,7 +81,8 @@ struct SequenceLayer {
   std::vector<PageId> pages;  // [ceil(length / kPageTokens)]
   uint64_t length = 0;        // rows
   std::unique_ptr<PendingAppend> pending;
-  OrderSlot order;  // the Batcher's
+  PageRange prefetched;  // since they were read last, but for those in the hot segment
+  OrderSlot order;       // the Batcher's
 };
 
 // Owned by the SequenceStore and by the leases on it, guarded by the store but for `order`.

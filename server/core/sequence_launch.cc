@@ -30,6 +30,7 @@ void SequenceStore::Begin(absl::Span<AttendOperation* const> operations, Launch*
   MutexLock lock(&mutex_);
   launch->id = ++last_launch_;
   running_.insert(launch->id);
+  next_shared_.clear();
   for (AttendOperation* operation : operations) {
     absl::Status status =
         resident(operation) ? BeginOperation(operation, launch) : absl::OkStatus();
@@ -62,7 +63,8 @@ absl::Status SequenceStore::BeginOperation(AttendOperation* operation, Launch* l
     if (sequences[i] == nullptr) continue;
     ++sequences[i]->launches;
     if (!request.append_only) {
-      AddRead(*operation, i, sequences[i]->layers[request.layer], sequences[i].get(), launch);
+      AddRead(*operation, i, &sequences[i]->layers[request.layer], sequences[i].get(), launch);
+      AddNextRead(*operation, i, sequences[i].get(), launch);
     }
   }
   return absl::OkStatus();
@@ -203,8 +205,8 @@ PageId SequenceStore::PageAt(const SequenceLayer& layer, size_t index) const {
   return pending->pages[index - pending->first_page];
 }
 
-void SequenceStore::AddRead(const AttendOperation& operation, size_t span,
-                            const SequenceLayer& layer, Sequence* sequence, Launch* launch) {
+void SequenceStore::AddRead(const AttendOperation& operation, size_t span, SequenceLayer* layer,
+                            Sequence* sequence, Launch* launch) {
   const auto rows = static_cast<int32_t>(operation.sequence_lengths[span]);
   const auto query_rows = static_cast<int32_t>(operation.request.spans[span].query_rows);
   const auto num_pages = static_cast<size_t>(kernels::PagesFor(rows));
@@ -214,16 +216,21 @@ void SequenceStore::AddRead(const AttendOperation& operation, size_t span,
   const size_t page_bytes = sequence->shape.page_bytes();
   size_t hot = 0;  // bytes read there
   size_t cold = 0;
+  size_t prefetched = 0;  // of these
   for (size_t t = 0; t < num_pages; ++t) {
-    const PageId page = PageAt(layer, t);
+    const PageId page = PageAt(*layer, t);
     launch->pages.push_back(arena_.place(page));
     const auto row = static_cast<int32_t>(t) * kernels::kPageTokens;
-    if (row + kernels::kPageTokens > seen.begin && row < seen.end) {
-      (arena_.segment(page) == Segment::kHot ? hot : cold) += page_bytes;
-    }
+    if (row + kernels::kPageTokens <= seen.begin || row >= seen.end) continue;
+    const bool is_hot = arena_.segment(page) == Segment::kHot;
+    (is_hot ? hot : cold) += page_bytes;
+    const PageRange& range = layer->prefetched;
+    if (!is_hot && t >= range.begin && t < range.end) prefetched += page_bytes;
   }
+  layer->prefetched = {};
   metrics_->kv_read_hot_bytes.Increment(hot);
   metrics_->kv_read_cold_bytes.Increment(cold);
+  metrics_->prefetch_used_bytes.Increment(prefetched);
   sequence->read_rate.Add(static_cast<double>(hot + cold), clock_->Now());
 }
 
@@ -237,6 +244,7 @@ void SequenceStore::End(const Launch& launch, bool ok) {
       EndAppend(&sequence->layers[operation->request.layer], sequence->deleted, ok);
     }
   }
+  EndPrefetch(launch);
   running_.erase(launch.id);
   UnrefWhatIsDue();
 }

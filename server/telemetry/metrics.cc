@@ -108,6 +108,12 @@ Metrics::Metrics(const Options& options)
           registry_.AddCounter("flashcore_kv_moved_bytes_total", kKvMovedHelp, {{"to", "hot"}})),
       kv_demoted_bytes(
           registry_.AddCounter("flashcore_kv_moved_bytes_total", kKvMovedHelp, {{"to", "cold"}})),
+      prefetched_bytes(registry_.AddCounter(
+          "flashcore_prefetched_bytes_total",
+          "Resident K/V that a device's cache was warmed with before it was asked for.")),
+      prefetch_used_bytes(registry_.AddCounter(
+          "flashcore_prefetch_used_bytes_total",
+          "Of it, what the next launch on its sequence and layer attended to.")),
       methods_(options.methods) {
   for (size_t phase = 0; phase < kPhases; ++phase) {
     request_phase_seconds_[phase] = &registry_.AddHistogram(

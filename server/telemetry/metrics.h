@@ -113,8 +113,10 @@ class Metrics : public prometheus::Collectable {
   Gauge& kv_cold_free_bytes;
   Counter& kv_read_hot_bytes;  // K/V that spans attended to, where it was
   Counter& kv_read_cold_bytes;
-  Counter& kv_promoted_bytes;  // moved to the hot segment
-  Counter& kv_demoted_bytes;   // moved out of it
+  Counter& kv_promoted_bytes;    // moved to the hot segment
+  Counter& kv_demoted_bytes;     // moved out of it
+  Counter& prefetched_bytes;     // of K/V that a device's cache was warmed with
+  Counter& prefetch_used_bytes;  // of these, what the next launch of their sequences read
 
  private:
   static constexpr size_t kRejectReasons = 9;

@@ -45,6 +45,7 @@ struct Event {
 std::atomic<int> resource_calls{0};
 std::atomic<int> polls{0};
 std::atomic<int> copies{0};
+std::atomic<size_t> prefetched_bytes{0};
 std::atomic<cudaError_t> launch_error{cudaSuccess};
 std::atomic<size_t> window_bytes{0};
 std::atomic<size_t> set_aside_bytes{0};
@@ -98,6 +99,7 @@ namespace flashcore::server::testing {
 int FakeGpuResourceCalls() { return resource_calls; }
 int FakeGpuPolls() { return polls; }
 int FakeGpuCopies() { return copies; }
+size_t FakeGpuPrefetchedBytes() { return prefetched_bytes; }
 void FailFakeGpuLaunches(cudaError_t error) { launch_error = error; }
 size_t FakeGpuWindowBytes() { return window_bytes; }
 size_t FakeGpuSetAsideBytes() { return set_aside_bytes; }
@@ -203,6 +205,18 @@ cudaError_t ReadBytes(const void* from, size_t bytes, uint32_t* sink, cudaStream
   }));
 }
 
+int PrefetchPagesCuda(const std::byte* base, int64_t unit_bytes, int64_t page_bytes,
+                      const int32_t* pages, int32_t count, void* stream) {
+  return Enqueue(stream, [=] {
+    ExpectInReach(pages, "pages to prefetch");
+    for (int32_t i = 0; i < count; ++i) {
+      ExpectOnDevice(base + pages[i] * unit_bytes, "page to prefetch");
+      ExpectOnDevice(base + pages[i] * unit_bytes + page_bytes - 1, "page to prefetch");
+    }
+    prefetched_bytes += count * page_bytes;
+  });
+}
+
 }  // namespace flashcore::kernels
 
 // The CUDA runtime, as far as the server uses it.
@@ -277,7 +291,12 @@ cudaError_t cudaFreeHost(void* memory) {
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
   ++resource_calls;
   *stream = reinterpret_cast<cudaStream_t>(new Stream);
   return cudaSuccess;
@@ -293,6 +312,11 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (stream != nullptr) RunUpTo(ToStream(stream), Enqueued(*ToStream(stream)));
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  const Event until = *ToEvent(event);
+  ToStream(stream)->waiting.push_back([until] { RunUpTo(until.stream, until.works); });
   return cudaSuccess;
 }
 cudaError_t cudaStreamSetAttribute(cudaStream_t stream, cudaStreamAttrID,

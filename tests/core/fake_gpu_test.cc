@@ -63,6 +63,18 @@ class FakeGpuTest : public ::testing::Test {
     return status;
   }
 
+  // And attends with one query row.
+  absl::Status Append(SequenceId id, uint32_t layer, uint32_t rows) {
+    AttendJob job;
+    job.operation.request = testing::MakeRequest(1, rows);
+    job.operation.request.layer = layer;
+    job.operation.request.spans[0].sequence_id = id.ToBytes();
+    testing::FillTensors(&job, &random_);
+    if (absl::Status status = Prepare(&job, engine_.get()); !status.ok()) return status;
+    if (absl::Status status = engine_->Submit(&job.operation); !status.ok()) return status;
+    return job.ended.get();
+  }
+
   SteadyClock clock_;
   Metrics metrics_{testing::FakeMetricsOptions()};
   std::vector<std::string> lost_;  // devices; before the engine, whose lanes add to it
@@ -120,6 +132,31 @@ TEST_F(FakeGpuTest, CopiesNothingThatIsSmallAndReadOnce) {
   Start(options);
   EXPECT_EQ(copies_of(1, 900), 0);
   EXPECT_EQ(copies_of(17, 900), 2);
+}
+
+TEST_F(FakeGpuTest, PrefetchesTheNextLayerAndCountsIt) {
+  CudaDevice::Options options = SmallOptions();
+  for (const bool prefetch : {true, false}) {
+    options.prefetch = prefetch;
+    Start(options);
+    const size_t done = testing::FakeGpuPrefetchedBytes();
+    const uint64_t counted = metrics_.prefetched_bytes.Value();
+    const uint64_t used = metrics_.prefetch_used_bytes.Value();
+    const auto sequence =
+        engine_->sequences().Create({2, 1, 64, kernels::DType::kFloat16}, false, "alice");
+    ASSERT_EQ(sequence.status(), absl::OkStatus());
+    for (int token = 0; token < 20; ++token) {
+      for (const uint32_t layer : {0, 1}) {
+        ASSERT_EQ(Append(sequence->id, layer, token == 0 ? 300 : 1), absl::OkStatus());
+      }
+    }
+    engine_.reset();  // waits for what is under way
+    EXPECT_EQ(testing::FakeGpuPrefetchedBytes() - done,
+              metrics_.prefetched_bytes.Value() - counted);
+    EXPECT_EQ(metrics_.prefetched_bytes.Value() > counted, prefetch);
+    EXPECT_EQ(metrics_.prefetch_used_bytes.Value() - used,
+              metrics_.prefetched_bytes.Value() - counted);
+  }
 }
 
 TEST_F(FakeGpuTest, WhatNoLaneHasRoomForIsRefusedWithItsSize) {
