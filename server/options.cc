@@ -72,7 +72,8 @@ ABSL_FLAG(
     "Memory for messages that are being received, of all connections together; beyond it RPCs "
     "are cancelled. At least twice --max_message_bytes.");
 ABSL_FLAG(int64_t, staging_memory_bytes, int64_t{1} << 30,
-          "Limit of the memory for the tensors of all requests in flight.");
+          "Limit of the memory for the tensors of all requests in flight. With a GPU all of it is "
+          "taken, and pinned, at start.");
 ABSL_FLAG(int32_t, max_spans, 4096, "Most spans in one request.");
 ABSL_FLAG(int32_t, max_heads, 1024, "Most query heads in one request.");
 ABSL_FLAG(
@@ -368,6 +369,7 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
   options.engine.sequences.max_heads = options.engine.max_heads;
 
   ReadDeviceOptions(&options.device, &check);
+  options.device.cuda.staging_memory_bytes = options.engine.staging_memory_bytes;
   options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
   options.drain_timeout = absl::Seconds(
       check.Range("drain_timeout_s", absl::GetFlag(FLAGS_drain_timeout_s), 0.0, 86400.0));

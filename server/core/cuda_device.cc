@@ -5,6 +5,7 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "server/core/block_allocator.h"
 #include "server/core/cuda_lane.h"
 #include "server/core/cuda_raii.h"
 #include "server/core/cuda_status.h"
@@ -33,6 +34,11 @@ struct CudaDevice::Memory {
   size_t bytes = 0;
 };
 
+struct CudaDevice::Staging {
+  PinnedMemory memory;
+  BlockAllocator pieces;  // of it
+};
+
 absl::Status CudaDevice::Find(int ordinal) {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
@@ -53,6 +59,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(const Options& op
   absl::Status status = device->Select();
   if (status.ok()) status = device->ReadInfo();
   if (status.ok()) status = device->ChooseHotBytes();  // first: it needs memory for a moment
+  if (status.ok()) status = device->AllocateStaging();
   if (status.ok()) status = device->MakeLanes();
   if (status.ok()) status = device->AllocateArena();
   if (status.ok()) status = device->SetWindows();
@@ -148,6 +155,14 @@ absl::Status CudaDevice::ProbeL2() const {
       " us with a window, in ", probe->us_without_window, " us without"));
 }
 
+absl::Status CudaDevice::AllocateStaging() {
+  auto memory = AllocatePinned(options_.staging_memory_bytes, "staging");
+  if (!memory.ok()) return memory.status();
+  auto* const block = static_cast<std::byte*>(memory->get());
+  staging_.reset(new Staging{*std::move(memory), {block, options_.staging_memory_bytes}});
+  return absl::OkStatus();
+}
+
 absl::Status CudaDevice::MakeLanes() {
   CudaLane::Options options;
   options.slots = options_.slots;
@@ -203,12 +218,9 @@ absl::Status CudaDevice::SetWindows() {
 }
 
 StagingPool::Allocator CudaDevice::staging_allocator() {
-  return {[this](size_t bytes) -> void* {
-            if (!Select().ok()) return nullptr;
-            auto memory = AllocatePinned(bytes, "staging");
-            return memory.ok() ? memory->release() : nullptr;
-          },
-          [](void* memory) { cudaFreeHost(memory); }};
+  BlockAllocator* const pieces = &staging_->pieces;
+  return {[pieces](size_t bytes) { return pieces->Allocate(bytes); },
+          [pieces](void* piece) { pieces->Free(static_cast<std::byte*>(piece)); }};
 }
 
 KvMemory CudaDevice::kv_memory() const {

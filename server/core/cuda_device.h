@@ -46,6 +46,9 @@ class CudaDevice final : public Device {
     bool prefetch = true;
     size_t prefetch_bytes = 0;
 
+    // Pinned memory for staging: all there will be, because to pin more takes milliseconds.
+    size_t staging_memory_bytes = size_t{64} << 20;
+
     // Of each slot, all device memory. A launch of more runs in parts.
     size_t max_request_bytes = size_t{64} << 20;  // Q, K and V of the largest request there may be
     size_t workspace_bytes = size_t{256} << 20;   // partial results of KV splits
@@ -63,7 +66,7 @@ class CudaDevice final : public Device {
 
   const DeviceInfo& info() const override { return info_; }
   const std::vector<const kernels::Kernel*>& kernels() const override { return kernels_; }
-  StagingPool::Allocator staging_allocator() override;  // pinned memory, for any thread
+  StagingPool::Allocator staging_allocator() override;  // of the memory taken by Create
   KvMemory kv_memory() const override;
   absl::Status Start(int lane, const Launch& launch) override;
   absl::Status Wait(int lane) override;
@@ -74,6 +77,7 @@ class CudaDevice final : public Device {
 
  private:
   struct Memory;
+  struct Staging;
 
   CudaDevice(const Options& options, std::vector<const kernels::Kernel*> kernels);
   absl::Status ReadInfo();
@@ -81,6 +85,7 @@ class CudaDevice final : public Device {
   absl::Status ChooseHotBytes();
   absl::Status TryL2Window();    // an error that is not sticky: why there is to be no window
   absl::Status ProbeL2() const;  // likewise
+  absl::Status AllocateStaging();
   absl::Status MakeLanes();
   absl::Status AllocateArena();
   absl::Status SetWindows();
@@ -90,6 +95,7 @@ class CudaDevice final : public Device {
   const std::vector<const kernels::Kernel*> kernels_;
   DeviceInfo info_;
   size_t hot_bytes_ = 0;
+  std::unique_ptr<Staging> staging_;
   std::unique_ptr<Memory> arena_;
   std::vector<std::unique_ptr<CudaLane>> lanes_;
 };

@@ -43,7 +43,7 @@ class Device {
   // The kernels that this device serves with.
   virtual const std::vector<const kernels::Kernel*>& kernels() const = 0;
 
-  // Where staging memory for this device comes from.
+  // Where staging memory for this device comes from; for one StagingPool.
   virtual StagingPool::Allocator staging_allocator() = 0;
 
   // For resident K/V; lives as long as the device.

@@ -83,19 +83,26 @@ std::byte* StagingPool::Allocate(size_t capacity) {
     free_bytes_ -= capacity;
   } else {
     if (capacity > limit_bytes_ || used_bytes_ > limit_bytes_ - capacity) return nullptr;
-    // Make room by giving up kept buffers, the largest first.
-    for (auto it = free_.rbegin(); it != free_.rend(); ++it) {
-      while (used_bytes_ + free_bytes_ + capacity > limit_bytes_ && !it->second.empty()) {
-        allocator_.free(it->second.back());
-        it->second.pop_back();
-        free_bytes_ -= it->first;
-      }
-    }
-    data = static_cast<std::byte*>(allocator_.allocate(capacity));
+    while (used_bytes_ + free_bytes_ + capacity > limit_bytes_) GiveUpLargest();
+    do {
+      data = static_cast<std::byte*>(allocator_.allocate(capacity));
+      // What is kept may be what the allocator lacks, or lie in its way.
+    } while (data == nullptr && GiveUpLargest());
     if (data == nullptr) return nullptr;
   }
   used_bytes_ += capacity;
   return data;
+}
+
+bool StagingPool::GiveUpLargest() {
+  for (auto it = free_.rbegin(); it != free_.rend(); ++it) {
+    if (it->second.empty()) continue;
+    allocator_.free(it->second.back());
+    it->second.pop_back();
+    free_bytes_ -= it->first;
+    return true;
+  }
+  return false;
 }
 
 void StagingPool::Return(std::byte* data, size_t capacity) {

@@ -45,7 +45,7 @@ class StagingPool {
   static constexpr size_t kAlignment = 64;
 
   // Where memory comes from: the heap, or the pinned memory of a device. `allocate` gives memory
-  // aligned to kAlignment, or null.
+  // aligned to kAlignment, or null. A pool makes one call at a time.
   struct Allocator {
     std::function<void*(size_t bytes)> allocate;
     std::function<void(void*)> free;
@@ -71,6 +71,8 @@ class StagingPool {
   friend class StagingBuffer;
   void Return(std::byte* data, size_t capacity);
   std::byte* Allocate(size_t capacity) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of the kept buffers. False if there is none.
+  bool GiveUpLargest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const size_t limit_bytes_;
   const Allocator allocator_;

@@ -23,6 +23,7 @@
 #include "kernels/sm80/attention_sm80.h"
 #include "kernels/smxx/read_bytes.h"
 #include "kernels/smxx/work_list.h"
+#include "tests/core/driver_calls.h"
 
 namespace {
 
@@ -96,7 +97,7 @@ cudaError_t Allocate(void** memory, size_t bytes) {
 
 namespace flashcore::server::testing {
 
-int FakeGpuResourceCalls() { return resource_calls; }
+int DriverResourceCalls() { return resource_calls; }
 int FakeGpuPolls() { return polls; }
 int FakeGpuCopies() { return copies; }
 size_t FakeGpuPrefetchedBytes() { return prefetched_bytes; }

@@ -7,9 +7,6 @@
 
 namespace flashcore::server::testing {
 
-// Calls so far that take something from the driver or give it back: memory, streams, events.
-int FakeGpuResourceCalls();
-
 // Times so far that somebody asked for an event that was not there yet.
 int FakeGpuPolls();
 
