@@ -103,7 +103,7 @@ void LogDevice(const Device& device, const Options& options, const std::string& 
   if (!info.l2_note.empty()) LogInfo("no L2 window", {{"reason", info.l2_note}});
 }
 
-void SetGauges(Engine* engine, Metrics* metrics) {
+void SetGauges(Engine* engine, DeviceMetrics* metrics) {
   const auto set = [](Gauge& gauge, size_t value) { gauge.Set(static_cast<int64_t>(value)); };
   set(metrics->staging_used_bytes, engine->staging().used_bytes());
   set(metrics->staging_free_bytes, engine->staging().free_bytes());
@@ -148,8 +148,8 @@ int Run(const Options& options) {
     device_lost = true;
     kill(getpid(), SIGTERM);
   };
-  Engine engine(engine_options, std::move(opened->device), &clock, &metrics);
-  metrics.OnScrape([&] { SetGauges(&engine, &metrics); });
+  Engine engine(engine_options, std::move(opened->device), &clock, &metrics.device(0));
+  metrics.OnScrape([&] { SetGauges(&engine, &metrics.device(0)); });
 
   std::unique_ptr<MetricsServer> metrics_server;
   if (!options.metrics_listen.empty()) {

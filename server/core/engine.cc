@@ -26,7 +26,7 @@ SequenceStore::Options Within(const RequestLimits& limits, size_t prefetch_bytes
 }  // namespace
 
 Engine::Engine(const Options& options, std::unique_ptr<Device> device, const Clock* clock,
-               Metrics* metrics)
+               DeviceMetrics* metrics)
     : options_(options),
       clock_(clock),
       metrics_(metrics),

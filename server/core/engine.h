@@ -19,7 +19,7 @@
 #include "server/core/sequence_store.h"
 #include "server/core/staging_pool.h"
 #include "server/core/validate.h"
-#include "server/telemetry/metrics.h"
+#include "server/telemetry/device_metrics.h"
 
 namespace flashcore::server {
 
@@ -42,7 +42,7 @@ class Engine {
   // Starts its threads, one per lane of `device` and one more. `clock` and `metrics` outlive the
   // engine.
   Engine(const Options& options, std::unique_ptr<Device> device, const Clock* clock,
-         Metrics* metrics);
+         DeviceMetrics* metrics);
   // Runs what is queued, then stops the threads. Every staging buffer has come back.
   ~Engine();
   Engine(const Engine&) = delete;
@@ -88,7 +88,7 @@ class Engine {
 
   const Options options_;
   const Clock* const clock_;
-  Metrics* const metrics_;
+  DeviceMetrics* const metrics_;
   const std::unique_ptr<Device> device_;
   const RequestLimits limits_;
   StagingPool staging_;

@@ -72,7 +72,7 @@ void SequenceLease::Reset() {
 }
 
 SequenceStore::SequenceStore(const Options& options, const KvMemory& memory, const Clock* clock,
-                             Metrics* metrics)
+                             DeviceMetrics* metrics)
     : options_(options),
       memory_(memory),
       clock_(clock),

@@ -29,7 +29,7 @@
 #include "server/core/mutex.h"
 #include "server/core/request.h"
 #include "server/core/sequence.h"
-#include "server/telemetry/metrics.h"
+#include "server/telemetry/device_metrics.h"
 
 namespace flashcore::server {
 
@@ -71,7 +71,7 @@ class SequenceStore {
 
   // Clock and metrics outlive the store.
   SequenceStore(const Options& options, const KvMemory& memory, const Clock* clock,
-                Metrics* metrics);
+                DeviceMetrics* metrics);
   ~SequenceStore();
   SequenceStore(const SequenceStore&) = delete;
   SequenceStore& operator=(const SequenceStore&) = delete;
@@ -210,7 +210,7 @@ class SequenceStore {
   const Options options_;
   const KvMemory memory_;
   const Clock* const clock_;
-  Metrics* const metrics_;
+  DeviceMetrics* const metrics_;
 
   mutable Mutex mutex_;
   Arena arena_ ABSL_GUARDED_BY(mutex_);

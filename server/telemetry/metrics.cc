@@ -15,9 +15,6 @@ constexpr const char* kCodeNames[RpcMetrics::kCodes] = {
     "Aborted",  "OutOfRange",     "Unimplemented",    "Internal",          "Unavailable",
     "DataLoss", "Unauthenticated"};
 
-constexpr const char* kPhaseNames[kPhases] = {"receive", "queue",    "copy_in",
-                                              "kernel",  "copy_out", "reply"};
-
 struct RejectReason {
   absl::StatusCode code;
   const char* name;
@@ -33,18 +30,6 @@ constexpr RejectReason kReasons[] = {
     {absl::StatusCode::kUnimplemented, "unimplemented"},
     {absl::StatusCode::kUnavailable, "unavailable"},
 };
-
-// Enough for the largest batch that any device takes; what is above counts in +Inf.
-constexpr uint64_t kLargestBatchRequests = 256;
-constexpr uint64_t kLargestBatchQueryRows = 65536;
-
-constexpr char kStagingHelp[] = "Staging memory: lent to requests, or kept for reuse.";
-constexpr char kEvictedHelp[] =
-    "Sequences that the server deleted: idle for too long, or the one used longest ago (lru).";
-constexpr char kKvHelp[] = "Memory for resident K/V: in pages, or free.";
-constexpr char kKvReadHelp[] =
-    "Resident K/V that spans attended to; what several share counts for each.";
-constexpr char kKvMovedHelp[] = "Resident K/V that changed its segment.";
 
 MetricRegistry::Labels GrpcLabels(const RpcMethod& method) {
   return {
@@ -74,52 +59,13 @@ RpcMetrics::RpcMetrics(const RpcMethod& method, MetricRegistry* registry)
 }
 
 Metrics::Metrics(const Options& options)
-    : batch_requests(registry_.AddHistogram("flashcore_batch_requests",
-                                            "Requests that one launch served.",
-                                            PowerOfTwoBounds(kLargestBatchRequests))),
-      batch_query_rows(registry_.AddHistogram("flashcore_batch_query_rows",
-                                              "Query rows that one launch served.",
-                                              PowerOfTwoBounds(kLargestBatchQueryRows))),
-      queue_depth(registry_.AddGauge("flashcore_queue_depth", "Requests waiting for a lane.")),
-      inflight_requests(registry_.AddGauge("flashcore_inflight_requests",
+    : inflight_requests(registry_.AddGauge("flashcore_inflight_requests",
                                            "Requests taken and not yet answered.")),
-      staging_used_bytes(
-          registry_.AddGauge("flashcore_staging_bytes", kStagingHelp, {{"state", "used"}})),
-      staging_free_bytes(
-          registry_.AddGauge("flashcore_staging_bytes", kStagingHelp, {{"state", "free"}})),
-      sequences(registry_.AddGauge("flashcore_sequences", "Resident sequences.")),
-      sequences_expired(registry_.AddCounter("flashcore_sequences_evicted_total", kEvictedHelp,
-                                             {{"reason", "idle"}})),
-      sequences_evicted(registry_.AddCounter("flashcore_sequences_evicted_total", kEvictedHelp,
-                                             {{"reason", "lru"}})),
-      kv_hot_used_bytes(registry_.AddGauge("flashcore_kv_bytes", kKvHelp,
-                                           {{"segment", "hot"}, {"state", "used"}})),
-      kv_hot_free_bytes(registry_.AddGauge("flashcore_kv_bytes", kKvHelp,
-                                           {{"segment", "hot"}, {"state", "free"}})),
-      kv_cold_used_bytes(registry_.AddGauge("flashcore_kv_bytes", kKvHelp,
-                                            {{"segment", "cold"}, {"state", "used"}})),
-      kv_cold_free_bytes(registry_.AddGauge("flashcore_kv_bytes", kKvHelp,
-                                            {{"segment", "cold"}, {"state", "free"}})),
-      kv_read_hot_bytes(
-          registry_.AddCounter("flashcore_kv_read_bytes_total", kKvReadHelp, {{"segment", "hot"}})),
-      kv_read_cold_bytes(registry_.AddCounter("flashcore_kv_read_bytes_total", kKvReadHelp,
-                                              {{"segment", "cold"}})),
-      kv_promoted_bytes(
-          registry_.AddCounter("flashcore_kv_moved_bytes_total", kKvMovedHelp, {{"to", "hot"}})),
-      kv_demoted_bytes(
-          registry_.AddCounter("flashcore_kv_moved_bytes_total", kKvMovedHelp, {{"to", "cold"}})),
-      prefetched_bytes(registry_.AddCounter(
-          "flashcore_prefetched_bytes_total",
-          "Resident K/V that a device's cache was warmed with before it was asked for.")),
-      prefetch_used_bytes(registry_.AddCounter(
-          "flashcore_prefetch_used_bytes_total",
-          "Of it, what the next launch on its sequence and layer attended to.")),
+      receive_seconds(registry_.AddHistogram(kPhaseMetric, kPhaseHelp, LatencyBounds(),
+                                             {{"phase", "receive"}})),
+      reply_seconds(
+          registry_.AddHistogram(kPhaseMetric, kPhaseHelp, LatencyBounds(), {{"phase", "reply"}})),
       methods_(options.methods) {
-  for (size_t phase = 0; phase < kPhases; ++phase) {
-    request_phase_seconds_[phase] = &registry_.AddHistogram(
-        "flashcore_request_phase_seconds", "Time of a request in each phase; they do not overlap.",
-        LatencyBounds(), {{"phase", kPhaseNames[phase]}});
-  }
   static_assert(std::size(kReasons) == kRejectReasons);
   for (size_t reason = 0; reason < kRejectReasons; ++reason) {
     rejected_by_code_[reason] = &registry_.AddCounter("flashcore_rejected_requests_total",
@@ -128,6 +74,7 @@ Metrics::Metrics(const Options& options)
   }
   for (const RpcMethod& method : methods_) rpcs_.emplace_back(method, &registry_);
   for (const Device& device : options.devices) {
+    devices_.emplace_back(device.device, &registry_);
     registry_
         .AddGauge("flashcore_device_info", "A device that requests run on; always 1.",
                   {{"device", device.device}, {"name", device.name}, {"arch", device.arch}})

@@ -1,5 +1,5 @@
-// Every metric of the server, by name. To add one: a member here, its registration in metrics.cc,
-// and a call site.
+// Every metric of the server, by name; those of each device are in device_metrics.h. To add one: a
+// member here, its registration in metrics.cc, and a call site.
 #ifndef FLASHCORE_SERVER_TELEMETRY_METRICS_H_
 #define FLASHCORE_SERVER_TELEMETRY_METRICS_H_
 
@@ -13,14 +13,11 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "prometheus/collectable.h"
+#include "server/telemetry/device_metrics.h"
 #include "server/telemetry/metric.h"
 #include "server/telemetry/registry.h"
 
 namespace flashcore::server {
-
-// Where the time of a request goes; the phases do not overlap.
-enum class Phase { kReceive, kQueue, kCopyIn, kKernel, kCopyOut, kReply };
-inline constexpr size_t kPhases = 6;
 
 // A gRPC method, as the grpc_server_* labels name it.
 struct RpcMethod {
@@ -91,40 +88,24 @@ class Metrics : public prometheus::Collectable {
   // as internal.
   void CountRejected(absl::StatusCode code) { rejected_by_code_[RejectIndex(code)]->Increment(); }
 
-  Histogram& PhaseSeconds(Phase phase) { return *request_phase_seconds_[static_cast<int>(phase)]; }
+  // Of Options::devices[number].
+  DeviceMetrics& device(size_t number) { return devices_[number]; }
 
  private:
   MetricRegistry registry_;  // before the members that live in it
 
  public:
-  Histogram& batch_requests;    // requests
-  Histogram& batch_query_rows;  // rows
-  Gauge& queue_depth;           // requests waiting for a lane
-  Gauge& inflight_requests;     // requests taken and not yet answered
-  Gauge& staging_used_bytes;    // lent to requests
-  Gauge& staging_free_bytes;    // kept for reuse
-
-  Gauge& sequences;            // that are resident
-  Counter& sequences_expired;  // deleted because they were idle for too long
-  Counter& sequences_evicted;  // deleted to make room
-  Gauge& kv_hot_used_bytes;    // of pages in the hot segment
-  Gauge& kv_hot_free_bytes;    // of the hot segment, not in pages
-  Gauge& kv_cold_used_bytes;   // likewise, of the rest
-  Gauge& kv_cold_free_bytes;
-  Counter& kv_read_hot_bytes;  // K/V that spans attended to, where it was
-  Counter& kv_read_cold_bytes;
-  Counter& kv_promoted_bytes;    // moved to the hot segment
-  Counter& kv_demoted_bytes;     // moved out of it
-  Counter& prefetched_bytes;     // of K/V that a device's cache was warmed with
-  Counter& prefetch_used_bytes;  // of these, what the next launch of their sequences read
+  Gauge& inflight_requests;    // requests taken and not yet answered
+  Histogram& receive_seconds;  // phases of a request outside any device
+  Histogram& reply_seconds;
 
  private:
   static constexpr size_t kRejectReasons = 9;
   static size_t RejectIndex(absl::StatusCode code);
 
-  std::array<Histogram*, kPhases> request_phase_seconds_;
   std::array<Counter*, kRejectReasons> rejected_by_code_;
-  std::deque<RpcMetrics> rpcs_;  // as many as methods_, in its order; elements never move
+  std::deque<DeviceMetrics> devices_;  // elements never move
+  std::deque<RpcMetrics> rpcs_;        // likewise; as many as methods_, in its order
   std::vector<RpcMethod> methods_;
   std::vector<std::function<void()>> on_scrape_;
 };

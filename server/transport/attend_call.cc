@@ -47,7 +47,7 @@ absl::Status ReceiveAttend(Engine* engine, Metrics* metrics, grpc::ByteBuffer* m
   }
   ReleaseMessage(message);
   operation->times.receive = engine->clock().Now() - start;
-  metrics->PhaseSeconds(Phase::kReceive).Observe(Seconds(operation->times.receive));
+  metrics->receive_seconds.Observe(Seconds(operation->times.receive));
   return status;
 }
 

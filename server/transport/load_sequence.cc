@@ -84,7 +84,7 @@ absl::Status LoadSequenceReactor::Receive(AttendOperation* operation) {
   }
   ReleaseMessage(&incoming_);
   operation->times.receive = engine_->clock().Now() - start;
-  context_->metrics->PhaseSeconds(Phase::kReceive).Observe(Seconds(operation->times.receive));
+  context_->metrics->receive_seconds.Observe(Seconds(operation->times.receive));
   return status;
 }
 

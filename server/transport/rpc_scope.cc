@@ -40,7 +40,7 @@ void RequestScope::Record(const std::string& request_id) {
   const double seconds = Seconds(end - start_);
   const auto duration_us = static_cast<int64_t>(seconds * 1e6);
   rpc_->RecordRequest(seconds);
-  metrics.PhaseSeconds(Phase::kReply).Observe(Seconds(end - replying_));
+  metrics.reply_seconds.Observe(Seconds(end - replying_));
   metrics.inflight_requests.Add(-1);
   if (status_.ok()) {
     if (DefaultLogger().Enabled(LogLevel::kDebug)) {

@@ -16,7 +16,6 @@ using ::testing::ElementsAre;
 using testing::FakeClock;
 using testing::FakeDevice;
 using testing::FakeDeviceControl;
-using testing::FakeMetricsOptions;
 using testing::MakeRequest;
 
 // An operation and how it ended.
@@ -45,7 +44,8 @@ class EngineTest : public ::testing::Test {
 
   FakeDeviceControl device_;
   FakeClock clock_;
-  Metrics metrics_{FakeMetricsOptions()};
+  MetricRegistry registry_;
+  DeviceMetrics metrics_{"fake", &registry_};
   std::unique_ptr<Engine> engine_;
 };
 

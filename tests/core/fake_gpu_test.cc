@@ -76,7 +76,8 @@ class FakeGpuTest : public ::testing::Test {
   }
 
   SteadyClock clock_;
-  Metrics metrics_{testing::FakeMetricsOptions()};
+  MetricRegistry registry_;
+  DeviceMetrics metrics_{"fake", &registry_};
   std::vector<std::string> lost_;  // devices; before the engine, whose lanes add to it
   std::unique_ptr<Engine> engine_;
   std::mt19937 random_{20261121};

@@ -60,7 +60,8 @@ class RealDeviceTest : public ::testing::TestWithParam<std::tuple<DeviceSetting,
   }
 
   SteadyClock clock_;
-  Metrics metrics_{testing::FakeMetricsOptions()};
+  MetricRegistry registry_;
+  DeviceMetrics metrics_{"fake", &registry_};
   std::unique_ptr<Engine> engine_;
   std::mt19937 random_{20261121};
 };

@@ -149,7 +149,8 @@ class SequenceStoreTest : public ::testing::Test {
 
   StagingPool staging_{size_t{64} << 20, StagingPool::HeapAllocator()};
   FakeClock clock_;
-  Metrics metrics_{FakeMetricsOptions()};
+  MetricRegistry registry_;
+  DeviceMetrics metrics_{"fake", &registry_};
   StagingBuffer memory_;
   std::unique_ptr<SequenceStore> store_;
 };

@@ -80,7 +80,8 @@ class SequenceWorld {
 
   const bool exact_;
   const Copy copy_;
-  Metrics metrics_{FakeMetricsOptions()};
+  MetricRegistry registry_;
+  DeviceMetrics metrics_{"fake", &registry_};
   Engine engine_;
   PageCount pages_;  // that should be
   mutable std::mutex mutex_;

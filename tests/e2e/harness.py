@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ ON_FAKE_GPU = "FLASHCORE_FAKE_GPU" in os.environ
 # One that loses its device on SIGUSR1.
 LOSING_SERVER = SERVER if ON_FAKE_GPU else f"{SERVER}-losing-gpu"
 MIB = 1 << 20
+DEVICE_LABEL = re.compile(r'\{device="[^"]*",?')
 NO_DEVICE = 77  # the exit status that ctest takes for skipped
 
 # For a server whose requests are to stay in flight for a while: large ones keep one thread of a CPU
@@ -127,11 +129,17 @@ class Server:
             return response.read().decode()
 
     def metric(self, series):
-        """The value of one series, given as it stands in the exposition."""
+        """The value of one series, given as it stands in the exposition. If it is given without the
+        label `device`, which comes first, the sum over the devices."""
+        values = []
         for line in self.metrics_text().splitlines():
-            if line.startswith(series + " "):
-                return float(line.rsplit(" ", 1)[1])
-        raise KeyError(series)
+            name, _, value = line.rpartition(" ")
+            of_any_device = DEVICE_LABEL.sub("{", name, count=1).replace("{}", "")
+            if series in (name, of_any_device):
+                values.append(float(value))
+        if not values:
+            raise KeyError(series)
+        return sum(values)
 
 
 def stub(channel):

@@ -69,30 +69,41 @@ TEST_F(MetricsTest, AllSeriesAreThereAtZeroFromTheStart) {
     expect_zero(name + "_sum" + braces);
     expect_zero(name + "_bucket{" + labels + (labels.empty() ? "" : ",") + "le=\"+Inf\"}");
   };
-  for (const char* phase : {"receive", "queue", "copy_in", "kernel", "copy_out", "reply"}) {
+  for (const char* phase : {"receive", "reply"}) {
     expect_empty_histogram("flashcore_request_phase_seconds",
                            absl::StrCat("phase=\"", phase, "\""));
   }
   for (const char* rpc : {"Attend", "AttendStream", "LoadSequence"}) {
     expect_empty_histogram("flashcore_request_duration_seconds", absl::StrCat("rpc=\"", rpc, "\""));
   }
-  expect_empty_histogram("flashcore_batch_requests", "");
-  expect_empty_histogram("flashcore_batch_query_rows", "");
-  expect_zero("flashcore_queue_depth");
   expect_zero("flashcore_inflight_requests");
-  expect_zero("flashcore_staging_bytes{state=\"used\"}");
-  expect_zero("flashcore_staging_bytes{state=\"free\"}");
-  expect_zero("flashcore_sequences");
-  for (const char* reason : {"idle", "lru"}) {
-    expect_zero(absl::StrCat("flashcore_sequences_evicted_total{reason=\"", reason, "\"}"));
-  }
-  for (const char* segment : {"hot", "cold"}) {
-    for (const char* state : {"used", "free"}) {
-      expect_zero(
-          absl::StrCat("flashcore_kv_bytes{segment=\"", segment, "\",state=\"", state, "\"}"));
+  for (const char* name : {"cpu", "cuda:0"}) {
+    const std::string device = absl::StrCat("device=\"", name, "\"");
+    const auto of_device = [&](const std::string& series, const std::string& labels) {
+      return absl::StrCat(series, "{", device, labels.empty() ? "" : ",", labels, "}");
+    };
+    for (const char* phase : {"queue", "copy_in", "kernel", "copy_out"}) {
+      expect_empty_histogram("flashcore_request_phase_seconds",
+                             absl::StrCat(device, ",phase=\"", phase, "\""));
     }
-    expect_zero(absl::StrCat("flashcore_kv_read_bytes_total{segment=\"", segment, "\"}"));
-    expect_zero(absl::StrCat("flashcore_kv_moved_bytes_total{to=\"", segment, "\"}"));
+    expect_empty_histogram("flashcore_batch_requests", device);
+    expect_empty_histogram("flashcore_batch_query_rows", device);
+    expect_zero(of_device("flashcore_queue_depth", ""));
+    expect_zero(of_device("flashcore_staging_bytes", "state=\"used\""));
+    expect_zero(of_device("flashcore_staging_bytes", "state=\"free\""));
+    expect_zero(of_device("flashcore_sequences", ""));
+    for (const char* reason : {"idle", "lru"}) {
+      expect_zero(
+          of_device("flashcore_sequences_evicted_total", absl::StrCat("reason=\"", reason, "\"")));
+    }
+    for (const std::string segment : {"hot", "cold"}) {
+      for (const char* state : {"used", "free"}) {
+        expect_zero(of_device("flashcore_kv_bytes",
+                              absl::StrCat("segment=\"", segment, "\",state=\"", state, "\"")));
+      }
+      expect_zero(of_device("flashcore_kv_read_bytes_total", "segment=\"" + segment + "\""));
+      expect_zero(of_device("flashcore_kv_moved_bytes_total", "to=\"" + segment + "\""));
+    }
   }
   expect_zero("flashcore_prefetched_bytes_total");
   expect_zero("flashcore_prefetch_used_bytes_total");
@@ -130,33 +141,34 @@ TEST_F(MetricsTest, EveryDeviceSaysWhatItsL2Keeps) {
 }
 
 TEST_F(MetricsTest, HistogramText) {
-  metrics_.batch_requests.Observe(1);
-  metrics_.batch_requests.Observe(3);
-  metrics_.batch_requests.Observe(1000);
+  Histogram& batch_requests = metrics_.device(0).batch_requests;
+  batch_requests.Observe(1);
+  batch_requests.Observe(3);
+  batch_requests.Observe(1000);
   EXPECT_THAT(Scrape(),
               HasSubstr("# HELP flashcore_batch_requests Requests that one launch served.\n"
                         "# TYPE flashcore_batch_requests histogram\n"
-                        "flashcore_batch_requests_count 3\n"
-                        "flashcore_batch_requests_sum 1004\n"
-                        "flashcore_batch_requests_bucket{le=\"1\"} 1\n"
-                        "flashcore_batch_requests_bucket{le=\"2\"} 1\n"
-                        "flashcore_batch_requests_bucket{le=\"4\"} 2\n"
-                        "flashcore_batch_requests_bucket{le=\"8\"} 2\n"
-                        "flashcore_batch_requests_bucket{le=\"16\"} 2\n"
-                        "flashcore_batch_requests_bucket{le=\"32\"} 2\n"
-                        "flashcore_batch_requests_bucket{le=\"64\"} 2\n"
-                        "flashcore_batch_requests_bucket{le=\"128\"} 2\n"
-                        "flashcore_batch_requests_bucket{le=\"256\"} 2\n"
-                        "flashcore_batch_requests_bucket{le=\"+Inf\"} 3\n"));
+                        "flashcore_batch_requests_count{device=\"cpu\"} 3\n"
+                        "flashcore_batch_requests_sum{device=\"cpu\"} 1004\n"
+                        "flashcore_batch_requests_bucket{device=\"cpu\",le=\"1\"} 1\n"
+                        "flashcore_batch_requests_bucket{device=\"cpu\",le=\"2\"} 1\n"
+                        "flashcore_batch_requests_bucket{device=\"cpu\",le=\"4\"} 2\n"
+                        "flashcore_batch_requests_bucket{device=\"cpu\",le=\"8\"} 2\n"
+                        "flashcore_batch_requests_bucket{device=\"cpu\",le=\"16\"} 2\n"
+                        "flashcore_batch_requests_bucket{device=\"cpu\",le=\"32\"} 2\n"
+                        "flashcore_batch_requests_bucket{device=\"cpu\",le=\"64\"} 2\n"
+                        "flashcore_batch_requests_bucket{device=\"cpu\",le=\"128\"} 2\n"
+                        "flashcore_batch_requests_bucket{device=\"cpu\",le=\"256\"} 2\n"
+                        "flashcore_batch_requests_bucket{device=\"cpu\",le=\"+Inf\"} 3\n"));
 }
 
 // Bounds as people write them in queries, not as binary fractions.
 TEST_F(MetricsTest, LatencyBoundsRead) {
   const std::string text = Scrape();
   for (const char* bound : {"1e-06", "2e-05", "0.0005", "0.2", "10", "+Inf"}) {
-    EXPECT_THAT(
-        text, HasSubstr(absl::StrCat("flashcore_request_phase_seconds_bucket{phase=\"queue\",le=\"",
-                                     bound, "\"} 0\n")));
+    EXPECT_THAT(text, HasSubstr(absl::StrCat(
+                          "flashcore_request_phase_seconds_bucket{phase=\"receive\",le=\"", bound,
+                          "\"} 0\n")));
   }
 }
 
@@ -200,15 +212,20 @@ TEST_F(MetricsTest, RejectionsCountByReason) {
 }
 
 TEST_F(MetricsTest, GaugesAndPhases) {
-  metrics_.queue_depth.Add(3);
   metrics_.inflight_requests.Add(5);
-  metrics_.staging_free_bytes.Set(4096);
-  metrics_.PhaseSeconds(Phase::kReply).Observe(2);
+  metrics_.reply_seconds.Observe(2);
+  metrics_.device(0).queue_depth.Add(3);
+  metrics_.device(1).queue_depth.Add(4);
+  metrics_.device(1).staging_free_bytes.Set(4096);
+  metrics_.device(1).PhaseSeconds(Phase::kKernel).Observe(3);
   std::map<std::string, double> values = ScrapeValues();
-  EXPECT_EQ(values["flashcore_queue_depth"], 3);
   EXPECT_EQ(values["flashcore_inflight_requests"], 5);
-  EXPECT_EQ(values["flashcore_staging_bytes{state=\"free\"}"], 4096);
   EXPECT_EQ(values["flashcore_request_phase_seconds_sum{phase=\"reply\"}"], 2);
+  EXPECT_EQ(values["flashcore_queue_depth{device=\"cpu\"}"], 3);
+  EXPECT_EQ(values["flashcore_queue_depth{device=\"cuda:0\"}"], 4);
+  EXPECT_EQ(values["flashcore_staging_bytes{device=\"cpu\",state=\"free\"}"], 0);
+  EXPECT_EQ(values["flashcore_staging_bytes{device=\"cuda:0\",state=\"free\"}"], 4096);
+  EXPECT_EQ(values["flashcore_request_phase_seconds_sum{device=\"cuda:0\",phase=\"kernel\"}"], 3);
 }
 
 TEST_F(MetricsTest, ProcessMetricsAreSane) {
@@ -227,12 +244,13 @@ TEST_F(MetricsTest, ProcessMetricsAreSane) {
 TEST(MetricsOnScrape, UpdatesGaugesFirst) {
   Metrics metrics(ExampleOptions());
   int64_t used = 0;
-  metrics.OnScrape([&] { metrics.staging_used_bytes.Set(++used); });
+  metrics.OnScrape([&] { metrics.device(0).staging_used_bytes.Set(++used); });
   auto server = MetricsServer::Start("127.0.0.1:0", &metrics);
   ASSERT_TRUE(server.ok()) << server.status();
   for (const char* value : {"1", "2"}) {
     EXPECT_THAT(HttpGet((*server)->port(), "/metrics"),
-                HasSubstr(absl::StrCat("flashcore_staging_bytes{state=\"used\"} ", value, "\n")));
+                HasSubstr(absl::StrCat("flashcore_staging_bytes{device=\"cpu\",state=\"used\"} ",
+                                       value, "\n")));
   }
 }
 

@@ -48,8 +48,8 @@ class SequenceRpcsTest : public ::testing::Test {
     options.max_stream_inflight = 4;
     options.version = "test";
     metrics_ = std::make_unique<Metrics>(testing::FakeMetricsOptions(Server::Methods(options)));
-    engine_ =
-        std::make_unique<Engine>(Engine::Options(), std::move(device), &clock_, metrics_.get());
+    engine_ = std::make_unique<Engine>(Engine::Options(), std::move(device), &clock_,
+                                       &metrics_->device(0));
     server_ = Server::Start(options, engine_.get(), metrics_.get()).value();
     stub_ = v1::AttentionService::NewStub(
         grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials()));
@@ -110,7 +110,7 @@ class SequenceRpcsTest : public ::testing::Test {
     EXPECT_EQ(Length(), rows);
   }
   void WaitForQueueDepth(int64_t depth) const {
-    while (metrics_->queue_depth.Value() != depth) std::this_thread::yield();
+    while (metrics_->device(0).queue_depth.Value() != depth) std::this_thread::yield();
   }
 
   FakeDeviceControl device_;

@@ -38,7 +38,8 @@ class ServerTest : public ::testing::Test {
     options.enable_echo = true;
     options.version = "test";
     metrics_ = std::make_unique<Metrics>(testing::FakeMetricsOptions(Server::Methods(options)));
-    engine_ = std::make_unique<Engine>(engine_options, std::move(device), &clock_, metrics_.get());
+    engine_ =
+        std::make_unique<Engine>(engine_options, std::move(device), &clock_, &metrics_->device(0));
     auto server = Server::Start(options, engine_.get(), metrics_.get());
     ASSERT_EQ(server.status(), absl::OkStatus());
     server_ = *std::move(server);
@@ -84,7 +85,7 @@ class ServerTest : public ::testing::Test {
 
   // Waits until one request is in the queue. It is counted a moment before it is there.
   void WaitUntilQueued() {
-    while (metrics_->queue_depth.Value() != 1) std::this_thread::yield();
+    while (metrics_->device(0).queue_depth.Value() != 1) std::this_thread::yield();
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
 
@@ -274,7 +275,7 @@ TEST_F(ServerTest, AFullQueueRefusesAndADeadlineIsKept) {
   EXPECT_TRUE(running.get().ok());
   // The lane takes the expired request off the queue, of which it fills the one place, after it has
   // answered the one that ran.
-  while (metrics_->queue_depth.Value() != 0) std::this_thread::yield();
+  while (metrics_->device(0).queue_depth.Value() != 0) std::this_thread::yield();
   EXPECT_TRUE(Attend(ValidRequest()).ok());
   // The expired request was never launched: one batch for each of the two that ran.
   EXPECT_THAT(device_.BatchSizes(), ::testing::ElementsAre(1, 1));
