@@ -16,11 +16,12 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_join.h"
 #include "google/protobuf/stubs/logging.h"
 #include "server/core/clock.h"
-#include "server/core/engine.h"
+#include "server/core/fleet.h"
 #include "server/core/open_device.h"
 #include "server/options.h"
 #include "server/telemetry/log.h"
@@ -80,11 +81,15 @@ void LogFromProtobuf(google::protobuf::LogLevel /*level*/, const char* file, int
   LogDebug(message, {{"component", "protobuf"}, {"file", file}, {"line", line}});
 }
 
-Metrics::Options MetricsOptions(const Options& options, const Device& device) {
-  const DeviceInfo& info = device.info();
-  return {options.server.version,
-          {{info.id, info.name, info.arch, info.l2_window_bytes, info.l2_persisting_bytes}},
-          Server::Methods(options.server)};
+Metrics::Options MetricsOptions(const Options& options,
+                                const std::vector<std::unique_ptr<Device>>& devices) {
+  Metrics::Options metrics = {options.server.version, {}, Server::Methods(options.server)};
+  for (const auto& device : devices) {
+    const DeviceInfo& info = device->info();
+    metrics.devices.push_back(
+        {info.id, info.name, info.arch, info.l2_window_bytes, info.l2_persisting_bytes});
+  }
+  return metrics;
 }
 
 void LogDevice(const Device& device, const Options& options, const std::string& reason) {
@@ -100,10 +105,12 @@ void LogDevice(const Device& device, const Options& options, const std::string& 
                      {"l2_window_bytes", info.l2_window_bytes},
                      {"l2_persisting_bytes", info.l2_persisting_bytes},
                      {"reason", reason}});
-  if (!info.l2_note.empty()) LogInfo("no L2 window", {{"reason", info.l2_note}});
+  if (!info.l2_note.empty()) {
+    LogInfo("no L2 window", {{"device", info.id}, {"reason", info.l2_note}});
+  }
 }
 
-void SetGauges(Engine* engine, DeviceMetrics* metrics) {
+void SetDeviceGauges(Engine* engine, DeviceMetrics* metrics) {
   const auto set = [](Gauge& gauge, size_t value) { gauge.Set(static_cast<int64_t>(value)); };
   set(metrics->staging_used_bytes, engine->staging().used_bytes());
   set(metrics->staging_free_bytes, engine->staging().free_bytes());
@@ -113,6 +120,12 @@ void SetGauges(Engine* engine, DeviceMetrics* metrics) {
   set(metrics->kv_hot_free_bytes, stats.hot.capacity_bytes - stats.hot.used_bytes);
   set(metrics->kv_cold_used_bytes, stats.cold.used_bytes);
   set(metrics->kv_cold_free_bytes, stats.cold.capacity_bytes - stats.cold.used_bytes);
+}
+
+void SetGauges(const Fleet& fleet, Metrics* metrics) {
+  for (size_t i = 0; i < fleet.engines().size(); ++i) {
+    SetDeviceGauges(fleet.engines()[i].get(), &metrics->device(i));
+  }
 }
 
 // Drains `server`; a second signal meanwhile ends the process at once.
@@ -134,22 +147,22 @@ int Drain(Server* server, absl::Duration timeout) {
 
 int Run(const Options& options) {
   const SteadyClock clock;
-  auto opened = OpenDevice(options.device, &clock);
+  auto opened = OpenDevices(options.device, &clock);
   if (!opened.ok()) {
     LogError("cannot use the device", {{"error", opened.status().message()}});
     return 1;
   }
-  LogDevice(*opened->device, options, opened->reason);
-  Metrics metrics(MetricsOptions(options, *opened->device));
+  for (const auto& device : opened->devices) LogDevice(*device, options, opened->reason);
+  Metrics metrics(MetricsOptions(options, opened->devices));
   std::atomic<bool> device_lost{false};
   Engine::Options engine_options = options.engine;
   engine_options.on_device_lost = [&](const DeviceInfo& device, const absl::Status& status) {
     LogError("the device is lost", {{"device", device.id}, {"error", status.message()}});
-    device_lost = true;
-    kill(getpid(), SIGTERM);
+    // A second signal, of another device, would cut the drain short.
+    if (!device_lost.exchange(true)) kill(getpid(), SIGTERM);
   };
-  Engine engine(engine_options, std::move(opened->device), &clock, &metrics.device(0));
-  metrics.OnScrape([&] { SetGauges(&engine, &metrics.device(0)); });
+  Fleet fleet(engine_options, std::move(opened->devices), &clock, &metrics);
+  metrics.OnScrape([&] { SetGauges(fleet, &metrics); });
 
   std::unique_ptr<MetricsServer> metrics_server;
   if (!options.metrics_listen.empty()) {
@@ -161,7 +174,7 @@ int Run(const Options& options) {
     metrics_server = *std::move(started);
     LogInfo("metrics", {{"address", metrics_server->address()}, {"path", "/metrics"}});
   }
-  auto server = Server::Start(options.server, &engine, &metrics);
+  auto server = Server::Start(options.server, &fleet, &metrics);
   if (!server.ok()) {
     LogError("cannot serve", {{"error", server.status().message()}});
     return 1;

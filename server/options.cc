@@ -28,8 +28,10 @@ ABSL_FLAG(
     "Addresses to serve gRPC on, each host:port or unix:path. Repeatable, or comma-separated.");
 ABSL_FLAG(std::string, metrics_listen, "0.0.0.0:9464",
           "Address of the Prometheus endpoint /metrics, host:port; empty: none.");
-ABSL_FLAG(std::string, device, "auto",
-          "What to compute on: cpu, cuda:N, or auto: cuda:0 if it can be used, else the CPU.");
+ABSL_FLAG(
+    std::string, device, "auto",
+    "What to compute on: cpu; cuda:N, or several, comma-separated; or auto: cuda:0 if it can be "
+    "used, else the CPU.");
 ABSL_FLAG(
     std::string, accumulate, "float32",
     "What kernels sum in: float32, or float16, which only some devices have: less exact, FP16 "
@@ -38,7 +40,7 @@ ABSL_FLAG(
 ABSL_FLAG(int32_t, cpu_threads, 0, "Threads of the CPU device; 0: one per core.");
 ABSL_FLAG(
     int32_t, lanes, 2,
-    "Threads that drive launches on a GPU, each with slots of its own. The CPU device has one "
+    "Threads that drive launches on each GPU, each with slots of its own. The CPU device has one "
     "lane.");
 ABSL_FLAG(int32_t, lane_slots, 2,
           "Launches that a lane of a GPU has under way, each on a stream and in memory of its own, "
@@ -72,15 +74,15 @@ ABSL_FLAG(
     "Memory for messages that are being received, of all connections together; beyond it RPCs "
     "are cancelled. At least twice --max_message_bytes.");
 ABSL_FLAG(int64_t, staging_memory_bytes, int64_t{1} << 30,
-          "Limit of the memory for the tensors of all requests in flight. With a GPU all of it is "
-          "taken, and pinned, at start.");
+          "Limit of the memory for the tensors of all requests in flight, of each device. A GPU takes "
+          "all of it, and pins it, at start.");
 ABSL_FLAG(int32_t, max_spans, 4096, "Most spans in one request.");
 ABSL_FLAG(int32_t, max_heads, 1024, "Most query heads in one request.");
 ABSL_FLAG(
     double, max_request_gflop, 4000,
     "Most work in one request, in 10^9 floating-point operations, masks not counted: a request "
     "that runs cannot be interrupted.");
-ABSL_FLAG(int32_t, max_queue_requests, 1024, "Most requests waiting for a lane.");
+ABSL_FLAG(int32_t, max_queue_requests, 1024, "Most requests waiting for a lane, of each device.");
 ABSL_FLAG(int32_t, max_batch_requests, 64, "Most requests in one batch.");
 ABSL_FLAG(int64_t, max_batch_tokens, 65536,
           "Most tokens in one batch, unless one request alone has more. A request counts its query "
@@ -89,10 +91,9 @@ ABSL_FLAG(
     int64_t, max_queue_delay_us, 0,
     "Microseconds that a request may wait for others to share its batch while a lane is idle; "
     "0: it never does.");
-ABSL_FLAG(
-    int64_t, kv_memory_bytes, 0,
-    "Memory for resident K/V. 0: on a GPU 85% of what is free; on the CPU device a quarter of the "
-    "machine's, which the system gives as it is used.");
+ABSL_FLAG(int64_t, kv_memory_bytes, 0,
+          "Memory for resident K/V, of each device. 0: on a GPU 85% of what is free; on the CPU "
+          "device a quarter of the machine's, which the system gives as it is used.");
 ABSL_FLAG(
     int64_t, kv_hot_bytes, 0,
     "Of it, what pinned sequences compete for on the CPU device. A CPU keeps nothing pinned in its "
@@ -103,11 +104,13 @@ ABSL_FLAG(std::string, evict, "none",
           "What a full K/V memory does: none (refuse) or lru (delete the sequence that was used "
           "longest ago).");
 ABSL_FLAG(int64_t, client_kv_bytes, 0,
-          "Most K/V memory that one client's sequences may take; 0: no limit.");
-ABSL_FLAG(int64_t, client_sequences, 0, "Most sequences of one client; 0: no limit.");
+          "Most K/V memory that one client's sequences may take on each device; 0: no limit.");
+ABSL_FLAG(int64_t, client_sequences, 0,
+          "Most sequences of one client on each device; 0: no limit.");
 ABSL_FLAG(int32_t, max_layers, 1024, "Most layers of one sequence.");
-ABSL_FLAG(int64_t, sequence_metadata_bytes, int64_t{256} << 20,
-          "Limit of the memory for the records of sequences and their page tables.");
+ABSL_FLAG(
+    int64_t, sequence_metadata_bytes, int64_t{256} << 20,
+    "Limit of the memory for the records of sequences and their page tables, of each device.");
 ABSL_FLAG(bool, share_prefixes, true,
           "Read K/V that the sequences of a batch share once for all of them. Off only to measure "
           "what it gives: results are the same to the bit.");
@@ -307,24 +310,37 @@ void ReadCudaOptions(CudaDevice::Options* options, Checker* check) {
       "l2_budget_bytes", absl::GetFlag(FLAGS_l2_budget_bytes), 0, int64_t{1} << 40);
 }
 
+// N of each cuda:N.
+std::vector<int> ReadOrdinals(const std::string& device, Checker* check) {
+  std::vector<int> ordinals;
+  for (absl::string_view gpu : absl::StrSplit(device, ',')) {
+    int ordinal = -1;
+    check->Require(absl::ConsumePrefix(&gpu, "cuda:") && absl::SimpleAtoi(gpu, &ordinal) &&
+                       ordinal >= 0 && std::count(ordinals.begin(), ordinals.end(), ordinal) == 0,
+                   "device", device, "auto, cpu or cuda:N[,cuda:M...], each GPU once");
+    ordinals.push_back(ordinal);
+  }
+  return ordinals;
+}
+
 void ReadDeviceOptions(DeviceOptions* options, Checker* check) {
   const std::string device = absl::GetFlag(FLAGS_device);
+  std::vector<int> ordinals = {0};
   if (device == "cpu") {
     options->kind = DeviceOptions::Kind::kCpu;
   } else if (device != "auto") {
     options->kind = DeviceOptions::Kind::kCuda;
-    absl::string_view ordinal = device;
-    check->Require(absl::ConsumePrefix(&ordinal, "cuda:") &&
-                       absl::SimpleAtoi(ordinal, &options->cuda.ordinal) &&
-                       options->cuda.ordinal >= 0,
-                   "device", device, "auto, cpu or cuda:N");
+    ordinals = ReadOrdinals(device, check);
   }
   if (const int64_t bytes = absl::GetFlag(FLAGS_kv_memory_bytes); bytes != 0) {
     check->Range<int64_t>("kv_memory_bytes", bytes, 4 << 20, int64_t{1} << 44);
   }
   ReadCpuOptions(&options->cpu, check);
-  ReadCudaOptions(&options->cuda, check);
-  options->cpu.accumulate = options->cuda.accumulate = ReadAccumulate(check);
+  CudaDevice::Options cuda;
+  ReadCudaOptions(&cuda, check);
+  options->cpu.accumulate = cuda.accumulate = ReadAccumulate(check);
+  options->cuda.assign(ordinals.size(), cuda);
+  for (size_t i = 0; i < ordinals.size(); ++i) options->cuda[i].ordinal = ordinals[i];
 }
 
 }  // namespace

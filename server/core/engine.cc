@@ -66,10 +66,14 @@ absl::Status Engine::Prepare(AttendOperation* operation) {
 }
 
 absl::Status Engine::Submit(AttendOperation* operation) {
+  load_.fetch_add(1, std::memory_order_relaxed);
   metrics_->queue_depth.Add(1);  // first, so that the lane cannot take it off before it is on
   AttendOperation* displaced = nullptr;
   absl::Status status = batcher_.Enqueue(operation, &displaced);
-  if (!status.ok()) metrics_->queue_depth.Add(-1);
+  if (!status.ok()) {
+    metrics_->queue_depth.Add(-1);
+    load_.fetch_sub(1, std::memory_order_relaxed);
+  }
   if (displaced != nullptr) {
     metrics_->queue_depth.Add(-1);
     Finish(displaced, absl::ResourceExhaustedError(
@@ -188,6 +192,7 @@ void Engine::LoseDevice(const absl::Status& status) {
 void Engine::Finish(AttendOperation* operation, absl::Status status) {
   operation->tensors.ReleaseInputs();
   operation->sequences.Reset();
+  load_.fetch_sub(1, std::memory_order_relaxed);
   auto done = std::move(operation->done);  // which may destroy the operation
   done(std::move(status));
 }

@@ -60,6 +60,9 @@ class Engine {
   // Refuses new operations; those already queued still run.
   void Close() { batcher_.Close(); }
 
+  // Requests that were submitted and have not ended.
+  int64_t load() const { return load_.load(std::memory_order_relaxed); }
+
   const Device& device() const { return *device_; }
   const RequestLimits& limits() const { return limits_; }
   const Options& options() const { return options_; }
@@ -96,6 +99,7 @@ class Engine {
   Batcher batcher_;
   std::atomic<bool> moves_due_{false};
   std::atomic<bool> device_lost_{false};
+  std::atomic<int64_t> load_{0};
 
   Mutex mutex_;
   CondVar stopping_;

@@ -4,11 +4,12 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace flashcore::server {
 namespace {
 
-absl::StatusOr<std::unique_ptr<Device>> OpenCuda(const CudaDevice::Options& options) {
+absl::StatusOr<std::unique_ptr<Device>> OpenGpu(const CudaDevice::Options& options) {
 #ifdef FLASHCORE_HAVE_CUDA
   return CudaDevice::Create(options);
 #else
@@ -17,28 +18,46 @@ absl::StatusOr<std::unique_ptr<Device>> OpenCuda(const CudaDevice::Options& opti
 #endif
 }
 
+// An error names the GPU.
+absl::StatusOr<OpenedDevices> OpenGpus(absl::Span<const CudaDevice::Options> gpus) {
+  OpenedDevices opened;
+  std::vector<std::string> names;
+  for (const CudaDevice::Options& options : gpus) {
+    names.push_back(absl::StrCat("cuda:", options.ordinal));
+    auto device = OpenGpu(options);
+    if (!device.ok()) {
+      return absl::Status(device.status().code(),
+                          absl::StrCat(names.back(), ": ", device.status().message()));
+    }
+    opened.devices.push_back(*std::move(device));
+  }
+  opened.reason = absl::StrCat("--device=", absl::StrJoin(names, ","));
+  return opened;
+}
+
+absl::StatusOr<OpenedDevices> OpenCpu(const CpuDevice::Options& options, const Clock* clock,
+                                      std::string reason) {
+  auto device = CpuDevice::Create(options, clock);
+  if (!device.ok()) return device.status();
+  OpenedDevices opened;
+  opened.devices.push_back(*std::move(device));
+  opened.reason = std::move(reason);
+  return opened;
+}
+
 }  // namespace
 
-absl::StatusOr<OpenedDevice> OpenDevice(const DeviceOptions& options, const Clock* clock) {
+absl::StatusOr<OpenedDevices> OpenDevices(const DeviceOptions& options, const Clock* clock) {
   using Kind = DeviceOptions::Kind;
-  std::string reason = "--device=cpu";
-  if (options.kind != Kind::kCpu) {
-    const std::string name = absl::StrCat("cuda:", options.cuda.ordinal);
-    const bool is_auto = options.kind == Kind::kAuto;
-    auto device = OpenCuda(options.cuda);
-    if (device.ok()) {
-      return OpenedDevice{*std::move(device), absl::StrCat("--device=", is_auto ? "auto" : name)};
-    }
-    const absl::Status& status = device.status();
-    const bool has_no_use = absl::IsNotFound(status) || absl::IsUnimplemented(status);
-    if (!is_auto || !has_no_use) {
-      return absl::Status(status.code(), absl::StrCat(name, ": ", status.message()));
-    }
-    reason = absl::StrCat("--device=auto: ", status.message());
+  if (options.kind == Kind::kCpu) return OpenCpu(options.cpu, clock, "--device=cpu");
+  if (options.kind == Kind::kCuda) return OpenGpus(options.cuda);
+  auto opened = OpenGpus(absl::MakeConstSpan(options.cuda).first(1));
+  if (opened.ok()) {
+    opened->reason = "--device=auto";
+  } else if (absl::IsNotFound(opened.status()) || absl::IsUnimplemented(opened.status())) {
+    return OpenCpu(options.cpu, clock, absl::StrCat("--device=auto: ", opened.status().message()));
   }
-  auto device = CpuDevice::Create(options.cpu, clock);
-  if (!device.ok()) return device.status();
-  return OpenedDevice{*std::move(device), std::move(reason)};
+  return opened;
 }
 
 }  // namespace flashcore::server

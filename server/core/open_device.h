@@ -1,9 +1,10 @@
-// Which device a server computes on.
+// Which devices a server computes on.
 #ifndef FLASHCORE_SERVER_CORE_OPEN_DEVICE_H_
 #define FLASHCORE_SERVER_CORE_OPEN_DEVICE_H_
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "server/core/clock.h"
@@ -15,20 +16,21 @@ namespace flashcore::server {
 
 struct DeviceOptions {
   enum class Kind { kAuto, kCpu, kCuda };
-  Kind kind = Kind::kAuto;  // kAuto: GPU cuda.ordinal if it can be used, else the CPU
+  // kAuto: the first of `cuda` if it can be used, else the CPU; kCuda: all of them.
+  Kind kind = Kind::kAuto;
   CpuDevice::Options cpu;
-  CudaDevice::Options cuda;
+  std::vector<CudaDevice::Options> cuda = {{}};  // at least one, of different ordinals
 };
 
-struct OpenedDevice {
-  std::unique_ptr<Device> device;
-  std::string reason;  // why this one, for the log
+struct OpenedDevices {
+  std::vector<std::unique_ptr<Device>> devices;
+  std::string reason;  // why these, for the log
 };
 
 // The errors of CpuDevice::Create and CudaDevice::Create. A GPU that was asked for by name is never
-// replaced by the CPU, and one that kAuto finds only if it is missing, or there are no kernels for
-// it. `clock` outlives the device.
-absl::StatusOr<OpenedDevice> OpenDevice(const DeviceOptions& options, const Clock* clock);
+// replaced by the CPU or left out, and one that kAuto finds only replaced if it is missing, or
+// there are no kernels for it. `clock` outlives the devices.
+absl::StatusOr<OpenedDevices> OpenDevices(const DeviceOptions& options, const Clock* clock);
 
 }  // namespace flashcore::server
 

@@ -20,6 +20,8 @@
 
 namespace flashcore::server {
 
+class Engine;  // engine.h
+
 // Order of the axes of a span's tensors: [rows, heads, head_dim] or [heads, rows, head_dim].
 enum class Layout : uint8_t { kNhd, kHnd };
 
@@ -133,6 +135,8 @@ struct AttendOperation {
   // Rows in the sequence of each span after its append, [spans], 0 for inline K/V; empty if all K/V
   // is inline. In place with OK.
   std::vector<uint64_t> sequence_lengths;
+
+  Engine* engine = nullptr;  // where it goes, once the Fleet has prepared it
 
   // Of the engine.
   SequenceLease sequences;        // keeps what the spans name alive and from being evicted

@@ -5,12 +5,12 @@
 
 namespace flashcore::server {
 
-SequenceId SequenceId::Random() {
+SequenceId SequenceId::Random(uint8_t device) {
   // Reads the operating system's source; 32 bits at a time.
   thread_local std::random_device random;
   const auto bits = [] { return uint64_t{random()} << 32 | random(); };
   SequenceId id;
-  id.high = bits();
+  id.high = bits() / kDevices * kDevices + device;
   id.low = bits();
   return id;
 }

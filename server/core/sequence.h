@@ -21,16 +21,18 @@
 
 namespace flashcore::server {
 
-// 128 random bits: who does not know an id cannot guess it.
+// The number of its device, and 120 random bits: who does not know an id cannot guess it.
 struct SequenceId {
   static constexpr size_t kBytes = 16;
+  static constexpr size_t kDevices = 256;  // that an id can tell apart
 
   uint64_t high = 0;
   uint64_t low = 0;
 
-  static SequenceId Random();
+  static SequenceId Random(uint8_t device);
   static std::optional<SequenceId> FromBytes(absl::string_view bytes);  // none unless kBytes long
   std::string ToBytes() const;
+  uint8_t device() const { return static_cast<uint8_t>(high % kDevices); }
 
   friend bool operator==(const SequenceId& a, const SequenceId& b) {
     return a.high == b.high && a.low == b.low;

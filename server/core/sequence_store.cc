@@ -201,7 +201,7 @@ absl::StatusOr<SequenceStore::SequencePtr> SequenceStore::Add(const SequenceShap
                                                      " sequences, which is the limit"));
   }
   auto sequence = std::make_shared<Sequence>();
-  sequence->id = SequenceId::Random();
+  sequence->id = SequenceId::Random(options_.device);
   sequence->shape = shape;
   sequence->pin = pin;
   sequence->client = number;

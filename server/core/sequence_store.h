@@ -53,6 +53,7 @@ class SequenceStore {
   enum class Eviction { kNone, kLru };
 
   struct Options {
+    uint8_t device = 0;  // its number, which the ids of its sequences tell
     // What a full arena does: refuse, or drop the sequence that was used longest ago and is not in
     // use.
     Eviction evict = Eviction::kNone;

@@ -34,19 +34,19 @@ absl::Status Parse(const grpc::ByteBuffer& message, AttendOperation* operation,
 
 }  // namespace
 
-absl::Status ReceiveAttend(Engine* engine, Metrics* metrics, grpc::ByteBuffer* message,
+absl::Status ReceiveAttend(Fleet* fleet, Metrics* metrics, grpc::ByteBuffer* message,
                            AttendOperation* operation, bool* well_formed) {
-  const TimePoint start = engine->clock().Now();
+  const TimePoint start = fleet->clock().Now();
   wire::LargeField fields[kNumTensors];
   absl::Status status = Parse(*message, operation, fields, well_formed);
-  if (status.ok()) status = engine->Prepare(operation);
+  if (status.ok()) status = fleet->Prepare(operation);
   if (status.ok()) {
     wire::CopyField(*message, fields[kQuery], operation->tensors.query());
     wire::CopyField(*message, fields[kKey], operation->tensors.key());
     wire::CopyField(*message, fields[kValue], operation->tensors.value());
   }
   ReleaseMessage(message);
-  operation->times.receive = engine->clock().Now() - start;
+  operation->times.receive = fleet->clock().Now() - start;
   metrics->receive_seconds.Observe(Seconds(operation->times.receive));
   return status;
 }

@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "grpcpp/support/byte_buffer.h"
-#include "server/core/engine.h"
+#include "server/core/fleet.h"
 #include "server/core/request.h"
 #include "server/telemetry/metrics.h"
 
@@ -17,7 +17,7 @@ namespace flashcore::server {
 // the network's slices to staging memory. On success `operation` can be submitted. `*message` is
 // emptied as soon as it is not needed any more, on failure too. `*well_formed` tells whether the
 // message could be parsed at all; if so, operation->request.request_id is set even on failure.
-absl::Status ReceiveAttend(Engine* engine, Metrics* metrics, grpc::ByteBuffer* message,
+absl::Status ReceiveAttend(Fleet* fleet, Metrics* metrics, grpc::ByteBuffer* message,
                            AttendOperation* operation, bool* well_formed);
 
 // The AttendResponse of an operation that has ended with OK. The tensors are not copied: the

@@ -7,10 +7,10 @@
 
 namespace flashcore::server {
 
-AttendStreamReactor::AttendStreamReactor(Engine* engine, RpcContext* context, RpcMetrics* rpc,
+AttendStreamReactor::AttendStreamReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc,
                                          StreamSet* set, int max_inflight,
                                          absl::StatusOr<std::string> client, TimePoint deadline)
-    : engine_(engine),
+    : fleet_(fleet),
       context_(context),
       rpc_(rpc),
       set_(set),
@@ -56,7 +56,7 @@ void AttendStreamReactor::Receive() {
   operation->deadline = deadline_;
   bool well_formed = false;
   absl::Status status =
-      ReceiveAttend(engine_, context_->metrics, &incoming_, operation, &well_formed);
+      ReceiveAttend(fleet_, context_->metrics, &incoming_, operation, &well_formed);
   if (status.ok() && operation->request.request_id.empty()) {
     status = absl::InvalidArgumentError("request_id: empty; AttendStream needs one");
   }
@@ -68,7 +68,7 @@ void AttendStreamReactor::Receive() {
     operation->cancelled = cancelled_;
     inflight_.emplace(request, std::move(owned));
   }
-  if (status.ok()) status = engine_->Submit(operation);
+  if (status.ok()) status = fleet_->Submit(operation);
   if (!status.ok()) Complete(request, status);
   MutexLock lock(&mutex_);
   receiving_ = false;

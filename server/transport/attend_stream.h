@@ -13,14 +13,14 @@
 #include "absl/status/statusor.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
-#include "server/core/engine.h"
+#include "server/core/fleet.h"
 #include "server/core/mutex.h"
 #include "server/transport/rpc_scope.h"
 #include "server/transport/stream_set.h"
 
 namespace flashcore::server {
 
-// Deletes itself when the stream has ended. Engine, context, metrics and set outlive it.
+// Deletes itself when the stream has ended. Fleet, context, metrics and set outlive it.
 //
 // Reading, computing and writing overlap. At most one read and one write are with gRPC at a time;
 // reading pauses while `max_inflight` requests are unanswered, which is how the stream is flow
@@ -30,7 +30,7 @@ class AttendStreamReactor final
       public RequestStream {
  public:
   // `client` is that of every request; an error ends the stream.
-  AttendStreamReactor(Engine* engine, RpcContext* context, RpcMetrics* rpc, StreamSet* set,
+  AttendStreamReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc, StreamSet* set,
                       int max_inflight, absl::StatusOr<std::string> client, TimePoint deadline);
 
   void StopReading(const absl::Status& status) override ABSL_LOCKS_EXCLUDED(mutex_);
@@ -56,7 +56,7 @@ class AttendStreamReactor final
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropAnswers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  Engine* const engine_;
+  Fleet* const fleet_;
   RpcContext* const context_;
   RpcMetrics* const rpc_;
   StreamSet* const set_;

@@ -1,5 +1,6 @@
 #include "server/transport/attention_service.h"
 
+#include <set>
 #include <utility>
 
 #include "server/transport/attend_call.h"
@@ -15,17 +16,16 @@ class AttendReactor final : public UnaryReactor {
   AttendReactor(RpcContext* context, RpcMetrics* rpc, grpc::ByteBuffer* response)
       : UnaryReactor(context, rpc), context_(context), response_(response) {}
 
-  void Start(Engine* engine, const grpc::CallbackServerContext& context,
-             grpc::ByteBuffer* request) {
-    operation_.deadline = ToDeadline(context.deadline(), engine->clock());
+  void Start(Fleet* fleet, const grpc::CallbackServerContext& context, grpc::ByteBuffer* request) {
+    operation_.deadline = ToDeadline(context.deadline(), fleet->clock());
     operation_.done = [this](const absl::Status& status) { Done(status); };
     bool well_formed = false;
     absl::Status status = CheckNotDraining(*context_);
     if (status.ok()) status = SetClient(context);
     if (status.ok()) {
-      status = ReceiveAttend(engine, context_->metrics, request, &operation_, &well_formed);
+      status = ReceiveAttend(fleet, context_->metrics, request, &operation_, &well_formed);
     }
-    if (status.ok()) status = engine->Submit(&operation_);
+    if (status.ok()) status = fleet->Submit(&operation_);
     if (!status.ok()) End(status);  // else Done will be called, or has been: hands off
   }
 
@@ -55,8 +55,8 @@ std::vector<RpcMethod> AttentionService::Methods() {
   return MethodsOf(*v1::AttendRequest::descriptor()->file()->FindServiceByName("AttentionService"));
 }
 
-AttentionService::AttentionService(const Options& options, Engine* engine, RpcContext* context)
-    : options_(options), engine_(engine), context_(context) {
+AttentionService::AttentionService(const Options& options, Fleet* fleet, RpcContext* context)
+    : options_(options), fleet_(fleet), context_(context) {
   auto rpc = [&](const char* method) {
     return context_->metrics->Rpc(v1::AttentionService::service_full_name(), method);
   };
@@ -82,31 +82,40 @@ grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* 
                                                    grpc::ByteBuffer* response) {
   auto* reactor = new AttendReactor(context_, attend_, response);
   // The message is ours until the RPC ends; emptying it early frees the network's memory early.
-  reactor->Start(engine_, *context, const_cast<grpc::ByteBuffer*>(request));
+  reactor->Start(fleet_, *context, const_cast<grpc::ByteBuffer*>(request));
   return reactor;
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionService::AttendStream(
     grpc::CallbackServerContext* context) {
-  return new AttendStreamReactor(engine_, context_, attend_stream_, &streams_,
+  return new AttendStreamReactor(fleet_, context_, attend_stream_, &streams_,
                                  options_.max_stream_inflight, ClientName(*context),
-                                 ToDeadline(context->deadline(), engine_->clock()));
+                                 ToDeadline(context->deadline(), fleet_->clock()));
 }
 
 grpc::ServerUnaryReactor* AttentionService::GetServerInfo(
     grpc::CallbackServerContext* /*context*/, const v1::GetServerInfoRequest* /*request*/,
     v1::GetServerInfoResponse* response) {
-  const Engine::Options& options = engine_->options();
   response->set_version(options_.version);
-  *response->add_devices() = ToDeviceInfo(engine_->device().info(), engine_->sequences().stats());
-  for (const kernels::Kernel* kernel : engine_->device().kernels()) {
+  std::set<const kernels::Kernel*> kernels;  // by address: in the registry's order
+  for (const auto& engine : fleet_->engines()) {
+    *response->add_devices() = ToDeviceInfo(engine->device().info(), engine->sequences().stats());
+    kernels.insert(engine->device().kernels().begin(), engine->device().kernels().end());
+  }
+  for (const kernels::Kernel* kernel : kernels) {
     *response->add_kernels() = ToKernelInfo(kernel->spec);
   }
-  v1::Limits* limits = response->mutable_limits();
+  SetLimits(*fleet_->engines().front(), response->mutable_limits());
+  return EndUnary(get_server_info_, absl::OkStatus());
+}
+
+// Those of any device are those of all.
+void AttentionService::SetLimits(const Engine& engine, v1::Limits* limits) const {
+  const Engine::Options& options = engine.options();
   limits->set_max_message_bytes(options_.max_message_bytes);
   limits->set_max_spans(options.max_spans);
   limits->set_max_heads(options.max_heads);
-  for (const uint32_t head_dim : engine_->limits().head_dims) limits->add_head_dims(head_dim);
+  for (const uint32_t head_dim : engine.limits().head_dims) limits->add_head_dims(head_dim);
   limits->set_max_queue_requests(options.batcher.max_queue_requests);
   limits->set_max_batch_requests(options.batcher.max_batch_requests);
   limits->set_max_batch_tokens(options.batcher.max_batch_tokens);
@@ -114,14 +123,13 @@ grpc::ServerUnaryReactor* AttentionService::GetServerInfo(
   limits->set_staging_memory_bytes(options.staging_memory_bytes);
   limits->set_max_request_id_bytes(kMaxRequestIdBytes);
   limits->set_max_request_flop(options.max_request_flop);
-  const SequenceStore::Options& sequences = engine_->sequences().options();
+  const SequenceStore::Options& sequences = options.sequences;
   limits->set_max_layers(sequences.max_layers);
   limits->set_max_page_bytes(sequences.superblock_bytes);
   limits->set_client_kv_bytes(sequences.client_kv_bytes);
   limits->set_client_sequences(sequences.client_sequences);
   limits->set_sequence_idle_timeout_seconds(Seconds(sequences.idle_timeout));
   limits->set_evicts(sequences.evict != SequenceStore::Eviction::kNone);
-  return EndUnary(get_server_info_, absl::OkStatus());
 }
 
 grpc::ServerUnaryReactor* AttentionService::EndUnary(RpcMetrics* rpc, const absl::Status& status) {

@@ -8,7 +8,7 @@
 #include "flashcore/v1/attention.grpc.pb.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
-#include "server/core/engine.h"
+#include "server/core/fleet.h"
 #include "server/telemetry/metrics.h"
 #include "server/transport/attend_stream.h"
 #include "server/transport/rpc_scope.h"
@@ -29,7 +29,7 @@ using AttentionServiceBase = v1::AttentionService::WithRawCallbackMethod_Attend<
                                     v1::AttentionService::WithCallbackMethod_ListSequences<
                                         v1::AttentionService::Service>>>>>>>>>>;
 
-// Thread-safe. Outlives every RPC that it serves; does not own the engine or the context.
+// Thread-safe. Outlives every RPC that it serves; does not own the fleet or the context.
 class AttentionService final : public AttentionServiceBase {
  public:
   struct Options {
@@ -41,7 +41,7 @@ class AttentionService final : public AttentionServiceBase {
   // The methods of this service, for Metrics::Options.
   static std::vector<RpcMethod> Methods();
 
-  AttentionService(const Options& options, Engine* engine, RpcContext* context);
+  AttentionService(const Options& options, Fleet* fleet, RpcContext* context);
 
   // Refuses new requests with UNAVAILABLE; what is in flight is answered.
   void Drain();
@@ -77,6 +77,7 @@ class AttentionService final : public AttentionServiceBase {
                                           v1::ListSequencesResponse* response) override;
 
  private:
+  void SetLimits(const Engine& engine, v1::Limits* limits) const;
   // A unary RPC that needs no more than a status.
   grpc::ServerUnaryReactor* EndUnary(RpcMetrics* rpc, const absl::Status& status);
   template <typename Body>
@@ -86,7 +87,7 @@ class AttentionService final : public AttentionServiceBase {
                                            Response* response, const Body& body);
 
   const Options options_;
-  Engine* const engine_;
+  Fleet* const fleet_;
   RpcContext* const context_;
   StreamSet streams_;
 

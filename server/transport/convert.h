@@ -32,7 +32,7 @@ v1::Timing ToTiming(const PhaseTimes& times);
 v1::DeviceInfo ToDeviceInfo(const DeviceInfo& info, const SequenceStore::Stats& kv);
 v1::KernelInfo ToKernelInfo(const kernels::KernelSpec& spec);
 
-// gRPC's deadline of an RPC on the engine's clock.
+// gRPC's deadline of an RPC on the fleet's clock.
 TimePoint ToDeadline(std::chrono::system_clock::time_point deadline, const Clock& clock);
 
 grpc::Status ToGrpcStatus(const absl::Status& status);

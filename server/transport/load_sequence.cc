@@ -8,10 +8,10 @@
 
 namespace flashcore::server {
 
-LoadSequenceReactor::LoadSequenceReactor(Engine* engine, RpcContext* context, RpcMetrics* rpc,
+LoadSequenceReactor::LoadSequenceReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc,
                                          StreamSet* set, absl::StatusOr<std::string> client,
                                          TimePoint deadline, grpc::ByteBuffer* response)
-    : engine_(engine),
+    : fleet_(fleet),
       context_(context),
       rpc_(rpc),
       set_(set),
@@ -63,7 +63,7 @@ void LoadSequenceReactor::OnReadDone(bool ok) {
 }
 
 absl::Status LoadSequenceReactor::Receive(AttendOperation* operation) {
-  const TimePoint start = engine_->clock().Now();
+  const TimePoint start = fleet_->clock().Now();
   v1::LoadSequenceRequest message;
   wire::LargeField fields[2];
   fields[0].number = v1::LoadSequenceRequest::kKeyFieldNumber;
@@ -76,14 +76,14 @@ absl::Status LoadSequenceReactor::Receive(AttendOperation* operation) {
     operation->client = client_;
     operation->deadline = deadline_;
     operation->done = [this](const absl::Status& result) { Complete(result); };
-    status = engine_->Prepare(operation);
+    status = fleet_->Prepare(operation);
   }
   if (status.ok()) {
     wire::CopyField(incoming_, fields[0], operation->tensors.key());
     wire::CopyField(incoming_, fields[1], operation->tensors.value());
   }
   ReleaseMessage(&incoming_);
-  operation->times.receive = engine_->clock().Now() - start;
+  operation->times.receive = fleet_->clock().Now() - start;
   context_->metrics->receive_seconds.Observe(Seconds(operation->times.receive));
   return status;
 }
@@ -93,7 +93,7 @@ absl::Status LoadSequenceReactor::ToRequest(const v1::LoadSequenceRequest& messa
   if (!sequence_.has_value()) {
     absl::StatusOr<SequenceId> id = ToSequenceId(message.sequence_id());
     if (!id.ok()) return id.status();
-    absl::StatusOr<SequenceInfo> info = engine_->sequences().Get(*id);
+    absl::StatusOr<SequenceInfo> info = fleet_->EngineOf(*id).sequences().Get(*id);
     if (!info.ok()) return info.status();
     sequence_ = *id;
     shape_ = info->shape;
@@ -115,7 +115,7 @@ absl::Status LoadSequenceReactor::ToRequest(const v1::LoadSequenceRequest& messa
 }
 
 void LoadSequenceReactor::Submit(Chunk* chunk) {
-  const absl::Status status = engine_->Submit(&chunk->operation);
+  const absl::Status status = fleet_->Submit(&chunk->operation);
   if (!status.ok()) Complete(status);  // else Complete will be called, or has been: hands off
 }
 
@@ -163,10 +163,11 @@ void LoadSequenceReactor::End() {
     status = absl::InvalidArgumentError("the stream had no message: nothing names a sequence");
   }
   if (status.ok()) {
-    const absl::StatusOr<SequenceInfo> info = engine_->sequences().Get(*sequence_);
+    const absl::StatusOr<SequenceInfo> info =
+        fleet_->EngineOf(*sequence_).sequences().Get(*sequence_);
     if (info.ok()) {
       v1::LoadSequenceResponse response;
-      *response.mutable_sequence() = ToSequenceInfo(*info, engine_->device().info().id);
+      *response.mutable_sequence() = ToSequenceInfo(*info, fleet_->DeviceIdOf(*sequence_));
       const grpc::Slice slice(response.SerializeAsString());
       *response_ = grpc::ByteBuffer(&slice, 1);
     }

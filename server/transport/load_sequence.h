@@ -12,7 +12,7 @@
 #include "flashcore/v1/attention.pb.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
-#include "server/core/engine.h"
+#include "server/core/fleet.h"
 #include "server/core/mutex.h"
 #include "server/core/sequence.h"
 #include "server/transport/rpc_scope.h"
@@ -20,7 +20,7 @@
 
 namespace flashcore::server {
 
-// Deletes itself when the stream has ended. Engine, context, metrics, set and response outlive it.
+// Deletes itself when the stream has ended. Fleet, context, metrics, set and response outlive it.
 //
 // One chunk is in the engine at a time, because a chunk may only be appended when the one before
 // has been; meanwhile the next one is received into staging memory, and then reading pauses, which
@@ -29,7 +29,7 @@ class LoadSequenceReactor final : public grpc::ServerReadReactor<grpc::ByteBuffe
                                   public RequestStream {
  public:
   // `client` is that of every chunk; an error ends the stream.
-  LoadSequenceReactor(Engine* engine, RpcContext* context, RpcMetrics* rpc, StreamSet* set,
+  LoadSequenceReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc, StreamSet* set,
                       absl::StatusOr<std::string> client, TimePoint deadline,
                       grpc::ByteBuffer* response);
 
@@ -57,7 +57,7 @@ class LoadSequenceReactor final : public grpc::ServerReadReactor<grpc::ByteBuffe
   Chunk* Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  Engine* const engine_;
+  Fleet* const fleet_;
   RpcContext* const context_;
   RpcMetrics* const rpc_;
   StreamSet* const set_;

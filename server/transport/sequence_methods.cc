@@ -41,7 +41,7 @@ grpc::ServerUnaryReactor* AttentionService::AnswerWithInfo(RpcMetrics* rpc,
     if (!id.ok()) return id.status();
     const absl::StatusOr<SequenceInfo> info = body(*id);
     if (info.ok()) {
-      *response->mutable_sequence() = ToSequenceInfo(*info, engine_->device().info().id);
+      *response->mutable_sequence() = ToSequenceInfo(*info, fleet_->DeviceIdOf(info->id));
     }
     return info.status();
   });
@@ -58,18 +58,18 @@ grpc::ServerUnaryReactor* AttentionService::CreateSequence(grpc::CallbackServerC
     if (absl::Status status = ToDType(request->dtype(), &shape.dtype); !status.ok()) return status;
     const absl::StatusOr<std::string> client = ClientName(*context);
     if (!client.ok()) return client.status();
-    const auto info = engine_->sequences().Create(shape, request->pin(), *client);
+    const auto info = fleet_->Create(shape, request->pin(), *client, request->device_id());
     if (!info.ok()) return info.status();
     response->set_sequence_id(info->id.ToBytes());
-    *response->mutable_sequence() = ToSequenceInfo(*info, engine_->device().info().id);
+    *response->mutable_sequence() = ToSequenceInfo(*info, fleet_->DeviceIdOf(info->id));
     return absl::OkStatus();
   });
 }
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* AttentionService::LoadSequence(
     grpc::CallbackServerContext* context, grpc::ByteBuffer* response) {
-  return new LoadSequenceReactor(engine_, context_, load_sequence_, &streams_, ClientName(*context),
-                                 ToDeadline(context->deadline(), engine_->clock()), response);
+  return new LoadSequenceReactor(fleet_, context_, load_sequence_, &streams_, ClientName(*context),
+                                 ToDeadline(context->deadline(), fleet_->clock()), response);
 }
 
 grpc::ServerUnaryReactor* AttentionService::ForkSequence(grpc::CallbackServerContext* context,
@@ -79,7 +79,7 @@ grpc::ServerUnaryReactor* AttentionService::ForkSequence(grpc::CallbackServerCon
                         [&](SequenceId id) -> absl::StatusOr<SequenceInfo> {
                           const absl::StatusOr<std::string> client = ClientName(*context);
                           if (!client.ok()) return client.status();
-                          auto info = engine_->sequences().Fork(
+                          auto info = fleet_->EngineOf(id).sequences().Fork(
                               id, Optional(request->has_length(), request->length()),
                               request->pin(), *client);
                           if (info.ok()) response->set_sequence_id(info->id.ToBytes());
@@ -91,7 +91,7 @@ grpc::ServerUnaryReactor* AttentionService::TruncateSequence(
     grpc::CallbackServerContext* /*context*/, const v1::TruncateSequenceRequest* request,
     v1::TruncateSequenceResponse* response) {
   return AnswerWithInfo(truncate_sequence_, request->sequence_id(), response, [&](SequenceId id) {
-    return engine_->sequences().Truncate(
+    return fleet_->EngineOf(id).sequences().Truncate(
         id, request->length(),
         Optional(request->has_expected_length(), request->expected_length()));
   });
@@ -102,7 +102,7 @@ grpc::ServerUnaryReactor* AttentionService::DeleteSequence(
     v1::DeleteSequenceResponse* /*response*/) {
   return Answer(delete_sequence_, [&] {
     const absl::StatusOr<SequenceId> id = ToSequenceId(request->sequence_id());
-    return id.ok() ? engine_->sequences().Delete(*id) : id.status();
+    return id.ok() ? fleet_->EngineOf(*id).sequences().Delete(*id) : id.status();
   });
 }
 
@@ -110,7 +110,7 @@ grpc::ServerUnaryReactor* AttentionService::GetSequence(grpc::CallbackServerCont
                                                         const v1::GetSequenceRequest* request,
                                                         v1::GetSequenceResponse* response) {
   return AnswerWithInfo(get_sequence_, request->sequence_id(), response,
-                        [&](SequenceId id) { return engine_->sequences().Get(id); });
+                        [&](SequenceId id) { return fleet_->EngineOf(id).sequences().Get(id); });
 }
 
 grpc::ServerUnaryReactor* AttentionService::ListSequences(grpc::CallbackServerContext* context,
@@ -127,10 +127,10 @@ grpc::ServerUnaryReactor* AttentionService::ListSequences(grpc::CallbackServerCo
     }
     const absl::StatusOr<std::string> client = ClientName(*context);
     if (!client.ok()) return client.status();
-    const SequenceStore::Listing listing = engine_->sequences().List(
+    const Fleet::Listing listing = fleet_->List(
         *client, after, request->page_size() == 0 ? kDefaultPageSize : request->page_size());
     for (const SequenceInfo& info : listing.sequences) {
-      *response->add_sequences() = ToSequenceInfo(info, engine_->device().info().id);
+      *response->add_sequences() = ToSequenceInfo(info, fleet_->DeviceIdOf(info.id));
     }
     if (listing.next != 0) response->set_next_page_token(absl::StrCat(listing.next));
     return absl::OkStatus();

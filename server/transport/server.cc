@@ -42,20 +42,20 @@ std::vector<RpcMethod> Server::Methods(const Options& options) {
   return methods;
 }
 
-Server::Server(const Options& options, Engine* engine, Metrics* metrics)
-    : context_{metrics, &engine->clock()},
-      attention_({options.max_message_bytes, options.max_stream_inflight, options.version}, engine,
+Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
+    : context_{metrics, &fleet->clock()},
+      attention_({options.max_message_bytes, options.max_stream_inflight, options.version}, fleet,
                  &context_) {
   if (options.enable_echo) {
     debug_ = std::make_unique<DebugService>(options.max_message_bytes, &context_);
   }
 }
 
-absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Engine* engine,
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Fleet* fleet,
                                                       Metrics* metrics) {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  auto server = std::unique_ptr<Server>(new Server(options, engine, metrics));
+  auto server = std::unique_ptr<Server>(new Server(options, fleet, metrics));
   if (absl::Status status = server->Listen(options); !status.ok()) return status;
   return server;
 }

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "grpcpp/server.h"
-#include "server/core/engine.h"
+#include "server/core/fleet.h"
 #include "server/transport/attention_service.h"
 #include "server/transport/debug_service.h"
 #include "server/transport/poll_keeper.h"
@@ -32,8 +32,8 @@ class Server {
   static std::vector<RpcMethod> Methods(const Options& options);
 
   // Listens and serves; health says SERVING. UNAVAILABLE if an address cannot be listened on.
-  // `engine` and `metrics` outlive the server.
-  static absl::StatusOr<std::unique_ptr<Server>> Start(const Options& options, Engine* engine,
+  // `fleet` and `metrics` outlive the server.
+  static absl::StatusOr<std::unique_ptr<Server>> Start(const Options& options, Fleet* fleet,
                                                        Metrics* metrics);
   ~Server();  // cancels what is still running, and waits for it
 
@@ -45,7 +45,7 @@ class Server {
   bool Drain(absl::Duration timeout);
 
  private:
-  Server(const Options& options, Engine* engine, Metrics* metrics);
+  Server(const Options& options, Fleet* fleet, Metrics* metrics);
   absl::Status Listen(const Options& options);
   bool Quiet() const;  // no RPC of ours is active, and none has been for a while
 

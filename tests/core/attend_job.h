@@ -68,13 +68,15 @@ inline void FillTensors(AttendJob* job, std::mt19937* random) {
   job->value = RandomTensor(request.value_bytes, request.dtype, random);
 }
 
-// Engine::Prepare, and the inputs to where it wants them. What is not written stays NaN.
-inline absl::Status Prepare(AttendJob* job, Engine* engine) {
+// Prepare of an Engine or a Fleet, and the inputs to where it wants them. What is not written stays
+// NaN.
+template <class Target>
+absl::Status Prepare(AttendJob* job, Target* target) {
   const auto copy = [](const std::vector<std::byte>& from, std::byte* to) {
     if (!from.empty()) std::memcpy(to, from.data(), from.size());
   };
   AttendOperation& operation = job->operation;
-  if (absl::Status status = engine->Prepare(&operation); !status.ok()) return status;
+  if (absl::Status status = target->Prepare(&operation); !status.ok()) return status;
   copy(job->query, operation.tensors.query());
   copy(job->key, operation.tensors.key());
   copy(job->value, operation.tensors.value());

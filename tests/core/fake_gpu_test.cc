@@ -277,17 +277,18 @@ TEST_F(FakeGpuTest, TheL2ForgetsASequenceThatIsGone) {
 
 TEST_F(FakeGpuTest, AutoTakesTheGpu) {
   DeviceOptions options;
-  options.cuda = SmallOptions();
-  const auto opened = OpenDevice(options, &clock_);
+  options.cuda = {SmallOptions()};
+  const auto opened = OpenDevices(options, &clock_);
   ASSERT_EQ(opened.status(), absl::OkStatus());
-  EXPECT_EQ(opened->device->info().id, "cuda:0");
+  ASSERT_EQ(opened->devices.size(), 1u);
+  EXPECT_EQ(opened->devices[0]->info().id, "cuda:0");
 }
 
 TEST_F(FakeGpuTest, TooLittleMemoryStopsTheStartAndIsNotReplacedByTheCpu) {
   DeviceOptions options;
-  options.cuda = SmallOptions();
-  options.cuda.kv_memory_bytes = size_t{9} << 30;
-  const absl::Status status = OpenDevice(options, &clock_).status();
+  options.cuda = {SmallOptions()};
+  options.cuda[0].kv_memory_bytes = size_t{9} << 30;
+  const absl::Status status = OpenDevices(options, &clock_).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(status.message(), HasSubstr("9663676416 bytes for resident K/V"));
   EXPECT_THAT(status.message(), HasSubstr("of 8589934592 bytes are free"));

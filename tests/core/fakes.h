@@ -9,6 +9,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -84,6 +85,7 @@ inline void CopyPages(const PageMoves& moves) {
 class HeapDevice : public Device {
  public:
   struct Options {
+    std::string id = "fake";
     int lanes = 1;
     int slots = 1;  // of a lane
     size_t kv_memory_bytes = size_t{1} << 20;
@@ -93,7 +95,8 @@ class HeapDevice : public Device {
   explicit HeapDevice(const Options& options)
       : kv_(static_cast<std::byte*>(std::aligned_alloc(64, options.kv_memory_bytes))),
         kv_memory_{kv_.get(), options.kv_memory_bytes, options.kv_hot_bytes} {
-    info_.id = info_.name = info_.arch = "fake";
+    info_.id = options.id;
+    info_.name = info_.arch = "fake";
     info_.lanes = options.lanes;
     info_.slots = options.slots;
     for (const kernels::Kernel& kernel : kernels::AllKernels()) {

@@ -15,12 +15,12 @@ constexpr int kNoSuchGpu = 1000;
 
 class OpenDeviceTest : public ::testing::Test {
  protected:
-  absl::StatusOr<OpenedDevice> Open(Kind kind) {
+  absl::StatusOr<OpenedDevices> Open(Kind kind) {
     DeviceOptions options;
     options.kind = kind;
     options.cpu.threads = 1;
-    options.cuda.ordinal = kNoSuchGpu;
-    return OpenDevice(options, &clock_);
+    options.cuda[0].ordinal = kNoSuchGpu;
+    return OpenDevices(options, &clock_);
   }
 
   SteadyClock clock_;
@@ -29,14 +29,16 @@ class OpenDeviceTest : public ::testing::Test {
 TEST_F(OpenDeviceTest, TakesTheCpuIfAskedTo) {
   const auto opened = Open(Kind::kCpu);
   ASSERT_EQ(opened.status(), absl::OkStatus());
-  EXPECT_EQ(opened->device->info().id, "cpu");
+  ASSERT_EQ(opened->devices.size(), 1u);
+  EXPECT_EQ(opened->devices[0]->info().id, "cpu");
   EXPECT_EQ(opened->reason, "--device=cpu");
 }
 
 TEST_F(OpenDeviceTest, AutoTakesTheCpuForWantOfAGpuAndSaysWhy) {
   const auto opened = Open(Kind::kAuto);
   ASSERT_EQ(opened.status(), absl::OkStatus());
-  EXPECT_EQ(opened->device->info().id, "cpu");
+  ASSERT_EQ(opened->devices.size(), 1u);
+  EXPECT_EQ(opened->devices[0]->info().id, "cpu");
   EXPECT_THAT(opened->reason, StartsWith("--device=auto: "));
   EXPECT_GT(opened->reason.size(), sizeof("--device=auto: "));
 }

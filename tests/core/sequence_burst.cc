@@ -128,7 +128,7 @@ StatusCode SequenceBurst::Spoil(AttendRequest* request) {
   SpanShape& span = request->spans[dice_->Below(request->spans.size())];
   switch (dice_->Below(4)) {
     case 0:
-      span.sequence_id = SequenceId::Random().ToBytes();
+      span.sequence_id = SequenceId::Random(0).ToBytes();
       return StatusCode::kNotFound;
     case 1:
       request->layer = 7;

@@ -99,6 +99,8 @@ class FlagTest(unittest.TestCase):
                 "--device=tpu": "'tpu' is not auto, cpu or cuda:N",
                 "--device=cuda:": "'cuda:' is not auto, cpu or cuda:N",
                 "--device=cuda:-1": "'cuda:-1' is not auto, cpu or cuda:N",
+                "--device=cuda:0,cpu": "'cuda:0,cpu' is not auto, cpu or cuda:N[,cuda:M...]",
+                "--device=cuda:0,cuda:0": "cuda:N[,cuda:M...], each GPU once",
                 "--lanes=0": "--lanes: 0 is not in 1..",
                 "--l2_window=yes": "--l2_window: 'yes' is not auto, on or off",
                 "--l2_budget_bytes=-1": "--l2_budget_bytes: -1 is not in 0..",

@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "flashcore/v1/attention.grpc.pb.h"
 #include "gmock/gmock.h"
@@ -48,9 +49,12 @@ class SequenceRpcsTest : public ::testing::Test {
     options.max_stream_inflight = 4;
     options.version = "test";
     metrics_ = std::make_unique<Metrics>(testing::FakeMetricsOptions(Server::Methods(options)));
-    engine_ = std::make_unique<Engine>(Engine::Options(), std::move(device), &clock_,
-                                       &metrics_->device(0));
-    server_ = Server::Start(options, engine_.get(), metrics_.get()).value();
+    std::vector<std::unique_ptr<Device>> devices;
+    devices.push_back(std::move(device));
+    fleet_ =
+        std::make_unique<Fleet>(Engine::Options(), std::move(devices), &clock_, metrics_.get());
+    engine_ = fleet_->engines()[0].get();
+    server_ = Server::Start(options, fleet_.get(), metrics_.get()).value();
     stub_ = v1::AttentionService::NewStub(
         grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials()));
     sequence_ = Create();
@@ -116,7 +120,8 @@ class SequenceRpcsTest : public ::testing::Test {
   FakeDeviceControl device_;
   SteadyClock clock_;
   std::unique_ptr<Metrics> metrics_;
-  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Fleet> fleet_;
+  Engine* engine_ = nullptr;  // of its only device
   std::unique_ptr<Server> server_;
   std::unique_ptr<v1::AttentionService::Stub> stub_;
   std::string sequence_;

@@ -38,9 +38,11 @@ class ServerTest : public ::testing::Test {
     options.enable_echo = true;
     options.version = "test";
     metrics_ = std::make_unique<Metrics>(testing::FakeMetricsOptions(Server::Methods(options)));
-    engine_ =
-        std::make_unique<Engine>(engine_options, std::move(device), &clock_, &metrics_->device(0));
-    auto server = Server::Start(options, engine_.get(), metrics_.get());
+    std::vector<std::unique_ptr<Device>> devices;
+    devices.push_back(std::move(device));
+    fleet_ = std::make_unique<Fleet>(engine_options, std::move(devices), &clock_, metrics_.get());
+    engine_ = fleet_->engines()[0].get();
+    auto server = Server::Start(options, fleet_.get(), metrics_.get());
     ASSERT_EQ(server.status(), absl::OkStatus());
     server_ = *std::move(server);
     channel_ = grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials());
@@ -52,7 +54,7 @@ class ServerTest : public ::testing::Test {
   void TearDown() override {
     device_.SetOpen(true);
     server_.reset();
-    engine_.reset();
+    fleet_.reset();
   }
 
   // A valid request of one span: 2 heads, 1 KV head, head_dim 32.
@@ -101,7 +103,8 @@ class ServerTest : public ::testing::Test {
   FakeDeviceControl device_;
   SteadyClock clock_;
   std::unique_ptr<Metrics> metrics_;
-  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Fleet> fleet_;
+  Engine* engine_ = nullptr;  // of its only device
   std::unique_ptr<Server> server_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::AttentionService::Stub> stub_;
@@ -411,7 +414,7 @@ TEST_F(ServerTest, AnAddressInUseIsAnError) {
   options.max_message_bytes = 1 << 20;
   options.transport_memory_bytes = 64 << 20;
   options.max_stream_inflight = 1;
-  const auto second = Server::Start(options, engine_.get(), metrics_.get());
+  const auto second = Server::Start(options, fleet_.get(), metrics_.get());
   EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(second.status().message()), HasSubstr(options.listen[0]));
 }
