@@ -27,6 +27,7 @@
 
 namespace {
 
+constexpr int kGpus = 2;
 constexpr size_t kTotalBytes = size_t{8} << 30;
 constexpr int kL2Bytes = 2 << 20;
 constexpr int kPersistingMaxBytes = 1 << 20;
@@ -49,14 +50,20 @@ std::atomic<int> copies{0};
 std::atomic<size_t> prefetched_bytes{0};
 std::atomic<cudaError_t> launch_error{cudaSuccess};
 std::atomic<size_t> window_bytes{0};
-std::atomic<size_t> set_aside_bytes{0};
+std::atomic<size_t> set_aside_bytes[kGpus];
 std::atomic<int> l2_resets{0};
 std::atomic<float> windowed_ms{0.25f};
 std::mutex windowed_mutex;
 std::set<const Stream*> windowed;  // streams that have a window
 std::mutex memory_mutex;
-std::map<std::byte*, size_t> device_memory;  // sizes
-std::map<std::byte*, size_t> pinned_memory;
+struct Block {
+  size_t bytes;
+  int gpu;
+};
+std::map<std::byte*, Block> device_memory;
+std::map<std::byte*, Block> pinned_memory;
+std::map<const Stream*, int> stream_gpus;
+thread_local int current_gpu = 0;
 
 Stream* ToStream(void* stream) { return static_cast<Stream*>(stream); }
 Event* ToEvent(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
@@ -70,21 +77,34 @@ void RunUpTo(Stream* stream, uint64_t works) {
   }
 }
 
-bool IsIn(const std::map<std::byte*, size_t>& memory, const void* at) {
+// Null if `at` is in none.
+const Block* BlockAt(const std::map<std::byte*, Block>& memory, const void* at) {
   auto* const address = static_cast<std::byte*>(const_cast<void*>(at));
   const auto after = memory.upper_bound(address);
-  return after != memory.begin() && address < std::prev(after)->first + std::prev(after)->second;
+  if (after == memory.begin()) return nullptr;
+  const auto& [begin, block] = *std::prev(after);
+  return address < begin + block.bytes ? &block : nullptr;
 }
 
 void ExpectOnDevice(const void* at, const char* what) {
   std::lock_guard<std::mutex> lock(memory_mutex);
-  EXPECT_TRUE(IsIn(device_memory, at)) << what;
+  const Block* block = BlockAt(device_memory, at);
+  ASSERT_NE(block, nullptr) << what;
+  EXPECT_EQ(block->gpu, current_gpu) << what;
 }
 
 // By a kernel.
 void ExpectInReach(const void* at, const char* what) {
   std::lock_guard<std::mutex> lock(memory_mutex);
-  EXPECT_TRUE(IsIn(device_memory, at) || IsIn(pinned_memory, at)) << what;
+  const Block* block = BlockAt(device_memory, at);
+  EXPECT_TRUE(block != nullptr ? block->gpu == current_gpu : BlockAt(pinned_memory, at) != nullptr)
+      << what;
+}
+
+// What is enqueued goes to a stream of the thread's current GPU.
+void ExpectCurrent(const Stream* stream) {
+  std::lock_guard<std::mutex> lock(memory_mutex);
+  EXPECT_EQ(stream_gpus.at(stream), current_gpu);
 }
 
 cudaError_t Allocate(void** memory, size_t bytes) {
@@ -103,7 +123,7 @@ int FakeGpuCopies() { return copies; }
 size_t FakeGpuPrefetchedBytes() { return prefetched_bytes; }
 void FailFakeGpuLaunches(cudaError_t error) { launch_error = error; }
 size_t FakeGpuWindowBytes() { return window_bytes; }
-size_t FakeGpuSetAsideBytes() { return set_aside_bytes; }
+size_t FakeGpuSetAsideBytes() { return set_aside_bytes[0]; }
 int FakeGpuL2Resets() { return l2_resets; }
 void SetFakeGpuWindowedTime(float ms) { windowed_ms = ms; }
 
@@ -113,6 +133,7 @@ namespace flashcore::kernels {
 namespace {
 
 int Enqueue(void* stream, std::function<void()> work) {
+  ExpectCurrent(ToStream(stream));
   if (launch_error != cudaSuccess) return launch_error;
   ToStream(stream)->waiting.push_back(std::move(work));
   return cudaSuccess;
@@ -223,10 +244,13 @@ int PrefetchPagesCuda(const std::byte* base, int64_t unit_bytes, int64_t page_by
 // The CUDA runtime, as far as the server uses it.
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = kGpus;
   return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaSetDevice(int gpu) {
+  current_gpu = gpu;
+  return gpu >= 0 && gpu < kGpus ? cudaSuccess : cudaErrorInvalidDevice;
+}
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   *properties = {};
   std::strcpy(properties->name, "Fake");
@@ -243,11 +267,11 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSetLimit(cudaLimit, size_t bytes) {
-  set_aside_bytes = bytes;
+  set_aside_bytes[current_gpu] = bytes;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetLimit(size_t* bytes, cudaLimit) {
-  *bytes = set_aside_bytes;
+  *bytes = set_aside_bytes[current_gpu];
   return cudaSuccess;
 }
 cudaError_t cudaCtxResetPersistingL2Cache() {
@@ -267,7 +291,7 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
   if (error != cudaSuccess) return error;
   if (bytes <= size_t{32} << 20) std::memset(*memory, 0xff, bytes);
   std::lock_guard<std::mutex> lock(memory_mutex);
-  device_memory[static_cast<std::byte*>(*memory)] = bytes;
+  device_memory[static_cast<std::byte*>(*memory)] = {bytes, current_gpu};
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* memory) {
@@ -277,11 +301,12 @@ cudaError_t cudaFree(void* memory) {
   std::free(memory);
   return cudaSuccess;
 }
-cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
+cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned flags) {
+  EXPECT_NE(flags & cudaHostAllocPortable, 0u);  // any GPU and any thread uses it
   const cudaError_t error = Allocate(memory, bytes);
   if (error != cudaSuccess) return error;
   std::lock_guard<std::mutex> lock(memory_mutex);
-  pinned_memory[static_cast<std::byte*>(*memory)] = bytes;
+  pinned_memory[static_cast<std::byte*>(*memory)] = {bytes, current_gpu};
   return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* memory) {
@@ -299,7 +324,10 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
   ++resource_calls;
-  *stream = reinterpret_cast<cudaStream_t>(new Stream);
+  auto* const made = new Stream;
+  *stream = reinterpret_cast<cudaStream_t>(made);
+  std::lock_guard<std::mutex> lock(memory_mutex);
+  stream_gpus[made] = current_gpu;
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
@@ -307,6 +335,10 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   {
     std::lock_guard<std::mutex> lock(windowed_mutex);
     windowed.erase(ToStream(stream));
+  }
+  {
+    std::lock_guard<std::mutex> lock(memory_mutex);
+    stream_gpus.erase(ToStream(stream));
   }
   delete ToStream(stream);
   return cudaSuccess;
@@ -365,6 +397,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
 }
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
   ExpectOnDevice(memory, "what is set");
+  ExpectCurrent(ToStream(stream));
   ToStream(stream)->waiting.push_back([=] { std::memset(memory, value, bytes); });
   return cudaSuccess;
 }
@@ -372,6 +405,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
                             cudaStream_t stream) {
   ++copies;
   ExpectOnDevice(kind == cudaMemcpyHostToDevice ? to : from, "a copy's end on the device");
+  ExpectCurrent(ToStream(stream));
   ToStream(stream)->waiting.push_back([=] { std::memcpy(to, from, bytes); });
   return cudaSuccess;
 }

@@ -1,4 +1,4 @@
-// A GPU made of host memory, for programs that link fake_gpu.cc in place of the CUDA runtime and
+// Two GPUs made of host memory, for programs that link fake_gpu.cc in place of the CUDA runtime and
 // the CUDA kernels: all of the CUDA device but these runs where there is no GPU.
 #ifndef FLASHCORE_TESTS_CORE_FAKE_GPU_H_
 #define FLASHCORE_TESTS_CORE_FAKE_GPU_H_
@@ -22,7 +22,7 @@ void FailFakeGpuLaunches(cudaError_t error);
 // Bytes that the newest access-policy window of any stream covers.
 size_t FakeGpuWindowBytes();
 
-// Bytes of the L2 that are set aside, and how often persisting lines were reset.
+// Bytes of the L2 of GPU 0 that are set aside, and how often persisting lines were reset.
 size_t FakeGpuSetAsideBytes();
 int FakeGpuL2Resets();
 
