@@ -85,10 +85,10 @@ ResidentContext::ResidentContext(Client* client, SharedPrefix* prefix, const Con
       source_(shape.sequence.dtype, shape.sequence.head_dim, seed,
               prefix == nullptr ? 0 : prefix->rows(), SharedPrefix::kSeed) {}
 
-absl::Status ResidentContext::Restore(uint64_t rows) {
+absl::Status ResidentContext::Restore(uint64_t rows, const std::string& device_id) {
   absl::StatusOr<uint64_t> length = Length();
   if (absl::IsNotFound(length.status())) {
-    if (absl::Status status = Create(); !status.ok()) return status;
+    if (absl::Status status = Create(device_id); !status.ok()) return status;
     length = prefix_ == nullptr ? 0 : prefix_->rows();
   }
   if (!length.ok()) return length.status();
@@ -113,9 +113,11 @@ absl::StatusOr<uint64_t> ResidentContext::Length() const {
   return info->layer_lengths(0);
 }
 
-absl::Status ResidentContext::Create() {
+absl::Status ResidentContext::Create(const std::string& device_id) {
+  SequenceOptions options = shape_.sequence;
+  options.device_id = device_id;
   absl::StatusOr<Sequence> sequence =
-      prefix_ == nullptr ? client_->CreateSequence(shape_.sequence) : prefix_->Fork(client_);
+      prefix_ == nullptr ? client_->CreateSequence(options) : prefix_->Fork(client_);
   if (sequence.ok()) sequence_ = *std::move(sequence);
   return sequence.status();
 }

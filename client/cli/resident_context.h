@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -55,8 +56,9 @@ class ResidentContext {
   ResidentContext(Client* client, SharedPrefix* prefix, const ContextShape& shape, uint64_t seed);
 
   // Makes the sequence `rows` rows long, whatever became of it: asks the server for its length,
-  // creates or forks it if it is gone, drops or loads rows. May be called again after an error.
-  absl::Status Restore(uint64_t rows);
+  // creates it on `device_id` (empty: anywhere) or forks it if it is gone, drops or loads rows. May
+  // be called again after an error.
+  absl::Status Restore(uint64_t rows, const std::string& device_id);
 
   // Drops the rows from `rows` on of the `expected_length` that it has.
   absl::Status Truncate(uint64_t rows, uint64_t expected_length);
@@ -66,11 +68,12 @@ class ResidentContext {
 
   // After a Restore that was OK.
   const std::string& id() const { return sequence_->id(); }
+  const std::string& device_id() const { return sequence_->options().device_id; }
   const RowSource& source() const { return source_; }
 
  private:
   absl::StatusOr<uint64_t> Length() const;
-  absl::Status Create();
+  absl::Status Create(const std::string& device_id);
 
   Client* const client_;
   SharedPrefix* const prefix_;

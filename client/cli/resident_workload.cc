@@ -24,7 +24,8 @@ ResidentWorkload::ResidentWorkload(const AttendRequest& shape, const StepPlan& p
 
 absl::Status ResidentWorkload::Setup() {
   for (ResidentContext& context : contexts_) {
-    if (absl::Status status = context.Restore(plan_.start); !status.ok()) return status;
+    if (absl::Status status = context.Restore(plan_.start, device_id_); !status.ok()) return status;
+    device_id_ = context.device_id();
   }
   first_in_group_ = 0;
   length_ = plan_.start;

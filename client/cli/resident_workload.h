@@ -3,6 +3,7 @@
 #define FLASHCORE_CLIENT_CLI_RESIDENT_WORKLOAD_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "client/cli/reply_check.h"
@@ -49,6 +50,7 @@ class ResidentWorkload final : public Workload {
 
   const StepPlan plan_;
   std::vector<ResidentContext> contexts_;
+  std::string device_id_;      // of all contexts, which share requests; empty before there is one
   size_t first_in_group_ = 0;  // index of its first context
   uint64_t length_ = 0;        // of each context of the group, before request()
   uint32_t rows_ = 0;          // that request() appends to each

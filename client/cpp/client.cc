@@ -76,13 +76,16 @@ absl::StatusOr<Sequence> Client::CreateSequence(const SequenceOptions& options,
   request.set_head_dim(options.head_dim);
   request.set_dtype(client::ToProto(options.dtype));
   request.set_pin(options.pin);
+  request.set_device_id(options.device_id);
   const auto response =
       connection_->Call(&Stub::CreateSequence, request, /*safe_to_repeat=*/false, call);
   if (!response.ok()) return response.status();
   if (absl::Status status = Sequence::CheckId(response->sequence_id()); !status.ok()) {
     return absl::InternalError(absl::StrCat("reply: ", status.message()));
   }
-  return Sequence(connection_, response->sequence_id(), options);
+  SequenceOptions placed = options;
+  placed.device_id = response->sequence().device_id();
+  return Sequence(connection_, response->sequence_id(), placed);
 }
 
 absl::StatusOr<Sequence> Client::OpenSequence(absl::string_view id, const CallOptions& call) {

@@ -49,6 +49,7 @@ absl::StatusOr<Sequence> Sequence::Open(ConnectionPtr connection, absl::string_v
   options.head_dim = info->head_dim();
   options.dtype = info->dtype() == v1::DTYPE_BFLOAT16 ? DType::kBFloat16 : DType::kFloat16;
   options.pin = info->pin();
+  options.device_id = info->device_id();
   return Sequence(std::move(connection), std::string(id), options);
 }
 

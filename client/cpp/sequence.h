@@ -35,6 +35,9 @@ struct SequenceOptions {
   uint32_t head_dim = 0;
   DType dtype = DType::kFloat16;
   bool pin = false;  // ask that its K/V be kept in the pinned part of the L2 cache
+  // DeviceInfo.id of the device to live on; empty: the server chooses. Sequences of one request
+  // must live on one device. Sequence::options() has the one that it is.
+  std::string device_id;
 };
 
 // A handle: the id of a sequence, its shape and the connection it lives on. Cheap to copy; copies

@@ -1,6 +1,7 @@
 #include "tests/client/fake_sequences.h"
 
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -135,9 +136,14 @@ grpc::Status FakeSequences::Create(const v1::CreateSequenceRequest& request,
   sequence.info.set_head_dim(request.head_dim());
   sequence.info.set_dtype(request.dtype());
   sequence.info.set_pin(request.pin());
+  sequence.info.set_device_id(request.device_id());
   sequence.layers.resize(request.num_layers());
   absl::MutexLock lock(&mutex_);
+  if (request.device_id().empty()) {
+    sequence.info.set_device_id(created_ % 2 == 0 ? "fake:0" : "fake:1");
+  }
   response->set_sequence_id(Insert(std::move(sequence)));
+  *response->mutable_sequence() = InfoOf(sequences_.at(response->sequence_id()));
   return grpc::Status::OK;
 }
 
@@ -195,10 +201,13 @@ grpc::Status FakeSequences::Attend(const v1::AttendRequest& request, v1::AttendR
   const cli::KernelBatch batch = cli::ToKernelBatch(ToClient(request, &output));
   const uint64_t row_bytes = uint64_t{request.num_kv_heads()} * request.head_dim() * 2;
   absl::MutexLock lock(&mutex_);
+  std::set<std::string> devices;
   for (const v1::Span& span : request.spans()) {
     if (span.sequence_id().empty()) continue;
     const Sequence* sequence = Find(span.sequence_id());
     if (sequence == nullptr) return NotFound();
+    devices.insert(sequence->info.device_id());
+    if (devices.size() > 1) return {grpc::INVALID_ARGUMENT, "sequences of two devices"};
     const uint64_t length = Length(*sequence, request.layer());
     if (span.has_expected_length() && span.expected_length() != length) {
       return WrongLength(length, span.expected_length());
@@ -277,7 +286,6 @@ v1::SequenceInfo FakeSequences::InfoOf(const Sequence& sequence) {
     info.add_layer_lengths(Length(sequence, layer));
     info.set_kv_bytes(info.kv_bytes() + 2 * sequence.layers[layer].key.size());
   }
-  info.set_device_id("fake:0");
   return info;
 }
 

@@ -14,7 +14,8 @@
 namespace flashcore {
 
 // Keeps the K/V of sequences and attends by unfused attention, inline spans included. It obeys the
-// contract for well-formed requests, of which it checks ids and lengths alone. Thread-safe.
+// contract for well-formed requests, of which it checks ids, lengths and devices alone. Sequences
+// that may be anywhere are created on fake:0 and fake:1 in turn. Thread-safe.
 class FakeSequences {
  public:
   // Sets the handlers of `server`, which must not outlive this.

@@ -28,12 +28,15 @@ TEST_F(SequenceTest, CreateSaysWhatIsAskedAndInfoWhatThereIs) {
   SequenceOptions options = SmallShape(3);
   options.dtype = DType::kBFloat16;
   options.pin = true;
+  options.device_id = "fake:7";
   const Sequence sequence = Create(options);
   EXPECT_EQ(got.num_layers(), 3u);
   EXPECT_EQ(got.num_kv_heads(), 2u);
   EXPECT_EQ(got.head_dim(), 8u);
   EXPECT_EQ(got.dtype(), v1::DTYPE_BFLOAT16);
   EXPECT_TRUE(got.pin());
+  EXPECT_EQ(got.device_id(), "fake:7");
+  EXPECT_EQ(sequence.options().device_id, "fake:7");
   EXPECT_EQ(sequence.id().size(), Sequence::kIdBytes);
   EXPECT_EQ(sequence.RowBytes(), 32u);
   const v1::SequenceInfo info = sequence.Info().value();
@@ -47,6 +50,8 @@ TEST_F(SequenceTest, CreateSaysWhatIsAskedAndInfoWhatThereIs) {
   EXPECT_EQ(opened.options().head_dim, 8u);
   EXPECT_EQ(opened.options().dtype, DType::kBFloat16);
   EXPECT_TRUE(opened.options().pin);
+  EXPECT_EQ(opened.options().device_id, "fake:7");
+  EXPECT_EQ(Create().options().device_id, "fake:1");  // the server's choice
   EXPECT_TRUE(absl::IsNotFound(client_->OpenSequence(kId).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(client_->OpenSequence("short").status()));
 }
