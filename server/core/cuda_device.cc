@@ -70,7 +70,9 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(const Options& op
 CudaDevice::CudaDevice(const Options& options, std::vector<const kernels::Kernel*> kernels)
     : options_(options), kernels_(std::move(kernels)) {}
 
-CudaDevice::~CudaDevice() = default;
+CudaDevice::~CudaDevice() {
+  (void)Select();  // or what it owns would be freed on GPU 0, and wake that
+}
 
 absl::Status CudaDevice::Select() const {
   return CudaStatus(cudaSetDevice(options_.ordinal), "cudaSetDevice");

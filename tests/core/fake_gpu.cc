@@ -63,7 +63,7 @@ struct Block {
 std::map<std::byte*, Block> device_memory;
 std::map<std::byte*, Block> pinned_memory;
 std::map<const Stream*, int> stream_gpus;
-thread_local int current_gpu = 0;
+thread_local int current_gpu = -1;  // not set: a real call would take 0, and wake it
 
 Stream* ToStream(void* stream) { return static_cast<Stream*>(stream); }
 Event* ToEvent(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
@@ -302,6 +302,7 @@ cudaError_t cudaFree(void* memory) {
   return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned flags) {
+  EXPECT_GE(current_gpu, 0);
   EXPECT_NE(flags & cudaHostAllocPortable, 0u);  // any GPU and any thread uses it
   const cudaError_t error = Allocate(memory, bytes);
   if (error != cudaSuccess) return error;
@@ -310,6 +311,7 @@ cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned flags) {
   return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* memory) {
+  EXPECT_GE(current_gpu, 0);
   ++resource_calls;
   std::lock_guard<std::mutex> lock(memory_mutex);
   pinned_memory.erase(static_cast<std::byte*>(memory));
