@@ -146,6 +146,8 @@ int Drain(Server* server, absl::Duration timeout) {
 }
 
 int Run(const Options& options) {
+  // Streams of a GPU that share a connection to it wait for each other; the default is 8.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   const SteadyClock clock;
   auto opened = OpenDevices(options.device, &clock);
   if (!opened.ok()) {

@@ -62,7 +62,8 @@ ABSL_FLAG(
     "What a GPU warms its L2 cache with after a decode step: next_layer (the K/V that the next "
     "layer of the same sequences will read) or none.");
 ABSL_FLAG(int64_t, prefetch_bytes, 0,
-          "Most K/V to warm the L2 cache with after one launch; 0: half of the cache.");
+          "Most K/V to warm the L2 cache with after one launch; 0: half of what --l2_window leaves "
+          "of it.");
 ABSL_FLAG(std::string, l2_window, "auto",
           "Whether a GPU keeps the first K/V, which pinned sequences compete for, in its L2 cache: "
           "on, off, or auto: if a short measurement at start finds that it pays.");
@@ -73,9 +74,10 @@ ABSL_FLAG(
     int64_t, transport_memory_bytes, int64_t{256} << 20,
     "Memory for messages that are being received, of all connections together; beyond it RPCs "
     "are cancelled. At least twice --max_message_bytes.");
-ABSL_FLAG(int64_t, staging_memory_bytes, int64_t{1} << 30,
-          "Limit of the memory for the tensors of all requests in flight, of each device. A GPU takes "
-          "all of it, and pins it, at start.");
+ABSL_FLAG(
+    int64_t, staging_memory_bytes, int64_t{1} << 30,
+    "Limit of the memory for the tensors of all requests in flight, of each device. A GPU takes "
+    "all of it, and pins it, at start.");
 ABSL_FLAG(int32_t, max_spans, 4096, "Most spans in one request.");
 ABSL_FLAG(int32_t, max_heads, 1024, "Most query heads in one request.");
 ABSL_FLAG(
@@ -298,6 +300,7 @@ void ReadCudaOptions(CudaDevice::Options* options, Checker* check) {
   options->direct_list_bytes = check->Range<int64_t>(
       "direct_list_bytes", absl::GetFlag(FLAGS_direct_list_bytes), 0, 16 << 20);
   options->kv_memory_bytes = absl::GetFlag(FLAGS_kv_memory_bytes);
+  options->staging_memory_bytes = absl::GetFlag(FLAGS_staging_memory_bytes);
   options->max_request_bytes = absl::GetFlag(FLAGS_max_message_bytes);
   const std::string prefetch = absl::GetFlag(FLAGS_prefetch);
   check->Require(prefetch == "none" || prefetch == "next_layer", "prefetch", prefetch,
@@ -385,7 +388,6 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
   options.engine.sequences.max_heads = options.engine.max_heads;
 
   ReadDeviceOptions(&options.device, &check);
-  options.device.cuda.staging_memory_bytes = options.engine.staging_memory_bytes;
   options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
   options.drain_timeout = absl::Seconds(
       check.Range("drain_timeout_s", absl::GetFlag(FLAGS_drain_timeout_s), 0.0, 86400.0));

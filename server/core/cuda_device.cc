@@ -88,10 +88,6 @@ absl::Status CudaDevice::ReadInfo() {
   info_.memory_bytes = properties.totalGlobalMem;
   info_.l2_bytes = static_cast<uint64_t>(properties.l2CacheSize);
   info_.l2_persisting_max_bytes = static_cast<uint64_t>(properties.persistingL2CacheMaxSize);
-  if (options_.prefetch) {
-    info_.prefetch_bytes =
-        options_.prefetch_bytes > 0 ? options_.prefetch_bytes : info_.l2_bytes / 2;
-  }
   info_.lanes = options_.lanes;
   info_.slots = options_.slots;
   info_.compute_units = properties.multiProcessorCount;
@@ -166,6 +162,10 @@ absl::Status CudaDevice::AllocateStaging() {
 }
 
 absl::Status CudaDevice::MakeLanes() {
+  if (options_.prefetch) {
+    info_.prefetch_bytes =
+        options_.prefetch_bytes > 0 ? options_.prefetch_bytes : (info_.l2_bytes - hot_bytes_) / 2;
+  }
   CudaLane::Options options;
   options.slots = options_.slots;
   options.prefetch_bytes = info_.prefetch_bytes;

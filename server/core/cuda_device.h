@@ -42,7 +42,7 @@ class CudaDevice final : public Device {
     size_t direct_io_bytes = size_t{64} << 10;
     size_t direct_list_bytes = 0;
     // Whether to warm the L2 cache with the K/V that the next layer of a decode will read, and with
-    // how much of it after each launch; 0: half of the cache.
+    // how much of it after each launch; 0: half of what the L2 window leaves of the cache.
     bool prefetch = true;
     size_t prefetch_bytes = 0;
 

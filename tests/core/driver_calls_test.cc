@@ -59,7 +59,8 @@ class DriverCallsTest : public ::testing::TestWithParam<const char*> {
   }
 
   SteadyClock clock_;
-  Metrics metrics_{testing::FakeMetricsOptions()};
+  MetricRegistry registry_;
+  DeviceMetrics metrics_{"cuda:0", &registry_};
   std::unique_ptr<Engine> engine_;
   std::string sequence_;
   std::mt19937 random_{20261121};

@@ -4,6 +4,7 @@
 // memory.
 #include "tests/core/fake_gpu.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -64,6 +65,11 @@ std::map<std::byte*, Block> device_memory;
 std::map<std::byte*, Block> pinned_memory;
 std::map<const Stream*, int> stream_gpus;
 thread_local int current_gpu = -1;  // not set: a real call would take 0, and wake it
+
+int CurrentGpu() {
+  EXPECT_GE(current_gpu, 0);
+  return std::max(current_gpu, 0);
+}
 
 Stream* ToStream(void* stream) { return static_cast<Stream*>(stream); }
 Event* ToEvent(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
@@ -267,11 +273,11 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSetLimit(cudaLimit, size_t bytes) {
-  set_aside_bytes[current_gpu] = bytes;
+  set_aside_bytes[CurrentGpu()] = bytes;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetLimit(size_t* bytes, cudaLimit) {
-  *bytes = set_aside_bytes[current_gpu];
+  *bytes = set_aside_bytes[CurrentGpu()];
   return cudaSuccess;
 }
 cudaError_t cudaCtxResetPersistingL2Cache() {

@@ -226,6 +226,7 @@ TEST_F(FakeGpuTest, AutoTakesTheWindowThatPays) {
 TEST_F(FakeGpuTest, AutoLeavesTheL2AsItWasIfTheWindowDoesNotPay) {
   CudaDevice::Options options = SmallOptions();
   options.l2_window = L2Window::kAuto;
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
   ASSERT_EQ(cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, 4096), cudaSuccess);
   testing::SetFakeGpuWindowedTime(0.24f);  // too little to tell from chance
   const int resets = testing::FakeGpuL2Resets();
