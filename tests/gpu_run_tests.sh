@@ -6,8 +6,9 @@
 #     --timeout SECONDS          of one suite (300)
 #     --memcheck                 in place of all: core_test under compute-sanitizer memcheck
 #
-# Fails if a test fails, or if of a suite none has run: without a GPU nothing passes. A python3 with
-# grpcio, protobuf and numpy runs the end-to-end tests; PYTHONPATH may name them.
+# Fails if a test fails, or if of a suite none has run: without a GPU nothing passes. A suite that needs
+# more GPUs than there are says so, and does not count. A python3 with grpcio, protobuf and numpy runs
+# the end-to-end tests; PYTHONPATH may name them.
 set -uo pipefail
 here=$(realpath "$(dirname "$0")")
 logs=$here/logs
@@ -71,6 +72,10 @@ run() {
   skipped=$(count_skipped "$log")
   if ((status == 0 && passed > 0)); then
     echo "$suite: PASSED $passed, skipped $skipped ($((SECONDS - begin)) s)"
+    return
+  fi
+  if ((status == 77)); then
+    echo "$suite: not run: $(tail -n 1 "$log")"
     return
   fi
   failures=$((failures + 1))

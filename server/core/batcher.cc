@@ -99,8 +99,8 @@ absl::Status Batcher::Enqueue(AttendOperation* operation, AttendOperation** disp
     Activate(operation->client)->queue.push_back(operation);
     StartWaiting(absl::MakeSpan(operation->order));
     ++depth_;
+    NotifyOne();
   }
-  changed_.NotifyOne();
   return absl::OkStatus();
 }
 
@@ -110,13 +110,17 @@ bool Batcher::Take(Batch* batch) {
   TimePoint retry;
   while (!wake_ && !TryTakeLocked(batch, &retry)) {
     if (closed_ && depth_ == 0) return false;
+    CondVar told;
+    untold_takes_.push_back(&told);
     ++waiting_takes_;
     if (retry == kNoDeadline) {
-      changed_.Wait(&mutex_);
+      told.Wait(&mutex_);
     } else {
-      changed_.WaitUntil(&mutex_, retry);
+      told.WaitUntil(&mutex_, retry);
     }
     --waiting_takes_;
+    untold_takes_.erase(std::remove(untold_takes_.begin(), untold_takes_.end(), &told),
+                        untold_takes_.end());
   }
   wake_ = false;
   NotifyNext();
@@ -268,38 +272,43 @@ void Batcher::Erase(Client* client, Queue::iterator position) {
 
 void Batcher::Release(const Batch& batch) {
   bool freed = false;
-  {
-    MutexLock lock(&mutex_);
-    for (const AttendOperation* operation : batch.operations) {
-      freed |= StopRunning(operation->order);
-    }
+  MutexLock lock(&mutex_);
+  for (const AttendOperation* operation : batch.operations) {
+    freed |= StopRunning(operation->order);
   }
-  if (freed) changed_.NotifyOne();
+  if (freed && depth_ > 0) NotifyOne();
 }
 
 void Batcher::Wake() {
-  {
-    MutexLock lock(&mutex_);
-    wake_ = true;
-  }
-  changed_.NotifyOne();
+  MutexLock lock(&mutex_);
+  wake_ = true;
+  NotifyOne();
 }
 
 void Batcher::Close() {
-  {
-    MutexLock lock(&mutex_);
-    closed_ = true;
-  }
-  changed_.NotifyAll();
+  MutexLock lock(&mutex_);
+  closed_ = true;
+  NotifyAll();
+}
+
+// Has a Take that waits look again: the one that waits shortest, whose thread is the soonest awake.
+void Batcher::NotifyOne() {
+  if (untold_takes_.empty()) return;
+  untold_takes_.back()->NotifyOne();
+  untold_takes_.pop_back();
+}
+
+void Batcher::NotifyAll() {
+  while (!untold_takes_.empty()) NotifyOne();
 }
 
 // Another lane may be able to use what is left. One at a time is enough: if it takes something, it
 // passes the word on.
 void Batcher::NotifyNext() {
   if (depth_ > 0) {
-    changed_.NotifyOne();
+    NotifyOne();
   } else if (closed_) {
-    changed_.NotifyAll();
+    NotifyAll();
   }
 }
 

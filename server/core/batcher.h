@@ -116,13 +116,14 @@ class Batcher {
   AttendOperation* Displace(const std::string& newcomer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Client* Activate(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Erase(Client* client, Queue::iterator position) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NotifyOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NotifyAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NotifyNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
   const Clock* const clock_;
 
   mutable Mutex mutex_;                     // also guards the OrderSlots
-  CondVar changed_;                         // a Take that waits should look again
   Clients active_ ABSL_GUARDED_BY(mutex_);  // something waits
   // Nothing waits, but they are ahead of virtual_time_, or were when they became idle; longest idle
   // first. At most max_queue_requests.
@@ -135,6 +136,8 @@ class Batcher {
   uint64_t activations_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t last_serial_ ABSL_GUARDED_BY(mutex_) = 0;
   int waiting_takes_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Of those of them that have not been told to look again, the one that waits shortest last.
+  std::vector<CondVar*> untold_takes_ ABSL_GUARDED_BY(mutex_);
   bool wake_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };

@@ -32,6 +32,8 @@ import tempfile
 import time
 import urllib.request
 
+# Servers are forked while gRPC's threads run; its hooks for that abort the process now and then.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import grpc
 import numpy as np
 from flashcore.v1 import attention_pb2 as pb
