@@ -141,16 +141,18 @@ absl::Status CudaDevice::TryL2Window() {
 absl::Status CudaDevice::ProbeL2() const {
   const auto probe = ProbeL2Window(hot_bytes_, info_.l2_bytes);
   if (!probe.ok()) return probe.status();
+  const std::string objection = probe->objection();
   LogInfo("L2 probe", {{"device", info_.id},
                        {"bytes", probe->bytes},
                        {"cold_bytes", probe->cold_bytes},
-                       {"us_with_window", probe->us_with_window},
-                       {"us_without_window", probe->us_without_window},
-                       {"window", probe->window_pays()}});
-  if (probe->window_pays()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "it does not pay: the probe read ", probe->bytes, " bytes again in ", probe->us_with_window,
-      " us with a window, in ", probe->us_without_window, " us without"));
+                       {"us_between_with_window", probe->between.with_window},
+                       {"us_between_without_window", probe->between.without_window},
+                       {"us_beside_with_window", probe->beside.with_window},
+                       {"us_beside_without_window", probe->beside.without_window},
+                       {"window", objection.empty()}});
+  if (objection.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("it does not pay: reading ", probe->bytes, " bytes again ", objection));
 }
 
 absl::Status CudaDevice::AllocateStaging() {

@@ -33,16 +33,19 @@ constexpr size_t kTotalBytes = size_t{8} << 30;
 constexpr int kL2Bytes = 2 << 20;
 constexpr int kPersistingMaxBytes = 1 << 20;
 
-// Work of one thread, in order.
-struct Stream {
-  std::deque<std::function<void()>> waiting;
-  uint64_t done = 0;  // works
-};
+struct Stream;
 
 // Up to where on which stream it was last recorded.
 struct Event {
   Stream* stream = nullptr;
   uint64_t works = 0;
+};
+
+// Work of one thread, in order.
+struct Stream {
+  std::deque<std::function<void()>> waiting;
+  uint64_t done = 0;  // works
+  Event waited_for;   // last
 };
 
 std::atomic<int> resource_calls{0};
@@ -54,6 +57,7 @@ std::atomic<size_t> window_bytes{0};
 std::atomic<size_t> set_aside_bytes[kGpus];
 std::atomic<int> l2_resets{0};
 std::atomic<float> windowed_ms{0.25f};
+std::atomic<float> windowed_ms_beside{0.25f};
 std::mutex windowed_mutex;
 std::set<const Stream*> windowed;  // streams that have a window
 std::mutex memory_mutex;
@@ -131,7 +135,10 @@ void FailFakeGpuLaunches(cudaError_t error) { launch_error = error; }
 size_t FakeGpuWindowBytes() { return window_bytes; }
 size_t FakeGpuSetAsideBytes() { return set_aside_bytes[0]; }
 int FakeGpuL2Resets() { return l2_resets; }
-void SetFakeGpuWindowedTime(float ms) { windowed_ms = ms; }
+void SetFakeGpuWindowedTimes(float ms, float ms_beside) {
+  windowed_ms = ms;
+  windowed_ms_beside = ms_beside;
+}
 
 }  // namespace flashcore::server::testing
 
@@ -357,6 +364,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   const Event until = *ToEvent(event);
+  ToStream(stream)->waited_for = until;
   ToStream(stream)->waiting.push_back([until] { RunUpTo(until.stream, until.works); });
   return cudaSuccess;
 }
@@ -395,7 +403,11 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t end) {
   std::lock_guard<std::mutex> lock(windowed_mutex);
-  *ms = windowed.count(ToEvent(end)->stream) > 0 ? windowed_ms.load() : 0.25f;
+  const Stream* const stream = ToEvent(end)->stream;
+  const Event& before = stream->waited_for;
+  const bool beside = before.stream != nullptr && Enqueued(*before.stream) > before.works;
+  *ms = 0.25f;
+  if (windowed.count(stream) > 0) *ms = beside ? windowed_ms_beside.load() : windowed_ms.load();
   return cudaSuccess;
 }
 

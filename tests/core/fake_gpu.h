@@ -27,7 +27,8 @@ size_t FakeGpuSetAsideBytes();
 int FakeGpuL2Resets();
 
 // What any work of a stream that has a window takes from now on; at first 0.25, as without one.
-void SetFakeGpuWindowedTime(float ms);
+// Beside: if another stream, which it waited for, was given more to do after what it waited for.
+void SetFakeGpuWindowedTimes(float ms, float ms_beside);
 
 }  // namespace flashcore::server::testing
 

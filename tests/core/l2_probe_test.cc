@@ -12,10 +12,34 @@
 namespace flashcore::server {
 namespace {
 
-TEST(L2ProbeTest, PaysIfItIsFasterByMoreThanChance) {
-  EXPECT_TRUE((L2Probe{1, 1, 9.4, 10}.window_pays()));
-  EXPECT_FALSE((L2Probe{1, 1, 9.6, 10}.window_pays()));
-  EXPECT_FALSE((L2Probe{1, 1, 12, 10}.window_pays()));
+constexpr L2ReadTimes kGains = {94, 100};
+constexpr L2ReadTimes kSame = {104, 100};
+constexpr L2ReadTimes kLoses = {106, 100};
+
+std::string Objection(const L2ReadTimes& between, const L2ReadTimes& beside) {
+  return L2Probe{1, 1, between, beside}.objection();
+}
+
+TEST(L2ProbeTest, TheWindowPaysIfOneReadGainsAndNoneLoses) {
+  EXPECT_EQ(Objection(kGains, kGains), "");
+  EXPECT_EQ(Objection(kGains, kSame), "");
+  EXPECT_EQ(Objection(kSame, kGains), "");
+}
+
+TEST(L2ProbeTest, ReadsThatLoseSpeakAgainstTheWindow) {
+  EXPECT_EQ(Objection(kLoses, kGains),
+            "between other reads it loses, 106 us with a window, 100 us without");
+  EXPECT_EQ(Objection(kGains, kLoses),
+            "beside other reads it loses, 106 us with a window, 100 us without");
+  EXPECT_EQ(Objection(kLoses, kLoses),
+            "between other reads it loses, 106 us with a window, 100 us without; "
+            "beside other reads it loses, 106 us with a window, 100 us without");
+}
+
+TEST(L2ProbeTest, NothingGainedSpeaksAgainstTheWindow) {
+  EXPECT_EQ(Objection(kSame, {96, 100}),
+            "between other reads it does not gain, 104 us with a window, 100 us without; "
+            "beside other reads it does not gain, 96 us with a window, 100 us without");
 }
 
 // On the GPU of that number.
@@ -30,14 +54,17 @@ TEST_P(RealL2ProbeTest, MeasuresAndLeavesTheDeviceAsItWas) {
   if (properties.persistingL2CacheMaxSize == 0 || !set_aside.ok()) {
     GTEST_SKIP() << "its L2 keeps nothing persisting";
   }
-  const size_t bytes = static_cast<size_t>(properties.persistingL2CacheMaxSize) / 2 >> 20 << 20;
+  const size_t bytes = static_cast<size_t>(properties.persistingL2CacheMaxSize) / 2 / 4096 * 4096;
   const auto probe = ProbeL2Window(bytes, static_cast<size_t>(properties.l2CacheSize));
   ASSERT_EQ(probe.status(), absl::OkStatus());
   EXPECT_EQ(probe->bytes, bytes);
-  EXPECT_GT(probe->us_with_window, 0);
-  EXPECT_GT(probe->us_without_window, 0);
-  std::cout << bytes << " bytes after " << probe->cold_bytes << " others: " << probe->us_with_window
-            << " us with a window, " << probe->us_without_window << " us without" << std::endl;
+  for (const L2ReadTimes* us : {&probe->between, &probe->beside}) {
+    EXPECT_GT(us->with_window, 0);
+    EXPECT_GT(us->without_window, 0);
+    std::cout << bytes << " bytes after " << probe->cold_bytes << " others"
+              << (us == &probe->beside ? " and beside as many" : "") << ": " << us->with_window
+              << " us with a window, " << us->without_window << " us without" << std::endl;
+  }
   EXPECT_EQ(L2SetAside().value(), *set_aside);
 }
 
