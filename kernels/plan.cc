@@ -21,20 +21,21 @@ void PlanTile(const AttentionBatch& batch, const PlanOptions& options, int32_t s
       may_split ? std::max(1, DivideUp(seen.end - begin, options.split_kv_rows)) : 1;
 
   for (int32_t head = 0; head < batch.geometry.num_kv_heads; ++head) {
+    const bool has_items = head == 0 || options.kv_heads_apart;
     WorkItem item{span_index, head, row_begin, row_count, begin, seen.end, -1};
     if (splits == 1) {
-      plan->items.push_back(item);
+      if (has_items) plan->items.push_back(item);
       continue;
     }
     item.combine = static_cast<int32_t>(plan->combines.size());
     plan->combines.push_back({span_index, head, row_begin, row_count, plan->partial_rows, splits});
-    for (int32_t split = 0; split < splits; ++split) {
+    for (int32_t split = 0; has_items && split < splits; ++split) {
       item.kv_begin = begin + split * options.split_kv_rows;
       item.kv_end = std::min(seen.end, item.kv_begin + options.split_kv_rows);
-      item.partial_row = plan->partial_rows;
+      item.partial_row = plan->partial_rows + split * row_count;
       plan->items.push_back(item);
-      plan->partial_rows += row_count;
     }
+    plan->partial_rows += splits * row_count;
   }
 }
 

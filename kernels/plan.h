@@ -72,6 +72,10 @@ struct PlanOptions {
   // few of them for the workers. Only for kernels that give a row the same bits in any of these
   // tiles. 0: never.
   int32_t min_tile_rows = 0;
+  // Whether every KV head has items of its own. If not, those of KV head 0 stand for all: a kernel
+  // runs each for every KV head, whose combines and partial rows follow each other. Then items are
+  // not shared.
+  bool kv_heads_apart = true;
 };
 
 struct Plan {

@@ -48,10 +48,10 @@ inline constexpr TileRow kSm80Tiles[] = {
     // Splits of 64 KB of K: a decode of 8 KV heads over 4096 rows of 128 becomes 128 blocks. Half
     // as many split rows cost 6% of the bandwidth of a large decode, twice as many 8% of the time
     // of a single one. Up to 64 packed rows split: more have two tiles or more per KV head.
-    {64, {128, 512, 64, 0, 32}},
-    {128, {128, 256, 64, 0, 32}},
+    {64, {128, 512, 64, 0, 32, false}},
+    {128, {128, 256, 64, 0, 32, false}},
     // The output of 32 rows of 256 components is all registers there are.
-    {256, {64, 256, 64, 0, 32}},
+    {256, {64, 256, 64, 0, 32, false}},
 };
 
 // The thread block of an sm80 kernel: teams * row_warps warps. The warps of a team share the tile's

@@ -6,10 +6,6 @@
 namespace flashcore::kernels {
 namespace {
 
-// The items of KV head 0 stand for those of all: the plan treats every KV head alike, one after the
-// other.
-bool IsPacked(const WorkItem& item) { return item.kv_head == 0; }
-
 // Spans with few rows have a tile of their own. The others' last tiles may have few rows, too, but
 // must be like their other tiles for the sake of the bits.
 int TileKind(const AttentionBatch& batch, const WorkItem& item) {
@@ -77,13 +73,12 @@ RowDivider::RowDivider(int32_t by) : divisor(by), shift(0) {
 }
 
 size_t WorkListBytes(const Plan& plan) {
-  const size_t works = std::count_if(plan.items.begin(), plan.items.end(), IsPacked);
-  return works * sizeof(BlockWork) + plan.combines.size() * sizeof(int32_t);
+  return plan.items.size() * sizeof(BlockWork) + plan.combines.size() * sizeof(int32_t);
 }
 
 WorkListView::WorkListView(const AttentionBatch& batch, const Plan& plan, void* block) {
   std::array<int32_t, kCudaTileKinds> counts = {};
-  for (const WorkItem& item : plan.items) counts[TileKind(batch, item)] += IsPacked(item);
+  for (const WorkItem& item : plan.items) ++counts[TileKind(batch, item)];
   auto* works = static_cast<BlockWork*>(block);
   for (int kind = 0; kind < kCudaTileKinds; ++kind) {
     tiles[kind] = {works, counts[kind]};
@@ -97,7 +92,6 @@ void PackWorkList(const AttentionBatch& batch, const Plan& plan, std::byte* to) 
   std::array<BlockWork*, kCudaTileKinds> next;  // place of each kind's next
   for (int kind = 0; kind < kCudaTileKinds; ++kind) next[kind] = view.tiles[kind].works;
   for (const WorkItem& item : plan.items) {
-    if (!IsPacked(item)) continue;
     new (next[TileKind(batch, item)]++)
         BlockWork(MakeWork(batch.geometry, batch.spans[item.span], item, plan));
   }

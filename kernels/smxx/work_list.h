@@ -85,7 +85,7 @@ inline constexpr size_t kWorkListAlignment = 64;
 size_t WorkListBytes(const Plan& plan);
 
 // Packs what a launch of `batch` by `plan` reads into the block at `to`. Every pointer of the spans
-// must be a device pointer, kv.pages included. `plan` must have no shared items.
+// must be a device pointer, kv.pages included. `plan` was made with kv_heads_apart off.
 void PackWorkList(const AttentionBatch& batch, const Plan& plan, std::byte* to);
 
 // The parts of a block, which may be in device memory: nothing is read.

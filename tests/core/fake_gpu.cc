@@ -24,6 +24,7 @@
 #include "kernels/sm80/attention_sm80.h"
 #include "kernels/smxx/read_bytes.h"
 #include "kernels/smxx/work_list.h"
+#include "kernels/tile_config.h"
 #include "tests/core/driver_calls.h"
 
 namespace {
@@ -203,7 +204,12 @@ int LaunchAttentionSm80(const AttentionBatch& batch, const Plan& plan, const Lau
     const WorkListView work(copy, plan, ctx.work_list);
     ExpectCounters(ctx.finished != nullptr ? ctx.finished : work.finished, plan.combines.size());
     thread_local ThreadPool threads(1);
-    LaunchAttentionCpu(copy, plan, {ctx.workspace, &threads});
+    PlanOptions apart =
+        TileFor(kSm80Tiles, geometry.head_dim).plan;  // as the CPU's kernels want it
+    apart.kv_heads_apart = true;
+    Plan cpu_plan;
+    MakePlan(copy, apart, 1, &cpu_plan);
+    LaunchAttentionCpu(copy, cpu_plan, {ctx.workspace, &threads});
   });
 }
 

@@ -25,11 +25,15 @@ class PackedBatch {
       : spans_(std::move(spans)),
         batch_{{DType::kFloat16, 4, 2, 64}, spans_.data(), static_cast<int32_t>(spans_.size())} {
     MakePlan(batch_, kSm80Tiles[0].plan, 1, &plan_);
+    PlanOptions apart = kSm80Tiles[0].plan;
+    apart.kv_heads_apart = true;
+    MakePlan(batch_, apart, 1, &plan_of_all_heads_);
     aligned_.resize(WorkListBytes(plan_) / sizeof(BlockWork) + 1);
     PackWorkList(batch_, plan_, block());
   }
 
   const Plan& plan() const { return plan_; }
+  const Plan& plan_of_all_heads() const { return plan_of_all_heads_; }
   std::byte* block() { return reinterpret_cast<std::byte*>(aligned_.data()); }
   size_t bytes() const { return WorkListBytes(plan_); }
   WorkListView view() { return WorkListView(batch_, plan_, block()); }
@@ -38,6 +42,7 @@ class PackedBatch {
   const std::vector<Span> spans_;
   const AttentionBatch batch_;
   Plan plan_;
+  Plan plan_of_all_heads_;
   std::vector<BlockWork> aligned_;
 };
 
@@ -54,7 +59,7 @@ TEST(WorkList, HoldsTheItemsOfOneKvHeadByTile) {
       EXPECT_EQ(work.group_stride, 2 * work.head_stride);
     }
   }
-  EXPECT_EQ(works * 2, packed.plan().items.size());
+  EXPECT_EQ(works, packed.plan().items.size());
   EXPECT_EQ(reinterpret_cast<std::byte*>(view.finished + packed.plan().combines.size()),
             packed.block() + packed.bytes());
   for (size_t c = 0; c < packed.plan().combines.size(); ++c) EXPECT_EQ(view.finished[c], 0);
@@ -67,8 +72,8 @@ TEST(WorkList, SplitsHaveThePlansPartialRows) {
   int found = 0;
   for (const auto& [works, count] : view.tiles) {
     for (const BlockWork* work = works; work < works + count; ++work) {
-      for (const WorkItem& item : packed.plan().items) {
-        const CombineItem& combine = packed.plan().combines[item.combine];
+      for (const WorkItem& item : packed.plan_of_all_heads().items) {
+        const CombineItem& combine = packed.plan_of_all_heads().combines[item.combine];
         if (item.kv_begin != work->kv_begin || item.kv_end != work->kv_end ||
             item.row_count != work->row_count) {
           continue;
@@ -80,7 +85,10 @@ TEST(WorkList, SplitsHaveThePlansPartialRows) {
       }
     }
   }
-  EXPECT_EQ(found, static_cast<int>(packed.plan().items.size()));
+  EXPECT_EQ(found, static_cast<int>(packed.plan_of_all_heads().items.size()));
+  EXPECT_EQ(packed.plan().items.size() * 2, packed.plan_of_all_heads().items.size());
+  EXPECT_EQ(packed.plan().combines.size(), packed.plan_of_all_heads().combines.size());
+  EXPECT_EQ(packed.plan().partial_rows, packed.plan_of_all_heads().partial_rows);
 }
 
 // The last tile of a span with many rows may have as few as a span with few, but not its kernel:
