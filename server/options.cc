@@ -58,7 +58,7 @@ ABSL_FLAG(
     int64_t, direct_list_bytes, 0,
     "Likewise for what else a kernel reads, its work list and page tables. 0: always copied.");
 ABSL_FLAG(
-    std::string, prefetch, "next_layer",
+    std::string, prefetch, "none",
     "What a GPU warms its L2 cache with after a decode step: next_layer (the K/V that the next "
     "layer of the same sequences will read) or none.");
 ABSL_FLAG(int64_t, prefetch_bytes, 0,

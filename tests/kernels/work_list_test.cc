@@ -91,6 +91,27 @@ TEST(WorkList, SplitsHaveThePlansPartialRows) {
   EXPECT_EQ(packed.plan().partial_rows, packed.plan_of_all_heads().partial_rows);
 }
 
+// A plan of one KV head has the items that a plan of all has of it, in the same order.
+TEST(WorkList, OneKvHeadStandsForAll) {
+  PackedBatch packed({MakeSpan(1, 1000), MakeSpan(700, 300), MakeSpan(3, 4097), MakeSpan(20, 70)});
+  std::vector<WorkItem> of_first_head;
+  for (const WorkItem& item : packed.plan_of_all_heads().items) {
+    if (item.kv_head == 0) of_first_head.push_back(item);
+  }
+  ASSERT_EQ(packed.plan().items.size(), of_first_head.size());
+  for (size_t i = 0; i < of_first_head.size(); ++i) {
+    const WorkItem &has = packed.plan().items[i], &want = of_first_head[i];
+    EXPECT_EQ(has.span, want.span);
+    EXPECT_EQ(has.kv_head, 0);
+    EXPECT_EQ(has.row_begin, want.row_begin);
+    EXPECT_EQ(has.row_count, want.row_count);
+    EXPECT_EQ(has.kv_begin, want.kv_begin);
+    EXPECT_EQ(has.kv_end, want.kv_end);
+    EXPECT_EQ(has.partial_row, want.partial_row);
+    EXPECT_EQ(has.combine, want.combine);
+  }
+}
+
 // The last tile of a span with many rows may have as few as a span with few, but not its kernel:
 // that one gives other bits.
 TEST(WorkList, FewRowsOfManyAreNotTakenForASpanOfFew) {
