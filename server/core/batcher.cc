@@ -86,21 +86,19 @@ absl::Status Batcher::Enqueue(AttendOperation* operation, AttendOperation** disp
   *displaced = nullptr;
   operation->submitted = clock_->Now();
   operation->tokens = CountTokens(operation->request);
-  {
-    MutexLock lock(&mutex_);
-    if (closed_) return absl::UnavailableError("the server is draining");
-    if (depth_ >= options_.max_queue_requests) {
-      *displaced = Displace(operation->client);
-      if (*displaced == nullptr) {
-        return absl::ResourceExhaustedError(absl::StrCat(
-            "the request queue is full: ", depth_, " requests are waiting, which is the limit"));
-      }
+  MutexLock lock(&mutex_);
+  if (closed_) return absl::UnavailableError("the server is draining");
+  if (depth_ >= options_.max_queue_requests) {
+    *displaced = Displace(operation->client);
+    if (*displaced == nullptr) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "the request queue is full: ", depth_, " requests are waiting, which is the limit"));
     }
-    Activate(operation->client)->queue.push_back(operation);
-    StartWaiting(absl::MakeSpan(operation->order));
-    ++depth_;
-    NotifyOne();
   }
+  Activate(operation->client)->queue.push_back(operation);
+  StartWaiting(absl::MakeSpan(operation->order));
+  ++depth_;
+  NotifyOne();
   return absl::OkStatus();
 }
 

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <iterator>
 
+#include "server/core/align.h"
+
 namespace flashcore::server {
 
 std::byte* BlockAllocator::Allocate(size_t bytes) {
-  bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  bytes = AlignUp(bytes, kAlignment);
   const auto range = std::find_if(free_.begin(), free_.end(),
                                   [bytes](const auto& free) { return free.second >= bytes; });
   if (range == free_.end()) return nullptr;

@@ -3,7 +3,9 @@
 #define FLASHCORE_SERVER_CORE_CUDA_RAII_H_
 
 #include <cstddef>
+#include <utility>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "kernels/smxx/cuda_raii.h"
@@ -25,6 +27,13 @@ enum class StreamPriority { kHigh, kLow };
 absl::StatusOr<CudaStream> MakeStream(StreamPriority priority = StreamPriority::kHigh);
 // Keeps the time, unless `flags` say otherwise.
 absl::StatusOr<CudaEvent> MakeEvent(unsigned flags = cudaEventDefault);
+
+// `value`, into `*to` if there is one.
+template <class T>
+absl::Status Store(absl::StatusOr<T> value, T* to) {
+  if (value.ok()) *to = *std::move(value);
+  return value.status();
+}
 
 }  // namespace flashcore::server
 

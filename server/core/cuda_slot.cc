@@ -9,15 +9,14 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/smxx/work_list.h"
+#include "server/core/align.h"
 #include "server/core/cuda_status.h"
 #include "server/core/spans.h"
 
 namespace flashcore::server {
 namespace {
 
-size_t AlignUp(size_t bytes) {
-  return (bytes + StagingPool::kAlignment - 1) / StagingPool::kAlignment * StagingPool::kAlignment;
-}
+size_t AlignUp(size_t bytes) { return server::AlignUp(bytes, StagingPool::kAlignment); }
 
 size_t PageTableBytes(const std::vector<kernels::Span>& spans) {
   size_t pages = 0;
@@ -32,13 +31,6 @@ template <class T>
 T* InCopy(T* at, const std::byte* from, std::byte* to) {
   if (at == nullptr) return nullptr;
   return reinterpret_cast<T*>(to + (reinterpret_cast<const std::byte*>(at) - from));
-}
-
-// `owner`, into `*to`.
-template <class Owner>
-absl::Status Store(absl::StatusOr<Owner> owner, Owner* to) {
-  if (owner.ok()) *to = *std::move(owner);
-  return owner.status();
 }
 
 }  // namespace

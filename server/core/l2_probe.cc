@@ -29,13 +29,6 @@ double Median(std::vector<double> values) {
   return *middle;
 }
 
-// `owner`, into `*to`.
-template <class Owner>
-absl::Status Store(absl::StatusOr<Owner> owner, Owner* to) {
-  if (owner.ok()) *to = *std::move(owner);
-  return owner.status();
-}
-
 enum class Cold { kBetween, kBeside };
 
 // Two streams, both with the window or both without, as on lanes.

@@ -2,12 +2,12 @@
 
 #include <utility>
 
+#include "server/core/align.h"
+
 namespace flashcore::server {
 namespace {
 
-size_t AlignUp(size_t bytes) {
-  return (bytes + StagingPool::kAlignment - 1) / StagingPool::kAlignment * StagingPool::kAlignment;
-}
+size_t AlignUp(size_t bytes) { return server::AlignUp(bytes, StagingPool::kAlignment); }
 
 }  // namespace
 

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 
+#include "server/core/align.h"
+
 namespace flashcore::server {
 
 // Hands out pieces of a block of host memory, one behind the other. Each has its place in a block
@@ -24,7 +26,7 @@ class UploadBlock {
   std::byte* Take(size_t bytes) {
     if (bytes > room()) return nullptr;
     std::byte* piece = host_ + used_;
-    used_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    used_ += AlignUp(bytes, kAlignment);
     return piece;
   }
   std::byte* OnDevice(const std::byte* piece) const { return device_ + (piece - host_); }

@@ -5,6 +5,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
+
+#include "server/core/cuda_device.h"
+
 namespace flashcore::server::testing {
 
 // Times so far that somebody asked for an event that was not there yet.
@@ -29,6 +33,19 @@ int FakeGpuL2Resets();
 // What any work of a stream that has a window takes from now on; at first 0.25, as without one.
 // Beside: if another stream, which it waited for, was given more to do after what it waited for.
 void SetFakeGpuWindowedTimes(float ms, float ms_beside);
+
+// Of a device with 16 MiB for K/V, that lanes of 1 MiB each serve.
+inline CudaDevice::Options SmallOptions() {
+  constexpr size_t kMiB = size_t{1} << 20;
+  CudaDevice::Options options;
+  options.kv_memory_bytes = 16 * kMiB;
+  options.max_request_bytes = kMiB;
+  options.workspace_bytes = kMiB;
+  options.list_bytes = kMiB;
+  options.superblock_bytes = kMiB / 2;
+  options.l2_window = CudaDevice::L2Window::kOn;
+  return options;
+}
 
 }  // namespace flashcore::server::testing
 

@@ -22,20 +22,10 @@ namespace {
 using testing::AttendJob;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::SmallOptions;
 
 using L2Window = CudaDevice::L2Window;
 constexpr size_t kMiB = size_t{1} << 20;
-
-CudaDevice::Options SmallOptions() {
-  CudaDevice::Options options;
-  options.kv_memory_bytes = 16 * kMiB;
-  options.max_request_bytes = kMiB;
-  options.workspace_bytes = kMiB;
-  options.list_bytes = kMiB;
-  options.superblock_bytes = kMiB / 2;
-  options.l2_window = L2Window::kOn;
-  return options;
-}
 
 class FakeGpuTest : public ::testing::Test {
  protected:

@@ -11,6 +11,7 @@
 #include "server/core/fleet.h"
 #include "server/core/open_device.h"
 #include "tests/core/attend_job.h"
+#include "tests/core/fake_gpu.h"
 #include "tests/core/fakes.h"
 
 namespace flashcore::server {
@@ -22,13 +23,7 @@ using ::testing::HasSubstr;
 constexpr size_t kMiB = size_t{1} << 20;
 
 DeviceOptions TwoGpus() {
-  CudaDevice::Options gpu;
-  gpu.kv_memory_bytes = 16 * kMiB;
-  gpu.max_request_bytes = kMiB;
-  gpu.workspace_bytes = kMiB;
-  gpu.list_bytes = kMiB;
-  gpu.superblock_bytes = kMiB / 2;
-  gpu.l2_window = CudaDevice::L2Window::kOn;
+  const CudaDevice::Options gpu = testing::SmallOptions();
   DeviceOptions options;
   options.kind = DeviceOptions::Kind::kCuda;
   options.cuda = {gpu, gpu};
