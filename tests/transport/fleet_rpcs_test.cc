@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "server/transport/server.h"
 #include "tests/core/fakes.h"
+#include "tests/transport/rpc_setup.h"
 
 namespace flashcore::server {
 namespace {
@@ -18,20 +19,14 @@ using ::testing::ElementsAre;
 using testing::FakeDevice;
 using testing::FakeDeviceControl;
 using ::testing::HasSubstr;
+using testing::kRowBytes;
 
-constexpr uint32_t kHeadDim = 32;
-constexpr size_t kRowBytes = kHeadDim * 2;  // one KV head
 constexpr size_t kKvBytes = 8 << 20;
 
 class FleetRpcsTest : public ::testing::Test {
  protected:
   FleetRpcsTest() {
-    Server::Options options;
-    options.listen = {"127.0.0.1:0"};
-    options.max_message_bytes = 1 << 20;
-    options.transport_memory_bytes = 64 << 20;
-    options.max_stream_inflight = 4;
-    options.version = "test";
+    const Server::Options options = testing::ServerOptions();
     Metrics::Options metrics = {"test", {}, Server::Methods(options)};
     std::vector<std::unique_ptr<Device>> devices;
     for (const char* id : {"fake:0", "fake:1"}) {
@@ -50,11 +45,7 @@ class FleetRpcsTest : public ::testing::Test {
   }
 
   grpc::Status Create(const std::string& device_id, v1::SequenceInfo* sequence) {
-    v1::CreateSequenceRequest request;
-    request.set_num_layers(1);
-    request.set_num_kv_heads(1);
-    request.set_head_dim(kHeadDim);
-    request.set_dtype(v1::DTYPE_FLOAT16);
+    v1::CreateSequenceRequest request = testing::CreateRequest();
     request.set_device_id(device_id);
     v1::CreateSequenceResponse response;
     grpc::ClientContext context;
@@ -77,27 +68,10 @@ class FleetRpcsTest : public ::testing::Test {
     return response.sequence();
   }
 
-  // One query row for each sequence, and one row appended to it.
   grpc::Status Attend(const std::vector<std::string>& ids) {
-    v1::AttendRequest request;
-    for (const std::string& id : ids) {
-      v1::Span* span = request.add_spans();
-      span->set_query_rows(1);
-      span->set_kv_rows(1);
-      span->set_sequence_id(id);
-    }
-    request.set_dtype(v1::DTYPE_FLOAT16);
-    request.set_num_heads(1);
-    request.set_num_kv_heads(1);
-    request.set_head_dim(kHeadDim);
-    request.set_layout(v1::LAYOUT_NHD);
-    for (std::string* tensor :
-         {request.mutable_query(), request.mutable_key(), request.mutable_value()}) {
-      tensor->assign(ids.size() * kRowBytes, '\0');
-    }
     v1::AttendResponse response;
     grpc::ClientContext context;
-    return stub_->Attend(&context, request, &response);
+    return stub_->Attend(&context, testing::StepRequest(ids), &response);
   }
 
   FakeDeviceControl device_;  // of both

@@ -16,6 +16,7 @@
 #include "server/transport/server.h"
 #include "tests/core/device_setting.h"
 #include "tests/core/fakes.h"
+#include "tests/transport/rpc_setup.h"
 
 namespace flashcore::server {
 namespace {
@@ -24,9 +25,8 @@ using ::testing::ElementsAre;
 using testing::FakeDevice;
 using testing::FakeDeviceControl;
 using ::testing::HasSubstr;
+using testing::kRowBytes;
 
-constexpr uint32_t kHeadDim = 32;
-constexpr size_t kRowBytes = kHeadDim * 2;  // one KV head
 constexpr size_t kKvBytes = 8 << 20;
 
 class SequenceRpcsTest : public ::testing::Test {
@@ -42,12 +42,7 @@ class SequenceRpcsTest : public ::testing::Test {
   }
 
   void Start(std::unique_ptr<Device> device) {
-    Server::Options options;
-    options.listen = {"127.0.0.1:0"};
-    options.max_message_bytes = 1 << 20;
-    options.transport_memory_bytes = 64 << 20;
-    options.max_stream_inflight = 4;
-    options.version = "test";
+    const Server::Options options = testing::ServerOptions();
     metrics_ = std::make_unique<Metrics>(testing::FakeMetricsOptions(Server::Methods(options)));
     std::vector<std::unique_ptr<Device>> devices;
     devices.push_back(std::move(device));
@@ -61,34 +56,16 @@ class SequenceRpcsTest : public ::testing::Test {
   }
 
   std::string Create() {
-    v1::CreateSequenceRequest request;
-    request.set_num_layers(1);
-    request.set_num_kv_heads(1);
-    request.set_head_dim(kHeadDim);
-    request.set_dtype(v1::DTYPE_FLOAT16);
     v1::CreateSequenceResponse response;
     grpc::ClientContext context;
-    EXPECT_TRUE(stub_->CreateSequence(&context, request, &response).ok());
+    EXPECT_TRUE(stub_->CreateSequence(&context, testing::CreateRequest(), &response).ok());
     return response.sequence_id();
   }
 
   // Appends one row to the sequence, and one query row attends.
   grpc::Status Step(grpc::ClientContext* context) {
-    v1::AttendRequest request;
-    v1::Span* span = request.add_spans();
-    span->set_query_rows(1);
-    span->set_kv_rows(1);
-    span->set_sequence_id(sequence_);
-    request.set_dtype(v1::DTYPE_FLOAT16);
-    request.set_num_heads(1);
-    request.set_num_kv_heads(1);
-    request.set_head_dim(kHeadDim);
-    request.set_layout(v1::LAYOUT_NHD);
-    request.set_query(std::string(kRowBytes, '\0'));
-    request.set_key(std::string(kRowBytes, '\0'));
-    request.set_value(std::string(kRowBytes, '\0'));
     v1::AttendResponse response;
-    return stub_->Attend(context, request, &response);
+    return stub_->Attend(context, testing::StepRequest({sequence_}), &response);
   }
   grpc::Status Step() {
     grpc::ClientContext context;

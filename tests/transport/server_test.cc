@@ -18,6 +18,7 @@
 #include "kernels/half.h"
 #include "tests/core/device_setting.h"
 #include "tests/core/fakes.h"
+#include "tests/transport/rpc_setup.h"
 
 namespace flashcore::server {
 namespace {
@@ -30,13 +31,9 @@ class ServerTest : public ::testing::Test {
  protected:
   void Start(std::unique_ptr<Device> device, Engine::Options engine_options = {},
              size_t max_message_bytes = 1 << 20) {
-    Server::Options options;
-    options.listen = {"127.0.0.1:0"};
+    Server::Options options = testing::ServerOptions();
     options.max_message_bytes = max_message_bytes;
-    options.transport_memory_bytes = 64 << 20;
-    options.max_stream_inflight = 4;
     options.enable_echo = true;
-    options.version = "test";
     metrics_ = std::make_unique<Metrics>(testing::FakeMetricsOptions(Server::Methods(options)));
     std::vector<std::unique_ptr<Device>> devices;
     devices.push_back(std::move(device));

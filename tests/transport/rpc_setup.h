@@ -1,0 +1,60 @@
+// What tests of the RPCs start a server with and send to it: FP16, one layer, one KV head.
+#ifndef FLASHCORE_TESTS_TRANSPORT_RPC_SETUP_H_
+#define FLASHCORE_TESTS_TRANSPORT_RPC_SETUP_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "flashcore/v1/attention.pb.h"
+#include "server/transport/server.h"
+
+namespace flashcore::server::testing {
+
+inline constexpr uint32_t kHeadDim = 32;
+inline constexpr size_t kRowBytes = kHeadDim * 2;  // of K, of V or of Q
+
+inline Server::Options ServerOptions() {
+  Server::Options options;
+  options.listen = {"127.0.0.1:0"};
+  options.max_message_bytes = 1 << 20;
+  options.transport_memory_bytes = 64 << 20;
+  options.max_stream_inflight = 4;
+  options.version = "test";
+  return options;
+}
+
+inline v1::CreateSequenceRequest CreateRequest() {
+  v1::CreateSequenceRequest request;
+  request.set_num_layers(1);
+  request.set_num_kv_heads(1);
+  request.set_head_dim(kHeadDim);
+  request.set_dtype(v1::DTYPE_FLOAT16);
+  return request;
+}
+
+// One query row for each sequence, and one row appended to it.
+inline v1::AttendRequest StepRequest(const std::vector<std::string>& ids) {
+  v1::AttendRequest request;
+  for (const std::string& id : ids) {
+    v1::Span* span = request.add_spans();
+    span->set_query_rows(1);
+    span->set_kv_rows(1);
+    span->set_sequence_id(id);
+  }
+  request.set_dtype(v1::DTYPE_FLOAT16);
+  request.set_num_heads(1);
+  request.set_num_kv_heads(1);
+  request.set_head_dim(kHeadDim);
+  request.set_layout(v1::LAYOUT_NHD);
+  for (std::string* tensor :
+       {request.mutable_query(), request.mutable_key(), request.mutable_value()}) {
+    tensor->assign(ids.size() * kRowBytes, '\0');
+  }
+  return request;
+}
+
+}  // namespace flashcore::server::testing
+
+#endif  // FLASHCORE_TESTS_TRANSPORT_RPC_SETUP_H_
