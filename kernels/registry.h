@@ -41,12 +41,9 @@ struct LaunchContext {
   void* stream = nullptr;         // CUDA kernels: the cudaStream_t to launch on
   // CUDA kernels: the block that PackWorkList (kernels/smxx/work_list.h) made of this batch and
   // plan, its copy ordered before the launch on `stream`. The launch counts in it and leaves it as
-  // it was. The workspace is device memory. The spans' pointers are device pointers; these and the
-  // block may also be in mapped host memory.
+  // it was. Block and workspace are device memory. The spans' pointers are device pointers; these
+  // may also be in mapped host memory.
   void* work_list = nullptr;
-  // CUDA kernels: int32_t [Plan::combines.size()], all 0, in device memory, to count in instead:
-  // atomics on mapped host memory are slow. Left as it was. Null: the launch counts in work_list.
-  int32_t* finished = nullptr;
 };
 
 // Runs `batch` by `plan`. CPU kernels have completed on return. Returns 0, or the cudaError_t of a

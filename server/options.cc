@@ -50,13 +50,10 @@ ABSL_FLAG(
     "How a lane's thread waits for a GPU: spin (the soonest to notice, and a core is busy all "
     "the while), yield (likewise, but others may have the core in between) or block.");
 ABSL_FLAG(
-    int64_t, direct_io_bytes, int64_t{64} << 10,
+    int64_t, direct_io_bytes, int64_t{1} << 20,
     "Q, K, V and O of a launch of at most so many bytes in all are not copied to and from a "
     "GPU: its kernels read and write them in the host's memory, unless K/V of the request would "
     "be read more than once. 0: always copied.");
-ABSL_FLAG(
-    int64_t, direct_list_bytes, 0,
-    "Likewise for what else a kernel reads, its work list and page tables. 0: always copied.");
 ABSL_FLAG(
     std::string, prefetch, "none",
     "What a GPU warms its L2 cache with after a decode step: next_layer (the K/V that the next "
@@ -93,6 +90,9 @@ ABSL_FLAG(
     int64_t, max_queue_delay_us, 0,
     "Microseconds that a request may wait for others to share its batch while a lane is idle; "
     "0: it never does.");
+ABSL_FLAG(int64_t, idle_spin_us, 0,
+          "Microseconds that a lane which has nothing to do keeps looking, and a core busy, before "
+          "its thread sleeps; of several idle lanes one at a time.");
 ABSL_FLAG(int64_t, kv_memory_bytes, 0,
           "Memory for resident K/V, of each device. 0: on a GPU 85% of what is free; on the CPU "
           "device a quarter of the machine's, which the system gives as it is used.");
@@ -297,8 +297,6 @@ void ReadCudaOptions(CudaDevice::Options* options, Checker* check) {
   options->wait = ReadWaitStrategy(check);
   options->direct_io_bytes = check->Range<int64_t>(
       "direct_io_bytes", absl::GetFlag(FLAGS_direct_io_bytes), 0, int64_t{1} << 32);
-  options->direct_list_bytes = check->Range<int64_t>(
-      "direct_list_bytes", absl::GetFlag(FLAGS_direct_list_bytes), 0, 16 << 20);
   options->kv_memory_bytes = absl::GetFlag(FLAGS_kv_memory_bytes);
   options->staging_memory_bytes = absl::GetFlag(FLAGS_staging_memory_bytes);
   options->max_request_bytes = absl::GetFlag(FLAGS_max_message_bytes);
@@ -384,6 +382,8 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
       check.Range<int64_t>("max_batch_tokens", absl::GetFlag(FLAGS_max_batch_tokens), 1, kMaxInt);
   batcher.max_queue_delay = std::chrono::microseconds(check.Range<int64_t>(
       "max_queue_delay_us", absl::GetFlag(FLAGS_max_queue_delay_us), 0, 1'000'000));
+  batcher.idle_spin = std::chrono::microseconds(
+      check.Range<int64_t>("idle_spin_us", absl::GetFlag(FLAGS_idle_spin_us), 0, 1'000'000'000));
   ReadSequenceOptions(&options.engine.sequences, &check);
   options.engine.sequences.max_heads = options.engine.max_heads;
 

@@ -67,13 +67,12 @@ int Launch(AttendFn attend, const AttentionBatch& batch, const Plan& plan,
   if (!plan.members.empty()) return cudaErrorInvalidValue;
   const Geometry& geometry = batch.geometry;
   const WorkListView work(batch, plan, ctx.work_list);
-  int32_t* const finished = ctx.finished != nullptr ? ctx.finished : work.finished;
   const Partials partials(static_cast<float*>(ctx.workspace), plan.partial_rows, geometry.head_dim);
   // Large tiles first: they take longest.
   for (int kind = kCudaTileKinds - 1; kind >= 0; --kind) {
     const auto [items, count] = work.tiles[kind];
     if (count == 0) continue;
-    const sm80::AttendParams params{items, finished, partials, RowDivider(geometry.group()),
+    const sm80::AttendParams params{items, work.finished, partials, RowDivider(geometry.group()),
                                     geometry.num_kv_heads};
     const int error = attend(geometry, kCudaTileRows[kind], params, count, ctx.stream);
     if (error != cudaSuccess) return error;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <thread>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
@@ -104,25 +105,46 @@ absl::Status Batcher::Enqueue(AttendOperation* operation, AttendOperation** disp
 
 bool Batcher::Take(Batch* batch) {
   batch->clear();
+  const TimePoint spin_end = clock_->Now() + options_.idle_spin;
   MutexLock lock(&mutex_);
   TimePoint retry;
   while (!wake_ && !TryTakeLocked(batch, &retry)) {
     if (closed_ && depth_ == 0) return false;
-    CondVar told;
-    untold_takes_.push_back(&told);
     ++waiting_takes_;
-    if (retry == kNoDeadline) {
-      told.Wait(&mutex_);
-    } else {
-      told.WaitUntil(&mutex_, retry);
-    }
+    Await(retry, spin_end);
     --waiting_takes_;
-    untold_takes_.erase(std::remove(untold_takes_.begin(), untold_takes_.end(), &told),
-                        untold_takes_.end());
   }
   wake_ = false;
   NotifyNext();
   return true;
+}
+
+// Returns when told to look again, or at `retry`, or now and then for no reason.
+void Batcher::Await(TimePoint retry, TimePoint spin_end) {
+  if (!spinning_ && clock_->Now() < spin_end) {
+    Spin(std::min(retry, spin_end));
+    return;
+  }
+  CondVar told;
+  untold_takes_.push_back(&told);
+  if (retry == kNoDeadline) {
+    told.Wait(&mutex_);
+  } else {
+    told.WaitUntil(&mutex_, retry);
+  }
+  untold_takes_.erase(std::remove(untold_takes_.begin(), untold_takes_.end(), &told),
+                      untold_takes_.end());
+}
+
+void Batcher::Spin(TimePoint end) {
+  spinning_ = true;
+  spinner_told_ = false;
+  mutex_.unlock();
+  while (!spinner_told_.load(std::memory_order_relaxed) && clock_->Now() < end) {
+    std::this_thread::yield();
+  }
+  mutex_.lock();
+  spinning_ = false;
 }
 
 bool Batcher::TryTake(Batch* batch, TimePoint* retry) {
@@ -289,14 +311,17 @@ void Batcher::Close() {
   NotifyAll();
 }
 
-// Has a Take that waits look again: the one that waits shortest, whose thread is the soonest awake.
+// Has a Take that waits look again: the one that does not sleep, or the one that waits shortest,
+// whose thread is the soonest awake.
 void Batcher::NotifyOne() {
+  if (spinning_ && !spinner_told_.exchange(true)) return;
   if (untold_takes_.empty()) return;
   untold_takes_.back()->NotifyOne();
   untold_takes_.pop_back();
 }
 
 void Batcher::NotifyAll() {
+  NotifyOne();  // if one spins
   while (!untold_takes_.empty()) NotifyOne();
 }
 

@@ -2,6 +2,7 @@
 #ifndef FLASHCORE_SERVER_CORE_BATCHER_H_
 #define FLASHCORE_SERVER_CORE_BATCHER_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <list>
@@ -49,6 +50,9 @@ class Batcher {
     int64_t max_batch_tokens = 65536;  // in one batch, unless its first request has more
     // How long a request may wait for company while a lane is idle. 0: not at all.
     Nanoseconds max_queue_delay{0};
+    // How long a Take that has nothing to do keeps looking before it sleeps, one at a time: what
+    // comes meanwhile does not wait for a thread to wake up.
+    Nanoseconds idle_spin{0};
   };
 
   Batcher(const Options& options, const Clock* clock) : options_(options), clock_(clock) {}
@@ -116,6 +120,8 @@ class Batcher {
   AttendOperation* Displace(const std::string& newcomer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Client* Activate(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Erase(Client* client, Queue::iterator position) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Await(TimePoint retry, TimePoint spin_end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Spin(TimePoint end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NotifyOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NotifyAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NotifyNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -136,8 +142,11 @@ class Batcher {
   uint64_t activations_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t last_serial_ ABSL_GUARDED_BY(mutex_) = 0;
   int waiting_takes_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Of those of them that have not been told to look again, the one that waits shortest last.
+  // Of those of them that sleep and have not been told to look again, the one that waits shortest
+  // last.
   std::vector<CondVar*> untold_takes_ ABSL_GUARDED_BY(mutex_);
+  bool spinning_ ABSL_GUARDED_BY(mutex_) = false;  // one of them, which is in no list
+  std::atomic<bool> spinner_told_{false};          // to look again
   bool wake_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };

@@ -176,7 +176,6 @@ absl::Status CudaDevice::MakeLanes() {
   options.slot.list_bytes = options_.list_bytes;
   options.slot.multiprocessors = info_.compute_units;
   options.slot.direct_bytes = options_.direct_io_bytes;
-  options.slot.direct_list_bytes = options_.direct_list_bytes;
   options.slot.wait = options_.wait;
   for (int i = 0; i < options_.lanes; ++i) {
     auto lane = CudaLane::Create(options);

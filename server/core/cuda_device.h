@@ -37,10 +37,9 @@ class CudaDevice final : public Device {
 
     int slots = 2;  // of a lane: launches under way, so that copies overlap kernels
     WaitStrategy wait = WaitStrategy::kYield;
-    // Tensors of a launch, and lists of one kernel, of at most so many bytes are not copied:
-    // kernels read and write them in pinned memory.
-    size_t direct_io_bytes = size_t{64} << 10;
-    size_t direct_list_bytes = 0;
+    // Tensors of a launch of at most so many bytes are not copied: kernels read and write them in
+    // pinned memory.
+    size_t direct_io_bytes = size_t{1} << 20;
     // Whether to warm the L2 cache with the K/V that the next layer of a decode will read, and with
     // how much of it after each launch; 0: half of what the L2 window leaves of the cache.
     bool prefetch = true;

@@ -18,14 +18,6 @@ namespace {
 
 size_t AlignUp(size_t bytes) { return server::AlignUp(bytes, StagingPool::kAlignment); }
 
-size_t PageTableBytes(const std::vector<kernels::Span>& spans) {
-  size_t pages = 0;
-  for (const kernels::Span& span : spans) {
-    if (span.kv.pages != nullptr) pages += kernels::PagesFor(span.kv.rows);
-  }
-  return pages * sizeof(int32_t);
-}
-
 // Where what lies at `at` in a tensor block that starts at `from` lies in its copy at `to`.
 template <class T>
 T* InCopy(T* at, const std::byte* from, std::byte* to) {
@@ -61,17 +53,8 @@ absl::Status CudaSlot::Allocate() {
   if (status.ok()) {
     status = Store(AllocateDevice(options_.list_bytes, "a lane's lists"), &device_lists_);
   }
-  if (status.ok() && options_.direct_list_bytes > 0) status = AllocateCounters();
   lists_ = UploadBlock(pinned_lists_.get(), device_lists_.get(), options_.list_bytes);
   return status;
-}
-
-// As many as any work list that is direct could have.
-absl::Status CudaSlot::AllocateCounters() {
-  const size_t bytes = options_.direct_list_bytes;
-  absl::Status status = Store(AllocateDevice(bytes, "a lane's counters"), &finished_);
-  if (!status.ok()) return status;
-  return CudaStatus(cudaMemsetAsync(finished_.get(), 0, bytes, stream()), "cudaMemsetAsync");
 }
 
 absl::Status CudaSlot::Start(const kernels::Kernel& kernel, const std::byte* arena,
@@ -80,6 +63,7 @@ absl::Status CudaSlot::Start(const kernels::Kernel& kernel, const std::byte* are
   spans_.clear();
   AppendSpans(launch, arena, launch.pages.data(), &spans_);
   is_direct_ = IsDirect(kernel, launch);
+  unsent_appends_ = {};
   times_ = {};
   const absl::Status status = EnqueueGroups(kernel, launch);
   // Before staging memory goes back to its pool, nothing may be copying from it or to it.
@@ -191,7 +175,7 @@ void CudaSlot::PlaceOne(const Placed& placed, size_t num_spans, Remaining* remai
 absl::Status CudaSlot::EnqueueGroup(const kernels::Kernel& kernel, const Launch& launch,
                                     absl::Span<kernels::Span> spans) {
   absl::Status status = CopyIn();
-  if (status.ok()) status = EnqueueAppends(launch.page_layout());
+  if (status.ok()) status = EnqueueAppends();
   if (status.ok()) status = Attend(kernel, launch.geometry(), spans);
   if (status.ok()) status = CopyOut();
   return status;
@@ -223,41 +207,44 @@ absl::Status CudaSlot::CopyOut() {
 
 absl::Status CudaSlot::EnqueueCopies(int64_t page_bytes,
                                      absl::Span<const kernels::PageCopy> copies) {
-  return EnqueueList(copies, "CopyPagesCuda", [&](const kernels::PageCopy* list, int32_t count) {
-    return kernels::CopyPagesCuda(page_bytes, list, count, stream());
-  });
-}
-
-absl::Status CudaSlot::EnqueueAppends(const kernels::PageLayout& layout) {
-  return EnqueueList(absl::MakeConstSpan(appends_), "AppendRowsCuda",
-                     [&](const kernels::RowAppend* list, int32_t count) {
-                       return kernels::AppendRowsCuda(layout, list, count, stream());
-                     });
-}
-
-// Sends `items` to the device and has `enqueue` work on them, as many at a time as there is room.
-template <class Item, class Enqueue>
-absl::Status CudaSlot::EnqueueList(absl::Span<const Item> items, const char* what,
-                                   const Enqueue& enqueue) {
   absl::Status status;
-  while (status.ok() && !items.empty()) {
-    const size_t count = std::min(items.size(), lists_.room() / sizeof(Item));
-    if (count == 0) {
-      status = Drain();
-      continue;
-    }
-    const size_t bytes = count * sizeof(Item);
-    std::byte* const list = lists_.Take(bytes);
-    std::memcpy(list, items.data(), bytes);
-    lists_are_direct_ = bytes <= options_.direct_list_bytes;
+  while (status.ok() && !copies.empty()) {
+    const auto list = TakeList(&copies);
+    if (!list.ok()) return list.status();
     status = Send();
-    if (status.ok()) {
-      const auto* on_device = reinterpret_cast<const Item*>(ListAddress(list));
-      status = CudaStatus(enqueue(on_device, static_cast<int32_t>(count)), what);
-    }
-    items.remove_prefix(count);
+    if (!status.ok()) break;
+    const auto count = static_cast<int32_t>(list->size());
+    status = CudaStatus(kernels::CopyPagesCuda(page_bytes, list->data(), count, stream()),
+                        "CopyPagesCuda");
   }
   return status;
+}
+
+// The last of them travel with the lists of the first piece.
+absl::Status CudaSlot::EnqueueAppends() {
+  absl::Span<const kernels::RowAppend> appends = appends_;
+  absl::Status status;
+  while (status.ok() && !appends.empty()) {
+    const auto list = TakeList(&appends);
+    if (!list.ok()) return list.status();
+    unsent_appends_ = *list;
+    if (!appends.empty()) status = Send();
+  }
+  return status;
+}
+
+// Moves as many of `*items`, of which there are some, to lists_ as there is room for, after waiting
+// for room if there is none. Returns where they will be on the device. All else has been sent.
+template <class Item>
+absl::StatusOr<absl::Span<const Item>> CudaSlot::TakeList(absl::Span<const Item>* items) {
+  if (lists_.room() < sizeof(Item)) {
+    if (absl::Status status = Drain(); !status.ok()) return status;
+  }
+  const size_t count = std::min(items->size(), lists_.room() / sizeof(Item));
+  std::byte* const list = lists_.Take(count * sizeof(Item));
+  std::memcpy(list, items->data(), count * sizeof(Item));
+  items->remove_prefix(count);
+  return absl::MakeConstSpan(reinterpret_cast<const Item*>(lists_.OnDevice(list)), count);
 }
 
 absl::Status CudaSlot::Attend(const kernels::Kernel& kernel, const kernels::Geometry& geometry,
@@ -265,7 +252,10 @@ absl::Status CudaSlot::Attend(const kernels::Kernel& kernel, const kernels::Geom
   const size_t num_spans = spans.size();
   size_t count = num_spans;  // of the next piece
   absl::Status status;
-  if (spans.empty()) status = Record(kCopied);
+  if (spans.empty()) {
+    status = Send();
+    if (status.ok()) status = Record(kCopied);
+  }
   while (status.ok() && !spans.empty()) {
     count = std::min(count, spans.size());
     std::byte* const work_list = PackPiece(kernel, geometry, spans.first(count));
@@ -276,8 +266,8 @@ absl::Status CudaSlot::Attend(const kernels::Kernel& kernel, const kernels::Geom
     status = Send();
     if (status.ok() && spans.size() == num_spans) status = Record(kCopied);
     if (!status.ok()) break;
-    kernels::LaunchContext context = {workspace_.get(), nullptr, stream(), ListAddress(work_list)};
-    if (lists_are_direct_) context.finished = static_cast<int32_t*>(finished_.get());
+    const kernels::LaunchContext context = {workspace_.get(), nullptr, stream(),
+                                            lists_.OnDevice(work_list)};
     const kernels::AttentionBatch piece = {geometry, piece_.data(), static_cast<int32_t>(count)};
     status = CudaStatus(kernel.launch(piece, plan_, context), "the attention kernel");
     spans.remove_prefix(count);
@@ -293,10 +283,8 @@ std::byte* CudaSlot::PackPiece(const kernels::Kernel& kernel, const kernels::Geo
   // While the page tables are still on the host.
   kernels::MakePlan(batch, kernel.plan_options, options_.multiprocessors, &plan_);
   if (plan_.workspace_bytes > options_.workspace_bytes) return nullptr;
-  const size_t work_list_bytes = kernels::WorkListBytes(plan_);
-  lists_are_direct_ = work_list_bytes + PageTableBytes(piece_) <= options_.direct_list_bytes;
   const size_t used = lists_.used();
-  std::byte* const work_list = lists_.Take(work_list_bytes);
+  std::byte* const work_list = lists_.Take(kernels::WorkListBytes(plan_));
   if (work_list == nullptr || !PackPageTables()) {
     lists_.Rewind(used);
     return nullptr;
@@ -312,13 +300,16 @@ bool CudaSlot::PackPageTables() {
     std::byte* const table = lists_.Take(bytes);
     if (table == nullptr) return false;
     std::memcpy(table, span.kv.pages, bytes);
-    span.kv.pages = reinterpret_cast<const int32_t*>(ListAddress(table));
+    span.kv.pages = reinterpret_cast<const int32_t*>(lists_.OnDevice(table));
   }
   return true;
 }
 
 absl::Status CudaSlot::MakeRoom(size_t* count) {
-  if (lists_.used() > 0) return Drain();
+  if (lists_.used() > 0) {
+    const absl::Status status = Send();
+    return status.ok() ? Drain() : status;
+  }
   if (*count == 1) {
     return absl::ResourceExhaustedError(
         absl::StrCat("a span's partial results need ", plan_.workspace_bytes, " bytes; a lane has ",
@@ -331,10 +322,15 @@ absl::Status CudaSlot::MakeRoom(size_t* count) {
 
 absl::Status CudaSlot::Send() {
   const UploadBlock::Unsent unsent = lists_.TakeUnsent();
-  if (lists_are_direct_ || unsent.bytes == 0) return absl::OkStatus();
-  return CudaStatus(
+  if (unsent.bytes == 0) return absl::OkStatus();
+  const absl::Status status = CudaStatus(
       cudaMemcpyAsync(unsent.device, unsent.host, unsent.bytes, cudaMemcpyHostToDevice, stream()),
       "cudaMemcpyAsync of lists");
+  if (!status.ok() || unsent_appends_.empty()) return status;
+  const auto appends = std::exchange(unsent_appends_, {});
+  return CudaStatus(kernels::AppendRowsCuda(launch_->page_layout(), appends.data(),
+                                            static_cast<int32_t>(appends.size()), stream()),
+                    "AppendRowsCuda");
 }
 
 // Waits for all that is enqueued.

@@ -36,7 +36,6 @@ class CudaSlot {
     // Kernels read and write the tensors of a launch in staging memory, which is at the same
     // address on the device, if they are at most so many bytes in all and each is read once.
     size_t direct_bytes = 0;
-    size_t direct_list_bytes = 0;  // likewise: kernels read a piece's lists where they were made
     int multiprocessors = 1;
     WaitStrategy wait = WaitStrategy::kYield;
   };
@@ -80,7 +79,6 @@ class CudaSlot {
 
   explicit CudaSlot(const Options& options) : options_(options) {}
   absl::Status Allocate();
-  absl::Status AllocateCounters();
 
   bool IsDirect(const kernels::Kernel& kernel, const Launch& launch) const;
   absl::Status EnqueueGroups(const kernels::Kernel& kernel, const Launch& launch);
@@ -92,9 +90,9 @@ class CudaSlot {
   absl::Status CopyIn();
   absl::Status CopyOut();
   absl::Status EnqueueCopies(int64_t page_bytes, absl::Span<const kernels::PageCopy> copies);
-  absl::Status EnqueueAppends(const kernels::PageLayout& layout);
-  template <class Item, class Enqueue>
-  absl::Status EnqueueList(absl::Span<const Item> items, const char* what, const Enqueue& enqueue);
+  absl::Status EnqueueAppends();
+  template <class Item>
+  absl::StatusOr<absl::Span<const Item>> TakeList(absl::Span<const Item>* items);
 
   absl::Status Attend(const kernels::Kernel& kernel, const kernels::Geometry& geometry,
                       absl::Span<const kernels::Span> spans);
@@ -102,10 +100,6 @@ class CudaSlot {
   std::byte* PackPiece(const kernels::Kernel& kernel, const kernels::Geometry& geometry,
                        absl::Span<const kernels::Span> spans);
   bool PackPageTables();
-  // Where kernels find what lists_ has at `list`.
-  std::byte* ListAddress(std::byte* list) const {
-    return lists_are_direct_ ? list : lists_.OnDevice(list);
-  }
   // So that a piece of `*count` spans, or of fewer, may fit.
   absl::Status MakeRoom(size_t* count);
 
@@ -123,17 +117,17 @@ class CudaSlot {
   PinnedMemory pinned_lists_;
   DeviceMemory device_lists_;
   UploadBlock lists_;
-  DeviceMemory finished_;  // LaunchContext::finished of work lists that are direct
 
   const Launch* launch_ = nullptr;  // between Start and Wait
   bool is_direct_ = false;          // of the launch that runs: no tensor is copied
-  bool lists_are_direct_ = false;   // of the piece or the list that is being made
   // Of the launch that runs; kept for their memory.
   std::vector<kernels::Span> spans_;
   std::vector<Placed> group_;
   std::vector<kernels::RowAppend> appends_;  // of the group, from device memory
-  std::vector<kernels::Span> piece_;         // with page tables on the device
-  kernels::Plan plan_;                       // of the piece
+  // Of these, in device memory: enqueued as soon as they are sent.
+  absl::Span<const kernels::RowAppend> unsent_appends_;
+  std::vector<kernels::Span> piece_;  // with page tables on the device
+  kernels::Plan plan_;                // of the piece
   PhaseTimes times_;
 };
 

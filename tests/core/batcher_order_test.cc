@@ -186,8 +186,23 @@ TEST_F(BatcherTest, ADeadOperationIsDroppedFromWhereverItWaits) {
 
 // ---- Wake, Close, and threads.
 
-TEST_F(BatcherTest, WakeMakesOneTakeReturnWithNothing) {
-  Batcher batcher({}, &clock_);
+// With a clock that stands still, a lane that spins does so until it is told.
+class BatcherLanesTest : public BatcherTest, public ::testing::WithParamInterface<milliseconds> {
+ protected:
+  static Batcher::Options Spinning(Batcher::Options options) {
+    options.idle_spin = GetParam();
+    return options;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(IdleSpin, BatcherLanesTest,
+                         ::testing::Values(milliseconds(0), milliseconds(1)),
+                         [](const ::testing::TestParamInfo<milliseconds>& spin) {
+                           return spin.param.count() > 0 ? "spinning" : "sleeping";
+                         });
+
+TEST_P(BatcherLanesTest, WakeMakesOneTakeReturnWithNothing) {
+  Batcher batcher(Spinning({}), &clock_);
   Batch batch;
   std::thread lane([&] { EXPECT_TRUE(batcher.Take(&batch)); });
   batcher.Wake();
@@ -234,9 +249,9 @@ TEST_F(BatcherTest, CloseDoesNotDelay) {
   EXPECT_THAT(TakeOperations(&batcher), ElementsAre(a));
 }
 
-TEST_F(BatcherTest, AfterCloseABlockedOperationIsWaitedFor) {
+TEST_P(BatcherLanesTest, AfterCloseABlockedOperationIsWaitedFor) {
   OrderSlot slot;
-  Batcher batcher({}, &clock_);
+  Batcher batcher(Spinning({}), &clock_);
   Add(&batcher, "x", {{&slot, kAppends}});
   const Batch first = Take(&batcher);
   AttendOperation* blocked = Add(&batcher, "x", {{&slot, kAppends}});
@@ -260,11 +275,11 @@ TEST_F(BatcherTest, AfterCloseABlockedOperationIsWaitedFor) {
   EXPECT_EQ(taken, 1);
 }
 
-TEST_F(BatcherTest, ReleaseWakesATakeThatWaits) {
+TEST_P(BatcherLanesTest, ReleaseWakesATakeThatWaits) {
   // Often enough that the lane does wait, which cannot be seen from here.
   for (int round = 0; round < 100; ++round) {
     OrderSlot slot;
-    Batcher batcher({}, &clock_);
+    Batcher batcher(Spinning({}), &clock_);
     Add(&batcher, "x", {{&slot, kAppends}});
     const Batch first = Take(&batcher);
     AttendOperation* blocked = Add(&batcher, "x", {{&slot, kAppends}});
@@ -282,8 +297,8 @@ TEST_F(BatcherTest, ReleaseWakesATakeThatWaits) {
   }
 }
 
-TEST_F(BatcherTest, ManyLanesTakeEveryRequestOnce) {
-  Batcher batcher({100000, 3, 100}, &clock_);
+TEST_P(BatcherLanesTest, ManyLanesTakeEveryRequestOnce) {
+  Batcher batcher(Spinning({100000, 3, 100}), &clock_);
   constexpr int kRequests = 3000;
   std::atomic<int> taken{0};
   std::vector<std::thread> lanes;

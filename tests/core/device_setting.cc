@@ -47,7 +47,6 @@ std::unique_ptr<Device> MakeSmallCuda(size_t kv_bytes, size_t kv_hot_bytes,
   options.workspace_bytes = size_t{128} << 10;
   options.list_bytes = 2048;
   options.direct_io_bytes = 4096;
-  options.direct_list_bytes = 1024;
   return CudaDevice::Create(options).value();
 }
 

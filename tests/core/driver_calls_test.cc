@@ -31,7 +31,6 @@ class DriverCallsTest : public ::testing::TestWithParam<const char*> {
     options.max_request_bytes = kMiB;
     options.workspace_bytes = 4 * kMiB;
     options.list_bytes = kMiB;
-    options.direct_list_bytes = 2048;
     engine_ = std::make_unique<Engine>(Engine::Options(), CudaDevice::Create(options).value(),
                                        &clock_, &metrics_);
     const SequenceShape shape{kLayers, 1, kHeadDim, kernels::DType::kFloat16};

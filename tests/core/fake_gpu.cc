@@ -202,7 +202,7 @@ int LaunchAttentionSm80(const AttentionBatch& batch, const Plan& plan, const Lau
     for (const Span& span : spans) ExpectSpanInReach(span);
     ExpectWorkListOf(copy, plan, ctx.work_list);
     const WorkListView work(copy, plan, ctx.work_list);
-    ExpectCounters(ctx.finished != nullptr ? ctx.finished : work.finished, plan.combines.size());
+    ExpectCounters(work.finished, plan.combines.size());
     thread_local ThreadPool threads(1);
     PlanOptions apart =
         TileFor(kSm80Tiles, geometry.head_dim).plan;  // as the CPU's kernels want it

@@ -102,7 +102,7 @@ TEST_F(FakeGpuTest, CopiesNothingThatIsSmallAndReadOnce) {
     EXPECT_EQ(Attend(query_rows, kv_rows), absl::OkStatus());
     return testing::FakeGpuCopies() - copies;
   };
-  options.direct_io_bytes = options.direct_list_bytes = 0;
+  options.direct_io_bytes = 0;
   Start(options);
   EXPECT_EQ(copies_of(1, 1), 3);
   options.direct_io_bytes = 256 * 1024;
@@ -111,10 +111,17 @@ TEST_F(FakeGpuTest, CopiesNothingThatIsSmallAndReadOnce) {
   EXPECT_EQ(copies_of(16, 900), 1);
   EXPECT_EQ(copies_of(17, 900), 3) << "17 rows of 2 heads may be two tiles, which both read K/V";
   EXPECT_EQ(copies_of(1, 1100), 3) << "more than 256 KiB";
-  options.direct_list_bytes = 4096;
-  Start(options);
-  EXPECT_EQ(copies_of(1, 900), 0);
-  EXPECT_EQ(copies_of(17, 900), 2);
+}
+
+TEST_F(FakeGpuTest, SendsTheListsOfAnAppendAndOfTheAttentionInOneCopy) {
+  Start(SmallOptions());
+  const auto sequence =
+      engine_->sequences().Create({1, 1, 64, kernels::DType::kFloat16}, false, "alice");
+  ASSERT_EQ(sequence.status(), absl::OkStatus());
+  ASSERT_EQ(Append(sequence->id, 0, 300), absl::OkStatus());
+  const int copies = testing::FakeGpuCopies();
+  ASSERT_EQ(Append(sequence->id, 0, 1), absl::OkStatus());
+  EXPECT_EQ(testing::FakeGpuCopies() - copies, 1);
 }
 
 TEST_F(FakeGpuTest, PrefetchesTheNextLayerAndCountsIt) {
