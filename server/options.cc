@@ -90,9 +90,9 @@ ABSL_FLAG(
     int64_t, max_queue_delay_us, 0,
     "Microseconds that a request may wait for others to share its batch while a lane is idle; "
     "0: it never does.");
-ABSL_FLAG(int64_t, idle_spin_us, 0,
-          "Microseconds that a lane which has nothing to do keeps looking, and a core busy, before "
-          "its thread sleeps; of several idle lanes one at a time.");
+ABSL_FLAG(int64_t, idle_spin_us, 1000,
+          "Microseconds that a lane of a GPU which has nothing to do keeps looking, and a core "
+          "busy, before its thread sleeps; of several idle lanes one at a time.");
 ABSL_FLAG(int64_t, kv_memory_bytes, 0,
           "Memory for resident K/V, of each device. 0: on a GPU 85% of what is free; on the CPU "
           "device a quarter of the machine's, which the system gives as it is used.");
@@ -295,6 +295,8 @@ void ReadCudaOptions(CudaDevice::Options* options, Checker* check) {
   options->lanes = check->Range("lanes", absl::GetFlag(FLAGS_lanes), 1, 64);
   options->slots = check->Range("lane_slots", absl::GetFlag(FLAGS_lane_slots), 1, 16);
   options->wait = ReadWaitStrategy(check);
+  options->idle_spin = std::chrono::microseconds(
+      check->Range<int64_t>("idle_spin_us", absl::GetFlag(FLAGS_idle_spin_us), 0, 1'000'000'000));
   options->direct_io_bytes = check->Range<int64_t>(
       "direct_io_bytes", absl::GetFlag(FLAGS_direct_io_bytes), 0, int64_t{1} << 32);
   options->kv_memory_bytes = absl::GetFlag(FLAGS_kv_memory_bytes);
@@ -382,8 +384,6 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
       check.Range<int64_t>("max_batch_tokens", absl::GetFlag(FLAGS_max_batch_tokens), 1, kMaxInt);
   batcher.max_queue_delay = std::chrono::microseconds(check.Range<int64_t>(
       "max_queue_delay_us", absl::GetFlag(FLAGS_max_queue_delay_us), 0, 1'000'000));
-  batcher.idle_spin = std::chrono::microseconds(
-      check.Range<int64_t>("idle_spin_us", absl::GetFlag(FLAGS_idle_spin_us), 0, 1'000'000'000));
   ReadSequenceOptions(&options.engine.sequences, &check);
   options.engine.sequences.max_heads = options.engine.max_heads;
 

@@ -90,6 +90,7 @@ absl::Status CudaDevice::ReadInfo() {
   info_.l2_persisting_max_bytes = static_cast<uint64_t>(properties.persistingL2CacheMaxSize);
   info_.lanes = options_.lanes;
   info_.slots = options_.slots;
+  info_.idle_spin = options_.idle_spin;
   info_.compute_units = properties.multiProcessorCount;
   if (properties.major >= kMinComputeCapability) return absl::OkStatus();
   return absl::UnimplementedError(absl::StrCat("no kernels for ", info_.id, ", a ", info_.name,

@@ -37,6 +37,7 @@ class CudaDevice final : public Device {
 
     int slots = 2;  // of a lane: launches under way, so that copies overlap kernels
     WaitStrategy wait = WaitStrategy::kYield;
+    Nanoseconds idle_spin{0};  // DeviceInfo::idle_spin
     // Tensors of a launch of at most so many bytes are not copied: kernels read and write them in
     // pinned memory.
     size_t direct_io_bytes = size_t{1} << 20;

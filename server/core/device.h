@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/registry.h"
+#include "server/core/clock.h"
 #include "server/core/launch.h"
 #include "server/core/sequence_store.h"
 #include "server/core/staging_pool.h"
@@ -29,7 +30,10 @@ struct DeviceInfo {
   std::string l2_note;                   // why there is no window; empty if there is, or on a CPU
   uint64_t prefetch_bytes = 0;           // of K/V, most for one launch; 0: it does not prefetch
   int lanes = 0;
-  int slots = 1;          // launches that one lane can have under way
+  int slots = 1;  // launches that one lane can have under way
+  // How long a lane's thread that has nothing to do looks for work before it sleeps. 0 where the
+  // threads that compute would miss the core.
+  Nanoseconds idle_spin{0};
   int compute_units = 0;  // threads, or streaming multiprocessors
 };
 

@@ -23,6 +23,11 @@ SequenceStore::Options Within(const RequestLimits& limits, size_t prefetch_bytes
   return options;
 }
 
+Batcher::Options With(Nanoseconds idle_spin, Batcher::Options options) {
+  options.idle_spin = idle_spin;
+  return options;
+}
+
 }  // namespace
 
 Engine::Engine(const Options& options, std::unique_ptr<Device> device, const Clock* clock,
@@ -36,7 +41,7 @@ Engine::Engine(const Options& options, std::unique_ptr<Device> device, const Clo
       staging_(options.staging_memory_bytes, device_->staging_allocator()),
       sequences_(Within(limits_, device_->info().prefetch_bytes, options.sequences),
                  device_->kv_memory(), clock, metrics),
-      batcher_(options.batcher, clock) {
+      batcher_(With(device_->info().idle_spin, options.batcher), clock) {
   for (int lane = 0; lane < device_->info().lanes; ++lane) {
     lanes_.emplace_back([this, lane] { RunLane(lane); });
   }

@@ -27,7 +27,7 @@ namespace flashcore::server {
 class Engine {
  public:
   struct Options {
-    Batcher::Options batcher;
+    Batcher::Options batcher;          // idle_spin is the device's
     SequenceStore::Options sequences;  // dtypes, head_dims and prefetch_bytes are the device's
     size_t staging_memory_bytes = size_t{1} << 30;
     uint32_t max_spans = 4096;       // of one request
