@@ -67,6 +67,16 @@ void AddField(int number, absl::Span<const std::byte> payload, std::string befor
   if (!payload.empty()) slices->emplace_back(payload.data(), payload.size());
 }
 
+// `code` is a number from the wire: any. Those of absl::StatusCode are those of grpc::StatusCode;
+// others become UNKNOWN.
+absl::Status FromCode(int code, const std::string& message) {
+  if (code == 0) return absl::OkStatus();
+  const bool known = code >= static_cast<int>(absl::StatusCode::kCancelled) &&
+                     code <= static_cast<int>(absl::StatusCode::kUnauthenticated);
+  return absl::Status(known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
+                      message.empty() ? "the server gave no message" : message);
+}
+
 // INTERNAL unless they are those that `want` allows.
 absl::Status CheckSequenceLengths(const std::vector<uint64_t>& lengths,
                                   const std::vector<std::optional<uint64_t>>& want) {
@@ -136,10 +146,7 @@ absl::StatusOr<Answer> ParseAnswer(const grpc::ByteBuffer& message, size_t max_s
   answer.result.sequence_lengths.assign(small.sequence_lengths().begin(),
                                         small.sequence_lengths().end());
   answer.result.response_bytes = message.Length();
-  if (small.status().code() != 0) {
-    answer.status = FromGrpc(grpc::Status(static_cast<grpc::StatusCode>(small.status().code()),
-                                          small.status().message()));
-  }
+  answer.status = FromCode(small.status().code(), small.status().message());
   return answer;
 }
 
@@ -213,14 +220,7 @@ absl::Status DecodeEcho(const grpc::ByteBuffer& message, absl::Span<std::byte> r
 }
 
 absl::Status FromGrpc(const grpc::Status& status) {
-  if (status.ok()) return absl::OkStatus();
-  // The numbers of absl::StatusCode are those of grpc::StatusCode; others become UNKNOWN.
-  const int code = static_cast<int>(status.error_code());
-  const bool known = code >= static_cast<int>(absl::StatusCode::kCancelled) &&
-                     code <= static_cast<int>(absl::StatusCode::kUnauthenticated);
-  return absl::Status(
-      known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
-      status.error_message().empty() ? "the server gave no message" : status.error_message());
+  return FromCode(static_cast<int>(status.error_code()), status.error_message());
 }
 
 }  // namespace flashcore::client

@@ -99,6 +99,24 @@ TEST_F(AttendStreamTest, AnswersOutOfOrderReachTheirRequests) {
   EXPECT_FALSE(stream->Send(late.request).ok());
 }
 
+TEST_F(AttendStreamTest, AStatusCodeThatIsNoneIsUnknown) {
+  server_.on_stream = [](FakeServer::Stream* stream) {
+    for (const int code : {63, -1}) {
+      v1::AttendResponse response;
+      response.set_request_id(ReadRequests(stream, 1)[0].request_id());
+      response.mutable_status()->set_code(code);
+      response.mutable_status()->set_message("odd");
+      stream->Write(response);
+    }
+    return grpc::Status::OK;
+  };
+  auto stream = Open();
+  Requests requests(stream.get(), 2);
+  EXPECT_EQ(stream->Finish(), absl::OkStatus());
+  EXPECT_EQ(requests.status(0), absl::UnknownError("odd"));
+  EXPECT_EQ(requests.status(1), absl::UnknownError("odd"));
+}
+
 TEST_F(AttendStreamTest, ReceiveReturnsEachAnswer) {
   server_.on_stream = [](FakeServer::Stream* stream) {
     const auto requests = ReadRequests(stream, 2);
