@@ -1,0 +1,118 @@
+// How much heap a request takes once the server has warmed up.
+#include <cstdio>
+#include <functional>
+#include <string>
+
+#include "flashcore/v1/debug.pb.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/impl/client_unary_call.h"
+#include "gtest/gtest.h"
+#include "tests/transport/byte_path_fixture.h"
+#include "tests/transport/counted_memory.h"
+
+namespace flashcore::server {
+namespace {
+
+using ::flashcore::testing::Allocations;
+using ::flashcore::testing::AllocationsSoFar;
+
+struct PerRequest {
+  double count = 0;
+  double bytes = 0;
+};
+
+class AllocationsTest : public testing::BytePathTest {
+ protected:
+  // After as many calls again to warm up.
+  PerRequest Measure(const char* name, const std::function<void()>& request) {
+    constexpr int kRequests = 300;
+    for (int i = 0; i < kRequests; ++i) request();
+    EXPECT_TRUE(AllStagingReturns());
+    const Allocations before = AllocationsSoFar();
+    for (int i = 0; i < kRequests; ++i) request();
+    EXPECT_TRUE(AllStagingReturns());
+    const Allocations after = AllocationsSoFar();
+    const PerRequest out = {double(after.count - before.count) / kRequests,
+                            double(after.bytes - before.bytes) / kRequests};
+    std::printf("%-28s %7.1f allocations, %9.0f bytes a request\n", name, out.count, out.bytes);
+    return out;
+  }
+
+  // From the message to the reply, without gRPC.
+  PerRequest MeasureOurs(const char* name, const v1::AttendRequest& request) {
+    const grpc::Slice bytes(request.SerializeAsString());
+    const grpc::ByteBuffer original(&bytes, 1);
+    return Measure(name, [&] {
+      grpc::ByteBuffer message(original);  // one allocation, counted with ours
+      AttendOperation operation;
+      Serve(&operation, &message);
+    });
+  }
+
+  // Server, client and gRPC between them.
+  PerRequest MeasureRpc(const char* name, const char* method, const std::string& request) {
+    const grpc::Slice slice(request);
+    const grpc::ByteBuffer message(&slice, 1);
+    const auto channel =
+        grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials());
+    const grpc::internal::RpcMethod rpc(method, grpc::internal::RpcMethod::NORMAL_RPC);
+    return Measure(name, [&] {
+      grpc::ClientContext context;
+      grpc::ByteBuffer reply;
+      EXPECT_TRUE(
+          grpc::internal::BlockingUnaryCall(channel.get(), rpc, &context, message, &reply).ok());
+    });
+  }
+
+  // One query row over a resident sequence of 64 rows.
+  v1::AttendRequest Decode() {
+    auto info = fleet_->Create({1, kHeads, kHeadDim, kernels::DType::kFloat16}, /*pin=*/false,
+                               "client", "");
+    EXPECT_EQ(info.status(), absl::OkStatus());
+    v1::AttendRequest request = Inline(64);
+    request.mutable_spans(0)->set_sequence_id(info->id.ToBytes());
+    const grpc::Slice bytes(request.SerializeAsString());
+    grpc::ByteBuffer message(&bytes, 1);
+    AttendOperation operation;
+    Serve(&operation, &message);
+
+    request.mutable_spans(0)->set_query_rows(1);
+    request.mutable_spans(0)->set_kv_rows(0);
+    request.mutable_query()->resize(kTokenBytes);
+    request.clear_key();
+    request.clear_value();
+    return request;
+  }
+};
+
+TEST_F(AllocationsTest, OursAreFewWhateverTheSizeOfTheTensors) {
+  constexpr double kMost = 30;
+  const PerRequest small = MeasureOurs("ours, inline 1 row", Inline(1));
+  const PerRequest mission = MeasureOurs("ours, inline 512 rows", Inline(512));
+  const PerRequest decode = MeasureOurs("ours, decode, resident", Decode());
+  EXPECT_LE(small.count, kMost);
+  EXPECT_LE(decode.count, kMost);
+  EXPECT_NEAR(mission.count, small.count, 1);
+  EXPECT_NEAR(mission.bytes, small.bytes, 200);
+  const PerRequest again = MeasureOurs("ours, inline 1 row, again", Inline(1));
+  EXPECT_NEAR(again.count, small.count, 1);
+}
+
+TEST_F(AllocationsTest, OfAWholeRpcBesideAnEchoOfTheSameSizes) {
+  constexpr double kMost = 40;  // more than the echo
+  v1::AttendRequest decode = Decode();
+  for (const auto& [name, request] : {std::pair{"512 rows", Inline(512)}, {"decode", decode}}) {
+    const std::string bytes = request.SerializeAsString();
+    v1::EchoRequest echo;
+    echo.set_payload(std::string(bytes.size(), 'e'));
+    echo.set_reply_bytes(request.query().size());
+    const PerRequest base = MeasureRpc((std::string("echo of ") + name).c_str(),
+                                       "/flashcore.v1.DebugService/Echo", echo.SerializeAsString());
+    const PerRequest attend = MeasureRpc((std::string("Attend, ") + name).c_str(),
+                                         "/flashcore.v1.AttentionService/Attend", bytes);
+    EXPECT_LE(attend.count, base.count + kMost);
+  }
+}
+
+}  // namespace
+}  // namespace flashcore::server

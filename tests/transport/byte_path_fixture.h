@@ -1,0 +1,158 @@
+// A server in this process whose staging memory is one known block, and requests of the mission's
+// size. FP16, 8 heads, head_dim 64.
+#ifndef FLASHCORE_TESTS_TRANSPORT_BYTE_PATH_FIXTURE_H_
+#define FLASHCORE_TESTS_TRANSPORT_BYTE_PATH_FIXTURE_H_
+
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "gtest/gtest.h"
+#include "server/transport/attend_call.h"
+#include "tests/core/fakes.h"
+#include "tests/transport/rpc_setup.h"
+
+namespace flashcore::server::testing {
+
+// Staging memory from one block, handed out once from front to back. Owned by the test.
+struct StagingBlock {
+  static constexpr size_t kBytes = size_t{64} << 20;
+
+  std::byte* data() { return memory.data(); }
+
+  std::vector<std::byte> memory = std::vector<std::byte>(kBytes);
+  size_t used = 0;
+};
+
+// Answers kOutputByte throughout. Owns neither the block nor the control, whose gate it waits at.
+class BlockDevice final : public HeapDevice {
+ public:
+  static constexpr int kOutputByte = 0x5a;
+
+  BlockDevice(StagingBlock* block, FakeDeviceControl* control)
+      : HeapDevice(Options()), block_(block), control_(control) {}
+
+  StagingPool::Allocator staging_allocator() override {
+    return {[this](size_t bytes) -> void* {
+              if (bytes > StagingBlock::kBytes - block_->used) return nullptr;
+              return block_->data() + std::exchange(block_->used, block_->used + bytes);
+            },
+            [](void*) {}};
+  }
+
+  absl::Status Start(int /*lane*/, const Launch& launch) override {
+    WritePages(launch);
+    for (AttendOperation* operation : launch.operations) {
+      if (operation->tensors.result_bytes() == 0) continue;
+      std::memset(operation->tensors.output(), kOutputByte, operation->tensors.result_bytes());
+    }
+    MutexLock lock(&control_->mutex);
+    ++control_->entered;
+    control_->changed.NotifyAll();
+    return absl::OkStatus();
+  }
+  absl::Status Wait(int /*lane*/) override {
+    MutexLock lock(&control_->mutex);
+    while (!control_->open) control_->changed.Wait(&control_->mutex);
+    return absl::OkStatus();
+  }
+
+ private:
+  StagingBlock* const block_;
+  FakeDeviceControl* const control_;
+};
+
+class BytePathTest : public ::testing::Test {
+ protected:
+  static constexpr uint32_t kHeads = 8;
+  static constexpr uint32_t kHeadDim = 64;
+  static constexpr size_t kTokenBytes = kHeads * kHeadDim * 2;  // a row of all heads
+
+  void SetUp() override {
+    Server::Options options = ServerOptions();
+    options.max_message_bytes = 8 << 20;
+    options.enable_echo = true;
+    metrics_ = std::make_unique<Metrics>(FakeMetricsOptions(Server::Methods(options)));
+    std::vector<std::unique_ptr<Device>> devices;
+    devices.push_back(std::make_unique<BlockDevice>(&block_, &device_));
+    Engine::Options engine;
+    engine.staging_memory_bytes = StagingBlock::kBytes;
+    engine.sequences.superblock_bytes = size_t{256} << 10;
+    fleet_ = std::make_unique<Fleet>(engine, std::move(devices), &clock_, metrics_.get());
+    auto server = Server::Start(options, fleet_.get(), metrics_.get());
+    ASSERT_EQ(server.status(), absl::OkStatus());
+    server_ = *std::move(server);
+  }
+  void TearDown() override {
+    server_.reset();
+    fleet_.reset();
+  }
+
+  // One span of `rows` query rows and as many of K/V, inline; with return_lse.
+  static v1::AttendRequest Inline(uint32_t rows) {
+    v1::AttendRequest request;
+    request.set_request_id("a request of an ordinary length");
+    v1::Span* span = request.add_spans();
+    span->set_query_rows(rows);
+    span->set_kv_rows(rows);
+    request.set_dtype(v1::DTYPE_FLOAT16);
+    request.set_num_heads(kHeads);
+    request.set_num_kv_heads(kHeads);
+    request.set_head_dim(kHeadDim);
+    request.set_layout(v1::LAYOUT_NHD);
+    request.set_return_lse(true);
+    request.set_query(std::string(rows * kTokenBytes, 'q'));
+    request.set_key(std::string(rows * kTokenBytes, 'k'));
+    request.set_value(std::string(rows * kTokenBytes, 'v'));
+    return request;
+  }
+
+  // The server's part of an Attend but for gRPC's: one message in, one out.
+  grpc::ByteBuffer Serve(AttendOperation* operation, grpc::ByteBuffer* message) {
+    Receive(operation, message);
+    Run(operation);
+    return EncodeReply(operation);
+  }
+  void Receive(AttendOperation* operation, grpc::ByteBuffer* message) {
+    bool well_formed = false;
+    ASSERT_EQ(ReceiveAttend(fleet_.get(), metrics_.get(), message, operation, &well_formed),
+              absl::OkStatus());
+  }
+  void Run(AttendOperation* operation) {
+    absl::Notification done;
+    operation->done = [&](const absl::Status& status) {
+      EXPECT_EQ(status, absl::OkStatus());
+      done.Notify();
+    };
+    ASSERT_EQ(fleet_->Submit(operation), absl::OkStatus());
+    done.WaitForNotification();
+  }
+
+  size_t StagingInUse() const { return fleet_->engines()[0]->staging().used_bytes(); }
+
+  // gRPC lets go of a reply's memory a little after the client has it.
+  bool AllStagingReturns() const {
+    const TimePoint end = clock_.Now() + std::chrono::seconds(10);
+    while (StagingInUse() > 0 && clock_.Now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return StagingInUse() == 0;
+  }
+
+  StagingBlock block_;
+  FakeDeviceControl device_;
+  SteadyClock clock_;
+  std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<Fleet> fleet_;
+  std::unique_ptr<Server> server_;
+};
+
+}  // namespace flashcore::server::testing
+
+#endif  // FLASHCORE_TESTS_TRANSPORT_BYTE_PATH_FIXTURE_H_
