@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "flashcore/v1/attention.pb.h"
+#include "google/protobuf/arena.h"
 #include "grpcpp/support/slice.h"
 #include "proto/wire.h"
 #include "server/transport/convert.h"
@@ -10,6 +11,21 @@
 
 namespace flashcore::server {
 namespace {
+
+// Of a request or reply without its tensors. With few spans it lies here and not on the heap.
+template <typename Message>
+class SmallMessage {
+ public:
+  Message* operator->() { return message_; }
+  Message& operator*() { return *message_; }
+
+ private:
+  alignas(8) char block_[2048];
+  google::protobuf::Arena arena_{block_, sizeof(block_)};
+  Message* const message_ = google::protobuf::Arena::CreateMessage<Message>(&arena_);
+};
+
+constexpr size_t kMaxHeaderBytes = 20;  // of a tensor: tag and length
 
 enum Tensor { kQuery, kKey, kValue, kNumTensors };
 
@@ -20,16 +36,15 @@ absl::Status Parse(const grpc::ByteBuffer& message, AttendOperation* operation,
   tensors[kQuery].number = v1::AttendRequest::kQueryFieldNumber;
   tensors[kKey].number = v1::AttendRequest::kKeyFieldNumber;
   tensors[kValue].number = v1::AttendRequest::kValueFieldNumber;
-  v1::AttendRequest parsed;
-  if (absl::Status status = ParseMessage(message, absl::MakeSpan(tensors), &parsed); !status.ok()) {
-    return status;
-  }
+  SmallMessage<v1::AttendRequest> parsed;
+  absl::Status status = ParseMessage(message, absl::MakeSpan(tensors), &*parsed);
+  if (!status.ok()) return status;
   *well_formed = true;
   AttendRequest& request = operation->request;
   request.query_bytes = tensors[kQuery].size;
   request.key_bytes = tensors[kKey].size;
   request.value_bytes = tensors[kValue].size;
-  return ToRequest(parsed, &request);
+  return ToRequest(*parsed, &request);
 }
 
 }  // namespace
@@ -53,11 +68,13 @@ absl::Status ReceiveAttend(Fleet* fleet, Metrics* metrics, grpc::ByteBuffer* mes
 
 grpc::ByteBuffer EncodeReply(AttendOperation* operation) {
   const AttendRequest& request = operation->request;
-  v1::AttendResponse small;
-  small.set_request_id(request.request_id);
-  *small.mutable_timing() = ToTiming(operation->times);
-  for (const uint64_t length : operation->sequence_lengths) small.add_sequence_lengths(length);
-  std::string header = small.SerializeAsString();
+  SmallMessage<v1::AttendResponse> small;
+  small->set_request_id(request.request_id);
+  *small->mutable_timing() = ToTiming(operation->times);
+  for (const uint64_t length : operation->sequence_lengths) small->add_sequence_lengths(length);
+  std::string header;
+  header.reserve(small->ByteSizeLong() + kMaxHeaderBytes);
+  small->AppendToString(&header);
   header += wire::FieldHeader(v1::AttendResponse::kOutputFieldNumber, request.output_bytes());
 
   const size_t lse_offset = operation->tensors.lse_offset();

@@ -12,6 +12,8 @@ namespace {
 // fields set, and little enough that what the generated classes make of it stays small.
 constexpr size_t kMaxSmallFieldBytes = 256 << 10;
 
+constexpr size_t kUsualSmallFieldBytes = 256;  // of a request with few spans
+
 // The heap keeps what is freed. For a message as large as this, giving it back to the system costs
 // little beside having received it, and keeps a few large messages from growing the process for
 // good.
@@ -22,6 +24,7 @@ constexpr size_t kTrimBytes = 8 << 20;
 absl::Status ParseMessage(const grpc::ByteBuffer& message, absl::Span<wire::LargeField> tensors,
                           google::protobuf::MessageLite* parsed) {
   std::string small;
+  small.reserve(kUsualSmallFieldBytes);
   if (absl::Status status = wire::SplitMessage(message, kMaxSmallFieldBytes, tensors, &small);
       !status.ok()) {
     return status;
