@@ -69,8 +69,8 @@ struct AttendRequest {
   uint32_t layer = 0;
 
   // Owned by the caller, elements little-endian, spans packed one after the other, no alignment
-  // asked. Q, K and V are copied before the call that takes the request returns (Attend,
-  // AttendAsync, Send). Sizes: QueryBytes(), KvBytes(), KvBytes().
+  // asked. Leave Q, K and V alone until the call that takes the request returns: Attend sends from
+  // this memory, AttendAsync and Send copy it. Sizes: QueryBytes(), KvBytes(), KvBytes().
   absl::Span<const std::byte> query;
   absl::Span<const std::byte> key;
   absl::Span<const std::byte> value;

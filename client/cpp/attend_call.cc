@@ -9,8 +9,9 @@ namespace client {
 absl::Status CallAttend(const Connection& connection, const AttendRequest& request,
                         AttendResult* result, const CallOptions& call) {
   const absl::Time deadline = connection.Deadline(call);
+  LentMemory lent;  // outlives the message
   const absl::StatusOr<grpc::ByteBuffer> message =
-      EncodeRequest(request, connection.options().max_message_bytes);
+      EncodeRequest(request, connection.options().max_message_bytes, &lent);
   if (!message.ok()) return message.status();
   AttendResult ignored;
   if (result == nullptr) result = &ignored;

@@ -61,10 +61,13 @@ v1::AttendRequest SmallFields(const AttendRequest& request) {
   return out;
 }
 
-void AddField(int number, absl::Span<const std::byte> payload, std::string before,
+// Adds the payload without a copy if `lent` is given.
+void AddField(int number, absl::Span<const std::byte> payload, std::string before, LentMemory* lent,
               std::vector<grpc::Slice>* slices) {
   slices->emplace_back(before + wire::FieldHeader(number, payload.size()));
-  if (!payload.empty()) slices->emplace_back(payload.data(), payload.size());
+  if (payload.empty()) return;
+  slices->push_back(lent != nullptr ? lent->Lend(payload)
+                                    : grpc::Slice(payload.data(), payload.size()));
 }
 
 // `code` is a number from the wire: any. Those of absl::StatusCode are those of grpc::StatusCode;
@@ -104,7 +107,7 @@ v1::DType ToProto(DType dtype) {
 }
 
 absl::StatusOr<grpc::ByteBuffer> EncodeRequest(const AttendRequest& request,
-                                               size_t max_message_bytes) {
+                                               size_t max_message_bytes, LentMemory* lent) {
   if (absl::Status status = CheckRequest(request); !status.ok()) return status;
   const v1::AttendRequest small = SmallFields(request);
   const size_t bytes = small.ByteSizeLong() + request.query.size() + request.key.size() +
@@ -116,9 +119,10 @@ absl::StatusOr<grpc::ByteBuffer> EncodeRequest(const AttendRequest& request,
   }
   std::vector<grpc::Slice> slices;
   slices.reserve(6);
-  AddField(v1::AttendRequest::kQueryFieldNumber, request.query, small.SerializeAsString(), &slices);
-  AddField(v1::AttendRequest::kKeyFieldNumber, request.key, "", &slices);
-  AddField(v1::AttendRequest::kValueFieldNumber, request.value, "", &slices);
+  AddField(v1::AttendRequest::kQueryFieldNumber, request.query, small.SerializeAsString(), lent,
+           &slices);
+  AddField(v1::AttendRequest::kKeyFieldNumber, request.key, "", lent, &slices);
+  AddField(v1::AttendRequest::kValueFieldNumber, request.value, "", lent, &slices);
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
@@ -198,7 +202,8 @@ grpc::ByteBuffer EncodeEcho(absl::Span<const std::byte> payload, size_t reply_by
   v1::EchoRequest small;
   small.set_reply_bytes(reply_bytes);
   std::vector<grpc::Slice> slices;
-  AddField(v1::EchoRequest::kPayloadFieldNumber, payload, small.SerializeAsString(), &slices);
+  AddField(v1::EchoRequest::kPayloadFieldNumber, payload, small.SerializeAsString(), nullptr,
+           &slices);
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 

@@ -1,4 +1,4 @@
-// Requests to messages and messages to answers, with one copy of each tensor each way.
+// Requests to messages and messages to answers, with at most one copy of each tensor each way.
 // Internal to the client. Functions are pure: safe from any thread.
 #ifndef FLASHCORE_CLIENT_CPP_CODEC_H_
 #define FLASHCORE_CLIENT_CPP_CODEC_H_
@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/cpp/attend.h"
+#include "client/cpp/lent_memory.h"
 #include "flashcore/v1/attention.pb.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/status.h"
@@ -22,10 +23,12 @@ namespace flashcore::client {
 v1::Layout ToProto(Layout layout);
 v1::DType ToProto(DType dtype);
 
-// The serialized AttendRequest; tensors are copied once, into slices of the buffer.
+// The serialized AttendRequest. Its tensors lie where the request has them if `lent` is given;
+// without, they are copied once, into slices of the buffer.
 // INVALID_ARGUMENT from CheckRequest; RESOURCE_EXHAUSTED if larger than `max_message_bytes`.
 absl::StatusOr<grpc::ByteBuffer> EncodeRequest(const AttendRequest& request,
-                                               size_t max_message_bytes);
+                                               size_t max_message_bytes,
+                                               LentMemory* lent = nullptr);
 
 // Where the tensors of an answer go, memory of the caller of the RPC, and what else the answer must
 // have.

@@ -1,0 +1,88 @@
+#include "client/cpp/lent_memory.h"
+
+#include <sys/mman.h>
+
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "client/cpp/client.h"
+#include "gtest/gtest.h"
+#include "tests/client/fake_server.h"
+
+namespace flashcore::client {
+namespace {
+
+TEST(LentMemoryTest, WaitsUntilEverySliceIsDropped) {
+  const std::vector<std::byte> memory(1000);
+  auto lent = std::make_unique<LentMemory>();
+  grpc::Slice first = lent->Lend(absl::MakeConstSpan(memory).first(600));
+  grpc::Slice second = lent->Lend(absl::MakeConstSpan(memory).last(400));
+  EXPECT_EQ(static_cast<const void*>(second.begin()), memory.data() + 600);
+  absl::Notification returned;
+  std::thread waiting([&] {
+    lent.reset();
+    returned.Notify();
+  });
+  first = grpc::Slice();
+  {
+    const grpc::Slice copy = second;
+    second = grpc::Slice();
+    EXPECT_FALSE(returned.WaitForNotificationWithTimeout(absl::Milliseconds(50)));
+  }
+  returned.WaitForNotification();
+  waiting.join();
+}
+
+// Inputs that are gone once Attend has returned.
+class UnmappedInputs {
+ public:
+  static constexpr size_t kRows = 16384;
+
+  UnmappedInputs() {
+    request.spans = {{kRows, kRows}};
+    request.num_heads = request.num_kv_heads = 1;
+    request.head_dim = 64;
+    const size_t bytes = request.QueryBytes();
+    memory_ = mmap(nullptr, 3 * bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const auto* inputs = static_cast<const std::byte*>(memory_);
+    request.query = {inputs, bytes};
+    request.key = {inputs + bytes, bytes};
+    request.value = {inputs + 2 * bytes, bytes};
+    output_.resize(bytes);
+    request.output = absl::MakeSpan(output_);
+  }
+  ~UnmappedInputs() { munmap(memory_, 3 * request.QueryBytes()); }
+
+  AttendRequest request;
+
+ private:
+  void* memory_ = nullptr;
+  std::vector<std::byte> output_;
+};
+
+// If gRPC still wrote from them, its write would fail and break the connection.
+TEST(LentMemoryTest, NothingIsSentFromACallersMemoryAfterTheDeadline) {
+  FakeServer server;  // refuses messages of 4 MiB, which these are over, or answers too late
+  ClientOptions options;
+  options.retry.max_attempts = 1;
+  auto client = *Client::Create(server.target(), options);
+  ASSERT_TRUE(client->WaitForConnected(absl::Now() + absl::Seconds(10)));
+  int late = 0;
+  for (int i = 0; i < 200; ++i) {
+    UnmappedInputs inputs;
+    const absl::Status status =
+        client->Attend(inputs.request, nullptr, {absl::Now() + absl::Microseconds(100 * (i % 50))});
+    if (absl::IsDeadlineExceeded(status)) {
+      ++late;
+    } else {
+      EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+    }
+  }
+  EXPECT_GT(late, 0);
+}
+
+}  // namespace
+}  // namespace flashcore::client
