@@ -9,9 +9,8 @@
 
 namespace flashcore::testing {
 
-// Bytes that calls have copied to and from [memory, memory + size) since it was made. Ranges
-// overlap or are few: at most kMaxWatches at a time. Made and destroyed by one thread; copies may
-// be any thread's.
+// Bytes that calls, of any thread, have copied to and from [memory, memory + size) since it was
+// made. At most kMaxWatches at a time, made and destroyed by one thread.
 class CopyWatch {
  public:
   static constexpr int kMaxWatches = 8;
