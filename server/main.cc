@@ -86,8 +86,9 @@ Metrics::Options MetricsOptions(const Options& options,
   Metrics::Options metrics = {options.server.version, {}, Server::Methods(options.server)};
   for (const auto& device : devices) {
     const DeviceInfo& info = device->info();
-    metrics.devices.push_back(
-        {info.id, info.name, info.arch, info.l2_window_bytes, info.l2_persisting_bytes});
+    metrics.devices.push_back({info.id, info.name, info.arch, info.l2_window_bytes,
+                               info.l2_persisting_bytes,
+                               options.engine.batcher.max_queue_requests});
   }
   return metrics;
 }
@@ -168,7 +169,9 @@ int Run(const Options& options) {
 
   std::unique_ptr<MetricsServer> metrics_server;
   if (!options.metrics_listen.empty()) {
-    auto started = MetricsServer::Start(options.metrics_listen, &metrics);
+    auto started = MetricsServer::Start({options.metrics_listen, options.metrics_token_file,
+                                         [&] { return metrics.serving.Value() != 0; }},
+                                        &metrics);
     if (!started.ok()) {
       LogError("cannot serve metrics", {{"error", started.status().message()}});
       return 1;

@@ -26,8 +26,13 @@
 ABSL_FLAG(
     std::vector<std::string>, listen, {"0.0.0.0:7070"},
     "Addresses to serve gRPC on, each host:port or unix:path. Repeatable, or comma-separated.");
-ABSL_FLAG(std::string, metrics_listen, "0.0.0.0:9464",
-          "Address of the Prometheus endpoint /metrics, host:port; empty: none.");
+ABSL_FLAG(
+    std::string, metrics_listen, "0.0.0.0:9464",
+    "Address of the Prometheus endpoint /metrics, host:port; empty: none. Beside it, /healthz "
+    "and /readyz.");
+ABSL_FLAG(std::string, metrics_token_file, "",
+          "File whose first line is the bearer token that /metrics asks for; it may be replaced at "
+          "any time. Empty: anyone may scrape.");
 ABSL_FLAG(
     std::string, device, "auto",
     "What to compute on: cpu; cuda:N, or several, comma-separated; or auto: cuda:0 if it can be "
@@ -389,6 +394,7 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
 
   ReadDeviceOptions(&options.device, &check);
   options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
+  options.metrics_token_file = absl::GetFlag(FLAGS_metrics_token_file);
   options.drain_timeout = absl::Seconds(
       check.Range("drain_timeout_s", absl::GetFlag(FLAGS_drain_timeout_s), 0.0, 86400.0));
   check.Require(ParseLogFormat(absl::GetFlag(FLAGS_log_format), &options.log.format), "log_format",

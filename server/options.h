@@ -18,7 +18,8 @@ struct Options {
   Server::Options server;
   Engine::Options engine;
   DeviceOptions device;
-  std::string metrics_listen;  // empty: no metrics endpoint
+  std::string metrics_listen;      // empty: no metrics endpoint
+  std::string metrics_token_file;  // empty: anyone may scrape
   absl::Duration drain_timeout;
   Logger::Options log;
 };

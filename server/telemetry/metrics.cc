@@ -59,7 +59,8 @@ RpcMetrics::RpcMetrics(const RpcMethod& method, MetricRegistry* registry)
 }
 
 Metrics::Metrics(const Options& options)
-    : inflight_requests(registry_.AddGauge("flashcore_inflight_requests",
+    : serving(registry_.AddGauge("flashcore_serving", "1 while gRPC health says SERVING, else 0.")),
+      inflight_requests(registry_.AddGauge("flashcore_inflight_requests",
                                            "Requests taken and not yet answered.")),
       receive_seconds(registry_.AddHistogram(kPhaseMetric, kPhaseHelp, LatencyBounds(),
                                              {{"phase", "receive"}})),
@@ -89,6 +90,10 @@ Metrics::Metrics(const Options& options)
                   "Of the L2 cache, what the driver has set aside for persisting lines.",
                   {{"device", device.device}})
         .Set(static_cast<int64_t>(device.l2_persisting_bytes));
+    registry_
+        .AddGauge("flashcore_queue_capacity", "Requests that may wait for a lane.",
+                  {{"device", device.device}})
+        .Set(device.queue_capacity);
   }
   registry_
       .AddGauge("flashcore_build_info", "The version of this server; always 1.",

@@ -65,6 +65,7 @@ class Metrics : public prometheus::Collectable {
     std::string arch;    // "sm_89"
     uint64_t l2_window_bytes = 0;
     uint64_t l2_persisting_bytes = 0;
+    int64_t queue_capacity = 0;  // requests
   };
   struct Options {
     std::string version;
@@ -95,6 +96,7 @@ class Metrics : public prometheus::Collectable {
   MetricRegistry registry_;  // before the members that live in it
 
  public:
+  Gauge& serving;              // 1 while health says SERVING, else 0
   Gauge& inflight_requests;    // requests taken and not yet answered
   Histogram& receive_seconds;  // phases of a request outside any device
   Histogram& reply_seconds;

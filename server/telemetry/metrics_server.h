@@ -1,31 +1,41 @@
-// Serves the metrics to Prometheus over HTTP.
+// Serves the metrics to Prometheus over HTTP, and says whether the process is well.
 #ifndef FLASHCORE_SERVER_TELEMETRY_METRICS_SERVER_H_
 #define FLASHCORE_SERVER_TELEMETRY_METRICS_SERVER_H_
 
 #include <sys/socket.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "prometheus/collectable.h"
 
-namespace prometheus {
-class Exposer;
-}
+struct mg_connection;
+struct mg_context;
 
 namespace flashcore::server {
 
-// Answers GET /metrics until it is destroyed. Two threads serve, so one slow scraper does not lock
-// out another.
+// Answers GET until it is destroyed:
+//   /metrics  the metrics, in Prometheus's text format; 401 without the token, if one is asked for
+//   /healthz  200: the process is up
+//   /readyz   200 if it is ready, else 503
+// Two threads serve, so one slow scraper does not lock out another.
 class MetricsServer {
  public:
-  // Listens on "host:port": an IPv4 address, an IPv6 address in brackets, a name, or nothing (all
-  // interfaces). Port 0 takes a free one. `metrics` must outlive the server. INVALID_ARGUMENT if
-  // the address is none, UNAVAILABLE if it cannot be listened on.
-  static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(absl::string_view address,
-                                                              prometheus::Collectable* metrics);
+  struct Options {
+    // "host:port": an IPv4 address, an IPv6 address in brackets, a name, or nothing (all
+    // interfaces). Port 0 takes a free one.
+    std::string address;
+    // The first line of this file is the bearer token that /metrics asks for. Read at every scrape,
+    // so that it can be replaced. Empty: anyone may scrape.
+    std::string token_file = {};
+    std::function<bool()> ready = [] { return true; };  // on the threads that serve
+  };
+  // `metrics` must outlive the server. INVALID_ARGUMENT if the address is none or the file has no
+  // token, UNAVAILABLE if the address cannot be listened on.
+  static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(
+      Options options, const prometheus::Collectable* metrics);
   ~MetricsServer();  // waits for scrapes in progress
   MetricsServer(const MetricsServer&) = delete;
   MetricsServer& operator=(const MetricsServer&) = delete;
@@ -34,10 +44,15 @@ class MetricsServer {
   const std::string& address() const { return address_; }  // "127.0.0.1:9464", the real port
 
  private:
-  MetricsServer();
+  MetricsServer(Options options, const prometheus::Collectable* metrics);
 
-  std::shared_ptr<prometheus::Collectable> metrics_;  // not owning
-  std::unique_ptr<prometheus::Exposer> exposer_;
+  bool MayScrape(const mg_connection* connection) const;
+  static int OnMetrics(mg_connection* connection, void* server);
+  static int OnReadyz(mg_connection* connection, void* server);
+
+  const Options options_;
+  const prometheus::Collectable* const metrics_;
+  mg_context* http_ = nullptr;
   std::string address_;
   int port_ = 0;
   sockaddr_storage listening_ = {};  // what the server was told to listen on, with the real port

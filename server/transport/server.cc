@@ -93,6 +93,7 @@ absl::Status Server::Listen(const Options& options) {
   grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
   health->SetServingStatus(v1::AttentionService::service_full_name(), true);
   health->SetServingStatus(true);
+  context_.metrics->serving.Set(1);
   poll_keeper_ = std::make_unique<PollKeeper>(server_.get(), "/grpc.health.v1.Health/Check");
   return absl::OkStatus();
 }
@@ -104,6 +105,7 @@ bool Server::Quiet() const {
 
 bool Server::Drain(absl::Duration timeout) {
   server_->GetHealthCheckService()->SetServingStatus(false);
+  context_.metrics->serving.Set(0);
   attention_.Drain();
   const absl::Time end = absl::Now() + timeout;
   while (!Quiet() && absl::Now() < end) absl::SleepFor(absl::Milliseconds(2));

@@ -55,6 +55,21 @@ class DrainTest(unittest.TestCase):
             self.assertEqual(server.stop(), 0)
             self.assertLess(time.monotonic() - start, 2)
 
+    def test_readyz_says_not_ready_while_it_drains(self):
+        rng = np.random.default_rng(4)
+        with harness.Server(*harness.SLOW) as server, server.channel() as channel:
+            self.assertEqual((server.probe("/healthz"), server.probe("/readyz")), (200, 200))
+            big = harness.request(*(harness.random_tensor(rng, 4096, 8, 128) for _ in range(3)))
+            futures = [harness.stub(channel).Attend.future(big) for _ in range(2)]
+            while server.metric("flashcore_inflight_requests") < 2:
+                time.sleep(0.01)
+            server.process.send_signal(signal.SIGTERM)
+            while server.probe("/readyz") == 200:
+                time.sleep(0.01)
+            self.assertEqual((server.probe("/healthz"), server.probe("/readyz")), (200, 503))
+            self.assertEqual(server.metric("flashcore_serving"), 0)
+            self.assertEqual({future.code() for future in futures}, {grpc.StatusCode.OK})
+
     def test_a_second_signal_exits_at_once(self):
         rng = np.random.default_rng(2)
         with harness.Server(*harness.SLOW) as server, server.channel() as channel:

@@ -17,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.parse
 import urllib.request
 
 import grpc
@@ -127,6 +129,15 @@ class Server:
     def metrics_text(self):
         with urllib.request.urlopen(self.metrics_url, timeout=10) as response:
             return response.read().decode()
+
+    def probe(self, path):
+        """The HTTP status of a path beside /metrics."""
+        try:
+            with urllib.request.urlopen(urllib.parse.urljoin(self.metrics_url, path),
+                                        timeout=10) as response:
+                return response.status
+        except urllib.error.HTTPError as error:
+            return error.code
 
     def metric(self, series):
         """The value of one series, given as it stands in the exposition. If it is given without the

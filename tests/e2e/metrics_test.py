@@ -52,6 +52,8 @@ class MetricsTest(unittest.TestCase):
                 f'grpc_server_handled_total{{{stream},grpc_code="OK"}}': 1,
                 'flashcore_inflight_requests': 0,
                 'flashcore_queue_depth': 0,
+                'flashcore_queue_capacity': 1024,
+                'flashcore_serving': 1,
             }
             self.assertEqual({series: server.metric(series) for series in want}, want)
             self.assertEqual(server.metric("flashcore_batch_requests_sum"), 8)

@@ -7,7 +7,7 @@
 
 namespace flashcore::server {
 
-std::string HttpGet(int port, const std::string& path) {
+std::string HttpGet(int port, const std::string& path, const std::string& header) {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
@@ -16,7 +16,7 @@ std::string HttpGet(int port, const std::string& path) {
   std::string response;
   if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
     const std::string request =
-        "GET " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        "GET " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + header + "\r\n";
     char buffer[4096];
     ssize_t bytes = write(fd, request.data(), request.size());
     while (bytes > 0 && (bytes = read(fd, buffer, sizeof(buffer))) > 0) {

@@ -6,8 +6,9 @@
 
 namespace flashcore::server {
 
-// The whole response of 127.0.0.1:`port` to GET `path`; empty if there is none.
-std::string HttpGet(int port, const std::string& path);
+// The whole response of 127.0.0.1:`port` to GET `path`; empty if there is none. `header`: more
+// header lines, each with its CRLF.
+std::string HttpGet(int port, const std::string& path, const std::string& header = "");
 
 // What follows the header of `response`.
 std::string HttpBody(const std::string& response);

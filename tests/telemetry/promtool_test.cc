@@ -34,7 +34,7 @@ TEST(Promtool, HasNothingToSay) {
 
   Metrics metrics(ExampleOptions());
   metrics.Rpc(kExampleService, "Attend")->RecordEnd(3, 0.1);
-  auto server = MetricsServer::Start("127.0.0.1:0", &metrics);
+  auto server = MetricsServer::Start({"127.0.0.1:0"}, &metrics);
   ASSERT_TRUE(server.ok()) << server.status();
   HttpGet((*server)->port(), "/metrics");  // the second scrape also shows what the first one cost
   const std::string text = HttpBody(HttpGet((*server)->port(), "/metrics"));

@@ -1,0 +1,160 @@
+#include "server/telemetry/metrics_server.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "server/telemetry/metrics.h"
+#include "tests/telemetry/example_metrics.h"
+#include "tests/telemetry/http_get.h"
+
+namespace flashcore::server {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+class MetricsTokenTest : public ::testing::Test {
+ protected:
+  void SetUp() override { WriteFile("first\n"); }
+  void TearDown() override { std::remove(file_.c_str()); }
+
+  void WriteFile(const std::string& content) { std::ofstream(file_) << content; }
+  absl::Status Start() {
+    auto server = MetricsServer::Start({"127.0.0.1:0", file_}, &metrics_);
+    if (server.ok()) server_ = *std::move(server);
+    return server.status();
+  }
+  std::string Scrape(const std::string& header) {
+    return HttpGet(server_->port(), "/metrics", header);
+  }
+
+  const std::string file_ = absl::StrCat(::testing::TempDir(), "metrics_token.", getpid());
+  Metrics metrics_{ExampleOptions()};
+  std::unique_ptr<MetricsServer> server_;
+};
+
+TEST_F(MetricsTokenTest, IsWhatAScrapeNeeds) {
+  ASSERT_TRUE(Start().ok());
+  for (const char* wrong : {"", "Authorization: Bearer\r\n", "Authorization: Bearer \r\n",
+                            "Authorization: Bearer firsT\r\n", "Authorization: Bearer first2\r\n",
+                            "Authorization: Bearer firs\r\n", "Authorization: Basic first\r\n",
+                            "Authorization: first\r\n"}) {
+    const std::string response = Scrape(wrong);
+    EXPECT_THAT(response, StartsWith("HTTP/1.1 401 Unauthorized\r\n")) << wrong;
+    EXPECT_THAT(response, HasSubstr("\r\nWWW-Authenticate: Bearer\r\n")) << wrong;
+    EXPECT_THAT(response, Not(HasSubstr("flashcore_"))) << wrong;
+  }
+  EXPECT_THAT(Scrape("Authorization: Bearer first\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
+}
+
+TEST_F(MetricsTokenTest, IsNotWhatAProbeNeeds) {
+  ASSERT_TRUE(Start().ok());
+  EXPECT_THAT(HttpGet(server_->port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+  EXPECT_THAT(HttpGet(server_->port(), "/readyz"), StartsWith("HTTP/1.1 200"));
+}
+
+TEST_F(MetricsTokenTest, MayBeReplaced) {
+  ASSERT_TRUE(Start().ok());
+  WriteFile("second");
+  EXPECT_THAT(Scrape("Authorization: Bearer first\r\n"), StartsWith("HTTP/1.1 401"));
+  EXPECT_THAT(Scrape("Authorization: Bearer second\r\n"), StartsWith("HTTP/1.1 200"));
+}
+
+TEST_F(MetricsTokenTest, WhoseFileIsGoneLetsNobodyIn) {
+  ASSERT_TRUE(Start().ok());
+  std::remove(file_.c_str());
+  EXPECT_THAT(Scrape("Authorization: Bearer first\r\n"), StartsWith("HTTP/1.1 401"));
+  EXPECT_THAT(Scrape("Authorization: Bearer \r\n"), StartsWith("HTTP/1.1 401"));
+}
+
+TEST_F(MetricsTokenTest, ThatIsMissingAtStartIsAClearError) {
+  for (const char* content : {"", "\n", "  \nsecond line"}) {
+    WriteFile(content);
+    const absl::Status status = Start();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(file_));
+  }
+}
+
+TEST(MetricsServerTest, SaysWhetherItIsReady) {
+  Metrics metrics(ExampleOptions());
+  std::atomic<bool> ready{false};
+  auto server = MetricsServer::Start({"127.0.0.1:0", "", [&] { return ready.load(); }}, &metrics);
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_THAT(HttpGet((*server)->port(), "/readyz"), StartsWith("HTTP/1.1 503"));
+  EXPECT_THAT(HttpGet((*server)->port(), "/healthz"), StartsWith("HTTP/1.1 200"));
+  ready = true;
+  EXPECT_THAT(HttpGet((*server)->port(), "/readyz"), StartsWith("HTTP/1.1 200"));
+}
+
+TEST(MetricsServerTest, OtherPathsAreNotFound) {
+  Metrics metrics(ExampleOptions());
+  auto server = MetricsServer::Start({"127.0.0.1:0"}, &metrics);
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_THAT(HttpGet((*server)->port(), "/metrics"), StartsWith("HTTP/1.1 200"));
+  for (const char* path :
+       {"/", "/metric", "/metrics2", "/metrics/x", "/a/metrics", "/etc/passwd"}) {
+    EXPECT_THAT(HttpGet((*server)->port(), path), StartsWith("HTTP/1.1 404")) << path;
+  }
+}
+
+TEST(MetricsServerTest, PortInUseIsAClearError) {
+  Metrics metrics(ExampleOptions());
+  auto first = MetricsServer::Start({"127.0.0.1:0"}, &metrics);
+  ASSERT_TRUE(first.ok()) << first.status();
+  auto second = MetricsServer::Start({(*first)->address()}, &metrics);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(second.status().message(), absl::StrCat("cannot serve metrics on ", (*first)->address(),
+                                                    ": Address already in use"));
+  first->reset();
+  EXPECT_TRUE(MetricsServer::Start({second.ok() ? "" : "127.0.0.1:0"}, &metrics).ok());
+}
+
+TEST(MetricsServerTest, StopsAtOnce) {
+  Metrics metrics(ExampleOptions());
+  auto server = MetricsServer::Start({"127.0.0.1:0"}, &metrics);
+  ASSERT_TRUE(server.ok()) << server.status();
+  const auto start = std::chrono::steady_clock::now();
+  server->reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1));
+}
+
+TEST(MetricsServerTest, AddressOfAnotherMachine) {
+  Metrics metrics(ExampleOptions());
+  auto server = MetricsServer::Start({"192.0.2.1:0"}, &metrics);  // reserved for documentation
+  EXPECT_EQ(server.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(server.status().message()), HasSubstr("Cannot assign requested address"));
+}
+
+TEST(MetricsServerTest, MalformedAddresses) {
+  Metrics metrics(ExampleOptions());
+  for (const char* address : {"", "9464", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:-1",
+                              "127.0.0.1:65536", "::1:80", "[::1:80", "1:2,3:4", "127.0.0.1:80s"}) {
+    auto server = MetricsServer::Start({address}, &metrics);
+    EXPECT_EQ(server.status().code(), absl::StatusCode::kInvalidArgument) << address;
+    EXPECT_THAT(std::string(server.status().message()),
+                HasSubstr(absl::StrCat("\"", address, "\"")));
+  }
+}
+
+TEST(MetricsServerTest, AllInterfacesAndNames) {
+  Metrics metrics(ExampleOptions());
+  for (const char* address : {":0", "0.0.0.0:0", "localhost:0"}) {
+    auto server = MetricsServer::Start({address}, &metrics);
+    ASSERT_TRUE(server.ok()) << address << ": " << server.status();
+    EXPECT_GT((*server)->port(), 0) << address;
+  }
+}
+
+}  // namespace
+}  // namespace flashcore::server
