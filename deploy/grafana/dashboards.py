@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+"""The dashboards. Run it after a change: it writes dashboards/*.json, which Grafana is given.
+
+A test fails when those are not what this writes.
+"""
+
+import json
+import pathlib
+
+from grafana_json import Panel, Variable, dashboard, mean, quantile
+
+FOLDER = pathlib.Path(__file__).parent / "dashboards"
+DURATION = "flashcore_request_duration_seconds"
+PHASE = "flashcore_request_phase_seconds"
+OF_RPC = '<servers>, rpc=~"$rpc"'
+GPU = 'Hostname=~"$host", gpu=~"$gpu"'
+
+SERVERS = [Variable("job", "Job", "label_values(flashcore_build_info, job)"),
+           Variable("instance", "Server", 'label_values(flashcore_build_info{job=~"$job"}, instance)')]
+RPC = Variable("rpc", "RPC", f"label_values({DURATION}_count, rpc)")
+GPUS = [Variable("host", "Host", "label_values(DCGM_FI_DEV_GPU_UTIL, Hostname)"),
+        Variable("gpu", "GPU", 'label_values(DCGM_FI_DEV_GPU_UTIL{Hostname=~"$host"}, gpu)')]
+
+
+def _quantiles(metric, where="<servers>"):
+    return {quantile(q, metric, where=where): legend
+            for q, legend in ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"), (0.999, "p99.9"))}
+
+
+SERVICE = dashboard(
+    "flashcore-service", "FlashCore: Service", "What clients get: requests, errors, latency.",
+    [*SERVERS, RPC],
+    [[
+        Panel("Serving", "short", {"sum(flashcore_serving{<servers>})": "serving"},
+              "Servers whose gRPC health says SERVING.", "stat"),
+        Panel("Version", "short", {"sum by (version) (flashcore_build_info{<servers>})": "{{version}}"},
+              "Servers of each version.", "stat"),
+        Panel("Request rate", "reqps", {f"sum(rate({DURATION}_count{{{OF_RPC}}}[<window>]))": ""},
+              "Requests answered; a message of a stream is one.", "stat"),
+        Panel("p99 latency", "s", {quantile(0.99, DURATION, where=OF_RPC): ""},
+              "Of requests, on the server: from taking one to its answer.", "stat"),
+        Panel("In flight", "short", {"sum(flashcore_inflight_requests{<servers>})": ""},
+              "Requests taken and not yet answered.", "stat"),
+        Panel("Up since", "dateTimeFromNow", {"max(process_start_time_seconds{<servers>}) * 1000": ""},
+              "Start of the server that started last.", "stat"),
+    ], [
+        Panel("Requests", "reqps",
+              {f"sum by (rpc) (rate({DURATION}_count{{{OF_RPC}}}[<window>]))": "{{rpc}}"},
+              "Requests answered, by RPC."),
+        Panel("Errors by reason", "reqps",
+              {"sum by (reason) (rate(flashcore_rejected_requests_total{<servers>}[<window>]))":
+               "{{reason}}"},
+              "Requests answered with an error, those of streams included."),
+        Panel("Errors by code", "reqps",
+              {'sum by (grpc_code) '
+               '(rate(grpc_server_handled_total{<servers>, grpc_code!="OK"}[<window>]))':
+               "{{grpc_code}}"},
+              "RPCs that ended with an error; a stream is one RPC."),
+    ], [
+        Panel("Request latency", "s", _quantiles(DURATION, OF_RPC),
+              "On the server: from taking a request to its answer."),
+        Panel("Request latency heatmap", "s",
+              {f"sum by (le) (increase({DURATION}_bucket{{{OF_RPC}}}[<window>]))": "{{le}}"},
+              "Requests by how long they took.", "heatmap"),
+    ], [
+        Panel("p99 latency by RPC", "s", {quantile(0.99, DURATION, "rpc", OF_RPC): "{{rpc}}"},
+              "Of requests; a message of a stream is one."),
+        Panel("RPCs under way", "short",
+              {"sum by (grpc_method) (grpc_server_started_total{<servers>})"
+               " - sum by (grpc_method) (grpc_server_handled_total{<servers>})": "{{grpc_method}}"},
+              "Taken and not yet ended; a stream is under way all its life."),
+        Panel("Life of an RPC, p99", "s",
+              {quantile(0.99, "grpc_server_handling_seconds", "grpc_method"): "{{grpc_method}}"},
+              "From taking an RPC to its end; of a stream, its whole life."),
+    ], [
+        Panel("Latency budget burn", "short",
+              {f'job:flashcore_slow_requests:ratio_rate{window}{{job=~"$job"}} / 0.01': window
+               for window in ("5m", "1h", "6h", "3d")},
+              "Slow requests against what the latency objective allows; at 1 the budget lasts exactly"
+              " its 30 days."),
+        Panel("Failed requests", "percentunit",
+              {'job:flashcore_failed_requests:ratio_rate5m{job=~"$job"}': "{{job}}"},
+              "Of all requests, those that failed and were not the client's fault."),
+    ], [
+        Panel("CPU", "short", {"rate(process_cpu_seconds_total{<servers>}[<window>])": "{{instance}}"},
+              "Cores in use."),
+        Panel("Memory of the process", "bytes",
+              {"process_resident_memory_bytes{<servers>}": "{{instance}} resident",
+               "process_virtual_memory_bytes{<servers>}": "{{instance}} virtual"},
+              "A GPU's memory is not in it."),
+        Panel("Files and threads", "short",
+              {"process_open_fds{<servers>}": "{{instance}} files",
+               "process_max_fds{<servers>}": "{{instance}} files at most",
+               "process_threads{<servers>}": "{{instance}} threads"},
+              "Every connection is an open file."),
+    ]])
+
+TIME = dashboard(
+    "flashcore-time", "FlashCore: Where time goes", "Phases of a request, the queue, the batches.",
+    SERVERS,
+    [[
+        Panel("Mean request, by phase", "s",
+              {f"sum by (phase) (rate({PHASE}_sum{{<servers>}}[<window>]))"
+               " / ignoring (phase) group_left "
+               f'sum(rate({PHASE}_count{{<servers>, phase="receive"}}[<window>]))': "{{phase}}"},
+              "Seconds of each phase for one request, in the mean; they do not overlap.",
+              stacked=True),
+        Panel("p99 of each phase", "s", {quantile(0.99, PHASE, "phase"): "{{phase}}"},
+              "Of requests that reached the phase. They do not add up."),
+    ], [
+        Panel("Queue", "short",
+              {"sum by (device) (flashcore_queue_depth{<servers>})": "{{device}} waiting",
+               "sum by (device) (flashcore_queue_capacity{<servers>})": "{{device}} at most"},
+              "Requests waiting for a lane."),
+        Panel("Wait in the queue", "s", _quantiles(PHASE, '<servers>, phase="queue"'),
+              "From being queued to being taken by a lane."),
+        Panel("Wait heatmap", "s",
+              {f'sum by (le) (increase({PHASE}_bucket{{<servers>, phase="queue"}}[<window>]))':
+               "{{le}}"},
+              "Requests by how long they waited.", "heatmap"),
+    ], [
+        Panel("Requests of a batch", "short",
+              {mean("flashcore_batch_requests", "device"): "{{device}} mean",
+               quantile(0.99, "flashcore_batch_requests", "device"): "{{device}} p99"},
+              "Requests that one launch served."),
+        Panel("Query rows of a batch", "short",
+              {mean("flashcore_batch_query_rows", "device"): "{{device}} mean",
+               quantile(0.99, "flashcore_batch_query_rows", "device"): "{{device}} p99"},
+              "Query rows that one launch served."),
+        Panel("Launches", "ops",
+              {"sum by (device) (rate(flashcore_batch_requests_count{<servers>}[<window>]))":
+               "{{device}}"},
+              "Batches launched."),
+    ]])
+
+MEMORY = dashboard(
+    "flashcore-memory", "FlashCore: Memory", "Resident K/V, the L2 window, staging memory.",
+    SERVERS,
+    [[
+        Panel("K/V memory in use", "percentunit",
+              {'sum by (device) (flashcore_kv_bytes{<servers>, state="used"})'
+               " / sum by (device) (flashcore_kv_bytes{<servers>})": "{{device}}"},
+              "Of what there is for pages.", "stat"),
+        Panel("L2 window", "bytes",
+              {"sum by (device) (flashcore_l2_window_bytes{<servers>})": "{{device}} window",
+               "sum by (device) (flashcore_l2_persisting_bytes{<servers>})": "{{device}} set aside"},
+              "K/V that the window of each lane covers; of the L2, what is set aside for it.", "stat"),
+    ], [
+        Panel("K/V memory", "bytes",
+              {"sum by (segment, state) (flashcore_kv_bytes{<servers>})": "{{segment}} {{state}}"},
+              "Hot: the first bytes, which the L2 window covers.", stacked=True),
+        Panel("Sequences", "short", {"sum by (device) (flashcore_sequences{<servers>})": "{{device}}"},
+              "Resident sequences."),
+        Panel("Evictions", "ops",
+              {"sum by (reason) (rate(flashcore_sequences_evicted_total{<servers>}[<window>]))":
+               "{{reason}}"},
+              "Sequences that the server deleted: idle for too long, or to make room (lru)."),
+    ], [
+        Panel("K/V read", "Bps",
+              {"sum by (segment) (rate(flashcore_kv_read_bytes_total{<servers>}[<window>]))":
+               "{{segment}}"},
+              "Resident K/V that spans attended to; what several share counts for each.", stacked=True),
+        Panel("K/V moved", "Bps",
+              {"sum by (to) (rate(flashcore_kv_moved_bytes_total{<servers>}[<window>]))": "to {{to}}"},
+              "Promoted to the hot segment, demoted to the cold."),
+        Panel("Prefetch", "Bps",
+              {"sum(rate(flashcore_prefetched_bytes_total{<servers>}[<window>]))": "prefetched",
+               "sum(rate(flashcore_prefetch_used_bytes_total{<servers>}[<window>]))": "of it, used"},
+              "K/V that an L2 cache was warmed with before it was asked for (--prefetch)."),
+    ], [
+        Panel("Staging memory", "bytes",
+              {"sum by (state) (flashcore_staging_bytes{<servers>})": "{{state}}"},
+              "For tensors of requests in flight: lent, or kept for reuse.", stacked=True),
+    ]])
+
+GPU_DASHBOARD = dashboard(
+    "flashcore-gpu", "FlashCore: GPU", "What NVIDIA's DCGM exporter says, with its default counters.",
+    [*SERVERS, *GPUS],
+    [[
+        Panel("Devices", "short",
+              {"sum by (device, name, arch) (flashcore_device_info{<servers>})":
+               "{{device}} {{name}} {{arch}}"},
+              "What servers compute on, and how many have it.", "stat"),
+    ], [
+        Panel("Utilisation", "percent",
+              {f"DCGM_FI_DEV_GPU_UTIL{{{GPU}}}": "{{Hostname}} {{gpu}} busy",
+               f"DCGM_FI_DEV_MEM_COPY_UTIL{{{GPU}}}": "{{Hostname}} {{gpu}} memory"},
+              "Share of time in which a kernel ran; in which memory was read or written."),
+        Panel("Engine, tensor cores and DRAM", "percentunit",
+              {f"DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{GPU}}}": "{{Hostname}} {{gpu}} engine",
+               f"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{GPU}}}": "{{Hostname}} {{gpu}} tensor",
+               f"DCGM_FI_PROF_DRAM_ACTIVE{{{GPU}}}": "{{Hostname}} {{gpu}} DRAM"},
+              "Share of cycles; decoding should be bound by DRAM."),
+        Panel("PCIe", "Bps",
+              {f"DCGM_FI_PROF_PCIE_RX_BYTES{{{GPU}}}": "{{Hostname}} {{gpu}} received",
+               f"DCGM_FI_PROF_PCIE_TX_BYTES{{{GPU}}}": "{{Hostname}} {{gpu}} sent"},
+              "Queries and new K/V come in, outputs go out. DCGM gives rates, whatever the type."),
+    ], [
+        Panel("GPU memory", "decmbytes",
+              {f"DCGM_FI_DEV_FB_USED{{{GPU}}}": "{{Hostname}} {{gpu}} used",
+               f"DCGM_FI_DEV_FB_FREE{{{GPU}}}": "{{Hostname}} {{gpu}} free"},
+              "A server takes its K/V memory at start."),
+        Panel("Clocks", "rotmhz",
+              {f"DCGM_FI_DEV_SM_CLOCK{{{GPU}}}": "{{Hostname}} {{gpu}} SM",
+               f"DCGM_FI_DEV_MEM_CLOCK{{{GPU}}}": "{{Hostname}} {{gpu}} memory"},
+              "An L4 lowers its SM clock to stay within its power limit."),
+        Panel("Power", "watt", {f"DCGM_FI_DEV_POWER_USAGE{{{GPU}}}": "{{Hostname}} {{gpu}}"},
+              "An L4's limit is 72 W."),
+    ], [
+        Panel("Temperature", "celsius",
+              {f"DCGM_FI_DEV_GPU_TEMP{{{GPU}}}": "{{Hostname}} {{gpu}} GPU",
+               f"DCGM_FI_DEV_MEMORY_TEMP{{{GPU}}}": "{{Hostname}} {{gpu}} memory"},
+              "Not every GPU tells its memory's."),
+        Panel("Last Xid error", "short", {f"DCGM_FI_DEV_XID_ERRORS{{{GPU}}}": "{{Hostname}} {{gpu}}"},
+              "0: none since the driver was loaded."),
+        Panel("PCIe replays", "ops",
+              {f"rate(DCGM_FI_DEV_PCIE_REPLAY_COUNTER{{{GPU}}}[<window>])": "{{Hostname}} {{gpu}}"},
+              "Retries on the link; a healthy one has none."),
+    ]])
+
+DASHBOARDS = (SERVICE, TIME, MEMORY, GPU_DASHBOARD)
+
+
+def files():
+    """The content of each file, by its path."""
+    return {FOLDER / f"{board['uid']}.json": json.dumps(board, indent=2) + "\n"
+            for board in DASHBOARDS}
+
+
+if __name__ == "__main__":
+    for path, content in files().items():
+        path.write_text(content)
