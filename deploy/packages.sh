@@ -7,7 +7,7 @@ BUILD_PACKAGES=(
   libgrpc++-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev
   libabsl-dev prometheus-cpp-dev libhwy-dev
 )
-# promtool comes with prometheus; the Python packages call the server as a generated client would;
+# Tests also use prometheus's promtool; the Python packages call the server as a generated client would;
 # patchelf is for tests/gpu_bundle.sh.
 TEST_PACKAGES=(
   libgtest-dev libgmock-dev libbenchmark-dev patchelf
@@ -15,6 +15,7 @@ TEST_PACKAGES=(
 )
 SANITIZER_PACKAGES=(clang libclang-rt-dev)
 LINT_PACKAGES=(clang-format)
+PICTURE_PACKAGES=(python3-matplotlib) # for tests/e2e/dashboard_picture.py
 
 ensure_packages() {
   local missing=() package
@@ -32,7 +33,7 @@ ensure_packages() {
     sudo=(sudo)
   fi
   echo "Installing: ${missing[*]}"
-  # The prometheus package would start a server of its own; we want its promtool. Debian's way to say
+  # The prometheus package would start a server of its own; tests start theirs. Debian's way to say
   # so is a policy that answers 101.
   local policy=/usr/sbin/policy-rc.d own_policy=false status=0
   if [[ ! -e $policy ]]; then

@@ -146,6 +146,7 @@ def _variable(variable):
         "options": [],
         "refresh": 2,
         "regex": "",
+        "skipUrlSync": False,
         "sort": 1,
     }
 
@@ -155,13 +156,13 @@ DATASOURCE_VARIABLE = {
     "label": "Data source",
     "type": "datasource",
     "query": "prometheus",
-    "current": {},
     "hide": 0,
     "includeAll": False,
     "multi": False,
     "options": [],
     "refresh": 1,
     "regex": "",
+    "skipUrlSync": False,
 }
 
 
@@ -178,7 +179,6 @@ def dashboard(uid, title, description, variables, rows):
         "graphTooltip": 1,
         "refresh": "15s",
         "time": {"from": "now-1h", "to": "now"},
-        "timepicker": {},
         "timezone": "browser",
         "style": "dark",
         "annotations": {"list": []},

@@ -1,5 +1,6 @@
 // Every metric of one device, by name. To add one: a member here, its registration in
-// device_metrics.cc, and a call site.
+// device_metrics.cc, a call site, its row in deploy/METRICS.md, and a panel in
+// deploy/grafana/dashboards.py.
 #ifndef FLASHCORE_SERVER_TELEMETRY_DEVICE_METRICS_H_
 #define FLASHCORE_SERVER_TELEMETRY_DEVICE_METRICS_H_
 

@@ -1,5 +1,6 @@
 // Every metric of the server, by name; those of each device are in device_metrics.h. To add one: a
-// member here, its registration in metrics.cc, and a call site.
+// member here, its registration in metrics.cc, a call site, its row in deploy/METRICS.md, and a
+// panel in deploy/grafana/dashboards.py.
 #ifndef FLASHCORE_SERVER_TELEMETRY_METRICS_H_
 #define FLASHCORE_SERVER_TELEMETRY_METRICS_H_
 

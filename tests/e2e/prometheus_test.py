@@ -1,0 +1,85 @@
+"""Every query of every dashboard, rule and alert, asked of a real Prometheus that watches a server
+under load."""
+
+import math
+import re
+import shutil
+import sys
+import time
+import unittest
+
+import harness
+import monitoring
+from prometheus import fill_in, load, watched_server
+
+LOAD_SECONDS = 25
+
+
+def of_a_gpu(promql):
+    """Whether a query asks for what only DCGM's exporter on a GPU machine tells."""
+    return "DCGM_" in promql
+
+
+class PrometheusTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server, cls.prometheus = cls.enterClassContext(watched_server())
+        cls.benches = cls.enterClassContext(load(cls.server, LOAD_SECONDS * 4))
+        time.sleep(LOAD_SECONDS)
+
+    def numbers(self, promql):
+        return [value for series in self.prometheus.query(promql)
+                if not math.isnan(value := float(series["value"][1]))]
+
+    def test_the_load_goes_on(self):
+        self.assertEqual([bench.poll() for bench in self.benches], [None] * len(self.benches))
+
+    def test_every_panel_has_data(self):
+        for board, panel, promql in monitoring.panel_queries():
+            with self.subTest(board=board, panel=panel, promql=promql):
+                numbers = self.numbers(fill_in(promql))
+                if not of_a_gpu(promql):
+                    self.assertTrue(numbers)
+
+    def test_what_moved_shows(self):
+        for promql in ('rate(flashcore_request_duration_seconds_count{rpc="Attend"}[10s])',
+                       'rate(flashcore_request_duration_seconds_count{rpc="AttendStream"}[10s])',
+                       'rate(flashcore_rejected_requests_total{reason="invalid_argument"}[10s])',
+                       'rate(flashcore_rejected_requests_total{reason="not_found"}[10s])',
+                       'rate(grpc_server_handled_total{grpc_code="InvalidArgument"}[10s])',
+                       'rate(flashcore_request_phase_seconds_count{phase="kernel"}[10s])',
+                       "sum(rate(flashcore_kv_read_bytes_total[10s]))",
+                       'flashcore_kv_bytes{segment="hot", state="used"}',
+                       "flashcore_sequences", "flashcore_serving"):
+            with self.subTest(promql=promql):
+                self.assertGreater(max(self.numbers(promql), default=0), 0)
+
+    def test_every_variable_has_values(self):
+        for query in monitoring.variable_queries():
+            series, label = re.fullmatch(r"label_values\((.*), (\w+)\)", query).groups()
+            values = self.prometheus.get(f"label/{label}/values", **{"match[]": fill_in(series)})
+            with self.subTest(query=query):
+                self.assertEqual(bool(values), not of_a_gpu(query))
+
+    def test_rules_evaluate_without_error(self):
+        rules = [rule for group in self.prometheus.get("rules")["groups"] for rule in group["rules"]]
+        alerts = [rule["name"] for rule in rules if rule["type"] == "alerting"]
+        self.assertEqual(sorted(alerts), sorted(monitoring.alerts()))
+        for rule in rules:
+            with self.subTest(rule=rule["name"]):
+                self.assertEqual((rule["health"], rule.get("lastError", "")), ("ok", ""))
+                if rule["type"] == "recording":
+                    self.assertTrue(self.numbers(rule["name"]))
+
+    def test_it_scrapes_with_the_token_and_not_without(self):
+        health = {target["labels"]["job"]: target["health"]
+                  for target in self.prometheus.get("targets")["activeTargets"]}
+        self.assertEqual(health["flashcore"], "up")
+        self.assertEqual(self.server.probe("/metrics"), 401)
+
+
+if __name__ == "__main__":
+    if shutil.which("prometheus") is None:
+        print("skipped: prometheus is not installed")
+        sys.exit(harness.NO_DEVICE)
+    unittest.main()
