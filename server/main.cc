@@ -115,6 +115,7 @@ void SetDeviceGauges(Engine* engine, DeviceMetrics* metrics) {
   const auto set = [](Gauge& gauge, size_t value) { gauge.Set(static_cast<int64_t>(value)); };
   set(metrics->staging_used_bytes, engine->staging().used_bytes());
   set(metrics->staging_free_bytes, engine->staging().free_bytes());
+  set(metrics->staging_waiting, engine->staging().waiting());
   const SequenceStore::Stats stats = engine->sequences().stats();
   set(metrics->sequences, stats.sequences);
   set(metrics->kv_hot_used_bytes, stats.hot.used_bytes);

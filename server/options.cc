@@ -80,6 +80,10 @@ ABSL_FLAG(
     int64_t, staging_memory_bytes, int64_t{1} << 30,
     "Limit of the memory for the tensors of all requests in flight, of each device. A GPU takes "
     "all of it, and pins it, at start.");
+ABSL_FLAG(
+    int32_t, staging_wait_ms, 500,
+    "How long a request waits for this memory while it is full, in arrival order; then it gets "
+    "RESOURCE_EXHAUSTED. 0: at once. Those that wait may hold half of --transport_memory_bytes.");
 ABSL_FLAG(int32_t, max_spans, 4096, "Most spans in one request.");
 ABSL_FLAG(int32_t, max_heads, 1024, "Most query heads in one request.");
 ABSL_FLAG(
@@ -376,6 +380,9 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
 
   options.engine.staging_memory_bytes = check.Range<int64_t>(
       "staging_memory_bytes", absl::GetFlag(FLAGS_staging_memory_bytes), 1 << 20, int64_t{1} << 46);
+  options.engine.staging_wait = std::chrono::milliseconds(
+      check.Range("staging_wait_ms", absl::GetFlag(FLAGS_staging_wait_ms), 0, 3'600'000));
+  options.engine.max_waiting_bytes = options.server.transport_memory_bytes / 2;
   options.engine.max_spans = check.Range("max_spans", absl::GetFlag(FLAGS_max_spans), 1, 65536);
   options.engine.max_heads = check.Range("max_heads", absl::GetFlag(FLAGS_max_heads), 1, 65536);
   options.engine.max_request_flop =

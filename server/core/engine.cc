@@ -38,7 +38,8 @@ Engine::Engine(const Options& options, std::unique_ptr<Device> device, const Clo
       device_(std::move(device)),
       limits_{options.max_spans, options.max_heads, SupportedDTypes(*device_),
               SupportedHeadDims(*device_), options.max_request_flop},
-      staging_(options.staging_memory_bytes, device_->staging_allocator()),
+      staging_(options.staging_memory_bytes, device_->staging_allocator(),
+               options.max_waiting_bytes),
       sequences_(Within(limits_, device_->info().prefetch_bytes, options.sequences),
                  device_->kv_memory(), clock, metrics),
       batcher_(With(device_->info().idle_spin, options.batcher), clock) {

@@ -30,6 +30,8 @@ class Engine {
     Batcher::Options batcher;          // idle_spin is the device's
     SequenceStore::Options sequences;  // dtypes, head_dims and prefetch_bytes are the device's
     size_t staging_memory_bytes = size_t{1} << 30;
+    Nanoseconds staging_wait{0};     // how long a request waits for it; 0: not at all
+    size_t max_waiting_bytes = 0;    // inputs of those that wait; the first may have more
     uint32_t max_spans = 4096;       // of one request
     uint32_t max_heads = 1024;       // of one request
     double max_request_flop = 4e12;  // of one request; see RequestLimits
@@ -49,8 +51,12 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // Checks `operation->request`, finds its sequences, and takes staging memory for its tensors,
-  // which the caller then fills. INVALID_ARGUMENT, NOT_FOUND or RESOURCE_EXHAUSTED.
+  // which the caller then fills. INVALID_ARGUMENT, NOT_FOUND, or RESOURCE_EXHAUSTED if there is no
+  // staging memory now.
   absl::Status Prepare(AttendOperation* operation);
+
+  // Where an operation that found none may wait for it: staging().Wait(operation->tensors.claim()).
+  StagingPool& staging() { return staging_; }
 
   // Queues a prepared operation whose input tensors are in place. OK means that operation->done
   // will be called exactly once, perhaps before this returns; an error means never.
@@ -66,7 +72,6 @@ class Engine {
   const Device& device() const { return *device_; }
   const RequestLimits& limits() const { return limits_; }
   const Options& options() const { return options_; }
-  const StagingPool& staging() const { return staging_; }
   SequenceStore& sequences() { return sequences_; }
   const Clock& clock() const { return *clock_; }
 

@@ -32,6 +32,7 @@ Fleet::Fleet(const Engine::Options& options, std::vector<std::unique_ptr<Device>
   for (std::unique_ptr<Device>& device : devices) {
     Engine::Options own = options;
     own.sequences.device = static_cast<uint8_t>(engines_.size());
+    own.max_waiting_bytes /= devices.size();  // what the transport holds is not a device's
     engines_.push_back(
         std::make_unique<Engine>(own, std::move(device), clock, &metrics->device(engines_.size())));
   }

@@ -27,15 +27,10 @@ absl::Status AttendTensors::Allocate(const AttendRequest& request, StagingPool* 
   key_offset_ = AlignUp(request.query_bytes);
   value_offset_ = key_offset_ + AlignUp(request.key_bytes);
   lse_offset_ = request.return_lse ? AlignUp(request.output_bytes()) : 0;
-  input_bytes_ = value_offset_ + request.value_bytes;
-  result_bytes_ = request.return_lse ? lse_offset_ + request.lse_bytes() : request.output_bytes();
-  absl::StatusOr<StagingBuffer> inputs = pool->Lend(input_bytes_);
-  if (!inputs.ok()) return inputs.status();
-  absl::StatusOr<StagingBuffer> results = pool->Lend(result_bytes_);
-  if (!results.ok()) return results.status();
-  inputs_ = *std::move(inputs);
-  results_ = *std::move(results);
-  return absl::OkStatus();
+  claim_.input_bytes = value_offset_ + request.value_bytes;
+  claim_.result_bytes =
+      request.return_lse ? lse_offset_ + request.lse_bytes() : request.output_bytes();
+  return pool->Lend(&claim_);
 }
 
 }  // namespace flashcore::server

@@ -69,11 +69,12 @@ struct AttendRequest {
 
 // Where the time of one request went. Phases do not overlap.
 struct PhaseTimes {
-  Nanoseconds receive{0};   // parsing, validating and copying to staging memory
-  Nanoseconds queue{0};     // waiting for a lane
-  Nanoseconds copy_in{0};   // planning, and copying to the device
-  Nanoseconds kernel{0};    // attention
-  Nanoseconds copy_out{0};  // copying from the device
+  Nanoseconds receive{0};       // parsing, validating and copying to staging memory
+  Nanoseconds staging_wait{0};  // waiting for staging memory, between validating and copying
+  Nanoseconds queue{0};         // waiting for a lane
+  Nanoseconds copy_in{0};       // planning, and copying to the device
+  Nanoseconds kernel{0};        // attention
+  Nanoseconds copy_out{0};      // copying from the device
 };
 
 // Where the tensors of one request are, packed over its spans.
@@ -89,32 +90,31 @@ struct TensorAddresses {
 // tensor starts at a multiple of StagingPool::kAlignment.
 class AttendTensors {
  public:
-  // Takes memory for the tensors of `request`. RESOURCE_EXHAUSTED if there is none.
+  // Takes memory for the tensors of `request`. RESOURCE_EXHAUSTED if there is none now: claim() may
+  // then wait for it.
   absl::Status Allocate(const AttendRequest& request, StagingPool* pool);
+  StagingClaim* claim() { return &claim_; }
 
-  std::byte* query() const { return inputs_.data(); }
-  std::byte* key() const { return inputs_.data() + key_offset_; }
-  std::byte* value() const { return inputs_.data() + value_offset_; }
-  std::byte* output() const { return results_.data(); }
+  std::byte* query() const { return claim_.inputs.data(); }
+  std::byte* key() const { return query() + key_offset_; }
+  std::byte* value() const { return query() + value_offset_; }
+  std::byte* output() const { return claim_.results.data(); }
   float* lse() const {  // null if not asked for
-    return lse_offset_ == 0 ? nullptr : reinterpret_cast<float*>(results_.data() + lse_offset_);
+    return lse_offset_ == 0 ? nullptr : reinterpret_cast<float*>(output() + lse_offset_);
   }
-  size_t lse_offset() const { return lse_offset_; }      // bytes after output()
-  size_t input_bytes() const { return input_bytes_; }    // from query(), K and V included
-  size_t result_bytes() const { return result_bytes_; }  // from output(), LSE included
+  size_t lse_offset() const { return lse_offset_; }            // bytes after output()
+  size_t input_bytes() const { return claim_.input_bytes; }    // from query(), K and V included
+  size_t result_bytes() const { return claim_.result_bytes; }  // from output(), LSE included
   TensorAddresses addresses() const { return {query(), key(), value(), output(), lse()}; }
 
-  void ReleaseInputs() { inputs_.Reset(); }
-  StagingBuffer TakeResults() { return std::move(results_); }
+  void ReleaseInputs() { claim_.inputs.Reset(); }
+  StagingBuffer TakeResults() { return std::move(claim_.results); }
 
  private:
-  StagingBuffer inputs_;   // query, key, value
-  StagingBuffer results_;  // output, lse
+  StagingClaim claim_;  // inputs: query, key, value; results: output, LSE
   size_t key_offset_ = 0;
   size_t value_offset_ = 0;
   size_t lse_offset_ = 0;
-  size_t input_bytes_ = 0;
-  size_t result_bytes_ = 0;
 };
 
 // A request in the engine. The submitter owns it and keeps it alive until `done` is called, which
@@ -131,7 +131,7 @@ struct AttendOperation {
   // it must not block. With OK, output and lse are in place.
   absl::AnyInvocable<void(absl::Status)> done;
 
-  PhaseTimes times;  // receive is the submitter's, the rest the engine's
+  PhaseTimes times;  // receive and staging_wait are the submitter's, the rest the engine's
   // Rows in the sequence of each span after its append, [spans], 0 for inline K/V; empty if all K/V
   // is inline. In place with OK.
   std::vector<uint64_t> sequence_lengths;

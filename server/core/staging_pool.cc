@@ -12,6 +12,8 @@ namespace {
 
 constexpr size_t kSmallestClass = 4096;
 
+size_t Capacity(size_t bytes) { return bytes == 0 ? 0 : StagingPool::SizeClass(bytes); }
+
 }  // namespace
 
 StagingBuffer& StagingBuffer::operator=(StagingBuffer&& other) noexcept {
@@ -36,8 +38,10 @@ StagingPool::Allocator StagingPool::HeapAllocator() {
           [](void* memory) { std::free(memory); }};
 }
 
-StagingPool::StagingPool(size_t limit_bytes, Allocator allocator)
-    : limit_bytes_(limit_bytes), allocator_(std::move(allocator)) {}
+StagingPool::StagingPool(size_t limit_bytes, Allocator allocator, size_t max_waiting_bytes)
+    : limit_bytes_(limit_bytes),
+      allocator_(std::move(allocator)),
+      max_waiting_bytes_(max_waiting_bytes) {}
 
 StagingPool::~StagingPool() {
   MutexLock lock(&mutex_);
@@ -55,26 +59,84 @@ size_t StagingPool::SizeClass(size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-absl::StatusOr<StagingBuffer> StagingPool::Lend(size_t bytes) {
-  if (bytes == 0) return StagingBuffer();
-  std::byte* data = nullptr;
-  size_t capacity = 0;
-  size_t used = 0;
-  if (bytes <= limit_bytes_) {
-    capacity = SizeClass(bytes);
-    MutexLock lock(&mutex_);
-    data = Allocate(capacity);
-    used = used_bytes_;
+bool StagingPool::EverFits(const StagingClaim& claim) const {
+  // Each alone first, because SizeClass takes no number that overflows.
+  return claim.input_bytes <= limit_bytes_ && claim.result_bytes <= limit_bytes_ &&
+         Capacity(claim.input_bytes) + Capacity(claim.result_bytes) <= limit_bytes_;
+}
+
+absl::Status StagingPool::Lend(StagingClaim* claim) {
+  MutexLock lock(&mutex_);
+  const bool nothing = claim->input_bytes == 0 && claim->result_bytes == 0;
+  if (nothing || (line_.empty() && EverFits(*claim) && TryLend(claim))) return absl::OkStatus();
+  return FullLocked(*claim);
+}
+
+absl::Status StagingPool::Wait(StagingClaim* claim) {
+  MutexLock lock(&mutex_);
+  if (!EverFits(*claim) ||
+      (!line_.empty() && waiting_bytes_ + claim->input_bytes > max_waiting_bytes_)) {
+    return FullLocked(*claim);
   }
-  if (data == nullptr) {
-    return absl::ResourceExhaustedError(absl::StrCat("staging memory: the request needs ", bytes,
-                                                     " bytes; ", used, " of ", limit_bytes_,
-                                                     " are in use"));
+  line_.push_back(claim);
+  waiting_bytes_ += claim->input_bytes;
+  ServeLine();
+  if (used_bytes_ > 0) return absl::OkStatus();
+  // The allocator has no memory, and nothing will come back that this claim could wait for.
+  line_.pop_back();
+  waiting_bytes_ -= claim->input_bytes;
+  return FullLocked(*claim);
+}
+
+bool StagingPool::Leave(StagingClaim* claim) {
+  MutexLock lock(&mutex_);
+  const auto place = std::find(line_.begin(), line_.end(), claim);
+  if (place == line_.end()) return true;
+  line_.erase(place);
+  waiting_bytes_ -= claim->input_bytes;
+  ServeLine();  // those behind it may need less
+  return false;
+}
+
+absl::Status StagingPool::Full(const StagingClaim& claim) const {
+  MutexLock lock(&mutex_);
+  return FullLocked(claim);
+}
+
+absl::Status StagingPool::FullLocked(const StagingClaim& claim) const {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("staging memory: the request needs ", claim.input_bytes + claim.result_bytes,
+                   " bytes; ", used_bytes_, " of ", limit_bytes_, " are in use, and ", line_.size(),
+                   " requests wait for them"));
+}
+
+bool StagingPool::TryLend(StagingClaim* claim) {
+  const size_t input_capacity = Capacity(claim->input_bytes);
+  const size_t result_capacity = Capacity(claim->result_bytes);
+  if (used_bytes_ + input_capacity + result_capacity > limit_bytes_) return false;
+  std::byte* const inputs = Allocate(input_capacity);
+  std::byte* const results = Allocate(result_capacity);
+  if ((inputs == nullptr && input_capacity > 0) || (results == nullptr && result_capacity > 0)) {
+    if (inputs != nullptr) TakeBack(inputs, input_capacity);
+    if (results != nullptr) TakeBack(results, result_capacity);
+    return false;
   }
-  return StagingBuffer(this, data, capacity);
+  claim->inputs = StagingBuffer(this, inputs, input_capacity);
+  claim->results = StagingBuffer(this, results, result_capacity);
+  return true;
+}
+
+void StagingPool::ServeLine() {
+  while (!line_.empty() && TryLend(line_.front())) {
+    StagingClaim* const claim = line_.front();
+    line_.pop_front();
+    waiting_bytes_ -= claim->input_bytes;
+    claim->granted();
+  }
 }
 
 std::byte* StagingPool::Allocate(size_t capacity) {
+  if (capacity == 0) return nullptr;
   auto kept = free_.find(capacity);
   std::byte* data = nullptr;
   if (kept != free_.end() && !kept->second.empty()) {
@@ -82,7 +144,6 @@ std::byte* StagingPool::Allocate(size_t capacity) {
     kept->second.pop_back();
     free_bytes_ -= capacity;
   } else {
-    if (capacity > limit_bytes_ || used_bytes_ > limit_bytes_ - capacity) return nullptr;
     while (used_bytes_ + free_bytes_ + capacity > limit_bytes_) GiveUpLargest();
     do {
       data = static_cast<std::byte*>(allocator_.allocate(capacity));
@@ -105,11 +166,16 @@ bool StagingPool::GiveUpLargest() {
   return false;
 }
 
-void StagingPool::Return(std::byte* data, size_t capacity) {
-  MutexLock lock(&mutex_);
+void StagingPool::TakeBack(std::byte* data, size_t capacity) {
   free_[capacity].push_back(data);
   used_bytes_ -= capacity;
   free_bytes_ += capacity;
+}
+
+void StagingPool::Return(std::byte* data, size_t capacity) {
+  MutexLock lock(&mutex_);
+  TakeBack(data, capacity);
+  ServeLine();
   // Under the lock: once it is released, a waiting destructor may take the pool away.
   if (used_bytes_ == 0) returned_.NotifyAll();
 }
@@ -122,6 +188,11 @@ size_t StagingPool::used_bytes() const {
 size_t StagingPool::free_bytes() const {
   MutexLock lock(&mutex_);
   return free_bytes_;
+}
+
+size_t StagingPool::waiting() const {
+  MutexLock lock(&mutex_);
+  return line_.size();
 }
 
 }  // namespace flashcore::server

@@ -65,6 +65,8 @@ DeviceMetrics::DeviceMetrics(const Adder& add)
           add.AddGauge("flashcore_staging_bytes", kStagingHelp, {{"state", "used"}})),
       staging_free_bytes(
           add.AddGauge("flashcore_staging_bytes", kStagingHelp, {{"state", "free"}})),
+      staging_waiting(add.AddGauge("flashcore_staging_waiting_requests",
+                                   "Requests waiting for staging memory.")),
       sequences(add.AddGauge("flashcore_sequences", "Resident sequences.")),
       sequences_expired(
           add.AddCounter("flashcore_sequences_evicted_total", kEvictedHelp, {{"reason", "idle"}})),

@@ -34,6 +34,7 @@ class DeviceMetrics {
   Gauge& queue_depth;           // requests waiting for a lane
   Gauge& staging_used_bytes;    // lent to requests
   Gauge& staging_free_bytes;    // kept for reuse
+  Gauge& staging_waiting;       // requests that wait for it
 
   Gauge& sequences;            // that are resident
   Counter& sequences_expired;  // deleted because they were idle for too long

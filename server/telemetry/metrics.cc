@@ -66,6 +66,8 @@ Metrics::Metrics(const Options& options)
                                              {{"phase", "receive"}})),
       reply_seconds(
           registry_.AddHistogram(kPhaseMetric, kPhaseHelp, LatencyBounds(), {{"phase", "reply"}})),
+      staging_wait_seconds(registry_.AddHistogram(kPhaseMetric, kPhaseHelp, LatencyBounds(),
+                                                  {{"phase", "staging_wait"}})),
       methods_(options.methods) {
   static_assert(std::size(kReasons) == kRejectReasons);
   for (size_t reason = 0; reason < kRejectReasons; ++reason) {

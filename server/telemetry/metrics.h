@@ -101,6 +101,7 @@ class Metrics : public prometheus::Collectable {
   Gauge& inflight_requests;    // requests taken and not yet answered
   Histogram& receive_seconds;  // phases of a request outside any device
   Histogram& reply_seconds;
+  Histogram& staging_wait_seconds;  // likewise, of those requests that waited
 
  private:
   static constexpr size_t kRejectReasons = 9;

@@ -7,9 +7,9 @@
 #include "grpcpp/support/slice.h"
 #include "proto/wire.h"
 #include "server/transport/convert.h"
-#include "server/transport/message.h"
 
 namespace flashcore::server {
+
 namespace {
 
 // Of a request or reply without its tensors. With few spans it lies here and not on the heap.
@@ -27,43 +27,23 @@ class SmallMessage {
 
 constexpr size_t kMaxHeaderBytes = 20;  // of a tensor: tag and length
 
-enum Tensor { kQuery, kKey, kValue, kNumTensors };
+}  // namespace
 
-// Fills in operation->request, without checking it, and the places of the tensors.
-absl::Status Parse(const grpc::ByteBuffer& message, AttendOperation* operation,
-                   wire::LargeField (&tensors)[kNumTensors], bool* well_formed) {
+absl::Status ParseAttend(const grpc::ByteBuffer& message, AttendOperation* operation,
+                         TensorFields* tensors, bool* well_formed) {
   *well_formed = false;
-  tensors[kQuery].number = v1::AttendRequest::kQueryFieldNumber;
-  tensors[kKey].number = v1::AttendRequest::kKeyFieldNumber;
-  tensors[kValue].number = v1::AttendRequest::kValueFieldNumber;
+  (*tensors)[kQuery].number = v1::AttendRequest::kQueryFieldNumber;
+  (*tensors)[kKey].number = v1::AttendRequest::kKeyFieldNumber;
+  (*tensors)[kValue].number = v1::AttendRequest::kValueFieldNumber;
   SmallMessage<v1::AttendRequest> parsed;
-  absl::Status status = ParseMessage(message, absl::MakeSpan(tensors), &*parsed);
+  absl::Status status = ParseMessage(message, absl::MakeSpan(*tensors), &*parsed);
   if (!status.ok()) return status;
   *well_formed = true;
   AttendRequest& request = operation->request;
-  request.query_bytes = tensors[kQuery].size;
-  request.key_bytes = tensors[kKey].size;
-  request.value_bytes = tensors[kValue].size;
+  request.query_bytes = (*tensors)[kQuery].size;
+  request.key_bytes = (*tensors)[kKey].size;
+  request.value_bytes = (*tensors)[kValue].size;
   return ToRequest(*parsed, &request);
-}
-
-}  // namespace
-
-absl::Status ReceiveAttend(Fleet* fleet, Metrics* metrics, grpc::ByteBuffer* message,
-                           AttendOperation* operation, bool* well_formed) {
-  const TimePoint start = fleet->clock().Now();
-  wire::LargeField fields[kNumTensors];
-  absl::Status status = Parse(*message, operation, fields, well_formed);
-  if (status.ok()) status = fleet->Prepare(operation);
-  if (status.ok()) {
-    wire::CopyField(*message, fields[kQuery], operation->tensors.query());
-    wire::CopyField(*message, fields[kKey], operation->tensors.key());
-    wire::CopyField(*message, fields[kValue], operation->tensors.value());
-  }
-  ReleaseMessage(message);
-  operation->times.receive = fleet->clock().Now() - start;
-  metrics->receive_seconds.Observe(Seconds(operation->times.receive));
-  return status;
 }
 
 grpc::ByteBuffer EncodeReply(AttendOperation* operation) {

@@ -1,5 +1,4 @@
-// What Attend and AttendStream have in common: one message in, one operation of the engine, one
-// message out.
+// What Attend and AttendStream have in common: their messages.
 #ifndef FLASHCORE_SERVER_TRANSPORT_ATTEND_CALL_H_
 #define FLASHCORE_SERVER_TRANSPORT_ATTEND_CALL_H_
 
@@ -7,18 +6,16 @@
 
 #include "absl/status/status.h"
 #include "grpcpp/support/byte_buffer.h"
-#include "server/core/fleet.h"
 #include "server/core/request.h"
-#include "server/telemetry/metrics.h"
+#include "server/transport/message.h"
 
 namespace flashcore::server {
 
-// Parses `message`, an AttendRequest, has the engine check it, and copies its tensors, once, from
-// the network's slices to staging memory. On success `operation` can be submitted. `*message` is
-// emptied as soon as it is not needed any more, on failure too. `*well_formed` tells whether the
-// message could be parsed at all; if so, operation->request.request_id is set even on failure.
-absl::Status ReceiveAttend(Fleet* fleet, Metrics* metrics, grpc::ByteBuffer* message,
-                           AttendOperation* operation, bool* well_formed);
+// Parses `message`, an AttendRequest: fills in operation->request, without checking it, and
+// `*tensors`. `*well_formed` tells whether the message could be parsed at all; if so,
+// operation->request.request_id is set even on failure.
+absl::Status ParseAttend(const grpc::ByteBuffer& message, AttendOperation* operation,
+                         TensorFields* tensors, bool* well_formed);
 
 // The AttendResponse of an operation that has ended with OK. The tensors are not copied: the
 // reply's slices point at the operation's staging memory, which goes back to its pool when gRPC

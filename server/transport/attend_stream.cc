@@ -33,6 +33,7 @@ void AttendStreamReactor::StopReading(const absl::Status& status) {
 }
 
 void AttendStreamReactor::OnReadDone(bool ok) {
+  Request* request = nullptr;
   {
     MutexLock lock(&mutex_);
     reading_ = false;
@@ -44,31 +45,34 @@ void AttendStreamReactor::OnReadDone(bool ok) {
       Advance();
       return;
     }
+    auto owned = std::make_unique<Request>(fleet_, context_, rpc_, &incoming_);
+    request = owned.get();
+    inflight_.emplace(request, std::move(owned));
   }
-  Receive();
+  Receive(request);
 }
 
-void AttendStreamReactor::Receive() {
-  auto owned = std::make_unique<Request>(context_, rpc_);
-  Request* request = owned.get();
+void AttendStreamReactor::Receive(Request* request) {
   AttendOperation* operation = &request->operation;
   operation->client = client_;
   operation->deadline = deadline_;
+  operation->done = [this, request](const absl::Status& result) { Complete(request, result); };
   bool well_formed = false;
-  absl::Status status =
-      ReceiveAttend(fleet_, context_->metrics, &incoming_, operation, &well_formed);
+  absl::Status status = ParseAttend(incoming_, operation, &request->receiver.tensors, &well_formed);
   if (status.ok() && operation->request.request_id.empty()) {
     status = absl::InvalidArgumentError("request_id: empty; AttendStream needs one");
   }
-  operation->done = [this, request](const absl::Status& result) { Complete(request, result); };
-  {
+  if (!well_formed) {
     MutexLock lock(&mutex_);
     // After a message that is not protobuf nothing on the stream can be trusted.
-    if (!well_formed && !end_.has_value()) end_ = status;
-    operation->cancelled = cancelled_;
-    inflight_.emplace(request, std::move(owned));
+    if (!end_.has_value()) end_ = status;
   }
-  if (status.ok()) status = fleet_->Submit(operation);
+  request->receiver.Start(
+      status, [this, request](const absl::Status& received) { Submit(request, received); });
+}
+
+void AttendStreamReactor::Submit(Request* request, absl::Status status) {
+  if (status.ok()) status = fleet_->Submit(&request->operation);
   if (!status.ok()) Complete(request, status);
   MutexLock lock(&mutex_);
   receiving_ = false;
@@ -123,7 +127,7 @@ void AttendStreamReactor::OnCancel() {
   MutexLock lock(&mutex_);
   cancelled_ = true;
   if (!end_.has_value()) end_ = absl::CancelledError("cancelled by the client");
-  for (auto& [request, owned] : inflight_) request->operation.cancelled = true;
+  for (auto& [request, owned] : inflight_) request->receiver.Cancel();
   Advance();
 }
 

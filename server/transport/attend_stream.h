@@ -17,14 +17,16 @@
 #include "server/core/mutex.h"
 #include "server/transport/rpc_scope.h"
 #include "server/transport/stream_set.h"
+#include "server/transport/tensor_receiver.h"
 
 namespace flashcore::server {
 
 // Deletes itself when the stream has ended. Fleet, context, metrics and set outlive it.
 //
 // Reading, computing and writing overlap. At most one read and one write are with gRPC at a time;
-// reading pauses while `max_inflight` requests are unanswered, which is how the stream is flow
-// controlled. The stream ends when nothing more will be read and all that was read is answered.
+// reading pauses while `max_inflight` requests are unanswered, and while one waits for staging
+// memory, which is how the stream is flow controlled. The stream ends when nothing more will be
+// read and all that was read is answered.
 class AttendStreamReactor final
     : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
       public RequestStream {
@@ -42,14 +44,18 @@ class AttendStreamReactor final
 
  private:
   struct Request {
-    Request(RpcContext* context, RpcMetrics* rpc) : scope(context, rpc) {}
+    Request(Fleet* fleet, RpcContext* context, RpcMetrics* rpc, grpc::ByteBuffer* message)
+        : receiver(fleet, context->metrics, message, &operation), scope(context, rpc) {}
     AttendOperation operation;
+    TensorReceiver receiver;
     RequestScope scope;
     grpc::ByteBuffer answer;
   };
 
-  // Takes the message in incoming_, up to its submission or its refusal.
-  void Receive() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Takes the message in incoming_, up to its submission or its refusal. While it waits for staging
+  // memory, it is the one message that the stream holds: nothing is read behind it.
+  void Receive(Request* request) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Submit(Request* request, absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
   // On a lane's thread, or on gRPC's for a request that was refused.
   void Complete(Request* request, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   // Starts whatever can be started now: a write, a read, or the end.
@@ -69,7 +75,7 @@ class AttendStreamReactor final
 
   Mutex mutex_;
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;    // incoming_ is with gRPC
-  bool receiving_ ABSL_GUARDED_BY(mutex_) = false;  // incoming_ is in Receive
+  bool receiving_ ABSL_GUARDED_BY(mutex_) = false;  // incoming_ is a request's, not yet submitted
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;    // answers_.front() is with gRPC
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;

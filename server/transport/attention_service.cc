@@ -7,29 +7,40 @@
 #include "server/transport/client_name.h"
 #include "server/transport/convert.h"
 #include "server/transport/methods.h"
+#include "server/transport/tensor_receiver.h"
 
 namespace flashcore::server {
 namespace {
 
 class AttendReactor final : public UnaryReactor {
  public:
-  AttendReactor(RpcContext* context, RpcMetrics* rpc, grpc::ByteBuffer* response)
-      : UnaryReactor(context, rpc), context_(context), response_(response) {}
+  AttendReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc, grpc::ByteBuffer* request,
+                grpc::ByteBuffer* response)
+      : UnaryReactor(context, rpc),
+        fleet_(fleet),
+        context_(context),
+        request_(request),
+        response_(response),
+        receiver_(fleet, context->metrics, request, &operation_) {}
 
-  void Start(Fleet* fleet, const grpc::CallbackServerContext& context, grpc::ByteBuffer* request) {
-    operation_.deadline = ToDeadline(context.deadline(), fleet->clock());
+  void Start(const grpc::CallbackServerContext& context) {
+    operation_.deadline = ToDeadline(context.deadline(), fleet_->clock());
     operation_.done = [this](const absl::Status& status) { Done(status); };
     bool well_formed = false;
     absl::Status status = CheckNotDraining(*context_);
     if (status.ok()) status = SetClient(context);
     if (status.ok()) {
-      status = ReceiveAttend(fleet, context_->metrics, request, &operation_, &well_formed);
+      status = ParseAttend(*request_, &operation_, &receiver_.tensors, &well_formed);
     }
-    if (status.ok()) status = fleet->Submit(&operation_);
-    if (!status.ok()) End(status);  // else Done will be called, or has been: hands off
+    receiver_.Start(status, [this](const absl::Status& received) { Submit(received); });
   }
 
  private:
+  void Submit(absl::Status status) {
+    if (status.ok()) status = fleet_->Submit(&operation_);
+    if (!status.ok()) End(status);  // else Done will be called, or has been: hands off
+  }
+
   absl::Status SetClient(const grpc::CallbackServerContext& context) {
     absl::StatusOr<std::string> client = ClientName(context);
     if (client.ok()) operation_.client = *std::move(client);
@@ -41,12 +52,15 @@ class AttendReactor final : public UnaryReactor {
     End(status);
   }
 
-  void OnCancel() override { operation_.cancelled = true; }
+  void OnCancel() override { receiver_.Cancel(); }
   const std::string& request_id() const override { return operation_.request.request_id; }
 
+  Fleet* const fleet_;
   RpcContext* const context_;
+  grpc::ByteBuffer* const request_;
   grpc::ByteBuffer* const response_;
   AttendOperation operation_;
+  TensorReceiver receiver_;
 };
 
 }  // namespace
@@ -80,9 +94,10 @@ void AttentionService::Drain() {
 grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* context,
                                                    const grpc::ByteBuffer* request,
                                                    grpc::ByteBuffer* response) {
-  auto* reactor = new AttendReactor(context_, attend_, response);
   // The message is ours until the RPC ends; emptying it early frees the network's memory early.
-  reactor->Start(fleet_, *context, const_cast<grpc::ByteBuffer*>(request));
+  auto* reactor = new AttendReactor(fleet_, context_, attend_,
+                                    const_cast<grpc::ByteBuffer*>(request), response);
+  reactor->Start(*context);
   return reactor;
 }
 

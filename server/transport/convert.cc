@@ -104,6 +104,7 @@ absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request)
 v1::Timing ToTiming(const PhaseTimes& times) {
   v1::Timing timing;
   timing.set_receive_ns(times.receive.count());
+  timing.set_staging_wait_ns(times.staging_wait.count());
   timing.set_queue_ns(times.queue.count());
   timing.set_copy_in_ns(times.copy_in.count());
   timing.set_kernel_ns(times.kernel.count());

@@ -34,58 +34,51 @@ void LoadSequenceReactor::StopReading(const absl::Status& status) {
 }
 
 void LoadSequenceReactor::OnReadDone(bool ok) {
+  Chunk* chunk = nullptr;
   {
     MutexLock lock(&mutex_);
     reading_ = false;
     if (!ok && !end_.has_value()) end_ = absl::OkStatus();
-    receiving_ = !end_.has_value();
-    if (!receiving_) {
+    if (end_.has_value()) {
       Advance();
       return;
     }
+    receiving_ = std::make_unique<Chunk>(fleet_, context_, rpc_, &incoming_);
+    chunk = receiving_.get();
   }
-  auto chunk = std::make_unique<Chunk>(context_, rpc_);
-  const absl::Status status = Receive(&chunk->operation);
+  chunk->receiver.Start(Parse(chunk), [this](const absl::Status& status) { Received(status); });
+}
+
+absl::Status LoadSequenceReactor::Parse(Chunk* chunk) {
+  TensorFields& tensors = chunk->receiver.tensors;
+  tensors[kKey].number = v1::LoadSequenceRequest::kKeyFieldNumber;
+  tensors[kValue].number = v1::LoadSequenceRequest::kValueFieldNumber;
+  v1::LoadSequenceRequest message;
+  absl::Status status = ParseMessage(incoming_, absl::MakeSpan(tensors), &message);
+  AttendOperation& operation = chunk->operation;
+  if (status.ok()) status = ToRequest(message, &operation.request);
+  operation.request.key_bytes = tensors[kKey].size;
+  operation.request.value_bytes = tensors[kValue].size;
+  operation.client = client_;
+  operation.deadline = deadline_;
+  operation.done = [this](const absl::Status& result) { Complete(result); };
+  return status;
+}
+
+void LoadSequenceReactor::Received(const absl::Status& status) {
   Chunk* to_submit = nullptr;
   {
     MutexLock lock(&mutex_);
-    receiving_ = false;
+    received_ = std::move(receiving_);
     if (!status.ok()) {
-      chunk->scope.Replying(status);
-      chunk->scope.Record("");
+      received_->scope.Replying(status);
+      received_->scope.Record("");
+      received_.reset();
       if (!end_.has_value()) end_ = status;
-    } else {
-      received_ = std::move(chunk);
     }
     to_submit = Advance();
   }
   if (to_submit != nullptr) Submit(to_submit);
-}
-
-absl::Status LoadSequenceReactor::Receive(AttendOperation* operation) {
-  const TimePoint start = fleet_->clock().Now();
-  v1::LoadSequenceRequest message;
-  wire::LargeField fields[2];
-  fields[0].number = v1::LoadSequenceRequest::kKeyFieldNumber;
-  fields[1].number = v1::LoadSequenceRequest::kValueFieldNumber;
-  absl::Status status = ParseMessage(incoming_, absl::MakeSpan(fields), &message);
-  if (status.ok()) status = ToRequest(message, &operation->request);
-  if (status.ok()) {
-    operation->request.key_bytes = fields[0].size;
-    operation->request.value_bytes = fields[1].size;
-    operation->client = client_;
-    operation->deadline = deadline_;
-    operation->done = [this](const absl::Status& result) { Complete(result); };
-    status = fleet_->Prepare(operation);
-  }
-  if (status.ok()) {
-    wire::CopyField(incoming_, fields[0], operation->tensors.key());
-    wire::CopyField(incoming_, fields[1], operation->tensors.value());
-  }
-  ReleaseMessage(&incoming_);
-  operation->times.receive = fleet_->clock().Now() - start;
-  context_->metrics->receive_seconds.Observe(Seconds(operation->times.receive));
-  return status;
 }
 
 absl::Status LoadSequenceReactor::ToRequest(const v1::LoadSequenceRequest& message,
@@ -144,14 +137,13 @@ LoadSequenceReactor::Chunk* LoadSequenceReactor::Advance() {
   }
   if (running_ == nullptr && received_ != nullptr) {
     running_ = std::move(received_);
-    running_->operation.cancelled = cancelled_;
     to_submit = running_.get();
   }
-  if (!end_.has_value() && !reading_ && !receiving_ && received_ == nullptr) {
+  if (!end_.has_value() && !reading_ && receiving_ == nullptr && received_ == nullptr) {
     reading_ = true;
     StartRead(&incoming_);
   }
-  if (end_.has_value() && !receiving_ && running_ == nullptr) End();
+  if (end_.has_value() && receiving_ == nullptr && running_ == nullptr) End();
   return to_submit;
 }
 
@@ -179,9 +171,10 @@ void LoadSequenceReactor::End() {
 
 void LoadSequenceReactor::OnCancel() {
   MutexLock lock(&mutex_);
-  cancelled_ = true;
   if (!end_.has_value() || end_->ok()) end_ = absl::CancelledError("cancelled by the client");
-  if (running_ != nullptr) running_->operation.cancelled = true;
+  for (Chunk* chunk : {running_.get(), receiving_.get()}) {
+    if (chunk != nullptr) chunk->receiver.Cancel();
+  }
   Advance();
 }
 

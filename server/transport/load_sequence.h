@@ -17,6 +17,7 @@
 #include "server/core/sequence.h"
 #include "server/transport/rpc_scope.h"
 #include "server/transport/stream_set.h"
+#include "server/transport/tensor_receiver.h"
 
 namespace flashcore::server {
 
@@ -41,13 +42,17 @@ class LoadSequenceReactor final : public grpc::ServerReadReactor<grpc::ByteBuffe
 
  private:
   struct Chunk {
-    Chunk(RpcContext* context, RpcMetrics* rpc) : scope(context, rpc) {}
+    Chunk(Fleet* fleet, RpcContext* context, RpcMetrics* rpc, grpc::ByteBuffer* message)
+        : receiver(fleet, context->metrics, message, &operation), scope(context, rpc) {}
     AttendOperation operation;
+    TensorReceiver receiver;
     RequestScope scope;
   };
 
-  // Takes the message in incoming_ up to staging memory.
-  absl::Status Receive(AttendOperation* operation);
+  // The message in incoming_.
+  absl::Status Parse(Chunk* chunk);
+  // receiving_ has its tensors in staging memory, or has failed.
+  void Received(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   // Fills in operation->request from the message, but for its tensors' sizes.
   absl::Status ToRequest(const v1::LoadSequenceRequest& message, AttendRequest* request);
   void Submit(Chunk* chunk) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -72,13 +77,12 @@ class LoadSequenceReactor final : public grpc::ServerReadReactor<grpc::ByteBuffe
   SequenceShape shape_;
 
   Mutex mutex_;
-  bool reading_ ABSL_GUARDED_BY(mutex_) = false;    // incoming_ is with gRPC
-  bool receiving_ ABSL_GUARDED_BY(mutex_) = false;  // incoming_ is in Receive
-  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  bool reading_ ABSL_GUARDED_BY(mutex_) = false;  // incoming_ is with gRPC
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
-  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);  // nothing more will be read
-  std::unique_ptr<Chunk> running_ ABSL_GUARDED_BY(mutex_);   // in the engine
-  std::unique_ptr<Chunk> received_ ABSL_GUARDED_BY(mutex_);  // the next one
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);   // nothing more will be read
+  std::unique_ptr<Chunk> running_ ABSL_GUARDED_BY(mutex_);    // in the engine
+  std::unique_ptr<Chunk> received_ ABSL_GUARDED_BY(mutex_);   // the next one, in staging memory
+  std::unique_ptr<Chunk> receiving_ ABSL_GUARDED_BY(mutex_);  // on its way there, from incoming_
 };
 
 }  // namespace flashcore::server

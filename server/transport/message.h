@@ -3,6 +3,8 @@
 #ifndef FLASHCORE_SERVER_TRANSPORT_MESSAGE_H_
 #define FLASHCORE_SERVER_TRANSPORT_MESSAGE_H_
 
+#include <array>
+
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "google/protobuf/message_lite.h"
@@ -10,6 +12,9 @@
 #include "proto/wire.h"
 
 namespace flashcore::server {
+
+enum Tensor { kQuery, kKey, kValue, kNumTensors };
+using TensorFields = std::array<wire::LargeField, kNumTensors>;  // number 0: the message has none
 
 // Parses `message` into `*parsed` but for the fields whose numbers are set in `tensors`, of which
 // it fills in where they are. INVALID_ARGUMENT if it is not well-formed protobuf.

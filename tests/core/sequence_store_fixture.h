@@ -36,10 +36,11 @@ class SequenceStoreTest : public ::testing::Test {
     options.superblock_bytes = kPageBytes;
     options.dtypes = {kernels::DType::kFloat16};
     options.head_dims = {kHeadDim, 64};
-    memory_ = *staging_.Lend(pages * kPageBytes);
+    memory_.input_bytes = pages * kPageBytes;
+    EXPECT_EQ(staging_.Lend(&memory_), absl::OkStatus());
     store_ = std::make_unique<SequenceStore>(
-        options, KvMemory{memory_.data(), pages * kPageBytes, hot_pages * kPageBytes}, &clock_,
-        &metrics_);
+        options, KvMemory{memory_.inputs.data(), pages * kPageBytes, hot_pages * kPageBytes},
+        &clock_, &metrics_);
   }
 
   static SequenceShape Shape(uint32_t layers = 1) {
@@ -151,7 +152,7 @@ class SequenceStoreTest : public ::testing::Test {
   FakeClock clock_;
   MetricRegistry registry_;
   DeviceMetrics metrics_{"fake", &registry_};
-  StagingBuffer memory_;
+  StagingClaim memory_;
   std::unique_ptr<SequenceStore> store_;
 };
 

@@ -1,0 +1,265 @@
+// Requests that wait for staging memory, over the real gRPC server and a device held at its gate.
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "flashcore/v1/attention.grpc.pb.h"
+#include "gmock/gmock.h"
+#include "grpcpp/create_channel.h"
+#include "gtest/gtest.h"
+#include "tests/core/fakes.h"
+#include "tests/transport/rpc_setup.h"
+
+namespace flashcore::server {
+namespace {
+
+using testing::FakeDevice;
+using testing::FakeDeviceControl;
+using ::testing::HasSubstr;
+using testing::kRowBytes;
+
+constexpr std::chrono::seconds kLong(60);  // longer than any test waits
+
+class StagingWaitTest : public ::testing::Test {
+ protected:
+  // Staging memory for two requests with one query row and `kv_rows` rows of K/V.
+  void Start(Nanoseconds staging_wait, uint32_t kv_rows = 1) {
+    kv_rows_ = kv_rows;
+    Engine::Options engine_options;
+    engine_options.staging_memory_bytes =
+        2 * (StagingPool::SizeClass((2 * kv_rows + 1) * kRowBytes) + StagingPool::SizeClass(1));
+    engine_options.staging_wait = staging_wait;
+    engine_options.max_waiting_bytes = 1 << 20;
+    Server::Options options = testing::ServerOptions();
+    options.max_stream_inflight = 1000;
+    metrics_ = std::make_unique<Metrics>(testing::FakeMetricsOptions(Server::Methods(options)));
+    std::vector<std::unique_ptr<Device>> devices;
+    FakeDevice::Options device;
+    device.kv_memory_bytes = 8 << 20;
+    devices.push_back(std::make_unique<FakeDevice>(&device_, device));
+    fleet_ = std::make_unique<Fleet>(engine_options, std::move(devices), &clock_, metrics_.get());
+    staging_ = &fleet_->engines()[0]->staging();
+    server_ = Server::Start(options, fleet_.get(), metrics_.get()).value();
+    stub_ = v1::AttentionService::NewStub(
+        grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials()));
+  }
+  ~StagingWaitTest() override {
+    device_.SetOpen(true);
+    running_.clear();
+    server_.reset();
+  }
+
+  v1::AttendRequest Request(const std::string& id = "") const {
+    v1::AttendRequest request = testing::StepRequest({""});
+    request.set_request_id(id);
+    request.mutable_spans(0)->set_kv_rows(kv_rows_);
+    request.mutable_key()->assign(kv_rows_ * kRowBytes, '\0');
+    request.mutable_value()->assign(kv_rows_ * kRowBytes, '\0');
+    return request;
+  }
+
+  struct Call {
+    grpc::ClientContext context;
+    v1::AttendResponse response;
+    std::future<grpc::Status> status;
+  };
+  std::unique_ptr<Call> Attend(std::chrono::milliseconds timeout = kLong) {
+    auto call = std::make_unique<Call>();
+    call->context.set_deadline(std::chrono::system_clock::now() + timeout);
+    call->status = std::async(std::launch::async, [this, call = call.get()] {
+      return stub_->Attend(&call->context, Request(), &call->response);
+    });
+    return call;
+  }
+
+  // Requests that take all memory and keep it until the gate opens.
+  void FillMemory() {
+    device_.SetOpen(false);
+    for (int i = 0; i < 2; ++i) running_.push_back(Attend());
+    while (staging_->used_bytes() < staging_->limit_bytes()) std::this_thread::yield();
+  }
+  void WaitForLine(size_t waiting) const {
+    const auto end = std::chrono::steady_clock::now() + kLong / 2;
+    while (staging_->waiting() != waiting && std::chrono::steady_clock::now() < end) {
+      std::this_thread::yield();
+    }
+    ASSERT_EQ(staging_->waiting(), waiting);
+  }
+
+  uint32_t kv_rows_ = 1;
+  FakeDeviceControl device_;
+  SteadyClock clock_;
+  std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<Fleet> fleet_;
+  StagingPool* staging_ = nullptr;  // of its only device
+  std::unique_ptr<Server> server_;
+  std::unique_ptr<v1::AttentionService::Stub> stub_;
+  std::vector<std::unique_ptr<Call>> running_;  // those that FillMemory began
+};
+
+TEST_F(StagingWaitTest, ARequestIsServedWhenMemoryComesBack) {
+  Start(kLong);
+  FillMemory();
+  auto waiting = Attend();
+  WaitForLine(1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  device_.SetOpen(true);
+  EXPECT_TRUE(waiting->status.get().ok());
+  EXPECT_GE(waiting->response.timing().staging_wait_ns(), 20'000'000u);
+  EXPECT_LT(waiting->response.timing().receive_ns(), waiting->response.timing().staging_wait_ns());
+  for (auto& call : running_) {
+    EXPECT_TRUE(call->status.get().ok());
+    EXPECT_EQ(call->response.timing().staging_wait_ns(), 0u);
+  }
+}
+
+TEST_F(StagingWaitTest, AfterTheWaitItIsRefused) {
+  Start(std::chrono::milliseconds(50));
+  FillMemory();
+  const grpc::Status refused = Attend()->status.get();
+  EXPECT_EQ(refused.error_code(), grpc::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("16384 of 16384 are in use"));
+  EXPECT_THAT(refused.error_message(), HasSubstr("it has waited for 0.05 s"));
+  EXPECT_EQ(staging_->waiting(), 0u);
+}
+
+TEST_F(StagingWaitTest, WithNoWaitItIsRefusedAtOnce) {
+  Start(Nanoseconds(0));
+  FillMemory();
+  EXPECT_EQ(Attend()->status.get().error_code(), grpc::RESOURCE_EXHAUSTED);
+}
+
+TEST_F(StagingWaitTest, ADeadlineEndsTheWait) {
+  Start(kLong);
+  FillMemory();
+  auto expiring = Attend(std::chrono::milliseconds(300));
+  WaitForLine(1);
+  EXPECT_EQ(expiring->status.get().error_code(), grpc::DEADLINE_EXCEEDED);
+  WaitForLine(0);
+  device_.SetOpen(true);
+  for (auto& call : running_) EXPECT_TRUE(call->status.get().ok());
+  const std::vector<size_t> launched = device_.BatchSizes();
+  EXPECT_EQ(std::accumulate(launched.begin(), launched.end(), size_t{0}), 2u);
+}
+
+TEST_F(StagingWaitTest, ACancelledRequestLeavesTheLineAtOnce) {
+  Start(kLong);
+  FillMemory();
+  auto cancelled = Attend();
+  WaitForLine(1);
+  cancelled->context.TryCancel();
+  EXPECT_EQ(cancelled->status.get().error_code(), grpc::CANCELLED);
+  WaitForLine(0);
+}
+
+TEST_F(StagingWaitTest, ADrainAnswersThoseThatWait) {
+  Start(kLong);
+  FillMemory();
+  auto waiting = Attend();
+  WaitForLine(1);
+  auto drained = std::async(std::launch::async, [&] { return server_->Drain(absl::Seconds(30)); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  device_.SetOpen(true);
+  EXPECT_TRUE(waiting->status.get().ok());
+  EXPECT_TRUE(drained.get());
+}
+
+TEST_F(StagingWaitTest, AServerThatStopsEndsThoseThatWait) {
+  Start(kLong);
+  FillMemory();
+  auto waiting = Attend();
+  WaitForLine(1);
+  auto stopped = std::async(std::launch::async, [&] { server_.reset(); });
+  EXPECT_FALSE(waiting->status.get().ok());
+  WaitForLine(0);
+  device_.SetOpen(true);
+  stopped.get();
+}
+
+TEST_F(StagingWaitTest, ALoadWaitsForTheMemoryOfItsNextChunk) {
+  Start(kLong);
+  v1::CreateSequenceResponse created;
+  grpc::ClientContext create_context;
+  ASSERT_TRUE(stub_->CreateSequence(&create_context, testing::CreateRequest(), &created).ok());
+  FillMemory();
+  grpc::ClientContext context;
+  v1::LoadSequenceResponse response;
+  auto writer = stub_->LoadSequence(&context, &response);
+  v1::LoadSequenceRequest chunk;
+  chunk.set_sequence_id(created.sequence_id());
+  chunk.set_layout(v1::LAYOUT_NHD);
+  chunk.set_rows(1);
+  chunk.set_key(std::string(kRowBytes, '\0'));
+  chunk.set_value(std::string(kRowBytes, '\0'));
+  ASSERT_TRUE(writer->Write(chunk));
+  WaitForLine(1);
+  device_.SetOpen(true);
+  writer->WritesDone();
+  EXPECT_TRUE(writer->Finish().ok());
+  EXPECT_EQ(response.sequence().layer_lengths(0), 1u);
+}
+
+TEST_F(StagingWaitTest, AStreamHoldsOneWaitingMessageAndItsClientStalls) {
+  constexpr int kRequests = 64;
+  Start(kLong, /*kv_rows=*/4096);  // half a MiB of K/V
+  device_.SetOpen(false);
+  grpc::ClientContext context;
+  auto stream = stub_->AttendStream(&context);
+  std::atomic<int> written{0};
+  std::thread writer([&] {
+    for (int i = 0; i < kRequests; ++i, ++written) {
+      ASSERT_TRUE(stream->Write(Request(std::to_string(i))));
+    }
+    stream->WritesDone();
+  });
+  WaitForLine(1);
+  int before;
+  do {  // until the network's windows are full
+    before = written;
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  } while (before != written);
+  EXPECT_LT(written, kRequests / 2);
+  EXPECT_EQ(staging_->waiting(), 1u);
+  EXPECT_EQ(metrics_->inflight_requests.Value(), 3);  // two have memory
+  device_.SetOpen(true);
+  v1::AttendResponse response;
+  int answered = 0;
+  for (; stream->Read(&response); ++answered) EXPECT_FALSE(response.has_status());
+  writer.join();
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(answered, kRequests);
+}
+
+TEST_F(StagingWaitTest, ACancelledStreamLeavesTheLine) {
+  Start(kLong);
+  device_.SetOpen(false);
+  grpc::ClientContext context;
+  auto stream = stub_->AttendStream(&context);
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(stream->Write(Request(std::to_string(i))));
+  WaitForLine(1);
+  context.TryCancel();
+  EXPECT_EQ(stream->Finish().error_code(), grpc::CANCELLED);
+  WaitForLine(0);
+  device_.SetOpen(true);
+  EXPECT_TRUE(server_->Drain(absl::Seconds(30)));
+  EXPECT_EQ(staging_->used_bytes(), 0u);
+}
+
+TEST_F(StagingWaitTest, ManyClientsShareLittleMemoryAndNoneIsRefused) {
+  Start(kLong);
+  std::vector<std::unique_ptr<Call>> calls;
+  for (int i = 0; i < 100; ++i) calls.push_back(Attend());
+  for (auto& call : calls) {
+    const grpc::Status status = call->status.get();
+    EXPECT_TRUE(status.ok()) << status.error_message();
+  }
+}
+
+}  // namespace
+}  // namespace flashcore::server
