@@ -96,7 +96,8 @@ class HostileTest(unittest.TestCase):
 
     def test_full_staging_memory_refuses_and_recovers(self):
         rng = np.random.default_rng(5)
-        with harness.Server("--staging_memory_bytes=5000000", *harness.SLOW) as server, \
+        with harness.Server("--staging_memory_bytes=5000000", "--staging_wait_ms=0",
+                            *harness.SLOW) as server, \
                 server.channel() as channel:
             mission = harness.mission_request(rng)  # takes 2 MiB
             calls = [harness.stub(channel).Attend.future(mission) for _ in range(32)]

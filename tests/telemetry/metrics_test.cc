@@ -68,7 +68,7 @@ TEST_F(MetricsTest, AllSeriesAreThereAtZeroFromTheStart) {
     expect_zero(name + "_sum" + braces);
     expect_zero(name + "_bucket{" + labels + (labels.empty() ? "" : ",") + "le=\"+Inf\"}");
   };
-  for (const char* phase : {"receive", "reply"}) {
+  for (const char* phase : {"receive", "reply", "staging_wait"}) {
     expect_empty_histogram("flashcore_request_phase_seconds",
                            absl::StrCat("phase=\"", phase, "\""));
   }
