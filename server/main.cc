@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
 #include "google/protobuf/stubs/logging.h"
 #include "server/core/clock.h"
 #include "server/core/fleet.h"
@@ -49,6 +50,10 @@ void KeepFreedMemory() {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that glibc takes
   mallopt(M_TRIM_THRESHOLD, 256 << 20);
 }
+
+// Debian builds Abseil without NDEBUG: every lock and unlock that gRPC makes would enter a graph of
+// all mutexes, behind one global lock, to look for deadlocks.
+void TrustLockOrder() { absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore); }
 
 // What is kept should not be much more than pays. Large messages leave a lot behind, also those
 // that gRPC refuses before we see them; this gives it back.
@@ -207,6 +212,7 @@ int main(int argc, char** argv) {
   gpr_set_log_function(flashcore::server::LogFromGrpc);
   google::protobuf::SetLogHandler(flashcore::server::LogFromProtobuf);
   flashcore::server::KeepFreedMemory();
+  flashcore::server::TrustLockOrder();
   // Before any thread starts, so that all inherit it and only WaitForStopSignal sees the signals.
   const sigset_t signals = flashcore::server::StopSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);

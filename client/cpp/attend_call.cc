@@ -51,7 +51,8 @@ void AttendCall::Start() {
   }
   ++attempts_;
   reply_.Clear();
-  grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(args_.connection->channel());
+  grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(
+      args_.connection->callback_channel());
   stub.UnaryCall(context, kAttendMethod, {}, &args_.message, &reply_,
                  [self = shared_from_this()](const grpc::Status& s) { self->OnAttemptDone(s); });
 }

@@ -36,7 +36,8 @@ class AttendStream::Reactor final
 
   void Start() {
     self_ = shared_from_this();
-    grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(connection_->channel());
+    grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(
+        connection_->callback_channel());
     stub.PrepareBidiStreamingCall(&context_, kStreamMethod, {}, this);
     AddHold();
     StartRead(&read_);

@@ -22,6 +22,9 @@ constexpr size_t kMaxNameBytes = 64;
 // one of these threads drops that channel itself, with the last reference from a call that outlived
 // its Client, it joins itself and the completion queue is freed twice. One call on a channel that
 // is never freed (and never connects) keeps the threads for the life of the process.
+//
+// Once there, they poll all sockets of the process, and a blocking call has to take its reply from
+// them: some 10% of a decode step. So they are started by the first callback, not before.
 void KeepCallbackThreads() {
   struct Keeper {
     const std::shared_ptr<grpc::Channel> channel = grpc::CreateChannel("", nullptr);
@@ -86,7 +89,6 @@ absl::StatusOr<std::shared_ptr<const Connection>> Connection::Create(absl::strin
     return absl::InvalidArgumentError("timeout: must be positive");
   }
   if (options.credentials == nullptr) options.credentials = grpc::InsecureChannelCredentials();
-  KeepCallbackThreads();
   std::shared_ptr<grpc::Channel> channel = grpc::CreateCustomChannel(
       std::string(target), options.credentials, WithDefaults(target, options));
   return absl::WrapUnique(new Connection(std::move(options), std::move(channel)));
@@ -96,6 +98,11 @@ Connection::Connection(ClientOptions options, std::shared_ptr<grpc::Channel> cha
     : options_(std::move(options)),
       channel_(std::move(channel)),
       stub_(v1::AttentionService::NewStub(channel_)) {}
+
+const std::shared_ptr<grpc::Channel>& Connection::callback_channel() const {
+  KeepCallbackThreads();
+  return channel_;
+}
 
 void Connection::Prepare(absl::Time deadline, grpc::ClientContext* context) const {
   context->set_deadline(absl::ToChronoTime(deadline));

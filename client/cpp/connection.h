@@ -33,7 +33,10 @@ class Connection {
                                                                   ClientOptions options);
 
   const ClientOptions& options() const { return options_; }
+  // For blocking calls.
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+  // For calls with callbacks; starts the threads that run them.
+  const std::shared_ptr<grpc::Channel>& callback_channel() const;
 
   absl::Time Deadline(const CallOptions& call) const {
     return call.deadline.has_value() ? *call.deadline : absl::Now() + options_.timeout;

@@ -44,8 +44,9 @@ void ChooseTarget() {
 }
 
 // Below this many multiplications of Q K^T a launch stays on the calling thread: it takes less time
-// (some 6 us) than waking and joining the others saves.
-constexpr int64_t kMinParallelWork = 64 * 1024;
+// (some 50 us) than waking and joining the others costs, and leaves their cores, on which they
+// would spin before and after, to the threads that bring requests and take answers.
+constexpr int64_t kMinParallelWork = 512 * 1024;
 
 int64_t Work(const Plan& plan, int32_t head_dim) {
   int64_t scores = 0;
