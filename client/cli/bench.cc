@@ -6,6 +6,7 @@
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "client/cli/bench_report.h"
 #include "client/cli/command.h"
 #include "client/cli/load.h"
@@ -15,6 +16,9 @@
 ABSL_FLAG(flashcore::cli::BenchMode, mode, flashcore::cli::BenchMode::kAttend,
           "what is sent: attend (all K/V inline), decode, prefill, or mixed (every fourth worker "
           "prefills)");
+ABSL_FLAG(flashcore::cli::Transport, transport, flashcore::cli::Transport::kAny,
+          "tcp or unix: which of the addresses of --target, of which bench takes several with "
+          "commas between them, to use; empty: the first");
 ABSL_FLAG(flashcore::cli::BenchShape, shape, {},
           "BxHxSxD or BxHq/HkvxSxD: B spans of S query rows and S K/V rows; for sequences, B is "
           "how many each worker has and S is their context, unless the next two flags say so");
@@ -38,6 +42,8 @@ ABSL_FLAG(absl::Duration, duration, absl::Seconds(5), "how long to measure");
 ABSL_FLAG(absl::Duration, warmup, absl::Seconds(1), "how long to run before that");
 ABSL_FLAG(double, rate, 0, "requests a second, sent when they are due (open loop); 0: closed loop");
 ABSL_FLAG(bool, stream, false, "send on one AttendStream per connection instead of unary calls");
+ABSL_FLAG(bool, compare_unary, false,
+          "with --stream: alternate with the same requests in unary calls");
 ABSL_FLAG(bool, echo, false,
           "alternate with a bare echo of the same sizes (the server needs --enable_echo)");
 ABSL_FLAG(bool, allow_errors, false, "exit 0 although some requests failed");
@@ -70,6 +76,20 @@ void ReadShape(LoadOptions* options) {
   resident.compare_inline = absl::GetFlag(FLAGS_compare_inline);
 }
 
+// Of the addresses of Target(), the first that --transport allows.
+absl::StatusOr<std::string> ChooseTarget() {
+  const std::string targets = Target();
+  const Transport transport = absl::GetFlag(FLAGS_transport);
+  for (const absl::string_view target : absl::StrSplit(targets, ',')) {
+    if (transport == Transport::kAny || transport == TransportOf(target)) {
+      return std::string(target);
+    }
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--transport=", AbslUnparseFlag(transport), ": --target=", targets, " has no such address",
+      transport == Transport::kUnix ? "; want the unix:path that the server listens on" : ""));
+}
+
 absl::Status CheckLoop(const LoadOptions& options) {
   if (options.concurrency < 1 || options.concurrency > 4096) {
     return absl::InvalidArgumentError("--concurrency: want 1 to 4096");
@@ -84,9 +104,13 @@ absl::Status CheckLoop(const LoadOptions& options) {
   if (!(options.rate >= 0 && options.rate <= 1e6)) {
     return absl::InvalidArgumentError("--rate: want 0 to 1e6");
   }
-  if (options.rate > 0 && (options.echo || options.resident.compare_inline)) {
+  if (options.rate > 0 &&
+      (options.echo || options.compare_unary || options.resident.compare_inline)) {
     return absl::InvalidArgumentError(
-        "--echo and --compare_inline need a closed loop: leave out --rate");
+        "--echo, --compare_unary and --compare_inline need a closed loop: leave out --rate");
+  }
+  if (options.compare_unary && !options.stream) {
+    return absl::InvalidArgumentError("--compare_unary needs --stream");
   }
   return absl::OkStatus();
 }
@@ -147,7 +171,9 @@ absl::Status CheckResident(const LoadOptions& options) {
 }
 
 absl::Status ReadOptions(LoadOptions* options) {
-  options->target = Target();
+  absl::StatusOr<std::string> target = ChooseTarget();
+  if (!target.ok()) return target.status();
+  options->target = *std::move(target);
   options->client = OptionsFromFlags();
   options->concurrency = absl::GetFlag(FLAGS_concurrency);
   options->connections = absl::GetFlag(FLAGS_connections);
@@ -155,6 +181,7 @@ absl::Status ReadOptions(LoadOptions* options) {
   options->warmup = absl::GetFlag(FLAGS_warmup);
   options->rate = absl::GetFlag(FLAGS_rate);
   options->stream = absl::GetFlag(FLAGS_stream);
+  options->compare_unary = absl::GetFlag(FLAGS_compare_unary);
   options->echo = absl::GetFlag(FLAGS_echo);
   options->progress = isatty(STDERR_FILENO) == 1;
   ReadShape(options);
@@ -169,7 +196,8 @@ int RunBench() {
   if (absl::Status status = ReadOptions(&options); !status.ok()) {
     return FailUsage(status.message());
   }
-  const absl::StatusOr<std::unique_ptr<Client>> client = Connect();
+  const absl::StatusOr<std::unique_ptr<Client>> client =
+      Client::Create(options.target, options.client);
   if (!client.ok()) return FailUsage(client.status().message());
   absl::StatusOr<LoadResult> result = RunLoad(options);
   if (!result.ok()) return Fail(result.status());
@@ -212,11 +240,13 @@ const Command& BenchCommand() {
       "After an error whose outcome is not known, or if a sequence is lost, a worker puts its\n"
       "sequences back to their start and goes on. Examples:\n\n"
       "  flashcore bench --shape=1x8x512x64 --duration=5s --echo\n"
+      "  flashcore bench --target=unix:/tmp/flashcore.sock --mode=decode --stream --compare_unary\n"
       "  flashcore bench --mode=decode --shape=1x32/8x4096x128 --concurrency=4 --sequences=64\n"
       "      --fork_from_prefix=1024 --compare_inline",
-      {"mode", "shape", "sequences", "context", "fork_from_prefix", "pin", "compare_inline",
-       "query_rows", "causal", "dtype", "layout", "concurrency", "connections", "duration",
-       "warmup", "rate", "stream", "echo", "allow_errors"},
+      {"mode",           "shape",      "sequences",   "context", "fork_from_prefix", "pin",
+       "compare_inline", "query_rows", "causal",      "dtype",   "layout",           "concurrency",
+       "connections",    "duration",   "warmup",      "rate",    "transport",        "stream",
+       "compare_unary",  "echo",       "allow_errors"},
       RunBench};
   return command;
 }

@@ -34,7 +34,7 @@ BenchReport::BenchReport(const LoadOptions& options, std::string shape, LoadResu
       result_(*result),
       shape_(std::move(shape)),
       echo_(ComputePercentiles(&result->echo_us)) {
-  for (const char* name : {"attend", "decode", "prefill", "inline"}) {
+  for (const char* name : {"attend", "decode", "prefill", "inline", "unary"}) {
     const auto it = result->series.find(name);
     if (it == result->series.end()) continue;
     Series& series = it->second;
@@ -58,8 +58,9 @@ const BenchReport::Kind* BenchReport::Find(const std::string& name) const {
 }
 
 std::string BenchReport::Header() const {
-  std::string out = absl::StrCat("target ", options_.target, ", mode ",
-                                 AbslUnparseFlag(options_.mode), ", shape ", shape_, ", ");
+  std::string out =
+      absl::StrCat("target ", options_.target, " (", AbslUnparseFlag(TransportOf(options_.target)),
+                   "), mode ", AbslUnparseFlag(options_.mode), ", shape ", shape_, ", ");
   const ResidentOptions& resident = options_.resident;
   if (options_.mode == BenchMode::kAttend) {
     absl::StrAppend(&out, options_.shape.spans[0].query_rows, " query rows, mask ",
@@ -109,11 +110,25 @@ std::string BenchReport::Counts() const {
   return out + "\n";
 }
 
+double BenchReport::EchoAndKernelRatio() const {
+  constexpr size_t kKernel = 3;  // of kPhases
+  return kinds_[0].latency.p50 / (echo_.p50 + kinds_[0].phases[kKernel].p50);
+}
+
 std::string BenchReport::Comparisons() const {
   std::string out;
   if (options_.echo && !kinds_.empty()) {
-    absl::StrAppendFormat(&out, "echo       p50 of %s outside the kernel / p50 of echo = %.2f\n",
-                          kinds_[0].name, kinds_[0].outside_kernel.p50 / echo_.p50);
+    const Kind& kind = kinds_[0];
+    absl::StrAppendFormat(&out,
+                          "echo       p50 of %s outside the kernel / p50 of echo = %.2f; p50 / "
+                          "(echo + kernel) = %.2f%s\n",
+                          kind.name, kind.outside_kernel.p50 / echo_.p50, EchoAndKernelRatio(),
+                          options_.stream ? "; echoes are unary" : "");
+  }
+  if (const Kind* unary = Find("unary"); unary != nullptr) {
+    absl::StrAppendFormat(&out, "stream     / unary: p50 %.1f / %.1f us = %.2f\n",
+                          kinds_[0].latency.p50, unary->latency.p50,
+                          kinds_[0].latency.p50 / unary->latency.p50);
   }
   const Kind* decode = Find("decode");
   const Kind* with_inline = Find("inline");
@@ -156,6 +171,7 @@ void BenchReport::AddKind(const Kind& kind, JsonObject* json) const {
 
 void BenchReport::AddLoad(JsonObject* json) const {
   json->Add("target", options_.target)
+      .Add("transport", AbslUnparseFlag(TransportOf(options_.target)))
       .Add("mode", AbslUnparseFlag(options_.mode))
       .Add("shape", shape_)
       .Add("dtype", AbslUnparseFlag(options_.shape.dtype))
@@ -195,7 +211,11 @@ std::string BenchReport::Json() const {
   if (options_.echo && !kinds_.empty()) {
     json.Add("echo_us", PercentilesJson(echo_))
         .Add("echoes", uint64_t{result_.echo_us.size()})
-        .Add("outside_kernel_to_echo_p50_ratio", kinds_[0].outside_kernel.p50 / echo_.p50);
+        .Add("outside_kernel_to_echo_p50_ratio", kinds_[0].outside_kernel.p50 / echo_.p50)
+        .Add("latency_to_echo_and_kernel_p50_ratio", EchoAndKernelRatio());
+  }
+  if (const Kind* unary = Find("unary"); unary != nullptr) {
+    json.Add("stream_to_unary_p50_ratio", kinds_[0].latency.p50 / unary->latency.p50);
   }
   const Kind* decode = Find("decode");
   const Kind* with_inline = Find("inline");

@@ -50,6 +50,8 @@ class BenchReport {
   std::string KindSummary(const Kind& kind) const;
   std::string Counts() const;
   std::string Comparisons() const;
+  // p50 of the first kind of request over that of Echo plus that of its kernel phase.
+  double EchoAndKernelRatio() const;
   void AddKind(const Kind& kind, JsonObject* json) const;
   void AddLoad(JsonObject* json) const;
   const Kind* Find(const std::string& name) const;  // null if there is none

@@ -7,6 +7,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -154,6 +155,8 @@ constexpr std::pair<BenchMode, absl::string_view> kModes[] = {{BenchMode::kAtten
                                                               {BenchMode::kDecode, "decode"},
                                                               {BenchMode::kPrefill, "prefill"},
                                                               {BenchMode::kMixed, "mixed"}};
+constexpr std::pair<Transport, absl::string_view> kTransports[] = {
+    {Transport::kAny, ""}, {Transport::kTcp, "tcp"}, {Transport::kUnix, "unix"}};
 
 }  // namespace
 
@@ -169,6 +172,24 @@ bool AbslParseFlag(absl::string_view text, BenchMode* mode, std::string* error) 
 
 std::string AbslUnparseFlag(BenchMode mode) {
   return std::string(kModes[static_cast<size_t>(mode)].second);
+}
+
+bool AbslParseFlag(absl::string_view text, Transport* transport, std::string* error) {
+  for (const auto& [known, name] : kTransports) {
+    if (text != name) continue;
+    *transport = known;
+    return true;
+  }
+  *error = "want tcp or unix";
+  return false;
+}
+
+std::string AbslUnparseFlag(Transport transport) {
+  return std::string(kTransports[static_cast<size_t>(transport)].second);
+}
+
+Transport TransportOf(absl::string_view target) {
+  return absl::StartsWith(target, "unix:") ? Transport::kUnix : Transport::kTcp;
 }
 
 }  // namespace cli

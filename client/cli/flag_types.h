@@ -53,6 +53,14 @@ enum class BenchMode : uint8_t { kAttend, kDecode, kPrefill, kMixed };
 bool AbslParseFlag(absl::string_view text, BenchMode* mode, std::string* error);
 std::string AbslUnparseFlag(BenchMode mode);
 
+// What carries the bytes; kAny ("") leaves it to the address.
+enum class Transport : uint8_t { kAny, kTcp, kUnix };
+bool AbslParseFlag(absl::string_view text, Transport* transport, std::string* error);
+std::string AbslUnparseFlag(Transport transport);
+
+// That of the address "host:port" or "unix:path".
+Transport TransportOf(absl::string_view target);
+
 }  // namespace cli
 }  // namespace flashcore
 

@@ -5,9 +5,9 @@
 // its latency counts from when it was due, so that a stalled server shows in the percentiles (no
 // coordinated omission). Requests that were due but never sent are reported as not_sent.
 //
-// With echo or compare_inline, time is cut into slices of 250 ms that take turns between the
-// requests, the same with K/V inline, and Echo, so that all see the same machine; a request belongs
-// to the slice in which it starts.
+// With echo, compare_inline or compare_unary, time is cut into slices of 50 ms that take turns
+// between the requests, the same with K/V inline, the same in unary calls, and Echo, so that all
+// see the same machine; a request belongs to the slice in which it starts.
 //
 // Every reply is checked: its sizes by the client; that it differs from none of the earlier ones to
 // the same request, at 16 places poisoned before each request, as the server promises equal bits
@@ -52,6 +52,7 @@ struct LoadOptions {
   absl::Duration warmup = absl::Seconds(1);  // before it, not measured
   double rate = 0;                           // requests a second; 0: closed loop
   bool stream = false;                       // one AttendStream per connection
+  bool compare_unary = false;                // with stream; closed loop only
   bool echo = false;                         // closed loop only
   bool progress = false;                     // a line on stderr
 };
@@ -77,7 +78,7 @@ struct Series {
 
 // What was measured, of all threads together.
 struct LoadResult {
-  std::map<std::string, Series> series;  // by kind: attend, decode, prefill, inline
+  std::map<std::string, Series> series;  // by kind: attend, decode, prefill, inline, unary
   std::vector<float> echo_us;
   std::map<std::string, uint64_t> errors;  // by status code, of measured requests and echoes
   std::string first_error;

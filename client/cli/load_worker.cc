@@ -12,7 +12,7 @@
 namespace flashcore::cli {
 namespace {
 
-constexpr absl::Duration kSlice = absl::Milliseconds(250);           // of one turn
+constexpr absl::Duration kSlice = absl::Milliseconds(50);            // of one turn
 constexpr absl::Duration kPauseAfterError = absl::Milliseconds(10);  // a dead server fails fast
 
 float Microseconds(absl::Duration duration) {
@@ -58,7 +58,10 @@ void LoadWorker::Run(AttendStream* stream) {
   }
 }
 
-size_t LoadWorker::Turns() const { return loads_.size() + (shared_->options->echo ? 1 : 0); }
+size_t LoadWorker::Turns() const {
+  return loads_.size() + (shared_->options->compare_unary ? 1 : 0) +
+         (shared_->options->echo ? 1 : 0);
+}
 
 void LoadWorker::RunOpenLoop() {
   absl::Time due;
@@ -66,17 +69,19 @@ void LoadWorker::RunOpenLoop() {
     // When it is over, NextDue still counts what was not sent.
     if (!shared_->Over(absl::Now()) && !Prepare(loads_[0])) continue;
     if (!NextDue(&due)) return;
-    Send(loads_[0], due);
+    Send(loads_[0], loads_[0].kind, stream_, due);
   }
 }
 
 void LoadWorker::RunClosedLoop() {
   for (absl::Time now = absl::Now(); !shared_->Over(now); now = absl::Now()) {
     const size_t turn = static_cast<size_t>((now - shared_->start) / kSlice) % Turns();
-    if (turn == loads_.size()) {
+    if (turn < loads_.size()) {
+      if (Prepare(loads_[turn])) Send(loads_[turn], loads_[turn].kind, stream_, absl::Now());
+    } else if (turn == loads_.size() && shared_->options->compare_unary) {
+      if (Prepare(loads_[0])) Send(loads_[0], "unary", /*stream=*/nullptr, absl::Now());
+    } else {
       EchoOnce();
-    } else if (Prepare(loads_[turn])) {
-      Send(loads_[turn], absl::Now());
     }
   }
 }
@@ -102,9 +107,12 @@ bool LoadWorker::Prepare(const WorkerLoad& load) {
   return status.ok();
 }
 
-void LoadWorker::Send(const WorkerLoad& load, absl::Time due) {
+void LoadWorker::Send(const WorkerLoad& load, const std::string& kind, AttendStream* stream,
+                      absl::Time due) {
   AttendResult result;
-  const absl::Status status = Call(&load.workload->request(), &result);
+  AttendRequest& request = load.workload->request();
+  const absl::Status status =
+      stream == nullptr ? client_->Attend(request, &result) : CallStream(stream, &request, &result);
   const absl::Duration latency = absl::Now() - due;
   if (!status.ok()) {
     load.workload->OnError(status);
@@ -118,12 +126,12 @@ void LoadWorker::Send(const WorkerLoad& load, absl::Time due) {
     return;
   }
   shared_->finished.fetch_add(1, std::memory_order_relaxed);
-  if (measured) Record(load, latency, result);
+  if (measured) Record(*load.workload, kind, latency, result);
 }
 
-void LoadWorker::Record(const WorkerLoad& load, absl::Duration latency,
+void LoadWorker::Record(Workload& workload, const std::string& kind, absl::Duration latency,
                         const AttendResult& result) {
-  Series& series = result_.series[load.kind];
+  Series& series = result_.series[kind];
   const Timing& timing = result.timing;
   const uint64_t phases[] = {timing.receive_ns, timing.queue_ns, timing.copy_in_ns,
                              timing.kernel_ns, timing.copy_out_ns};
@@ -133,8 +141,8 @@ void LoadWorker::Record(const WorkerLoad& load, absl::Duration latency,
   const float latency_us = Microseconds(latency);
   series.latency_us.push_back(latency_us);
   series.outside_kernel_us.push_back(latency_us - static_cast<float>(timing.kernel_ns) * 1e-3f);
-  series.flop += load.workload->RequestFlop();
-  for (const SpanShape& span : load.workload->request().spans) {
+  series.flop += workload.RequestFlop();
+  for (const SpanShape& span : workload.request().spans) {
     series.query_rows += span.query_rows;
   }
   series.request_bytes += result.request_bytes;
@@ -168,16 +176,13 @@ void LoadWorker::EchoOnce() {
   if (start >= shared_->measure_start) result_.echo_us.push_back(Microseconds(now - start));
 }
 
-absl::Status LoadWorker::Call(AttendRequest* request, AttendResult* result) {
-  return stream_ == nullptr ? client_->Attend(*request, result) : CallStream(request, result);
-}
-
-absl::Status LoadWorker::CallStream(AttendRequest* request, AttendResult* result) {
+absl::Status LoadWorker::CallStream(AttendStream* stream, AttendRequest* request,
+                                    AttendResult* result) {
   request->request_id = absl::StrCat(index_, "-", sent_++);
   absl::Notification done;
   absl::Status answer;
   const absl::Status sent =
-      stream_->Send(*request, [&](absl::Status status, AttendResult from_stream) {
+      stream->Send(*request, [&](absl::Status status, AttendResult from_stream) {
         answer = std::move(status);
         *result = std::move(from_stream);
         done.Notify();

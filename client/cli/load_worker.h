@@ -49,17 +49,18 @@ class LoadWorker {
   const LoadResult& result() const { return result_; }
 
  private:
-  size_t Turns() const;  // kinds of requests, and Echo
+  size_t Turns() const;  // kinds of requests, the same in unary calls, and Echo
   void RunOpenLoop();
   void RunClosedLoop();
   // False, and the error is counted, if there is nothing to send.
   bool Prepare(const WorkerLoad& load);
-  // Sends what was prepared; it was due at `due`.
-  void Send(const WorkerLoad& load, absl::Time due);
-  absl::Status Call(AttendRequest* request, AttendResult* result);
-  absl::Status CallStream(AttendRequest* request, AttendResult* result);
+  // Sends what was prepared, on `stream` or, if that is null, in a unary call, and records it as of
+  // `kind`; it was due at `due`.
+  void Send(const WorkerLoad& load, const std::string& kind, AttendStream* stream, absl::Time due);
+  absl::Status CallStream(AttendStream* stream, AttendRequest* request, AttendResult* result);
   void EchoOnce();
-  void Record(const WorkerLoad& load, absl::Duration latency, const AttendResult& result);
+  void Record(Workload& workload, const std::string& kind, absl::Duration latency,
+              const AttendResult& result);
   void RecordError(const absl::Status& status, absl::Time due);
   bool NextDue(absl::Time* due);
 

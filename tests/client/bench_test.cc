@@ -65,8 +65,11 @@ class BenchTest : public testing::Test {
 
   // The output of the command.
   std::string Main(std::vector<std::string> args, int exit_code) {
+    return Main(std::move(args), "--target=" + server_.target(), exit_code);
+  }
+  std::string Main(std::vector<std::string> args, const std::string& target, int exit_code) {
     absl::FlagSaver saver;
-    args.push_back("--target=" + server_.target());
+    args.push_back(target);
     testing::internal::CaptureStdout();
     testing::internal::CaptureStderr();
     EXPECT_EQ(cli::Main(args), exit_code);
@@ -262,6 +265,36 @@ TEST_F(BenchTest, StreamsAndConnections) {
   EXPECT_EQ(server_.attend_calls(), 0);
 }
 
+TEST_F(BenchTest, StreamBesideUnaryCalls) {
+  options_.stream = true;
+  options_.compare_unary = true;
+  const LoadResult result = Run();
+  EXPECT_EQ(result.Failed(), 0u) << result.first_error;
+  EXPECT_EQ(result.series.size(), 2u);
+  EXPECT_GT(result.series.at("decode").latency_us.size(), 0u);
+  EXPECT_EQ(result.series.at("unary").latency_us.size(),
+            static_cast<size_t>(server_.attend_calls()));
+  const std::vector<std::string> args = {"bench",          "--mode=decode",    "--shape=2x4/2x40x8",
+                                         "--warmup=0",     "--duration=250ms", "--stream",
+                                         "--compare_unary"};
+  EXPECT_THAT(Main(args, kExitOk), HasSubstr("stream     / unary: p50"));
+}
+
+TEST_F(BenchTest, TransportChoosesAmongTheTargets) {
+  const std::string unix_target = "unix:" + testing::TempDir() + "/nobody_listens";
+  const auto run = [&](std::vector<std::string> flags, int exit_code) {
+    std::vector<std::string> args = {"bench",      "--mode=decode",   "--shape=1x4/2x40x8",
+                                     "--warmup=0", "--duration=20ms", "--timeout=200ms"};
+    args.insert(args.end(), flags.begin(), flags.end());
+    return Main(args, "--target=" + unix_target + "," + server_.target(), exit_code);
+  };
+  EXPECT_THAT(run({"--transport=tcp"}, kExitOk), HasSubstr(server_.target() + " (tcp)"));
+  EXPECT_THAT(run({"--transport=unix"}, kExitFailure), HasSubstr("connect to " + unix_target));
+  EXPECT_THAT(run({}, kExitFailure), HasSubstr("connect to " + unix_target)) << "the first";
+  EXPECT_THAT(Main({"bench", "--transport=unix"}, kExitUsage),
+              HasSubstr("--transport=unix: --target=" + server_.target() + " has no such address"));
+}
+
 TEST_F(BenchTest, CommandReportsBothWays) {
   const std::vector<std::string> common = {"bench",      "--mode=decode",    "--shape=2x4/2x40x8",
                                            "--warmup=0", "--duration=550ms", "--compare_inline"};
@@ -287,6 +320,9 @@ TEST_F(BenchTest, FlagsThatMakeNoSenseAreUsageErrors) {
       {"--mode=decode", "--context=4", "--fork_from_prefix=5"},
       {"--mode=decode", "--query_rows=2"},
       {"--mode=decode", "--compare_inline", "--rate=5"},
+      {"--compare_unary"},
+      {"--compare_unary", "--stream", "--rate=5"},
+      {"--transport=pigeon"},
       {"--mode=prefill", "--context=4", "--fork_from_prefix=4"},
       {"--mode=prefill", "--compare_inline"},
       {"--mode=mixed"},
