@@ -18,10 +18,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "google/protobuf/stubs/logging.h"
 #include "server/core/clock.h"
+#include "server/core/cores.h"
 #include "server/core/fleet.h"
 #include "server/core/open_device.h"
 #include "server/options.h"
@@ -152,15 +155,36 @@ int Drain(Server* server, absl::Duration timeout) {
   _exit(1);
 }
 
+// Gives the lanes of `devices` the first of `cores`, one each, and has threads that start from now
+// on stay on the rest. Without `cores`, does nothing.
+absl::Status PinThreads(const std::vector<int>& cores,
+                        const std::vector<std::unique_ptr<Device>>& devices,
+                        std::vector<int>* lane_cores) {
+  if (cores.empty()) return absl::OkStatus();
+  size_t lanes = 0;
+  for (const auto& device : devices) lanes += static_cast<size_t>(device->info().lanes);
+  if (cores.size() <= lanes) {
+    return absl::InvalidArgumentError(absl::StrCat("--pin_threads: ", cores.size(), " cores for ",
+                                                   lanes, " lanes and at least one for the rest"));
+  }
+  const absl::Span<const int> all(cores);
+  lane_cores->assign(all.begin(), all.begin() + lanes);
+  return StayOnCores(all.subspan(lanes));
+}
+
+int Fail(absl::string_view what, const absl::Status& status) {
+  LogError(what, {{"error", status.message()}});
+  return 1;
+}
+
 int Run(const Options& options) {
   // Streams of a GPU that share a connection to it wait for each other; the default is 8.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   const SteadyClock clock;
+  absl::Status pinned = StayOnCores(options.cores);  // the threads of the CPU device, too
+  if (!pinned.ok()) return Fail("cannot pin threads", pinned);
   auto opened = OpenDevices(options.device, &clock);
-  if (!opened.ok()) {
-    LogError("cannot use the device", {{"error", opened.status().message()}});
-    return 1;
-  }
+  if (!opened.ok()) return Fail("cannot use the device", opened.status());
   for (const auto& device : opened->devices) LogDevice(*device, options, opened->reason);
   Metrics metrics(MetricsOptions(options, opened->devices));
   std::atomic<bool> device_lost{false};
@@ -170,6 +194,8 @@ int Run(const Options& options) {
     // A second signal, of another device, would cut the drain short.
     if (!device_lost.exchange(true)) kill(getpid(), SIGTERM);
   };
+  pinned = PinThreads(options.cores, opened->devices, &engine_options.lane_cores);
+  if (!pinned.ok()) return Fail("cannot pin threads", pinned);
   Fleet fleet(engine_options, std::move(opened->devices), &clock, &metrics);
   metrics.OnScrape([&] { SetGauges(fleet, &metrics); });
 
@@ -178,18 +204,12 @@ int Run(const Options& options) {
     auto started = MetricsServer::Start({options.metrics_listen, options.metrics_token_file,
                                          [&] { return metrics.serving.Value() != 0; }},
                                         &metrics);
-    if (!started.ok()) {
-      LogError("cannot serve metrics", {{"error", started.status().message()}});
-      return 1;
-    }
+    if (!started.ok()) return Fail("cannot serve metrics", started.status());
     metrics_server = *std::move(started);
     LogInfo("metrics", {{"address", metrics_server->address()}, {"path", "/metrics"}});
   }
   auto server = Server::Start(options.server, &fleet, &metrics);
-  if (!server.ok()) {
-    LogError("cannot serve", {{"error", server.status().message()}});
-    return 1;
-  }
+  if (!server.ok()) return Fail("cannot serve", server.status());
   LogInfo("serving", {{"version", options.server.version},
                       {"addresses", absl::StrJoin((*server)->addresses(), ",")}});
   const int signal = WaitForStopSignal();

@@ -22,6 +22,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "server/core/cores.h"
 
 ABSL_FLAG(
     std::vector<std::string>, listen, {"0.0.0.0:7070"},
@@ -71,6 +72,10 @@ ABSL_FLAG(std::string, l2_window, "auto",
           "on, off, or auto: if a short measurement at start finds that it pays.");
 ABSL_FLAG(int64_t, l2_budget_bytes, 0,
           "Most of a GPU's L2 cache to keep K/V in; 0: as much as the GPU allows.");
+ABSL_FLAG(
+    std::string, pin_threads, "",
+    "Cores that the server runs on, such as 2-5,8: each lane's thread has one of the first to "
+    "itself, the other threads share the rest; empty: any thread anywhere.");
 ABSL_FLAG(int64_t, max_message_bytes, int64_t{64} << 20, "Largest gRPC message accepted.");
 ABSL_FLAG(
     int64_t, transport_memory_bytes, int64_t{256} << 20,
@@ -355,6 +360,20 @@ void ReadDeviceOptions(DeviceOptions* options, Checker* check) {
   for (size_t i = 0; i < ordinals.size(); ++i) options->cuda[i].ordinal = ordinals[i];
 }
 
+std::vector<int> ReadCores(Checker* check) {
+  const std::string list = absl::GetFlag(FLAGS_pin_threads);
+  if (list.empty()) return {};
+  const std::vector<int> allowed = AllowedCores();
+  const std::vector<int> cores = ParseCores(list).value_or(std::vector<int>{-1});
+  const bool all_allowed = std::all_of(cores.begin(), cores.end(), [&](int core) {
+    return std::count(allowed.begin(), allowed.end(), core) > 0;
+  });
+  check->Require(all_allowed, "pin_threads", list,
+                 absl::StrCat("a list such as 2-5,8, without repeats, of the cores to be had: ",
+                              absl::StrJoin(allowed, ",")));
+  return cores;
+}
+
 }  // namespace
 
 absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
@@ -400,6 +419,7 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
   options.engine.sequences.max_heads = options.engine.max_heads;
 
   ReadDeviceOptions(&options.device, &check);
+  options.cores = ReadCores(&check);
   options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
   options.metrics_token_file = absl::GetFlag(FLAGS_metrics_token_file);
   options.drain_timeout = absl::Seconds(

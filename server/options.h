@@ -4,6 +4,7 @@
 #define FLASHCORE_SERVER_OPTIONS_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -18,6 +19,7 @@ struct Options {
   Server::Options server;
   Engine::Options engine;
   DeviceOptions device;
+  std::vector<int> cores;          // to run on, the lanes' first; empty: any
   std::string metrics_listen;      // empty: no metrics endpoint
   std::string metrics_token_file;  // empty: anyone may scrape
   absl::Duration drain_timeout;

@@ -1,6 +1,5 @@
 #include "server/core/cpu_device.h"
 
-#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -15,17 +14,11 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "kernels/cpu/attention_cpu.h"
+#include "server/core/cores.h"
 #include "server/core/spans.h"
 
 namespace flashcore::server {
 namespace {
-
-int AvailableCores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-  return std::max(1, CPU_COUNT(&set));
-}
 
 std::string CpuName() {
   std::ifstream cpuinfo("/proc/cpuinfo");
@@ -70,7 +63,8 @@ CpuDevice::CpuDevice(const Options& options, std::vector<const kernels::Kernel*>
       kv_memory_(std::move(kv_memory)),
       clock_(clock),
       kernels_(std::move(kernels)),
-      threads_(options.threads > 0 ? options.threads : AvailableCores()) {
+      threads_(options.threads > 0 ? options.threads
+                                   : std::max(1, static_cast<int>(AllowedCores().size()))) {
   info_.id = "cpu";
   info_.name = CpuName();
   info_.arch = kernels::CpuSimdTarget();

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <utility>
 
+#include "server/core/cores.h"
 #include "server/core/device_lost.h"
 #include "server/telemetry/log.h"
 
@@ -90,6 +91,10 @@ absl::Status Engine::Submit(AttendOperation* operation) {
 }
 
 void Engine::RunLane(int lane) {
+  if (!options_.lane_cores.empty()) {
+    const absl::Status pinned = StayOnCores({options_.lane_cores[lane]});
+    if (!pinned.ok()) LogWarning("a lane's thread is not pinned", {{"error", pinned.message()}});
+  }
   std::vector<Flight> flights(device_->info().slots);  // a ring
   size_t started = 0;                                  // flights, ever
   size_t ended = 0;                                    // of these

@@ -35,6 +35,7 @@ class Engine {
     uint32_t max_spans = 4096;       // of one request
     uint32_t max_heads = 1024;       // of one request
     double max_request_flop = 4e12;  // of one request; see RequestLimits
+    std::vector<int> lane_cores;     // [lanes]: where each lane's thread stays; empty: anywhere
 
     // Called once, by a lane's thread, when the device is lost, with the error that showed it:
     // operations fail from then on, and new ones are refused.

@@ -29,8 +29,13 @@ size_t Fullness(const SequenceStore::Stats& stats) {
 Fleet::Fleet(const Engine::Options& options, std::vector<std::unique_ptr<Device>> devices,
              const Clock* clock, Metrics* metrics)
     : clock_(clock) {
+  auto core = options.lane_cores.begin();
   for (std::unique_ptr<Device>& device : devices) {
     Engine::Options own = options;
+    if (!options.lane_cores.empty()) {
+      own.lane_cores.assign(core, core + device->info().lanes);
+      core += device->info().lanes;
+    }
     own.sequences.device = static_cast<uint8_t>(engines_.size());
     own.max_waiting_bytes /= devices.size();  // what the transport holds is not a device's
     engines_.push_back(

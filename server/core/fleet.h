@@ -33,6 +33,7 @@ class Fleet {
  public:
   // Starts an engine for each of `devices`: at least one, at most SequenceId::kDevices, with
   // different ids, which serve the same dtypes and head_dims. metrics->device(i) is for devices[i].
+  // options.lane_cores are those of all devices, one device after the other.
   // `clock` and `metrics` outlive the fleet.
   Fleet(const Engine::Options& options, std::vector<std::unique_ptr<Device>> devices,
         const Clock* clock, Metrics* metrics);
