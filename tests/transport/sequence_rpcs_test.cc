@@ -104,6 +104,34 @@ class SequenceRpcsTest : public ::testing::Test {
   std::string sequence_;
 };
 
+TEST_F(SequenceRpcsTest, AStreamStepsInOrderAndIsReadNoFurtherThanItMay) {
+  constexpr int kSteps = 12;
+  constexpr int kMaxInflight = 4;  // of testing::ServerOptions
+  device_.SetOpen(false);
+  grpc::ClientContext context;
+  auto stream = stub_->AttendStream(&context);
+  for (int i = 0; i < kSteps; ++i) {
+    v1::AttendRequest request = testing::StepRequest({sequence_});
+    request.set_request_id(std::to_string(i));
+    request.mutable_spans(0)->set_expected_length(i);  // fails out of order
+    ASSERT_TRUE(stream->Write(request));
+  }
+  stream->WritesDone();
+  while (metrics_->inflight_requests.Value() < kMaxInflight) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // time to read what it must not
+  EXPECT_EQ(metrics_->inflight_requests.Value(), kMaxInflight);
+  device_.SetOpen(true);
+  v1::AttendResponse response;
+  for (int i = 0; i < kSteps; ++i) {
+    ASSERT_TRUE(stream->Read(&response));
+    EXPECT_EQ(response.request_id(), std::to_string(i));
+    EXPECT_EQ(response.status().code(), grpc::OK) << response.status().message();
+  }
+  EXPECT_FALSE(stream->Read(&response));
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(Length(), uint64_t{kSteps});
+}
+
 TEST_F(SequenceRpcsTest, AFailedLaunchAppendsNothing) {
   device_.SetResult(absl::InternalError("the device failed"));
   EXPECT_EQ(Step().error_code(), grpc::INTERNAL);
