@@ -109,8 +109,8 @@ absl::Status CheckLoop(const LoadOptions& options) {
     return absl::InvalidArgumentError(
         "--echo, --compare_unary and --compare_inline need a closed loop: leave out --rate");
   }
-  if (options.compare_unary && !options.stream) {
-    return absl::InvalidArgumentError("--compare_unary needs --stream");
+  if (options.compare_unary && (!options.stream || options.mode == BenchMode::kMixed)) {
+    return absl::InvalidArgumentError("--compare_unary needs --stream, and requests of one kind");
   }
   return absl::OkStatus();
 }

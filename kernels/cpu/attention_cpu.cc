@@ -43,9 +43,9 @@ void ChooseTarget() {
   }
 }
 
-// Below this many multiplications of Q K^T a launch stays on the calling thread: it takes less time
-// (some 50 us) than waking and joining the others costs, and leaves their cores, on which they
-// would spin before and after, to the threads that bring requests and take answers.
+// Below this many multiplications of Q K^T (some 80 us) a launch stays on the calling thread:
+// others save little more than it takes to wake and join them, and they spin before and after on
+// cores that the threads need which bring requests and take answers.
 constexpr int64_t kMinParallelWork = 512 * 1024;
 
 int64_t Work(const Plan& plan, int32_t head_dim) {

@@ -321,6 +321,7 @@ TEST_F(BenchTest, FlagsThatMakeNoSenseAreUsageErrors) {
       {"--mode=decode", "--query_rows=2"},
       {"--mode=decode", "--compare_inline", "--rate=5"},
       {"--compare_unary"},
+      {"--compare_unary", "--stream", "--concurrency=2", "--mode=mixed"},
       {"--compare_unary", "--stream", "--rate=5"},
       {"--transport=pigeon"},
       {"--mode=prefill", "--context=4", "--fork_from_prefix=4"},
