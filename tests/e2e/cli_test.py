@@ -94,6 +94,17 @@ class CliTest(unittest.TestCase):
                 self.assertEqual((result["failed"], result["wrong_replies"]), (0, 0))
         self.assertEqual(self.server.metric("flashcore_sequences"), 0)
 
+    def test_bench_holds_a_stream_against_unary_calls_and_echo(self):
+        done = cli("bench", f"--target={self.server.target},unix:{self.server.socket}",
+                   "--transport=unix", "--mode=decode", "--shape=1x8x200x64", "--stream",
+                   "--compare_unary", "--echo", "--duration=600ms", "--json")
+        result = json.loads(done.stdout)
+        self.assertEqual(result["transport"], "unix")
+        self.assertGreater(result["unary"]["ok"], 0)
+        self.assertGreater(result["echoes"], 0)
+        self.assertGreater(result["stream_to_unary_p50_ratio"], 0)
+        self.assertGreater(result["latency_to_echo_and_kernel_p50_ratio"], 0)
+
     def test_bench_compares_resident_with_inline(self):
         result = self.run_json("bench", "--shape=1x8x200x64", "--mode=decode", "--sequences=16",
                                "--compare_inline", "--duration=2s")
