@@ -57,7 +57,8 @@ absl::StatusOr<Sequence> SharedPrefix::Fork(Client* client) {
 
 absl::StatusOr<Sequence> SharedPrefix::TryFork(Client* client) {
   if (!sequence_.has_value()) return absl::NotFoundError("the prefix is not loaded");
-  const absl::StatusOr<Sequence> prefix = client->OpenSequence(sequence_->id());
+  const absl::StatusOr<Sequence> prefix =
+      client->OpenSequence(sequence_->id(), {{}, sequence_->options().affinity});
   if (!prefix.ok()) return prefix.status();
   return prefix->Fork(rows_, shape_.sequence.pin);
 }

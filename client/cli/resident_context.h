@@ -67,8 +67,8 @@ class ResidentContext {
   absl::Status Delete();
 
   // After a Restore that was OK.
-  const std::string& id() const { return sequence_->id(); }
-  const std::string& device_id() const { return sequence_->options().device_id; }
+  std::string id() const { return sequence_->id(); }
+  std::string device_id() const { return sequence_->options().device_id; }
   const RowSource& source() const { return source_; }
 
  private:

@@ -20,7 +20,7 @@ absl::Status CallAttend(const Connection& connection, const AttendRequest& reque
   int attempts = 0;
   absl::Status status =
       connection.WithRetries(request.SafeToRepeat(), deadline, &attempts, [&]() -> absl::Status {
-        return connection.CallBytes(kAttendMethod, deadline, *message, &reply);
+        return connection.CallBytes(kAttendMethod, deadline, call.affinity, *message, &reply);
       });
   if (status.ok()) status = TakeReply(reply, DestinationOf(request), result);
   result->attempts = attempts;
@@ -38,7 +38,7 @@ void AttendCall::Start() {
     fired = std::move(alarm_);
     if (!cancelled_) {
       context_ = std::make_unique<grpc::ClientContext>();
-      args_.connection->Prepare(args_.deadline, context_.get());
+      args_.connection->Prepare(args_.deadline, args_.affinity, context_.get());
       context = context_.get();
     }
   }

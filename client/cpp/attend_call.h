@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -34,6 +35,7 @@ class AttendCall : public std::enable_shared_from_this<AttendCall> {
     client::Destination destination;
     bool safe_to_repeat = false;
     absl::Time deadline;
+    std::string affinity;
     std::function<void(absl::Status, AttendResult)> done;
   };
 

@@ -31,7 +31,7 @@ class AttendStream::Reactor final
  public:
   Reactor(std::shared_ptr<const client::Connection> connection, const StreamOptions& options)
       : connection_(std::move(connection)), max_inflight_(options.max_inflight) {
-    connection_->Prepare(options.deadline, &context_);
+    connection_->Prepare(options.deadline, options.affinity, &context_);
   }
 
   void Start() {

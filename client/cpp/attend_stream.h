@@ -22,6 +22,8 @@ struct StreamOptions {
   size_t max_inflight = 256;
   // Of the stream as a whole; single requests have none.
   absl::Time deadline = absl::InfiniteFuture();
+  // Of all its requests: see CallOptions. Sequences that they name must have been created with it.
+  std::string affinity;
 };
 
 // An open AttendStream, from Client::OpenStream. Thread-safe. Nothing is ever retried: a stream

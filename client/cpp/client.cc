@@ -40,6 +40,7 @@ CallHandle Client::AttendAsync(const AttendRequest& request, AttendCallback done
                                const CallOptions& call) {
   AttendCall::Args args;
   args.deadline = connection_->Deadline(call);
+  args.affinity = call.affinity;
   absl::StatusOr<grpc::ByteBuffer> message =
       client::EncodeRequest(request, connection_->options().max_message_bytes);
   if (!message.ok()) {
@@ -70,22 +71,7 @@ absl::StatusOr<v1::GetServerInfoResponse> Client::GetServerInfo(const CallOption
 
 absl::StatusOr<Sequence> Client::CreateSequence(const SequenceOptions& options,
                                                 const CallOptions& call) {
-  v1::CreateSequenceRequest request;
-  request.set_num_layers(options.num_layers);
-  request.set_num_kv_heads(options.num_kv_heads);
-  request.set_head_dim(options.head_dim);
-  request.set_dtype(client::ToProto(options.dtype));
-  request.set_pin(options.pin);
-  request.set_device_id(options.device_id);
-  const auto response =
-      connection_->Call(&Stub::CreateSequence, request, /*safe_to_repeat=*/false, call);
-  if (!response.ok()) return response.status();
-  if (absl::Status status = Sequence::CheckId(response->sequence_id()); !status.ok()) {
-    return absl::InternalError(absl::StrCat("reply: ", status.message()));
-  }
-  SequenceOptions placed = options;
-  placed.device_id = response->sequence().device_id();
-  return Sequence(connection_, response->sequence_id(), placed);
+  return Sequence::Create(connection_, options, call);
 }
 
 absl::StatusOr<Sequence> Client::OpenSequence(absl::string_view id, const CallOptions& call) {
@@ -93,7 +79,7 @@ absl::StatusOr<Sequence> Client::OpenSequence(absl::string_view id, const CallOp
 }
 
 absl::StatusOr<std::vector<v1::SequenceInfo>> Client::ListSequences(const CallOptions& call) {
-  const CallOptions whole = {connection_->Deadline(call)};  // of all pages together
+  const CallOptions whole = {connection_->Deadline(call), call.affinity};  // of all pages together
   std::vector<v1::SequenceInfo> sequences;
   v1::ListSequencesRequest request;
   request.set_page_size(kPageSize);
@@ -116,7 +102,7 @@ absl::Status Client::Echo(absl::Span<const std::byte> payload, absl::Span<std::b
                           const CallOptions& call) {
   grpc::ByteBuffer response;
   absl::Status status =
-      connection_->CallBytes(kEchoMethod, connection_->Deadline(call),
+      connection_->CallBytes(kEchoMethod, connection_->Deadline(call), call.affinity,
                              client::EncodeEcho(payload, reply.size()), &response);
   if (!status.ok()) return status;
   return client::DecodeEcho(response, reply);
@@ -128,8 +114,9 @@ absl::StatusOr<HealthStatus> Client::CheckHealth(absl::string_view service,
                                                  const CallOptions& call) {
   const grpc::Slice slice(wire::FieldHeader(1, service.size()) + std::string(service));
   grpc::ByteBuffer response;
-  absl::Status status = connection_->CallBytes(kHealthMethod, connection_->Deadline(call),
-                                               grpc::ByteBuffer(&slice, 1), &response);
+  absl::Status status =
+      connection_->CallBytes(kHealthMethod, connection_->Deadline(call), call.affinity,
+                             grpc::ByteBuffer(&slice, 1), &response);
   if (!status.ok()) return status;
   // One varint field of one byte; an empty message is its default, UNKNOWN.
   std::string fields;

@@ -88,11 +88,12 @@ class Client {
   absl::StatusOr<Sequence> CreateSequence(const SequenceOptions& options,
                                           const CallOptions& call = {});
 
-  // A handle for the sequence of a known id (16 bytes), whoever created it. NOT_FOUND if there is
-  // none.
+  // A handle for the sequence of a known id (16 bytes), whoever created it. Its affinity is that of
+  // `call`. NOT_FOUND if there is none.
   absl::StatusOr<Sequence> OpenSequence(absl::string_view id, const CallOptions& call = {});
 
   // All sequences of this client (its address and name), oldest first: asks for page after page.
+  // Behind a proxy, those on the one server that answers.
   absl::StatusOr<std::vector<v1::SequenceInfo>> ListSequences(const CallOptions& call = {});
 
   // The debug yardstick of Attend: sends `payload`, has reply.size() bytes sent back, and copies

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/memory/memory.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/target.h"
 #include "grpcpp/create_channel.h"
@@ -16,6 +17,7 @@ namespace flashcore::client {
 namespace {
 
 constexpr char kNameKey[] = "flashcore-client";
+constexpr char kAffinityKey[] = "x-flashcore-sequence";
 constexpr size_t kMaxNameBytes = 64;
 
 // gRPC 1.51 runs callbacks on threads that it joins when the last channel that used them goes. If
@@ -104,9 +106,11 @@ const std::shared_ptr<grpc::Channel>& Connection::callback_channel() const {
   return channel_;
 }
 
-void Connection::Prepare(absl::Time deadline, grpc::ClientContext* context) const {
+void Connection::Prepare(absl::Time deadline, absl::string_view affinity,
+                         grpc::ClientContext* context) const {
   context->set_deadline(absl::ToChronoTime(deadline));
   if (!options_.name.empty()) context->AddMetadata(kNameKey, options_.name);
+  if (!affinity.empty()) context->AddMetadata(kAffinityKey, absl::CHexEscape(affinity));
 }
 
 std::optional<absl::Duration> Connection::Backoff(const absl::Status& status, bool safe_to_repeat,
@@ -119,9 +123,10 @@ std::optional<absl::Duration> Connection::Backoff(const absl::Status& status, bo
 
 // The blocking call polls on this thread: one thread hand-off less than a callback.
 absl::Status Connection::CallBytes(const char* method, absl::Time deadline,
-                                   const grpc::ByteBuffer& request, grpc::ByteBuffer* reply) const {
+                                   absl::string_view affinity, const grpc::ByteBuffer& request,
+                                   grpc::ByteBuffer* reply) const {
   grpc::ClientContext context;
-  Prepare(deadline, &context);
+  Prepare(deadline, affinity, &context);
   const grpc::internal::RpcMethod rpc(method, grpc::internal::RpcMethod::NORMAL_RPC);
   return FromGrpc(grpc::internal::BlockingUnaryCall(channel_.get(), rpc, &context, request, reply));
 }

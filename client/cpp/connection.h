@@ -42,8 +42,8 @@ class Connection {
     return call.deadline.has_value() ? *call.deadline : absl::Now() + options_.timeout;
   }
 
-  // Makes a fresh context ready for a call until `deadline`.
-  void Prepare(absl::Time deadline, grpc::ClientContext* context) const;
+  // Makes a fresh context ready for a call until `deadline`. `affinity`: see CallOptions.
+  void Prepare(absl::Time deadline, absl::string_view affinity, grpc::ClientContext* context) const;
 
   // The wait before the next attempt, or nothing: NextBackoff with this client's policy.
   std::optional<absl::Duration> Backoff(const absl::Status& status, bool safe_to_repeat,
@@ -63,8 +63,8 @@ class Connection {
   }
 
   // One attempt of a call whose messages are bytes.
-  absl::Status CallBytes(const char* method, absl::Time deadline, const grpc::ByteBuffer& request,
-                         grpc::ByteBuffer* reply) const;
+  absl::Status CallBytes(const char* method, absl::Time deadline, absl::string_view affinity,
+                         const grpc::ByteBuffer& request, grpc::ByteBuffer* reply) const;
 
   // A call with its retries. `attempts`, unless null, is set to how many were made.
   template <typename Request, typename Response>
@@ -77,7 +77,7 @@ class Connection {
     absl::Status status = WithRetries(
         safe_to_repeat, deadline, attempts == nullptr ? &ignored : attempts, [&]() -> absl::Status {
           grpc::ClientContext context;
-          Prepare(deadline, &context);
+          Prepare(deadline, call.affinity, &context);
           return FromGrpc((stub_.get()->*method)(&context, request, &response));
         });
     if (!status.ok()) return status;

@@ -64,7 +64,7 @@ uint64_t ChunkRows(const RowsToLoad& rows, size_t message_bytes) {
 
 absl::StatusOr<v1::LoadSequenceResponse> LoadRows(const Connection& connection,
                                                   const RowsToLoad& rows, size_t message_bytes,
-                                                  absl::Time deadline) {
+                                                  absl::Time deadline, absl::string_view affinity) {
   const size_t limit = connection.options().max_message_bytes;
   if (2 * rows.RowBytes() + kSmallBytes > limit) {
     return absl::ResourceExhaustedError(absl::StrCat("key, value: a row of 2 * ", rows.RowBytes(),
@@ -74,7 +74,7 @@ absl::StatusOr<v1::LoadSequenceResponse> LoadRows(const Connection& connection,
   const uint64_t chunk_rows = ChunkRows(rows, std::min(message_bytes, limit));
 
   grpc::ClientContext context;
-  connection.Prepare(deadline, &context);
+  connection.Prepare(deadline, affinity, &context);
   v1::LoadSequenceResponse response;
   const grpc::internal::RpcMethod method(kLoadMethod, grpc::internal::RpcMethod::CLIENT_STREAMING);
   const std::unique_ptr<grpc::ClientWriter<grpc::ByteBuffer>> writer(

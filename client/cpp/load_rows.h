@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/cpp/attend.h"
@@ -38,7 +39,7 @@ struct RowsToLoad {
 // first messages in effect.
 absl::StatusOr<v1::LoadSequenceResponse> LoadRows(const Connection& connection,
                                                   const RowsToLoad& rows, size_t message_bytes,
-                                                  absl::Time deadline);
+                                                  absl::Time deadline, absl::string_view affinity);
 
 }  // namespace flashcore::client
 

@@ -30,6 +30,11 @@ struct ClientOptions {
 struct CallOptions {
   // Unset: ClientOptions::timeout from now. absl::InfiniteFuture(): none.
   std::optional<absl::Time> deadline;
+  // For a proxy before several servers: calls of equal affinity reach the same one. Sent as the
+  // metadata `x-flashcore-sequence`, what is not printable ASCII escaped as in C (\xc3, \n);
+  // empty: not sent, and any server may answer. Operations of a Sequence send the sequence's
+  // instead.
+  std::string affinity;
 };
 
 }  // namespace flashcore

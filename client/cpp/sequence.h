@@ -6,11 +6,15 @@
 //   request.spans = {{/*query_rows=*/1, /*kv_rows=*/1, {}, /*expected_length=*/prompt_rows}};
 //   sequence->Attend(request, &result);  // one decode step: appends a row, attends to all
 //   sequence->Delete();
+//
+// Behind a proxy that spreads sequences over servers, a sequence's affinity says which one has it:
+// SequenceOptions::affinity. What a server that went had can be loaded again: Sequence::OnLost.
 #ifndef FLASHCORE_CLIENT_CPP_SEQUENCE_H_
 #define FLASHCORE_CLIENT_CPP_SEQUENCE_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,15 +42,19 @@ struct SequenceOptions {
   // DeviceInfo.id of the device to live on; empty: the server chooses. Sequences of one request
   // must live on one device. Sequence::options() has the one that it is.
   std::string device_id;
+  // What every operation of it and of its forks gives as CallOptions::affinity; empty: a random
+  // one. Sequences of one request must have the same, to be on one server.
+  std::string affinity;
 };
 
 // A handle: the id of a sequence, its shape and the connection it lives on. Cheap to copy; copies
-// name the same sequence. Its destructor sends nothing: a sequence stays until Delete, or until
-// nobody has used it for limits.sequence_idle_timeout_seconds. Thread-safe; may outlive its Client.
+// name the same sequence, also after it was reloaded. Its destructor sends nothing: a sequence
+// stays until Delete, or until nobody has used it for limits.sequence_idle_timeout_seconds.
+// Thread-safe; may outlive its Client.
 //
-// Every operation is NOT_FOUND once the sequence has gone. As RetryPolicy says, UNAVAILABLE is
-// tried again where that cannot do harm: Truncate, Delete, Info, and Attend if expected_length is
-// given. Append and Fork are sent once.
+// Every operation is NOT_FOUND once the sequence has gone, unless OnLost says how to get it back.
+// As RetryPolicy says, UNAVAILABLE is tried again where that cannot do harm: Truncate, Delete,
+// Info, and Attend if expected_length is given. Append and Fork are sent once.
 class Sequence {
  public:
   static constexpr size_t kIdBytes = 16;
@@ -54,8 +62,19 @@ class Sequence {
   // by default, and small enough to be taken in while the next is on its way.
   static constexpr size_t kMessageBytes = size_t{4} << 20;
 
-  const std::string& id() const { return id_; }  // kIdBytes bytes
-  const SequenceOptions& options() const { return options_; }
+  // Makes a sequence with the K/V that the lost one had, as far as the caller knows of it, on this
+  // server or another; returns its handle. `options` are those of the lost one, on any device.
+  using Reload = std::function<absl::StatusOr<Sequence>(const SequenceOptions& options)>;
+
+  // From now on, an operation that ends with NOT_FOUND, Delete excepted, calls `reload`, lets this
+  // handle and its copies name what it made, and runs once more, within its deadline. Should
+  // `reload` fail, the operation ends with its status. It runs on the thread of the operation, one
+  // at a time, must not use this handle or its copies, and is dropped by Delete. Forks have none.
+  // Requests of Client and of AttendStream never call it: if one of these is NOT_FOUND, Info does.
+  void OnLost(Reload reload);
+
+  std::string id() const;  // kIdBytes bytes; another one after a reload
+  SequenceOptions options() const;
 
   // Bytes of one row of `key`, or of `value`, in one layer.
   size_t RowBytes() const;
@@ -88,7 +107,8 @@ class Sequence {
                                             std::optional<uint64_t> expected_length = std::nullopt,
                                             const CallOptions& call = {}) const;
 
-  // If it was sent again, because the first answer was lost, NOT_FOUND counts as success.
+  // The sequence is not reloaded any more. If it was sent again, because the first answer was lost,
+  // NOT_FOUND counts as success.
   absl::Status Delete(const CallOptions& call = {}) const;
 
   absl::StatusOr<v1::SequenceInfo> Info(const CallOptions& call = {}) const;
@@ -96,15 +116,21 @@ class Sequence {
  private:
   friend class Client;
   using ConnectionPtr = std::shared_ptr<const client::Connection>;
+  struct Resident;
+  struct State;
   Sequence(ConnectionPtr connection, std::string id, const SequenceOptions& options);
 
+  static absl::StatusOr<Sequence> Create(ConnectionPtr connection, SequenceOptions options,
+                                         const CallOptions& call);
   static absl::StatusOr<Sequence> Open(ConnectionPtr connection, absl::string_view id,
                                        const CallOptions& call);
-  static absl::Status CheckId(absl::string_view id);
+  std::shared_ptr<const Resident> resident() const;
+  template <typename Operation>
+  auto WithReload(const CallOptions& call, Operation operation) const;
+  absl::StatusOr<std::shared_ptr<const Resident>> ReloadLost(
+      const std::shared_ptr<const Resident>& lost, const absl::Status& not_found) const;
 
-  ConnectionPtr connection_;
-  std::string id_;
-  SequenceOptions options_;
+  std::shared_ptr<State> state_;  // of all copies
 };
 
 }  // namespace flashcore

@@ -350,7 +350,7 @@ TEST_F(BenchTest, SequencesAreListedAndDeleted) {
   ASSERT_TRUE(first.Append(1, rows, rows, Layout::kNHD).ok());
   const std::string hex = absl::BytesToHexString(first.id());
   const std::string table = Main({"sequences", "--client_name=me"}, kExitOk);
-  EXPECT_EQ(server_.client_names().back(), "me");
+  EXPECT_EQ(server_.metadata("flashcore-client").back(), "me");
   EXPECT_THAT(table, HasSubstr(hex));
   EXPECT_THAT(table, HasSubstr(" 0..5 "));
   EXPECT_THAT(Main({"sequences", "--json"}, kExitOk),

@@ -49,9 +49,14 @@ v1::AttendRequest FakeServer::last_request() const {
   return last_request_;
 }
 
-std::vector<std::string> FakeServer::client_names() const {
+std::vector<std::string> FakeServer::metadata(const std::string& key) const {
   absl::MutexLock lock(&mutex_);
-  return client_names_;
+  std::vector<std::string> values;
+  for (const auto& of_call : metadata_) {
+    const auto it = of_call.find(key);
+    values.push_back(it == of_call.end() ? "" : it->second);
+  }
+  return values;
 }
 
 void FakeServer::AnswerRightly(const v1::AttendRequest& request, v1::AttendResponse* response) {
@@ -66,19 +71,19 @@ void FakeServer::AnswerRightly(const v1::AttendRequest& request, v1::AttendRespo
   response->set_lse(lse.data(), lse.size() * sizeof(float));
 }
 
-void FakeServer::NoteName(const grpc::ServerContext& context) {
-  const auto name = context.client_metadata().find("flashcore-client");
+void FakeServer::NoteMetadata(const grpc::ServerContext& context) {
   absl::MutexLock lock(&mutex_);
-  client_names_.push_back(name == context.client_metadata().end()
-                              ? ""
-                              : std::string(name->second.data(), name->second.size()));
+  auto& of_call = metadata_.emplace_back();
+  for (const auto& [key, value] : context.client_metadata()) {
+    of_call.emplace(std::string(key.data(), key.size()), std::string(value.data(), value.size()));
+  }
 }
 
 template <typename Request, typename Response>
 grpc::Status FakeServer::Handle(const Handler<Request, Response>& handler,
                                 grpc::ServerContext* context, const Request& request,
                                 Response* response) {
-  NoteName(*context);
+  NoteMetadata(*context);
   if (handler == nullptr) return {grpc::StatusCode::UNIMPLEMENTED, "no handler"};
   return handler(context, request, response);
 }
@@ -94,13 +99,13 @@ grpc::Status FakeServer::Attend(grpc::ServerContext* context, const v1::AttendRe
 }
 
 grpc::Status FakeServer::AttendStream(grpc::ServerContext* context, Stream* stream) {
-  NoteName(*context);
+  NoteMetadata(*context);
   return on_stream(stream);
 }
 
 grpc::Status FakeServer::LoadSequence(grpc::ServerContext* context, LoadReader* reader,
                                       v1::LoadSequenceResponse* response) {
-  NoteName(*context);
+  NoteMetadata(*context);
   if (on_load == nullptr) return {grpc::StatusCode::UNIMPLEMENTED, "no handler"};
   return on_load(reader, response);
 }
@@ -108,7 +113,7 @@ grpc::Status FakeServer::LoadSequence(grpc::ServerContext* context, LoadReader* 
 grpc::Status FakeServer::GetServerInfo(grpc::ServerContext* context,
                                        const v1::GetServerInfoRequest*,
                                        v1::GetServerInfoResponse* response) {
-  NoteName(*context);
+  NoteMetadata(*context);
   *response = info;
   return grpc::Status::OK;
 }

@@ -3,6 +3,7 @@
 #define FLASHCORE_TESTS_CLIENT_FAKE_SERVER_H_
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,8 +33,8 @@ class FakeServer final : public v1::AttentionService::Service {
   int attend_calls() const ABSL_LOCKS_EXCLUDED(mutex_);
   // What Attend last received.
   v1::AttendRequest last_request() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // The metadata `flashcore-client` of each call so far, "" where there was none.
-  std::vector<std::string> client_names() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // The metadata `key` of each call so far, "" where there was none.
+  std::vector<std::string> metadata(const std::string& key) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   Handler<v1::AttendRequest, v1::AttendResponse> on_attend;  // default: AnswerRightly
   std::function<grpc::Status(Stream*)> on_stream;
@@ -77,7 +78,7 @@ class FakeServer final : public v1::AttentionService::Service {
   grpc::Status ListSequences(grpc::ServerContext* context, const v1::ListSequencesRequest* request,
                              v1::ListSequencesResponse* response) override;
 
-  void NoteName(const grpc::ServerContext& context) ABSL_LOCKS_EXCLUDED(mutex_);
+  void NoteMetadata(const grpc::ServerContext& context) ABSL_LOCKS_EXCLUDED(mutex_);
   template <typename Request, typename Response>
   grpc::Status Handle(const Handler<Request, Response>& handler, grpc::ServerContext* context,
                       const Request& request, Response* response);
@@ -85,7 +86,7 @@ class FakeServer final : public v1::AttentionService::Service {
   mutable absl::Mutex mutex_;
   int attend_calls_ ABSL_GUARDED_BY(mutex_) = 0;
   v1::AttendRequest last_request_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::string> client_names_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::map<std::string, std::string>> metadata_ ABSL_GUARDED_BY(mutex_);  // of calls
   std::string address_;
   int port_ = 0;
   std::unique_ptr<v1::DebugService::Service> echo_;

@@ -244,10 +244,10 @@ TEST_F(SequenceTest, EveryCallCarriesTheName) {
   ASSERT_TRUE(client->ListSequences().ok());
   ASSERT_TRUE(client->GetServerInfo().ok());
   ASSERT_TRUE(client->OpenStream()->Finish().ok());
-  EXPECT_EQ(server_.client_names().size(), 9u);
-  EXPECT_THAT(server_.client_names(), Each("frontend 7"));
+  EXPECT_EQ(server_.metadata("flashcore-client").size(), 9u);
+  EXPECT_THAT(server_.metadata("flashcore-client"), Each("frontend 7"));
   ASSERT_TRUE(client_->GetServerInfo().ok());
-  EXPECT_EQ(server_.client_names().back(), "");
+  EXPECT_EQ(server_.metadata("flashcore-client").back(), "");
 }
 
 TEST_F(SequenceTest, NamesAreChecked) {
