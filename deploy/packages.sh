@@ -11,7 +11,7 @@ BUILD_PACKAGES=(
 # patchelf is for tests/gpu_bundle.sh.
 TEST_PACKAGES=(
   libgtest-dev libgmock-dev libbenchmark-dev patchelf
-  prometheus python3 python3-grpcio python3-protobuf python3-numpy
+  prometheus haproxy nginx python3 python3-grpcio python3-protobuf python3-numpy python3-yaml
 )
 SANITIZER_PACKAGES=(clang libclang-rt-dev)
 LINT_PACKAGES=(clang-format)

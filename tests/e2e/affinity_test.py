@@ -1,0 +1,280 @@
+"""Several servers behind the proxies of deploy/proxy, as shipped: sequences stick to their server, and
+losing a server, draining one and adding one touch no sequence but those that the contract gives up."""
+
+import collections
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import string
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+import uuid
+
+import grpc
+import numpy as np
+from flashcore.v1 import attention_pb2 as pb
+
+import harness
+
+Code = grpc.StatusCode
+PROXIES = pathlib.Path(__file__).parents[2] / "deploy" / "proxy"
+RELOAD_CLIENT = os.environ["FLASHCORE_RELOAD_CLIENT"]
+DIM = 32
+SEQUENCES = 32
+THREADS = 4
+
+HAPROXY = shutil.which("haproxy", path=os.defpath + ":/usr/sbin")
+NGINX = shutil.which("nginx", path=os.defpath + ":/usr/sbin")
+if not (HAPROXY and NGINX):
+    print("skipped: needs the packages haproxy and nginx")
+    sys.exit(harness.NO_DEVICE)
+
+
+def free_address():
+    """Nobody listens on it, and the system gives it to nobody who asks for any port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", 0))
+        probe.listen()
+        # A connection that this end closes first leaves the port in TIME_WAIT.
+        with socket.create_connection(probe.getsockname()):
+            probe.accept()[0].close()
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def server(*flags):
+    return harness.Server("--cpu_threads=1", "--kv_memory_bytes=67108864", *flags)
+
+
+class Proxy:
+    """A proxy with its shipped configuration, on a free port. Use as a context manager."""
+
+    def __init__(self, backends):
+        self.address = free_address()
+        self.variables = {"FLASHCORE_LISTEN": self.address}
+        self.variables.update((f"FLASHCORE_{i}", target) for i, target in enumerate(backends))
+        self.folder = tempfile.TemporaryDirectory()
+        with open(pathlib.Path(self.folder.name, "log"), "wb") as log:
+            self.process = subprocess.Popen(self.command(), env={**os.environ, **self.variables},
+                                            stdout=log, stderr=log)
+        with harness.Server.channel(None, self.address) as channel:
+            harness.stub(channel).GetServerInfo(
+                pb.GetServerInfoRequest(), timeout=30, wait_for_ready=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait(30)
+        self.folder.cleanup()
+
+
+class HaProxy(Proxy):
+    def command(self):
+        return [HAPROXY, "-W", "-f", PROXIES / "haproxy.cfg"]
+
+    def take_out(self, server):
+        """Its health check does that."""
+
+
+class Nginx(Proxy):
+    def command(self):
+        self.config = pathlib.Path(self.folder.name, "nginx.conf")
+        template = string.Template((PROXIES / "nginx.conf.template").read_text())
+        self.config.write_text(template.safe_substitute(self.variables))
+        return [NGINX, "-p", self.folder.name, "-c", self.config, "-g", "daemon off;"]
+
+    def take_out(self, server):
+        text = self.config.read_text()
+        self.config.write_text(
+            text.replace(f"server {server.target} ", f"server {server.target} down "))
+        self.process.send_signal(signal.SIGHUP)
+        time.sleep(1)
+
+
+class Sequence:
+    """One sequence of a client that reloads nothing, with the codes that its steps ended with."""
+
+    def __init__(self, stub):
+        self.stub = stub
+        self.metadata = [("x-flashcore-sequence", uuid.uuid4().hex)]
+        self.length = 0
+        self.codes = []
+        self.id = stub.CreateSequence(
+            pb.CreateSequenceRequest(num_layers=1, num_kv_heads=1, head_dim=DIM,
+                                     dtype=pb.DTYPE_FLOAT16), metadata=self.metadata).sequence_id
+
+    def step(self):
+        """Appends a row; remembers how that ended."""
+        row = np.zeros((1, 1, DIM), np.float16)
+        request = harness.request(row, row, row)
+        request.spans[0].sequence_id = self.id
+        request.spans[0].expected_length = self.length
+        try:
+            reply = self.stub.Attend(request, metadata=self.metadata, timeout=10)
+            self.length += 1
+            assert list(reply.sequence_lengths) == [self.length]
+            self.codes.append(Code.OK)
+        except grpc.RpcError as error:
+            self.codes.append(error.code())
+
+    def is_on(self, server_stub):
+        """Whether that server has it, asked without a proxy."""
+        try:
+            server_stub.GetSequence(pb.GetSequenceRequest(sequence_id=self.id), timeout=10)
+            return True
+        except grpc.RpcError as error:
+            if error.code() not in (Code.NOT_FOUND, Code.UNAVAILABLE):
+                raise
+            return False
+
+
+@contextlib.contextmanager
+def stepping(sequences):
+    """Steps them from several threads, over and over."""
+    stop = threading.Event()
+
+    def run(share):
+        while not stop.is_set():
+            for sequence in share:
+                sequence.step()
+            stop.wait(0.01)
+
+    threads = [threading.Thread(target=run, args=(sequences[i::THREADS],)) for i in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+@contextlib.contextmanager
+def reloading_client(address):
+    """A C++ client that reloads its sequences; what it has to say is in the dict after the block."""
+    process = subprocess.Popen([RELOAD_CLIENT, address], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, text=True)
+    said = {}
+    try:
+        yield said
+    finally:
+        said.update(json.loads(process.communicate(timeout=60)[0]))
+
+
+class AffinityTest(unittest.TestCase):
+    def setUp(self):
+        self.stack = contextlib.ExitStack()
+        self.addCleanup(self.stack.close)
+        self.servers = [self.stack.enter_context(server()) for _ in range(3)]
+        self.spare = free_address()
+
+    def of(self, number, sequences):
+        """Those that are on that server."""
+        with self.servers[number].channel() as channel:
+            stub = harness.stub(channel)
+            return [s for s in sequences if s.is_on(stub)]
+
+    def during(self, change, address, sequences):
+        """Makes the change under load. How often the C++ client had to reload, which never failed."""
+        for sequence in sequences:
+            sequence.codes.clear()
+        with reloading_client(address) as said, stepping(sequences):
+            time.sleep(0.5)
+            change()
+            time.sleep(4.5)
+        self.assertEqual(said["failures"], 0, said)
+        self.assertGreater(said["steps"], 100)
+        return said["reloads"]
+
+    def assert_lost(self, lost, kept):
+        """The lost ones ended with NOT_FOUND, perhaps after UNAVAILABLE; the others saw nothing."""
+        self.assertTrue(lost)
+        self.assertTrue(kept)
+        for sequence in kept:
+            self.assertEqual(set(sequence.codes), {Code.OK})
+        for sequence in lost:
+            codes = sequence.codes[sequence.codes.count(Code.OK):]
+            self.assertEqual(set(sequence.codes[:-len(codes)]) - {Code.OK}, set())
+            self.assertLessEqual(set(codes), {Code.UNAVAILABLE, Code.NOT_FOUND})
+            self.assertEqual(sequence.codes[-1], Code.NOT_FOUND)
+
+    def check_sticking(self, stub):
+        sequences = [Sequence(stub) for _ in range(SEQUENCES)]
+        for _ in range(3):
+            for sequence in sequences:
+                sequence.step()
+        self.assertEqual(collections.Counter(c for s in sequences for c in s.codes),
+                         {Code.OK: 3 * SEQUENCES})
+        for number in range(3):
+            self.assertTrue(self.of(number, sequences), f"none on server {number}")
+        for sequence in sequences:
+            stub.ForkSequence(pb.ForkSequenceRequest(sequence_id=sequence.id),
+                              metadata=sequence.metadata)
+        held = [s.metric("flashcore_sequences") for s in self.servers]
+        self.assertEqual(sum(held), 2 * SEQUENCES)
+        # Without a key, calls are spread.
+        for _ in range(60):
+            stub.Attend(harness.small_request(), timeout=10)
+        attends = 'grpc_server_started_total{grpc_type="unary",' \
+            'grpc_service="flashcore.v1.AttentionService",grpc_method="Attend"}'
+        for number, backend in enumerate(self.servers):
+            own = 3 * len(self.of(number, sequences))
+            self.assertGreater(backend.metric(attends), own, f"server {number}")
+        return sequences
+
+    def check(self, kind):
+        proxy = self.stack.enter_context(kind([s.target for s in self.servers] + [self.spare]))
+        address = proxy.address
+        stub = harness.stub(self.stack.enter_context(harness.Server.channel(None, address)))
+        sequences = self.check_sticking(stub)
+
+        lost = self.of(0, sequences)
+        kept = [s for s in sequences if s not in lost]
+        reloads = self.during(self.servers[0].process.kill, address, sequences)
+        self.assert_lost(lost, kept)
+        self.assertGreater(reloads, 0)
+
+        # A drain answers what is in flight and ends; then its sequences are lost, too.
+        sequences, lost = kept, self.of(1, kept)
+        kept = [s for s in sequences if s not in lost]
+
+        def drain():
+            proxy.take_out(self.servers[1])
+            self.servers[1].process.send_signal(signal.SIGTERM)
+
+        reloads = self.during(drain, address, sequences)
+        self.assertEqual(self.servers[1].process.wait(30), 0)
+        self.assert_lost(lost, kept)
+        self.assertGreater(reloads, 0)
+
+        # One more server takes over some keys, whose sequences are not there.
+        sequences = kept + [Sequence(stub) for _ in range(SEQUENCES)]
+
+        def add():
+            self.servers.append(self.stack.enter_context(server(f"--listen={self.spare}")))
+
+        reloads = self.during(add, address, sequences)
+        lost = [s for s in sequences if s.codes[-1] != Code.OK]
+        self.assert_lost(lost, [s for s in sequences if s not in lost])
+        self.assertGreater(reloads, 0)
+
+    def test_haproxy(self):
+        self.check(HaProxy)
+
+    def test_nginx(self):
+        self.check(Nginx)
+
+
+if __name__ == "__main__":
+    unittest.main()
