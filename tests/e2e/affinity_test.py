@@ -3,6 +3,7 @@ losing a server, draining one and adding one touch no sequence but those that th
 
 import collections
 import contextlib
+import csv
 import json
 import os
 import pathlib
@@ -62,6 +63,7 @@ class Proxy:
         self.variables = {"FLASHCORE_LISTEN": self.address}
         self.variables.update((f"FLASHCORE_{i}", target) for i, target in enumerate(backends))
         self.folder = tempfile.TemporaryDirectory()
+        self.variables["FLASHCORE_ADMIN"] = os.path.join(self.folder.name, "admin")
         with open(pathlib.Path(self.folder.name, "log"), "wb") as log:
             self.process = subprocess.Popen(self.command(), env={**os.environ, **self.variables},
                                             stdout=log, stderr=log)
@@ -82,8 +84,18 @@ class HaProxy(Proxy):
     def command(self):
         return [HAPROXY, "-W", "-f", PROXIES / "haproxy.cfg"]
 
-    def take_out(self, server):
-        """Its health check does that."""
+    def say(self, command):
+        with socket.socket(socket.AF_UNIX) as admin:
+            admin.connect(self.variables["FLASHCORE_ADMIN"])
+            admin.sendall(command.encode() + b"\n")
+            return b"".join(iter(lambda: admin.recv(65536), b"")).decode()
+
+    def take_out(self, number):
+        self.say(f"disable server flashcore/flashcore-{number}")
+
+    def status(self, number):
+        rows = csv.DictReader(self.say("show stat").splitlines())
+        return next(r["status"] for r in rows if r["svname"] == f"flashcore-{number}")
 
 
 class Nginx(Proxy):
@@ -93,10 +105,10 @@ class Nginx(Proxy):
         self.config.write_text(template.safe_substitute(self.variables))
         return [NGINX, "-p", self.folder.name, "-c", self.config, "-g", "daemon off;"]
 
-    def take_out(self, server):
+    def take_out(self, number):
+        target = self.variables[f"FLASHCORE_{number}"]
         text = self.config.read_text()
-        self.config.write_text(
-            text.replace(f"server {server.target} ", f"server {server.target} down "))
+        self.config.write_text(text.replace(f"server {target} ", f"server {target} down "))
         self.process.send_signal(signal.SIGHUP)
         time.sleep(1)
 
@@ -250,7 +262,7 @@ class AffinityTest(unittest.TestCase):
         kept = [s for s in sequences if s not in lost]
 
         def drain():
-            proxy.take_out(self.servers[1])
+            proxy.take_out(1)
             self.servers[1].process.send_signal(signal.SIGTERM)
 
         reloads = self.during(drain, address, sequences)
@@ -271,6 +283,23 @@ class AffinityTest(unittest.TestCase):
 
     def test_haproxy(self):
         self.check(HaProxy)
+
+    def test_haproxy_sees_that_a_server_drains(self):
+        rng = np.random.default_rng(3)
+        big = harness.request(*(harness.random_tensor(rng, 4096, 8, 128) for _ in range(3)))
+        with HaProxy([s.target for s in self.servers] + [self.spare]) as proxy, \
+                self.servers[0].channel() as channel:
+            while proxy.status(3) != "DOWN":  # every check has had its time
+                time.sleep(0.1)
+            self.assertEqual([proxy.status(i) for i in range(3)], ["UP"] * 3)
+            busy = [harness.stub(channel).Attend.future(big) for _ in range(6)]  # for seconds
+            while self.servers[0].metric("flashcore_inflight_requests") < len(busy):
+                time.sleep(0.01)
+            self.servers[0].process.send_signal(signal.SIGTERM)
+            while proxy.status(0) != "DOWN":
+                self.assertIsNone(self.servers[0].process.poll(), "it is no longer draining")
+                time.sleep(0.1)
+            self.assertEqual([proxy.status(i) for i in (1, 2)], ["UP"] * 2)
 
     def test_nginx(self):
         self.check(Nginx)

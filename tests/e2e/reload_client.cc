@@ -117,7 +117,7 @@ void Decode(Client* client, int thread, const std::atomic<bool>& stop, Counts* c
 
 int Run(const char* target) {
   ClientOptions options;
-  options.retry.max_attempts = 12;  // a proxy needs two health checks to see that a server drains
+  options.retry.max_attempts = 12;  // a proxy needs two health checks to see that a server is gone
   const auto client = Client::Create(target, options);
   if (!client.ok()) return 2;
   Counts counts;
