@@ -171,6 +171,9 @@ MEMORY = dashboard(
         Panel("Staging memory", "bytes",
               {"sum by (state) (flashcore_staging_bytes{<servers>})": "{{state}}"},
               "For tensors of requests in flight: lent, or kept for reuse.", stacked=True),
+        Panel("Waiting for staging memory", "short",
+              {"sum by (device) (flashcore_staging_waiting_requests{<servers>})": "{{device}}"},
+              "Requests whose tensors are still with the network, because staging memory is full."),
     ]])
 
 GPU_DASHBOARD = dashboard(

@@ -73,8 +73,9 @@ TEST(LentMemoryTest, NothingIsSentFromACallersMemoryAfterTheDeadline) {
   int late = 0;
   for (int i = 0; i < 200; ++i) {
     UnmappedInputs inputs;
-    const absl::Status status =
-        client->Attend(inputs.request, nullptr, {absl::Now() + absl::Microseconds(100 * (i % 50))});
+    CallOptions call;
+    call.deadline = absl::Now() + absl::Microseconds(100 * (i % 50));
+    const absl::Status status = client->Attend(inputs.request, nullptr, call);
     if (absl::IsDeadlineExceeded(status)) {
       ++late;
     } else {

@@ -15,6 +15,7 @@
 #include "grpcpp/support/byte_buffer.h"
 #include "gtest/gtest.h"
 #include "server/transport/attend_call.h"
+#include "server/transport/tensor_receiver.h"
 #include "tests/core/fakes.h"
 #include "tests/transport/rpc_setup.h"
 
@@ -120,9 +121,10 @@ class BytePathTest : public ::testing::Test {
     return EncodeReply(operation);
   }
   void Receive(AttendOperation* operation, grpc::ByteBuffer* message) {
+    TensorReceiver receiver(fleet_.get(), metrics_.get(), message, operation);
     bool well_formed = false;
-    ASSERT_EQ(ReceiveAttend(fleet_.get(), metrics_.get(), message, operation, &well_formed),
-              absl::OkStatus());
+    receiver.Start(ParseAttend(*message, operation, &receiver.tensors, &well_formed),
+                   [](const absl::Status& status) { ASSERT_EQ(status, absl::OkStatus()); });
   }
   void Run(AttendOperation* operation) {
     absl::Notification done;
