@@ -262,6 +262,36 @@ absl::Status CudaDevice::CopyPages(int lane, int64_t page_bytes,
   return lanes_[lane]->CopyPages(page_bytes, copies);
 }
 
+absl::Status CudaDevice::CheckCanReachHost(bool read_only) const {
+  const auto require = [this](cudaDeviceAttr attribute, const char* what) {
+    int has = 0;
+    const cudaError_t error = cudaDeviceGetAttribute(&has, attribute, options_.ordinal);
+    if (error != cudaSuccess) return CudaStatus(error, "cudaDeviceGetAttribute");
+    return has != 0 ? absl::OkStatus()
+                    : absl::UnimplementedError(absl::StrCat(info_.id, " cannot ", what));
+  };
+  absl::Status status = require(cudaDevAttrCanUseHostPointerForRegisteredMem,
+                                "reach registered memory at the host's address");
+  if (status.ok() && read_only) {
+    status = require(cudaDevAttrHostRegisterReadOnlySupported, "register read-only memory");
+  }
+  return status;
+}
+
+absl::Status CudaDevice::PinHostMemory(std::byte* data, size_t bytes, bool read_only) const {
+  if (absl::Status status = Select(); !status.ok()) return status;
+  if (absl::Status status = CheckCanReachHost(read_only); !status.ok()) return status;
+  unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
+  if (read_only) flags |= cudaHostRegisterReadOnly;
+  return CudaStatus(cudaHostRegister(data, bytes, flags), "cudaHostRegister");
+}
+
+void CudaDevice::UnpinHostMemory(std::byte* data) const {
+  if (!Select().ok()) return;
+  const absl::Status status = CudaStatus(cudaHostUnregister(data), "cudaHostUnregister");
+  if (!status.ok()) LogWarning("shared memory stays pinned", {{"error", status.message()}});
+}
+
 absl::Status CudaDevice::ForgetHot() {
   if (hot_bytes_ == 0) return absl::OkStatus();
   if (absl::Status status = Select(); !status.ok()) return status;

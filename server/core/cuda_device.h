@@ -73,6 +73,8 @@ class CudaDevice final : public Device {
   bool Prefetch(int lane, const Launch& launch) override;
   absl::Status CopyPages(int lane, int64_t page_bytes,
                          absl::Span<const kernels::PageCopy> copies) override;
+  absl::Status PinHostMemory(std::byte* data, size_t bytes, bool read_only) const override;
+  void UnpinHostMemory(std::byte* data) const override;
   absl::Status ForgetHot() override;
 
  private:
@@ -90,6 +92,7 @@ class CudaDevice final : public Device {
   absl::Status AllocateArena();
   absl::Status SetWindows();
   absl::Status Select() const;  // for the calling thread
+  absl::Status CheckCanReachHost(bool read_only) const;
 
   const Options options_;
   const std::vector<const kernels::Kernel*> kernels_;

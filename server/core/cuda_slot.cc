@@ -18,11 +18,10 @@ namespace {
 
 size_t AlignUp(size_t bytes) { return server::AlignUp(bytes, StagingPool::kAlignment); }
 
-// Where what lies at `at` in a tensor block that starts at `from` lies in its copy at `to`.
-template <class T>
-T* InCopy(T* at, const std::byte* from, std::byte* to) {
-  if (at == nullptr) return nullptr;
-  return reinterpret_cast<T*>(to + (reinterpret_cast<const std::byte*>(at) - from));
+// Where what lies at `at` in a tensor that starts at `from` lies in its copy at `to`.
+template <class T, class From, class To>
+void Move(T** at, const From* from, To* to) {
+  if (*at != nullptr) *at = to + (*at - from);
 }
 
 }  // namespace
@@ -95,6 +94,7 @@ absl::Status CudaSlot::CopyPages(int64_t page_bytes, absl::Span<const kernels::P
 bool CudaSlot::IsDirect(const kernels::Kernel& kernel, const Launch& launch) const {
   size_t bytes = 0;
   for (const AttendOperation* operation : launch.operations) {
+    if (!operation->tensors.in_reach()) return false;
     bytes += operation->tensors.input_bytes() + operation->tensors.result_bytes();
   }
   const kernels::PlanOptions& plan = kernel.plan_options;
@@ -138,8 +138,7 @@ absl::StatusOr<absl::Span<kernels::Span>> CudaSlot::PlaceGroup(Remaining* remain
                                                        options_.tensor_bytes));
     }
     auto* const at = static_cast<std::byte*>(tensors_.get()) + used;
-    group_.push_back(is_direct_ ? Placed{&operation, tensors.query(), tensors.output()}
-                                : Placed{&operation, at, at + input_bytes});
+    group_.push_back({&operation, at, at + input_bytes});
     const AttendRequest& request = operation.request;
     PlaceOne(group_.back(), request.append_only ? 0 : request.spans.size(), remaining);
     remaining->operations.remove_prefix(1);
@@ -150,24 +149,28 @@ absl::StatusOr<absl::Span<kernels::Span>> CudaSlot::PlaceGroup(Remaining* remain
 
 void CudaSlot::PlaceOne(const Placed& placed, size_t num_spans, Remaining* remaining) {
   const AttendTensors& tensors = placed.operation->tensors;
-  const std::byte* const inputs = tensors.query();
+  const TensorAddresses from = tensors.addresses();
+  const TensorAddresses to = is_direct_ ? from : tensors.InBlocks(placed.inputs, placed.results);
   for (kernels::Span& span : remaining->spans.first(num_spans)) {
-    span.query = InCopy(span.query, inputs, placed.inputs);
-    span.output = InCopy(span.output, tensors.output(), placed.results);
-    span.lse = InCopy(span.lse, tensors.output(), placed.results);
+    Move(&span.query, from.query, to.query);
+    Move(&span.output, from.output, to.output);
+    Move(&span.lse, from.lse, to.lse);
     if (span.kv.pages != nullptr) continue;
-    span.kv.key = InCopy(span.kv.key, inputs, placed.inputs);
-    span.kv.value = InCopy(span.kv.value, inputs, placed.inputs);
+    Move(&span.kv.key, from.key, to.key);
+    Move(&span.kv.value, from.value, to.value);
   }
   remaining->spans.remove_prefix(num_spans);
-  // Appends are in the order of the operations.
-  const std::byte* const inputs_end = inputs + tensors.input_bytes();
-  while (!remaining->appends.empty()) {
+  // Appends are in the order of the operations, and of each as many as its rows.
+  int64_t rows = 0;
+  for (const SpanShape& span : placed.operation->request.spans) {
+    if (!span.sequence_id.empty()) rows += span.kv_rows;
+  }
+  while (rows > 0) {
     kernels::RowAppend append = remaining->appends.front();
-    if (append.key < inputs || append.key >= inputs_end) break;
-    append.key = InCopy(append.key, inputs, placed.inputs);
-    append.value = InCopy(append.value, inputs, placed.inputs);
+    Move(&append.key, from.key, to.key);
+    Move(&append.value, from.value, to.value);
     appends_.push_back(append);
+    rows -= append.rows;
     remaining->appends.remove_prefix(1);
   }
 }
@@ -184,11 +187,11 @@ absl::Status CudaSlot::EnqueueGroup(const kernels::Kernel& kernel, const Launch&
 absl::Status CudaSlot::CopyIn() {
   if (is_direct_) return absl::OkStatus();
   for (const Placed& placed : group_) {
-    const AttendTensors& tensors = placed.operation->tensors;
-    if (tensors.input_bytes() == 0) continue;
-    const cudaError_t error = cudaMemcpyAsync(placed.inputs, tensors.query(), tensors.input_bytes(),
-                                              cudaMemcpyHostToDevice, stream());
-    if (error != cudaSuccess) return CudaStatus(error, "cudaMemcpyAsync of inputs");
+    for (const AttendTensors::Piece& piece : placed.operation->tensors.inputs()) {
+      const cudaError_t error = cudaMemcpyAsync(placed.inputs + piece.offset, piece.host,
+                                                piece.bytes, cudaMemcpyHostToDevice, stream());
+      if (error != cudaSuccess) return CudaStatus(error, "cudaMemcpyAsync of inputs");
+    }
   }
   return absl::OkStatus();
 }
@@ -196,11 +199,11 @@ absl::Status CudaSlot::CopyIn() {
 absl::Status CudaSlot::CopyOut() {
   if (is_direct_) return Record(kDone);
   for (const Placed& placed : group_) {
-    const AttendTensors& tensors = placed.operation->tensors;
-    if (tensors.result_bytes() == 0) continue;
-    const cudaError_t error = cudaMemcpyAsync(
-        tensors.output(), placed.results, tensors.result_bytes(), cudaMemcpyDeviceToHost, stream());
-    if (error != cudaSuccess) return CudaStatus(error, "cudaMemcpyAsync of results");
+    for (const AttendTensors::Piece& piece : placed.operation->tensors.results()) {
+      const cudaError_t error = cudaMemcpyAsync(piece.host, placed.results + piece.offset,
+                                                piece.bytes, cudaMemcpyDeviceToHost, stream());
+      if (error != cudaSuccess) return CudaStatus(error, "cudaMemcpyAsync of results");
+    }
   }
   return Record(kDone);
 }

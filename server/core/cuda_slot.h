@@ -33,8 +33,9 @@ class CudaSlot {
     size_t tensor_bytes = 0;     // device memory: the tensors of a group
     size_t list_bytes = 0;       // pinned and device memory: what a piece reads besides tensors
     size_t workspace_bytes = 0;  // device memory: the partial results of a piece
-    // Kernels read and write the tensors of a launch in staging memory, which is at the same
-    // address on the device, if they are at most so many bytes in all and each is read once.
+    // Kernels read and write the tensors of a launch where they are on the host, in memory that is
+    // at the same address on the device, if they are at most so many bytes in all and each is read
+    // once.
     size_t direct_bytes = 0;
     int multiprocessors = 1;
     WaitStrategy wait = WaitStrategy::kYield;
@@ -62,8 +63,8 @@ class CudaSlot {
  private:
   enum Mark { kStart, kCopied, kAttended, kDone, kMarks };
 
-  // An operation of the group that runs, and where kernels find its tensors: in device memory, or
-  // where they are in staging memory.
+  // An operation of the group that runs, and the blocks of its tensors in device memory; not used
+  // if the launch is direct.
   struct Placed {
     const AttendOperation* operation;
     std::byte* inputs;

@@ -74,6 +74,16 @@ class Device {
   virtual absl::Status CopyPages(int lane, int64_t page_bytes,
                                  absl::Span<const kernels::PageCopy> copies) = 0;
 
+  // Has kernels of every device of this kind read and write host memory that the server does not
+  // own (but for `read_only`, which they only read) at its own address, and copies to and from it
+  // need no detour. Otherwise copies work all the same. Takes long. For any thread.
+  virtual absl::Status PinHostMemory(std::byte* /*data*/, size_t /*bytes*/,
+                                     bool /*read_only*/) const {
+    return absl::OkStatus();
+  }
+  // What was pinned, before it is unmapped; nothing uses it any more.
+  virtual void UnpinHostMemory(std::byte* /*data*/) const {}
+
   // Much of the hot segment is free: what is kept persisting of it may go. What is still in use is
   // kept again as it is read. For any thread.
   virtual absl::Status ForgetHot() { return absl::OkStatus(); }

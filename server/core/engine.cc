@@ -201,6 +201,7 @@ void Engine::LoseDevice(const absl::Status& status) {
 }
 
 void Engine::Finish(AttendOperation* operation, absl::Status status) {
+  if (status.ok()) status = operation->request.CheckRegions();
   operation->tensors.ReleaseInputs();
   operation->sequences.Reset();
   load_.fetch_sub(1, std::memory_order_relaxed);

@@ -2,6 +2,7 @@
 #ifndef FLASHCORE_SERVER_CORE_REQUEST_H_
 #define FLASHCORE_SERVER_CORE_REQUEST_H_
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -10,12 +11,15 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "kernels/attention.h"
 #include "server/core/clock.h"
 #include "server/core/order.h"
 #include "server/core/sequence_lease.h"
+#include "server/core/shared_region.h"
 #include "server/core/staging_pool.h"
 
 namespace flashcore::server {
@@ -31,6 +35,14 @@ struct SpanShape {
   uint32_t kv_rows = 0;     // inline rows to attend to, or rows to append to the sequence
   std::string sequence_id;  // empty: inline K/V
   std::optional<uint64_t> expected_length;
+};
+
+enum Tensor { kQuery, kKey, kValue, kOutput, kLse, kNumTensors };
+
+// Where a tensor lies in a client's shared memory.
+struct MemoryRange {
+  std::shared_ptr<const SharedRegion> region;  // null: the tensor travels in messages
+  uint64_t offset = 0;                         // bytes from the start of the region
 };
 
 // What a client asks, as it claims it: nothing holds until ValidateAttend has passed.
@@ -49,10 +61,17 @@ struct AttendRequest {
   // Appends K/V rows and attends nothing: a chunk of LoadSequence. One span, no query rows.
   bool append_only = false;
 
-  // Bytes of the tensors that came with it.
+  // Bytes of the tensors that came with it. Of one in shared memory TensorBytes says them.
   size_t query_bytes = 0;
   size_t key_bytes = 0;
   size_t value_bytes = 0;
+  std::array<MemoryRange, kNumTensors> ranges;
+
+  // Of `rows` rows of `heads` heads of this request; SIZE_MAX if they are that many or more.
+  size_t TensorBytes(int64_t rows, uint32_t heads) const;
+
+  // FAILED_PRECONDITION if a part of the shared memory that it names is gone.
+  absl::Status CheckRegions() const;
 
   // The rest holds for a validated request.
   kernels::Geometry geometry() const {
@@ -86,35 +105,60 @@ struct TensorAddresses {
   float* lse = nullptr;  // null: not wanted
 };
 
-// The tensors of one request in staging memory, packed over its spans as the contract says. Each
-// tensor starts at a multiple of StagingPool::kAlignment.
+// The tensors of one request on the host, each packed over its spans as the contract says: in
+// staging memory, or in shared memory where the request has ranges. A device that copies them has
+// one block for the inputs (query, key, value) and one for the results (output, LSE). So has
+// staging memory, in which each tensor starts at a multiple of StagingPool::kAlignment.
 class AttendTensors {
  public:
-  // Takes memory for the tensors of `request`. RESOURCE_EXHAUSTED if there is none now: claim() may
-  // then wait for it.
+  // Bytes that lie on the host as they do in a block.
+  struct Piece {
+    std::byte* host;
+    size_t offset;  // in the block
+    size_t bytes;
+  };
+  using Pieces = absl::InlinedVector<Piece, 3>;
+
+  // Takes staging memory for the tensors of `request` that are not in shared memory, which stays.
+  // RESOURCE_EXHAUSTED if there is none now: claim() may then wait for it.
   absl::Status Allocate(const AttendRequest& request, StagingPool* pool);
   StagingClaim* claim() { return &claim_; }
 
-  std::byte* query() const { return claim_.inputs.data(); }
-  std::byte* key() const { return query() + key_offset_; }
-  std::byte* value() const { return query() + value_offset_; }
-  std::byte* output() const { return claim_.results.data(); }
-  float* lse() const {  // null if not asked for
-    return lse_offset_ == 0 ? nullptr : reinterpret_cast<float*>(output() + lse_offset_);
-  }
-  size_t lse_offset() const { return lse_offset_; }            // bytes after output()
-  size_t input_bytes() const { return claim_.input_bytes; }    // from query(), K and V included
-  size_t result_bytes() const { return claim_.result_bytes; }  // from output(), LSE included
+  // Null if the tensor has no bytes.
+  std::byte* query() const { return At(kQuery); }
+  std::byte* key() const { return At(kKey); }
+  std::byte* value() const { return At(kValue); }
+  std::byte* output() const { return At(kOutput); }
+  float* lse() const { return reinterpret_cast<float*>(At(kLse)); }
   TensorAddresses addresses() const { return {query(), key(), value(), output(), lse()}; }
+
+  size_t lse_offset() const { return offsets_[kLse]; }   // in the block of results
+  size_t input_bytes() const { return input_bytes_; }    // of their block
+  size_t result_bytes() const { return result_bytes_; }  // likewise
+  Pieces inputs() const { return PiecesOf(kQuery, kValue); }
+  Pieces results() const { return PiecesOf(kOutput, kLse); }
+  // Where the tensors are if their blocks are here.
+  TensorAddresses InBlocks(std::byte* inputs, std::byte* results) const;
+  bool in_reach() const { return in_reach_; }  // of kernels, on any device, where they are
 
   void ReleaseInputs() { claim_.inputs.Reset(); }
   StagingBuffer TakeResults() { return std::move(claim_.results); }
 
  private:
-  StagingClaim claim_;  // inputs: query, key, value; results: output, LSE
-  size_t key_offset_ = 0;
-  size_t value_offset_ = 0;
-  size_t lse_offset_ = 0;
+  // Places tensors [first, last] in a block. Returns its bytes, and in `*staged_bytes` those up to
+  // the last tensor that is not in shared memory.
+  size_t Place(const AttendRequest& request, Tensor first, Tensor last, size_t* staged_bytes);
+  std::byte* At(Tensor tensor) const;
+  Pieces PiecesOf(Tensor first, Tensor last) const;
+
+  StagingClaim claim_;
+  std::array<const SharedRegion*, kNumTensors> regions_ = {};  // null: in staging memory
+  std::array<size_t, kNumTensors> region_offsets_ = {};
+  std::array<size_t, kNumTensors> offsets_ = {};  // in their blocks
+  std::array<size_t, kNumTensors> bytes_ = {};
+  size_t input_bytes_ = 0;
+  size_t result_bytes_ = 0;
+  bool in_reach_ = true;
 };
 
 // A request in the engine. The submitter owns it and keeps it alive until `done` is called, which

@@ -74,18 +74,47 @@ absl::Status ValidateSpan(const AttendRequest& request, size_t index) {
   return absl::OkStatus();
 }
 
-// Whether a tensor of rows x heads x head_dim elements has the bytes that came. rows is at most
-// max_spans * 2^32, so only a product can overflow.
+// Whether a tensor of rows x heads x head_dim elements has the bytes that came.
 absl::Status ValidateTensor(const char* name, uint64_t rows, uint32_t heads,
                             const AttendRequest& request, size_t bytes) {
-  const uint64_t row_bytes =
-      uint64_t{heads} * request.head_dim * kernels::DTypeBytes(request.dtype);
-  uint64_t want = 0;
-  const bool overflow = __builtin_mul_overflow(rows, row_bytes, &want);
+  const size_t want = request.TensorBytes(static_cast<int64_t>(rows), heads);
+  const bool overflow = want == SIZE_MAX;
   if (!overflow && want == bytes) return absl::OkStatus();
   return Invalid(name, ": ", bytes, " bytes came, but ", rows, " rows of ", heads, " heads of ",
                  request.head_dim, " elements need ",
                  overflow ? "more than 2^64" : absl::StrCat(want));
+}
+
+absl::Status ValidateRange(const AttendRequest& request, Tensor tensor, const char* name,
+                           size_t bytes) {
+  const MemoryRange& range = request.ranges[tensor];
+  if (range.region == nullptr) return absl::OkStatus();
+  if (range.offset % SharedRegion::kAlignment != 0) {
+    return Invalid(name, ".offset: ", range.offset, " is not a multiple of ",
+                   SharedRegion::kAlignment);
+  }
+  const size_t region_bytes = range.region->bytes();
+  if (bytes > region_bytes || range.offset > region_bytes - bytes) {
+    return Invalid(name, ".offset: ", range.offset, ", and the tensor has ", bytes,
+                   " bytes; the region has ", region_bytes);
+  }
+  if (tensor >= kOutput && range.region->read_only()) {
+    return Invalid(name, ": the region is read_only");
+  }
+  return absl::OkStatus();
+}
+
+// Of a request whose tensors' sizes have been checked.
+absl::Status ValidateRanges(const AttendRequest& request) {
+  if (request.ranges[kLse].region != nullptr && !request.return_lse) {
+    return Invalid("lse_range: is set, but return_lse is not");
+  }
+  absl::Status status = ValidateRange(request, kQuery, "query_range", request.query_bytes);
+  status.Update(ValidateRange(request, kKey, "key_range", request.key_bytes));
+  status.Update(ValidateRange(request, kValue, "value_range", request.value_bytes));
+  status.Update(ValidateRange(request, kOutput, "output_range", request.output_bytes()));
+  status.Update(ValidateRange(request, kLse, "lse_range", request.lse_bytes()));
+  return status;
 }
 
 }  // namespace
@@ -134,7 +163,12 @@ absl::Status ValidateAttend(const AttendRequest& request, const RequestLimits& l
       !status.ok()) {
     return status;
   }
-  return ValidateTensor("value", kv_rows, request.num_kv_heads, request, request.value_bytes);
+  if (absl::Status status =
+          ValidateTensor("value", kv_rows, request.num_kv_heads, request, request.value_bytes);
+      !status.ok()) {
+    return status;
+  }
+  return ValidateRanges(request);
 }
 
 // In floating point, so that nothing overflows; exactness does not matter.

@@ -10,11 +10,12 @@
 #include "google/protobuf/message_lite.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "proto/wire.h"
+#include "server/core/request.h"
 
 namespace flashcore::server {
 
-enum Tensor { kQuery, kKey, kValue, kNumTensors };
-using TensorFields = std::array<wire::LargeField, kNumTensors>;  // number 0: the message has none
+// Of the inputs, by Tensor; number 0: the message has none.
+using TensorFields = std::array<wire::LargeField, kValue + 1>;
 
 // Parses `message` into `*parsed` but for the fields whose numbers are set in `tensors`, of which
 // it fills in where they are. INVALID_ARGUMENT if it is not well-formed protobuf.

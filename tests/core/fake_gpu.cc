@@ -337,6 +337,20 @@ cudaError_t cudaFreeHost(void* memory) {
   std::free(memory);
   return cudaSuccess;
 }
+cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned flags) {
+  EXPECT_GE(current_gpu, 0);
+  EXPECT_NE(flags & cudaHostRegisterPortable, 0u);  // any GPU uses it
+  std::lock_guard<std::mutex> lock(memory_mutex);
+  const bool is_new =
+      pinned_memory.emplace(static_cast<std::byte*>(memory), Block{bytes, current_gpu}).second;
+  return is_new ? cudaSuccess : cudaErrorHostMemoryAlreadyRegistered;
+}
+cudaError_t cudaHostUnregister(void* memory) {
+  std::lock_guard<std::mutex> lock(memory_mutex);
+  return pinned_memory.erase(static_cast<std::byte*>(memory)) == 1
+             ? cudaSuccess
+             : cudaErrorHostMemoryNotRegistered;
+}
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   *least = 0;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -13,8 +14,10 @@
 #include "server/core/cuda_status.h"
 #include "server/core/device_lost.h"
 #include "server/core/open_device.h"
+#include "server/core/shared_memory.h"
 #include "tests/core/attend_job.h"
 #include "tests/core/fakes.h"
+#include "tests/core/test_segment.h"
 
 namespace flashcore::server {
 namespace {
@@ -122,6 +125,74 @@ TEST_F(FakeGpuTest, SendsTheListsOfAnAppendAndOfTheAttentionInOneCopy) {
   const int copies = testing::FakeGpuCopies();
   ASSERT_EQ(Append(sequence->id, 0, 1), absl::OkStatus());
   EXPECT_EQ(testing::FakeGpuCopies() - copies, 1);
+}
+
+// Pinned memory is in reach of kernels; what nobody has pinned is copied, however small.
+TEST_F(FakeGpuTest, ReadsAndWritesSharedMemory) {
+  CudaDevice::Options options = SmallOptions();
+  for (const auto& [direct_io_bytes, is_pinned, copies] :
+       {std::tuple(0, true, 6), std::tuple(1 << 20, true, 1), std::tuple(1 << 20, false, 6)}) {
+    options.direct_io_bytes = static_cast<size_t>(direct_io_bytes);
+    Start(options);
+    Gauge bytes, regions;
+    SharedMemory memory({}, &engine_->device(), &bytes, &regions);
+    const testing::TestSegment segment(size_t{256} << 10);
+    const std::string id =
+        memory.Register(SharedSegment::Open(segment.name(), segment.bytes(), false).value(), "a")
+            .value();
+    std::shared_ptr<const SharedRegion> region = memory.Find(id).value();
+    EXPECT_TRUE(region->in_reach());
+    if (!is_pinned) region = segment.Map();
+
+    AttendJob job;
+    AttendRequest& request = job.operation.request;
+    request = testing::MakeRequest(5, 100);
+    request.return_lse = true;
+    for (int i = 0; i < kNumTensors; ++i) request.ranges[i] = {region, 16 + 32768u * i};
+    testing::FillTensors(&job, &random_);
+    const int before = testing::FakeGpuCopies();
+    ASSERT_EQ(Prepare(&job, engine_.get()), absl::OkStatus());
+    EXPECT_EQ(engine_->staging().used_bytes(), 0u);
+    ASSERT_EQ(engine_->Submit(&job.operation), absl::OkStatus());
+    ASSERT_EQ(job.ended.get(), absl::OkStatus());
+    EXPECT_EQ(testing::FakeGpuCopies() - before, copies);
+    EXPECT_EQ(
+        FirstDifference(job, Reference(job), testing::KernelTolerance(kernels::DType::kFloat16)),
+        "");
+  }
+}
+
+// Two requests of one launch append the same rows, each to a sequence of its own.
+TEST_F(FakeGpuTest, AppendsTheSameSharedRowsTwice) {
+  CudaDevice::Options options = SmallOptions();
+  options.direct_io_bytes = 0;
+  Start(options);
+  const testing::TestSegment segment(size_t{256} << 10);
+  const std::shared_ptr<const SharedRegion> region = segment.Map();
+  AttendJob jobs[2];
+  for (AttendJob& job : jobs) {
+    const auto sequence =
+        engine_->sequences().Create({1, 1, 64, kernels::DType::kFloat16}, false, "alice");
+    AttendRequest& request = job.operation.request;
+    request = testing::MakeRequest(1, 100);
+    request.spans[0].sequence_id = sequence->id.ToBytes();
+    request.ranges[kKey] = {region, 0};
+    request.ranges[kValue] = {region, 32768};
+    testing::FillTensors(&job, &random_);
+    if (&job == &jobs[1]) {
+      job.key = jobs[0].key;
+      job.value = jobs[0].value;
+    }
+    ASSERT_EQ(Prepare(&job, engine_.get()), absl::OkStatus());
+  }
+  for (AttendJob& job : jobs) ASSERT_EQ(engine_->Submit(&job.operation), absl::OkStatus());
+  for (AttendJob& job : jobs) {
+    ASSERT_EQ(job.ended.get(), absl::OkStatus());
+    job.operation.request.spans[0].sequence_id.clear();  // the same with inline K/V
+    EXPECT_EQ(
+        FirstDifference(job, Reference(job), testing::KernelTolerance(kernels::DType::kFloat16)),
+        "");
+  }
 }
 
 TEST_F(FakeGpuTest, PrefetchesTheNextLayerAndCountsIt) {
