@@ -127,6 +127,15 @@ ABSL_FLAG(int32_t, max_layers, 1024, "Most layers of one sequence.");
 ABSL_FLAG(
     int64_t, sequence_metadata_bytes, int64_t{256} << 20,
     "Limit of the memory for the records of sequences and their page tables, of each device.");
+ABSL_FLAG(bool, allow_shared_memory, false,
+          "Let clients on unix: addresses register POSIX shared memory, and requests leave their "
+          "tensors there.");
+ABSL_FLAG(int64_t, shared_memory_bytes, int64_t{1} << 30,
+          "Most memory that all clients together may share. A GPU pins it.");
+ABSL_FLAG(int64_t, client_shared_memory_bytes, 0,
+          "Most memory that one client may share; 0: no limit of its own.");
+ABSL_FLAG(int32_t, client_shared_regions, 64,
+          "Most regions of shared memory of one client; all together have at most 1024.");
 ABSL_FLAG(bool, share_prefixes, true,
           "Read K/V that the sequences of a batch share once for all of them. Off only to measure "
           "what it gives: results are the same to the bit.");
@@ -267,6 +276,17 @@ void ReadSequenceOptions(SequenceStore::Options* options, Checker* check) {
       "sequence_metadata_bytes", absl::GetFlag(FLAGS_sequence_metadata_bytes), 1 << 20, kMaxBytes);
 }
 
+void ReadSharedMemoryOptions(SharedMemory::Options* options, Checker* check) {
+  constexpr int64_t kMaxBytes = int64_t{1} << 40;  // what FaultGuard guards
+  options->allowed = absl::GetFlag(FLAGS_allow_shared_memory);
+  options->total_bytes = check->Range<int64_t>(
+      "shared_memory_bytes", absl::GetFlag(FLAGS_shared_memory_bytes), 4096, kMaxBytes - 4096);
+  options->client_bytes = check->Range<int64_t>(
+      "client_shared_memory_bytes", absl::GetFlag(FLAGS_client_shared_memory_bytes), 0, kMaxBytes);
+  options->client_regions =
+      check->Range("client_shared_regions", absl::GetFlag(FLAGS_client_shared_regions), 1, 1024);
+}
+
 int64_t MachineMemoryBytes() { return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE); }
 
 kernels::Accumulate ReadAccumulate(Checker* check) {
@@ -394,6 +414,7 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
                            2 * absl::GetFlag(FLAGS_max_message_bytes), int64_t{1} << 46);
   options.server.max_stream_inflight =
       check.Range("max_stream_inflight", absl::GetFlag(FLAGS_max_stream_inflight), 1, 65536);
+  ReadSharedMemoryOptions(&options.server.shared_memory, &check);
   options.server.enable_echo = absl::GetFlag(FLAGS_enable_echo);
   options.server.version = FLASHCORE_VERSION;
 

@@ -62,6 +62,10 @@ Metrics::Metrics(const Options& options)
     : serving(registry_.AddGauge("flashcore_serving", "1 while gRPC health says SERVING, else 0.")),
       inflight_requests(registry_.AddGauge("flashcore_inflight_requests",
                                            "Requests taken and not yet answered.")),
+      shared_memory_bytes(registry_.AddGauge("flashcore_shared_memory_bytes",
+                                             "Memory of clients that they share with the server.")),
+      shared_memory_regions(
+          registry_.AddGauge("flashcore_shared_memory_regions", "Regions that this memory is in.")),
       receive_seconds(registry_.AddHistogram(kPhaseMetric, kPhaseHelp, LatencyBounds(),
                                              {{"phase", "receive"}})),
       reply_seconds(

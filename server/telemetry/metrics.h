@@ -99,6 +99,8 @@ class Metrics : public prometheus::Collectable {
  public:
   Gauge& serving;              // 1 while health says SERVING, else 0
   Gauge& inflight_requests;    // requests taken and not yet answered
+  Gauge& shared_memory_bytes;  // of clients, that is mapped
+  Gauge& shared_memory_regions;
   Histogram& receive_seconds;  // phases of a request outside any device
   Histogram& reply_seconds;
   Histogram& staging_wait_seconds;  // likewise, of those requests that waited

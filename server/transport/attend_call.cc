@@ -7,6 +7,7 @@
 #include "grpcpp/support/slice.h"
 #include "proto/wire.h"
 #include "server/transport/convert.h"
+#include "server/transport/memory_ranges.h"
 
 namespace flashcore::server {
 
@@ -29,8 +30,8 @@ constexpr size_t kMaxHeaderBytes = 20;  // of a tensor: tag and length
 
 }  // namespace
 
-absl::Status ParseAttend(const grpc::ByteBuffer& message, AttendOperation* operation,
-                         TensorFields* tensors, bool* well_formed) {
+absl::Status ParseAttend(const grpc::ByteBuffer& message, const SharedMemory* memory,
+                         AttendOperation* operation, TensorFields* tensors, bool* well_formed) {
   *well_formed = false;
   (*tensors)[kQuery].number = v1::AttendRequest::kQueryFieldNumber;
   (*tensors)[kKey].number = v1::AttendRequest::kKeyFieldNumber;
@@ -43,7 +44,8 @@ absl::Status ParseAttend(const grpc::ByteBuffer& message, AttendOperation* opera
   request.query_bytes = (*tensors)[kQuery].size;
   request.key_bytes = (*tensors)[kKey].size;
   request.value_bytes = (*tensors)[kValue].size;
-  return ToRequest(*parsed, &request);
+  status = ToRequest(*parsed, &request);
+  return status.ok() ? ToMemoryRanges(*parsed, memory, &request) : status;
 }
 
 grpc::ByteBuffer EncodeReply(AttendOperation* operation) {
@@ -52,24 +54,29 @@ grpc::ByteBuffer EncodeReply(AttendOperation* operation) {
   small->set_request_id(request.request_id);
   *small->mutable_timing() = ToTiming(operation->times);
   for (const uint64_t length : operation->sequence_lengths) small->add_sequence_lengths(length);
+  grpc::Slice slices[4];
+  size_t count = 0;
   std::string header;
   header.reserve(small->ByteSizeLong() + kMaxHeaderBytes);
   small->AppendToString(&header);
-  header += wire::FieldHeader(v1::AttendResponse::kOutputFieldNumber, request.output_bytes());
-
   const size_t lse_offset = operation->tensors.lse_offset();
   auto* memory = new StagingBuffer(operation->tensors.TakeResults());
   const grpc::Slice results(
       memory->data(), memory->capacity(),
       [](void* buffer) { delete static_cast<StagingBuffer*>(buffer); }, memory);
-  grpc::Slice slices[4] = {grpc::Slice(header), results.sub(0, request.output_bytes())};
-  size_t count = 2;
-  if (request.return_lse) {
-    slices[2] =
-        grpc::Slice(wire::FieldHeader(v1::AttendResponse::kLseFieldNumber, request.lse_bytes()));
-    slices[3] = results.sub(lse_offset, lse_offset + request.lse_bytes());
-    count = 4;
+  const auto add = [&](int number, size_t offset, size_t bytes) {
+    header += wire::FieldHeader(number, bytes);
+    slices[count++] = grpc::Slice(header);
+    slices[count++] = results.sub(offset, offset + bytes);
+    header.clear();
+  };
+  if (request.ranges[kOutput].region == nullptr) {
+    add(v1::AttendResponse::kOutputFieldNumber, 0, request.output_bytes());
   }
+  if (request.return_lse && request.ranges[kLse].region == nullptr) {
+    add(v1::AttendResponse::kLseFieldNumber, lse_offset, request.lse_bytes());
+  }
+  if (!header.empty()) slices[count++] = grpc::Slice(header);
   return grpc::ByteBuffer(slices, count);
 }
 

@@ -7,10 +7,12 @@
 
 namespace flashcore::server {
 
-AttendStreamReactor::AttendStreamReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc,
-                                         StreamSet* set, int max_inflight,
-                                         absl::StatusOr<std::string> client, TimePoint deadline)
+AttendStreamReactor::AttendStreamReactor(Fleet* fleet, const SharedMemory* memory,
+                                         RpcContext* context, RpcMetrics* rpc, StreamSet* set,
+                                         int max_inflight, absl::StatusOr<std::string> client,
+                                         TimePoint deadline)
     : fleet_(fleet),
+      memory_(memory),
       context_(context),
       rpc_(rpc),
       set_(set),
@@ -58,7 +60,8 @@ void AttendStreamReactor::Receive(Request* request) {
   operation->deadline = deadline_;
   operation->done = [this, request](const absl::Status& result) { Complete(request, result); };
   bool well_formed = false;
-  absl::Status status = ParseAttend(incoming_, operation, &request->receiver.tensors, &well_formed);
+  absl::Status status =
+      ParseAttend(incoming_, memory_, operation, &request->receiver.tensors, &well_formed);
   if (status.ok() && operation->request.request_id.empty()) {
     status = absl::InvalidArgumentError("request_id: empty; AttendStream needs one");
   }

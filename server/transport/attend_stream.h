@@ -15,13 +15,14 @@
 #include "grpcpp/support/server_callback.h"
 #include "server/core/fleet.h"
 #include "server/core/mutex.h"
+#include "server/core/shared_memory.h"
 #include "server/transport/rpc_scope.h"
 #include "server/transport/stream_set.h"
 #include "server/transport/tensor_receiver.h"
 
 namespace flashcore::server {
 
-// Deletes itself when the stream has ended. Fleet, context, metrics and set outlive it.
+// Deletes itself when the stream has ended. Fleet, memory, context, metrics and set outlive it.
 //
 // Reading, computing and writing overlap. At most one read and one write are with gRPC at a time;
 // reading pauses while `max_inflight` requests are unanswered, and while one waits for staging
@@ -32,8 +33,9 @@ class AttendStreamReactor final
       public RequestStream {
  public:
   // `client` is that of every request; an error ends the stream.
-  AttendStreamReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc, StreamSet* set,
-                      int max_inflight, absl::StatusOr<std::string> client, TimePoint deadline);
+  AttendStreamReactor(Fleet* fleet, const SharedMemory* memory, RpcContext* context,
+                      RpcMetrics* rpc, StreamSet* set, int max_inflight,
+                      absl::StatusOr<std::string> client, TimePoint deadline);
 
   void StopReading(const absl::Status& status) override ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -63,6 +65,7 @@ class AttendStreamReactor final
   void DropAnswers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Fleet* const fleet_;
+  const SharedMemory* const memory_;  // as ReceiveAttend wants it
   RpcContext* const context_;
   RpcMetrics* const rpc_;
   StreamSet* const set_;

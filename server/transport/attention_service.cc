@@ -7,6 +7,7 @@
 #include "server/transport/client_name.h"
 #include "server/transport/convert.h"
 #include "server/transport/methods.h"
+#include "server/transport/register_memory.h"
 #include "server/transport/tensor_receiver.h"
 
 namespace flashcore::server {
@@ -23,14 +24,14 @@ class AttendReactor final : public UnaryReactor {
         response_(response),
         receiver_(fleet, context->metrics, request, &operation_) {}
 
-  void Start(const grpc::CallbackServerContext& context) {
+  void Start(const SharedMemory* memory, const grpc::CallbackServerContext& context) {
     operation_.deadline = ToDeadline(context.deadline(), fleet_->clock());
     operation_.done = [this](const absl::Status& status) { Done(status); };
     bool well_formed = false;
     absl::Status status = CheckNotDraining(*context_);
     if (status.ok()) status = SetClient(context);
     if (status.ok()) {
-      status = ParseAttend(*request_, &operation_, &receiver_.tensors, &well_formed);
+      status = ParseAttend(*request_, memory, &operation_, &receiver_.tensors, &well_formed);
     }
     receiver_.Start(status, [this](const absl::Status& received) { Submit(received); });
   }
@@ -70,12 +71,17 @@ std::vector<RpcMethod> AttentionService::Methods() {
 }
 
 AttentionService::AttentionService(const Options& options, Fleet* fleet, RpcContext* context)
-    : options_(options), fleet_(fleet), context_(context) {
+    : options_(options),
+      fleet_(fleet),
+      context_(context),
+      memory_(options.shared_memory, &fleet->engines().front()->device(),
+              &context->metrics->shared_memory_bytes, &context->metrics->shared_memory_regions) {
   auto rpc = [&](const char* method) {
     return context_->metrics->Rpc(v1::AttentionService::service_full_name(), method);
   };
   attend_ = rpc("Attend");
   attend_stream_ = rpc("AttendStream");
+  register_memory_ = rpc("RegisterMemory");
   get_server_info_ = rpc("GetServerInfo");
   create_sequence_ = rpc("CreateSequence");
   load_sequence_ = rpc("LoadSequence");
@@ -97,15 +103,25 @@ grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* 
   // The message is ours until the RPC ends; emptying it early frees the network's memory early.
   auto* reactor = new AttendReactor(fleet_, context_, attend_,
                                     const_cast<grpc::ByteBuffer*>(request), response);
-  reactor->Start(*context);
+  reactor->Start(MemoryFor(*context), *context);
   return reactor;
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionService::AttendStream(
     grpc::CallbackServerContext* context) {
-  return new AttendStreamReactor(fleet_, context_, attend_stream_, &streams_,
+  return new AttendStreamReactor(fleet_, MemoryFor(*context), context_, attend_stream_, &streams_,
                                  options_.max_stream_inflight, ClientName(*context),
                                  ToDeadline(context->deadline(), fleet_->clock()));
+}
+
+grpc::ServerBidiReactor<v1::RegisterMemoryRequest, v1::RegisterMemoryResponse>*
+AttentionService::RegisterMemory(grpc::CallbackServerContext* context) {
+  return new RegisterMemoryReactor(MemoryFor(*context), context_, register_memory_, &streams_,
+                                   ClientName(*context));
+}
+
+SharedMemory* AttentionService::MemoryFor(const grpc::ServerContextBase& context) {
+  return memory_.options().allowed && IsLocal(context) ? &memory_ : nullptr;
 }
 
 grpc::ServerUnaryReactor* AttentionService::GetServerInfo(
@@ -144,6 +160,11 @@ void AttentionService::SetLimits(const Engine& engine, v1::Limits* limits) const
   limits->set_client_kv_bytes(sequences.client_kv_bytes);
   limits->set_client_sequences(sequences.client_sequences);
   limits->set_sequence_idle_timeout_seconds(Seconds(sequences.idle_timeout));
+  const SharedMemory::Options& memory = memory_.options();
+  limits->set_shares_memory(memory.allowed);
+  limits->set_shared_memory_bytes(memory.total_bytes);
+  limits->set_client_shared_memory_bytes(memory.client_bytes);
+  limits->set_client_shared_regions(memory.client_regions);
   limits->set_evicts(sequences.evict != SequenceStore::Eviction::kNone);
 }
 

@@ -9,6 +9,7 @@
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
 #include "server/core/fleet.h"
+#include "server/core/shared_memory.h"
 #include "server/telemetry/metrics.h"
 #include "server/transport/attend_stream.h"
 #include "server/transport/rpc_scope.h"
@@ -19,15 +20,16 @@ namespace flashcore::server {
 // staging memory; the rest is generated code throughout.
 using AttentionServiceBase = v1::AttentionService::WithRawCallbackMethod_Attend<
     v1::AttentionService::WithRawCallbackMethod_AttendStream<
-        v1::AttentionService::WithCallbackMethod_GetServerInfo<
-            v1::AttentionService::WithCallbackMethod_CreateSequence<
-                v1::AttentionService::WithRawCallbackMethod_LoadSequence<
-                    v1::AttentionService::WithCallbackMethod_ForkSequence<
-                        v1::AttentionService::WithCallbackMethod_TruncateSequence<
-                            v1::AttentionService::WithCallbackMethod_DeleteSequence<
-                                v1::AttentionService::WithCallbackMethod_GetSequence<
-                                    v1::AttentionService::WithCallbackMethod_ListSequences<
-                                        v1::AttentionService::Service>>>>>>>>>>;
+        v1::AttentionService::WithCallbackMethod_RegisterMemory<
+            v1::AttentionService::WithCallbackMethod_GetServerInfo<
+                v1::AttentionService::WithCallbackMethod_CreateSequence<
+                    v1::AttentionService::WithRawCallbackMethod_LoadSequence<
+                        v1::AttentionService::WithCallbackMethod_ForkSequence<
+                            v1::AttentionService::WithCallbackMethod_TruncateSequence<
+                                v1::AttentionService::WithCallbackMethod_DeleteSequence<
+                                    v1::AttentionService::WithCallbackMethod_GetSequence<
+                                        v1::AttentionService::WithCallbackMethod_ListSequences<
+                                            v1::AttentionService::Service>>>>>>>>>>>;
 
 // Thread-safe. Outlives every RPC that it serves; does not own the fleet or the context.
 class AttentionService final : public AttentionServiceBase {
@@ -35,6 +37,7 @@ class AttentionService final : public AttentionServiceBase {
   struct Options {
     size_t max_message_bytes = 0;  // told to clients; the gRPC server enforces it
     int max_stream_inflight = 0;
+    SharedMemory::Options shared_memory;
     std::string version;
   };
 
@@ -50,6 +53,8 @@ class AttentionService final : public AttentionServiceBase {
                                    const grpc::ByteBuffer* request,
                                    grpc::ByteBuffer* response) override;
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttendStream(
+      grpc::CallbackServerContext* context) override;
+  grpc::ServerBidiReactor<v1::RegisterMemoryRequest, v1::RegisterMemoryResponse>* RegisterMemory(
       grpc::CallbackServerContext* context) override;
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
                                           const v1::GetServerInfoRequest* request,
@@ -77,6 +82,8 @@ class AttentionService final : public AttentionServiceBase {
                                           v1::ListSequencesResponse* response) override;
 
  private:
+  // Null: this client can share none.
+  SharedMemory* MemoryFor(const grpc::ServerContextBase& context);
   void SetLimits(const Engine& engine, v1::Limits* limits) const;
   // A unary RPC that needs no more than a status.
   grpc::ServerUnaryReactor* EndUnary(RpcMetrics* rpc, const absl::Status& status);
@@ -89,11 +96,13 @@ class AttentionService final : public AttentionServiceBase {
   const Options options_;
   Fleet* const fleet_;
   RpcContext* const context_;
+  SharedMemory memory_;
   StreamSet streams_;
 
   // What is recorded about each method.
   RpcMetrics* attend_;
   RpcMetrics* attend_stream_;
+  RpcMetrics* register_memory_;
   RpcMetrics* get_server_info_;
   RpcMetrics* create_sequence_;
   RpcMetrics* load_sequence_;

@@ -12,9 +12,11 @@ namespace {
 constexpr char kMetadataKey[] = "flashcore-client";
 constexpr size_t kMaxNameBytes = 64;
 
+bool IsUnix(const std::string& peer) { return absl::StartsWith(peer, "unix"); }
+
 // "ipv4:10.0.0.1:4711" without its port; every Unix socket is "unix".
 std::string AddressOf(const std::string& peer) {
-  if (absl::StartsWith(peer, "unix")) return "unix";
+  if (IsUnix(peer)) return "unix";
   return peer.substr(0, peer.rfind(':'));
 }
 
@@ -34,5 +36,7 @@ absl::StatusOr<std::string> ClientName(const grpc::ServerContextBase& context) {
   absl::StrAppend(&client, "/", name);
   return client;
 }
+
+bool IsLocal(const grpc::ServerContextBase& context) { return IsUnix(context.peer()); }
 
 }  // namespace flashcore::server

@@ -14,6 +14,9 @@ namespace flashcore::server {
 // or not printable. Nothing is authenticated: this guards against accidents, not against malice.
 absl::StatusOr<std::string> ClientName(const grpc::ServerContextBase& context);
 
+// Whether the client is on this host: it calls over a Unix socket.
+bool IsLocal(const grpc::ServerContextBase& context);
+
 }  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_TRANSPORT_CLIENT_NAME_H_

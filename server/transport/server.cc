@@ -44,8 +44,9 @@ std::vector<RpcMethod> Server::Methods(const Options& options) {
 
 Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
     : context_{metrics, &fleet->clock()},
-      attention_({options.max_message_bytes, options.max_stream_inflight, options.version}, fleet,
-                 &context_) {
+      attention_({options.max_message_bytes, options.max_stream_inflight, options.shared_memory,
+                  options.version},
+                 fleet, &context_) {
   if (options.enable_echo) {
     debug_ = std::make_unique<DebugService>(options.max_message_bytes, &context_);
   }

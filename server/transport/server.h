@@ -24,6 +24,7 @@ class Server {
     size_t max_message_bytes = 0;
     size_t transport_memory_bytes = 0;  // of all connections; see --transport_memory_bytes
     int max_stream_inflight = 0;
+    SharedMemory::Options shared_memory;
     bool enable_echo = false;
     std::string version;
   };
