@@ -70,7 +70,8 @@ struct AttendRequest {
 
   // Owned by the caller, elements little-endian, spans packed one after the other, no alignment
   // asked. Leave Q, K and V alone until the call that takes the request returns: Attend sends from
-  // this memory, AttendAsync and Send copy it. Sizes: QueryBytes(), KvBytes(), KvBytes().
+  // this memory, AttendAsync and Send copy it; what lies in SharedMemory of this Client, until the
+  // answer is there. Sizes: QueryBytes(), KvBytes(), KvBytes().
   absl::Span<const std::byte> query;
   absl::Span<const std::byte> key;
   absl::Span<const std::byte> value;

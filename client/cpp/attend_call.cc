@@ -10,9 +10,8 @@ absl::Status CallAttend(const Connection& connection, const AttendRequest& reque
                         AttendResult* result, const CallOptions& call) {
   const absl::Time deadline = connection.Deadline(call);
   LentMemory lent;  // outlives the message
-  const absl::StatusOr<grpc::ByteBuffer> message =
-      EncodeRequest(request, connection.options().max_message_bytes, &lent);
-  if (!message.ok()) return message.status();
+  const absl::StatusOr<EncodedRequest> encoded = connection.Encode(request, &lent);
+  if (!encoded.ok()) return encoded.status();
   AttendResult ignored;
   if (result == nullptr) result = &ignored;
   *result = {};
@@ -20,11 +19,12 @@ absl::Status CallAttend(const Connection& connection, const AttendRequest& reque
   int attempts = 0;
   absl::Status status =
       connection.WithRetries(request.SafeToRepeat(), deadline, &attempts, [&]() -> absl::Status {
-        return connection.CallBytes(kAttendMethod, deadline, call.affinity, *message, &reply);
+        return connection.CallBytes(kAttendMethod, deadline, call.affinity, encoded->message,
+                                    &reply);
       });
-  if (status.ok()) status = TakeReply(reply, DestinationOf(request), result);
+  if (status.ok()) status = TakeReply(reply, encoded->destination, result);
   result->attempts = attempts;
-  result->request_bytes = message->Length();
+  result->request_bytes = encoded->message.Length();
   return status;
 }
 
@@ -44,7 +44,7 @@ void AttendCall::Start() {
   }
   if (context == nullptr) {
     AttendResult result;
-    result.request_bytes = args_.message.Length();
+    result.request_bytes = args_.request.message.Length();
     result.attempts = attempts_;
     args_.done(absl::CancelledError("cancelled between two attempts"), std::move(result));
     return;
@@ -53,7 +53,7 @@ void AttendCall::Start() {
   reply_.Clear();
   grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(
       args_.connection->callback_channel());
-  stub.UnaryCall(context, kAttendMethod, {}, &args_.message, &reply_,
+  stub.UnaryCall(context, kAttendMethod, {}, &args_.request.message, &reply_,
                  [self = shared_from_this()](const grpc::Status& s) { self->OnAttemptDone(s); });
 }
 
@@ -69,9 +69,9 @@ void AttendCall::OnAttemptDone(const grpc::Status& grpc_status) {
   if (Retry(status)) return;
   AttendResult result;
   if (status.ok()) {
-    status = client::TakeReply(reply_, args_.destination, &result);
+    status = client::TakeReply(reply_, args_.request.destination, &result);
   }
-  result.request_bytes = args_.message.Length();
+  result.request_bytes = args_.request.message.Length();
   result.attempts = attempts_;
   args_.done(std::move(status), std::move(result));
 }

@@ -31,8 +31,7 @@ class AttendCall : public std::enable_shared_from_this<AttendCall> {
  public:
   struct Args {
     std::shared_ptr<const client::Connection> connection;
-    grpc::ByteBuffer message;  // what to send
-    client::Destination destination;
+    client::EncodedRequest request;
     bool safe_to_repeat = false;
     absl::Time deadline;
     std::string affinity;

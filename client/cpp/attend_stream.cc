@@ -48,9 +48,8 @@ class AttendStream::Reactor final
     if (request.request_id.empty()) {
       return absl::InvalidArgumentError("request_id: empty; a stream needs one");
     }
-    absl::StatusOr<grpc::ByteBuffer> message =
-        client::EncodeRequest(request, connection_->options().max_message_bytes);
-    if (!message.ok()) return message.status();
+    absl::StatusOr<client::EncodedRequest> encoded = connection_->Encode(request);
+    if (!encoded.ok()) return encoded.status();
     absl::MutexLock lock(&mutex_);
     if (broken_)
       return done_ && !final_.ok() ? final_ : absl::UnavailableError("the stream has ended");
@@ -59,12 +58,12 @@ class AttendStream::Reactor final
       return absl::ResourceExhaustedError(
           absl::StrCat("max_inflight: ", max_inflight_, " requests of this stream are unanswered"));
     }
-    Pending pending{client::DestinationOf(request), message->Length(), std::move(done)};
+    Pending pending{std::move(encoded->destination), encoded->message.Length(), std::move(done)};
     if (!pending_.try_emplace(request.request_id, std::move(pending)).second) {
       return absl::AlreadyExistsError(
           absl::StrCat("request_id: '", request.request_id, "' is in flight on this stream"));
     }
-    writes_.push_back(*std::move(message));
+    writes_.push_back(std::move(encoded->message));
     Pump();
     return absl::OkStatus();
   }

@@ -41,15 +41,13 @@ CallHandle Client::AttendAsync(const AttendRequest& request, AttendCallback done
   AttendCall::Args args;
   args.deadline = connection_->Deadline(call);
   args.affinity = call.affinity;
-  absl::StatusOr<grpc::ByteBuffer> message =
-      client::EncodeRequest(request, connection_->options().max_message_bytes);
-  if (!message.ok()) {
-    done(message.status(), {});
+  absl::StatusOr<client::EncodedRequest> encoded = connection_->Encode(request);
+  if (!encoded.ok()) {
+    done(encoded.status(), {});
     return {};
   }
   args.connection = connection_;
-  args.message = *std::move(message);
-  args.destination = client::DestinationOf(request);
+  args.request = *std::move(encoded);
   args.safe_to_repeat = request.SafeToRepeat();
   args.done = std::move(done);
   auto async = std::make_shared<AttendCall>(std::move(args));
@@ -59,6 +57,11 @@ CallHandle Client::AttendAsync(const AttendRequest& request, AttendCallback done
 
 void CallHandle::Cancel() {
   if (const std::shared_ptr<AttendCall> call = call_.lock()) call->Cancel();
+}
+
+absl::StatusOr<std::unique_ptr<SharedMemory>> Client::CreateSharedMemory(
+    size_t bytes, const SharedMemoryOptions& options, const CallOptions& call) {
+  return SharedMemory::Create(connection_, bytes, options, call);
 }
 
 std::unique_ptr<AttendStream> Client::OpenStream(const StreamOptions& options) {

@@ -33,6 +33,7 @@
 #include "client/cpp/attend_stream.h"
 #include "client/cpp/options.h"
 #include "client/cpp/sequence.h"
+#include "client/cpp/shared_memory.h"
 #include "flashcore/v1/attention.pb.h"
 
 namespace flashcore {
@@ -76,6 +77,11 @@ class Client {
   // be sent); it must not block. Output and lse must live until then, everything else is copied.
   CallHandle AttendAsync(const AttendRequest& request, AttendCallback done,
                          const CallOptions& call = {});
+
+  // Memory that the server, if it is on this host and allows it, reads and writes in place; see
+  // SharedMemory for what may fail.
+  absl::StatusOr<std::unique_ptr<SharedMemory>> CreateSharedMemory(
+      size_t bytes, const SharedMemoryOptions& options = {}, const CallOptions& call = {});
 
   // Opens an AttendStream. Its default deadline is none.
   std::unique_ptr<AttendStream> OpenStream(const StreamOptions& options = {});

@@ -96,6 +96,25 @@ absl::Status CheckSequenceLengths(const std::vector<uint64_t>& lengths,
   return absl::OkStatus();
 }
 
+Destination DestinationOf(const AttendRequest& request) {
+  Destination out;
+  out.output = request.output;
+  out.lse = request.lse;
+  const bool resident = std::any_of(request.spans.begin(), request.spans.end(),
+                                    [](const SpanShape& s) { return !s.sequence_id.empty(); });
+  if (!resident) return out;
+  for (const SpanShape& span : request.spans) {
+    if (span.sequence_id.empty()) {
+      out.sequence_lengths.emplace_back(0);
+    } else if (span.expected_length.has_value()) {
+      out.sequence_lengths.emplace_back(*span.expected_length + span.kv_rows);
+    } else {
+      out.sequence_lengths.emplace_back();
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 v1::Layout ToProto(Layout layout) {
@@ -106,12 +125,30 @@ v1::DType ToProto(DType dtype) {
   return dtype == DType::kFloat16 ? v1::DTYPE_FLOAT16 : v1::DTYPE_BFLOAT16;
 }
 
-absl::StatusOr<grpc::ByteBuffer> EncodeRequest(const AttendRequest& request,
-                                               size_t max_message_bytes, LentMemory* lent) {
+absl::StatusOr<EncodedRequest> EncodeRequest(const AttendRequest& request,
+                                             const RegionTable& regions, size_t max_message_bytes,
+                                             LentMemory* lent) {
   if (absl::Status status = CheckRequest(request); !status.ok()) return status;
-  const v1::AttendRequest small = SmallFields(request);
-  const size_t bytes = small.ByteSizeLong() + request.query.size() + request.key.size() +
-                       request.value.size() + 3 * kMaxVarintBytes;
+  v1::AttendRequest small = SmallFields(request);
+  EncodedRequest encoded;
+  encoded.destination = DestinationOf(request);
+  // Empties `*tensor` if it lies in a region.
+  const auto share = [&regions](auto* tensor, bool to_write, auto mutable_range) {
+    const size_t bytes = tensor->size() * sizeof(*tensor->data());
+    std::optional<v1::MemoryRange> range = regions.Find(tensor->data(), bytes, to_write);
+    if (!range.has_value()) return;
+    *mutable_range() = *std::move(range);
+    *tensor = {};
+  };
+  absl::Span<const std::byte> query = request.query, key = request.key, value = request.value;
+  share(&query, false, [&] { return small.mutable_query_range(); });
+  share(&key, false, [&] { return small.mutable_key_range(); });
+  share(&value, false, [&] { return small.mutable_value_range(); });
+  share(&encoded.destination.output, true, [&] { return small.mutable_output_range(); });
+  share(&encoded.destination.lse, true, [&] { return small.mutable_lse_range(); });
+
+  const size_t bytes =
+      small.ByteSizeLong() + query.size() + key.size() + value.size() + 3 * kMaxVarintBytes;
   if (bytes > max_message_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat("request: about ", bytes,
                                                      " bytes, over this client's limit of ",
@@ -119,11 +156,11 @@ absl::StatusOr<grpc::ByteBuffer> EncodeRequest(const AttendRequest& request,
   }
   std::vector<grpc::Slice> slices;
   slices.reserve(6);
-  AddField(v1::AttendRequest::kQueryFieldNumber, request.query, small.SerializeAsString(), lent,
-           &slices);
-  AddField(v1::AttendRequest::kKeyFieldNumber, request.key, "", lent, &slices);
-  AddField(v1::AttendRequest::kValueFieldNumber, request.value, "", lent, &slices);
-  return grpc::ByteBuffer(slices.data(), slices.size());
+  AddField(v1::AttendRequest::kQueryFieldNumber, query, small.SerializeAsString(), lent, &slices);
+  AddField(v1::AttendRequest::kKeyFieldNumber, key, "", lent, &slices);
+  AddField(v1::AttendRequest::kValueFieldNumber, value, "", lent, &slices);
+  encoded.message = grpc::ByteBuffer(slices.data(), slices.size());
+  return encoded;
 }
 
 absl::StatusOr<Answer> ParseAnswer(const grpc::ByteBuffer& message, size_t max_spans) {
@@ -152,25 +189,6 @@ absl::StatusOr<Answer> ParseAnswer(const grpc::ByteBuffer& message, size_t max_s
   answer.result.response_bytes = message.Length();
   answer.status = FromCode(small.status().code(), small.status().message());
   return answer;
-}
-
-Destination DestinationOf(const AttendRequest& request) {
-  Destination out;
-  out.output = request.output;
-  out.lse = request.lse;
-  const bool resident = std::any_of(request.spans.begin(), request.spans.end(),
-                                    [](const SpanShape& s) { return !s.sequence_id.empty(); });
-  if (!resident) return out;
-  for (const SpanShape& span : request.spans) {
-    if (span.sequence_id.empty()) {
-      out.sequence_lengths.emplace_back(0);
-    } else if (span.expected_length.has_value()) {
-      out.sequence_lengths.emplace_back(*span.expected_length + span.kv_rows);
-    } else {
-      out.sequence_lengths.emplace_back();
-    }
-  }
-  return out;
 }
 
 absl::Status CopyAnswer(const grpc::ByteBuffer& message, const Answer& answer,

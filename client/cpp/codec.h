@@ -13,6 +13,7 @@
 #include "absl/types/span.h"
 #include "client/cpp/attend.h"
 #include "client/cpp/lent_memory.h"
+#include "client/cpp/region_table.h"
 #include "flashcore/v1/attention.pb.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/status.h"
@@ -23,23 +24,28 @@ namespace flashcore::client {
 v1::Layout ToProto(Layout layout);
 v1::DType ToProto(DType dtype);
 
-// The serialized AttendRequest. Its tensors lie where the request has them if `lent` is given;
-// without, they are copied once, into slices of the buffer.
-// INVALID_ARGUMENT from CheckRequest; RESOURCE_EXHAUSTED if larger than `max_message_bytes`.
-absl::StatusOr<grpc::ByteBuffer> EncodeRequest(const AttendRequest& request,
-                                               size_t max_message_bytes,
-                                               LentMemory* lent = nullptr);
-
 // Where the tensors of an answer go, memory of the caller of the RPC, and what else the answer must
 // have.
 struct Destination {
-  absl::Span<std::byte> output;
-  absl::Span<float> lse;  // empty: not wanted
+  absl::Span<std::byte> output;  // empty: the server writes it to shared memory
+  absl::Span<float> lse;         // empty: likewise, or not wanted
   // Of AttendResponse.sequence_lengths, [spans]; unset: any, for a sequence whose length before the
   // append is not known. Empty: all K/V is inline, and so must the answer's be.
   std::vector<std::optional<uint64_t>> sequence_lengths;
 };
-Destination DestinationOf(const AttendRequest& request);
+
+// A serialized AttendRequest, and where its answer goes.
+struct EncodedRequest {
+  grpc::ByteBuffer message;
+  Destination destination;
+};
+
+// Tensors that lie in one of `regions` stay there. The others lie in the message where the request
+// has them if `lent` is given; without, they are copied once. INVALID_ARGUMENT from CheckRequest;
+// RESOURCE_EXHAUSTED if larger than `max_message_bytes`.
+absl::StatusOr<EncodedRequest> EncodeRequest(const AttendRequest& request,
+                                             const RegionTable& regions, size_t max_message_bytes,
+                                             LentMemory* lent = nullptr);
 
 // An AttendResponse whose tensors still lie in its message. Does not own the message.
 struct Answer {

@@ -42,6 +42,14 @@ class Connection {
     return call.deadline.has_value() ? *call.deadline : absl::Now() + options_.timeout;
   }
 
+  // Changes as memory is registered and unregistered.
+  RegionTable& regions() const { return regions_; }
+
+  absl::StatusOr<EncodedRequest> Encode(const AttendRequest& request,
+                                        LentMemory* lent = nullptr) const {
+    return EncodeRequest(request, regions_, options_.max_message_bytes, lent);
+  }
+
   // Makes a fresh context ready for a call until `deadline`. `affinity`: see CallOptions.
   void Prepare(absl::Time deadline, absl::string_view affinity, grpc::ClientContext* context) const;
 
@@ -90,6 +98,7 @@ class Connection {
   const ClientOptions options_;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::AttentionService::Stub> stub_;
+  mutable RegionTable regions_;
 };
 
 }  // namespace flashcore::client

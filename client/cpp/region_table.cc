@@ -1,0 +1,40 @@
+#include "client/cpp/region_table.h"
+
+#include <iterator>
+#include <utility>
+
+namespace flashcore::client {
+namespace {
+
+constexpr size_t kAlignment = 16;  // of MemoryRange.offset
+
+}  // namespace
+
+void RegionTable::Add(const void* data, Region region) {
+  absl::MutexLock lock(&mutex_);
+  regions_[static_cast<const std::byte*>(data)] = std::move(region);
+}
+
+void RegionTable::Remove(const void* data) {
+  absl::MutexLock lock(&mutex_);
+  regions_.erase(static_cast<const std::byte*>(data));
+}
+
+std::optional<v1::MemoryRange> RegionTable::Find(const void* data, size_t bytes,
+                                                 bool to_write) const {
+  if (bytes == 0) return std::nullopt;
+  const auto* const first = static_cast<const std::byte*>(data);
+  absl::ReaderMutexLock lock(&mutex_);
+  const auto after = regions_.upper_bound(first);
+  if (after == regions_.begin()) return std::nullopt;
+  const auto& [start, region] = *std::prev(after);
+  const auto offset = static_cast<size_t>(first - start);
+  const bool inside = bytes <= region.bytes && offset <= region.bytes - bytes;
+  if (!inside || offset % kAlignment != 0 || (to_write && region.read_only)) return std::nullopt;
+  v1::MemoryRange range;
+  range.set_region_id(region.id);
+  range.set_offset(offset);
+  return range;
+}
+
+}  // namespace flashcore::client

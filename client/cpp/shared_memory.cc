@@ -1,0 +1,232 @@
+#include "client/cpp/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/memory/memory.h"
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "client/cpp/connection.h"
+
+namespace flashcore {
+namespace {
+
+constexpr size_t kChallengeBytes = 16;
+constexpr absl::Duration kPatience = absl::Seconds(5);  // with a server that does not let go
+
+absl::Status SystemError(const char* call) {
+  return absl::ResourceExhaustedError(absl::StrCat("shared memory: ", call, ": ", strerror(errno)));
+}
+
+}  // namespace
+
+// A new POSIX segment, mapped.
+class SharedMemory::Segment {
+ public:
+  static absl::StatusOr<std::unique_ptr<Segment>> Create(size_t bytes, unsigned mode) {
+    absl::BitGen random;
+    auto segment = absl::WrapUnique(
+        new Segment(absl::StrCat("/flashcore-", absl::Hex(random(), absl::kZeroPad16),
+                                 absl::Hex(random(), absl::kZeroPad16))));
+    const int fd = shm_open(segment->name_.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
+    if (fd < 0) return SystemError("shm_open");
+    absl::Status status = segment->Map(fd, bytes, mode);
+    close(fd);
+    if (!status.ok()) return status;
+    return segment;
+  }
+  ~Segment() {
+    Unlink();
+    if (data_ != nullptr) munmap(data_, bytes_);
+  }
+
+  const std::string& name() const { return name_; }
+  std::byte* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+  // So that nothing is left behind, however this process ends.
+  void Unlink() {
+    if (!name_.empty()) shm_unlink(name_.c_str());
+    name_.clear();
+  }
+
+ private:
+  explicit Segment(std::string name) : name_(std::move(name)) {}
+
+  absl::Status Map(int fd, size_t bytes, unsigned mode) {
+    // Takes the memory: a process that finds none later would die of it.
+    if ((errno = posix_fallocate(fd, 0, static_cast<off_t>(bytes))) != 0) {
+      return SystemError("posix_fallocate");
+    }
+    if (fchmod(fd, mode) != 0) return SystemError("fchmod");
+    void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (data == MAP_FAILED) return SystemError("mmap");
+    data_ = static_cast<std::byte*>(data);
+    bytes_ = bytes;
+    return absl::OkStatus();
+  }
+
+  std::string name_;  // empty: unlinked
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// A RegisterMemory stream. Owned by the SharedMemory, and by itself until OnDone has returned.
+//
+// A hold keeps OnDone away while a write may still be started; it is removed once, when reading has
+// ended.
+class SharedMemory::Registration final
+    : public grpc::ClientBidiReactor<v1::RegisterMemoryRequest, v1::RegisterMemoryResponse>,
+      public std::enable_shared_from_this<Registration> {
+ public:
+  Registration(std::shared_ptr<const client::Connection> connection, const Segment& segment,
+               bool read_only)
+      : connection_(std::move(connection)),
+        stub_(v1::AttentionService::NewStub(connection_->callback_channel())),
+        data_(segment.data()) {
+    request_.set_name(segment.name());
+    request_.set_bytes(segment.bytes());
+    request_.set_read_only(read_only);
+    region_.bytes = segment.bytes();
+    region_.read_only = read_only;
+  }
+
+  // Returns once the region is registered, or with the reason why it will not be.
+  absl::Status Start(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_) {
+    self_ = shared_from_this();
+    connection_->Prepare(absl::InfiniteFuture(), /*affinity=*/"", &context_);
+    stub_->async()->RegisterMemory(&context_, this);
+    AddHold();
+    StartRead(&response_);
+    StartWrite(&request_);
+    StartCall();
+    absl::MutexLock lock(&mutex_);
+    const auto settled = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return done_ || !region_.id.empty();
+    };
+    if (!mutex_.AwaitWithDeadline(absl::Condition(&settled), deadline)) {
+      context_.TryCancel();
+      mutex_.Await(absl::Condition(&done_));
+      return absl::DeadlineExceededError("shared memory: the server did not answer in time");
+    }
+    if (!done_) return absl::OkStatus();
+    return final_.ok() ? absl::InternalError("the server ended RegisterMemory too early") : final_;
+  }
+
+  bool alive() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return !ended_;
+  }
+
+  void Stop() ABSL_LOCKS_EXCLUDED(mutex_) {
+    connection_->regions().Remove(data_);
+    absl::MutexLock lock(&mutex_);
+    if (!ended_) StartWritesDone();
+    if (mutex_.AwaitWithTimeout(absl::Condition(&done_), kPatience)) return;
+    context_.TryCancel();
+    mutex_.Await(absl::Condition(&done_));
+  }
+
+  void OnReadDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (ok) Take();
+      if (!ok) ended_ = true;
+    }
+    if (ok) {
+      StartRead(&response_);
+      return;
+    }
+    connection_->regions().Remove(data_);
+    RemoveHold();
+  }
+
+  void OnWriteDone(bool /*ok*/) override ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    writing_ = false;
+    Prove();
+  }
+
+  void OnDone(const grpc::Status& status) override ABSL_LOCKS_EXCLUDED(mutex_) {
+    const std::shared_ptr<Registration> self = std::move(self_);
+    absl::MutexLock lock(&mutex_);
+    final_ = client::FromGrpc(status);
+    done_ = true;
+  }
+
+ private:
+  void Take() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!response_.region_id().empty() && region_.id.empty()) {
+      region_.id = response_.region_id();
+      connection_->regions().Add(data_, region_);
+    } else if (response_.challenge().size() == kChallengeBytes && !challenged_) {
+      std::memcpy(data_, response_.challenge().data(), kChallengeBytes);
+      challenged_ = true;
+      Prove();
+    }
+  }
+
+  // Says that the challenge is in place, as soon as it can be said.
+  void Prove() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!challenged_ || writing_ || proved_ || ended_) return;
+    writing_ = proved_ = true;
+    request_.Clear();
+    StartWrite(&request_);
+  }
+
+  const std::shared_ptr<const client::Connection> connection_;
+  const std::unique_ptr<v1::AttentionService::Stub> stub_;
+  std::byte* const data_;
+  grpc::ClientContext context_;
+  v1::RegisterMemoryRequest request_;    // of the write in progress
+  v1::RegisterMemoryResponse response_;  // of the read in progress
+  std::shared_ptr<Registration> self_;   // set by Start, dropped by OnDone
+
+  mutable absl::Mutex mutex_;
+  client::RegionTable::Region region_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = true;  // the request of Start
+  bool challenged_ ABSL_GUARDED_BY(mutex_) = false;
+  bool proved_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;  // reading has ended: start no more writes
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status final_ ABSL_GUARDED_BY(mutex_);  // valid once done_
+};
+
+absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create(
+    std::shared_ptr<const client::Connection> connection, size_t bytes,
+    const SharedMemoryOptions& options, const CallOptions& call) {
+  if (bytes < kChallengeBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("bytes: ", bytes, "; want at least ", kChallengeBytes));
+  }
+  const absl::Time deadline = connection->Deadline(call);
+  absl::StatusOr<std::unique_ptr<Segment>> segment = Segment::Create(bytes, options.mode);
+  if (!segment.ok()) return segment.status();
+  auto registration =
+      std::make_shared<Registration>(std::move(connection), **segment, options.inputs_only);
+  absl::Status status = registration->Start(deadline);
+  if (!status.ok()) return status;
+  (*segment)->Unlink();
+  return absl::WrapUnique(new SharedMemory(*std::move(segment), std::move(registration)));
+}
+
+SharedMemory::SharedMemory(std::unique_ptr<Segment> segment,
+                           std::shared_ptr<Registration> registration)
+    : segment_(std::move(segment)), registration_(std::move(registration)) {}
+
+SharedMemory::~SharedMemory() { registration_->Stop(); }
+
+std::byte* SharedMemory::data() const { return segment_->data(); }
+size_t SharedMemory::bytes() const { return segment_->bytes(); }
+bool SharedMemory::registered() const { return registration_->alive(); }
+
+}  // namespace flashcore

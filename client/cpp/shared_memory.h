@@ -1,0 +1,59 @@
+// Memory that a server on the same host reads and writes in place, so that tensors need not travel.
+#ifndef FLASHCORE_CLIENT_CPP_SHARED_MEMORY_H_
+#define FLASHCORE_CLIENT_CPP_SHARED_MEMORY_H_
+
+#include <cstddef>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "client/cpp/options.h"
+
+namespace flashcore {
+
+namespace client {
+class Connection;
+}
+
+struct SharedMemoryOptions {
+  bool inputs_only = false;  // the server maps it read-only; O and LSE that lie there travel
+  // Permissions of the segment while the server opens it: by default for the same user, or root. A
+  // server of another user needs 0666, which others on the host could use meanwhile.
+  unsigned mode = 0600;
+};
+
+// From Client::CreateSharedMemory. A tensor of a request of that Client that lies in it, at a
+// multiple of 16 bytes from its start, does not travel: the request says where it lies, and O and
+// LSE are written there. Every other tensor travels, as do all once the server has ended the
+// registration (it drained, or the connection broke): results are the same.
+//
+// The memory has no name by the time it is returned, so nothing is left behind however the process
+// ends; the server lets go of it then, too. Thread-safe.
+class SharedMemory {
+ public:
+  // UNIMPLEMENTED if the server does not allow it or `connection` is not to a Unix socket,
+  // RESOURCE_EXHAUSTED over a limit of the server or if this host has no memory,
+  // PERMISSION_DENIED if the server may not open the segment.
+  static absl::StatusOr<std::unique_ptr<SharedMemory>> Create(
+      std::shared_ptr<const client::Connection> connection, size_t bytes,
+      const SharedMemoryOptions& options, const CallOptions& call);
+  // Unregisters and unmaps it. No request that uses it may be in flight.
+  ~SharedMemory();
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
+
+  std::byte* data() const;  // at the start of a page; zeroed but for the first 16 bytes
+  size_t bytes() const;
+  bool registered() const;  // the server still has it
+
+ private:
+  class Segment;
+  class Registration;
+  SharedMemory(std::unique_ptr<Segment> segment, std::shared_ptr<Registration> registration);
+
+  const std::unique_ptr<Segment> segment_;
+  const std::shared_ptr<Registration> registration_;
+};
+
+}  // namespace flashcore
+
+#endif  // FLASHCORE_CLIENT_CPP_SHARED_MEMORY_H_
