@@ -18,7 +18,8 @@ ABSL_FLAG(flashcore::cli::BenchMode, mode, flashcore::cli::BenchMode::kAttend,
           "prefills)");
 ABSL_FLAG(flashcore::cli::Transport, transport, flashcore::cli::Transport::kAny,
           "tcp or unix: which of the addresses of --target, of which bench takes several with "
-          "commas between them, to use; empty: the first");
+          "commas between them, to use; shm: as unix, with tensors in shared memory (the server "
+          "needs --allow_shared_memory); empty: the first");
 ABSL_FLAG(flashcore::cli::BenchShape, shape, {},
           "BxHxSxD or BxHq/HkvxSxD: B spans of S query rows and S K/V rows; for sequences, B is "
           "how many each worker has and S is their context, unless the next two flags say so");
@@ -80,14 +81,15 @@ void ReadShape(LoadOptions* options) {
 absl::StatusOr<std::string> ChooseTarget() {
   const std::string targets = Target();
   const Transport transport = absl::GetFlag(FLAGS_transport);
+  const Transport wanted = transport == Transport::kShm ? Transport::kUnix : transport;
   for (const absl::string_view target : absl::StrSplit(targets, ',')) {
-    if (transport == Transport::kAny || transport == TransportOf(target)) {
+    if (wanted == Transport::kAny || wanted == TransportOf(target)) {
       return std::string(target);
     }
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "--transport=", AbslUnparseFlag(transport), ": --target=", targets, " has no such address",
-      transport == Transport::kUnix ? "; want the unix:path that the server listens on" : ""));
+      wanted == Transport::kUnix ? "; want the unix:path that the server listens on" : ""));
 }
 
 absl::Status CheckLoop(const LoadOptions& options) {
@@ -182,6 +184,7 @@ absl::Status ReadOptions(LoadOptions* options) {
   options->rate = absl::GetFlag(FLAGS_rate);
   options->stream = absl::GetFlag(FLAGS_stream);
   options->compare_unary = absl::GetFlag(FLAGS_compare_unary);
+  options->shared_memory = absl::GetFlag(FLAGS_transport) == Transport::kShm;
   options->echo = absl::GetFlag(FLAGS_echo);
   options->progress = isatty(STDERR_FILENO) == 1;
   ReadShape(options);

@@ -58,9 +58,8 @@ const BenchReport::Kind* BenchReport::Find(const std::string& name) const {
 }
 
 std::string BenchReport::Header() const {
-  std::string out =
-      absl::StrCat("target ", options_.target, " (", AbslUnparseFlag(TransportOf(options_.target)),
-                   "), mode ", AbslUnparseFlag(options_.mode), ", shape ", shape_, ", ");
+  std::string out = absl::StrCat("target ", options_.target, " (", TransportName(), "), mode ",
+                                 AbslUnparseFlag(options_.mode), ", shape ", shape_, ", ");
   const ResidentOptions& resident = options_.resident;
   if (options_.mode == BenchMode::kAttend) {
     absl::StrAppend(&out, options_.shape.spans[0].query_rows, " query rows, mask ",
@@ -108,6 +107,10 @@ std::string BenchReport::Counts() const {
                     " due but not sent (the percentiles are too low)");
   }
   return out + "\n";
+}
+
+std::string BenchReport::TransportName() const {
+  return AbslUnparseFlag(options_.shared_memory ? Transport::kShm : TransportOf(options_.target));
 }
 
 double BenchReport::EchoAndKernelRatio() const {
@@ -171,7 +174,7 @@ void BenchReport::AddKind(const Kind& kind, JsonObject* json) const {
 
 void BenchReport::AddLoad(JsonObject* json) const {
   json->Add("target", options_.target)
-      .Add("transport", AbslUnparseFlag(TransportOf(options_.target)))
+      .Add("transport", TransportName())
       .Add("mode", AbslUnparseFlag(options_.mode))
       .Add("shape", shape_)
       .Add("dtype", AbslUnparseFlag(options_.shape.dtype))

@@ -50,6 +50,7 @@ class BenchReport {
   std::string KindSummary(const Kind& kind) const;
   std::string Counts() const;
   std::string Comparisons() const;
+  std::string TransportName() const;
   // p50 of the first kind of request over that of Echo plus that of its kernel phase.
   double EchoAndKernelRatio() const;
   void AddKind(const Kind& kind, JsonObject* json) const;

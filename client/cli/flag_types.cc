@@ -155,8 +155,10 @@ constexpr std::pair<BenchMode, absl::string_view> kModes[] = {{BenchMode::kAtten
                                                               {BenchMode::kDecode, "decode"},
                                                               {BenchMode::kPrefill, "prefill"},
                                                               {BenchMode::kMixed, "mixed"}};
-constexpr std::pair<Transport, absl::string_view> kTransports[] = {
-    {Transport::kAny, ""}, {Transport::kTcp, "tcp"}, {Transport::kUnix, "unix"}};
+constexpr std::pair<Transport, absl::string_view> kTransports[] = {{Transport::kAny, ""},
+                                                                   {Transport::kTcp, "tcp"},
+                                                                   {Transport::kUnix, "unix"},
+                                                                   {Transport::kShm, "shm"}};
 
 }  // namespace
 
@@ -180,7 +182,7 @@ bool AbslParseFlag(absl::string_view text, Transport* transport, std::string* er
     *transport = known;
     return true;
   }
-  *error = "want tcp or unix";
+  *error = "want tcp, unix or shm";
   return false;
 }
 

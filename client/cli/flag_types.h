@@ -53,8 +53,9 @@ enum class BenchMode : uint8_t { kAttend, kDecode, kPrefill, kMixed };
 bool AbslParseFlag(absl::string_view text, BenchMode* mode, std::string* error);
 std::string AbslUnparseFlag(BenchMode mode);
 
-// What carries the bytes; kAny ("") leaves it to the address.
-enum class Transport : uint8_t { kAny, kTcp, kUnix };
+// What carries the bytes; kAny ("") leaves it to the address. With kShm tensors lie in shared
+// memory, and a Unix socket carries the rest.
+enum class Transport : uint8_t { kAny, kTcp, kUnix, kShm };
 bool AbslParseFlag(absl::string_view text, Transport* transport, std::string* error);
 std::string AbslUnparseFlag(Transport transport);
 

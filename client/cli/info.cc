@@ -58,6 +58,13 @@ std::string LimitLines(const v1::Limits& limits) {
                   limits.max_batch_requests(), " requests or ", limits.max_batch_tokens(),
                   " tokens, ", limits.max_stream_inflight(), " in flight per stream, staging ",
                   Bytes(limits.staging_memory_bytes()), "\n");
+  if (limits.shares_memory()) {
+    absl::StrAppend(
+        &out, "memory    shared on unix: addresses, ", Bytes(limits.shared_memory_bytes()),
+        " at most; of one client ",
+        Bound(limits.client_shared_memory_bytes(), Bytes(limits.client_shared_memory_bytes())),
+        " in ", limits.client_shared_regions(), " regions\n");
+  }
   const double idle_seconds = limits.sequence_idle_timeout_seconds();
   absl::StrAppend(
       &out, "sequences ", limits.max_layers(), " layers, page ", Bytes(limits.max_page_bytes()),

@@ -52,6 +52,7 @@ struct LoadOptions {
   absl::Duration warmup = absl::Seconds(1);  // before it, not measured
   double rate = 0;                           // requests a second; 0: closed loop
   bool stream = false;                       // one AttendStream per connection
+  bool shared_memory = false;                // tensors do not travel
   bool compare_unary = false;                // with stream; closed loop only
   bool echo = false;                         // closed loop only
   bool progress = false;                     // a line on stderr

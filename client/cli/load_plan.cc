@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "client/cli/inline_workload.h"
 #include "client/cli/resident_workload.h"
+#include "client/cli/shared_workload.h"
 
 namespace flashcore::cli {
 namespace {
@@ -95,8 +96,10 @@ std::unique_ptr<SharedPrefix> MakePrefix(const LoadOptions& options, Client* cli
                                         options.resident.fork_from_prefix);
 }
 
-std::vector<WorkerLoad> MakeLoads(const LoadOptions& options, int index, Client* client,
-                                  SharedPrefix* prefix) {
+namespace {
+
+std::vector<WorkerLoad> MakeTravellingLoads(const LoadOptions& options, int index, Client* client,
+                                            SharedPrefix* prefix) {
   const uint64_t seed = static_cast<uint64_t>(index) + 1;
   std::vector<WorkerLoad> loads;
   if (options.mode == BenchMode::kAttend) {
@@ -117,6 +120,18 @@ std::vector<WorkerLoad> MakeLoads(const LoadOptions& options, int index, Client*
                        options.shape, PlanOf(resident, prefills, share), std::move(contexts))});
   if (resident.compare_inline && !prefills) {
     loads.push_back({"inline", std::make_unique<InlineWorkload>(InlineStep(options, share), seed)});
+  }
+  return loads;
+}
+
+}  // namespace
+
+std::vector<WorkerLoad> MakeLoads(const LoadOptions& options, int index, Client* client,
+                                  SharedPrefix* prefix) {
+  std::vector<WorkerLoad> loads = MakeTravellingLoads(options, index, client, prefix);
+  if (!options.shared_memory) return loads;
+  for (WorkerLoad& load : loads) {
+    load.workload = std::make_unique<SharedWorkload>(client, std::move(load.workload));
   }
   return loads;
 }
