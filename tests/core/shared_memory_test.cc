@@ -206,7 +206,7 @@ TEST_F(SharedTensorsTest, TakeNoStagingMemory) {
   EXPECT_EQ(reinterpret_cast<std::byte*>(tensors.lse()),
             region_->data() + request_.ranges[kLse].offset);
   EXPECT_FALSE(tensors.in_reach()) << "nobody has pinned it";
-  for (const auto pieces : {tensors.inputs(), tensors.results()}) {
+  for (const auto& pieces : {tensors.inputs(), tensors.results()}) {
     for (const auto& piece : pieces)
       EXPECT_LE(piece.host + piece.bytes, region_->data() + 4 * kPage);
   }
