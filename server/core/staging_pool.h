@@ -39,7 +39,7 @@ class StagingBuffer {
 };
 
 // What one request asks of a pool. It gets both buffers or none, so that no request holds memory
-// while it waits for more.
+// while it waits for more. Asks with empty buffers.
 struct StagingClaim {
   size_t input_bytes = 0;
   size_t result_bytes = 0;
