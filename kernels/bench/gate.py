@@ -93,7 +93,7 @@ def describe(verdict, result, record):
     """One line about a result."""
     line = f"{verdict:7} {result['shape']:20} {result['kernel']:28} {result['p50_us']:9.2f} us"
     if record is None:
-        return line
+        return f"{line}, no record on {result['gpu']}"
     change = result["p50_us"] / record["p50_us"] - 1
     return f"{line}, record {record['p50_us']:.2f} us ({change:+.1%}) on {result['gpu']}"
 
@@ -132,6 +132,7 @@ def main(arguments=None):
     for verdict, pairs in verdicts.items():
         for result, record in pairs:
             print(describe(verdict, result, record))
+    print(", ".join(f"{len(pairs)} {verdict}" for verdict, pairs in verdicts.items()))
     if args.record:
         date = datetime.date.today().isoformat()
         write(args.leaderboard, updated(records, verdicts, date, args.commit))
