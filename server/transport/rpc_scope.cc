@@ -11,9 +11,12 @@ absl::Status CheckNotDraining(const RpcContext& context) {
 }
 
 RpcScope::RpcScope(RpcContext* context, RpcMetrics* rpc)
-    : context_(context), rpc_(rpc), start_(context->clock->Now()) {
+    : context_(context),
+      rpc_(rpc),
+      start_(context->clock->Now()),
+      admitted_(!context->draining.load()) {
   rpc_->RecordStart();
-  context_->active_rpcs.fetch_add(1);
+  if (admitted_) context_->admitted_rpcs.fetch_add(1);
   context_->last_event.store(start_);
 }
 
@@ -21,7 +24,7 @@ RpcScope::~RpcScope() {
   const TimePoint end = context_->clock->Now();
   rpc_->RecordEnd(static_cast<int>(code_), Seconds(end - start_));
   context_->last_event.store(end);
-  context_->active_rpcs.fetch_sub(1);
+  if (admitted_) context_->admitted_rpcs.fetch_sub(1);
 }
 
 RequestScope::RequestScope(RpcContext* context, RpcMetrics* rpc)

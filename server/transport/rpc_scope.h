@@ -18,7 +18,7 @@ struct RpcContext {
   Metrics* metrics = nullptr;
   const Clock* clock = nullptr;
   std::atomic<bool> draining{false};                    // new requests get UNAVAILABLE
-  std::atomic<int> active_rpcs{0};                      // RPCs that have begun and not ended
+  std::atomic<int> admitted_rpcs{0};                    // begun before the drain, and not ended
   std::atomic<TimePoint> last_event{TimePoint::min()};  // when one last began or ended
 };
 
@@ -39,6 +39,7 @@ class RpcScope {
   RpcContext* const context_;
   RpcMetrics* const rpc_;
   const TimePoint start_;
+  const bool admitted_;
   absl::StatusCode code_ = absl::StatusCode::kUnknown;
 };
 

@@ -20,8 +20,10 @@ namespace {
 
 // gRPC shows us an RPC only once its first message is there, and when it is shut down it answers
 // one that is not there yet with CANCELLED, which clients do not retry. So a drain goes on refusing
-// with UNAVAILABLE until nothing has come for so long.
+// with UNAVAILABLE until nothing has come for so long, or, if clients do not stop, for so long at
+// most.
 constexpr std::chrono::milliseconds kQuiet(300);
+constexpr absl::Duration kRefuseAtMost = absl::Seconds(2);
 
 // What RPCs that are not ours (health watches, reflection) get to end after a drain.
 constexpr std::chrono::milliseconds kShutdownGrace(100);
@@ -99,18 +101,19 @@ absl::Status Server::Listen(const Options& options) {
   return absl::OkStatus();
 }
 
-bool Server::Quiet() const {
-  return context_.active_rpcs.load() == 0 &&
-         context_.last_event.load() + kQuiet <= context_.clock->Now();
-}
+bool Server::Quiet() const { return context_.last_event.load() + kQuiet <= context_.clock->Now(); }
 
 bool Server::Drain(absl::Duration timeout) {
   server_->GetHealthCheckService()->SetServingStatus(false);
   context_.metrics->serving.Set(0);
   attention_.Drain();
-  const absl::Time end = absl::Now() + timeout;
-  while (!Quiet() && absl::Now() < end) absl::SleepFor(absl::Milliseconds(2));
-  return context_.active_rpcs.load() == 0;
+  const absl::Time begin = absl::Now();
+  const auto finished = [&] { return context_.admitted_rpcs.load() == 0; };
+  const auto refused = [&] { return Quiet() || absl::Now() >= begin + kRefuseAtMost; };
+  while (!(finished() && refused()) && absl::Now() < begin + timeout) {
+    absl::SleepFor(absl::Milliseconds(2));
+  }
+  return finished();
 }
 
 Server::~Server() {

@@ -48,7 +48,7 @@ class Server {
  private:
   Server(const Options& options, Fleet* fleet, Metrics* metrics);
   absl::Status Listen(const Options& options);
-  bool Quiet() const;  // no RPC of ours is active, and none has been for a while
+  bool Quiet() const;  // no RPC of ours has begun or ended for a while
 
   RpcContext context_;
   AttentionService attention_;

@@ -1,6 +1,7 @@
 """Signals: a drain loses no request, a second signal does not wait."""
 
 import signal
+import subprocess
 import time
 import unittest
 
@@ -32,6 +33,22 @@ class DrainTest(unittest.TestCase):
                 self.assertGreater(codes.count(grpc.StatusCode.OK), 1)
                 self.assertGreater(codes.count(grpc.StatusCode.UNAVAILABLE), 0)
                 self.assertEqual(server.records()[-1]["msg"], "drained")
+
+    def test_clients_that_do_not_stop_do_not_hold_it(self):
+        with harness.Server() as server:
+            load = subprocess.Popen(
+                [harness.CLI, "bench", f"--target={server.target}", "--concurrency=8",
+                 "--shape=1x1x16x32", "--duration=60s"],
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            try:
+                while server.metric("flashcore_inflight_requests") == 0:
+                    time.sleep(0.01)
+                start = time.monotonic()
+                self.assertEqual(server.stop(), 0)
+                self.assertLess(time.monotonic() - start, 10)
+            finally:
+                load.kill()
+                load.wait()
 
     def test_an_open_stream_is_answered_and_ended(self):
         with harness.Server() as server, server.channel() as channel:
