@@ -11,11 +11,13 @@ BUILD_PACKAGES=(
 # patchelf is for tests/gpu_bundle.sh.
 TEST_PACKAGES=(
   libgtest-dev libgmock-dev libbenchmark-dev patchelf
-  prometheus haproxy nginx python3 python3-grpcio python3-protobuf python3-numpy python3-yaml
+  prometheus docker-compose haproxy nginx
+  python3 python3-grpcio python3-protobuf python3-numpy python3-yaml
 )
 SANITIZER_PACKAGES=(clang libclang-rt-dev)
 LINT_PACKAGES=(clang-format)
 PICTURE_PACKAGES=(python3-matplotlib) # for tests/e2e/dashboard_picture.py
+CONTAINER_PACKAGES=(buildah podman crun curl) # for tests/docker.sh
 
 ensure_packages() {
   local missing=() package
