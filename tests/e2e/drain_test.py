@@ -93,7 +93,7 @@ class DrainTest(unittest.TestCase):
             # Seconds of work on one thread.
             big = harness.request(*(harness.random_tensor(rng, 4096, 8, 128) for _ in range(3)))
             futures = [harness.stub(channel).Attend.future(big) for _ in range(6)]
-            while server.metric('flashcore_inflight_requests') < 6:
+            while server.metric('flashcore_inflight_requests') < 3:
                 time.sleep(0.01)
             server.process.send_signal(signal.SIGTERM)
             server.wait_for_record("draining")
@@ -108,7 +108,7 @@ class DrainTest(unittest.TestCase):
                 server.channel() as channel:
             big = harness.request(*(harness.random_tensor(rng, 4096, 8, 128) for _ in range(3)))
             futures = [harness.stub(channel).Attend.future(big) for _ in range(6)]
-            while server.metric('flashcore_inflight_requests') < 6:
+            while server.metric('flashcore_inflight_requests') < 3:
                 time.sleep(0.01)
             self.assertEqual(server.stop(), 1)
             self.assertIn("drain timed out", server.records()[-1]["msg"])
