@@ -174,6 +174,10 @@ MEMORY = dashboard(
         Panel("Waiting for staging memory", "short",
               {"sum by (device) (flashcore_staging_waiting_requests{<servers>})": "{{device}}"},
               "Requests whose tensors are still with the network, because staging memory is full."),
+        Panel("Shared memory", "bytes",
+              {"sum(flashcore_shared_memory_bytes{<servers>})": "bytes",
+               "sum(flashcore_shared_memory_regions{<servers>})": "regions"},
+              "Memory of clients that they share with the server."),
     ]])
 
 GPU_DASHBOARD = dashboard(

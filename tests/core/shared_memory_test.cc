@@ -226,8 +226,9 @@ TEST_F(SharedTensorsTest, StagingMemoryIsForTheRest) {
   AttendTensors apart;
   ASSERT_EQ(apart.Allocate(request_, &pool_), absl::OkStatus());
   EXPECT_EQ(apart.inputs().size(), 3u);
+  const auto* const lse = reinterpret_cast<std::byte*>(tensors.lse());
   const StagingBuffer results = tensors.TakeResults();
-  EXPECT_EQ(reinterpret_cast<std::byte*>(tensors.lse()), results.data() + tensors.lse_offset());
+  EXPECT_EQ(lse, results.data() + tensors.lse_offset());
 }
 
 TEST_F(SharedTensorsTest, RangesMustFit) {

@@ -16,7 +16,7 @@ FLAGS = (f"--staging_memory_bytes={STAGING}", "--staging_wait_ms=60000",
          "--max_message_bytes=16777216", *harness.SLOW)
 
 # What gRPC holds beside the bytes of messages, of 128 connections, and of heap that lies idle.
-SLACK = 32 * MIB
+SLACK = 64 * MIB
 
 
 class FlowTest(unittest.TestCase):
