@@ -211,9 +211,10 @@ bench_server() {
     [[ $transport == tcp ]] || to=unix:$socket
     for concurrency in 1 16; do
       step "mission-$transport-$concurrency" 120 "$cli" bench --target="$to" --duration="$duration" \
-        --concurrency="$concurrency" --shape=1x8x512x64 --echo
+        --concurrency="$concurrency" --connections="$concurrency" --shape=1x8x512x64 --echo
       step "decode-$transport-$concurrency" 120 "$cli" bench --target="$to" --duration="$duration" \
-        --concurrency="$concurrency" --mode=decode --shape=1x32/8x4096x128
+        --concurrency="$concurrency" --connections="$concurrency" --mode=decode \
+        --shape=1x32/8x4096x128
     done
   done
 }
