@@ -175,9 +175,11 @@ MEMORY = dashboard(
               {"sum by (device) (flashcore_staging_waiting_requests{<servers>})": "{{device}}"},
               "Requests whose tensors are still with the network, because staging memory is full."),
         Panel("Shared memory", "bytes",
-              {"sum(flashcore_shared_memory_bytes{<servers>})": "bytes",
-               "sum(flashcore_shared_memory_regions{<servers>})": "regions"},
+              {"sum(flashcore_shared_memory_bytes{<servers>})": "bytes"},
               "Memory of clients that they share with the server."),
+        Panel("Shared regions", "short",
+              {"sum(flashcore_shared_memory_regions{<servers>})": "regions"},
+              "Regions that this memory is in."),
     ]])
 
 GPU_DASHBOARD = dashboard(
