@@ -160,16 +160,23 @@ constexpr std::pair<Transport, absl::string_view> kTransports[] = {{Transport::k
                                                                    {Transport::kUnix, "unix"},
                                                                    {Transport::kShm, "shm"}};
 
+// Finds `text` in a table of names.
+template <class Enum, size_t N>
+bool ParseName(const std::pair<Enum, absl::string_view> (&names)[N], absl::string_view text,
+               absl::string_view want, Enum* value, std::string* error) {
+  for (const auto& [known, name] : names) {
+    if (text != name) continue;
+    *value = known;
+    return true;
+  }
+  *error = absl::StrCat("want ", want);
+  return false;
+}
+
 }  // namespace
 
 bool AbslParseFlag(absl::string_view text, BenchMode* mode, std::string* error) {
-  for (const auto& [known, name] : kModes) {
-    if (text != name) continue;
-    *mode = known;
-    return true;
-  }
-  *error = "want attend, decode, prefill or mixed";
-  return false;
+  return ParseName(kModes, text, "attend, decode, prefill or mixed", mode, error);
 }
 
 std::string AbslUnparseFlag(BenchMode mode) {
@@ -177,13 +184,7 @@ std::string AbslUnparseFlag(BenchMode mode) {
 }
 
 bool AbslParseFlag(absl::string_view text, Transport* transport, std::string* error) {
-  for (const auto& [known, name] : kTransports) {
-    if (text != name) continue;
-    *transport = known;
-    return true;
-  }
-  *error = "want tcp, unix or shm";
-  return false;
+  return ParseName(kTransports, text, "tcp, unix or shm", transport, error);
 }
 
 std::string AbslUnparseFlag(Transport transport) {

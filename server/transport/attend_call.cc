@@ -10,7 +10,6 @@
 #include "server/transport/memory_ranges.h"
 
 namespace flashcore::server {
-
 namespace {
 
 // Of a request or reply without its tensors. With few spans it lies here and not on the heap.

@@ -65,7 +65,7 @@ class AttendStreamReactor final
   void DropAnswers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Fleet* const fleet_;
-  const SharedMemory* const memory_;  // as ReceiveAttend wants it
+  const SharedMemory* const memory_;  // as ParseAttend wants it
   RpcContext* const context_;
   RpcMetrics* const rpc_;
   StreamSet* const set_;

@@ -11,6 +11,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/core/align.h"
 #include "server/core/request.h"
 #include "server/core/validate.h"
 #include "tests/core/fakes.h"
@@ -181,7 +182,7 @@ class SharedTensorsTest : public ::testing::Test {
                             request_.output_bytes(), request_.lse_bytes()};
     for (int i = 0; i < kNumTensors; ++i) {
       request_.ranges[i] = {region_, offset};
-      offset += (bytes[i] + 15) / 16 * 16;
+      offset += AlignUp(bytes[i], 16);
     }
   }
 
