@@ -10,8 +10,8 @@
 // (grouped-query attention: consecutive query heads share one KV head). A query row that sees no
 // K/V row gets O = 0 and LSE = -infinity.
 //
-// Nothing here owns memory and nothing here is checked: server/core validates a request before it
-// becomes a span. This header knows neither CUDA nor gRPC, so it can be included anywhere.
+// Nothing here owns memory and nothing here is checked: the server validates a request before it
+// becomes a span. This header includes neither CUDA nor gRPC, so it can be included anywhere.
 #ifndef FLASHCORE_KERNELS_ATTENTION_H_
 #define FLASHCORE_KERNELS_ATTENTION_H_
 

@@ -22,7 +22,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "server/core/cores.h"
+#include "server/base/cores.h"
 
 ABSL_FLAG(
     std::vector<std::string>, listen, {"0.0.0.0:7070"},

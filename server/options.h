@@ -8,8 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/core/engine.h"
-#include "server/core/open_device.h"
+#include "server/device/open_device.h"
+#include "server/engine/engine.h"
 #include "server/telemetry/log.h"
 #include "server/transport/server.h"
 

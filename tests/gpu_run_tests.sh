@@ -4,7 +4,7 @@
 #   run_tests.sh [LOGS]          every suite; its output is in LOGS/SUITE.log (logs/ beside this file)
 #     --only REGEX               only the suites whose names match
 #     --timeout SECONDS          of one suite (300)
-#     --memcheck                 in place of all: core_test under compute-sanitizer memcheck
+#     --memcheck                 in place of all: device_test under compute-sanitizer memcheck
 #
 # Fails if a test fails, or if of a suite none has run: without a GPU nothing passes. A suite that needs
 # more GPUs than there are says so, and does not count. A python3 with grpcio, protobuf and numpy runs
@@ -85,8 +85,8 @@ run() {
 
 if $memcheck; then
   PATH=$PATH:/usr/local/cuda/bin
-  run memcheck_core_test compute-sanitizer --tool memcheck --error-exitcode 99 \
-    "$here/core_test" --gtest_filter="$CUDA_CASES"
+  run memcheck_device_test compute-sanitizer --tool memcheck --error-exitcode 99 \
+    "$here/device_test" --gtest_filter="$CUDA_CASES"
   exit $((failures > 0))
 fi
 suites=0

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Fails on an include that the layers do not allow. All headers of the packages sit in one folder, so
-# the build alone does not stop a wrong one.
+# Fails on an include that goes against the layers. The headers of all packages are in /usr/include,
+# so the build alone does not stop a wrong include.
 #
-#   main -> transport -> core -> kernels        proto <- transport, client
-#               \-> telemetry <- core           client/cli -> kernels (the float64 reference, to verify)
+#   server/: main -> transport -> engine -> device -> kv -> request -> memory -> base
+#            A room may include itself, every room to its right, and telemetry.
+#   proto <- transport, client        client/cli -> kernels/reference (to verify)
 set -euo pipefail
 cd "${1:-$(dirname "$0")/..}"
 
@@ -21,13 +22,20 @@ forbid() {
 }
 
 forbid kernels 'grpc|google/|absl/|prometheus/|flashcore/v1|proto/|server/|client/|tests/' \
-  'knows CUDA and the CPU, nothing else'
-forbid server/telemetry 'grpc|google/|flashcore/v1|proto/|kernels/|server/(core|transport)/|server/[a-z_]+\.h|client/|tests/' \
-  'knows neither gRPC nor what it measures'
-forbid server/core 'grpc|google/|prometheus/|flashcore/v1|proto/|server/transport/|server/[a-z_]+\.h|client/|tests/' \
-  'knows neither gRPC nor a generated type'
-forbid server/transport 'prometheus/|kernels/(cpu|sm[0-9x]+|plan|reference)|server/[a-z_]+\.h|client/|tests/' \
-  'is below main and above core'
+  'may include only CUDA, Highway and itself'
+forbid server/telemetry 'grpc|google/|flashcore/v1|proto/|kernels/|server/(memory|request|kv|device|engine|transport)|server/[a-z_]+\.h|client/|tests/' \
+  'may not know gRPC or what it measures'
+
+above='transport' # the rooms above the current one, as a regex
+for room in engine device kv request memory base; do
+  forbid "server/$room" "server/($above)/|server/[a-z_]+\.h" 'may not include a room above it'
+  forbid "server/$room" 'grpc|google/|prometheus/|flashcore/v1|proto/|client/|tests/' \
+    'may not know gRPC, a generated type or prometheus-cpp'
+  above+="|$room"
+done
+forbid server/base 'server/telemetry/|kernels/' 'is the bottom room'
+forbid server/transport 'prometheus/|kernels/(cpu|sm[0-9x]+|plan)|server/[a-z_]+\.h|client/|tests/' \
+  'may not include main, kernels or prometheus-cpp'
 forbid server 'kernels/reference|client/|tests/' 'never serves with the reference'
 forbid proto 'prometheus/|kernels/|server/|client/|tests/' 'is used by server and client alike'
 forbid client/cpp 'prometheus/|kernels/|server/|client/cli|tests/' 'knows only the contract'

@@ -6,8 +6,8 @@
 
 #include "absl/status/status.h"
 #include "grpcpp/support/byte_buffer.h"
-#include "server/core/request.h"
-#include "server/core/shared_memory.h"
+#include "server/memory/shared_memory.h"
+#include "server/request/request.h"
 #include "server/transport/message.h"
 
 namespace flashcore::server {

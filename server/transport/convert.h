@@ -9,11 +9,11 @@
 #include "absl/status/statusor.h"
 #include "flashcore/v1/attention.pb.h"
 #include "grpcpp/support/status.h"
-#include "server/core/clock.h"
-#include "server/core/device.h"
-#include "server/core/request.h"
-#include "server/core/sequence.h"
-#include "server/core/sequence_store.h"
+#include "server/base/clock.h"
+#include "server/device/device.h"
+#include "server/kv/sequence.h"
+#include "server/kv/sequence_store.h"
+#include "server/request/request.h"
 
 namespace flashcore::server {
 

@@ -4,8 +4,8 @@
 
 #include "absl/status/status.h"
 #include "flashcore/v1/attention.pb.h"
-#include "server/core/request.h"
-#include "server/core/shared_memory.h"
+#include "server/memory/shared_memory.h"
+#include "server/request/request.h"
 
 namespace flashcore::server {
 

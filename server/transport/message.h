@@ -10,7 +10,7 @@
 #include "google/protobuf/message_lite.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "proto/wire.h"
-#include "server/core/request.h"
+#include "server/request/request.h"
 
 namespace flashcore::server {
 

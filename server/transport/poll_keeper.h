@@ -8,7 +8,7 @@
 #include "absl/base/thread_annotations.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/server.h"
-#include "server/core/mutex.h"
+#include "server/base/mutex.h"
 
 namespace flashcore::server {
 

@@ -10,8 +10,8 @@
 #include "absl/status/statusor.h"
 #include "flashcore/v1/attention.pb.h"
 #include "grpcpp/support/server_callback.h"
-#include "server/core/mutex.h"
-#include "server/core/shared_memory.h"
+#include "server/base/mutex.h"
+#include "server/memory/shared_memory.h"
 #include "server/transport/rpc_scope.h"
 #include "server/transport/stream_set.h"
 

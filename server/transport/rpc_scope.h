@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "grpcpp/support/server_callback.h"
-#include "server/core/clock.h"
+#include "server/base/clock.h"
 #include "server/telemetry/metrics.h"
 
 namespace flashcore::server {

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "grpcpp/server.h"
-#include "server/core/fleet.h"
+#include "server/engine/fleet.h"
 #include "server/transport/attention_service.h"
 #include "server/transport/debug_service.h"
 #include "server/transport/poll_keeper.h"

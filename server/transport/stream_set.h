@@ -6,7 +6,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "server/core/mutex.h"
+#include "server/base/mutex.h"
 
 namespace flashcore::server {
 

@@ -3,7 +3,7 @@
 Run by ctest, which sets FLASHCORE_SERVER and FLASHCORE_CLI to the binaries, FLASHCORE_TEST_DEVICE to
 what servers compute on (cpu or cuda:N; default cpu), and puts the generated modules on PYTHONPATH.
 Where that GPU is missing, a test that imports this exits with NO_DEVICE and says why.
-FLASHCORE_FAKE_GPU is set if the server's GPUs are those of tests/core/fake_gpu.cc.
+FLASHCORE_FAKE_GPU is set if the server's GPUs are those of tests/device/fake_gpu.cc.
 """
 
 import contextlib

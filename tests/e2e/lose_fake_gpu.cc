@@ -1,4 +1,4 @@
-#include "tests/core/fake_gpu.h"
+#include "tests/device/fake_gpu.h"
 #include "tests/e2e/lose_device.h"
 
 namespace flashcore::server::testing {

@@ -16,7 +16,7 @@
 #include "gtest/gtest.h"
 #include "server/transport/attend_call.h"
 #include "server/transport/tensor_receiver.h"
-#include "tests/core/fakes.h"
+#include "tests/engine/fakes.h"
 #include "tests/transport/rpc_setup.h"
 
 namespace flashcore::server::testing {

@@ -14,8 +14,8 @@
 #include "grpcpp/create_channel.h"
 #include "gtest/gtest.h"
 #include "server/transport/server.h"
-#include "tests/core/device_setting.h"
-#include "tests/core/fakes.h"
+#include "tests/device/device_setting.h"
+#include "tests/engine/fakes.h"
 #include "tests/transport/rpc_setup.h"
 
 namespace flashcore::server {

@@ -16,8 +16,8 @@
 #include "grpcpp/generic/generic_stub.h"
 #include "gtest/gtest.h"
 #include "kernels/half.h"
-#include "tests/core/device_setting.h"
-#include "tests/core/fakes.h"
+#include "tests/device/device_setting.h"
+#include "tests/engine/fakes.h"
 #include "tests/transport/rpc_setup.h"
 
 namespace flashcore::server {

@@ -19,10 +19,10 @@
 #include "gmock/gmock.h"
 #include "grpcpp/create_channel.h"
 #include "gtest/gtest.h"
-#include "server/core/cpu_device.h"
-#include "tests/core/attend_job.h"
-#include "tests/core/fakes.h"
-#include "tests/core/test_segment.h"
+#include "server/device/cpu_device.h"
+#include "tests/engine/attend_job.h"
+#include "tests/engine/fakes.h"
+#include "tests/memory/test_segment.h"
 #include "tests/transport/rpc_setup.h"
 
 namespace flashcore::server {

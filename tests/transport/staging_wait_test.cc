@@ -13,7 +13,7 @@
 #include "gmock/gmock.h"
 #include "grpcpp/create_channel.h"
 #include "gtest/gtest.h"
-#include "tests/core/fakes.h"
+#include "tests/engine/fakes.h"
 #include "tests/transport/rpc_setup.h"
 
 namespace flashcore::server {

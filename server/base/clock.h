@@ -1,0 +1,32 @@
+// Time as the core sees it. Tests inject their own, so none of them sleeps.
+#ifndef FLASHCORE_SERVER_BASE_CLOCK_H_
+#define FLASHCORE_SERVER_BASE_CLOCK_H_
+
+#include <chrono>
+
+namespace flashcore::server {
+
+using TimePoint = std::chrono::steady_clock::time_point;
+using Nanoseconds = std::chrono::nanoseconds;
+
+inline constexpr TimePoint kNoDeadline = TimePoint::max();
+
+// Thread-safe.
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual TimePoint Now() const = 0;
+};
+
+class SteadyClock final : public Clock {
+ public:
+  TimePoint Now() const override { return std::chrono::steady_clock::now(); }
+};
+
+inline double Seconds(Nanoseconds duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+}  // namespace flashcore::server
+
+#endif  // FLASHCORE_SERVER_BASE_CLOCK_H_

@@ -1,0 +1,62 @@
+#include "server/base/cores.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+
+namespace flashcore::server {
+namespace {
+
+// "3" or "3-5", with numbers that a cpu_set_t holds.
+bool ParseRange(absl::string_view text, int* first, int* last) {
+  const std::vector<absl::string_view> ends = absl::StrSplit(text, '-');
+  return ends.size() <= 2 && absl::SimpleAtoi(ends.front(), first) &&
+         absl::SimpleAtoi(ends.back(), last) && 0 <= *first && *first <= *last &&
+         *last < CPU_SETSIZE;
+}
+
+}  // namespace
+
+std::optional<std::vector<int>> ParseCores(absl::string_view list) {
+  std::vector<int> cores;
+  for (const absl::string_view range : absl::StrSplit(list, ',')) {
+    int first = 0;
+    int last = 0;
+    if (!ParseRange(range, &first, &last)) return std::nullopt;
+    for (int core = first; core <= last; ++core) {
+      if (std::count(cores.begin(), cores.end(), core) > 0) return std::nullopt;
+      cores.push_back(core);
+    }
+  }
+  return cores;
+}
+
+std::vector<int> AllowedCores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> cores;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  }
+  return cores;
+}
+
+absl::Status StayOnCores(absl::Span<const int> cores) {
+  if (cores.empty()) return absl::OkStatus();
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int core : cores) CPU_SET(core, &set);
+  if (sched_setaffinity(0, sizeof(set), &set) == 0) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("cannot stay on cores ", absl::StrJoin(cores, ","), ": ", std::strerror(errno)));
+}
+
+}  // namespace flashcore::server

@@ -1,0 +1,141 @@
+#include "server/device/cpu_device.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+
+#include "absl/memory/memory.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "kernels/cpu/attention_cpu.h"
+#include "server/base/cores.h"
+#include "server/request/spans.h"
+
+namespace flashcore::server {
+namespace {
+
+std::string CpuName() {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  for (std::string line; std::getline(cpuinfo, line);) {
+    if (line.rfind("model name", 0) != 0) continue;
+    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 1));
+    if (parts.size() == 2) return std::string(absl::StripAsciiWhitespace(parts[1]));
+  }
+  return "CPU";
+}
+
+uint64_t SysConf(int name) {
+  const long value = sysconf(name);
+  return value > 0 ? static_cast<uint64_t>(value) : 0;
+}
+
+}  // namespace
+
+void CpuDevice::Free::operator()(void* memory) const { std::free(memory); }
+
+void CpuDevice::Unmap::operator()(std::byte* memory) const { munmap(memory, bytes); }
+
+absl::StatusOr<std::unique_ptr<CpuDevice>> CpuDevice::Create(const Options& options,
+                                                             const Clock* clock) {
+  auto chosen = ChooseKernels(kernels::Arch::kCpu, options.accumulate);
+  if (!chosen.ok()) return chosen.status();
+  void* memory = mmap(nullptr, options.kv_memory_bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    return absl::ResourceExhaustedError(absl::StrCat("cannot get ", options.kv_memory_bytes,
+                                                     " bytes of address space for K/V memory"));
+  }
+  // Decode streams through it: fewer page-table look-ups. Without huge pages it works as well.
+  madvise(memory, options.kv_memory_bytes, MADV_HUGEPAGE);
+  MappedMemory owned(static_cast<std::byte*>(memory), Unmap{options.kv_memory_bytes});
+  return absl::WrapUnique(new CpuDevice(options, *std::move(chosen), std::move(owned), clock));
+}
+
+CpuDevice::CpuDevice(const Options& options, std::vector<const kernels::Kernel*> kernels,
+                     MappedMemory kv_memory, const Clock* clock)
+    : options_(options),
+      kv_memory_(std::move(kv_memory)),
+      clock_(clock),
+      kernels_(std::move(kernels)),
+      threads_(options.threads > 0 ? options.threads
+                                   : std::max(1, static_cast<int>(AllowedCores().size()))) {
+  info_.id = "cpu";
+  info_.name = CpuName();
+  info_.arch = kernels::CpuSimdTarget();
+  info_.memory_bytes = SysConf(_SC_PHYS_PAGES) * SysConf(_SC_PAGE_SIZE);
+  info_.l2_bytes = SysConf(_SC_LEVEL2_CACHE_SIZE);
+  info_.lanes = 1;
+  info_.compute_units = threads_.num_threads();
+}
+
+absl::Status CpuDevice::Start(int /*lane*/, const Launch& launch) {
+  const kernels::PageLayout layout = launch.page_layout();
+  const TimePoint start = clock_->Now();
+  kernels::CopyPagesCpu(layout.page_bytes(), launch.copies.data(),
+                        static_cast<int32_t>(launch.copies.size()), &threads_);
+  kernels::AppendRowsCpu(layout, launch.appends.data(), static_cast<int32_t>(launch.appends.size()),
+                         &threads_);
+  spans_.clear();
+  AppendSpans(launch, kv_memory_.get(), launch.pages.data(), &spans_);
+  const TimePoint copied = clock_->Now();
+  PhaseTimes times;
+  if (!spans_.empty()) {
+    if (absl::Status status = Attend(launch); !status.ok()) return status;
+    times.kernel = clock_->Now() - copied;
+  }
+  for (AttendOperation* operation : launch.operations) {
+    operation->times.copy_in = copied - start;
+    operation->times.kernel = times.kernel;
+    operation->times.copy_out = Nanoseconds(0);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuDevice::CopyPages(int /*lane*/, int64_t page_bytes,
+                                  absl::Span<const kernels::PageCopy> copies) {
+  kernels::CopyPagesCpu(page_bytes, copies.data(), static_cast<int32_t>(copies.size()), &threads_);
+  return absl::OkStatus();
+}
+
+// Attends spans_.
+absl::Status CpuDevice::Attend(const Launch& launch) {
+  kernels::KernelSpec asked;
+  asked.arch = kernels::Arch::kCpu;
+  asked.dtype = launch.geometry().dtype;
+  asked.head_dim = launch.geometry().head_dim;
+  asked.accumulate = options_.accumulate;
+  asked.features = kernels::kFeatureMask | kernels::kFeatureLse | kernels::kFeaturePagedKv;
+  const kernels::Kernel* kernel = kernels::FindKernel(asked);
+  if (kernel == nullptr) return absl::UnimplementedError(kernels::ExplainMissing(asked));
+  const kernels::AttentionBatch batch{launch.geometry(), spans_.data(),
+                                      static_cast<int32_t>(spans_.size())};
+  kernels::PlanOptions plan_options = kernel->plan_options;
+  if (!options_.share_prefixes) plan_options.shared_rows = 0;
+  kernels::MakePlan(batch, plan_options, threads_.num_threads(), &plan_);
+  void* workspace = Workspace(plan_.workspace_bytes);
+  if (workspace == nullptr && plan_.workspace_bytes > 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for a workspace of ", plan_.workspace_bytes, " bytes"));
+  }
+  const int error = kernel->launch(batch, plan_, {workspace, &threads_, nullptr});
+  if (error != 0) return absl::InternalError(absl::StrCat("the CPU kernel failed with ", error));
+  return absl::OkStatus();
+}
+
+void* CpuDevice::Workspace(size_t bytes) {
+  if (bytes > workspace_bytes_) {
+    workspace_.reset();
+    const size_t rounded = (bytes + 63) / 64 * 64;
+    workspace_.reset(std::aligned_alloc(64, rounded));
+    workspace_bytes_ = workspace_ != nullptr ? rounded : 0;
+  }
+  return workspace_.get();
+}
+
+}  // namespace flashcore::server

@@ -1,0 +1,46 @@
+#include "server/device/device.h"
+
+#include <map>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+
+namespace flashcore::server {
+
+absl::StatusOr<std::vector<const kernels::Kernel*>> ChooseKernels(kernels::Arch arch,
+                                                                  kernels::Accumulate accumulate) {
+  std::vector<const kernels::Kernel*> chosen;
+  for (const kernels::Kernel& kernel : kernels::AllKernels()) {
+    if (kernel.spec.arch == arch && kernel.spec.accumulate == accumulate &&
+        kernel.spec.kv_dtype == kernels::KvDType::kSameAsQuery) {
+      chosen.push_back(&kernel);
+    }
+  }
+  if (!chosen.empty()) return chosen;
+  kernels::KernelSpec asked;
+  asked.arch = arch;
+  asked.accumulate = accumulate;
+  return absl::UnimplementedError(
+      absl::StrCat("no kernels for ", kernels::Name(arch), ": ", kernels::ExplainMissing(asked)));
+}
+
+std::vector<kernels::DType> SupportedDTypes(const Device& device) {
+  std::set<kernels::DType> dtypes;
+  for (const kernels::Kernel* kernel : device.kernels()) dtypes.insert(kernel->spec.dtype);
+  return {dtypes.begin(), dtypes.end()};
+}
+
+std::vector<uint32_t> SupportedHeadDims(const Device& device) {
+  std::map<int32_t, std::set<kernels::DType>> dtypes_of;  // by head_dim
+  for (const kernels::Kernel* kernel : device.kernels()) {
+    dtypes_of[kernel->spec.head_dim].insert(kernel->spec.dtype);
+  }
+  const size_t all = SupportedDTypes(device).size();
+  std::vector<uint32_t> head_dims;
+  for (const auto& [head_dim, dtypes] : dtypes_of) {
+    if (dtypes.size() == all) head_dims.push_back(static_cast<uint32_t>(head_dim));
+  }
+  return head_dims;
+}
+
+}  // namespace flashcore::server

@@ -1,0 +1,348 @@
+#include "server/engine/batcher.h"
+
+#include <algorithm>
+#include <iterator>
+#include <thread>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "server/request/order.h"
+
+namespace flashcore::server {
+namespace {
+
+int64_t CountTokens(const AttendRequest& request) {
+  int64_t appended = 0;
+  for (const SpanShape& span : request.spans) {
+    if (!span.sequence_id.empty()) appended += span.kv_rows;
+  }
+  return std::max({request.query_rows(), appended, int64_t{1}});
+}
+
+// Why `operation` must not be launched any more; OK if it may.
+absl::Status WhyDead(const AttendOperation& operation, TimePoint now) {
+  if (operation.cancelled.load(std::memory_order_relaxed)) {
+    return absl::CancelledError("cancelled by the client while it was queued");
+  }
+  if (operation.deadline <= now) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("the deadline passed while the request was queued, after ",
+                     (now - operation.submitted) / std::chrono::microseconds(1), " us"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// How far a client's queue has been searched for one batch.
+struct Batcher::Turn {
+  Client* client;
+  Queue::iterator next;
+
+  // For a heap with the client that goes first on top.
+  static bool Later(const Turn& a, const Turn& b) {
+    return std::tie(a.client->served, a.client->active_since) >
+           std::tie(b.client->served, b.client->active_since);
+  }
+};
+
+struct Batcher::Choice {
+  Client* client;
+  Queue::iterator position;
+};
+
+// A batch that is being formed. What it has chosen is still in the queues, but waits at no slot.
+struct Batcher::Forming {
+  Batch* const batch;
+  const Options& options;
+  const TimePoint now;
+  std::vector<Turn> turns{};      // a heap by Turn::Later
+  std::vector<Choice> choices{};  // [batch->operations]
+  int64_t tokens = 0;
+  bool left_out = false;                          // something that matches did not fit
+  TimePoint oldest_submitted = TimePoint::max();  // of all seen that could be in some batch now
+
+  bool Full() const {
+    return choices.size() >= static_cast<size_t>(options.max_batch_requests) ||
+           tokens >= options.max_batch_tokens;
+  }
+  // Whether `operation`, which its slots let go, joins a batch that is not full.
+  bool Admits(const AttendOperation& operation) {
+    oldest_submitted = std::min(oldest_submitted, operation.submitted);
+    if (choices.empty()) return true;
+    if (!(operation.request.geometry() == batch->operations.front()->request.geometry())) {
+      return false;
+    }
+    const bool fits = tokens + operation.tokens <= options.max_batch_tokens;
+    left_out |= !fits;
+    return fits;
+  }
+  // Until when it waits for company; not later than `now` if it goes at once.
+  TimePoint Due() const {
+    return Full() || left_out ? now : oldest_submitted + options.max_queue_delay;
+  }
+};
+
+absl::Status Batcher::Enqueue(AttendOperation* operation, AttendOperation** displaced) {
+  *displaced = nullptr;
+  operation->submitted = clock_->Now();
+  operation->tokens = CountTokens(operation->request);
+  MutexLock lock(&mutex_);
+  if (closed_) return absl::UnavailableError("the server is draining");
+  if (depth_ >= options_.max_queue_requests) {
+    *displaced = Displace(operation->client);
+    if (*displaced == nullptr) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "the request queue is full: ", depth_, " requests are waiting, which is the limit"));
+    }
+  }
+  Activate(operation->client)->queue.push_back(operation);
+  StartWaiting(absl::MakeSpan(operation->order));
+  ++depth_;
+  NotifyOne();
+  return absl::OkStatus();
+}
+
+bool Batcher::Take(Batch* batch) {
+  batch->clear();
+  const TimePoint spin_end = clock_->Now() + options_.idle_spin;
+  MutexLock lock(&mutex_);
+  TimePoint retry;
+  while (!wake_ && !TryTakeLocked(batch, &retry)) {
+    if (closed_ && depth_ == 0) return false;
+    ++waiting_takes_;
+    Await(retry, spin_end);
+    --waiting_takes_;
+  }
+  wake_ = false;
+  NotifyNext();
+  return true;
+}
+
+// Returns when told to look again, or at `retry`, or now and then for no reason.
+void Batcher::Await(TimePoint retry, TimePoint spin_end) {
+  if (!spinning_ && clock_->Now() < spin_end) {
+    Spin(std::min(retry, spin_end));
+    return;
+  }
+  CondVar told;
+  untold_takes_.push_back(&told);
+  if (retry == kNoDeadline) {
+    told.Wait(&mutex_);
+  } else {
+    told.WaitUntil(&mutex_, retry);
+  }
+  untold_takes_.erase(std::remove(untold_takes_.begin(), untold_takes_.end(), &told),
+                      untold_takes_.end());
+}
+
+void Batcher::Spin(TimePoint end) {
+  spinning_ = true;
+  spinner_told_ = false;
+  mutex_.unlock();
+  while (!spinner_told_.load(std::memory_order_relaxed) && clock_->Now() < end) {
+    std::this_thread::yield();
+  }
+  mutex_.lock();
+  spinning_ = false;
+}
+
+bool Batcher::TryTake(Batch* batch, TimePoint* retry) {
+  MutexLock lock(&mutex_);
+  if (waiting_takes_ > 0) {
+    batch->clear();
+    *retry = kNoDeadline;
+    return false;
+  }
+  const bool taken = TryTakeLocked(batch, retry);
+  if (taken) NotifyNext();
+  return taken;
+}
+
+bool Batcher::TryTakeLocked(Batch* batch, TimePoint* retry) {
+  batch->clear();
+  *retry = kNoDeadline;
+  if (depth_ == 0) return false;
+  batch->serial = ++last_serial_;
+  Forming forming{batch, options_, clock_->Now()};
+  Choose(&forming);
+  if (!batch->operations.empty()) {
+    const TimePoint due = forming.Due();
+    if (closed_ || due <= forming.now) {
+      Commit(forming);
+    } else {
+      PutBack(&forming);
+      *retry = due;
+    }
+  }
+  SettleClients();
+  return !batch->operations.empty() || !batch->dropped.empty();
+}
+
+void Batcher::Choose(Forming* forming) {
+  std::vector<Turn>& turns = forming->turns;
+  turns.reserve(active_.size());
+  for (Client& client : active_) turns.push_back({&client, client.queue.begin()});
+  std::make_heap(turns.begin(), turns.end(), Turn::Later);
+  while (!turns.empty() && !forming->Full()) {
+    std::pop_heap(turns.begin(), turns.end(), Turn::Later);
+    Turn& turn = turns.back();
+    const Queue::iterator position = FindNext(&turn, forming);
+    if (position == turn.client->queue.end()) {
+      turns.pop_back();
+      continue;
+    }
+    AttendOperation* const operation = *position;
+    forming->batch->operations.push_back(operation);
+    forming->choices.push_back({turn.client, position});
+    forming->tokens += operation->tokens;
+    StartRunning(absl::MakeSpan(operation->order), forming->batch->serial);
+    turn.client->served += operation->tokens;
+    std::push_heap(turns.begin(), turns.end(), Turn::Later);
+  }
+}
+
+// The next of a client's operations that joins the batch, or the end of its queue. Dead ones on the
+// way are dropped.
+Batcher::Queue::iterator Batcher::FindNext(Turn* turn, Forming* forming) {
+  Queue& queue = turn->client->queue;
+  while (turn->next != queue.end()) {
+    const Queue::iterator position = turn->next++;
+    AttendOperation* const operation = *position;
+    if (absl::Status status = WhyDead(*operation, forming->now); !status.ok()) {
+      forming->batch->dropped.emplace_back(operation, std::move(status));
+      StopWaiting(absl::MakeSpan(operation->order));
+      Erase(turn->client, position);
+    } else if (MayRun(operation->order, forming->batch->serial) && forming->Admits(*operation)) {
+      return position;
+    }
+  }
+  return queue.end();
+}
+
+void Batcher::Commit(const Forming& forming) {
+  for (const Choice& choice : forming.choices) {
+    most_served_ = std::max(most_served_, choice.client->served);
+    Erase(choice.client, choice.position);
+  }
+}
+
+void Batcher::PutBack(Forming* forming) {
+  for (auto choice = forming->choices.rbegin(); choice != forming->choices.rend(); ++choice) {
+    AttendOperation* const operation = *choice->position;
+    UndoStartRunning(absl::MakeSpan(operation->order));
+    choice->client->served -= operation->tokens;
+  }
+  forming->batch->operations.clear();
+}
+
+// After the queues have changed: sorts out who has become idle, brings virtual_time_ up to date,
+// and forgets idle clients that it has overtaken or that are too many.
+void Batcher::SettleClients() {
+  virtual_time_ = most_served_;
+  for (auto it = active_.begin(); it != active_.end();) {
+    const Clients::iterator client = it++;
+    if (client->queue.empty()) {
+      idle_.splice(idle_.end(), active_, client);
+    } else {
+      virtual_time_ = std::min(virtual_time_, client->served);
+    }
+  }
+  const size_t max_idle = static_cast<size_t>(options_.max_queue_requests);
+  while (!idle_.empty() && (idle_.front().served <= virtual_time_ || idle_.size() > max_idle)) {
+    clients_.erase(idle_.front().name);
+    idle_.pop_front();
+  }
+}
+
+// Takes the youngest of the longest queue out, to make room for a request of `newcomer`. Null if
+// that queue is no longer than newcomer's would be.
+AttendOperation* Batcher::Displace(const std::string& newcomer) {
+  const auto found = clients_.find(newcomer);
+  const size_t would_have = (found == clients_.end() ? 0 : found->second->queue.size()) + 1;
+  const auto longest = std::max_element(
+      active_.begin(), active_.end(),
+      [](const Client& a, const Client& b) { return a.queue.size() < b.queue.size(); });
+  if (longest == active_.end() || longest->queue.size() <= would_have) return nullptr;
+  AttendOperation* const youngest = longest->queue.back();
+  StopWaiting(absl::MakeSpan(youngest->order));
+  Erase(&*longest, std::prev(longest->queue.end()));
+  return youngest;
+}
+
+Batcher::Client* Batcher::Activate(const std::string& name) {
+  auto found = clients_.find(name);
+  if (found == clients_.end()) {
+    const Clients::iterator added = idle_.insert(idle_.end(), Client{name, {}});
+    found = clients_.emplace(added->name, added).first;
+  }
+  const Clients::iterator client = found->second;
+  if (client->queue.empty()) {
+    active_.splice(active_.end(), idle_, client);
+    client->served = std::max(client->served, virtual_time_);
+    client->active_since = ++activations_;
+  }
+  return &*client;
+}
+
+void Batcher::Erase(Client* client, Queue::iterator position) {
+  client->queue.erase(position);
+  --depth_;
+}
+
+void Batcher::Release(const Batch& batch) {
+  bool freed = false;
+  MutexLock lock(&mutex_);
+  for (const AttendOperation* operation : batch.operations) {
+    freed |= StopRunning(operation->order);
+  }
+  if (freed && depth_ > 0) NotifyOne();
+}
+
+void Batcher::Wake() {
+  MutexLock lock(&mutex_);
+  wake_ = true;
+  NotifyOne();
+}
+
+void Batcher::Close() {
+  MutexLock lock(&mutex_);
+  closed_ = true;
+  NotifyAll();
+}
+
+// Has a Take that waits look again: the one that does not sleep, or the one that waits shortest,
+// whose thread is the soonest awake.
+void Batcher::NotifyOne() {
+  if (spinning_ && !spinner_told_.exchange(true)) return;
+  if (untold_takes_.empty()) return;
+  untold_takes_.back()->NotifyOne();
+  untold_takes_.pop_back();
+}
+
+void Batcher::NotifyAll() {
+  NotifyOne();  // if one spins
+  while (!untold_takes_.empty()) NotifyOne();
+}
+
+// Another lane may be able to use what is left. One at a time is enough: if it takes something, it
+// passes the word on.
+void Batcher::NotifyNext() {
+  if (depth_ > 0) {
+    NotifyOne();
+  } else if (closed_) {
+    NotifyAll();
+  }
+}
+
+int Batcher::depth() const {
+  MutexLock lock(&mutex_);
+  return depth_;
+}
+
+size_t Batcher::clients() const {
+  MutexLock lock(&mutex_);
+  return clients_.size();
+}
+
+}  // namespace flashcore::server

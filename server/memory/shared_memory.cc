@@ -1,0 +1,100 @@
+#include "server/memory/shared_memory.h"
+
+#include <sys/random.h>
+
+#include <cstdlib>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/telemetry/log.h"
+
+namespace flashcore::server {
+
+SharedMemory::SharedMemory(const Options& options, const HostMemoryPinner* pinner, Gauge* bytes,
+                           Gauge* regions)
+    : options_(options), pinner_(pinner), bytes_gauge_(bytes), regions_gauge_(regions) {}
+
+std::string SharedMemory::RandomId() {
+  std::string id(kIdBytes, '\0');
+  // So few bytes come whole; without them nothing could be kept secret.
+  if (getrandom(id.data(), id.size(), 0) != static_cast<ssize_t>(id.size())) std::abort();
+  return id;
+}
+
+absl::StatusOr<std::string> SharedMemory::Register(SharedSegment segment,
+                                                   const std::string& client) {
+  const size_t bytes = segment.bytes();
+  if (absl::Status status = Take(bytes, client); !status.ok()) return status;
+  auto mapped =
+      SharedRegion::Map(std::move(segment), [this, bytes, client] { GiveBack(bytes, client); });
+  if (!mapped.ok()) {
+    GiveBack(bytes, client);
+    return mapped.status();
+  }
+  SharedRegion& region = **mapped;
+  const absl::Status pinned = pinner_->PinHostMemory(region.data(), bytes, region.read_only());
+  if (pinned.ok()) {
+    region.SetInReach([pinner = pinner_, data = region.data()] { pinner->UnpinHostMemory(data); });
+  } else {
+    LogWarning("shared memory is not pinned: it is copied in pieces, and never read in place",
+               {{"bytes", bytes}, {"error", pinned.message()}});
+  }
+  std::string id = RandomId();
+  MutexLock lock(&mutex_);
+  regions_.emplace(id, *std::move(mapped));
+  return id;
+}
+
+void SharedMemory::Unregister(const std::string& id) {
+  std::shared_ptr<const SharedRegion> region;  // may go, and take the lock, once it is released
+  MutexLock lock(&mutex_);
+  const auto found = regions_.find(id);
+  if (found == regions_.end()) return;
+  region = std::move(found->second);
+  regions_.erase(found);
+}
+
+absl::StatusOr<std::shared_ptr<const SharedRegion>> SharedMemory::Find(absl::string_view id) const {
+  MutexLock lock(&mutex_);
+  const auto found = regions_.find(id);
+  if (found != regions_.end()) return found->second;
+  return absl::NotFoundError("region_id: no such region, or no longer");
+}
+
+absl::Status SharedMemory::Take(size_t bytes, const std::string& client) {
+  MutexLock lock(&mutex_);
+  const auto found = accounts_.find(client);
+  const Account account = found == accounts_.end() ? Account() : found->second;
+  if (bytes > options_.total_bytes || used_bytes_ > options_.total_bytes - bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("bytes: ", bytes, " more than the ",
+                                                     used_bytes_, " of all clients; at most ",
+                                                     options_.total_bytes, " are allowed"));
+  }
+  if (options_.client_bytes > 0 && account.bytes + bytes > options_.client_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("bytes: ", bytes, " more than the client's ", account.bytes, "; at most ",
+                     options_.client_bytes, " are allowed a client"));
+  }
+  if (account.regions >= options_.client_regions) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the client has ", account.regions, " regions of shared memory; at most ",
+                     options_.client_regions, " are allowed a client"));
+  }
+  used_bytes_ += bytes;
+  accounts_[client] = {account.bytes + bytes, account.regions + 1};
+  bytes_gauge_->Add(static_cast<int64_t>(bytes));
+  regions_gauge_->Add(1);
+  return absl::OkStatus();
+}
+
+void SharedMemory::GiveBack(size_t bytes, const std::string& client) {
+  MutexLock lock(&mutex_);
+  used_bytes_ -= bytes;
+  const auto account = accounts_.find(client);
+  account->second.bytes -= bytes;
+  if (--account->second.regions == 0) accounts_.erase(account);
+  bytes_gauge_->Add(-static_cast<int64_t>(bytes));
+  regions_gauge_->Add(-1);
+}
+
+}  // namespace flashcore::server

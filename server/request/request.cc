@@ -1,0 +1,104 @@
+#include "server/request/request.h"
+
+#include <utility>
+
+#include "server/base/align.h"
+
+namespace flashcore::server {
+namespace {
+
+size_t AlignUp(size_t bytes) { return server::AlignUp(bytes, StagingPool::kAlignment); }
+
+}  // namespace
+
+int64_t AttendRequest::query_rows() const {
+  int64_t rows = 0;
+  for (const SpanShape& span : spans) rows += span.query_rows;
+  return rows;
+}
+
+int64_t AttendRequest::kv_rows() const {
+  int64_t rows = 0;
+  for (const SpanShape& span : spans) rows += span.kv_rows;
+  return rows;
+}
+
+size_t AttendRequest::TensorBytes(int64_t rows, uint32_t heads) const {
+  size_t bytes = size_t{heads} * head_dim;
+  const bool overflow = __builtin_mul_overflow(bytes, kernels::DTypeBytes(dtype), &bytes) ||
+                        __builtin_mul_overflow(bytes, rows, &bytes);
+  return overflow ? SIZE_MAX : bytes;
+}
+
+absl::Status AttendRequest::CheckRegions() const {
+  const SharedRegion* checked = nullptr;  // most have one region
+  for (const MemoryRange& range : ranges) {
+    if (range.region == nullptr || range.region.get() == checked) continue;
+    checked = range.region.get();
+    if (absl::Status status = checked->Check(); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AttendTensors::Allocate(const AttendRequest& request, StagingPool* pool) {
+  bytes_ = {request.query_bytes, request.key_bytes, request.value_bytes, request.output_bytes(),
+            request.lse_bytes()};
+  input_bytes_ = Place(request, kQuery, kValue, &claim_.input_bytes);
+  result_bytes_ = Place(request, kOutput, kLse, &claim_.result_bytes);
+  return pool->Lend(&claim_);
+}
+
+size_t AttendTensors::Place(const AttendRequest& request, Tensor first, Tensor last,
+                            size_t* staged_bytes) {
+  size_t block_bytes = 0;
+  for (int i = first; i <= last; ++i) {
+    if (bytes_[i] == 0) continue;
+    offsets_[i] = AlignUp(block_bytes);
+    block_bytes = offsets_[i] + bytes_[i];
+    regions_[i] = request.ranges[i].region.get();
+    region_offsets_[i] = request.ranges[i].offset;
+    if (regions_[i] == nullptr) *staged_bytes = block_bytes;
+    in_reach_ = in_reach_ && (regions_[i] == nullptr || regions_[i]->in_reach());
+  }
+  return block_bytes;
+}
+
+std::byte* AttendTensors::At(Tensor tensor) const {
+  if (bytes_[tensor] == 0) return nullptr;
+  if (regions_[tensor] != nullptr) return regions_[tensor]->data() + region_offsets_[tensor];
+  const StagingBuffer& staging = tensor < kOutput ? claim_.inputs : claim_.results;
+  return staging.data() + offsets_[tensor];
+}
+
+AttendTensors::Pieces AttendTensors::PiecesOf(Tensor first, Tensor last) const {
+  Pieces pieces;
+  const SharedRegion* before = nullptr;  // where the piece before lies
+  for (int i = first; i <= last; ++i) {
+    if (bytes_[i] == 0) continue;
+    std::byte* const host = At(static_cast<Tensor>(i));
+    if (!pieces.empty() && regions_[i] == before) {
+      Piece& piece = pieces.back();
+      const size_t end = offsets_[i] - piece.offset;
+      // What is between two tensors may be copied too, if it is ours.
+      if (host == piece.host + end && (before == nullptr || end == piece.bytes)) {
+        piece.bytes = end + bytes_[i];
+        continue;
+      }
+    }
+    pieces.push_back({host, offsets_[i], bytes_[i]});
+    before = regions_[i];
+  }
+  return pieces;
+}
+
+TensorAddresses AttendTensors::InBlocks(std::byte* inputs, std::byte* results) const {
+  TensorAddresses at;
+  at.query = inputs + offsets_[kQuery];
+  at.key = inputs + offsets_[kKey];
+  at.value = inputs + offsets_[kValue];
+  at.output = results + offsets_[kOutput];
+  if (lse() != nullptr) at.lse = reinterpret_cast<float*>(results + offsets_[kLse]);
+  return at;
+}
+
+}  // namespace flashcore::server

@@ -1,0 +1,33 @@
+#include "server/request/sequence_id.h"
+
+#include <cstring>
+#include <random>
+
+namespace flashcore::server {
+
+SequenceId SequenceId::Random(uint8_t device) {
+  // Reads the operating system's source; 32 bits at a time.
+  thread_local std::random_device random;
+  const auto bits = [] { return uint64_t{random()} << 32 | random(); };
+  SequenceId id;
+  id.high = bits() / kDevices * kDevices + device;
+  id.low = bits();
+  return id;
+}
+
+std::optional<SequenceId> SequenceId::FromBytes(absl::string_view bytes) {
+  if (bytes.size() != kBytes) return std::nullopt;
+  SequenceId id;
+  std::memcpy(&id.high, bytes.data(), 8);
+  std::memcpy(&id.low, bytes.data() + 8, 8);
+  return id;
+}
+
+std::string SequenceId::ToBytes() const {
+  std::string bytes(kBytes, '\0');
+  std::memcpy(bytes.data(), &high, 8);
+  std::memcpy(bytes.data() + 8, &low, 8);
+  return bytes;
+}
+
+}  // namespace flashcore::server

@@ -1,0 +1,54 @@
+#include "server/device/device.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/engine/fakes.h"
+
+namespace flashcore::server {
+namespace {
+
+using kernels::Accumulate;
+using kernels::Arch;
+using kernels::DType;
+using ::testing::ElementsAre;
+
+// Has the kernels that it is told.
+class KernelsDevice final : public testing::HeapDevice {
+ public:
+  KernelsDevice() : HeapDevice(Options()) {}
+
+  void Add(DType dtype, int32_t head_dim) {
+    const kernels::Kernel* kernel = kernels::FindKernel({Arch::kCpu, dtype, head_dim});
+    ASSERT_NE(kernel, nullptr);
+    kernels_.push_back(kernel);
+  }
+
+  const std::vector<const kernels::Kernel*>& kernels() const override { return kernels_; }
+  absl::Status Start(int /*lane*/, const Launch& /*launch*/) override { return absl::OkStatus(); }
+
+ private:
+  std::vector<const kernels::Kernel*> kernels_;
+};
+
+TEST(DeviceTest, HeadDimsAreThoseOfEveryDTypeItHas) {
+  KernelsDevice device;
+  device.Add(DType::kFloat16, 128);
+  device.Add(DType::kFloat16, 64);
+  EXPECT_THAT(SupportedDTypes(device), ElementsAre(DType::kFloat16));
+  EXPECT_THAT(SupportedHeadDims(device), ElementsAre(64, 128));
+  device.Add(DType::kBFloat16, 128);
+  EXPECT_THAT(SupportedDTypes(device), ElementsAre(DType::kFloat16, DType::kBFloat16));
+  EXPECT_THAT(SupportedHeadDims(device), ElementsAre(128));
+}
+
+TEST(DeviceTest, ChoosesKernelsByArchAndAccumulate) {
+  const auto chosen = ChooseKernels(Arch::kCpu, Accumulate::kFloat32);
+  ASSERT_EQ(chosen.status(), absl::OkStatus());
+  EXPECT_EQ(chosen->size(), 10);
+  for (const kernels::Kernel* kernel : *chosen) EXPECT_EQ(kernel->spec.arch, Arch::kCpu);
+  EXPECT_EQ(ChooseKernels(Arch::kCpu, Accumulate::kFloat16).status(),
+            absl::UnimplementedError("no kernels for cpu: accumulate float16 is not float32"));
+}
+
+}  // namespace
+}  // namespace flashcore::server

@@ -1,0 +1,88 @@
+// A device of several lanes that computes by the float64 reference, and takes its time.
+#ifndef FLASHCORE_TESTS_DEVICE_REFERENCE_DEVICE_H_
+#define FLASHCORE_TESTS_DEVICE_REFERENCE_DEVICE_H_
+
+#include <chrono>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "kernels/half.h"
+#include "kernels/reference.h"
+#include "server/base/mutex.h"
+#include "server/request/spans.h"
+#include "tests/engine/fakes.h"
+
+namespace flashcore::server::testing {
+
+// Its results are those of ReferenceAttention, rounded. So that launches overlap in many ways,
+// lanes give way to others at random; and now and then a launch fails after it has written its
+// pages, when it is started or when it is waited for.
+class ReferenceDevice final : public HeapDevice {
+ public:
+  ReferenceDevice(const Options& options, unsigned seed) : HeapDevice(options) {
+    for (int lane = 0; lane < options.lanes; ++lane) random_.emplace_back(seed + lane);
+  }
+
+  absl::Status Start(int lane, const Launch& launch) override {
+    GiveWay(lane);
+    {
+      // A page is copied up to its last row, though another launch may be appending to it behind
+      // those that both share. What is copied of these is never read; but a race it would be.
+      MutexLock lock(&writing_);
+      WritePages(launch);
+    }
+    GiveWay(lane);
+    std::vector<kernels::Span> spans;
+    AppendSpans(launch, kv_memory().base, launch.pages.data(), &spans);
+    Attend(launch.geometry(), spans);
+    GiveWay(lane);
+    return MayFail(lane);
+  }
+
+  absl::Status Wait(int lane) override {
+    GiveWay(lane);
+    return MayFail(lane);
+  }
+
+ private:
+  absl::Status MayFail(int lane) {
+    if (random_[lane]() % 100 != 0) return absl::OkStatus();
+    return absl::InternalError("the launch failed");
+  }
+
+  // Not a yield: on a busy machine that may take long.
+  void GiveWay(int lane) {
+    std::this_thread::sleep_for(std::chrono::microseconds(random_[lane]() % 100));
+  }
+
+  static void Attend(const kernels::Geometry& geometry, const std::vector<kernels::Span>& spans) {
+    const kernels::ReferenceResult result =
+        kernels::ReferenceAttention({geometry, spans.data(), static_cast<int32_t>(spans.size())});
+    auto output = result.output.begin();
+    auto lse = result.lse.begin();
+    for (const kernels::Span& span : spans) {
+      for (int32_t row = 0; row < span.query_rows; ++row) {
+        for (int32_t head = 0; head < geometry.num_heads; ++head, ++lse) {
+          std::byte* to = span.output + row * span.row_stride + head * span.head_stride;
+          for (int32_t d = 0; d < geometry.head_dim; ++d, to += sizeof(uint16_t)) {
+            const uint16_t element =
+                kernels::FromFloat(geometry.dtype, static_cast<float>(*output++));
+            std::memcpy(to, &element, sizeof(element));
+          }
+          if (span.lse == nullptr) continue;
+          span.lse[row * span.lse_row_stride + head * span.lse_head_stride] =
+              static_cast<float>(*lse);
+        }
+      }
+    }
+  }
+
+  std::vector<std::mt19937> random_;  // [lanes]
+  Mutex writing_;
+};
+
+}  // namespace flashcore::server::testing
+
+#endif  // FLASHCORE_TESTS_DEVICE_REFERENCE_DEVICE_H_

@@ -1,0 +1,364 @@
+#include "server/engine/batcher.h"
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/engine/batcher_fixture.h"
+
+namespace flashcore::server {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+using ::testing::SizeIs;
+// ---- Batches.
+
+TEST_F(BatcherTest, TakesRequestsOfOneGeometryTogetherInOrder) {
+  Batcher batcher({10, 10, 100}, &clock_);
+  AttendOperation* a = Add(&batcher, "x", 1, 64);
+  AttendOperation* b = Add(&batcher, "x", 1, 128);
+  AttendOperation* c = Add(&batcher, "x", 2, 64);
+  AttendOperation* d = Add(&batcher, "x", 1, 128);
+  EXPECT_EQ(batcher.depth(), 4);
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(a, c));
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(b, d));
+  EXPECT_EQ(batcher.depth(), 0);
+  EXPECT_THAT(TakeOperations(&batcher), IsEmpty());
+  EXPECT_EQ(retry_, kNoDeadline);
+}
+
+TEST_F(BatcherTest, RespectsTheBatchLimits) {
+  Batcher batcher({10, 2, 10}, &clock_);
+  AttendOperation* a = Add(&batcher, "x", 6);
+  AttendOperation* b = Add(&batcher, "x", 5);   // too many rows beside a
+  AttendOperation* c = Add(&batcher, "x", 4);   // fits
+  AttendOperation* d = Add(&batcher, "x", 1);   // a third request
+  AttendOperation* e = Add(&batcher, "x", 50);  // more than a batch, but must be served
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(a, c));
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(b, d));
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(e));
+}
+
+TEST_F(BatcherTest, CountsQueryRowsOrRowsToAppend) {
+  const auto tokens = [this](std::vector<SpanShape> spans) {
+    Batcher batcher({}, &clock_);
+    AttendOperation* operation = Make("x");
+    operation->request.spans = std::move(spans);
+    return Add(&batcher, operation)->tokens;
+  };
+  const auto inline_kv = [](uint32_t query_rows, uint32_t kv_rows) {
+    return SpanShape{query_rows, kv_rows, "", {}};
+  };
+  const auto resident = [](uint32_t query_rows, uint32_t kv_rows) {
+    return SpanShape{query_rows, kv_rows, "id", {}};
+  };
+  EXPECT_EQ(tokens({inline_kv(3, 500)}), 3);
+  EXPECT_EQ(tokens({inline_kv(3, 500), inline_kv(4, 0)}), 7);
+  EXPECT_EQ(tokens({resident(0, 500)}), 500);
+  EXPECT_EQ(tokens({resident(3, 0), resident(4, 0)}), 7);
+  EXPECT_EQ(tokens({resident(3, 5), resident(0, 5), inline_kv(3, 500)}), 10);
+  EXPECT_EQ(tokens({inline_kv(0, 500)}), 1);
+}
+
+TEST_F(BatcherTest, ExpiredAndCancelledAreNeverLaunched) {
+  Batcher batcher({10, 10, 100}, &clock_);
+  AttendOperation* expired = Add(&batcher, "x");
+  expired->deadline = clock_.Now() + milliseconds(5);
+  AttendOperation* cancelled = Add(&batcher, "x");
+  cancelled->cancelled = true;
+  AttendOperation* alive = Add(&batcher, "x");
+  alive->deadline = clock_.Now() + milliseconds(6);
+  clock_.Advance(milliseconds(5));
+  const Batch batch = Take(&batcher);
+  EXPECT_THAT(batch.operations, ElementsAre(alive));
+  ASSERT_THAT(batch.dropped, SizeIs(2));
+  EXPECT_EQ(batch.dropped[0].first, expired);
+  EXPECT_EQ(batch.dropped[0].second.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(batch.dropped[0].second.message()), HasSubstr("after 5000 us"));
+  EXPECT_EQ(batch.dropped[1].first, cancelled);
+  EXPECT_EQ(batch.dropped[1].second.code(), absl::StatusCode::kCancelled);
+}
+
+TEST_F(BatcherTest, HandsOutDroppedEvenIfNothingIsLeft) {
+  Batcher batcher({10, 10, 100}, &clock_);
+  AttendOperation* cancelled = Add(&batcher, "x");
+  cancelled->cancelled = true;
+  Batch batch;
+  ASSERT_TRUE(batcher.Take(&batch));
+  EXPECT_THAT(batch.operations, IsEmpty());
+  EXPECT_THAT(batch.dropped, ElementsAre(Pair(cancelled, ::testing::_)));
+  EXPECT_EQ(batcher.depth(), 0);
+  EXPECT_EQ(batcher.clients(), 0u);
+}
+
+// ---- Fairness among clients.
+
+TEST_F(BatcherTest, ClientsJoinABatchInTurn) {
+  Batcher batcher({10, 5, 100}, &clock_);
+  AttendOperation* x1 = Add(&batcher, "x");
+  AttendOperation* x2 = Add(&batcher, "x");
+  AttendOperation* x3 = Add(&batcher, "x");
+  AttendOperation* x4 = Add(&batcher, "x");
+  AttendOperation* y1 = Add(&batcher, "y");
+  AttendOperation* y2 = Add(&batcher, "y");
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(x1, y1, x2, y2, x3));
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(x4));
+}
+
+TEST_F(BatcherTest, LeastServedClientDecidesTheGeometry) {
+  Batcher batcher({10, 10, 100}, &clock_);
+  AttendOperation* x1 = Add(&batcher, "x", 3, 64);
+  AttendOperation* x2 = Add(&batcher, "x", 1, 128);
+  AttendOperation* y1 = Add(&batcher, "y", 1, 128);
+  AttendOperation* y2 = Add(&batcher, "y", 1, 64);
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(x1, y2));
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(y1, x2));
+}
+
+TEST_F(BatcherTest, BigPrefillsAndSmallDecodesGetEqualService) {
+  Batcher batcher(kOneByOne, &clock_);
+  std::map<std::string, int64_t> served;
+  for (int i = 0; i < 5; ++i) Add(&batcher, "prefill", 100);
+  for (int i = 0; i < 500; ++i) Add(&batcher, "decode", 1);
+  while (batcher.depth() > 0) {
+    const AttendOperation* operation = TakeOperations(&batcher).front();
+    served[operation->client] += operation->tokens;
+    ASSERT_LE(std::abs(served["prefill"] - served["decode"]), 100);
+  }
+}
+
+TEST_F(BatcherTest, DecodesRideAlongWithPrefills) {
+  Batcher batcher({100, 8, 128}, &clock_);
+  for (int i = 0; i < 20; ++i) Add(&batcher, "prefill", 100);
+  for (int i = 0; i < 20; ++i) {
+    AttendOperation* decode = Add(&batcher, "decode", 1);
+    EXPECT_THAT(TakeOperations(&batcher), ::testing::Contains(decode)) << i;
+  }
+}
+
+TEST_F(BatcherTest, IdlenessEarnsNothing) {
+  Batcher batcher(kOneByOne, &clock_);
+  for (int i = 0; i < 100; ++i) Add(&batcher, "busy");
+  for (int i = 0; i < 50; ++i) TakeOperations(&batcher);
+  for (int i = 0; i < 50; ++i) Add(&batcher, "late");
+  std::map<std::string, int> served;
+  for (int i = 0; i < 10; ++i) ++served[TakeOperations(&batcher).front()->client];
+  EXPECT_THAT(served, ElementsAre(Pair("busy", 5), Pair("late", 5)));
+}
+
+TEST_F(BatcherTest, ComingBackDoesNotUndoWhatAClientWasServed) {
+  Batcher batcher(kOneByOne, &clock_);
+  Add(&batcher, "prefill", 10);
+  for (int i = 0; i < 30; ++i) Add(&batcher, "decode");
+  std::map<std::string, int64_t> served;
+  for (int i = 0; i < 22; ++i) {
+    const AttendOperation* operation = TakeOperations(&batcher).front();
+    served[operation->client] += operation->tokens;
+    if (operation->client == "prefill") Add(&batcher, "prefill", 10);  // never two at a time
+  }
+  EXPECT_THAT(served, ElementsAre(Pair("decode", 20), Pair("prefill", 20)));
+}
+
+TEST_F(BatcherTest, ClientsAreEqualAgainOnceTheQueueWasEmpty) {
+  Batcher batcher(kOneByOne, &clock_);
+  Add(&batcher, "x", 1000);
+  TakeOperations(&batcher);
+  AttendOperation* x = Add(&batcher, "x");
+  AttendOperation* y = Add(&batcher, "y");
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(x));
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(y));
+}
+
+TEST_F(BatcherTest, ForgetsClientsThatHaveNothingWaiting) {
+  Batcher batcher({50, 2}, &clock_);
+  for (int i = 0; i < 49; ++i) Add(&batcher, "steady");
+  for (int i = 0; i < 1000; ++i) {
+    Add(&batcher, absl::StrCat("passing ", i), /*rows=*/1 + i % 100);
+    const Operations taken = TakeOperations(&batcher);
+    for (const AttendOperation* operation : taken) {
+      if (operation->client == "steady") Add(&batcher, "steady");
+    }
+    ASSERT_LE(batcher.clients(), 100u);
+  }
+  while (!TakeOperations(&batcher).empty()) continue;
+  EXPECT_EQ(batcher.clients(), 0u);
+}
+
+TEST_F(BatcherTest, RemembersNoMoreIdleClientsThanMayWait) {
+  OrderSlot slot;
+  Batcher batcher({3, 1}, &clock_);
+  Add(&batcher, "x", {{&slot, kAppends}});
+  const Batch first = Take(&batcher);
+  Add(&batcher, "y", {{&slot, kAppends}});  // blocked, so nobody is served less
+  for (int i = 0; i < 20; ++i) {
+    AttendOperation* passing = Add(&batcher, absl::StrCat("passing ", i));
+    EXPECT_THAT(TakeOperations(&batcher), ElementsAre(passing));
+    EXPECT_LE(batcher.clients(), 1u + 3u);
+  }
+}
+
+// ---- A full queue.
+
+TEST_F(BatcherTest, RefusesWhenFull) {
+  Batcher batcher({2, 10, 100}, &clock_);
+  Add(&batcher, "x");
+  Add(&batcher, "x");
+  AttendOperation* displaced = nullptr;
+  const absl::Status status = batcher.Enqueue(Make("x"), &displaced);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("queue is full: 2"));
+  EXPECT_EQ(displaced, nullptr);
+  EXPECT_EQ(batcher.depth(), 2);
+}
+
+TEST_F(BatcherTest, ANewcomerDisplacesTheYoungestOfTheLongestUntilTheyHaveAlike) {
+  Batcher batcher({6, 10, 100}, &clock_);
+  Operations x;
+  for (int i = 0; i < 4; ++i) x.push_back(Add(&batcher, "x"));
+  AttendOperation* y1 = Add(&batcher, "y");
+  AttendOperation* y2 = Add(&batcher, "y");
+  AttendOperation* z1 = Make("z");
+  AttendOperation* z2 = Make("z");
+  AttendOperation* displaced = nullptr;
+  EXPECT_EQ(batcher.Enqueue(z1, &displaced), absl::OkStatus());
+  EXPECT_EQ(displaced, x[3]);
+  EXPECT_EQ(batcher.Enqueue(z2, &displaced), absl::OkStatus());
+  EXPECT_EQ(displaced, x[2]);
+  // Now each has two, and a third would be more than its share.
+  EXPECT_EQ(batcher.Enqueue(Make("z"), &displaced).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(displaced, nullptr);
+  // A newcomer with one has less than that.
+  AttendOperation* w = Make("w");
+  EXPECT_EQ(batcher.Enqueue(w, &displaced), absl::OkStatus());
+  EXPECT_EQ(displaced, x[1]);
+  EXPECT_EQ(batcher.depth(), 6);
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(x[0], y1, z1, w, y2, z2));
+}
+
+TEST_F(BatcherTest, OneMoreIsNotEnoughToBeDisplaced) {
+  Batcher batcher({3, 10, 100}, &clock_);
+  for (const char* client : {"x", "x", "y"}) Add(&batcher, client);
+  AttendOperation* displaced = nullptr;
+  // y would have as many as x.
+  EXPECT_EQ(batcher.Enqueue(Make("y"), &displaced).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(displaced, nullptr);
+}
+
+TEST_F(BatcherTest, ADisplacedOperationIsInNobodysWay) {
+  OrderSlot slot;
+  Batcher batcher({2, 10, 100}, &clock_);
+  AttendOperation* x1 = Add(&batcher, "x");
+  AttendOperation* x2 = Add(&batcher, "x", {{&slot, kAppends}});
+  AttendOperation* y = Make("y");
+  y->order = {{&slot, kReads}};
+  AttendOperation* displaced = nullptr;
+  EXPECT_EQ(batcher.Enqueue(y, &displaced), absl::OkStatus());
+  EXPECT_EQ(displaced, x2);
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(x1, y));
+}
+
+// ---- Waiting for company.
+
+TEST_F(BatcherTest, WaitsForCompanyUntilTheOldestHasWaitedEnough) {
+  Batcher batcher(kWithDelay, &clock_);
+  AttendOperation* a = Add(&batcher, "x");
+  const TimePoint due = clock_.Now() + milliseconds(5);
+  clock_.Advance(milliseconds(3));
+  AttendOperation* b = Add(&batcher, "y");
+  EXPECT_THAT(TakeOperations(&batcher), IsEmpty());
+  EXPECT_EQ(retry_, due);
+  EXPECT_EQ(batcher.depth(), 2);
+  clock_.Advance(milliseconds(2));
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(a, b));
+}
+
+TEST_F(BatcherTest, AFullBatchDoesNotWait) {
+  Batcher batcher(kWithDelay, &clock_);
+  AttendOperation* a = Add(&batcher, "x");
+  AttendOperation* b = Add(&batcher, "x");
+  EXPECT_THAT(TakeOperations(&batcher), IsEmpty());
+  AttendOperation* c = Add(&batcher, "x");
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(a, b, c));
+
+  AttendOperation* d = Add(&batcher, "x", 6);
+  EXPECT_THAT(TakeOperations(&batcher), IsEmpty());
+  AttendOperation* e = Add(&batcher, "x", 5);  // one token too many
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(d));
+  EXPECT_THAT(TakeOperations(&batcher), IsEmpty());
+  AttendOperation* f = Add(&batcher, "x", 5);  // no room for more
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(e, f));
+}
+
+TEST_F(BatcherTest, NobodyWaitsLongerBecauseAnotherClientGoesFirst) {
+  OrderSlot slot;
+  Batcher batcher(kWithDelay, &clock_);
+  Add(&batcher, "x", {{&slot, kAppends}});
+  clock_.Advance(milliseconds(5));
+  const Batch first = Take(&batcher);
+  Add(&batcher, "y", {{&slot, kAppends}});  // blocked, so y stays the least served
+  AttendOperation* x1 = Add(&batcher, "x", 1, 64);
+  clock_.Advance(milliseconds(5));
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(x1));
+  AttendOperation* x2 = Add(&batcher, "x", 1, 128);
+  clock_.Advance(milliseconds(4));
+  AttendOperation* y = Add(&batcher, "y", 1, 64);
+  EXPECT_THAT(TakeOperations(&batcher), IsEmpty());
+  clock_.Advance(milliseconds(1));  // x2 is due, y is not
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(y));
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(x2));
+}
+
+TEST_F(BatcherTest, LookingAtABatchThatIsNotDueChangesNothing) {
+  OrderSlot slot;
+  Batcher batcher({10, 5, 100, milliseconds(5)}, &clock_);
+  Add(&batcher, "w", {{&slot, kReads}});
+  clock_.Advance(milliseconds(5));
+  const Batch first = Take(&batcher);
+  const Operations operations = {Add(&batcher, "x", {{&slot, kReads}}), Add(&batcher, "y"),
+                                 Add(&batcher, "y"), Add(&batcher, "x", {{&slot, kAppends}})};
+  EXPECT_THAT(TakeOperations(&batcher), IsEmpty());
+  batcher.Release(first);
+  EXPECT_THAT(TakeOperations(&batcher), IsEmpty());  // now it had chosen the append, too
+  EXPECT_EQ(slot.running, 0);
+  clock_.Advance(milliseconds(5));
+  EXPECT_THAT(TakeOperations(&batcher),
+              ElementsAre(operations[0], operations[1], operations[3], operations[2]));
+}
+
+TEST_F(BatcherTest, AnAppendThatWasOnlyLookedAtIsInNobodysWay) {
+  OrderSlot slot;
+  Batcher batcher(kWithDelay, &clock_);
+  AttendOperation* append = Add(&batcher, "x", {{&slot, kAppends}});
+  AttendOperation* read = Add(&batcher, "y", {{&slot, kReads}});
+  EXPECT_THAT(TakeOperations(&batcher), IsEmpty());
+  append->cancelled = true;
+  EXPECT_THAT(Take(&batcher).dropped, SizeIs(1));
+  clock_.Advance(milliseconds(5));
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(read));
+}
+
+TEST_F(BatcherTest, DropsTheDeadWithoutDelay) {
+  Batcher batcher(kWithDelay, &clock_);
+  AttendOperation* dead = Add(&batcher, "x");
+  dead->cancelled = true;
+  AttendOperation* alive = Add(&batcher, "x");
+  Batch batch;
+  EXPECT_TRUE(batcher.TryTake(&batch, &retry_));
+  EXPECT_THAT(batch.dropped, ElementsAre(Pair(dead, ::testing::_)));
+  EXPECT_THAT(batch.operations, IsEmpty());
+  clock_.Advance(milliseconds(5));
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(alive));
+}
+
+}  // namespace
+}  // namespace flashcore::server

@@ -1,0 +1,197 @@
+// Named stand-ins for the clock and the device.
+#ifndef FLASHCORE_TESTS_ENGINE_FAKES_H_
+#define FLASHCORE_TESTS_ENGINE_FAKES_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/kv_pages.h"
+#include "kernels/registry.h"
+#include "server/base/clock.h"
+#include "server/base/mutex.h"
+#include "server/device/device.h"
+#include "server/request/request.h"
+#include "server/telemetry/metrics.h"
+
+namespace flashcore::server::testing {
+
+// Stands still until it is told to advance. Thread-safe.
+class FakeClock final : public Clock {
+ public:
+  TimePoint Now() const override { return TimePoint(Nanoseconds(now_.load())); }
+  void Advance(Nanoseconds duration) { now_ += duration.count(); }
+
+ private:
+  std::atomic<int64_t> now_{1'000'000'000};
+};
+
+// What a FakeDevice did, and a gate that tests hold it at. Outlives the device.
+struct FakeDeviceControl {
+  Mutex mutex;
+  CondVar changed;
+  bool open ABSL_GUARDED_BY(mutex) = true;
+  int entered ABSL_GUARDED_BY(mutex) = 0;            // batches that have been started
+  size_t most_under_way ABSL_GUARDED_BY(mutex) = 0;  // of a lane
+  std::vector<size_t> batch_sizes ABSL_GUARDED_BY(mutex);
+  absl::Status result ABSL_GUARDED_BY(mutex);
+
+  void SetOpen(bool value) {
+    MutexLock lock(&mutex);
+    open = value;
+    changed.NotifyAll();
+  }
+  void SetResult(absl::Status status) {
+    MutexLock lock(&mutex);
+    result = std::move(status);
+  }
+  void WaitUntilEntered(int batches) {
+    MutexLock lock(&mutex);
+    while (entered < batches) changed.Wait(&mutex);
+  }
+  std::vector<size_t> BatchSizes() {
+    MutexLock lock(&mutex);
+    return batch_sizes;
+  }
+  size_t MostUnderWay() {
+    MutexLock lock(&mutex);
+    return most_under_way;
+  }
+};
+
+// Carries out the part of a launch that writes K/V, and of moves, as a CPU does.
+inline void WritePages(const Launch& launch) {
+  const kernels::PageLayout layout = launch.page_layout();
+  kernels::CopyPagesCpu(layout.page_bytes(), launch.copies.data(),
+                        static_cast<int32_t>(launch.copies.size()), nullptr);
+  kernels::AppendRowsCpu(layout, launch.appends.data(), static_cast<int32_t>(launch.appends.size()),
+                         nullptr);
+}
+inline void CopyPages(const PageMoves& moves) {
+  for (const PageMoves::OfOneSize& group : moves.groups) {
+    kernels::CopyPagesCpu(group.page_bytes, group.copies.data(),
+                          static_cast<int32_t>(group.copies.size()), nullptr);
+  }
+}
+
+// What every device of the tests has: K/V pages on the heap, poisoned with NaN.
+class HeapDevice : public Device {
+ public:
+  struct Options {
+    std::string id = "fake";
+    int lanes = 1;
+    int slots = 1;  // of a lane
+    size_t kv_memory_bytes = size_t{1} << 20;
+    size_t kv_hot_bytes = 0;
+  };
+
+  explicit HeapDevice(const Options& options)
+      : kv_(static_cast<std::byte*>(std::aligned_alloc(64, options.kv_memory_bytes))),
+        kv_memory_{kv_.get(), options.kv_memory_bytes, options.kv_hot_bytes} {
+    info_.id = options.id;
+    info_.name = info_.arch = "fake";
+    info_.lanes = options.lanes;
+    info_.slots = options.slots;
+    for (const kernels::Kernel& kernel : kernels::AllKernels()) {
+      if (kernel.spec.arch == kernels::Arch::kCpu) kernels_.push_back(&kernel);
+    }
+    std::memset(kv_.get(), 0xff, options.kv_memory_bytes);
+  }
+
+  const DeviceInfo& info() const override { return info_; }
+  const std::vector<const kernels::Kernel*>& kernels() const override { return kernels_; }
+  StagingPool::Allocator staging_allocator() override { return StagingPool::HeapAllocator(); }
+  KvMemory kv_memory() const override { return kv_memory_; }
+
+  // For those that do it all in Start.
+  absl::Status Wait(int /*lane*/) override { return absl::OkStatus(); }
+  absl::Status CopyPages(int /*lane*/, int64_t page_bytes,
+                         absl::Span<const kernels::PageCopy> copies) override {
+    kernels::CopyPagesCpu(page_bytes, copies.data(), static_cast<int32_t>(copies.size()), nullptr);
+    return absl::OkStatus();
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
+
+  const std::unique_ptr<std::byte, Free> kv_;
+  const KvMemory kv_memory_;
+  DeviceInfo info_;
+  std::vector<const kernels::Kernel*> kernels_;
+};
+
+// "Attends" by copying Q to O, when it is waited for and its gate is open.
+class FakeDevice final : public HeapDevice {
+ public:
+  explicit FakeDevice(FakeDeviceControl* control) : FakeDevice(control, Options()) {}
+  FakeDevice(FakeDeviceControl* control, const Options& options)
+      : HeapDevice(options), control_(control) {}
+
+  absl::Status Start(int lane, const Launch& launch) override {
+    WritePages(launch);
+    MutexLock lock(&control_->mutex);
+    under_way_[lane].push_back(&launch);
+    control_->most_under_way = std::max(control_->most_under_way, under_way_[lane].size());
+    ++control_->entered;
+    control_->batch_sizes.push_back(launch.operations.size());
+    control_->changed.NotifyAll();
+    return absl::OkStatus();
+  }
+
+  absl::Status Wait(int lane) override {
+    MutexLock lock(&control_->mutex);
+    while (!control_->open) control_->changed.Wait(&control_->mutex);
+    const Launch& launch = *under_way_[lane].front();
+    under_way_[lane].pop_front();
+    for (AttendOperation* operation : launch.operations) {
+      if (operation->request.query_bytes == 0) continue;
+      std::memcpy(operation->tensors.output(), operation->tensors.query(),
+                  operation->request.query_bytes);
+    }
+    return control_->result;
+  }
+
+ private:
+  FakeDeviceControl* const control_;
+  std::map<int, std::deque<const Launch*>> under_way_ ABSL_GUARDED_BY(control_->mutex);  // by lane
+};
+
+inline Metrics::Options FakeMetricsOptions(std::vector<RpcMethod> methods = {}) {
+  return {"test", {{"fake", "fake", "fake"}}, std::move(methods)};
+}
+
+// Gives a request, whose heads are set, its spans and the bytes of tensors that they need.
+inline void SetSpans(std::vector<SpanShape> spans, AttendRequest* request) {
+  request->spans = std::move(spans);
+  const size_t row_bytes = request->head_dim * kernels::DTypeBytes(request->dtype);
+  request->query_bytes =
+      static_cast<size_t>(request->query_rows()) * request->num_heads * row_bytes;
+  request->key_bytes = request->value_bytes =
+      static_cast<size_t>(request->kv_rows()) * request->num_kv_heads * row_bytes;
+}
+
+// A valid request of one span.
+inline AttendRequest MakeRequest(uint32_t query_rows = 1, uint32_t kv_rows = 1,
+                                 uint32_t num_heads = 2, uint32_t num_kv_heads = 1,
+                                 uint32_t head_dim = 64) {
+  AttendRequest request;
+  request.num_heads = num_heads;
+  request.num_kv_heads = num_kv_heads;
+  request.head_dim = head_dim;
+  request.softmax_scale = 0.125f;
+  SetSpans({{query_rows, kv_rows, "", {}}}, &request);
+  return request;
+}
+
+}  // namespace flashcore::server::testing
+
+#endif  // FLASHCORE_TESTS_ENGINE_FAKES_H_

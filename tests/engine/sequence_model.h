@@ -1,0 +1,132 @@
+// What resident sequences should be: plain rows, and tokens for the pages that they share.
+#ifndef FLASHCORE_TESTS_ENGINE_SEQUENCE_MODEL_H_
+#define FLASHCORE_TESTS_ENGINE_SEQUENCE_MODEL_H_
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <shared_mutex>
+#include <vector>
+
+#include "server/kv/sequence.h"
+#include "server/request/spans.h"
+
+namespace flashcore::server::testing {
+
+// Pages that live, and their bytes.
+struct PageCount {
+  std::atomic<size_t> pages{0};
+  std::atomic<size_t> bytes{0};
+};
+
+// A page that lives as long as a layer holds it.
+class PageToken {
+ public:
+  PageToken(PageCount* count, size_t bytes) : count_(count), bytes_(bytes) {
+    ++count_->pages;
+    count_->bytes += bytes_;
+  }
+  ~PageToken() {
+    --count_->pages;
+    count_->bytes -= bytes_;
+  }
+  PageToken(const PageToken&) = delete;
+  PageToken& operator=(const PageToken&) = delete;
+
+ private:
+  PageCount* const count_;
+  const size_t bytes_;
+};
+
+// One layer. A copy of it is a fork.
+class ModelLayer {
+ public:
+  ModelLayer(const SequenceShape& shape, PageCount* count)
+      : layout_(shape.page_layout()), count_(count) {}
+
+  uint64_t length() const { return length_; }
+  size_t kv_bytes() const { return pages_.size() * layout_.page_bytes(); }
+
+  void Append(const SpanTensors& from, uint32_t rows) {
+    // The page that is written is this layer's alone afterwards, copied or not: a new token either
+    // way, and the old one lives if others hold it.
+    if (length_ % kernels::kPageTokens != 0) pages_.pop_back();
+    for (uint32_t row = 0; row < rows; ++row) {
+      for (int32_t head = 0; head < layout_.num_kv_heads; ++head) {
+        const int64_t at = row * from.kv_strides.row + head * from.kv_strides.head;
+        key_.insert(key_.end(), from.key + at, from.key + at + layout_.row_bytes());
+        value_.insert(value_.end(), from.value + at, from.value + at + layout_.row_bytes());
+      }
+    }
+    length_ += rows;
+    while (pages_.size() < PagesFor(length_)) {
+      pages_.push_back(std::make_shared<PageToken>(count_, layout_.page_bytes()));
+    }
+  }
+
+  void Truncate(uint64_t length) {
+    length_ = length;
+    key_.resize(length * dense_row_bytes());
+    value_.resize(length * dense_row_bytes());
+    pages_.resize(PagesFor(length));
+  }
+
+  // Dense, [rows, kv_heads, head_dim].
+  kernels::KvView view() const {
+    kernels::KvView kv;
+    kv.key = key_.data();
+    kv.value = value_.data();
+    kv.row_stride = dense_row_bytes();
+    kv.head_stride = layout_.row_bytes();
+    kv.page_stride = kernels::kPageTokens * kv.row_stride;
+    kv.rows = static_cast<int32_t>(length_);
+    return kv;
+  }
+
+ private:
+  static size_t PagesFor(uint64_t rows) {
+    return (rows + kernels::kPageTokens - 1) / kernels::kPageTokens;
+  }
+  int64_t dense_row_bytes() const { return layout_.num_kv_heads * layout_.row_bytes(); }
+
+  kernels::PageLayout layout_;
+  PageCount* count_;
+  uint64_t length_ = 0;
+  std::vector<std::byte> key_, value_;
+  std::vector<std::shared_ptr<PageToken>> pages_;
+};
+
+// A sequence. Whoever holds the lock of a layer knows what is in it and that nobody changes it, but
+// for deletion, which asks nobody. Locks are taken in the order of sequences' addresses, then
+// layers.
+struct ModelSequence {
+  ModelSequence(const SequenceInfo& info, PageCount* count)
+      : id(info.id),
+        shape(info.shape),
+        pin(info.pin),
+        layers(info.shape.num_layers, ModelLayer(info.shape, count)),
+        locks(info.shape.num_layers) {}
+
+  size_t kv_bytes() const {
+    size_t bytes = 0;
+    for (const ModelLayer& layer : layers) bytes += layer.kv_bytes();
+    return bytes;
+  }
+  std::vector<uint64_t> lengths() const {
+    std::vector<uint64_t> lengths;
+    for (const ModelLayer& layer : layers) lengths.push_back(layer.length());
+    return lengths;
+  }
+
+  const SequenceId id;
+  const SequenceShape shape;
+  const bool pin;
+  std::atomic<bool> doomed{false};  // will be deleted at any moment, or has been
+  std::atomic<bool> gone{false};    // has been
+  std::vector<ModelLayer> layers;
+  std::deque<std::shared_mutex> locks;  // [num_layers]
+};
+
+}  // namespace flashcore::server::testing
+
+#endif  // FLASHCORE_TESTS_ENGINE_SEQUENCE_MODEL_H_

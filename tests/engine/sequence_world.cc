@@ -1,0 +1,245 @@
+#include "tests/engine/sequence_world.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "gtest/gtest.h"
+#include "tests/device/device_setting.h"
+
+namespace flashcore::server::testing {
+namespace {
+
+using absl::StatusCode;
+
+constexpr SequenceShape kShapes[] = {
+    {1, 1, 32, kernels::DType::kFloat16},   // pages of 8 KiB
+    {3, 2, 32, kernels::DType::kBFloat16},  // of 16 KiB
+    {1, 2, 64, kernels::DType::kFloat16},   // of 32 KiB
+};
+
+constexpr size_t kMaxSequences = 24;
+
+bool SameShape(const SequenceShape& a, const SequenceShape& b) {
+  return a.num_layers == b.num_layers && a.num_kv_heads == b.num_kv_heads &&
+         a.head_dim == b.head_dim;
+}
+
+}  // namespace
+
+SequenceWorld::SequenceWorld(std::unique_ptr<Device> device, bool exact, Copy copy,
+                             const Clock* clock)
+    : exact_(exact), copy_(copy), engine_(EngineOptions(), std::move(device), clock, &metrics_) {}
+
+Engine::Options SequenceWorld::EngineOptions() {
+  Engine::Options options;
+  options.sequences.superblock_bytes = kSuperblockBytes;
+  options.batcher.max_batch_requests = 6;
+  return options;
+}
+
+bool SequenceWorld::Full() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return sequences_.size() >= kMaxSequences;
+}
+
+SequencePtr SequenceWorld::PickAny(uint32_t random) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return sequences_.empty() ? nullptr : sequences_[random % sequences_.size()];
+}
+
+std::vector<SequencePtr> SequenceWorld::PickSome(uint32_t random, size_t count) const {
+  std::vector<SequencePtr> picked;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (size_t i = 0; i < sequences_.size() && picked.size() < count; ++i) {
+    const SequencePtr& sequence = sequences_[(random + i) % sequences_.size()];
+    if (picked.empty() || SameShape(picked[0]->shape, sequence->shape)) picked.push_back(sequence);
+  }
+  std::sort(picked.begin(), picked.end());
+  return picked;
+}
+
+SequencePtr SequenceWorld::Remove(uint32_t random) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (sequences_.empty()) return nullptr;
+  std::swap(sequences_[random % sequences_.size()], sequences_.back());
+  const SequencePtr removed = std::move(sequences_.back());
+  sequences_.pop_back();
+  return removed;
+}
+
+void SequenceWorld::Add(const SequencePtr& sequence) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  sequences_.push_back(sequence);
+}
+
+void SequenceWorld::Create(uint32_t random, bool pin) {
+  if (Full()) return;
+  const SequenceShape& shape = kShapes[random % std::size(kShapes)];
+  const auto info = engine_.sequences().Create(shape, pin, "alice");
+  ASSERT_TRUE(info.ok()) << info.status();
+  const auto sequence = std::make_shared<ModelSequence>(*info, &pages_);
+  ExpectAgrees(*sequence, *info);
+  Add(sequence);
+}
+
+void SequenceWorld::Fork(const SequencePtr& parent, std::optional<uint64_t> length, bool pin,
+                         bool too_long) {
+  if (Full()) return;
+  const auto info = engine_.sequences().Fork(parent->id, length, pin, "alice");
+  ExpectOutcome(info.status(), *parent, too_long);
+  if (!info.ok()) return;
+  const auto child = std::make_shared<ModelSequence>(*info, &pages_);
+  child->layers = parent->layers;
+  if (length.has_value()) {
+    for (ModelLayer& layer : child->layers) layer.Truncate(*length);
+  }
+  ExpectAgrees(*child, *info);
+  Add(child);
+}
+
+void SequenceWorld::Delete(uint32_t random) {
+  const SequencePtr sequence = Remove(random);
+  if (sequence == nullptr) return;
+  sequence->doomed = true;
+  EXPECT_EQ(engine_.sequences().Delete(sequence->id), absl::OkStatus());
+  sequence->gone = true;
+  EXPECT_EQ(engine_.sequences().Get(sequence->id).status().code(), StatusCode::kNotFound);
+}
+
+void SequenceWorld::ExpectAgrees(const ModelSequence& sequence, const SequenceInfo& info) const {
+  EXPECT_TRUE(info.id == sequence.id);
+  EXPECT_EQ(info.layer_lengths, sequence.lengths());
+  EXPECT_EQ(info.kv_bytes, sequence.kv_bytes());
+  EXPECT_LE(info.hot_bytes, info.kv_bytes);
+  EXPECT_EQ(info.pin, sequence.pin);
+}
+
+void SequenceWorld::ExpectOutcome(const absl::Status& status, const ModelSequence& sequence,
+                                  bool wrong) {
+  if (status.code() == StatusCode::kNotFound) {
+    EXPECT_TRUE(sequence.doomed);
+  } else {
+    EXPECT_EQ(status.code(), wrong ? StatusCode::kInvalidArgument : StatusCode::kOk) << status;
+  }
+}
+
+absl::Status SequenceWorld::WaitFor(AttendJob* job) {
+  if (job->ended.wait_for(std::chrono::minutes(2)) != std::future_status::ready) {
+    std::cerr << "a request does not end" << std::endl;
+    std::abort();  // the engine has its address
+  }
+  const absl::Status status = job->ended.get();
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++outcomes_[status.code()];
+  return status;
+}
+
+void SequenceWorld::MovePagesUntil(const std::atomic<bool>& stop, unsigned seed) {
+  std::mt19937 random(seed);
+  const auto pause = [&] {
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
+  };
+  while (!stop) {
+    const PageMoves moves = engine_.sequences().BeginMoves(random() % (size_t{256} << 10));
+    pause();
+    if (moves.empty()) continue;
+    const bool ok = random() % 8 != 0;  // else nothing is copied
+    for (const PageMoves::OfOneSize& group : moves.groups) {
+      for (const kernels::PageCopy& page : group.copies) {
+        if (ok) copy_(page.to, page.from, static_cast<size_t>(group.page_bytes));
+      }
+    }
+    engine_.sequences().EndMoves(moves, ok);
+  }
+}
+
+void SequenceWorld::ExpectAllAgree() {
+  SequenceStore& store = engine_.sequences();
+  for (const SequencePtr& sequence : sequences_) {
+    const auto info = store.Get(sequence->id);
+    ASSERT_TRUE(info.ok()) << info.status();
+    ExpectAgrees(*sequence, *info);
+    for (uint32_t layer = 0; layer < sequence->shape.num_layers; ++layer) {
+      ExpectHolds(*sequence, layer);
+    }
+  }
+  // The engine may be moving pages, which then count twice.
+  SequenceStore::Stats stats = store.stats();
+  for (int i = 0; i < 1000 && stats.pages != pages_.pages; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    stats = store.stats();
+  }
+  EXPECT_EQ(stats.pages, pages_.pages);
+  EXPECT_EQ(stats.hot.used_bytes + stats.cold.used_bytes, pages_.bytes);
+  EXPECT_EQ(stats.sequences, sequences_.size());
+  EXPECT_EQ(store.List("alice", 0, 1000).sequences.size(), sequences_.size());
+  EXPECT_EQ(engine_.staging().used_bytes(), 0u);
+}
+
+// Compares a layer row by row, as a launch sees it.
+void SequenceWorld::ExpectHolds(const ModelSequence& sequence, uint32_t layer) {
+  AttendOperation operation;
+  operation.request = MakeRequest(1, 0, sequence.shape.num_kv_heads, sequence.shape.num_kv_heads,
+                                  sequence.shape.head_dim);
+  operation.request.dtype = sequence.shape.dtype;
+  operation.request.layer = layer;
+  operation.request.spans[0].sequence_id = sequence.id.ToBytes();
+  ASSERT_EQ(engine_.Prepare(&operation), absl::OkStatus());
+  Launch launch;
+  AttendOperation* const operations[] = {&operation};
+  engine_.sequences().Begin(operations, &launch);
+  ASSERT_EQ(launch.operations.size(), 1u);
+  std::vector<kernels::Span> spans;
+  AppendSpans(launch, engine_.sequences().arena_base(), launch.pages.data(), &spans);
+  const kernels::KvView& has = spans[0].kv;
+  const kernels::KvView should = sequence.layers[layer].view();
+  ASSERT_EQ(has.rows, should.rows);
+  std::vector<std::byte> row_has(sequence.shape.page_layout().row_bytes());
+  const auto expect_row = [&](const std::byte* at, const std::byte* from, int32_t row) {
+    copy_(row_has.data(), at, row_has.size());
+    EXPECT_EQ(std::memcmp(row_has.data(), from, row_has.size()), 0) << "row " << row;
+  };
+  for (int32_t row = 0; row < has.rows; ++row) {
+    const int64_t page = has.pages[row / kernels::kPageTokens];
+    for (uint32_t head = 0; head < sequence.shape.num_kv_heads; ++head) {
+      const int64_t at = page * has.page_stride + head * has.head_stride +
+                         row % kernels::kPageTokens * has.row_stride;
+      const int64_t from = row * should.row_stride + head * should.head_stride;
+      expect_row(has.key + at, should.key + from, row);
+      expect_row(has.value + at, should.value + from, row);
+    }
+  }
+  engine_.sequences().End(launch, true);
+}
+
+// Else the test would say less than it seems to.
+void SequenceWorld::ExpectEveryOutcome() const {
+  for (const StatusCode code : {StatusCode::kOk, StatusCode::kCancelled, StatusCode::kNotFound,
+                                StatusCode::kFailedPrecondition, StatusCode::kDeadlineExceeded,
+                                StatusCode::kResourceExhausted}) {
+    EXPECT_GT(outcomes_.count(code), 0u) << "never " << absl::StatusCodeToString(code);
+  }
+  if (engine_.device().kv_memory().hot_bytes == 0) return;
+  EXPECT_GT(metrics_.kv_promoted_bytes.Value(), 0u);
+  EXPECT_GT(metrics_.kv_demoted_bytes.Value(), 0u);
+}
+
+void SequenceWorld::DeleteAll() {
+  for (const SequencePtr& sequence : sequences_) {
+    EXPECT_EQ(engine_.sequences().Delete(sequence->id), absl::OkStatus());
+  }
+  sequences_.clear();
+}
+
+void SequenceWorld::ExpectEmpty() {
+  const SequenceStore::Stats stats = engine_.sequences().stats();
+  EXPECT_EQ(stats.sequences, 0u);
+  EXPECT_EQ(stats.pages, 0u);
+  EXPECT_EQ(stats.metadata_bytes, 0u);
+  EXPECT_EQ(stats.hot.used_bytes + stats.cold.used_bytes, 0u);
+}
+
+}  // namespace flashcore::server::testing

@@ -1,0 +1,261 @@
+// SequenceStore: what launches take and give back, one at a time and several at once.
+#include <memory>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/kv/sequence_store_fixture.h"
+
+namespace flashcore::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::OperationPtr;
+using testing::Rows;
+using testing::SequenceStoreTest;
+using ::testing::SizeIs;
+
+using absl::StatusCode;
+
+using SequenceLaunchTest = SequenceStoreTest;
+
+TEST_F(SequenceLaunchTest, AppendsAcrossPages) {
+  const SequenceId id = Load(Rows(60, 'a'));
+  EXPECT_EQ(Pages(), 1u);
+  const OperationPtr operation = Lease({{id, Rows(100, 'b')}});
+  const auto launch = Begin({operation.get()});
+  EXPECT_THAT(operation->sequence_lengths, ElementsAre(160));
+  EXPECT_THAT(launch->appends, SizeIs(3));
+  EXPECT_EQ(Text(*launch), Rows(60, 'a') + Rows(100, 'b'));
+  EXPECT_EQ(Length(id), 60u) << "visible before the launch has ended";
+  store_->End(*launch, true);
+  EXPECT_EQ(Length(id), 160u);
+  EXPECT_EQ(Pages(), 3u);
+  EXPECT_EQ(Text(id), Rows(60, 'a') + Rows(100, 'b'));
+}
+
+TEST_F(SequenceLaunchTest, OperationsOfOneLaunchSeeWhatThoseBeforeThemAppend) {
+  const SequenceId id = Create();
+  const OperationPtr first = Lease({{id, Rows(10, 'a')}});
+  const OperationPtr reader = Lease({{id, ""}});
+  const OperationPtr second = Lease({{id, Rows(60, 'b')}});
+  const auto launch = Begin({first.get(), reader.get(), second.get()});
+  EXPECT_EQ(Text(*launch, 0), Rows(10, 'a'));
+  EXPECT_EQ(Text(*launch, 1), Rows(10, 'a'));
+  EXPECT_EQ(Text(*launch, 2), Rows(10, 'a') + Rows(60, 'b'));
+  store_->End(*launch, true);
+  EXPECT_EQ(Text(id), Rows(10, 'a') + Rows(60, 'b'));
+  EXPECT_EQ(Pages(), 2u);
+}
+
+TEST_F(SequenceLaunchTest, AFailedLaunchLeavesEverythingAsItWas) {
+  const SequenceId parent = Load("parent");
+  const SequenceId child = Fork(parent);
+  const SequenceId lone = Load("lone");
+  const OperationPtr copies = Lease({{child, "x"}});
+  const OperationPtr in_place = Lease({{lone, Rows(70, 'x')}});
+  const auto launch = Begin({copies.get(), in_place.get()});
+  EXPECT_EQ(Pages(), 4u);
+  store_->End(*launch, false);
+  EXPECT_EQ(Pages(), 2u);
+  EXPECT_EQ(Text(parent), "parent");
+  EXPECT_EQ(Text(child), "parent");
+  EXPECT_EQ(Text(lone), "lone");
+  ASSERT_EQ(Append(child, "!"), absl::OkStatus());
+  ASSERT_EQ(Append(lone, "!"), absl::OkStatus());
+  EXPECT_EQ(Text(child), "parent!");
+  EXPECT_EQ(Text(lone), "lone!");
+}
+
+TEST_F(SequenceLaunchTest, ExpectedLengthCountsWhatTheLaunchAppendsBefore) {
+  const SequenceId id = Load("abc");
+  EXPECT_EQ(Append({{id, "d", 3}}), absl::OkStatus());
+  const absl::Status retried = Append({{id, "d", 3}});
+  EXPECT_EQ(retried.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(retried.message()),
+              HasSubstr("expected_length: 3; the sequence has 4 rows in layer 0"));
+
+  const OperationPtr first = Lease({{id, "ef", 4}});
+  const OperationPtr second = Lease({{id, "g", 6}});
+  const OperationPtr late = Lease({{id, "h", 6}});
+  const auto launch = Begin({first.get(), second.get(), late.get()});
+  EXPECT_THAT(launch->operations, ElementsAre(first.get(), second.get()));
+  ASSERT_THAT(launch->refused, SizeIs(1));
+  EXPECT_EQ(launch->refused[0].second.code(), StatusCode::kFailedPrecondition);
+  store_->End(*launch, true);
+  EXPECT_EQ(Text(id), "abcdefg");
+}
+
+TEST_F(SequenceLaunchTest, ARequestThatFillsTheArenaAppendsNothingAtAll) {
+  Open({}, /*pages=*/6);
+  const SequenceId a = Load("a");
+  const SequenceId child = Fork(a);
+  const SequenceId b = Load("b");
+  const OperationPtr before = Lease({{a, Rows(100, 'x')}});  // a copy, and a new page
+  const OperationPtr too_much = Lease({{a, "y"}, {child, "y"}, {b, Rows(200, 'y')}});
+  const OperationPtr after = Lease({{b, Rows(64, 'z')}});
+  const auto launch = Begin({before.get(), too_much.get(), after.get()});
+  ASSERT_THAT(launch->refused, SizeIs(1));
+  EXPECT_EQ(launch->refused[0].first, too_much.get());
+  EXPECT_EQ(launch->refused[0].second.code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(launch->refused[0].second.message()), HasSubstr("spans[2]: "));
+  EXPECT_THAT(launch->copies, SizeIs(1));
+  EXPECT_THAT(launch->appends, SizeIs(4));  // each of the other two on two pages
+  EXPECT_THAT(launch->resident, SizeIs(2));
+  EXPECT_EQ(Pages(), 5u);
+  store_->End(*launch, true);
+  EXPECT_EQ(Text(a), "a" + Rows(100, 'x'));
+  EXPECT_EQ(Text(child), "a");
+  EXPECT_EQ(Text(b), "b" + Rows(64, 'z'));
+
+  // Alone it leaves no trace either.
+  EXPECT_EQ(Append({{child, "y"}, {b, Rows(200, 'y')}}).code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(Pages(), 5u);
+  ASSERT_EQ(Append({{child, "!"}, {b, "!"}}), absl::OkStatus());
+  EXPECT_EQ(Text(child), "a!");
+  EXPECT_EQ(Text(b), "b" + Rows(64, 'z') + "!");
+}
+
+TEST_F(SequenceLaunchTest, TheFirstAppendToASharedPartlyFilledPageCopiesIt) {
+  const SequenceId parent = Load(Rows(64, 'a') + "tail");
+  const SequenceId child = Fork(parent);
+  const OperationPtr first = Lease({{child, "+child"}});
+  const auto launch = Begin({first.get()});
+  EXPECT_THAT(launch->copies, SizeIs(1));
+  store_->End(*launch, true);
+  EXPECT_EQ(Pages(), 3u);
+
+  const OperationPtr second = Lease({{child, "+again"}});
+  const auto next = Begin({second.get()});
+  EXPECT_THAT(next->copies, IsEmpty()) << "the page is the child's own";
+  store_->End(*next, true);
+  ASSERT_EQ(Append(parent, "+parent"), absl::OkStatus());
+  EXPECT_EQ(Pages(), 3u);
+  EXPECT_EQ(Text(child), Rows(64, 'a') + "tail+child+again");
+  EXPECT_EQ(Text(parent), Rows(64, 'a') + "tail+parent");
+}
+
+TEST_F(SequenceLaunchTest, AFullSharedPageIsNotCopied) {
+  const SequenceId child = Fork(Load(Rows(64, 'a')));
+  const OperationPtr operation = Lease({{child, "b"}});
+  const auto launch = Begin({operation.get()});
+  EXPECT_THAT(launch->copies, IsEmpty());
+  store_->End(*launch, true);
+  EXPECT_EQ(Pages(), 2u);
+}
+
+TEST_F(SequenceLaunchTest, ForksThatAppendInOneLaunchEachGetACopy) {
+  const SequenceId parent = Load("p");
+  const SequenceId a = Fork(parent);
+  const SequenceId b = Fork(parent);
+  ASSERT_EQ(store_->Delete(parent), absl::OkStatus());
+  ASSERT_EQ(Append({{a, "+a"}, {b, "+b"}}), absl::OkStatus());
+  EXPECT_EQ(Text(a), "p+a");
+  EXPECT_EQ(Text(b), "p+b");
+  EXPECT_EQ(Pages(), 2u);
+}
+
+TEST_F(SequenceLaunchTest, AForkDuringALaunchHasWhatWasThereBefore) {
+  const SequenceId parent = Load("abc");
+  const OperationPtr operation = Lease({{parent, "def"}});
+  const auto launch = Begin({operation.get()});
+  const SequenceId child = Fork(parent);
+  ASSERT_EQ(Append(child, "xyz"), absl::OkStatus());
+  store_->End(*launch, true);
+  EXPECT_EQ(Text(parent), "abcdef");
+  EXPECT_EQ(Text(child), "abcxyz");
+}
+
+TEST_F(SequenceLaunchTest, TruncateDiscardsWhatARunningLaunchAppends) {
+  const SequenceId id = Load(Rows(64, 'a') + "bcd");
+  const OperationPtr operation = Lease({{id, Rows(100, 'x')}});
+  const auto launch = Begin({operation.get()});
+  EXPECT_EQ(Pages(), 3u);
+  ASSERT_TRUE(store_->Truncate(id, 65, {}).ok());
+  store_->End(*launch, true);
+  EXPECT_EQ(Length(id), 65u);
+  EXPECT_EQ(Pages(), 2u);
+  ASSERT_EQ(Append(id, "y"), absl::OkStatus());
+  EXPECT_EQ(Text(id), Rows(64, 'a') + "by");
+}
+
+TEST_F(SequenceLaunchTest, TruncateDiscardsTheCopyOfASharedPageToo) {
+  const SequenceId parent = Load("abc");
+  const SequenceId child = Fork(parent);
+  const OperationPtr operation = Lease({{child, "xyz"}});
+  const auto launch = Begin({operation.get()});
+  ASSERT_TRUE(store_->Truncate(child, 3, {}).ok());  // keeps all that it has, but nothing pending
+  store_->End(*launch, true);
+  EXPECT_EQ(Text(child), "abc");
+  EXPECT_EQ(Pages(), 1u);
+}
+
+TEST_F(SequenceLaunchTest, PagesThatALaunchUsesStayUntilItHasEnded) {
+  const SequenceId truncated = Load(Rows(200, 'a'));
+  const SequenceId deleted = Load(Rows(64, 'b'));
+  const OperationPtr read = Lease({{truncated, ""}});
+  const OperationPtr append = Lease({{deleted, "c"}});
+  const auto launch = Begin({read.get(), append.get()});
+  ASSERT_TRUE(store_->Truncate(truncated, 1, {}).ok());
+  ASSERT_EQ(store_->Delete(deleted), absl::OkStatus());
+  EXPECT_FALSE(Exists(deleted));
+  EXPECT_EQ(Pages(), 6u);
+  Load(Rows(640, 'z'));  // takes other pages
+  EXPECT_EQ(Text(*launch, 0), Rows(200, 'a'));
+  EXPECT_EQ(Text(*launch, 1), Rows(64, 'b') + "c");
+  store_->End(*launch, true);
+  EXPECT_EQ(Pages(), 11u);
+  EXPECT_EQ(Text(truncated), "a");
+}
+
+TEST_F(SequenceLaunchTest, ASequenceThatIsDeletedWhileItsRequestWaitsIsNotFound) {
+  const SequenceId deleted = Load("deleted");
+  const SequenceId kept = Load("kept");
+  const OperationPtr both = Lease({{kept, "+x"}, {deleted, "+x"}});
+  const OperationPtr other = Lease({{kept, "+y"}});
+  ASSERT_EQ(store_->Delete(deleted), absl::OkStatus());
+  const auto launch = Begin({both.get(), other.get()});
+  ASSERT_THAT(launch->refused, SizeIs(1));
+  EXPECT_EQ(launch->refused[0].first, both.get());
+  EXPECT_EQ(launch->refused[0].second.code(), StatusCode::kNotFound);
+  EXPECT_THAT(std::string(launch->refused[0].second.message()), HasSubstr("spans[1].sequence_id"));
+  store_->End(*launch, true);
+  EXPECT_EQ(Text(kept), "kept+y");
+  EXPECT_EQ(Pages(), 1u);
+}
+
+TEST_F(SequenceLaunchTest, WhatIsDroppedIsFreeWhenEveryLaunchOfThatTimeHasEnded) {
+  const SequenceId kept = Load("kept");
+  for (const bool older_ends_first : {true, false}) {
+    const SequenceId dropped = Load("dropped");
+    const OperationPtr read_kept = Lease({{kept, ""}});
+    const OperationPtr read_dropped = Lease({{dropped, ""}});
+    const auto older = Begin({read_kept.get()});
+    const auto younger = Begin({read_dropped.get()});
+    EXPECT_LT(older->id, younger->id);
+    ASSERT_EQ(store_->Delete(dropped), absl::OkStatus());
+    const auto later = Begin({read_kept.get()});
+    store_->End(older_ends_first ? *older : *younger, true);
+    EXPECT_EQ(Pages(), 2u);
+    store_->End(older_ends_first ? *younger : *older, true);
+    EXPECT_EQ(Pages(), 1u) << "waits for a launch that began afterwards";
+    store_->End(*later, true);
+  }
+}
+
+TEST_F(SequenceLaunchTest, ALaunchOfInlineKvIsNoneOfTheStores) {
+  AttendOperation operation;
+  operation.request = testing::MakeRequest();
+  ASSERT_EQ(store_->Lease(&operation), absl::OkStatus());
+  Launch launch;
+  AttendOperation* const operations[] = {&operation};
+  store_->Begin(operations, &launch);
+  EXPECT_THAT(launch.operations, ElementsAre(&operation));
+  EXPECT_EQ(launch.id, 0u);
+  store_->End(launch, true);
+}
+
+}  // namespace
+}  // namespace flashcore::server

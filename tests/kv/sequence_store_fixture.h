@@ -1,0 +1,165 @@
+// A SequenceStore without an engine: tests step through launches themselves, and K/V reads as text.
+#ifndef FLASHCORE_TESTS_KV_SEQUENCE_STORE_FIXTURE_H_
+#define FLASHCORE_TESTS_KV_SEQUENCE_STORE_FIXTURE_H_
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/kv_pages.h"
+#include "server/kv/sequence_store.h"
+#include "tests/engine/fakes.h"
+
+namespace flashcore::server::testing {
+
+using OperationPtr = std::unique_ptr<AttendOperation>;
+
+// A row of K/V is a character: all bytes of its key, and inverted all of its value. So what a test
+// appends is a text, and what a sequence holds can be compared with one.
+//
+// Pages have 8 KiB, and so do superblocks: memory for n pages takes n pages.
+class SequenceStoreTest : public ::testing::Test {
+ protected:
+  static constexpr uint32_t kHeadDim = 32;
+  static constexpr size_t kRowBytes = kHeadDim * 2;
+  static constexpr size_t kPageBytes = 8192;
+
+  SequenceStoreTest() { Open(); }
+
+  // In place of the store that there was; with room for `pages`.
+  void Open(SequenceStore::Options options = {}, size_t pages = 32, size_t hot_pages = 0) {
+    store_.reset();
+    options.superblock_bytes = kPageBytes;
+    options.dtypes = {kernels::DType::kFloat16};
+    options.head_dims = {kHeadDim, 64};
+    memory_.input_bytes = pages * kPageBytes;
+    memory_.inputs.Reset();
+    EXPECT_EQ(staging_.Lend(&memory_), absl::OkStatus());
+    store_ = std::make_unique<SequenceStore>(
+        options, KvMemory{memory_.inputs.data(), pages * kPageBytes, hot_pages * kPageBytes},
+        &clock_, &metrics_);
+  }
+
+  static SequenceShape Shape(uint32_t layers = 1) {
+    return {layers, 1, kHeadDim, kernels::DType::kFloat16};
+  }
+  SequenceId Create(uint32_t layers = 1, bool pin = false, const char* client = "alice") {
+    return store_->Create(Shape(layers), pin, client)->id;
+  }
+  SequenceId Fork(SequenceId id, std::optional<uint64_t> length = {}) {
+    return store_->Fork(id, length, /*pin=*/false, "alice")->id;
+  }
+  // One with `text` in layer 0.
+  SequenceId Load(const std::string& text, bool pin = false) {
+    const SequenceId id = Create(1, pin);
+    EXPECT_EQ(Append(id, text), absl::OkStatus());
+    return id;
+  }
+
+  // What one span appends to a sequence before it attends to it.
+  struct Part {
+    SequenceId id;
+    std::string text;
+    std::optional<uint64_t> expected_length = {};
+  };
+
+  OperationPtr MakeOperation(const std::vector<Part>& parts, uint32_t layer = 0) {
+    auto operation = std::make_unique<AttendOperation>();
+    operation->request = MakeRequest(1, 1, 1, 1, kHeadDim);
+    operation->request.layer = layer;
+    std::vector<SpanShape> spans;
+    std::string text;
+    for (const Part& part : parts) {
+      spans.push_back(
+          {1, static_cast<uint32_t>(part.text.size()), part.id.ToBytes(), part.expected_length});
+      text += part.text;
+    }
+    SetSpans(std::move(spans), &operation->request);
+    EXPECT_EQ(operation->tensors.Allocate(operation->request, &staging_), absl::OkStatus());
+    for (size_t row = 0; row < text.size(); ++row) {
+      std::memset(operation->tensors.key() + row * kRowBytes, text[row], kRowBytes);
+      std::memset(operation->tensors.value() + row * kRowBytes, ~text[row], kRowBytes);
+    }
+    return operation;
+  }
+  OperationPtr Lease(const std::vector<Part>& parts, uint32_t layer = 0) {
+    OperationPtr operation = MakeOperation(parts, layer);
+    EXPECT_EQ(store_->Lease(operation.get()), absl::OkStatus());
+    return operation;
+  }
+
+  // A launch whose pages are written, as a device does it at once.
+  std::unique_ptr<Launch> Begin(const std::vector<AttendOperation*>& operations) {
+    auto launch = std::make_unique<Launch>();
+    store_->Begin(operations, launch.get());
+    if (!launch->operations.empty()) WritePages(*launch);
+    return launch;
+  }
+
+  // A whole request, from Lease to End.
+  absl::Status Append(const std::vector<Part>& parts, uint32_t layer = 0) {
+    const OperationPtr operation = Lease(parts, layer);
+    const std::unique_ptr<Launch> launch = Begin({operation.get()});
+    store_->End(*launch, true);
+    return launch->refused.empty() ? absl::OkStatus() : launch->refused[0].second;
+  }
+  absl::Status Append(SequenceId id, const std::string& text, uint32_t layer = 0) {
+    return Append({{id, text}}, layer);
+  }
+
+  // The K/V that a span of `launch` attends to, of all that name a sequence.
+  std::string Text(const Launch& launch, size_t span = 0) const {
+    const ResidentKv& kv = launch.resident[span];
+    std::string text;
+    for (int32_t row = 0; row < kv.rows; ++row) {
+      const size_t page = launch.pages[kv.first_page + row / kernels::kPageTokens];
+      const std::byte* key =
+          store_->arena_base() + page * Arena::kUnitBytes + row % kernels::kPageTokens * kRowBytes;
+      const std::byte* value = key + kernels::kPageTokens * kRowBytes;
+      for (size_t i = 0; i < kRowBytes; ++i) EXPECT_EQ(key[0], key[i]) << "row " << row;
+      for (size_t i = 0; i < kRowBytes; ++i) EXPECT_EQ(key[0], ~value[i]) << "row " << row;
+      text.push_back(static_cast<char>(key[0]));
+    }
+    return text;
+  }
+  std::string Text(SequenceId id, uint32_t layer = 0) {
+    const OperationPtr operation = Lease({{id, ""}}, layer);
+    const std::unique_ptr<Launch> launch = Begin({operation.get()});
+    const std::string text = Text(*launch);
+    store_->End(*launch, true);
+    return text;
+  }
+
+  // As a lane moves them; what BeginMoves gave is copied at once.
+  PageMoves BeginMoves(size_t max_bytes = ~size_t{0}) {
+    PageMoves moves = store_->BeginMoves(max_bytes);
+    CopyPages(moves);
+    return moves;
+  }
+  void MovePages() { store_->EndMoves(BeginMoves(), true); }
+
+  uint64_t Length(SequenceId id, uint32_t layer = 0) const {
+    return store_->Get(id)->layer_lengths[layer];
+  }
+  size_t HotPages(SequenceId id) const { return store_->Get(id)->hot_bytes / kPageBytes; }
+  size_t Pages() const { return store_->stats().pages; }
+  bool Exists(SequenceId id) const { return store_->Get(id).ok(); }
+
+  StagingPool staging_{size_t{64} << 20, StagingPool::HeapAllocator()};
+  FakeClock clock_;
+  MetricRegistry registry_;
+  DeviceMetrics metrics_{"fake", &registry_};
+  StagingClaim memory_;
+  std::unique_ptr<SequenceStore> store_;
+};
+
+// A text of `rows` rows.
+inline std::string Rows(size_t rows, char c) { return std::string(rows, c); }
+
+}  // namespace flashcore::server::testing
+
+#endif  // FLASHCORE_TESTS_KV_SEQUENCE_STORE_FIXTURE_H_

@@ -1,0 +1,323 @@
+// SequenceStore: which sequences there are, what they share, who pays, and when they go.
+#include "server/kv/sequence_store.h"
+
+#include <chrono>
+#include <set>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/kv/sequence_store_fixture.h"
+
+namespace flashcore::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::OperationPtr;
+using testing::Rows;
+using testing::SequenceStoreTest;
+
+using absl::StatusCode;
+using std::chrono::seconds;
+
+TEST_F(SequenceStoreTest, CreateTellsOfAnEmptySequence) {
+  const SequenceInfo info = *store_->Create(Shape(3), /*pin=*/true, "alice");
+  EXPECT_THAT(info.layer_lengths, ElementsAre(0, 0, 0));
+  EXPECT_EQ(info.shape.num_layers, 3u);
+  EXPECT_EQ(info.kv_bytes, 0u);
+  EXPECT_TRUE(info.pin);
+  EXPECT_EQ(store_->stats().sequences, 1u);
+  EXPECT_EQ(Pages(), 0u);
+}
+
+TEST_F(SequenceStoreTest, IdsDiffer) {
+  std::set<std::string> ids;
+  for (int i = 0; i < 1000; ++i) EXPECT_TRUE(ids.insert(Create().ToBytes()).second);
+}
+
+TEST_F(SequenceStoreTest, RefusesShapesBeyondTheLimitsAndSaysWhich) {
+  SequenceStore::Options options;
+  options.max_layers = 4;
+  options.max_heads = 3;
+  Open(options);
+  const auto refusal = [&](SequenceShape shape) {
+    const absl::Status status = store_->Create(shape, false, "alice").status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  constexpr auto kFloat16 = kernels::DType::kFloat16;
+  EXPECT_THAT(refusal({0, 1, 32, kFloat16}), HasSubstr("num_layers: 0 is not in 1..4"));
+  EXPECT_THAT(refusal({5, 1, 32, kFloat16}), HasSubstr("num_layers: 5 is not in 1..4"));
+  EXPECT_THAT(refusal({1, 0, 32, kFloat16}), HasSubstr("num_kv_heads: 0 is not in 1..3"));
+  EXPECT_THAT(refusal({1, 4, 32, kFloat16}), HasSubstr("num_kv_heads: 4 is not in 1..3"));
+  EXPECT_THAT(refusal({1, 1, 48, kFloat16}), HasSubstr("head_dim: 48 is not one of 32, 64"));
+  EXPECT_THAT(refusal({1, 1, 32, kernels::DType::kBFloat16}),
+              HasSubstr("dtype: bfloat16 is not one of float16"));
+  EXPECT_THAT(refusal({1, 2, 32, kFloat16}), HasSubstr("need pages of 16384 bytes; at most 8192"));
+  EXPECT_EQ(store_->stats().sequences, 0u);
+}
+
+TEST_F(SequenceStoreTest, LimitsTheSequencesOfEachClient) {
+  SequenceStore::Options options;
+  options.client_sequences = 2;
+  Open(options);
+  const SequenceId first = Create();
+  const SequenceId second = Create();
+  EXPECT_EQ(store_->Create(Shape(), false, "alice").status().code(),
+            StatusCode::kResourceExhausted);
+  EXPECT_EQ(store_->Fork(first, {}, false, "alice").status().code(),
+            StatusCode::kResourceExhausted);
+  EXPECT_TRUE(store_->Fork(first, {}, false, "bob").ok());
+  ASSERT_EQ(store_->Delete(second), absl::OkStatus());
+  EXPECT_TRUE(store_->Fork(first, {}, false, "alice").ok());
+}
+
+TEST_F(SequenceStoreTest, LimitsTheKvBytesThatTheSequencesOfAClientTook) {
+  SequenceStore::Options options;
+  options.client_kv_bytes = 2 * kPageBytes;
+  Open(options);
+  const SequenceId a = Load(Rows(128, 'a'));
+  const absl::Status refused = Append(a, "b");
+  EXPECT_EQ(refused.code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("hold 16384 of 16384 bytes"));
+  EXPECT_EQ(Text(a), Rows(128, 'a'));
+
+  // Alice pays for what she took, as long as Bob shares it.
+  const SequenceId shared = store_->Fork(a, 64, false, "bob")->id;
+  ASSERT_EQ(store_->Delete(a), absl::OkStatus());
+  const SequenceId b = Load(Rows(64, 'b'));
+  EXPECT_EQ(Append(b, "b").code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(Append(shared, Rows(128, 'c')), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(shared), absl::OkStatus());
+  EXPECT_EQ(Append(b, "b"), absl::OkStatus());
+}
+
+TEST_F(SequenceStoreTest, LimitsTheMetadataOfAllSequencesTogether) {
+  const SequenceId parent = Load(Rows(640, 'p'));
+  const size_t created_bytes = store_->stats().metadata_bytes;
+  const SequenceId child = Fork(parent);
+  const size_t forked_bytes = store_->stats().metadata_bytes - created_bytes;
+  EXPECT_EQ(forked_bytes, created_bytes + 10 * sizeof(PageId));
+  ASSERT_EQ(store_->Delete(child), absl::OkStatus());
+  EXPECT_EQ(store_->stats().metadata_bytes, created_bytes);
+
+  SequenceStore::Options options;
+  options.metadata_bytes = 3 * created_bytes;
+  Open(options);
+  const SequenceId full = Load(Rows(640, 'f'));
+  Create();
+  EXPECT_EQ(store_->Fork(full, {}, false, "bob").status().code(), StatusCode::kResourceExhausted);
+  EXPECT_TRUE(store_->Fork(full, 0, false, "bob").ok());
+  EXPECT_EQ(store_->Create(Shape(), false, "bob").status().code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(store_->stats().metadata_bytes, 3 * created_bytes);
+}
+
+TEST_F(SequenceStoreTest, AForkSharesThePages) {
+  const SequenceId parent = Load(Rows(64, 'a') + Rows(64, 'b') + Rows(2, 'c'));
+  const SequenceInfo whole = *store_->Fork(parent, {}, false, "bob");
+  const SequenceInfo part = *store_->Fork(parent, 65, false, "bob");
+  EXPECT_THAT(whole.layer_lengths, ElementsAre(130));
+  EXPECT_THAT(part.layer_lengths, ElementsAre(65));
+  EXPECT_EQ(whole.kv_bytes, 3 * kPageBytes);
+  EXPECT_EQ(part.kv_bytes, 2 * kPageBytes);
+  EXPECT_EQ(Pages(), 3u);
+  EXPECT_EQ(Text(part.id), Rows(64, 'a') + "b");
+
+  ASSERT_EQ(store_->Delete(parent), absl::OkStatus());
+  EXPECT_EQ(Pages(), 3u);
+  ASSERT_EQ(store_->Delete(whole.id), absl::OkStatus());
+  EXPECT_EQ(Pages(), 2u);
+  EXPECT_EQ(Text(part.id), Rows(64, 'a') + "b");
+  ASSERT_EQ(store_->Delete(part.id), absl::OkStatus());
+  EXPECT_EQ(Pages(), 0u);
+}
+
+TEST_F(SequenceStoreTest, AForkHasTheRowsOfEveryLayer) {
+  const SequenceId parent = Create(2);
+  ASSERT_EQ(Append(parent, "aaa", 0), absl::OkStatus());
+  ASSERT_EQ(Append(parent, "b", 1), absl::OkStatus());
+  const SequenceId whole = Fork(parent);
+  EXPECT_EQ(Text(whole, 0), "aaa");
+  EXPECT_EQ(Text(whole, 1), "b");
+  EXPECT_EQ(Text(Fork(parent, 1), 0), "a");
+  const absl::Status refused = store_->Fork(parent, 2, false, "alice").status();
+  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("length: 2; layer 1 has only 1 rows"));
+}
+
+TEST_F(SequenceStoreTest, AForkOfAForkOutlivesBoth) {
+  const SequenceId first = Load("first");
+  const SequenceId second = Fork(first);
+  ASSERT_EQ(store_->Delete(first), absl::OkStatus());
+  ASSERT_EQ(Append(second, "+second"), absl::OkStatus());  // nobody else has the page any more
+  const SequenceId third = Fork(second);
+  ASSERT_EQ(store_->Delete(second), absl::OkStatus());
+  EXPECT_EQ(Pages(), 1u);
+  ASSERT_EQ(Append(third, "+third"), absl::OkStatus());
+  EXPECT_EQ(Text(third), "first+second+third");
+  EXPECT_EQ(Pages(), 1u);
+  EXPECT_EQ(store_->Fork(first, {}, false, "alice").status().code(), StatusCode::kNotFound);
+}
+
+TEST_F(SequenceStoreTest, TruncateDropsWholePagesAndKeepsTheRest) {
+  const SequenceId id = Load(Rows(64, 'a') + Rows(64, 'b') + "c");
+  const SequenceInfo info = *store_->Truncate(id, 66, 129);
+  EXPECT_THAT(info.layer_lengths, ElementsAre(66));
+  EXPECT_EQ(info.kv_bytes, 2 * kPageBytes);
+  EXPECT_EQ(Pages(), 2u);
+  ASSERT_EQ(Append(id, "d"), absl::OkStatus());
+  EXPECT_EQ(Text(id), Rows(64, 'a') + "bbd");
+  ASSERT_TRUE(store_->Truncate(id, 64, {}).ok());
+  EXPECT_EQ(Pages(), 1u);
+  ASSERT_TRUE(store_->Truncate(id, 0, {}).ok());
+  EXPECT_EQ(Pages(), 0u);
+  ASSERT_EQ(Append(id, "e"), absl::OkStatus());
+  EXPECT_EQ(Text(id), "e");
+}
+
+TEST_F(SequenceStoreTest, TruncateRefusesWhatItCannotKeep) {
+  const SequenceId id = Create(2);
+  ASSERT_EQ(Append(id, "aaa", 0), absl::OkStatus());
+  ASSERT_EQ(Append(id, "b", 1), absl::OkStatus());
+  EXPECT_EQ(store_->Truncate(id, 2, {}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(store_->Truncate(id, 1, 1).status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(store_->Truncate(SequenceId{}, 0, {}).status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(Text(id, 0), "aaa");
+  ASSERT_TRUE(store_->Truncate(id, 1, 3).ok());
+  EXPECT_EQ(Text(id, 0), "a");
+  EXPECT_EQ(Text(id, 1), "b");
+}
+
+TEST_F(SequenceStoreTest, ADeletedSequenceIsGone) {
+  const SequenceId id = Load("text");
+  ASSERT_EQ(store_->Delete(id), absl::OkStatus());
+  EXPECT_EQ(Pages(), 0u);
+  EXPECT_EQ(store_->stats().sequences, 0u);
+  EXPECT_EQ(store_->stats().metadata_bytes, 0u);
+  EXPECT_EQ(store_->Delete(id).code(), StatusCode::kNotFound);
+  EXPECT_EQ(store_->Get(id).status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(store_->Lease(MakeOperation({{id, ""}}).get()).code(), StatusCode::kNotFound);
+}
+
+TEST_F(SequenceStoreTest, LeasesOnlyWhatFitsTheRequest) {
+  const SequenceId id = Create();
+  const auto refusal = [&](const std::vector<Part>& parts, auto change) {
+    const OperationPtr operation = MakeOperation(parts);
+    change(&operation->request);
+    const absl::Status status = store_->Lease(operation.get());
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_TRUE(operation->sequences.empty());
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refusal({{id, ""}}, [](AttendRequest* r) { r->layer = 1; }), HasSubstr("layer: 1"));
+  EXPECT_THAT(refusal({{id, ""}}, [](AttendRequest* r) { r->num_kv_heads = 2; }),
+              HasSubstr("num_kv_heads: 2; the sequence of spans[0] has 1"));
+  EXPECT_THAT(refusal({{id, ""}}, [](AttendRequest* r) { r->head_dim = 64; }),
+              HasSubstr("head_dim: 64"));
+  EXPECT_THAT(refusal({{id, ""}}, [](AttendRequest* r) { r->dtype = kernels::DType::kBFloat16; }),
+              HasSubstr("dtype: "));
+  EXPECT_THAT(refusal({{Create(), ""}, {id, ""}, {id, ""}}, [](AttendRequest*) {}),
+              HasSubstr("spans[2].sequence_id: names a sequence that an earlier span names too"));
+  clock_.Advance(seconds(1));
+  EXPECT_EQ(store_->Get(id)->idle, seconds(1)) << "a refused request holds a lease";
+}
+
+TEST_F(SequenceStoreTest, IdleSequencesExpire) {
+  SequenceStore::Options options;
+  options.idle_timeout = seconds(10);
+  Open(options);
+  const SequenceId idle = Load("idle");
+  const SequenceId used = Load("used");
+  const SequenceId leased = Load("leased");
+  OperationPtr lease = Lease({{leased, ""}});
+  clock_.Advance(seconds(6));
+  EXPECT_EQ(Text(used), "used");
+  EXPECT_EQ(store_->Get(idle)->idle, seconds(6));
+  EXPECT_EQ(store_->Get(leased)->idle, seconds(0));
+  store_->ExpireIdle();
+  EXPECT_TRUE(Exists(idle));
+
+  clock_.Advance(seconds(4));
+  store_->ExpireIdle();
+  EXPECT_FALSE(Exists(idle));
+  EXPECT_TRUE(Exists(used));
+  EXPECT_TRUE(Exists(leased));
+  EXPECT_EQ(Pages(), 2u);
+  EXPECT_EQ(metrics_.sequences_expired.Value(), 1u);
+
+  lease.reset();  // begins its idle time
+  clock_.Advance(seconds(9));
+  store_->ExpireIdle();
+  EXPECT_FALSE(Exists(used));
+  EXPECT_TRUE(Exists(leased));
+}
+
+TEST_F(SequenceStoreTest, WithoutATimeoutNothingExpires) {
+  const SequenceId id = Create();
+  clock_.Advance(std::chrono::hours(1000));
+  store_->ExpireIdle();
+  EXPECT_TRUE(Exists(id));
+}
+
+TEST_F(SequenceStoreTest, AFullArenaEvictsWhatWasUsedLongestAgoAndIsNotLeased) {
+  SequenceStore::Options options;
+  options.evict = SequenceStore::Eviction::kLru;
+  Open(options, /*pages=*/4);
+  const SequenceId leased = Load("a");
+  const SequenceId first = Load("b");
+  const SequenceId second = Load("c");
+  const SequenceId third = Load("d");
+  const OperationPtr lease = Lease({{leased, ""}});
+  EXPECT_EQ(Text(first), "b");  // so second is now the one used longest ago
+
+  ASSERT_EQ(Append(third, Rows(64, 'd')), absl::OkStatus());
+  EXPECT_FALSE(Exists(second));
+  ASSERT_EQ(Append(third, Rows(64, 'd')), absl::OkStatus());
+  EXPECT_FALSE(Exists(first));
+  EXPECT_EQ(metrics_.sequences_evicted.Value(), 2u);
+  EXPECT_EQ(Append(third, Rows(64, 'd')).code(), StatusCode::kResourceExhausted);
+  EXPECT_TRUE(Exists(leased));
+  EXPECT_EQ(Length(third), 129u);
+}
+
+TEST_F(SequenceStoreTest, WithoutEvictionAFullArenaRefuses) {
+  Open({}, /*pages=*/2);
+  const SequenceId idle = Load("a");
+  const SequenceId id = Load("b");
+  const absl::Status refused = Append(id, Rows(64, 'b'));
+  EXPECT_EQ(refused.code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("16384 of 16384 bytes are in use"));
+  EXPECT_TRUE(Exists(idle));
+  EXPECT_EQ(Text(id), "b");
+}
+
+TEST_F(SequenceStoreTest, ListsTheSequencesOfAClientPageByPage) {
+  std::vector<SequenceId> ids;
+  for (int i = 0; i < 5; ++i) {
+    ids.push_back(Create());
+    Create(1, false, "bob");
+  }
+  const auto list = [&](uint64_t after) {
+    const SequenceStore::Listing listing = store_->List("alice", after, 2);
+    std::vector<SequenceId> listed;
+    for (const SequenceInfo& info : listing.sequences) listed.push_back(info.id);
+    return std::make_pair(listed, listing.next);
+  };
+  const auto [first, after_first] = list(0);
+  EXPECT_THAT(first, ElementsAre(ids[0], ids[1]));
+  const auto [second, after_second] = list(after_first);
+  EXPECT_THAT(second, ElementsAre(ids[2], ids[3]));
+  const auto [last, after_last] = list(after_second);
+  EXPECT_THAT(last, ElementsAre(ids[4]));
+  EXPECT_EQ(after_last, 0u);
+
+  // What goes meanwhile, even the one at the seam, disturbs no other.
+  ASSERT_EQ(store_->Delete(ids[1]), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(ids[2]), absl::OkStatus());
+  EXPECT_THAT(list(after_first).first, ElementsAre(ids[3], ids[4]));
+  EXPECT_THAT(store_->List("nobody", 0, 2).sequences, IsEmpty());
+}
+
+}  // namespace
+}  // namespace flashcore::server

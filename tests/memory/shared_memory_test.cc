@@ -1,0 +1,256 @@
+#include "server/memory/shared_memory.h"
+
+#include <signal.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/base/align.h"
+#include "server/request/request.h"
+#include "server/request/validate.h"
+#include "tests/engine/fakes.h"
+#include "tests/memory/test_segment.h"
+
+namespace flashcore::server {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::TestSegment;
+
+constexpr size_t kPage = 4096;
+
+TEST(SharedSegmentTest, RefusesWhatIsNoNameOrNoSegment) {
+  const auto code = [](const std::string& name, uint64_t bytes = 16) {
+    return SharedSegment::Open(name, bytes, /*read_only=*/true).status().code();
+  };
+  for (const char* name : {"", "/", "x", "/a/b", "/../x", "//x", "/.", "/.."}) {
+    EXPECT_EQ(code(name), absl::StatusCode::kInvalidArgument) << name;
+  }
+  EXPECT_EQ(code(std::string("/a\0b", 4)), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code("/" + std::string(256, 'a')), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code("/flashcore-test-that-is-not-there"), absl::StatusCode::kNotFound);
+  const TestSegment segment(kPage);
+  EXPECT_EQ(code(segment.name(), kPage), absl::StatusCode::kOk);
+  for (const uint64_t bytes : {uint64_t{0}, uint64_t{15}, uint64_t{kPage + 1}, ~uint64_t{0}}) {
+    EXPECT_EQ(code(segment.name(), bytes), absl::StatusCode::kInvalidArgument) << bytes;
+  }
+}
+
+TEST(SharedSegmentTest, ComparesTheFirstBytes) {
+  const TestSegment memory(kPage);
+  std::memcpy(memory.data(), "challenge", 9);
+  const auto segment = SharedSegment::Open(memory.name(), kPage, /*read_only=*/true);
+  EXPECT_TRUE(segment->StartsWith("challenge"));
+  EXPECT_FALSE(segment->StartsWith("challenged"));
+}
+
+TEST(SharedRegionTest, IsTheClientsMemory) {
+  const TestSegment memory(3 * kPage);
+  const auto region = memory.Map();
+  memory.data()[2 * kPage] = std::byte{7};
+  EXPECT_EQ(region->data()[2 * kPage], std::byte{7});
+  region->data()[5] = std::byte{9};
+  EXPECT_EQ(memory.data()[5], std::byte{9});
+  EXPECT_EQ(region->Check(), absl::OkStatus());
+}
+
+TEST(SharedRegionTest, AShorterFileIsSeenBeforeItIsTouched) {
+  TestSegment memory(2 * kPage);
+  const auto region = memory.Map();
+  memory.Resize(2 * kPage - 1);
+  EXPECT_EQ(region->Check().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+// By several threads at a time, beside a region that stays.
+TEST(SharedRegionTest, TouchingWhatIsGoneLeavesTheProcessAliveAndTheRegionUseless) {
+  constexpr size_t kPages = 64;
+  TestSegment memory(kPages * kPage);
+  const TestSegment other(kPage);
+  const auto kept = other.Map();
+  kept->data()[0] = std::byte{1};
+  for (const bool read_only : {false, true}) {
+    memory.Resize(kPages * kPage);
+    std::memset(memory.data(), 5, kPages * kPage);
+    const auto region = memory.Map(read_only);
+    memory.Resize(kPage);
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < 4; ++i) {
+      threads.emplace_back([&, i] {
+        int sum = 0;
+        for (size_t page = i; page < kPages; page += 4) {
+          volatile std::byte* const byte = region->data() + page * kPage;
+          if (!read_only) *byte = std::byte{3};
+          sum += static_cast<int>(*byte);
+        }
+        EXPECT_GE(sum, 0);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    memory.Resize(kPages * kPage);  // too late
+    EXPECT_EQ(region->Check().code(), absl::StatusCode::kFailedPrecondition);
+  }
+  EXPECT_EQ(kept->Check(), absl::OkStatus());
+  EXPECT_EQ(other.data()[0], std::byte{1});
+}
+
+TEST(FaultGuardDeathTest, OtherFaultsEndTheProcessAsBefore) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto fault = [] {
+    signal(SIGBUS, SIG_DFL);  // a sanitizer's own would only report
+    const TestSegment guarded(kPage);
+    const auto region = guarded.Map();
+    TestSegment memory(kPage);
+    memory.Resize(0);
+    *const_cast<volatile std::byte*>(memory.data()) = std::byte{1};
+  };
+  EXPECT_EXIT(fault(), ::testing::KilledBySignal(SIGBUS), "");
+}
+
+TEST(FaultGuardTest, ThereAreSoManyAndNoMore) {
+  std::vector<std::byte> memory(kPage);
+  std::vector<FaultGuard> guards;
+  for (size_t i = 0; i < FaultGuard::kMaxGuards; ++i) {
+    auto guard = FaultGuard::Make(memory.data(), kPage);
+    ASSERT_TRUE(guard.has_value()) << i;
+    guards.push_back(*std::move(guard));
+  }
+  EXPECT_FALSE(FaultGuard::Make(memory.data(), kPage).has_value());
+  guards.pop_back();
+  EXPECT_TRUE(FaultGuard::Make(memory.data(), kPage).has_value());
+}
+
+class SharedMemoryTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<std::string> Register(SharedMemory* memory, const TestSegment& segment,
+                                       const std::string& client = "a") {
+    return memory->Register(SharedSegment::Open(segment.name(), segment.bytes(), false).value(),
+                            client);
+  }
+
+  testing::FakeDeviceControl control_;
+  testing::FakeDevice device_{&control_};
+  Gauge bytes_, regions_;
+};
+
+TEST_F(SharedMemoryTest, QuotasHoldUntilTheLastUseEnds) {
+  SharedMemory::Options options;
+  options.total_bytes = 4 * kPage;
+  options.client_bytes = 3 * kPage;
+  options.client_regions = 2;
+  SharedMemory memory(options, &device_, &bytes_, &regions_);
+  const TestSegment one(kPage), two(2 * kPage);
+  const auto first = Register(&memory, one), second = Register(&memory, one);
+  ASSERT_EQ(first.status(), absl::OkStatus());
+  ASSERT_EQ(second.status(), absl::OkStatus());
+  EXPECT_NE(*first, *second);
+  EXPECT_THAT(Register(&memory, one).status().message(), HasSubstr("at most 2"));
+  EXPECT_THAT(Register(&memory, TestSegment(4 * kPage), "b").status().message(),
+              HasSubstr("of all clients"));
+  const auto in_use = memory.Find(*first);
+  ASSERT_EQ(in_use.status(), absl::OkStatus());
+  memory.Unregister(*first);
+  EXPECT_EQ(memory.Find(*first).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Register(&memory, two).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(bytes_.Value(), 2 * kPage);
+}
+
+TEST_F(SharedMemoryTest, WhatIsUnregisteredGoesWithItsLastUse) {
+  SharedMemory memory({}, &device_, &bytes_, &regions_);
+  const auto id = Register(&memory, TestSegment(kPage));
+  auto in_use = memory.Find(*id);
+  memory.Unregister(*id);
+  EXPECT_EQ(regions_.Value(), 1);
+  (*in_use)->data()[0] = std::byte{1};
+  in_use->reset();
+  EXPECT_EQ(regions_.Value(), 0);
+  EXPECT_EQ(bytes_.Value(), 0);
+}
+
+// Request with Q, K and V next to each other in a region, then O and LSE.
+class SharedTensorsTest : public ::testing::Test {
+ protected:
+  SharedTensorsTest() {
+    request_.return_lse = true;
+    uint64_t offset = 16;
+    const size_t bytes[] = {request_.query_bytes, request_.key_bytes, request_.value_bytes,
+                            request_.output_bytes(), request_.lse_bytes()};
+    for (int i = 0; i < kNumTensors; ++i) {
+      request_.ranges[i] = {region_, offset};
+      offset += AlignUp(bytes[i], 16);
+    }
+  }
+
+  absl::Status Validate() {
+    const RequestLimits limits = {16, 16, {kernels::DType::kFloat16}, {64}, 1e12};
+    return ValidateAttend(request_, limits);
+  }
+
+  TestSegment memory_{4 * kPage};
+  std::shared_ptr<const SharedRegion> region_ = memory_.Map();
+  AttendRequest request_ = testing::MakeRequest(2, 3);
+  StagingPool pool_{1 << 20, StagingPool::HeapAllocator()};
+};
+
+TEST_F(SharedTensorsTest, TakeNoStagingMemory) {
+  ASSERT_EQ(Validate(), absl::OkStatus());
+  AttendTensors tensors;
+  ASSERT_EQ(tensors.Allocate(request_, &pool_), absl::OkStatus());
+  EXPECT_EQ(pool_.used_bytes(), 0u);
+  EXPECT_EQ(tensors.query(), region_->data() + 16);
+  EXPECT_EQ(tensors.value(), region_->data() + request_.ranges[kValue].offset);
+  EXPECT_EQ(reinterpret_cast<std::byte*>(tensors.lse()),
+            region_->data() + request_.ranges[kLse].offset);
+  EXPECT_FALSE(tensors.in_reach()) << "nobody has pinned it";
+  for (const auto& pieces : {tensors.inputs(), tensors.results()}) {
+    for (const auto& piece : pieces)
+      EXPECT_LE(piece.host + piece.bytes, region_->data() + 4 * kPage);
+  }
+}
+
+TEST_F(SharedTensorsTest, StagingMemoryIsForTheRest) {
+  request_.ranges[kQuery] = {};
+  request_.ranges[kLse] = {};
+  AttendTensors tensors;
+  ASSERT_EQ(tensors.Allocate(request_, &pool_), absl::OkStatus());
+  ASSERT_EQ(tensors.inputs().size(), 2u) << "K and V follow each other, as in a block";
+  EXPECT_EQ(tensors.inputs()[0].bytes, request_.query_bytes);
+  EXPECT_EQ(tensors.inputs()[1].host, region_->data() + request_.ranges[kKey].offset);
+  ASSERT_EQ(tensors.results().size(), 2u);
+  EXPECT_EQ(tensors.results()[1].bytes, request_.lse_bytes());
+  request_.ranges[kValue].offset += 16;
+  AttendTensors apart;
+  ASSERT_EQ(apart.Allocate(request_, &pool_), absl::OkStatus());
+  EXPECT_EQ(apart.inputs().size(), 3u);
+  const auto* const lse = reinterpret_cast<std::byte*>(tensors.lse());
+  const StagingBuffer results = tensors.TakeResults();
+  EXPECT_EQ(lse, results.data() + tensors.lse_offset());
+}
+
+TEST_F(SharedTensorsTest, RangesMustFit) {
+  const auto refused = [&](Tensor tensor, uint64_t offset, const char* why) {
+    const MemoryRange good = request_.ranges[tensor];
+    request_.ranges[tensor].offset = offset;
+    const absl::Status status = Validate();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr(why));
+    request_.ranges[tensor] = good;
+  };
+  refused(kQuery, 8, "query_range.offset: 8 is not a multiple of 16");
+  refused(kKey, 4 * kPage, "key_range.offset: 16384, and the tensor has");
+  refused(kValue, 4 * kPage - request_.value_bytes + 16, "the region has 16384");
+  refused(kOutput, ~uint64_t{15}, "output_range");
+  request_.return_lse = false;
+  EXPECT_THAT(Validate().message(), HasSubstr("lse_range: is set"));
+  request_.return_lse = true;
+  request_.ranges[kOutput].region = memory_.Map(/*read_only=*/true);
+  EXPECT_THAT(Validate().message(), HasSubstr("output_range: the region is read_only"));
+}
+
+}  // namespace
+}  // namespace flashcore::server

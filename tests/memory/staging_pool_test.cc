@@ -1,0 +1,250 @@
+#include "server/memory/staging_pool.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace flashcore::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+absl::StatusOr<StagingBuffer> Lend(StagingPool* pool, size_t bytes) {
+  StagingClaim claim;
+  claim.input_bytes = bytes;
+  if (absl::Status status = pool->Lend(&claim); !status.ok()) return status;
+  return std::move(claim.inputs);
+}
+
+TEST(StagingPoolTest, SizeClassesWasteAtMostAQuarter) {
+  EXPECT_EQ(StagingPool::SizeClass(1), 4096u);
+  EXPECT_EQ(StagingPool::SizeClass(4096), 4096u);
+  EXPECT_EQ(StagingPool::SizeClass(4097), 5120u);
+  EXPECT_EQ(StagingPool::SizeClass(8192), 8192u);
+  for (size_t bytes = 5000; bytes < 100'000'000; bytes = bytes * 9 / 8 + 3) {
+    const size_t capacity = StagingPool::SizeClass(bytes);
+    EXPECT_GE(capacity, bytes);
+    EXPECT_LE(capacity, bytes + bytes / 4 + 1) << bytes;
+    EXPECT_EQ(capacity % StagingPool::kAlignment, 0u) << bytes;
+    EXPECT_EQ(StagingPool::SizeClass(capacity), capacity) << bytes;
+  }
+}
+
+TEST(StagingPoolTest, KeepsReturnedBuffersForReuse) {
+  StagingPool pool(1 << 20, StagingPool::HeapAllocator());
+  std::byte* first = nullptr;
+  {
+    StagingBuffer buffer = *Lend(&pool, 5000);
+    first = buffer.data();
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(first) % StagingPool::kAlignment, 0u);
+    EXPECT_EQ(buffer.capacity(), 5120u);
+    EXPECT_EQ(pool.used_bytes(), 5120u);
+    EXPECT_EQ(pool.free_bytes(), 0u);
+  }
+  EXPECT_EQ(pool.used_bytes(), 0u);
+  EXPECT_EQ(pool.free_bytes(), 5120u);
+  StagingBuffer again = *Lend(&pool, 4500);
+  EXPECT_EQ(again.data(), first);
+}
+
+TEST(StagingPoolTest, RefusesBeyondTheLimitAndSaysSo) {
+  StagingPool pool(16384, StagingPool::HeapAllocator());
+  StagingBuffer held = *Lend(&pool, 8192);
+  const auto refused = Lend(&pool, 8193);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.status().message()),
+              HasSubstr("needs 8193 bytes; 8192 of 16384 are in use"));
+  EXPECT_TRUE(Lend(&pool, 8192).ok());
+  EXPECT_EQ(Lend(&pool, SIZE_MAX).status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(StagingPoolTest, GivesUpKeptBuffersOfOtherSizesBeforeRefusing) {
+  StagingPool pool(16384, StagingPool::HeapAllocator());
+  { StagingBuffer a = *Lend(&pool, 4096), b = *Lend(&pool, 8192); }
+  EXPECT_EQ(pool.free_bytes(), 12288u);
+  StagingBuffer big = *Lend(&pool, 16384);
+  EXPECT_EQ(pool.used_bytes(), 16384u);
+  EXPECT_EQ(pool.free_bytes(), 0u);
+}
+
+TEST(StagingPoolTest, ReportsAnAllocatorThatFails) {
+  StagingPool pool(1 << 20, {[](size_t) -> void* { return nullptr; }, [](void*) {}});
+  EXPECT_EQ(Lend(&pool, 1).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(pool.used_bytes(), 0u);
+}
+
+TEST(StagingPoolTest, NothingCostsNothing) {
+  StagingPool pool(4096, StagingPool::HeapAllocator());
+  const StagingBuffer buffer = *Lend(&pool, 0);
+  EXPECT_EQ(buffer.data(), nullptr);
+  EXPECT_EQ(pool.used_bytes(), 0u);
+}
+
+TEST(StagingPoolTest, ManyThreadsStayWithinTheLimit) {
+  const size_t limit = 1 << 20;
+  std::atomic<size_t> allocated{0};
+  {
+    std::vector<std::thread> threads;
+    StagingPool::Allocator heap = StagingPool::HeapAllocator();
+    StagingPool pool(limit, {[&](size_t bytes) {
+                               ++allocated;
+                               return heap.allocate(bytes);
+                             },
+                             [&](void* memory) {
+                               --allocated;
+                               heap.free(memory);
+                             }});
+    for (unsigned seed = 0; seed < 4; ++seed) {
+      threads.emplace_back([&pool, limit, seed] {
+        std::mt19937 random(seed);
+        std::vector<StagingBuffer> held;
+        for (int i = 0; i < 5000; ++i) {
+          auto buffer = Lend(&pool, random() % 100'000);
+          if (buffer.ok()) {
+            if (buffer->data() != nullptr) std::memset(buffer->data(), i, 64);
+            held.push_back(*std::move(buffer));
+          }
+          if (held.size() > random() % 8) held.erase(held.begin());
+          EXPECT_LE(pool.used_bytes(), limit);
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(pool.used_bytes(), 0u);
+    EXPECT_LE(pool.free_bytes(), limit);
+  }
+  EXPECT_EQ(allocated, 0u);
+}
+
+// Claims that wait for a pool of 16 KiB, all of which is lent.
+class StagingLineTest : public ::testing::Test {
+ protected:
+  struct Waiter : StagingClaim {
+    Waiter(StagingLineTest* test, int name, size_t for_inputs, size_t for_results = 0) {
+      input_bytes = for_inputs;
+      result_bytes = for_results;
+      granted = [test, name] { test->granted_.push_back(name); };
+    }
+  };
+
+  std::vector<int> granted_;  // names, in order
+  StagingPool pool_{16384, StagingPool::HeapAllocator(), /*max_waiting_bytes=*/20480};
+  StagingBuffer first_ = *Lend(&pool_, 8192);
+  StagingBuffer second_ = *Lend(&pool_, 8192);
+};
+
+TEST_F(StagingLineTest, NoClaimOvertakesALargerOne) {
+  Waiter large(this, 1, 12288), small(this, 2, 4096), last(this, 3, 4096);
+  for (Waiter* waiter : {&large, &small, &last}) ASSERT_EQ(pool_.Wait(waiter), absl::OkStatus());
+  EXPECT_EQ(pool_.waiting(), 3u);
+  first_.Reset();  // would do for the small ones
+  EXPECT_THAT(granted_, ElementsAre());
+  EXPECT_EQ(Lend(&pool_, 1).status().code(), absl::StatusCode::kResourceExhausted);
+  second_.Reset();
+  EXPECT_THAT(granted_, ElementsAre(1, 2));
+  EXPECT_EQ(large.inputs.capacity(), 12288u);
+  large.inputs.Reset();
+  EXPECT_THAT(granted_, ElementsAre(1, 2, 3));
+  EXPECT_EQ(pool_.waiting(), 0u);
+  for (Waiter* waiter : {&large, &small, &last}) EXPECT_TRUE(pool_.Leave(waiter));
+}
+
+TEST_F(StagingLineTest, AClaimGetsBothBuffersOrNone) {
+  Waiter waiter(this, 1, 8192, 8192);
+  ASSERT_EQ(pool_.Wait(&waiter), absl::OkStatus());
+  first_.Reset();
+  EXPECT_EQ(waiter.inputs.data(), nullptr);
+  EXPECT_EQ(pool_.used_bytes(), 8192u);
+  second_.Reset();
+  EXPECT_NE(waiter.inputs.data(), nullptr);
+  EXPECT_NE(waiter.results.data(), nullptr);
+  EXPECT_TRUE(pool_.Leave(&waiter));
+}
+
+TEST_F(StagingLineTest, WhenOneLeavesThoseBehindItGo) {
+  Waiter large(this, 1, 16384), small(this, 2, 4096);
+  ASSERT_EQ(pool_.Wait(&large), absl::OkStatus());
+  ASSERT_EQ(pool_.Wait(&small), absl::OkStatus());
+  first_.Reset();
+  EXPECT_THAT(granted_, ElementsAre());
+  EXPECT_FALSE(pool_.Leave(&large));
+  EXPECT_THAT(granted_, ElementsAre(2));
+  second_.Reset();
+  EXPECT_THAT(granted_, ElementsAre(2));
+  EXPECT_TRUE(pool_.Leave(&small));
+}
+
+TEST_F(StagingLineTest, MemoryThatCameBackBeforeTheWaitIsGrantedAtOnce) {
+  Waiter waiter(this, 1, 8192);
+  EXPECT_EQ(pool_.Lend(&waiter).code(), absl::StatusCode::kResourceExhausted);
+  first_.Reset();
+  EXPECT_EQ(pool_.Wait(&waiter), absl::OkStatus());
+  EXPECT_THAT(granted_, ElementsAre(1));
+  EXPECT_TRUE(pool_.Leave(&waiter));
+}
+
+TEST_F(StagingLineTest, WhatIsLargerThanThePoolDoesNotWait) {
+  Waiter waiter(this, 1, 12288, 8192), huge(this, 2, SIZE_MAX);
+  EXPECT_THAT(std::string(pool_.Wait(&waiter).message()),
+              HasSubstr("needs 20480 bytes; 16384 of 16384 are in use"));
+  EXPECT_EQ(pool_.Wait(&huge).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(pool_.waiting(), 0u);
+}
+
+TEST_F(StagingLineTest, TheLineIsBounded) {
+  Waiter first(this, 1, 16384), second(this, 2, 4096), third(this, 3, 1);
+  ASSERT_EQ(pool_.Wait(&first), absl::OkStatus());
+  ASSERT_EQ(pool_.Wait(&second), absl::OkStatus());
+  EXPECT_THAT(std::string(pool_.Wait(&third).message()), HasSubstr("2 requests wait"));
+  EXPECT_FALSE(pool_.Leave(&second));
+  EXPECT_EQ(pool_.Wait(&third), absl::OkStatus());
+  EXPECT_FALSE(pool_.Leave(&third));
+  EXPECT_FALSE(pool_.Leave(&first));
+}
+
+TEST(StagingPoolTest, NobodyWaitsForMemoryThatTheAllocatorLacks) {
+  StagingPool pool(1 << 20, {[](size_t) -> void* { return nullptr; }, [](void*) {}}, 1 << 20);
+  StagingClaim claim;
+  claim.input_bytes = 1;
+  EXPECT_EQ(pool.Wait(&claim).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(pool.waiting(), 0u);
+}
+
+TEST(StagingPoolTest, ManyThreadsWaitAndAllAreServedOrLeave) {
+  StagingPool pool(64 << 10, StagingPool::HeapAllocator(), 1 << 20);
+  std::atomic<int> served{0};
+  std::vector<std::thread> threads;
+  for (unsigned seed = 0; seed < 4; ++seed) {
+    threads.emplace_back([&pool, &served, seed] {
+      std::mt19937 random(seed);
+      for (int i = 0; i < 2000; ++i) {
+        StagingClaim claim;
+        std::atomic<bool> granted{false};
+        claim.input_bytes = 1 + random() % 40'000;
+        claim.result_bytes = random() % 20'000;
+        claim.granted = [&granted] { granted = true; };
+        ASSERT_EQ(pool.Wait(&claim), absl::OkStatus());
+        const bool impatient = random() % 4 == 0;
+        while (!granted && !impatient) std::this_thread::yield();
+        if (!pool.Leave(&claim)) continue;
+        std::memset(claim.inputs.data(), i, 64);
+        ++served;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GE(served, 4 * 2000 / 2);
+  EXPECT_EQ(pool.used_bytes(), 0u);
+  EXPECT_EQ(pool.waiting(), 0u);
+}
+
+}  // namespace
+}  // namespace flashcore::server
