@@ -65,12 +65,6 @@ void CopyPagesCpu(int64_t page_bytes, const PageCopy* copies, int32_t count, Thr
 int AppendRowsCuda(const PageLayout& layout, const RowAppend* appends, int32_t count, void* stream);
 int CopyPagesCuda(int64_t page_bytes, const PageCopy* copies, int32_t count, void* stream);
 
-// A hint to the CUDA device: page i, the `page_bytes` bytes from base + pages[i] * unit_bytes, will
-// be read soon and should be in the L2 cache. Writes nothing, and waits for no byte that it asks
-// for. `pages`, [count], is in device memory or in mapped host memory. Returns as those above.
-int PrefetchPagesCuda(const std::byte* base, int64_t unit_bytes, int64_t page_bytes,
-                      const int32_t* pages, int32_t count, void* stream);
-
 }  // namespace flashcore::kernels
 
 #endif  // FLASHCORE_KERNELS_KV_PAGES_H_

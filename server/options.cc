@@ -60,13 +60,6 @@ ABSL_FLAG(
     "Q, K, V and O of a launch of at most so many bytes in all are not copied to and from a "
     "GPU: its kernels read and write them in the host's memory, unless K/V of the request would "
     "be read more than once. 0: always copied.");
-ABSL_FLAG(
-    std::string, prefetch, "none",
-    "What a GPU warms its L2 cache with after a decode step: next_layer (the K/V that the next "
-    "layer of the same sequences will read) or none.");
-ABSL_FLAG(int64_t, prefetch_bytes, 0,
-          "Most K/V to warm the L2 cache with after one launch; 0: half of what --l2_window leaves "
-          "of it.");
 ABSL_FLAG(std::string, l2_window, "auto",
           "Whether a GPU keeps the first K/V, which pinned sequences compete for, in its L2 cache: "
           "on, off, or auto: if a short measurement at start finds that it pays.");
@@ -336,12 +329,6 @@ void ReadCudaOptions(CudaDevice::Options* options, Checker* check) {
   options->kv_memory_bytes = absl::GetFlag(FLAGS_kv_memory_bytes);
   options->staging_memory_bytes = absl::GetFlag(FLAGS_staging_memory_bytes);
   options->max_request_bytes = absl::GetFlag(FLAGS_max_message_bytes);
-  const std::string prefetch = absl::GetFlag(FLAGS_prefetch);
-  check->Require(prefetch == "none" || prefetch == "next_layer", "prefetch", prefetch,
-                 "none or next_layer");
-  options->prefetch = prefetch == "next_layer";
-  options->prefetch_bytes = check->Range<int64_t>(
-      "prefetch_bytes", absl::GetFlag(FLAGS_prefetch_bytes), 0, int64_t{1} << 32);
   options->l2_window = ReadL2Window(check);
   options->l2_budget_bytes = check->Range<int64_t>(
       "l2_budget_bytes", absl::GetFlag(FLAGS_l2_budget_bytes), 0, int64_t{1} << 40);

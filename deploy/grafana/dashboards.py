@@ -163,10 +163,6 @@ MEMORY = dashboard(
         Panel("K/V moved", "Bps",
               {"sum by (to) (rate(flashcore_kv_moved_bytes_total{<servers>}[<window>]))": "to {{to}}"},
               "Promoted to the hot segment, demoted to the cold."),
-        Panel("Prefetch", "Bps",
-              {"sum(rate(flashcore_prefetched_bytes_total{<servers>}[<window>]))": "prefetched",
-               "sum(rate(flashcore_prefetch_used_bytes_total{<servers>}[<window>]))": "of it, used"},
-              "K/V that an L2 cache was warmed with before it was asked for (--prefetch)."),
     ], [
         Panel("Staging memory", "bytes",
               {"sum by (state) (flashcore_staging_bytes{<servers>})": "{{state}}"},

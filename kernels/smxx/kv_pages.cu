@@ -10,12 +10,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWordBytes = 16;  // what a thread moves at a time
 
-// What a block moves of a page copy, or prefetches: enough of them to fill the device even for a
-// single page.
+// Bytes that one block of a page copy moves: small enough that even one page fills the device.
 constexpr int64_t kBlockBytes = 8 * kThreads * kWordBytes;
-
-// The least that an L2 cache fetches; how much more a prefetch brings is up to the device.
-constexpr int kSectorBytes = 32;
 
 struct AppendParams {
   const RowAppend* appends;  // one per block in x
@@ -83,18 +79,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Grid as for CopyPagesKernel.
-__global__ void __launch_bounds__(kThreads)
-    PrefetchPagesKernel(const std::byte* base, int64_t unit_bytes, int64_t page_bytes,
-                        const int32_t* pages) {
-  const std::byte* page = base + pages[blockIdx.x] * unit_bytes;
-  const int64_t begin = blockIdx.y * kBlockBytes;
-  const int64_t end = min(begin + kBlockBytes, page_bytes);
-  for (int64_t at = begin + threadIdx.x * kSectorBytes; at < end; at += kThreads * kSectorBytes) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(page + at));
-  }
-}
-
 dim3 PageGrid(int64_t page_bytes, int32_t count) {
   return dim3(count, static_cast<unsigned>((page_bytes + kBlockBytes - 1) / kBlockBytes));
 }
@@ -122,13 +106,6 @@ int CopyPagesCuda(int64_t page_bytes, const PageCopy* copies, int32_t count, voi
   if (count == 0) return cudaSuccess;
   return LaunchKernel(CopyPagesKernel, PageGrid(page_bytes, count), kThreads, 0, stream, page_bytes,
                       copies);
-}
-
-int PrefetchPagesCuda(const std::byte* base, int64_t unit_bytes, int64_t page_bytes,
-                      const int32_t* pages, int32_t count, void* stream) {
-  if (count == 0) return cudaSuccess;
-  return LaunchKernel(PrefetchPagesKernel, PageGrid(page_bytes, count), kThreads, 0, stream, base,
-                      unit_bytes, page_bytes, pages);
 }
 
 }  // namespace flashcore::kernels

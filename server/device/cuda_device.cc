@@ -165,13 +165,8 @@ absl::Status CudaDevice::AllocateStaging() {
 }
 
 absl::Status CudaDevice::MakeLanes() {
-  if (options_.prefetch) {
-    info_.prefetch_bytes =
-        options_.prefetch_bytes > 0 ? options_.prefetch_bytes : (info_.l2_bytes - hot_bytes_) / 2;
-  }
   CudaLane::Options options;
   options.slots = options_.slots;
-  options.prefetch_bytes = info_.prefetch_bytes;
   options.slot.tensor_bytes = TensorBytes(options_.max_request_bytes);
   options.slot.workspace_bytes = options_.workspace_bytes;
   options.slot.list_bytes = options_.list_bytes;
@@ -250,10 +245,6 @@ absl::Status CudaDevice::Start(int lane, const Launch& launch) {
 absl::Status CudaDevice::Wait(int lane) {
   if (absl::Status status = Select(); !status.ok()) return status;
   return lanes_[lane]->Wait();
-}
-
-bool CudaDevice::Prefetch(int lane, const Launch& launch) {
-  return Select().ok() && lanes_[lane]->Prefetch(kv_memory().base, launch);
 }
 
 absl::Status CudaDevice::CopyPages(int lane, int64_t page_bytes,

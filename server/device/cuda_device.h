@@ -41,11 +41,6 @@ class CudaDevice final : public Device {
     // Tensors of a launch of at most so many bytes are not copied: kernels read and write them in
     // pinned memory.
     size_t direct_io_bytes = size_t{1} << 20;
-    // Whether to warm the L2 cache with the K/V that the next layer of a decode will read, and with
-    // how much of it after each launch; 0: half of what the L2 window leaves of the cache.
-    bool prefetch = true;
-    size_t prefetch_bytes = 0;
-
     // Pinned memory for staging: all there will be, because to pin more takes milliseconds.
     size_t staging_memory_bytes = size_t{64} << 20;
 
@@ -70,7 +65,6 @@ class CudaDevice final : public Device {
   KvMemory kv_memory() const override;
   absl::Status Start(int lane, const Launch& launch) override;
   absl::Status Wait(int lane) override;
-  bool Prefetch(int lane, const Launch& launch) override;
   absl::Status CopyPages(int lane, int64_t page_bytes,
                          absl::Span<const kernels::PageCopy> copies) override;
   absl::Status PinHostMemory(std::byte* data, size_t bytes, bool read_only) const override;

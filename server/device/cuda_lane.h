@@ -11,7 +11,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "server/device/cuda_prefetcher.h"
 #include "server/device/cuda_slot.h"
 
 namespace flashcore::server {
@@ -21,8 +20,7 @@ class CudaLane {
  public:
   struct Options {
     int slots = 2;
-    CudaSlot::Options slot;     // of each
-    size_t prefetch_bytes = 0;  // of one Prefetch, at most; 0: there is none
+    CudaSlot::Options slot;  // of each
   };
 
   // On the current device. RESOURCE_EXHAUSTED names what did not fit.
@@ -35,9 +33,6 @@ class CudaLane {
   absl::Status Start(const kernels::Kernel& kernel, const std::byte* arena, const Launch& launch);
   absl::Status Wait();  // as Device::Wait
 
-  // As Device::Prefetch.
-  bool Prefetch(const std::byte* arena, const Launch& launch);
-
   // As Device::CopyPages.
   absl::Status CopyPages(int64_t page_bytes, absl::Span<const kernels::PageCopy> copies);
 
@@ -46,7 +41,6 @@ class CudaLane {
   CudaSlot& next() { return *slots_[started_ % slots_.size()]; }  // free
 
   std::vector<std::unique_ptr<CudaSlot>> slots_;  // a ring
-  std::unique_ptr<CudaPrefetcher> prefetcher_;    // null if nothing is prefetched
   size_t started_ = 0;                            // launches, ever
   size_t waited_ = 0;                             // of these; at most slots_.size() fewer
 };

@@ -29,7 +29,6 @@ struct DeviceInfo {
   uint64_t l2_window_bytes = 0;          // of each lane, over the hot segment
   uint64_t l2_persisting_bytes = 0;      // set aside for persisting lines, as the driver says
   std::string l2_note;                   // why there is no window; empty if there is, or on a CPU
-  uint64_t prefetch_bytes = 0;           // of K/V, most for one launch; 0: it does not prefetch
   int lanes = 0;
   int slots = 1;  // launches that one lane can have under way
   // How long a lane's thread that has nothing to do looks for work before it sleeps. 0 where the
@@ -62,11 +61,6 @@ class Device : public HostMemoryPinner {
   // times.copy_in, .kernel and .copy_out. An error means that none of them has a result. Called by
   // the thread that drives `lane`.
   virtual absl::Status Wait(int lane) = 0;
-
-  // Warms the cache with launch.next_pages once `launch`, which is the newest started on `lane`, is
-  // done; nobody waits for it, and launches go before it. False if it will not be: a hint. Called
-  // by the thread that drives `lane`.
-  virtual bool Prefetch(int /*lane*/, const Launch& /*launch*/) { return false; }
 
   // Copies pages of one size, complete on return. Called by the thread that drives `lane`, when it
   // could Start.

@@ -16,11 +16,9 @@ constexpr std::chrono::milliseconds kHousekeepingInterval(500);
 // Of K/V that changes its segment at a time: a lane is busy with it for some milliseconds at most.
 constexpr size_t kMaxMoveBytes = size_t{8} << 20;
 
-SequenceStore::Options Within(const RequestLimits& limits, size_t prefetch_bytes,
-                              SequenceStore::Options options) {
+SequenceStore::Options Within(const RequestLimits& limits, SequenceStore::Options options) {
   options.dtypes = limits.dtypes;
   options.head_dims = limits.head_dims;
-  options.prefetch_bytes = prefetch_bytes;
   return options;
 }
 
@@ -41,8 +39,7 @@ Engine::Engine(const Options& options, std::unique_ptr<Device> device, const Clo
               SupportedHeadDims(*device_), options.max_request_flop},
       staging_(options.staging_memory_bytes, device_->staging_allocator(),
                options.max_waiting_bytes),
-      sequences_(Within(limits_, device_->info().prefetch_bytes, options.sequences),
-                 device_->kv_memory(), clock, metrics),
+      sequences_(Within(limits_, options.sequences), device_->kv_memory(), clock, metrics),
       batcher_(With(device_->info().idle_spin, options.batcher), clock) {
   for (int lane = 0; lane < device_->info().lanes; ++lane) {
     lanes_.emplace_back([this, lane] { RunLane(lane); });
@@ -136,10 +133,7 @@ bool Engine::StartBatch(int lane, Flight* flight) {
   absl::Status status;
   if (!launch->operations.empty()) {
     status = device_->Start(lane, *launch);
-    if (status.ok()) {
-      launch->prefetched = !launch->next_pages.empty() && device_->Prefetch(lane, *launch);
-      return true;
-    }
+    if (status.ok()) return true;
   }
   EndBatch(flight, status);
   return false;

@@ -28,7 +28,7 @@ class Engine {
  public:
   struct Options {
     Batcher::Options batcher;          // idle_spin is the device's
-    SequenceStore::Options sequences;  // dtypes, head_dims and prefetch_bytes are the device's
+    SequenceStore::Options sequences;  // dtypes and head_dims are the device's
     size_t staging_memory_bytes = size_t{1} << 30;
     Nanoseconds staging_wait{0};     // how long a request waits for it; 0: not at all
     size_t max_waiting_bytes = 0;    // inputs of those that wait; the first may have more

@@ -21,14 +21,6 @@ struct ResidentKv {
   int32_t rows = 0;
 };
 
-struct SequenceLayer;  // sequence.h
-
-// Pages [begin, end) of a layer.
-struct PageRange {
-  size_t begin = 0;
-  size_t end = 0;
-};
-
 // A device carries it out in this order: copies, appends, attention. Memory is reused from launch
 // to launch.
 struct Launch {
@@ -40,17 +32,6 @@ struct Launch {
   std::vector<kernels::RowAppend> appends;  // from staging memory
   std::vector<ResidentKv> resident;         // of each span that names a sequence, in their order
   std::vector<int32_t> pages;               // places in the arena, in Arena::kUnitBytes
-
-  // What a device that prefetches may warm its cache with: places, of pages that the sequences of
-  // this launch are likely to read next. By then these may have been freed or written anew, so it
-  // is a guess, and no more than the places' being in the arena holds.
-  std::vector<int32_t> next_pages;
-  struct NextRead {
-    SequenceLayer* layer;
-    PageRange pages;  // from the first to the last that is in next_pages
-  };
-  std::vector<NextRead> next_reads;  // of the SequenceStore
-  bool prefetched = false;           // the device does warm its cache
 
   uint64_t id = 0;  // the SequenceStore's; 0: no operation names a sequence
 
@@ -67,9 +48,6 @@ struct Launch {
     appends.clear();
     resident.clear();
     pages.clear();
-    next_pages.clear();
-    next_reads.clear();
-    prefetched = false;
     id = 0;
   }
 };

@@ -58,8 +58,7 @@ struct SequenceLayer {
   std::vector<PageId> pages;  // [ceil(length / kPageTokens)]
   uint64_t length = 0;        // rows
   std::unique_ptr<PendingAppend> pending;
-  PageRange prefetched;  // since they were read last, but for those in the hot segment
-  OrderSlot order;       // the Batcher's
+  OrderSlot order;  // the Batcher's
 };
 
 // Owned by the SequenceStore and by the leases on it, guarded by the store but for `order`.

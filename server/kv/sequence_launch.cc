@@ -30,7 +30,6 @@ void SequenceStore::Begin(absl::Span<AttendOperation* const> operations, Launch*
   MutexLock lock(&mutex_);
   launch->id = ++last_launch_;
   running_.insert(launch->id);
-  next_shared_.clear();
   for (AttendOperation* operation : operations) {
     absl::Status status =
         resident(operation) ? BeginOperation(operation, launch) : absl::OkStatus();
@@ -64,7 +63,6 @@ absl::Status SequenceStore::BeginOperation(AttendOperation* operation, Launch* l
     ++sequences[i]->launches;
     if (!request.append_only) {
       AddRead(*operation, i, &sequences[i]->layers[request.layer], sequences[i].get(), launch);
-      AddNextRead(*operation, i, sequences[i].get(), launch);
     }
   }
   return absl::OkStatus();
@@ -216,7 +214,6 @@ void SequenceStore::AddRead(const AttendOperation& operation, size_t span, Seque
   const size_t page_bytes = sequence->shape.page_bytes();
   size_t hot = 0;  // bytes read there
   size_t cold = 0;
-  size_t prefetched = 0;  // of these
   for (size_t t = 0; t < num_pages; ++t) {
     const PageId page = PageAt(*layer, t);
     launch->pages.push_back(arena_.place(page));
@@ -224,13 +221,9 @@ void SequenceStore::AddRead(const AttendOperation& operation, size_t span, Seque
     if (row + kernels::kPageTokens <= seen.begin || row >= seen.end) continue;
     const bool is_hot = arena_.segment(page) == Segment::kHot;
     (is_hot ? hot : cold) += page_bytes;
-    const PageRange& range = layer->prefetched;
-    if (!is_hot && t >= range.begin && t < range.end) prefetched += page_bytes;
   }
-  layer->prefetched = {};
   metrics_->kv_read_hot_bytes.Increment(hot);
   metrics_->kv_read_cold_bytes.Increment(cold);
-  metrics_->prefetch_used_bytes.Increment(prefetched);
   sequence->read_rate.Add(static_cast<double>(hot + cold), clock_->Now());
 }
 
@@ -244,7 +237,6 @@ void SequenceStore::End(const Launch& launch, bool ok) {
       EndAppend(&sequence->layers[operation->request.layer], sequence->deleted, ok);
     }
   }
-  EndPrefetch(launch);
   running_.erase(launch.id);
   UnrefWhatIsDue();
 }

@@ -334,7 +334,6 @@ void SequenceStore::DropPages(const Sequence& sequence, SequenceLayer* layer, si
     }
   }
   layer->pages.resize(std::min(keep, layer->pages.size()));
-  layer->prefetched.end = std::min(layer->prefetched.end, layer->pages.size());
 }
 
 void SequenceStore::Unref(PageId page) {

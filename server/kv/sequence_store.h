@@ -17,7 +17,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -60,7 +59,6 @@ class SequenceStore {
     // Of the host's records of sequences and their page tables: forks are cheap, but not free.
     size_t metadata_bytes = size_t{256} << 20;
     size_t superblock_bytes = size_t{4} << 20;  // of the arena; no page is larger
-    size_t prefetch_bytes = 0;  // of what a launch reads next, most that it names (Launch)
   };
 
   // Clock and metrics outlive the store.
@@ -190,11 +188,6 @@ class SequenceStore {
                Sequence* sequence, Launch* launch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndAppend(SequenceLayer* layer, bool deleted, bool ok) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // sequence_prefetch.cc
-  void AddNextRead(const AttendOperation& operation, size_t span, Sequence* sequence,
-                   Launch* launch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void EndPrefetch(const Launch& launch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-
   // sequence_moves.cc
   std::vector<size_t> ChooseHot(const std::vector<const Sequence*>& sequences) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -220,8 +213,6 @@ class SequenceStore {
   // Pages to unref when every launch up to the given one has ended.
   std::deque<std::pair<uint64_t, PageId>> unref_later_ ABSL_GUARDED_BY(mutex_);
   std::vector<BegunAppend> begun_ ABSL_GUARDED_BY(mutex_);  // of the operation being begun
-  // Shared pages in next_pages of the launch being begun.
-  absl::flat_hash_set<PageId> next_shared_ ABSL_GUARDED_BY(mutex_);
   // Between BeginMoves and EndMoves. A page must not move twice at a time: the second copy would be
   // made from a place that the first has given up.
   bool moving_ ABSL_GUARDED_BY(mutex_) = false;

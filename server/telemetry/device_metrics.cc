@@ -87,13 +87,7 @@ DeviceMetrics::DeviceMetrics(const Adder& add)
       kv_promoted_bytes(
           add.AddCounter("flashcore_kv_moved_bytes_total", kKvMovedHelp, {{"to", "hot"}})),
       kv_demoted_bytes(
-          add.AddCounter("flashcore_kv_moved_bytes_total", kKvMovedHelp, {{"to", "cold"}})),
-      prefetched_bytes(add.AddCounter(
-          "flashcore_prefetched_bytes_total",
-          "Resident K/V that a device's cache was warmed with before it was asked for.")),
-      prefetch_used_bytes(
-          add.AddCounter("flashcore_prefetch_used_bytes_total",
-                         "Of it, what the next launch on its sequence and layer attended to.")) {
+          add.AddCounter("flashcore_kv_moved_bytes_total", kKvMovedHelp, {{"to", "cold"}})) {
   for (size_t phase = 0; phase < kDevicePhases; ++phase) {
     phase_seconds_[phase] = &add.AddHistogram(kPhaseMetric, kPhaseHelp, LatencyBounds(),
                                               {{"phase", kPhaseNames[phase]}});

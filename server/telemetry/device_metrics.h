@@ -45,10 +45,8 @@ class DeviceMetrics {
   Gauge& kv_cold_free_bytes;
   Counter& kv_read_hot_bytes;  // K/V that spans attended to, where it was
   Counter& kv_read_cold_bytes;
-  Counter& kv_promoted_bytes;    // moved to the hot segment
-  Counter& kv_demoted_bytes;     // moved out of it
-  Counter& prefetched_bytes;     // of K/V that the device's cache was warmed with
-  Counter& prefetch_used_bytes;  // of these, what the next launch of their sequences read
+  Counter& kv_promoted_bytes;  // moved to the hot segment
+  Counter& kv_demoted_bytes;   // moved out of it
 
  private:
   class Adder;

@@ -52,7 +52,6 @@ struct Stream {
 std::atomic<int> resource_calls{0};
 std::atomic<int> polls{0};
 std::atomic<int> copies{0};
-std::atomic<size_t> prefetched_bytes{0};
 std::atomic<cudaError_t> launch_error{cudaSuccess};
 std::atomic<size_t> window_bytes{0};
 std::atomic<size_t> set_aside_bytes[kGpus];
@@ -131,7 +130,6 @@ namespace flashcore::server::testing {
 int DriverResourceCalls() { return resource_calls; }
 int FakeGpuPolls() { return polls; }
 int FakeGpuCopies() { return copies; }
-size_t FakeGpuPrefetchedBytes() { return prefetched_bytes; }
 void FailFakeGpuLaunches(cudaError_t error) { launch_error = error; }
 size_t FakeGpuWindowBytes() { return window_bytes; }
 size_t FakeGpuSetAsideBytes() { return set_aside_bytes[0]; }
@@ -244,18 +242,6 @@ cudaError_t ReadBytes(const void* from, size_t bytes, uint32_t* sink, cudaStream
     ExpectOnDevice(bytes_read + bytes - 1, "the last byte to read");
     ExpectOnDevice(sink, "sink");
   }));
-}
-
-int PrefetchPagesCuda(const std::byte* base, int64_t unit_bytes, int64_t page_bytes,
-                      const int32_t* pages, int32_t count, void* stream) {
-  return Enqueue(stream, [=] {
-    ExpectInReach(pages, "pages to prefetch");
-    for (int32_t i = 0; i < count; ++i) {
-      ExpectOnDevice(base + pages[i] * unit_bytes, "page to prefetch");
-      ExpectOnDevice(base + pages[i] * unit_bytes + page_bytes - 1, "page to prefetch");
-    }
-    prefetched_bytes += count * page_bytes;
-  });
 }
 
 }  // namespace flashcore::kernels

@@ -17,9 +17,6 @@ int FakeGpuPolls();
 // Copies so far between host and device memory that were enqueued on a stream.
 int FakeGpuCopies();
 
-// Bytes so far of pages that a kernel has prefetched.
-size_t FakeGpuPrefetchedBytes();
-
 // Every later kernel launch returns `error`, until told cudaSuccess.
 void FailFakeGpuLaunches(cudaError_t error);
 

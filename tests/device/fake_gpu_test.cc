@@ -195,31 +195,6 @@ TEST_F(FakeGpuTest, AppendsTheSameSharedRowsTwice) {
   }
 }
 
-TEST_F(FakeGpuTest, PrefetchesTheNextLayerAndCountsIt) {
-  CudaDevice::Options options = SmallOptions();
-  for (const bool prefetch : {true, false}) {
-    options.prefetch = prefetch;
-    Start(options);
-    const size_t done = testing::FakeGpuPrefetchedBytes();
-    const uint64_t counted = metrics_.prefetched_bytes.Value();
-    const uint64_t used = metrics_.prefetch_used_bytes.Value();
-    const auto sequence =
-        engine_->sequences().Create({2, 1, 64, kernels::DType::kFloat16}, false, "alice");
-    ASSERT_EQ(sequence.status(), absl::OkStatus());
-    for (int token = 0; token < 20; ++token) {
-      for (const uint32_t layer : {0, 1}) {
-        ASSERT_EQ(Append(sequence->id, layer, token == 0 ? 300 : 1), absl::OkStatus());
-      }
-    }
-    engine_.reset();  // waits for what is under way
-    EXPECT_EQ(testing::FakeGpuPrefetchedBytes() - done,
-              metrics_.prefetched_bytes.Value() - counted);
-    EXPECT_EQ(metrics_.prefetched_bytes.Value() > counted, prefetch);
-    EXPECT_EQ(metrics_.prefetch_used_bytes.Value() - used,
-              metrics_.prefetched_bytes.Value() - counted);
-  }
-}
-
 TEST_F(FakeGpuTest, WhatNoLaneHasRoomForIsRefusedWithItsSize) {
   CudaDevice::Options options = SmallOptions();
   options.workspace_bytes = 1024;

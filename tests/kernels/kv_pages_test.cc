@@ -184,37 +184,6 @@ class PageWriterTest : public testing::TestWithParam<PageWriter> {
 INSTANTIATE_TEST_SUITE_P(Devices, PageWriterTest, testing::ValuesIn(PageWriters()),
                          testing::PrintToStringParamName());
 
-#ifdef FLASHCORE_HAVE_CUDA
-class PrefetchTest : public testing::TestWithParam<const char*> {};
-
-INSTANTIATE_TEST_SUITE_P(Devices, PrefetchTest, testing::Values("cuda"),
-                         [](const auto& param) { return std::string(param.param); });
-
-// What it does to the cache, only a benchmark shows.
-TEST_P(PrefetchTest, ReachesEveryPageAndWritesNothing) {
-  if (const std::string why = WhyNoDevice(); !why.empty()) GTEST_SKIP() << why;
-  constexpr int64_t kUnitBytes = 8192, kUnits = 600;
-  std::mt19937 random(4);
-  const Bytes arena = RandomBytes(kUnits * kUnitBytes, &random);
-  for (int64_t page_bytes : {kUnitBytes, 3 * kUnitBytes, 128 * kUnitBytes}) {
-    std::vector<int32_t> pages;
-    for (int64_t unit = 0; (unit + 1) * kUnitBytes <= kUnits * kUnitBytes - page_bytes; ++unit) {
-      pages.push_back(static_cast<int32_t>(unit));
-    }
-    DeviceMirror mirror;
-    mirror.Add(arena.data(), arena.size(), Access::kRead);
-    mirror.Add(pages.data(), pages.size() * sizeof(int32_t), Access::kRead);
-    mirror.Allocate();
-    mirror.Upload();
-    EXPECT_EQ(
-        PrefetchPagesCuda(mirror.At(arena.data()), kUnitBytes, page_bytes, mirror.At(pages.data()),
-                          static_cast<int32_t>(pages.size()), nullptr),
-        0);
-    mirror.Download();
-  }
-}
-#endif
-
 TEST(PageLayout, HoldsKeysThenValues) {
   const PageLayout layout{DType::kBFloat16, 8, 128};
   EXPECT_EQ(layout.row_bytes(), 256);

@@ -105,8 +105,6 @@ TEST_F(MetricsTest, AllSeriesAreThereAtZeroFromTheStart) {
       expect_zero(of_device("flashcore_kv_read_bytes_total", "segment=\"" + segment + "\""));
       expect_zero(of_device("flashcore_kv_moved_bytes_total", "to=\"" + segment + "\""));
     }
-    expect_zero(of_device("flashcore_prefetched_bytes_total", ""));
-    expect_zero(of_device("flashcore_prefetch_used_bytes_total", ""));
   }
   for (const char* reason :
        {"invalid_argument", "not_found", "failed_precondition", "resource_exhausted",
