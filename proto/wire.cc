@@ -5,15 +5,30 @@
 
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/io/coded_stream.h"
-#include "google/protobuf/wire_format_lite.h"
 #include "grpcpp/support/proto_buffer_reader.h"
 
 namespace flashcore::wire {
 namespace {
 
-using ::google::protobuf::internal::WireFormatLite;
 using ::google::protobuf::io::CodedInputStream;
 using ::google::protobuf::io::CodedOutputStream;
+
+// Wire types and tags of protobuf's encoding. Its documentation specifies them for all languages,
+// so they need no header of the library, whose own (WireFormatLite) is private.
+enum WireType : uint32_t {
+  kVarint = 0,
+  kFixed64 = 1,
+  kLengthDelimited = 2,
+  kStartGroup = 3,
+  kEndGroup = 4,
+  kFixed32 = 5,
+};
+
+constexpr uint32_t MakeTag(int number, WireType type) {
+  return static_cast<uint32_t>(number) << 3 | type;
+}
+constexpr int FieldNumber(uint32_t tag) { return static_cast<int>(tag >> 3); }
+constexpr uint32_t WireTypeOf(uint32_t tag) { return tag & 7; }
 
 // Appends to a string that may not grow beyond a limit.
 class SmallFields {
@@ -51,10 +66,11 @@ class SmallFields {
   bool full_ = false;
 };
 
-// The generated parser takes tags and lengths of at most five bytes, CodedInputStream overlong ones
-// too. These two are as strict as the generated parser. No tag, at the end or malformed, is 0.
+// The generated parser accepts tags and lengths of at most five bytes; CodedInputStream also
+// accepts longer ones. These two functions are as strict as the generated parser.
 constexpr int kMaxVarint32Bytes = 5;
 
+// 0 at the end of the message and for a malformed tag.
 uint32_t ReadTag(CodedInputStream* in) {
   const int begin = in->CurrentPosition();
   const uint32_t tag = in->ReadTag();
@@ -73,33 +89,33 @@ bool SkipGroup(CodedInputStream* in, int number, int depth);
 
 // Skips the value of an unknown field in a group. False if it is malformed.
 bool SkipValue(CodedInputStream* in, uint32_t tag, int depth) {
-  const int number = WireFormatLite::GetTagFieldNumber(tag);
+  const int number = FieldNumber(tag);
   if (number == 0) return false;
-  switch (WireFormatLite::GetTagWireType(tag)) {
-    case WireFormatLite::WIRETYPE_VARINT: {
+  switch (WireTypeOf(tag)) {
+    case kVarint: {
       uint64_t value = 0;
       return in->ReadVarint64(&value);
     }
-    case WireFormatLite::WIRETYPE_FIXED64:
+    case kFixed64:
       return in->Skip(8);
-    case WireFormatLite::WIRETYPE_FIXED32:
+    case kFixed32:
       return in->Skip(4);
-    case WireFormatLite::WIRETYPE_LENGTH_DELIMITED: {
+    case kLengthDelimited: {
       uint32_t length = 0;
       return ReadLength(in, &length) && in->Skip(static_cast<int>(length));
     }
-    case WireFormatLite::WIRETYPE_START_GROUP:
+    case kStartGroup:
       return SkipGroup(in, number, depth + 1);
-    default:  // the end of a group that never began
+    default:  // an end tag without a start tag
       return false;
   }
 }
 
-// Skips what follows the start of group `number`, up to and with its end.
+// Skips the rest of group `number`, including its end tag.
 bool SkipGroup(CodedInputStream* in, int number, int depth) {
-  constexpr int kMaxDepth = 100;  // the generated parser's
+  constexpr int kMaxDepth = 100;  // the generated parser's limit
   if (depth > kMaxDepth) return false;
-  const uint32_t end = WireFormatLite::MakeTag(number, WireFormatLite::WIRETYPE_END_GROUP);
+  const uint32_t end = MakeTag(number, kEndGroup);
   while (const uint32_t tag = ReadTag(in)) {
     if (tag == end) return true;
     if (!SkipValue(in, tag, depth)) return false;
@@ -110,20 +126,20 @@ bool SkipGroup(CodedInputStream* in, int number, int depth) {
 // Moves the payload of the field `tag` from `in` to `out`. False if the message is malformed or
 // `out` is full.
 bool MoveField(CodedInputStream* in, uint32_t tag, SmallFields* out) {
-  switch (WireFormatLite::GetTagWireType(tag)) {
-    case WireFormatLite::WIRETYPE_VARINT: {
+  switch (WireTypeOf(tag)) {
+    case kVarint: {
       uint64_t value = 0;
       return in->ReadVarint64(&value) && out->AppendVarint(tag) && out->AppendVarint(value);
     }
-    case WireFormatLite::WIRETYPE_FIXED64: {
+    case kFixed64: {
       char bytes[8];
       return in->ReadRaw(bytes, 8) && out->AppendVarint(tag) && out->Append(bytes, 8);
     }
-    case WireFormatLite::WIRETYPE_FIXED32: {
+    case kFixed32: {
       char bytes[4];
       return in->ReadRaw(bytes, 4) && out->AppendVarint(tag) && out->Append(bytes, 4);
     }
-    case WireFormatLite::WIRETYPE_LENGTH_DELIMITED: {
+    case kLengthDelimited: {
       uint32_t size = 0;
       if (!ReadLength(in, &size) || !out->AppendVarint(tag) || !out->AppendVarint(size)) {
         return false;
@@ -131,22 +147,22 @@ bool MoveField(CodedInputStream* in, uint32_t tag, SmallFields* out) {
       char* to = out->Extend(size);
       return to != nullptr && in->ReadRaw(to, static_cast<int>(size));
     }
-    default:  // a group, unknown by definition
+    default:  // a group: no message of ours has one, so it is unknown
       return SkipValue(in, tag, 0);
   }
 }
 
 LargeField* Find(absl::Span<LargeField> large, uint32_t tag) {
-  if (WireFormatLite::GetTagWireType(tag) != WireFormatLite::WIRETYPE_LENGTH_DELIMITED) {
+  if (WireTypeOf(tag) != kLengthDelimited) {
     return nullptr;
   }
   for (LargeField& field : large) {
-    if (field.number == WireFormatLite::GetTagFieldNumber(tag)) return &field;
+    if (field.number == FieldNumber(tag)) return &field;
   }
   return nullptr;
 }
 
-bool NotePlace(CodedInputStream* in, size_t message_bytes, LargeField* field) {
+bool RecordPosition(CodedInputStream* in, size_t message_bytes, LargeField* field) {
   uint32_t size = 0;
   if (!ReadLength(in, &size)) return false;
   field->offset = static_cast<size_t>(in->CurrentPosition());
@@ -171,8 +187,8 @@ absl::Status SplitMessage(const grpc::ByteBuffer& message, size_t max_small_byte
   while (const uint32_t tag = ReadTag(&in)) {
     LargeField* field = Find(large, tag);
     const bool ok =
-        WireFormatLite::GetTagFieldNumber(tag) != 0 &&
-        (field != nullptr ? NotePlace(&in, message_bytes, field) : MoveField(&in, tag, &out));
+        FieldNumber(tag) != 0 &&
+        (field != nullptr ? RecordPosition(&in, message_bytes, field) : MoveField(&in, tag, &out));
     if (ok) continue;
     if (out.full()) {
       return absl::InvalidArgumentError(
@@ -201,8 +217,7 @@ void CopyField(const grpc::ByteBuffer& message, const LargeField& field, void* d
 
 std::string FieldHeader(int number, size_t payload_bytes) {
   uint8_t bytes[20];
-  uint8_t* end = CodedOutputStream::WriteVarint32ToArray(
-      WireFormatLite::MakeTag(number, WireFormatLite::WIRETYPE_LENGTH_DELIMITED), bytes);
+  uint8_t* end = CodedOutputStream::WriteVarint32ToArray(MakeTag(number, kLengthDelimited), bytes);
   end = CodedOutputStream::WriteVarint64ToArray(payload_bytes, end);
   return std::string(bytes, end);
 }
