@@ -7,7 +7,6 @@
 #include "grpcpp/support/slice.h"
 #include "proto/wire.h"
 #include "server/transport/convert.h"
-#include "server/transport/memory_ranges.h"
 
 namespace flashcore::server {
 namespace {

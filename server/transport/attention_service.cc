@@ -6,7 +6,6 @@
 #include "server/transport/attend_call.h"
 #include "server/transport/client_name.h"
 #include "server/transport/convert.h"
-#include "server/transport/methods.h"
 #include "server/transport/register_memory.h"
 #include "server/transport/tensor_receiver.h"
 
@@ -44,8 +43,9 @@ class AttendReactor final : public UnaryReactor {
 
   absl::Status SetClient(const grpc::CallbackServerContext& context) {
     absl::StatusOr<std::string> client = ClientName(context);
-    if (client.ok()) operation_.client = *std::move(client);
-    return client.status();
+    if (!client.ok()) return client.status();
+    operation_.client = *std::move(client);
+    return absl::OkStatus();
   }
 
   void Done(const absl::Status& status) {
@@ -100,7 +100,8 @@ void AttentionService::Drain() {
 grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* context,
                                                    const grpc::ByteBuffer* request,
                                                    grpc::ByteBuffer* response) {
-  // The message is ours until the RPC ends; emptying it early frees the network's memory early.
+  // gRPC owns the message until the RPC ends, but allows it to be cleared earlier, which frees the
+  // network's memory early.
   auto* reactor = new AttendReactor(fleet_, context_, attend_,
                                     const_cast<grpc::ByteBuffer*>(request), response);
   reactor->Start(MemoryFor(*context), *context);
@@ -128,7 +129,7 @@ grpc::ServerUnaryReactor* AttentionService::GetServerInfo(
     grpc::CallbackServerContext* /*context*/, const v1::GetServerInfoRequest* /*request*/,
     v1::GetServerInfoResponse* response) {
   response->set_version(options_.version);
-  std::set<const kernels::Kernel*> kernels;  // by address: in the registry's order
+  std::set<const kernels::Kernel*> kernels;  // by address, which is the registry's order
   for (const auto& engine : fleet_->engines()) {
     *response->add_devices() = ToDeviceInfo(engine->device().info(), engine->sequences().stats());
     kernels.insert(engine->device().kernels().begin(), engine->device().kernels().end());
@@ -140,7 +141,7 @@ grpc::ServerUnaryReactor* AttentionService::GetServerInfo(
   return EndUnary(get_server_info_, absl::OkStatus());
 }
 
-// Those of any device are those of all.
+// All devices have the same limits.
 void AttentionService::SetLimits(const Engine& engine, v1::Limits* limits) const {
   const Engine::Options& options = engine.options();
   limits->set_max_message_bytes(options_.max_message_bytes);

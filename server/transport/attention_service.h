@@ -16,8 +16,8 @@
 
 namespace flashcore::server {
 
-// What carries tensors takes raw messages, so that a tensor is copied once, from the network to
-// staging memory; the rest is generated code throughout.
+// RPCs that carry tensors take raw messages, so that a tensor is copied once, from the network to
+// staging memory. All others use generated code.
 using AttentionServiceBase = v1::AttentionService::WithRawCallbackMethod_Attend<
     v1::AttentionService::WithRawCallbackMethod_AttendStream<
         v1::AttentionService::WithCallbackMethod_RegisterMemory<
@@ -31,11 +31,11 @@ using AttentionServiceBase = v1::AttentionService::WithRawCallbackMethod_Attend<
                                         v1::AttentionService::WithCallbackMethod_ListSequences<
                                             v1::AttentionService::Service>>>>>>>>>>>;
 
-// Thread-safe. Outlives every RPC that it serves; does not own the fleet or the context.
+// Thread-safe. Outlives every RPC that it serves. Does not own the fleet or the context.
 class AttentionService final : public AttentionServiceBase {
  public:
   struct Options {
-    size_t max_message_bytes = 0;  // told to clients; the gRPC server enforces it
+    size_t max_message_bytes = 0;  // reported to clients; the gRPC server enforces it
     int max_stream_inflight = 0;
     SharedMemory::Options shared_memory;
     std::string version;
@@ -46,7 +46,7 @@ class AttentionService final : public AttentionServiceBase {
 
   AttentionService(const Options& options, Fleet* fleet, RpcContext* context);
 
-  // Refuses new requests with UNAVAILABLE; what is in flight is answered.
+  // Refuses new requests with UNAVAILABLE. Requests in flight are answered.
   void Drain();
 
   grpc::ServerUnaryReactor* Attend(grpc::CallbackServerContext* context,
@@ -82,10 +82,10 @@ class AttentionService final : public AttentionServiceBase {
                                           v1::ListSequencesResponse* response) override;
 
  private:
-  // Null: this client can share none.
+  // Null if this client cannot share memory.
   SharedMemory* MemoryFor(const grpc::ServerContextBase& context);
   void SetLimits(const Engine& engine, v1::Limits* limits) const;
-  // A unary RPC that needs no more than a status.
+  // Ends a unary RPC with `status`.
   grpc::ServerUnaryReactor* EndUnary(RpcMetrics* rpc, const absl::Status& status);
   template <typename Body>
   grpc::ServerUnaryReactor* Answer(RpcMetrics* rpc, const Body& body);
@@ -99,7 +99,7 @@ class AttentionService final : public AttentionServiceBase {
   SharedMemory memory_;
   StreamSet streams_;
 
-  // What is recorded about each method.
+  // The metrics of each method.
   RpcMetrics* attend_;
   RpcMetrics* attend_stream_;
   RpcMetrics* register_memory_;

@@ -1,4 +1,4 @@
-// Who calls.
+// Identifies the client of an RPC, for quotas and fairness.
 #ifndef FLASHCORE_SERVER_TRANSPORT_CLIENT_NAME_H_
 #define FLASHCORE_SERVER_TRANSPORT_CLIENT_NAME_H_
 
@@ -9,12 +9,12 @@
 
 namespace flashcore::server {
 
-// The client as quotas and fairness know it: the address it calls from, without the port, and the
-// name that it may give itself in the request metadata. INVALID_ARGUMENT if that name is too long
-// or not printable. Nothing is authenticated: this guards against accidents, not against malice.
+// The client's address without its port, then "/" and the name in the request metadata
+// `flashcore-client`, if it is set. INVALID_ARGUMENT if that name is too long or not printable.
+// Nothing is authenticated: this protects against accidents, not against malice.
 absl::StatusOr<std::string> ClientName(const grpc::ServerContextBase& context);
 
-// Whether the client is on this host: it calls over a Unix socket.
+// Whether the client calls over a Unix socket, and so is on this host.
 bool IsLocal(const grpc::ServerContextBase& context);
 
 }  // namespace flashcore::server

@@ -2,8 +2,10 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/transport/register_memory.h"
 
 namespace flashcore::server {
 namespace {
@@ -31,6 +33,32 @@ absl::Status ToMask(const v1::Mask& mask, kernels::Mask* out) {
           absl::StrCat("mask.kind: ", static_cast<int>(mask.kind()),
                        " is not KIND_NONE (0), KIND_CAUSAL (1) or KIND_SLIDING_WINDOW (2)"));
   }
+}
+
+absl::Status ToRange(const v1::MemoryRange& message, const char* field, const SharedMemory* memory,
+                     MemoryRange* range) {
+  absl::Status status;
+  if (memory == nullptr) {
+    status = CannotShareMemory();
+  } else if (auto region = memory->Find(message.region_id()); region.ok()) {
+    range->region = *std::move(region);
+    range->offset = message.offset();
+  } else {
+    status = region.status();
+  }
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat(field, ": ", status.message()));
+}
+
+// Sets `*bytes`, the size of an input in shared memory, to `want`.
+absl::Status SetBytes(const MemoryRange& range, const char* field, size_t want, size_t* bytes) {
+  if (range.region == nullptr) return absl::OkStatus();
+  if (*bytes != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(field, ": ", *bytes, " bytes in the message, but ", field, "_range is set"));
+  }
+  *bytes = want;
+  return absl::OkStatus();
 }
 
 v1::DType FromDType(kernels::DType dtype) {
@@ -86,7 +114,7 @@ absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request)
   request->head_dim = message.head_dim();
   request->layer = message.layer();
   request->return_lse = message.return_lse();
-  // head_dim may be 0 here; it is rejected before the scale is looked at.
+  // head_dim may be 0 here; validation rejects it before the scale is used.
   request->softmax_scale = message.has_softmax_scale()
                                ? message.softmax_scale()
                                : 1.0f / std::sqrt(static_cast<float>(message.head_dim()));
@@ -99,6 +127,29 @@ absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request)
     if (span.has_expected_length()) shape.expected_length = span.expected_length();
   }
   return absl::OkStatus();
+}
+
+absl::Status ToMemoryRanges(const v1::AttendRequest& message, const SharedMemory* memory,
+                            AttendRequest* request) {
+  auto& ranges = request->ranges;
+  absl::Status status;
+  const auto read = [&](bool has, const v1::MemoryRange& range, const char* field, Tensor tensor) {
+    if (has && status.ok()) status = ToRange(range, field, memory, &ranges[tensor]);
+  };
+  read(message.has_query_range(), message.query_range(), "query_range", kQuery);
+  read(message.has_key_range(), message.key_range(), "key_range", kKey);
+  read(message.has_value_range(), message.value_range(), "value_range", kValue);
+  read(message.has_output_range(), message.output_range(), "output_range", kOutput);
+  read(message.has_lse_range(), message.lse_range(), "lse_range", kLse);
+  if (status.ok()) status = request->CheckRegions();
+  if (!status.ok()) return status;
+
+  const size_t query_bytes = request->TensorBytes(request->query_rows(), request->num_heads);
+  const size_t kv_bytes = request->TensorBytes(request->kv_rows(), request->num_kv_heads);
+  status.Update(SetBytes(ranges[kQuery], "query", query_bytes, &request->query_bytes));
+  status.Update(SetBytes(ranges[kKey], "key", kv_bytes, &request->key_bytes));
+  status.Update(SetBytes(ranges[kValue], "value", kv_bytes, &request->value_bytes));
+  return status;
 }
 
 v1::Timing ToTiming(const PhaseTimes& times) {
@@ -162,7 +213,7 @@ v1::KernelInfo ToKernelInfo(const kernels::KernelSpec& spec) {
 TimePoint ToDeadline(std::chrono::system_clock::time_point deadline, const Clock& clock) {
   if (deadline == std::chrono::system_clock::time_point::max()) return kNoDeadline;
   const auto left = deadline - std::chrono::system_clock::now();
-  // A deadline further off than this is none, and would overflow.
+  // Treat a deadline beyond this as none: the conversion would overflow.
   if (left > std::chrono::hours(24 * 365)) return kNoDeadline;
   return clock.Now() + std::chrono::duration_cast<Nanoseconds>(left);
 }

@@ -1,4 +1,5 @@
-// Between the wire contract and the core: messages to requests, results to messages, statuses once.
+// Converts between the wire contract and the engine: messages to requests, results to messages,
+// statuses.
 #ifndef FLASHCORE_SERVER_TRANSPORT_CONVERT_H_
 #define FLASHCORE_SERVER_TRANSPORT_CONVERT_H_
 
@@ -13,16 +14,24 @@
 #include "server/device/device.h"
 #include "server/kv/sequence.h"
 #include "server/kv/sequence_store.h"
+#include "server/memory/shared_memory.h"
 #include "server/request/request.h"
 
 namespace flashcore::server {
 
-// `message` without its tensors, as the core takes it. INVALID_ARGUMENT for an enum value or a
-// combination of fields that has no meaning; numbers are passed on as they came.
+// Converts `message`, without its tensors. INVALID_ARGUMENT for an unknown enum value or a
+// meaningless combination of fields. Numbers are copied unchecked: ValidateAttend checks them.
 absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request);
 
-// INVALID_ARGUMENT unless it is DTYPE_FLOAT16 or DTYPE_BFLOAT16, LAYOUT_NHD or LAYOUT_HND, 16
-// bytes.
+// Sets request->ranges, and from the request's shapes the sizes of inputs in shared memory.
+// UNIMPLEMENTED if there are ranges and `memory` is null; NOT_FOUND if a region is unknown;
+// FAILED_PRECONDITION if a segment was truncated; INVALID_ARGUMENT if the message has both a tensor
+// and its range. ValidateAttend checks that ranges fit their regions.
+absl::Status ToMemoryRanges(const v1::AttendRequest& message, const SharedMemory* memory,
+                            AttendRequest* request);
+
+// INVALID_ARGUMENT for other values than DTYPE_FLOAT16 and DTYPE_BFLOAT16, LAYOUT_NHD and
+// LAYOUT_HND, and for ids that are not 16 bytes long.
 absl::Status ToDType(v1::DType dtype, kernels::DType* out);
 absl::Status ToLayout(v1::Layout layout, Layout* out);
 absl::StatusOr<SequenceId> ToSequenceId(const std::string& bytes);
@@ -32,7 +41,7 @@ v1::Timing ToTiming(const PhaseTimes& times);
 v1::DeviceInfo ToDeviceInfo(const DeviceInfo& info, const SequenceStore::Stats& kv);
 v1::KernelInfo ToKernelInfo(const kernels::KernelSpec& spec);
 
-// gRPC's deadline of an RPC on the fleet's clock.
+// Converts an RPC's deadline from the system clock to `clock`.
 TimePoint ToDeadline(std::chrono::system_clock::time_point deadline, const Clock& clock);
 
 grpc::Status ToGrpcStatus(const absl::Status& status);

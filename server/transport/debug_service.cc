@@ -5,20 +5,19 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/wire.h"
-#include "server/transport/methods.h"
 
 namespace flashcore::server {
 namespace {
 
 constexpr size_t kMaxSmallFieldBytes = 1024;
 
-// Lazily backed by the kernel: an idle server pays nothing for a large maximum.
+// calloc's pages are committed on first use: an idle server pays nothing for a large maximum.
 grpc::Slice ZeroSlice(size_t bytes) {
   void* memory = std::calloc(std::max<size_t>(bytes, 1), 1);
   return grpc::Slice(memory, bytes, std::free);
 }
 
-// A buffer of at least `bytes` that stays warm from request to request.
+// A per-thread buffer of at least `bytes`, reused from request to request.
 std::byte* WarmBuffer(size_t bytes) {
   thread_local std::vector<std::byte> buffer;
   if (buffer.size() < bytes) buffer.resize(bytes);

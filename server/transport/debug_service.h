@@ -1,4 +1,4 @@
-// flashcore.v1.DebugService: a bare echo, the yardstick for what Attend's transport costs.
+// flashcore.v1.DebugService: a bare echo, the baseline for Attend's transport cost.
 #ifndef FLASHCORE_SERVER_TRANSPORT_DEBUG_SERVICE_H_
 #define FLASHCORE_SERVER_TRANSPORT_DEBUG_SERVICE_H_
 
@@ -17,7 +17,7 @@ namespace flashcore::server {
 class DebugService final
     : public v1::DebugService::WithRawCallbackMethod_Echo<v1::DebugService::Service> {
  public:
-  // Replies of up to `max_reply_bytes`.
+  // Replies have at most `max_reply_bytes`.
   DebugService(size_t max_reply_bytes, RpcContext* context);
 
   // The methods of this service, for Metrics::Options.
@@ -32,7 +32,7 @@ class DebugService final
 
   RpcContext* const context_;
   RpcMetrics* const echo_;
-  const grpc::Slice reply_;  // what every reply is a part of: nothing is copied on the way out
+  const grpc::Slice reply_;  // every reply is a sub-slice of it, so replies are not copied
 };
 
 }  // namespace flashcore::server

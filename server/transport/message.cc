@@ -8,15 +8,14 @@
 namespace flashcore::server {
 namespace {
 
-// Bytes of a message's fields other than its tensors: enough for max_spans spans with all their
-// fields set, and little enough that what the generated classes make of it stays small.
+// Limit on a message's fields other than its tensors: enough for max_spans spans with all fields
+// set, and small enough that the generated classes stay small.
 constexpr size_t kMaxSmallFieldBytes = 256 << 10;
 
-constexpr size_t kUsualSmallFieldBytes = 256;  // of a request with few spans
+constexpr size_t kUsualSmallFieldBytes = 256;  // a request with few spans
 
-// The heap keeps what is freed. For a message as large as this, giving it back to the system costs
-// little beside having received it, and keeps a few large messages from growing the process for
-// good.
+// The heap retains freed memory. From this message size on, returning it to the system costs little
+// compared to receiving the message, and a few large messages do not grow the process for good.
 constexpr size_t kTrimBytes = 8 << 20;
 
 }  // namespace

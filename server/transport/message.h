@@ -1,4 +1,4 @@
-// Messages that carry tensors: their small fields parsed, their tensors left in the network's
+// Parses messages that carry tensors: decodes the small fields, leaves tensors in the network's
 // slices.
 #ifndef FLASHCORE_SERVER_TRANSPORT_MESSAGE_H_
 #define FLASHCORE_SERVER_TRANSPORT_MESSAGE_H_
@@ -14,15 +14,16 @@
 
 namespace flashcore::server {
 
-// Of the inputs, by Tensor; number 0: the message has none.
+// The input tensors' fields, indexed by Tensor; field number 0: the message type has no such
+// tensor.
 using TensorFields = std::array<wire::LargeField, kValue + 1>;
 
-// Parses `message` into `*parsed` but for the fields whose numbers are set in `tensors`, of which
-// it fills in where they are. INVALID_ARGUMENT if it is not well-formed protobuf.
+// Parses `message` into `*parsed`, except the fields whose numbers are set in `tensors`, whose
+// positions it records. INVALID_ARGUMENT if it is not well-formed protobuf.
 absl::Status ParseMessage(const grpc::ByteBuffer& message, absl::Span<wire::LargeField> tensors,
                           google::protobuf::MessageLite* parsed);
 
-// Empties `*message` and sees to it that a large one leaves nothing behind.
+// Clears `*message`; after a large one, also returns the freed heap to the system.
 void ReleaseMessage(grpc::ByteBuffer* message);
 
 }  // namespace flashcore::server

@@ -1,31 +1,35 @@
-// The one wrapper by which every RPC of ours is counted, timed and logged, on success and on
-// failure.
+// Counts, times and logs every RPC, on success and on failure, in one place.
 #ifndef FLASHCORE_SERVER_TRANSPORT_RPC_SCOPE_H_
 #define FLASHCORE_SERVER_TRANSPORT_RPC_SCOPE_H_
 
 #include <atomic>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
-#include "grpcpp/support/server_callback.h"
+#include "google/protobuf/descriptor.h"
+#include "proto/grpc_compat.h"
 #include "server/base/clock.h"
 #include "server/telemetry/metrics.h"
 
 namespace flashcore::server {
 
-// What the RPCs of one server share. Thread-safe.
+// The methods of a service, as the metrics label them.
+std::vector<RpcMethod> MethodsOf(const google::protobuf::ServiceDescriptor& service);
+
+// Shared by all RPCs of one server. Thread-safe.
 struct RpcContext {
   Metrics* metrics = nullptr;
   const Clock* clock = nullptr;
   std::atomic<bool> draining{false};                    // new requests get UNAVAILABLE
-  std::atomic<int> admitted_rpcs{0};                    // begun before the drain, and not ended
-  std::atomic<TimePoint> last_event{TimePoint::min()};  // when one last began or ended
+  std::atomic<int> admitted_rpcs{0};                    // begun before the drain and not yet ended
+  std::atomic<TimePoint> last_event{TimePoint::min()};  // when an RPC last began or ended
 };
 
 // OK, or UNAVAILABLE if the server is draining.
 absl::Status CheckNotDraining(const RpcContext& context);
 
-// One RPC: counts its start, and when destroyed its end.
+// One RPC: counts its start at construction and its end at destruction.
 class RpcScope {
  public:
   RpcScope(RpcContext* context, RpcMetrics* rpc);
@@ -33,7 +37,7 @@ class RpcScope {
   RpcScope(const RpcScope&) = delete;
   RpcScope& operator=(const RpcScope&) = delete;
 
-  void set_status(absl::StatusCode code) { code_ = code; }  // the one that the client gets
+  void set_status(absl::StatusCode code) { code_ = code; }  // as sent to the client
 
  private:
   RpcContext* const context_;
@@ -43,17 +47,17 @@ class RpcScope {
   absl::StatusCode code_ = absl::StatusCode::kUnknown;
 };
 
-// One request: a unary RPC, or a message of a stream and its answer. Counted as in flight from
-// construction until Record.
+// One request: a unary RPC, or one message of a stream with its answer. In flight from construction
+// until Record.
 class RequestScope {
  public:
   RequestScope(RpcContext* context, RpcMetrics* rpc);
   RequestScope(const RequestScope&) = delete;
   RequestScope& operator=(const RequestScope&) = delete;
 
-  // The result is there and is about to be sent.
+  // The result is ready to be sent.
   void Replying(absl::Status status);
-  // The answer is with the network, or will never be. Call exactly once.
+  // The answer has been handed to gRPC, or never will be. Call exactly once.
   void Record(const std::string& request_id);
 
  private:
@@ -64,8 +68,8 @@ class RequestScope {
   absl::Status status_;
 };
 
-// A unary RPC of ours. Deletes itself when the RPC has ended.
-class UnaryReactor : public grpc::ServerUnaryReactor {
+// Base of all unary RPCs. Deletes itself when the RPC has ended.
+class UnaryReactor : public grpc_compat::InlineServerUnaryReactor {
  public:
   UnaryReactor(RpcContext* context, RpcMetrics* rpc) : rpc_(context, rpc), request_(context, rpc) {}
 
@@ -73,9 +77,6 @@ class UnaryReactor : public grpc::ServerUnaryReactor {
   void End(const absl::Status& status);
 
  private:
-  // Not meant for us by gRPC, but OnDone and OnCancel are short and never block; by default each
-  // would wake another thread, once a request.
-  bool InternalInlineable() final { return true; }
   void OnDone() final;
   virtual const std::string& request_id() const;
 

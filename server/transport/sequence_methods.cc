@@ -22,8 +22,8 @@ std::optional<uint64_t> Optional(bool has, uint64_t value) {
 
 }  // namespace
 
-// Runs `body`, which fills in the response, unless the server is draining. Nothing in it waits: the
-// store's lock is never held while K/V moves.
+// Runs `body`, which fills in the response, unless the server is draining. `body` does not block:
+// the store's lock is never held while K/V bytes move.
 template <typename Body>
 grpc::ServerUnaryReactor* AttentionService::Answer(RpcMetrics* rpc, const Body& body) {
   absl::Status status = CheckNotDraining(*context_);
@@ -31,7 +31,7 @@ grpc::ServerUnaryReactor* AttentionService::Answer(RpcMetrics* rpc, const Body& 
   return EndUnary(rpc, status);
 }
 
-// The same for an RPC on one sequence, whose `body` takes its id and gives what it then is.
+// As Answer, for an RPC on one sequence: `body` takes its id and returns its new state.
 template <typename Response, typename Body>
 grpc::ServerUnaryReactor* AttentionService::AnswerWithInfo(RpcMetrics* rpc,
                                                            const std::string& sequence_id,
@@ -123,7 +123,7 @@ grpc::ServerUnaryReactor* AttentionService::ListSequences(grpc::CallbackServerCo
     }
     uint64_t after = 0;
     if (!request->page_token().empty() && !absl::SimpleAtoi(request->page_token(), &after)) {
-      return absl::InvalidArgumentError("page_token: is not one that this server gave");
+      return absl::InvalidArgumentError("page_token: not a token of this server");
     }
     const absl::StatusOr<std::string> client = ClientName(*context);
     if (!client.ok()) return client.status();

@@ -18,17 +18,16 @@
 namespace flashcore::server {
 namespace {
 
-// gRPC shows us an RPC only once its first message is there, and when it is shut down it answers
-// one that is not there yet with CANCELLED, which clients do not retry. So a drain goes on refusing
-// with UNAVAILABLE until nothing has come for so long, or, if clients do not stop, for so long at
-// most.
+// gRPC hands over an RPC only when its first message has arrived. If gRPC shuts down before that,
+// it answers CANCELLED, which clients do not retry. So a drain keeps refusing RPCs with UNAVAILABLE
+// until none has come for kQuiet, or for kRefuseAtMost if clients do not stop.
 constexpr std::chrono::milliseconds kQuiet(300);
 constexpr absl::Duration kRefuseAtMost = absl::Seconds(2);
 
-// What RPCs that are not ours (health watches, reflection) get to end after a drain.
+// Time for RPCs of other services (health watches, reflection) to end after a drain.
 constexpr std::chrono::milliseconds kShutdownGrace(100);
 
-// "host:port" with the port that was chosen.
+// "host:port" with the chosen port.
 std::string WithPort(const std::string& address, int port) {
   if (absl::StartsWith(address, "unix:")) return address;
   return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
@@ -67,12 +66,12 @@ absl::Status Server::Listen(const Options& options) {
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.SetMaxSendMessageSize(-1);
-  // gRPC takes in a message whole before it looks at its size, so the limit on messages does not
-  // bound memory. The quota does: beyond it, gRPC cancels RPCs.
+  // gRPC buffers a whole message before it checks the size, so the message limit does not bound
+  // memory. The quota does: beyond it, gRPC cancels RPCs.
   grpc::ResourceQuota quota("flashcore");
   quota.Resize(options.transport_memory_bytes);
   builder.SetResourceQuota(quota);
-  // Two servers on one port would each get some of the connections: refuse instead.
+  // With port reuse, two servers on one port would each get some of the connections.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   std::vector<int> ports(options.listen.size());
   for (size_t i = 0; i < options.listen.size(); ++i) {
@@ -97,7 +96,8 @@ absl::Status Server::Listen(const Options& options) {
   health->SetServingStatus(v1::AttentionService::service_full_name(), true);
   health->SetServingStatus(true);
   context_.metrics->serving.Set(1);
-  poll_keeper_ = std::make_unique<PollKeeper>(server_.get(), "/grpc.health.v1.Health/Check");
+  poll_workaround_ =
+      std::make_unique<GrpcPollWorkaround>(server_.get(), "/grpc.health.v1.Health/Check");
   return absl::OkStatus();
 }
 
@@ -118,7 +118,7 @@ bool Server::Drain(absl::Duration timeout) {
 
 Server::~Server() {
   if (server_ == nullptr) return;
-  poll_keeper_.reset();  // makes its calls to the server
+  poll_workaround_.reset();  // it calls the server
   server_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
   server_->Wait();
 }

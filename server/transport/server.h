@@ -12,7 +12,7 @@
 #include "server/engine/fleet.h"
 #include "server/transport/attention_service.h"
 #include "server/transport/debug_service.h"
-#include "server/transport/poll_keeper.h"
+#include "server/transport/grpc_poll_workaround.h"
 #include "server/transport/rpc_scope.h"
 
 namespace flashcore::server {
@@ -29,33 +29,33 @@ class Server {
     std::string version;
   };
 
-  // The methods of every service of ours that `options` asks for, for Metrics::Options.
+  // All methods of the services that `options` enables, for Metrics::Options.
   static std::vector<RpcMethod> Methods(const Options& options);
 
-  // Listens and serves; health says SERVING. UNAVAILABLE if an address cannot be listened on.
+  // Listens and serves, with health SERVING. UNAVAILABLE if it cannot listen on an address.
   // `fleet` and `metrics` outlive the server.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Options& options, Fleet* fleet,
                                                        Metrics* metrics);
-  ~Server();  // cancels what is still running, and waits for it
+  ~Server();  // cancels the RPCs that still run, and waits for them
 
-  // As asked for, with the real port where that was 0.
+  // Options::listen with the chosen port in place of port 0.
   const std::vector<std::string>& addresses() const { return addresses_; }
 
-  // Says NOT_SERVING, refuses new requests, and waits for those in flight. True if all ended in
-  // time.
+  // Sets health to NOT_SERVING, refuses new requests and waits for those in flight. True if all
+  // ended in time.
   bool Drain(absl::Duration timeout);
 
  private:
   Server(const Options& options, Fleet* fleet, Metrics* metrics);
   absl::Status Listen(const Options& options);
-  bool Quiet() const;  // no RPC of ours has begun or ended for a while
+  bool Quiet() const;  // no AttentionService or DebugService RPC began or ended recently
 
   RpcContext context_;
   AttentionService attention_;
-  std::unique_ptr<DebugService> debug_;  // null: not enabled
+  std::unique_ptr<DebugService> debug_;  // null: disabled
   std::vector<std::string> addresses_;
   std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<PollKeeper> poll_keeper_;
+  std::unique_ptr<GrpcPollWorkaround> poll_workaround_;
 };
 
 }  // namespace flashcore::server

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "flashcore/v1/debug.grpc.pb.h"
-#include "server/transport/poll_keeper.h"
+#include "server/transport/grpc_poll_workaround.h"
 
 namespace flashcore::bench {
 namespace {
@@ -122,7 +122,7 @@ class CallbackServer final : public EchoServer {
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
     if (options.keep_polling)
-      poll_keeper_.emplace(server_.get(), "/flashcore.v1.DebugService/Echo");
+      poll_workaround_.emplace(server_.get(), "/flashcore.v1.DebugService/Echo");
     return server_ != nullptr;
   }
 
@@ -147,7 +147,7 @@ class CallbackServer final : public EchoServer {
 
   Service service_;
   std::unique_ptr<grpc::Server> server_;
-  std::optional<server::PollKeeper> poll_keeper_;  // destroyed first
+  std::optional<server::GrpcPollWorkaround> poll_workaround_;  // destroyed first
 };
 
 class QueueServer final : public EchoServer {

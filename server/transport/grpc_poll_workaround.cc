@@ -1,4 +1,4 @@
-#include "server/transport/poll_keeper.h"
+#include "server/transport/grpc_poll_workaround.h"
 
 #include <chrono>
 #include <future>
@@ -15,12 +15,12 @@ constexpr std::chrono::milliseconds kInterval(500);
 
 }  // namespace
 
-PollKeeper::PollKeeper(grpc::Server* server, std::string method)
+GrpcPollWorkaround::GrpcPollWorkaround(grpc::Server* server, std::string method)
     : method_(std::move(method)),
       stub_(server->InProcessChannel(grpc::ChannelArguments())),
       thread_([this] { Loop(); }) {}
 
-PollKeeper::~PollKeeper() {
+GrpcPollWorkaround::~GrpcPollWorkaround() {
   {
     MutexLock lock(&mutex_);
     stopping_ = true;
@@ -29,7 +29,7 @@ PollKeeper::~PollKeeper() {
   thread_.join();
 }
 
-void PollKeeper::Loop() {
+void GrpcPollWorkaround::Loop() {
   while (true) {
     {
       MutexLock lock(&mutex_);
@@ -42,7 +42,7 @@ void PollKeeper::Loop() {
   }
 }
 
-void PollKeeper::CallOnce() {
+void GrpcPollWorkaround::CallOnce() {
   grpc::ClientContext context;
   const grpc::Slice empty;  // gRPC asserts that a message has a slice
   const grpc::ByteBuffer request(&empty, 1);
