@@ -175,8 +175,8 @@ def random_elements(random, *shape):
 
 def attend(stub, random, spans, heads, kv_heads, head_dim, mask):
     """O of one request with random FP16 tensors, in float32, flat."""
-    query_rows, kv_rows = (sum(getattr(s, name) for s in spans) for name in ("query_rows",
-                                                                           "kv_rows"))
+    query_rows, kv_rows = (sum(getattr(span, name) for span in spans)
+                           for name in ("query_rows", "kv_rows"))
     reply = stub.Attend(pb.AttendRequest(
         spans=spans, dtype=pb.DTYPE_FLOAT16, num_heads=heads, num_kv_heads=kv_heads,
         head_dim=head_dim, layout=pb.LAYOUT_NHD, mask=pb.Mask(kind=mask),

@@ -212,8 +212,11 @@ class SequencesTest(unittest.TestCase):
     def test_bad_ids_and_shapes(self):
         sequence = self.create(layers=2)
         q, nothing = self.tensor(1, HEADS), self.tensor(0, KV_HEADS)
-        attend = lambda **fields: self.stub.Attend(
-            self.attend_request([fields.pop("id", sequence)], [q], [(nothing, nothing)], **fields))
+
+        def attend(**fields):
+            return self.stub.Attend(self.attend_request(
+                [fields.pop("id", sequence)], [q], [(nothing, nothing)], **fields))
+
         unknown = bytes(16)
         self.assert_fails(Code.NOT_FOUND, "load its K/V again", lambda: attend(id=unknown))
         self.assert_fails(Code.INVALID_ARGUMENT, "5 bytes; an id has 16", lambda: attend(id=b"12345"))
