@@ -44,8 +44,9 @@ ABSL_FLAG(std::string, accumulate, "float32",
           "exact and can overflow.");
 ABSL_FLAG(int32_t, cpu_threads, 0, "Threads of the CPU device. 0: one per core.");
 ABSL_FLAG(int32_t, lanes, 2,
-          "Lanes of each GPU. A lane is one thread that launches batches, with streams and device "
-          "memory of its own. The CPU device has one lane.");
+          "Lanes of each GPU. A lane is one thread that launches batches, with a stream and device "
+          "memory of its own, so that the copies of one launch overlap the kernels of another. The "
+          "CPU device has one lane.");
 ABSL_FLAG(int64_t, idle_spin_us, 1000,
           "Microseconds that an idle lane of a GPU polls for work before its thread sleeps. It "
           "keeps a core busy meanwhile; only one lane polls at a time.");
