@@ -169,7 +169,7 @@ MEMORY = dashboard(
               "Memory for tensors of requests in flight: used, or free for reuse.", stacked=True),
         Panel("Waiting for staging memory", "short",
               {"sum by (device) (flashcore_staging_waiting_requests{<servers>})": "{{device}}"},
-              "Requests that wait, not yet received completely, because staging memory is full."),
+              "Requests whose tensors the server does not receive yet: staging memory is full."),
         Panel("Shared memory", "bytes",
               {"sum(flashcore_shared_memory_bytes{<servers>})": "bytes"},
               "Client memory shared with the server."),

@@ -26,12 +26,12 @@ SERVICES = read_yaml(DEPLOY / "docker-compose.yml")["services"]
 
 
 def with_defaults(text):
-    """`text` as compose reads it where the environment sets nothing."""
+    """`text` as compose reads it with no environment variables set."""
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 
 def mounts(service):
-    """{path in the container: path here} of a service's bind mounts."""
+    """{path in the container: path on the host} of a service's bind mounts."""
     volumes = (volume.split(":") for volume in service.get("volumes", ()))
     return {volume[1]: DEPLOY / volume[0] for volume in volumes if volume[0].startswith(".")}
 

@@ -1,5 +1,5 @@
-"""deploy/l4_validate.sh on a bundle of the real server and command line, on the CPU, and of
-stand-ins for what needs a GPU."""
+"""deploy/l4_validate.sh on the CPU, with a bundle of the real server and command line, and stand-ins
+for programs that need a GPU."""
 
 import os
 import pathlib
@@ -29,7 +29,7 @@ case $* in
      echo '12:00, 0, 1980, 2619, 40, 500.0, 99'; exec sleep 600 ;;
 esac
 """
-# The benchmarks as they are asked for, but short and small.
+# The requested benchmarks, but short and small.
 CLI = f"""
 small=()
 [[ $1 != bench ]] || small=(--duration=600ms --warmup=0s --shape=1x2x64x64)
