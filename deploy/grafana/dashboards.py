@@ -148,7 +148,7 @@ MEMORY = dashboard(
     ], [
         Panel("K/V memory", "bytes",
               {"sum by (segment, state) (flashcore_kv_bytes{<servers>})": "{{segment}} {{state}}"},
-              "Hot: the first bytes of K/V memory, which the L2 window covers. Cold: the rest.", stacked=True),
+              "Hot: the first bytes, which the L2 window covers. Cold: the rest.", stacked=True),
         Panel("Sequences", "short", {"sum by (device) (flashcore_sequences{<servers>})": "{{device}}"},
               "Resident sequences."),
         Panel("Evictions", "ops",
