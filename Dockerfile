@@ -1,11 +1,11 @@
-# FlashCore in a container: the server, the command line and the libraries that they need. No shell.
+# Images with the server, the command line and their libraries. No shell.
 #
 #   docker build -t flashcore .                      for GPUs, with CUDA 12: driver 525 or later on an L4
 #   docker build -t flashcore --build-arg CUDA_IMAGE=docker.io/nvidia/cuda:13.0.1-devel-ubuntu24.04 .
 #                                                    with CUDA 13: driver 580 or later
 #   docker build -t flashcore:cpu --target cpu .     without CUDA
 #
-# The base images are only built in; any with the packages of Debian 12 or Ubuntu 24.04 will do.
+# The base images are used only to build. Any image with the packages of Debian 12 or Ubuntu 24.04 works.
 ARG CPU_IMAGE=docker.io/library/debian:12-slim
 ARG CUDA_IMAGE=docker.io/nvidia/cuda:12.6.3-devel-ubuntu24.04
 
@@ -46,5 +46,5 @@ RUN cmake --preset image "-DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES}" && \
 
 FROM runtime AS cuda
 COPY --from=build-cuda /image /
-# What NVIDIA's container runtime puts in: the driver's libcuda, and nvidia-smi.
+# NVIDIA's container runtime adds the driver's libcuda and nvidia-smi.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility

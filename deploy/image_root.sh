@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lays out the root file system of an image: the server, the command line, and the libraries that they need.
+# Makes the root file system of an image: the server, the command line and their libraries.
 #
 #   deploy/image_root.sh FOLDER BUILD    from the build folder BUILD
 set -euo pipefail
@@ -10,6 +10,6 @@ mkdir -p "$root"/{etc,usr/bin,usr/lib,usr/lib64}
 ln -s usr/lib usr/lib64 "$root"
 install --strip "$build/server/flashcore-server" "$build/client/cli/flashcore" "$root/usr/bin"
 ldd "$root"/usr/bin/* | grep -oE '/(usr/)?lib[^ ]*' | sort -u | xargs cp -L --parents -t "$root"
-# By debian_version NVIDIA's container runtime knows where this loader looks for libcuda.
+# NVIDIA's container runtime reads debian_version to find where the loader looks for libcuda.
 cp -L --parents /etc/os-release /etc/debian_version "$root"
 echo 'flashcore:x:65532:65532::/:/sbin/nologin' >"$root/etc/passwd"

@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# What a GPU machine can say about FlashCore, in one report: its GPU tests, the CUDA kernels' times
-# against the best on record, hardware counters, the L2 window, and the server over TCP and a Unix socket.
+# Validates FlashCore on a GPU machine and writes one report: GPU tests, CUDA kernel times against the
+# best on record, hardware counters, the L2 window, and the server over TCP and a Unix socket.
 #
-#   deploy/l4_validate.sh                   builds for the GPU of this machine, then all of that
-#   deploy/l4_validate.sh --bundle FOLDER   takes what tests/gpu_bundle.sh has made: installs nothing
-#     --report FOLDER                       where report.md and the logs go (build/validate);
-#                                           replaces a report that is there
-#     --quick                               a selection, in at most 4 minutes
+#   deploy/l4_validate.sh                   builds for the GPU of this machine, then runs all steps
+#   deploy/l4_validate.sh --bundle FOLDER   uses a bundle of tests/gpu_bundle.sh: installs nothing
+#     --report FOLDER                       folder for report.md and the logs (build/validate);
+#                                           replaces an existing report
+#     --quick                               a selection of steps, at most 4 minutes
 #
-# FLASHCORE_TEST_DEVICE names another GPU than cuda:0 to the tests and the server. The benchmarks
-# measure the first that CUDA_VISIBLE_DEVICES leaves.
-# Exit status: 0 if no step failed; what could not run here is skipped, and the report says why.
+# FLASHCORE_TEST_DEVICE selects the GPU for the tests and the server (cuda:0). The benchmarks use the
+# first GPU that CUDA_VISIBLE_DEVICES leaves visible.
+# Exit status: 0 if no step failed. A step that cannot run here is skipped; the report says why.
 set -uo pipefail
 fail() { echo "$0: $*" >&2; exit 2; }
 
 root=$(realpath "$(dirname "$0")/..")
+source "$root/deploy/server_log.sh"
 bundle=""
 report=$root/build/validate
 quick=false
@@ -30,20 +31,20 @@ while (($#)); do
   esac
   shift
 done
-[[ -z $bundle || -x $bundle/run_tests.sh ]] || fail "$bundle is no bundle of tests/gpu_bundle.sh"
+[[ -z $bundle || -x $bundle/run_tests.sh ]] || fail "$bundle is not a bundle of tests/gpu_bundle.sh"
 if [[ -n $(ls -A "$report" 2>/dev/null) ]]; then
-  [[ -e $report/report.md ]] || fail "$report is there, and is no report"
+  [[ -e $report/report.md ]] || fail "$report exists and is not a report"
   rm -rf "$report"
 fi
 mkdir -p "$report" || fail "cannot write to $report"
 
-readonly QUICK_SECONDS=200 # leaves some to start the server, to kill the last step, and to drain
+readonly QUICK_SECONDS=200 # the rest of the 4 minutes is to start and drain the server
 readonly GPU_FACTS=index,name,driver_version,compute_cap,memory.total,power.limit,clocks.max.sm,clocks.max.memory
 readonly GPU_SAMPLE=timestamp,index,clocks.sm,clocks.mem,temperature.gpu,power.draw,utilization.gpu
 device=${FLASHCORE_TEST_DEVICE:-cuda:0}
 work=$(mktemp -d)
-rows=()     # of the table of results
-sections=() # the steps that have logs, in order
+rows=()     # rows of the result table
+sections=() # steps with logs, in order
 failures=0
 server=""
 running=""
@@ -57,15 +58,15 @@ record() {
 }
 skip() { record "$1" skipped 0 "$2"; }
 
-# limit SECONDS: of a step; less where --quick leaves less.
+# limit SECONDS: the time limit of a step, or less if --quick leaves less.
 limit() {
   local left=$((QUICK_SECONDS - SECONDS))
   if $quick && ((left < $1)); then echo "$left"; else echo "$1"; fi
 }
 
-# step NAME SECONDS COMMAND...: its output goes to NAME.log. What of it goes into the table is for the
-# sed script $says to print; without one it is the last line. If the step fails and its output matches
-# $cannot, it could not run here, and does not count as failed.
+# step NAME SECONDS COMMAND...: runs the command with its output in NAME.log. The table gets what the
+# sed script $says prints of it, or without $says its last line. A step that fails with output that
+# matches $cannot is skipped, not failed.
 step() {
   local name=$1 seconds log=$report/$1.log status=0 begin=$SECONDS result=FAILED detail
   seconds=$(limit "$2")
@@ -83,7 +84,7 @@ step() {
     result=skipped detail=$(grep "$cannot" "$log" | tail -n 1)
   elif ((status == 124 || status == 137)); then
     detail="not done after $seconds s"
-    ((seconds == $2)) || result=skipped # what is left of --quick says nothing
+    ((seconds == $2)) || result=skipped # cut short by --quick
   else
     detail="exit status $status: $detail"
   fi
@@ -94,7 +95,7 @@ step() {
 build() {
   local capability
   capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1) ||
-    fail "no GPU to build for: nvidia-smi fails; --bundle takes what is built elsewhere"
+    fail "no GPU to build for: nvidia-smi fails; use --bundle for programs built elsewhere"
   bundle=$root/build/gpu
   (
     set -e
@@ -106,7 +107,7 @@ build() {
   ) || fail "the build failed"
 }
 
-# GPU, driver, clocks, and the host. The clocks are sampled until the end.
+# Writes GPU, driver and host to machine.txt, and starts to sample the clocks.
 describe_machine() {
   {
     date -u '+date: %Y-%m-%d %H:%M UTC'
@@ -116,7 +117,7 @@ describe_machine() {
     if command -v nvidia-smi >/dev/null; then
       nvidia-smi --query-gpu="$GPU_FACTS" --format=csv 2>&1
     else
-      echo "no nvidia-smi: the benchmarks' logs name the GPU"
+      echo "no nvidia-smi; the logs of the benchmarks name the GPU"
     fi
   } >"$report/machine.txt"
   command -v nvidia-smi >/dev/null || return
@@ -128,13 +129,13 @@ describe_machine() {
 run_tests() {
   local only=. names
   if $quick; then
-    only='^(core|driver_calls|kv_pages|transport)_test$'
+    only='^(device|driver_calls|engine|kv_pages|transport)_test$'
     skip attention_test "--quick"
     skip end-to-end "--quick"
   elif ! python3 -c 'import google.protobuf, grpc, numpy' 2>"$work/python"; then
     names=$(cd "$bundle" && printf '%s|' *_test)
     only="^(${names%|})\$"
-    skip end-to-end "they need Python with grpcio, protobuf and numpy: $(tail -n 1 "$work/python")"
+    skip end-to-end "needs Python with grpcio, protobuf and numpy: $(tail -n 1 "$work/python")"
   fi
   if $quick; then
     step tests 80 "$bundle/run_tests.sh" "$report/tests" --only "$only" --timeout 75
@@ -143,7 +144,7 @@ run_tests() {
   fi
 }
 
-# bench_kernels NAME FLAG...: times one kind of kernel, and holds the times against the record.
+# bench_kernels NAME FLAG...: times one kind of kernel and compares with the best on record.
 bench_kernels() {
   local name=$1
   shift
@@ -181,20 +182,16 @@ l2_window() {
     --repeats="$repeats" --json="$report/l2-window.json"
 }
 
-# Sets `target` and `socket`. Port 0: takes a free one, and says in its log which.
+# Sets `target` and `socket`. Port 0: the server takes a free port and logs it.
 start_server() {
   local log=$report/server.log
   socket=$work/flashcore.sock
   "$bundle/flashcore-server" --device="$device" --listen=127.0.0.1:0 --listen="unix:$socket" \
     --metrics_listen=127.0.0.1:0 --enable_echo --log_format=json >"$log" 2>&1 </dev/null &
   server=$!
-  for ((i = 0; i < 600; ++i)); do
-    grep -q '"msg":"serving"' "$log" && break
-    kill -0 "$server" 2>/dev/null || break
-    sleep 0.1
-  done
-  target=$(sed -n '/"msg":"serving"/s/.*"addresses":"\([^",]*\).*/\1/p' "$log")
-  [[ -n $target ]] || { record server FAILED 0 "did not start: $(tail -n 1 "$log")"; return 1; }
+  wait_for_server "$server" "$log" 60 ||
+    { record server FAILED 0 "did not start: $(tail -n 1 "$log")"; return 1; }
+  target=$(first_address "$log")
 }
 
 bench_server() {
@@ -231,7 +228,7 @@ stop_server() {
   fi
 }
 
-# While the GPU was busy, of samples every 2 s.
+# Prints the range of SM clocks in the samples with a busy GPU.
 busy_clocks() {
   awk -F', *' '$7 + 0 >= 50 {
       if (!n++) low = high = $3
@@ -257,7 +254,7 @@ write_report() {
   } >"$report/report.md"
 }
 
-# However it ends: what was found out is in the report, and nothing is left running.
+# Runs at every exit: stops what runs and writes the report.
 finish() {
   local process
   for process in $running $server $sampler; do

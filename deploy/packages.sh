@@ -1,21 +1,21 @@
-# The Debian 12 / Ubuntu 24.04 packages that FlashCore needs. Source it, then call
+# The Debian 12 and Ubuntu 24.04 packages that FlashCore needs. Source it, then call
 #   ensure_packages NAME...
-# which installs those that are missing, and only then needs root (or sudo).
+# which installs the missing ones. It needs root or sudo only if one is missing.
 
 BUILD_PACKAGES=(
   cmake ninja-build g++ pkg-config
   libgrpc++-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev
   libabsl-dev prometheus-cpp-dev libhwy-dev
 )
-# Tests also use prometheus's promtool; the Python packages call the server as a generated client would;
-# patchelf is for tests/gpu_bundle.sh.
+# prometheus brings promtool. The Python packages are for the end-to-end tests, patchelf for
+# tests/gpu_bundle.sh.
 TEST_PACKAGES=(
   libgtest-dev libgmock-dev libbenchmark-dev patchelf
   prometheus docker-compose haproxy nginx
   python3 python3-grpcio python3-protobuf python3-numpy python3-yaml
 )
 SANITIZER_PACKAGES=(clang libclang-rt-dev)
-LINT_PACKAGES=(clang-format)
+LINT_PACKAGES=(clang-format clang-tidy flake8)
 PICTURE_PACKAGES=(python3-matplotlib) # for tests/e2e/dashboard_picture.py
 CONTAINER_PACKAGES=(buildah podman crun curl) # for tests/docker.sh
 
@@ -35,8 +35,7 @@ ensure_packages() {
     sudo=(sudo)
   fi
   echo "Installing: ${missing[*]}"
-  # The prometheus package would start a server of its own; tests start theirs. Debian's way to say
-  # so is a policy that answers 101.
+  # Without this policy, installing the prometheus package would start its server. 101 forbids it.
   local policy=/usr/sbin/policy-rc.d own_policy=false status=0
   if [[ ! -e $policy ]]; then
     own_policy=true

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# From a fresh Debian 12 or Ubuntu 24.04 to a server that attends: installs what is missing, builds,
-# starts the server, checks its results against float64, measures it, shows its own latency histogram,
-# and stops it.
+# From a fresh Debian 12 or Ubuntu 24.04 to a running server: installs missing packages, builds, starts
+# the server, checks its results against float64, measures it, prints its latency histogram, stops it.
 #
 #   deploy/quickstart.sh          all of that
-#   deploy/quickstart.sh --keep   and leaves the server running
+#   deploy/quickstart.sh --keep   leaves the server running
 #
-# Fails if anything did. A second run takes seconds.
+# Fails if any step fails. A second run takes seconds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source deploy/packages.sh
+source deploy/server_log.sh
 
 keep=false
 case "${1:-}" in
@@ -22,10 +22,10 @@ step() { printf '\n--- %s\n' "$*"; }
 
 step "packages"
 ensure_packages "${BUILD_PACKAGES[@]}" curl
-echo "all there"
+echo "all installed"
 
 step "build"
-# A build folder that tests/run.sh has configured keeps its tests.
+# If tests/run.sh has configured the build folder, keep its configuration.
 [[ -f build/build.ninja ]] ||
   cmake --preset release -DFLASHCORE_BUILD_TESTS=OFF -DFLASHCORE_BUILD_BENCHMARKS=OFF \
     -DFLASHCORE_WARNINGS_AS_ERRORS=OFF
@@ -46,25 +46,20 @@ cleanup() {
 trap cleanup EXIT
 
 step "server"
-# Port 0: takes free ones, and says in its log which.
+# Port 0: the server takes a free port and logs it.
 build/server/flashcore-server --listen=127.0.0.1:0 --listen="unix:$socket" \
   --metrics_listen=127.0.0.1:0 --enable_echo --log_format=json 2>"$server_log" &
 server=$!
-for ((i = 0; i < 100; ++i)); do
-  grep -q '"msg":"serving"' "$server_log" && break
-  kill -0 "$server" 2>/dev/null || break
-  sleep 0.1
-done
-grep -q '"msg":"serving"' "$server_log" || {
+wait_for_server "$server" "$server_log" 10 || {
   echo "the server did not start:" >&2
   cat "$server_log" >&2
   exit 1
 }
-field() { sed -n "/\"msg\":\"$1\"/s/.*\"$2\":\"\([^\"]*\)\".*/\1/p" "$server_log"; }
-target=$(field serving addresses | cut -d, -f1)
-metrics=http://$(field metrics address)/metrics
+target=$(first_address "$server_log")
+metrics=http://$(log_field "$server_log" metrics address)/metrics
+device() { log_field "$server_log" device "$1"; }
 echo "process $server, gRPC at $target and unix:$socket, metrics at $metrics"
-echo "device: $(field device device) ($(field device name)), because of $(field device reason)"
+echo "device: $(device device) ($(device name)), reason: $(device reason)"
 
 step "health and info"
 "$flashcore" health --target="$target"
@@ -73,16 +68,16 @@ step "health and info"
 step "verify: random shapes against float64"
 "$flashcore" verify --target="$target"
 
-step "bench: B=1 H=8 S=512 D=64, beside a bare gRPC echo of the same sizes"
+step "bench: B=1 H=8 S=512 D=64, compared with a bare gRPC echo of the same sizes"
 "$flashcore" bench --target="$target" --shape=1x8x512x64 --duration=4s --warmup=1s --echo
 
-step "resident K/V: decode steps of 32 forks of one prefix, beside the same with K/V sent inline"
+step "resident K/V: decode steps of 32 forks of one prefix, compared with inline K/V"
 "$flashcore" bench --target="$target" --mode=decode --shape=1x8x512x64 --sequences=32 \
   --fork_from_prefix=256 --compare_inline --duration=4s --warmup=1s
 
 step "the server's own latency histogram"
 curl -fsS "$metrics" | awk '
-  # Upper bounds of the quantiles of flashcore_request_duration_seconds{rpc="Attend"}.
+  # Prints upper bounds of the quantiles of flashcore_request_duration_seconds{rpc="Attend"}.
   /^flashcore_request_duration_seconds_bucket{rpc="Attend"/ {
     match($0, /le="[^"]*"/)
     bound[++n] = substr($0, RSTART + 4, RLENGTH - 5)

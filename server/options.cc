@@ -5,17 +5,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <limits>
 #include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/reflection.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -23,201 +17,129 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "server/base/cores.h"
+#include "server/command_line.h"
 
-ABSL_FLAG(
-    std::vector<std::string>, listen, {"0.0.0.0:7070"},
-    "Addresses to serve gRPC on, each host:port or unix:path. Repeatable, or comma-separated.");
-ABSL_FLAG(
-    std::string, metrics_listen, "0.0.0.0:9464",
-    "Address of the Prometheus endpoint /metrics, host:port; empty: none. Beside it, /healthz "
-    "and /readyz.");
+ABSL_FLAG(std::vector<std::string>, listen, {"0.0.0.0:7070"},
+          "Addresses to serve gRPC on, each host:port or unix:path. Repeat the flag or separate "
+          "addresses with commas.");
+ABSL_FLAG(std::string, metrics_listen, "0.0.0.0:9464",
+          "host:port of the HTTP endpoint with /metrics (Prometheus), /healthz and /readyz. Empty: "
+          "no endpoint.");
 ABSL_FLAG(std::string, metrics_token_file, "",
-          "File whose first line is the bearer token that /metrics asks for; it may be replaced at "
-          "any time. Empty: anyone may scrape.");
-ABSL_FLAG(
-    std::string, device, "auto",
-    "What to compute on: cpu; cuda:N, or several, comma-separated; or auto: cuda:0 if it can be "
-    "used, else the CPU.");
-ABSL_FLAG(
-    std::string, accumulate, "float32",
-    "What kernels sum in: float32, or float16, which only some devices have: less exact, FP16 "
-    "only, and it overflows where |q.k| before softmax_scale, or max|V| times the number of "
-    "tokens that share a row's attention, is beyond 65504.");
-ABSL_FLAG(int32_t, cpu_threads, 0, "Threads of the CPU device; 0: one per core.");
-ABSL_FLAG(
-    int32_t, lanes, 2,
-    "Threads that drive launches on each GPU, each with slots of its own. The CPU device has one "
-    "lane.");
-ABSL_FLAG(int32_t, lane_slots, 2,
-          "Launches that a lane of a GPU has under way, each on a stream and in memory of its own, "
-          "so that the copies of one overlap the kernels of another.");
-ABSL_FLAG(
-    std::string, wait_strategy, "yield",
-    "How a lane's thread waits for a GPU: spin (the soonest to notice, and a core is busy all "
-    "the while), yield (likewise, but others may have the core in between) or block.");
-ABSL_FLAG(
-    int64_t, direct_io_bytes, int64_t{1} << 20,
-    "Q, K, V and O of a launch of at most so many bytes in all are not copied to and from a "
-    "GPU: its kernels read and write them in the host's memory, unless K/V of the request would "
-    "be read more than once. 0: always copied.");
-ABSL_FLAG(std::string, l2_window, "auto",
-          "Whether a GPU keeps the first K/V, which pinned sequences compete for, in its L2 cache: "
-          "on, off, or auto: if a short measurement at start finds that it pays.");
-ABSL_FLAG(int64_t, l2_budget_bytes, 0,
-          "Most of a GPU's L2 cache to keep K/V in; 0: as much as the GPU allows.");
-ABSL_FLAG(
-    std::string, pin_threads, "",
-    "Cores that the server runs on, such as 2-5,8: each lane's thread has one of the first to "
-    "itself, the other threads share the rest; empty: any thread anywhere.");
-ABSL_FLAG(int64_t, max_message_bytes, int64_t{64} << 20, "Largest gRPC message accepted.");
-ABSL_FLAG(
-    int64_t, transport_memory_bytes, int64_t{256} << 20,
-    "Memory for messages that are being received, of all connections together; beyond it RPCs "
-    "are cancelled. At least twice --max_message_bytes.");
-ABSL_FLAG(
-    int64_t, staging_memory_bytes, int64_t{1} << 30,
-    "Limit of the memory for the tensors of all requests in flight, of each device. A GPU takes "
-    "all of it, and pins it, at start.");
-ABSL_FLAG(
-    int32_t, staging_wait_ms, 500,
-    "How long a request waits for this memory while it is full, in arrival order; then it gets "
-    "RESOURCE_EXHAUSTED. 0: at once. Those that wait may hold half of --transport_memory_bytes.");
-ABSL_FLAG(int32_t, max_spans, 4096, "Most spans in one request.");
-ABSL_FLAG(int32_t, max_heads, 1024, "Most query heads in one request.");
-ABSL_FLAG(
-    double, max_request_gflop, 4000,
-    "Most work in one request, in 10^9 floating-point operations, masks not counted: a request "
-    "that runs cannot be interrupted.");
-ABSL_FLAG(int32_t, max_queue_requests, 1024, "Most requests waiting for a lane, of each device.");
-ABSL_FLAG(int32_t, max_batch_requests, 64, "Most requests in one batch.");
-ABSL_FLAG(int64_t, max_batch_tokens, 65536,
-          "Most tokens in one batch, unless one request alone has more. A request counts its query "
-          "rows, or the rows it appends to sequences if these are more.");
-ABSL_FLAG(
-    int64_t, max_queue_delay_us, 0,
-    "Microseconds that a request may wait for others to share its batch while a lane is idle; "
-    "0: it never does.");
-ABSL_FLAG(int64_t, idle_spin_us, 1000,
-          "Microseconds that a lane of a GPU which has nothing to do keeps looking, and a core "
-          "busy, before its thread sleeps; of several idle lanes one at a time.");
-ABSL_FLAG(int64_t, kv_memory_bytes, 0,
-          "Memory for resident K/V, of each device. 0: on a GPU 85% of what is free; on the CPU "
-          "device a quarter of the machine's, which the system gives as it is used.");
-ABSL_FLAG(
-    int64_t, kv_hot_bytes, 0,
-    "Of it, what pinned sequences compete for on the CPU device. A CPU keeps nothing pinned in its "
-    "cache: this only serves to try placement out.");
-ABSL_FLAG(double, sequence_idle_timeout_s, 3600,
-          "Seconds without use after which a sequence is deleted; 0: never.");
-ABSL_FLAG(std::string, evict, "none",
-          "What a full K/V memory does: none (refuse) or lru (delete the sequence that was used "
-          "longest ago).");
-ABSL_FLAG(int64_t, client_kv_bytes, 0,
-          "Most K/V memory that one client's sequences may take on each device; 0: no limit.");
-ABSL_FLAG(int64_t, client_sequences, 0,
-          "Most sequences of one client on each device; 0: no limit.");
-ABSL_FLAG(int32_t, max_layers, 1024, "Most layers of one sequence.");
-ABSL_FLAG(
-    int64_t, sequence_metadata_bytes, int64_t{256} << 20,
-    "Limit of the memory for the records of sequences and their page tables, of each device.");
-ABSL_FLAG(bool, allow_shared_memory, false,
-          "Let clients on unix: addresses register POSIX shared memory, and requests leave their "
-          "tensors there.");
-ABSL_FLAG(int64_t, shared_memory_bytes, int64_t{1} << 30,
-          "Most memory that all clients together may share. A GPU pins it.");
-ABSL_FLAG(int64_t, client_shared_memory_bytes, 0,
-          "Most memory that one client may share; 0: no limit of its own.");
-ABSL_FLAG(int32_t, client_shared_regions, 64,
-          "Most regions of shared memory of one client; all together have at most 1024.");
-ABSL_FLAG(bool, share_prefixes, true,
-          "Read K/V that the sequences of a batch share once for all of them. Off only to measure "
-          "what it gives: results are the same to the bit.");
-ABSL_FLAG(int32_t, max_stream_inflight, 64, "Most unanswered requests of one AttendStream.");
+          "File whose first line is the bearer token that a scrape of /metrics must send. It is "
+          "read at every scrape. Empty: anyone may scrape.");
 ABSL_FLAG(double, drain_timeout_s, 30,
-          "Seconds that requests in flight get to finish after SIGTERM or SIGINT.");
-ABSL_FLAG(bool, enable_echo, false, "Serve DebugService.Echo, the yardstick of the benchmark.");
-ABSL_FLAG(std::string, log_format, "auto", "auto (text on a terminal, else JSON), json or text.");
-ABSL_FLAG(std::string, log_level, "info", "debug (one record a request), info, warning or error.");
+          "Seconds that requests in flight have to finish after SIGTERM or SIGINT.");
+ABSL_FLAG(bool, enable_echo, false,
+          "Serve DebugService.Echo, which flashcore bench --echo compares with.");
+ABSL_FLAG(int64_t, max_queue_delay_us, 0,
+          "Microseconds that a request may wait for others to share its batch while a lane is "
+          "idle. 0: it does not wait.");
+
+ABSL_FLAG(std::string, device, "auto",
+          "What to compute on: cpu; cuda:N, or several with commas between them; or auto: cuda:0 "
+          "if it can be used, else the CPU.");
+ABSL_FLAG(std::string, accumulate, "float32",
+          "Type in which kernels sum: float32, or float16 (GPUs only, FP16 only). float16 is less "
+          "exact and can overflow.");
+ABSL_FLAG(int32_t, cpu_threads, 0, "Threads of the CPU device. 0: one per core.");
+ABSL_FLAG(int32_t, lanes, 2,
+          "Lanes of each GPU. A lane is one thread that launches batches, with a stream and device "
+          "memory of its own, so that the copies of one launch overlap the kernels of another. The "
+          "CPU device has one lane.");
+ABSL_FLAG(int64_t, idle_spin_us, 1000,
+          "Microseconds that an idle lane of a GPU polls for work before its thread sleeps. It "
+          "keeps a core busy meanwhile; only one lane polls at a time.");
+ABSL_FLAG(std::string, wait_strategy, "yield",
+          "How a lane's thread waits for the GPU: yield (polls, and lets other threads run in "
+          "between), spin (polls without a break) or block (sleeps).");
+ABSL_FLAG(int64_t, direct_io_bytes, int64_t{1} << 20,
+          "If Q, K, V and O of a launch have at most this many bytes together, a GPU reads and "
+          "writes them in pinned host memory instead of copying them. Inline K/V that would be "
+          "read more than once is still copied. 0: copy always.");
+ABSL_FLAG(std::string, l2_window, "auto",
+          "Whether a GPU keeps the hot segment (see --l2_budget_bytes) in its L2 cache: on, off, "
+          "or auto: only if a measurement at start finds it faster.");
+ABSL_FLAG(int64_t, l2_budget_bytes, 0,
+          "Upper limit of the hot segment of a GPU: the first bytes of its K/V memory, which the "
+          "L2 window covers and pinned sequences compete for. 0: as much as the GPU allows.");
+ABSL_FLAG(std::string, pin_threads, "",
+          "Cores that the server runs on, such as 2-5,8. Each lane's thread has one of the first "
+          "cores to itself; all other threads share the rest. Empty: any core.");
+ABSL_FLAG(bool, share_prefixes, true,
+          "CPU device: read K/V that several sequences of a batch share once for all of them. The "
+          "results have the same bits either way.");
+
+ABSL_FLAG(int64_t, kv_memory_bytes, 0,
+          "Memory for resident K/V on each device. 0: on a GPU 85% of what is free once the lanes "
+          "have theirs; on the CPU device a quarter of the machine's memory, which the system "
+          "provides as it is used.");
+ABSL_FLAG(int64_t, kv_hot_bytes, 0,
+          "CPU device: size of the hot segment. A CPU pins nothing in its cache: use it only to "
+          "try out placement.");
+ABSL_FLAG(std::string, evict, "none",
+          "When K/V memory is full: none (refuse new K/V) or lru (delete the least recently used "
+          "sequence).");
+ABSL_FLAG(double, sequence_idle_timeout_s, 3600,
+          "Seconds after which a sequence that nobody uses is deleted. 0: never.");
+ABSL_FLAG(int64_t, sequence_metadata_bytes, int64_t{256} << 20,
+          "Limit of the host memory for sequence records and page tables, for each device.");
+ABSL_FLAG(int64_t, staging_memory_bytes, int64_t{1} << 30,
+          "Limit of the host memory for tensors of requests in flight, for each device. With a "
+          "GPU, all of it is allocated and pinned at start.");
+ABSL_FLAG(int32_t, staging_wait_ms, 500,
+          "Milliseconds that a request waits for staging memory while it is full, in arrival "
+          "order, before it gets RESOURCE_EXHAUSTED. Waiting requests hold at most half of "
+          "--transport_memory_bytes; one more is refused at once. 0: do not wait.");
+ABSL_FLAG(int64_t, transport_memory_bytes, int64_t{256} << 20,
+          "Limit of the memory for messages being received, over all connections. Beyond it, RPCs "
+          "are cancelled. At least twice --max_message_bytes.");
+ABSL_FLAG(bool, allow_shared_memory, false,
+          "Let clients on unix: addresses register POSIX shared memory for their tensors.");
+ABSL_FLAG(int64_t, shared_memory_bytes, int64_t{1} << 30,
+          "Limit of the shared memory of all clients together. With a GPU, it is pinned.");
+
+ABSL_FLAG(int64_t, max_message_bytes, int64_t{64} << 20, "Size limit of one gRPC message.");
+ABSL_FLAG(int32_t, max_spans, 4096, "Limit of the spans in one request.");
+ABSL_FLAG(int32_t, max_heads, 1024, "Limit of the query heads in one request.");
+ABSL_FLAG(int32_t, max_layers, 1024, "Limit of the layers of one sequence.");
+ABSL_FLAG(double, max_request_gflop, 4000,
+          "Limit of the work in one request, in 10^9 floating-point operations, masks not counted. "
+          "A running request cannot be interrupted.");
+ABSL_FLAG(int32_t, max_queue_requests, 1024,
+          "Limit of the requests that wait for a lane, for each device. One more gets "
+          "RESOURCE_EXHAUSTED.");
+ABSL_FLAG(int32_t, max_batch_requests, 64, "Limit of the requests in one batch.");
+ABSL_FLAG(int64_t, max_batch_tokens, 65536,
+          "Limit of the tokens in one batch, unless one request alone has more. A request counts "
+          "its query rows or its appended K/V rows, whichever are more.");
+ABSL_FLAG(int32_t, max_stream_inflight, 64,
+          "Limit of the unanswered requests of one AttendStream. At the limit, the server stops "
+          "reading the stream.");
+ABSL_FLAG(int64_t, client_kv_bytes, 0,
+          "Limit of the K/V memory of one client's sequences, on each device. 0: no limit.");
+ABSL_FLAG(int64_t, client_sequences, 0,
+          "Limit of the sequences of one client, on each device. 0: no limit.");
+ABSL_FLAG(int64_t, client_shared_memory_bytes, 0,
+          "Limit of the shared memory of one client. 0: only --shared_memory_bytes applies.");
+ABSL_FLAG(int32_t, client_shared_regions, 64,
+          "Limit of the shared memory regions of one client. All clients together have at most "
+          "1024.");
+
+ABSL_FLAG(std::string, log_level, "info",
+          "Lowest level to log: debug (one record per request), info, warning or error.");
+ABSL_FLAG(std::string, log_format, "auto", "json, text, or auto: text on a terminal, else json.");
 
 namespace flashcore::server {
 namespace {
 
-constexpr char kEnvironmentPrefix[] = "FLASHCORE_";
+// gRPC counts message bytes in an int; Limits.max_batch_tokens has 32 bits.
+constexpr int32_t kMaxInt = std::numeric_limits<int32_t>::max();
 
-bool IsOurs(absl::string_view file) { return absl::EndsWith(file, "server/options.cc"); }
-
-void ConfigureUsage() {
-  absl::SetProgramUsageMessage(
-      "Serves attention over gRPC.\n\n"
-      "Every flag can also be set in the environment: FLASHCORE_ and its name in capitals.");
-  absl::FlagsUsageConfig config;
-  config.contains_helpshort_flags = IsOurs;
-  config.contains_help_flags = IsOurs;
-  config.contains_helppackage_flags = IsOurs;
-  config.normalize_filename = [](absl::string_view file) {
-    const size_t at = file.rfind("server/");
-    return std::string(at == absl::string_view::npos ? file : file.substr(at));
-  };
-  config.version_string = [] { return "flashcore-server " FLASHCORE_VERSION "\n"; };
-  absl::SetFlagsUsageConfig(config);
-}
-
-absl::Status ReadEnvironment() {
-  for (const auto& [name, flag] : absl::GetAllFlags()) {
-    if (!IsOurs(flag->Filename())) continue;
-    const std::string variable = absl::StrCat(kEnvironmentPrefix, absl::AsciiStrToUpper(name));
-    const char* value = std::getenv(variable.c_str());
-    if (value == nullptr) continue;
-    std::string error;
-    if (!flag->ParseFrom(value, &error)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("environment variable ", variable, ": '", value, "': ", error));
-    }
-  }
-  return absl::OkStatus();
-}
-
-// An absl flag that is given twice keeps the last value. --listen is to keep all, so its
-// occurrences are taken out of `args` and joined into one.
-void JoinListen(std::vector<std::string>* args) {
-  std::vector<std::string> rest;
-  std::vector<std::string> listen;
-  for (size_t i = 0; i < args->size(); ++i) {
-    absl::string_view arg = (*args)[i];
-    if (arg == "--") {  // what follows is no flag
-      rest.insert(rest.end(), args->begin() + i, args->end());
-      break;
-    }
-    if (i > 0 && (arg == "--listen" || arg == "-listen") && i + 1 < args->size()) {
-      listen.push_back((*args)[++i]);
-    } else if (i > 0 && absl::StartsWith(arg, "--listen=")) {
-      listen.emplace_back(arg.substr(9));
-    } else {
-      rest.emplace_back(arg);
-    }
-  }
-  if (!listen.empty()) {
-    rest.insert(rest.begin() + 1, absl::StrCat("--listen=", absl::StrJoin(listen, ",")));
-  }
-  *args = std::move(rest);
-}
-
-absl::Status ReadCommandLine(int argc, char** argv) {
-  std::vector<std::string> args(argv, argv + argc);
-  JoinListen(&args);
-  std::vector<char*> pointers;
-  for (std::string& arg : args) pointers.push_back(arg.data());
-  const std::vector<char*> rest =
-      absl::ParseCommandLine(static_cast<int>(pointers.size()), pointers.data());
-  if (rest.size() > 1) {
-    return absl::InvalidArgumentError(absl::StrCat("unexpected argument '", rest[1], "'"));
-  }
-  return absl::OkStatus();
-}
-
-// Checks that a number lies in a range, and returns it as a T. Gathers the first error.
+// Checks values and keeps the first error.
 class Checker {
  public:
+  // Returns `value`. An error unless it lies in [low, high].
   template <typename T>
   T Range(const char* flag, T value, T low, T high) {
     if (status_.ok() && !(value >= low && value <= high)) {
@@ -270,7 +192,7 @@ void ReadSequenceOptions(SequenceStore::Options* options, Checker* check) {
 }
 
 void ReadSharedMemoryOptions(SharedMemory::Options* options, Checker* check) {
-  constexpr int64_t kMaxBytes = int64_t{1} << 40;  // what FaultGuard guards
+  constexpr int64_t kMaxBytes = int64_t{1} << 40;  // the limit of FaultGuard
   options->allowed = absl::GetFlag(FLAGS_allow_shared_memory);
   options->total_bytes = check->Range<int64_t>(
       "shared_memory_bytes", absl::GetFlag(FLAGS_shared_memory_bytes), 4096, kMaxBytes - 4096);
@@ -320,7 +242,6 @@ WaitStrategy ReadWaitStrategy(Checker* check) {
 
 void ReadCudaOptions(CudaDevice::Options* options, Checker* check) {
   options->lanes = check->Range("lanes", absl::GetFlag(FLAGS_lanes), 1, 64);
-  options->slots = check->Range("lane_slots", absl::GetFlag(FLAGS_lane_slots), 1, 16);
   options->wait = ReadWaitStrategy(check);
   options->idle_spin = std::chrono::microseconds(
       check->Range<int64_t>("idle_spin_us", absl::GetFlag(FLAGS_idle_spin_us), 0, 1'000'000'000));
@@ -334,7 +255,7 @@ void ReadCudaOptions(CudaDevice::Options* options, Checker* check) {
       "l2_budget_bytes", absl::GetFlag(FLAGS_l2_budget_bytes), 0, int64_t{1} << 40);
 }
 
-// N of each cuda:N.
+// The N of each cuda:N.
 std::vector<int> ReadOrdinals(const std::string& device, Checker* check) {
   std::vector<int> ordinals;
   for (absl::string_view gpu : absl::StrSplit(device, ',')) {
@@ -381,61 +302,71 @@ std::vector<int> ReadCores(Checker* check) {
   return cores;
 }
 
+void ReadServerOptions(Server::Options* options, Checker* check) {
+  options->version = FLASHCORE_VERSION;
+  options->listen = absl::GetFlag(FLAGS_listen);
+  CheckAddresses(options->listen, check);
+  options->max_message_bytes = check->Range<int64_t>(
+      "max_message_bytes", absl::GetFlag(FLAGS_max_message_bytes), 1024, kMaxInt);
+  options->transport_memory_bytes =
+      check->Range<int64_t>("transport_memory_bytes", absl::GetFlag(FLAGS_transport_memory_bytes),
+                            2 * absl::GetFlag(FLAGS_max_message_bytes), int64_t{1} << 46);
+  options->max_stream_inflight =
+      check->Range("max_stream_inflight", absl::GetFlag(FLAGS_max_stream_inflight), 1, 65536);
+  ReadSharedMemoryOptions(&options->shared_memory, check);
+  options->enable_echo = absl::GetFlag(FLAGS_enable_echo);
+}
+
+void ReadBatcherOptions(Batcher::Options* options, Checker* check) {
+  options->max_queue_requests =
+      check->Range("max_queue_requests", absl::GetFlag(FLAGS_max_queue_requests), 1, 1 << 20);
+  options->max_batch_requests =
+      check->Range("max_batch_requests", absl::GetFlag(FLAGS_max_batch_requests), 1, 1 << 20);
+  options->max_batch_tokens =
+      check->Range<int64_t>("max_batch_tokens", absl::GetFlag(FLAGS_max_batch_tokens), 1, kMaxInt);
+  options->max_queue_delay = std::chrono::microseconds(check->Range<int64_t>(
+      "max_queue_delay_us", absl::GetFlag(FLAGS_max_queue_delay_us), 0, 1'000'000));
+}
+
+void ReadEngineOptions(Engine::Options* options, Checker* check) {
+  options->staging_memory_bytes = check->Range<int64_t>(
+      "staging_memory_bytes", absl::GetFlag(FLAGS_staging_memory_bytes), 1 << 20, int64_t{1} << 46);
+  options->staging_wait = std::chrono::milliseconds(
+      check->Range("staging_wait_ms", absl::GetFlag(FLAGS_staging_wait_ms), 0, 3'600'000));
+  options->max_waiting_bytes = absl::GetFlag(FLAGS_transport_memory_bytes) / 2;
+  options->max_spans = check->Range("max_spans", absl::GetFlag(FLAGS_max_spans), 1, 65536);
+  options->max_heads = check->Range("max_heads", absl::GetFlag(FLAGS_max_heads), 1, 65536);
+  options->max_request_flop =
+      1e9 * check->Range("max_request_gflop", absl::GetFlag(FLAGS_max_request_gflop), 1e-3, 1e12);
+  ReadBatcherOptions(&options->batcher, check);
+  ReadSequenceOptions(&options->sequences, check);
+  options->sequences.max_heads = options->max_heads;
+}
+
+void ReadLogOptions(Logger::Options* options, Checker* check) {
+  const std::string format = absl::GetFlag(FLAGS_log_format);
+  check->Require(ParseLogFormat(format, &options->format), "log_format", format,
+                 "auto, json or text");
+  const std::string level = absl::GetFlag(FLAGS_log_level);
+  check->Require(ParseLogLevel(level, &options->min_level), "log_level", level,
+                 "debug, info, warning or error");
+}
+
 }  // namespace
 
 absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
-  ConfigureUsage();
-  if (absl::Status status = ReadEnvironment(); !status.ok()) return status;
-  if (absl::Status status = ReadCommandLine(argc, argv); !status.ok()) return status;
-
-  constexpr int32_t kMaxInt = std::numeric_limits<int32_t>::max();
+  if (absl::Status status = ReadFlags(argc, argv); !status.ok()) return status;
   Options options;
   Checker check;
-  options.server.listen = absl::GetFlag(FLAGS_listen);
-  CheckAddresses(options.server.listen, &check);
-  // gRPC counts message bytes in an int.
-  options.server.max_message_bytes = check.Range<int64_t>(
-      "max_message_bytes", absl::GetFlag(FLAGS_max_message_bytes), 1024, kMaxInt);
-  options.server.transport_memory_bytes =
-      check.Range<int64_t>("transport_memory_bytes", absl::GetFlag(FLAGS_transport_memory_bytes),
-                           2 * absl::GetFlag(FLAGS_max_message_bytes), int64_t{1} << 46);
-  options.server.max_stream_inflight =
-      check.Range("max_stream_inflight", absl::GetFlag(FLAGS_max_stream_inflight), 1, 65536);
-  ReadSharedMemoryOptions(&options.server.shared_memory, &check);
-  options.server.enable_echo = absl::GetFlag(FLAGS_enable_echo);
-  options.server.version = FLASHCORE_VERSION;
-
-  options.engine.staging_memory_bytes = check.Range<int64_t>(
-      "staging_memory_bytes", absl::GetFlag(FLAGS_staging_memory_bytes), 1 << 20, int64_t{1} << 46);
-  options.engine.staging_wait = std::chrono::milliseconds(
-      check.Range("staging_wait_ms", absl::GetFlag(FLAGS_staging_wait_ms), 0, 3'600'000));
-  options.engine.max_waiting_bytes = options.server.transport_memory_bytes / 2;
-  options.engine.max_spans = check.Range("max_spans", absl::GetFlag(FLAGS_max_spans), 1, 65536);
-  options.engine.max_heads = check.Range("max_heads", absl::GetFlag(FLAGS_max_heads), 1, 65536);
-  options.engine.max_request_flop =
-      1e9 * check.Range("max_request_gflop", absl::GetFlag(FLAGS_max_request_gflop), 1e-3, 1e12);
-  Batcher::Options& batcher = options.engine.batcher;
-  batcher.max_queue_requests =
-      check.Range("max_queue_requests", absl::GetFlag(FLAGS_max_queue_requests), 1, 1 << 20);
-  batcher.max_batch_requests =
-      check.Range("max_batch_requests", absl::GetFlag(FLAGS_max_batch_requests), 1, 1 << 20);
-  batcher.max_batch_tokens =
-      check.Range<int64_t>("max_batch_tokens", absl::GetFlag(FLAGS_max_batch_tokens), 1, kMaxInt);
-  batcher.max_queue_delay = std::chrono::microseconds(check.Range<int64_t>(
-      "max_queue_delay_us", absl::GetFlag(FLAGS_max_queue_delay_us), 0, 1'000'000));
-  ReadSequenceOptions(&options.engine.sequences, &check);
-  options.engine.sequences.max_heads = options.engine.max_heads;
-
+  ReadServerOptions(&options.server, &check);
+  ReadEngineOptions(&options.engine, &check);
   ReadDeviceOptions(&options.device, &check);
   options.cores = ReadCores(&check);
   options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
   options.metrics_token_file = absl::GetFlag(FLAGS_metrics_token_file);
   options.drain_timeout = absl::Seconds(
       check.Range("drain_timeout_s", absl::GetFlag(FLAGS_drain_timeout_s), 0.0, 86400.0));
-  check.Require(ParseLogFormat(absl::GetFlag(FLAGS_log_format), &options.log.format), "log_format",
-                absl::GetFlag(FLAGS_log_format), "auto, json or text");
-  check.Require(ParseLogLevel(absl::GetFlag(FLAGS_log_level), &options.log.min_level), "log_level",
-                absl::GetFlag(FLAGS_log_level), "debug, info, warning or error");
+  ReadLogOptions(&options.log, &check);
   if (!check.status().ok()) return check.status();
   return options;
 }

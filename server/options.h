@@ -1,5 +1,4 @@
-// The server's flags, gathered and checked. Every flag can also be set by an environment variable:
-// --max_message_bytes is FLASHCORE_MAX_MESSAGE_BYTES. The command line wins.
+// The server's flags, read and checked. command_line.h says how they are read.
 #ifndef FLASHCORE_SERVER_OPTIONS_H_
 #define FLASHCORE_SERVER_OPTIONS_H_
 
@@ -19,7 +18,7 @@ struct Options {
   Server::Options server;
   Engine::Options engine;
   DeviceOptions device;
-  std::vector<int> cores;          // to run on, the lanes' first; empty: any
+  std::vector<int> cores;          // the server runs on these, its lanes on the first; empty: any
   std::string metrics_listen;      // empty: no metrics endpoint
   std::string metrics_token_file;  // empty: anyone may scrape
   absl::Duration drain_timeout;
@@ -27,7 +26,7 @@ struct Options {
 };
 
 // Reads the environment and the command line. INVALID_ARGUMENT names the flag, the value and what
-// is allowed. --help and --version print and exit, as does a flag that does not exist.
+// is allowed. Exits where ReadFlags does.
 absl::StatusOr<Options> ParseOptions(int argc, char** argv);
 
 }  // namespace flashcore::server

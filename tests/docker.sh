@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Makes the CPU image and runs it as it is meant to be: as nobody, read-only, without capabilities, the
-# server as process 1. Asks its health and its results, and stops it under load. With buildah and podman:
-# no daemon, no registry. Needs root.
+# Builds the CPU image and runs it as documented: unprivileged, read-only, without capabilities, the server
+# as process 1. Checks health and results, and stops it under load. Uses buildah and podman: no daemon,
+# no registry. Needs root.
 #
 #   tests/docker.sh                builds the Dockerfile, on a Debian that debootstrap makes (minutes)
 #   tests/docker.sh --base FOLDER  builds it on the root file system in FOLDER
-#   tests/docker.sh --built BUILD  packs what is built in the folder BUILD (seconds)
+#   tests/docker.sh --built BUILD  packs the binaries of the build folder BUILD (seconds)
 #
-# Exit status: 0; 1 if something is not as it should be; 77, skipped, where containers cannot run.
+# Exit status: 0 if all is well; 1 if a check failed; 77, skipped, where containers cannot run.
 set -euo pipefail
 die() { echo "$0: $*" >&2; exit 1; }
 
@@ -20,7 +20,7 @@ esac
 cd "$(dirname "$0")/.."
 source deploy/packages.sh
 
-# In a mount namespace of its own cgroups can be hidden: podman then does without.
+# Hides cgroups in a mount namespace of its own: podman then works without them.
 if [[ -z ${FLASHCORE_HIDDEN_CGROUPS:-} ]]; then
   ensure_packages "${CONTAINER_PACKAGES[@]}"
   why=$(unshare --mount --pid --net --ipc --uts --fork true 2>&1) || { echo "skipped: $why"; exit 77; }
@@ -35,7 +35,7 @@ storage=(--storage-driver vfs --root "$work/storage" --runroot "$work/run")
 build() { buildah "${storage[@]}" bud --isolation chroot --format docker -t "$image" "$@"; }
 podman() {
   command podman "${storage[@]}" --cgroup-manager cgroupfs --events-backend file --runtime crun "$@" \
-    2> >(grep -v 'get systemd connection' >&2) # its timers for health checks, which we do without
+    2> >(grep -v 'get systemd connection' >&2) # podman's timers for health checks, which this test does not use
 }
 cleanup() {
   podman rm --force --time 0 "$name" >/dev/null 2>&1 || true
@@ -46,7 +46,7 @@ trap cleanup EXIT
 case "${1:-}" in
   --built)
     deploy/image_root.sh "$work/root" "$2"
-    # What the Dockerfile says of every image, over this root file system.
+    # The common part of the Dockerfile, on this root file system.
     { sed -n '/^FROM scratch AS runtime$/,/^$/p' Dockerfile && echo "COPY . /"; } >"$work/Dockerfile"
     build --file "$work/Dockerfile" "$work/root"
     ;;
@@ -63,7 +63,7 @@ case "${1:-}" in
 esac
 podman inspect "$image" --format '{{.Size}}' | awk '{printf "image: %.1f MB\n", $1 / 1e6}'
 
-# Of itself a container only sees its loopback, so that its ports are free.
+# Without a network, a container has only its own loopback, so its ports are free.
 limits=(--cgroups=disabled --ulimit nofile=1024:1024 --ulimit nproc=1024:1024)
 podman run --detach --name "$name" --network none --read-only --cap-drop all "${limits[@]}" "$image" \
   >/dev/null
@@ -75,7 +75,7 @@ podman healthcheck run "$name" || { podman logs "$name" >&2; die "the container 
 flashcore() { podman exec "$name" /usr/bin/flashcore "$@"; }
 flashcore health
 flashcore verify --cases=50 | tail -n 1
-! flashcore health --target=127.0.0.1:1 --timeout=1s 2>/dev/null || die "health says that nothing serves"
+! flashcore health --target=127.0.0.1:1 --timeout=1s 2>/dev/null || die "health succeeds without a server"
 
 pid=$(podman inspect "$name" --format '{{.State.Pid}}')
 status() { awk -v field="$1:" '$1 == field {print $NF}' "/proc/$pid/status"; }

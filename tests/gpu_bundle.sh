@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Makes a folder that runs on a GPU machine with neither packages nor a compiler: server, command line,
-# every test with the label gpu, the kernel benchmark, and the shared libraries of all.
+# Makes a folder for a GPU machine without packages and compiler: server, command line, all tests with
+# the label gpu, the benchmarks, and their shared libraries.
 #
-#   tests/gpu_bundle.sh [FOLDER]        in FOLDER (build/gpu); replaces a bundle that is there
-#   tests/gpu_bundle.sh --arch ARCH     compiled in build-gpu/ for ARCH, as CMake says it (90-real)
-#   tests/gpu_bundle.sh --build BUILD   from BUILD, a configured build folder, for its architectures
+#   tests/gpu_bundle.sh [FOLDER]        makes FOLDER (build/gpu); replaces an existing bundle
+#   tests/gpu_bundle.sh --arch ARCH     compiles in build-gpu/ for ARCH, a CMake architecture (90-real)
+#   tests/gpu_bundle.sh --build BUILD   uses the configured build folder BUILD and its architectures
 #
-# There, FOLDER/run_tests.sh runs the tests. It needs bash and a python3 that has grpcio, protobuf and
-# numpy; PYTHONPATH may name them.
+# On the GPU machine, FOLDER/run_tests.sh runs the tests. It needs bash, and a python3 with grpcio,
+# protobuf and numpy, which PYTHONPATH may name.
 set -euo pipefail
 fail() { echo "$0: $*" >&2; exit 2; }
 
@@ -27,15 +27,15 @@ while (($#)); do
   esac
   shift
 done
-[[ -z $arch || -z $build ]] || fail "--arch does not go with --build, which has been configured"
-[[ ! -e $bundle || -e $bundle/run_tests.sh ]] || fail "$bundle is there, and is no bundle"
+[[ -z $arch || -z $build ]] || fail "--arch cannot be combined with --build, whose architectures are configured"
+[[ ! -e $bundle || -e $bundle/run_tests.sh ]] || fail "$bundle exists and is not a bundle"
 
 cd "$root"
 source deploy/packages.sh
 ensure_packages "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}"
 if [[ -z $build ]]; then
   build=$root/build-gpu
-  # Every program has all kernels in it, an eighth as large when compressed so (nvcc 12.8 or later).
+  # Every program contains all kernels. This compresses them to an eighth (nvcc 12.8 or later).
   cmake --preset release -B "$build" -DCMAKE_CUDA_ARCHITECTURES="${arch:-90-real}" \
     -DCMAKE_CUDA_FLAGS=--compress-mode=size
 fi
@@ -48,7 +48,7 @@ cp tests/gpu_run_tests.sh "$bundle/run_tests.sh"
 mkdir "$bundle/lib"
 mapfile -t programs < <(find "$bundle" -maxdepth 1 -type f ! -name run_tests.sh)
 
-# All that ldd lists, but the C library and the driver: these belong to the machine.
+# Copies all that ldd lists, except the C library and the driver, which belong to the machine.
 ldd "${programs[@]}" | awk '$2 == "=>" {print $1, $3}' | sort -u |
   grep -vE '^lib(c|m|pthread|dl|rt|cuda)\.so' |
   while read -r name path; do
@@ -56,6 +56,6 @@ ldd "${programs[@]}" | awk '$2 == "=>" {print $1, $3}' | sort -u |
     cp -L "$path" "$bundle/lib/$name"
   done
 strip "${programs[@]}"
-# RPATH, not RUNPATH: it also holds for what the libraries need themselves.
+# RPATH, not RUNPATH: RPATH also applies to the libraries' own dependencies.
 patchelf --force-rpath --set-rpath '$ORIGIN/lib' "${programs[@]}"
 echo "$bundle: $(du -sm "$bundle" | cut -f1) MB"

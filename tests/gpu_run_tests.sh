@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Runs the tests of a bundle, of which it is the run_tests.sh, on this machine's GPU. One line a suite.
+# Runs the tests of a bundle on this machine's GPU. Prints one line per suite. tests/gpu_bundle.sh copies
+# this file into the bundle as run_tests.sh.
 #
-#   run_tests.sh [LOGS]          every suite; its output is in LOGS/SUITE.log (logs/ beside this file)
+#   run_tests.sh [LOGS]          every suite, with its output in LOGS/SUITE.log (logs/ beside this file)
 #     --only REGEX               only the suites whose names match
-#     --timeout SECONDS          of one suite (300)
-#     --memcheck                 in place of all: device_test under compute-sanitizer memcheck
+#     --timeout SECONDS          time limit of one suite (300)
+#     --memcheck                 only device_test, under compute-sanitizer memcheck
 #
-# Fails if a test fails, or if of a suite none has run: without a GPU nothing passes. A suite that needs
-# more GPUs than there are says so, and does not count. A python3 with grpcio, protobuf and numpy runs
-# the end-to-end tests; PYTHONPATH may name them.
+# Fails if a test fails, or if no test of a suite has run: without a GPU nothing passes. A suite that
+# needs more GPUs than there are is skipped. The end-to-end tests need a python3 with grpcio, protobuf
+# and numpy, which PYTHONPATH may name.
 set -uo pipefail
 here=$(realpath "$(dirname "$0")")
 logs=$here/logs
@@ -33,19 +34,19 @@ while (($#)); do
 done
 mkdir -p "$logs"
 
-readonly CUDA_CASES='*/sm*:*/cuda*' # of GoogleTest, as tests/CMakeLists.txt says
+readonly CUDA_CASES='*/sm*:*/cuda*' # the GoogleTest filter of tests/CMakeLists.txt
 export FLASHCORE_SERVER=$here/flashcore-server FLASHCORE_CLI=$here/flashcore
 export FLASHCORE_TEST_DEVICE=${FLASHCORE_TEST_DEVICE:-cuda:0}
 failures=0
 
-# number LOG REGEX [GROUP]: the group in the last line that matches; 0 if none does.
+# number LOG REGEX [GROUP]: the group in the last matching line; 0 if no line matches.
 number() {
   local found
   found=$(sed -nE "s/$2/\\${3:-1}/p" "$1" | tail -n 1)
   echo "${found:-0}"
 }
 
-# GoogleTest's and unittest's own summaries. unittest counts what it skips as run.
+# Read the summaries of GoogleTest and unittest. unittest counts skipped tests as run.
 count_skipped() {
   number "$1" '^(\[  SKIPPED \] |OK \(skipped=)([0-9]+).*' 2
 }

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds, and runs the tests.
+# Installs missing packages, builds, and runs the tests.
 #
 #   tests/run.sh                 every test, release build, in build/
 #   tests/run.sh --asan          with AddressSanitizer, LeakSanitizer and UBSan, in build-asan/
-#   tests/run.sh --tsan          with ThreadSanitizer, in build-tsan/: only the tests that do not use
-#                                gRPC, whose Debian package is not instrumented
+#   tests/run.sh --tsan          with ThreadSanitizer, in build-tsan/: only tests without gRPC, because
+#                                Debian's gRPC is not instrumented
 #   tests/run.sh --filter REGEX  only the tests whose name matches
 #
 # The sanitizer builds use clang, which also checks the thread-safety annotations.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The dashboards. Run it after a change: it writes dashboards/*.json, which Grafana is given.
+"""The dashboards. Run this script after a change: it writes dashboards/*.json, which Grafana loads.
 
-A test fails when those are not what this writes.
+A test fails if those files differ from what this script writes.
 """
 
 import json
@@ -28,7 +28,7 @@ def _quantiles(metric, where="<servers>"):
 
 
 SERVICE = dashboard(
-    "flashcore-service", "FlashCore: Service", "What clients get: requests, errors, latency.",
+    "flashcore-service", "FlashCore: Service", "The service as clients see it: requests, errors, latency.",
     [*SERVERS, RPC],
     [[
         Panel("Serving", "short", {"sum(flashcore_serving{<servers>})": "serving"},
@@ -36,13 +36,13 @@ SERVICE = dashboard(
         Panel("Version", "short", {"sum by (version) (flashcore_build_info{<servers>})": "{{version}}"},
               "Servers of each version.", "stat"),
         Panel("Request rate", "reqps", {f"sum(rate({DURATION}_count{{{OF_RPC}}}[<window>]))": ""},
-              "Requests answered; a message of a stream is one.", "stat"),
+              "Requests answered. Each message of a stream counts.", "stat"),
         Panel("p99 latency", "s", {quantile(0.99, DURATION, where=OF_RPC): ""},
-              "Of requests, on the server: from taking one to its answer.", "stat"),
+              "Time of a request on the server, from its receipt to its answer.", "stat"),
         Panel("In flight", "short", {"sum(flashcore_inflight_requests{<servers>})": ""},
-              "Requests taken and not yet answered.", "stat"),
+              "Requests received and not yet answered.", "stat"),
         Panel("Up since", "dateTimeFromNow", {"max(process_start_time_seconds{<servers>}) * 1000": ""},
-              "Start of the server that started last.", "stat"),
+              "Start time of the server that started last.", "stat"),
     ], [
         Panel("Requests", "reqps",
               {f"sum by (rpc) (rate({DURATION}_count{{{OF_RPC}}}[<window>]))": "{{rpc}}"},
@@ -50,44 +50,44 @@ SERVICE = dashboard(
         Panel("Errors by reason", "reqps",
               {"sum by (reason) (rate(flashcore_rejected_requests_total{<servers>}[<window>]))":
                "{{reason}}"},
-              "Requests answered with an error, those of streams included."),
+              "Requests answered with an error, including requests of streams."),
         Panel("Errors by code", "reqps",
               {'sum by (grpc_code) '
                '(rate(grpc_server_handled_total{<servers>, grpc_code!="OK"}[<window>]))':
                "{{grpc_code}}"},
-              "RPCs that ended with an error; a stream is one RPC."),
+              "RPCs that ended with an error. A stream is one RPC."),
     ], [
         Panel("Request latency", "s", _quantiles(DURATION, OF_RPC),
-              "On the server: from taking a request to its answer."),
+              "Time of a request on the server, from its receipt to its answer."),
         Panel("Request latency heatmap", "s",
               {f"sum by (le) (increase({DURATION}_bucket{{{OF_RPC}}}[<window>]))": "{{le}}"},
-              "Requests by how long they took.", "heatmap"),
+              "Requests by duration.", "heatmap"),
     ], [
         Panel("p99 latency by RPC", "s", {quantile(0.99, DURATION, "rpc", OF_RPC): "{{rpc}}"},
-              "Of requests; a message of a stream is one."),
+              "Each message of a stream counts as a request."),
         Panel("RPCs under way", "short",
               {"sum by (grpc_method) (grpc_server_started_total{<servers>})"
                " - sum by (grpc_method) (grpc_server_handled_total{<servers>})": "{{grpc_method}}"},
-              "Taken and not yet ended; a stream is under way all its life."),
+              "RPCs started and not yet ended. A stream counts until it ends."),
         Panel("Life of an RPC, p99", "s",
               {quantile(0.99, "grpc_server_handling_seconds", "grpc_method"): "{{grpc_method}}"},
-              "From taking an RPC to its end; of a stream, its whole life."),
+              "Time from the start of an RPC to its end. For a stream, its lifetime."),
     ], [
         Panel("Latency budget burn", "short",
               {f'job:flashcore_slow_requests:ratio_rate{window}{{job=~"$job"}} / 0.01': window
                for window in ("5m", "1h", "6h", "3d")},
-              "Slow requests against what the latency objective allows; at 1 the budget lasts exactly"
-              " its 30 days."),
+              "Share of slow requests, divided by the share that the latency objective allows. At 1 the"
+              " budget lasts exactly 30 days."),
         Panel("Failed requests", "percentunit",
               {'job:flashcore_failed_requests:ratio_rate5m{job=~"$job"}': "{{job}}"},
-              "Of all requests, those that failed and were not the client's fault."),
+              "Share of requests that failed for reasons other than client errors."),
     ], [
         Panel("CPU", "short", {"rate(process_cpu_seconds_total{<servers>}[<window>])": "{{instance}}"},
               "Cores in use."),
         Panel("Memory of the process", "bytes",
               {"process_resident_memory_bytes{<servers>}": "{{instance}} resident",
                "process_virtual_memory_bytes{<servers>}": "{{instance}} virtual"},
-              "A GPU's memory is not in it."),
+              "Host memory. GPU memory is not included."),
         Panel("Files and threads", "short",
               {"process_open_fds{<servers>}": "{{instance}} files",
                "process_max_fds{<servers>}": "{{instance}} files at most",
@@ -103,30 +103,30 @@ TIME = dashboard(
               {f"sum by (phase) (rate({PHASE}_sum{{<servers>}}[<window>]))"
                " / ignoring (phase) group_left "
                f'sum(rate({PHASE}_count{{<servers>, phase="receive"}}[<window>]))': "{{phase}}"},
-              "Seconds of each phase for one request, in the mean; they do not overlap.",
+              "Mean time of a request in each phase. Phases do not overlap.",
               stacked=True),
         Panel("p99 of each phase", "s", {quantile(0.99, PHASE, "phase"): "{{phase}}"},
-              "Of requests that reached the phase. They do not add up."),
+              "p99 over the requests that reached the phase. The values do not add up."),
     ], [
         Panel("Queue", "short",
               {"sum by (device) (flashcore_queue_depth{<servers>})": "{{device}} waiting",
                "sum by (device) (flashcore_queue_capacity{<servers>})": "{{device}} at most"},
               "Requests waiting for a lane."),
         Panel("Wait in the queue", "s", _quantiles(PHASE, '<servers>, phase="queue"'),
-              "From being queued to being taken by a lane."),
+              "Time that a request waits in the queue for a lane."),
         Panel("Wait heatmap", "s",
               {f'sum by (le) (increase({PHASE}_bucket{{<servers>, phase="queue"}}[<window>]))':
                "{{le}}"},
-              "Requests by how long they waited.", "heatmap"),
+              "Requests by waiting time.", "heatmap"),
     ], [
         Panel("Requests of a batch", "short",
               {mean("flashcore_batch_requests", "device"): "{{device}} mean",
                quantile(0.99, "flashcore_batch_requests", "device"): "{{device}} p99"},
-              "Requests that one launch served."),
+              "Requests per launch."),
         Panel("Query rows of a batch", "short",
               {mean("flashcore_batch_query_rows", "device"): "{{device}} mean",
                quantile(0.99, "flashcore_batch_query_rows", "device"): "{{device}} p99"},
-              "Query rows that one launch served."),
+              "Query rows per launch."),
         Panel("Launches", "ops",
               {"sum by (device) (rate(flashcore_batch_requests_count{<servers>}[<window>]))":
                "{{device}}"},
@@ -140,71 +140,71 @@ MEMORY = dashboard(
         Panel("K/V memory in use", "percentunit",
               {'sum by (device) (flashcore_kv_bytes{<servers>, state="used"})'
                " / sum by (device) (flashcore_kv_bytes{<servers>})": "{{device}}"},
-              "Of what there is for pages.", "stat"),
+              "Share of K/V memory that pages use.", "stat"),
         Panel("L2 window", "bytes",
               {"sum by (device) (flashcore_l2_window_bytes{<servers>})": "{{device}} window",
                "sum by (device) (flashcore_l2_persisting_bytes{<servers>})": "{{device}} set aside"},
-              "K/V that the window of each lane covers; of the L2, what is set aside for it.", "stat"),
+              "K/V that the window of each lane covers, and L2 cache reserved for persisting lines.", "stat"),
     ], [
         Panel("K/V memory", "bytes",
               {"sum by (segment, state) (flashcore_kv_bytes{<servers>})": "{{segment}} {{state}}"},
-              "Hot: the first bytes, which the L2 window covers.", stacked=True),
+              "Hot: the first bytes, which the L2 window covers. Cold: the rest.", stacked=True),
         Panel("Sequences", "short", {"sum by (device) (flashcore_sequences{<servers>})": "{{device}}"},
               "Resident sequences."),
         Panel("Evictions", "ops",
               {"sum by (reason) (rate(flashcore_sequences_evicted_total{<servers>}[<window>]))":
                "{{reason}}"},
-              "Sequences that the server deleted: idle for too long, or to make room (lru)."),
+              "Sequences that the server deleted: idle for too long (idle), or to make room (lru)."),
     ], [
         Panel("K/V read", "Bps",
               {"sum by (segment) (rate(flashcore_kv_read_bytes_total{<servers>}[<window>]))":
                "{{segment}}"},
-              "Resident K/V that spans attended to; what several share counts for each.", stacked=True),
+              "Resident K/V that spans read. Shared K/V counts once for each span.", stacked=True),
         Panel("K/V moved", "Bps",
               {"sum by (to) (rate(flashcore_kv_moved_bytes_total{<servers>}[<window>]))": "to {{to}}"},
-              "Promoted to the hot segment, demoted to the cold."),
+              "K/V moved to the hot or the cold segment."),
     ], [
         Panel("Staging memory", "bytes",
               {"sum by (state) (flashcore_staging_bytes{<servers>})": "{{state}}"},
-              "For tensors of requests in flight: lent, or kept for reuse.", stacked=True),
+              "Memory for tensors of requests in flight: used, or free for reuse.", stacked=True),
         Panel("Waiting for staging memory", "short",
               {"sum by (device) (flashcore_staging_waiting_requests{<servers>})": "{{device}}"},
-              "Requests whose tensors are still with the network, because staging memory is full."),
+              "Requests whose tensors the server does not receive yet: staging memory is full."),
         Panel("Shared memory", "bytes",
               {"sum(flashcore_shared_memory_bytes{<servers>})": "bytes"},
-              "Memory of clients that they share with the server."),
+              "Client memory shared with the server."),
         Panel("Shared regions", "short",
               {"sum(flashcore_shared_memory_regions{<servers>})": "regions"},
-              "Regions that this memory is in."),
+              "Regions of client memory shared with the server."),
     ]])
 
 GPU_DASHBOARD = dashboard(
-    "flashcore-gpu", "FlashCore: GPU", "What NVIDIA's DCGM exporter says, with its default counters.",
+    "flashcore-gpu", "FlashCore: GPU", "Metrics of NVIDIA's DCGM exporter, with its default counters.",
     [*SERVERS, *GPUS],
     [[
         Panel("Devices", "short",
               {"sum by (device, name, arch) (flashcore_device_info{<servers>})":
                "{{device}} {{name}} {{arch}}"},
-              "What servers compute on, and how many have it.", "stat"),
+              "Devices that servers compute on, and how many servers use each.", "stat"),
     ], [
         Panel("Utilisation", "percent",
               {f"DCGM_FI_DEV_GPU_UTIL{{{GPU}}}": "{{Hostname}} {{gpu}} busy",
                f"DCGM_FI_DEV_MEM_COPY_UTIL{{{GPU}}}": "{{Hostname}} {{gpu}} memory"},
-              "Share of time in which a kernel ran; in which memory was read or written."),
+              "Share of time in which a kernel ran, and in which memory was read or written."),
         Panel("Engine, tensor cores and DRAM", "percentunit",
               {f"DCGM_FI_PROF_GR_ENGINE_ACTIVE{{{GPU}}}": "{{Hostname}} {{gpu}} engine",
                f"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{{{GPU}}}": "{{Hostname}} {{gpu}} tensor",
                f"DCGM_FI_PROF_DRAM_ACTIVE{{{GPU}}}": "{{Hostname}} {{gpu}} DRAM"},
-              "Share of cycles; decoding should be bound by DRAM."),
+              "Share of cycles. Decoding should be bound by DRAM."),
         Panel("PCIe", "Bps",
               {f"DCGM_FI_PROF_PCIE_RX_BYTES{{{GPU}}}": "{{Hostname}} {{gpu}} received",
                f"DCGM_FI_PROF_PCIE_TX_BYTES{{{GPU}}}": "{{Hostname}} {{gpu}} sent"},
-              "Queries and new K/V come in, outputs go out. DCGM gives rates, whatever the type."),
+              "Queries and new K/V come in, outputs go out. DCGM exports these as rates."),
     ], [
         Panel("GPU memory", "decmbytes",
               {f"DCGM_FI_DEV_FB_USED{{{GPU}}}": "{{Hostname}} {{gpu}} used",
                f"DCGM_FI_DEV_FB_FREE{{{GPU}}}": "{{Hostname}} {{gpu}} free"},
-              "A server takes its K/V memory at start."),
+              "A server allocates its K/V memory at start."),
         Panel("Clocks", "rotmhz",
               {f"DCGM_FI_DEV_SM_CLOCK{{{GPU}}}": "{{Hostname}} {{gpu}} SM",
                f"DCGM_FI_DEV_MEM_CLOCK{{{GPU}}}": "{{Hostname}} {{gpu}} memory"},
@@ -215,12 +215,12 @@ GPU_DASHBOARD = dashboard(
         Panel("Temperature", "celsius",
               {f"DCGM_FI_DEV_GPU_TEMP{{{GPU}}}": "{{Hostname}} {{gpu}} GPU",
                f"DCGM_FI_DEV_MEMORY_TEMP{{{GPU}}}": "{{Hostname}} {{gpu}} memory"},
-              "Not every GPU tells its memory's."),
+              "Not every GPU reports its memory temperature."),
         Panel("Last Xid error", "short", {f"DCGM_FI_DEV_XID_ERRORS{{{GPU}}}": "{{Hostname}} {{gpu}}"},
-              "0: none since the driver was loaded."),
+              "0: no error since the driver was loaded."),
         Panel("PCIe replays", "ops",
               {f"rate(DCGM_FI_DEV_PCIE_REPLAY_COUNTER{{{GPU}}}[<window>])": "{{Hostname}} {{gpu}}"},
-              "Retries on the link; a healthy one has none."),
+              "Retries on the PCIe link. A healthy link has none."),
     ]])
 
 DASHBOARDS = (SERVICE, TIME, MEMORY, GPU_DASHBOARD)

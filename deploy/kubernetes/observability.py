@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Prints the rules of deploy/prometheus as PrometheusRules and the dashboards of deploy/grafana as
-ConfigMaps that Grafana's sidecar picks up:
+"""Prints the rules of deploy/prometheus as PrometheusRules, and the dashboards of deploy/grafana as
+ConfigMaps for Grafana's sidecar:
 
     deploy/kubernetes/observability.py | kubectl apply --namespace flashcore -f -
 
-Kustomize can do neither: it takes no files from outside its folder, and fills no custom resource from
-a file."""
+Kustomize can do neither: it reads no files outside its folder, and fills no custom resource from a
+file."""
 
 import json
 import pathlib
@@ -22,7 +22,7 @@ def prometheus_rule(path):
 
 
 def dashboard(path):
-    """As JSON, which is YAML."""
+    """A dashboard's file as a ConfigMap, in JSON, which is valid YAML."""
     return json.dumps({
         "apiVersion": "v1", "kind": "ConfigMap",
         "metadata": {"name": path.stem, "labels": {"grafana_dashboard": "1"}},

@@ -9,12 +9,12 @@ checks every answer. Then the same random requests are sent to both, and the ans
 
 Cases, FP16: mission (1x8x512x64, all K/V inline), decode1 and decode64 (one step of 1 or 64
 resident sequences of 4096 rows, 32 heads over 8, head_dim 128, in one request). At a concurrency of
-n, n clients do so, each with sequences of its own.
+n, n clients run the case, each with its own sequences.
 
-`echo` is a bare echo of the same bytes by flashcore-server, in turn with the request at a
-concurrency of 1, in a run of its own. The phases are means, since these add up: those that the
-server reports with its answers; `reply`, of all RPCs of the run, from /metrics, which may end after
-the client has the answer; and the rest of the client's latency.
+`echo` is a bare echo of the same bytes by flashcore-server, measured in a run of its own that
+alternates echo and request at a concurrency of 1. The phases are means, because means add up: the
+phases that the server reports with its answers; `reply`, of all RPCs of the run, from /metrics, which
+may end after the client has the answer; and the rest of the client's latency.
 
 Exit status 1 if a request failed or an answer was wrong.
 """
@@ -32,7 +32,7 @@ import tempfile
 import time
 import urllib.request
 
-# Servers are forked while gRPC's threads run; its hooks for that abort the process now and then.
+# Servers are forked while gRPC's threads run, and gRPC's fork hooks sometimes abort the process.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import grpc
 import numpy as np
@@ -65,7 +65,7 @@ def die_with_parent():
 class Server:
     """A server process on a free port and a Unix socket; killed when the `with` block ends.
 
-    It logs JSON, a line of which has msg "serving" and its addresses."""
+    Its JSON log has a record with the message "serving" and its addresses."""
 
     def __init__(self, name, command):
         self.name = name
@@ -127,8 +127,8 @@ def start_peer(args):
 
 
 def run_bench(args, target, case, concurrency, *more):
-    """What `flashcore bench --json` says. Raises Failure if a request failed or was answered
-    wrongly."""
+    """The JSON of `flashcore bench --json`. Raises Failure if a request failed or an answer was
+    wrong."""
     connections = min(concurrency, args.connections)
     command = [args.cli, "bench", "--json", f"--target={target}", *CASES[case],
                f"--concurrency={concurrency}", f"--connections={connections}",
@@ -175,8 +175,8 @@ def random_elements(random, *shape):
 
 def attend(stub, random, spans, heads, kv_heads, head_dim, mask):
     """O of one request with random FP16 tensors, in float32, flat."""
-    query_rows, kv_rows = (sum(getattr(s, name) for s in spans) for name in ("query_rows",
-                                                                           "kv_rows"))
+    query_rows, kv_rows = (sum(getattr(span, name) for span in spans)
+                           for name in ("query_rows", "kv_rows"))
     reply = stub.Attend(pb.AttendRequest(
         spans=spans, dtype=pb.DTYPE_FLOAT16, num_heads=heads, num_kv_heads=kv_heads,
         head_dim=head_dim, layout=pb.LAYOUT_NHD, mask=pb.Mask(kind=mask),
@@ -198,7 +198,7 @@ def load_sequence(stub, random, rows, kv_heads, head_dim):
 
 
 def answers(server, seed):
-    """O of requests that depend on the seed alone: mission, the same causal, two decode steps."""
+    """O of requests that depend only on the seed: mission, mission causal, two decode steps."""
     random = np.random.default_rng(seed)
     with grpc.insecure_channel(server.targets["tcp"]) as channel:
         stub = attention_pb2_grpc.AttentionServiceStub(channel)
@@ -216,7 +216,7 @@ def answers(server, seed):
 
 
 def describe(server):
-    """What the server says it is."""
+    """The server's description of itself."""
     with grpc.insecure_channel(server.targets["tcp"]) as channel:
         info = attention_pb2_grpc.AttentionServiceStub(channel).GetServerInfo(
             pb.GetServerInfoRequest())
@@ -224,7 +224,7 @@ def describe(server):
 
 
 def drive(args, server, runs):
-    """Measures every case on one server, into `runs`. Its description and its answers."""
+    """Measures every case on one server, into `runs`. Returns its description and its answers."""
     description = describe(server)
     print(f"{server.name}: {description}", flush=True)
     for transport in args.transports:
@@ -248,7 +248,7 @@ def cell(value, width, digits=0, unit=""):
 
 
 def numbers(run):
-    """p50 us, p99 us, requests a second; None without them."""
+    """(p50 us, p99 us, requests per second), each None without a result."""
     if "bench" not in run:
         return None, None, None
     latency = run["bench"]["latency_us"]

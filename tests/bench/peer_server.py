@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The peer that compare_peer.py holds FlashCore against: gRPC for Python with PyTorch's attention.
+"""The peer that compare_peer.py compares FlashCore with: gRPC for Python and PyTorch's attention.
 
     PYTHONPATH=GENERATED tests/bench/peer_server.py --listen=127.0.0.1:0 --device=cuda:0
 
@@ -69,7 +69,7 @@ class HostBuffer:
         self.reserve(MIN_STAGING_BYTES)
 
     def reserve(self, size):
-        """Makes room for `size` bytes; what was there is lost if it grows."""
+        """Makes room for `size` bytes. Growing loses the content."""
         if size > len(self.tensor):
             self.tensor = torch.empty(1 << (size - 1).bit_length(), dtype=torch.uint8,
                                       pin_memory=self._pinned)
@@ -142,7 +142,7 @@ class Sequence:
 def side_by_side(sequences, lane):
     """The block of `sequences`, in their order: [2, sequences, kv_heads, capacity, head_dim].
 
-    A view if they lie so already; else they are moved into a new block."""
+    A view if they already lie in that order; else they are moved into a new block."""
     block, first = sequences[0].block, sequences[0].index
     if any(s.block is not block or s.index != first + i for i, s in enumerate(sequences)):
         block, first = block.new_empty((2, len(sequences), *block.shape[2:])), 0

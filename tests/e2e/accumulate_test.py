@@ -1,4 +1,4 @@
-"""--accumulate: what kernels sum in is what the flag says, or the server does not start."""
+"""--accumulate sets the type of the kernels' sums, or the server does not start."""
 
 import subprocess
 import unittest
@@ -8,7 +8,7 @@ from flashcore.v1 import attention_pb2 as pb
 
 
 def start_and_fail(*flags):
-    """The exit status of a server that cannot start, and all it said."""
+    """(exit status, output) of a server that does not start."""
     done = subprocess.run(
         [harness.SERVER, "--listen=127.0.0.1:0", "--metrics_listen=", *flags],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False)

@@ -1,5 +1,5 @@
-"""Several servers behind the proxies of deploy/proxy, as shipped: sequences stick to their server, and
-losing a server, draining one and adding one touch no sequence but those that the contract gives up."""
+"""Several servers behind the proxies of deploy/proxy, as shipped: sequences stick to their server.
+Losing, draining or adding a server affects only the sequences that the documentation names."""
 
 import collections
 import contextlib
@@ -40,12 +40,12 @@ if not (HAPROXY and NGINX):
 
 
 def free_address():
-    """Nobody listens on it, and the system gives it to nobody who asks for any port."""
+    """An address without a listener, whose port the system does not give out for port 0."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", 0))
         probe.listen()
-        # A connection that this end closes first leaves the port in TIME_WAIT.
+        # Closing a connection on this end first leaves the port in TIME_WAIT, which reserves it.
         with socket.create_connection(probe.getsockname()):
             probe.accept()[0].close()
         return f"127.0.0.1:{probe.getsockname()[1]}"
@@ -114,7 +114,7 @@ class Nginx(Proxy):
 
 
 class Sequence:
-    """One sequence of a client that reloads nothing, with the codes that its steps ended with."""
+    """A sequence of a client that does not reload, with the status codes of its steps."""
 
     def __init__(self, stub):
         self.stub = stub
@@ -126,7 +126,7 @@ class Sequence:
                                      dtype=pb.DTYPE_FLOAT16), metadata=self.metadata).sequence_id
 
     def step(self):
-        """Appends a row; remembers how that ended."""
+        """Appends a row and records the status code."""
         row = np.zeros((1, 1, DIM), np.float16)
         request = harness.request(row, row, row)
         request.spans[0].sequence_id = self.id
@@ -140,7 +140,7 @@ class Sequence:
             self.codes.append(error.code())
 
     def is_on(self, server_stub):
-        """Whether that server has it, asked without a proxy."""
+        """Whether the server of `stub` has it, asked without the proxy."""
         try:
             server_stub.GetSequence(pb.GetSequenceRequest(sequence_id=self.id), timeout=10)
             return True
@@ -152,7 +152,7 @@ class Sequence:
 
 @contextlib.contextmanager
 def stepping(sequences):
-    """Steps them from several threads, over and over."""
+    """Steps the sequences from several threads until the block ends."""
     stop = threading.Event()
 
     def run(share):
@@ -174,7 +174,7 @@ def stepping(sequences):
 
 @contextlib.contextmanager
 def reloading_client(address):
-    """A C++ client that reloads its sequences; what it has to say is in the dict after the block."""
+    """A C++ client that reloads its sequences. Its report is in the dict after the block."""
     process = subprocess.Popen([RELOAD_CLIENT, address], stdin=subprocess.PIPE,
                                stdout=subprocess.PIPE, text=True)
     said = {}
@@ -192,13 +192,13 @@ class AffinityTest(unittest.TestCase):
         self.spare = free_address()
 
     def of(self, number, sequences):
-        """Those that are on that server."""
+        """The sequences that are on that server."""
         with self.servers[number].channel() as channel:
             stub = harness.stub(channel)
             return [s for s in sequences if s.is_on(stub)]
 
     def during(self, change, address, sequences):
-        """Makes the change under load. How often the C++ client had to reload, which never failed."""
+        """Makes the change under load. Returns how often the C++ client reloaded; no call failed."""
         for sequence in sequences:
             sequence.codes.clear()
         with reloading_client(address) as said, stepping(sequences):
@@ -210,7 +210,7 @@ class AffinityTest(unittest.TestCase):
         return said["reloads"]
 
     def assert_lost(self, lost, kept):
-        """The lost ones ended with NOT_FOUND, perhaps after UNAVAILABLE; the others saw nothing."""
+        """Lost sequences ended with NOT_FOUND, maybe after UNAVAILABLE; the others had no error."""
         self.assertTrue(lost)
         self.assertTrue(kept)
         for sequence in kept:
@@ -235,7 +235,7 @@ class AffinityTest(unittest.TestCase):
                               metadata=sequence.metadata)
         held = [s.metric("flashcore_sequences") for s in self.servers]
         self.assertEqual(sum(held), 2 * SEQUENCES)
-        # Without a key, calls are spread.
+        # Calls without a key go to all servers.
         for _ in range(60):
             stub.Attend(harness.small_request(), timeout=10)
         attends = 'grpc_server_started_total{grpc_type="unary",' \
@@ -257,7 +257,7 @@ class AffinityTest(unittest.TestCase):
         self.assert_lost(lost, kept)
         self.assertGreater(reloads, 0)
 
-        # A drain answers what is in flight and ends; then its sequences are lost, too.
+        # A drain answers requests in flight. Then the sequences of that server are lost too.
         sequences, lost = kept, self.of(1, kept)
         kept = [s for s in sequences if s not in lost]
 
@@ -270,7 +270,7 @@ class AffinityTest(unittest.TestCase):
         self.assert_lost(lost, kept)
         self.assertGreater(reloads, 0)
 
-        # One more server takes over some keys, whose sequences are not there.
+        # A new server takes over some keys, but does not have their sequences.
         sequences = kept + [Sequence(stub) for _ in range(SEQUENCES)]
 
         def add():
@@ -289,7 +289,7 @@ class AffinityTest(unittest.TestCase):
         big = harness.request(*(harness.random_tensor(rng, 8192, heads, 128) for heads in (8, 1, 1)))
         with HaProxy([s.target for s in self.servers] + [self.spare]) as proxy, \
                 self.servers[0].channel() as channel:
-            while proxy.status(3) != "DOWN":  # every check has had its time
+            while proxy.status(3) != "DOWN":  # every health check has run
                 time.sleep(0.1)
             self.assertEqual([proxy.status(i) for i in range(3)], ["UP"] * 3)
             busy = [harness.stub(channel).Attend.future(big) for _ in range(4)]  # for seconds

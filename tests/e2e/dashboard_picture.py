@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Draws the main panels of the dashboard Service from a real Prometheus: what README.md shows.
+"""Draws the main panels of the dashboard Service from a real Prometheus, for deploy/README.md.
 
-Usage, with the environment that tests/e2e/CMakeLists.txt gives the tests, and python3-matplotlib:
+Needs the environment that tests/e2e/CMakeLists.txt gives the tests, and python3-matplotlib:
   dashboard_picture.py [FILE.png] [SECONDS_OF_LOAD]
 """
 
@@ -29,7 +29,7 @@ def legend(template, labels):
 
 
 def series_of(target, prometheus, start, end):
-    """(legend, times, values) of each series of a query that is ever above 0."""
+    """(legend, times, values) of each series of a query that has a value above 0."""
     result = prometheus.get("query_range", query=fill_in(target["expr"]), start=start, end=end, step=1)
     for series in result["result"]:
         times, values = zip(*((time - start, float(value)) for time, value in series["values"]))

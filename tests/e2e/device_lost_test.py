@@ -1,4 +1,4 @@
-"""A device that is lost under load: its requests fail, health says so, the process ends."""
+"""A device is lost under load: requests fail, health turns to NOT_SERVING, the process exits."""
 
 import signal
 import threading
@@ -19,7 +19,7 @@ class DeviceLostTest(unittest.TestCase):
         codes = []
 
         def load(target):
-            """Until the server is gone."""
+            """Sends requests until the server is gone."""
             with server.channel(target) as channel:
                 request = harness.mission_request(np.random.default_rng(1))
                 while not codes or codes[-1] != UNAVAILABLE:

@@ -1,4 +1,4 @@
-"""Signals: a drain loses no request, a second signal does not wait."""
+"""Signals: a drain loses no request, a second signal ends the server at once."""
 
 import signal
 import subprocess
@@ -19,7 +19,7 @@ class DrainTest(unittest.TestCase):
                 stub = harness.stub(channel)
                 mission = harness.mission_request(rng)
                 stub.Attend(mission)
-                # About a second of work in the queue when the signal comes, more after it.
+                # About a second of work is queued when the signal comes; more requests follow it.
                 futures = [stub.Attend.future(mission, timeout=60) for _ in range(120)]
                 next(f for f in futures if f.code() == grpc.StatusCode.OK)
                 server.process.send_signal(sig)

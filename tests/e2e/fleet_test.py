@@ -1,4 +1,4 @@
-"""A server on two GPUs: each does its part, and results are right wherever they come from."""
+"""A server on two GPUs: both serve requests, and results are right on either."""
 
 import json
 import sys
@@ -40,13 +40,12 @@ class FleetTest(unittest.TestCase):
             device_id=device_id)).sequence
 
     def launches(self):
-        """Of each device, so far."""
+        """Launches of each device so far."""
         return [self.server.metric(f'flashcore_batch_requests_count{{device="{device}"}}')
                 for device in DEVICES]
 
     def attend(self, sequences=()):
-        """Attends to rows that it brings: appended to each of the sequences, or inline. Checks the
-        results."""
+        """Attends to new rows, appended to each of the sequences, or inline. Checks the results."""
         q, k, v = (harness.random_tensor(self.rng, rows, HEADS, DIM) for rows in (3, 200, 200))
         request = harness.request(q, k, v)
         if sequences:

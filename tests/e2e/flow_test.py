@@ -1,4 +1,4 @@
-"""Full staging memory: requests wait for it, memory stays bounded, dead clients give it back."""
+"""Full staging memory: requests wait, memory stays bounded, memory of dead clients is freed."""
 
 import signal
 import subprocess
@@ -15,13 +15,13 @@ TRANSPORT = 64 * MIB  # --transport_memory_bytes
 FLAGS = (f"--staging_memory_bytes={STAGING}", "--staging_wait_ms=60000",
          "--max_message_bytes=16777216", *harness.SLOW)
 
-# What gRPC holds beside the bytes of messages, of 128 connections, and of heap that lies idle.
+# Memory for 128 connections, gRPC beyond the bytes of messages, and free heap.
 SLACK = 64 * MIB
 
 
 class FlowTest(unittest.TestCase):
     def load(self, server, clients):
-        """Mission requests of so many clients, each with a connection of its own."""
+        """Sends mission requests from `clients` clients, each with a connection of its own."""
         return subprocess.Popen(
             [harness.CLI, "bench", f"--target={server.target}", "--shape=1x8x512x64",
              f"--concurrency={clients}", f"--connections={clients}", "--duration=5s", "--warmup=0s"],

@@ -1,4 +1,4 @@
-"""A real flashcore-server process, and the generated client's view of it.
+"""Runs a real flashcore-server process and calls it through the generated client.
 
 Run by ctest, which sets FLASHCORE_SERVER and FLASHCORE_CLI to the binaries, FLASHCORE_TEST_DEVICE to
 what servers compute on (cpu or cuda:N; default cpu), and puts the generated modules on PYTHONPATH.
@@ -31,19 +31,19 @@ CLI = os.environ["FLASHCORE_CLI"]
 DEVICE = os.environ.get("FLASHCORE_TEST_DEVICE", "cpu")
 ON_GPU = DEVICE != "cpu"
 ON_FAKE_GPU = "FLASHCORE_FAKE_GPU" in os.environ
-# One that loses its device on SIGUSR1.
+# A server that loses its device on SIGUSR1.
 LOSING_SERVER = SERVER if ON_FAKE_GPU else f"{SERVER}-losing-gpu"
 MIB = 1 << 20
 DEVICE_LABEL = re.compile(r'\{device="[^"]*",?')
 NO_DEVICE = 77  # the exit status that ctest takes for skipped
 
-# For a server whose requests are to stay in flight for a while: large ones keep one thread of a CPU
-# busy; a GPU would be done with them at once, so there they wait a second for others in the queue.
+# Flags that keep requests in flight for a while. On a CPU, one thread computes large requests slowly. A
+# GPU is too fast for that, so its requests wait a second in the queue.
 SLOW = ("--max_queue_delay_us=1000000",) if ON_GPU else ("--cpu_threads=1",)
 
 
 def why_no_gpu(ordinal):
-    """Why the driver has no GPU `ordinal`; empty if it has. Asks the driver, not the server."""
+    """The reason why GPU `ordinal` cannot be used, from the driver. Empty if it can."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -56,7 +56,7 @@ def why_no_gpu(ordinal):
 
 
 def device_flags():
-    """Flags of every server. A test takes a part of the GPU's memory, not the default of nearly all."""
+    """Flags of every server. A test takes part of the GPU's memory; the default is nearly all."""
     return [f"--device={DEVICE}", *([f"--kv_memory_bytes={2048 * MIB}"] if ON_GPU else [])]
 
 
@@ -66,7 +66,7 @@ if ON_GPU and not ON_FAKE_GPU and (_why := why_no_gpu(int(DEVICE.removeprefix("c
 
 
 class Server:
-    """A server on DEVICE and free ports, with a Unix socket beside. Use as a context manager."""
+    """A server on DEVICE, on free ports and a Unix socket. Use as a context manager."""
 
     def __init__(self, *flags, env=None, program=SERVER):
         self.folder = tempfile.TemporaryDirectory()
@@ -93,7 +93,7 @@ class Server:
         self.folder.cleanup()
 
     def records(self):
-        """The log so far, one dict a record. Fails on a line that is not JSON."""
+        """The log so far, one dict per record. Fails on a line that is not JSON."""
         return [json.loads(line) for line in self.log_path.read_text().splitlines()]
 
     def wait_for_record(self, message, seconds=30):
@@ -140,8 +140,8 @@ class Server:
             return error.code
 
     def metric(self, series):
-        """The value of one series, given as it stands in the exposition. If it is given without the
-        label `device`, which comes first, the sum over the devices."""
+        """The value of a series, named as in the exposition. Without the label `device`, which comes
+        first, the sum over the devices."""
         values = []
         for line in self.metrics_text().splitlines():
             name, _, value = line.rpartition(" ")
@@ -158,7 +158,7 @@ def stub(channel):
 
 
 def watch_health(channel):
-    """The states of the whole server as they come, as text."""
+    """Yields the health states of the whole server, as text."""
     states = {1: "SERVING", 2: "NOT_SERVING"}
     watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
     return (states[reply[1]] for reply in watch(b""))

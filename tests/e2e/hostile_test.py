@@ -1,4 +1,4 @@
-"""Garbage on the port, clients that vanish, floods: the server goes on serving and leaks nothing."""
+"""Garbage on the port, vanishing clients, floods: the server keeps serving and leaks nothing."""
 
 import os
 import random
@@ -26,7 +26,7 @@ class HostileTest(unittest.TestCase):
             harness.stub(channel).Attend(harness.small_request(), timeout=30)
 
     def assert_all_returned(self, server):
-        """Requests, memory and connections of the clients that have gone are gone too."""
+        """Waits until requests, memory and connections of clients that are gone are released."""
         end = time.monotonic() + 30
         while time.monotonic() < end:
             left = (server.metric("flashcore_inflight_requests"),
@@ -109,12 +109,12 @@ class HostileTest(unittest.TestCase):
     def test_a_slow_reader_does_not_block_others(self):
         rng = np.random.default_rng(6)
         with harness.Server() as server, server.channel() as slow:
-            # A stream whose answers nobody reads: flow control must stop it, and it alone.
+            # Nobody reads the answers of this stream: flow control must stop it, and no other.
             mission = [harness.mission_request(rng, str(i)) for i in range(8)] * 40
             replies = harness.stub(slow).AttendStream(iter(mission))
             time.sleep(2)
             self.assert_serves(server)
-            # The 64 that one stream may have, and the request above if it is just ending.
+            # The limit of a stream is 64; the request above may still be ending.
             self.assertLessEqual(server.metric("flashcore_inflight_requests"), 65)
             replies.cancel()
             self.assert_all_returned(server)

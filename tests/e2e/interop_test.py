@@ -1,4 +1,4 @@
-"""Any language's generated client works: here Python's."""
+"""A generated client works, here in Python."""
 
 import threading
 import time
@@ -80,7 +80,7 @@ class InteropTest(unittest.TestCase):
         self.assertEqual(caught.exception.code(), grpc.StatusCode.NOT_FOUND)
 
     def test_a_request_after_an_idle_second_does_not_wait(self):
-        # gRPC's callback threads nap from 1.0 to 1.1 s after the last event unless kept awake.
+        # gRPC's callback threads sleep from 1.0 to 1.1 s after the last event unless kept awake.
         waits = []
         for _ in range(3):
             for _ in range(20):

@@ -1,5 +1,5 @@
-"""The manifests of deploy/kubernetes agree with themselves, with the server and with Prometheus. What
-only a cluster can say (schemas of the API, whether pods start) is not tested."""
+"""Checks the manifests of deploy/kubernetes against each other, the server and Prometheus. It does not
+test what needs a cluster: API schemas, and whether pods start."""
 
 import json
 import pathlib
@@ -23,7 +23,7 @@ def documents(path):
 
 
 def read(folder):
-    """(the kustomization, its resources) as they are in the files."""
+    """(the kustomization, its resources) from the files."""
     kustomization, = documents(KUBERNETES / folder / "kustomization.yaml")
     resources = [document for name in kustomization["resources"]
                  for document in documents(KUBERNETES / folder / name)]
@@ -53,7 +53,7 @@ class KubernetesTest(unittest.TestCase):
         return found
 
     def selected(self, labels):
-        """The one pod template that has the labels."""
+        """The only pod template with these labels."""
         pods = [p for p in self.pods if labels.items() <= p["metadata"]["labels"].items()]
         self.assertEqual(len(pods), 1, labels)
         return pods[0]

@@ -1,4 +1,4 @@
-"""What the server costs in memory: idle, with many connections, and under hostile requests."""
+"""Memory of the server: idle, with many connections, and under hostile requests."""
 
 import time
 import unittest
@@ -13,8 +13,8 @@ from harness import MIB
 MESSAGE_LIMIT = 64 * MIB    # --max_message_bytes
 TRANSPORT_LIMIT = 256 * MIB  # --transport_memory_bytes
 
-# gRPC holds a message in slices, whose headers and unfilled ends come on top of its bytes, and the
-# first large message warms up threads and heap. Measured: 1.00 to 1.02 times the message.
+# Memory per byte of a message: gRPC's slices have headers and unused ends, and the first large message
+# warms up threads and heap. Measured: 1.00 to 1.02.
 OVERHEAD = 1.125
 
 
@@ -28,7 +28,7 @@ class MemoryTest(unittest.TestCase):
     def test_a_thousand_idle_connections(self):
         with harness.Server() as server:
             channels = [server.channel() for _ in range(1000)]
-            # Each has made an RPC, so that it is a connection in use that has fallen idle.
+            # Each connection makes one RPC first, and is idle then.
             calls = [harness.stub(c).GetServerInfo.future(pb.GetServerInfoRequest())
                      for c in channels]
             self.assertTrue(all(call.code() == grpc.StatusCode.OK for call in calls))
@@ -39,7 +39,7 @@ class MemoryTest(unittest.TestCase):
                 channel.close()
 
     def test_hostile_requests_grow_it_by_no_more_than_the_message(self):
-        """Nothing is allocated in proportion to a claim, or to the number of fields."""
+        """No allocation grows with a claimed size or the number of fields."""
         q = np.zeros((1, 1, 32), np.float16)
         full = MESSAGE_LIMIT - 4096
         hostile = {
@@ -60,7 +60,7 @@ class MemoryTest(unittest.TestCase):
                 self.send_and_measure(name, message, max(len(message), 4 * MIB) * OVERHEAD)
 
     def test_messages_over_the_limit_grow_it_by_no_more_than_the_transport_memory(self):
-        """gRPC takes a message in before it looks at its size; the quota stops that."""
+        """gRPC receives a message before it checks its size; the quota bounds that."""
         for size in (MESSAGE_LIMIT + 1, 12 * MESSAGE_LIMIT):
             with self.subTest(size=size):
                 self.send_and_measure(f"{size // MIB} MiB, over the limit of 64", bytes(size),
@@ -103,7 +103,7 @@ class MemoryTest(unittest.TestCase):
             grown = server.status_bytes("VmHWM") - before - info.kv_bytes
             print(f"1 GiB of K/V in chunks of 16 MiB: grown by {grown / MIB:.1f} MiB beyond the K/V, "
                   f"{1 / seconds:.2f} GiB/s")
-            # Two chunks in staging memory, two more on their way from the network.
+            # Two chunks in staging memory, and two being received.
             self.assertLessEqual(grown, 4 * chunk * OVERHEAD)
 
     def send_and_measure(self, name, message, limit, repeats=3):

@@ -1,4 +1,4 @@
-"""/metrics tells the truth, and is what Prometheus wants."""
+"""/metrics has the right values in the format of Prometheus."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What deploy/ says about metrics: the table, the dashboards, the rules."""
+"""Reads deploy/: the table of metrics, the dashboards and the rules."""
 
 import json
 import pathlib
@@ -16,7 +16,7 @@ STRING = re.compile(r'"[^"]*"')
 
 
 def dashboards():
-    """The dashboards that are shipped, by what follows "FlashCore: " in their titles."""
+    """The shipped dashboards, by their titles without "FlashCore: "."""
     boards = [json.loads(path.read_text()) for path in sorted(GRAFANA.glob("dashboards/*.json"))]
     return {board["title"].removeprefix("FlashCore: "): board for board in boards}
 
@@ -29,7 +29,7 @@ def panel_queries():
 
 
 def variable_queries():
-    """PromQL of every variable that asks Prometheus."""
+    """PromQL of every variable that queries Prometheus."""
     return [variable["definition"] for board in dashboards().values()
             for variable in board["templating"]["list"] if variable["type"] == "query"]
 
@@ -46,7 +46,7 @@ def metrics_of(promql):
 
 
 def recorded_metrics_of(promql):
-    """The names of the metrics in a query that rules record."""
+    """The names of the recorded metrics in a query."""
     return set(RECORDED.findall(promql))
 
 

@@ -1,4 +1,4 @@
-"""Server, table of metrics, dashboards and alerts agree; each is what its reader wants."""
+"""Server, table of metrics, dashboards and alerts agree, and have the formats of their readers."""
 
 import re
 import shutil
@@ -12,7 +12,7 @@ import monitoring
 sys.path.insert(0, str(monitoring.GRAFANA))
 import dashboards as dashboard_source
 
-# Of other exporters: Prometheus's own, and what dcgm-exporter (3.3) counts by default.
+# Metrics of other exporters: Prometheus's own, and the default counters of dcgm-exporter (3.3).
 OTHERS = {"up", *(f"DCGM_FI_{field}" for field in (
     "DEV_SM_CLOCK", "DEV_MEM_CLOCK", "DEV_MEMORY_TEMP", "DEV_GPU_TEMP", "DEV_POWER_USAGE",
     "DEV_TOTAL_ENERGY_CONSUMPTION", "DEV_PCIE_REPLAY_COUNTER", "DEV_GPU_UTIL", "DEV_MEM_COPY_UTIL",
@@ -20,8 +20,8 @@ OTHERS = {"up", *(f"DCGM_FI_{field}" for field in (
     "DEV_NVLINK_BANDWIDTH_TOTAL", "DEV_VGPU_LICENSE_STATUS", "DEV_UNCORRECTABLE_REMAPPED_ROWS",
     "DEV_CORRECTABLE_REMAPPED_ROWS", "DEV_ROW_REMAP_FAILURE", "PROF_GR_ENGINE_ACTIVE",
     "PROF_PIPE_TENSOR_ACTIVE", "PROF_DRAM_ACTIVE", "PROF_PCIE_TX_BYTES", "PROF_PCIE_RX_BYTES"))}
-# What the JSON schema of Grafana 10.0 (github.com/grafana/grok) requires, except the id of a variable,
-# which Grafana itself leaves out; and what we want beside.
+# Keys that the JSON schema of Grafana 10.0 (github.com/grafana/grok) requires, except the id of a
+# variable, which Grafana itself leaves out; and keys that we want too.
 BOARD_KEYS = {"uid", "title", "style", "editable", "graphTooltip", "schemaVersion", "time",
               "templating", "panels"}
 VARIABLE_KEYS = {"type", "name", "label", "hide", "skipUrlSync"}
@@ -31,7 +31,7 @@ UNITS = {"_seconds": "seconds", "_bytes": "bytes"}
 
 
 def scrape():
-    """(type, labels, help) of each family that a server serves; "le" is no label of ours."""
+    """(type, labels, help) of each family that a server serves, without the label "le"."""
     with harness.Server() as server:
         text = server.metrics_text()
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))

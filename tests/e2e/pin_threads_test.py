@@ -1,4 +1,4 @@
-"""--pin_threads: which cores the threads of a server run on."""
+"""--pin_threads sets the cores of the server's threads."""
 
 import os
 import pathlib
@@ -8,11 +8,11 @@ import unittest
 import harness
 
 CORES = sorted(os.sched_getaffinity(0))
-LANES = ("--lanes=1", "--lane_slots=1")
+LANES = ("--lanes=1",)
 
 
 def cores_of_threads(server):
-    """A list of (name, set of cores), one for each thread."""
+    """[(name, set of cores)] of the threads."""
     threads = []
     for task in pathlib.Path(f"/proc/{server.process.pid}/task").iterdir():
         threads.append(((task / "comm").read_text().strip(), os.sched_getaffinity(int(task.name))))
@@ -20,7 +20,7 @@ def cores_of_threads(server):
 
 
 def refusal(cores):
-    """(exit status, output) of a server that is told to run on `cores` and does not start."""
+    """(exit status, output) of a server that does not start on `cores`."""
     done = subprocess.run([harness.SERVER, *harness.device_flags(), *LANES, "--listen=127.0.0.1:0",
                            "--metrics_listen=", f"--pin_threads={cores}"],
                           capture_output=True, text=True, timeout=60)

@@ -33,7 +33,7 @@ def _replace(text, old, new):
 
 
 class Prometheus:
-    """Watches one server, every second, with the token of `token_file`. Use as a context manager."""
+    """Scrapes one server every second with the token of `token_file`. Use as a context manager."""
 
     def __init__(self, server, token_file):
         self.folder = tempfile.TemporaryDirectory()
@@ -72,7 +72,7 @@ class Prometheus:
         self.folder.cleanup()
 
     def get(self, path, **parameters):
-        """The data of its answer. Fails with Prometheus's own words."""
+        """The data of the answer. Fails with Prometheus's error message."""
         url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters, doseq=True)}"
         try:
             with urllib.request.urlopen(url, timeout=30) as response:
@@ -81,7 +81,7 @@ class Prometheus:
             raise AssertionError(f"{path} {parameters}: {error.read().decode()}") from error
 
     def query(self, promql):
-        """The series of an instant query, now."""
+        """The series of an instant query."""
         return self.get("query", query=promql)["result"]
 
 
@@ -92,7 +92,7 @@ def fill_in(promql):
     return promql.replace("$__rate_interval", "10s")
 
 
-# Modes of `flashcore bench`, which run side by side.
+# Flags of the `flashcore bench` runs that make the load together.
 LOADS = (
     ("--shape=1x8x512x64", "--concurrency=2", "--rate=40"),
     ("--shape=1x8x64x64", "--stream", "--concurrency=4", "--rate=100"),
@@ -102,7 +102,7 @@ LOADS = (
 
 
 def _fail(server, stop):
-    """Makes requests that fail for several reasons, some a second, until `stop` is set."""
+    """Makes a few failing requests a second, for several reasons, until `stop` is set."""
     with server.channel() as channel:
         stub = harness.stub(channel)
         malformed = harness.small_request()
@@ -118,7 +118,7 @@ def _fail(server, stop):
 
 @contextlib.contextmanager
 def load(server, seconds):
-    """Every kind of request, errors among them, for at most so many seconds."""
+    """Makes requests of every kind, some with errors, for at most `seconds`."""
     stop = threading.Event()
     failing = threading.Thread(target=_fail, args=(server, stop))
     failing.start()

@@ -1,4 +1,4 @@
-"""Every query of every dashboard, rule and alert, asked of a real Prometheus that watches a server
+"""Runs every query of the dashboards, rules and alerts on a real Prometheus that scrapes a server
 under load."""
 
 import math
@@ -16,7 +16,7 @@ LOAD_SECONDS = 25
 
 
 def of_a_gpu(promql):
-    """Whether a query asks for what only DCGM's exporter on a GPU machine tells."""
+    """Whether a query needs the DCGM exporter on a GPU machine."""
     return "DCGM_" in promql
 
 

@@ -1,4 +1,4 @@
-"""Resident sequences over the wire: only queries and new rows travel, and the results are the same."""
+"""Resident sequences over the wire: only queries and new rows travel, with the same results."""
 
 import threading
 import time
@@ -42,7 +42,7 @@ class SequencesTest(unittest.TestCase):
         return harness.random_tensor(self.rng, rows, heads, DIM)
 
     def load(self, sequence, *chunks, layer=0):
-        """Appends (key, value) chunks, in turn as NHD and HND."""
+        """Appends (key, value) chunks, alternately as NHD and HND."""
         def messages():
             for i, (key, value) in enumerate(chunks):
                 hnd = i % 2 == 1
@@ -164,7 +164,7 @@ class SequencesTest(unittest.TestCase):
         queries = [self.tensor(1, HEADS) for _ in forks]
         alone = [self.stub.Attend(self.attend_request([fork], [q])).output
                  for fork, q in zip(forks, queries)]
-        # In one request, and from many clients at once beside a prefill.
+        # In one request, and from many clients at once while another prefills.
         together = self.stub.Attend(self.attend_request(forks, queries)).output
         self.assertEqual(together, b"".join(alone))
         long = [harness.random_tensor(self.rng, 512, heads, DIM) for heads in (HEADS, 2, 2)]
@@ -212,8 +212,11 @@ class SequencesTest(unittest.TestCase):
     def test_bad_ids_and_shapes(self):
         sequence = self.create(layers=2)
         q, nothing = self.tensor(1, HEADS), self.tensor(0, KV_HEADS)
-        attend = lambda **fields: self.stub.Attend(
-            self.attend_request([fields.pop("id", sequence)], [q], [(nothing, nothing)], **fields))
+
+        def attend(**fields):
+            return self.stub.Attend(self.attend_request(
+                [fields.pop("id", sequence)], [q], [(nothing, nothing)], **fields))
+
         unknown = bytes(16)
         self.assert_fails(Code.NOT_FOUND, "load its K/V again", lambda: attend(id=unknown))
         self.assert_fails(Code.INVALID_ARGUMENT, "5 bytes; an id has 16", lambda: attend(id=b"12345"))
@@ -294,7 +297,7 @@ class SequencesTest(unittest.TestCase):
         self.assertEqual((info.kv_bytes, info.pinned_bytes), (PAGE_BYTES, 0))
         self.assertEqual(self.server.metric('flashcore_kv_bytes{segment="hot",state="used"}'),
                          2 * PAGE_BYTES)
-        # What is read often is promoted; its bits stay what they were.
+        # Pages that are read often are promoted. Their bits do not change.
         q = self.tensor(1, HEADS)
         before = self.stub.Attend(self.attend_request([plain], [q])).output
         end = time.monotonic() + 20
@@ -409,7 +412,7 @@ class LimitsTest(unittest.TestCase):
                 for kept, rows in ((second, 256), (third, 64)):
                     info = stub.GetSequence(pb.GetSequenceRequest(sequence_id=kept)).sequence
                     self.assertEqual(list(info.layer_lengths), [rows])
-                # What does not fit into the whole arena cannot be made to fit, and is not lost.
+                # An append larger than the whole arena is refused and evicts nothing.
                 self.assert_code(Code.RESOURCE_EXHAUSTED, self.load, stub, third, 8 * 64)
                 info = stub.GetSequence(pb.GetSequenceRequest(sequence_id=third)).sequence
                 self.assertEqual(list(info.layer_lengths), [64])

@@ -1,7 +1,7 @@
 """Mixed load at the queue limit from clients that are killed at random.
 
-No crash, no leak, every request ends with a status. FLASHCORE_SOAK_SECONDS says how long: the
-default is for every test run; 600 is the real thing.
+No crash, no leak, every request ends with a status. FLASHCORE_SOAK_SECONDS sets the duration; use 600
+for a real soak.
 """
 
 import os
@@ -26,7 +26,7 @@ EXPECTED = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.NOT_FOUND,
 
 
 class Worker:
-    """A client that does everything a client can do, in no order, until it is killed."""
+    """A client that makes all kinds of calls in random order until it is killed."""
 
     def __init__(self, target, seed):
         self.random = random.Random(seed)
@@ -150,7 +150,7 @@ class SoakTest(unittest.TestCase):
         process.stdout.close()
 
     def gave_up(self, process):
-        """A client runs until it is killed; only a bench may give up, because the queue is full."""
+        """Clients run until they are killed. Only a bench may give up, because the queue is full."""
         if process.poll() is None:
             return False
         output = process.stdout.read()
@@ -164,7 +164,7 @@ class SoakTest(unittest.TestCase):
 
     def test_soak(self):
         self.started = 0
-        # The delay lets the queue fill up also on a device that is faster than its clients.
+        # The delay fills the queue even on a device that is faster than its clients.
         with harness.Server("--max_queue_requests=32", "--max_queue_delay_us=2000",
                             "--kv_memory_bytes=134217728", "--kv_hot_bytes=8388608",
                             "--l2_budget_bytes=8388608", "--sequence_idle_timeout_s=3",
@@ -203,7 +203,7 @@ class SoakTest(unittest.TestCase):
         self.assertEqual(started, self.total("grpc_server_handled_total"))
         refused = self.server.metric('flashcore_rejected_requests_total{reason="resource_exhausted"}')
         self.assertGreater(refused, 0, "the load never reached the queue limit")
-        # Flat: the second half of the time brought nothing that the first had not.
+        # Memory does not grow in the second half.
         first, second = max(rss[:len(rss) // 2]), max(rss[len(rss) // 2:])
         print(f"{time.monotonic() - begin:.0f} s, {kills} clients killed, {started:.0f} RPCs, "
               f"{refused:.0f} refused, RSS at most {first / harness.MIB:.0f} MiB in the first half, "

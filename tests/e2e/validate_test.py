@@ -1,5 +1,5 @@
-"""deploy/l4_validate.sh on a bundle of the real server and command line, on the CPU, and of
-stand-ins for what needs a GPU."""
+"""deploy/l4_validate.sh on the CPU, with a bundle of the real server and command line, and stand-ins
+for programs that need a GPU."""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ import unittest
 import harness
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "deploy" / "l4_validate.sh"
-TESTS = 'mkdir -p "$1" && echo "core_test: PASSED 3, skipped 0 (1 s)"'
+TESTS = 'mkdir -p "$1" && echo "device_test: PASSED 3, skipped 0 (1 s)"'
 KERNELS = """
 for argument; do
   case $argument in --json=*) cat >"${argument#--json=}" <<'JSON'
@@ -29,7 +29,7 @@ case $* in
      echo '12:00, 0, 1980, 2619, 40, 500.0, 99'; exec sleep 600 ;;
 esac
 """
-# The benchmarks as they are asked for, but short and small.
+# The requested benchmarks, but short and small.
 CLI = f"""
 small=()
 [[ $1 != bench ]] || small=(--duration=600ms --warmup=0s --shape=1x2x64x64)
@@ -78,7 +78,7 @@ class ValidateTest(unittest.TestCase):
         rows = self.rows()
         self.assertEqual({step for step, (result, _) in rows.items() if result == "skipped"},
                          {"attention_test", "end-to-end", "l2-window", "profile"})
-        self.assertEqual(rows["tests"], ("passed", "core_test: PASSED 3, skipped 0 (1 s)"))
+        self.assertEqual(rows["tests"], ("passed", "device_test: PASSED 3, skipped 0 (1 s)"))
         self.assertEqual(rows["gate-float16"], ("passed", "0 slower, 0 within, 0 faster, 1 new"))
         self.assertEqual(rows["health"], ("passed", "SERVING"))
         self.assertIn("100 of 100", rows["verify"][1])
@@ -118,13 +118,13 @@ class ValidateTest(unittest.TestCase):
         (self.report / "thesis.txt").write_text("mine")
         done = self.validate("--quick")
         self.assertEqual(done.returncode, 2)
-        self.assertIn("is no report", done.stderr)
+        self.assertIn("is not a report", done.stderr)
         self.assertTrue((self.report / "thesis.txt").exists())
 
     def test_bad_arguments(self):
         for flags, message in ((["--fast"], "unknown argument '--fast'"),
                                (["--report"], "--report needs a value"),
-                               (["--bundle", str(self.bin)], "is no bundle")):
+                               (["--bundle", str(self.bin)], "is not a bundle")):
             done = self.validate(*flags)
             self.assertEqual(done.returncode, 2, flags)
             self.assertIn(message, done.stderr)
