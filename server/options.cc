@@ -44,13 +44,10 @@ ABSL_FLAG(
     "only, and it overflows where |q.k| before softmax_scale, or max|V| times the number of "
     "tokens that share a row's attention, is beyond 65504.");
 ABSL_FLAG(int32_t, cpu_threads, 0, "Threads of the CPU device; 0: one per core.");
-ABSL_FLAG(
-    int32_t, lanes, 2,
-    "Threads that drive launches on each GPU, each with slots of its own. The CPU device has one "
-    "lane.");
-ABSL_FLAG(int32_t, lane_slots, 2,
-          "Launches that a lane of a GPU has under way, each on a stream and in memory of its own, "
-          "so that the copies of one overlap the kernels of another.");
+ABSL_FLAG(int32_t, lanes, 2,
+          "Threads that drive launches on each GPU, each with a stream and memory of its own, so "
+          "that the "
+          "copies of one launch overlap the kernels of another. The CPU device has one lane.");
 ABSL_FLAG(
     std::string, wait_strategy, "yield",
     "How a lane's thread waits for a GPU: spin (the soonest to notice, and a core is busy all "
@@ -320,7 +317,6 @@ WaitStrategy ReadWaitStrategy(Checker* check) {
 
 void ReadCudaOptions(CudaDevice::Options* options, Checker* check) {
   options->lanes = check->Range("lanes", absl::GetFlag(FLAGS_lanes), 1, 64);
-  options->slots = check->Range("lane_slots", absl::GetFlag(FLAGS_lane_slots), 1, 16);
   options->wait = ReadWaitStrategy(check);
   options->idle_spin = std::chrono::microseconds(
       check->Range<int64_t>("idle_spin_us", absl::GetFlag(FLAGS_idle_spin_us), 0, 1'000'000'000));

@@ -6,10 +6,7 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "server/device/cuda_lane.h"
-#include "server/device/cuda_raii.h"
-#include "server/device/cuda_status.h"
-#include "server/device/device_lost.h"
-#include "server/device/l2_probe.h"
+#include "server/device/cuda_resources.h"
 #include "server/device/l2_window.h"
 #include "server/kv/block_allocator.h"
 #include "server/telemetry/log.h"
@@ -20,8 +17,8 @@ namespace {
 constexpr double kKvShareOfFreeMemory = 0.85;
 constexpr int kMinComputeCapability = 8;  // major: cp.async and mma.sync of BF16
 
-// Device memory for the tensors of any one request: Q, K and V; O, as large as Q; LSE, which is
-// largest beside Q at head_dim 32; and what aligns them.
+// Device memory for the tensors of any one request: Q, K and V; O, as large as Q; LSE, at most 1/16
+// of Q (head_dim 32); and padding for their alignment.
 size_t TensorBytes(size_t max_request_bytes) {
   constexpr size_t kPadding = 8 * StagingPool::kAlignment;
   return 2 * max_request_bytes + max_request_bytes / 16 + kPadding;
@@ -36,7 +33,7 @@ struct CudaDevice::Memory {
 
 struct CudaDevice::Staging {
   PinnedMemory memory;
-  BlockAllocator pieces;  // of it
+  BlockAllocator pieces;  // of `memory`
 };
 
 absl::Status CudaDevice::Find(int ordinal) {
@@ -58,7 +55,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(const Options& op
   auto device = absl::WrapUnique(new CudaDevice(options, *std::move(chosen)));
   absl::Status status = device->Select();
   if (status.ok()) status = device->ReadInfo();
-  if (status.ok()) status = device->ChooseHotBytes();  // first: it needs memory for a moment
+  if (status.ok()) status = device->ChooseHotBytes();  // first: the probe needs memory for a moment
   if (status.ok()) status = device->AllocateStaging();
   if (status.ok()) status = device->MakeLanes();
   if (status.ok()) status = device->AllocateArena();
@@ -71,7 +68,7 @@ CudaDevice::CudaDevice(const Options& options, std::vector<const kernels::Kernel
     : options_(options), kernels_(std::move(kernels)) {}
 
 CudaDevice::~CudaDevice() {
-  (void)Select();  // or what it owns would be freed on GPU 0, and wake that
+  (void)Select();  // otherwise its memory would be freed on GPU 0, and create a context there
 }
 
 absl::Status CudaDevice::Select() const {
@@ -89,7 +86,6 @@ absl::Status CudaDevice::ReadInfo() {
   info_.l2_bytes = static_cast<uint64_t>(properties.l2CacheSize);
   info_.l2_persisting_max_bytes = static_cast<uint64_t>(properties.persistingL2CacheMaxSize);
   info_.lanes = options_.lanes;
-  info_.slots = options_.slots;
   info_.idle_spin = options_.idle_spin;
   info_.compute_units = properties.multiProcessorCount;
   if (properties.major >= kMinComputeCapability) return absl::OkStatus();
@@ -100,11 +96,11 @@ absl::Status CudaDevice::ReadInfo() {
 
 absl::Status CudaDevice::ChooseHotBytes() {
   if (options_.l2_window == L2Window::kOff) {
-    info_.l2_note = "it is switched off";
+    info_.l2_note = "the window is switched off";
     return absl::OkStatus();
   }
   if (info_.l2_persisting_max_bytes == 0) {
-    info_.l2_note = "the GPU keeps nothing persisting in its L2 (under MIG none does)";
+    info_.l2_note = "the GPU's L2 has no persisting lines (under MIG no GPU's has)";
     return absl::OkStatus();
   }
   const auto set_aside = L2SetAside();
@@ -152,27 +148,27 @@ absl::Status CudaDevice::ProbeL2() const {
                        {"us_beside_without_window", probe->beside.without_window},
                        {"window", objection.empty()}});
   if (objection.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("it does not pay: reading ", probe->bytes, " bytes again ", objection));
+  return absl::FailedPreconditionError(absl::StrCat("the window does not pay: reading ",
+                                                    probe->bytes, " bytes again took ", objection));
 }
 
 absl::Status CudaDevice::AllocateStaging() {
-  auto memory = AllocatePinned(options_.staging_memory_bytes, "staging");
-  if (!memory.ok()) return memory.status();
-  auto* const block = static_cast<std::byte*>(memory->get());
-  staging_.reset(new Staging{*std::move(memory), {block, options_.staging_memory_bytes}});
-  return absl::OkStatus();
+  PinnedMemory memory;
+  CudaAllocator take;
+  take.Memory(options_.staging_memory_bytes, "staging", &memory);
+  auto* const block = static_cast<std::byte*>(memory.get());
+  staging_.reset(new Staging{std::move(memory), {block, options_.staging_memory_bytes}});
+  return take.status();
 }
 
 absl::Status CudaDevice::MakeLanes() {
   CudaLane::Options options;
-  options.slots = options_.slots;
-  options.slot.tensor_bytes = TensorBytes(options_.max_request_bytes);
-  options.slot.workspace_bytes = options_.workspace_bytes;
-  options.slot.list_bytes = options_.list_bytes;
-  options.slot.multiprocessors = info_.compute_units;
-  options.slot.direct_bytes = options_.direct_io_bytes;
-  options.slot.wait = options_.wait;
+  options.tensor_bytes = TensorBytes(options_.max_request_bytes);
+  options.workspace_bytes = options_.workspace_bytes;
+  options.list_bytes = options_.list_bytes;
+  options.multiprocessors = info_.compute_units;
+  options.direct_bytes = options_.direct_io_bytes;
+  options.wait = options_.wait;
   for (int i = 0; i < options_.lanes; ++i) {
     auto lane = CudaLane::Create(options);
     if (!lane.ok()) {
@@ -192,14 +188,11 @@ absl::Status CudaDevice::AllocateArena() {
   arena_->bytes = options_.kv_memory_bytes > 0
                       ? options_.kv_memory_bytes
                       : static_cast<size_t>(static_cast<double>(free_bytes) * kKvShareOfFreeMemory);
-  auto memory = AllocateDevice(arena_->bytes, "resident K/V");
-  if (!memory.ok()) {
-    return absl::Status(memory.status().code(),
-                        absl::StrCat(memory.status().message(), "; ", free_bytes, " of ",
-                                     total_bytes, " bytes are free"));
-  }
-  arena_->memory = *std::move(memory);
-  return absl::OkStatus();
+  CudaAllocator take;
+  take.Memory(arena_->bytes, "resident K/V", &arena_->memory);
+  if (take.status().ok()) return absl::OkStatus();
+  return absl::Status(take.status().code(), absl::StrCat(take.status().message(), "; ", free_bytes,
+                                                         " of ", total_bytes, " bytes are free"));
 }
 
 absl::Status CudaDevice::SetWindows() {
@@ -207,10 +200,8 @@ absl::Status CudaDevice::SetWindows() {
   info_.l2_persisting_bytes = L2SetAside().value_or(0);
   if (hot_bytes_ == 0) return absl::OkStatus();
   for (const auto& lane : lanes_) {
-    for (cudaStream_t stream : lane->streams()) {
-      absl::Status status = SetL2Window(stream, kv_memory().base, hot_bytes_);
-      if (!status.ok()) return status;
-    }
+    absl::Status status = SetL2Window(lane->stream(), kv_memory().base, hot_bytes_);
+    if (!status.ok()) return status;
   }
   info_.l2_window_bytes = hot_bytes_;
   return absl::OkStatus();
@@ -226,7 +217,7 @@ KvMemory CudaDevice::kv_memory() const {
   return {static_cast<std::byte*>(arena_->memory.get()), arena_->bytes, hot_bytes_};
 }
 
-absl::Status CudaDevice::Start(int lane, const Launch& launch) {
+absl::Status CudaDevice::Dispatch(int lane, const Launch& launch) {
   const kernels::Geometry geometry = launch.geometry();
   const auto kernel =
       std::find_if(kernels_.begin(), kernels_.end(), [&](const kernels::Kernel* candidate) {
@@ -239,12 +230,12 @@ absl::Status CudaDevice::Start(int lane, const Launch& launch) {
                                                  geometry.head_dim));
   }
   if (absl::Status status = Select(); !status.ok()) return status;
-  return lanes_[lane]->Start(**kernel, kv_memory().base, launch);
+  return lanes_[lane]->Dispatch(**kernel, kv_memory().base, launch);
 }
 
-absl::Status CudaDevice::Wait(int lane) {
+absl::Status CudaDevice::Complete(int lane) {
   if (absl::Status status = Select(); !status.ok()) return status;
-  return lanes_[lane]->Wait();
+  return lanes_[lane]->Complete();
 }
 
 absl::Status CudaDevice::CopyPages(int lane, int64_t page_bytes,
@@ -283,10 +274,10 @@ void CudaDevice::UnpinHostMemory(std::byte* data) const {
   if (!status.ok()) LogWarning("shared memory stays pinned", {{"error", status.message()}});
 }
 
-absl::Status CudaDevice::ForgetHot() {
+absl::Status CudaDevice::ResetPersistingL2() {
   if (hot_bytes_ == 0) return absl::OkStatus();
   if (absl::Status status = Select(); !status.ok()) return status;
-  return ResetPersistingL2();
+  return server::ResetPersistingL2();
 }
 
 }  // namespace flashcore::server

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "server/base/cores.h"
-#include "server/device/device_lost.h"
 #include "server/telemetry/log.h"
 
 namespace flashcore::server {
@@ -96,7 +95,7 @@ void Engine::RunLane(int lane) {
   size_t started = 0;                                  // flights, ever
   size_t ended = 0;                                    // of these
   const auto end_oldest = [&] {
-    EndBatch(&flights[ended++ % flights.size()], device_->Wait(lane));
+    EndBatch(&flights[ended++ % flights.size()], device_->Complete(lane));
   };
   for (;;) {
     Flight* const next = &flights[started % flights.size()];
@@ -132,7 +131,7 @@ bool Engine::StartBatch(int lane, Flight* flight) {
   sequences_.Begin(batch.operations, launch);
   absl::Status status;
   if (!launch->operations.empty()) {
-    status = device_->Start(lane, *launch);
+    status = device_->Dispatch(lane, *launch);
     if (status.ok()) return true;
   }
   EndBatch(flight, status);
@@ -157,7 +156,7 @@ void Engine::EndBatch(Flight* flight, const absl::Status& status) {
 
 void Engine::MovePages(int lane) {
   if (sequences_.TakeHotLeft()) {
-    if (absl::Status status = device_->ForgetHot(); !status.ok()) {
+    if (absl::Status status = device_->ResetPersistingL2(); !status.ok()) {
       LogWarning("the L2 still keeps what was pinned", {{"error", status.message()}});
     }
   }

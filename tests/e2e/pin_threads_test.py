@@ -8,7 +8,7 @@ import unittest
 import harness
 
 CORES = sorted(os.sched_getaffinity(0))
-LANES = ("--lanes=1", "--lane_slots=1")
+LANES = ("--lanes=1",)
 
 
 def cores_of_threads(server):
