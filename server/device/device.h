@@ -31,7 +31,6 @@ struct DeviceInfo {
   uint64_t l2_persisting_bytes = 0;      // the driver has set aside for persisting lines
   std::string l2_note;                   // why a GPU has no window; else empty
   int lanes = 0;
-  int slots = 1;  // launches that one lane can have under way
   // How long an idle lane's thread polls for work before it sleeps. 0 where the threads that
   // compute need the core.
   Nanoseconds idle_spin{0};
@@ -53,18 +52,17 @@ class Device : public HostMemoryPinner {
   virtual KvMemory kv_memory() const = 0;
 
   // Hands `launch`, of at least one operation, to `lane`, in [0, info().lanes). The lane copies
-  // pages, appends rows and attends. Called by the one thread that drives the lane, while fewer
-  // than info().slots launches of the lane are under way; these may run at the same time. After OK
-  // the launch is under way and stays in place until Complete returns for it. After an error no
-  // operation has a result.
+  // pages, appends rows and attends. Called by the one thread that drives the lane, while no launch
+  // of the lane is under way. After OK `launch` is, and stays in place until Complete returns.
+  // After an error no operation has a result.
   virtual absl::Status Dispatch(int lane, const Launch& launch) = 0;
 
-  // Waits for the oldest launch under way on `lane`, and sets its operations' times.copy_in,
-  // .kernel and .copy_out. After an error no operation has a result. Called by the lane's thread.
+  // Waits for the launch under way on `lane`, and sets its operations' times.copy_in, .kernel and
+  // .copy_out. After an error no operation has a result. Called by the lane's thread.
   virtual absl::Status Complete(int lane) = 0;
 
-  // Copies pages of one size, complete on return. Called by the lane's thread, when it may call
-  // Dispatch.
+  // Copies pages of one size, complete on return. Called by the lane's thread, while no launch of
+  // the lane is under way.
   virtual absl::Status CopyPages(int lane, int64_t page_bytes,
                                  absl::Span<const kernels::PageCopy> copies) = 0;
 

@@ -87,7 +87,6 @@ class HeapDevice : public Device {
   struct Options {
     std::string id = "fake";
     int lanes = 1;
-    int slots = 1;  // of a lane
     size_t kv_memory_bytes = size_t{1} << 20;
     size_t kv_hot_bytes = 0;
   };
@@ -98,7 +97,6 @@ class HeapDevice : public Device {
     info_.id = options.id;
     info_.name = info_.arch = "fake";
     info_.lanes = options.lanes;
-    info_.slots = options.slots;
     for (const kernels::Kernel& kernel : kernels::AllKernels()) {
       if (kernel.spec.arch == kernels::Arch::kCpu) kernels_.push_back(&kernel);
     }
