@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <fstream>
 #include <string>
 
@@ -15,7 +14,6 @@
 #include "absl/strings/strip.h"
 #include "kernels/cpu/attention_cpu.h"
 #include "server/base/cores.h"
-#include "server/request/spans.h"
 
 namespace flashcore::server {
 namespace {
@@ -36,8 +34,6 @@ uint64_t SysConf(int name) {
 }
 
 }  // namespace
-
-void CpuDevice::Free::operator()(void* memory) const { std::free(memory); }
 
 void CpuDevice::Unmap::operator()(std::byte* memory) const { munmap(memory, bytes); }
 
@@ -84,14 +80,14 @@ absl::Status CpuDevice::Dispatch(int /*lane*/, const Launch& launch) {
   spans_.clear();
   AppendSpans(launch, kv_memory_.get(), launch.pages.data(), &spans_);
   const TimePoint copied = clock_->Now();
-  PhaseTimes times;
+  TimePoint attended = copied;
   if (!spans_.empty()) {
     if (absl::Status status = RunKernel(launch); !status.ok()) return status;
-    times.kernel = clock_->Now() - copied;
+    attended = clock_->Now();
   }
   for (AttendOperation* operation : launch.operations) {
     operation->times.copy_in = copied - start;
-    operation->times.kernel = times.kernel;
+    operation->times.kernel = attended - copied;
     operation->times.copy_out = Nanoseconds(0);
   }
   return absl::OkStatus();

@@ -3,6 +3,7 @@
 #ifndef FLASHCORE_SERVER_DEVICE_CPU_DEVICE_H_
 #define FLASHCORE_SERVER_DEVICE_CPU_DEVICE_H_
 
+#include <cstdlib>
 #include <memory>
 #include <vector>
 
@@ -64,10 +65,7 @@ class CpuDevice final : public Device {
   // Of the launch under way; reused by the next.
   std::vector<kernels::Span> spans_;
   kernels::Plan plan_;
-  struct Free {
-    void operator()(void* memory) const;
-  };
-  std::unique_ptr<void, Free> workspace_;
+  std::unique_ptr<void, void (*)(void*)> workspace_{nullptr, std::free};
   size_t workspace_bytes_ = 0;
 };
 

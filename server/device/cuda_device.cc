@@ -1,6 +1,7 @@
 #include "server/device/cuda_device.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -17,23 +18,13 @@ namespace {
 constexpr double kKvShareOfFreeMemory = 0.85;
 constexpr int kMinComputeCapability = 8;  // major: cp.async and mma.sync of BF16
 
-// Device memory for the tensors of any one request: Q, K and V; O, as large as Q; LSE, at most 1/16
-// of Q (head_dim 32); and padding for their alignment.
-size_t TensorBytes(size_t max_request_bytes) {
-  constexpr size_t kPadding = 8 * StagingPool::kAlignment;
-  return 2 * max_request_bytes + max_request_bytes / 16 + kPadding;
-}
-
 }  // namespace
 
 struct CudaDevice::Memory {
-  DeviceMemory memory;
-  size_t bytes = 0;
-};
-
-struct CudaDevice::Staging {
-  PinnedMemory memory;
-  BlockAllocator pieces;  // of `memory`
+  PinnedMemory staging;
+  std::optional<BlockAllocator> staging_pieces;
+  DeviceMemory arena;
+  size_t arena_bytes = 0;
 };
 
 absl::Status CudaDevice::Find(int ordinal) {
@@ -65,7 +56,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(const Options& op
 }
 
 CudaDevice::CudaDevice(const Options& options, std::vector<const kernels::Kernel*> kernels)
-    : options_(options), kernels_(std::move(kernels)) {}
+    : options_(options), kernels_(std::move(kernels)), memory_(std::make_unique<Memory>()) {}
 
 CudaDevice::~CudaDevice() {
   (void)Select();  // otherwise its memory would be freed on GPU 0, and create a context there
@@ -153,24 +144,16 @@ absl::Status CudaDevice::ProbeL2() const {
 }
 
 absl::Status CudaDevice::AllocateStaging() {
-  PinnedMemory memory;
+  const size_t bytes = options_.staging_memory_bytes;
   CudaAllocator take;
-  take.Memory(options_.staging_memory_bytes, "staging", &memory);
-  auto* const block = static_cast<std::byte*>(memory.get());
-  staging_.reset(new Staging{std::move(memory), {block, options_.staging_memory_bytes}});
+  take.Memory(bytes, "staging", &memory_->staging);
+  memory_->staging_pieces.emplace(static_cast<std::byte*>(memory_->staging.get()), bytes);
   return take.status();
 }
 
 absl::Status CudaDevice::MakeLanes() {
-  CudaLane::Options options;
-  options.tensor_bytes = TensorBytes(options_.max_request_bytes);
-  options.workspace_bytes = options_.workspace_bytes;
-  options.list_bytes = options_.list_bytes;
-  options.multiprocessors = info_.compute_units;
-  options.direct_bytes = options_.direct_io_bytes;
-  options.wait = options_.wait;
   for (int i = 0; i < options_.lanes; ++i) {
-    auto lane = CudaLane::Create(options);
+    auto lane = CudaLane::Create(options_, info_.compute_units);
     if (!lane.ok()) {
       return absl::Status(lane.status().code(), absl::StrCat("lane ", i, " of ", options_.lanes,
                                                              ": ", lane.status().message()));
@@ -184,19 +167,20 @@ absl::Status CudaDevice::AllocateArena() {
   size_t free_bytes = 0, total_bytes = 0;
   const cudaError_t error = cudaMemGetInfo(&free_bytes, &total_bytes);
   if (error != cudaSuccess) return CudaStatus(error, "cudaMemGetInfo");
-  arena_ = std::make_unique<Memory>();
-  arena_->bytes = options_.kv_memory_bytes > 0
-                      ? options_.kv_memory_bytes
-                      : static_cast<size_t>(static_cast<double>(free_bytes) * kKvShareOfFreeMemory);
+  const size_t bytes =
+      options_.kv_memory_bytes > 0
+          ? options_.kv_memory_bytes
+          : static_cast<size_t>(static_cast<double>(free_bytes) * kKvShareOfFreeMemory);
   CudaAllocator take;
-  take.Memory(arena_->bytes, "resident K/V", &arena_->memory);
+  take.Memory(bytes, "resident K/V", &memory_->arena);
+  memory_->arena_bytes = bytes;
   if (take.status().ok()) return absl::OkStatus();
   return absl::Status(take.status().code(), absl::StrCat(take.status().message(), "; ", free_bytes,
                                                          " of ", total_bytes, " bytes are free"));
 }
 
 absl::Status CudaDevice::SetWindows() {
-  hot_bytes_ = std::min(hot_bytes_, arena_->bytes);
+  hot_bytes_ = std::min(hot_bytes_, memory_->arena_bytes);
   info_.l2_persisting_bytes = L2SetAside().value_or(0);
   if (hot_bytes_ == 0) return absl::OkStatus();
   for (const auto& lane : lanes_) {
@@ -208,13 +192,13 @@ absl::Status CudaDevice::SetWindows() {
 }
 
 StagingPool::Allocator CudaDevice::staging_allocator() {
-  BlockAllocator* const pieces = &staging_->pieces;
+  BlockAllocator* const pieces = &*memory_->staging_pieces;
   return {[pieces](size_t bytes) { return pieces->Allocate(bytes); },
           [pieces](void* piece) { pieces->Free(static_cast<std::byte*>(piece)); }};
 }
 
 KvMemory CudaDevice::kv_memory() const {
-  return {static_cast<std::byte*>(arena_->memory.get()), arena_->bytes, hot_bytes_};
+  return {static_cast<std::byte*>(memory_->arena.get()), memory_->arena_bytes, hot_bytes_};
 }
 
 absl::Status CudaDevice::Dispatch(int lane, const Launch& launch) {

@@ -43,8 +43,8 @@ class CudaDevice final : public Device {
 
     WaitStrategy wait = WaitStrategy::kYield;
     Nanoseconds idle_spin{0};  // DeviceInfo::idle_spin
-    // If the tensors of a launch have at most this many bytes, they are not copied: kernels read
-    // and write them in pinned memory.
+    // If the tensors of a launch have at most this many bytes, kernels can reach them all, and read
+    // each once, they are not copied: kernels read and write them in pinned memory.
     size_t direct_io_bytes = size_t{1} << 20;
     // Pinned memory for staging. It does not grow: pinning more takes milliseconds.
     size_t staging_memory_bytes = size_t{64} << 20;
@@ -52,7 +52,7 @@ class CudaDevice final : public Device {
     // Device memory of each lane. A launch that needs more runs in several passes.
     size_t max_request_bytes = size_t{64} << 20;  // Q, K and V of the largest request
     size_t workspace_bytes = size_t{256} << 20;   // partial results of KV splits
-    size_t list_bytes = size_t{16} << 20;         // page tables and work lists; as much is pinned
+    size_t list_bytes = size_t{16} << 20;  // all else that kernels read; and as much pinned memory
   };
 
   // OK if this process can use GPU `ordinal`; NOT_FOUND says why not.
@@ -77,8 +77,7 @@ class CudaDevice final : public Device {
   absl::Status ResetPersistingL2() override;
 
  private:
-  struct Memory;
-  struct Staging;
+  struct Memory;  // has CUDA types
 
   CudaDevice(const Options& options, std::vector<const kernels::Kernel*> kernels);
   absl::Status ReadInfo();
@@ -97,8 +96,7 @@ class CudaDevice final : public Device {
   const std::vector<const kernels::Kernel*> kernels_;
   DeviceInfo info_;
   size_t hot_bytes_ = 0;
-  std::unique_ptr<Staging> staging_;
-  std::unique_ptr<Memory> arena_;
+  std::unique_ptr<Memory> memory_;
   std::vector<std::unique_ptr<CudaLane>> lanes_;
 };
 

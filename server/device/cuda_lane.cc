@@ -8,12 +8,18 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/smxx/work_list.h"
-#include "server/request/spans.h"
 
 namespace flashcore::server {
 namespace {
 
 size_t AlignUp(size_t bytes) { return server::AlignUp(bytes, StagingPool::kAlignment); }
+
+// Device memory for the tensors of any one request: Q, K and V; O, as large as Q; LSE, at most 1/16
+// of Q (head_dim 32); and padding for their alignment.
+size_t TensorBytes(size_t max_request_bytes) {
+  constexpr size_t kPadding = 8 * StagingPool::kAlignment;
+  return 2 * max_request_bytes + max_request_bytes / 16 + kPadding;
+}
 
 // Moves `*at`, an address in a tensor at `from`, to the same element of the tensor's copy at `to`.
 template <class T, class From, class To>
@@ -23,26 +29,29 @@ void Move(T** at, const From* from, To* to) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CudaLane>> CudaLane::Create(const Options& options) {
-  auto lane = absl::WrapUnique(new CudaLane(options));
-  if (absl::Status status = lane->Allocate(); !status.ok()) return status;
+absl::StatusOr<std::unique_ptr<CudaLane>> CudaLane::Create(const CudaDevice::Options& options,
+                                                           int multiprocessors) {
+  auto lane = absl::WrapUnique(new CudaLane(options, multiprocessors));
+  const bool blocks = options.wait == WaitStrategy::kBlock;
+  CudaAllocator take;
+  take.Stream(StreamPriority::kHigh, &lane->stream_);
+  for (CudaEvent& mark : lane->marks_) {
+    take.Event(blocks ? cudaEventBlockingSync : cudaEventDefault, &mark);
+  }
+  take.Memory(lane->tensor_bytes_, "a lane's tensors", &lane->tensors_);
+  take.Memory(options.workspace_bytes, "a lane's workspace", &lane->workspace_);
+  take.Memory(options.list_bytes, "a lane's lists", &lane->pinned_lists_);
+  take.Memory(options.list_bytes, "a lane's lists", &lane->device_lists_);
+  if (!take.status().ok()) return take.status();
+  lane->lists_ =
+      UploadBlock(lane->pinned_lists_.get(), lane->device_lists_.get(), options.list_bytes);
   return lane;
 }
 
-absl::Status CudaLane::Allocate() {
-  const bool blocks = options_.wait == WaitStrategy::kBlock;
-  CudaAllocator take;
-  take.Stream(StreamPriority::kHigh, &stream_);
-  for (CudaEvent& mark : marks_) {
-    take.Event(blocks ? cudaEventBlockingSync : cudaEventDefault, &mark);
-  }
-  take.Memory(options_.tensor_bytes, "a lane's tensors", &tensors_);
-  take.Memory(options_.workspace_bytes, "a lane's workspace", &workspace_);
-  take.Memory(options_.list_bytes, "a lane's lists", &pinned_lists_);
-  take.Memory(options_.list_bytes, "a lane's lists", &device_lists_);
-  lists_ = UploadBlock(pinned_lists_.get(), device_lists_.get(), options_.list_bytes);
-  return take.status();
-}
+CudaLane::CudaLane(const CudaDevice::Options& options, int multiprocessors)
+    : options_(options),
+      multiprocessors_(multiprocessors),
+      tensor_bytes_(TensorBytes(options.max_request_bytes)) {}
 
 absl::Status CudaLane::Dispatch(const kernels::Kernel& kernel, const std::byte* arena,
                                 const Launch& launch) {
@@ -82,13 +91,9 @@ absl::Status CudaLane::Complete() {
 absl::Status CudaLane::CopyPages(int64_t page_bytes, absl::Span<const kernels::PageCopy> copies) {
   absl::Status status;
   while (status.ok() && !copies.empty()) {
-    const auto list = Pack(&copies);
+    pass_.copies = Pack(&copies);
     status = UploadLists();
-    if (status.ok()) {
-      status = CudaStatus(kernels::CopyPagesCuda(page_bytes, list.data(),
-                                                 static_cast<int32_t>(list.size()), stream()),
-                          "CopyPagesCuda");
-    }
+    if (status.ok()) status = LaunchCopies(page_bytes);
     const absl::Status drained = Drain();
     if (status.ok()) status = drained;
   }
@@ -109,7 +114,7 @@ bool CudaLane::IsDirect() const {
   const auto reads_once = [&](const kernels::Span& span) {
     return span.kv.pages != nullptr || int64_t{span.query_rows} * group <= tile_rows;
   };
-  return bytes <= options_.direct_bytes && std::all_of(spans_.begin(), spans_.end(), reads_once);
+  return bytes <= options_.direct_io_bytes && std::all_of(spans_.begin(), spans_.end(), reads_once);
 }
 
 absl::Status CudaLane::EnqueuePass() {
@@ -117,7 +122,8 @@ absl::Status CudaLane::EnqueuePass() {
   if (status.ok() && placed_.empty()) status = PlaceOperations();
   if (status.ok()) status = PackLists();
   if (status.ok()) status = UploadLists();
-  if (status.ok()) status = LaunchPageWriters();
+  if (status.ok()) status = LaunchCopies(launch_->page_layout().page_bytes());
+  if (status.ok()) status = LaunchAppends();
   if (status.ok()) status = Record(kCopied);
   if (status.ok()) status = LaunchAttention();
   if (status.ok()) status = Record(kAttended);
@@ -154,11 +160,11 @@ absl::Status CudaLane::PlaceOperations() {
     const AttendOperation& operation = *unplaced_.operations.front();
     const size_t input_bytes = AlignUp(operation.tensors.input_bytes());
     const size_t bytes = is_direct_ ? 0 : input_bytes + AlignUp(operation.tensors.result_bytes());
-    if (bytes > options_.tensor_bytes - used) {
+    if (bytes > tensor_bytes_ - used) {
       if (!placed_.empty()) break;
       return absl::ResourceExhaustedError(absl::StrCat("the request's tensors need ", bytes,
                                                        " bytes of device memory; a lane has ",
-                                                       options_.tensor_bytes));
+                                                       tensor_bytes_));
     }
     auto* const at = static_cast<std::byte*>(tensors_.get()) + used;
     placed_.push_back({&operation, at, at + input_bytes});
@@ -261,7 +267,7 @@ bool CudaLane::TryPackSpans(absl::Span<const kernels::Span> spans) {
   const size_t used = lists_.used();
   pass_.spans.assign(spans.begin(), spans.end());
   // The plan reads the page tables, so it comes before they move to device memory.
-  kernels::MakePlan(PassBatch(), kernel_->plan_options, options_.multiprocessors, &pass_.plan);
+  kernels::MakePlan(PassBatch(), kernel_->plan_options, multiprocessors_, &pass_.plan);
   if (pass_.plan.workspace_bytes <= options_.workspace_bytes) {
     pass_.work_list = lists_.Take(kernels::WorkListBytes(pass_.plan));
     if (pass_.work_list != nullptr && PackPageTables()) {
@@ -297,21 +303,19 @@ absl::Status CudaLane::UploadLists() {
                     "cudaMemcpyAsync of lists");
 }
 
-absl::Status CudaLane::LaunchPageWriters() {
-  const kernels::PageLayout layout = launch_->page_layout();
-  absl::Status status;
-  if (!pass_.copies.empty()) {
-    const auto count = static_cast<int32_t>(pass_.copies.size());
-    status = CudaStatus(
-        kernels::CopyPagesCuda(layout.page_bytes(), pass_.copies.data(), count, stream()),
-        "CopyPagesCuda");
-  }
-  if (status.ok() && !pass_.appends.empty()) {
-    const auto count = static_cast<int32_t>(pass_.appends.size());
-    status = CudaStatus(kernels::AppendRowsCuda(layout, pass_.appends.data(), count, stream()),
-                        "AppendRowsCuda");
-  }
-  return status;
+absl::Status CudaLane::LaunchCopies(int64_t page_bytes) {
+  if (pass_.copies.empty()) return absl::OkStatus();
+  const auto count = static_cast<int32_t>(pass_.copies.size());
+  return CudaStatus(kernels::CopyPagesCuda(page_bytes, pass_.copies.data(), count, stream()),
+                    "CopyPagesCuda");
+}
+
+absl::Status CudaLane::LaunchAppends() {
+  if (pass_.appends.empty()) return absl::OkStatus();
+  const auto count = static_cast<int32_t>(pass_.appends.size());
+  return CudaStatus(
+      kernels::AppendRowsCuda(launch_->page_layout(), pass_.appends.data(), count, stream()),
+      "AppendRowsCuda");
 }
 
 absl::Status CudaLane::LaunchAttention() {

@@ -62,20 +62,9 @@ class UploadBlock {
 // time, whose current device is the lane's.
 class CudaLane {
  public:
-  struct Options {
-    // Bytes for one pass.
-    size_t tensor_bytes = 0;     // device memory: inputs and results
-    size_t list_bytes = 0;       // device and pinned memory: all else that kernels read
-    size_t workspace_bytes = 0;  // device memory: partial results of KV splits
-    // A launch is direct if its tensors are at most this many bytes, kernels can reach them on the
-    // host, and kernels read each one once. Its tensors are not copied.
-    size_t direct_bytes = 0;
-    int multiprocessors = 1;
-    WaitStrategy wait = WaitStrategy::kYield;
-  };
-
   // On the current device. RESOURCE_EXHAUSTED names what did not fit.
-  static absl::StatusOr<std::unique_ptr<CudaLane>> Create(const Options& options);
+  static absl::StatusOr<std::unique_ptr<CudaLane>> Create(const CudaDevice::Options& options,
+                                                          int multiprocessors);
 
   cudaStream_t stream() const { return stream_.get(); }
 
@@ -95,7 +84,7 @@ class CudaLane {
  private:
   enum Mark { kStart, kCopied, kAttended, kDone, kMarks };
 
-  // Blocks in device memory for an operation's tensors; not used if the launch is direct.
+  // Blocks in device memory for an operation's tensors; unused if the launch is direct.
   struct PlacedOperation {
     const AttendOperation* operation;
     std::byte* inputs;
@@ -127,8 +116,7 @@ class CudaLane {
     std::byte* work_list = nullptr;  // in lists_
   };
 
-  explicit CudaLane(const Options& options) : options_(options) {}
-  absl::Status Allocate();
+  CudaLane(const CudaDevice::Options& options, int multiprocessors);
   bool IsDirect() const;
 
   absl::Status EnqueuePass();
@@ -138,7 +126,8 @@ class CudaLane {
   absl::Status PlaceOperations();
   absl::Status PackLists();
   absl::Status UploadLists();
-  absl::Status LaunchPageWriters();
+  absl::Status LaunchCopies(int64_t page_bytes);
+  absl::Status LaunchAppends();
   absl::Status LaunchAttention();
   absl::Status CopyResults();
 
@@ -155,7 +144,9 @@ class CudaLane {
   absl::Status WaitForDone() const;
   absl::Status Drain();
 
-  const Options options_;
+  const CudaDevice::Options options_;
+  const int multiprocessors_;
+  const size_t tensor_bytes_;
   CudaStream stream_;
   std::array<CudaEvent, kMarks> marks_;
   DeviceMemory tensors_;
@@ -167,7 +158,7 @@ class CudaLane {
   // Of the launch under way. Vectors are reused, to keep their memory.
   const kernels::Kernel* kernel_ = nullptr;
   const Launch* launch_ = nullptr;
-  bool is_direct_ = false;
+  bool is_direct_ = false;  // kernels read and write the tensors on the host
   std::vector<kernels::Span> spans_;
   Unplaced unplaced_;
   std::vector<PlacedOperation> placed_;

@@ -1,7 +1,6 @@
 #include "server/device/l2_window.h"
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
