@@ -52,6 +52,7 @@ struct Stream {
 std::atomic<int> resource_calls{0};
 std::atomic<int> polls{0};
 std::atomic<int> copies{0};
+std::atomic<int> waiting_pieces{0};  // of all streams
 std::atomic<cudaError_t> launch_error{cudaSuccess};
 std::atomic<size_t> window_bytes{0};
 std::atomic<size_t> set_aside_bytes[kGpus];
@@ -78,10 +79,18 @@ Event* ToEvent(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
 
 uint64_t Enqueued(const Stream& stream) { return stream.done + stream.waiting.size(); }
 
+// `stream` must be of the thread's current GPU.
+void Push(void* stream, std::function<void()> piece) {
+  EXPECT_EQ(ToStream(stream)->gpu, current_gpu);
+  ToStream(stream)->waiting.push_back(std::move(piece));
+  ++waiting_pieces;
+}
+
 void RunUpTo(Stream* stream, uint64_t pieces) {
   for (; stream->done < pieces; ++stream->done) {
     stream->waiting.front()();
     stream->waiting.pop_front();
+    --waiting_pieces;
   }
 }
 
@@ -109,9 +118,6 @@ void ExpectInReach(const void* at, const char* what) {
       << what;
 }
 
-// Work must go to a stream of the thread's current GPU.
-void ExpectCurrent(const Stream* stream) { EXPECT_EQ(stream->gpu, current_gpu); }
-
 cudaError_t Allocate(void** at, size_t bytes, Memory* memory) {
   ++resource_calls;
   if (bytes > kTotalBytes) return cudaErrorMemoryAllocation;
@@ -137,6 +143,7 @@ namespace flashcore::server::testing {
 int DriverResourceCalls() { return resource_calls; }
 int FakeGpuPolls() { return polls; }
 int FakeGpuCopies() { return copies; }
+int FakeGpuWaitingPieces() { return waiting_pieces; }
 void FailFakeGpuLaunches(cudaError_t error) { launch_error = error; }
 size_t FakeGpuWindowBytes() { return window_bytes; }
 size_t FakeGpuSetAsideBytes() { return set_aside_bytes[0]; }
@@ -152,9 +159,8 @@ namespace flashcore::kernels {
 namespace {
 
 int Enqueue(void* stream, std::function<void()> work) {
-  ExpectCurrent(ToStream(stream));
   if (launch_error != cudaSuccess) return launch_error;
-  ToStream(stream)->waiting.push_back(std::move(work));
+  Push(stream, std::move(work));
   return cudaSuccess;
 }
 
@@ -340,6 +346,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   ++resource_calls;
+  waiting_pieces -= static_cast<int>(ToStream(stream)->waiting.size());
   delete ToStream(stream);
   return cudaSuccess;
 }
@@ -350,7 +357,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   const Event until = *ToEvent(event);
   ToStream(stream)->waited_for = until;
-  ToStream(stream)->waiting.push_back([until] { RunUpTo(until.stream, until.pieces); });
+  Push(stream, [until] { RunUpTo(until.stream, until.pieces); });
   return cudaSuccess;
 }
 cudaError_t cudaStreamSetAttribute(cudaStream_t stream, cudaStreamAttrID,
@@ -402,7 +409,6 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
                             cudaStream_t stream) {
   ++copies;
   ExpectOnDevice(kind == cudaMemcpyHostToDevice ? to : from, "a copy's end on the device");
-  ExpectCurrent(ToStream(stream));
-  ToStream(stream)->waiting.push_back([=] { std::memcpy(to, from, bytes); });
+  Push(stream, [=] { std::memcpy(to, from, bytes); });
   return cudaSuccess;
 }

@@ -17,6 +17,9 @@ int FakeGpuPolls();
 // Copies so far between host and device memory that streams have been given.
 int FakeGpuCopies();
 
+// Copies and kernels that streams have been given and have not run yet.
+int FakeGpuWaitingPieces();
+
 // Every later kernel launch returns `error`, until told cudaSuccess.
 void FailFakeGpuLaunches(cudaError_t error);
 

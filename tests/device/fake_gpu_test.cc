@@ -252,6 +252,18 @@ TEST_F(FakeGpuTest, AFailedLaunchFailsItsRequestsOnly) {
   EXPECT_EQ(Attend(1, 1), absl::OkStatus());
 }
 
+// When a request has ended, its staging memory serves others.
+TEST_F(FakeGpuTest, AFailedLaunchLeavesNothingUnderWay) {
+  CudaDevice::Options options = SmallOptions();
+  options.direct_io_bytes = 0;
+  Start(options);
+  const int copies = testing::FakeGpuCopies();
+  testing::FailFakeGpuLaunches(cudaErrorInvalidConfiguration);
+  EXPECT_EQ(Attend(1, 100).code(), absl::StatusCode::kInternal);
+  EXPECT_GT(testing::FakeGpuCopies(), copies);  // of its inputs
+  EXPECT_EQ(testing::FakeGpuWaitingPieces(), 0);
+}
+
 TEST_F(FakeGpuTest, ALostDeviceIsToldOnceAndTakesNoMoreRequests) {
   Start(SmallOptions());
   testing::FailFakeGpuLaunches(cudaErrorIllegalAddress);
