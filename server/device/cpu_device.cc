@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <fstream>
 #include <string>
 
@@ -15,7 +14,6 @@
 #include "absl/strings/strip.h"
 #include "kernels/cpu/attention_cpu.h"
 #include "server/base/cores.h"
-#include "server/request/spans.h"
 
 namespace flashcore::server {
 namespace {
@@ -37,8 +35,6 @@ uint64_t SysConf(int name) {
 
 }  // namespace
 
-void CpuDevice::Free::operator()(void* memory) const { std::free(memory); }
-
 void CpuDevice::Unmap::operator()(std::byte* memory) const { munmap(memory, bytes); }
 
 absl::StatusOr<std::unique_ptr<CpuDevice>> CpuDevice::Create(const Options& options,
@@ -51,7 +47,7 @@ absl::StatusOr<std::unique_ptr<CpuDevice>> CpuDevice::Create(const Options& opti
     return absl::ResourceExhaustedError(absl::StrCat("cannot get ", options.kv_memory_bytes,
                                                      " bytes of address space for K/V memory"));
   }
-  // Decode streams through it: fewer page-table look-ups. Without huge pages it works as well.
+  // Huge pages save TLB misses, because decode reads all of it. It works without them.
   madvise(memory, options.kv_memory_bytes, MADV_HUGEPAGE);
   MappedMemory owned(static_cast<std::byte*>(memory), Unmap{options.kv_memory_bytes});
   return absl::WrapUnique(new CpuDevice(options, *std::move(chosen), std::move(owned), clock));
@@ -74,7 +70,7 @@ CpuDevice::CpuDevice(const Options& options, std::vector<const kernels::Kernel*>
   info_.compute_units = threads_.num_threads();
 }
 
-absl::Status CpuDevice::Start(int /*lane*/, const Launch& launch) {
+absl::Status CpuDevice::Dispatch(int /*lane*/, const Launch& launch) {
   const kernels::PageLayout layout = launch.page_layout();
   const TimePoint start = clock_->Now();
   kernels::CopyPagesCpu(layout.page_bytes(), launch.copies.data(),
@@ -84,14 +80,14 @@ absl::Status CpuDevice::Start(int /*lane*/, const Launch& launch) {
   spans_.clear();
   AppendSpans(launch, kv_memory_.get(), launch.pages.data(), &spans_);
   const TimePoint copied = clock_->Now();
-  PhaseTimes times;
+  TimePoint attended = copied;
   if (!spans_.empty()) {
-    if (absl::Status status = Attend(launch); !status.ok()) return status;
-    times.kernel = clock_->Now() - copied;
+    if (absl::Status status = RunKernel(launch); !status.ok()) return status;
+    attended = clock_->Now();
   }
   for (AttendOperation* operation : launch.operations) {
     operation->times.copy_in = copied - start;
-    operation->times.kernel = times.kernel;
+    operation->times.kernel = attended - copied;
     operation->times.copy_out = Nanoseconds(0);
   }
   return absl::OkStatus();
@@ -103,8 +99,8 @@ absl::Status CpuDevice::CopyPages(int /*lane*/, int64_t page_bytes,
   return absl::OkStatus();
 }
 
-// Attends spans_.
-absl::Status CpuDevice::Attend(const Launch& launch) {
+// Computes attention for spans_.
+absl::Status CpuDevice::RunKernel(const Launch& launch) {
   kernels::KernelSpec asked;
   asked.arch = kernels::Arch::kCpu;
   asked.dtype = launch.geometry().dtype;

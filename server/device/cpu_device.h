@@ -1,8 +1,9 @@
-// The CPU as a device: one lane over a thread pool. The embedded default, and what everything is
-// tested on where there is no GPU.
+// The CPU as a device: one lane over a thread pool. The default where there is no GPU, and for
+// tests.
 #ifndef FLASHCORE_SERVER_DEVICE_CPU_DEVICE_H_
 #define FLASHCORE_SERVER_DEVICE_CPU_DEVICE_H_
 
+#include <cstdlib>
 #include <memory>
 #include <vector>
 
@@ -17,13 +18,13 @@ namespace flashcore::server {
 class CpuDevice final : public Device {
  public:
   struct Options {
-    int threads = 0;  // the lane's own included; 0: one per core this process may run on
-    size_t kv_memory_bytes = size_t{256} << 20;  // taken from the system as it is used
-    // A CPU keeps nothing persisting in its cache. More than 0 makes it treat so much of its K/V
-    // memory as the hot segment all the same, to try placement out.
+    int threads = 0;  // including the lane's own; 0: one per core this process may run on
+    size_t kv_memory_bytes = size_t{256} << 20;  // the system provides it as it is first used
+    // Bytes of K/V memory to treat as the hot segment. For tests of placement: a CPU's cache has no
+    // persisting lines.
     size_t kv_hot_bytes = 0;
     kernels::Accumulate accumulate = kernels::Accumulate::kFloat32;
-    bool share_prefixes = true;  // read K/V that the sequences of a launch share once for all
+    bool share_prefixes = true;  // read a prefix that sequences of a launch share only once
   };
 
   // UNIMPLEMENTED if there are no kernels that sum in `accumulate`; RESOURCE_EXHAUSTED if there is
@@ -37,8 +38,8 @@ class CpuDevice final : public Device {
   KvMemory kv_memory() const override {
     return {kv_memory_.get(), options_.kv_memory_bytes, options_.kv_hot_bytes};
   }
-  absl::Status Start(int lane, const Launch& launch) override;  // does it all
-  absl::Status Wait(int /*lane*/) override { return absl::OkStatus(); }
+  absl::Status Dispatch(int lane, const Launch& launch) override;  // complete on return
+  absl::Status Complete(int /*lane*/) override { return absl::OkStatus(); }
   absl::Status CopyPages(int lane, int64_t page_bytes,
                          absl::Span<const kernels::PageCopy> copies) override;
 
@@ -51,8 +52,8 @@ class CpuDevice final : public Device {
 
   CpuDevice(const Options& options, std::vector<const kernels::Kernel*> kernels,
             MappedMemory kv_memory, const Clock* clock);
-  absl::Status Attend(const Launch& launch);
-  void* Workspace(size_t bytes);
+  absl::Status RunKernel(const Launch& launch);
+  void* Workspace(size_t bytes);  // null if there is no memory
 
   const Options options_;
   const MappedMemory kv_memory_;
@@ -61,13 +62,10 @@ class CpuDevice final : public Device {
   kernels::ThreadPool threads_;
   DeviceInfo info_;
 
-  // Of the lane; kept from batch to batch.
+  // Of the launch under way; reused by the next.
   std::vector<kernels::Span> spans_;
   kernels::Plan plan_;
-  struct Free {
-    void operator()(void* memory) const;
-  };
-  std::unique_ptr<void, Free> workspace_;
+  std::unique_ptr<void, void (*)(void*)> workspace_{nullptr, std::free};
   size_t workspace_bytes_ = 0;
 };
 

@@ -1,15 +1,13 @@
 #include "server/device/cuda_device.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "server/device/cuda_lane.h"
-#include "server/device/cuda_raii.h"
-#include "server/device/cuda_status.h"
-#include "server/device/device_lost.h"
-#include "server/device/l2_probe.h"
+#include "server/device/cuda_resources.h"
 #include "server/device/l2_window.h"
 #include "server/kv/block_allocator.h"
 #include "server/telemetry/log.h"
@@ -20,23 +18,13 @@ namespace {
 constexpr double kKvShareOfFreeMemory = 0.85;
 constexpr int kMinComputeCapability = 8;  // major: cp.async and mma.sync of BF16
 
-// Device memory for the tensors of any one request: Q, K and V; O, as large as Q; LSE, which is
-// largest beside Q at head_dim 32; and what aligns them.
-size_t TensorBytes(size_t max_request_bytes) {
-  constexpr size_t kPadding = 8 * StagingPool::kAlignment;
-  return 2 * max_request_bytes + max_request_bytes / 16 + kPadding;
-}
-
 }  // namespace
 
 struct CudaDevice::Memory {
-  DeviceMemory memory;
-  size_t bytes = 0;
-};
-
-struct CudaDevice::Staging {
-  PinnedMemory memory;
-  BlockAllocator pieces;  // of it
+  PinnedMemory staging;
+  std::optional<BlockAllocator> staging_pieces;
+  DeviceMemory arena;
+  size_t arena_bytes = 0;
 };
 
 absl::Status CudaDevice::Find(int ordinal) {
@@ -58,7 +46,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(const Options& op
   auto device = absl::WrapUnique(new CudaDevice(options, *std::move(chosen)));
   absl::Status status = device->Select();
   if (status.ok()) status = device->ReadInfo();
-  if (status.ok()) status = device->ChooseHotBytes();  // first: it needs memory for a moment
+  if (status.ok()) status = device->ChooseHotBytes();  // first: the probe needs memory for a moment
   if (status.ok()) status = device->AllocateStaging();
   if (status.ok()) status = device->MakeLanes();
   if (status.ok()) status = device->AllocateArena();
@@ -68,10 +56,10 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(const Options& op
 }
 
 CudaDevice::CudaDevice(const Options& options, std::vector<const kernels::Kernel*> kernels)
-    : options_(options), kernels_(std::move(kernels)) {}
+    : options_(options), kernels_(std::move(kernels)), memory_(std::make_unique<Memory>()) {}
 
 CudaDevice::~CudaDevice() {
-  (void)Select();  // or what it owns would be freed on GPU 0, and wake that
+  (void)Select();  // otherwise its memory would be freed on GPU 0, and create a context there
 }
 
 absl::Status CudaDevice::Select() const {
@@ -89,7 +77,6 @@ absl::Status CudaDevice::ReadInfo() {
   info_.l2_bytes = static_cast<uint64_t>(properties.l2CacheSize);
   info_.l2_persisting_max_bytes = static_cast<uint64_t>(properties.persistingL2CacheMaxSize);
   info_.lanes = options_.lanes;
-  info_.slots = options_.slots;
   info_.idle_spin = options_.idle_spin;
   info_.compute_units = properties.multiProcessorCount;
   if (properties.major >= kMinComputeCapability) return absl::OkStatus();
@@ -100,11 +87,11 @@ absl::Status CudaDevice::ReadInfo() {
 
 absl::Status CudaDevice::ChooseHotBytes() {
   if (options_.l2_window == L2Window::kOff) {
-    info_.l2_note = "it is switched off";
+    info_.l2_note = "the window is switched off";
     return absl::OkStatus();
   }
   if (info_.l2_persisting_max_bytes == 0) {
-    info_.l2_note = "the GPU keeps nothing persisting in its L2 (under MIG none does)";
+    info_.l2_note = "the GPU's L2 has no persisting lines (under MIG no GPU's has)";
     return absl::OkStatus();
   }
   const auto set_aside = L2SetAside();
@@ -152,29 +139,21 @@ absl::Status CudaDevice::ProbeL2() const {
                        {"us_beside_without_window", probe->beside.without_window},
                        {"window", objection.empty()}});
   if (objection.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("it does not pay: reading ", probe->bytes, " bytes again ", objection));
+  return absl::FailedPreconditionError(absl::StrCat("the window does not pay: reading ",
+                                                    probe->bytes, " bytes again took ", objection));
 }
 
 absl::Status CudaDevice::AllocateStaging() {
-  auto memory = AllocatePinned(options_.staging_memory_bytes, "staging");
-  if (!memory.ok()) return memory.status();
-  auto* const block = static_cast<std::byte*>(memory->get());
-  staging_.reset(new Staging{*std::move(memory), {block, options_.staging_memory_bytes}});
-  return absl::OkStatus();
+  const size_t bytes = options_.staging_memory_bytes;
+  CudaAllocator take;
+  take.Memory(bytes, "staging", &memory_->staging);
+  memory_->staging_pieces.emplace(static_cast<std::byte*>(memory_->staging.get()), bytes);
+  return take.status();
 }
 
 absl::Status CudaDevice::MakeLanes() {
-  CudaLane::Options options;
-  options.slots = options_.slots;
-  options.slot.tensor_bytes = TensorBytes(options_.max_request_bytes);
-  options.slot.workspace_bytes = options_.workspace_bytes;
-  options.slot.list_bytes = options_.list_bytes;
-  options.slot.multiprocessors = info_.compute_units;
-  options.slot.direct_bytes = options_.direct_io_bytes;
-  options.slot.wait = options_.wait;
   for (int i = 0; i < options_.lanes; ++i) {
-    auto lane = CudaLane::Create(options);
+    auto lane = CudaLane::Create(options_, info_.compute_units);
     if (!lane.ok()) {
       return absl::Status(lane.status().code(), absl::StrCat("lane ", i, " of ", options_.lanes,
                                                              ": ", lane.status().message()));
@@ -188,45 +167,41 @@ absl::Status CudaDevice::AllocateArena() {
   size_t free_bytes = 0, total_bytes = 0;
   const cudaError_t error = cudaMemGetInfo(&free_bytes, &total_bytes);
   if (error != cudaSuccess) return CudaStatus(error, "cudaMemGetInfo");
-  arena_ = std::make_unique<Memory>();
-  arena_->bytes = options_.kv_memory_bytes > 0
-                      ? options_.kv_memory_bytes
-                      : static_cast<size_t>(static_cast<double>(free_bytes) * kKvShareOfFreeMemory);
-  auto memory = AllocateDevice(arena_->bytes, "resident K/V");
-  if (!memory.ok()) {
-    return absl::Status(memory.status().code(),
-                        absl::StrCat(memory.status().message(), "; ", free_bytes, " of ",
-                                     total_bytes, " bytes are free"));
-  }
-  arena_->memory = *std::move(memory);
-  return absl::OkStatus();
+  const size_t bytes =
+      options_.kv_memory_bytes > 0
+          ? options_.kv_memory_bytes
+          : static_cast<size_t>(static_cast<double>(free_bytes) * kKvShareOfFreeMemory);
+  CudaAllocator take;
+  take.Memory(bytes, "resident K/V", &memory_->arena);
+  memory_->arena_bytes = bytes;
+  if (take.status().ok()) return absl::OkStatus();
+  return absl::Status(take.status().code(), absl::StrCat(take.status().message(), "; ", free_bytes,
+                                                         " of ", total_bytes, " bytes are free"));
 }
 
 absl::Status CudaDevice::SetWindows() {
-  hot_bytes_ = std::min(hot_bytes_, arena_->bytes);
+  hot_bytes_ = std::min(hot_bytes_, memory_->arena_bytes);
   info_.l2_persisting_bytes = L2SetAside().value_or(0);
   if (hot_bytes_ == 0) return absl::OkStatus();
   for (const auto& lane : lanes_) {
-    for (cudaStream_t stream : lane->streams()) {
-      absl::Status status = SetL2Window(stream, kv_memory().base, hot_bytes_);
-      if (!status.ok()) return status;
-    }
+    absl::Status status = SetL2Window(lane->stream(), kv_memory().base, hot_bytes_);
+    if (!status.ok()) return status;
   }
   info_.l2_window_bytes = hot_bytes_;
   return absl::OkStatus();
 }
 
 StagingPool::Allocator CudaDevice::staging_allocator() {
-  BlockAllocator* const pieces = &staging_->pieces;
+  BlockAllocator* const pieces = &*memory_->staging_pieces;
   return {[pieces](size_t bytes) { return pieces->Allocate(bytes); },
           [pieces](void* piece) { pieces->Free(static_cast<std::byte*>(piece)); }};
 }
 
 KvMemory CudaDevice::kv_memory() const {
-  return {static_cast<std::byte*>(arena_->memory.get()), arena_->bytes, hot_bytes_};
+  return {static_cast<std::byte*>(memory_->arena.get()), memory_->arena_bytes, hot_bytes_};
 }
 
-absl::Status CudaDevice::Start(int lane, const Launch& launch) {
+absl::Status CudaDevice::Dispatch(int lane, const Launch& launch) {
   const kernels::Geometry geometry = launch.geometry();
   const auto kernel =
       std::find_if(kernels_.begin(), kernels_.end(), [&](const kernels::Kernel* candidate) {
@@ -239,12 +214,12 @@ absl::Status CudaDevice::Start(int lane, const Launch& launch) {
                                                  geometry.head_dim));
   }
   if (absl::Status status = Select(); !status.ok()) return status;
-  return lanes_[lane]->Start(**kernel, kv_memory().base, launch);
+  return lanes_[lane]->Dispatch(**kernel, kv_memory().base, launch);
 }
 
-absl::Status CudaDevice::Wait(int lane) {
+absl::Status CudaDevice::Complete(int lane) {
   if (absl::Status status = Select(); !status.ok()) return status;
-  return lanes_[lane]->Wait();
+  return lanes_[lane]->Complete();
 }
 
 absl::Status CudaDevice::CopyPages(int lane, int64_t page_bytes,
@@ -283,10 +258,10 @@ void CudaDevice::UnpinHostMemory(std::byte* data) const {
   if (!status.ok()) LogWarning("shared memory stays pinned", {{"error", status.message()}});
 }
 
-absl::Status CudaDevice::ForgetHot() {
+absl::Status CudaDevice::ResetPersistingL2() {
   if (hot_bytes_ == 0) return absl::OkStatus();
   if (absl::Status status = Select(); !status.ok()) return status;
-  return ResetPersistingL2();
+  return server::ResetPersistingL2();
 }
 
 }  // namespace flashcore::server

@@ -1,23 +1,29 @@
-// One NVIDIA GPU as a device. Only builds that have CUDA define what is declared here; the header
-// needs no CUDA.
+// One NVIDIA GPU as a device. The header needs no CUDA; only builds with CUDA define the class.
 #ifndef FLASHCORE_SERVER_DEVICE_CUDA_DEVICE_H_
 #define FLASHCORE_SERVER_DEVICE_CUDA_DEVICE_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/device/device.h"
-#include "server/device/wait_strategy.h"
 #include "server/kv/arena.h"
 
 namespace flashcore::server {
 
 class CudaLane;
 
-// Its lanes are driven by a thread each and share nothing but the arena.
+// How a thread waits for a GPU.
+enum class WaitStrategy : uint8_t {
+  kSpin,   // polls, and keeps its core busy: notices soonest
+  kYield,  // polls, and lets other threads use the core between polls
+  kBlock,  // sleeps until the driver wakes it
+};
+
+// The lanes share nothing but the arena; each has a thread.
 class CudaDevice final : public Device {
  public:
   enum class L2Window { kAuto, kOn, kOff };  // kAuto: if ProbeL2Window finds that it pays
@@ -26,31 +32,30 @@ class CudaDevice final : public Device {
     int ordinal = 0;  // N of cuda:N
     kernels::Accumulate accumulate = kernels::Accumulate::kFloat32;
     int lanes = 2;
-    // For the arena; 0: 85% of what is free once the lanes have theirs.
+    // Bytes of the arena; 0: 85% of what is free after the lanes have taken their memory.
     size_t kv_memory_bytes = 0;
-    // Whether to keep the first of it, the hot segment, in the L2 cache: as much as the GPU allows,
-    // and not more than l2_budget_bytes (0: no limit of its own). A GPU that keeps nothing works
-    // without, and info().l2_note says why.
+    // Whether the L2 cache keeps the start of the arena, the hot segment: as many bytes as the GPU
+    // allows, and at most l2_budget_bytes (0: no budget). If the GPU refuses, the device works
+    // without a window, and info().l2_note says why.
     L2Window l2_window = L2Window::kAuto;
     size_t l2_budget_bytes = 0;
-    size_t superblock_bytes = Arena::Options().superblock_bytes;  // the hot segment has whole ones
+    size_t superblock_bytes = Arena::Options().superblock_bytes;  // the hot segment is a multiple
 
-    int slots = 2;  // of a lane: launches under way, so that copies overlap kernels
     WaitStrategy wait = WaitStrategy::kYield;
     Nanoseconds idle_spin{0};  // DeviceInfo::idle_spin
-    // Tensors of a launch of at most so many bytes are not copied: kernels read and write them in
-    // pinned memory.
+    // If the tensors of a launch have at most this many bytes, kernels can reach them all, and read
+    // each once, they are not copied: kernels read and write them in pinned memory.
     size_t direct_io_bytes = size_t{1} << 20;
-    // Pinned memory for staging: all there will be, because to pin more takes milliseconds.
+    // Pinned memory for staging. It does not grow: pinning more takes milliseconds.
     size_t staging_memory_bytes = size_t{64} << 20;
 
-    // Of each slot, all device memory. A launch of more runs in parts.
-    size_t max_request_bytes = size_t{64} << 20;  // Q, K and V of the largest request there may be
+    // Device memory of each lane. A launch that needs more runs in several passes.
+    size_t max_request_bytes = size_t{64} << 20;  // Q, K and V of the largest request
     size_t workspace_bytes = size_t{256} << 20;   // partial results of KV splits
-    size_t list_bytes = size_t{16} << 20;         // page tables and work lists; as much pinned
+    size_t list_bytes = size_t{16} << 20;  // all else that kernels read; and as much pinned memory
   };
 
-  // OK if there is a GPU `ordinal` that the driver lets this process use; NOT_FOUND says why not.
+  // OK if this process can use GPU `ordinal`; NOT_FOUND says why not.
   static absl::Status Find(int ordinal);
 
   // Takes all memory, streams and events that launches need. NOT_FOUND as Find; UNIMPLEMENTED if
@@ -61,39 +66,37 @@ class CudaDevice final : public Device {
 
   const DeviceInfo& info() const override { return info_; }
   const std::vector<const kernels::Kernel*>& kernels() const override { return kernels_; }
-  StagingPool::Allocator staging_allocator() override;  // of the memory taken by Create
+  StagingPool::Allocator staging_allocator() override;  // of memory that Create took
   KvMemory kv_memory() const override;
-  absl::Status Start(int lane, const Launch& launch) override;
-  absl::Status Wait(int lane) override;
+  absl::Status Dispatch(int lane, const Launch& launch) override;
+  absl::Status Complete(int lane) override;
   absl::Status CopyPages(int lane, int64_t page_bytes,
                          absl::Span<const kernels::PageCopy> copies) override;
   absl::Status PinHostMemory(std::byte* data, size_t bytes, bool read_only) const override;
   void UnpinHostMemory(std::byte* data) const override;
-  absl::Status ForgetHot() override;
+  absl::Status ResetPersistingL2() override;
 
  private:
-  struct Memory;
-  struct Staging;
+  struct Memory;  // has CUDA types
 
   CudaDevice(const Options& options, std::vector<const kernels::Kernel*> kernels);
   absl::Status ReadInfo();
-  // Sets hot_bytes_, and as much of the L2 aside; nothing if info_.l2_note says why.
+  // Sets hot_bytes_, and sets as many bytes of the L2 aside: 0 if there is to be no window.
   absl::Status ChooseHotBytes();
-  absl::Status TryL2Window();    // an error that is not sticky: why there is to be no window
-  absl::Status ProbeL2() const;  // likewise
+  absl::Status TryL2Window();    // an error, unless the device is lost: why there is no window
+  absl::Status ProbeL2() const;  // an error, unless the device is lost: why there is no window
   absl::Status AllocateStaging();
   absl::Status MakeLanes();
   absl::Status AllocateArena();
   absl::Status SetWindows();
-  absl::Status Select() const;  // for the calling thread
+  absl::Status Select() const;  // makes this GPU the calling thread's current device
   absl::Status CheckCanReachHost(bool read_only) const;
 
   const Options options_;
   const std::vector<const kernels::Kernel*> kernels_;
   DeviceInfo info_;
   size_t hot_bytes_ = 0;
-  std::unique_ptr<Staging> staging_;
-  std::unique_ptr<Memory> arena_;
+  std::unique_ptr<Memory> memory_;
   std::vector<std::unique_ptr<CudaLane>> lanes_;
 };
 

@@ -1,38 +1,362 @@
 #include "server/device/cuda_lane.h"
 
-#include <utility>
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
 
 #include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/smxx/work_list.h"
 
 namespace flashcore::server {
+namespace {
 
-absl::StatusOr<std::unique_ptr<CudaLane>> CudaLane::Create(const Options& options) {
-  auto lane = absl::WrapUnique(new CudaLane);
-  for (int i = 0; i < options.slots; ++i) {
-    auto slot = CudaSlot::Create(options.slot);
-    if (!slot.ok()) return slot.status();
-    lane->slots_.push_back(*std::move(slot));
+size_t AlignUp(size_t bytes) { return server::AlignUp(bytes, StagingPool::kAlignment); }
+
+// Device memory for the tensors of any one request: Q, K and V; O, as large as Q; LSE, at most 1/16
+// of Q (head_dim 32); and padding for their alignment.
+size_t TensorBytes(size_t max_request_bytes) {
+  constexpr size_t kPadding = 8 * StagingPool::kAlignment;
+  return 2 * max_request_bytes + max_request_bytes / 16 + kPadding;
+}
+
+// Moves `*at`, an address in a tensor at `from`, to the same element of the tensor's copy at `to`.
+template <class T, class From, class To>
+void Move(T** at, const From* from, To* to) {
+  if (*at != nullptr) *at = to + (*at - from);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaLane>> CudaLane::Create(const CudaDevice::Options& options,
+                                                           int multiprocessors) {
+  auto lane = absl::WrapUnique(new CudaLane(options, multiprocessors));
+  const bool blocks = options.wait == WaitStrategy::kBlock;
+  CudaAllocator take;
+  take.Stream(StreamPriority::kHigh, &lane->stream_);
+  for (CudaEvent& mark : lane->marks_) {
+    take.Event(blocks ? cudaEventBlockingSync : cudaEventDefault, &mark);
   }
+  take.Memory(lane->tensor_bytes_, "a lane's tensors", &lane->tensors_);
+  take.Memory(options.workspace_bytes, "a lane's workspace", &lane->workspace_);
+  take.Memory(options.list_bytes, "a lane's lists", &lane->pinned_lists_);
+  take.Memory(options.list_bytes, "a lane's lists", &lane->device_lists_);
+  if (!take.status().ok()) return take.status();
+  lane->lists_ =
+      UploadBlock(lane->pinned_lists_.get(), lane->device_lists_.get(), options.list_bytes);
   return lane;
 }
 
-std::vector<cudaStream_t> CudaLane::streams() const {
-  std::vector<cudaStream_t> streams;
-  for (const auto& slot : slots_) streams.push_back(slot->stream());
-  return streams;
-}
+CudaLane::CudaLane(const CudaDevice::Options& options, int multiprocessors)
+    : options_(options),
+      multiprocessors_(multiprocessors),
+      tensor_bytes_(TensorBytes(options.max_request_bytes)) {}
 
-absl::Status CudaLane::Start(const kernels::Kernel& kernel, const std::byte* arena,
-                             const Launch& launch) {
-  absl::Status status = next().Start(kernel, arena, launch);
-  if (status.ok()) ++started_;
+absl::Status CudaLane::Dispatch(const kernels::Kernel& kernel, const std::byte* arena,
+                                const Launch& launch) {
+  kernel_ = &kernel;
+  launch_ = &launch;
+  spans_.clear();
+  AppendSpans(launch, arena, launch.pages.data(), &spans_);
+  is_direct_ = IsDirect();
+  unplaced_ = {launch.operations, launch.appends, absl::MakeSpan(spans_)};
+  placed_.clear();
+  pending_ = {launch.copies, {}, {}};
+  times_ = {};
+
+  absl::Status status = EnqueuePass();
+  while (status.ok() && !(placed_.empty() && unplaced_.operations.empty())) {
+    status = CompletePass();
+    if (status.ok()) status = EnqueuePass();
+  }
+  // The staging memory of a failed launch returns to its pool, so no copy of it may be under way.
+  if (!status.ok()) (void)Drain();
   return status;
 }
 
-absl::Status CudaLane::Wait() { return slots_[waited_++ % slots_.size()]->Wait(); }
+absl::Status CudaLane::Complete() {
+  if (absl::Status status = CompletePass(); !status.ok()) {
+    (void)Drain();
+    return status;
+  }
+  for (AttendOperation* operation : launch_->operations) {
+    operation->times.copy_in = times_.copy_in;
+    operation->times.kernel = times_.kernel;
+    operation->times.copy_out = times_.copy_out;
+  }
+  return absl::OkStatus();
+}
 
 absl::Status CudaLane::CopyPages(int64_t page_bytes, absl::Span<const kernels::PageCopy> copies) {
-  return next().CopyPages(page_bytes, copies);
+  absl::Status status;
+  while (status.ok() && !copies.empty()) {
+    pass_.copies = Pack(&copies);
+    status = UploadLists();
+    if (status.ok()) status = LaunchCopies(page_bytes);
+    const absl::Status drained = Drain();
+    if (status.ok()) status = drained;
+  }
+  return status;
+}
+
+// Kernels read or write Q, O, LSE and rows to append once. They read inline K/V once per tile of
+// packed rows; only a span whose rows fit the smallest tile is sure to have one tile.
+bool CudaLane::IsDirect() const {
+  size_t bytes = 0;
+  for (const AttendOperation* operation : launch_->operations) {
+    if (!operation->tensors.in_reach()) return false;
+    bytes += operation->tensors.input_bytes() + operation->tensors.result_bytes();
+  }
+  const kernels::PlanOptions& plan = kernel_->plan_options;
+  const int32_t tile_rows = plan.min_tile_rows > 0 ? plan.min_tile_rows : plan.tile_rows;
+  const int32_t group = launch_->geometry().group();
+  const auto reads_once = [&](const kernels::Span& span) {
+    return span.kv.pages != nullptr || int64_t{span.query_rows} * group <= tile_rows;
+  };
+  return bytes <= options_.direct_io_bytes && std::all_of(spans_.begin(), spans_.end(), reads_once);
+}
+
+absl::Status CudaLane::EnqueuePass() {
+  absl::Status status = Record(kStart);
+  if (status.ok() && placed_.empty()) status = PlaceOperations();
+  if (status.ok()) status = PackLists();
+  if (status.ok()) status = UploadLists();
+  if (status.ok()) status = LaunchCopies(launch_->page_layout().page_bytes());
+  if (status.ok()) status = LaunchAppends();
+  if (status.ok()) status = Record(kCopied);
+  if (status.ok()) status = LaunchAttention();
+  if (status.ok()) status = Record(kAttended);
+  if (status.ok() && pending_.empty()) {
+    status = CopyResults();
+    placed_.clear();
+  }
+  return status.ok() ? Record(kDone) : status;
+}
+
+absl::Status CudaLane::CompletePass() {
+  absl::Status status = WaitForDone();
+  lists_.Rewind(0);
+  const auto add = [&](Mark from, Mark to, Nanoseconds* time) {
+    float ms = 0;
+    if (!status.ok()) return;
+    status = CudaStatus(cudaEventElapsedTime(&ms, marks_[from].get(), marks_[to].get()),
+                        "cudaEventElapsedTime");
+    *time += std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<float, std::milli>(ms));
+  };
+  add(kStart, kCopied, &times_.copy_in);
+  add(kCopied, kAttended, &times_.kernel);
+  add(kAttended, kDone, &times_.copy_out);
+  return status;
+}
+
+// Places as many operations as have room for their tensors, and enqueues the copies of their
+// inputs.
+absl::Status CudaLane::PlaceOperations() {
+  placed_appends_.clear();
+  kernels::Span* const first_span = unplaced_.spans.data();
+  size_t used = 0;
+  while (!unplaced_.operations.empty()) {
+    const AttendOperation& operation = *unplaced_.operations.front();
+    const size_t input_bytes = AlignUp(operation.tensors.input_bytes());
+    const size_t bytes = is_direct_ ? 0 : input_bytes + AlignUp(operation.tensors.result_bytes());
+    if (bytes > tensor_bytes_ - used) {
+      if (!placed_.empty()) break;
+      return absl::ResourceExhaustedError(absl::StrCat("the request's tensors need ", bytes,
+                                                       " bytes of device memory; a lane has ",
+                                                       tensor_bytes_));
+    }
+    auto* const at = static_cast<std::byte*>(tensors_.get()) + used;
+    placed_.push_back({&operation, at, at + input_bytes});
+    PlaceTensors(placed_.back());
+    unplaced_.operations.remove_prefix(1);
+    used += bytes;
+  }
+  pending_.appends = placed_appends_;
+  pending_.spans = absl::MakeSpan(first_span, unplaced_.spans.data());
+  max_spans_ = pending_.spans.size();
+  return CopyInputs();
+}
+
+// Gives the operation's appends and spans the device addresses of its tensors.
+void CudaLane::PlaceTensors(const PlacedOperation& placed) {
+  const AttendTensors& tensors = placed.operation->tensors;
+  const AttendRequest& request = placed.operation->request;
+  const TensorAddresses from = tensors.addresses();
+  const TensorAddresses to = is_direct_ ? from : tensors.InBlocks(placed.inputs, placed.results);
+  const size_t num_spans = request.append_only ? 0 : request.spans.size();
+  for (kernels::Span& span : unplaced_.spans.first(num_spans)) {
+    Move(&span.query, from.query, to.query);
+    Move(&span.output, from.output, to.output);
+    Move(&span.lse, from.lse, to.lse);
+    if (span.kv.pages != nullptr) continue;
+    Move(&span.kv.key, from.key, to.key);
+    Move(&span.kv.value, from.value, to.value);
+  }
+  unplaced_.spans.remove_prefix(num_spans);
+  int64_t rows = 0;  // that the operation appends: its appends are next and have as many
+  for (const SpanShape& span : request.spans) {
+    if (!span.sequence_id.empty()) rows += span.kv_rows;
+  }
+  while (rows > 0) {
+    kernels::RowAppend append = unplaced_.appends.front();
+    Move(&append.key, from.key, to.key);
+    Move(&append.value, from.value, to.value);
+    placed_appends_.push_back(append);
+    rows -= append.rows;
+    unplaced_.appends.remove_prefix(1);
+  }
+}
+
+absl::Status CudaLane::CopyInputs() {
+  if (is_direct_) return absl::OkStatus();
+  for (const PlacedOperation& placed : placed_) {
+    for (const AttendTensors::Piece& piece : placed.operation->tensors.inputs()) {
+      const cudaError_t error = cudaMemcpyAsync(placed.inputs + piece.offset, piece.host,
+                                                piece.bytes, cudaMemcpyHostToDevice, stream());
+      if (error != cudaSuccess) return CudaStatus(error, "cudaMemcpyAsync of inputs");
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Takes what fits of the pending work, in order: all copies run before any append, and all appends
+// before any span.
+absl::Status CudaLane::PackLists() {
+  pass_.spans.clear();
+  pass_.copies = Pack(&pending_.copies);
+  pass_.appends = {};
+  if (pending_.copies.empty()) pass_.appends = Pack(&pending_.appends);
+  if (!pending_.copies.empty() || !pending_.appends.empty()) return absl::OkStatus();
+  return PackSpans();
+}
+
+// Moves as many of `*items` to lists_ as there is room for. Returns their place in device memory.
+template <class Item>
+absl::Span<const Item> CudaLane::Pack(absl::Span<const Item>* items) {
+  const size_t count = std::min(items->size(), lists_.room() / sizeof(Item));
+  if (count == 0) return {};
+  std::byte* const list = lists_.Take(count * sizeof(Item));
+  std::memcpy(list, items->data(), count * sizeof(Item));
+  items->remove_prefix(count);
+  return absl::MakeConstSpan(reinterpret_cast<const Item*>(lists_.OnDevice(list)), count);
+}
+
+absl::Status CudaLane::PackSpans() {
+  while (!pending_.spans.empty()) {
+    const size_t count = std::min(max_spans_, pending_.spans.size());
+    if (TryPackSpans(pending_.spans.first(count))) {
+      pending_.spans.remove_prefix(count);
+      break;
+    }
+    if (lists_.used() > 0)
+      break;  // copies or appends have taken the room: the next pass has it all
+    if (count == 1) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("a span's partial results need ", pass_.plan.workspace_bytes,
+                       " bytes; a lane has ", options_.workspace_bytes, ", and ",
+                       options_.list_bytes, " for page tables and work lists"));
+    }
+    max_spans_ = (count + 1) / 2;
+  }
+  return absl::OkStatus();
+}
+
+// Plans `spans`, and packs what the kernel reads besides tensors. False if that does not fit.
+bool CudaLane::TryPackSpans(absl::Span<const kernels::Span> spans) {
+  const size_t used = lists_.used();
+  pass_.spans.assign(spans.begin(), spans.end());
+  // The plan reads the page tables, so it comes before they move to device memory.
+  kernels::MakePlan(PassBatch(), kernel_->plan_options, multiprocessors_, &pass_.plan);
+  if (pass_.plan.workspace_bytes <= options_.workspace_bytes) {
+    pass_.work_list = lists_.Take(kernels::WorkListBytes(pass_.plan));
+    if (pass_.work_list != nullptr && PackPageTables()) {
+      kernels::PackWorkList(PassBatch(), pass_.plan, pass_.work_list);
+      return true;
+    }
+  }
+  lists_.Rewind(used);
+  pass_.spans.clear();
+  return false;
+}
+
+bool CudaLane::PackPageTables() {
+  for (kernels::Span& span : pass_.spans) {
+    if (span.kv.pages == nullptr) continue;
+    const size_t bytes = kernels::PagesFor(span.kv.rows) * sizeof(int32_t);
+    std::byte* const table = lists_.Take(bytes);
+    if (table == nullptr) return false;
+    std::memcpy(table, span.kv.pages, bytes);
+    span.kv.pages = reinterpret_cast<const int32_t*>(lists_.OnDevice(table));
+  }
+  return true;
+}
+
+kernels::AttentionBatch CudaLane::PassBatch() const {
+  return {launch_->geometry(), pass_.spans.data(), static_cast<int32_t>(pass_.spans.size())};
+}
+
+absl::Status CudaLane::UploadLists() {
+  if (lists_.used() == 0) return absl::OkStatus();
+  return CudaStatus(cudaMemcpyAsync(device_lists_.get(), pinned_lists_.get(), lists_.used(),
+                                    cudaMemcpyHostToDevice, stream()),
+                    "cudaMemcpyAsync of lists");
+}
+
+absl::Status CudaLane::LaunchCopies(int64_t page_bytes) {
+  if (pass_.copies.empty()) return absl::OkStatus();
+  const auto count = static_cast<int32_t>(pass_.copies.size());
+  return CudaStatus(kernels::CopyPagesCuda(page_bytes, pass_.copies.data(), count, stream()),
+                    "CopyPagesCuda");
+}
+
+absl::Status CudaLane::LaunchAppends() {
+  if (pass_.appends.empty()) return absl::OkStatus();
+  const auto count = static_cast<int32_t>(pass_.appends.size());
+  return CudaStatus(
+      kernels::AppendRowsCuda(launch_->page_layout(), pass_.appends.data(), count, stream()),
+      "AppendRowsCuda");
+}
+
+absl::Status CudaLane::LaunchAttention() {
+  if (pass_.spans.empty()) return absl::OkStatus();
+  const kernels::LaunchContext context = {workspace_.get(), nullptr, stream(),
+                                          lists_.OnDevice(pass_.work_list)};
+  return CudaStatus(kernel_->launch(PassBatch(), pass_.plan, context), "the attention kernel");
+}
+
+absl::Status CudaLane::CopyResults() {
+  if (is_direct_) return absl::OkStatus();
+  for (const PlacedOperation& placed : placed_) {
+    for (const AttendTensors::Piece& piece : placed.operation->tensors.results()) {
+      const cudaError_t error = cudaMemcpyAsync(piece.host, placed.results + piece.offset,
+                                                piece.bytes, cudaMemcpyDeviceToHost, stream());
+      if (error != cudaSuccess) return CudaStatus(error, "cudaMemcpyAsync of results");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaLane::Record(Mark mark) {
+  return CudaStatus(cudaEventRecord(marks_[mark].get(), stream()), "cudaEventRecord");
+}
+
+absl::Status CudaLane::WaitForDone() const {
+  const cudaEvent_t done = marks_[kDone].get();
+  if (options_.wait == WaitStrategy::kBlock) {
+    return CudaStatus(cudaEventSynchronize(done), "cudaEventSynchronize");
+  }
+  cudaError_t error;
+  while ((error = cudaEventQuery(done)) == cudaErrorNotReady) {
+    if (options_.wait == WaitStrategy::kYield) std::this_thread::yield();
+  }
+  return CudaStatus(error, "cudaEventQuery");
+}
+
+// Waits for everything that is enqueued.
+absl::Status CudaLane::Drain() {
+  lists_.Rewind(0);
+  return CudaStatus(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
 }
 
 }  // namespace flashcore::server

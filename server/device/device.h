@@ -1,4 +1,4 @@
-// The one virtual seam of the server: what can run a batch.
+// The one virtual seam of the server: a device runs launches.
 #ifndef FLASHCORE_SERVER_DEVICE_DEVICE_H_
 #define FLASHCORE_SERVER_DEVICE_DEVICE_H_
 
@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/cord.h"
 #include "absl/types/span.h"
 #include "kernels/registry.h"
 #include "server/base/clock.h"
@@ -26,44 +27,42 @@ struct DeviceInfo {
   uint64_t memory_bytes = 0;
   uint64_t l2_bytes = 0;                 // 0: not known
   uint64_t l2_persisting_max_bytes = 0;  // 0: no access-policy window
-  uint64_t l2_window_bytes = 0;          // of each lane, over the hot segment
-  uint64_t l2_persisting_bytes = 0;      // set aside for persisting lines, as the driver says
-  std::string l2_note;                   // why there is no window; empty if there is, or on a CPU
+  uint64_t l2_window_bytes = 0;          // each lane's window covers them: the hot segment
+  uint64_t l2_persisting_bytes = 0;      // the driver has set aside for persisting lines
+  std::string l2_note;                   // why a GPU has no window; else empty
   int lanes = 0;
-  int slots = 1;  // launches that one lane can have under way
-  // How long a lane's thread that has nothing to do looks for work before it sleeps. 0 where the
-  // threads that compute would miss the core.
+  // How long an idle lane's thread polls for work before it sleeps. 0 where the threads that
+  // compute need the core.
   Nanoseconds idle_spin{0};
   int compute_units = 0;  // threads, or streaming multiprocessors
 };
 
-// One GPU, or the CPU: owns the memory for resident K/V, and runs launches on its lanes.
+// One GPU, or the CPU. Owns the memory for resident K/V, and runs launches on its lanes.
 class Device : public HostMemoryPinner {
  public:
   virtual const DeviceInfo& info() const = 0;
 
-  // The kernels that this device serves with.
+  // The kernels that this device can run.
   virtual const std::vector<const kernels::Kernel*>& kernels() const = 0;
 
-  // Where staging memory for this device comes from; for one StagingPool.
+  // The source of staging memory for this device; for one StagingPool.
   virtual StagingPool::Allocator staging_allocator() = 0;
 
-  // For resident K/V; lives as long as the device.
+  // Memory for resident K/V; lives as long as the device.
   virtual KvMemory kv_memory() const = 0;
 
-  // Starts `launch` (of at least one operation): copies pages, appends rows, attends. Called by the
-  // one thread that drives `lane`, in [0, info().lanes), while fewer than info().slots launches of
-  // the lane are under way. They may run at the same time. With OK the launch is under way, and
-  // stays in place, until Wait has returned for it; an error means that no operation has a result.
-  virtual absl::Status Start(int lane, const Launch& launch) = 0;
+  // Hands `launch`, of at least one operation, to `lane`, in [0, info().lanes). The lane copies
+  // pages, appends rows and attends. Called by the one thread that drives the lane, while no launch
+  // of the lane is under way. After OK `launch` is, and stays in place until Complete returns.
+  // After an error no operation has a result.
+  virtual absl::Status Dispatch(int lane, const Launch& launch) = 0;
 
-  // Waits for the oldest launch of `lane` that is under way, and fills in its operations'
-  // times.copy_in, .kernel and .copy_out. An error means that none of them has a result. Called by
-  // the thread that drives `lane`.
-  virtual absl::Status Wait(int lane) = 0;
+  // Waits for the launch under way on `lane`, and sets its operations' times.copy_in, .kernel and
+  // .copy_out. After an error no operation has a result. Called by the lane's thread.
+  virtual absl::Status Complete(int lane) = 0;
 
-  // Copies pages of one size, complete on return. Called by the thread that drives `lane`, when it
-  // could Start.
+  // Copies pages of one size, complete on return. Called by the lane's thread, while no launch of
+  // the lane is under way.
   virtual absl::Status CopyPages(int lane, int64_t page_bytes,
                                  absl::Span<const kernels::PageCopy> copies) = 0;
 
@@ -73,20 +72,29 @@ class Device : public HostMemoryPinner {
   }
   void UnpinHostMemory(std::byte* /*data*/) const override {}
 
-  // Much of the hot segment is free: what is kept persisting of it may go. What is still in use is
-  // kept again as it is read. For any thread.
-  virtual absl::Status ForgetHot() { return absl::OkStatus(); }
+  // Resets the persisting lines of the L2 cache, for when much of the hot segment has become free.
+  // Lines still in use become persisting again when they are read. Any thread.
+  virtual absl::Status ResetPersistingL2() { return absl::OkStatus(); }
 };
 
-// The kernels of `arch` that sum in `accumulate`. UNIMPLEMENTED if there are none, saying what
-// there is.
+// After such an error the device runs nothing more in this process.
+inline constexpr char kDeviceLostPayload[] = "flashcore/device_lost";
+inline void MarkDeviceLost(absl::Status* status) {
+  status->SetPayload(kDeviceLostPayload, absl::Cord());
+}
+inline bool IsDeviceLost(const absl::Status& status) {
+  return status.GetPayload(kDeviceLostPayload).has_value();
+}
+
+// The kernels of `arch` that sum in `accumulate`. UNIMPLEMENTED if there are none: the message
+// names what is available.
 absl::StatusOr<std::vector<const kernels::Kernel*>> ChooseKernels(kernels::Arch arch,
                                                                   kernels::Accumulate accumulate);
 
-// The dtypes that `device` has kernels of. (None sums BF16 in float16.)
+// The dtypes that `device` has kernels for. (No kernel sums BF16 in float16.)
 std::vector<kernels::DType> SupportedDTypes(const Device& device);
 
-// The head_dims for which `device` has kernels of each of these dtypes, ascending.
+// The head_dims that `device` has kernels for in all of its dtypes, ascending.
 std::vector<uint32_t> SupportedHeadDims(const Device& device);
 
 }  // namespace flashcore::server

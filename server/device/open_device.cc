@@ -18,7 +18,7 @@ absl::StatusOr<std::unique_ptr<Device>> OpenGpu(const CudaDevice::Options& optio
 #endif
 }
 
-// An error names the GPU.
+// The message of an error names the GPU.
 absl::StatusOr<OpenedDevices> OpenGpus(absl::Span<const CudaDevice::Options> gpus) {
   OpenedDevices opened;
   std::vector<std::string> names;

@@ -1,4 +1,4 @@
-// Which devices a server computes on.
+// Opens the devices that a server computes on.
 #ifndef FLASHCORE_SERVER_DEVICE_OPEN_DEVICE_H_
 #define FLASHCORE_SERVER_DEVICE_OPEN_DEVICE_H_
 
@@ -16,7 +16,7 @@ namespace flashcore::server {
 
 struct DeviceOptions {
   enum class Kind { kAuto, kCpu, kCuda };
-  // kAuto: the first of `cuda` if it can be used, else the CPU; kCuda: all of them.
+  // kAuto: the first of `cuda` if this process can use it, else the CPU. kCuda: all of `cuda`.
   Kind kind = Kind::kAuto;
   CpuDevice::Options cpu;
   std::vector<CudaDevice::Options> cuda = {{}};  // at least one, of different ordinals
@@ -24,12 +24,12 @@ struct DeviceOptions {
 
 struct OpenedDevices {
   std::vector<std::unique_ptr<Device>> devices;
-  std::string reason;  // why these, for the log
+  std::string reason;  // for the choice; for the log
 };
 
-// The errors of CpuDevice::Create and CudaDevice::Create. A GPU that was asked for by name is never
-// replaced by the CPU or left out, and one that kAuto finds only replaced if it is missing, or
-// there are no kernels for it. `clock` outlives the devices.
+// Returns the errors of CpuDevice::Create and CudaDevice::Create. With kCuda all GPUs must open.
+// kAuto falls back to the CPU only if the GPU is missing or there are no kernels for it. `clock`
+// outlives the devices.
 absl::StatusOr<OpenedDevices> OpenDevices(const DeviceOptions& options, const Clock* clock);
 
 }  // namespace flashcore::server

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "server/base/cores.h"
-#include "server/device/device_lost.h"
 #include "server/telemetry/log.h"
 
 namespace flashcore::server {
@@ -92,31 +91,18 @@ void Engine::RunLane(int lane) {
     const absl::Status pinned = StayOnCores({options_.lane_cores[lane]});
     if (!pinned.ok()) LogWarning("a lane's thread is not pinned", {{"error", pinned.message()}});
   }
-  std::vector<Flight> flights(device_->info().slots);  // a ring
-  size_t started = 0;                                  // flights, ever
-  size_t ended = 0;                                    // of these
-  const auto end_oldest = [&] {
-    EndBatch(&flights[ended++ % flights.size()], device_->Wait(lane));
-  };
-  for (;;) {
-    Flight* const next = &flights[started % flights.size()];
-    TimePoint retry;
-    if (started == ended) {
-      if (!batcher_.Take(&next->batch)) return;
-    } else if (!batcher_.TryTake(&next->batch, &retry)) {
-      end_oldest();
-    }
-    const Batch& batch = next->batch;
+  Flight flight;
+  const Batch& batch = flight.batch;
+  while (batcher_.Take(&flight.batch)) {
     metrics_->queue_depth.Add(
         -static_cast<int64_t>(batch.operations.size() + batch.dropped.size()));
-    for (auto& [operation, status] : batch.dropped) Finish(operation, std::move(status));
-    if (!batch.operations.empty() && StartBatch(lane, next)) ++started;
-    if (started - ended == flights.size()) end_oldest();
+    for (const auto& [operation, status] : batch.dropped) Finish(operation, status);
+    if (!batch.operations.empty()) RunBatch(lane, &flight);
     if (moves_due_.exchange(false)) MovePages(lane);
   }
 }
 
-bool Engine::StartBatch(int lane, Flight* flight) {
+void Engine::RunBatch(int lane, Flight* flight) {
   const Batch& batch = flight->batch;
   Launch* const launch = &flight->launch;
   const TimePoint taken = clock_->Now();
@@ -132,11 +118,10 @@ bool Engine::StartBatch(int lane, Flight* flight) {
   sequences_.Begin(batch.operations, launch);
   absl::Status status;
   if (!launch->operations.empty()) {
-    status = device_->Start(lane, *launch);
-    if (status.ok()) return true;
+    status = device_->Dispatch(lane, *launch);
+    if (status.ok()) status = device_->Complete(lane);
   }
   EndBatch(flight, status);
-  return false;
 }
 
 void Engine::EndBatch(Flight* flight, const absl::Status& status) {
@@ -157,7 +142,7 @@ void Engine::EndBatch(Flight* flight, const absl::Status& status) {
 
 void Engine::MovePages(int lane) {
   if (sequences_.TakeHotLeft()) {
-    if (absl::Status status = device_->ForgetHot(); !status.ok()) {
+    if (absl::Status status = device_->ResetPersistingL2(); !status.ok()) {
       LogWarning("the L2 still keeps what was pinned", {{"error", status.message()}});
     }
   }

@@ -84,8 +84,8 @@ class Engine {
   };
 
   void RunLane(int lane);
-  // Starts flight->batch. False if it is not under way, and so has ended already.
-  bool StartBatch(int lane, Flight* flight);
+  // Runs flight->batch as one launch, and ends it.
+  void RunBatch(int lane, Flight* flight);
   // `status` is that of the launch.
   void EndBatch(Flight* flight, const absl::Status& status);
   // On a lane, because only a lane can copy.

@@ -39,7 +39,7 @@ std::unique_ptr<Device> MakeCuda(size_t kv_bytes, size_t kv_hot_bytes, const Clo
   return CudaDevice::Create(CudaOptions(kv_bytes, kv_hot_bytes)).value();
 }
 
-// Room for any one request of these tests, and not for many.
+// Has room for any one request of these tests, but not for large batches.
 std::unique_ptr<Device> MakeSmallCuda(size_t kv_bytes, size_t kv_hot_bytes,
                                       const Clock* /*clock*/) {
   CudaDevice::Options options = CudaOptions(kv_bytes, kv_hot_bytes);

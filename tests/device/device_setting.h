@@ -1,4 +1,4 @@
-// The devices that the tests of the whole core run on.
+// The devices that the tests of a whole engine run on.
 #ifndef FLASHCORE_TESTS_DEVICE_DEVICE_SETTING_H_
 #define FLASHCORE_TESTS_DEVICE_DEVICE_SETTING_H_
 
@@ -13,13 +13,14 @@
 
 namespace flashcore::server::testing {
 
-// Of the arenas of these tests, so that small ones have many.
+// Superblock size in these tests: small, so that a small arena has many.
 inline constexpr size_t kSuperblockBytes = size_t{64} << 10;
 
 struct DeviceSetting {
-  std::string name;           // of the test parameter; what starts with "cuda" needs a GPU
-  std::string (*why_none)();  // why there is no such device here; empty if there is
-  // A GPU may make less than `kv_hot_bytes` of `kv_bytes` hot: nothing, if its L2 keeps nothing.
+  std::string name;           // of the test parameter; "cuda..." needs a GPU
+  std::string (*why_none)();  // why this machine has no such device; empty if it has
+  // A GPU may make fewer than `kv_hot_bytes` of `kv_bytes` hot: 0, if its L2 has no persisting
+  // lines.
   std::unique_ptr<Device> (*make)(size_t kv_bytes, size_t kv_hot_bytes, const Clock* clock);
   // Copies from or to the device's K/V memory, or within it; complete on return. Any thread.
   void (*copy)(void* to, const void* from, size_t bytes);
@@ -29,11 +30,11 @@ inline std::ostream& operator<<(std::ostream& out, const DeviceSetting& setting)
   return out << setting.name;
 }
 
-// "cpu"; in builds that have CUDA also "cuda", and "cuda_in_parts", whose lanes are too small for
+// "cpu"; in builds with CUDA also "cuda", and "cuda_in_parts", whose lanes need several passes for
 // most batches.
 std::vector<DeviceSetting> RealDevices();
 
-// Of memory that the host can read and write.
+// A `copy` for memory that the host can read and write.
 void CopyOnHost(void* to, const void* from, size_t bytes);
 
 }  // namespace flashcore::server::testing

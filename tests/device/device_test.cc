@@ -12,7 +12,7 @@ using kernels::Arch;
 using kernels::DType;
 using ::testing::ElementsAre;
 
-// Has the kernels that it is told.
+// Has the kernels that the test adds.
 class KernelsDevice final : public testing::HeapDevice {
  public:
   KernelsDevice() : HeapDevice(Options()) {}
@@ -24,7 +24,9 @@ class KernelsDevice final : public testing::HeapDevice {
   }
 
   const std::vector<const kernels::Kernel*>& kernels() const override { return kernels_; }
-  absl::Status Start(int /*lane*/, const Launch& /*launch*/) override { return absl::OkStatus(); }
+  absl::Status Dispatch(int /*lane*/, const Launch& /*launch*/) override {
+    return absl::OkStatus();
+  }
 
  private:
   std::vector<const kernels::Kernel*> kernels_;

@@ -1,4 +1,4 @@
-// The linker's --wrap=F makes every call of F one of __wrap_F, and F itself __real_F.
+// With the linker's --wrap=F every call of F calls __wrap_F, and __real_F is F itself.
 #include "tests/device/driver_calls.h"
 
 #include <cuda_runtime_api.h>

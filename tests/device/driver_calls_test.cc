@@ -1,4 +1,4 @@
-// No request takes anything from the GPU's driver.
+// Requests take no resources from the GPU's driver.
 #include "tests/device/driver_calls.h"
 
 #include <memory>
@@ -37,7 +37,7 @@ class DriverCallsTest : public ::testing::TestWithParam<const char*> {
     sequence_ = engine_->sequences().Create(shape, /*pin=*/false, "alice").value().id.ToBytes();
   }
 
-  // Inline K/V of up to 600 rows, or a token of a decode that walks the layers.
+  // Submits a request with inline K/V of up to 600 rows, or one decode token on the next layer.
   std::unique_ptr<AttendJob> Submit(uint32_t number) {
     auto job = std::make_unique<AttendJob>();
     AttendRequest& request = job->operation.request;
@@ -68,7 +68,7 @@ class DriverCallsTest : public ::testing::TestWithParam<const char*> {
 TEST_P(DriverCallsTest, ThereAreNoneInTenThousandRequests) {
   constexpr uint32_t kRequests = 10'000, kAtATime = 40;
   const int calls = testing::DriverResourceCalls();
-  EXPECT_GT(calls, 10) << "nobody counts what starting takes";
+  EXPECT_GT(calls, 10) << "the start takes resources, but none are counted";
   for (uint32_t number = 0; number < kRequests && !HasFailure();) {
     std::vector<std::unique_ptr<AttendJob>> jobs;
     for (uint32_t i = 0; i < kAtATime; ++i) jobs.push_back(Submit(number++));

@@ -1,7 +1,6 @@
-// What is enqueued on a stream runs when somebody waits for it, as late as it may on a GPU (one who
-// polls gets it piece by piece): host memory that is reused too early shows in the results. Kernels
-// must find all that they read and write in device memory, which starts as NaN, or in pinned
-// memory.
+// Work on a stream runs when somebody waits for it, as late as a GPU may run it (each poll runs one
+// piece), so host memory that is reused too early shows in the results. Kernels must find
+// everything they read and write in device memory, which starts as NaN, or in pinned memory.
 #include "tests/device/fake_gpu.h"
 
 #include <algorithm>
@@ -13,7 +12,6 @@
 #include <iterator>
 #include <map>
 #include <mutex>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -36,39 +34,40 @@ constexpr int kPersistingMaxBytes = 1 << 20;
 
 struct Stream;
 
-// Up to where on which stream it was last recorded.
+// Where on a stream the event was last recorded.
 struct Event {
   Stream* stream = nullptr;
-  uint64_t works = 0;
+  uint64_t pieces = 0;  // enqueued before it
 };
 
-// Work of one thread, in order.
+// Pieces of work, in order. Used by one thread at a time.
 struct Stream {
+  int gpu = -1;
+  bool has_window = false;
   std::deque<std::function<void()>> waiting;
-  uint64_t done = 0;  // works
-  Event waited_for;   // last
+  uint64_t done = 0;  // pieces
+  Event waited_for;   // the last event of cudaStreamWaitEvent
 };
 
 std::atomic<int> resource_calls{0};
 std::atomic<int> polls{0};
 std::atomic<int> copies{0};
+std::atomic<int> waiting_pieces{0};  // of all streams
 std::atomic<cudaError_t> launch_error{cudaSuccess};
 std::atomic<size_t> window_bytes{0};
 std::atomic<size_t> set_aside_bytes[kGpus];
 std::atomic<int> l2_resets{0};
 std::atomic<float> windowed_ms{0.25f};
 std::atomic<float> windowed_ms_beside{0.25f};
-std::mutex windowed_mutex;
-std::set<const Stream*> windowed;  // streams that have a window
 std::mutex memory_mutex;
 struct Block {
   size_t bytes;
   int gpu;
 };
-std::map<std::byte*, Block> device_memory;
-std::map<std::byte*, Block> pinned_memory;
-std::map<const Stream*, int> stream_gpus;
-thread_local int current_gpu = -1;  // not set: a real call would take 0, and wake it
+using Memory = std::map<std::byte*, Block>;
+Memory device_memory;
+Memory pinned_memory;
+thread_local int current_gpu = -1;  // not set; the real runtime would use GPU 0
 
 int CurrentGpu() {
   EXPECT_GE(current_gpu, 0);
@@ -80,15 +79,23 @@ Event* ToEvent(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
 
 uint64_t Enqueued(const Stream& stream) { return stream.done + stream.waiting.size(); }
 
-void RunUpTo(Stream* stream, uint64_t works) {
-  for (; stream->done < works; ++stream->done) {
+// `stream` must be of the thread's current GPU.
+void Push(void* stream, std::function<void()> piece) {
+  EXPECT_EQ(ToStream(stream)->gpu, current_gpu);
+  ToStream(stream)->waiting.push_back(std::move(piece));
+  ++waiting_pieces;
+}
+
+void RunUpTo(Stream* stream, uint64_t pieces) {
+  for (; stream->done < pieces; ++stream->done) {
     stream->waiting.front()();
     stream->waiting.pop_front();
+    --waiting_pieces;
   }
 }
 
-// Null if `at` is in none.
-const Block* BlockAt(const std::map<std::byte*, Block>& memory, const void* at) {
+// The block that contains `at`; null if there is none.
+const Block* BlockAt(const Memory& memory, const void* at) {
   auto* const address = static_cast<std::byte*>(const_cast<void*>(at));
   const auto after = memory.upper_bound(address);
   if (after == memory.begin()) return nullptr;
@@ -103,7 +110,7 @@ void ExpectOnDevice(const void* at, const char* what) {
   EXPECT_EQ(block->gpu, current_gpu) << what;
 }
 
-// By a kernel.
+// A kernel can reach device and pinned memory.
 void ExpectInReach(const void* at, const char* what) {
   std::lock_guard<std::mutex> lock(memory_mutex);
   const Block* block = BlockAt(device_memory, at);
@@ -111,16 +118,22 @@ void ExpectInReach(const void* at, const char* what) {
       << what;
 }
 
-// What is enqueued goes to a stream of the thread's current GPU.
-void ExpectCurrent(const Stream* stream) {
+cudaError_t Allocate(void** at, size_t bytes, Memory* memory) {
+  ++resource_calls;
+  if (bytes > kTotalBytes) return cudaErrorMemoryAllocation;
+  *at = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  if (*at == nullptr) return cudaErrorMemoryAllocation;
   std::lock_guard<std::mutex> lock(memory_mutex);
-  EXPECT_EQ(stream_gpus.at(stream), current_gpu);
+  (*memory)[static_cast<std::byte*>(*at)] = {bytes, current_gpu};
+  return cudaSuccess;
 }
 
-cudaError_t Allocate(void** memory, size_t bytes) {
+cudaError_t Free(void* at, Memory* memory) {
   ++resource_calls;
-  *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  return *memory != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+  std::lock_guard<std::mutex> lock(memory_mutex);
+  memory->erase(static_cast<std::byte*>(at));
+  std::free(at);
+  return cudaSuccess;
 }
 
 }  // namespace
@@ -130,6 +143,7 @@ namespace flashcore::server::testing {
 int DriverResourceCalls() { return resource_calls; }
 int FakeGpuPolls() { return polls; }
 int FakeGpuCopies() { return copies; }
+int FakeGpuWaitingPieces() { return waiting_pieces; }
 void FailFakeGpuLaunches(cudaError_t error) { launch_error = error; }
 size_t FakeGpuWindowBytes() { return window_bytes; }
 size_t FakeGpuSetAsideBytes() { return set_aside_bytes[0]; }
@@ -145,9 +159,8 @@ namespace flashcore::kernels {
 namespace {
 
 int Enqueue(void* stream, std::function<void()> work) {
-  ExpectCurrent(ToStream(stream));
   if (launch_error != cudaSuccess) return launch_error;
-  ToStream(stream)->waiting.push_back(std::move(work));
+  Push(stream, std::move(work));
   return cudaSuccess;
 }
 
@@ -163,7 +176,7 @@ void ExpectSpanInReach(const Span& span) {
   ExpectInReach(span.kv.pages, "pages");
 }
 
-// What blocks count in is in device memory, and 0.
+// The counters of finished splits are in device memory, and 0.
 void ExpectCounters(const int32_t* finished, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     ExpectOnDevice(finished + i, "counters");
@@ -171,7 +184,7 @@ void ExpectCounters(const int32_t* finished, size_t count) {
   }
 }
 
-// The kernel sees nothing of a batch but its work list.
+// The kernel reads the work list, not the batch, so the list must be that of `batch`.
 void ExpectWorkListOf(const AttentionBatch& batch, const Plan& plan, void* work_list) {
   ExpectInReach(work_list, "work list");
   std::vector<std::byte> should(WorkListBytes(plan) + kWorkListAlignment);
@@ -202,9 +215,8 @@ int LaunchAttentionSm80(const AttentionBatch& batch, const Plan& plan, const Lau
     const WorkListView work(copy, plan, ctx.work_list);
     ExpectCounters(work.finished, plan.combines.size());
     thread_local ThreadPool threads(1);
-    PlanOptions apart =
-        TileFor(kSm80Tiles, geometry.head_dim).plan;  // as the CPU's kernels want it
-    apart.kv_heads_apart = true;
+    PlanOptions apart = TileFor(kSm80Tiles, geometry.head_dim).plan;
+    apart.kv_heads_apart = true;  // as CPU kernels need it
     Plan cpu_plan;
     MakePlan(copy, apart, 1, &cpu_plan);
     LaunchAttentionCpu(copy, cpu_plan, {ctx.workspace, &threads});
@@ -246,7 +258,7 @@ cudaError_t ReadBytes(const void* from, size_t bytes, uint32_t* sink, cudaStream
 
 }  // namespace flashcore::kernels
 
-// The CUDA runtime, as far as the server uses it.
+// The functions of the CUDA runtime that the server uses.
 
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = kGpus;
@@ -291,41 +303,23 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   return cudaSuccess;
 }
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
-  if (bytes > kTotalBytes) return cudaErrorMemoryAllocation;
-  const cudaError_t error = Allocate(memory, bytes);
-  if (error != cudaSuccess) return error;
-  if (bytes <= size_t{32} << 20) std::memset(*memory, 0xff, bytes);
-  std::lock_guard<std::mutex> lock(memory_mutex);
-  device_memory[static_cast<std::byte*>(*memory)] = {bytes, current_gpu};
-  return cudaSuccess;
+  const cudaError_t error = Allocate(memory, bytes, &device_memory);
+  if (error == cudaSuccess && bytes <= size_t{32} << 20) std::memset(*memory, 0xff, bytes);
+  return error;
 }
-cudaError_t cudaFree(void* memory) {
-  ++resource_calls;
-  std::lock_guard<std::mutex> lock(memory_mutex);
-  device_memory.erase(static_cast<std::byte*>(memory));
-  std::free(memory);
-  return cudaSuccess;
-}
+cudaError_t cudaFree(void* memory) { return Free(memory, &device_memory); }
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned flags) {
   EXPECT_GE(current_gpu, 0);
-  EXPECT_NE(flags & cudaHostAllocPortable, 0u);  // any GPU and any thread uses it
-  const cudaError_t error = Allocate(memory, bytes);
-  if (error != cudaSuccess) return error;
-  std::lock_guard<std::mutex> lock(memory_mutex);
-  pinned_memory[static_cast<std::byte*>(*memory)] = {bytes, current_gpu};
-  return cudaSuccess;
+  EXPECT_NE(flags & cudaHostAllocPortable, 0u);  // for all GPUs and threads
+  return Allocate(memory, bytes, &pinned_memory);
 }
 cudaError_t cudaFreeHost(void* memory) {
   EXPECT_GE(current_gpu, 0);
-  ++resource_calls;
-  std::lock_guard<std::mutex> lock(memory_mutex);
-  pinned_memory.erase(static_cast<std::byte*>(memory));
-  std::free(memory);
-  return cudaSuccess;
+  return Free(memory, &pinned_memory);
 }
 cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned flags) {
   EXPECT_GE(current_gpu, 0);
-  EXPECT_NE(flags & cudaHostRegisterPortable, 0u);  // any GPU uses it
+  EXPECT_NE(flags & cudaHostRegisterPortable, 0u);  // for all GPUs
   std::lock_guard<std::mutex> lock(memory_mutex);
   const bool is_new =
       pinned_memory.emplace(static_cast<std::byte*>(memory), Block{bytes, current_gpu}).second;
@@ -346,21 +340,13 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
   ++resource_calls;
   auto* const made = new Stream;
+  made->gpu = current_gpu;
   *stream = reinterpret_cast<cudaStream_t>(made);
-  std::lock_guard<std::mutex> lock(memory_mutex);
-  stream_gpus[made] = current_gpu;
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   ++resource_calls;
-  {
-    std::lock_guard<std::mutex> lock(windowed_mutex);
-    windowed.erase(ToStream(stream));
-  }
-  {
-    std::lock_guard<std::mutex> lock(memory_mutex);
-    stream_gpus.erase(ToStream(stream));
-  }
+  waiting_pieces -= static_cast<int>(ToStream(stream)->waiting.size());
   delete ToStream(stream);
   return cudaSuccess;
 }
@@ -371,14 +357,13 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   const Event until = *ToEvent(event);
   ToStream(stream)->waited_for = until;
-  ToStream(stream)->waiting.push_back([until] { RunUpTo(until.stream, until.works); });
+  Push(stream, [until] { RunUpTo(until.stream, until.pieces); });
   return cudaSuccess;
 }
 cudaError_t cudaStreamSetAttribute(cudaStream_t stream, cudaStreamAttrID,
                                    const cudaStreamAttrValue* set) {
   window_bytes = set->accessPolicyWindow.num_bytes;
-  std::lock_guard<std::mutex> lock(windowed_mutex);
-  windowed.insert(ToStream(stream));
+  ToStream(stream)->has_window = true;
   return cudaSuccess;
 }
 
@@ -397,23 +382,22 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  RunUpTo(ToEvent(event)->stream, ToEvent(event)->works);
+  RunUpTo(ToEvent(event)->stream, ToEvent(event)->pieces);
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   Stream* const stream = ToEvent(event)->stream;
-  if (stream == nullptr || stream->done >= ToEvent(event)->works) return cudaSuccess;
+  if (stream == nullptr || stream->done >= ToEvent(event)->pieces) return cudaSuccess;
   RunUpTo(stream, stream->done + 1);
   ++polls;
   return cudaErrorNotReady;
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t, cudaEvent_t end) {
-  std::lock_guard<std::mutex> lock(windowed_mutex);
   const Stream* const stream = ToEvent(end)->stream;
   const Event& before = stream->waited_for;
-  const bool beside = before.stream != nullptr && Enqueued(*before.stream) > before.works;
+  const bool beside = before.stream != nullptr && Enqueued(*before.stream) > before.pieces;
   *ms = 0.25f;
-  if (windowed.count(stream) > 0) *ms = beside ? windowed_ms_beside.load() : windowed_ms.load();
+  if (stream->has_window) *ms = beside ? windowed_ms_beside.load() : windowed_ms.load();
   return cudaSuccess;
 }
 
@@ -421,17 +405,10 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
-cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
-  ExpectOnDevice(memory, "what is set");
-  ExpectCurrent(ToStream(stream));
-  ToStream(stream)->waiting.push_back([=] { std::memset(memory, value, bytes); });
-  return cudaSuccess;
-}
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   ++copies;
   ExpectOnDevice(kind == cudaMemcpyHostToDevice ? to : from, "a copy's end on the device");
-  ExpectCurrent(ToStream(stream));
-  ToStream(stream)->waiting.push_back([=] { std::memcpy(to, from, bytes); });
+  Push(stream, [=] { std::memcpy(to, from, bytes); });
   return cudaSuccess;
 }

@@ -1,5 +1,5 @@
-// Two GPUs made of host memory, for programs that link fake_gpu.cc in place of the CUDA runtime and
-// the CUDA kernels: all of the CUDA device but these runs where there is no GPU.
+// Two fake GPUs made of host memory. A program that links fake_gpu.cc in place of the CUDA runtime
+// and the CUDA kernels runs the rest of the CUDA device without a GPU.
 #ifndef FLASHCORE_TESTS_DEVICE_FAKE_GPU_H_
 #define FLASHCORE_TESTS_DEVICE_FAKE_GPU_H_
 
@@ -11,27 +11,31 @@
 
 namespace flashcore::server::testing {
 
-// Times so far that somebody asked for an event that was not there yet.
+// Queries so far of an event that was not done yet.
 int FakeGpuPolls();
 
-// Copies so far between host and device memory that were enqueued on a stream.
+// Copies so far between host and device memory that streams have been given.
 int FakeGpuCopies();
+
+// Copies and kernels that streams have been given and have not run yet.
+int FakeGpuWaitingPieces();
 
 // Every later kernel launch returns `error`, until told cudaSuccess.
 void FailFakeGpuLaunches(cudaError_t error);
 
-// Bytes that the newest access-policy window of any stream covers.
+// Bytes of the access-policy window that was set last, on any stream.
 size_t FakeGpuWindowBytes();
 
-// Bytes of the L2 of GPU 0 that are set aside, and how often persisting lines were reset.
+// Bytes of GPU 0's L2 that are set aside, and the resets of persisting lines so far.
 size_t FakeGpuSetAsideBytes();
 int FakeGpuL2Resets();
 
-// What any work of a stream that has a window takes from now on; at first 0.25, as without one.
-// Beside: if another stream, which it waited for, was given more to do after what it waited for.
+// The time between two events on a stream that has a window, from now on; initially 0.25 ms, as
+// without a window. `ms_beside` applies if the stream waited for another one, and that one has been
+// given more work since.
 void SetFakeGpuWindowedTimes(float ms, float ms_beside);
 
-// Of a device with 16 MiB for K/V, that lanes of 1 MiB each serve.
+// Options of a device with 16 MiB of K/V memory and lanes for requests of 1 MiB.
 inline CudaDevice::Options SmallOptions() {
   constexpr size_t kMiB = size_t{1} << 20;
   CudaDevice::Options options;

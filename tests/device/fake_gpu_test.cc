@@ -1,7 +1,8 @@
-// What the CUDA device asks of the driver, on a GPU that is none. That its results are right there
-// is what real_device_test.cc and sequences_property_test.cc, linked with the same, say.
+// What the CUDA device asks of the driver, on a fake GPU. real_device_test.cc and
+// sequences_property_test.cc, linked with the same fake, check its results.
 #include "tests/device/fake_gpu.h"
 
+#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
@@ -11,8 +12,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/device/cuda_device.h"
-#include "server/device/cuda_status.h"
-#include "server/device/device_lost.h"
 #include "server/device/open_device.h"
 #include "server/memory/shared_memory.h"
 #include "tests/engine/attend_job.h"
@@ -48,30 +47,32 @@ class FakeGpuTest : public ::testing::Test {
   absl::Status Attend(uint32_t query_rows, uint32_t kv_rows) {
     AttendJob job;
     job.operation.request = testing::MakeRequest(query_rows, kv_rows);
-    testing::FillTensors(&job, &random_);
-    if (absl::Status status = Prepare(&job, engine_.get()); !status.ok()) return status;
-    if (absl::Status status = engine_->Submit(&job.operation); !status.ok()) return status;
-    absl::Status status = job.ended.get();
-    times_ = job.operation.times;
+    return Attend(&job);
+  }
+
+  // Fills the tensors of `job`, whose request is set.
+  absl::Status Attend(AttendJob* job) {
+    testing::FillTensors(job, &random_);
+    if (absl::Status status = Prepare(job, engine_.get()); !status.ok()) return status;
+    if (absl::Status status = engine_->Submit(&job->operation); !status.ok()) return status;
+    absl::Status status = job->ended.get();
+    times_ = job->operation.times;
     return status;
   }
 
-  // And attends with one query row.
+  // Appends `rows` to the sequence, and attends with one query row.
   absl::Status Append(SequenceId id, uint32_t layer, uint32_t rows) {
     AttendJob job;
     job.operation.request = testing::MakeRequest(1, rows);
     job.operation.request.layer = layer;
     job.operation.request.spans[0].sequence_id = id.ToBytes();
-    testing::FillTensors(&job, &random_);
-    if (absl::Status status = Prepare(&job, engine_.get()); !status.ok()) return status;
-    if (absl::Status status = engine_->Submit(&job.operation); !status.ok()) return status;
-    return job.ended.get();
+    return Attend(&job);
   }
 
   SteadyClock clock_;
   MetricRegistry registry_;
   DeviceMetrics metrics_{"fake", &registry_};
-  std::vector<std::string> lost_;  // devices; before the engine, whose lanes add to it
+  std::vector<std::string> lost_;  // device ids; outlives the engine, whose lanes add to it
   std::unique_ptr<Engine> engine_;
   std::mt19937 random_{20261121};
   PhaseTimes times_;
@@ -83,6 +84,38 @@ TEST_F(FakeGpuTest, TimesAreTheEvents) {
   EXPECT_EQ(times_.copy_in, std::chrono::microseconds(250));
   EXPECT_EQ(times_.kernel, std::chrono::microseconds(250));
   EXPECT_EQ(times_.copy_out, std::chrono::microseconds(250));
+}
+
+TEST_F(FakeGpuTest, TimesAreSumsOverThePasses) {
+  CudaDevice::Options options = SmallOptions();
+  options.list_bytes = 2048;
+  Start(options);
+  AttendJob job;
+  job.operation.request = testing::MakeRequest();
+  testing::SetSpans(std::vector<SpanShape>(40, {1, 30, "", {}}), &job.operation.request);
+  ASSERT_EQ(Attend(&job), absl::OkStatus());
+  const Nanoseconds pass = std::chrono::microseconds(250);
+  EXPECT_GE(times_.kernel, 4 * pass) << "2 KiB list few spans";
+  EXPECT_EQ(times_.kernel % pass, Nanoseconds(0));
+  EXPECT_EQ(times_.copy_in, times_.kernel);
+  EXPECT_EQ(times_.copy_out, times_.kernel);
+}
+
+TEST_F(FakeGpuTest, CopiesMorePagesThanOneListHolds) {
+  CudaDevice::Options options = SmallOptions();
+  options.list_bytes = 2048;
+  const auto device = CudaDevice::Create(options).value();
+  constexpr int kPages = 300;  // a list holds 128
+  constexpr size_t kPageBytes = 1024;
+  std::byte* const base = device->kv_memory().base;
+  std::vector<kernels::PageCopy> copies;
+  for (int i = 0; i < kPages; ++i) {
+    std::byte* const from = base + i * kPageBytes;
+    std::memset(from, i % 251, kPageBytes);
+    copies.push_back({from, from + kPages * kPageBytes});
+  }
+  ASSERT_EQ(device->CopyPages(0, kPageBytes, copies), absl::OkStatus());
+  EXPECT_EQ(std::memcmp(base, base + kPages * kPageBytes, kPages * kPageBytes), 0);
 }
 
 TEST_F(FakeGpuTest, WaitsAsItIsTold) {
@@ -97,7 +130,7 @@ TEST_F(FakeGpuTest, WaitsAsItIsTold) {
   }
 }
 
-// How many of inputs, results and lists are copied.
+// Counts the copies of inputs, results and lists.
 TEST_F(FakeGpuTest, CopiesNothingThatIsSmallAndReadOnce) {
   CudaDevice::Options options = SmallOptions();
   const auto copies_of = [&](uint32_t query_rows, uint32_t kv_rows) {
@@ -127,7 +160,7 @@ TEST_F(FakeGpuTest, SendsTheListsOfAnAppendAndOfTheAttentionInOneCopy) {
   EXPECT_EQ(testing::FakeGpuCopies() - copies, 1);
 }
 
-// Pinned memory is in reach of kernels; what nobody has pinned is copied, however small.
+// Kernels can reach pinned memory. Tensors in other memory are copied, however small.
 TEST_F(FakeGpuTest, ReadsAndWritesSharedMemory) {
   CudaDevice::Options options = SmallOptions();
   for (const auto& [direct_io_bytes, is_pinned, copies] :
@@ -188,7 +221,7 @@ TEST_F(FakeGpuTest, AppendsTheSameSharedRowsTwice) {
   for (AttendJob& job : jobs) ASSERT_EQ(engine_->Submit(&job.operation), absl::OkStatus());
   for (AttendJob& job : jobs) {
     ASSERT_EQ(job.ended.get(), absl::OkStatus());
-    job.operation.request.spans[0].sequence_id.clear();  // the same with inline K/V
+    job.operation.request.spans[0].sequence_id.clear();  // the reference takes inline K/V
     EXPECT_EQ(
         FirstDifference(job, Reference(job), testing::KernelTolerance(kernels::DType::kFloat16)),
         "");
@@ -217,6 +250,18 @@ TEST_F(FakeGpuTest, AFailedLaunchFailsItsRequestsOnly) {
   EXPECT_FALSE(IsDeviceLost(status));
   testing::FailFakeGpuLaunches(cudaSuccess);
   EXPECT_EQ(Attend(1, 1), absl::OkStatus());
+}
+
+// When a request has ended, its staging memory serves others.
+TEST_F(FakeGpuTest, AFailedLaunchLeavesNothingUnderWay) {
+  CudaDevice::Options options = SmallOptions();
+  options.direct_io_bytes = 0;
+  Start(options);
+  const int copies = testing::FakeGpuCopies();
+  testing::FailFakeGpuLaunches(cudaErrorInvalidConfiguration);
+  EXPECT_EQ(Attend(1, 100).code(), absl::StatusCode::kInternal);
+  EXPECT_GT(testing::FakeGpuCopies(), copies);  // of its inputs
+  EXPECT_EQ(testing::FakeGpuWaitingPieces(), 0);
 }
 
 TEST_F(FakeGpuTest, ALostDeviceIsToldOnceAndTakesNoMoreRequests) {
@@ -271,7 +316,7 @@ TEST_F(FakeGpuTest, AutoLeavesTheL2AsItWasIfTheWindowDoesNotPay) {
   options.l2_window = L2Window::kAuto;
   ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
   ASSERT_EQ(cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, 4096), cudaSuccess);
-  testing::SetFakeGpuWindowedTimes(0.24f, 0.245f);  // too little to tell from chance
+  testing::SetFakeGpuWindowedTimes(0.24f, 0.245f);  // differences that may be noise
   const int resets = testing::FakeGpuL2Resets();
   Start(options);
   EXPECT_EQ(engine_->device().kv_memory().hot_bytes, 0u);
@@ -279,8 +324,8 @@ TEST_F(FakeGpuTest, AutoLeavesTheL2AsItWasIfTheWindowDoesNotPay) {
   EXPECT_EQ(engine_->device().info().l2_persisting_bytes, 4096u);
   EXPECT_THAT(
       engine_->device().info().l2_note,
-      HasSubstr("again between other reads it does not gain, 240 us with a window, 250 us without; "
-                "beside other reads it does not gain, 245 us with a window, 250 us"));
+      HasSubstr("again took between other reads 240 us with a window, 250 us without (no gain); "
+                "beside other reads 245 us with a window, 250 us without (no gain)"));
   EXPECT_EQ(testing::FakeGpuSetAsideBytes(), 4096u);
   EXPECT_GT(testing::FakeGpuL2Resets(), resets);
 }
@@ -291,8 +336,9 @@ TEST_F(FakeGpuTest, AutoTakesNoWindowThatLosesBesideOtherReads) {
   testing::SetFakeGpuWindowedTimes(0.2f, 0.28f);
   Start(options);
   EXPECT_EQ(engine_->device().info().l2_window_bytes, 0u);
-  EXPECT_THAT(engine_->device().info().l2_note,
-              HasSubstr("again beside other reads it loses, 280 us with a window, 250 us without"));
+  EXPECT_THAT(
+      engine_->device().info().l2_note,
+      HasSubstr("again took beside other reads 280 us with a window, 250 us without (a loss)"));
 }
 
 TEST_F(FakeGpuTest, AProbeThatFailsMeansNoWindow) {
@@ -356,7 +402,7 @@ TEST_F(FakeGpuTest, StagingMemoryThatIsUsedUpIsRefusedAndComesBack) {
   options.staging_memory_bytes = 64 << 10;
   Start(options);
   EXPECT_EQ(Attend(1, 300).code(), absl::StatusCode::kResourceExhausted);  // K and V of 75 KiB
-  for (int i = 0; i < 10; ++i) {  // of sizes that the pool does not keep side by side
+  for (int i = 0; i < 10; ++i) {  // sizes that do not fit side by side
     EXPECT_EQ(Attend(1, 200), absl::OkStatus());
     EXPECT_EQ(Attend(1, 1), absl::OkStatus());
     EXPECT_EQ(Attend(1, 100), absl::OkStatus());

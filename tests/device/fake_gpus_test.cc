@@ -1,5 +1,5 @@
-// A fleet of two GPUs that are none: each thread uses the GPU that it should, which fake_gpu.cc
-// checks, and results are right.
+// A fleet of two fake GPUs gives right results, and each thread uses its own GPU, which fake_gpu.cc
+// checks.
 #include <memory>
 #include <string>
 #include <thread>
@@ -40,7 +40,7 @@ class FakeGpusTest : public ::testing::Test {
     fleet_ = std::make_unique<Fleet>(options, std::move(opened->devices), &clock_, &metrics_);
   }
 
-  // Attends to rows that it brings: inline, or appended to an empty sequence. Returns what is wrong
+  // Attends to rows of the request: inline, or appended to an empty sequence. Returns what is wrong
   // with the results.
   std::string Attend(const std::string& sequence_id, std::mt19937* random) {
     AttendJob job;
@@ -52,11 +52,11 @@ class FakeGpusTest : public ::testing::Test {
     if (status.ok()) status = fleet_->Submit(&job.operation);
     if (status.ok()) status = job.ended.get();
     if (!status.ok()) return std::string(status.message());
-    request.spans[0].sequence_id.clear();  // the same rows are the reference's
+    request.spans[0].sequence_id.clear();  // the reference takes the same rows inline
     return FirstDifference(job, Reference(job), testing::KernelTolerance(request.dtype));
   }
 
-  // A sequence that comes and goes, and a request that has none.
+  // Alternates a request on a new sequence with one that has no sequence.
   void AttendOn(const std::string& device_id, unsigned seed) {
     std::mt19937 random(seed);
     for (int i = 0; i < 20; ++i) {

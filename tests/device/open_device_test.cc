@@ -10,7 +10,7 @@ using Kind = DeviceOptions::Kind;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// No machine has as many.
+// No machine has so many GPUs.
 constexpr int kNoSuchGpu = 1000;
 
 class OpenDeviceTest : public ::testing::Test {

@@ -1,4 +1,4 @@
-// The whole core on real devices, against the float64 reference.
+// A whole engine on real devices, against the float64 reference.
 #include <cstring>
 #include <memory>
 #include <random>
@@ -79,7 +79,7 @@ TEST_P(RealDeviceTest, RaggedRequestsMatchTheReference) {
   }
 }
 
-// More work than a list of small lanes holds.
+// More work than the lists of a small lane hold.
 TEST_P(RealDeviceTest, ManySpansMatchTheReference) {
   std::vector<SpanShape> spans;
   for (uint32_t i = 0; i < 40; ++i) spans.push_back({1 + i % 4, i % 37, "", {}});
@@ -89,7 +89,7 @@ TEST_P(RealDeviceTest, ManySpansMatchTheReference) {
   EXPECT_EQ(FirstDifference(*job, Reference(*job), KernelTolerance(DType::kFloat16)), "");
 }
 
-// Of more pages than such a list has appends.
+// More pages than such a list holds appends.
 TEST_P(RealDeviceTest, ALongAppendMatchesTheReference) {
   auto job = std::make_unique<AttendJob>();
   AttendRequest& request = job->operation.request;
@@ -102,7 +102,7 @@ TEST_P(RealDeviceTest, ALongAppendMatchesTheReference) {
   request.spans[0].sequence_id = sequence->id.ToBytes();
   Submit(job.get());
   ASSERT_EQ(job->ended.get(), absl::OkStatus());
-  request.spans[0].sequence_id.clear();  // what is appended is all that there is: as inline K/V
+  request.spans[0].sequence_id.clear();  // the reference takes the appended rows as inline K/V
   EXPECT_EQ(FirstDifference(*job, Reference(*job), KernelTolerance(DType::kFloat16)), "");
 }
 

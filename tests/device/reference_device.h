@@ -1,4 +1,4 @@
-// A device of several lanes that computes by the float64 reference, and takes its time.
+// A slow device of several lanes that computes with the float64 reference.
 #ifndef FLASHCORE_TESTS_DEVICE_REFERENCE_DEVICE_H_
 #define FLASHCORE_TESTS_DEVICE_REFERENCE_DEVICE_H_
 
@@ -16,33 +16,33 @@
 
 namespace flashcore::server::testing {
 
-// Its results are those of ReferenceAttention, rounded. So that launches overlap in many ways,
-// lanes give way to others at random; and now and then a launch fails after it has written its
-// pages, when it is started or when it is waited for.
+// Its results are those of ReferenceAttention, rounded. Lanes sleep for random times, so that
+// launches overlap in many ways. Some launches fail, in Dispatch or in Complete, after they have
+// written their pages.
 class ReferenceDevice final : public HeapDevice {
  public:
   ReferenceDevice(const Options& options, unsigned seed) : HeapDevice(options) {
     for (int lane = 0; lane < options.lanes; ++lane) random_.emplace_back(seed + lane);
   }
 
-  absl::Status Start(int lane, const Launch& launch) override {
-    GiveWay(lane);
+  absl::Status Dispatch(int lane, const Launch& launch) override {
+    Sleep(lane);
     {
-      // A page is copied up to its last row, though another launch may be appending to it behind
-      // those that both share. What is copied of these is never read; but a race it would be.
+      // A copy covers the whole page, and another launch may be appending rows to that page behind
+      // the shared ones. Nobody reads these rows in the copy, but it would be a data race.
       MutexLock lock(&writing_);
       WritePages(launch);
     }
-    GiveWay(lane);
+    Sleep(lane);
     std::vector<kernels::Span> spans;
     AppendSpans(launch, kv_memory().base, launch.pages.data(), &spans);
-    Attend(launch.geometry(), spans);
-    GiveWay(lane);
+    ComputeAttention(launch.geometry(), spans);
+    Sleep(lane);
     return MayFail(lane);
   }
 
-  absl::Status Wait(int lane) override {
-    GiveWay(lane);
+  absl::Status Complete(int lane) override {
+    Sleep(lane);
     return MayFail(lane);
   }
 
@@ -52,12 +52,13 @@ class ReferenceDevice final : public HeapDevice {
     return absl::InternalError("the launch failed");
   }
 
-  // Not a yield: on a busy machine that may take long.
-  void GiveWay(int lane) {
+  // A yield could take long on a busy machine.
+  void Sleep(int lane) {
     std::this_thread::sleep_for(std::chrono::microseconds(random_[lane]() % 100));
   }
 
-  static void Attend(const kernels::Geometry& geometry, const std::vector<kernels::Span>& spans) {
+  static void ComputeAttention(const kernels::Geometry& geometry,
+                               const std::vector<kernels::Span>& spans) {
     const kernels::ReferenceResult result =
         kernels::ReferenceAttention({geometry, spans.data(), static_cast<int32_t>(spans.size())});
     auto output = result.output.begin();

@@ -32,9 +32,9 @@ struct Client {
 
 class EngineTest : public ::testing::Test {
  protected:
-  void Start(Engine::Options options = {}, const FakeDevice::Options& device = {}) {
-    engine_ = std::make_unique<Engine>(options, std::make_unique<FakeDevice>(&device_, device),
-                                       &clock_, &metrics_);
+  void Start(Engine::Options options = {}) {
+    engine_ = std::make_unique<Engine>(options, std::make_unique<FakeDevice>(&device_), &clock_,
+                                       &metrics_);
   }
   absl::Status Submit(Client* client) {
     if (absl::Status status = engine_->Prepare(&client->operation); !status.ok()) return status;
@@ -93,25 +93,22 @@ TEST_F(EngineTest, WaitingRequestsOfOneGeometryRunAsOneBatch) {
   EXPECT_THAT(device_.BatchSizes(), ElementsAre(1, 5));
 }
 
-TEST_F(EngineTest, ALaneStartsBatchesWhileItHasSlots) {
-  for (const size_t slots : {1, 2, 3}) {
-    device_.SetOpen(false);
-    FakeDevice::Options device;
-    device.slots = static_cast<int>(slots);
-    Start({}, device);
-    Client first;
-    std::vector<std::unique_ptr<Client>> waiting;
-    ASSERT_EQ(Submit(&first), absl::OkStatus());
-    device_.WaitUntilEntered(1);
-    for (uint32_t heads = 1; heads <= 6; ++heads) {  // geometries that do not share a batch
-      waiting.push_back(std::make_unique<Client>(MakeRequest(1, 1, heads)));
-      ASSERT_EQ(Submit(waiting.back().get()), absl::OkStatus());
-    }
-    device_.SetOpen(true);
-    EXPECT_EQ(first.ended.get(), absl::OkStatus());
-    for (auto& client : waiting) EXPECT_EQ(client->ended.get(), absl::OkStatus());
-    EXPECT_EQ(device_.MostUnderWay(), slots);
+TEST_F(EngineTest, ALaneRunsOneBatchAtATime) {
+  device_.SetOpen(false);
+  Start();
+  Client first;
+  std::vector<std::unique_ptr<Client>> waiting;
+  ASSERT_EQ(Submit(&first), absl::OkStatus());
+  device_.WaitUntilEntered(1);
+  for (uint32_t heads = 1; heads <= 6; ++heads) {  // geometries that do not share a batch
+    waiting.push_back(std::make_unique<Client>(MakeRequest(1, 1, heads)));
+    ASSERT_EQ(Submit(waiting.back().get()), absl::OkStatus());
   }
+  device_.SetOpen(true);
+  EXPECT_EQ(first.ended.get(), absl::OkStatus());
+  for (auto& client : waiting) EXPECT_EQ(client->ended.get(), absl::OkStatus());
+  EXPECT_EQ(device_.MostUnderWay(), 1u);
+  EXPECT_THAT(device_.BatchSizes(), ElementsAre(1, 1, 1, 1, 1, 1, 1));
 }
 
 TEST_F(EngineTest, QueueFullDeadlineAndCancellation) {

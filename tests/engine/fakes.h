@@ -87,7 +87,6 @@ class HeapDevice : public Device {
   struct Options {
     std::string id = "fake";
     int lanes = 1;
-    int slots = 1;  // of a lane
     size_t kv_memory_bytes = size_t{1} << 20;
     size_t kv_hot_bytes = 0;
   };
@@ -98,7 +97,6 @@ class HeapDevice : public Device {
     info_.id = options.id;
     info_.name = info_.arch = "fake";
     info_.lanes = options.lanes;
-    info_.slots = options.slots;
     for (const kernels::Kernel& kernel : kernels::AllKernels()) {
       if (kernel.spec.arch == kernels::Arch::kCpu) kernels_.push_back(&kernel);
     }
@@ -110,8 +108,8 @@ class HeapDevice : public Device {
   StagingPool::Allocator staging_allocator() override { return StagingPool::HeapAllocator(); }
   KvMemory kv_memory() const override { return kv_memory_; }
 
-  // For those that do it all in Start.
-  absl::Status Wait(int /*lane*/) override { return absl::OkStatus(); }
+  // For devices that do everything in Dispatch.
+  absl::Status Complete(int /*lane*/) override { return absl::OkStatus(); }
   absl::Status CopyPages(int /*lane*/, int64_t page_bytes,
                          absl::Span<const kernels::PageCopy> copies) override {
     kernels::CopyPagesCpu(page_bytes, copies.data(), static_cast<int32_t>(copies.size()), nullptr);
@@ -136,7 +134,7 @@ class FakeDevice final : public HeapDevice {
   FakeDevice(FakeDeviceControl* control, const Options& options)
       : HeapDevice(options), control_(control) {}
 
-  absl::Status Start(int lane, const Launch& launch) override {
+  absl::Status Dispatch(int lane, const Launch& launch) override {
     WritePages(launch);
     MutexLock lock(&control_->mutex);
     under_way_[lane].push_back(&launch);
@@ -147,7 +145,7 @@ class FakeDevice final : public HeapDevice {
     return absl::OkStatus();
   }
 
-  absl::Status Wait(int lane) override {
+  absl::Status Complete(int lane) override {
     MutexLock lock(&control_->mutex);
     while (!control_->open) control_->changed.Wait(&control_->mutex);
     const Launch& launch = *under_way_[lane].front();

@@ -153,8 +153,7 @@ TEST(SequencesPropertyOnReferenceTest, AgreesWithTheModel) {
   const SteadyClock clock;
   const unsigned seed = testing::TestSeed();
   testing::HeapDevice::Options options;
-  options.lanes = 3;
-  options.slots = 2;
+  options.lanes = 6;
   options.kv_memory_bytes = kKvBytes;
   options.kv_hot_bytes = kHotBytes;
   SequenceWorld world(std::make_unique<testing::ReferenceDevice>(options, seed), true,

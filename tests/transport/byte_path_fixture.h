@@ -47,7 +47,7 @@ class BlockDevice final : public HeapDevice {
             [](void*) {}};
   }
 
-  absl::Status Start(int /*lane*/, const Launch& launch) override {
+  absl::Status Dispatch(int /*lane*/, const Launch& launch) override {
     WritePages(launch);
     for (AttendOperation* operation : launch.operations) {
       if (operation->tensors.result_bytes() == 0) continue;
@@ -58,7 +58,7 @@ class BlockDevice final : public HeapDevice {
     control_->changed.NotifyAll();
     return absl::OkStatus();
   }
-  absl::Status Wait(int /*lane*/) override {
+  absl::Status Complete(int /*lane*/) override {
     MutexLock lock(&control_->mutex);
     while (!control_->open) control_->changed.Wait(&control_->mutex);
     return absl::OkStatus();

@@ -1,9 +1,7 @@
-#include "server/device/cuda_status.h"
-
-#include <cuda_runtime_api.h>
+#include "server/device/cuda_resources.h"
 
 #include "gtest/gtest.h"
-#include "server/device/device_lost.h"
+#include "server/device/device.h"
 
 namespace flashcore::server {
 namespace {

@@ -1,4 +1,4 @@
-#include "server/device/upload_block.h"
+#include "server/device/cuda_lane.h"
 
 #include "gtest/gtest.h"
 
@@ -10,7 +10,7 @@ constexpr size_t kBytes = 4 * UploadBlock::kAlignment;
 class UploadBlockTest : public ::testing::Test {
  protected:
   alignas(UploadBlock::kAlignment) std::byte host_[kBytes];
-  std::byte device_[kBytes];  // only its addresses are used
+  std::byte device_[kBytes];  // never read or written
   UploadBlock block_{host_, device_, kBytes};
 };
 
@@ -29,30 +29,28 @@ TEST_F(UploadBlockTest, RefusesWhatDoesNotFitAndKeepsTheRoom) {
   EXPECT_NE(block_.Take(0), nullptr);
 }
 
-TEST_F(UploadBlockTest, SendsEveryPieceOnce) {
+TEST_F(UploadBlockTest, CountsTheBytesToUpload) {
+  EXPECT_EQ(block_.used(), 0u);
   block_.Take(10);
-  UploadBlock::Unsent unsent = block_.TakeUnsent();
-  EXPECT_EQ(unsent.host, host_);
-  EXPECT_EQ(unsent.device, device_);
-  EXPECT_EQ(unsent.bytes, 64u);
-  EXPECT_EQ(block_.TakeUnsent().bytes, 0u);
+  EXPECT_EQ(block_.used(), 64u);
+  block_.Take(100);
+  EXPECT_EQ(block_.used(), 192u);
+}
+
+TEST_F(UploadBlockTest, RewindTakesBackTheNewestPieces) {
+  block_.Take(10);
   const size_t used = block_.used();
   block_.Take(100);
   block_.Rewind(used);
-  block_.Take(10);
-  unsent = block_.TakeUnsent();
-  EXPECT_EQ(unsent.host, host_ + 64);
-  EXPECT_EQ(unsent.device, device_ + 64);
-  EXPECT_EQ(unsent.bytes, 64u);
+  EXPECT_EQ(block_.used(), 64u);
+  EXPECT_EQ(block_.Take(10), host_ + 64);
 }
 
-TEST_F(UploadBlockTest, IsWholeAgainOnceCleared) {
+TEST_F(UploadBlockTest, IsWholeAgainAfterARewindToTheStart) {
   block_.Take(kBytes);
-  block_.TakeUnsent();
-  block_.Clear();
+  block_.Rewind(0);
   EXPECT_EQ(block_.used(), 0u);
   EXPECT_EQ(block_.Take(kBytes), host_);
-  EXPECT_EQ(block_.TakeUnsent().bytes, kBytes);
 }
 
 }  // namespace

@@ -1,0 +1,81 @@
+#include "server/device/cuda_resources.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "server/device/device.h"
+
+namespace flashcore::server {
+namespace {
+
+// The CUDA runtime documents that a process cannot use the device after these errors.
+bool LosesTheDevice(cudaError_t error) {
+  switch (error) {
+    case cudaErrorAssert:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorExternalDevice:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalAddress:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorMpsClientTerminated:
+    case cudaErrorNvlinkUncorrectable:
+#if CUDART_VERSION >= 13000
+    case cudaErrorContained:
+    case cudaErrorTensorMemoryLeak:
+#endif
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+absl::Status CudaStatus(int code, absl::string_view call) {
+  const auto error = static_cast<cudaError_t>(code);
+  if (error == cudaSuccess) return absl::OkStatus();
+  const bool is_lost = LosesTheDevice(error);
+  const std::string message =
+      absl::StrCat(call, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")",
+                   is_lost ? "; the device is lost to this process" : "");
+  if (error == cudaErrorMemoryAllocation) return absl::ResourceExhaustedError(message);
+  absl::Status status = absl::InternalError(message);
+  if (is_lost) MarkDeviceLost(&status);
+  return status;
+}
+
+void CudaAllocator::Memory(size_t bytes, absl::string_view purpose, DeviceMemory* memory) {
+  if (!status_.ok()) return;
+  status_ = CudaStatus(cudaMalloc(memory->out(), bytes),
+                       absl::StrCat("cudaMalloc of ", bytes, " bytes for ", purpose));
+}
+
+void CudaAllocator::Memory(size_t bytes, absl::string_view purpose, PinnedMemory* memory) {
+  if (!status_.ok()) return;
+  status_ =
+      CudaStatus(cudaHostAlloc(memory->out(), bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+                 absl::StrCat("cudaHostAlloc of ", bytes, " bytes for ", purpose));
+}
+
+void CudaAllocator::Stream(StreamPriority priority, CudaStream* stream) {
+  if (!status_.ok()) return;
+  int low = 0, high = 0;  // equal on a device without priorities
+  cudaError_t error = cudaDeviceGetStreamPriorityRange(&low, &high);
+  if (error == cudaSuccess) {
+    error = cudaStreamCreateWithPriority(stream->out(), cudaStreamNonBlocking,
+                                         priority == StreamPriority::kHigh ? high : low);
+  }
+  status_ = CudaStatus(error, "cudaStreamCreateWithPriority");
+}
+
+void CudaAllocator::Event(unsigned flags, CudaEvent* event) {
+  if (!status_.ok()) return;
+  status_ = CudaStatus(cudaEventCreateWithFlags(event->out(), flags), "cudaEventCreateWithFlags");
+}
+
+}  // namespace flashcore::server
