@@ -11,7 +11,7 @@
 #include "server/device/device_lost.h"
 #include "server/device/l2_probe.h"
 #include "server/device/l2_window.h"
-#include "server/kv/block_allocator.h"
+#include "server/memory/block_allocator.h"
 #include "server/telemetry/log.h"
 
 namespace flashcore::server {
