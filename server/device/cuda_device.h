@@ -33,7 +33,7 @@ class CudaDevice final : public Device {
     // without, and info().l2_note says why.
     L2Window l2_window = L2Window::kAuto;
     size_t l2_budget_bytes = 0;
-    size_t superblock_bytes = Arena::Options().superblock_bytes;  // the hot segment has whole ones
+    size_t superblock_bytes = Arena::kDefaultSuperblockBytes;  // the hot segment has whole ones
 
     int slots = 2;  // of a lane: launches under way, so that copies overlap kernels
     WaitStrategy wait = WaitStrategy::kYield;
