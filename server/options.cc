@@ -177,7 +177,7 @@ void ReadSequenceOptions(SequenceStore::Options* options, Checker* check) {
   constexpr int64_t kMaxBytes = int64_t{1} << 46;
   const std::string evict = absl::GetFlag(FLAGS_evict);
   check->Require(evict == "none" || evict == "lru", "evict", evict, "none or lru");
-  options->evict = evict == "lru" ? SequenceStore::Eviction::kLru : SequenceStore::Eviction::kNone;
+  options->evict_lru = evict == "lru";
   const double timeout_s = check->Range("sequence_idle_timeout_s",
                                         absl::GetFlag(FLAGS_sequence_idle_timeout_s), 0.0, 1e8);
   options->idle_timeout =

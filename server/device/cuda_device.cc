@@ -9,7 +9,7 @@
 #include "server/device/cuda_lane.h"
 #include "server/device/cuda_resources.h"
 #include "server/device/l2_window.h"
-#include "server/kv/block_allocator.h"
+#include "server/memory/block_allocator.h"
 #include "server/telemetry/log.h"
 
 namespace flashcore::server {

@@ -39,7 +39,7 @@ class CudaDevice final : public Device {
     // without a window, and info().l2_note says why.
     L2Window l2_window = L2Window::kAuto;
     size_t l2_budget_bytes = 0;
-    size_t superblock_bytes = Arena::Options().superblock_bytes;  // the hot segment is a multiple
+    size_t superblock_bytes = Arena::kDefaultSuperblockBytes;  // the hot segment is a multiple
 
     WaitStrategy wait = WaitStrategy::kYield;
     Nanoseconds idle_spin{0};  // DeviceInfo::idle_spin

@@ -115,7 +115,7 @@ void Engine::RunBatch(int lane, Flight* flight) {
   metrics_->batch_requests.Observe(static_cast<double>(batch.operations.size()));
   metrics_->batch_query_rows.Observe(static_cast<double>(query_rows));
 
-  sequences_.Begin(batch.operations, launch);
+  sequences_.BeginLaunch(batch.operations, launch);
   absl::Status status;
   if (!launch->operations.empty()) {
     status = device_->Dispatch(lane, *launch);
@@ -127,7 +127,7 @@ void Engine::RunBatch(int lane, Flight* flight) {
 void Engine::EndBatch(Flight* flight, const absl::Status& status) {
   Launch* const launch = &flight->launch;
   LoseDevice(status);
-  sequences_.End(*launch, status.ok());
+  sequences_.EndLaunch(*launch, status.ok());
   batcher_.Release(flight->batch);
   for (AttendOperation* operation : launch->operations) {
     if (status.ok()) {
@@ -141,7 +141,7 @@ void Engine::EndBatch(Flight* flight, const absl::Status& status) {
 }
 
 void Engine::MovePages(int lane) {
-  if (sequences_.TakeHotLeft()) {
+  if (sequences_.ShouldResetPersistingL2()) {
     if (absl::Status status = device_->ResetPersistingL2(); !status.ok()) {
       LogWarning("the L2 still keeps what was pinned", {{"error", status.message()}});
     }
@@ -149,7 +149,7 @@ void Engine::MovePages(int lane) {
   const PageMoves moves = sequences_.BeginMoves(kMaxMoveBytes);
   if (moves.empty()) return;
   bool ok = true;
-  for (const PageMoves::OfOneSize& group : moves.groups) {
+  for (const PageMoves::Group& group : moves.groups) {
     const absl::Status status = device_->CopyPages(lane, group.page_bytes, group.copies);
     LoseDevice(status);
     ok = status.ok() && ok;

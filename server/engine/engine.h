@@ -77,7 +77,7 @@ class Engine {
   const Clock& clock() const { return *clock_; }
 
  private:
-  // A batch on a lane, from Begin to End.
+  // A batch on a lane, from BeginLaunch to EndLaunch.
   struct Flight {
     Batch batch;
     Launch launch;

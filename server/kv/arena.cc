@@ -2,55 +2,59 @@
 
 #include <algorithm>
 #include <cassert>
+#include <iterator>
 #include <limits>
 #include <utility>
 
 namespace flashcore::server {
 
-void Arena::SuperblockList::PushFront(Superblock* superblock) {
-  superblock->previous = nullptr;
-  superblock->next = first;
-  if (first != nullptr) first->previous = superblock;
-  first = superblock;
-}
-
-void Arena::SuperblockList::Remove(Superblock* superblock) {
-  (superblock->previous != nullptr ? superblock->previous->next : first) = superblock->next;
-  if (superblock->next != nullptr) superblock->next->previous = superblock->previous;
-}
-
-Arena::Arena(const Options& options)
-    : base_(options.base),
-      superblock_bytes_(options.superblock_bytes),
-      superblock_units_(static_cast<uint32_t>(options.superblock_bytes / kUnitBytes)),
-      superblocks_(options.bytes / options.superblock_bytes) {
+Arena::Arena(const KvMemory& memory, size_t superblock_bytes)
+    : base_(memory.base),
+      superblock_bytes_(superblock_bytes),
+      superblock_units_(static_cast<uint32_t>(superblock_bytes / kUnitBytes)) {
   assert(reinterpret_cast<uintptr_t>(base_) % 64 == 0);
   assert(superblock_bytes_ % kUnitBytes == 0);
-  assert(options.bytes / kUnitBytes <= size_t{std::numeric_limits<int32_t>::max()});
-  const size_t hot = std::min(options.hot_bytes, options.bytes) / superblock_bytes_;
-  state(Segment::kHot).superblocks = hot;
-  state(Segment::kCold).superblocks = superblocks_.size() - hot;
-  for (size_t i = superblocks_.size(); i-- > 0;) {  // backwards, so that the first are used first
+  assert(memory.bytes / kUnitBytes <= size_t{std::numeric_limits<int32_t>::max()});
+  const size_t superblocks = memory.bytes / superblock_bytes_;
+  const size_t hot = std::min(memory.hot_bytes, memory.bytes) / superblock_bytes_;
+  for (size_t i = 0; i < superblocks; ++i) {
     SegmentState& segment = state(i < hot ? Segment::kHot : Segment::kCold);
-    segment.free.PushFront(&superblocks_[i]);
-    ++segment.free_superblocks;
+    ++segment.superblocks;
+    segment.empty.emplace_back().place = static_cast<int32_t>(i * superblock_units_);
+    superblocks_.push_back(std::prev(segment.empty.end()));
   }
 }
 
-PageId Arena::Allocate(size_t page_bytes, Segment segment, uint32_t owner) {
-  assert(ValidSize(page_bytes));
-  Superblock* const superblock = FindSuperblock(page_bytes, segment);
-  if (superblock == nullptr) return kNoPage;
-  const PageId page = TakeSlot(superblock);
-  pages_[page].refs = 1;
-  pages_[page].owner = owner;
-  ++num_pages_;
-  state(segment).used_bytes += page_bytes;
-
-  Room& room = superblock->size_class->room[Index(segment)];
-  --room.slots;
-  if (++superblock->pages == superblock->size_class->slots) room.superblocks.Remove(superblock);
+PageId Arena::Allocate(size_t page_bytes, Segment segment, void* owner) {
+  assert(page_bytes > 0 && page_bytes % kUnitBytes == 0 && page_bytes <= max_page_bytes());
+  SegmentState& from = state(segment);
+  Superblocks& partial = from.partial[page_bytes];
+  if (partial.empty()) {
+    if (from.empty.empty()) return kNoPage;
+    partial.splice(partial.begin(), from.empty, from.empty.begin());
+    Divide(&partial.front(), page_bytes);
+  }
+  if (free_ids_.empty()) {
+    free_ids_.push_back(static_cast<PageId>(pages_.size()));
+    pages_.emplace_back();
+  }
+  const PageId page = free_ids_.back();
+  free_ids_.pop_back();
+  std::vector<int32_t>& places = partial.front().free_places;
+  pages_[page] = {places.back(), 1, owner};
+  places.pop_back();
+  from.used_bytes += page_bytes;
+  if (places.empty()) from.full.splice(from.full.begin(), partial, partial.begin());
   return page;
+}
+
+void Arena::Divide(Superblock* superblock, size_t page_bytes) const {
+  superblock->page_bytes = page_bytes;
+  superblock->free_places.clear();
+  for (size_t slot = superblock_bytes_ / page_bytes; slot-- > 0;) {  // the first one is used first
+    superblock->free_places.push_back(superblock->place +
+                                      static_cast<int32_t>(slot * (page_bytes / kUnitBytes)));
+  }
 }
 
 void Arena::AddRef(PageId page) {
@@ -61,23 +65,24 @@ void Arena::AddRef(PageId page) {
 bool Arena::Unref(PageId page) {
   assert(Alive(page));
   if (--pages_[page].refs > 0) return false;
-  Superblock* const superblock = &superblocks_[SuperblockOf(page)];
-  SizeClass& size_class = *superblock->size_class;
-  const Segment segment = this->segment(page);
-  ReturnSlot(superblock, page);
-  --num_pages_;
-  state(segment).used_bytes -= size_class.page_bytes;
-
-  Room& room = size_class.room[Index(segment)];
-  ++room.slots;
-  if (superblock->pages-- == size_class.slots) room.superblocks.PushFront(superblock);
-  if (superblock->pages == 0) ReleaseSuperblock(superblock, segment);
+  const Superblocks::iterator superblock = superblocks_[SuperblockOf(page)];
+  const size_t page_bytes = superblock->page_bytes;
+  SegmentState& to = state(segment(page));
+  Superblocks& partial = to.partial[page_bytes];
+  std::vector<int32_t>& places = superblock->free_places;
+  if (places.empty()) partial.splice(partial.begin(), to.full, superblock);
+  places.push_back(place(page));
+  if (places.size() == superblock_bytes_ / page_bytes) {
+    to.empty.splice(to.empty.begin(), partial, superblock);
+  }
+  free_ids_.push_back(page);
+  to.used_bytes -= page_bytes;
   return true;
 }
 
 size_t Arena::page_bytes(PageId page) const {
   assert(Alive(page));
-  return superblocks_[SuperblockOf(page)].size_class->page_bytes;
+  return superblocks_[SuperblockOf(page)]->page_bytes;
 }
 
 Segment Arena::segment(PageId page) const {
@@ -86,98 +91,8 @@ Segment Arena::segment(PageId page) const {
 
 void Arena::SwapPlaces(PageId a, PageId b) {
   assert(page_bytes(a) == page_bytes(b));
-  // All else is counted by place, and both places stay taken.
+  // Both slots stay in use, so the superblocks do not change.
   std::swap(pages_[a].place, pages_[b].place);
-}
-
-size_t Arena::capacity_bytes(Segment segment) const {
-  return state(segment).superblocks * superblock_bytes_;
-}
-
-size_t Arena::used_bytes(Segment segment) const { return state(segment).used_bytes; }
-
-size_t Arena::free_bytes(Segment segment, size_t page_bytes) const {
-  assert(ValidSize(page_bytes));
-  size_t slots = state(segment).free_superblocks * (superblock_bytes_ / page_bytes);
-  const auto found = size_classes_.find(page_bytes);
-  if (found != size_classes_.end()) slots += found->second.room[Index(segment)].slots;
-  return slots * page_bytes;
-}
-
-bool Arena::ValidSize(size_t page_bytes) const {
-  return page_bytes > 0 && page_bytes % kUnitBytes == 0 && page_bytes <= max_page_bytes();
-}
-
-Arena::Superblock* Arena::FindSuperblock(size_t page_bytes, Segment segment) {
-  const auto found = size_classes_.find(page_bytes);
-  if (found != size_classes_.end()) {
-    Superblock* const first = found->second.room[Index(segment)].superblocks.first;
-    if (first != nullptr) return first;
-  }
-  return TakeSuperblock(page_bytes, segment);
-}
-
-Arena::Superblock* Arena::TakeSuperblock(size_t page_bytes, Segment segment) {
-  SegmentState& from = state(segment);
-  Superblock* const superblock = from.free.first;
-  if (superblock == nullptr) return nullptr;
-  from.free.Remove(superblock);
-  --from.free_superblocks;
-
-  SizeClass& size_class =
-      size_classes_.try_emplace(page_bytes, page_bytes, superblock_bytes_).first->second;
-  ++size_class.superblocks;
-  Room& room = size_class.room[Index(segment)];
-  room.superblocks.PushFront(superblock);
-  room.slots += size_class.slots;
-  superblock->size_class = &size_class;
-  return superblock;
-}
-
-void Arena::ReleaseSuperblock(Superblock* superblock, Segment segment) {
-  SizeClass& size_class = *superblock->size_class;
-  Room& room = size_class.room[Index(segment)];
-  room.superblocks.Remove(superblock);
-  room.slots -= size_class.slots;
-  if (--size_class.superblocks == 0) size_classes_.erase(size_class.page_bytes);
-
-  pages_[superblock->last_free].next_free = first_spare_;
-  first_spare_ = superblock->first_free;
-
-  SegmentState& to = state(segment);
-  *superblock = Superblock();
-  to.free.PushFront(superblock);
-  ++to.free_superblocks;
-}
-
-PageId Arena::TakeSlot(Superblock* superblock) {
-  PageId page = superblock->first_free;
-  if (page != kNoPage) {
-    superblock->first_free = pages_[page].next_free;
-    if (superblock->first_free == kNoPage) superblock->last_free = kNoPage;
-    return page;
-  }
-  page = TakeSpare();
-  const size_t index = superblock - superblocks_.data();
-  const size_t offset = superblock->carved++ * (superblock->size_class->page_bytes / kUnitBytes);
-  pages_[page].place = static_cast<int32_t>(index * superblock_units_ + offset);
-  return page;
-}
-
-void Arena::ReturnSlot(Superblock* superblock, PageId page) {
-  pages_[page].next_free = superblock->first_free;
-  if (superblock->first_free == kNoPage) superblock->last_free = page;
-  superblock->first_free = page;
-}
-
-PageId Arena::TakeSpare() {
-  const PageId page = first_spare_;
-  if (page == kNoPage) {
-    pages_.emplace_back();
-    return static_cast<PageId>(pages_.size() - 1);
-  }
-  first_spare_ = pages_[page].next_free;
-  return page;
 }
 
 }  // namespace flashcore::server

@@ -4,25 +4,10 @@
 #include "server/request/spans.h"
 
 namespace flashcore::server {
-namespace {
-
-kernels::KvView ResidentView(const kernels::PageLayout& layout, const std::byte* arena,
-                             const int32_t* pages, int32_t rows) {
-  kernels::KvView kv;
-  kv.key = arena;
-  kv.value = arena + layout.value_offset();
-  kv.pages = pages;
-  kv.page_stride = Arena::kUnitBytes;
-  kv.head_stride = layout.head_bytes();
-  kv.row_stride = layout.row_bytes();
-  kv.rows = rows;
-  return kv;
-}
-
-}  // namespace
 
 void AppendSpans(const Launch& launch, const std::byte* arena, const int32_t* pages,
                  std::vector<kernels::Span>* spans) {
+  const kernels::PageLayout layout = launch.page_layout();
   auto resident = launch.resident.begin();
   for (const AttendOperation* operation : launch.operations) {
     const AttendRequest& request = operation->request;
@@ -31,8 +16,15 @@ void AppendSpans(const Launch& launch, const std::byte* arena, const int32_t* pa
     for (const SpanShape& shape : request.spans) {
       spans->push_back(InlineSpan(request, shape, cursor.tensors()));
       if (!shape.sequence_id.empty()) {
-        spans->back().kv =
-            ResidentView(launch.page_layout(), arena, pages + resident->first_page, resident->rows);
+        kernels::KvView& kv = spans->back().kv;
+        kv = kernels::KvView();
+        kv.key = arena;
+        kv.value = arena + layout.value_offset();
+        kv.pages = pages + resident->first_page;
+        kv.page_stride = Arena::kUnitBytes;
+        kv.head_stride = layout.head_bytes();
+        kv.row_stride = layout.row_bytes();
+        kv.rows = resident->rows;
         ++resident;
       }
       cursor.Advance();

@@ -1,5 +1,10 @@
-// What one launch does, in terms that every device understands: pages to copy, rows to append, and
-// the K/V to attend to.
+// The seam between resident K/V and the devices: what one launch does, in terms that every device
+// understands.
+//
+//   Batcher                      chooses the operations of a batch
+//   SequenceStore::BeginLaunch   makes a Launch of them
+//   Device                       executes it: copies, then appends, then attention
+//   SequenceStore::EndLaunch     makes the appended rows visible, or discards them
 #ifndef FLASHCORE_SERVER_KV_LAUNCH_H_
 #define FLASHCORE_SERVER_KV_LAUNCH_H_
 
@@ -11,29 +16,31 @@
 #include "absl/status/status.h"
 #include "kernels/attention.h"
 #include "kernels/kv_pages.h"
+#include "server/kv/arena.h"
 #include "server/request/request.h"
 
 namespace flashcore::server {
 
-// The K/V of a span that names a sequence: its pages are pages[first_page ...] of the launch.
+// The K/V of a span that names a sequence: row r is in page
+// launch.pages[first_page + r / kernels::kPageTokens].
 struct ResidentKv {
   size_t first_page = 0;
   int32_t rows = 0;
 };
 
-// A device carries it out in this order: copies, appends, attention. Memory is reused from launch
-// to launch.
+// Owns its lists, but not the operations or the memory that they point to. Not thread-safe. A lane
+// reuses it from launch to launch, so that the lists keep their memory.
 struct Launch {
   std::vector<AttendOperation*> operations;  // of one geometry
-  // Of the batch, but not launched, each with the reason.
+  // Operations of the batch that cannot be launched, each with its error.
   std::vector<std::pair<AttendOperation*, absl::Status>> refused;
 
-  std::vector<kernels::PageCopy> copies;    // shared pages that are about to be written
+  std::vector<kernels::PageCopy> copies;    // of shared pages, before an append writes to them
   std::vector<kernels::RowAppend> appends;  // from staging memory
-  std::vector<ResidentKv> resident;         // of each span that names a sequence, in their order
+  std::vector<ResidentKv> resident;         // one for each span that names a sequence, in order
   std::vector<int32_t> pages;               // places in the arena, in Arena::kUnitBytes
 
-  uint64_t id = 0;  // the SequenceStore's; 0: no operation names a sequence
+  uint64_t id = 0;  // given by the SequenceStore; 0: no operation names a sequence
 
   kernels::Geometry geometry() const { return operations.front()->request.geometry(); }
   kernels::PageLayout page_layout() const {
@@ -52,21 +59,25 @@ struct Launch {
   }
 };
 
-// The launch's operations as a kernel takes them, appended to `*spans`: inline K/V where it lies in
-// staging memory, resident K/V in the pages that start at `arena`. `pages` are the launch's, where
-// the kernel can read them. Append-only operations have no span.
+// Appends the launch's spans to `*spans`, as a kernel takes them. Inline K/V is read from staging
+// memory. Resident K/V is read from the pages at `arena`; `pages` is a copy of launch.pages that
+// the kernel can read. Append-only operations have no span.
 void AppendSpans(const Launch& launch, const std::byte* arena, const int32_t* pages,
                  std::vector<kernels::Span>* spans);
 
-// Pages that change their segment.
+// Pages that move to the other segment.
 struct PageMoves {
-  struct OfOneSize {
+  struct Group {
     int64_t page_bytes = 0;
     std::vector<kernels::PageCopy> copies;
   };
-  std::vector<OfOneSize> groups;
-  // Each page with the one that lends it its new place.
-  std::vector<std::pair<uint32_t, uint32_t>> pages;
+  // After the copy the two pages swap their places.
+  struct Move {
+    PageId page;
+    PageId destination;  // reserved in the other segment
+  };
+  std::vector<Group> groups;  // by page size; what a device copies
+  std::vector<Move> pages;
 
   bool empty() const { return pages.empty(); }
 };

@@ -1,4 +1,11 @@
-// A sequence: the resident K/V of one token sequence.
+// A sequence: the resident K/V of one token sequence. Each layer has a page table and a length, and
+// a page holds the K and V of 64 tokens (kernels::kPageTokens):
+//
+//   layer 0   pages [17][ 4][ 9]   length 150: two full pages, and 22 rows of page 9
+//   layer 1   pages [ 5][21]       length 128
+//
+// A fork copies the page tables and shares the pages. Appends never change a full page. A shared
+// page that is partly filled is copied before a sequence appends to it.
 #ifndef FLASHCORE_SERVER_KV_SEQUENCE_H_
 #define FLASHCORE_SERVER_KV_SEQUENCE_H_
 
@@ -18,67 +25,82 @@
 
 namespace flashcore::server {
 
+struct ClientAccount;  // page_pool.h
+
 struct SequenceShape {
   uint32_t num_layers = 0;
   uint32_t num_kv_heads = 0;
   uint32_t head_dim = 0;
   kernels::DType dtype = kernels::DType::kFloat16;
 
-  // Holds for a validated shape.
+  // For a validated shape.
   kernels::PageLayout page_layout() const {
     return {dtype, static_cast<int32_t>(num_kv_heads), static_cast<int32_t>(head_dim)};
   }
   size_t page_bytes() const { return static_cast<size_t>(page_layout().page_bytes()); }
 };
 
-// What is told about a sequence.
+// What clients can ask about a sequence.
 struct SequenceInfo {
   SequenceId id;
   SequenceShape shape;
   std::vector<uint64_t> layer_lengths;  // rows, [num_layers]
-  size_t kv_bytes = 0;                  // of its pages, those shared with others included
-  size_t hot_bytes = 0;                 // of these, in the hot segment
+  size_t kv_bytes = 0;                  // of its pages, including those shared with others
+  size_t hot_bytes = 0;                 // the part of kv_bytes in the hot segment
   bool pin = false;
   Nanoseconds idle{0};
 };
 
-// Rows that a running launch appends to a layer. They become the layer's when the launch has
-// succeeded; until then nobody but the launch sees them.
+// `rows` of one layer, which fit the kernels' int32.
+inline size_t PagesFor(uint64_t rows) {
+  return static_cast<size_t>(kernels::PagesFor(static_cast<int32_t>(rows)));
+}
+
+// Rows that a running launch appends to a layer. Only that launch sees them. They become part of
+// the layer when the launch succeeds.
 struct PendingAppend {
-  size_t first_page = 0;      // page t of the layer will be pages[t - first_page] from here on
-  std::vector<PageId> pages;  // new ones; the first may replace a shared, partly filled page
-  uint64_t length = 0;        // of the layer, then
-  bool discarded = false;     // truncated meanwhile: the rows are gone before they came
+  size_t first_page = 0;      // pages[i] is page first_page + i of the layer
+  std::vector<PageId> pages;  // new; the first one may replace a shared, partly filled page
+  uint64_t length = 0;        // of the layer after the append
+  bool discarded = false;     // the layer was truncated meanwhile: drop the rows
   uint64_t launch = 0;
 };
 
-// One layer. Rows [0, length) are in pages; a page may be shared with other sequences, and is then
-// copied before this one writes to it.
+// Rows [0, length) are in `pages`.
 struct SequenceLayer {
   std::vector<PageId> pages;  // [ceil(length / kPageTokens)]
   uint64_t length = 0;        // rows
   std::unique_ptr<PendingAppend> pending;
-  OrderSlot order;  // the Batcher's
+  OrderSlot order;  // guarded by the Batcher
+
+  // As the launch that appends sees the layer, with its pending rows.
+  uint64_t pending_length() const { return pending != nullptr ? pending->length : length; }
+  PageId PageAt(size_t index) const {
+    if (pending == nullptr || index < pending->first_page) return pages[index];
+    return pending->pages[index - pending->first_page];
+  }
 };
 
-// Owned by the SequenceStore and by the leases on it, guarded by the store but for `order`.
+// Owned by the SequenceTable and by the leases on it. The SequenceStore's mutex guards it, except
+// for `order`.
 struct Sequence {
   SequenceId id;
   SequenceShape shape;
   bool pin = false;
-  uint32_t client = 0;                // who pays for it
-  uint64_t serial = 0;                // counts creations: the order of a listing
+  ClientAccount* account = nullptr;   // of the client that pays
+  uint64_t serial = 0;                // creation number: listings are in this order
   std::vector<SequenceLayer> layers;  // [num_layers], never resized
 
   bool deleted = false;
-  int users = 0;            // leases
-  int launches = 0;         // that are running and read or write it
-  uint64_t lease_mark = 0;  // the last operation that leased it
+  int leases = 0;
+  int launches = 0;         // running ones that read or append to it
+  uint64_t lease_mark = 0;  // number of the last operation that leased it
   TimePoint last_used;
   ReadRate read_rate;
-  size_t metadata_bytes = 0;                              // host memory that it was charged for
-  std::list<std::shared_ptr<Sequence>>::iterator by_use;  // its place in the store's list
+  size_t metadata_bytes = 0;                              // host memory charged for it
+  std::list<std::shared_ptr<Sequence>>::iterator by_use;  // in the SequenceTable's list
 };
+using SequencePtr = std::shared_ptr<Sequence>;
 
 }  // namespace flashcore::server
 

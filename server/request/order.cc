@@ -5,7 +5,7 @@
 namespace flashcore::server {
 namespace {
 
-// Puts `use` between its neighbours; null stands for the end of the list.
+// Inserts `use` between its neighbours; null is the end of the list.
 void Link(OrderedUse* use, OrderedUse* older, OrderedUse* younger) {
   use->older = older;
   use->younger = younger;
@@ -61,7 +61,7 @@ void UndoStartRunning(absl::Span<OrderedUse> uses) {
     OrderSlot& slot = *use.slot;
     --slot.running;
     --slot.running_in_batch;
-    // No other batch had a writer here, or this one would not have come in.
+    // No other batch has a writer here: StartRunning would not have been allowed.
     slot.writer_runs = false;
     Link(&use, nullptr, slot.oldest);
   }

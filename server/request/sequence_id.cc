@@ -6,7 +6,7 @@
 namespace flashcore::server {
 
 SequenceId SequenceId::Random(uint8_t device) {
-  // Reads the operating system's source; 32 bits at a time.
+  // Reads the operating system's random source, 32 bits at a time.
   thread_local std::random_device random;
   const auto bits = [] { return uint64_t{random()} << 32 | random(); };
   SequenceId id;
@@ -18,16 +18,8 @@ SequenceId SequenceId::Random(uint8_t device) {
 std::optional<SequenceId> SequenceId::FromBytes(absl::string_view bytes) {
   if (bytes.size() != kBytes) return std::nullopt;
   SequenceId id;
-  std::memcpy(&id.high, bytes.data(), 8);
-  std::memcpy(&id.low, bytes.data() + 8, 8);
+  std::memcpy(&id, bytes.data(), kBytes);
   return id;
-}
-
-std::string SequenceId::ToBytes() const {
-  std::string bytes(kBytes, '\0');
-  std::memcpy(bytes.data(), &high, 8);
-  std::memcpy(bytes.data() + 8, &low, 8);
-  return bytes;
 }
 
 }  // namespace flashcore::server

@@ -1,4 +1,4 @@
-// The id of a sequence: what a request names it by.
+// The id by which requests name a sequence.
 #ifndef FLASHCORE_SERVER_REQUEST_SEQUENCE_ID_H_
 #define FLASHCORE_SERVER_REQUEST_SEQUENCE_ID_H_
 
@@ -12,17 +12,18 @@
 
 namespace flashcore::server {
 
-// The number of its device, and 120 random bits: who does not know an id cannot guess it.
+// The device number and 120 random bits, so that ids cannot be guessed.
 struct SequenceId {
   static constexpr size_t kBytes = 16;
-  static constexpr size_t kDevices = 256;  // that an id can tell apart
+  static constexpr size_t kDevices = 256;  // device numbers that fit
 
   uint64_t high = 0;
   uint64_t low = 0;
 
   static SequenceId Random(uint8_t device);
-  static std::optional<SequenceId> FromBytes(absl::string_view bytes);  // none unless kBytes long
-  std::string ToBytes() const;
+  // Nothing unless `bytes` has kBytes.
+  static std::optional<SequenceId> FromBytes(absl::string_view bytes);
+  std::string ToBytes() const { return {reinterpret_cast<const char*>(this), kBytes}; }
   uint8_t device() const { return static_cast<uint8_t>(high % kDevices); }
 
   friend bool operator==(const SequenceId& a, const SequenceId& b) {
@@ -33,6 +34,7 @@ struct SequenceId {
     return H::combine(std::move(h), id.high, id.low);
   }
 };
+static_assert(sizeof(SequenceId) == SequenceId::kBytes);
 
 }  // namespace flashcore::server
 

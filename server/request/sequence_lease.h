@@ -1,4 +1,4 @@
-// A hold on the sequences that an operation names.
+// An operation's lease on the sequences that it names. kv/sequence_store.cc implements it.
 #ifndef FLASHCORE_SERVER_REQUEST_SEQUENCE_LEASE_H_
 #define FLASHCORE_SERVER_REQUEST_SEQUENCE_LEASE_H_
 
@@ -11,9 +11,9 @@ namespace flashcore::server {
 struct Sequence;      // sequence.h
 class SequenceStore;  // sequence_store.h
 
-// Keeps sequences from idle expiry and eviction, and their memory from going while it is looked at,
-// until it is reset or destroyed. Deleting a sequence is possible nevertheless. Must not outlive
-// the store.
+// Protects sequences from idle expiry and eviction, and keeps their records alive, until it is
+// reset or destroyed. A leased sequence can still be deleted by its client. Not thread-safe. Must
+// not outlive the store.
 class SequenceLease {
  public:
   SequenceLease() = default;
@@ -23,7 +23,7 @@ class SequenceLease {
 
   void Reset();
   bool empty() const { return sequences_.empty(); }
-  // [spans] of the operation; null for a span with inline K/V. Empty if all K/V is inline.
+  // [spans] of the operation, null for a span with inline K/V; empty if all K/V is inline.
   const std::vector<std::shared_ptr<Sequence>>& sequences() const { return sequences_; }
 
  private:

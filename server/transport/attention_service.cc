@@ -166,7 +166,7 @@ void AttentionService::SetLimits(const Engine& engine, v1::Limits* limits) const
   limits->set_shared_memory_bytes(memory.total_bytes);
   limits->set_client_shared_memory_bytes(memory.client_bytes);
   limits->set_client_shared_regions(memory.client_regions);
-  limits->set_evicts(sequences.evict != SequenceStore::Eviction::kNone);
+  limits->set_evicts(sequences.evict_lru);
 }
 
 grpc::ServerUnaryReactor* AttentionService::EndUnary(RpcMetrics* rpc, const absl::Status& status) {

@@ -75,7 +75,7 @@ inline void WritePages(const Launch& launch) {
                          nullptr);
 }
 inline void CopyPages(const PageMoves& moves) {
-  for (const PageMoves::OfOneSize& group : moves.groups) {
+  for (const PageMoves::Group& group : moves.groups) {
     kernels::CopyPagesCpu(group.page_bytes, group.copies.data(),
                           static_cast<int32_t>(group.copies.size()), nullptr);
   }

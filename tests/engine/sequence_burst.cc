@@ -142,7 +142,7 @@ StatusCode SequenceBurst::Spoil(AttendRequest* request) {
   }
 }
 
-// Rows of whole pages that are there stay what they are, whatever is being appended.
+// Full pages do not change while requests append, so their rows can be forked.
 void SequenceBurst::ForkWhileRequestsRun() {
   const SequencePtr& parent = members_[dice_->Below(members_.size())].sequence;
   if (parent->shape.num_layers > 1) return;
@@ -158,7 +158,7 @@ void SequenceBurst::SettleOldest() {
   const absl::Status status = world_->WaitFor(flight.job.get());
   EXPECT_TRUE(MayEnd(flight, status.code())) << status;
   if (status.ok()) return ApplyAndCompare(flight);
-  for (size_t i = 0; i < flight.sequences.size(); ++i) {  // those behind it will not find its rows
+  for (size_t i = 0; i < flight.sequences.size(); ++i) {  // later requests will not find its rows
     if (flight.sequences[i] == nullptr) continue;
     FindMember(flight.sequences[i]).length -= flight.job->operation.request.spans[i].kv_rows;
   }

@@ -13,10 +13,10 @@
 
 namespace flashcore::server::testing {
 
-// Holds the locks of one layer of some sequences of one shape: to itself where it may append,
-// together with other bursts where it only reads. It submits requests without waiting for those
-// before, and so knows in which order they arrive. How they end decides what becomes of the model,
-// again in that order. Not thread-safe; many run at once.
+// Holds the locks of one layer of some sequences of one shape: exclusively where it may append,
+// shared where it only reads. It submits requests without waiting for earlier ones, so it knows the
+// order in which they arrive. It updates the model in the same order, by how each request ended.
+// Not thread-safe; many bursts run at once.
 class SequenceBurst {
  public:
   SequenceBurst(SequenceWorld* world, Dice* dice);  // picks the sequences
@@ -27,12 +27,12 @@ class SequenceBurst {
     SequencePtr sequence;
     std::shared_lock<std::shared_mutex> to_read;
     std::unique_lock<std::shared_mutex> to_write;
-    uint64_t length = 0;  // of the layer, if all that is in flight succeeds
+    uint64_t length = 0;  // of the layer, if all requests in flight succeed
 
     bool writes() const { return to_write.owns_lock(); }
   };
 
-  // A request on its way.
+  // A submitted request.
   struct Flight {
     std::unique_ptr<AttendJob> job;
     std::vector<SequencePtr> sequences;  // [spans], null: inline K/V
@@ -40,10 +40,10 @@ class SequenceBurst {
   };
 
   void Submit();
-  // A valid request on some of the sequences, in any order, and perhaps inline K/V.
+  // A valid request on some of the sequences, in any order, and sometimes with inline K/V.
   Flight MakeFlight();
   SpanShape ResidentSpan(const Member& member, bool append_only);
-  // Makes a request one that is refused at once; says with what.
+  // Makes a request invalid. Returns the status with which it must be refused.
   absl::StatusCode Spoil(AttendRequest* request);
   void ForkWhileRequestsRun();
   void SettleOldest();

@@ -1,4 +1,4 @@
-// What resident sequences should be: plain rows, and tokens for the pages that they share.
+// The expected state of resident sequences: plain rows, and tokens for the pages that they share.
 #ifndef FLASHCORE_TESTS_ENGINE_SEQUENCE_MODEL_H_
 #define FLASHCORE_TESTS_ENGINE_SEQUENCE_MODEL_H_
 
@@ -13,13 +13,13 @@
 
 namespace flashcore::server::testing {
 
-// Pages that live, and their bytes.
+// Pages that are alive, and their bytes.
 struct PageCount {
   std::atomic<size_t> pages{0};
   std::atomic<size_t> bytes{0};
 };
 
-// A page that lives as long as a layer holds it.
+// A page, alive as long as a layer holds it.
 class PageToken {
  public:
   PageToken(PageCount* count, size_t bytes) : count_(count), bytes_(bytes) {
@@ -48,8 +48,8 @@ class ModelLayer {
   size_t kv_bytes() const { return pages_.size() * layout_.page_bytes(); }
 
   void Append(const SpanTensors& from, uint32_t rows) {
-    // The page that is written is this layer's alone afterwards, copied or not: a new token either
-    // way, and the old one lives if others hold it.
+    // The written page belongs to this layer alone afterwards, copied or not: it gets a new token.
+    // The old token stays alive if other layers hold it.
     if (length_ % kernels::kPageTokens != 0) pages_.pop_back();
     for (uint32_t row = 0; row < rows; ++row) {
       for (int32_t head = 0; head < layout_.num_kv_heads; ++head) {
@@ -96,9 +96,9 @@ class ModelLayer {
   std::vector<std::shared_ptr<PageToken>> pages_;
 };
 
-// A sequence. Whoever holds the lock of a layer knows what is in it and that nobody changes it, but
-// for deletion, which asks nobody. Locks are taken in the order of sequences' addresses, then
-// layers.
+// A sequence. The holder of a layer's lock knows its contents, and no other thread changes them,
+// except that a sequence may be deleted at any time. Locks are taken in the order of the sequences'
+// addresses, then of the layers.
 struct ModelSequence {
   ModelSequence(const SequenceInfo& info, PageCount* count)
       : id(info.id),
@@ -121,7 +121,7 @@ struct ModelSequence {
   const SequenceId id;
   const SequenceShape shape;
   const bool pin;
-  std::atomic<bool> doomed{false};  // will be deleted at any moment, or has been
+  std::atomic<bool> doomed{false};  // is being deleted, or has been
   std::atomic<bool> gone{false};    // has been
   std::vector<ModelLayer> layers;
   std::deque<std::shared_mutex> locks;  // [num_layers]

@@ -146,8 +146,8 @@ void SequenceWorld::MovePagesUntil(const std::atomic<bool>& stop, unsigned seed)
     const PageMoves moves = engine_.sequences().BeginMoves(random() % (size_t{256} << 10));
     pause();
     if (moves.empty()) continue;
-    const bool ok = random() % 8 != 0;  // else nothing is copied
-    for (const PageMoves::OfOneSize& group : moves.groups) {
+    const bool ok = random() % 8 != 0;  // if not, nothing is copied
+    for (const PageMoves::Group& group : moves.groups) {
       for (const kernels::PageCopy& page : group.copies) {
         if (ok) copy_(page.to, page.from, static_cast<size_t>(group.page_bytes));
       }
@@ -179,7 +179,7 @@ void SequenceWorld::ExpectAllAgree() {
   EXPECT_EQ(engine_.staging().used_bytes(), 0u);
 }
 
-// Compares a layer row by row, as a launch sees it.
+// Compares a layer row by row, as a launch reads it.
 void SequenceWorld::ExpectHolds(const ModelSequence& sequence, uint32_t layer) {
   AttendOperation operation;
   operation.request = MakeRequest(1, 0, sequence.shape.num_kv_heads, sequence.shape.num_kv_heads,
@@ -190,7 +190,7 @@ void SequenceWorld::ExpectHolds(const ModelSequence& sequence, uint32_t layer) {
   ASSERT_EQ(engine_.Prepare(&operation), absl::OkStatus());
   Launch launch;
   AttendOperation* const operations[] = {&operation};
-  engine_.sequences().Begin(operations, &launch);
+  engine_.sequences().BeginLaunch(operations, &launch);
   ASSERT_EQ(launch.operations.size(), 1u);
   std::vector<kernels::Span> spans;
   AppendSpans(launch, engine_.sequences().arena_base(), launch.pages.data(), &spans);
@@ -212,10 +212,10 @@ void SequenceWorld::ExpectHolds(const ModelSequence& sequence, uint32_t layer) {
       expect_row(has.value + at, should.value + from, row);
     }
   }
-  engine_.sequences().End(launch, true);
+  engine_.sequences().EndLaunch(launch, true);
 }
 
-// Else the test would say less than it seems to.
+// Otherwise the test would show less than it seems to.
 void SequenceWorld::ExpectEveryOutcome() const {
   for (const StatusCode code : {StatusCode::kOk, StatusCode::kCancelled, StatusCode::kNotFound,
                                 StatusCode::kFailedPrecondition, StatusCode::kDeadlineExceeded,

@@ -1,4 +1,4 @@
-// All sequences of an Engine with the model of each, shared by the threads of a test.
+// All sequences of an Engine and the model of each, shared by the threads of a test.
 #ifndef FLASHCORE_TESTS_ENGINE_SEQUENCE_WORLD_H_
 #define FLASHCORE_TESTS_ENGINE_SEQUENCE_WORLD_H_
 
@@ -28,13 +28,13 @@ struct Dice {
   bool OneIn(size_t n) { return Below(n) == 0; }
 };
 
-// Thread-safe, but for what is said to need quiet: no other thread, and nothing in flight.
+// Thread-safe, except for what needs quiet: no other thread, and no request in flight.
 class SequenceWorld {
  public:
   using Copy = void (*)(void* to, const void* from, size_t bytes);
 
-  // `exact`: the device computes what the reference does, and its launches may fail. `copy` reaches
-  // its K/V memory, from any thread.
+  // `exact`: the device computes exactly what the reference does, and its launches may fail. `copy`
+  // can read and write the device's K/V memory, from any thread.
   SequenceWorld(std::unique_ptr<Device> device, bool exact, Copy copy, const Clock* clock);
 
   Engine& engine() { return engine_; }
@@ -43,26 +43,26 @@ class SequenceWorld {
     return exact_ ? Tolerance() : KernelTolerance(dtype);
   }
 
-  // Null, or none, if there is none.
+  // Null or empty if there is none.
   SequencePtr PickAny(uint32_t random) const;
   std::vector<SequencePtr> PickSome(uint32_t random, size_t count) const;  // of one shape
 
-  // As long as there are not too many.
+  // Does nothing if there are too many sequences.
   void Create(uint32_t random, bool pin);
-  // The parent's layers do not change meanwhile, in their first `length` rows at least.
+  // The first `length` rows of the parent's layers must not change meanwhile.
   void Fork(const SequencePtr& parent, std::optional<uint64_t> length, bool pin, bool too_long);
 
-  // One of them, whatever waits for it, uses it or holds its locks.
+  // Deletes any sequence, even one that requests wait for, use or hold locks of.
   void Delete(uint32_t random);
 
-  // What is told of a sequence whose locks the caller holds.
+  // The caller holds the locks of `sequence`.
   void ExpectAgrees(const ModelSequence& sequence, const SequenceInfo& info) const;
-  // That an operation was refused if and only if it was `wrong`, or the sequence is deleted.
+  // An operation was refused if and only if it was `wrong` or the sequence is deleted.
   void ExpectOutcome(const absl::Status& status, const ModelSequence& sequence, bool wrong);
-  // How the job ended; gives up on the whole process if it does not.
+  // The status of the job; aborts the process if it does not end.
   absl::Status WaitFor(AttendJob* job);
 
-  // Moves pages between the segments all the time.
+  // Moves pages between the segments until `stop`.
   void MovePagesUntil(const std::atomic<bool>& stop, unsigned seed);
 
   // These need quiet.
@@ -83,10 +83,10 @@ class SequenceWorld {
   MetricRegistry registry_;
   DeviceMetrics metrics_{"fake", &registry_};
   Engine engine_;
-  PageCount pages_;  // that should be
+  PageCount pages_;  // expected
   mutable std::mutex mutex_;
   std::vector<SequencePtr> sequences_;
-  std::map<absl::StatusCode, int> outcomes_;  // of requests that were queued
+  std::map<absl::StatusCode, int> outcomes_;  // of queued requests
 };
 
 }  // namespace flashcore::server::testing

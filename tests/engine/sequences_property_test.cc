@@ -1,5 +1,5 @@
-// The whole core under random interleavings from many threads, against a plain model: every output,
-// every length, every page count, and byte for byte what every sequence holds.
+// The whole engine under random interleavings of many threads, compared with a plain model: every
+// output, every length, every page count, and every byte of every sequence.
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -23,7 +23,7 @@ using testing::ModelSequence;
 using testing::SequencePtr;
 using testing::SequenceWorld;
 
-// A thread's worth of random operations.
+// The random operations of one thread.
 class Worker {
  public:
   Worker(SequenceWorld* world, unsigned seed) : world_(*world), dice_{std::mt19937(seed)} {}

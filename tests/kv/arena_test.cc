@@ -22,15 +22,17 @@ constexpr Segment kBoth[] = {Segment::kHot, Segment::kCold};
 // Nothing is mapped there: an arena that touches its memory fails.
 std::byte* const kBase = reinterpret_cast<std::byte*>(uintptr_t{1} << 40);
 
-Arena::Options Superblocks(size_t hot, size_t cold) {
-  return {kBase, (hot + cold) * kSuperblock, hot * kSuperblock, kSuperblock};
+KvMemory Superblocks(size_t hot, size_t cold) {
+  return {kBase, (hot + cold) * kSuperblock, hot * kSuperblock};
 }
+
+void* Owner(size_t number) { return kBase + number; }
 
 // Pages until there is no room.
 std::vector<PageId> Fill(Arena* arena, size_t page_bytes, Segment segment) {
   std::vector<PageId> pages;
-  for (PageId page = arena->Allocate(page_bytes, segment, 0); page != kNoPage;
-       page = arena->Allocate(page_bytes, segment, 0)) {
+  for (PageId page = arena->Allocate(page_bytes, segment, nullptr); page != kNoPage;
+       page = arena->Allocate(page_bytes, segment, nullptr)) {
     pages.push_back(page);
   }
   return pages;
@@ -38,6 +40,13 @@ std::vector<PageId> Fill(Arena* arena, size_t page_bytes, Segment segment) {
 
 void UnrefAll(Arena* arena, const std::vector<PageId>& pages) {
   for (const PageId page : pages) EXPECT_TRUE(arena->Unref(page));
+}
+
+// The bytes of pages that a segment can still take.
+size_t FreeBytes(Arena* arena, Segment segment, size_t page_bytes) {
+  const std::vector<PageId> pages = Fill(arena, page_bytes, segment);
+  UnrefAll(arena, pages);
+  return pages.size() * page_bytes;
 }
 
 struct CapacityCase {
@@ -52,17 +61,17 @@ class ArenaCapacityTest : public ::testing::TestWithParam<CapacityCase> {};
 
 TEST_P(ArenaCapacityTest, CountsWholeSuperblocks) {
   const CapacityCase& c = GetParam();
-  Arena arena({kBase, c.bytes, c.hot_bytes, kSuperblock});
+  Arena arena({kBase, c.bytes, c.hot_bytes}, kSuperblock);
   EXPECT_EQ(arena.base(), kBase);
   EXPECT_EQ(arena.max_page_bytes(), kSuperblock);
   EXPECT_EQ(arena.capacity_bytes(Segment::kHot), c.hot_superblocks * kSuperblock);
   EXPECT_EQ(arena.capacity_bytes(Segment::kCold), c.cold_superblocks * kSuperblock);
   for (const Segment segment : kBoth) {
     const size_t capacity = arena.capacity_bytes(segment);
-    EXPECT_EQ(arena.free_bytes(segment, kUnit), capacity);
+    EXPECT_EQ(FreeBytes(&arena, segment, kUnit), capacity);
     EXPECT_EQ(Fill(&arena, kUnit, segment).size() * kUnit, capacity);
     EXPECT_EQ(arena.used_bytes(segment), capacity);
-    EXPECT_EQ(arena.free_bytes(segment, kUnit), 0u);
+    EXPECT_EQ(FreeBytes(&arena, segment, kUnit), 0u);
   }
 }
 
@@ -80,10 +89,10 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& test) { return std::string(test.param.name); });
 
 TEST(ArenaTest, APageIsWhatWasAskedFor) {
-  Arena arena(Superblocks(1, 1));
-  const PageId page = arena.Allocate(2 * kUnit, Segment::kCold, 77);
+  Arena arena(Superblocks(1, 1), kSuperblock);
+  const PageId page = arena.Allocate(2 * kUnit, Segment::kCold, Owner(77));
   ASSERT_NE(page, kNoPage);
-  EXPECT_EQ(arena.owner(page), 77u);
+  EXPECT_EQ(arena.owner(page), Owner(77));
   EXPECT_EQ(arena.refs(page), 1u);
   EXPECT_EQ(arena.page_bytes(page), 2 * kUnit);
   EXPECT_EQ(arena.segment(page), Segment::kCold);
@@ -95,8 +104,8 @@ TEST(ArenaTest, APageIsWhatWasAskedFor) {
 }
 
 TEST(ArenaTest, APageLivesUntilItsLastReference) {
-  Arena arena(Superblocks(0, 1));
-  const PageId page = arena.Allocate(kUnit, Segment::kCold, 0);
+  Arena arena(Superblocks(0, 1), kSuperblock);
+  const PageId page = arena.Allocate(kUnit, Segment::kCold, nullptr);
   arena.AddRef(page);
   arena.AddRef(page);
   EXPECT_EQ(arena.refs(page), 3u);
@@ -110,12 +119,12 @@ TEST(ArenaTest, APageLivesUntilItsLastReference) {
 
 // Also sizes that do not divide a superblock, and one that fills it.
 TEST(ArenaTest, AnEmptyArenaTakesAnySize) {
-  Arena arena(Superblocks(2, 5));
+  Arena arena(Superblocks(2, 5), kSuperblock);
   for (const size_t units : {3, 1, 16, 5, 9, 15, 2, 7, 8}) {
     for (const Segment segment : kBoth) {
       const size_t page_bytes = units * kUnit;
       const size_t pages = arena.capacity_bytes(segment) / kSuperblock * (kSuperblock / page_bytes);
-      EXPECT_EQ(arena.free_bytes(segment, page_bytes), pages * page_bytes) << units;
+      EXPECT_EQ(FreeBytes(&arena, segment, page_bytes), pages * page_bytes) << units;
       const std::vector<PageId> filled = Fill(&arena, page_bytes, segment);
       EXPECT_EQ(filled.size(), pages) << units;
       EXPECT_EQ(arena.used_bytes(segment), pages * page_bytes) << units;
@@ -125,47 +134,48 @@ TEST(ArenaTest, AnEmptyArenaTakesAnySize) {
 }
 
 TEST(ArenaTest, AFullArenaRefusesAndLosesNothing) {
-  Arena arena(Superblocks(1, 2));
+  Arena arena(Superblocks(1, 2), kSuperblock);
   const std::vector<PageId> pages = Fill(&arena, 4 * kUnit, Segment::kCold);
   for (const size_t units : {1, 4, 16}) {
-    EXPECT_EQ(arena.Allocate(units * kUnit, Segment::kCold, 0), kNoPage);
-    EXPECT_EQ(arena.free_bytes(Segment::kCold, units * kUnit), 0u);
+    EXPECT_EQ(arena.Allocate(units * kUnit, Segment::kCold, nullptr), kNoPage);
+    EXPECT_EQ(FreeBytes(&arena, Segment::kCold, units * kUnit), 0u);
   }
   EXPECT_EQ(arena.num_pages(), 8u);
-  EXPECT_EQ(arena.free_bytes(Segment::kHot, kUnit), kSuperblock) << "each segment on its own";
+  EXPECT_EQ(FreeBytes(&arena, Segment::kHot, kUnit), kSuperblock) << "each segment on its own";
 
   const int32_t place = arena.place(pages[3]);
   EXPECT_TRUE(arena.Unref(pages[3]));
-  EXPECT_EQ(arena.Allocate(kUnit, Segment::kCold, 0), kNoPage) << "the superblock serves 4 units";
-  const PageId again = arena.Allocate(4 * kUnit, Segment::kCold, 0);
+  EXPECT_EQ(arena.Allocate(kUnit, Segment::kCold, nullptr), kNoPage)
+      << "the superblock serves 4 units";
+  const PageId again = arena.Allocate(4 * kUnit, Segment::kCold, nullptr);
   ASSERT_NE(again, kNoPage);
   EXPECT_EQ(arena.place(again), place);
 }
 
 TEST(ArenaTest, AnEmptySuperblockServesAnotherSizeAtOnce) {
-  Arena arena(Superblocks(0, 3));
+  Arena arena(Superblocks(0, 3), kSuperblock);
   const std::vector<PageId> pages = Fill(&arena, 8 * kUnit, Segment::kCold);
   EXPECT_TRUE(arena.Unref(pages[2]));
-  EXPECT_EQ(arena.free_bytes(Segment::kCold, 3 * kUnit), 0u);
+  EXPECT_EQ(FreeBytes(&arena, Segment::kCold, 3 * kUnit), 0u);
   EXPECT_TRUE(arena.Unref(pages[3]));
-  EXPECT_EQ(arena.free_bytes(Segment::kCold, 3 * kUnit), 15 * kUnit);
+  EXPECT_EQ(FreeBytes(&arena, Segment::kCold, 3 * kUnit), 15 * kUnit);
   EXPECT_EQ(Fill(&arena, 3 * kUnit, Segment::kCold).size(), 5u);
 }
 
-// So that those with few pages become empty.
+// So that superblocks with few pages can become empty.
 TEST(ArenaTest, FillsTheSuperblockThatWasFullLast) {
-  Arena arena(Superblocks(0, 3));
+  Arena arena(Superblocks(0, 3), kSuperblock);
   const std::vector<PageId> pages = Fill(&arena, 4 * kUnit, Segment::kCold);
   for (const size_t page : {0, 1, 2, 8}) EXPECT_TRUE(arena.Unref(pages[page]));
-  EXPECT_EQ(arena.place(arena.Allocate(4 * kUnit, Segment::kCold, 0)), 32);
+  EXPECT_EQ(arena.place(arena.Allocate(4 * kUnit, Segment::kCold, nullptr)), 32);
   EXPECT_TRUE(arena.Unref(pages[3]));
-  EXPECT_EQ(arena.free_bytes(Segment::kCold, kSuperblock), kSuperblock);
+  EXPECT_EQ(FreeBytes(&arena, Segment::kCold, kSuperblock), kSuperblock);
 }
 
 TEST(ArenaTest, SwapPlacesMovesPagesBetweenSegments) {
-  Arena arena(Superblocks(1, 1));
-  const PageId a = arena.Allocate(2 * kUnit, Segment::kHot, 1);
-  const PageId b = arena.Allocate(2 * kUnit, Segment::kCold, 2);
+  Arena arena(Superblocks(1, 1), kSuperblock);
+  const PageId a = arena.Allocate(2 * kUnit, Segment::kHot, Owner(1));
+  const PageId b = arena.Allocate(2 * kUnit, Segment::kCold, Owner(2));
   const int32_t hot = arena.place(a), cold = arena.place(b);
   arena.AddRef(b);
   arena.SwapPlaces(a, b);
@@ -173,23 +183,23 @@ TEST(ArenaTest, SwapPlacesMovesPagesBetweenSegments) {
   EXPECT_EQ(arena.place(b), hot);
   EXPECT_EQ(arena.segment(a), Segment::kCold);
   EXPECT_EQ(arena.segment(b), Segment::kHot);
-  EXPECT_EQ(arena.owner(a), 1u);
-  EXPECT_EQ(arena.owner(b), 2u);
+  EXPECT_EQ(arena.owner(a), Owner(1));
+  EXPECT_EQ(arena.owner(b), Owner(2));
   EXPECT_EQ(arena.refs(b), 2u);
   for (const Segment segment : kBoth) EXPECT_EQ(arena.used_bytes(segment), 2 * kUnit);
 
-  // A page is given back where it lies, not where it came from.
+  // Unref frees the place where the page is now, not where it was allocated.
   EXPECT_TRUE(arena.Unref(a));
   EXPECT_EQ(arena.used_bytes(Segment::kCold), 0u);
   EXPECT_EQ(arena.used_bytes(Segment::kHot), 2 * kUnit);
-  EXPECT_EQ(arena.free_bytes(Segment::kCold, kSuperblock), kSuperblock);
-  EXPECT_EQ(arena.free_bytes(Segment::kHot, kSuperblock), 0u);
+  EXPECT_EQ(FreeBytes(&arena, Segment::kCold, kSuperblock), kSuperblock);
+  EXPECT_EQ(FreeBytes(&arena, Segment::kHot, kSuperblock), 0u);
   arena.SwapPlaces(b, b);
   EXPECT_EQ(arena.place(b), hot);
 }
 
 TEST(ArenaTest, ChurnNeedsNoMoreIds) {
-  Arena arena(Superblocks(0, 8));
+  Arena arena(Superblocks(0, 8), kSuperblock);
   const size_t pages = arena.capacity_bytes(Segment::kCold) / kUnit;
   for (int round = 0; round < 1000; ++round) {
     const size_t page_bytes = (1 + round % 16) * kUnit;
@@ -199,7 +209,7 @@ TEST(ArenaTest, ChurnNeedsNoMoreIds) {
   }
 }
 
-// Random use, against a map of what is taken.
+// Random use, compared with a map of the places in use.
 class ArenaModelTest : public ::testing::Test {
  protected:
   static constexpr size_t kHot = 6;
@@ -209,7 +219,7 @@ class ArenaModelTest : public ::testing::Test {
     int32_t place;
     size_t page_bytes;
     uint32_t refs;
-    uint32_t owner;
+    void* owner;
   };
 
   int32_t Units(const ModelPage& page) const {
@@ -222,8 +232,8 @@ class ArenaModelTest : public ::testing::Test {
 
   // True if it succeeded.
   bool Allocate(size_t page_bytes, Segment segment) {
-    const uint32_t owner = static_cast<uint32_t>(random_());
-    const bool expected = arena_.free_bytes(segment, page_bytes) > 0;
+    void* const owner = Owner(random_());
+    const bool expected = ModelFreeBytes(segment, page_bytes) > 0;
     const PageId id = arena_.Allocate(page_bytes, segment, owner);
     EXPECT_EQ(id != kNoPage, expected);
     if (id == kNoPage) return false;
@@ -238,7 +248,25 @@ class ArenaModelTest : public ::testing::Test {
     return true;
   }
 
-  // That `page` is inside the arena and overlaps none.
+  // The bytes of pages that `segment` can still take: in empty superblocks, and in those that serve
+  // this size.
+  size_t ModelFreeBytes(Segment segment, size_t page_bytes) const {
+    constexpr size_t kSuperblocks = kHot + kCold;
+    size_t pages[kSuperblocks] = {}, sizes[kSuperblocks] = {};
+    for (const auto& [id, page] : model_) {
+      ++pages[page.place / 16];
+      sizes[page.place / 16] = page.page_bytes;
+    }
+    size_t bytes = 0;
+    const bool hot = segment == Segment::kHot;
+    for (size_t i = hot ? 0 : kHot; i < (hot ? kHot : kSuperblocks); ++i) {
+      if (pages[i] > 0 && sizes[i] != page_bytes) continue;
+      bytes += (kSuperblock / page_bytes - pages[i]) * page_bytes;
+    }
+    return bytes;
+  }
+
+  // `page` is inside the arena and overlaps no other page.
   void ExpectFree(const ModelPage& page) {
     EXPECT_GE(page.place, 0);
     EXPECT_LE(page.place + Units(page), static_cast<int32_t>((kHot + kCold) * 16));
@@ -299,22 +327,22 @@ class ArenaModelTest : public ::testing::Test {
     }
   }
 
-  // free_bytes is what can be allocated.
+  // All free bytes can be allocated.
   void ExpectFreeBytesAreFree(size_t page_bytes, Segment segment) {
-    const size_t free = arena_.free_bytes(segment, page_bytes);
+    const size_t free = ModelFreeBytes(segment, page_bytes);
     const std::vector<PageId> filled = Fill(&arena_, page_bytes, segment);
     EXPECT_EQ(filled.size() * page_bytes, free);
     for (const PageId page : filled) {
       EXPECT_FALSE(model_.count(page));
-      ExpectFree({arena_.place(page), page_bytes, 1, 0});
+      ExpectFree({arena_.place(page), page_bytes, 1, nullptr});
     }
     UnrefAll(&arena_, filled);
-    EXPECT_EQ(arena_.free_bytes(segment, page_bytes), free);
+    EXPECT_EQ(FreeBytes(&arena_, segment, page_bytes), free);
   }
 
   static constexpr size_t kPageUnits[] = {1, 2, 3, 5, 8, 16};
 
-  Arena arena_{Superblocks(kHot, kCold)};
+  Arena arena_{Superblocks(kHot, kCold), kSuperblock};
   std::mt19937 random_;
   std::map<PageId, ModelPage> model_;
   std::map<int32_t, int32_t> taken_;  // [first, second) in units
@@ -336,7 +364,7 @@ TEST_F(ArenaModelTest, AgreesUnderRandomUse) {
   while (!model_.empty()) Unref(model_.begin()->first);
   ExpectAgreement();
   for (const Segment segment : kBoth) {
-    EXPECT_EQ(arena_.free_bytes(segment, kSuperblock), arena_.capacity_bytes(segment));
+    EXPECT_EQ(FreeBytes(&arena_, segment, kSuperblock), arena_.capacity_bytes(segment));
   }
 }
 

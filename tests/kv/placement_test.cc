@@ -65,7 +65,7 @@ TEST(ReadRateTest, ATimeBeforeTheLastCountsAsTheLast) {
   }
 }
 
-// `reads` of each byte a second.
+// Each byte is read `reads` times per second.
 PlacementCandidate Sequence(size_t bytes, size_t hot_bytes, double reads) {
   return {bytes, hot_bytes, false, reads * static_cast<double>(bytes)};
 }
@@ -85,7 +85,7 @@ struct PlacementCase {
 
 class ChooseHotBytesTest : public ::testing::TestWithParam<PlacementCase> {};
 
-// With a hysteresis of 2 and at least 0.1 reads a second.
+// With a hysteresis of 2 and at least 0.1 reads per second.
 TEST_P(ChooseHotBytesTest, Chooses) {
   PlacementOptions options;
   options.capacity_bytes = GetParam().capacity_bytes;
@@ -159,7 +159,7 @@ TEST(PlacementTest, ManyEqualsGoInTheirOrder) {
             expected);
 }
 
-// Few distinct numbers, so that there are ties, and hot bytes without regard to the capacity.
+// Few distinct values, so that there are ties. Hot bytes may exceed the capacity.
 std::vector<PlacementCandidate> RandomCandidates(std::mt19937* random) {
   std::vector<PlacementCandidate> candidates((*random)() % 12);
   for (PlacementCandidate& candidate : candidates) {
@@ -171,7 +171,7 @@ std::vector<PlacementCandidate> RandomCandidates(std::mt19937* random) {
 
 class PlacementPropertyTest : public ::testing::Test {
  protected:
-  // That nobody who wants more is worth more than somebody who has something.
+  // No candidate that wants more room is worth more than one that got room.
   void ExpectFair(const std::vector<PlacementCandidate>& candidates,
                   const std::vector<size_t>& chosen, const PlacementOptions& options) {
     for (size_t loser = 0; loser < candidates.size(); ++loser) {
@@ -224,7 +224,7 @@ TEST_F(PlacementPropertyTest, HoldsForRandomCandidates) {
   }
 }
 
-// What is moved are whole pages: a store that rounds what was chosen down to pages is at rest too.
+// The store moves whole pages: it rounds the answer down to pages, and that must be stable too.
 TEST(PlacementTest, IsStableWhenPagesAreRoundedDown) {
   constexpr size_t kPage = 16;
   PlacementOptions options;

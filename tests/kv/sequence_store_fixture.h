@@ -18,10 +18,10 @@ namespace flashcore::server::testing {
 
 using OperationPtr = std::unique_ptr<AttendOperation>;
 
-// A row of K/V is a character: all bytes of its key, and inverted all of its value. So what a test
-// appends is a text, and what a sequence holds can be compared with one.
+// A row of K/V is a character: every byte of its key, and every byte of its value inverted. So
+// tests append text, and compare what a sequence holds with text.
 //
-// Pages have 8 KiB, and so do superblocks: memory for n pages takes n pages.
+// Pages and superblocks have 8 KiB, so memory of n * 8 KiB takes n pages.
 class SequenceStoreTest : public ::testing::Test {
  protected:
   static constexpr uint32_t kHeadDim = 32;
@@ -30,7 +30,7 @@ class SequenceStoreTest : public ::testing::Test {
 
   SequenceStoreTest() { Open(); }
 
-  // In place of the store that there was; with room for `pages`.
+  // Replaces the store by one with room for `pages` pages.
   void Open(SequenceStore::Options options = {}, size_t pages = 32, size_t hot_pages = 0) {
     store_.reset();
     options.superblock_bytes = kPageBytes;
@@ -53,7 +53,7 @@ class SequenceStoreTest : public ::testing::Test {
   SequenceId Fork(SequenceId id, std::optional<uint64_t> length = {}) {
     return store_->Fork(id, length, /*pin=*/false, "alice")->id;
   }
-  // One with `text` in layer 0.
+  // A sequence with `text` in layer 0.
   SequenceId Load(const std::string& text, bool pin = false) {
     const SequenceId id = Create(1, pin);
     EXPECT_EQ(Append(id, text), absl::OkStatus());
@@ -92,26 +92,26 @@ class SequenceStoreTest : public ::testing::Test {
     return operation;
   }
 
-  // A launch whose pages are written, as a device does it at once.
+  // Begins a launch and writes its pages, as a device does.
   std::unique_ptr<Launch> Begin(const std::vector<AttendOperation*>& operations) {
     auto launch = std::make_unique<Launch>();
-    store_->Begin(operations, launch.get());
+    store_->BeginLaunch(operations, launch.get());
     if (!launch->operations.empty()) WritePages(*launch);
     return launch;
   }
 
-  // A whole request, from Lease to End.
+  // A whole request, from Lease to EndLaunch.
   absl::Status Append(const std::vector<Part>& parts, uint32_t layer = 0) {
     const OperationPtr operation = Lease(parts, layer);
     const std::unique_ptr<Launch> launch = Begin({operation.get()});
-    store_->End(*launch, true);
+    store_->EndLaunch(*launch, true);
     return launch->refused.empty() ? absl::OkStatus() : launch->refused[0].second;
   }
   absl::Status Append(SequenceId id, const std::string& text, uint32_t layer = 0) {
     return Append({{id, text}}, layer);
   }
 
-  // The K/V that a span of `launch` attends to, of all that name a sequence.
+  // The K/V of span number `span` of those in `launch` that name a sequence.
   std::string Text(const Launch& launch, size_t span = 0) const {
     const ResidentKv& kv = launch.resident[span];
     std::string text;
@@ -130,11 +130,11 @@ class SequenceStoreTest : public ::testing::Test {
     const OperationPtr operation = Lease({{id, ""}}, layer);
     const std::unique_ptr<Launch> launch = Begin({operation.get()});
     const std::string text = Text(*launch);
-    store_->End(*launch, true);
+    store_->EndLaunch(*launch, true);
     return text;
   }
 
-  // As a lane moves them; what BeginMoves gave is copied at once.
+  // Begins moves and copies the pages at once, as a lane does.
   PageMoves BeginMoves(size_t max_bytes = ~size_t{0}) {
     PageMoves moves = store_->BeginMoves(max_bytes);
     CopyPages(moves);

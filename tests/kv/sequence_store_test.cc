@@ -1,4 +1,4 @@
-// SequenceStore: which sequences there are, what they share, who pays, and when they go.
+// SequenceStore: create, fork, truncate and delete sequences; quotas, expiry and eviction.
 #include "server/kv/sequence_store.h"
 
 #include <chrono>
@@ -262,14 +262,14 @@ TEST_F(SequenceStoreTest, WithoutATimeoutNothingExpires) {
 
 TEST_F(SequenceStoreTest, AFullArenaEvictsWhatWasUsedLongestAgoAndIsNotLeased) {
   SequenceStore::Options options;
-  options.evict = SequenceStore::Eviction::kLru;
+  options.evict_lru = true;
   Open(options, /*pages=*/4);
   const SequenceId leased = Load("a");
   const SequenceId first = Load("b");
   const SequenceId second = Load("c");
   const SequenceId third = Load("d");
   const OperationPtr lease = Lease({{leased, ""}});
-  EXPECT_EQ(Text(first), "b");  // so second is now the one used longest ago
+  EXPECT_EQ(Text(first), "b");  // so `second` is now the least recently used
 
   ASSERT_EQ(Append(third, Rows(64, 'd')), absl::OkStatus());
   EXPECT_FALSE(Exists(second));
@@ -312,7 +312,7 @@ TEST_F(SequenceStoreTest, ListsTheSequencesOfAClientPageByPage) {
   EXPECT_THAT(last, ElementsAre(ids[4]));
   EXPECT_EQ(after_last, 0u);
 
-  // What goes meanwhile, even the one at the seam, disturbs no other.
+  // Deleting sequences meanwhile, even the last one listed, does not disturb the rest.
   ASSERT_EQ(store_->Delete(ids[1]), absl::OkStatus());
   ASSERT_EQ(store_->Delete(ids[2]), absl::OkStatus());
   EXPECT_THAT(list(after_first).first, ElementsAre(ids[3], ids[4]));

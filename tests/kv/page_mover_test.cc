@@ -1,4 +1,4 @@
-// SequenceStore: pages that move between the segments while launches read and append.
+// PageMover, through the SequenceStore: pages move while launches read and append.
 #include <memory>
 #include <vector>
 
@@ -20,7 +20,7 @@ class SequenceMovesTest : public SequenceStoreTest {
  protected:
   SequenceMovesTest() { Open({}, /*pages=*/32, /*hot_pages=*/4); }
 
-  // A fork that is pinned: so it wants the pages, which are not hot yet.
+  // A pinned fork: its pages should be hot, and are not yet.
   SequenceId Pin(SequenceId id) { return store_->Fork(id, {}, /*pin=*/true, "alice")->id; }
 };
 
@@ -74,10 +74,10 @@ TEST_F(SequenceMovesTest, MovesNoMoreBytesAtATimeThanItIsTold) {
 TEST_F(SequenceMovesTest, HotPagesThatAreGoneLeaveAQuarterOnce) {
   const SequenceId first = Load(Rows(64, 'a'), /*pin=*/true);
   const SequenceId second = Load(Rows(3 * 64, 'b'), /*pin=*/true);
-  EXPECT_FALSE(store_->TakeHotLeft());
+  EXPECT_FALSE(store_->ShouldResetPersistingL2());
   ASSERT_EQ(store_->Delete(first), absl::OkStatus());
-  EXPECT_TRUE(store_->TakeHotLeft());
-  EXPECT_FALSE(store_->TakeHotLeft());
+  EXPECT_TRUE(store_->ShouldResetPersistingL2());
+  EXPECT_FALSE(store_->ShouldResetPersistingL2());
   EXPECT_EQ(HotPages(second), 3u);
 }
 
@@ -86,12 +86,12 @@ TEST_F(SequenceMovesTest, AHotPlaceThatIsTakenAgainIsNotLeft) {
   Load(Rows(3 * 64, 'b'), /*pin=*/true);
   ASSERT_EQ(store_->Delete(first), absl::OkStatus());
   EXPECT_EQ(HotPages(Load(Rows(64, 'c'), /*pin=*/true)), 1u);
-  EXPECT_FALSE(store_->TakeHotLeft());
+  EXPECT_FALSE(store_->ShouldResetPersistingL2());
 }
 
 TEST_F(SequenceMovesTest, ColdPagesThatAreGoneLeaveNothing) {
   ASSERT_EQ(store_->Delete(Load(Rows(4 * 64, 'a'))), absl::OkStatus());
-  EXPECT_FALSE(store_->TakeHotLeft());
+  EXPECT_FALSE(store_->ShouldResetPersistingL2());
 }
 
 TEST_F(SequenceMovesTest, AMoveThatFailsChangesNothing) {
@@ -113,7 +113,7 @@ TEST_F(SequenceMovesTest, ARunningLaunchKeepsTheOldPlace) {
   EXPECT_EQ(Pages(), 2u) << "the old place is free too early";
   Load(Rows(640, 'z'));
   EXPECT_EQ(Text(*launch), Rows(64, 'a'));
-  store_->End(*launch, true);
+  store_->EndLaunch(*launch, true);
   EXPECT_EQ(Pages(), 11u);
   EXPECT_EQ(Text(pinned), Rows(64, 'a'));
 }
@@ -128,7 +128,7 @@ TEST_F(SequenceMovesTest, APageThatMovesIsCopiedAndNotWritten) {
   const auto launch = Begin({operation.get()});
   EXPECT_THAT(launch->copies, SizeIs(1));
   store_->EndMoves(moves, true);
-  store_->End(*launch, true);
+  store_->EndLaunch(*launch, true);
   EXPECT_EQ(Text(pinned), Rows(60, 'a') + "bbbb");
   EXPECT_EQ(Pages(), 1u);
 }
@@ -144,7 +144,7 @@ TEST_F(SequenceMovesTest, WhatIsDeletedWhileItMovesIsFreeAfterwards) {
   EXPECT_EQ(Pages(), 0u);
 }
 
-// Else a page could move twice at a time, and the second copy would be made from a place that the
+// Otherwise a page could move twice at a time, and the second copy would read a place that the
 // first has given up.
 TEST_F(SequenceMovesTest, NothingElseMovesUntilTheMovesHaveEnded) {
   const SequenceId pinned = Pin(Load(Rows(128, 'a')));

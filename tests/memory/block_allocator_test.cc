@@ -1,4 +1,4 @@
-#include "server/kv/block_allocator.h"
+#include "server/memory/block_allocator.h"
 
 #include <algorithm>
 #include <cstring>

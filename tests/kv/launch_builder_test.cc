@@ -1,4 +1,4 @@
-// SequenceStore: what launches take and give back, one at a time and several at once.
+// LaunchBuilder, through the SequenceStore: launches, one at a time and several at once.
 #include <memory>
 #include <vector>
 
@@ -30,7 +30,7 @@ TEST_F(SequenceLaunchTest, AppendsAcrossPages) {
   EXPECT_THAT(launch->appends, SizeIs(3));
   EXPECT_EQ(Text(*launch), Rows(60, 'a') + Rows(100, 'b'));
   EXPECT_EQ(Length(id), 60u) << "visible before the launch has ended";
-  store_->End(*launch, true);
+  store_->EndLaunch(*launch, true);
   EXPECT_EQ(Length(id), 160u);
   EXPECT_EQ(Pages(), 3u);
   EXPECT_EQ(Text(id), Rows(60, 'a') + Rows(100, 'b'));
@@ -45,7 +45,7 @@ TEST_F(SequenceLaunchTest, OperationsOfOneLaunchSeeWhatThoseBeforeThemAppend) {
   EXPECT_EQ(Text(*launch, 0), Rows(10, 'a'));
   EXPECT_EQ(Text(*launch, 1), Rows(10, 'a'));
   EXPECT_EQ(Text(*launch, 2), Rows(10, 'a') + Rows(60, 'b'));
-  store_->End(*launch, true);
+  store_->EndLaunch(*launch, true);
   EXPECT_EQ(Text(id), Rows(10, 'a') + Rows(60, 'b'));
   EXPECT_EQ(Pages(), 2u);
 }
@@ -58,7 +58,7 @@ TEST_F(SequenceLaunchTest, AFailedLaunchLeavesEverythingAsItWas) {
   const OperationPtr in_place = Lease({{lone, Rows(70, 'x')}});
   const auto launch = Begin({copies.get(), in_place.get()});
   EXPECT_EQ(Pages(), 4u);
-  store_->End(*launch, false);
+  store_->EndLaunch(*launch, false);
   EXPECT_EQ(Pages(), 2u);
   EXPECT_EQ(Text(parent), "parent");
   EXPECT_EQ(Text(child), "parent");
@@ -84,7 +84,7 @@ TEST_F(SequenceLaunchTest, ExpectedLengthCountsWhatTheLaunchAppendsBefore) {
   EXPECT_THAT(launch->operations, ElementsAre(first.get(), second.get()));
   ASSERT_THAT(launch->refused, SizeIs(1));
   EXPECT_EQ(launch->refused[0].second.code(), StatusCode::kFailedPrecondition);
-  store_->End(*launch, true);
+  store_->EndLaunch(*launch, true);
   EXPECT_EQ(Text(id), "abcdefg");
 }
 
@@ -105,7 +105,7 @@ TEST_F(SequenceLaunchTest, ARequestThatFillsTheArenaAppendsNothingAtAll) {
   EXPECT_THAT(launch->appends, SizeIs(4));  // each of the other two on two pages
   EXPECT_THAT(launch->resident, SizeIs(2));
   EXPECT_EQ(Pages(), 5u);
-  store_->End(*launch, true);
+  store_->EndLaunch(*launch, true);
   EXPECT_EQ(Text(a), "a" + Rows(100, 'x'));
   EXPECT_EQ(Text(child), "a");
   EXPECT_EQ(Text(b), "b" + Rows(64, 'z'));
@@ -124,13 +124,13 @@ TEST_F(SequenceLaunchTest, TheFirstAppendToASharedPartlyFilledPageCopiesIt) {
   const OperationPtr first = Lease({{child, "+child"}});
   const auto launch = Begin({first.get()});
   EXPECT_THAT(launch->copies, SizeIs(1));
-  store_->End(*launch, true);
+  store_->EndLaunch(*launch, true);
   EXPECT_EQ(Pages(), 3u);
 
   const OperationPtr second = Lease({{child, "+again"}});
   const auto next = Begin({second.get()});
   EXPECT_THAT(next->copies, IsEmpty()) << "the page is the child's own";
-  store_->End(*next, true);
+  store_->EndLaunch(*next, true);
   ASSERT_EQ(Append(parent, "+parent"), absl::OkStatus());
   EXPECT_EQ(Pages(), 3u);
   EXPECT_EQ(Text(child), Rows(64, 'a') + "tail+child+again");
@@ -142,7 +142,7 @@ TEST_F(SequenceLaunchTest, AFullSharedPageIsNotCopied) {
   const OperationPtr operation = Lease({{child, "b"}});
   const auto launch = Begin({operation.get()});
   EXPECT_THAT(launch->copies, IsEmpty());
-  store_->End(*launch, true);
+  store_->EndLaunch(*launch, true);
   EXPECT_EQ(Pages(), 2u);
 }
 
@@ -163,7 +163,7 @@ TEST_F(SequenceLaunchTest, AForkDuringALaunchHasWhatWasThereBefore) {
   const auto launch = Begin({operation.get()});
   const SequenceId child = Fork(parent);
   ASSERT_EQ(Append(child, "xyz"), absl::OkStatus());
-  store_->End(*launch, true);
+  store_->EndLaunch(*launch, true);
   EXPECT_EQ(Text(parent), "abcdef");
   EXPECT_EQ(Text(child), "abcxyz");
 }
@@ -174,7 +174,7 @@ TEST_F(SequenceLaunchTest, TruncateDiscardsWhatARunningLaunchAppends) {
   const auto launch = Begin({operation.get()});
   EXPECT_EQ(Pages(), 3u);
   ASSERT_TRUE(store_->Truncate(id, 65, {}).ok());
-  store_->End(*launch, true);
+  store_->EndLaunch(*launch, true);
   EXPECT_EQ(Length(id), 65u);
   EXPECT_EQ(Pages(), 2u);
   ASSERT_EQ(Append(id, "y"), absl::OkStatus());
@@ -187,7 +187,7 @@ TEST_F(SequenceLaunchTest, TruncateDiscardsTheCopyOfASharedPageToo) {
   const OperationPtr operation = Lease({{child, "xyz"}});
   const auto launch = Begin({operation.get()});
   ASSERT_TRUE(store_->Truncate(child, 3, {}).ok());  // keeps all that it has, but nothing pending
-  store_->End(*launch, true);
+  store_->EndLaunch(*launch, true);
   EXPECT_EQ(Text(child), "abc");
   EXPECT_EQ(Pages(), 1u);
 }
@@ -205,7 +205,7 @@ TEST_F(SequenceLaunchTest, PagesThatALaunchUsesStayUntilItHasEnded) {
   Load(Rows(640, 'z'));  // takes other pages
   EXPECT_EQ(Text(*launch, 0), Rows(200, 'a'));
   EXPECT_EQ(Text(*launch, 1), Rows(64, 'b') + "c");
-  store_->End(*launch, true);
+  store_->EndLaunch(*launch, true);
   EXPECT_EQ(Pages(), 11u);
   EXPECT_EQ(Text(truncated), "a");
 }
@@ -221,7 +221,7 @@ TEST_F(SequenceLaunchTest, ASequenceThatIsDeletedWhileItsRequestWaitsIsNotFound)
   EXPECT_EQ(launch->refused[0].first, both.get());
   EXPECT_EQ(launch->refused[0].second.code(), StatusCode::kNotFound);
   EXPECT_THAT(std::string(launch->refused[0].second.message()), HasSubstr("spans[1].sequence_id"));
-  store_->End(*launch, true);
+  store_->EndLaunch(*launch, true);
   EXPECT_EQ(Text(kept), "kept+y");
   EXPECT_EQ(Pages(), 1u);
 }
@@ -237,11 +237,11 @@ TEST_F(SequenceLaunchTest, WhatIsDroppedIsFreeWhenEveryLaunchOfThatTimeHasEnded)
     EXPECT_LT(older->id, younger->id);
     ASSERT_EQ(store_->Delete(dropped), absl::OkStatus());
     const auto later = Begin({read_kept.get()});
-    store_->End(older_ends_first ? *older : *younger, true);
+    store_->EndLaunch(older_ends_first ? *older : *younger, true);
     EXPECT_EQ(Pages(), 2u);
-    store_->End(older_ends_first ? *younger : *older, true);
+    store_->EndLaunch(older_ends_first ? *younger : *older, true);
     EXPECT_EQ(Pages(), 1u) << "waits for a launch that began afterwards";
-    store_->End(*later, true);
+    store_->EndLaunch(*later, true);
   }
 }
 
@@ -251,10 +251,10 @@ TEST_F(SequenceLaunchTest, ALaunchOfInlineKvIsNoneOfTheStores) {
   ASSERT_EQ(store_->Lease(&operation), absl::OkStatus());
   Launch launch;
   AttendOperation* const operations[] = {&operation};
-  store_->Begin(operations, &launch);
+  store_->BeginLaunch(operations, &launch);
   EXPECT_THAT(launch.operations, ElementsAre(&operation));
   EXPECT_EQ(launch.id, 0u);
-  store_->End(launch, true);
+  store_->EndLaunch(launch, true);
 }
 
 }  // namespace

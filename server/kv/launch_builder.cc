@@ -1,0 +1,189 @@
+#include "server/kv/launch_builder.h"
+
+#include <algorithm>
+#include <cassert>
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/plan.h"
+#include "server/request/spans.h"
+
+namespace flashcore::server {
+namespace {
+
+// The kernels' row numbers are int32. Half of that leaves room for every sum.
+constexpr uint64_t kMaxRows = std::numeric_limits<int32_t>::max() / 2;
+
+// Splits `rows` rows of `source`, which start at row `length` of the layer, by page.
+void AddRowAppends(const SpanTensors& source, uint32_t rows, uint64_t length,
+                   const SequenceLayer& layer, const Arena& arena, Launch* launch) {
+  for (uint64_t done = 0; done < rows;) {
+    const uint64_t at = length + done;
+    const uint64_t count = std::min(rows - done, kernels::kPageTokens - at % kernels::kPageTokens);
+    const auto offset = static_cast<int64_t>(done) * source.kv_strides.row;
+    kernels::RowAppend& append = launch->appends.emplace_back();
+    append.key = source.key + offset;
+    append.value = source.value + offset;
+    append.row_stride = source.kv_strides.row;
+    append.head_stride = source.kv_strides.head;
+    append.page = arena.address(layer.PageAt(static_cast<size_t>(at / kernels::kPageTokens)));
+    append.row = static_cast<int32_t>(at % kernels::kPageTokens);
+    append.rows = static_cast<int32_t>(count);
+    done += count;
+  }
+}
+
+}  // namespace
+
+absl::Status LaunchBuilder::AddOperation(AttendOperation* operation, Launch* launch) {
+  const AttendRequest& request = operation->request;
+  const std::vector<SequencePtr>& sequences = operation->sequences.sequences();
+  const size_t copies = launch->copies.size(), appends = launch->appends.size();
+  savepoints_.clear();
+  SpanCursor cursor(request, operation->tensors.addresses());
+  for (size_t i = 0; i < sequences.size(); ++i, cursor.Advance()) {
+    if (sequences[i] == nullptr) continue;
+    absl::Status status = AddAppend(request, i, cursor.tensors(), sequences[i].get(), launch);
+    if (!status.ok()) {
+      RollBack();
+      launch->copies.resize(copies);
+      launch->appends.resize(appends);
+      return status;
+    }
+    operation->sequence_lengths[i] = sequences[i]->layers[request.layer].pending_length();
+  }
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    if (sequences[i] == nullptr) continue;
+    ++sequences[i]->launches;
+    if (!request.append_only) AddRead(*operation, i, sequences[i].get(), launch);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LaunchBuilder::AddAppend(const AttendRequest& request, size_t index,
+                                      const SpanTensors& tensors, Sequence* sequence,
+                                      Launch* launch) {
+  const SpanShape& span = request.spans[index];
+  SequenceLayer& layer = sequence->layers[request.layer];
+  const uint64_t length = layer.pending_length();
+  if (sequence->deleted) {
+    return absl::NotFoundError(absl::StrCat(
+        "spans[", index, "].sequence_id: the sequence was deleted while the request was queued"));
+  }
+  if (span.expected_length.value_or(length) != length) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("spans[", index, "].expected_length: ", *span.expected_length,
+                     "; the sequence has ", length, " rows in layer ", request.layer));
+  }
+  if (span.kv_rows == 0) return absl::OkStatus();
+  absl::Status status = AllocatePages(*sequence, &layer, span.kv_rows, launch);
+  if (!status.ok()) {
+    return absl::Status(status.code(), absl::StrCat("spans[", index, "]: ", status.message()));
+  }
+  AddRowAppends(tensors, span.kv_rows, length, layer, pages_.arena(), launch);
+  return absl::OkStatus();
+}
+
+// Allocates the pages that `rows` more rows need, and copies the last page if it is shared.
+absl::Status LaunchBuilder::AllocatePages(const Sequence& sequence, SequenceLayer* layer,
+                                          uint32_t rows, Launch* launch) {
+  const uint64_t length = layer->pending_length();
+  if (length + rows > kMaxRows) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the sequence would have ", length + rows, " rows; at most ", kMaxRows));
+  }
+  if (layer->pending == nullptr) {
+    layer->pending = std::make_unique<PendingAppend>();
+    layer->pending->first_page = layer->pages.size();
+    layer->pending->length = length;
+    layer->pending->launch = launch->id;
+  }
+  PendingAppend& pending = *layer->pending;
+  assert(pending.launch == launch->id);  // because of the Batcher's order
+  savepoints_.push_back({layer, pending.pages.size(), length});
+
+  const bool last_page_has_room = length % kernels::kPageTokens != 0;
+  const bool last_page_is_old = pending.first_page == layer->pages.size() && pending.pages.empty();
+  if (last_page_has_room && last_page_is_old && pages_.arena().refs(layer->pages.back()) > 1) {
+    const absl::StatusOr<PageId> copy = table_.AllocatePage(sequence);
+    if (!copy.ok()) return copy.status();
+    --pending.first_page;
+    pending.pages.push_back(*copy);
+    launch->copies.push_back(
+        {pages_.arena().address(layer->pages.back()), pages_.arena().address(*copy)});
+  }
+  const size_t needed = PagesFor(length + rows);
+  while (pending.first_page + pending.pages.size() < needed) {
+    const absl::StatusOr<PageId> page = table_.AllocatePage(sequence);
+    if (!page.ok()) return page.status();
+    pending.pages.push_back(*page);
+  }
+  pending.length = length + rows;
+  return absl::OkStatus();
+}
+
+void LaunchBuilder::RollBack() {
+  for (auto it = savepoints_.rbegin(); it != savepoints_.rend(); ++it) {
+    PendingAppend& pending = *it->layer->pending;
+    for (size_t i = it->pending_pages; i < pending.pages.size(); ++i) {
+      pages_.Unref(pending.pages[i]);
+    }
+    pending.pages.resize(it->pending_pages);
+    pending.length = it->length;
+    if (pending.pages.empty() && pending.length == it->layer->length) it->layer->pending.reset();
+  }
+}
+
+void LaunchBuilder::AddRead(const AttendOperation& operation, size_t span, Sequence* sequence,
+                            Launch* launch) {
+  const Arena& arena = pages_.arena();
+  const SequenceLayer& layer = sequence->layers[operation.request.layer];
+  const auto rows = static_cast<int32_t>(operation.sequence_lengths[span]);
+  const auto query_rows = static_cast<int32_t>(operation.request.spans[span].query_rows);
+  const kernels::KvRange visible =
+      kernels::VisibleKv(operation.request.mask, query_rows, rows, 0, query_rows);
+  const size_t num_pages = PagesFor(operation.sequence_lengths[span]);
+  const size_t page_bytes = sequence->shape.page_bytes();
+  size_t hot_bytes = 0;  // read from the hot segment
+  size_t cold_bytes = 0;
+  launch->resident.push_back({launch->pages.size(), rows});
+  for (size_t t = 0; t < num_pages; ++t) {
+    const PageId page = layer.PageAt(t);
+    launch->pages.push_back(arena.place(page));
+    const auto row = static_cast<int32_t>(t) * kernels::kPageTokens;
+    if (row + kernels::kPageTokens <= visible.begin || row >= visible.end) continue;
+    (arena.segment(page) == Segment::kHot ? hot_bytes : cold_bytes) += page_bytes;
+  }
+  metrics_.kv_read_hot_bytes.Increment(hot_bytes);
+  metrics_.kv_read_cold_bytes.Increment(cold_bytes);
+  sequence->read_rate.Add(static_cast<double>(hot_bytes + cold_bytes), clock_.Now());
+}
+
+void LaunchBuilder::End(const Launch& launch, bool ok) {
+  for (const AttendOperation* operation : launch.operations) {
+    for (const SequencePtr& sequence : operation->sequences.sequences()) {
+      if (sequence == nullptr) continue;
+      --sequence->launches;
+      EndAppend(&sequence->layers[operation->request.layer], ok && !sequence->deleted);
+    }
+  }
+  pages_.EndLaunch(launch.id);
+}
+
+void LaunchBuilder::EndAppend(SequenceLayer* layer, bool commit) {
+  const std::unique_ptr<PendingAppend> pending = std::move(layer->pending);
+  if (pending == nullptr) return;
+  if (!commit || pending->discarded) {
+    for (const PageId page : pending->pages) pages_.Unref(page);
+    return;
+  }
+  // Pages from first_page on are replaced. They are shared, so others keep them.
+  for (size_t i = pending->first_page; i < layer->pages.size(); ++i) pages_.Unref(layer->pages[i]);
+  layer->pages.resize(pending->first_page);
+  layer->pages.insert(layer->pages.end(), pending->pages.begin(), pending->pages.end());
+  layer->length = pending->length;
+}
+
+}  // namespace flashcore::server

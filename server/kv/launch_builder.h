@@ -1,0 +1,67 @@
+// What a launch takes from the resident K/V when it begins, and gives back when it ends.
+#ifndef FLASHCORE_SERVER_KV_LAUNCH_BUILDER_H_
+#define FLASHCORE_SERVER_KV_LAUNCH_BUILDER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/base/clock.h"
+#include "server/kv/launch.h"
+#include "server/kv/page_pool.h"
+#include "server/kv/sequence.h"
+#include "server/kv/sequence_table.h"
+#include "server/request/request.h"
+#include "server/telemetry/device_metrics.h"
+
+namespace flashcore::server {
+
+struct SpanTensors;  // spans.h
+
+// Fills in launches and commits or rolls back what they append. An append is a small transaction:
+//
+//   AddOperation   allocates pages into layer.pending; other readers still see the old length
+//   (the launch runs)
+//   End, ok        moves the pending pages and the length into the layer
+//   End, not ok    frees the pending pages; the layer is as it was
+//
+// Not thread-safe: the SequenceStore's mutex guards it.
+class LaunchBuilder {
+ public:
+  // All arguments outlive the builder.
+  LaunchBuilder(PagePool* pages, SequenceTable* table, const Clock* clock, DeviceMetrics* metrics)
+      : pages_(*pages), table_(*table), clock_(*clock), metrics_(*metrics) {}
+
+  // Adds what a leased operation copies, appends and reads, all of it or nothing, and sets its
+  // sequence_lengths. NOT_FOUND, FAILED_PRECONDITION, RESOURCE_EXHAUSTED as in
+  // SequenceStore::BeginLaunch.
+  absl::Status AddOperation(AttendOperation* operation, Launch* launch);
+  void End(const Launch& launch, bool ok);
+
+ private:
+  // The state of a layer before an append of the current operation.
+  struct Savepoint {
+    SequenceLayer* layer;
+    size_t pending_pages;
+    uint64_t length;
+  };
+
+  absl::Status AddAppend(const AttendRequest& request, size_t span, const SpanTensors& tensors,
+                         Sequence* sequence, Launch* launch);
+  absl::Status AllocatePages(const Sequence& sequence, SequenceLayer* layer, uint32_t rows,
+                             Launch* launch);
+  void AddRead(const AttendOperation& operation, size_t span, Sequence* sequence, Launch* launch);
+  void RollBack();
+  void EndAppend(SequenceLayer* layer, bool commit);
+
+  PagePool& pages_;
+  SequenceTable& table_;
+  const Clock& clock_;
+  DeviceMetrics& metrics_;
+  std::vector<Savepoint> savepoints_;  // of the current operation, oldest first
+};
+
+}  // namespace flashcore::server
+
+#endif  // FLASHCORE_SERVER_KV_LAUNCH_BUILDER_H_
