@@ -120,7 +120,7 @@ void LogDevice(const Device& device, const Options& options, const std::string& 
 }
 
 void SetDeviceGauges(Engine* engine, DeviceMetrics* metrics) {
-  const auto set = [](Gauge& gauge, size_t value) { gauge.Set(static_cast<int64_t>(value)); };
+  const auto set = [](Gauge& gauge, size_t value) { gauge.Set(static_cast<double>(value)); };
   set(metrics->staging_used_bytes, engine->staging().used_bytes());
   set(metrics->staging_free_bytes, engine->staging().free_bytes());
   set(metrics->staging_waiting, engine->staging().waiting());
