@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "prometheus/metric_family.h"
+#include "server/telemetry/log.h"
 
 namespace flashcore::server {
 namespace {
@@ -194,6 +195,9 @@ std::vector<prometheus::MetricFamily> Metrics::Collect() const {
   Families families = registry_.Collect();
   AppendStat(&families);
   AppendFileDescriptors(&families);
+  Append(&families, MetricType::Counter, "flashcore_log_records_dropped_total",
+         "Log records dropped because standard error did not take them.",
+         static_cast<double>(DefaultLogger().dropped()));
   return families;
 }
 

@@ -79,6 +79,7 @@ TEST_F(MetricsTest, AllSeriesAreThereAtZeroFromTheStart) {
   }
   expect_zero("flashcore_inflight_requests");
   expect_zero("flashcore_serving");
+  expect_zero("flashcore_log_records_dropped_total");
   for (const char* name : {"cpu", "cuda:0"}) {
     const std::string device = absl::StrCat("device=\"", name, "\"");
     const auto of_device = [&](const std::string& series, const std::string& labels) {
