@@ -1,15 +1,16 @@
-// flashcore-server: wires options, device, engine, transport and metrics together, and drains them
-// when told to stop.
+// flashcore-server: connects options, devices, engines, transport and metrics, and drains them on
+// SIGTERM or SIGINT.
 //
-// Exit status: 0 after a full drain; 1 if the server could not start, if a device was lost, or if
-// requests were still running when the drain timed out; 2 for a bad flag; 128 + the signal's number
-// on a second signal.
+// Exit status: 0 after a complete drain; 1 if the server could not start, if a device was lost, or
+// if requests were still running when the drain timed out; 2 for a bad flag; 128 + the signal's
+// number on a second signal.
 #include <grpc/support/log.h>
 #include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -36,6 +37,9 @@
 namespace flashcore::server {
 namespace {
 
+// How long the end of the process waits for whoever reads the log.
+constexpr std::chrono::milliseconds kLogFlushTime(200);
+
 sigset_t StopSignals() {
   sigset_t signals;
   sigemptyset(&signals);
@@ -44,28 +48,30 @@ sigset_t StopSignals() {
   return signals;
 }
 
-// By default glibc gives the memory of a large message back to the system when the message is
-// freed, and gets it again, page fault by page fault, for the next; and it has arenas for every
-// thread, so that what one thread has freed is of no use to another. Keeping it halves the CPU time
-// that gRPC needs for 1.5 MB (tests/bench/notes). Call before the first thread starts.
+// By default glibc returns the memory of a freed large message to the system, and every next
+// message pays for page faults. It also has one arena per thread, so memory freed by one thread is
+// not reused by another. Keeping the memory in one arena halves gRPC's CPU time for a 1.5 MB
+// message (tests/bench/notes). Call before the first thread starts.
 void KeepFreedMemory() {
   mallopt(M_ARENA_MAX, 1);
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that glibc takes
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // glibc's maximum
   mallopt(M_TRIM_THRESHOLD, 256 << 20);
 }
 
-// Debian builds Abseil without NDEBUG: every lock and unlock that gRPC makes would enter a graph of
-// all mutexes, behind one global lock, to look for deadlocks.
-void TrustLockOrder() { absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore); }
-
-// What is kept should not be much more than pays. Large messages leave a lot behind, also those
-// that gRPC refuses before we see them; this gives it back.
-void TrimHeap() {
-  constexpr size_t kWorthwhileBytes = 32 << 20;
-  if (mallinfo2().fordblks >= kWorthwhileBytes) malloc_trim(0);
+// Debian builds Abseil without NDEBUG. By default, every lock and unlock in gRPC then looks for
+// deadlocks in a graph of all mutexes, under one global lock.
+void DisableDeadlockDetection() {
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
 }
 
-// Meanwhile keeps house.
+// Caps the memory that KeepFreedMemory retains: beyond this it no longer reduces page faults. Large
+// messages leave much behind, even those that gRPC rejects before the service sees them.
+void TrimHeap() {
+  constexpr size_t kMaxFreeBytes = 32 << 20;
+  if (mallinfo2().fordblks >= kMaxFreeBytes) malloc_trim(0);
+}
+
+// Returns the signal. Trims the heap every few seconds until it comes.
 int WaitForStopSignal() {
   constexpr timespec kInterval = {5, 0};
   const sigset_t signals = StopSignals();
@@ -74,7 +80,7 @@ int WaitForStopSignal() {
   return signal;
 }
 
-// gRPC's own messages, as records of our log.
+// Writes gRPC's messages to our log.
 void LogFromGrpc(gpr_log_func_args* args) {
   const LogLevel level =
       args->severity == GPR_LOG_SEVERITY_ERROR ? LogLevel::kWarning : LogLevel::kDebug;
@@ -82,8 +88,8 @@ void LogFromGrpc(gpr_log_func_args* args) {
                       {{"component", "grpc"}, {"file", args->file}, {"line", args->line}});
 }
 
-// Protobuf's: what it has to say of a malformed message is for debugging, and a client can make it
-// say it as often as it likes.
+// Writes protobuf's messages to our log, at debug level: clients cause them with malformed
+// messages.
 void LogFromProtobuf(google::protobuf::LogLevel /*level*/, const char* file, int line,
                      const std::string& message) {
   LogDebug(message, {{"component", "protobuf"}, {"file", file}, {"line", line}});
@@ -120,7 +126,7 @@ void LogDevice(const Device& device, const Options& options, const std::string& 
 }
 
 void SetDeviceGauges(Engine* engine, DeviceMetrics* metrics) {
-  const auto set = [](Gauge& gauge, size_t value) { gauge.Set(static_cast<int64_t>(value)); };
+  const auto set = [](Gauge& gauge, size_t value) { gauge.Set(static_cast<double>(value)); };
   set(metrics->staging_used_bytes, engine->staging().used_bytes());
   set(metrics->staging_free_bytes, engine->staging().free_bytes());
   set(metrics->staging_waiting, engine->staging().waiting());
@@ -138,25 +144,29 @@ void SetGauges(const Fleet& fleet, Metrics* metrics) {
   }
 }
 
-// Drains `server`; a second signal meanwhile ends the process at once.
+// Ends the process without destructors, but writes the log first.
+[[noreturn]] void ExitAtOnce(int status) {
+  DefaultLogger().Flush(kLogFlushTime);
+  _exit(status);
+}
+
+// Drains `server` and returns the exit status. A second signal ends the process at once.
 int Drain(Server* server, absl::Duration timeout) {
   std::thread([] {
     const int signal = WaitForStopSignal();
     LogWarning("second signal: exiting at once", {{"signal", strsignal(signal)}});
-    _exit(128 + signal);
+    ExitAtOnce(128 + signal);
   }).detach();
   if (server->Drain(timeout)) {
     LogInfo("drained");
     return 0;
   }
   LogError("drain timed out: requests are still running", {{"timeout", FormatDuration(timeout)}});
-  // A launch cannot be interrupted, so there is nothing to wait for.
-  std::fflush(nullptr);
-  _exit(1);
+  ExitAtOnce(1);  // a launch cannot be interrupted, so destructors would wait for it
 }
 
-// Gives the lanes of `devices` the first of `cores`, one each, and has threads that start from now
-// on stay on the rest. Without `cores`, does nothing.
+// Assigns one core to each lane of `devices`, from the front of `cores`. The calling thread, and
+// the threads that it starts from now on, stay on the remaining cores. No `cores`: does nothing.
 absl::Status PinThreads(const std::vector<int>& cores,
                         const std::vector<std::unique_ptr<Device>>& devices,
                         std::vector<int>* lane_cores) {
@@ -177,37 +187,44 @@ int Fail(absl::string_view what, const absl::Status& status) {
   return 1;
 }
 
+// Null if `options` disable the endpoint.
+absl::StatusOr<std::unique_ptr<MetricsServer>> StartMetricsServer(const Options& options,
+                                                                  const Metrics* metrics) {
+  if (options.metrics_listen.empty()) return nullptr;
+  auto server = MetricsServer::Start({options.metrics_listen, options.metrics_token_file,
+                                      [metrics] { return metrics->serving.Value() != 0; }},
+                                     metrics);
+  if (server.ok()) {
+    LogInfo("metrics", {{"address", (*server)->address()}, {"path", "/metrics"}});
+  }
+  return server;
+}
+
 int Run(const Options& options) {
-  // Streams of a GPU that share a connection to it wait for each other; the default is 8.
+  // CUDA streams that share a hardware connection wait for each other; the default is 8.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   const SteadyClock clock;
-  absl::Status pinned = StayOnCores(options.cores);  // the threads of the CPU device, too
+  absl::Status pinned = StayOnCores(options.cores);  // also for the CPU device's threads
   if (!pinned.ok()) return Fail("cannot pin threads", pinned);
   auto opened = OpenDevices(options.device, &clock);
   if (!opened.ok()) return Fail("cannot use the device", opened.status());
-  for (const auto& device : opened->devices) LogDevice(*device, options, opened->reason);
   Metrics metrics(MetricsOptions(options, opened->devices));
   std::atomic<bool> device_lost{false};
   Engine::Options engine_options = options.engine;
   engine_options.on_device_lost = [&](const DeviceInfo& device, const absl::Status& status) {
     LogError("the device is lost", {{"device", device.id}, {"error", status.message()}});
-    // A second signal, of another device, would cut the drain short.
+    // Only once: a second signal, for another device, would cut the drain short.
     if (!device_lost.exchange(true)) kill(getpid(), SIGTERM);
   };
   pinned = PinThreads(options.cores, opened->devices, &engine_options.lane_cores);
   if (!pinned.ok()) return Fail("cannot pin threads", pinned);
+  // Only now: the first record starts the log's thread, which must not run on the lanes' cores.
+  for (const auto& device : opened->devices) LogDevice(*device, options, opened->reason);
   Fleet fleet(engine_options, std::move(opened->devices), &clock, &metrics);
   metrics.OnScrape([&] { SetGauges(fleet, &metrics); });
 
-  std::unique_ptr<MetricsServer> metrics_server;
-  if (!options.metrics_listen.empty()) {
-    auto started = MetricsServer::Start({options.metrics_listen, options.metrics_token_file,
-                                         [&] { return metrics.serving.Value() != 0; }},
-                                        &metrics);
-    if (!started.ok()) return Fail("cannot serve metrics", started.status());
-    metrics_server = *std::move(started);
-    LogInfo("metrics", {{"address", metrics_server->address()}, {"path", "/metrics"}});
-  }
+  auto metrics_server = StartMetricsServer(options, &metrics);
+  if (!metrics_server.ok()) return Fail("cannot serve metrics", metrics_server.status());
   auto server = Server::Start(options.server, &fleet, &metrics);
   if (!server.ok()) return Fail("cannot serve", server.status());
   LogInfo("serving", {{"version", options.server.version},
@@ -228,13 +245,17 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "flashcore-server: %s\n", std::string(options.status().message()).c_str());
     return 2;
   }
+  flashcore::server::KeepFreedMemory();
+  flashcore::server::DisableDeadlockDetection();
+  // Before any thread starts, so that all inherit it and only WaitForStopSignal receives the
+  // signals.
+  const sigset_t signals = flashcore::server::StopSignals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);  // writing to a closed pipe or socket is an error, not the end
   flashcore::server::SetDefaultLogger(options->log);
   gpr_set_log_function(flashcore::server::LogFromGrpc);
   google::protobuf::SetLogHandler(flashcore::server::LogFromProtobuf);
-  flashcore::server::KeepFreedMemory();
-  flashcore::server::TrustLockOrder();
-  // Before any thread starts, so that all inherit it and only WaitForStopSignal sees the signals.
-  const sigset_t signals = flashcore::server::StopSignals();
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  return flashcore::server::Run(*options);
+  const int status = flashcore::server::Run(*options);
+  flashcore::server::DefaultLogger().Flush(flashcore::server::kLogFlushTime);
+  return status;
 }

@@ -93,6 +93,9 @@ SERVICE = dashboard(
                "process_max_fds{<servers>}": "{{instance}} files at most",
                "process_threads{<servers>}": "{{instance}} threads"},
               "Every connection is an open file."),
+        Panel("Log records dropped", "short",
+              {"rate(flashcore_log_records_dropped_total{<servers>}[<window>])": "{{instance}}"},
+              "Per second: standard error did not take them in time."),
     ]])
 
 TIME = dashboard(

@@ -1,7 +1,6 @@
-// std::mutex and std::condition_variable with Clang's thread-safety annotations.
-//
-// Not absl::Mutex: its code lives in an uninstrumented library, for which ThreadSanitizer reports
-// races that are none.
+// The server's only mutex type: std::mutex and std::condition_variable with Clang's thread-safety
+// annotations. Not absl::Mutex: distributions build it without ThreadSanitizer, which then reports
+// false races, and Debian also builds it with deadlock detection, which slows every lock.
 #ifndef FLASHCORE_SERVER_BASE_MUTEX_H_
 #define FLASHCORE_SERVER_BASE_MUTEX_H_
 
@@ -38,13 +37,13 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 
 class CondVar {
  public:
-  // Wakes up when notified, or spuriously.
+  // Returns when notified, or spuriously.
   void Wait(Mutex* mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
     condition_.wait(lock);
     lock.release();
   }
-  // As Wait, but not beyond `time`. False once it has come.
+  // Like Wait, but returns at `time` at the latest; false from then on.
   bool WaitUntil(Mutex* mutex, std::chrono::steady_clock::time_point time)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);

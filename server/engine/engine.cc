@@ -70,15 +70,15 @@ absl::Status Engine::Prepare(AttendOperation* operation) {
 
 absl::Status Engine::Submit(AttendOperation* operation) {
   load_.fetch_add(1, std::memory_order_relaxed);
-  metrics_->queue_depth.Add(1);  // first, so that the lane cannot take it off before it is on
+  metrics_->queue_depth.Increment();  // first, so that the lane cannot take it off before it is on
   AttendOperation* displaced = nullptr;
   absl::Status status = batcher_.Enqueue(operation, &displaced);
   if (!status.ok()) {
-    metrics_->queue_depth.Add(-1);
+    metrics_->queue_depth.Decrement();
     load_.fetch_sub(1, std::memory_order_relaxed);
   }
   if (displaced != nullptr) {
-    metrics_->queue_depth.Add(-1);
+    metrics_->queue_depth.Decrement();
     Finish(displaced, absl::ResourceExhaustedError(
                           "the request queue is full, and most of it is this client's: the "
                           "request made room for another client's"));
@@ -94,8 +94,8 @@ void Engine::RunLane(int lane) {
   Flight flight;
   const Batch& batch = flight.batch;
   while (batcher_.Take(&flight.batch)) {
-    metrics_->queue_depth.Add(
-        -static_cast<int64_t>(batch.operations.size() + batch.dropped.size()));
+    metrics_->queue_depth.Decrement(
+        static_cast<double>(batch.operations.size() + batch.dropped.size()));
     for (const auto& [operation, status] : batch.dropped) Finish(operation, status);
     if (!batch.operations.empty()) RunBatch(lane, &flight);
     if (moves_due_.exchange(false)) MovePages(lane);

@@ -82,8 +82,8 @@ absl::Status SharedMemory::Take(size_t bytes, const std::string& client) {
   }
   used_bytes_ += bytes;
   accounts_[client] = {account.bytes + bytes, account.regions + 1};
-  bytes_gauge_->Add(static_cast<int64_t>(bytes));
-  regions_gauge_->Add(1);
+  bytes_gauge_->Increment(static_cast<double>(bytes));
+  regions_gauge_->Increment();
   return absl::OkStatus();
 }
 
@@ -93,8 +93,8 @@ void SharedMemory::GiveBack(size_t bytes, const std::string& client) {
   const auto account = accounts_.find(client);
   account->second.bytes -= bytes;
   if (--account->second.regions == 0) accounts_.erase(account);
-  bytes_gauge_->Add(-static_cast<int64_t>(bytes));
-  regions_gauge_->Add(-1);
+  bytes_gauge_->Decrement(static_cast<double>(bytes));
+  regions_gauge_->Decrement();
 }
 
 }  // namespace flashcore::server

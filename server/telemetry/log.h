@@ -5,15 +5,18 @@
 #define FLASHCORE_SERVER_TELEMETRY_LOG_H_
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
-#include <mutex>
+#include <memory>
 #include <string>
 #include <type_traits>
+#include <variant>
 
 #include "absl/strings/string_view.h"
-#include "absl/types/variant.h"
+#include "server/base/mutex.h"
+#include "server/telemetry/log_writer.h"
 
 namespace flashcore::server {
 
@@ -24,11 +27,11 @@ enum class LogFormat {
   kText
 };
 
-// A key and a typed value, both only looked at: they live in the caller's expression. Keys should
-// be none of "ts", "level", "msg".
+// A key and a typed value. Views of the caller's data: use only as an argument of a Log function.
+// "ts", "level" and "msg" are reserved keys.
 class LogField {
  public:
-  using Value = absl::variant<absl::string_view, int64_t, uint64_t, double, bool>;
+  using Value = std::variant<absl::string_view, int64_t, uint64_t, double, bool>;
 
   template <typename T>
   LogField(absl::string_view key, const T& value) : key_(key), value_(Convert(value)) {}
@@ -39,16 +42,10 @@ class LogField {
  private:
   template <typename T>
   static Value Convert(const T& value) {
-    if constexpr (std::is_same_v<T, bool>) {
-      return Value(value);
-    } else if constexpr (std::is_floating_point_v<T>) {
-      return Value(static_cast<double>(value));
-    } else if constexpr (std::is_integral_v<T> && std::is_signed_v<T>) {
-      return Value(static_cast<int64_t>(value));
-    } else if constexpr (std::is_integral_v<T>) {
-      return Value(static_cast<uint64_t>(value));
+    if constexpr (std::is_unsigned_v<T> && !std::is_same_v<T, bool>) {
+      return static_cast<uint64_t>(value);
     } else {
-      return Value(absl::string_view(value));
+      return value;
     }
   }
 
@@ -64,10 +61,11 @@ class Logger {
   struct Options {
     LogFormat format = LogFormat::kAuto;
     LogLevel min_level = LogLevel::kInfo;
-    // Takes one record, its newline included; calls do not overlap. Unset: one write(2) to standard
+    size_t queue_bytes = 1 << 20;  // records waiting for standard error; more are dropped
+    // For tests: receives each record with its newline, one call at a time, instead of standard
     // error.
     std::function<void(absl::string_view)> sink;
-    // Unset: the system's clock.
+    // Unset: the system clock.
     std::function<std::chrono::system_clock::time_point()> now;
   };
 
@@ -76,16 +74,25 @@ class Logger {
   Logger& operator=(const Logger&) = delete;
 
   bool Enabled(LogLevel level) const { return level >= options_.min_level; }
-  // Invalid UTF-8 in strings comes out as U+FFFD; numbers that JSON lacks as null.
+  // Does not wait for the reader of standard error. Strings come out in ASCII: other characters and
+  // control characters are escaped, so that no client can send commands to a terminal, and invalid
+  // UTF-8 becomes U+FFFD. Infinity and NaN come out as null.
   void Log(LogLevel level, absl::string_view message, LogFields fields = {});
+  // Waits until the records so far have reached standard error, at most `timeout`.
+  void Flush(std::chrono::milliseconds timeout) { writer_.Flush(timeout); }
+  // Records that standard error did not take.
+  uint64_t dropped() const { return writer_.dropped(); }
 
  private:
+  std::string Record(LogLevel level, absl::string_view message, LogFields fields) const;
+
   Options options_;
-  std::mutex mutex_;  // held while a record is written
+  Mutex sink_mutex_;
+  LogWriter writer_;
 };
 
-// The process's logger, which the functions below write to. Until SetDefaultLogger it is one with
-// default options. The old one lives on, for threads that may still write to it.
+// The process's logger, which the functions below write to. Until SetDefaultLogger it has default
+// options. Replaced loggers are never destroyed, because other threads may still use them.
 Logger& DefaultLogger();
 void SetDefaultLogger(Logger::Options options);
 
@@ -102,8 +109,8 @@ inline void LogError(absl::string_view message, LogFields fields = {}) {
   DefaultLogger().Log(LogLevel::kError, message, fields);
 }
 
-// Lets at most `per_second` records through in any one second of the clock, so that a flood of bad
-// requests is no flood of records. One per call site:
+// Admits at most `per_second` records in any second, so that a flood of bad requests does not flood
+// the log. Use one per call site:
 //
 //   static LogLimiter limiter(10);
 //   if (const auto pass = limiter.Admit()) {
@@ -117,7 +124,7 @@ class LogLimiter {
 
   struct Pass {
     bool admitted = false;
-    uint64_t suppressed = 0;  // records refused since the last one admitted
+    uint64_t suppressed = 0;  // records refused since the last admitted one
     explicit operator bool() const { return admitted; }
   };
 
@@ -127,13 +134,13 @@ class LogLimiter {
  private:
   const int per_second_;
   const Now now_;
-  std::mutex mutex_;  // guards what follows
-  std::chrono::steady_clock::time_point window_start_;
-  int admitted_in_window_ = 0;
-  uint64_t suppressed_ = 0;
+  Mutex mutex_;
+  std::chrono::steady_clock::time_point window_start_ ABSL_GUARDED_BY(mutex_);
+  int admitted_in_window_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t suppressed_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// "debug", "info", "warning", "error" and "auto", "json", "text"; false if `text` is none of them.
+// Parses "debug", "info", "warning", "error" and "auto", "json", "text". False for any other text.
 bool ParseLogLevel(absl::string_view text, LogLevel* level);
 bool ParseLogFormat(absl::string_view text, LogFormat* format);
 

@@ -1,26 +1,31 @@
 #include "server/telemetry/metrics.h"
 
-#include <iterator>
+#include <dirent.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
 #include <utility>
 
-#include "server/telemetry/process_metrics.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "prometheus/metric_family.h"
+#include "server/telemetry/log.h"
 
 namespace flashcore::server {
 namespace {
 
-// Of gRPC's status codes, 0 to 16, as other gRPC servers' metrics spell them.
+// The names of gRPC's status codes, 0 to 16, as in the metrics of other gRPC servers.
 constexpr const char* kCodeNames[RpcMetrics::kCodes] = {
     "OK",       "Canceled",       "Unknown",          "InvalidArgument",   "DeadlineExceeded",
     "NotFound", "AlreadyExists",  "PermissionDenied", "ResourceExhausted", "FailedPrecondition",
     "Aborted",  "OutOfRange",     "Unimplemented",    "Internal",          "Unavailable",
     "DataLoss", "Unauthenticated"};
 
-struct RejectReason {
-  absl::StatusCode code;
-  const char* name;
-};
-constexpr RejectReason kReasons[] = {
-    {absl::StatusCode::kInternal, "internal"},  // first: what any other code counts as
+// The reasons of rejected requests; any other code counts as "internal".
+constexpr std::pair<absl::StatusCode, const char*> kReasons[] = {
     {absl::StatusCode::kInvalidArgument, "invalid_argument"},
     {absl::StatusCode::kNotFound, "not_found"},
     {absl::StatusCode::kFailedPrecondition, "failed_precondition"},
@@ -31,102 +36,168 @@ constexpr RejectReason kReasons[] = {
     {absl::StatusCode::kUnavailable, "unavailable"},
 };
 
-MetricRegistry::Labels GrpcLabels(const RpcMethod& method) {
+Labels GrpcLabels(const RpcMethod& method) {
   return {
       {"grpc_type", method.type}, {"grpc_service", method.service}, {"grpc_method", method.method}};
+}
+
+// The process_* metrics that every Prometheus client library exports, without those that cannot be
+// read. prometheus-cpp has none.
+
+std::string ReadFile(const char* path) {
+  std::ifstream file(path);
+  std::ostringstream content;
+  content << file.rdbuf();
+  return content.str();
+}
+
+using Families = std::vector<prometheus::MetricFamily>;
+using prometheus::MetricType;
+
+void Append(Families* families, MetricType type, const char* name, const char* help, double value) {
+  prometheus::ClientMetric metric;
+  (type == MetricType::Counter ? metric.counter.value : metric.gauge.value) = value;
+  families->push_back({name, help, type, {metric}});
+}
+
+// When the machine started, in seconds since the epoch; 0 if unknown.
+double BootTime() {
+  const std::string stat = ReadFile("/proc/stat");
+  for (absl::string_view line : absl::StrSplit(stat, '\n')) {
+    double seconds = 0;
+    if (absl::ConsumePrefix(&line, "btime ") && absl::SimpleAtod(line, &seconds)) return seconds;
+  }
+  return 0;
+}
+
+// Reads /proc/self/stat; see proc(5).
+void AppendStat(Families* families) {
+  const std::string stat = ReadFile("/proc/self/stat");
+  // The second field is the program's name in parentheses, which may contain any character. Search
+  // for its end from the right; the third field follows.
+  const size_t name_end = stat.rfind(") ");
+  if (name_end == std::string::npos) return;
+  const std::vector<absl::string_view> fields =
+      absl::StrSplit(absl::string_view(stat).substr(name_end + 2), ' ');
+  const auto field = [&](size_t number) {
+    double value = 0;
+    if (number - 3 < fields.size() && !absl::SimpleAtod(fields[number - 3], &value)) value = 0;
+    return value;
+  };
+  const double ticks_per_second = static_cast<double>(sysconf(_SC_CLK_TCK));
+  Append(families, MetricType::Counter, "process_cpu_seconds_total",
+         "User and system CPU time spent, in seconds.", (field(14) + field(15)) / ticks_per_second);
+  Append(families, MetricType::Gauge, "process_threads", "Threads of the process.", field(20));
+  Append(families, MetricType::Gauge, "process_start_time_seconds",
+         "Start of the process, in seconds since the epoch.",
+         BootTime() + field(22) / ticks_per_second);
+  Append(families, MetricType::Gauge, "process_virtual_memory_bytes", "Virtual memory, in bytes.",
+         field(23));
+  Append(families, MetricType::Gauge, "process_resident_memory_bytes", "Resident memory, in bytes.",
+         field(24) * static_cast<double>(sysconf(_SC_PAGESIZE)));
+}
+
+void AppendFileDescriptors(Families* families) {
+  if (DIR* directory = opendir("/proc/self/fd")) {
+    int entries = 0;
+    while (readdir(directory) != nullptr) ++entries;
+    closedir(directory);
+    // Without ".", "..", and the descriptor that reads the directory.
+    Append(families, MetricType::Gauge, "process_open_fds", "Open file descriptors.", entries - 3);
+  }
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    Append(families, MetricType::Gauge, "process_max_fds",
+           "Most file descriptors that may be open.", static_cast<double>(limit.rlim_cur));
+  }
 }
 
 }  // namespace
 
 RpcMetrics::RpcMetrics(const RpcMethod& method, MetricRegistry* registry)
-    : method_(method.method),
-      started_(registry->AddCounter("grpc_server_started_total", "RPCs that the server took.",
-                                    GrpcLabels(method))),
-      handling_seconds_(registry->AddHistogram(
-          "grpc_server_handling_seconds",
-          "Time from taking an RPC to its end, whatever its status; of a stream, its whole life.",
+    : method_(method),
+      started_(
+          AddCounter(registry, "grpc_server_started_total", "RPCs started.", GrpcLabels(method))),
+      handling_seconds_(AddHistogram(
+          registry, "grpc_server_handling_seconds",
+          "Time from the start of an RPC to its end, with any status; for a stream, its lifetime.",
           LatencyBounds(), GrpcLabels(method))),
       request_duration_seconds_(
-          registry->AddHistogram("flashcore_request_duration_seconds",
-                                 "Time from taking a request to its answer, whatever its status.",
-                                 LatencyBounds(), {{"rpc", method.method}})) {
+          AddHistogram(registry, "flashcore_request_duration_seconds",
+                       "Time from receiving a request to answering it, with any status.",
+                       LatencyBounds(), {{"rpc", method.method}})) {
   for (int code = 0; code < kCodes; ++code) {
-    MetricRegistry::Labels labels = GrpcLabels(method);
-    labels.emplace_back("grpc_code", kCodeNames[code]);
-    handled_[code] = &registry->AddCounter("grpc_server_handled_total",
-                                           "RPCs that have ended, by their status.", labels);
+    Labels labels = GrpcLabels(method);
+    labels["grpc_code"] = kCodeNames[code];
+    handled_[code] =
+        &AddCounter(registry, "grpc_server_handled_total", "RPCs ended, by status code.", labels);
   }
 }
 
 Metrics::Metrics(const Options& options)
-    : serving(registry_.AddGauge("flashcore_serving", "1 while gRPC health says SERVING, else 0.")),
-      inflight_requests(registry_.AddGauge("flashcore_inflight_requests",
-                                           "Requests taken and not yet answered.")),
-      shared_memory_bytes(registry_.AddGauge("flashcore_shared_memory_bytes",
-                                             "Memory of clients that they share with the server.")),
-      shared_memory_regions(
-          registry_.AddGauge("flashcore_shared_memory_regions", "Regions that this memory is in.")),
-      receive_seconds(registry_.AddHistogram(kPhaseMetric, kPhaseHelp, LatencyBounds(),
-                                             {{"phase", "receive"}})),
-      reply_seconds(
-          registry_.AddHistogram(kPhaseMetric, kPhaseHelp, LatencyBounds(), {{"phase", "reply"}})),
-      staging_wait_seconds(registry_.AddHistogram(kPhaseMetric, kPhaseHelp, LatencyBounds(),
-                                                  {{"phase", "staging_wait"}})),
-      methods_(options.methods) {
-  static_assert(std::size(kReasons) == kRejectReasons);
-  for (size_t reason = 0; reason < kRejectReasons; ++reason) {
-    rejected_by_code_[reason] = &registry_.AddCounter("flashcore_rejected_requests_total",
-                                                      "Requests answered with an error.",
-                                                      {{"reason", kReasons[reason].name}});
+    : serving(AddGauge(&registry_, "flashcore_serving",
+                       "1 while gRPC health reports SERVING, else 0.")),
+      inflight_requests(AddGauge(&registry_, "flashcore_inflight_requests",
+                                 "Requests received and not yet answered.")),
+      shared_memory_bytes(AddGauge(&registry_, "flashcore_shared_memory_bytes",
+                                   "Client memory shared with the server.")),
+      shared_memory_regions(AddGauge(&registry_, "flashcore_shared_memory_regions",
+                                     "Regions of client memory shared with the server.")),
+      receive_seconds(AddHistogram(&registry_, kPhaseMetric, kPhaseHelp, LatencyBounds(),
+                                   {{"phase", "receive"}})),
+      reply_seconds(AddHistogram(&registry_, kPhaseMetric, kPhaseHelp, LatencyBounds(),
+                                 {{"phase", "reply"}})),
+      staging_wait_seconds(AddHistogram(&registry_, kPhaseMetric, kPhaseHelp, LatencyBounds(),
+                                        {{"phase", "staging_wait"}})) {
+  const auto add_reason = [this](const char* name) {
+    return &AddCounter(&registry_, "flashcore_rejected_requests_total",
+                       "Requests answered with an error.", {{"reason", name}});
+  };
+  rejected_by_code_.fill(add_reason("internal"));
+  for (const auto& [code, name] : kReasons) {
+    rejected_by_code_[static_cast<size_t>(code)] = add_reason(name);
   }
-  for (const RpcMethod& method : methods_) rpcs_.emplace_back(method, &registry_);
+  for (const RpcMethod& method : options.methods) rpcs_.emplace_back(method, &registry_);
   for (const Device& device : options.devices) {
     devices_.emplace_back(device.device, &registry_);
-    registry_
-        .AddGauge("flashcore_device_info", "A device that requests run on; always 1.",
-                  {{"device", device.device}, {"name", device.name}, {"arch", device.arch}})
-        .Set(1);
-    registry_
-        .AddGauge("flashcore_l2_window_bytes",
-                  "K/V that the access-policy window of each lane covers; 0: there is none.",
-                  {{"device", device.device}})
-        .Set(static_cast<int64_t>(device.l2_window_bytes));
-    registry_
-        .AddGauge("flashcore_l2_persisting_bytes",
-                  "Of the L2 cache, what the driver has set aside for persisting lines.",
-                  {{"device", device.device}})
-        .Set(static_cast<int64_t>(device.l2_persisting_bytes));
-    registry_
-        .AddGauge("flashcore_queue_capacity", "Requests that may wait for a lane.",
-                  {{"device", device.device}})
-        .Set(device.queue_capacity);
+    AddConstants(device);
   }
-  registry_
-      .AddGauge("flashcore_build_info", "The version of this server; always 1.",
-                {{"version", options.version}})
+  AddGauge(&registry_, "flashcore_build_info", "Version of this server; always 1.",
+           {{"version", options.version}})
       .Set(1);
 }
 
-size_t Metrics::RejectIndex(absl::StatusCode code) {
-  for (size_t reason = 0; reason < kRejectReasons; ++reason) {
-    if (kReasons[reason].code == code) return reason;
-  }
-  return 0;
+void Metrics::AddConstants(const Device& device) {
+  const Labels labels = {{"device", device.device}};
+  AddGauge(&registry_, "flashcore_device_info", "A device that runs requests; always 1.",
+           {{"device", device.device}, {"name", device.name}, {"arch", device.arch}})
+      .Set(1);
+  AddGauge(&registry_, "flashcore_l2_window_bytes",
+           "K/V that the access-policy window of each lane covers; 0 if there is none.", labels)
+      .Set(static_cast<double>(device.l2_window_bytes));
+  AddGauge(&registry_, "flashcore_l2_persisting_bytes",
+           "L2 cache that the driver reserves for persisting lines.", labels)
+      .Set(static_cast<double>(device.l2_persisting_bytes));
+  AddGauge(&registry_, "flashcore_queue_capacity", "Most requests that can wait for a lane.",
+           labels)
+      .Set(static_cast<double>(device.queue_capacity));
 }
 
 RpcMetrics* Metrics::Rpc(absl::string_view service, absl::string_view method) {
-  for (size_t i = 0; i < methods_.size(); ++i) {
-    if (methods_[i].service == service && methods_[i].method == method) return &rpcs_[i];
+  for (RpcMetrics& rpc : rpcs_) {
+    if (rpc.service() == service && rpc.method() == method) return &rpc;
   }
   return nullptr;
 }
 
 std::vector<prometheus::MetricFamily> Metrics::Collect() const {
   for (const std::function<void()>& update : on_scrape_) update();
-  std::vector<prometheus::MetricFamily> families = registry_.Collect();
-  std::vector<prometheus::MetricFamily> process = CollectProcessMetrics();
-  families.insert(families.end(), std::make_move_iterator(process.begin()),
-                  std::make_move_iterator(process.end()));
+  Families families = registry_.Collect();
+  AppendStat(&families);
+  AppendFileDescriptors(&families);
+  Append(&families, MetricType::Counter, "flashcore_log_records_dropped_total",
+         "Log records dropped because standard error did not take them.",
+         static_cast<double>(DefaultLogger().dropped()));
   return families;
 }
 

@@ -1,10 +1,10 @@
 #include "server/telemetry/metrics_server.h"
 
 #include <netdb.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -31,53 +32,41 @@ struct AddrinfoDeleter {
 };
 using Addrinfo = std::unique_ptr<addrinfo, AddrinfoDeleter>;
 
-struct HostPort {
-  std::string host;  // may be empty; without brackets
-  int port = 0;
-};
-
-absl::StatusOr<HostPort> ParseHostPort(absl::string_view address) {
-  const absl::Status malformed = absl::InvalidArgumentError(absl::StrCat(
-      "metrics address \"", address, "\": want HOST:PORT, with an IPv6 host in brackets"));
-  const size_t colon = address.rfind(':');
-  if (colon == absl::string_view::npos) return malformed;
-  HostPort result;
-  if (!absl::SimpleAtoi(address.substr(colon + 1), &result.port) || result.port < 0 ||
-      result.port > 65535) {
-    return malformed;
-  }
+// Resolves "host:port".
+absl::StatusOr<Addrinfo> Resolve(absl::string_view address) {
+  const size_t colon = std::min(address.rfind(':'), address.size());
   absl::string_view host = address.substr(0, colon);
   const bool bracketed = absl::ConsumePrefix(&host, "[");
-  if (bracketed && !absl::ConsumeSuffix(&host, "]")) return malformed;
-  if (!bracketed && host.find(':') != absl::string_view::npos) return malformed;
-  result.host = std::string(host);
-  return result;
-}
-
-absl::StatusOr<Addrinfo> Resolve(const HostPort& target) {
+  int port = -1;
+  if (!absl::SimpleAtoi(absl::ClippedSubstr(address, colon + 1), &port) || port < 0 ||
+      port > 65535 ||
+      (bracketed ? !absl::ConsumeSuffix(&host, "]") : absl::StrContains(host, ':'))) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "metrics address \"", address, "\": want HOST:PORT, with an IPv6 host in brackets"));
+  }
   addrinfo hints = {};
-  hints.ai_family = target.host.empty() ? AF_INET : AF_UNSPEC;
+  hints.ai_family = host.empty() ? AF_INET : AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE;
   addrinfo* list = nullptr;
-  const int error = getaddrinfo(target.host.empty() ? nullptr : target.host.c_str(),
-                                absl::StrCat(target.port).c_str(), &hints, &list);
+  const int error = getaddrinfo(host.empty() ? nullptr : std::string(host).c_str(),
+                                absl::StrCat(port).c_str(), &hints, &list);
   if (error != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("metrics host \"", target.host, "\": ", gai_strerror(error)));
+        absl::StrCat("metrics host \"", host, "\": ", gai_strerror(error)));
   }
   return Addrinfo(list);
 }
 
-// The numeric host of `address`, an IPv6 one in brackets.
+// The numeric host of `address`; IPv6 in brackets.
 std::string NumericHost(const addrinfo& address) {
   char host[NI_MAXHOST] = "";
   getnameinfo(address.ai_addr, address.ai_addrlen, host, sizeof(host), nullptr, 0, NI_NUMERICHOST);
   return address.ai_family == AF_INET6 ? absl::StrCat("[", host, "]") : host;
 }
 
-// Why `address` cannot be listened on: the HTTP server does not say, so this tries by itself.
-std::string WhyNot(const addrinfo& address) {
+// Why the server cannot listen on `address`. The HTTP server does not say, so this tries again.
+std::string ListenError(const addrinfo& address) {
   const int fd = socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return std::strerror(errno);
   const int on = 1;
@@ -103,7 +92,7 @@ absl::StatusOr<std::string> ReadToken(const std::string& path) {
   return token;
 }
 
-// Takes as long wherever they differ, so that a token cannot be guessed byte by byte.
+// Takes constant time for one length, so that a token cannot be guessed byte by byte.
 bool SameSecret(absl::string_view a, absl::string_view b) {
   if (a.size() != b.size()) return false;
   unsigned difference = 0;
@@ -111,8 +100,8 @@ bool SameSecret(absl::string_view a, absl::string_view b) {
   return difference == 0;
 }
 
-// Answers a GET with `body`, anything else with 405. `header`: more header lines, each with its
-// CRLF. Returns the status.
+// Answers a GET with `body`, any other method with 405. `header`: more header lines, each ending
+// with CRLF. Returns the status.
 int Reply(mg_connection* connection, int status, absl::string_view body,
           absl::string_view header = "") {
   if (absl::string_view(mg_get_request_info(connection)->request_method) != "GET") {
@@ -129,10 +118,6 @@ int Reply(mg_connection* connection, int status, absl::string_view body,
   return status;
 }
 
-int OnHealthz(mg_connection* connection, void* /*server*/) {
-  return Reply(connection, 200, "ok\n");
-}
-
 }  // namespace
 
 MetricsServer::MetricsServer(Options options, const prometheus::Collectable* metrics)
@@ -140,14 +125,14 @@ MetricsServer::MetricsServer(Options options, const prometheus::Collectable* met
 
 MetricsServer::~MetricsServer() {
   if (http_ == nullptr) return;  // it did not start
-  // The HTTP server looks whether it should stop every 2 s, or when somebody connects.
+  // The HTTP server checks whether it should stop every 2 s, and at each connection.
   std::atomic<bool> stopped{false};
   std::thread waker([&] {
+    char error[64];
     while (!stopped) {
-      const int fd = socket(listening_.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-      if (fd >= 0) {
-        connect(fd, reinterpret_cast<const sockaddr*>(&listening_), listening_bytes_);
-        close(fd);
+      if (mg_connection* wake =
+              mg_connect_client(host_.c_str(), port_, /*use_ssl=*/0, error, sizeof(error))) {
+        mg_close_connection(wake);
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
@@ -161,7 +146,7 @@ bool MetricsServer::MayScrape(const mg_connection* connection) const {
   if (options_.token_file.empty()) return true;
   const absl::StatusOr<std::string> token = ReadToken(options_.token_file);
   if (!token.ok()) {
-    LogError("cannot check who scrapes", {{"error", token.status().message()}});
+    LogError("cannot check the metrics token", {{"error", token.status().message()}});
     return false;
   }
   const char* header = mg_get_header(connection, "Authorization");
@@ -169,57 +154,49 @@ bool MetricsServer::MayScrape(const mg_connection* connection) const {
   return absl::ConsumePrefix(&given, "Bearer ") && SameSecret(given, *token);
 }
 
-int MetricsServer::OnMetrics(mg_connection* connection, void* server) {
-  const auto* self = static_cast<const MetricsServer*>(server);
-  if (!self->MayScrape(connection)) {
+int MetricsServer::AnswerScrape(mg_connection* connection) const {
+  if (!MayScrape(connection)) {
     return Reply(connection, 401, "the bearer token is missing or wrong\n",
                  "WWW-Authenticate: Bearer\r\n");
   }
-  return Reply(connection, 200, prometheus::TextSerializer().Serialize(self->metrics_->Collect()));
-}
-
-int MetricsServer::OnReadyz(mg_connection* connection, void* server) {
-  const bool ready = static_cast<const MetricsServer*>(server)->options_.ready();
-  return Reply(connection, ready ? 200 : 503, ready ? "ok\n" : "not serving\n");
+  return Reply(connection, 200, prometheus::TextSerializer().Serialize(metrics_->Collect()));
 }
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
     Options options, const prometheus::Collectable* metrics) {
-  absl::StatusOr<HostPort> target = ParseHostPort(options.address);
-  if (!target.ok()) return target.status();
-  absl::StatusOr<Addrinfo> resolved = Resolve(*target);
+  absl::StatusOr<Addrinfo> resolved = Resolve(options.address);
   if (!resolved.ok()) return resolved.status();
   if (!options.token_file.empty()) {
     if (auto token = ReadToken(options.token_file); !token.ok()) return token.status();
   }
-  const std::string host = NumericHost(**resolved);
-  const std::string listen = absl::StrCat(host, ":", target->port);
-
   std::unique_ptr<MetricsServer> server(new MetricsServer(std::move(options), metrics));
-  const mg_callbacks no_callbacks = {};
-  // A connection that sends nothing keeps one of the threads, so not for the default 30 s.
+  const std::string& address = server->options_.address;
+  server->host_ = NumericHost(**resolved);
+  const std::string listen = absl::StrCat(server->host_, address.substr(address.rfind(':')));
+  // A silent connection occupies a thread; the default timeout is 30 s.
   const char* settings[] = {"listening_ports",    listen.c_str(), "num_threads", "2",
                             "request_timeout_ms", "5000",         nullptr};
-  server->http_ = mg_start(&no_callbacks, nullptr, settings);
+  server->http_ = mg_start(/*callbacks=*/nullptr, nullptr, settings);
   if (server->http_ == nullptr) {
-    return absl::UnavailableError(absl::StrCat("cannot serve metrics on ", server->options_.address,
-                                               ": ", WhyNot(**resolved)));
+    return absl::UnavailableError(
+        absl::StrCat("cannot serve metrics on ", address, ": ", ListenError(**resolved)));
   }
-  mg_set_request_handler(server->http_, "/metrics$", OnMetrics, server.get());
-  mg_set_request_handler(server->http_, "/healthz$", OnHealthz, server.get());
-  mg_set_request_handler(server->http_, "/readyz$", OnReadyz, server.get());
+  const auto handle = [&](const char* path, mg_request_handler handler) {
+    mg_set_request_handler(server->http_, path, handler, server.get());
+  };
+  handle("/metrics$", [](mg_connection* connection, void* self) {
+    return static_cast<const MetricsServer*>(self)->AnswerScrape(connection);
+  });
+  handle("/healthz$",
+         [](mg_connection* connection, void*) { return Reply(connection, 200, "ok\n"); });
+  handle("/readyz$", [](mg_connection* connection, void* self) {
+    const bool ready = static_cast<const MetricsServer*>(self)->options_.ready();
+    return Reply(connection, ready ? 200 : 503, ready ? "ok\n" : "not serving\n");
+  });
   mg_server_port port = {};
   mg_get_server_ports(server->http_, 1, &port);
   server->port_ = port.port;
-  server->address_ = absl::StrCat(host, ":", server->port_);
-  server->listening_bytes_ = (*resolved)->ai_addrlen;
-  std::memcpy(&server->listening_, (*resolved)->ai_addr, (*resolved)->ai_addrlen);
-  const auto network_port = htons(static_cast<uint16_t>(server->port_));
-  if (server->listening_.ss_family == AF_INET6) {
-    reinterpret_cast<sockaddr_in6*>(&server->listening_)->sin6_port = network_port;
-  } else {
-    reinterpret_cast<sockaddr_in*>(&server->listening_)->sin_port = network_port;
-  }
+  server->address_ = absl::StrCat(server->host_, ":", server->port_);
   return server;
 }
 

@@ -1,8 +1,6 @@
-// Serves the metrics to Prometheus over HTTP, and says whether the process is well.
+// The HTTP endpoint for Prometheus scrapes and health probes.
 #ifndef FLASHCORE_SERVER_TELEMETRY_METRICS_SERVER_H_
 #define FLASHCORE_SERVER_TELEMETRY_METRICS_SERVER_H_
-
-#include <sys/socket.h>
 
 #include <functional>
 #include <memory>
@@ -17,23 +15,23 @@ struct mg_context;
 namespace flashcore::server {
 
 // Answers GET until it is destroyed:
-//   /metrics  the metrics, in Prometheus's text format; 401 without the token, if one is asked for
+//   /metrics  the metrics, in Prometheus's text format; 401 if a token is required and is not sent
 //   /healthz  200: the process is up
-//   /readyz   200 if it is ready, else 503
-// Two threads serve, so one slow scraper does not lock out another.
+//   /readyz   200 if the server is ready, else 503
+// Uses two threads, so that one slow scraper does not block another.
 class MetricsServer {
  public:
   struct Options {
-    // "host:port": an IPv4 address, an IPv6 address in brackets, a name, or nothing (all
-    // interfaces). Port 0 takes a free one.
+    // "host:port". The host is an IPv4 address, an IPv6 address in brackets, a name, or empty for
+    // all interfaces. Port 0 selects a free one.
     std::string address;
-    // The first line of this file is the bearer token that /metrics asks for. Read at every scrape,
-    // so that it can be replaced. Empty: anyone may scrape.
+    // The first line of this file is the bearer token that /metrics requires. Read at each scrape,
+    // so that the file can be replaced. Empty: no token is required.
     std::string token_file = {};
-    std::function<bool()> ready = [] { return true; };  // on the threads that serve
+    std::function<bool()> ready = [] { return true; };  // runs on the server's threads
   };
-  // `metrics` must outlive the server. INVALID_ARGUMENT if the address is none or the file has no
-  // token, UNAVAILABLE if the address cannot be listened on.
+  // `metrics` must outlive the server. INVALID_ARGUMENT if the address is malformed or the file has
+  // no token; UNAVAILABLE if the server cannot listen on the address.
   static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(
       Options options, const prometheus::Collectable* metrics);
   ~MetricsServer();  // waits for scrapes in progress
@@ -41,22 +39,20 @@ class MetricsServer {
   MetricsServer& operator=(const MetricsServer&) = delete;
 
   int port() const { return port_; }
-  const std::string& address() const { return address_; }  // "127.0.0.1:9464", the real port
+  const std::string& address() const { return address_; }  // "127.0.0.1:9464", with the actual port
 
  private:
   MetricsServer(Options options, const prometheus::Collectable* metrics);
 
   bool MayScrape(const mg_connection* connection) const;
-  static int OnMetrics(mg_connection* connection, void* server);
-  static int OnReadyz(mg_connection* connection, void* server);
+  int AnswerScrape(mg_connection* connection) const;  // returns the HTTP status
 
   const Options options_;
   const prometheus::Collectable* const metrics_;
   mg_context* http_ = nullptr;
+  std::string host_;  // numeric
   std::string address_;
   int port_ = 0;
-  sockaddr_storage listening_ = {};  // what the server was told to listen on, with the real port
-  socklen_t listening_bytes_ = 0;
 };
 
 }  // namespace flashcore::server

@@ -46,7 +46,7 @@ RpcScope::~RpcScope() {
 
 RequestScope::RequestScope(RpcContext* context, RpcMetrics* rpc)
     : context_(context), rpc_(rpc), start_(context->clock->Now()), replying_(start_) {
-  context_->metrics->inflight_requests.Add(1);
+  context_->metrics->inflight_requests.Increment();
 }
 
 void RequestScope::Replying(absl::Status status) {
@@ -61,7 +61,7 @@ void RequestScope::Record(const std::string& request_id) {
   const auto duration_us = static_cast<int64_t>(seconds * 1e6);
   rpc_->RecordRequest(seconds);
   metrics.reply_seconds.Observe(Seconds(end - replying_));
-  metrics.inflight_requests.Add(-1);
+  metrics.inflight_requests.Decrement();
   if (status_.ok()) {
     if (DefaultLogger().Enabled(LogLevel::kDebug)) {
       LogDebug("request", {{"method", rpc_->method()},

@@ -13,6 +13,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,7 @@ ON_FAKE_GPU = "FLASHCORE_FAKE_GPU" in os.environ
 # A server that loses its device on SIGUSR1.
 LOSING_SERVER = SERVER if ON_FAKE_GPU else f"{SERVER}-losing-gpu"
 MIB = 1 << 20
-DEVICE_LABEL = re.compile(r'\{device="[^"]*",?')
+LABEL = re.compile(r'\w+="[^"]*"')
 NO_DEVICE = 77  # the exit status that ctest takes for skipped
 
 # Flags that keep requests in flight for a while. On a CPU, one thread computes large requests slowly. A
@@ -140,17 +141,30 @@ class Server:
             return error.code
 
     def metric(self, series):
-        """The value of a series, named as in the exposition. Without the label `device`, which comes
-        first, the sum over the devices."""
+        """The value of one series, with its labels in any order. Without the label `device`: the sum
+        over the devices."""
+        wanted_name, wanted_labels = parse_series(series)
         values = []
         for line in self.metrics_text().splitlines():
-            name, _, value = line.rpartition(" ")
-            of_any_device = DEVICE_LABEL.sub("{", name, count=1).replace("{}", "")
-            if series in (name, of_any_device):
-                values.append(float(value))
+            name, labels = parse_series(line.rpartition(" ")[0])
+            of_any_device = {label for label in labels if not label.startswith("device=")}
+            if name == wanted_name and wanted_labels in (labels, of_any_device):
+                values.append(float(line.rpartition(" ")[2]))
         if not values:
             raise KeyError(series)
         return sum(values)
+
+
+def parse_series(series):
+    """The name and the set of labels of a series in Prometheus's text format."""
+    name, _, labels = series.partition("{")
+    return name, set(LABEL.findall(labels))
+
+
+def free_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
 
 
 def stub(channel):

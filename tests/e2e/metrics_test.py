@@ -59,7 +59,8 @@ class MetricsTest(unittest.TestCase):
             self.assertEqual(server.metric("flashcore_batch_requests_sum"), 8)
             self.assertEqual(server.metric("flashcore_batch_query_rows_sum"), 8)
             device = [line for line in server.metrics_text().splitlines()
-                      if line.startswith(f'flashcore_device_info{{device="{harness.DEVICE}"')]
+                      if line.startswith("flashcore_device_info{")
+                      and f'device="{harness.DEVICE}"' in line]
             self.assertEqual(len(device), 1)
 
     def test_promtool_accepts_it(self):

@@ -31,7 +31,7 @@ UNITS = {"_seconds": "seconds", "_bytes": "bytes"}
 
 
 def scrape():
-    """(type, labels, help) of each family that a server serves, without the label "le"."""
+    """(type, sorted labels, help) of each family that a server serves; without the label "le"."""
     with harness.Server() as server:
         text = server.metrics_text()
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
@@ -41,7 +41,7 @@ def scrape():
         known = labels[monitoring.family(name, types)]
         known += [label for label in re.findall(r'(\w+)="', pairs)
                   if label != "le" and label not in known]
-    return {name: (types[name], labels[name], helps[name]) for name in types}
+    return {name: (types[name], sorted(labels[name]), helps[name]) for name in types}
 
 
 class TableTest(unittest.TestCase):

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import tempfile
 import threading
@@ -18,12 +17,6 @@ from flashcore.v1 import attention_pb2 as pb
 
 import harness
 import monitoring
-
-
-def _free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def _replace(text, old, new):
@@ -47,7 +40,7 @@ class Prometheus:
         (folder / "prometheus.yml").write_text(config)
         for rules in monitoring.RULE_FILES:
             (folder / rules.name).write_text(rules.read_text())
-        address = f"127.0.0.1:{_free_port()}"
+        address = f"127.0.0.1:{harness.free_port()}"
         self.url = f"http://{address}"
         self._log = open(folder / "log", "w+")
         self.process = subprocess.Popen(

@@ -1,19 +1,22 @@
 #include "server/telemetry/log.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "server/telemetry/json.h"
 
 namespace flashcore::server {
 namespace {
@@ -25,18 +28,6 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
 
-std::string Json(absl::string_view text) {
-  std::string out;
-  AppendJsonString(text, &out);
-  return out;
-}
-
-std::string Number(double value) {
-  std::string out;
-  AppendJsonNumber(value, &out);
-  return out;
-}
-
 Logger::Options Into(std::vector<std::string>* records, LogFormat format) {
   Logger::Options options;
   options.format = format;
@@ -46,6 +37,19 @@ Logger::Options Into(std::vector<std::string>* records, LogFormat format) {
   };
   return options;
 }
+
+// How a JSON record shows `value`.
+template <typename T>
+std::string Json(const T& value) {
+  std::vector<std::string> records;
+  Logger(Into(&records, LogFormat::kJson)).Log(LogLevel::kInfo, "m", {{"v", value}});
+  const std::string& record = records.at(0);
+  const size_t start = record.find("\"v\":") + 4;
+  return record.substr(start, record.size() - 2 - start);
+}
+
+// What a reader of the JSON record gets for `text`.
+std::string ReadBack(absl::string_view text) { return nlohmann::json::parse(Json(text)); }
 
 TEST(Json, EscapesWhatJsonAndTerminalsMind) {
   EXPECT_EQ(Json("plain / text"), R"("plain / text")");
@@ -58,29 +62,29 @@ TEST(Json, EscapesWhatJsonAndTerminalsMind) {
 TEST(Json, KeepsValidUtf8) {
   for (const char* text : {"\xC2\xA0", "\xDF\xBF", "\xE0\xA0\x80", "\xED\x9F\xBF", "\xEE\x80\x80",
                            "\xEF\xBF\xBF", "\xF0\x90\x80\x80", "\xF4\x8F\xBF\xBF"}) {
-    EXPECT_EQ(Json(text), absl::StrCat("\"", text, "\""));
+    EXPECT_EQ(ReadBack(text), text);
   }
 }
 
 TEST(Json, ReplacesInvalidUtf8) {
   const std::string r = "\xEF\xBF\xBD";
-  EXPECT_EQ(Json("a\x80z"), "\"a" + r + "z\"");                      // no lead
-  EXPECT_EQ(Json("\xC0\xAF"), "\"" + r + r + "\"");                  // overlong
-  EXPECT_EQ(Json("\xE0\x80\xAF"), "\"" + r + r + r + "\"");          // overlong
-  EXPECT_EQ(Json("\xED\xA0\x80"), "\"" + r + r + r + "\"");          // surrogate
-  EXPECT_EQ(Json("\xF4\x90\x80\x80"), "\"" + r + r + r + r + "\"");  // above U+10FFFF
-  EXPECT_EQ(Json("\xFF"), "\"" + r + "\"");
-  EXPECT_EQ(Json("\xF0\x9F\x98"), "\"" + r + "\"");  // cut off: one maximal part
-  EXPECT_EQ(Json("\xE2\x82z"), "\"" + r + "z\"");
+  EXPECT_EQ(ReadBack("a\x80z"), "a" + r + "z");            // no lead
+  EXPECT_EQ(ReadBack("\xC0\xAF"), r + r);                  // overlong
+  EXPECT_EQ(ReadBack("\xE0\x80\xAF"), r + r + r);          // overlong
+  EXPECT_EQ(ReadBack("\xED\xA0\x80"), r + r + r);          // surrogate
+  EXPECT_EQ(ReadBack("\xF4\x90\x80\x80"), r + r + r + r);  // above U+10FFFF
+  EXPECT_EQ(ReadBack("\xFF"), r);
+  EXPECT_EQ(ReadBack("\xF0\x9F\x98"), r);  // cut off: one maximal part
+  EXPECT_EQ(ReadBack("\xE2\x82z"), r + "z");
 }
 
 TEST(Json, Numbers) {
-  EXPECT_EQ(Number(12.5), "12.5");
-  EXPECT_EQ(Number(0.1), "0.1");
-  EXPECT_EQ(Number(-0.0), "-0");
-  EXPECT_EQ(Number(1e300), "1e+300");
-  EXPECT_EQ(Number(std::numeric_limits<double>::quiet_NaN()), "null");
-  EXPECT_EQ(Number(-std::numeric_limits<double>::infinity()), "null");
+  EXPECT_EQ(Json(12.5), "12.5");
+  EXPECT_EQ(Json(0.1), "0.1");
+  EXPECT_EQ(Json(-0.0), "-0.0");
+  EXPECT_EQ(Json(1e300), "1e+300");
+  EXPECT_EQ(Json(std::numeric_limits<double>::quiet_NaN()), "null");
+  EXPECT_EQ(Json(-std::numeric_limits<double>::infinity()), "null");
 }
 
 TEST(Logger, JsonRecord) {
@@ -138,27 +142,70 @@ TEST(Logger, DefaultLoggerCanBeReplaced) {
               ElementsAre("09:40:00.000042 info one n=1\n", "09:40:00.000042 error two\n"));
 }
 
-// Through the real sink: standard error is a pipe that fills while its reader is slow.
-TEST(Logger, ThreadsDoNotInterleave) {
-  int ends[2];
-  ASSERT_EQ(pipe(ends), 0);
-  const int standard_error = dup(STDERR_FILENO);
-  dup2(ends[1], STDERR_FILENO);
-  close(ends[1]);
-  std::string output;
-  std::thread reader([&] {
+// Standard error as a pipe, until this is destroyed.
+class StandardErrorPipe {
+ public:
+  StandardErrorPipe() {
+    int ends[2];
+    EXPECT_EQ(pipe(ends), 0);
+    dup2(ends[1], STDERR_FILENO);
+    close(ends[1]);
+    read_end_ = ends[0];
+  }
+  ~StandardErrorPipe() {
+    Restore();
+    CloseReadEnd();
+  }
+
+  void CloseReadEnd() {
+    if (read_end_ >= 0) close(read_end_);
+    read_end_ = -1;
+  }
+  void Restore() { dup2(standard_error_, STDERR_FILENO); }
+
+  // Writes until the pipe takes no more. Returns how many bytes it took.
+  size_t Fill() {
+    const int flags = fcntl(STDERR_FILENO, F_GETFL);
+    fcntl(STDERR_FILENO, F_SETFL, flags | O_NONBLOCK);
+    size_t bytes = 0;
+    while (write(STDERR_FILENO, "x", 1) == 1) ++bytes;
+    fcntl(STDERR_FILENO, F_SETFL, flags);
+    return bytes;
+  }
+
+  // Reads until `bytes` have come or, after Restore, until the end.
+  std::string Read(size_t bytes = std::numeric_limits<size_t>::max()) {
+    std::string output;
     char buffer[1000];
-    ssize_t bytes;
-    while ((bytes = read(ends[0], buffer, sizeof(buffer))) > 0) {
-      output.append(buffer, static_cast<size_t>(bytes));
+    ssize_t got = 1;
+    while (output.size() < bytes && got > 0) {
+      got = read(read_end_, buffer, std::min(sizeof(buffer), bytes - output.size()));
+      if (got > 0) output.append(buffer, static_cast<size_t>(got));
     }
-  });
+    return output;
+  }
+
+ private:
+  const int standard_error_ = dup(STDERR_FILENO);
+  int read_end_ = -1;
+};
+
+Logger::Options ToStandardError(size_t queue_bytes) {
+  Logger::Options options;
+  options.format = LogFormat::kJson;
+  options.queue_bytes = queue_bytes;
+  return options;
+}
+
+// The pipe fills while its reader is slow.
+TEST(Logger, ThreadsDoNotInterleave) {
+  StandardErrorPipe standard_error;
+  std::string output;
+  std::thread reader([&] { output = standard_error.Read(); });
 
   constexpr int kThreads = 4;
   constexpr int kRecords = 100;
-  Logger::Options options;
-  options.format = LogFormat::kJson;
-  Logger logger(options);
+  Logger logger(ToStandardError(8 << 20));
   const std::string long_text(6000, 'x');  // more than what a pipe takes as a whole
   std::vector<std::thread> writers;
   for (int i = 0; i < kThreads; ++i) {
@@ -167,15 +214,77 @@ TEST(Logger, ThreadsDoNotInterleave) {
     });
   }
   for (std::thread& writer : writers) writer.join();
-  dup2(standard_error, STDERR_FILENO);
-  close(standard_error);
+  logger.Flush(std::chrono::seconds(60));
+  standard_error.Restore();
   reader.join();
-  close(ends[0]);
 
   const std::vector<std::string> lines = absl::StrSplit(output, '\n', absl::SkipEmpty());
   EXPECT_THAT(lines, SizeIs(kThreads * kRecords));
   EXPECT_THAT(lines, Each(StartsWith("{\"ts\":\"")));
   EXPECT_THAT(lines, Each(EndsWith(absl::StrCat("\"text\":\"", long_text, "\"}"))));
+  EXPECT_EQ(logger.dropped(), 0u);
+}
+
+TEST(Logger, DropsAndCountsWhileTheReaderStalls) {
+  constexpr uint64_t kRecords = 1000;
+  StandardErrorPipe standard_error;
+  const size_t filled = standard_error.Fill();
+  Logger logger(ToStandardError(64 << 10));
+  const std::string text(1000, 'x');
+  std::future<void> logged = std::async(std::launch::async, [&] {
+    for (uint64_t n = 0; n < kRecords; ++n) logger.Log(LogLevel::kInfo, "m", {{"text", text}});
+  });
+  EXPECT_EQ(logged.wait_for(std::chrono::seconds(5)), std::future_status::ready);
+  const uint64_t dropped = logger.dropped();
+  EXPECT_GT(dropped, kRecords / 2);
+  EXPECT_LT(dropped, kRecords);
+
+  EXPECT_THAT(standard_error.Read(filled), SizeIs(filled));  // the reader goes on
+  std::future<std::string> output =
+      std::async(std::launch::async, [&] { return standard_error.Read(); });
+  logged.wait();
+  logger.Flush(std::chrono::seconds(60));
+  logger.Log(LogLevel::kInfo, "after");
+  logger.Flush(std::chrono::seconds(60));
+  standard_error.Restore();
+  uint64_t written = 0;
+  uint64_t reported = 0;
+  std::string last;
+  for (absl::string_view line : absl::StrSplit(output.get(), '\n', absl::SkipEmpty())) {
+    const auto record = nlohmann::json::parse(line);
+    last = record["msg"];
+    if (last == "m") ++written;
+    if (last != "log records dropped") continue;
+    EXPECT_EQ(record["level"], "warning");
+    reported += record["dropped"].get<uint64_t>();
+  }
+  EXPECT_EQ(written, kRecords - dropped);
+  EXPECT_EQ(reported, dropped);
+  EXPECT_EQ(last, "after");
+  EXPECT_EQ(logger.dropped(), dropped);
+}
+
+TEST(Logger, EndsWhileTheReaderStalls) {
+  StandardErrorPipe standard_error;
+  standard_error.Fill();
+  const auto start = std::chrono::steady_clock::now();
+  {
+    Logger logger(ToStandardError(1 << 20));
+    logger.Log(LogLevel::kInfo, "m");
+    logger.Flush(std::chrono::milliseconds(1));
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
+}
+
+TEST(Logger, OutlivesAClosedPipe) {
+  StandardErrorPipe standard_error;
+  standard_error.CloseReadEnd();
+  Logger logger(ToStandardError(1 << 20));
+  for (uint64_t n = 1; n <= 3; ++n) {
+    logger.Log(LogLevel::kInfo, "m");
+    logger.Flush(std::chrono::seconds(60));
+    EXPECT_EQ(logger.dropped(), n);
+  }
 }
 
 TEST(LogLimiter, AdmitsSoManyASecondAndCountsTheRest) {

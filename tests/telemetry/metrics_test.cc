@@ -21,11 +21,13 @@
 namespace flashcore::server {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::SizeIs;
 
 constexpr char kAttendLabels[] =
-    "grpc_type=\"unary\",grpc_service=\"flashcore.v1.AttentionService\",grpc_method=\"Attend\"";
+    "grpc_method=\"Attend\",grpc_service=\"flashcore.v1.AttentionService\",grpc_type=\"unary\"";
 
 class MetricsTest : public ::testing::Test {
  protected:
@@ -77,6 +79,7 @@ TEST_F(MetricsTest, AllSeriesAreThereAtZeroFromTheStart) {
   }
   expect_zero("flashcore_inflight_requests");
   expect_zero("flashcore_serving");
+  expect_zero("flashcore_log_records_dropped_total");
   for (const char* name : {"cpu", "cuda:0"}) {
     const std::string device = absl::StrCat("device=\"", name, "\"");
     const auto of_device = [&](const std::string& series, const std::string& labels) {
@@ -118,17 +121,17 @@ TEST_F(MetricsTest, AllSeriesAreThereAtZeroFromTheStart) {
         "AlreadyExists", "PermissionDenied", "ResourceExhausted", "FailedPrecondition", "Aborted",
         "OutOfRange", "Unimplemented", "Internal", "Unavailable", "DataLoss", "Unauthenticated"}) {
     expect_zero(
-        absl::StrCat("grpc_server_handled_total{", kAttendLabels, ",grpc_code=\"", code, "\"}"));
+        absl::StrCat("grpc_server_handled_total{grpc_code=\"", code, "\",", kAttendLabels, "}"));
   }
 }
 
 TEST_F(MetricsTest, InfoMetricsAreOne) {
   const std::string text = Scrape();
   EXPECT_THAT(text, HasSubstr("flashcore_build_info{version=\"1.2.3\"} 1\n"));
-  EXPECT_THAT(text, HasSubstr("flashcore_device_info{device=\"cpu\",name=\"Some \\\"CPU\\\"\","
-                              "arch=\"AVX2\"} 1\n"));
-  EXPECT_THAT(text, HasSubstr("flashcore_device_info{device=\"cuda:0\",name=\"NVIDIA L4\","
-                              "arch=\"sm_89\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("flashcore_device_info{arch=\"AVX2\",device=\"cpu\","
+                              "name=\"Some \\\"CPU\\\"\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("flashcore_device_info{arch=\"sm_89\",device=\"cuda:0\","
+                              "name=\"NVIDIA L4\"} 1\n"));
 }
 
 TEST_F(MetricsTest, EveryDeviceSaysWhatItsL2Keeps) {
@@ -144,21 +147,21 @@ TEST_F(MetricsTest, HistogramText) {
   batch_requests.Observe(1);
   batch_requests.Observe(3);
   batch_requests.Observe(1000);
-  EXPECT_THAT(Scrape(),
-              HasSubstr("# HELP flashcore_batch_requests Requests that one launch served.\n"
-                        "# TYPE flashcore_batch_requests histogram\n"
-                        "flashcore_batch_requests_count{device=\"cpu\"} 3\n"
-                        "flashcore_batch_requests_sum{device=\"cpu\"} 1004\n"
-                        "flashcore_batch_requests_bucket{device=\"cpu\",le=\"1\"} 1\n"
-                        "flashcore_batch_requests_bucket{device=\"cpu\",le=\"2\"} 1\n"
-                        "flashcore_batch_requests_bucket{device=\"cpu\",le=\"4\"} 2\n"
-                        "flashcore_batch_requests_bucket{device=\"cpu\",le=\"8\"} 2\n"
-                        "flashcore_batch_requests_bucket{device=\"cpu\",le=\"16\"} 2\n"
-                        "flashcore_batch_requests_bucket{device=\"cpu\",le=\"32\"} 2\n"
-                        "flashcore_batch_requests_bucket{device=\"cpu\",le=\"64\"} 2\n"
-                        "flashcore_batch_requests_bucket{device=\"cpu\",le=\"128\"} 2\n"
-                        "flashcore_batch_requests_bucket{device=\"cpu\",le=\"256\"} 2\n"
-                        "flashcore_batch_requests_bucket{device=\"cpu\",le=\"+Inf\"} 3\n"));
+  const std::string text = Scrape();
+  EXPECT_THAT(text, HasSubstr("# HELP flashcore_batch_requests Requests per launch.\n"
+                              "# TYPE flashcore_batch_requests histogram\n"));
+  EXPECT_THAT(text, HasSubstr("flashcore_batch_requests_count{device=\"cpu\"} 3\n"
+                              "flashcore_batch_requests_sum{device=\"cpu\"} 1004\n"
+                              "flashcore_batch_requests_bucket{device=\"cpu\",le=\"1\"} 1\n"
+                              "flashcore_batch_requests_bucket{device=\"cpu\",le=\"2\"} 1\n"
+                              "flashcore_batch_requests_bucket{device=\"cpu\",le=\"4\"} 2\n"
+                              "flashcore_batch_requests_bucket{device=\"cpu\",le=\"8\"} 2\n"
+                              "flashcore_batch_requests_bucket{device=\"cpu\",le=\"16\"} 2\n"
+                              "flashcore_batch_requests_bucket{device=\"cpu\",le=\"32\"} 2\n"
+                              "flashcore_batch_requests_bucket{device=\"cpu\",le=\"64\"} 2\n"
+                              "flashcore_batch_requests_bucket{device=\"cpu\",le=\"128\"} 2\n"
+                              "flashcore_batch_requests_bucket{device=\"cpu\",le=\"256\"} 2\n"
+                              "flashcore_batch_requests_bucket{device=\"cpu\",le=\"+Inf\"} 3\n"));
 }
 
 // Bounds as people write them in queries, not as binary fractions.
@@ -181,8 +184,8 @@ TEST_F(MetricsTest, RpcRecordsSuccessAndFailure) {
   }
   std::map<std::string, double> values = ScrapeValues();
   const auto handled = [&](const char* code) {
-    return values[absl::StrCat("grpc_server_handled_total{", kAttendLabels, ",grpc_code=\"", code,
-                               "\"}")];
+    return values[absl::StrCat("grpc_server_handled_total{grpc_code=\"", code, "\",", kAttendLabels,
+                               "}")];
   };
   EXPECT_EQ(handled("OK"), 2);
   EXPECT_EQ(handled("InvalidArgument"), 1);
@@ -211,10 +214,10 @@ TEST_F(MetricsTest, RejectionsCountByReason) {
 }
 
 TEST_F(MetricsTest, GaugesAndPhases) {
-  metrics_.inflight_requests.Add(5);
+  metrics_.inflight_requests.Increment(5);
   metrics_.reply_seconds.Observe(2);
-  metrics_.device(0).queue_depth.Add(3);
-  metrics_.device(1).queue_depth.Add(4);
+  metrics_.device(0).queue_depth.Increment(3);
+  metrics_.device(1).queue_depth.Increment(4);
   metrics_.device(1).staging_free_bytes.Set(4096);
   metrics_.device(1).PhaseSeconds(Phase::kKernel).Observe(3);
   std::map<std::string, double> values = ScrapeValues();
@@ -265,6 +268,19 @@ TEST_F(MetricsTest, ScrapesWhileRecording) {
   recorder.join();
   EXPECT_EQ(ScrapeValues()[absl::StrCat("grpc_server_started_total{", kAttendLabels, "}")], 20000);
 }
+
+TEST(Bounds, LatencyHasThreeADecade) {
+  const std::vector<double> bounds = LatencyBounds();
+  EXPECT_EQ(bounds.front(), 1e-6);
+  EXPECT_EQ(bounds.back(), 10);
+  EXPECT_THAT(bounds, SizeIs(7 * 3 + 1));
+  for (size_t i = 1; i < bounds.size(); ++i) {
+    EXPECT_GT(bounds[i], bounds[i - 1]);
+    EXPECT_LE(bounds[i], bounds[i - 1] * 2.501);
+  }
+}
+
+TEST(Bounds, PowersOfTwo) { EXPECT_THAT(PowerOfTwoBounds(8), ElementsAre(1, 2, 4, 8)); }
 
 }  // namespace
 }  // namespace flashcore::server

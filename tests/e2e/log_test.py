@@ -1,0 +1,104 @@
+"""Nobody reads the log, or its pipe is closed: the server answers and ends as ever."""
+
+import fcntl
+import json
+import os
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+
+import harness
+
+# gRPC traces each frame: some hundred records for each request.
+FLOOD = {"GRPC_VERBOSITY": "DEBUG", "GRPC_TRACE": "http"}
+DROPPED = "flashcore_log_records_dropped_total"
+
+
+class PipedServer(harness.Server):
+    """A server whose standard error is a pipe: full, so that the server blocks if it waits for it, or
+    without a reader. Its addresses are not read from the log."""
+
+    def __init__(self, full, env=None):
+        self.folder = tempfile.TemporaryDirectory()
+        self.socket = os.path.join(self.folder.name, "s")
+        self.metrics_url = f"http://127.0.0.1:{harness.free_port()}/metrics"
+        read_end, write_end = os.pipe()
+        self._log = os.fdopen(read_end, "rb")
+        if full:
+            self.filled = fill(write_end)
+        else:
+            self._log.close()
+        self.process = subprocess.Popen(
+            [harness.SERVER, f"--listen=unix:{self.socket}",
+             f"--metrics_listen={self.metrics_url.split('/')[2]}", "--log_format=json",
+             "--log_level=debug", *harness.device_flags()],
+            stderr=write_end, env={**os.environ, **(env or {})})
+        os.close(write_end)
+        self.target = f"unix:{self.socket}"
+
+    def attend(self, times):
+        with self.channel() as channel:
+            for _ in range(times):
+                harness.stub(channel).Attend(harness.small_request(), timeout=60,
+                                             wait_for_ready=True)
+
+    def flood(self):
+        """Sends requests until records are dropped."""
+        self.attend(1)
+        end = time.monotonic() + 60
+        while self.metric(DROPPED) == 0:
+            assert time.monotonic() < end, "no record is dropped"
+            self.attend(10)
+
+    def read_records(self):
+        """Each record from now on."""
+        self._log.read(self.filled)
+        for line in self._log:
+            yield json.loads(line)
+
+
+def fill(pipe):
+    """Writes until the pipe takes no more; returns the number of bytes."""
+    flags = fcntl.fcntl(pipe, fcntl.F_GETFL)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, flags | os.O_NONBLOCK)
+    filled = 0
+    try:
+        while True:
+            filled += os.write(pipe, b"x")
+    except BlockingIOError:
+        fcntl.fcntl(pipe, fcntl.F_SETFL, flags)
+        return filled
+
+
+class LogTest(unittest.TestCase):
+    def test_a_stalled_reader_stops_neither_requests_nor_the_end(self):
+        with PipedServer(full=True, env=FLOOD) as server:
+            server.flood()
+            start = time.monotonic()
+            self.assertEqual(server.stop(seconds=30), 0)
+            self.assertLess(time.monotonic() - start, 5)
+
+    def test_a_reader_that_goes_on_learns_what_it_missed(self):
+        with PipedServer(full=True, env=FLOOD) as server:
+            server.flood()
+            dropped = server.metric(DROPPED)
+            records = server.read_records()
+            report = next(record for record in records if record["msg"] == "log records dropped")
+            self.assertGreaterEqual(report["dropped"], dropped)
+            self.assertEqual(report["level"], "warning")
+            rest = threading.Thread(target=lambda: list(records))
+            rest.start()
+            self.assertEqual(server.stop(seconds=30), 0)
+            rest.join()
+
+    def test_a_closed_pipe_ends_nothing(self):
+        with PipedServer(full=False) as server:
+            server.attend(3)
+            self.assertGreater(server.metric(DROPPED), 0)
+            self.assertEqual(server.stop(seconds=30), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
