@@ -1,7 +1,7 @@
 // std::mutex and std::condition_variable with Clang's thread-safety annotations.
 //
-// Not absl::Mutex: its code lives in an uninstrumented library, for which ThreadSanitizer reports
-// races that are none.
+// Not absl::Mutex: Debian's library is not instrumented, so ThreadSanitizer reports false races for
+// it.
 #ifndef FLASHCORE_SERVER_BASE_MUTEX_H_
 #define FLASHCORE_SERVER_BASE_MUTEX_H_
 
@@ -38,13 +38,13 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 
 class CondVar {
  public:
-  // Wakes up when notified, or spuriously.
+  // Returns when notified, or spuriously.
   void Wait(Mutex* mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
     condition_.wait(lock);
     lock.release();
   }
-  // As Wait, but not beyond `time`. False once it has come.
+  // As Wait, but at most until `time`. False if `time` has passed.
   bool WaitUntil(Mutex* mutex, std::chrono::steady_clock::time_point time)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
