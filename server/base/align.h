@@ -5,7 +5,7 @@
 
 namespace flashcore::server {
 
-// The next multiple of `alignment` from `bytes` on.
+// Rounds `bytes` up to a multiple of `alignment`.
 constexpr size_t AlignUp(size_t bytes, size_t alignment) {
   return (bytes + alignment - 1) / alignment * alignment;
 }

@@ -1,8 +1,10 @@
-// Time as the core sees it. Tests inject their own, so none of them sleeps.
+// Time as the server sees it. Tests inject their own, so none of them sleeps.
 #ifndef FLASHCORE_SERVER_BASE_CLOCK_H_
 #define FLASHCORE_SERVER_BASE_CLOCK_H_
 
 #include <chrono>
+#include <functional>
+#include <memory>
 
 namespace flashcore::server {
 
@@ -22,6 +24,17 @@ class SteadyClock final : public Clock {
  public:
   TimePoint Now() const override { return std::chrono::steady_clock::now(); }
 };
+
+// A timer for one callback. Thread-safe.
+class Alarm {
+ public:
+  virtual ~Alarm() = default;
+  // Runs `callback` once, `delay` from now or soon after Cancel, on another thread. Never inside
+  // Set or Cancel.
+  virtual void Set(Nanoseconds delay, std::function<void()> callback) = 0;
+  virtual void Cancel() = 0;
+};
+using AlarmFactory = std::unique_ptr<Alarm> (*)();
 
 inline double Seconds(Nanoseconds duration) {
   return std::chrono::duration<double>(duration).count();

@@ -14,7 +14,7 @@
 namespace flashcore::server {
 namespace {
 
-// "3" or "3-5", with numbers that a cpu_set_t holds.
+// "3" or "3-5", within the range of a cpu_set_t.
 bool ParseRange(absl::string_view text, int* first, int* last) {
   const std::vector<absl::string_view> ends = absl::StrSplit(text, '-');
   return ends.size() <= 2 && absl::SimpleAtoi(ends.front(), first) &&
@@ -55,8 +55,8 @@ absl::Status StayOnCores(absl::Span<const int> cores) {
   CPU_ZERO(&set);
   for (const int core : cores) CPU_SET(core, &set);
   if (sched_setaffinity(0, sizeof(set), &set) == 0) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat("cannot stay on cores ", absl::StrJoin(cores, ","), ": ", std::strerror(errno)));
+  return absl::InternalError(absl::StrCat("cannot restrict the thread to cores ",
+                                          absl::StrJoin(cores, ","), ": ", std::strerror(errno)));
 }
 
 }  // namespace flashcore::server

@@ -1,4 +1,4 @@
-// Which cores of the machine threads may run on.
+// The cores that threads may run on.
 #ifndef FLASHCORE_SERVER_BASE_CORES_H_
 #define FLASHCORE_SERVER_BASE_CORES_H_
 
@@ -11,15 +11,14 @@
 
 namespace flashcore::server {
 
-// The cores of a list such as "2-5,8", in its order; none if it is no such list or names a core
-// twice.
+// The cores of a list such as "2-5,8", in its order. Nullopt if it is malformed or repeats a core.
 std::optional<std::vector<int>> ParseCores(absl::string_view list);
 
-// Those that the calling thread may run on, ascending.
+// The cores that the calling thread may run on, ascending.
 std::vector<int> AllowedCores();
 
-// Has the calling thread, and the threads that it starts from then on, run on `cores` only: those
-// of them that the system lets the process have, of which there must be one. No cores: no change.
+// Restricts the calling thread, and threads that it starts later, to those of `cores` that the
+// process may use; at least one must be. No change if `cores` is empty.
 absl::Status StayOnCores(absl::Span<const int> cores);
 
 }  // namespace flashcore::server

@@ -43,7 +43,7 @@ class CondVar {
     condition_.wait(lock);
     lock.release();
   }
-  // Like Wait, but returns at `time` at the latest; false from then on.
+  // As Wait, but at most until `time`. False if `time` has passed.
   bool WaitUntil(Mutex* mutex, std::chrono::steady_clock::time_point time)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);

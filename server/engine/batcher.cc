@@ -19,8 +19,8 @@ int64_t CountTokens(const AttendRequest& request) {
   return std::max({request.query_rows(), appended, int64_t{1}});
 }
 
-// Why `operation` must not be launched any more; OK if it may.
-absl::Status WhyDead(const AttendOperation& operation, TimePoint now) {
+// Why `operation` must be dropped; OK if it may still be launched.
+absl::Status DropReason(const AttendOperation& operation, TimePoint now) {
   if (operation.cancelled.load(std::memory_order_relaxed)) {
     return absl::CancelledError("cancelled by the client while it was queued");
   }
@@ -34,12 +34,12 @@ absl::Status WhyDead(const AttendOperation& operation, TimePoint now) {
 
 }  // namespace
 
-// How far a client's queue has been searched for one batch.
+// A client's place in the search for one batch.
 struct Batcher::Turn {
   Client* client;
-  Queue::iterator next;
+  Queue::iterator next;  // the next operation to look at
 
-  // For a heap with the client that goes first on top.
+  // Order of a heap with the client that goes first on top.
   static bool Later(const Turn& a, const Turn& b) {
     return std::tie(a.client->served, a.client->active_since) >
            std::tie(b.client->served, b.client->active_since);
@@ -51,7 +51,8 @@ struct Batcher::Choice {
   Queue::iterator position;
 };
 
-// A batch that is being formed. What it has chosen is still in the queues, but waits at no slot.
+// A batch that is being formed. Its operations are still in the queues, but their slots count them
+// as running.
 struct Batcher::Forming {
   Batch* const batch;
   const Options& options;
@@ -59,15 +60,15 @@ struct Batcher::Forming {
   std::vector<Turn> turns{};      // a heap by Turn::Later
   std::vector<Choice> choices{};  // [batch->operations]
   int64_t tokens = 0;
-  bool left_out = false;                          // something that matches did not fit
-  TimePoint oldest_submitted = TimePoint::max();  // of all seen that could be in some batch now
+  bool left_out = false;                          // a request of this geometry did not fit
+  TimePoint oldest_submitted = TimePoint::max();  // of all operations seen that could run now
 
   bool Full() const {
     return choices.size() >= static_cast<size_t>(options.max_batch_requests) ||
            tokens >= options.max_batch_tokens;
   }
-  // Whether `operation`, which its slots let go, joins a batch that is not full.
-  bool Admits(const AttendOperation& operation) {
+  // Whether `operation`, which may run, joins this batch, which is not full.
+  bool Accepts(const AttendOperation& operation) {
     oldest_submitted = std::min(oldest_submitted, operation.submitted);
     if (choices.empty()) return true;
     if (!(operation.request.geometry() == batch->operations.front()->request.geometry())) {
@@ -77,7 +78,7 @@ struct Batcher::Forming {
     left_out |= !fits;
     return fits;
   }
-  // Until when it waits for company; not later than `now` if it goes at once.
+  // The time to launch it, at which it no longer waits for more requests.
   TimePoint Due() const {
     return Full() || left_out ? now : oldest_submitted + options.max_queue_delay;
   }
@@ -99,7 +100,7 @@ absl::Status Batcher::Enqueue(AttendOperation* operation, AttendOperation** disp
   Activate(operation->client)->queue.push_back(operation);
   StartWaiting(absl::MakeSpan(operation->order));
   ++depth_;
-  NotifyOne();
+  WakeOne();
   return absl::OkStatus();
 }
 
@@ -110,37 +111,41 @@ bool Batcher::Take(Batch* batch) {
   TimePoint retry;
   while (!wake_ && !TryTakeLocked(batch, &retry)) {
     if (closed_ && depth_ == 0) return false;
-    ++waiting_takes_;
-    Await(retry, spin_end);
-    --waiting_takes_;
+    ++idle_lanes_;
+    Park(retry, spin_end);
+    --idle_lanes_;
   }
   wake_ = false;
-  NotifyNext();
+  // Another lane may be able to use the rest. Waking one is enough: it wakes the next.
+  if (depth_ > 0) {
+    WakeOne();
+  } else if (closed_) {
+    WakeAll();
+  }
   return true;
 }
 
-// Returns when told to look again, or at `retry`, or now and then for no reason.
-void Batcher::Await(TimePoint retry, TimePoint spin_end) {
+// Returns when woken, at `retry`, or spuriously.
+void Batcher::Park(TimePoint retry, TimePoint spin_end) {
   if (!spinning_ && clock_->Now() < spin_end) {
     Spin(std::min(retry, spin_end));
     return;
   }
-  CondVar told;
-  untold_takes_.push_back(&told);
+  CondVar woken;
+  sleepers_.push_back(&woken);
   if (retry == kNoDeadline) {
-    told.Wait(&mutex_);
+    woken.Wait(&mutex_);
   } else {
-    told.WaitUntil(&mutex_, retry);
+    woken.WaitUntil(&mutex_, retry);
   }
-  untold_takes_.erase(std::remove(untold_takes_.begin(), untold_takes_.end(), &told),
-                      untold_takes_.end());
+  sleepers_.erase(std::remove(sleepers_.begin(), sleepers_.end(), &woken), sleepers_.end());
 }
 
 void Batcher::Spin(TimePoint end) {
   spinning_ = true;
-  spinner_told_ = false;
+  spinner_woken_ = false;
   mutex_.unlock();
-  while (!spinner_told_.load(std::memory_order_relaxed) && clock_->Now() < end) {
+  while (!spinner_woken_.load(std::memory_order_relaxed) && clock_->Now() < end) {
     std::this_thread::yield();
   }
   mutex_.lock();
@@ -149,14 +154,10 @@ void Batcher::Spin(TimePoint end) {
 
 bool Batcher::TryTake(Batch* batch, TimePoint* retry) {
   MutexLock lock(&mutex_);
-  if (waiting_takes_ > 0) {
-    batch->clear();
-    *retry = kNoDeadline;
-    return false;
-  }
-  const bool taken = TryTakeLocked(batch, retry);
-  if (taken) NotifyNext();
-  return taken;
+  if (idle_lanes_ == 0) return TryTakeLocked(batch, retry);
+  batch->clear();
+  *retry = kNoDeadline;
+  return false;
 }
 
 bool Batcher::TryTakeLocked(Batch* batch, TimePoint* retry) {
@@ -175,7 +176,7 @@ bool Batcher::TryTakeLocked(Batch* batch, TimePoint* retry) {
       *retry = due;
     }
   }
-  SettleClients();
+  UpdateClients();
   return !batch->operations.empty() || !batch->dropped.empty();
 }
 
@@ -202,18 +203,18 @@ void Batcher::Choose(Forming* forming) {
   }
 }
 
-// The next of a client's operations that joins the batch, or the end of its queue. Dead ones on the
-// way are dropped.
+// The client's next operation that joins the batch, or the end of its queue. Drops the cancelled
+// and expired ones before it.
 Batcher::Queue::iterator Batcher::FindNext(Turn* turn, Forming* forming) {
   Queue& queue = turn->client->queue;
   while (turn->next != queue.end()) {
     const Queue::iterator position = turn->next++;
     AttendOperation* const operation = *position;
-    if (absl::Status status = WhyDead(*operation, forming->now); !status.ok()) {
+    if (absl::Status status = DropReason(*operation, forming->now); !status.ok()) {
       forming->batch->dropped.emplace_back(operation, std::move(status));
       StopWaiting(absl::MakeSpan(operation->order));
       Erase(turn->client, position);
-    } else if (MayRun(operation->order, forming->batch->serial) && forming->Admits(*operation)) {
+    } else if (MayRun(operation->order, forming->batch->serial) && forming->Accepts(*operation)) {
       return position;
     }
   }
@@ -236,9 +237,9 @@ void Batcher::PutBack(Forming* forming) {
   forming->batch->operations.clear();
 }
 
-// After the queues have changed: sorts out who has become idle, brings virtual_time_ up to date,
-// and forgets idle clients that it has overtaken or that are too many.
-void Batcher::SettleClients() {
+// After the queues have changed: moves clients without operations to idle_, updates virtual_time_,
+// and forgets idle clients that it has passed or that are too many.
+void Batcher::UpdateClients() {
   virtual_time_ = most_served_;
   for (auto it = active_.begin(); it != active_.end();) {
     const Clients::iterator client = it++;
@@ -255,7 +256,7 @@ void Batcher::SettleClients() {
   }
 }
 
-// Takes the youngest of the longest queue out, to make room for a request of `newcomer`. Null if
+// Removes the newest operation of the longest queue, to make room for one of `newcomer`. Null if
 // that queue is no longer than newcomer's would be.
 AttendOperation* Batcher::Displace(const std::string& newcomer) {
   const auto found = clients_.find(newcomer);
@@ -296,43 +297,32 @@ void Batcher::Release(const Batch& batch) {
   for (const AttendOperation* operation : batch.operations) {
     freed |= StopRunning(operation->order);
   }
-  if (freed && depth_ > 0) NotifyOne();
+  if (freed && depth_ > 0) WakeOne();
 }
 
 void Batcher::Wake() {
   MutexLock lock(&mutex_);
   wake_ = true;
-  NotifyOne();
+  WakeOne();
 }
 
 void Batcher::Close() {
   MutexLock lock(&mutex_);
   closed_ = true;
-  NotifyAll();
+  WakeAll();
 }
 
-// Has a Take that waits look again: the one that does not sleep, or the one that waits shortest,
-// whose thread is the soonest awake.
-void Batcher::NotifyOne() {
-  if (spinning_ && !spinner_told_.exchange(true)) return;
-  if (untold_takes_.empty()) return;
-  untold_takes_.back()->NotifyOne();
-  untold_takes_.pop_back();
+// Wakes an idle lane: the one that spins, or the most recently parked, whose thread wakes fastest.
+void Batcher::WakeOne() {
+  if (spinning_ && !spinner_woken_.exchange(true)) return;
+  if (sleepers_.empty()) return;
+  sleepers_.back()->NotifyOne();
+  sleepers_.pop_back();
 }
 
-void Batcher::NotifyAll() {
-  NotifyOne();  // if one spins
-  while (!untold_takes_.empty()) NotifyOne();
-}
-
-// Another lane may be able to use what is left. One at a time is enough: if it takes something, it
-// passes the word on.
-void Batcher::NotifyNext() {
-  if (depth_ > 0) {
-    NotifyOne();
-  } else if (closed_) {
-    NotifyAll();
-  }
+void Batcher::WakeAll() {
+  WakeOne();  // the spinning lane, if there is one
+  while (!sleepers_.empty()) WakeOne();
 }
 
 int Batcher::depth() const {

@@ -1,28 +1,27 @@
 #include "server/engine/engine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "server/base/cores.h"
 #include "server/telemetry/log.h"
 
 namespace flashcore::server {
 namespace {
 
-// How often idle sequences are looked for and K/V is placed anew.
+// How often idle sequences are expired and page moves are scheduled.
 constexpr std::chrono::milliseconds kHousekeepingInterval(500);
 
-// Of K/V that changes its segment at a time: a lane is busy with it for some milliseconds at most.
+// Limit on the K/V that one round of page moves copies: it occupies a lane for a few milliseconds.
 constexpr size_t kMaxMoveBytes = size_t{8} << 20;
 
-SequenceStore::Options Within(const RequestLimits& limits, SequenceStore::Options options) {
-  options.dtypes = limits.dtypes;
-  options.head_dims = limits.head_dims;
-  return options;
-}
-
-Batcher::Options With(Nanoseconds idle_spin, Batcher::Options options) {
-  options.idle_spin = idle_spin;
+// Completes the options with what the device says.
+Engine::Options WithDevice(Engine::Options options, const Device& device) {
+  options.batcher.idle_spin = device.info().idle_spin;
+  options.sequences.dtypes = SupportedDTypes(device);
+  options.sequences.head_dims = SupportedHeadDims(device);
   return options;
 }
 
@@ -30,20 +29,20 @@ Batcher::Options With(Nanoseconds idle_spin, Batcher::Options options) {
 
 Engine::Engine(const Options& options, std::unique_ptr<Device> device, const Clock* clock,
                DeviceMetrics* metrics)
-    : options_(options),
+    : options_(WithDevice(options, *device)),
       clock_(clock),
       metrics_(metrics),
       device_(std::move(device)),
-      limits_{options.max_spans, options.max_heads, SupportedDTypes(*device_),
-              SupportedHeadDims(*device_), options.max_request_flop},
+      limits_{options.max_spans, options.max_heads, options_.sequences.dtypes,
+              options_.sequences.head_dims, options.max_request_flop},
       staging_(options.staging_memory_bytes, device_->staging_allocator(),
                options.max_waiting_bytes),
-      sequences_(Within(limits_, options.sequences), device_->kv_memory(), clock, metrics),
-      batcher_(With(device_->info().idle_spin, options.batcher), clock) {
+      sequences_(options_.sequences, device_->kv_memory(), clock, metrics),
+      batcher_(options_.batcher, clock) {
   for (int lane = 0; lane < device_->info().lanes; ++lane) {
     lanes_.emplace_back([this, lane] { RunLane(lane); });
   }
-  housekeeper_ = std::thread([this] { KeepHouse(); });
+  housekeeper_ = std::thread([this] { RunHousekeeping(); });
 }
 
 Engine::~Engine() {
@@ -57,20 +56,48 @@ Engine::~Engine() {
   for (std::thread& lane : lanes_) lane.join();
 }
 
-absl::Status Engine::Prepare(AttendOperation* operation) {
+absl::Status Engine::Validate(AttendOperation* operation) {
   const AttendRequest& request = operation->request;
   if (absl::Status status = ValidateAttend(request, limits_); !status.ok()) return status;
   if (absl::Status status = sequences_.Lease(operation); !status.ok()) return status;
-  if (absl::Status status = ValidateWork(request, operation->sequence_lengths, limits_);
-      !status.ok()) {
-    return status;
-  }
-  return operation->tensors.Allocate(request, &staging_);
+  return ValidateWork(request, operation->sequence_lengths, limits_);
 }
 
-absl::Status Engine::Submit(AttendOperation* operation) {
+void Engine::Admit(AttendOperation* operation, AlarmFactory make_alarm, AdmitDone done) {
+  absl::Status status = Validate(operation);
+  if (status.ok()) {
+    status = operation->tensors.Allocate(operation->request, &staging_);
+    if (!status.ok() && make_alarm != nullptr && options_.staging_wait > Nanoseconds(0)) {
+      WaitForStaging(operation, make_alarm(), std::move(done));
+      return;
+    }
+  }
+  done(std::move(status));
+}
+
+void Engine::WaitForStaging(AttendOperation* operation, std::unique_ptr<Alarm> alarm,
+                            AdmitDone done) {
+  const TimePoint start = clock_->Now();
+  const Nanoseconds to_deadline = std::max(operation->deadline - start, Nanoseconds(0));
+  const bool by_deadline = to_deadline <= options_.staging_wait;
+  auto end = [this, operation, start, by_deadline,
+              done = std::move(done)](absl::Status status) mutable {
+    operation->times.staging_wait = clock_->Now() - start;
+    if (absl::IsDeadlineExceeded(status) && !by_deadline) {
+      const absl::Status full = staging_.FullError(*operation->tensors.claim());
+      status = absl::ResourceExhaustedError(absl::StrCat(full.message(), "; it has waited for ",
+                                                         Seconds(options_.staging_wait), " s"));
+    }
+    done(std::move(status));
+  };
+  operation->staging_wait.Start(&staging_, operation->tensors.claim(),
+                                std::min(to_deadline, options_.staging_wait), std::move(alarm),
+                                std::move(end));
+}
+
+absl::Status Engine::Enqueue(AttendOperation* operation) {
   load_.fetch_add(1, std::memory_order_relaxed);
-  metrics_->queue_depth.Increment();  // first, so that the lane cannot take it off before it is on
+  metrics_->queue_depth.Increment();  // before a lane can subtract it
   AttendOperation* displaced = nullptr;
   absl::Status status = batcher_.Enqueue(operation, &displaced);
   if (!status.ok()) {
@@ -79,9 +106,9 @@ absl::Status Engine::Submit(AttendOperation* operation) {
   }
   if (displaced != nullptr) {
     metrics_->queue_depth.Decrement();
-    Finish(displaced, absl::ResourceExhaustedError(
-                          "the request queue is full, and most of it is this client's: the "
-                          "request made room for another client's"));
+    Complete(displaced, absl::ResourceExhaustedError(
+                            "the request queue is full, and most of it is this client's: the "
+                            "request made room for another client's"));
   }
   return status;
 }
@@ -96,7 +123,7 @@ void Engine::RunLane(int lane) {
   while (batcher_.Take(&flight.batch)) {
     metrics_->queue_depth.Decrement(
         static_cast<double>(batch.operations.size() + batch.dropped.size()));
-    for (const auto& [operation, status] : batch.dropped) Finish(operation, status);
+    for (const auto& [operation, status] : batch.dropped) Complete(operation, status);
     if (!batch.operations.empty()) RunBatch(lane, &flight);
     if (moves_due_.exchange(false)) MovePages(lane);
   }
@@ -121,12 +148,12 @@ void Engine::RunBatch(int lane, Flight* flight) {
     status = device_->Dispatch(lane, *launch);
     if (status.ok()) status = device_->Complete(lane);
   }
-  EndBatch(flight, status);
+  CompleteBatch(flight, status);
 }
 
-void Engine::EndBatch(Flight* flight, const absl::Status& status) {
+void Engine::CompleteBatch(Flight* flight, const absl::Status& status) {
   Launch* const launch = &flight->launch;
-  LoseDevice(status);
+  CheckDeviceLost(status);
   sequences_.EndLaunch(*launch, status.ok());
   batcher_.Release(flight->batch);
   for (AttendOperation* operation : launch->operations) {
@@ -135,15 +162,15 @@ void Engine::EndBatch(Flight* flight, const absl::Status& status) {
       metrics_->PhaseSeconds(Phase::kKernel).Observe(Seconds(operation->times.kernel));
       metrics_->PhaseSeconds(Phase::kCopyOut).Observe(Seconds(operation->times.copy_out));
     }
-    Finish(operation, status);
+    Complete(operation, status);
   }
-  for (auto& [operation, reason] : launch->refused) Finish(operation, std::move(reason));
+  for (auto& [operation, reason] : launch->refused) Complete(operation, std::move(reason));
 }
 
 void Engine::MovePages(int lane) {
   if (sequences_.ShouldResetPersistingL2()) {
     if (absl::Status status = device_->ResetPersistingL2(); !status.ok()) {
-      LogWarning("the L2 still keeps what was pinned", {{"error", status.message()}});
+      LogWarning("cannot reset persisting L2 lines", {{"error", status.message()}});
     }
   }
   const PageMoves moves = sequences_.BeginMoves(kMaxMoveBytes);
@@ -151,14 +178,14 @@ void Engine::MovePages(int lane) {
   bool ok = true;
   for (const PageMoves::Group& group : moves.groups) {
     const absl::Status status = device_->CopyPages(lane, group.page_bytes, group.copies);
-    LoseDevice(status);
+    CheckDeviceLost(status);
     ok = status.ok() && ok;
   }
   sequences_.EndMoves(moves, ok);
 }
 
-void Engine::KeepHouse() {
-  const bool places = sequences_.stats().hot.capacity_bytes > 0;
+void Engine::RunHousekeeping() {
+  const bool has_hot_segment = sequences_.stats().hot.capacity_bytes > 0;
   auto next = std::chrono::steady_clock::now();
   MutexLock lock(&mutex_);
   while (!stop_) {
@@ -166,25 +193,25 @@ void Engine::KeepHouse() {
     while (!stop_ && stopping_.WaitUntil(&mutex_, next)) {
     }
     sequences_.ExpireIdle();
-    if (places) {
+    if (has_hot_segment) {
       moves_due_ = true;
       batcher_.Wake();
     }
   }
 }
 
-void Engine::LoseDevice(const absl::Status& status) {
+void Engine::CheckDeviceLost(const absl::Status& status) {
   if (!IsDeviceLost(status) || device_lost_.exchange(true)) return;
   Close();
   if (options_.on_device_lost) options_.on_device_lost(device_->info(), status);
 }
 
-void Engine::Finish(AttendOperation* operation, absl::Status status) {
+void Engine::Complete(AttendOperation* operation, absl::Status status) {
   if (status.ok()) status = operation->request.CheckRegions();
   operation->tensors.ReleaseInputs();
   operation->sequences.Reset();
   load_.fetch_sub(1, std::memory_order_relaxed);
-  auto done = std::move(operation->done);  // which may destroy the operation
+  auto done = std::move(operation->done);  // may destroy the operation
   done(std::move(status));
 }
 

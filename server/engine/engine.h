@@ -1,5 +1,5 @@
-// Everything between the transport and the devices: staging memory, sequences, the queue, the
-// lanes' threads, and one that keeps house.
+// One device and all that serves it: staging memory, sequences, the queue, a thread per lane, and a
+// housekeeping thread.
 #ifndef FLASHCORE_SERVER_ENGINE_ENGINE_H_
 #define FLASHCORE_SERVER_ENGINE_ENGINE_H_
 
@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
@@ -23,6 +24,8 @@
 
 namespace flashcore::server {
 
+using AdmitDone = absl::AnyInvocable<void(absl::Status)>;
+
 // Thread-safe.
 class Engine {
  public:
@@ -30,70 +33,76 @@ class Engine {
     Batcher::Options batcher;          // idle_spin is the device's
     SequenceStore::Options sequences;  // dtypes and head_dims are the device's
     size_t staging_memory_bytes = size_t{1} << 30;
-    Nanoseconds staging_wait{0};     // how long a request waits for it; 0: not at all
-    size_t max_waiting_bytes = 0;    // inputs of those that wait; the first may have more
+    Nanoseconds staging_wait{0};     // how long a request may wait for it; 0: not at all
+    size_t max_waiting_bytes = 0;    // see StagingPool
     uint32_t max_spans = 4096;       // of one request
     uint32_t max_heads = 1024;       // of one request
     double max_request_flop = 4e12;  // of one request; see RequestLimits
-    std::vector<int> lane_cores;     // [lanes]: where each lane's thread stays; empty: anywhere
+    std::vector<int> lane_cores;     // [lanes]: the core of each lane's thread; empty: any
 
-    // Called once, by a lane's thread, when the device is lost, with the error that showed it:
-    // operations fail from then on, and new ones are refused.
+    // Called once, on a lane's thread, when the device is lost, with the error that revealed it.
+    // From then on operations fail and new ones are refused.
     std::function<void(const DeviceInfo&, const absl::Status&)> on_device_lost;
   };
 
-  // Starts its threads, one per lane of `device` and one more. `clock` and `metrics` outlive the
-  // engine.
+  // Starts the threads. `clock` and `metrics` outlive the engine.
   Engine(const Options& options, std::unique_ptr<Device> device, const Clock* clock,
          DeviceMetrics* metrics);
-  // Runs what is queued, then stops the threads. Every staging buffer has come back.
+  // Runs what is queued, then stops the threads. Waits until every staging buffer is released.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Checks `operation->request`, finds its sequences, and takes staging memory for its tensors,
-  // which the caller then fills. INVALID_ARGUMENT, NOT_FOUND, or RESOURCE_EXHAUSTED if there is no
-  // staging memory now.
-  absl::Status Prepare(AttendOperation* operation);
+  // Validates operation->request, leases its sequences, and acquires staging memory for its
+  // tensors. While that memory is full, waits for it without a thread, with an alarm from
+  // `make_alarm`; null: does not wait. Then the caller writes the input tensors, and calls Enqueue.
+  //
+  // Calls `done`, which may destroy the operation, exactly once: before this returns, or on the
+  // alarm's thread after a wait. INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED (no staging
+  // memory, also after Options::staging_wait), DEADLINE_EXCEEDED, CANCELLED.
+  void Admit(AttendOperation* operation, AlarmFactory make_alarm, AdmitDone done);
 
-  // Where an operation that found none may wait for it: staging().Wait(operation->tensors.claim()).
-  StagingPool& staging() { return staging_; }
-
-  // Queues a prepared operation whose input tensors are in place. OK means that operation->done
-  // will be called exactly once, perhaps before this returns; an error means never.
-  // RESOURCE_EXHAUSTED if the queue is full, UNAVAILABLE after Close.
-  absl::Status Submit(AttendOperation* operation);
+  // Queues an admitted operation. OK means that operation->done will be called exactly once,
+  // perhaps before this returns; an error means never. RESOURCE_EXHAUSTED if the queue is full,
+  // UNAVAILABLE after Close.
+  absl::Status Enqueue(AttendOperation* operation);
 
   // Refuses new operations; those already queued still run.
   void Close() { batcher_.Close(); }
 
-  // Requests that were submitted and have not ended.
+  // Operations that were queued and have not ended.
   int64_t load() const { return load_.load(std::memory_order_relaxed); }
 
   const Device& device() const { return *device_; }
   const RequestLimits& limits() const { return limits_; }
   const Options& options() const { return options_; }
   SequenceStore& sequences() { return sequences_; }
+  const StagingPool& staging() const { return staging_; }
   const Clock& clock() const { return *clock_; }
 
  private:
-  // A batch on a lane, from BeginLaunch to EndLaunch.
+  // A batch on a lane, from its launch to its completion.
   struct Flight {
     Batch batch;
     Launch launch;
   };
 
+  absl::Status Validate(AttendOperation* operation);
+  void WaitForStaging(AttendOperation* operation, std::unique_ptr<Alarm> alarm, AdmitDone done);
+
   void RunLane(int lane);
-  // Runs flight->batch as one launch, and ends it.
+  // Runs flight->batch as one launch, and completes it.
   void RunBatch(int lane, Flight* flight);
   // `status` is that of the launch.
-  void EndBatch(Flight* flight, const absl::Status& status);
-  // On a lane, because only a lane can copy.
+  void CompleteBatch(Flight* flight, const absl::Status& status);
+  void Complete(AttendOperation* operation, absl::Status status);
+  // On a lane's thread, because only lanes can copy pages.
   void MovePages(int lane);
-  void KeepHouse() ABSL_LOCKS_EXCLUDED(mutex_);
-  void Finish(AttendOperation* operation, absl::Status status);
-  // If `status` says that it is.
-  void LoseDevice(const absl::Status& status);
+  // Closes the engine if `status` says that the device is lost.
+  void CheckDeviceLost(const absl::Status& status);
+
+  // Every kHousekeepingInterval: expires idle sequences and schedules page moves.
+  void RunHousekeeping() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Options options_;
   const Clock* const clock_;

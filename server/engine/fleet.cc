@@ -12,12 +12,12 @@
 namespace flashcore::server {
 namespace {
 
-// A place in a listing: in the high bits that in the listing of one store, in the low ones which.
+// A position in a listing is: position in the device's own listing * kDevices + device.
 constexpr uint64_t kDevices = SequenceId::kDevices;
 
-constexpr size_t kMaxQuoted = 64;  // bytes of what a client sent, in a message
+constexpr size_t kMaxQuoted = 64;  // bytes of a client's string in an error message
 
-// How full the K/V memory is, in sixteenths.
+// The used part of the K/V memory, in sixteenths.
 size_t Fullness(const SequenceStore::Stats& stats) {
   const size_t used_bytes = stats.hot.used_bytes + stats.cold.used_bytes;
   const size_t capacity_bytes = stats.hot.capacity_bytes + stats.cold.capacity_bytes;
@@ -37,54 +37,57 @@ Fleet::Fleet(const Engine::Options& options, std::vector<std::unique_ptr<Device>
       core += device->info().lanes;
     }
     own.sequences.device = static_cast<uint8_t>(engines_.size());
-    own.max_waiting_bytes /= devices.size();  // what the transport holds is not a device's
+    own.max_waiting_bytes /= devices.size();  // all devices share the transport's memory
     engines_.push_back(
         std::make_unique<Engine>(own, std::move(device), clock, &metrics->device(engines_.size())));
   }
 }
 
-Engine& Fleet::EngineOf(SequenceId id) const {
-  // No store has a sequence of a device that there is none of: any can say so.
-  return *engines_[id.device() < engines_.size() ? id.device() : 0];
+size_t Fleet::DeviceOf(SequenceId id) const {
+  // No device has a sequence with the id of an unknown device: any of them says NOT_FOUND.
+  return id.device() < engines_.size() ? id.device() : 0;
 }
 
-absl::Status Fleet::Prepare(AttendOperation* operation) {
-  const absl::StatusOr<Engine*> engine = EngineFor(operation->request);
-  if (!engine.ok()) return engine.status();
-  operation->engine = *engine;
-  return operation->engine->Prepare(operation);
+void Fleet::Admit(AttendOperation* operation, AlarmFactory make_alarm, AdmitDone done) {
+  const absl::StatusOr<size_t> device = DeviceFor(operation->request);
+  if (!device.ok()) {
+    done(device.status());
+    return;
+  }
+  operation->device = *device;
+  engines_[*device]->Admit(operation, make_alarm, std::move(done));
 }
 
-absl::StatusOr<Engine*> Fleet::EngineFor(const AttendRequest& request) {
-  Engine* chosen = nullptr;
-  size_t chosen_by = 0;
+absl::StatusOr<size_t> Fleet::DeviceFor(const AttendRequest& request) {
+  std::optional<size_t> chosen;
+  size_t chosen_by = 0;  // a span
   for (size_t i = 0; i < request.spans.size(); ++i) {
-    // Not yet validated: what is no id is the engine's to refuse.
+    // The request is not validated yet: the engine refuses a malformed id.
     const std::optional<SequenceId> id = SequenceId::FromBytes(request.spans[i].sequence_id);
     if (!id.has_value()) continue;
-    Engine* const engine = &EngineOf(*id);
-    if (chosen == nullptr) {
-      chosen = engine;
+    const size_t device = DeviceOf(*id);
+    if (!chosen.has_value()) {
+      chosen = device;
       chosen_by = i;
-    } else if (engine != chosen) {
+    } else if (device != *chosen) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "spans[", i, "].sequence_id: names a sequence of ", engine->device().info().id,
-          ", spans[", chosen_by, "] one of ", chosen->device().info().id,
+          "spans[", i, "].sequence_id: names a sequence of ", engines_[device]->device().info().id,
+          ", spans[", chosen_by, "] one of ", engines_[*chosen]->device().info().id,
           "; the sequences of one request must be on one device"));
     }
   }
-  return chosen != nullptr ? chosen : LeastLoaded();
+  return chosen.has_value() ? *chosen : LeastLoaded();
 }
 
-Engine* Fleet::LeastLoaded() {
-  const size_t first = turn_.fetch_add(1, std::memory_order_relaxed);
-  Engine* least = nullptr;
-  int64_t least_load = 0;
-  for (size_t i = 0; i < engines_.size(); ++i) {
-    Engine* const engine = engines_[(first + i) % engines_.size()].get();
-    const int64_t load = engine->load();
-    if (least != nullptr && load >= least_load) continue;
-    least = engine;
+size_t Fleet::LeastLoaded() {
+  const size_t first = turn_.fetch_add(1, std::memory_order_relaxed) % engines_.size();
+  size_t least = first;
+  int64_t least_load = engines_[first]->load();
+  for (size_t i = 1; i < engines_.size(); ++i) {
+    const size_t device = (first + i) % engines_.size();
+    const int64_t load = engines_[device]->load();
+    if (load >= least_load) continue;
+    least = device;
     least_load = load;
   }
   return least;
@@ -94,7 +97,7 @@ absl::StatusOr<SequenceInfo> Fleet::Create(const SequenceShape& shape, bool pin,
                                            absl::string_view client, absl::string_view device_id) {
   if (device_id.empty()) {
     absl::Status refusal;
-    for (Engine* engine : ByRoom()) {
+    for (Engine* engine : ByFreeMemory()) {
       auto info = engine->sequences().Create(shape, pin, client);
       if (info.ok() || !absl::IsResourceExhausted(info.status())) return info;
       refusal.Update(info.status());
@@ -110,9 +113,9 @@ absl::StatusOr<SequenceInfo> Fleet::Create(const SequenceShape& shape, bool pin,
                                                  "' is not one of ", absl::StrJoin(ids, ", ")));
 }
 
-std::vector<Engine*> Fleet::ByRoom() const {
-  // Memory comes first, because a sequence that has outgrown its device cannot move; but only in
-  // steps, because sequences take pages later, and many may be created before the first has any.
+std::vector<Engine*> Fleet::ByFreeMemory() const {
+  // Free memory decides first, because a sequence cannot move to another device. It is rounded,
+  // because many sequences may be created before the first of them takes pages.
   std::vector<std::tuple<size_t, int64_t, size_t>> order;  // fullness, load, number
   for (const auto& engine : engines_) {
     const SequenceStore::Stats stats = engine->sequences().stats();
@@ -132,7 +135,7 @@ Fleet::Listing Fleet::List(absl::string_view client, uint64_t after, size_t limi
     const size_t room = limit - listing.sequences.size();
     SequenceStore::Listing part =
         engines_[device]->sequences().List(client, serial, std::max<size_t>(room, 1));
-    if (room == 0) {  // is there one more?
+    if (room == 0) {  // the listing is full: only find out whether there is one more
       if (part.sequences.empty()) continue;
       listing.next = device;
       return listing;

@@ -1,4 +1,4 @@
-// The devices of a server, each behind an engine of its own, and which of them does what.
+// The devices of a server, each with its own engine, and the choice of the device for a request.
 #ifndef FLASHCORE_SERVER_ENGINE_FLEET_H_
 #define FLASHCORE_SERVER_ENGINE_FLEET_H_
 
@@ -21,20 +21,19 @@
 
 namespace flashcore::server {
 
-// A sequence lives on the device that it was created on, and its forks with it: its id says which,
-// so that finding it takes no look-up and no lock of another device. A request runs where its
-// sequences are; one with inline K/V only, wherever the fewest requests are.
+// A sequence stays on the device that it was created on, and so do its forks. Its id contains the
+// device, so finding it takes no look-up. A request runs on the device of its sequences; one with
+// inline K/V only, on the device with the fewest requests.
 //
-// Devices share nothing. Each has its own queue, staging memory and K/V memory, and every limit and
-// quota of Engine::Options holds for each.
+// Devices share nothing: each has its own queue, staging memory and K/V memory. Every limit and
+// quota of Engine::Options holds per device.
 //
 // Thread-safe.
 class Fleet {
  public:
-  // Starts an engine for each of `devices`: at least one, at most SequenceId::kDevices, with
-  // different ids, which serve the same dtypes and head_dims. metrics->device(i) is for devices[i].
-  // options.lane_cores are those of all devices, one device after the other.
-  // `clock` and `metrics` outlive the fleet.
+  // Starts an engine for each of `devices`: 1 to SequenceId::kDevices, with distinct ids and the
+  // same dtypes and head_dims. metrics->device(i) belongs to devices[i]. options.lane_cores lists
+  // the lanes of all devices, in their order. `clock` and `metrics` outlive the fleet.
   Fleet(const Engine::Options& options, std::vector<std::unique_ptr<Device>> devices,
         const Clock* clock, Metrics* metrics);
   Fleet(const Fleet&) = delete;
@@ -42,39 +41,42 @@ class Fleet {
 
   const std::vector<std::unique_ptr<Engine>>& engines() const { return engines_; }
 
-  // Engine::Prepare on the device that the operation is for. INVALID_ARGUMENT also if it names
-  // sequences of several devices.
-  absl::Status Prepare(AttendOperation* operation);
-  // Engine::Submit there.
-  absl::Status Submit(AttendOperation* operation) { return operation->engine->Submit(operation); }
+  // Engine::Admit on the device of the operation's sequences; INVALID_ARGUMENT if they are on
+  // several.
+  void Admit(AttendOperation* operation, AlarmFactory make_alarm, AdmitDone done);
+  // Engine::Enqueue on the device that admitted the operation.
+  absl::Status Enqueue(AttendOperation* operation) {
+    return engines_[operation->device]->Enqueue(operation);
+  }
 
   // SequenceStore::Create on the device named `device_id`; INVALID_ARGUMENT if there is none.
-  // Empty: on the device that has most room, or the next one if that refuses for want of it.
+  // Empty: on the device with the most free memory, or the next one if that is full.
   absl::StatusOr<SequenceInfo> Create(const SequenceShape& shape, bool pin,
                                       absl::string_view client, absl::string_view device_id);
 
-  // The engine whose store has the sequence, if any has.
-  Engine& EngineOf(SequenceId id) const;
+  // The engine of the sequence's device, whether the sequence exists or not.
+  Engine& EngineOf(SequenceId id) const { return *engines_[DeviceOf(id)]; }
   const std::string& DeviceIdOf(SequenceId id) const { return EngineOf(id).device().info().id; }
 
-  // Sequences of `client` behind the place `after` (0: all), by device, then oldest first. `limit`
-  // is at least 1.
+  // At most `limit` (at least 1) sequences of `client`, by device, then oldest first. Begins after
+  // the position `after`; 0: at the start.
   struct Listing {
     std::vector<SequenceInfo> sequences;
-    uint64_t next = 0;  // `after` of the next page; 0: there is none
+    uint64_t next = 0;  // `after` for the next call; 0: this was the last
   };
   Listing List(absl::string_view client, uint64_t after, size_t limit) const;
 
   const Clock& clock() const { return *clock_; }
 
  private:
-  absl::StatusOr<Engine*> EngineFor(const AttendRequest& request);
-  Engine* LeastLoaded();
-  std::vector<Engine*> ByRoom() const;  // most first
+  size_t DeviceOf(SequenceId id) const;
+  absl::StatusOr<size_t> DeviceFor(const AttendRequest& request);
+  size_t LeastLoaded();
+  std::vector<Engine*> ByFreeMemory() const;  // most free memory first
 
   const Clock* const clock_;
   std::vector<std::unique_ptr<Engine>> engines_;  // [devices]
-  std::atomic<size_t> turn_{0};                   // which one goes first among those loaded alike
+  std::atomic<size_t> turn_{0};                   // rotates the order among equally loaded devices
 };
 
 }  // namespace flashcore::server

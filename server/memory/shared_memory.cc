@@ -16,7 +16,7 @@ SharedMemory::SharedMemory(const Options& options, const HostMemoryPinner* pinne
 
 std::string SharedMemory::RandomId() {
   std::string id(kIdBytes, '\0');
-  // So few bytes come whole; without them nothing could be kept secret.
+  // getrandom never returns fewer than 16 bytes; without a random id nothing is secret.
   if (getrandom(id.data(), id.size(), 0) != static_cast<ssize_t>(id.size())) std::abort();
   return id;
 }
@@ -24,29 +24,32 @@ std::string SharedMemory::RandomId() {
 absl::StatusOr<std::string> SharedMemory::Register(SharedSegment segment,
                                                    const std::string& client) {
   const size_t bytes = segment.bytes();
-  if (absl::Status status = Take(bytes, client); !status.ok()) return status;
-  auto mapped =
-      SharedRegion::Map(std::move(segment), [this, bytes, client] { GiveBack(bytes, client); });
+  if (absl::Status status = Acquire(bytes, client); !status.ok()) return status;
+  auto mapped = SharedRegion::Map(std::move(segment));
   if (!mapped.ok()) {
-    GiveBack(bytes, client);
+    Release(bytes, client);
     return mapped.status();
   }
-  SharedRegion& region = **mapped;
-  const absl::Status pinned = pinner_->PinHostMemory(region.data(), bytes, region.read_only());
-  if (pinned.ok()) {
-    region.SetInReach([pinner = pinner_, data = region.data()] { pinner->UnpinHostMemory(data); });
-  } else {
+  std::byte* const data = (*mapped)->data();
+  const absl::Status pinned = pinner_->PinHostMemory(data, bytes, (*mapped)->read_only());
+  (*mapped)->set_in_reach(pinned.ok());
+  if (!pinned.ok()) {
     LogWarning("shared memory is not pinned: it is copied in pieces, and never read in place",
                {{"bytes", bytes}, {"error", pinned.message()}});
   }
+  const auto unmap = [this, bytes, client](const SharedRegion* region) {
+    if (region->in_reach()) pinner_->UnpinHostMemory(region->data());
+    delete region;
+    Release(bytes, client);
+  };
   std::string id = RandomId();
   MutexLock lock(&mutex_);
-  regions_.emplace(id, *std::move(mapped));
+  regions_.emplace(id, std::shared_ptr<const SharedRegion>(mapped->release(), unmap));
   return id;
 }
 
 void SharedMemory::Unregister(const std::string& id) {
-  std::shared_ptr<const SharedRegion> region;  // may go, and take the lock, once it is released
+  std::shared_ptr<const SharedRegion> region;  // its deleter takes the lock: destroy it last
   MutexLock lock(&mutex_);
   const auto found = regions_.find(id);
   if (found == regions_.end()) return;
@@ -58,27 +61,27 @@ absl::StatusOr<std::shared_ptr<const SharedRegion>> SharedMemory::Find(absl::str
   MutexLock lock(&mutex_);
   const auto found = regions_.find(id);
   if (found != regions_.end()) return found->second;
-  return absl::NotFoundError("region_id: no such region, or no longer");
+  return absl::NotFoundError("region_id: no such region is registered");
 }
 
-absl::Status SharedMemory::Take(size_t bytes, const std::string& client) {
+absl::Status SharedMemory::Acquire(size_t bytes, const std::string& client) {
   MutexLock lock(&mutex_);
   const auto found = accounts_.find(client);
   const Account account = found == accounts_.end() ? Account() : found->second;
   if (bytes > options_.total_bytes || used_bytes_ > options_.total_bytes - bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("bytes: ", bytes, " more than the ",
+    return absl::ResourceExhaustedError(absl::StrCat("bytes: ", bytes, " in addition to the ",
                                                      used_bytes_, " of all clients; at most ",
                                                      options_.total_bytes, " are allowed"));
   }
   if (options_.client_bytes > 0 && account.bytes + bytes > options_.client_bytes) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("bytes: ", bytes, " more than the client's ", account.bytes, "; at most ",
-                     options_.client_bytes, " are allowed a client"));
+        absl::StrCat("bytes: ", bytes, " in addition to the client's ", account.bytes, "; at most ",
+                     options_.client_bytes, " are allowed per client"));
   }
   if (account.regions >= options_.client_regions) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the client has ", account.regions, " regions of shared memory; at most ",
-                     options_.client_regions, " are allowed a client"));
+                     options_.client_regions, " are allowed per client"));
   }
   used_bytes_ += bytes;
   accounts_[client] = {account.bytes + bytes, account.regions + 1};
@@ -87,7 +90,7 @@ absl::Status SharedMemory::Take(size_t bytes, const std::string& client) {
   return absl::OkStatus();
 }
 
-void SharedMemory::GiveBack(size_t bytes, const std::string& client) {
+void SharedMemory::Release(size_t bytes, const std::string& client) {
   MutexLock lock(&mutex_);
   used_bytes_ -= bytes;
   const auto account = accounts_.find(client);

@@ -1,4 +1,4 @@
-// Memory that clients on this host share with the server: their POSIX segments, mapped.
+// Memory that clients on this host share with the server: their mapped POSIX segments.
 #ifndef FLASHCORE_SERVER_MEMORY_SHARED_MEMORY_H_
 #define FLASHCORE_SERVER_MEMORY_SHARED_MEMORY_H_
 
@@ -18,31 +18,31 @@
 
 namespace flashcore::server {
 
-// Makes host memory that the server does not own reachable for kernels.
+// Makes host memory that the server does not own accessible to kernels.
 class HostMemoryPinner {
  public:
   virtual ~HostMemoryPinner() = default;
 
-  // After OK, kernels of every device of this kind read and write [data, data + bytes) at its own
-  // address (with `read_only`, they only read it), and copies to and from it need no intermediate
-  // buffer. After an error, copies still work. Slow: takes milliseconds. Thread-safe.
+  // After OK, kernels of every device of this kind can read and write [data, data + bytes) at the
+  // host's address (only read, with `read_only`), and copies need no intermediate buffer. After an
+  // error, copies still work. Takes milliseconds. Thread-safe.
   virtual absl::Status PinHostMemory(std::byte* data, size_t bytes, bool read_only) const = 0;
-  // Undoes PinHostMemory. Call it before the memory is unmapped and when nothing uses it any more.
+  // Undoes PinHostMemory. Call it when nothing uses the memory any more, before it is unmapped.
   virtual void UnpinHostMemory(std::byte* data) const = 0;
 };
 
-// The regions that are registered. A region that has been unregistered stays mapped, and counts,
-// until the last request in it has ended. Outlives its regions. Thread-safe.
+// The registered regions. An unregistered region stays mapped, and counts against the limits,
+// until the last request that uses it has ended. Outlives its regions. Thread-safe.
 class SharedMemory {
  public:
   struct Options {
     bool allowed = false;
     size_t total_bytes = size_t{1} << 30;  // of all regions
-    size_t client_bytes = 0;               // of the regions of one client; 0: no limit
-    size_t client_regions = 64;            // of one client
+    size_t client_bytes = 0;               // of all regions of a client; 0: no limit
+    size_t client_regions = 64;            // per client
   };
 
-  // `pinner` pins each region. `bytes` and `regions` are kept current. All outlive this.
+  // `pinner` pins each region. `bytes` and `regions` follow the mapped regions. All outlive this.
   SharedMemory(const Options& options, const HostMemoryPinner* pinner, Gauge* bytes,
                Gauge* regions);
   SharedMemory(const SharedMemory&) = delete;
@@ -50,8 +50,8 @@ class SharedMemory {
 
   const Options& options() const { return options_; }
 
-  // Maps and pins `segment`; returns the region's id, kIdBytes that nobody can guess.
-  // RESOURCE_EXHAUSTED over a limit.
+  // Maps and pins `segment`; returns the region's id: kIdBytes random bytes. RESOURCE_EXHAUSTED
+  // beyond a limit.
   absl::StatusOr<std::string> Register(SharedSegment segment, const std::string& client);
   void Unregister(const std::string& id);
 
@@ -59,7 +59,7 @@ class SharedMemory {
   absl::StatusOr<std::shared_ptr<const SharedRegion>> Find(absl::string_view id) const;
 
   static constexpr size_t kIdBytes = 16;
-  static std::string RandomId();  // of the operating system's source
+  static std::string RandomId();  // from the operating system
 
  private:
   struct Account {
@@ -67,8 +67,8 @@ class SharedMemory {
     size_t regions = 0;
   };
 
-  absl::Status Take(size_t bytes, const std::string& client) ABSL_LOCKS_EXCLUDED(mutex_);
-  void GiveBack(size_t bytes, const std::string& client) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Acquire(size_t bytes, const std::string& client) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Release(size_t bytes, const std::string& client) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Options options_;
   const HostMemoryPinner* const pinner_;

@@ -1,10 +1,12 @@
 #include "server/memory/shared_region.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -15,6 +17,55 @@
 namespace flashcore::server {
 namespace {
 
+// Read by the signal handler, so: no locks, no allocation. A range is one word (first page and page
+// count), set after it is mapped and cleared before it is unmapped. Mapped ranges do not overlap,
+// so the one that contains the faulting address is the right one, even while other threads change
+// other ranges.
+constexpr int kPageCountBits = 28;  // 1 TiB; the other 36 bits hold the page of a 48-bit address
+std::atomic<uint64_t> ranges[FaultGuard::kMaxGuards];  // 0: free
+std::atomic<bool> lost_ranges[FaultGuard::kMaxGuards];
+constexpr uint64_t kTaken = uint64_t{1} << kPageCountBits;  // no pages
+
+size_t page_bytes = 4096;
+struct sigaction previous_action;
+
+bool ReplaceRange(uint64_t address) {
+  const uint64_t page = address / page_bytes;
+  for (size_t slot = 0; slot < FaultGuard::kMaxGuards; ++slot) {
+    const uint64_t range = ranges[slot].load();
+    const uint64_t first = range >> kPageCountBits;
+    const uint64_t count = range & ((uint64_t{1} << kPageCountBits) - 1);
+    if (page < first || page >= first + count) continue;
+    lost_ranges[slot].store(true);
+    return mmap(reinterpret_cast<void*>(first * page_bytes), count * page_bytes,
+                PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1,
+                0) != MAP_FAILED;
+  }
+  return false;
+}
+
+void OnFault(int signal, siginfo_t* info, void* context) {
+  const int saved_errno = errno;
+  const bool replaced = ReplaceRange(reinterpret_cast<uint64_t>(info->si_addr));
+  errno = saved_errno;
+  if (replaced) return;
+  if ((previous_action.sa_flags & SA_SIGINFO) != 0) {
+    previous_action.sa_sigaction(signal, info, context);
+  } else if (previous_action.sa_handler == SIG_DFL || previous_action.sa_handler == SIG_IGN) {
+    ::signal(signal, SIG_DFL);  // the instruction faults again and ends the process
+  } else {
+    previous_action.sa_handler(signal);
+  }
+}
+
+void InstallHandler() {
+  page_bytes = static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
+  struct sigaction action = {};
+  action.sa_sigaction = OnFault;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigaction(SIGBUS, &action, &previous_action);
+}
+
 constexpr size_t kMaxNameBytes = 255;  // after the slash: the file system's limit
 constexpr uint64_t kMinBytes = 16;     // room for a challenge
 
@@ -22,9 +73,9 @@ absl::Status CheckName(const std::string& name) {
   const bool ok = name.size() > 1 && name.size() <= 1 + kMaxNameBytes && name[0] == '/' &&
                   name.find('/', 1) == std::string::npos && name.find('\0') == std::string::npos;
   if (ok) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("name: ", name.size(), " bytes; want a slash and then 1 to ", kMaxNameBytes,
-                   " others, none of them a slash or NUL"));
+  return absl::InvalidArgumentError(absl::StrCat("name: ", name.size(),
+                                                 " bytes; want a slash and then 1 to ",
+                                                 kMaxNameBytes, " bytes without a slash or NUL"));
 }
 
 absl::Status OpenError(int error) {
@@ -46,10 +97,35 @@ absl::Status OpenError(int error) {
 
 }  // namespace
 
+std::optional<FaultGuard> FaultGuard::Make(std::byte* data, size_t bytes) {
+  static const bool installed = (InstallHandler(), true);
+  static_cast<void>(installed);
+  const uint64_t first = reinterpret_cast<uint64_t>(data) / page_bytes;
+  const uint64_t count = (bytes + page_bytes - 1) / page_bytes;
+  if (count >> kPageCountBits != 0 || first >> (64 - kPageCountBits) != 0) return std::nullopt;
+  for (size_t slot = 0; slot < kMaxGuards; ++slot) {
+    uint64_t free = 0;
+    if (!ranges[slot].compare_exchange_strong(free, kTaken)) continue;
+    lost_ranges[slot].store(false);
+    ranges[slot].store(first << kPageCountBits | count);
+    return FaultGuard(slot);
+  }
+  return std::nullopt;
+}
+
+FaultGuard::FaultGuard(FaultGuard&& other) noexcept
+    : slot_(std::exchange(other.slot_, kMaxGuards)) {}
+
+FaultGuard::~FaultGuard() {
+  if (slot_ < kMaxGuards) ranges[slot_].store(0);
+}
+
+bool FaultGuard::lost() const { return lost_ranges[slot_].load(std::memory_order_relaxed); }
+
 absl::StatusOr<SharedSegment> SharedSegment::Open(const std::string& name, uint64_t bytes,
                                                   bool read_only) {
   if (absl::Status status = CheckName(name); !status.ok()) return status;
-  // Not to wait for the other end of a pipe that somebody has put there.
+  // O_NONBLOCK: if the name is that of a pipe, do not wait for its other end.
   const int fd = shm_open(name.c_str(), (read_only ? O_RDONLY : O_RDWR) | O_NONBLOCK, 0);
   if (fd < 0) return OpenError(errno);
   SharedSegment segment(fd, bytes, read_only);
@@ -84,7 +160,7 @@ bool SharedSegment::IsWhole() const {
 
 absl::StatusOr<std::byte*> SharedSegment::Map() const {
   const int protection = read_only_ ? PROT_READ : PROT_READ | PROT_WRITE;
-  // Page faults now, not in requests.
+  // MAP_POPULATE: take the page faults now, not during requests.
   void* const memory =
       mmap(nullptr, bytes_, protection, MAP_SHARED | MAP_POPULATE | MAP_NORESERVE, fd_, 0);
   if (memory != MAP_FAILED) return static_cast<std::byte*>(memory);
@@ -92,8 +168,7 @@ absl::StatusOr<std::byte*> SharedSegment::Map() const {
       absl::StrCat("bytes: cannot map ", bytes_, ": ", strerror(errno)));
 }
 
-absl::StatusOr<std::unique_ptr<SharedRegion>> SharedRegion::Map(SharedSegment segment,
-                                                                std::function<void()> on_gone) {
+absl::StatusOr<std::unique_ptr<SharedRegion>> SharedRegion::Map(SharedSegment segment) {
   const absl::StatusOr<std::byte*> data = segment.Map();
   if (!data.ok()) return data.status();
   std::optional<FaultGuard> guard = FaultGuard::Make(*data, segment.bytes());
@@ -101,36 +176,24 @@ absl::StatusOr<std::unique_ptr<SharedRegion>> SharedRegion::Map(SharedSegment se
     munmap(*data, segment.bytes());
     return absl::ResourceExhaustedError(
         absl::StrCat("shared memory: ", FaultGuard::kMaxGuards,
-                     " regions are registered, the most there can be"));
+                     " regions are registered, which is the limit of the server"));
   }
-  return absl::WrapUnique(
-      new SharedRegion(std::move(segment), *data, *std::move(guard), std::move(on_gone)));
+  return absl::WrapUnique(new SharedRegion(std::move(segment), *data, *std::move(guard)));
 }
 
-SharedRegion::SharedRegion(SharedSegment segment, std::byte* data, FaultGuard guard,
-                           std::function<void()> on_gone)
-    : segment_(std::move(segment)),
-      data_(data),
-      guard_(std::move(guard)),
-      on_gone_(std::move(on_gone)) {}
+SharedRegion::SharedRegion(SharedSegment segment, std::byte* data, FaultGuard guard)
+    : segment_(std::move(segment)), data_(data), guard_(std::move(guard)) {}
 
 SharedRegion::~SharedRegion() {
-  if (unpin_) unpin_();
   guard_.reset();
   munmap(data_, bytes());
-  on_gone_();
-}
-
-void SharedRegion::SetInReach(std::function<void()> unpin) {
-  in_reach_ = true;
-  unpin_ = std::move(unpin);
 }
 
 absl::Status SharedRegion::Check() const {
   if (!guard_->lost() && segment_.IsWhole()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "region_id: the segment has become shorter than the ", bytes(),
-      " bytes of the region, or has no memory for them; the region is of no further use"));
+      " bytes of the region, or has no memory for them; the region can no longer be used"));
 }
 
 }  // namespace flashcore::server

@@ -1,10 +1,9 @@
-// One POSIX shared-memory segment of a client: opened, and mapped.
+// One POSIX shared-memory segment of a client: opened, then mapped.
 #ifndef FLASHCORE_SERVER_MEMORY_SHARED_REGION_H_
 #define FLASHCORE_SERVER_MEMORY_SHARED_REGION_H_
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,45 +11,65 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "server/memory/fault_guard.h"
 
 namespace flashcore::server {
 
-// An open segment, of which only the first bytes are read before its owner is known.
+// Keeps the process alive when a mapped file becomes shorter. Touching a page that is gone raises
+// SIGBUS, which ends the process by default. While a guard exists, the first SIGBUS in its range
+// replaces the whole range by zeroed private memory: the thread continues with meaningless values,
+// and lost() is true. Faults elsewhere go to the previous handler. Thread-safe.
+class FaultGuard {
+ public:
+  static constexpr size_t kMaxGuards = 1024;  // in the process, at a time
+
+  // `data` is page-aligned, and stays mapped as long as the guard exists. Nullopt if there are
+  // kMaxGuards already.
+  static std::optional<FaultGuard> Make(std::byte* data, size_t bytes);
+  FaultGuard(FaultGuard&& other) noexcept;
+  FaultGuard& operator=(FaultGuard&& other) = delete;
+  ~FaultGuard();
+
+  bool lost() const;
+
+ private:
+  explicit FaultGuard(size_t slot) : slot_(slot) {}
+
+  size_t slot_;  // kMaxGuards: moved from
+};
+
+// An open segment. Only its first bytes are read until the client has shown that it owns it.
 class SharedSegment {
  public:
-  // INVALID_ARGUMENT if `name` is none or the segment has fewer than `bytes` or is no regular file,
-  // NOT_FOUND, PERMISSION_DENIED.
+  // INVALID_ARGUMENT if `name` is malformed, or if the segment has fewer than `bytes` or is no
+  // regular file; NOT_FOUND; PERMISSION_DENIED.
   static absl::StatusOr<SharedSegment> Open(const std::string& name, uint64_t bytes,
                                             bool read_only);
   SharedSegment(SharedSegment&& other) noexcept;
   SharedSegment& operator=(SharedSegment&&) = delete;
   ~SharedSegment();
 
-  size_t bytes() const { return bytes_; }  // that were asked for; the file may have more, or fewer
+  size_t bytes() const { return bytes_; }  // as passed to Open; the file's size may differ
   bool read_only() const { return read_only_; }
   bool StartsWith(absl::string_view text) const;
   bool IsWhole() const;                    // the file still has bytes()
-  absl::StatusOr<std::byte*> Map() const;  // all of bytes(), at the start of a page
+  absl::StatusOr<std::byte*> Map() const;  // all of bytes(), page-aligned
 
  private:
   SharedSegment(int fd, size_t bytes, bool read_only)
       : fd_(fd), bytes_(bytes), read_only_(read_only) {}
 
-  int fd_;  // -1: moved away
+  int fd_;  // -1: moved from
   const size_t bytes_;
   const bool read_only_;
 };
 
-// A mapped segment. The client can change what is in it at any time, so nothing but values is ever
-// read from it; and can make it shorter, which FaultGuard survives. Thread-safe.
+// A mapped segment. The client can change its contents at any time, so the server reads nothing but
+// tensor values from it. The client can also shorten it, which FaultGuard survives. Thread-safe.
 class SharedRegion {
  public:
-  static constexpr size_t kAlignment = 16;  // of tensors: what kernels load at once
+  static constexpr size_t kAlignment = 16;  // of tensors: the width of a kernel's load
 
-  // `on_gone` runs once the memory is no longer mapped.
-  static absl::StatusOr<std::unique_ptr<SharedRegion>> Map(SharedSegment segment,
-                                                           std::function<void()> on_gone);
+  static absl::StatusOr<std::unique_ptr<SharedRegion>> Map(SharedSegment segment);
   ~SharedRegion();
   SharedRegion(const SharedRegion&) = delete;
   SharedRegion& operator=(const SharedRegion&) = delete;
@@ -59,23 +78,20 @@ class SharedRegion {
   size_t bytes() const { return segment_.bytes(); }
   bool read_only() const { return segment_.read_only(); }
 
-  // Whether kernels of every device reach it at data(). `unpin` undoes what made it so.
+  // Whether kernels of every device can access it at data(). Set before the region is shared.
   bool in_reach() const { return in_reach_; }
-  void SetInReach(std::function<void()> unpin);
+  void set_in_reach(bool in_reach) { in_reach_ = in_reach; }
 
   // FAILED_PRECONDITION if a part of it is gone.
   absl::Status Check() const;
 
  private:
-  SharedRegion(SharedSegment segment, std::byte* data, FaultGuard guard,
-               std::function<void()> on_gone);
+  SharedRegion(SharedSegment segment, std::byte* data, FaultGuard guard);
 
   const SharedSegment segment_;
   std::byte* const data_;
   std::optional<FaultGuard> guard_;
   bool in_reach_ = false;
-  std::function<void()> unpin_;
-  const std::function<void()> on_gone_;
 };
 
 }  // namespace flashcore::server

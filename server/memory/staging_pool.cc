@@ -14,24 +14,11 @@ constexpr size_t kSmallestClass = 4096;
 
 size_t Capacity(size_t bytes) { return bytes == 0 ? 0 : StagingPool::SizeClass(bytes); }
 
+absl::Status Cancelled() { return absl::CancelledError("cancelled by the client"); }
+
 }  // namespace
 
-StagingBuffer& StagingBuffer::operator=(StagingBuffer&& other) noexcept {
-  if (this != &other) {
-    Reset();
-    pool_ = std::exchange(other.pool_, nullptr);
-    data_ = std::exchange(other.data_, nullptr);
-    capacity_ = std::exchange(other.capacity_, 0);
-  }
-  return *this;
-}
-
-void StagingBuffer::Reset() {
-  if (data_ != nullptr) pool_->Return(data_, capacity_);
-  pool_ = nullptr;
-  data_ = nullptr;
-  capacity_ = 0;
-}
+void StagingBuffer::Releaser::operator()(std::byte* data) const { pool->Release(data, capacity); }
 
 StagingPool::Allocator StagingPool::HeapAllocator() {
   return {[](size_t bytes) { return std::aligned_alloc(kAlignment, bytes); },
@@ -45,7 +32,7 @@ StagingPool::StagingPool(size_t limit_bytes, Allocator allocator, size_t max_wai
 
 StagingPool::~StagingPool() {
   MutexLock lock(&mutex_);
-  while (used_bytes_ > 0) returned_.Wait(&mutex_);
+  while (used_bytes_ > 0) all_released_.Wait(&mutex_);
   for (auto& [capacity, buffers] : free_) {
     for (std::byte* buffer : buffers) allocator_.free(buffer);
   }
@@ -59,66 +46,65 @@ size_t StagingPool::SizeClass(size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-bool StagingPool::EverFits(const StagingClaim& claim) const {
-  // Each alone first, because SizeClass takes no number that overflows.
+bool StagingPool::CanEverFit(const StagingClaim& claim) const {
+  // Each size is checked before SizeClass, which would overflow on a huge one.
   return claim.input_bytes <= limit_bytes_ && claim.result_bytes <= limit_bytes_ &&
          Capacity(claim.input_bytes) + Capacity(claim.result_bytes) <= limit_bytes_;
 }
 
-absl::Status StagingPool::Lend(StagingClaim* claim) {
+absl::Status StagingPool::Acquire(StagingClaim* claim) {
   MutexLock lock(&mutex_);
-  const bool nothing = claim->input_bytes == 0 && claim->result_bytes == 0;
-  if (nothing || (line_.empty() && EverFits(*claim) && TryLend(claim))) return absl::OkStatus();
-  return FullLocked(*claim);
+  const bool is_empty = claim->input_bytes == 0 && claim->result_bytes == 0;
+  const bool acquired = queue_.empty() && CanEverFit(*claim) && TryAcquire(claim);
+  return is_empty || acquired ? absl::OkStatus() : FullLocked(*claim);
 }
 
-absl::Status StagingPool::Wait(StagingClaim* claim) {
+absl::Status StagingPool::JoinQueue(StagingClaim* claim) {
   MutexLock lock(&mutex_);
-  if (!EverFits(*claim) ||
-      (!line_.empty() && waiting_bytes_ + claim->input_bytes > max_waiting_bytes_)) {
+  if (!CanEverFit(*claim) ||
+      (!queue_.empty() && waiting_bytes_ + claim->input_bytes > max_waiting_bytes_)) {
     return FullLocked(*claim);
   }
-  line_.push_back(claim);
+  queue_.push_back(claim);
   waiting_bytes_ += claim->input_bytes;
-  ServeLine();
+  ServeQueue();
   if (used_bytes_ > 0) return absl::OkStatus();
-  // The allocator has no memory, and nothing will come back that this claim could wait for.
-  line_.pop_back();
+  // The allocator has no memory, and no buffer is in use whose release could serve this claim.
+  queue_.pop_back();
   waiting_bytes_ -= claim->input_bytes;
   return FullLocked(*claim);
 }
 
-bool StagingPool::Leave(StagingClaim* claim) {
+bool StagingPool::LeaveQueue(StagingClaim* claim) {
   MutexLock lock(&mutex_);
-  const auto place = std::find(line_.begin(), line_.end(), claim);
-  if (place == line_.end()) return true;
-  line_.erase(place);
+  const auto place = std::find(queue_.begin(), queue_.end(), claim);
+  if (place == queue_.end()) return true;
+  queue_.erase(place);
   waiting_bytes_ -= claim->input_bytes;
-  ServeLine();  // those behind it may need less
+  ServeQueue();  // the claims behind it may need less
   return false;
 }
 
-absl::Status StagingPool::Full(const StagingClaim& claim) const {
+absl::Status StagingPool::FullError(const StagingClaim& claim) const {
   MutexLock lock(&mutex_);
   return FullLocked(claim);
 }
 
 absl::Status StagingPool::FullLocked(const StagingClaim& claim) const {
-  return absl::ResourceExhaustedError(
-      absl::StrCat("staging memory: the request needs ", claim.input_bytes + claim.result_bytes,
-                   " bytes; ", used_bytes_, " of ", limit_bytes_, " are in use, and ", line_.size(),
-                   " requests wait for them"));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "staging memory: the request needs ", claim.input_bytes + claim.result_bytes, " bytes; ",
+      used_bytes_, " of ", limit_bytes_, " are in use, and ", queue_.size(), " requests wait"));
 }
 
-bool StagingPool::TryLend(StagingClaim* claim) {
+bool StagingPool::TryAcquire(StagingClaim* claim) {
   const size_t input_capacity = Capacity(claim->input_bytes);
   const size_t result_capacity = Capacity(claim->result_bytes);
   if (used_bytes_ + input_capacity + result_capacity > limit_bytes_) return false;
   std::byte* const inputs = Allocate(input_capacity);
   std::byte* const results = Allocate(result_capacity);
   if ((inputs == nullptr && input_capacity > 0) || (results == nullptr && result_capacity > 0)) {
-    if (inputs != nullptr) TakeBack(inputs, input_capacity);
-    if (results != nullptr) TakeBack(results, result_capacity);
+    if (inputs != nullptr) Keep(inputs, input_capacity);
+    if (results != nullptr) Keep(results, result_capacity);
     return false;
   }
   claim->inputs = StagingBuffer(this, inputs, input_capacity);
@@ -126,10 +112,10 @@ bool StagingPool::TryLend(StagingClaim* claim) {
   return true;
 }
 
-void StagingPool::ServeLine() {
-  while (!line_.empty() && TryLend(line_.front())) {
-    StagingClaim* const claim = line_.front();
-    line_.pop_front();
+void StagingPool::ServeQueue() {
+  while (!queue_.empty() && TryAcquire(queue_.front())) {
+    StagingClaim* const claim = queue_.front();
+    queue_.pop_front();
     waiting_bytes_ -= claim->input_bytes;
     claim->granted();
   }
@@ -144,18 +130,18 @@ std::byte* StagingPool::Allocate(size_t capacity) {
     kept->second.pop_back();
     free_bytes_ -= capacity;
   } else {
-    while (used_bytes_ + free_bytes_ + capacity > limit_bytes_) GiveUpLargest();
+    while (used_bytes_ + free_bytes_ + capacity > limit_bytes_) FreeLargest();
     do {
       data = static_cast<std::byte*>(allocator_.allocate(capacity));
-      // What is kept may be what the allocator lacks, or lie in its way.
-    } while (data == nullptr && GiveUpLargest());
+      // Kept buffers may be the memory that the allocator lacks.
+    } while (data == nullptr && FreeLargest());
     if (data == nullptr) return nullptr;
   }
   used_bytes_ += capacity;
   return data;
 }
 
-bool StagingPool::GiveUpLargest() {
+bool StagingPool::FreeLargest() {
   for (auto it = free_.rbegin(); it != free_.rend(); ++it) {
     if (it->second.empty()) continue;
     allocator_.free(it->second.back());
@@ -166,18 +152,18 @@ bool StagingPool::GiveUpLargest() {
   return false;
 }
 
-void StagingPool::TakeBack(std::byte* data, size_t capacity) {
+void StagingPool::Keep(std::byte* data, size_t capacity) {
   free_[capacity].push_back(data);
   used_bytes_ -= capacity;
   free_bytes_ += capacity;
 }
 
-void StagingPool::Return(std::byte* data, size_t capacity) {
+void StagingPool::Release(std::byte* data, size_t capacity) {
   MutexLock lock(&mutex_);
-  TakeBack(data, capacity);
-  ServeLine();
-  // Under the lock: once it is released, a waiting destructor may take the pool away.
-  if (used_bytes_ == 0) returned_.NotifyAll();
+  Keep(data, capacity);
+  ServeQueue();
+  // Under the lock: after it, a waiting destructor may have destroyed the pool.
+  if (used_bytes_ == 0) all_released_.NotifyAll();
 }
 
 size_t StagingPool::used_bytes() const {
@@ -192,7 +178,42 @@ size_t StagingPool::free_bytes() const {
 
 size_t StagingPool::waiting() const {
   MutexLock lock(&mutex_);
-  return line_.size();
+  return queue_.size();
+}
+
+void StagingWait::Start(StagingPool* pool, StagingClaim* claim, Nanoseconds limit,
+                        std::unique_ptr<Alarm> alarm, absl::AnyInvocable<void(absl::Status)> done) {
+  MutexLock lock(&mutex_);
+  pool_ = pool;
+  claim_ = claim;
+  done_ = std::move(done);
+  alarm_ = std::move(alarm);
+  alarm_->Set(limit, [this] { End(); });
+  claim->granted = [this] { alarm_->Cancel(); };
+  refusal_ = cancelled_ ? Cancelled() : pool->JoinQueue(claim);
+  if (!refusal_.ok()) alarm_->Cancel();
+}
+
+void StagingWait::Cancel() {
+  MutexLock lock(&mutex_);
+  cancelled_ = true;
+  if (alarm_ != nullptr) alarm_->Cancel();
+}
+
+void StagingWait::End() {
+  absl::Status status;
+  {
+    MutexLock lock(&mutex_);  // Start may still hold it
+    status = refusal_;
+    if (status.ok() && !pool_->LeaveQueue(claim_)) {
+      status =
+          cancelled_
+              ? Cancelled()
+              : absl::DeadlineExceededError("the deadline passed before there was staging memory");
+    }
+  }
+  auto done = std::move(done_);  // which may destroy this
+  done(std::move(status));
 }
 
 }  // namespace flashcore::server

@@ -1,4 +1,4 @@
-// Staging memory: where the tensors of requests in flight live, between the network and the device.
+// Staging memory: holds the tensors of requests in flight, between the network and the device.
 #ifndef FLASHCORE_SERVER_MEMORY_STAGING_POOL_H_
 #define FLASHCORE_SERVER_MEMORY_STAGING_POOL_H_
 
@@ -6,115 +6,155 @@
 #include <functional>
 #include <list>
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "server/base/clock.h"
 #include "server/base/mutex.h"
 
 namespace flashcore::server {
 
 class StagingPool;
 
-// A piece of staging memory; goes back to its pool when destroyed. Must not outlive the pool.
+// A piece of staging memory; returns to its pool when destroyed. The pool outlives it.
 class StagingBuffer {
  public:
   StagingBuffer() = default;
-  StagingBuffer(StagingBuffer&& other) noexcept { *this = std::move(other); }
-  StagingBuffer& operator=(StagingBuffer&& other) noexcept;
-  ~StagingBuffer() { Reset(); }
 
-  std::byte* data() const { return data_; }  // aligned to StagingPool::kAlignment; null if empty
-  size_t capacity() const { return capacity_; }  // bytes; at least what was asked for
-  void Reset();
+  std::byte* data() const { return data_.get(); }  // aligned to StagingPool::kAlignment, or null
+  size_t capacity() const { return data_ == nullptr ? 0 : data_.get_deleter().capacity; }  // bytes
+  void Reset() { data_.reset(); }
 
  private:
   friend class StagingPool;
-  StagingBuffer(StagingPool* pool, std::byte* data, size_t capacity)
-      : pool_(pool), data_(data), capacity_(capacity) {}
+  struct Releaser {
+    StagingPool* pool;
+    size_t capacity;
+    void operator()(std::byte* data) const;
+  };
 
-  StagingPool* pool_ = nullptr;
-  std::byte* data_ = nullptr;
-  size_t capacity_ = 0;
+  StagingBuffer(StagingPool* pool, std::byte* data, size_t capacity)
+      : data_(data, Releaser{pool, capacity}) {}
+
+  std::unique_ptr<std::byte, Releaser> data_;
 };
 
-// What one request asks of a pool. It gets both buffers or none, so that no request holds memory
-// while it waits for more. Asks with empty buffers.
+// The memory that one request needs. It gets both buffers or none: a request that waits holds no
+// memory, so requests that wait cannot block each other.
 struct StagingClaim {
   size_t input_bytes = 0;
   size_t result_bytes = 0;
-  StagingBuffer inputs;   // empty: not lent yet, or no bytes asked for
-  StagingBuffer results;  // likewise
-  // Called once if the claim has waited and got its buffers, by whichever thread returned the
-  // memory and under the pool's lock: it must neither block nor use the pool.
+  StagingBuffer inputs;   // empty: not acquired, or input_bytes is 0
+  StagingBuffer results;  // empty: not acquired, or result_bytes is 0
+  // Called once, when the claim leaves the wait queue with its buffers, by the thread that released
+  // the memory. Runs under the pool's lock: it must neither block nor call the pool.
   std::function<void()> granted;
 };
 
-// Lends buffers of some size classes (four an octave) and keeps returned ones for reuse, because
-// memory that a GPU can read is slow to get. Used and kept bytes together never exceed the limit.
-// When it is reached, claims wait in line. Thread-safe.
+// Hands out buffers in size classes (four per power of two) and keeps released buffers for reuse,
+// because memory that a GPU can read is slow to allocate. Buffers in use and kept buffers together
+// never exceed the limit. Claims that do not fit can wait in a queue. Thread-safe.
 class StagingPool {
  public:
   static constexpr size_t kAlignment = 64;
 
-  // Where memory comes from: the heap, or the pinned memory of a device. `allocate` gives memory
-  // aligned to kAlignment, or null. A pool makes one call at a time.
+  // The source of memory: the heap, or a device's pinned memory. `allocate` returns memory aligned
+  // to kAlignment, or null. A pool makes one call at a time.
   struct Allocator {
     std::function<void*(size_t bytes)> allocate;
     std::function<void(void*)> free;
   };
   static Allocator HeapAllocator();
 
-  // `max_waiting_bytes`: most inputs of the claims in line; the first may have more.
+  // `max_waiting_bytes`: limit on the input_bytes of all queued claims together. The first claim in
+  // the queue may exceed it.
   StagingPool(size_t limit_bytes, Allocator allocator, size_t max_waiting_bytes = 0);
-  ~StagingPool();  // waits until every buffer has come back
+  ~StagingPool();  // waits until every buffer is released
   StagingPool(const StagingPool&) = delete;
   StagingPool& operator=(const StagingPool&) = delete;
 
-  // RESOURCE_EXHAUSTED if the limit leaves no room for the claim, or if others are in line.
-  absl::Status Lend(StagingClaim* claim);
+  // Fills the claim's buffers. RESOURCE_EXHAUSTED if the limit leaves no room, or if other claims
+  // wait.
+  absl::Status Acquire(StagingClaim* claim);
 
-  // Puts the claim in line: first come, first served, however large. RESOURCE_EXHAUSTED if the line
-  // is too long, or if the claim could never be granted. The claim lives until it leaves the line.
-  absl::Status Wait(StagingClaim* claim);
-  // To be called once after Wait returned OK. True if the claim has been granted.
-  bool Leave(StagingClaim* claim);
-  // RESOURCE_EXHAUSTED: what the claim needs, and what there is.
-  absl::Status Full(const StagingClaim& claim) const;
+  // Appends the claim to the wait queue, which is served in order, whatever the sizes.
+  // RESOURCE_EXHAUSTED if the queue is full, or if the claim can never fit. The claim must live
+  // until LeaveQueue.
+  absl::Status JoinQueue(StagingClaim* claim);
+  // Call it once after JoinQueue returned OK. True if the claim has its buffers.
+  bool LeaveQueue(StagingClaim* claim);
+  // RESOURCE_EXHAUSTED, with what the claim needs and what is in use.
+  absl::Status FullError(const StagingClaim& claim) const;
 
   size_t limit_bytes() const { return limit_bytes_; }
-  size_t used_bytes() const;  // lent
-  size_t free_bytes() const;  // kept for reuse
-  size_t waiting() const;     // claims in line
+  size_t used_bytes() const;  // of buffers in use
+  size_t free_bytes() const;  // of buffers kept for reuse
+  size_t waiting() const;     // claims in the queue
 
-  // The capacity of the buffer that a request for `bytes` gets.
+  // The capacity of the buffer for a claim of `bytes`.
   static size_t SizeClass(size_t bytes);
 
  private:
   friend class StagingBuffer;
-  void Return(std::byte* data, size_t capacity);
-  bool EverFits(const StagingClaim& claim) const;
+  void Release(std::byte* data, size_t capacity);
+  bool CanEverFit(const StagingClaim& claim) const;
   // Both buffers, or neither and false.
-  bool TryLend(StagingClaim* claim) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Grants the first claims in line, as far as memory reaches.
-  void ServeLine() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool TryAcquire(StagingClaim* claim) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Grants claims from the front of the queue while memory suffices.
+  void ServeQueue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status FullLocked(const StagingClaim& claim) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Null if the allocator has none. The limit leaves room for it.
+  // Null if the allocator has none. The caller has checked the limit.
   std::byte* Allocate(size_t capacity) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void TakeBack(std::byte* data, size_t capacity) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Of the kept buffers. False if there is none.
-  bool GiveUpLargest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Keep(std::byte* data, size_t capacity) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Frees the largest kept buffer. False if there is none.
+  bool FreeLargest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const size_t limit_bytes_;
   const Allocator allocator_;
   const size_t max_waiting_bytes_;
   mutable Mutex mutex_;
-  CondVar returned_;
+  CondVar all_released_;
   std::map<size_t, std::vector<std::byte*>> free_ ABSL_GUARDED_BY(mutex_);  // by capacity
   size_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t free_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::list<StagingClaim*> line_ ABSL_GUARDED_BY(mutex_);  // oldest first
-  size_t waiting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;       // inputs of those in line
+  std::list<StagingClaim*> queue_ ABSL_GUARDED_BY(mutex_);  // oldest first
+  size_t waiting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;        // input_bytes of the queued claims
+};
+
+// One request's wait for staging memory, without a thread. An alarm goes off when the time is over,
+// and is cancelled when the memory is there. Either way the wait ends on the alarm's thread, not on
+// the one that released the memory. Thread-safe.
+//
+// Lock order: mutex_, then the pool's, then those inside the alarm. Memory is released, and so the
+// pool's lock is taken, also inside gRPC; nothing that runs under the pool's lock takes mutex_.
+class StagingWait {
+ public:
+  // Queues `claim`. Calls `done`, which may destroy this, exactly once, on the alarm's thread: OK
+  // with the claim's buffers, DEADLINE_EXCEEDED after `limit`, CANCELLED, or RESOURCE_EXHAUSTED if
+  // the queue is full. Call it at most once. Pool and claim outlive the wait.
+  void Start(StagingPool* pool, StagingClaim* claim, Nanoseconds limit,
+             std::unique_ptr<Alarm> alarm, absl::AnyInvocable<void(absl::Status)> done)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Ends the wait, if there is one now or later. From any thread.
+  void Cancel() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  void End() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  StagingPool* pool_ = nullptr;
+  StagingClaim* claim_ = nullptr;
+  absl::AnyInvocable<void(absl::Status)> done_;
+
+  Mutex mutex_;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status refusal_ ABSL_GUARDED_BY(mutex_);  // not OK: the claim is not in the queue
+  // Null before Start. StagingClaim::granted uses it without mutex_: it is set before the claim
+  // joins the queue, and not changed.
+  std::unique_ptr<Alarm> alarm_;
 };
 
 }  // namespace flashcore::server

@@ -31,7 +31,7 @@ size_t AttendRequest::TensorBytes(int64_t rows, uint32_t heads) const {
 }
 
 absl::Status AttendRequest::CheckRegions() const {
-  const SharedRegion* checked = nullptr;  // most have one region
+  const SharedRegion* checked = nullptr;  // most requests have one region
   for (const MemoryRange& range : ranges) {
     if (range.region == nullptr || range.region.get() == checked) continue;
     checked = range.region.get();
@@ -43,13 +43,13 @@ absl::Status AttendRequest::CheckRegions() const {
 absl::Status AttendTensors::Allocate(const AttendRequest& request, StagingPool* pool) {
   bytes_ = {request.query_bytes, request.key_bytes, request.value_bytes, request.output_bytes(),
             request.lse_bytes()};
-  input_bytes_ = Place(request, kQuery, kValue, &claim_.input_bytes);
-  result_bytes_ = Place(request, kOutput, kLse, &claim_.result_bytes);
-  return pool->Lend(&claim_);
+  input_bytes_ = LayOut(request, kQuery, kValue, &claim_.input_bytes);
+  result_bytes_ = LayOut(request, kOutput, kLse, &claim_.result_bytes);
+  return pool->Acquire(&claim_);
 }
 
-size_t AttendTensors::Place(const AttendRequest& request, Tensor first, Tensor last,
-                            size_t* staged_bytes) {
+size_t AttendTensors::LayOut(const AttendRequest& request, Tensor first, Tensor last,
+                             size_t* staged_bytes) {
   size_t block_bytes = 0;
   for (int i = first; i <= last; ++i) {
     if (bytes_[i] == 0) continue;
@@ -72,14 +72,14 @@ std::byte* AttendTensors::At(Tensor tensor) const {
 
 AttendTensors::Pieces AttendTensors::PiecesOf(Tensor first, Tensor last) const {
   Pieces pieces;
-  const SharedRegion* before = nullptr;  // where the piece before lies
+  const SharedRegion* before = nullptr;  // of the previous piece
   for (int i = first; i <= last; ++i) {
     if (bytes_[i] == 0) continue;
     std::byte* const host = At(static_cast<Tensor>(i));
     if (!pieces.empty() && regions_[i] == before) {
       Piece& piece = pieces.back();
       const size_t end = offsets_[i] - piece.offset;
-      // What is between two tensors may be copied too, if it is ours.
+      // The gap between two tensors may be copied too, unless it is the client's memory.
       if (host == piece.host + end && (before == nullptr || end == piece.bytes)) {
         piece.bytes = end + bytes_[i];
         continue;

@@ -1,4 +1,4 @@
-// One request on its way through the server: what was asked, its tensors, and how it ends.
+// One request on its way through the server: what it asks, where its tensors are, how it ends.
 #ifndef FLASHCORE_SERVER_REQUEST_REQUEST_H_
 #define FLASHCORE_SERVER_REQUEST_REQUEST_H_
 
@@ -24,7 +24,7 @@
 
 namespace flashcore::server {
 
-class Engine;  // engine.h
+// ---- What the client asks.
 
 // Order of the axes of a span's tensors: [rows, heads, head_dim] or [heads, rows, head_dim].
 enum class Layout : uint8_t { kNhd, kHnd };
@@ -39,13 +39,15 @@ struct SpanShape {
 
 enum Tensor { kQuery, kKey, kValue, kOutput, kLse, kNumTensors };
 
-// Where a tensor lies in a client's shared memory.
+// The place of a tensor in a client's shared memory.
 struct MemoryRange {
   std::shared_ptr<const SharedRegion> region;  // null: the tensor travels in messages
   uint64_t offset = 0;                         // bytes from the start of the region
 };
 
-// What a client asks, as it claims it: nothing holds until ValidateAttend has passed.
+// The server's form of flashcore.v1.AttendRequest: the same fields, but of the tensors only their
+// sizes and ranges. The transport parses both that message and LoadSequenceRequest (append_only)
+// into it. Nothing in it can be trusted until ValidateAttend has passed.
 struct AttendRequest {
   std::string request_id;
   std::vector<SpanShape> spans;
@@ -58,60 +60,55 @@ struct AttendRequest {
   float softmax_scale = 0;
   bool return_lse = false;
   uint32_t layer = 0;
-  // Appends K/V rows and attends nothing: a chunk of LoadSequence. One span, no query rows.
+  // Appends K/V rows and attends to nothing: one span, no query rows.
   bool append_only = false;
 
-  // Bytes of the tensors that came with it. Of one in shared memory TensorBytes says them.
+  // Bytes of the inputs that came in the message. For a tensor in shared memory: TensorBytes of its
+  // shape.
   size_t query_bytes = 0;
   size_t key_bytes = 0;
   size_t value_bytes = 0;
   std::array<MemoryRange, kNumTensors> ranges;
 
-  // Of `rows` rows of `heads` heads of this request; SIZE_MAX if they are that many or more.
+  // Bytes of `rows` rows of `heads` heads; SIZE_MAX on overflow.
   size_t TensorBytes(int64_t rows, uint32_t heads) const;
 
-  // FAILED_PRECONDITION if a part of the shared memory that it names is gone.
+  // FAILED_PRECONDITION if a part of the shared memory in `ranges` is gone.
   absl::Status CheckRegions() const;
 
-  // The rest holds for a validated request.
+  // The rest requires a validated request.
   kernels::Geometry geometry() const {
     return {dtype, static_cast<int32_t>(num_heads), static_cast<int32_t>(num_kv_heads),
             static_cast<int32_t>(head_dim)};
   }
   int64_t query_rows() const;  // of all spans
-  int64_t kv_rows() const;     // likewise
+  int64_t kv_rows() const;     // of all spans
   size_t output_bytes() const { return query_bytes; }
   size_t lse_bytes() const {
     return return_lse ? static_cast<size_t>(query_rows()) * num_heads * sizeof(float) : 0;
   }
 };
 
-// Where the time of one request went. Phases do not overlap.
-struct PhaseTimes {
-  Nanoseconds receive{0};       // parsing, validating and copying to staging memory
-  Nanoseconds staging_wait{0};  // waiting for staging memory, between validating and copying
-  Nanoseconds queue{0};         // waiting for a lane
-  Nanoseconds copy_in{0};       // planning, and copying to the device
-  Nanoseconds kernel{0};        // attention
-  Nanoseconds copy_out{0};      // copying from the device
-};
+// ---- Where its tensors are.
 
-// Where the tensors of one request are, packed over its spans.
+// The start of each tensor. A tensor holds all spans, one after the other.
 struct TensorAddresses {
   const std::byte* query = nullptr;
   const std::byte* key = nullptr;
   const std::byte* value = nullptr;
   std::byte* output = nullptr;
-  float* lse = nullptr;  // null: not wanted
+  float* lse = nullptr;  // null: not requested
 };
 
-// The tensors of one request on the host, each packed over its spans as the contract says: in
-// staging memory, or in shared memory where the request has ranges. A device that copies them has
-// one block for the inputs (query, key, value) and one for the results (output, LSE). So has
-// staging memory, in which each tensor starts at a multiple of StagingPool::kAlignment.
+// The tensors of one request on the host: each in staging memory, or in shared memory if the
+// request has a range for it.
+//
+// A device that copies them has one block for the inputs (query, key, value) and one for the
+// results (output, LSE). Staging memory has the same blocks, with every tensor aligned to
+// StagingPool::kAlignment.
 class AttendTensors {
  public:
-  // Bytes that lie on the host as they do in a block.
+  // Bytes with the same layout on the host and in a block.
   struct Piece {
     std::byte* host;
     size_t offset;  // in the block
@@ -119,7 +116,7 @@ class AttendTensors {
   };
   using Pieces = absl::InlinedVector<Piece, 3>;
 
-  // Takes staging memory for the tensors of `request` that are not in shared memory, which stays.
+  // Acquires staging memory for the tensors of `request` that are not in shared memory.
   // RESOURCE_EXHAUSTED if there is none now: claim() may then wait for it.
   absl::Status Allocate(const AttendRequest& request, StagingPool* pool);
   StagingClaim* claim() { return &claim_; }
@@ -132,61 +129,82 @@ class AttendTensors {
   float* lse() const { return reinterpret_cast<float*>(At(kLse)); }
   TensorAddresses addresses() const { return {query(), key(), value(), output(), lse()}; }
 
-  size_t lse_offset() const { return offsets_[kLse]; }   // in the block of results
-  size_t input_bytes() const { return input_bytes_; }    // of their block
-  size_t result_bytes() const { return result_bytes_; }  // likewise
+  size_t lse_offset() const { return offsets_[kLse]; }   // in the result block
+  size_t input_bytes() const { return input_bytes_; }    // of the input block
+  size_t result_bytes() const { return result_bytes_; }  // of the result block
   Pieces inputs() const { return PiecesOf(kQuery, kValue); }
   Pieces results() const { return PiecesOf(kOutput, kLse); }
-  // Where the tensors are if their blocks are here.
+  // The tensors' addresses in blocks that start at `inputs` and `results`.
   TensorAddresses InBlocks(std::byte* inputs, std::byte* results) const;
-  bool in_reach() const { return in_reach_; }  // of kernels, on any device, where they are
+  bool in_reach() const { return in_reach_; }  // kernels of every device can access them in place
 
   void ReleaseInputs() { claim_.inputs.Reset(); }
   StagingBuffer TakeResults() { return std::move(claim_.results); }
 
  private:
-  // Places tensors [first, last] in a block. Returns its bytes, and in `*staged_bytes` those up to
-  // the last tensor that is not in shared memory.
-  size_t Place(const AttendRequest& request, Tensor first, Tensor last, size_t* staged_bytes);
+  // Lays out tensors [first, last] in a block. Returns the block's bytes, and in `*staged_bytes`
+  // those up to the end of the last tensor that is not in shared memory.
+  size_t LayOut(const AttendRequest& request, Tensor first, Tensor last, size_t* staged_bytes);
   std::byte* At(Tensor tensor) const;
   Pieces PiecesOf(Tensor first, Tensor last) const;
 
   StagingClaim claim_;
   std::array<const SharedRegion*, kNumTensors> regions_ = {};  // null: in staging memory
   std::array<size_t, kNumTensors> region_offsets_ = {};
-  std::array<size_t, kNumTensors> offsets_ = {};  // in their blocks
+  std::array<size_t, kNumTensors> offsets_ = {};  // in the blocks
   std::array<size_t, kNumTensors> bytes_ = {};
   size_t input_bytes_ = 0;
   size_t result_bytes_ = 0;
   bool in_reach_ = true;
 };
 
-// A request in the engine. The submitter owns it and keeps it alive until `done` is called, which
-// may destroy it.
+// ---- Its way through the engine.
+
+// Where the time of one request went. Phases do not overlap.
+struct PhaseTimes {
+  Nanoseconds receive{0};       // parsing, validation, copying to staging memory
+  Nanoseconds staging_wait{0};  // waiting for staging memory
+  Nanoseconds queue{0};         // waiting for a lane
+  Nanoseconds copy_in{0};       // planning, copying to the device
+  Nanoseconds kernel{0};        // attention
+  Nanoseconds copy_out{0};      // copying from the device
+};
+
+// A request in the engine. Its submitter owns it, and keeps it until `done` is called, which may
+// destroy it.
 struct AttendOperation {
+  // Set by the submitter before Admit.
   AttendRequest request;
-  AttendTensors tensors;
-  std::string client;  // who asks: for fairness among clients
+  std::string client;  // for fairness among clients
   TimePoint deadline = kNoDeadline;
-  // Set by the submitter, from any thread, when nobody waits for the answer any more. A queued
-  // operation then ends with CANCELLED and is never launched.
-  std::atomic<bool> cancelled{false};
-  // Called exactly once if Engine::Submit returned OK, else never; on a thread of the engine, which
-  // it must not block. With OK, output and lse are in place.
+  // Called exactly once if Engine::Enqueue returned OK, else never. Runs on a thread of the engine,
+  // which it must not block. With OK, output and LSE are written.
   absl::AnyInvocable<void(absl::Status)> done;
 
-  PhaseTimes times;  // receive and staging_wait are the submitter's, the rest the engine's
+  // The client is gone. A wait for staging memory ends, and a queued operation is never launched:
+  // both with CANCELLED. From any thread.
+  void Cancel() {
+    cancelled = true;
+    staging_wait.Cancel();
+  }
+  std::atomic<bool> cancelled{false};
+
+  // Results.
+  PhaseTimes times;  // `receive` is the transport's, the others are the engine's
   // Rows in the sequence of each span after its append, [spans], 0 for inline K/V; empty if all K/V
-  // is inline. In place with OK.
+  // is inline. Set with OK.
   std::vector<uint64_t> sequence_lengths;
 
-  Engine* engine = nullptr;  // where it goes, once the Fleet has prepared it
+  // Set by Admit.
+  size_t device = 0;        // index in the fleet
+  SequenceLease sequences;  // protects the sequences that the spans name from eviction
+  AttendTensors tensors;    // the submitter fills the inputs before Enqueue
+  StagingWait staging_wait;
 
-  // Of the engine.
-  SequenceLease sequences;        // keeps what the spans name alive and from being evicted
-  std::vector<OrderedUse> order;  // its place among the operations on the same sequences and layer
+  // Set by the queue.
+  std::vector<OrderedUse> order;  // among the operations on the same layers of the same sequences
   TimePoint submitted;
-  int64_t tokens = 0;  // what it counts for in a batch: its query rows, or rows to append if more
+  int64_t tokens = 0;  // cost in a batch: query rows, or rows to append if there are more
 };
 
 }  // namespace flashcore::server

@@ -1,29 +1,10 @@
 #include "server/request/spans.h"
 
 namespace flashcore::server {
-namespace {
-
-// Of a [rows, heads, size] or [heads, rows, size] tensor; `size` and the result in the same unit.
-Strides StridesOf(Layout layout, int64_t rows, int64_t heads, int64_t size) {
-  if (layout == Layout::kNhd) return {heads * size, size};
-  return {size, rows * size};
-}
-
-kernels::KvView InlineKv(const SpanTensors& tensors, uint32_t rows) {
-  kernels::KvView kv;
-  kv.key = tensors.key;
-  kv.value = tensors.value;
-  kv.page_stride = kernels::kPageTokens * tensors.kv_strides.row;
-  kv.head_stride = tensors.kv_strides.head;
-  kv.row_stride = tensors.kv_strides.row;
-  kv.rows = static_cast<int32_t>(rows);
-  return kv;
-}
-
-}  // namespace
 
 SpanCursor::SpanCursor(const AttendRequest& request, const TensorAddresses& tensors)
-    : request_(request) {
+    : request_(request),
+      head_bytes_(static_cast<int64_t>(request.head_dim * kernels::DTypeBytes(request.dtype))) {
   current_.query = tensors.query;
   current_.output = tensors.output;
   current_.key = tensors.key;
@@ -33,27 +14,26 @@ SpanCursor::SpanCursor(const AttendRequest& request, const TensorAddresses& tens
 }
 
 void SpanCursor::SetStrides() {
-  const auto head_bytes =
-      static_cast<int64_t>(request_.head_dim * kernels::DTypeBytes(request_.dtype));
   const SpanShape& shape = request_.spans[span_];
-  current_.query_strides =
-      StridesOf(request_.layout, shape.query_rows, request_.num_heads, head_bytes);
-  current_.kv_strides =
-      StridesOf(request_.layout, shape.kv_rows, request_.num_kv_heads, head_bytes);
-  current_.lse_strides = StridesOf(request_.layout, shape.query_rows, request_.num_heads, 1);
+  // Of a [rows, heads, size] or [heads, rows, size] tensor, in the unit of `size`.
+  const auto strides = [&](uint32_t rows, uint32_t heads, int64_t size) {
+    return request_.layout == Layout::kNhd ? Strides{heads * size, size}
+                                           : Strides{size, rows * size};
+  };
+  current_.query_strides = strides(shape.query_rows, request_.num_heads, head_bytes_);
+  current_.kv_strides = strides(shape.kv_rows, request_.num_kv_heads, head_bytes_);
+  current_.lse_strides = strides(shape.query_rows, request_.num_heads, 1);
 }
 
 void SpanCursor::Advance() {
-  const auto head_bytes =
-      static_cast<int64_t>(request_.head_dim * kernels::DTypeBytes(request_.dtype));
   const SpanShape& shape = request_.spans[span_];
-  const int64_t query_bytes = int64_t{shape.query_rows} * request_.num_heads * head_bytes;
-  const int64_t kv_bytes = int64_t{shape.kv_rows} * request_.num_kv_heads * head_bytes;
-  current_.query += query_bytes;
-  current_.output += query_bytes;
-  current_.key += kv_bytes;
-  current_.value += kv_bytes;
-  if (current_.lse != nullptr) current_.lse += int64_t{shape.query_rows} * request_.num_heads;
+  const int64_t query_vectors = int64_t{shape.query_rows} * request_.num_heads;
+  const int64_t kv_vectors = int64_t{shape.kv_rows} * request_.num_kv_heads;
+  current_.query += query_vectors * head_bytes_;
+  current_.output += query_vectors * head_bytes_;
+  current_.key += kv_vectors * head_bytes_;
+  current_.value += kv_vectors * head_bytes_;
+  if (current_.lse != nullptr) current_.lse += query_vectors;
   if (++span_ < request_.spans.size()) SetStrides();
 }
 
@@ -70,7 +50,12 @@ kernels::Span InlineSpan(const AttendRequest& request, const SpanShape& shape,
   span.lse_head_stride = tensors.lse_strides.head;
   span.mask = request.mask;
   span.softmax_scale = request.softmax_scale;
-  span.kv = InlineKv(tensors, shape.kv_rows);
+  span.kv.key = tensors.key;
+  span.kv.value = tensors.value;
+  span.kv.page_stride = kernels::kPageTokens * tensors.kv_strides.row;
+  span.kv.head_stride = tensors.kv_strides.head;
+  span.kv.row_stride = tensors.kv_strides.row;
+  span.kv.rows = static_cast<int32_t>(shape.kv_rows);
   return span;
 }
 

@@ -1,4 +1,4 @@
-// From requests to what a kernel takes.
+// Turns the spans of a request into those of a kernel.
 #ifndef FLASHCORE_SERVER_REQUEST_SPANS_H_
 #define FLASHCORE_SERVER_REQUEST_SPANS_H_
 
@@ -20,20 +20,20 @@ struct Strides {
 struct SpanTensors {
   const std::byte* query = nullptr;
   std::byte* output = nullptr;
-  Strides query_strides;  // bytes; O's too
+  Strides query_strides;  // of query and output, in bytes
   const std::byte* key = nullptr;
   const std::byte* value = nullptr;
-  Strides kv_strides;  // bytes
+  Strides kv_strides;  // in bytes
   float* lse = nullptr;
-  Strides lse_strides;  // elements
+  Strides lse_strides;  // in elements
 };
 
-// Walks the packed tensors of a validated request span by span. The request outlives it.
+// Iterates over the spans of a validated request and their tensors. The request outlives it.
 class SpanCursor {
  public:
   SpanCursor(const AttendRequest& request, const TensorAddresses& tensors);
 
-  // Of the current span. Not beyond the last.
+  // The current span's. Do not call it beyond the last span.
   const SpanTensors& tensors() const { return current_; }
   void Advance();
 
@@ -41,11 +41,12 @@ class SpanCursor {
   void SetStrides();
 
   const AttendRequest& request_;
+  const int64_t head_bytes_;  // of one row of one head
   size_t span_ = 0;
   SpanTensors current_;
 };
 
-// A span with inline K/V as a kernel takes it.
+// The kernel's form of a span with inline K/V.
 kernels::Span InlineSpan(const AttendRequest& request, const SpanShape& shape,
                          const SpanTensors& tensors);
 

@@ -74,7 +74,7 @@ absl::Status ValidateSpan(const AttendRequest& request, size_t index) {
   return absl::OkStatus();
 }
 
-// Whether a tensor of rows x heads x head_dim elements has the bytes that came.
+// INVALID_ARGUMENT unless `bytes` is the size of a [rows, heads, head_dim] tensor.
 absl::Status ValidateTensor(const char* name, uint64_t rows, uint32_t heads,
                             const AttendRequest& request, size_t bytes) {
   const size_t want = request.TensorBytes(static_cast<int64_t>(rows), heads);
@@ -104,7 +104,7 @@ absl::Status ValidateRange(const AttendRequest& request, Tensor tensor, const ch
   return absl::OkStatus();
 }
 
-// Of a request whose tensors' sizes have been checked.
+// Requires that ValidateTensor has passed for every input.
 absl::Status ValidateRanges(const AttendRequest& request) {
   if (request.ranges[kLse].region != nullptr && !request.return_lse) {
     return Invalid("lse_range: is set, but return_lse is not");
@@ -153,25 +153,16 @@ absl::Status ValidateAttend(const AttendRequest& request, const RequestLimits& l
   if (all_inline && request.layer != 0) {
     return Invalid("layer: ", request.layer, "; must be 0 when all K/V is inline");
   }
-  if (absl::Status status =
-          ValidateTensor("query", query_rows, request.num_heads, request, request.query_bytes);
-      !status.ok()) {
-    return status;
-  }
-  if (absl::Status status =
-          ValidateTensor("key", kv_rows, request.num_kv_heads, request, request.key_bytes);
-      !status.ok()) {
-    return status;
-  }
-  if (absl::Status status =
-          ValidateTensor("value", kv_rows, request.num_kv_heads, request, request.value_bytes);
-      !status.ok()) {
-    return status;
-  }
+  absl::Status status =
+      ValidateTensor("query", query_rows, request.num_heads, request, request.query_bytes);
+  status.Update(ValidateTensor("key", kv_rows, request.num_kv_heads, request, request.key_bytes));
+  status.Update(
+      ValidateTensor("value", kv_rows, request.num_kv_heads, request, request.value_bytes));
+  if (!status.ok()) return status;
   return ValidateRanges(request);
 }
 
-// In floating point, so that nothing overflows; exactness does not matter.
+// In floating point, which cannot overflow here and is exact enough.
 absl::Status ValidateWork(const AttendRequest& request,
                           const std::vector<uint64_t>& sequence_lengths,
                           const RequestLimits& limits) {

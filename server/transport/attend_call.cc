@@ -11,7 +11,7 @@
 namespace flashcore::server {
 namespace {
 
-// Of a request or reply without its tensors. With few spans it lies here and not on the heap.
+// A message without its tensors. With few spans, it needs no heap memory.
 template <typename Message>
 class SmallMessage {
  public:
@@ -24,7 +24,7 @@ class SmallMessage {
   Message* const message_ = google::protobuf::Arena::CreateMessage<Message>(&arena_);
 };
 
-constexpr size_t kMaxHeaderBytes = 20;  // of a tensor: tag and length
+constexpr size_t kMaxHeaderBytes = 20;  // tag and length of a tensor field
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// What Attend and AttendStream have in common: their messages.
+// The messages of Attend and AttendStream.
 #ifndef FLASHCORE_SERVER_TRANSPORT_ATTEND_CALL_H_
 #define FLASHCORE_SERVER_TRANSPORT_ATTEND_CALL_H_
 
@@ -12,19 +12,18 @@
 
 namespace flashcore::server {
 
-// Parses `message`, an AttendRequest: fills in operation->request, without checking it, and
-// `*tensors`. `memory`, where those are that did not come, is null if the client cannot share any.
-// `*well_formed` tells whether the message could be parsed at all; if so,
-// operation->request.request_id is set even on failure.
+// Parses `message`, a v1::AttendRequest, into operation->request, without validating it, and
+// `*tensors`. `memory` resolves the ranges of tensors in shared memory; null if the client cannot
+// share any. `*well_formed`: the message is valid protobuf; operation->request.request_id is then
+// set even on failure.
 absl::Status ParseAttend(const grpc::ByteBuffer& message, const SharedMemory* memory,
                          AttendOperation* operation, TensorFields* tensors, bool* well_formed);
 
-// The AttendResponse of an operation that has ended with OK. Tensors that are to travel are not
-// copied: the reply's slices point at the operation's staging memory, which goes back to its pool
-// when gRPC drops them.
+// The v1::AttendResponse of an operation that completed with OK. Tensors are not copied: the
+// reply's slices point into the operation's staging memory, which is released when gRPC drops them.
 grpc::ByteBuffer EncodeReply(AttendOperation* operation);
 
-// The AttendResponse of one failed request of a stream.
+// The v1::AttendResponse of a failed request of a stream.
 grpc::ByteBuffer EncodeError(const std::string& request_id, const absl::Status& status);
 
 }  // namespace flashcore::server

@@ -3,35 +3,20 @@
 #include <utility>
 
 #include "server/transport/attend_call.h"
-#include "server/transport/convert.h"
 
 namespace flashcore::server {
 
 AttendStreamReactor::AttendStreamReactor(Fleet* fleet, const SharedMemory* memory,
                                          RpcContext* context, RpcMetrics* rpc, StreamSet* set,
-                                         int max_inflight, absl::StatusOr<std::string> client,
+                                         int max_inflight,
+                                         const absl::StatusOr<std::string>& client,
                                          TimePoint deadline)
-    : fleet_(fleet),
+    : StreamReactor(set, context, rpc, client),
+      fleet_(fleet),
       memory_(memory),
-      context_(context),
-      rpc_(rpc),
-      set_(set),
       max_inflight_(static_cast<size_t>(max_inflight)),
-      client_(client.value_or("")),
-      deadline_(deadline),
-      scope_(context, rpc) {
-  set_->Add(this);
-  MutexLock lock(&mutex_);
-  // Checked after joining the set, so that a drain that begins now is not missed.
-  if (absl::Status status = CheckNotDraining(*context_); !status.ok()) end_ = std::move(status);
-  if (!client.ok()) end_ = client.status();
-  Advance();
-}
-
-void AttendStreamReactor::StopReading(const absl::Status& status) {
-  MutexLock lock(&mutex_);
-  if (!end_.has_value()) end_ = status;
-  Advance();
+      deadline_(deadline) {
+  Begin();
 }
 
 void AttendStreamReactor::OnReadDone(bool ok) {
@@ -39,8 +24,8 @@ void AttendStreamReactor::OnReadDone(bool ok) {
   {
     MutexLock lock(&mutex_);
     reading_ = false;
-    // Not ok: the client has half-closed, or is gone. Already ending: too late for this message,
-    // the stream's status answers it.
+    // Not ok: the client has half-closed, or is gone. If the stream is ending already, its status
+    // answers this message.
     if (!ok && !end_.has_value()) end_ = absl::OkStatus();
     receiving_ = !end_.has_value();
     if (!receiving_) {
@@ -67,16 +52,16 @@ void AttendStreamReactor::Receive(Request* request) {
   }
   if (!well_formed) {
     MutexLock lock(&mutex_);
-    // After a message that is not protobuf nothing on the stream can be trusted.
+    // After a malformed message, nothing on the stream can be trusted.
     if (!end_.has_value()) end_ = status;
   }
-  request->receiver.Start(
-      status, [this, request](const absl::Status& received) { Submit(request, received); });
+  request->receiver.Receive(
+      status, [this, request](const absl::Status& received) { Enqueue(request, received); });
 }
 
-void AttendStreamReactor::Submit(Request* request, absl::Status status) {
-  if (status.ok()) status = fleet_->Submit(&request->operation);
-  if (!status.ok()) Complete(request, status);
+void AttendStreamReactor::Enqueue(Request* request, absl::Status received) {
+  if (received.ok()) received = fleet_->Enqueue(&request->operation);
+  if (!received.ok()) Complete(request, received);
   MutexLock lock(&mutex_);
   receiving_ = false;
   Advance();
@@ -105,12 +90,7 @@ void AttendStreamReactor::Advance() {
     reading_ = true;
     StartRead(&incoming_);
   }
-  // A read may still be with gRPC when a drain ends the stream; Finish makes it return.
-  if (end_.has_value() && !receiving_ && unanswered == 0) {
-    finished_ = true;
-    scope_.set_status(end_->code());
-    Finish(ToGrpcStatus(*end_));
-  }
+  if (end_.has_value() && !receiving_ && unanswered == 0) End(*end_);
 }
 
 void AttendStreamReactor::DropAnswers() {
@@ -129,16 +109,8 @@ void AttendStreamReactor::OnWriteDone(bool /*ok*/) {
 void AttendStreamReactor::OnCancel() {
   MutexLock lock(&mutex_);
   cancelled_ = true;
-  if (!end_.has_value()) end_ = absl::CancelledError("cancelled by the client");
-  for (auto& [request, owned] : inflight_) request->receiver.Cancel();
-  Advance();
-}
-
-void AttendStreamReactor::OnDone() {
-  set_->Remove(this);
-  // Whoever called Finish may still hold the lock.
-  { MutexLock lock(&mutex_); }
-  delete this;
+  for (auto& [request, owned] : inflight_) request->operation.Cancel();
+  StopReadingLocked(absl::CancelledError("cancelled by the client"));
 }
 
 }  // namespace flashcore::server

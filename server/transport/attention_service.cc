@@ -32,13 +32,13 @@ class AttendReactor final : public UnaryReactor {
     if (status.ok()) {
       status = ParseAttend(*request_, memory, &operation_, &receiver_.tensors, &well_formed);
     }
-    receiver_.Start(status, [this](const absl::Status& received) { Submit(received); });
+    receiver_.Receive(status, [this](const absl::Status& received) { Enqueue(received); });
   }
 
  private:
-  void Submit(absl::Status status) {
-    if (status.ok()) status = fleet_->Submit(&operation_);
-    if (!status.ok()) End(status);  // else Done will be called, or has been: hands off
+  void Enqueue(absl::Status status) {
+    if (status.ok()) status = fleet_->Enqueue(&operation_);
+    if (!status.ok()) End(status);  // else `this` may be gone already: do not touch it
   }
 
   absl::Status SetClient(const grpc::CallbackServerContext& context) {
@@ -53,7 +53,7 @@ class AttendReactor final : public UnaryReactor {
     End(status);
   }
 
-  void OnCancel() override { receiver_.Cancel(); }
+  void OnCancel() override { operation_.Cancel(); }
   const std::string& request_id() const override { return operation_.request.request_id; }
 
   Fleet* const fleet_;

@@ -9,28 +9,13 @@
 namespace flashcore::server {
 
 LoadSequenceReactor::LoadSequenceReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc,
-                                         StreamSet* set, absl::StatusOr<std::string> client,
+                                         StreamSet* set, const absl::StatusOr<std::string>& client,
                                          TimePoint deadline, grpc::ByteBuffer* response)
-    : fleet_(fleet),
-      context_(context),
-      rpc_(rpc),
-      set_(set),
-      client_(client.value_or("")),
+    : StreamReactor(set, context, rpc, client),
+      fleet_(fleet),
       deadline_(deadline),
-      response_(response),
-      scope_(context, rpc) {
-  set_->Add(this);
-  MutexLock lock(&mutex_);
-  // Checked after joining the set, so that a drain that begins now is not missed.
-  if (absl::Status status = CheckNotDraining(*context_); !status.ok()) end_ = std::move(status);
-  if (!client.ok()) end_ = client.status();
-  Advance();
-}
-
-void LoadSequenceReactor::StopReading(const absl::Status& status) {
-  MutexLock lock(&mutex_);
-  if (!end_.has_value()) end_ = status;
-  Advance();
+      response_(response) {
+  Begin();
 }
 
 void LoadSequenceReactor::OnReadDone(bool ok) {
@@ -46,7 +31,7 @@ void LoadSequenceReactor::OnReadDone(bool ok) {
     receiving_ = std::make_unique<Chunk>(fleet_, context_, rpc_, &incoming_);
     chunk = receiving_.get();
   }
-  chunk->receiver.Start(Parse(chunk), [this](const absl::Status& status) { Received(status); });
+  chunk->receiver.Receive(Parse(chunk), [this](const absl::Status& status) { Received(status); });
 }
 
 absl::Status LoadSequenceReactor::Parse(Chunk* chunk) {
@@ -66,19 +51,20 @@ absl::Status LoadSequenceReactor::Parse(Chunk* chunk) {
 }
 
 void LoadSequenceReactor::Received(const absl::Status& status) {
-  Chunk* to_submit = nullptr;
+  Chunk* next = nullptr;
   {
     MutexLock lock(&mutex_);
-    received_ = std::move(receiving_);
-    if (!status.ok()) {
-      received_->scope.Replying(status);
-      received_->scope.Record("");
-      received_.reset();
+    if (status.ok()) {
+      received_ = std::move(receiving_);
+    } else {
+      receiving_->End(status);
+      receiving_.reset();
       if (!end_.has_value()) end_ = status;
     }
-    to_submit = Advance();
+    next = StartNext();
+    Advance();
   }
-  if (to_submit != nullptr) Submit(to_submit);
+  if (next != nullptr) Enqueue(next);
 }
 
 absl::Status LoadSequenceReactor::ToRequest(const v1::LoadSequenceRequest& message,
@@ -107,82 +93,70 @@ absl::Status LoadSequenceReactor::ToRequest(const v1::LoadSequenceRequest& messa
   return ToLayout(message.layout(), &request->layout);
 }
 
-void LoadSequenceReactor::Submit(Chunk* chunk) {
-  const absl::Status status = fleet_->Submit(&chunk->operation);
-  if (!status.ok()) Complete(status);  // else Complete will be called, or has been: hands off
+void LoadSequenceReactor::Enqueue(Chunk* chunk) {
+  const absl::Status status = fleet_->Enqueue(&chunk->operation);
+  if (!status.ok()) Complete(status);  // else the chunk may be complete already: do not touch it
 }
 
 void LoadSequenceReactor::Complete(const absl::Status& status) {
-  Chunk* to_submit = nullptr;
-  std::unique_ptr<Chunk> done;
+  Chunk* next = nullptr;
+  std::unique_ptr<Chunk> done;  // destroyed after the lock is released
   {
     MutexLock lock(&mutex_);
     done = std::move(running_);
-    done->scope.Replying(status);
-    done->scope.Record("");
+    done->End(status);
     if (!status.ok() && (!end_.has_value() || end_->ok())) end_ = status;
-    to_submit = Advance();
+    next = StartNext();
+    Advance();
   }
-  if (to_submit != nullptr) Submit(to_submit);
+  if (next != nullptr) Enqueue(next);
 }
 
-LoadSequenceReactor::Chunk* LoadSequenceReactor::Advance() {
-  if (finished_) return nullptr;
-  Chunk* to_submit = nullptr;
-  // What was received before a client half-closed is still appended; after an error, nothing is.
+LoadSequenceReactor::Chunk* LoadSequenceReactor::StartNext() {
+  // A chunk that was received before the client half-closed is appended; after an error, none is.
+  const bool failed = end_.has_value() && !end_->ok();
+  if (failed || running_ != nullptr || received_ == nullptr) return nullptr;
+  running_ = std::move(received_);
+  return running_.get();
+}
+
+void LoadSequenceReactor::Advance() {
+  if (finished_) return;
   if (end_.has_value() && !end_->ok() && received_ != nullptr) {
-    received_->scope.Replying(*end_);
-    received_->scope.Record("");
+    received_->End(*end_);
     received_.reset();
-  }
-  if (running_ == nullptr && received_ != nullptr) {
-    running_ = std::move(received_);
-    to_submit = running_.get();
   }
   if (!end_.has_value() && !reading_ && receiving_ == nullptr && received_ == nullptr) {
     reading_ = true;
     StartRead(&incoming_);
   }
-  if (end_.has_value() && receiving_ == nullptr && running_ == nullptr) End();
-  return to_submit;
+  if (end_.has_value() && receiving_ == nullptr && running_ == nullptr) {
+    End(end_->ok() ? WriteResponse() : *end_);
+  }
 }
 
-// A read may still be with gRPC when a drain ends the stream; Finish makes it return.
-void LoadSequenceReactor::End() {
-  finished_ = true;
-  absl::Status status = *end_;
-  if (status.ok() && !sequence_.has_value()) {
-    status = absl::InvalidArgumentError("the stream had no message: nothing names a sequence");
+absl::Status LoadSequenceReactor::WriteResponse() {
+  if (!sequence_.has_value()) {
+    return absl::InvalidArgumentError("the stream had no message: nothing names a sequence");
   }
-  if (status.ok()) {
-    const absl::StatusOr<SequenceInfo> info =
-        fleet_->EngineOf(*sequence_).sequences().Get(*sequence_);
-    if (info.ok()) {
-      v1::LoadSequenceResponse response;
-      *response.mutable_sequence() = ToSequenceInfo(*info, fleet_->DeviceIdOf(*sequence_));
-      const grpc::Slice slice(response.SerializeAsString());
-      *response_ = grpc::ByteBuffer(&slice, 1);
-    }
-    status = info.status();
+  const absl::StatusOr<SequenceInfo> info =
+      fleet_->EngineOf(*sequence_).sequences().Get(*sequence_);
+  if (info.ok()) {
+    v1::LoadSequenceResponse response;
+    *response.mutable_sequence() = ToSequenceInfo(*info, fleet_->DeviceIdOf(*sequence_));
+    const grpc::Slice slice(response.SerializeAsString());
+    *response_ = grpc::ByteBuffer(&slice, 1);
   }
-  scope_.set_status(status.code());
-  Finish(ToGrpcStatus(status));
+  return info.status();
 }
 
 void LoadSequenceReactor::OnCancel() {
   MutexLock lock(&mutex_);
   if (!end_.has_value() || end_->ok()) end_ = absl::CancelledError("cancelled by the client");
   for (Chunk* chunk : {running_.get(), receiving_.get()}) {
-    if (chunk != nullptr) chunk->receiver.Cancel();
+    if (chunk != nullptr) chunk->operation.Cancel();
   }
   Advance();
-}
-
-void LoadSequenceReactor::OnDone() {
-  set_->Remove(this);
-  // Whoever called Finish may still hold the lock.
-  { MutexLock lock(&mutex_); }
-  delete this;
 }
 
 }  // namespace flashcore::server

@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "server/transport/convert.h"
-
 namespace flashcore::server {
 namespace {
 
@@ -20,41 +18,33 @@ absl::Status CannotShareMemory() {
 
 RegisterMemoryReactor::RegisterMemoryReactor(SharedMemory* memory, RpcContext* context,
                                              RpcMetrics* rpc, StreamSet* set,
-                                             absl::StatusOr<std::string> client)
-    : memory_(memory), set_(set), client_(client.value_or("")), scope_(context, rpc) {
-  set_->Add(this);
-  absl::Status status = CheckNotDraining(*context);
-  if (status.ok()) status = client.status();
-  if (status.ok() && memory_ == nullptr) status = CannotShareMemory();
+                                             const absl::StatusOr<std::string>& client)
+    : StreamReactor(set, context, rpc, client), memory_(memory) {
+  Begin();
   MutexLock lock(&mutex_);
-  if (finished_) return;  // by a drain, since this joined the set
-  if (status.ok()) {
-    StartRead(&request_);
+  if (finished_) return;
+  if (memory_ == nullptr) {
+    StopReadingLocked(CannotShareMemory());
   } else {
-    End(status);
+    StartRead(&request_);
   }
-}
-
-void RegisterMemoryReactor::StopReading(const absl::Status& status) {
-  MutexLock lock(&mutex_);
-  End(status);
 }
 
 void RegisterMemoryReactor::OnReadDone(bool ok) {
   MutexLock lock(&mutex_);
   if (finished_) return;
   // Not ok: the client has half-closed, or is gone.
-  const absl::Status status = ok ? Take() : absl::OkStatus();
+  const absl::Status status = ok ? Answer() : absl::OkStatus();
   if (ok && status.ok()) {
     StartWrite(&response_);
   } else {
-    End(status);
+    StopReadingLocked(status);
   }
 }
 
-absl::Status RegisterMemoryReactor::Take() {
+absl::Status RegisterMemoryReactor::Answer() {
   if (!region_id_.empty()) {
-    return absl::InvalidArgumentError("message: nothing more is expected on this stream");
+    return absl::InvalidArgumentError("message: the stream takes no more messages");
   }
   return claim_.has_value() ? Register() : Challenge();
 }
@@ -72,7 +62,7 @@ absl::Status RegisterMemoryReactor::Register() {
   if (!segment.ok()) return segment.status();
   if (!segment->StartsWith(challenge_)) {
     return absl::PermissionDeniedError(
-        "challenge: the segment does not begin with it, which would show that it is the client's");
+        "challenge: the segment does not begin with it, so it may not be the client's");
   }
   absl::StatusOr<std::string> id = memory_->Register(*std::move(segment), client_);
   if (!id.ok()) return id.status();
@@ -84,28 +74,18 @@ absl::Status RegisterMemoryReactor::Register() {
 
 void RegisterMemoryReactor::OnWriteDone(bool ok) {
   MutexLock lock(&mutex_);
-  if (!finished_ && ok) StartRead(&request_);  // if not ok, OnCancel comes
+  if (!finished_ && ok) StartRead(&request_);  // if not ok, gRPC calls OnCancel
 }
 
 void RegisterMemoryReactor::OnCancel() {
   MutexLock lock(&mutex_);
-  End(absl::CancelledError("cancelled by the client"));
+  StopReadingLocked(absl::CancelledError("cancelled by the client"));
 }
 
-// A read may still be with gRPC; Finish makes it return.
-void RegisterMemoryReactor::End(const absl::Status& status) {
-  if (finished_) return;
-  finished_ = true;
+void RegisterMemoryReactor::Advance() {
+  if (finished_ || !end_.has_value()) return;
   if (!region_id_.empty()) memory_->Unregister(region_id_);
-  scope_.set_status(status.code());
-  Finish(ToGrpcStatus(status));
-}
-
-void RegisterMemoryReactor::OnDone() {
-  set_->Remove(this);
-  // Whoever called Finish may still hold the lock.
-  { MutexLock lock(&mutex_); }
-  delete this;
+  End(*end_);
 }
 
 }  // namespace flashcore::server

@@ -1,71 +1,39 @@
 #include "server/transport/tensor_receiver.h"
 
-#include <algorithm>
 #include <chrono>
+#include <memory>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "grpcpp/alarm.h"
 #include "proto/wire.h"
 
 namespace flashcore::server {
+namespace {
 
-void TensorReceiver::Start(const absl::Status& parsed,
-                           std::function<void(const absl::Status&)> done) {
+class GrpcAlarm final : public Alarm {
+ public:
+  void Set(Nanoseconds delay, std::function<void()> callback) override {
+    alarm_.Set(std::chrono::system_clock::now() + delay,
+               [callback = std::move(callback)](bool /*expired*/) { callback(); });
+  }
+  void Cancel() override { alarm_.Cancel(); }
+
+ private:
+  grpc::Alarm alarm_;
+};
+
+std::unique_ptr<Alarm> MakeAlarm() { return std::make_unique<GrpcAlarm>(); }
+
+}  // namespace
+
+void TensorReceiver::Receive(const absl::Status& parsed,
+                             std::function<void(const absl::Status&)> done) {
   done_ = std::move(done);
-  absl::Status status = parsed;
-  if (status.ok()) status = fleet_->Prepare(operation_);
-  const bool waits = parsed.ok() && absl::IsResourceExhausted(status) &&
-                     operation_->engine->options().staging_wait > Nanoseconds(0);
-  if (waits) {
-    Wait();
-  } else {
-    Finish(status);
+  if (!parsed.ok()) {
+    Finish(parsed);
+    return;
   }
-}
-
-void TensorReceiver::Cancel() {
-  MutexLock lock(&mutex_);
-  operation_->cancelled = true;
-  if (alarm_.has_value()) alarm_->Cancel();
-}
-
-void TensorReceiver::Wait() {
-  wait_start_ = fleet_->clock().Now();
-  const Nanoseconds longest =
-      std::min(operation_->engine->options().staging_wait,
-               std::max(operation_->deadline - wait_start_, Nanoseconds(0)));
-  MutexLock lock(&mutex_);
-  alarm_.emplace();
-  alarm_->Set(std::chrono::system_clock::now() + longest, [this](bool /*expired*/) { EndWait(); });
-  StagingClaim* const claim = operation_->tensors.claim();
-  claim->granted = [this] { alarm_->Cancel(); };
-  refusal_ = operation_->cancelled ? absl::CancelledError("cancelled by the client")
-                                   : operation_->engine->staging().Wait(claim);
-  if (!refusal_.ok()) alarm_->Cancel();
-}
-
-void TensorReceiver::EndWait() {
-  absl::Status status;
-  {
-    MutexLock lock(&mutex_);  // Wait may still hold it
-    status = refusal_;
-  }
-  StagingPool& staging = operation_->engine->staging();
-  if (status.ok() && !staging.Leave(operation_->tensors.claim())) status = WhyNoMemory();
-  operation_->times.staging_wait = fleet_->clock().Now() - wait_start_;
-  metrics_->staging_wait_seconds.Observe(Seconds(operation_->times.staging_wait));
-  Finish(status);
-}
-
-absl::Status TensorReceiver::WhyNoMemory() const {
-  if (operation_->cancelled) return absl::CancelledError("cancelled by the client");
-  const Nanoseconds longest = operation_->engine->options().staging_wait;
-  if (operation_->deadline - wait_start_ <= longest) {
-    return absl::DeadlineExceededError("the deadline passed before there was staging memory");
-  }
-  const absl::Status full = operation_->engine->staging().Full(*operation_->tensors.claim());
-  return absl::ResourceExhaustedError(
-      absl::StrCat(full.message(), "; it has waited for ", Seconds(longest), " s"));
+  fleet_->Admit(operation_, MakeAlarm, [this](const absl::Status& status) { Finish(status); });
 }
 
 void TensorReceiver::Finish(const absl::Status& status) {
@@ -78,7 +46,10 @@ void TensorReceiver::Finish(const absl::Status& status) {
   PhaseTimes& times = operation_->times;
   times.receive = fleet_->clock().Now() - start_ - times.staging_wait;
   metrics_->receive_seconds.Observe(Seconds(times.receive));
-  const auto done = std::move(done_);  // which may destroy this
+  if (times.staging_wait > Nanoseconds(0)) {
+    metrics_->staging_wait_seconds.Observe(Seconds(times.staging_wait));
+  }
+  const auto done = std::move(done_);  // may destroy this
   done(status);
 }
 

@@ -53,7 +53,7 @@ class DriverCallsTest : public ::testing::TestWithParam<const char*> {
     job->key.resize(request.key_bytes);
     job->value.resize(request.value_bytes);
     EXPECT_EQ(Prepare(job.get(), engine_.get()), absl::OkStatus());
-    EXPECT_EQ(engine_->Submit(&job->operation), absl::OkStatus());
+    EXPECT_EQ(engine_->Enqueue(&job->operation), absl::OkStatus());
     return job;
   }
 

@@ -54,7 +54,7 @@ class FakeGpuTest : public ::testing::Test {
   absl::Status Attend(AttendJob* job) {
     testing::FillTensors(job, &random_);
     if (absl::Status status = Prepare(job, engine_.get()); !status.ok()) return status;
-    if (absl::Status status = engine_->Submit(&job->operation); !status.ok()) return status;
+    if (absl::Status status = engine_->Enqueue(&job->operation); !status.ok()) return status;
     absl::Status status = job->ended.get();
     times_ = job->operation.times;
     return status;
@@ -186,7 +186,7 @@ TEST_F(FakeGpuTest, ReadsAndWritesSharedMemory) {
     const int before = testing::FakeGpuCopies();
     ASSERT_EQ(Prepare(&job, engine_.get()), absl::OkStatus());
     EXPECT_EQ(engine_->staging().used_bytes(), 0u);
-    ASSERT_EQ(engine_->Submit(&job.operation), absl::OkStatus());
+    ASSERT_EQ(engine_->Enqueue(&job.operation), absl::OkStatus());
     ASSERT_EQ(job.ended.get(), absl::OkStatus());
     EXPECT_EQ(testing::FakeGpuCopies() - before, copies);
     EXPECT_EQ(
@@ -218,7 +218,7 @@ TEST_F(FakeGpuTest, AppendsTheSameSharedRowsTwice) {
     }
     ASSERT_EQ(Prepare(&job, engine_.get()), absl::OkStatus());
   }
-  for (AttendJob& job : jobs) ASSERT_EQ(engine_->Submit(&job.operation), absl::OkStatus());
+  for (AttendJob& job : jobs) ASSERT_EQ(engine_->Enqueue(&job.operation), absl::OkStatus());
   for (AttendJob& job : jobs) {
     ASSERT_EQ(job.ended.get(), absl::OkStatus());
     job.operation.request.spans[0].sequence_id.clear();  // the reference takes inline K/V
@@ -273,8 +273,8 @@ TEST_F(FakeGpuTest, ALostDeviceIsToldOnceAndTakesNoMoreRequests) {
     testing::FillTensors(job, &random_);
     ASSERT_EQ(Prepare(job, engine_.get()), absl::OkStatus());
   }
-  ASSERT_EQ(engine_->Submit(&first.operation), absl::OkStatus());
-  const bool queued = engine_->Submit(&second.operation).ok();
+  ASSERT_EQ(engine_->Enqueue(&first.operation), absl::OkStatus());
+  const bool queued = engine_->Enqueue(&second.operation).ok();
   EXPECT_TRUE(IsDeviceLost(first.ended.get()));
   if (queued) {
     EXPECT_TRUE(IsDeviceLost(second.ended.get()));
@@ -367,7 +367,7 @@ TEST_F(FakeGpuTest, TheL2ForgetsASequenceThatIsGone) {
   testing::FillTensors(&job, &random_);
   job.operation.request.spans[0].sequence_id = sequence->id.ToBytes();
   ASSERT_EQ(Prepare(&job, engine_.get()), absl::OkStatus());
-  ASSERT_EQ(engine_->Submit(&job.operation), absl::OkStatus());
+  ASSERT_EQ(engine_->Enqueue(&job.operation), absl::OkStatus());
   ASSERT_EQ(job.ended.get(), absl::OkStatus());
   ASSERT_GE(engine_->sequences().stats().hot.used_bytes, kMiB / 4);
 

@@ -49,7 +49,7 @@ class FakeGpusTest : public ::testing::Test {
     request.spans[0].sequence_id = sequence_id;
     testing::FillTensors(&job, random);
     absl::Status status = Prepare(&job, fleet_.get());
-    if (status.ok()) status = fleet_->Submit(&job.operation);
+    if (status.ok()) status = fleet_->Enqueue(&job.operation);
     if (status.ok()) status = job.ended.get();
     if (!status.ok()) return std::string(status.message());
     request.spans[0].sequence_id.clear();  // the reference takes the same rows inline

@@ -46,7 +46,7 @@ class RealDeviceTest : public ::testing::TestWithParam<std::tuple<DeviceSetting,
 
   void Submit(AttendJob* job) {
     ASSERT_EQ(testing::Prepare(job, engine_.get()), absl::OkStatus());
-    ASSERT_EQ(engine_->Submit(&job->operation), absl::OkStatus());
+    ASSERT_EQ(engine_->Enqueue(&job->operation), absl::OkStatus());
   }
 
   static std::vector<std::byte> OutputBits(const AttendJob& job) {

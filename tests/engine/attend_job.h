@@ -1,4 +1,4 @@
-// Requests with random tensors that go through an Engine, and the float64 reference for them.
+// Requests with random tensors for an Engine, and their float64 reference.
 #ifndef FLASHCORE_TESTS_ENGINE_ATTEND_JOB_H_
 #define FLASHCORE_TESTS_ENGINE_ATTEND_JOB_H_
 
@@ -17,10 +17,11 @@
 #include "kernels/reference.h"
 #include "server/engine/engine.h"
 #include "server/request/spans.h"
+#include "tests/engine/fakes.h"
 
 namespace flashcore::server::testing {
 
-// A new one every time, unless FLASHCORE_TEST_SEED asks to repeat one.
+// A new seed every time, unless FLASHCORE_TEST_SEED is set.
 inline unsigned TestSeed() {
   const char* asked = std::getenv("FLASHCORE_TEST_SEED");
   const auto seed = asked != nullptr ? static_cast<unsigned>(std::strtoul(asked, nullptr, 10))
@@ -29,7 +30,7 @@ inline unsigned TestSeed() {
   return seed;
 }
 
-// An operation, its inputs, and how it ended.
+// An operation, its inputs, and its status.
 struct AttendJob {
   AttendJob() {
     std::promise<absl::Status> promise;
@@ -41,7 +42,7 @@ struct AttendJob {
 
   AttendOperation operation;
   std::future<absl::Status> ended;
-  std::vector<std::byte> query, key, value;  // copies, since staging memory is given back
+  std::vector<std::byte> query, key, value;  // copies, since staging memory is released
 
   TensorAddresses addresses() const {
     return {query.data(), key.data(), value.data(), operation.tensors.output(), nullptr};
@@ -60,7 +61,7 @@ inline std::vector<std::byte> RandomTensor(size_t bytes, kernels::DType dtype,
   return tensor;
 }
 
-// Inputs for the job's request.
+// Random inputs for the job's request.
 inline void FillTensors(AttendJob* job, std::mt19937* random) {
   const AttendRequest& request = job->operation.request;
   job->query = RandomTensor(request.query_bytes, request.dtype, random);
@@ -68,15 +69,15 @@ inline void FillTensors(AttendJob* job, std::mt19937* random) {
   job->value = RandomTensor(request.value_bytes, request.dtype, random);
 }
 
-// Prepare of an Engine or a Fleet, and the inputs to where it wants them. What is not written stays
-// NaN.
+// Admits the job's operation to an Engine or a Fleet, and fills in its inputs. Results that are not
+// written stay NaN.
 template <class Target>
 absl::Status Prepare(AttendJob* job, Target* target) {
   const auto copy = [](const std::vector<std::byte>& from, std::byte* to) {
     if (!from.empty()) std::memcpy(to, from.data(), from.size());
   };
   AttendOperation& operation = job->operation;
-  if (absl::Status status = target->Prepare(&operation); !status.ok()) return status;
+  if (absl::Status status = AdmitNow(target, &operation); !status.ok()) return status;
   copy(job->query, operation.tensors.query());
   copy(job->key, operation.tensors.key());
   copy(job->value, operation.tensors.value());
@@ -87,8 +88,8 @@ absl::Status Prepare(AttendJob* job, Target* target) {
   return absl::OkStatus();
 }
 
-// What the job's request should give. `resident` is the K/V of each span that names a sequence,
-// [spans] if there is one.
+// The expected results. `resident`: the K/V of each span that names a sequence, [spans]; empty if
+// none does.
 inline kernels::ReferenceResult Reference(const AttendJob& job,
                                           const std::vector<kernels::KvView>& resident = {}) {
   const AttendRequest& request = job.operation.request;
@@ -111,7 +112,7 @@ inline Tolerance KernelTolerance(kernels::DType dtype) {
   return {dtype == kernels::DType::kFloat16 ? 2e-3 : 1.6e-2, 1e-4};
 }
 
-// Where the job's results differ from `want`; empty if they do not.
+// The first place where the job's results differ from `want`; empty if there is none.
 inline std::string FirstDifference(const AttendJob& job, const kernels::ReferenceResult& want,
                                    const Tolerance& tolerance) {
   const AttendRequest& request = job.operation.request;

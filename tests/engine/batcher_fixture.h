@@ -1,4 +1,4 @@
-// What the tests of the Batcher share.
+// The fixture of the Batcher's tests.
 #ifndef FLASHCORE_TESTS_ENGINE_BATCHER_FIXTURE_H_
 #define FLASHCORE_TESTS_ENGINE_BATCHER_FIXTURE_H_
 
@@ -21,7 +21,7 @@ using Operations = std::vector<AttendOperation*>;
 inline constexpr bool kReads = false;
 inline constexpr bool kAppends = true;
 
-// One that is taken when its client's turn comes: one request to a batch.
+// One request per batch, so that the order of the batches shows the turns.
 inline constexpr Batcher::Options kOneByOne{/*max_queue_requests=*/1000, /*max_batch_requests=*/1};
 
 inline constexpr Batcher::Options kWithDelay{/*max_queue_requests=*/10, /*max_batch_requests=*/3,

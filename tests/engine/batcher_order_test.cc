@@ -1,4 +1,4 @@
-// The Batcher and the order on each layer of each sequence, and its threads.
+// The order of operations on the same layer of a sequence, and the threads that use a Batcher.
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -186,7 +186,7 @@ TEST_F(BatcherTest, ADeadOperationIsDroppedFromWhereverItWaits) {
 
 // ---- Wake, Close, and threads.
 
-// With a clock that stands still, a lane that spins does so until it is told.
+// The clock stands still, so a spinning lane spins until it is woken.
 class BatcherLanesTest : public BatcherTest, public ::testing::WithParamInterface<milliseconds> {
  protected:
   static Batcher::Options Spinning(Batcher::Options options) {
@@ -276,7 +276,7 @@ TEST_P(BatcherLanesTest, AfterCloseABlockedOperationIsWaitedFor) {
 }
 
 TEST_P(BatcherLanesTest, ReleaseWakesATakeThatWaits) {
-  // Often enough that the lane does wait, which cannot be seen from here.
+  // Many rounds, so that the lane waits in some of them: the test cannot observe that.
   for (int round = 0; round < 100; ++round) {
     OrderSlot slot;
     Batcher batcher(Spinning({}), &clock_);
@@ -317,11 +317,11 @@ TEST_P(BatcherLanesTest, ManyLanesTakeEveryRequestOnce) {
   EXPECT_EQ(taken, kRequests);
 }
 
-// What runs on some slots, as seen from outside: expects that an operation starts after all before
-// it on a slot that it must not run beside, and before all behind it. Thread-safe.
+// Records what runs on some slots. Expects that operations which must not overlap on a slot run in
+// their order. Thread-safe.
 class SlotChecker {
  public:
-  // Calls `enqueue` and records what it did to the slots as one step. It returns whether
+  // Calls `enqueue` and records its effect on the slots in one step. `enqueue` returns whether
   // `operation` is queued, and the operation that it displaced or null.
   void Arrive(AttendOperation* operation,
               const std::function<std::pair<bool, AttendOperation*>()>& enqueue) {
@@ -391,7 +391,7 @@ TEST_F(BatcherTest, KeepsItsPromisesOnRandomTraffic) {
                   &clock_);
   SlotChecker checker;
   std::atomic<int> ended{0};
-  std::map<AttendOperation*, std::atomic<int>> ends;  // all keys are there before the lanes start
+  std::map<AttendOperation*, std::atomic<int>> ends;  // has all keys before the lanes start
   for (int i = 0; i < kRequests; ++i) {
     AttendOperation* operation =
         Make(absl::StrCat("client ", below(5)), 1 + below(4), below(3) == 0 ? 128 : 64);

@@ -101,7 +101,7 @@ TEST_F(BatcherTest, HandsOutDroppedEvenIfNothingIsLeft) {
   EXPECT_EQ(batcher.clients(), 0u);
 }
 
-// ---- Fairness among clients.
+// ---- Fairness between clients.
 
 TEST_F(BatcherTest, ClientsJoinABatchInTurn) {
   Batcher batcher({10, 5, 100}, &clock_);
@@ -267,7 +267,7 @@ TEST_F(BatcherTest, ADisplacedOperationIsInNobodysWay) {
   EXPECT_THAT(TakeOperations(&batcher), ElementsAre(x1, y));
 }
 
-// ---- Waiting for company.
+// ---- The queue delay.
 
 TEST_F(BatcherTest, WaitsForCompanyUntilTheOldestHasWaitedEnough) {
   Batcher batcher(kWithDelay, &clock_);

@@ -18,7 +18,7 @@ using testing::FakeDevice;
 using testing::FakeDeviceControl;
 using testing::MakeRequest;
 
-// An operation and how it ended.
+// An operation and its status.
 struct Client {
   AttendOperation operation;
   std::promise<absl::Status> promise;
@@ -37,9 +37,11 @@ class EngineTest : public ::testing::Test {
                                        &metrics_);
   }
   absl::Status Submit(Client* client) {
-    if (absl::Status status = engine_->Prepare(&client->operation); !status.ok()) return status;
+    if (absl::Status status = testing::AdmitNow(engine_.get(), &client->operation); !status.ok()) {
+      return status;
+    }
     std::memset(client->operation.tensors.query(), 0x5a, client->operation.request.query_bytes);
-    return engine_->Submit(&client->operation);
+    return engine_->Enqueue(&client->operation);
   }
 
   FakeDeviceControl device_;

@@ -1,4 +1,4 @@
-// Named stand-ins for the clock and the device.
+// Fakes of the clock and the device.
 #ifndef FLASHCORE_TESTS_ENGINE_FAKES_H_
 #define FLASHCORE_TESTS_ENGINE_FAKES_H_
 
@@ -23,7 +23,7 @@
 
 namespace flashcore::server::testing {
 
-// Stands still until it is told to advance. Thread-safe.
+// Advances only when told to. Thread-safe.
 class FakeClock final : public Clock {
  public:
   TimePoint Now() const override { return TimePoint(Nanoseconds(now_.load())); }
@@ -33,7 +33,7 @@ class FakeClock final : public Clock {
   std::atomic<int64_t> now_{1'000'000'000};
 };
 
-// What a FakeDevice did, and a gate that tests hold it at. Outlives the device.
+// A record of what a FakeDevice did, and a gate that holds it. Outlives the device.
 struct FakeDeviceControl {
   Mutex mutex;
   CondVar changed;
@@ -66,7 +66,7 @@ struct FakeDeviceControl {
   }
 };
 
-// Carries out the part of a launch that writes K/V, and of moves, as a CPU does.
+// The part of a launch that writes K/V, and page moves, as on a CPU.
 inline void WritePages(const Launch& launch) {
   const kernels::PageLayout layout = launch.page_layout();
   kernels::CopyPagesCpu(layout.page_bytes(), launch.copies.data(),
@@ -81,7 +81,7 @@ inline void CopyPages(const PageMoves& moves) {
   }
 }
 
-// What every device of the tests has: K/V pages on the heap, poisoned with NaN.
+// A device with its K/V pages on the heap, poisoned with NaN.
 class HeapDevice : public Device {
  public:
   struct Options {
@@ -127,7 +127,7 @@ class HeapDevice : public Device {
   std::vector<const kernels::Kernel*> kernels_;
 };
 
-// "Attends" by copying Q to O, when it is waited for and its gate is open.
+// Copies Q to O instead of attending, in Wait, once its gate is open.
 class FakeDevice final : public HeapDevice {
  public:
   explicit FakeDevice(FakeDeviceControl* control) : FakeDevice(control, Options()) {}
@@ -167,7 +167,16 @@ inline Metrics::Options FakeMetricsOptions(std::vector<RpcMethod> methods = {}) 
   return {"test", {{"fake", "fake", "fake"}}, std::move(methods)};
 }
 
-// Gives a request, whose heads are set, its spans and the bytes of tensors that they need.
+// The answer of an Engine or a Fleet that does not let operations wait for staging memory.
+template <class Target>
+absl::Status AdmitNow(Target* target, AttendOperation* operation) {
+  absl::Status answer = absl::UnknownError("no answer");
+  target->Admit(operation, /*make_alarm=*/nullptr,
+                [&answer](absl::Status status) { answer = std::move(status); });
+  return answer;
+}
+
+// Sets the spans of a request whose heads are set, and the bytes of its tensors.
 inline void SetSpans(std::vector<SpanShape> spans, AttendRequest* request) {
   request->spans = std::move(spans);
   const size_t row_bytes = request->head_dim * kernels::DTypeBytes(request->dtype);

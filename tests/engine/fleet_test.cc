@@ -1,4 +1,4 @@
-// Which device does what, on devices that tests can hold at their gates.
+// The choice of the device for sequences and requests.
 #include "server/engine/fleet.h"
 
 #include <array>
@@ -31,7 +31,7 @@ using JobPtr = std::unique_ptr<AttendJob>;
 
 class FleetTest : public ::testing::Test {
  protected:
-  // In place of the fleet that there was.
+  // Replaces the fleet.
   void Start(size_t devices, Engine::Options options = {}) {
     fleet_.reset();
     options.sequences.superblock_bytes = kShape.page_bytes();
@@ -59,14 +59,14 @@ class FleetTest : public ::testing::Test {
   }
   SequenceId Create(const std::string& device = "") { return TryCreate(device)->id; }
 
-  // The numbers of the devices on which the next sequences are created.
+  // Creates sequences; returns the device of each.
   std::vector<int> CreateMany(size_t count) {
     std::vector<int> devices;
     for (size_t i = 0; i < count; ++i) devices.push_back(Create().device());
     return devices;
   }
 
-  // A request whose spans each attend to a sequence, and append `rows` to it.
+  // A request with one span per sequence, which attends to it and appends `rows`.
   static JobPtr JobOn(const std::vector<SequenceId>& ids, uint32_t rows = 0) {
     auto job = std::make_unique<AttendJob>();
     AttendRequest& request = job->operation.request;
@@ -82,8 +82,10 @@ class FleetTest : public ::testing::Test {
     return job;
   }
   absl::Status Submit(AttendJob* job) {
-    if (absl::Status status = fleet_->Prepare(&job->operation); !status.ok()) return status;
-    return fleet_->Submit(&job->operation);
+    if (absl::Status status = testing::AdmitNow(fleet_.get(), &job->operation); !status.ok()) {
+      return status;
+    }
+    return fleet_->Enqueue(&job->operation);
   }
   absl::Status Run(JobPtr job) {
     if (absl::Status status = Submit(job.get()); !status.ok()) return status;
@@ -92,16 +94,13 @@ class FleetTest : public ::testing::Test {
     return status;
   }
 
-  // The numbers of the devices that the next inline requests go to; they stay under way.
+  // Queues inline requests, which do not complete yet; returns the device of each.
   std::vector<size_t> SubmitMany(size_t count, std::vector<JobPtr>* jobs) {
     std::vector<size_t> devices;
     for (size_t i = 0; i < count; ++i) {
       jobs->push_back(InlineJob());
       EXPECT_EQ(Submit(jobs->back().get()), absl::OkStatus());
-      const Engine* const engine = jobs->back()->operation.engine;
-      for (size_t d = 0; d < fleet_->engines().size(); ++d) {
-        if (fleet_->engines()[d].get() == engine) devices.push_back(d);
-      }
+      devices.push_back(jobs->back()->operation.device);
     }
     return devices;
   }
@@ -318,7 +317,7 @@ TEST_F(FleetTest, ListsPageByPageOverAllDevices) {
     EXPECT_EQ(pages, (all.size() + page_size - 1) / page_size) << "page size " << page_size;
   }
   EXPECT_THAT(fleet_->List("carol", 0, 10).sequences, IsEmpty());
-  EXPECT_THAT(fleet_->List("alice", 77, 10).sequences, IsEmpty());  // no place of ours
+  EXPECT_THAT(fleet_->List("alice", 77, 10).sequences, IsEmpty());  // not a valid position
 }
 
 }  // namespace

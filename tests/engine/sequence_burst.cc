@@ -60,7 +60,7 @@ void SequenceBurst::Submit() {
   }
   EXPECT_FALSE(gone) << "a sequence that was deleted is found";
   if ((flight.expired = dice_->OneIn(30))) job.operation.deadline = TimePoint();
-  if (absl::Status queued = world_->engine().Submit(&job.operation); !queued.ok()) {
+  if (absl::Status queued = world_->engine().Enqueue(&job.operation); !queued.ok()) {
     ADD_FAILURE() << queued;
     return;
   }

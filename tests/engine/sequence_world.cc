@@ -187,7 +187,7 @@ void SequenceWorld::ExpectHolds(const ModelSequence& sequence, uint32_t layer) {
   operation.request.dtype = sequence.shape.dtype;
   operation.request.layer = layer;
   operation.request.spans[0].sequence_id = sequence.id.ToBytes();
-  ASSERT_EQ(engine_.Prepare(&operation), absl::OkStatus());
+  ASSERT_EQ(AdmitNow(&engine_, &operation), absl::OkStatus());
   Launch launch;
   AttendOperation* const operations[] = {&operation};
   engine_.sequences().BeginLaunch(operations, &launch);

@@ -38,7 +38,7 @@ class SequenceStoreTest : public ::testing::Test {
     options.head_dims = {kHeadDim, 64};
     memory_.input_bytes = pages * kPageBytes;
     memory_.inputs.Reset();
-    EXPECT_EQ(staging_.Lend(&memory_), absl::OkStatus());
+    EXPECT_EQ(staging_.Acquire(&memory_), absl::OkStatus());
     store_ = std::make_unique<SequenceStore>(
         options, KvMemory{memory_.inputs.data(), pages * kPageBytes, hot_pages * kPageBytes},
         &clock_, &metrics_);

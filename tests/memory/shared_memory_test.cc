@@ -67,7 +67,7 @@ TEST(SharedRegionTest, AShorterFileIsSeenBeforeItIsTouched) {
   EXPECT_EQ(region->Check().code(), absl::StatusCode::kFailedPrecondition);
 }
 
-// By several threads at a time, beside a region that stays.
+// Several threads touch it at a time, beside a region that stays whole.
 TEST(SharedRegionTest, TouchingWhatIsGoneLeavesTheProcessAliveAndTheRegionUseless) {
   constexpr size_t kPages = 64;
   TestSegment memory(kPages * kPage);
@@ -102,7 +102,7 @@ TEST(SharedRegionTest, TouchingWhatIsGoneLeavesTheProcessAliveAndTheRegionUseles
 TEST(FaultGuardDeathTest, OtherFaultsEndTheProcessAsBefore) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto fault = [] {
-    signal(SIGBUS, SIG_DFL);  // a sanitizer's own would only report
+    signal(SIGBUS, SIG_DFL);  // a sanitizer's handler would only report
     const TestSegment guarded(kPage);
     const auto region = guarded.Map();
     TestSegment memory(kPage);

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <random>
 #include <thread>
 #include <vector>
@@ -17,10 +19,10 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-absl::StatusOr<StagingBuffer> Lend(StagingPool* pool, size_t bytes) {
+absl::StatusOr<StagingBuffer> Acquire(StagingPool* pool, size_t bytes) {
   StagingClaim claim;
   claim.input_bytes = bytes;
-  if (absl::Status status = pool->Lend(&claim); !status.ok()) return status;
+  if (absl::Status status = pool->Acquire(&claim); !status.ok()) return status;
   return std::move(claim.inputs);
 }
 
@@ -42,7 +44,7 @@ TEST(StagingPoolTest, KeepsReturnedBuffersForReuse) {
   StagingPool pool(1 << 20, StagingPool::HeapAllocator());
   std::byte* first = nullptr;
   {
-    StagingBuffer buffer = *Lend(&pool, 5000);
+    StagingBuffer buffer = *Acquire(&pool, 5000);
     first = buffer.data();
     EXPECT_EQ(reinterpret_cast<uintptr_t>(first) % StagingPool::kAlignment, 0u);
     EXPECT_EQ(buffer.capacity(), 5120u);
@@ -51,39 +53,39 @@ TEST(StagingPoolTest, KeepsReturnedBuffersForReuse) {
   }
   EXPECT_EQ(pool.used_bytes(), 0u);
   EXPECT_EQ(pool.free_bytes(), 5120u);
-  StagingBuffer again = *Lend(&pool, 4500);
+  StagingBuffer again = *Acquire(&pool, 4500);
   EXPECT_EQ(again.data(), first);
 }
 
 TEST(StagingPoolTest, RefusesBeyondTheLimitAndSaysSo) {
   StagingPool pool(16384, StagingPool::HeapAllocator());
-  StagingBuffer held = *Lend(&pool, 8192);
-  const auto refused = Lend(&pool, 8193);
+  StagingBuffer held = *Acquire(&pool, 8192);
+  const auto refused = Acquire(&pool, 8193);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.status().message()),
               HasSubstr("needs 8193 bytes; 8192 of 16384 are in use"));
-  EXPECT_TRUE(Lend(&pool, 8192).ok());
-  EXPECT_EQ(Lend(&pool, SIZE_MAX).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(Acquire(&pool, 8192).ok());
+  EXPECT_EQ(Acquire(&pool, SIZE_MAX).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
 TEST(StagingPoolTest, GivesUpKeptBuffersOfOtherSizesBeforeRefusing) {
   StagingPool pool(16384, StagingPool::HeapAllocator());
-  { StagingBuffer a = *Lend(&pool, 4096), b = *Lend(&pool, 8192); }
+  { StagingBuffer a = *Acquire(&pool, 4096), b = *Acquire(&pool, 8192); }
   EXPECT_EQ(pool.free_bytes(), 12288u);
-  StagingBuffer big = *Lend(&pool, 16384);
+  StagingBuffer big = *Acquire(&pool, 16384);
   EXPECT_EQ(pool.used_bytes(), 16384u);
   EXPECT_EQ(pool.free_bytes(), 0u);
 }
 
 TEST(StagingPoolTest, ReportsAnAllocatorThatFails) {
   StagingPool pool(1 << 20, {[](size_t) -> void* { return nullptr; }, [](void*) {}});
-  EXPECT_EQ(Lend(&pool, 1).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(Acquire(&pool, 1).status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(pool.used_bytes(), 0u);
 }
 
 TEST(StagingPoolTest, NothingCostsNothing) {
   StagingPool pool(4096, StagingPool::HeapAllocator());
-  const StagingBuffer buffer = *Lend(&pool, 0);
+  const StagingBuffer buffer = *Acquire(&pool, 0);
   EXPECT_EQ(buffer.data(), nullptr);
   EXPECT_EQ(pool.used_bytes(), 0u);
 }
@@ -107,7 +109,7 @@ TEST(StagingPoolTest, ManyThreadsStayWithinTheLimit) {
         std::mt19937 random(seed);
         std::vector<StagingBuffer> held;
         for (int i = 0; i < 5000; ++i) {
-          auto buffer = Lend(&pool, random() % 100'000);
+          auto buffer = Acquire(&pool, random() % 100'000);
           if (buffer.ok()) {
             if (buffer->data() != nullptr) std::memset(buffer->data(), i, 64);
             held.push_back(*std::move(buffer));
@@ -124,11 +126,11 @@ TEST(StagingPoolTest, ManyThreadsStayWithinTheLimit) {
   EXPECT_EQ(allocated, 0u);
 }
 
-// Claims that wait for a pool of 16 KiB, all of which is lent.
-class StagingLineTest : public ::testing::Test {
+// Claims that wait for a pool of 16 KiB, all of it in use.
+class StagingQueueTest : public ::testing::Test {
  protected:
   struct Waiter : StagingClaim {
-    Waiter(StagingLineTest* test, int name, size_t for_inputs, size_t for_results = 0) {
+    Waiter(StagingQueueTest* test, int name, size_t for_inputs, size_t for_results = 0) {
       input_bytes = for_inputs;
       result_bytes = for_results;
       granted = [test, name] { test->granted_.push_back(name); };
@@ -137,84 +139,161 @@ class StagingLineTest : public ::testing::Test {
 
   std::vector<int> granted_;  // names, in order
   StagingPool pool_{16384, StagingPool::HeapAllocator(), /*max_waiting_bytes=*/20480};
-  StagingBuffer first_ = *Lend(&pool_, 8192);
-  StagingBuffer second_ = *Lend(&pool_, 8192);
+  StagingBuffer first_ = *Acquire(&pool_, 8192);
+  StagingBuffer second_ = *Acquire(&pool_, 8192);
 };
 
-TEST_F(StagingLineTest, NoClaimOvertakesALargerOne) {
+TEST_F(StagingQueueTest, NoClaimOvertakesALargerOne) {
   Waiter large(this, 1, 12288), small(this, 2, 4096), last(this, 3, 4096);
-  for (Waiter* waiter : {&large, &small, &last}) ASSERT_EQ(pool_.Wait(waiter), absl::OkStatus());
+  for (Waiter* waiter : {&large, &small, &last})
+    ASSERT_EQ(pool_.JoinQueue(waiter), absl::OkStatus());
   EXPECT_EQ(pool_.waiting(), 3u);
-  first_.Reset();  // would do for the small ones
+  first_.Reset();  // enough for the small ones
   EXPECT_THAT(granted_, ElementsAre());
-  EXPECT_EQ(Lend(&pool_, 1).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(Acquire(&pool_, 1).status().code(), absl::StatusCode::kResourceExhausted);
   second_.Reset();
   EXPECT_THAT(granted_, ElementsAre(1, 2));
   EXPECT_EQ(large.inputs.capacity(), 12288u);
   large.inputs.Reset();
   EXPECT_THAT(granted_, ElementsAre(1, 2, 3));
   EXPECT_EQ(pool_.waiting(), 0u);
-  for (Waiter* waiter : {&large, &small, &last}) EXPECT_TRUE(pool_.Leave(waiter));
+  for (Waiter* waiter : {&large, &small, &last}) EXPECT_TRUE(pool_.LeaveQueue(waiter));
 }
 
-TEST_F(StagingLineTest, AClaimGetsBothBuffersOrNone) {
+TEST_F(StagingQueueTest, AClaimGetsBothBuffersOrNone) {
   Waiter waiter(this, 1, 8192, 8192);
-  ASSERT_EQ(pool_.Wait(&waiter), absl::OkStatus());
+  ASSERT_EQ(pool_.JoinQueue(&waiter), absl::OkStatus());
   first_.Reset();
   EXPECT_EQ(waiter.inputs.data(), nullptr);
   EXPECT_EQ(pool_.used_bytes(), 8192u);
   second_.Reset();
   EXPECT_NE(waiter.inputs.data(), nullptr);
   EXPECT_NE(waiter.results.data(), nullptr);
-  EXPECT_TRUE(pool_.Leave(&waiter));
+  EXPECT_TRUE(pool_.LeaveQueue(&waiter));
 }
 
-TEST_F(StagingLineTest, WhenOneLeavesThoseBehindItGo) {
+TEST_F(StagingQueueTest, WhenOneLeavesThoseBehindItGo) {
   Waiter large(this, 1, 16384), small(this, 2, 4096);
-  ASSERT_EQ(pool_.Wait(&large), absl::OkStatus());
-  ASSERT_EQ(pool_.Wait(&small), absl::OkStatus());
+  ASSERT_EQ(pool_.JoinQueue(&large), absl::OkStatus());
+  ASSERT_EQ(pool_.JoinQueue(&small), absl::OkStatus());
   first_.Reset();
   EXPECT_THAT(granted_, ElementsAre());
-  EXPECT_FALSE(pool_.Leave(&large));
+  EXPECT_FALSE(pool_.LeaveQueue(&large));
   EXPECT_THAT(granted_, ElementsAre(2));
   second_.Reset();
   EXPECT_THAT(granted_, ElementsAre(2));
-  EXPECT_TRUE(pool_.Leave(&small));
+  EXPECT_TRUE(pool_.LeaveQueue(&small));
 }
 
-TEST_F(StagingLineTest, MemoryThatCameBackBeforeTheWaitIsGrantedAtOnce) {
+TEST_F(StagingQueueTest, MemoryThatCameBackBeforeTheWaitIsGrantedAtOnce) {
   Waiter waiter(this, 1, 8192);
-  EXPECT_EQ(pool_.Lend(&waiter).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(pool_.Acquire(&waiter).code(), absl::StatusCode::kResourceExhausted);
   first_.Reset();
-  EXPECT_EQ(pool_.Wait(&waiter), absl::OkStatus());
+  EXPECT_EQ(pool_.JoinQueue(&waiter), absl::OkStatus());
   EXPECT_THAT(granted_, ElementsAre(1));
-  EXPECT_TRUE(pool_.Leave(&waiter));
+  EXPECT_TRUE(pool_.LeaveQueue(&waiter));
 }
 
-TEST_F(StagingLineTest, WhatIsLargerThanThePoolDoesNotWait) {
+TEST_F(StagingQueueTest, WhatIsLargerThanThePoolDoesNotWait) {
   Waiter waiter(this, 1, 12288, 8192), huge(this, 2, SIZE_MAX);
-  EXPECT_THAT(std::string(pool_.Wait(&waiter).message()),
+  EXPECT_THAT(std::string(pool_.JoinQueue(&waiter).message()),
               HasSubstr("needs 20480 bytes; 16384 of 16384 are in use"));
-  EXPECT_EQ(pool_.Wait(&huge).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(pool_.JoinQueue(&huge).code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(pool_.waiting(), 0u);
 }
 
-TEST_F(StagingLineTest, TheLineIsBounded) {
+TEST_F(StagingQueueTest, TheQueueIsBounded) {
   Waiter first(this, 1, 16384), second(this, 2, 4096), third(this, 3, 1);
-  ASSERT_EQ(pool_.Wait(&first), absl::OkStatus());
-  ASSERT_EQ(pool_.Wait(&second), absl::OkStatus());
-  EXPECT_THAT(std::string(pool_.Wait(&third).message()), HasSubstr("2 requests wait"));
-  EXPECT_FALSE(pool_.Leave(&second));
-  EXPECT_EQ(pool_.Wait(&third), absl::OkStatus());
-  EXPECT_FALSE(pool_.Leave(&third));
-  EXPECT_FALSE(pool_.Leave(&first));
+  ASSERT_EQ(pool_.JoinQueue(&first), absl::OkStatus());
+  ASSERT_EQ(pool_.JoinQueue(&second), absl::OkStatus());
+  EXPECT_THAT(std::string(pool_.JoinQueue(&third).message()), HasSubstr("2 requests wait"));
+  EXPECT_FALSE(pool_.LeaveQueue(&second));
+  EXPECT_EQ(pool_.JoinQueue(&third), absl::OkStatus());
+  EXPECT_FALSE(pool_.LeaveQueue(&third));
+  EXPECT_FALSE(pool_.LeaveQueue(&first));
+}
+
+// Goes off when the test calls `*callback`.
+class FakeAlarm final : public Alarm {
+ public:
+  FakeAlarm(std::function<void()>* callback, bool* cancelled)
+      : callback_(callback), cancelled_(cancelled) {}
+  void Set(Nanoseconds /*delay*/, std::function<void()> callback) override {
+    *callback_ = std::move(callback);
+  }
+  void Cancel() override { *cancelled_ = true; }
+
+ private:
+  std::function<void()>* const callback_;
+  bool* const cancelled_;
+};
+
+class TimedStagingWaitTest : public StagingQueueTest {
+ protected:
+  void Start() {
+    claim_.input_bytes = 8192;
+    wait_.Start(&pool_, &claim_, std::chrono::seconds(1),
+                std::make_unique<FakeAlarm>(&go_off_, &cancelled_),
+                [this](absl::Status status) { results_.push_back(status.code()); });
+  }
+
+  std::function<void()> go_off_;
+  bool cancelled_ = false;                 // the alarm
+  std::vector<absl::StatusCode> results_;  // of the wait
+  StagingClaim claim_;
+  StagingWait wait_;
+};
+
+TEST_F(TimedStagingWaitTest, EndsOnTheAlarmsThreadWhenTheMemoryIsThere) {
+  Start();
+  EXPECT_FALSE(cancelled_);
+  first_.Reset();
+  EXPECT_TRUE(cancelled_);
+  EXPECT_THAT(results_, ElementsAre());
+  go_off_();
+  EXPECT_THAT(results_, ElementsAre(absl::StatusCode::kOk));
+  EXPECT_EQ(claim_.inputs.capacity(), 8192u);
+}
+
+TEST_F(TimedStagingWaitTest, EndsWhenTheTimeIsOver) {
+  Start();
+  go_off_();
+  EXPECT_THAT(results_, ElementsAre(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_EQ(pool_.waiting(), 0u);
+}
+
+TEST_F(TimedStagingWaitTest, EndsWhenItIsCancelled) {
+  Start();
+  wait_.Cancel();
+  EXPECT_TRUE(cancelled_);
+  go_off_();
+  EXPECT_THAT(results_, ElementsAre(absl::StatusCode::kCancelled));
+  EXPECT_EQ(pool_.waiting(), 0u);
+}
+
+TEST_F(TimedStagingWaitTest, EndsWhenItWasCancelledBeforeItBegan) {
+  wait_.Cancel();
+  Start();
+  EXPECT_TRUE(cancelled_);
+  EXPECT_EQ(pool_.waiting(), 0u);
+  go_off_();
+  EXPECT_THAT(results_, ElementsAre(absl::StatusCode::kCancelled));
+  EXPECT_EQ(claim_.inputs.data(), nullptr);
+}
+
+TEST_F(TimedStagingWaitTest, EndsWhenTheClaimIsRefused) {
+  claim_.result_bytes = 16384;  // can never fit beside the inputs
+  Start();
+  EXPECT_TRUE(cancelled_);
+  go_off_();
+  EXPECT_THAT(results_, ElementsAre(absl::StatusCode::kResourceExhausted));
 }
 
 TEST(StagingPoolTest, NobodyWaitsForMemoryThatTheAllocatorLacks) {
   StagingPool pool(1 << 20, {[](size_t) -> void* { return nullptr; }, [](void*) {}}, 1 << 20);
   StagingClaim claim;
   claim.input_bytes = 1;
-  EXPECT_EQ(pool.Wait(&claim).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(pool.JoinQueue(&claim).code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(pool.waiting(), 0u);
 }
 
@@ -231,10 +310,10 @@ TEST(StagingPoolTest, ManyThreadsWaitAndAllAreServedOrLeave) {
         claim.input_bytes = 1 + random() % 40'000;
         claim.result_bytes = random() % 20'000;
         claim.granted = [&granted] { granted = true; };
-        ASSERT_EQ(pool.Wait(&claim), absl::OkStatus());
+        ASSERT_EQ(pool.JoinQueue(&claim), absl::OkStatus());
         const bool impatient = random() % 4 == 0;
         while (!granted && !impatient) std::this_thread::yield();
-        if (!pool.Leave(&claim)) continue;
+        if (!pool.LeaveQueue(&claim)) continue;
         std::memset(claim.inputs.data(), i, 64);
         ++served;
       }

@@ -38,12 +38,12 @@ class TestSegment {
 
   const std::string& name() const { return name_; }
   size_t bytes() const { return bytes_; }
-  std::byte* data() const { return data_; }  // not to be touched beyond a new end
+  std::byte* data() const { return data_; }  // do not touch it beyond a new end
   void Resize(size_t bytes) { EXPECT_EQ(ftruncate(fd_, static_cast<off_t>(bytes)), 0); }
 
-  // As the server maps it.
+  // Maps it as the server does.
   std::unique_ptr<SharedRegion> Map(bool read_only = false) const {
-    return SharedRegion::Map(SharedSegment::Open(name_, bytes_, read_only).value(), [] {}).value();
+    return SharedRegion::Map(SharedSegment::Open(name_, bytes_, read_only).value()).value();
   }
 
  private:

@@ -123,8 +123,8 @@ class BytePathTest : public ::testing::Test {
   void Receive(AttendOperation* operation, grpc::ByteBuffer* message) {
     TensorReceiver receiver(fleet_.get(), metrics_.get(), message, operation);
     bool well_formed = false;
-    receiver.Start(ParseAttend(*message, nullptr, operation, &receiver.tensors, &well_formed),
-                   [](const absl::Status& status) { ASSERT_EQ(status, absl::OkStatus()); });
+    receiver.Receive(ParseAttend(*message, nullptr, operation, &receiver.tensors, &well_formed),
+                     [](const absl::Status& status) { ASSERT_EQ(status, absl::OkStatus()); });
   }
   void Run(AttendOperation* operation) {
     absl::Notification done;
@@ -132,7 +132,7 @@ class BytePathTest : public ::testing::Test {
       EXPECT_EQ(status, absl::OkStatus());
       done.Notify();
     };
-    ASSERT_EQ(fleet_->Submit(operation), absl::OkStatus());
+    ASSERT_EQ(fleet_->Enqueue(operation), absl::OkStatus());
     done.WaitForNotification();
   }
 

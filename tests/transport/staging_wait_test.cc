@@ -97,7 +97,7 @@ class StagingWaitTest : public ::testing::Test {
   SteadyClock clock_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<Fleet> fleet_;
-  StagingPool* staging_ = nullptr;  // of its only device
+  const StagingPool* staging_ = nullptr;  // of its only device
   std::unique_ptr<Server> server_;
   std::unique_ptr<v1::AttentionService::Stub> stub_;
   std::vector<std::unique_ptr<Call>> running_;  // those that FillMemory began

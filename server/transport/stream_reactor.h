@@ -1,0 +1,127 @@
+// What the streaming RPCs have in common, so that a drain can end them.
+#ifndef FLASHCORE_SERVER_TRANSPORT_STREAM_REACTOR_H_
+#define FLASHCORE_SERVER_TRANSPORT_STREAM_REACTOR_H_
+
+#include <optional>
+#include <string>
+#include <unordered_set>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/base/mutex.h"
+#include "server/transport/convert.h"
+#include "server/transport/rpc_scope.h"
+
+namespace flashcore::server {
+
+// A stream that takes requests from its client.
+class RequestStream {
+ public:
+  virtual ~RequestStream() = default;
+
+  // Takes no more requests: the stream ends with `status` once its requests are answered. Only the
+  // first call has an effect.
+  virtual void StopReading(const absl::Status& status) = 0;
+};
+
+// The open streams. Thread-safe.
+class StreamSet {
+ public:
+  void Add(RequestStream* stream) {
+    MutexLock lock(&mutex_);
+    streams_.insert(stream);
+  }
+  // Call it before the stream is deleted. Waits while Drain runs.
+  void Remove(RequestStream* stream) {
+    MutexLock lock(&mutex_);
+    streams_.erase(stream);
+  }
+  // Stops every stream with UNAVAILABLE.
+  void Drain() {
+    MutexLock lock(&mutex_);
+    for (RequestStream* stream : streams_) {
+      stream->StopReading(absl::UnavailableError("the server is draining"));
+    }
+  }
+
+ private:
+  Mutex mutex_;
+  std::unordered_set<RequestStream*> streams_ ABSL_GUARDED_BY(mutex_);
+};
+
+// A reactor of gRPC's callback API that is in a StreamSet while it exists. Deletes itself when the
+// RPC has ended. Set, context and metrics outlive it.
+template <typename GrpcReactor>
+class StreamReactor : public GrpcReactor, public RequestStream {
+ public:
+  void StopReading(const absl::Status& status) final ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    StopReadingLocked(status);
+  }
+
+ protected:
+  // `client` is that of every request; an error ends the stream.
+  StreamReactor(StreamSet* set, RpcContext* context, RpcMetrics* rpc,
+                const absl::StatusOr<std::string>& client)
+      : context_(context),
+        rpc_(rpc),
+        client_(client.value_or("")),
+        set_(set),
+        end_(client.ok() ? std::nullopt : std::make_optional(client.status())),
+        scope_(context, rpc) {}
+
+  // Call it in the constructor of the derived class, when its members are initialized.
+  void Begin() ABSL_LOCKS_EXCLUDED(mutex_) {
+    set_->Add(this);
+    MutexLock lock(&mutex_);
+    // Checked after joining the set, so that a drain that begins now is not missed.
+    const absl::Status status = CheckNotDraining(*context_);
+    if (status.ok()) {
+      Advance();
+    } else {
+      StopReadingLocked(status);
+    }
+  }
+
+  void StopReadingLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!end_.has_value()) end_ = status;
+    Advance();
+  }
+
+  // Starts whatever can be started now: a write, a read, or End.
+  virtual void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
+
+  // Ends the RPC; call it once. If a read is still with gRPC, it returns.
+  void End(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    finished_ = true;
+    scope_.set_status(status.code());
+    this->Finish(ToGrpcStatus(status));
+  }
+
+  RpcContext* const context_;
+  RpcMetrics* const rpc_;
+  const std::string client_;
+
+ private:
+  void OnDone() final {
+    set_->Remove(this);
+    { MutexLock lock(&mutex_); }  // the caller of Finish may still hold it
+    delete this;
+  }
+
+  StreamSet* const set_;
+
+ protected:
+  Mutex mutex_;
+  // Set when nothing more will be read: how the stream ends once everything is answered.
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+
+ private:
+  RpcScope scope_;
+};
+
+}  // namespace flashcore::server
+
+#endif  // FLASHCORE_SERVER_TRANSPORT_STREAM_REACTOR_H_
