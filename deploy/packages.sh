@@ -5,7 +5,7 @@
 BUILD_PACKAGES=(
   cmake ninja-build g++ pkg-config
   libgrpc++-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev
-  libabsl-dev prometheus-cpp-dev libhwy-dev
+  libabsl-dev prometheus-cpp-dev libhwy-dev nlohmann-json3-dev
 )
 # Tests also use prometheus's promtool; the Python packages call the server as a generated client would;
 # patchelf is for tests/gpu_bundle.sh.
