@@ -4,7 +4,6 @@
 // Exit status: 0 after a complete drain; 1 if the server could not start, if a device was lost, or
 // if requests were still running when the drain timed out; 2 for a bad flag; 128 + the signal's
 // number on a second signal.
-#include <grpc/support/log.h>
 #include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
@@ -24,6 +23,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "google/protobuf/stubs/logging.h"
+#include "proto/grpc_compat.h"
 #include "server/base/clock.h"
 #include "server/base/cores.h"
 #include "server/device/open_device.h"
@@ -253,7 +253,7 @@ int main(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);  // writing to a closed pipe or socket is an error, not the end
   flashcore::server::SetDefaultLogger(options->log);
-  gpr_set_log_function(flashcore::server::LogFromGrpc);
+  flashcore::grpc_compat::SetLogSink(flashcore::server::LogFromGrpc);
   google::protobuf::SetLogHandler(flashcore::server::LogFromProtobuf);
   const int status = flashcore::server::Run(*options);
   flashcore::server::DefaultLogger().Flush(flashcore::server::kLogFlushTime);

@@ -6,23 +6,24 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/command.h"
-#include "client/cli/json.h"
 #include "client/cli/npy.h"
 #include "kernels/half.h"
+#include "nlohmann/json.hpp"
 
-ABSL_FLAG(std::string, query, "", "file of Q");
-ABSL_FLAG(std::string, key, "", "file of K");
-ABSL_FLAG(std::string, value, "", "file of V");
+ABSL_FLAG(std::string, query, "", "file with Q");
+ABSL_FLAG(std::string, key, "", "file with K");
+ABSL_FLAG(std::string, value, "", "file with V");
 ABSL_FLAG(std::string, output, "", "file to write O to, in the shape and dtype of Q");
-ABSL_FLAG(std::string, lse, "", "file to write the LSE to, float32; empty: not wanted");
+ABSL_FLAG(std::string, lse, "", "file to write the LSE to, float32; empty: none");
 ABSL_FLAG(flashcore::Mask, mask, flashcore::Mask(),
-          "none, causal, or window:LEFT,RIGHT (an empty side has no bound)");
-ABSL_FLAG(std::optional<float>, scale, std::nullopt, "softmax scale; unset: 1 / sqrt(head_dim)");
+          "none, causal, or window:LEFT,RIGHT in rows (an empty side has no bound)");
+ABSL_FLAG(std::optional<float>, softmax_scale, std::nullopt,
+          "factor of Q.K^T; unset: 1 / sqrt(head_dim)");
 
 namespace flashcore::cli {
 namespace {
 
-// Shape of one of the tensors: [rows, heads, dim] or [heads, rows, dim], with a batch before it.
+// Shape of one tensor: [rows, heads, dim] or [heads, rows, dim], with an optional batch in front.
 struct Shape {
   uint32_t batch = 1;
   uint32_t rows = 0;
@@ -53,7 +54,7 @@ kernels::DType ToKernel(DType dtype) {
   return dtype == DType::kFloat16 ? kernels::DType::kFloat16 : kernels::DType::kBFloat16;
 }
 
-// From float32 to `dtype`; other arrays stay as they are.
+// Converts a float32 array to `dtype`; leaves other arrays alone.
 void Narrow(DType dtype, NpyArray* array) {
   if (array->descr != "<f4") return;
   const size_t elements = array->data.size() / 4;
@@ -79,7 +80,7 @@ std::vector<std::byte> Widen(DType dtype, const std::vector<std::byte>& narrow) 
 }
 
 struct Inputs {
-  NpyArray query, key, value;  // as read; the data of float32 files converted to dtype
+  NpyArray query, key, value;  // as read, but float32 data is converted to `dtype`
   Shape query_shape, kv_shape;
   DType dtype = DType::kFloat16;
 };
@@ -93,9 +94,9 @@ absl::Status CheckShapes(const Inputs& inputs) {
                      absl::StrJoin(inputs.value.shape, ", "), "); want the same"));
   }
   if (inputs.query.descr != inputs.key.descr || inputs.query.descr != inputs.value.descr) {
-    return absl::InvalidArgumentError(absl::StrCat("query, key and value have dtypes '",
-                                                   inputs.query.descr, "', '", inputs.key.descr,
-                                                   "' and '", inputs.value.descr, "'; want one"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("query, key and value have dtypes '", inputs.query.descr, "', '",
+                     inputs.key.descr, "' and '", inputs.value.descr, "'; want the same"));
   }
   if (q.batch != kv.batch || q.dim != kv.dim) {
     return absl::InvalidArgumentError(absl::StrCat("query has batch ", q.batch, " and dim ", q.dim,
@@ -129,7 +130,7 @@ absl::StatusOr<Inputs> ReadInputs(Layout layout) {
   }
   if (inputs.query.descr == "<u2" && inputs.dtype != DType::kBFloat16) {
     return absl::InvalidArgumentError(absl::StrCat(
-        paths[0], ": '<u2' is taken as the bits of bfloat16; say --dtype=bfloat16 if so"));
+        paths[0], ": '<u2' stands for the bits of bfloat16 and needs --dtype=bfloat16"));
   }
   for (NpyArray* array : arrays) Narrow(inputs.dtype, array);
   return inputs;
@@ -146,7 +147,7 @@ AttendRequest MakeRequest(const Inputs& inputs, Layout layout) {
   request.head_dim = inputs.query_shape.dim;
   request.layout = layout;
   request.mask = absl::GetFlag(FLAGS_mask);
-  request.softmax_scale = absl::GetFlag(FLAGS_scale);
+  request.softmax_scale = absl::GetFlag(FLAGS_softmax_scale);
   request.query = inputs.query.data;
   request.key = inputs.key.data;
   request.value = inputs.value.data;
@@ -188,9 +189,14 @@ int RunAttend() {
   if (status.ok()) status = WriteResults(*inputs, std::move(output), lse);
   if (!status.ok()) return Fail(status);
   if (absl::GetFlag(FLAGS_json)) {
-    JsonObject json;
-    json.Add("output", absl::GetFlag(FLAGS_output)).Add("kernel_ns", result.timing.kernel_ns);
-    std::printf("%s\n", json.ToString().c_str());
+    const Timing& timing = result.timing;
+    PrintJson({{"output", absl::GetFlag(FLAGS_output)},
+               {"receive_ns", timing.receive_ns},
+               {"staging_wait_ns", timing.staging_wait_ns},
+               {"queue_ns", timing.queue_ns},
+               {"copy_in_ns", timing.copy_in_ns},
+               {"kernel_ns", timing.kernel_ns},
+               {"copy_out_ns", timing.copy_out_ns}});
   } else {
     std::printf("wrote %s (%s); kernel %.1f us\n", absl::GetFlag(FLAGS_output).c_str(),
                 absl::StrJoin(inputs->query.shape, "x").c_str(), result.timing.kernel_ns / 1e3);
@@ -203,14 +209,14 @@ int RunAttend() {
 const Command& AttendCommand() {
   static const Command command = {
       "attend",
-      "attention over Q, K and V from .npy files",
+      "computes attention over Q, K and V from .npy files",
       "Usage: flashcore attend --query q.npy --key k.npy --value v.npy --output o.npy\n\n"
-      "Q is [rows, heads, dim] (--layout=NHD) or [heads, rows, dim] (HND), K and V likewise with\n"
-      "their own rows and heads; a leading fourth axis is a batch, each entry a span of its own.\n"
-      "Elements: '<f2' (float16), '<u2' (bits of bfloat16, with --dtype=bfloat16), or '<f4', "
-      "which\n"
-      "is converted to --dtype and back. O has the shape and dtype of Q.",
-      {"query", "key", "value", "output", "lse", "layout", "mask", "scale", "dtype"},
+      "Q, K and V are [rows, heads, head_dim] (--layout=NHD) or [heads, rows, head_dim] (HND). K "
+      "and V have their own number of rows and heads. A fourth axis in front is a batch: each "
+      "entry is a span. Elements are '<f2' (float16), '<u2' (bits of bfloat16, with "
+      "--dtype=bfloat16), or '<f4', which is converted to --dtype and back. O has the shape and "
+      "dtype of Q.",
+      {"query", "key", "value", "output", "lse", "layout", "mask", "softmax_scale", "dtype"},
       RunAttend};
   return command;
 }

@@ -1,233 +1,192 @@
 #include "client/cli/bench_report.h"
 
+#include <algorithm>
 #include <cmath>
-#include <utility>
+#include <limits>
+#include <numeric>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "nlohmann/json.hpp"
 
 namespace flashcore::cli {
 namespace {
 
-std::string Row(absl::string_view name, const Percentiles& p) {
+using Json = nlohmann::ordered_json;
+
+double P50(const Json& percentiles) { return percentiles.at("p50"); }
+
+// Percentiles of what `value` makes of each sample.
+template <typename Value>
+Json PercentilesOf(const Series& series, Value value) {
+  std::vector<float> values;
+  for (const Sample& sample : series.samples) values.push_back(value(sample));
+  return Percentiles(std::move(values));
+}
+
+Json LatencyJson(const Series& series) {
+  return PercentilesOf(series, [](const Sample& sample) { return sample.latency_us; });
+}
+
+void AddKind(const Series& series, double window_seconds, Json* json) {
+  const auto count = static_cast<double>(series.samples.size());
+  const double per_second = static_cast<double>(series.ended) / window_seconds;
+  (*json)["latency_us"] = LatencyJson(series);
+  (*json)["outside_kernel_us"] = PercentilesOf(
+      series, [](const Sample& s) { return s.latency_us - s.phase_us[kKernelPhase]; });
+  for (size_t i = 0; i < kPhases.size(); ++i) {
+    (*json)["server_phase_us"][kPhases[i]] =
+        PercentilesOf(series, [i](const Sample& sample) { return sample.phase_us[i]; });
+  }
+  (*json)["requests_per_second"] = per_second;
+  (*json)["query_rows_per_second"] = per_second * static_cast<double>(series.query_rows) / count;
+  (*json)["tflops"] = per_second * series.flop / count * 1e-12;
+  (*json)["request_bytes"] = static_cast<double>(series.request_bytes) / count;
+  (*json)["response_bytes"] = static_cast<double>(series.response_bytes) / count;
+  (*json)["ok"] = series.samples.size();
+}
+
+Json LoadJson(const LoadOptions& options, const std::string& shape, const LoadResult& result) {
+  const Transport transport = options.shared_memory ? Transport::kShm : TransportOf(options.target);
+  Json json = {{"target", options.target},
+               {"transport", AbslUnparseFlag(transport)},
+               {"mode", AbslUnparseFlag(options.mode)},
+               {"shape", shape},
+               {"dtype", AbslUnparseFlag(options.shape.dtype)},
+               {"layout", AbslUnparseFlag(options.shape.layout)}};
+  if (options.mode == BenchMode::kAttend) {
+    json["query_rows"] = options.shape.spans[0].query_rows;
+    json["mask"] = AbslUnparseFlag(options.shape.mask);
+  } else {
+    json["sequences"] = options.resident.sequences;
+    json["context"] = options.resident.context;
+    json["fork_from_prefix"] = options.resident.fork_from_prefix;
+    json["pin"] = options.resident.pin;
+  }
+  json["concurrency"] = options.concurrency;
+  json["connections"] = options.connections;
+  json["stream"] = options.stream;
+  json["rate"] = options.rate;
+  json["duration_seconds"] = absl::ToDoubleSeconds(options.duration);
+  json["window_seconds"] = result.window_seconds;
+  json["interrupted"] = result.interrupted;
+  return json;
+}
+
+std::string Row(const std::string& name, const Json& percentiles) {
   std::string out = absl::StrFormat("%-22s", name);
-  for (const double value : {p.p50, p.p90, p.p99, p.p999, p.max, p.mean}) {
-    if (std::isnan(value)) {  // no samples
-      absl::StrAppendFormat(&out, " %10s", "-");
-    } else {
-      absl::StrAppendFormat(&out, " %10.1f", value);
-    }
+  for (const double value : percentiles) {
+    out += std::isnan(value) ? absl::StrFormat(" %10s", "-") : absl::StrFormat(" %10.1f", value);
   }
   return out + "\n";
 }
 
-JsonObject PercentilesJson(const Percentiles& p) {
-  JsonObject json;
-  json.Add("p50", p.p50).Add("p90", p.p90).Add("p99", p.p99).Add("p999", p.p999);
-  return json.Add("max", p.max).Add("mean", p.mean);
+std::string KindRows(const std::string& name, const Json& kind) {
+  std::string out = Row(name, kind.at("latency_us"));
+  out += Row("  outside the kernel", kind.at("outside_kernel_us"));
+  for (const auto& [phase, percentiles] : kind.at("server_phase_us").items()) {
+    out += Row("  server: " + phase, percentiles);
+  }
+  return out;
+}
+
+std::string KindSummary(const std::string& name, const Json& kind) {
+  const auto number = [&kind](const char* key) { return kind.at(key).get<double>(); };
+  return absl::StrFormat(
+      "%-10s %.1f req/s, %.1f query rows/s, %.4f TFLOP/s; %.0f bytes sent, %.0f received per "
+      "request\n",
+      name, number("requests_per_second"), number("query_rows_per_second"), number("tflops"),
+      number("request_bytes"), number("response_bytes"));
+}
+
+// What was run: every scalar of the report up to the first kind's numbers.
+std::string Header(const Json& report) {
+  std::string out;
+  for (const auto& [key, value] : report.items()) {
+    if (value.is_structured()) break;
+    const char* separator = out.empty() ? "" : key == "concurrency" ? "\n" : ", ";
+    absl::StrAppend(&out, separator, key, " ",
+                    value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  return out + "\n\n";
 }
 
 }  // namespace
 
-BenchReport::BenchReport(const LoadOptions& options, std::string shape, LoadResult* result)
-    : options_(options),
-      result_(*result),
-      shape_(std::move(shape)),
-      echo_(ComputePercentiles(&result->echo_us)) {
-  for (const char* name : {"attend", "decode", "prefill", "inline", "unary"}) {
-    const auto it = result->series.find(name);
-    if (it == result->series.end()) continue;
-    Series& series = it->second;
-    Kind kind{name,
-              &series,
-              ComputePercentiles(&series.latency_us),
-              ComputePercentiles(&series.outside_kernel_us),
-              {}};
-    for (size_t i = 0; i < kPhases.size(); ++i) {
-      kind.phases[i] = ComputePercentiles(&series.phase_us[i]);
-    }
-    kinds_.push_back(std::move(kind));
-  }
+double NearestRank(const std::vector<float>& sorted, double share) {
+  if (sorted.empty()) return std::numeric_limits<double>::quiet_NaN();
+  const double rank = std::ceil(share * static_cast<double>(sorted.size()) - 1e-9);
+  const size_t index = static_cast<size_t>(std::max(rank, 1.0)) - 1;
+  return sorted[std::min(index, sorted.size() - 1)];
 }
 
-const BenchReport::Kind* BenchReport::Find(const std::string& name) const {
-  for (const Kind& kind : kinds_) {
-    if (kind.name == name) return &kind;
-  }
-  return nullptr;
+Json Percentiles(std::vector<float> samples) {
+  std::sort(samples.begin(), samples.end());
+  const double sum = std::accumulate(samples.begin(), samples.end(), 0.0);
+  return {{"p50", NearestRank(samples, 0.5)},  {"p90", NearestRank(samples, 0.9)},
+          {"p99", NearestRank(samples, 0.99)}, {"p999", NearestRank(samples, 0.999)},
+          {"max", NearestRank(samples, 1)},    {"mean", sum / static_cast<double>(samples.size())}};
 }
 
-std::string BenchReport::Header() const {
-  std::string out = absl::StrCat("target ", options_.target, " (", TransportName(), "), mode ",
-                                 AbslUnparseFlag(options_.mode), ", shape ", shape_, ", ");
-  const ResidentOptions& resident = options_.resident;
-  if (options_.mode == BenchMode::kAttend) {
-    absl::StrAppend(&out, options_.shape.spans[0].query_rows, " query rows, mask ",
-                    AbslUnparseFlag(options_.shape.mask), ", ");
+Json BenchJson(const LoadOptions& options, const std::string& shape, const LoadResult& result) {
+  Json json = LoadJson(options, shape, result);
+  const std::string first =
+      options.mode == BenchMode::kMixed ? "decode" : AbslUnparseFlag(options.mode);
+  AddKind(result.series.at(first), result.window_seconds, &json);
+  for (const auto& [kind, series] : result.series) {
+    if (kind != first) AddKind(series, result.window_seconds, &json[kind]);
   }
-  absl::StrAppend(&out, AbslUnparseFlag(options_.shape.dtype), ", ",
-                  AbslUnparseFlag(options_.shape.layout), "\n");
-  if (options_.mode != BenchMode::kAttend) {
-    absl::StrAppend(&out, resident.sequences, " sequences, context ", resident.context,
-                    " rows, of which ", resident.fork_from_prefix, " are shared",
-                    resident.pin ? ", pinned" : "", "\n");
+  json["failed"] = result.Failed();
+  json["wrong_replies"] = result.wrong_replies;
+  json["not_sent"] = result.not_sent;
+  json["errors"] = result.errors;
+  const double p50 = P50(json.at("latency_us"));
+  if (options.echo) {
+    json["echo_us"] = LatencyJson(result.echo);
+    json["echoes"] = result.echo.samples.size();
+    const double echo = P50(json["echo_us"]);
+    const double kernel = P50(json["server_phase_us"][kPhases[kKernelPhase]]);
+    json["outside_kernel_to_echo_p50_ratio"] = P50(json["outside_kernel_us"]) / echo;
+    json["latency_to_echo_and_kernel_p50_ratio"] = p50 / (echo + kernel);
   }
-  absl::StrAppend(
-      &out,
-      options_.rate > 0 ? absl::StrCat("open loop at ", options_.rate, " req/s") : "closed loop",
-      ", ", options_.concurrency, " in flight, ", options_.connections, " connections",
-      options_.stream ? ", streams" : "", ", ", absl::FormatDuration(options_.duration),
-      result_.interrupted ? " (interrupted)" : "", "\n\n");
-  return out;
+  if (json.contains("unary")) {
+    json["stream_to_unary_p50_ratio"] = p50 / P50(json["unary"]["latency_us"]);
+  }
+  if (json.contains("inline")) {
+    const double sent = json["inline"]["request_bytes"];
+    json["inline_to_decode_p50_ratio"] = P50(json["inline"]["latency_us"]) / p50;
+    json["inline_to_decode_request_bytes_ratio"] = sent / json["request_bytes"].get<double>();
+  }
+  return json;
 }
 
-std::string BenchReport::KindRows(const Kind& kind) const {
-  std::string out = Row(kind.name, kind.latency);
-  out += Row("  outside the kernel", kind.outside_kernel);
-  for (size_t i = 0; i < kPhases.size(); ++i) {
-    out += Row(absl::StrCat("  server: ", kPhases[i]), kind.phases[i]);
+std::string BenchTable(const Json& report) {
+  const std::string mode = report.at("mode");
+  std::vector<std::pair<std::string, const Json*>> kinds = {
+      {mode == "mixed" ? "decode" : mode, &report}};
+  for (const char* other : {"prefill", "inline", "unary"}) {
+    if (report.contains(other)) kinds.emplace_back(other, &report.at(other));
   }
-  return out;
-}
-
-std::string BenchReport::KindSummary(const Kind& kind) const {
-  return absl::StrFormat(
-      "%-10s %.1f req/s, %.1f query rows/s, %.4f TFLOP/s; %.0f bytes sent, %.0f received per "
-      "request\n",
-      kind.name, kind.series->per_second, kind.rows_per_second(), kind.tflops(),
-      kind.request_bytes(), kind.response_bytes());
-}
-
-std::string BenchReport::Counts() const {
-  std::string out = absl::StrCat("requests   ", result_.Ok(), " ok, ", result_.Failed(), " failed");
-  for (const auto& [code, count] : result_.errors) absl::StrAppend(&out, ", ", code, " ", count);
-  if (result_.wrong_replies > 0) absl::StrAppend(&out, ", wrong reply ", result_.wrong_replies);
-  if (result_.not_sent > 0) {
-    absl::StrAppend(&out, ", ", result_.not_sent,
-                    " due but not sent (the percentiles are too low)");
-  }
-  return out + "\n";
-}
-
-std::string BenchReport::TransportName() const {
-  return AbslUnparseFlag(options_.shared_memory ? Transport::kShm : TransportOf(options_.target));
-}
-
-double BenchReport::EchoAndKernelRatio() const {
-  constexpr size_t kKernel = 3;  // of kPhases
-  return kinds_[0].latency.p50 / (echo_.p50 + kinds_[0].phases[kKernel].p50);
-}
-
-std::string BenchReport::Comparisons() const {
-  std::string out;
-  if (options_.echo && !kinds_.empty()) {
-    const Kind& kind = kinds_[0];
-    absl::StrAppendFormat(&out,
-                          "echo       p50 of %s outside the kernel / p50 of echo = %.2f; p50 / "
-                          "(echo + kernel) = %.2f%s\n",
-                          kind.name, kind.outside_kernel.p50 / echo_.p50, EchoAndKernelRatio(),
-                          options_.stream ? "; echoes are unary" : "");
-  }
-  if (const Kind* unary = Find("unary"); unary != nullptr) {
-    absl::StrAppendFormat(&out, "stream     / unary: p50 %.1f / %.1f us = %.2f\n",
-                          kinds_[0].latency.p50, unary->latency.p50,
-                          kinds_[0].latency.p50 / unary->latency.p50);
-  }
-  const Kind* decode = Find("decode");
-  const Kind* with_inline = Find("inline");
-  if (decode != nullptr && with_inline != nullptr) {
-    absl::StrAppendFormat(
-        &out, "inline     / decode: p50 %.1f / %.1f us = %.2f; bytes sent %.0f / %.0f = %.1f\n",
-        with_inline->latency.p50, decode->latency.p50,
-        with_inline->latency.p50 / decode->latency.p50, with_inline->request_bytes(),
-        decode->request_bytes(), with_inline->request_bytes() / decode->request_bytes());
-  }
-  return out;
-}
-
-std::string BenchReport::Table() const {
-  std::string out = Header();
+  std::string out = Header(report);
   absl::StrAppendFormat(&out, "%-22s %10s %10s %10s %10s %10s %10s\n", "microseconds", "p50", "p90",
                         "p99", "p99.9", "max", "mean");
-  for (const Kind& kind : kinds_) out += KindRows(kind);
-  if (options_.echo) out += Row("echo", echo_);
+  for (const auto& [name, kind] : kinds) out += KindRows(name, *kind);
+  if (report.contains("echo_us")) out += Row("echo", report.at("echo_us"));
   out += "\n";
-  for (const Kind& kind : kinds_) out += KindSummary(kind);
-  return out + Counts() + Comparisons();
-}
-
-void BenchReport::AddKind(const Kind& kind, JsonObject* json) const {
-  JsonObject phases;
-  for (size_t i = 0; i < kPhases.size(); ++i) {
-    phases.Add(kPhases[i], PercentilesJson(kind.phases[i]));
+  uint64_t ok = 0;
+  for (const auto& [name, kind] : kinds) {
+    out += KindSummary(name, *kind);
+    ok += kind->at("ok").get<uint64_t>();
   }
-  json->Add("latency_us", PercentilesJson(kind.latency))
-      .Add("outside_kernel_us", PercentilesJson(kind.outside_kernel))
-      .Add("server_phase_us", phases)
-      .Add("requests_per_second", kind.series->per_second)
-      .Add("query_rows_per_second", kind.rows_per_second())
-      .Add("tflops", kind.tflops())
-      .Add("request_bytes", kind.request_bytes())
-      .Add("response_bytes", kind.response_bytes())
-      .Add("ok", uint64_t{kind.series->latency_us.size()});
-}
-
-void BenchReport::AddLoad(JsonObject* json) const {
-  json->Add("target", options_.target)
-      .Add("transport", TransportName())
-      .Add("mode", AbslUnparseFlag(options_.mode))
-      .Add("shape", shape_)
-      .Add("dtype", AbslUnparseFlag(options_.shape.dtype))
-      .Add("layout", AbslUnparseFlag(options_.shape.layout));
-  if (options_.mode == BenchMode::kAttend) {
-    json->Add("query_rows", uint64_t{options_.shape.spans[0].query_rows})
-        .Add("mask", AbslUnparseFlag(options_.shape.mask));
-  } else {
-    const ResidentOptions& resident = options_.resident;
-    json->Add("sequences", static_cast<uint64_t>(resident.sequences))
-        .Add("context", uint64_t{resident.context})
-        .Add("fork_from_prefix", uint64_t{resident.fork_from_prefix})
-        .Add("pin", resident.pin);
+  absl::StrAppend(&out, "requests   ", ok, " ok, ", report.at("failed").dump(), " failed ",
+                  report.at("errors").dump(), ", ", report.at("wrong_replies").dump(),
+                  " wrong replies, ", report.at("not_sent").dump(), " due but not sent\n");
+  for (const auto& [key, value] : report.items()) {
+    if (!absl::EndsWith(key, "_ratio")) continue;
+    absl::StrAppendFormat(&out, "%s = %.2f\n", key, value.get<double>());
   }
-  json->Add("concurrency", options_.concurrency)
-      .Add("connections", options_.connections)
-      .Add("stream", options_.stream)
-      .Add("rate", options_.rate)
-      .Add("duration_seconds", absl::ToDoubleSeconds(options_.duration))
-      .Add("interrupted", result_.interrupted);
-}
-
-std::string BenchReport::Json() const {
-  JsonObject json, errors;
-  AddLoad(&json);
-  if (!kinds_.empty()) AddKind(kinds_[0], &json);
-  for (size_t i = 1; i < kinds_.size(); ++i) {
-    JsonObject kind;
-    AddKind(kinds_[i], &kind);
-    json.Add(kinds_[i].name, kind);
-  }
-  for (const auto& [code, count] : result_.errors) errors.Add(code, count);
-  json.Add("failed", result_.Failed())
-      .Add("wrong_replies", result_.wrong_replies)
-      .Add("not_sent", result_.not_sent)
-      .Add("errors", errors);
-  if (options_.echo && !kinds_.empty()) {
-    json.Add("echo_us", PercentilesJson(echo_))
-        .Add("echoes", uint64_t{result_.echo_us.size()})
-        .Add("outside_kernel_to_echo_p50_ratio", kinds_[0].outside_kernel.p50 / echo_.p50)
-        .Add("latency_to_echo_and_kernel_p50_ratio", EchoAndKernelRatio());
-  }
-  if (const Kind* unary = Find("unary"); unary != nullptr) {
-    json.Add("stream_to_unary_p50_ratio", kinds_[0].latency.p50 / unary->latency.p50);
-  }
-  const Kind* decode = Find("decode");
-  const Kind* with_inline = Find("inline");
-  if (decode != nullptr && with_inline != nullptr) {
-    json.Add("inline_to_decode_p50_ratio", with_inline->latency.p50 / decode->latency.p50)
-        .Add("inline_to_decode_request_bytes_ratio",
-             with_inline->request_bytes() / decode->request_bytes());
-  }
-  return json.ToString() + "\n";
+  return out;
 }
 
 }  // namespace flashcore::cli

@@ -9,19 +9,22 @@
 #include "absl/flags/reflection.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "nlohmann/json.hpp"
 
 ABSL_FLAG(std::string, target, "",
-          "server, as host:port or unix:path; empty: $FLASHCORE_TARGET, else 127.0.0.1:7070");
+          "address of the server, as host:port or unix:path; empty: $FLASHCORE_TARGET, else "
+          "127.0.0.1:7070");
 ABSL_FLAG(absl::Duration, timeout, absl::Seconds(30),
           "deadline of each call, such as 500ms or 30s");
 ABSL_FLAG(std::string, client_name, "",
-          "who this is to the server, whose quotas and lists go by address and name");
+          "name of this client; the server applies quotas and lists sequences by address and name");
 ABSL_FLAG(bool, json, false, "print the result as JSON");
 ABSL_FLAG(flashcore::DType, dtype, flashcore::DType::kFloat16,
           "float16 or bfloat16: element type of the tensors sent");
 ABSL_FLAG(flashcore::Layout, layout, flashcore::Layout::kNHD,
-          "NHD: tensors are [rows, heads, dim]; HND: [heads, rows, dim]");
+          "order of a tensor's axes: NHD is [rows, heads, head_dim], HND [heads, rows, head_dim]");
 
 namespace flashcore::cli {
 namespace {
@@ -45,13 +48,29 @@ absl::CommandLineFlag* FindFlag(const Command& command, absl::string_view name) 
   return nullptr;
 }
 
+constexpr size_t kHelpWidth = 90;
+
+// Indents the lines of `text` and breaks them at kHelpWidth, unless they start with a space.
+std::string Wrap(absl::string_view text, absl::string_view indent) {
+  std::string out;
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    while (line.size() > kHelpWidth && line[0] != ' ') {
+      const size_t space = line.rfind(' ', kHelpWidth);
+      absl::StrAppend(&out, indent, line.substr(0, space), "\n");
+      line.remove_prefix(space + 1);
+    }
+    absl::StrAppend(&out, line.empty() ? "" : indent, line, "\n");
+  }
+  return out;
+}
+
 absl::Status SetFlag(absl::CommandLineFlag* flag, absl::string_view value) {
   std::string error;
   if (flag->ParseFrom(value, &error)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("--", flag->Name(), "=", value, ": ", error));
 }
 
-// Takes args[*i], and the argument after it if that is its value.
+// Parses the flag args[*i]. Advances *i if the flag's value is the next argument.
 absl::Status ParseFlag(const Command& command, const std::vector<std::string>& args, size_t* i) {
   const absl::string_view arg = absl::StripPrefix(args[*i], "--");
   const size_t equals = arg.find('=');
@@ -91,13 +110,13 @@ absl::Status ParseFlags(const Command& command, const std::vector<std::string>& 
 
 std::string HelpText(const Command& command) {
   std::string text = absl::StrCat("flashcore ", command.name, ": ", command.summary, "\n\n",
-                                  command.description, "\n\nFlags:\n");
+                                  Wrap(command.description, ""), "\nFlags:\n");
   for (const char* name : FlagNames(command)) {
     const absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
     absl::StrAppend(&text, "  --", name);
     const std::string initial = flag->DefaultValue();
     if (!flag->IsOfType<bool>() && !initial.empty()) absl::StrAppend(&text, "=", initial);
-    absl::StrAppend(&text, "\n      ", flag->Help(), "\n");
+    absl::StrAppend(&text, "\n", Wrap(flag->Help(), "      "));
   }
   return text;
 }
@@ -111,7 +130,7 @@ std::string HelpText() {
                     command->summary, "\n");
   }
   absl::StrAppend(&text,
-                  "\nflashcore COMMAND --help explains a command and its flags.\n"
+                  "\n`flashcore COMMAND --help` describes a command and its flags.\n"
                   "Exit codes: 0 success, 1 an RPC, a file or a check failed, 2 usage.\n");
   return text;
 }
@@ -158,6 +177,12 @@ ClientOptions OptionsFromFlags() {
 
 absl::StatusOr<std::unique_ptr<Client>> Connect() {
   return Client::Create(Target(), OptionsFromFlags());
+}
+
+void PrintJson(const nlohmann::ordered_json& json) {
+  // Bytes that are not UTF-8 become U+FFFD.
+  const auto replace = nlohmann::ordered_json::error_handler_t::replace;
+  std::printf("%s\n", json.dump(-1, ' ', false, replace).c_str());
 }
 
 int Fail(const absl::Status& status) {

@@ -1,4 +1,4 @@
-// Subcommands, their flags, and what they share. Single-threaded.
+// Subcommands and what they share. Single-threaded.
 #ifndef FLASHCORE_CLIENT_CLI_COMMAND_H_
 #define FLASHCORE_CLIENT_CLI_COMMAND_H_
 
@@ -11,8 +11,9 @@
 #include "absl/strings/string_view.h"
 #include "client/cli/flag_types.h"
 #include "client/cpp/client.h"
+#include "nlohmann/json_fwd.hpp"
 
-// Defined in command.cc; each subcommand lists in Command::flags those it takes.
+// Defined in command.cc. Command::flags lists those that a subcommand takes.
 ABSL_DECLARE_FLAG(bool, json);
 ABSL_DECLARE_FLAG(flashcore::DType, dtype);
 ABSL_DECLARE_FLAG(flashcore::Layout, layout);
@@ -22,12 +23,13 @@ namespace flashcore::cli {
 // Exit codes.
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailure = 1;  // an RPC, a file or a check failed
-inline constexpr int kExitUsage = 2;    // the command line makes no sense
+inline constexpr int kExitUsage = 2;    // the command line is wrong
 
 struct Command {
   const char* name;
-  const char* summary;             // one line
-  const char* description;         // paragraphs for --help
+  const char* summary;  // one line
+  // Paragraphs for --help. Lines are wrapped, unless they start with a space.
+  const char* description;
   std::vector<const char*> flags;  // besides the common ones
   int (*run)();                    // after the flags were parsed; returns the exit code
 };
@@ -54,11 +56,15 @@ int Main(const std::vector<std::string>& args);
 // The address to talk to: --target, else $FLASHCORE_TARGET, else 127.0.0.1:7070.
 std::string Target();
 
-// What --timeout and --client_name ask for.
+// From --timeout and --client_name.
 ClientOptions OptionsFromFlags();
 
 // A client of Target() with OptionsFromFlags().
 absl::StatusOr<std::unique_ptr<Client>> Connect();
+
+// Prints one line of JSON to stdout. Numbers that JSON cannot express (NaN, infinities) become
+// null.
+void PrintJson(const nlohmann::ordered_json& json);
 
 // Print "flashcore: ..." to stderr, and return kExitFailure and kExitUsage.
 int Fail(const absl::Status& status);

@@ -111,7 +111,7 @@ bool AbslParseFlag(absl::string_view text, BenchShape* shape, std::string* error
     return false;
   }
   if (out.batch > 65536 || out.num_heads > 65536 || out.head_dim > 65536) {
-    *error = "a number is absurdly large";
+    *error = "want at most 65536 for B, Hq and D";
     return false;
   }
   *shape = out;
@@ -132,7 +132,7 @@ bool AbslParseFlag(absl::string_view text, SequenceIds* ids, std::string* error)
   if (!out.all && !text.empty()) {
     for (const absl::string_view hex : absl::StrSplit(text, ',')) {
       if (hex.size() != 32 || !std::all_of(hex.begin(), hex.end(), absl::ascii_isxdigit)) {
-        *error = "want all, or ids of 32 hexadecimal digits with commas between them";
+        *error = "want all, or ids of 32 hexadecimal digits, separated by commas";
         return false;
       }
       out.ids.push_back(absl::HexStringToBytes(hex));
@@ -160,7 +160,7 @@ constexpr std::pair<Transport, absl::string_view> kTransports[] = {{Transport::k
                                                                    {Transport::kUnix, "unix"},
                                                                    {Transport::kShm, "shm"}};
 
-// Finds `text` in a table of names.
+// Looks up `text` in a table of names.
 template <class Enum, size_t N>
 bool ParseName(const std::pair<Enum, absl::string_view> (&names)[N], absl::string_view text,
                absl::string_view want, Enum* value, std::string* error) {

@@ -1,5 +1,4 @@
-// Flags whose values have a grammar of their own. Parsed and printed through Abseil's
-// AbslParseFlag / AbslUnparseFlag, which find these functions by the namespace of the type.
+// Flag types with their own grammar, parsed and printed by AbslParseFlag and AbslUnparseFlag.
 #ifndef FLASHCORE_CLIENT_CLI_FLAG_TYPES_H_
 #define FLASHCORE_CLIENT_CLI_FLAG_TYPES_H_
 
@@ -20,8 +19,8 @@ std::string AbslUnparseFlag(DType dtype);
 bool AbslParseFlag(absl::string_view text, Layout* layout, std::string* error);
 std::string AbslUnparseFlag(Layout layout);
 
-// "none" | "causal" | "window:L,R", where an empty L or R has no bound: "window:127,0",
-// "window:,8".
+// "none" | "causal" | "window:L,R" in rows; an empty L or R has no bound ("window:127,0",
+// "window:,8").
 bool AbslParseFlag(absl::string_view text, Mask* mask, std::string* error);
 std::string AbslUnparseFlag(const Mask& mask);
 
@@ -40,7 +39,7 @@ struct BenchShape {
 bool AbslParseFlag(absl::string_view text, BenchShape* shape, std::string* error);
 std::string AbslUnparseFlag(const BenchShape& shape);
 
-// Sequences to work on: "all", or ids of 32 hexadecimal digits with commas between them.
+// "all", or ids of 32 hexadecimal digits, separated by commas.
 struct SequenceIds {
   bool all = false;
   std::vector<std::string> ids;  // 16 bytes each
@@ -49,17 +48,17 @@ bool AbslParseFlag(absl::string_view text, SequenceIds* ids, std::string* error)
 std::string AbslUnparseFlag(const SequenceIds& ids);
 
 // What a load sends: inline requests, steps of resident sequences, or both kinds of steps.
+// "attend" | "decode" | "prefill" | "mixed".
 enum class BenchMode : uint8_t { kAttend, kDecode, kPrefill, kMixed };
 bool AbslParseFlag(absl::string_view text, BenchMode* mode, std::string* error);
 std::string AbslUnparseFlag(BenchMode mode);
 
-// What carries the bytes; kAny ("") leaves it to the address. With kShm tensors lie in shared
-// memory, and a Unix socket carries the rest.
+// "tcp" | "unix" | "shm": tensors in shared memory, the rest over a Unix socket | "": any.
 enum class Transport : uint8_t { kAny, kTcp, kUnix, kShm };
 bool AbslParseFlag(absl::string_view text, Transport* transport, std::string* error);
 std::string AbslUnparseFlag(Transport transport);
 
-// That of the address "host:port" or "unix:path".
+// kUnix for "unix:path", else kTcp.
 Transport TransportOf(absl::string_view target);
 
 }  // namespace cli

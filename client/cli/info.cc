@@ -6,10 +6,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/command.h"
-#include "client/cli/json.h"
 #include "google/protobuf/util/json_util.h"
+#include "nlohmann/json.hpp"
 
-ABSL_FLAG(std::string, service, "", "service to ask about; empty: the server as a whole");
+ABSL_FLAG(std::string, service, "", "name of a service; empty: the server as a whole");
 
 namespace flashcore::cli {
 namespace {
@@ -20,7 +20,7 @@ std::string Mebibytes(uint64_t bytes) {
   return absl::StrFormat("%.1f MiB", count / 0x1p20);
 }
 
-// Where 0 is not known.
+// 0 is unknown.
 std::string Bytes(uint64_t bytes) { return bytes == 0 ? "unknown" : Mebibytes(bytes); }
 
 std::string DeviceLines(const v1::DeviceInfo& device) {
@@ -103,7 +103,7 @@ int RunInfo() {
   options.preserve_proto_field_names = true;
   options.always_print_primitive_fields = true;
   if (!google::protobuf::util::MessageToJsonString(*info, &json, options).ok()) {
-    return Fail(absl::InternalError("the server's answer cannot be written as JSON"));
+    return Fail(absl::InternalError("the server's reply cannot be written as JSON"));
   }
   std::printf("%s\n", json.c_str());
   return kExitOk;
@@ -117,30 +117,32 @@ int RunHealth() {
   const char* name = *health == HealthStatus::kServing      ? "SERVING"
                      : *health == HealthStatus::kNotServing ? "NOT_SERVING"
                                                             : "UNKNOWN";
-  const std::string json = JsonObject().Add("status", name).ToString();
-  std::printf("%s\n", absl::GetFlag(FLAGS_json) ? json.c_str() : name);
+  if (absl::GetFlag(FLAGS_json)) {
+    PrintJson({{"status", name}});
+  } else {
+    std::printf("%s\n", name);
+  }
   return *health == HealthStatus::kServing ? kExitOk : kExitFailure;
 }
 
 }  // namespace
 
 const Command& InfoCommand() {
-  static const Command command = {"info",
-                                  "what the server is, what it can do, and its limits",
-                                  "Asks GetServerInfo. With --json, prints the message in "
-                                  "protobuf's JSON form, in which 64-bit\n"
-                                  "integers are strings.",
-                                  {},
-                                  RunInfo};
+  static const Command command = {
+      "info",
+      "prints the server's version, devices, kernels and limits",
+      "Calls GetServerInfo. With --json, prints the reply in protobuf's "
+      "JSON form, in which 64-bit integers are strings.",
+      {},
+      RunInfo};
   return command;
 }
 
 const Command& HealthCommand() {
   static const Command command = {"health",
-                                  "whether the server is ready (grpc.health.v1)",
-                                  "Prints SERVING, NOT_SERVING or UNKNOWN. Exits 0 only if "
-                                  "SERVING: fit for a container's health\n"
-                                  "check.",
+                                  "checks whether the server is ready (grpc.health.v1)",
+                                  "Prints SERVING, NOT_SERVING or UNKNOWN. The exit code is 0 only "
+                                  "for SERVING, so it can be a container's health check.",
                                   {"service"},
                                   RunHealth};
   return command;

@@ -1,26 +1,34 @@
 // Drives a server: the engine of flashcore bench.
 //
-// Closed loop (rate 0): each of `concurrency` threads sends its next request when the last one is
-// answered. Open loop: request i is due at start + i / rate; the first free thread sends it, and
-// its latency counts from when it was due, so that a stalled server shows in the percentiles (no
-// coordinated omission). Requests that were due but never sent are reported as not_sent.
+// Closed loop (rate 0): each of `concurrency` threads sends its next request when the last one has
+// been answered. Open loop: request i is due at start + i / rate. The first free thread sends it,
+// and its latency counts from when it was due, so that a stalled server shows in the percentiles
+// (no coordinated omission).
 //
-// With echo, compare_inline or compare_unary, time is cut into slices of 50 ms that take turns
-// between the requests, the same with K/V inline, the same in unary calls, and Echo, so that all
-// see the same machine; a request belongs to the slice in which it starts.
+// With echo, compare_inline or compare_unary, the kinds of requests take turns of 50 ms: the
+// request itself, the same with K/V inline, the same as a unary call, and a bare echo. A request
+// belongs to the turn in which it starts.
 //
-// Every reply is checked: its sizes by the client; that it differs from none of the earlier ones to
-// the same request, at 16 places poisoned before each request, as the server promises equal bits
-// for equal requests; and the first of each thread against the float64 reference on some rows. The
-// checks are not timed, nor is what a workload does between requests.
+// What counts, on a monotonic clock:
+//   measured window      from the end of the warmup to the end of the load, or its interruption
+//   requests per second  requests of a kind that ended in the window / its wall time, whether or
+//                        not other kinds took turns with it
+//   samples, errors      of requests that started (open loop: were due) in the window
+//
+// Every reply is checked: its sizes by the client; 16 elements of its output against the first
+// reply to the same request; and the first reply of each thread against the float64 reference, on
+// some rows. Latencies leave out the checks and what a workload does between requests.
 #ifndef FLASHCORE_CLIENT_CLI_LOAD_H_
 #define FLASHCORE_CLIENT_CLI_LOAD_H_
 
 #include <array>
+#include <chrono>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <map>
 #include <string>
-#include <vector>
+#include <thread>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -30,11 +38,21 @@
 
 namespace flashcore::cli {
 
-// Of a load over resident sequences. Rows.
+using SteadyTime = std::chrono::steady_clock::time_point;
+
+// The clock of a load, for tests to replace. Its functions are thread-safe.
+struct LoadClock {
+  std::function<SteadyTime()> now = &std::chrono::steady_clock::now;
+  std::function<void(SteadyTime)> sleep_until = [](SteadyTime time) {
+    std::this_thread::sleep_until(time);
+  };
+};
+
+// Of a load on resident sequences.
 struct ResidentOptions {
-  int64_t sequences = 1;  // shared out among the threads
-  uint32_t context = 512;
-  uint32_t fork_from_prefix = 0;  // the first rows of each, loaded once and forked; 0: none
+  int64_t sequences = 1;          // shared out among the threads
+  uint32_t context = 512;         // rows
+  uint32_t fork_from_prefix = 0;  // first rows of each, loaded once and forked; 0: none
   uint32_t prefill_rows = 256;    // of one prefill request
   bool pin = false;
   bool compare_inline = false;  // decode only
@@ -44,56 +62,70 @@ struct LoadOptions {
   std::string target;
   ClientOptions client;
   BenchMode mode = BenchMode::kAttend;
-  AttendRequest shape;       // without memory; spans are those of an inline request
+  AttendRequest shape;       // without memory; the spans are those of an inline request
   ResidentOptions resident;  // unless the mode is attend
-  int concurrency = 1;       // requests in flight at most
-  int connections = 1;       // shared by the threads in turn
+  int concurrency = 1;       // threads, and so requests in flight at most
+  int connections = 1;       // shared by the threads
   absl::Duration duration = absl::Seconds(5);
-  absl::Duration warmup = absl::Seconds(1);  // before it, not measured
+  absl::Duration warmup = absl::Seconds(1);  // before `duration`, not measured
   double rate = 0;                           // requests a second; 0: closed loop
   bool stream = false;                       // one AttendStream per connection
-  bool shared_memory = false;                // tensors do not travel
+  bool shared_memory = false;                // tensors are in memory shared with the server
   bool compare_unary = false;                // with stream; closed loop only
   bool echo = false;                         // closed loop only
-  bool progress = false;                     // a line on stderr
+  LoadClock clock;
 };
 
-inline constexpr std::array<const char*, 5> kPhases = {"receive", "queue", "copy_in", "kernel",
-                                                       "copy_out"};
+// Phases of a request on the server, in order.
+inline constexpr std::array<const char*, 6> kPhases = {"receive", "staging_wait", "queue",
+                                                       "copy_in", "kernel",       "copy_out"};
+inline constexpr size_t kKernelPhase = 4;
 
-// Requests of one kind that succeeded, of one thread or of all. Samples are microseconds, in no
-// order.
+struct Sample {
+  float latency_us = 0;
+  std::array<float, kPhases.size()> phase_us = {};
+};
+
+// Requests of one kind that succeeded. The sums are over the samples.
 struct Series {
-  std::vector<float> latency_us;
-  std::vector<float> outside_kernel_us;        // latency - kernel time of the same request
-  std::array<std::vector<float>, 5> phase_us;  // by kPhases
+  std::deque<Sample> samples;  // in no order
+  uint64_t ended = 0;          // in the measured window
   double flop = 0;
   uint64_t query_rows = 0;
-  uint64_t request_bytes = 0;  // of all messages together
+  uint64_t request_bytes = 0;  // of the messages
   uint64_t response_bytes = 0;
-  double per_second = 0;  // requests
-
-  // Of one request on average; NaN without any.
-  double PerRequest(double sum) const { return sum / static_cast<double>(latency_us.size()); }
 };
 
-// What was measured, of all threads together.
 struct LoadResult {
+  double window_seconds = 0;             // wall time of the measured window
   std::map<std::string, Series> series;  // by kind: attend, decode, prefill, inline, unary
-  std::vector<float> echo_us;
-  std::map<std::string, uint64_t> errors;  // by status code, of measured requests and echoes
+  Series echo;
+  std::map<std::string, uint64_t> errors;  // by status code, echoes included
   std::string first_error;
-  uint64_t wrong_replies = 0;  // OK, but not what the checks expect
-  uint64_t not_sent = 0;
-  bool interrupted = false;  // by SIGINT or SIGTERM, before the end
+  uint64_t wrong_replies = 0;  // OK, but not what the checks expect; in the warmup, too
+  uint64_t not_sent = 0;       // open loop: due in the window, but no thread was free
+  bool interrupted = false;    // by SIGINT or SIGTERM
 
-  uint64_t Ok() const;  // requests of all series
+  uint64_t Ok() const;  // samples of all series but echo
   uint64_t Failed() const;
 };
 
-// Blocks for preparation, warmup and duration, and until the sequences are deleted again. SIGINT
-// and SIGTERM end the load early; a second one kills the process. An error only if the load could
-// not be started.
+// Rows by which a decoding sequence grows before it is truncated to its context.
+inline constexpr uint32_t kDecodeGrowth = 64;
+
+// Whether worker `index` of `workers` prefills: in a mixed load every fourth, at least one.
+bool Prefills(BenchMode mode, int index, int workers);
+
+// Sequences of worker `index`: equal shares, and one more for the first ones if some are left.
+int ShareOf(int64_t sequences, int index, int workers);
+
+// 2 multiply-adds per head, element and visible pair of rows, of `query_rows` rows at the end of
+// `kv_rows`. The mask is none or causal.
+double AttentionFlop(const AttendRequest& shape, uint64_t query_rows, uint64_t kv_rows);
+
+// Blocks for the setup, warmup and duration, and until the sequences are deleted. The first SIGINT
+// or SIGTERM ends the load early, a second one the process. An error only if the load could not be
+// started.
 absl::StatusOr<LoadResult> RunLoad(const LoadOptions& options);
 
 }  // namespace flashcore::cli

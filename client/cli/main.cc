@@ -2,7 +2,7 @@
 #include "client/cli/command.h"
 
 int main(int argc, char** argv) {
-  // As the server does: what bench measures should not be Abseil's search for deadlocks.
+  // As in the server: bench must not measure Abseil's search for deadlocks.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   return flashcore::cli::Main(std::vector<std::string>(argv + 1, argv + argc));
 }

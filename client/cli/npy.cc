@@ -19,8 +19,8 @@ namespace {
 
 constexpr absl::string_view kMagic("\x93NUMPY", 6);
 
-// A reader of the header's Python literal: {'descr': '<f2', 'fortran_order': False, 'shape': (1,
-// 2)} with its keys in any order. Each method returns false if what it wants is not there.
+// Parses the header's Python literal: {'descr': '<f2', 'fortran_order': False, 'shape': (1, 2)},
+// with the keys in any order. Each method returns false if the text does not match.
 class HeaderParser {
  public:
   explicit HeaderParser(absl::string_view text) : text_(text) {}
@@ -97,7 +97,7 @@ bool TotalBytes(const NpyArray& array, uint64_t* bytes) {
   return true;
 }
 
-// Strips magic, version and header off `bytes`. Null, or what is wrong.
+// Removes magic, version and header from `bytes`. Returns null, or what is wrong.
 const char* TakeHeader(absl::string_view* bytes, absl::string_view* header) {
   if (!absl::ConsumePrefix(bytes, kMagic)) return "not an .npy file (no magic)";
   if (bytes->size() < 4) return "ends within its header";

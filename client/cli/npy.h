@@ -1,7 +1,8 @@
-// NumPy's .npy files, versions 1 and 2: what attention needs of them, and strict about it.
+// Reads and writes NumPy's .npy files, versions 1 and 2.
 //
 // Elements are float16 ('<f2'), float32 ('<f4') or the bits of bfloat16 ('<u2'), little-endian, in
-// C order. Errors are INVALID_ARGUMENT or NOT_FOUND and name the file and the problem.
+// C order; everything else is refused. Errors are INVALID_ARGUMENT or NOT_FOUND and name the file
+// and the problem.
 #ifndef FLASHCORE_CLIENT_CLI_NPY_H_
 #define FLASHCORE_CLIENT_CLI_NPY_H_
 
@@ -19,13 +20,13 @@ namespace flashcore::cli {
 struct NpyArray {
   std::string descr;            // "<f2", "<f4" or "<u2"
   std::vector<uint64_t> shape;  // empty: a scalar
-  std::vector<std::byte> data;  // row-major, exactly as many bytes as descr and shape make
+  std::vector<std::byte> data;  // row-major; its size follows from descr and shape
 
   size_t ElementBytes() const { return descr == "<f4" ? 4 : 2; }
   uint64_t Elements() const;
 };
 
-// `name` is what errors call the file.
+// `name` is the file's name in errors.
 absl::StatusOr<NpyArray> ParseNpy(absl::string_view name, absl::string_view bytes);
 std::string SerializeNpy(const NpyArray& array);  // version 1, header padded to 64 bytes
 

@@ -13,8 +13,26 @@ namespace {
 
 constexpr int64_t kElementBytes = 2;
 constexpr uint32_t kSpotCheckRows = 4;
-constexpr double kSpotCheckFactor = 4;  // verify's is 2, over many more rows
+constexpr double kSpotCheckFactor = 4;  // of the unfused error; verify's is 2, over more rows
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+kernels::DType ToKernel(DType dtype) {
+  return dtype == DType::kFloat16 ? kernels::DType::kFloat16 : kernels::DType::kBFloat16;
+}
+
+void FillRandom(DType dtype, float magnitude, size_t bytes, std::mt19937_64* random,
+                std::vector<uint16_t>* out) {
+  out->resize(bytes / sizeof(uint16_t));
+  for (uint16_t& element : *out) {
+    // The top 24 bits, as a number from -1 to 1: faster than a standard distribution.
+    const float unit = static_cast<float>((*random)() >> 40) * 0x1p-23f - 1.0f;
+    element = kernels::FromFloat(ToKernel(dtype), unit * magnitude);
+  }
+}
+
+absl::Span<const std::byte> Bytes(const std::vector<uint16_t>& elements) {
+  return {reinterpret_cast<const std::byte*>(elements.data()), elements.size() * sizeof(uint16_t)};
+}
 
 kernels::Mask ToKernelMask(const Mask& mask) {
   if (mask.kind == Mask::Kind::kCausal) return kernels::Mask::Causal();
@@ -23,7 +41,7 @@ kernels::Mask ToKernelMask(const Mask& mask) {
                                       mask.right.value_or(kernels::Mask::kUnbounded));
 }
 
-// Absolute difference; 0 for equal infinities, infinite if just one side is finite or for NaN.
+// Absolute difference; 0 for equal infinities; infinite for NaN or if only one side is finite.
 double Difference(double value, double reference) {
   if (value == reference) return 0;
   const double difference = std::abs(value - reference);
@@ -51,12 +69,26 @@ void CompareLse(const kernels::Span& span, int32_t row, int32_t head, double ref
 
 }  // namespace
 
+RandomRequest::RandomRequest(const AttendRequest& shape, bool want_lse, float magnitude,
+                             std::mt19937_64* random)
+    : request_(shape) {
+  FillRandom(shape.dtype, magnitude, shape.QueryBytes(), random, &query_);
+  FillRandom(shape.dtype, magnitude, shape.KvBytes(), random, &key_);
+  FillRandom(shape.dtype, magnitude, shape.KvBytes(), random, &value_);
+  output_.assign(query_.size(), kNanBits);
+  if (want_lse) lse_.assign(shape.LseElements(), std::nanf(""));
+  request_.query = Bytes(query_);
+  request_.key = Bytes(key_);
+  request_.value = Bytes(value_);
+  request_.output = {reinterpret_cast<std::byte*>(output_.data()), output_.size() * 2};
+  request_.lse = absl::MakeSpan(lse_);
+}
+
 KernelBatch ToKernelBatch(const AttendRequest& request) {
   KernelBatch batch;
-  batch.geometry = {
-      request.dtype == DType::kFloat16 ? kernels::DType::kFloat16 : kernels::DType::kBFloat16,
-      static_cast<int32_t>(request.num_heads), static_cast<int32_t>(request.num_kv_heads),
-      static_cast<int32_t>(request.head_dim)};
+  batch.geometry = {ToKernel(request.dtype), static_cast<int32_t>(request.num_heads),
+                    static_cast<int32_t>(request.num_kv_heads),
+                    static_cast<int32_t>(request.head_dim)};
   const bool nhd = request.layout == Layout::kNHD;
   const int64_t head_bytes = int64_t{request.head_dim} * kElementBytes;
   const int64_t heads = request.num_heads;
@@ -141,8 +173,8 @@ KernelBatch SpotCheckBatch(const KernelBatch& whole, uint32_t rows_per_span) {
   return out;
 }
 
-bool SpotCheck(const KernelBatch& answered) {
-  return Compare(SpotCheckBatch(answered, kSpotCheckRows)).Within(kSpotCheckFactor);
+bool SpotCheck(const KernelBatch& reply) {
+  return Compare(SpotCheckBatch(reply, kSpotCheckRows)).Within(kSpotCheckFactor);
 }
 
 double Errors::Ratio() const {
@@ -155,18 +187,18 @@ bool Errors::Within(double factor) const {
          server_lse <= std::max(factor * unfused_lse, lse_floor);
 }
 
-Errors Compare(const KernelBatch& answered) {
-  const kernels::ReferenceResult reference = kernels::ReferenceAttention(answered.view());
-  const kernels::ReferenceResult unfused = kernels::UnfusedAttention(answered.view());
+Errors Compare(const KernelBatch& reply) {
+  const kernels::ReferenceResult reference = kernels::ReferenceAttention(reply.view());
+  const kernels::ReferenceResult unfused = kernels::UnfusedAttention(reply.view());
   Errors errors;
   errors.lse_floor = 1e-5;
   size_t element = 0, lse = 0;  // both results are packed as NHD
-  for (const kernels::Span& span : answered.spans) {
+  for (const kernels::Span& span : reply.spans) {
     for (int32_t row = 0; row < span.query_rows; ++row) {
-      for (int32_t head = 0; head < answered.geometry.num_heads; ++head, ++lse) {
-        for (int32_t d = 0; d < answered.geometry.head_dim; ++d, ++element) {
+      for (int32_t head = 0; head < reply.geometry.num_heads; ++head, ++lse) {
+        for (int32_t d = 0; d < reply.geometry.head_dim; ++d, ++element) {
           const double want = reference.output[element];
-          const double got = OutputAt(answered, span, row, head, d);
+          const double got = OutputAt(reply, span, row, head, d);
           errors.server = std::max(errors.server, Difference(got, want));
           errors.unfused = std::max(errors.unfused, Difference(unfused.output[element], want));
         }

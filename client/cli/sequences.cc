@@ -7,11 +7,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/cli/command.h"
-#include "client/cli/json.h"
+#include "nlohmann/json.hpp"
 
 ABSL_FLAG(flashcore::cli::SequenceIds, delete, {},
-          "delete these instead: ids as they are listed, with commas between them, or all (of this "
-          "client)");
+          "delete these sequences instead of listing them: ids, separated by commas, or all (of "
+          "this client)");
 
 namespace flashcore::cli {
 namespace {
@@ -43,36 +43,33 @@ std::string ListTable(const std::vector<v1::SequenceInfo>& sequences) {
   return out;
 }
 
-JsonObject InfoJson(const v1::SequenceInfo& info) {
-  JsonObject json;
-  json.Add("id", absl::BytesToHexString(info.sequence_id()))
-      .Add("num_kv_heads", uint64_t{info.num_kv_heads()})
-      .Add("head_dim", uint64_t{info.head_dim()})
-      .Add("dtype", DTypeName(info.dtype()))
-      .Add("layer_lengths",
-           std::vector<uint64_t>(info.layer_lengths().begin(), info.layer_lengths().end()))
-      .Add("kv_bytes", uint64_t{info.kv_bytes()})
-      .Add("pin", info.pin())
-      .Add("pinned_bytes", uint64_t{info.pinned_bytes()})
-      .Add("idle_seconds", info.idle_seconds())
-      .Add("device", info.device_id());
-  return json;
+nlohmann::ordered_json InfoJson(const v1::SequenceInfo& info) {
+  return {{"id", absl::BytesToHexString(info.sequence_id())},
+          {"num_kv_heads", info.num_kv_heads()},
+          {"head_dim", info.head_dim()},
+          {"dtype", DTypeName(info.dtype())},
+          {"layer_lengths", info.layer_lengths()},
+          {"kv_bytes", info.kv_bytes()},
+          {"pin", info.pin()},
+          {"pinned_bytes", info.pinned_bytes()},
+          {"idle_seconds", info.idle_seconds()},
+          {"device", info.device_id()}};
 }
 
 int List(Client* client) {
   const absl::StatusOr<std::vector<v1::SequenceInfo>> sequences = client->ListSequences();
   if (!sequences.ok()) return Fail(sequences.status());
   if (absl::GetFlag(FLAGS_json)) {
-    std::vector<JsonObject> json;
+    auto json = nlohmann::ordered_json::array();
     for (const v1::SequenceInfo& info : *sequences) json.push_back(InfoJson(info));
-    std::printf("%s\n", JsonObject().Add("sequences", json).ToString().c_str());
+    PrintJson({{"sequences", json}});
   } else {
     std::fputs(ListTable(*sequences).c_str(), stdout);
   }
   return kExitOk;
 }
 
-// Goes on after an error, which it prints.
+// Prints errors and continues.
 int Delete(Client* client, SequenceIds what) {
   if (what.all) {
     const absl::StatusOr<std::vector<v1::SequenceInfo>> sequences = client->ListSequences();
@@ -91,7 +88,7 @@ int Delete(Client* client, SequenceIds what) {
     }
   }
   if (absl::GetFlag(FLAGS_json)) {
-    std::printf("%s\n", JsonObject().Add("deleted", uint64_t{deleted}).ToString().c_str());
+    PrintJson({{"deleted", deleted}});
   } else {
     std::printf("deleted %zu of %zu sequences\n", deleted, what.ids.size());
   }
@@ -111,12 +108,10 @@ int RunSequences() {
 const Command& SequencesCommand() {
   static const Command command = {
       "sequences",
-      "lists or deletes this client's resident sequences",
-      "Lists the sequences that this client has created or forked, oldest first. The server knows "
-      "a\n"
-      "client by its address and --client_name. `length` is in rows, a range if the layers "
-      "differ;\n"
-      "K/V MiB count pages that forks share in each of them. Examples:\n\n"
+      "lists or deletes the resident sequences of this client",
+      "Lists the sequences that this client has created or forked, oldest first. The server "
+      "identifies a client by its address and --client_name. `length` is in rows: a range if the "
+      "layers differ. `K/V MiB` counts a page that forks share in each of them. Examples:\n\n"
       "  flashcore sequences --client_name=frontend-7\n"
       "  flashcore sequences --delete=all",
       {"delete"},

@@ -1,29 +1,28 @@
 // flashcore verify: random shapes against the float64 reference.
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <random>
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "client/cli/command.h"
-#include "client/cli/json.h"
 #include "client/cli/oracle.h"
-#include "client/cli/random_request.h"
+#include "nlohmann/json.hpp"
 
 ABSL_FLAG(int32_t, cases, 100, "number of random cases");
-ABSL_FLAG(uint64_t, seed, 0, "seed of shapes and inputs; 0: a fresh one, which is printed");
+ABSL_FLAG(uint64_t, seed, 0, "seed of shapes and inputs; 0: a new random one, which is printed");
 
 namespace flashcore::cli {
 namespace {
 
-// Multiply-adds of one case at most: keeps the float64 reference to some milliseconds.
+// Most multiply-adds of a case, so that the float64 reference takes only some milliseconds.
 constexpr uint64_t kMaxCaseWork = 3'000'000;
 constexpr double kErrorFactor = 2;
 constexpr double kFloat16SumsError = 2e-2;  // of O and LSE, with V in [-1, 1]
 
-// What the server's kernels are good for.
+// What the server's kernels can compute.
 struct Abilities {
   explicit Abilities(const v1::GetServerInfoResponse& info) : limits(info.limits()) {
     for (const v1::KernelInfo& kernel : info.kernels()) {
@@ -35,7 +34,7 @@ struct Abilities {
 
   v1::Limits limits;
   std::vector<DType> dtypes;
-  bool float16_sums = false;  // which have an error bound of their own, and overflow
+  bool float16_sums = false;  // they have their own error bound, and overflow
 };
 
 struct Case {
@@ -67,7 +66,7 @@ Mask RandomMask(std::mt19937_64* random) {
   }
 }
 
-// Lengths around the 64-row tile, where kernels go wrong, and one that is random.
+// Lengths around the 64-row tile, where kernels fail first, and a random one.
 uint32_t RandomRows(bool may_be_zero, std::mt19937_64* random) {
   const uint32_t any = 1 + static_cast<uint32_t>((*random)() % 300);
   const uint32_t rows =
@@ -142,15 +141,18 @@ void PrintCase(int number, const Case& c, const Outcome& outcome) {
   std::printf("  %s\n", Describe(c).c_str());
 }
 
-JsonObject CaseJson(const Case& c, const Outcome& outcome) {
-  JsonObject json;
-  json.Add("case", Describe(c)).Add("ok", outcome.ok);
-  if (!outcome.status.ok()) return json.Add("status", outcome.status.ToString());
-  json.Add("error", outcome.errors.server).Add("unfused_error", outcome.errors.unfused);
-  json.Add("ratio", outcome.errors.Ratio());
+nlohmann::ordered_json CaseJson(const Case& c, const Outcome& outcome) {
+  nlohmann::ordered_json json = {{"case", Describe(c)}, {"ok", outcome.ok}};
+  if (!outcome.status.ok()) {
+    json["status"] = outcome.status.ToString();
+    return json;
+  }
+  json["error"] = outcome.errors.server;
+  json["unfused_error"] = outcome.errors.unfused;
+  json["ratio"] = outcome.errors.Ratio();
   if (c.lse) {
-    json.Add("lse_error", outcome.errors.server_lse)
-        .Add("unfused_lse_error", outcome.errors.unfused_lse);
+    json["lse_error"] = outcome.errors.server_lse;
+    json["unfused_lse_error"] = outcome.errors.unfused_lse;
   }
   return json;
 }
@@ -164,7 +166,7 @@ int RunVerify() {
   if (!info.ok()) return Fail(info.status());
   const Abilities server(*info);
   if (server.limits.head_dims().empty() || server.dtypes.empty()) {
-    return Fail(absl::InternalError("the server says that it supports no head_dim or no dtype"));
+    return Fail(absl::InternalError("the server reports no head_dim or no dtype"));
   }
   const bool as_json = absl::GetFlag(FLAGS_json);
   uint64_t seed = absl::GetFlag(FLAGS_seed);
@@ -173,8 +175,8 @@ int RunVerify() {
 
   int failed = 0;
   double worst = 0;
-  std::vector<JsonObject> json_cases;
-  const absl::Time start = absl::Now();
+  auto json_cases = nlohmann::ordered_json::array();
+  const auto start = std::chrono::steady_clock::now();
   for (int i = 1; i <= cases; ++i) {
     const Case c = RandomCase(server, &random);
     const Outcome outcome = RunCase(c, server.float16_sums, client->get(), &random);
@@ -184,17 +186,19 @@ int RunVerify() {
     if (!as_json) PrintCase(i, c, outcome);
     if (absl::IsUnavailable(outcome.status)) return Fail(outcome.status);
   }
-  const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   if (as_json) {
-    JsonObject json;
-    json.Add("seed", seed).Add("cases", cases).Add("failed", failed).Add("worst_ratio", worst);
-    std::printf("%s\n", json.Add("results", json_cases).ToString().c_str());
+    PrintJson({{"seed", seed},
+               {"cases", cases},
+               {"failed", failed},
+               {"worst_ratio", worst},
+               {"results", json_cases}});
   } else {
     std::printf("verify: %d of %d cases within %s, worst ratio %.2f, seed %llu, %.1f s%s\n",
                 cases - failed, cases,
                 server.float16_sums ? "2e-2, the bound of float16 sums"
                                     : "twice the error of unfused attention",
-                worst, static_cast<unsigned long long>(seed), seconds,
+                worst, static_cast<unsigned long long>(seed), elapsed.count(),
                 failed == 0 ? "" : ": FAILED");
   }
   return failed == 0 ? kExitOk : kExitFailure;
@@ -205,16 +209,13 @@ int RunVerify() {
 const Command& VerifyCommand() {
   static const Command command = {
       "verify",
-      "random shapes against a float64 reference",
+      "compares random requests with a float64 reference",
       "Sends random requests (dtypes, head_dims, grouped heads, layouts, masks, ragged spans, "
-      "lengths\n"
-      "around the tile, large magnitudes, LSE) and computes the same in float64 here. A case "
-      "passes if\n"
-      "the largest absolute error of the server is at most twice that of unfused attention at the "
-      "same\n"
-      "precision; of a server that sums in float16, if it is at most 2e-2, with no large "
-      "magnitudes.\n"
-      "Each line: both errors, their ratio, and the case as rows=QUERY/KV,... per span.",
+      "lengths around the tile, large magnitudes, LSE) and computes the same here in float64. A "
+      "case passes if the server's largest absolute error is at most twice that of unfused "
+      "attention at the same precision. A server that sums in float16 gets no large magnitudes, "
+      "and its error may be at most 2e-2. Each line has both errors, their ratio, and the case, "
+      "with rows=QUERY/KV for each span.",
       {"cases", "seed"},
       RunVerify};
   return command;

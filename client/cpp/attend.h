@@ -1,5 +1,5 @@
-// What an Attend asks and what it answers, over memory of the caller. The mathematics, the layouts
-// and the meaning of every field are those of proto/flashcore/v1/attention.proto.
+// An Attend request and its result, over memory of the caller. The mathematics, the layouts and the
+// meaning of every field are those of proto/flashcore/v1/attention.proto.
 //
 // Plain data: not thread-safe, nothing here owns a tensor.
 #ifndef FLASHCORE_CLIENT_CPP_ATTEND_H_
@@ -36,7 +36,7 @@ struct Mask {
   };
   Kind kind = Kind::kNone;
   std::optional<int32_t> left;   // rows, not negative; only with kSlidingWindow
-  std::optional<int32_t> right;  // likewise
+  std::optional<int32_t> right;  // rows, not negative; only with kSlidingWindow
 
   static Mask None() { return {}; }
   static Mask Causal() { return {Kind::kCausal, std::nullopt, std::nullopt}; }
@@ -56,7 +56,7 @@ struct SpanShape {
 };
 
 struct AttendRequest {
-  // Comes back in the answer. Must be set and unique among those in flight in an AttendStream.
+  // Comes back in the result. In an AttendStream it must be set, and unique among those in flight.
   std::string request_id;
   std::vector<SpanShape> spans;
   DType dtype = DType::kFloat16;
@@ -68,44 +68,45 @@ struct AttendRequest {
   std::optional<float> softmax_scale;  // unset: 1 / sqrt(head_dim)
   uint32_t layer = 0;
 
-  // Owned by the caller, elements little-endian, spans packed one after the other, no alignment
-  // asked. Leave Q, K and V alone until the call that takes the request returns: Attend sends from
-  // this memory, AttendAsync and Send copy it; what lies in SharedMemory of this Client, until the
-  // answer is there. Sizes: QueryBytes(), KvBytes(), KvBytes().
+  // Owned by the caller. Elements are little-endian, spans are packed one after the other, and no
+  // alignment is required. Do not change Q, K and V until the call that takes the request returns:
+  // Attend sends from this memory, AttendAsync and Send copy it. Tensors in SharedMemory of this
+  // Client must not change until the result is there. Sizes: QueryBytes(), KvBytes(), KvBytes().
   absl::Span<const std::byte> query;
   absl::Span<const std::byte> key;
   absl::Span<const std::byte> value;
 
-  // Owned by the caller, who keeps them alive and leaves them alone until the call returns or its
-  // callback runs. On an error their content is unspecified.
+  // Owned by the caller, who keeps them alive and does not touch them until the call returns or its
+  // callback runs. After an error their content is unspecified.
   absl::Span<std::byte> output;  // O, shaped as Q: QueryBytes()
-  absl::Span<float> lse;         // LseElements(), natural log; empty: not wanted
+  absl::Span<float> lse;         // LseElements(), natural log; empty: not requested
 
   // Sizes that follow from spans, heads and head_dim; meaningful once CheckRequest is OK.
   size_t QueryBytes() const;
   size_t KvBytes() const;  // of `key`, and of `value`
   size_t LseElements() const;
 
-  // True if sending the request twice cannot do harm: all its K/V is inline, or each sequence it
-  // names has an expected_length.
+  // True if it is safe to send the request twice: all its K/V is inline, or each sequence it names
+  // has an expected_length.
   bool SafeToRepeat() const;
 };
 
 // INVALID_ARGUMENT, naming field, size and what is allowed, if the byte counts of the tensors, the
-// output or the LSE do not fit the shapes, or a shape is impossible (zero, overflow, heads that do
-// not divide). Limits of the server (head_dims, rows, spans) are left to the server.
+// output or the LSE do not match the shapes, or a shape is impossible (zero, overflow, heads that
+// do not divide). The server checks its own limits (head_dims, rows, spans).
 absl::Status CheckRequest(const AttendRequest& request);
 
-// Nanoseconds that the request spent in each phase, on the server's clock.
+// Nanoseconds that the request spent in each phase, on the server's clock. In order.
 struct Timing {
   uint64_t receive_ns = 0;
+  uint64_t staging_wait_ns = 0;
   uint64_t queue_ns = 0;
   uint64_t copy_in_ns = 0;
   uint64_t kernel_ns = 0;
   uint64_t copy_out_ns = 0;
 };
 
-// What comes back beside O and LSE.
+// The result apart from O and LSE.
 struct AttendResult {
   std::string request_id;
   Timing timing;

@@ -9,8 +9,8 @@ namespace client {
 absl::Status CallAttend(const Connection& connection, const AttendRequest& request,
                         AttendResult* result, const CallOptions& call) {
   const absl::Time deadline = connection.Deadline(call);
-  LentMemory lent;  // outlives the message
-  const absl::StatusOr<EncodedRequest> encoded = connection.Encode(request, &lent);
+  BorrowedMemory borrowed;  // outlives the message
+  const absl::StatusOr<EncodedRequest> encoded = connection.Encode(request, &borrowed);
   if (!encoded.ok()) return encoded.status();
   AttendResult ignored;
   if (result == nullptr) result = &ignored;
@@ -32,7 +32,7 @@ absl::Status CallAttend(const Connection& connection, const AttendRequest& reque
 
 void AttendCall::Start() {
   grpc::ClientContext* context = nullptr;
-  std::unique_ptr<grpc::Alarm> fired;  // it keeps its callback, and so this call, alive
+  std::unique_ptr<grpc::Alarm> fired;  // owns its callback, which owns this call
   {
     absl::MutexLock lock(&mutex_);
     fired = std::move(alarm_);

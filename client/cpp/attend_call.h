@@ -49,8 +49,9 @@ class AttendCall : public std::enable_shared_from_this<AttendCall> {
   bool Retry(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
   Args args_;
-  int attempts_ = 0;        // of the one attempt running: attempts follow each other
-  grpc::ByteBuffer reply_;  // likewise
+  // Only one attempt runs at a time; these two belong to it.
+  int attempts_ = 0;  // so far, itself included
+  grpc::ByteBuffer reply_;
   absl::Mutex mutex_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   std::unique_ptr<grpc::ClientContext> context_ ABSL_GUARDED_BY(mutex_);  // of the last attempt

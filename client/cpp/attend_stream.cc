@@ -16,15 +16,15 @@ namespace flashcore {
 namespace {
 
 constexpr char kStreamMethod[] = "/flashcore.v1.AttentionService/AttendStream";
-constexpr size_t kMaxSpans = 1 << 20;  // bounds the small fields of an answer; any server's is less
+constexpr size_t kMaxSpans = 1 << 20;  // more than any server allows; bounds a reply's fields
 
 }  // namespace
 
-// Owned by the AttendStream, and by itself until OnDone has returned.
+// Owned by the AttendStream, and by itself until OnDone returns.
 //
 // gRPC calls OnReadDone and OnWriteDone on its own threads, one of each at a time, and OnDone after
-// the last of them. A hold keeps OnDone away while Send may still start a write; it is removed
-// once, when reading has ended. No callback of the user runs under the mutex.
+// the last of them. A hold delays OnDone while Send may still start a write. It is removed once,
+// when reading has ended. User callbacks never run under the mutex.
 class AttendStream::Reactor final
     : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
       public std::enable_shared_from_this<Reactor> {
@@ -105,7 +105,7 @@ class AttendStream::Reactor final
     absl::MutexLock lock(&mutex_);
     writing_ = false;
     write_.Clear();
-    if (ok) Pump();  // if not, the stream is over: reading and OnDone say why
+    if (ok) Pump();  // if not, the stream has ended: OnReadDone and OnDone follow
   }
 
   void OnReadDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_) {
@@ -166,7 +166,7 @@ class AttendStream::Reactor final
     }
   }
 
-  // Delivers the answer in read_. False, and the stream is cancelled, if it makes no sense.
+  // Delivers the answer in read_. If it is not valid, cancels the stream and returns false.
   bool TakeAnswer() ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::StatusOr<client::Answer> answer = client::ParseAnswer(read_, kMaxSpans);
     if (!answer.ok()) return Abort(answer.status());
@@ -180,8 +180,8 @@ class AttendStream::Reactor final
       }
     }
     if (pending.done == nullptr) {
-      return Abort(absl::InternalError(absl::StrCat(
-          "reply: request_id '", answer->result.request_id, "' is of no request in flight")));
+      return Abort(absl::InternalError(absl::StrCat("reply: no request with request_id '",
+                                                    answer->result.request_id, "' is in flight")));
     }
     absl::Status status = answer->status;
     if (status.ok()) status = client::CopyAnswer(read_, *answer, pending.destination);

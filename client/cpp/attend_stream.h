@@ -17,17 +17,17 @@ class Connection;
 }
 
 struct StreamOptions {
-  // Unanswered requests, after which Send is RESOURCE_EXHAUSTED. Bounds the memory of the queue of
-  // messages that the server has not read yet.
+  // Most unanswered requests; beyond them Send is RESOURCE_EXHAUSTED. Bounds the memory of messages
+  // that the server has not read yet.
   size_t max_inflight = 256;
-  // Of the stream as a whole; single requests have none.
+  // Of the whole stream; single requests have none.
   absl::Time deadline = absl::InfiniteFuture();
-  // Of all its requests: see CallOptions. Sequences that they name must have been created with it.
+  // Of all its requests: see CallOptions. The sequences they name must have the same affinity.
   std::string affinity;
 };
 
-// An open AttendStream, from Client::OpenStream. Thread-safe. Nothing is ever retried: a stream
-// that broke stays broken, and its requests end with the status that it broke with.
+// An open AttendStream, from Client::OpenStream. Thread-safe. Nothing is retried: a broken stream
+// stays broken, and its requests end with the status of the stream.
 class AttendStream {
  public:
   // Runs on a gRPC thread, must not block, and may call Send; it must not destroy the stream.
@@ -39,32 +39,32 @@ class AttendStream {
     AttendResult result;  // result.request_id is set whatever the status
   };
 
-  // Cancels what is unanswered, and returns when every callback has run.
+  // Cancels unanswered requests, and returns when every callback has run.
   ~AttendStream();
   AttendStream(const AttendStream&) = delete;
   AttendStream& operator=(const AttendStream&) = delete;
 
-  // Queues the request and returns at once; Q, K and V are copied. If OK, `done` runs exactly once,
-  // with the answer or with the status that ended the stream, and output and lse must live until
-  // then; if not OK, it never runs:
-  //   INVALID_ARGUMENT    the request does not fit its memory, or has no request_id
+  // Queues a copy of the request and returns at once. If OK, `done` runs exactly once, with the
+  // result or with the status that ended the stream; output and lse must live until then. If not
+  // OK, it never runs:
+  //   INVALID_ARGUMENT    the shapes do not match the memory, or there is no request_id
   //   ALREADY_EXISTS      a request of that request_id is in flight on this stream
   //   RESOURCE_EXHAUSTED  max_inflight are unanswered, or the message is too large
   //   FAILED_PRECONDITION Finish was called
   //   otherwise           the status that ended the stream
   absl::Status Send(const AttendRequest& request, Callback done);
 
-  // The same, with an answer that Receive returns.
+  // The same, with the answer for Receive.
   absl::Status Send(const AttendRequest& request);
 
   // Blocks until one of the requests sent without a callback is answered. False if there is none.
   bool Receive(Answer* answer);
 
-  // No more Sends; blocks until what is in flight is answered and every callback has run. The
-  // status that the stream ended with. May be called again; not from a callback.
+  // Allows no more Sends, and blocks until all requests are answered and every callback has run.
+  // Returns the status of the stream. Can be called again, but not from a callback.
   absl::Status Finish();
 
-  // What is unanswered ends with CANCELLED. Does not block.
+  // Ends unanswered requests with CANCELLED. Does not block.
   void Cancel();
 
  private:

@@ -5,17 +5,17 @@
 //   request.spans = {{/*query_rows=*/512, /*kv_rows=*/512}};
 //   request.num_heads = request.num_kv_heads = 8;
 //   request.head_dim = 64;
-//   request.query = ...;   // FP16, [512, 8, 64]; key and value likewise
-//   request.output = ...;  // same size as query
+//   request.query = request.key = request.value = ...;  // FP16, [512, 8, 64] each
+//   request.output = ...;                               // same size as query
 //   absl::Status status = (*client)->Attend(request, &result);
 //
-// K/V that stays on the server is a Sequence, from CreateSequence or OpenSequence (sequence.h); a
+// K/V that stays on the server is a Sequence, from CreateSequence or OpenSequence (sequence.h). A
 // request over many sequences names them in spans[i].sequence_id.
 //
 // Errors are the status codes of the contract (attention.proto), with the server's message. The
-// client itself adds INVALID_ARGUMENT for byte counts that do not fit the shapes (nothing is sent),
-// RESOURCE_EXHAUSTED for a message over its own limit, UNAVAILABLE when the server cannot be
-// reached, and INTERNAL for a reply that does not fit the request.
+// client itself adds INVALID_ARGUMENT for byte counts that do not match the shapes (nothing is
+// sent), RESOURCE_EXHAUSTED for a message over its own limit, UNAVAILABLE when the server cannot be
+// reached, and INTERNAL for a reply that does not match the request.
 #ifndef FLASHCORE_CLIENT_CPP_CLIENT_H_
 #define FLASHCORE_CLIENT_CPP_CLIENT_H_
 
@@ -56,7 +56,7 @@ class CallHandle {
 enum class HealthStatus { kUnknown, kServing, kNotServing };
 
 // One connection to one server. Thread-safe; calls share the connection. A Client may be destroyed
-// while its calls and streams are in flight: they run to their end.
+// while its calls and streams are in flight: they still complete.
 class Client {
  public:
   using AttendCallback = std::function<void(absl::Status, AttendResult)>;
@@ -73,24 +73,25 @@ class Client {
   absl::Status Attend(const AttendRequest& request, AttendResult* result,
                       const CallOptions& call = {});
 
-  // `done` runs exactly once, on a gRPC thread (or on this one, before the return, if nothing could
-  // be sent); it must not block. Output and lse must live until then, everything else is copied.
+  // `done` runs exactly once: on a gRPC thread, or on this one before AttendAsync returns if
+  // nothing could be sent. It must not block. Output and lse must live until then; the rest is
+  // copied.
   CallHandle AttendAsync(const AttendRequest& request, AttendCallback done,
                          const CallOptions& call = {});
 
-  // Memory that the server, if it is on this host and allows it, reads and writes in place; see
-  // SharedMemory for what may fail.
+  // Memory that a server on this host reads and writes in place, if it allows that. Errors: see
+  // SharedMemory.
   absl::StatusOr<std::unique_ptr<SharedMemory>> CreateSharedMemory(
       size_t bytes, const SharedMemoryOptions& options = {}, const CallOptions& call = {});
 
   // Opens an AttendStream. Its default deadline is none.
   std::unique_ptr<AttendStream> OpenStream(const StreamOptions& options = {});
 
-  // What the server is, what it can do, and its limits.
+  // The server's version, devices, kernels and limits.
   absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(const CallOptions& call = {});
 
-  // A new sequence with no rows. Sent once: if the answer is lost, the server may have created a
-  // sequence that nobody knows, which goes when it expires and until then is in ListSequences.
+  // A new sequence with no rows. Sent once: if the reply is lost, the server may have created a
+  // sequence without a handle. It is in ListSequences until it expires.
   absl::StatusOr<Sequence> CreateSequence(const SequenceOptions& options,
                                           const CallOptions& call = {});
 
@@ -98,17 +99,17 @@ class Client {
   // `call`. NOT_FOUND if there is none.
   absl::StatusOr<Sequence> OpenSequence(absl::string_view id, const CallOptions& call = {});
 
-  // All sequences of this client (its address and name), oldest first: asks for page after page.
-  // Behind a proxy, those on the one server that answers.
+  // All sequences of this client (its address and name), oldest first. Behind a proxy: those on the
+  // one server that replies.
   absl::StatusOr<std::vector<v1::SequenceInfo>> ListSequences(const CallOptions& call = {});
 
-  // The debug yardstick of Attend: sends `payload`, has reply.size() bytes sent back, and copies
-  // them to `reply`. UNIMPLEMENTED unless the server runs with --enable_echo. Never retried.
+  // A baseline for Attend: sends `payload`, and copies the reply.size() bytes that come back to
+  // `reply`. UNIMPLEMENTED unless the server runs with --enable_echo. Never retried.
   absl::Status Echo(absl::Span<const std::byte> payload, absl::Span<std::byte> reply,
                     const CallOptions& call = {});
 
   // grpc.health.v1 Check. An empty service asks for the whole server; NOT_FOUND if it is unknown.
-  // Never retried: an unreachable server is an answer.
+  // Never retried: that the server cannot be reached is a result.
   absl::StatusOr<HealthStatus> CheckHealth(absl::string_view service = "",
                                            const CallOptions& call = {});
 

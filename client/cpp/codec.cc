@@ -14,9 +14,9 @@ namespace flashcore::client {
 namespace {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
-              "tensors travel little-endian and are copied as they are");
+              "tensors are little-endian in messages, and copied unchanged");
 
-// Of an answer without its tensors and sequence_lengths: request_id, timing, a status message.
+// Most bytes of a reply without tensors and sequence_lengths: request_id, timing, status message.
 constexpr size_t kMaxSmallBytes = 64 * 1024;
 constexpr size_t kMaxVarintBytes = 10;
 
@@ -61,17 +61,17 @@ v1::AttendRequest SmallFields(const AttendRequest& request) {
   return out;
 }
 
-// Adds the payload without a copy if `lent` is given.
-void AddField(int number, absl::Span<const std::byte> payload, std::string before, LentMemory* lent,
-              std::vector<grpc::Slice>* slices) {
+// Adds the payload; without a copy if `borrowed` is given.
+void AddField(int number, absl::Span<const std::byte> payload, std::string before,
+              BorrowedMemory* borrowed, std::vector<grpc::Slice>* slices) {
   slices->emplace_back(before + wire::FieldHeader(number, payload.size()));
   if (payload.empty()) return;
-  slices->push_back(lent != nullptr ? lent->Lend(payload)
-                                    : grpc::Slice(payload.data(), payload.size()));
+  slices->push_back(borrowed != nullptr ? borrowed->Acquire(payload)
+                                        : grpc::Slice(payload.data(), payload.size()));
 }
 
-// `code` is a number from the wire: any. Those of absl::StatusCode are those of grpc::StatusCode;
-// others become UNKNOWN.
+// `code` can be any number. absl::StatusCode has the codes of grpc::StatusCode; others become
+// UNKNOWN.
 absl::Status FromCode(int code, const std::string& message) {
   if (code == 0) return absl::OkStatus();
   const bool known = code >= static_cast<int>(absl::StatusCode::kCancelled) &&
@@ -80,7 +80,7 @@ absl::Status FromCode(int code, const std::string& message) {
                       message.empty() ? "the server gave no message" : message);
 }
 
-// INTERNAL unless they are those that `want` allows.
+// INTERNAL unless the lengths are those in `want`, where they are set.
 absl::Status CheckSequenceLengths(const std::vector<uint64_t>& lengths,
                                   const std::vector<std::optional<uint64_t>>& want) {
   if (lengths.size() != want.size()) {
@@ -127,12 +127,12 @@ v1::DType ToProto(DType dtype) {
 
 absl::StatusOr<EncodedRequest> EncodeRequest(const AttendRequest& request,
                                              const RegionTable& regions, size_t max_message_bytes,
-                                             LentMemory* lent) {
+                                             BorrowedMemory* borrowed) {
   if (absl::Status status = CheckRequest(request); !status.ok()) return status;
   v1::AttendRequest small = SmallFields(request);
   EncodedRequest encoded;
   encoded.destination = DestinationOf(request);
-  // Empties `*tensor` if it lies in a region.
+  // If `*tensor` is in a region, replaces it by its range.
   const auto share = [&regions](auto* tensor, bool to_write, auto mutable_range) {
     const size_t bytes = tensor->size() * sizeof(*tensor->data());
     std::optional<v1::MemoryRange> range = regions.Find(tensor->data(), bytes, to_write);
@@ -156,9 +156,10 @@ absl::StatusOr<EncodedRequest> EncodeRequest(const AttendRequest& request,
   }
   std::vector<grpc::Slice> slices;
   slices.reserve(6);
-  AddField(v1::AttendRequest::kQueryFieldNumber, query, small.SerializeAsString(), lent, &slices);
-  AddField(v1::AttendRequest::kKeyFieldNumber, key, "", lent, &slices);
-  AddField(v1::AttendRequest::kValueFieldNumber, value, "", lent, &slices);
+  AddField(v1::AttendRequest::kQueryFieldNumber, query, small.SerializeAsString(), borrowed,
+           &slices);
+  AddField(v1::AttendRequest::kKeyFieldNumber, key, "", borrowed, &slices);
+  AddField(v1::AttendRequest::kValueFieldNumber, value, "", borrowed, &slices);
   encoded.message = grpc::ByteBuffer(slices.data(), slices.size());
   return encoded;
 }
@@ -181,9 +182,9 @@ absl::StatusOr<Answer> ParseAnswer(const grpc::ByteBuffer& message, size_t max_s
   answer.output = large[0];
   answer.lse = large[1];
   answer.result.request_id = small.request_id();
-  answer.result.timing = {small.timing().receive_ns(), small.timing().queue_ns(),
-                          small.timing().copy_in_ns(), small.timing().kernel_ns(),
-                          small.timing().copy_out_ns()};
+  const v1::Timing& timing = small.timing();
+  answer.result.timing = {timing.receive_ns(), timing.staging_wait_ns(), timing.queue_ns(),
+                          timing.copy_in_ns(), timing.kernel_ns(),       timing.copy_out_ns()};
   answer.result.sequence_lengths.assign(small.sequence_lengths().begin(),
                                         small.sequence_lengths().end());
   answer.result.response_bytes = message.Length();

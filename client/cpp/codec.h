@@ -1,5 +1,5 @@
-// Requests to messages and messages to answers, with at most one copy of each tensor each way.
-// Internal to the client. Functions are pure: safe from any thread.
+// Converts requests to messages and messages to results, with at most one copy of a tensor each
+// way. Internal to the client. Functions are pure: safe from any thread.
 #ifndef FLASHCORE_CLIENT_CPP_CODEC_H_
 #define FLASHCORE_CLIENT_CPP_CODEC_H_
 
@@ -12,8 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/cpp/attend.h"
-#include "client/cpp/lent_memory.h"
-#include "client/cpp/region_table.h"
+#include "client/cpp/memory.h"
 #include "flashcore/v1/attention.pb.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/status.h"
@@ -24,30 +23,29 @@ namespace flashcore::client {
 v1::Layout ToProto(Layout layout);
 v1::DType ToProto(DType dtype);
 
-// Where the tensors of an answer go, memory of the caller of the RPC, and what else the answer must
-// have.
+// Where the tensors of a reply go, and what else the reply must have. Does not own the memory.
 struct Destination {
   absl::Span<std::byte> output;  // empty: the server writes it to shared memory
-  absl::Span<float> lse;         // empty: likewise, or not wanted
-  // Of AttendResponse.sequence_lengths, [spans]; unset: any, for a sequence whose length before the
-  // append is not known. Empty: all K/V is inline, and so must the answer's be.
+  absl::Span<float> lse;         // empty: the server writes it to shared memory, or not requested
+  // What AttendResponse.sequence_lengths must be, [spans]. Unset: any, because the length before
+  // the append is not known. Empty, as all K/V is inline: that must be empty, too.
   std::vector<std::optional<uint64_t>> sequence_lengths;
 };
 
-// A serialized AttendRequest, and where its answer goes.
+// A serialized AttendRequest, and where its reply goes.
 struct EncodedRequest {
   grpc::ByteBuffer message;
   Destination destination;
 };
 
-// Tensors that lie in one of `regions` stay there. The others lie in the message where the request
-// has them if `lent` is given; without, they are copied once. INVALID_ARGUMENT from CheckRequest;
-// RESOURCE_EXHAUSTED if larger than `max_message_bytes`.
+// Tensors in one of `regions` are not part of the message. The others are slices of the caller's
+// memory if `borrowed` is given, else they are copied once. INVALID_ARGUMENT from CheckRequest;
+// RESOURCE_EXHAUSTED if the message is larger than `max_message_bytes`.
 absl::StatusOr<EncodedRequest> EncodeRequest(const AttendRequest& request,
                                              const RegionTable& regions, size_t max_message_bytes,
-                                             LentMemory* lent = nullptr);
+                                             BorrowedMemory* borrowed = nullptr);
 
-// An AttendResponse whose tensors still lie in its message. Does not own the message.
+// An AttendResponse whose tensors are still in its message. Does not own the message.
 struct Answer {
   AttendResult result;
   absl::Status status;  // of this request; only an AttendStream sets it
@@ -55,8 +53,8 @@ struct Answer {
   wire::LargeField lse;
 };
 
-// Splits the message; INTERNAL if it is not an AttendResponse. `max_spans` is the most spans a
-// request behind it has.
+// Splits the message; INTERNAL if it is not an AttendResponse. Its request has at most `max_spans`
+// spans.
 absl::StatusOr<Answer> ParseAnswer(const grpc::ByteBuffer& message, size_t max_spans);
 
 // Copies the tensors of `answer` from `message` to their destination. INTERNAL, nothing copied, if
@@ -64,7 +62,7 @@ absl::StatusOr<Answer> ParseAnswer(const grpc::ByteBuffer& message, size_t max_s
 absl::Status CopyAnswer(const grpc::ByteBuffer& message, const Answer& answer,
                         const Destination& destination);
 
-// Both, for the answer to a unary Attend. On an error `result` is left alone.
+// ParseAnswer and CopyAnswer, for the reply to a unary Attend. `result` is set only if OK.
 absl::Status TakeReply(const grpc::ByteBuffer& message, const Destination& destination,
                        AttendResult* result);
 
@@ -73,7 +71,7 @@ absl::Status TakeReply(const grpc::ByteBuffer& message, const Destination& desti
 grpc::ByteBuffer EncodeEcho(absl::Span<const std::byte> payload, size_t reply_bytes);
 absl::Status DecodeEcho(const grpc::ByteBuffer& message, absl::Span<std::byte> reply);
 
-// Code and message as they came. Details are dropped; a message is never left empty.
+// Same code and message, without details. An empty message is replaced.
 absl::Status FromGrpc(const grpc::Status& status);
 
 }  // namespace flashcore::client

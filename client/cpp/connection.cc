@@ -7,11 +7,12 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "client/cpp/target.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
-#include "grpcpp/impl/client_unary_call.h"
+#include "proto/grpc_compat.h"
 
 namespace flashcore::client {
 namespace {
@@ -20,13 +21,13 @@ constexpr char kNameKey[] = "flashcore-client";
 constexpr char kAffinityKey[] = "x-flashcore-sequence";
 constexpr size_t kMaxNameBytes = 64;
 
-// gRPC 1.51 runs callbacks on threads that it joins when the last channel that used them goes. If
-// one of these threads drops that channel itself, with the last reference from a call that outlived
-// its Client, it joins itself and the completion queue is freed twice. One call on a channel that
-// is never freed (and never connects) keeps the threads for the life of the process.
+// gRPC 1.51 runs callbacks on threads that it joins when the last channel that used them is freed.
+// If one of these threads frees that channel itself (a call that outlived its Client has the last
+// reference), it joins itself and frees the completion queue twice. One call on a channel that is
+// never freed, and never connects, keeps the threads for the life of the process.
 //
-// Once there, they poll all sockets of the process, and a blocking call has to take its reply from
-// them: some 10% of a decode step. So they are started by the first callback, not before.
+// Once started, these threads poll all sockets of the process, and a blocking call has to get its
+// reply from them, which costs about 10% of a decode step. So the first callback starts them.
 void KeepCallbackThreads() {
   struct Keeper {
     const std::shared_ptr<grpc::Channel> channel = grpc::CreateChannel("", nullptr);
@@ -35,7 +36,7 @@ void KeepCallbackThreads() {
     const grpc::ByteBuffer request = grpc::ByteBuffer(&empty, 1);
     grpc::ByteBuffer reply;
   };
-  // Not on the heap, where a leak checker would not find the optimised pointer to it.
+  // Static, because a leak checker does not find the optimised pointer to a heap object.
   alignas(Keeper) static std::byte storage[sizeof(Keeper)];
   static const bool started = [] {
     auto* keeper = new (storage) Keeper;
@@ -47,7 +48,37 @@ void KeepCallbackThreads() {
   static_cast<void>(started);
 }
 
-// Sets what the caller has left unset.
+bool IsUnixTarget(absl::string_view target) { return absl::StartsWith(target, "unix:"); }
+
+// INVALID_ARGUMENT unless `target` is "host:port", "unix:path" or a gRPC target URI.
+absl::Status CheckTarget(absl::string_view target) {
+  const auto error = [target](absl::string_view problem) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("target '", target, "': ", problem, "; want host:port or unix:path"));
+  };
+  if (IsUnixTarget(target)) {
+    return target.size() > 5 ? absl::OkStatus() : error("no path");
+  }
+  for (const absl::string_view scheme : {"dns:", "ipv4:", "ipv6:", "unix-abstract:", "xds:"}) {
+    if (absl::StartsWith(target, scheme)) return absl::OkStatus();
+  }
+  const size_t colon = target.rfind(':');
+  if (colon == absl::string_view::npos || colon == 0) return error("no host or no port");
+  const absl::string_view host = target.substr(0, colon);
+  if (absl::StrContains(host, ':') && (host.front() != '[' || host.back() != ']')) {
+    return error("an IPv6 address must be in brackets");
+  }
+  if (absl::StrContains(target, '/') || absl::StrContains(target, ' ')) {
+    return error("a '/' or a space in it");
+  }
+  int port = 0;
+  if (!absl::SimpleAtoi(target.substr(colon + 1), &port) || port < 1 || port > 65535) {
+    return error("port is not a number from 1 to 65535");
+  }
+  return absl::OkStatus();
+}
+
+// Sets an argument unless the caller has.
 void SetDefault(const grpc::ChannelArguments& given, const char* name, int value,
                 grpc::ChannelArguments* out) {
   const grpc_channel_args args = given.c_channel_args();
@@ -65,7 +96,7 @@ grpc::ChannelArguments WithDefaults(absl::string_view target, const ClientOption
   SetDefault(given, GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, limit, &out);
   // Two Clients of one address are two connections.
   SetDefault(given, GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1, &out);
-  // gRPC's own default of a second would outlast our first retries.
+  // gRPC's default of a second is longer than our first retries.
   SetDefault(given, GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100, &out);
   SetDefault(given, GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 5000, &out);
   if (IsUnixTarget(target)) SetDefault(given, GRPC_ARG_ENABLE_HTTP_PROXY, 0, &out);
@@ -82,6 +113,21 @@ absl::Status CheckName(absl::string_view name) {
 }
 
 }  // namespace
+
+std::optional<absl::Duration> NextBackoff(const RetryPolicy& policy, const absl::Status& status,
+                                          bool safe_to_repeat, int attempts, absl::Time now,
+                                          absl::Time deadline, absl::BitGenRef random) {
+  if (!absl::IsUnavailable(status) || !safe_to_repeat || attempts >= policy.max_attempts) {
+    return std::nullopt;
+  }
+  absl::Duration ceiling = policy.initial_backoff;
+  for (int i = 1; i < attempts && ceiling < policy.max_backoff; ++i) ceiling *= 2;
+  ceiling = std::min(ceiling, policy.max_backoff);
+  // Jitter, so that clients that failed at the same time do not retry at the same time.
+  const absl::Duration wait = ceiling * absl::Uniform(random, 0.5, 1.0);
+  if (now + wait >= deadline) return std::nullopt;
+  return wait;
+}
 
 absl::StatusOr<std::shared_ptr<const Connection>> Connection::Create(absl::string_view target,
                                                                      ClientOptions options) {
@@ -121,14 +167,12 @@ std::optional<absl::Duration> Connection::Backoff(const absl::Status& status, bo
                      random);
 }
 
-// The blocking call polls on this thread: one thread hand-off less than a callback.
 absl::Status Connection::CallBytes(const char* method, absl::Time deadline,
                                    absl::string_view affinity, const grpc::ByteBuffer& request,
                                    grpc::ByteBuffer* reply) const {
   grpc::ClientContext context;
   Prepare(deadline, affinity, &context);
-  const grpc::internal::RpcMethod rpc(method, grpc::internal::RpcMethod::NORMAL_RPC);
-  return FromGrpc(grpc::internal::BlockingUnaryCall(channel_.get(), rpc, &context, request, reply));
+  return FromGrpc(grpc_compat::CallUnary(channel_.get(), method, &context, request, reply));
 }
 
 }  // namespace flashcore::client

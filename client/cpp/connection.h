@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/random/bit_gen_ref.h"
 #include "absl/random/random.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -20,12 +21,19 @@
 
 namespace flashcore::client {
 
-// Of unary calls whose request and response are messages of the contract.
+// The wait before the next attempt, after `attempts` attempts of which the last ended at `now` with
+// `status`. None if there is no next attempt: another status, too many attempts, not safe to
+// repeat, or the wait would end after the deadline.
+std::optional<absl::Duration> NextBackoff(const RetryPolicy& policy, const absl::Status& status,
+                                          bool safe_to_repeat, int attempts, absl::Time now,
+                                          absl::Time deadline, absl::BitGenRef random);
+
+// A unary method of the generated stub.
 template <typename Request, typename Response>
 using Method = grpc::Status (v1::AttentionService::Stub::*)(grpc::ClientContext*, const Request&,
                                                             Response*);
 
-// Shared by the Client and by the handles that may outlive it. Thread-safe.
+// Shared by a Client and the handles that may outlive it. Thread-safe.
 class Connection {
  public:
   // Does not connect: the first call does. INVALID_ARGUMENT if target or options make no sense.
@@ -46,18 +54,18 @@ class Connection {
   RegionTable& regions() const { return regions_; }
 
   absl::StatusOr<EncodedRequest> Encode(const AttendRequest& request,
-                                        LentMemory* lent = nullptr) const {
-    return EncodeRequest(request, regions_, options_.max_message_bytes, lent);
+                                        BorrowedMemory* borrowed = nullptr) const {
+    return EncodeRequest(request, regions_, options_.max_message_bytes, borrowed);
   }
 
-  // Makes a fresh context ready for a call until `deadline`. `affinity`: see CallOptions.
+  // Sets up a new context for a call until `deadline`. `affinity`: see CallOptions.
   void Prepare(absl::Time deadline, absl::string_view affinity, grpc::ClientContext* context) const;
 
-  // The wait before the next attempt, or nothing: NextBackoff with this client's policy.
+  // NextBackoff with this client's policy.
   std::optional<absl::Duration> Backoff(const absl::Status& status, bool safe_to_repeat,
                                         int attempts, absl::Time deadline) const;
 
-  // Calls `attempt`, which returns a status, until Backoff says that it was the last.
+  // Calls `attempt`, which returns a status, until Backoff allows no other.
   template <typename Attempt>
   absl::Status WithRetries(bool safe_to_repeat, absl::Time deadline, int* attempts,
                            Attempt attempt) const {
@@ -70,11 +78,11 @@ class Connection {
     }
   }
 
-  // One attempt of a call whose messages are bytes.
+  // One attempt of a unary call with raw messages.
   absl::Status CallBytes(const char* method, absl::Time deadline, absl::string_view affinity,
                          const grpc::ByteBuffer& request, grpc::ByteBuffer* reply) const;
 
-  // A call with its retries. `attempts`, unless null, is set to how many were made.
+  // A call with retries. `attempts`, unless null, is set to how many were made.
   template <typename Request, typename Response>
   absl::StatusOr<Response> Call(Method<Request, Response> method, const Request& request,
                                 bool safe_to_repeat, const CallOptions& call,

@@ -1,4 +1,4 @@
-// What a Client and its calls are told. Plain data.
+// Options of a Client and of its calls. Plain data.
 #ifndef FLASHCORE_CLIENT_CPP_OPTIONS_H_
 #define FLASHCORE_CLIENT_CPP_OPTIONS_H_
 
@@ -8,32 +8,46 @@
 #include <string>
 
 #include "absl/time/time.h"
-#include "client/cpp/retry.h"
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/support/channel_arguments.h"
 
 namespace flashcore {
 
+// Only UNAVAILABLE is retried, and only for calls that are safe to repeat:
+//   Attend           if AttendRequest::SafeToRepeat. With inline K/V nothing changes on the server.
+//                    With expected_length, if an append took effect but its reply was lost, the
+//                    retry is FAILED_PRECONDITION
+//   sequences        Truncate (with expected_length, as Attend), Delete, Info, ListSequences;
+//                    CreateSequence, Fork and Append are sent once
+//   GetServerInfo    always
+// AttendStream, Echo and CheckHealth are never retried.
+struct RetryPolicy {
+  int max_attempts = 4;  // 1: no retries
+  // Wait before attempt n + 1: uniform in [1/2, 1] of min(initial * 2^(n-1), max).
+  absl::Duration initial_backoff = absl::Milliseconds(50);
+  absl::Duration max_backoff = absl::Seconds(1);
+};
+
 struct ClientOptions {
-  // Who this is, to the server: quotas, fairness and ListSequences go by address and name. At most
-  // 64 bytes of printable ASCII; empty: the address alone.
+  // Name of this client. The server applies quotas and fairness, and lists sequences, by address
+  // and name. At most 64 bytes of printable ASCII; empty: the address alone.
   std::string name;
-  // Deadline of every call that is given none, from its start, retries included.
+  // Deadline of every call without its own, from its start, retries included.
   absl::Duration timeout = absl::Seconds(30);
-  // Of one message, either way, in bytes; protobuf allows no more than 2^31 - 1.
+  // Most bytes of one message, sent or received; protobuf allows at most 2^31 - 1.
   size_t max_message_bytes = size_t{1} << 30;
   RetryPolicy retry;
   std::shared_ptr<grpc::ChannelCredentials> credentials;  // null: plaintext
-  grpc::ChannelArguments channel_arguments;  // what is set here wins over our own defaults
+  grpc::ChannelArguments channel_arguments;               // override the client's defaults
 };
 
 struct CallOptions {
   // Unset: ClientOptions::timeout from now. absl::InfiniteFuture(): none.
   std::optional<absl::Time> deadline;
-  // For a proxy before several servers: calls of equal affinity reach the same one. Sent as the
-  // metadata `x-flashcore-sequence`, what is not printable ASCII escaped as in C (\xc3, \n);
-  // empty: not sent, and any server may answer. Operations of a Sequence send the sequence's
-  // instead.
+  // For a proxy in front of several servers: calls of equal affinity reach the same one. Sent as
+  // the metadata `x-flashcore-sequence`, with C escapes (\xc3, \n) for what is not printable
+  // ASCII. Empty: not sent, and any server may reply. Operations of a Sequence send the affinity of
+  // the sequence instead.
   std::string affinity;
 };
 

@@ -1,5 +1,8 @@
 #include "client/cpp/sequence.h"
 
+#include <algorithm>
+#include <array>
+#include <cstring>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -9,12 +12,19 @@
 #include "client/cpp/attend_call.h"
 #include "client/cpp/codec.h"
 #include "client/cpp/connection.h"
-#include "client/cpp/load_rows.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "grpcpp/support/slice.h"
+#include "proto/grpc_compat.h"
+#include "proto/wire.h"
 
 namespace flashcore {
 namespace {
 
 using Stub = v1::AttentionService::Stub;
+
+constexpr char kLoadMethod[] = "/flashcore.v1.AttentionService/LoadSequence";
+constexpr size_t kSmallBytes = 128;  // most bytes of a message without its tensors
+constexpr uint64_t kPageRows = 64;   // of a page of K/V on the server
 
 absl::Status CheckId(absl::string_view id) {
   if (id.size() == Sequence::kIdBytes) return absl::OkStatus();
@@ -32,7 +42,7 @@ std::string RandomAffinity() {
   return absl::StrCat(absl::Hex(absl::Uniform<uint64_t>(random), absl::kZeroPad16));
 }
 
-// Of an answer that holds little but a SequenceInfo.
+// The SequenceInfo of a response.
 template <typename Response>
 absl::StatusOr<v1::SequenceInfo> InfoOf(absl::StatusOr<Response> response) {
   if (!response.ok()) return response.status();
@@ -52,9 +62,101 @@ const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
   return result.status();
 }
 
+// Rows to append to a layer of a sequence. Does not own the tensors.
+struct RowsToLoad {
+  std::string sequence_id;
+  uint32_t layer = 0;
+  std::optional<uint64_t> expected_length;  // of the layer, before the first row
+  Layout layout = Layout::kNHD;
+  uint64_t num_rows = 0;      // at least 1
+  uint32_t num_kv_heads = 0;  // divides the bytes of a row
+  // [num_rows, num_kv_heads, head_dim] or [num_kv_heads, num_rows, head_dim], of equal size.
+  absl::Span<const std::byte> key;
+  absl::Span<const std::byte> value;
+
+  size_t RowBytes() const { return key.size() / num_rows; }
+};
+
+// Rows [first, first + count) of one tensor of `rows`, in its layout.
+grpc::Slice CopyRows(const RowsToLoad& rows, absl::Span<const std::byte> tensor, uint64_t first,
+                     uint64_t count) {
+  const size_t row_bytes = rows.RowBytes();
+  if (rows.layout == Layout::kNHD) {
+    return grpc::Slice(tensor.data() + first * row_bytes, count * row_bytes);
+  }
+  grpc_slice slice = grpc_slice_malloc(count * row_bytes);
+  const size_t head_row_bytes = row_bytes / rows.num_kv_heads;
+  for (uint32_t head = 0; head < rows.num_kv_heads; ++head) {
+    std::memcpy(GRPC_SLICE_START_PTR(slice) + head * count * head_row_bytes,
+                tensor.data() + (head * rows.num_rows + first) * head_row_bytes,
+                count * head_row_bytes);
+  }
+  return grpc::Slice(slice, grpc::Slice::STEAL_REF);
+}
+
+// A LoadSequenceRequest of rows [first, first + count).
+grpc::ByteBuffer EncodeChunk(const RowsToLoad& rows, uint64_t first, uint64_t count) {
+  v1::LoadSequenceRequest small;
+  if (first == 0) small.set_sequence_id(rows.sequence_id);
+  if (rows.expected_length.has_value()) small.set_expected_length(*rows.expected_length + first);
+  small.set_layer(rows.layer);
+  small.set_layout(client::ToProto(rows.layout));
+  small.set_rows(static_cast<uint32_t>(count));
+  const grpc::Slice key = CopyRows(rows, rows.key, first, count);
+  const grpc::Slice value = CopyRows(rows, rows.value, first, count);
+  const std::array<grpc::Slice, 4> slices = {
+      grpc::Slice(small.SerializeAsString() +
+                  wire::FieldHeader(v1::LoadSequenceRequest::kKeyFieldNumber, key.size())),
+      key, grpc::Slice(wire::FieldHeader(v1::LoadSequenceRequest::kValueFieldNumber, value.size())),
+      value};
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+// Rows in one message of at most `message_bytes`: whole pages, if one fits.
+uint64_t ChunkRows(const RowsToLoad& rows, size_t message_bytes) {
+  const uint64_t fit = (std::max(message_bytes, kSmallBytes) - kSmallBytes) / (2 * rows.RowBytes());
+  return fit >= kPageRows ? fit / kPageRows * kPageRows : std::max<uint64_t>(1, fit);
+}
+
+// Blocks until all rows are appended, in messages of at most `message_bytes` and of at most the
+// client's limit. A row is never split: RESOURCE_EXHAUSTED if one is over the limit. Each message
+// is copied once from the tensors, and gRPC's flow control bounds how many are in flight. If `rows`
+// has an expected_length, every message carries its own. After an error, the first messages may
+// have taken effect.
+absl::StatusOr<v1::LoadSequenceResponse> LoadRows(const client::Connection& connection,
+                                                  const RowsToLoad& rows, size_t message_bytes,
+                                                  absl::Time deadline, absl::string_view affinity) {
+  const size_t limit = connection.options().max_message_bytes;
+  if (2 * rows.RowBytes() + kSmallBytes > limit) {
+    return absl::ResourceExhaustedError(absl::StrCat("key, value: a row of 2 * ", rows.RowBytes(),
+                                                     " bytes is over this client's limit of ",
+                                                     limit, " a message"));
+  }
+  const uint64_t chunk_rows = ChunkRows(rows, std::min(message_bytes, limit));
+
+  grpc::ClientContext context;
+  connection.Prepare(deadline, affinity, &context);
+  v1::LoadSequenceResponse response;
+  const auto writer =
+      grpc_compat::OpenWriter(connection.channel().get(), kLoadMethod, &context, &response);
+  uint64_t first = 0;
+  while (first < rows.num_rows) {
+    const uint64_t count = std::min(chunk_rows, rows.num_rows - first);
+    if (!writer->Write(EncodeChunk(rows, first, count))) break;  // Finish has the reason
+    first += count;
+  }
+  if (first == rows.num_rows) writer->WritesDone();
+  absl::Status status = client::FromGrpc(writer->Finish());
+  if (!status.ok()) return status;
+  if (first < rows.num_rows) {
+    return absl::InternalError("the server ended the load before its last rows");
+  }
+  return response;
+}
+
 }  // namespace
 
-// What a handle names.
+// What a handle refers to.
 struct Sequence::Resident {
   ConnectionPtr connection;
   std::string id;
@@ -63,7 +165,7 @@ struct Sequence::Resident {
 
 struct Sequence::State {
   absl::Mutex reload_mutex ABSL_ACQUIRED_BEFORE(mutex);  // held while the callback runs
-  Reload reload ABSL_GUARDED_BY(reload_mutex);           // null: what is lost stays lost
+  Reload reload ABSL_GUARDED_BY(reload_mutex);           // null: no reload
   absl::Mutex mutex;
   std::shared_ptr<const Resident> resident ABSL_GUARDED_BY(mutex);
 };
@@ -128,7 +230,7 @@ size_t Sequence::RowBytes() const {
   return size_t{now->options.num_kv_heads} * now->options.head_dim * kElementBytes;
 }
 
-// The sequence that has taken the place of `lost`: made here, unless another thread was faster.
+// The sequence that replaces `lost`: created here, unless another thread has done it already.
 absl::StatusOr<std::shared_ptr<const Sequence::Resident>> Sequence::ReloadLost(
     const std::shared_ptr<const Resident>& lost, const absl::Status& not_found) const {
   absl::MutexLock reload_lock(&state_->reload_mutex);
@@ -144,7 +246,7 @@ absl::StatusOr<std::shared_ptr<const Sequence::Resident>> Sequence::ReloadLost(
   return now;
 }
 
-// Calls `operation` with what the handle names and how to call it; see OnLost.
+// Calls `operation`, and once more after a reload if the sequence was lost; see OnLost.
 template <typename Operation>
 auto Sequence::WithReload(const CallOptions& call, Operation operation) const {
   std::shared_ptr<const Resident> now = resident();
@@ -168,7 +270,7 @@ absl::StatusOr<v1::SequenceInfo> Sequence::Append(uint32_t layer, absl::Span<con
         " bytes; want the same number of rows of ", row_bytes, " bytes in both, at least 1"));
   }
   return WithReload(call, [&](const Resident& now, const CallOptions& routed) {
-    client::RowsToLoad rows;
+    RowsToLoad rows;
     rows.sequence_id = now.id;
     rows.layer = layer;
     rows.expected_length = expected_length;
@@ -178,7 +280,7 @@ absl::StatusOr<v1::SequenceInfo> Sequence::Append(uint32_t layer, absl::Span<con
     rows.key = key;
     rows.value = value;
     return InfoOf(
-        client::LoadRows(*now.connection, rows, kMessageBytes, *routed.deadline, routed.affinity));
+        LoadRows(*now.connection, rows, kMessageBytes, *routed.deadline, routed.affinity));
   });
 }
 

@@ -1,5 +1,5 @@
-// A resident sequence: K/V that stays on the server. What the operations mean, and the order in
-// which they take effect, are in proto/flashcore/v1/attention.proto.
+// A resident sequence: K/V that stays on the server. proto/flashcore/v1/attention.proto defines the
+// operations and the order in which they take effect.
 //
 //   auto sequence = client->CreateSequence({num_layers, num_kv_heads, head_dim});
 //   sequence->Append(/*layer=*/0, key, value, Layout::kNHD, /*expected_length=*/0);  // the prompt
@@ -7,8 +7,8 @@
 //   sequence->Attend(request, &result);  // one decode step: appends a row, attends to all
 //   sequence->Delete();
 //
-// Behind a proxy that spreads sequences over servers, a sequence's affinity says which one has it:
-// SequenceOptions::affinity. What a server that went had can be loaded again: Sequence::OnLost.
+// Behind a proxy in front of several servers, a sequence's affinity selects its server:
+// SequenceOptions::affinity. To load lost sequences again, see Sequence::OnLost.
 #ifndef FLASHCORE_CLIENT_CPP_SEQUENCE_H_
 #define FLASHCORE_CLIENT_CPP_SEQUENCE_H_
 
@@ -38,53 +38,54 @@ struct SequenceOptions {
   uint32_t num_kv_heads = 0;
   uint32_t head_dim = 0;
   DType dtype = DType::kFloat16;
-  bool pin = false;  // ask that its K/V be kept in the pinned part of the L2 cache
-  // DeviceInfo.id of the device to live on; empty: the server chooses. Sequences of one request
-  // must live on one device. Sequence::options() has the one that it is.
+  bool pin = false;  // ask for a place in the pinned part of the L2 cache
+  // DeviceInfo.id of its device; empty: the server chooses. Sequences of one request must be on the
+  // same device. Sequence::options() has the actual one.
   std::string device_id;
-  // What every operation of it and of its forks gives as CallOptions::affinity; empty: a random
-  // one. Sequences of one request must have the same, to be on one server.
+  // CallOptions::affinity of every operation on it and on its forks; empty: a random one. Sequences
+  // of one request need the same affinity, so that they are on one server.
   std::string affinity;
 };
 
-// A handle: the id of a sequence, its shape and the connection it lives on. Cheap to copy; copies
-// name the same sequence, also after it was reloaded. Its destructor sends nothing: a sequence
-// stays until Delete, or until nobody has used it for limits.sequence_idle_timeout_seconds.
-// Thread-safe; may outlive its Client.
+// A handle: the id of a sequence, its shape and its connection. Cheap to copy; copies refer to the
+// same sequence, also after a reload. The destructor sends nothing: a sequence exists until Delete,
+// or until nobody has used it for limits.sequence_idle_timeout_seconds. Thread-safe; may outlive
+// its Client.
 //
-// Every operation is NOT_FOUND once the sequence has gone, unless OnLost says how to get it back.
-// As RetryPolicy says, UNAVAILABLE is tried again where that cannot do harm: Truncate, Delete,
-// Info, and Attend if expected_length is given. Append and Fork are sent once.
+// Operations on a lost sequence are NOT_FOUND, unless OnLost tells how to load it again.
+// UNAVAILABLE is retried as RetryPolicy says: for Truncate, Delete, Info, and Attend with
+// expected_length. Append and Fork are sent once.
 class Sequence {
  public:
   static constexpr size_t kIdBytes = 16;
-  // Of one message of Append at most, unless a row alone has more. What every gRPC server accepts
-  // by default, and small enough to be taken in while the next is on its way.
+  // Most bytes of one message of Append, unless a single row has more. Every gRPC server accepts
+  // this by default, and can process one message while it receives the next.
   static constexpr size_t kMessageBytes = size_t{4} << 20;
 
-  // Makes a sequence with the K/V that the lost one had, as far as the caller knows of it, on this
-  // server or another; returns its handle. `options` are those of the lost one, on any device.
+  // Creates a sequence with the K/V of the lost one, as far as the caller has it, on this server or
+  // another. `options` are those of the lost one, without a device.
   using Reload = std::function<absl::StatusOr<Sequence>(const SequenceOptions& options)>;
 
-  // From now on, an operation that ends with NOT_FOUND, Delete excepted, calls `reload`, lets this
-  // handle and its copies name what it made, and runs once more, within its deadline. Should
-  // `reload` fail, the operation ends with its status. It runs on the thread of the operation, one
-  // at a time, must not use this handle or its copies, and is dropped by Delete. Forks have none.
-  // Requests of Client and of AttendStream never call it: if one of these is NOT_FOUND, Info does.
+  // From now on, an operation other than Delete that ends with NOT_FOUND calls `reload`, lets this
+  // handle and its copies refer to the new sequence, and runs once more within its deadline. If
+  // `reload` fails, the operation ends with its status. `reload` runs on the thread of the
+  // operation, one at a time, and must not use this handle or its copies. Delete drops it, and
+  // forks do not have it. Requests of Client and of AttendStream never call it: after a NOT_FOUND
+  // from one of these, call Info.
   void OnLost(Reload reload);
 
-  std::string id() const;  // kIdBytes bytes; another one after a reload
+  std::string id() const;  // kIdBytes bytes; changes with a reload
   SequenceOptions options() const;
 
   // Bytes of one row of `key`, or of `value`, in one layer.
   size_t RowBytes() const;
 
-  // Appends rows to a layer without attending: as many as `key` and `value` have, at least 1, in
-  // the order of axes that `layout` says. They travel in messages that take effect one by one, and
-  // memory for a few of them is taken, however many there are; the deadline is of all together. If
-  // it fails, some of the rows may be there: Info says how many. With expected_length,
-  // FAILED_PRECONDITION unless the layer has that many rows before. INVALID_ARGUMENT, nothing sent,
-  // for byte counts that are no whole rows.
+  // Appends all rows of `key` and `value`, at least 1, to a layer without attending. `layout` is
+  // their order of axes. They are sent in messages that take effect one by one, with memory for
+  // only a few messages at a time; the deadline covers all of them. After an error some of the rows
+  // may have been appended: Info tells how many. With expected_length, FAILED_PRECONDITION unless
+  // the layer has that many rows before. INVALID_ARGUMENT, and nothing is sent, if the byte counts
+  // are not whole rows.
   absl::StatusOr<v1::SequenceInfo> Append(uint32_t layer, absl::Span<const std::byte> key,
                                           absl::Span<const std::byte> value, Layout layout,
                                           std::optional<uint64_t> expected_length = std::nullopt,
@@ -96,8 +97,8 @@ class Sequence {
   absl::Status Attend(AttendRequest request, AttendResult* result,
                       const CallOptions& call = {}) const;
 
-  // A new sequence with the first `length` rows of every layer (unset: all), which share memory
-  // until they are written. If the answer is lost, see Client::CreateSequence.
+  // A new sequence with the first `length` rows of every layer (unset: all). It shares their memory
+  // until either is written. If the reply is lost, see Client::CreateSequence.
   absl::StatusOr<Sequence> Fork(std::optional<uint64_t> length = std::nullopt, bool pin = false,
                                 const CallOptions& call = {}) const;
 
@@ -107,8 +108,8 @@ class Sequence {
                                             std::optional<uint64_t> expected_length = std::nullopt,
                                             const CallOptions& call = {}) const;
 
-  // The sequence is not reloaded any more. If it was sent again, because the first answer was lost,
-  // NOT_FOUND counts as success.
+  // Also drops the callback of OnLost. After a retry NOT_FOUND counts as success: the first attempt
+  // may have taken effect.
   absl::Status Delete(const CallOptions& call = {}) const;
 
   absl::StatusOr<v1::SequenceInfo> Info(const CallOptions& call = {}) const;

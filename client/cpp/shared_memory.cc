@@ -21,7 +21,7 @@ namespace flashcore {
 namespace {
 
 constexpr size_t kChallengeBytes = 16;
-constexpr absl::Duration kPatience = absl::Seconds(5);  // with a server that does not let go
+constexpr absl::Duration kUnregisterTimeout = absl::Seconds(5);
 
 absl::Status SystemError(const char* call) {
   return absl::ResourceExhaustedError(absl::StrCat("shared memory: ", call, ": ", strerror(errno)));
@@ -53,7 +53,7 @@ class SharedMemory::Segment {
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
 
-  // So that nothing is left behind, however this process ends.
+  // From then on nothing remains of the segment, however this process ends.
   void Unlink() {
     if (!name_.empty()) shm_unlink(name_.c_str());
     name_.clear();
@@ -63,7 +63,7 @@ class SharedMemory::Segment {
   explicit Segment(std::string name) : name_(std::move(name)) {}
 
   absl::Status Map(int fd, size_t bytes, unsigned mode) {
-    // Takes the memory: a process that finds none later would die of it.
+    // Reserves the memory: without it, a later access could end the process with SIGBUS.
     if ((errno = posix_fallocate(fd, 0, static_cast<off_t>(bytes))) != 0) {
       return SystemError("posix_fallocate");
     }
@@ -80,10 +80,9 @@ class SharedMemory::Segment {
   size_t bytes_ = 0;
 };
 
-// A RegisterMemory stream. Owned by the SharedMemory, and by itself until OnDone has returned.
+// A RegisterMemory stream. Owned by the SharedMemory, and by itself until OnDone returns.
 //
-// A hold keeps OnDone away while a write may still be started; it is removed once, when reading has
-// ended.
+// A hold delays OnDone while a write may still start. It is removed once, when reading has ended.
 class SharedMemory::Registration final
     : public grpc::ClientBidiReactor<v1::RegisterMemoryRequest, v1::RegisterMemoryResponse>,
       public std::enable_shared_from_this<Registration> {
@@ -100,7 +99,7 @@ class SharedMemory::Registration final
     region_.read_only = read_only;
   }
 
-  // Returns once the region is registered, or with the reason why it will not be.
+  // Blocks until the region is registered, or returns why it cannot be.
   absl::Status Start(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_) {
     self_ = shared_from_this();
     connection_->Prepare(absl::InfiniteFuture(), /*affinity=*/"", &context_);
@@ -131,7 +130,7 @@ class SharedMemory::Registration final
     connection_->regions().Remove(data_);
     absl::MutexLock lock(&mutex_);
     if (!ended_) StartWritesDone();
-    if (mutex_.AwaitWithTimeout(absl::Condition(&done_), kPatience)) return;
+    if (mutex_.AwaitWithTimeout(absl::Condition(&done_), kUnregisterTimeout)) return;
     context_.TryCancel();
     mutex_.Await(absl::Condition(&done_));
   }
@@ -175,7 +174,7 @@ class SharedMemory::Registration final
     }
   }
 
-  // Says that the challenge is in place, as soon as it can be said.
+  // Tells the server that the challenge is in place, as soon as a write can start.
   void Prove() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (!challenged_ || writing_ || proved_ || ended_) return;
     writing_ = proved_ = true;

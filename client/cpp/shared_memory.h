@@ -1,4 +1,4 @@
-// Memory that a server on the same host reads and writes in place, so that tensors need not travel.
+// Memory that a server on the same host reads and writes in place, so that tensors are not sent.
 #ifndef FLASHCORE_CLIENT_CPP_SHARED_MEMORY_H_
 #define FLASHCORE_CLIENT_CPP_SHARED_MEMORY_H_
 
@@ -15,19 +15,21 @@ class Connection;
 }
 
 struct SharedMemoryOptions {
-  bool inputs_only = false;  // the server maps it read-only; O and LSE that lie there travel
-  // Permissions of the segment while the server opens it: by default for the same user, or root. A
-  // server of another user needs 0666, which others on the host could use meanwhile.
+  bool inputs_only =
+      false;  // the server maps it read-only; O and LSE are sent even if they are here
+  // Permissions of the segment until the server has opened it. The default is for a server of the
+  // same user, or root. A server of another user needs 0666, which lets others on the host open the
+  // segment in that time.
   unsigned mode = 0600;
 };
 
-// From Client::CreateSharedMemory. A tensor of a request of that Client that lies in it, at a
-// multiple of 16 bytes from its start, does not travel: the request says where it lies, and O and
-// LSE are written there. Every other tensor travels, as do all once the server has ended the
-// registration (it drained, or the connection broke): results are the same.
+// From Client::CreateSharedMemory. A tensor in it, at a multiple of 16 bytes from its start, is not
+// sent with requests of that Client: the request has its place, and the server writes O and LSE to
+// theirs. All other tensors are sent, and all tensors once the server has ended the registration
+// (it drained, or the connection broke). The results are the same.
 //
-// The memory has no name by the time it is returned, so nothing is left behind however the process
-// ends; the server lets go of it then, too. Thread-safe.
+// The segment is unlinked before it is returned, so nothing remains however the process ends; the
+// server then unmaps it, too. Thread-safe.
 class SharedMemory {
  public:
   // UNIMPLEMENTED if the server does not allow it or `connection` is not to a Unix socket,
@@ -41,9 +43,9 @@ class SharedMemory {
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
-  std::byte* data() const;  // at the start of a page; zeroed but for the first 16 bytes
+  std::byte* data() const;  // page-aligned; zero except for the first 16 bytes
   size_t bytes() const;
-  bool registered() const;  // the server still has it
+  bool registered() const;  // whether the server still has it
 
  private:
   class Segment;

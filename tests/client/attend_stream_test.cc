@@ -183,7 +183,7 @@ TEST_F(AttendStreamTest, AnAnswerToNobodyEndsTheStream) {
   };
   auto stream = Open();
   Requests requests(stream.get(), 2);
-  EXPECT_THAT(stream->Finish().message(), HasSubstr("'stranger' is of no request"));
+  EXPECT_THAT(stream->Finish().message(), HasSubstr("no request with request_id 'stranger'"));
   requests.ExpectEachOnce(absl::StatusCode::kInternal);
 }
 

@@ -1,4 +1,6 @@
-// flashcore bench and flashcore sequences against a server that attends rightly.
+// flashcore bench and flashcore sequences against a server that attends correctly.
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <set>
@@ -9,14 +11,14 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/cli/bench_report.h"
 #include "client/cli/command.h"
 #include "client/cli/load.h"
-#include "client/cli/load_plan.h"
-#include "client/cli/oracle.h"
-#include "client/cli/row_source.h"
+#include "client/cli/workload.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/half.h"
+#include "nlohmann/json.hpp"
 #include "tests/client/fake_sequences.h"
 #include "tests/client/fake_server.h"
 
@@ -25,6 +27,28 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
+
+// Stands still but for Advance and sleeps. Thread-safe.
+class FakeClock {
+ public:
+  LoadClock load_clock() {
+    return {
+        [this] { return Now(); },
+        [this](SteadyTime time) { Advance(std::max(time - Now(), SteadyTime::duration::zero())); }};
+  }
+  SteadyTime Now() const {
+    absl::MutexLock lock(&mutex_);
+    return now_;
+  }
+  void Advance(std::chrono::nanoseconds time) {
+    absl::MutexLock lock(&mutex_);
+    now_ += time;
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  SteadyTime now_ ABSL_GUARDED_BY(mutex_) = SteadyTime(std::chrono::hours(1));
+};
 
 class BenchTest : public testing::Test {
  protected:
@@ -60,6 +84,8 @@ class BenchTest : public testing::Test {
     LoadResult result = Run();
     interrupter.join();
     EXPECT_TRUE(result.interrupted);
+    EXPECT_GT(result.window_seconds, 0);
+    EXPECT_LT(result.window_seconds, 300) << "not the whole --duration";
     return result;
   }
 
@@ -77,7 +103,7 @@ class BenchTest : public testing::Test {
     return testing::internal::GetCapturedStdout() + errors;
   }
 
-  // Answers as `answer` says whenever it does not say OK, and else rightly.
+  // Answers correctly when `answer` is OK, else with that status.
   void FailSometimes(std::function<grpc::Status(int call)> answer) {
     auto right = server_.on_attend;
     server_.on_attend = [this, right, answer](auto* context, const auto& request, auto* response) {
@@ -108,9 +134,9 @@ TEST_F(BenchTest, DecodeStepsAllSequencesOfAWorkerAtOnce) {
   const LoadResult result = RunCalls(300);
   ASSERT_EQ(result.series.size(), 1u);
   const Series& decode = result.series.at("decode");
-  EXPECT_GT(decode.latency_us.size(), 0u);
-  EXPECT_GE(decode.query_rows, decode.latency_us.size());
-  EXPECT_GT(decode.per_second, 0);
+  EXPECT_GT(decode.samples.size(), 0u);
+  EXPECT_GE(decode.query_rows, decode.samples.size());
+  EXPECT_GT(decode.ended, 0u);
   EXPECT_EQ(result.Failed(), 0u) << result.first_error;
   EXPECT_EQ(wrong, 0);
   EXPECT_EQ(shortest, 70u);
@@ -160,8 +186,8 @@ TEST_F(BenchTest, MixedReportsBothKindsAndSharesThePrefix) {
   };
   const LoadResult result = RunCalls(100);
   EXPECT_EQ(result.Failed(), 0u) << result.first_error;
-  EXPECT_GT(result.series.at("decode").latency_us.size(), 0u);
-  EXPECT_GT(result.series.at("prefill").latency_us.size(), 0u);
+  EXPECT_GT(result.series.at("decode").samples.size(), 0u);
+  EXPECT_GT(result.series.at("prefill").samples.size(), 0u);
   EXPECT_EQ(forks, 3);
   EXPECT_EQ(creates, 1);
 }
@@ -173,21 +199,78 @@ TEST_F(BenchTest, InlineTakesTurns) {
   EXPECT_EQ(result.Failed(), 0u) << result.first_error;
   const Series& decode = result.series.at("decode");
   const Series& with_inline = result.series.at("inline");
-  ASSERT_GT(decode.latency_us.size(), 0u);
-  ASSERT_GT(with_inline.latency_us.size(), 0u);
-  EXPECT_GT(with_inline.PerRequest(static_cast<double>(with_inline.request_bytes)),
-            10 * decode.PerRequest(static_cast<double>(decode.request_bytes)));
+  ASSERT_GT(decode.samples.size(), 0u);
+  ASSERT_GT(with_inline.samples.size(), 0u);
+  EXPECT_GT(with_inline.request_bytes / with_inline.samples.size(),
+            10 * decode.request_bytes / decode.samples.size());
 }
 
-TEST_F(BenchTest, AnInlineStepThatDoesNotFitIsRefusedWithItsSize) {
+// A decode step takes 5 ms, an echo 3 ms, and the truncation after every 64 steps 200 ms, which no
+// latency covers.
+TEST_F(BenchTest, TheRateIsRequestsThatEndedInTheWindowOverItsWallTime) {
+  FakeClock clock;
+  std::vector<SteadyTime> steps, echoes;
+  auto attend = server_.on_attend;
+  server_.on_attend = [&](auto* context, const auto& request, auto* response) {
+    clock.Advance(std::chrono::milliseconds(5));
+    steps.push_back(clock.Now());
+    return attend(context, request, response);
+  };
+  server_.on_echo = [&] {
+    clock.Advance(std::chrono::milliseconds(3));
+    echoes.push_back(clock.Now());
+  };
+  auto truncate = server_.on_truncate;
+  server_.on_truncate = [&](auto* context, const auto& request, auto* response) {
+    clock.Advance(std::chrono::milliseconds(200));
+    return truncate(context, request, response);
+  };
+  options_.clock = clock.load_clock();
+  options_.concurrency = 1;
+  options_.resident.sequences = 1;
+  options_.warmup = absl::Milliseconds(103);
+  options_.duration = absl::Seconds(2);
+  for (const bool echo : {false, true}) {
+    steps.clear();
+    echoes.clear();
+    options_.echo = echo;
+    const SteadyTime window = clock.Now() + std::chrono::milliseconds(103);
+    const auto in_window = [window](const std::vector<SteadyTime>& ends) {
+      return static_cast<uint64_t>(
+          std::count_if(ends.begin(), ends.end(), [window](SteadyTime end) {
+            return end >= window && end <= window + std::chrono::seconds(2);
+          }));
+    };
+    const LoadResult result = Run();
+    EXPECT_EQ(result.Failed(), 0u) << result.first_error;
+    EXPECT_EQ(result.window_seconds, 2);
+    EXPECT_EQ(result.series.at("decode").ended, in_window(steps));
+    EXPECT_EQ(result.echo.ended, in_window(echoes));
+    EXPECT_EQ(result.echo.ended > 0, echo);
+    const auto report = BenchJson(options_, "", result);
+    EXPECT_EQ(report.at("requests_per_second"), static_cast<double>(in_window(steps)) / 2);
+    EXPECT_NEAR(report.at("latency_us").at("p50"), 5000, 1);
+    EXPECT_LT(report.at("requests_per_second"), 0.8 / 5e-3)
+        << "it is not over the sum of latencies";
+  }
+}
+
+TEST(LoadTest, ThePhasesAreThoseOfTheContract) {
+  std::set<std::string> fields, phases;
+  for (int i = 0; i < v1::Timing::descriptor()->field_count(); ++i) {
+    fields.insert(v1::Timing::descriptor()->field(i)->name());
+  }
+  for (const char* phase : kPhases) phases.insert(absl::StrCat(phase, "_ns"));
+  EXPECT_EQ(phases, fields);
+  EXPECT_STREQ(kPhases[kKernelPhase], "kernel");
+}
+
+TEST_F(BenchTest, AnInlineStepThatDoesNotFitIsAnErrorWithItsSize) {
   options_.resident.compare_inline = true;
-  server_.info.mutable_limits()->set_max_message_bytes(8000);
-  const absl::Status status = RunLoad(options_).status();
-  EXPECT_TRUE(absl::IsResourceExhausted(status));
-  EXPECT_THAT(status.message(), HasSubstr("2 sequences with 70 rows"));
-  server_.info.mutable_limits()->set_max_message_bytes(0);
-  server_.info.mutable_limits()->set_max_spans(1);
-  EXPECT_THAT(RunLoad(options_).status().message(), HasSubstr("max_spans of 1"));
+  options_.client.max_message_bytes = 8000;
+  const LoadResult result = Run();
+  EXPECT_GT(result.errors.at("RESOURCE_EXHAUSTED"), 0u);
+  EXPECT_THAT(result.first_error, HasSubstr("this client's limit of 8000"));
 }
 
 TEST_F(BenchTest, GoesOnAfterErrors) {
@@ -271,13 +354,12 @@ TEST_F(BenchTest, StreamBesideUnaryCalls) {
   const LoadResult result = Run();
   EXPECT_EQ(result.Failed(), 0u) << result.first_error;
   EXPECT_EQ(result.series.size(), 2u);
-  EXPECT_GT(result.series.at("decode").latency_us.size(), 0u);
-  EXPECT_EQ(result.series.at("unary").latency_us.size(),
-            static_cast<size_t>(server_.attend_calls()));
+  EXPECT_GT(result.series.at("decode").samples.size(), 0u);
+  EXPECT_EQ(result.series.at("unary").samples.size(), static_cast<size_t>(server_.attend_calls()));
   const std::vector<std::string> args = {"bench",          "--mode=decode",    "--shape=2x4/2x40x8",
                                          "--warmup=0",     "--duration=250ms", "--stream",
                                          "--compare_unary"};
-  EXPECT_THAT(Main(args, kExitOk), HasSubstr("stream     / unary: p50"));
+  EXPECT_THAT(Main(args, kExitOk), HasSubstr("stream_to_unary_p50_ratio = "));
 }
 
 TEST_F(BenchTest, TransportChoosesAmongTheTargets) {
@@ -288,7 +370,8 @@ TEST_F(BenchTest, TransportChoosesAmongTheTargets) {
     args.insert(args.end(), flags.begin(), flags.end());
     return Main(args, "--target=" + unix_target + "," + server_.target(), exit_code);
   };
-  EXPECT_THAT(run({"--transport=tcp"}, kExitOk), HasSubstr(server_.target() + " (tcp)"));
+  EXPECT_THAT(run({"--transport=tcp"}, kExitOk),
+              HasSubstr("target " + server_.target() + ", transport tcp"));
   EXPECT_THAT(run({"--transport=unix"}, kExitFailure), HasSubstr("connect to " + unix_target));
   EXPECT_THAT(run({}, kExitFailure), HasSubstr("connect to " + unix_target)) << "the first";
   EXPECT_THAT(Main({"bench", "--transport=unix"}, kExitUsage),
@@ -298,14 +381,16 @@ TEST_F(BenchTest, TransportChoosesAmongTheTargets) {
 TEST_F(BenchTest, CommandReportsBothWays) {
   const std::vector<std::string> common = {"bench",      "--mode=decode",    "--shape=2x4/2x40x8",
                                            "--warmup=0", "--duration=550ms", "--compare_inline"};
-  EXPECT_THAT(Main(common, kExitOk), HasSubstr("inline     / decode: p50"));
+  EXPECT_THAT(Main(common, kExitOk), HasSubstr("inline_to_decode_p50_ratio = "));
   std::vector<std::string> json = common;
   json.push_back("--json");
-  const std::string text = Main(json, kExitOk);
-  for (const char* key : {"\"mode\": \"decode\"", "\"sequences\": 2", "\"context\": 40",
-                          "\"inline\": {\"latency_us\"", "\"inline_to_decode_p50_ratio\""}) {
-    EXPECT_THAT(text, HasSubstr(key));
-  }
+  const auto report = nlohmann::json::parse(Main(json, kExitOk));
+  EXPECT_EQ(report.at("mode"), "decode");
+  EXPECT_EQ(report.at("sequences"), 2);
+  EXPECT_EQ(report.at("context"), 40);
+  EXPECT_GT(report.at("inline").at("latency_us").at("p50"), 0);
+  EXPECT_GT(report.at("inline_to_decode_p50_ratio"), 0);
+  EXPECT_EQ(report.at("server_phase_us").size(), kPhases.size());
   EXPECT_EQ(sequences_.size(), 0u);
 }
 
@@ -354,17 +439,16 @@ TEST_F(BenchTest, SequencesAreListedAndDeleted) {
   EXPECT_THAT(table, HasSubstr(hex));
   EXPECT_THAT(table, HasSubstr(" 0..5 "));
   EXPECT_THAT(Main({"sequences", "--json"}, kExitOk),
-              HasSubstr(absl::StrCat("{\"id\": \"", hex,
-                                     "\", \"num_kv_heads\": 2, \"head_dim\": 8, "
-                                     "\"dtype\": \"float16\", \"layer_lengths\": [0, 5]")));
+              HasSubstr(absl::StrCat("{\"id\":\"", hex,
+                                     "\",\"num_kv_heads\":2,\"head_dim\":8,\"dtype\":\"float16\","
+                                     "\"layer_lengths\":[0,5]")));
   EXPECT_THAT(Main({"sequences", "--delete=" + hex}, kExitOk), HasSubstr("deleted 1 of 1"));
   const std::string mixed = Main(
       {"sequences", "--delete", hex + "," + absl::BytesToHexString(second.id())}, kExitFailure);
   EXPECT_THAT(mixed, HasSubstr("deleted 1 of 2"));
   EXPECT_THAT(mixed, HasSubstr("NOT_FOUND"));
   EXPECT_EQ(sequences_.size(), 1u);
-  EXPECT_THAT(Main({"sequences", "--delete=all", "--json"}, kExitOk),
-              HasSubstr("{\"deleted\": 1}"));
+  EXPECT_THAT(Main({"sequences", "--delete=all", "--json"}, kExitOk), HasSubstr("{\"deleted\":1}"));
   EXPECT_EQ(sequences_.size(), 0u);
 }
 
@@ -383,7 +467,7 @@ TEST_F(BenchTest, InfoShowsTheLimitsOfSequences) {
   EXPECT_THAT(text, HasSubstr("K/V unlimited, sequences 1000; idle ones expire after 600 s"));
 }
 
-TEST(LoadPlanTest, SharesAndPrefillers) {
+TEST(LoadTest, SharesAndPrefillers) {
   for (const int workers : {1, 3, 4, 7}) {
     int sum = 0;
     for (int i = 0; i < workers; ++i) sum += ShareOf(10, i, workers);
@@ -406,10 +490,10 @@ TEST(LoadPlanTest, SharesAndPrefillers) {
 
 TEST(RowSourceTest, RowsAreTheSameHoweverTheyAreMade) {
   constexpr uint32_t kHeads = 3, kDim = 10;
-  const RowSource source(DType::kFloat16, kDim, /*seed=*/7, /*prefix_rows=*/4, /*prefix_seed=*/1);
+  const RowSource source{DType::kFloat16, kDim, /*seed=*/7, /*prefix_rows=*/4};
   const auto fill = [&](const RowSource& from, uint64_t first, uint64_t rows, Layout layout) {
     std::vector<uint16_t> out(rows * kHeads * kDim);
-    from.Fill(Tensor::kKey, first, rows, kHeads, layout, absl::MakeSpan(out));
+    from.Fill(Tensor::kKey, first, rows, 0, kHeads, layout, absl::MakeSpan(out));
     return out;
   };
   const std::vector<uint16_t> all = fill(source, 0, 8, Layout::kNHD);
@@ -417,11 +501,11 @@ TEST(RowSourceTest, RowsAreTheSameHoweverTheyAreMade) {
   EXPECT_TRUE(std::equal(tail.begin(), tail.end(), all.begin() + 3 * kHeads * kDim));
   const std::vector<uint16_t> hnd = fill(source, 0, 8, Layout::kHND);
   std::vector<uint16_t> head(8 * kDim);
-  source.FillHead(Tensor::kKey, 0, 8, 2, absl::MakeSpan(head));
+  source.Fill(Tensor::kKey, 0, 8, 2, 1, Layout::kNHD, absl::MakeSpan(head));
   EXPECT_TRUE(std::equal(head.begin(), head.end(), hnd.begin() + 2 * 8 * kDim));
   EXPECT_EQ(all[(5 * kHeads + 2) * kDim + 9], hnd[(2 * 8 + 5) * kDim + 9]);
 
-  const RowSource prefix(DType::kFloat16, kDim, /*seed=*/1);
+  const RowSource prefix{DType::kFloat16, kDim, /*seed=*/0};
   const std::vector<uint16_t> shared = fill(prefix, 0, 8, Layout::kNHD);
   const auto end = shared.begin() + 4 * kHeads * kDim;
   EXPECT_TRUE(std::equal(shared.begin(), end, all.begin()));

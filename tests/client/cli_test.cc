@@ -1,4 +1,4 @@
-// Flags, statistics, JSON and the oracle of the command line.
+// Flags, percentiles, JSON and the oracle of the command line.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -6,16 +6,15 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/reflection.h"
+#include "client/cli/bench_report.h"
 #include "client/cli/command.h"
-#include "client/cli/json.h"
+#include "client/cli/load.h"
 #include "client/cli/oracle.h"
-#include "client/cli/random_request.h"
-#include "client/cli/stats.h"
-#include "client/cli/workload.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/half.h"
 #include "kernels/reference.h"
+#include "nlohmann/json.hpp"
 #include "tests/client/fake_server.h"
 
 namespace flashcore::cli {
@@ -136,16 +135,16 @@ TEST(CliTest, ExitCodesAgainstAServer) {
   EXPECT_EQ(Main({"health", target}), kExitFailure);
 }
 
-TEST(StatsTest, PercentilesAreOfNearestRank) {
+TEST(BenchReportTest, PercentilesAreOfNearestRank) {
   std::vector<float> samples;
   for (int i = 1000; i >= 1; --i) samples.push_back(static_cast<float>(i));
-  const Percentiles p = ComputePercentiles(&samples);
-  EXPECT_EQ(p.p50, 500);
-  EXPECT_EQ(p.p90, 900);
-  EXPECT_EQ(p.p99, 990);
-  EXPECT_EQ(p.p999, 999);
-  EXPECT_EQ(p.max, 1000);
-  EXPECT_EQ(p.mean, 500.5);
+  const nlohmann::ordered_json p = Percentiles(samples);
+  EXPECT_EQ(p.at("p50"), 500);
+  EXPECT_EQ(p.at("p90"), 900);
+  EXPECT_EQ(p.at("p99"), 990);
+  EXPECT_EQ(p.at("p999"), 999);
+  EXPECT_EQ(p.at("max"), 1000);
+  EXPECT_EQ(p.at("mean"), 500.5);
   EXPECT_EQ(NearestRank({7}, 0.5), 7);
   EXPECT_EQ(NearestRank({7}, 0.999), 7);
   EXPECT_EQ(NearestRank({1, 2, 3}, 0.5), 2);
@@ -154,14 +153,20 @@ TEST(StatsTest, PercentilesAreOfNearestRank) {
 }
 
 TEST(JsonTest, EscapesAndNests) {
-  JsonObject json;
-  json.Add("a", "q\"\\\n").Add("b", 1.5).Add("nan", std::nan("")).Add("t", true);
-  json.Add("list", std::vector<JsonObject>{JsonObject().Add("n", 1), JsonObject()});
-  EXPECT_EQ(json.ToString(),
-            R"({"a": "q\"\\\u000a", "b": 1.5, "nan": null, "t": true, "list": [{"n": 1}, {}]})");
+  nlohmann::ordered_json json;
+  json["a"] = "q\"\\\n\xff";
+  json["b"] = 1.5;
+  json["nan"] = std::nan("");
+  json["t"] = true;
+  json["list"] = {{{"n", 1}}, nlohmann::ordered_json::object()};
+  testing::internal::CaptureStdout();
+  PrintJson(json);
+  EXPECT_EQ(testing::internal::GetCapturedStdout(),
+            R"({"a":"q\"\\\n�","b":1.5,"nan":null,"t":true,"list":[{"n":1},{}]})"
+            "\n");
 }
 
-TEST(WorkloadTest, FlopCountsWhatTheMaskShows) {
+TEST(LoadTest, FlopCountsWhatTheMaskShows) {
   AttendRequest shape;
   shape.num_heads = 2;
   shape.head_dim = 8;

@@ -7,15 +7,22 @@
 namespace flashcore {
 
 class FakeServer::EchoService final : public v1::DebugService::Service {
+ public:
+  explicit EchoService(FakeServer* server) : server_(server) {}
+
+ private:
   grpc::Status Echo(grpc::ServerContext*, const v1::EchoRequest* request,
                     v1::EchoResponse* response) override {
+    server_->on_echo();
     response->set_payload(std::string(request->reply_bytes(), 'e'));
     return grpc::Status::OK;
   }
+
+  FakeServer* const server_;
 };
 
 FakeServer::FakeServer(const std::string& address)
-    : address_(address), echo_(std::make_unique<EchoService>()) {
+    : address_(address), echo_(std::make_unique<EchoService>(this)) {
   on_attend = [](grpc::ServerContext*, const v1::AttendRequest& request,
                  v1::AttendResponse* response) {
     AnswerRightly(request, response);

@@ -1,4 +1,4 @@
-// A server of raw messages for the client's tests: answers as told.
+// A server for the client's tests whose handlers the test sets.
 #ifndef FLASHCORE_TESTS_CLIENT_FAKE_SERVER_H_
 #define FLASHCORE_TESTS_CLIENT_FAKE_SERVER_H_
 
@@ -38,6 +38,7 @@ class FakeServer final : public v1::AttentionService::Service {
 
   Handler<v1::AttendRequest, v1::AttendResponse> on_attend;  // default: AnswerRightly
   std::function<grpc::Status(Stream*)> on_stream;
+  std::function<void()> on_echo = [] {};  // before an Echo is answered
   v1::GetServerInfoResponse info;  // what GetServerInfo answers; default: its version is "fake"
 
   // Unset: UNIMPLEMENTED.

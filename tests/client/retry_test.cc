@@ -1,6 +1,5 @@
-#include "client/cpp/retry.h"
-
 #include "absl/random/random.h"
+#include "client/cpp/connection.h"
 #include "gtest/gtest.h"
 
 namespace flashcore::client {

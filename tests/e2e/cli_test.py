@@ -35,10 +35,13 @@ class CliTest(unittest.TestCase):
                     if layout == "HND":
                         tensor = np.ascontiguousarray(tensor.transpose(1, 0, 2))
                     np.save(folder / name, tensor)
-                cli("attend", f"--target={self.server.target}", f"--query={folder}/q.npy",
-                    f"--key={folder}/k.npy", f"--value={folder}/v.npy",
-                    f"--output={folder}/o.npy", f"--lse={folder}/lse.npy",
-                    f"--layout={layout}", "--mask=causal")
+                timing = self.run_json(
+                    "attend", f"--query={folder}/q.npy", f"--key={folder}/k.npy",
+                    f"--value={folder}/v.npy", f"--output={folder}/o.npy",
+                    f"--lse={folder}/lse.npy", f"--layout={layout}", "--mask=causal")
+                for field in pb.Timing.DESCRIPTOR.fields_by_name:
+                    self.assertIn(field, timing)
+                self.assertGreater(timing["kernel_ns"], 0)
                 got, got_lse = np.load(folder / "o.npy"), np.load(folder / "lse.npy")
                 if layout == "HND":
                     got, got_lse = got.transpose(1, 0, 2), got_lse.T
@@ -80,6 +83,7 @@ class CliTest(unittest.TestCase):
                 self.assertLessEqual(latency["p50"], latency["p99"])
                 self.assertLessEqual(latency["p99"], latency["max"])
                 self.assertGreater(result["server_phase_us"]["kernel"]["p50"], 0)
+                self.assertIn("staging_wait", result["server_phase_us"])
 
     def test_bench_measures_resident_sequences(self):
         shape = "--shape=1x8/2x200x64"
@@ -132,7 +136,8 @@ class CliTest(unittest.TestCase):
     def test_bench_compares_with_the_bare_echo(self):
         done = cli("bench", f"--target={self.server.target}", "--shape=1x8x512x64",
                    "--duration=2s", "--echo")
-        ratio = [line for line in done.stdout.splitlines() if "p50 of echo" in line]
+        ratio = [line for line in done.stdout.splitlines()
+                 if line.startswith("latency_to_echo_and_kernel_p50_ratio")]
         print(*ratio)
         self.assertEqual(len(ratio), 1)
         self.assertGreater(float(ratio[0].rsplit("=", 1)[1]), 0)

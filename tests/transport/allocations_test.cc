@@ -55,12 +55,10 @@ class AllocationsTest : public testing::BytePathTest {
     const grpc::ByteBuffer message(&slice, 1);
     const auto channel =
         grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials());
-    const grpc::internal::RpcMethod rpc(method, grpc::internal::RpcMethod::NORMAL_RPC);
     return Measure(name, [&] {
       grpc::ClientContext context;
       grpc::ByteBuffer reply;
-      EXPECT_TRUE(
-          grpc::internal::BlockingUnaryCall(channel.get(), rpc, &context, message, &reply).ok());
+      EXPECT_TRUE(grpc_compat::CallUnary(channel.get(), method, &context, message, &reply).ok());
     });
   }
 

@@ -1,4 +1,4 @@
-#include "client/cpp/region_table.h"
+#include "client/cpp/memory.h"
 
 #include <iterator>
 #include <utility>
@@ -9,6 +9,28 @@ namespace {
 constexpr size_t kAlignment = 16;  // of MemoryRange.offset
 
 }  // namespace
+
+BorrowedMemory::~BorrowedMemory() {
+  absl::MutexLock lock(&mutex_);
+  const auto all_released = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return slices_ == 0; };
+  mutex_.Await(absl::Condition(&all_released));
+}
+
+grpc::Slice BorrowedMemory::Acquire(absl::Span<const std::byte> memory) {
+  {
+    absl::MutexLock lock(&mutex_);
+    ++slices_;
+  }
+  // A slice takes a mutable pointer, but what is sent is only read.
+  return grpc::Slice(
+      const_cast<std::byte*>(memory.data()), memory.size(),
+      [](void* borrowed) { static_cast<BorrowedMemory*>(borrowed)->Release(); }, this);
+}
+
+void BorrowedMemory::Release() {
+  absl::MutexLock lock(&mutex_);
+  --slices_;
+}
 
 void RegionTable::Add(const void* data, Region region) {
   absl::MutexLock lock(&mutex_);

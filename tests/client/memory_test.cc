@@ -1,4 +1,4 @@
-#include "client/cpp/lent_memory.h"
+#include "client/cpp/memory.h"
 
 #include <sys/mman.h>
 
@@ -15,28 +15,28 @@
 namespace flashcore::client {
 namespace {
 
-TEST(LentMemoryTest, WaitsUntilEverySliceIsDropped) {
+TEST(BorrowedMemoryTest, WaitsUntilEverySliceIsDropped) {
   const std::vector<std::byte> memory(1000);
-  auto lent = std::make_unique<LentMemory>();
-  grpc::Slice first = lent->Lend(absl::MakeConstSpan(memory).first(600));
-  grpc::Slice second = lent->Lend(absl::MakeConstSpan(memory).last(400));
+  auto borrowed = std::make_unique<BorrowedMemory>();
+  grpc::Slice first = borrowed->Acquire(absl::MakeConstSpan(memory).first(600));
+  grpc::Slice second = borrowed->Acquire(absl::MakeConstSpan(memory).last(400));
   EXPECT_EQ(static_cast<const void*>(second.begin()), memory.data() + 600);
-  absl::Notification returned;
+  absl::Notification released;
   std::thread waiting([&] {
-    lent.reset();
-    returned.Notify();
+    borrowed.reset();
+    released.Notify();
   });
   first = grpc::Slice();
   {
     const grpc::Slice copy = second;
     second = grpc::Slice();
-    EXPECT_FALSE(returned.WaitForNotificationWithTimeout(absl::Milliseconds(50)));
+    EXPECT_FALSE(released.WaitForNotificationWithTimeout(absl::Milliseconds(50)));
   }
-  returned.WaitForNotification();
+  released.WaitForNotification();
   waiting.join();
 }
 
-// Inputs that are gone once Attend has returned.
+// Inputs that are gone once Attend has released.
 class UnmappedInputs {
  public:
   static constexpr size_t kRows = 16384;
@@ -64,7 +64,7 @@ class UnmappedInputs {
 };
 
 // If gRPC still wrote from them, its write would fail and break the connection.
-TEST(LentMemoryTest, NothingIsSentFromACallersMemoryAfterTheDeadline) {
+TEST(BorrowedMemoryTest, NothingIsSentFromACallersMemoryAfterTheDeadline) {
   FakeServer server;  // refuses messages of 4 MiB, which these are over, or answers too late
   ClientOptions options;
   options.retry.max_attempts = 1;

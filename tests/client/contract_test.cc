@@ -1,0 +1,127 @@
+// The client's types against attention.proto, by protobuf's descriptors: a field or an enum value
+// that the contract has and the client has not fails here.
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "client/cpp/codec.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/client/request_fixture.h"
+
+namespace flashcore::client {
+namespace {
+
+using ::google::protobuf::FieldDescriptor;
+using ::testing::IsEmpty;
+
+// Fields that the client leaves out on purpose: {full name, reason}. None today.
+const std::map<std::string, std::string> kLeftOut = {};
+
+v1::AttendRequest Parse(const grpc::ByteBuffer& message) {
+  std::vector<grpc::Slice> slices;
+  EXPECT_TRUE(message.Dump(&slices).ok());
+  std::string bytes;
+  for (const grpc::Slice& slice : slices) {
+    bytes.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
+  }
+  v1::AttendRequest request;
+  EXPECT_TRUE(request.ParseFromString(bytes));
+  return request;
+}
+
+// Full names of the fields of its type that `message` does not have, and that kLeftOut lacks.
+std::vector<std::string> MissingFields(const google::protobuf::Message& message) {
+  std::vector<const FieldDescriptor*> present;
+  message.GetReflection()->ListFields(message, &present);
+  const std::set<const FieldDescriptor*> set(present.begin(), present.end());
+  std::vector<std::string> missing;
+  for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor* field = message.GetDescriptor()->field(i);
+    if (set.count(field) == 0 && kLeftOut.count(field->full_name()) == 0) {
+      missing.push_back(field->full_name());
+    }
+  }
+  return missing;
+}
+
+// Numbers of the values of an enum, without that of 0 if it stands for "unspecified".
+std::set<int> Values(const google::protobuf::EnumDescriptor* descriptor) {
+  std::set<int> values;
+  for (int i = 0; i < descriptor->value_count(); ++i) {
+    const std::string& name = descriptor->value(i)->name();
+    if (name.find("UNSPECIFIED") == name.npos) values.insert(descriptor->value(i)->number());
+  }
+  return values;
+}
+
+TEST(ContractTest, TheClientSendsEveryFieldOfARequest) {
+  RequestFixture r("name");
+  AttendRequest& request = r.request;
+  request.spans[0].sequence_id = "0123456789abcdef";
+  request.spans[0].expected_length = 5;
+  request.dtype = DType::kBFloat16;
+  request.layout = Layout::kHND;
+  request.mask = Mask::SlidingWindow(7, 9);
+  request.softmax_scale = 0.25f;
+  request.layer = 3;
+  RegionTable regions;
+  v1::AttendRequest sent = Parse(EncodeRequest(request, regions, 1 << 20)->message);
+
+  // The same with tensors in shared memory.
+  const auto add = [&regions](const void* data, size_t bytes) {
+    regions.Add(data, {bytes, "region", /*read_only=*/false});
+  };
+  add(r.query.data(), r.query.size());
+  add(r.key.data(), r.key.size());
+  add(r.value.data(), r.value.size());
+  add(r.output.data(), r.output.size());
+  add(r.lse_values.data(), r.lse_values.size() * sizeof(float));
+  sent.MergeFrom(Parse(EncodeRequest(request, regions, 1 << 20)->message));
+  EXPECT_THAT(MissingFields(sent), IsEmpty());
+  EXPECT_THAT(MissingFields(sent.spans(0)), IsEmpty());
+  EXPECT_THAT(MissingFields(sent.mask()), IsEmpty());
+}
+
+TEST(ContractTest, TheClientHasEveryPhaseOfTiming) {
+  const std::map<std::string, uint64_t Timing::*> phases = {
+      {"receive_ns", &Timing::receive_ns}, {"staging_wait_ns", &Timing::staging_wait_ns},
+      {"queue_ns", &Timing::queue_ns},     {"copy_in_ns", &Timing::copy_in_ns},
+      {"kernel_ns", &Timing::kernel_ns},   {"copy_out_ns", &Timing::copy_out_ns}};
+  EXPECT_EQ(sizeof(Timing), phases.size() * sizeof(uint64_t)) << "a phase is missing above";
+  v1::AttendResponse response;
+  v1::Timing* timing = response.mutable_timing();
+  const google::protobuf::Descriptor* descriptor = v1::Timing::descriptor();
+  for (int i = 0; i < descriptor->field_count(); ++i) {
+    timing->GetReflection()->SetUInt64(timing, descriptor->field(i),
+                                       100 + static_cast<uint64_t>(i));
+  }
+  const std::string bytes = response.SerializeAsString();
+  const grpc::Slice slice(bytes);
+  const absl::StatusOr<Answer> answer = ParseAnswer(grpc::ByteBuffer(&slice, 1), 1);
+  ASSERT_TRUE(answer.ok());
+  for (int i = 0; i < descriptor->field_count(); ++i) {
+    const std::string& name = descriptor->field(i)->name();
+    ASSERT_EQ(phases.count(name), 1u) << name;
+    EXPECT_EQ(answer->result.timing.*phases.at(name), 100 + static_cast<uint64_t>(i)) << name;
+  }
+}
+
+TEST(ContractTest, TheClientHasEveryValueOfTheEnums) {
+  std::set<int> dtypes, layouts, masks;
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) dtypes.insert(ToProto(dtype));
+  for (const Layout layout : {Layout::kNHD, Layout::kHND}) layouts.insert(ToProto(layout));
+  for (const Mask& mask : {Mask::None(), Mask::Causal(), Mask::SlidingWindow(1, 1)}) {
+    RequestFixture r;
+    r.request.mask = mask;
+    masks.insert(Parse(EncodeRequest(r.request, {}, 1 << 20)->message).mask().kind());
+  }
+  EXPECT_EQ(dtypes, Values(v1::DType_descriptor()));
+  EXPECT_EQ(layouts, Values(v1::Layout_descriptor()));
+  EXPECT_EQ(masks, Values(v1::Mask::Kind_descriptor()));
+}
+
+}  // namespace
+}  // namespace flashcore::client
