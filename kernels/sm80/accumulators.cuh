@@ -23,7 +23,6 @@ struct Accumulators<float> {
     for (int c = 0; c < 4; ++c) sums[c] = 0;
   }
   __device__ __forceinline__ float Get(int c) const { return sums[c]; }
-  __device__ __forceinline__ void Add(int c, float value) { sums[c] += value; }
   __device__ __forceinline__ void ScaleRow(int i, float factor) {
     sums[2 * i] *= factor;
     sums[2 * i + 1] *= factor;
@@ -38,11 +37,6 @@ struct Accumulators<__half> {
   __device__ __forceinline__ void Clear() { sums[0] = sums[1] = 0; }
   __device__ __forceinline__ float Get(int c) const {
     return ElementTraits<__half>::Unpack(sums[c / 2], c % 2);
-  }
-  __device__ __forceinline__ void Add(int c, float value) {
-    const float first = Get(c / 2 * 2) + (c % 2 == 0 ? value : 0);
-    const float second = Get(c / 2 * 2 + 1) + (c % 2 == 0 ? 0 : value);
-    sums[c / 2] = ElementTraits<__half>::Pack(first, second);
   }
   __device__ __forceinline__ void ScaleRow(int i, float factor) {
     __half2 pair;

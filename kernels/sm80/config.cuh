@@ -43,11 +43,6 @@ struct Config {
   static constexpr int kTeamThreads = 32 * kRowWarps;
   static constexpr int kThreads = kTeams * kTeamThreads;
 
-  // Whether the teams look through V for infinities and NaN together, at the same steps, and so
-  // through so many tokens; otherwise each team does alone.
-  static constexpr bool kTeamsVote = kTeams > 1 && kRowWarps > 1;
-  static constexpr int kVoteTokens = kTeamsVote ? kTeams * kTileTokens : kTileTokens;
-
   // A warp's accumulators, in tiles of 16 rows x 8 columns, for each of its row tiles.
   static constexpr int kScoreTiles = kTileTokens / 8;
   static constexpr int kOutputTiles = kHeadDim / 8;
@@ -155,22 +150,6 @@ __device__ __forceinline__ void SyncTeam(int team) {
   } else {
     asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(C::kTeamThreads) : "memory");
   }
-}
-
-// Waits for the other threads that look through V together.
-template <class C>
-__device__ __forceinline__ void SyncVoters() {
-  if constexpr (C::kTeamThreads == 32) {
-    __syncwarp();
-  } else {
-    __syncthreads();
-  }
-}
-
-// The same; whether `found` was true for one of them.
-template <class C>
-__device__ __forceinline__ bool SyncVotersOr(bool found) {
-  return C::kTeamThreads == 32 ? __any_sync(0xffffffffu, found) : __syncthreads_or(found);
 }
 
 }  // namespace flashcore::kernels::sm80

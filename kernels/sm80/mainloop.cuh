@@ -3,7 +3,7 @@
 // The teams of a block take turns in the item's tiles: team t has tiles t, t + kTeams, ..., and
 // attends all of the item's rows to them, with a softmax of its own. So the teams need not wait for
 // each other, and while one multiplies another may be busy with its softmax. But where the block's
-// tiles are not a multiple of kTeams, teams without a last one still pass the barriers of that
+// tiles are not a multiple of kTeams, teams without a last one still pass the barrier of that
 // step: compute-sanitizer's racecheck loses count when warps pass different numbers of partial
 // barriers before one of the whole block, and reports what that keeps apart.
 //
@@ -51,11 +51,6 @@ class TileRing {
   // The same of the team that has most.
   __device__ __forceinline__ int MaxTiles() const {
     return (kv_end_ - work_.kv_begin + kStride - 1) / kStride;
-  }
-
-  // The first K/V row of all teams' tiles number `tile`.
-  __device__ __forceinline__ int32_t FirstRowOfTeams(int tile) const {
-    return work_.kv_begin + tile * kStride;
   }
 
   // Whether the team has a tile number `tile`.
@@ -239,33 +234,18 @@ __device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities,
   }
 }
 
-// HideNonFinite of the tile whose V comes with step number `step`, in which all teams take part.
-template <class C>
-__device__ __forceinline__ void HideNonFiniteOfStep(const TileMask<C>& mask,
-                                                    const Position<C>& position,
-                                                    const TileRing<C>& ring, int step,
-                                                    std::byte* memory, State<C>* state) {
-  const int tile = step - 1;
-  if (!mask.Hides(C::kTeamsVote ? ring.FirstRowOfTeams(tile) : ring.KvRow(tile))) return;
-  HideNonFinite<C>(mask, position, ring.KvRow(tile), memory, ring.Value(step), state);
-}
-
 // Attends to the team's tiles one after the other: a step is P V of one tile, then Q K^T and the
 // softmax of the next.
 template <class C>
 __device__ __forceinline__ void AttendInTurn(const SoftmaxScale& scale, const TileMask<C>& mask,
-                                             const Position<C>& position, std::byte* memory,
-                                             TileRing<C>* ring, QueryOperands<C>* query,
-                                             State<C>* state) {
+                                             const Position<C>& position, TileRing<C>* ring,
+                                             QueryOperands<C>* query, State<C>* state) {
   const int num_tiles = ring->NumTiles();
   Probabilities<C> probabilities;
 #pragma unroll 1
   for (int step = 0; step <= num_tiles; ++step) {
     ring->Next(step, position.team);
-    if (step > 0) {
-      HideNonFiniteOfStep<C>(mask, position, *ring, step, memory, state);
-      AddValues<C>(probabilities, ring->Value(step), position.lane, state);
-    }
+    if (step > 0) AddValues<C>(probabilities, ring->Value(step), position.lane, state);
     if (step == num_tiles) break;
     float scores[C::kRowTiles][C::kScoreTiles][4];
     ComputeScores<C>(query, ring->Key(step), position.lane, scores);
@@ -282,19 +262,16 @@ __device__ __forceinline__ void AttendInTurn(const SoftmaxScale& scale, const Ti
 template <class C>
 __device__ __forceinline__ void AttendLookingAhead(const SoftmaxScale& scale,
                                                    const TileMask<C>& mask,
-                                                   const Position<C>& position, std::byte* memory,
-                                                   TileRing<C>* ring, QueryOperands<C>* query,
-                                                   State<C>* state) {
-  const int num_tiles = ring->NumTiles();
+                                                   const Position<C>& position, TileRing<C>* ring,
+                                                   QueryOperands<C>* query, State<C>* state) {
   float scores[C::kRowTiles][C::kScoreTiles][4];
   ring->Next(0, position.team);
-  if (num_tiles > 0) ComputeScores<C>(query, ring->Key(0), position.lane, scores);
+  if (ring->Has(0)) ComputeScores<C>(query, ring->Key(0), position.lane, scores);
 #pragma unroll 1
-  for (int step = 1; step <= num_tiles; ++step) {
+  for (int step = 1; ring->Has(step - 1); ++step) {
     MaskScores<C>(mask, position, ring->KvRow(step - 1), scores);
     RaiseMaxima<C>(scale, scores, state);
     ring->Next(step, position.team);
-    HideNonFiniteOfStep<C>(mask, position, *ring, step, memory, state);
 
     float next[C::kRowTiles][C::kScoreTiles][4];
     ComputeScores<C>(query, ring->Key(step), position.lane, next);
@@ -331,14 +308,12 @@ __device__ __forceinline__ void AttendTiles(const BlockWork& work, int kv_head, 
   if constexpr (C::kQueryInStages) __syncthreads();
 
   if constexpr (C::kLooksAhead) {
-    AttendLookingAhead<C>(scale, mask, position, memory, &ring, &query, state);
+    AttendLookingAhead<C>(scale, mask, position, &ring, &query, state);
   } else {
-    AttendInTurn<C>(scale, mask, position, memory, &ring, &query, state);
+    AttendInTurn<C>(scale, mask, position, &ring, &query, state);
   }
-  if (C::kTeamsVote && ring.NumTiles() < ring.MaxTiles()) {
-    const int step = ring.MaxTiles();
-    SyncTeam<C>(position.team);
-    HideNonFiniteOfStep<C>(mask, position, ring, step, memory, state);
+  if constexpr (C::kTeams > 1 && C::kRowWarps > 1) {
+    if (ring.NumTiles() < ring.MaxTiles()) SyncTeam<C>(position.team);
   }
   FinishSoftmax<C>(state);
   FinishOutput<C>(work, kv_head, state);

@@ -8,15 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/smxx/element.cuh"
-
 namespace flashcore::kernels {
-
-// Whether one of four codes is NaN: there is no infinity.
-template <>
-__device__ __forceinline__ bool HasNonFinite<__nv_fp8_e4m3>(uint32_t codes) {
-  return (((codes & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u) != 0;
-}
 
 #if __CUDA_ARCH__ < 890
 // A code in the upper byte of each half: what the conversion of sm_89 gives.
@@ -46,16 +38,6 @@ __device__ __forceinline__ void E4M3ToFloat16(uint32_t codes, uint32_t (&pairs)[
   memcpy(&pairs[0], &low, sizeof(low));
   memcpy(&pairs[1], &high, sizeof(high));
 }
-
-template <>
-struct ElementTraits<__nv_fp8_e4m3> {
-  // Element 0 (the lowest byte, which is first in memory) to 3 of `codes`.
-  static __device__ __forceinline__ float Unpack(uint32_t codes, int which) {
-    uint32_t pairs[2];
-    E4M3ToFloat16(codes, pairs);
-    return ElementTraits<__half>::Unpack(pairs[which / 2], which % 2);
-  }
-};
 
 }  // namespace flashcore::kernels
 

@@ -15,7 +15,6 @@ struct ElementTraits;
 
 template <>
 struct ElementTraits<__half> {
-  static constexpr uint32_t kExponent = 0x7c00;  // all ones: infinity or NaN
   static constexpr uint32_t kOnes = 0x3c003c00;  // two elements of 1
 
   // Two elements in one register, `low` in the lower half, which is first in memory.
@@ -34,7 +33,6 @@ struct ElementTraits<__half> {
 
 template <>
 struct ElementTraits<__nv_bfloat16> {
-  static constexpr uint32_t kExponent = 0x7f80;
   static constexpr uint32_t kOnes = 0x3f803f80;
 
   static __device__ __forceinline__ uint32_t Pack(float low, float high) {
@@ -48,26 +46,6 @@ struct ElementTraits<__nv_bfloat16> {
     return __bfloat162float(__ushort_as_bfloat16(static_cast<unsigned short>(pair >> 16 * which)));
   }
 };
-
-// Whether either of the two elements of `pair` is an infinity or NaN.
-template <class Element>
-__device__ __forceinline__ bool HasNonFinite(uint32_t pair) {
-  constexpr uint32_t kLow = ElementTraits<Element>::kExponent;
-  constexpr uint32_t kHigh = kLow << 16;
-  return (pair & kLow) == kLow || (pair & kHigh) == kHigh;
-}
-
-// `word` with zeros for its elements that are an infinity or NaN.
-template <class Element>
-__device__ __forceinline__ uint32_t WithoutNonFinite(uint32_t word) {
-  constexpr int kElements = 4 / sizeof(Element);
-#pragma unroll
-  for (int n = 0; n < kElements; ++n) {
-    const uint32_t element = 0xffffffffu >> (32 - 32 / kElements) << (n * 32 / kElements);
-    if (HasNonFinite<Element>(word & element)) word &= ~element;
-  }
-  return word;
-}
 
 }  // namespace flashcore::kernels
 
