@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Compiles every CUDA kernel, and holds what each needs of an SM against the committed table.
+"""Compiles every CUDA kernel and compares its use of an SM with the committed table.
 
   ptxas_report.py [--nvcc NVCC] [--update]
 
-Fails if a kernel of any architecture spills registers or uses local memory, and if the table of
-sm_89 differs from ptxas_sm_89.md: --update accepts the difference. Another nvcc allocates other
-registers, so a difference from a table that another version made is shown and does not fail.
+Fails if a kernel of any architecture spills registers or uses local memory, or if the table of
+sm_89 differs from ptxas_sm_89.md; --update accepts the difference. nvcc versions allocate registers
+differently, so a difference from a table of another version is printed and does not fail.
 
-Threads are those of __launch_bounds__. What a kernel with dynamic shared memory takes of it is
-kSharedBytes of its template argument Config, which config.cuh beside the source defines.
+Threads come from __launch_bounds__. The dynamic shared memory of a kernel is kSharedBytes of its
+template argument Config, defined in config.cuh in the folder of the source.
 """
 
 import argparse
@@ -29,7 +29,7 @@ TABLE = ROOT / "kernels" / "ptxas_sm_89.md"
 TABLE_ARCH = "89"
 ARCHS = ["80", TABLE_ARCH, "90a"]
 
-# Numbers of ptxas about one kernel. A function that is not inlined has lines of its own.
+# What ptxas reports for one kernel. A function that is not inlined has its own lines.
 RESOURCES = {
     "registers": r"Used (\d+) registers",
     "static_shared": r"(\d+) bytes smem",
@@ -37,17 +37,17 @@ RESOURCES = {
     "spill_stores": r"(\d+) bytes spill stores",
     "spill_loads": r"(\d+) bytes spill loads",
 }
-# What the table calls element types.
+# Names of element types in the table.
 TYPES = {"__nv_bfloat16": "bf16", "__half": "half", "__nv_fp8_e4m3": "e4m3"}
 Kernel = collections.namedtuple("Kernel", ["name", "threads", "dynamic_shared", *RESOURCES])
 
-# reports: {arch: {mangled kernel name: {resource: number}}}; ptx: of TABLE_ARCH.
+# reports: {arch: {mangled kernel name: {resource: number}}}; ptx: for TABLE_ARCH.
 File = collections.namedtuple("File", ["source", "reports", "ptx"])
 
-# Of an SM of sm_89.
-SM_SCHEDULERS = 4  # among which its registers and warps are divided
+# Limits of an SM of sm_89.
+SM_SCHEDULERS = 4  # each has a quarter of the registers and warps
 SM_REGISTERS = 65536
-WARP_REGISTERS_UNIT = 256  # what a warp's registers are rounded up to
+WARP_REGISTERS_UNIT = 256  # a warp's registers are rounded up to a multiple
 SM_SHARED_BYTES = 100 * 1024
 BLOCK_RESERVED_SHARED_BYTES = 1024
 BLOCK_SHARED_UNIT = 128
@@ -56,12 +56,12 @@ SM_BLOCKS = 24
 
 
 def archs_of(source):
-    """The architectures that a file is compiled for: sm90/ uses what only sm_90a has."""
+    """The architectures that a file is compiled for: files in sm90/ need sm_90a."""
     return ["90a"] if source.parent.name == "sm90" else ARCHS
 
 
 def run(command):
-    """What a command prints; ends the program if it fails."""
+    """Returns the output of a command; exits if it fails."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           check=False)
     if done.returncode != 0:
@@ -70,12 +70,12 @@ def run(command):
 
 
 def demangle(name):
-    """A kernel's name with its template arguments, without its parameters."""
+    """Returns a kernel's name with template arguments and without parameters."""
     return run(["c++filt", "-p", name]).strip()
 
 
 def compile_file(nvcc, source):
-    """Returns the File of a source, for every architecture that it is for."""
+    """Returns the File of a source, compiled for all of its architectures."""
     with tempfile.TemporaryDirectory() as folder:
         report = run(
             [nvcc, "-std=c++17", "-O3", "-DNDEBUG", f"-I{ROOT}", "-Werror=all-warnings",
@@ -110,7 +110,7 @@ def launches(nvcc, file):
 
 
 def config_of(source, kernel):
-    """The class, in config.cuh beside the file, whose kSharedBytes a kernel is launched with."""
+    """Returns the Config whose kSharedBytes a kernel is launched with."""
     config = re.search(r"flashcore::[\w:]*Config<[^<>]*>", kernel)
     if not config:
         sys.exit(f"{source}: {kernel} has dynamic shared memory, but no Config with kSharedBytes")
@@ -118,7 +118,7 @@ def config_of(source, kernel):
 
 
 def shared_bytes(nvcc, source, configs):
-    """kSharedBytes of each class, as the compiler evaluates it."""
+    """Returns kSharedBytes of each Config, as the compiler evaluates it."""
     with tempfile.TemporaryDirectory() as folder:
         probe = pathlib.Path(folder, "probe.cu")
         probe.write_text(f'#include "{source.parent}/config.cuh"\n' + "".join(
@@ -131,7 +131,7 @@ def shared_bytes(nvcc, source, configs):
 
 
 def resident_blocks(kernel):
-    """Blocks that fit an SM of sm_89 at a time, and what there is too little of for another."""
+    """Returns the number of blocks that fit on an SM of sm_89, and the resource that limits it."""
     warps = -(-kernel.threads // 32)
     warp_registers = round_up(32 * kernel.registers, WARP_REGISTERS_UNIT)
     scheduler_warps = SM_REGISTERS // SM_SCHEDULERS // warp_registers
@@ -158,7 +158,7 @@ def readable(name):
 
 
 def table(kernels, nvcc_version):
-    """The text of TABLE."""
+    """Returns the text of TABLE."""
     head = ["kernel", "threads", "registers", "static shared", "dynamic shared", "stack",
             "spill stores", "spill loads", "blocks an SM", "limited by"]
     rows = [[k.name, k.threads, k.registers, k.static_shared, k.dynamic_shared, k.stack,
@@ -171,19 +171,19 @@ def table(kernels, nvcc_version):
              for row in rows]
     lines.insert(1, "|" + "|".join(":" + "-" * (width + 1) if at_left else "-" * (width + 1) + ":"
                                    for width, at_left in zip(widths, left)) + "|")
-    return (f"# What every CUDA kernel needs of an SM on sm_{TABLE_ARCH}\n\n"
+    return (f"# Resources of every CUDA kernel on sm_{TABLE_ARCH}\n\n"
             f"Compiled by nvcc {nvcc_version}; written by `kernels/ptxas_report.py --update`. "
-            "Registers are a thread's;\nshared memory, stack and spills are bytes.\n\n" +
+            "Registers per thread;\nshared memory, stack and spills in bytes.\n\n" +
             "\n".join(lines) + "\n")
 
 
 def numerically(kernel):
-    """Sorts head_dim 96 before 128."""
+    """Sort key that puts head_dim 96 before 128."""
     return re.sub(r"\d+", lambda number: number.group().zfill(4), kernel.name)
 
 
 def check_spills(files):
-    """Ends the program if a kernel of any architecture uses local memory, or if there is none."""
+    """Exits if a kernel of any architecture uses local memory, or if there is no kernel."""
     reports = [(arch, name, numbers) for file in files for arch, of_arch in file.reports.items()
                for name, numbers in of_arch.items()]
     if not reports:
@@ -197,7 +197,7 @@ def check_spills(files):
 
 
 def compare(produced, update):
-    """Ends the program if the table is not the committed one and should be."""
+    """Exits if the table differs from the committed one and both are from the same compiler."""
     committed = TABLE.read_text() if TABLE.exists() else ""
     where = TABLE.relative_to(ROOT)
     if produced == committed:
@@ -223,9 +223,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nvcc", default=os.environ.get("CUDACXX", "nvcc"))
-    parser.add_argument("--update", action="store_true", help="write the table")
+    parser.add_argument("--update", action="store_true", help="write the table to the file")
     args = parser.parse_args()
-    sys.stdout.reconfigure(line_buffering=True)  # in order with what goes to stderr
+    sys.stdout.reconfigure(line_buffering=True)  # keeps the order of stdout and stderr
     if shutil.which(args.nvcc) is None:
         sys.exit(f"no CUDA compiler {args.nvcc}")
 

@@ -17,27 +17,27 @@ constexpr uint32_t kAllFeatures = kFeaturePagedKv | kFeatureMask | kFeatureLse;
 Kernel CpuKernel(DType dtype, int32_t head_dim) {
   return {{Arch::kCpu, dtype, head_dim, Accumulate::kFloat32, kAllFeatures},
           LaunchAttentionCpu,
-          TileFor(kCpuTiles, head_dim).plan};
+          CpuPlan()};
 }
 
 #ifdef FLASHCORE_HAVE_CUDA
 Kernel Sm80Kernel(DType dtype, int32_t head_dim) {
   return {{Arch::kSm80, dtype, head_dim, Accumulate::kFloat32, kAllFeatures},
           LaunchAttentionSm80,
-          TileFor(kSm80Tiles, head_dim).plan};
+          Sm80Plan(head_dim)};
 }
 
 Kernel Sm80Float16Kernel(int32_t head_dim) {
   return {{Arch::kSm80, DType::kFloat16, head_dim, Accumulate::kFloat16, kAllFeatures},
           LaunchAttentionSm80Float16,
-          TileFor(kSm80Tiles, head_dim).plan};
+          Sm80Plan(head_dim)};
 }
 
 Kernel Sm80Fp8Kernel(int32_t head_dim) {
   return {{Arch::kSm80, DType::kFloat16, head_dim, Accumulate::kFloat32, kAllFeatures,
            KvDType::kFloat8E4M3},
           LaunchAttentionSm80,
-          TileFor(kSm80Fp8Tiles, head_dim).plan};
+          Sm80Fp8Plan(head_dim)};
 }
 #endif
 

@@ -1,9 +1,10 @@
-// What a warp sums products in.
+// Accumulators of mma, and the online-softmax state that a warp keeps of its rows.
 #ifndef FLASHCORE_KERNELS_SM80_ACCUMULATORS_CUH_
 #define FLASHCORE_KERNELS_SM80_ACCUMULATORS_CUH_
 
 #include <cuda_fp16.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -11,9 +12,9 @@
 
 namespace flashcore::kernels::sm80 {
 
-// A lane's four sums of a tile of 16 rows x 8 columns, laid out as MultiplyAdd has them: of the
-// lane's row i (0 or 1), sums 2 * i and 2 * i + 1.
-template <class Sum>
+// A lane's four accumulators of a tile of 16 rows x 8 columns, in the layout of Mma (ptx.cuh): the
+// lane's row i (0 or 1) has accumulators 2 * i and 2 * i + 1.
+template <class Accum>
 struct Accumulators;
 
 template <>
@@ -23,7 +24,6 @@ struct Accumulators<float> {
     for (int c = 0; c < 4; ++c) sums[c] = 0;
   }
   __device__ __forceinline__ float Get(int c) const { return sums[c]; }
-  __device__ __forceinline__ void Add(int c, float value) { sums[c] += value; }
   __device__ __forceinline__ void ScaleRow(int i, float factor) {
     sums[2 * i] *= factor;
     sums[2 * i + 1] *= factor;
@@ -32,17 +32,12 @@ struct Accumulators<float> {
   float sums[4];
 };
 
-// Half the registers. A sum beyond 65504 is infinite.
+// Half the registers; overflows beyond 65504.
 template <>
 struct Accumulators<__half> {
   __device__ __forceinline__ void Clear() { sums[0] = sums[1] = 0; }
   __device__ __forceinline__ float Get(int c) const {
     return ElementTraits<__half>::Unpack(sums[c / 2], c % 2);
-  }
-  __device__ __forceinline__ void Add(int c, float value) {
-    const float first = Get(c / 2 * 2) + (c % 2 == 0 ? value : 0);
-    const float second = Get(c / 2 * 2 + 1) + (c % 2 == 0 ? 0 : value);
-    sums[c / 2] = ElementTraits<__half>::Pack(first, second);
   }
   __device__ __forceinline__ void ScaleRow(int i, float factor) {
     __half2 pair;
@@ -51,7 +46,34 @@ struct Accumulators<__half> {
     memcpy(&sums[i], &pair, sizeof(pair));
   }
 
-  uint32_t sums[2];  // pairs
+  uint32_t sums[2];  // two float16 each
+};
+
+// The online-softmax state of a warp's rows, as one lane holds it: [m] is the row tile, [i] the
+// lane's row in it (ThreadPosition::Row), [n] the output tile.
+template <class C>
+struct State {
+  Accumulators<typename C::Accum> output[C::kRowTiles][C::kOutputTiles];  // relative to 2^Base(max)
+  float max[C::kRowTiles][2];  // row max to within the rescale threshold; same in the row's 4 lanes
+  float sum[C::kRowTiles][2];  // of this lane's probabilities
+  // Sum of all of the row's probabilities as P V uses them, rounded to Element: an mma of P and
+  // ones, whose 8 columns are equal. Always float32: float16 cannot count beyond 2048.
+  float rounded_sum[C::kRowTiles][4];
+
+  __device__ __forceinline__ State() {
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < C::kOutputTiles; ++n) output[m][n].Clear();
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        max[m][i] = -INFINITY;
+        sum[m][i] = 0;
+      }
+#pragma unroll
+      for (int c = 0; c < 4; ++c) rounded_sum[m][c] = 0;
+    }
+  }
 };
 
 }  // namespace flashcore::kernels::sm80

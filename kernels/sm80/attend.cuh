@@ -1,35 +1,36 @@
-// Fused attention on mma.sync.m16n8k16, with float32 or float16 sums: the kernel and its launch.
+// Fused attention on mma.sync.m16n8k16: the kernel and its launch.
 //
-// A block attends one work item: a tile of packed query rows to a range of K/V. Scores and
-// probabilities never leave the registers of the warp that computed them; O is rescaled as larger
-// scores turn up (online softmax) and divided by its sum at the end. The roles: mainloop.cuh copies
-// tiles in and multiplies (operands.cuh), mask.cuh and softmax.cuh work on the scores in between,
-// epilogue.cuh merges warps and writes.
+// A block attends one work tile of packed query rows to a range of K/V. Scores and probabilities
+// stay in the registers of the warp that computed them. O is rescaled when the row max grows
+// (online softmax) and divided by the row sum at the end. The parts: mainloop.cuh copies K/V tiles
+// and multiplies (operands.cuh), mask.cuh and softmax.cuh process the scores, epilogue.cuh reduces
+// across warps and writes the results.
 #ifndef FLASHCORE_KERNELS_SM80_ATTEND_CUH_
 #define FLASHCORE_KERNELS_SM80_ATTEND_CUH_
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/sm80/attend.h"
 #include "kernels/sm80/config.cuh"
 #include "kernels/sm80/epilogue.cuh"
 #include "kernels/sm80/mainloop.cuh"
 #include "kernels/smxx/combine.cuh"
-#include "kernels/smxx/launch.cuh"
+#include "kernels/smxx/cuda_raii.h"
 
 namespace flashcore::kernels::sm80 {
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks)
     AttendKernel(const AttendParams params) {
-  // By reference: what the epilogue needs of it is read then, and takes no registers before.
+  // By reference: fields that only the epilogue needs take no registers in the main loop.
   const BlockWork& work = params.work[blockIdx.y];
   const int kv_head = blockIdx.x;
-  const Position<C> position;
+  const ThreadPosition<C> thread;
   const SoftmaxScale scale(ScoreScale<C>(work, kv_head));
   State<C> state;
-  AttendTiles<C>(work, kv_head, params.group, scale, position, SharedMemory(), &state);
-  WriteResults<C>(scale, work, kv_head, params.group, params.partials, position, SharedMemory(),
+  RunMainloop<C>(work, kv_head, params.group, scale, thread, SharedMemory(), &state);
+  WriteResults<C>(scale, work, kv_head, params.group, params.partials, thread, SharedMemory(),
                   state);
   if (work.num_splits > 1 &&
       IsLastSplit(work.num_splits, &params.finished[work.combine + kv_head])) {
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks)
 }
 
 template <class C>
-int LaunchAttend(AttendParams params, int32_t count, void* stream) {
+int LaunchConfig(AttendParams params, int32_t count, void* stream) {
   const auto kernel = AttendKernel<C>;
   if (C::kSharedBytes > 48 * 1024) {
     const cudaError_t error =
@@ -55,45 +56,42 @@ int LaunchAttend(AttendParams params, int32_t count, void* stream) {
   return cudaSuccess;
 }
 
-// Sum as in Config; kMaxRows: of a tile, as the plan has it.
-template <class Element, class Sum, int kHeadDim, int kMaxRows, class KvElement = Element>
-int AttendRows(int32_t tile_rows, const AttendParams& params, int32_t count, void* stream) {
+// Launches the kernel for tiles of tile_rows packed rows, at most kMaxRows.
+template <int kMaxRows, class Element, int kHeadDim, class Accum, class KvElement>
+int LaunchTileRows(int32_t tile_rows, const AttendParams& params, int32_t count, void* stream) {
   switch (tile_rows) {
     case 16:
-      return LaunchAttend<Config<Element, kHeadDim, 16, Sum, KvElement>>(params, count, stream);
+      return LaunchConfig<Config<Element, kHeadDim, 16, Accum, KvElement>>(params, count, stream);
     case 32:
-      return LaunchAttend<Config<Element, kHeadDim, 32, Sum, KvElement>>(params, count, stream);
+      return LaunchConfig<Config<Element, kHeadDim, 32, Accum, KvElement>>(params, count, stream);
     case 64:
-      return LaunchAttend<Config<Element, kHeadDim, 64, Sum, KvElement>>(params, count, stream);
+      return LaunchConfig<Config<Element, kHeadDim, 64, Accum, KvElement>>(params, count, stream);
     case 128:
       if constexpr (kMaxRows >= 128) {
-        return LaunchAttend<Config<Element, kHeadDim, 128, Sum, KvElement>>(params, count, stream);
+        return LaunchConfig<Config<Element, kHeadDim, 128, Accum, KvElement>>(params, count,
+                                                                              stream);
       }
   }
   return cudaErrorInvalidValue;
 }
 
-template <int kHeadDim>
-int Attend(DType dtype, int32_t tile_rows, const AttendParams& params, int32_t count,
-           void* stream) {
-  constexpr int kMaxRows = TileFor(kSm80Tiles, kHeadDim).plan.tile_rows;
-  return dtype == DType::kFloat16
-             ? AttendRows<__half, float, kHeadDim, kMaxRows>(tile_rows, params, count, stream)
-             : AttendRows<__nv_bfloat16, float, kHeadDim, kMaxRows>(tile_rows, params, count,
-                                                                    stream);
-}
-
-template <int kHeadDim>
-int AttendFloat16(int32_t tile_rows, const AttendParams& params, int32_t count, void* stream) {
-  constexpr int kMaxRows = TileFor(kSm80Tiles, kHeadDim).plan.tile_rows;
-  return AttendRows<__half, __half, kHeadDim, kMaxRows>(tile_rows, params, count, stream);
-}
-
-template <int kHeadDim>
-int AttendFp8(int32_t tile_rows, const AttendParams& params, int32_t count, void* stream) {
-  constexpr int kMaxRows = TileFor(kSm80Fp8Tiles, kHeadDim).plan.tile_rows;
-  return AttendRows<__half, float, kHeadDim, kMaxRows, __nv_fp8_e4m3>(tile_rows, params, count,
-                                                                      stream);
+template <int kHeadDim, Accumulate kAccumulate, KvDType kKvDType>
+int LaunchAttend(DType dtype, int32_t tile_rows, const AttendParams& params, int32_t count,
+                 void* stream) {
+  constexpr bool kFp8 = kKvDType == KvDType::kFloat8E4M3;
+  constexpr bool kFloat16Sums = kAccumulate == Accumulate::kFloat16;
+  constexpr int kMaxRows = (kFp8 ? Sm80Fp8Plan(kHeadDim) : Sm80Plan(kHeadDim)).tile_rows;
+  if (dtype == DType::kFloat16) {
+    using Accum = std::conditional_t<kFloat16Sums, __half, float>;
+    using KvElement = std::conditional_t<kFp8, __nv_fp8_e4m3, __half>;
+    return LaunchTileRows<kMaxRows, __half, kHeadDim, Accum, KvElement>(tile_rows, params, count,
+                                                                        stream);
+  }
+  if constexpr (!kFp8 && !kFloat16Sums) {
+    return LaunchTileRows<kMaxRows, __nv_bfloat16, kHeadDim, float, __nv_bfloat16>(
+        tile_rows, params, count, stream);
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace flashcore::kernels::sm80

@@ -1,5 +1,5 @@
-// The seam inside the sm80 family: one function per head_dim, type of sums and type of K/V, each in
-// a file of its own so that they compile side by side.
+// The launchers of the sm80 family: one instantiation per head_dim, accumulator type and K/V type,
+// each in a file of its own so that they compile in parallel.
 #ifndef FLASHCORE_KERNELS_SM80_ATTEND_H_
 #define FLASHCORE_KERNELS_SM80_ATTEND_H_
 
@@ -11,27 +11,22 @@
 
 namespace flashcore::kernels::sm80 {
 
-// What every block of a launch reads; all pointers are device pointers.
+// Common to every block of a launch. All pointers are device pointers.
 struct AttendParams {
-  const BlockWork* work;  // one per block and KV head
+  const BlockWork* work;  // [work tiles], each for every KV head
   int32_t* finished;      // as in WorkListView
   Partials partials;
   RowDivider group;  // query heads per KV head
   int32_t num_kv_heads;
 };
 
-// Attends `count` pieces of work whose rows fit tile_rows, one of kCudaTileRows. `stream` is a
-// cudaStream_t. Returns 0 or the cudaError_t of the launch.
-template <int kHeadDim>
-int Attend(DType dtype, int32_t tile_rows, const AttendParams& params, int32_t count, void* stream);
-
-// The same for float16, with float16 sums.
-template <int kHeadDim>
-int AttendFloat16(int32_t tile_rows, const AttendParams& params, int32_t count, void* stream);
-
-// The same for float16 Q and O, and E4M3 K and V: head_dim 64 and 128.
-template <int kHeadDim>
-int AttendFp8(int32_t tile_rows, const AttendParams& params, int32_t count, void* stream);
+// Launches `count` work tiles of at most tile_rows packed rows, one of kCudaTileRows, on the
+// cudaStream_t `stream`. Float16 accumulators and E4M3 K/V need dtype float16; E4M3 needs head_dim
+// 64 or 128. Returns 0 or the cudaError_t of the launch.
+template <int kHeadDim, Accumulate kAccumulate = Accumulate::kFloat32,
+          KvDType kKvDType = KvDType::kSameAsQuery>
+int LaunchAttend(DType dtype, int32_t tile_rows, const AttendParams& params, int32_t count,
+                 void* stream);
 
 }  // namespace flashcore::kernels::sm80
 

@@ -2,6 +2,8 @@
 
 namespace flashcore::kernels::sm80 {
 
-template int AttendFp8<128>(int32_t, const AttendParams&, int32_t, void*);
+template int LaunchAttend<128, Accumulate::kFloat32, KvDType::kFloat8E4M3>(DType, int32_t,
+                                                                           const AttendParams&,
+                                                                           int32_t, void*);
 
 }  // namespace flashcore::kernels::sm80

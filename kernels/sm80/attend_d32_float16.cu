@@ -2,6 +2,7 @@
 
 namespace flashcore::kernels::sm80 {
 
-template int AttendFloat16<32>(int32_t, const AttendParams&, int32_t, void*);
+template int LaunchAttend<32, Accumulate::kFloat16>(DType, int32_t, const AttendParams&, int32_t,
+                                                    void*);
 
 }  // namespace flashcore::kernels::sm80

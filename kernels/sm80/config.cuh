@@ -1,4 +1,31 @@
-// Everything about one instantiation of the kernel that is known at compile time.
+// Compile-time configuration of one attention kernel: its warps and its shared memory.
+//
+// A block runs one work tile (work_list.h). Its warps form a grid. The warps of a KV warp group
+// read the same K/V tiles and divide the packed rows; the groups divide the K/V tiles. (A Hopper
+// "warpgroup" is always 4 warps; a KV warp group has kRowWarps.) For kRowTiles = 1, kRowWarps = 4
+// and kWarpGroups = 2:
+//
+//             rows 0-15   rows 16-31   rows 32-47   rows 48-63
+//   group 0   warp 0      warp 1       warp 2       warp 3       K/V tiles 0, 2, 4, ...
+//   group 1   warp 4      warp 5       warp 6       warp 7       K/V tiles 1, 3, 5, ...
+//
+// Shared memory, for kStages = 2. The epilogue reuses the memory of the main loop.
+//
+//   main loop                                     epilogue
+//   0                +-------------------------+  0               +--------------------------+
+//                    | stage 0   group 0  V, K |                  | max and sum of each row  |
+//                    |           group 1  V, K |  kStatBytes      +--------------------------+
+//   kStageStride     +-------------------------+                  | output tiles for the     |
+//                    | stage 1   group 0  V, K |                  | cross-warp reduce        |
+//                    |           group 1  V, K |  kStagingOffset  +--------------------------+
+//                    +-------------------------+                  | finished rows of O,      |
+//                    | Q                       |                  | a slice for each warp    |
+//   kVisibleOffset   +-------------------------+  kEpilogueBytes  +--------------------------+
+//                    | visible tokens of a row |
+//   kMainloopBytes   +-------------------------+
+//
+// With one warp group, the epilogue has staging only. With kQueryInStages, Q starts in the last
+// stage, moves to registers, and then K and V overwrite it.
 #ifndef FLASHCORE_KERNELS_SM80_CONFIG_CUH_
 #define FLASHCORE_KERNELS_SM80_CONFIG_CUH_
 
@@ -9,78 +36,69 @@
 #include <type_traits>
 
 #include "kernels/attention.h"
-#include "kernels/sm80/accumulators.cuh"
-#include "kernels/smxx/row_output.cuh"
 #include "kernels/tile_config.h"
 
 namespace flashcore::kernels::sm80 {
 
-// Sum is what Q K^T and P V are summed in: float, or __half. KvElement is what K and V are read as:
-// Element, or __nv_fp8_e4m3, which becomes float16 on its way to the multiplications.
-template <class Element_, int kHeadDim_, int kRows_, class Sum_ = float,
+// Accum: type in which Q K^T and P V are summed, float or __half. KvElement: type of K and V in
+// memory, Element or __nv_fp8_e4m3 (converted to float16 in registers). kRows: packed rows.
+template <class Element_, int kHeadDim_, int kRows_, class Accum_ = float,
           class KvElement_ = Element_>
 struct Config {
   using Element = Element_;
-  using Sum = Sum_;
+  using Accum = Accum_;
   using KvElement = KvElement_;
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kRows = kRows_;  // packed rows of the block's tile
-
-  // A row of K or V takes as much shared memory as so many 16-bit elements, and what ldmatrix loads
-  // of it at a time, 32 bytes, has operands of so many multiplications of 16 components each.
-  static constexpr int kKvWidth = kHeadDim * static_cast<int>(sizeof(KvElement)) / 2;
-  static constexpr int kStepOperands = kHeadDim / kKvWidth;
-  static constexpr int kSteps = kKvWidth / 16;
+  static constexpr int kRows = kRows_;
+  static constexpr bool kFp8 = sizeof(KvElement) == 1;
 
   static constexpr Sm80Block kBlock = Sm80BlockFor(kRows, kHeadDim);
   static constexpr int kRowTiles = kBlock.row_tiles;
   static constexpr int kRowWarps = kBlock.row_warps;
-  static constexpr int kTeams = kBlock.teams;
+  static constexpr int kWarpGroups = kBlock.warp_groups;
   static constexpr int kTileTokens = kBlock.tile_tokens;
-  static constexpr int kStages = kBlock.stages * kStepOperands;  // as many bytes on their way
   static constexpr int kMinBlocks = kBlock.min_blocks;
   static constexpr int kWarpRows = 16 * kRowTiles;
-  static constexpr int kTeamThreads = 32 * kRowWarps;
-  static constexpr int kThreads = kTeams * kTeamThreads;
+  static constexpr int kGroupThreads = 32 * kRowWarps;
+  static constexpr int kThreads = kWarpGroups * kGroupThreads;
 
-  // Whether the teams look through V for infinities and NaN together, at the same steps, and so
-  // through so many tokens; otherwise each team does alone.
-  static constexpr bool kTeamsVote = kTeams > 1 && kRowWarps > 1;
-  static constexpr int kVoteTokens = kTeamsVote ? kTeams * kTileTokens : kTileTokens;
+  // ldmatrix reads 32 bytes of a K or V row per step: 16 components for one mma, or with E4M3 32
+  // components for two.
+  static constexpr int kQueryRowBytes = kHeadDim * 2;
+  static constexpr int kKvRowBytes = kHeadDim * static_cast<int>(sizeof(KvElement));
+  static constexpr int kSteps = kKvRowBytes / 32;
+  static constexpr int kStepMmas = kFp8 ? 2 : 1;
+  static constexpr int kStages = 2 * kStepMmas;  // the same bytes in flight for E4M3
 
-  // A warp's accumulators, in tiles of 16 rows x 8 columns, for each of its row tiles.
+  // Accumulator tiles (16 rows x 8 columns) of a warp, for each of its row tiles.
   static constexpr int kScoreTiles = kTileTokens / 8;
   static constexpr int kOutputTiles = kHeadDim / 8;
-  // Up to here Q stays in registers; beyond, O takes them and Q is read from shared memory again
-  // for every K tile.
+  // Otherwise O needs the registers, and every K tile reads Q from shared memory again.
   static constexpr bool kQueryInRegisters = kHeadDim <= (kRowTiles == 1 ? 128 : 32);
-  // Whether a tile's scores wait in registers while the next one's are multiplied: up to head_dim
-  // 64, where exponentials take as long as multiplications, and as far as registers allow.
-  static constexpr bool kLooksAhead = kHeadDim <= 64 && kRowTiles * kStepOperands <= 2;
-  // Steps of Q K^T side by side: all 16 of head_dim 256 would need more registers than there are.
-  static constexpr int kScoreUnroll = kQueryInRegisters ? kSteps : 4 / kStepOperands;
+  // Pipelined main loop: two tiles of scores in registers. It pays up to head_dim 64, where
+  // exponentials take as long as multiplications, and only if the registers suffice.
+  static constexpr bool kPipelined = kHeadDim <= 64 && kRowTiles * kStepMmas <= 2;
+  // Unrolled steps of Q K^T. All 16 of head_dim 256 would need too many registers.
+  static constexpr int kScoreUnroll = kQueryInRegisters ? kSteps : 4 / kStepMmas;
 
-  // Shared memory of the main loop, bytes: stage 0 of every team, stage 1 of every team, ..., each
-  // a V and a K tile; Q; and what each row sees. Q that moves on to registers lies in the last
-  // stage if it fits there, which is filled last.
-  static constexpr int kTileBytes = kTileTokens * kKvWidth * 2;
-  static constexpr int kStageStride = kTeams * 2 * kTileBytes;
-  static constexpr int kQueryBytes = kRows * kHeadDim * 2;
+  static constexpr int kTileBytes = kTileTokens * kKvRowBytes;
+  static constexpr int kStageStride = kWarpGroups * 2 * kTileBytes;
+  static constexpr int kQueryBytes = kRows * kQueryRowBytes;
   static constexpr bool kQueryInStages = kQueryInRegisters && kQueryBytes <= kStageStride;
   static constexpr int kQueryOffset = (kQueryInStages ? kStages - 1 : kStages) * kStageStride;
-  static constexpr int kSeenOffset = kStages * kStageStride + (kQueryInStages ? 0 : kQueryBytes);
-  static constexpr int kMainloopBytes = kSeenOffset + kRows * 8;
+  static constexpr int kVisibleOffset = kStages * kStageStride + (kQueryInStages ? 0 : kQueryBytes);
+  static constexpr int kMainloopBytes = kVisibleOffset + kRows * 8;
 
-  // Then of the epilogue, in the same place. Each team merges kShareTiles tiles of every row of
-  // output: what the others have of them passes through shared memory, in pieces of 16 bytes a
-  // lane, as do maxima and sums. Then rows wait there as elements, kStagedPitch bytes apart.
-  static constexpr int kShareTiles = kOutputTiles / kTeams;
-  static constexpr int kPassedTiles = kTeams == 2 ? kShareTiles : kTeams > 2 ? kOutputTiles : 0;
-  static constexpr int kStagedPitch = kShareTiles * 16 + (kShareTiles % 2 == 0 ? 16 : 0);
-  static constexpr int kStatBytes = kTeams == 1 ? 0 : 16 * kRowTiles * kThreads;
-  static constexpr int kPassedBytes = kThreads * kRowTiles * kPassedTiles * 16;
-  static constexpr int kStagedOffset = kStatBytes + kPassedBytes;
-  static constexpr int kEpilogueBytes = kStagedOffset + kTeams * kRows * kStagedPitch;
+  // Each warp group finishes a slice of kSliceTiles output tiles of every row, for which the other
+  // groups store kReduceTiles tiles: with two groups only the other's slice, with more all tiles.
+  static constexpr int kSliceTiles = kOutputTiles / kWarpGroups;
+  static constexpr int kReduceTiles = kWarpGroups == 1   ? 0
+                                      : kWarpGroups == 2 ? kSliceTiles
+                                                         : kOutputTiles;
+  static constexpr int kStatBytes = kWarpGroups == 1 ? 0 : 16 * kRowTiles * kThreads;
+  static constexpr int kStagingOffset = kStatBytes + 16 * kRowTiles * kThreads * kReduceTiles;
+  static constexpr int kStagingPitch = kSliceTiles * 16 + (kSliceTiles % 2 == 0 ? 16 : 0);
+  static constexpr int kEpilogueBytes = kStagingOffset + kWarpGroups * kRows * kStagingPitch;
 
   static constexpr int kSharedBytes =
       kMainloopBytes > kEpilogueBytes ? kMainloopBytes : kEpilogueBytes;
@@ -88,89 +106,41 @@ struct Config {
   static_assert(kHeadDim % 32 == 0 && kHeadDim <= 256);
   static_assert(std::is_same_v<KvElement, Element> ||
                 (std::is_same_v<KvElement, __nv_fp8_e4m3> && std::is_same_v<Element, __half>));
-  static_assert(kKvWidth % 32 == 0 && kShareTiles % kStepOperands == 0);
+  static_assert(kKvRowBytes % 64 == 0 && kSliceTiles % kStepMmas == 0);
   static_assert(kRowWarps * kWarpRows == kRows);
   static_assert(kPageTokens % kTileTokens == 0 && kTileTokens % 16 == 0);
-  static_assert((kTeams & (kTeams - 1)) == 0 && kStages >= 2);
-  static_assert(kOutputTiles % kTeams == 0);
-  static_assert(kSharedBytes <= 99 * 1024, "sm_89 has 99 KB a block");
+  static_assert((kWarpGroups & (kWarpGroups - 1)) == 0 && kOutputTiles % kWarpGroups == 0);
+  static_assert(kSharedBytes <= 99 * 1024, "limit of a block on sm_89");
 };
 
-// What one thread keeps of its warp's rows: of row tile m the rows lane / 4 + 8 * i, i = 0 and 1.
-// Of tile n it has two columns, from Column(n) on: [m][n][2 * i], [m][n][2 * i + 1].
+// The calling thread's place in the block.
 template <class C>
-struct State {
-  // Unnormalised, relative to 2^base.
-  Accumulators<typename C::Sum> output[C::kRowTiles][C::kOutputTiles];
-  float max[C::kRowTiles][2];  // what base comes from: about the largest score so far; the same in
-                               // the row's 4 lanes
-  float sum[C::kRowTiles][2];  // of this lane's probabilities
-  // Of all probabilities as P V sees them, rounded: a tile of P 1, whose columns are all the same.
-  // Float32 always: float16 cannot count further than to 2048.
-  float rounded_sum[C::kRowTiles][4];
-
-  __device__ __forceinline__ State() {
-#pragma unroll
-    for (int m = 0; m < C::kRowTiles; ++m) {
-#pragma unroll
-      for (int n = 0; n < C::kOutputTiles; ++n) output[m][n].Clear();
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        max[m][i] = -INFINITY;
-        sum[m][i] = 0;
-      }
-#pragma unroll
-      for (int c = 0; c < 4; ++c) rounded_sum[m][c] = 0;
-    }
-  }
-};
-
-// Where the calling thread stands in the block. A team is the warps that walk over the same K/V
-// tiles, every kTeams-th of the item's; its warps share the tile's rows.
-template <class C>
-struct Position {
+struct ThreadPosition {
   int lane = threadIdx.x % 32;
   int row_warp = threadIdx.x / 32 % C::kRowWarps;
-  int team = threadIdx.x / 32 / C::kRowWarps;
+  int warp_group = threadIdx.x / 32 / C::kRowWarps;
 
-  // Its row i (0 or 1) of row tile m in the block's tile.
+  // The work tile's row that is this lane's row i (0 or 1) of row tile m.
   __device__ __forceinline__ int Row(int m, int i) const {
     return row_warp * C::kWarpRows + m * 16 + lane / 4 + 8 * i;
   }
 
-  // The first of its two columns of output tile n. Of E4M3 V, a lane has fours of columns
-  // (operands.cuh), two in each tile of a pair.
+  // The first of this lane's two columns of output tile n (operands.cuh).
   __device__ __forceinline__ int Column(int n) const {
-    return C::kStepOperands == 1 ? 8 * n + lane % 4 * 2 : 16 * (n / 2) + lane % 4 * 4 + 2 * (n % 2);
+    return C::kFp8 ? 16 * (n / 2) + lane % 4 * 4 + 2 * (n % 2) : 8 * n + lane % 4 * 2;
   }
 };
 
-// Waits for the team's other threads.
+// Barrier for the threads of one KV warp group.
 template <class C>
-__device__ __forceinline__ void SyncTeam(int team) {
-  if constexpr (C::kTeams == 1) {
+__device__ __forceinline__ void SyncWarpGroup(int warp_group) {
+  if constexpr (C::kWarpGroups == 1) {
     __syncthreads();
-  } else if constexpr (C::kTeamThreads == 32) {
+  } else if constexpr (C::kGroupThreads == 32) {
     __syncwarp();
   } else {
-    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(C::kTeamThreads) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"r"(warp_group + 1), "n"(C::kGroupThreads) : "memory");
   }
-}
-
-// Waits for the other threads that look through V together.
-template <class C>
-__device__ __forceinline__ void SyncVoters() {
-  if constexpr (C::kTeamThreads == 32) {
-    __syncwarp();
-  } else {
-    __syncthreads();
-  }
-}
-
-// The same; whether `found` was true for one of them.
-template <class C>
-__device__ __forceinline__ bool SyncVotersOr(bool found) {
-  return C::kTeamThreads == 32 ? __any_sync(0xffffffffu, found) : __syncthreads_or(found);
 }
 
 }  // namespace flashcore::kernels::sm80

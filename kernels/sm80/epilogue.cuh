@@ -1,4 +1,4 @@
-// The epilogue: from the states of a block's teams to O and LSE, or to partial results.
+// The epilogue: reduces the states of a block's warp groups, then writes O and LSE, or partials.
 #ifndef FLASHCORE_KERNELS_SM80_EPILOGUE_CUH_
 #define FLASHCORE_KERNELS_SM80_EPILOGUE_CUH_
 
@@ -7,6 +7,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/partials.h"
+#include "kernels/sm80/accumulators.cuh"
 #include "kernels/sm80/config.cuh"
 #include "kernels/sm80/softmax.cuh"
 #include "kernels/smxx/element.cuh"
@@ -15,55 +16,54 @@
 
 namespace flashcore::kernels::sm80 {
 
-// A warp's share of its rows' finished output: tiles [first_tile, first_tile + kShareTiles), all
-// teams merged.
+// What a warp writes after the cross-warp reduce: of its rows, the output tiles [first_tile,
+// first_tile + kSliceTiles).
 template <class C>
-struct Share {
-  float output[C::kRowTiles][C::kShareTiles][4];  // laid out as in State, relative to 2^max
-  float max[C::kRowTiles][2];                     // as powers of 2
+struct OutputSlice {
+  float output[C::kRowTiles][C::kSliceTiles][4];  // layout of State, relative to 2^max
+  float max[C::kRowTiles][2];                     // exponents of 2
   float sum[C::kRowTiles][2];                     // of all lanes
   int first_tile;
 };
 
-// What warps pass on to the warps of other teams with the same rows, in shared memory: pieces of
-// 16 bytes a lane.
+// Shared memory of the cross-warp reduce: 16 bytes per lane and entry.
 template <class C>
-class PassedStates {
+class ReduceBuffer {
  public:
-  __device__ __forceinline__ PassedStates(std::byte* shared, const Position<C>& position)
-      : stats_(reinterpret_cast<float4*>(shared) + position.row_warp * 32 + position.lane) {}
+  __device__ __forceinline__ ReduceBuffer(std::byte* shared, const ThreadPosition<C>& thread)
+      : stats_(reinterpret_cast<float4*>(shared) + thread.row_warp * 32 + thread.lane) {}
 
-  // Maxima, as powers of 2, and sums of row tile m.
-  __device__ __forceinline__ float4& Stats(int team, int m) const {
-    return stats_[(team * C::kRowTiles + m) * C::kTeamThreads];
+  // The two maxima (exponents of 2) and the two sums of row tile m.
+  __device__ __forceinline__ float4& Stats(int warp_group, int m) const {
+    return stats_[(warp_group * C::kRowTiles + m) * C::kGroupThreads];
   }
-  // Number n of the tiles that the team passes on.
-  __device__ __forceinline__ float4& Tile(int team, int m, int n) const {
+  // The nth output tile that the group stores.
+  __device__ __forceinline__ float4& Tile(int warp_group, int m, int n) const {
     return stats_[C::kStatBytes / 16 +
-                  ((team * C::kRowTiles + m) * C::kPassedTiles + n) * C::kTeamThreads];
+                  ((warp_group * C::kRowTiles + m) * C::kReduceTiles + n) * C::kGroupThreads];
   }
 
  private:
   float4* const stats_;
 };
 
-template <class Sum>
-__device__ __forceinline__ float4 AsFloat4(const Accumulators<Sum>& tile) {
+template <class Accum>
+__device__ __forceinline__ float4 AsFloat4(const Accumulators<Accum>& tile) {
   return make_float4(tile.Get(0), tile.Get(1), tile.Get(2), tile.Get(3));
 }
 
-// Tile n of the half of a state's output that starts at tile `begin_if_first` for team 0 and at
-// `begin_if_second` for team 1: a choice between registers, because they cannot be indexed.
+// Output tile `of_group0` for group 0 and `of_group1` for group 1. Selects between registers, which
+// cannot be indexed at run time.
 template <class C>
-__device__ __forceinline__ float4 TileOfHalf(const State<C>& state, int team, int m,
-                                             int begin_if_first, int begin_if_second) {
-  const float4 first = AsFloat4(state.output[m][begin_if_first]);
-  const float4 second = AsFloat4(state.output[m][begin_if_second]);
-  return make_float4(team == 0 ? first.x : second.x, team == 0 ? first.y : second.y,
-                     team == 0 ? first.z : second.z, team == 0 ? first.w : second.w);
+__device__ __forceinline__ float4 SelectTile(const State<C>& state, int warp_group, int m,
+                                             int of_group0, int of_group1) {
+  const float4 first = AsFloat4(state.output[m][of_group0]);
+  const float4 second = AsFloat4(state.output[m][of_group1]);
+  return make_float4(warp_group == 0 ? first.x : second.x, warp_group == 0 ? first.y : second.y,
+                     warp_group == 0 ? first.z : second.z, warp_group == 0 ? first.w : second.w);
 }
 
-// tile += part * weights, the weights of its two rows.
+// tile += part * weights; weights.x is for the first row, weights.y for the second.
 __device__ __forceinline__ void AddWeighted(const float4& part, const float2& weights,
                                             float (&tile)[4]) {
   tile[0] = fmaf(part.x, weights.x, tile[0]);
@@ -72,183 +72,185 @@ __device__ __forceinline__ void AddWeighted(const float4& part, const float2& we
   tile[3] = fmaf(part.w, weights.y, tile[3]);
 }
 
-// Passes on what other teams merge. Of two teams, that is the half that the other merges; of more,
-// everything, because registers cannot be indexed by the team.
+// Stores the output tiles that other groups reduce: with two groups the other's slice, with more
+// all tiles, because registers cannot be indexed by the group.
 template <class C>
-__device__ __forceinline__ void PassOn(const State<C>& state, int team,
-                                       const PassedStates<C>& passed) {
+__device__ __forceinline__ void StoreForReduce(const State<C>& state, int warp_group,
+                                               const ReduceBuffer<C>& buffer) {
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
-    for (int n = 0; n < C::kPassedTiles; ++n) {
-      if constexpr (C::kTeams == 2) {
-        passed.Tile(team, m, n) = TileOfHalf<C>(state, team, m, C::kShareTiles + n, n);
+    for (int n = 0; n < C::kReduceTiles; ++n) {
+      if constexpr (C::kWarpGroups == 2) {
+        buffer.Tile(warp_group, m, n) = SelectTile<C>(state, warp_group, m, C::kSliceTiles + n, n);
       } else {
-        passed.Tile(team, m, n) = AsFloat4(state.output[m][n]);
+        buffer.Tile(warp_group, m, n) = AsFloat4(state.output[m][n]);
       }
     }
   }
 }
 
-// Merges the states of all teams, with sums in an order that depends on nothing.
+// Reduces the states of all warp groups to one slice per warp, in a fixed order.
 template <class C>
-__device__ __forceinline__ void MergeTeams(const SoftmaxScale& scale, const Position<C>& position,
-                                           const State<C>& state, std::byte* shared,
-                                           Share<C>* share) {
-  const int team = position.team;
-  const PassedStates<C> passed(shared, position);
-  share->first_tile = team * C::kShareTiles;
+__device__ __forceinline__ void CrossWarpReduce(const SoftmaxScale& scale,
+                                                const ThreadPosition<C>& thread,
+                                                const State<C>& state, std::byte* shared,
+                                                OutputSlice<C>* slice) {
+  const int warp_group = thread.warp_group;
+  const ReduceBuffer<C> buffer(shared, thread);
+  slice->first_tile = warp_group * C::kSliceTiles;
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      share->max[m][i] = scale.Exponent(state.max[m][i]);
-      share->sum[m][i] = state.sum[m][i];
+      slice->max[m][i] = scale.Exponent(state.max[m][i]);
+      slice->sum[m][i] = state.sum[m][i];
     }
   }
-  if constexpr (C::kTeams == 1) {
+  if constexpr (C::kWarpGroups == 1) {
 #pragma unroll
     for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
-      for (int n = 0; n < C::kShareTiles; ++n) {
+      for (int n = 0; n < C::kSliceTiles; ++n) {
 #pragma unroll
-        for (int c = 0; c < 4; ++c) share->output[m][n][c] = state.output[m][n].Get(c);
+        for (int c = 0; c < 4; ++c) slice->output[m][n][c] = state.output[m][n].Get(c);
       }
     }
     return;
   }
-  PassOn<C>(state, team, passed);
+  StoreForReduce<C>(state, warp_group, buffer);
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
-    passed.Stats(team, m) =
-        make_float4(share->max[m][0], share->max[m][1], share->sum[m][0], share->sum[m][1]);
+    buffer.Stats(warp_group, m) =
+        make_float4(slice->max[m][0], slice->max[m][1], slice->sum[m][0], slice->sum[m][1]);
   }
   __syncthreads();
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
-    float4 stats[C::kTeams];
+    float4 stats[C::kWarpGroups];
     float2 max = make_float2(-INFINITY, -INFINITY), sum = make_float2(0, 0);
 #pragma unroll
-    for (int t = 0; t < C::kTeams; ++t) {
-      stats[t] = passed.Stats(t, m);
-      max = make_float2(fmaxf(max.x, stats[t].x), fmaxf(max.y, stats[t].y));
+    for (int g = 0; g < C::kWarpGroups; ++g) {
+      stats[g] = buffer.Stats(g, m);
+      max = make_float2(fmaxf(max.x, stats[g].x), fmaxf(max.y, stats[g].y));
     }
-    float2 weights[C::kTeams];
+    float2 weights[C::kWarpGroups];
 #pragma unroll
-    for (int t = 0; t < C::kTeams; ++t) {
-      weights[t] =
-          make_float2(Exp2(stats[t].x - FiniteOr0(max.x)), Exp2(stats[t].y - FiniteOr0(max.y)));
-      sum.x = fmaf(stats[t].z, weights[t].x, sum.x);
-      sum.y = fmaf(stats[t].w, weights[t].y, sum.y);
+    for (int g = 0; g < C::kWarpGroups; ++g) {
+      weights[g] =
+          make_float2(Exp2(stats[g].x - FiniteOr0(max.x)), Exp2(stats[g].y - FiniteOr0(max.y)));
+      sum.x = fmaf(stats[g].z, weights[g].x, sum.x);
+      sum.y = fmaf(stats[g].w, weights[g].y, sum.y);
     }
-    const float2 own_weights = team == 0 ? weights[0] : weights[C::kTeams - 1];
-    const float2 other_weights = team == 0 ? weights[C::kTeams - 1] : weights[0];
-    share->max[m][0] = max.x;
-    share->max[m][1] = max.y;
-    share->sum[m][0] = sum.x;
-    share->sum[m][1] = sum.y;
+    const float2 own_weights = warp_group == 0 ? weights[0] : weights[C::kWarpGroups - 1];
+    const float2 other_weights = warp_group == 0 ? weights[C::kWarpGroups - 1] : weights[0];
+    slice->max[m][0] = max.x;
+    slice->max[m][1] = max.y;
+    slice->sum[m][0] = sum.x;
+    slice->sum[m][1] = sum.y;
 #pragma unroll
-    for (int n = 0; n < C::kShareTiles; ++n) {
-      float(&tile)[4] = share->output[m][n];
+    for (int n = 0; n < C::kSliceTiles; ++n) {
+      float(&tile)[4] = slice->output[m][n];
 #pragma unroll
       for (int c = 0; c < 4; ++c) tile[c] = 0;
-      if constexpr (C::kTeams == 2) {
-        AddWeighted(TileOfHalf<C>(state, team, m, n, C::kShareTiles + n), own_weights, tile);
-        AddWeighted(passed.Tile(1 - team, m, n), other_weights, tile);
+      if constexpr (C::kWarpGroups == 2) {
+        AddWeighted(SelectTile<C>(state, warp_group, m, n, C::kSliceTiles + n), own_weights, tile);
+        AddWeighted(buffer.Tile(1 - warp_group, m, n), other_weights, tile);
       } else {
 #pragma unroll
-        for (int t = 0; t < C::kTeams; ++t) {
-          AddWeighted(passed.Tile(t, m, share->first_tile + n), weights[t], tile);
+        for (int g = 0; g < C::kWarpGroups; ++g) {
+          AddWeighted(buffer.Tile(g, m, slice->first_tile + n), weights[g], tile);
         }
       }
     }
   }
 }
 
-// Writes a share as partial results, to be combined with those of the other splits.
+// Writes a slice as partial results, to be combined with those of the other splits.
 template <class C>
-__device__ __forceinline__ void WritePartials(const Share<C>& share, const BlockWork& work,
+__device__ __forceinline__ void WritePartials(const OutputSlice<C>& slice, const BlockWork& work,
                                               int32_t first_row, const Partials& partials,
-                                              const Position<C>& position) {
+                                              const ThreadPosition<C>& thread) {
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (position.Row(m, i) >= work.row_count) continue;
-      const int32_t row = first_row + position.Row(m, i);
-      float* const to = partials.output + int64_t{row} * C::kHeadDim + 8 * share.first_tile;
+      if (thread.Row(m, i) >= work.row_count) continue;
+      const int32_t row = first_row + thread.Row(m, i);
+      float* const to = partials.output + int64_t{row} * C::kHeadDim + 8 * slice.first_tile;
 #pragma unroll
-      for (int n = 0; n < C::kShareTiles; ++n) {
-        *reinterpret_cast<float2*>(to + position.Column(n)) =
-            make_float2(share.output[m][n][2 * i], share.output[m][n][2 * i + 1]);
+      for (int n = 0; n < C::kSliceTiles; ++n) {
+        *reinterpret_cast<float2*>(to + thread.Column(n)) =
+            make_float2(slice.output[m][n][2 * i], slice.output[m][n][2 * i + 1]);
       }
-      if (share.first_tile == 0 && position.lane % 4 == 0) {
-        partials.max[row] = share.max[m][i];
-        partials.sum[row] = share.sum[m][i];
+      if (slice.first_tile == 0 && thread.lane % 4 == 0) {
+        partials.max[row] = slice.max[m][i];
+        partials.sum[row] = slice.sum[m][i];
       }
     }
   }
 }
 
-// Writes a share to O and LSE. O passes through the warp's own shared memory at `staged`, so that
-// it leaves in pieces of 16 bytes.
+// Writes a slice to O, and LSE. O goes through the warp's own shared memory at `staging`, so that
+// global writes are 16 bytes each.
 template <class C>
-__device__ __forceinline__ void WriteRows(const Share<C>& share, const BlockWork& work, int kv_head,
-                                          RowDivider group, const Position<C>& position,
-                                          std::byte* staged) {
+__device__ __forceinline__ void WriteRows(const OutputSlice<C>& slice, const BlockWork& work,
+                                          int kv_head, RowDivider group,
+                                          const ThreadPosition<C>& thread, std::byte* staging) {
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float factor = InverseOfSum(share.sum[m][i]);
-      const int row = m * 16 + position.lane / 4 + 8 * i;
-      auto* const to = reinterpret_cast<uint32_t*>(staged + row * C::kStagedPitch);
+      const float factor = InverseOfSum(slice.sum[m][i]);
+      const int row = m * 16 + thread.lane / 4 + 8 * i;
+      auto* const to = reinterpret_cast<uint32_t*>(staging + row * C::kStagingPitch);
 #pragma unroll
-      for (int n = 0; n < C::kShareTiles; ++n) {
-        const float(&tile)[4] = share.output[m][n];
-        to[position.Column(n) / 2] = ElementTraits<typename C::Element>::Pack(
+      for (int n = 0; n < C::kSliceTiles; ++n) {
+        const float(&tile)[4] = slice.output[m][n];
+        to[thread.Column(n) / 2] = ElementTraits<typename C::Element>::Pack(
             tile[2 * i] * factor, tile[2 * i + 1] * factor);
       }
     }
   }
   __syncwarp();
-  const int first_row = position.row_warp * C::kWarpRows;
+  const int first_row = thread.row_warp * C::kWarpRows;
 #pragma unroll
-  for (int begin = 0; begin < C::kWarpRows * C::kShareTiles; begin += 32) {
-    const int row = (begin + position.lane) / C::kShareTiles;
-    const int piece = (begin + position.lane) % C::kShareTiles;
+  for (int begin = 0; begin < C::kWarpRows * C::kSliceTiles; begin += 32) {
+    const int row = (begin + thread.lane) / C::kSliceTiles;
+    const int piece = (begin + thread.lane) % C::kSliceTiles;
     if (row >= C::kWarpRows || first_row + row >= work.row_count) break;
     const OutputRow to(group, kv_head, work.row_begin + first_row + row);
-    reinterpret_cast<uint4*>(to.Output(work))[share.first_tile + piece] =
-        reinterpret_cast<const uint4*>(staged + row * C::kStagedPitch)[piece];
+    reinterpret_cast<uint4*>(to.Output(work))[slice.first_tile + piece] =
+        reinterpret_cast<const uint4*>(staging + row * C::kStagingPitch)[piece];
   }
-  if (work.lse == nullptr || share.first_tile > 0 || position.lane % 4 > 0) return;
+  if (work.lse == nullptr || slice.first_tile > 0 || thread.lane % 4 > 0) return;
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = position.Row(m, i);
+      const int row = thread.Row(m, i);
       if (row >= work.row_count) continue;
       *OutputRow(group, kv_head, work.row_begin + row).Lse(work) =
-          LogSumExp(share.max[m][i], share.sum[m][i]);
+          LogSumExp(slice.max[m][i], slice.sum[m][i]);
     }
   }
 }
 
-// Writes the results of a block. Takes shared memory over from the main loop.
+// Writes the results of a block. Reuses the shared memory of the main loop.
 template <class C>
 __device__ __forceinline__ void WriteResults(const SoftmaxScale& scale, const BlockWork& work,
                                              int kv_head, RowDivider group,
-                                             const Partials& partials, const Position<C>& position,
-                                             std::byte* shared, const State<C>& state) {
-  Share<C> share;
-  MergeTeams<C>(scale, position, state, shared, &share);
+                                             const Partials& partials,
+                                             const ThreadPosition<C>& thread, std::byte* shared,
+                                             const State<C>& state) {
+  OutputSlice<C> slice;
+  CrossWarpReduce<C>(scale, thread, state, shared, &slice);
   if (work.num_splits > 1) {
-    WritePartials<C>(share, work, work.PartialRow(kv_head, work.split), partials, position);
+    WritePartials<C>(slice, work, work.PartialRow(kv_head, work.split), partials, thread);
   } else {
-    const int warp = position.team * C::kRowWarps + position.row_warp;
-    WriteRows<C>(share, work, kv_head, group, position,
-                 shared + C::kStagedOffset + warp * C::kWarpRows * C::kStagedPitch);
+    const int warp = thread.warp_group * C::kRowWarps + thread.row_warp;
+    WriteRows<C>(slice, work, kv_head, group, thread,
+                 shared + C::kStagingOffset + warp * C::kWarpRows * C::kStagingPitch);
   }
 }
 

@@ -1,4 +1,4 @@
-// The instructions that this family is built on, one function each.
+// One function for each PTX instruction that the sm80 kernels use.
 #ifndef FLASHCORE_KERNELS_SM80_PTX_CUH_
 #define FLASHCORE_KERNELS_SM80_PTX_CUH_
 
@@ -20,7 +20,7 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-// Starts copying 16 bytes from global to shared memory, past L1; if not `valid`, writes zeros
+// Starts copying 16 bytes from global to shared memory, bypassing L1. If not `valid`, writes zeros
 // and does not read `global`.
 __device__ __forceinline__ void CopyAsync16(uint32_t shared, const std::byte* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
@@ -28,12 +28,12 @@ __device__ __forceinline__ void CopyAsync16(uint32_t shared, const std::byte* gl
                : "memory");
 }
 
-// Closes a group of this thread's copies, which may be empty.
+// Ends the thread's current group of copies, which may be empty.
 __device__ __forceinline__ void CommitCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Waits until at most the kGroups newest groups of this thread are under way.
+// Waits until at most the thread's kGroups newest groups are in flight.
 template <int kGroups>
 __device__ __forceinline__ void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
@@ -47,8 +47,8 @@ __device__ __forceinline__ void Load8(uint32_t shared, uint32_t& first, uint32_t
                : "memory");
 }
 
-// Loads four 8x8 matrices of 16-bit elements. Lane l gives the shared memory address of row l % 8
-// of matrix l / 8 and gets elements 2 * (l % 4) and the next of row l / 4 of each matrix.
+// Loads four 8x8 matrices of 16-bit elements. `row` of lane l is the shared address of row l % 8 of
+// matrix l / 8. Lane l receives elements 2 * (l % 4) and the next of row l / 4 of each matrix.
 __device__ __forceinline__ void LoadMatrices(uint32_t row, uint32_t (&matrices)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
@@ -56,7 +56,7 @@ __device__ __forceinline__ void LoadMatrices(uint32_t row, uint32_t (&matrices)[
                : "memory");
 }
 
-// The same, transposed: lane l gets column l / 4, rows 2 * (l % 4) and the next.
+// Transposed: lane l receives column l / 4, rows 2 * (l % 4) and the next, of each matrix.
 __device__ __forceinline__ void LoadMatricesTransposed(uint32_t row, uint32_t (&matrices)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
@@ -64,17 +64,18 @@ __device__ __forceinline__ void LoadMatricesTransposed(uint32_t row, uint32_t (&
                : "memory");
 }
 
-// sum[16 x 8] += a[16 x 16] * b[16 x 8], float32 sums. With g = lane / 4 and t = lane % 4:
+// sum[16 x 8] += a[16 x 16] * b[16 x 8] in float32. Elements of a lane, with g = lane / 4 and t =
+// lane % 4:
 //   sum: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)             (row, column)
 //   a:   pairs from (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8)
 //   b:   pairs down a column from (2t, g), (2t + 8, g)
 template <class Element>
-__device__ __forceinline__ void MultiplyAdd(const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                                            float (&sum)[4]);
+__device__ __forceinline__ void Mma(const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                    float (&sum)[4]);
 
 template <>
-__device__ __forceinline__ void MultiplyAdd<__half>(const uint32_t (&a)[4], uint32_t b0,
-                                                    uint32_t b1, float (&sum)[4]) {
+__device__ __forceinline__ void Mma<__half>(const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                            float (&sum)[4]) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -83,8 +84,8 @@ __device__ __forceinline__ void MultiplyAdd<__half>(const uint32_t (&a)[4], uint
 }
 
 template <>
-__device__ __forceinline__ void MultiplyAdd<__nv_bfloat16>(const uint32_t (&a)[4], uint32_t b0,
-                                                           uint32_t b1, float (&sum)[4]) {
+__device__ __forceinline__ void Mma<__nv_bfloat16>(const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                                   float (&sum)[4]) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -92,15 +93,15 @@ __device__ __forceinline__ void MultiplyAdd<__nv_bfloat16>(const uint32_t (&a)[4
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// The same with float16 sums, which there are for float16 elements only:
+// sum += a * b in float16, for float16 elements only. Elements of a lane:
 //   sum: pairs from (g, 2t), (g + 8, 2t)
 template <class Element>
-__device__ __forceinline__ void MultiplyAdd(const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                                            uint32_t (&sum)[2]);
+__device__ __forceinline__ void Mma(const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                    uint32_t (&sum)[2]);
 
 template <>
-__device__ __forceinline__ void MultiplyAdd<__half>(const uint32_t (&a)[4], uint32_t b0,
-                                                    uint32_t b1, uint32_t (&sum)[2]) {
+__device__ __forceinline__ void Mma<__half>(const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                            uint32_t (&sum)[2]) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 "
       "{%0, %1}, {%2, %3, %4, %5}, {%6, %7}, {%0, %1};"

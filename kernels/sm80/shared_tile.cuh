@@ -1,7 +1,7 @@
-// Tiles of Q, K and V in shared memory: rows of head_dim elements in chunks of 16 bytes. The order
-// of a row's chunks is XORed with bits of the row number, so that the same chunk of 8 consecutive
-// rows, which is what ldmatrix reads at a time, lies in 8 different groups of 4 banks. A row of
-// E4M3 codes is laid out as one of half as many elements: kHeadDim is Config::kKvWidth then.
+// Tiles of Q, K and V in shared memory: rows of kRowBytes bytes in chunks of 16. A swizzle XORs the
+// chunk's index with bits of the row number, so that ldmatrix, which reads the same chunk of 8
+// consecutive rows at a time, has no bank conflicts: the 8 chunks are in 8 different groups of 4
+// banks.
 #ifndef FLASHCORE_KERNELS_SM80_SHARED_TILE_CUH_
 #define FLASHCORE_KERNELS_SM80_SHARED_TILE_CUH_
 
@@ -9,73 +9,79 @@
 #include <cstdint>
 
 #include "kernels/attention.h"
+#include "kernels/sm80/config.cuh"
 #include "kernels/sm80/ptx.cuh"
-#include "kernels/smxx/row_output.cuh"
 #include "kernels/smxx/work_list.h"
 
 namespace flashcore::kernels::sm80 {
 
-// Chunks whose order is permuted among themselves: XOR leaves higher bits of a chunk's number
-// alone. A row of 64 * n elements is whole cycles of the 32 banks; a row of 32 * n is half a cycle
-// more or less, so neighbours differ already and pairs of rows must.
-template <int kHeadDim>
-constexpr int kChunkCycle = kHeadDim % 64 == 0 ? 8 : 4;
+// The swizzle permutes chunks within aligned cycles of this many. A row of 128 * n bytes ends at a
+// multiple of the 32 banks. A row of 64 * n bytes ends half way: odd rows are shifted by 16 banks,
+// so the swizzle changes with every second row.
+template <int kRowBytes>
+constexpr int kChunkCycle = kRowBytes % 128 == 0 ? 8 : 4;
 
-// Byte offset of chunk `cycle * kChunkCycle + chunk` of a row.
-template <int kHeadDim>
+// Byte offset in the tile of chunk `cycle * kChunkCycle + chunk` of a row.
+template <int kRowBytes>
 __device__ __forceinline__ constexpr int ChunkOffset(int row, int cycle, int chunk) {
-  constexpr int kCycle = kChunkCycle<kHeadDim>;
+  constexpr int kCycle = kChunkCycle<kRowBytes>;
   const int swizzle = kCycle == 8 ? row % 8 : row / 2 % 4;
-  return row * (kHeadDim * 2) + cycle * (kCycle * 16) + (chunk ^ swizzle) * 16;
+  return row * kRowBytes + cycle * (kCycle * 16) + (chunk ^ swizzle) * 16;
 }
 
-// The same for chunk 2 * step + odd.
-template <int kHeadDim>
+// Byte offset in the tile of chunk 2 * step + odd of a row.
+template <int kRowBytes>
 __device__ __forceinline__ constexpr int StepOffset(int row, int step, int odd) {
-  constexpr int kSteps = kChunkCycle<kHeadDim> / 2;
-  return ChunkOffset<kHeadDim>(row, step / kSteps, step % kSteps * 2 + odd);
+  constexpr int kSteps = kChunkCycle<kRowBytes> / 2;
+  return ChunkOffset<kRowBytes>(row, step / kSteps, step % kSteps * 2 + odd);
 }
 
-// The shared memory address of chunk 2 * step + odd of a row, from that of chunk `odd`: rows start
-// at multiples of a cycle, so that steps change bits of the address that nothing else does.
-template <int kHeadDim>
+// Address of chunk 2 * step + odd of a row, given that of chunk `odd`. Rows start at multiples of a
+// cycle, so the step's bits of the address are independent of the others.
+template <int kRowBytes>
 __device__ __forceinline__ uint32_t StepAddress(uint32_t first, int step) {
-  constexpr int kSteps = kChunkCycle<kHeadDim> / 2;
-  return (first ^ (step % kSteps * 32)) + step / kSteps * (kChunkCycle<kHeadDim> * 16);
+  constexpr int kSteps = kChunkCycle<kRowBytes> / 2;
+  return (first ^ (step % kSteps * 32)) + step / kSteps * (kChunkCycle<kRowBytes> * 16);
 }
 
-// A thread's share of copying its team's K and V tiles.
+// Address in the row 16 * n rows later. The swizzle is the same there.
+template <int kRowBytes>
+__device__ __forceinline__ uint32_t RowAddress(uint32_t address, int n) {
+  return address + n * 16 * kRowBytes;
+}
+
+// One thread's part of copying a K or V tile of its KV warp group.
 template <class C>
 struct TileCopy {
-  static constexpr int kCycle = kChunkCycle<C::kKvWidth>;
-  static constexpr int kRowsAtOnce = C::kTeamThreads / kCycle;
-  static constexpr int kSwizzledRows = 8;  // the swizzle repeats after so many rows
+  static constexpr int kCycle = kChunkCycle<C::kKvRowBytes>;
+  static constexpr int kRowsAtOnce = C::kGroupThreads / kCycle;
+  static constexpr int kSwizzledRows = 8;  // rows after which the swizzle repeats
   static_assert(kRowsAtOnce % kSwizzledRows == 0 || (kRowsAtOnce == 4 && kCycle == 8));
 
   static __device__ __forceinline__ int FirstRow() {
-    return static_cast<int>(threadIdx.x) % C::kTeamThreads / kCycle;
+    return static_cast<int>(threadIdx.x) % C::kGroupThreads / kCycle;
   }
   static __device__ __forceinline__ int Chunk() { return threadIdx.x % kCycle; }
 
-  // Where the share begins, in bytes from where a tile does.
+  // Bytes from the start of a tile in global memory to the thread's first chunk.
   static __device__ __forceinline__ int64_t Offset(int64_t row_stride) {
     return FirstRow() * row_stride + Chunk() * 16;
   }
 
-  // Starts copying a tile of kTileTokens rows, of which only the first `tokens` exist; the others
-  // become zeros, so that what their memory holds (NaN, say) never meets a probability of 0. `from`
-  // is where the share begins, `to` where the tile does.
-  static __device__ __forceinline__ void Start(const std::byte* from, int64_t row_stride,
-                                               int tokens, uint32_t to) {
-    to += ChunkOffset<C::kKvWidth>(FirstRow(), 0, Chunk());
+  // Starts copying a tile of kTileTokens rows. `from` is the thread's first chunk in global memory,
+  // `to` the tile's shared address. Only the first `tokens` rows exist: the others are not read and
+  // become zeros, because a probability of 0 times a NaN there would be NaN.
+  static __device__ __forceinline__ void CopyAsync(const std::byte* from, int64_t row_stride,
+                                                   int tokens, uint32_t to) {
+    to += ChunkOffset<C::kKvRowBytes>(FirstRow(), 0, Chunk());
     tokens -= FirstRow();
 #pragma unroll
     for (int row = 0; row < C::kTileTokens; row += kRowsAtOnce) {
       if (C::kTileTokens % kRowsAtOnce != 0 && FirstRow() + row >= C::kTileTokens) break;
-      // Half a cycle of rows further, the swizzle differs in its highest bit.
-      const uint32_t to_row = (row % kSwizzledRows == 0 ? to : to ^ 64) + row * C::kKvWidth * 2;
+      // 4 rows later, the highest bit of the swizzle differs.
+      const uint32_t to_row = (row % kSwizzledRows == 0 ? to : to ^ 64) + row * C::kKvRowBytes;
 #pragma unroll
-      for (int cycle = 0; cycle < C::kKvWidth / 8 / kCycle; ++cycle) {
+      for (int cycle = 0; cycle < C::kKvRowBytes / 16 / kCycle; ++cycle) {
         CopyAsync16(to_row + cycle * kCycle * 16, from + cycle * kCycle * 16, row < tokens);
       }
       from += kRowsAtOnce * row_stride;
@@ -83,11 +89,11 @@ struct TileCopy {
   }
 };
 
-// Starts copying the packed query rows of an item; the tile's other rows become zeros.
+// Starts copying the work tile's packed query rows; the rows beyond row_count become zeros.
 template <class C>
 __device__ __forceinline__ void CopyQueryAsync(const BlockWork& work, int kv_head, RowDivider group,
                                                uint32_t to) {
-  constexpr int kChunks = C::kHeadDim / 8;
+  constexpr int kChunks = C::kQueryRowBytes / 16;
   const std::byte* const query = work.query + kv_head * work.group_stride;
 #pragma unroll
   for (int begin = 0; begin < C::kRows * kChunks; begin += C::kThreads) {
@@ -100,22 +106,17 @@ __device__ __forceinline__ void CopyQueryAsync(const BlockWork& work, int kv_hea
     const int32_t query_row = group.Divide(packed_row);
     const std::byte* const from = query + query_row * work.row_stride +
                                   (packed_row - query_row * group.divisor) * work.head_stride;
-    CopyAsync16(to + StepOffset<C::kHeadDim>(row, chunk / 2, chunk % 2), from + chunk * 16, exists);
+    CopyAsync16(to + StepOffset<C::kQueryRowBytes>(row, chunk / 2, chunk % 2), from + chunk * 16,
+                exists);
   }
 }
 
-// Turns Q, which is there, into -Q.
+// Replaces the Q tile in shared memory by -Q.
 template <class C>
 __device__ __forceinline__ void NegateQuery(std::byte* tile) {
   auto* const pairs = reinterpret_cast<uint32_t*>(tile);
   for (int n = threadIdx.x; n < C::kQueryBytes / 4; n += C::kThreads) pairs[n] ^= 0x80008000u;
   __syncthreads();
-}
-
-// From the address of a token's row to that of 16 * n tokens later.
-template <int kHeadDim>
-__device__ __forceinline__ uint32_t TokenAddress(uint32_t address, int n) {
-  return address + n * 16 * kHeadDim * 2;
 }
 
 }  // namespace flashcore::kernels::sm80

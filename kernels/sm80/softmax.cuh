@@ -1,49 +1,51 @@
-// Online softmax over the scores of one tile, in registers.
+// Online softmax over the scores of one K/V tile, in registers.
 #ifndef FLASHCORE_KERNELS_SM80_SOFTMAX_CUH_
 #define FLASHCORE_KERNELS_SM80_SOFTMAX_CUH_
 
 #include <cmath>
 #include <type_traits>
 
+#include "kernels/sm80/accumulators.cuh"
 #include "kernels/sm80/config.cuh"
 #include "kernels/smxx/element.cuh"
 #include "kernels/smxx/row_output.cuh"
 
 namespace flashcore::kernels::sm80 {
 
-// A span's softmax_scale, made positive: a negative one is a positive one of -Q, and 0 is as good
-// as anything that takes every finite score to 0 (and leaves -infinity, which is masked, as it is).
+// The softmax scale as a positive factor. A negative scale becomes a positive one of -Q. Scale 0
+// becomes a factor so small that every finite score rounds to exponent 0, but -infinity (masked)
+// stays -infinity.
 struct SoftmaxScale {
   __device__ __forceinline__ explicit SoftmaxScale(float softmax_scale)
       : log2(fmaxf(fabsf(softmax_scale) * 1.44269504088896340736f, 1e-37f)) {}  // log2(e)
 
-  // A score as a power of 2.
+  // The exponent of 2 of a score.
   __device__ __forceinline__ float Exponent(float score) const { return __fmul_rn(score, log2); }
 
-  // Probabilities are kept relative to 2^Base(max).
+  // Probabilities are stored relative to 2^Base(max).
   __device__ __forceinline__ float Base(float max) const {
     return max == -INFINITY ? 0.0f : Exponent(max);
   }
 
-  // The output is rescaled only when the largest score has grown by more than a factor of 2^kSlack
-  // in probability (Zadouri et al., FlashAttention-4, 2025): probabilities up to 2^kSlack do as
-  // well until then, and most tiles need no rescaling at all. Float16 sums of probabilities up to
-  // 2^8 would overflow 2^8 times as early.
-  template <class Sum>
-  static constexpr float kSlack = std::is_same_v<Sum, float> ? 8 : 0;
+  // The output is rescaled only when a row's max would grow by more than 2^kRescaleThreshold in
+  // probability (Zadouri et al., FlashAttention-4, 2025). Until then probabilities up to
+  // 2^kRescaleThreshold are as exact, and most tiles need no rescaling. 0 for float16 accumulators,
+  // which would overflow.
+  template <class Accum>
+  static constexpr float kRescaleThreshold = std::is_same_v<Accum, float> ? 8 : 0;
 
-  // kSlack, as a score. Worked out again each time, because registers are scarcer than that.
-  template <class Sum>
-  __device__ __forceinline__ float Slack() const {
+  // kRescaleThreshold in units of scores. Recomputed at each use to save a register.
+  template <class Accum>
+  __device__ __forceinline__ float RescaleThreshold() const {
     float inverse;
     asm volatile("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(log2));
-    return kSlack<Sum> * inverse;
+    return kRescaleThreshold<Accum> * inverse;
   }
 
-  float log2;  // takes scores to powers of 2
+  float log2;  // converts a score to an exponent of 2
 };
 
-// The largest value among the 4 lanes that share a row.
+// Reduces over the 4 lanes that share a row.
 __device__ __forceinline__ float MaxOfRow(float value) {
   value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
   return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
@@ -54,18 +56,19 @@ __device__ __forceinline__ float SumOfRow(float value) {
   return value + __shfl_xor_sync(0xffffffffu, value, 2);
 }
 
-// Brings every row whose largest new score is out of reach of its maximum up to that score. A row
-// decides for itself, so that its bits do not depend on its neighbours.
+// Raises the max of each row whose largest new score exceeds it by more than the threshold, and
+// rescales the row to it. Each row decides alone, so its bits do not depend on the other rows.
 template <class C>
-__device__ __forceinline__ void Rescale(const SoftmaxScale& scale, float slack,
-                                        const float (&largest)[C::kRowTiles][2], State<C>* state) {
+__device__ __forceinline__ void RescaleRows(const SoftmaxScale& scale, float threshold,
+                                            const float (&largest)[C::kRowTiles][2],
+                                            State<C>* state) {
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float before = state->max[m][i];
       const float largest_of_row = MaxOfRow(largest[m][i]);
-      const float max = largest_of_row > before + slack ? largest_of_row : before;
+      const float max = largest_of_row > before + threshold ? largest_of_row : before;
       const float factor = Exp2(scale.Exponent(before) - scale.Base(max));  // 0 at first
 #pragma unroll
       for (int n = 0; n < C::kOutputTiles; ++n) state->output[m][n].ScaleRow(i, factor);
@@ -76,21 +79,22 @@ __device__ __forceinline__ void Rescale(const SoftmaxScale& scale, float slack,
   }
 }
 
-// A tile's probabilities as operands of P V. The accumulators of Q K^T are laid out as these need
-// them: a pair of tiles of 8 tokens is one operand of 16.
+// A tile's probabilities as A operands of P V. Two accumulator tiles of Q K^T (8 tokens each) have
+// the layout of one A operand (16 tokens).
 template <class C>
 struct Probabilities {
   uint32_t rows[C::kRowTiles][C::kTileTokens / 16][4];
 };
 
-// Brings the maxima up to a tile's scores, and the output with them, before P V is added to it.
+// Updates the row maxima for a tile's scores and rescales the output, before P V of the tile is
+// added to it.
 template <class C>
-__device__ __forceinline__ void RaiseMaxima(const SoftmaxScale& scale,
-                                            const float (&scores)[C::kRowTiles][C::kScoreTiles][4],
-                                            State<C>* state) {
+__device__ __forceinline__ void UpdateRowMax(const SoftmaxScale& scale,
+                                             const float (&scores)[C::kRowTiles][C::kScoreTiles][4],
+                                             State<C>* state) {
   float largest[C::kRowTiles][2];
-  const float slack = scale.Slack<typename C::Sum>();
-  bool out_of_reach = false;
+  const float threshold = scale.RescaleThreshold<typename C::Accum>();
+  bool exceeds = false;
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
@@ -101,10 +105,10 @@ __device__ __forceinline__ void RaiseMaxima(const SoftmaxScale& scale,
         value = fmaxf(value, fmaxf(scores[m][n][2 * i], scores[m][n][2 * i + 1]));
       }
       largest[m][i] = value;
-      out_of_reach |= value > state->max[m][i] + slack;
+      exceeds |= value > state->max[m][i] + threshold;
     }
   }
-  if (__any_sync(0xffffffffu, out_of_reach)) Rescale<C>(scale, slack, largest, state);
+  if (__any_sync(0xffffffffu, exceeds)) RescaleRows<C>(scale, threshold, largest, state);
 }
 
 // Turns a tile's scores into probabilities.
@@ -129,9 +133,9 @@ __device__ __forceinline__ void ComputeProbabilities(
   }
 }
 
-// Makes each row's sum that of all its lanes, and its output relative to that sum. The output was
-// made of rounded probabilities, whose own sum divides it without the error of rounding them; the
-// sum of the others is what the LSE needs.
+// Reduces each row's sum over its lanes, and makes the output relative to that sum. The output is
+// a sum over rounded probabilities: dividing it by their own sum, and not by `sum`, cancels part of
+// the rounding error. LSE needs the unrounded sum.
 template <class C>
 __device__ __forceinline__ void FinishSoftmax(State<C>* state) {
 #pragma unroll

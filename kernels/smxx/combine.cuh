@@ -1,5 +1,5 @@
-// Merges the partial results of KV splits. There is no launch for it: the block that finishes last
-// among the splits of a tile does it.
+// Combines the partial results of KV splits. It is not a kernel of its own: the last block to
+// finish among the splits of a work tile runs it.
 #ifndef FLASHCORE_KERNELS_SMXX_COMBINE_CUH_
 #define FLASHCORE_KERNELS_SMXX_COMBINE_CUH_
 
@@ -14,14 +14,15 @@
 
 namespace flashcore::kernels {
 
-// Called by every thread of a block that has written its partial results: whether those of all
-// `num_splits` splits are there and can be read, which is true for one of their blocks. `*finished`
-// counts blocks; it was 0 before the first and is again after the last.
+// Whether this block is the last of `num_splits` to finish; then it can read the partial results of
+// all. Called by every thread of a block after it has written its own. `*finished` counts the
+// blocks: 0 before the first and again after the last.
 __device__ __forceinline__ bool IsLastSplit(int32_t num_splits, int32_t* finished) {
   __syncthreads();
   bool last = false;
   if (threadIdx.x == 0) {
-    // Releases what the barrier has shown to this thread; acquires what the other blocks released.
+    // Releases the writes of this block, which the barrier has ordered before; acquires those of
+    // the other blocks.
     int32_t before;
     asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;"
                  : "=r"(before)
@@ -33,12 +34,12 @@ __device__ __forceinline__ bool IsLastSplit(int32_t num_splits, int32_t* finishe
   return __syncthreads_or(last);
 }
 
-// Writes O and LSE of the block's packed rows from the partial results of all splits, by all
-// kThreads threads of the block: each merges 4 components of a row, in split order.
+// Writes O and LSE of the block's packed rows from the partial results of all splits. All kThreads
+// threads take part; each combines 4 components of a row at a time, in split order.
 template <class Element, int kThreads>
 __device__ __forceinline__ void CombineSplits(const BlockWork& work, int kv_head, RowDivider group,
                                               const Partials& partials) {
-  constexpr int kBatch = 8;  // splits whose loads are under way at a time
+  constexpr int kBatch = 8;  // splits whose loads are in flight together
   const int pieces = partials.head_dim / 4;
   const int32_t stride = work.row_count;  // partial rows from a split to the next
 #pragma unroll 1
@@ -54,8 +55,8 @@ __device__ __forceinline__ void CombineSplits(const BlockWork& work, int kv_head
       float maxima[kBatch], sums[kBatch];
 #pragma unroll
       for (int s = 0; s < kBatch; ++s) {
-        // Past the last split, the last is loaded again and counts as nothing: a branch around the
-        // loads would make each wait for the one before.
+        // Beyond the last split, load it again and discard the values: a branch around the loads
+        // would serialise them.
         const int32_t partial = first + min(begin + s, work.num_splits - 1) * stride;
         parts[s] = __ldcg(reinterpret_cast<const float4*>(
             partials.output + int64_t{partial} * partials.head_dim + component));

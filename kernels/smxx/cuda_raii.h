@@ -1,9 +1,10 @@
-// Owners of what the CUDA runtime hands out.
+// Owners of CUDA handles, and a kernel launch that returns its error.
 #ifndef FLASHCORE_KERNELS_SMXX_CUDA_RAII_H_
 #define FLASHCORE_KERNELS_SMXX_CUDA_RAII_H_
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <utility>
 
 namespace flashcore::kernels {
@@ -22,7 +23,7 @@ class CudaHandle {
 
   T get() const { return handle_; }
   T release() { return std::exchange(handle_, nullptr); }
-  // For the runtime to write a new handle to; destroys the one before.
+  // Where the CUDA runtime writes a new handle. Destroys the current one.
   T* out() {
     Reset();
     return &handle_;
@@ -43,6 +44,16 @@ using CudaStream = CudaHandle<cudaStream_t, cudaStreamDestroy>;
 using CudaEvent = CudaHandle<cudaEvent_t, cudaEventDestroy>;
 using CudaGraph = CudaHandle<cudaGraph_t, cudaGraphDestroy>;
 using CudaGraphExec = CudaHandle<cudaGraphExec_t, cudaGraphExecDestroy>;
+
+// Launches `kernel` on the cudaStream_t `stream` with `shared_bytes` of dynamic shared memory; more
+// than 48 KB needs cudaFuncSetAttribute first. The grid must not be empty.
+template <class... Params>
+cudaError_t LaunchKernel(void (*kernel)(Params...), dim3 grid, int threads, size_t shared_bytes,
+                         void* stream, Params... params) {
+  void* args[] = {&params...};
+  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(threads), args,
+                          shared_bytes, static_cast<cudaStream_t>(stream));
+}
 
 }  // namespace flashcore::kernels
 

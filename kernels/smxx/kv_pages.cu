@@ -1,26 +1,26 @@
 #include <cuda_fp8.h>
 
 #include "kernels/kv_pages.h"
+#include "kernels/smxx/cuda_raii.h"
 #include "kernels/smxx/element.cuh"
-#include "kernels/smxx/launch.cuh"
 
 namespace flashcore::kernels {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kWordBytes = 16;  // what a thread moves at a time
+constexpr int kWordBytes = 16;  // bytes that a thread copies at a time
 
-// Bytes that one block of a page copy moves: small enough that even one page fills the device.
+// Bytes per block of a page copy: so few that even one page keeps the whole device busy.
 constexpr int64_t kBlockBytes = 8 * kThreads * kWordBytes;
 
 struct AppendParams {
-  const RowAppend* appends;  // one per block in x
-  int64_t head_bytes;        // of the page; a KV head per block in y
+  const RowAppend* appends;  // [gridDim.x]
+  int64_t head_bytes;        // of a page; blockIdx.y is the KV head
   int64_t value_offset;
-  int row_words;  // of the source
+  int row_words;  // of a source row
 };
 
-// What becomes of 16 bytes of a row on their way into its page. A block has one KV head.
+// Converts 16 bytes of a source row to the page's element type. A block has one KV head.
 struct CopyWord {
   using Result = uint4;
 
@@ -28,7 +28,7 @@ struct CopyWord {
   __device__ __forceinline__ Result operator()(uint4 word) const { return word; }
 };
 
-// To E4M3: in software below sm_89, with the same bits but for the sign of NaN.
+// To E4M3. Below sm_89 in software, with the same bits except the sign of NaN.
 template <class Element>
 struct QuantiseWord {
   using Result = uint2;
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads) AppendRowsKernel(const AppendParams 
   }
 }
 
-// A page per block in x, kBlockBytes of it per block in y.
+// blockIdx.x is the page, blockIdx.y the part of kBlockBytes.
 __global__ void __launch_bounds__(kThreads)
     CopyPagesKernel(int64_t page_bytes, const PageCopy* copies) {
   const PageCopy copy = copies[blockIdx.x];

@@ -1,4 +1,4 @@
-#include "kernels/smxx/launch.cuh"
+#include "kernels/smxx/cuda_raii.h"
 #include "kernels/smxx/read_bytes.h"
 
 namespace flashcore::kernels {
@@ -8,7 +8,7 @@ constexpr int kThreads = 256;
 constexpr int kThreadWords = 8;  // of 16 bytes, all in flight at once
 constexpr size_t kBlockWords = size_t{kThreads} * kThreadWords;
 
-// Almost no memory has it for its sum; without the test the compiler would drop the reads.
+// A sum that memory almost never has. Without the comparison the compiler would drop the reads.
 constexpr uint32_t kUnlikely = 0x9e3779b9;
 
 __global__ void __launch_bounds__(kThreads)

@@ -1,4 +1,4 @@
-// Reading device memory for nothing but the time that it takes.
+// Reads device memory, to measure the time it takes.
 #ifndef FLASHCORE_KERNELS_SMXX_READ_BYTES_H_
 #define FLASHCORE_KERNELS_SMXX_READ_BYTES_H_
 
@@ -9,9 +9,8 @@
 
 namespace flashcore::kernels {
 
-// Enqueues a kernel that reads device memory [from, from + bytes) once, in words of 16 bytes: both
-// are multiples of it, and there is at least one. `sink` is device memory, in practice never
-// written.
+// Launches a kernel that reads device memory [from, from + bytes) once. `from` and `bytes` are
+// multiples of 16, bytes at least 16. `sink` is device memory; it is in practice never written.
 cudaError_t ReadBytes(const void* from, size_t bytes, uint32_t* sink, cudaStream_t stream);
 
 }  // namespace flashcore::kernels

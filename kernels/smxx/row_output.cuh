@@ -1,5 +1,4 @@
-// How a finished packed row leaves the device: what the attention kernels' epilogues and the
-// combine have in common.
+// The last steps of a packed row, for the epilogues and the combine: arithmetic and address.
 #ifndef FLASHCORE_KERNELS_SMXX_ROW_OUTPUT_CUH_
 #define FLASHCORE_KERNELS_SMXX_ROW_OUTPUT_CUH_
 
@@ -19,23 +18,24 @@ __device__ __forceinline__ float Exp2(float x) {
   return y;
 }
 
-// What exponents are taken relative to, given the largest; anything will do if that is -infinity.
+// The base of a row's exponents: its max, or 0 for -infinity, which minus itself would be NaN.
 __device__ __forceinline__ float FiniteOr0(float max) { return max == -INFINITY ? 0 : max; }
 
-// Natural logarithm of a row's sum of exponentials: sum * 2^max. -infinity if the row saw nothing.
+// log(sum * 2^max): the natural logarithm of a row's sum of exponentials. -infinity for sum 0, a
+// row without visible tokens.
 __device__ __forceinline__ float LogSumExp(float max, float sum) {
   constexpr float kLn2 = 0.693147180559945309417f;
   return sum == 0 ? -INFINITY : (max + __log2f(sum)) * kLn2;
 }
 
-// What a row's output is divided by its sum with; 0 if the row saw nothing.
+// 1 / sum, the factor that normalises a row's output; 0 for sum 0.
 __device__ __forceinline__ float InverseOfSum(float sum) {
   float inverse;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(sum));
   return sum == 0 ? 0 : inverse;
 }
 
-// A packed row of a block's output.
+// Where packed row `packed_row` of a KV head is stored.
 struct OutputRow {
   __device__ __forceinline__ OutputRow(RowDivider group, int kv_head, int32_t packed_row)
       : row(group.Divide(packed_row)),
@@ -44,7 +44,7 @@ struct OutputRow {
   __device__ __forceinline__ std::byte* Output(const BlockWork& work) const {
     return work.output + row * work.row_stride + head * work.head_stride;
   }
-  // Not to be asked for if the span wants no LSE.
+  // Only if work.lse is not null.
   __device__ __forceinline__ float* Lse(const BlockWork& work) const {
     return work.lse + row * work.lse_row_stride + head * work.lse_head_stride;
   }

@@ -215,7 +215,7 @@ int LaunchAttentionSm80(const AttentionBatch& batch, const Plan& plan, const Lau
     const WorkListView work(copy, plan, ctx.work_list);
     ExpectCounters(work.finished, plan.combines.size());
     thread_local ThreadPool threads(1);
-    PlanOptions apart = TileFor(kSm80Tiles, geometry.head_dim).plan;
+    PlanOptions apart = Sm80Plan(geometry.head_dim);
     apart.kv_heads_apart = true;  // as CPU kernels need it
     Plan cpu_plan;
     MakePlan(copy, apart, 1, &cpu_plan);

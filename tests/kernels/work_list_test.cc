@@ -24,8 +24,8 @@ class PackedBatch {
   explicit PackedBatch(std::vector<Span> spans)
       : spans_(std::move(spans)),
         batch_{{DType::kFloat16, 4, 2, 64}, spans_.data(), static_cast<int32_t>(spans_.size())} {
-    MakePlan(batch_, kSm80Tiles[0].plan, 1, &plan_);
-    PlanOptions apart = kSm80Tiles[0].plan;
+    MakePlan(batch_, Sm80Plan(64), 1, &plan_);
+    PlanOptions apart = Sm80Plan(64);
     apart.kv_heads_apart = true;
     MakePlan(batch_, apart, 1, &plan_of_all_heads_);
     aligned_.resize(WorkListBytes(plan_) / sizeof(BlockWork) + 1);

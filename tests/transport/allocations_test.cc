@@ -5,7 +5,7 @@
 
 #include "flashcore/v1/debug.pb.h"
 #include "grpcpp/create_channel.h"
-#include "grpcpp/impl/client_unary_call.h"
+#include "proto/grpc_compat.h"
 #include "gtest/gtest.h"
 #include "tests/transport/byte_path_fixture.h"
 #include "tests/transport/counted_memory.h"
