@@ -30,7 +30,7 @@ inline constexpr TileRow kCpuTiles[] = {
     // of threads, and a split still streams 128 KB or more, so merging it costs under 1%.
     // Up to 16 packed rows split: such a span has one row tile per KV head, so without splits a
     // small batch could not use every core; with more rows it is bound by arithmetic.
-    // Shared items of up to 64 packed rows: reading and converting K/V once for 64 rows instead of
+    // Cascade items of up to 64 packed rows: reading and converting K/V once for 64 rows instead of
     // 128 costs less than the noise (32 rows: 5%), and more items are easier to spread over cores.
     {256, {128, 512, 16, 64}},
 };
@@ -119,7 +119,7 @@ constexpr bool TilesAreSane(const TileRow (&tiles)[kRows], int32_t max_rows,
     if (tiles[i].plan.tile_rows > max_rows) return false;
     if (tiles[i].plan.split_max_rows > max_split_rows) return false;
     if (tiles[i].plan.split_max_rows > tiles[i].plan.tile_rows) return false;
-    if (tiles[i].plan.shared_rows > tiles[i].plan.tile_rows) return false;
+    if (tiles[i].plan.cascade_rows > tiles[i].plan.tile_rows) return false;
     if (tiles[i].plan.min_tile_rows > tiles[i].plan.tile_rows) return false;
     if (tiles[i].plan.split_kv_rows % kPageTokens != 0) return false;
   }
@@ -137,7 +137,7 @@ constexpr bool BlocksAgree() {
   return true;
 }
 }  // namespace internal
-// Spans that split alone must read K/V in place, because the items that they share do.
+// Split spans must read K/V in place, because cascade items sum in that order.
 static_assert(internal::TilesAreSane(kCpuTiles, kCpuMaxTileRows, kCpuFewRows));
 static_assert(internal::TilesAreSane(kSm80Tiles, kCudaMaxTileRows, kCudaMaxTileRows));
 static_assert(internal::TilesAreSane(kSm80Fp8Tiles, kCudaMaxTileRows, kCudaMaxTileRows));

@@ -23,7 +23,7 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks)
     AttendKernel(const AttendParams params) {
   // By reference: what the epilogue needs of it is read then, and takes no registers before.
-  const BlockWork& work = params.work[blockIdx.y];
+  const WorkTile& work = params.work[blockIdx.y];
   const int kv_head = blockIdx.x;
   const Position<C> position;
   const SoftmaxScale scale(ScoreScale<C>(work, kv_head));

@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "kernels/attention.h"
-#include "kernels/partials.h"
 #include "kernels/sm80/config.cuh"
 #include "kernels/sm80/softmax.cuh"
 #include "kernels/smxx/element.cuh"
@@ -167,7 +166,7 @@ __device__ __forceinline__ void MergeTeams(const SoftmaxScale& scale, const Posi
 
 // Writes a share as partial results, to be combined with those of the other splits.
 template <class C>
-__device__ __forceinline__ void WritePartials(const Share<C>& share, const BlockWork& work,
+__device__ __forceinline__ void WritePartials(const Share<C>& share, const WorkTile& work,
                                               int32_t first_row, const Partials& partials,
                                               const Position<C>& position) {
 #pragma unroll
@@ -193,7 +192,7 @@ __device__ __forceinline__ void WritePartials(const Share<C>& share, const Block
 // Writes a share to O and LSE. O passes through the warp's own shared memory at `staged`, so that
 // it leaves in pieces of 16 bytes.
 template <class C>
-__device__ __forceinline__ void WriteRows(const Share<C>& share, const BlockWork& work, int kv_head,
+__device__ __forceinline__ void WriteRows(const Share<C>& share, const WorkTile& work, int kv_head,
                                           RowDivider group, const Position<C>& position,
                                           std::byte* staged) {
 #pragma unroll
@@ -237,7 +236,7 @@ __device__ __forceinline__ void WriteRows(const Share<C>& share, const BlockWork
 
 // Writes the results of a block. Takes shared memory over from the main loop.
 template <class C>
-__device__ __forceinline__ void WriteResults(const SoftmaxScale& scale, const BlockWork& work,
+__device__ __forceinline__ void WriteResults(const SoftmaxScale& scale, const WorkTile& work,
                                              int kv_head, RowDivider group,
                                              const Partials& partials, const Position<C>& position,
                                              std::byte* shared, const State<C>& state) {

@@ -34,7 +34,7 @@ namespace flashcore::kernels::sm80 {
 template <class C>
 class TileRing {
  public:
-  __device__ __forceinline__ TileRing(const BlockWork& work, int kv_head, int team, uint32_t shared)
+  __device__ __forceinline__ TileRing(const WorkTile& work, int kv_head, int team, uint32_t shared)
       : work_(work),
         first_row_(FirstRow(work.kv_begin, team)),
         kv_end_(work.kv_end),
@@ -120,7 +120,7 @@ class TileRing {
     return offset + row % kPageTokens * work_.kv_row_stride;
   }
 
-  const BlockWork& work_;  // what is needed once a step is read then, and takes no registers
+  const WorkTile& work_;  // what is needed once a step is read then, and takes no registers
   const int32_t first_row_;
   const int32_t kv_end_;
   const std::byte* const key_;
@@ -315,7 +315,7 @@ __device__ __forceinline__ void AttendLookingAhead(const SoftmaxScale& scale,
 // Attends the item's rows to the team's share of its K/V. Leaves no copy under way, and nobody
 // reading shared memory.
 template <class C>
-__device__ __forceinline__ void AttendTiles(const BlockWork& work, int kv_head, RowDivider group,
+__device__ __forceinline__ void AttendTiles(const WorkTile& work, int kv_head, RowDivider group,
                                             const SoftmaxScale& scale, const Position<C>& position,
                                             std::byte* memory, State<C>* state) {
   const uint32_t shared = SharedAddress(memory);

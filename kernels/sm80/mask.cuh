@@ -27,7 +27,7 @@ template <class C>
 struct TileMask {
   // Writes what each row of the block's tile sees to `shared`: the block must be synchronised
   // before the first use.
-  __device__ __forceinline__ TileMask(const BlockWork& work, RowDivider group, std::byte* shared)
+  __device__ __forceinline__ TileMask(const WorkTile& work, RowDivider group, std::byte* shared)
       : kv_end(work.kv_end),
         all{work.all_begin, work.all_end},
         seen(reinterpret_cast<TokenRange*>(shared)) {

@@ -94,7 +94,7 @@ __device__ __forceinline__ void LoadValues(uint32_t address,
 
 // What Q K^T is to be multiplied with.
 template <class C>
-__device__ __forceinline__ float ScoreScale(const BlockWork& work, int kv_head) {
+__device__ __forceinline__ float ScoreScale(const WorkTile& work, int kv_head) {
   if constexpr (kIsFp8<C>) return work.softmax_scale * work.key_scale[kv_head];
   return work.softmax_scale;
 }
@@ -102,7 +102,7 @@ __device__ __forceinline__ float ScoreScale(const BlockWork& work, int kv_head) 
 // Turns an output of E4M3 codes into one of what they stand for, with columns in the order that
 // Position::Column tells.
 template <class C>
-__device__ __forceinline__ void FinishOutput(const BlockWork& work, int kv_head, State<C>* state) {
+__device__ __forceinline__ void FinishOutput(const WorkTile& work, int kv_head, State<C>* state) {
   if constexpr (kIsFp8<C>) {
     const float scale = work.value_scale[kv_head];
 #pragma unroll

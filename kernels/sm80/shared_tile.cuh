@@ -85,7 +85,7 @@ struct TileCopy {
 
 // Starts copying the packed query rows of an item; the tile's other rows become zeros.
 template <class C>
-__device__ __forceinline__ void CopyQueryAsync(const BlockWork& work, int kv_head, RowDivider group,
+__device__ __forceinline__ void CopyQueryAsync(const WorkTile& work, int kv_head, RowDivider group,
                                                uint32_t to) {
   constexpr int kChunks = C::kHeadDim / 8;
   const std::byte* const query = work.query + kv_head * work.group_stride;

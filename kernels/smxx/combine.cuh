@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "kernels/attention.h"
-#include "kernels/partials.h"
 #include "kernels/smxx/element.cuh"
 #include "kernels/smxx/row_output.cuh"
 #include "kernels/smxx/work_list.h"
@@ -36,7 +35,7 @@ __device__ __forceinline__ bool IsLastSplit(int32_t num_splits, int32_t* finishe
 // Writes O and LSE of the block's packed rows from the partial results of all splits, by all
 // kThreads threads of the block: each merges 4 components of a row, in split order.
 template <class Element, int kThreads>
-__device__ __forceinline__ void CombineSplits(const BlockWork& work, int kv_head, RowDivider group,
+__device__ __forceinline__ void CombineSplits(const WorkTile& work, int kv_head, RowDivider group,
                                               const Partials& partials) {
   constexpr int kBatch = 8;  // splits whose loads are under way at a time
   const int pieces = partials.head_dim / 4;
