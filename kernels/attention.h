@@ -6,12 +6,17 @@
 //   O[i, h] = sum_j softmax_j(scale * Q[i, h] . K[j, h / group]) * V[j, h / group]
 //   LSE[i, h] = log(sum_j exp(scale * Q[i, h] . K[j, h / group]))          (natural logarithm)
 //
-// over the K/V rows j that the mask lets row i see, where group = num_heads / num_kv_heads
-// (grouped-query attention: consecutive query heads share one KV head). A query row that sees no
+// over the K/V rows j that the mask makes visible to row i, where group = num_heads / num_kv_heads
+// (grouped-query attention: consecutive query heads share one KV head). A query row with no visible
 // K/V row gets O = 0 and LSE = -infinity.
 //
-// Nothing here owns memory and nothing here is checked: the server validates a request before it
-// becomes a span. This header includes neither CUDA nor gRPC, so it can be included anywhere.
+// Q, K and V must be finite. A NaN or infinity in them touches only outputs of its own span: the
+// rows that attend to it, and possibly rows that mask it. Whatever lies in K/V memory at or beyond
+// a span's length (page tails, recycled pages, padding) touches no result, NaN and infinity
+// included.
+//
+// These structs own no memory and kernels check nothing: the server validates a request before it
+// becomes a span. This header includes neither CUDA nor gRPC, so any file can include it.
 #ifndef FLASHCORE_KERNELS_ATTENTION_H_
 #define FLASHCORE_KERNELS_ATTENTION_H_
 
@@ -21,8 +26,7 @@
 
 namespace flashcore::kernels {
 
-// Tokens in one K/V page. It is also the KV tile of every kernel, so that paging costs one index
-// per tile.
+// Tokens in one K/V page. No KV tile crosses a page, so paging costs one index per tile.
 inline constexpr int kPageTokens = 64;
 
 // Pages that hold `rows` K/V rows.
@@ -32,8 +36,8 @@ enum class DType : uint8_t { kFloat16, kBFloat16 };
 
 inline constexpr size_t DTypeBytes(DType) { return 2; }
 
-// What K and V elements are. FP8 ones are E4M3 bytes (kernels/fp8.h) that stand for
-// scale[kv_head] * E4M3, with scales of their own for K and V.
+// Element type of K and V. An FP8 element is an E4M3 byte (kernels/fp8.h) that means
+// scale[kv_head] * E4M3; K and V have separate scales.
 enum class KvDType : uint8_t { kSameAsQuery, kFloat8E4M3 };
 
 inline constexpr size_t KvElementBytes(DType dtype, KvDType kv_dtype) {
@@ -43,9 +47,10 @@ inline constexpr size_t KvElementBytes(DType dtype, KvDType kv_dtype) {
 // Type in which Q.K^T and P.V are summed.
 enum class Accumulate : uint8_t { kFloat32, kFloat16 };
 
-// Which K/V rows a query row sees. Row i of a span sits at position p = i + kv_rows - query_rows
-// (the last query row is aligned with the last K/V row: "bottom right") and sees the K/V rows j
-// with p - left <= j <= p + right. kUnbounded lifts a side.
+// Which K/V rows are visible to a query row. Row i of a span is at position
+// p = i + kv_rows - query_rows (the last query row is aligned with the last K/V row: "bottom
+// right"). It attends to the K/V rows j with p - left <= j <= p + right. kUnbounded: no limit on
+// that side.
 struct Mask {
   static constexpr int32_t kUnbounded = std::numeric_limits<int32_t>::max();
   int32_t left = kUnbounded;
@@ -64,8 +69,8 @@ struct Mask {
 //
 //   key + page(j / kPageTokens) * page_stride + h * head_stride + (j % kPageTokens) * row_stride
 //
-// and likewise from `value`, where page(t) = pages ? pages[t] : t. Strides are in bytes, of which
-// an element has e = Geometry::kv_element_bytes().
+// where page(t) = pages ? pages[t] : t. V is addressed the same way, from `value`. Strides are in
+// bytes; e = Geometry::kv_element_bytes().
 //   dense NHD, K = [rows, kv_heads, head_dim]: row_stride = kv_heads * head_dim * e,
 //       head_stride = head_dim * e, page_stride = 64 * row_stride
 //   dense HND, K = [kv_heads, rows, head_dim]: row_stride = head_dim * e,
@@ -81,15 +86,15 @@ struct KvView {
   int64_t head_stride = 0;
   int64_t row_stride = 0;
   int32_t rows = 0;
-  const float* key_scale = nullptr;    // [kv_heads], finite and positive; of FP8 K/V only
-  const float* value_scale = nullptr;  // [kv_heads], likewise
+  const float* key_scale = nullptr;    // [kv_heads], finite and positive; FP8 only
+  const float* value_scale = nullptr;  // [kv_heads], finite and positive; FP8 only
 };
 
 // One span. Q and O have the same shape and strides; both hold elements of the batch's dtype.
 // Element d of row i of query head h of Q starts at
 // query + i * row_stride + h * head_stride + d * 2 bytes; head_dim elements are contiguous.
-// No alignment beyond the element's is promised on the CPU; CUDA kernels need 16-byte alignment of
-// every pointer and stride (LSE and scales: 4-byte).
+// CPU kernels need only the element's own alignment. CUDA kernels need every pointer and stride to
+// be a multiple of 16 bytes (LSE and scales: 4).
 struct Span {
   const std::byte* query = nullptr;
   std::byte* output = nullptr;
@@ -97,7 +102,7 @@ struct Span {
   int64_t head_stride = 0;  // bytes
   int32_t query_rows = 0;
 
-  float* lse = nullptr;         // null: not wanted
+  float* lse = nullptr;         // null: do not write LSE
   int64_t lse_row_stride = 0;   // elements
   int64_t lse_head_stride = 0;  // elements
 
@@ -106,7 +111,7 @@ struct Span {
   float softmax_scale = 0;  // multiplies Q.K^T; finite, may be zero or negative
 };
 
-// What every span of one launch has in common: requests that share it can share a launch.
+// Common to every span of one launch. Requests with equal geometry can share a launch.
 struct Geometry {
   DType dtype = DType::kFloat16;
   int32_t num_heads = 0;
@@ -123,7 +128,7 @@ struct Geometry {
   }
 };
 
-// The requests that one launch serves.
+// The spans of one launch, of one or more requests.
 struct AttentionBatch {
   Geometry geometry;
   const Span* spans = nullptr;  // [num_spans]

@@ -1,8 +1,8 @@
-// Conversions between float and FP8 E4M3 (the OCP's "FN" kind: sign, 4 bits of exponent with bias
-// 7, 3 of mantissa), bit for bit as the hardware's saturating ones do them: round to nearest even,
-// what is larger than 448 becomes 448, infinities too, and subnormals are kept (the smallest is
-// 2^-9). There is no infinity; 0x7f and 0xff are NaN, and NaN stays NaN (sign kept; the hardware's
-// is always positive). Scalar and portable, as in kernels/half.h.
+// Conversions between float and FP8 E4M3 (OCP E4M3FN: sign, 4 bits of exponent with bias 7, 3 bits
+// of mantissa), bit for bit as the saturating hardware conversions: round to nearest even;
+// magnitudes above 448, infinity included, become 448; keep subnormals (the smallest is 2^-9).
+// There is no infinity. 0x7f and 0xff are NaN. NaN stays NaN and keeps its sign; hardware always
+// returns a positive NaN. Scalar and portable, as in kernels/half.h.
 #ifndef FLASHCORE_KERNELS_FP8_H_
 #define FLASHCORE_KERNELS_FP8_H_
 
@@ -19,7 +19,7 @@ inline float E4M3ToFloat(uint8_t code) {
   const uint32_t sign = static_cast<uint32_t>(code & 0x80u) << 24;
   const uint32_t magnitude = code & 0x7fu;
   if (magnitude == 0x7fu) return BitsFloat(sign | 0x7fc00000u);
-  // With float's bias of 127 in place of 7 it is 2^-120 of its value, subnormals included.
+  // With float's exponent bias (127, not 7) the bits mean 2^-120 of the value, also for subnormals.
   return BitsFloat(sign | magnitude << 20) * 0x1p120f;
 }
 
@@ -35,11 +35,11 @@ inline uint8_t FloatToE4M3(float value) {
     return static_cast<uint8_t>(sign | units);
   }
   const uint32_t odd = magnitude >> 20 & 1u;
-  magnitude += 0x7ffffu + odd;  // may carry into the exponent: as it should
+  magnitude += 0x7ffffu + odd;  // a carry into the exponent is right
   return static_cast<uint8_t>(sign | (magnitude - (120u << 23)) >> 20);
 }
 
-// The scale under which `largest`, the largest magnitude of a tensor, becomes 448. 1 if it is 0.
+// The scale that maps `largest`, the largest magnitude of a tensor, to 448. 1 if `largest` is 0.
 inline float E4M3Scale(float largest) { return largest > 0 ? largest / kE4M3Max : 1.0f; }
 
 }  // namespace flashcore::kernels

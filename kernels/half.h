@@ -1,7 +1,7 @@
-// Conversions between float and the two 16-bit element types, bit for bit as IEEE 754 and the
-// hardware do them: round to nearest even, overflow to infinity, subnormals kept, NaN stays NaN
-// (quiet, sign and upper payload bits kept). Scalar and portable: the oracle, the tests and
-// clients use it; kernels have their own vector versions.
+// Conversions between float and the two 16-bit element types, bit for bit as in IEEE 754 and
+// hardware: round to nearest even, overflow to infinity, keep subnormals, NaN stays NaN (quiet,
+// with sign and upper payload bits). Scalar and portable, for the oracle, tests and clients.
+// Kernels have vector versions.
 #ifndef FLASHCORE_KERNELS_HALF_H_
 #define FLASHCORE_KERNELS_HALF_H_
 
@@ -54,7 +54,7 @@ inline uint16_t FloatToFloat16(float value) {
     return static_cast<uint16_t>(sign | units);
   }
   const uint32_t odd = magnitude >> 13 & 1u;
-  magnitude += 0xfffu + odd;  // may carry into the exponent, up to infinity: as it should
+  magnitude += 0xfffu + odd;  // a carry into the exponent is right, up to infinity
   return static_cast<uint16_t>(sign | ((magnitude - (112u << 23)) >> 13));
 }
 

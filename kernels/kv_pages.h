@@ -1,8 +1,8 @@
 // The seam for writing K/V pages, on any device. A page holds K then V of kPageTokens tokens of one
-// layer of one sequence, each [kv_heads][kPageTokens][head_dim], elements contiguous; reading it is
-// kernels/attention.h's KvView.
+// layer of one sequence, each [kv_heads][kPageTokens][head_dim], contiguous. KvView in
+// kernels/attention.h describes how kernels read it.
 //
-// Nothing here owns memory and nothing here is checked.
+// These structs own no memory, and the functions check nothing.
 #ifndef FLASHCORE_KERNELS_KV_PAGES_H_
 #define FLASHCORE_KERNELS_KV_PAGES_H_
 
@@ -15,7 +15,7 @@ namespace flashcore::kernels {
 
 class ThreadPool;  // kernels/cpu/thread_pool.h
 
-// What the pages of one launch have in common.
+// Common to all pages of one call.
 struct PageLayout {
   DType dtype = DType::kFloat16;
   int32_t num_kv_heads = 0;
@@ -26,14 +26,16 @@ struct PageLayout {
     return head_dim * static_cast<int64_t>(KvElementBytes(dtype, kv_dtype));
   }
   int64_t head_bytes() const { return kPageTokens * row_bytes(); }
-  int64_t value_offset() const { return num_kv_heads * head_bytes(); }  // of V, from the page
+  int64_t value_offset() const {
+    return num_kv_heads * head_bytes();
+  }  // from the start of a page to its V
   int64_t page_bytes() const { return 2 * value_offset(); }
 };
 
-// K/V rows on their way into one page: rows [row, row + rows) of *page are written. Row i of KV
-// head h is read from key + i * row_stride + h * head_stride, and likewise from value (bytes): its
-// elements are of the layout's dtype. FP8 pages get E4M3 of element / scale, rounded to nearest
-// even: what is out of range becomes the largest magnitude, an infinity too, and NaN stays NaN.
+// Writes rows [row, row + rows) of one page. Row i of KV head h of K is read from
+// key + i * row_stride + h * head_stride, that of V from value + the same offset. Source elements
+// have the layout's dtype. FP8 pages store E4M3 of element / scale, rounded to nearest even. Values
+// out of range and infinities become the largest magnitude; NaN stays NaN.
 struct RowAppend {
   const std::byte* key = nullptr;
   const std::byte* value = nullptr;
@@ -42,26 +44,26 @@ struct RowAppend {
   std::byte* page = nullptr;
   int32_t row = 0;                     // first row of the page to write
   int32_t rows = 0;                    // at least 1; row + rows <= kPageTokens
-  const float* key_scale = nullptr;    // [kv_heads], finite and positive; for FP8 pages only
-  const float* value_scale = nullptr;  // [kv_heads], likewise
+  const float* key_scale = nullptr;    // [kv_heads], finite and positive; FP8 pages only
+  const float* value_scale = nullptr;  // [kv_heads], finite and positive; FP8 pages only
 };
 
-// A whole page, copied. The two do not overlap.
+// Copies a whole page. `from` and `to` do not overlap.
 struct PageCopy {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
 };
 
-// On the CPU, shared among `threads` if that pays (null: the calling thread does it all), complete
-// on return. No two items of a call write the same bytes, and none reads what another writes.
+// CPU versions, complete on return. Large calls use `threads` (null: only the calling thread). No
+// two items of a call write the same bytes, and none reads what another writes.
 void AppendRowsCpu(const PageLayout& layout, const RowAppend* appends, int32_t count,
                    ThreadPool* threads);
 void CopyPagesCpu(int64_t page_bytes, const PageCopy* copies, int32_t count, ThreadPool* threads);
 
-// The same on a CUDA device, enqueued on the cudaStream_t `stream`; only in builds that have CUDA.
-// The arrays and all that they point to are in device memory, or, but for the pages, in mapped host
-// memory; every pointer and stride is a multiple of 16 bytes (scales: of 4). Return 0 or the
-// cudaError_t of the launch.
+// CUDA versions, enqueued on the cudaStream_t `stream`; only in builds with CUDA. Pages are in
+// device memory. The arrays, sources and scales are in device memory or mapped host memory. Every
+// pointer and stride is a multiple of 16 bytes (scales: 4). They return 0 or the cudaError_t of the
+// launch.
 int AppendRowsCuda(const PageLayout& layout, const RowAppend* appends, int32_t count, void* stream);
 int CopyPagesCuda(int64_t page_bytes, const PageCopy* copies, int32_t count, void* stream);
 

@@ -1,28 +1,27 @@
 #include "kernels/plan.h"
 
 #include <algorithm>
-
-#include "kernels/plan_forks.h"
+#include <tuple>
 
 namespace flashcore::kernels {
 namespace {
 
 int32_t DivideUp(int32_t a, int32_t b) { return a / b + (a % b != 0); }
 
-// Plans one tile of packed rows of every KV head of a span.
+// Plans one tile of packed rows for every KV head of a span.
 void PlanTile(const AttentionBatch& batch, const PlanOptions& options, int32_t span_index,
               int32_t row_begin, int32_t row_count, bool may_split, Plan* plan) {
   const Span& span = batch.spans[span_index];
   const int32_t group = batch.geometry.group();
-  const KvRange seen = VisibleKv(span.mask, span.query_rows, span.kv.rows, row_begin / group,
-                                 (row_begin + row_count - 1) / group + 1);
-  const int32_t begin = seen.begin / kPageTokens * kPageTokens;
+  const KvRange visible = VisibleKv(span.mask, span.query_rows, span.kv.rows, row_begin / group,
+                                    (row_begin + row_count - 1) / group + 1);
+  const int32_t begin = visible.begin / kPageTokens * kPageTokens;
   const int32_t splits =
-      may_split ? std::max(1, DivideUp(seen.end - begin, options.split_kv_rows)) : 1;
+      may_split ? std::max(1, DivideUp(visible.end - begin, options.split_kv_rows)) : 1;
 
   for (int32_t head = 0; head < batch.geometry.num_kv_heads; ++head) {
-    const bool has_items = head == 0 || options.kv_heads_apart;
-    WorkItem item{span_index, head, row_begin, row_count, begin, seen.end, -1};
+    const bool has_items = head == 0 || options.item_per_kv_head;
+    WorkItem item{span_index, head, row_begin, row_count, begin, visible.end, -1};
     if (splits == 1) {
       if (has_items) plan->items.push_back(item);
       continue;
@@ -31,7 +30,7 @@ void PlanTile(const AttentionBatch& batch, const PlanOptions& options, int32_t s
     plan->combines.push_back({span_index, head, row_begin, row_count, plan->partial_rows, splits});
     for (int32_t split = 0; has_items && split < splits; ++split) {
       item.kv_begin = begin + split * options.split_kv_rows;
-      item.kv_end = std::min(seen.end, item.kv_begin + options.split_kv_rows);
+      item.kv_end = std::min(visible.end, item.kv_begin + options.split_kv_rows);
       item.partial_row = plan->partial_rows + split * row_count;
       plan->items.push_back(item);
     }
@@ -39,8 +38,8 @@ void PlanTile(const AttentionBatch& batch, const PlanOptions& options, int32_t s
   }
 }
 
-// Packed rows of the tiles of spans that do not split.
-int32_t TileRows(const AttentionBatch& batch, const PlanOptions& options, int32_t workers) {
+// Tile size for the spans that are not split.
+int32_t UnsplitTileRows(const AttentionBatch& batch, const PlanOptions& options, int32_t workers) {
   int32_t tile_rows = options.tile_rows;
   if (options.min_tile_rows == 0) return tile_rows;
   for (; tile_rows > options.min_tile_rows; tile_rows /= 2) {
@@ -49,26 +48,176 @@ int32_t TileRows(const AttentionBatch& batch, const PlanOptions& options, int32_
       const int32_t rows = batch.spans[s].query_rows * batch.geometry.group();
       if (rows > options.split_max_rows) tiles += DivideUp(rows, tile_rows);
     }
-    // Workers without an item cost less than smaller tiles while they are few.
+    // While at least 3 in 4 workers have a tile, idle workers cost less than smaller tiles.
     if (tiles * batch.geometry.num_kv_heads * 4 >= int64_t{workers} * 3) break;
   }
   return tile_rows;
 }
 
-// Work of an item in row * K/V row units. One is added to the K/V rows so that among items without
-// K/V the larger one still counts for more.
+// Work of an item, in packed rows * K/V rows. K/V rows count one more, so that of two items without
+// K/V the one with more rows is longer.
 int64_t Cost(const WorkItem& item) {
   return int64_t{item.row_count} * (int64_t{item.kv_end} - item.kv_begin + 1);
 }
 
-// Longest first, so that the last items to start are the shortest; ties by position in the batch,
-// which makes the order, and with it the plan, a pure function of the batch.
+// Longest first, so that the last items to start are the shortest. Ties go by place in the batch,
+// which makes the order a pure function of the batch.
 bool RunsBefore(const WorkItem& a, const WorkItem& b) {
   if (Cost(a) != Cost(b)) return Cost(a) > Cost(b);
-  if (a.span != b.span) return a.span < b.span;
-  if (a.kv_head != b.kv_head) return a.kv_head < b.kv_head;
-  if (a.row_begin != b.row_begin) return a.row_begin < b.row_begin;
-  return a.kv_begin < b.kv_begin;
+  return std::tie(a.span, a.kv_head, a.row_begin, a.kv_begin) <
+         std::tie(b.span, b.kv_head, b.row_begin, b.kv_begin);
+}
+
+// A span whose leading splits other spans could share: these splits are whole, paged, and visible
+// to every packed row. The item of KV head h and split s is first_item + h * splits + s.
+struct CascadeCandidate {
+  const KvView* kv = nullptr;
+  int32_t first_page = 0;  // kv->pages[0], copied here for sorting
+  int32_t num_pages = 0;   // of the splits that could be shared
+  int32_t splits = 0;      // all splits of a KV head
+  int32_t rows = 0;        // packed rows of a KV head
+  size_t first_item = 0;
+  int32_t common_splits = 0;  // leading splits with the same pages as the next candidate's (sorted)
+};
+using Candidates = std::vector<CascadeCandidate>;
+
+// Appends the span whose items, not yet sorted, begin at plan.items[first_item], if it is a
+// candidate.
+void AddCascadeCandidate(const AttentionBatch& batch, const PlanOptions& options, const Plan& plan,
+                         size_t first_item, Candidates* candidates) {
+  if (first_item == plan.items.size()) return;  // no query rows
+  const WorkItem& item = plan.items[first_item];
+  const Span& span = batch.spans[item.span];
+  if (span.kv.pages == nullptr || span.mask.left != Mask::kUnbounded) return;
+  // The fewest K/V rows are visible to the first query row.
+  const KvRange visible = VisibleKv(span.mask, span.query_rows, span.kv.rows, 0, 1);
+  const int32_t whole_splits = visible.end / options.split_kv_rows;
+  if (whole_splits == 0) return;
+  CascadeCandidate candidate;
+  candidate.kv = &span.kv;
+  candidate.first_page = span.kv.pages[0];
+  candidate.num_pages = whole_splits * (options.split_kv_rows / kPageTokens);
+  candidate.splits =
+      static_cast<int32_t>(plan.items.size() - first_item) / batch.geometry.num_kv_heads;
+  candidate.rows = item.row_count;
+  candidate.first_item = first_item;
+  candidates->push_back(candidate);
+}
+
+// Identifies the memory that a span's page numbers index.
+auto PageMemory(const KvView& kv) {
+  return std::make_tuple(reinterpret_cast<uintptr_t>(kv.key), reinterpret_cast<uintptr_t>(kv.value),
+                         kv.page_stride, kv.head_stride, kv.row_stride);
+}
+
+// Number of leading pages that two candidates have in common.
+int32_t CommonPages(const CascadeCandidate& a, const CascadeCandidate& b) {
+  if (a.first_page != b.first_page || PageMemory(*a.kv) != PageMemory(*b.kv)) return 0;
+  const int32_t pages = std::min(a.num_pages, b.num_pages);
+  const int32_t* begin = a.kv->pages;
+  return static_cast<int32_t>(std::mismatch(begin, begin + pages, b.kv->pages).first - begin);
+}
+
+// Lexicographic order of the page tables: candidates with a common prefix become neighbours, and
+// two of them have in common what all neighbours between them have in common. The first page is
+// compared first because it nearly always decides.
+bool PagesLess(const CascadeCandidate& a, const CascadeCandidate& b) {
+  if (a.first_page != b.first_page) return a.first_page < b.first_page;
+  const auto a_memory = PageMemory(*a.kv), b_memory = PageMemory(*b.kv);
+  if (a_memory != b_memory) return a_memory < b_memory;
+  const int32_t common = CommonPages(a, b);
+  if (common < std::min(a.num_pages, b.num_pages)) {
+    return a.kv->pages[common] < b.kv->pages[common];
+  }
+  if (a.num_pages != b.num_pages) return a.num_pages < b.num_pages;
+  return a.first_item < b.first_item;
+}
+
+// Sets common_splits of every sorted candidate; returns the largest.
+int32_t CountCommonSplits(const PlanOptions& options, Candidates* candidates) {
+  const int32_t split_pages = options.split_kv_rows / kPageTokens;
+  int32_t most = 0;
+  for (size_t c = 0; c + 1 < candidates->size(); ++c) {
+    CascadeCandidate& candidate = (*candidates)[c];
+    candidate.common_splits = CommonPages(candidate, (*candidates)[c + 1]) / split_pages;
+    most = std::max(most, candidate.common_splits);
+  }
+  return most;
+}
+
+// Largest cascade item such that none is more than one worker's share of the launch.
+int32_t MaxCascadeRows(const PlanOptions& options, int32_t workers, const Plan& plan) {
+  int64_t work = 0;  // packed rows * K/V rows
+  for (const WorkItem& item : plan.items) {
+    work += int64_t{item.row_count} * (item.kv_end - item.kv_begin);
+  }
+  return static_cast<int32_t>(
+      std::min<int64_t>(options.cascade_rows, work / workers / options.split_kv_rows));
+}
+
+// Merges the items that the candidates [first, last) have for one split and KV head. The first
+// candidate's item becomes the cascade item; the others keep no rows.
+void MergeItems(const Candidates& candidates, size_t first, size_t last, int32_t split,
+                int32_t head, Plan* plan) {
+  const auto item_of = [&](const CascadeCandidate& candidate) -> WorkItem& {
+    return plan->items[candidate.first_item + head * candidate.splits + split];
+  };
+  const auto first_span = static_cast<int32_t>(plan->cascade_spans.size());
+  int32_t rows = 0;
+  for (size_t c = first; c < last; ++c) {
+    WorkItem& item = item_of(candidates[c]);
+    plan->cascade_spans.push_back({item.span, rows, item.row_count, item.partial_row});
+    rows += item.row_count;
+    item.row_count = 0;
+  }
+  WorkItem& cascade = item_of(candidates[first]);
+  cascade.row_count = rows;
+  cascade.partial_row = -1;
+  cascade.first_cascade_span = first_span;
+  cascade.num_cascade_spans = static_cast<int32_t>(last - first);
+}
+
+// Shares one split of the candidates [begin, end), which all have its pages in common: in as few
+// items as max_rows allows, of about equal size.
+void ShareSplit(const Candidates& candidates, size_t begin, size_t end, int32_t split,
+                int32_t num_kv_heads, int32_t max_rows, Plan* plan) {
+  int32_t rows = 0;
+  for (size_t c = begin; c < end; ++c) rows += candidates[c].rows;
+  const int32_t enough = DivideUp(rows, DivideUp(rows, max_rows));
+  for (size_t first = begin, last; first < end; first = last) {
+    int32_t item_rows = 0;
+    for (last = first; last < end && item_rows < enough; ++last) {
+      if (last > first && item_rows + candidates[last].rows > max_rows) break;
+      item_rows += candidates[last].rows;
+    }
+    if (last - first < 2) continue;
+    for (int32_t head = 0; head < num_kv_heads; ++head) {
+      MergeItems(candidates, first, last, split, head, plan);
+    }
+  }
+}
+
+// Replaces items for the same pages by cascade items, as far as it pays. Changes only the items:
+// splits, partial rows and combines stay as each span alone has them.
+void ShareCommonPrefixes(const Geometry& geometry, const PlanOptions& options, int32_t workers,
+                         Candidates* candidates, Plan* plan) {
+  if (candidates->size() < 2) return;
+  std::sort(candidates->begin(), candidates->end(), PagesLess);
+  const int32_t most = CountCommonSplits(options, candidates);
+  const int32_t max_rows = most > 0 ? MaxCascadeRows(options, workers, *plan) : 0;
+  if (max_rows == 0) return;
+
+  for (int32_t split = 0; split < most; ++split) {
+    for (size_t begin = 0, end; begin < candidates->size(); begin = end) {
+      end = begin + 1;
+      while ((*candidates)[end - 1].common_splits > split) ++end;  // the last candidate has 0
+      if (end - begin < 2) continue;
+      ShareSplit(*candidates, begin, end, split, geometry.num_kv_heads, max_rows, plan);
+    }
+  }
+  const auto is_empty = [](const WorkItem& item) { return item.row_count == 0; };
+  plan->items.erase(std::remove_if(plan->items.begin(), plan->items.end(), is_empty),
+                    plan->items.end());
 }
 
 }  // namespace
@@ -90,22 +239,24 @@ KvRange VisibleKv(const Mask& mask, int32_t query_rows, int32_t kv_rows, int32_t
 void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t workers,
               Plan* plan) {
   plan->items.clear();
-  plan->members.clear();
+  plan->cascade_spans.clear();
   plan->combines.clear();
   plan->partial_rows = 0;
-  const int32_t many_rows = TileRows(batch, options, workers);
-  std::vector<Fork> forks;
+  const int32_t unsplit_rows = UnsplitTileRows(batch, options, workers);
+  Candidates candidates;
   for (int32_t s = 0; s < batch.num_spans; ++s) {
     const size_t first_item = plan->items.size();
     const int32_t rows = batch.spans[s].query_rows * batch.geometry.group();
     const bool may_split = rows <= options.split_max_rows;
-    const int32_t tile_rows = may_split ? options.tile_rows : many_rows;
+    const int32_t tile_rows = may_split ? options.tile_rows : unsplit_rows;
     for (int32_t row = 0; row < rows; row += tile_rows) {
       PlanTile(batch, options, s, row, std::min(tile_rows, rows - row), may_split, plan);
     }
-    if (may_split && options.shared_rows > 0) AddFork(batch, options, *plan, first_item, &forks);
+    if (may_split && options.cascade_rows > 0) {
+      AddCascadeCandidate(batch, options, *plan, first_item, &candidates);
+    }
   }
-  ShareItems(batch.geometry, options, workers, &forks, plan);
+  ShareCommonPrefixes(batch.geometry, options, workers, &candidates, plan);
   std::sort(plan->items.begin(), plan->items.end(), RunsBefore);
   plan->workspace_bytes =
       size_t{sizeof(float)} * plan->partial_rows * (batch.geometry.head_dim + 2);

@@ -1,11 +1,37 @@
-// Pure host arithmetic that turns a batch into a work list: which tile, how many KV splits, in
-// which order. No device is touched, so all of it is tested without one.
+// Turns a batch into a work list: which tiles, how many KV splits, in which order. Pure host
+// arithmetic, so it is tested without a device.
 //
-// The rule that makes output bits independent of company: the KV split of a span is chosen from
-// that span alone (its query and K/V rows, mask, heads and head_dim), and so is its tile, or else
-// among tiles in which the kernel gives a row the same bits (PlanOptions::min_tile_rows). Other
-// spans of the batch only change the order in which work items run, and which spans' rows an item
-// serves.
+// Packed rows: the query rows of the query heads that share a KV head. Packed row r of (span,
+// kv_head) is query row r / group of query head kv_head * group + r % group. A tile is up to
+// PlanOptions::tile_rows packed rows. A work item attends one tile to a range of K/V rows.
+//
+// A span with few packed rows (decode) has one tile per KV head, and its K/V range is split. For
+// 2 query rows, group 2 and split_kv_rows 512, a KV head has three items and one combine:
+//
+//   packed row      K/V row 0       512           1024       1300
+//                           +--------+-------------+----------+
+//   0: query row 0, head 0  |        |             |          |
+//   1: query row 0, head 1  |  item  |    item     |   item   |
+//   2: query row 1, head 0  |        |             |          |
+//   3: query row 1, head 1  |        |             |          |
+//                           +--------+-------------+----------+
+//   partial rows            p .. p+3   p+4 .. p+7   p+8 .. p+11   -> CombineItem -> O, LSE
+//
+// A span with many packed rows has several tiles and no splits: each item writes O and LSE itself.
+//
+// Cascade: spans whose leading pages are the same (a shared prefix) share items, so that the K/V of
+// the prefix is read once. Only whole splits are shared:
+//
+//             split 0        split 1        split 2
+//   span A  [ pages 4..11 ][ pages 12..19 ][ own pages ]
+//   span B  [ pages 4..11 ][ pages 12..19 ][ own pages ]
+//             one item       one item       two items
+//
+// Output bits do not depend on the other spans of a batch: a span's splits follow from that span
+// alone (its query and K/V rows, mask, heads and head_dim). So does its tile, except where the
+// kernel gives a row the same bits in every allowed tile (PlanOptions::min_tile_rows). A cascade
+// item leaves the partial rows of each span as they are without it. Other spans change only the
+// order of the items and which spans' rows an item serves.
 #ifndef FLASHCORE_KERNELS_PLAN_H_
 #define FLASHCORE_KERNELS_PLAN_H_
 
@@ -17,19 +43,13 @@
 
 namespace flashcore::kernels {
 
-// Query rows and query heads that share one KV head are packed into the rows of a tile: packed row
-// r of (span, kv_head) is query row r / group of query head kv_head * group + r % group.
+// Packed rows [row_begin, row_begin + row_count) of one KV head of one span, and the K/V rows
+// [kv_begin, kv_end) they attend to. The range is narrowed to what the mask leaves visible to at
+// least one of them; kv_begin is rounded down to a multiple of kPageTokens. An empty range is
+// legal: it writes O = 0 and LSE = -infinity.
 //
-// A work item attends the packed rows [row_begin, row_begin + row_count) of one KV head of one span
-// to the K/V rows [kv_begin, kv_end), which the mask has already narrowed to tiles that at least
-// one of the packed rows sees. kv_begin is a multiple of kPageTokens. An empty range is legal: it
-// writes zeros and -inf.
-//
-// Spans that share pages (forks of one prefix) may share an item, so that those pages are read once
-// for all of them. Such an item has members: they fill its row_count rows, row_begin is 0, `span`
-// is any of them (its K/V is everybody's), and every row sees every K/V row of the range. Each
-// member's share of it is the item that it would have alone, down to the partial rows, so a kernel
-// that gives every row the arithmetic of its span alone gives it the same bits.
+// In a cascade item, row_count is the sum over its spans, row_begin is 0, `span` is any of its
+// spans (all have the same K/V in the range), and the whole range is visible to every row.
 struct WorkItem {
   int32_t span = 0;
   int32_t kv_head = 0;
@@ -37,22 +57,22 @@ struct WorkItem {
   int32_t row_count = 0;
   int32_t kv_begin = 0;
   int32_t kv_end = 0;
-  int32_t partial_row = -1;  // first row of its partial result; -1: writes O itself
-  int32_t combine = -1;      // in Plan::combines, if partial_row >= 0
-  int32_t first_member = 0;  // in Plan::members
-  int32_t num_members = 0;   // 0: not shared; otherwise at least 2, and partial_row means nothing
+  int32_t partial_row = -1;        // first row of its partial result; -1: writes O and LSE
+  int32_t combine = -1;            // index in Plan::combines; valid if partial_row >= 0
+  int32_t first_cascade_span = 0;  // index in Plan::cascade_spans
+  int32_t num_cascade_spans = 0;   // 0: not a cascade item; else at least 2, partial_row is unused
 };
 
-// The packed rows of one span in a shared item: all that it has of the KV head.
-struct Member {
+// The packed rows of one span in a cascade item: all rows that the span has for the KV head.
+struct CascadeSpan {
   int32_t span = 0;
-  int32_t tile_row = 0;  // its first row in the item; rows of the members follow each other
+  int32_t tile_row = 0;  // its first row in the item; the spans' rows follow each other
   int32_t row_count = 0;
-  int32_t partial_row = -1;  // as in WorkItem, its own
+  int32_t partial_row = -1;  // of this span, as in WorkItem
 };
 
-// Merges the partial results of the KV splits of one tile of packed rows, in split order: partial
-// rows first_partial_row + s * row_count + r for split s and row r.
+// Merges the partial results of the KV splits of one tile in split order. Split s of packed row r
+// is partial row first_partial_row + s * row_count + r.
 struct CombineItem {
   int32_t span = 0;
   int32_t kv_head = 0;
@@ -62,41 +82,58 @@ struct CombineItem {
   int32_t num_splits = 0;
 };
 
-// What a kernel family wants of its plan. Depends on the kernel, never on the batch.
+// What a kernel wants of its plan. Constant per kernel, independent of the batch.
 struct PlanOptions {
-  int32_t tile_rows = 128;      // packed rows a work item, at most
-  int32_t split_kv_rows = 512;  // K/V rows a split; a multiple of kPageTokens
-  int32_t split_max_rows = 16;  // spans with more packed rows per KV head than this do not split
-  int32_t shared_rows = 0;      // packed rows a shared item, at most; 0: items are never shared
-  // Tiles of spans that do not split are halved, down to min_tile_rows, as long as there are too
-  // few of them for the workers. Only for kernels that give a row the same bits in any of these
-  // tiles. 0: never.
+  int32_t tile_rows = 128;      // largest tile, packed rows
+  int32_t split_kv_rows = 512;  // K/V rows of a split; a multiple of kPageTokens
+  int32_t split_max_rows = 16;  // a span with more packed rows per KV head is not split
+  int32_t cascade_rows = 0;     // largest cascade item, packed rows; 0: no cascade
+  // While there are too few tiles for the workers, the tiles of spans that are not split are
+  // halved, down to this. Only for kernels that give a row the same bits in all of these tiles.
+  // 0: never halved.
   int32_t min_tile_rows = 0;
-  // Whether every KV head has items of its own. If not, those of KV head 0 stand for all: a kernel
-  // runs each for every KV head, whose combines and partial rows follow each other. Then items are
-  // not shared.
-  bool kv_heads_apart = true;
+  // false: items exist for KV head 0 only, and the kernel runs each of them for every KV head.
+  // Combines and partial rows exist for every KV head. There are no cascade items.
+  bool item_per_kv_head = true;
 };
 
 struct Plan {
-  std::vector<WorkItem> items;  // longest first
-  std::vector<Member> members;  // of the shared items, those of an item next to each other
+  std::vector<WorkItem> items;             // longest first
+  std::vector<CascadeSpan> cascade_spans;  // those of one item are contiguous
   std::vector<CombineItem> combines;
-  int32_t partial_rows = 0;    // rows of partial results over all splits
-  size_t workspace_bytes = 0;  // partial rows: head_dim + 2 floats each (O, max, sum)
+  int32_t partial_rows = 0;    // over all splits
+  size_t workspace_bytes = 0;  // a partial row is head_dim + 2 floats (O, max, sum)
 };
 
-// Plans `batch` into `*plan`, whose memory is reused, for a device that runs `workers` items at a
-// time (CPU: threads), at least 1: items are shared only so far that all of them keep busy. Reads
-// page numbers but no tensor bytes.
+// The partial rows of a plan in its workspace of rows * (head_dim + 2) floats: first all outputs,
+// then all maxima, then all sums. A split writes them, the combine reads them.
+struct Partials {
+  Partials(float* workspace, int32_t rows, int32_t output_head_dim)
+      : output(workspace),
+        max(workspace + int64_t{rows} * output_head_dim),
+        sum(max + rows),
+        head_dim(output_head_dim) {}
+
+  float* OutputRow(int32_t row) const { return output + int64_t{row} * head_dim; }
+
+  float* output;  // [rows][head_dim], not normalised, relative to 2^max
+  float* max;     // [rows], base 2; -infinity if no K/V row of the split is visible to the row
+  float* sum;     // [rows]
+  int32_t head_dim;
+};
+
+// Plans `batch` into `*plan`, whose memory is reused. `workers` is how many items the device runs
+// at a time (CPU: threads), at least 1: cascade items stay small enough to keep all of them busy.
+// Reads page tables but no tensor.
 void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t workers, Plan* plan);
 
-// The K/V rows [begin, end) that query rows [row_begin, row_end) of a span see between them.
-// Empty (begin == end) if they see none.
+// K/V rows [begin, end); empty if begin == end.
 struct KvRange {
   int32_t begin = 0;
   int32_t end = 0;
 };
+
+// The K/V rows that are visible to at least one of the query rows [row_begin, row_end) of a span.
 KvRange VisibleKv(const Mask& mask, int32_t query_rows, int32_t kv_rows, int32_t row_begin,
                   int32_t row_end);
 

@@ -24,27 +24,27 @@ const std::byte* KvRow(const KvView& kv, const std::byte* base, int32_t row, int
          row % kPageTokens * kv.row_stride;
 }
 
-// The K/V rows that query row i of a span sees, by the definition of Mask.
-std::vector<int32_t> SeenRows(const Span& span, int32_t i) {
+// The K/V rows that are visible to query row i of a span, by the definition of Mask.
+std::vector<int32_t> VisibleRows(const Span& span, int32_t i) {
   const int64_t position = int64_t{i} + span.kv.rows - span.query_rows;
-  std::vector<int32_t> seen;
+  std::vector<int32_t> visible;
   for (int32_t j = 0; j < span.kv.rows; ++j) {
     const bool left = span.mask.left == Mask::kUnbounded || j >= position - span.mask.left;
     const bool right = span.mask.right == Mask::kUnbounded || j <= position + span.mask.right;
-    if (left && right) seen.push_back(j);
+    if (left && right) visible.push_back(j);
   }
-  return seen;
+  return visible;
 }
 
-// One query row of one head: its inputs' addresses and what it sees.
+// One query row of one head, and the K/V rows visible to it.
 struct Row {
   const Geometry& geometry;
   const Span& span;
   const std::byte* query;
   int32_t kv_head;
-  const std::vector<int32_t>& seen;
+  const std::vector<int32_t>& visible;
 
-  // Element d of K/V row j: exact, whatever its type.
+  // Element d of K/V row j, exactly.
   double Key(int32_t j, int32_t d) const { return Load(span.kv.key, span.kv.key_scale, j, d); }
   double Value(int32_t j, int32_t d) const {
     return Load(span.kv.value, span.kv.value_scale, j, d);
@@ -60,74 +60,50 @@ struct Row {
 
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
 
-// Writes O to output[head_dim] and returns the LSE.
-double AttendFloat64(const Row& row, double* output) {
+// Writes O to output[head_dim] and returns the LSE. Sums and exponentials are of type Real; round()
+// is applied to scores, probabilities and output.
+template <class Real, class Round>
+double AttendRow(const Row& row, const Round& round, double* output) {
   const Geometry& g = row.geometry;
-  std::vector<double> scores;
-  double max = kNothing;
-  for (int32_t j : row.seen) {
-    double dot = 0;
+  std::vector<Real> scores;
+  Real max = static_cast<Real>(kNothing);
+  for (int32_t j : row.visible) {
+    Real dot = 0;
     for (int32_t d = 0; d < g.head_dim; ++d) {
-      dot += LoadElement(g.dtype, row.query, d) * row.Key(j, d);
-    }
-    scores.push_back(dot * row.span.softmax_scale);
-    max = std::max(max, scores.back());
-  }
-  if (max == kNothing) max = 0;
-  double sum = 0;
-  for (double& score : scores) sum += score = std::exp(score - max);
-  std::fill(output, output + g.head_dim, 0.0);
-  if (sum == 0) return kNothing;
-  for (size_t n = 0; n < scores.size(); ++n) {
-    for (int32_t d = 0; d < g.head_dim; ++d) {
-      output[d] += scores[n] / sum * row.Value(row.seen[n], d);
-    }
-  }
-  return max + std::log(sum);
-}
-
-// The same in float32, each operator's result rounded to the dtype.
-double AttendUnfused(const Row& row, double* output) {
-  const Geometry& g = row.geometry;
-  const auto round = [&](float value) { return ToFloat(g.dtype, FromFloat(g.dtype, value)); };
-  std::vector<float> scores;
-  float max = static_cast<float>(kNothing);
-  for (int32_t j : row.seen) {
-    float dot = 0;
-    for (int32_t d = 0; d < g.head_dim; ++d) {
-      dot += LoadElement(g.dtype, row.query, d) * static_cast<float>(row.Key(j, d));
+      dot += LoadElement(g.dtype, row.query, d) * static_cast<Real>(row.Key(j, d));
     }
     scores.push_back(round(dot * row.span.softmax_scale));
     max = std::max(max, scores.back());
   }
   if (std::isinf(max) && max < 0) max = 0;
-  float sum = 0;
-  for (float& score : scores) sum += score = std::exp(score - max);
+  Real sum = 0;
+  for (Real& score : scores) sum += score = std::exp(score - max);
   std::fill(output, output + g.head_dim, 0.0);
   if (sum == 0) return kNothing;
-  std::vector<float> weighted(g.head_dim, 0.0f);
+  std::vector<Real> weighted(g.head_dim, 0);
   for (size_t n = 0; n < scores.size(); ++n) {
-    const float probability = round(scores[n] / sum);
+    const Real probability = round(scores[n] / sum);
     for (int32_t d = 0; d < g.head_dim; ++d) {
-      weighted[d] += probability * static_cast<float>(row.Value(row.seen[n], d));
+      weighted[d] += probability * static_cast<Real>(row.Value(row.visible[n], d));
     }
   }
   for (int32_t d = 0; d < g.head_dim; ++d) output[d] = round(weighted[d]);
   return max + std::log(sum);
 }
 
-template <class AttendRow>
-ReferenceResult AttendBatch(const AttentionBatch& batch, AttendRow attend_row) {
+template <class Real, class Round>
+ReferenceResult AttendBatch(const AttentionBatch& batch, const Round& round) {
   const Geometry& g = batch.geometry;
   ReferenceResult result;
   std::vector<double> output(g.head_dim);
   for (int32_t s = 0; s < batch.num_spans; ++s) {
     const Span& span = batch.spans[s];
     for (int32_t i = 0; i < span.query_rows; ++i) {
-      const std::vector<int32_t> seen = SeenRows(span, i);
+      const std::vector<int32_t> visible = VisibleRows(span, i);
       for (int32_t h = 0; h < g.num_heads; ++h) {
         const std::byte* query = span.query + i * span.row_stride + h * span.head_stride;
-        result.lse.push_back(attend_row({g, span, query, h / g.group(), seen}, output.data()));
+        const Row row{g, span, query, h / g.group(), visible};
+        result.lse.push_back(AttendRow<Real>(row, round, output.data()));
         result.output.insert(result.output.end(), output.begin(), output.end());
       }
     }
@@ -138,11 +114,13 @@ ReferenceResult AttendBatch(const AttentionBatch& batch, AttendRow attend_row) {
 }  // namespace
 
 ReferenceResult ReferenceAttention(const AttentionBatch& batch) {
-  return AttendBatch(batch, AttendFloat64);
+  return AttendBatch<double>(batch, [](double value) { return value; });
 }
 
 ReferenceResult UnfusedAttention(const AttentionBatch& batch) {
-  return AttendBatch(batch, AttendUnfused);
+  const DType dtype = batch.geometry.dtype;
+  return AttendBatch<float>(
+      batch, [dtype](float value) { return ToFloat(dtype, FromFloat(dtype, value)); });
 }
 
 }  // namespace flashcore::kernels

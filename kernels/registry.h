@@ -1,5 +1,5 @@
-// The explicit table of attention kernels: what exists is what is listed in registry.cc, and a
-// kernel is tested by being listed there.
+// The table of attention kernels. A kernel exists if registry.cc lists it; the tests run every
+// kernel that is listed.
 #ifndef FLASHCORE_KERNELS_REGISTRY_H_
 #define FLASHCORE_KERNELS_REGISTRY_H_
 
@@ -15,65 +15,55 @@ namespace flashcore::kernels {
 
 class ThreadPool;  // kernels/cpu/thread_pool.h
 
-enum class Arch : uint8_t { kCpu, kSm80, kSm90 };
+// Kernel family.
+enum class Arch : uint8_t { kCpu, kSm80 };
 
-// What a kernel can do beyond plain dense attention.
-enum Feature : uint32_t {
-  kFeaturePagedKv = 1u << 0,
-  kFeatureMask = 1u << 1,  // causal and sliding window
-  kFeatureLse = 1u << 2,
-};
-
-// What a kernel is, or what a caller asks for.
+// Identifies a kernel. Every kernel supports dense and paged K/V, every mask, and LSE.
 struct KernelSpec {
   Arch arch = Arch::kCpu;
   DType dtype = DType::kFloat16;
   int32_t head_dim = 0;
   Accumulate accumulate = Accumulate::kFloat32;
-  uint32_t features = 0;  // bits of Feature
   KvDType kv_dtype = KvDType::kSameAsQuery;
 };
 
-// Where a launch runs. Everything is the caller's and stays alive until the launch has completed.
+// Resources of a launch. The caller owns them and keeps them alive until the launch has completed.
 struct LaunchContext {
   void* workspace = nullptr;      // at least Plan::workspace_bytes, 64-byte aligned
   ThreadPool* threads = nullptr;  // CPU kernels: the threads that share the work
   void* stream = nullptr;         // CUDA kernels: the cudaStream_t to launch on
-  // CUDA kernels: the block that PackWorkList (kernels/smxx/work_list.h) made of this batch and
-  // plan, its copy ordered before the launch on `stream`. The launch counts in it and leaves it as
-  // it was. Block and workspace are device memory. The spans' pointers are device pointers; these
-  // may also be in mapped host memory.
+  // CUDA kernels: a copy in device memory of what PackWorkList (kernels/smxx/work_list.h) made of
+  // this batch and plan; the copy is ordered before the launch on `stream`. The launch changes
+  // counters in it and restores them. The workspace is device memory too. The spans' pointers are
+  // to device memory or to mapped host memory.
   void* work_list = nullptr;
 };
 
-// Runs `batch` by `plan`. CPU kernels have completed on return. Returns 0, or the cudaError_t of a
+// Runs `batch` as planned. A CPU kernel has completed on return. Returns 0, or the cudaError_t of a
 // failed launch.
 using Launcher = int (*)(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx);
 
 struct Kernel {
   KernelSpec spec;
   Launcher launch;
-  PlanOptions plan_options;  // what MakePlan needs for this kernel
+  PlanOptions plan_options;
 };
 
 // Every kernel of this build, in a fixed order.
 const std::vector<Kernel>& AllKernels();
 
-// The kernel that matches arch, dtype, kv_dtype, head_dim and accumulate and has at least the
-// features asked for; null if there is none.
+// The kernel with this spec; null if there is none.
 const Kernel* FindKernel(const KernelSpec& asked);
 
-// Why FindKernel(asked) found nothing: the difference between what was asked and what there is, as
-// one readable clause ("head_dim 80 is not one of 32, 64, 96, 128, 256").
+// Why FindKernel(asked) found nothing: the first field whose value no kernel has together with the
+// fields before it ("head_dim 80 is not one of 32, 64, 96, 128, 256").
 std::string ExplainMissing(const KernelSpec& asked);
 
-// "cpu", "sm80", ...; "float16", ...; "same_as_query", "float8_e4m3"; "float32", ...;
-// {"paged_kv", "mask", "lse"}.
+// "cpu", "sm80"; "float16", "bfloat16"; "same_as_query", "float8_e4m3"; "float32", "float16".
 const char* Name(Arch arch);
 const char* Name(DType dtype);
 const char* Name(KvDType kv_dtype);
 const char* Name(Accumulate accumulate);
-std::vector<std::string> FeatureNames(uint32_t features);
 
 }  // namespace flashcore::kernels
 

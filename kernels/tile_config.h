@@ -29,7 +29,7 @@ constexpr PlanOptions CpuPlan() {
   plan.split_max_rows = 16;
   // Reading and converting K/V once for 64 rows instead of 128 costs less than the noise (32 rows:
   // 5%), and more items are easier to spread over cores.
-  plan.shared_rows = 64;
+  plan.cascade_rows = 64;
   return plan;
 }
 
@@ -51,7 +51,7 @@ constexpr PlanOptions Sm80Plan(int32_t head_dim) {
   // rows cost 6% of the bandwidth of a large decode, twice as many 8% of the time of a single one.
   plan.split_kv_rows = head_dim <= 64 ? 512 : 256;
   plan.split_max_rows = 64;  // more have at least two tiles per KV head
-  plan.kv_heads_apart = false;
+  plan.item_per_kv_head = false;
   return plan;
 }
 
@@ -97,7 +97,7 @@ constexpr Sm80Block Sm80BlockFor(int32_t tile_rows, int32_t head_dim) {
 namespace internal {
 constexpr bool IsSane(const PlanOptions& plan, int32_t max_rows, int32_t max_split_rows) {
   return plan.tile_rows <= max_rows && plan.split_max_rows <= max_split_rows &&
-         plan.split_max_rows <= plan.tile_rows && plan.shared_rows <= plan.tile_rows &&
+         plan.split_max_rows <= plan.tile_rows && plan.cascade_rows <= plan.tile_rows &&
          plan.min_tile_rows <= plan.tile_rows && plan.split_kv_rows % kPageTokens == 0;
 }
 }  // namespace internal

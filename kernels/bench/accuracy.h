@@ -1,4 +1,4 @@
-// The correctness gate: a wrong kernel is not worth timing.
+// The correctness gate: a wrong kernel is not timed. Pure host code.
 #ifndef FLASHCORE_KERNELS_BENCH_ACCURACY_H_
 #define FLASHCORE_KERNELS_BENCH_ACCURACY_H_
 
@@ -11,20 +11,19 @@
 namespace flashcore::kernels {
 
 struct Accuracy {
-  double max_error = 0;      // largest difference to the float64 oracle over the rows checked
-  bool finite = true;        // whether every element of the whole output is
-  int64_t rows_checked = 0;  // of all query rows of all heads
-  int64_t rows = 0;
+  double max_error = 0;      // largest difference to the float64 oracle over the checked rows
+  bool finite = true;        // whether every element of the whole output is finite
+  int64_t rows_checked = 0;  // of `rows`
+  int64_t rows = 0;          // query rows of all heads
 };
 
-// The error that inputs in [-1, 1] justify: outputs are of magnitude 1 at most.
+// The largest error allowed for inputs in [-1, 1], where outputs are of magnitude 1 at most.
 double ErrorBound(const KernelSpec& spec);
 
-// Checks the output of `spans`, made by MakeSpans, after their launch has completed. Heads and rows
-// beyond what the oracle does in about half a second are sampled; the first and the last row of a
-// sampled head are among them. `pages` is the host copy of the page table, or empty.
-Accuracy CheckOutput(const AttentionShape& shape, const std::vector<Span>& spans,
-                     const std::vector<int32_t>& pages);
+// Checks the output of `spans`, made by MakeSpans over host memory, after a launch. If the oracle
+// would take more than about half a second, heads and rows are sampled; the first and the last row
+// of a sampled head are always checked.
+Accuracy CheckOutput(const AttentionShape& shape, const std::vector<Span>& spans);
 
 }  // namespace flashcore::kernels
 

@@ -1,6 +1,7 @@
 #include "kernels/bench/bench_options.h"
 
 #include <charconv>
+#include <initializer_list>
 
 namespace flashcore::kernels {
 namespace {
@@ -9,27 +10,40 @@ std::string ParseCount(const std::string& text, int* count) {
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, *count);
   if (error == std::errc() && stop == end && *count >= 1) return "";
-  return "'" + text + "' is no number from 1 on";
+  return "'" + text + "' is not a positive integer";
 }
 
-std::string ParseSwitch(const std::string& flag, BenchOptions* options) {
-  if (flag == "--list") {
-    options->list = true;
-  } else if (flag == "--profile") {
-    options->profile = true;
-  } else if (flag == "--help") {
-    options->help = true;
-  } else {
-    return "no such flag";
+template <class Enum>
+std::string ParseName(const std::string& name, std::initializer_list<Enum> choices, Enum* parsed) {
+  std::string names;
+  for (Enum choice : choices) {
+    if (name == Name(choice)) {
+      *parsed = choice;
+      return "";
+    }
+    names += (names.empty() ? "" : ", ") + std::string(Name(choice));
   }
-  return "";
+  return "'" + name + "' is not one of " + names;
+}
+
+// The option that `flag` switches on; null if there is none.
+bool* SwitchOf(const std::string& flag, BenchOptions* options) {
+  if (flag == "--list") return &options->list;
+  if (flag == "--profile") return &options->profile;
+  return flag == "--help" ? &options->help : nullptr;
 }
 
 std::string ParseFlag(const std::string& flag, const std::string& value, BenchOptions* options) {
-  if (flag == "--arch") return ParseArch(value, &options->arch);
-  if (flag == "--dtype") return ParseDType(value, &options->dtype);
-  if (flag == "--kv_dtype") return ParseKvDType(value, &options->kv_dtype);
-  if (flag == "--accumulate") return ParseAccumulate(value, &options->accumulate);
+  if (flag == "--arch") return ParseName(value, {Arch::kSm80}, &options->arch);
+  if (flag == "--dtype") {
+    return ParseName(value, {DType::kFloat16, DType::kBFloat16}, &options->dtype);
+  }
+  if (flag == "--kv_dtype") {
+    return ParseName(value, {KvDType::kSameAsQuery, KvDType::kFloat8E4M3}, &options->kv_dtype);
+  }
+  if (flag == "--accumulate") {
+    return ParseName(value, {Accumulate::kFloat32, Accumulate::kFloat16}, &options->accumulate);
+  }
   if (flag == "--rounds") return ParseCount(value, &options->rounds);
   if (flag == "--launches") return ParseCount(value, &options->launches);
   if (flag == "--sets") return ParseCount(value, &options->sets);
@@ -48,13 +62,17 @@ std::string ParseBenchOptions(const std::vector<std::string>& arguments, BenchOp
   for (const std::string& argument : arguments) {
     const size_t equals = argument.find('=');
     const std::string flag = argument.substr(0, equals);
-    const std::string error = equals == std::string::npos
-                                  ? ParseSwitch(flag, options)
-                                  : ParseFlag(flag, argument.substr(equals + 1), options);
-    if (!error.empty()) return flag + ": " + error;
+    if (equals != std::string::npos) {
+      const std::string error = ParseFlag(flag, argument.substr(equals + 1), options);
+      if (!error.empty()) return flag + ": " + error;
+    } else if (bool* on = SwitchOf(flag, options)) {
+      *on = true;
+    } else {
+      return flag + ": no such flag";
+    }
   }
   if (options->shapes.empty()) {
-    for (const NamedShape& named : NamedShapes()) {
+    for (const NamedShape& named : kNamedShapes) {
       ParseShape(named.name, &options->shapes.emplace_back());
     }
   }
@@ -65,12 +83,8 @@ std::string ParseBenchOptions(const std::vector<std::string>& arguments, BenchOp
   return "";
 }
 
-KernelSpec SpecFor(const BenchShape& shape, Arch arch, Accumulate accumulate) {
-  const AttentionShape& attention = shape.attention;
-  uint32_t features = 0;
-  if (shape.paged) features |= kFeaturePagedKv;
-  if (!(attention.mask == Mask::None())) features |= kFeatureMask;
-  return {arch, attention.dtype, attention.head_dim, accumulate, features, attention.kv_dtype};
+KernelSpec SpecFor(const AttentionShape& shape, Arch arch, Accumulate accumulate) {
+  return {arch, shape.dtype, shape.head_dim, accumulate, shape.kv_dtype};
 }
 
 std::string KernelName(const KernelSpec& spec) {

@@ -5,10 +5,10 @@
     apt install libopenblas0   # the machine's measured float32 SGEMM rate
     kernels/bench/compare_cpu.py build/kernels/bench/libflashcore_cpu_bench_c.so
 
-Every contender runs in turn, many rounds, with a pause before each so that spinning threads of the
-one before are asleep; a round of a contender is one warm-up call and a few timed ones. Reported:
-the median and the minimum over all timed calls, and ratios of both. Our kernel reads and writes
-float16 and sums in float32; PyTorch computes the same values in float32.
+The contenders run in turn, for many rounds. A round of a contender is a pause, in which spinning
+threads of the previous one fall asleep, one warm-up call and a few timed calls. Reported: the
+median and the minimum over all timed calls, and ratios of both. Our kernel reads and writes float16
+and sums in float32. PyTorch computes the same values in float32.
 """
 
 import argparse
@@ -28,6 +28,11 @@ SHAPES = [(1, 8, 512, 64), (1, 8, 2048, 128)]  # batch, heads, rows, head_dim
 SGEMM_N = 1536
 
 
+def name_of(shape):
+    """The shape in the grammar of shape.h."""
+    return "x".join(map(str, shape))
+
+
 def pointer(tensor):
     return ctypes.cast(tensor.data_ptr(), ctypes.POINTER(ctypes.c_float))
 
@@ -35,12 +40,10 @@ def pointer(tensor):
 class FlashCore:
     """One workload of the kernel library."""
 
-    def __init__(self, library, shape, threads, bfloat16=False, causal=False):
-        batch, heads, rows, head_dim = shape
+    def __init__(self, library, shape, threads):
         self.library = library
         self.shape = shape
-        self.handle = library.flashcore_bench_new(
-            int(bfloat16), batch, heads, heads, rows, rows, head_dim, int(causal), threads)
+        self.handle = library.flashcore_bench_new(name_of(shape).encode(), threads)
 
     def inputs(self):
         tensors = [torch.empty(self.shape) for _ in range(3)]
@@ -59,7 +62,7 @@ class FlashCore:
 def load_flashcore(path):
     library = ctypes.CDLL(os.path.abspath(path))
     library.flashcore_bench_new.restype = ctypes.c_void_p
-    library.flashcore_bench_new.argtypes = [ctypes.c_int] * 9
+    library.flashcore_bench_new.argtypes = [ctypes.c_char_p, ctypes.c_int]
     floats = ctypes.POINTER(ctypes.c_float)
     library.flashcore_bench_run.argtypes = [ctypes.c_void_p]
     library.flashcore_bench_inputs.argtypes = [ctypes.c_void_p] + [floats] * 3
@@ -91,7 +94,7 @@ def sgemm(library, n):
 
 
 def check(ours, expected, shape):
-    """The correctness gate: a wrong kernel is not worth timing."""
+    """The correctness gate: a wrong kernel is not timed."""
     ours.run()
     error = (ours.output() - expected).abs().max().item()
     if not error < 2e-3:
@@ -110,7 +113,7 @@ def contenders(library, openblas, threads):
             return torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
         check(ours, theirs(), shape)
-        name = "x".join(map(str, shape))
+        name = name_of(shape)
         flops = 4 * batch * heads * rows * rows * head_dim
         result[f"flashcore_f16_{name}"] = (ours.run, flops)
         result[f"torch_f32_{name}"] = (theirs, flops)
@@ -123,7 +126,7 @@ def measure(runs, seconds):
     end = time.monotonic() + seconds
     order = list(runs)
     while time.monotonic() < end:
-        order.reverse()  # so that no contender always follows the same one
+        order.reverse()  # so that a contender does not always follow the same one
         for name in order:
             run, flops = runs[name]
             calls = max(1, min(8, int(2e10 / flops)))
@@ -157,7 +160,7 @@ def summarise(runs, samples, threads):
             "median_gflops": flops / median / 1e9, "best_gflops": flops / least / 1e9}
     stats = result["contenders"]
     for shape in SHAPES:
-        name = "x".join(map(str, shape))
+        name = name_of(shape)
         ours, theirs = stats[f"flashcore_f16_{name}"], stats[f"torch_f32_{name}"]
         blas = stats["openblas_sgemm"]
         result["ratios"][name] = {
@@ -170,10 +173,12 @@ def summarise(runs, samples, threads):
 
 def print_table(result):
     print(f"\nthreads: {result['threads']}")
-    print(f"{'contender':34} {'calls':>6} {'median ms':>10} {'min ms':>9} {'GFLOP/s (median, best)':>24}")
+    print(f"{'contender':34} {'calls':>6} {'median ms':>10} {'min ms':>9} "
+          f"{'GFLOP/s (median, best)':>24}")
     for name, s in sorted(result["contenders"].items()):
         print(f"{name:34} {s['calls']:6} {s['median_seconds'] * 1e3:10.3f} "
-              f"{s['minimum_seconds'] * 1e3:9.3f} {s['median_gflops']:13.1f} {s['best_gflops']:10.1f}")
+              f"{s['minimum_seconds'] * 1e3:9.3f} {s['median_gflops']:13.1f} "
+              f"{s['best_gflops']:10.1f}")
     for name, r in result["ratios"].items():
         print(f"{name}: {r['speed_over_torch_median']:.2f}x PyTorch float32 "
               f"(by minima {r['speed_over_torch_minimum']:.2f}x), "

@@ -3,10 +3,10 @@
 
     kernels/bench/compare_torch.py build/kernels/bench/libflashcore_kernel_bench_c.so
 
-Needs PyTorch with CUDA, and a GPU. Every shape is checked against float64 first, every element of
-it; a wrong kernel is not timed, and the exit status is 1. Then every contender's calls, on several
-input sets in turn, are captured in a CUDA graph; rounds replay the graphs one after the other.
-Reported: the median time of a call.
+Needs PyTorch with CUDA, and a GPU. First, every output element of a shape is checked against
+float64. A wrong kernel is not timed, and the exit status is 1. Then each contender's calls, on
+several input sets in turn, are captured in a CUDA graph. A round replays the graphs one after the
+other. Reported: the median time of a call.
 """
 
 import argparse
@@ -43,11 +43,11 @@ class Shape(ctypes.Structure):
         "mask_left", "mask_right", "paged")] + [("flops", ctypes.c_double)]
 
     def query_shape(self):
-        """[spans, heads, query_rows, head_dim], of Q and O."""
+        """Shape of Q and O: [spans, heads, query_rows, head_dim]."""
         return self.spans, self.num_heads, self.query_rows, self.head_dim
 
     def kv_shape(self):
-        """[spans, kv_heads, kv_rows, head_dim], of K and V."""
+        """Shape of K and V: [spans, kv_heads, kv_rows, head_dim]."""
         return self.spans, self.num_kv_heads, self.kv_rows, self.head_dim
 
     def is_causal(self):
@@ -59,11 +59,11 @@ class Shape(ctypes.Structure):
         return 2 * row * (self.num_heads * self.query_rows + self.num_kv_heads * self.kv_rows)
 
     def why_not_torch(self):
-        """Why PyTorch's backends cannot compute it; None if they can."""
+        """Why PyTorch's backends cannot compute the shape; None if they can."""
         if self.paged:
-            return "PyTorch takes no paged K/V"
+            return "PyTorch has no paged K/V"
         if self.mask_left != UNBOUNDED or self.mask_right not in (0, UNBOUNDED):
-            return "PyTorch's fused backends take no sliding window"
+            return "PyTorch's fused backends have no sliding window"
         if self.is_causal() and self.query_rows != self.kv_rows:
             return "PyTorch's is_causal is aligned to the top left"
         return None
@@ -79,7 +79,7 @@ class Library:
         self._declare("error", text)
         self._declare("shape_name", text, integer)
         self._declare("parse_shape", integer, text, ctypes.POINTER(Shape))
-        self._declare("new", pointer, text, text, text, text, integer, *[pointers] * 4)
+        self._declare("new", pointer, ctypes.POINTER(text), integer, integer, *[pointers] * 4)
         self._declare("free", None, pointer)
         self._declare("kernel_name", text, pointer)
         self._declare("launch", integer, pointer, integer, pointer)
@@ -97,7 +97,7 @@ class Library:
         return names
 
     def shape(self, text):
-        """The Shape of a name or a description; ends the program on a wrong one."""
+        """The Shape of a name or a text in the grammar; ends the program if it is wrong."""
         shape = Shape()
         if self.parse_shape(text.encode(), ctypes.byref(shape)) != 0:
             sys.exit(self.error().decode())
@@ -105,7 +105,7 @@ class Library:
 
 
 class InputSet:
-    """Random Q, K and V, uniform in [-1, 1], and a place for our O, which starts as NaN."""
+    """Random Q, K and V, uniform in [-1, 1], and our O, which starts as NaN."""
 
     def __init__(self, shape, dtype):
         def uniform(size):
@@ -117,14 +117,16 @@ class InputSet:
 
 
 class Ours:
-    """Our kernel on a list of InputSet, which it keeps."""
+    """Our kernel on a list of InputSet. Keeps the list alive."""
 
     def __init__(self, library, text, sets, args):
         self.library, self.sets = library, sets
         arrays = [(ctypes.c_void_p * len(sets))(*(getattr(s, name).data_ptr() for s in sets))
                   for name in ("query", "key", "value", "output")]
-        self.handle = library.new(text.encode(), args.arch.encode(), args.dtype.encode(),
-                                  args.accumulate.encode(), len(sets), *arrays)
+        flags = [f"--shape={text}", f"--arch={args.arch}", f"--dtype={args.dtype}",
+                 f"--accumulate={args.accumulate}"]
+        flag_array = (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags))
+        self.handle = library.new(flag_array, len(flags), len(sets), *arrays)
         if not self.handle:
             raise RuntimeError(library.error().decode())
         self.name = library.kernel_name(self.handle).decode()
@@ -154,7 +156,7 @@ def torch_call(backend, shape, sets):
 
 
 def why_refused(call):
-    """Why PyTorch does not run call(0), in short; None if it does."""
+    """Why PyTorch refuses call(0), in short; None if it runs."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -169,7 +171,7 @@ def why_refused(call):
 
 
 def largest_error(shape, inputs, output):
-    """The largest difference of `output` to float64 attention, over all elements; NaN if any is."""
+    """The largest difference of `output` to float64 attention; NaN if any element is NaN."""
     group = shape.num_heads // shape.num_kv_heads
     hidden = torch.ones(shape.query_rows, shape.kv_rows, dtype=torch.bool,
                         device="cuda").triu(1) if shape.is_causal() else None
@@ -189,7 +191,7 @@ def largest_error(shape, inputs, output):
 
 
 def capture(call, sets, launches):
-    """A CUDA graph of `launches` calls on the sets in turn, and the outputs, which it needs."""
+    """A CUDA graph of `launches` calls on the sets in turn, and the outputs, to keep them alive."""
     outputs = [None] * sets
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -199,8 +201,8 @@ def capture(call, sets, launches):
 
 
 def time_once(work):
-    """Device seconds of work(). The device is busy with another while it is enqueued, so that no
-    wait for the host is timed."""
+    """Device seconds of work(). A first, untimed work() keeps the device busy while the timed one
+    is enqueued, so that no wait for the host is timed."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     work()
     begin.record()
@@ -216,7 +218,7 @@ def measure(calls, sets, launches, rounds):
     samples = {name: [] for name in calls}
     order = list(calls)
     for n in range(WARM_UP_ROUNDS + rounds):
-        order.reverse()  # so that no contender always follows the same one
+        order.reverse()  # so that a contender does not always follow the same one
         for name in order:
             seconds = time_once(graphs[name][0].replay)
             if n >= WARM_UP_ROUNDS:
@@ -225,7 +227,7 @@ def measure(calls, sets, launches, rounds):
 
 
 def measure_ceilings():
-    """{"matmul_tflops", "copy_gbps"}: a large float16 matmul, and a copy's bytes read + written."""
+    """{"matmul_tflops", "copy_gbps"}: a large float16 matmul; a copy, bytes read + written."""
     a, b = (torch.rand(MATMUL_N, MATMUL_N, device="cuda").half() for _ in range(2))
     product = torch.empty_like(a)
     source = torch.zeros(COPY_BYTES, dtype=torch.uint8, device="cuda")
@@ -239,15 +241,11 @@ def measure_ceilings():
 
 
 def describe_run(args):
-    """What all results of a run have in common."""
+    """The fields that all results of a run share."""
     return {"date": datetime.date.today().isoformat(), "torch": torch.__version__,
             "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(),
             "dtype": args.dtype, "accumulate": args.accumulate, "launches": args.launches,
             "rounds": args.rounds, **measure_ceilings()}
-
-
-def microseconds(seconds, name):
-    return seconds[name] * 1e6 if name in seconds else None
 
 
 def compare(library, text, shape, args):
@@ -276,10 +274,10 @@ def compare(library, text, shape, args):
         seconds = measure(calls, count, args.launches, args.rounds)
     finally:
         ours.close()
+    torch_us = {f"torch_{name}_us": seconds[name] * 1e6 if name in seconds else None
+                for name in BACKENDS}
     return {"shape": text, "kernel": ours.name, "gpu": torch.cuda.get_device_name(),
-            "p50_us": seconds["ours"] * 1e6, "torch_flash_us": microseconds(seconds, "flash"),
-            "torch_cudnn_us": microseconds(seconds, "cudnn"),
-            "torch_efficient_us": microseconds(seconds, "efficient"),
+            "p50_us": seconds["ours"] * 1e6, **torch_us,
             "tflops": shape.flops / seconds["ours"] / 1e12,
             "gbps": shape.set_bytes() / seconds["ours"] / 1e9, "max_err": max_err}
 
@@ -304,7 +302,7 @@ def parse_arguments():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library", help="libflashcore_kernel_bench_c.so")
     parser.add_argument("--shape", action="append",
-                        help="as flashcore-kernel-bench's; repeatable; default: all named ones")
+                        help="as in flashcore-kernel-bench; repeatable; default: all named shapes")
     parser.add_argument("--arch", default="sm80")
     parser.add_argument("--dtype", default="float16", choices=DTYPES)
     parser.add_argument("--accumulate", default="float32", choices=("float32", "float16"))

@@ -1,18 +1,17 @@
 // flashcore-cpu-bench [--threads=N] [Google Benchmark flags]
 //
-// Times the CPU kernel over named shapes, planning included. FLOP/s counts the two matrix products
-// over what the mask lets the rows see; KV/s is bytes of K and V over time, the figure of merit of
-// decode.
+// Times the CPU kernel on a fixed list of shapes, planning included. FLOP/s counts the two matrix
+// products over what the mask leaves visible. KV/s is bytes of K and V over time, the figure of
+// merit of decode.
 //
-// The forks shapes exist twice: "shared" reads the common prefix once for several spans, "alone"
-// once for each. Compare them in one run, interleaved:
-//   flashcore-cpu-bench --threads=1 --benchmark_filter=forks --benchmark_repetitions=15
+// Shapes with a prefix run twice: "cascade" reads the shared prefix once for several spans, "alone"
+// once for each span. Compare them in one interleaved run:
+//   flashcore-cpu-bench --threads=1 --benchmark_filter=prefix --benchmark_repetitions=15
 //       --benchmark_enable_random_interleaving=true --benchmark_report_aggregates_only=true
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
+#include <cstdio>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,43 +22,34 @@
 namespace flashcore::kernels {
 namespace {
 
-struct NamedShape {
-  const char* name;
-  WorkloadShape shape;
-};
-
 constexpr DType kHalf = DType::kFloat16;
 constexpr DType kBrain = DType::kBFloat16;
-constexpr Mask kNone = Mask::None();
-constexpr Mask kCausal = Mask::Causal();
 
-// dtype, spans, heads, KV heads, query rows, K/V rows, head_dim, mask; prefix rows, share items
-constexpr NamedShape kShapes[] = {
-    {"prefill/f16/1x8x512x64", {{kHalf, 1, 8, 8, 512, 512, 64, kNone}}},
-    {"prefill/f16/1x8x512x64/causal", {{kHalf, 1, 8, 8, 512, 512, 64, kCausal}}},
-    {"prefill/bf16/1x8x512x64", {{kBrain, 1, 8, 8, 512, 512, 64, kNone}}},
-    {"prefill/f16/1x8x2048x128", {{kHalf, 1, 8, 8, 2048, 2048, 128, kNone}}},
-    {"prefill/f16/1x8x2048x128/causal", {{kHalf, 1, 8, 8, 2048, 2048, 128, kCausal}}},
-    {"prefill/bf16/1x8x2048x128", {{kBrain, 1, 8, 8, 2048, 2048, 128, kNone}}},
-    {"prefill/f16/1x8x1024x256", {{kHalf, 1, 8, 8, 1024, 1024, 256, kNone}}},
-    {"chunk/f16/32_over_8/64_of_4096x128", {{kHalf, 1, 32, 8, 64, 4096, 128, kCausal}}},
-    {"decode/f16/32_over_8/1_of_4096x128", {{kHalf, 1, 32, 8, 1, 4096, 128, kCausal}}},
-    {"decode/bf16/32_over_8/1_of_4096x128", {{kBrain, 1, 32, 8, 1, 4096, 128, kCausal}}},
-    {"decode/f16/32_over_32/1_of_4096x128", {{kHalf, 1, 32, 32, 1, 4096, 128, kCausal}}},
-    {"decode/f16/32_over_8/8_spans/1_of_1024x128", {{kHalf, 8, 32, 8, 1, 1024, 128, kCausal}}},
-    {"decode/f16/8_over_8/1_of_64x64", {{kHalf, 1, 8, 8, 1, 64, 64, kCausal}}},
-    {"forks/f16/32_over_8/32_spans/1_of_4096x128/shared",
-     {{kHalf, 32, 32, 8, 1, 4096 + 64, 128, kCausal}, 4096, true}},
-    {"forks/f16/32_over_8/32_spans/1_of_4096x128/alone",
-     {{kHalf, 32, 32, 8, 1, 4096 + 64, 128, kCausal}, 4096, false}},
-    {"forks/f16/8_over_8/32_spans/1_of_4096x64/shared",
-     {{kHalf, 32, 8, 8, 1, 4096 + 64, 64, kCausal}, 4096, true}},
-    {"forks/f16/8_over_8/32_spans/1_of_4096x64/alone",
-     {{kHalf, 32, 8, 8, 1, 4096 + 64, 64, kCausal}, 4096, false}},
+struct TypedShape {
+  DType dtype;
+  const char* shape;  // by the grammar of shape.h
 };
 
-void Attention(benchmark::State& state, const WorkloadShape& shape, int threads) {
-  Workload workload(shape, threads);
+constexpr TypedShape kShapes[] = {
+    {kHalf, "1x8x512x64"},
+    {kHalf, "1x8x512x64,causal"},
+    {kBrain, "1x8x512x64"},
+    {kHalf, "1x8x2048x128"},
+    {kHalf, "1x8x2048x128,causal"},
+    {kBrain, "1x8x2048x128"},
+    {kHalf, "1x8x1024x256"},
+    {kHalf, "1x32/8x4096x128,q=64,causal"},
+    {kHalf, "1x32/8x4096x128,q=1,causal"},
+    {kBrain, "1x32/8x4096x128,q=1,causal"},
+    {kHalf, "1x32x4096x128,q=1,causal"},
+    {kHalf, "8x32/8x1024x128,q=1,causal"},
+    {kHalf, "1x8x64x64,q=1,causal"},
+    {kHalf, "32x32/8x4160x128,q=1,causal,prefix=4096"},
+    {kHalf, "32x8x4160x64,q=1,causal,prefix=4096"},
+};
+
+void Attention(benchmark::State& state, const AttentionShape& shape, int threads, bool cascade) {
+  Workload workload(shape, threads, cascade);
   for (auto _ : state) workload.Run();
   const double runs = static_cast<double>(state.iterations());
   state.counters["FLOP/s"] = benchmark::Counter(Flops(shape) * runs, benchmark::Counter::kIsRate);
@@ -72,33 +62,43 @@ double Minimum(const std::vector<double>& times) {
   return *std::min_element(times.begin(), times.end());
 }
 
-// Takes --threads=N out of the arguments; without it, every core.
+void Register(const std::string& name, const AttentionShape& shape, int threads, bool cascade) {
+  const auto run = [=](benchmark::State& state) { Attention(state, shape, threads, cascade); };
+  benchmark::RegisterBenchmark(name.c_str(), run)
+      ->ComputeStatistics("min", Minimum)
+      ->UseRealTime()
+      ->Unit(benchmark::kMicrosecond);
+}
+
+// Removes --threads=N from the arguments and returns N. Default: every core.
 int TakeThreads(int* argc, char** argv) {
   int threads = static_cast<int>(std::thread::hardware_concurrency());
-  constexpr char kFlag[] = "--threads=";
-  int kept = 1;
-  for (int i = 1; i < *argc; ++i) {
-    if (std::strncmp(argv[i], kFlag, sizeof(kFlag) - 1) == 0) {
-      threads = std::atoi(argv[i] + sizeof(kFlag) - 1);
-    } else {
-      argv[kept++] = argv[i];
-    }
-  }
-  *argc = kept;
-  return threads < 1 ? 1 : threads;
+  const auto is_other = [&](const char* argument) {
+    return std::sscanf(argument, "--threads=%d", &threads) != 1;
+  };
+  *argc = static_cast<int>(std::stable_partition(argv + 1, argv + *argc, is_other) - argv);
+  return std::max(threads, 1);
 }
 
 int Main(int argc, char** argv) {
   const int threads = TakeThreads(&argc, argv);
   benchmark::AddCustomContext("simd_target", CpuSimdTarget());
   benchmark::AddCustomContext("threads", std::to_string(threads));
-  for (const NamedShape& named : kShapes) {
-    benchmark::RegisterBenchmark(
-        named.name,
-        [&named, threads](benchmark::State& state) { Attention(state, named.shape, threads); })
-        ->ComputeStatistics("min", Minimum)
-        ->UseRealTime()
-        ->Unit(benchmark::kMicrosecond);
+  for (const TypedShape& typed : kShapes) {
+    BenchShape shape;
+    const std::string error = ParseShape(typed.shape, &shape);
+    if (!error.empty()) {
+      std::fprintf(stderr, "flashcore-cpu-bench: %s\n", error.c_str());
+      return 1;
+    }
+    shape.attention.dtype = typed.dtype;
+    const std::string name = std::string(Name(typed.dtype)) + "/" + typed.shape;
+    if (shape.attention.prefix_rows == 0) {
+      Register(name, shape.attention, threads, true);
+    } else {
+      Register(name + "/cascade", shape.attention, threads, true);
+      Register(name + "/alone", shape.attention, threads, false);
+    }
   }
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;

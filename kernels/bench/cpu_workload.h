@@ -1,4 +1,4 @@
-// One attention problem with its memory, plan and threads: what the CPU benchmarks run.
+// One attention problem with its memory, plan and threads, for the CPU benchmarks.
 #ifndef FLASHCORE_KERNELS_BENCH_CPU_WORKLOAD_H_
 #define FLASHCORE_KERNELS_BENCH_CPU_WORKLOAD_H_
 
@@ -12,26 +12,21 @@
 
 namespace flashcore::kernels {
 
-struct WorkloadShape : AttentionShape {
-  int32_t prefix_rows = 0;  // leading K/V rows that all spans have in common, whole pages
-  bool share_items = true;  // whether the plan may share work items among them
-};
-
-// Q and O are NHD; K and V are paged, pages in order. Inputs are uniform in [-1, 1].
+// K and V are always paged, pages in ascending order. Inputs are uniform in [-1, 1].
 class Workload {
  public:
-  Workload(const WorkloadShape& shape, int threads);
+  // cascade: whether the plan may share work items among spans with a shared prefix.
+  Workload(const AttentionShape& shape, int threads, bool cascade = true);
   Workload(const Workload&) = delete;
   Workload& operator=(const Workload&) = delete;
 
-  void Run();  // plans and launches, as a lane does
+  void Run();  // plans and launches, as the server does
 
-  // Float32 copies as [spans][heads][rows][head_dim], for comparing with other libraries.
-  void ExportInputs(float* query, float* key, float* value) const;
-  void ExportOutput(float* output) const;
+  const AttentionShape& shape() const { return shape_; }
+  const std::vector<Span>& spans() const { return spans_; }
 
  private:
-  const WorkloadShape shape_;
+  const AttentionShape shape_;
   const Kernel* kernel_;
   PlanOptions plan_options_;
   ThreadPool pool_;

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Holds results against the best ones on record; fails if one is slower.
+"""Compares results with the best on record; fails if one is slower.
 
     kernels/bench/gate.py RESULTS.json [--leaderboard FILE] [--record] [--commit HASH]
 
-RESULTS.json is what flashcore-kernel-bench or compare_torch.py wrote. Per shape, GPU and kernel the
-leaderboard has the best p50. A result more than 3% above it fails (exit status 1); with --record,
-one more than 3% below it replaces it, and one that has no record becomes it. In between is noise.
-Exit status 2: a file cannot be read or is not what it should be.
+RESULTS.json is the output of flashcore-kernel-bench or compare_torch.py. The leaderboard holds the
+best p50 of each shape, GPU and kernel. A result more than 3% slower fails (exit status 1). With
+--record, a result more than 3% faster replaces the record, and a result without a record becomes
+one. Smaller differences are noise. Exit status 2: a file cannot be read or has the wrong format.
 """
 
 import argparse
@@ -15,13 +15,13 @@ import json
 import os
 import sys
 
-TOLERANCE = 0.03  # smaller differences are taken for noise
+TOLERANCE = 0.03  # smaller differences are noise
 KEY = ("shape", "gpu", "kernel")
 DEFAULT_LEADERBOARD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "leaderboard.json")
 
 
 class BadFile(Exception):
-    """What is wrong with a file."""
+    """A file cannot be read or has the wrong format."""
 
 
 def key_of(entry):
@@ -30,7 +30,7 @@ def key_of(entry):
 
 
 def is_entry(entry):
-    """Whether a value from a file has a key and a p50_us that is a positive, finite number."""
+    """Whether a value has KEY as strings and a p50_us that is a positive, finite number."""
     if not isinstance(entry, dict) or not all(isinstance(entry.get(name), str) for name in KEY):
         return False
     p50 = entry.get("p50_us")
@@ -38,13 +38,13 @@ def is_entry(entry):
 
 
 def parse(text, name):
-    """The list of entries that `text`, the content of file `name`, holds. Raises BadFile."""
+    """The entries in `text`, the content of file `name`. Raises BadFile."""
     try:
         entries = json.loads(text)
     except ValueError as error:
-        raise BadFile(f"{name} is no JSON: {error}") from error
+        raise BadFile(f"{name} is not JSON: {error}") from error
     if not isinstance(entries, list):
-        raise BadFile(f"{name} is no list")
+        raise BadFile(f"{name} is not a list")
     for i, entry in enumerate(entries):
         if not is_entry(entry):
             raise BadFile(f"{name}: entry {i} lacks {', '.join(KEY)} or a positive p50_us")
@@ -56,10 +56,10 @@ def parse(text, name):
 
 
 def judge(results, records):
-    """Sorts results by how they compare with their records.
+    """Compares results with their records.
 
-    Returns {"slower", "within", "faster", "new"}: lists of (result, record), where the record of a
-    new one is None.
+    Returns {"slower", "within", "faster", "new"}: lists of (result, record). The record of a new
+    result is None.
     """
     known = {key_of(record): record for record in records}
     verdicts = {"slower": [], "within": [], "faster": [], "new": []}
@@ -78,7 +78,7 @@ def judge(results, records):
 
 
 def updated(records, verdicts, date, commit=None):
-    """The leaderboard with what is new or faster recorded, in order of key."""
+    """The leaderboard with new and faster results recorded, sorted by key."""
     board = {key_of(record): record for record in records}
     for result, _ in verdicts["new"] + verdicts["faster"]:
         record = {name: result[name] for name in (*KEY, "p50_us")}
@@ -108,7 +108,7 @@ def read(path):
 
 
 def write(path, records):
-    """Replaces the file, whole or not at all."""
+    """Replaces the file atomically."""
     with open(path + ".new", "w", encoding="utf-8") as file:
         json.dump(records, file, indent=1)
         file.write("\n")
@@ -120,7 +120,7 @@ def main(arguments=None):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results")
     parser.add_argument("--leaderboard", default=DEFAULT_LEADERBOARD)
-    parser.add_argument("--record", action="store_true", help="record what is new or faster")
+    parser.add_argument("--record", action="store_true", help="record new and faster results")
     parser.add_argument("--commit", help="the commit that was measured, for the record")
     args = parser.parse_args(arguments)
     try:

@@ -1,43 +1,46 @@
-// Random inputs in device memory, several sets of them: launches that take them in turn find in L2
-// what fits there, not what the one before left.
+// Random inputs in device memory. Several sets: launches that take them in turn find in L2 only
+// what fits there, not what the previous launch left.
 #ifndef FLASHCORE_KERNELS_BENCH_INPUT_SETS_H_
 #define FLASHCORE_KERNELS_BENCH_INPUT_SETS_H_
 
 #include <cstdint>
 #include <vector>
 
-#include "kernels/bench/named_shapes.h"
+#include "kernels/bench/shape.h"
 #include "kernels/smxx/cuda_raii.h"
 
 namespace flashcore::kernels {
 
-// Bytes that a launch has to move at least: Q, K, V and O, once.
-int64_t SetBytes(const AttentionShape& shape);
-
-// As many sets as launches, so far as they fit 4 GiB, and at least 2.
+// As many sets as launches, but at most 4 GiB of them, and at least 2.
 int ChooseSets(const AttentionShape& shape, int launches);
 
-// Q, K and V are uniform in [-1, 1], FP8 K and V in [-m, m] with another m from 1/2 to 1 for every
-// KV head; O is all ones, which is NaN. The pages of paged K/V are shuffled.
+// Q, K and V are uniform in [-1, 1]. FP8 K and V are uniform in [-m, m], with a different m from
+// 1/2 to 1 for each KV head. O has all bits set, which is NaN. Page numbers are shuffled.
 class InputSets {
  public:
-  // Ends the program if the device cannot hold them. Filled in `stream`'s order.
-  InputSets(const BenchShape& shape, int sets, cudaStream_t stream);
+  // Ends the program if the device cannot hold them. Filled in the order of `stream`.
+  InputSets(const AttentionShape& shape, int sets, cudaStream_t stream);
 
-  // Of every set, over device memory.
+  // [set][span], over device memory.
   const std::vector<std::vector<Span>>& spans() const { return spans_; }
-  // Host copy of the page table, [spans, pages of a span]; empty if K/V is dense.
-  const std::vector<int32_t>& pages() const { return pages_; }
+
+  // A copy of set 0 in host memory.
+  struct HostSet {
+    std::vector<std::byte> memory;
+    std::vector<Span> spans;  // over `memory`, and over the page table and scales of InputSets
+  };
+  HostSet CopyToHost() const;
 
  private:
-  void AddSet(const BenchShape& shape, uint32_t seed, cudaStream_t stream);
-  void SendPages();
-  void SendScales(int32_t kv_heads);
+  void AddSet(uint32_t seed, cudaStream_t stream);
+  Tensors TensorsAt(std::byte* base, const int32_t* pages, const float* scales) const;
 
-  std::vector<int32_t> pages_;
-  DeviceMemory device_pages_;
-  DeviceMemory kv_scales_;  // [kv_heads]; null unless K/V is FP8
-  std::vector<DeviceMemory> tensors_;
+  const AttentionShape shape_;
+  std::vector<int32_t> pages_;  // [spans, pages of a span]; empty if K/V is dense
+  std::vector<float> scales_;   // [kv_heads]; empty unless K/V is FP8
+  DeviceMemory device_pages_, device_scales_;
+  size_t key_offset_ = 0, value_offset_ = 0, set_bytes_ = 0;  // in a set: Q, O, K, V
+  std::vector<DeviceMemory> sets_;
   std::vector<std::vector<Span>> spans_;
 };
 

@@ -1,17 +1,19 @@
 // flashcore-kernel-bench: checks the CUDA attention kernels against the float64 oracle and times
-// those that are right. bench_options.h has the command line.
+// the correct ones. Prints a table, and writes JSON for gate.py. bench_options.h has the command
+// line.
 #include <cuda_profiler_api.h>
 
+#include <cinttypes>
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "kernels/bench/accuracy.h"
 #include "kernels/bench/bench_options.h"
-#include "kernels/bench/cuda_check.h"
+#include "kernels/bench/device_kernels.h"
 #include "kernels/bench/input_sets.h"
 #include "kernels/bench/kernel_run.h"
-#include "kernels/bench/report.h"
 #include "kernels/bench/timing.h"
 #include "kernels/smxx/cuda_raii.h"
 
@@ -21,8 +23,28 @@ namespace {
 constexpr int kExitFailed = 1;
 constexpr int kExitNoGpu = 2;
 constexpr int kProfiledLaunches = 3;
+constexpr double kMiB = 1 << 20;
 
-// Everything that benches share.
+struct Device {
+  std::string name;
+  int multiprocessors = 0;
+  int clock_khz = 0;  // the SMs' maximum
+  int l2_bytes = 0;
+};
+
+struct Result {
+  std::string shape;
+  std::string kernel;
+  Percentiles us;
+  double flops = 0;
+  int64_t set_bytes = 0;  // Q, K, V and O, once
+  int sets = 0;
+  Accuracy accuracy;
+
+  double tflops() const { return flops / us.p50 * 1e-6; }
+  double gbps() const { return static_cast<double>(set_bytes) / us.p50 * 1e-3; }
+};
+
 struct Context {
   const BenchOptions& options;
   Device device;
@@ -30,36 +52,100 @@ struct Context {
   Ceilings ceilings;
 };
 
-int Attribute(cudaDeviceAttr attribute) {
-  int value = 0;
-  Check(cudaDeviceGetAttribute(&value, attribute, 0), "read a device attribute");
-  return value;
-}
-
 Device DescribeDevice() {
   cudaDeviceProp properties;
+  int clock_khz = 0;
   Check(cudaGetDeviceProperties(&properties, 0), "read the device's properties");
-  return {properties.name, properties.multiProcessorCount, Attribute(cudaDevAttrClockRate),
-          properties.l2CacheSize};
+  Check(cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, 0), "read the clock rate");
+  return {properties.name, properties.multiProcessorCount, clock_khz, properties.l2CacheSize};
 }
 
-// Why there is no GPU to run on; empty if there is one.
+// Why there is no GPU; empty if there is one.
 std::string WhyNoGpu() {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess) return cudaGetErrorString(error);
-  return count > 0 ? "" : "the driver knows none";
+  return count > 0 ? "" : "the driver reports none";
 }
 
-// The kernel for `shape`; null, with its absence reported, if there is none.
-const Kernel* FindOrReport(const BenchShape& shape, const BenchOptions& options) {
-  const KernelSpec spec = SpecFor(shape, options.arch, options.accumulate);
+void PrintHeader(const Device& device, const Ceilings& ceilings) {
+  std::printf("GPU: %s, %d SMs at up to %.0f MHz, L2 %.1f MiB\n", device.name.c_str(),
+              device.multiprocessors, device.clock_khz * 1e-3, device.l2_bytes / kMiB);
+  std::printf("Ceilings, measured now: tensor %.1f TFLOP/s (mma.sync.m16n8k16 f16, f32 sums), ",
+              ceilings.tensor_tflops);
+  std::printf("copy %.0f GB/s (read + written)\n\n", ceilings.copy_gbps);
+  std::printf("%-24s %-28s %9s %9s %9s %8s %8s %7s %7s %9s %14s %s\n", "shape", "kernel", "p50 us",
+              "p90 us", "p99 us", "TFLOP/s", "GB/s", "tensor", "copy", "max err", "rows checked",
+              "sets");
+}
+
+void PrintResult(const Result& result, const Device& device, const Ceilings& ceilings) {
+  const double all_bytes = static_cast<double>(result.set_bytes) * result.sets;
+  std::printf("%-24s %-28s %9.2f %9.2f %9.2f %8.1f %8.1f %6.1f%% %6.1f%% %9.2e",
+              result.shape.c_str(), result.kernel.c_str(), result.us.p50, result.us.p90,
+              result.us.p99, result.tflops(), result.gbps(),
+              100 * result.tflops() / ceilings.tensor_tflops,
+              100 * result.gbps() / ceilings.copy_gbps, result.accuracy.max_error);
+  std::printf(" %6" PRId64 "/%-7" PRId64 " %d x %.2f MiB = %.1f L2\n", result.accuracy.rows_checked,
+              result.accuracy.rows, result.sets, static_cast<double>(result.set_bytes) / kMiB,
+              all_bytes / device.l2_bytes);
+  std::fflush(stdout);
+}
+
+void PrintFailure(const std::string& shape, const std::string& why) {
+  std::printf("%-24s FAILED: %s\n", shape.c_str(), why.c_str());
+  std::fflush(stdout);
+}
+
+// A list of results. Returns whether the file was written.
+bool WriteJson(const std::string& file, const std::vector<Result>& results, const Device& device,
+               const Ceilings& ceilings) {
+  std::FILE* out = std::fopen(file.c_str(), "w");
+  if (out == nullptr) return false;
+  std::fprintf(out, "[");
+  const char* separator = "\n";
+  for (const Result& result : results) {
+    std::fprintf(out, "%s {\"shape\": \"%s\", \"kernel\": \"%s\", \"gpu\": \"%s\",\n", separator,
+                 result.shape.c_str(), result.kernel.c_str(), device.name.c_str());
+    std::fprintf(out, "  \"p50_us\": %.4f, \"p90_us\": %.4f, \"p99_us\": %.4f,\n", result.us.p50,
+                 result.us.p90, result.us.p99);
+    std::fprintf(out, "  \"tflops\": %.3f, \"gbps\": %.3f, \"max_err\": %.3e,\n", result.tflops(),
+                 result.gbps(), result.accuracy.max_error);
+    std::fprintf(out, "  \"fraction_of_tensor\": %.4f, \"fraction_of_copy\": %.4f,\n",
+                 result.tflops() / ceilings.tensor_tflops, result.gbps() / ceilings.copy_gbps);
+    std::fprintf(out, "  \"sets\": %d, \"set_bytes\": %" PRId64 "}", result.sets, result.set_bytes);
+    separator = ",\n";
+  }
+  std::fprintf(out, "\n]\n");
+  const bool written = std::ferror(out) == 0;
+  return std::fclose(out) == 0 && written;
+}
+
+// A kernel on the inputs of a shape, ready to launch.
+struct Case {
+  const Kernel* kernel;
+  InputSets inputs;
+  KernelRun run;
+};
+
+// Null, with the reason printed, if there is no kernel for `shape`.
+std::unique_ptr<Case> Prepare(const Context& context, const BenchShape& shape, int sets) {
+  const BenchOptions& options = context.options;
+  const KernelSpec spec = SpecFor(shape.attention, options.arch, options.accumulate);
   const Kernel* kernel = FindKernel(spec);
-  if (kernel == nullptr) PrintFailure(shape.name, "no such kernel: " + ExplainMissing(spec));
-  return kernel;
+  if (kernel == nullptr) {
+    PrintFailure(shape.name, "no such kernel: " + ExplainMissing(spec));
+    return nullptr;
+  }
+  auto ready = std::unique_ptr<Case>(
+      new Case{kernel, InputSets(shape.attention, sets, context.stream.get()), {}});
+  Check(ready->run.Prepare(*kernel, shape.attention.geometry(), ready->inputs.spans()),
+        "prepare a launch");
+  Check(cudaStreamSynchronize(context.stream.get()), "fill the inputs");
+  return ready;
 }
 
-// Why `accuracy` is not good enough; empty if it is.
+// Why `accuracy` fails; empty if it passes.
 std::string WhyWrong(const Accuracy& accuracy, double bound) {
   if (!accuracy.finite) return "NaN or infinity in the output";
   if (accuracy.max_error <= bound) return "";
@@ -68,29 +154,26 @@ std::string WhyWrong(const Accuracy& accuracy, double bound) {
   return text;
 }
 
-// Checks and times one shape. Returns whether it passed; then the result is in `results`.
+// Checks and times one shape. Returns whether it passed; if so, appends to `results`.
 bool Bench(const Context& context, const BenchShape& shape, std::vector<Result>* results) {
   const BenchOptions& options = context.options;
   cudaStream_t stream = context.stream.get();
-  const Kernel* kernel = FindOrReport(shape, options);
-  if (kernel == nullptr) return false;
   const int sets = options.sets > 0 ? options.sets : ChooseSets(shape.attention, options.launches);
-  const InputSets inputs(shape, sets, stream);
-  KernelRun run;
-  Check(run.Prepare(*kernel, shape.attention.geometry(), inputs.spans()), "prepare a launch");
-  Check(run.Launch(0, stream), "launch the kernel");
+  const std::unique_ptr<Case> ready = Prepare(context, shape, sets);
+  if (ready == nullptr) return false;
+  Check(ready->run.Launch(0, stream), "launch the kernel");
   Check(cudaStreamSynchronize(stream), "run the kernel");
 
   Result result;
   result.shape = shape.name;
-  result.kernel = KernelName(kernel->spec);
-  result.accuracy = CheckOutput(shape.attention, inputs.spans().front(), inputs.pages());
-  const std::string why_wrong = WhyWrong(result.accuracy, ErrorBound(kernel->spec));
+  result.kernel = KernelName(ready->kernel->spec);
+  result.accuracy = CheckOutput(shape.attention, ready->inputs.CopyToHost().spans);
+  const std::string why_wrong = WhyWrong(result.accuracy, ErrorBound(ready->kernel->spec));
   if (!why_wrong.empty()) {
     PrintFailure(shape.name, result.kernel + ": " + why_wrong);
     return false;
   }
-  result.us = TimeLaunches(run, options.launches, options.rounds, stream);
+  result.us = TimeLaunches(ready->run, options.launches, options.rounds, stream);
   result.flops = Flops(shape.attention);
   result.set_bytes = SetBytes(shape.attention);
   result.sets = sets;
@@ -99,17 +182,15 @@ bool Bench(const Context& context, const BenchShape& shape, std::vector<Result>*
   return true;
 }
 
-// Launches one shape for a profiler to look at. Returns whether there is a kernel for it.
+// Launches one shape under a profiler. Returns whether there is a kernel for it.
 bool Profile(const Context& context, const BenchShape& shape) {
   cudaStream_t stream = context.stream.get();
-  const Kernel* kernel = FindOrReport(shape, context.options);
-  if (kernel == nullptr) return false;
-  const InputSets inputs(shape, 1, stream);
-  KernelRun run;
-  Check(run.Prepare(*kernel, shape.attention.geometry(), inputs.spans()), "prepare a launch");
-  Check(cudaStreamSynchronize(stream), "fill the inputs");
+  const std::unique_ptr<Case> ready = Prepare(context, shape, 1);
+  if (ready == nullptr) return false;
   Check(cudaProfilerStart(), "start the profiler");
-  for (int n = 0; n < kProfiledLaunches; ++n) Check(run.Launch(0, stream), "launch the kernel");
+  for (int n = 0; n < kProfiledLaunches; ++n) {
+    Check(ready->run.Launch(0, stream), "launch the kernel");
+  }
   Check(cudaStreamSynchronize(stream), "run the kernel");
   Check(cudaProfilerStop(), "stop the profiler");
   return true;
@@ -147,8 +228,7 @@ int Main(const std::vector<std::string>& arguments) {
     return 0;
   }
   if (options.list) {
-    for (const NamedShape& named : NamedShapes())
-      std::printf("%-16s %s\n", named.name, named.shape);
+    for (const NamedShape& named : kNamedShapes) std::printf("%-16s %s\n", named.name, named.shape);
     return 0;
   }
   const std::string why_no_gpu = WhyNoGpu();

@@ -1,25 +1,19 @@
-// Launches of the CUDA kernels behind a C interface, for compare_torch.py. Works on the current
-// device. Not thread-safe.
+// Launches of the CUDA kernels behind a C interface, for compare_torch.py. Uses the current device.
+// Not thread-safe.
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/bench/bench_options.h"
-#include "kernels/bench/device_spans.h"
 #include "kernels/bench/kernel_run.h"
-#include "kernels/bench/named_shapes.h"
+#include "kernels/bench/shape.h"
 
-using flashcore::kernels::BenchShape;
-using flashcore::kernels::DeviceTensors;
-using flashcore::kernels::Kernel;
-using flashcore::kernels::KernelRun;
-using flashcore::kernels::KernelSpec;
-using flashcore::kernels::NamedShapes;
-using flashcore::kernels::Span;
+namespace flashcore::kernels {
 
-// A shape as compare_torch.py reads it.
+// A shape, as class Shape of compare_torch.py declares it.
 struct FlashcoreBenchShape {
   int32_t spans, num_heads, num_kv_heads, query_rows, kv_rows, head_dim;
   int32_t mask_left, mask_right;  // INT32_MAX: unbounded
@@ -36,73 +30,59 @@ namespace {
 
 std::string last_error;
 
-// Parses what to launch. Returns what is wrong; empty if nothing is.
-std::string ParseLaunch(const char* shape_text, const char* arch_name, const char* dtype_name,
-                        const char* accumulate_name, BenchShape* shape, KernelSpec* spec) {
-  std::string error = ParseShape(shape_text, shape);
-  if (error.empty()) error = ParseArch(arch_name, &spec->arch);
-  if (error.empty()) error = ParseDType(dtype_name, &shape->attention.dtype);
-  if (error.empty()) error = ParseAccumulate(accumulate_name, &spec->accumulate);
-  if (!error.empty()) return error;
-  if (shape->paged) return "paged K/V is not for tensors of [batch, heads, rows, head_dim]";
-  *spec = SpecFor(*shape, spec->arch, spec->accumulate);
-  return "";
-}
-
 std::byte* At(void* const* pointers, int set) { return static_cast<std::byte*>(pointers[set]); }
 
 }  // namespace
 
 extern "C" {
 
-// What the last call that failed says.
+// The message of the last call that failed.
 const char* flashcore_kernel_bench_error() { return last_error.c_str(); }
 
-// Name i of the named shapes; null from their number on.
+// The name of named shape i; null if there are not so many.
 const char* flashcore_kernel_bench_shape_name(int i) {
-  return i < static_cast<int>(NamedShapes().size()) ? NamedShapes()[i].name : nullptr;
+  return i < static_cast<int>(std::size(kNamedShapes)) ? kNamedShapes[i].name : nullptr;
 }
 
-// Parses a name or a shape (named_shapes.h). Returns 0, or 1 on an error.
+// Parses a name or a shape (shape.h). Returns 0, or 1 on an error.
 int flashcore_kernel_bench_parse_shape(const char* text, FlashcoreBenchShape* parsed) {
   BenchShape shape;
   last_error = ParseShape(text, &shape);
   if (!last_error.empty()) return 1;
   const auto& a = shape.attention;
   *parsed = {a.spans,    a.num_heads, a.num_kv_heads, a.query_rows, a.kv_rows,
-             a.head_dim, a.mask.left, a.mask.right,   shape.paged,  Flops(a)};
+             a.head_dim, a.mask.left, a.mask.right,   a.paged,      Flops(a)};
   return 0;
 }
 
-// Prepares launches on `sets` input sets. query[s], key[s], value[s] and output[s] are the device
-// pointers of set s, [spans, heads, rows, head_dim], contiguous, and stay the caller's. Returns
-// null on an error; the caller frees the result with flashcore_kernel_bench_free.
-FlashcoreBenchLaunches* flashcore_kernel_bench_new(const char* shape_text, const char* arch,
-                                                   const char* dtype, const char* accumulate,
+// Prepares launches of a shape on `sets` input sets. flags[num_flags] are those of
+// flashcore-kernel-bench, with one --shape. query[s], key[s], value[s] and output[s] are device
+// pointers to contiguous [spans, heads, rows, head_dim]; the caller keeps owning them. Returns null
+// on an error. The caller frees the result with flashcore_kernel_bench_free.
+FlashcoreBenchLaunches* flashcore_kernel_bench_new(const char* const* flags, int num_flags,
                                                    int sets, void* const* query, void* const* key,
                                                    void* const* value, void* const* output) {
-  BenchShape shape;
-  KernelSpec spec;
-  last_error = ParseLaunch(shape_text, arch, dtype, accumulate, &shape, &spec);
+  BenchOptions options;
+  last_error = ParseBenchOptions({flags, flags + num_flags}, &options);
   if (!last_error.empty()) return nullptr;
+  const AttentionShape& shape = options.shapes.front().attention;
+  const KernelSpec spec = SpecFor(shape, options.arch, options.accumulate);
   const Kernel* kernel = FindKernel(spec);
-  if (kernel == nullptr) {
-    last_error = "no such kernel: " + ExplainMissing(spec);
-    return nullptr;
-  }
+  if (kernel == nullptr) last_error = "no such kernel: " + ExplainMissing(spec);
+  if (shape.paged) last_error = "paged K/V is not [batch, heads, rows, head_dim]";
+  if (!last_error.empty()) return nullptr;
   std::vector<std::vector<Span>> spans;
   for (int set = 0; set < sets; ++set) {
-    DeviceTensors tensors;
+    Tensors tensors;
     tensors.query = At(query, set);
     tensors.key = At(key, set);
     tensors.value = At(value, set);
     tensors.output = At(output, set);
-    spans.push_back(MakeSpans(shape.attention, tensors));
+    spans.push_back(MakeSpans(shape, tensors));
   }
   auto launches = std::make_unique<FlashcoreBenchLaunches>();
   launches->kernel_name = KernelName(kernel->spec);
-  const cudaError_t error =
-      launches->run.Prepare(*kernel, shape.attention.geometry(), std::move(spans));
+  const cudaError_t error = launches->run.Prepare(*kernel, shape.geometry(), std::move(spans));
   if (error != cudaSuccess) {
     last_error = std::string("cannot prepare the launch: ") + cudaGetErrorString(error);
     return nullptr;
@@ -125,3 +105,4 @@ int flashcore_kernel_bench_launch(const FlashcoreBenchLaunches* launches, int se
 }
 
 }  // extern "C"
+}  // namespace flashcore::kernels

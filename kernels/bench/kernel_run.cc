@@ -17,7 +17,7 @@ cudaError_t KernelRun::Prepare(const Kernel& kernel, const Geometry& geometry,
   error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (error != cudaSuccess) return error;
   PlanOptions options = kernel.plan_options;
-  options.shared_rows = 0;  // looking for shared pages would read page tables, which the device has
+  options.cascade_rows = 0;  // planning a cascade reads the page tables, which are on the device
   MakePlan(Batch(0), options, multiprocessors, &plan_);
   error = SendWorkLists();
   if (error != cudaSuccess) return error;

@@ -1,4 +1,4 @@
-// One kernel on one shape: planned once, launched on any of several input sets.
+// One CUDA kernel on one shape: planned once, launched on any of several input sets.
 #ifndef FLASHCORE_KERNELS_BENCH_KERNEL_RUN_H_
 #define FLASHCORE_KERNELS_BENCH_KERNEL_RUN_H_
 
@@ -14,12 +14,12 @@ namespace flashcore::kernels {
 // Owns the work lists and the workspace on the current device, not the tensors.
 class KernelRun {
  public:
-  // Plans, and sends one work list per set to the device. Each set has the spans of one launch over
-  // tensors of its own; the sets are alike, and there is at least one.
+  // Plans, and copies one work list per set to the device. A set is the spans of one launch over
+  // its own device tensors. The sets have equal shapes; there is at least one.
   cudaError_t Prepare(const Kernel& kernel, const Geometry& geometry,
                       std::vector<std::vector<Span>> sets);
 
-  // Launches are ordered: they share the workspace.
+  // Launches share the workspace, so they must be ordered.
   cudaError_t Launch(int set, cudaStream_t stream) const;
 
   int num_sets() const { return static_cast<int>(sets_.size()); }
@@ -32,7 +32,7 @@ class KernelRun {
   Geometry geometry_;
   std::vector<std::vector<Span>> sets_;
   Plan plan_;
-  size_t work_list_bytes_ = 0;  // of one set, padded to the alignment
+  size_t work_list_bytes_ = 0;  // of one set, rounded up to the alignment
   DeviceMemory work_lists_;
   DeviceMemory workspace_;
 };

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# profile.sh BENCH_BINARY [SHAPE...]: what the hardware counters say about flashcore-kernel-bench's
-# kernels, as pass or fail per check (profile_check.py). Needs Nsight Compute (ncu, or $NCU) and the
-# right to read counters. Exit status: 0 if every check passed.
+# profile.sh BENCH_BINARY [SHAPE...]: reads hardware counters of flashcore-kernel-bench's kernels
+# and prints pass or fail per check (profile_check.py). Needs Nsight Compute (ncu, or $NCU) and
+# permission to read counters. Exit status: 0 if every check passed.
 set -euo pipefail
 
 if (($# == 0)); then

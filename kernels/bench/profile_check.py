@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
-"""Judges what Nsight Compute counted in the kernels of one shape; used by profile.sh.
+"""Checks the hardware counters that Nsight Compute (ncu) read for one shape. Used by profile.sh.
 
-    ncu --query-metrics | profile_check.py --metrics    # what to have ncu collect on this GPU
+    ncu --query-metrics | profile_check.py --metrics    # the metrics to collect on this GPU
     ncu --csv --page raw --print-units base ... | profile_check.py SHAPE
 
-Prints a line per check. Exit status: 0 if all passed, 1 if one failed, 2 if there is nothing to
-judge.
+Prints a line per check. Exit status: 0 if all passed, 1 if one failed, 2 if there is no data.
 """
 
 import csv
 import sys
 
 TIME = "gpu__time_duration.sum"
-TENSOR = (  # the first that the GPU has
+TENSOR = (  # the first that the GPU supports is used
     "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active")
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum"
@@ -22,23 +21,23 @@ LOCAL = ("l1tex__t_sectors_pipe_lsu_mem_local_op_ld.sum",
 DRAM = "dram__throughput.avg.pct_of_peak_sustained_elapsed"
 METRICS = (TIME, *TENSOR, CONFLICTS, WAVEFRONTS, *LOCAL, DRAM)
 
-# The mission shape is 537 MFLOP: in the 10.1 us of PyTorch's FLASH, 5.4% of an H200's 989 TFLOP/s.
-# Larger shapes reach far more; products computed elsewhere would leave the pipe at 0.
+# The mission shape is 537 MFLOP. PyTorch's FLASH takes 10.1 us, which is 5.4% of an H200's 989
+# TFLOP/s. Larger shapes reach far more. A kernel that does not use the tensor cores has 0%.
 MIN_TENSOR_PERCENT = 5
-# From head_dim 64 on, rows of a tile are multiples of 128 bytes apart: unswizzled, the 8 rows of an
-# ldmatrix would share banks and 7 of 8 wavefronts be conflicts.
+# From head_dim 64 on, the rows of a tile are multiples of 128 bytes apart. Without swizzling, the 8
+# rows of an ldmatrix would share banks, and 7 of 8 wavefronts would be conflicts.
 MAX_CONFLICT_PERCENT = 5
-# 90% of a copy is the goal; a copy reaches 87% of the 4.8 TB/s of an H200, which makes 79%. The
-# rest is room for ncu's fixed clocks, whose cost has not been measured.
+# The goal is 90% of a copy. A copy reaches 87% of an H200's 4.8 TB/s, so the goal is 79% of peak.
+# The rest is allowance for ncu's fixed clocks, whose cost has not been measured.
 MIN_DRAM_PERCENT = 75
 
 
 class NothingToJudge(Exception):
-    """Why there is nothing."""
+    """The output of ncu has no kernel; the message says why."""
 
 
 def metrics_of(query):
-    """Those of METRICS that `ncu --query-metrics`, whose output this is, knows."""
+    """The METRICS that are in `query`, the output of `ncu --query-metrics`."""
     known = {line.split()[0] for line in query.splitlines() if line.strip()}
     return [metric for metric in METRICS if metric.split(".")[0] in known]
 
@@ -46,8 +45,8 @@ def metrics_of(query):
 def parse(output):
     """The profiled kernels in ncu's output: a list of {"name": str, metric: float}.
 
-    The output is CSV, one row per kernel, the first under the names has units; before and among it
-    are lines of ncu (==PROF==) and of the program. Metrics that have no number are left out.
+    The output is CSV: names, units, then one row per kernel. Lines of ncu (==PROF==) and of the
+    program stand before and between these rows. Metrics without a number are left out.
     """
     lines = output.splitlines()
     starts = [i for i, line in enumerate(lines) if line.startswith('"ID",')]
@@ -71,14 +70,14 @@ def parse(output):
 
 
 def total(kernels, *metrics):
-    """Sum of metrics over kernels. Raises KeyError if one lacks one."""
+    """Sum of metrics over kernels. Raises KeyError if a kernel lacks a metric."""
     return sum(kernel[metric] for kernel in kernels for metric in metrics)
 
 
 def tensor_percent(kernels):
-    """Of the kernel that takes longest: the others combine its partial results."""
-    longest = max(kernels, key=lambda kernel: kernel[TIME])
-    return next((longest[metric] for metric in TENSOR if metric in longest), None)
+    """Of the longest kernel; the others combine its partial results."""
+    kernel = longest(kernels)
+    return next((kernel[metric] for metric in TENSOR if metric in kernel), None)
 
 
 def conflict_percent(kernels):
@@ -86,31 +85,27 @@ def conflict_percent(kernels):
     return 100 * total(kernels, CONFLICTS) / wavefronts if wavefronts else 0.0
 
 
-def local_sectors(kernels):
-    return total(kernels, *LOCAL)
+def longest(kernels):
+    return max(kernels, key=lambda kernel: kernel[TIME])
 
 
-def dram_percent(kernels):
-    return max(kernels, key=lambda kernel: kernel[TIME])[DRAM]
-
-
-# What is checked, its value, its unit, the least and the most that pass.
+# (what is checked, function of the value, unit, minimum, maximum)
 CONFLICT_CHECK = ("bank conflicts of shared loads", conflict_percent, "%", None,
                   MAX_CONFLICT_PERCENT)
-LOCAL_CHECK = ("local memory traffic", local_sectors, " sectors", None, 0)
+LOCAL_CHECK = ("local memory traffic", lambda kernels: total(kernels, *LOCAL), " sectors", None, 0)
 PREFILL_CHECKS = (("tensor pipe active", tensor_percent, "%", MIN_TENSOR_PERCENT, None),
                   CONFLICT_CHECK, LOCAL_CHECK)
-DECODE_CHECKS = (("DRAM throughput of peak", dram_percent, "%", MIN_DRAM_PERCENT, None),
-                 CONFLICT_CHECK, LOCAL_CHECK)
+DECODE_CHECKS = (("DRAM throughput of peak", lambda kernels: longest(kernels)[DRAM], "%",
+                  MIN_DRAM_PERCENT, None), CONFLICT_CHECK, LOCAL_CHECK)
 
 
 def checks_of(shape):
-    """The checks of a shape: one query row a span is decode, bound by memory."""
+    """The checks of a shape. One query row per span is decode, which is memory-bound."""
     return DECODE_CHECKS if shape.startswith("decode") or ",q=1," in shape + "," else PREFILL_CHECKS
 
 
 def judge(shape, kernels):
-    """[(passed, line)], one for each check."""
+    """[(passed, line)], one per check."""
     judgements = []
     for what, value_of, unit, least, most in checks_of(shape):
         try:

@@ -12,17 +12,17 @@ COLUMNS = ("shape", "kernel", "ours, us", "FLASH", "cuDNN", "EFFICIENT", "FLASH 
 
 
 def number(value, digits):
-    """`value` with so many digits, or a dash for None."""
+    """`value` with `digits` digits after the point, or a dash for None."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
 def ratio(theirs, ours):
-    """How much faster we are, as text."""
+    """Our speed relative to theirs, as text."""
     return "-" if theirs is None else f"{theirs / ours:.2f}x"
 
 
 def cells(result):
-    """The cells of one result, in order of COLUMNS."""
+    """The cells of one result, in the order of COLUMNS."""
     ours, run = result["p50_us"], result["run"]
     flash, cudnn = result["torch_flash_us"], result["torch_cudnn_us"]
     return (result["shape"], result["kernel"], number(ours, 2), number(flash, 2), number(cudnn, 2),
@@ -33,7 +33,7 @@ def cells(result):
 
 
 def heading(result):
-    """What was measured on, and against which ceilings: from any result of a run."""
+    """GPU, versions, method and ceilings of the run that `result` belongs to."""
     run = result["run"]
     return (f"{result['gpu']}, PyTorch {run['torch']}, CUDA {run['cuda']}, cuDNN {run['cudnn']}, "
             f"{run['date']}. Median of {run['rounds']} replays of a CUDA graph of "
@@ -42,7 +42,7 @@ def heading(result):
 
 
 def table(results):
-    """The lines of the table, one run's results under a heading."""
+    """The lines of the tables: one heading and one table per run."""
     lines, last_run = [], None
     for result in results:
         if result["run"] != last_run:

@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/bench/cuda_check.h"
 #include "kernels/bench/device_kernels.h"
 
 namespace flashcore::kernels {
@@ -15,7 +14,7 @@ constexpr int kWarmUpRounds = 10;
 constexpr int kCeilingRounds = 20;
 constexpr size_t kCopyBytes = size_t{1} << 30;
 
-// The smallest of the sorted times that at least `fraction` of them do not exceed.
+// Nearest rank: the smallest time such that at least `fraction` of the sorted times are not larger.
 double Percentile(const std::vector<double>& sorted, double fraction) {
   const double rank = std::ceil(fraction * static_cast<double>(sorted.size()));
   return sorted[static_cast<size_t>(rank) - 1];
@@ -47,7 +46,7 @@ Percentiles TimeRounds(int rounds, cudaStream_t stream, const std::function<void
   for (int round = 0; round < kWarmUpRounds; ++round) work();
   std::vector<double> times;
   for (int round = 0; round < rounds; ++round) {
-    work();  // the device is busy with it while the timed work is enqueued: no wait is timed
+    work();  // keeps the device busy while the timed work is enqueued, so that no gap is timed
     Check(cudaEventRecord(begin.get(), stream), "record an event");
     work();
     Check(cudaEventRecord(end.get(), stream), "record an event");

@@ -18,21 +18,21 @@ struct Percentiles {
   double p99 = 0;
 };
 
-// Of at least one time.
+// Percentiles of one or more times.
 Percentiles Summarise(std::vector<double> us);
 
-// Enqueues `work` on `stream` 10 times, then `rounds` times in pairs whose second is timed.
+// Calls `work`, which enqueues on `stream`, 10 times to warm up, then `rounds` times in pairs. Only
+// the second of a pair is timed.
 Percentiles TimeRounds(int rounds, cudaStream_t stream, const std::function<void()>& work);
 
-// Time of one of `launches` launches, on the sets of `run` in turn, of a CUDA graph that is
-// replayed `rounds` times.
+// Time of one launch: `launches` launches, on the sets of `run` in turn, are captured in a CUDA
+// graph, which is replayed `rounds` times.
 Percentiles TimeLaunches(const KernelRun& run, int launches, int rounds, cudaStream_t stream);
 
-// What the device can do at best, in units of 1e12 floating point operations and 1e9 bytes a
-// second.
+// Measured peak rates of the device.
 struct Ceilings {
   double tensor_tflops = 0;  // mma.sync.m16n8k16, float16 inputs, float32 sums, from registers
-  double copy_gbps = 0;      // copying 1 GiB within device memory: bytes read plus bytes written
+  double copy_gbps = 0;      // copy of 1 GiB within device memory: bytes read plus bytes written
 };
 Ceilings MeasureCeilings(int multiprocessors, cudaStream_t stream);
 

@@ -1,12 +1,17 @@
 // One work item of fused attention, from its query rows to its output rows. Included once per SIMD
 // target.
 //
-// For each K/V tile of 64 tokens: scores = Q K^T, online softmax turns them into probabilities,
-// O = O * rescale + P V. Only one tile of scores exists at a time. Many packed rows share a tile
-// that is converted to float32 (K transposed) in scratch; few rows (decode) read K and V where
-// they lie, because converting would cost more than multiplying. The many rows of a shared item
-// share a converted tile too, but K is not transposed: each row's sums must run in the order in
-// which its span alone, of few rows, has them.
+// For each K/V tile of 64 tokens: scores S = Q K^T; online softmax turns S into probabilities P;
+// O = O * rescale + P V. Only one tile of scores exists at a time. Three ways to read a tile:
+//
+//   item                      Q K^T                          P V
+//   more than 16 packed rows  K to float32, transposed       V to float32 in scratch
+//   at most 16 (decode)       dot products along K rows,     V rows in K/V memory
+//                             read in K/V memory
+//   cascade, more than 16     dot products, K to float32     V to float32 in scratch
+//
+// Few rows read K/V in place, because converting a tile costs more than multiplying it. A cascade
+// item keeps dot products, because a row must be summed in the order that its span alone uses.
 #if defined(FLASHCORE_KERNELS_CPU_ATTEND_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FLASHCORE_KERNELS_CPU_ATTEND_INL_H_
 #undef FLASHCORE_KERNELS_CPU_ATTEND_INL_H_
@@ -18,11 +23,10 @@
 #include <cmath>
 
 #include "hwy/highway.h"
+#include "kernels/cpu/attention_cpu.h"
 #include "kernels/cpu/convert-inl.h"
 #include "kernels/cpu/multiply-inl.h"
-#include "kernels/cpu/scratch.h"
 #include "kernels/cpu/softmax-inl.h"
-#include "kernels/partials.h"
 #include "kernels/plan.h"
 #include "kernels/tile_config.h"
 
@@ -30,11 +34,12 @@ HWY_BEFORE_NAMESPACE();
 namespace flashcore::kernels {
 namespace HWY_NAMESPACE {
 
-// A tile of K/V rows of one KV head, in place.
+// A tile of K/V rows of one KV head, in K/V memory. Rows from `tokens` on are never read: they are
+// beyond the span's length, or masked for every row of the item.
 struct Tile {
   const std::byte* key;
   const std::byte* value;
-  int tokens;  // rows of it that exist and that somebody sees
+  int tokens;
 };
 
 HWY_INLINE Tile TileAt(const KvView& kv, int32_t kv_head, int32_t kv_row, int32_t kv_end) {
@@ -44,9 +49,9 @@ HWY_INLINE Tile TileAt(const KvView& kv, int32_t kv_head, int32_t kv_row, int32_
   return {kv.key + offset, kv.value + offset, std::min(kPageTokens, kv_end - kv_row)};
 }
 
-// The tokens of the tile at kv_row that packed row r of the item sees.
-HWY_INLINE TokenRange SeenTokens(const Span& span, int32_t group, int32_t packed_row,
-                                 int32_t kv_row, int tokens) {
+// The tokens of the tile at kv_row that are visible to a packed row of the span.
+HWY_INLINE TokenRange VisibleTokens(const Span& span, int32_t group, int32_t packed_row,
+                                    int32_t kv_row, int tokens) {
   const int64_t position = int64_t{packed_row / group} + span.kv.rows - span.query_rows - kv_row;
   int64_t begin = 0;
   int64_t end = tokens;
@@ -56,27 +61,27 @@ HWY_INLINE TokenRange SeenTokens(const Span& span, int32_t group, int32_t packed
           static_cast<int>(std::clamp<int64_t>(end, 0, tokens))};
 }
 
-// Whether the item's scores are dot products along K rows, or else products with a transposed K
+// Whether scores are dot products along K rows. Otherwise they are products with a transposed K
 // tile, which sum in another order.
 HWY_INLINE bool ScoresAreDots(const WorkItem& item) {
-  return item.num_members > 0 || item.row_count <= kCpuFewRows;
+  return item.num_cascade_spans > 0 || item.row_count <= kCpuFewRows;
 }
 
-// Converts a member's packed query rows to scratch, scale and change of base folded in.
+// Converts packed query rows to scratch, multiplied by softmax_scale * log2(e).
 template <DType kType>
-HWY_INLINE void LoadQuery(const AttentionBatch& batch, const WorkItem& item, const Member& member,
-                          Scratch* scratch) {
+HWY_INLINE void LoadQuery(const AttentionBatch& batch, const WorkItem& item,
+                          const CascadeSpan& part, Scratch* scratch) {
   const FloatTag d;
-  const Span& span = batch.spans[member.span];
+  const Span& span = batch.spans[part.span];
   const int32_t group = batch.geometry.group();
   const int32_t head_dim = batch.geometry.head_dim;
   const VecF scale = hn::Set(d, span.softmax_scale * 1.44269504088896340736f);  // log2(e)
-  for (int r = 0; r < member.row_count; ++r) {
+  for (int r = 0; r < part.row_count; ++r) {
     const int32_t row = item.row_begin + r;
     const int64_t head = int64_t{item.kv_head} * group + row % group;
     const auto* from = reinterpret_cast<const uint16_t*>(
         span.query + row / group * span.row_stride + head * span.head_stride);
-    float* to = scratch->query + (member.tile_row + r) * head_dim;
+    float* to = scratch->query + (part.tile_row + r) * head_dim;
     for (int c = 0; c < head_dim; c += kLanes) {
       hn::Store(hn::Mul(LoadElements<kType>(d, from + c), scale), d, to + c);
     }
@@ -102,8 +107,8 @@ HWY_INLINE void ConvertRows(const std::byte* from, int64_t row_stride, int rows,
   }
 }
 
-// Scores of the packed rows [first, last) against all 64 tokens of the tile. Scores of tokens that
-// do not exist are meaningless.
+// Scores of the packed rows [first, last) against all 64 tokens of the tile. Scores from
+// tile.tokens on have no meaning; SoftmaxRow masks them.
 template <DType kType>
 HWY_INLINE void TileScores(const Tile& tile, const NextTile& next, int64_t row_stride, int head_dim,
                            bool dots, int first, int last, Scratch* scratch) {
@@ -126,32 +131,27 @@ HWY_INLINE void TileScores(const Tile& tile, const NextTile& next, int64_t row_s
   }
   TransposeKeys<kType>(rows, head_dim, scratch->key);
   Multiply(query, head_dim, FloatRows{scratch->key, kPageTokens}, TokenRange{0, head_dim}, nullptr,
-           false, nullptr, scores, kPageTokens, count, kPageTokens);
+           nullptr, scores, kPageTokens, count, kPageTokens);
 }
 
-// O = O * rescale + P V for the packed rows [first, last). `seen` is null if they all see all of
-// the tile; otherwise entry r is row first + r's, and rows that hold an infinity or NaN may only
-// meet the rows that see them, because 0 times either is NaN.
+// O = O * rescale + P V for the packed rows [first, last). `visible` is null if the whole tile is
+// visible to all of them; otherwise entry r belongs to row first + r. A row with P = 0 at a masked
+// token may still multiply that V row, so V must be finite.
 template <DType kType>
 HWY_INLINE void TileOutput(const Tile& tile, int64_t row_stride, int head_dim, int first, int last,
-                           const TokenRange* seen, Scratch* scratch) {
-  bool exactly = false;
-  for (int j = 0; seen != nullptr && j < tile.tokens && !exactly; ++j) {
-    const std::byte* row = tile.value + j * row_stride;
-    exactly = HasNonFinite<kType>(reinterpret_cast<const uint16_t*>(row), head_dim);
-  }
+                           const TokenRange* visible, Scratch* scratch) {
   const float* probabilities = scratch->scores + first * kPageTokens;
   const float* rescale = scratch->rescale + first;
   float* output = scratch->output + first * head_dim;
   const TokenRange all{0, tile.tokens};
   if (last - first <= kCpuFewRows) {
-    Multiply(probabilities, kPageTokens, ElementRows<kType>{tile.value, row_stride}, all, seen,
-             exactly, rescale, output, head_dim, last - first, head_dim);
+    Multiply(probabilities, kPageTokens, ElementRows<kType>{tile.value, row_stride}, all, visible,
+             rescale, output, head_dim, last - first, head_dim);
     return;
   }
   ConvertRows<kType>(tile.value, row_stride, tile.tokens, head_dim, scratch->value);
-  Multiply(probabilities, kPageTokens, FloatRows{scratch->value, head_dim}, all, seen, exactly,
-           rescale, output, head_dim, last - first, head_dim);
+  Multiply(probabilities, kPageTokens, FloatRows{scratch->value, head_dim}, all, visible, rescale,
+           output, head_dim, last - first, head_dim);
 }
 
 template <DType kType>
@@ -162,20 +162,20 @@ HWY_INLINE void AttendTile(const AttentionBatch& batch, const WorkItem& item, in
   const int head_dim = batch.geometry.head_dim;
   const Tile tile = TileAt(span.kv, item.kv_head, kv_row, item.kv_end);
 
-  // Begins and ends never decrease from row to row: if the last row's begin is 0 and the first
-  // row's end is 64, every row sees the whole tile. So do all rows of a shared item.
-  const auto seen_by = [&](int r) {
-    return SeenTokens(span, group, item.row_begin + r, kv_row, tile.tokens);
+  // Begins and ends never decrease from row to row. So if the last row's begin is 0 and the first
+  // row's end is 64, the whole tile is visible to every row. In a cascade item it always is.
+  const auto visible_to = [&](int r) {
+    return VisibleTokens(span, group, item.row_begin + r, kv_row, tile.tokens);
   };
   int first = 0;
   int last = item.row_count;
-  const bool masked =
-      item.num_members == 0 && (seen_by(last - 1).begin > 0 || seen_by(0).end < kPageTokens);
-  TokenRange seen[Scratch::kRows];
+  const bool masked = item.num_cascade_spans == 0 &&
+                      (visible_to(last - 1).begin > 0 || visible_to(0).end < kPageTokens);
+  TokenRange visible[Scratch::kRows];
   if (masked) {
-    for (int r = 0; r < item.row_count; ++r) seen[r] = seen_by(r);
-    while (first < last && seen[first].begin >= seen[first].end) ++first;
-    while (first < last && seen[last - 1].begin >= seen[last - 1].end) --last;
+    for (int r = 0; r < item.row_count; ++r) visible[r] = visible_to(r);
+    while (first < last && visible[first].begin >= visible[first].end) ++first;
+    while (first < last && visible[last - 1].begin >= visible[last - 1].end) --last;
     if (first == last) return;
   }
 
@@ -188,16 +188,16 @@ HWY_INLINE void AttendTile(const AttentionBatch& batch, const WorkItem& item, in
                     scratch);
   for (int r = first; r < last; ++r) {
     if (masked) {
-      SoftmaxRow<true>(r, seen[r], scratch);
+      SoftmaxRow<true>(r, visible[r], scratch);
     } else {
       SoftmaxRow<false>(r, {}, scratch);
     }
   }
   TileOutput<kType>(tile, span.kv.row_stride, head_dim, first, last,
-                    masked ? seen + first : nullptr, scratch);
+                    masked ? visible + first : nullptr, scratch);
 }
 
-// Writes one finished packed row: O / sum as elements, and the LSE.
+// Writes one finished packed row: O / sum in the batch's dtype, and the LSE.
 template <DType kType>
 HWY_INLINE void WriteRow(const AttentionBatch& batch, int32_t span_index, int32_t kv_head,
                          int32_t packed_row, const float* output, float max, float sum) {
@@ -219,21 +219,22 @@ HWY_INLINE void WriteRow(const AttentionBatch& batch, int32_t span_index, int32_
   }
 }
 
-// Writes a member's rows: to its O and LSE, or to its partial rows.
+// Writes the rows of one span: to its O and LSE, or to its partial rows.
 template <DType kType>
-HWY_INLINE void StoreResult(const AttentionBatch& batch, const WorkItem& item, const Member& member,
-                            const Partials& partials, const Scratch& scratch) {
+HWY_INLINE void StoreResult(const AttentionBatch& batch, const WorkItem& item,
+                            const CascadeSpan& part, const Partials& partials,
+                            const Scratch& scratch) {
   const FloatTag d;
   const int head_dim = batch.geometry.head_dim;
-  for (int r = 0; r < member.row_count; ++r) {
-    const int at = member.tile_row + r;
+  for (int r = 0; r < part.row_count; ++r) {
+    const int at = part.tile_row + r;
     const float* output = scratch.output + at * head_dim;
     const float sum = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, scratch.sum + at * kMaxLanes)));
-    if (member.partial_row < 0) {
-      WriteRow<kType>(batch, member.span, item.kv_head, item.row_begin + r, output, scratch.max[at],
+    if (part.partial_row < 0) {
+      WriteRow<kType>(batch, part.span, item.kv_head, item.row_begin + r, output, scratch.max[at],
                       sum);
     } else {
-      const int32_t row = member.partial_row + r;
+      const int32_t row = part.partial_row + r;
       std::copy_n(output, head_dim, partials.OutputRow(row));
       partials.max[row] = scratch.max[at];
       partials.sum[row] = sum;
@@ -244,18 +245,19 @@ HWY_INLINE void StoreResult(const AttentionBatch& batch, const WorkItem& item, c
 template <DType kType>
 HWY_INLINE void AttendItemTyped(const AttentionBatch& batch, const Plan& plan, const WorkItem& item,
                                 const Partials& partials, Scratch* scratch) {
-  const Member itself{item.span, 0, item.row_count, item.partial_row};
-  const bool shared = item.num_members > 0;
-  const Member* const members = shared ? plan.members.data() + item.first_member : &itself;
-  const int num_members = shared ? item.num_members : 1;
+  const CascadeSpan whole{item.span, 0, item.row_count, item.partial_row};
+  const bool cascade = item.num_cascade_spans > 0;
+  const CascadeSpan* const parts =
+      cascade ? plan.cascade_spans.data() + item.first_cascade_span : &whole;
+  const int num_parts = cascade ? item.num_cascade_spans : 1;
 
-  for (int m = 0; m < num_members; ++m) LoadQuery<kType>(batch, item, members[m], scratch);
+  for (int p = 0; p < num_parts; ++p) LoadQuery<kType>(batch, item, parts[p], scratch);
   ClearState(item.row_count, batch.geometry.head_dim, scratch);
   for (int32_t kv_row = item.kv_begin; kv_row < item.kv_end; kv_row += kPageTokens) {
     AttendTile<kType>(batch, item, kv_row, scratch);
   }
-  for (int m = 0; m < num_members; ++m) {
-    StoreResult<kType>(batch, item, members[m], partials, *scratch);
+  for (int p = 0; p < num_parts; ++p) {
+    StoreResult<kType>(batch, item, parts[p], partials, *scratch);
   }
 }
 

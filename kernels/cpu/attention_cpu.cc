@@ -3,7 +3,6 @@
 #include <functional>
 #include <memory>
 
-#include "kernels/cpu/scratch.h"
 #include "kernels/cpu/thread_pool.h"
 
 // One target per vector width is enough: nothing here uses what SSSE3 or AVX3_DL add or lack.
@@ -43,9 +42,9 @@ void ChooseTarget() {
   }
 }
 
-// Below this many multiplications of Q K^T (some 80 us) a launch stays on the calling thread:
-// others save little more than it takes to wake and join them, and they spin before and after on
-// cores that the threads need which bring requests and take answers.
+// Below this many multiplications of Q K^T (about 80 us) a launch stays on the calling thread. More
+// threads save little more than it takes to wake and join them, and they spin before and after on
+// cores that the RPC threads need.
 constexpr int64_t kMinParallelWork = 512 * 1024;
 
 int64_t Work(const Plan& plan, int32_t head_dim) {
@@ -56,7 +55,7 @@ int64_t Work(const Plan& plan, int32_t head_dim) {
   return scores * head_dim;
 }
 
-// A thread's scratch lives as long as the thread; no result depends on what it held before.
+// Lives as long as the thread. No result depends on its earlier content.
 Scratch* ThreadScratch() {
   thread_local const std::unique_ptr<Scratch> scratch = std::make_unique<Scratch>();
   return scratch.get();
@@ -83,7 +82,7 @@ int LaunchAttentionCpu(const AttentionBatch& batch, const Plan& plan, const Laun
     for (int i = 0; i < combines; ++i) combine_item(i, 0);
     return 0;
   }
-  // By reference: a copy of these lambdas would make std::function allocate.
+  // By reference: std::function would allocate for a copy of these lambdas.
   ctx.threads->ParallelFor(items, std::ref(attend_item));
   ctx.threads->ParallelFor(combines, std::ref(combine_item));
   return 0;

@@ -1,5 +1,5 @@
-// Vector conversions between the 16-bit elements and float32, and the transposed K tile. Included
-// once per SIMD target. Results equal kernels/half.h bit for bit (NaN payloads aside).
+// Vector conversions between 16-bit elements and float32, and the transposed K tile. Included once
+// per SIMD target. Results equal kernels/half.h bit for bit, except NaN payloads.
 #if defined(FLASHCORE_KERNELS_CPU_CONVERT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FLASHCORE_KERNELS_CPU_CONVERT_INL_H_
 #undef FLASHCORE_KERNELS_CPU_CONVERT_INL_H_
@@ -20,7 +20,7 @@ using FloatTag = hn::ScalableTag<float>;
 using VecF = hn::Vec<FloatTag>;
 constexpr int kLanes = static_cast<int>(hn::MaxLanes(FloatTag()));
 
-// Whether Highway's float16 conversions are the hardware's; its emulations drop infinity and NaN.
+// Whether Highway converts float16 in hardware. Its emulation loses infinity and NaN.
 #if (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2) || HWY_ARCH_ARM_A64
 constexpr bool kHardwareFloat16 = true;
 #else
@@ -32,7 +32,7 @@ HWY_INLINE hn::Vec<D> Float16BitsToFloat(D d, VU half) {
   const hn::RebindToUnsigned<D> du;
   const auto sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(du, 0x8000u)));
   const auto magnitude = hn::ShiftLeft<13>(hn::And(half, hn::Set(du, 0x7fffu)));
-  // As float bits the exponent is 112 too small; the product is exact, subnormals included.
+  // As float bits, the exponent is 112 too small. The product is exact, also for subnormals.
   auto bits = hn::BitCast(du, hn::Mul(hn::BitCast(d, magnitude), hn::Set(d, 0x1p112f)));
   const hn::RebindToSigned<D> di;
   const auto special = hn::Gt(hn::BitCast(di, magnitude), hn::Set(di, (0x7c00 << 13) - 1));
@@ -109,19 +109,6 @@ HWY_INLINE void StoreElements(D d, hn::Vec<D> value, uint16_t* to) {
   }
 }
 
-// Whether any of the `count` elements (a multiple of 32) is an infinity or NaN.
-template <DType kType>
-HWY_INLINE bool HasNonFinite(const uint16_t* elements, int count) {
-  const hn::ScalableTag<int16_t> d;
-  const auto exponent = hn::Set(d, kType == DType::kFloat16 ? 0x7c00 : 0x7f80);
-  auto found = hn::Zero(d);
-  for (int i = 0; i < count; i += static_cast<int>(hn::Lanes(d))) {
-    const auto bits = hn::LoadU(d, reinterpret_cast<const int16_t*>(elements + i));
-    found = hn::Or(found, hn::VecFromMask(d, hn::Eq(hn::And(bits, exponent), exponent)));
-  }
-  return !hn::AllTrue(d, hn::Eq(found, hn::Zero(d)));
-}
-
 #if HWY_TARGET == HWY_SCALAR
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE void TransposeSquare(D, V*) {}  // 1 x 1
@@ -145,7 +132,7 @@ HWY_INLINE void TransposeInBlocks(D d, V* v) {
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE void TransposeSquare(D d, V* v) {
   for (int i = 0; i < kLanes; i += 4) TransposeInBlocks(d, v + i);
-  // Now block b of v[4g + e] holds rows 4g..4g+3 of column 4b + e: transpose the blocks over g.
+  // Block b of v[4g + e] now holds rows 4g..4g+3 of column 4b + e: transpose the blocks over g.
   if constexpr (kLanes == 8) {
     for (int e = 0; e < 4; ++e) {
       const V a = v[e], b = v[4 + e];

@@ -8,8 +8,8 @@
 namespace flashcore::kernels {
 namespace {
 
-// Below this many bytes a call stays on the calling thread: one core copies them in some 20 us, so
-// a second saves little more than waking and joining it takes (6 us).
+// Below this many bytes a call stays on the calling thread: one core copies them in about 20 us,
+// and waking and joining a second one takes 6 us.
 constexpr int64_t kMinParallelBytes = 256 * 1024;
 
 // Runs fn(i, thread) for every i in [0, count), which together write `bytes`.
@@ -19,10 +19,10 @@ void ForEach(int32_t count, int64_t bytes, ThreadPool* threads, const Fn& fn) {
     for (int32_t i = 0; i < count; ++i) fn(i, 0);
     return;
   }
-  threads->ParallelFor(count, std::cref(fn));  // a copy would make std::function allocate
+  threads->ParallelFor(count, std::cref(fn));  // std::function would allocate for a copy
 }
 
-// Copies `rows` rows of row_bytes, from_stride bytes apart, to where they lie side by side.
+// Copies `rows` rows of row_bytes, from_stride bytes apart, to contiguous rows at `to`.
 void PackRows(const std::byte* from, int64_t from_stride, int32_t rows, int64_t row_bytes,
               std::byte* to) {
   if (from_stride == row_bytes) {

@@ -1,5 +1,6 @@
-// The two matrix products of attention on one K/V tile, with float32 sums in registers. Included
-// once per SIMD target.
+// The two matrix products of attention on one K/V tile, with float32 sums in registers: Multiply
+// (P V, and Q K^T over a transposed K tile) and DotScores (Q K^T along K rows). Included once per
+// SIMD target.
 #if defined(FLASHCORE_KERNELS_CPU_MULTIPLY_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FLASHCORE_KERNELS_CPU_MULTIPLY_INL_H_
 #undef FLASHCORE_KERNELS_CPU_MULTIPLY_INL_H_
@@ -16,8 +17,15 @@ HWY_BEFORE_NAMESPACE();
 namespace flashcore::kernels {
 namespace HWY_NAMESPACE {
 
-// Register block: kBlockRows x kBlockVectors sums stay in registers while one row of B and one
-// broadcast element of A pass by. 6 x 4 uses 28 of AVX-512's 32 registers, 6 x 2 uses 15 of 16.
+// Register block of Multiply: kBlockRows x kBlockVectors sums stay in registers while k runs.
+//
+//                     B[k][c .. c + kBlockVectors * kLanes)
+//                     [ vector ][ vector ][ vector ][ vector ]
+//   A[r + 0][k] ->    [  sum   ][  sum   ][  sum   ][  sum   ]   += A[r][k] broadcast * B vector
+//   ...
+//   A[r + 5][k] ->    [  sum   ][  sum   ][  sum   ][  sum   ]
+//
+// 6 x 4 needs 28 of AVX-512's 32 registers, 6 x 2 needs 15 of AVX2's 16.
 constexpr int kBlockRows = 6;
 constexpr int kBlockVectors = kLanes >= 16 ? 4 : 2;
 
@@ -27,7 +35,7 @@ struct TokenRange {
   int end;
 };
 
-// B as float32 rows in scratch.
+// B as float32 rows in scratch, 64-byte aligned.
 struct FloatRows {
   const float* base;
   int64_t stride;  // floats
@@ -38,7 +46,7 @@ struct FloatRows {
   }
 };
 
-// B as 16-bit rows where they lie in K/V memory, converted on the way into the registers.
+// B as 16-bit rows in K/V memory, converted on load.
 template <DType kType>
 struct ElementRows {
   const std::byte* base;
@@ -62,8 +70,8 @@ struct ScatteredRows {
 };
 
 // C[r][c] = C[r][c] * rescale[r] + sum over k in `range` of A[r][k] * B[k][c], for one register
-// block. Without rescale C is only written. Every C[r][c] is summed in the order of k whatever the
-// block, so a row's bits do not depend on the rows beside it.
+// block. Null rescale: C is written, not read. C[r][c] is always summed in ascending k, so a row's
+// bits do not depend on the other rows of the block.
 template <int kRows, int kVectors, class Rows>
 HWY_INLINE void MultiplyBlock(const float* HWY_RESTRICT a, int64_t a_stride, const Rows& b,
                               TokenRange range, const float* HWY_RESTRICT rescale,
@@ -97,58 +105,52 @@ HWY_INLINE void MultiplyBlock(const float* HWY_RESTRICT a, int64_t a_stride, con
   }
 }
 
-// C[rows][columns] from A[rows][..] and B[..][columns], columns a multiple of 32. `seen`, if given,
-// narrows k to what each row needs: begins and ends must not decrease from row to row.
-// `exactly` keeps every row to its own range; otherwise rows of a block share the union of theirs.
+// MultiplyBlock for `count` rows, 1 to kMaxRows.
+template <int kMaxRows, int kVectors, class Rows>
+HWY_INLINE void MultiplyRows(int count, const float* a, int64_t a_stride, const Rows& b,
+                             TokenRange range, const float* rescale, float* c, int64_t c_stride) {
+  if constexpr (kMaxRows > 1) {
+    if (count < kMaxRows) {
+      MultiplyRows<kMaxRows - 1, kVectors>(count, a, a_stride, b, range, rescale, c, c_stride);
+      return;
+    }
+  }
+  MultiplyBlock<kMaxRows, kVectors>(a, a_stride, b, range, rescale, c, c_stride);
+}
+
+// One column block of C[rows][columns] = A[rows][..] * B[..][columns]. Entry r of `visible`, if it
+// is not null, is the part of `range` where A[r] may be non-zero: begins and ends never decrease
+// with r. A register block covers the union of its rows' ranges.
 template <int kVectors, class Rows>
 HWY_INLINE void MultiplyColumns(const float* a, int64_t a_stride, const Rows& b, TokenRange range,
-                                const TokenRange* seen, bool exactly, const float* rescale,
-                                float* c, int64_t c_stride, int rows) {
-  const int step = exactly ? 1 : kBlockRows;
-  for (int r = 0; r < rows; r += step) {
-    const int count = HWY_MIN(step, rows - r);
+                                const TokenRange* visible, const float* rescale, float* c,
+                                int64_t c_stride, int rows) {
+  for (int r = 0; r < rows; r += kBlockRows) {
+    const int count = HWY_MIN(kBlockRows, rows - r);
     const TokenRange k =
-        seen == nullptr ? range : TokenRange{seen[r].begin, seen[r + count - 1].end};
+        visible == nullptr ? range : TokenRange{visible[r].begin, visible[r + count - 1].end};
     const float* scale = rescale == nullptr ? nullptr : rescale + r;
     const float* from = a + r * a_stride;
     float* to = c + r * c_stride;
-    switch (count) {
-      case 6:
-        MultiplyBlock<6, kVectors>(from, a_stride, b, k, scale, to, c_stride);
-        break;
-      case 5:
-        MultiplyBlock<5, kVectors>(from, a_stride, b, k, scale, to, c_stride);
-        break;
-      case 4:
-        MultiplyBlock<4, kVectors>(from, a_stride, b, k, scale, to, c_stride);
-        break;
-      case 3:
-        MultiplyBlock<3, kVectors>(from, a_stride, b, k, scale, to, c_stride);
-        break;
-      case 2:
-        MultiplyBlock<2, kVectors>(from, a_stride, b, k, scale, to, c_stride);
-        break;
-      default:
-        MultiplyBlock<1, kVectors>(from, a_stride, b, k, scale, to, c_stride);
-        break;
-    }
+    MultiplyRows<kBlockRows, kVectors>(count, from, a_stride, b, k, scale, to, c_stride);
   }
 }
 
+// All columns, a multiple of 32.
 template <class Rows>
 HWY_INLINE void Multiply(const float* a, int64_t a_stride, const Rows& b, TokenRange range,
-                         const TokenRange* seen, bool exactly, const float* rescale, float* c,
+                         const TokenRange* visible, const float* rescale, float* c,
                          int64_t c_stride, int rows, int columns) {
   constexpr int kStep = kBlockVectors * kLanes;
   int column = 0;
   for (; column + kStep <= columns; column += kStep) {
-    MultiplyColumns<kBlockVectors>(a, a_stride, b.From(column), range, seen, exactly, rescale,
-                                   c + column, c_stride, rows);
+    MultiplyColumns<kBlockVectors>(a, a_stride, b.From(column), range, visible, rescale, c + column,
+                                   c_stride, rows);
   }
   if constexpr (kStep > 32) {  // head_dim 32 and 96
     for (; column < columns; column += 2 * kLanes) {
-      MultiplyColumns<2>(a, a_stride, b.From(column), range, seen, exactly, rescale, c + column,
-                         c_stride, rows);
+      MultiplyColumns<2>(a, a_stride, b.From(column), range, visible, rescale, c + column, c_stride,
+                         rows);
     }
   }
 }
@@ -159,8 +161,8 @@ HWY_INLINE V SumEach(D, const V* v) {
   return v[0];
 }
 #else
-// Lane sums of 4 vectors at once: adds the lanes with equal index modulo 4 across v[0..3] into
-// blocks, lane i of every block coming from v[i].
+// Partial lane sums of 4 vectors at once, within each 128-bit block: lane i of a block is the sum
+// of that block's 4 lanes of the i-th argument.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V AddFour(D d, V a, V b, V c, V e) {
   const hn::RepartitionToWide<D> dw;
@@ -171,7 +173,7 @@ HWY_INLINE V AddFour(D d, V a, V b, V c, V e) {
                  hn::BitCast(d, hn::InterleaveUpper(dw, wide_ab, wide_ce)));
 }
 
-// Vector whose lane i is the sum of the lanes of v[i], for kLanes vectors.
+// Returns the vector whose lane i is the sum of all lanes of v[i], for kLanes vectors.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V SumEach(D d, const V* v) {
   if constexpr (kLanes == 4) {
@@ -185,7 +187,7 @@ HWY_INLINE V SumEach(D d, const V* v) {
     const V q1 = AddFour(d, v[4], v[5], v[6], v[7]);
     const V q2 = AddFour(d, v[8], v[9], v[10], v[11]);
     const V q3 = AddFour(d, v[12], v[13], v[14], v[15]);
-    // Halves of q0 and q2, then of q1 and q3; their block pairs interleave into q0 q1 q2 q3.
+    // Add the halves of q0 and q2, then of q1 and q3. Interleaving the blocks gives q0 q1 q2 q3.
     const V q02 = hn::Add(hn::ConcatLowerLower(d, q2, q0), hn::ConcatUpperUpper(d, q2, q0));
     const V q13 = hn::Add(hn::ConcatLowerLower(d, q3, q1), hn::ConcatUpperUpper(d, q3, q1));
     return hn::Add(hn::OddEvenBlocks(q13, q02),
@@ -195,8 +197,8 @@ HWY_INLINE V SumEach(D d, const V* v) {
 
 #endif  // HWY_TARGET
 
-// The K and V rows of the tile after this one, to be fetched into the cache while this one is
-// computed: the hardware's prefetchers do not follow pages. Null pointers: there is none.
+// The K and V rows of the next tile, prefetched while this tile is computed: hardware prefetchers
+// do not follow page tables. Null pointers: no next tile.
 struct NextTile {
   const std::byte* key = nullptr;
   const std::byte* value = nullptr;
@@ -212,8 +214,9 @@ struct NextTile {
   }
 };
 
-// scores[r][j] = query[r] . keys[j]: the sums run along head_dim, so that K need not be transposed.
-// A row's bits do not depend on kRows, nor on where and in which type its keys are.
+// scores[r][j] = query[r] . keys[j] for the 64 tokens of a tile. The sums run along head_dim, so K
+// is not transposed. A row's bits do not depend on kRows, nor on where and in which type K is
+// stored.
 template <int kRows, class Rows>
 HWY_INLINE void DotRows(const float* HWY_RESTRICT query, const Rows& keys, const NextTile& next,
                         int head_dim, float* HWY_RESTRICT scores) {

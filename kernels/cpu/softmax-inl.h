@@ -9,8 +9,8 @@
 #include <limits>
 
 #include "hwy/highway.h"
+#include "kernels/cpu/attention_cpu.h"
 #include "kernels/cpu/multiply-inl.h"
-#include "kernels/cpu/scratch.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace flashcore::kernels {
@@ -39,11 +39,11 @@ HWY_INLINE V Exp2(D d, V x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -126.0f)), result);
 }
 
-// Turns the scores of one packed row into probabilities relative to the new maximum, and brings
-// the row's running maximum, sum and rescale up to date. kMasked: scores outside `seen` are
-// treated as -infinity whatever they hold, NaN included.
+// Turns the scores of one packed row into probabilities relative to the new maximum, and updates
+// the row's running maximum, sum and rescale. kMasked: scores outside `visible` count as -infinity,
+// whatever they hold (NaN included).
 template <bool kMasked>
-HWY_INLINE void SoftmaxRow(int r, TokenRange seen, Scratch* scratch) {
+HWY_INLINE void SoftmaxRow(int r, TokenRange visible, Scratch* scratch) {
   const FloatTag d;
   constexpr int kVectors = kPageTokens / kLanes;
   float* scores = scratch->scores + r * kPageTokens;
@@ -52,16 +52,16 @@ HWY_INLINE void SoftmaxRow(int r, TokenRange seen, Scratch* scratch) {
     s[v] = hn::Load(d, scores + v * kLanes);
     if constexpr (kMasked) {
       const VecF token = hn::Iota(d, static_cast<float>(v * kLanes));
-      const auto sees = hn::And(hn::Ge(token, hn::Set(d, static_cast<float>(seen.begin))),
-                                hn::Lt(token, hn::Set(d, static_cast<float>(seen.end))));
-      s[v] = hn::IfThenElse(sees, s[v], hn::Set(d, kNoScore));
+      const auto is_visible = hn::And(hn::Ge(token, hn::Set(d, static_cast<float>(visible.begin))),
+                                      hn::Lt(token, hn::Set(d, static_cast<float>(visible.end))));
+      s[v] = hn::IfThenElse(is_visible, s[v], hn::Set(d, kNoScore));
     }
   }
   VecF largest = s[0];
   for (int v = 1; v < kVectors; ++v) largest = hn::Max(largest, s[v]);
   const float old_max = scratch->max[r];
   const VecF max = hn::Max(hn::MaxOfLanes(d, largest), hn::Set(d, old_max));
-  // A row that has seen nothing yet keeps 0 in place of -infinity: 2^(-infinity - 0) = 0.
+  // While no token has been visible, the base is 0 instead of -infinity: 2^(-infinity - 0) = 0.
   const VecF base = hn::IfThenZeroElse(hn::Eq(max, hn::Set(d, kNoScore)), max);
   const VecF rescale = Exp2(d, hn::Sub(hn::Set(d, old_max), base));
   VecF sum = hn::Mul(hn::Load(d, scratch->sum + r * kMaxLanes), rescale);

@@ -9,8 +9,8 @@
 namespace flashcore::kernels {
 namespace {
 
-// Spins before blocking: some tens of microseconds, about what waking a blocked thread costs, so
-// that back-to-back loops do not pay for a wake-up and an idle pool does not burn a core.
+// Spins before blocking: tens of microseconds, about the cost of waking a blocked thread. Loops in
+// quick succession pay for no wake-up, and an idle pool leaves its cores free.
 constexpr int kSpins = 1000;
 
 void Pause() {
@@ -84,7 +84,7 @@ bool ThreadPool::RunOne(int thread) {
   const int remaining = static_cast<int>(ticket & kCountMask);
   (*fn_)(n_ - remaining, thread);
   if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1 && thread != 0) {
-    // Taking the mutex makes sure that the caller is either before its last look or asleep.
+    // With the mutex held, the caller is either asleep or has yet to check unfinished_.
     std::lock_guard<std::mutex> lock(mutex_);
     done_.notify_one();
   }

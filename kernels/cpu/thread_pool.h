@@ -1,4 +1,4 @@
-// A fixed set of threads that share the iterations of one loop at a time.
+// A fixed set of threads that run the iterations of one loop at a time.
 #ifndef FLASHCORE_KERNELS_CPU_THREAD_POOL_H_
 #define FLASHCORE_KERNELS_CPU_THREAD_POOL_H_
 
@@ -12,8 +12,8 @@
 
 namespace flashcore::kernels {
 
-// Thread-compatible: one ParallelFor at a time. The calling thread works too, so a pool of one
-// thread starts none.
+// Thread-compatible: one ParallelFor at a time. The calling thread works too: a pool of one thread
+// starts no thread.
 class ThreadPool {
  public:
   explicit ThreadPool(int num_threads);  // at least 1
@@ -24,7 +24,7 @@ class ThreadPool {
   int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   // Runs fn(i, thread) for every i in [0, n), in no fixed order, and returns when all are done.
-  // `thread` is in [0, num_threads()) and unique among the calls that run at the same time.
+  // `thread` is in [0, num_threads()) and unique among concurrent calls of fn.
   void ParallelFor(int n, const std::function<void(int i, int thread)>& fn);
 
  private:
@@ -34,16 +34,16 @@ class ThreadPool {
   void WaitForWork();
   void WaitForDone();
 
-  // Iterations of the current loop that nobody has claimed yet (low 32 bits) and the number of the
-  // loop (high 32 bits). Claiming is a compare-and-swap of both, so a worker that wakes late can
-  // never claim from a loop that it has not seen; holding a claim keeps n_ and fn_ as they are.
+  // Unclaimed iterations of the current loop (low 32 bits) and the loop's number (high 32 bits). A
+  // claim is a compare-and-swap of both, so a worker that wakes late cannot claim from a newer loop
+  // by mistake. While a claim is held, n_ and fn_ do not change.
   std::atomic<uint64_t> ticket_{0};
-  std::atomic<int> unfinished_{0};  // iterations of the current loop still to be finished
+  std::atomic<int> unfinished_{0};  // iterations of the current loop that have not finished
   std::atomic<bool> stop_{false};
-  int n_ = 0;                                          // written between loops only
-  const std::function<void(int, int)>* fn_ = nullptr;  // written between loops only
+  int n_ = 0;                                          // written only between loops
+  const std::function<void(int, int)>* fn_ = nullptr;  // written only between loops
 
-  std::mutex mutex_;  // orders changes of the atomics with going to sleep
+  std::mutex mutex_;  // locked before every notify, so that no wake-up is lost
   std::condition_variable work_;
   std::condition_variable done_;
   std::vector<std::thread> workers_;

@@ -24,7 +24,7 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks)
     AttendKernel(const AttendParams params) {
   // By reference: fields that only the epilogue needs take no registers in the main loop.
-  const BlockWork& work = params.work[blockIdx.y];
+  const WorkTile& work = params.work[blockIdx.y];
   const int kv_head = blockIdx.x;
   const ThreadPosition<C> thread;
   const SoftmaxScale scale(ScoreScale<C>(work, kv_head));

@@ -6,15 +6,14 @@
 #include <cstdint>
 
 #include "kernels/attention.h"
-#include "kernels/partials.h"
 #include "kernels/smxx/work_list.h"
 
 namespace flashcore::kernels::sm80 {
 
 // Common to every block of a launch. All pointers are device pointers.
 struct AttendParams {
-  const BlockWork* work;  // [work tiles], each for every KV head
-  int32_t* finished;      // as in WorkListView
+  const WorkTile* work;  // [work tiles], each for every KV head
+  int32_t* finished;     // as in WorkListView
   Partials partials;
   RowDivider group;  // query heads per KV head
   int32_t num_kv_heads;

@@ -2,7 +2,6 @@
 
 #include <driver_types.h>
 
-#include "kernels/partials.h"
 #include "kernels/sm80/attend.h"
 #include "kernels/smxx/work_list.h"
 
@@ -43,13 +42,13 @@ int LaunchTiles(const Geometry& geometry, int32_t tile_rows, const sm80::AttendP
 
 template <Accumulate kAccumulate>
 int Launch(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx) {
-  if (!plan.members.empty()) return cudaErrorInvalidValue;
+  if (!plan.cascade_spans.empty()) return cudaErrorInvalidValue;
   const Geometry& geometry = batch.geometry;
   const WorkListView work(batch, plan, ctx.work_list);
   const Partials partials(static_cast<float*>(ctx.workspace), plan.partial_rows, geometry.head_dim);
   // Largest tiles first, because they take longest.
   for (int kind = kCudaTileKinds - 1; kind >= 0; --kind) {
-    const auto [items, count] = work.tiles[kind];
+    const auto [items, count] = work.kinds[kind];
     if (count == 0) continue;
     const sm80::AttendParams params{items, work.finished, partials, RowDivider(geometry.group()),
                                     geometry.num_kv_heads};

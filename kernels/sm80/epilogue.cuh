@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "kernels/attention.h"
-#include "kernels/partials.h"
 #include "kernels/sm80/accumulators.cuh"
 #include "kernels/sm80/config.cuh"
 #include "kernels/sm80/softmax.cuh"
@@ -168,7 +167,7 @@ __device__ __forceinline__ void CrossWarpReduce(const SoftmaxScale& scale,
 
 // Writes a slice as partial results, to be combined with those of the other splits.
 template <class C>
-__device__ __forceinline__ void WritePartials(const OutputSlice<C>& slice, const BlockWork& work,
+__device__ __forceinline__ void WritePartials(const OutputSlice<C>& slice, const WorkTile& work,
                                               int32_t first_row, const Partials& partials,
                                               const ThreadPosition<C>& thread) {
 #pragma unroll
@@ -194,7 +193,7 @@ __device__ __forceinline__ void WritePartials(const OutputSlice<C>& slice, const
 // Writes a slice to O, and LSE. O goes through the warp's own shared memory at `staging`, so that
 // global writes are 16 bytes each.
 template <class C>
-__device__ __forceinline__ void WriteRows(const OutputSlice<C>& slice, const BlockWork& work,
+__device__ __forceinline__ void WriteRows(const OutputSlice<C>& slice, const WorkTile& work,
                                           int kv_head, RowDivider group,
                                           const ThreadPosition<C>& thread, std::byte* staging) {
 #pragma unroll
@@ -238,7 +237,7 @@ __device__ __forceinline__ void WriteRows(const OutputSlice<C>& slice, const Blo
 
 // Writes the results of a block. Reuses the shared memory of the main loop.
 template <class C>
-__device__ __forceinline__ void WriteResults(const SoftmaxScale& scale, const BlockWork& work,
+__device__ __forceinline__ void WriteResults(const SoftmaxScale& scale, const WorkTile& work,
                                              int kv_head, RowDivider group,
                                              const Partials& partials,
                                              const ThreadPosition<C>& thread, std::byte* shared,

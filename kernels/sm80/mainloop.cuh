@@ -34,7 +34,7 @@ namespace flashcore::kernels::sm80 {
 template <class C>
 class KvPipeline {
  public:
-  __device__ __forceinline__ KvPipeline(const BlockWork& work, int kv_head, int warp_group,
+  __device__ __forceinline__ KvPipeline(const WorkTile& work, int kv_head, int warp_group,
                                         uint32_t shared)
       : work_(work),
         first_row_(FirstRow(work.kv_begin, warp_group)),
@@ -117,7 +117,7 @@ class KvPipeline {
     return offset + row % kPageTokens * work_.kv_row_stride;
   }
 
-  const BlockWork& work_;  // fields used once per step are read from memory, to save registers
+  const WorkTile& work_;  // fields used once per step are read from memory, to save registers
   const int32_t first_row_;
   const int32_t kv_end_;
   const std::byte* const key_;  // this thread's first chunk
@@ -293,7 +293,7 @@ __device__ __forceinline__ void PipelinedMainloop(const SoftmaxScale& scale,
 // Computes the state of this warp's rows for its group's K/V tiles. Returns with no copy in flight
 // and shared memory free for reuse.
 template <class C>
-__device__ __forceinline__ void RunMainloop(const BlockWork& work, int kv_head, RowDivider group,
+__device__ __forceinline__ void RunMainloop(const WorkTile& work, int kv_head, RowDivider group,
                                             const SoftmaxScale& scale,
                                             const ThreadPosition<C>& thread, std::byte* memory,
                                             State<C>* state) {

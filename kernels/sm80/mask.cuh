@@ -24,7 +24,7 @@ template <class C>
 struct TileMask {
   // Writes the visible tokens of every row of the work tile to `shared` [kRows]. The caller
   // synchronises the block before the first MaskScores.
-  __device__ __forceinline__ TileMask(const BlockWork& work, RowDivider group, std::byte* shared)
+  __device__ __forceinline__ TileMask(const WorkTile& work, RowDivider group, std::byte* shared)
       : all{work.all_begin, work.all_end}, visible(reinterpret_cast<TokenRange*>(shared)) {
     const int32_t kv_end = work.kv_end;
     const int32_t rounded_end = (kv_end + C::kTileTokens - 1) / C::kTileTokens * C::kTileTokens;

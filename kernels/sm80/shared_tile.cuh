@@ -91,7 +91,7 @@ struct TileCopy {
 
 // Starts copying the work tile's packed query rows; the rows beyond row_count become zeros.
 template <class C>
-__device__ __forceinline__ void CopyQueryAsync(const BlockWork& work, int kv_head, RowDivider group,
+__device__ __forceinline__ void CopyQueryAsync(const WorkTile& work, int kv_head, RowDivider group,
                                                uint32_t to) {
   constexpr int kChunks = C::kQueryRowBytes / 16;
   const std::byte* const query = work.query + kv_head * work.group_stride;

@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "kernels/attention.h"
-#include "kernels/partials.h"
 #include "kernels/smxx/element.cuh"
 #include "kernels/smxx/row_output.cuh"
 #include "kernels/smxx/work_list.h"
@@ -37,7 +36,7 @@ __device__ __forceinline__ bool IsLastSplit(int32_t num_splits, int32_t* finishe
 // Writes O and LSE of the block's packed rows from the partial results of all splits. All kThreads
 // threads take part; each combines 4 components of a row at a time, in split order.
 template <class Element, int kThreads>
-__device__ __forceinline__ void CombineSplits(const BlockWork& work, int kv_head, RowDivider group,
+__device__ __forceinline__ void CombineSplits(const WorkTile& work, int kv_head, RowDivider group,
                                               const Partials& partials) {
   constexpr int kBatch = 8;  // splits whose loads are in flight together
   const int pieces = partials.head_dim / 4;

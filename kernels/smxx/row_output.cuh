@@ -41,11 +41,11 @@ struct OutputRow {
       : row(group.Divide(packed_row)),
         head(kv_head * group.divisor + packed_row - row * group.divisor) {}
 
-  __device__ __forceinline__ std::byte* Output(const BlockWork& work) const {
+  __device__ __forceinline__ std::byte* Output(const WorkTile& work) const {
     return work.output + row * work.row_stride + head * work.head_stride;
   }
   // Only if work.lse is not null.
-  __device__ __forceinline__ float* Lse(const BlockWork& work) const {
+  __device__ __forceinline__ float* Lse(const WorkTile& work) const {
     return work.lse + row * work.lse_row_stride + head * work.lse_head_stride;
   }
 

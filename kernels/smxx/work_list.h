@@ -1,6 +1,9 @@
-// What the kernels of one launch read besides tensors: the work of every thread block, packed into
-// one block of bytes that the caller copies to the device in one go (and may put next to whatever
-// else it copies there).
+// The work list of a launch: a WorkTile per work item, packed into one range of bytes that the
+// caller copies to the device in one transfer. A launch has a thread block per WorkTile and KV
+// head.
+//
+//   | tiles of 16 rows | of 32 rows | of 64 rows | of 128 rows | finished splits per combine |
+//     WorkTile[]         WorkTile[]   WorkTile[]   WorkTile[]    int32_t[]
 #ifndef FLASHCORE_KERNELS_SMXX_WORK_LIST_H_
 #define FLASHCORE_KERNELS_SMXX_WORK_LIST_H_
 
@@ -20,12 +23,12 @@
 
 namespace flashcore::kernels {
 
-// Divides packed rows by the query heads per KV head without a division.
+// Divides by a fixed divisor with a multiplication and shifts: packed row -> query row.
 struct RowDivider {
   explicit RowDivider(int32_t divisor);
 
-  // dividend / divisor, for a dividend that is not negative. Granlund and Montgomery, "Division by
-  // invariant integers using multiplication", 1994.
+  // dividend / divisor, for dividend >= 0. Granlund and Montgomery, "Division by invariant integers
+  // using multiplication", 1994.
   FLASHCORE_HOST_DEVICE int32_t Divide(int32_t dividend) const {
     return static_cast<int32_t>(uint64_t{2u * dividend} * multiplier >> 32 >> shift);
   }
@@ -35,15 +38,15 @@ struct RowDivider {
   uint32_t shift;       // the smallest with 2^shift >= divisor
 };
 
-// What a thread block does, for each KV head h: it attends the packed rows [row_begin, row_begin +
-// row_count) of one span to the K/V rows [kv_begin, kv_end). All pointers are device pointers and
-// strides are in bytes, but those of the LSE; KV head h is that much further.
-struct alignas(16) BlockWork {
+// The packed rows [row_begin, row_begin + row_count) of one span and the K/V rows [kv_begin,
+// kv_end) that they attend to, for every KV head. All pointers are device pointers, to KV head 0.
+// Strides are in bytes, those of LSE in elements.
+struct alignas(16) WorkTile {
   const std::byte* query;  // as in Span
   std::byte* output;
   int64_t row_stride;
   int64_t head_stride;
-  int64_t group_stride;  // of the query heads of one KV head
+  int64_t group_stride;  // from one KV head's query heads to the next KV head's
   const std::byte* key;  // as in KvView
   const std::byte* value;
   const int32_t* pages;
@@ -60,45 +63,46 @@ struct alignas(16) BlockWork {
   int32_t row_count;
   int32_t kv_begin;
   int32_t kv_end;
-  int32_t all_begin;  // every packed row sees the K/V rows [all_begin, all_end)
+  int32_t all_begin;  // K/V rows [all_begin, all_end) are visible to every packed row
   int32_t all_end;
-  int32_t position;  // of query row 0: kv rows - query rows
+  int32_t position;  // of query row 0 among the K/V rows: kv_rows - query_rows
   Mask mask;
   float softmax_scale;
 
-  // A KV split: which of how many, and where their partial results are. One split: no partials.
+  // One split: the block writes O and LSE. More: it writes partial rows, and the last block to
+  // finish combines them.
   int32_t split;
   int32_t num_splits;
   int32_t first_partial_row;  // of KV head 0
   int32_t combine;            // of KV head 0, in WorkListView::finished
 
-  // First partial row of a split.
+  // First partial row of split `of_split`.
   FLASHCORE_HOST_DEVICE int32_t PartialRow(int kv_head, int32_t of_split) const {
     return first_partial_row + (kv_head * num_splits + of_split) * row_count;
   }
 };
 
-// Alignment of the block, in host and in device memory.
+// Alignment of a work list, in host and device memory.
 inline constexpr size_t kWorkListAlignment = 64;
 
 // Bytes that PackWorkList writes for `plan`.
 size_t WorkListBytes(const Plan& plan);
 
-// Packs what a launch of `batch` by `plan` reads into the block at `to`. Every pointer of the spans
-// must be a device pointer, kv.pages included. `plan` was made with kv_heads_apart off.
+// Writes the work list of `batch` to `to`. Every pointer of the spans, kv.pages included, must be a
+// device pointer. `plan` was made with item_per_kv_head false.
 void PackWorkList(const AttentionBatch& batch, const Plan& plan, std::byte* to);
 
-// The parts of a block, which may be in device memory: nothing is read.
+// The parts of a work list. It may be in device memory: the constructor does not read it.
 struct WorkListView {
-  WorkListView(const AttentionBatch& batch, const Plan& plan, void* block);
+  WorkListView(const AttentionBatch& batch, const Plan& plan, void* work_list);
 
-  // The work whose rows fit kCudaTileRows[t] and no smaller tile, longest first.
-  struct Works {
-    BlockWork* works;
+  struct TileArray {
+    WorkTile* tiles;
     int32_t count;
   };
-  std::array<Works, kCudaTileKinds> tiles;
-  int32_t* finished;  // [plan.combines.size()], of each how many splits are there; 0
+  // [kind]: tiles that fit kCudaTileRows[kind] and no smaller kind, longest first.
+  std::array<TileArray, kCudaTileKinds> kinds;
+  int32_t* finished;  // [plan.combines.size()]: splits that have finished; 0 between launches
 };
 
 }  // namespace flashcore::kernels

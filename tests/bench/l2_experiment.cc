@@ -8,7 +8,7 @@
 
 #include "kernels/bench/accuracy.h"
 #include "kernels/bench/bench_options.h"
-#include "kernels/bench/cuda_check.h"
+#include "kernels/bench/device_kernels.h"
 
 namespace flashcore::kernels {
 namespace {
@@ -22,19 +22,19 @@ constexpr int kLeadLaunches = 16;
 // Cold launches for each hot one where they never pause: they take longer than it does.
 constexpr int kEndlessLaunches = 2;
 
-BenchShape Decode(int sequences) {
-  BenchShape shape;
+AttentionShape Decode(int sequences) {
+  AttentionShape shape;
   shape.paged = true;
-  shape.attention.spans = sequences;
-  shape.attention.num_heads = 32;
-  shape.attention.num_kv_heads = 8;
-  shape.attention.query_rows = 1;
-  shape.attention.kv_rows = 4096;
-  shape.attention.head_dim = 128;
+  shape.spans = sequences;
+  shape.num_heads = 32;
+  shape.num_kv_heads = 8;
+  shape.query_rows = 1;
+  shape.kv_rows = 4096;
+  shape.head_dim = 128;
   return shape;
 }
 
-BenchShape ColdDecode() {
+AttentionShape ColdDecode() {
   return Decode(L2Experiment::kColdLaunchBytes / L2Experiment::kSequenceBytes);
 }
 
@@ -91,7 +91,7 @@ L2Experiment::L2Experiment(int hot_sequences)
       hot_inputs_(Decode(hot_sequences), 1, hot_stream_.get()),
       cold_inputs_(ColdDecode(), kColdSets, hot_stream_.get()) {
   const Kernel& kernel = DecodeKernel();
-  const AttentionShape shape = Decode(hot_sequences).attention;
+  const AttentionShape shape = Decode(hot_sequences);
   Check(hot_run_.Prepare(kernel, shape.geometry(), hot_inputs_.spans()), "prepare a launch");
   for (CudaEvent* event : {&lead_, &cold_done_[0], &cold_done_[1]}) {
     Check(cudaEventCreateWithFlags(event->out(), cudaEventDisableTiming), "create an event");
@@ -110,7 +110,7 @@ L2Experiment::L2Experiment(int hot_sequences)
   }
   LaunchHot(0);
   Synchronise();
-  const Accuracy accuracy = CheckOutput(shape, hot_inputs_.spans().front(), hot_inputs_.pages());
+  const Accuracy accuracy = CheckOutput(shape, hot_inputs_.CopyToHost().spans);
   if (!accuracy.finite || accuracy.max_error > ErrorBound(kernel.spec)) {
     Fail("the kernel's output is wrong: see flashcore-kernel-bench");
   }
@@ -220,7 +220,7 @@ void L2Experiment::LaunchColdBeside(int launches) {
 void L2Experiment::Synchronise() { Check(cudaDeviceSynchronize(), "run the launches"); }
 
 std::vector<std::byte> L2Experiment::HotOutput() const {
-  const AttentionShape shape = Decode(static_cast<int>(hot_sequences_)).attention;
+  const AttentionShape shape = Decode(static_cast<int>(hot_sequences_));
   std::vector<std::byte> output(QueryBytes(shape));
   Check(cudaMemcpy(output.data(), hot_inputs_.spans()[0][0].output, output.size(),
                    cudaMemcpyDeviceToHost),

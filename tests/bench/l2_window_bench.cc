@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/bench/cuda_check.h"
+#include "kernels/bench/device_kernels.h"
 #include "tests/bench/l2_experiment.h"
 
 namespace flashcore::kernels {

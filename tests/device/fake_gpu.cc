@@ -194,8 +194,8 @@ void ExpectWorkListOf(const AttentionBatch& batch, const Plan& plan, void* work_
   PackWorkList(batch, plan, static_cast<std::byte*>(aligned));
   const WorkListView want(batch, plan, aligned), has(batch, plan, work_list);
   for (int kind = 0; kind < kCudaTileKinds; ++kind) {
-    for (int32_t i = 0; i < want.tiles[kind].count; ++i) {
-      const BlockWork &w = want.tiles[kind].works[i], &h = has.tiles[kind].works[i];
+    for (int32_t i = 0; i < want.kinds[kind].count; ++i) {
+      const WorkTile &w = want.kinds[kind].tiles[i], &h = has.kinds[kind].tiles[i];
       EXPECT_EQ(h.query, w.query);
       EXPECT_EQ(h.pages, w.pages);
       EXPECT_EQ(h.row_count, w.row_count);
@@ -216,7 +216,7 @@ int LaunchAttentionSm80(const AttentionBatch& batch, const Plan& plan, const Lau
     ExpectCounters(work.finished, plan.combines.size());
     thread_local ThreadPool threads(1);
     PlanOptions apart = Sm80Plan(geometry.head_dim);
-    apart.kv_heads_apart = true;  // as CPU kernels need it
+    apart.item_per_kv_head = true;  // as CPU kernels need it
     Plan cpu_plan;
     MakePlan(copy, apart, 1, &cpu_plan);
     LaunchAttentionCpu(copy, cpu_plan, {ctx.workspace, &threads});

@@ -44,7 +44,7 @@ struct Errors {
   }
 };
 
-// Of O per largest magnitude in V, and of LSE, when sums are float16.
+// Largest error with float16 sums: of O, divided by the largest magnitude in V; of LSE.
 constexpr double kFloat16SumsError = 2e-2;
 
 double LargestValue(const Geometry& g, const KvView& kv) {
@@ -99,17 +99,16 @@ std::vector<int64_t> AttentionTest::Targets() const {
 
 void AttentionTest::Run(const AttentionBatch& batch, int threads, const PlanOptions& options) {
   ThreadPool& pool = threads == 1 ? one_thread_ : many_threads_;
-  // CUDA kernels: one thread stands for so few workers that every tile is large, more for so many
-  // that every tile is small.
+  // CUDA kernels: threads == 1 plans for one worker (large tiles), otherwise for many (small
+  // tiles).
   const bool cpu = GetParam().spec.arch == Arch::kCpu;
   Plan plan;
   MakePlan(batch, options, cpu ? pool.num_threads() : threads == 1 ? 1 : 10000, &plan);
   ASSERT_EQ(Launch(GetParam(), batch, plan, &pool), 0);
 }
 
-// Float32 sums: twice the error of unfused attention, and never less than one rounding of the
-// largest value, without which results that unfused attention happens to hit exactly could not be
-// met.
+// Bound with float32 sums: twice the error of unfused attention, plus one rounding of the largest
+// value, for results that unfused attention happens to hit exactly.
 void AttentionTest::CheckSpan(const ProblemSpan& span, const ReferenceResult& oracle,
                               const ReferenceResult& unfused, size_t row_begin) {
   const Geometry g = MakeGeometry(0, 1);
@@ -139,7 +138,7 @@ void AttentionTest::Check(Problem* problem) {
   const AttentionBatch batch = problem->batch();
   const ReferenceResult oracle = ReferenceAttention(batch);
   const ReferenceResult unfused = UnfusedAttention(batch);
-  // CUDA kernels: with large tiles and with small ones.
+  // CUDA kernels: large tiles, then small tiles.
   const bool cpu = GetParam().spec.arch == Arch::kCpu;
   for (int threads : cpu ? std::vector<int>{2} : std::vector<int>{1, 2}) {
     for (int64_t target : Targets()) {

@@ -1,5 +1,5 @@
-// What the tests of every kernel of the registry have in common: running a batch and holding it
-// against the float64 oracle.
+// Fixture of the tests that run on every kernel of the registry: runs a batch and compares it with
+// the float64 oracle.
 #ifndef FLASHCORE_TESTS_KERNELS_ATTENTION_FIXTURE_H_
 #define FLASHCORE_TESTS_KERNELS_ATTENTION_FIXTURE_H_
 
@@ -21,7 +21,7 @@ namespace flashcore::kernels {
 // How GoogleTest names a kernel in its messages.
 void PrintTo(const Kernel& kernel, std::ostream* out);
 
-// CpuSimdTargets(), found once.
+// CpuSimdTargets(), computed once.
 const std::vector<int64_t>& SimdTargets();
 
 // Limits launches to one SIMD target of SimdTargets() while it lives.
@@ -42,7 +42,7 @@ class AttentionTest : public testing::TestWithParam<Kernel> {
   // Skips a CUDA kernel where there is no CUDA device.
   void SetUp() override;
 
-  // The SIMD targets to run the kernel on; one, for a kernel that is not the CPU's.
+  // The SIMD targets to run the kernel on. For a CUDA kernel: only the best one.
   std::vector<int64_t> Targets() const;
 
   Geometry MakeGeometry(int32_t heads, int32_t kv_heads) const {
@@ -50,7 +50,7 @@ class AttentionTest : public testing::TestWithParam<Kernel> {
     return {spec.dtype, heads, kv_heads, spec.head_dim, spec.kv_dtype};
   }
 
-  // Sums in float16 overflow beyond 65504 and have an error bound of their own.
+  // Sums in float16 overflow beyond 65504 and have a separate error bound.
   bool SumsInFloat16() const { return GetParam().spec.accumulate == Accumulate::kFloat16; }
 
   // Runs `batch` on one thread or on several.
@@ -59,7 +59,7 @@ class AttentionTest : public testing::TestWithParam<Kernel> {
   }
   void Run(const AttentionBatch& batch, int threads, const PlanOptions& options);
 
-  // Runs `problem` on each of Targets() and holds it against the oracle.
+  // Runs `problem` on each of Targets() and compares it with the oracle.
   void Check(Problem* problem);
 
   std::mt19937_64 random_;

@@ -1,6 +1,6 @@
-// What FP8 K/V cost in accuracy, against float64 attention over K/V as they were before they were
-// quantised: of a perfect kernel, and of every kernel of the registry that reads them. How near
-// kernels are to attention over the quantised K/V is a matter of attention_test.cc.
+// The error of FP8 K/V against float64 attention over the unquantised K/V: with a perfect kernel,
+// and with every kernel of the registry that reads FP8. attention_test.cc compares kernels with
+// attention over the quantised K/V.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,8 +21,7 @@ namespace {
 
 constexpr int32_t kHeads = 8;
 constexpr int32_t kLoudHead = 3;
-// The last rows of a prefill, which are the ones held against the oracle, are its decode steps:
-// what is true of them is true of the others, and float64 attention is slow.
+// Only the last rows of a prefill are compared with the oracle, because float64 attention is slow.
 constexpr int32_t kCheckedRows = 4;
 
 struct Fp8Case {
@@ -42,7 +41,7 @@ Problem MakeProblem(const Geometry& geometry, const Fp8Case& fp8, int32_t loud_k
   return {geometry, {shape}, random};
 }
 
-// The last query rows of a causal span, which see the same as in the whole of it.
+// The last query rows of a causal span. The same K/V rows are visible to them as in the whole span.
 Span LastRows(Span span) {
   const int32_t rows = std::min(span.query_rows, kCheckedRows);
   span.query += (span.query_rows - rows) * span.row_stride;
@@ -55,14 +54,14 @@ std::vector<double> Oracle(const Geometry& geometry, const Span& span) {
   return ReferenceAttention({geometry, &last, 1}).output;
 }
 
-// Holds `got`, the output of the last rows, against attention over the unquantised K/V. Returns the
-// largest error, in units of the largest magnitude of its head's V.
+// Compares `got`, the output of the last rows, with attention over the unquantised K/V. Returns the
+// largest error, divided by the largest magnitude of the head's V.
 //
-// An element of K or V, uniform up to the magnitude m that its scale is made for, is off by m / 68
-// (standard deviation) as E4M3. The softmax of such inputs is nearly flat, so over n tokens V's
-// part of O is off by m / 68 / sqrt(n); K's part, through scores that are off by 1 / 68 / sqrt(3),
-// is another third of that. The largest of 10^5 such errors is below 6 standard deviations, or 0.1
-// * m / sqrt(n).
+// Bound: elements of K and V are uniform in [-m, m], and the scale maps m to the largest E4M3. Then
+// E4M3 changes an element by m / 68 (standard deviation). The softmax of such inputs is nearly
+// flat, so over n tokens the error of V changes O by m / 68 / sqrt(n). The error of K changes
+// scores by 1 / 68 / sqrt(3), and O by a third of that of V. The largest of 10^5 such errors is
+// below 6 standard deviations, or 0.1 * m / sqrt(n).
 double CheckErrors(const std::vector<double>& got, Problem* problem) {
   ProblemSpan& span = problem->span(0);
   Geometry geometry = problem->geometry();
@@ -95,7 +94,7 @@ TEST(Fp8Error, OfQuantisationAlone) {
       for (int32_t loud_kv_head : {-1, kLoudHead}) {
         Problem problem = MakeProblem(geometry, fp8, loud_kv_head, &random);
         const double error = CheckErrors(Oracle(geometry, problem.span(0).span()), &problem);
-        EXPECT_GT(error, 1e-4);  // it is FP8 that has been measured
+        EXPECT_GT(error, 1e-4);  // FP8 was measured, not 16 bits
         Report(geometry, fp8, loud_kv_head >= 0, error);
       }
     }
@@ -131,7 +130,7 @@ std::vector<Kernel> Fp8Kernels() {
   return kernels;
 }
 
-// No kernel of the CPU reads FP8.
+// A build without CUDA has no kernel that reads FP8.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AttentionFp8Test);
 INSTANTIATE_TEST_SUITE_P(Kernels, AttentionFp8Test, testing::ValuesIn(Fp8Kernels()),
                          testing::PrintToStringParamName());

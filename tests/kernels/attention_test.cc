@@ -1,5 +1,5 @@
-// Every kernel of the registry against the float64 oracle. Parametrised over AllKernels(): a new
-// kernel is tested by being listed there.
+// Every kernel of the registry against the float64 oracle. Parametrised over AllKernels(), so a new
+// row of the registry is tested without a change here.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -83,9 +83,9 @@ TEST_P(AttentionTest, GroupedQueryHeads) {
   }
 }
 
-TEST_P(AttentionTest, RowsThatSeeNothing) {
+TEST_P(AttentionTest, RowsWithoutVisibleKv) {
   Problem problem(MakeGeometry(2, 1),
-                  {{200, 70, Mask::Causal()},  // 130 query rows stand before the first K/V row
+                  {{200, 70, Mask::Causal()},  // 130 query rows are before the first K/V row
                    {20, 3, Mask::Causal()},
                    {5, 0, Mask::None()},
                    {100, 10, Mask::SlidingWindow(4, 0), Layout::kDenseNhd}},
@@ -102,7 +102,7 @@ TEST_P(AttentionTest, RowsThatSeeNothing) {
 }
 
 TEST_P(AttentionTest, LargeMagnitudes) {
-  if (SumsInFloat16()) GTEST_SKIP() << "q.k of such inputs is beyond 65504, where float16 ends";
+  if (SumsInFloat16()) GTEST_SKIP() << "q.k of such inputs exceeds 65504, the largest float16";
   Problem problem(MakeGeometry(2, 1),
                   {{40, 200, Mask::Causal(), Layout::kPaged, 10},
                    {40, 200, Mask::None(), Layout::kPaged, 100},
@@ -116,7 +116,8 @@ TEST_P(AttentionTest, ScalesOfEitherSignAndZero) {
   problem.span(0).mutable_span().softmax_scale = 0;
   problem.span(1).mutable_span().softmax_scale = -0.3f;
   problem.span(2).mutable_span().softmax_scale = 0;
-  // The scale multiplies the errors of scores: those of float16 sums by 4 times the usual at most.
+  // The scale multiplies the errors of scores. With float16 sums, use at most 4 times the usual
+  // scale.
   float& steep = problem.span(3).mutable_span().softmax_scale;
   steep = SumsInFloat16() ? -4 * steep : -2;
   Check(&problem);
@@ -137,10 +138,21 @@ TEST_P(AttentionTest, LseIsOptional) {
   }
 }
 
-// NaN and infinity in a K or V row reach exactly the query rows that see it; in a query row they
-// reach that row only.
-TEST_P(AttentionTest, NonFiniteInputsStayWithTheRowsThatSeeThem) {
-  if (SumsInFloat16()) GTEST_SKIP() << "sums in float16 become infinite of themselves";
+// Decode and prefill spans in every layout. Tokens 0 to 174 of span 1 are masked for all its rows.
+Problem MixedSpans(const Geometry& geometry, std::mt19937_64* random) {
+  return {geometry,
+          {{1, 130, Mask::Causal()},
+           {5, 200, Mask::SlidingWindow(20, 0)},
+           {100, 100, Mask::Causal(), Layout::kDenseNhd},
+           {70, 150, Mask::SlidingWindow(40, 3), Layout::kDenseHnd},
+           {1, 1300, Mask::None()}},
+          random};
+}
+
+// A NaN or infinity in a K or V row reaches every query row that attends to it. In a query row it
+// reaches that row only.
+TEST_P(AttentionTest, NonFiniteInputsReachTheRowsThatAttendToThem) {
+  if (SumsInFloat16()) GTEST_SKIP() << "sums in float16 overflow to infinity";
   constexpr int32_t kRows = 100, kBadKv = 71, kBadQuery = 40;
   const Geometry geometry = MakeGeometry(2, 1);
   const uint16_t nan = FromFloat(geometry.dtype, std::nanf(""));
@@ -149,33 +161,125 @@ TEST_P(AttentionTest, NonFiniteInputsStayWithTheRowsThatSeeThem) {
   for (int32_t query_rows : {kRows, 5}) {
     Problem problem(geometry, {{query_rows, kRows, Mask::Causal()}}, &random_);
     const int32_t bad_kv = query_rows == kRows ? kBadKv : kRows - 3;
-    const int32_t first_bad = bad_kv - (kRows - query_rows);  // first query row that sees it
+    const int32_t first_bad = bad_kv - (kRows - query_rows);  // first query row that attends to it
     const int32_t bad_query = query_rows == kRows ? kBadQuery : 1;
-    problem.span(0).SetValue(bad_kv, 0, 3, NAN);
-    problem.span(0).SetValue(bad_kv, 0, 4, INFINITY);
-    problem.span(0).SetKey(bad_kv + 1, 0, 0, NAN);
-    problem.span(0).QueryRow(bad_query, 1)[7] = nan;
     for (int64_t target : Targets()) {
       SCOPED_TRACE(hwy::TargetName(target));
       const ScopedTarget scoped(target);
+      const auto is_nan = [&](int32_t i, int32_t h, int32_t d) {
+        const std::vector<uint16_t> output = problem.span(0).Output();
+        return std::isnan(ToFloat(geometry.dtype, output[(i * 2 + h) * geometry.head_dim + d]));
+      };
+      // A query row and a K row.
+      const uint16_t query = problem.span(0).QueryRow(bad_query, 1)[7];
+      problem.span(0).QueryRow(bad_query, 1)[7] = nan;
+      problem.span(0).SetKey(bad_kv + 1, 0, 0, NAN);
       Run(problem.batch());
-      const std::vector<uint16_t> output = problem.span(0).Output();
       for (int32_t i = 0; i < query_rows; ++i) {
         for (int32_t h = 0; h < 2; ++h) {
-          const uint16_t* row = output.data() + (i * 2 + h) * geometry.head_dim;
-          const bool all = i > first_bad || (i == bad_query && h == 1);
-          EXPECT_EQ(std::isnan(ToFloat(geometry.dtype, row[0])), all) << i << " " << h;
-          EXPECT_EQ(std::isnan(ToFloat(geometry.dtype, row[3])), all || i == first_bad) << i;
-          if (i == first_bad && has_infinity) {
-            EXPECT_EQ(row[4], infinity);
-          }
+          EXPECT_EQ(is_nan(i, h, 0), i > first_bad || (i == bad_query && h == 1)) << i << " " << h;
+        }
+      }
+      // A V row: rows that mask it are not checked.
+      problem.span(0).QueryRow(bad_query, 1)[7] = query;
+      problem.span(0).SetKey(bad_kv + 1, 0, 0, 0);
+      problem.span(0).SetValue(bad_kv, 0, 3, NAN);
+      problem.span(0).SetValue(bad_kv, 0, 4, INFINITY);
+      Run(problem.batch());
+      const std::vector<uint16_t> output = problem.span(0).Output();
+      for (int32_t i = first_bad; i < query_rows; ++i) {
+        for (int32_t h = 0; h < 2; ++h) {
+          EXPECT_TRUE(is_nan(i, h, 3)) << i << " " << h;
+          EXPECT_FALSE(is_nan(i, h, 0)) << i << " " << h;
+          const uint16_t element = output[(i * 2 + h) * geometry.head_dim + 4];
+          EXPECT_TRUE(element == infinity || !has_infinity) << i << " " << h;
+        }
+      }
+      problem.span(0).SetValue(bad_kv, 0, 3, 0);
+      problem.span(0).SetValue(bad_kv, 0, 4, 0);
+    }
+  }
+}
+
+// NaN and infinity at tokens that rows of a span mask, and at tokens that they attend to, leave
+// every other span of the batch untouched, bit for bit.
+TEST_P(AttentionTest, NonFiniteInputsStayWithTheirSpan) {
+  const Geometry geometry = MakeGeometry(4, 2);
+  const std::mt19937_64 state = random_;
+  Problem problem = MixedSpans(geometry, &random_);
+  for (int64_t target : Targets()) {
+    SCOPED_TRACE(hwy::TargetName(target));
+    const ScopedTarget scoped(target);
+    Run(problem.batch());
+    std::vector<std::vector<uint16_t>> output;
+    std::vector<std::vector<float>> lse;
+    for (int s = 0; s < problem.num_spans(); ++s) {
+      output.push_back(problem.span(s).Output());
+      lse.push_back(problem.span(s).Lse());
+    }
+    for (int bad = 0; bad < problem.num_spans(); ++bad) {
+      std::mt19937_64 same_random = state;
+      Problem changed = MixedSpans(geometry, &same_random);
+      const int32_t rows = changed.span(bad).span().kv.rows;
+      for (int32_t token : {0, 63, 64, rows - 1}) {
+        for (int32_t head = 0; head < 2; ++head) {
+          changed.span(bad).SetValue(token, head, 1, NAN);
+          changed.span(bad).SetValue(token, head, 2, INFINITY);
+        }
+      }
+      changed.span(bad).SetKey(63, 0, 0, NAN);
+      changed.span(bad).QueryRow(0, 3)[0] = FromFloat(geometry.dtype, std::nanf(""));
+      for (int threads : {1, 3}) {
+        for (int s = 0; s < changed.num_spans(); ++s) changed.span(s).PoisonOutputs();
+        Run(changed.batch(), threads);
+        EXPECT_NE(changed.span(bad).Output(), output[bad]);
+        for (int s = 0; s < changed.num_spans(); ++s) {
+          if (s == bad) continue;
+          EXPECT_EQ(changed.span(s).Output(), output[s]) << "span " << s << ", bad " << bad;
+          EXPECT_EQ(changed.span(s).Lse(), lse[s]) << "span " << s << ", bad " << bad;
         }
       }
     }
   }
 }
 
-TEST_P(AttentionTest, SameBitsAgainWithMoreThreadsAndInCompany) {
+// What lies in K/V memory at or beyond a span's length touches no bit: the next token of the tile
+// (63 or 64 among others), the last row of the tile, the next page, unused pages.
+TEST_P(AttentionTest, WhatLiesBeyondTheLengthTouchesNothing) {
+  std::vector<SpanShape> shapes;
+  int turn = 0;
+  for (int32_t kv_rows : {0, 1, 62, 63, 64, 65, 127, 128, 129, 1023}) {
+    for (int32_t query_rows : {1, 3, 40}) {
+      for (const Mask& mask : {Mask::None(), Mask::Causal(), Mask{30, Mask::kUnbounded}}) {
+        shapes.push_back({query_rows, kv_rows, mask, kLayouts[turn++ % 3]});
+      }
+    }
+  }
+  Problem problem(MakeGeometry(2, 1), shapes, &random_);
+  for (int64_t target : Targets()) {
+    SCOPED_TRACE(hwy::TargetName(target));
+    const ScopedTarget scoped(target);
+    std::vector<std::vector<uint16_t>> output;
+    std::vector<std::vector<float>> lse;
+    for (float beyond : {0.0f, std::nanf(""), INFINITY, -INFINITY, 1e4f}) {
+      for (int s = 0; s < problem.num_spans(); ++s) {
+        problem.span(s).FillBeyondEnd(beyond);
+        problem.span(s).PoisonOutputs();
+      }
+      Run(problem.batch());
+      for (int s = 0; s < problem.num_spans(); ++s) {
+        if (beyond == 0) {
+          output.push_back(problem.span(s).Output());
+          lse.push_back(problem.span(s).Lse());
+        }
+        EXPECT_EQ(problem.span(s).Output(), output[s]) << "span " << s << ", " << beyond;
+        EXPECT_EQ(problem.span(s).Lse(), lse[s]) << "span " << s << ", " << beyond;
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, SameBitsAgainWithMoreThreadsAndOtherSpans) {
   Problem problem(MakeGeometry(4, 2),
                   {{1, 1300, Mask::Causal()},
                    {40, 150, Mask::Causal(), Layout::kDenseNhd},

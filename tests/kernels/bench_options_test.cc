@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <iterator>
+#include <vector>
+
 namespace flashcore::kernels {
 namespace {
 
@@ -29,7 +32,7 @@ TEST(ParseShape, DimensionsAreInOrder) {
   EXPECT_EQ(shape.attention.kv_rows, 4096);
   EXPECT_EQ(shape.attention.head_dim, 128);
   EXPECT_TRUE(shape.attention.mask == Mask::None());
-  EXPECT_FALSE(shape.paged);
+  EXPECT_FALSE(shape.attention.paged);
 }
 
 TEST(ParseShape, OptionsComeInAnyOrder) {
@@ -38,12 +41,12 @@ TEST(ParseShape, OptionsComeInAnyOrder) {
   EXPECT_EQ(shape.attention.query_rows, 7);
   EXPECT_EQ(shape.attention.kv_rows, 512);
   EXPECT_TRUE(shape.attention.mask == Mask::SlidingWindow(128, 0));
-  EXPECT_TRUE(shape.paged);
+  EXPECT_TRUE(shape.attention.paged);
   EXPECT_TRUE(Parsed("1x8x512x64,causal").attention.mask == Mask::Causal());
 }
 
 TEST(ParseShape, EveryNameIsAShape) {
-  for (const NamedShape& named : NamedShapes()) EXPECT_EQ(Parsed(named.name).name, named.name);
+  for (const NamedShape& named : kNamedShapes) EXPECT_EQ(Parsed(named.name).name, named.name);
   const BenchShape decode = Parsed("decode16");
   EXPECT_EQ(decode.attention.spans, 16);
   EXPECT_EQ(decode.attention.query_rows, 1);
@@ -63,6 +66,14 @@ TEST(ParseShape, KvHeadsDivideHeads) {
   EXPECT_THAT(ErrorOf("1x8/3x512x64"), HasSubstr("3 KV heads do not divide 8 heads"));
 }
 
+TEST(ParseShape, APrefixIsPagesThatAllSpansShare) {
+  const BenchShape shape = Parsed("3x8x200x64,q=1,prefix=128");
+  EXPECT_TRUE(shape.attention.paged);
+  EXPECT_EQ(PageTable(shape.attention), (std::vector<int32_t>{0, 1, 2, 3, 0, 1, 4, 5, 0, 1, 6, 7}));
+  EXPECT_THAT(ErrorOf("1x8x200x64,prefix=100"), HasSubstr("a prefix of 100 rows is not"));
+  EXPECT_THAT(ErrorOf("1x8x200x64,prefix=256"), HasSubstr("a prefix of 256 rows is not"));
+}
+
 TEST(BenchShapes, FlopsCountWhatTheMaskShows) {
   EXPECT_EQ(Flops(Parsed("1x1x4x32").attention), 4.0 * 32 * 16);
   EXPECT_EQ(Flops(Parsed("1x1x4x32,causal").attention), 4.0 * 32 * (1 + 2 + 3 + 4));
@@ -74,7 +85,7 @@ TEST(BenchShapes, FlopsCountWhatTheMaskShows) {
 TEST(ParseBenchOptions, WithoutShapesTakesAllNamedOnes) {
   BenchOptions options;
   ASSERT_EQ(ParseBenchOptions({"--dtype=bfloat16", "--rounds=7"}, &options), "");
-  EXPECT_EQ(options.shapes.size(), NamedShapes().size());
+  EXPECT_EQ(options.shapes.size(), std::size(kNamedShapes));
   EXPECT_EQ(options.shapes.front().attention.dtype, DType::kBFloat16);
   EXPECT_EQ(options.shapes.front().attention.kv_dtype, KvDType::kSameAsQuery);
   EXPECT_EQ(options.rounds, 7);
@@ -82,11 +93,11 @@ TEST(ParseBenchOptions, WithoutShapesTakesAllNamedOnes) {
 
 TEST(ParseBenchOptions, ShapesRepeat) {
   BenchOptions options;
-  ASSERT_EQ(ParseBenchOptions({"--shape=mission", "--shape=1x8x64x32", "--arch=sm90"}, &options),
+  ASSERT_EQ(ParseBenchOptions({"--shape=mission", "--shape=1x8x64x32", "--arch=sm80"}, &options),
             "");
   ASSERT_EQ(options.shapes.size(), 2u);
   EXPECT_EQ(options.shapes[1].attention.kv_rows, 64);
-  EXPECT_EQ(options.arch, Arch::kSm90);
+  EXPECT_EQ(options.arch, Arch::kSm80);
 }
 
 TEST(ParseBenchOptions, KvDTypeIsThatOfEveryShape) {
@@ -95,16 +106,19 @@ TEST(ParseBenchOptions, KvDTypeIsThatOfEveryShape) {
   const AttentionShape& shape = options.shapes.front().attention;
   EXPECT_EQ(KvBytes(shape), 2 * 2 * 64 * 64);
   EXPECT_EQ(QueryBytes(shape), 8 * 64 * 2);
-  const KernelSpec spec = SpecFor(options.shapes.front(), Arch::kSm80, Accumulate::kFloat32);
+  const KernelSpec spec =
+      SpecFor(options.shapes.front().attention, Arch::kSm80, Accumulate::kFloat32);
   EXPECT_EQ(KernelName(spec), "sm80_float16_d64_float32_kv_float8_e4m3");
 }
 
 TEST(ParseBenchOptions, NamesTheFlagThatIsWrong) {
   BenchOptions options;
-  EXPECT_EQ(ParseBenchOptions({"--rounds=0"}, &options), "--rounds: '0' is no number from 1 on");
-  EXPECT_EQ(ParseBenchOptions({"--rounds=5s"}, &options), "--rounds: '5s' is no number from 1 on");
+  EXPECT_EQ(ParseBenchOptions({"--rounds=0"}, &options), "--rounds: '0' is not a positive integer");
+  EXPECT_EQ(ParseBenchOptions({"--rounds=5s"}, &options),
+            "--rounds: '5s' is not a positive integer");
   EXPECT_EQ(ParseBenchOptions({"--dtype=fp16"}, &options),
             "--dtype: 'fp16' is not one of float16, bfloat16");
+  EXPECT_EQ(ParseBenchOptions({"--arch=sm90"}, &options), "--arch: 'sm90' is not one of sm80");
   EXPECT_EQ(ParseBenchOptions({"--json="}, &options), "--json: no file name");
   EXPECT_EQ(ParseBenchOptions({"--list=all"}, &options), "--list: no such flag");
   EXPECT_EQ(ParseBenchOptions({"mission"}, &options), "mission: no such flag");
@@ -112,9 +126,8 @@ TEST(ParseBenchOptions, NamesTheFlagThatIsWrong) {
 
 TEST(KernelName, SaysWhatTheKernelIs) {
   BenchShape shape = Parsed("1x8x512x64,causal,paged");
-  const KernelSpec spec = SpecFor(shape, Arch::kSm80, Accumulate::kFloat16);
+  const KernelSpec spec = SpecFor(shape.attention, Arch::kSm80, Accumulate::kFloat16);
   EXPECT_EQ(KernelName(spec), "sm80_float16_d64_float16");
-  EXPECT_EQ(spec.features, kFeaturePagedKv | kFeatureMask);
 }
 
 }  // namespace

@@ -12,8 +12,8 @@ namespace {
 
 using Access = DeviceMirror::Access;
 
-// Bytes from a span's first K (or V) element to the last that its view may reach: whole pages if it
-// is paged, its rows if it is dense.
+// Bytes from a span's first K (or V) element to the last that a kernel may read: whole pages of
+// paged K/V, only the span's rows of dense K/V.
 size_t KvBytes(const Geometry& geometry, const KvView& kv) {
   int64_t page = PagesFor(kv.rows) - 1;
   int64_t row = (kv.rows - 1) % kPageTokens;

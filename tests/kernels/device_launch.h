@@ -8,7 +8,8 @@
 
 namespace flashcore::kernels {
 
-// Copies the batch to the device, launches, and copies O and LSE back. What the launch returned.
+// Copies the batch to the device, launches, and copies O and LSE back. Returns what the launch
+// returned.
 int LaunchOnDevice(const Kernel& kernel, const AttentionBatch& batch, const Plan& plan);
 
 }  // namespace flashcore::kernels

@@ -9,9 +9,9 @@
 namespace flashcore::kernels {
 namespace {
 
-// Between ranges, so that what reads or writes past the end of one is noticed.
+// Bytes between ranges. They expose reads and writes past the end of a range.
 constexpr size_t kGap = 4096;
-// Ranges keep their place within so many bytes, and with it the alignment that they had.
+// Ranges keep their address modulo this, and so their alignment.
 constexpr size_t kAlignment = 256;
 
 void ExpectOk(cudaError_t error, const char* what) {
@@ -83,7 +83,7 @@ void DeviceMirror::Download() {
     std::memcpy(const_cast<std::byte*>(range.begin), got.data() + range.offset, bytes);
     std::memcpy(image_.data() + range.offset, got.data() + range.offset, bytes);
   }
-  EXPECT_TRUE(got == image_) << "device memory that nobody may write has changed";
+  EXPECT_TRUE(got == image_) << "read-only device memory has changed";
 }
 
 }  // namespace flashcore::kernels

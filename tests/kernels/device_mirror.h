@@ -1,5 +1,5 @@
-// Host memory mirrored on the current CUDA device, so that tests whose data lives in host memory
-// can run a kernel that wants device pointers.
+// Mirrors host memory on the current CUDA device, so that tests with data in host memory can run a
+// kernel that needs device pointers.
 #ifndef FLASHCORE_TESTS_KERNELS_DEVICE_MIRROR_H_
 #define FLASHCORE_TESTS_KERNELS_DEVICE_MIRROR_H_
 
@@ -23,18 +23,18 @@ class DeviceMirror {
   DeviceMirror(const DeviceMirror&) = delete;
   DeviceMirror& operator=(const DeviceMirror&) = delete;
 
-  // Mirrors [begin, begin + bytes). Ranges may overlap; those that do become one.
+  // Mirrors [begin, begin + bytes). Overlapping ranges are merged.
   void Add(const void* begin, size_t bytes, Access access);
   void Allocate();
-  // The device's address of what is at `host`; null if that is in no range.
+  // The device address of `host`; null if it is in no range.
   template <class T>
   T* At(T* host) const {
     return static_cast<T*>(const_cast<void*>(Translate(host)));
   }
-  // Sends all ranges. What lies between them on the device is all ones: NaN, as a number.
+  // Copies all ranges to the device. Device memory between them has all bits set, which is NaN.
   void Upload();
-  // Waits for the device and fetches what it may have written. It is a failure if anything else of
-  // the mirror's device memory has changed.
+  // Waits for the device and copies the kWrite ranges back. Fails if other device memory of the
+  // mirror has changed.
   void Download();
 
  private:
@@ -48,7 +48,7 @@ class DeviceMirror {
   const void* Translate(const void* host) const;
 
   std::vector<Range> ranges_;
-  std::vector<std::byte> image_;  // of the device's memory, as sent
+  std::vector<std::byte> image_;  // content of the device memory after Upload
   std::byte* device_ = nullptr;
 };
 

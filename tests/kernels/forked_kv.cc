@@ -14,7 +14,7 @@ ForkedKv::ForkedKv(const Geometry& geometry, const std::vector<ForkShape>& shape
     : geometry_(geometry) {
   int32_t own_pages = 0;
   for (const ForkShape& shape : shapes) own_pages += PagesFor(shape.kv_rows) - shape.shared_pages;
-  std::vector<int32_t> free(own_pages + 3);  // more pages than needed: the others are nobody's
+  std::vector<int32_t> free(own_pages + 3);  // more pages than needed: the rest stay unused
   std::iota(free.begin(), free.end(), 0);
   std::shuffle(free.begin(), free.end(), *random);
   const PageLayout layout{geometry.dtype, geometry.num_kv_heads, geometry.head_dim,
@@ -55,7 +55,12 @@ void ForkedKv::FillPage(int32_t page, int32_t rows, std::mt19937_64* random) {
   }
 }
 
-// Of a tile, which is one head's K or V of one page.
+void ForkedKv::SetValue(int span, int32_t row, int32_t kv_head, int32_t d, float value) {
+  const int64_t page = pages_[span][row / kPageTokens];
+  SetElement((page * 2 + 1) * geometry_.num_kv_heads + kv_head,
+             int64_t{row % kPageTokens} * geometry_.head_dim + d, value);
+}
+
 void ForkedKv::SetElement(int64_t tile, int64_t index, float value) {
   const int64_t at = tile * kPageTokens * geometry_.head_dim + index;
   if (geometry_.kv_dtype == KvDType::kFloat8E4M3) {

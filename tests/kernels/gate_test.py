@@ -1,4 +1,4 @@
-"""The gate of the kernel benchmark, and the table of its results. Needs no GPU."""
+"""Tests of gate.py and results_table.py. Needs no GPU."""
 
 import contextlib
 import io
@@ -47,7 +47,7 @@ class JudgeTest(unittest.TestCase):
 
 class ParseTest(unittest.TestCase):
     def test_says_what_is_wrong_with_a_file(self):
-        for text, why in (("[", "no JSON"), ("{}", "no list"), ("[1]", "entry 0"),
+        for text, why in (("[", "not JSON"), ("{}", "not a list"), ("[1]", "entry 0"),
                           ('[{"shape": "mission"}]', "entry 0"),
                           (json.dumps([result(10), result(0, shape="b8")]), "entry 1"),
                           (json.dumps([result(float("nan"))]), "entry 0"),
@@ -105,7 +105,7 @@ class MainTest(unittest.TestCase):
     def test_bad_file_is_no_pass(self):
         status, output = self.gate({"mission": 10})
         self.assertEqual(status, 2)
-        self.assertIn("no list", output)
+        self.assertIn("not a list", output)
         os.remove(self.leaderboard)
         status, output = self.gate([result(10)])
         self.assertEqual(status, 2)

@@ -1,4 +1,4 @@
-// K/V rows written into pages, whole pages copied, and pages written so read by attention.
+// Appending K/V rows to pages, copying pages, and attention over such pages.
 #include "kernels/kv_pages.h"
 
 #include <gtest/gtest.h>
@@ -37,13 +37,13 @@ Bytes RandomBytes(size_t size, std::mt19937* random) {
   return bytes;
 }
 
-// Bytes of one head's row of the source: 16-bit elements, whatever the page's are.
+// Bytes of one head's row of the source. Its elements have 16 bits, also for FP8 pages.
 int64_t SourceRowBytes(const PageLayout& layout) {
   return layout.head_dim * static_cast<int64_t>(DTypeBytes(layout.dtype));
 }
 
-// Source rows of K or V: [rows][kv_heads][head_dim] or [kv_heads][rows][head_dim], of any bits:
-// infinities and NaN too. Every head has a scale of its own.
+// Source rows of K or V: [rows][kv_heads][head_dim] or [kv_heads][rows][head_dim], of random bits,
+// infinities and NaN included. Every head has a different scale.
 struct Source {
   Source(const PageLayout& layout, int32_t rows, bool heads_first, std::mt19937* random)
       : row_stride(SourceRowBytes(layout) * (heads_first ? 1 : layout.num_kv_heads)),
@@ -69,7 +69,7 @@ RowAppend Append(const Source& key, const Source& value, int32_t first, std::byt
           key.scales.data(), value.scales.data()};
 }
 
-// What an append must make of one head's row, from the definition of the layout.
+// Expected result of appending one head's row, from the definition of the layout.
 void AppendRowSlowly(const PageLayout& layout, const std::byte* from, float scale, std::byte* to) {
   if (layout.kv_dtype == KvDType::kSameAsQuery) {
     std::copy_n(from, layout.row_bytes(), to);
@@ -82,7 +82,7 @@ void AppendRowSlowly(const PageLayout& layout, const std::byte* from, float scal
   }
 }
 
-// What it must do to a page.
+// Expected result of appending rows to a page.
 void AppendSlowly(const PageLayout& layout, const Source& key, const Source& value, int32_t first,
                   std::byte* page, int32_t row, int32_t rows) {
   for (int32_t head = 0; head < layout.num_kv_heads; ++head) {
@@ -95,7 +95,7 @@ void AppendSlowly(const PageLayout& layout, const Source& key, const Source& val
   }
 }
 
-// Whether pages hold the same: FP8 ones may differ in the sign of NaN.
+// Whether pages are equal. In FP8 pages the sign of NaN is ignored.
 bool SamePages(const PageLayout& layout, const Bytes& a, const Bytes& b) {
   constexpr std::byte kMagnitude{0x7f};  // of NaN, all ones
   const bool is_fp8 = layout.kv_dtype == KvDType::kFloat8E4M3;
@@ -104,7 +104,7 @@ bool SamePages(const PageLayout& layout, const Bytes& a, const Bytes& b) {
   });
 }
 
-// One device's way to write pages, as the tests call it. All pointers are to host memory.
+// The page functions of one device. All pointers are to host memory.
 struct PageWriter {
   const char* name;
   void (*append)(const PageLayout& layout, const RowAppend* appends, int32_t count,
@@ -202,7 +202,7 @@ void CheckAppend(const PageWriter& writer, const PageLayout& layout, bool heads_
     SCOPED_TRACE(testing::Message() << layout.num_kv_heads << " heads x " << layout.head_dim << " "
                                     << Name(layout.kv_dtype) << ", rows " << row << " + " << rows
                                     << (heads_first ? ", HND" : ", NHD"));
-    constexpr int32_t kSkipped = 2;  // source rows that another page gets
+    constexpr int32_t kSkipped = 2;  // leading source rows that are not appended
     const Source key(layout, kSkipped + rows, heads_first, random);
     const Source value(layout, kSkipped + rows, heads_first, random);
     Bytes got(layout.page_bytes() + 2 * kGuard, kPoison);
@@ -277,7 +277,7 @@ TEST_P(PageWriterTest, CopiesWholePagesAndNothingElse) {
     for (int32_t count : {1, 2, 40}) {
       const Bytes from = RandomBytes(count * page_bytes, &random);
       for (ThreadPool* threads : {static_cast<ThreadPool*>(nullptr), &pool}) {
-        Bytes to(2 * count * page_bytes, kPoison);  // every other page is nobody's
+        Bytes to(2 * count * page_bytes, kPoison);  // every other page is unused
         std::vector<PageCopy> copies;
         for (int32_t i = 0; i < count; ++i) {
           copies.push_back(
@@ -295,10 +295,9 @@ TEST_P(PageWriterTest, CopiesWholePagesAndNothingElse) {
   }
 }
 
-// Attention of a span alone, with the CPU's kernel.
+// Attends one span with the CPU kernel.
 void Attend(const Geometry& geometry, const Span& span, ThreadPool* threads) {
-  const Kernel* kernel =
-      FindKernel({Arch::kCpu, geometry.dtype, geometry.head_dim, Accumulate::kFloat32, 0});
+  const Kernel* kernel = FindKernel({Arch::kCpu, geometry.dtype, geometry.head_dim});
   ASSERT_NE(kernel, nullptr);
   const AttentionBatch batch{geometry, &span, 1};
   Plan plan;
@@ -306,7 +305,7 @@ void Attend(const Geometry& geometry, const Span& span, ThreadPool* threads) {
   ASSERT_EQ(Launch(*kernel, batch, plan, threads), 0);
 }
 
-// Dense rows written into pages of several units, in any order in an arena that counts in units.
+// Dense rows appended to pages in random order. The page table counts in units smaller than a page.
 struct WrittenPages {
   WrittenPages(const PageLayout& layout, const KvView& dense, ThreadPool* threads,
                std::mt19937_64* random) {
@@ -362,7 +361,7 @@ TEST(KvPages, AttentionOverWrittenPagesIsThatOverDenseRows) {
   }
 }
 
-// The same for FP8, with the oracle: 16-bit rows quantised on their way into the pages.
+// The same for FP8 with the oracle: 16-bit rows are quantised by the append.
 TEST(KvPages, QuantisedPagesAreReadAsQuantisedRows) {
   std::mt19937_64 random(5);
   ThreadPool pool(2);

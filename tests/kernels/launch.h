@@ -1,4 +1,4 @@
-// Plans and launches a batch, as the kernel tests do it.
+// Launches a planned batch on the CPU or the GPU, for the kernel tests.
 #ifndef FLASHCORE_TESTS_KERNELS_LAUNCH_H_
 #define FLASHCORE_TESTS_KERNELS_LAUNCH_H_
 
@@ -16,7 +16,8 @@
 
 namespace flashcore::kernels {
 
-// What the launch returned. Its workspace is full of NaN: nothing may be read before it is written.
+// Returns what the launch returned. The workspace starts as NaN: a kernel must write before it
+// reads.
 inline int Launch(const Kernel& kernel, const AttentionBatch& batch, const Plan& plan,
                   ThreadPool* threads) {
 #ifdef FLASHCORE_HAVE_CUDA

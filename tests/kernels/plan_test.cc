@@ -28,12 +28,12 @@ Plan PlanOf(const std::vector<Span>& spans, int32_t heads, int32_t kv_heads,
   return plan;
 }
 
-bool Sees(const Mask& mask, int64_t position, int64_t j) {
+bool IsVisible(const Mask& mask, int64_t position, int64_t j) {
   return (mask.left == Mask::kUnbounded || j >= position - mask.left) &&
          (mask.right == Mask::kUnbounded || j <= position + mask.right);
 }
 
-TEST(VisibleKv, IsTheUnionOfWhatTheRowsSee) {
+TEST(VisibleKv, IsTheUnionOverTheRows) {
   const Mask masks[] = {Mask::None(), Mask::Causal(), Mask::SlidingWindow(0, 0),
                         Mask::SlidingWindow(3, 1), Mask{2, Mask::kUnbounded}};
   for (const Mask& mask : masks) {
@@ -41,17 +41,17 @@ TEST(VisibleKv, IsTheUnionOfWhatTheRowsSee) {
       for (int32_t kv = 0; kv <= 9; ++kv) {
         for (int32_t row = 0; row < q; ++row) {
           for (int32_t end = row + 1; end <= q; ++end) {
-            std::vector<int32_t> seen;
+            std::vector<int32_t> visible;
             for (int32_t j = 0; j < kv; ++j) {
               bool any = false;
-              for (int32_t i = row; i < end; ++i) any |= Sees(mask, i + kv - q, j);
-              if (any) seen.push_back(j);
+              for (int32_t i = row; i < end; ++i) any |= IsVisible(mask, i + kv - q, j);
+              if (any) visible.push_back(j);
             }
             const KvRange range = VisibleKv(mask, q, kv, row, end);
-            ASSERT_EQ(range.end - range.begin, static_cast<int32_t>(seen.size()));
-            if (!seen.empty()) {
-              ASSERT_EQ(range.begin, seen.front());
-              ASSERT_EQ(range.end, seen.back() + 1);
+            ASSERT_EQ(range.end - range.begin, static_cast<int32_t>(visible.size()));
+            if (!visible.empty()) {
+              ASSERT_EQ(range.begin, visible.front());
+              ASSERT_EQ(range.end, visible.back() + 1);
             }
           }
         }
@@ -67,7 +67,7 @@ TEST(VisibleKv, SurvivesExtremes) {
   EXPECT_EQ(range.end, 1 << 30);
 }
 
-TEST(Plan, EveryPackedRowMeetsEveryKvRowItSeesOnce) {
+TEST(Plan, EveryPackedRowMeetsEveryVisibleKvRowOnce) {
   const std::vector<Span> spans = {MakeSpan(1, 4096),
                                    MakeSpan(300, 700, Mask::Causal()),
                                    MakeSpan(65, 0),
@@ -97,10 +97,10 @@ TEST(Plan, EveryPackedRowMeetsEveryKvRowItSeesOnce) {
           EXPECT_EQ(ranges[n].first, ranges[n - 1].second);
         }
         const int i = r / group;
-        const KvRange seen = VisibleKv(span.mask, span.query_rows, span.kv.rows, i, i + 1);
-        if (seen.begin == seen.end) continue;
-        EXPECT_LE(ranges.front().first, seen.begin);
-        EXPECT_GE(ranges.back().second, seen.end);
+        const KvRange visible = VisibleKv(span.mask, span.query_rows, span.kv.rows, i, i + 1);
+        if (visible.begin == visible.end) continue;
+        EXPECT_LE(ranges.front().first, visible.begin);
+        EXPECT_GE(ranges.back().second, visible.end);
         EXPECT_LE(ranges.back().second, span.kv.rows);
       }
     }
@@ -153,7 +153,7 @@ TEST(Plan, LongestFirst) {
   }
 }
 
-// The items of one span, whatever the company: without span index, place and partial rows.
+// The items of one span, without what other spans may change: span index, order, partial rows.
 using Item = std::tuple<int, int, int, int, int, bool>;
 std::vector<Item> ItemsOf(const Plan& plan, int span) {
   std::vector<Item> items;
@@ -166,7 +166,7 @@ std::vector<Item> ItemsOf(const Plan& plan, int span) {
   return items;
 }
 
-TEST(Plan, ASpansItemsDoNotDependOnItsCompany) {
+TEST(Plan, ASpansItemsDoNotDependOnOtherSpans) {
   const std::vector<Span> spans = {MakeSpan(1, 5000), MakeSpan(130, 200, Mask::Causal()),
                                    MakeSpan(3, 777, Mask::SlidingWindow(600, 0)), MakeSpan(7, 7)};
   const Plan together = PlanOf(spans, 4, 2);
@@ -175,8 +175,8 @@ TEST(Plan, ASpansItemsDoNotDependOnItsCompany) {
   }
 }
 
-// Spans of many rows get smaller tiles while there are fewer tiles than three in four workers. What
-// splits keeps its tile, with which its split boundaries go.
+// Spans with many rows get smaller tiles while there are fewer tiles than 3/4 of the workers. A
+// span that is split keeps its tile, which determines its split boundaries.
 TEST(Plan, HalvesTilesWhenThereAreTooFew) {
   const PlanOptions options{128, 256, 64, 0, 32};
   const std::vector<Span> spans = {MakeSpan(512, 512), MakeSpan(60, 600)};

@@ -74,7 +74,7 @@ void ProblemSpan::LayOutKv(const SpanShape& shape, std::mt19937_64* random) {
   } else {
     kv.head_stride = kPageTokens * row_bytes;
     kv.page_stride = heads * kv.head_stride;
-    pages_.resize(2 * tiles + 1);  // more pages than tiles: the others are nobody's
+    pages_.resize(2 * tiles + 1);  // more pages than tiles: the rest stay unused
     rows = static_cast<int64_t>(pages_.size()) * kPageTokens;
     std::iota(pages_.begin(), pages_.end(), 0);
     std::shuffle(pages_.begin(), pages_.end(), *random);
@@ -131,6 +131,22 @@ void ProblemSpan::Set(KvTensor* tensor, int32_t row, int32_t kv_head, int32_t d,
   if (!tensor->codes.empty()) tensor->codes[at] = FloatToE4M3(value / tensor->scales[kv_head]);
 }
 
+void ProblemSpan::FillBeyondEnd(float value) {
+  std::vector<bool> owned(key_.elements.size(), false);
+  for (int32_t j = 0; j < unquantised_.rows; ++j) {
+    for (int32_t h = 0; h < geometry_.num_kv_heads; ++h) {
+      std::fill_n(owned.begin() + KvIndex(j, h), geometry_.head_dim, true);
+    }
+  }
+  for (KvTensor* tensor : {&key_, &value_}) {
+    for (size_t n = 0; n < owned.size(); ++n) {
+      if (owned[n]) continue;
+      tensor->elements[n] = FromFloat(geometry_.dtype, value);
+      if (!tensor->codes.empty()) tensor->codes[n] = FloatToE4M3(value);
+    }
+  }
+}
+
 float ProblemSpan::LargestOf(const KvTensor& tensor, int32_t kv_head) const {
   float largest = 0;
   for (int32_t j = 0; j < unquantised_.rows; ++j) {
@@ -152,7 +168,7 @@ uint16_t* ProblemSpan::QueryRow(int32_t row, int32_t head) {
   return query_.data() + OutputIndex(row, head);  // Q and O have the same shape
 }
 
-// Of element 0 of a K or V row, in elements of either type.
+// Index of element 0 of a K or V row, the same for 16-bit elements and FP8 codes.
 size_t ProblemSpan::KvIndex(int32_t row, int32_t kv_head) const {
   const KvView& kv = unquantised_;
   const int32_t tile = row / kPageTokens;

@@ -1,5 +1,5 @@
-// Random attention problems for the kernel tests: owns every buffer of a batch, poisons what a
-// kernel must not read into a result, and finds out whether it wrote where it must not.
+// Random attention problems for the kernel tests. Owns every buffer of a batch, poisons what must
+// not reach a result, and detects writes outside the outputs.
 #ifndef FLASHCORE_TESTS_KERNELS_PROBLEM_H_
 #define FLASHCORE_TESTS_KERNELS_PROBLEM_H_
 
@@ -19,14 +19,14 @@ struct SpanShape {
   int32_t kv_rows = 64;
   Mask mask = Mask::None();
   Layout layout = Layout::kPaged;
-  float magnitude = 1;        // elements are uniform in [-magnitude, magnitude], ...
-  int32_t loud_kv_head = -1;  // ... but the V elements of this KV head, if any, in [-100, 100]
+  float magnitude = 1;        // elements are uniform in [-magnitude, magnitude]
+  int32_t loud_kv_head = -1;  // V elements of this KV head are uniform in [-100, 100]; -1: none
 };
 
-// One span with its memory. Q and O rows are padded; every element that the span does not own is
-// NaN: padding of Q and O, K/V rows past kv_rows, pages of nobody, and O and LSE before the run.
-// FP8 K/V are made from 16-bit elements in the same layout, with the scale of every KV head that
-// just holds its largest magnitude.
+// One span with its memory. Q and O rows are padded. Every element that the span does not own is
+// NaN: padding of Q and O, K/V rows from kv_rows on, unused pages, and O and LSE before the run.
+// FP8 K/V are made from 16-bit elements in the same layout; the scale of a KV head maps its largest
+// magnitude to the largest E4M3.
 class ProblemSpan {
  public:
   ProblemSpan(const Geometry& geometry, const SpanShape& shape, std::mt19937_64* random);
@@ -36,7 +36,7 @@ class ProblemSpan {
   const Span& span() const { return span_; }
   Span& mutable_span() { return span_; }
 
-  // The span over K/V as they were before they became FP8: 16-bit elements.
+  // The span over the 16-bit K/V that the FP8 K/V were made from.
   Span unquantised() const;
 
   // For tests that place special values. FP8 K/V keep their scales.
@@ -47,6 +47,8 @@ class ProblemSpan {
   void SetValue(int32_t row, int32_t kv_head, int32_t d, float value) {
     Set(&value_, row, kv_head, d, value);
   }
+  // Sets every K/V element that the span does not own: rows from kv_rows on and unused pages.
+  void FillBeyondEnd(float value);
   // The largest magnitude of V of a KV head, rounded to 16 bits.
   float LargestValue(int32_t kv_head) const { return LargestOf(value_, kv_head); }
 
@@ -61,8 +63,8 @@ class ProblemSpan {
   // K or V.
   struct KvTensor {
     std::vector<uint16_t> elements;
-    std::vector<uint8_t> codes;  // FP8 only: E4M3 of the same elements, ...
-    std::vector<float> scales;   // ... over these: [kv_heads]
+    std::vector<uint8_t> codes;  // FP8 only: the same elements divided by `scales`, as E4M3
+    std::vector<float> scales;   // FP8 only: [kv_heads]
   };
 
   void MakeQuery(const SpanShape& shape, std::mt19937_64* random);
@@ -84,7 +86,7 @@ class ProblemSpan {
   std::vector<int32_t> pages_;
 };
 
-// A batch of such spans. Movable, not copyable.
+// A batch of ProblemSpans. Movable, not copyable.
 class Problem {
  public:
   Problem(const Geometry& geometry, const std::vector<SpanShape>& shapes, std::mt19937_64* random);

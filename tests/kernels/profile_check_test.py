@@ -1,4 +1,4 @@
-"""How profile_check.py reads Nsight Compute's output. Needs no GPU."""
+"""Tests of profile_check.py. Needs no GPU."""
 
 import pathlib
 import sys

@@ -58,7 +58,7 @@ TEST(Reference, TwoKeysByHand) {
 
 TEST(Reference, CausalMaskIsAlignedBottomRight) {
   Small small({0, 0, 0, 0, 0, 0}, {1, 1, 1, 1}, {2, 4, 6, 8});
-  small.span.mask = Mask::Causal();  // 3 query rows, 2 K/V rows: rows see 0, 1 and 2 of them
+  small.span.mask = Mask::Causal();  // 3 query rows, 2 K/V rows: 0, 1 and 2 are visible
   const ReferenceResult result = ReferenceAttention(small.batch());
   EXPECT_EQ(result.output, (std::vector<double>{0, 0, 2, 4, 4, 6}));
   EXPECT_EQ(result.lse[0], kNothing);
@@ -66,7 +66,7 @@ TEST(Reference, CausalMaskIsAlignedBottomRight) {
   EXPECT_NEAR(result.lse[2], std::log(2.0), 1e-15);
 }
 
-TEST(Reference, WindowOfNoWidthSeesTheDiagonal) {
+TEST(Reference, WindowOfNoWidthIsTheDiagonal) {
   Small small({0, 0, 0, 0}, {1, 1, 1, 1}, {2, 4, 6, 8});
   small.span.mask = Mask::SlidingWindow(0, 0);
   EXPECT_EQ(ReferenceAttention(small.batch()).output, (std::vector<double>{2, 4, 6, 8}));

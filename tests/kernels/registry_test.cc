@@ -1,6 +1,5 @@
 #include "kernels/registry.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <set>
@@ -8,10 +7,6 @@
 
 namespace flashcore::kernels {
 namespace {
-
-using ::testing::ElementsAre;
-
-constexpr uint32_t kAll = kFeaturePagedKv | kFeatureMask | kFeatureLse;
 
 TEST(Registry, RowsAreUniqueAndComplete) {
   std::set<std::tuple<Arch, DType, KvDType, int32_t, Accumulate>> seen;
@@ -29,7 +24,7 @@ TEST(Registry, RowsAreUniqueAndComplete) {
 void ExpectBothTypesAndFiveHeadDims(Arch arch) {
   for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     for (int32_t head_dim : {32, 64, 96, 128, 256}) {
-      const KernelSpec asked{arch, dtype, head_dim, Accumulate::kFloat32, kAll};
+      const KernelSpec asked{arch, dtype, head_dim};
       const Kernel* kernel = FindKernel(asked);
       ASSERT_NE(kernel, nullptr) << ExplainMissing(asked);
       EXPECT_EQ(kernel->spec.arch, arch);
@@ -47,7 +42,7 @@ TEST(Registry, Sm80HasBothTypesAndFiveHeadDims) { ExpectBothTypesAndFiveHeadDims
 
 TEST(Registry, Sm80SumsInFloat16ForFiveHeadDims) {
   for (int32_t head_dim : {32, 64, 96, 128, 256}) {
-    const KernelSpec asked{Arch::kSm80, DType::kFloat16, head_dim, Accumulate::kFloat16, kAll};
+    const KernelSpec asked{Arch::kSm80, DType::kFloat16, head_dim, Accumulate::kFloat16};
     const Kernel* kernel = FindKernel(asked);
     ASSERT_NE(kernel, nullptr) << ExplainMissing(asked);
     EXPECT_EQ(kernel->spec.accumulate, Accumulate::kFloat16);
@@ -55,7 +50,7 @@ TEST(Registry, Sm80SumsInFloat16ForFiveHeadDims) {
 }
 
 TEST(Registry, Sm80ReadsFp8KvForFloat16Queries) {
-  KernelSpec asked{Arch::kSm80, DType::kFloat16, 0, Accumulate::kFloat32, kAll};
+  KernelSpec asked{Arch::kSm80, DType::kFloat16, 0};
   asked.kv_dtype = KvDType::kFloat8E4M3;
   for (int32_t head_dim : {64, 128}) {
     asked.head_dim = head_dim;
@@ -75,39 +70,28 @@ TEST(Registry, Float16SumsAreForFloat16Inputs) {
   }
 }
 
-TEST(Registry, AskingForFewerFeaturesIsFine) {
-  EXPECT_NE(FindKernel({Arch::kCpu, DType::kFloat16, 64, Accumulate::kFloat32, 0}), nullptr);
-}
-
 TEST(Registry, ExplainsTheDifference) {
-  const KernelSpec head_dim{Arch::kCpu, DType::kFloat16, 80, Accumulate::kFloat32, kAll};
+  const KernelSpec head_dim{Arch::kCpu, DType::kFloat16, 80};
   EXPECT_EQ(FindKernel(head_dim), nullptr);
   EXPECT_EQ(ExplainMissing(head_dim), "head_dim 80 is not one of 32, 64, 96, 128, 256");
 
-  KernelSpec kv_dtype{Arch::kCpu, DType::kFloat16, 64, Accumulate::kFloat32, kAll};
+  KernelSpec kv_dtype{Arch::kCpu, DType::kFloat16, 64};
   kv_dtype.kv_dtype = KvDType::kFloat8E4M3;
   EXPECT_EQ(FindKernel(kv_dtype), nullptr);
   EXPECT_EQ(ExplainMissing(kv_dtype), "kv_dtype float8_e4m3 is not same_as_query");
 
-  const KernelSpec accumulate{Arch::kCpu, DType::kFloat16, 64, Accumulate::kFloat16, 0};
+  const KernelSpec accumulate{Arch::kCpu, DType::kFloat16, 64, Accumulate::kFloat16};
   EXPECT_EQ(FindKernel(accumulate), nullptr);
   EXPECT_EQ(ExplainMissing(accumulate), "accumulate float16 is not float32");
-
-  const KernelSpec feature{Arch::kCpu, DType::kFloat16, 64, Accumulate::kFloat32, 1u << 31};
-  EXPECT_EQ(FindKernel(feature), nullptr);
-  EXPECT_EQ(ExplainMissing(feature), "features unknown are not among paged_kv, mask, lse");
 }
 
 TEST(Registry, Names) {
   EXPECT_STREQ(Name(Arch::kCpu), "cpu");
-  EXPECT_STREQ(Name(Arch::kSm90), "sm90");
+  EXPECT_STREQ(Name(Arch::kSm80), "sm80");
   EXPECT_STREQ(Name(DType::kBFloat16), "bfloat16");
   EXPECT_STREQ(Name(KvDType::kSameAsQuery), "same_as_query");
   EXPECT_STREQ(Name(KvDType::kFloat8E4M3), "float8_e4m3");
   EXPECT_STREQ(Name(Accumulate::kFloat32), "float32");
-  EXPECT_THAT(FeatureNames(kAll), ElementsAre("paged_kv", "mask", "lse"));
-  EXPECT_THAT(FeatureNames(kFeatureMask), ElementsAre("mask"));
-  EXPECT_THAT(FeatureNames(0), ElementsAre());
 }
 
 }  // namespace

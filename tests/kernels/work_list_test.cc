@@ -1,4 +1,4 @@
-// The block of bytes that carries the work of every thread block to a CUDA device.
+// The work list that is copied to a CUDA device.
 #include "kernels/smxx/work_list.h"
 
 #include <gtest/gtest.h>
@@ -25,10 +25,10 @@ class PackedBatch {
       : spans_(std::move(spans)),
         batch_{{DType::kFloat16, 4, 2, 64}, spans_.data(), static_cast<int32_t>(spans_.size())} {
     MakePlan(batch_, Sm80Plan(64), 1, &plan_);
-    PlanOptions apart = Sm80Plan(64);
-    apart.kv_heads_apart = true;
-    MakePlan(batch_, apart, 1, &plan_of_all_heads_);
-    aligned_.resize(WorkListBytes(plan_) / sizeof(BlockWork) + 1);
+    PlanOptions per_head = Sm80Plan(64);
+    per_head.item_per_kv_head = true;
+    MakePlan(batch_, per_head, 1, &plan_of_all_heads_);
+    aligned_.resize(WorkListBytes(plan_) / sizeof(WorkTile) + 1);
     PackWorkList(batch_, plan_, block());
   }
 
@@ -43,44 +43,44 @@ class PackedBatch {
   const AttentionBatch batch_;
   Plan plan_;
   Plan plan_of_all_heads_;
-  std::vector<BlockWork> aligned_;
+  std::vector<WorkTile> aligned_;
 };
 
 TEST(WorkList, HoldsTheItemsOfOneKvHeadByTile) {
   PackedBatch packed({MakeSpan(1, 1000), MakeSpan(700, 300), MakeSpan(20, 70), MakeSpan(0, 10)});
   ASSERT_FALSE(packed.plan().combines.empty());
   const WorkListView view = packed.view();
-  size_t works = 0;
+  size_t tiles = 0;
   for (int kind = 0; kind < kCudaTileKinds; ++kind) {
-    works += view.tiles[kind].count;
-    for (int32_t i = 0; i < view.tiles[kind].count; ++i) {
-      const BlockWork& work = view.tiles[kind].works[i];
-      EXPECT_LE(work.row_count, kCudaTileRows[kind]);
-      EXPECT_EQ(work.group_stride, 2 * work.head_stride);
+    tiles += view.kinds[kind].count;
+    for (int32_t i = 0; i < view.kinds[kind].count; ++i) {
+      const WorkTile& tile = view.kinds[kind].tiles[i];
+      EXPECT_LE(tile.row_count, kCudaTileRows[kind]);
+      EXPECT_EQ(tile.group_stride, 2 * tile.head_stride);
     }
   }
-  EXPECT_EQ(works, packed.plan().items.size());
+  EXPECT_EQ(tiles, packed.plan().items.size());
   EXPECT_EQ(reinterpret_cast<std::byte*>(view.finished + packed.plan().combines.size()),
             packed.block() + packed.bytes());
   for (size_t c = 0; c < packed.plan().combines.size(); ++c) EXPECT_EQ(view.finished[c], 0);
 }
 
-// Every split of every KV head must find the partial rows and the counter that the plan gave it.
+// Every split of every KV head must get the partial rows and the counter of the plan.
 TEST(WorkList, SplitsHaveThePlansPartialRows) {
   PackedBatch packed({MakeSpan(3, 1000), MakeSpan(1, 700)});
   const WorkListView view = packed.view();
   int found = 0;
-  for (const auto& [works, count] : view.tiles) {
-    for (const BlockWork* work = works; work < works + count; ++work) {
+  for (const auto& [tiles, count] : view.kinds) {
+    for (const WorkTile* tile = tiles; tile < tiles + count; ++tile) {
       for (const WorkItem& item : packed.plan_of_all_heads().items) {
         const CombineItem& combine = packed.plan_of_all_heads().combines[item.combine];
-        if (item.kv_begin != work->kv_begin || item.kv_end != work->kv_end ||
-            item.row_count != work->row_count) {
+        if (item.kv_begin != tile->kv_begin || item.kv_end != tile->kv_end ||
+            item.row_count != tile->row_count) {
           continue;
         }
-        EXPECT_EQ(work->num_splits, combine.num_splits);
-        EXPECT_EQ(work->PartialRow(item.kv_head, work->split), item.partial_row);
-        EXPECT_EQ(work->combine + item.kv_head, item.combine);
+        EXPECT_EQ(tile->num_splits, combine.num_splits);
+        EXPECT_EQ(tile->PartialRow(item.kv_head, tile->split), item.partial_row);
+        EXPECT_EQ(tile->combine + item.kv_head, item.combine);
         ++found;
       }
     }
@@ -91,7 +91,7 @@ TEST(WorkList, SplitsHaveThePlansPartialRows) {
   EXPECT_EQ(packed.plan().partial_rows, packed.plan_of_all_heads().partial_rows);
 }
 
-// A plan of one KV head has the items that a plan of all has of it, in the same order.
+// Without item_per_kv_head, a plan has the items of KV head 0 in the same order.
 TEST(WorkList, OneKvHeadStandsForAll) {
   PackedBatch packed({MakeSpan(1, 1000), MakeSpan(700, 300), MakeSpan(3, 4097), MakeSpan(20, 70)});
   std::vector<WorkItem> of_first_head;
@@ -112,30 +112,30 @@ TEST(WorkList, OneKvHeadStandsForAll) {
   }
 }
 
-// The last tile of a span with many rows may have as few as a span with few, but not its kernel:
-// that one gives other bits.
+// The last tile of a span with many rows may have few rows, but must not run in the kernel for
+// spans with few rows, which gives other bits.
 TEST(WorkList, FewRowsOfManyAreNotTakenForASpanOfFew) {
   PackedBatch packed({MakeSpan(129, 64)});  // 258 packed rows: 128 + 128 + 2
   const WorkListView view = packed.view();
-  EXPECT_EQ(view.tiles[0].count, 0);
-  EXPECT_EQ(view.tiles[1].count, 1);
-  EXPECT_EQ(view.tiles[kCudaTileKinds - 1].count, 2);
+  EXPECT_EQ(view.kinds[0].count, 0);
+  EXPECT_EQ(view.kinds[1].count, 1);
+  EXPECT_EQ(view.kinds[kCudaTileKinds - 1].count, 2);
 }
 
-TEST(WorkList, KnowsWhatEveryRowSees) {
+TEST(WorkList, KnowsWhatIsVisibleToEveryRow) {
   PackedBatch causal({MakeSpan(100, 300, Mask::Causal())});  // rows 0 to 63, and 64 to 99
-  for (const auto& [works, count] : causal.view().tiles) {
-    for (const BlockWork* work = works; work < works + count; ++work) {
-      EXPECT_EQ(work->all_begin, 0);
-      EXPECT_EQ(work->all_end, work->row_begin / 2 + 200 + 1);
+  for (const auto& [tiles, count] : causal.view().kinds) {
+    for (const WorkTile* tile = tiles; tile < tiles + count; ++tile) {
+      EXPECT_EQ(tile->all_begin, 0);
+      EXPECT_EQ(tile->all_end, tile->row_begin / 2 + 200 + 1);
     }
   }
   PackedBatch window({MakeSpan(10, 300, Mask::SlidingWindow(20, 0))});
-  const BlockWork& work = *window.view().tiles[1].works;
-  EXPECT_EQ(work.all_begin, 299 - 20);
-  EXPECT_EQ(work.all_end, 290 + 1);
-  PackedBatch nothing({MakeSpan(20, 3, Mask::Causal())});  // rows 0 to 16 see nothing
-  EXPECT_GE(nothing.view().tiles[1].works->all_begin, nothing.view().tiles[1].works->all_end);
+  const WorkTile& tile = *window.view().kinds[1].tiles;
+  EXPECT_EQ(tile.all_begin, 299 - 20);
+  EXPECT_EQ(tile.all_end, 290 + 1);
+  PackedBatch nothing({MakeSpan(20, 3, Mask::Causal())});  // nothing is visible to rows 0 to 16
+  EXPECT_GE(nothing.view().kinds[1].tiles->all_begin, nothing.view().kinds[1].tiles->all_end);
 }
 
 TEST(WorkList, CarriesTheScalesOfFp8Kv) {
@@ -145,9 +145,9 @@ TEST(WorkList, CarriesTheScalesOfFp8Kv) {
   span.kv.value_scale = scales + 2;
   PackedBatch packed({span});
   const WorkListView view = packed.view();
-  ASSERT_EQ(view.tiles[0].count, 1);
-  EXPECT_EQ(view.tiles[0].works->key_scale, scales);
-  EXPECT_EQ(view.tiles[0].works->value_scale, scales + 2);
+  ASSERT_EQ(view.kinds[0].count, 1);
+  EXPECT_EQ(view.kinds[0].tiles->key_scale, scales);
+  EXPECT_EQ(view.kinds[0].tiles->value_scale, scales + 2);
 }
 
 TEST(WorkList, OfNothingIsEmpty) {

@@ -1,5 +1,5 @@
-// Forks of one prefix, whose K/V every kernel may read once for all of them: the results are right,
-// and their bits are those of each span alone.
+// Spans with a shared prefix, whose K/V a kernel may read once for all of them (cascade): the
+// results are right, and their bits are those of each span alone.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -24,7 +24,8 @@ struct ForkedSpan {
   Mask mask = Mask::Causal();
 };
 
-// A tree of forks: tails of all lengths and none, forks of forks, one that nobody can share with.
+// A tree of forks: tails of several lengths and none, forks of forks, one span that no other can
+// share with.
 const std::vector<ForkedSpan> kTree = {
     {{1700}},
     {{1100, 0, 2 * kSplitPages}},
@@ -50,6 +51,7 @@ class ForkedProblem {
   }
 
   Problem* operator->() { return &problem_; }
+  ForkedKv* kv() { return &kv_; }
   Problem* get() { return &problem_; }
 
  private:
@@ -68,24 +70,24 @@ class ForkedProblem {
   Problem problem_;
 };
 
-class AttentionForksTest : public AttentionTest {
+class AttentionCascadeTest : public AttentionTest {
  protected:
-  PlanOptions Options(int32_t shared_rows) const {
+  PlanOptions Options(int32_t cascade_rows) const {
     PlanOptions options = GetParam().plan_options;
-    options.shared_rows = shared_rows;
+    options.cascade_rows = cascade_rows;
     return options;
   }
 
-  // Runs `problem` shared in items of several sizes, not shared, and span by span, on every SIMD
+  // Runs `problem` with cascade items of several sizes, without, and span by span, on every SIMD
   // target: the bits are the same.
   void CheckBits(Problem* problem);
 };
 
-void AttentionForksTest::CheckBits(Problem* problem) {
-  const int32_t most = GetParam().plan_options.shared_rows;
+void AttentionCascadeTest::CheckBits(Problem* problem) {
+  const int32_t most = GetParam().plan_options.cascade_rows;
   Plan plan;
   MakePlan(problem->batch(), Options(most), 1, &plan);
-  ASSERT_EQ(plan.members.empty(), most == 0);
+  ASSERT_EQ(plan.cascade_spans.empty(), most == 0);
   for (int64_t target : Targets()) {
     SCOPED_TRACE(hwy::TargetName(target));
     const ScopedTarget scoped(target);
@@ -96,18 +98,18 @@ void AttentionForksTest::CheckBits(Problem* problem) {
       outputs.push_back(problem->span(s).Output());
       lses.push_back(problem->span(s).Lse());
     }
-    for (int32_t shared_rows : {0, most / 8, most}) {
+    for (int32_t cascade_rows : {0, most / 8, most}) {
       for (int s = 0; s < problem->num_spans(); ++s) problem->span(s).PoisonOutputs();
-      Run(problem->batch(), shared_rows == most ? 1 : 3, Options(shared_rows));
+      Run(problem->batch(), cascade_rows == most ? 1 : 3, Options(cascade_rows));
       for (int s = 0; s < problem->num_spans(); ++s) {
-        EXPECT_EQ(problem->span(s).Output(), outputs[s]) << "span " << s << ", " << shared_rows;
-        EXPECT_EQ(problem->span(s).Lse(), lses[s]) << "span " << s << ", " << shared_rows;
+        EXPECT_EQ(problem->span(s).Output(), outputs[s]) << "span " << s << ", " << cascade_rows;
+        EXPECT_EQ(problem->span(s).Lse(), lses[s]) << "span " << s << ", " << cascade_rows;
       }
     }
   }
 }
 
-TEST_P(AttentionForksTest, EveryGroupOfQueryHeads) {
+TEST_P(AttentionCascadeTest, EveryGroupOfQueryHeads) {
   const int32_t heads[][2] = {{2, 2}, {2, 1}, {6, 2}, {4, 1}, {8, 1}, {16, 1}};
   for (const auto& [num_heads, kv_heads] : heads) {
     SCOPED_TRACE(std::to_string(num_heads) + " heads over " + std::to_string(kv_heads));
@@ -117,7 +119,7 @@ TEST_P(AttentionForksTest, EveryGroupOfQueryHeads) {
   }
 }
 
-TEST_P(AttentionForksTest, SeveralQueryRows) {
+TEST_P(AttentionCascadeTest, SeveralQueryRows) {
   std::vector<ForkedSpan> spans = kTree;
   for (size_t s = 0; s < spans.size(); ++s) spans[s].query_rows = 1 + static_cast<int32_t>(s) % 5;
   ForkedProblem problem(MakeGeometry(3, 1), spans, &random_);
@@ -125,7 +127,7 @@ TEST_P(AttentionForksTest, SeveralQueryRows) {
   CheckBits(problem.get());
 }
 
-TEST_P(AttentionForksTest, MoreRowsThanAnItemHolds) {
+TEST_P(AttentionCascadeTest, MoreRowsThanAnItemHolds) {
   std::vector<ForkedSpan> spans = {{{600}}};
   for (int32_t s = 1; s < 40; ++s) spans.push_back({{513 + s, 0, kSplitPages}});
   ForkedProblem problem(MakeGeometry(4, 1), spans, &random_);
@@ -133,8 +135,8 @@ TEST_P(AttentionForksTest, MoreRowsThanAnItemHolds) {
   CheckBits(problem.get());
 }
 
-// Nothing of a span reaches those that it shares items with.
-TEST_P(AttentionForksTest, ANonFiniteQueryStaysWithItsSpan) {
+// A non-finite element of one span does not reach the spans that it shares items with.
+TEST_P(AttentionCascadeTest, ANonFiniteQueryStaysWithItsSpan) {
   ForkedProblem problem(MakeGeometry(2, 1), kTree, &random_);
   Run(problem->batch());
   std::vector<std::vector<uint16_t>> before;
@@ -152,7 +154,26 @@ TEST_P(AttentionForksTest, ANonFiniteQueryStaysWithItsSpan) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, AttentionForksTest, testing::ValuesIn(AllKernels()),
+TEST_P(AttentionCascadeTest, ANonFiniteValueStaysWithTheSpansOfItsPage) {
+  ForkedProblem problem(MakeGeometry(2, 1), kTree, &random_);
+  Run(problem->batch());
+  std::vector<std::vector<uint16_t>> before;
+  for (int s = 0; s < problem->num_spans(); ++s) before.push_back(problem->span(s).Output());
+  // In a page of span 0 alone, and in a page that only spans 0, 3 and 4 share.
+  problem.kv()->SetValue(0, 1699, 0, 3, NAN);
+  problem.kv()->SetValue(3, 1535, 0, 0, INFINITY);
+  problem.kv()->SetValue(3, 1535, 0, 1, NAN);
+  Run(problem->batch());
+  for (int s = 0; s < problem->num_spans(); ++s) {
+    if (s == 0 || s == 3 || s == 4) {
+      EXPECT_NE(problem->span(s).Output(), before[s]) << s;
+    } else {
+      EXPECT_EQ(problem->span(s).Output(), before[s]) << s;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, AttentionCascadeTest, testing::ValuesIn(AllKernels()),
                          testing::PrintToStringParamName());
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Which work items forks of one prefix share, and that sharing changes nothing else of a plan.
+// Which work items spans with a shared prefix share, and that sharing changes nothing else of a
+// plan.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -43,7 +44,7 @@ class Forks {
   ForkedKv kv_;
 };
 
-// `count` forks of one prefix, with tails of `tail` rows and more.
+// `count` forks of one prefix, with tails of at least `tail` rows.
 std::vector<ForkShape> ForksOf(int32_t prefix_rows, int32_t count, int32_t tail) {
   std::vector<ForkShape> shapes = {{prefix_rows + tail}};
   for (int32_t s = 1; s < count; ++s) {
@@ -55,39 +56,40 @@ std::vector<ForkShape> ForksOf(int32_t prefix_rows, int32_t count, int32_t tail)
 // span, kv_head, row_begin, row_count, kv_begin, kv_end, partial_row
 using Item = std::tuple<int, int, int, int, int, int, int>;
 
-// Every item that a span would have alone, sorted: shared ones taken apart.
+// The items that the spans would have alone, sorted: cascade items are taken apart.
 std::vector<Item> TakenApart(const Plan& plan) {
   std::vector<Item> items;
   for (const WorkItem& w : plan.items) {
-    const Member itself{w.span, 0, w.row_count, w.partial_row};
-    for (int m = 0; m < std::max(1, w.num_members); ++m) {
-      const Member& member = w.num_members > 0 ? plan.members[w.first_member + m] : itself;
-      items.emplace_back(member.span, w.kv_head, w.row_begin, member.row_count, w.kv_begin,
-                         w.kv_end, member.partial_row);
+    const CascadeSpan whole{w.span, 0, w.row_count, w.partial_row};
+    for (int m = 0; m < std::max(1, w.num_cascade_spans); ++m) {
+      const CascadeSpan& part =
+          w.num_cascade_spans > 0 ? plan.cascade_spans[w.first_cascade_span + m] : whole;
+      items.emplace_back(part.span, w.kv_head, w.row_begin, part.row_count, w.kv_begin, w.kv_end,
+                         part.partial_row);
     }
   }
   std::sort(items.begin(), items.end());
   return items;
 }
 
-// What the kernel relies on: members in place, and everything visible and the same to all of them.
-void CheckSharedItem(const AttentionBatch& batch, const PlanOptions& options, const Plan& plan,
-                     const WorkItem& item) {
-  ASSERT_GE(item.num_members, 2);
-  EXPECT_LE(item.row_count, options.shared_rows);
+// What a kernel relies on: the spans' rows follow each other, and the same K/V is visible to all.
+void CheckCascadeItem(const AttentionBatch& batch, const PlanOptions& options, const Plan& plan,
+                      const WorkItem& item) {
+  ASSERT_GE(item.num_cascade_spans, 2);
+  EXPECT_LE(item.row_count, options.cascade_rows);
   EXPECT_EQ(item.row_begin, 0);
   EXPECT_EQ(item.kv_end - item.kv_begin, options.split_kv_rows);
   const KvView& kv = batch.spans[item.span].kv;
   int32_t row = 0;
-  for (int m = 0; m < item.num_members; ++m) {
-    const Member& member = plan.members[item.first_member + m];
-    const Span& span = batch.spans[member.span];
-    EXPECT_EQ(member.tile_row, row);
-    row += member.row_count;
+  for (int m = 0; m < item.num_cascade_spans; ++m) {
+    const CascadeSpan& part = plan.cascade_spans[item.first_cascade_span + m];
+    const Span& span = batch.spans[part.span];
+    EXPECT_EQ(part.tile_row, row);
+    row += part.row_count;
     for (int32_t i = 0; i < span.query_rows; ++i) {
-      const KvRange seen = VisibleKv(span.mask, span.query_rows, span.kv.rows, i, i + 1);
-      EXPECT_LE(seen.begin, item.kv_begin);
-      EXPECT_GE(seen.end, item.kv_end);
+      const KvRange visible = VisibleKv(span.mask, span.query_rows, span.kv.rows, i, i + 1);
+      EXPECT_LE(visible.begin, item.kv_begin);
+      EXPECT_GE(visible.end, item.kv_end);
     }
     EXPECT_EQ(span.kv.key, kv.key);
     EXPECT_EQ(span.kv.value, kv.value);
@@ -98,16 +100,16 @@ void CheckSharedItem(const AttentionBatch& batch, const PlanOptions& options, co
   EXPECT_EQ(item.row_count, row);
 }
 
-// Plans with sharing and holds the plan against the one without.
+// Plans with cascade items and compares the plan with the one without.
 Plan Share(const AttentionBatch& batch, PlanOptions options = kSharing, int32_t workers = 1) {
   Plan plan, alone;
   MakePlan(batch, options, workers, &plan);
   for (const WorkItem& item : plan.items) {
-    if (item.num_members > 0) CheckSharedItem(batch, options, plan, item);
+    if (item.num_cascade_spans > 0) CheckCascadeItem(batch, options, plan, item);
   }
-  options.shared_rows = 0;
+  options.cascade_rows = 0;
   MakePlan(batch, options, workers, &alone);
-  EXPECT_TRUE(alone.members.empty());
+  EXPECT_TRUE(alone.cascade_spans.empty());
   EXPECT_EQ(TakenApart(plan), TakenApart(alone));
   EXPECT_EQ(plan.partial_rows, alone.partial_rows);
   EXPECT_EQ(plan.workspace_bytes, alone.workspace_bytes);
@@ -122,14 +124,14 @@ Plan Share(const AttentionBatch& batch, PlanOptions options = kSharing, int32_t 
 
 using Spans = std::vector<std::vector<int32_t>>;
 
-// The spans of every shared item of KV head 0, by split.
+// The spans of every cascade item of KV head 0, by split.
 std::map<int32_t, Spans> Groups(const Plan& plan) {
   std::map<int32_t, Spans> groups;
   for (const WorkItem& item : plan.items) {
-    if (item.num_members == 0 || item.kv_head != 0) continue;
+    if (item.num_cascade_spans == 0 || item.kv_head != 0) continue;
     std::vector<int32_t>& spans = groups[item.kv_begin / 512].emplace_back();
-    for (int m = 0; m < item.num_members; ++m) {
-      spans.push_back(plan.members[item.first_member + m].span);
+    for (int m = 0; m < item.num_cascade_spans; ++m) {
+      spans.push_back(plan.cascade_spans[item.first_cascade_span + m].span);
     }
     std::sort(spans.begin(), spans.end());
   }
@@ -137,7 +139,7 @@ std::map<int32_t, Spans> Groups(const Plan& plan) {
   return groups;
 }
 
-TEST(PlanForks, ShareTheSplitsOfTheirPrefix) {
+TEST(PlanCascade, ShareTheSplitsOfTheirPrefix) {
   const Forks forks(ForksOf(1024, 3, 70));
   const Plan plan = Share(forks.batch());
   EXPECT_EQ(Groups(plan), (std::map<int32_t, Spans>{{0, {{0, 1, 2}}}, {1, {{0, 1, 2}}}}));
@@ -145,7 +147,7 @@ TEST(PlanForks, ShareTheSplitsOfTheirPrefix) {
   EXPECT_EQ(plan.items.front().row_count, 3 * kGroup);
 }
 
-TEST(PlanForks, ForksOfForksShareWhatTheyHaveInCommon) {
+TEST(PlanCascade, ForksOfForksShareWhatTheyHaveInCommon) {
   const Forks forks({{2100},
                      {1600, 0, 2 * kSplitPages + 3},
                      {1700, 1, 3 * kSplitPages},
@@ -157,13 +159,13 @@ TEST(PlanForks, ForksOfForksShareWhatTheyHaveInCommon) {
       (std::map<int32_t, Spans>{{0, {{0, 1, 2, 3, 4}}}, {1, {{0, 1, 2}, {3, 4}}}, {2, {{1, 2}}}}));
 }
 
-TEST(PlanForks, ASplitThatWritesItsOutputCanBeShared) {
+TEST(PlanCascade, ASplitThatWritesItsOutputCanBeShared) {
   const Forks forks({{512}, {512, 0, kSplitPages}, {513, 0, kSplitPages}});
   const Plan plan = Share(forks.batch());
   EXPECT_EQ(Groups(plan), (std::map<int32_t, Spans>{{0, {{0, 1, 2}}}}));
 }
 
-TEST(PlanForks, QueryRowsMayDiffer) {
+TEST(PlanCascade, QueryRowsMayDiffer) {
   Forks forks({{600}, {600, 0, kSplitPages}, {600, 0, kSplitPages}});
   forks.spans[1].query_rows = 4;
   forks.spans[2].query_rows = 2;
@@ -171,9 +173,11 @@ TEST(PlanForks, QueryRowsMayDiffer) {
   EXPECT_EQ(Groups(Share(forks.batch())), (std::map<int32_t, Spans>{{0, {{0, 1, 2}}}}));
 }
 
-TEST(PlanForks, NothingIsSharedThatIsNotTheSameToAll) {
+TEST(PlanCascade, NothingIsSharedThatIsNotTheSameToAll) {
   const ForkShape parent{700}, fork{700, 0, kSplitPages};
-  const auto is_shared = [](const Forks& forks) { return !Share(forks.batch()).members.empty(); };
+  const auto is_shared = [](const Forks& forks) {
+    return !Share(forks.batch()).cascade_spans.empty();
+  };
   EXPECT_TRUE(is_shared(Forks({parent, fork})));
   EXPECT_FALSE(is_shared(Forks({parent, {700}})));                      // no page
   EXPECT_FALSE(is_shared(Forks({parent, {700, 0, kSplitPages - 1}})));  // not the split's last
@@ -198,21 +202,21 @@ TEST(PlanForks, NothingIsSharedThatIsNotTheSameToAll) {
   EXPECT_FALSE(is_shared_if([](Span* s) { s->kv.row_stride += 64; }));
 }
 
-TEST(PlanForks, EveryRowOfAMemberSeesTheWholeSplit) {
+TEST(PlanCascade, TheWholeSplitIsVisibleToEveryRow) {
   Forks forks({{600}, {515, 0, kSplitPages}});
   forks.spans[1].query_rows = 4;  // the first row sees 512 K/V rows
-  EXPECT_FALSE(Share(forks.batch()).members.empty());
+  EXPECT_FALSE(Share(forks.batch()).cascade_spans.empty());
   forks.spans[1].kv.rows = 514;
-  EXPECT_TRUE(Share(forks.batch()).members.empty());
+  EXPECT_TRUE(Share(forks.batch()).cascade_spans.empty());
   forks.spans[1].mask.right = 1;
-  EXPECT_FALSE(Share(forks.batch()).members.empty());
+  EXPECT_FALSE(Share(forks.batch()).cascade_spans.empty());
 }
 
-TEST(PlanForks, ManyRowsBecomeSeveralItemsOfAboutEqualSize) {
+TEST(PlanCascade, ManyRowsBecomeSeveralItemsOfAboutEqualSize) {
   const Forks forks(ForksOf(512, 9, 1));  // 36 packed rows
   const auto rows = [&](int32_t most) {
     PlanOptions options = kSharing;
-    options.shared_rows = most;
+    options.cascade_rows = most;
     std::vector<size_t> sizes;
     const Spans groups = Groups(Share(forks.batch(), options))[0];
     for (const std::vector<int32_t>& group : groups) {
@@ -228,7 +232,7 @@ TEST(PlanForks, ManyRowsBecomeSeveralItemsOfAboutEqualSize) {
   EXPECT_TRUE(rows(7).empty());
 }
 
-TEST(PlanForks, NoWorkerGoesIdleForSharing) {
+TEST(PlanCascade, NoWorkerGoesIdleForSharing) {
   const Forks forks(ForksOf(2048, 8, 64));
   constexpr size_t kUnshared = 8 * 5 * kKvHeads;  // four splits and a tail each
   size_t fewest = kKvHeads * (4 + 8);
@@ -236,20 +240,20 @@ TEST(PlanForks, NoWorkerGoesIdleForSharing) {
     const Plan plan = Share(forks.batch(), kSharing, static_cast<int32_t>(workers));
     EXPECT_GE(plan.items.size(), std::min(workers, kUnshared));
     EXPECT_GE(plan.items.size(), fewest);
-    EXPECT_EQ(plan.members.empty(), workers > 32) << workers;
+    EXPECT_EQ(plan.cascade_spans.empty(), workers > 32) << workers;
     fewest = plan.items.size();
   }
   EXPECT_EQ(fewest, kUnshared);
 }
 
-TEST(PlanForks, LongestFirstAndAlwaysTheSame) {
+TEST(PlanCascade, LongestFirstAndAlwaysTheSame) {
   const Forks forks(ForksOf(1024, 7, 300));
   const Plan plan = Share(forks.batch()), again = Share(forks.batch());
   ASSERT_EQ(plan.items.size(), again.items.size());
   for (size_t n = 0; n < plan.items.size(); ++n) {
     const WorkItem &a = plan.items[n], &b = again.items[n];
-    EXPECT_EQ(std::tie(a.span, a.kv_head, a.row_count, a.kv_begin, a.first_member),
-              std::tie(b.span, b.kv_head, b.row_count, b.kv_begin, b.first_member));
+    EXPECT_EQ(std::tie(a.span, a.kv_head, a.row_count, a.kv_begin, a.first_cascade_span),
+              std::tie(b.span, b.kv_head, b.row_count, b.kv_begin, b.first_cascade_span));
     if (n == 0) continue;
     const WorkItem& longer = plan.items[n - 1];
     EXPECT_GE(longer.row_count * (longer.kv_end - longer.kv_begin + 1),
@@ -257,8 +261,8 @@ TEST(PlanForks, LongestFirstAndAlwaysTheSame) {
   }
 }
 
-// Trees of any form among spans of any kind: Share() checks each.
-TEST(PlanForks, RandomTrees) {
+// Random trees of random spans: Share() checks each.
+TEST(PlanCascade, RandomTrees) {
   std::mt19937 random(7);
   const auto below = [&](int32_t n) { return static_cast<int32_t>(random() % n); };
   int shared = 0;
@@ -278,8 +282,8 @@ TEST(PlanForks, RandomTrees) {
       span.mask = masks[below(3)];
     }
     PlanOptions options = kSharing;
-    options.shared_rows = 1 + below(128);
-    shared += !Share(forks.batch(), options, 1 + below(4)).members.empty();
+    options.cascade_rows = 1 + below(128);
+    shared += !Share(forks.batch(), options, 1 + below(4)).cascade_spans.empty();
   }
   EXPECT_GT(shared, 20);
 }
