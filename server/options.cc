@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "proto/host_port.h"
 #include "server/base/cores.h"
 #include "server/command_line.h"
 
@@ -163,12 +165,9 @@ class Checker {
 void CheckAddresses(const std::vector<std::string>& addresses, Checker* check) {
   check->Require(!addresses.empty(), "listen", "", "an address");
   for (const std::string& address : addresses) {
-    int port = -1;
-    const size_t colon = address.rfind(':');
     const bool is_unix = absl::StartsWith(address, "unix:") && address.size() > 5;
-    const bool is_tcp = colon != std::string::npos && colon > 0 &&
-                        absl::SimpleAtoi(address.substr(colon + 1), &port) && port >= 0 &&
-                        port <= 65535;
+    const std::optional<HostPort> tcp = ParseHostPort(address);
+    const bool is_tcp = tcp.has_value() && !tcp->host.empty();
     check->Require(is_unix || is_tcp, "listen", address, "host:port or unix:path");
   }
 }

@@ -23,7 +23,7 @@ forbid() {
 
 forbid kernels 'grpc|google/|absl/|prometheus/|flashcore/v1|proto/|server/|client/|tests/' \
   'may include only CUDA, Highway and itself'
-forbid server/telemetry 'grpc|google/|flashcore/v1|proto/|kernels/|server/(memory|request|kv|device|engine|transport)|server/[a-z_]+\.h|client/|tests/' \
+forbid server/telemetry 'grpc|google/|flashcore/v1|proto/(wire|grpc)|kernels/|server/(memory|request|kv|device|engine|transport)|server/[a-z_]+\.h|client/|tests/' \
   'may not know gRPC or what it measures'
 
 above='transport' # the rooms above the current one, as a regex

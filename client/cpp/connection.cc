@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <new>
+#include <optional>
 #include <string>
 
 #include "absl/memory/memory.h"
@@ -13,6 +14,7 @@
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "proto/grpc_compat.h"
+#include "proto/host_port.h"
 
 namespace flashcore::client {
 namespace {
@@ -62,18 +64,12 @@ absl::Status CheckTarget(absl::string_view target) {
   for (const absl::string_view scheme : {"dns:", "ipv4:", "ipv6:", "unix-abstract:", "xds:"}) {
     if (absl::StartsWith(target, scheme)) return absl::OkStatus();
   }
-  const size_t colon = target.rfind(':');
-  if (colon == absl::string_view::npos || colon == 0) return error("no host or no port");
-  const absl::string_view host = target.substr(0, colon);
-  if (absl::StrContains(host, ':') && (host.front() != '[' || host.back() != ']')) {
-    return error("an IPv6 address must be in brackets");
-  }
   if (absl::StrContains(target, '/') || absl::StrContains(target, ' ')) {
     return error("a '/' or a space in it");
   }
-  int port = 0;
-  if (!absl::SimpleAtoi(target.substr(colon + 1), &port) || port < 1 || port > 65535) {
-    return error("port is not a number from 1 to 65535");
+  const std::optional<HostPort> parsed = ParseHostPort(target);
+  if (!parsed.has_value() || parsed->host.empty() || parsed->port == 0) {
+    return error("no host, an IPv6 host without brackets, or a port that is not from 1 to 65535");
   }
   return absl::OkStatus();
 }

@@ -4,24 +4,23 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "civetweb.h"
 #include "prometheus/text_serializer.h"
+#include "proto/host_port.h"
 #include "server/telemetry/log.h"
 
 namespace flashcore::server {
@@ -34,23 +33,19 @@ using Addrinfo = std::unique_ptr<addrinfo, AddrinfoDeleter>;
 
 // Resolves "host:port".
 absl::StatusOr<Addrinfo> Resolve(absl::string_view address) {
-  const size_t colon = std::min(address.rfind(':'), address.size());
-  absl::string_view host = address.substr(0, colon);
-  const bool bracketed = absl::ConsumePrefix(&host, "[");
-  int port = -1;
-  if (!absl::SimpleAtoi(absl::ClippedSubstr(address, colon + 1), &port) || port < 0 ||
-      port > 65535 ||
-      (bracketed ? !absl::ConsumeSuffix(&host, "]") : absl::StrContains(host, ':'))) {
+  const std::optional<HostPort> parsed = ParseHostPort(address);
+  if (!parsed.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "metrics address \"", address, "\": want HOST:PORT, with an IPv6 host in brackets"));
   }
   addrinfo hints = {};
+  const std::string host(parsed->host);
   hints.ai_family = host.empty() ? AF_INET : AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE;
   addrinfo* list = nullptr;
-  const int error = getaddrinfo(host.empty() ? nullptr : std::string(host).c_str(),
-                                absl::StrCat(port).c_str(), &hints, &list);
+  const int error = getaddrinfo(host.empty() ? nullptr : host.c_str(),
+                                absl::StrCat(parsed->port).c_str(), &hints, &list);
   if (error != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("metrics host \"", host, "\": ", gai_strerror(error)));

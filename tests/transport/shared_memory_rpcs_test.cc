@@ -278,7 +278,7 @@ TEST_F(SharedMemoryRpcsTest, RangesAreChecked) {
   }
   v1::AttendRequest twice = RawRequest(id, 0);
   twice.set_query("x");
-  EXPECT_THAT(Attend(twice).error_message(), HasSubstr("although query_range is set"));
+  EXPECT_THAT(Attend(twice).error_message(), HasSubstr("but query_range is set"));
   v1::AttendRequest huge = RawRequest(id, 0);
   for (int i = 0; i < 1000; ++i) {
     *huge.add_spans() = huge.spans(0);
