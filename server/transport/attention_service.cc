@@ -3,7 +3,7 @@
 #include <set>
 #include <utility>
 
-#include "server/transport/attend_call.h"
+#include "server/transport/message.h"
 #include "server/transport/client_name.h"
 #include "server/transport/convert.h"
 #include "server/transport/register_memory.h"
