@@ -28,7 +28,7 @@ struct FlagGroup {
   std::vector<const char*> flags;
 };
 
-// Every flag of options.cc once, in the order of --help. tests/flags_table.py checks that.
+// Every flag of options.cc once, in the order of --help. tests/check_flags.py checks that.
 const std::vector<FlagGroup>& FlagGroups() {
   static const auto* const kGroups = new std::vector<FlagGroup>{
       {"The flags that matter most",
