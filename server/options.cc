@@ -9,7 +9,6 @@
 #include <optional>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/strings/match.h"
@@ -306,14 +305,6 @@ void ReadServerOptions(Server::Options* options, Checker* check) {
   options->enable_echo = absl::GetFlag(FLAGS_enable_echo);
 }
 
-void ReadBatcherOptions(Batcher::Options* options, Checker* check) {
-  options->max_queue_requests = check->Range(FLAGS_max_queue_requests, 1, 1 << 20);
-  options->max_batch_requests = check->Range(FLAGS_max_batch_requests, 1, 1 << 20);
-  options->max_batch_tokens = check->Range(FLAGS_max_batch_tokens, 1, kMaxInt);
-  options->max_queue_delay =
-      std::chrono::microseconds(check->Range(FLAGS_max_queue_delay_us, 0, 1'000'000));
-}
-
 void ReadEngineOptions(Engine::Options* options, Checker* check) {
   options->staging_memory_bytes =
       check->Range(FLAGS_staging_memory_bytes, 1 << 20, int64_t{1} << 46);
@@ -323,7 +314,11 @@ void ReadEngineOptions(Engine::Options* options, Checker* check) {
   options->max_spans = check->Range(FLAGS_max_spans, 1, 65536);
   options->max_heads = check->Range(FLAGS_max_heads, 1, 65536);
   options->max_request_flop = 1e9 * check->Range(FLAGS_max_request_gflop, 1e-3, 1e12);
-  ReadBatcherOptions(&options->batcher, check);
+  options->batcher.max_queue_requests = check->Range(FLAGS_max_queue_requests, 1, 1 << 20);
+  options->batcher.max_batch_requests = check->Range(FLAGS_max_batch_requests, 1, 1 << 20);
+  options->batcher.max_batch_tokens = check->Range(FLAGS_max_batch_tokens, 1, kMaxInt);
+  options->batcher.max_queue_delay =
+      std::chrono::microseconds(check->Range(FLAGS_max_queue_delay_us, 0, 1'000'000));
   ReadSequenceOptions(&options->sequences, check);
   options->sequences.max_heads = options->max_heads;
 }
