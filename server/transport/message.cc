@@ -3,7 +3,6 @@
 #include <malloc.h>
 
 #include <cstddef>
-#include <utility>
 
 #include "flashcore/v1/attention.pb.h"
 #include "google/protobuf/arena.h"
