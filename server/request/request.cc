@@ -1,10 +1,9 @@
 #include "server/request/request.h"
 
-#include <utility>
-
 #include "server/memory/block_allocator.h"
 
 namespace flashcore::server {
+
 int64_t AttendRequest::query_rows() const {
   int64_t rows = 0;
   for (const SpanShape& span : spans) rows += span.query_rows;
