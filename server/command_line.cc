@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -28,7 +29,7 @@ struct FlagGroup {
   std::vector<const char*> flags;
 };
 
-// Every flag of options.cc once, in the order of --help. tests/flags_table.py checks that.
+// Every flag of options.cc once, in the order of --help. tests/check_flags.py checks that.
 const std::vector<FlagGroup>& FlagGroups() {
   static const auto* const kGroups = new std::vector<FlagGroup>{
       {"The flags that matter most",
@@ -141,8 +142,6 @@ absl::Status ReadCommandLine(std::vector<std::string> args) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
 std::string HelpText() {
   std::string text =
       "flashcore-server: serves attention over gRPC\n\n"
@@ -155,6 +154,8 @@ std::string HelpText() {
   }
   return text;
 }
+
+}  // namespace
 
 absl::Status ReadFlags(int argc, char** argv) {
   std::vector<std::string> args(argv, argv + argc);

@@ -2,14 +2,9 @@
 #ifndef FLASHCORE_SERVER_COMMAND_LINE_H_
 #define FLASHCORE_SERVER_COMMAND_LINE_H_
 
-#include <string>
-
 #include "absl/status/status.h"
 
 namespace flashcore::server {
-
-// What --help prints: the ten flags that matter most, then all others in groups.
-std::string HelpText();
 
 // Sets the flags of options.cc. The command line wins over the environment. INVALID_ARGUMENT names
 // the flag or variable and the value. --help and --version print and exit with 0, a flag that does

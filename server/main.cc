@@ -58,12 +58,6 @@ void KeepFreedMemory() {
   mallopt(M_TRIM_THRESHOLD, 256 << 20);
 }
 
-// Debian builds Abseil without NDEBUG. By default, every lock and unlock in gRPC then looks for
-// deadlocks in a graph of all mutexes, under one global lock.
-void DisableDeadlockDetection() {
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
-}
-
 // Caps the memory that KeepFreedMemory retains: beyond this it no longer reduces page faults. Large
 // messages leave much behind, even those that gRPC rejects before the service sees them.
 void TrimHeap() {
@@ -125,22 +119,20 @@ void LogDevice(const Device& device, const Options& options, const std::string& 
   }
 }
 
-void SetDeviceGauges(Engine* engine, DeviceMetrics* metrics) {
-  const auto set = [](Gauge& gauge, size_t value) { gauge.Set(static_cast<double>(value)); };
-  set(metrics->staging_used_bytes, engine->staging().used_bytes());
-  set(metrics->staging_free_bytes, engine->staging().free_bytes());
-  set(metrics->staging_waiting, engine->staging().waiting());
-  const SequenceStore::Stats stats = engine->sequences().stats();
-  set(metrics->sequences, stats.sequences);
-  set(metrics->kv_hot_used_bytes, stats.hot.used_bytes);
-  set(metrics->kv_hot_free_bytes, stats.hot.capacity_bytes - stats.hot.used_bytes);
-  set(metrics->kv_cold_used_bytes, stats.cold.used_bytes);
-  set(metrics->kv_cold_free_bytes, stats.cold.capacity_bytes - stats.cold.used_bytes);
-}
-
 void SetGauges(const Fleet& fleet, Metrics* metrics) {
+  const auto set = [](Gauge& gauge, size_t value) { gauge.Set(static_cast<double>(value)); };
   for (size_t i = 0; i < fleet.engines().size(); ++i) {
-    SetDeviceGauges(fleet.engines()[i].get(), &metrics->device(i));
+    Engine& engine = *fleet.engines()[i];
+    DeviceMetrics& device = metrics->device(i);
+    set(device.staging_used_bytes, engine.staging().used_bytes());
+    set(device.staging_free_bytes, engine.staging().free_bytes());
+    set(device.staging_waiting, engine.staging().waiting());
+    const SequenceStore::Stats stats = engine.sequences().stats();
+    set(device.sequences, stats.sequences);
+    set(device.kv_hot_used_bytes, stats.hot.used_bytes);
+    set(device.kv_hot_free_bytes, stats.hot.capacity_bytes - stats.hot.used_bytes);
+    set(device.kv_cold_used_bytes, stats.cold.used_bytes);
+    set(device.kv_cold_free_bytes, stats.cold.capacity_bytes - stats.cold.used_bytes);
   }
 }
 
@@ -246,7 +238,9 @@ int main(int argc, char** argv) {
     return 2;
   }
   flashcore::server::KeepFreedMemory();
-  flashcore::server::DisableDeadlockDetection();
+  // Debian builds Abseil without NDEBUG. By default, every lock and unlock in gRPC then looks for
+  // deadlocks in a graph of all mutexes, under one global lock.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   // Before any thread starts, so that all inherit it and only WaitForStopSignal receives the
   // signals.
   const sigset_t signals = flashcore::server::StopSignals();

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/strings/match.h"
@@ -141,117 +141,107 @@ constexpr int32_t kMaxInt = std::numeric_limits<int32_t>::max();
 // Checks values and keeps the first error.
 class Checker {
  public:
-  // Returns `value`. An error unless it lies in [low, high].
+  // Returns the flag's value. An error unless it lies in [low, high].
   template <typename T>
-  T Range(const char* flag, T value, T low, T high) {
+  T Range(const absl::Flag<T>& flag, std::decay_t<T> low, std::decay_t<T> high) {
+    const T value = absl::GetFlag(flag);
     if (status_.ok() && !(value >= low && value <= high)) {
       status_ = absl::InvalidArgumentError(
-          absl::StrCat("--", flag, ": ", value, " is not in ", low, "..", high));
+          absl::StrCat("--", NameOf(flag), ": ", value, " is not in ", low, "..", high));
     }
     return value;
   }
-  void Require(bool ok, const char* flag, absl::string_view value, absl::string_view want) {
+  // Returns the choice that the flag names. An error, and the first one, if it names none.
+  template <typename T>
+  T Choice(const absl::Flag<std::string>& flag,
+           const std::vector<std::pair<absl::string_view, T>>& choices) {
+    const std::string value = absl::GetFlag(flag);
+    std::vector<absl::string_view> names;
+    for (const auto& [name, choice] : choices) {
+      if (value == name) return choice;
+      names.push_back(name);
+    }
+    const absl::string_view last = names.back();
+    names.pop_back();
+    Require(false, flag, value, absl::StrCat(absl::StrJoin(names, ", "), " or ", last));
+    return choices.front().second;
+  }
+  template <typename T>
+  void Require(bool ok, const absl::Flag<T>& flag, absl::string_view value,
+               absl::string_view want) {
     if (status_.ok() && !ok) {
-      status_ =
-          absl::InvalidArgumentError(absl::StrCat("--", flag, ": '", value, "' is not ", want));
+      status_ = absl::InvalidArgumentError(
+          absl::StrCat("--", NameOf(flag), ": '", value, "' is not ", want));
     }
   }
   const absl::Status& status() const { return status_; }
 
  private:
+  template <typename T>
+  static absl::string_view NameOf(const absl::Flag<T>& flag) {
+    return absl::GetFlagReflectionHandle(flag).Name();
+  }
+
   absl::Status status_;
 };
 
 void CheckAddresses(const std::vector<std::string>& addresses, Checker* check) {
-  check->Require(!addresses.empty(), "listen", "", "an address");
+  check->Require(!addresses.empty(), FLAGS_listen, "", "an address");
   for (const std::string& address : addresses) {
     const bool is_unix = absl::StartsWith(address, "unix:") && address.size() > 5;
     const std::optional<HostPort> tcp = ParseHostPort(address);
     const bool is_tcp = tcp.has_value() && !tcp->host.empty();
-    check->Require(is_unix || is_tcp, "listen", address, "host:port or unix:path");
+    check->Require(is_unix || is_tcp, FLAGS_listen, address, "host:port or unix:path");
   }
 }
 
 void ReadSequenceOptions(SequenceStore::Options* options, Checker* check) {
   constexpr int64_t kMaxBytes = int64_t{1} << 46;
-  const std::string evict = absl::GetFlag(FLAGS_evict);
-  check->Require(evict == "none" || evict == "lru", "evict", evict, "none or lru");
-  options->evict_lru = evict == "lru";
-  const double timeout_s = check->Range("sequence_idle_timeout_s",
-                                        absl::GetFlag(FLAGS_sequence_idle_timeout_s), 0.0, 1e8);
+  options->evict_lru = check->Choice<bool>(FLAGS_evict, {{"none", false}, {"lru", true}});
+  const double timeout_s = check->Range(FLAGS_sequence_idle_timeout_s, 0.0, 1e8);
   options->idle_timeout =
       std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(timeout_s));
-  options->client_kv_bytes =
-      check->Range<int64_t>("client_kv_bytes", absl::GetFlag(FLAGS_client_kv_bytes), 0, kMaxBytes);
-  options->client_sequences = check->Range<int64_t>(
-      "client_sequences", absl::GetFlag(FLAGS_client_sequences), 0, int64_t{1} << 31);
-  options->max_layers = check->Range("max_layers", absl::GetFlag(FLAGS_max_layers), 1, 65536);
-  options->metadata_bytes = check->Range<int64_t>(
-      "sequence_metadata_bytes", absl::GetFlag(FLAGS_sequence_metadata_bytes), 1 << 20, kMaxBytes);
+  options->client_kv_bytes = check->Range(FLAGS_client_kv_bytes, 0, kMaxBytes);
+  options->client_sequences = check->Range(FLAGS_client_sequences, 0, int64_t{1} << 31);
+  options->max_layers = check->Range(FLAGS_max_layers, 1, 65536);
+  options->metadata_bytes = check->Range(FLAGS_sequence_metadata_bytes, 1 << 20, kMaxBytes);
 }
 
 void ReadSharedMemoryOptions(SharedMemory::Options* options, Checker* check) {
   constexpr int64_t kMaxBytes = int64_t{1} << 40;  // the limit of FaultGuard
   options->allowed = absl::GetFlag(FLAGS_allow_shared_memory);
-  options->total_bytes = check->Range<int64_t>(
-      "shared_memory_bytes", absl::GetFlag(FLAGS_shared_memory_bytes), 4096, kMaxBytes - 4096);
-  options->client_bytes = check->Range<int64_t>(
-      "client_shared_memory_bytes", absl::GetFlag(FLAGS_client_shared_memory_bytes), 0, kMaxBytes);
-  options->client_regions =
-      check->Range("client_shared_regions", absl::GetFlag(FLAGS_client_shared_regions), 1, 1024);
+  options->total_bytes = check->Range(FLAGS_shared_memory_bytes, 4096, kMaxBytes - 4096);
+  options->client_bytes = check->Range(FLAGS_client_shared_memory_bytes, 0, kMaxBytes);
+  options->client_regions = check->Range(FLAGS_client_shared_regions, 1, 1024);
 }
 
 int64_t MachineMemoryBytes() { return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE); }
 
-kernels::Accumulate ReadAccumulate(Checker* check) {
-  const std::string name = absl::GetFlag(FLAGS_accumulate);
-  for (const auto accumulate : {kernels::Accumulate::kFloat32, kernels::Accumulate::kFloat16}) {
-    if (name == kernels::Name(accumulate)) return accumulate;
-  }
-  check->Require(false, "accumulate", name, "float32 or float16");
-  return kernels::Accumulate::kFloat32;
-}
-
 void ReadCpuOptions(CpuDevice::Options* options, Checker* check) {
-  options->threads = check->Range("cpu_threads", absl::GetFlag(FLAGS_cpu_threads), 0, 4096);
+  options->threads = check->Range(FLAGS_cpu_threads, 0, 4096);
   int64_t kv_bytes = absl::GetFlag(FLAGS_kv_memory_bytes);
   if (kv_bytes == 0) kv_bytes = std::max(MachineMemoryBytes() / 4, int64_t{64} << 20);
   options->kv_memory_bytes = kv_bytes;
-  options->kv_hot_bytes =
-      check->Range<int64_t>("kv_hot_bytes", absl::GetFlag(FLAGS_kv_hot_bytes), 0, kv_bytes);
+  options->kv_hot_bytes = check->Range(FLAGS_kv_hot_bytes, 0, kv_bytes);
   options->share_prefixes = absl::GetFlag(FLAGS_share_prefixes);
 }
 
-CudaDevice::L2Window ReadL2Window(Checker* check) {
-  using L2Window = CudaDevice::L2Window;
-  const std::string name = absl::GetFlag(FLAGS_l2_window);
-  if (name == "on") return L2Window::kOn;
-  if (name == "off") return L2Window::kOff;
-  check->Require(name == "auto", "l2_window", name, "auto, on or off");
-  return L2Window::kAuto;
-}
-
-WaitStrategy ReadWaitStrategy(Checker* check) {
-  const std::string name = absl::GetFlag(FLAGS_wait_strategy);
-  if (name == "spin") return WaitStrategy::kSpin;
-  if (name == "block") return WaitStrategy::kBlock;
-  check->Require(name == "yield", "wait_strategy", name, "spin, yield or block");
-  return WaitStrategy::kYield;
-}
-
 void ReadCudaOptions(CudaDevice::Options* options, Checker* check) {
-  options->lanes = check->Range("lanes", absl::GetFlag(FLAGS_lanes), 1, 64);
-  options->wait = ReadWaitStrategy(check);
-  options->idle_spin = std::chrono::microseconds(
-      check->Range<int64_t>("idle_spin_us", absl::GetFlag(FLAGS_idle_spin_us), 0, 1'000'000'000));
-  options->direct_io_bytes = check->Range<int64_t>(
-      "direct_io_bytes", absl::GetFlag(FLAGS_direct_io_bytes), 0, int64_t{1} << 32);
+  options->lanes = check->Range(FLAGS_lanes, 1, 64);
+  options->wait =
+      check->Choice<WaitStrategy>(FLAGS_wait_strategy, {{"spin", WaitStrategy::kSpin},
+                                                        {"yield", WaitStrategy::kYield},
+                                                        {"block", WaitStrategy::kBlock}});
+  options->idle_spin =
+      std::chrono::microseconds(check->Range(FLAGS_idle_spin_us, 0, 1'000'000'000));
+  options->direct_io_bytes = check->Range(FLAGS_direct_io_bytes, 0, int64_t{1} << 32);
   options->kv_memory_bytes = absl::GetFlag(FLAGS_kv_memory_bytes);
   options->staging_memory_bytes = absl::GetFlag(FLAGS_staging_memory_bytes);
   options->max_request_bytes = absl::GetFlag(FLAGS_max_message_bytes);
-  options->l2_window = ReadL2Window(check);
-  options->l2_budget_bytes = check->Range<int64_t>(
-      "l2_budget_bytes", absl::GetFlag(FLAGS_l2_budget_bytes), 0, int64_t{1} << 40);
+  using L2Window = CudaDevice::L2Window;
+  options->l2_window = check->Choice<L2Window>(
+      FLAGS_l2_window, {{"auto", L2Window::kAuto}, {"on", L2Window::kOn}, {"off", L2Window::kOff}});
+  options->l2_budget_bytes = check->Range(FLAGS_l2_budget_bytes, 0, int64_t{1} << 40);
 }
 
 // The N of each cuda:N.
@@ -261,7 +251,7 @@ std::vector<int> ReadOrdinals(const std::string& device, Checker* check) {
     int ordinal = -1;
     check->Require(absl::ConsumePrefix(&gpu, "cuda:") && absl::SimpleAtoi(gpu, &ordinal) &&
                        ordinal >= 0 && std::count(ordinals.begin(), ordinals.end(), ordinal) == 0,
-                   "device", device, "auto, cpu or cuda:N[,cuda:M...], each GPU once");
+                   FLAGS_device, device, "auto, cpu or cuda:N[,cuda:M...], each GPU once");
     ordinals.push_back(ordinal);
   }
   return ordinals;
@@ -276,13 +266,15 @@ void ReadDeviceOptions(DeviceOptions* options, Checker* check) {
     options->kind = DeviceOptions::Kind::kCuda;
     ordinals = ReadOrdinals(device, check);
   }
-  if (const int64_t bytes = absl::GetFlag(FLAGS_kv_memory_bytes); bytes != 0) {
-    check->Range<int64_t>("kv_memory_bytes", bytes, 4 << 20, int64_t{1} << 44);
+  if (absl::GetFlag(FLAGS_kv_memory_bytes) != 0) {
+    check->Range(FLAGS_kv_memory_bytes, 4 << 20, int64_t{1} << 44);
   }
   ReadCpuOptions(&options->cpu, check);
   CudaDevice::Options cuda;
   ReadCudaOptions(&cuda, check);
-  options->cpu.accumulate = cuda.accumulate = ReadAccumulate(check);
+  using kernels::Accumulate;
+  options->cpu.accumulate = cuda.accumulate = check->Choice<Accumulate>(
+      FLAGS_accumulate, {{"float32", Accumulate::kFloat32}, {"float16", Accumulate::kFloat16}});
   options->cuda.assign(ordinals.size(), cuda);
   for (size_t i = 0; i < ordinals.size(); ++i) options->cuda[i].ordinal = ordinals[i];
 }
@@ -295,7 +287,7 @@ std::vector<int> ReadCores(Checker* check) {
   const bool all_allowed = std::all_of(cores.begin(), cores.end(), [&](int core) {
     return std::count(allowed.begin(), allowed.end(), core) > 0;
   });
-  check->Require(all_allowed, "pin_threads", list,
+  check->Require(all_allowed, FLAGS_pin_threads, list,
                  absl::StrCat("a list such as 2-5,8, without repeats, of the cores to be had: ",
                               absl::StrJoin(allowed, ",")));
   return cores;
@@ -305,49 +297,38 @@ void ReadServerOptions(Server::Options* options, Checker* check) {
   options->version = FLASHCORE_VERSION;
   options->listen = absl::GetFlag(FLAGS_listen);
   CheckAddresses(options->listen, check);
-  options->max_message_bytes = check->Range<int64_t>(
-      "max_message_bytes", absl::GetFlag(FLAGS_max_message_bytes), 1024, kMaxInt);
-  options->transport_memory_bytes =
-      check->Range<int64_t>("transport_memory_bytes", absl::GetFlag(FLAGS_transport_memory_bytes),
-                            2 * absl::GetFlag(FLAGS_max_message_bytes), int64_t{1} << 46);
-  options->max_stream_inflight =
-      check->Range("max_stream_inflight", absl::GetFlag(FLAGS_max_stream_inflight), 1, 65536);
+  options->max_message_bytes = check->Range(FLAGS_max_message_bytes, 1024, kMaxInt);
+  options->transport_memory_bytes = check->Range(
+      FLAGS_transport_memory_bytes, 2 * absl::GetFlag(FLAGS_max_message_bytes), int64_t{1} << 46);
+  options->max_stream_inflight = check->Range(FLAGS_max_stream_inflight, 1, 65536);
   ReadSharedMemoryOptions(&options->shared_memory, check);
   options->enable_echo = absl::GetFlag(FLAGS_enable_echo);
 }
 
-void ReadBatcherOptions(Batcher::Options* options, Checker* check) {
-  options->max_queue_requests =
-      check->Range("max_queue_requests", absl::GetFlag(FLAGS_max_queue_requests), 1, 1 << 20);
-  options->max_batch_requests =
-      check->Range("max_batch_requests", absl::GetFlag(FLAGS_max_batch_requests), 1, 1 << 20);
-  options->max_batch_tokens =
-      check->Range<int64_t>("max_batch_tokens", absl::GetFlag(FLAGS_max_batch_tokens), 1, kMaxInt);
-  options->max_queue_delay = std::chrono::microseconds(check->Range<int64_t>(
-      "max_queue_delay_us", absl::GetFlag(FLAGS_max_queue_delay_us), 0, 1'000'000));
-}
-
 void ReadEngineOptions(Engine::Options* options, Checker* check) {
-  options->staging_memory_bytes = check->Range<int64_t>(
-      "staging_memory_bytes", absl::GetFlag(FLAGS_staging_memory_bytes), 1 << 20, int64_t{1} << 46);
-  options->staging_wait = std::chrono::milliseconds(
-      check->Range("staging_wait_ms", absl::GetFlag(FLAGS_staging_wait_ms), 0, 3'600'000));
+  options->staging_memory_bytes =
+      check->Range(FLAGS_staging_memory_bytes, 1 << 20, int64_t{1} << 46);
+  options->staging_wait =
+      std::chrono::milliseconds(check->Range(FLAGS_staging_wait_ms, 0, 3'600'000));
   options->max_waiting_bytes = absl::GetFlag(FLAGS_transport_memory_bytes) / 2;
-  options->max_spans = check->Range("max_spans", absl::GetFlag(FLAGS_max_spans), 1, 65536);
-  options->max_heads = check->Range("max_heads", absl::GetFlag(FLAGS_max_heads), 1, 65536);
-  options->max_request_flop =
-      1e9 * check->Range("max_request_gflop", absl::GetFlag(FLAGS_max_request_gflop), 1e-3, 1e12);
-  ReadBatcherOptions(&options->batcher, check);
+  options->max_spans = check->Range(FLAGS_max_spans, 1, 65536);
+  options->max_heads = check->Range(FLAGS_max_heads, 1, 65536);
+  options->max_request_flop = 1e9 * check->Range(FLAGS_max_request_gflop, 1e-3, 1e12);
+  options->batcher.max_queue_requests = check->Range(FLAGS_max_queue_requests, 1, 1 << 20);
+  options->batcher.max_batch_requests = check->Range(FLAGS_max_batch_requests, 1, 1 << 20);
+  options->batcher.max_batch_tokens = check->Range(FLAGS_max_batch_tokens, 1, kMaxInt);
+  options->batcher.max_queue_delay =
+      std::chrono::microseconds(check->Range(FLAGS_max_queue_delay_us, 0, 1'000'000));
   ReadSequenceOptions(&options->sequences, check);
   options->sequences.max_heads = options->max_heads;
 }
 
 void ReadLogOptions(Logger::Options* options, Checker* check) {
   const std::string format = absl::GetFlag(FLAGS_log_format);
-  check->Require(ParseLogFormat(format, &options->format), "log_format", format,
+  check->Require(ParseLogFormat(format, &options->format), FLAGS_log_format, format,
                  "auto, json or text");
   const std::string level = absl::GetFlag(FLAGS_log_level);
-  check->Require(ParseLogLevel(level, &options->min_level), "log_level", level,
+  check->Require(ParseLogLevel(level, &options->min_level), FLAGS_log_level, level,
                  "debug, info, warning or error");
 }
 
@@ -363,8 +344,7 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
   options.cores = ReadCores(&check);
   options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
   options.metrics_token_file = absl::GetFlag(FLAGS_metrics_token_file);
-  options.drain_timeout = absl::Seconds(
-      check.Range("drain_timeout_s", absl::GetFlag(FLAGS_drain_timeout_s), 0.0, 86400.0));
+  options.drain_timeout = absl::Seconds(check.Range(FLAGS_drain_timeout_s, 0.0, 86400.0));
   ReadLogOptions(&options.log, &check);
   if (!check.status().ok()) return check.status();
   return options;

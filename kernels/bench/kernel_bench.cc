@@ -60,14 +60,6 @@ Device DescribeDevice() {
   return {properties.name, properties.multiProcessorCount, clock_khz, properties.l2CacheSize};
 }
 
-// Why there is no GPU; empty if there is one.
-std::string WhyNoGpu() {
-  int count = 0;
-  const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error != cudaSuccess) return cudaGetErrorString(error);
-  return count > 0 ? "" : "the driver reports none";
-}
-
 void PrintHeader(const Device& device, const Ceilings& ceilings) {
   std::printf("GPU: %s, %d SMs at up to %.0f MHz, L2 %.1f MiB\n", device.name.c_str(),
               device.multiprocessors, device.clock_khz * 1e-3, device.l2_bytes / kMiB);
@@ -231,9 +223,9 @@ int Main(const std::vector<std::string>& arguments) {
     for (const NamedShape& named : kNamedShapes) std::printf("%-16s %s\n", named.name, named.shape);
     return 0;
   }
-  const std::string why_no_gpu = WhyNoGpu();
-  if (!why_no_gpu.empty()) {
-    std::fprintf(stderr, "flashcore-kernel-bench: no GPU: %s\n", why_no_gpu.c_str());
+  int gpus = 0;  // never 0 without an error
+  if (const cudaError_t no_gpu = cudaGetDeviceCount(&gpus); no_gpu != cudaSuccess) {
+    std::fprintf(stderr, "flashcore-kernel-bench: no GPU: %s\n", cudaGetErrorString(no_gpu));
     return kExitNoGpu;
   }
   return RunShapes(options);

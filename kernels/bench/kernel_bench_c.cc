@@ -30,8 +30,6 @@ namespace {
 
 std::string last_error;
 
-std::byte* At(void* const* pointers, int set) { return static_cast<std::byte*>(pointers[set]); }
-
 }  // namespace
 
 extern "C" {
@@ -74,10 +72,10 @@ FlashcoreBenchLaunches* flashcore_kernel_bench_new(const char* const* flags, int
   std::vector<std::vector<Span>> spans;
   for (int set = 0; set < sets; ++set) {
     Tensors tensors;
-    tensors.query = At(query, set);
-    tensors.key = At(key, set);
-    tensors.value = At(value, set);
-    tensors.output = At(output, set);
+    tensors.query = static_cast<std::byte*>(query[set]);
+    tensors.key = static_cast<std::byte*>(key[set]);
+    tensors.value = static_cast<std::byte*>(value[set]);
+    tensors.output = static_cast<std::byte*>(output[set]);
     spans.push_back(MakeSpans(shape, tensors));
   }
   auto launches = std::make_unique<FlashcoreBenchLaunches>();

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
-#include <vector>
+#include <functional>
 
 #include "kernels/bench/device_kernels.h"
 
@@ -32,13 +31,8 @@ CudaGraphExec CaptureLaunches(const KernelRun& run, int launches, cudaStream_t s
   return replay;
 }
 
-}  // namespace
-
-Percentiles Summarise(std::vector<double> us) {
-  std::sort(us.begin(), us.end());
-  return {Percentile(us, 0.5), Percentile(us, 0.9), Percentile(us, 0.99)};
-}
-
+// Calls `work`, which enqueues on `stream`, 10 times to warm up, then `rounds` times in pairs. Only
+// the second of a pair is timed.
 Percentiles TimeRounds(int rounds, cudaStream_t stream, const std::function<void()>& work) {
   CudaEvent begin, end;
   Check(cudaEventCreate(begin.out()), "create an event");
@@ -55,8 +49,11 @@ Percentiles TimeRounds(int rounds, cudaStream_t stream, const std::function<void
     Check(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()), "read the time");
     times.push_back(milliseconds * 1e3);
   }
-  return Summarise(std::move(times));
+  std::sort(times.begin(), times.end());
+  return {Percentile(times, 0.5), Percentile(times, 0.9), Percentile(times, 0.99)};
 }
+
+}  // namespace
 
 Percentiles TimeLaunches(const KernelRun& run, int launches, int rounds, cudaStream_t stream) {
   const CudaGraphExec replay = CaptureLaunches(run, launches, stream);

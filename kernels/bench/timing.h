@@ -4,9 +4,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <functional>
-#include <vector>
-
 #include "kernels/bench/kernel_run.h"
 
 namespace flashcore::kernels {
@@ -17,13 +14,6 @@ struct Percentiles {
   double p90 = 0;
   double p99 = 0;
 };
-
-// Percentiles of one or more times.
-Percentiles Summarise(std::vector<double> us);
-
-// Calls `work`, which enqueues on `stream`, 10 times to warm up, then `rounds` times in pairs. Only
-// the second of a pair is timed.
-Percentiles TimeRounds(int rounds, cudaStream_t stream, const std::function<void()>& work);
 
 // Time of one launch: `launches` launches, on the sets of `run` in turn, are captured in a CUDA
 // graph, which is replayed `rounds` times.

@@ -12,10 +12,10 @@
 #include "absl/types/span.h"
 #include "kernels/plan.h"
 #include "kernels/registry.h"
-#include "server/base/align.h"
 #include "server/device/cuda_device.h"
 #include "server/device/cuda_resources.h"
 #include "server/kv/launch.h"
+#include "server/memory/block_allocator.h"
 
 namespace flashcore::server {
 

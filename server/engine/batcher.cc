@@ -111,9 +111,7 @@ bool Batcher::Take(Batch* batch) {
   TimePoint retry;
   while (!wake_ && !TryTakeLocked(batch, &retry)) {
     if (closed_ && depth_ == 0) return false;
-    ++idle_lanes_;
     Park(retry, spin_end);
-    --idle_lanes_;
   }
   wake_ = false;
   // Another lane may be able to use the rest. Waking one is enough: it wakes the next.
@@ -150,14 +148,6 @@ void Batcher::Spin(TimePoint end) {
   }
   mutex_.lock();
   spinning_ = false;
-}
-
-bool Batcher::TryTake(Batch* batch, TimePoint* retry) {
-  MutexLock lock(&mutex_);
-  if (idle_lanes_ == 0) return TryTakeLocked(batch, retry);
-  batch->clear();
-  *retry = kNoDeadline;
-  return false;
 }
 
 bool Batcher::TryTakeLocked(Batch* batch, TimePoint* retry) {

@@ -75,10 +75,12 @@ class Batcher {
   // not allow it to run. The search ends when the batch is full.
   bool Take(Batch* batch);
 
-  // As Take, but does not wait. False if nothing can be taken or dropped now, or if an idle lane
-  // waits in Take and will take it. *retry is then the time to try again; kNoDeadline: not before
-  // something changes.
-  bool TryTake(Batch* batch, TimePoint* retry);
+  // As Take, but does not wait. False if nothing can be taken or dropped now. *retry is then the
+  // time to try again; kNoDeadline: not before something changes.
+  bool TryTake(Batch* batch, TimePoint* retry) {
+    MutexLock lock(&mutex_);
+    return TryTakeLocked(batch, retry);
+  }
 
   // The batch is complete: operations that waited for it may run. Call it before `done` of any of
   // its operations, which may destroy them and their slots.
@@ -139,7 +141,6 @@ class Batcher {
   int64_t most_served_ ABSL_GUARDED_BY(mutex_) = 0;   // the greatest Client::served so far
   uint64_t activations_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t last_serial_ ABSL_GUARDED_BY(mutex_) = 0;
-  int idle_lanes_ ABSL_GUARDED_BY(mutex_) = 0;  // that wait in Take: sleeping or spinning
   // Sleeping lanes that have not been woken yet; the most recently parked is last.
   std::vector<CondVar*> sleepers_ ABSL_GUARDED_BY(mutex_);
   bool spinning_ ABSL_GUARDED_BY(mutex_) = false;  // one idle lane spins; it is not in sleepers_

@@ -118,20 +118,18 @@ void Engine::RunLane(int lane) {
     const absl::Status pinned = StayOnCores({options_.lane_cores[lane]});
     if (!pinned.ok()) LogWarning("a lane's thread is not pinned", {{"error", pinned.message()}});
   }
-  Flight flight;
-  const Batch& batch = flight.batch;
-  while (batcher_.Take(&flight.batch)) {
+  Batch batch;
+  Launch launch;
+  while (batcher_.Take(&batch)) {
     metrics_->queue_depth.Decrement(
         static_cast<double>(batch.operations.size() + batch.dropped.size()));
     for (const auto& [operation, status] : batch.dropped) Complete(operation, status);
-    if (!batch.operations.empty()) RunBatch(lane, &flight);
+    if (!batch.operations.empty()) RunBatch(lane, batch, &launch);
     if (moves_due_.exchange(false)) MovePages(lane);
   }
 }
 
-void Engine::RunBatch(int lane, Flight* flight) {
-  const Batch& batch = flight->batch;
-  Launch* const launch = &flight->launch;
+void Engine::RunBatch(int lane, const Batch& batch, Launch* launch) {
   const TimePoint taken = clock_->Now();
   int64_t query_rows = 0;
   for (AttendOperation* operation : batch.operations) {
@@ -148,14 +146,13 @@ void Engine::RunBatch(int lane, Flight* flight) {
     status = device_->Dispatch(lane, *launch);
     if (status.ok()) status = device_->Complete(lane);
   }
-  CompleteBatch(flight, status);
+  CompleteBatch(batch, launch, status);
 }
 
-void Engine::CompleteBatch(Flight* flight, const absl::Status& status) {
-  Launch* const launch = &flight->launch;
+void Engine::CompleteBatch(const Batch& batch, Launch* launch, const absl::Status& status) {
   CheckDeviceLost(status);
   sequences_.EndLaunch(*launch, status.ok());
-  batcher_.Release(flight->batch);
+  batcher_.Release(batch);
   for (AttendOperation* operation : launch->operations) {
     if (status.ok()) {
       metrics_->PhaseSeconds(Phase::kCopyIn).Observe(Seconds(operation->times.copy_in));

@@ -81,27 +81,19 @@ class Engine {
   const Clock& clock() const { return *clock_; }
 
  private:
-  // A batch on a lane, from its launch to its completion.
-  struct Flight {
-    Batch batch;
-    Launch launch;
-  };
-
   absl::Status Validate(AttendOperation* operation);
   void WaitForStaging(AttendOperation* operation, std::unique_ptr<Alarm> alarm, AdmitDone done);
 
   void RunLane(int lane);
-  // Runs flight->batch as one launch, and completes it.
-  void RunBatch(int lane, Flight* flight);
+  // Runs the batch as one launch, and completes it. `*launch` is the lane's, for reuse.
+  void RunBatch(int lane, const Batch& batch, Launch* launch);
   // `status` is that of the launch.
-  void CompleteBatch(Flight* flight, const absl::Status& status);
+  void CompleteBatch(const Batch& batch, Launch* launch, const absl::Status& status);
   void Complete(AttendOperation* operation, absl::Status status);
   // On a lane's thread, because only lanes can copy pages.
   void MovePages(int lane);
   // Closes the engine if `status` says that the device is lost.
   void CheckDeviceLost(const absl::Status& status);
-
-  // Every kHousekeepingInterval: expires idle sequences and schedules page moves.
   void RunHousekeeping() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Options options_;

@@ -60,10 +60,7 @@ class Fleet {
 
   // At most `limit` (at least 1) sequences of `client`, by device, then oldest first. Begins after
   // the position `after`; 0: at the start.
-  struct Listing {
-    std::vector<SequenceInfo> sequences;
-    uint64_t next = 0;  // `after` for the next call; 0: this was the last
-  };
+  using Listing = SequenceStore::Listing;
   Listing List(absl::string_view client, uint64_t after, size_t limit) const;
 
   const Clock& clock() const { return *clock_; }

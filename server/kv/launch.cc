@@ -1,6 +1,5 @@
 #include "server/kv/launch.h"
 
-#include "server/kv/arena.h"
 #include "server/request/spans.h"
 
 namespace flashcore::server {

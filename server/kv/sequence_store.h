@@ -95,8 +95,7 @@ class SequenceStore {
   PageMoves BeginMoves(size_t max_bytes);
   void EndMoves(const PageMoves& moves, bool ok);
 
-  // True if at least a quarter of the hot segment is free space that pages have left since the last
-  // time this was true.
+  // See PagePool.
   bool ShouldResetPersistingL2();
 
   struct Stats {

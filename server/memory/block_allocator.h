@@ -8,9 +8,12 @@
 #include <map>
 #include <unordered_map>
 
-#include "server/base/align.h"
-
 namespace flashcore::server {
+
+// Rounds `bytes` up to a multiple of `alignment`.
+constexpr size_t AlignUp(size_t bytes, size_t alignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
 
 // For memory that is slow to allocate, such as pinned memory. A piece is taken from the first free
 // range that is large enough, so that used memory stays together at the front of the block.

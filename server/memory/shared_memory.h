@@ -3,7 +3,6 @@
 #define FLASHCORE_SERVER_MEMORY_SHARED_MEMORY_H_
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <string>
 

@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
 namespace flashcore::server {

@@ -1,15 +1,8 @@
 #include "server/request/request.h"
 
-#include <utility>
-
-#include "server/base/align.h"
+#include "server/memory/block_allocator.h"
 
 namespace flashcore::server {
-namespace {
-
-size_t AlignUp(size_t bytes) { return server::AlignUp(bytes, StagingPool::kAlignment); }
-
-}  // namespace
 
 int64_t AttendRequest::query_rows() const {
   int64_t rows = 0;
@@ -53,7 +46,7 @@ size_t AttendTensors::LayOut(const AttendRequest& request, Tensor first, Tensor 
   size_t block_bytes = 0;
   for (int i = first; i <= last; ++i) {
     if (bytes_[i] == 0) continue;
-    offsets_[i] = AlignUp(block_bytes);
+    offsets_[i] = AlignUp(block_bytes, StagingPool::kAlignment);
     block_bytes = offsets_[i] + bytes_[i];
     regions_[i] = request.ranges[i].region.get();
     region_offsets_[i] = request.ranges[i].offset;

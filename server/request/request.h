@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -20,9 +21,11 @@
 #include "server/memory/shared_region.h"
 #include "server/memory/staging_pool.h"
 #include "server/request/order.h"
-#include "server/request/sequence_lease.h"
 
 namespace flashcore::server {
+
+struct Sequence;      // kv/sequence.h
+class SequenceStore;  // kv/sequence_store.h
 
 // ---- What the client asks.
 
@@ -168,6 +171,28 @@ struct PhaseTimes {
   Nanoseconds copy_in{0};       // planning, copying to the device
   Nanoseconds kernel{0};        // attention
   Nanoseconds copy_out{0};      // copying from the device
+};
+
+// An operation's lease on the sequences that it names; kv/sequence_store.cc implements it. Protects
+// sequences from idle expiry and eviction, and keeps their records alive, until it is
+// reset or destroyed. A leased sequence can still be deleted by its client. Not thread-safe. Must
+// not outlive the store.
+class SequenceLease {
+ public:
+  SequenceLease() = default;
+  SequenceLease(SequenceLease&& other) noexcept { *this = std::move(other); }
+  SequenceLease& operator=(SequenceLease&& other) noexcept;
+  ~SequenceLease() { Reset(); }
+
+  void Reset();
+  bool empty() const { return sequences_.empty(); }
+  // [spans] of the operation, null for a span with inline K/V; empty if all K/V is inline.
+  const std::vector<std::shared_ptr<Sequence>>& sequences() const { return sequences_; }
+
+ private:
+  friend class SequenceStore;
+  SequenceStore* store_ = nullptr;
+  std::vector<std::shared_ptr<Sequence>> sequences_;
 };
 
 // A request in the engine. Its submitter owns it, and keeps it until `done` is called, which may

@@ -3,7 +3,6 @@
 #define FLASHCORE_SERVER_TELEMETRY_METRIC_H_
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "prometheus/counter.h"

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "server/transport/attend_call.h"
+#include "server/transport/message.h"
 
 namespace flashcore::server {
 

@@ -1,11 +1,10 @@
 #include "server/transport/attention_service.h"
 
 #include <set>
-#include <utility>
 
-#include "server/transport/attend_call.h"
 #include "server/transport/client_name.h"
 #include "server/transport/convert.h"
+#include "server/transport/message.h"
 #include "server/transport/register_memory.h"
 #include "server/transport/tensor_receiver.h"
 
@@ -28,7 +27,11 @@ class AttendReactor final : public UnaryReactor {
     operation_.done = [this](const absl::Status& status) { Done(status); };
     bool well_formed = false;
     absl::Status status = CheckNotDraining(*context_);
-    if (status.ok()) status = SetClient(context);
+    if (status.ok()) {
+      const absl::StatusOr<std::string> client = ClientName(context);
+      operation_.client = client.value_or("");
+      status = client.status();
+    }
     if (status.ok()) {
       status = ParseAttend(*request_, memory, &operation_, &receiver_.tensors, &well_formed);
     }
@@ -41,20 +44,13 @@ class AttendReactor final : public UnaryReactor {
     if (!status.ok()) End(status);  // else `this` may be gone already: do not touch it
   }
 
-  absl::Status SetClient(const grpc::CallbackServerContext& context) {
-    absl::StatusOr<std::string> client = ClientName(context);
-    if (!client.ok()) return client.status();
-    operation_.client = *std::move(client);
-    return absl::OkStatus();
-  }
-
   void Done(const absl::Status& status) {
     if (status.ok()) *response_ = EncodeReply(&operation_);
     End(status);
   }
 
   void OnCancel() override { operation_.Cancel(); }
-  const std::string& request_id() const override { return operation_.request.request_id; }
+  absl::string_view request_id() const override { return operation_.request.request_id; }
 
   Fleet* const fleet_;
   RpcContext* const context_;
@@ -75,22 +71,7 @@ AttentionService::AttentionService(const Options& options, Fleet* fleet, RpcCont
       fleet_(fleet),
       context_(context),
       memory_(options.shared_memory, &fleet->engines().front()->device(),
-              &context->metrics->shared_memory_bytes, &context->metrics->shared_memory_regions) {
-  auto rpc = [&](const char* method) {
-    return context_->metrics->Rpc(v1::AttentionService::service_full_name(), method);
-  };
-  attend_ = rpc("Attend");
-  attend_stream_ = rpc("AttendStream");
-  register_memory_ = rpc("RegisterMemory");
-  get_server_info_ = rpc("GetServerInfo");
-  create_sequence_ = rpc("CreateSequence");
-  load_sequence_ = rpc("LoadSequence");
-  fork_sequence_ = rpc("ForkSequence");
-  truncate_sequence_ = rpc("TruncateSequence");
-  delete_sequence_ = rpc("DeleteSequence");
-  get_sequence_ = rpc("GetSequence");
-  list_sequences_ = rpc("ListSequences");
-}
+              &context->metrics->shared_memory_bytes, &context->metrics->shared_memory_regions) {}
 
 void AttentionService::Drain() {
   context_->draining = true;
@@ -119,6 +100,10 @@ grpc::ServerBidiReactor<v1::RegisterMemoryRequest, v1::RegisterMemoryResponse>*
 AttentionService::RegisterMemory(grpc::CallbackServerContext* context) {
   return new RegisterMemoryReactor(MemoryFor(*context), context_, register_memory_, &streams_,
                                    ClientName(*context));
+}
+
+RpcMetrics* AttentionService::Rpc(const char* method) const {
+  return context_->metrics->Rpc(v1::AttentionService::service_full_name(), method);
 }
 
 SharedMemory* AttentionService::MemoryFor(const grpc::ServerContextBase& context) {

@@ -82,6 +82,7 @@ class AttentionService final : public AttentionServiceBase {
                                           v1::ListSequencesResponse* response) override;
 
  private:
+  RpcMetrics* Rpc(const char* method) const;
   // Null if this client cannot share memory.
   SharedMemory* MemoryFor(const grpc::ServerContextBase& context);
   void SetLimits(const Engine& engine, v1::Limits* limits) const;
@@ -100,17 +101,17 @@ class AttentionService final : public AttentionServiceBase {
   StreamSet streams_;
 
   // The metrics of each method.
-  RpcMetrics* attend_;
-  RpcMetrics* attend_stream_;
-  RpcMetrics* register_memory_;
-  RpcMetrics* get_server_info_;
-  RpcMetrics* create_sequence_;
-  RpcMetrics* load_sequence_;
-  RpcMetrics* fork_sequence_;
-  RpcMetrics* truncate_sequence_;
-  RpcMetrics* delete_sequence_;
-  RpcMetrics* get_sequence_;
-  RpcMetrics* list_sequences_;
+  RpcMetrics* const attend_ = Rpc("Attend");
+  RpcMetrics* const attend_stream_ = Rpc("AttendStream");
+  RpcMetrics* const register_memory_ = Rpc("RegisterMemory");
+  RpcMetrics* const get_server_info_ = Rpc("GetServerInfo");
+  RpcMetrics* const create_sequence_ = Rpc("CreateSequence");
+  RpcMetrics* const load_sequence_ = Rpc("LoadSequence");
+  RpcMetrics* const fork_sequence_ = Rpc("ForkSequence");
+  RpcMetrics* const truncate_sequence_ = Rpc("TruncateSequence");
+  RpcMetrics* const delete_sequence_ = Rpc("DeleteSequence");
+  RpcMetrics* const get_sequence_ = Rpc("GetSequence");
+  RpcMetrics* const list_sequences_ = Rpc("ListSequences");
 };
 
 }  // namespace flashcore::server

@@ -12,18 +12,12 @@ namespace {
 constexpr char kMetadataKey[] = "flashcore-client";
 constexpr size_t kMaxNameBytes = 64;
 
-bool IsUnix(const std::string& peer) { return absl::StartsWith(peer, "unix"); }
-
-// "ipv4:10.0.0.1:4711" without its port; every Unix socket is "unix".
-std::string AddressOf(const std::string& peer) {
-  if (IsUnix(peer)) return "unix";
-  return peer.substr(0, peer.rfind(':'));
-}
-
 }  // namespace
 
 absl::StatusOr<std::string> ClientName(const grpc::ServerContextBase& context) {
-  std::string client = AddressOf(context.peer());
+  // "ipv4:10.0.0.1:4711" without its port; every Unix socket is "unix".
+  const std::string peer = context.peer();
+  std::string client = IsLocal(context) ? "unix" : peer.substr(0, peer.rfind(':'));
   const auto metadata = context.client_metadata().find(kMetadataKey);
   if (metadata == context.client_metadata().end()) return client;
   const absl::string_view name(metadata->second.data(), metadata->second.size());
@@ -37,6 +31,8 @@ absl::StatusOr<std::string> ClientName(const grpc::ServerContextBase& context) {
   return client;
 }
 
-bool IsLocal(const grpc::ServerContextBase& context) { return IsUnix(context.peer()); }
+bool IsLocal(const grpc::ServerContextBase& context) {
+  return absl::StartsWith(context.peer(), "unix");
+}
 
 }  // namespace flashcore::server

@@ -1,7 +1,6 @@
 #include "server/transport/convert.h"
 
 #include <cmath>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,19 +10,18 @@ namespace flashcore::server {
 namespace {
 
 absl::Status ToMask(const v1::Mask& mask, kernels::Mask* out) {
-  if (mask.kind() == v1::Mask::KIND_SLIDING_WINDOW) {
-    *out = kernels::Mask::None();
-    if (mask.has_window_left()) out->left = mask.window_left();
-    if (mask.has_window_right()) out->right = mask.window_right();
-    return absl::OkStatus();
-  }
-  if (mask.has_window_left() || mask.has_window_right()) {
+  const bool has_window = mask.has_window_left() || mask.has_window_right();
+  if (has_window && mask.kind() != v1::Mask::KIND_SLIDING_WINDOW) {
     return absl::InvalidArgumentError(
         "mask: window_left and window_right are only for KIND_SLIDING_WINDOW (2)");
   }
+  *out = kernels::Mask::None();
   switch (mask.kind()) {
+    case v1::Mask::KIND_SLIDING_WINDOW:
+      if (mask.has_window_left()) out->left = mask.window_left();
+      if (mask.has_window_right()) out->right = mask.window_right();
+      return absl::OkStatus();
     case v1::Mask::KIND_NONE:
-      *out = kernels::Mask::None();
       return absl::OkStatus();
     case v1::Mask::KIND_CAUSAL:
       *out = kernels::Mask::Causal();
@@ -37,17 +35,14 @@ absl::Status ToMask(const v1::Mask& mask, kernels::Mask* out) {
 
 absl::Status ToRange(const v1::MemoryRange& message, const char* field, const SharedMemory* memory,
                      MemoryRange* range) {
-  absl::Status status;
-  if (memory == nullptr) {
-    status = CannotShareMemory();
-  } else if (auto region = memory->Find(message.region_id()); region.ok()) {
-    range->region = *std::move(region);
-    range->offset = message.offset();
-  } else {
-    status = region.status();
+  const absl::StatusOr<std::shared_ptr<const SharedRegion>> region =
+      memory == nullptr ? CannotShareMemory() : memory->Find(message.region_id());
+  if (!region.ok()) {
+    return absl::Status(region.status().code(),
+                        absl::StrCat(field, ": ", region.status().message()));
   }
-  if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat(field, ": ", status.message()));
+  *range = {*region, message.offset()};
+  return absl::OkStatus();
 }
 
 // Sets `*bytes`, the size of an input in shared memory, to `want`.

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "server/transport/convert.h"
 #include "server/transport/message.h"
 

@@ -1,15 +1,17 @@
-// Parses messages that carry tensors: decodes the small fields, leaves tensors in the network's
-// slices.
+// The messages that carry tensors. Parsing decodes the small fields and leaves the tensors in the
+// network's slices.
 #ifndef FLASHCORE_SERVER_TRANSPORT_MESSAGE_H_
 #define FLASHCORE_SERVER_TRANSPORT_MESSAGE_H_
 
 #include <array>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "google/protobuf/message_lite.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "proto/wire.h"
+#include "server/memory/shared_memory.h"
 #include "server/request/request.h"
 
 namespace flashcore::server {
@@ -25,6 +27,20 @@ absl::Status ParseMessage(const grpc::ByteBuffer& message, absl::Span<wire::Larg
 
 // Clears `*message`; after a large one, also returns the freed heap to the system.
 void ReleaseMessage(grpc::ByteBuffer* message);
+
+// Parses `message`, a v1::AttendRequest, into operation->request, without validating it, and
+// `*tensors`. `memory` resolves the ranges of tensors in shared memory; null if the client cannot
+// share any. `*well_formed`: the message is valid protobuf; operation->request.request_id is then
+// set even on failure.
+absl::Status ParseAttend(const grpc::ByteBuffer& message, const SharedMemory* memory,
+                         AttendOperation* operation, TensorFields* tensors, bool* well_formed);
+
+// The v1::AttendResponse of an operation that completed with OK. Tensors are not copied: the
+// reply's slices point into the operation's staging memory, which is released when gRPC drops them.
+grpc::ByteBuffer EncodeReply(AttendOperation* operation);
+
+// The v1::AttendResponse of a failed request of a stream.
+grpc::ByteBuffer EncodeError(const std::string& request_id, const absl::Status& status);
 
 }  // namespace flashcore::server
 

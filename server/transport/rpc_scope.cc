@@ -54,7 +54,7 @@ void RequestScope::Replying(absl::Status status) {
   replying_ = context_->clock->Now();
 }
 
-void RequestScope::Record(const std::string& request_id) {
+void RequestScope::Record(absl::string_view request_id) {
   Metrics& metrics = *context_->metrics;
   const TimePoint end = context_->clock->Now();
   const double seconds = Seconds(end - start_);
@@ -92,11 +92,6 @@ void UnaryReactor::End(const absl::Status& status) {
 void UnaryReactor::OnDone() {
   request_.Record(request_id());
   delete this;
-}
-
-const std::string& UnaryReactor::request_id() const {
-  static const std::string kNone;
-  return kNone;
 }
 
 }  // namespace flashcore::server

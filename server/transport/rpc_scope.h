@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "google/protobuf/descriptor.h"
 #include "proto/grpc_compat.h"
 #include "server/base/clock.h"
@@ -58,7 +59,7 @@ class RequestScope {
   // The result is ready to be sent.
   void Replying(absl::Status status);
   // The answer has been handed to gRPC, or never will be. Call exactly once.
-  void Record(const std::string& request_id);
+  void Record(absl::string_view request_id);
 
  private:
   RpcContext* const context_;
@@ -78,7 +79,7 @@ class UnaryReactor : public grpc_compat::InlineServerUnaryReactor {
 
  private:
   void OnDone() final;
-  virtual const std::string& request_id() const;
+  virtual absl::string_view request_id() const { return ""; }
 
   RpcScope rpc_;
   RequestScope request_;

@@ -1,7 +1,5 @@
 // AttentionService: the RPCs on resident sequences.
-#include <limits>
 #include <optional>
-#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"

@@ -3,7 +3,6 @@
 #include <grpc/grpc.h>
 
 #include <chrono>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -101,15 +100,14 @@ absl::Status Server::Listen(const Options& options) {
   return absl::OkStatus();
 }
 
-bool Server::Quiet() const { return context_.last_event.load() + kQuiet <= context_.clock->Now(); }
-
 bool Server::Drain(absl::Duration timeout) {
   server_->GetHealthCheckService()->SetServingStatus(false);
   context_.metrics->serving.Set(0);
   attention_.Drain();
   const absl::Time begin = absl::Now();
   const auto finished = [&] { return context_.admitted_rpcs.load() == 0; };
-  const auto refused = [&] { return Quiet() || absl::Now() >= begin + kRefuseAtMost; };
+  const auto quiet = [&] { return context_.last_event.load() + kQuiet <= context_.clock->Now(); };
+  const auto refused = [&] { return quiet() || absl::Now() >= begin + kRefuseAtMost; };
   while (!(finished() && refused()) && absl::Now() < begin + timeout) {
     absl::SleepFor(absl::Milliseconds(2));
   }

@@ -48,7 +48,6 @@ class Server {
  private:
   Server(const Options& options, Fleet* fleet, Metrics* metrics);
   absl::Status Listen(const Options& options);
-  bool Quiet() const;  // no AttentionService or DebugService RPC began or ended recently
 
   RpcContext context_;
   AttentionService attention_;

@@ -11,7 +11,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/base/align.h"
+#include "server/memory/block_allocator.h"
 #include "server/request/request.h"
 #include "server/request/validate.h"
 #include "tests/engine/fakes.h"

@@ -14,7 +14,7 @@
 #include "absl/synchronization/notification.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "gtest/gtest.h"
-#include "server/transport/attend_call.h"
+#include "server/transport/message.h"
 #include "server/transport/tensor_receiver.h"
 #include "tests/engine/fakes.h"
 #include "tests/transport/rpc_setup.h"
