@@ -1,12 +1,13 @@
 // flashcore attend: .npy files in, .npy files out.
-#include <cstdio>
 #include <cstring>
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/command.h"
 #include "client/cli/npy.h"
+#include "client/cli/oracle.h"
 #include "kernels/half.h"
 #include "nlohmann/json.hpp"
 
@@ -31,27 +32,25 @@ struct Shape {
   uint32_t dim = 0;
 };
 
-absl::StatusOr<Shape> ShapeOf(const std::string& path, const NpyArray& array, Layout layout) {
-  std::vector<uint64_t> sizes = array.shape;
+absl::Status Read(const std::string& path, Layout layout, NpyArray* array, Shape* shape) {
+  absl::StatusOr<NpyArray> file = ReadNpy(path);
+  if (!file.ok()) return file.status();
+  *array = *std::move(file);
+  std::vector<uint64_t> sizes = array->shape;
   if (sizes.size() == 3) sizes.insert(sizes.begin(), 1);
   bool fits = sizes.size() == 4;
   for (const uint64_t size : sizes) fits = fits && size <= INT32_MAX;
   if (!fits) {
     return absl::InvalidArgumentError(
-        absl::StrCat(path, ": shape (", absl::StrJoin(array.shape, ", "), "); want 3 axes, ",
+        absl::StrCat(path, ": shape (", absl::StrJoin(array->shape, ", "), "); want 3 axes, ",
                      AbslUnparseFlag(layout), ", or 4 with a leading batch"));
   }
   const bool nhd = layout == Layout::kNHD;
-  Shape shape;
-  shape.batch = static_cast<uint32_t>(sizes[0]);
-  shape.rows = static_cast<uint32_t>(sizes[nhd ? 1 : 2]);
-  shape.heads = static_cast<uint32_t>(sizes[nhd ? 2 : 1]);
-  shape.dim = static_cast<uint32_t>(sizes[3]);
-  return shape;
-}
-
-kernels::DType ToKernel(DType dtype) {
-  return dtype == DType::kFloat16 ? kernels::DType::kFloat16 : kernels::DType::kBFloat16;
+  shape->batch = static_cast<uint32_t>(sizes[0]);
+  shape->rows = static_cast<uint32_t>(sizes[nhd ? 1 : 2]);
+  shape->heads = static_cast<uint32_t>(sizes[nhd ? 2 : 1]);
+  shape->dim = static_cast<uint32_t>(sizes[3]);
+  return absl::OkStatus();
 }
 
 // Converts a float32 array to `dtype`; leaves other arrays alone.
@@ -108,39 +107,28 @@ absl::Status CheckShapes(const Inputs& inputs) {
 
 absl::StatusOr<Inputs> ReadInputs(Layout layout) {
   Inputs inputs;
-  const std::string paths[3] = {absl::GetFlag(FLAGS_query), absl::GetFlag(FLAGS_key),
-                                absl::GetFlag(FLAGS_value)};
-  NpyArray* arrays[3] = {&inputs.query, &inputs.key, &inputs.value};
-  Shape shapes[3];
-  for (int i = 0; i < 3; ++i) {
-    absl::StatusOr<NpyArray> array = ReadNpy(paths[i]);
-    if (!array.ok()) return array.status();
-    *arrays[i] = *std::move(array);
-    const absl::StatusOr<Shape> shape = ShapeOf(paths[i], *arrays[i], layout);
-    if (!shape.ok()) return shape.status();
-    shapes[i] = *shape;
-  }
-  inputs.query_shape = shapes[0];
-  inputs.kv_shape = shapes[1];
-  if (absl::Status status = CheckShapes(inputs); !status.ok()) return status;
+  const std::string path = absl::GetFlag(FLAGS_query);
+  Shape value_shape;  // that of the key: CheckShapes compares the arrays
+  absl::Status status = Read(path, layout, &inputs.query, &inputs.query_shape);
+  if (status.ok()) status = Read(absl::GetFlag(FLAGS_key), layout, &inputs.key, &inputs.kv_shape);
+  if (status.ok()) status = Read(absl::GetFlag(FLAGS_value), layout, &inputs.value, &value_shape);
+  if (status.ok()) status = CheckShapes(inputs);
+  if (!status.ok()) return status;
   inputs.dtype = absl::GetFlag(FLAGS_dtype);
   if (inputs.query.descr == "<f2" && inputs.dtype != DType::kFloat16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(paths[0], ": holds float16, but --dtype=bfloat16"));
+    return absl::InvalidArgumentError(absl::StrCat(path, ": holds float16, but --dtype=bfloat16"));
   }
   if (inputs.query.descr == "<u2" && inputs.dtype != DType::kBFloat16) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        paths[0], ": '<u2' stands for the bits of bfloat16 and needs --dtype=bfloat16"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": '<u2' stands for the bits of bfloat16 and needs --dtype=bfloat16"));
   }
-  for (NpyArray* array : arrays) Narrow(inputs.dtype, array);
+  for (NpyArray* array : {&inputs.query, &inputs.key, &inputs.value}) Narrow(inputs.dtype, array);
   return inputs;
 }
 
 AttendRequest MakeRequest(const Inputs& inputs, Layout layout) {
   AttendRequest request;
-  for (uint32_t i = 0; i < inputs.query_shape.batch; ++i) {
-    request.spans.push_back({inputs.query_shape.rows, inputs.kv_shape.rows});
-  }
+  request.spans.assign(inputs.query_shape.batch, {inputs.query_shape.rows, inputs.kv_shape.rows});
   request.dtype = inputs.dtype;
   request.num_heads = inputs.query_shape.heads;
   request.num_kv_heads = inputs.kv_shape.heads;
@@ -167,15 +155,13 @@ absl::Status WriteResults(const Inputs& inputs, std::vector<std::byte> output,
   return WriteNpy(absl::GetFlag(FLAGS_lse), array);
 }
 
-int RunAttend() {
+int RunAttend(Client* client) {
   for (const auto* flag : {&FLAGS_query, &FLAGS_key, &FLAGS_value, &FLAGS_output}) {
     if (absl::GetFlag(*flag).empty()) {
       return FailUsage(
           absl::StrCat("attend needs --", absl::GetFlagReflectionHandle(*flag).Name()));
     }
   }
-  const absl::StatusOr<std::unique_ptr<Client>> client = Connect();
-  if (!client.ok()) return FailUsage(client.status().message());
   const Layout layout = absl::GetFlag(FLAGS_layout);
   const absl::StatusOr<Inputs> inputs = ReadInputs(layout);
   if (!inputs.ok()) return Fail(inputs.status());
@@ -185,29 +171,26 @@ int RunAttend() {
   request.output = absl::MakeSpan(output);
   request.lse = absl::MakeSpan(lse);
   AttendResult result;
-  absl::Status status = (*client)->Attend(request, &result);
+  absl::Status status = client->Attend(request, &result);
   if (status.ok()) status = WriteResults(*inputs, std::move(output), lse);
   if (!status.ok()) return Fail(status);
-  if (absl::GetFlag(FLAGS_json)) {
-    const Timing& timing = result.timing;
-    PrintJson({{"output", absl::GetFlag(FLAGS_output)},
-               {"receive_ns", timing.receive_ns},
-               {"staging_wait_ns", timing.staging_wait_ns},
-               {"queue_ns", timing.queue_ns},
-               {"copy_in_ns", timing.copy_in_ns},
-               {"kernel_ns", timing.kernel_ns},
-               {"copy_out_ns", timing.copy_out_ns}});
-  } else {
-    std::printf("wrote %s (%s); kernel %.1f us\n", absl::GetFlag(FLAGS_output).c_str(),
-                absl::StrJoin(inputs->query.shape, "x").c_str(), result.timing.kernel_ns / 1e3);
-  }
+  const Timing& timing = result.timing;
+  Print({{"output", absl::GetFlag(FLAGS_output)},
+         {"receive_ns", timing.receive_ns},
+         {"staging_wait_ns", timing.staging_wait_ns},
+         {"queue_ns", timing.queue_ns},
+         {"copy_in_ns", timing.copy_in_ns},
+         {"kernel_ns", timing.kernel_ns},
+         {"copy_out_ns", timing.copy_out_ns}},
+        absl::StrFormat("wrote %s (%s); kernel %.1f us\n", absl::GetFlag(FLAGS_output),
+                        absl::StrJoin(inputs->query.shape, "x"), timing.kernel_ns / 1e3));
   return kExitOk;
 }
 
 }  // namespace
 
-const Command& AttendCommand() {
-  static const Command command = {
+Command AttendCommand() {
+  return {
       "attend",
       "computes attention over Q, K and V from .npy files",
       "Usage: flashcore attend --query q.npy --key k.npy --value v.npy --output o.npy\n\n"
@@ -218,7 +201,6 @@ const Command& AttendCommand() {
       "dtype of Q.",
       {"query", "key", "value", "output", "lse", "layout", "mask", "softmax_scale", "dtype"},
       RunAttend};
-  return command;
 }
 
 }  // namespace flashcore::cli

@@ -81,10 +81,9 @@ LoadOptions ReadOptions() {
   if (absl::GetFlag(FLAGS_causal)) options.shape.mask = Mask::Causal();
   options.concurrency = absl::GetFlag(FLAGS_concurrency);
   options.connections = absl::GetFlag(FLAGS_connections);
-  options.resident.sequences = absl::GetFlag(FLAGS_sequences);
-  if (options.resident.sequences == 0) {
-    options.resident.sequences = int64_t{shape.batch} * options.concurrency;
-  }
+  const int64_t sequences = absl::GetFlag(FLAGS_sequences);
+  options.resident.sequences =
+      sequences == 0 ? int64_t{shape.batch} * options.concurrency : sequences;
   options.resident.context = context == 0 ? shape.rows : context;
   options.resident.fork_from_prefix = absl::GetFlag(FLAGS_fork_from_prefix);
   options.resident.prefill_rows = query_rows == 0 ? kPrefillRows : query_rows;
@@ -155,7 +154,7 @@ const char* FindProblem(const LoadOptions& options) {
   return nullptr;
 }
 
-int RunBench() {
+int RunBench(Client*) {
   absl::StatusOr<std::string> target = ChooseTarget();
   if (!target.ok()) return FailUsage(target.status().message());
   LoadOptions options = ReadOptions();
@@ -166,11 +165,7 @@ int RunBench() {
   const absl::StatusOr<LoadResult> result = RunLoad(options);
   if (!result.ok()) return Fail(result.status());
   const auto report = BenchJson(options, AbslUnparseFlag(absl::GetFlag(FLAGS_shape)), *result);
-  if (absl::GetFlag(FLAGS_json)) {
-    PrintJson(report);
-  } else {
-    std::fputs(BenchTable(report).c_str(), stdout);
-  }
+  Print(report, BenchTable(report));
   if (!result->first_error.empty()) {
     std::fprintf(stderr, "flashcore: first error: %s\n", result->first_error.c_str());
   }
@@ -185,15 +180,14 @@ int RunBench() {
 
 }  // namespace
 
-const Command& BenchCommand() {
-  static const Command command = {
+Command BenchCommand() {
+  return {
       "bench",
       "measures latency and throughput of a live server",
       "Sends Attend requests in a closed loop or, with --rate, in an open loop where latency "
-      "counts "
-      "from when a request was due. Percentiles are exact: all samples are kept, about 32 bytes "
-      "each. Replies are checked, the first of each worker against a float64 reference. "
-      "The server's phases are its own account of each request.\n\n"
+      "counts from when a request was due. Percentiles are exact: all samples are kept, about 32 "
+      "bytes each. Replies are checked, the first of each worker against a float64 reference. The "
+      "server's phases are its own account of each request.\n\n"
       "req/s are the requests that ended in the measured window over its wall time. With --echo, "
       "--compare_inline and --compare_unary the kinds of requests take turns of 50 ms: each of "
       "their rates still counts the whole window.\n\n"
@@ -207,8 +201,7 @@ const Command& BenchCommand() {
       "           causal, until it has --context rows and is truncated to --fork_from_prefix.\n"
       "  mixed    every fourth worker prefills, at least one; the others decode.\n"
       "If a sequence is lost, or an error leaves its state unknown, a worker restores its "
-      "sequences "
-      "and continues. Examples:\n\n"
+      "sequences and continues. Examples:\n\n"
       "  flashcore bench --shape=1x8x512x64 --duration=5s --echo\n"
       "  flashcore bench --target=unix:/tmp/flashcore.sock --mode=decode --stream --compare_unary\n"
       "  flashcore bench --mode=decode --shape=1x32/8x4096x128 --concurrency=4 --sequences=64\n"
@@ -217,8 +210,8 @@ const Command& BenchCommand() {
        "compare_inline", "query_rows", "causal",      "dtype",   "layout",           "concurrency",
        "connections",    "duration",   "warmup",      "rate",    "transport",        "stream",
        "compare_unary",  "echo",       "allow_errors"},
-      RunBench};
-  return command;
+      RunBench,
+      /*connects=*/false};
 }
 
 }  // namespace flashcore::cli

@@ -124,9 +124,12 @@ double NearestRank(const std::vector<float>& sorted, double share) {
 Json Percentiles(std::vector<float> samples) {
   std::sort(samples.begin(), samples.end());
   const double sum = std::accumulate(samples.begin(), samples.end(), 0.0);
-  return {{"p50", NearestRank(samples, 0.5)},  {"p90", NearestRank(samples, 0.9)},
-          {"p99", NearestRank(samples, 0.99)}, {"p999", NearestRank(samples, 0.999)},
-          {"max", NearestRank(samples, 1)},    {"mean", sum / static_cast<double>(samples.size())}};
+  Json out = {
+      {"p50", NearestRank(samples, 0.5)},  {"p90", NearestRank(samples, 0.9)},
+      {"p99", NearestRank(samples, 0.99)}, {"p999", NearestRank(samples, 0.999)},
+      {"max", NearestRank(samples, 1)},    {"mean", sum / static_cast<double>(samples.size())}};
+  for (Json& value : out) value = std::round(value.get<double>() * 1e3) / 1e3;
+  return out;
 }
 
 Json BenchJson(const LoadOptions& options, const std::string& shape, const LoadResult& result) {

@@ -14,8 +14,8 @@ namespace flashcore::cli {
 // not exceed. `sorted` is ascending. NaN if empty.
 double NearestRank(const std::vector<float>& sorted, double share);
 
-// {p50, p90, p99, p999, max, mean} in the unit of the samples; NaN without samples. Exact: computed
-// from all samples.
+// {p50, p90, p99, p999, max, mean} of all samples, in microseconds and rounded to 0.001 us; NaN
+// without samples.
 nlohmann::ordered_json Percentiles(std::vector<float> samples);
 
 // The first kind of request (decode in a mixed load) has its numbers at the top level, each other

@@ -2,13 +2,13 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 
 #include "absl/flags/commandlineflag.h"
 #include "absl/flags/flag.h"
 #include "absl/flags/reflection.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "nlohmann/json.hpp"
@@ -29,9 +29,9 @@ ABSL_FLAG(flashcore::Layout, layout, flashcore::Layout::kNHD,
 namespace flashcore::cli {
 namespace {
 
-std::vector<const Command*> AllCommands() {
-  return {&InfoCommand(),  &AttendCommand(),    &VerifyCommand(),
-          &BenchCommand(), &SequencesCommand(), &HealthCommand()};
+std::vector<Command> AllCommands() {
+  return {InfoCommand(),  AttendCommand(),    VerifyCommand(),
+          BenchCommand(), SequencesCommand(), HealthCommand()};
 }
 
 std::vector<const char*> FlagNames(const Command& command) {
@@ -125,9 +125,8 @@ std::string HelpText() {
   std::string text =
       "flashcore: the command line of FlashCore, attention as a service\n\n"
       "Usage: flashcore COMMAND [--flag=value | --flag value]...\n\nCommands:\n";
-  for (const Command* command : AllCommands()) {
-    absl::StrAppend(&text, "  ", command->name, std::string(11 - strlen(command->name), ' '),
-                    command->summary, "\n");
+  for (const Command& command : AllCommands()) {
+    absl::StrAppendFormat(&text, "  %-11s%s\n", command.name, command.summary);
   }
   absl::StrAppend(&text,
                   "\n`flashcore COMMAND --help` describes a command and its flags.\n"
@@ -144,18 +143,20 @@ int Main(const std::vector<std::string>& args) {
     std::fputs(HelpText().c_str(), stdout);
     return kExitOk;
   }
-  for (const Command* command : AllCommands()) {
-    if (args[0] != command->name) continue;
+  for (const Command& command : AllCommands()) {
+    if (args[0] != command.name) continue;
     bool help = false;
-    const absl::Status status = ParseFlags(*command, {args.begin() + 1, args.end()}, &help);
+    const absl::Status status = ParseFlags(command, {args.begin() + 1, args.end()}, &help);
     if (!status.ok()) {
       return FailUsage(absl::StrCat(status.message(), " (see flashcore ", args[0], " --help)"));
     }
     if (help) {
-      std::fputs(HelpText(*command).c_str(), stdout);
+      std::fputs(HelpText(command).c_str(), stdout);
       return kExitOk;
     }
-    return command->run();
+    if (!command.connects) return command.run(nullptr);
+    const auto client = Client::Create(Target(), OptionsFromFlags());
+    return client.ok() ? command.run(client->get()) : FailUsage(client.status().message());
   }
   return FailUsage(absl::StrCat("unknown command '", args[0], "' (see flashcore --help)"));
 }
@@ -175,14 +176,11 @@ ClientOptions OptionsFromFlags() {
   return options;
 }
 
-absl::StatusOr<std::unique_ptr<Client>> Connect() {
-  return Client::Create(Target(), OptionsFromFlags());
-}
-
-void PrintJson(const nlohmann::ordered_json& json) {
+void Print(const nlohmann::ordered_json& json, const std::string& text) {
   // Bytes that are not UTF-8 become U+FFFD.
   const auto replace = nlohmann::ordered_json::error_handler_t::replace;
-  std::printf("%s\n", json.dump(-1, ' ', false, replace).c_str());
+  const std::string line = json.dump(-1, ' ', false, replace) + "\n";
+  std::fputs(absl::GetFlag(FLAGS_json) ? line.c_str() : text.c_str(), stdout);
 }
 
 int Fail(const absl::Status& status) {

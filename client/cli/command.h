@@ -2,7 +2,6 @@
 #ifndef FLASHCORE_CLIENT_CLI_COMMAND_H_
 #define FLASHCORE_CLIENT_CLI_COMMAND_H_
 
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -31,15 +30,16 @@ struct Command {
   // Paragraphs for --help. Lines are wrapped, unless they start with a space.
   const char* description;
   std::vector<const char*> flags;  // besides the common ones
-  int (*run)();                    // after the flags were parsed; returns the exit code
+  int (*run)(Client* client);      // after the flags were parsed; returns the exit code
+  bool connects = true;            // to Target(); if false, `client` is null
 };
 
-const Command& InfoCommand();
-const Command& SequencesCommand();
-const Command& HealthCommand();
-const Command& AttendCommand();
-const Command& VerifyCommand();
-const Command& BenchCommand();
+Command InfoCommand();
+Command SequencesCommand();
+Command HealthCommand();
+Command AttendCommand();
+Command VerifyCommand();
+Command BenchCommand();
 
 // Sets the flags of `command` from `args` ("--name=value", "--name value", "--bool", "--nobool").
 // INVALID_ARGUMENT for a flag it does not take, a value that does not parse, or a stray argument;
@@ -59,12 +59,9 @@ std::string Target();
 // From --timeout and --client_name.
 ClientOptions OptionsFromFlags();
 
-// A client of Target() with OptionsFromFlags().
-absl::StatusOr<std::unique_ptr<Client>> Connect();
-
-// Prints one line of JSON to stdout. Numbers that JSON cannot express (NaN, infinities) become
-// null.
-void PrintJson(const nlohmann::ordered_json& json);
+// Prints `json` as one line if --json is set, else `text`. Numbers that JSON cannot express (NaN,
+// infinities) become null.
+void Print(const nlohmann::ordered_json& json, const std::string& text);
 
 // Print "flashcore: ..." to stderr, and return kExitFailure and kExitUsage.
 int Fail(const absl::Status& status);

@@ -17,6 +17,46 @@
 namespace flashcore {
 namespace {
 
+// Names of the values of an enum. The first name of a value is the one that is printed.
+template <typename Enum>
+using Name = std::pair<Enum, absl::string_view>;
+
+constexpr Name<DType> kDTypes[] = {{DType::kFloat16, "float16"},
+                                   {DType::kFloat16, "fp16"},
+                                   {DType::kFloat16, "f16"},
+                                   {DType::kBFloat16, "bfloat16"},
+                                   {DType::kBFloat16, "bf16"}};
+constexpr Name<Layout> kLayouts[] = {{Layout::kNHD, "NHD"}, {Layout::kHND, "HND"}};
+constexpr Name<cli::BenchMode> kModes[] = {{cli::BenchMode::kAttend, "attend"},
+                                           {cli::BenchMode::kDecode, "decode"},
+                                           {cli::BenchMode::kPrefill, "prefill"},
+                                           {cli::BenchMode::kMixed, "mixed"}};
+constexpr Name<cli::Transport> kTransports[] = {{cli::Transport::kAny, ""},
+                                                {cli::Transport::kTcp, "tcp"},
+                                                {cli::Transport::kUnix, "unix"},
+                                                {cli::Transport::kShm, "shm"}};
+
+// Looks up `text` in a table of names.
+template <typename Enum, size_t N>
+bool ParseName(const Name<Enum> (&names)[N], absl::string_view text, const char* problem,
+               Enum* value, std::string* error) {
+  for (const auto& [known, name] : names) {
+    if (text != name) continue;
+    *value = known;
+    return true;
+  }
+  *error = problem;
+  return false;
+}
+
+template <typename Enum, size_t N>
+std::string NameOf(const Name<Enum> (&names)[N], Enum value) {
+  for (const auto& [known, name] : names) {
+    if (value == known) return std::string(name);
+  }
+  return "";
+}
+
 // Digits only: no sign, no spaces.
 template <typename T>
 bool ParseNumber(absl::string_view text, T* value) {
@@ -24,44 +64,25 @@ bool ParseNumber(absl::string_view text, T* value) {
   return absl::SimpleAtoi(text, value);
 }
 
-// An empty text is no bound.
+// An empty text leaves `bound` unset.
 bool ParseBound(absl::string_view text, std::optional<int32_t>* bound) {
-  *bound = std::nullopt;
-  if (text.empty()) return true;
-  int32_t value = 0;
-  if (!ParseNumber(text, &value)) return false;
-  *bound = value;
-  return true;
+  return text.empty() || ParseNumber(text, &bound->emplace());
 }
 
 }  // namespace
 
 bool AbslParseFlag(absl::string_view text, DType* dtype, std::string* error) {
-  if (text == "float16" || text == "fp16" || text == "f16") {
-    *dtype = DType::kFloat16;
-  } else if (text == "bfloat16" || text == "bf16") {
-    *dtype = DType::kBFloat16;
-  } else {
-    *error = "want float16 or bfloat16";
-    return false;
-  }
-  return true;
+  return ParseName(kDTypes, text, "want float16 or bfloat16", dtype, error);
 }
 
-std::string AbslUnparseFlag(DType dtype) {
-  return dtype == DType::kFloat16 ? "float16" : "bfloat16";
-}
+std::string AbslUnparseFlag(DType dtype) { return NameOf(kDTypes, dtype); }
 
 bool AbslParseFlag(absl::string_view text, Layout* layout, std::string* error) {
-  if (text != "NHD" && text != "HND") {
-    *error = "want NHD ([rows, heads, dim]) or HND ([heads, rows, dim])";
-    return false;
-  }
-  *layout = text == "NHD" ? Layout::kNHD : Layout::kHND;
-  return true;
+  return ParseName(kLayouts, text, "want NHD ([rows, heads, dim]) or HND ([heads, rows, dim])",
+                   layout, error);
 }
 
-std::string AbslUnparseFlag(Layout layout) { return layout == Layout::kNHD ? "NHD" : "HND"; }
+std::string AbslUnparseFlag(Layout layout) { return NameOf(kLayouts, layout); }
 
 bool AbslParseFlag(absl::string_view text, Mask* mask, std::string* error) {
   if (text == "none") {
@@ -149,47 +170,17 @@ std::string AbslUnparseFlag(const SequenceIds& ids) {
   });
 }
 
-namespace {
-
-constexpr std::pair<BenchMode, absl::string_view> kModes[] = {{BenchMode::kAttend, "attend"},
-                                                              {BenchMode::kDecode, "decode"},
-                                                              {BenchMode::kPrefill, "prefill"},
-                                                              {BenchMode::kMixed, "mixed"}};
-constexpr std::pair<Transport, absl::string_view> kTransports[] = {{Transport::kAny, ""},
-                                                                   {Transport::kTcp, "tcp"},
-                                                                   {Transport::kUnix, "unix"},
-                                                                   {Transport::kShm, "shm"}};
-
-// Looks up `text` in a table of names.
-template <class Enum, size_t N>
-bool ParseName(const std::pair<Enum, absl::string_view> (&names)[N], absl::string_view text,
-               absl::string_view want, Enum* value, std::string* error) {
-  for (const auto& [known, name] : names) {
-    if (text != name) continue;
-    *value = known;
-    return true;
-  }
-  *error = absl::StrCat("want ", want);
-  return false;
-}
-
-}  // namespace
-
 bool AbslParseFlag(absl::string_view text, BenchMode* mode, std::string* error) {
-  return ParseName(kModes, text, "attend, decode, prefill or mixed", mode, error);
+  return ParseName(kModes, text, "want attend, decode, prefill or mixed", mode, error);
 }
 
-std::string AbslUnparseFlag(BenchMode mode) {
-  return std::string(kModes[static_cast<size_t>(mode)].second);
-}
+std::string AbslUnparseFlag(BenchMode mode) { return NameOf(kModes, mode); }
 
 bool AbslParseFlag(absl::string_view text, Transport* transport, std::string* error) {
-  return ParseName(kTransports, text, "tcp, unix or shm", transport, error);
+  return ParseName(kTransports, text, "want tcp, unix or shm", transport, error);
 }
 
-std::string AbslUnparseFlag(Transport transport) {
-  return std::string(kTransports[static_cast<size_t>(transport)].second);
-}
+std::string AbslUnparseFlag(Transport transport) { return NameOf(kTransports, transport); }
 
 Transport TransportOf(absl::string_view target) {
   return absl::StartsWith(target, "unix:") ? Transport::kUnix : Transport::kTcp;

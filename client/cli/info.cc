@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/command.h"
+#include "client/cpp/codec.h"
 #include "google/protobuf/util/json_util.h"
 #include "nlohmann/json.hpp"
 
@@ -82,17 +83,15 @@ std::string InfoTable(const v1::GetServerInfoResponse& info) {
   for (const v1::DeviceInfo& device : info.devices()) out += DeviceLines(device);
   for (const v1::KernelInfo& kernel : info.kernels()) {
     absl::StrAppend(&out, "kernel    ", kernel.arch(), ", ",
-                    kernel.dtype() == v1::DTYPE_FLOAT16 ? "float16" : "bfloat16", ", head_dim ",
+                    AbslUnparseFlag(client::FromProto(kernel.dtype())), ", head_dim ",
                     kernel.head_dim(), ", sums in ", kernel.accumulate(), ", ",
                     absl::StrJoin(kernel.features(), " "), "\n");
   }
   return out + LimitLines(info.limits());
 }
 
-int RunInfo() {
-  const absl::StatusOr<std::unique_ptr<Client>> client = Connect();
-  if (!client.ok()) return FailUsage(client.status().message());
-  const absl::StatusOr<v1::GetServerInfoResponse> info = (*client)->GetServerInfo();
+int RunInfo(Client* client) {
+  const absl::StatusOr<v1::GetServerInfoResponse> info = client->GetServerInfo();
   if (!info.ok()) return Fail(info.status());
   if (!absl::GetFlag(FLAGS_json)) {
     std::fputs(InfoTable(*info).c_str(), stdout);
@@ -109,43 +108,34 @@ int RunInfo() {
   return kExitOk;
 }
 
-int RunHealth() {
-  const absl::StatusOr<std::unique_ptr<Client>> client = Connect();
-  if (!client.ok()) return FailUsage(client.status().message());
-  const absl::StatusOr<HealthStatus> health = (*client)->CheckHealth(absl::GetFlag(FLAGS_service));
+int RunHealth(Client* client) {
+  const absl::StatusOr<HealthStatus> health = client->CheckHealth(absl::GetFlag(FLAGS_service));
   if (!health.ok()) return Fail(health.status());
   const char* name = *health == HealthStatus::kServing      ? "SERVING"
                      : *health == HealthStatus::kNotServing ? "NOT_SERVING"
                                                             : "UNKNOWN";
-  if (absl::GetFlag(FLAGS_json)) {
-    PrintJson({{"status", name}});
-  } else {
-    std::printf("%s\n", name);
-  }
+  Print({{"status", name}}, absl::StrCat(name, "\n"));
   return *health == HealthStatus::kServing ? kExitOk : kExitFailure;
 }
 
 }  // namespace
 
-const Command& InfoCommand() {
-  static const Command command = {
-      "info",
-      "prints the server's version, devices, kernels and limits",
-      "Calls GetServerInfo. With --json, prints the reply in protobuf's "
-      "JSON form, in which 64-bit integers are strings.",
-      {},
-      RunInfo};
-  return command;
+Command InfoCommand() {
+  return {"info",
+          "prints the server's version, devices, kernels and limits",
+          "Calls GetServerInfo. With --json, prints the reply in protobuf's "
+          "JSON form, in which 64-bit integers are strings.",
+          {},
+          RunInfo};
 }
 
-const Command& HealthCommand() {
-  static const Command command = {"health",
-                                  "checks whether the server is ready (grpc.health.v1)",
-                                  "Prints SERVING, NOT_SERVING or UNKNOWN. The exit code is 0 only "
-                                  "for SERVING, so it can be a container's health check.",
-                                  {"service"},
-                                  RunHealth};
-  return command;
+Command HealthCommand() {
+  return {"health",
+          "checks whether the server is ready (grpc.health.v1)",
+          "Prints SERVING, NOT_SERVING or UNKNOWN. The exit code is 0 only "
+          "for SERVING, so it can be a container's health check.",
+          {"service"},
+          RunHealth};
 }
 
 }  // namespace flashcore::cli

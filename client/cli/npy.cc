@@ -1,11 +1,11 @@
 #include "client/cli/npy.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <memory>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -120,12 +120,6 @@ const char* TakeHeader(absl::string_view* bytes, absl::string_view* header) {
 }
 
 }  // namespace
-
-uint64_t NpyArray::Elements() const {
-  uint64_t elements = 1;
-  for (const uint64_t size : shape) elements *= size;
-  return elements;
-}
 
 absl::StatusOr<NpyArray> ParseNpy(absl::string_view name, absl::string_view bytes) {
   const auto error = [name](const auto&... problem) {

@@ -23,7 +23,6 @@ struct NpyArray {
   std::vector<std::byte> data;  // row-major; its size follows from descr and shape
 
   size_t ElementBytes() const { return descr == "<f4" ? 4 : 2; }
-  uint64_t Elements() const;
 };
 
 // `name` is the file's name in errors.

@@ -14,11 +14,6 @@ namespace {
 constexpr int64_t kElementBytes = 2;
 constexpr uint32_t kSpotCheckRows = 4;
 constexpr double kSpotCheckFactor = 4;  // of the unfused error; verify's is 2, over more rows
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-kernels::DType ToKernel(DType dtype) {
-  return dtype == DType::kFloat16 ? kernels::DType::kFloat16 : kernels::DType::kBFloat16;
-}
 
 void FillRandom(DType dtype, float magnitude, size_t bytes, std::mt19937_64* random,
                 std::vector<uint16_t>* out) {
@@ -28,10 +23,6 @@ void FillRandom(DType dtype, float magnitude, size_t bytes, std::mt19937_64* ran
     const float unit = static_cast<float>((*random)() >> 40) * 0x1p-23f - 1.0f;
     element = kernels::FromFloat(ToKernel(dtype), unit * magnitude);
   }
-}
-
-absl::Span<const std::byte> Bytes(const std::vector<uint16_t>& elements) {
-  return {reinterpret_cast<const std::byte*>(elements.data()), elements.size() * sizeof(uint16_t)};
 }
 
 kernels::Mask ToKernelMask(const Mask& mask) {
@@ -45,7 +36,7 @@ kernels::Mask ToKernelMask(const Mask& mask) {
 double Difference(double value, double reference) {
   if (value == reference) return 0;
   const double difference = std::abs(value - reference);
-  return std::isfinite(difference) ? difference : kInfinity;
+  return std::isfinite(difference) ? difference : std::numeric_limits<double>::infinity();
 }
 
 float OutputAt(const KernelBatch& batch, const kernels::Span& span, int32_t row, int32_t head,
@@ -68,6 +59,14 @@ void CompareLse(const kernels::Span& span, int32_t row, int32_t head, double ref
 }
 
 }  // namespace
+
+kernels::DType ToKernel(DType dtype) {
+  return dtype == DType::kFloat16 ? kernels::DType::kFloat16 : kernels::DType::kBFloat16;
+}
+
+absl::Span<const std::byte> Bytes(const std::vector<uint16_t>& elements) {
+  return {reinterpret_cast<const std::byte*>(elements.data()), elements.size() * sizeof(uint16_t)};
+}
 
 RandomRequest::RandomRequest(const AttendRequest& shape, bool want_lse, float magnitude,
                              std::mt19937_64* random)
@@ -93,36 +92,31 @@ KernelBatch ToKernelBatch(const AttendRequest& request) {
   const int64_t head_bytes = int64_t{request.head_dim} * kElementBytes;
   const int64_t heads = request.num_heads;
   const int64_t kv_heads = request.num_kv_heads;
-  const std::byte* query = request.query.data();
-  const std::byte* key = request.key.data();
-  const std::byte* value = request.value.data();
-  std::byte* output = request.output.data();
-  float* lse = request.lse.empty() ? nullptr : request.lse.data();
+  kernels::Span span;  // the next one
+  span.query = request.query.data();
+  span.output = request.output.data();
+  span.lse = request.lse.empty() ? nullptr : request.lse.data();
+  span.kv.key = request.key.data();
+  span.kv.value = request.value.data();
+  span.mask = ToKernelMask(request.mask);
+  span.softmax_scale =
+      request.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(request.head_dim)));
   for (const SpanShape& shape : request.spans) {
-    kernels::Span span;
-    span.query = query;
-    span.output = output;
     span.row_stride = nhd ? heads * head_bytes : head_bytes;
     span.head_stride = nhd ? head_bytes : shape.query_rows * head_bytes;
     span.query_rows = static_cast<int32_t>(shape.query_rows);
-    span.lse = lse;
     span.lse_row_stride = nhd ? heads : 1;
     span.lse_head_stride = nhd ? 1 : shape.query_rows;
-    span.kv.key = key;
-    span.kv.value = value;
     span.kv.row_stride = nhd ? kv_heads * head_bytes : head_bytes;
     span.kv.head_stride = nhd ? head_bytes : shape.kv_rows * head_bytes;
     span.kv.page_stride = kernels::kPageTokens * span.kv.row_stride;
     span.kv.rows = static_cast<int32_t>(shape.kv_rows);
-    span.mask = ToKernelMask(request.mask);
-    span.softmax_scale =
-        request.softmax_scale.value_or(1.0f / std::sqrt(static_cast<float>(request.head_dim)));
     batch.spans.push_back(span);
-    query += shape.query_rows * heads * head_bytes;
-    output += shape.query_rows * heads * head_bytes;
-    key += shape.kv_rows * kv_heads * head_bytes;
-    value += shape.kv_rows * kv_heads * head_bytes;
-    if (lse != nullptr) lse += shape.query_rows * heads;
+    span.query += shape.query_rows * heads * head_bytes;
+    span.output += shape.query_rows * heads * head_bytes;
+    span.kv.key += shape.kv_rows * kv_heads * head_bytes;
+    span.kv.value += shape.kv_rows * kv_heads * head_bytes;
+    if (span.lse != nullptr) span.lse += shape.query_rows * heads;
   }
   return batch;
 }
@@ -175,11 +169,6 @@ KernelBatch SpotCheckBatch(const KernelBatch& whole, uint32_t rows_per_span) {
 
 bool SpotCheck(const KernelBatch& reply) {
   return Compare(SpotCheckBatch(reply, kSpotCheckRows)).Within(kSpotCheckFactor);
-}
-
-double Errors::Ratio() const {
-  if (server == 0 && unfused == 0) return 1;
-  return server / unfused;
 }
 
 bool Errors::Within(double factor) const {

@@ -15,6 +15,9 @@ namespace flashcore::cli {
 // The bits of NaN in either dtype.
 inline constexpr uint16_t kNanBits = 0x7fff;
 
+kernels::DType ToKernel(DType dtype);
+absl::Span<const std::byte> Bytes(const std::vector<uint16_t>& elements);
+
 // A request with random inputs. Owns Q, K, V, O and LSE. Not copyable: the request points into it.
 class RandomRequest {
  public:
@@ -67,7 +70,8 @@ struct Errors {
   double server_lse = 0;  // of the server's LSE; 0 if not requested
   double unfused_lse = 0;
 
-  double Ratio() const;  // server / unfused; 1 if both are 0
+  // 1 if both are 0.
+  double Ratio() const { return server == 0 && unfused == 0 ? 1 : server / unfused; }
   // Whether O, and LSE, are within `factor` times the error of unfused attention. For O that is
   // always possible: unfused attention has at least the rounding error of the dtype. LSE is
   // float32, and its bound is at least `lse_floor`.

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/cli/command.h"
+#include "client/cpp/codec.h"
 #include "nlohmann/json.hpp"
 
 ABSL_FLAG(flashcore::cli::SequenceIds, delete, {},
@@ -15,10 +16,6 @@ ABSL_FLAG(flashcore::cli::SequenceIds, delete, {},
 
 namespace flashcore::cli {
 namespace {
-
-const char* DTypeName(v1::DType dtype) {
-  return dtype == v1::DTYPE_BFLOAT16 ? "bfloat16" : "float16";
-}
 
 // "512", or "510..512" if the layers differ.
 std::string Lengths(const v1::SequenceInfo& info) {
@@ -33,12 +30,12 @@ std::string ListTable(const std::vector<v1::SequenceInfo>& sequences) {
       absl::StrFormat("%-32s %6s %8s %8s %-8s %12s %10s %10s %8s %s\n", "id", "layers", "kv_heads",
                       "head_dim", "dtype", "length", "K/V MiB", "pinned MiB", "idle s", "device");
   for (const v1::SequenceInfo& info : sequences) {
-    absl::StrAppendFormat(&out, "%-32s %6d %8d %8d %-8s %12s %10.1f %10.1f %8.0f %s\n",
-                          absl::BytesToHexString(info.sequence_id()), info.num_layers(),
-                          info.num_kv_heads(), info.head_dim(), DTypeName(info.dtype()),
-                          Lengths(info), static_cast<double>(info.kv_bytes()) / 0x1p20,
-                          static_cast<double>(info.pinned_bytes()) / 0x1p20, info.idle_seconds(),
-                          info.device_id());
+    absl::StrAppendFormat(
+        &out, "%-32s %6d %8d %8d %-8s %12s %10.1f %10.1f %8.0f %s\n",
+        absl::BytesToHexString(info.sequence_id()), info.num_layers(), info.num_kv_heads(),
+        info.head_dim(), AbslUnparseFlag(client::FromProto(info.dtype())), Lengths(info),
+        static_cast<double>(info.kv_bytes()) / 0x1p20,
+        static_cast<double>(info.pinned_bytes()) / 0x1p20, info.idle_seconds(), info.device_id());
   }
   return out;
 }
@@ -47,7 +44,7 @@ nlohmann::ordered_json InfoJson(const v1::SequenceInfo& info) {
   return {{"id", absl::BytesToHexString(info.sequence_id())},
           {"num_kv_heads", info.num_kv_heads()},
           {"head_dim", info.head_dim()},
-          {"dtype", DTypeName(info.dtype())},
+          {"dtype", AbslUnparseFlag(client::FromProto(info.dtype()))},
           {"layer_lengths", info.layer_lengths()},
           {"kv_bytes", info.kv_bytes()},
           {"pin", info.pin()},
@@ -59,13 +56,9 @@ nlohmann::ordered_json InfoJson(const v1::SequenceInfo& info) {
 int List(Client* client) {
   const absl::StatusOr<std::vector<v1::SequenceInfo>> sequences = client->ListSequences();
   if (!sequences.ok()) return Fail(sequences.status());
-  if (absl::GetFlag(FLAGS_json)) {
-    auto json = nlohmann::ordered_json::array();
-    for (const v1::SequenceInfo& info : *sequences) json.push_back(InfoJson(info));
-    PrintJson({{"sequences", json}});
-  } else {
-    std::fputs(ListTable(*sequences).c_str(), stdout);
-  }
+  auto json = nlohmann::ordered_json::array();
+  for (const v1::SequenceInfo& info : *sequences) json.push_back(InfoJson(info));
+  Print({{"sequences", json}}, ListTable(*sequences));
   return kExitOk;
 }
 
@@ -87,26 +80,21 @@ int Delete(Client* client, SequenceIds what) {
                    status.ToString().c_str());
     }
   }
-  if (absl::GetFlag(FLAGS_json)) {
-    PrintJson({{"deleted", deleted}});
-  } else {
-    std::printf("deleted %zu of %zu sequences\n", deleted, what.ids.size());
-  }
+  Print({{"deleted", deleted}},
+        absl::StrCat("deleted ", deleted, " of ", what.ids.size(), " sequences\n"));
   return deleted == what.ids.size() ? kExitOk : kExitFailure;
 }
 
-int RunSequences() {
-  const absl::StatusOr<std::unique_ptr<Client>> client = Connect();
-  if (!client.ok()) return FailUsage(client.status().message());
+int RunSequences(Client* client) {
   const SequenceIds to_delete = absl::GetFlag(FLAGS_delete);
-  if (!to_delete.all && to_delete.ids.empty()) return List(client->get());
-  return Delete(client->get(), to_delete);
+  if (!to_delete.all && to_delete.ids.empty()) return List(client);
+  return Delete(client, to_delete);
 }
 
 }  // namespace
 
-const Command& SequencesCommand() {
-  static const Command command = {
+Command SequencesCommand() {
+  return {
       "sequences",
       "lists or deletes the resident sequences of this client",
       "Lists the sequences that this client has created or forked, oldest first. The server "
@@ -116,7 +104,6 @@ const Command& SequencesCommand() {
       "  flashcore sequences --delete=all",
       {"delete"},
       RunSequences};
-  return command;
 }
 
 }  // namespace flashcore::cli

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "client/cli/command.h"
 #include "client/cli/oracle.h"
+#include "client/cpp/codec.h"
 #include "nlohmann/json.hpp"
 
 ABSL_FLAG(int32_t, cases, 100, "number of random cases");
@@ -26,7 +27,7 @@ constexpr double kFloat16SumsError = 2e-2;  // of O and LSE, with V in [-1, 1]
 struct Abilities {
   explicit Abilities(const v1::GetServerInfoResponse& info) : limits(info.limits()) {
     for (const v1::KernelInfo& kernel : info.kernels()) {
-      const DType dtype = kernel.dtype() == v1::DTYPE_FLOAT16 ? DType::kFloat16 : DType::kBFloat16;
+      const DType dtype = client::FromProto(kernel.dtype());
       if (std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) dtypes.push_back(dtype);
       float16_sums |= kernel.accumulate() == "float16";
     }
@@ -157,18 +158,15 @@ nlohmann::ordered_json CaseJson(const Case& c, const Outcome& outcome) {
   return json;
 }
 
-int RunVerify() {
+int RunVerify(Client* client) {
   const int cases = absl::GetFlag(FLAGS_cases);
   if (cases < 1) return FailUsage("--cases: must be at least 1");
-  const absl::StatusOr<std::unique_ptr<Client>> client = Connect();
-  if (!client.ok()) return FailUsage(client.status().message());
-  const absl::StatusOr<v1::GetServerInfoResponse> info = (*client)->GetServerInfo();
+  const absl::StatusOr<v1::GetServerInfoResponse> info = client->GetServerInfo();
   if (!info.ok()) return Fail(info.status());
   const Abilities server(*info);
   if (server.limits.head_dims().empty() || server.dtypes.empty()) {
     return Fail(absl::InternalError("the server reports no head_dim or no dtype"));
   }
-  const bool as_json = absl::GetFlag(FLAGS_json);
   uint64_t seed = absl::GetFlag(FLAGS_seed);
   if (seed == 0) seed = std::random_device()();
   std::mt19937_64 random(seed);
@@ -179,35 +177,31 @@ int RunVerify() {
   const auto start = std::chrono::steady_clock::now();
   for (int i = 1; i <= cases; ++i) {
     const Case c = RandomCase(server, &random);
-    const Outcome outcome = RunCase(c, server.float16_sums, client->get(), &random);
+    const Outcome outcome = RunCase(c, server.float16_sums, client, &random);
     if (!outcome.ok) ++failed;
     if (outcome.status.ok()) worst = std::max(worst, outcome.errors.Ratio());
-    if (as_json) json_cases.push_back(CaseJson(c, outcome));
-    if (!as_json) PrintCase(i, c, outcome);
+    json_cases.push_back(CaseJson(c, outcome));
+    if (!absl::GetFlag(FLAGS_json)) PrintCase(i, c, outcome);
     if (absl::IsUnavailable(outcome.status)) return Fail(outcome.status);
   }
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-  if (as_json) {
-    PrintJson({{"seed", seed},
-               {"cases", cases},
-               {"failed", failed},
-               {"worst_ratio", worst},
-               {"results", json_cases}});
-  } else {
-    std::printf("verify: %d of %d cases within %s, worst ratio %.2f, seed %llu, %.1f s%s\n",
-                cases - failed, cases,
-                server.float16_sums ? "2e-2, the bound of float16 sums"
-                                    : "twice the error of unfused attention",
-                worst, static_cast<unsigned long long>(seed), elapsed.count(),
-                failed == 0 ? "" : ": FAILED");
-  }
+  Print({{"seed", seed},
+         {"cases", cases},
+         {"failed", failed},
+         {"worst_ratio", worst},
+         {"results", json_cases}},
+        absl::StrFormat("verify: %d of %d cases within %s, worst ratio %.2f, seed %d, %.1f s%s\n",
+                        cases - failed, cases,
+                        server.float16_sums ? "2e-2, the bound of float16 sums"
+                                            : "twice the error of unfused attention",
+                        worst, seed, elapsed.count(), failed == 0 ? "" : ": FAILED"));
   return failed == 0 ? kExitOk : kExitFailure;
 }
 
 }  // namespace
 
-const Command& VerifyCommand() {
-  static const Command command = {
+Command VerifyCommand() {
+  return {
       "verify",
       "compares random requests with a float64 reference",
       "Sends random requests (dtypes, head_dims, grouped heads, layouts, masks, ragged spans, "
@@ -218,7 +212,6 @@ const Command& VerifyCommand() {
       "with rows=QUERY/KV for each span.",
       {"cases", "seed"},
       RunVerify};
-  return command;
 }
 
 }  // namespace flashcore::cli

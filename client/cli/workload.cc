@@ -21,10 +21,6 @@ uint64_t Mix(uint64_t x) {
   return x ^ x >> 31;
 }
 
-absl::Span<const std::byte> Bytes(const std::vector<uint16_t>& elements) {
-  return {reinterpret_cast<const std::byte*>(elements.data()), elements.size() * sizeof(uint16_t)};
-}
-
 SequenceOptions SequenceOf(const LoadOptions& options) {
   SequenceOptions sequence;
   sequence.num_kv_heads = options.shape.num_kv_heads;

@@ -45,10 +45,7 @@ absl::StatusOr<Sequence> CreatePrefix(const LoadOptions& options, Client* client
 // Inline: always the same request. Resident: a step appends rows to each sequence of a group and
 // attends from as many; a group that has `end_` rows is truncated to `start_` rows, and the next
 // group follows. After an error with an unknown outcome, or the loss of a sequence, Prepare makes
-// all sequences again.
-//
-// Accept compares the first reply with the float64 reference, on some rows and heads, and every
-// other reply with the first one to the same request, at 16 elements of the output.
+// all sequences again. load.h says how replies are checked.
 class Workload {
  public:
   // `client` and `prefix` outlive this.

@@ -11,16 +11,10 @@ namespace {
 // No protobuf message is larger, so no tensor is.
 constexpr uint64_t kMaxTensorBytes = std::numeric_limits<int32_t>::max();
 
-uint64_t QueryRows(const AttendRequest& request) {
-  uint64_t rows = 0;
-  for (const SpanShape& span : request.spans) rows += span.query_rows;
-  return rows;
-}
-
-uint64_t KvRows(const AttendRequest& request) {
-  uint64_t rows = 0;
-  for (const SpanShape& span : request.spans) rows += span.kv_rows;
-  return rows;
+uint64_t SumRows(const AttendRequest& request, uint32_t SpanShape::*rows) {
+  uint64_t sum = 0;
+  for (const SpanShape& span : request.spans) sum += span.*rows;
+  return sum;
 }
 
 absl::Status CheckShape(const AttendRequest& request) {
@@ -42,7 +36,8 @@ absl::Status CheckShape(const AttendRequest& request) {
   }
   // Rows and heads are 32 bits each, head_dim too: divide rather than multiply.
   const uint64_t row_limit = kMaxTensorBytes / kElementBytes / request.head_dim / request.num_heads;
-  const uint64_t rows = std::max(QueryRows(request), KvRows(request));
+  const uint64_t rows =
+      std::max(SumRows(request, &SpanShape::query_rows), SumRows(request, &SpanShape::kv_rows));
   if (rows > row_limit) {
     return absl::InvalidArgumentError(absl::StrCat(
         "spans: ", rows, " rows of ", request.num_heads, " heads of ", request.head_dim,
@@ -59,15 +54,15 @@ absl::Status CheckSize(const char* field, const char* unit, size_t size, size_t 
 
 }  // namespace
 
-size_t AttendRequest::QueryBytes() const {
-  return QueryRows(*this) * num_heads * head_dim * kElementBytes;
-}
+size_t AttendRequest::QueryBytes() const { return LseElements() * head_dim * kElementBytes; }
 
 size_t AttendRequest::KvBytes() const {
-  return KvRows(*this) * num_kv_heads * head_dim * kElementBytes;
+  return SumRows(*this, &SpanShape::kv_rows) * num_kv_heads * head_dim * kElementBytes;
 }
 
-size_t AttendRequest::LseElements() const { return QueryRows(*this) * num_heads; }
+size_t AttendRequest::LseElements() const {
+  return SumRows(*this, &SpanShape::query_rows) * num_heads;
+}
 
 bool AttendRequest::SafeToRepeat() const {
   for (const SpanShape& span : spans) {

@@ -8,8 +8,8 @@ namespace client {
 
 absl::Status CallAttend(const Connection& connection, const AttendRequest& request,
                         AttendResult* result, const CallOptions& call) {
-  const absl::Time deadline = connection.Deadline(call);
-  BorrowedMemory borrowed;  // outlives the message
+  const CallOptions whole = {connection.Deadline(call), call.affinity};  // of all attempts together
+  BorrowedMemory borrowed;                                               // outlives the message
   const absl::StatusOr<EncodedRequest> encoded = connection.Encode(request, &borrowed);
   if (!encoded.ok()) return encoded.status();
   AttendResult ignored;
@@ -17,11 +17,9 @@ absl::Status CallAttend(const Connection& connection, const AttendRequest& reque
   *result = {};
   grpc::ByteBuffer reply;
   int attempts = 0;
-  absl::Status status =
-      connection.WithRetries(request.SafeToRepeat(), deadline, &attempts, [&]() -> absl::Status {
-        return connection.CallBytes(kAttendMethod, deadline, call.affinity, encoded->message,
-                                    &reply);
-      });
+  absl::Status status = connection.WithRetries(
+      request.SafeToRepeat(), *whole.deadline, &attempts,
+      [&] { return connection.CallBytes(kAttendMethod, whole, encoded->message, &reply); });
   if (status.ok()) status = TakeReply(reply, encoded->destination, result);
   result->attempts = attempts;
   result->request_bytes = encoded->message.Length();
@@ -42,13 +40,7 @@ void AttendCall::Start() {
       context = context_.get();
     }
   }
-  if (context == nullptr) {
-    AttendResult result;
-    result.request_bytes = args_.request.message.Length();
-    result.attempts = attempts_;
-    args_.done(absl::CancelledError("cancelled between two attempts"), std::move(result));
-    return;
-  }
+  if (context == nullptr) return End(absl::CancelledError("cancelled between two attempts"), {});
   ++attempts_;
   reply_.Clear();
   grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(
@@ -68,9 +60,11 @@ void AttendCall::OnAttemptDone(const grpc::Status& grpc_status) {
   absl::Status status = client::FromGrpc(grpc_status);
   if (Retry(status)) return;
   AttendResult result;
-  if (status.ok()) {
-    status = client::TakeReply(reply_, args_.request.destination, &result);
-  }
+  if (status.ok()) status = client::TakeReply(reply_, args_.request.destination, &result);
+  End(std::move(status), std::move(result));
+}
+
+void AttendCall::End(absl::Status status, AttendResult result) {
   result.request_bytes = args_.request.message.Length();
   result.attempts = attempts_;
   args_.done(std::move(status), std::move(result));

@@ -45,6 +45,7 @@ class AttendCall : public std::enable_shared_from_this<AttendCall> {
 
  private:
   void OnAttemptDone(const grpc::Status& grpc_status) ABSL_LOCKS_EXCLUDED(mutex_);
+  void End(absl::Status status, AttendResult result);  // runs the callback
   // True if another attempt was scheduled.
   bool Retry(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -13,12 +13,9 @@
 #include "grpcpp/generic/generic_stub.h"
 
 namespace flashcore {
-namespace {
 
 constexpr char kStreamMethod[] = "/flashcore.v1.AttentionService/AttendStream";
 constexpr size_t kMaxSpans = 1 << 20;  // more than any server allows; bounds a reply's fields
-
-}  // namespace
 
 // Owned by the AttendStream, and by itself until OnDone returns.
 //
@@ -109,10 +106,7 @@ class AttendStream::Reactor final
   }
 
   void OnReadDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_) {
-    if (ok && TakeAnswer()) {
-      StartRead(&read_);
-      return;
-    }
+    if (ok && TakeAnswer()) return StartRead(&read_);
     {
       absl::MutexLock lock(&mutex_);
       broken_ = true;

@@ -9,15 +9,12 @@
 #include "client/cpp/connection.h"
 
 namespace flashcore {
-namespace {
 
 using Stub = v1::AttentionService::Stub;
 
 constexpr char kEchoMethod[] = "/flashcore.v1.DebugService/Echo";
 constexpr char kHealthMethod[] = "/grpc.health.v1.Health/Check";
 constexpr uint32_t kPageSize = 1000;  // of ListSequences, the most that a server gives
-
-}  // namespace
 
 Client::Client(std::shared_ptr<const client::Connection> connection)
     : connection_(std::move(connection)) {}
@@ -104,9 +101,8 @@ absl::StatusOr<std::vector<v1::SequenceInfo>> Client::ListSequences(const CallOp
 absl::Status Client::Echo(absl::Span<const std::byte> payload, absl::Span<std::byte> reply,
                           const CallOptions& call) {
   grpc::ByteBuffer response;
-  absl::Status status =
-      connection_->CallBytes(kEchoMethod, connection_->Deadline(call), call.affinity,
-                             client::EncodeEcho(payload, reply.size()), &response);
+  absl::Status status = connection_->CallBytes(
+      kEchoMethod, call, client::EncodeEcho(payload, reply.size()), &response);
   if (!status.ok()) return status;
   return client::DecodeEcho(response, reply);
 }
@@ -118,8 +114,7 @@ absl::StatusOr<HealthStatus> Client::CheckHealth(absl::string_view service,
   const grpc::Slice slice(wire::FieldHeader(1, service.size()) + std::string(service));
   grpc::ByteBuffer response;
   absl::Status status =
-      connection_->CallBytes(kHealthMethod, connection_->Deadline(call), call.affinity,
-                             grpc::ByteBuffer(&slice, 1), &response);
+      connection_->CallBytes(kHealthMethod, call, grpc::ByteBuffer(&slice, 1), &response);
   if (!status.ok()) return status;
   // One varint field of one byte; an empty message is its default, UNKNOWN.
   std::string fields;

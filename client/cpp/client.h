@@ -1,13 +1,5 @@
-// The C++ client of FlashCore: attention over gRPC on memory of the caller.
-//
-//   auto client = flashcore::Client::Create("127.0.0.1:7070");
-//   flashcore::AttendRequest request;
-//   request.spans = {{/*query_rows=*/512, /*kv_rows=*/512}};
-//   request.num_heads = request.num_kv_heads = 8;
-//   request.head_dim = 64;
-//   request.query = request.key = request.value = ...;  // FP16, [512, 8, 64] each
-//   request.output = ...;                               // same size as query
-//   absl::Status status = (*client)->Attend(request, &result);
+// The C++ client of FlashCore: attention over gRPC on memory of the caller. client/README.md has
+// examples of every call.
 //
 // K/V that stays on the server is a Sequence, from CreateSequence or OpenSequence (sequence.h). A
 // request over many sequences names them in spans[i].sequence_id.

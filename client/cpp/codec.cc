@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "flashcore/v1/attention.pb.h"
 #include "flashcore/v1/debug.pb.h"
 #include "grpcpp/support/slice.h"
 
@@ -21,17 +19,9 @@ constexpr size_t kMaxSmallBytes = 64 * 1024;
 constexpr size_t kMaxVarintBytes = 10;
 
 void FillMask(const Mask& mask, v1::Mask* out) {
-  switch (mask.kind) {
-    case Mask::Kind::kNone:
-      out->set_kind(v1::Mask::KIND_NONE);
-      break;
-    case Mask::Kind::kCausal:
-      out->set_kind(v1::Mask::KIND_CAUSAL);
-      break;
-    case Mask::Kind::kSlidingWindow:
-      out->set_kind(v1::Mask::KIND_SLIDING_WINDOW);
-      break;
-  }
+  out->set_kind(mask.kind == Mask::Kind::kNone     ? v1::Mask::KIND_NONE
+                : mask.kind == Mask::Kind::kCausal ? v1::Mask::KIND_CAUSAL
+                                                   : v1::Mask::KIND_SLIDING_WINDOW);
   if (mask.left.has_value()) out->set_window_left(*mask.left);
   if (mask.right.has_value()) out->set_window_right(*mask.right);
 }
@@ -104,13 +94,9 @@ Destination DestinationOf(const AttendRequest& request) {
                                     [](const SpanShape& s) { return !s.sequence_id.empty(); });
   if (!resident) return out;
   for (const SpanShape& span : request.spans) {
-    if (span.sequence_id.empty()) {
-      out.sequence_lengths.emplace_back(0);
-    } else if (span.expected_length.has_value()) {
-      out.sequence_lengths.emplace_back(*span.expected_length + span.kv_rows);
-    } else {
-      out.sequence_lengths.emplace_back();
-    }
+    std::optional<uint64_t>& want = out.sequence_lengths.emplace_back();
+    if (span.expected_length.has_value()) want = *span.expected_length + span.kv_rows;
+    if (span.sequence_id.empty()) want = 0;
   }
   return out;
 }
@@ -123,6 +109,10 @@ v1::Layout ToProto(Layout layout) {
 
 v1::DType ToProto(DType dtype) {
   return dtype == DType::kFloat16 ? v1::DTYPE_FLOAT16 : v1::DTYPE_BFLOAT16;
+}
+
+DType FromProto(v1::DType dtype) {
+  return dtype == v1::DTYPE_BFLOAT16 ? DType::kBFloat16 : DType::kFloat16;
 }
 
 absl::StatusOr<EncodedRequest> EncodeRequest(const AttendRequest& request,

@@ -22,6 +22,7 @@ namespace flashcore::client {
 
 v1::Layout ToProto(Layout layout);
 v1::DType ToProto(DType dtype);
+DType FromProto(v1::DType dtype);  // DTYPE_BFLOAT16, else FP16
 
 // Where the tensors of a reply go, and what else the reply must have. Does not own the memory.
 struct Destination {

@@ -9,7 +9,6 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -50,15 +49,13 @@ void KeepCallbackThreads() {
   static_cast<void>(started);
 }
 
-bool IsUnixTarget(absl::string_view target) { return absl::StartsWith(target, "unix:"); }
-
 // INVALID_ARGUMENT unless `target` is "host:port", "unix:path" or a gRPC target URI.
 absl::Status CheckTarget(absl::string_view target) {
   const auto error = [target](absl::string_view problem) {
     return absl::InvalidArgumentError(
         absl::StrCat("target '", target, "': ", problem, "; want host:port or unix:path"));
   };
-  if (IsUnixTarget(target)) {
+  if (absl::StartsWith(target, "unix:")) {
     return target.size() > 5 ? absl::OkStatus() : error("no path");
   }
   for (const absl::string_view scheme : {"dns:", "ipv4:", "ipv6:", "unix-abstract:", "xds:"}) {
@@ -95,7 +92,7 @@ grpc::ChannelArguments WithDefaults(absl::string_view target, const ClientOption
   // gRPC's default of a second is longer than our first retries.
   SetDefault(given, GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100, &out);
   SetDefault(given, GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 5000, &out);
-  if (IsUnixTarget(target)) SetDefault(given, GRPC_ARG_ENABLE_HTTP_PROXY, 0, &out);
+  if (absl::StartsWith(target, "unix:")) SetDefault(given, GRPC_ARG_ENABLE_HTTP_PROXY, 0, &out);
   return out;
 }
 
@@ -163,11 +160,10 @@ std::optional<absl::Duration> Connection::Backoff(const absl::Status& status, bo
                      random);
 }
 
-absl::Status Connection::CallBytes(const char* method, absl::Time deadline,
-                                   absl::string_view affinity, const grpc::ByteBuffer& request,
-                                   grpc::ByteBuffer* reply) const {
+absl::Status Connection::CallBytes(const char* method, const CallOptions& call,
+                                   const grpc::ByteBuffer& request, grpc::ByteBuffer* reply) const {
   grpc::ClientContext context;
-  Prepare(deadline, affinity, &context);
+  Prepare(Deadline(call), call.affinity, &context);
   return FromGrpc(grpc_compat::CallUnary(channel_.get(), method, &context, request, reply));
 }
 

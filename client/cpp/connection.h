@@ -79,7 +79,7 @@ class Connection {
   }
 
   // One attempt of a unary call with raw messages.
-  absl::Status CallBytes(const char* method, absl::Time deadline, absl::string_view affinity,
+  absl::Status CallBytes(const char* method, const CallOptions& call,
                          const grpc::ByteBuffer& request, grpc::ByteBuffer* reply) const;
 
   // A call with retries. `attempts`, unless null, is set to how many were made.

@@ -4,11 +4,8 @@
 #include <utility>
 
 namespace flashcore::client {
-namespace {
 
 constexpr size_t kAlignment = 16;  // of MemoryRange.offset
-
-}  // namespace
 
 BorrowedMemory::~BorrowedMemory() {
   absl::MutexLock lock(&mutex_);

@@ -118,21 +118,21 @@ uint64_t ChunkRows(const RowsToLoad& rows, size_t message_bytes) {
   return fit >= kPageRows ? fit / kPageRows * kPageRows : std::max<uint64_t>(1, fit);
 }
 
-// Blocks until all rows are appended, in messages of at most `message_bytes` and of at most the
+// Blocks until all rows are appended, in messages of at most kMessageBytes and of at most the
 // client's limit. A row is never split: RESOURCE_EXHAUSTED if one is over the limit. Each message
 // is copied once from the tensors, and gRPC's flow control bounds how many are in flight. If `rows`
 // has an expected_length, every message carries its own. After an error, the first messages may
 // have taken effect.
 absl::StatusOr<v1::LoadSequenceResponse> LoadRows(const client::Connection& connection,
-                                                  const RowsToLoad& rows, size_t message_bytes,
-                                                  absl::Time deadline, absl::string_view affinity) {
+                                                  const RowsToLoad& rows, absl::Time deadline,
+                                                  absl::string_view affinity) {
   const size_t limit = connection.options().max_message_bytes;
   if (2 * rows.RowBytes() + kSmallBytes > limit) {
     return absl::ResourceExhaustedError(absl::StrCat("key, value: a row of 2 * ", rows.RowBytes(),
                                                      " bytes is over this client's limit of ",
                                                      limit, " a message"));
   }
-  const uint64_t chunk_rows = ChunkRows(rows, std::min(message_bytes, limit));
+  const uint64_t chunk_rows = ChunkRows(rows, std::min(Sequence::kMessageBytes, limit));
 
   grpc::ClientContext context;
   connection.Prepare(deadline, affinity, &context);
@@ -204,7 +204,7 @@ absl::StatusOr<Sequence> Sequence::Open(ConnectionPtr connection, absl::string_v
   options.num_layers = info->num_layers();
   options.num_kv_heads = info->num_kv_heads();
   options.head_dim = info->head_dim();
-  options.dtype = info->dtype() == v1::DTYPE_BFLOAT16 ? DType::kBFloat16 : DType::kFloat16;
+  options.dtype = client::FromProto(info->dtype());
   options.pin = info->pin();
   options.device_id = info->device_id();
   options.affinity = call.affinity;
@@ -270,17 +270,15 @@ absl::StatusOr<v1::SequenceInfo> Sequence::Append(uint32_t layer, absl::Span<con
         " bytes; want the same number of rows of ", row_bytes, " bytes in both, at least 1"));
   }
   return WithReload(call, [&](const Resident& now, const CallOptions& routed) {
-    RowsToLoad rows;
-    rows.sequence_id = now.id;
-    rows.layer = layer;
-    rows.expected_length = expected_length;
-    rows.layout = layout;
-    rows.num_rows = key.size() / row_bytes;
-    rows.num_kv_heads = now.options.num_kv_heads;
-    rows.key = key;
-    rows.value = value;
-    return InfoOf(
-        LoadRows(*now.connection, rows, kMessageBytes, *routed.deadline, routed.affinity));
+    const RowsToLoad rows = {now.id,
+                             layer,
+                             expected_length,
+                             layout,
+                             /*num_rows=*/key.size() / row_bytes,
+                             now.options.num_kv_heads,
+                             key,
+                             value};
+    return InfoOf(LoadRows(*now.connection, rows, *routed.deadline, routed.affinity));
   });
 }
 

@@ -1,11 +1,5 @@
 // A resident sequence: K/V that stays on the server. proto/flashcore/v1/attention.proto defines the
-// operations and the order in which they take effect.
-//
-//   auto sequence = client->CreateSequence({num_layers, num_kv_heads, head_dim});
-//   sequence->Append(/*layer=*/0, key, value, Layout::kNHD, /*expected_length=*/0);  // the prompt
-//   request.spans = {{/*query_rows=*/1, /*kv_rows=*/1, {}, /*expected_length=*/prompt_rows}};
-//   sequence->Attend(request, &result);  // one decode step: appends a row, attends to all
-//   sequence->Delete();
+// operations and the order in which they take effect. client/README.md has an example.
 //
 // Behind a proxy in front of several servers, a sequence's affinity selects its server:
 // SequenceOptions::affinity. To load lost sequences again, see Sequence::OnLost.

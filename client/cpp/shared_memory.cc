@@ -138,13 +138,10 @@ class SharedMemory::Registration final
   void OnReadDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_) {
     {
       absl::MutexLock lock(&mutex_);
+      ended_ = !ok;
       if (ok) Take();
-      if (!ok) ended_ = true;
     }
-    if (ok) {
-      StartRead(&response_);
-      return;
-    }
+    if (ok) return StartRead(&response_);
     connection_->regions().Remove(data_);
     RemoveHold();
   }

@@ -145,6 +145,9 @@ TEST(BenchReportTest, PercentilesAreOfNearestRank) {
   EXPECT_EQ(p.at("p999"), 999);
   EXPECT_EQ(p.at("max"), 1000);
   EXPECT_EQ(p.at("mean"), 500.5);
+  EXPECT_EQ(
+      Percentiles({738.5050048828125f}).dump(),
+      R"({"p50":738.505,"p90":738.505,"p99":738.505,"p999":738.505,"max":738.505,"mean":738.505})");
   EXPECT_EQ(NearestRank({7}, 0.5), 7);
   EXPECT_EQ(NearestRank({7}, 0.999), 7);
   EXPECT_EQ(NearestRank({1, 2, 3}, 0.5), 2);
@@ -159,8 +162,13 @@ TEST(JsonTest, EscapesAndNests) {
   json["nan"] = std::nan("");
   json["t"] = true;
   json["list"] = {{{"n", 1}}, nlohmann::ordered_json::object()};
+  absl::FlagSaver saver;
   testing::internal::CaptureStdout();
-  PrintJson(json);
+  Print(json, "text\n");
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "text\n");
+  absl::SetFlag(&FLAGS_json, true);
+  testing::internal::CaptureStdout();
+  Print(json, "text\n");
   EXPECT_EQ(testing::internal::GetCapturedStdout(),
             R"({"a":"q\"\\\n�","b":1.5,"nan":null,"t":true,"list":[{"n":1},{}]})"
             "\n");

@@ -13,7 +13,9 @@ using ::testing::HasSubstr;
 
 NpyArray Array(std::string descr, std::vector<uint64_t> shape) {
   NpyArray array{std::move(descr), std::move(shape), {}};
-  array.data.resize(array.Elements() * array.ElementBytes());
+  size_t bytes = array.ElementBytes();
+  for (const uint64_t size : array.shape) bytes *= size;
+  array.data.resize(bytes);
   for (size_t i = 0; i < array.data.size(); ++i) array.data[i] = static_cast<std::byte>(i);
   return array;
 }
