@@ -133,6 +133,7 @@ void JoinListen(std::vector<std::string>* args) {
 absl::Status ReadCommandLine(std::vector<std::string> args) {
   JoinListen(&args);
   std::vector<char*> pointers;
+  pointers.reserve(args.size());
   for (std::string& arg : args) pointers.push_back(arg.data());
   const std::vector<char*> rest =
       absl::ParseCommandLine(static_cast<int>(pointers.size()), pointers.data());

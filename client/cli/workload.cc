@@ -291,7 +291,7 @@ absl::Status Workload::AllocateTensors() {
   request_.query = {at, query_bytes};
   request_.output = {at += align(query_bytes), query_bytes};
   request_.key = {at += align(query_bytes), kv_bytes};
-  request_.value = {at += align(kv_bytes), kv_bytes};
+  request_.value = {at + align(kv_bytes), kv_bytes};
   return absl::OkStatus();
 }
 

@@ -52,7 +52,7 @@ v1::AttendRequest SmallFields(const AttendRequest& request) {
 }
 
 // Adds the payload; without a copy if `borrowed` is given.
-void AddField(int number, absl::Span<const std::byte> payload, std::string before,
+void AddField(int number, absl::Span<const std::byte> payload, const std::string& before,
               BorrowedMemory* borrowed, std::vector<grpc::Slice>* slices) {
   slices->emplace_back(before + wire::FieldHeader(number, payload.size()));
   if (payload.empty()) return;

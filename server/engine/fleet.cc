@@ -124,6 +124,7 @@ std::vector<Engine*> Fleet::ByFreeMemory() const {
   }
   std::sort(order.begin(), order.end());
   std::vector<Engine*> engines;
+  engines.reserve(order.size());
   for (const auto& [fullness, load, number] : order) engines.push_back(engines_[number].get());
   return engines;
 }

@@ -37,6 +37,7 @@ bool ReplaceRange(uint64_t address) {
     const uint64_t count = range & ((uint64_t{1} << kPageCountBits) - 1);
     if (page < first || page >= first + count) continue;
     lost_ranges[slot].store(true);
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the handler knows the range as numbers only
     return mmap(reinterpret_cast<void*>(first * page_bytes), count * page_bytes,
                 PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1,
                 0) != MAP_FAILED;
