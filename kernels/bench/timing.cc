@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <utility>
 
 #include "kernels/bench/device_kernels.h"
 
@@ -49,11 +50,15 @@ Percentiles TimeRounds(int rounds, cudaStream_t stream, const std::function<void
     Check(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()), "read the time");
     times.push_back(milliseconds * 1e3);
   }
-  std::sort(times.begin(), times.end());
-  return {Percentile(times, 0.5), Percentile(times, 0.9), Percentile(times, 0.99)};
+  return Summarise(std::move(times));
 }
 
 }  // namespace
+
+Percentiles Summarise(std::vector<double> us) {
+  std::sort(us.begin(), us.end());
+  return {Percentile(us, 0.5), Percentile(us, 0.9), Percentile(us, 0.99)};
+}
 
 Percentiles TimeLaunches(const KernelRun& run, int launches, int rounds, cudaStream_t stream) {
   const CudaGraphExec replay = CaptureLaunches(run, launches, stream);

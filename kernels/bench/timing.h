@@ -4,6 +4,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <vector>
+
 #include "kernels/bench/kernel_run.h"
 
 namespace flashcore::kernels {
@@ -14,6 +16,9 @@ struct Percentiles {
   double p90 = 0;
   double p99 = 0;
 };
+
+// Percentiles of one or more times, by nearest rank.
+Percentiles Summarise(std::vector<double> us);
 
 // Time of one launch: `launches` launches, on the sets of `run` in turn, are captured in a CUDA
 // graph, which is replayed `rounds` times.
