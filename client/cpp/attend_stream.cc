@@ -151,7 +151,7 @@ class AttendStream::Reactor final
     if (writing_ || broken_) return;
     if (!writes_.empty()) {
       writing_ = true;
-      write_ = std::move(writes_.front());
+      write_.Swap(&writes_.front());
       writes_.pop_front();
       StartWrite(&write_);
     } else if (finishing_ && !half_closed_) {
