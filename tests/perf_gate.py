@@ -7,8 +7,8 @@
 BUILD is a release build, by default build/. It needs Debian's libopenblas0 and the packages of the
 end-to-end tests.
 
-Each figure is a ratio of two times from one run, in which both sides take turns every few
-milliseconds, so that what slows the machine slows both:
+Each figure is a ratio of two times from one run, in which both sides take turns, call by call or
+every 50 ms, so that what slows the machine slows both:
 
     kernel_d64, kernel_d128  a CPU kernel on one thread to OpenBLAS SGEMM, for as many floating-point
                              operations
