@@ -3,6 +3,7 @@
 import argparse
 import json
 import pathlib
+import re
 import sys
 import tempfile
 import time
@@ -97,9 +98,10 @@ class RowsTest(unittest.TestCase):
         rows = cells.make_rows({"section": "s", "case": "c", "clients": 1},
                                {"a": ([report(1, **echo)], ""), "b": ([report(1, **echo)], "x")},
                                "a")
+        documented = set(re.findall(r"\w+", record_server.__doc__))
         for key, value in (item for row in rows for item in row.items()):
             self.assertIsInstance(value, (str, int, float, bool), key)
-            self.assertIn(key.removesuffix("_min").removesuffix("_max"), record_server.__doc__)
+            self.assertIn(key.removesuffix("_min").removesuffix("_max"), documented)
 
 
 class RecordTest(unittest.TestCase):

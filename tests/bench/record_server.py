@@ -33,6 +33,7 @@ Keys of a row:
   section, case, clients, transport ("tcp", "unix", "shm"), stream (true: AttendStream)
   variant     "flashcore", "peer", "peer_8_processes"; "tcp_unary", "unix_stream", ...; "--lanes=4"
   flag, value of section tuning: "lanes", "4"
+  echo        of sections transports and cpu: true if an echo took turns
   baseline    the variant of the same cell that ratios are over
   server_version, target, mode, shape           of flashcore bench
   rounds, samples (requests of all rounds), round_seconds (the measured window of one)
@@ -178,7 +179,7 @@ def parse_arguments():
 
 def shorten(args):
     """Sets what --quick stands for."""
-    args.rounds, args.duration, args.warmup, args.most_clients, args.inline = 2, 0.25, 0, 2, 0
+    args.rounds, args.duration, args.warmup, args.most_clients, args.inline = 2, 0.15, 0, 2, 0
     args.cases, args.clients, args.peer_processes = ["mission", "decode1"], [1, 2], 2
     args.transport_cases, args.transport_clients = ["mission"], [2]
     args.tuning_flags = ["idle_spin_us"]

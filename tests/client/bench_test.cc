@@ -292,15 +292,21 @@ class RateTest : public BenchTest {
     calls_.push_back({kind, calls_.empty() ? SteadyTime::min() : calls_.back().end, clock_.Now()});
   }
 
-  // No kind is left out: after each change of kind, the next change is to the one after it.
+  // No kind is left out, and each turn but the last, which the load ends, has at least 50 ms.
   void ExpectKindsInTurn(size_t kinds) const {
     absl::MutexLock lock(&mutex_);
-    std::vector<std::string> changes;
+    std::vector<Call> turns;
     for (const Call& call : calls_) {
-      if (changes.empty() || changes.back() != call.kind) changes.push_back(call.kind);
+      if (turns.empty() || turns.back().kind != call.kind) turns.push_back(call);
+      turns.back().end = call.end;
     }
-    for (size_t i = kinds; i < changes.size(); ++i) EXPECT_EQ(changes[i], changes[i - kinds]) << i;
-    EXPECT_TRUE(kinds == 1 || changes.size() > 2 * kinds);
+    for (size_t i = kinds; i < turns.size(); ++i) {
+      EXPECT_EQ(turns[i].kind, turns[i - kinds].kind) << i;
+    }
+    for (size_t i = 1; i + 1 < turns.size(); ++i) {
+      EXPECT_GE(turns[i].end - turns[i].begin, std::chrono::milliseconds(50)) << turns[i].kind;
+    }
+    EXPECT_TRUE(kinds == 1 || turns.size() > 2 * kinds);
   }
 
   // Of one kind: the calls that ended in the window, and the part of the window that they and what
