@@ -118,8 +118,8 @@ void JoinListen(std::vector<std::string>* args) {
     }
     if (i > 0 && (arg == "--listen" || arg == "-listen") && i + 1 < args->size()) {
       listen.push_back((*args)[++i]);
-    } else if (i > 0 && absl::StartsWith(arg, "--listen=")) {
-      listen.emplace_back(arg.substr(9));
+    } else if (i > 0 && (absl::StartsWith(arg, "--listen=") || absl::StartsWith(arg, "-listen="))) {
+      listen.emplace_back(arg.substr(arg.find('=') + 1));
     } else {
       rest.emplace_back(arg);
     }

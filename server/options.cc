@@ -141,15 +141,17 @@ constexpr int32_t kMaxInt = std::numeric_limits<int32_t>::max();
 // Checks values and keeps the first error.
 class Checker {
  public:
-  // Returns the flag's value. An error unless it lies in [low, high].
+  // Returns the flag's value. An error unless it lies in [low, high]; then returns `low`, which
+  // callers can convert and scale without an overflow.
   template <typename T>
   T Range(const absl::Flag<T>& flag, std::decay_t<T> low, std::decay_t<T> high) {
     const T value = absl::GetFlag(flag);
-    if (status_.ok() && !(value >= low && value <= high)) {
+    if (value >= low && value <= high) return value;
+    if (status_.ok()) {
       status_ = absl::InvalidArgumentError(
           absl::StrCat("--", NameOf(flag), ": ", value, " is not in ", low, "..", high));
     }
-    return value;
+    return low;
   }
   // Returns the choice that the flag names. An error, and the first one, if it names none.
   template <typename T>
@@ -298,8 +300,9 @@ void ReadServerOptions(Server::Options* options, Checker* check) {
   options->listen = absl::GetFlag(FLAGS_listen);
   CheckAddresses(options->listen, check);
   options->max_message_bytes = check->Range(FLAGS_max_message_bytes, 1024, kMaxInt);
-  options->transport_memory_bytes = check->Range(
-      FLAGS_transport_memory_bytes, 2 * absl::GetFlag(FLAGS_max_message_bytes), int64_t{1} << 46);
+  const auto message_bytes = static_cast<int64_t>(options->max_message_bytes);
+  options->transport_memory_bytes =
+      check->Range(FLAGS_transport_memory_bytes, 2 * message_bytes, int64_t{1} << 46);
   options->max_stream_inflight = check->Range(FLAGS_max_stream_inflight, 1, 65536);
   ReadSharedMemoryOptions(&options->shared_memory, check);
   options->enable_echo = absl::GetFlag(FLAGS_enable_echo);

@@ -1,6 +1,9 @@
 // flashcore bench: flags in, load run, report out.
 #include <algorithm>
 #include <cstdio>
+#include <iostream>
+#include <string>
+#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
@@ -17,6 +20,9 @@ ABSL_FLAG(flashcore::cli::Transport, transport, flashcore::cli::Transport::kAny,
           "which address to use if --target lists several, separated by commas: tcp or unix. shm: "
           "unix, with tensors in shared memory (the server needs --allow_shared_memory). Empty: "
           "the first address");
+ABSL_FLAG(bool, all_targets, false,
+          "spread the connections over all addresses of --target that --transport allows, instead "
+          "of the first");
 ABSL_FLAG(flashcore::cli::BenchShape, shape, {},
           "BxHxSxD or BxHq/HkvxSxD: B spans of S query rows and S K/V rows. For sequences: B of "
           "them for each worker with a context of S rows, unless --sequences and --context say "
@@ -43,7 +49,11 @@ ABSL_FLAG(bool, stream, false, "send on one AttendStream per connection instead 
 ABSL_FLAG(bool, compare_unary, false,
           "with --stream: take turns with the same requests in unary calls");
 ABSL_FLAG(bool, echo, false,
-          "take turns with a bare echo of the same sizes (the server needs --enable_echo)");
+          "take turns with a bare echo of the same bytes: Echo, or with --stream EchoStream (the "
+          "server needs --enable_echo)");
+ABSL_FLAG(bool, rounds_from_stdin, false,
+          "with --json: after the setup print {\"ready\":true}, then for each line of standard "
+          "input measure once and print a report, and end with it. Connections and sequences stay");
 ABSL_FLAG(bool, allow_errors, false, "exit with 0 even if requests failed");
 
 namespace flashcore::cli {
@@ -52,14 +62,17 @@ namespace {
 constexpr uint32_t kPrefillRows = 256;
 constexpr double kMaxFlop = 1e15;  // of a request: far beyond any message
 
-// The first address of Target() that --transport allows.
-absl::StatusOr<std::string> ChooseTarget() {
+// The first address of Target() that --transport allows, or with --all_targets all of them.
+absl::StatusOr<std::vector<std::string>> ChooseTargets() {
   const std::string targets = Target();
   const Transport transport = absl::GetFlag(FLAGS_transport);
   const Transport wanted = transport == Transport::kShm ? Transport::kUnix : transport;
+  std::vector<std::string> chosen;
   for (const absl::string_view target : absl::StrSplit(targets, ',')) {
-    if (wanted == Transport::kAny || wanted == TransportOf(target)) return std::string(target);
+    if (!chosen.empty() && !absl::GetFlag(FLAGS_all_targets)) break;
+    if (wanted == Transport::kAny || wanted == TransportOf(target)) chosen.emplace_back(target);
   }
+  if (!chosen.empty()) return chosen;
   return absl::InvalidArgumentError(absl::StrCat(
       "--transport=", AbslUnparseFlag(transport), ": --target=", targets, " has no such address",
       wanted == Transport::kUnix ? "; want the unix:path that the server listens on" : ""));
@@ -126,6 +139,12 @@ const char* FindProblem(const LoadOptions& options) {
       {options.concurrency < 1 || options.concurrency > 4096, "--concurrency: want 1 to 4096"},
       {options.connections < 1 || options.connections > options.concurrency,
        "--connections: want 1 to --concurrency"},
+      {static_cast<size_t>(options.connections) < options.targets.size(),
+       "--connections: want at least one for each address of --all_targets"},
+      {options.targets.size() > 1 && resident.fork_from_prefix != 0,
+       "--fork_from_prefix excludes several servers"},
+      {absl::GetFlag(FLAGS_rounds_from_stdin) && !absl::GetFlag(FLAGS_json),
+       "--rounds_from_stdin needs --json"},
       {options.duration <= absl::ZeroDuration() || options.duration > absl::Hours(24),
        "--duration: want more than 0 and at most 24h"},
       {options.warmup < absl::ZeroDuration() || options.warmup > absl::Hours(1),
@@ -154,28 +173,50 @@ const char* FindProblem(const LoadOptions& options) {
   return nullptr;
 }
 
-int RunBench(Client*) {
-  absl::StatusOr<std::string> target = ChooseTarget();
-  if (!target.ok()) return FailUsage(target.status().message());
-  LoadOptions options = ReadOptions();
-  options.target = *std::move(target);
-  if (const char* problem = FindProblem(options); problem != nullptr) return FailUsage(problem);
-  const absl::Status client = Client::Create(options.target, options.client).status();
-  if (!client.ok()) return FailUsage(client.message());
-  const absl::StatusOr<LoadResult> result = RunLoad(options);
-  if (!result.ok()) return Fail(result.status());
-  const auto report = BenchJson(options, AbslUnparseFlag(absl::GetFlag(FLAGS_shape)), *result);
+// Prints what was measured. Returns the exit code.
+int Report(const LoadOptions& options, const LoadResult& result) {
+  const auto report = BenchJson(options, AbslUnparseFlag(absl::GetFlag(FLAGS_shape)), result);
   Print(report, BenchTable(report));
-  if (!result->first_error.empty()) {
-    std::fprintf(stderr, "flashcore: first error: %s\n", result->first_error.c_str());
+  std::fflush(stdout);
+  if (!result.first_error.empty()) {
+    std::fprintf(stderr, "flashcore: first error: %s\n", result.first_error.c_str());
   }
-  if (result->Ok() == 0) return Fail(absl::UnknownError("no request succeeded"));
-  if (options.echo && result->echo.samples.empty()) {
+  if (result.Ok() == 0) return Fail(absl::UnknownError("no request succeeded"));
+  if (options.echo && result.echo.samples.empty()) {
     return Fail(absl::UnknownError("no echo succeeded"));
   }
-  if (result->wrong_replies > 0) return Fail(absl::DataLossError("a reply of the server is wrong"));
-  const bool failed = result->Failed() > 0 && !absl::GetFlag(FLAGS_allow_errors);
+  if (result.wrong_replies > 0) return Fail(absl::DataLossError("a reply of the server is wrong"));
+  const bool failed = result.Failed() > 0 && !absl::GetFlag(FLAGS_allow_errors);
   return failed ? kExitFailure : kExitOk;
+}
+
+// Whether to measure (again): once, or with --rounds_from_stdin when a line has come.
+bool NextRound(int rounds) {
+  if (!absl::GetFlag(FLAGS_rounds_from_stdin)) return rounds == 0;
+  if (rounds == 0) Print({{"ready", true}}, "");
+  std::fflush(stdout);
+  std::string line;
+  return static_cast<bool>(std::getline(std::cin, line));
+}
+
+int RunBench(Client*) {
+  absl::StatusOr<std::vector<std::string>> targets = ChooseTargets();
+  if (!targets.ok()) return FailUsage(targets.status().message());
+  LoadOptions options = ReadOptions();
+  options.targets = *std::move(targets);
+  if (const char* problem = FindProblem(options); problem != nullptr) return FailUsage(problem);
+  for (const std::string& target : options.targets) {
+    const absl::Status client = Client::Create(target, options.client).status();
+    if (!client.ok()) return FailUsage(client.message());
+  }
+  int rounds = 0, exit_code = kExitOk;
+  const absl::Status status = RunRounds(
+      options, [&] { return NextRound(rounds); },
+      [&](const LoadResult& result) {
+        ++rounds;
+        exit_code = std::max(exit_code, Report(options, result));
+      });
+  return status.ok() ? exit_code : Fail(status);
 }
 
 }  // namespace
@@ -188,9 +229,17 @@ Command BenchCommand() {
       "counts from when a request was due. Percentiles are exact: all samples are kept, about 32 "
       "bytes each. Replies are checked, the first of each worker against a float64 reference. The "
       "server's phases are its own account of each request.\n\n"
-      "req/s are the requests that ended in the measured window over its wall time. With --echo, "
-      "--compare_inline and --compare_unary the kinds of requests take turns of 50 ms: each of "
-      "their rates still counts the whole window.\n\n"
+      "With --echo, --compare_inline and --compare_unary the kinds of requests take turns of at "
+      "least 50 ms. req/s of a kind are its requests that ended in the measured window over the "
+      "wall time "
+      "of its turns in that window (turn_seconds); a kind that is alone has all of it.\n\n"
+      "--echo sends the bytes of Q, K and V and gets those of O back, by the same code on both "
+      "sides: a unary call sends from the caller's memory, a stream copies once; the server copies "
+      "the payload once and its reply not at all. The echo has no queue, no thread besides gRPC's, "
+      "no kernel, and its reply is one page of zeros. With --transport=shm it still sends the "
+      "bytes, over the Unix socket. outside_kernel_to_echo_p50_ratio is (latency - kernel phase) / "
+      "echo, latency_to_echo_and_kernel_p50_ratio is latency / (echo + kernel phase), both of "
+      "p50s.\n\n"
       "--mode=attend sends all K/V inline. The other modes use resident sequences of one layer. "
       "The workers divide the sequences among them, fill them with random rows before the warmup, "
       "and delete them at the end, also after SIGINT:\n"
@@ -206,10 +255,29 @@ Command BenchCommand() {
       "  flashcore bench --target=unix:/tmp/flashcore.sock --mode=decode --stream --compare_unary\n"
       "  flashcore bench --mode=decode --shape=1x32/8x4096x128 --concurrency=4 --sequences=64\n"
       "      --fork_from_prefix=1024 --compare_inline",
-      {"mode",           "shape",      "sequences",   "context", "fork_from_prefix", "pin",
-       "compare_inline", "query_rows", "causal",      "dtype",   "layout",           "concurrency",
-       "connections",    "duration",   "warmup",      "rate",    "transport",        "stream",
-       "compare_unary",  "echo",       "allow_errors"},
+      {"mode",
+       "shape",
+       "sequences",
+       "context",
+       "fork_from_prefix",
+       "pin",
+       "compare_inline",
+       "query_rows",
+       "causal",
+       "dtype",
+       "layout",
+       "concurrency",
+       "connections",
+       "all_targets",
+       "duration",
+       "warmup",
+       "rate",
+       "transport",
+       "stream",
+       "compare_unary",
+       "echo",
+       "rounds_from_stdin",
+       "allow_errors"},
       RunBench,
       /*connects=*/false};
 }

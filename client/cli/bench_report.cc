@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "nlohmann/json.hpp"
 
 namespace flashcore::cli {
@@ -29,9 +30,13 @@ Json LatencyJson(const Series& series) {
   return PercentilesOf(series, [](const Sample& sample) { return sample.latency_us; });
 }
 
-void AddKind(const Series& series, double window_seconds, Json* json) {
+double PerSecond(const Series& series) {
+  return static_cast<double>(series.ended) / series.turn_seconds;
+}
+
+void AddKind(const Series& series, Json* json) {
   const auto count = static_cast<double>(series.samples.size());
-  const double per_second = static_cast<double>(series.ended) / window_seconds;
+  const double per_second = PerSecond(series);
   (*json)["latency_us"] = LatencyJson(series);
   (*json)["outside_kernel_us"] = PercentilesOf(
       series, [](const Sample& s) { return s.latency_us - s.phase_us[kKernelPhase]; });
@@ -39,6 +44,7 @@ void AddKind(const Series& series, double window_seconds, Json* json) {
     (*json)["server_phase_us"][kPhases[i]] =
         PercentilesOf(series, [i](const Sample& sample) { return sample.phase_us[i]; });
   }
+  (*json)["turn_seconds"] = series.turn_seconds;
   (*json)["requests_per_second"] = per_second;
   (*json)["query_rows_per_second"] = per_second * static_cast<double>(series.query_rows) / count;
   (*json)["tflops"] = per_second * series.flop / count * 1e-12;
@@ -48,8 +54,10 @@ void AddKind(const Series& series, double window_seconds, Json* json) {
 }
 
 Json LoadJson(const LoadOptions& options, const std::string& shape, const LoadResult& result) {
-  const Transport transport = options.shared_memory ? Transport::kShm : TransportOf(options.target);
-  Json json = {{"target", options.target},
+  const Transport transport =
+      options.shared_memory ? Transport::kShm : TransportOf(options.targets.front());
+  Json json = {{"server", result.server},
+               {"target", absl::StrJoin(options.targets, ",")},
                {"transport", AbslUnparseFlag(transport)},
                {"mode", AbslUnparseFlag(options.mode)},
                {"shape", shape},
@@ -136,9 +144,9 @@ Json BenchJson(const LoadOptions& options, const std::string& shape, const LoadR
   Json json = LoadJson(options, shape, result);
   const std::string first =
       options.mode == BenchMode::kMixed ? "decode" : AbslUnparseFlag(options.mode);
-  AddKind(result.series.at(first), result.window_seconds, &json);
+  AddKind(result.series.at(first), &json);
   for (const auto& [kind, series] : result.series) {
-    if (kind != first) AddKind(series, result.window_seconds, &json[kind]);
+    if (kind != first) AddKind(series, &json[kind]);
   }
   json["failed"] = result.Failed();
   json["wrong_replies"] = result.wrong_replies;
@@ -146,7 +154,10 @@ Json BenchJson(const LoadOptions& options, const std::string& shape, const LoadR
   json["errors"] = result.errors;
   const double p50 = P50(json.at("latency_us"));
   if (options.echo) {
+    json["echo_rpc"] = options.stream ? "EchoStream" : "Echo";
     json["echo_us"] = LatencyJson(result.echo);
+    json["echo_turn_seconds"] = result.echo.turn_seconds;
+    json["echoes_per_second"] = PerSecond(result.echo);
     json["echoes"] = result.echo.samples.size();
     const double echo = P50(json["echo_us"]);
     const double kernel = P50(json["server_phase_us"][kPhases[kKernelPhase]]);
@@ -175,7 +186,7 @@ std::string BenchTable(const Json& report) {
   absl::StrAppendFormat(&out, "%-22s %10s %10s %10s %10s %10s %10s\n", "microseconds", "p50", "p90",
                         "p99", "p99.9", "max", "mean");
   for (const auto& [name, kind] : kinds) out += KindRows(name, *kind);
-  if (report.contains("echo_us")) out += Row("echo", report.at("echo_us"));
+  if (report.contains("echo_us")) out += Row(report.at("echo_rpc"), report.at("echo_us"));
   out += "\n";
   uint64_t ok = 0;
   for (const auto& [name, kind] : kinds) {

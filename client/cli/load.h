@@ -5,14 +5,16 @@
 // and its latency counts from when it was due, so that a stalled server shows in the percentiles
 // (no coordinated omission).
 //
-// With echo, compare_inline or compare_unary, the kinds of requests take turns of 50 ms: the
-// request itself, the same with K/V inline, the same as a unary call, and a bare echo. A request
-// belongs to the turn in which it starts.
+// With echo, compare_inline or compare_unary, the kinds of requests take turns of at least 50 ms,
+// the same for all threads: the request itself, the same with K/V inline, the same as a unary call,
+// and a bare echo (on a stream: an EchoStream). A request belongs to the turn in which it starts,
+// and a thread's turn lasts until its last request has been answered and checked.
 //
 // What counts, on a monotonic clock:
 //   measured window      from the end of the warmup to the end of the load, or its interruption
-//   requests per second  requests of a kind that ended in the window / its wall time, whether or
-//                        not other kinds took turns with it
+//   turn time of a kind  wall time of its turns in the window: all of the window if it is alone.
+//                        The mean over the threads that send it
+//   requests per second  requests of a kind that ended in the window / its turn time
 //   samples, errors      of requests that started (open loop: were due) in the window
 //
 // Every reply is checked: its sizes by the client; 16 elements of its output against the first
@@ -29,6 +31,7 @@
 #include <map>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -59,7 +62,7 @@ struct ResidentOptions {
 };
 
 struct LoadOptions {
-  std::string target;
+  std::vector<std::string> targets;  // servers: connection i goes to number i modulo their number
   ClientOptions client;
   BenchMode mode = BenchMode::kAttend;
   AttendRequest shape;       // without memory; the spans are those of an inline request
@@ -90,6 +93,7 @@ struct Sample {
 struct Series {
   std::deque<Sample> samples;  // in no order
   uint64_t ended = 0;          // in the measured window
+  double turn_seconds = 0;     // see above
   double flop = 0;
   uint64_t query_rows = 0;
   uint64_t request_bytes = 0;  // of the messages
@@ -97,6 +101,7 @@ struct Series {
 };
 
 struct LoadResult {
+  std::string server;                    // of the first connection: its version and devices
   double window_seconds = 0;             // wall time of the measured window
   std::map<std::string, Series> series;  // by kind: attend, decode, prefill, inline, unary
   Series echo;
@@ -127,6 +132,11 @@ double AttentionFlop(const AttendRequest& shape, uint64_t query_rows, uint64_t k
 // or SIGTERM ends the load early, a second one the process. An error only if the load could not be
 // started.
 absl::StatusOr<LoadResult> RunLoad(const LoadOptions& options);
+
+// The same in rounds over the same connections and sequences: after the setup, each time `next`
+// returns true, a warmup and duration, whose result goes to `done`.
+absl::Status RunRounds(const LoadOptions& options, const std::function<bool()>& next,
+                       const std::function<void(const LoadResult&)>& done);
 
 }  // namespace flashcore::cli
 

@@ -15,6 +15,7 @@
 namespace flashcore {
 
 constexpr char kStreamMethod[] = "/flashcore.v1.AttentionService/AttendStream";
+constexpr char kEchoStreamMethod[] = "/flashcore.v1.DebugService/EchoStream";
 constexpr size_t kMaxSpans = 1 << 20;  // more than any server allows; bounds a reply's fields
 
 // Owned by the AttendStream, and by itself until OnDone returns.
@@ -26,8 +27,15 @@ class AttendStream::Reactor final
     : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
       public std::enable_shared_from_this<Reactor> {
  public:
-  Reactor(std::shared_ptr<const client::Connection> connection, const StreamOptions& options)
-      : connection_(std::move(connection)), max_inflight_(options.max_inflight) {
+  using Parse = absl::StatusOr<client::Answer> (*)(const grpc::ByteBuffer& message);
+
+  // A stream of the RPC `method`, whose replies `parse` splits.
+  Reactor(const char* method, Parse parse, std::shared_ptr<const client::Connection> connection,
+          const StreamOptions& options)
+      : method_(method),
+        parse_(parse),
+        connection_(std::move(connection)),
+        max_inflight_(options.max_inflight) {
     connection_->Prepare(options.deadline, options.affinity, &context_);
   }
 
@@ -35,18 +43,23 @@ class AttendStream::Reactor final
     self_ = shared_from_this();
     grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(
         connection_->callback_channel());
-    stub.PrepareBidiStreamingCall(&context_, kStreamMethod, {}, this);
+    stub.PrepareBidiStreamingCall(&context_, method_, {}, this);
     AddHold();
     StartRead(&read_);
     StartCall();
   }
 
   absl::Status Send(const AttendRequest& request, Callback done) ABSL_LOCKS_EXCLUDED(mutex_) {
-    if (request.request_id.empty()) {
-      return absl::InvalidArgumentError("request_id: empty; a stream needs one");
-    }
     absl::StatusOr<client::EncodedRequest> encoded = connection_->Encode(request);
     if (!encoded.ok()) return encoded.status();
+    return Send(request.request_id, *std::move(encoded), std::move(done));
+  }
+
+  absl::Status Send(const std::string& request_id, client::EncodedRequest encoded, Callback done)
+      ABSL_LOCKS_EXCLUDED(mutex_) {
+    if (request_id.empty()) {
+      return absl::InvalidArgumentError("request_id: empty; a stream needs one");
+    }
     absl::MutexLock lock(&mutex_);
     if (broken_)
       return done_ && !final_.ok() ? final_ : absl::UnavailableError("the stream has ended");
@@ -55,12 +68,12 @@ class AttendStream::Reactor final
       return absl::ResourceExhaustedError(
           absl::StrCat("max_inflight: ", max_inflight_, " requests of this stream are unanswered"));
     }
-    Pending pending{std::move(encoded->destination), encoded->message.Length(), std::move(done)};
-    if (!pending_.try_emplace(request.request_id, std::move(pending)).second) {
+    Pending pending{std::move(encoded.destination), encoded.message.Length(), std::move(done)};
+    if (!pending_.try_emplace(request_id, std::move(pending)).second) {
       return absl::AlreadyExistsError(
-          absl::StrCat("request_id: '", request.request_id, "' is in flight on this stream"));
+          absl::StrCat("request_id: '", request_id, "' is in flight on this stream"));
     }
-    writes_.push_back(std::move(encoded->message));
+    writes_.push_back(std::move(encoded.message));
     Pump();
     return absl::OkStatus();
   }
@@ -162,7 +175,7 @@ class AttendStream::Reactor final
 
   // Delivers the answer in read_. If it is not valid, cancels the stream and returns false.
   bool TakeAnswer() ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::StatusOr<client::Answer> answer = client::ParseAnswer(read_, kMaxSpans);
+    absl::StatusOr<client::Answer> answer = parse_(read_);
     if (!answer.ok()) return Abort(answer.status());
     Pending pending;
     {
@@ -193,6 +206,8 @@ class AttendStream::Reactor final
     return false;
   }
 
+  const char* const method_;
+  const Parse parse_;
   const std::shared_ptr<const client::Connection> connection_;
   const size_t max_inflight_;
   grpc::ClientContext context_;
@@ -218,7 +233,10 @@ class AttendStream::Reactor final
 
 std::unique_ptr<AttendStream> AttendStream::Open(
     const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options) {
-  auto reactor = std::make_shared<Reactor>(connection, options);
+  const auto parse = [](const grpc::ByteBuffer& message) {
+    return client::ParseAnswer(message, kMaxSpans);
+  };
+  auto reactor = std::make_shared<Reactor>(kStreamMethod, parse, connection, options);
   reactor->Start();
   return absl::WrapUnique(new AttendStream(std::move(reactor)));
 }
@@ -243,5 +261,23 @@ bool AttendStream::Receive(Answer* answer) { return reactor_->Receive(answer); }
 absl::Status AttendStream::Finish() { return reactor_->Finish(); }
 
 void AttendStream::Cancel() { reactor_->Cancel(); }
+
+std::unique_ptr<EchoStream> EchoStream::Open(
+    const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options) {
+  auto reactor = std::make_shared<AttendStream::Reactor>(kEchoStreamMethod, &client::ParseEcho,
+                                                         connection, options);
+  reactor->Start();
+  return absl::WrapUnique(new EchoStream(absl::WrapUnique(new AttendStream(std::move(reactor)))));
+}
+
+EchoStream::EchoStream(std::unique_ptr<AttendStream> stream) : stream_(std::move(stream)) {}
+
+absl::Status EchoStream::Send(const std::string& request_id, absl::Span<const std::byte> payload,
+                              absl::Span<std::byte> reply, AttendStream::Callback done) {
+  return stream_->reactor_->Send(request_id, client::EncodeEcho(request_id, payload, reply),
+                                 std::move(done));
+}
+
+absl::Status EchoStream::Finish() { return stream_->Finish(); }
 
 }  // namespace flashcore

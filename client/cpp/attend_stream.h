@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "client/cpp/attend.h"
 
 namespace flashcore {
@@ -69,12 +70,35 @@ class AttendStream {
 
  private:
   friend class Client;
+  friend class EchoStream;
   class Reactor;
   explicit AttendStream(std::shared_ptr<Reactor> reactor);
   static std::unique_ptr<AttendStream> Open(
       const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options);
 
   const std::shared_ptr<Reactor> reactor_;
+};
+
+// The baseline for an AttendStream, from Client::OpenEchoStream: the EchoStream of the
+// DebugService, through the same code as an AttendStream. Thread-safe. UNIMPLEMENTED unless the
+// server runs with
+// --enable_echo.
+class EchoStream {
+ public:
+  // As AttendStream::Send. The reply.size() bytes that come back are copied to `reply`.
+  absl::Status Send(const std::string& request_id, absl::Span<const std::byte> payload,
+                    absl::Span<std::byte> reply, AttendStream::Callback done);
+
+  // As AttendStream::Finish.
+  absl::Status Finish();
+
+ private:
+  friend class Client;
+  explicit EchoStream(std::unique_ptr<AttendStream> stream);
+  static std::unique_ptr<EchoStream> Open(
+      const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options);
+
+  const std::unique_ptr<AttendStream> stream_;
 };
 
 }  // namespace flashcore

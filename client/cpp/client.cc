@@ -100,11 +100,17 @@ absl::StatusOr<std::vector<v1::SequenceInfo>> Client::ListSequences(const CallOp
 
 absl::Status Client::Echo(absl::Span<const std::byte> payload, absl::Span<std::byte> reply,
                           const CallOptions& call) {
+  client::BorrowedMemory borrowed;  // outlives the message
+  const client::EncodedRequest encoded = client::EncodeEcho("", payload, reply, &borrowed);
   grpc::ByteBuffer response;
-  absl::Status status = connection_->CallBytes(
-      kEchoMethod, call, client::EncodeEcho(payload, reply.size()), &response);
+  absl::Status status = connection_->CallBytes(kEchoMethod, call, encoded.message, &response);
   if (!status.ok()) return status;
-  return client::DecodeEcho(response, reply);
+  const absl::StatusOr<client::Answer> answer = client::ParseEcho(response);
+  return answer.ok() ? client::CopyAnswer(response, *answer, encoded.destination) : answer.status();
+}
+
+std::unique_ptr<EchoStream> Client::OpenEchoStream(const StreamOptions& options) {
+  return EchoStream::Open(connection_, options);
 }
 
 // HealthCheckRequest { string service = 1 } and HealthCheckResponse { ServingStatus status = 1 }:

@@ -95,10 +95,14 @@ class Client {
   // one server that replies.
   absl::StatusOr<std::vector<v1::SequenceInfo>> ListSequences(const CallOptions& call = {});
 
-  // A baseline for Attend: sends `payload`, and copies the reply.size() bytes that come back to
-  // `reply`. UNIMPLEMENTED unless the server runs with --enable_echo. Never retried.
+  // A baseline for Attend: sends `payload` from where it lies, and copies the reply.size() bytes
+  // that come back to `reply`. UNIMPLEMENTED unless the server runs with --enable_echo. Never
+  // retried.
   absl::Status Echo(absl::Span<const std::byte> payload, absl::Span<std::byte> reply,
                     const CallOptions& call = {});
+
+  // Opens an EchoStream, the same for an AttendStream.
+  std::unique_ptr<EchoStream> OpenEchoStream(const StreamOptions& options = {});
 
   // grpc.health.v1 Check. An empty service asks for the whole server; NOT_FOUND if it is unknown.
   // Never retried: that the server cannot be reached is a result.

@@ -207,30 +207,35 @@ absl::Status TakeReply(const grpc::ByteBuffer& message, const Destination& desti
   return status;
 }
 
-grpc::ByteBuffer EncodeEcho(absl::Span<const std::byte> payload, size_t reply_bytes) {
+EncodedRequest EncodeEcho(const std::string& request_id, absl::Span<const std::byte> payload,
+                          absl::Span<std::byte> reply, BorrowedMemory* borrowed) {
   v1::EchoRequest small;
-  small.set_reply_bytes(reply_bytes);
+  small.set_reply_bytes(reply.size());
+  small.set_request_id(request_id);
   std::vector<grpc::Slice> slices;
-  AddField(v1::EchoRequest::kPayloadFieldNumber, payload, small.SerializeAsString(), nullptr,
+  AddField(v1::EchoRequest::kPayloadFieldNumber, payload, small.SerializeAsString(), borrowed,
            &slices);
-  return grpc::ByteBuffer(slices.data(), slices.size());
+  EncodedRequest encoded;
+  encoded.message = grpc::ByteBuffer(slices.data(), slices.size());
+  encoded.destination.output = reply;
+  return encoded;
 }
 
-absl::Status DecodeEcho(const grpc::ByteBuffer& message, absl::Span<std::byte> reply) {
-  wire::LargeField payload;
-  payload.number = v1::EchoResponse::kPayloadFieldNumber;
-  std::string small;
+absl::StatusOr<Answer> ParseEcho(const grpc::ByteBuffer& message) {
+  Answer answer;
+  answer.output.number = v1::EchoResponse::kPayloadFieldNumber;
+  std::string small_bytes;
   absl::Status status =
-      wire::SplitMessage(message, kMaxSmallBytes, absl::MakeSpan(&payload, 1), &small);
-  if (!status.ok()) {
-    return absl::InternalError(absl::StrCat("reply: not an EchoResponse: ", status.message()));
-  }
-  if (payload.size != reply.size()) {
+      wire::SplitMessage(message, kMaxSmallBytes, absl::MakeSpan(&answer.output, 1), &small_bytes);
+  v1::EchoResponse small;
+  if (!status.ok() || !small.ParseFromString(small_bytes)) {
     return absl::InternalError(
-        absl::StrCat("reply: payload has ", payload.size, " bytes; want ", reply.size()));
+        absl::StrCat("reply: not an EchoResponse: ",
+                     status.ok() ? "its small fields do not parse" : status.message()));
   }
-  wire::CopyField(message, payload, reply.data());
-  return absl::OkStatus();
+  answer.result.request_id = small.request_id();
+  answer.result.response_bytes = message.Length();
+  return answer;
 }
 
 absl::Status FromGrpc(const grpc::Status& status) {

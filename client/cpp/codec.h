@@ -67,10 +67,11 @@ absl::Status CopyAnswer(const grpc::ByteBuffer& message, const Answer& answer,
 absl::Status TakeReply(const grpc::ByteBuffer& message, const Destination& destination,
                        AttendResult* result);
 
-// An EchoRequest or EchoResponse around `payload`, and back. DecodeEcho is INTERNAL unless the
-// reply carries exactly as many bytes as `reply` has.
-grpc::ByteBuffer EncodeEcho(absl::Span<const std::byte> payload, size_t reply_bytes);
-absl::Status DecodeEcho(const grpc::ByteBuffer& message, absl::Span<std::byte> reply);
+// The EchoRequest for `reply`, as EncodeRequest makes an AttendRequest; and its EchoResponse as an
+// Answer whose output is the payload, for CopyAnswer.
+EncodedRequest EncodeEcho(const std::string& request_id, absl::Span<const std::byte> payload,
+                          absl::Span<std::byte> reply, BorrowedMemory* borrowed = nullptr);
+absl::StatusOr<Answer> ParseEcho(const grpc::ByteBuffer& message);
 
 // Same code and message, without details. An empty message is replaced.
 absl::Status FromGrpc(const grpc::Status& status);

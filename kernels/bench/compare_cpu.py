@@ -13,7 +13,6 @@ and sums in float32. PyTorch computes the same values in float32.
 
 import argparse
 import ctypes
-import ctypes.util
 import json
 import os
 import statistics
@@ -21,6 +20,7 @@ import subprocess
 import sys
 import time
 
+import cpu_libraries
 import torch
 
 PAUSE_SECONDS = 0.03
@@ -59,38 +59,10 @@ class FlashCore:
         self.library.flashcore_bench_run(self.handle)
 
 
-def load_flashcore(path):
-    library = ctypes.CDLL(os.path.abspath(path))
-    library.flashcore_bench_new.restype = ctypes.c_void_p
-    library.flashcore_bench_new.argtypes = [ctypes.c_char_p, ctypes.c_int]
-    floats = ctypes.POINTER(ctypes.c_float)
-    library.flashcore_bench_run.argtypes = [ctypes.c_void_p]
-    library.flashcore_bench_inputs.argtypes = [ctypes.c_void_p] + [floats] * 3
-    library.flashcore_bench_output.argtypes = [ctypes.c_void_p, floats]
-    library.flashcore_bench_simd_target.restype = ctypes.c_char_p
-    return library
-
-
-def load_openblas(threads):
-    name = ctypes.util.find_library("openblas")
-    if name is None:
-        sys.exit("libopenblas not found: apt install libopenblas0")
-    library = ctypes.CDLL(name)
-    library.openblas_set_num_threads(threads)
-    library.openblas_get_config.restype = ctypes.c_char_p
-    return library
-
-
 def sgemm(library, n):
-    a, b, c = (torch.rand(n, n) for _ in range(3))
-    one, zero = ctypes.c_float(1), ctypes.c_float(0)
-    row_major, no_transpose = 101, 111
-
-    def run():
-        library.cblas_sgemm(row_major, no_transpose, no_transpose, n, n, n, one, pointer(a), n,
-                            pointer(b), n, zero, pointer(c), n)
-
-    return run
+    matrices = [torch.rand(n, n) for _ in range(3)]
+    run = cpu_libraries.sgemm(library, n, *(m.data_ptr() for m in matrices))
+    return lambda: run() or matrices  # which keeps their memory
 
 
 def check(ours, expected, shape):
@@ -195,13 +167,17 @@ def main():
     parser.add_argument("--json", help="write the results to this file")
     args = parser.parse_args()
 
-    library = load_flashcore(args.library)
+    try:
+        library = cpu_libraries.load_flashcore(args.library)
+        cpu_libraries.load_openblas(1)
+    except cpu_libraries.Missing as error:
+        sys.exit(f"compare_cpu.py: {error}")
     report = {"cpu": cpu_name(), "torch": torch.__version__, "sgemm_n": SGEMM_N,
               "simd_target": library.flashcore_bench_simd_target().decode(), "runs": []}
     print(f"{report['cpu']}, {report['simd_target']}, PyTorch {report['torch']}")
     for threads in dict.fromkeys(args.threads):
         torch.set_num_threads(threads)
-        openblas = load_openblas(threads)
+        openblas = cpu_libraries.load_openblas(threads)
         report["openblas"] = openblas.openblas_get_config().decode()
         runs = contenders(library, openblas, threads)
         result = summarise(runs, measure(runs, args.seconds), threads)

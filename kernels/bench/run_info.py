@@ -1,9 +1,11 @@
 """What a record says about the run it comes from: when, what was measured, and on which machine.
 
     import run_info; record["run"] = run_info.run_info()
+    kernels/bench/run_info.py    # prints it as JSON
 """
 
 import datetime
+import json
 import os
 import pathlib
 import platform
@@ -56,3 +58,7 @@ def run_info():
     now = datetime.datetime.now(datetime.timezone.utc)
     return {"date": now.strftime("%Y-%m-%dT%H:%MZ"), "commit": commit(), "cpu": cpu(),
             "gpus": gpus()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(run_info()))

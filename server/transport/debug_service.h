@@ -1,4 +1,5 @@
-// flashcore.v1.DebugService: a bare echo, the baseline for Attend's transport cost.
+// flashcore.v1.DebugService: bare echoes, the baselines for Attend's and AttendStream's transport
+// cost.
 #ifndef FLASHCORE_SERVER_TRANSPORT_DEBUG_SERVICE_H_
 #define FLASHCORE_SERVER_TRANSPORT_DEBUG_SERVICE_H_
 
@@ -8,31 +9,41 @@
 #include "flashcore/v1/debug.grpc.pb.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
-#include "grpcpp/support/slice.h"
+#include "server/transport/echo.h"
 #include "server/transport/rpc_scope.h"
+#include "server/transport/stream_reactor.h"
 
 namespace flashcore::server {
 
+using DebugServiceBase = v1::DebugService::WithRawCallbackMethod_Echo<
+    v1::DebugService::WithRawCallbackMethod_EchoStream<v1::DebugService::Service>>;
+
 // Thread-safe.
-class DebugService final
-    : public v1::DebugService::WithRawCallbackMethod_Echo<v1::DebugService::Service> {
+class DebugService final : public DebugServiceBase {
  public:
-  // Replies have at most `max_reply_bytes`.
-  DebugService(size_t max_reply_bytes, RpcContext* context);
+  // Replies have at most `max_reply_bytes`; a stream has at most `max_inflight` unanswered
+  // requests.
+  DebugService(size_t max_reply_bytes, int max_inflight, RpcContext* context);
 
   // The methods of this service, for Metrics::Options.
   static std::vector<RpcMethod> Methods();
 
+  // Ends the open streams. New ones are refused once the RpcContext says that the server drains.
+  void Drain() { streams_.Drain(); }
+
   grpc::ServerUnaryReactor* Echo(grpc::CallbackServerContext* context,
                                  const grpc::ByteBuffer* request,
                                  grpc::ByteBuffer* response) override;
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* EchoStream(
+      grpc::CallbackServerContext* context) override;
 
  private:
-  absl::Status EchoOnce(const grpc::ByteBuffer& request, grpc::ByteBuffer* response);
-
   RpcContext* const context_;
   RpcMetrics* const echo_;
-  const grpc::Slice reply_;  // every reply is a sub-slice of it, so replies are not copied
+  RpcMetrics* const echo_stream_;
+  const int max_inflight_;
+  const EchoReplier replier_;
+  StreamSet streams_;
 };
 
 }  // namespace flashcore::server

@@ -48,7 +48,8 @@ Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
                   options.version},
                  fleet, &context_) {
   if (options.enable_echo) {
-    debug_ = std::make_unique<DebugService>(options.max_message_bytes, &context_);
+    debug_ = std::make_unique<DebugService>(options.max_message_bytes, options.max_stream_inflight,
+                                            &context_);
   }
 }
 
@@ -104,6 +105,7 @@ bool Server::Drain(absl::Duration timeout) {
   server_->GetHealthCheckService()->SetServingStatus(false);
   context_.metrics->serving.Set(0);
   attention_.Drain();
+  if (debug_ != nullptr) debug_->Drain();
   const absl::Time begin = absl::Now();
   const auto finished = [&] { return context_.admitted_rpcs.load() == 0; };
   const auto quiet = [&] { return context_.last_event.load() + kQuiet <= context_.clock->Now(); };

@@ -257,7 +257,7 @@ class PeerService(attention_pb2_grpc.AttentionServiceServicer):
     def GetServerInfo(self, request):
         del request
         name = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else ""
-        return pb.GetServerInfoResponse(version=f"PyTorch {torch.__version__}",
+        return pb.GetServerInfoResponse(version=f"peer, PyTorch {torch.__version__}",
                                         devices=[pb.DeviceInfo(id=str(self._device), name=name)])
 
     @answered

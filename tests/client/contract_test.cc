@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "client/cpp/codec.h"
+#include "flashcore/v1/debug.pb.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/client/request_fixture.h"
@@ -20,15 +21,19 @@ using ::testing::IsEmpty;
 // Fields that the client leaves out on purpose: {full name, reason}. None today.
 const std::map<std::string, std::string> kLeftOut = {};
 
-v1::AttendRequest Parse(const grpc::ByteBuffer& message) {
+std::string BytesOf(const grpc::ByteBuffer& message) {
   std::vector<grpc::Slice> slices;
   EXPECT_TRUE(message.Dump(&slices).ok());
   std::string bytes;
   for (const grpc::Slice& slice : slices) {
     bytes.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
   }
+  return bytes;
+}
+
+v1::AttendRequest Parse(const grpc::ByteBuffer& message) {
   v1::AttendRequest request;
-  EXPECT_TRUE(request.ParseFromString(bytes));
+  EXPECT_TRUE(request.ParseFromString(BytesOf(message)));
   return request;
 }
 
@@ -83,6 +88,39 @@ TEST(ContractTest, TheClientSendsEveryFieldOfARequest) {
   EXPECT_THAT(MissingFields(sent), IsEmpty());
   EXPECT_THAT(MissingFields(sent.spans(0)), IsEmpty());
   EXPECT_THAT(MissingFields(sent.mask()), IsEmpty());
+}
+
+TEST(ContractTest, TheClientSendsAndTakesEveryFieldOfAnEcho) {
+  const std::vector<std::byte> payload(10);
+  std::vector<std::byte> reply(20);
+  const auto parse = [](const grpc::ByteBuffer& message) {
+    v1::EchoRequest request;
+    EXPECT_TRUE(request.ParseFromString(BytesOf(message)));
+    return request;
+  };
+  const EncodedRequest copied = EncodeEcho("name", payload, absl::MakeSpan(reply));
+  BorrowedMemory borrowed;
+  const EncodedRequest lent = EncodeEcho("name", payload, absl::MakeSpan(reply), &borrowed);
+  const v1::EchoRequest sent = parse(copied.message);
+  EXPECT_THAT(MissingFields(sent), IsEmpty());
+  EXPECT_EQ(sent.SerializeAsString(), parse(lent.message).SerializeAsString());
+  EXPECT_EQ(sent.reply_bytes(), reply.size());
+  EXPECT_EQ(sent.payload().size(), payload.size());
+
+  v1::EchoResponse response;
+  response.set_request_id("name");
+  response.set_payload(std::string(reply.size(), 'e'));
+  EXPECT_THAT(MissingFields(response), IsEmpty());
+  const grpc::Slice slice(response.SerializeAsString());
+  const grpc::ByteBuffer message(&slice, 1);
+  const absl::StatusOr<Answer> answer = ParseEcho(message);
+  ASSERT_TRUE(answer.ok());
+  EXPECT_EQ(answer->result.request_id, "name");
+  EXPECT_EQ(CopyAnswer(message, *answer, copied.destination), absl::OkStatus());
+  EXPECT_EQ(reply, std::vector<std::byte>(20, std::byte{'e'}));
+  Destination shorter = copied.destination;
+  shorter.output.remove_suffix(1);
+  EXPECT_EQ(CopyAnswer(message, *answer, shorter).code(), absl::StatusCode::kInternal);
 }
 
 TEST(ContractTest, TheClientHasEveryPhaseOfTiming) {

@@ -14,7 +14,20 @@ class FakeServer::EchoService final : public v1::DebugService::Service {
   grpc::Status Echo(grpc::ServerContext*, const v1::EchoRequest* request,
                     v1::EchoResponse* response) override {
     server_->on_echo();
+    response->set_request_id(request->request_id());
     response->set_payload(std::string(request->reply_bytes(), 'e'));
+    return grpc::Status::OK;
+  }
+
+  grpc::Status EchoStream(
+      grpc::ServerContext* context,
+      grpc::ServerReaderWriter<v1::EchoResponse, v1::EchoRequest>* stream) override {
+    v1::EchoRequest request;
+    while (stream->Read(&request)) {
+      v1::EchoResponse response;
+      Echo(context, &request, &response);
+      stream->Write(response);
+    }
     return grpc::Status::OK;
   }
 

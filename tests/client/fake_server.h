@@ -38,7 +38,7 @@ class FakeServer final : public v1::AttentionService::Service {
 
   Handler<v1::AttendRequest, v1::AttendResponse> on_attend;  // default: AnswerRightly
   std::function<grpc::Status(Stream*)> on_stream;
-  std::function<void()> on_echo = [] {};  // before an Echo is answered
+  std::function<void()> on_echo = [] {};  // before an Echo or a message of EchoStream is answered
   v1::GetServerInfoResponse info;  // what GetServerInfo answers; default: its version is "fake"
 
   // Unset: UNIMPLEMENTED.

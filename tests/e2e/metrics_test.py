@@ -116,6 +116,13 @@ class FlagTest(unittest.TestCase):
             self.assertEqual(done.returncode, 2, flag)
             self.assertIn(message, done.stderr)
 
+    def test_a_last_flag_without_its_value_ends_the_start(self):
+        for flag in ("--listen", "--max_spans"):
+            done = subprocess.run([harness.SERVER, flag], capture_output=True, text=True,
+                                  timeout=30)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn(f"Missing the value for the flag '{flag[2:]}'", done.stderr)
+
     def test_a_gpu_that_is_not_there_stops_the_start_and_is_named(self):
         done = subprocess.run([harness.SERVER, "--device=cuda:1000", "--log_format=json"],
                               capture_output=True, text=True, timeout=30)

@@ -1,35 +1,29 @@
 // Proves the codec against the generated parser: whatever the bytes and however they lie in slices,
-// both accept or refuse, and both read the same values.
+// both accept or refuse, and both read the same values. codec_values.h compares what server and
+// client then make of the values.
 //
 // An input is three bytes that say how to take the rest, and a message:
 //   [0]     which message: AttendRequest, LoadSequenceRequest or AttendResponse
 //   [1][2]  bytes of the first slice, of the second, of the third as the first ...; both 0: one
 //           slice
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "absl/types/span.h"
-#include "client/cpp/codec.h"
 #include "flashcore/v1/attention.pb.h"
 #include "google/protobuf/message.h"
 #include "google/protobuf/stubs/logging.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "proto/wire.h"
 #include "server/transport/message.h"
+#include "tests/fuzz/codec_values.h"
+#include "tests/fuzz/require.h"
 
-namespace flashcore {
+namespace flashcore::fuzz {
 namespace {
 
 using ::google::protobuf::Message;
-
-void Require(bool holds, const char* what) {
-  if (holds) return;
-  std::fprintf(stderr, "codec_fuzzer: %s\n", what);
-  std::abort();
-}
 
 grpc::ByteBuffer InSlices(const std::string& bytes, size_t even_bytes, size_t odd_bytes) {
   std::vector<grpc::Slice> slices;
@@ -40,12 +34,6 @@ grpc::ByteBuffer InSlices(const std::string& bytes, size_t even_bytes, size_t od
   }
   if (begin < bytes.size()) slices.emplace_back(bytes.substr(begin));
   return grpc::ByteBuffer(slices.data(), slices.size());
-}
-
-std::string Payload(const grpc::ByteBuffer& message, const wire::LargeField& field) {
-  std::string payload(field.size, '\0');
-  wire::CopyField(message, field, payload.data());
-  return payload;
 }
 
 // The limit on small fields counts exactly the bytes that it lets through.
@@ -87,36 +75,18 @@ bool CheckMessage(const grpc::ByteBuffer& message, const std::string& bytes,
   return true;
 }
 
-// As the client reads an answer, `want`.
-void CheckAnswer(const grpc::ByteBuffer& message, bool well_formed,
-                 const v1::AttendResponse& want) {
-  const auto answer = client::ParseAnswer(message, /*max_spans=*/0);
-  Require(answer.ok() == well_formed, "the client and the generated parser disagree on a reply");
-  if (!well_formed) return;
-  const AttendResult& got = answer->result;
-  Require(got.request_id == want.request_id(), "request_id");
-  Require(answer->status.ok() == (want.status().code() == 0), "status");
-  Require(got.timing.receive_ns == want.timing().receive_ns() &&
-              got.timing.queue_ns == want.timing().queue_ns() &&
-              got.timing.copy_in_ns == want.timing().copy_in_ns() &&
-              got.timing.kernel_ns == want.timing().kernel_ns() &&
-              got.timing.copy_out_ns == want.timing().copy_out_ns(),
-          "timing");
-  Require(absl::MakeConstSpan(got.sequence_lengths) == absl::MakeConstSpan(want.sequence_lengths()),
-          "sequence_lengths");
-  Require(Payload(message, answer->output) == want.output(), "output");
-  Require(Payload(message, answer->lse) == want.lse(), "lse");
-}
-
 void CheckInput(const uint8_t* data, size_t size) {
   if (size < 3) return;
-  const std::string bytes(data + 3, data + size);
+  const std::string bytes = WithRegion(std::string(data + 3, data + size));
   const grpc::ByteBuffer message = InSlices(bytes, data[1], data[2]);
   if (data[0] % 3 == 0) {
     v1::AttendRequest want, got;
-    CheckMessage(message, bytes,
-                 {{want.kQueryFieldNumber}, {want.kKeyFieldNumber}, {want.kValueFieldNumber}},
-                 &want, &got);
+    const bool well_formed = CheckMessage(
+        message, bytes,
+        {{want.kQueryFieldNumber}, {want.kKeyFieldNumber}, {want.kValueFieldNumber}}, &want, &got);
+    if (!well_formed) return;
+    CheckServerRequest(message, want);
+    CheckClientRequest(want);
   } else if (data[0] % 3 == 1) {
     v1::LoadSequenceRequest want, got;
     CheckMessage(message, bytes, {{want.kKeyFieldNumber}, {want.kValueFieldNumber}}, &want, &got);
@@ -124,19 +94,20 @@ void CheckInput(const uint8_t* data, size_t size) {
     v1::AttendResponse want, got;
     const bool well_formed = CheckMessage(
         message, bytes, {{want.kOutputFieldNumber}, {want.kLseFieldNumber}}, &want, &got);
-    CheckAnswer(message, well_formed, want);
+    CheckClientReply(message, well_formed, want);
   }
 }
 
 }  // namespace
-}  // namespace flashcore
+}  // namespace flashcore::fuzz
 
 extern "C" int LLVMFuzzerInitialize(int* /*argc*/, char*** /*argv*/) {
   google::protobuf::SetLogHandler(nullptr);  // it complains of every string that is not UTF-8
+  flashcore::fuzz::StartValueChecks();
   return 0;
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  flashcore::CheckInput(data, size);
+  flashcore::fuzz::CheckInput(data, size);
   return 0;
 }

@@ -110,6 +110,42 @@ TEST_F(CopiesTest, OfAWholeRpc) {
   EXPECT_EQ(output, std::vector<std::byte>(kOutputBytes, std::byte{BlockDevice::kOutputByte}));
 }
 
+// The yardstick of flashcore bench --echo copies as often as Attend and AttendStream do.
+TEST_F(CopiesTest, OfAnEchoAreThoseOfAnAttend) {
+  auto client = Client::Create(server_->addresses()[0]);
+  ASSERT_TRUE(client.ok());
+  const std::string inputs(kInputBytes, 'i');
+  const absl::Span<const std::byte> payload(reinterpret_cast<const std::byte*>(inputs.data()),
+                                            inputs.size());
+  std::vector<std::byte> reply(kOutputBytes);
+  ASSERT_EQ((*client)->Echo(payload, absl::MakeSpan(reply)), absl::OkStatus());  // connects
+  auto stream = (*client)->OpenEchoStream();
+  const auto on_stream = [&](const std::string& id) {
+    std::promise<absl::Status> done;
+    const absl::Status sent = stream->Send(
+        id, payload, absl::MakeSpan(reply),
+        [&](const absl::Status& status, const AttendResult&) { done.set_value(status); });
+    return sent.ok() ? done.get_future().get() : sent;
+  };
+  ASSERT_EQ(on_stream("first"), absl::OkStatus());
+
+  for (const bool streamed : {false, true}) {
+    const CopyWatch callers_inputs(inputs.data(), inputs.size());
+    const CopyWatch callers_reply(reply.data(), reply.size());
+    const size_t copied_before = CopiedBytes();
+    ASSERT_EQ(streamed ? on_stream("second") : (*client)->Echo(payload, absl::MakeSpan(reply)),
+              absl::OkStatus());
+    const size_t copied = CopiedBytes() - copied_before;
+    const size_t queued = streamed ? kInputBytes : 0;  // a stream queues a copy of its request
+    EXPECT_EQ(callers_inputs.copied_out(), queued);
+    EXPECT_EQ(callers_reply.copied_in(), kOutputBytes);
+    const size_t tensors = queued + kInputBytes + kOutputBytes;
+    EXPECT_GE(copied, tensors) << streamed;
+    EXPECT_LT(copied, tensors + tensors / 50) << streamed;  // gRPC copies only small slices
+  }
+  EXPECT_EQ(stream->Finish(), absl::OkStatus());
+}
+
 TEST_F(CopiesTest, AReplyWhoseClientHasGoneGivesItsMemoryBack) {
   auto channel = grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials());
   auto stub = v1::AttentionService::NewStub(channel);

@@ -1,0 +1,27 @@
+// What rounds of the L2 window's benchmark amount to.
+#ifndef FLASHCORE_TESTS_BENCH_L2_SUMMARY_H_
+#define FLASHCORE_TESTS_BENCH_L2_SUMMARY_H_
+
+#include <vector>
+
+namespace flashcore::kernels {
+
+// Of one quantity, over the rounds.
+struct Spread {
+  double median = 0;
+  double min = 0;
+  double max = 0;
+};
+
+// `values` is not empty.
+Spread SpreadOf(std::vector<double> values);
+
+// What the window does to a time, in percent of the time without the window, for gain and cost
+// alike: -10 is a gain of 10%, 10 a cost of 10%. Of each round: times of the same round are
+// compared. `with` and `without` are equally long.
+std::vector<double> ChangePercent(const std::vector<double>& with,
+                                  const std::vector<double>& without);
+
+}  // namespace flashcore::kernels
+
+#endif  // FLASHCORE_TESTS_BENCH_L2_SUMMARY_H_

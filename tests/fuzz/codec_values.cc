@@ -1,0 +1,214 @@
+#include "tests/fuzz/codec_values.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "google/protobuf/descriptor.h"
+#include "server/memory/shared_memory.h"
+#include "server/transport/message.h"
+#include "tests/fuzz/require.h"
+
+namespace flashcore::fuzz {
+namespace {
+
+using ::google::protobuf::Descriptor;
+
+class NoPinner : public server::HostMemoryPinner {
+ public:
+  absl::Status PinHostMemory(std::byte*, size_t, bool) const override { return absl::OkStatus(); }
+  void UnpinHostMemory(std::byte*) const override {}
+};
+
+// The server's shared memory, with one region.
+struct ServerMemory {
+  ServerMemory() {
+    const std::string name = absl::StrCat("/flashcore-fuzz-", getpid());
+    const int fd = shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
+    Require(fd >= 0 && ftruncate(fd, kBytes) == 0, "no shared memory");
+    id =
+        memory.Register(server::SharedSegment::Open(name, kBytes, false).value(), "fuzzer").value();
+    region = memory.Find(id).value().get();
+    shm_unlink(name.c_str());
+    close(fd);
+  }
+
+  static constexpr size_t kBytes = 4096;
+  NoPinner pinner;
+  server::Gauge bytes, regions;
+  server::SharedMemory memory{{/*allowed=*/true}, &pinner, &bytes, &regions};
+  std::string id;
+  const server::SharedRegion* region = nullptr;
+};
+
+const ServerMemory& Shared() {
+  static const auto* const kShared = new ServerMemory;
+  return *kShared;
+}
+
+void RequireFields(const Descriptor* message, const std::set<int>& known) {
+  std::set<int> fields;
+  for (int i = 0; i < message->field_count(); ++i) fields.insert(message->field(i)->number());
+  Require(fields == known, message->full_name() + " has other fields than this file compares");
+}
+
+bool HasValue(float a, float b) { return std::memcmp(&a, &b, sizeof(a)) == 0; }
+
+bool IsWindow(const v1::Mask& mask) { return mask.kind() == v1::Mask::KIND_SLIDING_WINDOW; }
+
+// Whether the request's values have a meaning, before anything is validated against limits.
+bool HasMeaning(const v1::AttendRequest& request) {
+  const auto range_ok = [](bool has, const v1::MemoryRange& range, const std::string& tensor) {
+    return !has || (range.region_id() == Shared().id && tensor.empty());
+  };
+  return HasKnownEnums(request) && (IsWindow(request.mask()) || !HasBound(request.mask())) &&
+         range_ok(request.has_query_range(), request.query_range(), request.query()) &&
+         range_ok(request.has_key_range(), request.key_range(), request.key()) &&
+         range_ok(request.has_value_range(), request.value_range(), request.value()) &&
+         range_ok(request.has_output_range(), request.output_range(), "") &&
+         range_ok(request.has_lse_range(), request.lse_range(), "");
+}
+
+void CheckMask(const kernels::Mask& got, const v1::Mask& want) {
+  kernels::Mask mask;
+  if (want.kind() == v1::Mask::KIND_CAUSAL) mask = kernels::Mask::Causal();
+  if (want.has_window_left()) mask.left = want.window_left();
+  if (want.has_window_right()) mask.right = want.window_right();
+  Require(got == mask, "mask");
+}
+
+void AddRange(const server::MemoryRange& range, v1::MemoryRange* out) {
+  Require(range.region.get() == Shared().region, "region_id");
+  out->set_region_id(Shared().id);
+  out->set_offset(range.offset);
+}
+
+// The message that `request` comes from, without tensors, mask and softmax_scale.
+v1::AttendRequest ToMessage(const server::AttendRequest& request) {
+  v1::AttendRequest out;
+  out.set_request_id(request.request_id);
+  for (const server::SpanShape& span : request.spans) {
+    v1::Span* to = out.add_spans();
+    to->set_query_rows(span.query_rows);
+    to->set_kv_rows(span.kv_rows);
+    to->set_sequence_id(span.sequence_id);
+    if (span.expected_length.has_value()) to->set_expected_length(*span.expected_length);
+  }
+  const bool half = request.dtype == kernels::DType::kFloat16;
+  out.set_dtype(half ? v1::DTYPE_FLOAT16 : v1::DTYPE_BFLOAT16);
+  out.set_num_heads(request.num_heads);
+  out.set_num_kv_heads(request.num_kv_heads);
+  out.set_head_dim(request.head_dim);
+  out.set_layout(request.layout == server::Layout::kNhd ? v1::LAYOUT_NHD : v1::LAYOUT_HND);
+  out.set_return_lse(request.return_lse);
+  out.set_layer(request.layer);
+  const auto& ranges = request.ranges;
+  if (ranges[server::kQuery].region) AddRange(ranges[server::kQuery], out.mutable_query_range());
+  if (ranges[server::kKey].region) AddRange(ranges[server::kKey], out.mutable_key_range());
+  if (ranges[server::kValue].region) AddRange(ranges[server::kValue], out.mutable_value_range());
+  if (ranges[server::kOutput].region) AddRange(ranges[server::kOutput], out.mutable_output_range());
+  if (ranges[server::kLse].region) AddRange(ranges[server::kLse], out.mutable_lse_range());
+  return out;
+}
+
+// The bytes of an input: those of the message, or of the shapes if it is in shared memory.
+void CheckBytes(const char* tensor, size_t got, bool shared, size_t in_message, uint64_t rows,
+                uint64_t heads, uint64_t head_dim) {
+  if (!shared) return Require(got == in_message, absl::StrCat(tensor, " bytes"));
+  if (heads * head_dim > uint64_t{1} << 60) return;  // an overflow; validation refuses it
+  const unsigned __int128 want = static_cast<unsigned __int128>(rows) * heads * head_dim * 2;
+  Require(got == (want > SIZE_MAX ? SIZE_MAX : static_cast<size_t>(want)),
+          absl::StrCat(tensor, " bytes in shared memory"));
+}
+
+void CheckInputBytes(const server::AttendRequest& got, const v1::AttendRequest& want) {
+  uint64_t query_rows = 0;
+  uint64_t kv_rows = 0;
+  for (const v1::Span& span : want.spans()) {
+    query_rows += span.query_rows();
+    kv_rows += span.kv_rows();
+  }
+  CheckBytes("query", got.query_bytes, want.has_query_range(), want.query().size(), query_rows,
+             want.num_heads(), want.head_dim());
+  CheckBytes("key", got.key_bytes, want.has_key_range(), want.key().size(), kv_rows,
+             want.num_kv_heads(), want.head_dim());
+  CheckBytes("value", got.value_bytes, want.has_value_range(), want.value().size(), kv_rows,
+             want.num_kv_heads(), want.head_dim());
+}
+
+}  // namespace
+
+bool HasBound(const v1::Mask& mask) { return mask.has_window_left() || mask.has_window_right(); }
+
+bool HasKnownEnums(const v1::AttendRequest& request) {
+  const auto in = [](int value, int low, int high) { return low <= value && value <= high; };
+  return in(request.dtype(), 1, 2) && in(request.layout(), 1, 2) && in(request.mask().kind(), 0, 2);
+}
+
+void StartValueChecks() {
+  Shared();
+  RequireFields(v1::AttendRequest::descriptor(),
+                {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 32, 33, 34, 35, 36});
+  RequireFields(v1::Span::descriptor(), {1, 2, 3, 4});
+  RequireFields(v1::Mask::descriptor(), {1, 2, 3});
+  RequireFields(v1::MemoryRange::descriptor(), {1, 2});
+  RequireFields(v1::AttendResponse::descriptor(), {1, 2, 3, 4, 5, 6});
+  RequireFields(v1::Status::descriptor(), {1, 2});
+  RequireFields(v1::Timing::descriptor(), {1, 2, 3, 4, 5, 6});
+}
+
+std::string WithRegion(std::string bytes) {
+  return absl::StrReplaceAll(bytes, {{kRegionInInputs, Shared().id}});
+}
+
+std::string Payload(const grpc::ByteBuffer& message, const wire::LargeField& field) {
+  std::string payload(field.size, '\0');
+  wire::CopyField(message, field, payload.data());
+  return payload;
+}
+
+std::string BytesOf(const grpc::ByteBuffer& message) {
+  wire::LargeField all;
+  all.size = message.Length();
+  return Payload(message, all);
+}
+
+void CheckServerRequest(const grpc::ByteBuffer& message, const v1::AttendRequest& parsed) {
+  server::AttendOperation operation;
+  server::TensorFields tensors;
+  bool well_formed = false;
+  const absl::Status status =
+      server::ParseAttend(message, &Shared().memory, &operation, &tensors, &well_formed);
+  Require(well_formed, "the server refuses a well-formed request");
+  const server::AttendRequest& got = operation.request;
+  Require(got.request_id == parsed.request_id(), "request_id");
+  Require(status.ok() == HasMeaning(parsed), "a request without meaning: " + status.ToString());
+  if (!status.ok()) return;
+  Require(Payload(message, tensors[server::kQuery]) == parsed.query(), "query");
+  Require(Payload(message, tensors[server::kKey]) == parsed.key(), "key");
+  Require(Payload(message, tensors[server::kValue]) == parsed.value(), "value");
+  CheckInputBytes(got, parsed);
+  CheckMask(got.mask, parsed.mask());
+  Require(HasValue(got.softmax_scale, parsed.has_softmax_scale()
+                                          ? parsed.softmax_scale()
+                                          : 1 / std::sqrt(static_cast<float>(parsed.head_dim()))),
+          "softmax_scale");
+
+  v1::AttendRequest want = parsed;
+  want.DiscardUnknownFields();
+  want.clear_query();
+  want.clear_key();
+  want.clear_value();
+  want.clear_mask();
+  want.clear_softmax_scale();
+  Require(ToMessage(got).SerializeAsString() == want.SerializeAsString(),
+          "the server reads other values");
+}
+
+}  // namespace flashcore::fuzz

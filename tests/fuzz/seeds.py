@@ -1,0 +1,160 @@
+"""The seeds of the fuzzers of flags, .npy files, HTTP and log records: bytes by name."""
+import io
+import struct
+
+import numpy as np
+
+# A value or more for each flag of the server; some are outside its limits.
+FLAG_VALUES = {
+    "listen": ("0.0.0.0:7070", "unix:/tmp/s", "[::1]:0", "a:1,b:2", "host", ":1", ""),
+    "metrics_listen": ("127.0.0.1:9464", ""),
+    "metrics_token_file": ("/run/token",),
+    "drain_timeout_s": ("30", "0", "1e300", "nan", "-1", "inf"),
+    "enable_echo": ("true", "no", "1", "maybe"),
+    "max_queue_delay_us": ("0", "1000000", "9223372036854775807"),
+    "device": ("auto", "cpu", "cuda:0", "cuda:0,cuda:1", "cuda:0,cuda:0", "cuda:-1", "cuda:"),
+    "accumulate": ("float32", "float16", "float64"),
+    "cpu_threads": ("0", "4096", "-1"),
+    "lanes": ("1", "64", "0", "2147483647"),
+    "idle_spin_us": ("0", "1000000000", "9223372036854775807"),
+    "wait_strategy": ("yield", "spin", "block", "wait"),
+    "direct_io_bytes": ("0", "4294967296", "-9223372036854775808"),
+    "l2_window": ("on", "off", "auto", "x"),
+    "l2_budget_bytes": ("0", "1099511627776"),
+    "pin_threads": ("", "0", "0-1", "1,0", "0-1023", "1-0", "0,0"),
+    "share_prefixes": ("false", "true"),
+    "kv_memory_bytes": ("0", "4194304", "17592186044416", "1"),
+    "kv_hot_bytes": ("0", "1048576", "9223372036854775807"),
+    "evict": ("none", "lru", "all"),
+    "sequence_idle_timeout_s": ("0", "3600", "1e8", "1e300", "nan"),
+    "sequence_metadata_bytes": ("1048576", "1"),
+    "staging_memory_bytes": ("1048576", "70368744177664", "0"),
+    "staging_wait_ms": ("0", "3600000", "2147483647"),
+    "transport_memory_bytes": ("268435456", "2048", "9223372036854775807"),
+    "allow_shared_memory": ("true",),
+    "shared_memory_bytes": ("4096", "1099511627776"),
+    "max_message_bytes": ("1024", "2147483647", "4611686018427387904", "9223372036854775807"),
+    "max_spans": ("1", "65536", "0"),
+    "max_heads": ("1", "65536", "65537"),
+    "max_layers": ("1", "65536"),
+    "max_request_gflop": ("0.001", "1e12", "1e308", "nan"),
+    "max_queue_requests": ("1", "1048576"),
+    "max_batch_requests": ("1", "1048576"),
+    "max_batch_tokens": ("1", "2147483647"),
+    "max_stream_inflight": ("1", "65536"),
+    "client_kv_bytes": ("0", "70368744177664"),
+    "client_sequences": ("0", "2147483648"),
+    "client_shared_memory_bytes": ("0", "1099511627776"),
+    "client_shared_regions": ("1", "1024"),
+    "log_level": ("debug", "info", "warning", "error", "all"),
+    "log_format": ("auto", "json", "text", "xml"),
+}
+
+
+def flags():
+    """Each value in each form, and lists of lines."""
+    inputs = {"nothing": b"", "stray": b".word", "no_bool": b"nenable_echo\n!allow_shared_memory",
+              "listen_twice": b"=listen=a:1\n,listen=unix:/b\n-listen=c:2",
+              "listen_in_both": b"elisten=a:1\n=listen=b:1",
+              "the_last_counts": b"=lanes=2\n=lanes=3\nelanes=4"}
+    for name, values in FLAG_VALUES.items():
+        for i, value in enumerate(values):
+            inputs[f"{name}_{i}"] = f"{'e=-,'[i % 4]}{name}={value}".encode()
+        if values[0].isdigit():  # beyond the limits of most numbers
+            for beyond in ("0", "-1", "9223372036854775807"):
+                inputs[f"{name}_is_{beyond}"] = f"={name}={beyond}".encode()
+    every = [f"={name}={values[0]}" for name, values in FLAG_VALUES.items()]
+    for start in range(0, len(every), 14):
+        inputs[f"several_{start}"] = "\n".join(every[start:start + 14]).encode()
+    return inputs
+
+
+def npy_bytes(array, version=None):
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, version=version)
+    return file.getvalue()
+
+
+def npy_file(header, data=b"", version=1):
+    """A file with a header of our own."""
+    length = struct.pack("<H" if version == 1 else "<I", len(header))
+    return b"\x93NUMPY" + bytes([version, 0]) + length + header + data
+
+
+def npy():
+    """Files that NumPy writes, and headers that it does not."""
+    half = np.arange(12, dtype="<f2")
+    good = npy_bytes(half.reshape(2, 3, 2))
+    start = b"{'descr': '<f2', 'fortran_order': False, 'shape': "
+    return {
+        "f2": good, "f4": npy_bytes(np.ones((1, 2), "<f4")), "u2": npy_bytes(np.ones(3, "<u2")),
+        "scalar": npy_bytes(np.float32(1)), "empty": npy_bytes(np.ones((0, 4), "<f2")),
+        "version_2": npy_bytes(half, (2, 0)), "big_endian": npy_bytes(half.astype(">f2")),
+        "version_3": npy_bytes(half, (3, 0)), "fortran": npy_bytes(np.asfortranarray(np.ones((2, 3)))),
+        "fortran_f2": npy_bytes(np.asfortranarray(half.reshape(3, 4))),
+        "f8": npy_bytes(np.ones(2)), "records": npy_bytes(np.zeros(1, "<f2,<f4")),
+        "truncated": good[:-1], "too_long": good + b"x", "no_header": good[:8], "magic": good[:6],
+        "other_order": npy_file(b'{"shape":(1,),"fortran_order":False,"descr":"<u2"}', b"12"),
+        "overflow": npy_file(start + b"(4294967296, 4294967296, 2)}"),
+        "overflow_and_0": npy_file(start + b"(18446744073709551615, 18446744073709551615, 0)}"),
+        "negative": npy_file(start + b"(-1,)}"), "key_twice": npy_file(start + b"(), 'shape': ()}"),
+        "not_closed": npy_file(start + b"(1"), "empty_header": npy_file(b""),
+        "length_beyond_end": b"\x93NUMPY\x02\x00\xff\xff\xff\xff{}",
+    }
+
+
+def http():
+    """Requests, as the bytes of a connection after the size of the pieces in which they are sent."""
+    token = "Authorization: Bearer secret"
+    lines = {
+        "metrics": ("GET /metrics HTTP/1.1", "Host: a", token),
+        "no_token": ("GET /metrics HTTP/1.1", "Host: a"),
+        "wrong_token": ("GET /metrics HTTP/1.1", "Authorization: Bearer secret2"),
+        "basic": ("GET /metrics HTTP/1.1", "Authorization: Basic c2VjcmV0"),
+        "two_tokens": ("GET /metrics HTTP/1.1", "authorization: Bearer x", token),
+        "healthz": ("GET /healthz HTTP/1.1", "Host: a"), "readyz": ("GET /readyz HTTP/1.0",),
+        "query": ("GET /metrics?name=x%00y HTTP/1.1", token),
+        "encoded_path": ("GET /%6detrics HTTP/1.1",), "dots": ("GET /../../etc/passwd HTTP/1.1",),
+        "longer_path": ("GET /metrics/x HTTP/1.1",), "root": ("GET / HTTP/1.1",),
+        "absolute": ("GET http://a/metrics HTTP/1.1", "Host: a"), "star": ("OPTIONS * HTTP/1.1",),
+        "head": ("HEAD /metrics HTTP/1.1", token), "put": ("PUT /metrics HTTP/1.1", token),
+        "options": ("OPTIONS /metrics HTTP/1.1",), "trace": ("TRACE /healthz HTTP/1.1",),
+        "connect": ("CONNECT a:1 HTTP/1.1",), "propfind": ("PROPFIND /healthz HTTP/1.1",),
+        "http_2": ("GET /healthz HTTP/2.0",), "http_09": ("GET /healthz",),
+        "websocket": ("GET /healthz HTTP/1.1", "Upgrade: websocket", "Connection: Upgrade",
+                      "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version: 13"),
+        "range": ("GET /healthz HTTP/1.1", "Range: bytes=0-18446744073709551615"),
+        "length": ("POST /healthz HTTP/1.1", "Content-Length: 5", "", "12345"),
+        "long_length": ("POST /healthz HTTP/1.1", "Content-Length: 9223372036854775807", "", "1"),
+        "bad_length": ("POST /healthz HTTP/1.1", "Content-Length: -1"),
+        "chunked": ("POST /healthz HTTP/1.1", "Transfer-Encoding: chunked", "", "5", "12345", "0"),
+        "bad_chunk": ("POST /healthz HTTP/1.1", "Transfer-Encoding: chunked", "", "ffffffffffffffff"),
+        "expect": ("GET /healthz HTTP/1.1", "Expect: 100-continue"),
+        "folded": ("GET /metrics HTTP/1.1", "Authorization:", " Bearer secret"),
+        "no_colon": ("GET /healthz HTTP/1.1", "Authorization"),
+        "many_headers": ("GET /healthz HTTP/1.1", *(f"h{i}: {i}" for i in range(80))),
+        "long_header": ("GET /healthz HTTP/1.1", "h: " + "x" * 1500),
+        "two_requests": ("GET /healthz HTTP/1.1", "Connection: keep-alive", "", "GET /x HTTP/1.1"),
+    }
+    inputs = {"nothing": b"\0", "half_a_line": b"\0GET /met", "preface": b"\0PRI * HTTP/2.0\r\n\r\nSM",
+              "nul": b"\0GET /healthz\0 HTTP/1.1\r\n\r\n", "newlines": b"\0\r\n\r\n\r\n\r\n",
+              "tls": bytes.fromhex("0016030100b2010000ae0303"), "bare_lf": b"\0GET /healthz HTTP/1.1\n\n"}
+    for i, (name, request) in enumerate(lines.items()):
+        pieces = bytes([(0, 0, 7, 40)[i % 4]])
+        inputs[name] = pieces + "\r\n".join((*request, "", "")).encode("latin-1")
+    return inputs
+
+
+def log():
+    """Strings that JSON must escape. FuzzedDataProvider takes numbers from the end of an input."""
+    texts = {"plain": "word", "quotes": 'a "b" \\ c', "lines": "a\r\nb\u2028c", "empty": "",
+             "terminal": "\x1b[2J\x07\x7f\u009b", "unicode": "\u00e9\U0001f600", "equals": "a=b c"}
+    broken = {"not_utf8": b"\xff\xfe", "half_a_character": b"a\xe2\x82", "surrogate": b"\xed\xa0\x80",
+              "overlong": b"\xc0\x80", "nul": b"a\0b"}
+    strings = {**{name: text.encode() for name, text in texts.items()}, **broken}
+    inputs = {}
+    for name, text in strings.items():
+        message = text.replace(b"\\", b"\\\\") + b"\\n"  # a backslash and a letter end a string
+        for kind, numbers in (("small", bytes(32)), ("large", b"\xff" * 32)):
+            inputs[f"{name}_{kind}"] = message + text + numbers
+    return inputs

@@ -1,0 +1,267 @@
+#!/usr/bin/env python3
+"""Fails if the CPU kernels or the server are slower than on record, on a machine shared with others.
+
+    tests/perf_gate.py [BUILD]                  compares with tests/bench/results/perf_gate.json
+    tests/perf_gate.py [BUILD] --record [FILE]  puts the ratios of this CPU on record
+
+BUILD is a release build, by default build/. It needs Debian's libopenblas0 and the packages of the
+end-to-end tests.
+
+Each figure is a ratio of two times from one run, in which both sides take turns, call by call or
+every 50 ms, so that what slows the machine slows both:
+
+    kernel_d64, kernel_d128  a CPU kernel on one thread to OpenBLAS SGEMM, for as many floating-point
+                             operations
+    kernel_decode            the same to OpenBLAS SGEMV, for as many bytes of K/V, which fit an L2
+    attend_small             latency of an Attend with little to compute to that of an echo
+    attend_transport         latency of an Attend of 512 KiB, outside the kernel, to that of an echo
+
+A ratio is measured REPEATS times. The median counts, and it may be LIMIT times that on record. What
+fails is measured again, ATTEMPTS times in all, and passes with the lowest median: a burst of other
+work on the machine is over by then, a slower program stays slower.
+
+The ratios depend on the width of the CPU's vectors, not on its clock. So each SIMD target has a
+record of its own. Without one, only the server's ratios are compared, with those of another target.
+Exit status: 0 passed, 1 slower, 2 nothing was measured.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "kernels" / "bench"), str(ROOT / "tests" / "e2e")]
+import cpu_libraries  # noqa: E402
+import run_info  # noqa: E402
+
+RECORDS = ROOT / "tests" / "bench" / "results" / "perf_gate.json"
+LIMIT = 1.3
+REPEATS = 5
+ATTEMPTS = 3
+
+# Per repeat. A call takes at most 5 ms: shorter than what the scheduler lets run at a stretch.
+KERNEL_SECONDS = 0.6
+SERVER_SECONDS = 1.2
+SGEMM_N = 384
+SGEMV_N = 256
+KERNEL_DECODE_BYTES = 2 * 2 * 256 * 128 * 2
+# Name -> (shape of the kernel, its floating-point operations; None: compare bytes of K/V).
+KERNELS = {"kernel_d64": ("1x2x512x64", 4 * 2 * 512 * 512 * 64),
+           "kernel_d128": ("1x1x512x128", 4 * 512 * 512 * 128),
+           "kernel_decode": ("1x2x256x128,q=1", None)}
+# Name -> (shape of the requests, the percentiles that are divided by echo_us).
+SERVER = {"attend_small": ("1x8x16x64", "latency_us"),
+          "attend_transport": ("1x8x128x64", "outside_kernel_us")}
+
+
+class CannotMeasure(Exception):
+    """A library, a program or an answer is missing."""
+
+
+def fastest(calls, seconds):
+    """Runs the calls in turn for `seconds`; the fewest seconds that each took."""
+    best = [float("inf")] * len(calls)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for i, call in enumerate(calls):
+            start = time.perf_counter()
+            call()
+            best[i] = min(best[i], time.perf_counter() - start)
+    return best
+
+
+def floats(count):
+    """Memory for `count` floats, none of them zero."""
+    return (ctypes.c_float * count)(*([0.5] * count))
+
+
+class Kernels:
+    """The CPU kernels beside OpenBLAS, each on one thread."""
+
+    def __init__(self, build):
+        self.library = cpu_libraries.load_flashcore(
+            str(build / "kernels" / "bench" / "libflashcore_cpu_bench_c.so"))
+        self.openblas = cpu_libraries.load_openblas(1)
+
+    def simd_target(self):
+        return self.library.flashcore_bench_simd_target().decode()
+
+    def blas(self):
+        return (f"{self.openblas.openblas_get_config().decode()}, "
+                f"{self.openblas.openblas_get_corename().decode()}")
+
+    def measure(self, name):
+        """One repeat. Its memory is new, because the caches treat some pages better than others."""
+        shape, flop = KERNELS[name]
+        workload = self.library.flashcore_bench_new(shape.encode(), 1)
+        if flop is None:
+            memory = [floats(SGEMV_N**2), floats(SGEMV_N), floats(SGEMV_N)]
+            blas = cpu_libraries.sgemv(self.openblas, SGEMV_N, *memory)
+            scale = 4 * SGEMV_N**2 / KERNEL_DECODE_BYTES
+        else:
+            memory = [floats(SGEMM_N**2) for _ in range(3)]
+            blas = cpu_libraries.sgemm(self.openblas, SGEMM_N, *memory)
+            scale = 2 * SGEMM_N**3 / flop
+        kernel_seconds, blas_seconds = fastest(
+            [lambda: self.library.flashcore_bench_run(workload), blas], KERNEL_SECONDS)
+        self.library.flashcore_bench_free(workload)
+        return kernel_seconds / blas_seconds * scale
+
+
+class Attends:
+    """A server and its command line."""
+
+    def __init__(self, build):
+        os.environ["FLASHCORE_SERVER"] = str(build / "server" / "flashcore-server")
+        os.environ["FLASHCORE_CLI"] = str(build / "client" / "cli" / "flashcore")
+        sys.path.insert(0, str(build / "tests" / "e2e" / "generated"))
+        import harness  # needs the environment
+        self.cli = harness.CLI
+        self.server = harness.Server("--enable_echo", "--cpu_threads=1")
+
+    def close(self):
+        self.server.__exit__()
+
+    def measure(self, name):
+        shape, latency = SERVER[name]
+        done = subprocess.run(
+            [self.cli, "bench", f"--target={self.server.target}", f"--shape={shape}", "--echo",
+             "--json", "--warmup=200ms", f"--duration={SERVER_SECONDS}s"],
+            capture_output=True, text=True, timeout=120)
+        if done.returncode != 0:
+            raise CannotMeasure(f"flashcore bench fails: {done.stderr}")
+        report = json.loads(done.stdout)
+        return report[latency]["p50"] / report["echo_us"]["p50"]
+
+
+def measured(measure, names):
+    """The ratios of each name, REPEATS times in turn."""
+    ratios = {name: [] for name in names}
+    for _ in range(REPEATS):
+        for name in names:
+            ratios[name].append(measure(name))
+    return ratios
+
+
+def median(ratios):
+    return statistics.median(ratios)
+
+
+def is_slower(ratios, recorded):
+    """Whether the median of `ratios` is beyond LIMIT times the median on record."""
+    return median(ratios) > LIMIT * median(recorded)
+
+
+def measure_and_judge(measure, names, recorded):
+    """The ratios of each name with the lowest median, and the names of those that are slower than on
+    record each time. A name without a record is measured once."""
+    best, slower = {}, list(names)
+    for _ in range(ATTEMPTS):
+        for name, ratios in measured(measure, slower).items():
+            if name not in best or median(ratios) < median(best[name]):
+                best[name] = ratios
+        slower = [name for name in slower
+                  if name in recorded and is_slower(best[name], recorded[name])]
+        if not slower:
+            break
+    return best, slower
+
+
+def choose_record(records, simd_target):
+    """The record of this target and the names to compare. With only other targets on record: the
+    newest of them, for the server's ratios. None without any."""
+    for record in records:
+        if record["simd_target"] == simd_target:
+            return record, list(record["ratios"])
+    others = sorted(records, key=lambda record: record["run"]["date"])
+    return (others[-1], list(SERVER)) if others else (None, [])
+
+
+def with_record(records, new):
+    """The records with `new` in place of that of its target, sorted by target."""
+    kept = [record for record in records if record["simd_target"] != new["simd_target"]]
+    return sorted([*kept, new], key=lambda record: record["simd_target"])
+
+
+def line(name, ratios, recorded):
+    """One line of the report."""
+    text = (f"{name:20} {median(ratios):6.3f}, {min(ratios):.3f} to {max(ratios):.3f} "
+            f"in {len(ratios)} repeats")
+    if recorded is None:
+        return f"{text}; not compared"
+    change = median(ratios) / median(recorded)
+    verdict = "SLOWER" if is_slower(ratios, recorded) else "ok"
+    return f"{text}; {change:.2f}x of the record's {median(recorded):.3f}: {verdict}"
+
+
+def read_records(path):
+    return json.loads(path.read_text(encoding="utf-8"))["records"] if path.exists() else []
+
+
+def measure_all(kernels, build, recorded):
+    """All ratios of this machine, and the names of those that are slower than `recorded`."""
+    ratios, slower = measure_and_judge(kernels.measure, KERNELS, recorded)
+    attends = Attends(build)
+    try:
+        of_server, slow_server = measure_and_judge(attends.measure, SERVER, recorded)
+    finally:
+        attends.close()
+    return {**ratios, **of_server}, slower + slow_server
+
+
+def make_record(kernels, ratios):
+    return {"run": run_info.run_info(), "simd_target": kernels.simd_target(),
+            "openblas": kernels.blas(),
+            "ratios": {name: [round(value, 4) for value in values]
+                       for name, values in ratios.items()}}
+
+
+def write_record(path, new):
+    text = json.dumps({"records": with_record(read_records(path), new)}, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
+    print(f"recorded for {new['simd_target']} in {path}")
+
+
+def gate(build, record_to):
+    """Returns the exit status."""
+    kernels = Kernels(build)
+    target = kernels.simd_target()
+    print(f"{run_info.cpu()['model']}, {target}; {kernels.blas()}")
+    record, names = choose_record([] if record_to else read_records(RECORDS), target)
+    recorded = {name: record["ratios"][name] for name in names}
+    if record is not None:
+        print(f"on record: {record['run']['cpu']['model']}, {record['simd_target']}, "
+              f"{record['run']['date']}, commit {record['run']['commit']}")
+    ratios, slower = measure_all(kernels, build, recorded)
+    for name, values in ratios.items():
+        print(line(name, values, recorded.get(name)))
+    if record_to:
+        write_record(record_to, make_record(kernels, ratios))
+    elif len(recorded) < len(ratios):
+        print(f"LEFT OUT, no record for {target}: {', '.join(sorted(set(ratios) - set(recorded)))}")
+    return 1 if slower else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", nargs="?", type=pathlib.Path, default=ROOT / "build")
+    parser.add_argument("--record", type=pathlib.Path, metavar="FILE", nargs="?", const=RECORDS,
+                        help="write the ratios to this file instead of comparing them; "
+                        "by default the file with which they are compared")
+    args = parser.parse_args()
+    try:
+        return gate(args.build.resolve(), args.record)
+    except (CannotMeasure, cpu_libraries.Missing, OSError) as error:
+        print(f"perf_gate.py: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
