@@ -120,7 +120,8 @@ TRANSPORTS = {"tcp": "TCP", "unix": "Unix socket", "shm": "shared memory"}
 
 def server_rows(record, section, **fields):
     """The rows of a section of record_server.py with these fields."""
-    return [row for row in record["server"]["results"]["rows"]
+    part = record["tuning" if section == "tuning" else "server"]
+    return [row for row in part["results"]["rows"]
             if row["section"] == section and all(row.get(k) == v for k, v in fields.items())]
 
 
