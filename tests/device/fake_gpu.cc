@@ -20,6 +20,10 @@ cudaError_t cudaSetDevice(int gpu) {
   current_gpu = gpu;
   return gpu >= 0 && gpu < kGpus ? cudaSuccess : cudaErrorInvalidDevice;
 }
+cudaError_t cudaGetDevice(int* gpu) {
+  *gpu = CurrentGpu();
+  return cudaSuccess;
+}
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   *properties = {};
   std::strcpy(properties->name, "Fake");

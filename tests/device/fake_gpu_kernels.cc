@@ -1,6 +1,6 @@
 // The launchers of the CUDA kernels, on the fake GPUs. CPU kernels compute. A kernel must find
-// everything it reads and writes in device memory or in pinned memory.
-#include <cstring>
+// everything it reads and writes in device memory or in pinned memory, aligned to 16 bytes.
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -28,11 +28,19 @@ cudaError_t Enqueue(void* stream, std::function<void()> work) {
   return fake_gpu::Push(stream, std::move(work));
 }
 
+void ExpectAligned(const void* at, const char* what) {
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(at) % 16, 0u) << what;
+}
+
 void ExpectSpanInReach(const Span& span) {
+  ExpectAligned(span.query, "query");
+  ExpectAligned(span.output, "output");
   ExpectInReach(span.query, "query");
   ExpectInReach(span.output, "output");
   if (span.lse != nullptr) ExpectInReach(span.lse, "lse");
   if (span.kv.rows == 0) return;
+  ExpectAligned(span.kv.key, "key");
+  ExpectAligned(span.kv.value, "value");
   ExpectInReach(span.kv.key, "key");
   ExpectInReach(span.kv.value, "value");
   if (span.kv.pages == nullptr) return;
@@ -105,6 +113,8 @@ int AppendRowsCuda(const PageLayout& layout, const RowAppend* appends, int32_t c
   return Enqueue(stream, [=] {
     ExpectInReach(appends, "appends");
     for (int32_t i = 0; i < count; ++i) {
+      ExpectAligned(appends[i].key, "key to append");
+      ExpectAligned(appends[i].value, "value to append");
       ExpectInReach(appends[i].key, "key to append");
       ExpectInReach(appends[i].value, "value to append");
       ExpectOnDevice(appends[i].page, "page");

@@ -1,5 +1,6 @@
 // A fleet of two fake GPUs gives right results, also after the loss of one of them, and each thread
 // uses its own GPU, which fake_gpu.cc checks.
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -188,6 +189,37 @@ TEST_F(FakeGpusTest, TheOtherServesOnWhenOneIsLost) {
   EXPECT_EQ(LengthOf(ids[1]), 200u) << "failed launches append nothing";
   std::lock_guard<std::mutex> lock(mutex_);
   EXPECT_THAT(lost_, ElementsAre("cuda:1"));
+}
+
+// fake_gpu.cc checks that the thread has chosen the GPU of the stream, which is not its current
+// one.
+TEST(FakeGpus, EveryCallChoosesItsGpu) {
+  const SteadyClock clock;
+  const auto opened = OpenDevices(TwoGpus(), &clock);
+  ASSERT_EQ(opened.status(), absl::OkStatus());
+  Device& second = *opened->devices[1];
+  std::byte* const page = second.kv_memory().base;
+  const std::vector<kernels::PageCopy> copies = {{page, page + 1024}};
+  const int resets[] = {testing::FakeGpuL2Resets(0), testing::FakeGpuL2Resets(1)};
+  alignas(64) std::byte host[64];
+  const auto on_gpu_0 = [](const std::function<absl::Status()>& call) {
+    std::thread([&] {
+      EXPECT_EQ(cudaSetDevice(0), cudaSuccess);
+      EXPECT_EQ(call(), absl::OkStatus());
+      int gpu = 0;
+      EXPECT_EQ(cudaGetDevice(&gpu), cudaSuccess);
+      EXPECT_EQ(gpu, 1);
+    }).join();
+  };
+  on_gpu_0([&] { return second.CopyPages(0, 1024, copies); });
+  on_gpu_0([&] { return second.ResetPersistingL2(); });
+  on_gpu_0([&] { return second.PinHostMemory(host, sizeof(host), /*read_only=*/false); });
+  on_gpu_0([&] {
+    second.UnpinHostMemory(host);
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(testing::FakeGpuL2Resets(0), resets[0]);
+  EXPECT_EQ(testing::FakeGpuL2Resets(1), resets[1] + 1);
 }
 
 TEST(FakeGpus, OneThatIsNotThereStopsTheStart) {
