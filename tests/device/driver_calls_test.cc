@@ -62,7 +62,7 @@ class DriverCallsTest : public ::testing::TestWithParam<const char*> {
   DeviceMetrics metrics_{"cuda:0", &registry_};
   std::unique_ptr<Engine> engine_;
   std::string sequence_;
-  std::mt19937 random_{20261121};
+  std::mt19937 random_{testing::TestSeed()};
 };
 
 TEST_P(DriverCallsTest, ThereAreNoneInTenThousandRequests) {
