@@ -59,15 +59,13 @@ inline void FillTensors(AttendJob* job, std::mt19937* random) {
   job->value = RandomTensor(request.value_bytes, request.dtype, random);
 }
 
-// Admits the job's operation to an Engine or a Fleet, and fills in its inputs. Results that are not
-// written stay NaN.
-template <class Target>
-absl::Status Prepare(AttendJob* job, Target* target) {
+// Fills in the inputs of the job's operation, which is admitted. Results that are not written stay
+// NaN.
+inline void WriteInputs(AttendJob* job) {
   const auto copy = [](const std::vector<std::byte>& from, std::byte* to) {
     if (!from.empty()) std::memcpy(to, from.data(), from.size());
   };
   AttendOperation& operation = job->operation;
-  if (absl::Status status = AdmitNow(target, &operation); !status.ok()) return status;
   copy(job->query, operation.tensors.query());
   copy(job->key, operation.tensors.key());
   copy(job->value, operation.tensors.value());
@@ -75,7 +73,14 @@ absl::Status Prepare(AttendJob* job, Target* target) {
   if (output_bytes > 0) std::memset(operation.tensors.output(), 0xff, output_bytes);
   const size_t lse_bytes = operation.request.lse_bytes();
   if (lse_bytes > 0) std::memset(operation.tensors.lse(), 0xff, lse_bytes);
-  return absl::OkStatus();
+}
+
+// Admits the job's operation to an Engine or a Fleet, and fills in its inputs.
+template <class Target>
+absl::Status Prepare(AttendJob* job, Target* target) {
+  absl::Status status = AdmitNow(target, &job->operation);
+  if (status.ok()) WriteInputs(job);
+  return status;
 }
 
 // The expected results. `resident`: the K/V of each span that names a sequence, [spans]; empty if

@@ -144,21 +144,28 @@ TEST_P(BatcherLanesTest, ALaneThatLeavesWorkWakesAnother) {
     read->order = {{&slot, kReads}};
     Add(&batcher, read);
   }
-  std::atomic<int> taken{0};
+  std::atomic<int> started{0}, taken{0};
+  std::atomic<bool> seen{false};
   std::vector<std::thread> lanes;
   for (int i = 0; i < 2; ++i) {
     lanes.emplace_back([&] {
       Batch batch;
+      ++started;
       EXPECT_TRUE(batcher.Take(&batch));
       ++taken;
-      while (taken < 2) std::this_thread::yield();  // busy until the other lane has its batch
+      while (!seen) std::this_thread::yield();  // busy: the other lane must take the other batch
       batcher.Release(batch);
     });
   }
-  for (int i = 0; i < 100; ++i) std::this_thread::yield();
+  while (started < 2) std::this_thread::yield();
+  for (int i = 0; i < 100; ++i) std::this_thread::yield();  // so that both wait, most of the time
   batcher.Release(first);
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (taken < 2 && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
+  EXPECT_EQ(taken, 2) << "a lane sleeps beside work";
+  batcher.Close();  // wakes it
+  seen = true;
   for (std::thread& lane : lanes) lane.join();
-  EXPECT_EQ(taken, 2);
 }
 
 TEST_P(BatcherLanesTest, ManyLanesTakeEveryRequestOnce) {
