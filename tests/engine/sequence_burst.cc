@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <future>
 #include <iostream>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -157,8 +158,9 @@ SequenceBurst::Flight SequenceBurst::MakeFlight() {
   request.return_lse = dice_->OneIn(2);
   request.softmax_scale = dice_->OneIn(2) ? 0.125f : 1;
   const kernels::Mask masks[] = {kernels::Mask::None(), kernels::Mask::Causal(),
-                                 kernels::Mask::SlidingWindow(70, 0)};
-  request.mask = masks[dice_->Below(3)];
+                                 kernels::Mask::SlidingWindow(70, 0),
+                                 kernels::Mask::SlidingWindow(600 + dice_->Below(128), 0)};
+  request.mask = masks[dice_->Below(std::size(masks))];
   request.append_only = members_[0].writes() && dice_->OneIn(8);
   flight.job->operation.client = dice_->OneIn(2) ? "alice" : "bob";
 

@@ -193,9 +193,10 @@ void SequenceWorld::Note(const std::string& what) {
 
 void SequenceWorld::PassTime(Dice* dice) {
   if (!has_limits()) return;
-  const uint32_t step = dice->OneIn(40) ? 500 : dice->Below(40);
-  setup_.limits_clock->Advance(std::chrono::milliseconds(step));
-  if (dice->OneIn(8)) engine_.sequences().ExpireIdle();
+  Nanoseconds step = std::chrono::milliseconds(dice->OneIn(40) ? 500 : dice->Below(40));
+  if (dice->OneIn(200)) step = 2 * kIdleTimeout;  // only leased sequences outlive it
+  setup_.limits_clock->Advance(step);
+  if (step >= kIdleTimeout || dice->OneIn(8)) engine_.sequences().ExpireIdle();
 }
 
 absl::Status SequenceWorld::WaitFor(AttendJob* job) {
@@ -287,7 +288,7 @@ void SequenceWorld::ExpectHolds(const ModelSequence& sequence, uint32_t layer) {
   engine_.sequences().BeginLaunch(operations, &launch);
   ASSERT_EQ(launch.operations.size(), 1u);
   std::vector<kernels::Span> spans;
-  AppendSpans(launch, engine_.sequences().arena_base(), launch.pages.data(), &spans);
+  AppendSpans(launch, engine_.device().kv_memory().base, launch.pages.data(), &spans);
   const kernels::KvView& has = spans[0].kv;
   const kernels::KvView should = sequence.layers[layer].view();
   ASSERT_EQ(has.rows, should.rows);
