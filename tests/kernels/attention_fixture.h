@@ -8,12 +8,13 @@
 #include <cstdint>
 #include <iosfwd>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/plan.h"
-#include "kernels/reference.h"
 #include "kernels/registry.h"
+#include "tests/kernels/error_bound.h"
 #include "tests/kernels/problem.h"
 
 namespace flashcore::kernels {
@@ -50,7 +51,9 @@ class AttentionTest : public testing::TestWithParam<Kernel> {
     return {spec.dtype, heads, kv_heads, spec.head_dim, spec.kv_dtype};
   }
 
-  // Sums in float16 overflow beyond 65504 and have a separate error bound.
+  Rounding KernelRounding() const;
+
+  // Sums in float16 overflow beyond 65504.
   bool SumsInFloat16() const { return GetParam().spec.accumulate == Accumulate::kFloat16; }
 
   // Runs `batch` on one thread or on several.
@@ -62,11 +65,14 @@ class AttentionTest : public testing::TestWithParam<Kernel> {
   // Runs `problem` on each of Targets() and compares it with the oracle.
   void Check(Problem* problem);
 
+  // Check on the families of one name (families.h).
+  void CheckFamilies(const std::string& name);
+
   std::mt19937_64 random_;
 
  private:
-  void CheckSpan(const ProblemSpan& span, const ReferenceResult& oracle,
-                 const ReferenceResult& unfused, size_t row_begin);
+  void CheckSpan(const ProblemSpan& span, const SpanResult& oracle, const SpanResult& unfused,
+                 const Expected& expected);
 
   ThreadPool one_thread_{1};
   ThreadPool many_threads_{3};

@@ -10,86 +10,34 @@
 #include "kernels/cpu/attention_cpu.h"
 #include "kernels/half.h"
 #include "tests/kernels/attention_fixture.h"
+#include "tests/kernels/families.h"
 #include "tests/kernels/problem.h"
 
 namespace flashcore::kernels {
 namespace {
 
-constexpr int32_t kLengths[] = {0, 1, 63, 64, 65};
-const Mask kMasks[] = {Mask::None(),
-                       Mask::Causal(),
-                       Mask::SlidingWindow(0, 0),
-                       Mask::SlidingWindow(5, 0),
-                       Mask::SlidingWindow(70, 3),
-                       Mask{Mask::kUnbounded, 2}};
 constexpr Layout kLayouts[] = {Layout::kDenseNhd, Layout::kDenseHnd, Layout::kPaged};
 
 TEST_P(AttentionTest, EveryLengthWithEveryMaskAndLayout) {
-  std::vector<SpanShape> shapes;
-  int turn = 0;
-  for (int32_t query_rows : {1, 3, 65}) {
-    for (int32_t kv_rows : kLengths) {
-      for (const Mask& mask : kMasks) {
-        if (query_rows == 65 && turn % 2 != 0) {  // half of the expensive ones
-          ++turn;
-          continue;
-        }
-        shapes.push_back({query_rows, kv_rows, mask, kLayouts[turn++ % 3]});
-      }
-    }
-  }
-  Problem problem(MakeGeometry(2, 1), shapes, &random_);
-  Check(&problem);
+  CheckFamilies("EveryLengthWithEveryMaskAndLayout");
 }
 
-TEST_P(AttentionTest, ManyTiles) {
-  Problem problem(MakeGeometry(2, 2),
-                  {{150, 330, Mask::Causal(), Layout::kPaged},
-                   {140, 200, Mask::None(), Layout::kDenseNhd},
-                   {150, 300, Mask::SlidingWindow(100, 0), Layout::kDenseHnd}},
-                  &random_);
-  Check(&problem);
-}
+TEST_P(AttentionTest, ManyTiles) { CheckFamilies("ManyTiles"); }
 
-// Enough packed rows per KV head (600, 520) for the largest tile of every kernel.
-TEST_P(AttentionTest, ManyRows) {
-  Problem problem(MakeGeometry(8, 2),
-                  {{150, 200, Mask::Causal(), Layout::kPaged},
-                   {130, 65, Mask::None(), Layout::kDenseNhd},
-                   {150, 190, Mask::SlidingWindow(40, 5), Layout::kDenseHnd}},
-                  &random_);
-  Check(&problem);
-}
+TEST_P(AttentionTest, ManyRows) { CheckFamilies("ManyRows"); }
 
-TEST_P(AttentionTest, DecodeSplitsOverManyTiles) {
-  Problem problem(MakeGeometry(4, 1),
-                  {{1, 1, Mask::Causal()},
-                   {1, 513, Mask::Causal(), Layout::kDenseNhd},
-                   {1, 1700, Mask::None(), Layout::kPaged},
-                   {4, 1100, Mask::Causal(), Layout::kPaged},
-                   {3, 1500, Mask::SlidingWindow(600, 0), Layout::kDenseHnd}},
-                  &random_);
-  Check(&problem);
-}
+TEST_P(AttentionTest, DecodeSplitsOverManyTiles) { CheckFamilies("DecodeSplitsOverManyTiles"); }
 
-TEST_P(AttentionTest, GroupedQueryHeads) {
-  const int32_t heads[][2] = {{2, 2}, {2, 1}, {3, 1}, {8, 2}, {8, 1}, {12, 1}};
-  for (const auto& [num_heads, kv_heads] : heads) {
-    SCOPED_TRACE(std::to_string(num_heads) + " heads over " + std::to_string(kv_heads));
-    Problem problem(MakeGeometry(num_heads, kv_heads),
-                    {{1, 130}, {33, 97, Mask::Causal()}, {7, 66, Mask::None(), Layout::kDenseHnd}},
-                    &random_);
-    Check(&problem);
-  }
-}
+TEST_P(AttentionTest, GroupedQueryHeads) { CheckFamilies("GroupedQueryHeads"); }
+
+TEST_P(AttentionTest, LargeMagnitudes) { CheckFamilies("LargeMagnitudes"); }
+
+TEST_P(AttentionTest, ScalesOfEitherSignAndZero) { CheckFamilies("ScalesOfEitherSignAndZero"); }
 
 TEST_P(AttentionTest, RowsWithoutVisibleKv) {
-  Problem problem(MakeGeometry(2, 1),
-                  {{200, 70, Mask::Causal()},  // 130 query rows are before the first K/V row
-                   {20, 3, Mask::Causal()},
-                   {5, 0, Mask::None()},
-                   {100, 10, Mask::SlidingWindow(4, 0), Layout::kDenseNhd}},
-                  &random_);
+  const Family family = FamiliesNamed("RowsWithoutVisibleKv").at(0);
+  FamilyProblem rows(family, MakeGeometry(family.heads, family.kv_heads), &random_);
+  Problem& problem = *rows.get();
   Check(&problem);
   const std::vector<uint16_t> output = problem.span(0).Output();
   const std::vector<float> lse = problem.span(0).Lse();
@@ -99,28 +47,6 @@ TEST_P(AttentionTest, RowsWithoutVisibleKv) {
       EXPECT_EQ(output[n * problem.geometry().head_dim + d], 0);
     }
   }
-}
-
-TEST_P(AttentionTest, LargeMagnitudes) {
-  if (SumsInFloat16()) GTEST_SKIP() << "q.k of such inputs exceeds 65504, the largest float16";
-  Problem problem(MakeGeometry(2, 1),
-                  {{40, 200, Mask::Causal(), Layout::kPaged, 10},
-                   {40, 200, Mask::None(), Layout::kPaged, 100},
-                   {1, 700, Mask::None(), Layout::kPaged, 100}},
-                  &random_);
-  Check(&problem);
-}
-
-TEST_P(AttentionTest, ScalesOfEitherSignAndZero) {
-  Problem problem(MakeGeometry(2, 1), {{20, 130}, {20, 130}, {1, 600}, {1, 600}}, &random_);
-  problem.span(0).mutable_span().softmax_scale = 0;
-  problem.span(1).mutable_span().softmax_scale = -0.3f;
-  problem.span(2).mutable_span().softmax_scale = 0;
-  // The scale multiplies the errors of scores. With float16 sums, use at most 4 times the usual
-  // scale.
-  float& steep = problem.span(3).mutable_span().softmax_scale;
-  steep = SumsInFloat16() ? -4 * steep : -2;
-  Check(&problem);
 }
 
 TEST_P(AttentionTest, LseIsOptional) {
