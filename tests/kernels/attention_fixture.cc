@@ -108,15 +108,16 @@ void AttentionTest::Run(const AttentionBatch& batch, int threads, const PlanOpti
   ASSERT_EQ(Launch(GetParam(), batch, plan, &pool), 0);
 }
 
-void AttentionTest::CheckSpan(const ProblemSpan& span, const SpanResult& oracle,
-                              const SpanResult& unfused, const Expected& expected) {
+void AttentionTest::CheckSpan(const ProblemSpan& span, const SpanOracle& oracle) const {
   const DType dtype = span.geometry().dtype;
   const SpanResult got = ResultOf(dtype, span);
-  const ErrorRatios ratios = CompareResults(got, oracle, expected);
+  const ErrorRatios ratios = CompareResults(got, oracle.exact, oracle.bounds);
   EXPECT_LE(ratios.element, 1);
   EXPECT_LE(ratios.row, 1);
   EXPECT_LE(ratios.lse, 1);
-  if (!SumsInFloat16()) ExpectTwiceUnfused(dtype, got, oracle, unfused);
+  if (!oracle.unfused.lse.empty()) {
+    ExpectTwiceUnfused(dtype, got, oracle.exact, oracle.unfused);
+  }
   EXPECT_TRUE(span.PaddingIsUntouched());
 }
 
@@ -124,14 +125,27 @@ Rounding AttentionTest::KernelRounding() const {
   return Rounding::Of(GetParam().spec, GetParam().plan_options);
 }
 
-void AttentionTest::Check(Problem* problem) {
-  const AttentionBatch batch = problem->batch();
-  const ReferenceResult oracle = ReferenceAttention(batch);
-  const ReferenceResult unfused = UnfusedAttention(batch);
-  std::vector<Expected> expected;
-  for (int s = 0; s < problem->num_spans(); ++s) {
-    expected.push_back(ExpectedOf(batch.geometry, batch.spans[s], KernelRounding()));
+std::vector<AttentionTest::SpanOracle> AttentionTest::OraclesOf(const AttentionBatch& batch,
+                                                                bool long_kv) const {
+  const Geometry& g = batch.geometry;
+  ReferenceResult oracle, unfused;
+  if (!long_kv) oracle = ReferenceAttention(batch);
+  if (!long_kv && !SumsInFloat16()) unfused = UnfusedAttention(batch);
+  std::vector<SpanOracle> oracles(batch.num_spans);
+  size_t row = 0;
+  for (int32_t s = 0; s < batch.num_spans; ++s) {
+    const size_t rows = size_t{1} * batch.spans[s].query_rows * g.num_heads;
+    oracles[s].bounds = ExpectedOf(g, batch.spans[s], KernelRounding());
+    oracles[s].exact = long_kv ? oracles[s].bounds.exact : Slice(oracle, g, row, rows);
+    if (!unfused.lse.empty()) oracles[s].unfused = Slice(unfused, g, row, rows);
+    row += rows;
   }
+  return oracles;
+}
+
+void AttentionTest::Check(Problem* problem, bool long_kv) {
+  const AttentionBatch batch = problem->batch();
+  const std::vector<SpanOracle> oracles = OraclesOf(batch, long_kv);
   // CUDA kernels: large tiles, then small tiles.
   const bool cpu = GetParam().spec.arch == Arch::kCpu;
   for (int threads : cpu ? std::vector<int>{2} : std::vector<int>{1, 2}) {
@@ -140,14 +154,9 @@ void AttentionTest::Check(Problem* problem) {
       const ScopedTarget scoped(target);
       for (int s = 0; s < problem->num_spans(); ++s) problem->span(s).PoisonOutputs();
       Run(batch, threads);
-      size_t row = 0;
       for (int s = 0; s < problem->num_spans(); ++s) {
         SCOPED_TRACE("span " + std::to_string(s));
-        const Geometry& g = batch.geometry;
-        const size_t rows = size_t{1} * batch.spans[s].query_rows * g.num_heads;
-        CheckSpan(problem->span(s), Slice(oracle, g, row, rows), Slice(unfused, g, row, rows),
-                  expected[s]);
-        row += rows;
+        CheckSpan(problem->span(s), oracles[s]);
       }
     }
   }
@@ -160,7 +169,7 @@ void AttentionTest::CheckFamilies(const std::string& name) {
     if (SumsInFloat16() && !family.fits_float16_sums) continue;
     SCOPED_TRACE(std::to_string(family.heads) + " heads over " + std::to_string(family.kv_heads));
     FamilyProblem problem(family, MakeGeometry(family.heads, family.kv_heads), &random_);
-    Check(problem.get());
+    Check(problem.get(), family.long_kv);
   }
 }
 

@@ -62,8 +62,9 @@ class AttentionTest : public testing::TestWithParam<Kernel> {
   }
   void Run(const AttentionBatch& batch, int threads, const PlanOptions& options);
 
-  // Runs `problem` on each of Targets() and compares it with the oracle.
-  void Check(Problem* problem);
+  // Runs `problem` on each of Targets() and compares it with the oracle. `long_kv`: with the oracle
+  // of error_bound.h, which is faster.
+  void Check(Problem* problem, bool long_kv = false);
 
   // Check on the families of one name (families.h).
   void CheckFamilies(const std::string& name);
@@ -71,8 +72,14 @@ class AttentionTest : public testing::TestWithParam<Kernel> {
   std::mt19937_64 random_;
 
  private:
-  void CheckSpan(const ProblemSpan& span, const SpanResult& oracle, const SpanResult& unfused,
-                 const Expected& expected);
+  // What a span is compared with. `unfused` is empty if it is not compared with that.
+  struct SpanOracle {
+    SpanResult exact;
+    SpanResult unfused;
+    Expected bounds;
+  };
+  std::vector<SpanOracle> OraclesOf(const AttentionBatch& batch, bool long_kv) const;
+  void CheckSpan(const ProblemSpan& span, const SpanOracle& oracle) const;
 
   ThreadPool one_thread_{1};
   ThreadPool many_threads_{3};

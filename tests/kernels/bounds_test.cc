@@ -67,6 +67,14 @@ class BoundsTest : public testing::TestWithParam<Case> {
     return family.fits_float16_sums || GetParam().spec.accumulate == Accumulate::kFloat32;
   }
 
+  // One row of 40,000 is seen in the LSE, unless sums in float16 hide it there. One V row is not:
+  // it changes O by less than its rounding.
+  bool SeenOver32768Rows(Fault fault) const {
+    if (fault == Fault::kLostValue) return false;
+    const bool one_row = fault == Fault::kLostRow || fault == Fault::kMaskEdge;
+    return !one_row || GetParam().spec.accumulate == Accumulate::kFloat32;
+  }
+
   // O in the dtype, as a kernel with exact arithmetic would store it.
   SpanResult Stored(SpanResult result) const {
     const DType dtype = GetParam().spec.dtype;
@@ -112,6 +120,7 @@ TEST_P(BoundsTest, RejectFaultsInEveryFamily) {
       const FaultySpan faulty(geometry, span, expected.exact);
       for (int f = 0; f < static_cast<int>(Fault::kCount); ++f) {
         const auto fault = static_cast<Fault>(f);
+        if (family.long_kv && !SeenOver32768Rows(fault)) continue;
         const std::optional<SpanResult> wrong = faulty.With(fault, &random_);
         if (!wrong.has_value()) continue;
         seen.insert(fault);
@@ -122,6 +131,7 @@ TEST_P(BoundsTest, RejectFaultsInEveryFamily) {
     }
     for (Fault fault : {Fault::kZeros, Fault::kLostRow, Fault::kLostValue, Fault::kLostTile,
                         Fault::kSwappedHeads}) {
+      if (family.long_kv && !SeenOver32768Rows(fault)) continue;
       EXPECT_EQ(seen.count(fault), 1u) << Name(fault) << ", " << family.name;
     }
     EXPECT_EQ(seen.count(Fault::kWrongKvHead), family.kv_heads > 1 ? 1u : 0u) << family.name;

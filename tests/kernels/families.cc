@@ -49,6 +49,16 @@ void AddForkedFamilies(std::vector<Family>* all) {
   spans = {{{600}}};
   for (int32_t s = 1; s < 40; ++s) spans.push_back({{513 + s, 0, kSplitPages}});
   all->push_back(Forked("MoreRowsThanAnItemHolds", 4, 1, spans));
+  // One K/V of 40,000 rows, and prefixes of it. The last span is not split: it has 18 packed rows.
+  const int32_t all_pages = 40000 / kPageTokens, most_pages = 33000 / kPageTokens;
+  all->push_back(Forked("MoreThan32768Rows", 2, 1,
+                        {{{40000}},
+                         {{33000, 0, most_pages}, 1, Mask::None()},
+                         {{40000, 0, all_pages}, 2},
+                         {{40000, 0, all_pages}, 3, Mask::SlidingWindow(33500, 0)},
+                         {{33001, 0, most_pages}, 2, Mask::SlidingWindow(32800, 1)},
+                         {{40000, 0, all_pages}, 9, Mask::SlidingWindow(500, 0)}}));
+  all->back().long_kv = true;
 }
 
 std::vector<Family> MakeFamilies() {

@@ -117,9 +117,10 @@ int32_t FaultySpan::WeightyRow(double of_largest, std::mt19937_64* random) const
     const int32_t row = (first + n) % span_.query_rows;
     const std::vector<double> weights = Weights(row, Below(g_.num_heads, random));
     if (weights.empty()) continue;
+    const double least = LeastWeight(weights, of_largest);
     std::vector<int32_t> weighty;
     for (size_t k = 0; k < weights.size(); ++k) {
-      if (weights[k] < LeastWeight(weights, of_largest)) continue;
+      if (weights[k] < least) continue;
       weighty.push_back(Visible(row).begin + static_cast<int32_t>(k));
     }
     return weighty[Below(static_cast<int32_t>(weighty.size()), random)];
