@@ -61,7 +61,9 @@ class FaultySpan {
   SpanResult Without(KvRange lost, bool only_values) const;
   void Remove(int32_t row, int32_t head, KvRange lost, KvRange visible, bool only_values,
               SpanResult* result) const;
-  SpanResult Swapped(int32_t row, int32_t head, int32_t other_row, int32_t other_head) const;
+  // None if the two have about the same O.
+  std::optional<SpanResult> Swapped(int32_t row, int32_t head, int32_t other_row,
+                                    int32_t other_head) const;
 
   size_t Index(int32_t row, int32_t head) const { return size_t{1} * row * g_.num_heads + head; }
   const DecodedKv& Kv(int32_t head) const { return kv_[head / g_.group()]; }
