@@ -90,8 +90,7 @@ struct Errors {
   }
   // Whether O, and LSE, are within `factor` times the errors of unfused attention. For O that is
   // always possible: unfused attention has at least the rounding error of the dtype. The RMS shows
-  // one row lost of ten thousand (FP16: of all that fit), which moves no element by more than
-  // rounding may.
+  // one row lost of thousands, which moves no element by more than rounding may.
   //
   // Unfused attention rounds scores, so with large scores its errors are as large as V and excuse
   // anything. Therefore O must also be within 2^-7 of the largest |V| (rounding the probabilities

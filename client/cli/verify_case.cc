@@ -18,7 +18,9 @@ constexpr uint64_t kMaxShortWork = 3'000'000;
 constexpr uint64_t kMaxLongWork = 10'000'000;
 constexpr uint64_t kMaxLongKvBytes = uint64_t{36} << 20;  // K and V of all spans
 constexpr uint32_t kSplitRows = 512;  // the kernels cut K/V, and share prefixes, at multiples of it
-constexpr uint32_t kMaxForks = 6;
+// Spans over a shared prefix. A short prefix needs several: the CPU device shares K/V only where
+// enough work is left for each thread.
+constexpr uint32_t kManySpans = 4, kMaxSpans = 12;
 constexpr int kTries = 1000;  // before the rows of a long case are halved
 // A batch of up to this many packed rows for each KV head is a decode, whose K/V is split and
 // shared.
@@ -81,6 +83,13 @@ uint32_t RandomLongRows(std::mt19937_64* random) {
                         random);
 }
 
+// Prefixes of whole splits, of nearly whole ones, and of any length: at least one split.
+uint32_t RandomPrefixRows(std::mt19937_64* random) {
+  const uint32_t whole = Between(1, 4, random) * kSplitRows;
+  const uint32_t any = Between(0, kSplitRows - 1, random);
+  return Pick<uint32_t>({whole, whole + any, whole + kSplitRows - Between(1, 63, random)}, random);
+}
+
 void RandomHeads(const Abilities& server, const std::vector<uint32_t>& kv_heads,
                  std::mt19937_64* random, AttendRequest* shape) {
   const auto& head_dims = server.limits.head_dims();
@@ -89,10 +98,11 @@ void RandomHeads(const Abilities& server, const std::vector<uint32_t>& kv_heads,
   shape->num_heads = shape->num_kv_heads * Pick<uint32_t>({1, 1, 2, 4, 7, 8}, random);
 }
 
-uint32_t RandomSpans(uint32_t most, const v1::Limits& limits, std::mt19937_64* random) {
+uint32_t RandomSpans(uint32_t least, uint32_t most, const v1::Limits& limits,
+                     std::mt19937_64* random) {
   most = std::min(most, std::max<uint32_t>(1, limits.max_spans()));
   if (limits.client_sequences() > 0) most = std::min(most, limits.client_sequences());
-  return Between(1, most, random);
+  return Between(std::min(least, most), most, random);
 }
 
 void MakeShort(const Abilities& server, std::mt19937_64* random, Case* out) {
@@ -103,7 +113,7 @@ void MakeShort(const Abilities& server, std::mt19937_64* random, Case* out) {
   do {
     RandomHeads(server, {1, 2, 3, 4}, random, &shape);
     shape.spans.clear();
-    for (uint32_t i = 0, n = RandomSpans(4, server.limits, random); i < n; ++i) {
+    for (uint32_t i = 0, n = RandomSpans(1, 4, server.limits, random); i < n; ++i) {
       shape.spans.push_back({RandomRows(false, random), RandomRows(true, random)});
     }
   } while (Work(shape) > kMaxShortWork || shape.num_heads > server.limits.max_heads());
@@ -123,13 +133,14 @@ void MakeLong(const Abilities& server, uint32_t kv_rows, std::mt19937_64* random
     if (tries % kTries == 0) kv_rows = std::max<uint32_t>(1, kv_rows / 2);
     RandomHeads(server, {1, 1, 2}, random, &shape);
     shape.spans.clear();
-    const uint32_t spans = RandomSpans(forked ? kMaxForks : 2, server.limits, random);
+    const uint32_t spans = forked ? RandomSpans(kv_rows > 4 * kSplitRows ? 2 : kManySpans,
+                                                kMaxSpans, server.limits, random)
+                                  : RandomSpans(1, 2, server.limits, random);
     const uint32_t query_rows = forked ? 1 : Pick<uint32_t>({1, 1, 2, 5}, random);
     for (uint32_t i = 0; i < spans; ++i) {
       shape.spans.push_back({query_rows, kv_rows + (forked ? Between(0, 64, random) : 0)});
     }
     out->prefix_rows = forked ? kv_rows : 0;
-    if (forked && spans == 1 && server.limits.client_sequences() != 1) continue;
     if (shape.num_heads > server.limits.max_heads()) continue;
     if (forked && shape.num_heads / shape.num_kv_heads > kMaxDecodeRows) continue;
     if (Work(shape) <= kMaxLongWork && 2 * shape.KvBytes() <= most) break;
@@ -274,9 +285,9 @@ Case RandomCase(const Abilities& server, int number, std::mt19937_64* random) {
     case 5:
       MakeLong(server, long_rows, random, &out);
       break;
-    case 6:  // the fewest rows that are shared, and some more
+    case 6:
       out.place = KvPlace::kForked;
-      MakeLong(server, Between(kSplitRows, 4 * kSplitRows, random), random, &out);
+      MakeLong(server, RandomPrefixRows(random), random, &out);
       break;
     case 8:
       out.place = KvPlace::kForked;
