@@ -41,6 +41,7 @@ class DrainTest(unittest.TestCase):
                     server.channel() as channel:
                 stub = harness.stub(channel)
                 before = [stub.Attend.future(slow_request()) for _ in range(60)]
+                before.append(stub.Attend.future(very_slow_request()))  # alone at the end
                 wait_until(lambda: received(server, "Attend") >= len(before), "requests are missing")
                 server.process.send_signal(sig)
                 server.wait_for_record("draining")
