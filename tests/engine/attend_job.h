@@ -3,10 +3,8 @@
 #define FLASHCORE_TESTS_ENGINE_ATTEND_JOB_H_
 
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <future>
-#include <iostream>
 #include <random>
 #include <string>
 #include <utility>
@@ -17,18 +15,10 @@
 #include "kernels/reference.h"
 #include "server/engine/engine.h"
 #include "server/request/spans.h"
+#include "tests/base/test_seed.h"
 #include "tests/engine/fakes.h"
 
 namespace flashcore::server::testing {
-
-// A new seed every time, unless FLASHCORE_TEST_SEED is set.
-inline unsigned TestSeed() {
-  const char* asked = std::getenv("FLASHCORE_TEST_SEED");
-  const auto seed = asked != nullptr ? static_cast<unsigned>(std::strtoul(asked, nullptr, 10))
-                                     : std::random_device()();
-  std::cout << "FLASHCORE_TEST_SEED=" << seed << std::endl;
-  return seed;
-}
 
 // An operation, its inputs, and its status.
 struct AttendJob {
