@@ -67,6 +67,9 @@ class GatedServerTest : public ::testing::Test {
                               });
     return call;
   }
+  [[nodiscard]] static bool WaitForEnd(const Call& call) {
+    return call.status.wait_for(kLong) == std::future_status::ready;
+  }
   grpc::Status Attend(const v1::AttendRequest& request, v1::AttendResponse* response = nullptr) {
     grpc::ClientContext context;
     v1::AttendResponse ignored;
