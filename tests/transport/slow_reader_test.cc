@@ -81,9 +81,11 @@ class SlowReaderTest : public testing::GatedServerTest {
   static size_t result_bytes() { return StagingPool::SizeClass(kReplyBytes); }
   // Each of `replies` has been computed, and keeps the memory of its results alone.
   bool WaitForUnread(size_t replies) const {
-    return WaitForArrived(replies) && testing::WaitUntil([&] {
-             return engine_->staging().used_bytes() == replies * result_bytes();
-           });
+    return testing::WaitUntil([&] {
+      size_t launched = 0;
+      for (const auto& launch : gate_.launches()) launched += launch.size();
+      return launched == replies && engine_->staging().used_bytes() == replies * result_bytes();
+    });
   }
 };
 
