@@ -159,11 +159,7 @@ class SharedMemoryRpcsTest : public ::testing::Test {
   }
 
   void ExpectNothingShared() {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-    while (metrics_->shared_memory_bytes.Value() > 0 && std::chrono::steady_clock::now() < end) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    EXPECT_EQ(metrics_->shared_memory_bytes.Value(), 0);
+    EXPECT_TRUE(testing::WaitUntil([&] { return metrics_->shared_memory_bytes.Value() == 0; }));
     EXPECT_EQ(metrics_->shared_memory_regions.Value(), 0);
   }
 
@@ -414,10 +410,8 @@ TEST_F(SharedMemoryRpcsTest, ADrainEndsRegistrationsAndTheClientKnows) {
   const auto memory = client_->CreateSharedMemory(kPage);
   ASSERT_EQ(memory.status(), absl::OkStatus());
   EXPECT_TRUE((*memory)->registered());
-  EXPECT_TRUE(server_->Drain(absl::Seconds(20)));
-  const absl::Time end = absl::Now() + absl::Seconds(10);
-  while ((*memory)->registered() && absl::Now() < end) absl::SleepFor(absl::Milliseconds(1));
-  EXPECT_FALSE((*memory)->registered());
+  EXPECT_TRUE(server_->Drain(absl::FromChrono(testing::kLong)));
+  EXPECT_TRUE(testing::WaitUntil([&] { return !(*memory)->registered(); }));
   ExpectNothingShared();
 }
 
