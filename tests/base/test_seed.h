@@ -6,7 +6,7 @@
 #include <iostream>
 #include <random>
 
-namespace flashcore::server::testing {
+namespace flashcore {
 
 // A new seed every time, unless FLASHCORE_TEST_SEED is set. Prints it, so that a run can be
 // repeated.
@@ -18,6 +18,6 @@ inline unsigned TestSeed() {
   return seed;
 }
 
-}  // namespace flashcore::server::testing
+}  // namespace flashcore
 
 #endif  // FLASHCORE_TESTS_BASE_TEST_SEED_H_

@@ -19,7 +19,7 @@ std::optional<absl::Duration> Backoff(int attempts, std::mt19937_64* random,
 }
 
 TEST(RetryTest, WaitsGrowToTheCeilingWithJitter) {
-  std::mt19937_64 random(server::testing::TestSeed());
+  std::mt19937_64 random(TestSeed());
   for (int trial = 0; trial < 100; ++trial) {
     const int ceilings_ms[] = {100, 200, 350, 350};
     for (int attempts = 1; attempts <= 4; ++attempts) {
@@ -32,7 +32,7 @@ TEST(RetryTest, WaitsGrowToTheCeilingWithJitter) {
 }
 
 TEST(RetryTest, GivesUp) {
-  std::mt19937_64 random(server::testing::TestSeed());
+  std::mt19937_64 random(TestSeed());
   EXPECT_FALSE(Backoff(10, &random).has_value());
   EXPECT_FALSE(Backoff(1, &random, kNow + absl::Milliseconds(50)).has_value());
   EXPECT_TRUE(Backoff(1, &random, kNow + absl::Milliseconds(101)).has_value());

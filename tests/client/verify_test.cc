@@ -1,9 +1,7 @@
 // flashcore verify against fake servers: it accepts right answers, and notices each wrong one.
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
-#include <iostream>
 #include <memory>
 #include <random>
 #include <set>
@@ -18,6 +16,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/base/test_seed.h"
 #include "tests/client/fake_sequences.h"
 
 namespace flashcore::cli {
@@ -31,14 +30,6 @@ constexpr int kCases = 10;
 constexpr int kShortResident = 3;
 constexpr int kLongInline = 5, kForked = 6, kLongForked = 8, kLongResident = 10;
 constexpr int kLongRows = 500;  // a span of a long case has more, one of a short case fewer
-
-uint32_t TestSeed() {
-  const char* asked = std::getenv("FLASHCORE_TEST_SEED");
-  const uint32_t seed = asked != nullptr ? static_cast<uint32_t>(std::strtoul(asked, nullptr, 10))
-                                         : std::random_device()() | 1;
-  std::cout << "FLASHCORE_TEST_SEED=" << seed << std::endl;
-  return seed;
-}
 
 v1::GetServerInfoResponse Info(const std::string& accumulate) {
   v1::GetServerInfoResponse info;
@@ -97,7 +88,7 @@ class VerifyTest : public ::testing::Test {
     return nlohmann::json::parse(::testing::internal::GetCapturedStdout());
   }
 
-  const uint32_t seed_ = TestSeed();
+  const uint32_t seed_ = TestSeed() | 1;  // never 0, which asks for a fresh one
   FakeSequences sequences_;
   std::unique_ptr<FakeServer> server_;
   int exit_code_ = 0;

@@ -11,6 +11,7 @@
 
 #include "gtest/gtest.h"
 #include "server/device/cuda_device.h"
+#include "tests/base/test_seed.h"
 #include "tests/device/fake_gpu.h"
 #include "tests/engine/attend_job.h"
 #include "tests/engine/fakes.h"

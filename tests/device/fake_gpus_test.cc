@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "server/device/open_device.h"
 #include "server/engine/fleet.h"
+#include "tests/base/test_seed.h"
 #include "tests/device/fake_gpu.h"
 #include "tests/device/fake_gpu_fixture.h"
 
@@ -119,7 +120,7 @@ class FakeGpusTest : public ::testing::Test {
     }
   }
 
-  std::mt19937 random_{testing::TestSeed()};
+  std::mt19937 random_{TestSeed()};
   std::mutex mutex_;
   std::vector<std::string> lost_;  // device ids, guarded by mutex_; outlives the fleet
   SteadyClock clock_;
@@ -141,7 +142,7 @@ TEST_F(FakeGpusTest, EachHasItsOwnMemoryAndWindow) {
 }
 
 TEST_F(FakeGpusTest, AttendOnBothAtATime) {
-  const unsigned seed = testing::TestSeed();
+  const unsigned seed = TestSeed();
   std::vector<std::thread> clients;
   for (unsigned i = 0; i < 4; ++i) {
     clients.emplace_back([=] { AttendOn(i % 2 == 0 ? "cuda:0" : "cuda:1", seed + i); });

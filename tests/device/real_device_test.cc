@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "kernels/half.h"
 #include "server/engine/engine.h"
+#include "tests/base/test_seed.h"
 #include "tests/device/device_setting.h"
 #include "tests/engine/attend_job.h"
 #include "tests/engine/fakes.h"
@@ -136,7 +137,7 @@ class RealDeviceTest : public ::testing::TestWithParam<std::tuple<DeviceSetting,
   MetricRegistry registry_;
   DeviceMetrics metrics_{"fake", &registry_};
   std::unique_ptr<Engine> engine_;
-  std::mt19937 random_{testing::TestSeed()};
+  std::mt19937 random_{TestSeed()};
 };
 
 TEST_P(RealDeviceTest, RaggedRequestsMatchTheReference) {

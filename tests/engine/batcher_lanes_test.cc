@@ -250,7 +250,7 @@ class SlotChecker {
 };
 
 TEST_F(BatcherTest, KeepsItsPromisesOnRandomTraffic) {
-  std::mt19937 random(testing::TestSeed());
+  std::mt19937 random(TestSeed());
   const auto below = [&random](int n) {
     return static_cast<int>(random() % static_cast<unsigned>(n));
   };

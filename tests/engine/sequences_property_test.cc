@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "gtest/gtest.h"
+#include "tests/base/test_seed.h"
 #include "tests/device/device_setting.h"
 #include "tests/engine/plan_probe.h"
 #include "tests/engine/sequence_worker.h"
@@ -27,7 +28,7 @@ TEST_P(SequencesPropertyTest, AgreesWithTheModel) {
       setting.make(size_t{3} << 20, size_t{320} << 10, &clock), &counts);
   // Beyond two splits of every kernel.
   SequenceWorld world(std::move(device), {/*exact=*/false, setting.copy, /*length=*/1300, &clock});
-  ExpectAgreesWithTheModel(&world, testing::TestSeed());
+  ExpectAgreesWithTheModel(&world, TestSeed());
   // Otherwise the test would show less than it seems to.
   EXPECT_GT(counts.split_tiles, 100);
   if (!counts.may_cascade) return;

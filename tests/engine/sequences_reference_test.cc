@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "gtest/gtest.h"
+#include "tests/base/test_seed.h"
 #include "tests/device/device_setting.h"
 #include "tests/device/reference_device.h"
 #include "tests/engine/sequence_worker.h"
@@ -26,7 +27,7 @@ testing::HeapDevice::Options ReferenceOptions(size_t kv_memory_bytes) {
 
 TEST(SequencesPropertyOnReferenceTest, AgreesWithTheModel) {
   const SteadyClock clock;
-  const unsigned seed = testing::TestSeed();
+  const unsigned seed = TestSeed();
   SequenceWorld world(
       std::make_unique<testing::ReferenceDevice>(ReferenceOptions(size_t{768} << 10), seed),
       {/*exact=*/true, testing::CopyOnHost, kLength, &clock});
@@ -37,7 +38,7 @@ TEST(SequencesPropertyOnReferenceTest, AgreesWithTheModel) {
 // memory.
 TEST(SequencesPropertyOnReferenceTest, AgreesWithTheModelWithinLimits) {
   testing::FakeClock clock;
-  const unsigned seed = testing::TestSeed();
+  const unsigned seed = TestSeed();
   SequenceWorld world(
       std::make_unique<testing::ReferenceDevice>(ReferenceOptions(size_t{448} << 10), seed),
       {/*exact=*/true, testing::CopyOnHost, kLength, &clock, &clock});

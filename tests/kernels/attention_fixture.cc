@@ -8,9 +8,9 @@
 #include "kernels/cpu/attention_cpu.h"
 #include "kernels/half.h"
 #include "kernels/reference.h"
+#include "tests/base/test_seed.h"
 #include "tests/kernels/families.h"
 #include "tests/kernels/launch.h"
-#include "tests/kernels/test_seed.h"
 #ifdef FLASHCORE_HAVE_CUDA
 #include "tests/kernels/device_mirror.h"
 #endif

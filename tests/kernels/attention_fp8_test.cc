@@ -13,9 +13,9 @@
 #include "kernels/half.h"
 #include "kernels/reference.h"
 #include "kernels/registry.h"
+#include "tests/base/test_seed.h"
 #include "tests/kernels/attention_fixture.h"
 #include "tests/kernels/problem.h"
-#include "tests/kernels/test_seed.h"
 
 namespace flashcore::kernels {
 namespace {

@@ -14,11 +14,11 @@
 #include "kernels/reference.h"
 #include "kernels/registry.h"
 #include "kernels/tile_config.h"
+#include "tests/base/test_seed.h"
 #include "tests/kernels/error_bound.h"
 #include "tests/kernels/families.h"
 #include "tests/kernels/faults.h"
 #include "tests/kernels/rounded_attention.h"
-#include "tests/kernels/test_seed.h"
 
 namespace flashcore::kernels {
 namespace {

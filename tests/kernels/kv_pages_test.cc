@@ -17,9 +17,9 @@
 #include "kernels/plan.h"
 #include "kernels/reference.h"
 #include "kernels/registry.h"
+#include "tests/base/test_seed.h"
 #include "tests/kernels/launch.h"
 #include "tests/kernels/problem.h"
-#include "tests/kernels/test_seed.h"
 #ifdef FLASHCORE_HAVE_CUDA
 #include "tests/kernels/device_mirror.h"
 #endif
@@ -216,7 +216,7 @@ void CheckAppend(const PageWriter& writer, const PageLayout& layout, bool heads_
 }
 
 TEST_P(PageWriterTest, AppendWritesTheRowsAndNothingElse) {
-  std::mt19937 random(static_cast<uint32_t>(TestSeed()));
+  std::mt19937 random(TestSeed());
   for (int32_t kv_heads : {1, 3, 8}) {
     for (int32_t head_dim : {32, 96, 256}) {
       for (bool heads_first : {false, true}) {
@@ -233,7 +233,7 @@ TEST_P(PageWriterTest, AppendWritesTheRowsAndNothingElse) {
 // Enough bytes for the pool, and an append that begins and ends inside a page.
 TEST_P(PageWriterTest, AppendsSameBytesWithAndWithoutThreads) {
   constexpr int32_t kFirstRow = 40, kRows = 1000, kPages = 17;
-  std::mt19937 random(static_cast<uint32_t>(TestSeed()));
+  std::mt19937 random(TestSeed());
   ThreadPool pool(3);
   for (const auto& [heads_first, kv_dtype] : {std::pair{false, KvDType::kSameAsQuery},
                                               {true, KvDType::kSameAsQuery},
@@ -272,7 +272,7 @@ TEST_P(PageWriterTest, OfNothingIsNothing) {
 }
 
 TEST_P(PageWriterTest, CopiesWholePagesAndNothingElse) {
-  std::mt19937 random(static_cast<uint32_t>(TestSeed()));
+  std::mt19937 random(TestSeed());
   ThreadPool pool(3);
   for (int64_t page_bytes : {8192, 65536}) {
     for (int32_t count : {1, 2, 40}) {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "kernels/plan.h"
+#include "tests/base/test_seed.h"
 #include "tests/kernels/forked_kv.h"
-#include "tests/kernels/test_seed.h"
 
 namespace flashcore::kernels {
 namespace {

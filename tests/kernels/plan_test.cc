@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/tile_config.h"
-#include "tests/kernels/test_seed.h"
+#include "tests/base/test_seed.h"
 
 namespace flashcore::kernels {
 namespace {

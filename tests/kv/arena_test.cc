@@ -350,7 +350,7 @@ class ArenaModelTest : public ::testing::Test {
 };
 
 TEST_F(ArenaModelTest, AgreesUnderRandomUse) {
-  random_.seed(testing::TestSeed());
+  random_.seed(TestSeed());
   for (int step = 0; step < 20'000 && !HasFailure(); ++step) {
     Step(step / 1000 % 2 == 0 ? 70 : 15);  // fills up, drains, and again
     if (step % 100 != 0) continue;

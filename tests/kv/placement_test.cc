@@ -203,7 +203,7 @@ class PlacementPropertyTest : public ::testing::Test {
 };
 
 TEST_F(PlacementPropertyTest, HoldsForRandomCandidates) {
-  std::mt19937 random(testing::TestSeed());
+  std::mt19937 random(TestSeed());
   for (int round = 0; round < 20'000 && !HasFailure(); ++round) {
     PlacementOptions options;
     options.capacity_bytes = random() % 250;

@@ -357,7 +357,7 @@ class SequenceLimitsTest : public SequenceStoreTest, public ::testing::WithParam
 
   void Count(const std::string& what) { ++counts_[what]; }
 
-  std::mt19937 random_{testing::TestSeed()};
+  std::mt19937 random_{TestSeed()};
   Payments payments_;              // outlives the pages
   std::list<ModelPtr> by_use_;     // least recently used first
   std::vector<ModelPtr> by_age_;   // oldest first, also those that are gone

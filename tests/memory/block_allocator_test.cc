@@ -45,7 +45,7 @@ TEST(BlockAllocatorTest, PiecesNeverOverlap) {
     size_t bytes;
     std::byte fill;
   };
-  std::mt19937 random(testing::TestSeed());
+  std::mt19937 random(TestSeed());
   BlockAllocator allocator(block, sizeof(block));
   std::vector<Piece> pieces;
   for (int step = 0; step < 20000; ++step) {

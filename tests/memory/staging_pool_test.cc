@@ -93,7 +93,7 @@ TEST(StagingPoolTest, NothingCostsNothing) {
 
 TEST(StagingPoolTest, ManyThreadsStayWithinTheLimit) {
   const size_t limit = 1 << 20;
-  const unsigned seed = testing::TestSeed();
+  const unsigned seed = TestSeed();
   std::atomic<size_t> allocated{0};
   {
     std::vector<std::thread> threads;
@@ -303,7 +303,7 @@ TEST(StagingPoolTest, ManyThreadsWaitAndAllAreServedOrLeave) {
   StagingPool pool(64 << 10, StagingPool::HeapAllocator(), 1 << 20);
   std::atomic<int> served{0};
   std::vector<std::thread> threads;
-  const unsigned seed = testing::TestSeed();
+  const unsigned seed = TestSeed();
   for (unsigned thread = 0; thread < 4; ++thread) {
     threads.emplace_back([&pool, &served, seed = seed + thread] {
       std::mt19937 random(seed);

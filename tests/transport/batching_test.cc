@@ -155,7 +155,7 @@ class BatchingTest : public testing::GatedServerTest,
     return calls;
   }
 
-  std::mt19937 random_{testing::TestSeed()};
+  std::mt19937 random_{TestSeed()};
   std::string prefix_;  // a sequence of 700 rows
   std::vector<v1::AttendRequest> requests_;
   std::vector<Bits> alone_;

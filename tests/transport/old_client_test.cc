@@ -229,7 +229,7 @@ class OldClientTest : public testing::GatedServerTest {
     }
   }
 
-  std::mt19937 random_{testing::TestSeed()};
+  std::mt19937 random_{TestSeed()};
   std::shared_ptr<grpc::Channel> channel_;
 };
 

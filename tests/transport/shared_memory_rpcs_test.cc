@@ -20,6 +20,7 @@
 #include "grpcpp/create_channel.h"
 #include "gtest/gtest.h"
 #include "server/device/cpu_device.h"
+#include "tests/base/test_seed.h"
 #include "tests/engine/attend_job.h"
 #include "tests/engine/fakes.h"
 #include "tests/memory/test_segment.h"
@@ -165,7 +166,7 @@ class SharedMemoryRpcsTest : public ::testing::Test {
 
   FakeDeviceControl control_;
   SteadyClock clock_;
-  std::mt19937 random_{testing::TestSeed()};
+  std::mt19937 random_{TestSeed()};
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<Fleet> fleet_;
   std::unique_ptr<Server> server_;

@@ -219,7 +219,7 @@ TEST(WireTest, AClaimedLengthAllocatesNothing) {
 // Same acceptance and same values as the generated parser, on random damage.
 TEST(WireTest, AgreesWithTheGeneratedParserOnDamagedMessages) {
   const google::protobuf::LogSilencer no_complaints;
-  std::mt19937 random(testing::TestSeed());
+  std::mt19937 random(TestSeed());
   const std::string original = ExampleRequest().SerializeAsString();
   int accepted = 0;
   for (int i = 0; i < 100'000; ++i) {
