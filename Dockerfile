@@ -5,7 +5,7 @@
 #                                                    with CUDA 13: driver 580 or later
 #   docker build -t flashcore:cpu --target cpu .     without CUDA
 #
-# The base images are used only to build. Any image with the packages of Debian 12 or Ubuntu 24.04 works.
+# The base images are used only to build. Any image with the packages of deploy/packages.sh works.
 ARG CPU_IMAGE=docker.io/library/debian:12-slim
 ARG CUDA_IMAGE=docker.io/nvidia/cuda:12.6.3-devel-ubuntu24.04
 

@@ -1,4 +1,4 @@
-# The Debian 12 and Ubuntu 24.04 packages that FlashCore needs. Source it, then call
+# The Debian 12 packages that FlashCore needs. Source it, then call
 #   ensure_packages NAME...
 # which installs the missing ones. It needs root or sudo only if one is missing.
 

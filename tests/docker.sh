@@ -61,13 +61,25 @@ case "${1:-}" in
     build --build-arg CPU_IMAGE=localhost/debian --build-arg REVISION="$(git rev-parse HEAD)" --target cpu .
     ;;
 esac
-podman inspect "$image" --format '{{.Size}}' | awk '{printf "image: %.1f MB\n", $1 / 1e6}'
+
+# The size that deploy/README.md gives, with a margin of 10%.
+kind="without CUDA"
+if [[ ${1:-} == --built ]] && grep -qE '^CMAKE_CUDA_COMPILER:[A-Z]+=/' "$2/CMakeCache.txt"; then
+  kind="with CUDA"
+fi
+documented=$(tr '\n' ' ' <deploy/README.md | grep -oE "[0-9]+ MB $kind" | grep -oE '^[0-9]+') ||
+  die "deploy/README.md does not give the size of an image $kind"
+podman inspect "$image" --format '{{.Size}}' | awk -v kind="$kind" -v documented="$documented" '{
+  size = $1 / 1e6
+  printf "image %s: %.1f MB; documented: %d MB\n", kind, size, documented
+  exit size < documented * 0.9 || size > documented * 1.1
+}' || die "the size is not within 10% of the documented one"
 
 # Without a network, a container has only its own loopback, so its ports are free.
 limits=(--cgroups=disabled --ulimit nofile=1024:1024 --ulimit nproc=1024:1024)
 podman run --detach --name "$name" --network none --read-only --cap-drop all "${limits[@]}" "$image" \
   >/dev/null
-for ((i = 0; i < 100; ++i)); do
+for ((i = 0; i < 600; ++i)); do
   ! podman healthcheck run "$name" >/dev/null 2>&1 || break
   sleep 0.1
 done
@@ -89,8 +101,8 @@ for shell in /bin/sh /bin/bash /usr/bin/sh /usr/bin/bash; do
 done
 echo "process 1, user 65532, no capabilities, a read-only root file system, no shell"
 
-flashcore bench --duration=60s --concurrency=8 >/dev/null 2>&1 &
-for ((i = 0; i < 100; ++i)); do
+flashcore bench --duration=1h --concurrency=8 >/dev/null 2>&1 &
+for ((i = 0; i < 600; ++i)); do
   in_flight=$(nsenter --target "$pid" --net curl -fsS http://127.0.0.1:9464/metrics |
     awk '/^flashcore_inflight_requests/ {print $NF}')
   ((in_flight == 0)) || break

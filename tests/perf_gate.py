@@ -20,9 +20,9 @@ A ratio is measured REPEATS times. The median counts, and it may be LIMIT times 
 fails is measured again, ATTEMPTS times in all, and passes with the lowest median: a burst of other
 work on the machine is over by then, a slower program stays slower.
 
-The ratios depend on the width of the CPU's vectors, not on its clock. So each SIMD target has a
-record of its own. Without one, only the server's ratios are compared, with those of another target.
-Exit status: 0 passed, 1 slower, 2 nothing was measured.
+The ratios depend on the width of the CPU's vectors and on OpenBLAS's code for it, so each kind of CPU
+(SIMD target and OpenBLAS core) has a record of its own. Without one nothing is judged.
+Exit status: 0 passed, 1 slower, 2 nothing was measured, 77 no record for this kind of CPU.
 """
 
 import argparse
@@ -89,12 +89,13 @@ class Kernels:
             str(build / "kernels" / "bench" / "libflashcore_cpu_bench_c.so"))
         self.openblas = cpu_libraries.load_openblas(1)
 
-    def simd_target(self):
-        return self.library.flashcore_bench_simd_target().decode()
+    def cpu_kind(self):
+        """SIMD target and OpenBLAS core: "AVX2, Zen"."""
+        return (f"{self.library.flashcore_bench_simd_target().decode()}, "
+                f"{self.openblas.openblas_get_corename().decode()}")
 
     def blas(self):
-        return (f"{self.openblas.openblas_get_config().decode()}, "
-                f"{self.openblas.openblas_get_corename().decode()}")
+        return self.openblas.openblas_get_config().decode()
 
     def measure(self, name):
         """One repeat. Its memory is new, because the caches treat some pages better than others."""
@@ -173,20 +174,15 @@ def measure_and_judge(measure, names, recorded):
     return best, slower
 
 
-def choose_record(records, simd_target):
-    """The record of this target and the names to compare. With only other targets on record: the
-    newest of them, for the server's ratios. None without any."""
-    for record in records:
-        if record["simd_target"] == simd_target:
-            return record, list(record["ratios"])
-    others = sorted(records, key=lambda record: record["run"]["date"])
-    return (others[-1], list(SERVER)) if others else (None, [])
+def choose_record(records, cpu_kind):
+    """The record of this kind of CPU, or None."""
+    return next((record for record in records if record["cpu_kind"] == cpu_kind), None)
 
 
 def with_record(records, new):
-    """The records with `new` in place of that of its target, sorted by target."""
-    kept = [record for record in records if record["simd_target"] != new["simd_target"]]
-    return sorted([*kept, new], key=lambda record: record["simd_target"])
+    """The records with `new` in place of that of its kind of CPU, sorted."""
+    kept = [record for record in records if record["cpu_kind"] != new["cpu_kind"]]
+    return sorted([*kept, new], key=lambda record: record["cpu_kind"])
 
 
 def line(name, ratios, recorded):
@@ -216,7 +212,7 @@ def measure_all(kernels, build, recorded):
 
 
 def make_record(kernels, ratios):
-    return {"run": run_info.run_info(), "simd_target": kernels.simd_target(),
+    return {"run": run_info.run_info(), "cpu_kind": kernels.cpu_kind(),
             "openblas": kernels.blas(),
             "ratios": {name: [round(value, 4) for value in values]
                        for name, values in ratios.items()}}
@@ -225,26 +221,27 @@ def make_record(kernels, ratios):
 def write_record(path, new):
     text = json.dumps({"records": with_record(read_records(path), new)}, indent=1)
     path.write_text(text + "\n", encoding="utf-8")
-    print(f"recorded for {new['simd_target']} in {path}")
+    print(f"recorded for {new['cpu_kind']} in {path}")
 
 
 def gate(build, record_to):
     """Returns the exit status."""
     kernels = Kernels(build)
-    target = kernels.simd_target()
-    print(f"{run_info.cpu()['model']}, {target}; {kernels.blas()}")
-    record, names = choose_record([] if record_to else read_records(RECORDS), target)
-    recorded = {name: record["ratios"][name] for name in names}
+    kind = kernels.cpu_kind()
+    print(f"{run_info.cpu()['model']}, {kind}; {kernels.blas()}")
+    record = choose_record([] if record_to else read_records(RECORDS), kind)
+    recorded = {} if record is None else record["ratios"]
     if record is not None:
-        print(f"on record: {record['run']['cpu']['model']}, {record['simd_target']}, "
-              f"{record['run']['date']}, commit {record['run']['commit']}")
+        print(f"on record: {record['run']['cpu']['model']}, {record['run']['date']}, "
+              f"commit {record['run']['commit']}")
     ratios, slower = measure_all(kernels, build, recorded)
     for name, values in ratios.items():
         print(line(name, values, recorded.get(name)))
     if record_to:
         write_record(record_to, make_record(kernels, ratios))
-    elif len(recorded) < len(ratios):
-        print(f"LEFT OUT, no record for {target}: {', '.join(sorted(set(ratios) - set(recorded)))}")
+    elif record is None:
+        print(f"no record for {kind}")
+        return 77
     return 1 if slower else 0
 
 

@@ -10,10 +10,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import perf_gate  # noqa: E402
 
 
-def record(target="AVX2", date="2026-01-02T03:04Z", **ratios):
+def record(kind="AVX2, Zen", date="2026-01-02T03:04Z", **ratios):
     ratios = ratios or {name: [1.0] for name in (*perf_gate.KERNELS, *perf_gate.SERVER)}
     return {"run": {"date": date, "commit": "abc", "cpu": {"model": "a CPU"}},
-            "simd_target": target, "openblas": "", "ratios": ratios}
+            "cpu_kind": kind, "openblas": "", "ratios": ratios}
 
 
 class Script:
@@ -75,21 +75,14 @@ class JudgeTest(unittest.TestCase):
 
 
 class RecordTest(unittest.TestCase):
-    def test_a_target_is_compared_with_its_own_record(self):
-        mine, other = record("AVX2"), record("AVX3", "2027-01-01T00:00Z")
-        chosen, names = perf_gate.choose_record([other, mine], "AVX2")
-        self.assertIs(chosen, mine)
-        self.assertEqual(set(names), {*perf_gate.KERNELS, *perf_gate.SERVER})
+    def test_a_kind_of_cpu_is_compared_with_its_own_record_only(self):
+        mine, other = record("AVX2, Zen"), record("AVX3, Zen", "2027-01-01T00:00Z")
+        self.assertIs(perf_gate.choose_record([other, mine], "AVX2, Zen"), mine)
+        self.assertIsNone(perf_gate.choose_record([other, mine], "AVX2, Haswell"))
 
-    def test_without_it_only_the_server_is_compared_with_the_newest_record(self):
-        old, new = record("AVX2"), record("AVX3", "2027-01-01T00:00Z")
-        chosen, names = perf_gate.choose_record([new, old], "NEON")
-        self.assertIs(chosen, new)
-        self.assertEqual(names, list(perf_gate.SERVER))
-        self.assertEqual(perf_gate.choose_record([], "NEON"), (None, []))
-
-    def test_a_new_record_replaces_that_of_its_target(self):
-        old, other, new = record("AVX2"), record("AVX3"), record("AVX2", "2027-01-01T00:00Z")
+    def test_a_new_record_replaces_that_of_its_kind(self):
+        old, other = record("AVX2, Zen"), record("AVX3, Zen")
+        new = record("AVX2, Zen", "2027-01-01T00:00Z")
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "records.json")
             for made in (other, old, new):
@@ -100,7 +93,7 @@ class RecordTest(unittest.TestCase):
         records = json.loads(perf_gate.RECORDS.read_text(encoding="utf-8"))["records"]
         self.assertTrue(records)
         for made in records:
-            with self.subTest(made["simd_target"]):
+            with self.subTest(made["cpu_kind"]):
                 self.assertEqual(set(made["ratios"]), {*perf_gate.KERNELS, *perf_gate.SERVER})
                 self.assertTrue(all(len(ratios) >= 5 for ratios in made["ratios"].values()))
                 self.assertTrue(made["run"]["date"] and made["run"]["commit"]

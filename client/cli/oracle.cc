@@ -14,6 +14,7 @@ namespace {
 constexpr int64_t kElementBytes = 2;
 constexpr uint32_t kSpotCheckRows = 4;
 constexpr double kSpotCheckFactor = 4;  // of the unfused error; verify's is 2, over more rows
+constexpr double kErrorLimit = 0x1p-7;  // of O, divided by the largest |V|; of LSE
 
 void FillRandom(DType dtype, float magnitude, size_t bytes, std::mt19937_64* random,
                 std::vector<uint16_t>* out) {
@@ -37,6 +38,54 @@ double Difference(double value, double reference) {
   if (value == reference) return 0;
   const double difference = std::abs(value - reference);
   return std::isfinite(difference) ? difference : std::numeric_limits<double>::infinity();
+}
+
+// Calls `run(offset, elements)` for every contiguous run of rows [first, last) of K, or V, of span
+// `index` in a tensor that is packed over the spans. Both are in elements.
+template <typename Run>
+void ForEachRun(const AttendRequest& request, size_t index, uint64_t first, uint64_t last,
+                const Run& run) {
+  size_t offset = 0;
+  for (size_t i = 0; i < index; ++i) offset += request.spans[i].kv_rows;
+  const size_t heads = request.num_kv_heads, head_dim = request.head_dim;
+  offset *= heads * head_dim;
+  if (request.layout == Layout::kNHD) {
+    run(offset + first * heads * head_dim, (last - first) * heads * head_dim);
+    return;
+  }
+  for (size_t head = 0; head < heads; ++head) {
+    run(offset + (head * request.spans[index].kv_rows + first) * head_dim,
+        (last - first) * head_dim);
+  }
+}
+
+// Copies the first `rows` rows of span 0 to all other spans.
+void ShareRows(const AttendRequest& request, uint64_t rows, std::vector<uint16_t>* tensor) {
+  const std::vector<uint16_t> shared = KvRows(request, *tensor, 0, 0, rows);
+  for (size_t i = 1; i < request.spans.size(); ++i) {
+    auto from = shared.begin();
+    ForEachRun(request, i, 0, rows, [&](size_t offset, size_t elements) {
+      std::copy_n(from, elements, tensor->begin() + static_cast<ptrdiff_t>(offset));
+      from += static_cast<ptrdiff_t>(elements);
+    });
+  }
+}
+
+// The largest |V| of a span.
+double LargestValue(kernels::DType dtype, int32_t head_dim, int32_t kv_heads,
+                    const kernels::KvView& kv) {
+  float largest = 0;
+  for (int32_t row = 0; row < kv.rows; ++row) {
+    for (int32_t head = 0; head < kv_heads; ++head) {
+      const std::byte* const at = kv.value + row * kv.row_stride + head * kv.head_stride;
+      for (int32_t d = 0; d < head_dim; ++d) {
+        uint16_t bits = 0;
+        std::memcpy(&bits, at + d * kElementBytes, sizeof(bits));
+        largest = std::max(largest, std::abs(kernels::ToFloat(dtype, bits)));
+      }
+    }
+  }
+  return largest;
 }
 
 float OutputAt(const KernelBatch& batch, const kernels::Span& span, int32_t row, int32_t head,
@@ -68,12 +117,24 @@ absl::Span<const std::byte> Bytes(const std::vector<uint16_t>& elements) {
   return {reinterpret_cast<const std::byte*>(elements.data()), elements.size() * sizeof(uint16_t)};
 }
 
+std::vector<uint16_t> KvRows(const AttendRequest& request, const std::vector<uint16_t>& tensor,
+                             size_t index, uint64_t first, uint64_t last) {
+  std::vector<uint16_t> rows;
+  ForEachRun(request, index, first, last, [&](size_t offset, size_t elements) {
+    const auto from = tensor.begin() + static_cast<ptrdiff_t>(offset);
+    rows.insert(rows.end(), from, from + static_cast<ptrdiff_t>(elements));
+  });
+  return rows;
+}
+
 RandomRequest::RandomRequest(const AttendRequest& shape, bool want_lse, float magnitude,
-                             std::mt19937_64* random)
+                             std::mt19937_64* random, uint32_t shared_rows)
     : request_(shape) {
   FillRandom(shape.dtype, magnitude, shape.QueryBytes(), random, &query_);
   FillRandom(shape.dtype, magnitude, shape.KvBytes(), random, &key_);
   FillRandom(shape.dtype, magnitude, shape.KvBytes(), random, &value_);
+  ShareRows(shape, shared_rows, &key_);
+  ShareRows(shape, shared_rows, &value_);
   output_.assign(query_.size(), kNanBits);
   if (want_lse) lse_.assign(shape.LseElements(), std::nanf(""));
   request_.query = Bytes(query_);
@@ -172,24 +233,34 @@ bool SpotCheck(const KernelBatch& reply) {
 }
 
 bool Errors::Within(double factor) const {
-  return std::isfinite(server) && server <= factor * unfused && std::isfinite(server_lse) &&
-         server_lse <= std::max(factor * unfused_lse, lse_floor);
+  const double bound = std::min(factor * unfused, kErrorLimit * largest_value);
+  const double lse_bound = std::min(factor * unfused_lse, kErrorLimit);
+  return std::isfinite(server) && server <= bound && server_rms <= factor * unfused_rms &&
+         std::isfinite(server_lse) && server_lse <= std::max(lse_bound, lse_floor);
 }
 
 Errors Compare(const KernelBatch& reply) {
   const kernels::ReferenceResult reference = kernels::ReferenceAttention(reply.view());
   const kernels::ReferenceResult unfused = kernels::UnfusedAttention(reply.view());
+  const kernels::Geometry& g = reply.geometry;
   Errors errors;
   errors.lse_floor = 1e-5;
+  double server_squares = 0, unfused_squares = 0, output_squares = 0;
   size_t element = 0, lse = 0;  // both results are packed as NHD
   for (const kernels::Span& span : reply.spans) {
+    errors.largest_value =
+        std::max(errors.largest_value, LargestValue(g.dtype, g.head_dim, g.num_kv_heads, span.kv));
     for (int32_t row = 0; row < span.query_rows; ++row) {
-      for (int32_t head = 0; head < reply.geometry.num_heads; ++head, ++lse) {
-        for (int32_t d = 0; d < reply.geometry.head_dim; ++d, ++element) {
+      for (int32_t head = 0; head < g.num_heads; ++head, ++lse) {
+        for (int32_t d = 0; d < g.head_dim; ++d, ++element) {
           const double want = reference.output[element];
-          const double got = OutputAt(reply, span, row, head, d);
-          errors.server = std::max(errors.server, Difference(got, want));
-          errors.unfused = std::max(errors.unfused, Difference(unfused.output[element], want));
+          const double server = Difference(OutputAt(reply, span, row, head, d), want);
+          const double unfused_error = Difference(unfused.output[element], want);
+          errors.server = std::max(errors.server, server);
+          errors.unfused = std::max(errors.unfused, unfused_error);
+          server_squares += server * server;
+          unfused_squares += unfused_error * unfused_error;
+          output_squares += want * want;
         }
         if (span.lse != nullptr) {
           CompareLse(span, row, head, reference.lse[lse], unfused.lse[lse], &errors);
@@ -197,6 +268,10 @@ Errors Compare(const KernelBatch& reply) {
       }
     }
   }
+  const double elements = std::max<double>(1, static_cast<double>(element));
+  errors.server_rms = std::sqrt(server_squares / elements);
+  errors.unfused_rms = std::sqrt(unfused_squares / elements);
+  errors.output_rms = std::sqrt(output_squares / elements);
   return errors;
 }
 

@@ -22,20 +22,27 @@ absl::Span<const std::byte> Bytes(const std::vector<uint16_t>& elements);
 class RandomRequest {
  public:
   // Takes shapes, dtype, layout and mask from `shape`. Elements of Q, K and V are uniform in
-  // [-magnitude, magnitude]; O and LSE are NaN.
-  RandomRequest(const AttendRequest& shape, bool want_lse, float magnitude,
-                std::mt19937_64* random);
-  RandomRequest(const RandomRequest&) = delete;
-  RandomRequest& operator=(const RandomRequest&) = delete;
+  // [-magnitude, magnitude]; O and LSE are NaN. The first `shared_rows` K/V rows of all spans are
+  // the same; no span has fewer.
+  RandomRequest(const AttendRequest& shape, bool want_lse, float magnitude, std::mt19937_64* random,
+                uint32_t shared_rows = 0);
+  RandomRequest(RandomRequest&&) = delete;
+  RandomRequest& operator=(RandomRequest&&) = delete;
 
   AttendRequest& request() { return request_; }
   std::vector<uint16_t>& output() { return output_; }
+  const std::vector<uint16_t>& key() const { return key_; }
+  const std::vector<uint16_t>& value() const { return value_; }
 
  private:
   AttendRequest request_;
   std::vector<uint16_t> query_, key_, value_, output_;
   std::vector<float> lse_;
 };
+
+// Rows [first, last) of K, or V, of span `index` of a request whose K/V is inline, in its layout.
+std::vector<uint16_t> KvRows(const AttendRequest& request, const std::vector<uint16_t>& tensor,
+                             size_t index, uint64_t first, uint64_t last);
 
 // A request with inline K/V as the kernels see it. Its pointers are into the request's tensors;
 // `output` and `lse` are the server's reply.
@@ -62,23 +69,39 @@ KernelBatch SpotCheckBatch(const KernelBatch& whole, uint32_t rows_per_span);
 // loads, which do not measure precision.
 bool SpotCheck(const KernelBatch& reply);
 
-// Largest absolute errors against float64. The error is infinite where only one of result and
-// reference is finite (the LSE of a row that sees nothing is -infinity).
+// Errors against float64: the largest absolute error, and the root of the mean square (RMS). An
+// error is infinite where only one of result and reference is finite (the LSE of a row that sees
+// nothing is -infinity).
 struct Errors {
-  double server = 0;      // of the server's O
-  double unfused = 0;     // of the O of unfused attention at the same precision
+  double server = 0;  // of the server's O
+  double server_rms = 0;
+  double unfused = 0;  // of the O of unfused attention at the same precision
+  double unfused_rms = 0;
   double server_lse = 0;  // of the server's LSE; 0 if not requested
   double unfused_lse = 0;
+  double lse_floor = 0;      // 1e-5 of the largest finite |LSE|, at least 1e-5
+  double largest_value = 0;  // |V|
+  double output_rms = 0;     // of the reference
 
   // 1 if both are 0.
   double Ratio() const { return server == 0 && unfused == 0 ? 1 : server / unfused; }
-  // Whether O, and LSE, are within `factor` times the error of unfused attention. For O that is
-  // always possible: unfused attention has at least the rounding error of the dtype. LSE is
-  // float32, and its bound is at least `lse_floor`.
+  double RmsRatio() const {
+    return server_rms == 0 && unfused_rms == 0 ? 1 : server_rms / unfused_rms;
+  }
+  // Whether O, and LSE, are within `factor` times the errors of unfused attention. For O that is
+  // always possible: unfused attention has at least the rounding error of the dtype. The RMS shows
+  // one row lost of thousands, which moves no element by more than rounding may.
+  //
+  // Unfused attention rounds scores, so with large scores its errors are as large as V and excuse
+  // anything. Therefore O must also be within 2^-7 of the largest |V| (rounding the probabilities
+  // and O to BF16 costs at most 2^-8), and LSE within 2^-7. LSE is float32; its bound is at least
+  // `lse_floor`.
   bool Within(double factor) const;
-  // Whether O, and LSE, are within `bound`.
-  bool WithinBound(double bound) const { return server <= bound && server_lse <= bound; }
-  double lse_floor = 0;  // 1e-5 of the largest finite |LSE|, at least 1e-5
+  // Whether O, and LSE, are within `bound`, and the RMS error of O is within `relative` times the
+  // RMS of O. The latter notices what is lost where O is small, as over many rows.
+  bool WithinBound(double bound, double relative) const {
+    return server <= bound && server_lse <= bound && server_rms <= relative * output_rms;
+  }
 };
 Errors Compare(const KernelBatch& reply);
 

@@ -189,7 +189,7 @@ void CudaLane::PlaceTensors(const PlacedOperation& placed) {
     Move(&span.query, from.query, to.query);
     Move(&span.output, from.output, to.output);
     Move(&span.lse, from.lse, to.lse);
-    if (span.kv.pages != nullptr) continue;
+    if (span.kv.pages != nullptr || span.kv.rows == 0) continue;
     Move(&span.kv.key, from.key, to.key);
     Move(&span.kv.value, from.value, to.value);
   }

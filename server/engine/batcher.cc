@@ -109,7 +109,7 @@ bool Batcher::Take(Batch* batch) {
   const TimePoint spin_end = clock_->Now() + options_.idle_spin;
   MutexLock lock(&mutex_);
   TimePoint retry;
-  while (!wake_ && !TryTakeLocked(batch, &retry)) {
+  while (!wake_ && !TryTake(batch, &retry)) {
     if (closed_ && depth_ == 0) return false;
     Park(retry, spin_end);
   }
@@ -150,7 +150,7 @@ void Batcher::Spin(TimePoint end) {
   spinning_ = false;
 }
 
-bool Batcher::TryTakeLocked(Batch* batch, TimePoint* retry) {
+bool Batcher::TryTake(Batch* batch, TimePoint* retry) {
   batch->clear();
   *retry = kNoDeadline;
   if (depth_ == 0) return false;

@@ -75,13 +75,6 @@ class Batcher {
   // not allow it to run. The search ends when the batch is full.
   bool Take(Batch* batch);
 
-  // As Take, but does not wait. False if nothing can be taken or dropped now. *retry is then the
-  // time to try again; kNoDeadline: not before something changes.
-  bool TryTake(Batch* batch, TimePoint* retry) {
-    MutexLock lock(&mutex_);
-    return TryTakeLocked(batch, retry);
-  }
-
   // The batch is complete: operations that waited for it may run. Call it before `done` of any of
   // its operations, which may destroy them and their slots.
   void Release(const Batch& batch);
@@ -97,6 +90,8 @@ class Batcher {
   size_t clients() const;  // active, or idle and remembered
 
  private:
+  friend class BatcherTest;  // steps through batches without waiting
+
   using Queue = std::list<AttendOperation*>;
 
   struct Client {
@@ -112,7 +107,9 @@ class Batcher {
   struct Choice;
   struct Forming;
 
-  bool TryTakeLocked(Batch* batch, TimePoint* retry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // As Take, but does not wait. False if nothing can be taken or dropped now. *retry is then the
+  // time to try again; kNoDeadline: not before something changes.
+  bool TryTake(Batch* batch, TimePoint* retry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Choose(Forming* forming) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Queue::iterator FindNext(Turn* turn, Forming* forming) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Commit(const Forming& forming) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

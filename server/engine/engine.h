@@ -72,6 +72,7 @@ class Engine {
 
   // Operations that were queued and have not ended.
   int64_t load() const { return load_.load(std::memory_order_relaxed); }
+  int queued() const { return batcher_.depth(); }  // operations that wait for a lane
 
   const Device& device() const { return *device_; }
   const RequestLimits& limits() const { return limits_; }

@@ -90,7 +90,6 @@ void SequenceLease::Reset() {
 SequenceStore::SequenceStore(const Options& options, const KvMemory& memory, const Clock* clock,
                              DeviceMetrics* metrics)
     : options_(options),
-      arena_base_(memory.base),
       clock_(clock),
       pages_(memory, options.superblock_bytes),
       table_(&options_, &pages_, clock, metrics),

@@ -112,7 +112,6 @@ class SequenceStore {
   Stats stats() const;
 
   const Options& options() const { return options_; }
-  std::byte* arena_base() const { return arena_base_; }
 
  private:
   friend class SequenceLease;
@@ -121,7 +120,6 @@ class SequenceStore {
   void EndLease(const std::vector<SequencePtr>& sequences);
 
   const Options options_;
-  std::byte* const arena_base_;
   const Clock* const clock_;
 
   mutable Mutex mutex_;

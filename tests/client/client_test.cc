@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 
 ClientOptions QuickRetries(int max_attempts) {
   ClientOptions options;
-  options.timeout = absl::Seconds(20);
+  options.timeout = absl::Minutes(1);
   options.retry.max_attempts = max_attempts;
   options.retry.initial_backoff = absl::Milliseconds(1);
   options.retry.max_backoff = absl::Milliseconds(4);

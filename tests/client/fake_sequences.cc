@@ -33,8 +33,17 @@ std::string ToNhd(const std::string& bytes, v1::Layout layout, uint64_t rows, ui
   return out;
 }
 
-// The request without its K/V rows; the tensors are `query` and `output`.
-AttendRequest ToClient(const v1::AttendRequest& request, std::string* output) {
+Mask ToMask(const v1::Mask& mask) {
+  if (mask.kind() == v1::Mask::KIND_CAUSAL) return Mask::Causal();
+  if (mask.kind() != v1::Mask::KIND_SLIDING_WINDOW) return Mask::None();
+  return Mask::SlidingWindow(
+      mask.has_window_left() ? std::optional<int32_t>(mask.window_left()) : std::nullopt,
+      mask.has_window_right() ? std::optional<int32_t>(mask.window_right()) : std::nullopt);
+}
+
+// The request without its K/V rows; the tensors are `query`, `output` and `lse`.
+AttendRequest ToClient(const v1::AttendRequest& request, std::string* output,
+                       std::vector<float>* lse) {
   AttendRequest out;
   for (const v1::Span& span : request.spans()) out.spans.push_back({span.query_rows(), 0});
   out.dtype = request.dtype() == v1::DTYPE_FLOAT16 ? DType::kFloat16 : DType::kBFloat16;
@@ -42,14 +51,17 @@ AttendRequest ToClient(const v1::AttendRequest& request, std::string* output) {
   out.num_kv_heads = request.num_kv_heads();
   out.head_dim = request.head_dim();
   out.layout = request.layout() == v1::LAYOUT_NHD ? Layout::kNHD : Layout::kHND;
-  if (request.mask().kind() == v1::Mask::KIND_CAUSAL) out.mask = Mask::Causal();
+  out.mask = ToMask(request.mask());
+  if (request.has_softmax_scale()) out.softmax_scale = request.softmax_scale();
   const auto* query = reinterpret_cast<const std::byte*>(request.query().data());
   out.query = absl::MakeSpan(query, request.query().size());
   out.output = absl::MakeSpan(reinterpret_cast<std::byte*>(output->data()), output->size());
+  if (request.return_lse()) lse->resize(out.LseElements());
+  out.lse = absl::MakeSpan(*lse);
   return out;
 }
 
-// Attends with one span over NHD rows of K and V, into the span's output.
+// Attends with one span over NHD rows of K and V, into the span's output and LSE.
 void AttendSpan(const kernels::Geometry& geometry, kernels::Span span, const std::string& key,
                 const std::string& value) {
   const int64_t row_bytes = int64_t{geometry.num_kv_heads} * geometry.head_dim * 2;
@@ -59,10 +71,14 @@ void AttendSpan(const kernels::Geometry& geometry, kernels::Span span, const std
   span.kv.row_stride = row_bytes;
   span.kv.page_stride = kernels::kPageTokens * row_bytes;
   span.kv.head_stride = geometry.head_dim * 2;
-  const kernels::ReferenceResult result = kernels::UnfusedAttention({geometry, &span, 1});
-  size_t element = 0;
+  const kernels::ReferenceResult result = kernels::ReferenceAttention({geometry, &span, 1});
+  size_t element = 0, lse = 0;
   for (int32_t row = 0; row < span.query_rows; ++row) {
-    for (int32_t head = 0; head < geometry.num_heads; ++head) {
+    for (int32_t head = 0; head < geometry.num_heads; ++head, ++lse) {
+      if (span.lse != nullptr) {
+        span.lse[row * span.lse_row_stride + head * span.lse_head_stride] =
+            static_cast<float>(result.lse[lse]);
+      }
       for (int32_t d = 0; d < geometry.head_dim; ++d) {
         const uint16_t bits =
             kernels::FromFloat(geometry.dtype, static_cast<float>(result.output[element++]));
@@ -198,7 +214,8 @@ grpc::Status FakeSequences::Truncate(const v1::TruncateSequenceRequest& request,
 
 grpc::Status FakeSequences::Attend(const v1::AttendRequest& request, v1::AttendResponse* response) {
   std::string output(request.query().size(), '\0');
-  const cli::KernelBatch batch = cli::ToKernelBatch(ToClient(request, &output));
+  std::vector<float> lse;
+  const cli::KernelBatch batch = cli::ToKernelBatch(ToClient(request, &output, &lse));
   const uint64_t row_bytes = uint64_t{request.num_kv_heads()} * request.head_dim() * 2;
   absl::MutexLock lock(&mutex_);
   std::set<std::string> devices;
@@ -228,17 +245,18 @@ grpc::Status FakeSequences::Attend(const v1::AttendRequest& request, v1::AttendR
     layer->key += rows(request.key());
     layer->value += rows(request.value());
     offset += bytes;
-    AttendSpan(batch.geometry, batch.spans[static_cast<size_t>(i)], layer->key, layer->value);
+    Attention attention{batch.geometry, batch.spans[static_cast<size_t>(i)], layer->key,
+                        layer->value, layer != &inline_rows};
+    if (fault != nullptr) fault(&attention);
+    AttendSpan(batch.geometry, attention.span, attention.key, attention.value);
     lengths.push_back(layer == &inline_rows ? 0 : layer->key.size() / row_bytes);
   }
-  for (const uint64_t length : lengths) {
-    if (length > 0) {
-      response->mutable_sequence_lengths()->Assign(lengths.begin(), lengths.end());
-      break;
-    }
+  if (!devices.empty()) {  // not all K/V is inline
+    response->mutable_sequence_lengths()->Assign(lengths.begin(), lengths.end());
   }
   response->set_request_id(request.request_id());
   response->set_output(std::move(output));
+  response->set_lse(lse.data(), lse.size() * sizeof(float));
   return grpc::Status::OK;
 }
 

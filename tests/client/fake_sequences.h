@@ -3,21 +3,33 @@
 #define FLASHCORE_TESTS_CLIENT_FAKE_SEQUENCES_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "kernels/attention.h"
 #include "tests/client/fake_server.h"
 
 namespace flashcore {
 
-// Keeps the K/V of sequences and attends by unfused attention, inline spans included. It obeys the
+// Keeps the K/V of sequences and attends in float64, inline spans included. It obeys the
 // contract for well-formed requests, of which it checks ids, lengths and devices alone. Sequences
 // that may be anywhere are created on fake:0 and fake:1 in turn. Thread-safe.
 class FakeSequences {
  public:
+  // The attention of one span, before it is computed. K and V are [rows, num_kv_heads, head_dim].
+  struct Attention {
+    kernels::Geometry geometry;
+    kernels::Span span;  // its K/V is `key` and `value`
+    std::string key, value;
+    bool resident = false;
+  };
+  // Makes the answer wrong. Set it before the first call.
+  std::function<void(Attention*)> fault;
+
   // Sets the handlers of `server`, which must not outlive this.
   void Install(FakeServer* server);
 

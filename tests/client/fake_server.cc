@@ -45,6 +45,7 @@ FakeServer::FakeServer(const std::string& address)
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port_);
+  builder.SetMaxReceiveMessageSize(-1);
   builder.RegisterService(this);
   builder.RegisterService(echo_.get());
   server_ = builder.BuildAndStart();

@@ -146,10 +146,17 @@ size_t ResidentBytes() {
 
 TEST_F(SequenceAppendTest, AppendWaitsForASlowServer) {
   const Sequence sequence = Create();
+  constexpr size_t limit = 4 * Sequence::kMessageBytes;
   size_t before = 0, stalled = 0;
   server_.on_load = [&](FakeServer::LoadReader* reader, v1::LoadSequenceResponse*) {
-    absl::SleepFor(absl::Milliseconds(300));
-    stalled = ResidentBytes();
+    // Until the client has sent as much as it will: it grows no more, or too much.
+    int still = 0;
+    while (still < 10 && stalled < before + limit) {
+      const size_t resident = ResidentBytes();
+      still = resident > stalled ? 0 : still + 1;
+      stalled = std::max(stalled, resident);
+      absl::SleepFor(absl::Milliseconds(20));
+    }
     v1::LoadSequenceRequest message;
     while (reader->Read(&message)) {
     }
@@ -158,7 +165,7 @@ TEST_F(SequenceAppendTest, AppendWaitsForASlowServer) {
   const std::vector<std::byte> bytes(32 * Sequence::kMessageBytes / 2, std::byte{1});
   before = ResidentBytes();
   ASSERT_TRUE(sequence.Append(0, bytes, bytes, Layout::kNHD).ok());
-  EXPECT_LT(stalled, before + 4 * Sequence::kMessageBytes) << "of 32 messages";
+  EXPECT_LT(stalled, before + limit) << "of 32 messages";
 }
 
 TEST_F(SequenceAppendTest, AppendTakesTheLengthThatIsExpected) {

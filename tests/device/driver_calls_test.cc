@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "server/device/cuda_device.h"
 #include "server/engine/engine.h"
+#include "tests/base/test_seed.h"
 #include "tests/engine/attend_job.h"
 #include "tests/engine/fakes.h"
 
@@ -62,7 +63,7 @@ class DriverCallsTest : public ::testing::TestWithParam<const char*> {
   DeviceMetrics metrics_{"cuda:0", &registry_};
   std::unique_ptr<Engine> engine_;
   std::string sequence_;
-  std::mt19937 random_{20261121};
+  std::mt19937 random_{TestSeed()};
 };
 
 TEST_P(DriverCallsTest, ThereAreNoneInTenThousandRequests) {

@@ -2,6 +2,7 @@
 // sequences_property_test.cc, linked with the same fake, check its results.
 #include "tests/device/fake_gpu.h"
 
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -14,91 +15,84 @@
 #include "server/device/cuda_device.h"
 #include "server/device/open_device.h"
 #include "server/memory/shared_memory.h"
-#include "tests/engine/attend_job.h"
-#include "tests/engine/fakes.h"
+#include "tests/device/fake_gpu_fixture.h"
 #include "tests/memory/test_segment.h"
 
 namespace flashcore::server {
 namespace {
 
+using kernels::Accumulate;
 using testing::AttendJob;
-using ::testing::ElementsAre;
+using testing::FakeGpuTest;
 using ::testing::HasSubstr;
 using testing::SmallOptions;
 
-using L2Window = CudaDevice::L2Window;
-constexpr size_t kMiB = size_t{1} << 20;
+// The time of `pieces` copies or kernels.
+Nanoseconds TimeOf(int pieces) {
+  return std::chrono::duration_cast<Nanoseconds>(
+      std::chrono::duration<float, std::milli>(pieces * testing::kFakeGpuPieceMs));
+}
 
-class FakeGpuTest : public ::testing::Test {
- protected:
-  void Start(const CudaDevice::Options& options) {
-    Engine::Options engine_options;
-    engine_options.on_device_lost = [this](const DeviceInfo& device, const absl::Status&) {
-      lost_.push_back(device.id);
-    };
-    engine_ = std::make_unique<Engine>(engine_options, CudaDevice::Create(options).value(), &clock_,
-                                       &metrics_);
-  }
-  ~FakeGpuTest() override {
-    testing::FailFakeGpuLaunches(cudaSuccess);
-    testing::SetFakeGpuWindowedTimes(0.25f, 0.25f);
-  }
-
-  absl::Status Attend(uint32_t query_rows, uint32_t kv_rows) {
-    AttendJob job;
-    job.operation.request = testing::MakeRequest(query_rows, kv_rows);
-    return Attend(&job);
-  }
-
-  // Fills the tensors of `job`, whose request is set.
-  absl::Status Attend(AttendJob* job) {
-    testing::FillTensors(job, &random_);
-    if (absl::Status status = Prepare(job, engine_.get()); !status.ok()) return status;
-    if (absl::Status status = engine_->Enqueue(&job->operation); !status.ok()) return status;
-    absl::Status status = job->ended.get();
-    times_ = job->operation.times;
-    return status;
-  }
-
-  // Appends `rows` to the sequence, and attends with one query row.
-  absl::Status Append(SequenceId id, uint32_t layer, uint32_t rows) {
-    AttendJob job;
-    job.operation.request = testing::MakeRequest(1, rows);
-    job.operation.request.layer = layer;
-    job.operation.request.spans[0].sequence_id = id.ToBytes();
-    return Attend(&job);
-  }
-
-  SteadyClock clock_;
-  MetricRegistry registry_;
-  DeviceMetrics metrics_{"fake", &registry_};
-  std::vector<std::string> lost_;  // device ids; outlives the engine, whose lanes add to it
-  std::unique_ptr<Engine> engine_;
-  std::mt19937 random_{20261121};
-  PhaseTimes times_;
-};
-
-TEST_F(FakeGpuTest, TimesAreTheEvents) {
+TEST_F(FakeGpuTest, TimesAreThoseBetweenTheEvents) {
   Start(SmallOptions());
-  ASSERT_EQ(Attend(1, 1), absl::OkStatus());
-  EXPECT_EQ(times_.copy_in, std::chrono::microseconds(250));
-  EXPECT_EQ(times_.kernel, std::chrono::microseconds(250));
-  EXPECT_EQ(times_.copy_out, std::chrono::microseconds(250));
+  const testing::TestSegment segment(size_t{256} << 10);
+  AttendJob job;
+  job.operation.request = testing::MakeRequest(5, 100);
+  job.operation.request.return_lse = true;
+  const std::shared_ptr<const SharedRegion> region = segment.Map();  // not pinned: is copied
+  for (int i = 0; i < kNumTensors; ++i) {
+    job.operation.request.ranges[i] = {region, 32768u * i};
+  }
+  ASSERT_EQ(Attend(&job), absl::OkStatus());
+  EXPECT_EQ(times_.copy_in, TimeOf(4)) << "Q, K, V and the lists";
+  EXPECT_EQ(times_.kernel, TimeOf(1));
+  EXPECT_EQ(times_.copy_out, TimeOf(2)) << "O and LSE";
 }
 
 TEST_F(FakeGpuTest, TimesAreSumsOverThePasses) {
   CudaDevice::Options options = SmallOptions();
   options.list_bytes = 2048;
+  options.direct_io_bytes = 0;
   Start(options);
   AttendJob job;
   job.operation.request = testing::MakeRequest();
   testing::SetSpans(std::vector<SpanShape>(40, {1, 30, "", {}}), &job.operation.request);
+  const int launches = testing::FakeGpuLaunches(kernels::Accumulate::kFloat32);
   ASSERT_EQ(Attend(&job), absl::OkStatus());
-  const Nanoseconds pass = std::chrono::microseconds(250);
-  EXPECT_GE(times_.kernel, 4 * pass) << "2 KiB list few spans";
-  EXPECT_EQ(times_.kernel % pass, Nanoseconds(0));
-  EXPECT_EQ(times_.copy_in, times_.kernel);
-  EXPECT_EQ(times_.copy_out, times_.kernel);
+  const int passes = testing::FakeGpuLaunches(kernels::Accumulate::kFloat32) - launches;
+  EXPECT_GE(passes, 4) << "2 KiB list few spans";
+  EXPECT_EQ(times_.copy_in, TimeOf(passes + 1)) << "lists in each, the inputs in the first";
+  EXPECT_EQ(times_.kernel, TimeOf(passes));
+  EXPECT_EQ(times_.copy_out, TimeOf(1)) << "the results in the last";
+}
+
+TEST_F(FakeGpuTest, SumsInFloat16IfAskedTo) {
+  CudaDevice::Options options = SmallOptions();
+  for (const Accumulate accumulate : {Accumulate::kFloat16, Accumulate::kFloat32}) {
+    const bool in_float16 = accumulate == Accumulate::kFloat16;
+    options.accumulate = accumulate;
+    Start(options);
+    for (const kernels::Kernel* kernel : engine_->device().kernels()) {
+      EXPECT_EQ(kernel->spec.accumulate, accumulate);
+    }
+    const int in16 = testing::FakeGpuLaunches(Accumulate::kFloat16);
+    const int in32 = testing::FakeGpuLaunches(Accumulate::kFloat32);
+    for (const uint32_t head_dim : {32u, 64u, 96u, 128u, 256u}) {
+      AttendJob job;
+      job.operation.request = testing::MakeRequest(3, 100, 2, 1, head_dim);
+      ASSERT_EQ(Attend(&job), absl::OkStatus());
+      EXPECT_EQ(
+          FirstDifference(job, Reference(job), testing::KernelTolerance(kernels::DType::kFloat16)),
+          "");
+    }
+    EXPECT_EQ(testing::FakeGpuLaunches(Accumulate::kFloat16) - in16, in_float16 ? 5 : 0);
+    EXPECT_EQ(testing::FakeGpuLaunches(Accumulate::kFloat32) - in32, in_float16 ? 0 : 5);
+    AttendJob bfloat16;
+    bfloat16.operation.request = testing::MakeRequest();
+    bfloat16.operation.request.dtype = kernels::DType::kBFloat16;
+    EXPECT_EQ(Attend(&bfloat16).code(),
+              in_float16 ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kOk);
+  }
 }
 
 TEST_F(FakeGpuTest, CopiesMorePagesThanOneListHolds) {
@@ -240,142 +234,6 @@ TEST_F(FakeGpuTest, WhatNoLaneHasRoomForIsRefusedWithItsSize) {
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(status.message(), HasSubstr("bytes of device memory"));
   EXPECT_EQ(Attend(1, 100), absl::OkStatus());
-}
-
-TEST_F(FakeGpuTest, AFailedLaunchFailsItsRequestsOnly) {
-  Start(SmallOptions());
-  testing::FailFakeGpuLaunches(cudaErrorInvalidConfiguration);
-  absl::Status status = Attend(1, 1);
-  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
-  EXPECT_FALSE(IsDeviceLost(status));
-  testing::FailFakeGpuLaunches(cudaSuccess);
-  EXPECT_EQ(Attend(1, 1), absl::OkStatus());
-}
-
-// When a request has ended, its staging memory serves others.
-TEST_F(FakeGpuTest, AFailedLaunchLeavesNothingUnderWay) {
-  CudaDevice::Options options = SmallOptions();
-  options.direct_io_bytes = 0;
-  Start(options);
-  const int copies = testing::FakeGpuCopies();
-  testing::FailFakeGpuLaunches(cudaErrorInvalidConfiguration);
-  EXPECT_EQ(Attend(1, 100).code(), absl::StatusCode::kInternal);
-  EXPECT_GT(testing::FakeGpuCopies(), copies);  // of its inputs
-  EXPECT_EQ(testing::FakeGpuWaitingPieces(), 0);
-}
-
-TEST_F(FakeGpuTest, ALostDeviceIsToldOnceAndTakesNoMoreRequests) {
-  Start(SmallOptions());
-  testing::FailFakeGpuLaunches(cudaErrorIllegalAddress);
-  AttendJob first, second;
-  for (AttendJob* job : {&first, &second}) {
-    job->operation.request = testing::MakeRequest(1, 1);
-    testing::FillTensors(job, &random_);
-    ASSERT_EQ(Prepare(job, engine_.get()), absl::OkStatus());
-  }
-  ASSERT_EQ(engine_->Enqueue(&first.operation), absl::OkStatus());
-  const bool queued = engine_->Enqueue(&second.operation).ok();
-  EXPECT_TRUE(IsDeviceLost(first.ended.get()));
-  if (queued) {
-    EXPECT_TRUE(IsDeviceLost(second.ended.get()));
-  }
-  EXPECT_EQ(Attend(1, 1).code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(lost_, ElementsAre("cuda:0"));
-}
-
-TEST_F(FakeGpuTest, TheWindowCoversTheHotSegment) {
-  CudaDevice::Options options = SmallOptions();
-  Start(options);
-  EXPECT_EQ(engine_->device().kv_memory().hot_bytes, kMiB);
-  EXPECT_EQ(engine_->device().info().l2_window_bytes, kMiB);
-  EXPECT_EQ(engine_->device().info().l2_persisting_bytes, kMiB);
-  EXPECT_EQ(testing::FakeGpuWindowBytes(), kMiB);
-  options.l2_budget_bytes = kMiB - 1;
-  Start(options);
-  EXPECT_EQ(engine_->device().kv_memory().hot_bytes, kMiB / 2);
-  EXPECT_EQ(testing::FakeGpuWindowBytes(), kMiB / 2);
-  options.l2_window = L2Window::kOff;
-  Start(options);
-  EXPECT_EQ(engine_->device().kv_memory().hot_bytes, 0u);
-  EXPECT_NE(engine_->device().info().l2_note, "");
-}
-
-TEST_F(FakeGpuTest, AutoTakesTheWindowThatPays) {
-  CudaDevice::Options options = SmallOptions();
-  options.l2_window = L2Window::kAuto;
-  testing::SetFakeGpuWindowedTimes(0.2f, 0.26f);
-  Start(options);
-  EXPECT_EQ(engine_->device().kv_memory().hot_bytes, kMiB);
-  EXPECT_EQ(engine_->device().info().l2_window_bytes, kMiB);
-  EXPECT_EQ(engine_->device().info().l2_persisting_bytes, kMiB);
-  EXPECT_EQ(engine_->device().info().l2_note, "");
-}
-
-TEST_F(FakeGpuTest, AutoLeavesTheL2AsItWasIfTheWindowDoesNotPay) {
-  CudaDevice::Options options = SmallOptions();
-  options.l2_window = L2Window::kAuto;
-  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
-  ASSERT_EQ(cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, 4096), cudaSuccess);
-  testing::SetFakeGpuWindowedTimes(0.24f, 0.245f);  // differences that may be noise
-  const int resets = testing::FakeGpuL2Resets();
-  Start(options);
-  EXPECT_EQ(engine_->device().kv_memory().hot_bytes, 0u);
-  EXPECT_EQ(engine_->device().info().l2_window_bytes, 0u);
-  EXPECT_EQ(engine_->device().info().l2_persisting_bytes, 4096u);
-  EXPECT_THAT(
-      engine_->device().info().l2_note,
-      HasSubstr("again took between other reads 240 us with a window, 250 us without (no gain); "
-                "beside other reads 245 us with a window, 250 us without (no gain)"));
-  EXPECT_EQ(testing::FakeGpuSetAsideBytes(), 4096u);
-  EXPECT_GT(testing::FakeGpuL2Resets(), resets);
-}
-
-TEST_F(FakeGpuTest, AutoTakesNoWindowThatLosesBesideOtherReads) {
-  CudaDevice::Options options = SmallOptions();
-  options.l2_window = L2Window::kAuto;
-  testing::SetFakeGpuWindowedTimes(0.2f, 0.28f);
-  Start(options);
-  EXPECT_EQ(engine_->device().info().l2_window_bytes, 0u);
-  EXPECT_THAT(
-      engine_->device().info().l2_note,
-      HasSubstr("again took beside other reads 280 us with a window, 250 us without (a loss)"));
-}
-
-TEST_F(FakeGpuTest, AProbeThatFailsMeansNoWindow) {
-  CudaDevice::Options options = SmallOptions();
-  options.l2_window = L2Window::kAuto;
-  testing::FailFakeGpuLaunches(cudaErrorInvalidConfiguration);
-  Start(options);
-  testing::FailFakeGpuLaunches(cudaSuccess);
-  EXPECT_EQ(engine_->device().kv_memory().hot_bytes, 0u);
-  EXPECT_THAT(engine_->device().info().l2_note, HasSubstr("the L2 probe: a fake error"));
-  EXPECT_EQ(Attend(1, 1), absl::OkStatus());
-  testing::FailFakeGpuLaunches(cudaErrorIllegalAddress);
-  EXPECT_TRUE(IsDeviceLost(CudaDevice::Create(options).status()));
-}
-
-TEST_F(FakeGpuTest, TheL2ForgetsASequenceThatIsGone) {
-  Engine::Options options;
-  options.sequences.superblock_bytes = kMiB / 2;
-  engine_ = std::make_unique<Engine>(options, CudaDevice::Create(SmallOptions()).value(), &clock_,
-                                     &metrics_);
-  const auto sequence =
-      engine_->sequences().Create({1, 1, 64, kernels::DType::kFloat16}, /*pin=*/true, "alice");
-  ASSERT_EQ(sequence.status(), absl::OkStatus());
-  AttendJob job;
-  job.operation.request = testing::MakeRequest(1, 1200);  // 19 pages of 16 KiB
-  testing::FillTensors(&job, &random_);
-  job.operation.request.spans[0].sequence_id = sequence->id.ToBytes();
-  ASSERT_EQ(Prepare(&job, engine_.get()), absl::OkStatus());
-  ASSERT_EQ(engine_->Enqueue(&job.operation), absl::OkStatus());
-  ASSERT_EQ(job.ended.get(), absl::OkStatus());
-  ASSERT_GE(engine_->sequences().stats().hot.used_bytes, kMiB / 4);
-
-  const int resets = testing::FakeGpuL2Resets();
-  ASSERT_EQ(engine_->sequences().Delete(sequence->id), absl::OkStatus());
-  const TimePoint give_up = clock_.Now() + std::chrono::seconds(20);
-  while (testing::FakeGpuL2Resets() == resets && clock_.Now() < give_up) std::this_thread::yield();
-  EXPECT_EQ(testing::FakeGpuL2Resets(), resets + 1);
 }
 
 TEST_F(FakeGpuTest, AutoTakesTheGpu) {

@@ -1,6 +1,9 @@
-// A fleet of two fake GPUs gives right results, and each thread uses its own GPU, which fake_gpu.cc
-// checks.
+// A fleet of two fake GPUs gives right results, also after the loss of one of them, and each thread
+// uses its own GPU, which fake_gpu.cc checks.
+#include <functional>
 #include <memory>
+#include <mutex>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -10,14 +13,15 @@
 #include "gtest/gtest.h"
 #include "server/device/open_device.h"
 #include "server/engine/fleet.h"
+#include "tests/base/test_seed.h"
 #include "tests/device/fake_gpu.h"
-#include "tests/engine/attend_job.h"
-#include "tests/engine/fakes.h"
+#include "tests/device/fake_gpu_fixture.h"
 
 namespace flashcore::server {
 namespace {
 
 using testing::AttendJob;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr size_t kMiB = size_t{1} << 20;
@@ -36,8 +40,52 @@ class FakeGpusTest : public ::testing::Test {
   FakeGpusTest() {
     Engine::Options options;
     options.sequences.superblock_bytes = kMiB / 2;
+    options.on_device_lost = [this](const DeviceInfo& device, const absl::Status&) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      lost_.push_back(device.id);
+    };
     auto opened = OpenDevices(TwoGpus(), &clock_);
     fleet_ = std::make_unique<Fleet>(options, std::move(opened->devices), &clock_, &metrics_);
+  }
+
+  ~FakeGpusTest() override { testing::RestoreFakeGpus(); }
+
+  SequenceId Create(const std::string& device_id) {
+    return fleet_->Create({1, 1, 64, kernels::DType::kFloat16}, false, "alice", device_id)->id;
+  }
+
+  // A request that appends rows to the sequence and attends to all that it has then.
+  std::unique_ptr<AttendJob> MakeAppend(SequenceId id, uint32_t rows) {
+    auto job = std::make_unique<AttendJob>();
+    job->operation.request = testing::MakeRequest(3, rows);
+    job->operation.request.spans[0].sequence_id = id.ToBytes();
+    testing::FillTensors(job.get(), &random_);
+    return job;
+  }
+
+  absl::Status Submit(AttendJob* job) {
+    const absl::Status status = Prepare(job, fleet_.get());
+    return status.ok() ? fleet_->Enqueue(&job->operation) : status;
+  }
+
+  // What is wrong with the results of the last of `jobs`, which have appended to one sequence.
+  std::string CheckLast(const std::vector<std::unique_ptr<AttendJob>>& jobs) {
+    AttendJob whole;  // the same with all rows inline
+    uint32_t rows = 0;
+    for (const auto& job : jobs) {
+      whole.key.insert(whole.key.end(), job->key.begin(), job->key.end());
+      whole.value.insert(whole.value.end(), job->value.begin(), job->value.end());
+      rows += job->operation.request.spans[0].kv_rows;
+    }
+    whole.query = jobs.back()->query;
+    whole.operation.request = testing::MakeRequest(3, rows);
+    EXPECT_EQ(Prepare(&whole, fleet_.get()), absl::OkStatus());
+    return FirstDifference(*jobs.back(), Reference(whole),
+                           testing::KernelTolerance(kernels::DType::kFloat16));
+  }
+
+  uint64_t LengthOf(SequenceId id) const {
+    return fleet_->EngineOf(id).sequences().Get(id)->layer_lengths[0];
   }
 
   // Attends to rows of the request: inline, or appended to an empty sequence. Returns what is wrong
@@ -72,6 +120,9 @@ class FakeGpusTest : public ::testing::Test {
     }
   }
 
+  std::mt19937 random_{TestSeed()};
+  std::mutex mutex_;
+  std::vector<std::string> lost_;  // device ids, guarded by mutex_; outlives the fleet
   SteadyClock clock_;
   Metrics metrics_{{"test", {{"cuda:0", "fake", "fake"}, {"cuda:1", "fake", "fake"}}, {}}};
   std::unique_ptr<Fleet> fleet_;
@@ -86,10 +137,12 @@ TEST_F(FakeGpusTest, EachHasItsOwnMemoryAndWindow) {
   EXPECT_NE(first.kv_memory().base, second.kv_memory().base);
   EXPECT_EQ(first.info().l2_window_bytes, kMiB);
   EXPECT_EQ(second.info().l2_window_bytes, kMiB);
+  testing::ExpectWindows(0, first);
+  testing::ExpectWindows(1, second);
 }
 
 TEST_F(FakeGpusTest, AttendOnBothAtATime) {
-  const unsigned seed = testing::TestSeed();
+  const unsigned seed = TestSeed();
   std::vector<std::thread> clients;
   for (unsigned i = 0; i < 4; ++i) {
     clients.emplace_back([=] { AttendOn(i % 2 == 0 ? "cuda:0" : "cuda:1", seed + i); });
@@ -100,6 +153,74 @@ TEST_F(FakeGpusTest, AttendOnBothAtATime) {
     EXPECT_EQ(engine->sequences().stats().sequences, 0u);
     EXPECT_EQ(engine->sequences().stats().pages, 0u);
   }
+}
+
+TEST_F(FakeGpusTest, TheOtherServesOnWhenOneIsLost) {
+  const SequenceId ids[] = {Create("cuda:0"), Create("cuda:1")};
+  std::vector<std::unique_ptr<AttendJob>> jobs[2];  // of each GPU's sequence
+  for (int gpu : {0, 1}) {
+    jobs[gpu].push_back(MakeAppend(ids[gpu], 200));
+    ASSERT_EQ(Submit(jobs[gpu][0].get()), absl::OkStatus());
+    EXPECT_EQ(jobs[gpu][0]->ended.get(), absl::OkStatus());
+  }
+
+  // On each GPU one request runs, and two wait for their turn on the sequence.
+  for (int gpu : {0, 1}) {
+    testing::HoldFakeGpu(gpu, true);
+    for (int i = 0; i < 3; ++i) {
+      jobs[gpu].push_back(MakeAppend(ids[gpu], 10));
+      ASSERT_EQ(Submit(jobs[gpu].back().get()), absl::OkStatus());
+    }
+    EXPECT_TRUE(testing::WaitUntil([&] { return testing::FakeGpuWaitingPieces(gpu) > 0; }));
+  }
+  testing::LoseFakeGpu(1, cudaErrorLaunchFailure);
+  for (int i = 1; i < 4; ++i) EXPECT_TRUE(IsDeviceLost(jobs[1][i]->ended.get()));
+  for (int i = 1; i < 4; ++i) EXPECT_FALSE(testing::HasEnded(*jobs[0][i]));
+  testing::HoldFakeGpu(0, false);
+  for (int i = 1; i < 4; ++i) EXPECT_EQ(jobs[0][i]->ended.get(), absl::OkStatus());
+  EXPECT_EQ(CheckLast(jobs[0]), "");
+
+  // Requests of the other GPU still run. Those of the lost one are refused.
+  for (int gpu : {0, 1}) jobs[gpu].push_back(MakeAppend(ids[gpu], 70));
+  ASSERT_EQ(Submit(jobs[0].back().get()), absl::OkStatus());
+  EXPECT_EQ(jobs[0].back()->ended.get(), absl::OkStatus());
+  EXPECT_EQ(CheckLast(jobs[0]), "");
+  EXPECT_EQ(Submit(jobs[1].back().get()).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(LengthOf(ids[0]), 300u);
+  EXPECT_EQ(LengthOf(ids[1]), 200u) << "failed launches append nothing";
+  std::lock_guard<std::mutex> lock(mutex_);
+  EXPECT_THAT(lost_, ElementsAre("cuda:1"));
+}
+
+// fake_gpu.cc checks that the thread has chosen the GPU of the stream, which is not its current
+// one.
+TEST(FakeGpus, EveryCallChoosesItsGpu) {
+  const SteadyClock clock;
+  const auto opened = OpenDevices(TwoGpus(), &clock);
+  ASSERT_EQ(opened.status(), absl::OkStatus());
+  Device& second = *opened->devices[1];
+  std::byte* const page = second.kv_memory().base;
+  const std::vector<kernels::PageCopy> copies = {{page, page + 1024}};
+  const int resets[] = {testing::FakeGpuL2Resets(0), testing::FakeGpuL2Resets(1)};
+  alignas(64) std::byte host[64];
+  const auto on_gpu_0 = [](const std::function<absl::Status()>& call) {
+    std::thread([&] {
+      EXPECT_EQ(cudaSetDevice(0), cudaSuccess);
+      EXPECT_EQ(call(), absl::OkStatus());
+      int gpu = 0;
+      EXPECT_EQ(cudaGetDevice(&gpu), cudaSuccess);
+      EXPECT_EQ(gpu, 1);
+    }).join();
+  };
+  on_gpu_0([&] { return second.CopyPages(0, 1024, copies); });
+  on_gpu_0([&] { return second.ResetPersistingL2(); });
+  on_gpu_0([&] { return second.PinHostMemory(host, sizeof(host), /*read_only=*/false); });
+  on_gpu_0([&] {
+    second.UnpinHostMemory(host);
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(testing::FakeGpuL2Resets(0), resets[0]);
+  EXPECT_EQ(testing::FakeGpuL2Resets(1), resets[1] + 1);
 }
 
 TEST(FakeGpus, OneThatIsNotThereStopsTheStart) {

@@ -1,4 +1,5 @@
 // A whole engine on real devices, against the float64 reference.
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -7,8 +8,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "kernels/half.h"
 #include "server/engine/engine.h"
+#include "tests/base/test_seed.h"
 #include "tests/device/device_setting.h"
 #include "tests/engine/attend_job.h"
 #include "tests/engine/fakes.h"
@@ -34,7 +38,7 @@ class RealDeviceTest : public ::testing::TestWithParam<std::tuple<DeviceSetting,
                                      kernels::Mask mask) {
     auto job = std::make_unique<AttendJob>();
     AttendRequest& request = job->operation.request;
-    request = testing::MakeRequest(1, 1, 6, 2, 64);
+    request = testing::MakeRequest(1, 1, 6, kKvHeads, kHeadDim);
     request.dtype = dtype;
     request.layout = std::get<1>(GetParam());
     request.mask = mask;
@@ -59,11 +63,81 @@ class RealDeviceTest : public ::testing::TestWithParam<std::tuple<DeviceSetting,
     return bits;
   }
 
+  // The rows [begin, end) of a K or V tensor of `rows` rows.
+  static std::vector<std::byte> Rows(const std::vector<std::byte>& tensor, uint32_t rows,
+                                     uint32_t begin, uint32_t end) {
+    const bool nhd = std::get<1>(GetParam()) == Layout::kNhd;
+    const size_t row_bytes = (nhd ? kKvHeads : 1) * kHeadDim * sizeof(uint16_t);
+    std::vector<std::byte> part;
+    for (auto head = tensor.begin(); head != tensor.end(); head += rows * row_bytes) {
+      part.insert(part.end(), head + begin * row_bytes, head + end * row_bytes);
+    }
+    return part;
+  }
+
+  // Makes the values of the first `split` K/V rows of the job's span positive, the others negative.
+  static void SetSigns(uint32_t split, AttendJob* job) {
+    const bool nhd = std::get<1>(GetParam()) == Layout::kNhd;
+    const size_t row_bytes = (nhd ? kKvHeads : 1) * kHeadDim * sizeof(uint16_t);
+    const uint32_t rows = job->operation.request.spans[0].kv_rows;
+    for (size_t i = 1; i < job->value.size(); i += sizeof(uint16_t)) {  // bytes with a sign
+      const std::byte magnitude = job->value[i] & std::byte{0x7f};
+      const bool positive = i / row_bytes % rows < split;
+      job->value[i] = positive ? magnitude : magnitude | std::byte{0x80};
+    }
+  }
+
+  // The same queries over the K/V rows [begin, end) of `whole`: inline, or appended to a sequence.
+  std::unique_ptr<AttendJob> AttendToPart(const AttendJob& whole, uint32_t begin, uint32_t end,
+                                          kernels::Mask mask, bool resident) {
+    const SpanShape& shape = whole.operation.request.spans[0];
+    auto job = std::make_unique<AttendJob>();
+    AttendRequest& request = job->operation.request;
+    request = whole.operation.request;
+    request.mask = mask;
+    std::string id;
+    if (resident) {
+      id = engine_->sequences()
+               .Create({1, kKvHeads, kHeadDim, request.dtype}, /*pin=*/false, "alice")
+               ->id.ToBytes();
+    }
+    testing::SetSpans({{shape.query_rows, end - begin, id, {}}}, &request);
+    job->query = whole.query;
+    job->key = Rows(whole.key, shape.kv_rows, begin, end);
+    job->value = Rows(whole.value, shape.kv_rows, begin, end);
+    Submit(job.get());
+    EXPECT_EQ(job->ended.get(), absl::OkStatus());
+    return job;
+  }
+
+  // Writes the merged results of `a` and `b` to those of `to`, as attention.proto defines it.
+  static void Merge(const AttendJob& a, const AttendJob& b, AttendJob* to) {
+    const AttendTensors &first = a.operation.tensors, &second = b.operation.tensors;
+    const DType dtype = a.operation.request.dtype;
+    const auto output = [dtype](const AttendTensors& tensors, size_t i) {
+      return double{
+          kernels::ToFloat(dtype, reinterpret_cast<const uint16_t*>(tensors.output())[i])};
+    };
+    auto* const merged = reinterpret_cast<uint16_t*>(to->operation.tensors.output());
+    const size_t vectors = a.operation.request.lse_bytes() / sizeof(float);
+    for (size_t i = 0; i < vectors; ++i) {
+      const double lse_a = first.lse()[i], lse_b = second.lse()[i];
+      const double lse = std::log(std::exp(lse_a) + std::exp(lse_b));
+      to->operation.tensors.lse()[i] = static_cast<float>(lse);
+      for (size_t d = i * kHeadDim; d < (i + 1) * kHeadDim; ++d) {
+        merged[d] = kernels::FromFloat(
+            dtype, static_cast<float>(std::exp(lse_a - lse) * output(first, d) +
+                                      std::exp(lse_b - lse) * output(second, d)));
+      }
+    }
+  }
+
+  static constexpr uint32_t kKvHeads = 2, kHeadDim = 64;
   SteadyClock clock_;
   MetricRegistry registry_;
   DeviceMetrics metrics_{"fake", &registry_};
   std::unique_ptr<Engine> engine_;
-  std::mt19937 random_{20261121};
+  std::mt19937 random_{TestSeed()};
 };
 
 TEST_P(RealDeviceTest, RaggedRequestsMatchTheReference) {
@@ -131,6 +205,36 @@ TEST_P(RealDeviceTest, BitsAreEqualAloneAndInAMixedBatch) {
     ASSERT_EQ(job->ended.get(), absl::OkStatus());
     if (job->query == alone->query) {
       EXPECT_EQ(OutputBits(*job), want);
+    }
+  }
+}
+
+// The values of the first part are positive and those of the second negative, so that results
+// depend on the LSE.
+TEST_P(RealDeviceTest, PartsMergeToTheWhole) {
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (const bool causal : {false, true}) {
+      const auto query_rows = static_cast<uint32_t>(1 + random_() % 20);
+      const auto kv_rows = static_cast<uint32_t>(100 + random_() % 1000);
+      const auto somewhere = static_cast<uint32_t>(1 + random_() % (kv_rows - query_rows - 1));
+      const kernels::Mask mask = causal ? kernels::Mask::Causal() : kernels::Mask::None();
+      for (const uint32_t split : {0u, kv_rows / 4, somewhere, kv_rows - query_rows}) {
+        SCOPED_TRACE(absl::StrCat(query_rows, " query rows, ", kv_rows, " K/V rows, split at ",
+                                  split, causal ? ", causal" : ""));
+        auto whole = MakeJob({{query_rows, kv_rows, "", {}}}, dtype, mask);
+        SetSigns(split, whole.get());
+        Submit(whole.get());
+        ASSERT_EQ(whole->ended.get(), absl::OkStatus());
+        const kernels::ReferenceResult want = Reference(*whole);
+        EXPECT_EQ(FirstDifference(*whole, want, KernelTolerance(dtype)), "");
+        for (const bool resident : {false, true}) {
+          const auto first = AttendToPart(*whole, 0, split, kernels::Mask::None(), resident);
+          const auto second = AttendToPart(*whole, split, kv_rows, mask, resident);
+          Merge(*first, *second, whole.get());
+          EXPECT_EQ(FirstDifference(*whole, want, KernelTolerance(dtype)), "")
+              << (resident ? "resident" : "inline");
+        }
+      }
     }
   }
 }

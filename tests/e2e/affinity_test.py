@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import unittest
 import uuid
 
@@ -24,6 +23,7 @@ import numpy as np
 from flashcore.v1 import attention_pb2 as pb
 
 import harness
+from harness import wait_until
 
 Code = grpc.StatusCode
 PROXIES = pathlib.Path(__file__).parents[2] / "deploy" / "proxy"
@@ -69,14 +69,14 @@ class Proxy:
                                             stdout=log, stderr=log)
         with harness.Server.channel(None, self.address) as channel:
             harness.stub(channel).GetServerInfo(
-                pb.GetServerInfoRequest(), timeout=30, wait_for_ready=True)
+                pb.GetServerInfoRequest(), timeout=harness.PATIENCE, wait_for_ready=True)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(harness.PATIENCE)
         self.folder.cleanup()
 
 
@@ -109,8 +109,14 @@ class Nginx(Proxy):
         target = self.variables[f"FLASHCORE_{number}"]
         text = self.config.read_text()
         self.config.write_text(text.replace(f"server {target} ", f"server {target} down "))
+        before = self.workers()
         self.process.send_signal(signal.SIGHUP)
-        time.sleep(1)
+        wait_until(lambda: self.workers() - before, "nginx reloads")
+
+    def workers(self):
+        """The process ids of nginx's workers."""
+        pid = self.process.pid
+        return set(pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
 
 
 class Sequence:
@@ -132,17 +138,21 @@ class Sequence:
         request.spans[0].sequence_id = self.id
         request.spans[0].expected_length = self.length
         try:
-            reply = self.stub.Attend(request, metadata=self.metadata, timeout=10)
+            reply = self.stub.Attend(request, metadata=self.metadata, timeout=harness.PATIENCE)
             self.length += 1
             assert list(reply.sequence_lengths) == [self.length]
             self.codes.append(Code.OK)
         except grpc.RpcError as error:
             self.codes.append(error.code())
 
+    def ends_with(self, code):
+        return self.codes[-1:] == [code]
+
     def is_on(self, server_stub):
         """Whether the server of `stub` has it, asked without the proxy."""
         try:
-            server_stub.GetSequence(pb.GetSequenceRequest(sequence_id=self.id), timeout=10)
+            server_stub.GetSequence(pb.GetSequenceRequest(sequence_id=self.id),
+                                    timeout=harness.PATIENCE)
             return True
         except grpc.RpcError as error:
             if error.code() not in (Code.NOT_FOUND, Code.UNAVAILABLE):
@@ -181,7 +191,7 @@ def reloading_client(address):
     try:
         yield said
     finally:
-        said.update(json.loads(process.communicate(timeout=60)[0]))
+        said.update(json.loads(process.communicate(timeout=harness.PATIENCE)[0]))
 
 
 class AffinityTest(unittest.TestCase):
@@ -197,17 +207,32 @@ class AffinityTest(unittest.TestCase):
             stub = harness.stub(channel)
             return [s for s in sequences if s.is_on(stub)]
 
-    def during(self, change, address, sequences):
-        """Makes the change under load. Returns how often the C++ client reloaded; no call failed."""
+    def during(self, change, address, sequences, lost=None):
+        """Makes the change under load, until the lost sequences (None: any) are not found and every
+        sequence has taken some steps more. Returns how often the C++ client reloaded; no call failed."""
         for sequence in sequences:
             sequence.codes.clear()
         with reloading_client(address) as said, stepping(sequences):
-            time.sleep(0.5)
+            self.wait_for_steps(sequences)
             change()
-            time.sleep(4.5)
+            if lost is None:
+                wait_until(lambda: any(s.ends_with(Code.NOT_FOUND) for s in sequences), "one is lost")
+            else:
+                self.wait_for_loss(lost)
+            self.wait_for_steps(sequences)
         self.assertEqual(said["failures"], 0, said)
         self.assertGreater(said["steps"], 100)
         return said["reloads"]
+
+    @staticmethod
+    def wait_for_steps(sequences, steps=30):
+        done = {sequence: len(sequence.codes) for sequence in sequences}
+        wait_until(lambda: all(len(s.codes) >= n + steps for s, n in done.items()), "no steps")
+
+    @staticmethod
+    def wait_for_loss(lost):
+        wait_until(lambda: all(s.ends_with(Code.NOT_FOUND) for s in lost),
+                   lambda: f"NOT_FOUND: {[s.codes[-3:] for s in lost]}")
 
     def assert_lost(self, lost, kept):
         """Lost sequences ended with NOT_FOUND, maybe after UNAVAILABLE; the others had no error."""
@@ -237,7 +262,7 @@ class AffinityTest(unittest.TestCase):
         self.assertEqual(sum(held), 2 * SEQUENCES)
         # Calls without a key go to all servers.
         for _ in range(60):
-            stub.Attend(harness.small_request(), timeout=10)
+            stub.Attend(harness.small_request(), timeout=harness.PATIENCE)
         attends = 'grpc_server_started_total{grpc_type="unary",' \
             'grpc_service="flashcore.v1.AttentionService",grpc_method="Attend"}'
         for number, backend in enumerate(self.servers):
@@ -253,7 +278,7 @@ class AffinityTest(unittest.TestCase):
 
         lost = self.of(0, sequences)
         kept = [s for s in sequences if s not in lost]
-        reloads = self.during(self.servers[0].process.kill, address, sequences)
+        reloads = self.during(self.servers[0].process.kill, address, sequences, lost)
         self.assert_lost(lost, kept)
         self.assertGreater(reloads, 0)
 
@@ -263,10 +288,11 @@ class AffinityTest(unittest.TestCase):
 
         def drain():
             proxy.take_out(1)
+            self.wait_for_loss(lost)
             self.servers[1].process.send_signal(signal.SIGTERM)
 
-        reloads = self.during(drain, address, sequences)
-        self.assertEqual(self.servers[1].process.wait(30), 0)
+        reloads = self.during(drain, address, sequences, lost)
+        self.assertEqual(self.servers[1].process.wait(harness.PATIENCE), 0)
         self.assert_lost(lost, kept)
         self.assertGreater(reloads, 0)
 
@@ -285,20 +311,22 @@ class AffinityTest(unittest.TestCase):
         self.check(HaProxy)
 
     def test_haproxy_sees_that_a_server_drains(self):
-        rng = np.random.default_rng(3)
+        rng = harness.numpy_rng()
         big = harness.request(*(harness.random_tensor(rng, 8192, heads, 128) for heads in (8, 1, 1)))
         with HaProxy([s.target for s in self.servers] + [self.spare]) as proxy, \
                 self.servers[0].channel() as channel:
-            while proxy.status(3) != "DOWN":  # every health check has run
-                time.sleep(0.1)
+            wait_until(lambda: proxy.status(3) == "DOWN", "every health check has run")
             self.assertEqual([proxy.status(i) for i in range(3)], ["UP"] * 3)
             busy = [harness.stub(channel).Attend.future(big) for _ in range(4)]  # for seconds
-            while self.servers[0].metric("flashcore_inflight_requests") < len(busy) / 2:
-                time.sleep(0.01)
+            wait_until(lambda: self.servers[0].metric("flashcore_inflight_requests") >= len(busy) / 2,
+                       "no requests")
             self.servers[0].process.send_signal(signal.SIGTERM)
-            while proxy.status(0) != "DOWN":
+
+            def out():
                 self.assertIsNone(self.servers[0].process.poll(), "it is no longer draining")
-                time.sleep(0.1)
+                return proxy.status(0) == "DOWN"
+
+            wait_until(out, "HAProxy takes it out")
             self.assertEqual([proxy.status(i) for i in (1, 2)], ["UP"] * 2)
 
     def test_nginx(self):

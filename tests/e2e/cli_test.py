@@ -15,10 +15,19 @@ class CliTest(unittest.TestCase):
     def setUpClass(cls):
         cls.server = harness.Server("--enable_echo")
         cls.addClassCleanup(cls.server.__exit__)
-        cls.rng = np.random.default_rng(11)
+        cls.rng = harness.numpy_rng()
 
     def run_json(self, *args):
         return json.loads(cli(*args, f"--target={self.server.target}", "--json").stdout)
+
+    def assert_ratio(self, result, name, *parts):
+        """The ratio is the first p50 over the sum of the others', and neither absurd."""
+        dividend, *divisors = (part["p50"] for part in parts)
+        self.assertGreater(min(dividend, *divisors), 0)
+        self.assertAlmostEqual(result[name] / (dividend / sum(divisors)), 1, delta=1e-3)
+        # What is divided takes about as long as what divides, whatever else the machine does.
+        self.assertGreater(result[name], 0.1)
+        self.assertLess(result[name], 10)
 
     def test_info_and_health(self):
         info = self.run_json("info")
@@ -65,7 +74,8 @@ class CliTest(unittest.TestCase):
                 self.assertFalse((folder / "o.npy").exists())
 
     def test_verify_passes_on_fresh_random_shapes(self):
-        done = cli("verify", f"--target={self.server.target}", "--cases=150")
+        done = cli("verify", f"--target={self.server.target}", "--cases=150",
+                   f"--seed={harness.SEED}")
         summary = done.stdout.splitlines()[-1]
         print(summary)
         self.assertIn("150 of 150 cases within twice the error", summary)
@@ -104,16 +114,26 @@ class CliTest(unittest.TestCase):
                    "--compare_unary", "--echo", "--duration=600ms", "--json")
         result = json.loads(done.stdout)
         self.assertEqual(result["transport"], "unix")
+        self.assertEqual((result["failed"], result["wrong_replies"]), (0, 0))
         self.assertGreater(result["unary"]["ok"], 0)
         self.assertGreater(result["echoes"], 0)
-        self.assertGreater(result["stream_to_unary_p50_ratio"], 0)
-        self.assertGreater(result["latency_to_echo_and_kernel_p50_ratio"], 0)
+        self.assert_ratio(result, "stream_to_unary_p50_ratio", result["latency_us"],
+                          result["unary"]["latency_us"])
+        self.assert_ratio(result, "latency_to_echo_and_kernel_p50_ratio", result["latency_us"],
+                          result["echo_us"], result["server_phase_us"]["kernel"])
 
     def test_bench_compares_resident_with_inline(self):
         result = self.run_json("bench", "--shape=1x8x200x64", "--mode=decode", "--sequences=16",
                                "--compare_inline", "--duration=2s")
-        self.assertGreater(result["inline"]["request_bytes"], 50 * result["request_bytes"])
+        row = 8 * 64 * 2  # bytes
+        # Q, K and V of 16 new rows, against Q of 16 and K and V of 16 times 200 rows.
+        self.assertAlmostEqual(result["request_bytes"], 16 * 3 * row, delta=2000)
+        self.assertAlmostEqual(result["inline"]["request_bytes"], 16 * 401 * row, delta=2000)
         self.assertGreater(result["inline"]["ok"], 0)
+        self.assertAlmostEqual(result["inline_to_decode_request_bytes_ratio"],
+                               result["inline"]["request_bytes"] / result["request_bytes"], delta=0.1)
+        # Sending 130 times the bytes takes longer, however busy the machine is.
+        self.assertGreater(result["inline_to_decode_p50_ratio"], 1)
 
     def test_sequences_lists_and_deletes(self):
         name = "--client_name=lister"
@@ -134,13 +154,14 @@ class CliTest(unittest.TestCase):
         self.assertNotEqual(done.returncode, 0)
 
     def test_bench_compares_with_the_bare_echo(self):
-        done = cli("bench", f"--target={self.server.target}", "--shape=1x8x512x64",
-                   "--duration=2s", "--echo")
-        ratio = [line for line in done.stdout.splitlines()
-                 if line.startswith("latency_to_echo_and_kernel_p50_ratio")]
-        print(*ratio)
-        self.assertEqual(len(ratio), 1)
-        self.assertGreater(float(ratio[0].rsplit("=", 1)[1]), 0)
+        result = self.run_json("bench", "--shape=1x8x512x64", "--duration=2s", "--echo")
+        self.assertEqual((result["failed"], result["wrong_replies"]), (0, 0))
+        self.assert_ratio(result, "latency_to_echo_and_kernel_p50_ratio", result["latency_us"],
+                          result["echo_us"], result["server_phase_us"]["kernel"])
+        self.assert_ratio(result, "outside_kernel_to_echo_p50_ratio", result["outside_kernel_us"],
+                          result["echo_us"])
+        # They take turns, so there are about as many in the same time.
+        self.assertGreater(result["echoes"], result["ok"] / 4)
 
     def test_a_server_that_is_not_there(self):
         done = cli("bench", "--target=127.0.0.1:1", "--timeout=500ms", check=False)

@@ -1,4 +1,7 @@
-"""A device is lost under load: requests fail, health turns to NOT_SERVING, the process exits."""
+"""A device is lost under load: requests fail, health turns to NOT_SERVING, the process exits.
+
+Of two devices, the other one still completes what it has in flight.
+"""
 
 import signal
 import threading
@@ -7,9 +10,11 @@ import unittest
 
 import grpc
 import numpy as np
+from flashcore.v1 import attention_pb2 as pb
 
 import harness
 
+HEADS, DIM = 2, 64
 OK, INTERNAL, UNAVAILABLE = (grpc.StatusCode.OK, grpc.StatusCode.INTERNAL,
                              grpc.StatusCode.UNAVAILABLE)
 
@@ -41,6 +46,67 @@ class DeviceLostTest(unittest.TestCase):
             self.assertEqual(set(codes), {OK, INTERNAL, UNAVAILABLE})
             lost = server.wait_for_record("the device is lost")
             self.assertIn("cuda:0", lost["device"])
+
+    @unittest.skipUnless(harness.ON_FAKE_GPU, "a real GPU cannot be held")
+    def test_the_other_device_completes_what_it_has_in_flight(self):
+        rng = np.random.default_rng(2)
+        q, k, v = (harness.random_tensor(rng, rows, HEADS, DIM) for rows in (3, 203, 203))
+        with harness.Server("--device=cuda:0,cuda:1", env={"FLASHCORE_LOSE_GPU": "1"},
+                            program=harness.LOSING_SERVER) as server, server.channel() as channel:
+            stub = harness.stub(channel)
+            health = harness.watch_health(channel)
+            self.assertEqual(next(health), "SERVING")
+            on_0, on_1 = (self.create(stub, device) for device in ("cuda:0", "cuda:1"))
+            for sequence in (on_0, on_1):
+                self.append(stub, sequence, q, k[:200], v[:200]).result()
+            server.process.send_signal(signal.SIGUSR2)
+            server.wait_for_record("cuda:0 is held")
+            survivor = self.append(stub, on_0, q, k[200:], v[200:])
+            while server.metric("flashcore_inflight_requests") < 1:
+                time.sleep(0.01)
+
+            server.process.send_signal(signal.SIGUSR1)
+            code = OK
+            while code == OK:
+                code = self.append(stub, on_1, q, k[:1], v[:1]).code()
+            self.assertEqual(code, INTERNAL)
+            self.assertEqual(self.append(stub, on_1, q, k[:1], v[:1]).code(), UNAVAILABLE)
+            self.assertEqual(next(health), "NOT_SERVING")
+            self.check_probes_and_metrics(server)
+
+            self.assertFalse(survivor.done())
+            server.process.send_signal(signal.SIGUSR2)
+            np.testing.assert_allclose(
+                np.frombuffer(survivor.result().output, np.float16).reshape(q.shape),
+                harness.reference(q, k, v)[0], atol=2e-3)
+            self.assertEqual(server.process.wait(60), 1)
+            lost = [record for record in server.records() if record["msg"] == "the device is lost"]
+            self.assertEqual([record["device"] for record in lost], ["cuda:1"])
+
+    def check_probes_and_metrics(self, server):
+        """Those of a server that drains, with a sequence on each device."""
+        while server.probe("/readyz") == 200:  # follows health
+            time.sleep(0.01)
+        self.assertEqual((server.probe("/readyz"), server.probe("/healthz")), (503, 200))
+        self.assertEqual(server.metric("flashcore_serving"), 0)
+        for device in ("cuda:0", "cuda:1"):
+            self.assertEqual(server.metric(f'flashcore_sequences{{device="{device}"}}'), 1)
+        for reason in ("internal", "unavailable"):
+            self.assertGreaterEqual(
+                server.metric(f'flashcore_rejected_requests_total{{reason="{reason}"}}'), 1)
+
+    @staticmethod
+    def create(stub, device_id):
+        return stub.CreateSequence(pb.CreateSequenceRequest(
+            num_layers=1, num_kv_heads=HEADS, head_dim=DIM, dtype=pb.DTYPE_FLOAT16,
+            device_id=device_id)).sequence.sequence_id
+
+    @staticmethod
+    def append(stub, sequence, q, k, v):
+        """Appends K/V to the sequence, and attends to all of it."""
+        request = harness.request(q, k, v)
+        request.spans[0].sequence_id = sequence
+        return stub.Attend.future(request, timeout=60)
 
 
 if __name__ == "__main__":

@@ -1,51 +1,109 @@
 """Signals: a drain loses no request, a second signal ends the server at once."""
 
+import collections
 import signal
 import subprocess
-import time
+import threading
 import unittest
 
 import grpc
-import numpy as np
 
 import harness
+from harness import wait_until
+
+OK, UNAVAILABLE = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE
+# The drain waits longer than any test: a server that ends before has not waited for it.
+PATIENT = ("--drain_timeout_s=600",)
+
+
+def slow_request(request_id=""):
+    """Takes one thread of a CPU some ten milliseconds."""
+    rng = harness.numpy_rng()
+    return harness.request(*(harness.random_tensor(rng, 1024, 2, 64) for _ in range(3)), request_id)
+
+
+def very_slow_request():
+    """Takes one thread of a CPU about a second."""
+    rng = harness.numpy_rng()
+    return harness.request(*(harness.random_tensor(rng, 4096, 8, 128) for _ in range(3)))
+
+
+def received(server, rpc):
+    """How many requests the server has received: answered, and in flight."""
+    answered = server.metric(f'flashcore_request_duration_seconds_count{{rpc="{rpc}"}}')
+    return answered + server.metric("flashcore_inflight_requests")
 
 
 class DrainTest(unittest.TestCase):
-    def test_sigterm_under_load_ends_every_request_with_a_status(self):
-        rng = np.random.default_rng(1)
+    def test_every_request_received_before_the_signal_is_answered(self):
         for sig in (signal.SIGTERM, signal.SIGINT):
-            with harness.Server() as server, server.channel() as channel:
+            with self.subTest(sig), harness.Server(*PATIENT, *harness.SLOW) as server, \
+                    server.channel() as channel:
                 stub = harness.stub(channel)
-                mission = harness.mission_request(rng)
-                stub.Attend(mission)
-                # About a second of work is queued when the signal comes; more requests follow it.
-                futures = [stub.Attend.future(mission, timeout=60) for _ in range(120)]
-                next(f for f in futures if f.code() == grpc.StatusCode.OK)
+                before = [stub.Attend.future(slow_request()) for _ in range(60)]
+                before.append(stub.Attend.future(very_slow_request()))  # alone at the end
+                wait_until(lambda: received(server, "Attend") >= len(before), "requests are missing")
                 server.process.send_signal(sig)
                 server.wait_for_record("draining")
-                futures += [stub.Attend.future(mission, timeout=60) for _ in range(10)]
-                codes = [future.code() for future in futures]
-                self.assertEqual(server.process.wait(60), 0)
-                self.assertEqual(len(codes), 130)
-                self.assertLessEqual(set(codes),
-                                     {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE})
-                self.assertGreater(codes.count(grpc.StatusCode.OK), 1)
-                self.assertGreater(codes.count(grpc.StatusCode.UNAVAILABLE), 0)
+                self.assertTrue([f for f in before if not f.done()], "there was nothing to wait for")
+                wait_until(lambda: stub.Attend.future(harness.small_request()).code() == UNAVAILABLE,
+                           "it takes new requests")
+                after = [stub.Attend.future(slow_request()) for _ in range(10)]
+                self.assertEqual(collections.Counter(f.code() for f in before), {OK: len(before)})
+                self.assertEqual(collections.Counter(f.code() for f in after), {UNAVAILABLE: 10})
+                self.assertEqual(server.process.wait(harness.PATIENCE), 0)
                 self.assertEqual(server.records()[-1]["msg"], "drained")
 
+    def test_every_request_of_a_stream_received_before_the_signal_is_answered(self):
+        ids = {str(i) for i in range(30)}
+        with harness.Server(*PATIENT, *harness.SLOW) as server, server.channel() as channel:
+            def requests():
+                yield from (slow_request(i) for i in ids)
+                server.process.wait()  # the server ends the stream
+
+            replies = harness.stub(channel).AttendStream(requests())
+            wait_until(lambda: received(server, "AttendStream") >= len(ids), "requests are missing")
+            server.process.send_signal(signal.SIGTERM)
+            answered = []
+            with self.assertRaises(grpc.RpcError) as caught:
+                answered += ((reply.request_id, reply.status.code) for reply in replies)
+            self.assertEqual(caught.exception.code(), UNAVAILABLE)
+            self.assertEqual(sorted(answered), sorted((i, 0) for i in ids))
+            self.assertEqual(server.process.wait(harness.PATIENCE), 0)
+
+    def test_clients_that_send_all_through_a_drain_get_an_answer_to_every_request(self):
+        sent, codes = collections.Counter(), collections.defaultdict(list)
+
+        def client(number):
+            request = slow_request()
+            with server.channel() as channel:
+                while not codes[number] or codes[number][-1] == OK:
+                    sent[number] += 1
+                    call = harness.stub(channel).Attend.future(request, timeout=harness.PATIENCE)
+                    codes[number].append(call.code())
+
+        with harness.Server(*PATIENT, *harness.SLOW) as server:
+            clients = [threading.Thread(target=client, args=(number,)) for number in range(8)]
+            for thread in clients:
+                thread.start()
+            wait_until(lambda: len(codes) == 8 and all(len(of_one) > 1 for of_one in codes.values()),
+                       "clients without an answer")
+            server.process.send_signal(signal.SIGTERM)
+            for thread in clients:
+                thread.join()
+            self.assertEqual(server.process.wait(harness.PATIENCE), 0)
+        for number, of_one in codes.items():
+            self.assertEqual(collections.Counter(of_one), {OK: sent[number] - 1, UNAVAILABLE: 1})
+
     def test_clients_that_do_not_stop_do_not_hold_it(self):
-        with harness.Server() as server:
+        with harness.Server(*PATIENT) as server:
             load = subprocess.Popen(
                 [harness.CLI, "bench", f"--target={server.target}", "--concurrency=8",
-                 "--shape=1x1x16x32", "--duration=60s"],
+                 "--shape=1x1x16x32", "--duration=1h", "--allow_errors"],
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             try:
-                while server.metric("flashcore_inflight_requests") == 0:
-                    time.sleep(0.01)
-                start = time.monotonic()
+                wait_until(lambda: received(server, "Attend") > 100, "no load")
                 self.assertEqual(server.stop(), 0)
-                self.assertLess(time.monotonic() - start, 10)
             finally:
                 load.kill()
                 load.wait()
@@ -56,8 +114,7 @@ class DrainTest(unittest.TestCase):
 
             def requests():
                 yield next(waiting)
-                while server.process.poll() is None:
-                    time.sleep(0.01)
+                server.process.wait()  # the server ends the stream
 
             replies = harness.stub(channel).AttendStream(requests())
             self.assertEqual(next(replies).request_id, "a")
@@ -67,52 +124,41 @@ class DrainTest(unittest.TestCase):
             self.assertEqual(caught.exception.code(), grpc.StatusCode.UNAVAILABLE)
 
     def test_an_idle_server_stops_at_once(self):
-        with harness.Server() as server:
-            start = time.monotonic()
+        with harness.Server(*PATIENT) as server:
             self.assertEqual(server.stop(), 0)
-            self.assertLess(time.monotonic() - start, 2)
 
     def test_readyz_says_not_ready_while_it_drains(self):
-        rng = np.random.default_rng(4)
-        with harness.Server(*harness.SLOW) as server, server.channel() as channel:
+        with harness.Server(*PATIENT, *harness.SLOW) as server, server.channel() as channel:
             self.assertEqual((server.probe("/healthz"), server.probe("/readyz")), (200, 200))
-            big = harness.request(*(harness.random_tensor(rng, 4096, 8, 128) for _ in range(3)))
-            futures = [harness.stub(channel).Attend.future(big) for _ in range(2)]
-            while server.metric("flashcore_inflight_requests") < 2:
-                time.sleep(0.01)
+            futures = [harness.stub(channel).Attend.future(very_slow_request()) for _ in range(2)]
+            wait_until(lambda: server.metric("flashcore_inflight_requests") == 2, "no requests")
             server.process.send_signal(signal.SIGTERM)
-            while server.probe("/readyz") == 200:
-                time.sleep(0.01)
-            self.assertEqual((server.probe("/healthz"), server.probe("/readyz")), (200, 503))
+            wait_until(lambda: server.probe("/readyz") == 503, "it is ready")
+            self.assertEqual(server.probe("/healthz"), 200)
             self.assertEqual(server.metric("flashcore_serving"), 0)
-            self.assertEqual({future.code() for future in futures}, {grpc.StatusCode.OK})
+            self.assertEqual({future.code() for future in futures}, {OK})
 
     def test_a_second_signal_exits_at_once(self):
-        rng = np.random.default_rng(2)
-        with harness.Server(*harness.SLOW) as server, server.channel() as channel:
-            # Seconds of work on one thread.
-            big = harness.request(*(harness.random_tensor(rng, 4096, 8, 128) for _ in range(3)))
-            futures = [harness.stub(channel).Attend.future(big) for _ in range(6)]
-            while server.metric('flashcore_inflight_requests') < 3:
-                time.sleep(0.01)
+        with harness.Server(*PATIENT, *harness.SLOW) as server, server.channel() as channel:
+            futures = [harness.stub(channel).Attend.future(very_slow_request()) for _ in range(6)]
+            wait_until(lambda: server.metric("flashcore_inflight_requests") >= 3, "no requests")
             server.process.send_signal(signal.SIGTERM)
             server.wait_for_record("draining")
-            start = time.monotonic()
+            # A server that waits for the drain after all exits with 0.
             self.assertEqual(server.stop(signal.SIGTERM), 128 + signal.SIGTERM)
-            self.assertLess(time.monotonic() - start, 1)
-            self.assertEqual(len([f.code() for f in futures]), 6)
+            codes = [future.code() for future in futures]
+            self.assertIn(UNAVAILABLE, codes)
+            self.assertLessEqual(set(codes), {OK, UNAVAILABLE})
 
     def test_a_drain_that_times_out_exits_1(self):
-        rng = np.random.default_rng(3)
         with harness.Server("--drain_timeout_s=0.2", *harness.SLOW) as server, \
                 server.channel() as channel:
-            big = harness.request(*(harness.random_tensor(rng, 4096, 8, 128) for _ in range(3)))
-            futures = [harness.stub(channel).Attend.future(big) for _ in range(6)]
-            while server.metric('flashcore_inflight_requests') < 3:
-                time.sleep(0.01)
+            futures = [harness.stub(channel).Attend.future(very_slow_request()) for _ in range(6)]
+            wait_until(lambda: server.metric("flashcore_inflight_requests") >= 3, "no requests")
             self.assertEqual(server.stop(), 1)
             self.assertIn("drain timed out", server.records()[-1]["msg"])
-            self.assertEqual(len([f.code() for f in futures]), 6)
+            codes = [future.code() for future in futures]
+            self.assertNotEqual(set(codes), {OK})
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ class FleetTest(unittest.TestCase):
         cls.channel = cls.server.channel()
         cls.addClassCleanup(cls.channel.close)
         cls.stub = harness.stub(cls.channel)
-        cls.rng = np.random.default_rng(5)
+        cls.rng = harness.numpy_rng()
 
     def tearDown(self):
         for info in self.stub.ListSequences(pb.ListSequencesRequest(page_size=1000)).sequences:

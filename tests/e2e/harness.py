@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
@@ -37,6 +38,11 @@ LOSING_SERVER = SERVER if ON_FAKE_GPU else f"{SERVER}-losing-gpu"
 MIB = 1 << 20
 LABEL = re.compile(r'\w+="[^"]*"')
 NO_DEVICE = 77  # the exit status that ctest takes for skipped
+PATIENCE = 60  # seconds that a condition may take to come true; far more than it needs
+
+# Of every random choice here. Fresh in each run, unless it is set; processes started here inherit it.
+SEED = int(os.environ.setdefault("FLASHCORE_TEST_SEED", str(random.randrange(1, 1 << 31))))
+print(f"FLASHCORE_TEST_SEED={SEED}", flush=True)
 
 # Flags that keep requests in flight for a while. On a CPU, one thread computes large requests slowly. A
 # GPU is too fast for that, so its requests wait a second in the queue.
@@ -97,8 +103,8 @@ class Server:
         """The log so far, one dict per record. Fails on a line that is not JSON."""
         return [json.loads(line) for line in self.log_path.read_text().splitlines()]
 
-    def wait_for_record(self, message, seconds=30):
-        end = time.monotonic() + seconds
+    def wait_for_record(self, message):
+        end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             text = self.log_path.read_text()
             for line in text[:text.rfind("\n") + 1].splitlines():
@@ -159,6 +165,33 @@ def parse_series(series):
     """The name and the set of labels of a series in Prometheus's text format."""
     name, _, labels = series.partition("{")
     return name, set(LABEL.findall(labels))
+
+
+def wait_until(condition, what):
+    """Waits until condition() is true; fails with `what`, or what() if it can be called, if it does not
+    become so. Returns the value."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {PATIENCE} s: {what() if callable(what) else what}")
+        time.sleep(0.01)
+
+
+def published(pattern):
+    """The numbers that the regular expression's groups find in server/README.md."""
+    readme = pathlib.Path(__file__).parents[2] / "server" / "README.md"
+    text = " ".join(readme.read_text().split())
+    found = re.findall(pattern, text)
+    if len(found) != 1:
+        raise AssertionError(f"server/README.md has {len(found)} places like {pattern!r}, not 1")
+    return [float(number) for number in (found[0] if isinstance(found[0], tuple) else found)]
+
+
+def numpy_rng():
+    return np.random.default_rng(SEED)
 
 
 def free_port():

@@ -1,46 +1,43 @@
 """Garbage on the port, vanishing clients, floods: the server keeps serving and leaks nothing."""
 
+import contextlib
 import os
 import random
 import signal
 import socket
 import subprocess
-import time
 import unittest
 
 import numpy as np
+from flashcore.v1 import attention_pb2 as pb
 
 import harness
+from harness import wait_until
+from raw_http2 import MAX_REQUEST, PREFACE, UnaryCall, frame
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
-
-
-def frame(kind, flags, stream, payload):
-    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+SETTINGS = frame(4, 0, 0, b"")
+ATTEND = "/flashcore.v1.AttentionService/Attend"
 
 
 class HostileTest(unittest.TestCase):
     def assert_serves(self, server):
         with server.channel() as channel:
-            harness.stub(channel).Attend(harness.small_request(), timeout=30)
+            harness.stub(channel).Attend(harness.small_request(), timeout=harness.PATIENCE)
 
     def assert_all_returned(self, server):
         """Waits until requests, memory and connections of clients that are gone are released."""
-        end = time.monotonic() + 30
-        while time.monotonic() < end:
-            left = (server.metric("flashcore_inflight_requests"),
-                    server.metric("flashcore_queue_depth"),
-                    server.metric('flashcore_staging_bytes{state="used"}'))
-            if left == (0, 0, 0):
-                return
-            time.sleep(0.05)
-        self.fail(f"inflight, queued, staging bytes: {left}")
+        series = ("flashcore_inflight_requests", "flashcore_queue_depth",
+                  'flashcore_staging_bytes{state="used"}')
+        left = {}
+
+        def nothing_left():
+            left.update((name, server.metric(name)) for name in series)
+            return not any(left.values())
+
+        wait_until(nothing_left, lambda: f"all is released: {left}")
 
     def test_garbage_on_the_port(self):
-        seed = int(os.environ.get("FLASHCORE_TEST_SEED", random.randrange(1 << 30)))
-        print("FLASHCORE_TEST_SEED", seed)
-        rng = random.Random(seed)
+        rng = random.Random(harness.SEED)
         garbage = [
             b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
             b"\0" * 100_000, PREFACE[:10], PREFACE, PREFACE + SETTINGS,
@@ -65,21 +62,19 @@ class HostileTest(unittest.TestCase):
             for i in range(10):
                 client = subprocess.Popen(
                     [harness.CLI, "bench", f"--target={server.target}", "--shape=1x8x512x64",
-                     "--concurrency=8", "--duration=30s", *(["--stream"] if i % 2 else [])],
+                     "--concurrency=8", "--duration=1h", *(["--stream"] if i % 2 else [])],
                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-                time.sleep(0.3)
+                wait_until(lambda: server.metric("flashcore_inflight_requests") >= 4, "no load")
                 client.send_signal(signal.SIGKILL)
                 client.wait()
             self.assert_all_returned(server)
             self.assert_serves(server)
-            end = time.monotonic() + 20
-            while len(os.listdir(f"/proc/{server.process.pid}/fd")) > fds + 1:
-                self.assertLess(time.monotonic(), end, "connections of dead clients stay open")
-                time.sleep(0.05)
+            wait_until(lambda: len(os.listdir(f"/proc/{server.process.pid}/fd")) <= fds + 1,
+                       "connections of dead clients are closed")
             self.assertEqual(server.stop(), 0)
 
     def test_a_full_queue_refuses_and_recovers(self):
-        rng = np.random.default_rng(4)
+        rng = harness.numpy_rng()
         with harness.Server("--max_queue_requests=4", *harness.SLOW) as server, \
                 server.channel() as channel:
             mission = harness.mission_request(rng)
@@ -95,7 +90,7 @@ class HostileTest(unittest.TestCase):
             self.assert_serves(server)
 
     def test_full_staging_memory_refuses_and_recovers(self):
-        rng = np.random.default_rng(5)
+        rng = harness.numpy_rng()
         with harness.Server("--staging_memory_bytes=5000000", "--staging_wait_ms=0",
                             *harness.SLOW) as server, \
                 server.channel() as channel:
@@ -106,16 +101,64 @@ class HostileTest(unittest.TestCase):
             self.assert_all_returned(server)
             self.assert_serves(server)
 
+    def request_of_one_window(self):
+        """A request that a client can send before it reads anything, and its float64 result."""
+        rng = harness.numpy_rng()
+        q, k, v = (harness.random_tensor(rng, 150, 1, 64) for _ in range(3))
+        message = harness.request(q, k, v).SerializeToString()
+        self.assertGreater(len(message), MAX_REQUEST * 0.8)
+        return message, harness.reference(q, k, v)[0]
+
+    def test_clients_that_never_read_their_reply(self):
+        message, want = self.request_of_one_window()
+        clients = 40
+        with harness.Server() as server, contextlib.ExitStack() as calls:
+            self.assert_serves(server)
+            idle = server.metric('flashcore_staging_bytes{state="used"}')
+            for _ in range(clients):
+                calls.enter_context(UnaryCall(server.port, ATTEND, message))
+            computed = 'flashcore_request_phase_seconds_count{phase="kernel"}'
+            wait_until(lambda: server.metric(computed) >= clients + 1, "all requests are computed")
+            # The replies keep their memory, and nothing else: others are served.
+            self.assertEqual(server.metric("flashcore_inflight_requests"), clients)
+            self.assertGreaterEqual(server.metric('flashcore_staging_bytes{state="used"}'),
+                                    idle + clients * want.size * 2)
+            for _ in range(5):
+                self.assert_serves(server)
+            calls.close()  # as if the clients were killed
+            self.assert_all_returned(server)
+            self.assert_serves(server)
+            self.assertEqual(server.stop(), 0)
+
+    def test_a_server_with_unread_replies_drains_in_time(self):
+        message, _ = self.request_of_one_window()
+        with harness.Server("--drain_timeout_s=0.5") as server, \
+                UnaryCall(server.port, ATTEND, message):
+            wait_until(lambda: server.metric("flashcore_inflight_requests") == 1, "no request")
+            self.assertEqual(server.stop(), 1)
+            self.assertIn("drain timed out", server.records()[-1]["msg"])
+
+    def test_a_client_that_reads_slowly_gets_its_reply(self):
+        message, want = self.request_of_one_window()
+        with harness.Server() as server, UnaryCall(server.port, ATTEND, message) as call:
+            reply = pb.AttendResponse.FromString(call.read_message(step=500))
+            got = np.frombuffer(reply.output, np.float16).reshape(want.shape)
+            np.testing.assert_allclose(got, want, atol=2e-3)
+            self.assert_all_returned(server)
+
     def test_a_slow_reader_does_not_block_others(self):
-        rng = np.random.default_rng(6)
+        rng = harness.numpy_rng()
         with harness.Server() as server, server.channel() as slow:
             # Nobody reads the answers of this stream: flow control must stop it, and no other.
             mission = [harness.mission_request(rng, str(i)) for i in range(8)] * 40
             replies = harness.stub(slow).AttendStream(iter(mission))
-            time.sleep(2)
-            self.assert_serves(server)
-            # The limit of a stream is 64; the request above may still be ending.
-            self.assertLessEqual(server.metric("flashcore_inflight_requests"), 65)
+            # The limit of a stream is 64.
+            wait_until(lambda: server.metric("flashcore_inflight_requests") >= 64,
+                       "the stream reaches its limit")
+            for _ in range(20):
+                self.assert_serves(server)
+                # That request may still be ending.
+                self.assertLessEqual(server.metric("flashcore_inflight_requests"), 65)
             replies.cancel()
             self.assert_all_returned(server)
 

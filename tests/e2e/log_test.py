@@ -6,7 +6,6 @@ import os
 import subprocess
 import tempfile
 import threading
-import time
 import unittest
 
 import harness
@@ -47,10 +46,8 @@ class PipedServer(harness.Server):
     def flood(self):
         """Sends requests until records are dropped."""
         self.attend(1)
-        end = time.monotonic() + 60
-        while self.metric(DROPPED) == 0:
-            assert time.monotonic() < end, "no record is dropped"
-            self.attend(10)
+        harness.wait_until(lambda: self.attend(10) or self.metric(DROPPED) > 0,
+                           "a record is dropped")
 
     def read_records(self):
         """Each record from now on."""
@@ -76,9 +73,7 @@ class LogTest(unittest.TestCase):
     def test_a_stalled_reader_stops_neither_requests_nor_the_end(self):
         with PipedServer(full=True, env=FLOOD) as server:
             server.flood()
-            start = time.monotonic()
-            self.assertEqual(server.stop(seconds=30), 0)
-            self.assertLess(time.monotonic() - start, 5)
+            self.assertEqual(server.stop(), 0)
 
     def test_a_reader_that_goes_on_learns_what_it_missed(self):
         with PipedServer(full=True, env=FLOOD) as server:
@@ -90,14 +85,14 @@ class LogTest(unittest.TestCase):
             self.assertEqual(report["level"], "warning")
             rest = threading.Thread(target=lambda: list(records))
             rest.start()
-            self.assertEqual(server.stop(seconds=30), 0)
+            self.assertEqual(server.stop(), 0)
             rest.join()
 
     def test_a_closed_pipe_ends_nothing(self):
         with PipedServer(full=False) as server:
             server.attend(3)
             self.assertGreater(server.metric(DROPPED), 0)
-            self.assertEqual(server.stop(seconds=30), 0)
+            self.assertEqual(server.stop(), 0)
 
 
 if __name__ == "__main__":

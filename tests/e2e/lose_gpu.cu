@@ -7,6 +7,10 @@ __global__ void Trap() { __trap(); }
 
 }  // namespace
 
-void LoseDevice() { Trap<<<1, 1>>>(); }
+void LoseDevice(int ordinal) {
+  if (cudaSetDevice(ordinal) == cudaSuccess) Trap<<<1, 1>>>();
+}
+
+void HoldDevice() {}
 
 }  // namespace flashcore::server::testing

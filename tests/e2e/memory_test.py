@@ -11,11 +11,15 @@ import harness
 from harness import MIB
 
 MESSAGE_LIMIT = 64 * MIB    # --max_message_bytes
-TRANSPORT_LIMIT = 256 * MIB  # --transport_memory_bytes
 
-# Memory per byte of a message: gRPC's slices have headers and unused ends, and the first large message
-# warms up threads and heap. Measured: 1.00 to 1.02.
-OVERHEAD = 1.125
+# The figures that server/README.md publishes, and how much more memory these tests allow.
+MARGIN = 1.25  # of an idle server: libraries, threads and heap differ between machines
+IDLE, CONNECTED = harness.published(
+    r"\*\*Idle server\.\*\* (\d+) MiB; (\d+) MiB with 1,000 idle connections")
+MESSAGE_MARGIN = 1.1  # of messages: the first large one also warms up threads and heap
+# Memory per byte of a message: gRPC's slices have headers and unused ends.
+OVERHEAD = harness.published(r"\(measured: 1\.00 to ([\d.]+) times\)")[0] * MESSAGE_MARGIN
+OVER_THE_LIMIT, = harness.published(r"\(measured: ([\d.]+) MiB for a message of 768 MiB\)")
 
 
 class MemoryTest(unittest.TestCase):
@@ -23,7 +27,7 @@ class MemoryTest(unittest.TestCase):
         with harness.Server() as server:
             rss = server.status_bytes("VmRSS")
             print(f"idle server: {rss / MIB:.1f} MiB resident")
-            self.assertLessEqual(rss, 64 * 1000 * 1000)
+            self.assertLessEqual(rss, IDLE * MARGIN * MIB)
 
     def test_a_thousand_idle_connections(self):
         with harness.Server() as server:
@@ -34,7 +38,7 @@ class MemoryTest(unittest.TestCase):
             self.assertTrue(all(call.code() == grpc.StatusCode.OK for call in calls))
             rss = server.status_bytes("VmRSS")
             print(f"with 1,000 idle connections: {rss / MIB:.1f} MiB resident")
-            self.assertLessEqual(rss, 256 * 1000 * 1000)
+            self.assertLessEqual(rss, CONNECTED * MARGIN * MIB)
             for channel in channels:
                 channel.close()
 
@@ -64,7 +68,7 @@ class MemoryTest(unittest.TestCase):
         for size in (MESSAGE_LIMIT + 1, 12 * MESSAGE_LIMIT):
             with self.subTest(size=size):
                 self.send_and_measure(f"{size // MIB} MiB, over the limit of 64", bytes(size),
-                                      TRANSPORT_LIMIT * OVERHEAD, repeats=1)
+                                      OVER_THE_LIMIT * MESSAGE_MARGIN * MIB, repeats=1)
 
     def test_the_memory_of_large_messages_is_given_back(self):
         with harness.Server() as server, server.channel() as channel:
@@ -74,10 +78,8 @@ class MemoryTest(unittest.TestCase):
                 with self.assertRaises(grpc.RpcError):
                     channel.unary_unary("/flashcore.v1.AttentionService/Attend")(
                         bytes(2 * MESSAGE_LIMIT))
-            end = time.monotonic() + 20
-            while server.status_bytes("VmRSS") - before > 32 * MIB:
-                self.assertLess(time.monotonic(), end)
-                time.sleep(0.2)
+            harness.wait_until(lambda: server.status_bytes("VmRSS") - before <= 32 * MIB,
+                               "the memory is given back")
 
     def test_a_context_of_one_gib_loads_through_bounded_memory(self):
         chunk, rows = 16 * MIB, 4096  # per message: K and V of 8 heads of 128
@@ -116,7 +118,8 @@ class MemoryTest(unittest.TestCase):
                 self.assertIn(caught.exception.code(), (
                     grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED))
             grown = server.status_bytes("VmHWM") - before
-            print(f"{name}: grown by {grown / MIB:.1f} MiB at most")
+            print(f"{name}: grown by {grown / MIB:.1f} MiB at most, "
+                  f"{grown / len(message):.2f} times its size")
             self.assertLessEqual(grown, limit)
             harness.stub(channel).Attend(harness.small_request())
 

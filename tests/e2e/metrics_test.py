@@ -112,7 +112,7 @@ class FlagTest(unittest.TestCase):
                 "--drain_timeout_s=nan": "--drain_timeout_s: nan is not in",
                 "stray": "unexpected argument 'stray'"}.items():
             done = subprocess.run([harness.SERVER, flag], capture_output=True, text=True,
-                                  timeout=30)
+                                  timeout=harness.PATIENCE)
             self.assertEqual(done.returncode, 2, flag)
             self.assertIn(message, done.stderr)
 
@@ -125,7 +125,7 @@ class FlagTest(unittest.TestCase):
 
     def test_a_gpu_that_is_not_there_stops_the_start_and_is_named(self):
         done = subprocess.run([harness.SERVER, "--device=cuda:1000", "--log_format=json"],
-                              capture_output=True, text=True, timeout=30)
+                              capture_output=True, text=True, timeout=harness.PATIENCE)
         self.assertEqual(done.returncode, 1)
         record = json.loads(done.stderr.splitlines()[-1])
         self.assertEqual(record["msg"], "cannot use the device")

@@ -49,10 +49,10 @@ class Prometheus:
             stdout=self._log, stderr=self._log)
 
     def __enter__(self):
-        end = time.monotonic() + 30
+        end = time.monotonic() + harness.PATIENCE
         while time.monotonic() < end and self.process.poll() is None:
             with contextlib.suppress(urllib.error.URLError, ConnectionError):
-                urllib.request.urlopen(f"{self.url}/-/ready", timeout=5).close()
+                urllib.request.urlopen(f"{self.url}/-/ready", timeout=harness.PATIENCE).close()
                 return self
             time.sleep(0.1)
         self._log.seek(0)

@@ -1,7 +1,6 @@
 """Resident sequences over the wire: only queries and new rows travel, with the same results."""
 
 import threading
-import time
 import unittest
 
 import grpc
@@ -9,6 +8,7 @@ import numpy as np
 from flashcore.v1 import attention_pb2 as pb
 
 import harness
+from harness import wait_until
 
 Code = grpc.StatusCode
 HEADS, KV_HEADS, DIM = 4, 2, 64
@@ -25,7 +25,7 @@ class SequencesTest(unittest.TestCase):
         cls.channel = cls.server.channel()
         cls.addClassCleanup(cls.channel.close)
         cls.stub = harness.stub(cls.channel)
-        cls.rng = np.random.default_rng(11)
+        cls.rng = harness.numpy_rng()
 
     def tearDown(self):
         for info in self.stub.ListSequences(pb.ListSequencesRequest(page_size=1000)).sequences:
@@ -300,9 +300,12 @@ class SequencesTest(unittest.TestCase):
         # Pages that are read often are promoted. Their bits do not change.
         q = self.tensor(1, HEADS)
         before = self.stub.Attend(self.attend_request([plain], [q])).output
-        end = time.monotonic() + 20
-        while self.get(plain).pinned_bytes == 0 and time.monotonic() < end:
+
+        def promoted():
             self.assertEqual(self.stub.Attend(self.attend_request([plain], [q])).output, before)
+            return self.get(plain).pinned_bytes > 0
+
+        wait_until(promoted, "pages are promoted")
         self.assertEqual(self.get(plain).pinned_bytes, PAGE_BYTES)
         self.assertEqual(self.stub.Attend(self.attend_request([plain], [q])).output, before)
         self.assertGreater(self.server.metric('flashcore_kv_moved_bytes_total{to="hot"}'), 0)
@@ -336,11 +339,9 @@ class SequencesTest(unittest.TestCase):
                 yield pb.LoadSequenceRequest(
                     sequence_id=sequence if i == 0 else b"", layout=pb.LAYOUT_NHD, rows=1000,
                     key=chunk[0].tobytes(), value=chunk[1].tobytes())
-            stalled.wait(30)
+            stalled.wait()
         call = self.stub.LoadSequence.future(messages())
-        end = time.monotonic() + 20
-        while list(self.get(sequence).layer_lengths) != [3000] and time.monotonic() < end:
-            time.sleep(0.01)
+        wait_until(lambda: list(self.get(sequence).layer_lengths) == [3000], "the rows are loaded")
         call.cancel()
         stalled.set()
         self.assertEqual(list(self.get(sequence).layer_lengths), [3000])
@@ -388,9 +389,7 @@ class LimitsTest(unittest.TestCase):
                 stub = harness.stub(channel)
                 sequence = self.create(stub).sequence_id
                 self.load(stub, sequence, 64)
-                end = time.monotonic() + 20
-                while server.metric("flashcore_sequences") > 0 and time.monotonic() < end:
-                    time.sleep(0.1)
+                wait_until(lambda: server.metric("flashcore_sequences") == 0, "it expires")
                 self.assert_code(Code.NOT_FOUND, stub.GetSequence,
                                  pb.GetSequenceRequest(sequence_id=sequence))
             self.assertEqual(
@@ -443,12 +442,11 @@ class LimitsTest(unittest.TestCase):
             queued = harness.request(zeros, zeros, zeros)
             queued.spans[0].sequence_id = sequence
             running = [stub.Attend.future(slow) for _ in range(2)]
-            time.sleep(0.1)
+            wait_until(lambda: server.metric("flashcore_inflight_requests") == 2, "no requests")
             waiting = stub.Attend.future(queued)
-            end = time.monotonic() + 10
-            while server.metric("flashcore_queue_depth") < 1 and time.monotonic() < end:
-                time.sleep(0.005)
-            time.sleep(0.05)
+            # One lane runs a slow request; the others wait.
+            wait_until(lambda: server.metric("flashcore_inflight_requests") == 3 and
+                       server.metric("flashcore_queue_depth") >= 1, "no request waits")
             stub.DeleteSequence(pb.DeleteSequenceRequest(sequence_id=sequence))
             self.assertEqual(waiting.code(), Code.NOT_FOUND)
             self.assertEqual([call.code() for call in running], [Code.OK, Code.OK])

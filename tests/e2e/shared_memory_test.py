@@ -5,24 +5,15 @@ import os
 import queue
 import signal
 import subprocess
-import time
 import unittest
 
 import grpc
 import harness
 import numpy as np
 from flashcore.v1 import attention_pb2 as pb
+from harness import wait_until
 
 FLAGS = ("--allow_shared_memory",)
-
-
-def wait_for(what, seconds=30):
-    end = time.monotonic() + seconds
-    while not what():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 class SharedMemoryTest(unittest.TestCase):
@@ -44,17 +35,17 @@ class SharedMemoryTest(unittest.TestCase):
             before = set(os.listdir("/dev/shm"))
             for _ in range(3):
                 client = subprocess.Popen(
-                    self.bench(server, "--concurrency=4", "--duration=60s"),
+                    self.bench(server, "--concurrency=4", "--duration=1h"),
                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
                 handled = 'grpc_server_started_total{grpc_type="unary",' \
                           'grpc_service="flashcore.v1.AttentionService",grpc_method="Attend"}'
                 start = server.metric(handled)
-                self.assertTrue(wait_for(lambda: server.metric(handled) > start + 20))
+                wait_until(lambda: server.metric(handled) > start + 20, "no load")
                 self.assertEqual(server.metric("flashcore_shared_memory_regions"), 4)
                 client.send_signal(signal.SIGKILL)
                 client.wait()
-                self.assertTrue(
-                    wait_for(lambda: server.metric("flashcore_shared_memory_bytes") == 0))
+                wait_until(lambda: server.metric("flashcore_shared_memory_bytes") == 0,
+                           "the memory is released")
                 self.assertEqual(server.metric("flashcore_shared_memory_regions"), 0)
             self.assertEqual({name for name in os.listdir("/dev/shm")
                               if name.startswith("flashcore-")} - before, set())
@@ -63,7 +54,7 @@ class SharedMemoryTest(unittest.TestCase):
 
     def test_any_language(self):
         """The handshake and a request of the generated client."""
-        rng = np.random.default_rng()
+        rng = harness.numpy_rng()
         q, k, v = (harness.random_tensor(rng, 4, 2, 32) for _ in range(3))
         name = f"flashcore-test-{os.getpid()}"
         path = f"/dev/shm/{name}"
@@ -73,8 +64,8 @@ class SharedMemoryTest(unittest.TestCase):
             with harness.Server(*FLAGS) as server, \
                     server.channel(f"unix:{server.socket}") as channel:
                 self.round_trip(harness.stub(channel), name, memory, q, k, v)
-                self.assertTrue(
-                    wait_for(lambda: server.metric("flashcore_shared_memory_bytes") == 0))
+                wait_until(lambda: server.metric("flashcore_shared_memory_bytes") == 0,
+                           "the memory is released")
         finally:
             os.unlink(path)
 

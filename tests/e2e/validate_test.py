@@ -64,7 +64,7 @@ class ValidateTest(unittest.TestCase):
             [SCRIPT, "--bundle", self.bundle, "--report", self.report, *flags],
             env={**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}",
                  "FLASHCORE_TEST_DEVICE": "cpu", "NCU": "ncu"},
-            capture_output=True, text=True, timeout=120)
+            capture_output=True, text=True, timeout=500)
 
     def rows(self):
         """{step: (result, detail)} of the report."""

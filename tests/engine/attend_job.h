@@ -3,10 +3,8 @@
 #define FLASHCORE_TESTS_ENGINE_ATTEND_JOB_H_
 
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <future>
-#include <iostream>
 #include <random>
 #include <string>
 #include <utility>
@@ -17,18 +15,10 @@
 #include "kernels/reference.h"
 #include "server/engine/engine.h"
 #include "server/request/spans.h"
+#include "tests/base/test_seed.h"
 #include "tests/engine/fakes.h"
 
 namespace flashcore::server::testing {
-
-// A new seed every time, unless FLASHCORE_TEST_SEED is set.
-inline unsigned TestSeed() {
-  const char* asked = std::getenv("FLASHCORE_TEST_SEED");
-  const auto seed = asked != nullptr ? static_cast<unsigned>(std::strtoul(asked, nullptr, 10))
-                                     : std::random_device()();
-  std::cout << "FLASHCORE_TEST_SEED=" << seed << std::endl;
-  return seed;
-}
 
 // An operation, its inputs, and its status.
 struct AttendJob {
@@ -69,15 +59,13 @@ inline void FillTensors(AttendJob* job, std::mt19937* random) {
   job->value = RandomTensor(request.value_bytes, request.dtype, random);
 }
 
-// Admits the job's operation to an Engine or a Fleet, and fills in its inputs. Results that are not
-// written stay NaN.
-template <class Target>
-absl::Status Prepare(AttendJob* job, Target* target) {
+// Fills in the inputs of the job's operation, which is admitted. Results that are not written stay
+// NaN.
+inline void WriteInputs(AttendJob* job) {
   const auto copy = [](const std::vector<std::byte>& from, std::byte* to) {
     if (!from.empty()) std::memcpy(to, from.data(), from.size());
   };
   AttendOperation& operation = job->operation;
-  if (absl::Status status = AdmitNow(target, &operation); !status.ok()) return status;
   copy(job->query, operation.tensors.query());
   copy(job->key, operation.tensors.key());
   copy(job->value, operation.tensors.value());
@@ -85,7 +73,14 @@ absl::Status Prepare(AttendJob* job, Target* target) {
   if (output_bytes > 0) std::memset(operation.tensors.output(), 0xff, output_bytes);
   const size_t lse_bytes = operation.request.lse_bytes();
   if (lse_bytes > 0) std::memset(operation.tensors.lse(), 0xff, lse_bytes);
-  return absl::OkStatus();
+}
+
+// Admits the job's operation to an Engine or a Fleet, and fills in its inputs.
+template <class Target>
+absl::Status Prepare(AttendJob* job, Target* target) {
+  absl::Status status = AdmitNow(target, &job->operation);
+  if (status.ok()) WriteInputs(job);
+  return status;
 }
 
 // The expected results. `resident`: the K/V of each span that names a sequence, [spans]; empty if

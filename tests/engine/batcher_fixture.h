@@ -52,9 +52,10 @@ class BatcherTest : public ::testing::Test {
     operation->order = std::move(order);
     return Add(batcher, operation);
   }
-  // The batch that can be taken now; empty if none.
+  // The batch that can be taken now, without waiting; empty if none.
   Batch Take(Batcher* batcher) {
     Batch batch;
+    MutexLock lock(&batcher->mutex_);
     batcher->TryTake(&batch, &retry_);
     return batch;
   }

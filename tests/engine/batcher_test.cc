@@ -21,6 +21,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Pair;
 using ::testing::SizeIs;
+
 // ---- Batches.
 
 TEST_F(BatcherTest, TakesRequestsOfOneGeometryTogetherInOrder) {
@@ -352,8 +353,7 @@ TEST_F(BatcherTest, DropsTheDeadWithoutDelay) {
   AttendOperation* dead = Add(&batcher, "x");
   dead->cancelled = true;
   AttendOperation* alive = Add(&batcher, "x");
-  Batch batch;
-  EXPECT_TRUE(batcher.TryTake(&batch, &retry_));
+  const Batch batch = Take(&batcher);
   EXPECT_THAT(batch.dropped, ElementsAre(Pair(dead, ::testing::_)));
   EXPECT_THAT(batch.operations, IsEmpty());
   clock_.Advance(milliseconds(5));

@@ -1,9 +1,17 @@
 #include "tests/engine/sequence_burst.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <future>
+#include <iostream>
+#include <iterator>
 #include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "tests/engine/thread_alarm.h"
 
 namespace flashcore::server::testing {
 namespace {
@@ -18,7 +26,7 @@ bool Doomed(const std::vector<SequencePtr>& sequences) {
 }  // namespace
 
 SequenceBurst::SequenceBurst(SequenceWorld* world, Dice* dice) : world_(world), dice_(dice) {
-  const std::vector<SequencePtr> sequences = world_->PickSome(dice_->random(), 1 + dice_->Below(3));
+  const std::vector<SequencePtr> sequences = world_->PickSome(dice_, 1 + dice_->Below(3));
   if (sequences.empty()) return;
   layer_ = dice_->Below(sequences[0]->shape.num_layers);
   for (const SequencePtr& sequence : sequences) {
@@ -50,15 +58,11 @@ void SequenceBurst::Submit() {
   const StatusCode refusal = dice_->OneIn(12) ? Spoil(&job.operation.request) : StatusCode::kOk;
   const auto is_gone = [](const SequencePtr& s) { return s != nullptr && s->gone; };
   const bool gone = std::any_of(flight.sequences.begin(), flight.sequences.end(), is_gone);
-  const absl::Status status = Prepare(&job, &world_->engine());
-  if (!status.ok() || refusal != StatusCode::kOk) {
-    if (status.code() != refusal) {
-      EXPECT_EQ(status.code(), StatusCode::kNotFound);
-      EXPECT_TRUE(Doomed(flight.sequences)) << status;
-    }
-    return;
-  }
-  EXPECT_FALSE(gone) << "a sequence that was deleted is found";
+  flight.submitted = world_->clock().Now();
+  const absl::Status status = Admit(&flight);
+  if (!status.ok() || refusal != StatusCode::kOk) return ExpectRefusal(flight, status, refusal);
+  WriteInputs(&job);
+  EXPECT_FALSE(gone) << "a sequence that was deleted or lost is found";
   if ((flight.expired = dice_->OneIn(30))) job.operation.deadline = TimePoint();
   if (absl::Status queued = world_->engine().Enqueue(&job.operation); !queued.ok()) {
     ADD_FAILURE() << queued;
@@ -70,6 +74,68 @@ void SequenceBurst::Submit() {
   }
   flights_.push_back(std::move(flight));
   if (dice_->OneIn(12)) flights_[dice_->Below(flights_.size())].job->operation.cancelled = true;
+}
+
+absl::Status SequenceBurst::Admit(Flight* flight) {
+  AttendOperation* const operation = &flight->job->operation;
+  if (!world_->has_limits()) return AdmitNow(&world_->engine(), operation);
+  if ((flight->may_expire = dice_->OneIn(5))) {
+    operation->deadline = flight->submitted + std::chrono::milliseconds(dice_->Below(4));
+  }
+  std::promise<absl::Status> promise;
+  std::future<absl::Status> answer = promise.get_future();
+  world_->engine().Admit(operation, &ThreadAlarm::Make,
+                         [promise = std::move(promise)](absl::Status status) mutable {
+                           promise.set_value(std::move(status));
+                         });
+  const auto ready = [&](std::chrono::seconds limit) {
+    return answer.wait_for(limit) == std::future_status::ready;
+  };
+  if (ready(std::chrono::seconds(0))) return answer.get();
+  if (dice_->OneIn(6)) operation->Cancel();
+  // Requests of this burst may have the memory that it waits for.
+  while (!flights_.empty() && !ready(std::chrono::seconds(0))) SettleOldest();
+  if (!ready(std::chrono::minutes(2))) {
+    std::cerr << "a request waits for staging memory without end" << std::endl;
+    std::abort();  // the engine has its address
+  }
+  absl::Status status = answer.get();
+  world_->Note(absl::StrCat("waited for staging: ", absl::StatusCodeToString(status.code())));
+  return status;
+}
+
+void SequenceBurst::ExpectRefusal(const Flight& flight, const absl::Status& status,
+                                  StatusCode wrong) {
+  const AttendOperation& operation = flight.job->operation;
+  if (wrong != StatusCode::kOk && status.code() == wrong) return;
+  switch (status.code()) {
+    case StatusCode::kNotFound:
+      return ExpectOneIsGone(flight);
+    case StatusCode::kCancelled:
+      EXPECT_TRUE(operation.cancelled);
+      return;
+    case StatusCode::kDeadlineExceeded:
+      EXPECT_TRUE(flight.may_expire) << status;
+      return;
+    case StatusCode::kResourceExhausted:
+      EXPECT_TRUE(world_->has_limits()) << status;
+      return;
+    default:
+      ADD_FAILURE() << status;
+  }
+}
+
+// The store has not found a sequence of the request: one is deleted, or lost.
+void SequenceBurst::ExpectOneIsGone(const Flight& flight) {
+  if (Doomed(flight.sequences)) return;
+  bool one_is_gone = false;
+  for (const SequencePtr& sequence : flight.sequences) {
+    if (sequence == nullptr) continue;
+    if (world_->engine().sequences().Get(sequence->id).ok()) continue;
+    world_->ExpectLost(sequence);
+    one_is_gone = true;
+  }
+  EXPECT_TRUE(one_is_gone);
 }
 
 SequenceBurst::Member& SequenceBurst::FindMember(const SequencePtr& sequence) {
@@ -92,8 +158,9 @@ SequenceBurst::Flight SequenceBurst::MakeFlight() {
   request.return_lse = dice_->OneIn(2);
   request.softmax_scale = dice_->OneIn(2) ? 0.125f : 1;
   const kernels::Mask masks[] = {kernels::Mask::None(), kernels::Mask::Causal(),
-                                 kernels::Mask::SlidingWindow(70, 0)};
-  request.mask = masks[dice_->Below(3)];
+                                 kernels::Mask::SlidingWindow(70, 0),
+                                 kernels::Mask::SlidingWindow(600 + dice_->Below(128), 0)};
+  request.mask = masks[dice_->Below(std::size(masks))];
   request.append_only = members_[0].writes() && dice_->OneIn(8);
   flight.job->operation.client = dice_->OneIn(2) ? "alice" : "bob";
 
@@ -117,8 +184,10 @@ SpanShape SequenceBurst::ResidentSpan(const Member& member, bool append_only) {
   SpanShape span;
   span.query_rows = append_only ? 0 : 1 + dice_->Below(4);
   span.sequence_id = member.sequence->id.ToBytes();
-  if (member.writes() && member.length < 300 && (append_only || dice_->OneIn(2))) {
+  if (member.writes() && member.length < world_->length() && (append_only || dice_->OneIn(2))) {
     span.kv_rows = dice_->OneIn(3) ? 1 + dice_->Below(130) : 1 + dice_->Below(4);
+    const uint64_t prompt = world_->length() / 2;
+    if (member.length < prompt && dice_->OneIn(4)) span.kv_rows = dice_->Below(prompt) + 1;
   }
   if (dice_->OneIn(4)) span.expected_length = member.length + (dice_->OneIn(4) ? 1 : 0);
   return span;
@@ -149,13 +218,19 @@ void SequenceBurst::ForkWhileRequestsRun() {
   const uint64_t full_pages = parent->layers[0].length() / kernels::kPageTokens;
   const uint64_t length =
       dice_->Below(static_cast<uint32_t>(full_pages) + 1) * kernels::kPageTokens;
-  world_->Fork(parent, length, dice_->OneIn(4), false);
+  world_->Fork(parent, length, dice_, false);
 }
 
 void SequenceBurst::SettleOldest() {
   const Flight flight = std::move(flights_.front());
   flights_.pop_front();
   const absl::Status status = world_->WaitFor(flight.job.get());
+  for (const SequencePtr& sequence : flight.sequences) {
+    if (sequence != nullptr) sequence->MarkUsed(flight.submitted);
+  }
+  if (absl::StrContains(status.message(), "client quota: the sequences")) {
+    world_->Note("refused by the quota of K/V");
+  }
   EXPECT_TRUE(MayEnd(flight, status.code())) << status;
   if (status.ok()) return ApplyAndCompare(flight);
   for (size_t i = 0; i < flight.sequences.size(); ++i) {  // later requests will not find its rows
@@ -179,7 +254,7 @@ bool SequenceBurst::MayEnd(const Flight& flight, StatusCode code) const {
     case StatusCode::kCancelled:
       return flight.job->operation.cancelled;
     case StatusCode::kDeadlineExceeded:
-      return flight.expired;
+      return flight.expired || flight.may_expire;
     case StatusCode::kNotFound:
       return Doomed(flight.sequences);
     case StatusCode::kFailedPrecondition:

@@ -36,15 +36,23 @@ class SequenceBurst {
   struct Flight {
     std::unique_ptr<AttendJob> job;
     std::vector<SequencePtr> sequences;  // [spans], null: inline K/V
-    bool expired = false;                // its deadline
+    bool expired = false;                // its deadline has passed before it was queued
+    bool may_expire = false;             // its deadline passes soon
+    TimePoint submitted;
   };
 
   void Submit();
+  // Until the engine has staging memory for it.
+  absl::Status Admit(Flight* flight);
+  // Expects that `status`, of a request that was not admitted, is no surprise. `wrong`: what is
+  // wrong with the request, or OK.
+  void ExpectRefusal(const Flight& flight, const absl::Status& status, absl::StatusCode wrong);
   // A valid request on some of the sequences, in any order, and sometimes with inline K/V.
   Flight MakeFlight();
   SpanShape ResidentSpan(const Member& member, bool append_only);
   // Makes a request invalid. Returns the status with which it must be refused.
   absl::StatusCode Spoil(AttendRequest* request);
+  void ExpectOneIsGone(const Flight& flight);
   void ForkWhileRequestsRun();
   void SettleOldest();
   bool MayEnd(const Flight& flight, absl::StatusCode code) const;

@@ -6,6 +6,8 @@
 #include <deque>
 #include <memory>
 #include <shared_mutex>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "server/kv/sequence.h"
@@ -100,10 +102,14 @@ class ModelLayer {
 // except that a sequence may be deleted at any time. Locks are taken in the order of the sequences'
 // addresses, then of the layers.
 struct ModelSequence {
-  ModelSequence(const SequenceInfo& info, PageCount* count)
+  // Forks have the family of their parent.
+  ModelSequence(const SequenceInfo& info, std::string client_name, uint64_t family_number,
+                PageCount* count)
       : id(info.id),
         shape(info.shape),
         pin(info.pin),
+        client(std::move(client_name)),
+        family(family_number),
         layers(info.shape.num_layers, ModelLayer(info.shape, count)),
         locks(info.shape.num_layers) {}
 
@@ -120,9 +126,18 @@ struct ModelSequence {
 
   const SequenceId id;
   const SequenceShape shape;
+  // At `now` or later.
+  void MarkUsed(TimePoint now) {
+    TimePoint last = last_used;
+    while (last < now && !last_used.compare_exchange_weak(last, now)) continue;
+  }
+
   const bool pin;
-  std::atomic<bool> doomed{false};  // is being deleted, or has been
-  std::atomic<bool> gone{false};    // has been
+  const std::string client;
+  const uint64_t family;
+  std::atomic<bool> doomed{false};                // is being deleted, or has been
+  std::atomic<bool> gone{false};                  // has been deleted, evicted, or has expired
+  std::atomic<TimePoint> last_used{TimePoint()};  // the last use may be later, but not earlier
   std::vector<ModelLayer> layers;
   std::deque<std::shared_mutex> locks;  // [num_layers]
 };

@@ -8,6 +8,7 @@
 
 #include "gtest/gtest.h"
 #include "tests/device/device_setting.h"
+#include "tests/engine/thread_alarm.h"
 
 namespace flashcore::server::testing {
 namespace {
@@ -21,6 +22,13 @@ constexpr SequenceShape kShapes[] = {
 };
 
 constexpr size_t kMaxSequences = 24;
+constexpr const char* kClients[] = {"alice", "bob"};
+
+// Limits, of a world that has them.
+constexpr size_t kClientSequences = 8;
+constexpr size_t kClientKvBytes = size_t{320} << 10;
+constexpr size_t kStagingBytes = size_t{96} << 10;
+constexpr std::chrono::seconds kIdleTimeout(1);
 
 bool SameShape(const SequenceShape& a, const SequenceShape& b) {
   return a.num_layers == b.num_layers && a.num_kv_heads == b.num_kv_heads &&
@@ -29,14 +37,22 @@ bool SameShape(const SequenceShape& a, const SequenceShape& b) {
 
 }  // namespace
 
-SequenceWorld::SequenceWorld(std::unique_ptr<Device> device, bool exact, Copy copy,
-                             const Clock* clock)
-    : exact_(exact), copy_(copy), engine_(EngineOptions(), std::move(device), clock, &metrics_) {}
+SequenceWorld::SequenceWorld(std::unique_ptr<Device> device, const Setup& setup)
+    : setup_(setup),
+      engine_(EngineOptions(has_limits()), std::move(device), setup.clock, &metrics_) {}
 
-Engine::Options SequenceWorld::EngineOptions() {
+Engine::Options SequenceWorld::EngineOptions(bool limits) {
   Engine::Options options;
   options.sequences.superblock_bytes = kSuperblockBytes;
   options.batcher.max_batch_requests = 6;
+  if (!limits) return options;
+  options.sequences.evict_lru = true;
+  options.sequences.idle_timeout = kIdleTimeout;
+  options.sequences.client_sequences = kClientSequences;
+  options.sequences.client_kv_bytes = kClientKvBytes;
+  options.staging_memory_bytes = kStagingBytes;
+  options.staging_wait = std::chrono::hours(1);
+  options.max_waiting_bytes = kStagingBytes / 4;
   return options;
 }
 
@@ -50,12 +66,17 @@ SequencePtr SequenceWorld::PickAny(uint32_t random) const {
   return sequences_.empty() ? nullptr : sequences_[random % sequences_.size()];
 }
 
-std::vector<SequencePtr> SequenceWorld::PickSome(uint32_t random, size_t count) const {
+std::vector<SequencePtr> SequenceWorld::PickSome(Dice* dice, size_t count) const {
+  const uint32_t start = dice->random();
+  const bool forks = dice->OneIn(2);  // of one another, so that they share pages
   std::vector<SequencePtr> picked;
   std::lock_guard<std::mutex> lock(mutex_);
   for (size_t i = 0; i < sequences_.size() && picked.size() < count; ++i) {
-    const SequencePtr& sequence = sequences_[(random + i) % sequences_.size()];
-    if (picked.empty() || SameShape(picked[0]->shape, sequence->shape)) picked.push_back(sequence);
+    const SequencePtr& sequence = sequences_[(start + i) % sequences_.size()];
+    if (picked.empty() || (forks ? picked[0]->family == sequence->family
+                                 : SameShape(picked[0]->shape, sequence->shape))) {
+      picked.push_back(sequence);
+    }
   }
   std::sort(picked.begin(), picked.end());
   return picked;
@@ -75,23 +96,44 @@ void SequenceWorld::Add(const SequencePtr& sequence) {
   sequences_.push_back(sequence);
 }
 
-void SequenceWorld::Create(uint32_t random, bool pin) {
+bool SequenceWorld::OverQuota(const absl::Status& status) {
+  if (!has_limits() || status.code() != StatusCode::kResourceExhausted) return false;
+  EXPECT_EQ(status.message(), "client quota: this client has 8 sequences, which is the limit");
+  Note("refused by the quota of sequences");
+  return true;
+}
+
+void SequenceWorld::Create(Dice* dice) {
   if (Full()) return;
-  const SequenceShape& shape = kShapes[random % std::size(kShapes)];
-  const auto info = engine_.sequences().Create(shape, pin, "alice");
+  const SequenceShape& shape = kShapes[dice->Below(std::size(kShapes))];
+  const char* client = kClients[dice->Below(std::size(kClients))];
+  const TimePoint now = clock().Now();
+  const auto info = engine_.sequences().Create(shape, dice->OneIn(4), client);
+  if (OverQuota(info.status())) return;
   ASSERT_TRUE(info.ok()) << info.status();
-  const auto sequence = std::make_shared<ModelSequence>(*info, &pages_);
+  uint64_t family = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    family = ++families_;
+  }
+  const auto sequence = std::make_shared<ModelSequence>(*info, client, family, &pages_);
+  sequence->MarkUsed(now);
   ExpectAgrees(*sequence, *info);
   Add(sequence);
 }
 
-void SequenceWorld::Fork(const SequencePtr& parent, std::optional<uint64_t> length, bool pin,
+void SequenceWorld::Fork(const SequencePtr& parent, std::optional<uint64_t> length, Dice* dice,
                          bool too_long) {
   if (Full()) return;
-  const auto info = engine_.sequences().Fork(parent->id, length, pin, "alice");
-  ExpectOutcome(info.status(), *parent, too_long);
+  const char* client = kClients[dice->Below(std::size(kClients))];
+  const TimePoint now = clock().Now();
+  const auto info = engine_.sequences().Fork(parent->id, length, dice->OneIn(4), client);
+  if (OverQuota(info.status())) return;
+  ExpectOutcome(info.status(), parent, too_long);
   if (!info.ok()) return;
-  const auto child = std::make_shared<ModelSequence>(*info, &pages_);
+  parent->MarkUsed(now);
+  const auto child = std::make_shared<ModelSequence>(*info, client, parent->family, &pages_);
+  child->MarkUsed(now);
   child->layers = parent->layers;
   if (length.has_value()) {
     for (ModelLayer& layer : child->layers) layer.Truncate(*length);
@@ -104,8 +146,14 @@ void SequenceWorld::Delete(uint32_t random) {
   const SequencePtr sequence = Remove(random);
   if (sequence == nullptr) return;
   sequence->doomed = true;
-  EXPECT_EQ(engine_.sequences().Delete(sequence->id), absl::OkStatus());
+  const absl::Status status = engine_.sequences().Delete(sequence->id);
   sequence->gone = true;
+  if (status.code() == StatusCode::kNotFound) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    CountLost(*sequence);
+  } else {
+    EXPECT_EQ(status, absl::OkStatus());
+  }
   EXPECT_EQ(engine_.sequences().Get(sequence->id).status().code(), StatusCode::kNotFound);
 }
 
@@ -117,13 +165,38 @@ void SequenceWorld::ExpectAgrees(const ModelSequence& sequence, const SequenceIn
   EXPECT_EQ(info.pin, sequence.pin);
 }
 
-void SequenceWorld::ExpectOutcome(const absl::Status& status, const ModelSequence& sequence,
+void SequenceWorld::ExpectOutcome(const absl::Status& status, const SequencePtr& sequence,
                                   bool wrong) {
-  if (status.code() == StatusCode::kNotFound) {
-    EXPECT_TRUE(sequence.doomed);
-  } else {
-    EXPECT_EQ(status.code(), wrong ? StatusCode::kInvalidArgument : StatusCode::kOk) << status;
-  }
+  if (status.code() == StatusCode::kNotFound) return ExpectLost(sequence);
+  EXPECT_EQ(status.code(), wrong ? StatusCode::kInvalidArgument : StatusCode::kOk) << status;
+}
+
+void SequenceWorld::ExpectLost(const SequencePtr& sequence) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = std::find(sequences_.begin(), sequences_.end(), sequence);
+  if (found == sequences_.end()) return;  // being deleted, or known to be lost
+  sequences_.erase(found);
+  sequence->gone = true;
+  CountLost(*sequence);
+}
+
+void SequenceWorld::CountLost(const ModelSequence& sequence) {
+  EXPECT_TRUE(has_limits()) << "a sequence is gone that nobody deleted";
+  ++lost_;
+  if (clock().Now() - sequence.last_used.load() < kIdleTimeout) ++lost_early_;
+}
+
+void SequenceWorld::Note(const std::string& what) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++noted_[what];
+}
+
+void SequenceWorld::PassTime(Dice* dice) {
+  if (!has_limits()) return;
+  Nanoseconds step = std::chrono::milliseconds(dice->OneIn(40) ? 500 : dice->Below(40));
+  if (dice->OneIn(200)) step = 2 * kIdleTimeout;  // only leased sequences outlive it
+  setup_.limits_clock->Advance(step);
+  if (step >= kIdleTimeout || dice->OneIn(8)) engine_.sequences().ExpireIdle();
 }
 
 absl::Status SequenceWorld::WaitFor(AttendJob* job) {
@@ -132,8 +205,7 @@ absl::Status SequenceWorld::WaitFor(AttendJob* job) {
     std::abort();  // the engine has its address
   }
   const absl::Status status = job->ended.get();
-  std::lock_guard<std::mutex> lock(mutex_);
-  ++outcomes_[status.code()];
+  Note(absl::StatusCodeToString(status.code()));
   return status;
 }
 
@@ -149,7 +221,7 @@ void SequenceWorld::MovePagesUntil(const std::atomic<bool>& stop, unsigned seed)
     const bool ok = random() % 8 != 0;  // if not, nothing is copied
     for (const PageMoves::Group& group : moves.groups) {
       for (const kernels::PageCopy& page : group.copies) {
-        if (ok) copy_(page.to, page.from, static_cast<size_t>(group.page_bytes));
+        if (ok) setup_.copy(page.to, page.from, static_cast<size_t>(group.page_bytes));
       }
     }
     engine_.sequences().EndMoves(moves, ok);
@@ -158,8 +230,13 @@ void SequenceWorld::MovePagesUntil(const std::atomic<bool>& stop, unsigned seed)
 
 void SequenceWorld::ExpectAllAgree() {
   SequenceStore& store = engine_.sequences();
-  for (const SequencePtr& sequence : sequences_) {
+  store.ExpireIdle();  // now, and not while it compares
+  for (const SequencePtr& sequence : std::vector<SequencePtr>(sequences_)) {
     const auto info = store.Get(sequence->id);
+    if (info.status().code() == StatusCode::kNotFound) {
+      ExpectLost(sequence);
+      continue;
+    }
     ASSERT_TRUE(info.ok()) << info.status();
     ExpectAgrees(*sequence, *info);
     for (uint32_t layer = 0; layer < sequence->shape.num_layers; ++layer) {
@@ -168,15 +245,33 @@ void SequenceWorld::ExpectAllAgree() {
   }
   // The engine may be moving pages, which then count twice.
   SequenceStore::Stats stats = store.stats();
-  for (int i = 0; i < 1000 && stats.pages != pages_.pages; ++i) {
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (stats.pages != pages_.pages && std::chrono::steady_clock::now() < give_up) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     stats = store.stats();
   }
   EXPECT_EQ(stats.pages, pages_.pages);
   EXPECT_EQ(stats.hot.used_bytes + stats.cold.used_bytes, pages_.bytes);
   EXPECT_EQ(stats.sequences, sequences_.size());
-  EXPECT_EQ(store.List("alice", 0, 1000).sequences.size(), sequences_.size());
+  for (const std::string client : kClients) {
+    const auto of_client = [&](const SequencePtr& sequence) { return sequence->client == client; };
+    EXPECT_EQ(store.List(client, 0, 1000).sequences.size(),
+              std::count_if(sequences_.begin(), sequences_.end(), of_client));
+  }
   EXPECT_EQ(engine_.staging().used_bytes(), 0u);
+  EXPECT_EQ(engine_.staging().waiting(), 0u);
+  if (has_limits()) ExpectLimitsHold();
+}
+
+void SequenceWorld::ExpectLimitsHold() {
+  ThreadAlarm::WaitForAll();
+  EXPECT_EQ(metrics_.sequences_evicted.Value() + metrics_.sequences_expired.Value(), lost_);
+  EXPECT_GE(metrics_.sequences_evicted.Value(), lost_early_) << "sequences expire too early";
+  for (const char* client : kClients) {
+    const SequenceStore::Listing listing = engine_.sequences().List(client, 0, 1000);
+    EXPECT_LE(listing.sequences.size(), kClientSequences);
+    for (const SequenceInfo& info : listing.sequences) EXPECT_LT(info.idle, kIdleTimeout);
+  }
 }
 
 // Compares a layer row by row, as a launch reads it.
@@ -193,13 +288,13 @@ void SequenceWorld::ExpectHolds(const ModelSequence& sequence, uint32_t layer) {
   engine_.sequences().BeginLaunch(operations, &launch);
   ASSERT_EQ(launch.operations.size(), 1u);
   std::vector<kernels::Span> spans;
-  AppendSpans(launch, engine_.sequences().arena_base(), launch.pages.data(), &spans);
+  AppendSpans(launch, engine_.device().kv_memory().base, launch.pages.data(), &spans);
   const kernels::KvView& has = spans[0].kv;
   const kernels::KvView should = sequence.layers[layer].view();
   ASSERT_EQ(has.rows, should.rows);
   std::vector<std::byte> row_has(sequence.shape.page_layout().row_bytes());
   const auto expect_row = [&](const std::byte* at, const std::byte* from, int32_t row) {
-    copy_(row_has.data(), at, row_has.size());
+    setup_.copy(row_has.data(), at, row_has.size());
     EXPECT_EQ(std::memcmp(row_has.data(), from, row_has.size()), 0) << "row " << row;
   };
   for (int32_t row = 0; row < has.rows; ++row) {
@@ -217,10 +312,19 @@ void SequenceWorld::ExpectHolds(const ModelSequence& sequence, uint32_t layer) {
 
 // Otherwise the test would show less than it seems to.
 void SequenceWorld::ExpectEveryOutcome() const {
-  for (const StatusCode code : {StatusCode::kOk, StatusCode::kCancelled, StatusCode::kNotFound,
-                                StatusCode::kFailedPrecondition, StatusCode::kDeadlineExceeded,
-                                StatusCode::kResourceExhausted}) {
-    EXPECT_GT(outcomes_.count(code), 0u) << "never " << absl::StatusCodeToString(code);
+  for (const char* what : {"OK", "CANCELLED", "NOT_FOUND", "FAILED_PRECONDITION",
+                           "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"}) {
+    EXPECT_GT(noted_.count(what), 0u) << "never " << what;
+  }
+  if (has_limits()) {
+    EXPECT_GT(metrics_.sequences_evicted.Value(), 0u);
+    EXPECT_GT(metrics_.sequences_expired.Value(), 0u);
+    for (const char* what :
+         {"refused by the quota of sequences", "refused by the quota of K/V",
+          "waited for staging: OK", "waited for staging: CANCELLED",
+          "waited for staging: DEADLINE_EXCEEDED", "waited for staging: RESOURCE_EXHAUSTED"}) {
+      EXPECT_GT(noted_.count(what), 0u) << "never " << what;
+    }
   }
   if (engine_.device().kv_memory().hot_bytes == 0) return;
   EXPECT_GT(metrics_.kv_promoted_bytes.Value(), 0u);

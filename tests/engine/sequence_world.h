@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "server/engine/engine.h"
@@ -33,32 +34,49 @@ class SequenceWorld {
  public:
   using Copy = void (*)(void* to, const void* from, size_t bytes);
 
-  // `exact`: the device computes exactly what the reference does, and its launches may fail. `copy`
-  // can read and write the device's K/V memory, from any thread.
-  SequenceWorld(std::unique_ptr<Device> device, bool exact, Copy copy, const Clock* clock);
+  struct Setup {
+    // The device computes exactly what the reference does, and its launches may fail.
+    bool exact = false;
+    Copy copy = nullptr;  // reads and writes the device's K/V memory, from any thread
+    uint64_t length = 0;  // rows, up to which sequences grow
+    const Clock* clock = nullptr;
+    // Not null: it is also `clock`, and the engine has limits. It evicts, sequences expire, clients
+    // have quotas, and staging memory is so small that requests wait for it or are refused.
+    FakeClock* limits_clock = nullptr;
+  };
+  SequenceWorld(std::unique_ptr<Device> device, const Setup& setup);
 
   Engine& engine() { return engine_; }
-  bool device_fails() const { return exact_; }
+  const Clock& clock() const { return *setup_.clock; }
+  uint64_t length() const { return setup_.length; }
+  bool device_fails() const { return setup_.exact; }
+  bool has_limits() const { return setup_.limits_clock != nullptr; }
   Tolerance tolerance(kernels::DType dtype) const {
-    return exact_ ? Tolerance() : KernelTolerance(dtype);
+    return setup_.exact ? Tolerance() : KernelTolerance(dtype);
   }
 
   // Null or empty if there is none.
   SequencePtr PickAny(uint32_t random) const;
-  std::vector<SequencePtr> PickSome(uint32_t random, size_t count) const;  // of one shape
+  std::vector<SequencePtr> PickSome(Dice* dice, size_t count) const;  // of one shape
 
   // Does nothing if there are too many sequences.
-  void Create(uint32_t random, bool pin);
+  void Create(Dice* dice);
   // The first `length` rows of the parent's layers must not change meanwhile.
-  void Fork(const SequencePtr& parent, std::optional<uint64_t> length, bool pin, bool too_long);
+  void Fork(const SequencePtr& parent, std::optional<uint64_t> length, Dice* dice, bool too_long);
 
   // Deletes any sequence, even one that requests wait for, use or hold locks of.
   void Delete(uint32_t random);
 
   // The caller holds the locks of `sequence`.
   void ExpectAgrees(const ModelSequence& sequence, const SequenceInfo& info) const;
-  // An operation was refused if and only if it was `wrong` or the sequence is deleted.
-  void ExpectOutcome(const absl::Status& status, const ModelSequence& sequence, bool wrong);
+  // An operation was refused if and only if it was `wrong` or the sequence is gone.
+  void ExpectOutcome(const absl::Status& status, const SequencePtr& sequence, bool wrong);
+  // The engine does not find a sequence that nobody deletes: it must have expired or been evicted.
+  void ExpectLost(const SequencePtr& sequence);
+  // Notes that something happened that the test is about.
+  void Note(const std::string& what);
+  // Advances the clock a little, if it is fake.
+  void PassTime(Dice* dice);
   // The status of the job; aborts the process if it does not end.
   absl::Status WaitFor(AttendJob* job);
 
@@ -72,21 +90,27 @@ class SequenceWorld {
   void ExpectEmpty();
 
  private:
-  static Engine::Options EngineOptions();
+  static Engine::Options EngineOptions(bool limits);
   bool Full() const;
+  // Whether the creation of a sequence was refused because of the client's quota.
+  bool OverQuota(const absl::Status& status);
+  void CountLost(const ModelSequence& sequence);  // needs mutex_
+  void ExpectLimitsHold();
   void Add(const SequencePtr& sequence);
   SequencePtr Remove(uint32_t random);
   void ExpectHolds(const ModelSequence& sequence, uint32_t layer);
 
-  const bool exact_;
-  const Copy copy_;
+  const Setup setup_;
   MetricRegistry registry_;
   DeviceMetrics metrics_{"fake", &registry_};
   Engine engine_;
   PageCount pages_;  // expected
   mutable std::mutex mutex_;
   std::vector<SequencePtr> sequences_;
-  std::map<absl::StatusCode, int> outcomes_;  // of queued requests
+  uint64_t families_ = 0;
+  uint64_t lost_ = 0;                 // expired or evicted
+  uint64_t lost_early_ = 0;           // before they could expire
+  std::map<std::string, int> noted_;  // also how queued requests ended
 };
 
 }  // namespace flashcore::server::testing

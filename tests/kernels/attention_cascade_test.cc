@@ -3,72 +3,19 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <memory>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "hwy/targets.h"
 #include "kernels/half.h"
 #include "tests/kernels/attention_fixture.h"
+#include "tests/kernels/families.h"
 #include "tests/kernels/forked_kv.h"
 #include "tests/kernels/problem.h"
 
 namespace flashcore::kernels {
 namespace {
-
-constexpr int32_t kSplitPages = 8;  // of 512 K/V rows
-
-struct ForkedSpan {
-  ForkShape kv;
-  int32_t query_rows = 1;
-  Mask mask = Mask::Causal();
-};
-
-// A tree of forks: tails of several lengths and none, forks of forks, one span that no other can
-// share with.
-const std::vector<ForkedSpan> kTree = {
-    {{1700}},
-    {{1100, 0, 2 * kSplitPages}},
-    {{1024, 1, 2 * kSplitPages}, 1, Mask::None()},
-    {{1537, 0, 3 * kSplitPages}},
-    {{1600, 3, 3 * kSplitPages}},
-    {{512, 0, kSplitPages}},  // one split: writes its output itself
-    {{513, 0, kSplitPages}},
-    {{700, 0, kSplitPages - 1}},
-    {{1030, 0, 2 * kSplitPages}, 1, Mask::SlidingWindow(600, 0)},
-};
-
-class ForkedProblem {
- public:
-  ForkedProblem(const Geometry& geometry, const std::vector<ForkedSpan>& spans,
-                std::mt19937_64* random)
-      : kv_(geometry, KvShapes(spans), random), problem_(geometry, QueryShapes(spans), random) {
-    for (int s = 0; s < problem_.num_spans(); ++s) {
-      Span& span = problem_.span(s).mutable_span();
-      span.kv = kv_.view(s);
-      span.softmax_scale *= s % 3 == 2 ? -1.5f : 1 + 0.1f * s;  // to each its own
-    }
-  }
-
-  Problem* operator->() { return &problem_; }
-  ForkedKv* kv() { return &kv_; }
-  Problem* get() { return &problem_; }
-
- private:
-  static std::vector<ForkShape> KvShapes(const std::vector<ForkedSpan>& spans) {
-    std::vector<ForkShape> shapes;
-    for (const ForkedSpan& span : spans) shapes.push_back(span.kv);
-    return shapes;
-  }
-  static std::vector<SpanShape> QueryShapes(const std::vector<ForkedSpan>& spans) {
-    std::vector<SpanShape> shapes;
-    for (const ForkedSpan& span : spans) shapes.push_back({span.query_rows, 0, span.mask});
-    return shapes;
-  }
-
-  ForkedKv kv_;
-  Problem problem_;
-};
 
 class AttentionCascadeTest : public AttentionTest {
  protected:
@@ -81,6 +28,9 @@ class AttentionCascadeTest : public AttentionTest {
   // Runs `problem` with cascade items of several sizes, without, and span by span, on every SIMD
   // target: the bits are the same.
   void CheckBits(Problem* problem);
+
+  // Check and CheckBits on the families of one name.
+  void CheckFamilies(const std::string& name);
 };
 
 void AttentionCascadeTest::CheckBits(Problem* problem) {
@@ -109,35 +59,36 @@ void AttentionCascadeTest::CheckBits(Problem* problem) {
   }
 }
 
-TEST_P(AttentionCascadeTest, EveryGroupOfQueryHeads) {
-  const int32_t heads[][2] = {{2, 2}, {2, 1}, {6, 2}, {4, 1}, {8, 1}, {16, 1}};
-  for (const auto& [num_heads, kv_heads] : heads) {
-    SCOPED_TRACE(std::to_string(num_heads) + " heads over " + std::to_string(kv_heads));
-    ForkedProblem problem(MakeGeometry(num_heads, kv_heads), kTree, &random_);
+void AttentionCascadeTest::CheckFamilies(const std::string& name) {
+  const std::vector<Family> families = FamiliesNamed(name);
+  ASSERT_FALSE(families.empty());
+  for (const Family& family : families) {
+    SCOPED_TRACE(std::to_string(family.heads) + " heads over " + std::to_string(family.kv_heads));
+    FamilyProblem problem(family, MakeGeometry(family.heads, family.kv_heads), &random_);
     Check(problem.get());
     CheckBits(problem.get());
   }
 }
 
-TEST_P(AttentionCascadeTest, SeveralQueryRows) {
-  std::vector<ForkedSpan> spans = kTree;
-  for (size_t s = 0; s < spans.size(); ++s) spans[s].query_rows = 1 + static_cast<int32_t>(s) % 5;
-  ForkedProblem problem(MakeGeometry(3, 1), spans, &random_);
-  Check(problem.get());
-  CheckBits(problem.get());
-}
+TEST_P(AttentionCascadeTest, EveryGroupOfQueryHeads) { CheckFamilies("EveryGroupOfQueryHeads"); }
 
-TEST_P(AttentionCascadeTest, MoreRowsThanAnItemHolds) {
-  std::vector<ForkedSpan> spans = {{{600}}};
-  for (int32_t s = 1; s < 40; ++s) spans.push_back({{513 + s, 0, kSplitPages}});
-  ForkedProblem problem(MakeGeometry(4, 1), spans, &random_);
-  Check(problem.get());
-  CheckBits(problem.get());
+TEST_P(AttentionCascadeTest, SeveralQueryRows) { CheckFamilies("SeveralQueryRows"); }
+
+TEST_P(AttentionCascadeTest, MoreRowsThanAnItemHolds) { CheckFamilies("MoreRowsThanAnItemHolds"); }
+
+// Two query heads over the K/V of ForkTree().
+FamilyProblem TreeProblem(const Geometry& geometry, std::mt19937_64* random) {
+  for (const Family& family : FamiliesNamed("EveryGroupOfQueryHeads")) {
+    if (family.heads == geometry.num_heads && family.kv_heads == geometry.num_kv_heads) {
+      return {family, geometry, random};
+    }
+  }
+  std::abort();
 }
 
 // A non-finite element of one span does not reach the spans that it shares items with.
 TEST_P(AttentionCascadeTest, ANonFiniteQueryStaysWithItsSpan) {
-  ForkedProblem problem(MakeGeometry(2, 1), kTree, &random_);
+  FamilyProblem problem = TreeProblem(MakeGeometry(2, 1), &random_);
   Run(problem->batch());
   std::vector<std::vector<uint16_t>> before;
   for (int s = 0; s < problem->num_spans(); ++s) before.push_back(problem->span(s).Output());
@@ -155,14 +106,14 @@ TEST_P(AttentionCascadeTest, ANonFiniteQueryStaysWithItsSpan) {
 }
 
 TEST_P(AttentionCascadeTest, ANonFiniteValueStaysWithTheSpansOfItsPage) {
-  ForkedProblem problem(MakeGeometry(2, 1), kTree, &random_);
+  FamilyProblem problem = TreeProblem(MakeGeometry(2, 1), &random_);
   Run(problem->batch());
   std::vector<std::vector<uint16_t>> before;
   for (int s = 0; s < problem->num_spans(); ++s) before.push_back(problem->span(s).Output());
   // In a page of span 0 alone, and in a page that only spans 0, 3 and 4 share.
-  problem.kv()->SetValue(0, 1699, 0, 3, NAN);
-  problem.kv()->SetValue(3, 1535, 0, 0, INFINITY);
-  problem.kv()->SetValue(3, 1535, 0, 1, NAN);
+  problem.forked_kv()->SetValue(0, 1699, 0, 3, NAN);
+  problem.forked_kv()->SetValue(3, 1535, 0, 0, INFINITY);
+  problem.forked_kv()->SetValue(3, 1535, 0, 1, NAN);
   Run(problem->batch());
   for (int s = 0; s < problem->num_spans(); ++s) {
     if (s == 0 || s == 3 || s == 4) {

@@ -8,12 +8,13 @@
 #include <cstdint>
 #include <iosfwd>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/plan.h"
-#include "kernels/reference.h"
 #include "kernels/registry.h"
+#include "tests/kernels/error_bound.h"
 #include "tests/kernels/problem.h"
 
 namespace flashcore::kernels {
@@ -50,7 +51,9 @@ class AttentionTest : public testing::TestWithParam<Kernel> {
     return {spec.dtype, heads, kv_heads, spec.head_dim, spec.kv_dtype};
   }
 
-  // Sums in float16 overflow beyond 65504 and have a separate error bound.
+  Rounding KernelRounding() const;
+
+  // Sums in float16 overflow beyond 65504.
   bool SumsInFloat16() const { return GetParam().spec.accumulate == Accumulate::kFloat16; }
 
   // Runs `batch` on one thread or on several.
@@ -59,14 +62,24 @@ class AttentionTest : public testing::TestWithParam<Kernel> {
   }
   void Run(const AttentionBatch& batch, int threads, const PlanOptions& options);
 
-  // Runs `problem` on each of Targets() and compares it with the oracle.
-  void Check(Problem* problem);
+  // Runs `problem` on each of Targets() and compares it with the oracle. `long_kv`: with the oracle
+  // of error_bound.h, which is faster.
+  void Check(Problem* problem, bool long_kv = false);
+
+  // Check on the families of one name (families.h).
+  void CheckFamilies(const std::string& name);
 
   std::mt19937_64 random_;
 
  private:
-  void CheckSpan(const ProblemSpan& span, const ReferenceResult& oracle,
-                 const ReferenceResult& unfused, size_t row_begin);
+  // What a span is compared with. `unfused` is empty if it is not compared with that.
+  struct SpanOracle {
+    SpanResult exact;
+    SpanResult unfused;
+    Expected bounds;
+  };
+  std::vector<SpanOracle> OraclesOf(const AttentionBatch& batch, bool long_kv) const;
+  void CheckSpan(const ProblemSpan& span, const SpanOracle& oracle) const;
 
   ThreadPool one_thread_{1};
   ThreadPool many_threads_{3};

@@ -2,6 +2,7 @@
 // row of the registry is tested without a change here.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -10,86 +11,34 @@
 #include "kernels/cpu/attention_cpu.h"
 #include "kernels/half.h"
 #include "tests/kernels/attention_fixture.h"
+#include "tests/kernels/families.h"
 #include "tests/kernels/problem.h"
 
 namespace flashcore::kernels {
 namespace {
 
-constexpr int32_t kLengths[] = {0, 1, 63, 64, 65};
-const Mask kMasks[] = {Mask::None(),
-                       Mask::Causal(),
-                       Mask::SlidingWindow(0, 0),
-                       Mask::SlidingWindow(5, 0),
-                       Mask::SlidingWindow(70, 3),
-                       Mask{Mask::kUnbounded, 2}};
 constexpr Layout kLayouts[] = {Layout::kDenseNhd, Layout::kDenseHnd, Layout::kPaged};
 
 TEST_P(AttentionTest, EveryLengthWithEveryMaskAndLayout) {
-  std::vector<SpanShape> shapes;
-  int turn = 0;
-  for (int32_t query_rows : {1, 3, 65}) {
-    for (int32_t kv_rows : kLengths) {
-      for (const Mask& mask : kMasks) {
-        if (query_rows == 65 && turn % 2 != 0) {  // half of the expensive ones
-          ++turn;
-          continue;
-        }
-        shapes.push_back({query_rows, kv_rows, mask, kLayouts[turn++ % 3]});
-      }
-    }
-  }
-  Problem problem(MakeGeometry(2, 1), shapes, &random_);
-  Check(&problem);
+  CheckFamilies("EveryLengthWithEveryMaskAndLayout");
 }
 
-TEST_P(AttentionTest, ManyTiles) {
-  Problem problem(MakeGeometry(2, 2),
-                  {{150, 330, Mask::Causal(), Layout::kPaged},
-                   {140, 200, Mask::None(), Layout::kDenseNhd},
-                   {150, 300, Mask::SlidingWindow(100, 0), Layout::kDenseHnd}},
-                  &random_);
-  Check(&problem);
-}
+TEST_P(AttentionTest, ManyTiles) { CheckFamilies("ManyTiles"); }
 
-// Enough packed rows per KV head (600, 520) for the largest tile of every kernel.
-TEST_P(AttentionTest, ManyRows) {
-  Problem problem(MakeGeometry(8, 2),
-                  {{150, 200, Mask::Causal(), Layout::kPaged},
-                   {130, 65, Mask::None(), Layout::kDenseNhd},
-                   {150, 190, Mask::SlidingWindow(40, 5), Layout::kDenseHnd}},
-                  &random_);
-  Check(&problem);
-}
+TEST_P(AttentionTest, ManyRows) { CheckFamilies("ManyRows"); }
 
-TEST_P(AttentionTest, DecodeSplitsOverManyTiles) {
-  Problem problem(MakeGeometry(4, 1),
-                  {{1, 1, Mask::Causal()},
-                   {1, 513, Mask::Causal(), Layout::kDenseNhd},
-                   {1, 1700, Mask::None(), Layout::kPaged},
-                   {4, 1100, Mask::Causal(), Layout::kPaged},
-                   {3, 1500, Mask::SlidingWindow(600, 0), Layout::kDenseHnd}},
-                  &random_);
-  Check(&problem);
-}
+TEST_P(AttentionTest, DecodeSplitsOverManyTiles) { CheckFamilies("DecodeSplitsOverManyTiles"); }
 
-TEST_P(AttentionTest, GroupedQueryHeads) {
-  const int32_t heads[][2] = {{2, 2}, {2, 1}, {3, 1}, {8, 2}, {8, 1}, {12, 1}};
-  for (const auto& [num_heads, kv_heads] : heads) {
-    SCOPED_TRACE(std::to_string(num_heads) + " heads over " + std::to_string(kv_heads));
-    Problem problem(MakeGeometry(num_heads, kv_heads),
-                    {{1, 130}, {33, 97, Mask::Causal()}, {7, 66, Mask::None(), Layout::kDenseHnd}},
-                    &random_);
-    Check(&problem);
-  }
-}
+TEST_P(AttentionTest, GroupedQueryHeads) { CheckFamilies("GroupedQueryHeads"); }
+
+TEST_P(AttentionTest, LargeMagnitudes) { CheckFamilies("LargeMagnitudes"); }
+
+TEST_P(AttentionTest, ScalesOfEitherSignAndZero) { CheckFamilies("ScalesOfEitherSignAndZero"); }
 
 TEST_P(AttentionTest, RowsWithoutVisibleKv) {
-  Problem problem(MakeGeometry(2, 1),
-                  {{200, 70, Mask::Causal()},  // 130 query rows are before the first K/V row
-                   {20, 3, Mask::Causal()},
-                   {5, 0, Mask::None()},
-                   {100, 10, Mask::SlidingWindow(4, 0), Layout::kDenseNhd}},
-                  &random_);
+  const Family family = FamiliesNamed("RowsWithoutVisibleKv").at(0);
+  FamilyProblem rows(family, MakeGeometry(family.heads, family.kv_heads), &random_);
+  Problem& problem = *rows.get();
   Check(&problem);
   const std::vector<uint16_t> output = problem.span(0).Output();
   const std::vector<float> lse = problem.span(0).Lse();
@@ -101,27 +50,7 @@ TEST_P(AttentionTest, RowsWithoutVisibleKv) {
   }
 }
 
-TEST_P(AttentionTest, LargeMagnitudes) {
-  if (SumsInFloat16()) GTEST_SKIP() << "q.k of such inputs exceeds 65504, the largest float16";
-  Problem problem(MakeGeometry(2, 1),
-                  {{40, 200, Mask::Causal(), Layout::kPaged, 10},
-                   {40, 200, Mask::None(), Layout::kPaged, 100},
-                   {1, 700, Mask::None(), Layout::kPaged, 100}},
-                  &random_);
-  Check(&problem);
-}
-
-TEST_P(AttentionTest, ScalesOfEitherSignAndZero) {
-  Problem problem(MakeGeometry(2, 1), {{20, 130}, {20, 130}, {1, 600}, {1, 600}}, &random_);
-  problem.span(0).mutable_span().softmax_scale = 0;
-  problem.span(1).mutable_span().softmax_scale = -0.3f;
-  problem.span(2).mutable_span().softmax_scale = 0;
-  // The scale multiplies the errors of scores. With float16 sums, use at most 4 times the usual
-  // scale.
-  float& steep = problem.span(3).mutable_span().softmax_scale;
-  steep = SumsInFloat16() ? -4 * steep : -2;
-  Check(&problem);
-}
+TEST_P(AttentionTest, MoreThan32768Rows) { CheckFamilies("MoreThan32768Rows"); }
 
 TEST_P(AttentionTest, LseIsOptional) {
   Problem problem(MakeGeometry(2, 1), {{20, 130}, {1, 600}}, &random_);
@@ -149,54 +78,58 @@ Problem MixedSpans(const Geometry& geometry, std::mt19937_64* random) {
           random};
 }
 
-// A NaN or infinity in a K or V row reaches every query row that attends to it. In a query row it
-// reaches that row only.
+// A NaN or infinity in a K or V row reaches every query row that attends to it: at the first and
+// last token of a tile, in its middle, and at the last row. In a query row it reaches that row
+// only.
 TEST_P(AttentionTest, NonFiniteInputsReachTheRowsThatAttendToThem) {
   if (SumsInFloat16()) GTEST_SKIP() << "sums in float16 overflow to infinity";
-  constexpr int32_t kRows = 100, kBadKv = 71, kBadQuery = 40;
-  const Geometry geometry = MakeGeometry(2, 1);
+  constexpr int32_t kKvRows = 130, kHeads = 2;
+  const Geometry geometry = MakeGeometry(kHeads, 1);
   const uint16_t nan = FromFloat(geometry.dtype, std::nanf(""));
-  const uint16_t infinity = FromFloat(geometry.dtype, INFINITY);
   const bool has_infinity = geometry.kv_dtype != KvDType::kFloat8E4M3;
-  for (int32_t query_rows : {kRows, 5}) {
-    Problem problem(geometry, {{query_rows, kRows, Mask::Causal()}}, &random_);
-    const int32_t bad_kv = query_rows == kRows ? kBadKv : kRows - 3;
-    const int32_t first_bad = bad_kv - (kRows - query_rows);  // first query row that attends to it
-    const int32_t bad_query = query_rows == kRows ? kBadQuery : 1;
+  for (int32_t query_rows : {kKvRows, 70, 5}) {
+    Problem problem(geometry, {{query_rows, kKvRows, Mask::Causal()}}, &random_);
+    ProblemSpan& span = problem.span(0);
     for (int64_t target : Targets()) {
       SCOPED_TRACE(hwy::TargetName(target));
       const ScopedTarget scoped(target);
-      const auto is_nan = [&](int32_t i, int32_t h, int32_t d) {
-        const std::vector<uint16_t> output = problem.span(0).Output();
-        return std::isnan(ToFloat(geometry.dtype, output[(i * 2 + h) * geometry.head_dim + d]));
+      // Elements d of the outputs of query row i, of both heads.
+      const auto expect = [&](int32_t i, int32_t d, bool is_bad) {
+        const std::vector<uint16_t> output = span.Output();
+        for (int32_t h = 0; h < kHeads; ++h) {
+          const float o = ToFloat(geometry.dtype, output[(i * kHeads + h) * geometry.head_dim + d]);
+          EXPECT_EQ(!std::isfinite(o), is_bad) << "row " << i << ", head " << h << ", d " << d;
+        }
       };
-      // A query row and a K row.
-      const uint16_t query = problem.span(0).QueryRow(bad_query, 1)[7];
-      problem.span(0).QueryRow(bad_query, 1)[7] = nan;
-      problem.span(0).SetKey(bad_kv + 1, 0, 0, NAN);
-      Run(problem.batch());
-      for (int32_t i = 0; i < query_rows; ++i) {
-        for (int32_t h = 0; h < 2; ++h) {
-          EXPECT_EQ(is_nan(i, h, 0), i > first_bad || (i == bad_query && h == 1)) << i << " " << h;
+      for (int32_t bad : {63, 64, 71, 127, 128, kKvRows - 1}) {
+        SCOPED_TRACE("K/V row " + std::to_string(bad));
+        const int32_t first = std::max(0, bad - (kKvRows - query_rows));  // that attends to it
+        span.SetKey(bad, 0, 0, NAN);
+        Run(problem.batch());
+        for (int32_t i = 0; i < query_rows; ++i) expect(i, 0, i >= first);
+        span.SetKey(bad, 0, 0, 0);
+        // Rows that mask a V row may get its NaN.
+        span.SetValue(bad, 0, 3, NAN);
+        span.SetValue(bad, 0, 4, INFINITY);
+        Run(problem.batch());
+        for (int32_t i = first; i < query_rows; ++i) {
+          expect(i, 3, true);
+          if (has_infinity) expect(i, 4, true);
+          expect(i, 0, false);
         }
+        span.SetValue(bad, 0, 3, 0);
+        span.SetValue(bad, 0, 4, 0);
       }
-      // A V row: rows that mask it are not checked.
-      problem.span(0).QueryRow(bad_query, 1)[7] = query;
-      problem.span(0).SetKey(bad_kv + 1, 0, 0, 0);
-      problem.span(0).SetValue(bad_kv, 0, 3, NAN);
-      problem.span(0).SetValue(bad_kv, 0, 4, INFINITY);
+      const int32_t bad_query = query_rows / 2;
+      const uint16_t query = span.QueryRow(bad_query, 1)[7];
+      span.QueryRow(bad_query, 1)[7] = nan;
       Run(problem.batch());
-      const std::vector<uint16_t> output = problem.span(0).Output();
-      for (int32_t i = first_bad; i < query_rows; ++i) {
-        for (int32_t h = 0; h < 2; ++h) {
-          EXPECT_TRUE(is_nan(i, h, 3)) << i << " " << h;
-          EXPECT_FALSE(is_nan(i, h, 0)) << i << " " << h;
-          const uint16_t element = output[(i * 2 + h) * geometry.head_dim + 4];
-          EXPECT_TRUE(element == infinity || !has_infinity) << i << " " << h;
-        }
+      span.QueryRow(bad_query, 1)[7] = query;
+      const std::vector<uint16_t> output = span.Output();
+      for (int32_t n = 0; n < query_rows * kHeads; ++n) {
+        const float o = ToFloat(geometry.dtype, output[n * geometry.head_dim]);
+        EXPECT_EQ(std::isnan(o), n == bad_query * kHeads + 1) << n;
       }
-      problem.span(0).SetValue(bad_kv, 0, 3, 0);
-      problem.span(0).SetValue(bad_kv, 0, 4, 0);
     }
   }
 }

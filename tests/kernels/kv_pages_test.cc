@@ -17,6 +17,7 @@
 #include "kernels/plan.h"
 #include "kernels/reference.h"
 #include "kernels/registry.h"
+#include "tests/base/test_seed.h"
 #include "tests/kernels/launch.h"
 #include "tests/kernels/problem.h"
 #ifdef FLASHCORE_HAVE_CUDA
@@ -215,7 +216,7 @@ void CheckAppend(const PageWriter& writer, const PageLayout& layout, bool heads_
 }
 
 TEST_P(PageWriterTest, AppendWritesTheRowsAndNothingElse) {
-  std::mt19937 random(1);
+  std::mt19937 random(TestSeed());
   for (int32_t kv_heads : {1, 3, 8}) {
     for (int32_t head_dim : {32, 96, 256}) {
       for (bool heads_first : {false, true}) {
@@ -232,7 +233,7 @@ TEST_P(PageWriterTest, AppendWritesTheRowsAndNothingElse) {
 // Enough bytes for the pool, and an append that begins and ends inside a page.
 TEST_P(PageWriterTest, AppendsSameBytesWithAndWithoutThreads) {
   constexpr int32_t kFirstRow = 40, kRows = 1000, kPages = 17;
-  std::mt19937 random(2);
+  std::mt19937 random(TestSeed());
   ThreadPool pool(3);
   for (const auto& [heads_first, kv_dtype] : {std::pair{false, KvDType::kSameAsQuery},
                                               {true, KvDType::kSameAsQuery},
@@ -271,7 +272,7 @@ TEST_P(PageWriterTest, OfNothingIsNothing) {
 }
 
 TEST_P(PageWriterTest, CopiesWholePagesAndNothingElse) {
-  std::mt19937 random(3);
+  std::mt19937 random(TestSeed());
   ThreadPool pool(3);
   for (int64_t page_bytes : {8192, 65536}) {
     for (int32_t count : {1, 2, 40}) {
@@ -339,7 +340,7 @@ struct WrittenPages {
 };
 
 TEST(KvPages, AttentionOverWrittenPagesIsThatOverDenseRows) {
-  std::mt19937_64 random(4);
+  std::mt19937_64 random(TestSeed());
   ThreadPool pool(2);
   for (const Layout source : {Layout::kDenseNhd, Layout::kDenseHnd}) {
     for (int32_t kv_rows : {1, 64, 700}) {
@@ -363,7 +364,7 @@ TEST(KvPages, AttentionOverWrittenPagesIsThatOverDenseRows) {
 
 // The same for FP8 with the oracle: 16-bit rows are quantised by the append.
 TEST(KvPages, QuantisedPagesAreReadAsQuantisedRows) {
-  std::mt19937_64 random(5);
+  std::mt19937_64 random(TestSeed());
   ThreadPool pool(2);
   const Geometry geometry{DType::kBFloat16, 4, 2, 64, KvDType::kFloat8E4M3};
   const PageLayout layout{geometry.dtype, geometry.num_kv_heads, geometry.head_dim,

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/plan.h"
+#include "tests/base/test_seed.h"
 #include "tests/kernels/forked_kv.h"
 
 namespace flashcore::kernels {
@@ -23,7 +24,7 @@ constexpr int32_t kHeads = 8, kKvHeads = 2, kGroup = 4;
 class Forks {
  public:
   explicit Forks(const std::vector<ForkShape>& shapes)
-      : random_(1), kv_({DType::kFloat16, 1, 1, 32}, shapes, &random_) {
+      : random_(TestSeed()), kv_({DType::kFloat16, 1, 1, 32}, shapes, &random_) {
     for (int s = 0; s < kv_.num_spans(); ++s) {
       Span span;
       span.query_rows = 1;
@@ -263,7 +264,7 @@ TEST(PlanCascade, LongestFirstAndAlwaysTheSame) {
 
 // Random trees of random spans: Share() checks each.
 TEST(PlanCascade, RandomTrees) {
-  std::mt19937 random(7);
+  std::mt19937_64 random(TestSeed());
   const auto below = [&](int32_t n) { return static_cast<int32_t>(random() % n); };
   int shared = 0;
   for (int trial = 0; trial < 100; ++trial) {
@@ -278,8 +279,9 @@ TEST(PlanCascade, RandomTrees) {
     Forks forks(shapes);
     for (Span& span : forks.spans) {
       span.query_rows = 1 + below(5);
-      const Mask masks[] = {Mask::Causal(), Mask::None(), Mask::SlidingWindow(2000, 0)};
-      span.mask = masks[below(3)];
+      const Mask masks[] = {Mask::Causal(), Mask::None(), Mask{below(3000), below(3) * 64},
+                            Mask{Mask::kUnbounded, below(600)}};
+      span.mask = masks[below(4)];
     }
     PlanOptions options = kSharing;
     options.cascade_rows = 1 + below(128);

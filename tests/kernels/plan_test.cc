@@ -4,8 +4,13 @@
 
 #include <algorithm>
 #include <map>
+#include <random>
 #include <tuple>
+#include <utility>
 #include <vector>
+
+#include "kernels/tile_config.h"
+#include "tests/base/test_seed.h"
 
 namespace flashcore::kernels {
 namespace {
@@ -67,43 +72,92 @@ TEST(VisibleKv, SurvivesExtremes) {
   EXPECT_EQ(range.end, 1 << 30);
 }
 
-TEST(Plan, EveryPackedRowMeetsEveryVisibleKvRowOnce) {
-  const std::vector<Span> spans = {MakeSpan(1, 4096),
-                                   MakeSpan(300, 700, Mask::Causal()),
-                                   MakeSpan(65, 0),
-                                   MakeSpan(0, 100),
-                                   MakeSpan(4, 2000, Mask::SlidingWindow(700, 0)),
-                                   MakeSpan(200, 50, Mask::Causal())};
-  const int32_t heads = 6, kv_heads = 2, group = 3;
-  const Plan plan = PlanOf(spans, heads, kv_heads);
+using Ranges = std::vector<std::pair<int, int>>;
 
-  std::map<std::tuple<int, int, int>, std::vector<std::pair<int, int>>> covered;
+// The K/V ranges that a plan gives to each packed row: [{span, kv_head, packed row}].
+std::map<std::tuple<int, int, int>, Ranges> Covered(const Plan& plan, const PlanOptions& options) {
+  std::map<std::tuple<int, int, int>, Ranges> covered;
   for (const WorkItem& item : plan.items) {
     EXPECT_EQ(item.kv_begin % kPageTokens, 0);
     EXPECT_LE(item.kv_begin, item.kv_end);
-    EXPECT_LE(item.row_count, kOptions.tile_rows);
+    EXPECT_LE(item.row_count, options.tile_rows);
+    if (item.partial_row >= 0) {
+      EXPECT_LE(item.kv_end - item.kv_begin, options.split_kv_rows);
+    }
     for (int r = item.row_begin; r < item.row_begin + item.row_count; ++r) {
       covered[{item.span, item.kv_head, r}].push_back({item.kv_begin, item.kv_end});
     }
   }
+  for (auto& [row, ranges] : covered) std::sort(ranges.begin(), ranges.end());
+  return covered;
+}
+
+// Every packed row meets every K/V row that is visible to it, once.
+void CheckCoverage(const std::vector<Span>& spans, int32_t kv_heads, int32_t group,
+                   const PlanOptions& options) {
+  const auto covered = Covered(PlanOf(spans, kv_heads * group, kv_heads, options), options);
+  const int heads = options.item_per_kv_head ? kv_heads : 1;
   for (int s = 0; s < static_cast<int>(spans.size()); ++s) {
     const Span& span = spans[s];
-    for (int head = 0; head < kv_heads; ++head) {
-      for (int r = 0; r < span.query_rows * group; ++r) {
-        auto ranges = covered[{s, head, r}];
-        ASSERT_FALSE(ranges.empty());
-        std::sort(ranges.begin(), ranges.end());
-        for (size_t n = 1; n < ranges.size(); ++n) {
-          EXPECT_EQ(ranges[n].first, ranges[n - 1].second);
-        }
-        const int i = r / group;
-        const KvRange visible = VisibleKv(span.mask, span.query_rows, span.kv.rows, i, i + 1);
-        if (visible.begin == visible.end) continue;
-        EXPECT_LE(ranges.front().first, visible.begin);
-        EXPECT_GE(ranges.back().second, visible.end);
-        EXPECT_LE(ranges.back().second, span.kv.rows);
+    for (int n = 0; n < heads * span.query_rows * group; ++n) {
+      const int r = n / heads, i = r / group;
+      const auto found = covered.find({s, n % heads, r});
+      ASSERT_NE(found, covered.end());
+      const Ranges& ranges = found->second;
+      for (size_t k = 1; k < ranges.size(); ++k) {
+        ASSERT_EQ(ranges[k].first, ranges[k - 1].second);
       }
+      const KvRange visible = VisibleKv(span.mask, span.query_rows, span.kv.rows, i, i + 1);
+      if (visible.begin == visible.end) continue;
+      ASSERT_LE(ranges.front().first, visible.begin) << "span " << s << ", row " << i;
+      ASSERT_GE(ranges.back().second, visible.end) << "span " << s << ", row " << i;
+      ASSERT_LE(ranges.back().second, span.kv.rows);
     }
+  }
+}
+
+TEST(Plan, EveryPackedRowMeetsEveryVisibleKvRowOnce) {
+  CheckCoverage(
+      {MakeSpan(1, 4096), MakeSpan(300, 700, Mask::Causal()), MakeSpan(65, 0), MakeSpan(0, 100),
+       MakeSpan(4, 2000, Mask::SlidingWindow(700, 0)), MakeSpan(200, 50, Mask::Causal())},
+      2, 3, kOptions);
+}
+
+// The window is 1,024 rows, two splits. But it begins inside a page, so it takes a third split to
+// reach the last row.
+TEST(Plan, AWindowThatBeginsInsideAPageReachesTheLastRow) {
+  const std::vector<Span> spans = {MakeSpan(1, 2000, Mask::SlidingWindow(1023, 0))};
+  CheckCoverage(spans, 1, 1, kOptions);
+  const Plan plan = PlanOf(spans, 1, 1);
+  ASSERT_EQ(plan.items.size(), 3u);
+  int32_t begin = 2000, end = 0;
+  for (const WorkItem& item : plan.items) {
+    begin = std::min(begin, item.kv_begin);
+    end = std::max(end, item.kv_end);
+  }
+  EXPECT_EQ(begin, 960);
+  EXPECT_EQ(end, 2000);
+}
+
+TEST(Plan, EveryPackedRowMeetsEveryVisibleKvRowOnceWithRandomWindows) {
+  std::mt19937_64 random(TestSeed());
+  const auto below = [&](int32_t n) { return static_cast<int32_t>(random() % n); };
+  // Windows of a whole number of pages or splits, nearly so, and of any size.
+  const auto edge = [&] {
+    const int32_t any = below(1500);
+    const int32_t edges[] = {Mask::kUnbounded, 0,   64 * below(20) + below(3),
+                             512 * below(4),   any, std::max(0, 512 * below(4) - 1)};
+    return edges[below(6)];
+  };
+  const PlanOptions every[] = {kOptions, CpuPlan(), Sm80Plan(64), Sm80Plan(256), Sm80Fp8Plan(128)};
+  for (int trial = 0; trial < 200; ++trial) {
+    std::vector<Span> spans;
+    for (int s = 0; s < 6; ++s) {
+      const int32_t query_rows = below(3) == 0 ? 1 + below(150) : 1 + below(8);
+      spans.push_back(MakeSpan(query_rows, below(3000), Mask{edge(), edge()}));
+    }
+    for (const PlanOptions& options : every) CheckCoverage(spans, 2, 1 + below(4), options);
+    if (testing::Test::HasFailure()) return;
   }
 }
 

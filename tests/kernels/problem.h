@@ -33,6 +33,7 @@ class ProblemSpan {
   ProblemSpan(const ProblemSpan&) = delete;
   ProblemSpan& operator=(const ProblemSpan&) = delete;
 
+  const Geometry& geometry() const { return geometry_; }
   const Span& span() const { return span_; }
   Span& mutable_span() { return span_; }
 

@@ -1,10 +1,14 @@
 #include "kernels/cpu/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -58,10 +62,28 @@ TEST(ThreadPool, SharesTheWork) {
   EXPECT_EQ(inside.load(), 2);
 }
 
+// Whether every other thread of this process is blocked: state S in /proc, after the name in ().
+bool OtherThreadsSleep() {
+  const std::string self = std::to_string(gettid());
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    if (task.path().filename() == self) continue;
+    std::ifstream file(task.path() / "stat");
+    std::string stat;
+    std::getline(file, stat);
+    const size_t name_end = stat.rfind(')');
+    if (name_end == std::string::npos || stat.compare(name_end, 3, ") S") != 0) return false;
+  }
+  return true;
+}
+
 TEST(ThreadPool, WakesUpAfterItFellAsleep) {
   ThreadPool pool(2);
   for (int loop = 0; loop < 3; ++loop) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // far longer than it spins
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (!OtherThreadsSleep()) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "the pool's thread does not block";
+      std::this_thread::yield();
+    }
     std::atomic<int> inside{0};
     pool.ParallelFor(2, [&](int, int) {
       ++inside;

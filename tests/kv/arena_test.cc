@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <iterator>
 #include <map>
 #include <random>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/base/test_seed.h"
 
 namespace flashcore::server {
 namespace {
@@ -350,10 +350,7 @@ class ArenaModelTest : public ::testing::Test {
 };
 
 TEST_F(ArenaModelTest, AgreesUnderRandomUse) {
-  const char* seed_text = std::getenv("FLASHCORE_TEST_SEED");
-  const unsigned seed = seed_text != nullptr ? std::atoi(seed_text) : std::random_device()();
-  SCOPED_TRACE("FLASHCORE_TEST_SEED=" + std::to_string(seed));
-  random_.seed(seed);
+  random_.seed(TestSeed());
   for (int step = 0; step < 20'000 && !HasFailure(); ++step) {
     Step(step / 1000 % 2 == 0 ? 70 : 15);  // fills up, drains, and again
     if (step % 100 != 0) continue;

@@ -63,6 +63,26 @@ TEST_F(SequenceMovesTest, APinnedSequenceDisplacesOneThatIsNot) {
   EXPECT_EQ(metrics_.kv_demoted_bytes.Value(), 3 * kPageBytes);
 }
 
+// Promotion needs room that only demotion makes, so demotion comes first when the bytes are
+// limited.
+TEST_F(SequenceMovesTest, MakesRoomBeforeItPromotes) {
+  const SequenceId was_pinned = Load(Rows(3 * 64, 'a'), /*pin=*/true);  // one hot page is free
+  const SequenceId displaced = Fork(was_pinned);
+  ASSERT_EQ(store_->Delete(was_pinned), absl::OkStatus());
+  const SequenceId pinned = Pin(Load(Rows(4 * 64, 'b')));
+  store_->EndMoves(BeginMoves(2 * kPageBytes), true);
+  EXPECT_EQ(metrics_.kv_demoted_bytes.Value(), 2 * kPageBytes);
+  EXPECT_EQ(metrics_.kv_promoted_bytes.Value(), 0u);
+  EXPECT_EQ(HotPages(displaced), 1u);
+  store_->EndMoves(BeginMoves(4 * kPageBytes), true);  // the rest of the room, and three of four
+  EXPECT_EQ(HotPages(displaced), 0u);
+  EXPECT_EQ(HotPages(pinned), 3u);
+  MovePages();
+  EXPECT_EQ(HotPages(pinned), 4u);
+  EXPECT_EQ(Text(pinned), Rows(4 * 64, 'b'));
+  EXPECT_EQ(Text(displaced), Rows(3 * 64, 'a'));
+}
+
 TEST_F(SequenceMovesTest, MovesNoMoreBytesAtATimeThanItIsTold) {
   const SequenceId pinned = Pin(Load(Rows(4 * 64, 'a')));
   const PageMoves moves = BeginMoves(2 * kPageBytes + 1);

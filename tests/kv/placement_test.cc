@@ -1,7 +1,6 @@
 #include "server/kv/placement.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <numeric>
 #include <random>
 #include <string>
@@ -9,6 +8,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/base/test_seed.h"
 
 namespace flashcore::server {
 namespace {
@@ -203,10 +203,7 @@ class PlacementPropertyTest : public ::testing::Test {
 };
 
 TEST_F(PlacementPropertyTest, HoldsForRandomCandidates) {
-  const char* seed_text = std::getenv("FLASHCORE_TEST_SEED");
-  const unsigned seed = seed_text != nullptr ? std::atoi(seed_text) : std::random_device()();
-  SCOPED_TRACE("FLASHCORE_TEST_SEED=" + std::to_string(seed));
-  std::mt19937 random(seed);
+  std::mt19937 random(TestSeed());
   for (int round = 0; round < 20'000 && !HasFailure(); ++round) {
     PlacementOptions options;
     options.capacity_bytes = random() % 250;

@@ -118,7 +118,7 @@ class SequenceStoreTest : public ::testing::Test {
     for (int32_t row = 0; row < kv.rows; ++row) {
       const size_t page = launch.pages[kv.first_page + row / kernels::kPageTokens];
       const std::byte* key =
-          store_->arena_base() + page * Arena::kUnitBytes + row % kernels::kPageTokens * kRowBytes;
+          memory_.inputs.data() + page * Arena::kUnitBytes + row % kernels::kPageTokens * kRowBytes;
       const std::byte* value = key + kernels::kPageTokens * kRowBytes;
       for (size_t i = 0; i < kRowBytes; ++i) EXPECT_EQ(key[0], key[i]) << "row " << row;
       for (size_t i = 0; i < kRowBytes; ++i) EXPECT_EQ(key[0], ~value[i]) << "row " << row;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/base/test_seed.h"
 
 namespace flashcore::server {
 namespace {
@@ -44,7 +45,7 @@ TEST(BlockAllocatorTest, PiecesNeverOverlap) {
     size_t bytes;
     std::byte fill;
   };
-  std::mt19937 random(20261121);
+  std::mt19937 random(TestSeed());
   BlockAllocator allocator(block, sizeof(block));
   std::vector<Piece> pieces;
   for (int step = 0; step < 20000; ++step) {

@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -24,6 +25,10 @@ using ::testing::HasSubstr;
 using testing::TestSegment;
 
 constexpr size_t kPage = 4096;
+
+// Called with the address before memory is unmapped by code of this program. The tests set it while
+// no other thread unmaps.
+std::function<void(void*)> before_munmap;
 
 TEST(SharedSegmentTest, RefusesWhatIsNoNameOrNoSegment) {
   const auto code = [](const std::string& name, uint64_t bytes = 16) {
@@ -110,6 +115,25 @@ TEST(FaultGuardDeathTest, OtherFaultsEndTheProcessAsBefore) {
     *const_cast<volatile std::byte*>(memory.data()) = std::byte{1};
   };
   EXPECT_EXIT(fault(), ::testing::KilledBySignal(SIGBUS), "");
+}
+
+TEST(SharedRegionTest, IsGuardedNoLongerWhenItsAddressesBecomeFree) {
+  const TestSegment memory(kPage);
+  auto region = memory.Map();
+  std::byte* const data = region->data();
+  // The region's guard is the last one that there is.
+  std::vector<FaultGuard> guards;
+  while (auto guard = FaultGuard::Make(data, kPage)) guards.push_back(*std::move(guard));
+  int unmapped = 0;
+  before_munmap = [&](void* address) {
+    if (address != data) return;
+    ++unmapped;
+    // Whoever maps memory here next needs a guard, and must not share the range of an old one.
+    EXPECT_TRUE(FaultGuard::Make(data, kPage).has_value()) << "the old guard is still there";
+  };
+  region.reset();
+  before_munmap = nullptr;
+  EXPECT_EQ(unmapped, 1);
 }
 
 TEST(FaultGuardTest, ThereAreSoManyAndNoMore) {
@@ -254,3 +278,12 @@ TEST_F(SharedTensorsTest, RangesMustFit) {
 
 }  // namespace
 }  // namespace flashcore::server
+
+// The linker option --wrap directs calls of munmap here.
+extern "C" {
+int __real_munmap(void* address, size_t bytes);
+int __wrap_munmap(void* address, size_t bytes) {
+  if (flashcore::server::before_munmap) flashcore::server::before_munmap(address);
+  return __real_munmap(address, bytes);
+}
+}

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/base/test_seed.h"
 
 namespace flashcore::server {
 namespace {
@@ -92,6 +93,7 @@ TEST(StagingPoolTest, NothingCostsNothing) {
 
 TEST(StagingPoolTest, ManyThreadsStayWithinTheLimit) {
   const size_t limit = 1 << 20;
+  const unsigned seed = TestSeed();
   std::atomic<size_t> allocated{0};
   {
     std::vector<std::thread> threads;
@@ -104,8 +106,8 @@ TEST(StagingPoolTest, ManyThreadsStayWithinTheLimit) {
                                --allocated;
                                heap.free(memory);
                              }});
-    for (unsigned seed = 0; seed < 4; ++seed) {
-      threads.emplace_back([&pool, limit, seed] {
+    for (unsigned thread = 0; thread < 4; ++thread) {
+      threads.emplace_back([&pool, limit, seed = seed + thread] {
         std::mt19937 random(seed);
         std::vector<StagingBuffer> held;
         for (int i = 0; i < 5000; ++i) {
@@ -301,8 +303,9 @@ TEST(StagingPoolTest, ManyThreadsWaitAndAllAreServedOrLeave) {
   StagingPool pool(64 << 10, StagingPool::HeapAllocator(), 1 << 20);
   std::atomic<int> served{0};
   std::vector<std::thread> threads;
-  for (unsigned seed = 0; seed < 4; ++seed) {
-    threads.emplace_back([&pool, &served, seed] {
+  const unsigned seed = TestSeed();
+  for (unsigned thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&pool, &served, seed = seed + thread] {
       std::mt19937 random(seed);
       for (int i = 0; i < 2000; ++i) {
         StagingClaim claim;

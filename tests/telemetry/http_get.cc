@@ -5,16 +5,44 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <utility>
+
 namespace flashcore::server {
 
-std::string HttpGet(int port, const std::string& path, const std::string& header) {
+namespace {
+
+// A socket, or -1.
+int Connect(int port) {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) return fd;
+  close(fd);
+  return -1;
+}
+
+}  // namespace
+
+SilentConnection::SilentConnection(int port, const std::string& text) : fd_(Connect(port)) {
+  if (write(fd_, text.data(), text.size()) < 0) close(std::exchange(fd_, -1));
+}
+
+SilentConnection::~SilentConnection() {
+  if (fd_ >= 0) close(fd_);
+}
+
+bool SilentConnection::ended() const {
+  char byte = 0;
+  return recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0 || errno != EAGAIN;
+}
+
+std::string HttpGet(int port, const std::string& path, const std::string& header) {
+  const int fd = Connect(port);
   std::string response;
-  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
+  if (fd >= 0) {
     const std::string request =
         "GET " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + header + "\r\n";
     char buffer[4096];

@@ -11,6 +11,22 @@ namespace flashcore::server {
 std::string HttpGet(int port, const std::string& path, const std::string& header = "");
 
 // What follows the header of `response`.
+// A connection on which the client has sent `text`, perhaps a part of a request, and then is
+// silent.
+class SilentConnection {
+ public:
+  SilentConnection(int port, const std::string& text);
+  ~SilentConnection();
+  SilentConnection(const SilentConnection&) = delete;
+  SilentConnection& operator=(const SilentConnection&) = delete;
+
+  // The server has answered or closed it.
+  bool ended() const;
+
+ private:
+  int fd_;
+};
+
 std::string HttpBody(const std::string& response);
 
 }  // namespace flashcore::server

@@ -3,11 +3,9 @@
 #ifndef FLASHCORE_TESTS_TRANSPORT_BYTE_PATH_FIXTURE_H_
 #define FLASHCORE_TESTS_TRANSPORT_BYTE_PATH_FIXTURE_H_
 
-#include <chrono>
 #include <cstring>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -140,11 +138,7 @@ class BytePathTest : public ::testing::Test {
 
   // gRPC lets go of a reply's memory a little after the client has it.
   bool AllStagingReturns() const {
-    const TimePoint end = clock_.Now() + std::chrono::seconds(10);
-    while (StagingInUse() > 0 && clock_.Now() < end) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return StagingInUse() == 0;
+    return WaitUntil([this] { return StagingInUse() == 0; });
   }
 
   StagingBlock block_;

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -158,6 +159,26 @@ TEST(ConvertTest, EveryFieldOfARequestIsRead) {
       const bool is_range = field.message_type() == v1::MemoryRange::descriptor();
       const std::string name = type->name() + "." + field.name();
       EXPECT_TRUE(is_tensor || is_range || fields.count(name) == 1) << name << " is not read";
+    }
+  }
+}
+
+// The bounds of a window are independent: each may be unset, which means unbounded.
+TEST(ConvertTest, TheBoundsOfAWindowKeepTheirSides) {
+  using Bound = std::optional<int32_t>;
+  for (const Bound left : {Bound(), Bound(0), Bound(5)}) {
+    for (const Bound right : {Bound(), Bound(0), Bound(9)}) {
+      v1::AttendRequest message;
+      message.set_dtype(v1::DTYPE_FLOAT16);
+      message.set_layout(v1::LAYOUT_NHD);
+      v1::Mask* mask = message.mutable_mask();
+      mask->set_kind(v1::Mask::KIND_SLIDING_WINDOW);
+      if (left.has_value()) mask->set_window_left(*left);
+      if (right.has_value()) mask->set_window_right(*right);
+      AttendRequest request;
+      ASSERT_TRUE(ToRequest(message, &request).ok());
+      EXPECT_EQ(request.mask.left, left.value_or(kernels::Mask::kUnbounded));
+      EXPECT_EQ(request.mask.right, right.value_or(kernels::Mask::kUnbounded));
     }
   }
 }

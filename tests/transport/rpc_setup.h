@@ -2,9 +2,11 @@
 #ifndef FLASHCORE_TESTS_TRANSPORT_RPC_SETUP_H_
 #define FLASHCORE_TESTS_TRANSPORT_RPC_SETUP_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "flashcore/v1/attention.pb.h"
@@ -14,6 +16,20 @@ namespace flashcore::server::testing {
 
 inline constexpr uint32_t kHeadDim = 32;
 inline constexpr size_t kRowBytes = kHeadDim * 2;  // of K, of V or of Q
+
+// Longer than anything that a test waits for takes, also on a busy machine.
+inline constexpr std::chrono::seconds kLong(60);
+
+// Waits until `condition()` holds. False if it still does not after kLong.
+template <typename Condition>
+[[nodiscard]] bool WaitUntil(const Condition& condition) {
+  const auto end = std::chrono::steady_clock::now() + kLong;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
 
 inline Server::Options ServerOptions() {
   Server::Options options;

@@ -86,12 +86,18 @@ class SequenceRpcsTest : public ::testing::Test {
     return engine_->sequences().Get(*SequenceId::FromBytes(sequence_))->layer_lengths[0];
   }
   void WaitForLength(uint64_t rows) const {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-    while (Length() != rows && std::chrono::steady_clock::now() < end) std::this_thread::yield();
-    EXPECT_EQ(Length(), rows);
+    EXPECT_TRUE(testing::WaitUntil([&] { return Length() == rows; }));
   }
-  void WaitForQueueDepth(int64_t depth) const {
-    while (metrics_->device(0).queue_depth.Value() != depth) std::this_thread::yield();
+  void WaitForQueued(int requests) const {
+    EXPECT_TRUE(testing::WaitUntil([&] { return engine_->queued() == requests; }));
+  }
+  // After this the server has received what was sent on the connection before.
+  void RoundTrips() const {
+    for (int i = 0; i < 3; ++i) {
+      grpc::ClientContext context;
+      v1::GetServerInfoResponse response;
+      EXPECT_TRUE(stub_->GetServerInfo(&context, {}, &response).ok());
+    }
   }
 
   FakeDeviceControl device_;
@@ -117,9 +123,11 @@ TEST_F(SequenceRpcsTest, AStreamStepsInOrderAndIsReadNoFurtherThanItMay) {
     ASSERT_TRUE(stream->Write(request));
   }
   stream->WritesDone();
-  while (metrics_->inflight_requests.Value() < kMaxInflight) std::this_thread::yield();
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // time to read what it must not
-  EXPECT_EQ(metrics_->inflight_requests.Value(), kMaxInflight);
+  EXPECT_TRUE(
+      testing::WaitUntil([&] { return metrics_->inflight_requests.Value() >= kMaxInflight; }));
+  RoundTrips();  // time to read what it must not
+  EXPECT_TRUE(
+      testing::WaitUntil([&] { return metrics_->inflight_requests.Value() == kMaxInflight; }));
   device_.SetOpen(true);
   v1::AttendResponse response;
   for (int i = 0; i < kSteps; ++i) {
@@ -143,19 +151,26 @@ TEST_F(SequenceRpcsTest, AFailedLaunchAppendsNothing) {
 }
 
 TEST_F(SequenceRpcsTest, ARequestCancelledInTheQueueAppendsNothing) {
-  device_.SetOpen(false);
-  auto running = std::async(std::launch::async, [&] { return Step(); });
-  device_.WaitUntilEntered(1);
-  grpc::ClientContext context;
-  auto cancelled = std::async(std::launch::async, [&] { return Step(&context); });
-  WaitForQueueDepth(1);
-  context.TryCancel();
-  EXPECT_EQ(cancelled.get().error_code(), grpc::CANCELLED);
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // for the server to know
-  device_.SetOpen(true);
-  EXPECT_TRUE(running.get().ok());
-  EXPECT_TRUE(Step().ok());
-  EXPECT_EQ(Length(), 2u);
+  // The server hears of it a little later than the client: the gate stays closed longer and longer,
+  // until the server knew before the gate opened.
+  for (std::chrono::milliseconds closed(10);; closed *= 2) {
+    ASSERT_LT(closed, testing::kLong / 4);
+    const uint64_t before = Length();
+    const int launches = static_cast<int>(device_.BatchSizes().size());
+    device_.SetOpen(false);
+    auto running = std::async(std::launch::async, [&] { return Step(); });
+    device_.WaitUntilEntered(launches + 1);
+    grpc::ClientContext context;
+    auto cancelled = std::async(std::launch::async, [&] { return Step(&context); });
+    WaitForQueued(1);
+    context.TryCancel();
+    EXPECT_EQ(cancelled.get().error_code(), grpc::CANCELLED);
+    std::this_thread::sleep_for(closed);
+    device_.SetOpen(true);
+    EXPECT_TRUE(running.get().ok());
+    EXPECT_TRUE(Step().ok());  // behind the cancelled one
+    if (Length() == before + 2) break;
+  }
 }
 
 TEST_F(SequenceRpcsTest, ARequestCancelledWhileItRunsStillAppends) {
@@ -174,7 +189,7 @@ TEST_F(SequenceRpcsTest, DeletingASequenceEndsWhatIsQueuedButNotWhatRuns) {
   auto running = std::async(std::launch::async, [&] { return Step(); });
   device_.WaitUntilEntered(1);
   auto queued = std::async(std::launch::async, [&] { return Step(); });
-  WaitForQueueDepth(1);
+  WaitForQueued(1);
   v1::DeleteSequenceRequest request;
   request.set_sequence_id(sequence_);
   v1::DeleteSequenceResponse response;
@@ -195,14 +210,14 @@ TEST_F(SequenceRpcsTest, ALoadReceivesOneChunkAhead) {
   auto writer = stub_->LoadSequence(&context, &response);
   for (int i = 0; i < 8; ++i) ASSERT_TRUE(writer->Write(Chunk(1, i == 0)));
   device_.WaitUntilEntered(1);
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  RoundTrips();
   // The one that runs and the one that waits for it; each takes the smallest buffer.
   EXPECT_LE(engine_->staging().used_bytes(), 2 * StagingPool::SizeClass(1));
   device_.SetOpen(true);
   writer->WritesDone();
   EXPECT_TRUE(writer->Finish().ok());
   EXPECT_THAT(response.sequence().layer_lengths(), ElementsAre(8));
-  EXPECT_EQ(engine_->staging().used_bytes(), 0u);
+  EXPECT_TRUE(testing::WaitUntil([&] { return engine_->staging().used_bytes() == 0; }));
 }
 
 class SequenceRpcsOnDeviceTest : public SequenceRpcsTest,
@@ -252,7 +267,7 @@ TEST_P(SequenceRpcsOnDeviceTest, ADrainEndsAnOpenLoad) {
   auto writer = stub_->LoadSequence(&context, &response);
   ASSERT_TRUE(writer->Write(Chunk(3, true)));
   WaitForLength(3);
-  EXPECT_TRUE(server_->Drain(absl::Seconds(10)));
+  EXPECT_TRUE(server_->Drain(absl::FromChrono(testing::kLong)));
   EXPECT_EQ(writer->Finish().error_code(), grpc::UNAVAILABLE);
   EXPECT_EQ(Length(), 3u);
 }

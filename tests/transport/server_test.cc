@@ -37,7 +37,7 @@ class ServerTest : public ::testing::Test {
     metrics_ = std::make_unique<Metrics>(testing::FakeMetricsOptions(Server::Methods(options)));
     std::vector<std::unique_ptr<Device>> devices;
     devices.push_back(std::move(device));
-    fleet_ = std::make_unique<Fleet>(engine_options, std::move(devices), &clock_, metrics_.get());
+    fleet_ = std::make_unique<Fleet>(engine_options, std::move(devices), clock_, metrics_.get());
     engine_ = fleet_->engines()[0].get();
     auto server = Server::Start(options, fleet_.get(), metrics_.get());
     ASSERT_EQ(server.status(), absl::OkStatus());
@@ -82,23 +82,19 @@ class ServerTest : public ::testing::Test {
     return Attend(request, &response, &context);
   }
 
-  // Waits until one request is in the queue. It is counted a moment before it is there.
-  void WaitUntilQueued() {
-    while (metrics_->device(0).queue_depth.Value() != 1) std::this_thread::yield();
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  void WaitForQueued(int requests) const {
+    EXPECT_TRUE(testing::WaitUntil([&] { return engine_->queued() == requests; }));
   }
 
   // gRPC lets go of the last reply's memory a little after the client has it.
   void ExpectAllStagingReturned() {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-    while (engine_->staging().used_bytes() > 0 && std::chrono::steady_clock::now() < end) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    EXPECT_EQ(engine_->staging().used_bytes(), 0u);
+    EXPECT_TRUE(testing::WaitUntil([&] { return engine_->staging().used_bytes() == 0; }));
   }
 
   FakeDeviceControl device_;
-  SteadyClock clock_;
+  SteadyClock steady_clock_;
+  testing::FakeClock fake_clock_;
+  const Clock* clock_ = &steady_clock_;  // of the server
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<Fleet> fleet_;
   Engine* engine_ = nullptr;  // of its only device
@@ -112,7 +108,7 @@ class ServerOnDeviceTest : public ServerTest,
  protected:
   void SetUp() override {
     if (const std::string why = GetParam().why_none(); !why.empty()) GTEST_SKIP() << why;
-    Start(GetParam().make(size_t{16} << 20, 0, &clock_));
+    Start(GetParam().make(size_t{16} << 20, 0, clock_));
   }
 };
 
@@ -254,28 +250,25 @@ TEST_F(ServerTest, BytesThatAreNoProtobufAreRefused) {
 TEST_F(ServerTest, AFullQueueRefusesAndADeadlineIsKept) {
   Engine::Options options;
   options.batcher.max_queue_requests = 1;
+  clock_ = &fake_clock_;
   StartFake(options);
   device_.SetOpen(false);
   auto running = std::async(std::launch::async, [&] { return Attend(ValidRequest()); });
   device_.WaitUntilEntered(1);
   auto expiring = std::async(std::launch::async, [&] {
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(3));
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::hours(1));
     v1::AttendResponse response;
     return Attend(ValidRequest(), &response, &context);
   });
-  WaitUntilQueued();
+  WaitForQueued(1);
   const grpc::Status refused = Attend(ValidRequest());  // the one place in the queue is taken
   EXPECT_EQ(refused.error_code(), grpc::RESOURCE_EXHAUSTED);
   EXPECT_THAT(refused.error_message(), HasSubstr("queue is full: 1"));
-  EXPECT_EQ(expiring.get().error_code(), grpc::DEADLINE_EXCEEDED);
-  // The server's deadline is a little later: a timeout travels rounded up.
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  fake_clock_.Advance(std::chrono::hours(2));
   device_.SetOpen(true);
   EXPECT_TRUE(running.get().ok());
-  // The lane takes the expired request off the queue, of which it fills the one place, after it has
-  // answered the one that ran.
-  while (metrics_->device(0).queue_depth.Value() != 0) std::this_thread::yield();
+  EXPECT_EQ(expiring.get().error_code(), grpc::DEADLINE_EXCEEDED);  // from the server
   EXPECT_TRUE(Attend(ValidRequest()).ok());
   // The expired request was never launched: one batch for each of the two that ran.
   EXPECT_THAT(device_.BatchSizes(), ::testing::ElementsAre(1, 1));
@@ -283,23 +276,28 @@ TEST_F(ServerTest, AFullQueueRefusesAndADeadlineIsKept) {
 
 TEST_F(ServerTest, ACancelledRequestIsNeverLaunched) {
   StartFake();
-  device_.SetOpen(false);
-  auto running = std::async(std::launch::async, [&] { return Attend(ValidRequest()); });
-  device_.WaitUntilEntered(1);
-  grpc::ClientContext context;
-  auto cancelled = std::async(std::launch::async, [&] {
-    v1::AttendResponse response;
-    return Attend(ValidRequest(), &response, &context);
-  });
-  WaitUntilQueued();
-  context.TryCancel();
-  EXPECT_EQ(cancelled.get().error_code(), grpc::CANCELLED);
-  // The server hears of it a little later than the client.
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  device_.SetOpen(true);
-  EXPECT_TRUE(running.get().ok());
-  EXPECT_TRUE(server_->Drain(absl::Seconds(5)));
-  EXPECT_THAT(device_.BatchSizes(), ::testing::ElementsAre(1));
+  // The server hears of it a little later than the client: the gate stays closed longer and longer,
+  // until the server knew before the gate opened.
+  for (std::chrono::milliseconds closed(10);; closed *= 2) {
+    ASSERT_LT(closed, testing::kLong / 4);
+    const size_t before = device_.BatchSizes().size();
+    device_.SetOpen(false);
+    auto running = std::async(std::launch::async, [&] { return Attend(ValidRequest()); });
+    device_.WaitUntilEntered(static_cast<int>(before) + 1);
+    grpc::ClientContext context;
+    auto cancelled = std::async(std::launch::async, [&] {
+      v1::AttendResponse response;
+      return Attend(ValidRequest(), &response, &context);
+    });
+    WaitForQueued(1);
+    context.TryCancel();
+    EXPECT_EQ(cancelled.get().error_code(), grpc::CANCELLED);
+    std::this_thread::sleep_for(closed);
+    device_.SetOpen(true);
+    EXPECT_TRUE(running.get().ok());
+    EXPECT_TRUE(testing::WaitUntil([&] { return metrics_->inflight_requests.Value() == 0; }));
+    if (device_.BatchSizes().size() == before + 1) break;
+  }
 }
 
 TEST_P(ServerOnDeviceTest, AStreamAnswersEveryRequestById) {
@@ -362,7 +360,7 @@ TEST_F(ServerTest, ACancelledStreamLeavesNothingBehind) {
     EXPECT_EQ(stream->Finish().error_code(), grpc::CANCELLED);
   }
   device_.SetOpen(true);
-  EXPECT_TRUE(server_->Drain(absl::Seconds(5)));
+  EXPECT_TRUE(server_->Drain(absl::FromChrono(testing::kLong)));
   ExpectAllStagingReturned();
 }
 
@@ -373,7 +371,8 @@ TEST_F(ServerTest, ADrainAnswersWhatIsInFlightAndRefusesTheRest) {
   auto stream = stub_->AttendStream(&stream_context);
   ASSERT_TRUE(stream->Write(ValidRequest()));
   device_.WaitUntilEntered(1);
-  auto drained = std::async(std::launch::async, [&] { return server_->Drain(absl::Seconds(10)); });
+  auto drained = std::async(std::launch::async,
+                            [&] { return server_->Drain(absl::FromChrono(testing::kLong)); });
   grpc::Status refused;
   do
     refused = [&] {

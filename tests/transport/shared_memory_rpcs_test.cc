@@ -20,6 +20,7 @@
 #include "grpcpp/create_channel.h"
 #include "gtest/gtest.h"
 #include "server/device/cpu_device.h"
+#include "tests/base/test_seed.h"
 #include "tests/engine/attend_job.h"
 #include "tests/engine/fakes.h"
 #include "tests/memory/test_segment.h"
@@ -159,17 +160,13 @@ class SharedMemoryRpcsTest : public ::testing::Test {
   }
 
   void ExpectNothingShared() {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-    while (metrics_->shared_memory_bytes.Value() > 0 && std::chrono::steady_clock::now() < end) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    EXPECT_EQ(metrics_->shared_memory_bytes.Value(), 0);
+    EXPECT_TRUE(testing::WaitUntil([&] { return metrics_->shared_memory_bytes.Value() == 0; }));
     EXPECT_EQ(metrics_->shared_memory_regions.Value(), 0);
   }
 
   FakeDeviceControl control_;
   SteadyClock clock_;
-  std::mt19937 random_{testing::TestSeed()};
+  std::mt19937 random_{TestSeed()};
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<Fleet> fleet_;
   std::unique_ptr<Server> server_;
@@ -414,10 +411,8 @@ TEST_F(SharedMemoryRpcsTest, ADrainEndsRegistrationsAndTheClientKnows) {
   const auto memory = client_->CreateSharedMemory(kPage);
   ASSERT_EQ(memory.status(), absl::OkStatus());
   EXPECT_TRUE((*memory)->registered());
-  EXPECT_TRUE(server_->Drain(absl::Seconds(20)));
-  const absl::Time end = absl::Now() + absl::Seconds(10);
-  while ((*memory)->registered() && absl::Now() < end) absl::SleepFor(absl::Milliseconds(1));
-  EXPECT_FALSE((*memory)->registered());
+  EXPECT_TRUE(server_->Drain(absl::FromChrono(testing::kLong)));
+  EXPECT_TRUE(testing::WaitUntil([&] { return !(*memory)->registered(); }));
   ExpectNothingShared();
 }
 

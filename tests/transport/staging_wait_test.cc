@@ -22,9 +22,8 @@ namespace {
 using testing::FakeDevice;
 using testing::FakeDeviceControl;
 using ::testing::HasSubstr;
+using testing::kLong;
 using testing::kRowBytes;
-
-constexpr std::chrono::seconds kLong(60);  // longer than any test waits
 
 class StagingWaitTest : public ::testing::Test {
  protected:
@@ -43,7 +42,7 @@ class StagingWaitTest : public ::testing::Test {
     FakeDevice::Options device;
     device.kv_memory_bytes = 8 << 20;
     devices.push_back(std::make_unique<FakeDevice>(&device_, device));
-    fleet_ = std::make_unique<Fleet>(engine_options, std::move(devices), &clock_, metrics_.get());
+    fleet_ = std::make_unique<Fleet>(engine_options, std::move(devices), clock_, metrics_.get());
     staging_ = &fleet_->engines()[0]->staging();
     server_ = Server::Start(options, fleet_.get(), metrics_.get()).value();
     stub_ = v1::AttentionService::NewStub(
@@ -69,7 +68,7 @@ class StagingWaitTest : public ::testing::Test {
     v1::AttendResponse response;
     std::future<grpc::Status> status;
   };
-  std::unique_ptr<Call> Attend(std::chrono::milliseconds timeout = kLong) {
+  std::unique_ptr<Call> Attend(std::chrono::milliseconds timeout = 10 * kLong) {
     auto call = std::make_unique<Call>();
     call->context.set_deadline(std::chrono::system_clock::now() + timeout);
     call->status = std::async(std::launch::async, [this, call = call.get()] {
@@ -82,19 +81,18 @@ class StagingWaitTest : public ::testing::Test {
   void FillMemory() {
     device_.SetOpen(false);
     for (int i = 0; i < 2; ++i) running_.push_back(Attend());
-    while (staging_->used_bytes() < staging_->limit_bytes()) std::this_thread::yield();
+    EXPECT_TRUE(
+        testing::WaitUntil([&] { return staging_->used_bytes() == staging_->limit_bytes(); }));
   }
   void WaitForLine(size_t waiting) const {
-    const auto end = std::chrono::steady_clock::now() + kLong / 2;
-    while (staging_->waiting() != waiting && std::chrono::steady_clock::now() < end) {
-      std::this_thread::yield();
-    }
-    ASSERT_EQ(staging_->waiting(), waiting);
+    EXPECT_TRUE(testing::WaitUntil([&] { return staging_->waiting() == waiting; }));
   }
 
   uint32_t kv_rows_ = 1;
   FakeDeviceControl device_;
-  SteadyClock clock_;
+  SteadyClock steady_clock_;
+  testing::FakeClock fake_clock_;
+  const Clock* clock_ = &steady_clock_;  // of the server
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<Fleet> fleet_;
   const StagingPool* staging_ = nullptr;  // of its only device
@@ -104,15 +102,16 @@ class StagingWaitTest : public ::testing::Test {
 };
 
 TEST_F(StagingWaitTest, ARequestIsServedWhenMemoryComesBack) {
+  clock_ = &fake_clock_;
   Start(kLong);
   FillMemory();
   auto waiting = Attend();
   WaitForLine(1);
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  fake_clock_.Advance(std::chrono::milliseconds(20));
   device_.SetOpen(true);
   EXPECT_TRUE(waiting->status.get().ok());
-  EXPECT_GE(waiting->response.timing().staging_wait_ns(), 20'000'000u);
-  EXPECT_LT(waiting->response.timing().receive_ns(), waiting->response.timing().staging_wait_ns());
+  EXPECT_EQ(waiting->response.timing().staging_wait_ns(), 20'000'000u);
+  EXPECT_EQ(waiting->response.timing().receive_ns(), 0u);
   for (auto& call : running_) {
     EXPECT_TRUE(call->status.get().ok());
     EXPECT_EQ(call->response.timing().staging_wait_ns(), 0u);
@@ -138,9 +137,15 @@ TEST_F(StagingWaitTest, WithNoWaitItIsRefusedAtOnce) {
 TEST_F(StagingWaitTest, ADeadlineEndsTheWait) {
   Start(kLong);
   FillMemory();
-  auto expiring = Attend(std::chrono::milliseconds(300));
-  WaitForLine(1);
-  EXPECT_EQ(expiring->status.get().error_code(), grpc::DEADLINE_EXCEEDED);
+  const auto waits = [&] {
+    return metrics_->staging_wait_seconds.Collect().histogram.sample_count;
+  };
+  // Longer and longer deadlines, until the request is in line before its deadline.
+  for (std::chrono::milliseconds timeout(100); waits() == 0; timeout *= 2) {
+    ASSERT_LT(timeout, kLong);
+    EXPECT_EQ(Attend(timeout)->status.get().error_code(), grpc::DEADLINE_EXCEEDED);
+    EXPECT_TRUE(testing::WaitUntil([&] { return metrics_->inflight_requests.Value() == 2; }));
+  }
   WaitForLine(0);
   device_.SetOpen(true);
   for (auto& call : running_) EXPECT_TRUE(call->status.get().ok());
@@ -163,8 +168,9 @@ TEST_F(StagingWaitTest, ADrainAnswersThoseThatWait) {
   FillMemory();
   auto waiting = Attend();
   WaitForLine(1);
-  auto drained = std::async(std::launch::async, [&] { return server_->Drain(absl::Seconds(30)); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  auto drained =
+      std::async(std::launch::async, [&] { return server_->Drain(absl::FromChrono(kLong)); });
+  EXPECT_TRUE(testing::WaitUntil([&] { return metrics_->serving.Value() == 0; }));
   device_.SetOpen(true);
   EXPECT_TRUE(waiting->status.get().ok());
   EXPECT_TRUE(drained.get());
@@ -247,7 +253,7 @@ TEST_F(StagingWaitTest, ACancelledStreamLeavesTheLine) {
   EXPECT_EQ(stream->Finish().error_code(), grpc::CANCELLED);
   WaitForLine(0);
   device_.SetOpen(true);
-  EXPECT_TRUE(server_->Drain(absl::Seconds(30)));
+  EXPECT_TRUE(server_->Drain(absl::FromChrono(kLong)));
   EXPECT_EQ(staging_->used_bytes(), 0u);
 }
 

@@ -1,6 +1,5 @@
 #include "proto/wire.h"
 
-#include <cstdlib>
 #include <random>
 #include <string>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "gmock/gmock.h"
 #include "google/protobuf/stubs/logging.h"
 #include "gtest/gtest.h"
+#include "tests/base/test_seed.h"
 
 namespace flashcore::server {
 namespace {
@@ -137,6 +137,60 @@ TEST(WireTest, UnknownGroupsAreCheckedAsTheGeneratedParserDoes) {
   }
 }
 
+// A varint of `size` bytes, more than it needs.
+std::string PaddedVarint(uint64_t value, size_t size) {
+  std::string bytes;
+  for (; bytes.size() + 1 < size; value >>= 7) bytes += static_cast<char>(value | 0x80);
+  return bytes + static_cast<char>(value & 0x7f);
+}
+
+// protobuf allows tags and lengths of at most five bytes, needed or not.
+TEST(WireTest, TagsAndLengthsOfUpToFiveBytesAreRead) {
+  constexpr uint32_t kLength = 3;
+  struct Field {
+    const char* name;
+    uint32_t tag;
+    std::string before, after;  // around the field
+  };
+  const Field fields[] = {{"request_id", v1::AttendRequest::kRequestIdFieldNumber << 3 | 2, "", ""},
+                          {"query", v1::AttendRequest::kQueryFieldNumber << 3 | 2, "", ""},
+                          {"unknown", 100 << 3 | 2, "", ""},
+                          {"in a group", 1 << 3 | 2, "\x1b", "\x1c"}};
+  const google::protobuf::LogSilencer no_complaints;
+  for (const Field& field : fields) {
+    for (size_t size = 2; size <= 7; ++size) {
+      for (const bool pad_tag : {false, true}) {
+        const std::string bytes = field.before + PaddedVarint(field.tag, pad_tag ? size : 2) +
+                                  PaddedVarint(kLength, pad_tag ? 1 : size) + "abc" + field.after;
+        v1::AttendRequest want, got;
+        ASSERT_EQ(want.ParseFromString(bytes), size <= 5) << field.name << " " << size;
+        EXPECT_EQ(Reassemble(InSlices(bytes, {3}), kNoLimit, &got), size <= 5)
+            << field.name << " " << size << " bytes of " << (pad_tag ? "tag" : "length");
+        if (size > 5) continue;
+        EXPECT_EQ(got.request_id(), want.request_id());
+        EXPECT_EQ(got.query(), want.query());
+      }
+    }
+  }
+}
+
+// 256 MiB and more need five bytes.
+TEST(WireTest, LongTensorsHaveLengthsOfFiveBytes) {
+  const grpc::Slice block(std::string(size_t{1} << 20, 'q'));
+  const size_t bytes = size_t{300} << 20;
+  std::vector<grpc::Slice> slices = {
+      wire::FieldHeader(v1::AttendRequest::kQueryFieldNumber, bytes)};
+  ASSERT_EQ(slices[0].size(), 1u + 5u);
+  slices.insert(slices.end(), bytes / block.size(), block);  // the same memory again and again
+  wire::LargeField query = {v1::AttendRequest::kQueryFieldNumber};
+  std::string small;
+  EXPECT_EQ(wire::SplitMessage(grpc::ByteBuffer(slices.data(), slices.size()), kNoLimit,
+                               absl::MakeSpan(&query, 1), &small),
+            absl::OkStatus());
+  EXPECT_EQ(query.size, bytes);
+  EXPECT_EQ(query.offset, 6u);
+}
+
 TEST(WireTest, LimitsTheFieldsThatAreNotTensors) {
   v1::AttendRequest request;
   request.set_query(std::string(10000, 'q'));
@@ -164,11 +218,8 @@ TEST(WireTest, AClaimedLengthAllocatesNothing) {
 
 // Same acceptance and same values as the generated parser, on random damage.
 TEST(WireTest, AgreesWithTheGeneratedParserOnDamagedMessages) {
-  const char* seed_text = std::getenv("FLASHCORE_TEST_SEED");
-  const unsigned seed = seed_text != nullptr ? std::atoi(seed_text) : std::random_device()();
-  SCOPED_TRACE("FLASHCORE_TEST_SEED=" + std::to_string(seed));
   const google::protobuf::LogSilencer no_complaints;
-  std::mt19937 random(seed);
+  std::mt19937 random(TestSeed());
   const std::string original = ExampleRequest().SerializeAsString();
   int accepted = 0;
   for (int i = 0; i < 100'000; ++i) {

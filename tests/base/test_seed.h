@@ -1,0 +1,23 @@
+// The seed of tests with random inputs.
+#ifndef FLASHCORE_TESTS_BASE_TEST_SEED_H_
+#define FLASHCORE_TESTS_BASE_TEST_SEED_H_
+
+#include <cstdlib>
+#include <iostream>
+#include <random>
+
+namespace flashcore {
+
+// A new seed every time, unless FLASHCORE_TEST_SEED is set. Prints it, so that a run can be
+// repeated.
+inline unsigned TestSeed() {
+  const char* asked = std::getenv("FLASHCORE_TEST_SEED");
+  const auto seed = asked != nullptr ? static_cast<unsigned>(std::strtoul(asked, nullptr, 10))
+                                     : std::random_device()();
+  std::cout << "FLASHCORE_TEST_SEED=" << seed << std::endl;
+  return seed;
+}
+
+}  // namespace flashcore
+
+#endif  // FLASHCORE_TESTS_BASE_TEST_SEED_H_

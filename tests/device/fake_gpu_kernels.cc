@@ -1,0 +1,142 @@
+// The launchers of the CUDA kernels, on the fake GPUs. CPU kernels compute. A kernel must find
+// everything it reads and writes in device memory or in pinned memory, aligned to 16 bytes.
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/cpu/attention_cpu.h"
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/kv_pages.h"
+#include "kernels/sm80/attention_sm80.h"
+#include "kernels/smxx/read_bytes.h"
+#include "kernels/smxx/work_list.h"
+#include "kernels/tile_config.h"
+#include "tests/device/fake_gpu_state.h"
+
+namespace flashcore::kernels {
+namespace {
+
+namespace fake_gpu = server::testing::fake_gpu;
+using fake_gpu::ExpectInReach;
+using fake_gpu::ExpectOnDevice;
+
+cudaError_t Enqueue(void* stream, std::function<void()> work) {
+  if (const cudaError_t error = fake_gpu::launch_fault.Next(); error != cudaSuccess) return error;
+  return fake_gpu::Push(stream, std::move(work));
+}
+
+void ExpectAligned(const void* at, const char* what) {
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(at) % 16, 0u) << what;
+}
+
+void ExpectSpanInReach(const Span& span) {
+  ExpectAligned(span.query, "query");
+  ExpectAligned(span.output, "output");
+  ExpectInReach(span.query, "query");
+  ExpectInReach(span.output, "output");
+  if (span.lse != nullptr) ExpectInReach(span.lse, "lse");
+  if (span.kv.rows == 0) return;
+  ExpectAligned(span.kv.key, "key");
+  ExpectAligned(span.kv.value, "value");
+  ExpectInReach(span.kv.key, "key");
+  ExpectInReach(span.kv.value, "value");
+  if (span.kv.pages == nullptr) return;
+  ExpectOnDevice(span.kv.key, "resident key");
+  ExpectInReach(span.kv.pages, "pages");
+}
+
+// The counters of finished splits are in device memory, and 0.
+void ExpectCounters(const int32_t* finished, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    ExpectOnDevice(finished + i, "counters");
+    EXPECT_EQ(finished[i], 0);
+  }
+}
+
+// The kernel reads the work list, not the batch, so the list must be that of `batch`.
+void ExpectWorkListOf(const AttentionBatch& batch, const Plan& plan, void* work_list) {
+  ExpectInReach(work_list, "work list");
+  std::vector<std::byte> should(WorkListBytes(plan) + kWorkListAlignment);
+  void* aligned = should.data();
+  size_t room = should.size();
+  std::align(kWorkListAlignment, WorkListBytes(plan), aligned, room);
+  PackWorkList(batch, plan, static_cast<std::byte*>(aligned));
+  const WorkListView want(batch, plan, aligned), has(batch, plan, work_list);
+  for (int kind = 0; kind < kCudaTileKinds; ++kind) {
+    for (int32_t i = 0; i < want.kinds[kind].count; ++i) {
+      const WorkTile &w = want.kinds[kind].tiles[i], &h = has.kinds[kind].tiles[i];
+      EXPECT_EQ(h.query, w.query);
+      EXPECT_EQ(h.pages, w.pages);
+      EXPECT_EQ(h.row_count, w.row_count);
+      EXPECT_EQ(h.kv_end, w.kv_end);
+    }
+  }
+}
+
+// Sums in float32 whatever `accumulate` is.
+int LaunchAttention(Accumulate accumulate, const AttentionBatch& batch, const Plan& plan,
+                    const LaunchContext& ctx) {
+  ++fake_gpu::launches[static_cast<size_t>(accumulate)];
+  std::vector<Span> spans(batch.spans, batch.spans + batch.num_spans);
+  return Enqueue(ctx.stream, [spans = std::move(spans), geometry = batch.geometry, plan, ctx] {
+    const AttentionBatch copy = {geometry, spans.data(), static_cast<int32_t>(spans.size())};
+    for (const Span& span : spans) ExpectSpanInReach(span);
+    ExpectWorkListOf(copy, plan, ctx.work_list);
+    const WorkListView work(copy, plan, ctx.work_list);
+    ExpectCounters(work.finished, plan.combines.size());
+    thread_local ThreadPool threads(1);
+    PlanOptions apart = Sm80Plan(geometry.head_dim);
+    apart.item_per_kv_head = true;  // as CPU kernels need it
+    Plan cpu_plan;
+    MakePlan(copy, apart, 1, &cpu_plan);
+    LaunchAttentionCpu(copy, cpu_plan, {ctx.workspace, &threads});
+  });
+}
+
+}  // namespace
+
+int LaunchAttentionSm80(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx) {
+  return LaunchAttention(Accumulate::kFloat32, batch, plan, ctx);
+}
+
+int LaunchAttentionSm80Float16(const AttentionBatch& batch, const Plan& plan,
+                               const LaunchContext& ctx) {
+  if (batch.geometry.dtype != DType::kFloat16) return cudaErrorNotSupported;
+  return LaunchAttention(Accumulate::kFloat16, batch, plan, ctx);
+}
+
+int AppendRowsCuda(const PageLayout& layout, const RowAppend* appends, int32_t count,
+                   void* stream) {
+  return Enqueue(stream, [=] {
+    ExpectInReach(appends, "appends");
+    for (int32_t i = 0; i < count; ++i) {
+      ExpectAligned(appends[i].key, "key to append");
+      ExpectAligned(appends[i].value, "value to append");
+      ExpectInReach(appends[i].key, "key to append");
+      ExpectInReach(appends[i].value, "value to append");
+      ExpectOnDevice(appends[i].page, "page");
+    }
+    AppendRowsCpu(layout, appends, count, nullptr);
+  });
+}
+
+int CopyPagesCuda(int64_t page_bytes, const PageCopy* copies, int32_t count, void* stream) {
+  return Enqueue(stream, [=] {
+    ExpectInReach(copies, "copies");
+    CopyPagesCpu(page_bytes, copies, count, nullptr);
+  });
+}
+
+cudaError_t ReadBytes(const void* from, size_t bytes, uint32_t* sink, cudaStream_t stream) {
+  fake_gpu::Stream* const on = fake_gpu::ToStream(stream);
+  on->reads_window = fake_gpu::WindowCovers(*on, from, bytes);
+  return Enqueue(stream, [=] {
+    ExpectOnDevice(from, bytes, "the bytes to read");
+    ExpectOnDevice(sink, "sink");
+  });
+}
+
+}  // namespace flashcore::kernels

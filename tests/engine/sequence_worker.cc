@@ -1,0 +1,125 @@
+#include "tests/engine/sequence_worker.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <optional>
+#include <thread>
+
+#include "gtest/gtest.h"
+#include "tests/engine/sequence_burst.h"
+
+namespace flashcore::server::testing {
+namespace {
+
+int StepsOfARound() {
+  const char* asked = std::getenv("FLASHCORE_TEST_STEPS");
+  return asked != nullptr ? std::atoi(asked) : 80;
+}
+
+}  // namespace
+
+void SequenceWorker::Run(int steps) {
+  for (; steps > 0 && !::testing::Test::HasFailure(); --steps) {
+    world_.PassTime(&dice_);
+    Step();
+  }
+}
+
+void SequenceWorker::Step() {
+  switch (dice_.Below(20)) {
+    case 0:
+    case 1:
+      return world_.Create(&dice_);
+    case 2:
+    case 3:
+      return Fork();
+    case 4:
+      return Truncate();
+    case 5:
+      return Describe();
+    case 6:
+      return world_.Delete(dice_.random());
+    default:
+      return SequenceBurst(&world_, &dice_).Run();
+  }
+}
+
+void SequenceWorker::Fork() {
+  const SequencePtr parent = world_.PickAny(dice_.random());
+  if (parent == nullptr) return;
+  const Locks locks = LockAllShared(*parent);
+  const uint64_t shortest = Shortest(*parent);
+  std::optional<uint64_t> length;
+  if (dice_.OneIn(2)) length = dice_.Below(static_cast<uint32_t>(shortest) + 1);
+  if (dice_.OneIn(8)) length = shortest + 1;
+  world_.Fork(parent, length, &dice_, length > shortest);
+}
+
+void SequenceWorker::Truncate() {
+  const SequencePtr sequence = world_.PickAny(dice_.random());
+  if (sequence == nullptr) return;
+  for (std::shared_mutex& lock : sequence->locks) lock.lock();
+  const uint64_t shortest = Shortest(*sequence);
+  const bool too_long = dice_.OneIn(8);
+  const uint64_t length =
+      too_long ? shortest + 1 : dice_.Below(static_cast<uint32_t>(shortest) + 1);
+  std::optional<uint64_t> expected;
+  if (dice_.OneIn(2)) expected = sequence->layers[0].length();
+  const TimePoint now = world_.clock().Now();
+  const auto info = world_.engine().sequences().Truncate(sequence->id, length, expected);
+  if (info.ok()) {
+    sequence->MarkUsed(now);
+    for (ModelLayer& layer : sequence->layers) layer.Truncate(length);
+    world_.ExpectAgrees(*sequence, *info);
+  }
+  world_.ExpectOutcome(info.status(), sequence, too_long);
+  for (std::shared_mutex& lock : sequence->locks) lock.unlock();
+}
+
+void SequenceWorker::Describe() {
+  const SequencePtr sequence = world_.PickAny(dice_.random());
+  if (sequence == nullptr) return;
+  const Locks locks = LockAllShared(*sequence);
+  const auto info = world_.engine().sequences().Get(sequence->id);
+  if (info.ok()) world_.ExpectAgrees(*sequence, *info);
+  world_.ExpectOutcome(info.status(), sequence, false);
+}
+
+uint64_t SequenceWorker::Shortest(const ModelSequence& sequence) {
+  const std::vector<uint64_t> lengths = sequence.lengths();
+  return *std::min_element(lengths.begin(), lengths.end());
+}
+
+SequenceWorker::Locks SequenceWorker::LockAllShared(ModelSequence& sequence) {
+  Locks locks;
+  for (std::shared_mutex& lock : sequence.locks) locks.emplace_back(lock);
+  return locks;
+}
+
+void ExpectAgreesWithTheModel(SequenceWorld* tested, unsigned seed) {
+  constexpr int kRounds = 6, kWorkers = 5;
+  const int steps = StepsOfARound();
+  SequenceWorld& world = *tested;
+  for (int round = 0; round < kRounds && !::testing::Test::HasFailure(); ++round) {
+    std::vector<std::thread> threads;
+    std::atomic<bool> stop{false};
+    std::thread movers[] = {std::thread([&] { world.MovePagesUntil(stop, seed + round); }),
+                            std::thread([&] { world.MovePagesUntil(stop, ~seed + round); })};
+    for (int i = 0; i < kWorkers; ++i) {
+      const unsigned worker_seed = seed + 1000 * (round + 1) + i;
+      threads.emplace_back(
+          [&world, worker_seed, steps] { SequenceWorker(&world, worker_seed).Run(steps); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    stop = true;
+    for (std::thread& mover : movers) mover.join();
+    world.ExpectAllAgree();
+  }
+  world.ExpectEveryOutcome();
+  world.DeleteAll();
+  world.ExpectAllAgree();
+  world.ExpectEmpty();
+}
+
+}  // namespace flashcore::server::testing

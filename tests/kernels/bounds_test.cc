@@ -1,0 +1,172 @@
+// Tests of the error bounds that the kernels are tested with: each accepts exact results and
+// results that are rounded as a kernel rounds, and rejects results of a faulty kernel.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <optional>
+#include <ostream>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kernels/half.h"
+#include "kernels/reference.h"
+#include "kernels/registry.h"
+#include "kernels/tile_config.h"
+#include "tests/base/test_seed.h"
+#include "tests/kernels/error_bound.h"
+#include "tests/kernels/families.h"
+#include "tests/kernels/faults.h"
+#include "tests/kernels/rounded_attention.h"
+
+namespace flashcore::kernels {
+namespace {
+
+// A kernel whether or not this build has it.
+struct Case {
+  KernelSpec spec;
+  PlanOptions plan;
+};
+
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << Name(c.spec.arch) << "_" << Name(c.spec.dtype) << "_d" << c.spec.head_dim << "_"
+       << Name(c.spec.accumulate);
+  if (c.spec.kv_dtype != KvDType::kSameAsQuery) *out << "_kv_" << Name(c.spec.kv_dtype);
+}
+
+// Every way to round. Small head_dims have the fewest elements to see a fault in, large ones the
+// largest errors.
+std::vector<Case> Cases() {
+  constexpr DType kF16 = DType::kFloat16, kBF16 = DType::kBFloat16;
+  std::vector<Case> cases;
+  for (int32_t head_dim : {32, 128}) {
+    cases.push_back({{Arch::kCpu, kF16, head_dim}, CpuPlan()});
+    cases.push_back({{Arch::kCpu, kBF16, head_dim}, CpuPlan()});
+    cases.push_back({{Arch::kSm80, kF16, head_dim}, Sm80Plan(head_dim)});
+    cases.push_back({{Arch::kSm80, kBF16, head_dim}, Sm80Plan(head_dim)});
+    cases.push_back({{Arch::kSm80, kF16, head_dim, Accumulate::kFloat16}, Sm80Plan(head_dim)});
+  }
+  for (int32_t head_dim : {64, 128}) {
+    cases.push_back({{Arch::kSm80, kF16, head_dim, Accumulate::kFloat32, KvDType::kFloat8E4M3},
+                     Sm80Fp8Plan(head_dim)});
+  }
+  return cases;
+}
+
+class BoundsTest : public testing::TestWithParam<Case> {
+ protected:
+  BoundsTest() : random_(TestSeed()) {}
+
+  Geometry MakeGeometry() const {
+    const KernelSpec& spec = GetParam().spec;
+    return {spec.dtype, 1, 1, spec.head_dim, spec.kv_dtype};
+  }
+  Rounding KernelRounding() const { return Rounding::Of(GetParam().spec, GetParam().plan); }
+  bool Fits(const Family& family) const {
+    return family.fits_float16_sums || GetParam().spec.accumulate == Accumulate::kFloat32;
+  }
+
+  // One row of 40,000 is seen in the LSE, unless sums in float16 hide it there. One V row is not:
+  // it changes O by less than its rounding.
+  bool SeenOver32768Rows(Fault fault) const {
+    if (fault == Fault::kLostValue) return false;
+    const bool one_row = fault == Fault::kLostRow || fault == Fault::kMaskEdge;
+    return !one_row || GetParam().spec.accumulate == Accumulate::kFloat32;
+  }
+
+  // O in the dtype, as a kernel with exact arithmetic would store it.
+  SpanResult Stored(SpanResult result) const {
+    const DType dtype = GetParam().spec.dtype;
+    for (double& o : result.output) o = ToFloat(dtype, FromFloat(dtype, static_cast<float>(o)));
+    for (double& lse : result.lse) lse = static_cast<float>(lse);
+    return result;
+  }
+
+  void ExpectAccepted(const SpanResult& got, const Expected& expected) const {
+    const ErrorRatios ratios = CompareResults(got, expected.exact, expected);
+    EXPECT_LE(ratios.element, 1);
+    EXPECT_LE(ratios.row, 1);
+    EXPECT_LE(ratios.lse, 1);
+  }
+
+  std::mt19937_64 random_;
+};
+
+TEST_P(BoundsTest, AcceptWhatAKernelRounds) {
+  for (const Family& family : AllFamilies()) {
+    if (!Fits(family)) continue;
+    FamilyProblem problem(family, MakeGeometry(), &random_);
+    for (int s = 0; s < problem->num_spans(); ++s) {
+      SCOPED_TRACE(family.name + ", span " + std::to_string(s));
+      const Geometry& geometry = problem->geometry();
+      const Span& span = problem->span(s).span();
+      const Expected expected = ExpectedOf(geometry, span, KernelRounding());
+      ExpectAccepted(Stored(expected.exact), expected);
+      ExpectAccepted(RoundedAttention(GetParam().spec, GetParam().plan, geometry, span), expected);
+    }
+  }
+}
+
+TEST_P(BoundsTest, RejectFaultsInEveryFamily) {
+  for (const Family& family : AllFamilies()) {
+    if (!Fits(family)) continue;
+    FamilyProblem problem(family, MakeGeometry(), &random_);
+    std::set<Fault> seen;
+    for (int s = 0; s < problem->num_spans(); ++s) {
+      const Geometry& geometry = problem->geometry();
+      const Span& span = problem->span(s).span();
+      const Expected expected = ExpectedOf(geometry, span, KernelRounding());
+      const FaultySpan faulty(geometry, span, expected.exact);
+      for (int f = 0; f < static_cast<int>(Fault::kCount); ++f) {
+        const auto fault = static_cast<Fault>(f);
+        if (family.long_kv && !SeenOver32768Rows(fault)) continue;
+        const std::optional<SpanResult> wrong = faulty.With(fault, &random_);
+        if (!wrong.has_value()) continue;
+        seen.insert(fault);
+        EXPECT_FALSE(CompareResults(Stored(*wrong), expected.exact, expected).Ok())
+            << Name(fault) << ", " << family.name << ", span " << s << " (" << span.query_rows
+            << " query rows, " << span.kv.rows << " K/V rows)";
+      }
+    }
+    for (Fault fault : {Fault::kZeros, Fault::kLostRow, Fault::kLostValue, Fault::kLostTile,
+                        Fault::kSwappedHeads}) {
+      if (family.long_kv && !SeenOver32768Rows(fault)) continue;
+      EXPECT_EQ(seen.count(fault), 1u) << Name(fault) << ", " << family.name;
+    }
+    EXPECT_EQ(seen.count(Fault::kWrongKvHead), family.kv_heads > 1 ? 1u : 0u) << family.name;
+  }
+}
+
+// The bounds come with an oracle of their own, which is faster than kernels/reference.h.
+TEST_P(BoundsTest, TheirOracleIsTheReference) {
+  for (const char* name : {"EveryLengthWithEveryMaskAndLayout", "GroupedQueryHeads",
+                           "RowsWithoutVisibleKv", "ScalesOfEitherSignAndZero"}) {
+    for (const Family& family : FamiliesNamed(name)) {
+      FamilyProblem problem(family, MakeGeometry(), &random_);
+      const ReferenceResult reference = ReferenceAttention(problem->batch());
+      size_t element = 0, row = 0;
+      for (int s = 0; s < problem->num_spans(); ++s) {
+        const Expected expected =
+            ExpectedOf(problem->geometry(), problem->span(s).span(), KernelRounding());
+        for (double o : expected.exact.output) ASSERT_NEAR(o, reference.output[element++], 1e-12);
+        for (double lse : expected.exact.lse) {
+          const double want = reference.lse[row++];
+          if (std::isinf(want)) {
+            ASSERT_EQ(lse, want);
+          } else {
+            ASSERT_NEAR(lse, want, 1e-11);
+          }
+        }
+      }
+      EXPECT_EQ(element, reference.output.size());
+      EXPECT_EQ(row, reference.lse.size());
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, BoundsTest, testing::ValuesIn(Cases()),
+                         testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace flashcore::kernels

@@ -1,0 +1,105 @@
+// How far the results of an attention kernel may be from float64 attention.
+//
+// A bound follows from where the kernel rounds, not from the error of another implementation: that
+// error can be as large as the result (unfused BF16 attention rounds scores of 1000 by 4).
+//
+// For one query row, with scores s_j, probabilities p_j and O_d = sum_j p_j v_jd:
+//
+//   weights      A relative error e_j of p_j moves O_d by e_j p_j (v_jd - O_d), because O is
+//   divided
+//                by the sum of the same weights. e_j is the rounding of P to the type that
+//                multiplies V, and the absolute error of s_j (an exponent).
+//   scores       s_j is a sum of head_dim products in steps. With random signs the partial sums are
+//                about sqrt(sum_d q_d^2 k_jd^2), and each step rounds one.
+//   P V          A sum in steps, each of which rounds a partial sum: about |O_d| and
+//                sqrt(sum_j p_j^2 v_jd^2 / 2).
+//   O            One rounding to the dtype.
+//
+// Roundings of different products are independent. So errors add up as the root of the sum of their
+// squares (Higham and Mary, A New Approach to Probabilistic Rounding Error Analysis, 2019), here
+// with the largest possible error of each rounding. Beyond 4 times that root the probability is
+// below 1e-10 (Hoeffding). The error of all elements of a row, as a root mean square, is an
+// average: 1.5 times are enough, and a lost V row among 1700 is seen although it moves no element
+// by more than the bound of an element.
+#ifndef FLASHCORE_TESTS_KERNELS_ERROR_BOUND_H_
+#define FLASHCORE_TESTS_KERNELS_ERROR_BOUND_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/attention.h"
+#include "kernels/plan.h"
+#include "kernels/registry.h"
+
+namespace flashcore::kernels {
+
+// Where a kernel rounds. Units are the largest relative error of one rounding.
+struct Rounding {
+  double output = 0;       // of O
+  double probability = 0;  // of the probabilities that multiply V
+  double smallest = 0;     // largest absolute error of these, relative to the largest of the row
+  double sums = 0;         // of a step of Q K^T and of P V
+  int32_t step = 1;        // products that a step adds
+  int32_t split_max_rows = 0;
+  int32_t split_kv_rows = 0;
+
+  static Rounding Of(const KernelSpec& spec, const PlanOptions& options);
+};
+
+// K and V of one KV head as float32, which holds every 16-bit and E4M3 element. The scales of E4M3
+// are separate.
+class DecodedKv {
+ public:
+  DecodedKv(const Geometry& geometry, const KvView& kv, int32_t kv_head, KvRange rows);
+
+  // [head_dim] of a row in `rows`.
+  const float* Key(int32_t row) const { return Row(key_, row); }
+  const float* Value(int32_t row) const { return Row(value_, row); }
+  int32_t head_dim() const { return head_dim_; }
+  double key_scale() const { return key_scale_; }
+  double value_scale() const { return value_scale_; }
+
+ private:
+  const float* Row(const std::vector<float>& elements, int32_t row) const {
+    return elements.data() + size_t{1} * (row - begin_) * head_dim_;
+  }
+
+  const int32_t begin_;
+  const int32_t head_dim_;
+  double key_scale_ = 1;
+  double value_scale_ = 1;
+  std::vector<float> key_, value_;
+};
+std::vector<double> DecodedQuery(const Geometry& geometry, const Span& span, int32_t row,
+                                 int32_t head);
+
+// Of one span, packed as in ReferenceResult.
+struct SpanResult {
+  std::vector<double> output;  // [query_rows, num_heads, head_dim]
+  std::vector<double> lse;     // [query_rows, num_heads]
+};
+
+// Float64 attention of a span, and the largest errors of a kernel.
+struct Expected {
+  SpanResult exact;
+  std::vector<double> element_bound;  // as exact.output
+  std::vector<double> row_bound;      // as exact.lse: of the root mean square over head_dim
+  std::vector<double> lse_bound;      // as exact.lse
+};
+Expected ExpectedOf(const Geometry& geometry, const Span& span, const Rounding& rounding);
+
+// Largest errors, divided by their bounds. Infinite for NaN and for a wrong infinity.
+struct ErrorRatios {
+  double element = 0;
+  double row = 0;
+  double lse = 0;
+
+  bool Ok() const { return element <= 1 && row <= 1 && lse <= 1; }
+};
+// Compares with `exact`, the result of another oracle, and not with want.exact.
+ErrorRatios CompareResults(const SpanResult& got, const SpanResult& exact, const Expected& want);
+
+}  // namespace flashcore::kernels
+
+#endif  // FLASHCORE_TESTS_KERNELS_ERROR_BOUND_H_

@@ -1,0 +1,20 @@
+// Attention on the host that rounds where a kernel does: every error bound must accept it, also of
+// kernels that this machine cannot run.
+#ifndef FLASHCORE_TESTS_KERNELS_ROUNDED_ATTENTION_H_
+#define FLASHCORE_TESTS_KERNELS_ROUNDED_ATTENTION_H_
+
+#include "kernels/attention.h"
+#include "kernels/plan.h"
+#include "kernels/registry.h"
+#include "tests/kernels/error_bound.h"
+
+namespace flashcore::kernels {
+
+// Tiles of 64 K/V rows, online softmax, splits. Scores and P V are summed in steps of 8 and 16
+// products, each rounded to the type of the sums; CUDA kernels round P to the dtype.
+SpanResult RoundedAttention(const KernelSpec& spec, const PlanOptions& options,
+                            const Geometry& geometry, const Span& span);
+
+}  // namespace flashcore::kernels
+
+#endif  // FLASHCORE_TESTS_KERNELS_ROUNDED_ATTENTION_H_

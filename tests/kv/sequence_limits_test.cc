@@ -1,0 +1,392 @@
+// Eviction, expiry and the clients' quotas under random use, compared with a model that predicts
+// every answer: which sequence is evicted, who pays for a shared page, when a client is refused.
+#include <algorithm>
+#include <chrono>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/base/test_seed.h"
+#include "tests/kv/sequence_store_fixture.h"
+
+namespace flashcore::server {
+namespace {
+
+using absl::StatusCode;
+using ::testing::HasSubstr;
+using testing::OperationPtr;
+using testing::SequenceStoreTest;
+
+constexpr const char* kClients[] = {"alice", "bob", "carol"};
+constexpr uint32_t kLayers = 2;
+constexpr size_t kPages = 40;
+constexpr size_t kClientPages = 18;
+constexpr size_t kClientSequences = 6;
+constexpr std::chrono::seconds kIdleTimeout(10);
+
+// Pages alive, by the client that pays.
+using Payments = std::map<std::string, size_t>;
+
+// A page, alive as long as a layer holds it.
+class Page {
+ public:
+  Page(Payments* payments, const std::string& client) : paid_(&(*payments)[client]) { ++*paid_; }
+  ~Page() { --*paid_; }
+  Page(const Page&) = delete;
+  Page& operator=(const Page&) = delete;
+
+ private:
+  size_t* const paid_;
+};
+using PagePtr = std::shared_ptr<Page>;
+
+struct Layer {
+  std::string text;
+  std::vector<PagePtr> pages;
+};
+
+struct Model {
+  SequenceId id;
+  std::string client;
+  TimePoint last_used;
+  int leases = 0;
+  bool gone = false;
+  std::vector<Layer> layers = std::vector<Layer>(kLayers);
+
+  size_t pages() const { return layers[0].pages.size() + layers[1].pages.size(); }
+  size_t shortest() const { return std::min(layers[0].text.size(), layers[1].text.size()); }
+};
+using ModelPtr = std::shared_ptr<Model>;
+
+class SequenceLimitsTest : public SequenceStoreTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  // A leased operation on one layer.
+  struct Leased {
+    uint32_t layer;
+    std::vector<Part> parts;
+    std::vector<ModelPtr> models;  // [parts]
+    OperationPtr operation;
+  };
+
+  SequenceLimitsTest() {
+    SequenceStore::Options options;
+    options.evict_lru = GetParam();
+    options.idle_timeout = kIdleTimeout;
+    options.client_kv_bytes = kClientPages * kPageBytes;
+    options.client_sequences = kClientSequences;
+    Open(options, kPages, /*hot_pages=*/8);
+  }
+
+  size_t Below(size_t n) { return random_() % n; }
+  bool OneIn(size_t n) { return Below(n) == 0; }
+  std::string AnyClient() { return kClients[Below(std::size(kClients))]; }
+  ModelPtr Any() {
+    return by_use_.empty() ? nullptr : *std::next(by_use_.begin(), Below(by_use_.size()));
+  }
+  size_t PagesInUse() const {
+    size_t pages = 0;
+    for (const auto& [client, paid] : payments_) pages += paid;
+    return pages;
+  }
+  std::vector<SequenceId> IdsOf(const std::string& client) const {
+    std::vector<SequenceId> ids;
+    for (const ModelPtr& model : by_age_) {
+      if (!model->gone && model->client == client) ids.push_back(model->id);
+    }
+    return ids;
+  }
+
+  void MarkUsed(const ModelPtr& model) {
+    model->last_used = clock_.Now();
+    if (!model->gone) by_use_.splice(by_use_.end(), by_use_, Find(model));
+  }
+  std::list<ModelPtr>::iterator Find(const ModelPtr& model) {
+    return std::find(by_use_.begin(), by_use_.end(), model);
+  }
+  void Remove(const ModelPtr& model) {
+    model->gone = true;
+    for (Layer& layer : model->layers) layer.pages.clear();
+    by_use_.erase(Find(model));
+    EXPECT_FALSE(Exists(model->id));
+  }
+
+  // ---- What clients do.
+
+  void Step() {
+    switch (Below(12)) {
+      case 0:
+      case 1:
+        return TryCreate(nullptr);
+      case 2:
+      case 3:
+        return TryCreate(Any());
+      case 4:
+        return Truncate();
+      case 5:
+        if (OneIn(2)) Delete();
+        return;
+      case 6:
+        return Expire();
+      case 7:
+        if (!held_.empty()) End(Below(held_.size()));
+        return;
+      default:
+        return Request();
+    }
+  }
+
+  // Creates a sequence, or forks `parent`.
+  void TryCreate(const ModelPtr& parent) {
+    const std::string client = AnyClient();
+    std::optional<uint64_t> length;
+    if (parent != nullptr && OneIn(2)) length = Below(parent->shortest() + 1);
+    const bool refused = IdsOf(client).size() >= kClientSequences;
+    const auto info = parent == nullptr ? store_->Create(Shape(kLayers), OneIn(4), client)
+                                        : store_->Fork(parent->id, length, OneIn(4), client);
+    EXPECT_EQ(info.status().code(), refused ? StatusCode::kResourceExhausted : StatusCode::kOk);
+    Count(refused ? "client_sequences" : "created");
+    if (!info.ok()) return;
+    const auto model = std::make_shared<Model>();
+    model->id = info->id;
+    model->client = client;
+    model->last_used = clock_.Now();
+    by_use_.push_back(model);
+    by_age_.push_back(model);
+    if (parent == nullptr) return;
+    model->layers = parent->layers;
+    if (length.has_value()) Shorten(model.get(), *length);
+    MarkUsed(parent);
+  }
+
+  static void Shorten(Model* model, size_t length) {
+    for (Layer& layer : model->layers) {
+      layer.text.resize(length);
+      layer.pages.resize(PagesFor(length));
+    }
+  }
+
+  void Truncate() {
+    const ModelPtr model = Any();
+    if (model == nullptr) return;
+    const uint64_t length = Below(model->shortest() + 1);
+    EXPECT_EQ(store_->Truncate(model->id, length, {}).status(), absl::OkStatus());
+    Shorten(model.get(), length);
+    MarkUsed(model);
+  }
+
+  void Delete() {
+    const ModelPtr model = Any();
+    if (model == nullptr) return;
+    EXPECT_EQ(store_->Delete(model->id), absl::OkStatus());
+    Remove(model);
+  }
+
+  void Expire() {
+    clock_.Advance(std::chrono::milliseconds(Below(4) * 1000));
+    store_->ExpireIdle();
+    for (const ModelPtr& model : std::list<ModelPtr>(by_use_)) {
+      if (model->leases > 0 || clock_.Now() - model->last_used < kIdleTimeout) continue;
+      Remove(model);
+      Count("expired");
+    }
+  }
+
+  // Leases some sequences, and launches at once or later.
+  void Request() {
+    Leased leased;
+    leased.layer = static_cast<uint32_t>(Below(kLayers));
+    for (size_t i = 1 + Below(3); i > 0; --i) {
+      const ModelPtr model = Any();
+      const auto& models = leased.models;
+      if (model == nullptr || std::find(models.begin(), models.end(), model) != models.end()) break;
+      const size_t length = model->layers[leased.layer].text.size();
+      Part part{model->id,
+                std::string(Below(OneIn(3) ? 200 : 8), static_cast<char>('a' + Below(26))),
+                std::nullopt};
+      if (OneIn(4)) part.expected_length = length;
+      leased.parts.push_back(std::move(part));
+      leased.models.push_back(model);
+    }
+    if (leased.parts.empty()) return;
+    leased.operation = Lease(leased.parts, leased.layer);
+    for (const ModelPtr& model : leased.models) {
+      ++model->leases;
+      MarkUsed(model);
+    }
+    held_.push_back(std::move(leased));
+    if (!OneIn(6)) End(held_.size() - 1);
+  }
+
+  // Launches the operation, or not, and ends its lease.
+  void End(size_t index) {
+    Leased leased = std::move(held_[index]);
+    held_.erase(held_.begin() + static_cast<ptrdiff_t>(index));
+    if (!OneIn(10)) LaunchIt(leased);
+    leased.operation.reset();
+    for (const ModelPtr& model : leased.models) {
+      --model->leases;
+      MarkUsed(model);
+    }
+  }
+
+  void LaunchIt(const Leased& leased) {
+    Prediction predicted = Predict(leased);
+    const auto launch = Begin({leased.operation.get()});
+    Count(absl::StatusCodeToString(predicted.code));
+    if (predicted.code != StatusCode::kOk) {
+      ASSERT_EQ(launch->refused.size(), 1u) << absl::StatusCodeToString(predicted.code);
+      const absl::Status& refusal = launch->refused[0].second;
+      EXPECT_EQ(refusal.code(), predicted.code) << refusal;
+      EXPECT_THAT(std::string(refusal.message()), HasSubstr(predicted.message));
+      store_->EndLaunch(*launch, true);
+      return;
+    }
+    ASSERT_TRUE(launch->refused.empty()) << launch->refused[0].second;
+    for (size_t i = 0; i < leased.parts.size(); ++i) {
+      EXPECT_EQ(Text(*launch, i), predicted.layers[i].text);
+    }
+    const bool ok = !OneIn(8);
+    store_->EndLaunch(*launch, ok);
+    if (!ok) return;
+    for (size_t i = 0; i < leased.parts.size(); ++i) {
+      leased.models[i]->layers[leased.layer] = std::move(predicted.layers[i]);
+    }
+  }
+
+  // ---- What the store must answer.
+
+  struct Prediction {
+    StatusCode code = StatusCode::kOk;
+    std::string message;        // a part of it
+    std::vector<Layer> layers;  // after the append, [parts]; pages that are not used are dropped
+  };
+
+  // Evictions take effect even if the operation is refused.
+  Prediction Predict(const Leased& leased) {
+    Prediction predicted;
+    for (size_t i = 0; i < leased.parts.size(); ++i) {
+      const Model& model = *leased.models[i];
+      const Layer& layer = model.layers[leased.layer];
+      const Part& part = leased.parts[i];
+      const size_t length = layer.text.size();
+      if (model.gone) {
+        predicted.code = StatusCode::kNotFound;
+        return predicted;
+      }
+      if (part.expected_length.value_or(length) != length) {
+        predicted.code = StatusCode::kFailedPrecondition;
+        predicted.message = absl::StrCat("the sequence has ", length, " rows");
+        return predicted;
+      }
+      std::vector<PagePtr> added;
+      const bool copies = !part.text.empty() && length % kernels::kPageTokens != 0 &&
+                          layer.pages.back().use_count() > 1;
+      const size_t kept = layer.pages.size() - copies;
+      while (kept + added.size() < PagesFor(length + part.text.size())) {
+        if (!Allocate(model.client, &added, &predicted)) return predicted;
+      }
+      Layer& after = predicted.layers.emplace_back();
+      after.text = layer.text + part.text;
+      after.pages.assign(layer.pages.begin(), layer.pages.begin() + static_cast<ptrdiff_t>(kept));
+      after.pages.insert(after.pages.end(), added.begin(), added.end());
+    }
+    return predicted;
+  }
+
+  // Adds a page that `client` pays for, or refuses.
+  bool Allocate(const std::string& client, std::vector<PagePtr>* added, Prediction* predicted) {
+    if (payments_[client] == kClientPages) {
+      predicted->code = StatusCode::kResourceExhausted;
+      predicted->message = absl::StrCat("this client hold ", kClientPages * kPageBytes, " of ");
+      Count("client_kv_bytes");
+      return false;
+    }
+    while (PagesInUse() == kPages) {
+      const auto victim = std::find_if(by_use_.begin(), by_use_.end(),
+                                       [](const ModelPtr& model) { return model->leases == 0; });
+      if (!GetParam() || victim == by_use_.end()) {
+        predicted->code = StatusCode::kResourceExhausted;
+        predicted->message = "K/V memory is full";
+        Count("full");
+        return false;
+      }
+      evicted_.insert((*victim)->id.ToBytes());
+      const ModelPtr model = *victim;
+      model->gone = true;
+      for (Layer& layer : model->layers) layer.pages.clear();
+      by_use_.erase(victim);
+      Count("evicted");
+    }
+    added->push_back(std::make_shared<Page>(&payments_, client));
+    return true;
+  }
+
+  void ExpectAgrees() {
+    for (const ModelPtr& model : by_use_) {
+      const auto info = store_->Get(model->id);
+      ASSERT_TRUE(info.ok()) << info.status();
+      EXPECT_EQ(info->layer_lengths[0], model->layers[0].text.size());
+      EXPECT_EQ(info->layer_lengths[1], model->layers[1].text.size());
+      EXPECT_EQ(info->kv_bytes, model->pages() * kPageBytes);
+      EXPECT_EQ(info->idle, model->leases > 0 ? Nanoseconds(0) : clock_.Now() - model->last_used);
+    }
+    for (const std::string& id : std::exchange(evicted_, {})) {
+      EXPECT_FALSE(Exists(*SequenceId::FromBytes(id)));
+    }
+    EXPECT_EQ(store_->stats().sequences, by_use_.size());
+    EXPECT_EQ(Pages(), PagesInUse());
+    EXPECT_EQ(metrics_.sequences_evicted.Value(), counts_["evicted"]);
+    EXPECT_EQ(metrics_.sequences_expired.Value(), counts_["expired"]);
+    for (const char* client : kClients) {
+      std::vector<SequenceId> listed;
+      for (const SequenceInfo& info : store_->List(client, 0, 100).sequences) {
+        listed.push_back(info.id);
+      }
+      EXPECT_TRUE(listed == IdsOf(client)) << client;
+    }
+  }
+
+  void Count(const std::string& what) { ++counts_[what]; }
+
+  std::mt19937 random_{TestSeed()};
+  Payments payments_;              // outlives the pages
+  std::list<ModelPtr> by_use_;     // least recently used first
+  std::vector<ModelPtr> by_age_;   // oldest first, also those that are gone
+  std::vector<Leased> held_;       // leased and not launched
+  std::set<std::string> evicted_;  // since the last comparison
+  std::map<std::string, uint64_t> counts_;
+};
+
+INSTANTIATE_TEST_SUITE_P(WhenFull, SequenceLimitsTest, ::testing::Bool(),
+                         [](const auto& param) { return param.param ? "evicts" : "refuses"; });
+
+TEST_P(SequenceLimitsTest, AnswersAsPredicted) {
+  for (int step = 0; step < 6000 && !HasFailure(); ++step) {
+    SCOPED_TRACE(absl::StrCat("step ", step));
+    Step();
+    ExpectAgrees();
+  }
+  // Otherwise the test would show less than it seems to.
+  for (const char* what : {"created", "client_sequences", "client_kv_bytes", "expired", "OK",
+                           "NOT_FOUND", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED"}) {
+    EXPECT_GT(counts_[what], 0u) << what;
+  }
+  EXPECT_EQ(counts_["evicted"] > 0, GetParam());
+  EXPECT_TRUE(GetParam() || counts_["full"] > 0);
+  held_.clear();
+  for (const ModelPtr& model : by_use_) EXPECT_EQ(store_->Delete(model->id), absl::OkStatus());
+  EXPECT_EQ(Pages(), 0u);
+  EXPECT_EQ(store_->stats().metadata_bytes, 0u);
+}
+
+}  // namespace
+}  // namespace flashcore::server

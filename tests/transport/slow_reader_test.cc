@@ -1,0 +1,177 @@
+// Clients that send requests and never read the replies. gRPC stops sending when a stream's window
+// is full, and the reply keeps its staging memory. README: "Slow readers".
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "tests/transport/gated_server.h"
+
+namespace flashcore::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint32_t kRows = 8192;  // a reply of 512 KiB: several windows of HTTP/2
+constexpr size_t kReplyBytes = kRows * testing::kRowBytes;
+
+class SlowReaderTest : public testing::GatedServerTest {
+ protected:
+  // Unary calls on a connection of their own, whose replies are never asked for.
+  class Reader {
+   public:
+    explicit Reader(std::unique_ptr<v1::AttentionService::Stub> stub) : stub_(std::move(stub)) {}
+    ~Reader() { Leave(); }
+
+    void Send(const v1::AttendRequest& request) {
+      Call& call = *calls_.emplace_back(std::make_unique<Call>());
+      call.context.set_deadline(std::chrono::system_clock::now() + deadline_);
+      call.reader = stub_->AsyncAttend(&call.context, request, &queue_);
+      call.reader->ReadInitialMetadata(&call);  // which also sends the request
+    }
+    void Leave() {
+      for (auto& call : calls_) {
+        call->context.TryCancel();
+        call->reader->Finish(&call->response, &call->status, call.get());
+        void* tag = nullptr;
+        bool ok = false;
+        queue_.Next(&tag, &ok);  // of ReadInitialMetadata and of Finish
+        queue_.Next(&tag, &ok);
+      }
+      calls_.clear();
+      stub_.reset();
+    }
+    void set_deadline(std::chrono::milliseconds deadline) { deadline_ = deadline; }
+
+   private:
+    struct Call {
+      grpc::ClientContext context;
+      v1::AttendResponse response;
+      grpc::Status status;
+      std::unique_ptr<grpc::ClientAsyncResponseReader<v1::AttendResponse>> reader;
+    };
+    std::unique_ptr<v1::AttentionService::Stub> stub_;
+    grpc::CompletionQueue queue_;
+    std::chrono::milliseconds deadline_ = 10 * testing::kLong;
+    std::vector<std::unique_ptr<Call>> calls_;
+  };
+
+  // Memory for `requests` large ones.
+  void StartWithRoomFor(int requests, Nanoseconds staging_wait) {
+    Engine::Options engine;
+    const size_t inputs = StagingPool::SizeClass(LargeRequest().query().size() + 2 * 64);
+    engine.staging_memory_bytes = static_cast<size_t>(requests) * (inputs + result_bytes());
+    engine.staging_wait = staging_wait;
+    engine.max_waiting_bytes = 16 << 20;
+    StartFake(engine);
+  }
+  std::unique_ptr<Reader> NewReader() {
+    grpc::ChannelArguments arguments;
+    // The client's transport itself reads no more than the windows of HTTP/2 at the start.
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    return std::make_unique<Reader>(Connect(arguments));
+  }
+
+  static v1::AttendRequest LargeRequest() {
+    v1::AttendRequest request = testing::StepRequest({""});
+    request.mutable_spans(0)->set_query_rows(kRows);
+    request.mutable_query()->assign(kReplyBytes, '\0');
+    return request;
+  }
+  static size_t result_bytes() { return StagingPool::SizeClass(kReplyBytes); }
+  // Each of `replies` has been computed, and keeps the memory of its results alone.
+  bool WaitForUnread(size_t replies) const {
+    return testing::WaitUntil([&] {
+      size_t launched = 0;
+      for (const auto& launch : gate_.launches()) launched += launch.size();
+      return launched == replies && engine_->staging().used_bytes() == replies * result_bytes();
+    });
+  }
+};
+
+TEST_F(SlowReaderTest, UnreadRepliesKeepTheirResultsAndOthersAreServed) {
+  StartWithRoomFor(5, Nanoseconds(0));
+  const auto reader = NewReader();
+  for (int i = 0; i < 3; ++i) reader->Send(LargeRequest());
+  ASSERT_TRUE(WaitForUnread(3));
+  for (int i = 0; i < 20; ++i) {
+    v1::AttendResponse response;
+    const grpc::Status status = Attend(LargeRequest(), &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(response.output().size(), kReplyBytes);
+  }
+  EXPECT_TRUE(
+      testing::WaitUntil([&] { return engine_->staging().used_bytes() == 3 * result_bytes(); }));
+  reader->Leave();
+  EXPECT_TRUE(AllStagingReturns());
+}
+
+TEST_F(SlowReaderTest, UnreadRepliesThatFillTheMemoryRefuseOthersUntilTheirClientGoes) {
+  StartWithRoomFor(2, std::chrono::milliseconds(50));
+  const auto reader = NewReader();
+  // 4 results take the memory of 2 requests; the last of them waits for the inputs of the others.
+  size_t unread = 0;
+  while (engine_->staging().limit_bytes() - engine_->staging().used_bytes() >=
+         StagingPool::SizeClass(kReplyBytes + 2 * 64) + result_bytes()) {
+    reader->Send(LargeRequest());
+    ASSERT_TRUE(WaitForUnread(++unread));
+  }
+  const grpc::Status refused = Attend(LargeRequest());
+  EXPECT_EQ(refused.error_code(), grpc::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("it has waited for 0.05 s"));
+  EXPECT_TRUE(Attend(testing::StepRequest({""})).ok()) << "small requests still fit";
+  reader->Leave();
+  EXPECT_TRUE(AllStagingReturns());
+  EXPECT_TRUE(Attend(LargeRequest()).ok());
+}
+
+TEST_F(SlowReaderTest, ADeadlineReturnsTheMemoryOfAnUnreadReply) {
+  StartWithRoomFor(2, Nanoseconds(0));
+  const auto reader = NewReader();
+  for (std::chrono::milliseconds deadline(250);; deadline *= 2) {
+    ASSERT_LT(deadline, testing::kLong);
+    const size_t before = gate_.arrived();
+    reader->set_deadline(deadline);
+    reader->Send(LargeRequest());
+    const bool computed = testing::WaitUntil([&] {
+      return gate_.arrived() > before && (engine_->staging().used_bytes() == result_bytes() ||
+                                          metrics_->inflight_requests.Value() == 0);
+    });
+    ASSERT_TRUE(computed);
+    if (engine_->staging().used_bytes() == result_bytes()) break;  // else it came too late
+  }
+  EXPECT_TRUE(AllStagingReturns());  // the client still has not read
+}
+
+// Its connection breaks, as when its process dies.
+TEST_F(SlowReaderTest, AStreamThatIsNeverReadHoldsWhatItMayAndReturnsIt) {
+  Server::Options options = testing::ServerOptions();
+  Engine::Options engine;
+  StartFake(engine, options);
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  auto stub = Connect(arguments);
+  auto context = std::make_unique<grpc::ClientContext>();
+  auto stream = stub->AttendStream(context.get());
+  std::thread writer([&] {
+    for (int i = 0; i < 4 * options.max_stream_inflight; ++i) {
+      v1::AttendRequest request = LargeRequest();
+      request.set_request_id(std::to_string(i));
+      if (!stream->Write(request)) return;
+    }
+  });
+  // It is not read beyond its limit: after one launch more than are unanswered, no more come.
+  const auto held = static_cast<size_t>(options.max_stream_inflight);
+  EXPECT_TRUE(testing::WaitUntil([&] {
+    return metrics_->inflight_requests.Value() == options.max_stream_inflight &&
+           engine_->staging().used_bytes() == held * result_bytes();
+  }));
+  EXPECT_TRUE(Attend(LargeRequest()).ok());
+  context->TryCancel();
+  writer.join();
+  stream->Finish();
+  EXPECT_TRUE(AllStagingReturns());
+}
+
+}  // namespace
+}  // namespace flashcore::server
