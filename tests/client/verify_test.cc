@@ -122,6 +122,14 @@ bool LoseFewRows(Attention* a) {
 TEST_F(VerifyTest, AcceptsRightAnswers) {
   EXPECT_EQ(Verify([](Attention*) { return false; }), std::set<int>());
   EXPECT_EQ(server_->attend_calls(), kCases);
+  // The report has the errors: the fake rounds O and nothing else.
+  const nlohmann::json report = Run();
+  for (const int number : {kLongInline, kForked, kLongForked, kLongResident}) {
+    const nlohmann::json& result = report.at("results").at(static_cast<size_t>(number) - 1);
+    EXPECT_GT(result.at("error"), 0) << result;
+    EXPECT_GE(result.at("unfused_error"), result.at("error")) << result;
+    EXPECT_LE(result.at("rms_ratio"), 1.001) << result;
+  }
 }
 
 TEST_F(VerifyTest, NoticesFewLostRowsOfManyWhereverKvLies) {
