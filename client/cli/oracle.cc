@@ -88,6 +88,11 @@ double LargestValue(kernels::DType dtype, int32_t head_dim, int32_t kv_heads,
   return largest;
 }
 
+// The largest relative error of rounding to `dtype`.
+double UnitRoundoff(kernels::DType dtype) {
+  return dtype == kernels::DType::kFloat16 ? 0x1p-11 : 0x1p-8;
+}
+
 float OutputAt(const KernelBatch& batch, const kernels::Span& span, int32_t row, int32_t head,
                int32_t d) {
   uint16_t bits = 0;
@@ -233,7 +238,7 @@ bool SpotCheck(const KernelBatch& reply) {
 }
 
 bool Errors::Within(double factor) const {
-  const double bound = std::min(factor * unfused, kErrorLimit * largest_value);
+  const double bound = std::min(factor * unfused + rounding, kErrorLimit * largest_value);
   const double lse_bound = std::min(factor * unfused_lse, kErrorLimit);
   return std::isfinite(server) && server <= bound && server_rms <= factor * unfused_rms &&
          std::isfinite(server_lse) && server_lse <= std::max(lse_bound, lse_floor);
@@ -245,7 +250,7 @@ Errors Compare(const KernelBatch& reply) {
   const kernels::Geometry& g = reply.geometry;
   Errors errors;
   errors.lse_floor = 1e-5;
-  double server_squares = 0, unfused_squares = 0, output_squares = 0;
+  double server_squares = 0, unfused_squares = 0, output_squares = 0, largest_output = 0;
   size_t element = 0, lse = 0;  // both results are packed as NHD
   for (const kernels::Span& span : reply.spans) {
     errors.largest_value =
@@ -261,6 +266,7 @@ Errors Compare(const KernelBatch& reply) {
           server_squares += server * server;
           unfused_squares += unfused_error * unfused_error;
           output_squares += want * want;
+          largest_output = std::max(largest_output, std::abs(want));
         }
         if (span.lse != nullptr) {
           CompareLse(span, row, head, reference.lse[lse], unfused.lse[lse], &errors);
@@ -272,6 +278,7 @@ Errors Compare(const KernelBatch& reply) {
   errors.server_rms = std::sqrt(server_squares / elements);
   errors.unfused_rms = std::sqrt(unfused_squares / elements);
   errors.output_rms = std::sqrt(output_squares / elements);
+  errors.rounding = largest_output * UnitRoundoff(g.dtype);
   return errors;
 }
 

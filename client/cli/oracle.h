@@ -81,6 +81,7 @@ struct Errors {
   double unfused_lse = 0;
   double lse_floor = 0;      // 1e-5 of the largest finite |LSE|, at least 1e-5
   double largest_value = 0;  // |V|
+  double rounding = 0;       // of the largest |O| of the reference to the dtype, at most
   double output_rms = 0;     // of the reference
 
   // 1 if both are 0.
@@ -88,9 +89,9 @@ struct Errors {
   double RmsRatio() const {
     return server_rms == 0 && unfused_rms == 0 ? 1 : server_rms / unfused_rms;
   }
-  // Whether O, and LSE, are within `factor` times the errors of unfused attention. For O that is
-  // always possible: unfused attention has at least the rounding error of the dtype. The RMS shows
-  // one row lost of thousands, which moves no element by more than rounding may.
+  // Whether O, and LSE, are within `factor` times the errors of unfused attention, plus one
+  // rounding of O: where O has few elements, the largest error of either may be lucky. The RMS
+  // shows one row lost of thousands, which moves no element by more than rounding may.
   //
   // Unfused attention rounds scores, so with large scores its errors are as large as V and excuse
   // anything. Therefore O must also be within 2^-7 of the largest |V| (rounding the probabilities

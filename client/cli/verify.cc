@@ -114,8 +114,9 @@ int RunVerify(Client* client) {
          {"results", json_cases}},
         absl::StrFormat("verify: %d of %d cases within %s, worst ratio %.2f, seed %d, %.1f s%s\n",
                         cases - failed, cases,
-                        server.float16_sums ? "the bounds of float16 sums"
-                                            : "twice the error of unfused attention",
+                        server.float16_sums
+                            ? "the bounds of float16 sums"
+                            : "twice the error of unfused attention plus one rounding",
                         worst, seed, elapsed.count(), failed == 0 ? "" : ": FAILED"));
   return failed == 0 ? kExitOk : kExitFailure;
 }
