@@ -1,6 +1,7 @@
 """Signals: a drain loses no request, a second signal ends the server at once."""
 
 import collections
+import functools
 import signal
 import subprocess
 import threading
@@ -22,8 +23,10 @@ def slow_request(request_id=""):
     return harness.request(*(harness.random_tensor(rng, 1024, 2, 64) for _ in range(3)), request_id)
 
 
+@functools.cache
 def very_slow_request():
-    """Takes one thread of a CPU about a second."""
+    """Takes one thread of a CPU about a second. Made once: several are to be in flight at once, and a
+    GPU holds the first for a second only."""
     rng = harness.numpy_rng()
     return harness.request(*(harness.random_tensor(rng, 4096, 8, 128) for _ in range(3)))
 
