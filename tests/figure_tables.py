@@ -266,7 +266,7 @@ def transports(records):
                 rows.append((name.upper(), CASES[row["case"]], row["clients"],
                              TRANSPORTS[row["transport"]], spread(row, "p50_us", us),
                              spread(row, "requests_per_second", count),
-                             ratio(row["p50_over_baseline"])))
+                             spread(row, "p50_over_baseline", ratio)))
     return table(("on", "case", "clients", "over", "p50, us", "requests/s", "p50 / that of TCP"),
                  rows, 4)
 

@@ -23,9 +23,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "tests" / "bench" / "results"
 DOCUMENTS = ("README.md", "client/README.md", "deploy/README.md", "kernels/README.md",
              "server/README.md", "server/IMPLEMENTATION.md", "tests/README.md")
-BLOCK = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->\n)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- figures: ([a-z0-9-]+) -->\n).*?(<!-- end of figures -->\n)", re.DOTALL)
 # What only a measurement can say: 1.2x, 3 to 5% faster, 8.5 us, 100 requests/s, 4 TB/s.
-QUOTED = re.compile(r"\b\d[\d.,]*(x(?!\w)|% (faster|slower|more|less)| us\b| requests/s| TB/s"
+QUOTED = re.compile(r"\b\d[\d.,]*(x(?!\w)|% (faster|slower)| us\b| requests/s| TB/s"
                     r"| TFLOP/s| times (as|the))")
 
 

@@ -324,7 +324,8 @@ def parse_arguments():
     parser.add_argument("--arch", default="sm80")
     parser.add_argument("--dtype", default="float16", choices=DTYPES)
     parser.add_argument("--accumulate", default="float32", choices=("float32", "float16"))
-    parser.add_argument("--launches", type=int, default=20, help="calls in a graph, at least; one or more of each input set")
+    parser.add_argument("--launches", type=int, default=20,
+                        help="calls in a graph, at least; one or more of each input set")
     parser.add_argument("--rounds", type=int, default=40, help="timed replays of each graph")
     parser.add_argument("--json", help="write the results to this file")
     return parser.parse_args()
