@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Validates FlashCore on a GPU machine and writes one report: GPU tests, CUDA kernel times against the
-# best on record, hardware counters, the L2 window, and the server over TCP and a Unix socket.
+# published record, hardware counters, the L2 window, and the server over TCP and a Unix socket.
 #
 #   deploy/l4_validate.sh                   builds for the GPU of this machine, then runs all steps
 #   deploy/l4_validate.sh --bundle FOLDER   uses a bundle of tests/gpu_bundle.sh: installs nothing
@@ -144,7 +144,7 @@ run_tests() {
   fi
 }
 
-# bench_kernels NAME FLAG...: times one kind of kernel and compares with the best on record.
+# bench_kernels NAME FLAG...: times one kind of kernel and holds it against the record.
 bench_kernels() {
   local name=$1
   shift

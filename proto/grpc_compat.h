@@ -1,7 +1,7 @@
 // Every private part of gRPC and protobuf that this project uses, behind functions of our own.
 //
-// Known to hold for gRPC 1.51 and protobuf 3.21, the minimum and the tested versions (Debian 12 and
-// Ubuntu 24.04). Later versions up to the limits below still have these parts as far as we know,
+// Known to hold for gRPC 1.51 and protobuf 3.21, the minimum and the tested versions (those of
+// Debian 12). Later versions up to the limits below still have these parts as far as we know,
 // but nobody has tested them. Before a limit is raised: read each part in the new version, run all
 // tests, and update this comment.
 //

@@ -45,8 +45,9 @@ rm -rf "$bundle"
 mkdir -p "$(dirname "$bundle")"
 cp -r "$build/gpu_bundle" "$bundle"
 cp tests/gpu_run_tests.sh "$bundle/run_tests.sh"
+git describe --always --dirty --abbrev=12 --exclude='*' >"$bundle/COMMIT"
 mkdir "$bundle/lib"
-mapfile -t programs < <(find "$bundle" -maxdepth 1 -type f ! -name run_tests.sh)
+mapfile -t programs < <(find "$bundle" -maxdepth 1 -type f ! -name run_tests.sh ! -name COMMIT)
 
 # Copies all that ldd lists, except the C library and the driver, which belong to the machine.
 ldd "${programs[@]}" | awk '$2 == "=>" {print $1, $3}' | sort -u |

@@ -13,7 +13,7 @@
 namespace flashcore::kernels {
 namespace {
 
-constexpr int64_t kOracleElements = int64_t{1} << 27;  // of K and V, read by all checked rows
+constexpr int64_t kOracleElements = int64_t{1} << 27;  // of K and V, read for the rows of all sets
 constexpr int64_t kLeastRows = 4;                      // of a sampled head, if it has as many
 
 const uint16_t* Elements(const std::byte* row) { return reinterpret_cast<const uint16_t*>(row); }
@@ -69,10 +69,10 @@ double ErrorBound(const KernelSpec& spec) {
   return spec.dtype == DType::kFloat16 ? 1e-3 : 8e-3;
 }
 
-Accuracy CheckOutput(const AttentionShape& shape, const std::vector<Span>& spans) {
+Accuracy CheckOutput(const AttentionShape& shape, const std::vector<Span>& spans, int sets) {
   const int64_t all_heads = int64_t{shape.spans} * shape.num_heads;
   const int64_t row_elements = int64_t{2} * shape.kv_rows * shape.head_dim;
-  const int64_t max_rows = std::max<int64_t>(1, kOracleElements / row_elements);
+  const int64_t max_rows = std::max<int64_t>(1, kOracleElements / sets / row_elements);
   const int64_t least_rows = std::min<int64_t>(kLeastRows, shape.query_rows);
   const int64_t heads = std::clamp<int64_t>(max_rows / least_rows, 1, all_heads);
   const int64_t rows_each = std::max(least_rows, max_rows / heads);

@@ -20,10 +20,10 @@ struct Accuracy {
 // The largest error allowed for inputs in [-1, 1], where outputs are of magnitude 1 at most.
 double ErrorBound(const KernelSpec& spec);
 
-// Checks the output of `spans`, made by MakeSpans over host memory, after a launch. If the oracle
-// would take more than about half a second, heads and rows are sampled; the first and the last row
-// of a sampled head are always checked.
-Accuracy CheckOutput(const AttentionShape& shape, const std::vector<Span>& spans);
+// Checks the output of one of `sets` input sets, whose `spans` MakeSpans made over host memory,
+// after a launch. If the oracle would take more than about half a second for all sets, heads and
+// rows are sampled; the first and the last row of a sampled head are always checked.
+Accuracy CheckOutput(const AttentionShape& shape, const std::vector<Span>& spans, int sets);
 
 }  // namespace flashcore::kernels
 

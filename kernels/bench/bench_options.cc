@@ -1,10 +1,13 @@
 #include "kernels/bench/bench_options.h"
 
+#include <algorithm>
 #include <charconv>
 #include <initializer_list>
 
 namespace flashcore::kernels {
 namespace {
+
+constexpr int64_t kColdL2s = 3;  // sizes of the L2 that cold sets have together
 
 std::string ParseCount(const std::string& text, int* count) {
   const char* end = text.data() + text.size();
@@ -24,6 +27,18 @@ std::string ParseName(const std::string& name, std::initializer_list<Enum> choic
     names += (names.empty() ? "" : ", ") + std::string(Name(choice));
   }
   return "'" + name + "' is not one of " + names;
+}
+
+std::string ParseL2(const std::string& value, std::vector<L2State>* states) {
+  if (value == "both") {
+    *states = {L2State::kCold, L2State::kWarm};
+    return "";
+  }
+  L2State state = L2State::kCold;
+  const std::string error = ParseName(value, {L2State::kCold, L2State::kWarm}, &state);
+  if (!error.empty()) return error + ", both";
+  *states = {state};
+  return "";
 }
 
 // The option that `flag` switches on; null if there is none.
@@ -46,7 +61,7 @@ std::string ParseFlag(const std::string& flag, const std::string& value, BenchOp
   }
   if (flag == "--rounds") return ParseCount(value, &options->rounds);
   if (flag == "--launches") return ParseCount(value, &options->launches);
-  if (flag == "--sets") return ParseCount(value, &options->sets);
+  if (flag == "--l2") return ParseL2(value, &options->l2);
   if (flag == "--shape") return ParseShape(value, &options->shapes.emplace_back());
   if (flag == "--json") {
     options->json_file = value;
@@ -56,6 +71,14 @@ std::string ParseFlag(const std::string& flag, const std::string& value, BenchOp
 }
 
 }  // namespace
+
+const char* Name(L2State state) { return state == L2State::kCold ? "cold" : "warm"; }
+
+int SetsFor(const AttentionShape& shape, L2State state, int64_t l2_bytes) {
+  const int64_t bytes = SetBytes(shape);
+  if (state == L2State::kWarm) return 2 * bytes <= l2_bytes ? 1 : 0;
+  return static_cast<int>(std::max<int64_t>(2, (kColdL2s * l2_bytes + bytes - 1) / bytes));
+}
 
 std::string ParseBenchOptions(const std::vector<std::string>& arguments, BenchOptions* options) {
   *options = {};

@@ -22,10 +22,11 @@ inline constexpr char kBenchUsage[] =
   --dtype=DTYPE         float16 (default), bfloat16
   --kv_dtype=DTYPE      of K and V: same_as_query (default), float8_e4m3
   --accumulate=TYPE     float32 (default), float16
+  --l2=STATE            cold: the launches take in turn input sets of three times the L2's size
+                        together; warm: all take the same set, if it fits in half the L2;
+                        both (default)
   --rounds=N            timed replays of a shape's graph (60)
-  --launches=N          launches in the graph (20)
-  --sets=N              input sets that the launches take in turn (default: as many as launches, but
-                        at most 4 GiB of them, and at least 2)
+  --launches=N          launches in the graph, at least (20); one or more of each set
   --json=FILE           also write the results to FILE
   --profile             launch each shape three times between profiler start and stop, time nothing
   --list                print the named shapes
@@ -34,15 +35,26 @@ inline constexpr char kBenchUsage[] =
 Exit status: 0; 1 if a shape failed, on a CUDA error and on a wrong command line; 2 without a GPU.
 )";
 
+// What a launch finds of its inputs in L2: nothing, or all.
+enum class L2State { kCold, kWarm };
+
+// "cold" or "warm".
+const char* Name(L2State state);
+
+// Sets that launches have to take in turn to find their inputs in L2 or not. Cold: together at
+// least three times `l2_bytes`, and at least 2. Warm: 1, or 0 if a set does not fit in half of
+// `l2_bytes`.
+int SetsFor(const AttentionShape& shape, L2State state, int64_t l2_bytes);
+
 struct BenchOptions {
   std::vector<BenchShape> shapes;  // with dtype and kv_dtype set
   Arch arch = Arch::kSm80;
   DType dtype = DType::kFloat16;
   KvDType kv_dtype = KvDType::kSameAsQuery;
   Accumulate accumulate = Accumulate::kFloat32;
+  std::vector<L2State> l2 = {L2State::kCold, L2State::kWarm};
   int rounds = 60;
   int launches = 20;
-  int sets = 0;  // 0: ChooseSets
   std::string json_file;
   bool profile = false;
   bool list = false;

@@ -3,21 +3,28 @@
 
     kernels/bench/compare_torch.py build/kernels/bench/libflashcore_kernel_bench_c.so
 
-Needs PyTorch with CUDA, and a GPU. First, every output element of a shape is checked against
-float64. A wrong kernel is not timed, and the exit status is 1. Then each contender's calls, on
-several input sets in turn, are captured in a CUDA graph. A round replays the graphs one after the
-other. Reported: the median time of a call.
+Needs PyTorch with CUDA, and a GPU. A shape is measured twice. With a cold L2, calls take in turn
+input sets of three times the L2's size together. With a warm L2, all calls take the same set; this
+is left out where a set does not fit in half the L2. First, every output element of every set is
+checked against float64. A wrong kernel is not timed, and the exit status is 1. Then each
+contender's calls are captured in a CUDA graph. A round replays the graphs one after the other and
+takes the mean time of a call. Reported: the median of the rounds; for ours also least and most.
+
+The JSON is a list of results. Each has: tool, gpu, shape, kernel, l2 ("cold" or "warm"), us,
+us_least, us_most, torch_flash_us, torch_cudnn_us, torch_efficient_us (null: the backend refuses the
+shape), tflops, gbps (Q, K, V and O, once), max_err, sets, set_bytes, and run, which all share.
 """
 
 import argparse
 import ctypes
-import datetime
 import json
+import math
 import os
 import statistics
 import sys
 import warnings
 
+import run_info
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -27,7 +34,7 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTEN
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 ERROR_BOUNDS = {("float16", "float32"): 1e-3, ("bfloat16", "float32"): 8e-3,
                 ("float16", "float16"): 2e-2, ("bfloat16", "float16"): 2e-2}
-MAX_BYTES = 4 << 30  # of all input sets of a shape
+COLD_L2S = 3  # sizes of the L2 that cold input sets have together
 UNBOUNDED = 2**31 - 1
 WARM_UP_ROUNDS = 5
 CEILING_ROUNDS = 20
@@ -57,6 +64,13 @@ class Shape(ctypes.Structure):
         """Bytes of Q, K, V and O."""
         row = 2 * self.head_dim * self.spans
         return 2 * row * (self.num_heads * self.query_rows + self.num_kv_heads * self.kv_rows)
+
+    def sets(self, l2):
+        """Input sets for an L2 state; 0 if the shape is never warm. As SetsFor of input_sets.h."""
+        l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+        if l2 == "warm":
+            return 1 if 2 * self.set_bytes() <= l2_bytes else 0
+        return max(2, -(-COLD_L2S * l2_bytes // self.set_bytes()))
 
     def why_not_torch(self):
         """Why PyTorch's backends cannot compute the shape; None if they can."""
@@ -213,7 +227,7 @@ def time_once(work):
 
 
 def measure(calls, sets, launches, rounds):
-    """Median seconds of one call, per contender: {name: callable} to {name: seconds}."""
+    """Seconds of one call in each round, per contender: {name: callable} to {name: [seconds]}."""
     graphs = {name: capture(call, sets, launches) for name, call in calls.items()}
     samples = {name: [] for name in calls}
     order = list(calls)
@@ -223,7 +237,7 @@ def measure(calls, sets, launches, rounds):
             seconds = time_once(graphs[name][0].replay)
             if n >= WARM_UP_ROUNDS:
                 samples[name].append(seconds / launches)
-    return {name: statistics.median(times) for name, times in samples.items()}
+    return samples
 
 
 def measure_ceilings():
@@ -242,22 +256,23 @@ def measure_ceilings():
 
 def describe_run(args):
     """The fields that all results of a run share."""
-    return {"date": datetime.date.today().isoformat(), "torch": torch.__version__,
+    return {**run_info.run_info(), "torch": torch.__version__,
             "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(),
             "dtype": args.dtype, "accumulate": args.accumulate, "launches": args.launches,
             "rounds": args.rounds, **measure_ceilings()}
 
 
-def compare(library, text, shape, args):
+def compare(library, text, shape, l2, args):
     """Checks and times one shape. Returns its result, or raises RuntimeError with what is wrong."""
     reason = shape.why_not_torch()
     if reason is not None:
         raise RuntimeError(reason)
-    count = max(2, min(args.launches, MAX_BYTES // shape.set_bytes()))
+    count = shape.sets(l2)
     sets = [InputSet(shape, DTYPES[args.dtype]) for _ in range(count)]
     ours = Ours(library, text, sets, args)
     try:
-        max_err = largest_error(shape, sets[0], ours(0))
+        errors = [largest_error(shape, inputs, ours(i)) for i, inputs in enumerate(sets)]
+        max_err = max(errors, key=lambda error: (math.isnan(error), error))
         if not max_err <= ERROR_BOUNDS[args.dtype, args.accumulate]:
             raise RuntimeError(f"{ours.name}: largest error to float64 is {max_err:.2e}")
         calls = {"ours": ours}
@@ -271,15 +286,18 @@ def compare(library, text, shape, args):
         if "flash" in calls:
             flash_err = largest_error(shape, sets[0], calls["flash"](0))
             print(f"  {text}: largest error to float64: ours {max_err:.2e}, flash {flash_err:.2e}")
-        seconds = measure(calls, count, args.launches, args.rounds)
+        rounds = measure(calls, count, max(args.launches, count), args.rounds)
     finally:
         ours.close()
+    seconds = {name: statistics.median(times) for name, times in rounds.items()}
     torch_us = {f"torch_{name}_us": seconds[name] * 1e6 if name in seconds else None
                 for name in BACKENDS}
-    return {"shape": text, "kernel": ours.name, "gpu": torch.cuda.get_device_name(),
-            "p50_us": seconds["ours"] * 1e6, **torch_us,
+    return {"tool": "compare_torch.py", "gpu": torch.cuda.get_device_name(), "shape": text,
+            "kernel": ours.name, "l2": l2, "us": seconds["ours"] * 1e6,
+            "us_least": min(rounds["ours"]) * 1e6, "us_most": max(rounds["ours"]) * 1e6, **torch_us,
             "tflops": shape.flops / seconds["ours"] / 1e12,
-            "gbps": shape.set_bytes() / seconds["ours"] / 1e9, "max_err": max_err}
+            "gbps": shape.set_bytes() / seconds["ours"] / 1e9, "max_err": max_err,
+            "sets": count, "set_bytes": shape.set_bytes()}
 
 
 def print_result(result):
@@ -289,10 +307,10 @@ def print_result(result):
         return f"{'-' if value is None else format(value, f'.{digits}f'):>{width}}"
 
     def ratio(name):
-        return None if result[name] is None else result[name] / result["p50_us"]
+        return None if result[name] is None else result[name] / result["us"]
 
-    names = ("p50_us", "torch_flash_us", "torch_cudnn_us", "torch_efficient_us")
-    print(f"{result['shape']:20} {' '.join(number(result[n], 10, 2) for n in names)} "
+    names = ("us", "torch_flash_us", "torch_cudnn_us", "torch_efficient_us")
+    print(f"{result['shape']:20} {result['l2']:4} {' '.join(number(result[n], 10, 2) for n in names)} "
           f"{number(ratio('torch_flash_us'), 10, 2)} {number(ratio('torch_cudnn_us'), 10, 2)} "
           f"{result['tflops']:8.1f} {result['gbps']:8.1f} {result['max_err']:9.2e}", flush=True)
 
@@ -306,7 +324,8 @@ def parse_arguments():
     parser.add_argument("--arch", default="sm80")
     parser.add_argument("--dtype", default="float16", choices=DTYPES)
     parser.add_argument("--accumulate", default="float32", choices=("float32", "float16"))
-    parser.add_argument("--launches", type=int, default=20, help="calls in a graph")
+    parser.add_argument("--launches", type=int, default=20,
+                        help="calls in a graph, at least; one or more of each input set")
     parser.add_argument("--rounds", type=int, default=40, help="timed replays of each graph")
     parser.add_argument("--json", help="write the results to this file")
     return parser.parse_args()
@@ -323,16 +342,17 @@ def main():
     print(f"{torch.cuda.get_device_name()}, PyTorch {run['torch']}, CUDA {run['cuda']}, cuDNN "
           f"{run['cudnn']}; ceilings: matmul {run['matmul_tflops']:.0f} TFLOP/s, copy "
           f"{run['copy_gbps']:.0f} GB/s")
-    print(f"{'shape, us':20} {'ours':>10} {'flash':>10} {'cudnn':>10} {'efficient':>10} "
+    print(f"{'shape, us':20} {'L2':4} {'ours':>10} {'flash':>10} {'cudnn':>10} {'efficient':>10} "
           f"{'flash/ours':>10} {'cudnn/ours':>10} {'TFLOP/s':>8} {'GB/s':>8} {'max err':>9}")
     results, failures = [], 0
     for text, shape in shapes.items():
-        try:
-            results.append(compare(library, text, shape, args))
-            print_result(results[-1])
-        except RuntimeError as error:
-            failures += 1
-            print(f"{text:20} FAILED: {error}", flush=True)
+        for l2 in ("cold", "warm") if shape.sets("warm") else ("cold",):
+            try:
+                results.append(compare(library, text, shape, l2, args))
+                print_result(results[-1])
+            except RuntimeError as error:
+                failures += 1
+                print(f"{text:20} {l2:4} FAILED: {error}", flush=True)
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump([{**result, "run": run} for result in results], file, indent=1)

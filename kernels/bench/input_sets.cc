@@ -10,7 +10,6 @@
 namespace flashcore::kernels {
 namespace {
 
-constexpr int64_t kMaxBytes = int64_t{4} << 30;  // of all sets of a shape
 constexpr size_t kTensorAlignment = 256;
 
 std::vector<int32_t> ShuffledPageTable(const AttentionShape& shape) {
@@ -42,11 +41,6 @@ void Send(const std::vector<T>& values, DeviceMemory* to) {
 }
 
 }  // namespace
-
-int ChooseSets(const AttentionShape& shape, int launches) {
-  const int64_t fitting = kMaxBytes / SetBytes(shape);
-  return static_cast<int>(std::max<int64_t>(2, std::min<int64_t>(launches, fitting)));
-}
 
 InputSets::InputSets(const AttentionShape& shape, int sets, cudaStream_t stream) : shape_(shape) {
   if (shape.paged) pages_ = ShuffledPageTable(shape);
@@ -89,10 +83,10 @@ void InputSets::AddSet(uint32_t seed, cudaStream_t stream) {
   spans_.push_back(MakeSpans(shape_, tensors));
 }
 
-InputSets::HostSet InputSets::CopyToHost() const {
+InputSets::HostSet InputSets::CopyToHost(int set) const {
   HostSet host;
   host.memory.resize(set_bytes_);
-  Check(cudaMemcpy(host.memory.data(), sets_.front().get(), set_bytes_, cudaMemcpyDeviceToHost),
+  Check(cudaMemcpy(host.memory.data(), sets_[set].get(), set_bytes_, cudaMemcpyDeviceToHost),
         "copy an input set to the host");
   host.spans = MakeSpans(shape_, TensorsAt(host.memory.data(), pages_.data(), scales_.data()));
   return host;

@@ -1,5 +1,4 @@
-// Random inputs in device memory. Several sets: launches that take them in turn find in L2 only
-// what fits there, not what the previous launch left.
+// Random inputs in device memory.
 #ifndef FLASHCORE_KERNELS_BENCH_INPUT_SETS_H_
 #define FLASHCORE_KERNELS_BENCH_INPUT_SETS_H_
 
@@ -11,9 +10,6 @@
 
 namespace flashcore::kernels {
 
-// As many sets as launches, but at most 4 GiB of them, and at least 2.
-int ChooseSets(const AttentionShape& shape, int launches);
-
 // Q, K and V are uniform in [-1, 1]. FP8 K and V are uniform in [-m, m], with a different m from
 // 1/2 to 1 for each KV head. O has all bits set, which is NaN. Page numbers are shuffled.
 class InputSets {
@@ -24,12 +20,12 @@ class InputSets {
   // [set][span], over device memory.
   const std::vector<std::vector<Span>>& spans() const { return spans_; }
 
-  // A copy of set 0 in host memory.
+  // A copy of a set in host memory.
   struct HostSet {
     std::vector<std::byte> memory;
     std::vector<Span> spans;  // over `memory`, and over the page table and scales of InputSets
   };
-  HostSet CopyToHost() const;
+  HostSet CopyToHost(int set) const;
 
  private:
   void AddSet(uint32_t seed, cudaStream_t stream);

@@ -3,6 +3,7 @@
 // line.
 #include <cuda_profiler_api.h>
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 #include <memory>
@@ -35,14 +36,16 @@ struct Device {
 struct Result {
   std::string shape;
   std::string kernel;
-  Percentiles us;
+  L2State l2 = L2State::kCold;
+  int launches = 0;  // of a round
+  RoundTimes us;
   double flops = 0;
   int64_t set_bytes = 0;  // Q, K, V and O, once
   int sets = 0;
   Accuracy accuracy;
 
-  double tflops() const { return flops / us.p50 * 1e-6; }
-  double gbps() const { return static_cast<double>(set_bytes) / us.p50 * 1e-3; }
+  double tflops() const { return flops / us.median * 1e-6; }
+  double gbps() const { return static_cast<double>(set_bytes) / us.median * 1e-3; }
 };
 
 struct Context {
@@ -66,19 +69,20 @@ void PrintHeader(const Device& device, const Ceilings& ceilings) {
   std::printf("Ceilings, measured now: tensor %.1f TFLOP/s (mma.sync.m16n8k16 f16, f32 sums), ",
               ceilings.tensor_tflops);
   std::printf("copy %.0f GB/s (read + written)\n\n", ceilings.copy_gbps);
-  std::printf("%-24s %-28s %9s %9s %9s %8s %8s %7s %7s %9s %14s %s\n", "shape", "kernel", "p50 us",
-              "p90 us", "p99 us", "TFLOP/s", "GB/s", "tensor", "copy", "max err", "rows checked",
+  std::printf("us: median, least and most of the rounds, each the mean of its launches\n");
+  std::printf("%-24s %-28s %-4s %9s %9s %9s %8s %8s %7s %7s %9s %15s %s\n", "shape", "kernel", "L2",
+              "us", "least", "most", "TFLOP/s", "GB/s", "tensor", "copy", "max err", "rows checked",
               "sets");
 }
 
 void PrintResult(const Result& result, const Device& device, const Ceilings& ceilings) {
   const double all_bytes = static_cast<double>(result.set_bytes) * result.sets;
-  std::printf("%-24s %-28s %9.2f %9.2f %9.2f %8.1f %8.1f %6.1f%% %6.1f%% %9.2e",
-              result.shape.c_str(), result.kernel.c_str(), result.us.p50, result.us.p90,
-              result.us.p99, result.tflops(), result.gbps(),
+  std::printf("%-24s %-28s %-4s %9.2f %9.2f %9.2f %8.1f %8.1f %6.1f%% %6.1f%% %9.2e",
+              result.shape.c_str(), result.kernel.c_str(), Name(result.l2), result.us.median,
+              result.us.least, result.us.most, result.tflops(), result.gbps(),
               100 * result.tflops() / ceilings.tensor_tflops,
               100 * result.gbps() / ceilings.copy_gbps, result.accuracy.max_error);
-  std::printf(" %6" PRId64 "/%-7" PRId64 " %d x %.2f MiB = %.1f L2\n", result.accuracy.rows_checked,
+  std::printf(" %7" PRId64 "/%-7" PRId64 " %d x %.2f MiB = %.1f L2\n", result.accuracy.rows_checked,
               result.accuracy.rows, result.sets, static_cast<double>(result.set_bytes) / kMiB,
               all_bytes / device.l2_bytes);
   std::fflush(stdout);
@@ -97,15 +101,18 @@ bool WriteJson(const std::string& file, const std::vector<Result>& results, cons
   std::fprintf(out, "[");
   const char* separator = "\n";
   for (const Result& result : results) {
-    std::fprintf(out, "%s {\"shape\": \"%s\", \"kernel\": \"%s\", \"gpu\": \"%s\",\n", separator,
-                 result.shape.c_str(), result.kernel.c_str(), device.name.c_str());
-    std::fprintf(out, "  \"p50_us\": %.4f, \"p90_us\": %.4f, \"p99_us\": %.4f,\n", result.us.p50,
-                 result.us.p90, result.us.p99);
+    std::fprintf(out, "%s {\"tool\": \"flashcore-kernel-bench\", \"gpu\": \"%s\",\n", separator,
+                 device.name.c_str());
+    std::fprintf(out, "  \"shape\": \"%s\", \"kernel\": \"%s\", \"l2\": \"%s\",\n",
+                 result.shape.c_str(), result.kernel.c_str(), Name(result.l2));
+    std::fprintf(out, "  \"us\": %.4f, \"us_least\": %.4f, \"us_most\": %.4f,\n", result.us.median,
+                 result.us.least, result.us.most);
     std::fprintf(out, "  \"tflops\": %.3f, \"gbps\": %.3f, \"max_err\": %.3e,\n", result.tflops(),
                  result.gbps(), result.accuracy.max_error);
     std::fprintf(out, "  \"fraction_of_tensor\": %.4f, \"fraction_of_copy\": %.4f,\n",
                  result.tflops() / ceilings.tensor_tflops, result.gbps() / ceilings.copy_gbps);
-    std::fprintf(out, "  \"sets\": %d, \"set_bytes\": %" PRId64 "}", result.sets, result.set_bytes);
+    std::fprintf(out, "  \"launches\": %d, \"sets\": %d, \"set_bytes\": %" PRId64 "}",
+                 result.launches, result.sets, result.set_bytes);
     separator = ",\n";
   }
   std::fprintf(out, "\n]\n");
@@ -146,26 +153,44 @@ std::string WhyWrong(const Accuracy& accuracy, double bound) {
   return text;
 }
 
-// Checks and times one shape. Returns whether it passed; if so, appends to `results`.
-bool Bench(const Context& context, const BenchShape& shape, std::vector<Result>* results) {
-  const BenchOptions& options = context.options;
+// Launches each set once and checks every output. Of all sets: the largest error, the sum of rows.
+Accuracy CheckSets(const Context& context, const BenchShape& shape, const Case& ready) {
   cudaStream_t stream = context.stream.get();
-  const int sets = options.sets > 0 ? options.sets : ChooseSets(shape.attention, options.launches);
+  const int sets = ready.run.num_sets();
+  for (int set = 0; set < sets; ++set) Check(ready.run.Launch(set, stream), "launch the kernel");
+  Check(cudaStreamSynchronize(stream), "run the kernel");
+  Accuracy all;
+  for (int set = 0; set < sets; ++set) {
+    const Accuracy one = CheckOutput(shape.attention, ready.inputs.CopyToHost(set).spans, sets);
+    all.max_error = std::max(all.max_error, one.max_error);
+    all.finite = all.finite && one.finite;
+    all.rows_checked += one.rows_checked;
+    all.rows += one.rows;
+  }
+  return all;
+}
+
+// Checks and times one shape. Returns whether it passed; if so, appends to `results`.
+bool Bench(const Context& context, const BenchShape& shape, L2State l2,
+           std::vector<Result>* results) {
+  const BenchOptions& options = context.options;
+  const int sets = SetsFor(shape.attention, l2, context.device.l2_bytes);
+  if (sets == 0) return true;  // never warm
   const std::unique_ptr<Case> ready = Prepare(context, shape, sets);
   if (ready == nullptr) return false;
-  Check(ready->run.Launch(0, stream), "launch the kernel");
-  Check(cudaStreamSynchronize(stream), "run the kernel");
 
   Result result;
   result.shape = shape.name;
   result.kernel = KernelName(ready->kernel->spec);
-  result.accuracy = CheckOutput(shape.attention, ready->inputs.CopyToHost().spans);
+  result.l2 = l2;
+  result.accuracy = CheckSets(context, shape, *ready);
   const std::string why_wrong = WhyWrong(result.accuracy, ErrorBound(ready->kernel->spec));
   if (!why_wrong.empty()) {
     PrintFailure(shape.name, result.kernel + ": " + why_wrong);
     return false;
   }
-  result.us = TimeLaunches(ready->run, options.launches, options.rounds, stream);
+  result.launches = std::max(options.launches, sets);
+  result.us = TimeLaunches(ready->run, result.launches, options.rounds, context.stream.get());
   result.flops = Flops(shape.attention);
   result.set_bytes = SetBytes(shape.attention);
   result.sets = sets;
@@ -199,7 +224,9 @@ int RunShapes(const BenchOptions& options) {
   context.ceilings = MeasureCeilings(context.device.multiprocessors, context.stream.get());
   PrintHeader(context.device, context.ceilings);
   std::vector<Result> results;
-  for (const BenchShape& shape : options.shapes) passed = Bench(context, shape, &results) && passed;
+  for (const BenchShape& shape : options.shapes) {
+    for (const L2State l2 : options.l2) passed = Bench(context, shape, l2, &results) && passed;
+  }
   if (!options.json_file.empty() &&
       !WriteJson(options.json_file, results, context.device, context.ceilings)) {
     std::fprintf(stderr, "flashcore-kernel-bench: cannot write %s\n", options.json_file.c_str());

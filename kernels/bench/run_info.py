@@ -26,8 +26,9 @@ def output_of(*command):
 
 
 def commit():
-    """The commit that is measured. Binaries that were built elsewhere name it in a file COMMIT
-    beside them, which $FLASHCORE_COMMIT holds. A checkout with changes is HASH-dirty."""
+    """The commit that is measured: $FLASHCORE_COMMIT for programs that were built elsewhere (a bundle
+    of tests/gpu_bundle.sh has it in the file COMMIT), else that of the checkout, with "-dirty" if it
+    has changes."""
     given = os.environ.get("FLASHCORE_COMMIT")
     if given:
         return given

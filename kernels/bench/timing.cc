@@ -33,8 +33,8 @@ CudaGraphExec CaptureLaunches(const KernelRun& run, int launches, cudaStream_t s
 }
 
 // Calls `work`, which enqueues on `stream`, 10 times to warm up, then `rounds` times in pairs. Only
-// the second of a pair is timed.
-Percentiles TimeRounds(int rounds, cudaStream_t stream, const std::function<void()>& work) {
+// the second of a pair is timed. Returns microseconds of each round.
+std::vector<double> TimeRounds(int rounds, cudaStream_t stream, const std::function<void()>& work) {
   CudaEvent begin, end;
   Check(cudaEventCreate(begin.out()), "create an event");
   Check(cudaEventCreate(end.out()), "create an event");
@@ -50,7 +50,7 @@ Percentiles TimeRounds(int rounds, cudaStream_t stream, const std::function<void
     Check(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()), "read the time");
     times.push_back(milliseconds * 1e3);
   }
-  return Summarise(std::move(times));
+  return times;
 }
 
 }  // namespace
@@ -60,26 +60,28 @@ Percentiles Summarise(std::vector<double> us) {
   return {Percentile(us, 0.5), Percentile(us, 0.9), Percentile(us, 0.99)};
 }
 
-Percentiles TimeLaunches(const KernelRun& run, int launches, int rounds, cudaStream_t stream) {
+RoundTimes TimeLaunches(const KernelRun& run, int launches, int rounds, cudaStream_t stream) {
   const CudaGraphExec replay = CaptureLaunches(run, launches, stream);
-  const Percentiles times = TimeRounds(
+  std::vector<double> times = TimeRounds(
       rounds, stream, [&] { Check(cudaGraphLaunch(replay.get(), stream), "replay a graph"); });
-  return {times.p50 / launches, times.p90 / launches, times.p99 / launches};
+  for (double& us : times) us /= launches;
+  std::sort(times.begin(), times.end());
+  return {Percentile(times, 0.5), times.front(), times.back()};
 }
 
 Ceilings MeasureCeilings(int multiprocessors, cudaStream_t stream) {
   DeviceMemory from, to;
   Check(cudaMalloc(from.out(), kCopyBytes), "allocate 1 GiB for the copy ceiling");
   Check(cudaMalloc(to.out(), kCopyBytes), "allocate 1 GiB for the copy ceiling");
-  const Percentiles copy = TimeRounds(kCeilingRounds, stream, [&] {
+  const Percentiles copy = Summarise(TimeRounds(kCeilingRounds, stream, [&] {
     Check(cudaMemcpyAsync(to.get(), from.get(), kCopyBytes, cudaMemcpyDeviceToDevice, stream),
           "copy 1 GiB");
-  });
+  }));
   double flops = 0;
-  const Percentiles spin = TimeRounds(kCeilingRounds, stream, [&] {
+  const Percentiles spin = Summarise(TimeRounds(kCeilingRounds, stream, [&] {
     Check(SpinTensorCores(multiprocessors, static_cast<float*>(to.get()), stream, &flops),
           "launch the tensor ceiling");
-  });
+  }));
   return {flops / spin.p50 * 1e-6, 2.0 * kCopyBytes / copy.p50 * 1e-3};
 }
 

@@ -20,9 +20,15 @@ struct Percentiles {
 // Percentiles of one or more times, by nearest rank.
 Percentiles Summarise(std::vector<double> us);
 
-// Time of one launch: `launches` launches, on the sets of `run` in turn, are captured in a CUDA
-// graph, which is replayed `rounds` times.
-Percentiles TimeLaunches(const KernelRun& run, int launches, int rounds, cudaStream_t stream);
+// Microseconds of a launch. A round's time is the mean of its launches.
+struct RoundTimes {
+  double median = 0;
+  double least = 0;
+  double most = 0;
+};
+
+// A round replays a CUDA graph of `launches` launches, on the sets of `run` in turn.
+RoundTimes TimeLaunches(const KernelRun& run, int launches, int rounds, cudaStream_t stream);
 
 // Measured peak rates of the device.
 struct Ceilings {

@@ -14,7 +14,8 @@ TESTS = 'mkdir -p "$1" && echo "device_test: PASSED 3, skipped 0 (1 s)"'
 KERNELS = """
 for argument; do
   case $argument in --json=*) cat >"${argument#--json=}" <<'JSON'
-[{"shape": "mission", "gpu": "Test GPU", "kernel": "sm80_float16_d64_float32", "p50_us": 9}]
+[{"tool": "flashcore-kernel-bench", "gpu": "Test GPU", "shape": "mission",
+  "kernel": "sm80_float16_d64_float32", "l2": "cold", "us": 9}]
 JSON
   esac
 done

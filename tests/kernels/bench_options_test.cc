@@ -124,6 +124,26 @@ TEST(ParseBenchOptions, NamesTheFlagThatIsWrong) {
   EXPECT_EQ(ParseBenchOptions({"mission"}, &options), "mission: no such flag");
 }
 
+TEST(ParseBenchOptions, L2IsColdAndWarmUnlessOneIsNamed) {
+  BenchOptions options;
+  ASSERT_EQ(ParseBenchOptions({}, &options), "");
+  EXPECT_EQ(options.l2, (std::vector<L2State>{L2State::kCold, L2State::kWarm}));
+  ASSERT_EQ(ParseBenchOptions({"--l2=warm"}, &options), "");
+  EXPECT_EQ(options.l2, std::vector<L2State>{L2State::kWarm});
+  EXPECT_EQ(ParseBenchOptions({"--l2=hot"}, &options),
+            "--l2: 'hot' is not one of cold, warm, both");
+}
+
+TEST(SetsFor, ColdSetsExceedTheL2AndAWarmOneFits) {
+  const AttentionShape mission = Parsed("mission").attention;
+  ASSERT_EQ(SetBytes(mission), 2 << 20);
+  EXPECT_EQ(SetsFor(mission, L2State::kCold, 60 << 20), 90);
+  EXPECT_EQ(SetsFor(mission, L2State::kCold, (60 << 20) + 1), 91);
+  EXPECT_EQ(SetsFor(mission, L2State::kCold, 1 << 10), 2);
+  EXPECT_EQ(SetsFor(mission, L2State::kWarm, 4 << 20), 1);
+  EXPECT_EQ(SetsFor(mission, L2State::kWarm, (4 << 20) - 1), 0);
+}
+
 TEST(KernelName, SaysWhatTheKernelIs) {
   BenchShape shape = Parsed("1x8x512x64,causal,paged");
   const KernelSpec spec = SpecFor(shape.attention, Arch::kSm80, Accumulate::kFloat16);
