@@ -179,7 +179,8 @@ l2_window() {
   local repeats=400
   if $quick; then repeats=100; fi
   cannot='keeps nothing persisting' step l2-window 600 "$bundle/flashcore-l2-window-bench" \
-    --repeats="$repeats" --json="$report/l2-window.json"
+    --repeats="$repeats" --json="$report/l2-window.json" \
+    --run="$(python3 -B "$root/kernels/bench/run_info.py" || echo null)"
 }
 
 # Sets `target` and `socket`. Port 0: the server takes a free port and logs it.

@@ -26,7 +26,7 @@ class DeviceLostTest(unittest.TestCase):
         def load(target):
             """Sends requests until the server is gone."""
             with server.channel(target) as channel:
-                request = harness.mission_request(np.random.default_rng(1))
+                request = harness.mission_request(harness.numpy_rng())
                 while not codes or codes[-1] != UNAVAILABLE:
                     codes.append(harness.stub(channel).Attend.future(request, timeout=60).code())
 
@@ -49,7 +49,7 @@ class DeviceLostTest(unittest.TestCase):
 
     @unittest.skipUnless(harness.ON_FAKE_GPU, "a real GPU cannot be held")
     def test_the_other_device_completes_what_it_has_in_flight(self):
-        rng = np.random.default_rng(2)
+        rng = harness.numpy_rng()
         q, k, v = (harness.random_tensor(rng, rows, HEADS, DIM) for rows in (3, 203, 203))
         with harness.Server("--device=cuda:0,cuda:1", env={"FLASHCORE_LOSE_GPU": "1"},
                             program=harness.LOSING_SERVER) as server, server.channel() as channel:

@@ -168,10 +168,22 @@ class SequencesTest(unittest.TestCase):
         together = self.stub.Attend(self.attend_request(forks, queries)).output
         self.assertEqual(together, b"".join(alone))
         long = [harness.random_tensor(self.rng, 512, heads, DIM) for heads in (HEADS, 2, 2)]
-        calls = [self.stub.Attend.future(harness.request(*long))]
-        calls += [self.stub.Attend.future(self.attend_request([fork], [q]))
-                  for fork, q in zip(forks, queries)]
-        self.assertEqual([call.result().output for call in calls[1:]], alone)
+
+        def in_company():
+            before = self.batches()
+            calls = [self.stub.Attend.future(harness.request(*long))]
+            calls += [self.stub.Attend.future(self.attend_request([fork], [q]))
+                      for fork, q in zip(forks, queries)]
+            self.assertEqual([call.result().output for call in calls[1:]], alone)
+            launches, requests = (now - then for now, then in zip(self.batches(), before))
+            self.assertEqual(requests, len(calls))
+            return launches < requests
+
+        harness.wait_until(in_company, "no two requests were in one launch")
+
+    def batches(self):
+        """(launches, requests in them) so far."""
+        return [self.server.metric(f"flashcore_batch_requests_{what}") for what in ("count", "sum")]
 
     def test_truncate_rolls_back(self):
         k, v = self.tensor(130, KV_HEADS), self.tensor(130, KV_HEADS)
