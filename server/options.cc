@@ -33,7 +33,7 @@ ABSL_FLAG(std::string, metrics_token_file, "",
 ABSL_FLAG(double, drain_timeout_s, 30,
           "Seconds that requests in flight have to finish after SIGTERM or SIGINT.");
 ABSL_FLAG(bool, enable_echo, false,
-          "Serve DebugService.Echo, which flashcore bench --echo compares with.");
+          "Serve DebugService.Echo and EchoStream, which flashcore bench --echo compares with.");
 ABSL_FLAG(int64_t, max_queue_delay_us, 0,
           "Microseconds that a request may wait for others to share its batch while a lane is "
           "idle. 0: it does not wait.");

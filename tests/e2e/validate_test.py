@@ -25,9 +25,9 @@ L2_WINDOW = 'echo "the L2 of the Test GPU keeps nothing persisting"; exit 2'
 NO_COUNTERS = 'echo "==ERROR== ERR_NVGPUCTRPERM: no permission to read counters"; exit 1'
 NVIDIA_SMI = """
 case $* in
-  *compute_cap*) echo 'index, name'; echo '0, Test GPU' ;;
-  *) echo 'timestamp, index, sm, mem, temperature, power, utilization'
+  *--loop*) echo 'timestamp, index, sm, mem, temperature, power, utilization'
      echo '12:00, 0, 1980, 2619, 40, 500.0, 99'; exec sleep 600 ;;
+  *) echo 'index, name'; echo '0, Test GPU' ;;
 esac
 """
 # The requested benchmarks, but short and small.
