@@ -202,8 +202,9 @@ class CaseSequences {
     absl::StatusOr<Sequence> sequence = case_.place == KvPlace::kForked && !sequences_.empty()
                                             ? sequences_[0].Fork(case_.prefix_rows)
                                             : client_->CreateSequence(options);
-    if (sequence.ok()) sequences_.push_back(*std::move(sequence));
-    return sequence.status();
+    if (!sequence.ok()) return sequence.status();
+    sequences_.push_back(*std::move(sequence));
+    return absl::OkStatus();
   }
 
   absl::Status Append(const RandomRequest& problem, const AttendRequest& whole, size_t i,

@@ -23,8 +23,9 @@ grpc::ServerUnaryReactor* DebugService::Echo(grpc::CallbackServerContext* /*cont
   auto* reactor = new UnaryReactor(context_, echo_);
   // gRPC owns the message until the RPC ends, but allows it to be cleared earlier, as Attend does.
   absl::StatusOr<grpc::ByteBuffer> reply = replier_.Reply(const_cast<grpc::ByteBuffer*>(request));
+  const absl::Status status = reply.status();
   if (reply.ok()) *response = *std::move(reply);
-  reactor->End(reply.status());
+  reactor->End(status);
   return reactor;
 }
 
