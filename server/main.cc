@@ -6,6 +6,7 @@
 // number on a second signal.
 #include <malloc.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -192,6 +193,14 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> StartMetricsServer(const Options&
   return server;
 }
 
+// To the hard limit: each connection is an open file, and the soft limit is often 1024.
+void RaiseOpenFilesLimit() {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 int Run(const Options& options) {
   // CUDA streams that share a hardware connection wait for each other; the default is 8.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
@@ -238,6 +247,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   flashcore::server::KeepFreedMemory();
+  flashcore::server::RaiseOpenFilesLimit();
   // Debian builds Abseil without NDEBUG. By default, every lock and unlock in gRPC then looks for
   // deadlocks in a graph of all mutexes, under one global lock.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);

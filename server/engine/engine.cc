@@ -22,6 +22,7 @@ Engine::Options WithDevice(Engine::Options options, const Device& device) {
   options.batcher.idle_spin = device.info().idle_spin;
   options.sequences.dtypes = SupportedDTypes(device);
   options.sequences.head_dims = SupportedHeadDims(device);
+  options.sequences.max_request_flop = options.max_request_flop;
   return options;
 }
 
@@ -60,7 +61,7 @@ absl::Status Engine::Validate(AttendOperation* operation) {
   const AttendRequest& request = operation->request;
   if (absl::Status status = ValidateAttend(request, limits_); !status.ok()) return status;
   if (absl::Status status = sequences_.Lease(operation); !status.ok()) return status;
-  return ValidateWork(request, operation->sequence_lengths, limits_);
+  return ValidateWork(request, operation->sequence_lengths, limits_.max_flop);
 }
 
 void Engine::Admit(AttendOperation* operation, AlarmFactory make_alarm, AdmitDone done) {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/plan.h"
 #include "server/request/spans.h"
+#include "server/request/validate.h"
 
 namespace flashcore::server {
 namespace {
@@ -42,22 +43,34 @@ absl::Status LaunchBuilder::AddOperation(AttendOperation* operation, Launch* lau
   const std::vector<SequencePtr>& sequences = operation->sequences.sequences();
   const size_t copies = launch->copies.size(), appends = launch->appends.size();
   savepoints_.clear();
-  SpanCursor cursor(request, operation->tensors.addresses());
-  for (size_t i = 0; i < sequences.size(); ++i, cursor.Advance()) {
-    if (sequences[i] == nullptr) continue;
-    absl::Status status = AddAppend(request, i, cursor.tensors(), sequences[i].get(), launch);
-    if (!status.ok()) {
-      RollBack();
-      launch->copies.resize(copies);
-      launch->appends.resize(appends);
-      return status;
-    }
-    operation->sequence_lengths[i] = sequences[i]->layers[request.layer].pending_length();
+  absl::Status status = AddAppends(operation, launch);
+  // The sequences may have grown since the request was admitted.
+  if (status.ok()) status = ValidateWork(request, operation->sequence_lengths, max_flop_);
+  if (!status.ok()) {
+    RollBack();
+    launch->copies.resize(copies);
+    launch->appends.resize(appends);
+    return status;
   }
   for (size_t i = 0; i < sequences.size(); ++i) {
     if (sequences[i] == nullptr) continue;
+    operation->sequence_lengths[i] += request.spans[i].kv_rows;
     ++sequences[i]->launches;
     if (!request.append_only) AddRead(*operation, i, sequences[i].get(), launch);
+  }
+  return absl::OkStatus();
+}
+
+// Sets sequence_lengths to the lengths before the operation appends.
+absl::Status LaunchBuilder::AddAppends(AttendOperation* operation, Launch* launch) {
+  const AttendRequest& request = operation->request;
+  const std::vector<SequencePtr>& sequences = operation->sequences.sequences();
+  SpanCursor cursor(request, operation->tensors.addresses());
+  for (size_t i = 0; i < sequences.size(); ++i, cursor.Advance()) {
+    if (sequences[i] == nullptr) continue;
+    operation->sequence_lengths[i] = sequences[i]->layers[request.layer].pending_length();
+    absl::Status status = AddAppend(request, i, cursor.tensors(), sequences[i].get(), launch);
+    if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }

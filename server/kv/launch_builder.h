@@ -30,11 +30,13 @@ struct SpanTensors;  // spans.h
 class LaunchBuilder {
  public:
   // All arguments outlive the builder.
-  LaunchBuilder(PagePool* pages, SequenceTable* table, const Clock* clock, DeviceMetrics* metrics)
-      : pages_(*pages), table_(*table), clock_(*clock), metrics_(*metrics) {}
+  // An operation needs at most `max_flop` floating-point operations (ValidateWork).
+  LaunchBuilder(PagePool* pages, SequenceTable* table, double max_flop, const Clock* clock,
+                DeviceMetrics* metrics)
+      : pages_(*pages), table_(*table), max_flop_(max_flop), clock_(*clock), metrics_(*metrics) {}
 
   // Adds what a leased operation copies, appends and reads, all of it or nothing, and sets its
-  // sequence_lengths. NOT_FOUND, FAILED_PRECONDITION, RESOURCE_EXHAUSTED as in
+  // sequence_lengths. NOT_FOUND, FAILED_PRECONDITION, INVALID_ARGUMENT, RESOURCE_EXHAUSTED as in
   // SequenceStore::BeginLaunch.
   absl::Status AddOperation(AttendOperation* operation, Launch* launch);
   void End(const Launch& launch, bool ok);
@@ -47,6 +49,7 @@ class LaunchBuilder {
     uint64_t length;
   };
 
+  absl::Status AddAppends(AttendOperation* operation, Launch* launch);
   absl::Status AddAppend(const AttendRequest& request, size_t span, const SpanTensors& tensors,
                          Sequence* sequence, Launch* launch);
   absl::Status AllocatePages(const Sequence& sequence, SequenceLayer* layer, uint32_t rows,
@@ -57,6 +60,7 @@ class LaunchBuilder {
 
   PagePool& pages_;
   SequenceTable& table_;
+  const double max_flop_;
   const Clock& clock_;
   DeviceMetrics& metrics_;
   std::vector<Savepoint> savepoints_;  // of the current operation, oldest first

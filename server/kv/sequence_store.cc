@@ -93,7 +93,7 @@ SequenceStore::SequenceStore(const Options& options, const KvMemory& memory, con
       clock_(clock),
       pages_(memory, options.superblock_bytes),
       table_(&options_, &pages_, clock, metrics),
-      builder_(&pages_, &table_, clock, metrics),
+      builder_(&pages_, &table_, options.max_request_flop, clock, metrics),
       mover_(&pages_, &table_, clock, metrics) {}
 
 absl::StatusOr<SequenceInfo> SequenceStore::Create(const SequenceShape& shape, bool pin,

@@ -83,7 +83,8 @@ class SequenceStore {
   // Fills in `*launch`: allocates pages for what `operations` append, in their order, each
   // operation wholly or not at all, and sets their sequence_lengths. Operations that cannot be
   // launched are in launch->refused: NOT_FOUND if a sequence was deleted, FAILED_PRECONDITION if
-  // expected_length differs, RESOURCE_EXHAUSTED if the memory or a quota is full.
+  // expected_length differs, INVALID_ARGUMENT if the sequences have grown so much that the work
+  // exceeds its limit, RESOURCE_EXHAUSTED if the memory or a quota is full.
   void BeginLaunch(absl::Span<AttendOperation* const> operations, Launch* launch);
   // The launch has ended. If `ok`, its appended rows become visible. If not, every sequence stays
   // as it was.

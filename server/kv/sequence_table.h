@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <list>
 #include <vector>
 
@@ -23,11 +24,13 @@ struct SequenceOptions {
   // When K/V memory is full: remove the least recently used sequence without a lease. If false,
   // refuse the append.
   bool evict_lru = false;
-  Nanoseconds idle_timeout{0};         // an unused sequence expires after it; 0: never
-  size_t client_kv_bytes = 0;          // pages that one client pays for; 0: no limit
-  size_t client_sequences = 0;         // of one client; 0: no limit
-  uint32_t max_layers = 1024;          // of one sequence
-  uint32_t max_heads = 1024;           // KV heads of one sequence
+  Nanoseconds idle_timeout{0};  // an unused sequence expires after it; 0: never
+  size_t client_kv_bytes = 0;   // pages that one client pays for; 0: no limit
+  size_t client_sequences = 0;  // of one client; 0: no limit
+  uint32_t max_layers = 1024;   // of one sequence
+  uint32_t max_heads = 1024;    // KV heads of one sequence
+  // Floating-point operations of one request, checked again when it is launched.
+  double max_request_flop = std::numeric_limits<double>::infinity();
   std::vector<kernels::DType> dtypes;  // that the device has kernels for
   std::vector<uint32_t> head_dims;     // that the device has kernels for
   // Host memory for sequences and their page tables. Forks are cheap, but not free.

@@ -164,17 +164,16 @@ absl::Status ValidateAttend(const AttendRequest& request, const RequestLimits& l
 
 // In floating point, which cannot overflow here and is exact enough.
 absl::Status ValidateWork(const AttendRequest& request,
-                          const std::vector<uint64_t>& sequence_lengths,
-                          const RequestLimits& limits) {
+                          const std::vector<uint64_t>& sequence_lengths, double max_flop) {
   double pairs = 0;  // of query and K/V rows
   for (size_t i = 0; i < request.spans.size(); ++i) {
     const double resident = sequence_lengths.empty() ? 0 : static_cast<double>(sequence_lengths[i]);
     pairs += request.spans[i].query_rows * (resident + request.spans[i].kv_rows);
   }
   const double flop = 4 * pairs * request.num_heads * request.head_dim;
-  if (flop <= limits.max_flop) return absl::OkStatus();
+  if (flop <= max_flop) return absl::OkStatus();
   return Invalid("spans: together they need ", flop, " floating-point operations; at most ",
-                 limits.max_flop, " are allowed in one request");
+                 max_flop, " are allowed in one request");
 }
 
 }  // namespace flashcore::server

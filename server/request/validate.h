@@ -30,11 +30,10 @@ absl::Status ValidateDType(kernels::DType dtype, const std::vector<kernels::DTyp
 // does. Allocates nothing but the message.
 absl::Status ValidateAttend(const AttendRequest& request, const RequestLimits& limits);
 
-// INVALID_ARGUMENT if the request's work exceeds limits.max_flop. `sequence_lengths`: rows in the
-// sequence of each span, [spans]; empty if all K/V is inline.
+// INVALID_ARGUMENT if the request's work exceeds `max_flop`. `sequence_lengths`: rows in the
+// sequence of each span before the request appends, [spans]; empty if all K/V is inline.
 absl::Status ValidateWork(const AttendRequest& request,
-                          const std::vector<uint64_t>& sequence_lengths,
-                          const RequestLimits& limits);
+                          const std::vector<uint64_t>& sequence_lengths, double max_flop);
 
 }  // namespace flashcore::server
 

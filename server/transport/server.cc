@@ -66,6 +66,9 @@ absl::Status Server::Listen(const Options& options) {
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.SetMaxSendMessageSize(-1);
+  // gRPC inflates a message completely before it checks the size, and the quota does not count it.
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   // gRPC buffers a whole message before it checks the size, so the message limit does not bound
   // memory. The quota does: beyond it, gRPC cancels RPCs.
   grpc::ResourceQuota quota("flashcore");

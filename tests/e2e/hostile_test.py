@@ -3,11 +3,13 @@
 import contextlib
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
 import unittest
 
+import grpc
 import numpy as np
 from flashcore.v1 import attention_pb2 as pb
 
@@ -99,6 +101,27 @@ class HostileTest(unittest.TestCase):
             codes = {call.code().name for call in calls}
             self.assertEqual(codes, {"OK", "RESOURCE_EXHAUSTED"})
             self.assert_all_returned(server)
+            self.assert_serves(server)
+
+    def test_open_files_are_limited_by_the_hard_limit_only(self):
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        hard = before[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))  # inherited
+        with harness.Server() as server:
+            self.assertEqual(resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE),
+                             (hard, hard))
+
+    def test_a_message_that_grows_when_inflated_takes_no_memory(self):
+        bomb = pb.AttendRequest(key=bytes(256 << 20))
+        with harness.Server() as server:
+            before = server.status_bytes("VmHWM")
+            with grpc.insecure_channel(
+                    server.target, options=[("grpc.max_send_message_length", -1)],
+                    compression=grpc.Compression.Gzip) as channel:
+                call = harness.stub(channel).Attend.future(bomb)
+                self.assertEqual(call.code(), grpc.StatusCode.UNIMPLEMENTED)
+            self.assertLess(server.status_bytes("VmHWM") - before, 16 << 20)
             self.assert_serves(server)
 
     def request_of_one_window(self):

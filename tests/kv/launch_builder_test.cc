@@ -88,6 +88,23 @@ TEST_F(SequenceLaunchTest, ExpectedLengthCountsWhatTheLaunchAppendsBefore) {
   EXPECT_EQ(Text(id), "abcdefg");
 }
 
+TEST_F(SequenceLaunchTest, WorkIsCheckedAgainWhenAppendsHaveLanded) {
+  SequenceStore::Options options;
+  options.max_request_flop = 4.0 * kHeadDim * 100;  // one query row over 100 rows
+  Open(options);
+  const SequenceId id = Load(Rows(60, 'a'));
+  const OperationPtr load = Lease({{id, Rows(40, 'b')}});
+  const OperationPtr late = Lease({{id, "c"}});
+  const OperationPtr reader = Lease({{id, ""}});
+  const auto launch = Begin({load.get(), late.get(), reader.get()});
+  EXPECT_THAT(launch->operations, ElementsAre(load.get(), reader.get()));
+  ASSERT_THAT(launch->refused, SizeIs(1));
+  EXPECT_EQ(launch->refused[0].second.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(launch->refused[0].second.message()), HasSubstr("at most 12800"));
+  store_->EndLaunch(*launch, true);
+  EXPECT_EQ(Text(id), Rows(60, 'a') + Rows(40, 'b'));
+}
+
 TEST_F(SequenceLaunchTest, ARequestThatFillsTheArenaAppendsNothingAtAll) {
   Open({}, /*pages=*/6);
   const SequenceId a = Load("a");

@@ -118,9 +118,9 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(ValidateAttendTest, BoundsTheWorkOfAllSpansTogether) {
   // 4 * 1000 * 1000 * 2 * 64 = 5.12e8 for one span of these.
   AttendRequest request = testing::MakeRequest(1000, 1000);
-  EXPECT_EQ(ValidateWork(request, {}, kLimits), absl::OkStatus());
+  EXPECT_EQ(ValidateWork(request, {}, kLimits.max_flop), absl::OkStatus());
   request.spans.push_back(request.spans[0]);
-  const absl::Status status = ValidateWork(request, {}, kLimits);
+  const absl::Status status = ValidateWork(request, {}, kLimits.max_flop);
   EXPECT_EQ(status.code(), kInvalid);
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("need 1.024e+09 floating-point operations; at most 1e+09"));
@@ -128,8 +128,8 @@ TEST(ValidateAttendTest, BoundsTheWorkOfAllSpansTogether) {
 
 TEST(ValidateAttendTest, CountsTheRowsThatAreInTheSequence) {
   const AttendRequest request = testing::MakeRequest(1000, 1000);
-  EXPECT_EQ(ValidateWork(request, {900}, kLimits), absl::OkStatus());
-  EXPECT_EQ(ValidateWork(request, {1000}, kLimits).code(), kInvalid);
+  EXPECT_EQ(ValidateWork(request, {900}, kLimits.max_flop), absl::OkStatus());
+  EXPECT_EQ(ValidateWork(request, {1000}, kLimits.max_flop).code(), kInvalid);
 }
 
 TEST(ValidateAttendTest, ProductsThatOverflowAreRejected) {
