@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -37,6 +38,11 @@ SilentConnection::~SilentConnection() {
 bool SilentConnection::ended() const {
   char byte = 0;
   return recv(fd_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0 || errno != EAGAIN;
+}
+
+bool SilentConnection::WaitUntilEnded() const {
+  pollfd waiting = {fd_, POLLIN, 0};
+  return poll(&waiting, 1, 60'000) == 1;
 }
 
 std::string HttpGet(int port, const std::string& path, const std::string& header) {

@@ -22,6 +22,8 @@ class SilentConnection {
 
   // The server has answered or closed it.
   bool ended() const;
+  // Waits for that. False after a minute.
+  bool WaitUntilEnded() const;
 
  private:
   int fd_;
