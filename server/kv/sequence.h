@@ -74,10 +74,9 @@ struct SequenceLayer {
   OrderSlot order;  // guarded by the Batcher
 
   // As the launch that appends sees the layer, with its pending rows.
-  // The analyzer takes the checked pointer for null.
   uint64_t pending_length() const {
-    return pending != nullptr ? pending->length
-                              : length;  // NOLINT(clang-analyzer-core.NullDereference)
+    if (pending == nullptr) return length;
+    return pending->length;  // NOLINT(clang-analyzer-core.NullDereference): it was checked
   }
   PageId PageAt(size_t index) const {
     if (pending == nullptr || index < pending->first_page) return pages[index];
