@@ -91,13 +91,13 @@ absl::Status Batcher::Enqueue(AttendOperation* operation, AttendOperation** disp
   MutexLock lock(&mutex_);
   if (closed_) return absl::UnavailableError("the server is draining");
   if (depth_ >= options_.max_queue_requests) {
-    *displaced = Displace(operation->client);
+    *displaced = Displace(operation->identity.name);
     if (*displaced == nullptr) {
       return absl::ResourceExhaustedError(absl::StrCat(
           "the request queue is full: ", depth_, " requests are waiting, which is the limit"));
     }
   }
-  Activate(operation->client)->queue.push_back(operation);
+  Activate(operation->identity.name)->queue.push_back(operation);
   StartWaiting(absl::MakeSpan(operation->order));
   ++depth_;
   WakeOne();

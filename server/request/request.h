@@ -20,6 +20,7 @@
 #include "server/base/clock.h"
 #include "server/memory/shared_region.h"
 #include "server/memory/staging_pool.h"
+#include "server/request/identity.h"
 #include "server/request/order.h"
 
 namespace flashcore::server {
@@ -200,7 +201,7 @@ class SequenceLease {
 struct AttendOperation {
   // Set by the submitter before Admit.
   AttendRequest request;
-  std::string client;  // for fairness among clients
+  Identity identity;
   TimePoint deadline = kNoDeadline;
   // Called exactly once if Engine::Enqueue returned OK, else never. Runs on a thread of the engine,
   // which it must not block. With OK, output and LSE are written.

@@ -8,10 +8,9 @@ namespace flashcore::server {
 
 AttendStreamReactor::AttendStreamReactor(Fleet* fleet, const SharedMemory* memory,
                                          RpcContext* context, RpcMetrics* rpc, StreamSet* set,
-                                         int max_inflight,
-                                         const absl::StatusOr<std::string>& client,
+                                         int max_inflight, const absl::StatusOr<Identity>& identity,
                                          TimePoint deadline)
-    : StreamReactor(set, context, rpc, client),
+    : StreamReactor(set, context, rpc, identity),
       fleet_(fleet),
       memory_(memory),
       max_inflight_(static_cast<size_t>(max_inflight)),
@@ -41,7 +40,7 @@ void AttendStreamReactor::OnReadDone(bool ok) {
 
 void AttendStreamReactor::Receive(Request* request) {
   AttendOperation* operation = &request->operation;
-  operation->client = client_;
+  operation->identity = identity_;
   operation->deadline = deadline_;
   operation->done = [this, request](const absl::Status& result) { Complete(request, result); };
   bool well_formed = false;

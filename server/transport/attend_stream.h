@@ -29,7 +29,7 @@ class AttendStreamReactor final
  public:
   AttendStreamReactor(Fleet* fleet, const SharedMemory* memory, RpcContext* context,
                       RpcMetrics* rpc, StreamSet* set, int max_inflight,
-                      const absl::StatusOr<std::string>& client, TimePoint deadline);
+                      const absl::StatusOr<Identity>& identity, TimePoint deadline);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;

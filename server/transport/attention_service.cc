@@ -2,7 +2,6 @@
 
 #include <set>
 
-#include "server/transport/client_name.h"
 #include "server/transport/convert.h"
 #include "server/transport/message.h"
 #include "server/transport/register_memory.h"
@@ -28,9 +27,9 @@ class AttendReactor final : public UnaryReactor {
     bool well_formed = false;
     absl::Status status = CheckNotDraining(*context_);
     if (status.ok()) {
-      const absl::StatusOr<std::string> client = ClientName(context);
-      operation_.client = client.value_or("");
-      status = client.status();
+      absl::StatusOr<Identity> identity = context_->authenticator.Identify(context);
+      status = identity.status();
+      if (identity.ok()) operation_.identity = *std::move(identity);
     }
     if (status.ok()) {
       status = ParseAttend(*request_, memory, &operation_, &receiver_.tensors, &well_formed);
@@ -92,14 +91,15 @@ grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionService::AttendStream(
     grpc::CallbackServerContext* context) {
   return new AttendStreamReactor(fleet_, MemoryFor(*context), context_, attend_stream_, &streams_,
-                                 options_.max_stream_inflight, ClientName(*context),
+                                 options_.max_stream_inflight,
+                                 context_->authenticator.Identify(*context),
                                  ToDeadline(context->deadline(), fleet_->clock()));
 }
 
 grpc::ServerBidiReactor<v1::RegisterMemoryRequest, v1::RegisterMemoryResponse>*
 AttentionService::RegisterMemory(grpc::CallbackServerContext* context) {
   return new RegisterMemoryReactor(MemoryFor(*context), context_, register_memory_, &streams_,
-                                   ClientName(*context));
+                                   context_->authenticator.Identify(*context));
 }
 
 RpcMetrics* AttentionService::Rpc(const char* method) const {

@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "server/transport/client_name.h"
-
 namespace flashcore::server {
 
 DebugService::DebugService(size_t max_reply_bytes, int max_inflight, RpcContext* context)
@@ -32,7 +30,7 @@ grpc::ServerUnaryReactor* DebugService::Echo(grpc::CallbackServerContext* /*cont
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* DebugService::EchoStream(
     grpc::CallbackServerContext* context) {
   return new EchoStreamReactor(&replier_, context_, echo_stream_, &streams_, max_inflight_,
-                               ClientName(*context));
+                               context_->authenticator.Identify(*context));
 }
 
 }  // namespace flashcore::server

@@ -57,8 +57,8 @@ absl::StatusOr<grpc::ByteBuffer> EchoReplier::Reply(grpc::ByteBuffer* request) c
 
 EchoStreamReactor::EchoStreamReactor(const EchoReplier* replier, RpcContext* context,
                                      RpcMetrics* rpc, StreamSet* set, int max_inflight,
-                                     const absl::StatusOr<std::string>& client)
-    : StreamReactor(set, context, rpc, client),
+                                     const absl::StatusOr<Identity>& identity)
+    : StreamReactor(set, context, rpc, identity),
       replier_(replier),
       max_inflight_(static_cast<size_t>(max_inflight)) {
   Begin();

@@ -37,7 +37,7 @@ class EchoStreamReactor final
     : public StreamReactor<grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>> {
  public:
   EchoStreamReactor(const EchoReplier* replier, RpcContext* context, RpcMetrics* rpc,
-                    StreamSet* set, int max_inflight, const absl::StatusOr<std::string>& client);
+                    StreamSet* set, int max_inflight, const absl::StatusOr<Identity>& identity);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;

@@ -8,9 +8,9 @@
 namespace flashcore::server {
 
 LoadSequenceReactor::LoadSequenceReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc,
-                                         StreamSet* set, const absl::StatusOr<std::string>& client,
+                                         StreamSet* set, const absl::StatusOr<Identity>& identity,
                                          TimePoint deadline, grpc::ByteBuffer* response)
-    : StreamReactor(set, context, rpc, client),
+    : StreamReactor(set, context, rpc, identity),
       fleet_(fleet),
       deadline_(deadline),
       response_(response) {
@@ -43,7 +43,7 @@ absl::Status LoadSequenceReactor::Parse(Chunk* chunk) {
   if (status.ok()) status = ToRequest(message, &operation.request);
   operation.request.key_bytes = tensors[kKey].size;
   operation.request.value_bytes = tensors[kValue].size;
-  operation.client = client_;
+  operation.identity = identity_;
   operation.deadline = deadline_;
   operation.done = [this](const absl::Status& result) { Complete(result); };
   return status;

@@ -27,7 +27,7 @@ namespace flashcore::server {
 class LoadSequenceReactor final : public StreamReactor<grpc::ServerReadReactor<grpc::ByteBuffer>> {
  public:
   LoadSequenceReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc, StreamSet* set,
-                      const absl::StatusOr<std::string>& client, TimePoint deadline,
+                      const absl::StatusOr<Identity>& identity, TimePoint deadline,
                       grpc::ByteBuffer* response);
 
   void OnReadDone(bool ok) override;

@@ -18,8 +18,8 @@ absl::Status CannotShareMemory() {
 
 RegisterMemoryReactor::RegisterMemoryReactor(SharedMemory* memory, RpcContext* context,
                                              RpcMetrics* rpc, StreamSet* set,
-                                             const absl::StatusOr<std::string>& client)
-    : StreamReactor(set, context, rpc, client), memory_(memory) {
+                                             const absl::StatusOr<Identity>& identity)
+    : StreamReactor(set, context, rpc, identity), memory_(memory) {
   Begin();
   MutexLock lock(&mutex_);
   if (finished_) return;
@@ -64,7 +64,7 @@ absl::Status RegisterMemoryReactor::Register() {
     return absl::PermissionDeniedError(
         "challenge: the segment does not begin with it, so it may not be the client's");
   }
-  absl::StatusOr<std::string> id = memory_->Register(*std::move(segment), client_);
+  absl::StatusOr<std::string> id = memory_->Register(*std::move(segment), identity_.name);
   if (!id.ok()) return id.status();
   region_id_ = *std::move(id);
   response_.clear_challenge();

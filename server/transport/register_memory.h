@@ -31,7 +31,7 @@ class RegisterMemoryReactor final
  public:
   // `memory` is null if the client cannot share any.
   RegisterMemoryReactor(SharedMemory* memory, RpcContext* context, RpcMetrics* rpc, StreamSet* set,
-                        const absl::StatusOr<std::string>& client);
+                        const absl::StatusOr<Identity>& identity);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;

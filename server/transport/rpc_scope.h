@@ -12,6 +12,7 @@
 #include "proto/grpc_compat.h"
 #include "server/base/clock.h"
 #include "server/telemetry/metrics.h"
+#include "server/transport/authenticator.h"
 
 namespace flashcore::server {
 
@@ -22,6 +23,7 @@ std::vector<RpcMethod> MethodsOf(const google::protobuf::ServiceDescriptor& serv
 struct RpcContext {
   Metrics* metrics = nullptr;
   const Clock* clock = nullptr;
+  Authenticator authenticator;
   std::atomic<bool> draining{false};                    // new requests get UNAVAILABLE
   std::atomic<int> admitted_rpcs{0};                    // begun before the drain and not yet ended
   std::atomic<TimePoint> last_event{TimePoint::min()};  // when an RPC last began or ended

@@ -4,7 +4,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "server/transport/attention_service.h"
-#include "server/transport/client_name.h"
 #include "server/transport/convert.h"
 #include "server/transport/load_sequence.h"
 
@@ -54,9 +53,9 @@ grpc::ServerUnaryReactor* AttentionService::CreateSequence(grpc::CallbackServerC
     shape.num_kv_heads = request->num_kv_heads();
     shape.head_dim = request->head_dim();
     if (absl::Status status = ToDType(request->dtype(), &shape.dtype); !status.ok()) return status;
-    const absl::StatusOr<std::string> client = ClientName(*context);
-    if (!client.ok()) return client.status();
-    const auto info = fleet_->Create(shape, request->pin(), *client, request->device_id());
+    const absl::StatusOr<Identity> identity = context_->authenticator.Identify(*context);
+    if (!identity.ok()) return identity.status();
+    const auto info = fleet_->Create(shape, request->pin(), identity->name, request->device_id());
     if (!info.ok()) return info.status();
     response->set_sequence_id(info->id.ToBytes());
     *response->mutable_sequence() = ToSequenceInfo(*info, fleet_->DeviceIdOf(info->id));
@@ -66,23 +65,24 @@ grpc::ServerUnaryReactor* AttentionService::CreateSequence(grpc::CallbackServerC
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* AttentionService::LoadSequence(
     grpc::CallbackServerContext* context, grpc::ByteBuffer* response) {
-  return new LoadSequenceReactor(fleet_, context_, load_sequence_, &streams_, ClientName(*context),
+  return new LoadSequenceReactor(fleet_, context_, load_sequence_, &streams_,
+                                 context_->authenticator.Identify(*context),
                                  ToDeadline(context->deadline(), fleet_->clock()), response);
 }
 
 grpc::ServerUnaryReactor* AttentionService::ForkSequence(grpc::CallbackServerContext* context,
                                                          const v1::ForkSequenceRequest* request,
                                                          v1::ForkSequenceResponse* response) {
-  return AnswerWithInfo(fork_sequence_, request->sequence_id(), response,
-                        [&](SequenceId id) -> absl::StatusOr<SequenceInfo> {
-                          const absl::StatusOr<std::string> client = ClientName(*context);
-                          if (!client.ok()) return client.status();
-                          auto info = fleet_->EngineOf(id).sequences().Fork(
-                              id, Optional(request->has_length(), request->length()),
-                              request->pin(), *client);
-                          if (info.ok()) response->set_sequence_id(info->id.ToBytes());
-                          return info;
-                        });
+  return AnswerWithInfo(
+      fork_sequence_, request->sequence_id(), response,
+      [&](SequenceId id) -> absl::StatusOr<SequenceInfo> {
+        const absl::StatusOr<Identity> identity = context_->authenticator.Identify(*context);
+        if (!identity.ok()) return identity.status();
+        auto info = fleet_->EngineOf(id).sequences().Fork(
+            id, Optional(request->has_length(), request->length()), request->pin(), identity->name);
+        if (info.ok()) response->set_sequence_id(info->id.ToBytes());
+        return info;
+      });
 }
 
 grpc::ServerUnaryReactor* AttentionService::TruncateSequence(
@@ -123,10 +123,10 @@ grpc::ServerUnaryReactor* AttentionService::ListSequences(grpc::CallbackServerCo
     if (!request->page_token().empty() && !absl::SimpleAtoi(request->page_token(), &after)) {
       return absl::InvalidArgumentError("page_token: not a token of this server");
     }
-    const absl::StatusOr<std::string> client = ClientName(*context);
-    if (!client.ok()) return client.status();
+    const absl::StatusOr<Identity> identity = context_->authenticator.Identify(*context);
+    if (!identity.ok()) return identity.status();
     const Fleet::Listing listing = fleet_->List(
-        *client, after, request->page_size() == 0 ? kDefaultPageSize : request->page_size());
+        identity->name, after, request->page_size() == 0 ? kDefaultPageSize : request->page_size());
     for (const SequenceInfo& info : listing.sequences) {
       *response->add_sequences() = ToSequenceInfo(info, fleet_->DeviceIdOf(info.id));
     }

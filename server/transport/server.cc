@@ -43,7 +43,7 @@ std::vector<RpcMethod> Server::Methods(const Options& options) {
 }
 
 Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
-    : context_{metrics, &fleet->clock()},
+    : context_{metrics, &fleet->clock(), Authenticator()},
       attention_({options.max_message_bytes, options.max_stream_inflight, options.shared_memory,
                   options.version},
                  fleet, &context_) {

@@ -3,13 +3,13 @@
 #define FLASHCORE_SERVER_TRANSPORT_STREAM_REACTOR_H_
 
 #include <optional>
-#include <string>
 #include <unordered_set>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/mutex.h"
+#include "server/request/identity.h"
 #include "server/transport/convert.h"
 #include "server/transport/rpc_scope.h"
 
@@ -61,14 +61,14 @@ class StreamReactor : public GrpcReactor, public RequestStream {
   }
 
  protected:
-  // `client` is that of every request; an error ends the stream.
+  // `identity` is that of every request; an error ends the stream.
   StreamReactor(StreamSet* set, RpcContext* context, RpcMetrics* rpc,
-                const absl::StatusOr<std::string>& client)
+                const absl::StatusOr<Identity>& identity)
       : context_(context),
         rpc_(rpc),
-        client_(client.value_or("")),
+        identity_(identity.value_or(Identity())),
         set_(set),
-        end_(client.ok() ? std::nullopt : std::make_optional(client.status())),
+        end_(identity.ok() ? std::nullopt : std::make_optional(identity.status())),
         scope_(context, rpc) {}
 
   // Call it in the constructor of the derived class, when its members are initialized.
@@ -101,7 +101,7 @@ class StreamReactor : public GrpcReactor, public RequestStream {
 
   RpcContext* const context_;
   RpcMetrics* const rpc_;
-  const std::string client_;
+  const Identity identity_;
 
  private:
   void OnDone() final {

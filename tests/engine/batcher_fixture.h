@@ -34,7 +34,7 @@ class BatcherTest : public ::testing::Test {
   AttendOperation* Make(const std::string& client, uint32_t rows = 1, uint32_t head_dim = 64) {
     operations_.push_back(std::make_unique<AttendOperation>());
     operations_.back()->request = testing::MakeRequest(rows, 1, 2, 1, head_dim);
-    operations_.back()->client = client;
+    operations_.back()->identity.name = client;
     return operations_.back().get();
   }
   AttendOperation* Add(Batcher* batcher, AttendOperation* operation) {

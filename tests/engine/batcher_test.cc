@@ -133,7 +133,7 @@ TEST_F(BatcherTest, BigPrefillsAndSmallDecodesGetEqualService) {
   for (int i = 0; i < 500; ++i) Add(&batcher, "decode", 1);
   while (batcher.depth() > 0) {
     const AttendOperation* operation = TakeOperations(&batcher).front();
-    served[operation->client] += operation->tokens;
+    served[operation->identity.name] += operation->tokens;
     ASSERT_LE(std::abs(served["prefill"] - served["decode"]), 100);
   }
 }
@@ -153,7 +153,7 @@ TEST_F(BatcherTest, IdlenessEarnsNothing) {
   for (int i = 0; i < 50; ++i) TakeOperations(&batcher);
   for (int i = 0; i < 50; ++i) Add(&batcher, "late");
   std::map<std::string, int> served;
-  for (int i = 0; i < 10; ++i) ++served[TakeOperations(&batcher).front()->client];
+  for (int i = 0; i < 10; ++i) ++served[TakeOperations(&batcher).front()->identity.name];
   EXPECT_THAT(served, ElementsAre(Pair("busy", 5), Pair("late", 5)));
 }
 
@@ -164,8 +164,8 @@ TEST_F(BatcherTest, ComingBackDoesNotUndoWhatAClientWasServed) {
   std::map<std::string, int64_t> served;
   for (int i = 0; i < 22; ++i) {
     const AttendOperation* operation = TakeOperations(&batcher).front();
-    served[operation->client] += operation->tokens;
-    if (operation->client == "prefill") Add(&batcher, "prefill", 10);  // never two at a time
+    served[operation->identity.name] += operation->tokens;
+    if (operation->identity.name == "prefill") Add(&batcher, "prefill", 10);  // never two at a time
   }
   EXPECT_THAT(served, ElementsAre(Pair("decode", 20), Pair("prefill", 20)));
 }
@@ -187,7 +187,7 @@ TEST_F(BatcherTest, ForgetsClientsThatHaveNothingWaiting) {
     Add(&batcher, absl::StrCat("passing ", i), /*rows=*/1 + i % 100);
     const Operations taken = TakeOperations(&batcher);
     for (const AttendOperation* operation : taken) {
-      if (operation->client == "steady") Add(&batcher, "steady");
+      if (operation->identity.name == "steady") Add(&batcher, "steady");
     }
     ASSERT_LE(batcher.clients(), 100u);
   }

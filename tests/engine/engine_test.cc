@@ -178,7 +178,7 @@ TEST_F(EngineTest, ADisplacedRequestEndsAndLeavesNothing) {
   const size_t used_bytes = engine_->staging().used_bytes();
   ASSERT_EQ(Submit(&waiting), absl::OkStatus());
   ASSERT_EQ(Submit(&displaced), absl::OkStatus());
-  newcomer.operation.client = "another";
+  newcomer.operation.identity.name = "another";
   ASSERT_EQ(Submit(&newcomer), absl::OkStatus());
 
   // It has ended before anything else can happen: the lane is still busy.
@@ -217,7 +217,7 @@ class EngineTurnsTest : public EngineTest {
   void Add(const std::string& name, int requests, uint32_t query_rows) {
     for (; requests > 0; --requests) {
       Client& client = clients_.emplace_back(MakeRequest(query_rows));
-      client.operation.client = name;
+      client.operation.identity.name = name;
       client.operation.done = [this, name, &client](const absl::Status& status) {
         ends_ += name;  // on the only lane's thread
         client.promise.set_value(status);

@@ -162,7 +162,7 @@ SequenceBurst::Flight SequenceBurst::MakeFlight() {
                                  kernels::Mask::SlidingWindow(600 + dice_->Below(128), 0)};
   request.mask = masks[dice_->Below(std::size(masks))];
   request.append_only = members_[0].writes() && dice_->OneIn(8);
-  flight.job->operation.client = dice_->OneIn(2) ? "alice" : "bob";
+  flight.job->operation.identity.name = dice_->OneIn(2) ? "alice" : "bob";
 
   std::vector<SpanShape> spans;
   const size_t resident = request.append_only ? 1 : 1 + dice_->Below(members_.size());

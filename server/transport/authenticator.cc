@@ -1,4 +1,4 @@
-#include "server/transport/client_name.h"
+#include "server/transport/authenticator.h"
 
 #include <algorithm>
 
@@ -14,12 +14,13 @@ constexpr size_t kMaxNameBytes = 64;
 
 }  // namespace
 
-absl::StatusOr<std::string> ClientName(const grpc::ServerContextBase& context) {
+absl::StatusOr<Identity> Authenticator::Identify(const grpc::ServerContextBase& context) const {
   // "ipv4:10.0.0.1:4711" without its port; every Unix socket is "unix".
   const std::string peer = context.peer();
-  std::string client = IsLocal(context) ? "unix" : peer.substr(0, peer.rfind(':'));
+  Identity identity;
+  identity.name = IsLocal(context) ? "unix" : peer.substr(0, peer.rfind(':'));
   const auto metadata = context.client_metadata().find(kMetadataKey);
-  if (metadata == context.client_metadata().end()) return client;
+  if (metadata == context.client_metadata().end()) return identity;
   const absl::string_view name(metadata->second.data(), metadata->second.size());
   if (name.size() > kMaxNameBytes || !std::all_of(name.begin(), name.end(), [](unsigned char c) {
         return absl::ascii_isprint(c);
@@ -27,8 +28,8 @@ absl::StatusOr<std::string> ClientName(const grpc::ServerContextBase& context) {
     return absl::InvalidArgumentError(absl::StrCat("metadata ", kMetadataKey, ": want at most ",
                                                    kMaxNameBytes, " bytes of printable ASCII"));
   }
-  absl::StrAppend(&client, "/", name);
-  return client;
+  absl::StrAppend(&identity.name, "/", name);
+  return identity;
 }
 
 bool IsLocal(const grpc::ServerContextBase& context) {
