@@ -16,6 +16,8 @@ LABEL org.opencontainers.image.title="FlashCore" \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.revision="${REVISION}"
 USER 65532:65532
+# By default the server listens on the container's loopback only. To publish a port, name the address:
+# --listen=0.0.0.0:7070, with TLS or --insecure_listen, and --metrics_listen=0.0.0.0:9464.
 EXPOSE 7070 9464
 ENTRYPOINT ["/usr/bin/flashcore-server"]
 # At start a GPU's staging memory is pinned, which takes seconds.

@@ -21,7 +21,7 @@
 #include "server/base/cores.h"
 #include "server/command_line.h"
 
-ABSL_FLAG(std::vector<std::string>, listen, {"0.0.0.0:7070"},
+ABSL_FLAG(std::vector<std::string>, listen, {"127.0.0.1:7070"},
           "Addresses to serve gRPC on, each host:port or unix:path. Repeat the flag or separate "
           "addresses with commas.");
 ABSL_FLAG(std::string, metrics_listen, "0.0.0.0:9464",

@@ -1,13 +1,16 @@
-"""Mixed load at the queue limit from clients that are killed at random.
+"""Mixed load at the queue limit from clients that are killed at random, over TLS and with tokens.
 
-No crash, no leak, every request ends with a status. FLASHCORE_SOAK_SECONDS sets the duration; use 600
-for a real soak. FLASHCORE_TEST_SEED repeats the clients' choices, not their timing.
+The server's certificate and the clients' token are replaced again and again meanwhile. No crash, no leak,
+no refusal because of a replacement, every request ends with a status. FLASHCORE_SOAK_SECONDS sets the
+duration; use 600 for a real soak. FLASHCORE_TEST_SEED repeats the clients' choices, not their timing.
 """
 
 import os
+import pathlib
 import random
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 
@@ -16,6 +19,7 @@ import numpy as np
 from flashcore.v1 import attention_pb2 as pb
 
 import harness
+from certificates import Authority, SwappedFolder, token_line
 
 SECONDS = float(os.environ.get("FLASHCORE_SOAK_SECONDS", "20"))
 WORKERS = 6
@@ -23,6 +27,9 @@ HEADS, KV_HEADS, DIM, LAYERS = 8, 2, 64, 2
 EXPECTED = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.NOT_FOUND,
             grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT,
             grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
+
+# Between two replacements of the certificate and the token.
+ROTATE_SECONDS = min(60, SECONDS / 4)
 
 KV_BYTES = 128 * harness.MIB
 # How much the largest memory of the second half may exceed that of the first half, in bytes. All K/V
@@ -34,12 +41,20 @@ GROWTH = 32 * harness.MIB
 class Worker:
     """A client that makes all kinds of calls in random order until it is killed."""
 
-    def __init__(self, target, seed):
+    def __init__(self, target, seed, ca_file, token_file):
         self.random = random.Random(seed)
-        self.stub = harness.stub(grpc.insecure_channel(target, options=[
+        self.token_file = pathlib.Path(token_file)
+        credentials = grpc.composite_channel_credentials(
+            grpc.ssl_channel_credentials(pathlib.Path(ca_file).read_bytes()),
+            grpc.metadata_call_credentials(self.send_token))
+        self.stub = harness.stub(grpc.secure_channel(target, credentials, [
             ("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]))
         self.sequences = []
         self.noise = np.random.default_rng(seed).standard_normal(1 << 20).astype(np.float16)
+
+    def send_token(self, _, callback):
+        """Of each call: the token that is in the file now."""
+        callback((("authorization", f"Bearer {self.token_file.read_text().strip()}"),), None)
 
     def bytes(self, rows, heads):
         return self.noise[:rows * heads * DIM].tobytes()
@@ -130,16 +145,73 @@ class Worker:
                     sys.exit(7)
 
 
+class Credentials:
+    """The certificate and the tokens of a server, and what its clients need. All are files in `folder`,
+    replaced as Kubernetes replaces the files of a Secret."""
+
+    def __init__(self, folder):
+        self.authority = Authority(folder)
+        self.rotations = 0
+        self.tokens = [self.new_token()]
+        self.server = SwappedFolder(pathlib.Path(folder, "server"), **self.server_files())
+        self.client = SwappedFolder(pathlib.Path(folder, "client"), token=self.tokens[-1].encode())
+        self.token_file = self.client / "token"
+
+    @staticmethod
+    def new_token():
+        return os.urandom(16).hex()
+
+    def server_files(self):
+        certificate, key = self.authority.issue("server")
+        return {"cert.pem": certificate.read_bytes(), "key.pem": key.read_bytes(),
+                "tokens": "".join(token_line("soak", token) for token in self.tokens).encode()}
+
+    def server_flags(self):
+        return [f"--tls_cert_file={self.server / 'cert.pem'}", f"--tls_key_file={self.server / 'key.pem'}",
+                f"--token_file={self.server / 'tokens'}"]
+
+    def rotate(self, target):
+        """A new certificate and a new token, known to the server before any client sends it. The token
+        before the last one ends."""
+        self.rotations += 1
+        self.tokens = [self.tokens[-1], self.new_token()]
+        self.server.write(**self.server_files())
+        harness.wait_until(lambda: self.accepts(target, self.tokens[-1]), "the server knows the token")
+        self.client.write(token=self.tokens[-1].encode())
+
+    def metadata(self):
+        return (("authorization", f"Bearer {self.tokens[-1]}"),)
+
+    def channel(self, target):
+        return grpc.secure_channel(
+            target, grpc.ssl_channel_credentials(self.authority.file.read_bytes()),
+            [("grpc.use_local_subchannel_pool", 1)])
+
+    def accepts(self, target, token):
+        with self.channel(target) as channel:
+            try:
+                harness.stub(channel).GetServerInfo(
+                    pb.GetServerInfoRequest(), timeout=harness.PATIENCE,
+                    metadata=(("authorization", f"Bearer {token}"),))
+            except grpc.RpcError as error:
+                if error.code() != grpc.StatusCode.UNAUTHENTICATED:
+                    raise
+                return False
+            return True
+
+
 class SoakTest(unittest.TestCase):
     def start_worker(self):
         self.started += 1
         return subprocess.Popen([sys.executable, "-B", __file__, "worker", self.server.target,
-                                 str(harness.SEED + self.started)], stdout=subprocess.PIPE, text=True)
+                                 str(harness.SEED + self.started), self.credentials.authority.file,
+                                 self.credentials.token_file], stdout=subprocess.PIPE, text=True)
 
     def start_bench(self, *flags):
         return subprocess.Popen(
-            [harness.CLI, "bench", f"--target=unix:{self.server.socket}", "--connections=4",
-             "--duration=10h", "--allow_errors", *flags],
+            [harness.CLI, "bench", f"--target={self.server.target}", "--connections=4",
+             f"--tls_ca_file={self.credentials.authority.file}",
+             f"--token_file={self.credentials.token_file}", "--duration=10h", "--allow_errors", *flags],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def start_inline_bench(self):
@@ -171,12 +243,17 @@ class SoakTest(unittest.TestCase):
     def test_soak(self):
         self.started = 0
         self.random = random.Random(harness.SEED)
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.credentials = Credentials(folder.name)
         # The delay fills the queue even on a device that is faster than its clients.
         with harness.Server("--max_queue_requests=32", "--max_queue_delay_us=2000",
                             f"--kv_memory_bytes={KV_BYTES}", "--kv_hot_bytes=8388608",
                             "--l2_budget_bytes=8388608", "--sequence_idle_timeout_s=3",
-                            "--client_sequences=400") as self.server:
+                            "--client_sequences=400",
+                            *self.credentials.server_flags()) as self.server:
             self.use_all_kv_memory()
+            self.idle = self.open_files_and_threads()
             starts = [self.start_worker] * WORKERS + [self.start_inline_bench,
                                                       self.start_sequence_bench]
             processes = []
@@ -185,6 +262,8 @@ class SoakTest(unittest.TestCase):
             begin, rss, kills = time.monotonic(), [], 0
             while time.monotonic() < begin + SECONDS:
                 time.sleep(0.4)
+                if time.monotonic() > begin + (self.credentials.rotations + 1) * ROTATE_SECONDS:
+                    self.credentials.rotate(self.server.target)
                 self.assertIsNone(self.server.process.poll(), "the server died")
                 rss.append(self.server.status_bytes("VmRSS"))
                 victim = self.random.randrange(len(processes))
@@ -202,16 +281,21 @@ class SoakTest(unittest.TestCase):
         """Touches every page, so that memory that grows later is not K/V."""
         rows = 4096
         data = bytes(rows * KV_HEADS * DIM * 2)
-        with self.server.channel() as channel:
+        metadata = self.credentials.metadata()
+        with self.credentials.channel(self.server.target) as channel:
             stub = harness.stub(channel)
             sequence = stub.CreateSequence(pb.CreateSequenceRequest(
                 num_layers=1, num_kv_heads=KV_HEADS, head_dim=DIM,
-                dtype=pb.DTYPE_FLOAT16)).sequence_id
+                dtype=pb.DTYPE_FLOAT16), metadata=metadata).sequence_id
             message = pb.LoadSequenceRequest(sequence_id=sequence, layout=pb.LAYOUT_NHD, rows=rows,
                                              key=data, value=data)
             for _ in range(KV_BYTES // (2 * len(data))):
-                stub.LoadSequence(iter([message]))
-            stub.DeleteSequence(pb.DeleteSequenceRequest(sequence_id=sequence))
+                stub.LoadSequence(iter([message]), metadata=metadata)
+            stub.DeleteSequence(pb.DeleteSequenceRequest(sequence_id=sequence), metadata=metadata)
+
+    def open_files_and_threads(self):
+        process = pathlib.Path("/proc", str(self.server.process.pid))
+        return tuple(len(list((process / folder).iterdir())) for folder in ("fd", "task"))
 
     def check_all_is_given_back(self, begin, rss, kills):
         harness.wait_until(lambda: self.server.metric("flashcore_sequences") == 0,
@@ -221,6 +305,10 @@ class SoakTest(unittest.TestCase):
                       'flashcore_kv_bytes{segment="cold",state="used"}',
                       'flashcore_staging_bytes{state="used"}'):
             self.assertEqual(self.server.metric(gauge), 0, gauge)
+        harness.wait_until(lambda: all(now <= before + 4 for now, before in
+                                       zip(self.open_files_and_threads(), self.idle)),
+                           lambda: f"files and threads: {self.idle} before, "
+                                   f"{self.open_files_and_threads()} after")
         started = self.total("grpc_server_started_total")
         self.assertEqual(started, self.total("grpc_server_handled_total"))
         refused = self.server.metric('flashcore_rejected_requests_total{reason="resource_exhausted"}')
@@ -228,7 +316,8 @@ class SoakTest(unittest.TestCase):
         # The first quarter warms up the heap, for each thread and size of message.
         measured = rss[len(rss) // 4:]
         first, second = max(measured[:len(measured) // 2]), max(measured[len(measured) // 2:])
-        print(f"{time.monotonic() - begin:.0f} s, {kills} clients killed, {started:.0f} RPCs, "
+        print(f"{time.monotonic() - begin:.0f} s, {kills} clients killed, "
+              f"{self.credentials.rotations} replacements, {started:.0f} RPCs, "
               f"{refused:.0f} refused, RSS at most {first / harness.MIB:.0f} MiB in the first half, "
               f"{second / harness.MIB:.0f} MiB in the second, "
               f"{self.server.status_bytes('VmRSS') / harness.MIB:.0f} MiB at the end")
@@ -238,6 +327,6 @@ class SoakTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4 and sys.argv[1] == "worker":
-        Worker(sys.argv[2], int(sys.argv[3])).run()
+    if len(sys.argv) == 6 and sys.argv[1] == "worker":
+        Worker(sys.argv[2], int(sys.argv[3]), *sys.argv[4:]).run()
     unittest.main()
