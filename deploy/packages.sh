@@ -8,9 +8,9 @@ BUILD_PACKAGES=(
   libabsl-dev prometheus-cpp-dev libhwy-dev nlohmann-json3-dev
 )
 # prometheus brings promtool. The Python packages are for the end-to-end tests, patchelf for
-# tests/gpu_bundle.sh, libopenblas0 for tests/perf_gate.py.
+# tests/gpu_bundle.sh, libopenblas0 for tests/perf_gate.py, openssl for tests/e2e/tls_test.py.
 TEST_PACKAGES=(
-  libgtest-dev libgmock-dev libbenchmark-dev patchelf
+  libgtest-dev libgmock-dev libbenchmark-dev patchelf openssl
   prometheus docker-compose haproxy nginx libopenblas0
   python3 python3-grpcio python3-protobuf python3-numpy python3-yaml
 )

@@ -13,18 +13,27 @@
 //                                        opens one for a method outside of the generated stub.
 //   ServerReactor::InternalInlineable    runs OnDone and OnCancel on the thread that completes the
 //                                        RPC; by default gRPC wakes another thread for each.
+//   ServerCredentials::AddPortToServer   credentials of our own that wrap those of gRPC's C API,
+//   the
+//                                        only one with a callback for new server certificates.
 //   gpr_set_log_function                 public, but gone in gRPC 1.66.
 #ifndef FLASHCORE_PROTO_GRPC_COMPAT_H_
 #define FLASHCORE_PROTO_GRPC_COMPAT_H_
 
+#include <grpc/grpc.h>
+#include <grpc/grpc_security.h>
 #include <grpc/support/log.h>
 
+#include <cstdlib>
 #include <memory>
+#include <string>
+#include <utility>
 
 #include "google/protobuf/stubs/common.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/impl/client_unary_call.h"
+#include "grpcpp/security/server_credentials.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
 #include "grpcpp/support/status.h"
@@ -65,6 +74,31 @@ class InlineServerUnaryReactor : public grpc::ServerUnaryReactor {
  private:
   bool InternalInlineable() final { return true; }
 };
+
+// Takes over `credentials`, which use `data`. Keep the result until the server is gone: gRPC keeps
+// `credentials` alone.
+inline std::shared_ptr<grpc::ServerCredentials> WrapServerCredentials(
+    grpc_server_credentials* credentials, std::shared_ptr<void> data) {
+  class Wrapped final : public grpc::ServerCredentials {
+   public:
+    Wrapped(grpc_server_credentials* wrapped, std::shared_ptr<void> used)
+        : data_(std::move(used)), credentials_(wrapped) {}
+    ~Wrapped() override { grpc_server_credentials_release(credentials_); }
+    void SetAuthMetadataProcessor(
+        const std::shared_ptr<grpc::AuthMetadataProcessor>& /*processor*/) override {
+      std::abort();  // nobody does
+    }
+
+   private:
+    int AddPortToServer(const std::string& address, grpc_server* server) override {
+      return grpc_server_add_http2_port(server, address.c_str(), credentials_);
+    }
+
+    const std::shared_ptr<void> data_;
+    grpc_server_credentials* const credentials_;
+  };
+  return std::make_shared<Wrapped>(credentials, std::move(data));
+}
 
 // Sends gRPC's own log messages to `sink`, from any thread.
 inline void SetLogSink(void (*sink)(gpr_log_func_args* message)) { gpr_set_log_function(sink); }

@@ -2,7 +2,11 @@
 #ifndef FLASHCORE_PROTO_HOST_PORT_H_
 #define FLASHCORE_PROTO_HOST_PORT_H_
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
 #include <optional>
+#include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -32,6 +36,16 @@ inline std::optional<HostPort> ParseHostPort(absl::string_view address) {
     return std::nullopt;
   }
   return parsed;
+}
+
+// Whether `host` is this host for sure: localhost or an address in numbers that only reaches it.
+inline bool IsLoopback(absl::string_view host) {
+  if (host == "localhost") return true;
+  const std::string text(host);
+  in_addr v4;
+  if (inet_pton(AF_INET, text.c_str(), &v4) == 1) return ntohl(v4.s_addr) >> 24 == 127;
+  in6_addr v6;
+  return inet_pton(AF_INET6, text.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
 }
 
 }  // namespace flashcore

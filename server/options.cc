@@ -24,6 +24,32 @@
 ABSL_FLAG(std::vector<std::string>, listen, {"127.0.0.1:7070"},
           "Addresses to serve gRPC on, each host:port or unix:path. Repeat the flag or separate "
           "addresses with commas.");
+ABSL_FLAG(
+    std::string, tls_cert_file, "",
+    "PEM file with the server's certificate, then those that lead to its CA. With it, every "
+    "TCP address of --listen takes TLS 1.2 or 1.3 only; unix: stays plaintext. Read again when "
+    "it changes. Empty: no TLS.");
+ABSL_FLAG(
+    std::string, tls_key_file, "",
+    "PEM file with the private key of --tls_cert_file, without a password. Read again when it "
+    "changes.");
+ABSL_FLAG(std::string, tls_client_ca_file, "",
+          "PEM file with the CA certificates that client certificates must be of. With it, each "
+          "TLS client needs one, and is identified by it. Read again when it changes. Empty: "
+          "clients are not asked for a certificate.");
+ABSL_FLAG(
+    std::string, token_file, "",
+    "File with lines NAME:SHA256:GROUPS, one for each bearer token: its owner, the SHA-256 of "
+    "the token in hexadecimal, and the owner's groups, with commas between them. With it, an "
+    "RPC needs a token or a client certificate; health checks need none. Read again when it "
+    "changes: a token that is gone ends its open streams. Empty: no token is needed.");
+ABSL_FLAG(bool, insecure_client_names, false,
+          "Let callers without a token and a certificate choose a name in the metadata "
+          "flashcore-client, which counts beside their address. Anybody can claim any name.");
+ABSL_FLAG(std::vector<std::string>, trusted_proxies, {},
+          "Identities of proxies, such as cert:envoy.example, that call for clients of theirs. The "
+          "client is the one that the proxy names in the header x-forwarded-client-cert. From "
+          "anybody else the header is ignored.");
 ABSL_FLAG(std::string, metrics_listen, "0.0.0.0:9464",
           "host:port of the HTTP endpoint with /metrics (Prometheus), /healthz and /readyz. Empty: "
           "no endpoint.");
@@ -217,6 +243,25 @@ void ReadSharedMemoryOptions(SharedMemory::Options* options, Checker* check) {
   options->client_regions = check->Range(FLAGS_client_shared_regions, 1, 1024);
 }
 
+void ReadCredentialOptions(Server::Options* options, Checker* check) {
+  TlsOptions& tls = options->credentials.tls;
+  tls.cert_file = absl::GetFlag(FLAGS_tls_cert_file);
+  tls.key_file = absl::GetFlag(FLAGS_tls_key_file);
+  tls.client_ca_file = absl::GetFlag(FLAGS_tls_client_ca_file);
+  check->Require(tls.cert_file.empty() == tls.key_file.empty(), FLAGS_tls_key_file, tls.key_file,
+                 "set together with --tls_cert_file");
+  check->Require(tls.client_ca_file.empty() || tls.enabled(), FLAGS_tls_client_ca_file,
+                 tls.client_ca_file, "usable without --tls_cert_file");
+  options->credentials.token_file = absl::GetFlag(FLAGS_token_file);
+  options->authenticator.insecure_client_names = absl::GetFlag(FLAGS_insecure_client_names);
+  options->authenticator.trusted_proxies = absl::GetFlag(FLAGS_trusted_proxies);
+  for (const std::string& proxy : options->authenticator.trusted_proxies) {
+    const bool has_source = absl::StartsWith(proxy, "cert:") || absl::StartsWith(proxy, "token:") ||
+                            absl::StartsWith(proxy, "host:");
+    check->Require(has_source, FLAGS_trusted_proxies, proxy, "cert:NAME, token:NAME or host:NAME");
+  }
+}
+
 int64_t MachineMemoryBytes() { return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE); }
 
 void ReadCpuOptions(CpuDevice::Options* options, Checker* check) {
@@ -306,6 +351,7 @@ void ReadServerOptions(Server::Options* options, Checker* check) {
   options->max_stream_inflight = check->Range(FLAGS_max_stream_inflight, 1, 65536);
   ReadSharedMemoryOptions(&options->shared_memory, check);
   options->enable_echo = absl::GetFlag(FLAGS_enable_echo);
+  ReadCredentialOptions(options, check);
 }
 
 void ReadEngineOptions(Engine::Options* options, Checker* check) {

@@ -19,7 +19,24 @@ ABSL_FLAG(std::string, target, "",
 ABSL_FLAG(absl::Duration, timeout, absl::Seconds(30),
           "deadline of each call, such as 500ms or 30s");
 ABSL_FLAG(std::string, client_name, "",
-          "name of this client; the server applies quotas and lists sequences by address and name");
+          "name of this client, for servers with --insecure_client_names: they apply quotas and "
+          "list sequences by address and name");
+ABSL_FLAG(
+    std::string, tls_ca_file, "",
+    "PEM file with the CA that the server's certificate must be of; the system's are in "
+    "/etc/ssl/certs/ca-certificates.crt. With any --tls flag, TCP connections take TLS; empty: "
+    "$FLASHCORE_CLIENT_TLS_CA_FILE");
+ABSL_FLAG(std::string, tls_cert_file, "",
+          "PEM file with the client's certificate; empty: $FLASHCORE_CLIENT_TLS_CERT_FILE");
+ABSL_FLAG(
+    std::string, tls_key_file, "",
+    "PEM file with the private key of --tls_cert_file; empty: $FLASHCORE_CLIENT_TLS_KEY_FILE");
+ABSL_FLAG(std::string, tls_server_name, "",
+          "name that the server's certificate is for, if it is not the host of --target; empty: "
+          "$FLASHCORE_CLIENT_TLS_SERVER_NAME");
+ABSL_FLAG(std::string, token_file, "",
+          "file whose first line is the bearer token to send. Without TLS, it is only sent to an "
+          "address of this host; empty: $FLASHCORE_CLIENT_TOKEN_FILE");
 ABSL_FLAG(bool, json, false, "print the result as JSON");
 ABSL_FLAG(flashcore::DType, dtype, flashcore::DType::kFloat16,
           "float16 or bfloat16: element type of the tensors sent");
@@ -35,7 +52,9 @@ std::vector<Command> AllCommands() {
 }
 
 std::vector<const char*> FlagNames(const Command& command) {
-  std::vector<const char*> names = {"target", "timeout", "client_name", "json"};
+  std::vector<const char*> names = {"target",          "timeout",       "client_name",
+                                    "tls_ca_file",     "tls_cert_file", "tls_key_file",
+                                    "tls_server_name", "token_file",    "json"};
   names.insert(names.end(), command.flags.begin(), command.flags.end());
   return names;
 }
@@ -173,6 +192,13 @@ ClientOptions OptionsFromFlags() {
   ClientOptions options;
   options.name = absl::GetFlag(FLAGS_client_name);
   options.timeout = absl::GetFlag(FLAGS_timeout);
+  TlsOptions tls = {absl::GetFlag(FLAGS_tls_ca_file), absl::GetFlag(FLAGS_tls_cert_file),
+                    absl::GetFlag(FLAGS_tls_key_file), absl::GetFlag(FLAGS_tls_server_name)};
+  const bool any = !tls.ca_file.empty() || !tls.cert_file.empty() || !tls.key_file.empty() ||
+                   !tls.server_name.empty();
+  if (any) options.tls = std::move(tls);
+  options.token_file = absl::GetFlag(FLAGS_token_file);
+  ReadEnvironment(&options);
   return options;
 }
 

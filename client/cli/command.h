@@ -56,7 +56,7 @@ int Main(const std::vector<std::string>& args);
 // The address to talk to: --target, else $FLASHCORE_TARGET, else 127.0.0.1:7070.
 std::string Target();
 
-// From --timeout and --client_name.
+// From the common flags, and from the environment where they are unset.
 ClientOptions OptionsFromFlags();
 
 // Prints `json` as one line if --json is set, else `text`. Numbers that JSON cannot express (NaN,

@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "flashcore/v1/debug.pb.h"
 #include "grpcpp/support/slice.h"
@@ -62,6 +63,17 @@ void AddField(int number, absl::Span<const std::byte> payload, const std::string
 
 // `code` can be any number. absl::StatusCode has the codes of grpc::StatusCode; others become
 // UNKNOWN.
+// Whether gRPC says that a server took the connection and closed it before HTTP/2 began, as it does
+// when it expects TLS and gets plaintext, or the reverse.
+bool ClosedWhileConnecting(absl::string_view message) {
+  if (!absl::StartsWith(message, "failed to connect to all addresses")) return false;
+  for (const char* sign : {"Socket closed", "Connection reset by peer", "Handshake read failed",
+                           "wrong version number", "packet length too long"}) {
+    if (absl::StrContains(message, sign)) return true;
+  }
+  return false;
+}
+
 absl::Status FromCode(int code, const std::string& message) {
   if (code == 0) return absl::OkStatus();
   const bool known = code >= static_cast<int>(absl::StatusCode::kCancelled) &&
@@ -239,7 +251,11 @@ absl::StatusOr<Answer> ParseEcho(const grpc::ByteBuffer& message) {
 }
 
 absl::Status FromGrpc(const grpc::Status& status) {
-  return FromCode(static_cast<int>(status.error_code()), status.error_message());
+  std::string message = status.error_message();
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE && ClosedWhileConnecting(message)) {
+    absl::StrAppend(&message, "; does one side use TLS and the other not?");
+  }
+  return FromCode(static_cast<int>(status.error_code()), message);
 }
 
 }  // namespace flashcore::client

@@ -93,6 +93,13 @@ grpc::ChannelArguments WithDefaults(absl::string_view target, const ClientOption
   SetDefault(given, GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100, &out);
   SetDefault(given, GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 5000, &out);
   if (absl::StartsWith(target, "unix:")) SetDefault(given, GRPC_ARG_ENABLE_HTTP_PROXY, 0, &out);
+  // A proxy of $http_proxy would get the token in clear text.
+  if (!options.token_file.empty() && !options.tls.has_value()) {
+    out.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  }
+  if (options.tls.has_value() && !options.tls->server_name.empty()) {
+    out.SetSslTargetNameOverride(options.tls->server_name);
+  }
   return out;
 }
 
@@ -103,6 +110,31 @@ absl::Status CheckName(absl::string_view name) {
   return absl::InvalidArgumentError(
       absl::StrCat("name: ", name.size(), " bytes", printable ? "" : ", not all printable",
                    "; want at most ", kMaxNameBytes, " of printable ASCII"));
+}
+
+// Sets options->credentials. INVALID_ARGUMENT if a token would leave the host in clear text.
+absl::Status SetCredentials(absl::string_view target, ClientOptions* options) {
+  if (options->credentials != nullptr) {
+    if (!options->tls.has_value() && options->token_file.empty()) return absl::OkStatus();
+    return absl::InvalidArgumentError("credentials: want none beside tls and token_file");
+  }
+  // Servers take no TLS on Unix sockets, which nobody can listen in on.
+  if (absl::StartsWith(target, "unix:") || absl::StartsWith(target, "unix-abstract:")) {
+    options->tls.reset();
+  }
+  if (options->tls.has_value()) {
+    auto credentials = MakeTlsCredentials(*options->tls);
+    if (!credentials.ok()) return credentials.status();
+    options->credentials = *std::move(credentials);
+    return absl::OkStatus();
+  }
+  if (!options->token_file.empty() && !StaysOnHost(target)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("token_file: the token would go to ", target,
+                     " in clear text; use TLS (tls_ca_file), or an address of this host"));
+  }
+  options->credentials = grpc::InsecureChannelCredentials();
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -129,14 +161,22 @@ absl::StatusOr<std::shared_ptr<const Connection>> Connection::Create(absl::strin
   if (options.timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError("timeout: must be positive");
   }
-  if (options.credentials == nullptr) options.credentials = grpc::InsecureChannelCredentials();
+  if (absl::Status status = SetCredentials(target, &options); !status.ok()) return status;
+  std::unique_ptr<TokenFile> token;
+  if (!options.token_file.empty()) {
+    absl::StatusOr<std::unique_ptr<TokenFile>> opened = TokenFile::Open(options.token_file);
+    if (!opened.ok()) return opened.status();
+    token = *std::move(opened);
+  }
   std::shared_ptr<grpc::Channel> channel = grpc::CreateCustomChannel(
       std::string(target), options.credentials, WithDefaults(target, options));
-  return absl::WrapUnique(new Connection(std::move(options), std::move(channel)));
+  return absl::WrapUnique(new Connection(std::move(options), std::move(token), std::move(channel)));
 }
 
-Connection::Connection(ClientOptions options, std::shared_ptr<grpc::Channel> channel)
+Connection::Connection(ClientOptions options, std::unique_ptr<TokenFile> token,
+                       std::shared_ptr<grpc::Channel> channel)
     : options_(std::move(options)),
+      token_(std::move(token)),
       channel_(std::move(channel)),
       stub_(v1::AttentionService::NewStub(channel_)) {}
 
@@ -149,6 +189,7 @@ void Connection::Prepare(absl::Time deadline, absl::string_view affinity,
                          grpc::ClientContext* context) const {
   context->set_deadline(absl::ToChronoTime(deadline));
   if (!options_.name.empty()) context->AddMetadata(kNameKey, options_.name);
+  if (token_ != nullptr) context->AddMetadata("authorization", "Bearer " + token_->Token());
   if (!affinity.empty()) context->AddMetadata(kAffinityKey, absl::CHexEscape(affinity));
 }
 

@@ -1,5 +1,5 @@
-// A channel to one server and how calls are made on it: deadline, name, retries. Internal to the
-// client.
+// A channel to one server and how calls are made on it: deadline, name, token, retries. Internal to
+// the client.
 #ifndef FLASHCORE_CLIENT_CPP_CONNECTION_H_
 #define FLASHCORE_CLIENT_CPP_CONNECTION_H_
 
@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "client/cpp/codec.h"
 #include "client/cpp/options.h"
+#include "client/cpp/security.h"
 #include "flashcore/v1/attention.grpc.pb.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
@@ -101,9 +102,11 @@ class Connection {
   }
 
  private:
-  Connection(ClientOptions options, std::shared_ptr<grpc::Channel> channel);
+  Connection(ClientOptions options, std::unique_ptr<TokenFile> token,
+             std::shared_ptr<grpc::Channel> channel);
 
   const ClientOptions options_;
+  const std::unique_ptr<TokenFile> token_;  // null: none
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::AttentionService::Stub> stub_;
   mutable RegionTable regions_;

@@ -28,18 +28,37 @@ struct RetryPolicy {
   absl::Duration max_backoff = absl::Seconds(1);
 };
 
+// TLS 1.2 or 1.3. The files are PEM and are read again every few seconds, for new connections.
+struct TlsOptions {
+  std::string ca_file;      // that the server's certificate must be of; empty: the system's
+  std::string cert_file;    // of this client, then those that lead to its CA; empty: none
+  std::string key_file;     // of cert_file, without a password
+  std::string server_name;  // that the server's certificate is for; empty: the target's host
+};
+
 struct ClientOptions {
-  // Name of this client. The server applies quotas and fairness, and lists sequences, by address
-  // and name. At most 64 bytes of printable ASCII; empty: the address alone.
+  // Name of this client, for servers with --insecure_client_names: they identify a client without a
+  // token and a certificate by address and name, others by the address alone. At most 64 bytes of
+  // printable ASCII; empty: none.
   std::string name;
   // Deadline of every call without its own, from its start, retries included.
   absl::Duration timeout = absl::Seconds(30);
   // Most bytes of one message, sent or received; protobuf allows at most 2^31 - 1.
   size_t max_message_bytes = size_t{1} << 30;
   RetryPolicy retry;
-  std::shared_ptr<grpc::ChannelCredentials> credentials;  // null: plaintext
-  grpc::ChannelArguments channel_arguments;               // override the client's defaults
+  // TLS to TCP addresses; Unix sockets are plaintext. None: plaintext.
+  std::optional<TlsOptions> tls;
+  // File whose first line is the bearer token of every call. Read again at most once a second.
+  // Without TLS, only for Unix sockets and loopback addresses. Empty: no token.
+  std::string token_file;
+  // In place of tls and token_file.
+  std::shared_ptr<grpc::ChannelCredentials> credentials;
+  grpc::ChannelArguments channel_arguments;  // override the client's defaults
 };
+
+// Sets what is unset of tls and token_file from the environment: FLASHCORE_CLIENT_TLS_CA_FILE,
+// _TLS_CERT_FILE, _TLS_KEY_FILE, _TLS_SERVER_NAME and _TOKEN_FILE.
+void ReadEnvironment(ClientOptions* options);
 
 struct CallOptions {
   // Unset: ClientOptions::timeout from now. absl::InfiniteFuture(): none.

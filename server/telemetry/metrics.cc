@@ -34,7 +34,16 @@ constexpr std::pair<absl::StatusCode, const char*> kReasons[] = {
     {absl::StatusCode::kCancelled, "cancelled"},
     {absl::StatusCode::kUnimplemented, "unimplemented"},
     {absl::StatusCode::kUnavailable, "unavailable"},
+    {absl::StatusCode::kUnauthenticated, "unauthenticated"},
 };
+
+// By Unauthenticated.
+constexpr const char* kUnauthenticatedReasons[] = {"no_token", "bad_token", "bad_certificate",
+                                                   "bad_forwarded_cert", "revoked"};
+
+constexpr char kReloadFailures[] = "flashcore_credential_reload_failures_total";
+constexpr char kReloadFailuresHelp[] =
+    "Changed certificate or token files that could not be used; the ones before stay in use.";
 
 Labels GrpcLabels(const RpcMethod& method) {
   return {
@@ -143,6 +152,14 @@ Metrics::Metrics(const Options& options)
                                    "Client memory shared with the server.")),
       shared_memory_regions(AddGauge(&registry_, "flashcore_shared_memory_regions",
                                      "Regions of client memory shared with the server.")),
+      tls_certificate_expiry_timestamp_seconds(
+          AddGauge(&registry_, "flashcore_tls_certificate_expiry_timestamp_seconds",
+                   "When the first certificate of the server's chain expires, in seconds since the "
+                   "epoch; 0 without TLS.")),
+      tls_reload_failures(
+          AddCounter(&registry_, kReloadFailures, kReloadFailuresHelp, {{"credential", "tls"}})),
+      token_reload_failures(
+          AddCounter(&registry_, kReloadFailures, kReloadFailuresHelp, {{"credential", "tokens"}})),
       receive_seconds(AddHistogram(&registry_, kPhaseMetric, kPhaseHelp, LatencyBounds(),
                                    {{"phase", "receive"}})),
       reply_seconds(AddHistogram(&registry_, kPhaseMetric, kPhaseHelp, LatencyBounds(),
@@ -156,6 +173,11 @@ Metrics::Metrics(const Options& options)
   rejected_by_code_.fill(add_reason("internal"));
   for (const auto& [code, name] : kReasons) {
     rejected_by_code_[static_cast<size_t>(code)] = add_reason(name);
+  }
+  for (size_t i = 0; i < unauthenticated_.size(); ++i) {
+    unauthenticated_[i] = &AddCounter(&registry_, "flashcore_unauthenticated_total",
+                                      "Calls and open streams refused because of who calls.",
+                                      {{"reason", kUnauthenticatedReasons[i]}});
   }
   for (const RpcMethod& method : options.methods) rpcs_.emplace_back(method, &registry_);
   for (const Device& device : options.devices) {

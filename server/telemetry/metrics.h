@@ -57,6 +57,15 @@ class RpcMetrics {
   Histogram& request_duration_seconds_;
 };
 
+// Why a call got UNAUTHENTICATED.
+enum class Unauthenticated {
+  kNoToken,
+  kBadToken,          // unknown, or not sent as "Bearer TOKEN"
+  kBadCertificate,    // verified, but without a name that can be an identity
+  kBadForwardedCert,  // a trusted proxy forwards no name of a client
+  kRevoked,           // its token became invalid while its stream was open
+};
+
 // Recording and Collect are thread-safe.
 class Metrics : public prometheus::Collectable {
  public:
@@ -92,6 +101,10 @@ class Metrics : public prometheus::Collectable {
     rejected_by_code_[static_cast<size_t>(code)]->Increment();
   }
 
+  void CountUnauthenticated(Unauthenticated reason) {
+    unauthenticated_[static_cast<size_t>(reason)]->Increment();
+  }
+
   // The metrics of Options::devices[number].
   DeviceMetrics& device(size_t number) { return devices_[number]; }
 
@@ -103,6 +116,9 @@ class Metrics : public prometheus::Collectable {
   Gauge& inflight_requests;    // received and not yet answered
   Gauge& shared_memory_bytes;  // client memory that is mapped
   Gauge& shared_memory_regions;
+  Gauge& tls_certificate_expiry_timestamp_seconds;  // since the epoch; 0: no TLS
+  Counter& tls_reload_failures;                     // changed files that could not be used
+  Counter& token_reload_failures;
   Histogram& receive_seconds;  // phases of a request outside any device
   Histogram& reply_seconds;
   Histogram& staging_wait_seconds;  // only of requests that waited
@@ -111,6 +127,7 @@ class Metrics : public prometheus::Collectable {
   void AddConstants(const Device& device);
 
   std::array<Counter*, RpcMetrics::kCodes> rejected_by_code_;
+  std::array<Counter*, 5> unauthenticated_;
   std::deque<DeviceMetrics> devices_;  // deques, because elements must not move
   std::deque<RpcMetrics> rpcs_;
   std::vector<std::function<void()>> on_scrape_;

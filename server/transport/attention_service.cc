@@ -111,8 +111,10 @@ SharedMemory* AttentionService::MemoryFor(const grpc::ServerContextBase& context
 }
 
 grpc::ServerUnaryReactor* AttentionService::GetServerInfo(
-    grpc::CallbackServerContext* /*context*/, const v1::GetServerInfoRequest* /*request*/,
+    grpc::CallbackServerContext* context, const v1::GetServerInfoRequest* /*request*/,
     v1::GetServerInfoResponse* response) {
+  const absl::StatusOr<Identity> identity = context_->authenticator.Identify(*context);
+  if (!identity.ok()) return EndUnary(get_server_info_, identity.status());
   response->set_version(options_.version);
   std::set<const kernels::Kernel*> kernels;  // by address, which is the registry's order
   for (const auto& engine : fleet_->engines()) {

@@ -48,6 +48,8 @@ class AttentionService final : public AttentionServiceBase {
 
   // Refuses new requests with UNAVAILABLE. Requests in flight are answered.
   void Drain();
+  // Ends the streams whose identity is not valid any more.
+  void EndRevoked() { streams_.EndRevoked(context_->authenticator); }
 
   grpc::ServerUnaryReactor* Attend(grpc::CallbackServerContext* context,
                                    const grpc::ByteBuffer* request,
@@ -89,10 +91,12 @@ class AttentionService final : public AttentionServiceBase {
   // Ends a unary RPC with `status`.
   grpc::ServerUnaryReactor* EndUnary(RpcMetrics* rpc, const absl::Status& status);
   template <typename Body>
-  grpc::ServerUnaryReactor* Answer(RpcMetrics* rpc, const Body& body);
+  grpc::ServerUnaryReactor* Answer(RpcMetrics* rpc, const grpc::ServerContextBase& context,
+                                   const Body& body);
   template <typename Response, typename Body>
-  grpc::ServerUnaryReactor* AnswerWithInfo(RpcMetrics* rpc, const std::string& sequence_id,
-                                           Response* response, const Body& body);
+  grpc::ServerUnaryReactor* AnswerWithInfo(RpcMetrics* rpc, const grpc::ServerContextBase& context,
+                                           const std::string& sequence_id, Response* response,
+                                           const Body& body);
 
   const Options options_;
   Fleet* const fleet_;

@@ -15,10 +15,15 @@ std::vector<RpcMethod> DebugService::Methods() {
   return MethodsOf(*v1::EchoRequest::descriptor()->file()->FindServiceByName("DebugService"));
 }
 
-grpc::ServerUnaryReactor* DebugService::Echo(grpc::CallbackServerContext* /*context*/,
+grpc::ServerUnaryReactor* DebugService::Echo(grpc::CallbackServerContext* context,
                                              const grpc::ByteBuffer* request,
                                              grpc::ByteBuffer* response) {
   auto* reactor = new UnaryReactor(context_, echo_);
+  const absl::StatusOr<Identity> identity = context_->authenticator.Identify(*context);
+  if (!identity.ok()) {
+    reactor->End(identity.status());
+    return reactor;
+  }
   // gRPC owns the message until the RPC ends, but allows it to be cleared earlier, as Attend does.
   absl::StatusOr<grpc::ByteBuffer> reply = replier_.Reply(const_cast<grpc::ByteBuffer*>(request));
   const absl::Status status = reply.status();

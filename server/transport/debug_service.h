@@ -30,6 +30,8 @@ class DebugService final : public DebugServiceBase {
 
   // Ends the open streams. New ones are refused once the RpcContext says that the server drains.
   void Drain() { streams_.Drain(); }
+  // Ends the streams whose identity is not valid any more.
+  void EndRevoked() { streams_.EndRevoked(context_->authenticator); }
 
   grpc::ServerUnaryReactor* Echo(grpc::CallbackServerContext* context,
                                  const grpc::ByteBuffer* request,

@@ -19,11 +19,14 @@ std::optional<uint64_t> Optional(bool has, uint64_t value) {
 
 }  // namespace
 
-// Runs `body`, which fills in the response, unless the server is draining. `body` does not block:
-// the store's lock is never held while K/V bytes move.
+// Runs `body`, which fills in the response, unless the server is draining or the caller is refused.
+// `body` does not block: the store's lock is never held while K/V bytes move.
 template <typename Body>
-grpc::ServerUnaryReactor* AttentionService::Answer(RpcMetrics* rpc, const Body& body) {
+grpc::ServerUnaryReactor* AttentionService::Answer(RpcMetrics* rpc,
+                                                   const grpc::ServerContextBase& context,
+                                                   const Body& body) {
   absl::Status status = CheckNotDraining(*context_);
+  if (status.ok()) status = context_->authenticator.Identify(context).status();
   if (status.ok()) status = body();
   return EndUnary(rpc, status);
 }
@@ -31,9 +34,10 @@ grpc::ServerUnaryReactor* AttentionService::Answer(RpcMetrics* rpc, const Body& 
 // As Answer, for an RPC on one sequence: `body` takes its id and returns its new state.
 template <typename Response, typename Body>
 grpc::ServerUnaryReactor* AttentionService::AnswerWithInfo(RpcMetrics* rpc,
+                                                           const grpc::ServerContextBase& context,
                                                            const std::string& sequence_id,
                                                            Response* response, const Body& body) {
-  return Answer(rpc, [&] {
+  return Answer(rpc, context, [&] {
     const absl::StatusOr<SequenceId> id = ToSequenceId(sequence_id);
     if (!id.ok()) return id.status();
     const absl::StatusOr<SequenceInfo> info = body(*id);
@@ -47,7 +51,7 @@ grpc::ServerUnaryReactor* AttentionService::AnswerWithInfo(RpcMetrics* rpc,
 grpc::ServerUnaryReactor* AttentionService::CreateSequence(grpc::CallbackServerContext* context,
                                                            const v1::CreateSequenceRequest* request,
                                                            v1::CreateSequenceResponse* response) {
-  return Answer(create_sequence_, [&] {
+  return Answer(create_sequence_, *context, [&] {
     SequenceShape shape;
     shape.num_layers = request->num_layers();
     shape.num_kv_heads = request->num_kv_heads();
@@ -74,7 +78,7 @@ grpc::ServerUnaryReactor* AttentionService::ForkSequence(grpc::CallbackServerCon
                                                          const v1::ForkSequenceRequest* request,
                                                          v1::ForkSequenceResponse* response) {
   return AnswerWithInfo(
-      fork_sequence_, request->sequence_id(), response,
+      fork_sequence_, *context, request->sequence_id(), response,
       [&](SequenceId id) -> absl::StatusOr<SequenceInfo> {
         const absl::StatusOr<Identity> identity = context_->authenticator.Identify(*context);
         if (!identity.ok()) return identity.status();
@@ -86,35 +90,36 @@ grpc::ServerUnaryReactor* AttentionService::ForkSequence(grpc::CallbackServerCon
 }
 
 grpc::ServerUnaryReactor* AttentionService::TruncateSequence(
-    grpc::CallbackServerContext* /*context*/, const v1::TruncateSequenceRequest* request,
+    grpc::CallbackServerContext* context, const v1::TruncateSequenceRequest* request,
     v1::TruncateSequenceResponse* response) {
-  return AnswerWithInfo(truncate_sequence_, request->sequence_id(), response, [&](SequenceId id) {
-    return fleet_->EngineOf(id).sequences().Truncate(
-        id, request->length(),
-        Optional(request->has_expected_length(), request->expected_length()));
-  });
+  return AnswerWithInfo(truncate_sequence_, *context, request->sequence_id(), response,
+                        [&](SequenceId id) {
+                          return fleet_->EngineOf(id).sequences().Truncate(
+                              id, request->length(),
+                              Optional(request->has_expected_length(), request->expected_length()));
+                        });
 }
 
 grpc::ServerUnaryReactor* AttentionService::DeleteSequence(
-    grpc::CallbackServerContext* /*context*/, const v1::DeleteSequenceRequest* request,
+    grpc::CallbackServerContext* context, const v1::DeleteSequenceRequest* request,
     v1::DeleteSequenceResponse* /*response*/) {
-  return Answer(delete_sequence_, [&] {
+  return Answer(delete_sequence_, *context, [&] {
     const absl::StatusOr<SequenceId> id = ToSequenceId(request->sequence_id());
     return id.ok() ? fleet_->EngineOf(*id).sequences().Delete(*id) : id.status();
   });
 }
 
-grpc::ServerUnaryReactor* AttentionService::GetSequence(grpc::CallbackServerContext* /*context*/,
+grpc::ServerUnaryReactor* AttentionService::GetSequence(grpc::CallbackServerContext* context,
                                                         const v1::GetSequenceRequest* request,
                                                         v1::GetSequenceResponse* response) {
-  return AnswerWithInfo(get_sequence_, request->sequence_id(), response,
+  return AnswerWithInfo(get_sequence_, *context, request->sequence_id(), response,
                         [&](SequenceId id) { return fleet_->EngineOf(id).sequences().Get(id); });
 }
 
 grpc::ServerUnaryReactor* AttentionService::ListSequences(grpc::CallbackServerContext* context,
                                                           const v1::ListSequencesRequest* request,
                                                           v1::ListSequencesResponse* response) {
-  return Answer(list_sequences_, [&] {
+  return Answer(list_sequences_, *context, [&] {
     if (request->page_size() > kMaxPageSize) {
       return absl::InvalidArgumentError(
           absl::StrCat("page_size: ", request->page_size(), " is more than ", kMaxPageSize));

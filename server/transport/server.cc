@@ -32,6 +32,12 @@ std::string WithPort(const std::string& address, int port) {
   return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
 }
 
+Authenticator::Options AuthenticatorOptions(const Server::Options& options) {
+  Authenticator::Options authenticator = options.authenticator;
+  authenticator.client_certificates = !options.credentials.tls.client_ca_file.empty();
+  return authenticator;
+}
+
 }  // namespace
 
 std::vector<RpcMethod> Server::Methods(const Options& options) {
@@ -43,7 +49,7 @@ std::vector<RpcMethod> Server::Methods(const Options& options) {
 }
 
 Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
-    : context_{metrics, &fleet->clock(), Authenticator()},
+    : context_{metrics, &fleet->clock(), Authenticator(AuthenticatorOptions(options), metrics)},
       attention_({options.max_message_bytes, options.max_stream_inflight, options.shared_memory,
                   options.version},
                  fleet, &context_) {
@@ -58,8 +64,20 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Fl
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   auto server = std::unique_ptr<Server>(new Server(options, fleet, metrics));
+  if (absl::Status status = server->ReadCredentials(options); !status.ok()) return status;
   if (absl::Status status = server->Listen(options); !status.ok()) return status;
   return server;
+}
+
+absl::Status Server::ReadCredentials(const Options& options) {
+  auto files =
+      CredentialFiles::Start(options.credentials, context_.metrics, [this](TokenTable tokens) {
+        context_.authenticator.SetTokens(std::move(tokens));
+        attention_.EndRevoked();
+        if (debug_ != nullptr) debug_->EndRevoked();
+      });
+  if (files.ok()) credentials_ = *std::move(files);
+  return files.status();
 }
 
 absl::Status Server::Listen(const Options& options) {
@@ -78,7 +96,8 @@ absl::Status Server::Listen(const Options& options) {
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   std::vector<int> ports(options.listen.size());
   for (size_t i = 0; i < options.listen.size(); ++i) {
-    builder.AddListeningPort(options.listen[i], grpc::InsecureServerCredentials(), &ports[i]);
+    builder.AddListeningPort(options.listen[i], credentials_->CredentialsFor(options.listen[i]),
+                             &ports[i]);
   }
   builder.RegisterService(&attention_);
   if (debug_ != nullptr) builder.RegisterService(debug_.get());

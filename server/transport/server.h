@@ -11,6 +11,8 @@
 #include "grpcpp/server.h"
 #include "server/engine/fleet.h"
 #include "server/transport/attention_service.h"
+#include "server/transport/authenticator.h"
+#include "server/transport/credential_files.h"
 #include "server/transport/debug_service.h"
 #include "server/transport/grpc_poll_workaround.h"
 #include "server/transport/rpc_scope.h"
@@ -26,13 +28,16 @@ class Server {
     int max_stream_inflight = 0;
     SharedMemory::Options shared_memory;
     bool enable_echo = false;
+    CredentialFiles::Options credentials;
+    Authenticator::Options authenticator;  // client_certificates follows from `credentials`
     std::string version;
   };
 
   // All methods of the services that `options` enables, for Metrics::Options.
   static std::vector<RpcMethod> Methods(const Options& options);
 
-  // Listens and serves, with health SERVING. UNAVAILABLE if it cannot listen on an address.
+  // Listens and serves, with health SERVING. UNAVAILABLE if it cannot listen on an address;
+  // INVALID_ARGUMENT if a file of Options::credentials cannot be used.
   // `fleet` and `metrics` outlive the server.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Options& options, Fleet* fleet,
                                                        Metrics* metrics);
@@ -47,11 +52,13 @@ class Server {
 
  private:
   Server(const Options& options, Fleet* fleet, Metrics* metrics);
+  absl::Status ReadCredentials(const Options& options);
   absl::Status Listen(const Options& options);
 
   RpcContext context_;
   AttentionService attention_;
-  std::unique_ptr<DebugService> debug_;  // null: disabled
+  std::unique_ptr<DebugService> debug_;           // null: disabled
+  std::unique_ptr<CredentialFiles> credentials_;  // its thread calls the services
   std::vector<std::string> addresses_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<GrpcPollWorkaround> poll_workaround_;

@@ -23,6 +23,7 @@ class RequestStream {
   // Takes no more requests: the stream ends with `status` once its requests are answered. Only the
   // first call has an effect.
   virtual void StopReading(const absl::Status& status) = 0;
+  virtual const Identity& identity() const = 0;
 };
 
 // The open streams. Thread-safe.
@@ -44,6 +45,14 @@ class StreamSet {
       stream->StopReading(absl::UnavailableError("the server is draining"));
     }
   }
+  // Stops every stream whose identity is not valid any more.
+  void EndRevoked(const Authenticator& authenticator) {
+    MutexLock lock(&mutex_);
+    for (RequestStream* stream : streams_) {
+      const absl::Status status = authenticator.CheckStillValid(stream->identity());
+      if (!status.ok()) stream->StopReading(status);
+    }
+  }
 
  private:
   Mutex mutex_;
@@ -59,6 +68,7 @@ class StreamReactor : public GrpcReactor, public RequestStream {
     MutexLock lock(&mutex_);
     StopReadingLocked(status);
   }
+  const Identity& identity() const final { return identity_; }
 
  protected:
   // `identity` is that of every request; an error ends the stream.
@@ -75,8 +85,9 @@ class StreamReactor : public GrpcReactor, public RequestStream {
   void Begin() ABSL_LOCKS_EXCLUDED(mutex_) {
     set_->Add(this);
     MutexLock lock(&mutex_);
-    // Checked after joining the set, so that a drain that begins now is not missed.
-    const absl::Status status = CheckNotDraining(*context_);
+    // Checked after joining the set, so that a drain or a revocation that begins now is not missed.
+    absl::Status status = CheckNotDraining(*context_);
+    if (status.ok()) status = context_->authenticator.CheckStillValid(identity_);
     if (status.ok()) {
       Advance();
     } else {

@@ -13,7 +13,7 @@ from harness import cli
 class CliTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = harness.Server("--enable_echo")
+        cls.server = harness.Server("--enable_echo", "--insecure_client_names")
         cls.addClassCleanup(cls.server.__exit__)
         cls.rng = harness.numpy_rng()
 

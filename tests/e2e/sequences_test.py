@@ -19,6 +19,7 @@ class SequencesTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.server = harness.Server(
+            "--insecure_client_names",
             "--kv_memory_bytes=67108864", "--kv_hot_bytes=8388608", "--l2_window=on",
             "--l2_budget_bytes=8388608", "--max_layers=8", "--max_message_bytes=16777216")
         cls.addClassCleanup(cls.server.__exit__)
@@ -430,7 +431,8 @@ class LimitsTest(unittest.TestCase):
             self.assertEqual(server.metric('flashcore_sequences_evicted_total{reason="lru"}'), 2)
 
     def test_quotas_are_per_client(self):
-        with harness.Server("--client_sequences=2", "--client_kv_bytes=1048576") as server:
+        with harness.Server("--client_sequences=2", "--client_kv_bytes=1048576",
+                            "--insecure_client_names") as server:
             with server.channel() as channel:
                 stub = harness.stub(channel)
                 mine = [self.create(stub).sequence_id for _ in range(2)]

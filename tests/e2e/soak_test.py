@@ -247,7 +247,8 @@ class SoakTest(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.credentials = Credentials(folder.name)
         # The delay fills the queue even on a device that is faster than its clients.
-        with harness.Server("--max_queue_requests=32", "--max_queue_delay_us=2000",
+        with harness.Server("--insecure_client_names",
+                            "--max_queue_requests=32", "--max_queue_delay_us=2000",
                             f"--kv_memory_bytes={KV_BYTES}", "--kv_hot_bytes=8388608",
                             "--l2_budget_bytes=8388608", "--sequence_idle_timeout_s=3",
                             "--client_sequences=400",

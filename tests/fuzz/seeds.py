@@ -7,6 +7,12 @@ import numpy as np
 # A value or more for each flag of the server; some are outside its limits.
 FLAG_VALUES = {
     "listen": ("0.0.0.0:7070", "unix:/tmp/s", "[::1]:0", "a:1,b:2", "host", ":1", ""),
+    "tls_cert_file": ("/run/tls/tls.crt", ""),
+    "tls_key_file": ("/run/tls/tls.key", ""),
+    "tls_client_ca_file": ("", "/run/tls/ca.crt"),
+    "token_file": ("/run/tokens", ""),
+    "insecure_client_names": ("true", "maybe"),
+    "trusted_proxies": ("cert:envoy,token:edge", "host:unix", "envoy", ""),
     "metrics_listen": ("127.0.0.1:9464", ""),
     "metrics_token_file": ("/run/token",),
     "drain_timeout_s": ("30", "0", "1e300", "nan", "-1", "inf"),
@@ -101,6 +107,37 @@ def npy():
         "not_closed": npy_file(start + b"(1"), "empty_header": npy_file(b""),
         "length_beyond_end": b"\x93NUMPY\x02\x00\xff\xff\xff\xff{}",
     }
+
+
+def token_file():
+    """Lines that are right, and one fault each."""
+    abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    other = "0" * 64
+    texts = {
+        "one": f"alice:{abc}:\n", "groups": f"alice:{abc}:a,b", "upper": f"a:{abc.upper()}:",
+        "comments": f"# x\n\n  alice:{abc}:a\r\n\t#y", "empty": "", "no_token": "# x\n",
+        "rotation": f"alice:{abc}:a\nalice:{other}:b", "same_token": f"a:{abc}:\nb:{abc}:",
+        "no_name": f":{abc}:", "no_groups": f"a:{abc}", "four_fields": f"a:{abc}:b:c",
+        "short": f"a:{abc[1:]}:", "long": f"a:{abc}0:", "no_hex": f"a:{abc[1:]}g:",
+        "plain_token": "alice:secret:", "space": f"a b:{abc}:", "empty_group": f"a:{abc}:b,,c",
+        "not_ascii": f"\u00e9:{abc}:", "nul": f"a\0b:{abc}:", "long_name": f"{'n' * 129}:{abc}:",
+    }
+    return {name: text.encode() for name, text in texts.items()}
+
+
+def forwarded_client():
+    """Headers that Envoy writes, and others."""
+    texts = {
+        "hash": "Hash=468ed33be74e", "uri": "By=spiffe://a;Hash=46;URI=spiffe://b",
+        "subject": 'By=a;Hash=46;Subject="CN=Test Client,OU=Lyft\\, Inc";URI=;DNS=a.b;DNS=c',
+        "two": "By=a;URI=b,By=b;URI=c", "quoted": r'URI="a,;=\"b"', "case": "uRi=a;DnS=b",
+        "slashes": 'Subject="/C=US/CN=x"', "cert": 'Cert="-----BEGIN%20CERT-----%0A";Chain="x"',
+        "hex": r'Subject="CN=a\2CCN=b\\"', "two_names": 'Subject="CN=a+CN=b"', "empty": "",
+        "comma": ",", "open": 'URI="a', "open_escape": 'URI="a\\', "no_value": "URI",
+        "key": "Key=a", "twice": "Hash=a;Hash=b", "spaces": "URI=a , DNS=b ; Hash=c", "end": "URI=a,",
+        "inner_quote": 'URI=a"b"', "many": ",".join(["URI=a"] * 17), "equals": "URI=http://a?b=c",
+    }
+    return {name: text.encode() for name, text in texts.items()}
 
 
 def http():

@@ -38,6 +38,7 @@ inline Server::Options ServerOptions() {
   options.transport_memory_bytes = 64 << 20;
   options.max_stream_inflight = 4;
   options.version = "test";
+  options.authenticator.insecure_client_names = true;
   return options;
 }
 

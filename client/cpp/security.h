@@ -1,0 +1,48 @@
+// TLS and the bearer token of a connection. Internal to the client.
+#ifndef FLASHCORE_CLIENT_CPP_SECURITY_H_
+#define FLASHCORE_CLIENT_CPP_SECURITY_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "client/cpp/options.h"
+#include "grpcpp/security/credentials.h"
+
+namespace flashcore::client {
+
+// Whether what is sent to `target` in clear text stays on this host: a Unix socket, or loopback
+// addresses only.
+bool StaysOnHost(absl::string_view target);
+
+// INVALID_ARGUMENT names the file that is missing or no PEM. Certificates are read again every few
+// seconds, for new connections.
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeTlsCredentials(const TlsOptions& tls);
+
+// The token in the first line of a file. Thread-safe.
+class TokenFile {
+ public:
+  // INVALID_ARGUMENT if there is no token in the file.
+  static absl::StatusOr<std::unique_ptr<TokenFile>> Open(std::string path);
+
+  // Reads the file again, at most once a second. If it cannot be used any more, the token stays as
+  // it was.
+  std::string Token() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  TokenFile(std::string path, std::string token)
+      : path_(std::move(path)), token_(std::move(token)), read_(absl::Now()) {}
+
+  const std::string path_;
+  absl::Mutex mutex_;
+  std::string token_ ABSL_GUARDED_BY(mutex_);
+  absl::Time read_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace flashcore::client
+
+#endif  // FLASHCORE_CLIENT_CPP_SECURITY_H_
