@@ -6,6 +6,7 @@
 #include <optional>
 #include <thread>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/sequence_burst.h"
 
@@ -98,10 +99,14 @@ SequenceWorker::Locks SequenceWorker::LockAllShared(ModelSequence& sequence) {
 }
 
 void ExpectAgreesWithTheModel(SequenceWorld* tested, unsigned seed) {
-  constexpr int kRounds = 6, kWorkers = 5;
+  constexpr int kRounds = 6, kMaxRounds = 60, kWorkers = 5;
   const int steps = StepsOfARound();
   SequenceWorld& world = *tested;
-  for (int round = 0; round < kRounds && !::testing::Test::HasFailure(); ++round) {
+  const auto more = [&](int round) {
+    if (::testing::Test::HasFailure() || round >= kMaxRounds) return false;
+    return round < kRounds || !world.MissingOutcomes().empty();
+  };
+  for (int round = 0; more(round); ++round) {
     std::vector<std::thread> threads;
     std::atomic<bool> stop{false};
     std::thread movers[] = {std::thread([&] { world.MovePagesUntil(stop, seed + round); }),
@@ -116,7 +121,8 @@ void ExpectAgreesWithTheModel(SequenceWorld* tested, unsigned seed) {
     for (std::thread& mover : movers) mover.join();
     world.ExpectAllAgree();
   }
-  world.ExpectEveryOutcome();
+  // Otherwise the test would show less than it seems to.
+  EXPECT_THAT(world.MissingOutcomes(), ::testing::IsEmpty());
   world.DeleteAll();
   world.ExpectAllAgree();
   world.ExpectEmpty();

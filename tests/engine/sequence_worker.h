@@ -30,9 +30,9 @@ class SequenceWorker {
   Dice dice_;
 };
 
-// Runs several rounds of workers and page moves, and compares everything after each. At the end no
-// sequence is left. FLASHCORE_TEST_STEPS sets the steps of a worker in a round; with few steps,
-// some outcomes that the test asks for may not occur.
+// Runs rounds of workers and page moves until every outcome has been seen, and compares everything
+// after each. At the end no sequence is left. FLASHCORE_TEST_STEPS sets the steps of a worker in a
+// round.
 void ExpectAgreesWithTheModel(SequenceWorld* world, unsigned seed);
 
 }  // namespace flashcore::server::testing
