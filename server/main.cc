@@ -1,9 +1,9 @@
 // flashcore-server: connects options, devices, engines, transport and metrics, and drains them on
 // SIGTERM or SIGINT.
 //
-// Exit status: 0 after a complete drain; 1 if the server could not start, if a device was lost, or
-// if requests were still running when the drain timed out; 2 for a bad flag; 128 + the signal's
-// number on a second signal.
+// Exit status: 0 after a complete drain; 1 if the server could not start, if a device was lost, if
+// a listener died, or if requests were still running when the drain timed out; 2 for a bad flag;
+// 128 + the signal's number on a second signal.
 #include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -180,17 +180,29 @@ int Fail(absl::string_view what, const absl::Status& status) {
   return 1;
 }
 
-// Null if `options` disable the endpoint.
-absl::StatusOr<std::unique_ptr<MetricsServer>> StartMetricsServer(const Options& options,
-                                                                  const Metrics* metrics) {
-  if (options.metrics_listen.empty()) return nullptr;
-  auto server = MetricsServer::Start({options.metrics_listen, options.metrics_token_file,
-                                      [metrics] { return metrics->serving.Value() != 0; }},
-                                     metrics);
-  if (server.ok()) {
+// The endpoints for scrapes and probes; null where `options` disable one.
+struct HttpEndpoints {
+  std::unique_ptr<MetricsServer> metrics;
+  std::unique_ptr<MetricsServer> probes;
+};
+
+absl::StatusOr<HttpEndpoints> StartHttpEndpoints(const Options& options, const Metrics* metrics) {
+  HttpEndpoints endpoints;
+  const auto ready = [metrics] { return metrics->serving.Value() != 0; };
+  if (!options.metrics_listen.empty()) {
+    auto server =
+        MetricsServer::Start({options.metrics_listen, options.metrics_token_file, ready}, metrics);
+    if (!server.ok()) return server.status();
     LogInfo("metrics", {{"address", (*server)->address()}, {"path", "/metrics"}});
+    endpoints.metrics = *std::move(server);
   }
-  return server;
+  if (!options.probe_listen.empty()) {
+    auto server = MetricsServer::Start({options.probe_listen, "", ready}, /*metrics=*/nullptr);
+    if (!server.ok()) return server.status();
+    LogInfo("probes", {{"address", (*server)->address()}, {"path", "/healthz,/readyz"}});
+    endpoints.probes = *std::move(server);
+  }
+  return endpoints;
 }
 
 // To the hard limit: each connection is an open file, and the soft limit is often 1024.
@@ -199,6 +211,20 @@ void RaiseOpenFilesLimit() {
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
   setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// Files that are not connections: threads' pollers, devices, logs, HTTP and shared memory.
+constexpr rlim_t kOtherFiles = 256;
+
+// Each connection takes two files: gRPC's and the accept loop's.
+void LimitConnectionsByOpenFiles(AcceptLoop::Options* options) {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  const rlim_t most = limit.rlim_cur > kOtherFiles ? (limit.rlim_cur - kOtherFiles) / 2 : 1;
+  if (static_cast<rlim_t>(options->max_connections) <= most) return;
+  LogWarning("fewer connections than --max_connections: the process may open too few files",
+             {{"max_connections", most}, {"open_files", limit.rlim_cur}});
+  options->max_connections = static_cast<int>(most);
 }
 
 int Run(const Options& options) {
@@ -210,12 +236,15 @@ int Run(const Options& options) {
   auto opened = OpenDevices(options.device, &clock);
   if (!opened.ok()) return Fail("cannot use the device", opened.status());
   Metrics metrics(MetricsOptions(options, opened->devices));
-  std::atomic<bool> device_lost{false};
+  // Drains, and then exits with 1. Only once: a second signal would cut the drain short.
+  std::atomic<bool> failed{false};
+  const auto stop_after_failure = [&failed] {
+    if (!failed.exchange(true)) kill(getpid(), SIGTERM);
+  };
   Engine::Options engine_options = options.engine;
   engine_options.on_device_lost = [&](const DeviceInfo& device, const absl::Status& status) {
     LogError("the device is lost", {{"device", device.id}, {"error", status.message()}});
-    // Only once: a second signal, for another device, would cut the drain short.
-    if (!device_lost.exchange(true)) kill(getpid(), SIGTERM);
+    stop_after_failure();
   };
   pinned = PinThreads(options.cores, opened->devices, &engine_options.lane_cores);
   if (!pinned.ok()) return Fail("cannot pin threads", pinned);
@@ -224,9 +253,15 @@ int Run(const Options& options) {
   Fleet fleet(engine_options, std::move(opened->devices), &clock, &metrics);
   metrics.OnScrape([&] { SetGauges(fleet, &metrics); });
 
-  auto metrics_server = StartMetricsServer(options, &metrics);
-  if (!metrics_server.ok()) return Fail("cannot serve metrics", metrics_server.status());
-  auto server = Server::Start(options.server, &fleet, &metrics);
+  auto endpoints = StartHttpEndpoints(options, &metrics);
+  if (!endpoints.ok()) return Fail("cannot serve metrics", endpoints.status());
+  Server::Options server_options = options.server;
+  LimitConnectionsByOpenFiles(&server_options.connections.accept);
+  server_options.self_check.on_dead = [&](const std::string& address, const absl::Status& why) {
+    LogError("a listener is dead", {{"address", address}, {"error", why.message()}});
+    stop_after_failure();
+  };
+  auto server = Server::Start(server_options, &fleet, &metrics);
   if (!server.ok()) return Fail("cannot serve", server.status());
   LogInfo("serving", {{"version", options.server.version},
                       {"addresses", absl::StrJoin((*server)->addresses(), ",")}});
@@ -234,7 +269,7 @@ int Run(const Options& options) {
   LogInfo("draining",
           {{"signal", strsignal(signal)}, {"timeout", FormatDuration(options.drain_timeout)}});
   const int status = Drain(server->get(), options.drain_timeout);
-  return device_lost ? 1 : status;
+  return failed ? 1 : status;
 }
 
 }  // namespace

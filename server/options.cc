@@ -50,9 +50,34 @@ ABSL_FLAG(std::vector<std::string>, trusted_proxies, {},
           "Identities of proxies, such as cert:envoy.example, that call for clients of theirs. The "
           "client is the one that the proxy names in the header x-forwarded-client-cert. From "
           "anybody else the header is ignored.");
-ABSL_FLAG(std::string, metrics_listen, "0.0.0.0:9464",
+ABSL_FLAG(int32_t, max_connections, 1024,
+          "Limit of open gRPC connections. One more closes the oldest that has sent nothing, or is "
+          "closed at once. Lowered if the process may open too few files.");
+ABSL_FLAG(int32_t, max_connections_per_host, 256,
+          "Limit of open gRPC connections of one IPv4 address, one IPv6 /64 network, or one local "
+          "user on unix: addresses.");
+ABSL_FLAG(int32_t, max_connection_streams, 256,
+          "Limit of the RPCs at the same time on one connection. A client waits before it starts "
+          "one more.");
+ABSL_FLAG(double, handshake_timeout_s, 10,
+          "Seconds in which a new connection must send its first bytes, and then complete the TLS "
+          "and HTTP/2 handshakes.");
+ABSL_FLAG(double, keepalive_s, 60,
+          "Seconds of silence until the server pings a connection. It closes one that does not "
+          "answer within 20 s.");
+ABSL_FLAG(double, max_connection_idle_s, 1800,
+          "Seconds without an RPC after which a connection is closed; its client reconnects with "
+          "the next RPC. 0: never.");
+ABSL_FLAG(double, max_connection_age_s, 0,
+          "Seconds after which a connection takes no more RPCs; 30 s later it is closed, and "
+          "streams on it end. 0: never.");
+ABSL_FLAG(std::string, metrics_listen, "127.0.0.1:9464",
           "host:port of the HTTP endpoint with /metrics (Prometheus), /healthz and /readyz. Empty: "
           "no endpoint.");
+ABSL_FLAG(
+    std::string, probe_listen, "",
+    "host:port of another HTTP endpoint, with /healthz and /readyz only: for probes from other "
+    "hosts than may reach --metrics_listen. Empty: no such endpoint.");
 ABSL_FLAG(std::string, metrics_token_file, "",
           "File whose first line is the bearer token that a scrape of /metrics must send. It is "
           "read at every scrape. Empty: anyone may scrape.");
@@ -60,6 +85,8 @@ ABSL_FLAG(double, drain_timeout_s, 30,
           "Seconds that requests in flight have to finish after SIGTERM or SIGINT.");
 ABSL_FLAG(bool, enable_echo, false,
           "Serve DebugService.Echo and EchoStream, which flashcore bench --echo compares with.");
+ABSL_FLAG(bool, enable_reflection, false,
+          "Serve gRPC reflection, which tells tools such as grpcurl the services and messages.");
 ABSL_FLAG(int64_t, max_queue_delay_us, 0,
           "Microseconds that a request may wait for others to share its batch while a lane is "
           "idle. 0: it does not wait.");
@@ -340,6 +367,24 @@ std::vector<int> ReadCores(Checker* check) {
   return cores;
 }
 
+void ReadConnectionOptions(Server::Connections* options, Checker* check) {
+  options->accept.max_connections = check->Range(FLAGS_max_connections, 1, 1 << 20);
+  options->accept.max_connections_per_host =
+      check->Range(FLAGS_max_connections_per_host, 1, 1 << 20);
+  options->max_streams = check->Range(FLAGS_max_connection_streams, 1, 65536);
+  options->handshake_timeout = absl::Seconds(check->Range(FLAGS_handshake_timeout_s, 0.1, 3600.0));
+  options->accept.first_bytes_within = absl::ToChronoMilliseconds(options->handshake_timeout);
+  const auto transport_bytes = static_cast<uint64_t>(absl::GetFlag(FLAGS_transport_memory_bytes));
+  options->accept.max_unanswered_bytes = transport_bytes / 4;
+  options->accept.max_unanswered_bytes_of_all = transport_bytes;
+  options->keepalive = absl::Seconds(check->Range(FLAGS_keepalive_s, 1.0, 86400.0));
+  const auto limit = [](double seconds) {
+    return seconds == 0 ? absl::InfiniteDuration() : absl::Seconds(seconds);
+  };
+  options->max_idle = limit(check->Range(FLAGS_max_connection_idle_s, 0.0, 1e6));
+  options->max_age = limit(check->Range(FLAGS_max_connection_age_s, 0.0, 1e6));
+}
+
 void ReadServerOptions(Server::Options* options, Checker* check) {
   options->version = FLASHCORE_VERSION;
   options->listen = absl::GetFlag(FLAGS_listen);
@@ -350,6 +395,8 @@ void ReadServerOptions(Server::Options* options, Checker* check) {
       check->Range(FLAGS_transport_memory_bytes, 2 * message_bytes, int64_t{1} << 46);
   options->max_stream_inflight = check->Range(FLAGS_max_stream_inflight, 1, 65536);
   ReadSharedMemoryOptions(&options->shared_memory, check);
+  ReadConnectionOptions(&options->connections, check);
+  options->enable_reflection = absl::GetFlag(FLAGS_enable_reflection);
   options->enable_echo = absl::GetFlag(FLAGS_enable_echo);
   ReadCredentialOptions(options, check);
 }
@@ -392,6 +439,7 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
   ReadDeviceOptions(&options.device, &check);
   options.cores = ReadCores(&check);
   options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
+  options.probe_listen = absl::GetFlag(FLAGS_probe_listen);
   options.metrics_token_file = absl::GetFlag(FLAGS_metrics_token_file);
   options.drain_timeout = absl::Seconds(check.Range(FLAGS_drain_timeout_s, 0.0, 86400.0));
   ReadLogOptions(&options.log, &check);

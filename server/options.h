@@ -20,6 +20,7 @@ struct Options {
   DeviceOptions device;
   std::vector<int> cores;          // the server runs on these, its lanes on the first; empty: any
   std::string metrics_listen;      // empty: no metrics endpoint
+  std::string probe_listen;        // empty: no separate endpoint for probes
   std::string metrics_token_file;  // empty: anyone may scrape
   absl::Duration drain_timeout;
   Logger::Options log;

@@ -146,6 +146,7 @@ RpcMetrics::RpcMetrics(const RpcMethod& method, MetricRegistry* registry)
 Metrics::Metrics(const Options& options)
     : serving(AddGauge(&registry_, "flashcore_serving",
                        "1 while gRPC health reports SERVING, else 0.")),
+      connections(AddGauge(&registry_, "flashcore_connections", "Open gRPC connections.")),
       inflight_requests(AddGauge(&registry_, "flashcore_inflight_requests",
                                  "Requests received and not yet answered.")),
       shared_memory_bytes(AddGauge(&registry_, "flashcore_shared_memory_bytes",
@@ -178,6 +179,13 @@ Metrics::Metrics(const Options& options)
     unauthenticated_[i] = &AddCounter(&registry_, "flashcore_unauthenticated_total",
                                       "Calls and open streams refused because of who calls.",
                                       {{"reason", kUnauthenticatedReasons[i]}});
+  }
+  constexpr const char* kRefusals[] = {"max_connections", "max_connections_per_host", "no_files",
+                                       "flood", "silent"};
+  for (size_t i = 0; i < refused_connections_.size(); ++i) {
+    refused_connections_[i] = &AddCounter(&registry_, "flashcore_connections_refused_total",
+                                          "gRPC connections that were not served or were cut off.",
+                                          {{"reason", kRefusals[i]}});
   }
   for (const RpcMethod& method : options.methods) rpcs_.emplace_back(method, &registry_);
   for (const Device& device : options.devices) {

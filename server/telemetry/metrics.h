@@ -66,6 +66,15 @@ enum class Unauthenticated {
   kRevoked,           // its token became invalid while its stream was open
 };
 
+// Why a connection was not served, or was cut off.
+enum class RefusedConnection {
+  kMaxConnections,
+  kMaxConnectionsPerHost,
+  kNoFiles,  // no more files can be opened
+  kFlood,    // it sent too much that HTTP/2 flow control does not hold back
+  kSilent,   // it sent nothing in time, or made room for another
+};
+
 // Recording and Collect are thread-safe.
 class Metrics : public prometheus::Collectable {
  public:
@@ -105,6 +114,10 @@ class Metrics : public prometheus::Collectable {
     unauthenticated_[static_cast<size_t>(reason)]->Increment();
   }
 
+  void CountRefusedConnection(RefusedConnection reason) {
+    refused_connections_[static_cast<size_t>(reason)]->Increment();
+  }
+
   // The metrics of Options::devices[number].
   DeviceMetrics& device(size_t number) { return devices_[number]; }
 
@@ -113,6 +126,7 @@ class Metrics : public prometheus::Collectable {
 
  public:
   Gauge& serving;              // 1 while health says SERVING, else 0
+  Gauge& connections;          // open, TLS handshakes and silent ones included
   Gauge& inflight_requests;    // received and not yet answered
   Gauge& shared_memory_bytes;  // client memory that is mapped
   Gauge& shared_memory_regions;
@@ -128,6 +142,7 @@ class Metrics : public prometheus::Collectable {
 
   std::array<Counter*, RpcMetrics::kCodes> rejected_by_code_;
   std::array<Counter*, 5> unauthenticated_;
+  std::array<Counter*, 5> refused_connections_;
   std::deque<DeviceMetrics> devices_;  // deques, because elements must not move
   std::deque<RpcMetrics> rpcs_;
   std::vector<std::function<void()>> on_scrape_;

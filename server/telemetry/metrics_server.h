@@ -7,10 +7,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "prometheus/collectable.h"
-
-struct mg_connection;
-struct mg_context;
+#include "server/telemetry/http_server.h"
 
 namespace flashcore::server {
 
@@ -18,7 +17,7 @@ namespace flashcore::server {
 //   /metrics  the metrics, in Prometheus's text format; 401 if a token is required and is not sent
 //   /healthz  200: the process is up
 //   /readyz   200 if the server is ready, else 503
-// Uses two threads, so that one slow scraper does not block another.
+// Slow and silent clients do not delay others; see HttpServer, which owns the one thread.
 class MetricsServer {
  public:
   struct Options {
@@ -30,11 +29,11 @@ class MetricsServer {
     std::string token_file = {};
     std::function<bool()> ready = [] { return true; };  // runs on the server's threads
   };
-  // `metrics` must outlive the server. INVALID_ARGUMENT if the address is malformed or the file has
-  // no token; UNAVAILABLE if the server cannot listen on the address.
+  // `metrics` must outlive the server; null: there is no /metrics, only the probes.
+  // INVALID_ARGUMENT if the address is malformed or the file has no token; UNAVAILABLE if the
+  // server cannot listen on the address.
   static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(
       Options options, const prometheus::Collectable* metrics);
-  ~MetricsServer();  // waits for scrapes in progress
   MetricsServer(const MetricsServer&) = delete;
   MetricsServer& operator=(const MetricsServer&) = delete;
 
@@ -44,15 +43,14 @@ class MetricsServer {
  private:
   MetricsServer(Options options, const prometheus::Collectable* metrics);
 
-  bool MayScrape(const mg_connection* connection) const;
-  int AnswerScrape(mg_connection* connection) const;  // returns the HTTP status
+  bool MayScrape(absl::string_view authorization) const;
+  HttpReply Answer(const HttpRequest& request) const;
 
   const Options options_;
   const prometheus::Collectable* const metrics_;
-  mg_context* http_ = nullptr;
-  std::string host_;  // numeric
   std::string address_;
   int port_ = 0;
+  std::unique_ptr<HttpServer> http_;
 };
 
 }  // namespace flashcore::server

@@ -1,18 +1,22 @@
 #include "server/transport/server.h"
 
 #include <grpc/grpc.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <optional>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server_builder.h"
+#include "proto/host_port.h"
+#include "server/base/socket.h"
 
 namespace flashcore::server {
 namespace {
@@ -26,9 +30,23 @@ constexpr absl::Duration kRefuseAtMost = absl::Seconds(2);
 // Time for RPCs of other services (health watches, reflection) to end after a drain.
 constexpr std::chrono::milliseconds kShutdownGrace(100);
 
+// How long a client may leave a keepalive ping unanswered.
+constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(20);
+
+// Clients that ping more often while nothing is sent are disconnected.
+constexpr absl::Duration kMinPingInterval = absl::Seconds(10);
+
+// Time for streams to end on a connection of the greatest age.
+constexpr absl::Duration kMaxAgeGrace = absl::Seconds(30);
+
+constexpr int kMaxMetadataBytes = 16 << 10;  // of one RPC
+
+// Reflection is the only service that blocks a thread for each stream. gRPC answers
+// RESOURCE_EXHAUSTED beyond this.
+constexpr int kMaxReflectionThreads = 8;
+
 // "host:port" with the chosen port.
 std::string WithPort(const std::string& address, int port) {
-  if (absl::StartsWith(address, "unix:")) return address;
   return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
 }
 
@@ -36,6 +54,49 @@ Authenticator::Options AuthenticatorOptions(const Server::Options& options) {
   Authenticator::Options authenticator = options.authenticator;
   authenticator.client_certificates = !options.credentials.tls.client_ca_file.empty();
   return authenticator;
+}
+
+// The path of "unix:path" or "unix:///path"; empty for a TCP address.
+std::string UnixPath(absl::string_view address) {
+  if (!absl::ConsumePrefix(&address, "unix:")) return "";
+  absl::ConsumePrefix(&address, "//");
+  return std::string(address);
+}
+
+absl::StatusOr<std::vector<FileDescriptor>> ListenOn(const std::string& address) {
+  std::vector<FileDescriptor> sockets;
+  if (const std::string path = UnixPath(address); !path.empty()) {
+    absl::StatusOr<FileDescriptor> socket = ListenUnix(path);
+    if (!socket.ok()) return socket.status();
+    sockets.push_back(*std::move(socket));
+    return sockets;
+  }
+  const std::optional<HostPort> parsed = ParseHostPort(address);
+  if (!parsed.has_value()) return absl::InvalidArgumentError("it is not host:port or unix:path");
+  const std::string host(parsed->host);
+  if (host == "0.0.0.0") {  // IPv6 too, where the machine has it
+    if (auto both = ListenTcp("::", parsed->port); both.ok()) return both;
+  }
+  return ListenTcp(host, parsed->port);
+}
+
+// Bounds what one connection may hold, and ends dead ones.
+void LimitConnections(const Server::Connections& limits, grpc::ServerBuilder* builder) {
+  const auto set = [&](const char* argument, absl::Duration time) {
+    if (time == absl::InfiniteDuration()) return;
+    builder->AddChannelArgument(argument, static_cast<int>(absl::ToInt64Milliseconds(time)));
+  };
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, limits.max_streams);
+  builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
+  set(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, limits.handshake_timeout);
+  set(GRPC_ARG_KEEPALIVE_TIME_MS, limits.keepalive);
+  set(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeout);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // keepalive needs them
+  set(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingInterval);
+  set(GRPC_ARG_MAX_CONNECTION_IDLE_MS, limits.max_idle);
+  set(GRPC_ARG_MAX_CONNECTION_AGE_MS, limits.max_age);
+  set(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, kMaxAgeGrace);
 }
 
 }  // namespace
@@ -62,7 +123,7 @@ Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Fleet* fleet,
                                                       Metrics* metrics) {
   grpc::EnableDefaultHealthCheckService(true);
-  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  if (options.enable_reflection) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   auto server = std::unique_ptr<Server>(new Server(options, fleet, metrics));
   if (absl::Status status = server->ReadCredentials(options); !status.ok()) return status;
   if (absl::Status status = server->Listen(options); !status.ok()) return status;
@@ -91,36 +152,61 @@ absl::Status Server::Listen(const Options& options) {
   // memory. The quota does: beyond it, gRPC cancels RPCs.
   grpc::ResourceQuota quota("flashcore");
   quota.Resize(options.transport_memory_bytes);
+  quota.SetMaxThreads(kMaxReflectionThreads);
   builder.SetResourceQuota(quota);
-  // With port reuse, two servers on one port would each get some of the connections.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  std::vector<int> ports(options.listen.size());
-  for (size_t i = 0; i < options.listen.size(); ++i) {
-    builder.AddListeningPort(options.listen[i], credentials_->CredentialsFor(options.listen[i]),
-                             &ports[i]);
+  LimitConnections(options.connections, &builder);
+  std::vector<AcceptLoop::Listener> listeners;
+  for (const std::string& address : options.listen) {
+    absl::Status status =
+        OpenSockets(address, credentials_->CredentialsFor(address), &builder, &listeners);
+    if (!status.ok()) return status;
   }
+  // Only connections of this process reach it, whatever the credentials of the listener are.
+  AcceptLoop::Serve serve_self = AddAcceptor(grpc::InsecureServerCredentials(), &builder);
   builder.RegisterService(&attention_);
   if (debug_ != nullptr) builder.RegisterService(debug_.get());
   server_ = builder.BuildAndStart();
-  if (server_ == nullptr) {
-    std::vector<std::string> refused;
-    for (size_t i = 0; i < ports.size(); ++i) {
-      if (ports[i] == 0) refused.push_back(options.listen[i]);
-    }
-    return absl::UnavailableError(absl::StrCat(
-        "cannot listen on ", absl::StrJoin(refused.empty() ? options.listen : refused, ", "),
-        ": the address is in use, not of this machine, or not permitted"));
-  }
-  for (size_t i = 0; i < ports.size(); ++i) {
-    addresses_.push_back(WithPort(options.listen[i], ports[i]));
-  }
+  if (server_ == nullptr) return absl::InternalError("gRPC does not start");
   grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
   health->SetServingStatus(v1::AttentionService::service_full_name(), true);
   health->SetServingStatus(true);
   context_.metrics->serving.Set(1);
   poll_workaround_ =
       std::make_unique<GrpcPollWorkaround>(server_.get(), "/grpc.health.v1.Health/Check");
+  accept_loop_ = std::make_unique<AcceptLoop>(options.connections.accept, std::move(listeners),
+                                              std::move(serve_self), context_.metrics);
+  self_check_ = std::make_unique<SelfCheck>(options.self_check, accept_loop_.get());
   return absl::OkStatus();
+}
+
+absl::Status Server::OpenSockets(const std::string& address,
+                                 const std::shared_ptr<grpc::ServerCredentials>& credentials,
+                                 grpc::ServerBuilder* builder,
+                                 std::vector<AcceptLoop::Listener>* listeners) {
+  absl::StatusOr<std::vector<FileDescriptor>> sockets = ListenOn(address);
+  if (!sockets.ok()) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on ", address, ": ", sockets.status().message()));
+  }
+  const bool is_unix = !UnixPath(address).empty();
+  addresses_.push_back(is_unix ? address
+                               : WithPort(address, PortOf(LocalAddress(sockets->front().get()))));
+  const AcceptLoop::Serve serve = AddAcceptor(credentials, builder);
+  for (FileDescriptor& socket : *sockets) {
+    listeners->push_back({addresses_.back(), std::move(socket), serve});
+  }
+  return absl::OkStatus();
+}
+
+AcceptLoop::Serve Server::AddAcceptor(const std::shared_ptr<grpc::ServerCredentials>& credentials,
+                                      grpc::ServerBuilder* builder) {
+  acceptors_.push_back(builder->experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials));
+  return [acceptor = acceptors_.back().get()](FileDescriptor connection) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
+    parameters.fd = connection.release();
+    acceptor->HandleNewConnection(&parameters);
+  };
 }
 
 bool Server::Drain(absl::Duration timeout) {
@@ -140,7 +226,12 @@ bool Server::Drain(absl::Duration timeout) {
 
 Server::~Server() {
   if (server_ == nullptr) return;
-  poll_workaround_.reset();  // it calls the server
+  self_check_.reset();  // it and the workaround call the server
+  poll_workaround_.reset();
+  accept_loop_.reset();
+  for (const std::string& address : addresses_) {
+    if (const std::string path = UnixPath(address); !path.empty()) unlink(path.c_str());
+  }
   server_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
   server_->Wait();
 }

@@ -8,21 +8,35 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "grpcpp/security/server_credentials.h"
 #include "grpcpp/server.h"
+#include "grpcpp/server_builder.h"
 #include "server/engine/fleet.h"
+#include "server/transport/accept_loop.h"
 #include "server/transport/attention_service.h"
 #include "server/transport/authenticator.h"
 #include "server/transport/credential_files.h"
 #include "server/transport/debug_service.h"
 #include "server/transport/grpc_poll_workaround.h"
 #include "server/transport/rpc_scope.h"
+#include "server/transport/self_check.h"
 
 namespace flashcore::server {
 
 class Server {
  public:
+  struct Connections {
+    AcceptLoop::Options accept;
+    int max_streams = 256;  // RPCs at the same time on one connection
+    absl::Duration handshake_timeout = absl::Seconds(10);
+    absl::Duration keepalive = absl::Seconds(60);       // silence until a ping
+    absl::Duration max_idle = absl::Minutes(30);        // without an RPC; infinite: no limit
+    absl::Duration max_age = absl::InfiniteDuration();  // infinite: no limit
+  };
   struct Options {
     std::vector<std::string> listen;  // "host:port" (port 0: a free one) or "unix:path"
+    Connections connections;
+    SelfCheck::Options self_check;
     size_t max_message_bytes = 0;
     size_t transport_memory_bytes = 0;  // of all connections; see --transport_memory_bytes
     int max_stream_inflight = 0;
@@ -30,6 +44,7 @@ class Server {
     bool enable_echo = false;
     CredentialFiles::Options credentials;
     Authenticator::Options authenticator;  // client_certificates follows from `credentials`
+    bool enable_reflection = false;
     std::string version;
   };
 
@@ -54,14 +69,24 @@ class Server {
   Server(const Options& options, Fleet* fleet, Metrics* metrics);
   absl::Status ReadCredentials(const Options& options);
   absl::Status Listen(const Options& options);
+  // Opens the sockets of one of Options::listen; gRPC serves their connections with `credentials`.
+  absl::Status OpenSockets(const std::string& address,
+                           const std::shared_ptr<grpc::ServerCredentials>& credentials,
+                           grpc::ServerBuilder* builder,
+                           std::vector<AcceptLoop::Listener>* listeners);
+  AcceptLoop::Serve AddAcceptor(const std::shared_ptr<grpc::ServerCredentials>& credentials,
+                                grpc::ServerBuilder* builder);
 
   RpcContext context_;
   AttentionService attention_;
   std::unique_ptr<DebugService> debug_;           // null: disabled
   std::unique_ptr<CredentialFiles> credentials_;  // its thread calls the services
   std::vector<std::string> addresses_;
+  std::vector<std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor>> acceptors_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<GrpcPollWorkaround> poll_workaround_;
+  std::unique_ptr<AcceptLoop> accept_loop_;
+  std::unique_ptr<SelfCheck> self_check_;
 };
 
 }  // namespace flashcore::server

@@ -1,0 +1,210 @@
+#include "server/base/socket.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <linux/tcp.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+
+namespace flashcore::server {
+namespace {
+
+constexpr int kSocketFlags = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
+
+// Connections that the kernel holds until they are accepted. It lowers this to net.core.somaxconn.
+constexpr int kBacklog = 4096;
+
+struct AddrinfoDeleter {
+  void operator()(addrinfo* list) const { freeaddrinfo(list); }
+};
+
+void SetFlag(int socket, int level, int option, int value) {
+  setsockopt(socket, level, option, &value, sizeof(value));
+}
+
+void SetPort(SocketAddress* address, int port) {
+  const auto network_port = htons(static_cast<uint16_t>(port));
+  if (address->family() == AF_INET6) {
+    reinterpret_cast<sockaddr_in6*>(&address->storage)->sin6_port = network_port;
+  } else {
+    reinterpret_cast<sockaddr_in*>(&address->storage)->sin_port = network_port;
+  }
+}
+
+bool IsWildcard(const SocketAddress& address) {
+  if (address.family() != AF_INET6) return false;
+  const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&address.storage);
+  return IN6_IS_ADDR_UNSPECIFIED(&v6->sin6_addr);
+}
+
+// Invalid, with errno set, if the address cannot be listened on.
+FileDescriptor ListenOn(const SocketAddress& address) {
+  FileDescriptor listening(socket(address.family(), kSocketFlags, 0));
+  if (!listening.valid()) return listening;
+  if (address.family() != AF_UNIX) {
+    SetFlag(listening.get(), SOL_SOCKET, SO_REUSEADDR, 1);  // after a restart
+    SetFlag(listening.get(), IPPROTO_TCP, TCP_NODELAY, 1);  // accepted sockets inherit it
+  }
+  if (address.family() == AF_INET6) {
+    SetFlag(listening.get(), IPPROTO_IPV6, IPV6_V6ONLY, IsWildcard(address) ? 0 : 1);
+  }
+  if (bind(listening.get(), address.get(), address.size) != 0 ||
+      listen(listening.get(), kBacklog) != 0) {
+    const int error = errno;
+    listening.reset();
+    errno = error;
+  }
+  return listening;
+}
+
+// Whether a server listens on the Unix socket.
+bool Answers(const SocketAddress& address) {
+  const FileDescriptor client(socket(AF_UNIX, kSocketFlags, 0));
+  return connect(client.get(), address.get(), address.size) == 0 || errno == EAGAIN;
+}
+
+}  // namespace
+
+void FileDescriptor::reset(int fd) {
+  if (fd_ >= 0) close(fd_);
+  fd_ = fd;
+}
+
+SocketAddress LocalAddress(int socket) {
+  SocketAddress address;
+  getsockname(socket, address.get(), &address.size);
+  return address;
+}
+
+int PortOf(const SocketAddress& address) {
+  switch (address.family()) {
+    case AF_INET:
+      return ntohs(reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_port);
+    case AF_INET6:
+      return ntohs(reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_port);
+    default:
+      return 0;
+  }
+}
+
+std::string HostOf(const SocketAddress& address) {
+  char text[INET6_ADDRSTRLEN] = "";
+  if (address.family() == AF_INET6) {
+    const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&address.storage);
+    if (IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr)) {
+      inet_ntop(AF_INET, &v6->sin6_addr.s6_addr[12], text, sizeof(text));
+    } else {
+      inet_ntop(AF_INET6, &v6->sin6_addr, text, sizeof(text));
+    }
+  } else if (address.family() == AF_INET) {
+    const auto* v4 = reinterpret_cast<const sockaddr_in*>(&address.storage);
+    inet_ntop(AF_INET, &v4->sin_addr, text, sizeof(text));
+  }
+  return text;
+}
+
+absl::StatusOr<std::vector<FileDescriptor>> ListenTcp(const std::string& host, int port) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, &found);
+  if (error != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("host \"", host, "\": ", gai_strerror(error)));
+  }
+  const std::unique_ptr<addrinfo, AddrinfoDeleter> list(found);
+  std::vector<FileDescriptor> sockets;
+  std::string why;
+  for (const addrinfo* one = list.get(); one != nullptr; one = one->ai_next) {
+    SocketAddress address;
+    std::memcpy(&address.storage, one->ai_addr, one->ai_addrlen);
+    address.size = one->ai_addrlen;
+    SetPort(&address, port);
+    FileDescriptor listening = ListenOn(address);
+    if (!listening.valid()) {
+      if (why.empty()) why = std::strerror(errno);
+      continue;
+    }
+    port = PortOf(LocalAddress(listening.get()));
+    sockets.push_back(std::move(listening));
+  }
+  if (sockets.empty()) return absl::UnavailableError(why);
+  return sockets;
+}
+
+absl::StatusOr<FileDescriptor> ListenUnix(const std::string& path) {
+  SocketAddress address;
+  auto* unix_address = reinterpret_cast<sockaddr_un*>(&address.storage);
+  if (path.size() >= sizeof(unix_address->sun_path)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the path is longer than ", sizeof(unix_address->sun_path) - 1, " bytes"));
+  }
+  unix_address->sun_family = AF_UNIX;
+  path.copy(unix_address->sun_path, path.size());
+  address.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size() + 1);
+  struct stat file;
+  if (stat(path.c_str(), &file) == 0 && S_ISSOCK(file.st_mode) && !Answers(address)) {
+    unlink(path.c_str());
+  }
+  FileDescriptor listening = ListenOn(address);
+  if (!listening.valid()) return absl::UnavailableError(std::strerror(errno));
+  return listening;
+}
+
+std::optional<TcpBytes> ReadTcpBytes(int socket) {
+  tcp_info info = {};
+  socklen_t size = sizeof(info);
+  const bool known = getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
+                     size >= offsetof(tcp_info, tcpi_bytes_sent) + sizeof(info.tcpi_bytes_sent);
+  if (!known) return std::nullopt;
+  return TcpBytes{info.tcpi_bytes_received, info.tcpi_bytes_sent};
+}
+
+Acceptor::Acceptor() : spare_(open("/dev/null", O_RDONLY | O_CLOEXEC)) {}
+
+Acceptor::Result Acceptor::Accept(int listening_socket) {
+  Result result;
+  result.socket.reset(accept4(listening_socket, result.peer.get(), &result.peer.size,
+                              SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (result.socket.valid()) {
+    result.outcome = Outcome::kAccepted;
+    return result;
+  }
+  switch (errno) {
+    case EAGAIN:
+      return result;
+    case EBADF:
+    case EINVAL:
+    case ENOTSOCK:
+    case EOPNOTSUPP:
+      result.outcome = Outcome::kDead;
+      return result;
+    case EMFILE:
+    case ENFILE: {
+      spare_.reset();
+      const FileDescriptor refused(accept(listening_socket, nullptr, nullptr));
+      result.outcome = refused.valid() ? Outcome::kNoFiles : Outcome::kRetry;
+      break;
+    }
+    case ENOBUFS:
+    case ENOMEM:
+      result.outcome = Outcome::kRetry;
+      break;
+    default:  // the connection ended before it was accepted
+      result.outcome = Outcome::kAborted;
+  }
+  if (!spare_.valid()) spare_.reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  return result;
+}
+
+}  // namespace flashcore::server

@@ -1,0 +1,99 @@
+// Listening sockets, and accepting on them when the process may not open more files.
+#ifndef FLASHCORE_SERVER_BASE_SOCKET_H_
+#define FLASHCORE_SERVER_BASE_SOCKET_H_
+
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace flashcore::server {
+
+// Owns an open file; -1: none.
+class FileDescriptor {
+ public:
+  FileDescriptor() = default;
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept : fd_(other.release()) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+    reset(other.release());
+    return *this;
+  }
+  ~FileDescriptor() { reset(); }
+
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  int release() { return std::exchange(fd_, -1); }
+  void reset(int fd = -1);
+
+ private:
+  int fd_ = -1;
+};
+
+// The address of one end of a socket.
+struct SocketAddress {
+  sockaddr_storage storage = {};
+  socklen_t size = sizeof(sockaddr_storage);
+
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  int family() const { return storage.ss_family; }
+  std::string bytes() const { return {reinterpret_cast<const char*>(&storage), size}; }
+};
+
+SocketAddress LocalAddress(int socket);
+// 0 for a Unix socket.
+int PortOf(const SocketAddress& address);
+// Without the port, such as "127.0.0.1" or "::1"; an IPv4 address mapped to IPv6 as IPv4.
+std::string HostOf(const SocketAddress& address);
+
+// Listening sockets, one for each address of `host`, a name or a number; all on one port. Port 0: a
+// free one. INVALID_ARGUMENT if the host is unknown, UNAVAILABLE if no address can be listened on.
+// "::" includes IPv4.
+absl::StatusOr<std::vector<FileDescriptor>> ListenTcp(const std::string& host, int port);
+
+// Replaces a socket file that nobody listens on. UNAVAILABLE if somebody does, or if the file
+// cannot be made.
+absl::StatusOr<FileDescriptor> ListenUnix(const std::string& path);
+
+// What has passed through a TCP connection, in bytes.
+struct TcpBytes {
+  uint64_t received = 0;
+  uint64_t sent = 0;
+};
+// Nullopt for other sockets.
+std::optional<TcpBytes> ReadTcpBytes(int socket);
+
+// Accepts connections, also when no file can be opened: then it closes them at once, with a file
+// that it keeps in reserve. Not thread-safe.
+class Acceptor {
+ public:
+  enum class Outcome {
+    kAccepted,
+    kNone,     // nobody waits
+    kAborted,  // the connection ended before it was accepted
+    kNoFiles,  // the connection was closed, because no more files can be opened
+    kRetry,    // the system lacks memory or files: try again a little later
+    kDead,     // the socket will never accept again
+  };
+  struct Result {
+    Outcome outcome = Outcome::kNone;
+    FileDescriptor socket;  // non-blocking
+    SocketAddress peer;
+  };
+
+  Acceptor();
+  Result Accept(int listening_socket);
+
+ private:
+  FileDescriptor spare_;
+};
+
+}  // namespace flashcore::server
+
+#endif  // FLASHCORE_SERVER_BASE_SOCKET_H_

@@ -1,0 +1,331 @@
+#include "server/transport/accept_loop.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/telemetry/log.h"
+
+namespace flashcore::server {
+namespace {
+
+// The fixed first bytes of HTTP/2; a TLS ClientHello is longer.
+constexpr size_t kFirstBytes = 24;
+
+// Connections accepted before others get their turn.
+constexpr int kAcceptAtOnce = 128;
+
+// How long accepting pauses while the system lacks memory or files.
+constexpr std::chrono::milliseconds kRetryAfter(10);
+
+constexpr std::chrono::milliseconds kFloodCheckInterval(50);
+
+void Watch(int epoll, int operation, int socket, uint32_t events) {
+  epoll_event event = {};
+  event.events = events;
+  event.data.fd = socket;
+  epoll_ctl(epoll, operation, socket, &event);
+}
+
+// The address that reaches the listening socket from this host.
+SocketAddress Reachable(int listening) {
+  SocketAddress address = LocalAddress(listening);
+  if (address.family() == AF_INET) {
+    auto* v4 = reinterpret_cast<sockaddr_in*>(&address.storage);
+    if (v4->sin_addr.s_addr == htonl(INADDR_ANY)) v4->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  } else if (address.family() == AF_INET6) {
+    auto* v6 = reinterpret_cast<sockaddr_in6*>(&address.storage);
+    if (IN6_IS_ADDR_UNSPECIFIED(&v6->sin6_addr)) v6->sin6_addr = in6addr_loopback;
+  }
+  return address;
+}
+
+}  // namespace
+
+std::string ConnectionHost(int socket, const SocketAddress& peer) {
+  if (peer.family() == AF_UNIX) {
+    ucred user = {};
+    socklen_t size = sizeof(user);
+    getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &user, &size);
+    return absl::StrCat("uid:", user.uid);
+  }
+  if (peer.family() == AF_INET6) {
+    const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&peer.storage);
+    if (!IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr)) {
+      SocketAddress network = peer;
+      auto* address = reinterpret_cast<sockaddr_in6*>(&network.storage);
+      std::memset(&address->sin6_addr.s6_addr[8], 0, 8);
+      return absl::StrCat(HostOf(network), "/64");
+    }
+  }
+  return HostOf(peer);
+}
+
+AcceptLoop::AcceptLoop(const Options& options, std::vector<Listener> listeners, Serve serve_self,
+                       Metrics* metrics)
+    : options_(options),
+      listeners_(std::move(listeners)),
+      serve_self_(std::move(serve_self)),
+      metrics_(metrics),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  Watch(epoll_.get(), EPOLL_CTL_ADD, stop_.get(), EPOLLIN);
+  for (const Listener& listener : listeners_) {
+    listener_of_[listener.socket.get()] = &listener;
+    Watch(epoll_.get(), EPOLL_CTL_ADD, listener.socket.get(), EPOLLIN);
+  }
+  thread_ = std::thread([this] { Loop(); });
+}
+
+AcceptLoop::~AcceptLoop() {
+  eventfd_write(stop_.get(), 1);
+  thread_.join();
+  MutexLock lock(&mutex_);
+  // What clients keep sending could occupy the threads for ever.
+  if (serving_ > 0) {
+    for (const auto& [socket, connection] : connections_) shutdown(socket, SHUT_RDWR);
+  }
+  while (serving_ > 0) served_.Wait(&mutex_);
+}
+
+void AcceptLoop::Loop() {
+  std::array<epoll_event, 256> events;
+  while (true) {
+    const int ready = epoll_wait(epoll_.get(), events.data(), events.size(), PollTimeout());
+    std::vector<const Listener*> with_clients;
+    for (int i = 0; i < ready; ++i) {
+      const int socket = events[i].data.fd;
+      if (socket == stop_.get()) return;
+      const auto listener = listener_of_.find(socket);
+      if (listener == listener_of_.end()) {
+        OnEvent(socket, events[i].events);
+      } else {
+        with_clients.push_back(listener->second);
+      }
+    }
+    CloseExpired();
+    CutFloods();
+    // Last: it closes and opens sockets, and the events above name them by number.
+    for (const Listener* listener : with_clients) AcceptAll(*listener);
+  }
+}
+
+int AcceptLoop::PollTimeout() const {
+  if (connections_.empty()) return -1;
+  TimePoint next = next_flood_check_;
+  if (!silent_.empty()) next = std::min(next, connections_.at(silent_.front()).deadline);
+  const auto left = next - std::chrono::steady_clock::now();
+  const auto ms = std::chrono::ceil<std::chrono::milliseconds>(left).count();
+  return static_cast<int>(std::max<int64_t>(ms, 0));
+}
+
+void AcceptLoop::AcceptAll(const Listener& listener) {
+  for (int i = 0; i < kAcceptAtOnce; ++i) {
+    Acceptor::Result accepted = acceptor_.Accept(listener.socket.get());
+    switch (accepted.outcome) {
+      case Acceptor::Outcome::kAccepted:
+        Admit(listener, std::move(accepted.socket), accepted.peer);
+        break;
+      case Acceptor::Outcome::kAborted:
+        break;
+      case Acceptor::Outcome::kNoFiles:
+        metrics_->CountRefusedConnection(RefusedConnection::kNoFiles);
+        break;
+      case Acceptor::Outcome::kRetry:
+        std::this_thread::sleep_for(kRetryAfter);
+        return;
+      case Acceptor::Outcome::kDead:
+        LogError("a listening socket has failed", {{"address", listener.address}});
+        epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener.socket.get(), nullptr);
+        return;
+      case Acceptor::Outcome::kNone:
+        return;
+    }
+  }
+}
+
+void AcceptLoop::Admit(const Listener& listener, FileDescriptor socket, const SocketAddress& peer) {
+  if (IsSelf(peer)) return StartServing(serve_self_, std::move(socket));
+  std::string host = ConnectionHost(socket.get(), peer);
+  if (!MakeRoom(host)) return;
+  const int number = socket.get();
+  ++per_host_[host];
+  Connection& connection = connections_[number];
+  connection.socket = std::move(socket);
+  connection.host = std::move(host);
+  connection.listener = &listener;
+  connection.deadline = std::chrono::steady_clock::now() + options_.first_bytes_within;
+  connection.waiting = silent_.insert(silent_.end(), number);
+  metrics_->connections.Set(static_cast<double>(connections_.size()));
+  // Edge-triggered: bytes that are not enough stay in the socket.
+  Watch(epoll_.get(), EPOLL_CTL_ADD, number, EPOLLIN | EPOLLRDHUP | EPOLLET);
+}
+
+bool AcceptLoop::MakeRoom(const std::string& host) {
+  const auto of_host = per_host_.find(host);
+  if (of_host != per_host_.end() && of_host->second >= options_.max_connections_per_host &&
+      !CloseOldestSilent(&host)) {
+    metrics_->CountRefusedConnection(RefusedConnection::kMaxConnectionsPerHost);
+    return false;
+  }
+  if (static_cast<int>(connections_.size()) >= options_.max_connections &&
+      !CloseOldestSilent(nullptr)) {
+    metrics_->CountRefusedConnection(RefusedConnection::kMaxConnections);
+    return false;
+  }
+  return true;
+}
+
+bool AcceptLoop::CloseOldestSilent(const std::string* host) {
+  const auto oldest = std::find_if(silent_.begin(), silent_.end(), [&](int socket) {
+    return host == nullptr || connections_.at(socket).host == *host;
+  });
+  if (oldest == silent_.end()) return false;
+  metrics_->CountRefusedConnection(RefusedConnection::kSilent);
+  Close(*oldest);
+  return true;
+}
+
+void AcceptLoop::OnEvent(int socket, uint32_t events) {
+  const auto found = connections_.find(socket);
+  if (found == connections_.end()) return;
+  Connection& connection = found->second;
+  if ((events & EPOLLHUP) != 0) return Close(socket);
+  if (connection.waiting == silent_.end()) return;
+  char first[kFirstBytes];
+  const ssize_t bytes = recv(socket, first, sizeof(first), MSG_PEEK | MSG_DONTWAIT);
+  if (bytes == static_cast<ssize_t>(kFirstBytes)) return HandOver(&connection);
+  const bool ended = (events & EPOLLRDHUP) != 0 || bytes == 0 || (bytes < 0 && errno != EAGAIN);
+  if (ended) Close(socket);
+}
+
+void AcceptLoop::HandOver(Connection* connection) {
+  FileDescriptor second(fcntl(connection->socket.get(), F_DUPFD_CLOEXEC, 0));
+  if (!second.valid()) {
+    metrics_->CountRefusedConnection(RefusedConnection::kNoFiles);
+    return Close(connection->socket.get());
+  }
+  silent_.erase(connection->waiting);
+  connection->waiting = silent_.end();
+  // From now on only its end, which epoll always reports.
+  Watch(epoll_.get(), EPOLL_CTL_MOD, connection->socket.get(), EPOLLET);
+  StartServing(connection->listener->serve, std::move(second));
+}
+
+void AcceptLoop::StartServing(const Serve& serve, FileDescriptor connection) {
+  {
+    MutexLock lock(&mutex_);
+    ++serving_;
+  }
+  std::thread([this, &serve, connection = std::move(connection)]() mutable {
+    serve(std::move(connection));
+    MutexLock lock(&mutex_);
+    --serving_;
+    served_.NotifyAll();
+  }).detach();
+}
+
+void AcceptLoop::CloseExpired() {
+  const TimePoint now = std::chrono::steady_clock::now();
+  while (!silent_.empty() && connections_.at(silent_.front()).deadline <= now) {
+    metrics_->CountRefusedConnection(RefusedConnection::kSilent);
+    Close(silent_.front());
+  }
+}
+
+void AcceptLoop::CutFloods() {
+  const TimePoint now = std::chrono::steady_clock::now();
+  if (now < next_flood_check_) return;
+  next_flood_check_ = now + kFloodCheckInterval;
+  uint64_t of_all = 0;
+  Connection* largest = nullptr;
+  for (auto& [socket, connection] : connections_) {
+    const auto bytes = ReadTcpBytes(socket);
+    if (!bytes.has_value() || connection.waiting != silent_.end()) continue;
+    if (bytes->sent != connection.when_last_sent.sent) connection.when_last_sent = *bytes;
+    connection.unanswered_bytes = bytes->received - connection.when_last_sent.received;
+    if (connection.unanswered_bytes > options_.max_unanswered_bytes) {
+      Cut(&connection);
+      continue;
+    }
+    of_all += connection.unanswered_bytes;
+    if (largest == nullptr || connection.unanswered_bytes > largest->unanswered_bytes) {
+      largest = &connection;
+    }
+  }
+  if (of_all > options_.max_unanswered_bytes_of_all) Cut(largest);
+}
+
+// gRPC sees the end of the connection, and closes it.
+void AcceptLoop::Cut(Connection* connection) {
+  static LogLimiter limiter(1);
+  if (const auto pass = limiter.Admit()) {
+    LogWarning("connection cut off: a flood that HTTP/2 flow control does not hold back",
+               {{"host", connection->host},
+                {"bytes", connection->unanswered_bytes},
+                {"suppressed", pass.suppressed}});
+  }
+  metrics_->CountRefusedConnection(RefusedConnection::kFlood);
+  shutdown(connection->socket.get(), SHUT_RDWR);
+  connection->when_last_sent.received += connection->unanswered_bytes;
+  connection->unanswered_bytes = 0;
+}
+
+void AcceptLoop::Close(int socket) {
+  const auto found = connections_.find(socket);
+  Connection& connection = found->second;
+  if (connection.waiting != silent_.end()) silent_.erase(connection.waiting);
+  const auto of_host = per_host_.find(connection.host);
+  if (--of_host->second == 0) per_host_.erase(of_host);
+  connections_.erase(found);
+  metrics_->connections.Set(static_cast<double>(connections_.size()));
+}
+
+bool AcceptLoop::IsSelf(const SocketAddress& peer) {
+  MutexLock lock(&mutex_);
+  return selves_.count(peer.bytes()) > 0;
+}
+
+void AcceptLoop::ForgetSelf(const std::string& address) {
+  MutexLock lock(&mutex_);
+  selves_.erase(address);
+}
+
+AcceptLoop::SelfConnection::~SelfConnection() {
+  socket.reset();
+  loop_->ForgetSelf(address_);
+}
+
+absl::StatusOr<std::unique_ptr<AcceptLoop::SelfConnection>> AcceptLoop::ConnectToSelf(
+    size_t listener) {
+  const SocketAddress address = Reachable(listeners_[listener].socket.get());
+  FileDescriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (address.family() == AF_UNIX) {
+    // An address of its own, which the system chooses: clients usually have none.
+    const sockaddr_un unnamed = {AF_UNIX, ""};
+    bind(socket.get(), reinterpret_cast<const sockaddr*>(&unnamed), sizeof(sa_family_t));
+  }
+  // The loop looks for the address once it has accepted, which may be before connect() returns.
+  MutexLock lock(&mutex_);
+  if (connect(socket.get(), address.get(), address.size) != 0 && errno != EINPROGRESS) {
+    return absl::UnavailableError(std::strerror(errno));
+  }
+  std::string own = LocalAddress(socket.get()).bytes();
+  selves_.insert(own);
+  auto self = std::make_unique<SelfConnection>(this, std::move(own));
+  self->socket = std::move(socket);
+  return self;
+}
+
+}  // namespace flashcore::server

@@ -1,0 +1,49 @@
+// Notices that a listener no longer accepts, or that gRPC answers nothing on it.
+#ifndef FLASHCORE_SERVER_TRANSPORT_SELF_CHECK_H_
+#define FLASHCORE_SERVER_TRANSPORT_SELF_CHECK_H_
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "server/base/mutex.h"
+#include "server/transport/accept_loop.h"
+
+namespace flashcore::server {
+
+// Calls the health service over a connection of its own to each listener, again and again. Owns one
+// thread.
+class SelfCheck {
+ public:
+  struct Options {
+    std::chrono::milliseconds interval{2000};
+    std::chrono::milliseconds timeout{3000};  // of one call
+    int failures = 5;                         // in a row, of one listener, until it counts as dead
+    // Called at most once, on this class's thread.
+    std::function<void(const std::string& address, const absl::Status& why)> on_dead;
+  };
+  // `loop` outlives this.
+  SelfCheck(Options options, AcceptLoop* loop);
+  ~SelfCheck();  // waits for a call in progress, at most its timeout
+  SelfCheck(const SelfCheck&) = delete;
+  SelfCheck& operator=(const SelfCheck&) = delete;
+
+ private:
+  void Loop();
+  absl::Status Call(size_t listener) const;
+  bool WaitForNext();  // false: stop
+
+  const Options options_;
+  AcceptLoop* const loop_;
+  Mutex mutex_;
+  CondVar stop_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace flashcore::server
+
+#endif  // FLASHCORE_SERVER_TRANSPORT_SELF_CHECK_H_
