@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server_builder.h"
@@ -38,6 +37,15 @@ Authenticator::Options AuthenticatorOptions(const Server::Options& options) {
   return authenticator;
 }
 
+// What reflection lists.
+std::vector<std::string> ServiceNames(const Server::Options& options) {
+  std::vector<std::string> names = {
+      v1::AttentionService::service_full_name(),
+      grpc::reflection::v1alpha::ServerReflection::service_full_name(), "grpc.health.v1.Health"};
+  if (options.enable_echo) names.emplace_back(v1::DebugService::service_full_name());
+  return names;
+}
+
 }  // namespace
 
 std::vector<RpcMethod> Server::Methods(const Options& options) {
@@ -52,7 +60,8 @@ Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
     : context_{metrics, &fleet->clock(), Authenticator(AuthenticatorOptions(options), metrics)},
       attention_({options.max_message_bytes, options.max_stream_inflight, options.shared_memory,
                   options.version},
-                 fleet, &context_) {
+                 fleet, &context_),
+      reflection_(ServiceNames(options), &context_.authenticator) {
   if (options.enable_echo) {
     debug_ = std::make_unique<DebugService>(options.max_message_bytes, options.max_stream_inflight,
                                             &context_);
@@ -62,7 +71,6 @@ Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Fleet* fleet,
                                                       Metrics* metrics) {
   grpc::EnableDefaultHealthCheckService(true);
-  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   auto server = std::unique_ptr<Server>(new Server(options, fleet, metrics));
   if (absl::Status status = server->ReadCredentials(options); !status.ok()) return status;
   if (absl::Status status = server->Listen(options); !status.ok()) return status;
@@ -101,6 +109,7 @@ absl::Status Server::Listen(const Options& options) {
   }
   builder.RegisterService(&attention_);
   if (debug_ != nullptr) builder.RegisterService(debug_.get());
+  builder.RegisterService(&reflection_);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
     std::vector<std::string> refused;
