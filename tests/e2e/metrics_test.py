@@ -1,7 +1,7 @@
 """/metrics has the right values in the format of Prometheus."""
 
-import os
 import json
+import os
 import shutil
 import subprocess
 import unittest

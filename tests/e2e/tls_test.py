@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import tempfile
 import threading
@@ -45,6 +46,14 @@ def tls_channel(server, ca, pair=None):
     certificate, key = (path.read_bytes() for path in pair) if pair else (None, None)
     return grpc.secure_channel(server.target, grpc.ssl_channel_credentials(
         ca.file.read_bytes(), key, certificate), [("grpc.use_local_subchannel_pool", 1)])
+
+
+def has_ipv6():
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
 
 
 def create(stub, metadata=(), timeout=harness.PATIENCE):
@@ -349,7 +358,10 @@ class TokenTest(CredentialsTest):
                                                         metadata=bearer(BY["alice"]))
                     services = channel.stream_stream(REFLECTION)(
                         iter([b"\x3a\x00"]), metadata=bearer(BY["alice"]))  # list_services: ""
-                    self.assertIn(service.full_name.encode(), next(services))
+                    # A service that comes new must be called above.
+                    called = {method.split("/")[1].encode() for method in methods}
+                    self.assertEqual(set(re.findall(rb"[a-z][a-z0-9.]+\.[A-Z]\w+", next(services))),
+                                     called | {b"grpc.health.v1.Health"})
             self.assertEqual(server.probe("/readyz"), 200)
             refused = [r for r in server.records() if r["msg"] == "caller refused"]
             self.assertRegex(refused[0]["peer"], r"ipv4:127\.0\.0\.1:\d+")
@@ -359,9 +371,11 @@ class TokenTest(CredentialsTest):
     def test_revoking_a_token_ends_its_streams(self):
         tokens = self.folder / "revoked"
         tokens.write_text(self.tokens.read_text())
-        shared = "--allow_shared_memory"
-        with harness.Server(f"--token_file={tokens}", "--enable_echo", shared) as server, \
-                server.channel(f"unix:{server.socket}") as channel:
+        with harness.Server(f"--token_file={tokens}", "--enable_echo",
+                            "--allow_shared_memory") as server, \
+                server.channel(f"unix:{server.socket}") as channel, \
+                tempfile.NamedTemporaryFile(dir="/dev/shm") as memory:
+            memory.truncate(4096)
             release = threading.Event()
             self.addCleanup(release.set)
 
@@ -380,17 +394,15 @@ class TokenTest(CredentialsTest):
                 wait_until(lambda: list(stub.GetSequence(pb.GetSequenceRequest(
                     sequence_id=sequence), metadata=metadata).sequence.layer_lengths) == [1],
                     "the chunk is appended")
-                register = stub.RegisterMemory(
-                    messages(pb.RegisterMemoryRequest(name="/none", bytes=4096)), metadata=metadata)
+                region = pb.RegisterMemoryRequest(name=f"/{pathlib.Path(memory.name).name}", bytes=4096)
+                register = stub.RegisterMemory(messages(region), metadata=metadata)
+                next(register)
                 echo = channel.stream_stream("/flashcore.v1.DebugService/EchoStream")(
                     messages(b""), metadata=metadata)
                 next(echo)
                 return {"attend": attend, "load": load, "register": register, "echo": echo}
 
             alices, bobs = open_streams("alice"), open_streams("bob")
-            # RegisterMemory has answered that there is no such memory.
-            for streams in (alices, bobs):
-                streams.pop("register").cancel()
             tokens.write_text(token_line("bob", BY["bob"]))
             for name, stream in alices.items():
                 wait_until(stream.done, f"the end of {name}")
@@ -514,6 +526,22 @@ class IdentityTest(CredentialsTest):
                                  pb.GetServerInfoRequest(), metadata=forwarded(header))
             self.assertEqual(server.metric(
                 'flashcore_unauthenticated_total{reason="bad_forwarded_cert"}'), 4)
+
+    def test_a_proxy_may_be_trusted_by_its_address(self):
+        header = (("x-forwarded-client-cert", "URI=spiffe://c"),)
+        hosts = {"127.0.0.1": "127.0.0.1:0", "unix": None}
+        if has_ipv6():
+            hosts["[::1]"] = "[::1]:0"
+        for host, listen in hosts.items():
+            flags = [f"--listen={listen}"] if listen else []
+            with harness.Server(f"--trusted_proxies=host:{host}", *flags) as server:
+                addresses = server.wait_for_record("serving")["addresses"].split(",")
+                for address in addresses:
+                    with server.channel(address) as channel:
+                        stub = harness.stub(channel)
+                        trusted = address.startswith(host)
+                        with self.subTest(host, address=address):
+                            self.assert_same(not trusted, (stub, header), (stub, ()))
 
 
 if __name__ == "__main__":
