@@ -39,7 +39,7 @@ const std::vector<FlagGroup>& FlagGroups() {
        {"metrics_token_file", "allow_shared_memory", "max_queue_delay_us", "enable_echo"}},
       {"Who may call",
        {"tls_cert_file", "tls_key_file", "tls_client_ca_file", "token_file", "trusted_proxies",
-        "insecure_client_names"}},
+        "insecure_client_names", "insecure_listen"}},
       {"Device",
        {"accumulate", "cpu_threads", "share_prefixes", "lanes", "idle_spin_us", "wait_strategy",
         "direct_io_bytes", "l2_window", "l2_budget_bytes", "pin_threads"}},

@@ -79,6 +79,9 @@ int WaitForStopSignal() {
 void LogFromGrpc(gpr_log_func_args* args) {
   const LogLevel level =
       args->severity == GPR_LOG_SEVERITY_ERROR ? LogLevel::kWarning : LogLevel::kDebug;
+  // Clients cause errors too, such as a TLS handshake that fails.
+  static LogLimiter limiter(10);
+  if (level == LogLevel::kWarning && !limiter.Admit()) return;
   DefaultLogger().Log(level, args->message,
                       {{"component", "grpc"}, {"file", args->file}, {"line", args->line}});
 }

@@ -24,31 +24,32 @@
 ABSL_FLAG(std::vector<std::string>, listen, {"127.0.0.1:7070"},
           "Addresses to serve gRPC on, each host:port or unix:path. Repeat the flag or separate "
           "addresses with commas.");
-ABSL_FLAG(
-    std::string, tls_cert_file, "",
-    "PEM file with the server's certificate, then those that lead to its CA. With it, every "
-    "TCP address of --listen takes TLS 1.2 or 1.3 only; unix: stays plaintext. Read again when "
-    "it changes. Empty: no TLS.");
-ABSL_FLAG(
-    std::string, tls_key_file, "",
-    "PEM file with the private key of --tls_cert_file, without a password. Read again when it "
-    "changes.");
+ABSL_FLAG(bool, insecure_listen, false,
+          "Let --listen have addresses without TLS that other hosts can reach. Whoever is on the "
+          "network between can then read and change everything, tokens included.");
+ABSL_FLAG(std::string, tls_cert_file, "",
+          "PEM file with the server's certificate, then those that lead to its CA. With it, every "
+          "TCP address of --listen takes TLS 1.2 or 1.3 only; unix: stays plaintext. Read again "
+          "when it changes. Empty: no TLS.");
+ABSL_FLAG(std::string, tls_key_file, "",
+          "PEM file with the private key of --tls_cert_file, without a password. Read again when "
+          "it changes.");
 ABSL_FLAG(std::string, tls_client_ca_file, "",
           "PEM file with the CA certificates that client certificates must be of. With it, each "
           "TLS client needs one, and is identified by it. Read again when it changes. Empty: "
           "clients are not asked for a certificate.");
-ABSL_FLAG(
-    std::string, token_file, "",
-    "File with lines NAME:SHA256:GROUPS, one for each bearer token: its owner, the SHA-256 of "
-    "the token in hexadecimal, and the owner's groups, with commas between them. With it, an "
-    "RPC needs a token or a client certificate; health checks need none. Read again when it "
-    "changes: a token that is gone ends its open streams. Empty: no token is needed.");
+ABSL_FLAG(std::string, token_file, "",
+          "File with lines NAME:SHA256:GROUPS, one for each bearer token: its owner, the SHA-256 "
+          "of the token in hexadecimal, and the owner's groups, with commas between them. With "
+          "it, an RPC needs a token or a client certificate; health checks need none. Read again "
+          "when it changes: a token that is gone ends its open streams. Empty: no token is "
+          "needed.");
 ABSL_FLAG(bool, insecure_client_names, false,
           "Let callers without a token and a certificate choose a name in the metadata "
           "flashcore-client, which counts beside their address. Anybody can claim any name.");
 ABSL_FLAG(std::vector<std::string>, trusted_proxies, {},
-          "Identities of proxies, such as cert:envoy.example, that call for clients of theirs. The "
-          "client is the one that the proxy names in the header x-forwarded-client-cert. From "
+          "Identities of proxies, such as cert:envoy.example, that call for clients of theirs. "
+          "The client is the one that the proxy names in the header x-forwarded-client-cert. From "
           "anybody else the header is ignored.");
 ABSL_FLAG(int32_t, max_connections, 1024,
           "Limit of open gRPC connections. One more closes the oldest that has sent nothing, or is "
@@ -240,13 +241,18 @@ class Checker {
   absl::Status status_;
 };
 
-void CheckAddresses(const std::vector<std::string>& addresses, Checker* check) {
+// `plaintext`: addresses of other hosts may be served without TLS.
+void CheckAddresses(const std::vector<std::string>& addresses, bool plaintext, Checker* check) {
   check->Require(!addresses.empty(), FLAGS_listen, "", "an address");
   for (const std::string& address : addresses) {
     const bool is_unix = absl::StartsWith(address, "unix:") && address.size() > 5;
     const std::optional<HostPort> tcp = ParseHostPort(address);
     const bool is_tcp = tcp.has_value() && !tcp->host.empty();
     check->Require(is_unix || is_tcp, FLAGS_listen, address, "host:port or unix:path");
+    check->Require(plaintext || is_unix || (is_tcp && IsLoopback(tcp->host)), FLAGS_listen, address,
+                   "an address of this host alone, such as 127.0.0.1:7070; to serve other hosts, "
+                   "set --tls_cert_file and --tls_key_file, or --insecure_listen to do without "
+                   "TLS");
   }
 }
 
@@ -388,7 +394,8 @@ void ReadConnectionOptions(Server::Connections* options, Checker* check) {
 void ReadServerOptions(Server::Options* options, Checker* check) {
   options->version = FLASHCORE_VERSION;
   options->listen = absl::GetFlag(FLAGS_listen);
-  CheckAddresses(options->listen, check);
+  const bool has_tls = !absl::GetFlag(FLAGS_tls_cert_file).empty();
+  CheckAddresses(options->listen, has_tls || absl::GetFlag(FLAGS_insecure_listen), check);
   options->max_message_bytes = check->Range(FLAGS_max_message_bytes, 1024, kMaxInt);
   const auto message_bytes = static_cast<int64_t>(options->max_message_bytes);
   options->transport_memory_bytes =

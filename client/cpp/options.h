@@ -30,10 +30,10 @@ struct RetryPolicy {
 
 // TLS 1.2 or 1.3. The files are PEM and are read again every few seconds, for new connections.
 struct TlsOptions {
-  std::string ca_file;      // that the server's certificate must be of; empty: the system's
-  std::string cert_file;    // of this client, then those that lead to its CA; empty: none
-  std::string key_file;     // of cert_file, without a password
-  std::string server_name;  // that the server's certificate is for; empty: the target's host
+  std::string ca_file = {};      // that the server's certificate must be of; empty: the system's
+  std::string cert_file = {};    // of this client, then those that lead to its CA; empty: none
+  std::string key_file = {};     // of cert_file, without a password
+  std::string server_name = {};  // that the server's certificate is for; empty: the target's host
 };
 
 struct ClientOptions {

@@ -11,7 +11,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
-#include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server_builder.h"
@@ -40,10 +39,6 @@ constexpr absl::Duration kMinPingInterval = absl::Seconds(10);
 constexpr absl::Duration kMaxAgeGrace = absl::Seconds(30);
 
 constexpr int kMaxMetadataBytes = 16 << 10;  // of one RPC
-
-// Reflection is the only service that blocks a thread for each stream. gRPC answers
-// RESOURCE_EXHAUSTED beyond this.
-constexpr int kMaxReflectionThreads = 8;
 
 // "host:port" with the chosen port.
 std::string WithPort(const std::string& address, int port) {
@@ -99,6 +94,15 @@ void LimitConnections(const Server::Connections& limits, grpc::ServerBuilder* bu
   set(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, kMaxAgeGrace);
 }
 
+// What reflection lists.
+std::vector<std::string> ServiceNames(const Server::Options& options) {
+  std::vector<std::string> names = {
+      v1::AttentionService::service_full_name(),
+      grpc::reflection::v1alpha::ServerReflection::service_full_name(), "grpc.health.v1.Health"};
+  if (options.enable_echo) names.emplace_back(v1::DebugService::service_full_name());
+  return names;
+}
+
 }  // namespace
 
 std::vector<RpcMethod> Server::Methods(const Options& options) {
@@ -113,7 +117,8 @@ Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
     : context_{metrics, &fleet->clock(), Authenticator(AuthenticatorOptions(options), metrics)},
       attention_({options.max_message_bytes, options.max_stream_inflight, options.shared_memory,
                   options.version},
-                 fleet, &context_) {
+                 fleet, &context_),
+      reflection_(ServiceNames(options), &context_.authenticator) {
   if (options.enable_echo) {
     debug_ = std::make_unique<DebugService>(options.max_message_bytes, options.max_stream_inflight,
                                             &context_);
@@ -123,7 +128,6 @@ Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Fleet* fleet,
                                                       Metrics* metrics) {
   grpc::EnableDefaultHealthCheckService(true);
-  if (options.enable_reflection) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   auto server = std::unique_ptr<Server>(new Server(options, fleet, metrics));
   if (absl::Status status = server->ReadCredentials(options); !status.ok()) return status;
   if (absl::Status status = server->Listen(options); !status.ok()) return status;
@@ -152,7 +156,6 @@ absl::Status Server::Listen(const Options& options) {
   // memory. The quota does: beyond it, gRPC cancels RPCs.
   grpc::ResourceQuota quota("flashcore");
   quota.Resize(options.transport_memory_bytes);
-  quota.SetMaxThreads(kMaxReflectionThreads);
   builder.SetResourceQuota(quota);
   LimitConnections(options.connections, &builder);
   std::vector<AcceptLoop::Listener> listeners;
@@ -165,6 +168,7 @@ absl::Status Server::Listen(const Options& options) {
   AcceptLoop::Serve serve_self = AddAcceptor(grpc::InsecureServerCredentials(), &builder);
   builder.RegisterService(&attention_);
   if (debug_ != nullptr) builder.RegisterService(debug_.get());
+  if (options.enable_reflection) builder.RegisterService(&reflection_);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) return absl::InternalError("gRPC does not start");
   grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();

@@ -18,6 +18,7 @@
 #include "server/transport/credential_files.h"
 #include "server/transport/debug_service.h"
 #include "server/transport/grpc_poll_workaround.h"
+#include "server/transport/reflection.h"
 #include "server/transport/rpc_scope.h"
 #include "server/transport/self_check.h"
 
@@ -79,7 +80,8 @@ class Server {
 
   RpcContext context_;
   AttentionService attention_;
-  std::unique_ptr<DebugService> debug_;           // null: disabled
+  std::unique_ptr<DebugService> debug_;  // null: disabled
+  ReflectionService reflection_;
   std::unique_ptr<CredentialFiles> credentials_;  // its thread calls the services
   std::vector<std::string> addresses_;
   std::vector<std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor>> acceptors_;

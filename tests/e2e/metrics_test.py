@@ -1,6 +1,7 @@
 """/metrics has the right values in the format of Prometheus."""
 
 import json
+import os
 import shutil
 import subprocess
 import unittest
@@ -95,6 +96,8 @@ class LogTest(unittest.TestCase):
 
 
 class FlagTest(unittest.TestCase):
+    ENVIRONMENT = {**os.environ, "FLASHCORE_LISTEN": "127.0.0.1:0"}
+
     def test_bad_flags_exit_2_and_name_the_value(self):
         for flag, message in {
                 "--listen=nonsense": "'nonsense' is not host:port or unix:path",
@@ -112,7 +115,7 @@ class FlagTest(unittest.TestCase):
                 "--drain_timeout_s=nan": "--drain_timeout_s: nan is not in",
                 "stray": "unexpected argument 'stray'"}.items():
             done = subprocess.run([harness.SERVER, flag], capture_output=True, text=True,
-                                  timeout=harness.PATIENCE)
+                                  timeout=harness.PATIENCE, env=self.ENVIRONMENT)
             self.assertEqual(done.returncode, 2, flag)
             self.assertIn(message, done.stderr)
 
@@ -125,7 +128,8 @@ class FlagTest(unittest.TestCase):
 
     def test_a_gpu_that_is_not_there_stops_the_start_and_is_named(self):
         done = subprocess.run([harness.SERVER, "--device=cuda:1000", "--log_format=json"],
-                              capture_output=True, text=True, timeout=harness.PATIENCE)
+                              capture_output=True, text=True, timeout=harness.PATIENCE,
+                              env=self.ENVIRONMENT)
         self.assertEqual(done.returncode, 1)
         record = json.loads(done.stderr.splitlines()[-1])
         self.assertEqual(record["msg"], "cannot use the device")

@@ -6,7 +6,9 @@ import numpy as np
 
 # A value or more for each flag of the server; some are outside its limits.
 FLAG_VALUES = {
-    "listen": ("0.0.0.0:7070", "unix:/tmp/s", "[::1]:0", "a:1,b:2", "host", ":1", ""),
+    "listen": ("127.0.0.1:7070", "0.0.0.0:7070", "[::]:1", "localhost:1",
+               "unix:/tmp/s", "[::1]:0", "a:1,b:2", "host", ":1", ""),
+    "insecure_listen": ("true", "maybe"),
     "tls_cert_file": ("/run/tls/tls.crt", ""),
     "tls_key_file": ("/run/tls/tls.key", ""),
     "tls_client_ca_file": ("", "/run/tls/ca.crt"),
@@ -60,8 +62,8 @@ FLAG_VALUES = {
 def flags():
     """Each value in each form, and lists of lines."""
     inputs = {"nothing": b"", "stray": b".word", "no_bool": b"nenable_echo\n!allow_shared_memory",
-              "listen_twice": b"=listen=a:1\n,listen=unix:/b\n-listen=c:2",
-              "listen_in_both": b"elisten=a:1\n=listen=b:1",
+              "listen_twice": b"=listen=localhost:1\n,listen=unix:/b\n-listen=[::1]:2",
+              "listen_in_both": b"elisten=localhost:1\n=listen=localhost:2",
               "the_last_counts": b"=lanes=2\n=lanes=3\nelanes=4"}
     for name, values in FLAG_VALUES.items():
         for i, value in enumerate(values):
