@@ -1,6 +1,8 @@
 // The gRPC server in this process, called through the generated client.
 #include "server/transport/server.h"
 
+#include <sys/socket.h>
+
 #include <chrono>
 #include <cmath>
 #include <future>
@@ -10,12 +12,14 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "flashcore/v1/attention.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "gtest/gtest.h"
 #include "kernels/half.h"
+#include "server/base/socket.h"
 #include "tests/device/device_setting.h"
 #include "tests/engine/fakes.h"
 #include "tests/transport/rpc_setup.h"
@@ -401,6 +405,41 @@ TEST_F(ServerTest, ADrainThatRunsOutOfTimeSaysSo) {
   EXPECT_FALSE(server_->Drain(absl::Milliseconds(20)));
   device_.SetOpen(true);
   EXPECT_TRUE(running.get().ok());
+}
+
+// The socket of this process that listens on `address`.
+int ListeningSocket(const std::string& address) {
+  for (int socket = 3; socket < 1024; ++socket) {
+    int listens = 0;
+    socklen_t size = sizeof(listens);
+    if (getsockopt(socket, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || listens == 0) {
+      continue;
+    }
+    const SocketAddress local = LocalAddress(socket);
+    if (absl::StrCat(HostOf(local), ":", PortOf(local)) == address) return socket;
+  }
+  return -1;
+}
+
+TEST_F(ServerTest, NoticesThatAListenerIsDead) {
+  Server::Options options = testing::ServerOptions();
+  options.self_check.interval = std::chrono::milliseconds(10);
+  options.self_check.failures = 3;
+  std::promise<std::string> dead;
+  options.self_check.on_dead = [&](const std::string& address, const absl::Status& why) {
+    EXPECT_EQ(why.code(), absl::StatusCode::kUnavailable) << why;
+    dead.set_value(address);
+  };
+  StartFake();
+  auto other = Server::Start(options, fleet_.get(), metrics_.get());
+  ASSERT_TRUE(other.ok()) << other.status();
+  std::future<std::string> found = dead.get_future();
+  EXPECT_EQ(found.wait_for(std::chrono::milliseconds(200)), std::future_status::timeout);
+  const int socket = ListeningSocket((*other)->addresses()[0]);
+  ASSERT_GE(socket, 0);
+  shutdown(socket, SHUT_RDWR);
+  ASSERT_EQ(found.wait_for(testing::kLong), std::future_status::ready);
+  EXPECT_EQ(found.get(), (*other)->addresses()[0]);
 }
 
 TEST_F(ServerTest, AnAddressInUseIsAnError) {

@@ -1,0 +1,112 @@
+#include "server/telemetry/http_server.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "tests/telemetry/http_get.h"
+
+namespace flashcore::server {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+TEST(ParseHttpRequestTest, TakesWhatClientsSend) {
+  for (const char* target : {"/metrics", "/metrics?x=/y", "http://host:1/metrics"}) {
+    const std::string header =
+        absl::StrCat("GET ", target, " HTTP/1.1\r\nHost: h\r\nAUTHORIZATION:  Bearer x \r\n\r\n");
+    HttpRequest request;
+    ASSERT_TRUE(ParseHttpRequest(header, &request)) << target;
+    EXPECT_EQ(request.method, "GET");
+    EXPECT_EQ(request.path, "/metrics");
+    EXPECT_EQ(request.authorization, "Bearer x");
+  }
+}
+
+TEST(ParseHttpRequestTest, RefusesOthers) {
+  for (const char* header :
+       {"\r\n\r\n", "GET\r\n\r\n", "GET /\r\n\r\n", "GET / HTTP/2\r\n\r\n", " / HTTP/1.1\r\n\r\n",
+        "GET / HTTP/1.1\r\nno colon\r\n\r\n", "PRI * HTTP/2.0\r\n\r\n"}) {
+    HttpRequest request;
+    EXPECT_FALSE(ParseHttpRequest(header, &request)) << header;
+  }
+}
+
+class HttpServerTest : public ::testing::Test {
+ protected:
+  void Start(HttpServer::Options options) {
+    auto sockets = ListenTcp("127.0.0.1", 0);
+    ASSERT_TRUE(sockets.ok()) << sockets.status();
+    port_ = PortOf(LocalAddress(sockets->front().get()));
+    if (!options.answer) {
+      options.answer = [this](const HttpRequest&) { return HttpReply{200, body_, ""}; };
+    }
+    server_ = std::make_unique<HttpServer>(std::move(options), *std::move(sockets));
+  }
+  std::string Get() const { return HttpGet(port_, "/"); }
+
+  std::string body_ = "ok\n";
+  int port_ = 0;
+  std::unique_ptr<HttpServer> server_;
+};
+
+TEST_F(HttpServerTest, AnswersInAnyPieces) {
+  Start({});
+  const SilentConnection old(port_, "GET / HTTP/1.0\n\n");
+  EXPECT_TRUE(old.WaitUntilEnded());
+  EXPECT_THAT(Get(), StartsWith("HTTP/1.1 200 OK\r\n"));
+  EXPECT_EQ(HttpBody(Get()), "ok\n");
+}
+
+TEST_F(HttpServerTest, RefusesWhatItDoesNotKnow) {
+  Start({});
+  EXPECT_THAT(HttpGet(port_, "/", std::string(9000, 'x')), StartsWith("HTTP/1.1 431"));
+  EXPECT_THAT(HttpGet(port_, "/", "no colon\r\n"), StartsWith("HTTP/1.1 400"));
+}
+
+// Six every 2.5 s were enough for a server with a thread for each connection.
+TEST_F(HttpServerTest, HalfRequestsDelayNobody) {
+  HttpServer::Options options;
+  options.max_connections = 20;
+  options.time_limit = std::chrono::minutes(10);
+  Start(std::move(options));
+  std::deque<SilentConnection> half;
+  for (int i = 0; i < 100; ++i) half.emplace_back(port_, "GET / HTTP/1.1\r\nHost: l");
+  for (int i = 0; i < 10; ++i) EXPECT_THAT(Get(), StartsWith("HTTP/1.1 200"));
+  EXPECT_TRUE(half.front().WaitUntilEnded());  // it made room
+  EXPECT_FALSE(half.back().ended());
+}
+
+TEST_F(HttpServerTest, EndsAHalfRequestInTime) {
+  HttpServer::Options options;
+  options.time_limit = std::chrono::milliseconds(50);
+  Start(std::move(options));
+  const SilentConnection half(port_, "GET /");
+  const SilentConnection empty(port_, "");
+  EXPECT_TRUE(half.WaitUntilEnded());
+  EXPECT_TRUE(empty.WaitUntilEnded());
+}
+
+TEST_F(HttpServerTest, UnreadRepliesDelayNobody) {
+  body_ = std::string(32 << 20, 'x');  // more than the sockets hold
+  Start({});
+  std::deque<SilentConnection> unread;
+  for (int i = 0; i < 4; ++i) unread.emplace_back(port_, "GET / HTTP/1.1\r\n\r\n");
+  EXPECT_EQ(HttpBody(Get()).size(), body_.size());
+}
+
+TEST_F(HttpServerTest, AClientThatSendsOnIsCutOff) {
+  Start({});
+  const SilentConnection endless(port_, "GET / HTTP/1.1\r\n\r\n" + std::string(1 << 20, 'x'));
+  EXPECT_TRUE(endless.WaitUntilEnded());
+  EXPECT_THAT(Get(), HasSubstr("ok"));
+}
+
+}  // namespace
+}  // namespace flashcore::server

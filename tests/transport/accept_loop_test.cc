@@ -1,0 +1,290 @@
+// The accept loop without gRPC: the test serves the connections.
+#include "server/transport/accept_loop.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <deque>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "gtest/gtest.h"
+#include "tests/engine/fakes.h"
+#include "tests/transport/rpc_setup.h"
+
+namespace flashcore::server {
+namespace {
+
+using testing::WaitUntil;
+
+const std::string kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+class Client {
+ public:
+  explicit Client(const SocketAddress& server)
+      : socket_(::socket(server.family(), SOCK_STREAM | SOCK_CLOEXEC, 0)), server_(server) {}
+  Client(const SocketAddress& server, absl::string_view first_bytes) : Client(server) {
+    Connect();
+    Send(first_bytes);
+  }
+
+  void Connect() { ASSERT_EQ(connect(socket_.get(), server_.get(), server_.size), 0); }
+  // False if the server has closed the connection.
+  bool Send(absl::string_view bytes) {
+    return send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
+           static_cast<ssize_t>(bytes.size());
+  }
+  [[nodiscard]] bool WaitUntilClosed() const {
+    pollfd ended = {socket_.get(), POLLRDHUP, 0};
+    return poll(&ended, 1, 60'000) == 1;
+  }
+  bool closed() const {
+    pollfd ended = {socket_.get(), POLLRDHUP, 0};
+    return poll(&ended, 1, 0) == 1;
+  }
+
+ private:
+  FileDescriptor socket_;
+  SocketAddress server_;
+};
+
+class AcceptLoopTest : public ::testing::Test {
+ protected:
+  void Start(const AcceptLoop::Options& options) {
+    auto sockets = ListenTcp("127.0.0.1", 0);
+    ASSERT_TRUE(sockets.ok()) << sockets.status();
+    Start(options, std::move(sockets->front()));
+  }
+  void Start(const AcceptLoop::Options& options, FileDescriptor listening) {
+    address_ = LocalAddress(listening.get());
+    const auto serve = [this](FileDescriptor connection) {
+      MutexLock lock(&mutex_);
+      served_.push_back(std::move(connection));
+    };
+    const auto serve_self = [this](FileDescriptor) {
+      MutexLock lock(&mutex_);
+      ++selves_;
+    };
+    std::vector<AcceptLoop::Listener> listeners;
+    listeners.push_back({"test", std::move(listening), serve});
+    loop_ = std::make_unique<AcceptLoop>(options, std::move(listeners), serve_self, &metrics_);
+  }
+
+  size_t served() {
+    MutexLock lock(&mutex_);
+    return served_.size();
+  }
+  int selves() {
+    MutexLock lock(&mutex_);
+    return selves_;
+  }
+  // As gRPC ends a connection.
+  void EndFirst() {
+    MutexLock lock(&mutex_);
+    shutdown(served_.front().get(), SHUT_RDWR);
+    served_.pop_front();
+  }
+  double refused(const std::string& reason) const {
+    for (const auto& family : metrics_.Collect()) {
+      if (family.name != "flashcore_connections_refused_total") continue;
+      for (const auto& metric : family.metric) {
+        if (metric.label[0].value == reason) return metric.counter.value;
+      }
+    }
+    return -1;
+  }
+
+  Metrics metrics_{testing::FakeMetricsOptions({})};
+  SocketAddress address_;
+  Mutex mutex_;
+  std::deque<FileDescriptor> served_;
+  int selves_ = 0;
+  std::unique_ptr<AcceptLoop> loop_;
+};
+
+TEST_F(AcceptLoopTest, ServesAConnectionOnceItHasSentThePreface) {
+  Start({});
+  Client half(address_, kPreface.substr(0, 23));
+  Client whole(address_, kPreface);
+  EXPECT_TRUE(WaitUntil([&] { return served() == 1; }));
+  EXPECT_TRUE(half.Send(kPreface.substr(23)));
+  EXPECT_TRUE(WaitUntil([&] { return served() == 2; }));
+  EXPECT_EQ(metrics_.connections.Value(), 2);
+  EndFirst();
+  EXPECT_TRUE(WaitUntil([&] { return metrics_.connections.Value() == 1; }));
+}
+
+TEST_F(AcceptLoopTest, ClosesASilentConnectionInTime) {
+  AcceptLoop::Options options;
+  options.first_bytes_within = std::chrono::milliseconds(50);
+  Start(options);
+  const Client silent(address_, "");
+  const Client half(address_, "PRI");
+  EXPECT_TRUE(silent.WaitUntilClosed());
+  EXPECT_TRUE(half.WaitUntilClosed());
+  EXPECT_TRUE(WaitUntil([&] { return refused("silent") == 2; }));
+  EXPECT_EQ(metrics_.connections.Value(), 0);
+  EXPECT_EQ(served(), 0u);
+}
+
+TEST_F(AcceptLoopTest, RefusesConnectionsBeyondALimit) {
+  for (const bool per_host : {false, true}) {
+    AcceptLoop::Options options;
+    (per_host ? options.max_connections_per_host : options.max_connections) = 2;
+    Start(options);
+    const Client one(address_, kPreface);
+    const Client two(address_, kPreface);
+    ASSERT_TRUE(WaitUntil([&] { return served() == 2; }));
+    const Client three(address_, kPreface);
+    EXPECT_TRUE(three.WaitUntilClosed());
+    EXPECT_EQ(refused(per_host ? "max_connections_per_host" : "max_connections"), 1);
+    EXPECT_FALSE(one.closed());
+    EndFirst();
+    ASSERT_TRUE(WaitUntil([&] { return metrics_.connections.Value() == 1; }));
+    const Client four(address_, kPreface);
+    EXPECT_TRUE(WaitUntil([&] { return served() == 2; }));
+    loop_.reset();
+    served_.clear();
+  }
+}
+
+TEST_F(AcceptLoopTest, ASilentConnectionMakesRoom) {
+  AcceptLoop::Options options;
+  options.max_connections = 2;
+  options.first_bytes_within = std::chrono::minutes(10);
+  Start(options);
+  const Client oldest(address_, "PRI");
+  const Client younger(address_, "");
+  const Client honest(address_, kPreface);
+  EXPECT_TRUE(oldest.WaitUntilClosed());
+  EXPECT_TRUE(WaitUntil([&] { return served() == 1; }));
+  EXPECT_FALSE(younger.closed());
+  EXPECT_EQ(refused("silent"), 1);
+}
+
+// Takes every file that this process may open.
+class NoFiles {
+ public:
+  NoFiles() {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    rlimit few = before_;
+    few.rlim_cur = 256;
+    setrlimit(RLIMIT_NOFILE, &few);
+    while (true) {
+      FileDescriptor file(open("/dev/null", O_RDONLY | O_CLOEXEC));
+      if (!file.valid()) break;
+      files_.push_back(std::move(file));
+    }
+  }
+  ~NoFiles() { setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_ = {};
+  std::deque<FileDescriptor> files_;
+};
+
+TEST_F(AcceptLoopTest, SurvivesRunningOutOfFiles) {
+  Start({});
+  std::deque<Client> clients;
+  for (int i = 0; i < 50; ++i) clients.emplace_back(address_);
+  {
+    const NoFiles none;
+    for (Client& client : clients) client.Connect();
+    for (const Client& client : clients) EXPECT_TRUE(client.WaitUntilClosed());
+  }
+  EXPECT_EQ(refused("no_files"), 50);
+  const Client honest(address_, kPreface);
+  EXPECT_TRUE(WaitUntil([&] { return served() == 1; }));
+}
+
+// Reads what comes, and sends a byte after each `piece` bytes; 0: never.
+void ReadAll(int socket, size_t piece) {
+  std::string buffer(64 << 10, '\0');
+  size_t unanswered = 0;
+  while (true) {
+    pollfd readable = {socket, POLLIN, 0};
+    poll(&readable, 1, 60'000);
+    const ssize_t bytes = recv(socket, buffer.data(), buffer.size(), 0);
+    if (bytes <= 0) return;
+    unanswered += static_cast<size_t>(bytes);
+    if (piece == 0 || unanswered < piece) continue;
+    unanswered = 0;
+    send(socket, "x", 1, MSG_NOSIGNAL);
+  }
+}
+
+TEST_F(AcceptLoopTest, CutsOffAFloodThatIsNotAnswered) {
+  AcceptLoop::Options options;
+  options.max_unanswered_bytes = 1 << 20;
+  Start(options);
+  const std::string piece(256 << 10, 'x');
+  for (const bool answered : {false, true}) {
+    Client client(address_, kPreface);
+    ASSERT_TRUE(WaitUntil([&] { return served() == 1; }));
+    std::thread reader(ReadAll, served_.front().get(), answered ? piece.size() / 4 : 0);
+    bool open = true;
+    // Slower than the loop looks, so that it sees each answer.
+    for (int i = 0; i < 40 && open; ++i) {
+      open = client.Send(piece);
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    EXPECT_EQ(client.closed() || !open, !answered);
+    EndFirst();
+    reader.join();
+  }
+  EXPECT_EQ(refused("flood"), 1);
+}
+
+TEST_F(AcceptLoopTest, AcceptsItselfWhenItIsFull) {
+  AcceptLoop::Options options;
+  options.max_connections = 1;
+  const std::string path = absl::StrCat(::testing::TempDir(), "accept.", getpid());
+  for (const bool is_unix : {false, true}) {
+    if (is_unix) {
+      auto listening = ListenUnix(path);
+      ASSERT_TRUE(listening.ok()) << listening.status();
+      Start(options, *std::move(listening));
+    } else {
+      Start(options);
+    }
+    const Client only(address_, kPreface);
+    ASSERT_TRUE(WaitUntil([&] { return served() == 1; }));
+    const auto self = loop_->ConnectToSelf(0);
+    ASSERT_TRUE(self.ok()) << self.status();
+    EXPECT_TRUE(WaitUntil([&] { return selves() == (is_unix ? 2 : 1); }));
+    const Client other(address_, kPreface);  // the same process, but not the same connection
+    EXPECT_TRUE(other.WaitUntilClosed());
+    EXPECT_EQ(metrics_.connections.Value(), 1);
+    served_.clear();
+  }
+  unlink(path.c_str());
+}
+
+TEST(ConnectionHostTest, CountsByNetworkOrUser) {
+  SocketAddress v4;
+  auto* in = reinterpret_cast<sockaddr_in*>(&v4.storage);
+  in->sin_family = AF_INET;
+  in->sin_addr.s_addr = htonl(0x01020304);
+  EXPECT_EQ(ConnectionHost(-1, v4), "1.2.3.4");
+
+  SocketAddress v6;
+  auto* in6 = reinterpret_cast<sockaddr_in6*>(&v6.storage);
+  in6->sin6_family = AF_INET6;
+  const unsigned char mapped[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 1, 2, 3, 4};
+  memcpy(&in6->sin6_addr, mapped, 16);
+  EXPECT_EQ(ConnectionHost(-1, v6), "1.2.3.4");
+  const unsigned char global[16] = {0x20, 1, 0xd, 0xb8, 0, 0, 0, 7, 1, 2, 3, 4, 5, 6, 7, 8};
+  memcpy(&in6->sin6_addr, global, 16);
+  EXPECT_EQ(ConnectionHost(-1, v6), "2001:db8:0:7::/64");
+}
+
+}  // namespace
+}  // namespace flashcore::server
