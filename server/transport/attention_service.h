@@ -12,6 +12,7 @@
 #include "server/memory/shared_memory.h"
 #include "server/telemetry/metrics.h"
 #include "server/transport/attend_stream.h"
+#include "server/transport/page_token.h"
 #include "server/transport/rpc_scope.h"
 
 namespace flashcore::server {
@@ -89,15 +90,18 @@ class AttentionService final : public AttentionServiceBase {
   // Ends a unary RPC with `status`.
   grpc::ServerUnaryReactor* EndUnary(RpcMetrics* rpc, const absl::Status& status);
   template <typename Body>
-  grpc::ServerUnaryReactor* Answer(RpcMetrics* rpc, const Body& body);
+  grpc::ServerUnaryReactor* Answer(RpcMetrics* rpc, const grpc::ServerContextBase& context,
+                                   const Body& body);
   template <typename Response, typename Body>
-  grpc::ServerUnaryReactor* AnswerWithInfo(RpcMetrics* rpc, const std::string& sequence_id,
-                                           Response* response, const Body& body);
+  grpc::ServerUnaryReactor* AnswerWithInfo(RpcMetrics* rpc, const grpc::ServerContextBase& context,
+                                           const std::string& sequence_id, Response* response,
+                                           const Body& body);
 
   const Options options_;
   Fleet* const fleet_;
   RpcContext* const context_;
   SharedMemory memory_;
+  const PageTokens page_tokens_;
   StreamSet streams_;
 
   // The metrics of each method.
