@@ -175,7 +175,7 @@ class SoakTest(unittest.TestCase):
         with harness.Server("--max_queue_requests=32", "--max_queue_delay_us=2000",
                             f"--kv_memory_bytes={KV_BYTES}", "--kv_hot_bytes=8388608",
                             "--l2_budget_bytes=8388608", "--sequence_idle_timeout_s=3",
-                            "--client_sequences=400") as self.server:
+                            "--client_sequences=400", "--client_kv_bytes=0") as self.server:
             self.use_all_kv_memory()
             starts = [self.start_worker] * WORKERS + [self.start_inline_bench,
                                                       self.start_sequence_bench]
