@@ -53,7 +53,8 @@ const std::vector<FlagGroup>& FlagGroups() {
       {"Limits",
        {"max_queue_requests", "max_batch_requests", "max_batch_tokens", "max_stream_inflight",
         "max_spans", "max_heads", "max_layers", "max_request_gflop", "client_kv_bytes",
-        "client_sequences", "client_shared_memory_bytes", "client_shared_regions"}},
+        "client_sequences", "client_metadata_bytes", "client_shared_memory_bytes",
+        "client_shared_regions"}},
       {"Logs", {"log_format"}},
   };
   return *kGroups;

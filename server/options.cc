@@ -134,8 +134,9 @@ ABSL_FLAG(int64_t, kv_hot_bytes, 0,
           "CPU device: size of the hot segment. A CPU pins nothing in its cache: use it only to "
           "try out placement.");
 ABSL_FLAG(std::string, evict, "none",
-          "When K/V memory is full: none (refuse new K/V) or lru (delete the least recently used "
-          "sequence).");
+          "When K/V memory or the memory for sequence records is full: none (refuse more) or lru "
+          "(delete the least recently used sequence). At a limit of one client, lru deletes the "
+          "least recently used sequence of that client.");
 ABSL_FLAG(double, sequence_idle_timeout_s, 3600,
           "Seconds after which a sequence that nobody uses is deleted. 0: never.");
 ABSL_FLAG(int64_t, sequence_metadata_bytes, int64_t{256} << 20,
@@ -172,12 +173,17 @@ ABSL_FLAG(int64_t, max_batch_tokens, 65536,
 ABSL_FLAG(int32_t, max_stream_inflight, 64,
           "Limit of the unanswered requests of one AttendStream. At the limit, the server stops "
           "reading the stream.");
-ABSL_FLAG(int64_t, client_kv_bytes, 0,
-          "Limit of the K/V memory of one client's sequences, on each device. 0: no limit.");
-ABSL_FLAG(int64_t, client_sequences, 0,
+ABSL_FLAG(int64_t, client_kv_bytes, -1,
+          "Limit of the K/V memory of one client's sequences, on each device. -1: half of the "
+          "device's K/V memory. 0: no limit, for a server with a single client.");
+ABSL_FLAG(int64_t, client_sequences, 16384,
           "Limit of the sequences of one client, on each device. 0: no limit.");
-ABSL_FLAG(int64_t, client_shared_memory_bytes, 0,
-          "Limit of the shared memory of one client. 0: only --shared_memory_bytes applies.");
+ABSL_FLAG(int64_t, client_metadata_bytes, -1,
+          "Limit of the host memory for sequence records and page tables of one client, on each "
+          "device. -1: a quarter of --sequence_metadata_bytes. 0: no limit.");
+ABSL_FLAG(int64_t, client_shared_memory_bytes, -1,
+          "Limit of the shared memory of one client. -1: half of --shared_memory_bytes. 0: only "
+          "--shared_memory_bytes applies.");
 ABSL_FLAG(int32_t, client_shared_regions, 64,
           "Limit of the shared memory regions of one client. All clients together have at most "
           "1024.");
@@ -262,17 +268,23 @@ void ReadSequenceOptions(SequenceStore::Options* options, Checker* check) {
   const double timeout_s = check->Range(FLAGS_sequence_idle_timeout_s, 0.0, 1e8);
   options->idle_timeout =
       std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(timeout_s));
-  options->client_kv_bytes = check->Range(FLAGS_client_kv_bytes, 0, kMaxBytes);
+  const int64_t client_kv_bytes = check->Range(FLAGS_client_kv_bytes, -1, kMaxBytes);
+  options->client_kv_bytes =
+      client_kv_bytes < 0 ? SequenceOptions::kHalfOfTheMemory : client_kv_bytes;
   options->client_sequences = check->Range(FLAGS_client_sequences, 0, int64_t{1} << 31);
   options->max_layers = check->Range(FLAGS_max_layers, 1, 65536);
   options->metadata_bytes = check->Range(FLAGS_sequence_metadata_bytes, 1 << 20, kMaxBytes);
+  const int64_t client_metadata_bytes = check->Range(FLAGS_client_metadata_bytes, -1, kMaxBytes);
+  options->client_metadata_bytes =
+      client_metadata_bytes < 0 ? options->metadata_bytes / 4 : client_metadata_bytes;
 }
 
 void ReadSharedMemoryOptions(SharedMemory::Options* options, Checker* check) {
   constexpr int64_t kMaxBytes = int64_t{1} << 40;  // the limit of FaultGuard
   options->allowed = absl::GetFlag(FLAGS_allow_shared_memory);
   options->total_bytes = check->Range(FLAGS_shared_memory_bytes, 4096, kMaxBytes - 4096);
-  options->client_bytes = check->Range(FLAGS_client_shared_memory_bytes, 0, kMaxBytes);
+  const int64_t client_bytes = check->Range(FLAGS_client_shared_memory_bytes, -1, kMaxBytes);
+  options->client_bytes = client_bytes < 0 ? options->total_bytes / 2 : client_bytes;
   options->client_regions = check->Range(FLAGS_client_shared_regions, 1, 1024);
 }
 

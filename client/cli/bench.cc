@@ -34,6 +34,9 @@ ABSL_FLAG(uint32_t, context, 0,
 ABSL_FLAG(uint32_t, fork_from_prefix, 0,
           "first rows of every sequence, loaded once and then forked; 0: no fork");
 ABSL_FLAG(bool, pin, false, "ask the server to pin the sequences in the L2 cache");
+ABSL_FLAG(absl::Duration, idle_timeout, absl::ZeroDuration(),
+          "let the server delete a sequence that was not used for so long, for example because the "
+          "benchmark was killed; 0: the server's --sequence_idle_timeout_s");
 ABSL_FLAG(bool, compare_inline, false,
           "take turns with the same decode step with all K/V inline. Needs as much memory here as "
           "all contexts together");
@@ -101,6 +104,7 @@ LoadOptions ReadOptions() {
   options.resident.fork_from_prefix = absl::GetFlag(FLAGS_fork_from_prefix);
   options.resident.prefill_rows = query_rows == 0 ? kPrefillRows : query_rows;
   options.resident.pin = absl::GetFlag(FLAGS_pin);
+  options.resident.idle_timeout = absl::GetFlag(FLAGS_idle_timeout);
   options.resident.compare_inline = absl::GetFlag(FLAGS_compare_inline);
   options.duration = absl::GetFlag(FLAGS_duration);
   options.warmup = absl::GetFlag(FLAGS_warmup);
@@ -261,6 +265,7 @@ Command BenchCommand() {
        "context",
        "fork_from_prefix",
        "pin",
+       "idle_timeout",
        "compare_inline",
        "query_rows",
        "causal",

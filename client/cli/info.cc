@@ -71,7 +71,9 @@ std::string LimitLines(const v1::Limits& limits) {
       &out, "sequences ", limits.max_layers(), " layers, page ", Bytes(limits.max_page_bytes()),
       " at most; of one client: K/V ",
       Bound(limits.client_kv_bytes(), Mebibytes(limits.client_kv_bytes())), ", sequences ",
-      Bound(limits.client_sequences(), absl::StrCat(limits.client_sequences())), "; idle ones ",
+      Bound(limits.client_sequences(), absl::StrCat(limits.client_sequences())), ", metadata ",
+      Bound(limits.client_metadata_bytes(), Mebibytes(limits.client_metadata_bytes())),
+      "; idle ones ",
       idle_seconds > 0 ? absl::StrCat("expire after ", idle_seconds, " s") : "never expire",
       limits.evicts() ? "; the longest unused goes when memory is full\n"
                       : "; appends are refused when memory is full\n");

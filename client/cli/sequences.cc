@@ -25,17 +25,23 @@ std::string Lengths(const v1::SequenceInfo& info) {
   return *low == *high ? absl::StrCat(*low) : absl::StrCat(*low, "..", *high);
 }
 
+// Who may read it besides its owner.
+std::string SharedWith(const v1::SequenceInfo& info) {
+  return info.shared() ? "all" : info.group().empty() ? "-" : info.group();
+}
+
 std::string ListTable(const std::vector<v1::SequenceInfo>& sequences) {
-  std::string out =
-      absl::StrFormat("%-32s %6s %8s %8s %-8s %12s %10s %10s %8s %s\n", "id", "layers", "kv_heads",
-                      "head_dim", "dtype", "length", "K/V MiB", "pinned MiB", "idle s", "device");
+  std::string out = absl::StrFormat("%-32s %6s %8s %8s %-8s %12s %10s %10s %8s %9s %-8s %s\n", "id",
+                                    "layers", "kv_heads", "head_dim", "dtype", "length", "K/V MiB",
+                                    "pinned MiB", "idle s", "timeout s", "device", "shared");
   for (const v1::SequenceInfo& info : sequences) {
-    absl::StrAppendFormat(
-        &out, "%-32s %6d %8d %8d %-8s %12s %10.1f %10.1f %8.0f %s\n",
-        absl::BytesToHexString(info.sequence_id()), info.num_layers(), info.num_kv_heads(),
-        info.head_dim(), AbslUnparseFlag(client::FromProto(info.dtype())), Lengths(info),
-        static_cast<double>(info.kv_bytes()) / 0x1p20,
-        static_cast<double>(info.pinned_bytes()) / 0x1p20, info.idle_seconds(), info.device_id());
+    absl::StrAppendFormat(&out, "%-32s %6d %8d %8d %-8s %12s %10.1f %10.1f %8.0f %9.0f %-8s %s\n",
+                          absl::BytesToHexString(info.sequence_id()), info.num_layers(),
+                          info.num_kv_heads(), info.head_dim(),
+                          AbslUnparseFlag(client::FromProto(info.dtype())), Lengths(info),
+                          static_cast<double>(info.kv_bytes()) / 0x1p20,
+                          static_cast<double>(info.pinned_bytes()) / 0x1p20, info.idle_seconds(),
+                          info.idle_timeout_seconds(), info.device_id(), SharedWith(info));
   }
   return out;
 }
@@ -50,6 +56,9 @@ nlohmann::ordered_json InfoJson(const v1::SequenceInfo& info) {
           {"pin", info.pin()},
           {"pinned_bytes", info.pinned_bytes()},
           {"idle_seconds", info.idle_seconds()},
+          {"idle_timeout_seconds", info.idle_timeout_seconds()},
+          {"shared", info.shared()},
+          {"group", info.group()},
           {"device", info.device_id()}};
 }
 
@@ -97,10 +106,11 @@ Command SequencesCommand() {
   return {
       "sequences",
       "lists or deletes the resident sequences of this client",
-      "Lists the sequences that this client has created or forked, oldest first. The server "
-      "identifies a client by its address and --client_name. `length` is in rows: a range if the "
-      "layers differ. `K/V MiB` counts a page that forks share in each of them. Examples:\n\n"
-      "  flashcore sequences --client_name=frontend-7\n"
+      "Lists the sequences that this client has created or forked, oldest first. `length` is in "
+      "rows: a range if the layers differ. `K/V MiB` counts a page that forks share in each of "
+      "them. `timeout s`: the server deletes a sequence that is idle for so long; 0: never. "
+      "`shared`: who may read and fork it besides this client: all, or a group. Examples:\n\n"
+      "  flashcore sequences\n"
       "  flashcore sequences --delete=all",
       {"delete"},
       RunSequences};

@@ -27,6 +27,7 @@ SequenceOptions SequenceOf(const LoadOptions& options) {
   sequence.head_dim = options.shape.head_dim;
   sequence.dtype = options.shape.dtype;
   sequence.pin = options.resident.pin;
+  sequence.idle_timeout = options.resident.idle_timeout;
   return sequence;
 }
 
@@ -85,7 +86,9 @@ absl::StatusOr<Sequence> CreatePrefix(const LoadOptions& options, Client* client
     sequence->Delete().IgnoreError();  // `status` says what went wrong
     return status;
   };
-  absl::StatusOr<Sequence> sequence = create(SequenceOf(options));
+  SequenceOptions prefix = SequenceOf(options);
+  prefix.shared = true;  // over another address, the server takes this process for another client
+  absl::StatusOr<Sequence> sequence = create(prefix);
   if (sequence.ok()) sequence->OnLost(create);
   return sequence;
 }
@@ -208,9 +211,12 @@ absl::Span<Workload::Context> Workload::Group() {
 // Makes the sequence anew, with `start_` rows.
 absl::Status Workload::Load(Context* context) {
   if (context->sequence.has_value()) context->sequence->Delete().IgnoreError();  // or it expires
+  ForkOptions fork;
+  fork.length = context->rows.prefix_rows;
+  fork.pin = sequence_options_.pin;
+  fork.idle_timeout = sequence_options_.idle_timeout;
   absl::StatusOr<Sequence> sequence =
-      prefix_ == nullptr ? client_->CreateSequence(sequence_options_)
-                         : prefix_->Fork(context->rows.prefix_rows, sequence_options_.pin);
+      prefix_ == nullptr ? client_->CreateSequence(sequence_options_) : prefix_->Fork(fork);
   if (!sequence.ok()) return sequence.status();
   context->sequence = *sequence;
   return AppendRows(*sequence, context->rows, request_.layout, context->rows.prefix_rows, start_);

@@ -87,11 +87,11 @@ class Client {
   absl::StatusOr<Sequence> CreateSequence(const SequenceOptions& options,
                                           const CallOptions& call = {});
 
-  // A handle for the sequence of a known id (16 bytes), whoever created it. Its affinity is that of
-  // `call`. NOT_FOUND if there is none.
+  // A handle for the sequence of a known id (16 bytes). Its affinity is that of `call`. NOT_FOUND
+  // if there is none that this client created or that is shared with it.
   absl::StatusOr<Sequence> OpenSequence(absl::string_view id, const CallOptions& call = {});
 
-  // All sequences of this client (its address and name), oldest first. Behind a proxy: those on the
+  // All sequences that this client created or forked, oldest first. Behind a proxy: those on the
   // one server that replies.
   absl::StatusOr<std::vector<v1::SequenceInfo>> ListSequences(const CallOptions& call = {});
 

@@ -187,6 +187,9 @@ absl::StatusOr<Sequence> Sequence::Create(ConnectionPtr connection, SequenceOpti
   request.set_dtype(client::ToProto(options.dtype));
   request.set_pin(options.pin);
   request.set_device_id(options.device_id);
+  request.set_shared(options.shared);
+  request.set_group(options.group);
+  request.set_idle_timeout_seconds(absl::ToDoubleSeconds(options.idle_timeout));
   const auto response = connection->Call(&Stub::CreateSequence, request, /*safe_to_repeat=*/false,
                                          {call.deadline, options.affinity});
   if (!response.ok()) return response.status();
@@ -208,6 +211,9 @@ absl::StatusOr<Sequence> Sequence::Open(ConnectionPtr connection, absl::string_v
   options.pin = info->pin();
   options.device_id = info->device_id();
   options.affinity = call.affinity;
+  options.shared = info->shared();
+  options.group = info->group();
+  options.idle_timeout = absl::Seconds(info->idle_timeout_seconds());
   return Sequence(std::move(connection), std::string(id), options);
 }
 
@@ -299,9 +305,19 @@ absl::Status Sequence::Attend(AttendRequest request, AttendResult* result,
 
 absl::StatusOr<Sequence> Sequence::Fork(std::optional<uint64_t> length, bool pin,
                                         const CallOptions& call) const {
+  ForkOptions options;
+  options.length = length;
+  options.pin = pin;
+  return Fork(options, call);
+}
+
+absl::StatusOr<Sequence> Sequence::Fork(const ForkOptions& fork, const CallOptions& call) const {
   v1::ForkSequenceRequest request;
-  if (length.has_value()) request.set_length(*length);
-  request.set_pin(pin);
+  if (fork.length.has_value()) request.set_length(*fork.length);
+  request.set_pin(fork.pin);
+  request.set_shared(fork.shared);
+  request.set_group(fork.group);
+  request.set_idle_timeout_seconds(absl::ToDoubleSeconds(fork.idle_timeout));
   return WithReload(
       call, [&](const Resident& now, const CallOptions& routed) -> absl::StatusOr<Sequence> {
         request.set_sequence_id(now.id);
@@ -312,7 +328,10 @@ absl::StatusOr<Sequence> Sequence::Fork(std::optional<uint64_t> length, bool pin
           return status;
         }
         SequenceOptions options = now.options;
-        options.pin = pin;
+        options.pin = fork.pin;
+        options.shared = fork.shared;
+        options.group = fork.group;
+        options.idle_timeout = fork.idle_timeout;
         return Sequence(now.connection, response->sequence_id(), options);
       });
 }

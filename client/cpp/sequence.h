@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/cpp/attend.h"
 #include "client/cpp/options.h"
@@ -39,12 +40,29 @@ struct SequenceOptions {
   // CallOptions::affinity of every operation on it and on its forks; empty: a random one. Sequences
   // of one request need the same affinity, so that they are on one server.
   std::string affinity;
+  // Who may read and fork it besides this client, if they know its id: every client, or the members
+  // of a group of this client. Only this client changes it.
+  bool shared = false;
+  std::string group;
+  // The server deletes it when nobody has used it for so long, so that the sequences of a killed
+  // client do not stay. At least a second and at most limits.sequence_idle_timeout_seconds; 0: that
+  // limit.
+  absl::Duration idle_timeout;
+};
+
+// Of a fork. Nothing is inherited from the parent.
+struct ForkOptions {
+  std::optional<uint64_t> length;  // rows of every layer; unset: all
+  // As in SequenceOptions.
+  bool pin = false;
+  bool shared = false;
+  std::string group;
+  absl::Duration idle_timeout;
 };
 
 // A handle: the id of a sequence, its shape and its connection. Cheap to copy; copies refer to the
 // same sequence, also after a reload. The destructor sends nothing: a sequence exists until Delete,
-// or until nobody has used it for limits.sequence_idle_timeout_seconds. Thread-safe; may outlive
-// its Client.
+// or until nobody has used it for its idle_timeout. Thread-safe; may outlive its Client.
 //
 // Operations on a lost sequence are NOT_FOUND, unless OnLost tells how to load it again.
 // UNAVAILABLE is retried as RetryPolicy says: for Truncate, Delete, Info, and Attend with
@@ -95,6 +113,8 @@ class Sequence {
   // until either is written. If the reply is lost, see Client::CreateSequence.
   absl::StatusOr<Sequence> Fork(std::optional<uint64_t> length = std::nullopt, bool pin = false,
                                 const CallOptions& call = {}) const;
+  // The fork belongs to this client, whoever the parent belongs to.
+  absl::StatusOr<Sequence> Fork(const ForkOptions& options, const CallOptions& call = {}) const;
 
   // Keeps the first `length` rows of every layer. With expected_length, FAILED_PRECONDITION unless
   // layer 0 has that many rows before.

@@ -93,12 +93,13 @@ size_t Fleet::LeastLoaded() {
   return least;
 }
 
-absl::StatusOr<SequenceInfo> Fleet::Create(const SequenceShape& shape, bool pin,
-                                           absl::string_view client, absl::string_view device_id) {
+absl::StatusOr<SequenceInfo> Fleet::Create(const SequenceShape& shape,
+                                           const SequenceSettings& settings,
+                                           const Identity& identity, absl::string_view device_id) {
   if (device_id.empty()) {
     absl::Status refusal;
     for (Engine* engine : ByFreeMemory()) {
-      auto info = engine->sequences().Create(shape, pin, client);
+      auto info = engine->sequences().Create(shape, settings, identity);
       if (info.ok() || !absl::IsResourceExhausted(info.status())) return info;
       refusal.Update(info.status());
     }
@@ -107,7 +108,9 @@ absl::StatusOr<SequenceInfo> Fleet::Create(const SequenceShape& shape, bool pin,
   std::vector<std::string> ids;
   for (const auto& engine : engines_) {
     ids.push_back(engine->device().info().id);
-    if (ids.back() == device_id) return engine->sequences().Create(shape, pin, client);
+    if (ids.back() == device_id) {
+      return engine->sequences().Create(shape, settings, identity);
+    }
   }
   return absl::InvalidArgumentError(absl::StrCat("device_id: '", device_id.substr(0, kMaxQuoted),
                                                  "' is not one of ", absl::StrJoin(ids, ", ")));
@@ -129,19 +132,22 @@ std::vector<Engine*> Fleet::ByFreeMemory() const {
   return engines;
 }
 
-Fleet::Listing Fleet::List(absl::string_view client, uint64_t after, size_t limit) const {
+Fleet::Listing Fleet::List(const Identity& identity, uint64_t after, const ListLimit& limit) const {
   Listing listing;
   uint64_t serial = after / kDevices;
   for (size_t device = after % kDevices; device < engines_.size(); ++device, serial = 0) {
-    const size_t room = limit - listing.sequences.size();
-    SequenceStore::Listing part =
-        engines_[device]->sequences().List(client, serial, std::max<size_t>(room, 1));
-    if (room == 0) {  // the listing is full: only find out whether there is one more
+    const size_t count = listing.sequences.size();
+    ListLimit room = {limit.sequences - count, limit.bytes - std::min(limit.bytes, listing.bytes)};
+    const bool full = count > 0 && (room.sequences == 0 || room.bytes == 0);
+    if (full) room.sequences = 1;  // only find out whether there is one more
+    SequenceStore::Listing part = engines_[device]->sequences().List(identity, serial, room);
+    if (full) {
       if (part.sequences.empty()) continue;
       listing.next = device;
       return listing;
     }
     std::move(part.sequences.begin(), part.sequences.end(), std::back_inserter(listing.sequences));
+    listing.bytes += part.bytes;
     if (part.next != 0) {
       listing.next = part.next * kDevices + device;
       return listing;

@@ -51,17 +51,18 @@ class Fleet {
 
   // SequenceStore::Create on the device named `device_id`; INVALID_ARGUMENT if there is none.
   // Empty: on the device with the most free memory, or the next one if that is full.
-  absl::StatusOr<SequenceInfo> Create(const SequenceShape& shape, bool pin,
-                                      absl::string_view client, absl::string_view device_id);
+  absl::StatusOr<SequenceInfo> Create(const SequenceShape& shape, const SequenceSettings& settings,
+                                      const Identity& identity, absl::string_view device_id);
 
   // The engine of the sequence's device, whether the sequence exists or not.
   Engine& EngineOf(SequenceId id) const { return *engines_[DeviceOf(id)]; }
   const std::string& DeviceIdOf(SequenceId id) const { return EngineOf(id).device().info().id; }
 
-  // At most `limit` (at least 1) sequences of `client`, by device, then oldest first. Begins after
-  // the position `after`; 0: at the start.
+  // Sequences of `identity` within `limit`, by device, then oldest first. Begins after the position
+  // `after`; 0: at the start.
   using Listing = SequenceStore::Listing;
-  Listing List(absl::string_view client, uint64_t after, size_t limit) const;
+  using ListLimit = SequenceStore::ListLimit;
+  Listing List(const Identity& identity, uint64_t after, const ListLimit& limit) const;
 
   const Clock& clock() const { return *clock_; }
 

@@ -64,6 +64,7 @@ class Arena {
 
   uint32_t refs(PageId page) const { return pages_[page].refs; }
   void* owner(PageId page) const { return pages_[page].owner; }
+  void SetOwner(PageId page, void* owner) { pages_[page].owner = owner; }
   size_t page_bytes(PageId page) const;
   Segment segment(PageId page) const;
   int32_t place(PageId page) const { return pages_[page].place; }  // in kUnitBytes from base()

@@ -179,13 +179,14 @@ void LaunchBuilder::End(const Launch& launch, bool ok) {
     for (const SequencePtr& sequence : operation->sequences.sequences()) {
       if (sequence == nullptr) continue;
       --sequence->launches;
-      EndAppend(&sequence->layers[operation->request.layer], ok && !sequence->deleted);
+      EndAppend(&sequence->layers[operation->request.layer], sequence->account,
+                ok && !sequence->deleted);
     }
   }
   pages_.EndLaunch(launch.id);
 }
 
-void LaunchBuilder::EndAppend(SequenceLayer* layer, bool commit) {
+void LaunchBuilder::EndAppend(SequenceLayer* layer, ClientAccount* account, bool commit) {
   const std::unique_ptr<PendingAppend> pending = std::move(layer->pending);
   if (pending == nullptr) return;
   if (!commit || pending->discarded) {
@@ -193,7 +194,9 @@ void LaunchBuilder::EndAppend(SequenceLayer* layer, bool commit) {
     return;
   }
   // Pages from first_page on are replaced. They are shared, so others keep them.
-  for (size_t i = pending->first_page; i < layer->pages.size(); ++i) pages_.Unref(layer->pages[i]);
+  for (size_t i = pending->first_page; i < layer->pages.size(); ++i) {
+    pages_.Unref(layer->pages[i], account);
+  }
   layer->pages.resize(pending->first_page);
   layer->pages.insert(layer->pages.end(), pending->pages.begin(), pending->pages.end());
   layer->length = pending->length;

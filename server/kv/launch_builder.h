@@ -56,7 +56,8 @@ class LaunchBuilder {
                              Launch* launch);
   void AddRead(const AttendOperation& operation, size_t span, Sequence* sequence, Launch* launch);
   void RollBack();
-  void EndAppend(SequenceLayer* layer, bool commit);
+  // `account` is that of the layer's sequence; not used unless `commit`.
+  void EndAppend(SequenceLayer* layer, ClientAccount* account, bool commit);
 
   PagePool& pages_;
   SequenceTable& table_;

@@ -28,20 +28,44 @@ PageId PagePool::Allocate(size_t page_bytes, Segment preferred, ClientAccount* a
   return page;
 }
 
-void PagePool::Unref(PageId page) {
-  auto* const account = static_cast<ClientAccount*>(arena_.owner(page));
-  const size_t bytes = arena_.page_bytes(page);
-  const bool hot = arena_.segment(page) == Segment::kHot;
-  if (!arena_.Unref(page)) return;
-  if (hot) left_hot_bytes_ += bytes;
-  if (account == nullptr) return;
-  account->kv_bytes -= bytes;
+void PagePool::AddRef(PageId page, ClientAccount* account) {
+  arena_.AddRef(page);
+  if (account == nullptr || account == arena_.owner(page)) return;
+  ++borrowed_[page];
+  if (++account->borrowed[page] == 1) account->kv_bytes += arena_.page_bytes(page);
+}
+
+void PagePool::EndBorrow(PageId page, ClientAccount* account) {
+  const auto total = borrowed_.find(page);
+  if (--total->second == 0) borrowed_.erase(total);
+  const auto own = account->borrowed.find(page);
+  if (--own->second > 0) return;
+  account->borrowed.erase(own);
+  account->kv_bytes -= arena_.page_bytes(page);
   CloseIfEmpty(account);
 }
 
-void PagePool::UnrefAfterLaunches(PageId page) {
-  if (running_.empty()) return Unref(page);
-  deferred_.push_back({last_launch_, page});
+uint32_t PagePool::borrowed(PageId page) const {
+  const auto total = borrowed_.find(page);
+  return total == borrowed_.end() ? 0 : total->second;
+}
+
+void PagePool::Unref(PageId page, ClientAccount* account) {
+  auto* const owner = static_cast<ClientAccount*>(arena_.owner(page));
+  const size_t bytes = arena_.page_bytes(page);
+  const bool hot = arena_.segment(page) == Segment::kHot;
+  if (account != nullptr && account != owner) EndBorrow(page, account);
+  const bool freed = arena_.Unref(page);
+  if (freed && hot) left_hot_bytes_ += bytes;
+  if (owner == nullptr || (!freed && arena_.refs(page) > borrowed(page))) return;
+  if (!freed) arena_.SetOwner(page, nullptr);
+  owner->kv_bytes -= bytes;
+  CloseIfEmpty(owner);
+}
+
+void PagePool::UnrefAfterLaunches(PageId page, ClientAccount* account) {
+  if (running_.empty()) return Unref(page, account);
+  deferred_.push_back({last_launch_, page, account});
 }
 
 uint64_t PagePool::BeginLaunch() {
@@ -53,7 +77,7 @@ void PagePool::EndLaunch(uint64_t launch) {
   running_.erase(std::find(running_.begin(), running_.end(), launch));
   const uint64_t oldest = running_.empty() ? last_launch_ + 1 : running_.front();
   for (; !deferred_.empty() && deferred_.front().launch < oldest; deferred_.pop_front()) {
-    Unref(deferred_.front().page);
+    Unref(deferred_.front().page, deferred_.front().account);
   }
 }
 

@@ -7,11 +7,13 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/string_view.h"
 #include "server/kv/arena.h"
 
@@ -21,14 +23,20 @@ struct Sequence;  // sequence.h
 
 // What one client holds. It exists while it holds anything.
 struct ClientAccount {
-  std::string client;
-  size_t kv_bytes = 0;                                      // pages that the client pays for
-  std::map<uint64_t, std::shared_ptr<Sequence>> sequences;  // by serial, the SequenceTable's
+  std::string client;         // name of the identity
+  size_t kv_bytes = 0;        // pages that the client pays for
+  size_t metadata_bytes = 0;  // of its sequences
+  // References to pages that other clients own, by page.
+  absl::flat_hash_map<PageId, uint32_t> borrowed;
+  // The SequenceTable's.
+  std::map<uint64_t, std::shared_ptr<Sequence>> sequences;  // by serial
+  std::list<std::shared_ptr<Sequence>> by_use;              // least recently used first
 };
 
-// An Arena with accounts and deferred frees. The client whose sequence allocated a page pays for it
-// until the last sequence that shares it drops it. Not thread-safe: the SequenceStore's mutex
-// guards it. Does not own the memory.
+// An Arena with accounts and deferred frees. A client pays for each page that its sequences use,
+// once. The client that allocated a page owns it; clients that share it borrow it and pay for it
+// too, so nobody can hold a page at the cost of another. A page has no owner once only borrowers
+// use it. Not thread-safe: the SequenceStore's mutex guards it. Does not own the memory.
 class PagePool {
  public:
   PagePool(const KvMemory& memory, size_t superblock_bytes) : arena_(memory, superblock_bytes) {}
@@ -47,10 +55,13 @@ class PagePool {
     return arena_.Allocate(page_bytes, segment, nullptr);
   }
 
-  void AddRef(PageId page) { arena_.AddRef(page); }
-  void Unref(PageId page);
+  // A reference of `account`; null: one that nobody pays for.
+  void AddRef(PageId page, ClientAccount* account);
+  void Unref(PageId page, ClientAccount* account);
+  // The owner's reference.
+  void Unref(PageId page) { Unref(page, static_cast<ClientAccount*>(arena_.owner(page))); }
   // Unref when every launch that is running now has ended: until then it may use the page.
-  void UnrefAfterLaunches(PageId page);
+  void UnrefAfterLaunches(PageId page, ClientAccount* account);
   void SwapPlaces(PageId a, PageId b) { arena_.SwapPlaces(a, b); }
 
   // A launch may use every page that is alive between these calls. Ids ascend from 1.
@@ -67,10 +78,15 @@ class PagePool {
   struct DeferredUnref {
     uint64_t launch;  // due when no launch up to this one is running
     PageId page;
+    ClientAccount* account;  // open, because it pays for the page
   };
+
+  void EndBorrow(PageId page, ClientAccount* account);
+  uint32_t borrowed(PageId page) const;  // references of clients that do not own it
 
   Arena arena_;
   std::map<std::string, ClientAccount, std::less<>> accounts_;  // by client
+  absl::flat_hash_map<PageId, uint32_t> borrowed_;              // of all accounts, by page
   uint64_t last_launch_ = 0;
   std::vector<uint64_t> running_;  // launches, ascending
   std::deque<DeferredUnref> deferred_;

@@ -121,7 +121,7 @@ std::vector<size_t> PageMover::ChooseHot(const Sequences& sequences) const {
       candidate.bytes += page_bytes;
       if (pages_.arena().segment(page) == Segment::kHot) candidate.hot_bytes += page_bytes;
     });
-    candidate.pinned = sequence->pin;
+    candidate.pinned = sequence->settings.pin;
     candidate.bytes_read_per_second = sequence->read_rate.BytesPerSecond(now);
   }
   PlacementOptions options;
@@ -161,7 +161,7 @@ bool PageMover::Reserve(PageId page, Segment to, PageMoves* moves) {
   const size_t bytes = arena.page_bytes(page);
   const PageId destination = pages_.AllocateUnpaid(bytes, to);
   if (destination == kNoPage) return false;
-  pages_.AddRef(page);  // a sequence that wants to write to the page now copies it
+  pages_.AddRef(page, nullptr);  // a sequence that wants to write to the page now copies it
   auto group = std::find_if(moves->groups.begin(), moves->groups.end(), [&](const auto& g) {
     return g.page_bytes == static_cast<int64_t>(bytes);
   });
@@ -177,9 +177,9 @@ bool PageMover::Reserve(PageId page, Segment to, PageMoves* moves) {
 void PageMover::End(const PageMoves& moves, bool ok) {
   for (const PageMoves::Move& move : moves.pages) {
     if (ok) pages_.SwapPlaces(move.page, move.destination);
-    pages_.Unref(move.page);
+    pages_.Unref(move.page, nullptr);
     // After the swap it has the old place, which running launches may be reading.
-    pages_.UnrefAfterLaunches(move.destination);
+    pages_.UnrefAfterLaunches(move.destination, nullptr);
   }
   moving_ = false;
 }

@@ -12,7 +12,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "kernels/kv_pages.h"
@@ -40,14 +43,25 @@ struct SequenceShape {
   size_t page_bytes() const { return static_cast<size_t>(page_layout().page_bytes()); }
 };
 
+// What the creator of a sequence chooses besides its shape.
+struct SequenceSettings {
+  bool pin = false;
+  // Who may read and fork it besides its owner, if they know its id: everybody, or the members of a
+  // group that the creator belongs to. Not both.
+  bool shared = false;
+  std::string group = {};
+  // Unset: SequenceOptions::idle_timeout.
+  std::optional<Nanoseconds> idle_timeout = {};
+};
+
 // What clients can ask about a sequence.
 struct SequenceInfo {
   SequenceId id;
   SequenceShape shape;
+  SequenceSettings settings;            // with idle_timeout, unless it never expires
   std::vector<uint64_t> layer_lengths;  // rows, [num_layers]
   size_t kv_bytes = 0;                  // of its pages, including those shared with others
   size_t hot_bytes = 0;                 // the part of kv_bytes in the hot segment
-  bool pin = false;
   Nanoseconds idle{0};
 };
 
@@ -89,9 +103,9 @@ struct SequenceLayer {
 struct Sequence {
   SequenceId id;
   SequenceShape shape;
-  bool pin = false;
-  ClientAccount* account = nullptr;   // of the client that pays
-  uint64_t serial = 0;                // creation number: listings are in this order
+  SequenceSettings settings;
+  ClientAccount* account = nullptr;   // of the client that owns it and pays; null once deleted
+  uint64_t serial = 0;                // ascends with the creation: listings are in this order
   std::vector<SequenceLayer> layers;  // [num_layers], never resized
 
   bool deleted = false;
@@ -100,8 +114,13 @@ struct Sequence {
   uint64_t lease_mark = 0;  // number of the last operation that leased it
   TimePoint last_used;
   ReadRate read_rate;
-  size_t metadata_bytes = 0;                              // host memory charged for it
-  std::list<std::shared_ptr<Sequence>>::iterator by_use;  // in the SequenceTable's list
+  size_t metadata_bytes = 0;  // host memory charged for it
+
+  // Its places in the SequenceTable.
+  std::list<std::shared_ptr<Sequence>>::iterator by_use;
+  std::list<std::shared_ptr<Sequence>>::iterator by_use_of_client;
+  std::multimap<TimePoint, std::shared_ptr<Sequence>>::iterator
+      expiry;  // if it has an idle_timeout
 };
 using SequencePtr = std::shared_ptr<Sequence>;
 

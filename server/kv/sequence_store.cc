@@ -36,6 +36,16 @@ absl::Status CheckShape(const SequenceShape& shape, const SequenceOptions& optio
   return absl::OkStatus();
 }
 
+// Host memory that a client's reference to a page of another client takes, beyond the page table.
+constexpr size_t kBorrowBytes = 48;
+
+// Upper limit of the size of the sequence's SequenceInfo message, encoded or in memory.
+size_t MaxInfoBytes(const Sequence& sequence) {
+  constexpr size_t kFixedBytes = 192;
+  constexpr size_t kLengthBytes = sizeof(uint64_t);  // at most 5 encoded
+  return kFixedBytes + sequence.settings.group.size() + sequence.layers.size() * kLengthBytes;
+}
+
 // INVALID_ARGUMENT unless every layer has at least `length` rows.
 absl::Status CheckLength(const Sequence& sequence, uint64_t length) {
   for (size_t i = 0; i < sequence.layers.size(); ++i) {
@@ -96,42 +106,52 @@ SequenceStore::SequenceStore(const Options& options, const KvMemory& memory, con
       builder_(&pages_, &table_, options.max_request_flop, clock, metrics),
       mover_(&pages_, &table_, clock, metrics) {}
 
-absl::StatusOr<SequenceInfo> SequenceStore::Create(const SequenceShape& shape, bool pin,
-                                                   absl::string_view client) {
+absl::StatusOr<SequenceInfo> SequenceStore::Create(const SequenceShape& shape,
+                                                   const SequenceSettings& settings,
+                                                   const Identity& identity) {
   if (absl::Status status = CheckShape(shape, options_); !status.ok()) return status;
   MutexLock lock(&mutex_);
-  const absl::StatusOr<SequencePtr> sequence = table_.Add(shape, pin, 0, client);
+  if (absl::Status status = table_.CheckSettings(settings, identity); !status.ok()) return status;
+  const absl::StatusOr<SequencePtr> sequence = table_.Add(shape, settings, 0, identity);
   if (!sequence.ok()) return sequence.status();
   return Describe(**sequence);
 }
 
 absl::StatusOr<SequenceInfo> SequenceStore::Fork(SequenceId id, std::optional<uint64_t> length,
-                                                 bool pin, absl::string_view client) {
+                                                 const SequenceSettings& settings,
+                                                 const Identity& identity) {
   MutexLock lock(&mutex_);
-  const absl::StatusOr<SequencePtr> parent = table_.Find(id);
-  if (!parent.ok()) return parent.status();
-  if (absl::Status status = CheckLength(**parent, length.value_or(0)); !status.ok()) return status;
-  size_t table_pages = 0;
-  for (const SequenceLayer& layer : (*parent)->layers) {
-    table_pages += PagesFor(length.value_or(layer.length));
+  const absl::StatusOr<SequencePtr> found = table_.Find(id, identity, Access::kRead);
+  if (!found.ok()) return found.status();
+  Sequence& parent = **found;
+  if (absl::Status status = table_.CheckSettings(settings, identity); !status.ok()) return status;
+  if (absl::Status status = CheckLength(parent, length.value_or(0)); !status.ok()) return status;
+  const bool borrows = parent.account->client != identity.name;
+  size_t pages = 0;
+  for (const SequenceLayer& layer : parent.layers) pages += PagesFor(length.value_or(layer.length));
+  const size_t table_bytes = pages * (sizeof(PageId) + (borrows ? kBorrowBytes : 0));
+  ++parent.leases;  // neither is evicted to make room for the child
+  absl::StatusOr<SequencePtr> child = table_.Add(parent.shape, settings, table_bytes, identity);
+  if (child.ok()) {
+    ++(*child)->leases;
+    const absl::Status shared = table_.SharePages(parent, length, child->get());
+    --(*child)->leases;
+    if (!shared.ok()) {
+      table_.Remove(*child);
+      child = shared;
+    }
   }
-  const absl::StatusOr<SequencePtr> child = table_.Add((*parent)->shape, pin, table_pages, client);
+  --parent.leases;
   if (!child.ok()) return child.status();
-  for (size_t i = 0; i < (*parent)->layers.size(); ++i) {
-    const SequenceLayer& from = (*parent)->layers[i];
-    SequenceLayer& to = (*child)->layers[i];
-    to.length = length.value_or(from.length);
-    to.pages.assign(from.pages.begin(), from.pages.begin() + PagesFor(to.length));
-    for (const PageId page : to.pages) pages_.AddRef(page);
-  }
-  table_.MarkUsed(parent->get());
+  table_.MarkUsed(&parent);
   return Describe(**child);
 }
 
 absl::StatusOr<SequenceInfo> SequenceStore::Truncate(SequenceId id, uint64_t length,
-                                                     std::optional<uint64_t> expected_length) {
+                                                     std::optional<uint64_t> expected_length,
+                                                     const Identity& identity) {
   MutexLock lock(&mutex_);
-  const absl::StatusOr<SequencePtr> found = table_.Find(id);
+  const absl::StatusOr<SequencePtr> found = table_.Find(id, identity, Access::kChange);
   if (!found.ok()) return found.status();
   Sequence& sequence = **found;
   if (expected_length.has_value() && *expected_length != sequence.layers[0].length) {
@@ -149,29 +169,32 @@ absl::StatusOr<SequenceInfo> SequenceStore::Truncate(SequenceId id, uint64_t len
   return Describe(sequence);
 }
 
-absl::Status SequenceStore::Delete(SequenceId id) {
+absl::Status SequenceStore::Delete(SequenceId id, const Identity& identity) {
   MutexLock lock(&mutex_);
-  const absl::StatusOr<SequencePtr> found = table_.Find(id);
+  const absl::StatusOr<SequencePtr> found = table_.Find(id, identity, Access::kChange);
   if (found.ok()) table_.Remove(*found);
   return found.status();
 }
 
-absl::StatusOr<SequenceInfo> SequenceStore::Get(SequenceId id) const {
+absl::StatusOr<SequenceInfo> SequenceStore::Get(SequenceId id, const Identity& identity) const {
   MutexLock lock(&mutex_);
-  const absl::StatusOr<SequencePtr> found = table_.Find(id);
+  const absl::StatusOr<SequencePtr> found = table_.Find(id, identity, Access::kRead);
   if (!found.ok()) return found.status();
   return Describe(**found);
 }
 
-SequenceStore::Listing SequenceStore::List(absl::string_view client, uint64_t after,
-                                           size_t limit) const {
+SequenceStore::Listing SequenceStore::List(const Identity& identity, uint64_t after,
+                                           const ListLimit& limit) const {
   Listing listing;
   MutexLock lock(&mutex_);
-  const ClientAccount* account = pages_.FindAccount(client);
+  const ClientAccount* account = pages_.FindAccount(identity.name);
   if (account == nullptr) return listing;
   auto it = account->sequences.upper_bound(after);
-  for (; it != account->sequences.end() && listing.sequences.size() < limit; ++it) {
+  for (; it != account->sequences.end() && listing.sequences.size() < limit.sequences; ++it) {
+    const size_t bytes = MaxInfoBytes(*it->second);
+    if (!listing.sequences.empty() && listing.bytes + bytes > limit.bytes) break;
     listing.sequences.push_back(Describe(*it->second));
+    listing.bytes += bytes;
     after = it->first;
   }
   if (it != account->sequences.end()) listing.next = after;
@@ -187,7 +210,7 @@ SequenceInfo SequenceStore::Describe(const Sequence& sequence) const {
   SequenceInfo info;
   info.id = sequence.id;
   info.shape = sequence.shape;
-  info.pin = sequence.pin;
+  info.settings = sequence.settings;
   info.idle = sequence.leases > 0 ? Nanoseconds(0) : clock_->Now() - sequence.last_used;
   info.layer_lengths.reserve(sequence.layers.size());
   const size_t page_bytes = sequence.shape.page_bytes();
@@ -215,9 +238,12 @@ absl::Status SequenceStore::Lease(AttendOperation* operation) {
   for (size_t i = 0; i < request.spans.size(); ++i) {
     const SpanShape& span = request.spans[i];
     if (!named(span)) continue;
-    absl::StatusOr<SequencePtr> found = table_.Find(*SequenceId::FromBytes(span.sequence_id));
+    absl::StatusOr<SequencePtr> found =
+        table_.Find(*SequenceId::FromBytes(span.sequence_id), operation->identity,
+                    span.kv_rows > 0 ? Access::kChange : Access::kRead);
     if (!found.ok()) {
-      return absl::NotFoundError(absl::StrCat("spans[", i, "].", found.status().message()));
+      return absl::Status(found.status().code(),
+                          absl::StrCat("spans[", i, "].", found.status().message()));
     }
     leased[i] = *std::move(found);
     Sequence& sequence = *leased[i];

@@ -16,7 +16,6 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
@@ -26,6 +25,7 @@
 #include "server/kv/placement.h"
 #include "server/kv/sequence.h"
 #include "server/kv/sequence_table.h"
+#include "server/request/identity.h"
 #include "server/request/request.h"
 #include "server/telemetry/device_metrics.h"
 
@@ -35,6 +35,10 @@ namespace flashcore::server {
 // What a launch appends becomes visible at EndLaunch, or not at all. What a running launch uses
 // stays where it is: a page that is dropped meanwhile is free only when every launch that may use
 // it has ended. The Batcher's order keeps two launches from appending to one layer at a time.
+//
+// A sequence belongs to the identity that created or forked it. To another identity, it does not
+// exist: NOT_FOUND, as for an unknown id. If the owner shares it with that identity, that identity
+// may read and fork it; a change is PERMISSION_DENIED.
 //
 // Thread-safe. Owns the sequences and their page tables, but not the memory.
 class SequenceStore {
@@ -47,37 +51,45 @@ class SequenceStore {
   SequenceStore(const SequenceStore&) = delete;
   SequenceStore& operator=(const SequenceStore&) = delete;
 
-  // A new sequence, charged to `client`. INVALID_ARGUMENT for a shape beyond the limits,
+  // A new sequence, charged to `identity`. INVALID_ARGUMENT for a shape beyond the limits and for
+  // settings that contradict each other, PERMISSION_DENIED for a group that is not the identity's,
   // RESOURCE_EXHAUSTED beyond a quota.
-  absl::StatusOr<SequenceInfo> Create(const SequenceShape& shape, bool pin,
-                                      absl::string_view client);
+  absl::StatusOr<SequenceInfo> Create(const SequenceShape& shape, const SequenceSettings& settings,
+                                      const Identity& identity);
 
   // A new sequence that shares the pages of the first `length` rows of every layer (unset: of all
-  // rows).
-  absl::StatusOr<SequenceInfo> Fork(SequenceId id, std::optional<uint64_t> length, bool pin,
-                                    absl::string_view client);
+  // rows). It belongs and is charged to `identity`, whoever the parent belongs to.
+  absl::StatusOr<SequenceInfo> Fork(SequenceId id, std::optional<uint64_t> length,
+                                    const SequenceSettings& settings, const Identity& identity);
 
   // Keeps the first `length` rows of every layer. INVALID_ARGUMENT if a layer has fewer,
   // FAILED_PRECONDITION if layer 0 does not have `expected_length` rows.
   absl::StatusOr<SequenceInfo> Truncate(SequenceId id, uint64_t length,
-                                        std::optional<uint64_t> expected_length);
+                                        std::optional<uint64_t> expected_length,
+                                        const Identity& identity);
 
-  absl::Status Delete(SequenceId id);
-  absl::StatusOr<SequenceInfo> Get(SequenceId id) const;
+  absl::Status Delete(SequenceId id, const Identity& identity);
+  absl::StatusOr<SequenceInfo> Get(SequenceId id, const Identity& identity) const;
 
-  // The sequences that `client` created after the one with number `after` (0: all), oldest first.
+  // The sequences of `identity` behind position `after` (0: all), oldest first: at most
+  // limit.sequences, and about limit.bytes, but at least one.
   struct Listing {
     std::vector<SequenceInfo> sequences;
+    size_t bytes = 0;   // upper limit of the size of their SequenceInfo messages
     uint64_t next = 0;  // `after` for the rest of the list; 0: this is the end
   };
-  Listing List(absl::string_view client, uint64_t after, size_t limit) const;
+  struct ListLimit {
+    size_t sequences = 1000;
+    size_t bytes = size_t{1} << 20;
+  };
+  Listing List(const Identity& identity, uint64_t after, const ListLimit& limit) const;
 
   // Deletes the sequences that have been idle for too long.
   void ExpireIdle();
 
   // Finds the sequences that the operation's spans name and checks that they fit the request. Sets
   // operation->sequences, ->order, and ->sequence_lengths to the current lengths. Does nothing if
-  // all K/V is inline. NOT_FOUND, INVALID_ARGUMENT.
+  // all K/V is inline. NOT_FOUND, INVALID_ARGUMENT, PERMISSION_DENIED.
   absl::Status Lease(AttendOperation* operation);
 
   // Fills in `*launch`: allocates pages for what `operations` append, in their order, each

@@ -1,90 +1,188 @@
 #include "server/kv/sequence_table.h"
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
 
 namespace flashcore::server {
+namespace {
 
-absl::StatusOr<SequencePtr> SequenceTable::Add(const SequenceShape& shape, bool pin,
-                                               size_t table_pages, absl::string_view client) {
+constexpr size_t kMaxQuoted = 64;  // bytes of a client's string in an error message
+
+bool BelongsTo(const Identity& identity, const std::string& group) {
+  return std::find(identity.groups.begin(), identity.groups.end(), group) != identity.groups.end();
+}
+
+bool MayRead(const Sequence& sequence, const Identity& identity) {
+  const SequenceSettings& settings = sequence.settings;
+  return settings.shared || (!settings.group.empty() && BelongsTo(identity, settings.group));
+}
+
+}  // namespace
+
+absl::Status SequenceTable::CheckSettings(const SequenceSettings& settings,
+                                          const Identity& identity) const {
+  if (!settings.group.empty()) {
+    if (settings.shared) {
+      return absl::InvalidArgumentError("group: is set, but `shared` already admits everybody");
+    }
+    if (!BelongsTo(identity, settings.group)) {
+      return absl::PermissionDeniedError(absl::StrCat("group: this client does not belong to '",
+                                                      settings.group.substr(0, kMaxQuoted), "'"));
+    }
+  }
+  const Nanoseconds limit = options_.idle_timeout;
+  if (limit > Nanoseconds(0) && settings.idle_timeout.value_or(limit) > limit) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("idle_timeout_seconds: ", Seconds(*settings.idle_timeout), " is more than ",
+                     Seconds(limit), ", the server's"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SequencePtr> SequenceTable::Add(const SequenceShape& shape,
+                                               const SequenceSettings& settings, size_t table_bytes,
+                                               const Identity& identity) {
   const size_t metadata_bytes =
-      sizeof(Sequence) + shape.num_layers * sizeof(SequenceLayer) + table_pages * sizeof(PageId);
-  if (metadata_bytes > options_.metadata_bytes - metadata_bytes_) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("sequence metadata: this sequence needs ", metadata_bytes, " bytes; ",
-                     metadata_bytes_, " of ", options_.metadata_bytes, " are in use"));
-  }
-  ClientAccount* const account = pages_.OpenAccount(client);
-  const size_t sequences = account->sequences.size();
-  if (options_.client_sequences > 0 && sequences >= options_.client_sequences) {
-    return absl::ResourceExhaustedError(absl::StrCat("client quota: this client has ", sequences,
-                                                     " sequences, which is the limit"));
-  }
+      sizeof(Sequence) + shape.num_layers * sizeof(SequenceLayer) + table_bytes;
+  if (absl::Status status = MakeRoom(metadata_bytes, identity.name); !status.ok()) return status;
+  const TimePoint now = clock_.Now();
+  const auto age = std::chrono::duration_cast<std::chrono::microseconds>(now - start_).count();
   auto sequence = std::make_shared<Sequence>();
   sequence->id = SequenceId::Random(options_.device);
   sequence->shape = shape;
-  sequence->pin = pin;
+  sequence->settings = settings;
+  if (!settings.idle_timeout.has_value() && options_.idle_timeout > Nanoseconds(0)) {
+    sequence->settings.idle_timeout = options_.idle_timeout;
+  }
+  ClientAccount* const account = pages_.OpenAccount(identity.name);
   sequence->account = account;
-  sequence->serial = ++last_serial_;
+  // Not a plain counter: clients see it in page tokens, and it must not count what others create.
+  last_serial_ = std::max(last_serial_ + 1, static_cast<uint64_t>(age));
+  sequence->serial = last_serial_;
   sequence->layers = std::vector<SequenceLayer>(shape.num_layers);
-  sequence->last_used = clock_.Now();
+  sequence->last_used = now;
   sequence->metadata_bytes = metadata_bytes;
-  sequence->by_use = by_use_.insert(by_use_.end(), sequence);
   metadata_bytes_ += metadata_bytes;
+  account->metadata_bytes += metadata_bytes;
+  sequence->by_use = by_use_.insert(by_use_.end(), sequence);
+  sequence->by_use_of_client = account->by_use.insert(account->by_use.end(), sequence);
+  if (const auto& timeout = sequence->settings.idle_timeout; timeout.has_value()) {
+    sequence->expiry = expiries_.emplace(now + *timeout, sequence);
+  }
   account->sequences.emplace(sequence->serial, sequence);
   by_id_.emplace(sequence->id, sequence);
   return sequence;
 }
 
-absl::StatusOr<SequencePtr> SequenceTable::Find(SequenceId id) const {
+absl::Status SequenceTable::MakeRoom(size_t metadata_bytes, const std::string& client) {
+  while (true) {
+    const ClientAccount* const account = pages_.FindAccount(client);  // eviction may close it
+    const ClientAccount none;
+    const ClientAccount& has = account == nullptr ? none : *account;
+    if (options_.client_sequences > 0 && has.sequences.size() >= options_.client_sequences) {
+      if (EvictOne(has.by_use)) continue;
+      return absl::ResourceExhaustedError(absl::StrCat("client quota: this client has ",
+                                                       has.sequences.size(),
+                                                       " sequences, which is the limit"));
+    }
+    const size_t limit = options_.client_metadata_bytes;
+    if (limit > 0 && has.metadata_bytes + metadata_bytes > limit) {
+      if (metadata_bytes <= limit && EvictOne(has.by_use)) continue;
+      return absl::ResourceExhaustedError(
+          absl::StrCat("client quota: this sequence needs ", metadata_bytes,
+                       " bytes of sequence metadata; the sequences of this client hold ",
+                       has.metadata_bytes, " of ", limit));
+    }
+    if (metadata_bytes > options_.metadata_bytes - metadata_bytes_) {
+      if (metadata_bytes <= options_.metadata_bytes && EvictOne(by_use_)) continue;
+      return absl::ResourceExhaustedError(
+          absl::StrCat("sequence metadata: this sequence needs ", metadata_bytes, " bytes; ",
+                       metadata_bytes_, " of ", options_.metadata_bytes, " are in use"));
+    }
+    return absl::OkStatus();
+  }
+}
+
+absl::StatusOr<SequencePtr> SequenceTable::Find(SequenceId id, const Identity& identity,
+                                                Access access) const {
   const auto entry = by_id_.find(id);
-  if (entry != by_id_.end()) return entry->second;
+  if (entry != by_id_.end()) {
+    const Sequence& sequence = *entry->second;
+    if (sequence.account->client == identity.name) return entry->second;
+    if (MayRead(sequence, identity)) {
+      if (access == Access::kRead) return entry->second;
+      return absl::PermissionDeniedError(
+          "sequence_id: belongs to another client, which shares it: it can be read and forked, but "
+          "not changed or deleted");
+    }
+  }
   return absl::NotFoundError(
       "sequence_id: no such sequence: it was deleted or evicted, has expired or never existed; "
       "load its K/V again");
 }
 
-void SequenceTable::Remove(const SequencePtr& sequence) {
+void SequenceTable::Remove(const SequencePtr& removed) {
+  const SequencePtr sequence = removed;  // `removed` may be in a list
   sequence->deleted = true;
   for (SequenceLayer& layer : sequence->layers) DropPages(*sequence, &layer, 0);
+  ClientAccount* const account = sequence->account;
   by_use_.erase(sequence->by_use);
+  account->by_use.erase(sequence->by_use_of_client);
+  if (sequence->settings.idle_timeout.has_value()) expiries_.erase(sequence->expiry);
   metadata_bytes_ -= sequence->metadata_bytes;
-  sequence->account->sequences.erase(sequence->serial);
-  pages_.CloseIfEmpty(sequence->account);
+  account->metadata_bytes -= sequence->metadata_bytes;
+  account->sequences.erase(sequence->serial);
+  sequence->account = nullptr;
+  pages_.CloseIfEmpty(account);
   by_id_.erase(sequence->id);
 }
 
 void SequenceTable::RemoveIdle() {
-  if (options_.idle_timeout <= Nanoseconds(0)) return;
-  const TimePoint oldest = clock_.Now() - options_.idle_timeout;
-  for (auto it = by_use_.begin(); it != by_use_.end() && (*it)->last_used <= oldest;) {
-    const SequencePtr sequence = *it++;
-    if (sequence->leases > 0) continue;
-    Remove(sequence);
-    metrics_.sequences_expired.Increment();
+  const TimePoint now = clock_.Now();
+  while (!expiries_.empty() && expiries_.begin()->first <= now) {
+    const SequencePtr sequence = expiries_.begin()->second;
+    const TimePoint idle_since = sequence->leases > 0 ? now : sequence->last_used;
+    const TimePoint expiry = idle_since + *sequence->settings.idle_timeout;
+    if (expiry <= now) {
+      Remove(sequence);
+      metrics_.sequences_expired.Increment();
+    } else {  // it was used since the entry was made
+      expiries_.erase(sequence->expiry);
+      sequence->expiry = expiries_.emplace(expiry, sequence);
+    }
   }
 }
 
 void SequenceTable::MarkUsed(Sequence* sequence) {
   sequence->last_used = clock_.Now();
-  if (!sequence->deleted) by_use_.splice(by_use_.end(), by_use_, sequence->by_use);
+  if (sequence->deleted) return;
+  by_use_.splice(by_use_.end(), by_use_, sequence->by_use);
+  ByUse& of_client = sequence->account->by_use;
+  of_client.splice(of_client.end(), of_client, sequence->by_use_of_client);
+}
+
+absl::Status SequenceTable::MakeKvRoom(size_t bytes, ClientAccount* account) {
+  const size_t limit = options_.client_kv_bytes;
+  while (limit > 0 && account->kv_bytes + bytes > limit) {
+    if (bytes <= limit && EvictOne(account->by_use)) continue;
+    return absl::ResourceExhaustedError(
+        absl::StrCat("client quota: the sequences of this client hold ", account->kv_bytes, " of ",
+                     limit, " bytes of K/V"));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<PageId> SequenceTable::AllocatePage(const Sequence& sequence) {
   const size_t bytes = sequence.shape.page_bytes();
-  const size_t client_bytes = sequence.account->kv_bytes;
-  if (options_.client_kv_bytes > 0 && client_bytes + bytes > options_.client_kv_bytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("client quota: the sequences of this client hold ", client_bytes, " of ",
-                     options_.client_kv_bytes, " bytes of K/V"));
-  }
-  const Segment preferred = sequence.pin ? Segment::kHot : Segment::kCold;
+  if (absl::Status status = MakeKvRoom(bytes, sequence.account); !status.ok()) return status;
+  const Segment preferred = sequence.settings.pin ? Segment::kHot : Segment::kCold;
   do {
     const PageId page = pages_.Allocate(bytes, preferred, sequence.account);
     if (page != kNoPage) return page;
-  } while (options_.evict_lru && EvictOne());
+  } while (EvictOne(by_use_));
   const Arena& arena = pages_.arena();
   const size_t used = arena.used_bytes(Segment::kHot) + arena.used_bytes(Segment::kCold);
   const size_t capacity =
@@ -94,11 +192,24 @@ absl::StatusOr<PageId> SequenceTable::AllocatePage(const Sequence& sequence) {
                                                    " bytes is free"));
 }
 
-bool SequenceTable::EvictOne() {
-  const auto victim = std::find_if(by_use_.begin(), by_use_.end(),
+absl::Status SequenceTable::SharePages(const Sequence& parent, std::optional<uint64_t> length,
+                                       Sequence* child) {
+  for (size_t i = 0; i < parent.layers.size(); ++i) {
+    const SequenceLayer& from = parent.layers[i];
+    SequenceLayer& to = child->layers[i];
+    to.length = length.value_or(from.length);
+    to.pages.assign(from.pages.begin(), from.pages.begin() + PagesFor(to.length));
+    for (const PageId page : to.pages) pages_.AddRef(page, child->account);
+  }
+  return MakeKvRoom(0, child->account);  // the pages of another client are new to this one
+}
+
+bool SequenceTable::EvictOne(const ByUse& by_use) {
+  if (!options_.evict_lru) return false;
+  const auto victim = std::find_if(by_use.begin(), by_use.end(),
                                    [](const SequencePtr& s) { return s->leases == 0; });
-  if (victim == by_use_.end()) return false;
-  Remove(SequencePtr(*victim));
+  if (victim == by_use.end()) return false;
+  Remove(*victim);
   metrics_.sequences_evicted.Increment();
   return true;
 }
@@ -106,9 +217,9 @@ bool SequenceTable::EvictOne() {
 void SequenceTable::DropPages(const Sequence& sequence, SequenceLayer* layer, size_t keep) {
   for (size_t i = keep; i < layer->pages.size(); ++i) {
     if (sequence.launches > 0) {
-      pages_.UnrefAfterLaunches(layer->pages[i]);
+      pages_.UnrefAfterLaunches(layer->pages[i], sequence.account);
     } else {
-      pages_.Unref(layer->pages[i]);
+      pages_.Unref(layer->pages[i], sequence.account);
     }
   }
   layer->pages.resize(std::min(keep, layer->pages.size()));

@@ -6,29 +6,35 @@
 #include <cstdint>
 #include <limits>
 #include <list>
+#include <map>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "server/base/clock.h"
 #include "server/kv/page_pool.h"
 #include "server/kv/sequence.h"
+#include "server/request/identity.h"
 #include "server/telemetry/device_metrics.h"
 
 namespace flashcore::server {
 
 struct SequenceOptions {
   uint8_t device = 0;  // device number, part of every sequence id
-  // When K/V memory is full: remove the least recently used sequence without a lease. If false,
-  // refuse the append.
+  // When K/V memory or metadata is full: remove the least recently used sequence without a lease.
+  // When a limit of one client is reached: remove that of the client. If false, refuse.
   bool evict_lru = false;
   Nanoseconds idle_timeout{0};  // an unused sequence expires after it; 0: never
-  size_t client_kv_bytes = 0;   // pages that one client pays for; 0: no limit
-  size_t client_sequences = 0;  // of one client; 0: no limit
-  uint32_t max_layers = 1024;   // of one sequence
-  uint32_t max_heads = 1024;    // KV heads of one sequence
+  // Pages that one client pays for; 0: no limit. The Engine replaces kHalfOfTheMemory.
+  static constexpr size_t kHalfOfTheMemory = std::numeric_limits<size_t>::max();
+  size_t client_kv_bytes = 0;
+  size_t client_sequences = 0;       // of one client; 0: no limit
+  size_t client_metadata_bytes = 0;  // part of metadata_bytes for one client; 0: no limit
+  uint32_t max_layers = 1024;        // of one sequence
+  uint32_t max_heads = 1024;         // KV heads of one sequence
   // Floating-point operations of one request, checked again when it is launched.
   double max_request_flop = std::numeric_limits<double>::infinity();
   std::vector<kernels::DType> dtypes;  // that the device has kernels for
@@ -38,44 +44,71 @@ struct SequenceOptions {
   size_t superblock_bytes = Arena::kDefaultSuperblockBytes;  // no page is larger
 };
 
+enum class Access {
+  kRead,    // get, attend, fork
+  kChange,  // append, truncate, delete
+};
+
 // Owns the sequences, together with their leases. Not thread-safe: the SequenceStore's mutex guards
 // it.
 class SequenceTable {
  public:
+  using ByUse = std::list<SequencePtr>;  // least recently used first
+
   // All arguments outlive the table.
   SequenceTable(const SequenceOptions* options, PagePool* pages, const Clock* clock,
                 DeviceMetrics* metrics)
-      : options_(*options), pages_(*pages), clock_(*clock), metrics_(*metrics) {}
+      : options_(*options),
+        pages_(*pages),
+        clock_(*clock),
+        metrics_(*metrics),
+        start_(clock->Now()) {}
 
-  // A new sequence without rows. `table_pages`: the size of its page tables, charged to the
-  // metadata budget. RESOURCE_EXHAUSTED beyond that budget or the client's quota.
-  absl::StatusOr<SequencePtr> Add(const SequenceShape& shape, bool pin, size_t table_pages,
-                                  absl::string_view client);
-  absl::StatusOr<SequencePtr> Find(SequenceId id) const;  // NOT_FOUND if there is none
+  // INVALID_ARGUMENT if the settings contradict each other or the options, PERMISSION_DENIED for a
+  // group that the identity does not belong to.
+  absl::Status CheckSettings(const SequenceSettings& settings, const Identity& identity) const;
+
+  // A new sequence of `identity`, without rows. `settings` are checked. `table_bytes`: the size of
+  // its page tables, charged to the metadata budget. RESOURCE_EXHAUSTED beyond that budget or a
+  // limit of the client. Evicts no sequence that has a lease.
+  absl::StatusOr<SequencePtr> Add(const SequenceShape& shape, const SequenceSettings& settings,
+                                  size_t table_bytes, const Identity& identity);
+  // NOT_FOUND if there is none that `identity` may read, whether it exists or not;
+  // PERMISSION_DENIED if `identity` may read it, but not change it.
+  absl::StatusOr<SequencePtr> Find(SequenceId id, const Identity& identity, Access access) const;
   void Remove(const SequencePtr& sequence);
-  // Removes the sequences that have been idle for idle_timeout and have no lease.
+  // Removes the sequences that have been idle for their idle_timeout and have no lease.
   void RemoveIdle();
   void MarkUsed(Sequence* sequence);
 
-  // A page charged to the sequence's client. RESOURCE_EXHAUSTED beyond the client's quota, or if
+  // A page charged to the sequence's client. RESOURCE_EXHAUSTED beyond the client's limit, or if
   // the memory is full and no sequence can be evicted.
   absl::StatusOr<PageId> AllocatePage(const Sequence& sequence);
+  // Lets the layers of `child`, which has none, share the pages of the first `length` rows (unset:
+  // of all rows) of those of `parent`. RESOURCE_EXHAUSTED beyond the limit of the child's client.
+  absl::Status SharePages(const Sequence& parent, std::optional<uint64_t> length, Sequence* child);
   // Drops the layer's pages from index `keep` on.
   void DropPages(const Sequence& sequence, SequenceLayer* layer, size_t keep);
 
-  const std::list<SequencePtr>& by_use() const { return by_use_; }  // least recently used first
+  const ByUse& by_use() const { return by_use_; }
   size_t metadata_bytes() const { return metadata_bytes_; }
 
  private:
-  bool EvictOne();
+  // Whether `client` may have one more sequence, of `metadata_bytes`. Evicts if it may.
+  absl::Status MakeRoom(size_t metadata_bytes, const std::string& client);
+  // Whether `account` may pay for `bytes` more. Evicts if it may.
+  absl::Status MakeKvRoom(size_t bytes, ClientAccount* account);
+  bool EvictOne(const ByUse& by_use);  // false if it may not, or all have a lease
 
   const SequenceOptions& options_;
   PagePool& pages_;
   const Clock& clock_;
   DeviceMetrics& metrics_;
   absl::flat_hash_map<SequenceId, SequencePtr> by_id_;
-  std::list<SequencePtr> by_use_;
+  ByUse by_use_;
+  std::multimap<TimePoint, SequencePtr> expiries_;  // not before this time
   size_t metadata_bytes_ = 0;
+  TimePoint start_;
   uint64_t last_serial_ = 0;
 };
 

@@ -44,7 +44,8 @@ absl::StatusOr<std::string> SharedMemory::Register(SharedSegment segment,
   };
   std::string id = RandomId();
   MutexLock lock(&mutex_);
-  regions_.emplace(id, std::shared_ptr<const SharedRegion>(mapped->release(), unmap));
+  regions_.emplace(
+      id, Registration{client, std::shared_ptr<const SharedRegion>(mapped->release(), unmap)});
   return id;
 }
 
@@ -53,14 +54,15 @@ void SharedMemory::Unregister(const std::string& id) {
   MutexLock lock(&mutex_);
   const auto found = regions_.find(id);
   if (found == regions_.end()) return;
-  region = std::move(found->second);
+  region = std::move(found->second.region);
   regions_.erase(found);
 }
 
-absl::StatusOr<std::shared_ptr<const SharedRegion>> SharedMemory::Find(absl::string_view id) const {
+absl::StatusOr<std::shared_ptr<const SharedRegion>> SharedMemory::Find(
+    absl::string_view id, absl::string_view client) const {
   MutexLock lock(&mutex_);
   const auto found = regions_.find(id);
-  if (found != regions_.end()) return found->second;
+  if (found != regions_.end() && found->second.client == client) return found->second.region;
   return absl::NotFoundError("region_id: no such region is registered");
 }
 

@@ -49,13 +49,14 @@ class SharedMemory {
 
   const Options& options() const { return options_; }
 
-  // Maps and pins `segment`; returns the region's id: kIdBytes random bytes. RESOURCE_EXHAUSTED
-  // beyond a limit.
+  // Maps and pins `segment` for `client`; returns the region's id: kIdBytes random bytes.
+  // RESOURCE_EXHAUSTED beyond a limit.
   absl::StatusOr<std::string> Register(SharedSegment segment, const std::string& client);
   void Unregister(const std::string& id);
 
-  // NOT_FOUND.
-  absl::StatusOr<std::shared_ptr<const SharedRegion>> Find(absl::string_view id) const;
+  // NOT_FOUND, also if it is the region of another client.
+  absl::StatusOr<std::shared_ptr<const SharedRegion>> Find(absl::string_view id,
+                                                           absl::string_view client) const;
 
   static constexpr size_t kIdBytes = 16;
   static std::string RandomId();  // from the operating system
@@ -64,6 +65,10 @@ class SharedMemory {
   struct Account {
     size_t bytes = 0;
     size_t regions = 0;
+  };
+  struct Registration {
+    std::string client;
+    std::shared_ptr<const SharedRegion> region;
   };
 
   absl::Status Acquire(size_t bytes, const std::string& client) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -75,9 +80,8 @@ class SharedMemory {
   Gauge* const regions_gauge_;
   mutable Mutex mutex_;
   size_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::flat_hash_map<std::string, Account> accounts_ ABSL_GUARDED_BY(mutex_);    // by client
-  absl::flat_hash_map<std::string, std::shared_ptr<const SharedRegion>> regions_  // by id
-      ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, Account> accounts_ ABSL_GUARDED_BY(mutex_);      // by client
+  absl::flat_hash_map<std::string, Registration> regions_ ABSL_GUARDED_BY(mutex_);  // by id
 };
 
 }  // namespace flashcore::server

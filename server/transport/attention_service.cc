@@ -1,5 +1,6 @@
 #include "server/transport/attention_service.h"
 
+#include <algorithm>
 #include <set>
 
 #include "server/transport/convert.h"
@@ -125,10 +126,15 @@ grpc::ServerUnaryReactor* AttentionService::GetServerInfo(
     *response->add_kernels() = ToKernelInfo(kernel->spec);
   }
   SetLimits(*fleet_->engines().front(), response->mutable_limits());
+  for (const auto& engine : fleet_->engines()) {  // it may be a share of the device's memory
+    v1::Limits& limits = *response->mutable_limits();
+    const size_t client_kv_bytes = engine->options().sequences.client_kv_bytes;
+    limits.set_client_kv_bytes(std::min(limits.client_kv_bytes(), uint64_t{client_kv_bytes}));
+  }
   return EndUnary(get_server_info_, absl::OkStatus());
 }
 
-// All devices have the same limits.
+// All devices have the same limits, except client_kv_bytes.
 void AttentionService::SetLimits(const Engine& engine, v1::Limits* limits) const {
   const Engine::Options& options = engine.options();
   limits->set_max_message_bytes(options_.max_message_bytes);
@@ -147,6 +153,7 @@ void AttentionService::SetLimits(const Engine& engine, v1::Limits* limits) const
   limits->set_max_page_bytes(sequences.superblock_bytes);
   limits->set_client_kv_bytes(sequences.client_kv_bytes);
   limits->set_client_sequences(sequences.client_sequences);
+  limits->set_client_metadata_bytes(sequences.client_metadata_bytes);
   limits->set_sequence_idle_timeout_seconds(Seconds(sequences.idle_timeout));
   const SharedMemory::Options& memory = memory_.options();
   limits->set_shares_memory(memory.allowed);

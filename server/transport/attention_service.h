@@ -12,6 +12,7 @@
 #include "server/memory/shared_memory.h"
 #include "server/telemetry/metrics.h"
 #include "server/transport/attend_stream.h"
+#include "server/transport/page_token.h"
 #include "server/transport/rpc_scope.h"
 
 namespace flashcore::server {
@@ -102,6 +103,7 @@ class AttentionService final : public AttentionServiceBase {
   Fleet* const fleet_;
   RpcContext* const context_;
   SharedMemory memory_;
+  const PageTokens page_tokens_;
   StreamSet streams_;
 
   // The metrics of each method.

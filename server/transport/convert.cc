@@ -1,5 +1,6 @@
 #include "server/transport/convert.h"
 
+#include <chrono>
 #include <cmath>
 #include <utility>
 
@@ -34,9 +35,9 @@ absl::Status ToMask(const v1::Mask& mask, kernels::Mask* out) {
 }
 
 absl::Status ToRange(const v1::MemoryRange& message, const char* field, const SharedMemory* memory,
-                     MemoryRange* range) {
+                     const Identity& identity, MemoryRange* range) {
   const absl::StatusOr<std::shared_ptr<const SharedRegion>> region =
-      memory == nullptr ? CannotShareMemory() : memory->Find(message.region_id());
+      memory == nullptr ? CannotShareMemory() : memory->Find(message.region_id(), identity.name);
   if (!region.ok()) {
     return absl::Status(region.status().code(),
                         absl::StrCat(field, ": ", region.status().message()));
@@ -54,6 +55,26 @@ absl::Status SetBytes(const MemoryRange& range, const char* field, size_t want, 
   }
   *bytes = want;
   return absl::OkStatus();
+}
+
+template <typename Message>
+absl::StatusOr<SequenceSettings> SettingsOf(const Message& message) {
+  constexpr double kMinSeconds = 1, kMaxSeconds = 1e8;
+  SequenceSettings settings;
+  settings.pin = message.pin();
+  settings.shared = message.shared();
+  settings.group = message.group();
+  const double seconds = message.idle_timeout_seconds();
+  if (seconds != 0) {
+    if (!(seconds >= kMinSeconds && seconds <= kMaxSeconds)) {  // also if it is NaN
+      return absl::InvalidArgumentError(absl::StrCat("idle_timeout_seconds: ", seconds,
+                                                     " is neither 0 nor in ", kMinSeconds, "..",
+                                                     kMaxSeconds));
+    }
+    settings.idle_timeout =
+        std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(seconds));
+  }
+  return settings;
 }
 
 v1::DType FromDType(kernels::DType dtype) {
@@ -97,6 +118,14 @@ absl::StatusOr<SequenceId> ToSequenceId(const std::string& bytes) {
       absl::StrCat("sequence_id: ", bytes.size(), " bytes; an id has ", SequenceId::kBytes));
 }
 
+absl::StatusOr<SequenceSettings> ToSettings(const v1::CreateSequenceRequest& message) {
+  return SettingsOf(message);
+}
+
+absl::StatusOr<SequenceSettings> ToSettings(const v1::ForkSequenceRequest& message) {
+  return SettingsOf(message);
+}
+
 absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request) {
   request->request_id = message.request_id();
   if (absl::Status status = ToDType(message.dtype(), &request->dtype); !status.ok()) return status;
@@ -125,11 +154,11 @@ absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request)
 }
 
 absl::Status ToMemoryRanges(const v1::AttendRequest& message, const SharedMemory* memory,
-                            AttendRequest* request) {
+                            const Identity& identity, AttendRequest* request) {
   auto& ranges = request->ranges;
   absl::Status status;
   const auto read = [&](bool has, const v1::MemoryRange& range, const char* field, Tensor tensor) {
-    if (has && status.ok()) status = ToRange(range, field, memory, &ranges[tensor]);
+    if (has && status.ok()) status = ToRange(range, field, memory, identity, &ranges[tensor]);
   };
   read(message.has_query_range(), message.query_range(), "query_range", kQuery);
   read(message.has_key_range(), message.key_range(), "key_range", kKey);
@@ -165,12 +194,16 @@ v1::SequenceInfo ToSequenceInfo(const SequenceInfo& info, const std::string& dev
   message.set_num_kv_heads(info.shape.num_kv_heads);
   message.set_head_dim(info.shape.head_dim);
   message.set_dtype(FromDType(info.shape.dtype));
+  message.mutable_layer_lengths()->Reserve(static_cast<int>(info.layer_lengths.size()));
   for (const uint64_t length : info.layer_lengths) message.add_layer_lengths(length);
   message.set_kv_bytes(info.kv_bytes);
   message.set_pinned_bytes(info.hot_bytes);
   message.set_device_id(device_id);
   message.set_idle_seconds(Seconds(info.idle));
-  message.set_pin(info.pin);
+  message.set_pin(info.settings.pin);
+  message.set_shared(info.settings.shared);
+  message.set_group(info.settings.group);
+  message.set_idle_timeout_seconds(Seconds(info.settings.idle_timeout.value_or(Nanoseconds(0))));
   return message;
 }
 

@@ -24,17 +24,22 @@ namespace flashcore::server {
 absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request);
 
 // Sets request->ranges, and from the request's shapes the sizes of inputs in shared memory.
-// UNIMPLEMENTED if there are ranges and `memory` is null; NOT_FOUND if a region is unknown;
-// FAILED_PRECONDITION if a segment was truncated; INVALID_ARGUMENT if the message has both a tensor
-// and its range. ValidateAttend checks that ranges fit their regions.
+// UNIMPLEMENTED if there are ranges and `memory` is null; NOT_FOUND if `identity` has no such
+// region; FAILED_PRECONDITION if a segment was truncated; INVALID_ARGUMENT if the message has both
+// a tensor and its range. ValidateAttend checks that ranges fit their regions.
 absl::Status ToMemoryRanges(const v1::AttendRequest& message, const SharedMemory* memory,
-                            AttendRequest* request);
+                            const Identity& identity, AttendRequest* request);
 
 // INVALID_ARGUMENT for other values than DTYPE_FLOAT16 and DTYPE_BFLOAT16, LAYOUT_NHD and
 // LAYOUT_HND, and for ids that are not 16 bytes long.
 absl::Status ToDType(v1::DType dtype, kernels::DType* out);
 absl::Status ToLayout(v1::Layout layout, Layout* out);
 absl::StatusOr<SequenceId> ToSequenceId(const std::string& bytes);
+
+// INVALID_ARGUMENT if idle_timeout_seconds is neither 0 nor at least 1. The SequenceStore checks
+// the rest.
+absl::StatusOr<SequenceSettings> ToSettings(const v1::CreateSequenceRequest& message);
+absl::StatusOr<SequenceSettings> ToSettings(const v1::ForkSequenceRequest& message);
 
 v1::SequenceInfo ToSequenceInfo(const SequenceInfo& info, const std::string& device_id);
 v1::Timing ToTiming(const PhaseTimes& times);

@@ -71,7 +71,7 @@ absl::Status LoadSequenceReactor::ToRequest(const v1::LoadSequenceRequest& messa
   if (!sequence_.has_value()) {
     absl::StatusOr<SequenceId> id = ToSequenceId(message.sequence_id());
     if (!id.ok()) return id.status();
-    absl::StatusOr<SequenceInfo> info = fleet_->EngineOf(*id).sequences().Get(*id);
+    absl::StatusOr<SequenceInfo> info = fleet_->EngineOf(*id).sequences().Get(*id, identity_);
     if (!info.ok()) return info.status();
     sequence_ = *id;
     shape_ = info->shape;
@@ -139,7 +139,7 @@ absl::Status LoadSequenceReactor::WriteResponse() {
     return absl::InvalidArgumentError("the stream had no message: nothing names a sequence");
   }
   const absl::StatusOr<SequenceInfo> info =
-      fleet_->EngineOf(*sequence_).sequences().Get(*sequence_);
+      fleet_->EngineOf(*sequence_).sequences().Get(*sequence_, identity_);
   if (info.ok()) {
     v1::LoadSequenceResponse response;
     *response.mutable_sequence() = ToSequenceInfo(*info, fleet_->DeviceIdOf(*sequence_));

@@ -75,7 +75,7 @@ absl::Status ParseAttend(const grpc::ByteBuffer& message, const SharedMemory* me
   request.key_bytes = (*tensors)[kKey].size;
   request.value_bytes = (*tensors)[kValue].size;
   status = ToRequest(*parsed, &request);
-  return status.ok() ? ToMemoryRanges(*parsed, memory, &request) : status;
+  return status.ok() ? ToMemoryRanges(*parsed, memory, operation->identity, &request) : status;
 }
 
 grpc::ByteBuffer EncodeReply(AttendOperation* operation) {

@@ -1,7 +1,7 @@
 // AttentionService: the RPCs on resident sequences.
+#include <cstddef>
 #include <optional>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "server/transport/attention_service.h"
 #include "server/transport/convert.h"
@@ -12,6 +12,7 @@ namespace {
 
 constexpr uint32_t kDefaultPageSize = 100;
 constexpr uint32_t kMaxPageSize = 1000;
+constexpr size_t kMaxPageBytes = size_t{256} << 10;
 
 std::optional<uint64_t> Optional(bool has, uint64_t value) {
   return has ? std::optional<uint64_t>(value) : std::nullopt;
@@ -19,28 +20,30 @@ std::optional<uint64_t> Optional(bool has, uint64_t value) {
 
 }  // namespace
 
-// Runs `body`, which fills in the response, unless the server is draining or the caller is refused.
-// `body` does not block: the store's lock is never held while K/V bytes move.
+// Runs `body` with the identity of the client, unless the server is draining. `body` fills in the
+// response. It does not block: the store's lock is never held while K/V bytes move.
 template <typename Body>
 grpc::ServerUnaryReactor* AttentionService::Answer(RpcMetrics* rpc,
                                                    const grpc::ServerContextBase& context,
                                                    const Body& body) {
   absl::Status status = CheckNotDraining(*context_);
-  if (status.ok()) status = context_->authenticator.Identify(context).status();
-  if (status.ok()) status = body();
+  if (status.ok()) {
+    const absl::StatusOr<Identity> identity = context_->authenticator.Identify(context);
+    status = identity.ok() ? body(*identity) : identity.status();
+  }
   return EndUnary(rpc, status);
 }
 
-// As Answer, for an RPC on one sequence: `body` takes its id and returns its new state.
+// As Answer, for an RPC on one sequence: `body` takes its id too, and returns its new state.
 template <typename Response, typename Body>
 grpc::ServerUnaryReactor* AttentionService::AnswerWithInfo(RpcMetrics* rpc,
                                                            const grpc::ServerContextBase& context,
                                                            const std::string& sequence_id,
                                                            Response* response, const Body& body) {
-  return Answer(rpc, context, [&] {
+  return Answer(rpc, context, [&](const Identity& identity) {
     const absl::StatusOr<SequenceId> id = ToSequenceId(sequence_id);
     if (!id.ok()) return id.status();
-    const absl::StatusOr<SequenceInfo> info = body(*id);
+    const absl::StatusOr<SequenceInfo> info = body(*id, identity);
     if (info.ok()) {
       *response->mutable_sequence() = ToSequenceInfo(*info, fleet_->DeviceIdOf(info->id));
     }
@@ -51,15 +54,15 @@ grpc::ServerUnaryReactor* AttentionService::AnswerWithInfo(RpcMetrics* rpc,
 grpc::ServerUnaryReactor* AttentionService::CreateSequence(grpc::CallbackServerContext* context,
                                                            const v1::CreateSequenceRequest* request,
                                                            v1::CreateSequenceResponse* response) {
-  return Answer(create_sequence_, *context, [&] {
+  return Answer(create_sequence_, *context, [&](const Identity& identity) {
     SequenceShape shape;
     shape.num_layers = request->num_layers();
     shape.num_kv_heads = request->num_kv_heads();
     shape.head_dim = request->head_dim();
     if (absl::Status status = ToDType(request->dtype(), &shape.dtype); !status.ok()) return status;
-    const absl::StatusOr<Identity> identity = context_->authenticator.Identify(*context);
-    if (!identity.ok()) return identity.status();
-    const auto info = fleet_->Create(shape, request->pin(), identity->name, request->device_id());
+    const absl::StatusOr<SequenceSettings> settings = ToSettings(*request);
+    if (!settings.ok()) return settings.status();
+    const auto info = fleet_->Create(shape, *settings, identity, request->device_id());
     if (!info.ok()) return info.status();
     response->set_sequence_id(info->id.ToBytes());
     *response->mutable_sequence() = ToSequenceInfo(*info, fleet_->DeviceIdOf(info->id));
@@ -79,11 +82,11 @@ grpc::ServerUnaryReactor* AttentionService::ForkSequence(grpc::CallbackServerCon
                                                          v1::ForkSequenceResponse* response) {
   return AnswerWithInfo(
       fork_sequence_, *context, request->sequence_id(), response,
-      [&](SequenceId id) -> absl::StatusOr<SequenceInfo> {
-        const absl::StatusOr<Identity> identity = context_->authenticator.Identify(*context);
-        if (!identity.ok()) return identity.status();
+      [&](SequenceId id, const Identity& identity) -> absl::StatusOr<SequenceInfo> {
+        const absl::StatusOr<SequenceSettings> settings = ToSettings(*request);
+        if (!settings.ok()) return settings.status();
         auto info = fleet_->EngineOf(id).sequences().Fork(
-            id, Optional(request->has_length(), request->length()), request->pin(), identity->name);
+            id, Optional(request->has_length(), request->length()), *settings, identity);
         if (info.ok()) response->set_sequence_id(info->id.ToBytes());
         return info;
       });
@@ -93,19 +96,20 @@ grpc::ServerUnaryReactor* AttentionService::TruncateSequence(
     grpc::CallbackServerContext* context, const v1::TruncateSequenceRequest* request,
     v1::TruncateSequenceResponse* response) {
   return AnswerWithInfo(truncate_sequence_, *context, request->sequence_id(), response,
-                        [&](SequenceId id) {
+                        [&](SequenceId id, const Identity& identity) {
                           return fleet_->EngineOf(id).sequences().Truncate(
                               id, request->length(),
-                              Optional(request->has_expected_length(), request->expected_length()));
+                              Optional(request->has_expected_length(), request->expected_length()),
+                              identity);
                         });
 }
 
 grpc::ServerUnaryReactor* AttentionService::DeleteSequence(
     grpc::CallbackServerContext* context, const v1::DeleteSequenceRequest* request,
     v1::DeleteSequenceResponse* /*response*/) {
-  return Answer(delete_sequence_, *context, [&] {
+  return Answer(delete_sequence_, *context, [&](const Identity& identity) {
     const absl::StatusOr<SequenceId> id = ToSequenceId(request->sequence_id());
-    return id.ok() ? fleet_->EngineOf(*id).sequences().Delete(*id) : id.status();
+    return id.ok() ? fleet_->EngineOf(*id).sequences().Delete(*id, identity) : id.status();
   });
 }
 
@@ -113,29 +117,35 @@ grpc::ServerUnaryReactor* AttentionService::GetSequence(grpc::CallbackServerCont
                                                         const v1::GetSequenceRequest* request,
                                                         v1::GetSequenceResponse* response) {
   return AnswerWithInfo(get_sequence_, *context, request->sequence_id(), response,
-                        [&](SequenceId id) { return fleet_->EngineOf(id).sequences().Get(id); });
+                        [&](SequenceId id, const Identity& identity) {
+                          return fleet_->EngineOf(id).sequences().Get(id, identity);
+                        });
 }
 
 grpc::ServerUnaryReactor* AttentionService::ListSequences(grpc::CallbackServerContext* context,
                                                           const v1::ListSequencesRequest* request,
                                                           v1::ListSequencesResponse* response) {
-  return Answer(list_sequences_, *context, [&] {
+  return Answer(list_sequences_, *context, [&](const Identity& identity) {
     if (request->page_size() > kMaxPageSize) {
       return absl::InvalidArgumentError(
           absl::StrCat("page_size: ", request->page_size(), " is more than ", kMaxPageSize));
     }
-    uint64_t after = 0;
-    if (!request->page_token().empty() && !absl::SimpleAtoi(request->page_token(), &after)) {
-      return absl::InvalidArgumentError("page_token: not a token of this server");
+    std::optional<uint64_t> after = 0;
+    if (!request->page_token().empty()) {
+      after = page_tokens_.Parse(identity.name, request->page_token());
     }
-    const absl::StatusOr<Identity> identity = context_->authenticator.Identify(*context);
-    if (!identity.ok()) return identity.status();
-    const Fleet::Listing listing = fleet_->List(
-        identity->name, after, request->page_size() == 0 ? kDefaultPageSize : request->page_size());
+    if (!after.has_value()) {
+      return absl::InvalidArgumentError(
+          "page_token: not a token that this server process gave to this client");
+    }
+    const uint32_t page_size = request->page_size() == 0 ? kDefaultPageSize : request->page_size();
+    const Fleet::Listing listing = fleet_->List(identity, *after, {page_size, kMaxPageBytes});
     for (const SequenceInfo& info : listing.sequences) {
       *response->add_sequences() = ToSequenceInfo(info, fleet_->DeviceIdOf(info.id));
     }
-    if (listing.next != 0) response->set_next_page_token(absl::StrCat(listing.next));
+    if (listing.next != 0) {
+      response->set_next_page_token(page_tokens_.Make(identity.name, listing.next));
+    }
     return absl::OkStatus();
   });
 }

@@ -35,7 +35,8 @@ class DriverCallsTest : public ::testing::TestWithParam<const char*> {
     engine_ = std::make_unique<Engine>(Engine::Options(), CudaDevice::Create(options).value(),
                                        &clock_, &metrics_);
     const SequenceShape shape{kLayers, 1, kHeadDim, kernels::DType::kFloat16};
-    sequence_ = engine_->sequences().Create(shape, /*pin=*/false, "alice").value().id.ToBytes();
+    sequence_ =
+        engine_->sequences().Create(shape, {/*pin=*/false}, {"alice", {}}).value().id.ToBytes();
   }
 
   // Submits a request with inline K/V of up to 600 rows, or one decode token on the next layer.

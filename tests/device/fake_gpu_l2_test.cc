@@ -100,8 +100,8 @@ TEST_F(FakeGpuTest, TheL2ForgetsASequenceThatIsGone) {
   options.sequences.superblock_bytes = kMiB / 2;
   engine_ = std::make_unique<Engine>(options, CudaDevice::Create(SmallOptions()).value(), &clock_,
                                      &metrics_);
-  const auto sequence =
-      engine_->sequences().Create({1, 1, 64, kernels::DType::kFloat16}, /*pin=*/true, "alice");
+  const auto sequence = engine_->sequences().Create({1, 1, 64, kernels::DType::kFloat16},
+                                                    {/*pin=*/true}, {"alice", {}});
   ASSERT_EQ(sequence.status(), absl::OkStatus());
   AttendJob job;
   job.operation.request = testing::MakeRequest(1, 1200);  // 19 pages of 16 KiB
@@ -113,7 +113,7 @@ TEST_F(FakeGpuTest, TheL2ForgetsASequenceThatIsGone) {
   ASSERT_GE(engine_->sequences().stats().hot.used_bytes, kMiB / 4);
 
   const int resets = testing::FakeGpuL2Resets(0);
-  ASSERT_EQ(engine_->sequences().Delete(sequence->id), absl::OkStatus());
+  ASSERT_EQ(engine_->sequences().Delete(sequence->id, {"alice", {}}), absl::OkStatus());
   EXPECT_TRUE(testing::WaitUntil([&] { return testing::FakeGpuL2Resets(0) != resets; }));
   EXPECT_EQ(testing::FakeGpuL2Resets(0), resets + 1);
 }

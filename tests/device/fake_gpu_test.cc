@@ -146,7 +146,7 @@ TEST_F(FakeGpuTest, CopiesNothingThatIsSmallAndReadOnce) {
 TEST_F(FakeGpuTest, SendsTheListsOfAnAppendAndOfTheAttentionInOneCopy) {
   Start(SmallOptions());
   const auto sequence =
-      engine_->sequences().Create({1, 1, 64, kernels::DType::kFloat16}, false, "alice");
+      engine_->sequences().Create({1, 1, 64, kernels::DType::kFloat16}, {false}, {"alice", {}});
   ASSERT_EQ(sequence.status(), absl::OkStatus());
   ASSERT_EQ(Append(sequence->id, 0, 300), absl::OkStatus());
   const int copies = testing::FakeGpuCopies();
@@ -167,7 +167,7 @@ TEST_F(FakeGpuTest, ReadsAndWritesSharedMemory) {
     const std::string id =
         memory.Register(SharedSegment::Open(segment.name(), segment.bytes(), false).value(), "a")
             .value();
-    std::shared_ptr<const SharedRegion> region = memory.Find(id).value();
+    std::shared_ptr<const SharedRegion> region = memory.Find(id, "a").value();
     EXPECT_TRUE(region->in_reach());
     if (!is_pinned) region = segment.Map();
 
@@ -199,7 +199,7 @@ TEST_F(FakeGpuTest, AppendsTheSameSharedRowsTwice) {
   AttendJob jobs[2];
   for (AttendJob& job : jobs) {
     const auto sequence =
-        engine_->sequences().Create({1, 1, 64, kernels::DType::kFloat16}, false, "alice");
+        engine_->sequences().Create({1, 1, 64, kernels::DType::kFloat16}, {false}, {"alice", {}});
     AttendRequest& request = job.operation.request;
     request = testing::MakeRequest(1, 100);
     request.spans[0].sequence_id = sequence->id.ToBytes();

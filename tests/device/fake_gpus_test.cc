@@ -51,7 +51,8 @@ class FakeGpusTest : public ::testing::Test {
   ~FakeGpusTest() override { testing::RestoreFakeGpus(); }
 
   SequenceId Create(const std::string& device_id) {
-    return fleet_->Create({1, 1, 64, kernels::DType::kFloat16}, false, "alice", device_id)->id;
+    return fleet_->Create({1, 1, 64, kernels::DType::kFloat16}, {false}, {"alice", {}}, device_id)
+        ->id;
   }
 
   // A request that appends rows to the sequence and attends to all that it has then.
@@ -85,7 +86,7 @@ class FakeGpusTest : public ::testing::Test {
   }
 
   uint64_t LengthOf(SequenceId id) const {
-    return fleet_->EngineOf(id).sequences().Get(id)->layer_lengths[0];
+    return fleet_->EngineOf(id).sequences().Get(id, {"alice", {}})->layer_lengths[0];
   }
 
   // Attends to rows of the request: inline, or appended to an empty sequence. Returns what is wrong
@@ -108,15 +109,15 @@ class FakeGpusTest : public ::testing::Test {
   void AttendOn(const std::string& device_id, unsigned seed) {
     std::mt19937 random(seed);
     for (int i = 0; i < 20; ++i) {
-      const auto sequence =
-          fleet_->Create({1, 1, 64, kernels::DType::kFloat16}, i % 2 == 0, "alice", device_id);
+      const auto sequence = fleet_->Create({1, 1, 64, kernels::DType::kFloat16}, {i % 2 == 0},
+                                           {"alice", {}}, device_id);
       ASSERT_EQ(sequence.status(), absl::OkStatus());
       EXPECT_EQ(fleet_->DeviceIdOf(sequence->id), device_id);
       EXPECT_EQ(Attend(sequence->id.ToBytes(), &random), "");
       EXPECT_EQ(Attend("", &random), "");
       SequenceStore& store = fleet_->EngineOf(sequence->id).sequences();
-      EXPECT_EQ(store.Get(sequence->id)->layer_lengths[0], 200u);
-      EXPECT_EQ(store.Delete(sequence->id), absl::OkStatus());
+      EXPECT_EQ(store.Get(sequence->id, {"alice", {}})->layer_lengths[0], 200u);
+      EXPECT_EQ(store.Delete(sequence->id, {"alice", {}}), absl::OkStatus());
     }
   }
 

@@ -98,7 +98,7 @@ class RealDeviceTest : public ::testing::TestWithParam<std::tuple<DeviceSetting,
     std::string id;
     if (resident) {
       id = engine_->sequences()
-               .Create({1, kKvHeads, kHeadDim, request.dtype}, /*pin=*/false, "alice")
+               .Create({1, kKvHeads, kHeadDim, request.dtype}, {}, {"alice", {}})
                ->id.ToBytes();
     }
     testing::SetSpans({{shape.query_rows, end - begin, id, {}}}, &request);
@@ -171,7 +171,7 @@ TEST_P(RealDeviceTest, ALongAppendMatchesTheReference) {
   request.layout = std::get<1>(GetParam());
   testing::FillTensors(job.get(), &random_);
   const auto sequence =
-      engine_->sequences().Create({1, 1, 32, DType::kFloat16}, /*pin=*/false, "alice");
+      engine_->sequences().Create({1, 1, 32, DType::kFloat16}, {/*pin=*/false}, {"alice", {}});
   ASSERT_EQ(sequence.status(), absl::OkStatus());
   request.spans[0].sequence_id = sequence->id.ToBytes();
   Submit(job.get());

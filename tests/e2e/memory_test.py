@@ -92,7 +92,8 @@ class MemoryTest(unittest.TestCase):
                     sequence_id=sequence if i == 0 else b"", layout=pb.LAYOUT_NHD, rows=rows,
                     key=half, value=half, expected_length=i * rows)
 
-        with harness.Server("--kv_memory_bytes=1140850688") as server, server.channel() as channel:
+        with harness.Server("--kv_memory_bytes=1140850688", "--client_kv_bytes=0") as server, \
+                server.channel() as channel:
             stub = harness.stub(channel)
             sequence = stub.CreateSequence(pb.CreateSequenceRequest(
                 num_layers=1, num_kv_heads=8, head_dim=128, dtype=pb.DTYPE_FLOAT16)).sequence_id

@@ -411,7 +411,8 @@ class LimitsTest(unittest.TestCase):
 
     def test_lru_evicts_the_one_used_longest_ago(self):
         # 4 MiB of K/V: eight pages of 512 KiB.
-        with harness.Server("--kv_memory_bytes=4194304", "--evict=lru") as server:
+        with harness.Server("--kv_memory_bytes=4194304", "--evict=lru",
+                            "--client_kv_bytes=0") as server:
             with server.channel() as channel:
                 stub = harness.stub(channel)
                 self.assertTrue(stub.GetServerInfo(pb.GetServerInfoRequest()).limits.evicts)
@@ -441,9 +442,9 @@ class LimitsTest(unittest.TestCase):
                 self.load(stub, mine[0], 2 * 64)
                 self.assertIn("client quota", self.assert_code(
                     Code.RESOURCE_EXHAUSTED, self.load, stub, mine[1], 1))
-                other = self.create(
-                    stub, metadata=(("flashcore-client", "other"),)).sequence_id
-                self.load(stub, other, 64)
+                with server.channel(f"unix:{server.socket}") as of_another:
+                    another = harness.stub(of_another)
+                    self.load(another, self.create(another).sequence_id, 64)
                 stub.DeleteSequence(pb.DeleteSequenceRequest(sequence_id=mine[0]))
                 self.load(stub, mine[1], 64)
 

@@ -249,11 +249,10 @@ class SoakTest(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.credentials = Credentials(folder.name)
         # The delay fills the queue even on a device that is faster than its clients.
-        with harness.Server("--insecure_client_names",
-                            "--max_queue_requests=32", "--max_queue_delay_us=2000",
+        with harness.Server("--max_queue_requests=32", "--max_queue_delay_us=2000",
                             f"--kv_memory_bytes={KV_BYTES}", "--kv_hot_bytes=8388608",
                             "--l2_budget_bytes=8388608", f"--sequence_idle_timeout_s={IDLE_SECONDS}",
-                            "--client_sequences=400",
+                            "--client_sequences=400", "--client_kv_bytes=0",
                             *self.credentials.server_flags()) as self.server:
             self.use_all_kv_memory()
             self.idle = self.open_files_and_threads()

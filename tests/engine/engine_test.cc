@@ -65,11 +65,13 @@ class EngineTest : public ::testing::Test {
     return status.ok() ? client.ended.get() : status;
   }
 
-  SequenceId CreateSequence() { return engine_->sequences().Create(kShape, false, "alice")->id; }
+  SequenceId CreateSequence() {
+    return engine_->sequences().Create(kShape, {false}, {"alice", {}})->id;
+  }
   // Expects that all calls which tell the length agree, and returns it.
   uint64_t Length(SequenceId id) {
-    const uint64_t length = engine_->sequences().Get(id)->layer_lengths[0];
-    for (const SequenceInfo& info : engine_->sequences().List("alice", 0, 100).sequences) {
+    const uint64_t length = engine_->sequences().Get(id, {"alice", {}})->layer_lengths[0];
+    for (const SequenceInfo& info : engine_->sequences().List({"alice", {}}, 0, {100}).sequences) {
       EXPECT_TRUE(!(info.id == id) || info.layer_lengths[0] == length);
     }
     return length;
@@ -194,7 +196,8 @@ TEST_F(EngineTest, ADisplacedRequestEndsAndLeavesNothing) {
   displaced.operation.tensors.TakeResults();
   EXPECT_EQ(engine_->staging().used_bytes(), 3 * used_bytes);
   clock_.Advance(std::chrono::seconds(1));
-  EXPECT_EQ(engine_->sequences().Get(id)->idle, std::chrono::seconds(1)) << "it keeps its lease";
+  EXPECT_EQ(engine_->sequences().Get(id, {"alice", {}})->idle, std::chrono::seconds(1))
+      << "it keeps its lease";
   EXPECT_EQ(Length(id), 0u);
   device_.SetOpen(true);
   for (Client* client : {&running, &waiting, &newcomer}) {

@@ -55,7 +55,7 @@ class FleetTest : public ::testing::Test {
 
   absl::StatusOr<SequenceInfo> TryCreate(const std::string& device = "",
                                          const char* client = "alice") {
-    return fleet_->Create(kShape, /*pin=*/false, client, device);
+    return fleet_->Create(kShape, {/*pin=*/false}, {client, {}}, device);
   }
   SequenceId Create(const std::string& device = "") { return TryCreate(device)->id; }
 
@@ -126,7 +126,7 @@ TEST_F(FleetTest, ASequenceSaysWhereItIs) {
   EXPECT_EQ(fleet_->DeviceIdOf(id), "fake:1");
   EXPECT_EQ(SequenceId::FromBytes(id.ToBytes())->device(), 1);
   EXPECT_EQ(&fleet_->EngineOf(id), fleet_->engines()[1].get());
-  EXPECT_EQ(fleet_->EngineOf(id).sequences().Get(id).status(), absl::OkStatus());
+  EXPECT_EQ(fleet_->EngineOf(id).sequences().Get(id, {"alice", {}}).status(), absl::OkStatus());
 }
 
 TEST_F(FleetTest, FreeMemoryDecidesBeforeTheNumberOfSequences) {
@@ -165,7 +165,8 @@ TEST_F(FleetTest, ForksStayWithTheirParent) {
   Start(2);
   const SequenceId parent = Create("fake:1");
   for (int i = 0; i < 4; ++i) {
-    const auto fork = fleet_->EngineOf(parent).sequences().Fork(parent, {}, /*pin=*/false, "alice");
+    const auto fork =
+        fleet_->EngineOf(parent).sequences().Fork(parent, {}, {/*pin=*/false}, {"alice", {}});
     EXPECT_EQ(fleet_->DeviceIdOf(fork->id), "fake:1");
   }
 }
@@ -213,7 +214,7 @@ TEST_F(FleetTest, ARequestRunsWhereItsSequencesAre) {
   ASSERT_EQ(Run(JobOn({a, b}, 3)), absl::OkStatus());
   EXPECT_THAT(controls_[0].BatchSizes(), IsEmpty());
   EXPECT_THAT(controls_[1].BatchSizes(), ElementsAre(1));
-  EXPECT_THAT(fleet_->EngineOf(b).sequences().Get(b)->layer_lengths, ElementsAre(3));
+  EXPECT_THAT(fleet_->EngineOf(b).sequences().Get(b, {"alice", {}})->layer_lengths, ElementsAre(3));
 }
 
 TEST_F(FleetTest, SequencesOfTwoDevicesInOneRequestAreAnErrorThatNamesThem) {
@@ -305,7 +306,7 @@ TEST_F(FleetTest, ListsPageByPageOverAllDevices) {
     size_t pages = 0;
     uint64_t after = 0;
     do {
-      const Fleet::Listing page = fleet_->List("alice", after, page_size);
+      const Fleet::Listing page = fleet_->List({"alice", {}}, after, {page_size});
       EXPECT_LE(page.sequences.size(), page_size);
       for (const SequenceInfo& info : page.sequences) listed.push_back(info.id);
       after = page.next;
@@ -314,8 +315,8 @@ TEST_F(FleetTest, ListsPageByPageOverAllDevices) {
     EXPECT_TRUE(listed == all) << "page size " << page_size;
     EXPECT_EQ(pages, (all.size() + page_size - 1) / page_size) << "page size " << page_size;
   }
-  EXPECT_THAT(fleet_->List("carol", 0, 10).sequences, IsEmpty());
-  EXPECT_THAT(fleet_->List("alice", 77, 10).sequences, IsEmpty());  // not a valid position
+  EXPECT_THAT(fleet_->List({"carol", {}}, 0, {10}).sequences, IsEmpty());
+  EXPECT_THAT(fleet_->List({"alice", {}}, 77, {10}).sequences, IsEmpty());  // not a valid position
 }
 
 }  // namespace

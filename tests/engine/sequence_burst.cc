@@ -55,7 +55,7 @@ void SequenceBurst::Run() {
 void SequenceBurst::Submit() {
   Flight flight = MakeFlight();
   AttendJob& job = *flight.job;
-  const StatusCode refusal = dice_->OneIn(12) ? Spoil(&job.operation.request) : StatusCode::kOk;
+  const StatusCode refusal = dice_->OneIn(12) ? Spoil(&job.operation) : StatusCode::kOk;
   const auto is_gone = [](const SequencePtr& s) { return s != nullptr && s->gone; };
   const bool gone = std::any_of(flight.sequences.begin(), flight.sequences.end(), is_gone);
   flight.submitted = world_->clock().Now();
@@ -131,7 +131,7 @@ void SequenceBurst::ExpectOneIsGone(const Flight& flight) {
   bool one_is_gone = false;
   for (const SequencePtr& sequence : flight.sequences) {
     if (sequence == nullptr) continue;
-    if (world_->engine().sequences().Get(sequence->id).ok()) continue;
+    if (world_->engine().sequences().Get(sequence->id, IdentityOf("alice")).ok()) continue;
     world_->ExpectLost(sequence);
     one_is_gone = true;
   }
@@ -161,13 +161,15 @@ SequenceBurst::Flight SequenceBurst::MakeFlight() {
                                  kernels::Mask::SlidingWindow(70, 0),
                                  kernels::Mask::SlidingWindow(600 + dice_->Below(128), 0)};
   request.mask = masks[dice_->Below(std::size(masks))];
-  request.append_only = members_[0].writes() && dice_->OneIn(8);
-  flight.job->operation.identity.name = dice_->OneIn(2) ? "alice" : "bob";
+  // Only the owner appends; the others of the group read.
+  const std::string client = members_[dice_->Below(members_.size())].sequence->client;
+  flight.job->operation.identity = IdentityOf(client);
+  request.append_only = Appends(members_[0], client) && dice_->OneIn(8);
 
   std::vector<SpanShape> spans;
   const size_t resident = request.append_only ? 1 : 1 + dice_->Below(members_.size());
   for (size_t i = 0; i < resident; ++i) {
-    spans.push_back(ResidentSpan(members_[i], request.append_only));
+    spans.push_back(ResidentSpan(members_[i], client, request.append_only));
     flight.sequences.push_back(members_[i].sequence);
   }
   if (!request.append_only && dice_->OneIn(5)) {
@@ -180,11 +182,17 @@ SequenceBurst::Flight SequenceBurst::MakeFlight() {
   return flight;
 }
 
-SpanShape SequenceBurst::ResidentSpan(const Member& member, bool append_only) {
+bool SequenceBurst::Appends(const Member& member, const std::string& client) {
+  return member.writes() && member.sequence->client == client;
+}
+
+SpanShape SequenceBurst::ResidentSpan(const Member& member, const std::string& client,
+                                      bool append_only) {
   SpanShape span;
   span.query_rows = append_only ? 0 : 1 + dice_->Below(4);
   span.sequence_id = member.sequence->id.ToBytes();
-  if (member.writes() && member.length < world_->length() && (append_only || dice_->OneIn(2))) {
+  if (Appends(member, client) && member.length < world_->length() &&
+      (append_only || dice_->OneIn(2))) {
     span.kv_rows = dice_->OneIn(3) ? 1 + dice_->Below(130) : 1 + dice_->Below(4);
     const uint64_t prompt = world_->length() / 2;
     if (member.length < prompt && dice_->OneIn(4)) span.kv_rows = dice_->Below(prompt) + 1;
@@ -193,9 +201,13 @@ SpanShape SequenceBurst::ResidentSpan(const Member& member, bool append_only) {
   return span;
 }
 
-StatusCode SequenceBurst::Spoil(AttendRequest* request) {
+StatusCode SequenceBurst::Spoil(AttendOperation* operation) {
+  AttendRequest* const request = &operation->request;
   SpanShape& span = request->spans[dice_->Below(request->spans.size())];
-  switch (dice_->Below(4)) {
+  switch (dice_->Below(5)) {
+    case 4:
+      operation->identity = {"mallory", {}};  // whom nothing is shared with
+      return StatusCode::kNotFound;
     case 0:
       span.sequence_id = SequenceId::Random(0).ToBytes();
       return StatusCode::kNotFound;

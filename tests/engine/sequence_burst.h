@@ -49,9 +49,10 @@ class SequenceBurst {
   void ExpectRefusal(const Flight& flight, const absl::Status& status, absl::StatusCode wrong);
   // A valid request on some of the sequences, in any order, and sometimes with inline K/V.
   Flight MakeFlight();
-  SpanShape ResidentSpan(const Member& member, bool append_only);
+  static bool Appends(const Member& member, const std::string& client);
+  SpanShape ResidentSpan(const Member& member, const std::string& client, bool append_only);
   // Makes a request invalid. Returns the status with which it must be refused.
-  absl::StatusCode Spoil(AttendRequest* request);
+  absl::StatusCode Spoil(AttendOperation* operation);
   void ExpectOneIsGone(const Flight& flight);
   void ForkWhileRequestsRun();
   void SettleOldest();

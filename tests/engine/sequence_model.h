@@ -107,7 +107,7 @@ struct ModelSequence {
                 PageCount* count)
       : id(info.id),
         shape(info.shape),
-        pin(info.pin),
+        pin(info.settings.pin),
         client(std::move(client_name)),
         family(family_number),
         layers(info.shape.num_layers, ModelLayer(info.shape, count)),

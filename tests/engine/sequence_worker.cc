@@ -68,7 +68,8 @@ void SequenceWorker::Truncate() {
   std::optional<uint64_t> expected;
   if (dice_.OneIn(2)) expected = sequence->layers[0].length();
   const TimePoint now = world_.clock().Now();
-  const auto info = world_.engine().sequences().Truncate(sequence->id, length, expected);
+  const auto info = world_.engine().sequences().Truncate(sequence->id, length, expected,
+                                                         IdentityOf(sequence->client));
   if (info.ok()) {
     sequence->MarkUsed(now);
     for (ModelLayer& layer : sequence->layers) layer.Truncate(length);
@@ -82,9 +83,10 @@ void SequenceWorker::Describe() {
   const SequencePtr sequence = world_.PickAny(dice_.random());
   if (sequence == nullptr) return;
   const Locks locks = LockAllShared(*sequence);
-  const auto info = world_.engine().sequences().Get(sequence->id);
+  const auto info = world_.engine().sequences().Get(sequence->id, IdentityOf("alice"));
   if (info.ok()) world_.ExpectAgrees(*sequence, *info);
   world_.ExpectOutcome(info.status(), sequence, false);
+  world_.Trespass(sequence, &dice_);
 }
 
 uint64_t SequenceWorker::Shortest(const ModelSequence& sequence) {

@@ -108,7 +108,8 @@ void SequenceWorld::Create(Dice* dice) {
   const SequenceShape& shape = kShapes[dice->Below(std::size(kShapes))];
   const char* client = kClients[dice->Below(std::size(kClients))];
   const TimePoint now = clock().Now();
-  const auto info = engine_.sequences().Create(shape, dice->OneIn(4), client);
+  const auto info = engine_.sequences().Create(
+      shape, {dice->OneIn(4), /*shared=*/false, kGroupName}, IdentityOf(client));
   if (OverQuota(info.status())) return;
   ASSERT_TRUE(info.ok()) << info.status();
   uint64_t family = 0;
@@ -127,7 +128,8 @@ void SequenceWorld::Fork(const SequencePtr& parent, std::optional<uint64_t> leng
   if (Full()) return;
   const char* client = kClients[dice->Below(std::size(kClients))];
   const TimePoint now = clock().Now();
-  const auto info = engine_.sequences().Fork(parent->id, length, dice->OneIn(4), client);
+  const auto info = engine_.sequences().Fork(
+      parent->id, length, {dice->OneIn(4), /*shared=*/false, kGroupName}, IdentityOf(client));
   if (OverQuota(info.status())) return;
   ExpectOutcome(info.status(), parent, too_long);
   if (!info.ok()) return;
@@ -146,7 +148,8 @@ void SequenceWorld::Delete(uint32_t random) {
   const SequencePtr sequence = Remove(random);
   if (sequence == nullptr) return;
   sequence->doomed = true;
-  const absl::Status status = engine_.sequences().Delete(sequence->id);
+  const absl::Status status =
+      engine_.sequences().Delete(sequence->id, IdentityOf(sequence->client));
   sequence->gone = true;
   if (status.code() == StatusCode::kNotFound) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -154,7 +157,33 @@ void SequenceWorld::Delete(uint32_t random) {
   } else {
     EXPECT_EQ(status, absl::OkStatus());
   }
-  EXPECT_EQ(engine_.sequences().Get(sequence->id).status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(engine_.sequences().Get(sequence->id, IdentityOf("alice")).status().code(),
+            StatusCode::kNotFound);
+}
+
+void SequenceWorld::Trespass(const SequencePtr& sequence, Dice* dice) {
+  SequenceStore& store = engine_.sequences();
+  const SequenceId id = sequence->id;
+  const bool member = dice->OneIn(2);  // of the group
+  const Identity other =
+      member ? IdentityOf(sequence->client == "alice" ? "bob" : "alice") : Identity{"mallory", {}};
+  absl::Status status;
+  switch (dice->Below(member ? 2 : 4)) {
+    case 0:
+      status = store.Truncate(id, 0, {}, other).status();
+      break;
+    case 1:
+      status = store.Delete(id, other);
+      break;
+    case 2:
+      status = store.Get(id, other).status();
+      break;
+    default:
+      status = store.Fork(id, {}, {}, other).status();
+  }
+  if (member && status.code() == StatusCode::kNotFound) return ExpectLost(sequence);
+  EXPECT_EQ(status.code(), member ? StatusCode::kPermissionDenied : StatusCode::kNotFound);
+  Note(absl::StrCat("trespassed: ", absl::StatusCodeToString(status.code())));
 }
 
 void SequenceWorld::ExpectAgrees(const ModelSequence& sequence, const SequenceInfo& info) const {
@@ -162,7 +191,7 @@ void SequenceWorld::ExpectAgrees(const ModelSequence& sequence, const SequenceIn
   EXPECT_EQ(info.layer_lengths, sequence.lengths());
   EXPECT_EQ(info.kv_bytes, sequence.kv_bytes());
   EXPECT_LE(info.hot_bytes, info.kv_bytes);
-  EXPECT_EQ(info.pin, sequence.pin);
+  EXPECT_EQ(info.settings.pin, sequence.pin);
 }
 
 void SequenceWorld::ExpectOutcome(const absl::Status& status, const SequencePtr& sequence,
@@ -232,7 +261,7 @@ void SequenceWorld::ExpectAllAgree() {
   SequenceStore& store = engine_.sequences();
   store.ExpireIdle();  // now, and not while it compares
   for (const SequencePtr& sequence : std::vector<SequencePtr>(sequences_)) {
-    const auto info = store.Get(sequence->id);
+    const auto info = store.Get(sequence->id, IdentityOf("alice"));
     if (info.status().code() == StatusCode::kNotFound) {
       ExpectLost(sequence);
       continue;
@@ -255,7 +284,7 @@ void SequenceWorld::ExpectAllAgree() {
   EXPECT_EQ(stats.sequences, sequences_.size());
   for (const std::string client : kClients) {
     const auto of_client = [&](const SequencePtr& sequence) { return sequence->client == client; };
-    EXPECT_EQ(store.List(client, 0, 1000).sequences.size(),
+    EXPECT_EQ(store.List({client, {}}, 0, {1000}).sequences.size(),
               std::count_if(sequences_.begin(), sequences_.end(), of_client));
   }
   EXPECT_EQ(engine_.staging().used_bytes(), 0u);
@@ -268,7 +297,7 @@ void SequenceWorld::ExpectLimitsHold() {
   EXPECT_EQ(metrics_.sequences_evicted.Value() + metrics_.sequences_expired.Value(), lost_);
   EXPECT_GE(metrics_.sequences_evicted.Value(), lost_early_) << "sequences expire too early";
   for (const char* client : kClients) {
-    const SequenceStore::Listing listing = engine_.sequences().List(client, 0, 1000);
+    const SequenceStore::Listing listing = engine_.sequences().List({client, {}}, 0, {1000});
     EXPECT_LE(listing.sequences.size(), kClientSequences);
     for (const SequenceInfo& info : listing.sequences) EXPECT_LT(info.idle, kIdleTimeout);
   }
@@ -315,16 +344,16 @@ std::vector<std::string> SequenceWorld::MissingOutcomes() const {
   const auto want = [&](bool happened, const std::string& what) {
     if (!happened) missing.push_back(what);
   };
-  for (const char* what : {"OK", "CANCELLED", "NOT_FOUND", "FAILED_PRECONDITION",
-                           "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"}) {
+  for (const char* what :
+       {"trespassed: NOT_FOUND", "trespassed: PERMISSION_DENIED", "OK", "CANCELLED", "NOT_FOUND",
+        "FAILED_PRECONDITION", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"}) {
     want(noted_.count(what) > 0, what);
   }
   if (has_limits()) {
     want(metrics_.sequences_evicted.Value() > 0, "an eviction");
     want(metrics_.sequences_expired.Value() > 0, "an expiry");
     for (const char* what :
-         {"refused by the quota of sequences", "refused by the quota of K/V",
-          "waited for staging: OK", "waited for staging: CANCELLED",
+         {"refused by the quota of K/V", "waited for staging: OK", "waited for staging: CANCELLED",
           "waited for staging: DEADLINE_EXCEEDED", "waited for staging: RESOURCE_EXHAUSTED"}) {
       want(noted_.count(what) > 0, what);
     }
@@ -338,7 +367,8 @@ std::vector<std::string> SequenceWorld::MissingOutcomes() const {
 
 void SequenceWorld::DeleteAll() {
   for (const SequencePtr& sequence : sequences_) {
-    EXPECT_EQ(engine_.sequences().Delete(sequence->id), absl::OkStatus());
+    EXPECT_EQ(engine_.sequences().Delete(sequence->id, IdentityOf(sequence->client)),
+              absl::OkStatus());
   }
   sequences_.clear();
 }

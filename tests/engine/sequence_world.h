@@ -22,6 +22,10 @@ using SequencePtr = std::shared_ptr<ModelSequence>;
 
 inline constexpr uint32_t kGroup = 2;  // query heads of a KV head
 
+// Everybody who takes part belongs to this group, with which all sequences are shared.
+inline constexpr const char* kGroupName = "world";
+inline Identity IdentityOf(const std::string& client) { return {client, {kGroupName}}; }
+
 struct Dice {
   std::mt19937 random;
 
@@ -63,6 +67,9 @@ class SequenceWorld {
   void Create(Dice* dice);
   // The first `length` rows of the parent's layers must not change meanwhile.
   void Fork(const SequencePtr& parent, std::optional<uint64_t> length, Dice* dice, bool too_long);
+
+  // Clients that do not own a sequence of the world try to change it or to see it: in vain.
+  void Trespass(const SequencePtr& sequence, Dice* dice);
 
   // Deletes any sequence, even one that requests wait for, use or hold locks of.
   void Delete(uint32_t random);

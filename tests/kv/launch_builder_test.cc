@@ -167,7 +167,7 @@ TEST_F(SequenceLaunchTest, ForksThatAppendInOneLaunchEachGetACopy) {
   const SequenceId parent = Load("p");
   const SequenceId a = Fork(parent);
   const SequenceId b = Fork(parent);
-  ASSERT_EQ(store_->Delete(parent), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(parent, {"alice", {}}), absl::OkStatus());
   ASSERT_EQ(Append({{a, "+a"}, {b, "+b"}}), absl::OkStatus());
   EXPECT_EQ(Text(a), "p+a");
   EXPECT_EQ(Text(b), "p+b");
@@ -190,7 +190,7 @@ TEST_F(SequenceLaunchTest, TruncateDiscardsWhatARunningLaunchAppends) {
   const OperationPtr operation = Lease({{id, Rows(100, 'x')}});
   const auto launch = Begin({operation.get()});
   EXPECT_EQ(Pages(), 3u);
-  ASSERT_TRUE(store_->Truncate(id, 65, {}).ok());
+  ASSERT_TRUE(store_->Truncate(id, 65, {}, {"alice", {}}).ok());
   store_->EndLaunch(*launch, true);
   EXPECT_EQ(Length(id), 65u);
   EXPECT_EQ(Pages(), 2u);
@@ -203,7 +203,8 @@ TEST_F(SequenceLaunchTest, TruncateDiscardsTheCopyOfASharedPageToo) {
   const SequenceId child = Fork(parent);
   const OperationPtr operation = Lease({{child, "xyz"}});
   const auto launch = Begin({operation.get()});
-  ASSERT_TRUE(store_->Truncate(child, 3, {}).ok());  // keeps all that it has, but nothing pending
+  ASSERT_TRUE(store_->Truncate(child, 3, {}, {"alice", {}})
+                  .ok());  // keeps all that it has, but nothing pending
   store_->EndLaunch(*launch, true);
   EXPECT_EQ(Text(child), "abc");
   EXPECT_EQ(Pages(), 1u);
@@ -215,8 +216,8 @@ TEST_F(SequenceLaunchTest, PagesThatALaunchUsesStayUntilItHasEnded) {
   const OperationPtr read = Lease({{truncated, ""}});
   const OperationPtr append = Lease({{deleted, "c"}});
   const auto launch = Begin({read.get(), append.get()});
-  ASSERT_TRUE(store_->Truncate(truncated, 1, {}).ok());
-  ASSERT_EQ(store_->Delete(deleted), absl::OkStatus());
+  ASSERT_TRUE(store_->Truncate(truncated, 1, {}, {"alice", {}}).ok());
+  ASSERT_EQ(store_->Delete(deleted, {"alice", {}}), absl::OkStatus());
   EXPECT_FALSE(Exists(deleted));
   EXPECT_EQ(Pages(), 6u);
   Load(Rows(640, 'z'));  // takes other pages
@@ -232,7 +233,7 @@ TEST_F(SequenceLaunchTest, ASequenceThatIsDeletedWhileItsRequestWaitsIsNotFound)
   const SequenceId kept = Load("kept");
   const OperationPtr both = Lease({{kept, "+x"}, {deleted, "+x"}});
   const OperationPtr other = Lease({{kept, "+y"}});
-  ASSERT_EQ(store_->Delete(deleted), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(deleted, {"alice", {}}), absl::OkStatus());
   const auto launch = Begin({both.get(), other.get()});
   ASSERT_THAT(launch->refused, SizeIs(1));
   EXPECT_EQ(launch->refused[0].first, both.get());
@@ -252,7 +253,7 @@ TEST_F(SequenceLaunchTest, WhatIsDroppedIsFreeWhenEveryLaunchOfThatTimeHasEnded)
     const auto older = Begin({read_kept.get()});
     const auto younger = Begin({read_dropped.get()});
     EXPECT_LT(older->id, younger->id);
-    ASSERT_EQ(store_->Delete(dropped), absl::OkStatus());
+    ASSERT_EQ(store_->Delete(dropped, {"alice", {}}), absl::OkStatus());
     const auto later = Begin({read_kept.get()});
     store_->EndLaunch(older_ends_first ? *older : *younger, true);
     EXPECT_EQ(Pages(), 2u);

@@ -21,7 +21,7 @@ class SequenceMovesTest : public SequenceStoreTest {
   SequenceMovesTest() { Open({}, /*pages=*/32, /*hot_pages=*/4); }
 
   // A pinned fork: its pages should be hot, and are not yet.
-  SequenceId Pin(SequenceId id) { return store_->Fork(id, {}, /*pin=*/true, "alice")->id; }
+  SequenceId Pin(SequenceId id) { return store_->Fork(id, {}, {/*pin=*/true}, {"alice", {}})->id; }
 };
 
 TEST_F(SequenceMovesTest, WithoutAHotSegmentNothingMoves) {
@@ -52,7 +52,7 @@ TEST_F(SequenceMovesTest, FullPagesThatAPinnedSequenceSharesBecomeHot) {
 TEST_F(SequenceMovesTest, APinnedSequenceDisplacesOneThatIsNot) {
   const SequenceId was_pinned = Load(Rows(4 * 64, 'a'), /*pin=*/true);
   const SequenceId displaced = Fork(was_pinned);
-  ASSERT_EQ(store_->Delete(was_pinned), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(was_pinned, {"alice", {}}), absl::OkStatus());
   const SequenceId pinned = Pin(Load(Rows(3 * 64, 'b')));
   MovePages();  // makes room
   MovePages();
@@ -68,7 +68,7 @@ TEST_F(SequenceMovesTest, APinnedSequenceDisplacesOneThatIsNot) {
 TEST_F(SequenceMovesTest, MakesRoomBeforeItPromotes) {
   const SequenceId was_pinned = Load(Rows(3 * 64, 'a'), /*pin=*/true);  // one hot page is free
   const SequenceId displaced = Fork(was_pinned);
-  ASSERT_EQ(store_->Delete(was_pinned), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(was_pinned, {"alice", {}}), absl::OkStatus());
   const SequenceId pinned = Pin(Load(Rows(4 * 64, 'b')));
   store_->EndMoves(BeginMoves(2 * kPageBytes), true);
   EXPECT_EQ(metrics_.kv_demoted_bytes.Value(), 2 * kPageBytes);
@@ -95,7 +95,7 @@ TEST_F(SequenceMovesTest, HotPagesThatAreGoneLeaveAQuarterOnce) {
   const SequenceId first = Load(Rows(64, 'a'), /*pin=*/true);
   const SequenceId second = Load(Rows(3 * 64, 'b'), /*pin=*/true);
   EXPECT_FALSE(store_->ShouldResetPersistingL2());
-  ASSERT_EQ(store_->Delete(first), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(first, {"alice", {}}), absl::OkStatus());
   EXPECT_TRUE(store_->ShouldResetPersistingL2());
   EXPECT_FALSE(store_->ShouldResetPersistingL2());
   EXPECT_EQ(HotPages(second), 3u);
@@ -104,13 +104,13 @@ TEST_F(SequenceMovesTest, HotPagesThatAreGoneLeaveAQuarterOnce) {
 TEST_F(SequenceMovesTest, AHotPlaceThatIsTakenAgainIsNotLeft) {
   const SequenceId first = Load(Rows(64, 'a'), /*pin=*/true);
   Load(Rows(3 * 64, 'b'), /*pin=*/true);
-  ASSERT_EQ(store_->Delete(first), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(first, {"alice", {}}), absl::OkStatus());
   EXPECT_EQ(HotPages(Load(Rows(64, 'c'), /*pin=*/true)), 1u);
   EXPECT_FALSE(store_->ShouldResetPersistingL2());
 }
 
 TEST_F(SequenceMovesTest, ColdPagesThatAreGoneLeaveNothing) {
-  ASSERT_EQ(store_->Delete(Load(Rows(4 * 64, 'a'))), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(Load(Rows(4 * 64, 'a')), {"alice", {}}), absl::OkStatus());
   EXPECT_FALSE(store_->ShouldResetPersistingL2());
 }
 
@@ -141,9 +141,9 @@ TEST_F(SequenceMovesTest, ARunningLaunchKeepsTheOldPlace) {
 TEST_F(SequenceMovesTest, APageThatMovesIsCopiedAndNotWritten) {
   const SequenceId source = Load(Rows(64, 'a'));
   const SequenceId pinned = Pin(source);
-  ASSERT_EQ(store_->Delete(source), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(source, {"alice", {}}), absl::OkStatus());
   const PageMoves moves = BeginMoves();
-  ASSERT_TRUE(store_->Truncate(pinned, 60, {}).ok());
+  ASSERT_TRUE(store_->Truncate(pinned, 60, {}, {"alice", {}}).ok());
   const OperationPtr operation = Lease({{pinned, "bbbb"}});
   const auto launch = Begin({operation.get()});
   EXPECT_THAT(launch->copies, SizeIs(1));
@@ -157,8 +157,8 @@ TEST_F(SequenceMovesTest, WhatIsDeletedWhileItMovesIsFreeAfterwards) {
   const SequenceId source = Load(Rows(64, 'a'));
   const SequenceId pinned = Pin(source);
   const PageMoves moves = BeginMoves();
-  ASSERT_EQ(store_->Delete(source), absl::OkStatus());
-  ASSERT_EQ(store_->Delete(pinned), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(source, {"alice", {}}), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(pinned, {"alice", {}}), absl::OkStatus());
   EXPECT_EQ(Pages(), 2u);
   store_->EndMoves(moves, true);
   EXPECT_EQ(Pages(), 0u);

@@ -33,25 +33,47 @@ constexpr size_t kClientPages = 18;
 constexpr size_t kClientSequences = 6;
 constexpr std::chrono::seconds kIdleTimeout(10);
 
-// Pages alive, by the client that pays.
+// Pages that a client pays for, by client.
 using Payments = std::map<std::string, size_t>;
 
 // A page, alive as long as a layer holds it.
-class Page {
- public:
-  Page(Payments* payments, const std::string& client) : paid_(&(*payments)[client]) { ++*paid_; }
-  ~Page() { --*paid_; }
+struct Page {
+  explicit Page(size_t* count) : alive(count) { ++*alive; }
+  ~Page() { --*alive; }
   Page(const Page&) = delete;
   Page& operator=(const Page&) = delete;
 
- private:
-  size_t* const paid_;
+  size_t* const alive;
+  std::map<std::string, size_t> holders;  // layers that hold it, by client
 };
-using PagePtr = std::shared_ptr<Page>;
+
+// What a client pays as long as a layer of it holds the page, once for all its layers.
+class Payment {
+ public:
+  Payment(Page* page, Payments* payments, std::string client)
+      : page_(*page), paid_((*payments)[client]), client_(std::move(client)) {
+    if (++page_.holders[client_] == 1) ++paid_;
+  }
+  ~Payment() {
+    if (--page_.holders[client_] == 0) --paid_;
+  }
+  Payment(const Payment&) = delete;
+  Payment& operator=(const Payment&) = delete;
+
+ private:
+  Page& page_;
+  size_t& paid_;
+  const std::string client_;
+};
+
+struct HeldPage {
+  std::shared_ptr<Page> page;
+  std::shared_ptr<Payment> payment;  // destroyed before the page
+};
 
 struct Layer {
   std::string text;
-  std::vector<PagePtr> pages;
+  std::vector<HeldPage> pages;
 };
 
 struct Model {
@@ -92,10 +114,28 @@ class SequenceLimitsTest : public SequenceStoreTest, public ::testing::WithParam
   ModelPtr Any() {
     return by_use_.empty() ? nullptr : *std::next(by_use_.begin(), Below(by_use_.size()));
   }
-  size_t PagesInUse() const {
-    size_t pages = 0;
-    for (const auto& [client, paid] : payments_) pages += paid;
-    return pages;
+  HeldPage Hold(std::shared_ptr<Page> page, const std::string& client) {
+    auto payment = std::make_shared<Payment>(page.get(), &payments_, client);
+    return {std::move(page), std::move(payment)};
+  }
+  ModelPtr LeastRecentlyUsed(const std::string& client = "") const {
+    const auto found = std::find_if(by_use_.begin(), by_use_.end(), [&](const ModelPtr& model) {
+      return model->leases == 0 && (client.empty() || model->client == client);
+    });
+    return found == by_use_.end() ? nullptr : *found;
+  }
+  // Evicts the least recently used sequence (of `client`, unless that is empty). False if it must
+  // not or cannot.
+  bool Evict(const std::string& client = "") {
+    const ModelPtr victim = GetParam() ? LeastRecentlyUsed(client) : nullptr;
+    if (victim == nullptr) return false;
+    evicted_.insert(victim->id.ToBytes());
+    victim->gone = true;
+    for (Layer& layer : victim->layers) layer.pages.clear();
+    by_use_.erase(Find(victim));
+    Count("evicted");
+    if (!client.empty()) Count("evicted for the client's own limit");
+    return true;
   }
   std::vector<SequenceId> IdsOf(const std::string& client) const {
     std::vector<SequenceId> ids;
@@ -149,22 +189,43 @@ class SequenceLimitsTest : public SequenceStoreTest, public ::testing::WithParam
     const std::string client = AnyClient();
     std::optional<uint64_t> length;
     if (parent != nullptr && OneIn(2)) length = Below(parent->shortest() + 1);
-    const bool refused = IdsOf(client).size() >= kClientSequences;
-    const auto info = parent == nullptr ? store_->Create(Shape(kLayers), OneIn(4), client)
-                                        : store_->Fork(parent->id, length, OneIn(4), client);
-    EXPECT_EQ(info.status().code(), refused ? StatusCode::kResourceExhausted : StatusCode::kOk);
-    Count(refused ? "client_sequences" : "created");
-    if (!info.ok()) return;
+    const SequenceSettings settings = {OneIn(4), /*shared=*/true};
+    const auto info = parent == nullptr ? store_->Create(Shape(kLayers), settings, {client, {}})
+                                        : store_->Fork(parent->id, length, settings, {client, {}});
     const auto model = std::make_shared<Model>();
+    const char* const refusal = Refusal(parent, length, client, model.get());
+    EXPECT_EQ(info.status().code(),
+              refusal != nullptr ? StatusCode::kResourceExhausted : StatusCode::kOk);
+    Count(refusal != nullptr ? refusal : "created");
+    if (!info.ok()) return;
     model->id = info->id;
     model->client = client;
     model->last_used = clock_.Now();
     by_use_.push_back(model);
     by_age_.push_back(model);
-    if (parent == nullptr) return;
-    model->layers = parent->layers;
-    if (length.has_value()) Shorten(model.get(), *length);
-    MarkUsed(parent);
+    if (parent != nullptr) MarkUsed(parent);
+  }
+
+  // The limit that refuses the new sequence; null if none does. Gives it the parent's layers.
+  const char* Refusal(const ModelPtr& parent, std::optional<uint64_t> length,
+                      const std::string& client, Model* model) {
+    if (parent != nullptr) ++parent->leases;
+    const char* refusal = nullptr;
+    while (refusal == nullptr && IdsOf(client).size() >= kClientSequences) {
+      if (!Evict(client)) refusal = "client_sequences";
+    }
+    if (refusal == nullptr && parent != nullptr) {
+      model->layers = parent->layers;
+      for (Layer& layer : model->layers) {
+        for (HeldPage& held : layer.pages) held = Hold(held.page, client);
+      }
+      if (length.has_value()) Shorten(model, *length);
+      while (refusal == nullptr && payments_[client] > kClientPages) {
+        if (!Evict(client)) refusal = "client_kv_bytes of a fork";
+      }
+    }
+    if (parent != nullptr) --parent->leases;
+    return refusal;
   }
 
   static void Shorten(Model* model, size_t length) {
@@ -178,7 +239,8 @@ class SequenceLimitsTest : public SequenceStoreTest, public ::testing::WithParam
     const ModelPtr model = Any();
     if (model == nullptr) return;
     const uint64_t length = Below(model->shortest() + 1);
-    EXPECT_EQ(store_->Truncate(model->id, length, {}).status(), absl::OkStatus());
+    EXPECT_EQ(store_->Truncate(model->id, length, {}, {model->client, {}}).status(),
+              absl::OkStatus());
     Shorten(model.get(), length);
     MarkUsed(model);
   }
@@ -186,7 +248,7 @@ class SequenceLimitsTest : public SequenceStoreTest, public ::testing::WithParam
   void Delete() {
     const ModelPtr model = Any();
     if (model == nullptr) return;
-    EXPECT_EQ(store_->Delete(model->id), absl::OkStatus());
+    EXPECT_EQ(store_->Delete(model->id, {model->client, {}}), absl::OkStatus());
     Remove(model);
   }
 
@@ -217,7 +279,12 @@ class SequenceLimitsTest : public SequenceStoreTest, public ::testing::WithParam
       leased.models.push_back(model);
     }
     if (leased.parts.empty()) return;
-    leased.operation = Lease(leased.parts, leased.layer);
+    // It is shared with everybody, and changed by its owner only.
+    const std::string client = leased.models[0]->client;
+    for (size_t i = 0; i < leased.parts.size(); ++i) {
+      if (leased.models[i]->client != client) leased.parts[i].text.clear();
+    }
+    leased.operation = Lease(leased.parts, leased.layer, client.c_str());
     for (const ModelPtr& model : leased.models) {
       ++model->leases;
       MarkUsed(model);
@@ -287,9 +354,9 @@ class SequenceLimitsTest : public SequenceStoreTest, public ::testing::WithParam
         predicted.message = absl::StrCat("the sequence has ", length, " rows");
         return predicted;
       }
-      std::vector<PagePtr> added;
+      std::vector<HeldPage> added;
       const bool copies = !part.text.empty() && length % kernels::kPageTokens != 0 &&
-                          layer.pages.back().use_count() > 1;
+                          layer.pages.back().page.use_count() > 1;
       const size_t kept = layer.pages.size() - copies;
       while (kept + added.size() < PagesFor(length + part.text.size())) {
         if (!Allocate(model.client, &added, &predicted)) return predicted;
@@ -303,36 +370,28 @@ class SequenceLimitsTest : public SequenceStoreTest, public ::testing::WithParam
   }
 
   // Adds a page that `client` pays for, or refuses.
-  bool Allocate(const std::string& client, std::vector<PagePtr>* added, Prediction* predicted) {
-    if (payments_[client] == kClientPages) {
+  bool Allocate(const std::string& client, std::vector<HeldPage>* added, Prediction* predicted) {
+    while (payments_[client] >= kClientPages && Evict(client)) continue;
+    if (payments_[client] >= kClientPages) {
       predicted->code = StatusCode::kResourceExhausted;
       predicted->message = absl::StrCat("this client hold ", kClientPages * kPageBytes, " of ");
       Count("client_kv_bytes");
       return false;
     }
-    while (PagesInUse() == kPages) {
-      const auto victim = std::find_if(by_use_.begin(), by_use_.end(),
-                                       [](const ModelPtr& model) { return model->leases == 0; });
-      if (!GetParam() || victim == by_use_.end()) {
-        predicted->code = StatusCode::kResourceExhausted;
-        predicted->message = "K/V memory is full";
-        Count("full");
-        return false;
-      }
-      evicted_.insert((*victim)->id.ToBytes());
-      const ModelPtr model = *victim;
-      model->gone = true;
-      for (Layer& layer : model->layers) layer.pages.clear();
-      by_use_.erase(victim);
-      Count("evicted");
+    while (pages_ == kPages && Evict()) continue;
+    if (pages_ == kPages) {
+      predicted->code = StatusCode::kResourceExhausted;
+      predicted->message = "K/V memory is full";
+      Count("full");
+      return false;
     }
-    added->push_back(std::make_shared<Page>(&payments_, client));
+    added->push_back(Hold(std::make_shared<Page>(&pages_), client));
     return true;
   }
 
   void ExpectAgrees() {
     for (const ModelPtr& model : by_use_) {
-      const auto info = store_->Get(model->id);
+      const auto info = store_->Get(model->id, {"alice", {}});
       ASSERT_TRUE(info.ok()) << info.status();
       EXPECT_EQ(info->layer_lengths[0], model->layers[0].text.size());
       EXPECT_EQ(info->layer_lengths[1], model->layers[1].text.size());
@@ -343,12 +402,12 @@ class SequenceLimitsTest : public SequenceStoreTest, public ::testing::WithParam
       EXPECT_FALSE(Exists(*SequenceId::FromBytes(id)));
     }
     EXPECT_EQ(store_->stats().sequences, by_use_.size());
-    EXPECT_EQ(Pages(), PagesInUse());
+    EXPECT_EQ(Pages(), pages_);
     EXPECT_EQ(metrics_.sequences_evicted.Value(), counts_["evicted"]);
     EXPECT_EQ(metrics_.sequences_expired.Value(), counts_["expired"]);
     for (const char* client : kClients) {
       std::vector<SequenceId> listed;
-      for (const SequenceInfo& info : store_->List(client, 0, 100).sequences) {
+      for (const SequenceInfo& info : store_->List({client, {}}, 0, {100}).sequences) {
         listed.push_back(info.id);
       }
       EXPECT_TRUE(listed == IdsOf(client)) << client;
@@ -359,6 +418,7 @@ class SequenceLimitsTest : public SequenceStoreTest, public ::testing::WithParam
 
   std::mt19937 random_{TestSeed()};
   Payments payments_;              // outlives the pages
+  size_t pages_ = 0;               // alive
   std::list<ModelPtr> by_use_;     // least recently used first
   std::vector<ModelPtr> by_age_;   // oldest first, also those that are gone
   std::vector<Leased> held_;       // leased and not launched
@@ -376,14 +436,19 @@ TEST_P(SequenceLimitsTest, AnswersAsPredicted) {
     ExpectAgrees();
   }
   // Otherwise the test would show less than it seems to.
-  for (const char* what : {"created", "client_sequences", "client_kv_bytes", "expired", "OK",
-                           "NOT_FOUND", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED"}) {
-    EXPECT_GT(counts_[what], 0u) << what;
+  std::vector<const char*> wanted = {"created", "expired", "OK", "NOT_FOUND",
+                                     "FAILED_PRECONDITION"};
+  if (GetParam()) {
+    wanted.insert(wanted.end(), {"evicted", "evicted for the client's own limit"});
+  } else {
+    wanted.insert(wanted.end(),
+                  {"client_sequences", "client_kv_bytes", "full", "RESOURCE_EXHAUSTED"});
   }
+  for (const char* what : wanted) EXPECT_GT(counts_[what], 0u) << what;
   EXPECT_EQ(counts_["evicted"] > 0, GetParam());
-  EXPECT_TRUE(GetParam() || counts_["full"] > 0);
   held_.clear();
-  for (const ModelPtr& model : by_use_) EXPECT_EQ(store_->Delete(model->id), absl::OkStatus());
+  for (const ModelPtr& model : by_use_)
+    EXPECT_EQ(store_->Delete(model->id, {model->client, {}}), absl::OkStatus());
   EXPECT_EQ(Pages(), 0u);
   EXPECT_EQ(store_->stats().metadata_bytes, 0u);
 }

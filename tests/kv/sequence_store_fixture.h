@@ -47,11 +47,12 @@ class SequenceStoreTest : public ::testing::Test {
   static SequenceShape Shape(uint32_t layers = 1) {
     return {layers, 1, kHeadDim, kernels::DType::kFloat16};
   }
+  // Others may fork it.
   SequenceId Create(uint32_t layers = 1, bool pin = false, const char* client = "alice") {
-    return store_->Create(Shape(layers), pin, client)->id;
+    return store_->Create(Shape(layers), {pin, /*shared=*/true}, {client, {}})->id;
   }
   SequenceId Fork(SequenceId id, std::optional<uint64_t> length = {}) {
-    return store_->Fork(id, length, /*pin=*/false, "alice")->id;
+    return store_->Fork(id, length, {}, {"alice", {}})->id;
   }
   // A sequence with `text` in layer 0.
   SequenceId Load(const std::string& text, bool pin = false) {
@@ -67,8 +68,10 @@ class SequenceStoreTest : public ::testing::Test {
     std::optional<uint64_t> expected_length = {};
   };
 
-  OperationPtr MakeOperation(const std::vector<Part>& parts, uint32_t layer = 0) {
+  OperationPtr MakeOperation(const std::vector<Part>& parts, uint32_t layer = 0,
+                             const char* client = "alice") {
     auto operation = std::make_unique<AttendOperation>();
+    operation->identity.name = client;
     operation->request = MakeRequest(1, 1, 1, 1, kHeadDim);
     operation->request.layer = layer;
     std::vector<SpanShape> spans;
@@ -86,8 +89,9 @@ class SequenceStoreTest : public ::testing::Test {
     }
     return operation;
   }
-  OperationPtr Lease(const std::vector<Part>& parts, uint32_t layer = 0) {
-    OperationPtr operation = MakeOperation(parts, layer);
+  OperationPtr Lease(const std::vector<Part>& parts, uint32_t layer = 0,
+                     const char* client = "alice") {
+    OperationPtr operation = MakeOperation(parts, layer, client);
     EXPECT_EQ(store_->Lease(operation.get()), absl::OkStatus());
     return operation;
   }
@@ -101,8 +105,9 @@ class SequenceStoreTest : public ::testing::Test {
   }
 
   // A whole request, from Lease to EndLaunch.
-  absl::Status Append(const std::vector<Part>& parts, uint32_t layer = 0) {
-    const OperationPtr operation = Lease(parts, layer);
+  absl::Status Append(const std::vector<Part>& parts, uint32_t layer = 0,
+                      const char* client = "alice") {
+    const OperationPtr operation = Lease(parts, layer, client);
     const std::unique_ptr<Launch> launch = Begin({operation.get()});
     store_->EndLaunch(*launch, true);
     return launch->refused.empty() ? absl::OkStatus() : launch->refused[0].second;
@@ -143,11 +148,13 @@ class SequenceStoreTest : public ::testing::Test {
   void MovePages() { store_->EndMoves(BeginMoves(), true); }
 
   uint64_t Length(SequenceId id, uint32_t layer = 0) const {
-    return store_->Get(id)->layer_lengths[layer];
+    return store_->Get(id, {"alice", {}})->layer_lengths[layer];
   }
-  size_t HotPages(SequenceId id) const { return store_->Get(id)->hot_bytes / kPageBytes; }
+  size_t HotPages(SequenceId id) const {
+    return store_->Get(id, {"alice", {}})->hot_bytes / kPageBytes;
+  }
   size_t Pages() const { return store_->stats().pages; }
-  bool Exists(SequenceId id) const { return store_->Get(id).ok(); }
+  bool Exists(SequenceId id) const { return store_->Get(id, {"alice", {}}).ok(); }
 
   StagingPool staging_{size_t{64} << 20, StagingPool::HeapAllocator()};
   FakeClock clock_;

@@ -22,11 +22,11 @@ using absl::StatusCode;
 using std::chrono::seconds;
 
 TEST_F(SequenceStoreTest, CreateTellsOfAnEmptySequence) {
-  const SequenceInfo info = *store_->Create(Shape(3), /*pin=*/true, "alice");
+  const SequenceInfo info = *store_->Create(Shape(3), {/*pin=*/true}, {"alice", {}});
   EXPECT_THAT(info.layer_lengths, ElementsAre(0, 0, 0));
   EXPECT_EQ(info.shape.num_layers, 3u);
   EXPECT_EQ(info.kv_bytes, 0u);
-  EXPECT_TRUE(info.pin);
+  EXPECT_TRUE(info.settings.pin);
   EXPECT_EQ(store_->stats().sequences, 1u);
   EXPECT_EQ(Pages(), 0u);
 }
@@ -42,7 +42,7 @@ TEST_F(SequenceStoreTest, RefusesShapesBeyondTheLimitsAndSaysWhich) {
   options.max_heads = 3;
   Open(options);
   const auto refusal = [&](SequenceShape shape) {
-    const absl::Status status = store_->Create(shape, false, "alice").status();
+    const absl::Status status = store_->Create(shape, {false}, {"alice", {}}).status();
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     return std::string(status.message());
   };
@@ -64,13 +64,13 @@ TEST_F(SequenceStoreTest, LimitsTheSequencesOfEachClient) {
   Open(options);
   const SequenceId first = Create();
   const SequenceId second = Create();
-  EXPECT_EQ(store_->Create(Shape(), false, "alice").status().code(),
+  EXPECT_EQ(store_->Create(Shape(), {false}, {"alice", {}}).status().code(),
             StatusCode::kResourceExhausted);
-  EXPECT_EQ(store_->Fork(first, {}, false, "alice").status().code(),
+  EXPECT_EQ(store_->Fork(first, {}, {false}, {"alice", {}}).status().code(),
             StatusCode::kResourceExhausted);
-  EXPECT_TRUE(store_->Fork(first, {}, false, "bob").ok());
-  ASSERT_EQ(store_->Delete(second), absl::OkStatus());
-  EXPECT_TRUE(store_->Fork(first, {}, false, "alice").ok());
+  EXPECT_TRUE(store_->Fork(first, {}, {false}, {"bob", {}}).ok());
+  ASSERT_EQ(store_->Delete(second, {"alice", {}}), absl::OkStatus());
+  EXPECT_TRUE(store_->Fork(first, {}, {false}, {"alice", {}}).ok());
 }
 
 TEST_F(SequenceStoreTest, LimitsTheKvBytesThatTheSequencesOfAClientTook) {
@@ -83,14 +83,46 @@ TEST_F(SequenceStoreTest, LimitsTheKvBytesThatTheSequencesOfAClientTook) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("hold 16384 of 16384 bytes"));
   EXPECT_EQ(Text(a), Rows(128, 'a'));
 
-  // Alice pays for what she took, as long as Bob shares it.
-  const SequenceId shared = store_->Fork(a, 64, false, "bob")->id;
-  ASSERT_EQ(store_->Delete(a), absl::OkStatus());
-  const SequenceId b = Load(Rows(64, 'b'));
-  EXPECT_EQ(Append(b, "b").code(), StatusCode::kResourceExhausted);
-  EXPECT_EQ(Append(shared, Rows(128, 'c')), absl::OkStatus());
-  ASSERT_EQ(store_->Delete(shared), absl::OkStatus());
-  EXPECT_EQ(Append(b, "b"), absl::OkStatus());
+  // Bob pays for what he shares, and Alice no longer for what she has dropped.
+  const SequenceId fork = store_->Fork(a, 64, {}, {"bob", {}})->id;
+  EXPECT_EQ(Append({{fork, Rows(65, 'c')}}, 0, "bob").code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(Append({{fork, Rows(64, 'c')}}, 0, "bob"), absl::OkStatus());
+  EXPECT_EQ(store_->Fork(a, {}, {}, {"bob", {}}).status().code(), StatusCode::kResourceExhausted);
+  EXPECT_TRUE(store_->Fork(a, 64, {}, {"bob", {}}).ok()) << "it has paid for this page";
+  ASSERT_EQ(store_->Delete(a, {"alice", {}}), absl::OkStatus());
+  EXPECT_EQ(Pages(), 2u);
+  Load(Rows(128, 'b'));
+}
+
+TEST_F(SequenceStoreTest, NobodyHoldsAPageAtTheCostOfAnother) {
+  SequenceStore::Options options;
+  options.client_kv_bytes = 3 * kPageBytes;
+  Open(options);
+  const SequenceId a = Load(Rows(70, 'a'));
+  const SequenceId b = store_->Fork(a, {}, {/*pin=*/false, /*shared=*/true}, {"bob", {}})->id;
+  ASSERT_TRUE(store_->Delete(a, {"alice", {}}).ok());
+  const SequenceId again = Fork(b);  // now Alice is the one who borrows
+  ASSERT_TRUE(store_->Delete(b, {"bob", {}}).ok());
+  EXPECT_EQ(Text(again), Rows(70, 'a'));
+  EXPECT_EQ(Append(again, Rows(58, 'b')), absl::OkStatus());
+  EXPECT_EQ(Append(again, Rows(64, 'b')), absl::OkStatus());
+  EXPECT_EQ(Append(again, "b").code(), StatusCode::kResourceExhausted);
+  ASSERT_TRUE(store_->Delete(again, {"alice", {}}).ok());
+  EXPECT_EQ(Pages(), 0u);
+  Load(Rows(3 * 64, 'c'));
+}
+
+TEST_F(SequenceStoreTest, ALeaseOutlivesTheAccountsOfASharedPage) {
+  const SequenceId a = Load(Rows(70, 'a'));
+  const SequenceId b = store_->Fork(a, {}, {}, {"bob", {}})->id;
+  const OperationPtr read_a = Lease({{a, ""}});
+  const OperationPtr read_b = Lease({{b, "b"}}, 0, "bob");
+  const auto launch = Begin({read_a.get(), read_b.get()});
+  ASSERT_TRUE(store_->Delete(b, {"bob", {}}).ok());
+  ASSERT_TRUE(store_->Delete(a, {"alice", {}}).ok());
+  EXPECT_EQ(Text(*launch, 0), Rows(70, 'a'));
+  store_->EndLaunch(*launch, true);
+  EXPECT_EQ(Pages(), 0u);
 }
 
 TEST_F(SequenceStoreTest, LimitsTheMetadataOfAllSequencesTogether) {
@@ -99,7 +131,7 @@ TEST_F(SequenceStoreTest, LimitsTheMetadataOfAllSequencesTogether) {
   const SequenceId child = Fork(parent);
   const size_t forked_bytes = store_->stats().metadata_bytes - created_bytes;
   EXPECT_EQ(forked_bytes, created_bytes + 10 * sizeof(PageId));
-  ASSERT_EQ(store_->Delete(child), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(child, {"alice", {}}), absl::OkStatus());
   EXPECT_EQ(store_->stats().metadata_bytes, created_bytes);
 
   SequenceStore::Options options;
@@ -107,16 +139,18 @@ TEST_F(SequenceStoreTest, LimitsTheMetadataOfAllSequencesTogether) {
   Open(options);
   const SequenceId full = Load(Rows(640, 'f'));
   Create();
-  EXPECT_EQ(store_->Fork(full, {}, false, "bob").status().code(), StatusCode::kResourceExhausted);
-  EXPECT_TRUE(store_->Fork(full, 0, false, "bob").ok());
-  EXPECT_EQ(store_->Create(Shape(), false, "bob").status().code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(store_->Fork(full, {}, {false}, {"bob", {}}).status().code(),
+            StatusCode::kResourceExhausted);
+  EXPECT_TRUE(store_->Fork(full, 0, {false}, {"bob", {}}).ok());
+  EXPECT_EQ(store_->Create(Shape(), {false}, {"bob", {}}).status().code(),
+            StatusCode::kResourceExhausted);
   EXPECT_EQ(store_->stats().metadata_bytes, 3 * created_bytes);
 }
 
 TEST_F(SequenceStoreTest, AForkSharesThePages) {
   const SequenceId parent = Load(Rows(64, 'a') + Rows(64, 'b') + Rows(2, 'c'));
-  const SequenceInfo whole = *store_->Fork(parent, {}, false, "bob");
-  const SequenceInfo part = *store_->Fork(parent, 65, false, "bob");
+  const SequenceInfo whole = *store_->Fork(parent, {}, {false, true}, {"bob", {}});
+  const SequenceInfo part = *store_->Fork(parent, 65, {false, true}, {"bob", {}});
   EXPECT_THAT(whole.layer_lengths, ElementsAre(130));
   EXPECT_THAT(part.layer_lengths, ElementsAre(65));
   EXPECT_EQ(whole.kv_bytes, 3 * kPageBytes);
@@ -124,12 +158,12 @@ TEST_F(SequenceStoreTest, AForkSharesThePages) {
   EXPECT_EQ(Pages(), 3u);
   EXPECT_EQ(Text(part.id), Rows(64, 'a') + "b");
 
-  ASSERT_EQ(store_->Delete(parent), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(parent, {"alice", {}}), absl::OkStatus());
   EXPECT_EQ(Pages(), 3u);
-  ASSERT_EQ(store_->Delete(whole.id), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(whole.id, {"bob", {}}), absl::OkStatus());
   EXPECT_EQ(Pages(), 2u);
   EXPECT_EQ(Text(part.id), Rows(64, 'a') + "b");
-  ASSERT_EQ(store_->Delete(part.id), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(part.id, {"bob", {}}), absl::OkStatus());
   EXPECT_EQ(Pages(), 0u);
 }
 
@@ -141,7 +175,7 @@ TEST_F(SequenceStoreTest, AForkHasTheRowsOfEveryLayer) {
   EXPECT_EQ(Text(whole, 0), "aaa");
   EXPECT_EQ(Text(whole, 1), "b");
   EXPECT_EQ(Text(Fork(parent, 1), 0), "a");
-  const absl::Status refused = store_->Fork(parent, 2, false, "alice").status();
+  const absl::Status refused = store_->Fork(parent, 2, {false}, {"alice", {}}).status();
   EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("length: 2; layer 1 has only 1 rows"));
 }
@@ -149,28 +183,28 @@ TEST_F(SequenceStoreTest, AForkHasTheRowsOfEveryLayer) {
 TEST_F(SequenceStoreTest, AForkOfAForkOutlivesBoth) {
   const SequenceId first = Load("first");
   const SequenceId second = Fork(first);
-  ASSERT_EQ(store_->Delete(first), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(first, {"alice", {}}), absl::OkStatus());
   ASSERT_EQ(Append(second, "+second"), absl::OkStatus());  // nobody else has the page any more
   const SequenceId third = Fork(second);
-  ASSERT_EQ(store_->Delete(second), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(second, {"alice", {}}), absl::OkStatus());
   EXPECT_EQ(Pages(), 1u);
   ASSERT_EQ(Append(third, "+third"), absl::OkStatus());
   EXPECT_EQ(Text(third), "first+second+third");
   EXPECT_EQ(Pages(), 1u);
-  EXPECT_EQ(store_->Fork(first, {}, false, "alice").status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(store_->Fork(first, {}, {false}, {"alice", {}}).status().code(), StatusCode::kNotFound);
 }
 
 TEST_F(SequenceStoreTest, TruncateDropsWholePagesAndKeepsTheRest) {
   const SequenceId id = Load(Rows(64, 'a') + Rows(64, 'b') + "c");
-  const SequenceInfo info = *store_->Truncate(id, 66, 129);
+  const SequenceInfo info = *store_->Truncate(id, 66, 129, {"alice", {}});
   EXPECT_THAT(info.layer_lengths, ElementsAre(66));
   EXPECT_EQ(info.kv_bytes, 2 * kPageBytes);
   EXPECT_EQ(Pages(), 2u);
   ASSERT_EQ(Append(id, "d"), absl::OkStatus());
   EXPECT_EQ(Text(id), Rows(64, 'a') + "bbd");
-  ASSERT_TRUE(store_->Truncate(id, 64, {}).ok());
+  ASSERT_TRUE(store_->Truncate(id, 64, {}, {"alice", {}}).ok());
   EXPECT_EQ(Pages(), 1u);
-  ASSERT_TRUE(store_->Truncate(id, 0, {}).ok());
+  ASSERT_TRUE(store_->Truncate(id, 0, {}, {"alice", {}}).ok());
   EXPECT_EQ(Pages(), 0u);
   ASSERT_EQ(Append(id, "e"), absl::OkStatus());
   EXPECT_EQ(Text(id), "e");
@@ -180,23 +214,26 @@ TEST_F(SequenceStoreTest, TruncateRefusesWhatItCannotKeep) {
   const SequenceId id = Create(2);
   ASSERT_EQ(Append(id, "aaa", 0), absl::OkStatus());
   ASSERT_EQ(Append(id, "b", 1), absl::OkStatus());
-  EXPECT_EQ(store_->Truncate(id, 2, {}).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(store_->Truncate(id, 1, 1).status().code(), StatusCode::kFailedPrecondition);
-  EXPECT_EQ(store_->Truncate(SequenceId{}, 0, {}).status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(store_->Truncate(id, 2, {}, {"alice", {}}).status().code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(store_->Truncate(id, 1, 1, {"alice", {}}).status().code(),
+            StatusCode::kFailedPrecondition);
+  EXPECT_EQ(store_->Truncate(SequenceId{}, 0, {}, {"alice", {}}).status().code(),
+            StatusCode::kNotFound);
   EXPECT_EQ(Text(id, 0), "aaa");
-  ASSERT_TRUE(store_->Truncate(id, 1, 3).ok());
+  ASSERT_TRUE(store_->Truncate(id, 1, 3, {"alice", {}}).ok());
   EXPECT_EQ(Text(id, 0), "a");
   EXPECT_EQ(Text(id, 1), "b");
 }
 
 TEST_F(SequenceStoreTest, ADeletedSequenceIsGone) {
   const SequenceId id = Load("text");
-  ASSERT_EQ(store_->Delete(id), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(id, {"alice", {}}), absl::OkStatus());
   EXPECT_EQ(Pages(), 0u);
   EXPECT_EQ(store_->stats().sequences, 0u);
   EXPECT_EQ(store_->stats().metadata_bytes, 0u);
-  EXPECT_EQ(store_->Delete(id).code(), StatusCode::kNotFound);
-  EXPECT_EQ(store_->Get(id).status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(store_->Delete(id, {"alice", {}}).code(), StatusCode::kNotFound);
+  EXPECT_EQ(store_->Get(id, {"alice", {}}).status().code(), StatusCode::kNotFound);
   EXPECT_EQ(store_->Lease(MakeOperation({{id, ""}}).get()).code(), StatusCode::kNotFound);
 }
 
@@ -220,7 +257,7 @@ TEST_F(SequenceStoreTest, LeasesOnlyWhatFitsTheRequest) {
   EXPECT_THAT(refusal({{Create(), ""}, {id, ""}, {id, ""}}, [](AttendRequest*) {}),
               HasSubstr("spans[2].sequence_id: names a sequence that an earlier span names too"));
   clock_.Advance(seconds(1));
-  EXPECT_EQ(store_->Get(id)->idle, seconds(1)) << "a refused request holds a lease";
+  EXPECT_EQ(store_->Get(id, {"alice", {}})->idle, seconds(1)) << "a refused request holds a lease";
 }
 
 TEST_F(SequenceStoreTest, IdleSequencesExpire) {
@@ -233,8 +270,8 @@ TEST_F(SequenceStoreTest, IdleSequencesExpire) {
   OperationPtr lease = Lease({{leased, ""}});
   clock_.Advance(seconds(6));
   EXPECT_EQ(Text(used), "used");
-  EXPECT_EQ(store_->Get(idle)->idle, seconds(6));
-  EXPECT_EQ(store_->Get(leased)->idle, seconds(0));
+  EXPECT_EQ(store_->Get(idle, {"alice", {}})->idle, seconds(6));
+  EXPECT_EQ(store_->Get(leased, {"alice", {}})->idle, seconds(0));
   store_->ExpireIdle();
   EXPECT_TRUE(Exists(idle));
 
@@ -299,7 +336,7 @@ TEST_F(SequenceStoreTest, ListsTheSequencesOfAClientPageByPage) {
     Create(1, false, "bob");
   }
   const auto list = [&](uint64_t after) {
-    const SequenceStore::Listing listing = store_->List("alice", after, 2);
+    const SequenceStore::Listing listing = store_->List({"alice", {}}, after, {2});
     std::vector<SequenceId> listed;
     for (const SequenceInfo& info : listing.sequences) listed.push_back(info.id);
     return std::make_pair(listed, listing.next);
@@ -313,10 +350,10 @@ TEST_F(SequenceStoreTest, ListsTheSequencesOfAClientPageByPage) {
   EXPECT_EQ(after_last, 0u);
 
   // Deleting sequences meanwhile, even the last one listed, does not disturb the rest.
-  ASSERT_EQ(store_->Delete(ids[1]), absl::OkStatus());
-  ASSERT_EQ(store_->Delete(ids[2]), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(ids[1], {"alice", {}}), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(ids[2], {"alice", {}}), absl::OkStatus());
   EXPECT_THAT(list(after_first).first, ElementsAre(ids[3], ids[4]));
-  EXPECT_THAT(store_->List("nobody", 0, 2).sequences, IsEmpty());
+  EXPECT_THAT(store_->List({"nobody", {}}, 0, {2}).sequences, IsEmpty());
 }
 
 }  // namespace

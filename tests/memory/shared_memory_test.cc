@@ -176,18 +176,27 @@ TEST_F(SharedMemoryTest, QuotasHoldUntilTheLastUseEnds) {
   EXPECT_THAT(Register(&memory, one).status().message(), HasSubstr("at most 2"));
   EXPECT_THAT(Register(&memory, TestSegment(4 * kPage), "b").status().message(),
               HasSubstr("of all clients"));
-  const auto in_use = memory.Find(*first);
+  const auto in_use = memory.Find(*first, "a");
   ASSERT_EQ(in_use.status(), absl::OkStatus());
   memory.Unregister(*first);
-  EXPECT_EQ(memory.Find(*first).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(memory.Find(*first, "a").status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(Register(&memory, two).status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(bytes_.Value(), 2 * kPage);
+}
+
+TEST_F(SharedMemoryTest, ARegionBelongsToTheClientThatRegisteredIt) {
+  SharedMemory memory({}, &device_, &bytes_, &regions_);
+  const auto id = Register(&memory, TestSegment(kPage), "a");
+  EXPECT_TRUE(memory.Find(*id, "a").ok());
+  const absl::Status foreign = memory.Find(*id, "b").status();
+  EXPECT_EQ(foreign.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(foreign, memory.Find(SharedMemory::RandomId(), "b").status());
 }
 
 TEST_F(SharedMemoryTest, WhatIsUnregisteredGoesWithItsLastUse) {
   SharedMemory memory({}, &device_, &bytes_, &regions_);
   const auto id = Register(&memory, TestSegment(kPage));
-  auto in_use = memory.Find(*id);
+  auto in_use = memory.Find(*id, "a");
   memory.Unregister(*id);
   EXPECT_EQ(regions_.Value(), 1);
   (*in_use)->data()[0] = std::byte{1};

@@ -84,7 +84,9 @@ class GatedServerTest : public ::testing::Test {
     return response.sequence_id();
   }
   uint64_t Length(const std::string& id) const {
-    return engine_->sequences().Get(*SequenceId::FromBytes(id))->layer_lengths[0];
+    return engine_->sequences()
+        .Get(*SequenceId::FromBytes(id), testing::kLoopback)
+        ->layer_lengths[0];
   }
 
   [[nodiscard]] bool WaitForQueued(int requests) const {

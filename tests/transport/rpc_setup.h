@@ -31,6 +31,9 @@ template <typename Condition>
   return true;
 }
 
+// Who the tests are to the server, over TCP.
+inline const Identity kLoopback = {"ipv4:127.0.0.1", {}};
+
 inline Server::Options ServerOptions() {
   Server::Options options;
   options.listen = {"127.0.0.1:0"};

@@ -83,7 +83,9 @@ class SequenceRpcsTest : public ::testing::Test {
   }
 
   uint64_t Length() const {
-    return engine_->sequences().Get(*SequenceId::FromBytes(sequence_))->layer_lengths[0];
+    return engine_->sequences()
+        .Get(*SequenceId::FromBytes(sequence_), testing::kLoopback)
+        ->layer_lengths[0];
   }
   void WaitForLength(uint64_t rows) const {
     EXPECT_TRUE(testing::WaitUntil([&] { return Length() == rows; }));

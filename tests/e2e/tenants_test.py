@@ -1,0 +1,317 @@
+"""Clients that do not trust each other: what one can see of another's sequences, and take from it."""
+
+import signal
+import socket
+import struct
+import subprocess
+import time
+import unittest
+
+import grpc
+import numpy as np
+from flashcore.v1 import attention_pb2 as pb
+
+import harness
+from harness import MIB, wait_until
+from raw_http2 import (ACK, DATA, END_HEADERS, END_STREAM, HEADERS, INITIAL_WINDOW_SIZE, PREFACE,
+                       SETTINGS, frame, literal)
+
+Code = grpc.StatusCode
+DIM = 32
+UNKNOWN = bytes(16)  # device 0, and no sequence
+PAGE_BYTES = 256 << 10  # of ListSequences
+LIST = "/flashcore.v1.AttentionService/ListSequences"
+
+
+def create(stub, layers=1, **fields):
+    return stub.CreateSequence(pb.CreateSequenceRequest(
+        num_layers=layers, num_kv_heads=1, head_dim=DIM, dtype=pb.DTYPE_FLOAT16, **fields))
+
+
+def attend_request(sequence, rows):
+    """One query row; `rows` rows are appended."""
+    zeros = np.zeros((1, 1, DIM), np.float16).tobytes()
+    return pb.AttendRequest(
+        request_id="r", spans=[pb.Span(query_rows=1, kv_rows=rows, sequence_id=sequence)],
+        dtype=pb.DTYPE_FLOAT16, num_heads=1, num_kv_heads=1, head_dim=DIM, layout=pb.LAYOUT_NHD,
+        query=zeros, key=zeros * rows, value=zeros * rows)
+
+
+def chunk(sequence, rows):
+    zeros = bytes(rows * DIM * 2)
+    return pb.LoadSequenceRequest(sequence_id=sequence, layout=pb.LAYOUT_NHD, rows=rows, key=zeros,
+                                  value=zeros)
+
+
+def stream_status(stub, request):
+    """The status of one request of an AttendStream."""
+    reply, = stub.AttendStream(iter([request]))
+    return list(Code)[0] if not reply.status.code else next(
+        code for code in Code if code.value[0] == reply.status.code), reply.status.message
+
+
+def status(call):
+    try:
+        result = call()
+    except grpc.RpcError as error:
+        return error.code(), error.details()
+    return result if isinstance(result, tuple) else (Code.OK, "")
+
+
+# Every RPC that names a sequence: whether it changes it, and the call.
+RPCS = {
+    "Attend": (False, lambda stub, s: stub.Attend(attend_request(s, 0))),
+    "Attend that appends": (True, lambda stub, s: stub.Attend(attend_request(s, 1))),
+    "AttendStream": (False, lambda stub, s: stream_status(stub, attend_request(s, 0))),
+    "AttendStream that appends": (True, lambda stub, s: stream_status(stub, attend_request(s, 1))),
+    "LoadSequence": (True, lambda stub, s: stub.LoadSequence(iter([chunk(s, 2)]))),
+    "ForkSequence": (False, lambda stub, s: stub.ForkSequence(pb.ForkSequenceRequest(sequence_id=s))),
+    "TruncateSequence": (True, lambda stub, s: stub.TruncateSequence(
+        pb.TruncateSequenceRequest(sequence_id=s, length=0))),
+    "DeleteSequence": (True, lambda stub, s: stub.DeleteSequence(
+        pb.DeleteSequenceRequest(sequence_id=s))),
+    "GetSequence": (False, lambda stub, s: stub.GetSequence(pb.GetSequenceRequest(sequence_id=s))),
+}
+
+
+def list_all(stub, **fields):
+    """The pages of ListSequences."""
+    pages, token = [], ""
+    while True:
+        pages.append(stub.ListSequences(pb.ListSequencesRequest(page_token=token, **fields)))
+        token = pages[-1].next_page_token
+        if not token:
+            return pages
+
+
+def p99(latencies):
+    return sorted(latencies)[len(latencies) * 99 // 100]
+
+
+class Tenants:
+    """A server with two clients: one over TCP, one over the Unix socket."""
+
+    def __init__(self, *flags):
+        self.server = harness.Server(*flags)
+        self.channels = [self.server.channel(),
+                         self.server.channel(f"unix:{self.server.socket}")]
+        self.first, self.second = (harness.stub(channel) for channel in self.channels)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for channel in self.channels:
+            channel.close()
+        self.server.__exit__()
+
+
+class OwnershipTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.tenants = Tenants()
+        cls.addClassCleanup(cls.tenants.__exit__)
+        cls.owner, cls.stranger = cls.tenants.first, cls.tenants.second
+
+    def make(self, **fields):
+        sequence = create(self.owner, **fields).sequence_id
+        self.owner.LoadSequence(iter([chunk(sequence, 3)]))
+        return sequence
+
+    def state(self, sequence):
+        info = self.owner.GetSequence(pb.GetSequenceRequest(sequence_id=sequence)).sequence
+        info.idle_seconds = 0
+        return info
+
+    def test_every_rpc_with_the_sequence_of_another(self):
+        covered = {method.name for method in pb.DESCRIPTOR.services_by_name["AttentionService"].methods}
+        self.assertEqual(covered - {name.split()[0] for name in RPCS},
+                         {"GetServerInfo", "RegisterMemory", "CreateSequence", "ListSequences"})
+        private, shared = self.make(), self.make(shared=True)
+        before = self.state(private), self.state(shared)
+        for name, (changes, call) in RPCS.items():
+            with self.subTest(name):
+                unknown = status(lambda: call(self.stranger, UNKNOWN))
+                self.assertEqual(unknown[0], Code.NOT_FOUND, unknown)
+                self.assertEqual(status(lambda: call(self.stranger, private)), unknown)
+                got = status(lambda: call(self.stranger, shared))
+                self.assertEqual(got[0], Code.PERMISSION_DENIED if changes else Code.OK, got)
+        self.assertEqual((self.state(private), self.state(shared)), before)
+        for name, (_, call) in RPCS.items():
+            if name != "DeleteSequence":
+                with self.subTest(f"{name}, by the owner"):
+                    self.assertEqual(status(lambda: call(self.owner, private))[0], Code.OK)
+
+    def test_a_fork_of_a_shared_sequence_belongs_to_the_forker(self):
+        shared = self.make(shared=True)
+        fork = self.stranger.ForkSequence(pb.ForkSequenceRequest(sequence_id=shared))
+        self.assertFalse(fork.sequence.shared)
+        self.assertEqual(status(lambda: RPCS["GetSequence"][1](self.owner, fork.sequence_id))[0],
+                         Code.NOT_FOUND)
+        self.owner.DeleteSequence(pb.DeleteSequenceRequest(sequence_id=shared))
+        reply = self.stranger.Attend(attend_request(fork.sequence_id, 1))
+        self.assertEqual(list(reply.sequence_lengths), [4])
+
+    def test_a_group_needs_a_member(self):
+        code, message = status(lambda: create(self.owner, group="staff"))
+        self.assertEqual(code, Code.PERMISSION_DENIED)
+        self.assertIn("does not belong to 'staff'", message)
+        code, _ = status(lambda: create(self.owner, group="staff", shared=True))
+        self.assertEqual(code, Code.INVALID_ARGUMENT)
+
+    def test_lists_and_tokens_are_of_one_client(self):
+        mine = {self.make() for _ in range(5)}
+        for _ in range(3):
+            create(self.stranger)
+        token = self.owner.ListSequences(pb.ListSequencesRequest(page_size=2)).next_page_token
+        self.assertNotIn(token, "0123456789")
+        code, message = status(
+            lambda: self.stranger.ListSequences(pb.ListSequencesRequest(page_token=token)))
+        self.assertEqual((code, message[:11]), (Code.INVALID_ARGUMENT, "page_token:"))
+        listed = {info.sequence_id for page in list_all(self.owner, page_size=2)
+                  for info in page.sequences}
+        self.assertLessEqual(mine, listed)
+        self.assertFalse({info.sequence_id for page in list_all(self.stranger)
+                          for info in page.sequences} & listed)
+
+    def test_the_limits_of_a_client_are_set_and_reported(self):
+        info = self.owner.GetServerInfo(pb.GetServerInfoRequest())
+        limits = info.limits
+        kv_bytes = min(device.kv_memory_bytes for device in info.devices)
+        self.assertAlmostEqual(limits.client_kv_bytes / kv_bytes, 0.5, delta=0.01)
+        self.assertEqual(limits.client_sequences, 16384)
+        self.assertEqual(limits.client_metadata_bytes, 64 * MIB)
+        self.assertEqual(limits.client_shared_memory_bytes, 512 * MIB)
+
+    def test_idle_timeouts(self):
+        limit = self.owner.GetServerInfo(
+            pb.GetServerInfoRequest()).limits.sequence_idle_timeout_seconds
+        self.assertEqual(create(self.owner).sequence.idle_timeout_seconds, limit)
+        for seconds in (limit + 1, 0.5, -1, float("nan"), float("inf")):
+            code, message = status(lambda s=seconds: create(self.owner, idle_timeout_seconds=s))
+            self.assertEqual(code, Code.INVALID_ARGUMENT)
+            self.assertIn("idle_timeout_seconds: ", message)
+        soon = create(self.owner, idle_timeout_seconds=1).sequence_id
+        wait_until(lambda: status(lambda: self.owner.GetSequence(
+            pb.GetSequenceRequest(sequence_id=soon)))[0] == Code.NOT_FOUND, "it expires")
+
+
+class OrphansTest(unittest.TestCase):
+    def test_the_sequences_of_a_killed_client_go_within_the_time_it_asked_for(self):
+        with harness.Server() as server:
+            client = subprocess.Popen(
+                [harness.CLI, "bench", f"--target={server.target}", "--mode=decode",
+                 "--shape=4x8x512x64", "--duration=1h", "--idle_timeout=2s",
+                 "--fork_from_prefix=128"],
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            appended = 'flashcore_request_phase_seconds_count{phase="kernel"}'
+            wait_until(lambda: server.metric(appended) > 20, "it decodes")
+            self.assertEqual(server.metric("flashcore_sequences"), 5)
+            client.send_signal(signal.SIGKILL)
+            client.wait()
+            killed = time.monotonic()
+            wait_until(lambda: not server.metric("flashcore_sequences"), "they expire")
+            self.assertLess(time.monotonic() - killed, 30)  # not the hour of the server's default
+            with server.channel() as channel:
+                info = harness.stub(channel).GetServerInfo(pb.GetServerInfoRequest())
+                self.assertEqual(info.devices[0].kv_used_bytes, 0)
+
+
+class HonestClient:
+    """Decodes on a sequence of its own, and measures."""
+
+    def __init__(self, test, stub):
+        self.test, self.stub = test, stub
+        self.sequence = create(stub).sequence_id
+        self.length = 0
+        self.quiet = p99(self.steps())
+
+    def steps(self, count=200):
+        latencies = []
+        for _ in range(count):
+            start = time.monotonic()
+            reply = self.stub.Attend(attend_request(self.sequence, 1), timeout=harness.PATIENCE)
+            latencies.append(time.monotonic() - start)
+            self.length += 1
+            self.test.assertEqual(list(reply.sequence_lengths), [self.length])
+        return latencies
+
+    def assert_served(self, latencies):
+        # The floor: machines that run the tests have other work, too.
+        self.test.assertLessEqual(p99(latencies), max(3 * self.quiet, 0.25))
+
+
+class ExhaustionTest(unittest.TestCase):
+    def test_metadata_of_one_client(self):
+        with Tenants("--sequence_metadata_bytes=33554432") as tenants:
+            honest = HonestClient(self, tenants.second)
+            created, code, latencies = 0, Code.OK, []
+            while code == Code.OK and created < 3000:
+                code, message = status(lambda: create(tenants.first, layers=1024))
+                created += code == Code.OK
+                latencies += honest.steps(1)
+                create(tenants.second)
+            self.assertEqual(code, Code.RESOURCE_EXHAUSTED)
+            self.assertIn(f"of {8 * MIB}", message)
+            print(f"created {created} sequences of 1024 layers, then: {message}")
+            for _ in range(100):
+                create(tenants.second, layers=16)
+            honest.assert_served(latencies + honest.steps())
+
+    def test_metadata_with_eviction(self):
+        with Tenants("--sequence_metadata_bytes=8388608", "--evict=lru",
+                     "--client_metadata_bytes=0") as tenants:
+            honest = HonestClient(self, tenants.second)
+            latencies = []
+            for _ in range(300):  # three times what there is room for
+                create(tenants.first, layers=1024)
+                latencies += honest.steps(1)
+            self.assertGreater(
+                tenants.server.metric('flashcore_sequences_evicted_total{reason="lru"}'), 100)
+            honest.assert_served(latencies)
+
+    def test_lists_that_nobody_reads(self):
+        lists, connections = 300, 6
+        with Tenants("--client_metadata_bytes=0") as tenants:
+            honest = HonestClient(self, tenants.second)
+            for _ in range(1000):
+                create(tenants.first, layers=1024)
+            pages = list_all(tenants.first, page_size=1000)
+            self.assertEqual(sum(len(page.sequences) for page in pages), 1000)
+            self.assertLessEqual(max(page.ByteSize() for page in pages), PAGE_BYTES)
+            before = tenants.server.status_bytes("VmRSS")
+            for _ in range(connections):
+                flood = self.unread_lists(tenants.server.port, lists // connections)
+                self.addCleanup(flood.close)
+            wait_until(lambda: self.started_lists(tenants.server) >= lists + len(pages),
+                       "the lists have begun")
+            latencies = honest.steps()
+            grown = tenants.server.status_bytes("VmRSS") - before
+            print(f"{lists} lists: {grown / MIB:.1f} MiB resident")
+            self.assertLess(grown, lists * 2 * PAGE_BYTES)  # a message and its encoding
+            honest.assert_served(latencies)
+
+    @staticmethod
+    def started_lists(server):
+        return sum(float(line.rpartition(" ")[2]) for line in server.metrics_text().splitlines()
+                   if line.startswith("grpc_server_started_total") and "ListSequences" in line)
+
+    @staticmethod
+    def unread_lists(port, count):
+        """Asks for `count` lists and lets the server send nothing."""
+        message = pb.ListSequencesRequest(page_size=1000).SerializeToString()
+        data = b"\0" + len(message).to_bytes(4, "big") + message
+        headers = b"".join(literal(*field) for field in (
+            (b":method", b"POST"), (b":scheme", b"http"), (b":path", LIST.encode()),
+            (b":authority", b"test"), (b"content-type", b"application/grpc"), (b"te", b"trailers")))
+        out = PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW_SIZE, 0))
+        out += frame(SETTINGS, ACK, 0, b"")
+        for stream in range(1, 2 * count, 2):
+            out += frame(HEADERS, END_HEADERS, stream, headers) + frame(DATA, END_STREAM, stream, data)
+        connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+        connection.sendall(out)
+        return connection
+
+
+if __name__ == "__main__":
+    unittest.main()

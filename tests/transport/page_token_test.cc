@@ -1,0 +1,44 @@
+#include "server/transport/page_token.h"
+
+#include <numeric>
+#include <string>
+
+#include "gtest/gtest.h"
+
+namespace flashcore::server {
+namespace {
+
+TEST(SipHashTest, AgreesWithItsPaper) {
+  std::string data(15, '\0');
+  std::iota(data.begin(), data.end(), '\0');
+  EXPECT_EQ(SipHash({0x0706050403020100, 0x0f0e0d0c0b0a0908}, data), 0xa129ca6149be45e5);
+}
+
+TEST(PageTokensTest, ATokenIsGoodForItsClientOnly) {
+  const PageTokens tokens, of_another_process;
+  for (const uint64_t position : {uint64_t{1}, uint64_t{257}, ~uint64_t{0}}) {
+    const std::string token = tokens.Make("alice", position);
+    EXPECT_EQ(tokens.Parse("alice", token), position);
+    EXPECT_EQ(tokens.Parse("bob", token), std::nullopt);
+    EXPECT_EQ(of_another_process.Parse("alice", token), std::nullopt);
+  }
+}
+
+TEST(PageTokensTest, NothingElseIsAToken) {
+  const PageTokens tokens;
+  const std::string token = tokens.Make("alice", 0x1234);
+  for (size_t i = 0; i < token.size(); ++i) {
+    std::string other = token;
+    other[i] = other[i] == '0' ? '1' : '0';
+    EXPECT_EQ(tokens.Parse("alice", other), std::nullopt) << other;
+  }
+  const std::string zeros(32, '0');
+  for (const std::string& other :
+       {std::string(), std::string("x"), token + "0", zeros, token.substr(1), std::string(32, '\0'),
+        "0x" + token.substr(2)}) {
+    EXPECT_EQ(tokens.Parse("alice", other), std::nullopt) << other;
+  }
+}
+
+}  // namespace
+}  // namespace flashcore::server
