@@ -173,7 +173,11 @@ absl::Status Authenticator::CheckStillValid(const Identity& identity) const {
        (identity.name == absl::StrCat("token:", entry->name) && identity.groups == entry->groups));
   if (same) return absl::OkStatus();
   metrics_->CountUnauthenticated(Unauthenticated::kRevoked);
-  LogWarning("stream ended: its token was revoked", {{"identity", identity.name}});
+  static LogLimiter limiter(10);
+  if (const auto pass = limiter.Admit()) {
+    LogWarning("stream ended: its token was revoked",
+               {{"identity", identity.name}, {"suppressed", pass.suppressed}});
+  }
   return absl::UnauthenticatedError("authorization: the token was revoked");
 }
 

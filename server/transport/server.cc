@@ -142,8 +142,9 @@ absl::Status Server::ReadCredentials(const Options& options) {
         attention_.EndRevoked();
         if (debug_ != nullptr) debug_->EndRevoked();
       });
-  if (files.ok()) credentials_ = *std::move(files);
-  return files.status();
+  if (!files.ok()) return files.status();
+  credentials_ = *std::move(files);
+  return absl::OkStatus();
 }
 
 absl::Status Server::Listen(const Options& options) {
