@@ -88,7 +88,7 @@ class Server:
 def flashcore_command(args, *flags, device=None, kv_bytes=2 << 30):
     """The command of a flashcore-server. On a GPU its K/V is bounded: other servers need memory."""
     return [args.server, f"--device={device or args.device}", f"--kv_memory_bytes={kv_bytes}",
-            "--enable_echo", "--allow_shared_memory", "--metrics_listen=127.0.0.1:0",
+            "--client_kv_bytes=0", "--enable_echo", "--allow_shared_memory", "--metrics_listen=127.0.0.1:0",
             "--log_format=json", *args.server_flag, *flags]
 
 

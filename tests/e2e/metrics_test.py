@@ -113,8 +113,7 @@ class FlagTest(unittest.TestCase):
                 "--kv_memory_bytes=1": "--kv_memory_bytes: 1 is not in",
                 "--client_kv_bytes=-2": "--client_kv_bytes: -2 is not in -1..",
                 "--client_metadata_bytes=-2": "--client_metadata_bytes: -2 is not in -1..",
-                "--client_shared_memory_bytes=-2":
-                    "--client_shared_memory_bytes: -2 is not in -1..",
+                "--client_shared_memory_bytes=-2": "_shared_memory_bytes: -2 is not in -1..",
                 "--log_level=loud": "'loud' is not debug",
                 "--drain_timeout_s=nan": "--drain_timeout_s: nan is not in",
                 "stray": "unexpected argument 'stray'"}.items():

@@ -46,6 +46,7 @@ class BatchingTest : public testing::GatedServerTest,
   static v1::CreateSequenceRequest SequenceShape() {
     v1::CreateSequenceRequest request = testing::CreateRequest();
     request.set_num_kv_heads(kKvHeads);
+    request.set_shared(true);  // with the clients that fork it
     request.set_head_dim(kDim);
     return request;
   }
@@ -73,11 +74,14 @@ class BatchingTest : public testing::GatedServerTest,
     writer->WritesDone();
     ASSERT_TRUE(writer->Finish().ok());
   }
-  std::string Fork(const std::string& id) {
+  static std::string ClientOf(size_t request) { return "client " + std::to_string(request % 5); }
+
+  std::string Fork(const std::string& id, const std::string& client) {
     v1::ForkSequenceRequest request;
     request.set_sequence_id(id);
     v1::ForkSequenceResponse response;
     grpc::ClientContext context;
+    if (!client.empty()) context.AddMetadata("flashcore-client", client);
     EXPECT_TRUE(stub_->ForkSequence(&context, request, &response).ok());
     return response.sequence_id();
   }
@@ -104,13 +108,14 @@ class BatchingTest : public testing::GatedServerTest,
     return request;
   }
 
-  // The requests with a new fork for each that appends, and if asked for each that only reads.
-  std::vector<v1::AttendRequest> OnNewForks(bool readers_too = false) {
+  // The requests with a new fork for each that appends. With `of_many_clients`, for each that only
+  // reads, too, and each fork belongs to ClientOf its request.
+  std::vector<v1::AttendRequest> OnNewForks(bool of_many_clients = false) {
     std::vector<v1::AttendRequest> requests = requests_;
-    for (v1::AttendRequest& request : requests) {
-      v1::Span* span = request.mutable_spans(0);
-      if (span->sequence_id().empty() || (span->kv_rows() == 0 && !readers_too)) continue;
-      span->set_sequence_id(Fork(prefix_));
+    for (size_t i = 0; i < requests.size(); ++i) {
+      v1::Span* span = requests[i].mutable_spans(0);
+      if (span->sequence_id().empty() || (span->kv_rows() == 0 && !of_many_clients)) continue;
+      span->set_sequence_id(Fork(prefix_, of_many_clients ? ClientOf(i) : ""));
       span->set_expected_length(700);
     }
     return requests;
@@ -169,12 +174,12 @@ TEST_P(BatchingTest, ManyClientsInOneLaunchGetTheBitsOfEachAlone) {
   AttendAlone();
   // Requests on one sequence run in the order of their arrival. The clients' turns may be another
   // order, and the batch would leave some requests out.
-  const std::vector<v1::AttendRequest> requests = OnNewForks(/*readers_too=*/true);
+  const std::vector<v1::AttendRequest> requests = OnNewForks(/*of_many_clients=*/true);
   const Launches before = launches();
   const auto occupied = OccupyLanes();
   std::vector<std::unique_ptr<Call>> calls;
   for (const v1::AttendRequest& request : requests) {
-    calls.push_back(Send(request, "client " + std::to_string(calls.size() % 5)));
+    calls.push_back(Send(request, ClientOf(calls.size())));
   }
   EXPECT_TRUE(WaitForQueued(kRequests));
   gate_.SetOpen(true);
