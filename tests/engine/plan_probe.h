@@ -18,6 +18,11 @@ struct PlanCounts {
   std::atomic<int> cascades_of_3{0};  // those for at least three spans
   // Some kernel that has run can share prefixes.
   std::atomic<bool> may_cascade{false};
+
+  // All these ways were taken often.
+  bool enough() const {
+    return split_tiles > 100 && (!may_cascade || (cascade_items > 20 && cascades_of_3 > 0));
+  }
 };
 
 // Another device, which it owns. It makes the plan that the device makes for the launch, once more.

@@ -6,6 +6,7 @@
 #include <optional>
 #include <thread>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/sequence_burst.h"
 
@@ -97,11 +98,17 @@ SequenceWorker::Locks SequenceWorker::LockAllShared(ModelSequence& sequence) {
   return locks;
 }
 
-void ExpectAgreesWithTheModel(SequenceWorld* tested, unsigned seed) {
-  constexpr int kRounds = 6, kWorkers = 5;
+void ExpectAgreesWithTheModel(SequenceWorld* tested, unsigned seed,
+                              const std::function<bool()>& enough) {
+  // How often the memory is full, or a prefix is shared, differs a hundredfold from run to run.
+  constexpr int kRounds = 6, kMostRounds = 60, kWorkers = 5;
   const int steps = StepsOfARound();
   SequenceWorld& world = *tested;
-  for (int round = 0; round < kRounds && !::testing::Test::HasFailure(); ++round) {
+  const auto needs_round = [&](int round) {
+    if (::testing::Test::HasFailure() || round == kMostRounds) return false;
+    return round < kRounds || !world.MissingOutcomes().empty() || (enough && !enough());
+  };
+  for (int round = 0; needs_round(round); ++round) {
     std::vector<std::thread> threads;
     std::atomic<bool> stop{false};
     std::thread movers[] = {std::thread([&] { world.MovePagesUntil(stop, seed + round); }),
@@ -116,7 +123,9 @@ void ExpectAgreesWithTheModel(SequenceWorld* tested, unsigned seed) {
     for (std::thread& mover : movers) mover.join();
     world.ExpectAllAgree();
   }
-  world.ExpectEveryOutcome();
+  // Otherwise the test would show less than it seems to.
+  EXPECT_THAT(world.MissingOutcomes(), ::testing::IsEmpty());
+  EXPECT_TRUE(!enough || enough());
   world.DeleteAll();
   world.ExpectAllAgree();
   world.ExpectEmpty();

@@ -3,6 +3,7 @@
 #define FLASHCORE_TESTS_ENGINE_SEQUENCE_WORKER_H_
 
 #include <cstdint>
+#include <functional>
 #include <shared_mutex>
 #include <vector>
 
@@ -31,9 +32,11 @@ class SequenceWorker {
 };
 
 // Runs several rounds of workers and page moves, and compares everything after each. At the end no
-// sequence is left. FLASHCORE_TEST_STEPS sets the steps of a worker in a round; with few steps,
-// some outcomes that the test asks for may not occur.
-void ExpectAgreesWithTheModel(SequenceWorld* world, unsigned seed);
+// sequence is left. Runs more rounds while an outcome that the test is about is missing, or
+// `enough`, if it is set, is false; fails if it stays so for many rounds. FLASHCORE_TEST_STEPS sets
+// the steps of a worker in a round.
+void ExpectAgreesWithTheModel(SequenceWorld* world, unsigned seed,
+                              const std::function<bool()>& enough = nullptr);
 
 }  // namespace flashcore::server::testing
 

@@ -85,7 +85,8 @@ class SequenceWorld {
 
   // These need quiet.
   void ExpectAllAgree();
-  void ExpectEveryOutcome() const;
+  // What the test is about and has not seen yet.
+  std::vector<std::string> MissingOutcomes() const;
   void DeleteAll();
   void ExpectEmpty();
 

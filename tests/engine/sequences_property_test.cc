@@ -28,12 +28,7 @@ TEST_P(SequencesPropertyTest, AgreesWithTheModel) {
       setting.make(size_t{3} << 20, size_t{320} << 10, &clock), &counts);
   // Beyond two splits of every kernel.
   SequenceWorld world(std::move(device), {/*exact=*/false, setting.copy, /*length=*/1300, &clock});
-  ExpectAgreesWithTheModel(&world, TestSeed());
-  // Otherwise the test would show less than it seems to.
-  EXPECT_GT(counts.split_tiles, 100);
-  if (!counts.may_cascade) return;
-  EXPECT_GT(counts.cascade_items, 20);
-  EXPECT_GT(counts.cascades_of_3, 0);
+  ExpectAgreesWithTheModel(&world, TestSeed(), [&] { return counts.enough(); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, SequencesPropertyTest,
