@@ -105,9 +105,14 @@ ABSL_FLAG(int64_t, max_message_bytes, int64_t{64} << 20, "Size limit of one gRPC
 ABSL_FLAG(int32_t, max_spans, 4096, "Limit of the spans in one request.");
 ABSL_FLAG(int32_t, max_heads, 1024, "Limit of the query heads in one request.");
 ABSL_FLAG(int32_t, max_layers, 1024, "Limit of the layers of one sequence.");
-ABSL_FLAG(double, max_request_gflop, 4000,
+ABSL_FLAG(double, max_request_gflop, 0,
           "Limit of the work in one request, in 10^9 floating-point operations, masks not counted. "
-          "A running request cannot be interrupted.");
+          "0: about a second of the device's time, by an estimate: 120 for each CPU thread with "
+          "AVX-512, 60,000 for an L4. GetServerInfo tells it.");
+ABSL_FLAG(int32_t, max_launch_ms, 50,
+          "Milliseconds that one launch should take at most, by an estimate. Requests that need "
+          "more run in several launches, and those of other clients run in between. The results "
+          "have the same bits.");
 ABSL_FLAG(int32_t, max_queue_requests, 1024,
           "Limit of the requests that wait for a lane, for each device. One more gets "
           "RESOURCE_EXHAUSTED.");
@@ -316,7 +321,9 @@ void ReadEngineOptions(Engine::Options* options, Checker* check) {
   options->max_waiting_bytes = absl::GetFlag(FLAGS_transport_memory_bytes) / 2;
   options->max_spans = check->Range(FLAGS_max_spans, 1, 65536);
   options->max_heads = check->Range(FLAGS_max_heads, 1, 65536);
-  options->max_request_flop = 1e9 * check->Range(FLAGS_max_request_gflop, 1e-3, 1e12);
+  options->max_request_flop = 1e9 * check->Range(FLAGS_max_request_gflop, 0, 1e12);
+  options->batcher.max_launch =
+      std::chrono::milliseconds(check->Range(FLAGS_max_launch_ms, 1, 60'000));
   options->batcher.max_queue_requests = check->Range(FLAGS_max_queue_requests, 1, 1 << 20);
   options->batcher.max_batch_requests = check->Range(FLAGS_max_batch_requests, 1, 1 << 20);
   options->batcher.max_batch_tokens = check->Range(FLAGS_max_batch_tokens, 1, kMaxInt);

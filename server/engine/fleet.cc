@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -30,12 +31,15 @@ Fleet::Fleet(const Engine::Options& options, std::vector<std::unique_ptr<Device>
              const Clock* clock, Metrics* metrics)
     : clock_(clock) {
   auto core = options.lane_cores.begin();
+  double slowest = std::numeric_limits<double>::infinity();
+  for (const auto& device : devices) slowest = std::min(slowest, device->info().speed.flop_per_s);
   for (std::unique_ptr<Device>& device : devices) {
     Engine::Options own = options;
     if (!options.lane_cores.empty()) {
       own.lane_cores.assign(core, core + device->info().lanes);
       core += device->info().lanes;
     }
+    if (own.max_request_flop == 0) own.max_request_flop = kDefaultRequestSeconds * slowest;
     own.sequences.device = static_cast<uint8_t>(engines_.size());
     own.max_waiting_bytes /= devices.size();  // all devices share the transport's memory
     engines_.push_back(
@@ -46,6 +50,10 @@ Fleet::Fleet(const Engine::Options& options, std::vector<std::unique_ptr<Device>
 size_t Fleet::DeviceOf(SequenceId id) const {
   // No device has a sequence with the id of an unknown device: any of them says NOT_FOUND.
   return id.device() < engines_.size() ? id.device() : 0;
+}
+
+void Fleet::EndAll(const absl::Status& status) {
+  for (const auto& engine : engines_) engine->EndAll(status);
 }
 
 void Fleet::Admit(AttendOperation* operation, AlarmFactory make_alarm, AdmitDone done) {

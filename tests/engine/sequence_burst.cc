@@ -183,6 +183,7 @@ SequenceBurst::Flight SequenceBurst::MakeFlight() {
 SpanShape SequenceBurst::ResidentSpan(const Member& member, bool append_only) {
   SpanShape span;
   span.query_rows = append_only ? 0 : 1 + dice_->Below(4);
+  if (!append_only && world_->cuts() && dice_->OneIn(60)) span.query_rows = 65 + dice_->Below(150);
   span.sequence_id = member.sequence->id.ToBytes();
   if (member.writes() && member.length < world_->length() && (append_only || dice_->OneIn(2))) {
     span.kv_rows = dice_->OneIn(3) ? 1 + dice_->Below(130) : 1 + dice_->Below(4);

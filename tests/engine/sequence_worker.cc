@@ -99,14 +99,14 @@ SequenceWorker::Locks SequenceWorker::LockAllShared(ModelSequence& sequence) {
 }
 
 void ExpectAgreesWithTheModel(SequenceWorld* tested, unsigned seed,
-                              const std::function<bool()>& enough) {
+                              const std::function<bool()>& enough, int rounds) {
   // How often the memory is full, or a prefix is shared, differs a hundredfold from run to run.
-  constexpr int kRounds = 6, kMostRounds = 60, kWorkers = 5;
+  constexpr int kMostRounds = 60, kWorkers = 5;
   const int steps = StepsOfARound();
   SequenceWorld& world = *tested;
   const auto needs_round = [&](int round) {
     if (::testing::Test::HasFailure() || round == kMostRounds) return false;
-    return round < kRounds || !world.MissingOutcomes().empty() || (enough && !enough());
+    return round < rounds || !world.MissingOutcomes().empty() || (enough && !enough());
   };
   for (int round = 0; needs_round(round); ++round) {
     std::vector<std::thread> threads;
