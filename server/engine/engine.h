@@ -33,12 +33,13 @@ class Engine {
     Batcher::Options batcher;          // idle_spin is the device's
     SequenceStore::Options sequences;  // dtypes and head_dims are the device's
     size_t staging_memory_bytes = size_t{1} << 30;
-    Nanoseconds staging_wait{0};     // how long a request may wait for it; 0: not at all
-    size_t max_waiting_bytes = 0;    // see StagingPool
-    uint32_t max_spans = 4096;       // of one request
-    uint32_t max_heads = 1024;       // of one request
-    double max_request_flop = 4e12;  // of one request; see RequestLimits
-    std::vector<int> lane_cores;     // [lanes]: the core of each lane's thread; empty: any
+    Nanoseconds staging_wait{0};      // how long a request may wait for it; 0: not at all
+    size_t max_waiting_bytes = 0;     // see StagingPool
+    size_t client_staging_bytes = 0;  // of one client, unread replies included; 0: no limit
+    uint32_t max_spans = 4096;        // of one request
+    uint32_t max_heads = 1024;        // of one request
+    double max_request_flop = 4e12;   // of one request; see RequestLimits
+    std::vector<int> lane_cores;      // [lanes]: the core of each lane's thread; empty: any
 
     // Called once, on a lane's thread, when the device is lost, with the error that revealed it.
     // From then on operations fail and new ones are refused.
@@ -66,6 +67,9 @@ class Engine {
   // perhaps before this returns; an error means never. RESOURCE_EXHAUSTED if the queue is full,
   // UNAVAILABLE after Close.
   absl::Status Enqueue(AttendOperation* operation);
+
+  // Ends with `status` the operations that wait for staging memory, and those that would wait.
+  void EndAll(const absl::Status& status);
 
   // Refuses new operations; those already queued still run.
   void Close() { batcher_.Close(); }

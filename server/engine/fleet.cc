@@ -58,6 +58,16 @@ void Fleet::Admit(AttendOperation* operation, AlarmFactory make_alarm, AdmitDone
   engines_[*device]->Admit(operation, make_alarm, std::move(done));
 }
 
+void Fleet::EndAll(const absl::Status& status) {
+  for (const auto& engine : engines_) engine->EndAll(status);
+}
+
+int64_t Fleet::load() const {
+  int64_t load = 0;
+  for (const auto& engine : engines_) load += engine->load();
+  return load;
+}
+
 absl::StatusOr<size_t> Fleet::DeviceFor(const AttendRequest& request) {
   std::optional<size_t> chosen;
   size_t chosen_by = 0;  // a span
