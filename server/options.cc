@@ -89,6 +89,20 @@ ABSL_FLAG(int64_t, sequence_metadata_bytes, int64_t{256} << 20,
 ABSL_FLAG(int64_t, staging_memory_bytes, int64_t{1} << 30,
           "Limit of the host memory for tensors of requests in flight, for each device. With a "
           "GPU, all of it is allocated and pinned at start.");
+ABSL_FLAG(int64_t, client_staging_bytes, 0,
+          "Limit of the staging memory of one client, results that it has not read included, for "
+          "each device. A request beyond it waits for --staging_wait_ms and then gets "
+          "RESOURCE_EXHAUSTED. 0: a quarter of --staging_memory_bytes, or twice "
+          "--max_message_bytes if that is more.");
+ABSL_FLAG(int64_t, unsent_reply_bytes, int64_t{64} << 20,
+          "Limit of the memory for replies that clients have not read, without the staging memory "
+          "of their tensors. Beyond it, requests get RESOURCE_EXHAUSTED.");
+ABSL_FLAG(int64_t, client_unsent_reply_bytes, 0,
+          "Limit of the memory for replies that one client has not read, without staging memory. "
+          "0: a quarter of --unsent_reply_bytes.");
+ABSL_FLAG(double, reply_timeout_s, 20,
+          "Seconds that a client may take to read a reply. Then the RPC is cancelled and the "
+          "reply's memory is released.");
 ABSL_FLAG(int32_t, staging_wait_ms, 500,
           "Milliseconds that a request waits for staging memory while it is full, in arrival "
           "order, before it gets RESOURCE_EXHAUSTED. Waiting requests hold at most half of "
@@ -300,6 +314,27 @@ std::vector<int> ReadCores(Checker* check) {
   return cores;
 }
 
+void ReadUnsentReplyOptions(UnsentReplies::Options* options, Checker* check) {
+  constexpr int64_t kMaxBytes = int64_t{1} << 46;
+  const int64_t total = check->Range(FLAGS_unsent_reply_bytes, 1 << 20, kMaxBytes);
+  const int64_t client = check->Range(FLAGS_client_unsent_reply_bytes, 0, total);
+  options->total_bytes = total;
+  options->client_bytes = client == 0 ? total / 4 : client;
+  const double timeout_s = check->Range(FLAGS_reply_timeout_s, 0.01, 86400.0);
+  options->timeout =
+      std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(timeout_s));
+}
+
+// A client gets a quarter of the staging memory by default, but any message that is not too large,
+// together with its results, finds room.
+size_t ClientStagingBytes(int64_t total, Checker* check) {
+  const int64_t client = check->Range(FLAGS_client_staging_bytes, 0, total);
+  if (client != 0) return client;
+  const int64_t message =
+      std::clamp(absl::GetFlag(FLAGS_max_message_bytes), int64_t{0}, total);  // checked elsewhere
+  return std::min(total, std::max(total / 4, 2 * message));
+}
+
 void ReadServerOptions(Server::Options* options, Checker* check) {
   options->version = FLASHCORE_VERSION;
   options->listen = absl::GetFlag(FLAGS_listen);
@@ -309,6 +344,7 @@ void ReadServerOptions(Server::Options* options, Checker* check) {
   options->transport_memory_bytes =
       check->Range(FLAGS_transport_memory_bytes, 2 * message_bytes, int64_t{1} << 46);
   options->max_stream_inflight = check->Range(FLAGS_max_stream_inflight, 1, 65536);
+  ReadUnsentReplyOptions(&options->unsent_replies, check);
   ReadSharedMemoryOptions(&options->shared_memory, check);
   options->enable_echo = absl::GetFlag(FLAGS_enable_echo);
 }
@@ -316,6 +352,8 @@ void ReadServerOptions(Server::Options* options, Checker* check) {
 void ReadEngineOptions(Engine::Options* options, Checker* check) {
   options->staging_memory_bytes =
       check->Range(FLAGS_staging_memory_bytes, 1 << 20, int64_t{1} << 46);
+  options->client_staging_bytes =
+      ClientStagingBytes(static_cast<int64_t>(options->staging_memory_bytes), check);
   options->staging_wait =
       std::chrono::milliseconds(check->Range(FLAGS_staging_wait_ms, 0, 3'600'000));
   options->max_waiting_bytes = absl::GetFlag(FLAGS_transport_memory_bytes) / 2;

@@ -43,7 +43,7 @@ Engine::Engine(const Options& options, std::unique_ptr<Device> device, const Clo
       limits_{options.max_spans, options.max_heads, options_.sequences.dtypes,
               options_.sequences.head_dims, options_.max_request_flop},
       staging_(options.staging_memory_bytes, device_->staging_allocator(),
-               options.max_waiting_bytes),
+               options.max_waiting_bytes, options.client_staging_bytes),
       sequences_(options_.sequences, device_->kv_memory(), clock, metrics),
       batcher_(options_.batcher, clock) {
   for (int lane = 0; lane < device_->info().lanes; ++lane) {
@@ -73,6 +73,7 @@ absl::Status Engine::Validate(AttendOperation* operation) {
 void Engine::Admit(AttendOperation* operation, AlarmFactory make_alarm, AdmitDone done) {
   absl::Status status = Validate(operation);
   if (status.ok()) {
+    operation->tensors.claim()->client = operation->identity.name;
     status = operation->tensors.Allocate(operation->request, &staging_);
     if (!status.ok() && make_alarm != nullptr && options_.staging_wait > Nanoseconds(0)) {
       WaitForStaging(operation, make_alarm(), std::move(done));
@@ -252,6 +253,7 @@ void Engine::Drop(AttendOperation* operation, const absl::Status& status) {
 }
 
 void Engine::EndAll(const absl::Status& status) {
+  staging_.EndWaits(status);
   for (AttendOperation* operation : batcher_.EndAll(status)) {
     metrics_->queue_depth.Decrement();
     Drop(operation, status);

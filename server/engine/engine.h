@@ -37,12 +37,13 @@ class Engine {
     Batcher::Options batcher;          // idle_spin and speed are the device's
     SequenceStore::Options sequences;  // dtypes and head_dims are the device's
     size_t staging_memory_bytes = size_t{1} << 30;
-    Nanoseconds staging_wait{0};   // how long a request may wait for it; 0: not at all
-    size_t max_waiting_bytes = 0;  // see StagingPool
-    uint32_t max_spans = 4096;     // of one request
-    uint32_t max_heads = 1024;     // of one request
-    double max_request_flop = 0;   // of one request; 0: kDefaultRequestSeconds of the device
-    std::vector<int> lane_cores;   // [lanes]: the core of each lane's thread; empty: any
+    Nanoseconds staging_wait{0};      // how long a request may wait for it; 0: not at all
+    size_t max_waiting_bytes = 0;     // see StagingPool
+    size_t client_staging_bytes = 0;  // of one client, unread replies included; 0: no limit
+    uint32_t max_spans = 4096;        // of one request
+    uint32_t max_heads = 1024;        // of one request
+    double max_request_flop = 0;      // of one request; 0: kDefaultRequestSeconds of the device
+    std::vector<int> lane_cores;      // [lanes]: the core of each lane's thread; empty: any
 
     // Called once, on a lane's thread, when the device is lost, with the error that revealed it.
     // From then on operations fail and new ones are refused.
@@ -75,8 +76,8 @@ class Engine {
   void Close() { batcher_.Close(); }
 
   // Close, and ends with `status` all operations that are not running on the device now, also those
-  // that have run in part. Those that run in part now end when their part has ended. Calls `done`
-  // of the others before it returns.
+  // that have run in part, and those that wait for staging memory or would wait. Those that run in
+  // part now end when their part has ended. Calls `done` of the others before it returns.
   void EndAll(const absl::Status& status);
 
   // Operations that were queued and have not ended.

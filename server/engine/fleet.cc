@@ -52,10 +52,6 @@ size_t Fleet::DeviceOf(SequenceId id) const {
   return id.device() < engines_.size() ? id.device() : 0;
 }
 
-void Fleet::EndAll(const absl::Status& status) {
-  for (const auto& engine : engines_) engine->EndAll(status);
-}
-
 void Fleet::Admit(AttendOperation* operation, AlarmFactory make_alarm, AdmitDone done) {
   const absl::StatusOr<size_t> device = DeviceFor(operation->request);
   if (!device.ok()) {
@@ -64,6 +60,16 @@ void Fleet::Admit(AttendOperation* operation, AlarmFactory make_alarm, AdmitDone
   }
   operation->device = *device;
   engines_[*device]->Admit(operation, make_alarm, std::move(done));
+}
+
+void Fleet::EndAll(const absl::Status& status) {
+  for (const auto& engine : engines_) engine->EndAll(status);
+}
+
+int64_t Fleet::load() const {
+  int64_t load = 0;
+  for (const auto& engine : engines_) load += engine->load();
+  return load;
 }
 
 absl::StatusOr<size_t> Fleet::DeviceFor(const AttendRequest& request) {

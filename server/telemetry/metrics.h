@@ -101,6 +101,7 @@ class Metrics : public prometheus::Collectable {
  public:
   Gauge& serving;              // 1 while health says SERVING, else 0
   Gauge& inflight_requests;    // received and not yet answered
+  Counter& rejected_unread;    // requests whose replies the clients did not read in time
   Gauge& shared_memory_bytes;  // client memory that is mapped
   Gauge& shared_memory_regions;
   Histogram& receive_seconds;  // phases of a request outside any device

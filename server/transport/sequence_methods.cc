@@ -19,24 +19,17 @@ std::optional<uint64_t> Optional(bool has, uint64_t value) {
 
 }  // namespace
 
-// Runs `body`, which fills in the response, unless the server is draining. `body` does not block:
-// the store's lock is never held while K/V bytes move.
-template <typename Body>
-grpc::ServerUnaryReactor* AttentionService::Answer(RpcMetrics* rpc, const Body& body) {
-  absl::Status status = CheckNotDraining(*context_);
-  if (status.ok()) status = body();
-  return EndUnary(rpc, status);
-}
-
-// As Answer, for an RPC on one sequence: `body` takes its id and returns its new state.
+// As Answer, for an RPC on one sequence: `body` also takes its id, and returns its new state. The
+// store's lock is never held while K/V bytes move.
 template <typename Response, typename Body>
 grpc::ServerUnaryReactor* AttentionService::AnswerWithInfo(RpcMetrics* rpc,
+                                                           grpc::CallbackServerContext* call,
                                                            const std::string& sequence_id,
                                                            Response* response, const Body& body) {
-  return Answer(rpc, [&] {
+  return Answer(rpc, call, response, [&](const Identity& identity) {
     const absl::StatusOr<SequenceId> id = ToSequenceId(sequence_id);
     if (!id.ok()) return id.status();
-    const absl::StatusOr<SequenceInfo> info = body(*id);
+    const absl::StatusOr<SequenceInfo> info = body(*id, identity);
     if (info.ok()) {
       *response->mutable_sequence() = ToSequenceInfo(*info, fleet_->DeviceIdOf(info->id));
     }
@@ -47,15 +40,13 @@ grpc::ServerUnaryReactor* AttentionService::AnswerWithInfo(RpcMetrics* rpc,
 grpc::ServerUnaryReactor* AttentionService::CreateSequence(grpc::CallbackServerContext* context,
                                                            const v1::CreateSequenceRequest* request,
                                                            v1::CreateSequenceResponse* response) {
-  return Answer(create_sequence_, [&] {
+  return Answer(create_sequence_, context, response, [&](const Identity& identity) -> absl::Status {
     SequenceShape shape;
     shape.num_layers = request->num_layers();
     shape.num_kv_heads = request->num_kv_heads();
     shape.head_dim = request->head_dim();
     if (absl::Status status = ToDType(request->dtype(), &shape.dtype); !status.ok()) return status;
-    const absl::StatusOr<Identity> identity = context_->authenticator.Identify(*context);
-    if (!identity.ok()) return identity.status();
-    const auto info = fleet_->Create(shape, request->pin(), identity->name, request->device_id());
+    const auto info = fleet_->Create(shape, request->pin(), identity.name, request->device_id());
     if (!info.ok()) return info.status();
     response->set_sequence_id(info->id.ToBytes());
     *response->mutable_sequence() = ToSequenceInfo(*info, fleet_->DeviceIdOf(info->id));
@@ -65,56 +56,56 @@ grpc::ServerUnaryReactor* AttentionService::CreateSequence(grpc::CallbackServerC
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* AttentionService::LoadSequence(
     grpc::CallbackServerContext* context, grpc::ByteBuffer* response) {
-  return new LoadSequenceReactor(fleet_, context_, load_sequence_, &streams_,
-                                 context_->authenticator.Identify(*context),
+  return new LoadSequenceReactor(fleet_, context_, load_sequence_, &streams_, context,
                                  ToDeadline(context->deadline(), fleet_->clock()), response);
 }
 
 grpc::ServerUnaryReactor* AttentionService::ForkSequence(grpc::CallbackServerContext* context,
                                                          const v1::ForkSequenceRequest* request,
                                                          v1::ForkSequenceResponse* response) {
-  return AnswerWithInfo(
-      fork_sequence_, request->sequence_id(), response,
-      [&](SequenceId id) -> absl::StatusOr<SequenceInfo> {
-        const absl::StatusOr<Identity> identity = context_->authenticator.Identify(*context);
-        if (!identity.ok()) return identity.status();
-        auto info = fleet_->EngineOf(id).sequences().Fork(
-            id, Optional(request->has_length(), request->length()), request->pin(), identity->name);
-        if (info.ok()) response->set_sequence_id(info->id.ToBytes());
-        return info;
-      });
+  return AnswerWithInfo(fork_sequence_, context, request->sequence_id(), response,
+                        [&](SequenceId id, const Identity& identity) {
+                          auto info = fleet_->EngineOf(id).sequences().Fork(
+                              id, Optional(request->has_length(), request->length()),
+                              request->pin(), identity.name);
+                          if (info.ok()) response->set_sequence_id(info->id.ToBytes());
+                          return info;
+                        });
 }
 
 grpc::ServerUnaryReactor* AttentionService::TruncateSequence(
-    grpc::CallbackServerContext* /*context*/, const v1::TruncateSequenceRequest* request,
+    grpc::CallbackServerContext* context, const v1::TruncateSequenceRequest* request,
     v1::TruncateSequenceResponse* response) {
-  return AnswerWithInfo(truncate_sequence_, request->sequence_id(), response, [&](SequenceId id) {
-    return fleet_->EngineOf(id).sequences().Truncate(
-        id, request->length(),
-        Optional(request->has_expected_length(), request->expected_length()));
-  });
+  return AnswerWithInfo(truncate_sequence_, context, request->sequence_id(), response,
+                        [&](SequenceId id, const Identity& /*identity*/) {
+                          return fleet_->EngineOf(id).sequences().Truncate(
+                              id, request->length(),
+                              Optional(request->has_expected_length(), request->expected_length()));
+                        });
 }
 
-grpc::ServerUnaryReactor* AttentionService::DeleteSequence(
-    grpc::CallbackServerContext* /*context*/, const v1::DeleteSequenceRequest* request,
-    v1::DeleteSequenceResponse* /*response*/) {
-  return Answer(delete_sequence_, [&] {
+grpc::ServerUnaryReactor* AttentionService::DeleteSequence(grpc::CallbackServerContext* context,
+                                                           const v1::DeleteSequenceRequest* request,
+                                                           v1::DeleteSequenceResponse* response) {
+  return Answer(delete_sequence_, context, response, [&](const Identity& /*identity*/) {
     const absl::StatusOr<SequenceId> id = ToSequenceId(request->sequence_id());
     return id.ok() ? fleet_->EngineOf(*id).sequences().Delete(*id) : id.status();
   });
 }
 
-grpc::ServerUnaryReactor* AttentionService::GetSequence(grpc::CallbackServerContext* /*context*/,
+grpc::ServerUnaryReactor* AttentionService::GetSequence(grpc::CallbackServerContext* context,
                                                         const v1::GetSequenceRequest* request,
                                                         v1::GetSequenceResponse* response) {
-  return AnswerWithInfo(get_sequence_, request->sequence_id(), response,
-                        [&](SequenceId id) { return fleet_->EngineOf(id).sequences().Get(id); });
+  return AnswerWithInfo(get_sequence_, context, request->sequence_id(), response,
+                        [&](SequenceId id, const Identity& /*identity*/) {
+                          return fleet_->EngineOf(id).sequences().Get(id);
+                        });
 }
 
 grpc::ServerUnaryReactor* AttentionService::ListSequences(grpc::CallbackServerContext* context,
                                                           const v1::ListSequencesRequest* request,
                                                           v1::ListSequencesResponse* response) {
-  return Answer(list_sequences_, [&] {
+  return Answer(list_sequences_, context, response, [&](const Identity& identity) -> absl::Status {
     if (request->page_size() > kMaxPageSize) {
       return absl::InvalidArgumentError(
           absl::StrCat("page_size: ", request->page_size(), " is more than ", kMaxPageSize));
@@ -123,10 +114,8 @@ grpc::ServerUnaryReactor* AttentionService::ListSequences(grpc::CallbackServerCo
     if (!request->page_token().empty() && !absl::SimpleAtoi(request->page_token(), &after)) {
       return absl::InvalidArgumentError("page_token: not a token of this server");
     }
-    const absl::StatusOr<Identity> identity = context_->authenticator.Identify(*context);
-    if (!identity.ok()) return identity.status();
     const Fleet::Listing listing = fleet_->List(
-        identity->name, after, request->page_size() == 0 ? kDefaultPageSize : request->page_size());
+        identity.name, after, request->page_size() == 0 ? kDefaultPageSize : request->page_size());
     for (const SequenceInfo& info : listing.sequences) {
       *response->add_sequences() = ToSequenceInfo(info, fleet_->DeviceIdOf(info.id));
     }

@@ -38,7 +38,7 @@ class Gate {
     MutexLock lock(&mutex_);
     std::vector<std::string>& clients = launches_.emplace_back();
     for (const AttendOperation* operation : launch.operations) {
-      clients.push_back(operation->client);
+      clients.push_back(operation->identity.name);
     }
     while (!open_ && passes_ == 0) changed_.Wait(&mutex_);
     if (!open_) --passes_;
