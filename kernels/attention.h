@@ -90,6 +90,15 @@ struct KvView {
   const float* value_scale = nullptr;  // [kv_heads], finite and positive; FP8 only
 };
 
+// A part of the work of a span, for a launch that is one of several. Slice t * num_kv_heads + h is
+// tile t of KV head h, where a tile is PlanOptions::tile_rows packed rows (plan.h).
+struct SliceRange {
+  int64_t begin = 0;
+  int64_t end = std::numeric_limits<int64_t>::max();
+
+  bool Contains(int64_t slice) const { return begin <= slice && slice < end; }
+};
+
 // One span. Q and O have the same shape and strides; both hold elements of the batch's dtype.
 // Element d of row i of query head h of Q starts at
 // query + i * row_stride + h * head_stride + d * 2 bytes; head_dim elements are contiguous.
@@ -109,6 +118,9 @@ struct Span {
   KvView kv;
   Mask mask;
   float softmax_scale = 0;  // multiplies Q.K^T; finite, may be zero or negative
+
+  // What to compute. Other outputs are not written. A slice has the same bits in every range.
+  SliceRange slices;
 };
 
 // Common to every span of one launch. Requests with equal geometry can share a launch.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 namespace flashcore::kernels {
 namespace {
@@ -10,7 +11,16 @@ int32_t DivideUp(int32_t a, int32_t b) {
   return a / b + (a % b != 0);  // NOLINT(clang-analyzer-core.DivideZero): b is a tile's rows
 }
 
-// Plans one tile of packed rows for every KV head of a span.
+// Whether the span's slices have KV head `head` of a tile that begins at `row_begin`.
+bool HasSlice(const AttentionBatch& batch, const PlanOptions& options, const Span& span,
+              int32_t row_begin, int32_t head) {
+  // Without items per KV head, the first head speaks for all.
+  const int32_t counted = options.item_per_kv_head ? head : 0;
+  return span.slices.Contains(int64_t{row_begin / options.tile_rows} * batch.geometry.num_kv_heads +
+                              counted);
+}
+
+// Plans one tile of packed rows for the KV heads of a span, as far as they are in its slices.
 void PlanTile(const AttentionBatch& batch, const PlanOptions& options, int32_t span_index,
               int32_t row_begin, int32_t row_count, bool may_split, Plan* plan) {
   const Span& span = batch.spans[span_index];
@@ -22,6 +32,7 @@ void PlanTile(const AttentionBatch& batch, const PlanOptions& options, int32_t s
       may_split ? std::max(1, DivideUp(visible.end - begin, options.split_kv_rows)) : 1;
 
   for (int32_t head = 0; head < batch.geometry.num_kv_heads; ++head) {
+    if (!HasSlice(batch, options, span, row_begin, head)) continue;
     const bool has_items = head == 0 || options.item_per_kv_head;
     WorkItem item{span_index, head, row_begin, row_count, begin, visible.end, -1};
     if (splits == 1) {
@@ -38,6 +49,19 @@ void PlanTile(const AttentionBatch& batch, const PlanOptions& options, int32_t s
     }
     plan->partial_rows += splits * row_count;
   }
+}
+
+// Packed rows [begin, end) of the tiles that have any of the span's slices.
+std::pair<int32_t, int32_t> RowsToPlan(const AttentionBatch& batch, const PlanOptions& options,
+                                       const Span& span) {
+  const int64_t heads = batch.geometry.num_kv_heads;
+  const int64_t rows = int64_t{span.query_rows} * batch.geometry.group();
+  const int64_t tiles = (rows + options.tile_rows - 1) / options.tile_rows;
+  const int64_t begin = std::min(span.slices.begin / heads, tiles);
+  const int64_t end =
+      span.slices.end > tiles * heads ? tiles : (span.slices.end + heads - 1) / heads;
+  return {static_cast<int32_t>(begin * options.tile_rows),
+          static_cast<int32_t>(std::min(rows, end * options.tile_rows))};
 }
 
 // Tile size for the spans that are not split.
@@ -84,12 +108,13 @@ struct CascadeCandidate {
 using Candidates = std::vector<CascadeCandidate>;
 
 // Appends the span whose items, not yet sorted, begin at plan.items[first_item], if it is a
-// candidate.
+// candidate. A span that is cut is none.
 void AddCascadeCandidate(const AttentionBatch& batch, const PlanOptions& options, const Plan& plan,
                          size_t first_item, Candidates* candidates) {
   if (first_item == plan.items.size()) return;  // no query rows
   const WorkItem& item = plan.items[first_item];
   const Span& span = batch.spans[item.span];
+  if (span.slices.begin > 0 || span.slices.end < batch.geometry.num_kv_heads) return;
   if (span.kv.pages == nullptr || span.mask.left != Mask::kUnbounded) return;
   // The fewest K/V rows are visible to the first query row.
   const KvRange visible = VisibleKv(span.mask, span.query_rows, span.kv.rows, 0, 1);
@@ -251,7 +276,8 @@ void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t w
     const int32_t rows = batch.spans[s].query_rows * batch.geometry.group();
     const bool may_split = rows <= options.split_max_rows;
     const int32_t tile_rows = may_split ? options.tile_rows : unsplit_rows;
-    for (int32_t row = 0; row < rows; row += tile_rows) {
+    const auto [row_begin, row_end] = RowsToPlan(batch, options, batch.spans[s]);
+    for (int32_t row = row_begin; row < row_end; row += tile_rows) {
       PlanTile(batch, options, s, row, std::min(tile_rows, rows - row), may_split, plan);
     }
     if (may_split && options.cascade_rows > 0) {

@@ -48,13 +48,14 @@ const std::vector<FlagGroup>& FlagGroups() {
        {"accumulate", "cpu_threads", "share_prefixes", "lanes", "idle_spin_us", "wait_strategy",
         "direct_io_bytes", "l2_window", "l2_budget_bytes", "pin_threads"}},
       {"Memory",
-       {"kv_hot_bytes", "sequence_metadata_bytes", "staging_wait_ms", "transport_memory_bytes",
+       {"kv_hot_bytes", "sequence_metadata_bytes", "staging_wait_ms", "client_staging_bytes",
+        "transport_memory_bytes", "unsent_reply_bytes", "client_unsent_reply_bytes",
         "shared_memory_bytes"}},
       {"Limits",
        {"max_queue_requests", "max_batch_requests", "max_batch_tokens", "max_stream_inflight",
-        "max_spans", "max_heads", "max_layers", "max_request_gflop", "client_kv_bytes",
-        "client_sequences", "client_metadata_bytes", "client_shared_memory_bytes",
-        "client_shared_regions"}},
+        "reply_timeout_s", "max_spans", "max_heads", "max_layers", "max_request_gflop",
+        "max_launch_ms", "client_kv_bytes", "client_sequences", "client_metadata_bytes",
+        "client_shared_memory_bytes", "client_shared_regions"}},
       {"Logs", {"log_format"}},
   };
   return *kGroups;

@@ -2,13 +2,14 @@
 // SIGTERM or SIGINT.
 //
 // Exit status: 0 after a complete drain; 1 if the server could not start, if a device was lost, if
-// a listener died, or if requests were still running when the drain timed out; 2 for a bad flag;
+// a listener died, or if a launch was still running when the drain timed out; 2 for a bad flag;
 // 128 + the signal's number on a second signal.
 #include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -22,6 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "absl/types/span.h"
 #include "google/protobuf/stubs/logging.h"
 #include "proto/grpc_compat.h"
@@ -146,8 +148,18 @@ void SetGauges(const Fleet& fleet, Metrics* metrics) {
   _exit(status);
 }
 
+// Ends the process with `status` at `time`, unless it has ended by then.
+void ExitAtTheLatest(absl::Time time, int status) {
+  std::thread([=] {
+    absl::SleepFor(time - absl::Now());
+    LogWarning("exiting although connections are still open: they take no bytes");
+    ExitAtOnce(status);
+  }).detach();
+}
+
 // Drains `server` and returns the exit status. A second signal ends the process at once.
-int Drain(Server* server, absl::Duration timeout) {
+int Drain(Server* server, absl::Duration timeout, const std::atomic<bool>& device_lost) {
+  const absl::Time end = absl::Now() + timeout;
   std::thread([] {
     const int signal = WaitForStopSignal();
     LogWarning("second signal: exiting at once", {{"signal", strsignal(signal)}});
@@ -155,9 +167,12 @@ int Drain(Server* server, absl::Duration timeout) {
   }).detach();
   if (server->Drain(timeout)) {
     LogInfo("drained");
-    return 0;
+    // gRPC closes a connection only after the write in progress, and so does not close one whose
+    // client reads nothing.
+    ExitAtTheLatest(end - std::min(timeout / 20, absl::Milliseconds(250)), device_lost ? 1 : 0);
+    return device_lost ? 1 : 0;
   }
-  LogError("drain timed out: requests are still running", {{"timeout", FormatDuration(timeout)}});
+  LogError("drain timed out: a launch is still running", {{"timeout", FormatDuration(timeout)}});
   ExitAtOnce(1);  // a launch cannot be interrupted, so destructors would wait for it
 }
 
@@ -271,8 +286,7 @@ int Run(const Options& options) {
   const int signal = WaitForStopSignal();
   LogInfo("draining",
           {{"signal", strsignal(signal)}, {"timeout", FormatDuration(options.drain_timeout)}});
-  const int status = Drain(server->get(), options.drain_timeout);
-  return failed ? 1 : status;
+  return Drain(server->get(), options.drain_timeout, failed);
 }
 
 }  // namespace

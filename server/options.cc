@@ -144,6 +144,20 @@ ABSL_FLAG(int64_t, sequence_metadata_bytes, int64_t{256} << 20,
 ABSL_FLAG(int64_t, staging_memory_bytes, int64_t{1} << 30,
           "Limit of the host memory for tensors of requests in flight, for each device. With a "
           "GPU, all of it is allocated and pinned at start.");
+ABSL_FLAG(int64_t, client_staging_bytes, 0,
+          "Limit of the staging memory of one client, results that it has not read included, for "
+          "each device. A request beyond it waits for --staging_wait_ms and then gets "
+          "RESOURCE_EXHAUSTED. 0: a quarter of --staging_memory_bytes, or twice "
+          "--max_message_bytes if that is more.");
+ABSL_FLAG(int64_t, unsent_reply_bytes, int64_t{64} << 20,
+          "Limit of the memory for replies that clients have not read, without the staging memory "
+          "of their tensors. Beyond it, requests get RESOURCE_EXHAUSTED.");
+ABSL_FLAG(int64_t, client_unsent_reply_bytes, 0,
+          "Limit of the memory for replies that one client has not read, without staging memory. "
+          "0: a quarter of --unsent_reply_bytes.");
+ABSL_FLAG(double, reply_timeout_s, 20,
+          "Seconds that a client may take to read a reply. Then the RPC is cancelled and the "
+          "reply's memory is released.");
 ABSL_FLAG(int32_t, staging_wait_ms, 500,
           "Milliseconds that a request waits for staging memory while it is full, in arrival "
           "order, before it gets RESOURCE_EXHAUSTED. Waiting requests hold at most half of "
@@ -160,9 +174,14 @@ ABSL_FLAG(int64_t, max_message_bytes, int64_t{64} << 20, "Size limit of one gRPC
 ABSL_FLAG(int32_t, max_spans, 4096, "Limit of the spans in one request.");
 ABSL_FLAG(int32_t, max_heads, 1024, "Limit of the query heads in one request.");
 ABSL_FLAG(int32_t, max_layers, 1024, "Limit of the layers of one sequence.");
-ABSL_FLAG(double, max_request_gflop, 4000,
+ABSL_FLAG(double, max_request_gflop, 0,
           "Limit of the work in one request, in 10^9 floating-point operations, masks not counted. "
-          "A running request cannot be interrupted.");
+          "0: about a second of the device's time, by an estimate: 120 for each CPU thread with "
+          "AVX-512, 60,000 for an L4. GetServerInfo tells it.");
+ABSL_FLAG(int32_t, max_launch_ms, 50,
+          "Milliseconds that one launch should take at most, by an estimate. Requests that need "
+          "more run in several launches, and those of other clients run in between. The results "
+          "have the same bits.");
 ABSL_FLAG(int32_t, max_queue_requests, 1024,
           "Limit of the requests that wait for a lane, for each device. One more gets "
           "RESOURCE_EXHAUSTED.");
@@ -403,6 +422,27 @@ void ReadConnectionOptions(Server::Connections* options, Checker* check) {
   options->max_age = limit(check->Range(FLAGS_max_connection_age_s, 0.0, 1e6));
 }
 
+void ReadUnsentReplyOptions(UnsentReplies::Options* options, Checker* check) {
+  constexpr int64_t kMaxBytes = int64_t{1} << 46;
+  const int64_t total = check->Range(FLAGS_unsent_reply_bytes, 1 << 20, kMaxBytes);
+  const int64_t client = check->Range(FLAGS_client_unsent_reply_bytes, 0, total);
+  options->total_bytes = total;
+  options->client_bytes = client == 0 ? total / 4 : client;
+  const double timeout_s = check->Range(FLAGS_reply_timeout_s, 0.01, 86400.0);
+  options->timeout =
+      std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(timeout_s));
+}
+
+// A client gets a quarter of the staging memory by default, but any message that is not too large,
+// together with its results, finds room.
+size_t ClientStagingBytes(int64_t total, Checker* check) {
+  const int64_t client = check->Range(FLAGS_client_staging_bytes, 0, total);
+  if (client != 0) return client;
+  const int64_t message =
+      std::clamp(absl::GetFlag(FLAGS_max_message_bytes), int64_t{0}, total);  // checked elsewhere
+  return std::min(total, std::max(total / 4, 2 * message));
+}
+
 void ReadServerOptions(Server::Options* options, Checker* check) {
   options->version = FLASHCORE_VERSION;
   options->listen = absl::GetFlag(FLAGS_listen);
@@ -413,6 +453,7 @@ void ReadServerOptions(Server::Options* options, Checker* check) {
   options->transport_memory_bytes =
       check->Range(FLAGS_transport_memory_bytes, 2 * message_bytes, int64_t{1} << 46);
   options->max_stream_inflight = check->Range(FLAGS_max_stream_inflight, 1, 65536);
+  ReadUnsentReplyOptions(&options->unsent_replies, check);
   ReadSharedMemoryOptions(&options->shared_memory, check);
   ReadConnectionOptions(&options->connections, check);
   options->enable_reflection = absl::GetFlag(FLAGS_enable_reflection);
@@ -423,12 +464,16 @@ void ReadServerOptions(Server::Options* options, Checker* check) {
 void ReadEngineOptions(Engine::Options* options, Checker* check) {
   options->staging_memory_bytes =
       check->Range(FLAGS_staging_memory_bytes, 1 << 20, int64_t{1} << 46);
+  options->client_staging_bytes =
+      ClientStagingBytes(static_cast<int64_t>(options->staging_memory_bytes), check);
   options->staging_wait =
       std::chrono::milliseconds(check->Range(FLAGS_staging_wait_ms, 0, 3'600'000));
   options->max_waiting_bytes = absl::GetFlag(FLAGS_transport_memory_bytes) / 2;
   options->max_spans = check->Range(FLAGS_max_spans, 1, 65536);
   options->max_heads = check->Range(FLAGS_max_heads, 1, 65536);
-  options->max_request_flop = 1e9 * check->Range(FLAGS_max_request_gflop, 1e-3, 1e12);
+  options->max_request_flop = 1e9 * check->Range(FLAGS_max_request_gflop, 0, 1e12);
+  options->batcher.max_launch =
+      std::chrono::milliseconds(check->Range(FLAGS_max_launch_ms, 1, 60'000));
   options->batcher.max_queue_requests = check->Range(FLAGS_max_queue_requests, 1, 1 << 20);
   options->batcher.max_batch_requests = check->Range(FLAGS_max_batch_requests, 1, 1 << 20);
   options->batcher.max_batch_tokens = check->Range(FLAGS_max_batch_tokens, 1, kMaxInt);

@@ -1,6 +1,8 @@
 #include "client/cpp/shared_memory.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,6 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/memory/memory.h"
 #include "absl/random/random.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "client/cpp/connection.h"
@@ -27,21 +30,38 @@ absl::Status SystemError(const char* call) {
   return absl::ResourceExhaustedError(absl::StrCat("shared memory: ", call, ": ", strerror(errno)));
 }
 
+// Where Linux keeps POSIX shared memory, and how our segments are called there. As long as one has
+// a name, its creator holds a lock on it.
+constexpr char kFolder[] = "/dev/shm/";
+constexpr char kPrefix[] = "flashcore-held-";
+
+// A process that was killed while it registered a segment has left its name, but not its lock.
+void RemoveLeftovers() {
+  DIR* const folder = opendir(kFolder);
+  if (folder == nullptr) return;
+  while (const dirent* entry = readdir(folder)) {
+    if (!absl::StartsWith(entry->d_name, kPrefix)) continue;
+    const int fd = openat(dirfd(folder), entry->d_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0) continue;  // another user's, or gone
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) unlinkat(dirfd(folder), entry->d_name, 0);
+    close(fd);
+  }
+  closedir(folder);
+}
+
 }  // namespace
 
-// A new POSIX segment, mapped.
+// A new POSIX segment, mapped. It has no name until it is complete, and then only while the server
+// needs one: so a process that is killed leaves next to nothing.
 class SharedMemory::Segment {
  public:
   static absl::StatusOr<std::unique_ptr<Segment>> Create(size_t bytes, unsigned mode) {
-    absl::BitGen random;
-    auto segment = absl::WrapUnique(
-        new Segment(absl::StrCat("/flashcore-", absl::Hex(random(), absl::kZeroPad16),
-                                 absl::Hex(random(), absl::kZeroPad16))));
-    const int fd = shm_open(segment->name_.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
-    if (fd < 0) return SystemError("shm_open");
-    absl::Status status = segment->Map(fd, bytes, mode);
-    close(fd);
-    if (!status.ok()) return status;
+    RemoveLeftovers();
+    auto segment = absl::WrapUnique(new Segment);
+    segment->fd_ = open(kFolder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (segment->fd_ < 0) return SystemError("open of /dev/shm");
+    if (absl::Status status = segment->Map(bytes, mode); !status.ok()) return status;
+    if (absl::Status status = segment->Link(); !status.ok()) return status;
     return segment;
   }
   ~Segment() {
@@ -57,25 +77,41 @@ class SharedMemory::Segment {
   void Unlink() {
     if (!name_.empty()) shm_unlink(name_.c_str());
     name_.clear();
+    if (fd_ >= 0) close(fd_);
+    fd_ = -1;
   }
 
  private:
-  explicit Segment(std::string name) : name_(std::move(name)) {}
+  Segment() = default;
 
-  absl::Status Map(int fd, size_t bytes, unsigned mode) {
+  absl::Status Map(size_t bytes, unsigned mode) {
     // Reserves the memory: without it, a later access could end the process with SIGBUS.
-    if ((errno = posix_fallocate(fd, 0, static_cast<off_t>(bytes))) != 0) {
+    if ((errno = posix_fallocate(fd_, 0, static_cast<off_t>(bytes))) != 0) {
       return SystemError("posix_fallocate");
     }
-    if (fchmod(fd, mode) != 0) return SystemError("fchmod");
-    void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fchmod(fd_, mode) != 0) return SystemError("fchmod");
+    void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
     if (data == MAP_FAILED) return SystemError("mmap");
     data_ = static_cast<std::byte*>(data);
     bytes_ = bytes;
     return absl::OkStatus();
   }
 
-  std::string name_;  // empty: unlinked
+  absl::Status Link() {
+    if (flock(fd_, LOCK_EX) != 0) return SystemError("flock");
+    absl::BitGen random;
+    const std::string name = absl::StrCat(kPrefix, absl::Hex(random(), absl::kZeroPad16),
+                                          absl::Hex(random(), absl::kZeroPad16));
+    if (linkat(AT_FDCWD, absl::StrCat("/proc/self/fd/", fd_).c_str(), AT_FDCWD,
+               absl::StrCat(kFolder, name).c_str(), AT_SYMLINK_FOLLOW) != 0) {
+      return SystemError("linkat");
+    }
+    name_ = absl::StrCat("/", name);
+    return absl::OkStatus();
+  }
+
+  std::string name_;  // empty: not linked, or unlinked
+  int fd_ = -1;       // holds the lock while it is linked
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
 };

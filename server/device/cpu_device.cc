@@ -4,11 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <string>
 
 #include "absl/memory/memory.h"
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
@@ -31,6 +33,15 @@ std::string CpuName() {
 uint64_t SysConf(int name) {
   const long value = sysconf(name);
   return value > 0 ? static_cast<uint64_t>(value) : 0;
+}
+
+// Measured on an AMD EPYC with AVX-512 (kernels/bench/results): 95 to 130 GFLOP/s a thread, and 11
+// GB/s in a decode from memory. Narrower vectors take as much longer.
+DeviceSpeed SpeedOf(const std::string& simd_target, int threads) {
+  const double vectors = absl::StartsWith(simd_target, "AVX3")   ? 1
+                         : absl::StartsWith(simd_target, "AVX2") ? 0.5
+                                                                 : 0.25;
+  return {120e9 * vectors * threads, 10e9 * threads, std::chrono::microseconds(10)};
 }
 
 }  // namespace
@@ -68,6 +79,7 @@ CpuDevice::CpuDevice(const Options& options, std::vector<const kernels::Kernel*>
   info_.l2_bytes = SysConf(_SC_LEVEL2_CACHE_SIZE);
   info_.lanes = 1;
   info_.compute_units = threads_.num_threads();
+  info_.speed = SpeedOf(info_.arch, info_.compute_units);
 }
 
 absl::Status CpuDevice::Dispatch(int /*lane*/, const Launch& launch) {

@@ -81,6 +81,7 @@ class CudaDevice final : public Device {
 
   CudaDevice(const Options& options, std::vector<const kernels::Kernel*> kernels);
   absl::Status ReadInfo();
+  absl::Status ReadSpeed();
   // Sets hot_bytes_, and sets as many bytes of the L2 aside: 0 if there is to be no window.
   absl::Status ChooseHotBytes();
   absl::Status TryL2Window();    // an error, unless the device is lost: why there is no window

@@ -198,7 +198,7 @@ void CudaLane::PlaceTensors(const PlacedOperation& placed) {
   for (const SpanShape& span : request.spans) {
     if (!span.sequence_id.empty()) rows += span.kv_rows;
   }
-  while (rows > 0) {
+  while (rows > 0 && !unplaced_.appends.empty()) {  // later parts append nothing
     kernels::RowAppend append = unplaced_.appends.front();
     Move(&append.key, from.key, to.key);
     Move(&append.value, from.value, to.value);
@@ -210,14 +210,43 @@ void CudaLane::PlaceTensors(const PlacedOperation& placed) {
 
 absl::Status CudaLane::CopyInputs() {
   if (is_direct_) return absl::OkStatus();
+  CopyQueue copies(cudaMemcpyHostToDevice, stream());
   for (const PlacedOperation& placed : placed_) {
+    if (launch_->in_parts) {
+      AddInputsOfPart(placed, &copies);
+      continue;
+    }
     for (const AttendTensors::Piece& piece : placed.operation->tensors.inputs()) {
-      const cudaError_t error = cudaMemcpyAsync(placed.inputs + piece.offset, piece.host,
-                                                piece.bytes, cudaMemcpyHostToDevice, stream());
-      if (error != cudaSuccess) return CudaStatus(error, "cudaMemcpyAsync of inputs");
+      copies.Add(placed.inputs + piece.offset, piece.host, piece.bytes);
     }
   }
-  return absl::OkStatus();
+  return CudaStatus(copies.Flush(), "cudaMemcpyAsync of inputs");
+}
+
+// Adds the query rows of the part, and K/V if the part appends or if any span reads inline K/V.
+void CudaLane::AddInputsOfPart(const PlacedOperation& placed, CopyQueue* copies) const {
+  const AttendTensors& tensors = placed.operation->tensors;
+  const AttendRequest& request = placed.operation->request;
+  const TensorAddresses to = tensors.InBlocks(placed.inputs, placed.results);
+  const auto in_block = [&](const std::byte* at) { return placed.inputs + (at - placed.inputs); };
+  for (const kernels::Span& span : spans_) {
+    copies->Add(RowsOfPart(span, span.row_stride, span.head_stride), in_block(span.query),
+                tensors.query() + (span.query - to.query));
+  }
+  const auto reads_inline = [](const kernels::Span& span) {
+    return span.kv.pages == nullptr && span.kv.rows > 0;
+  };
+  if (launch_->appends.empty() && std::none_of(spans_.begin(), spans_.end(), reads_inline)) return;
+  copies->Add(in_block(to.key), tensors.key(), request.key_bytes);
+  copies->Add(in_block(to.value), tensors.value(), request.value_bytes);
+}
+
+// The query rows of a span that the part computes.
+RowBlock CudaLane::RowsOfPart(const kernels::Span& span, int64_t row_stride,
+                              int64_t head_stride) const {
+  const kernels::Geometry geometry = launch_->geometry();
+  return RowBlock::Of(kernels::QueryRowsOf(geometry, kernel_->plan_options, span), span.query_rows,
+                      geometry.num_heads, row_stride, head_stride);
 }
 
 // Takes what fits of the pending work, in order: all copies run before any append, and all appends
@@ -327,14 +356,34 @@ absl::Status CudaLane::LaunchAttention() {
 
 absl::Status CudaLane::CopyResults() {
   if (is_direct_) return absl::OkStatus();
+  CopyQueue copies(cudaMemcpyDeviceToHost, stream());
   for (const PlacedOperation& placed : placed_) {
+    if (launch_->in_parts) {
+      AddResultsOfPart(placed, &copies);
+      continue;
+    }
     for (const AttendTensors::Piece& piece : placed.operation->tensors.results()) {
-      const cudaError_t error = cudaMemcpyAsync(piece.host, placed.results + piece.offset,
-                                                piece.bytes, cudaMemcpyDeviceToHost, stream());
-      if (error != cudaSuccess) return CudaStatus(error, "cudaMemcpyAsync of results");
+      copies.Add(piece.host, placed.results + piece.offset, piece.bytes);
     }
   }
-  return absl::OkStatus();
+  return CudaStatus(copies.Flush(), "cudaMemcpyAsync of results");
+}
+
+// Adds only what the part has written: other parts wrote the rest.
+void CudaLane::AddResultsOfPart(const PlacedOperation& placed, CopyQueue* copies) const {
+  const AttendTensors& tensors = placed.operation->tensors;
+  const TensorAddresses from = tensors.InBlocks(placed.inputs, placed.results);
+  for (const kernels::Span& span : spans_) {
+    copies->Add(RowsOfPart(span, span.row_stride, span.head_stride),
+                tensors.output() + (span.output - from.output), span.output);
+  }
+  constexpr int64_t kBytes = sizeof(float);
+  for (const kernels::Span& span : spans_) {
+    if (span.lse == nullptr) continue;
+    copies->Add(RowsOfPart(span, kBytes * span.lse_row_stride, kBytes * span.lse_head_stride),
+                reinterpret_cast<std::byte*>(tensors.lse() + (span.lse - from.lse)),
+                reinterpret_cast<const std::byte*>(span.lse));
+  }
 }
 
 absl::Status CudaLane::Record(Mark mark) {

@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "kernels/plan.h"
 #include "kernels/registry.h"
+#include "server/device/copy_queue.h"
 #include "server/device/cuda_device.h"
 #include "server/device/cuda_resources.h"
 #include "server/kv/launch.h"
@@ -133,6 +134,9 @@ class CudaLane {
 
   void PlaceTensors(const PlacedOperation& placed);
   absl::Status CopyInputs();
+  void AddInputsOfPart(const PlacedOperation& placed, CopyQueue* copies) const;
+  void AddResultsOfPart(const PlacedOperation& placed, CopyQueue* copies) const;
+  RowBlock RowsOfPart(const kernels::Span& span, int64_t row_stride, int64_t head_stride) const;
   template <class Item>
   absl::Span<const Item> Pack(absl::Span<const Item>* items);
   absl::Status PackSpans();

@@ -20,6 +20,13 @@
 
 namespace flashcore::server {
 
+// What an engine expects of a device, to plan with: estimates, on the safe side.
+struct DeviceSpeed {
+  double flop_per_s = 1e12;   // of attention over many query rows
+  double bytes_per_s = 2e12;  // of K/V, over few
+  Nanoseconds request{0};     // what each request takes beside that
+};
+
 struct DeviceInfo {
   std::string id;    // "cpu", "cuda:0"
   std::string name;  // "AMD EPYC", "NVIDIA L4"
@@ -35,6 +42,7 @@ struct DeviceInfo {
   // compute need the core.
   Nanoseconds idle_spin{0};
   int compute_units = 0;  // threads, or streaming multiprocessors
+  DeviceSpeed speed;
 };
 
 // One GPU, or the CPU. Owns the memory for resident K/V, and runs launches on its lanes.
@@ -52,9 +60,9 @@ class Device : public HostMemoryPinner {
   virtual KvMemory kv_memory() const = 0;
 
   // Hands `launch`, of at least one operation, to `lane`, in [0, info().lanes). The lane copies
-  // pages, appends rows and attends. Called by the one thread that drives the lane, while no launch
-  // of the lane is under way. After OK `launch` is, and stays in place until Complete returns.
-  // After an error no operation has a result.
+  // pages, appends rows and attends, as far as launch.part says. Called by the one thread that
+  // drives the lane, while no launch of the lane is under way. After OK `launch` is, and stays in
+  // place until Complete returns. After an error no operation has a result.
   virtual absl::Status Dispatch(int lane, const Launch& launch) = 0;
 
   // Waits for the launch under way on `lane`, and sets its operations' times.copy_in, .kernel and

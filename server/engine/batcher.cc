@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/work.h"
 #include "server/request/order.h"
 
 namespace flashcore::server {
@@ -22,12 +23,15 @@ int64_t CountTokens(const AttendRequest& request) {
 // Why `operation` must be dropped; OK if it may still be launched.
 absl::Status DropReason(const AttendOperation& operation, TimePoint now) {
   if (operation.cancelled.load(std::memory_order_relaxed)) {
-    return absl::CancelledError("cancelled by the client while it was queued");
+    return absl::CancelledError(operation.cut == nullptr
+                                    ? "cancelled by the client while it was queued"
+                                    : "cancelled by the client between two parts of its launch");
   }
   if (operation.deadline <= now) {
-    return absl::DeadlineExceededError(
-        absl::StrCat("the deadline passed while the request was queued, after ",
-                     (now - operation.submitted) / std::chrono::microseconds(1), " us"));
+    return absl::DeadlineExceededError(absl::StrCat(
+        operation.cut == nullptr ? "the deadline passed while the request was queued, after "
+                                 : "the deadline passed between two parts of the launch, after ",
+        (now - operation.submitted) / std::chrono::microseconds(1), " us"));
   }
   return absl::OkStatus();
 }
@@ -60,21 +64,25 @@ struct Batcher::Forming {
   std::vector<Turn> turns{};      // a heap by Turn::Later
   std::vector<Choice> choices{};  // [batch->operations]
   int64_t tokens = 0;
+  Nanoseconds work{0};
+  bool alone = false;                             // its operation has a launch of its own
   bool left_out = false;                          // a request of this geometry did not fit
   TimePoint oldest_submitted = TimePoint::max();  // of all operations seen that could run now
 
   bool Full() const {
     return choices.size() >= static_cast<size_t>(options.max_batch_requests) ||
-           tokens >= options.max_batch_tokens;
+           tokens >= options.max_batch_tokens || work >= options.max_launch || alone;
   }
   // Whether `operation`, which may run, joins this batch, which is not full.
   bool Accepts(const AttendOperation& operation) {
     oldest_submitted = std::min(oldest_submitted, operation.submitted);
     if (choices.empty()) return true;
+    if (operation.cut != nullptr) return false;
     if (!(operation.request.geometry() == batch->operations.front()->request.geometry())) {
       return false;
     }
-    const bool fits = tokens + operation.tokens <= options.max_batch_tokens;
+    const bool fits = tokens + operation.tokens <= options.max_batch_tokens &&
+                      work + operation.work <= options.max_launch;
     left_out |= !fits;
     return fits;
   }
@@ -88,6 +96,7 @@ absl::Status Batcher::Enqueue(AttendOperation* operation, AttendOperation** disp
   *displaced = nullptr;
   operation->submitted = clock_->Now();
   operation->tokens = CountTokens(operation->request);
+  operation->work = EstimateWork(*operation, /*is_launched=*/false, options_.speed);
   MutexLock lock(&mutex_);
   if (closed_) return absl::UnavailableError("the server is draining");
   if (depth_ >= options_.max_queue_requests) {
@@ -187,8 +196,12 @@ void Batcher::Choose(Forming* forming) {
     forming->batch->operations.push_back(operation);
     forming->choices.push_back({turn.client, position});
     forming->tokens += operation->tokens;
-    StartRunning(absl::MakeSpan(operation->order), forming->batch->serial);
-    turn.client->served += operation->tokens;
+    forming->work += operation->work;
+    forming->alone = operation->cut != nullptr;
+    if (operation->cut == nullptr) {
+      StartRunning(absl::MakeSpan(operation->order), forming->batch->serial);
+    }
+    turn.client->served += Charge(*operation);
     std::push_heap(turns.begin(), turns.end(), Turn::Later);
   }
 }
@@ -202,11 +215,13 @@ Batcher::Queue::iterator Batcher::FindNext(Turn* turn, Forming* forming) {
     AttendOperation* const operation = *position;
     if (absl::Status status = DropReason(*operation, forming->now); !status.ok()) {
       forming->batch->dropped.emplace_back(operation, std::move(status));
-      StopWaiting(absl::MakeSpan(operation->order));
+      if (operation->cut == nullptr) StopWaiting(absl::MakeSpan(operation->order));
       Erase(turn->client, position);
-    } else if (MayRun(operation->order, forming->batch->serial) && forming->Accepts(*operation)) {
-      return position;
+      continue;
     }
+    const bool may_run =
+        operation->cut != nullptr || MayRun(operation->order, forming->batch->serial);
+    if (may_run && forming->Accepts(*operation)) return position;
   }
   return queue.end();
 }
@@ -221,8 +236,8 @@ void Batcher::Commit(const Forming& forming) {
 void Batcher::PutBack(Forming* forming) {
   for (auto choice = forming->choices.rbegin(); choice != forming->choices.rend(); ++choice) {
     AttendOperation* const operation = *choice->position;
-    UndoStartRunning(absl::MakeSpan(operation->order));
-    choice->client->served -= operation->tokens;
+    UndoStartRunning(absl::MakeSpan(operation->order));  // it is not `cut`: that does not wait
+    choice->client->served -= Charge(*operation);
   }
   forming->batch->operations.clear();
 }
@@ -247,7 +262,7 @@ void Batcher::UpdateClients() {
 }
 
 // Removes the newest operation of the longest queue, to make room for one of `newcomer`. Null if
-// that queue is no longer than newcomer's would be.
+// that queue is no longer than newcomer's would be, or has only operations that have begun.
 AttendOperation* Batcher::Displace(const std::string& newcomer) {
   const auto found = clients_.find(newcomer);
   const size_t would_have = (found == clients_.end() ? 0 : found->second->queue.size()) + 1;
@@ -255,10 +270,14 @@ AttendOperation* Batcher::Displace(const std::string& newcomer) {
       active_.begin(), active_.end(),
       [](const Client& a, const Client& b) { return a.queue.size() < b.queue.size(); });
   if (longest == active_.end() || longest->queue.size() <= would_have) return nullptr;
-  AttendOperation* const youngest = longest->queue.back();
-  StopWaiting(absl::MakeSpan(youngest->order));
-  Erase(&*longest, std::prev(longest->queue.end()));
-  return youngest;
+  for (auto position = longest->queue.end(); position != longest->queue.begin();) {
+    AttendOperation* const operation = *--position;
+    if (operation->cut != nullptr) continue;
+    StopWaiting(absl::MakeSpan(operation->order));
+    Erase(&*longest, position);
+    return operation;
+  }
+  return nullptr;
 }
 
 Batcher::Client* Batcher::Activate(const std::string& name) {
@@ -281,13 +300,29 @@ void Batcher::Erase(Client* client, Queue::iterator position) {
   --depth_;
 }
 
-void Batcher::Release(const Batch& batch) {
+// What a client is charged for the operation's next launch.
+int64_t Batcher::Charge(const AttendOperation& operation) const {
+  return std::min(operation.work, options_.max_launch).count();
+}
+
+void Batcher::Release(absl::Span<AttendOperation* const> operations) {
   bool freed = false;
   MutexLock lock(&mutex_);
-  for (const AttendOperation* operation : batch.operations) {
-    freed |= StopRunning(operation->order);
-  }
+  for (const AttendOperation* operation : operations) freed |= StopRunning(operation->order);
   if (freed && depth_ > 0) WakeOne();
+}
+
+absl::Status Batcher::Return(absl::Span<AttendOperation* const> operations) {
+  MutexLock lock(&mutex_);
+  if (!end_.ok()) return end_;
+  for (auto it = operations.rbegin(); it != operations.rend(); ++it) {
+    AttendOperation* const operation = *it;
+    if (operation->cut == nullptr) WaitAgain(absl::MakeSpan(operation->order));
+    Activate(operation->identity.name)->queue.push_front(operation);
+    ++depth_;
+  }
+  WakeOne();
+  return absl::OkStatus();
 }
 
 void Batcher::Wake() {
@@ -300,6 +335,24 @@ void Batcher::Close() {
   MutexLock lock(&mutex_);
   closed_ = true;
   WakeAll();
+}
+
+std::vector<AttendOperation*> Batcher::EndAll(const absl::Status& status) {
+  std::vector<AttendOperation*> operations;
+  MutexLock lock(&mutex_);
+  closed_ = true;
+  end_ = status;
+  for (Client& client : active_) {
+    for (AttendOperation* operation : client.queue) {
+      if (operation->cut == nullptr) StopWaiting(absl::MakeSpan(operation->order));
+      operations.push_back(operation);
+    }
+    client.queue.clear();
+  }
+  depth_ = 0;
+  UpdateClients();
+  WakeAll();
+  return operations;
 }
 
 // Wakes an idle lane: the one that spins, or the most recently parked, whose thread wakes fastest.

@@ -14,17 +14,20 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
+#include "server/device/device.h"
 #include "server/request/request.h"
 
 namespace flashcore::server {
 
-// Operations of one geometry for one launch. Operations on the same layer of the same sequence are
-// in arrival order.
+// Operations of one geometry for one launch, or one operation for the next part of its launch.
+// Operations on the same layer of the same sequence are in arrival order.
 struct Batch {
   std::vector<AttendOperation*> operations;
-  // Removed from the queue, not to be launched, with the reason: DEADLINE_EXCEEDED or CANCELLED.
+  // Removed from the queue, not to be launched, or not any further, with the reason:
+  // DEADLINE_EXCEEDED or CANCELLED.
   std::vector<std::pair<AttendOperation*, absl::Status>> dropped;
   uint64_t serial = 0;  // set by the Batcher
 
@@ -34,13 +37,18 @@ struct Batch {
   }
 };
 
-// Clients take turns. The client that was served the fewest tokens goes first, and its oldest
-// request decides the geometry. Requests of that geometry then join while they fit, in the same
-// turns. An operation is taken only when its OrderSlots allow it. Thread-safe. Owns no operation.
+// Clients take turns. The client that was served the least work goes first, and its oldest request
+// decides the geometry. Requests of that geometry then join while they fit, in the same turns. An
+// operation is taken only when its OrderSlots allow it. Thread-safe. Owns no operation.
 //
-// This is start-time fair queueing. A client's virtual time is the number of tokens it was served.
-// An idle client returns at the least virtual time of the active ones, unless its own is later, so
-// idling earns no credit. When the queue is empty, all clients are equal again.
+// An operation with more work than a launch may have is taken alone, and comes back with Return
+// after each part of its launch: then it is first in its client's queue, still holds its
+// OrderSlots, and waits for its client's next turn.
+//
+// This is start-time fair queueing. A client's virtual time is the work it was served: the
+// estimated time on the device, in nanoseconds. An idle client returns at the least virtual time of
+// the active ones, unless its own is later, so idling earns no credit. When the queue is empty, all
+// clients are equal again.
 class Batcher {
  public:
   struct Options {
@@ -52,6 +60,9 @@ class Batcher {
     // How long an idle Take spins before it sleeps, to save the time to wake its thread. One lane
     // spins at a time.
     Nanoseconds idle_spin{0};
+    // Estimated work of a batch, unless the first request alone has more.
+    Nanoseconds max_launch = std::chrono::milliseconds(50);
+    DeviceSpeed speed{};  // for the estimate
   };
 
   Batcher(const Options& options, const Clock* clock) : options_(options), clock_(clock) {}
@@ -59,8 +70,8 @@ class Batcher {
   Batcher& operator=(const Batcher&) = delete;
 
   // RESOURCE_EXHAUSTED if the queue is full, UNAVAILABLE after Close; the operation is then not
-  // queued. Sets `submitted` and `tokens`. The operation's `order` and the slots in it must not
-  // move until the operation is dropped, displaced or released.
+  // queued. Sets `submitted`, `tokens` and `work`. The operation's `order` and the slots in it must
+  // not move until the operation is dropped, displaced or released.
   //
   // Clients share a full queue: if another client has more requests waiting than this one would
   // have, the newest request of the client with the most makes room. It is put into *displaced
@@ -75,9 +86,16 @@ class Batcher {
   // not allow it to run. The search ends when the batch is full.
   bool Take(Batch* batch);
 
-  // The batch is complete: operations that waited for it may run. Call it before `done` of any of
-  // its operations, which may destroy them and their slots.
-  void Release(const Batch& batch);
+  // These operations of a batch have ended: those that waited for them may run. Call it before
+  // `done` of any of them, which may destroy them and their slots. A dropped operation is released
+  // if its launch had begun.
+  void Release(absl::Span<AttendOperation* const> operations);
+  void Release(const Batch& batch) { Release(batch.operations); }
+
+  // Puts the last operations of a batch, in their order, back where they were: they were not
+  // launched, or have more parts. Uses their `work` from now on. An error, the one that EndAll was
+  // given: they are not in the queue, and the caller ends them.
+  absl::Status Return(absl::Span<AttendOperation* const> operations);
 
   // Makes one waiting Take return, or the next one if none waits. Several calls before that count
   // as one.
@@ -85,6 +103,10 @@ class Batcher {
 
   // Refuses new operations. Take returns what is queued, without delay, and then false.
   void Close();
+
+  // Close, and takes everything out of the queue. The caller ends these operations with `status`,
+  // and releases those whose launch had begun.
+  std::vector<AttendOperation*> EndAll(const absl::Status& status);
 
   int depth() const;       // requests waiting
   size_t clients() const;  // active, or idle and remembered
@@ -97,7 +119,7 @@ class Batcher {
   struct Client {
     std::string name;
     Queue queue;         // oldest first
-    int64_t served = 0;  // virtual time, in tokens
+    int64_t served = 0;  // virtual time
     // The value of activations_ when it became active: the earlier of equally served clients first.
     uint64_t active_since = 0;
   };
@@ -118,6 +140,7 @@ class Batcher {
   AttendOperation* Displace(const std::string& newcomer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Client* Activate(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Erase(Client* client, Queue::iterator position) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t Charge(const AttendOperation& operation) const;
   void Park(TimePoint retry, TimePoint spin_end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Spin(TimePoint end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WakeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -144,6 +167,7 @@ class Batcher {
   std::atomic<bool> spinner_woken_{false};
   bool wake_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);  // not OK after EndAll
 };
 
 }  // namespace flashcore::server

@@ -6,6 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/cores.h"
+#include "server/engine/cut_launch.h"
+#include "server/engine/work.h"
 #include "server/telemetry/log.h"
 
 namespace flashcore::server {
@@ -20,6 +22,10 @@ constexpr size_t kMaxMoveBytes = size_t{8} << 20;
 // Completes the options with what the device says.
 Engine::Options WithDevice(Engine::Options options, const Device& device) {
   options.batcher.idle_spin = device.info().idle_spin;
+  options.batcher.speed = device.info().speed;
+  if (options.max_request_flop == 0) {
+    options.max_request_flop = kDefaultRequestSeconds * device.info().speed.flop_per_s;
+  }
   options.sequences.dtypes = SupportedDTypes(device);
   options.sequences.head_dims = SupportedHeadDims(device);
   options.sequences.max_request_flop = options.max_request_flop;
@@ -38,9 +44,9 @@ Engine::Engine(const Options& options, std::unique_ptr<Device> device, const Clo
       metrics_(metrics),
       device_(std::move(device)),
       limits_{options.max_spans, options.max_heads, options_.sequences.dtypes,
-              options_.sequences.head_dims, options.max_request_flop},
+              options_.sequences.head_dims, options_.max_request_flop},
       staging_(options.staging_memory_bytes, device_->staging_allocator(),
-               options.max_waiting_bytes),
+               options.max_waiting_bytes, options.client_staging_bytes),
       sequences_(options_.sequences, device_->kv_memory(), clock, metrics),
       batcher_(options_.batcher, clock) {
   for (int lane = 0; lane < device_->info().lanes; ++lane) {
@@ -70,6 +76,7 @@ absl::Status Engine::Validate(AttendOperation* operation) {
 void Engine::Admit(AttendOperation* operation, AlarmFactory make_alarm, AdmitDone done) {
   absl::Status status = Validate(operation);
   if (status.ok()) {
+    operation->tensors.claim()->client = operation->identity.name;
     status = operation->tensors.Allocate(operation->request, &staging_);
     if (!status.ok() && make_alarm != nullptr && options_.staging_wait > Nanoseconds(0)) {
       WaitForStaging(operation, make_alarm(), std::move(done));
@@ -127,36 +134,107 @@ void Engine::RunLane(int lane) {
   while (batcher_.Take(&batch)) {
     metrics_->queue_depth.Decrement(
         static_cast<double>(batch.operations.size() + batch.dropped.size()));
-    for (const auto& [operation, status] : batch.dropped) Complete(operation, status);
+    for (const auto& [operation, status] : batch.dropped) Drop(operation, status);
     if (!batch.operations.empty()) RunBatch(lane, batch, &launch);
     if (moves_due_.exchange(false)) MovePages(lane);
   }
 }
 
 void Engine::RunBatch(int lane, const Batch& batch, Launch* launch) {
+  AttendOperation* const first = batch.operations.front();
+  if (first->cut != nullptr) return RunPart(lane, first);
   const TimePoint taken = clock_->Now();
-  int64_t query_rows = 0;
   for (AttendOperation* operation : batch.operations) {
     operation->times.queue = taken - operation->submitted;
+  }
+  BeginLaunch(batch.operations, launch);
+  if (launch->operations.size() == 1) {
+    AttendOperation* const operation = launch->operations.front();
+    if (operation->work > options_.batcher.max_launch) {
+      operation->cut = CutLaunch::Make(*device_, options_.batcher.max_launch, launch);
+      if (operation->cut != nullptr) return RunPart(lane, operation);
+    }
+  }
+  CompleteLaunch(launch, launch->operations.empty() ? absl::OkStatus() : RunLaunch(lane, *launch));
+}
+
+absl::Status Engine::RunLaunch(int lane, const Launch& launch) {
+  absl::Status status = device_->Dispatch(lane, launch);
+  if (status.ok()) status = device_->Complete(lane);
+  CheckDeviceLost(status);
+  return status;
+}
+
+void Engine::RunPart(int lane, AttendOperation* operation) {
+  CutLaunch& cut = *operation->cut;
+  if (cut.done > 0) operation->times.queue += clock_->Now() - cut.queued;
+  const absl::Status status = RunLaunch(lane, cut.launch);
+  if (status.ok() && cut.Next()) {
+    cut.queued = clock_->Now();
+    return Return({&operation, 1});
+  }
+  Launch launch = std::move(cut.launch);
+  operation->cut.reset();
+  CompleteLaunch(&launch, status);
+}
+
+// Begins a launch of as many of the operations as have time in one. The others return to the queue:
+// sequences may have grown since it estimated their work. Completes those that are refused.
+void Engine::BeginLaunch(absl::Span<AttendOperation* const> operations, Launch* launch) {
+  sequences_.BeginLaunch(operations, launch);
+  const size_t fit = CountThatFit(operations, *launch);
+  if (fit < operations.size()) {
+    sequences_.EndLaunch(*launch, false);
+    sequences_.BeginLaunch(operations.first(fit), launch);
+    Return(operations.subspan(fit));
+  }
+  int64_t query_rows = 0;
+  for (AttendOperation* operation : operations.first(fit)) {
     metrics_->PhaseSeconds(Phase::kQueue).Observe(Seconds(operation->times.queue));
     query_rows += operation->request.query_rows();
   }
-  metrics_->batch_requests.Observe(static_cast<double>(batch.operations.size()));
+  metrics_->batch_requests.Observe(static_cast<double>(fit));
   metrics_->batch_query_rows.Observe(static_cast<double>(query_rows));
-
-  sequences_.BeginLaunch(batch.operations, launch);
-  absl::Status status;
-  if (!launch->operations.empty()) {
-    status = device_->Dispatch(lane, *launch);
-    if (status.ok()) status = device_->Complete(lane);
+  for (auto& [operation, reason] : std::exchange(launch->refused, {})) {
+    batcher_.Release({&operation, 1});
+    Complete(operation, std::move(reason));
   }
-  CompleteBatch(batch, launch, status);
 }
 
-void Engine::CompleteBatch(const Batch& batch, Launch* launch, const absl::Status& status) {
-  CheckDeviceLost(status);
+// How many of the first operations have at most the work of one launch, at least one that is
+// launched. Updates the work of all that are.
+size_t Engine::CountThatFit(absl::Span<AttendOperation* const> operations,
+                            const Launch& launch) const {
+  if (launch.id == 0) return operations.size();  // nothing that can grow
+  Nanoseconds work{0};
+  size_t fit = operations.size();
+  auto launched = launch.operations.begin();  // in the order of `operations`
+  for (size_t i = 0; i < operations.size(); ++i) {
+    AttendOperation* const operation = operations[i];
+    if (launched == launch.operations.end() || *launched != operation) continue;  // refused
+    operation->work = EstimateWork(*operation, /*is_launched=*/true, options_.batcher.speed);
+    work += operation->work;
+    const bool is_first = launched++ == launch.operations.begin();
+    if (work > options_.batcher.max_launch && !is_first) fit = std::min(fit, i);
+  }
+  return fit;
+}
+
+void Engine::Return(absl::Span<AttendOperation* const> operations) {
+  const auto count = static_cast<double>(operations.size());
+  metrics_->queue_depth.Increment(count);  // before a lane can subtract it
+  const absl::Status ended = batcher_.Return(operations);
+  if (ended.ok()) return;
+  metrics_->queue_depth.Decrement(count);
+  for (AttendOperation* operation : operations) {
+    if (operation->cut == nullptr) batcher_.Release({&operation, 1});
+    Drop(operation, ended);
+  }
+}
+
+void Engine::CompleteLaunch(Launch* launch, const absl::Status& status) {
   sequences_.EndLaunch(*launch, status.ok());
-  batcher_.Release(batch);
+  batcher_.Release(launch->operations);
   for (AttendOperation* operation : launch->operations) {
     if (status.ok()) {
       metrics_->PhaseSeconds(Phase::kCopyIn).Observe(Seconds(operation->times.copy_in));
@@ -165,7 +243,24 @@ void Engine::CompleteBatch(const Batch& batch, Launch* launch, const absl::Statu
     }
     Complete(operation, status);
   }
-  for (auto& [operation, reason] : launch->refused) Complete(operation, std::move(reason));
+}
+
+void Engine::Drop(AttendOperation* operation, const absl::Status& status) {
+  if (operation->cut != nullptr) {
+    Launch launch = std::move(operation->cut->launch);
+    operation->cut.reset();
+    sequences_.EndLaunch(launch, false);
+    batcher_.Release({&operation, 1});
+  }
+  Complete(operation, status);
+}
+
+void Engine::EndAll(const absl::Status& status) {
+  staging_.EndWaits(status);
+  for (AttendOperation* operation : batcher_.EndAll(status)) {
+    metrics_->queue_depth.Decrement();
+    Drop(operation, status);
+  }
 }
 
 void Engine::MovePages(int lane) {

@@ -11,6 +11,7 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
 #include "server/device/device.h"
@@ -26,19 +27,23 @@ namespace flashcore::server {
 
 using AdmitDone = absl::AnyInvocable<void(absl::Status)>;
 
+// How long a request may keep a device that nobody else uses, if Engine::Options do not say.
+inline constexpr double kDefaultRequestSeconds = 1;
+
 // Thread-safe.
 class Engine {
  public:
   struct Options {
-    Batcher::Options batcher;          // idle_spin is the device's
+    Batcher::Options batcher;          // idle_spin and speed are the device's
     SequenceStore::Options sequences;  // dtypes and head_dims are the device's
     size_t staging_memory_bytes = size_t{1} << 30;
-    Nanoseconds staging_wait{0};     // how long a request may wait for it; 0: not at all
-    size_t max_waiting_bytes = 0;    // see StagingPool
-    uint32_t max_spans = 4096;       // of one request
-    uint32_t max_heads = 1024;       // of one request
-    double max_request_flop = 4e12;  // of one request; see RequestLimits
-    std::vector<int> lane_cores;     // [lanes]: the core of each lane's thread; empty: any
+    Nanoseconds staging_wait{0};      // how long a request may wait for it; 0: not at all
+    size_t max_waiting_bytes = 0;     // see StagingPool
+    size_t client_staging_bytes = 0;  // of one client, unread replies included; 0: no limit
+    uint32_t max_spans = 4096;        // of one request
+    uint32_t max_heads = 1024;        // of one request
+    double max_request_flop = 0;      // of one request; 0: kDefaultRequestSeconds of the device
+    std::vector<int> lane_cores;      // [lanes]: the core of each lane's thread; empty: any
 
     // Called once, on a lane's thread, when the device is lost, with the error that revealed it.
     // From then on operations fail and new ones are refused.
@@ -70,6 +75,11 @@ class Engine {
   // Refuses new operations; those already queued still run.
   void Close() { batcher_.Close(); }
 
+  // Close, and ends with `status` all operations that are not running on the device now, also those
+  // that have run in part, and those that wait for staging memory or would wait. Those that run in
+  // part now end when their part has ended. Calls `done` of the others before it returns.
+  void EndAll(const absl::Status& status);
+
   // Operations that were queued and have not ended.
   int64_t load() const { return load_.load(std::memory_order_relaxed); }
   int queued() const { return batcher_.depth(); }  // operations that wait for a lane
@@ -86,10 +96,19 @@ class Engine {
   void WaitForStaging(AttendOperation* operation, std::unique_ptr<Alarm> alarm, AdmitDone done);
 
   void RunLane(int lane);
-  // Runs the batch as one launch, and completes it. `*launch` is the lane's, for reuse.
+  // Runs the batch as one launch, or the next part of one, and completes it. `*launch` is the
+  // lane's, for reuse.
   void RunBatch(int lane, const Batch& batch, Launch* launch);
+  void RunPart(int lane, AttendOperation* operation);
+  absl::Status RunLaunch(int lane, const Launch& launch);
+  void BeginLaunch(absl::Span<AttendOperation* const> operations, Launch* launch);
+  size_t CountThatFit(absl::Span<AttendOperation* const> operations, const Launch& launch) const;
+  // Puts operations that were taken back into the queue.
+  void Return(absl::Span<AttendOperation* const> operations);
   // `status` is that of the launch.
-  void CompleteBatch(const Batch& batch, Launch* launch, const absl::Status& status);
+  void CompleteLaunch(Launch* launch, const absl::Status& status);
+  // Ends an operation that will not run, or not any further.
+  void Drop(AttendOperation* operation, const absl::Status& status);
   void Complete(AttendOperation* operation, absl::Status status);
   // On a lane's thread, because only lanes can copy pages.
   void MovePages(int lane);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -30,12 +31,15 @@ Fleet::Fleet(const Engine::Options& options, std::vector<std::unique_ptr<Device>
              const Clock* clock, Metrics* metrics)
     : clock_(clock) {
   auto core = options.lane_cores.begin();
+  double slowest = std::numeric_limits<double>::infinity();
+  for (const auto& device : devices) slowest = std::min(slowest, device->info().speed.flop_per_s);
   for (std::unique_ptr<Device>& device : devices) {
     Engine::Options own = options;
     if (!options.lane_cores.empty()) {
       own.lane_cores.assign(core, core + device->info().lanes);
       core += device->info().lanes;
     }
+    if (own.max_request_flop == 0) own.max_request_flop = kDefaultRequestSeconds * slowest;
     own.sequences.device = static_cast<uint8_t>(engines_.size());
     own.max_waiting_bytes /= devices.size();  // all devices share the transport's memory
     engines_.push_back(
@@ -56,6 +60,16 @@ void Fleet::Admit(AttendOperation* operation, AlarmFactory make_alarm, AdmitDone
   }
   operation->device = *device;
   engines_[*device]->Admit(operation, make_alarm, std::move(done));
+}
+
+void Fleet::EndAll(const absl::Status& status) {
+  for (const auto& engine : engines_) engine->EndAll(status);
+}
+
+int64_t Fleet::load() const {
+  int64_t load = 0;
+  for (const auto& engine : engines_) load += engine->load();
+  return load;
 }
 
 absl::StatusOr<size_t> Fleet::DeviceFor(const AttendRequest& request) {

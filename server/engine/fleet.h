@@ -49,6 +49,10 @@ class Fleet {
     return engines_[operation->device]->Enqueue(operation);
   }
 
+  // Engine::EndAll of every device, for a drain that has no more time.
+  void EndAll(const absl::Status& status);
+  int64_t load() const;  // Engine::load() of all devices
+
   // SequenceStore::Create on the device named `device_id`; INVALID_ARGUMENT if there is none.
   // Empty: on the device with the most free memory, or the next one if that is full.
   absl::StatusOr<SequenceInfo> Create(const SequenceShape& shape, const SequenceSettings& settings,

@@ -8,12 +8,14 @@ void AppendSpans(const Launch& launch, const std::byte* arena, const int32_t* pa
                  std::vector<kernels::Span>* spans) {
   const kernels::PageLayout layout = launch.page_layout();
   auto resident = launch.resident.begin();
+  int32_t index = 0;  // of a span in the launch
   for (const AttendOperation* operation : launch.operations) {
     const AttendRequest& request = operation->request;
     if (request.append_only) continue;
     SpanCursor cursor(request, operation->tensors.addresses());
     for (const SpanShape& shape : request.spans) {
       spans->push_back(InlineSpan(request, shape, cursor.tensors()));
+      spans->back().slices = launch.part.SlicesOf(index++);
       if (!shape.sequence_id.empty()) {
         kernels::KvView& kv = spans->back().kv;
         kv = kernels::KvView();

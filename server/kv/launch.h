@@ -5,6 +5,8 @@
 //   SequenceStore::BeginLaunch   makes a Launch of them
 //   Device                       executes it: copies, then appends, then attention
 //   SequenceStore::EndLaunch     makes the appended rows visible, or discards them
+//
+// A device executes a long launch in parts, one after the other. Between them it executes others.
 #ifndef FLASHCORE_SERVER_KV_LAUNCH_H_
 #define FLASHCORE_SERVER_KV_LAUNCH_H_
 
@@ -16,6 +18,7 @@
 #include "absl/status/status.h"
 #include "kernels/attention.h"
 #include "kernels/kv_pages.h"
+#include "kernels/plan_cut.h"
 #include "server/kv/arena.h"
 #include "server/request/request.h"
 
@@ -40,6 +43,11 @@ struct Launch {
   std::vector<ResidentKv> resident;         // one for each span that names a sequence, in order
   std::vector<int32_t> pages;               // places in the arena, in Arena::kUnitBytes
 
+  // What of the attention to compute. Only the first part of a launch has copies and appends. A
+  // launch that is executed in parts has one operation.
+  kernels::BatchPart part;
+  bool in_parts = false;
+
   uint64_t id = 0;  // given by the SequenceStore; 0: no operation names a sequence
 
   kernels::Geometry geometry() const { return operations.front()->request.geometry(); }
@@ -55,13 +63,16 @@ struct Launch {
     appends.clear();
     resident.clear();
     pages.clear();
+    part = {};
+    in_parts = false;
     id = 0;
   }
 };
 
 // Appends the launch's spans to `*spans`, as a kernel takes them. Inline K/V is read from staging
 // memory. Resident K/V is read from the pages at `arena`; `pages` is a copy of launch.pages that
-// the kernel can read. Append-only operations have no span.
+// the kernel can read. Append-only operations have no span. Spans outside launch.part have no
+// slices.
 void AppendSpans(const Launch& launch, const std::byte* arena, const int32_t* pages,
                  std::vector<kernels::Span>* spans);
 

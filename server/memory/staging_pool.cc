@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,23 +12,33 @@ namespace {
 
 constexpr size_t kSmallestClass = 4096;
 
+constexpr size_t kMaxIdleAccounts = 64;
+
 size_t Capacity(size_t bytes) { return bytes == 0 ? 0 : StagingPool::SizeClass(bytes); }
+
+size_t Capacity(const StagingClaim& claim) {
+  return Capacity(claim.input_bytes) + Capacity(claim.result_bytes);
+}
 
 absl::Status Cancelled() { return absl::CancelledError("cancelled by the client"); }
 
 }  // namespace
 
-void StagingBuffer::Releaser::operator()(std::byte* data) const { pool->Release(data, capacity); }
+void StagingBuffer::Releaser::operator()(std::byte* data) const {
+  pool->Release(account, data, capacity);
+}
 
 StagingPool::Allocator StagingPool::HeapAllocator() {
   return {[](size_t bytes) { return std::aligned_alloc(kAlignment, bytes); },
           [](void* memory) { std::free(memory); }};
 }
 
-StagingPool::StagingPool(size_t limit_bytes, Allocator allocator, size_t max_waiting_bytes)
+StagingPool::StagingPool(size_t limit_bytes, Allocator allocator, size_t max_waiting_bytes,
+                         size_t client_bytes)
     : limit_bytes_(limit_bytes),
       allocator_(std::move(allocator)),
-      max_waiting_bytes_(max_waiting_bytes) {}
+      max_waiting_bytes_(max_waiting_bytes),
+      client_bytes_(client_bytes) {}
 
 StagingPool::~StagingPool() {
   MutexLock lock(&mutex_);
@@ -47,41 +58,86 @@ size_t StagingPool::SizeClass(size_t bytes) {
 
 bool StagingPool::CanEverFit(const StagingClaim& claim) const {
   // Each size is checked before SizeClass, which would overflow on a huge one.
-  return claim.input_bytes <= limit_bytes_ && claim.result_bytes <= limit_bytes_ &&
-         Capacity(claim.input_bytes) + Capacity(claim.result_bytes) <= limit_bytes_;
+  const size_t limit = client_bytes_ == 0 ? limit_bytes_ : std::min(limit_bytes_, client_bytes_);
+  return claim.input_bytes <= limit && claim.result_bytes <= limit && Capacity(claim) <= limit;
+}
+
+bool StagingPool::IsOverShare(const StagingClaim& claim, const StagingAccount& account) const {
+  return client_bytes_ > 0 && account.used_bytes + Capacity(claim) > client_bytes_;
+}
+
+StagingAccounts::iterator StagingPool::AccountOf(const StagingClaim& claim) {
+  const auto account = accounts_.find(claim.client);
+  return account != accounts_.end() ? account
+                                    : accounts_.try_emplace(std::string(claim.client)).first;
+}
+
+void StagingPool::Forget(StagingAccounts::iterator account) {
+  const bool idle = account->second.used_bytes == 0 && account->second.waiting == 0;
+  if (idle && accounts_.size() > kMaxIdleAccounts) accounts_.erase(account);
 }
 
 absl::Status StagingPool::Acquire(StagingClaim* claim) {
+  if (claim->input_bytes == 0 && claim->result_bytes == 0) return absl::OkStatus();
   MutexLock lock(&mutex_);
-  const bool is_empty = claim->input_bytes == 0 && claim->result_bytes == 0;
-  const bool acquired = queue_.empty() && CanEverFit(*claim) && TryAcquire(claim);
-  return is_empty || acquired ? absl::OkStatus() : FullLocked(*claim);
+  if (memory_awaited_ || !CanEverFit(*claim)) return FullLocked(*claim);
+  const auto account = AccountOf(*claim);
+  if (!IsOverShare(*claim, account->second) && TryAcquire(claim, account)) return absl::OkStatus();
+  absl::Status full = FullLocked(*claim);
+  Forget(account);
+  return full;
 }
 
 absl::Status StagingPool::JoinQueue(StagingClaim* claim) {
   MutexLock lock(&mutex_);
+  if (!ended_.ok()) return ended_;
   if (!CanEverFit(*claim) ||
       (!queue_.empty() && waiting_bytes_ + claim->input_bytes > max_waiting_bytes_)) {
     return FullLocked(*claim);
   }
-  queue_.push_back(claim);
+  const auto account = AccountOf(*claim);
+  if (account->second.waiting >= kMaxWaitingOverShare && IsOverShare(*claim, account->second)) {
+    return FullLocked(*claim);
+  }
+  const auto place = queue_.insert(queue_.end(), {claim, account});
+  ++account->second.waiting;
   waiting_bytes_ += claim->input_bytes;
   ServeQueue();
   if (used_bytes_ > 0) return absl::OkStatus();
   // The allocator has no memory, and no buffer is in use whose release could serve this claim.
-  queue_.pop_back();
-  waiting_bytes_ -= claim->input_bytes;
+  Remove(place);
+  ServeQueue();
   return FullLocked(*claim);
 }
 
 bool StagingPool::LeaveQueue(StagingClaim* claim) {
   MutexLock lock(&mutex_);
-  const auto place = std::find(queue_.begin(), queue_.end(), claim);
+  const auto place = std::find_if(queue_.begin(), queue_.end(),
+                                  [&](const Waiter& waiter) { return waiter.claim == claim; });
   if (place == queue_.end()) return true;
-  queue_.erase(place);
-  waiting_bytes_ -= claim->input_bytes;
+  Forget(Remove(place));
   ServeQueue();  // the claims behind it may need less
   return false;
+}
+
+StagingAccounts::iterator StagingPool::Remove(std::list<Waiter>::iterator place) {
+  const auto account = place->account;
+  --account->second.waiting;
+  waiting_bytes_ -= place->claim->input_bytes;
+  queue_.erase(place);
+  return account;
+}
+
+void StagingPool::EndWaits(const absl::Status& status) {
+  MutexLock lock(&mutex_);
+  ended_ = status;
+  while (!queue_.empty()) {
+    StagingClaim* const claim = queue_.front().claim;
+    Forget(Remove(queue_.begin()));
+    claim->refusal = status;
+    claim->granted();
+  }
+  memory_awaited_ = false;
 }
 
 absl::Status StagingPool::FullError(const StagingClaim& claim) const {
@@ -90,12 +146,24 @@ absl::Status StagingPool::FullError(const StagingClaim& claim) const {
 }
 
 absl::Status StagingPool::FullLocked(const StagingClaim& claim) const {
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "staging memory: the request needs ", claim.input_bytes + claim.result_bytes, " bytes; ",
-      used_bytes_, " of ", limit_bytes_, " are in use, and ", queue_.size(), " requests wait"));
+  const auto account = accounts_.find(claim.client);
+  const StagingAccount held = account == accounts_.end() ? StagingAccount() : account->second;
+  const size_t needed = claim.input_bytes + claim.result_bytes;
+  const bool never_fits = claim.input_bytes > client_bytes_ || claim.result_bytes > client_bytes_;
+  if (client_bytes_ > 0 && (never_fits || IsOverShare(claim, held))) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("staging memory of this client: the request needs ", needed, " bytes; ",
+                     held.used_bytes, " of the ", client_bytes_,
+                     " of --client_staging_bytes are in use by its requests and by "
+                     "replies that it has not read, and ",
+                     held.waiting, " of its requests wait"));
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat("staging memory: the request needs ", needed, " bytes; ", used_bytes_, " of ",
+                   limit_bytes_, " are in use, and ", queue_.size(), " requests wait"));
 }
 
-bool StagingPool::TryAcquire(StagingClaim* claim) {
+bool StagingPool::TryAcquire(StagingClaim* claim, StagingAccounts::iterator account) {
   const size_t input_capacity = Capacity(claim->input_bytes);
   const size_t result_capacity = Capacity(claim->result_bytes);
   if (used_bytes_ + input_capacity + result_capacity > limit_bytes_) return false;
@@ -106,17 +174,26 @@ bool StagingPool::TryAcquire(StagingClaim* claim) {
     if (results != nullptr) Keep(results, result_capacity);
     return false;
   }
-  claim->inputs = StagingBuffer(this, inputs, input_capacity);
-  claim->results = StagingBuffer(this, results, result_capacity);
+  account->second.used_bytes += input_capacity + result_capacity;
+  claim->inputs = StagingBuffer(this, account, inputs, input_capacity);
+  claim->results = StagingBuffer(this, account, results, result_capacity);
   return true;
 }
 
 void StagingPool::ServeQueue() {
-  while (!queue_.empty() && TryAcquire(queue_.front())) {
-    StagingClaim* const claim = queue_.front();
-    queue_.pop_front();
-    waiting_bytes_ -= claim->input_bytes;
-    claim->granted();
+  memory_awaited_ = false;
+  for (auto place = queue_.begin(); place != queue_.end();) {
+    const auto next = std::next(place);
+    StagingClaim* const claim = place->claim;
+    if (!IsOverShare(*claim, place->account->second)) {
+      if (!TryAcquire(claim, place->account)) {
+        memory_awaited_ = true;
+        return;
+      }
+      Remove(place);
+      claim->granted();
+    }
+    place = next;
   }
 }
 
@@ -157,10 +234,12 @@ void StagingPool::Keep(std::byte* data, size_t capacity) {
   free_bytes_ += capacity;
 }
 
-void StagingPool::Release(std::byte* data, size_t capacity) {
+void StagingPool::Release(StagingAccounts::iterator account, std::byte* data, size_t capacity) {
   MutexLock lock(&mutex_);
+  account->second.used_bytes -= capacity;
   Keep(data, capacity);
   ServeQueue();
+  Forget(account);
   // Under the lock: after it, a waiting destructor may have destroyed the pool.
   if (used_bytes_ == 0) all_released_.NotifyAll();
 }
@@ -209,6 +288,8 @@ void StagingWait::End() {
           cancelled_
               ? Cancelled()
               : absl::DeadlineExceededError("the deadline passed before there was staging memory");
+    } else if (status.ok()) {
+      status = claim_->refusal;
     }
   }
   auto done = std::move(done_);  // which may destroy this

@@ -67,6 +67,15 @@ void UndoStartRunning(absl::Span<OrderedUse> uses) {
   }
 }
 
+void WaitAgain(absl::Span<OrderedUse> uses) {
+  for (OrderedUse& use : uses) {
+    OrderSlot& slot = *use.slot;
+    // While others of its batch run, it is not known whether they append.
+    if (--slot.running == 0) slot.writer_runs = false;
+    Link(&use, nullptr, slot.oldest);
+  }
+}
+
 bool StopRunning(absl::Span<const OrderedUse> uses) {
   bool freed = false;
   for (const OrderedUse& use : uses) {

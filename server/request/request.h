@@ -25,6 +25,7 @@
 
 namespace flashcore::server {
 
+struct CutLaunch;     // engine/cut_launch.h
 struct Sequence;      // kv/sequence.h
 class SequenceStore;  // kv/sequence_store.h
 
@@ -203,8 +204,8 @@ struct AttendOperation {
   AttendRequest request;
   Identity identity;
   TimePoint deadline = kNoDeadline;
-  // Called exactly once if Engine::Enqueue returned OK, else never. Runs on a thread of the engine,
-  // which it must not block. With OK, output and LSE are written.
+  // Called exactly once if Engine::Enqueue returned OK, else never. Runs on a thread of the engine
+  // or of Engine::EndAll's caller, which it must not block. With OK, output and LSE are written.
   absl::AnyInvocable<void(absl::Status)> done;
 
   // The client is gone. A wait for staging memory ends, and a queued operation is never launched:
@@ -230,7 +231,11 @@ struct AttendOperation {
   // Set by the queue.
   std::vector<OrderedUse> order;  // among the operations on the same layers of the same sequences
   TimePoint submitted;
-  int64_t tokens = 0;  // cost in a batch: query rows, or rows to append if there are more
+  int64_t tokens = 0;   // query rows, or rows to append if there are more
+  Nanoseconds work{0};  // estimated time on the device; if `cut`, what is left of it
+
+  // Set by the engine: its launch has begun, is executed in parts, and has not ended.
+  std::shared_ptr<CutLaunch> cut;
 };
 
 }  // namespace flashcore::server

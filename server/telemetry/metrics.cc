@@ -50,6 +50,12 @@ Labels GrpcLabels(const RpcMethod& method) {
       {"grpc_type", method.type}, {"grpc_service", method.service}, {"grpc_method", method.method}};
 }
 
+Counter& AddRejected(MetricRegistry* registry, const char* reason) {
+  return AddCounter(registry, "flashcore_rejected_requests_total",
+                    "Requests answered with an error, or whose answer was not read.",
+                    {{"reason", reason}});
+}
+
 // The process_* metrics that every Prometheus client library exports, without those that cannot be
 // read. prometheus-cpp has none.
 
@@ -149,6 +155,7 @@ Metrics::Metrics(const Options& options)
       connections(AddGauge(&registry_, "flashcore_connections", "Open gRPC connections.")),
       inflight_requests(AddGauge(&registry_, "flashcore_inflight_requests",
                                  "Requests received and not yet answered.")),
+      rejected_unread(AddRejected(&registry_, "unread")),
       shared_memory_bytes(AddGauge(&registry_, "flashcore_shared_memory_bytes",
                                    "Client memory shared with the server.")),
       shared_memory_regions(AddGauge(&registry_, "flashcore_shared_memory_regions",
@@ -167,13 +174,9 @@ Metrics::Metrics(const Options& options)
                                  {{"phase", "reply"}})),
       staging_wait_seconds(AddHistogram(&registry_, kPhaseMetric, kPhaseHelp, LatencyBounds(),
                                         {{"phase", "staging_wait"}})) {
-  const auto add_reason = [this](const char* name) {
-    return &AddCounter(&registry_, "flashcore_rejected_requests_total",
-                       "Requests answered with an error.", {{"reason", name}});
-  };
-  rejected_by_code_.fill(add_reason("internal"));
+  rejected_by_code_.fill(&AddRejected(&registry_, "internal"));
   for (const auto& [code, name] : kReasons) {
-    rejected_by_code_[static_cast<size_t>(code)] = add_reason(name);
+    rejected_by_code_[static_cast<size_t>(code)] = &AddRejected(&registry_, name);
   }
   for (size_t i = 0; i < unauthenticated_.size(); ++i) {
     unauthenticated_[i] = &AddCounter(&registry_, "flashcore_unauthenticated_total",

@@ -128,6 +128,7 @@ class Metrics : public prometheus::Collectable {
   Gauge& serving;              // 1 while health says SERVING, else 0
   Gauge& connections;          // open, TLS handshakes and silent ones included
   Gauge& inflight_requests;    // received and not yet answered
+  Counter& rejected_unread;    // requests whose replies the clients did not read in time
   Gauge& shared_memory_bytes;  // client memory that is mapped
   Gauge& shared_memory_regions;
   Gauge& tls_certificate_expiry_timestamp_seconds;  // since the epoch; 0: no TLS

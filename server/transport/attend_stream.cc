@@ -8,9 +8,9 @@ namespace flashcore::server {
 
 AttendStreamReactor::AttendStreamReactor(Fleet* fleet, const SharedMemory* memory,
                                          RpcContext* context, RpcMetrics* rpc, StreamSet* set,
-                                         int max_inflight, const absl::StatusOr<Identity>& identity,
+                                         int max_inflight, grpc::ServerContextBase* call,
                                          TimePoint deadline)
-    : StreamReactor(set, context, rpc, identity),
+    : StreamReactor(set, context, rpc, call),
       fleet_(fleet),
       memory_(memory),
       max_inflight_(static_cast<size_t>(max_inflight)),
@@ -20,25 +20,31 @@ AttendStreamReactor::AttendStreamReactor(Fleet* fleet, const SharedMemory* memor
 
 void AttendStreamReactor::OnReadDone(bool ok) {
   Request* request = nullptr;
+  absl::Status refusal;
   {
     MutexLock lock(&mutex_);
     reading_ = false;
-    // Not ok: the client has half-closed, or is gone. If the stream is ending already, its status
-    // answers this message.
+    half_closed_ = !ok;  // or the client is gone
     if (!ok && !end_.has_value()) end_ = absl::OkStatus();
-    receiving_ = !end_.has_value();
-    if (!receiving_) {
+    if (!ok || (end_.has_value() && !Refuses())) {
       Advance();
       return;
     }
-    auto owned = std::make_unique<Request>(fleet_, context_, rpc_, &incoming_);
+    if (!end_.has_value()) {
+      refusal = context_->unsent.Check(identity_.name);
+      if (!refusal.ok()) end_ = refusal;  // the client does not read: its answers would pile up
+    } else {
+      refusal = *end_;
+    }
+    receiving_ = true;
+    auto owned = std::make_unique<Request>(fleet_, context_, rpc_, &incoming_, call_);
     request = owned.get();
     inflight_.emplace(request, std::move(owned));
   }
-  Receive(request);
+  Receive(request, refusal);
 }
 
-void AttendStreamReactor::Receive(Request* request) {
+void AttendStreamReactor::Receive(Request* request, const absl::Status& refusal) {
   AttendOperation* operation = &request->operation;
   operation->identity = identity_;
   operation->deadline = deadline_;
@@ -49,6 +55,7 @@ void AttendStreamReactor::Receive(Request* request) {
   if (status.ok() && operation->request.request_id.empty()) {
     status = absl::InvalidArgumentError("request_id: empty; AttendStream needs one");
   }
+  if (well_formed && !refusal.ok()) status = refusal;
   if (!well_formed) {
     MutexLock lock(&mutex_);
     // After a malformed message, nothing on the stream can be trusted.
@@ -70,6 +77,8 @@ void AttendStreamReactor::Complete(Request* request, const absl::Status& status)
   request->answer = status.ok() ? EncodeReply(&request->operation)
                                 : EncodeError(request->operation.request.request_id, status);
   request->scope.Replying(status);
+  const size_t staged_bytes = status.ok() ? StagedReplyBytes(request->operation) : 0;
+  request->unsent.Ready(identity_.name, kAnswerBytes + request->answer.Length() - staged_bytes);
   MutexLock lock(&mutex_);
   auto entry = inflight_.find(request);
   answers_.push_back(std::move(entry->second));
@@ -79,37 +88,37 @@ void AttendStreamReactor::Complete(Request* request, const absl::Status& status)
 
 void AttendStreamReactor::Advance() {
   if (finished_) return;
-  if (cancelled_ && !writing_) DropAnswers();
+  while (cancelled_ && !writing_ && !answers_.empty()) EndAnswer(/*sent=*/false);
   if (!writing_ && !answers_.empty()) {
     writing_ = true;
     StartWrite(&answers_.front()->answer);
   }
   const size_t unanswered = inflight_.size() + answers_.size();
-  if (!end_.has_value() && !reading_ && !receiving_ && unanswered < max_inflight_) {
+  const bool reads = !end_.has_value() || (Refuses() && !half_closed_ && !inflight_.empty());
+  if (reads && !reading_ && !receiving_ && unanswered < max_inflight_) {
     reading_ = true;
     StartRead(&incoming_);
   }
   if (end_.has_value() && !receiving_ && unanswered == 0) End(*end_);
 }
 
-void AttendStreamReactor::DropAnswers() {
-  for (auto& request : answers_) request->scope.Record(request->operation.request.request_id);
-  answers_.clear();
+void AttendStreamReactor::EndAnswer(bool sent) {
+  Request& request = *answers_.front();
+  const CutOff cut_off = request.unsent.Sent();
+  if (!sent) request.scope.Lost(cut_off);
+  request.scope.Record(request.operation.request.request_id);
+  answers_.pop_front();
 }
 
-void AttendStreamReactor::OnWriteDone(bool /*ok*/) {
+void AttendStreamReactor::OnWriteDone(bool ok) {
   MutexLock lock(&mutex_);
   writing_ = false;
-  answers_.front()->scope.Record(answers_.front()->operation.request.request_id);
-  answers_.pop_front();
+  EndAnswer(ok);
   Advance();
 }
 
-void AttendStreamReactor::OnCancel() {
-  MutexLock lock(&mutex_);
-  cancelled_ = true;
+void AttendStreamReactor::CancelRequests() {
   for (auto& [request, owned] : inflight_) request->operation.Cancel();
-  StopReadingLocked(absl::CancelledError("cancelled by the client"));
 }
 
 }  // namespace flashcore::server

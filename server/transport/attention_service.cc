@@ -13,9 +13,10 @@ namespace {
 
 class AttendReactor final : public UnaryReactor {
  public:
-  AttendReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc, grpc::ByteBuffer* request,
+  AttendReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc,
+                grpc::CallbackServerContext* call, grpc::ByteBuffer* request,
                 grpc::ByteBuffer* response)
-      : UnaryReactor(context, rpc),
+      : UnaryReactor(context, rpc, call),
         fleet_(fleet),
         context_(context),
         request_(request),
@@ -26,13 +27,10 @@ class AttendReactor final : public UnaryReactor {
     operation_.deadline = ToDeadline(context.deadline(), fleet_->clock());
     operation_.done = [this](const absl::Status& status) { Done(status); };
     bool well_formed = false;
-    absl::Status status = CheckNotDraining(*context_);
-    if (status.ok()) {
-      absl::StatusOr<Identity> identity = context_->authenticator.Identify(context);
-      status = identity.status();
-      if (identity.ok()) operation_.identity = *std::move(identity);
-    }
-    if (status.ok()) {
+    absl::StatusOr<Identity> caller = AdmitCaller(*context_, context);
+    absl::Status status = caller.status();
+    if (caller.ok()) {
+      operation_.identity = *std::move(caller);
       status = ParseAttend(*request_, memory, &operation_, &receiver_.tensors, &well_formed);
     }
     receiver_.Receive(status, [this](const absl::Status& received) { Enqueue(received); });
@@ -41,15 +39,17 @@ class AttendReactor final : public UnaryReactor {
  private:
   void Enqueue(absl::Status status) {
     if (status.ok()) status = fleet_->Enqueue(&operation_);
-    if (!status.ok()) End(status);  // else `this` may be gone already: do not touch it
+    // Else `this` may be gone already: do not touch it.
+    if (!status.ok()) End(status, operation_.identity.name, 0);
   }
 
   void Done(const absl::Status& status) {
     if (status.ok()) *response_ = EncodeReply(&operation_);
-    End(status);
+    const size_t bytes = status.ok() ? response_->Length() - StagedReplyBytes(operation_) : 0;
+    End(status, operation_.identity.name, bytes);
   }
 
-  void OnCancel() override { operation_.Cancel(); }
+  void Cancelled() override { operation_.Cancel(); }
   absl::string_view request_id() const override { return operation_.request.request_id; }
 
   Fleet* const fleet_;
@@ -83,7 +83,7 @@ grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* 
                                                    grpc::ByteBuffer* response) {
   // gRPC owns the message until the RPC ends, but allows it to be cleared earlier, which frees the
   // network's memory early.
-  auto* reactor = new AttendReactor(fleet_, context_, attend_,
+  auto* reactor = new AttendReactor(fleet_, context_, attend_, context,
                                     const_cast<grpc::ByteBuffer*>(request), response);
   reactor->Start(MemoryFor(*context), *context);
   return reactor;
@@ -92,15 +92,14 @@ grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionService::AttendStream(
     grpc::CallbackServerContext* context) {
   return new AttendStreamReactor(fleet_, MemoryFor(*context), context_, attend_stream_, &streams_,
-                                 options_.max_stream_inflight,
-                                 context_->authenticator.Identify(*context),
+                                 options_.max_stream_inflight, context,
                                  ToDeadline(context->deadline(), fleet_->clock()));
 }
 
 grpc::ServerBidiReactor<v1::RegisterMemoryRequest, v1::RegisterMemoryResponse>*
 AttentionService::RegisterMemory(grpc::CallbackServerContext* context) {
   return new RegisterMemoryReactor(MemoryFor(*context), context_, register_memory_, &streams_,
-                                   context_->authenticator.Identify(*context));
+                                   context);
 }
 
 RpcMetrics* AttentionService::Rpc(const char* method) const {
@@ -114,24 +113,24 @@ SharedMemory* AttentionService::MemoryFor(const grpc::ServerContextBase& context
 grpc::ServerUnaryReactor* AttentionService::GetServerInfo(
     grpc::CallbackServerContext* context, const v1::GetServerInfoRequest* /*request*/,
     v1::GetServerInfoResponse* response) {
-  const absl::StatusOr<Identity> identity = context_->authenticator.Identify(*context);
-  if (!identity.ok()) return EndUnary(get_server_info_, identity.status());
-  response->set_version(options_.version);
-  std::set<const kernels::Kernel*> kernels;  // by address, which is the registry's order
-  for (const auto& engine : fleet_->engines()) {
-    *response->add_devices() = ToDeviceInfo(engine->device().info(), engine->sequences().stats());
-    kernels.insert(engine->device().kernels().begin(), engine->device().kernels().end());
-  }
-  for (const kernels::Kernel* kernel : kernels) {
-    *response->add_kernels() = ToKernelInfo(kernel->spec);
-  }
-  SetLimits(*fleet_->engines().front(), response->mutable_limits());
-  for (const auto& engine : fleet_->engines()) {  // it may be a share of the device's memory
-    v1::Limits& limits = *response->mutable_limits();
-    const size_t client_kv_bytes = engine->options().sequences.client_kv_bytes;
-    limits.set_client_kv_bytes(std::min(limits.client_kv_bytes(), uint64_t{client_kv_bytes}));
-  }
-  return EndUnary(get_server_info_, absl::OkStatus());
+  return Answer(get_server_info_, context, response, [&](const Identity& /*caller*/) {
+    response->set_version(options_.version);
+    std::set<const kernels::Kernel*> kernels;  // by address, which is the registry's order
+    for (const auto& engine : fleet_->engines()) {
+      *response->add_devices() = ToDeviceInfo(engine->device().info(), engine->sequences().stats());
+      kernels.insert(engine->device().kernels().begin(), engine->device().kernels().end());
+    }
+    for (const kernels::Kernel* kernel : kernels) {
+      *response->add_kernels() = ToKernelInfo(kernel->spec);
+    }
+    SetLimits(*fleet_->engines().front(), response->mutable_limits());
+    for (const auto& engine : fleet_->engines()) {  // it may be a share of the device's memory
+      v1::Limits& limits = *response->mutable_limits();
+      const size_t client_kv_bytes = engine->options().sequences.client_kv_bytes;
+      limits.set_client_kv_bytes(std::min(limits.client_kv_bytes(), uint64_t{client_kv_bytes}));
+    }
+    return absl::OkStatus();
+  });
 }
 
 // All devices have the same limits, except client_kv_bytes.
@@ -146,6 +145,11 @@ void AttentionService::SetLimits(const Engine& engine, v1::Limits* limits) const
   limits->set_max_batch_tokens(options.batcher.max_batch_tokens);
   limits->set_max_stream_inflight(options_.max_stream_inflight);
   limits->set_staging_memory_bytes(options.staging_memory_bytes);
+  limits->set_client_staging_bytes(options.client_staging_bytes);
+  const UnsentReplies::Options& unsent = context_->unsent.options();
+  limits->set_unsent_reply_bytes(unsent.total_bytes);
+  limits->set_client_unsent_reply_bytes(unsent.client_bytes);
+  limits->set_reply_timeout_seconds(Seconds(unsent.timeout));
   limits->set_max_request_id_bytes(kMaxRequestIdBytes);
   limits->set_max_request_flop(options.max_request_flop);
   const SequenceStore::Options& sequences = options.sequences;
@@ -163,9 +167,15 @@ void AttentionService::SetLimits(const Engine& engine, v1::Limits* limits) const
   limits->set_evicts(sequences.evict_lru);
 }
 
-grpc::ServerUnaryReactor* AttentionService::EndUnary(RpcMetrics* rpc, const absl::Status& status) {
-  auto* reactor = new UnaryReactor(context_, rpc);
-  reactor->End(status);
+grpc::ServerUnaryReactor* AttentionService::Answer(
+    RpcMetrics* rpc, grpc::CallbackServerContext* call, const google::protobuf::Message* response,
+    absl::FunctionRef<absl::Status(const Identity& caller)> body) {
+  auto* reactor = new UnaryReactor(context_, rpc, call);
+  const absl::StatusOr<Identity> caller = AdmitCaller(*context_, *call);
+  const absl::Status status = caller.ok() ? body(*caller) : caller.status();
+  // gRPC keeps the message and its serialized form.
+  const size_t bytes = status.ok() ? response->ByteSizeLong() + response->SpaceUsedLong() : 0;
+  reactor->End(status, caller.ok() ? caller->name : "", bytes);
   return reactor;
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "flashcore/v1/attention.grpc.pb.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
@@ -89,13 +90,12 @@ class AttentionService final : public AttentionServiceBase {
   // Null if this client cannot share memory.
   SharedMemory* MemoryFor(const grpc::ServerContextBase& context);
   void SetLimits(const Engine& engine, v1::Limits* limits) const;
-  // Ends a unary RPC with `status`.
-  grpc::ServerUnaryReactor* EndUnary(RpcMetrics* rpc, const absl::Status& status);
-  template <typename Body>
-  grpc::ServerUnaryReactor* Answer(RpcMetrics* rpc, const grpc::ServerContextBase& context,
-                                   const Body& body);
+  // Runs `body`, which fills in `response`, for a caller that is admitted. `body` does not block.
+  grpc::ServerUnaryReactor* Answer(RpcMetrics* rpc, grpc::CallbackServerContext* call,
+                                   const google::protobuf::Message* response,
+                                   absl::FunctionRef<absl::Status(const Identity& caller)> body);
   template <typename Response, typename Body>
-  grpc::ServerUnaryReactor* AnswerWithInfo(RpcMetrics* rpc, const grpc::ServerContextBase& context,
+  grpc::ServerUnaryReactor* AnswerWithInfo(RpcMetrics* rpc, grpc::CallbackServerContext* call,
                                            const std::string& sequence_id, Response* response,
                                            const Body& body);
 

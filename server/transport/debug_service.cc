@@ -18,24 +18,24 @@ std::vector<RpcMethod> DebugService::Methods() {
 grpc::ServerUnaryReactor* DebugService::Echo(grpc::CallbackServerContext* context,
                                              const grpc::ByteBuffer* request,
                                              grpc::ByteBuffer* response) {
-  auto* reactor = new UnaryReactor(context_, echo_);
-  const absl::StatusOr<Identity> identity = context_->authenticator.Identify(*context);
-  if (!identity.ok()) {
-    reactor->End(identity.status());
-    return reactor;
+  auto* reactor = new UnaryReactor(context_, echo_, context);
+  const absl::StatusOr<Identity> caller = AdmitCaller(*context_, *context);
+  absl::Status status = caller.status();
+  if (caller.ok()) {
+    // gRPC owns the message until the RPC ends, but allows it to be cleared earlier, as Attend
+    // does.
+    absl::StatusOr<grpc::ByteBuffer> reply = replier_.Reply(const_cast<grpc::ByteBuffer*>(request));
+    status = reply.status();
+    if (reply.ok()) *response = *std::move(reply);
   }
-  // gRPC owns the message until the RPC ends, but allows it to be cleared earlier, as Attend does.
-  absl::StatusOr<grpc::ByteBuffer> reply = replier_.Reply(const_cast<grpc::ByteBuffer*>(request));
-  const absl::Status status = reply.status();
-  if (reply.ok()) *response = *std::move(reply);
-  reactor->End(status);
+  reactor->End(status, caller.ok() ? caller->name : "", 0);  // the payload is shared by all replies
   return reactor;
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* DebugService::EchoStream(
     grpc::CallbackServerContext* context) {
   return new EchoStreamReactor(&replier_, context_, echo_stream_, &streams_, max_inflight_,
-                               context_->authenticator.Identify(*context));
+                               context);
 }
 
 }  // namespace flashcore::server

@@ -57,8 +57,8 @@ absl::StatusOr<grpc::ByteBuffer> EchoReplier::Reply(grpc::ByteBuffer* request) c
 
 EchoStreamReactor::EchoStreamReactor(const EchoReplier* replier, RpcContext* context,
                                      RpcMetrics* rpc, StreamSet* set, int max_inflight,
-                                     const absl::StatusOr<Identity>& identity)
-    : StreamReactor(set, context, rpc, identity),
+                                     grpc::ServerContextBase* call)
+    : StreamReactor(set, context, rpc, call),
       replier_(replier),
       max_inflight_(static_cast<size_t>(max_inflight)) {
   Begin();
@@ -70,19 +70,23 @@ void EchoStreamReactor::OnReadDone(bool ok) {
     reading_ = false;
     // Not ok: the client has half-closed, or is gone.
     if (!ok && !end_.has_value()) end_ = absl::OkStatus();
+    if (absl::Status status = context_->unsent.Check(identity_.name); !end_ && !status.ok()) {
+      end_ = status;  // the client does not read: its answers would pile up
+    }
     answering_ = !end_.has_value();
     if (!answering_) {
       Advance();
       return;
     }
   }
-  auto answer = std::make_unique<Answer>(context_, rpc_);
+  auto answer = std::make_unique<Answer>(context_, rpc_, call_);
   absl::StatusOr<grpc::ByteBuffer> reply = replier_->Reply(&incoming_);
   answer->scope.Replying(reply.status());
   MutexLock lock(&mutex_);
   answering_ = false;
   if (reply.ok()) {
     answer->message = *std::move(reply);
+    answer->unsent.Ready(identity_.name, kAnswerBytes);  // the payload is shared by all replies
     answers_.push_back(std::move(answer));
   } else {
     answer->scope.Record("");
@@ -93,10 +97,7 @@ void EchoStreamReactor::OnReadDone(bool ok) {
 
 void EchoStreamReactor::Advance() {
   if (finished_) return;
-  if (cancelled_ && !writing_) {
-    for (auto& answer : answers_) answer->scope.Record("");
-    answers_.clear();
-  }
+  while (cancelled_ && !writing_ && !answers_.empty()) EndAnswer(/*sent=*/false);
   if (!writing_ && !answers_.empty()) {
     writing_ = true;
     StartWrite(&answers_.front()->message);
@@ -108,18 +109,19 @@ void EchoStreamReactor::Advance() {
   if (end_.has_value() && !answering_ && answers_.empty()) End(*end_);
 }
 
-void EchoStreamReactor::OnWriteDone(bool /*ok*/) {
-  MutexLock lock(&mutex_);
-  writing_ = false;
-  answers_.front()->scope.Record("");
+void EchoStreamReactor::EndAnswer(bool sent) {
+  Answer& answer = *answers_.front();
+  const CutOff cut_off = answer.unsent.Sent();
+  if (!sent) answer.scope.Lost(cut_off);
+  answer.scope.Record("");
   answers_.pop_front();
-  Advance();
 }
 
-void EchoStreamReactor::OnCancel() {
+void EchoStreamReactor::OnWriteDone(bool ok) {
   MutexLock lock(&mutex_);
-  cancelled_ = true;
-  StopReadingLocked(absl::CancelledError("cancelled by the client"));
+  writing_ = false;
+  EndAnswer(ok);
+  Advance();
 }
 
 }  // namespace flashcore::server

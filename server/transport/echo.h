@@ -37,20 +37,23 @@ class EchoStreamReactor final
     : public StreamReactor<grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>> {
  public:
   EchoStreamReactor(const EchoReplier* replier, RpcContext* context, RpcMetrics* rpc,
-                    StreamSet* set, int max_inflight, const absl::StatusOr<Identity>& identity);
+                    StreamSet* set, int max_inflight, grpc::ServerContextBase* call);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
-  void OnCancel() override;
 
  private:
   struct Answer {
-    Answer(RpcContext* context, RpcMetrics* rpc) : scope(context, rpc) {}
+    Answer(RpcContext* context, RpcMetrics* rpc, grpc::ServerContextBase* call)
+        : scope(context, rpc), unsent(&context->unsent, call) {}
     RequestScope scope;
     grpc::ByteBuffer message;
+    UnsentReply unsent;
   };
 
   void Advance() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Removes the oldest answer, which gRPC has `sent` or dropped.
+  void EndAnswer(bool sent) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const EchoReplier* const replier_;
   const size_t max_inflight_;
@@ -60,7 +63,6 @@ class EchoStreamReactor final
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;    // incoming_ is with gRPC
   bool answering_ ABSL_GUARDED_BY(mutex_) = false;  // incoming_ is with the replier
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;    // answers_.front() is with gRPC
-  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<std::unique_ptr<Answer>> answers_ ABSL_GUARDED_BY(mutex_);  // oldest first
 };
 

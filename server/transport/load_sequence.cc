@@ -8,9 +8,9 @@
 namespace flashcore::server {
 
 LoadSequenceReactor::LoadSequenceReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc,
-                                         StreamSet* set, const absl::StatusOr<Identity>& identity,
+                                         StreamSet* set, grpc::ServerContextBase* call,
                                          TimePoint deadline, grpc::ByteBuffer* response)
-    : StreamReactor(set, context, rpc, identity),
+    : StreamReactor(set, context, rpc, call),
       fleet_(fleet),
       deadline_(deadline),
       response_(response) {
@@ -130,7 +130,8 @@ void LoadSequenceReactor::Advance() {
     StartRead(&incoming_);
   }
   if (end_.has_value() && receiving_ == nullptr && running_ == nullptr) {
-    End(end_->ok() ? WriteResponse() : *end_);
+    const absl::Status status = end_->ok() ? WriteResponse() : *end_;
+    End(status, status.ok() ? response_->Length() : 0);
   }
 }
 
@@ -149,13 +150,10 @@ absl::Status LoadSequenceReactor::WriteResponse() {
   return info.status();
 }
 
-void LoadSequenceReactor::OnCancel() {
-  MutexLock lock(&mutex_);
-  if (!end_.has_value() || end_->ok()) end_ = absl::CancelledError("cancelled by the client");
+void LoadSequenceReactor::CancelRequests() {
   for (Chunk* chunk : {running_.get(), receiving_.get()}) {
     if (chunk != nullptr) chunk->operation.Cancel();
   }
-  Advance();
 }
 
 }  // namespace flashcore::server

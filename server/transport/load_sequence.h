@@ -27,11 +27,10 @@ namespace flashcore::server {
 class LoadSequenceReactor final : public StreamReactor<grpc::ServerReadReactor<grpc::ByteBuffer>> {
  public:
   LoadSequenceReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc, StreamSet* set,
-                      const absl::StatusOr<Identity>& identity, TimePoint deadline,
+                      grpc::ServerContextBase* call, TimePoint deadline,
                       grpc::ByteBuffer* response);
 
   void OnReadDone(bool ok) override;
-  void OnCancel() override;
 
  private:
   struct Chunk {
@@ -58,6 +57,7 @@ class LoadSequenceReactor final : public StreamReactor<grpc::ServerReadReactor<g
   // On a lane's thread, or on gRPC's for a refused chunk.
   void Complete(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   void Advance() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CancelRequests() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WriteResponse();
 
   Fleet* const fleet_;

@@ -110,6 +110,14 @@ grpc::ByteBuffer EncodeReply(AttendOperation* operation) {
   return grpc::ByteBuffer(slices, count);
 }
 
+size_t StagedReplyBytes(const AttendOperation& operation) {
+  const AttendRequest& request = operation.request;
+  size_t bytes = 0;
+  if (request.ranges[kOutput].region == nullptr) bytes += request.output_bytes();
+  if (request.ranges[kLse].region == nullptr) bytes += request.lse_bytes();
+  return bytes;
+}
+
 grpc::ByteBuffer EncodeError(const std::string& request_id, const absl::Status& status) {
   v1::AttendResponse response;
   response.set_request_id(request_id);

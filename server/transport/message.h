@@ -39,6 +39,9 @@ absl::Status ParseAttend(const grpc::ByteBuffer& message, const SharedMemory* me
 // reply's slices point into the operation's staging memory, which is released when gRPC drops them.
 grpc::ByteBuffer EncodeReply(AttendOperation* operation);
 
+// The bytes of that reply that are staging memory.
+size_t StagedReplyBytes(const AttendOperation& operation);
+
 // The v1::AttendResponse of a failed request of a stream.
 grpc::ByteBuffer EncodeError(const std::string& request_id, const absl::Status& status);
 

@@ -18,8 +18,8 @@ absl::Status CannotShareMemory() {
 
 RegisterMemoryReactor::RegisterMemoryReactor(SharedMemory* memory, RpcContext* context,
                                              RpcMetrics* rpc, StreamSet* set,
-                                             const absl::StatusOr<Identity>& identity)
-    : StreamReactor(set, context, rpc, identity), memory_(memory) {
+                                             grpc::ServerContextBase* call)
+    : StreamReactor(set, context, rpc, call), memory_(memory) {
   Begin();
   MutexLock lock(&mutex_);
   if (finished_) return;
@@ -75,11 +75,6 @@ absl::Status RegisterMemoryReactor::Register() {
 void RegisterMemoryReactor::OnWriteDone(bool ok) {
   MutexLock lock(&mutex_);
   if (!finished_ && ok) StartRead(&request_);  // if not ok, gRPC calls OnCancel
-}
-
-void RegisterMemoryReactor::OnCancel() {
-  MutexLock lock(&mutex_);
-  StopReadingLocked(absl::CancelledError("cancelled by the client"));
 }
 
 void RegisterMemoryReactor::Advance() {

@@ -31,11 +31,10 @@ class RegisterMemoryReactor final
  public:
   // `memory` is null if the client cannot share any.
   RegisterMemoryReactor(SharedMemory* memory, RpcContext* context, RpcMetrics* rpc, StreamSet* set,
-                        const absl::StatusOr<Identity>& identity);
+                        grpc::ServerContextBase* call);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
-  void OnCancel() override;
 
  private:
   // Each handles the message in request_ and fills in response_.

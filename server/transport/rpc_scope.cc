@@ -27,6 +27,16 @@ absl::Status CheckNotDraining(const RpcContext& context) {
                                  : absl::OkStatus();
 }
 
+absl::StatusOr<Identity> AdmitCaller(const RpcContext& context,
+                                     const grpc::ServerContextBase& call) {
+  if (absl::Status status = CheckNotDraining(context); !status.ok()) return status;
+  absl::StatusOr<Identity> caller = context.authenticator.Identify(call);
+  if (caller.ok()) {
+    if (absl::Status status = context.unsent.Check(caller->name); !status.ok()) return status;
+  }
+  return caller;
+}
+
 RpcScope::RpcScope(RpcContext* context, RpcMetrics* rpc)
     : context_(context),
       rpc_(rpc),
@@ -54,6 +64,22 @@ void RequestScope::Replying(absl::Status status) {
   replying_ = context_->clock->Now();
 }
 
+void RequestScope::Lost(CutOff why) {
+  if (!status_.ok()) return;
+  switch (why) {
+    case CutOff::kTimeout:
+      timed_out_ = true;
+      status_ = absl::CancelledError("the client did not read the reply within --reply_timeout_s");
+      return;
+    case CutOff::kDrain:
+      status_ = absl::UnavailableError("the server ended before the client read the reply");
+      return;
+    case CutOff::kNo:
+      status_ = absl::CancelledError("the client was gone before it had the reply");
+      return;
+  }
+}
+
 void RequestScope::Record(absl::string_view request_id) {
   Metrics& metrics = *context_->metrics;
   const TimePoint end = context_->clock->Now();
@@ -71,7 +97,11 @@ void RequestScope::Record(absl::string_view request_id) {
     }
     return;
   }
-  metrics.CountRejected(status_.code());
+  if (timed_out_) {
+    metrics.rejected_unread.Increment();
+  } else {
+    metrics.CountRejected(status_.code());
+  }
   static LogLimiter limiter(20);
   if (const auto pass = limiter.Admit()) {
     LogWarning("request failed", {{"method", rpc_->method()},
@@ -83,13 +113,24 @@ void RequestScope::Record(absl::string_view request_id) {
   }
 }
 
-void UnaryReactor::End(const absl::Status& status) {
+void UnaryReactor::End(const absl::Status& status, absl::string_view client, size_t reply_bytes) {
   rpc_.set_status(status.code());
   request_.Replying(status);
+  reply_.Ready(client, kRpcBytes + reply_bytes);
   Finish(ToGrpcStatus(status));
 }
 
+void UnaryReactor::OnCancel() {
+  cancelled_ = true;
+  Cancelled();
+}
+
 void UnaryReactor::OnDone() {
+  const CutOff cut_off = reply_.Sent();
+  if (cancelled_) {
+    rpc_.Cancelled();
+    request_.Lost(cut_off);
+  }
   request_.Record(request_id());
   delete this;
 }

@@ -7,12 +7,14 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "google/protobuf/descriptor.h"
 #include "proto/grpc_compat.h"
 #include "server/base/clock.h"
 #include "server/telemetry/metrics.h"
 #include "server/transport/authenticator.h"
+#include "server/transport/unsent_replies.h"
 
 namespace flashcore::server {
 
@@ -27,10 +29,16 @@ struct RpcContext {
   std::atomic<bool> draining{false};                    // new requests get UNAVAILABLE
   std::atomic<int> admitted_rpcs{0};                    // begun before the drain and not yet ended
   std::atomic<TimePoint> last_event{TimePoint::min()};  // when an RPC last began or ended
+  UnsentReplies unsent{};
 };
 
 // OK, or UNAVAILABLE if the server is draining.
 absl::Status CheckNotDraining(const RpcContext& context);
+
+// Who calls, or why the RPC is refused at once: the server is draining, the caller has no identity,
+// or it leaves too many replies unread.
+absl::StatusOr<Identity> AdmitCaller(const RpcContext& context,
+                                     const grpc::ServerContextBase& call);
 
 // One RPC: counts its start at construction and its end at destruction.
 class RpcScope {
@@ -41,6 +49,10 @@ class RpcScope {
   RpcScope& operator=(const RpcScope&) = delete;
 
   void set_status(absl::StatusCode code) { code_ = code; }  // as sent to the client
+  // The RPC was cancelled before everything was sent.
+  void Cancelled() {
+    if (code_ == absl::StatusCode::kOk) code_ = absl::StatusCode::kCancelled;
+  }
 
  private:
   RpcContext* const context_;
@@ -60,6 +72,8 @@ class RequestScope {
 
   // The result is ready to be sent.
   void Replying(absl::Status status);
+  // The answer did not reach the client.
+  void Lost(CutOff why);
   // The answer has been handed to gRPC, or never will be. Call exactly once.
   void Record(absl::string_view request_id);
 
@@ -69,22 +83,29 @@ class RequestScope {
   const TimePoint start_;
   TimePoint replying_;
   absl::Status status_;
+  bool timed_out_ = false;  // the client did not read the answer in time
 };
 
 // Base of all unary RPCs. Deletes itself when the RPC has ended.
 class UnaryReactor : public grpc_compat::InlineServerUnaryReactor {
  public:
-  UnaryReactor(RpcContext* context, RpcMetrics* rpc) : rpc_(context, rpc), request_(context, rpc) {}
+  UnaryReactor(RpcContext* context, RpcMetrics* rpc, grpc::ServerContextBase* call)
+      : rpc_(context, rpc), request_(context, rpc), reply_(&context->unsent, call) {}
 
-  // Ends the RPC. Call exactly once, from any thread; `this` may be gone on return.
-  void End(const absl::Status& status);
+  // Ends the RPC. `reply_bytes` of heap memory are charged to `client` until the reply is sent.
+  // Call exactly once, from any thread; `this` may be gone on return.
+  void End(const absl::Status& status, absl::string_view client, size_t reply_bytes);
 
  private:
   void OnDone() final;
+  void OnCancel() final;
+  virtual void Cancelled() {}
   virtual absl::string_view request_id() const { return ""; }
 
   RpcScope rpc_;
   RequestScope request_;
+  UnsentReply reply_;
+  std::atomic<bool> cancelled_{false};
 };
 
 }  // namespace flashcore::server

@@ -20,27 +20,14 @@ std::optional<uint64_t> Optional(bool has, uint64_t value) {
 
 }  // namespace
 
-// Runs `body` with the identity of the client, unless the server is draining. `body` fills in the
-// response. It does not block: the store's lock is never held while K/V bytes move.
-template <typename Body>
-grpc::ServerUnaryReactor* AttentionService::Answer(RpcMetrics* rpc,
-                                                   const grpc::ServerContextBase& context,
-                                                   const Body& body) {
-  absl::Status status = CheckNotDraining(*context_);
-  if (status.ok()) {
-    const absl::StatusOr<Identity> identity = context_->authenticator.Identify(context);
-    status = identity.ok() ? body(*identity) : identity.status();
-  }
-  return EndUnary(rpc, status);
-}
-
-// As Answer, for an RPC on one sequence: `body` takes its id too, and returns its new state.
+// As Answer, for an RPC on one sequence: `body` also takes its id, and returns its new state. The
+// store's lock is never held while K/V bytes move.
 template <typename Response, typename Body>
 grpc::ServerUnaryReactor* AttentionService::AnswerWithInfo(RpcMetrics* rpc,
-                                                           const grpc::ServerContextBase& context,
+                                                           grpc::CallbackServerContext* call,
                                                            const std::string& sequence_id,
                                                            Response* response, const Body& body) {
-  return Answer(rpc, context, [&](const Identity& identity) {
+  return Answer(rpc, call, response, [&](const Identity& identity) {
     const absl::StatusOr<SequenceId> id = ToSequenceId(sequence_id);
     if (!id.ok()) return id.status();
     const absl::StatusOr<SequenceInfo> info = body(*id, identity);
@@ -54,7 +41,7 @@ grpc::ServerUnaryReactor* AttentionService::AnswerWithInfo(RpcMetrics* rpc,
 grpc::ServerUnaryReactor* AttentionService::CreateSequence(grpc::CallbackServerContext* context,
                                                            const v1::CreateSequenceRequest* request,
                                                            v1::CreateSequenceResponse* response) {
-  return Answer(create_sequence_, *context, [&](const Identity& identity) {
+  return Answer(create_sequence_, context, response, [&](const Identity& identity) -> absl::Status {
     SequenceShape shape;
     shape.num_layers = request->num_layers();
     shape.num_kv_heads = request->num_kv_heads();
@@ -72,8 +59,7 @@ grpc::ServerUnaryReactor* AttentionService::CreateSequence(grpc::CallbackServerC
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* AttentionService::LoadSequence(
     grpc::CallbackServerContext* context, grpc::ByteBuffer* response) {
-  return new LoadSequenceReactor(fleet_, context_, load_sequence_, &streams_,
-                                 context_->authenticator.Identify(*context),
+  return new LoadSequenceReactor(fleet_, context_, load_sequence_, &streams_, context,
                                  ToDeadline(context->deadline(), fleet_->clock()), response);
 }
 
@@ -81,7 +67,7 @@ grpc::ServerUnaryReactor* AttentionService::ForkSequence(grpc::CallbackServerCon
                                                          const v1::ForkSequenceRequest* request,
                                                          v1::ForkSequenceResponse* response) {
   return AnswerWithInfo(
-      fork_sequence_, *context, request->sequence_id(), response,
+      fork_sequence_, context, request->sequence_id(), response,
       [&](SequenceId id, const Identity& identity) -> absl::StatusOr<SequenceInfo> {
         const absl::StatusOr<SequenceSettings> settings = ToSettings(*request);
         if (!settings.ok()) return settings.status();
@@ -95,7 +81,7 @@ grpc::ServerUnaryReactor* AttentionService::ForkSequence(grpc::CallbackServerCon
 grpc::ServerUnaryReactor* AttentionService::TruncateSequence(
     grpc::CallbackServerContext* context, const v1::TruncateSequenceRequest* request,
     v1::TruncateSequenceResponse* response) {
-  return AnswerWithInfo(truncate_sequence_, *context, request->sequence_id(), response,
+  return AnswerWithInfo(truncate_sequence_, context, request->sequence_id(), response,
                         [&](SequenceId id, const Identity& identity) {
                           return fleet_->EngineOf(id).sequences().Truncate(
                               id, request->length(),
@@ -104,10 +90,10 @@ grpc::ServerUnaryReactor* AttentionService::TruncateSequence(
                         });
 }
 
-grpc::ServerUnaryReactor* AttentionService::DeleteSequence(
-    grpc::CallbackServerContext* context, const v1::DeleteSequenceRequest* request,
-    v1::DeleteSequenceResponse* /*response*/) {
-  return Answer(delete_sequence_, *context, [&](const Identity& identity) {
+grpc::ServerUnaryReactor* AttentionService::DeleteSequence(grpc::CallbackServerContext* context,
+                                                           const v1::DeleteSequenceRequest* request,
+                                                           v1::DeleteSequenceResponse* response) {
+  return Answer(delete_sequence_, context, response, [&](const Identity& identity) {
     const absl::StatusOr<SequenceId> id = ToSequenceId(request->sequence_id());
     return id.ok() ? fleet_->EngineOf(*id).sequences().Delete(*id, identity) : id.status();
   });
@@ -116,7 +102,7 @@ grpc::ServerUnaryReactor* AttentionService::DeleteSequence(
 grpc::ServerUnaryReactor* AttentionService::GetSequence(grpc::CallbackServerContext* context,
                                                         const v1::GetSequenceRequest* request,
                                                         v1::GetSequenceResponse* response) {
-  return AnswerWithInfo(get_sequence_, *context, request->sequence_id(), response,
+  return AnswerWithInfo(get_sequence_, context, request->sequence_id(), response,
                         [&](SequenceId id, const Identity& identity) {
                           return fleet_->EngineOf(id).sequences().Get(id, identity);
                         });
@@ -125,7 +111,7 @@ grpc::ServerUnaryReactor* AttentionService::GetSequence(grpc::CallbackServerCont
 grpc::ServerUnaryReactor* AttentionService::ListSequences(grpc::CallbackServerContext* context,
                                                           const v1::ListSequencesRequest* request,
                                                           v1::ListSequencesResponse* response) {
-  return Answer(list_sequences_, *context, [&](const Identity& identity) {
+  return Answer(list_sequences_, context, response, [&](const Identity& identity) -> absl::Status {
     if (request->page_size() > kMaxPageSize) {
       return absl::InvalidArgumentError(
           absl::StrCat("page_size: ", request->page_size(), " is more than ", kMaxPageSize));

@@ -27,6 +27,11 @@ namespace {
 constexpr std::chrono::milliseconds kQuiet(300);
 constexpr absl::Duration kRefuseAtMost = absl::Seconds(2);
 
+// The end of a drain: requests that cannot finish are ended this long before the time is over, or
+// at the latest when a quarter of the time is left. In that time launches that run end, clients
+// read their last replies, those that do not are cut off, and gRPC shuts down.
+constexpr absl::Duration kEndOfDrain = absl::Seconds(4);
+
 // Time for RPCs of other services (health watches, reflection) to end after a drain.
 constexpr std::chrono::milliseconds kShutdownGrace(100);
 
@@ -115,11 +120,13 @@ std::vector<RpcMethod> Server::Methods(const Options& options) {
 }
 
 Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
-    : context_{metrics, &fleet->clock(), Authenticator(AuthenticatorOptions(options), metrics)},
+    : fleet_(fleet),
+      context_{metrics, &fleet->clock(), Authenticator(AuthenticatorOptions(options), metrics)},
       attention_({options.max_message_bytes, options.max_stream_inflight, options.shared_memory,
                   options.version},
                  fleet, &context_),
       reflection_(ServiceNames(options), &context_.authenticator) {
+  context_.unsent.Start(options.unsent_replies, context_.clock);
   if (options.enable_echo) {
     debug_ = std::make_unique<DebugService>(options.max_message_bytes, options.max_stream_inflight,
                                             &context_);
@@ -215,19 +222,35 @@ AcceptLoop::Serve Server::AddAcceptor(const std::shared_ptr<grpc::ServerCredenti
   };
 }
 
+bool Server::WaitForRpcs(absl::Time time) const {
+  while (context_.admitted_rpcs.load() > 0) {
+    if (absl::Now() >= time) return false;
+    absl::SleepFor(absl::Milliseconds(2));
+  }
+  return true;
+}
+
 bool Server::Drain(absl::Duration timeout) {
   server_->GetHealthCheckService()->SetServingStatus(false);
   context_.metrics->serving.Set(0);
   attention_.Drain();
   if (debug_ != nullptr) debug_->Drain();
   const absl::Time begin = absl::Now();
-  const auto finished = [&] { return context_.admitted_rpcs.load() == 0; };
-  const auto quiet = [&] { return context_.last_event.load() + kQuiet <= context_.clock->Now(); };
-  const auto refused = [&] { return quiet() || absl::Now() >= begin + kRefuseAtMost; };
-  while (!(finished() && refused()) && absl::Now() < begin + timeout) {
-    absl::SleepFor(absl::Milliseconds(2));
+  const absl::Duration end = std::min(kEndOfDrain, timeout / 4);
+  const absl::Time deadline = begin + timeout - end;
+  if (!WaitForRpcs(deadline)) {
+    const absl::Status status = absl::UnavailableError(
+        "the server is draining, and the request could not finish within --drain_timeout_s");
+    fleet_->EndAll(status);
+    if (!WaitForRpcs(deadline + end / 2)) context_.unsent.CutOffAll();
+    // What gRPC still holds then waits for connections that do not move; its shutdown closes them.
+    WaitForRpcs(deadline + end * 3 / 4);
+    return fleet_->load() == 0;
   }
-  return finished();
+  const auto quiet = [&] { return context_.last_event.load() + kQuiet <= context_.clock->Now(); };
+  const absl::Time refuse_until = std::min(begin + kRefuseAtMost, deadline);
+  while (!quiet() && absl::Now() < refuse_until) absl::SleepFor(absl::Milliseconds(2));
+  return true;
 }
 
 Server::~Server() {

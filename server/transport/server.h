@@ -41,6 +41,7 @@ class Server {
     size_t max_message_bytes = 0;
     size_t transport_memory_bytes = 0;  // of all connections; see --transport_memory_bytes
     int max_stream_inflight = 0;
+    UnsentReplies::Options unsent_replies;
     SharedMemory::Options shared_memory;
     bool enable_echo = false;
     CredentialFiles::Options credentials;
@@ -62,8 +63,10 @@ class Server {
   // Options::listen with the chosen port in place of port 0.
   const std::vector<std::string>& addresses() const { return addresses_; }
 
-  // Sets health to NOT_SERVING, refuses new requests and waits for those in flight. True if all
-  // ended in time.
+  // Sets health to NOT_SERVING, refuses new requests and waits for those in flight. Shortly before
+  // `timeout`, ends the requests that could not finish with UNAVAILABLE, and then cuts off clients
+  // that do not read their replies. Returns before `timeout`; true unless a launch is still
+  // running.
   bool Drain(absl::Duration timeout);
 
  private:
@@ -78,6 +81,11 @@ class Server {
   AcceptLoop::Serve AddAcceptor(const std::shared_ptr<grpc::ServerCredentials>& credentials,
                                 grpc::ServerBuilder* builder);
 
+  // Waits until all RPCs of before the drain have ended, at most until `time`. False if some have
+  // not.
+  bool WaitForRpcs(absl::Time time) const;
+
+  Fleet* const fleet_;
   RpcContext context_;
   AttentionService attention_;
   std::unique_ptr<DebugService> debug_;  // null: disabled

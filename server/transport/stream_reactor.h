@@ -70,16 +70,19 @@ class StreamReactor : public GrpcReactor, public RequestStream {
   }
   const Identity& identity() const final { return identity_; }
 
+  void OnCancel() final ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    cancelled_ = true;
+    CancelRequests();
+    // Reading may have ended already, which looks as if the client had half-closed.
+    if (!end_.has_value() || end_->ok()) end_ = absl::CancelledError("cancelled by the client");
+    Advance();
+  }
+
  protected:
-  // `identity` is that of every request; an error ends the stream.
-  StreamReactor(StreamSet* set, RpcContext* context, RpcMetrics* rpc,
-                const absl::StatusOr<Identity>& identity)
-      : context_(context),
-        rpc_(rpc),
-        identity_(identity.value_or(Identity())),
-        set_(set),
-        end_(identity.ok() ? std::nullopt : std::make_optional(identity.status())),
-        scope_(context, rpc) {}
+  // A caller that is not admitted gets the reason as the stream's status.
+  StreamReactor(StreamSet* set, RpcContext* context, RpcMetrics* rpc, grpc::ServerContextBase* call)
+      : StreamReactor(set, context, rpc, call, AdmitCaller(*context, *call)) {}
 
   // Call it in the constructor of the derived class, when its members are initialized.
   void Begin() ABSL_LOCKS_EXCLUDED(mutex_) {
@@ -102,22 +105,43 @@ class StreamReactor : public GrpcReactor, public RequestStream {
 
   // Starts whatever can be started now: a write, a read, or End.
   virtual void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
+  // Cancels the requests in the engine.
+  virtual void CancelRequests() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {}
 
-  // Ends the RPC; call it once. If a read is still with gRPC, it returns.
-  void End(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  // Ends the RPC; call it once. `reply_bytes` of heap memory are charged until the reply is sent.
+  // If a read is still with gRPC, it returns.
+  void End(const absl::Status& status, size_t reply_bytes = 0)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     finished_ = true;
     scope_.set_status(status.code());
+    last_.Ready(identity_.name, kRpcBytes + reply_bytes);
     this->Finish(ToGrpcStatus(status));
   }
 
   RpcContext* const context_;
   RpcMetrics* const rpc_;
+  grpc::ServerContextBase* const call_;
   const Identity identity_;
 
  private:
+  StreamReactor(StreamSet* set, RpcContext* context, RpcMetrics* rpc, grpc::ServerContextBase* call,
+                const absl::StatusOr<Identity>& caller)
+      : context_(context),
+        rpc_(rpc),
+        call_(call),
+        identity_(caller.value_or(Identity())),
+        set_(set),
+        end_(caller.ok() ? std::nullopt : std::make_optional(caller.status())),
+        scope_(context, rpc),
+        last_(&context->unsent, call) {}
+
   void OnDone() final {
+    last_.Sent();
     set_->Remove(this);
-    { MutexLock lock(&mutex_); }  // the caller of Finish may still hold it
+    {
+      MutexLock lock(&mutex_);  // the caller of Finish may still hold it
+      if (cancelled_) scope_.Cancelled();
+    }
     delete this;
   }
 
@@ -128,9 +152,11 @@ class StreamReactor : public GrpcReactor, public RequestStream {
   // Set when nothing more will be read: how the stream ends once everything is answered.
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
 
  private:
   RpcScope scope_;
+  UnsentReply last_;  // what ends the stream
 };
 
 }  // namespace flashcore::server

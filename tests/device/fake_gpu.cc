@@ -35,8 +35,20 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   properties->persistingL2CacheMaxSize = kPersistingMaxBytes;
   return cudaSuccess;
 }
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = kPersistingMaxBytes;
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  switch (attribute) {
+    case cudaDevAttrClockRate:
+      *value = 2'000'000;  // kHz
+      break;
+    case cudaDevAttrMemoryClockRate:
+      *value = 6'000'000;
+      break;
+    case cudaDevAttrGlobalMemoryBusWidth:
+      *value = 192;
+      break;
+    default:
+      *value = kPersistingMaxBytes;
+  }
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSetLimit(cudaLimit, size_t bytes) {
@@ -172,6 +184,22 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   const void* const on_device = kind == cudaMemcpyHostToDevice ? to : from;
   ExpectOnDevice(on_device, bytes, "a copy's end on the device");
   return Push(stream, [=] { std::memcpy(to, from, bytes); });
+}
+
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
+                              size_t width, size_t height, cudaMemcpyKind kind,
+                              cudaStream_t stream) {
+  if (const cudaError_t error = copy_fault.Next(); error != cudaSuccess) return error;
+  ++copies;
+  const bool in = kind == cudaMemcpyHostToDevice;
+  const size_t bytes = (height - 1) * (in ? to_pitch : from_pitch) + width;
+  ExpectOnDevice(in ? to : from, bytes, "a copy's end on the device");
+  return Push(stream, [=] {
+    for (size_t row = 0; row < height; ++row) {
+      std::memcpy(static_cast<std::byte*>(to) + row * to_pitch,
+                  static_cast<const std::byte*>(from) + row * from_pitch, width);
+    }
+  });
 }
 
 }  // extern "C"

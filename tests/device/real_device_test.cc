@@ -1,4 +1,5 @@
 // A whole engine on real devices, against the float64 reference.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "tests/device/device_setting.h"
 #include "tests/engine/attend_job.h"
 #include "tests/engine/fakes.h"
+#include "tests/engine/plan_probe.h"
 
 namespace flashcore::server {
 namespace {
@@ -207,6 +209,54 @@ TEST_P(RealDeviceTest, BitsAreEqualAloneAndInAMixedBatch) {
       EXPECT_EQ(OutputBits(*job), want);
     }
   }
+}
+
+// Launches that are cut into parts have the bits of those that are not.
+TEST_P(RealDeviceTest, BitsAreEqualInParts) {
+  const DeviceSetting& setting = std::get<0>(GetParam());
+  Engine::Options options;
+  options.batcher.max_launch = Nanoseconds(1);  // as small as parts can be
+  DeviceMetrics metrics{"in parts", &registry_};
+  testing::PlanCounts counts;
+  Engine in_parts(
+      options,
+      std::make_unique<testing::PlanProbe>(setting.make(size_t{16} << 20, 0, &clock_), &counts),
+      &clock_, &metrics);
+  const kernels::Mask masks[] = {kernels::Mask::None(), kernels::Mask::Causal(),
+                                 kernels::Mask::SlidingWindow(200, 0)};
+  for (int trial = 0; trial < 12; ++trial) {
+    const SequenceShape shape = {1, kKvHeads, kHeadDim,
+                                 trial % 2 == 0 ? DType::kFloat16 : DType::kBFloat16};
+    // Many rows, few rows over K/V that is split, and two sequences that the request appends to.
+    const auto some = [&](uint32_t n) { return static_cast<uint32_t>(random_() % n); };
+    std::vector<SpanShape> spans = {{1 + some(200), some(200), "", {}},
+                                    {1 + some(5), 400 + some(200), "", {}},
+                                    {1 + some(150), some(200), "new", {}},
+                                    {1 + some(3), some(700), "new", {}}};
+    std::shuffle(spans.begin(), spans.end(), random_);
+    spans.resize(3 + some(2));
+    std::vector<std::byte> want;
+    auto first = MakeJob(spans, shape.dtype, masks[trial % 3]);
+    for (Engine* engine : {engine_.get(), &in_parts}) {
+      auto job = MakeJob(spans, shape.dtype, masks[trial % 3]);
+      job->query = first->query;
+      job->key = first->key;
+      job->value = first->value;
+      for (SpanShape& span : job->operation.request.spans) {
+        if (span.sequence_id.empty()) continue;
+        span.sequence_id = engine->sequences().Create(shape, false, "alice")->id.ToBytes();
+      }
+      ASSERT_EQ(testing::Prepare(job.get(), engine), absl::OkStatus());
+      ASSERT_EQ(engine->Enqueue(&job->operation), absl::OkStatus());
+      ASSERT_EQ(job->ended.get(), absl::OkStatus());
+      if (engine == engine_.get()) {
+        want = OutputBits(*job);
+      } else {
+        EXPECT_EQ(OutputBits(*job), want);
+      }
+    }
+  }
+  EXPECT_GT(counts.parts, 12);  // of 12 requests
 }
 
 // The values of the first part are positive and those of the second negative, so that results

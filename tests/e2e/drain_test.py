@@ -5,12 +5,14 @@ import functools
 import signal
 import subprocess
 import threading
+import time
 import unittest
 
 import grpc
 
 import harness
 from harness import wait_until
+from silent_client import SilentClient
 
 OK, UNAVAILABLE = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE
 # The drain waits longer than any test: a server that ends before has not waited for it.
@@ -125,6 +127,50 @@ class DrainTest(unittest.TestCase):
             with self.assertRaises(grpc.RpcError) as caught:
                 next(replies)
             self.assertEqual(caught.exception.code(), grpc.StatusCode.UNAVAILABLE)
+
+    def test_slow_readers_and_open_streams_end_in_time(self):
+        self.check_end_in_time(long_requests=0, timeout=8)
+
+    def check_end_in_time(self, long_requests, timeout):
+        """A drain with slow readers, open streams, and requests of which each takes a thread of a CPU a
+        second. `timeout` in seconds."""
+        ids = {str(i) for i in range(20)}
+        attend = "/flashcore.v1.AttentionService/Attend"
+        small = harness.request(*(harness.random_tensor(harness.numpy_rng(), 100, 1, 64)
+                                  for _ in range(3)), "unread").SerializeToString()
+        ended = threading.Event()
+
+        def forever(*requests):
+            yield from requests
+            ended.wait()
+
+        with harness.Server(f"--drain_timeout_s={timeout}", f"--client_staging_bytes={1 << 30}",
+                            *harness.SLOW) as server, SilentClient(server.port) as silent, \
+                server.channel() as channel:
+            stub = harness.stub(channel)
+            for _ in range(5):
+                silent.call(attend, small)
+            silent.send(silent.open(attend + "Stream"), small)
+            wait_until(lambda: server.metric("flashcore_inflight_requests") == 6, "unread replies")
+            idle, load = stub.AttendStream(forever()), stub.LoadSequence.future(forever())
+            long = [stub.Attend.future(very_slow_request()) for _ in range(long_requests)]
+            replies = stub.AttendStream(forever(*(slow_request(i) for i in ids)))
+            wait_until(lambda: received(server, "AttendStream") >= len(ids) + 1 and
+                       received(server, "Attend") >= len(long) + 5, "requests are missing")
+            begin = time.monotonic()
+            server.process.send_signal(signal.SIGTERM)
+            answers = {}
+            with self.assertRaises(grpc.RpcError) as caught:
+                answers.update((reply.request_id, reply.status.code) for reply in replies)
+            self.assertEqual(caught.exception.code(), UNAVAILABLE)
+            self.assertEqual(server.process.wait(harness.PATIENCE), 0)
+            self.assertLess(time.monotonic() - begin, timeout)
+            ended.set()
+            self.assertEqual(answers.keys(), ids)
+            self.assertLessEqual(set(answers.values()), {0, UNAVAILABLE.value[0]})
+            codes = collections.Counter(future.code() for future in long)
+            self.assertEqual(codes[OK] + codes[UNAVAILABLE], len(long), codes)
+            self.assertEqual((idle.code(), load.code()), (UNAVAILABLE, UNAVAILABLE))
 
     def test_an_idle_server_stops_at_once(self):
         with harness.Server(*PATIENT) as server:

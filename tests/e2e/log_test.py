@@ -8,8 +8,10 @@ import tempfile
 import threading
 import unittest
 
+import grpc
 import harness
 
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
 # gRPC traces each frame: some hundred records for each request.
 FLOOD = {"GRPC_VERBOSITY": "DEBUG", "GRPC_TRACE": "http"}
 DROPPED = "flashcore_log_records_dropped_total"
@@ -87,6 +89,29 @@ class LogTest(unittest.TestCase):
             rest.start()
             self.assertEqual(server.stop(), 0)
             rest.join()
+
+    def test_under_load_nothing_waits_for_the_log(self):
+        """Many clients, a record for each request, and a warning for each bad one."""
+        bad = harness.small_request()
+        bad.head_dim = 0
+        for full in (True, False):
+            with self.subTest(full=full), PipedServer(full) as server, server.channel() as channel:
+                server.attend(1)
+                load = subprocess.Popen(
+                    [harness.CLI, "bench", f"--target={server.target}", "--concurrency=8",
+                     "--shape=1x1x16x32", "--duration=1h", "--allow_errors"],
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                try:
+                    stub = harness.stub(channel)
+                    answered = 'flashcore_request_duration_seconds_count{rpc="Attend"}'
+                    harness.wait_until(
+                        lambda: stub.Attend.future(bad, timeout=60).code() == INVALID and
+                        server.metric(DROPPED) > 1000 and server.metric(answered) > 5000,
+                        lambda: f"{server.metric(answered)} requests answered")
+                    self.assertEqual(server.stop(), 0)
+                finally:
+                    load.kill()
+                    load.wait()
 
     def test_a_closed_pipe_ends_nothing(self):
         with PipedServer(full=False) as server:

@@ -3,8 +3,10 @@
 import json
 import os
 import queue
+import random
 import signal
 import subprocess
+import time
 import unittest
 
 import grpc
@@ -51,6 +53,28 @@ class SharedMemoryTest(unittest.TestCase):
                               if name.startswith("flashcore-")} - before, set())
             with server.channel() as channel:
                 harness.stub(channel).Attend(harness.small_request())
+
+    def test_clients_killed_at_any_moment_leave_next_to_nothing(self):
+        held = "flashcore-held-"
+        random_ = random.Random(harness.SEED)
+        with harness.Server(*FLAGS) as server:
+            for _ in range(40):
+                client = subprocess.Popen(
+                    self.bench(server, "--concurrency=4", "--duration=1h"),
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                time.sleep(random_.uniform(0, 0.15))
+                client.kill()
+                client.wait()
+            left = [name for name in os.listdir("/dev/shm") if name.startswith(held)]
+            print(f"{len(left)} segments left by 40 killed clients", flush=True)
+            self.assertLess(len(left), 10)
+            # The next client removes what they left.
+            subprocess.run(self.bench(server, "--duration=10ms", "--warmup=0s"), check=True,
+                           stdout=subprocess.DEVNULL)
+            self.assertEqual({name for name in os.listdir("/dev/shm")
+                              if name.startswith(held)} & set(left), set())
+            wait_until(lambda: server.metric("flashcore_shared_memory_bytes") == 0,
+                       "the memory is released")
 
     def test_any_language(self):
         """The handshake and a request of the generated client."""

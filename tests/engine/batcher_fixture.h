@@ -30,10 +30,13 @@ inline constexpr Batcher::Options kWithDelay{/*max_queue_requests=*/10, /*max_ba
 
 class BatcherTest : public ::testing::Test {
  protected:
+  // The work of one row of Make, of head_dim 64.
+  static constexpr Nanoseconds kRowWork = std::chrono::microseconds(32);
+
   // An operation of `rows` tokens that is not queued yet.
   AttendOperation* Make(const std::string& client, uint32_t rows = 1, uint32_t head_dim = 64) {
     operations_.push_back(std::make_unique<AttendOperation>());
-    operations_.back()->request = testing::MakeRequest(rows, 1, 2, 1, head_dim);
+    operations_.back()->request = testing::MakeRequest(rows, 62500, 2, 1, head_dim);
     operations_.back()->identity.name = client;
     return operations_.back().get();
   }

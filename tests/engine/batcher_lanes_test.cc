@@ -215,6 +215,12 @@ class SlotChecker {
     }
   }
 
+  // It goes back to the queue.
+  void Stop(AttendOperation* operation) {
+    MutexLock lock(&mutex_);
+    states_[operation] = {kWaiting, 0};
+  }
+
   void End(const Batch& batch) {
     MutexLock lock(&mutex_);
     for (AttendOperation* operation : batch.operations) states_[operation] = {kEnded, 0};
@@ -276,11 +282,18 @@ TEST_F(BatcherTest, KeepsItsPromisesOnRandomTraffic) {
   };
   std::vector<std::thread> lanes;
   for (int i = 0; i < 4; ++i) {
-    lanes.emplace_back([&] {
+    lanes.emplace_back([&, lane_seed = random()] {
+      std::mt19937 lane_random(lane_seed);
       Batch batch;
       while (batcher.Take(&batch)) {
         checker.Start(batch);
         std::this_thread::yield();
+        while (batch.operations.size() > 1 && lane_random() % 8 == 0) {
+          AttendOperation* const last = batch.operations.back();
+          batch.operations.pop_back();
+          checker.Stop(last);
+          EXPECT_EQ(batcher.Return({&last, 1}), absl::OkStatus());
+        }
         checker.End(batch);
         if (!batch.operations.empty()) batcher.Release(batch);
         for (AttendOperation* operation : batch.operations) end(operation);

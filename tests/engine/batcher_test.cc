@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/engine/cut_launch.h"
 #include "tests/engine/batcher_fixture.h"
 
 namespace flashcore::server {
@@ -266,6 +267,104 @@ TEST_F(BatcherTest, ADisplacedOperationIsInNobodysWay) {
   EXPECT_EQ(batcher.Enqueue(y, &displaced), absl::OkStatus());
   EXPECT_EQ(displaced, x2);
   EXPECT_THAT(TakeOperations(&batcher), ElementsAre(x1, y));
+}
+
+// ---- Work.
+
+TEST_F(BatcherTest, ABatchHasAtMostTheWorkOfALaunch) {
+  Batcher::Options options;
+  options.max_launch = 10 * kRowWork;
+  Batcher batcher(options, &clock_);
+  AttendOperation* a = Add(&batcher, "x", 6);
+  EXPECT_EQ(a->work, 6 * kRowWork);
+  AttendOperation* b = Add(&batcher, "x", 5);
+  AttendOperation* c = Add(&batcher, "x", 4);
+  AttendOperation* d = Add(&batcher, "x", 50);
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(a, c));
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(b));
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(d));
+}
+
+TEST_F(BatcherTest, WorkIsThatOfVisibleKvAndOfResidentKv) {
+  Batcher batcher({}, &clock_);
+  AttendOperation* all = Add(&batcher, "x", 4);
+  AttendOperation* window = Make("x", 4);
+  window->request.mask = kernels::Mask::SlidingWindow(624, 0);
+  Add(&batcher, window);
+  EXPECT_LT(window->work, all->work / 2);
+  AttendOperation* resident = Make("x", 4);
+  resident->request.spans[0].sequence_id = "id";
+  resident->sequence_lengths = {62500};
+  Add(&batcher, resident);
+  EXPECT_EQ(resident->work, 2 * all->work);
+  AttendOperation* append = Make("x", 0);
+  append->request.append_only = true;
+  Add(&batcher, append);
+  EXPECT_GT(append->work, Nanoseconds(1)) << "it moves bytes";
+}
+
+// As an operation whose launch has more parts.
+TEST_F(BatcherTest, ABegunOperationIsTakenAloneInItsClientsTurn) {
+  OrderSlot slot;
+  Batcher::Options options;
+  options.max_launch = 2 * kRowWork;
+  Batcher batcher(options, &clock_);
+  AttendOperation* begun = Make("x", 10);
+  begun->order = {{&slot, kAppends}};
+  Add(&batcher, begun);
+  AttendOperation* x = Add(&batcher, "x");
+  const Batch batch = Take(&batcher);
+  EXPECT_THAT(batch.operations, ElementsAre(begun));
+  begun->cut = std::make_shared<CutLaunch>();
+  AttendOperation* behind_it = Add(&batcher, "y", {{&slot, kReads}});
+  EXPECT_EQ(batcher.Return({&begun, 1}), absl::OkStatus());
+  EXPECT_EQ(batcher.depth(), 3);
+  AttendOperation* z = Add(&batcher, "z");
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(begun)) << "before x, of the same client";
+  EXPECT_EQ(batcher.Return({&begun, 1}), absl::OkStatus());
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(z, x)) << "z was served less";
+  begun->cancelled = true;
+  const Batch dropping = Take(&batcher);
+  EXPECT_THAT(dropping.operations, IsEmpty()) << "it still holds its slot";
+  EXPECT_THAT(dropping.dropped, ElementsAre(Pair(begun, ::testing::_)));
+  batcher.Release({&begun, 1});
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(behind_it));
+}
+
+TEST_F(BatcherTest, OperationsThatAreReturnedKeepTheirPlaces) {
+  OrderSlot slot;
+  Batcher batcher({}, &clock_);
+  AttendOperation* append = Add(&batcher, "x", {{&slot, kAppends}});
+  AttendOperation* read = Add(&batcher, "y", {{&slot, kReads}});
+  AttendOperation* append2 = Add(&batcher, "x", {{&slot, kAppends}});
+  Batch batch = Take(&batcher);
+  EXPECT_THAT(batch.operations, ElementsAre(append, read, append2));
+  AttendOperation* append3 = Add(&batcher, "z", {{&slot, kAppends}});
+  EXPECT_EQ(batcher.Return(absl::MakeSpan(batch.operations).subspan(1)), absl::OkStatus());
+  EXPECT_THAT(TakeOperations(&batcher), IsEmpty()) << "the first append runs";
+  batcher.Release({&append, 1});
+  for (AttendOperation* operation : {read, append2, append3}) {
+    const Batch next = Take(&batcher);
+    EXPECT_THAT(next.operations, ElementsAre(operation));
+    batcher.Release(next);
+  }
+}
+
+TEST_F(BatcherTest, EndAllTakesEverythingAndLetsNothingBack) {
+  OrderSlot slot;
+  Batcher batcher({}, &clock_);
+  AttendOperation* running = Add(&batcher, "x", {{&slot, kAppends}});
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(running));
+  AttendOperation* waiting = Add(&batcher, "y", {{&slot, kAppends}});
+  const absl::Status end = absl::UnavailableError("the end");
+  EXPECT_THAT(batcher.EndAll(end), ElementsAre(waiting));
+  EXPECT_EQ(batcher.depth(), 0);
+  EXPECT_EQ(slot.oldest, nullptr);
+  EXPECT_EQ(batcher.Return({&running, 1}), end);
+  AttendOperation* displaced = nullptr;
+  EXPECT_EQ(batcher.Enqueue(Make("x"), &displaced).code(), absl::StatusCode::kUnavailable);
+  Batch batch;
+  EXPECT_FALSE(batcher.Take(&batch));
 }
 
 // ---- The queue delay.

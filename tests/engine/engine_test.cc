@@ -217,9 +217,9 @@ class EngineTurnsTest : public EngineTest {
     ASSERT_EQ(Submit(&first_), absl::OkStatus());
     device_.WaitUntilEntered(1);
   }
-  void Add(const std::string& name, int requests, uint32_t query_rows) {
+  void Add(const std::string& name, int requests, uint32_t query_rows, uint32_t kv_rows = 1000) {
     for (; requests > 0; --requests) {
-      Client& client = clients_.emplace_back(MakeRequest(query_rows));
+      Client& client = clients_.emplace_back(MakeRequest(query_rows, kv_rows));
       client.operation.identity.name = name;
       client.operation.done = [this, name, &client](const absl::Status& status) {
         ends_ += name;  // on the only lane's thread
@@ -248,12 +248,19 @@ TEST_F(EngineTurnsTest, AClientWithFewRequestsDoesNotWaitForOneWithMany) {
   EXPECT_EQ(Ends(), "abababab" + std::string(16, 'a'));
 }
 
-TEST_F(EngineTurnsTest, TurnsCountTokens) {
+TEST_F(EngineTurnsTest, TurnsCountWork) {
   Start();
   Add("p", 3, 10);  // prefills
   Add("d", 25, 1);  // decodes
   EXPECT_EQ(Ends(),
             "p" + std::string(10, 'd') + "p" + std::string(10, 'd') + "p" + std::string(5, 'd'));
+}
+
+TEST_F(EngineTurnsTest, WorkGrowsWithTheKv) {
+  Start();
+  Add("l", 3, 1, 5000);  // one query row each, over long and over short K/V
+  Add("s", 12, 1);
+  EXPECT_EQ(Ends(), "lssssslssssslss");
 }
 
 // ---- What a client may rely on when it retries an append.

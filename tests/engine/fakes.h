@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -41,11 +42,19 @@ struct FakeDeviceControl {
   int entered ABSL_GUARDED_BY(mutex) = 0;            // batches that have been started
   size_t most_under_way ABSL_GUARDED_BY(mutex) = 0;  // of a lane
   std::vector<size_t> batch_sizes ABSL_GUARDED_BY(mutex);
+  std::vector<std::string> clients ABSL_GUARDED_BY(mutex);  // of the first request of each batch
+  std::vector<size_t> appends ABSL_GUARDED_BY(mutex);       // of each batch
   absl::Status result ABSL_GUARDED_BY(mutex);
+  int passes ABSL_GUARDED_BY(mutex) = 0;  // batches that may pass the closed gate
 
   void SetOpen(bool value) {
     MutexLock lock(&mutex);
     open = value;
+    changed.NotifyAll();
+  }
+  void PassOne() {
+    MutexLock lock(&mutex);
+    ++passes;
     changed.NotifyAll();
   }
   void SetResult(absl::Status status) {
@@ -59,6 +68,14 @@ struct FakeDeviceControl {
   std::vector<size_t> BatchSizes() {
     MutexLock lock(&mutex);
     return batch_sizes;
+  }
+  std::vector<std::string> Clients() {
+    MutexLock lock(&mutex);
+    return clients;
+  }
+  std::vector<size_t> Appends() {
+    MutexLock lock(&mutex);
+    return appends;
   }
   size_t MostUnderWay() {
     MutexLock lock(&mutex);
@@ -141,19 +158,23 @@ class FakeDevice final : public HeapDevice {
     control_->most_under_way = std::max(control_->most_under_way, under_way_[lane].size());
     ++control_->entered;
     control_->batch_sizes.push_back(launch.operations.size());
+    control_->clients.push_back(launch.operations.front()->identity.name);
+    control_->appends.push_back(launch.appends.size());
     control_->changed.NotifyAll();
     return absl::OkStatus();
   }
 
   absl::Status Complete(int lane) override {
     MutexLock lock(&control_->mutex);
-    while (!control_->open) control_->changed.Wait(&control_->mutex);
+    while (!control_->open && control_->passes == 0) control_->changed.Wait(&control_->mutex);
+    if (!control_->open) --control_->passes;
     const Launch& launch = *under_way_[lane].front();
     under_way_[lane].pop_front();
     for (AttendOperation* operation : launch.operations) {
       if (operation->request.query_bytes == 0) continue;
       std::memcpy(operation->tensors.output(), operation->tensors.query(),
                   operation->request.query_bytes);
+      operation->times.kernel = std::chrono::microseconds(1);
     }
     return control_->result;
   }

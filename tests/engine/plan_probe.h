@@ -16,8 +16,14 @@ struct PlanCounts {
   std::atomic<int> split_tiles{0};    // over paged K/V
   std::atomic<int> cascade_items{0};  // each reads a prefix once for several spans
   std::atomic<int> cascades_of_3{0};  // those for at least three spans
+  std::atomic<int> parts{0};          // launches that were parts of another
   // Some kernel that has run can share prefixes.
   std::atomic<bool> may_cascade{false};
+
+  // All these ways were taken often.
+  bool enough() const {
+    return split_tiles > 100 && (!may_cascade || (cascade_items > 20 && cascades_of_3 > 0));
+  }
 };
 
 // Another device, which it owns. It makes the plan that the device makes for the launch, once more.
@@ -33,6 +39,7 @@ class PlanProbe final : public Device {
   KvMemory kv_memory() const override { return device_->kv_memory(); }
   absl::Status Dispatch(int lane, const Launch& launch) override {
     Count(launch);
+    counts_.parts += launch.in_parts;
     return device_->Dispatch(lane, launch);
   }
   absl::Status Complete(int lane) override { return device_->Complete(lane); }

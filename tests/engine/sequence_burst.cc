@@ -190,6 +190,7 @@ SpanShape SequenceBurst::ResidentSpan(const Member& member, const std::string& c
                                       bool append_only) {
   SpanShape span;
   span.query_rows = append_only ? 0 : 1 + dice_->Below(4);
+  if (!append_only && world_->cuts() && dice_->OneIn(60)) span.query_rows = 65 + dice_->Below(150);
   span.sequence_id = member.sequence->id.ToBytes();
   if (Appends(member, client) && member.length < world_->length() &&
       (append_only || dice_->OneIn(2))) {

@@ -38,14 +38,14 @@ bool SameShape(const SequenceShape& a, const SequenceShape& b) {
 }  // namespace
 
 SequenceWorld::SequenceWorld(std::unique_ptr<Device> device, const Setup& setup)
-    : setup_(setup),
-      engine_(EngineOptions(has_limits()), std::move(device), setup.clock, &metrics_) {}
+    : setup_(setup), engine_(EngineOptions(), std::move(device), setup.clock, &metrics_) {}
 
-Engine::Options SequenceWorld::EngineOptions(bool limits) {
+Engine::Options SequenceWorld::EngineOptions() const {
   Engine::Options options;
   options.sequences.superblock_bytes = kSuperblockBytes;
   options.batcher.max_batch_requests = 6;
-  if (!limits) return options;
+  if (cuts()) options.batcher.max_launch = setup_.max_launch;
+  if (!has_limits()) return options;
   options.sequences.evict_lru = true;
   options.sequences.idle_timeout = kIdleTimeout;
   options.sequences.client_sequences = kClientSequences;

@@ -47,6 +47,8 @@ class SequenceWorld {
     // Not null: it is also `clock`, and the engine has limits. It evicts, sequences expire, clients
     // have quotas, and staging memory is so small that requests wait for it or are refused.
     FakeClock* limits_clock = nullptr;
+    // Not 0: some launches are cut into parts, which the device should execute in this time.
+    Nanoseconds max_launch{0};
   };
   SequenceWorld(std::unique_ptr<Device> device, const Setup& setup);
 
@@ -54,6 +56,7 @@ class SequenceWorld {
   const Clock& clock() const { return *setup_.clock; }
   uint64_t length() const { return setup_.length; }
   bool device_fails() const { return setup_.exact; }
+  bool cuts() const { return setup_.max_launch > Nanoseconds(0); }
   bool has_limits() const { return setup_.limits_clock != nullptr; }
   Tolerance tolerance(kernels::DType dtype) const {
     return setup_.exact ? Tolerance() : KernelTolerance(dtype);
@@ -98,7 +101,7 @@ class SequenceWorld {
   void ExpectEmpty();
 
  private:
-  static Engine::Options EngineOptions(bool limits);
+  Engine::Options EngineOptions() const;
   bool Full() const;
   // Whether the creation of a sequence was refused because of the client's quota.
   bool OverQuota(const absl::Status& status);

@@ -30,8 +30,18 @@ TEST(SequencesPropertyOnReferenceTest, AgreesWithTheModel) {
   const unsigned seed = TestSeed();
   SequenceWorld world(
       std::make_unique<testing::ReferenceDevice>(ReferenceOptions(size_t{768} << 10), seed),
-      {/*exact=*/true, testing::CopyOnHost, kLength, &clock});
+      {/*exact=*/true, testing::CopyOnHost, kLength, &clock, nullptr, Nanoseconds(0)});
   ExpectAgreesWithTheModel(&world, seed);
+}
+
+// Launches fail at any part.
+TEST(SequencesPropertyOnReferenceTest, AgreesWithTheModelInParts) {
+  const SteadyClock clock;
+  const unsigned seed = TestSeed();
+  SequenceWorld world(
+      std::make_unique<testing::ReferenceDevice>(ReferenceOptions(size_t{768} << 10), seed),
+      {/*exact=*/true, testing::CopyOnHost, kLength, &clock, nullptr, Nanoseconds(200)});
+  ExpectAgreesWithTheModel(&world, seed, nullptr, /*rounds=*/2);
 }
 
 // Sequences are evicted and expire, clients reach their quotas, and requests wait for staging
@@ -41,7 +51,7 @@ TEST(SequencesPropertyOnReferenceTest, AgreesWithTheModelWithinLimits) {
   const unsigned seed = TestSeed();
   SequenceWorld world(
       std::make_unique<testing::ReferenceDevice>(ReferenceOptions(size_t{448} << 10), seed),
-      {/*exact=*/true, testing::CopyOnHost, kLength, &clock, &clock});
+      {/*exact=*/true, testing::CopyOnHost, kLength, &clock, &clock, Nanoseconds(0)});
   ExpectAgreesWithTheModel(&world, seed);
 }
 

@@ -166,7 +166,8 @@ void CheckLimits(const Options& options) {
   Require(In(engine.staging_memory_bytes, 0x1p20, 0x1p46), "staging_memory_bytes");
   Require(In(engine.staging_wait.count(), 0, 3600e9), "staging_wait_ms");
   Require(In(engine.max_spans, 1, 65536) && In(engine.max_heads, 1, 65536), "spans, heads");
-  Require(In(engine.max_request_flop, 1e6, 1e21), "max_request_gflop");
+  Require(In(engine.max_request_flop, 0, 1e21), "max_request_gflop");
+  Require(In(engine.batcher.max_launch.count(), 1e6, 6e10), "max_launch_ms");
   Require(In(engine.batcher.max_queue_delay.count(), 0, 1e9), "max_queue_delay_us");
   Require(In(engine.batcher.max_queue_requests, 1, 0x1p20) &&
               In(engine.batcher.max_batch_requests, 1, 0x1p20),

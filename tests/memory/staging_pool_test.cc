@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -213,6 +214,83 @@ TEST_F(StagingQueueTest, TheQueueIsBounded) {
   EXPECT_EQ(pool_.JoinQueue(&third), absl::OkStatus());
   EXPECT_FALSE(pool_.LeaveQueue(&third));
   EXPECT_FALSE(pool_.LeaveQueue(&first));
+}
+
+// A pool of 32 KiB, of which a client may hold 16.
+class StagingShareTest : public ::testing::Test {
+ protected:
+  struct Waiter : StagingClaim {
+    Waiter(StagingShareTest* test, const char* name, size_t bytes) {
+      client = name;
+      input_bytes = bytes;
+      granted = [test, name] { test->granted_.push_back(name); };
+    }
+  };
+
+  std::vector<std::string> granted_;  // clients, in order
+  StagingPool pool_{32768, StagingPool::HeapAllocator(), 1 << 20, /*client_bytes=*/16384};
+};
+
+TEST_F(StagingShareTest, AClientThatHoldsItsShareIsRefusedAloneAndToldSo) {
+  Waiter first(this, "greedy", 12288), second(this, "greedy", 8192), other(this, "other", 16384);
+  EXPECT_EQ(pool_.Acquire(&first), absl::OkStatus());
+  const absl::Status refused = pool_.Acquire(&second);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("12288 of the 16384 of --client_staging_bytes are in use"));
+  EXPECT_EQ(pool_.Acquire(&other), absl::OkStatus());
+  first.inputs.Reset();
+  EXPECT_EQ(pool_.Acquire(&second), absl::OkStatus());
+}
+
+TEST_F(StagingShareTest, MoreThanAShareNeverFits) {
+  Waiter large(this, "a", 20480), huge(this, "a", SIZE_MAX);
+  for (Waiter* waiter : {&large, &huge}) {
+    EXPECT_EQ(pool_.Acquire(waiter).code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ(pool_.JoinQueue(waiter).code(), absl::StatusCode::kResourceExhausted);
+  }
+}
+
+TEST_F(StagingShareTest, WhoWaitsForItsShareHoldsUpNobodyElse) {
+  Waiter held(this, "greedy", 16384), waits(this, "greedy", 4096), other(this, "other", 8192);
+  ASSERT_EQ(pool_.Acquire(&held), absl::OkStatus());
+  ASSERT_EQ(pool_.JoinQueue(&waits), absl::OkStatus());
+  EXPECT_THAT(granted_, ElementsAre());
+  EXPECT_EQ(pool_.Acquire(&other), absl::OkStatus());  // at once
+  Waiter third(this, "third", 16384), fourth(this, "fourth", 4096);
+  ASSERT_EQ(pool_.JoinQueue(&third), absl::OkStatus());  // for memory
+  EXPECT_EQ(pool_.Acquire(&fourth).code(), absl::StatusCode::kResourceExhausted)
+      << "it would overtake";
+  other.inputs.Reset();
+  EXPECT_THAT(granted_, ElementsAre("third"));
+  third.inputs.Reset();
+  held.inputs.Reset();
+  EXPECT_THAT(granted_, ElementsAre("third", "greedy"));
+  EXPECT_EQ(pool_.waiting(), 0u);
+}
+
+TEST_F(StagingShareTest, OneClientHasFewClaimsInTheQueueOnceItHoldsItsShare) {
+  Waiter held(this, "greedy", 16384);
+  ASSERT_EQ(pool_.Acquire(&held), absl::OkStatus());
+  std::vector<std::unique_ptr<Waiter>> waiters;
+  for (size_t i = 0; i <= StagingPool::kMaxWaitingOverShare; ++i) {
+    waiters.push_back(std::make_unique<Waiter>(this, "greedy", 4096));
+    EXPECT_EQ(pool_.JoinQueue(waiters.back().get()).ok(), i < StagingPool::kMaxWaitingOverShare);
+  }
+  waiters.pop_back();
+  for (auto& waiter : waiters) EXPECT_FALSE(pool_.LeaveQueue(waiter.get()));
+}
+
+TEST_F(StagingShareTest, EndWaitsRefusesAllThatWaitAndWillWait) {
+  Waiter held(this, "a", 16384), waits(this, "a", 4096), late(this, "a", 4096);
+  ASSERT_EQ(pool_.Acquire(&held), absl::OkStatus());
+  ASSERT_EQ(pool_.JoinQueue(&waits), absl::OkStatus());
+  pool_.EndWaits(absl::UnavailableError("over"));
+  EXPECT_THAT(granted_, ElementsAre("a"));  // which ends the wait
+  EXPECT_TRUE(pool_.LeaveQueue(&waits));
+  EXPECT_EQ(waits.refusal, absl::UnavailableError("over"));
+  EXPECT_EQ(waits.inputs.data(), nullptr);
+  EXPECT_EQ(pool_.JoinQueue(&late), absl::UnavailableError("over"));
 }
 
 // Goes off when the test calls `*callback`.

@@ -111,7 +111,7 @@ TEST_F(MetricsTest, AllSeriesAreThereAtZeroFromTheStart) {
   }
   for (const char* reason :
        {"invalid_argument", "not_found", "failed_precondition", "resource_exhausted",
-        "deadline_exceeded", "cancelled", "unimplemented", "unavailable", "internal"}) {
+        "deadline_exceeded", "cancelled", "unimplemented", "unavailable", "unread", "internal"}) {
     expect_zero(absl::StrCat("flashcore_rejected_requests_total{reason=\"", reason, "\"}"));
   }
   expect_zero(absl::StrCat("grpc_server_started_total{", kAttendLabels, "}"));

@@ -57,13 +57,16 @@ class SlowReaderTest : public testing::GatedServerTest {
   };
 
   // Memory for `requests` large ones.
-  void StartWithRoomFor(int requests, Nanoseconds staging_wait) {
+  void StartWithRoomFor(int requests, Nanoseconds staging_wait,
+                        const Server::Options& options = testing::ServerOptions(),
+                        size_t client_staging_bytes = 0) {
     Engine::Options engine;
+    engine.client_staging_bytes = client_staging_bytes;
     const size_t inputs = StagingPool::SizeClass(LargeRequest().query().size() + 2 * 64);
     engine.staging_memory_bytes = static_cast<size_t>(requests) * (inputs + result_bytes());
     engine.staging_wait = staging_wait;
     engine.max_waiting_bytes = 16 << 20;
-    StartFake(engine);
+    StartFake(engine, options);
   }
   std::unique_ptr<Reader> NewReader() {
     grpc::ChannelArguments arguments;
@@ -141,6 +144,65 @@ TEST_F(SlowReaderTest, ADeadlineReturnsTheMemoryOfAnUnreadReply) {
     if (engine_->staging().used_bytes() == result_bytes()) break;  // else it came too late
   }
   EXPECT_TRUE(AllStagingReturns());  // the client still has not read
+}
+
+TEST_F(SlowReaderTest, ATimeoutReturnsTheMemoryOfUnreadReplies) {
+  Server::Options options = testing::ServerOptions();
+  options.unsent_replies.timeout = std::chrono::milliseconds(300);
+  StartWithRoomFor(5, Nanoseconds(0), options);
+  const auto reader = NewReader();
+  for (int i = 0; i < 3; ++i) reader->Send(LargeRequest());
+  EXPECT_TRUE(testing::WaitUntil([&] { return metrics_->rejected_unread.Value() == 3; }));
+  EXPECT_TRUE(AllStagingReturns());  // the client is still there
+  EXPECT_EQ(metrics_->inflight_requests.Value(), 0);
+  EXPECT_TRUE(Attend(LargeRequest()).ok());
+}
+
+TEST_F(SlowReaderTest, UnreadRepliesOfOneClientTakeItsShareOnly) {
+  const size_t inputs = StagingPool::SizeClass(LargeRequest().query().size() + 2 * 64);
+  StartWithRoomFor(4, Nanoseconds(0), testing::ServerOptions(), inputs + 2 * result_bytes());
+  const auto reader = NewReader();
+  reader->Send(LargeRequest());
+  ASSERT_TRUE(WaitForUnread(1));
+  reader->Send(LargeRequest());
+  ASSERT_TRUE(WaitForUnread(2));
+  const grpc::Status refused = Attend(LargeRequest());
+  EXPECT_EQ(refused.error_code(), grpc::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("--client_staging_bytes"));
+  const auto other = Send(LargeRequest(), "other");
+  EXPECT_TRUE(other->status.get().ok());
+}
+
+TEST_F(SlowReaderTest, OtherUnreadRepliesTakeTheClientsShareOfMemory) {
+  Server::Options options = testing::ServerOptions();
+  options.unsent_replies.total_bytes = 1 << 20;
+  options.unsent_replies.client_bytes = 2 * kRpcBytes;
+  StartWithRoomFor(5, Nanoseconds(0), options);
+  const auto reader = NewReader();
+  for (int i = 0; i < 2; ++i) reader->Send(LargeRequest());
+  ASSERT_TRUE(WaitForUnread(2));
+  v1::ListSequencesResponse list;
+  grpc::ClientContext context;
+  const grpc::Status refused = stub_->ListSequences(&context, {}, &list);
+  EXPECT_EQ(refused.error_code(), grpc::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(refused.error_message(), HasSubstr("--client_unsent_reply_bytes"));
+  grpc::ClientContext stream_context;
+  auto stream = stub_->AttendStream(&stream_context);
+  EXPECT_EQ(stream->Finish().error_code(), grpc::RESOURCE_EXHAUSTED);
+  const auto other = Send(LargeRequest(), "other");
+  EXPECT_TRUE(other->status.get().ok());
+  reader->Leave();
+  EXPECT_TRUE(testing::WaitUntil([&] { return Attend(LargeRequest()).ok(); }));
+}
+
+TEST_F(SlowReaderTest, ADrainCutsOffThoseThatDoNotRead) {
+  StartWithRoomFor(5, Nanoseconds(0));
+  const auto reader = NewReader();
+  for (int i = 0; i < 3; ++i) reader->Send(LargeRequest());
+  ASSERT_TRUE(WaitForUnread(3));
+  EXPECT_TRUE(server_->Drain(absl::Seconds(1)));
+  EXPECT_TRUE(AllStagingReturns());
+  EXPECT_EQ(metrics_->inflight_requests.Value(), 0);
 }
 
 // Its connection breaks, as when its process dies.

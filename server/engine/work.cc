@@ -1,0 +1,62 @@
+#include "server/engine/work.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "kernels/plan.h"
+
+namespace flashcore::server {
+namespace {
+
+// Kernels take no more; a sequence that grows beyond it cannot be launched.
+constexpr uint64_t kMaxRows = std::numeric_limits<int32_t>::max() / 2;
+
+int32_t ClampRows(uint64_t rows) { return static_cast<int32_t>(std::min(rows, kMaxRows)); }
+
+struct Visible {
+  double pairs = 0;    // of a query row and a K/V row
+  double kv_rows = 0;  // that any query row reads
+};
+
+// Visible ranges move right with the row, so their mean size is about that of the first and last.
+Visible VisibleOf(const kernels::Mask& mask, int32_t query_rows, int32_t kv_rows) {
+  const auto size = [&](int32_t begin, int32_t end) {
+    const kernels::KvRange range = kernels::VisibleKv(mask, query_rows, kv_rows, begin, end);
+    return static_cast<double>(range.end - range.begin);
+  };
+  if (query_rows == 0) return {};
+  const double mean = (size(0, 1) + size(query_rows - 1, query_rows)) / 2;
+  return {mean * query_rows, size(0, query_rows)};
+}
+
+}  // namespace
+
+Nanoseconds EstimateWork(const AttendOperation& operation, bool is_launched,
+                         const DeviceSpeed& speed) {
+  const AttendRequest& request = operation.request;
+  double pairs = 0, kv_rows = 0;
+  for (size_t i = 0; i < request.spans.size(); ++i) {
+    const SpanShape& span = request.spans[i];
+    uint64_t rows = span.kv_rows;
+    if (!span.sequence_id.empty() && !operation.sequence_lengths.empty()) {
+      rows = operation.sequence_lengths[i] + (is_launched ? 0 : span.kv_rows);
+    }
+    const Visible visible = VisibleOf(request.mask, ClampRows(span.query_rows), ClampRows(rows));
+    pairs += visible.pairs;
+    kv_rows += visible.kv_rows;
+  }
+  const double flop = 4 * pairs * request.num_heads * request.head_dim;
+  const auto tensor_bytes = static_cast<double>(request.query_bytes + request.output_bytes() +
+                                                request.key_bytes + request.value_bytes);
+  const double kv_bytes = 2 * kv_rows * request.num_kv_heads * request.head_dim *
+                          static_cast<double>(kernels::DTypeBytes(request.dtype));
+  const double seconds =
+      std::max(flop / speed.flop_per_s, (tensor_bytes + kv_bytes) / speed.bytes_per_s);
+  constexpr double kMaxSeconds = 1e9;
+  const auto estimate = std::chrono::duration_cast<Nanoseconds>(
+      std::chrono::duration<double>(std::min(seconds, kMaxSeconds)));
+  return std::max(estimate + speed.request, Nanoseconds(1));
+}
+
+}  // namespace flashcore::server

@@ -1,0 +1,99 @@
+"""Requests of long work: others run in between, deadlines and a drain end them."""
+
+import signal
+import threading
+import time
+import unittest
+
+import grpc
+import numpy as np
+
+import harness
+from harness import wait_until
+
+# Others wait for about one launch, by default 50 ms. A busy machine takes a few times as long; without
+# launches in parts they would wait for all of a request, which takes many seconds.
+MOST_WAIT = 1.0
+HEAD_DIM = 64
+WORK = {"flashcore-client": "worker"}
+
+
+def long_request(flop):
+    """One head, as many query as K/V rows. Zeros take as long as other values."""
+    rows = int((flop / (4 * HEAD_DIM)) ** 0.5)
+    zeros = np.zeros((rows, 1, HEAD_DIM), np.float16)
+    return harness.request(zeros, zeros, zeros)
+
+
+class LongRequestTest(unittest.TestCase):
+    def send(self, channel, request, **options):
+        return harness.stub(channel).Attend.future(request, metadata=tuple(WORK.items()), **options)
+
+    def waits(self, stub, enough):
+        """Seconds of each request of an honest client, one after the other."""
+        request = harness.mission_request(harness.numpy_rng())
+        waits = []
+        while not enough(waits):
+            begin = time.monotonic()
+            stub.Attend(request, timeout=harness.PATIENCE)
+            waits.append(time.monotonic() - begin)
+        return waits
+
+    def test_a_small_client_beside_the_longest_requests_waits_for_a_part_only(self):
+        # 8 seconds of work each on the CPUs of a small machine, two at a time.
+        with harness.Server("--max_request_gflop=2000") as server, server.channel() as honest, \
+                server.channel() as other:
+            stub = harness.stub(honest)
+            quiet = self.waits(stub, lambda waits: len(waits) == 100)
+            info = stub.GetServerInfo(harness.pb.GetServerInfoRequest())
+            self.assertEqual(info.limits.max_request_flop, 2000e9)
+            long = [self.send(other, long_request(info.limits.max_request_flop))
+                    for _ in range(2)]
+            wait_until(lambda: server.metric("flashcore_inflight_requests") == 2, "no long requests")
+            beside = self.waits(stub, lambda waits: len(waits) == 100 or long[0].done())
+            still_running = not long[0].done()
+            for name, waits in (("quiet", quiet), ("beside", beside)):
+                waits.sort()
+                print(f"{name}: {len(waits)} requests, median {waits[len(waits) // 2] * 1e3:.1f} ms,"
+                      f" p99 {waits[len(waits) * 99 // 100] * 1e3:.1f} ms,"
+                      f" most {waits[-1] * 1e3:.1f} ms", flush=True)
+            self.assertTrue(still_running, "it has measured something else")
+            self.assertEqual(len(beside), 100)
+            self.assertLess(beside[-2], MOST_WAIT)  # one may be unlucky on a busy machine
+            for call in long:
+                call.cancel()
+            # Its launch ends between two parts.
+            wait_until(lambda: server.metric("flashcore_inflight_requests") == 0, "they go on")
+            self.assertEqual(server.stop(), 0)
+
+    def test_the_default_limit_is_about_a_second_of_the_device(self):
+        with harness.Server() as server, server.channel() as channel:
+            info = harness.stub(channel).GetServerInfo(harness.pb.GetServerInfoRequest())
+            self.assertGreater(info.limits.max_request_flop, 10e9)
+            call = self.send(channel, long_request(info.limits.max_request_flop * 1.1))
+            self.assertEqual(call.code(), grpc.StatusCode.INVALID_ARGUMENT)
+            self.assertIn("floating-point operations; at most", call.details())
+            self.assertEqual(server.stop(), 0)
+
+    def test_a_drain_ends_long_requests_and_each_has_a_status(self):
+        with harness.Server("--max_request_gflop=8000", "--drain_timeout_s=6") as server, \
+                server.channel() as channel:
+            # More than the drain has time for, in parts and in the queue.
+            calls = [self.send(channel, long_request(5e12)) for _ in range(3)]
+            wait_until(lambda: server.metric("flashcore_inflight_requests") == 3, "no requests")
+            codes = []
+            readers = [threading.Thread(target=lambda c=call: codes.append(c.code()))
+                       for call in calls]
+            for reader in readers:
+                reader.start()
+            begin = time.monotonic()
+            self.assertEqual(server.stop(signal.SIGTERM), 0)
+            print(f"the drain took {time.monotonic() - begin:.1f} s", flush=True)
+            for reader in readers:
+                reader.join()
+            self.assertEqual(codes, [grpc.StatusCode.UNAVAILABLE] * 3)
+            self.assertIn("draining", calls[0].details())
+
+
+if __name__ == "__main__":
+    unittest.main()

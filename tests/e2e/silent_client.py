@@ -1,0 +1,90 @@
+"""A client of many calls on one HTTP/2 connection that never lets the server send a reply."""
+
+import socket
+import struct
+
+from raw_http2 import (ACK, DATA, END_HEADERS, END_STREAM, HEADERS, INITIAL_WINDOW_SIZE, MAX_FRAME,
+                       PREFACE, SETTINGS, WINDOW_UPDATE, frame, literal)
+
+PING, RST_STREAM = 6, 3
+CANCEL = 8
+FIRST_WINDOW = 65535  # of a connection, and of each stream, from client to server
+
+
+class SilentClient:
+    """`window`: bytes of each reply that the server may send. `host`: the address that it calls from:
+    each of 127.0.0.0/8 is another client. Use as a context manager: the end is that of a killed
+    process."""
+
+    def __init__(self, port, window=0, host="127.0.0.1"):
+        self.connection = socket.create_connection(("127.0.0.1", port), timeout=60,
+                                                   source_address=(host, 0))
+        # Closing then resets the connection, as the kernel does for data that nobody has read.
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.window = FIRST_WINDOW  # bytes of messages that the server takes now
+        self.next_stream = 1
+        self.ended = set()  # streams
+        self.unread = b""
+        self.connection.sendall(
+            PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW_SIZE, window)))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.connection.close()
+
+    def call(self, method, message, half_close=True):
+        """Sends a request of at most one window; returns the number of its stream."""
+        stream = self.open(method)
+        self.send(stream, message, half_close)
+        return stream
+
+    def open(self, method):
+        stream, self.next_stream = self.next_stream, self.next_stream + 2
+        headers = b"".join(literal(*field) for field in (
+            (b":method", b"POST"), (b":scheme", b"http"), (b":path", method.encode()),
+            (b":authority", b"test"), (b"content-type", b"application/grpc"), (b"te", b"trailers")))
+        self.connection.sendall(frame(HEADERS, END_HEADERS, stream, headers))
+        return stream
+
+    def send(self, stream, message, half_close=False):
+        data = b"\0" + len(message).to_bytes(4, "big") + message
+        assert len(data) <= FIRST_WINDOW, len(data)
+        while self.window < len(data):
+            self.read_frame()
+        self.window -= len(data)
+        pieces = [data[i:i + MAX_FRAME] for i in range(0, len(data), MAX_FRAME)]
+        for i, piece in enumerate(pieces):
+            ends = half_close and i + 1 == len(pieces)
+            self.connection.sendall(frame(DATA, END_STREAM if ends else 0, stream, piece))
+
+    def reset(self, stream):
+        self.connection.sendall(frame(RST_STREAM, 0, stream, CANCEL.to_bytes(4, "big")))
+
+    def wait_for_end(self, streams):
+        """Reads until all `streams` have ended."""
+        while not set(streams) <= self.ended:
+            self.read_frame()
+
+    def read_frame(self):
+        header = self._read(9)
+        kind, flags, stream = header[3], header[4], int.from_bytes(header[5:9], "big")
+        payload = self._read(int.from_bytes(header[:3], "big"))
+        if kind == WINDOW_UPDATE and stream == 0:
+            self.window += int.from_bytes(payload, "big")
+        elif kind == DATA and payload:  # the streams' windows are as large as the test wants
+            self.connection.sendall(frame(WINDOW_UPDATE, 0, 0, len(payload).to_bytes(4, "big")))
+        elif kind == PING and not flags & ACK:
+            self.connection.sendall(frame(PING, ACK, 0, payload))
+        elif kind == RST_STREAM or (kind == HEADERS and flags & END_STREAM):
+            self.ended.add(stream)
+
+    def _read(self, size):
+        while len(self.unread) < size:
+            piece = self.connection.recv(65536)
+            if not piece:
+                raise ConnectionError("the server closed the connection")
+            self.unread += piece
+        data, self.unread = self.unread[:size], self.unread[size:]
+        return data

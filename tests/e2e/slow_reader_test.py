@@ -1,0 +1,185 @@
+"""Clients that do not read: what they leave unread is bounded, ends in time, and hurts nobody else."""
+
+import contextlib
+import functools
+import math
+import time
+import unittest
+
+import grpc
+from flashcore.v1 import attention_pb2 as pb
+
+import harness
+from harness import MIB, wait_until
+from raw_http2 import WINDOW_UPDATE, frame
+from silent_client import SilentClient
+
+SERVICE = "/flashcore.v1.AttentionService/"
+ATTACKER = "127.0.0.2"  # another client than the one on the Unix socket
+USED = 'flashcore_staging_bytes{state="used"}'
+INFLIGHT = "flashcore_inflight_requests"
+UNREAD = 'flashcore_rejected_requests_total{reason="unread"}'
+
+
+def handled(method, code, kind="unary"):
+    return (f'grpc_server_handled_total{{grpc_type="{kind}",grpc_code="{code}",'
+            f'grpc_service="flashcore.v1.AttentionService",grpc_method="{method}"}}')
+
+
+def varint(number):
+    """Of protobuf."""
+    low, rest = number & 127, number >> 7
+    return bytes([low | 128]) + varint(rest) if rest else bytes([low])
+
+
+@functools.cache
+def window_request():
+    """A request of nearly one window: 84 KiB of staging memory, of which its reply keeps 20 KiB."""
+    rng = harness.numpy_rng()
+    q, k, v = (harness.random_tensor(rng, 150, 1, 64) for _ in range(3))
+    return harness.request(q, k, v, "r").SerializeToString()
+
+
+# Memory for some 400 replies of window_request(); a client may hold a quarter of it.
+SMALL_STAGING = (f"--staging_memory_bytes={8 * MIB}", f"--max_message_bytes={MIB // 4}",
+                 "--staging_wait_ms=0")
+
+
+class Honest:
+    """A client on the Unix socket that measures its calls."""
+
+    def __init__(self, server):
+        self.channel = server.channel(f"unix:{server.socket}")
+        self.stub = harness.stub(self.channel)
+        self.request = pb.AttendRequest.FromString(window_request())
+
+    def p99(self, calls=100):
+        """Seconds. Fails if a call does."""
+        times = []
+        for _ in range(calls):
+            begin = time.monotonic()
+            self.stub.Attend(self.request, timeout=harness.PATIENCE)
+            times.append(time.monotonic() - begin)
+        return sorted(times)[math.ceil(0.99 * calls) - 1]
+
+
+class SlowReaderTest(unittest.TestCase):
+    def assert_unhurt(self, honest, quiet):
+        # At least a quarter of a second: other processes may share the cores with this test.
+        self.assertLessEqual(honest.p99(), max(3 * quiet, 0.25))
+
+    def silent_clients(self, stack, server, clients, calls):
+        """Attends, whose replies are never read, of one client on several connections."""
+        made = [stack.enter_context(SilentClient(server.port, host=ATTACKER))
+                for _ in range(clients)]
+        return [(client, [client.call(SERVICE + "Attend", window_request())
+                          for _ in range(calls)]) for client in made]
+
+    def test_unread_replies_of_one_client_do_not_take_the_memory_of_others(self):
+        with harness.Server(*SMALL_STAGING) as server, contextlib.ExitStack() as stack:
+            honest = Honest(server)
+            quiet = honest.p99()
+            self.silent_clients(stack, server, clients=10, calls=90)
+            refused = handled("Attend", "ResourceExhausted")
+            wait_until(lambda: server.metric(refused) > 0, "the attacker reaches its share")
+            self.assert_unhurt(honest, quiet)
+            self.assertLessEqual(server.metric(USED), 2 * MIB)
+            with server.channel() as channel:  # from 127.0.0.1
+                harness.stub(channel).Attend(honest.request, timeout=harness.PATIENCE)
+
+    def test_the_refusal_names_the_limit(self):
+        with harness.Server(*SMALL_STAGING, f"--client_staging_bytes={MIB // 2}") as server, \
+                contextlib.ExitStack() as stack, server.channel() as channel:
+            stub = harness.stub(channel)
+            self.assertEqual(stub.GetServerInfo(pb.GetServerInfoRequest()).limits.client_staging_bytes,
+                             MIB // 2)
+            call = []
+
+            def refused():
+                stack.enter_context(SilentClient(server.port)).call(SERVICE + "Attend",
+                                                                    window_request())
+                call[:] = [stub.Attend.future(pb.AttendRequest.FromString(window_request()))]
+                return call[0].code() != grpc.StatusCode.OK
+
+            wait_until(refused, "the share is used up")
+            self.assertEqual(call[0].code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
+            self.assertIn(f"of the {MIB // 2} of --client_staging_bytes", call[0].details())
+
+    def test_a_reply_that_is_not_read_in_time_ends_its_call(self):
+        with harness.Server("--reply_timeout_s=1") as server, contextlib.ExitStack() as stack:
+            (client, calls), = self.silent_clients(stack, server, clients=1, calls=20)
+            wait_until(lambda: server.metric(UNREAD) == 20, "the calls are cut off")
+            wait_until(lambda: server.metric(USED) == 0, "the memory is released")
+            self.assertEqual(server.metric(INFLIGHT), 0)
+            self.assertEqual(server.metric(handled("Attend", "Canceled")), 20)
+            client.wait_for_end(calls)
+            with server.channel() as channel:
+                limits = harness.stub(channel).GetServerInfo(pb.GetServerInfoRequest()).limits
+                self.assertEqual(limits.reply_timeout_seconds, 1)
+
+    def test_a_stream_that_is_not_read_in_time_ends(self):
+        with harness.Server("--reply_timeout_s=1") as server, \
+                SilentClient(server.port, host=ATTACKER) as client:
+            stream = client.open(SERVICE + "AttendStream")
+            for _ in range(10):
+                client.send(stream, window_request())
+            wait_until(lambda: server.metric(handled("AttendStream", "Canceled", "bidi_stream")) == 1,
+                       "the stream is cut off")
+            self.assertGreaterEqual(server.metric(UNREAD), 1)
+            wait_until(lambda: server.metric(USED) == 0, "the memory is released")
+            self.assertEqual(server.metric(INFLIGHT), 0)
+            client.wait_for_end([stream])
+
+    def test_lists_that_nobody_reads_are_bounded(self):
+        calls = 1000
+        with harness.Server() as server, contextlib.ExitStack() as stack:
+            honest = Honest(server)
+            for _ in range(300):  # of the address that lists
+                honest.stub.Attend(honest.request)
+            quiet = honest.p99()
+            creator = stack.enter_context(SilentClient(server.port, 65535, ATTACKER))
+            create = pb.CreateSequenceRequest(num_layers=512, num_kv_heads=1, head_dim=64,
+                                              dtype=pb.DTYPE_FLOAT16).SerializeToString()
+            creator.wait_for_end([creator.call(SERVICE + "CreateSequence", create)
+                                  for _ in range(200)])
+            before = server.status_bytes("VmRSS")
+            page = pb.ListSequencesRequest(page_size=1000).SerializeToString()
+            for _ in range(10):
+                client = stack.enter_context(SilentClient(server.port, host=ATTACKER))
+                for _ in range(calls // 10):
+                    client.call(SERVICE + "ListSequences", page)
+            wait_until(lambda: server.metric(handled("ListSequences", "ResourceExhausted")) +
+                       server.metric(INFLIGHT) >= calls, "all calls are refused or computed")
+            grown = server.status_bytes("VmRSS") - before
+            print(f"{calls} unread lists: {grown / MIB:.1f} MiB more resident", flush=True)
+            self.assertLess(grown, 1.1 * 64 * MIB)  # --unsent_reply_bytes
+            self.assert_unhurt(honest, quiet)
+
+    def test_a_reset_stream_is_not_counted_ok(self):
+        with harness.Server() as server, SilentClient(server.port, window=1 << 20) as client:
+            stream = client.open(SERVICE + "AttendStream")
+            client.send(stream, window_request())
+            wait_until(lambda: server.metric(
+                'flashcore_request_duration_seconds_count{rpc="AttendStream"}') == 1, "an answer")
+            client.reset(stream)
+            wait_until(lambda: server.metric(handled("AttendStream", "Canceled", "bidi_stream")) == 1,
+                       "the stream has ended")
+            self.assertEqual(server.metric(handled("AttendStream", "OK", "bidi_stream")), 0)
+
+    def test_a_connection_that_takes_no_bytes_does_not_hold_the_end(self):
+        """The windows are open, but the socket is not read."""
+        reply_bytes = 32 * MIB
+        echo = b"\x08" + varint(reply_bytes)  # an EchoRequest
+        with harness.Server("--drain_timeout_s=4", "--enable_echo") as server, \
+                SilentClient(server.port, window=(1 << 31) - 1, host=ATTACKER) as client:
+            client.connection.sendall(frame(WINDOW_UPDATE, 0, 0, (1 << 30).to_bytes(4, "big")))
+            for _ in range(3):
+                client.call("/flashcore.v1.DebugService/Echo", echo)
+            wait_until(lambda: server.metric(INFLIGHT) == 3, "unread answers")
+            begin = time.monotonic()
+            self.assertEqual(server.stop(), 0)
+            self.assertLess(time.monotonic() - begin, 4)
+
+
+if __name__ == "__main__":
+    unittest.main()
