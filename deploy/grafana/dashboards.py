@@ -82,6 +82,13 @@ SERVICE = dashboard(
               {'job:flashcore_failed_requests:ratio_rate5m{job=~"$job"}': "{{job}}"},
               "Share of requests that failed for reasons other than client errors."),
     ], [
+        Panel("Connections", "short", {"flashcore_connections{<servers>}": "{{instance}}"},
+              "Open gRPC connections."),
+        Panel("Connections refused", "ops",
+              {"sum by (reason) (rate(flashcore_connections_refused_total{<servers>}[<window>]))":
+               "{{reason}}"},
+              "Connections beyond a limit, silent ones, and floods that were cut off."),
+    ], [
         Panel("CPU", "short", {"rate(process_cpu_seconds_total{<servers>}[<window>])": "{{instance}}"},
               "Cores in use."),
         Panel("Memory of the process", "bytes",

@@ -3,6 +3,7 @@
 #include <grpc/grpc.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <utility>
@@ -44,6 +45,18 @@ constexpr int kMaxMetadataBytes = 16 << 10;  // of one RPC
 // Reflection is the only service that blocks a thread for each stream. gRPC answers
 // RESOURCE_EXHAUSTED beyond this.
 constexpr int kMaxReflectionThreads = 8;
+
+// gRPC adds reflection to every server of a program that is linked with it.
+class WithoutReflection : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments* /*arguments*/) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    const auto reflects = [](const auto& plugin) {
+      return plugin->name() == "proto_server_reflection";
+    };
+    plugins->erase(std::remove_if(plugins->begin(), plugins->end(), reflects), plugins->end());
+  }
+};
 
 // "host:port" with the chosen port.
 std::string WithPort(const std::string& address, int port) {
@@ -117,7 +130,7 @@ Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Fleet* fleet,
                                                       Metrics* metrics) {
   grpc::EnableDefaultHealthCheckService(true);
-  if (options.enable_reflection) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   auto server = std::unique_ptr<Server>(new Server(options, fleet, metrics));
   if (absl::Status status = server->Listen(options); !status.ok()) return status;
   return server;
@@ -136,6 +149,7 @@ absl::Status Server::Listen(const Options& options) {
   quota.Resize(options.transport_memory_bytes);
   quota.SetMaxThreads(kMaxReflectionThreads);
   builder.SetResourceQuota(quota);
+  if (!options.enable_reflection) builder.SetOption(std::make_unique<WithoutReflection>());
   LimitConnections(options.connections, &builder);
   std::vector<AcceptLoop::Listener> listeners;
   for (const std::string& address : options.listen) {

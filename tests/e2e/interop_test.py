@@ -17,7 +17,7 @@ SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 class InteropTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = harness.Server("--max_message_bytes=8388608")
+        cls.server = harness.Server("--max_message_bytes=8388608", "--enable_reflection")
         cls.addClassCleanup(cls.server.__exit__)
         cls.channel = cls.server.channel()
         cls.addClassCleanup(cls.channel.close)
