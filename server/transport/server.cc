@@ -118,9 +118,11 @@ std::vector<RpcMethod> Server::Methods(const Options& options) {
 
 Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
     : context_{metrics, &fleet->clock(), Authenticator()},
-      attention_({options.max_message_bytes, options.max_stream_inflight, options.shared_memory,
-                  options.version},
-                 fleet, &context_) {
+      attention_(
+          {options.max_message_bytes, options.max_stream_inflight, options.shared_memory,
+           options.version, options.connections.accept.max_connections,
+           options.connections.accept.max_connections_per_host, options.connections.max_streams},
+          fleet, &context_) {
   if (options.enable_echo) {
     debug_ = std::make_unique<DebugService>(options.max_message_bytes, options.max_stream_inflight,
                                             &context_);
