@@ -165,6 +165,9 @@ void AttentionService::SetLimits(const Engine& engine, v1::Limits* limits) const
   limits->set_client_shared_memory_bytes(memory.client_bytes);
   limits->set_client_shared_regions(memory.client_regions);
   limits->set_evicts(sequences.evict_lru);
+  limits->set_max_connections(options_.max_connections);
+  limits->set_max_connections_per_host(options_.max_connections_per_host);
+  limits->set_max_connection_streams(options_.max_connection_streams);
 }
 
 grpc::ServerUnaryReactor* AttentionService::Answer(

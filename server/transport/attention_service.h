@@ -41,6 +41,10 @@ class AttentionService final : public AttentionServiceBase {
     int max_stream_inflight = 0;
     SharedMemory::Options shared_memory;
     std::string version;
+    // Reported to clients; the accept loop and the gRPC server enforce them.
+    int max_connections = 0;
+    int max_connections_per_host = 0;
+    int max_connection_streams = 0;
   };
 
   // The methods of this service, for Metrics::Options.

@@ -131,7 +131,7 @@ TEST_F(AcceptLoopTest, ClosesASilentConnectionInTime) {
   EXPECT_TRUE(silent.WaitUntilClosed());
   EXPECT_TRUE(half.WaitUntilClosed());
   EXPECT_TRUE(WaitUntil([&] { return refused("silent") == 2; }));
-  EXPECT_EQ(metrics_.connections.Value(), 0);
+  EXPECT_TRUE(WaitUntil([&] { return metrics_.connections.Value() == 0; }));
   EXPECT_EQ(served(), 0u);
 }
 
@@ -200,7 +200,7 @@ TEST_F(AcceptLoopTest, SurvivesRunningOutOfFiles) {
     for (Client& client : clients) client.Connect();
     for (const Client& client : clients) EXPECT_TRUE(client.WaitUntilClosed());
   }
-  EXPECT_EQ(refused("no_files"), 50);
+  EXPECT_TRUE(WaitUntil([&] { return refused("no_files") == 50; }));
   const Client honest(address_, kPreface);
   EXPECT_TRUE(WaitUntil([&] { return served() == 1; }));
 }

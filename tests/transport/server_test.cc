@@ -161,6 +161,9 @@ TEST_P(ServerOnDeviceTest, TellsWhatItIs) {
   EXPECT_EQ(info.kernels_size(), 10);
   EXPECT_THAT(info.limits().head_dims(), ::testing::ElementsAre(32, 64, 96, 128, 256));
   EXPECT_EQ(info.limits().max_message_bytes(), 1u << 20);
+  EXPECT_EQ(info.limits().max_connections(), 1024u);
+  EXPECT_EQ(info.limits().max_connections_per_host(), 256u);
+  EXPECT_EQ(info.limits().max_connection_streams(), 256u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, ServerOnDeviceTest, ::testing::ValuesIn(testing::RealDevices()),
