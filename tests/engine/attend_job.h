@@ -25,6 +25,7 @@ struct AttendJob {
   AttendJob() {
     std::promise<absl::Status> promise;
     ended = promise.get_future();
+    operation.identity.name = "alice";
     operation.done = [promise = std::move(promise)](absl::Status status) mutable {
       promise.set_value(std::move(status));
     };

@@ -31,6 +31,7 @@ struct Client {
 
   explicit Client(AttendRequest request = MakeRequest()) {
     operation.request = std::move(request);
+    operation.identity.name = "alice";
     operation.done = [this](absl::Status status) { promise.set_value(std::move(status)); };
   }
 };

@@ -306,6 +306,7 @@ void SequenceWorld::ExpectLimitsHold() {
 // Compares a layer row by row, as a launch reads it.
 void SequenceWorld::ExpectHolds(const ModelSequence& sequence, uint32_t layer) {
   AttendOperation operation;
+  operation.identity = IdentityOf("alice");
   operation.request = MakeRequest(1, 0, sequence.shape.num_kv_heads, sequence.shape.num_kv_heads,
                                   sequence.shape.head_dim);
   operation.request.dtype = sequence.shape.dtype;

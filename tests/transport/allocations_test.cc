@@ -64,8 +64,8 @@ class AllocationsTest : public testing::BytePathTest {
 
   // One query row over a resident sequence of 64 rows.
   v1::AttendRequest Decode() {
-    auto info = fleet_->Create({1, kHeads, kHeadDim, kernels::DType::kFloat16}, {/*pin=*/false},
-                               {"client", {}}, "");
+    auto info = fleet_->Create({1, kHeads, kHeadDim, kernels::DType::kFloat16},
+                               {/*pin=*/false, /*shared=*/true}, {}, "");
     EXPECT_EQ(info.status(), absl::OkStatus());
     v1::AttendRequest request = Inline(64);
     request.mutable_spans(0)->set_sequence_id(info->id.ToBytes());

@@ -67,7 +67,7 @@ TEST(ConvertTest, EveryFieldOfTheInfosIsSet) {
                     kernels::DType::kBFloat16};
   sequence.layer_lengths = {1};
   sequence.kv_bytes = sequence.hot_bytes = 1;
-  sequence.settings.pin = true;
+  sequence.settings = {/*pin=*/true, /*shared=*/true, "a group", std::chrono::seconds(9)};
   sequence.idle = Nanoseconds(1);
   EXPECT_THAT(MissingFields(ToSequenceInfo(sequence, "cpu")), IsEmpty());
 
