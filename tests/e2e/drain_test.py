@@ -145,6 +145,7 @@ class DrainTest(unittest.TestCase):
             ended.wait()
 
         with harness.Server(f"--drain_timeout_s={timeout}", f"--client_staging_bytes={1 << 30}",
+                            "--max_request_gflop=4000",
                             *harness.SLOW) as server, SilentClient(server.port) as silent, \
                 server.channel() as channel:
             stub = harness.stub(channel)

@@ -102,6 +102,10 @@ class FlagTest(unittest.TestCase):
         for flag, message in {
                 "--listen=nonsense": "'nonsense' is not host:port or unix:path",
                 "--max_spans=0": "--max_spans: 0 is not in 1..",
+                "--reply_timeout_s=0": "--reply_timeout_s: 0 is not in 0.01..",
+                "--unsent_reply_bytes=1": "--unsent_reply_bytes: 1 is not in 1048576..",
+                "--client_unsent_reply_bytes=-1": "--client_unsent_reply_bytes: -1 is not in 0..",
+                "--client_staging_bytes=1073741825": "1073741825 is not in 0..1073741824",
                 "--device=tpu": "'tpu' is not auto, cpu or cuda:N",
                 "--device=cuda:": "'cuda:' is not auto, cpu or cuda:N",
                 "--device=cuda:-1": "'cuda:-1' is not auto, cpu or cuda:N",
