@@ -43,10 +43,15 @@ struct Batcher::Turn {
   Client* client;
   Queue::iterator next;  // the next operation to look at
 
-  // Order of a heap with the client that goes first on top.
+  // Order of a heap with the client that goes first on top. Of equally served ones, that is not one
+  // with a long request that has begun: a newcomer waits for one part of it, not for two.
   static bool Later(const Turn& a, const Turn& b) {
-    return std::tie(a.client->served, a.client->active_since) >
-           std::tie(b.client->served, b.client->active_since);
+    const auto order = [](const Turn& turn) {
+      const Client& client = *turn.client;
+      const bool begun = !client.queue.empty() && client.queue.front()->cut != nullptr;
+      return std::make_tuple(client.served, begun, client.active_since);
+    };
+    return order(a) > order(b);
   }
 };
 

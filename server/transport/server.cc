@@ -46,25 +46,6 @@ constexpr absl::Duration kMaxAgeGrace = absl::Seconds(30);
 
 constexpr int kMaxMetadataBytes = 16 << 10;  // of one RPC
 
-<<<<<<< HEAD
-=======
-// Reflection is the only service that blocks a thread for each stream. gRPC answers
-// RESOURCE_EXHAUSTED beyond this.
-constexpr int kMaxReflectionThreads = 8;
-
-// gRPC adds reflection to every server of a program that is linked with it.
-class WithoutReflection : public grpc::ServerBuilderOption {
- public:
-  void UpdateArguments(grpc::ChannelArguments* /*arguments*/) override {}
-  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
-    const auto reflects = [](const auto& plugin) {
-      return plugin->name() == "proto_server_reflection";
-    };
-    plugins->erase(std::remove_if(plugins->begin(), plugins->end(), reflects), plugins->end());
-  }
-};
-
->>>>>>> listener
 // "host:port" with the chosen port.
 std::string WithPort(const std::string& address, int port) {
   return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
@@ -139,22 +120,15 @@ std::vector<RpcMethod> Server::Methods(const Options& options) {
 }
 
 Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
-<<<<<<< HEAD
     : fleet_(fleet),
       context_{metrics, &fleet->clock(), Authenticator(AuthenticatorOptions(options), metrics)},
-      attention_({options.max_message_bytes, options.max_stream_inflight, options.shared_memory,
-                  options.version},
-                 fleet, &context_),
-      reflection_(ServiceNames(options), &context_.authenticator) {
-  context_.unsent.Start(options.unsent_replies, context_.clock);
-=======
-    : context_{metrics, &fleet->clock(), Authenticator()},
       attention_(
           {options.max_message_bytes, options.max_stream_inflight, options.shared_memory,
            options.version, options.connections.accept.max_connections,
            options.connections.accept.max_connections_per_host, options.connections.max_streams},
-          fleet, &context_) {
->>>>>>> listener
+          fleet, &context_),
+      reflection_(ServiceNames(options), &context_.authenticator) {
+  context_.unsent.Start(options.unsent_replies, context_.clock);
   if (options.enable_echo) {
     debug_ = std::make_unique<DebugService>(options.max_message_bytes, options.max_stream_inflight,
                                             &context_);
@@ -164,10 +138,6 @@ Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Fleet* fleet,
                                                       Metrics* metrics) {
   grpc::EnableDefaultHealthCheckService(true);
-<<<<<<< HEAD
-=======
-  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
->>>>>>> listener
   auto server = std::unique_ptr<Server>(new Server(options, fleet, metrics));
   if (absl::Status status = server->ReadCredentials(options); !status.ok()) return status;
   if (absl::Status status = server->Listen(options); !status.ok()) return status;
@@ -198,7 +168,6 @@ absl::Status Server::Listen(const Options& options) {
   grpc::ResourceQuota quota("flashcore");
   quota.Resize(options.transport_memory_bytes);
   builder.SetResourceQuota(quota);
-  if (!options.enable_reflection) builder.SetOption(std::make_unique<WithoutReflection>());
   LimitConnections(options.connections, &builder);
   std::vector<AcceptLoop::Listener> listeners;
   for (const std::string& address : options.listen) {

@@ -59,7 +59,8 @@ class LongRequestTest(unittest.TestCase):
                       f" most {waits[-1] * 1e3:.1f} ms", flush=True)
             self.assertTrue(still_running, "it has measured something else")
             self.assertEqual(len(beside), 100)
-            self.assertLess(beside[-2], MOST_WAIT)  # one may be unlucky on a busy machine
+            # One may be unlucky on a busy machine, where quiet ones take long too.
+            self.assertLess(beside[-2], max(MOST_WAIT, 20 * quiet[-2]))
             for call in long:
                 call.cancel()
             # Its launch ends between two parts.

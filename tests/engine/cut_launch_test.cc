@@ -134,8 +134,9 @@ TEST_F(CutLaunchTest, AShortRequestDoesNot) {
 
 TEST_F(CutLaunchTest, OtherClientsRunBetweenTheParts) {
   Start();
-  Client long_one("x", Long());
+  Client long_one("x", Long()), another("x", Long());
   SubmitToGate(&long_one);
+  ASSERT_EQ(Submit(&another), absl::OkStatus());
   for (int i = 0; i < 3; ++i) {
     Client small("y", Small());
     ASSERT_EQ(Submit(&small), absl::OkStatus());
@@ -148,6 +149,7 @@ TEST_F(CutLaunchTest, OtherClientsRunBetweenTheParts) {
   EXPECT_FALSE(long_one.ended_now());
   device_.SetOpen(true);
   EXPECT_EQ(long_one.ended.get(), absl::OkStatus());
+  EXPECT_EQ(another.ended.get(), absl::OkStatus());
 }
 
 TEST_F(CutLaunchTest, LongRequestsOfTwoClientsTakeTurns) {
