@@ -44,9 +44,10 @@ ABSL_FLAG(std::string, token_file, "",
           "it, an RPC needs a token or a client certificate; health checks need none. Read again "
           "when it changes: a token that is gone ends its open streams. Empty: no token is "
           "needed.");
-ABSL_FLAG(bool, insecure_client_names, false,
-          "Let callers without a token and a certificate choose a name in the metadata "
-          "flashcore-client, which counts beside their address. Anybody can claim any name.");
+ABSL_FLAG(
+    bool, insecure_client_names, false,
+    "Know callers without a token and a certificate by the name that they give in the metadata "
+    "flashcore-client. Anybody can claim any name.");
 ABSL_FLAG(std::vector<std::string>, trusted_proxies, {},
           "Identities of proxies, such as cert:envoy.example, that call for clients of theirs. "
           "The client is the one that the proxy names in the header x-forwarded-client-cert. From "

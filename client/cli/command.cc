@@ -20,7 +20,7 @@ ABSL_FLAG(absl::Duration, timeout, absl::Seconds(30),
           "deadline of each call, such as 500ms or 30s");
 ABSL_FLAG(std::string, client_name, "",
           "name of this client, for servers with --insecure_client_names: they apply quotas and "
-          "list sequences by address and name");
+          "list sequences by it");
 ABSL_FLAG(
     std::string, tls_ca_file, "",
     "PEM file with the CA that the server's certificate must be of; the system's are in "

@@ -37,9 +37,8 @@ struct TlsOptions {
 };
 
 struct ClientOptions {
-  // Name of this client, for servers with --insecure_client_names: they identify a client without a
-  // token and a certificate by address and name, others by the address alone. At most 64 bytes of
-  // printable ASCII; empty: none.
+  // Name of this client, for servers with --insecure_client_names: it identifies a client without a
+  // token and a certificate. At most 64 bytes of printable ASCII; empty: none.
   std::string name;
   // Deadline of every call without its own, from its start, retries included.
   absl::Duration timeout = absl::Seconds(30);

@@ -88,6 +88,18 @@ SERVICE = dashboard(
               {"sum by (reason) (rate(flashcore_connections_refused_total{<servers>}[<window>]))":
                "{{reason}}"},
               "Connections beyond a limit, silent ones, and floods that were cut off."),
+        Panel("Callers refused", "ops",
+              {"sum by (reason) (rate(flashcore_unauthenticated_total{<servers>}[<window>]))":
+               "{{reason}}"},
+              "Calls without a valid token or certificate, and streams of revoked tokens."),
+        Panel("Certificate expires", "dateTimeFromNow",
+              {"min(flashcore_tls_certificate_expiry_timestamp_seconds{<servers>} > 0) * 1000": ""},
+              "The server certificate that ends first.", "stat"),
+        Panel("Credentials not reloaded", "ops",
+              {"sum by (credential) "
+               "(rate(flashcore_credential_reload_failures_total{<servers>}[<window>]))":
+               "{{credential}}"},
+              "Changed certificate or token files that could not be used."),
     ], [
         Panel("CPU", "short", {"rate(process_cpu_seconds_total{<servers>}[<window>])": "{{instance}}"},
               "Cores in use."),

@@ -115,7 +115,7 @@ absl::StatusOr<Identity> Authenticator::ByAddress(const Context& context) const 
     return absl::InvalidArgumentError(absl::StrCat("metadata ", kNameKey, ": want at most ",
                                                    kMaxNameBytes, " bytes of printable ASCII"));
   }
-  absl::StrAppend(&identity.name, "/", name);
+  identity.name = absl::StrCat("name:", name);
   return identity;
 }
 

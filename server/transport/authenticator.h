@@ -23,7 +23,7 @@ namespace flashcore::server {
 //   cert:NAME          the verified client certificate: its first URI, else its first DNS name,
 //                      else its CN. Also of a certificate that a trusted proxy has verified.
 //   host:ADDRESS       the address without its port; every Unix socket is "unix"
-//   host:ADDRESS/NAME  the same with the name that the caller gives itself, if that is allowed
+//   name:NAME          what the caller calls itself, if that is allowed
 // A token that is sent counts, also beside a certificate. Once there are tokens, a caller without a
 // token and a certificate is refused.
 // Thread-safe.
@@ -31,7 +31,7 @@ class Authenticator {
  public:
   struct Options {
     bool client_certificates = false;    // callers over TLS have verified ones
-    bool insecure_client_names = false;  // take the metadata `flashcore-client` into the name
+    bool insecure_client_names = false;  // believe the metadata `flashcore-client`
     // Names of identities that may call for others. Their x-forwarded-client-cert counts: its last
     // element, or, while that names a trusted proxy too, the one before.
     std::vector<std::string> trusted_proxies;

@@ -6,7 +6,9 @@
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 
+#include <chrono>
 #include <ctime>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -61,11 +63,18 @@ absl::Time Expiry(const X509& certificate) {
   return absl::FromTM(tm, absl::UTCTimeZone());
 }
 
+// Handshakes begin on several threads. Right after each call of Fetch, gRPC 1.51 replaces what it
+// has made of the certificates, or begins to use it, without a lock around both. So a replacement
+// waits this long for the handshakes before it, and those after it wait this long for it.
+constexpr std::chrono::milliseconds kReplaceTime(100);
+
 // What gRPC's callback for one address needs.
 struct Fetcher {
   std::shared_ptr<const TlsCertificates> certificates;
   Mutex mutex;
   uint64_t version ABSL_GUARDED_BY(mutex) = 0;  // that gRPC has
+  // When a replacement that was handed to gRPC is over.
+  std::chrono::steady_clock::time_point replaced ABSL_GUARDED_BY(mutex);
 };
 
 grpc_ssl_certificate_config_reload_status Fetch(void* data,
@@ -73,8 +82,14 @@ grpc_ssl_certificate_config_reload_status Fetch(void* data,
   auto* fetcher = static_cast<Fetcher*>(data);
   TlsMaterial material;
   MutexLock lock(&fetcher->mutex);
+  std::this_thread::sleep_until(fetcher->replaced);  // with the lock: others wait, too
+  const bool first = fetcher->version == 0;
   if (!fetcher->certificates->Get(&fetcher->version, &material)) {
     return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
+  }
+  if (!first) {
+    std::this_thread::sleep_for(kReplaceTime);
+    fetcher->replaced = std::chrono::steady_clock::now() + kReplaceTime;
   }
   const grpc_ssl_pem_key_cert_pair pair = {material.private_key.c_str(),
                                            material.cert_chain.c_str()};

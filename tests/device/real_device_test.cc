@@ -245,7 +245,7 @@ TEST_P(RealDeviceTest, BitsAreEqualInParts) {
       job->value = first->value;
       for (SpanShape& span : job->operation.request.spans) {
         if (span.sequence_id.empty()) continue;
-        span.sequence_id = engine->sequences().Create(shape, false, "alice")->id.ToBytes();
+        span.sequence_id = engine->sequences().Create(shape, {}, {"alice", {}})->id.ToBytes();
       }
       ASSERT_EQ(testing::Prepare(job.get(), engine), absl::OkStatus());
       ASSERT_EQ(engine->Enqueue(&job->operation), absl::OkStatus());

@@ -49,6 +49,8 @@ struct Client {
 AttendRequest Small() { return testing::MakeRequest(1, 100); }
 // kTiles tiles, two packed rows for each query row.
 AttendRequest Long() { return testing::MakeRequest(64 * kTiles, 1000); }
+const Identity kOwner = {"x", {}};
+
 AttendRequest On(AttendRequest request, SequenceId id) {
   request.spans[0].sequence_id = id.ToBytes();
   return request;
@@ -82,8 +84,12 @@ class CutLaunchTest : public ::testing::Test {
     device_.PassOne();
     device_.WaitUntilEntered(++entered_);
   }
-  SequenceId CreateSequence() { return engine_->sequences().Create(kShape, false, "x")->id; }
-  uint64_t Length(SequenceId id) { return engine_->sequences().Get(id)->layer_lengths[0]; }
+  SequenceId CreateSequence() {
+    SequenceSettings settings;
+    settings.shared = true;
+    return engine_->sequences().Create(kShape, settings, kOwner)->id;
+  }
+  uint64_t Length(SequenceId id) { return engine_->sequences().Get(id, kOwner)->layer_lengths[0]; }
 
   // Expects that an append took no effect: the sequence is as before, and can be appended to.
   void ExpectRolledBack(SequenceId id) {
@@ -216,16 +222,16 @@ TEST_F(CutLaunchTest, AFailedPartRollsTheAppendBack) {
 TEST_F(CutLaunchTest, RequestsOnTheSameLayerWaitForTheLastPart) {
   Start();
   const SequenceId id = CreateSequence();
-  Client append("x", On(Long(), id)), after_it("y", On(Small(), id));
+  Client append("x", On(Long(), id)), after_it("y", On(testing::MakeRequest(60, 0), id));
   after_it.operation.request.spans[0].expected_length = 1000;
   SubmitToGate(&append);
   ASSERT_EQ(Submit(&after_it), absl::OkStatus());
-  EXPECT_EQ(engine_->sequences().Fork(id, {}, false, "x")->layer_lengths[0], 0u);
+  EXPECT_EQ(engine_->sequences().Fork(id, {}, {}, kOwner)->layer_lengths[0], 0u);
   device_.SetOpen(true);
   EXPECT_EQ(append.ended.get(), absl::OkStatus());
   EXPECT_EQ(after_it.ended.get(), absl::OkStatus());
   EXPECT_EQ(device_.Clients().back(), "y");
-  EXPECT_EQ(Length(id), 1100u);
+  EXPECT_EQ(Length(id), 1000u);
 }
 
 // ---- Batches.
