@@ -93,8 +93,8 @@ SERVICE = dashboard(
                "{{reason}}"},
               "Calls without a valid token or certificate, and streams of revoked tokens."),
         Panel("Certificate expires", "dateTimeFromNow",
-              {"min(flashcore_tls_certificate_expiry_timestamp_seconds{<servers>} > 0) * 1000": ""},
-              "The server certificate that ends first.", "stat"),
+              {"min(flashcore_tls_certificate_expiry_timestamp_seconds{<servers>}) * 1000": ""},
+              "The server certificate that ends first; 1970 where a server has no TLS.", "stat"),
         Panel("Credentials not reloaded", "ops",
               {"sum by (credential) "
                "(rate(flashcore_credential_reload_failures_total{<servers>}[<window>]))":

@@ -288,6 +288,9 @@ void AcceptLoop::Close(int socket) {
   if (connection.waiting != silent_.end()) silent_.erase(connection.waiting);
   const auto of_host = per_host_.find(connection.host);
   if (--of_host->second == 0) per_host_.erase(of_host);
+  // gRPC may have its descriptor of this socket for a moment longer. Until then epoll would report
+  // it by our number, which the next connection may get.
+  Watch(epoll_.get(), EPOLL_CTL_DEL, socket, 0);
   connections_.erase(found);
   metrics_->connections.Set(static_cast<double>(connections_.size()));
 }

@@ -65,7 +65,7 @@ class UnmappedInputs {
 
 // If gRPC still wrote from them, its write would fail and break the connection.
 TEST(BorrowedMemoryTest, NothingIsSentFromACallersMemoryAfterTheDeadline) {
-  FakeServer server;  // refuses messages of 4 MiB, which these are over, or answers too late
+  FakeServer server;  // mostly answers too late
   ClientOptions options;
   options.retry.max_attempts = 1;
   auto client = *Client::Create(server.target(), options);
@@ -79,7 +79,7 @@ TEST(BorrowedMemoryTest, NothingIsSentFromACallersMemoryAfterTheDeadline) {
     if (absl::IsDeadlineExceeded(status)) {
       ++late;
     } else {
-      EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+      EXPECT_EQ(status, absl::OkStatus());
     }
   }
   EXPECT_GT(late, 0);

@@ -1,10 +1,13 @@
 // TLS options and tokens of a client: what it refuses, and what it sends.
 #include "client/cpp/security.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <fstream>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "client/cpp/client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -18,7 +21,7 @@ using ::testing::HasSubstr;
 class SecurityTest : public ::testing::Test {
  protected:
   std::string Write(const std::string& name, const std::string& content) {
-    std::string path = ::testing::TempDir() + "security_test." + name;
+    std::string path = absl::StrCat(::testing::TempDir(), "security_test.", getpid(), ".", name);
     std::ofstream(path) << content;
     return path;
   }

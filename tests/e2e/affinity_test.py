@@ -52,7 +52,8 @@ def free_address():
 
 
 def server(*flags):
-    return harness.Server("--cpu_threads=1", "--kv_memory_bytes=67108864", *flags)
+    return harness.Server("--cpu_threads=1", "--kv_memory_bytes=67108864",
+                          "--max_request_gflop=400", *flags)
 
 
 class Proxy:

@@ -1,5 +1,6 @@
 """Floods of connections, streams and frames, with an honest client beside each."""
 
+import concurrent.futures
 import contextlib
 import ctypes
 import os
@@ -113,6 +114,18 @@ class ConnectionsTest(unittest.TestCase):
                     honest.check(self)
                 self.assertEqual(server.probe("/readyz"), 200)
                 self.assertEqual(server.stop(), 0)
+
+    def test_every_one_of_many_short_connections_is_served(self):
+        with harness.Server() as server:
+            def call():
+                for _ in range(1000):
+                    with server.channel() as channel:
+                        harness.stub(channel).GetServerInfo(harness.pb.GetServerInfoRequest(),
+                                                            timeout=harness.PATIENCE)
+                return True
+
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                self.assertTrue(all(end.result() for end in [pool.submit(call) for _ in range(2)]))
 
     def test_half_open_connections_are_closed(self):
         with harness.Server("--handshake_timeout_s=2") as server, HonestClient(server) as honest:

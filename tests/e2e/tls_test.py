@@ -340,7 +340,8 @@ class TokenTest(CredentialsTest):
                     REFLECTION]
         no_token = 'flashcore_unauthenticated_total{reason="no_token"}'
         bad_token = 'flashcore_unauthenticated_total{reason="bad_token"}'
-        with harness.Server("--enable_echo", f"--token_file={self.tokens}") as server:
+        with harness.Server("--enable_echo", "--enable_reflection",
+                            f"--token_file={self.tokens}") as server:
             for target in (server.target, f"unix:{server.socket}"):
                 with server.channel(target) as channel:
                     counted = server.metric(no_token) + server.metric(bad_token)

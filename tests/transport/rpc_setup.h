@@ -32,7 +32,7 @@ template <typename Condition>
 }
 
 // Who the tests are to the server, over TCP.
-inline const Identity kLoopback = {"ipv4:127.0.0.1", {}};
+inline const Identity kLoopback = {"host:127.0.0.1", {}};
 
 inline Server::Options ServerOptions() {
   Server::Options options;
