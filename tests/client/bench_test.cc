@@ -322,7 +322,9 @@ TEST_F(BenchTest, InfoShowsTheLimitsOfSequences) {
   const std::string text = Main({"info"}, kExitOk);
   EXPECT_THAT(text, HasSubstr("K/V memory 8.0 GiB, 3.0 MiB used, 32.0 MiB for pinned sequences"));
   EXPECT_THAT(text, HasSubstr("128 layers"));
-  EXPECT_THAT(text, HasSubstr("K/V unlimited, sequences 1000, metadata unlimited; idle ones expire after 600 s"));
+  EXPECT_THAT(
+      text,
+      HasSubstr("K/V unlimited, sequences 1000, metadata unlimited; idle ones expire after 600 s"));
 }
 
 TEST(LoadTest, SharesAndPrefillers) {
