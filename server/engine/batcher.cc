@@ -47,9 +47,9 @@ struct Batcher::Turn {
   // with a long request that has begun: a newcomer waits for one part of it, not for two.
   static bool Later(const Turn& a, const Turn& b) {
     const auto order = [](const Turn& turn) {
-      const Client& client = *turn.client;
-      const bool begun = !client.queue.empty() && client.queue.front()->cut != nullptr;
-      return std::make_tuple(client.served, begun, client.active_since);
+      const Client& of = *turn.client;
+      const bool begun = !of.queue.empty() && of.queue.front()->cut != nullptr;
+      return std::make_tuple(of.served, begun, of.active_since);
     };
     return order(a) > order(b);
   }

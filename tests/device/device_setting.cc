@@ -45,7 +45,7 @@ std::unique_ptr<Device> MakeSmallCuda(size_t kv_bytes, size_t kv_hot_bytes,
   CudaDevice::Options options = CudaOptions(kv_bytes, kv_hot_bytes);
   options.max_request_bytes = size_t{512} << 10;
   options.workspace_bytes = size_t{128} << 10;
-  options.list_bytes = 2048;
+  options.list_bytes = 4096;
   options.direct_io_bytes = 4096;
   return CudaDevice::Create(options).value();
 }

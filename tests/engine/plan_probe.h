@@ -27,13 +27,17 @@ struct PlanCounts {
 };
 
 // Another device, which it owns. It makes the plan that the device makes for the launch, once more.
+// It says that it has one compute unit, so that launches are cut into parts as small as can be: a
+// part has work for all.
 class PlanProbe final : public Device {
  public:
   // `counts` outlives the device.
   PlanProbe(std::unique_ptr<Device> device, PlanCounts* counts)
-      : device_(std::move(device)), counts_(*counts) {}
+      : device_(std::move(device)), info_(device_->info()), counts_(*counts) {
+    info_.compute_units = 1;
+  }
 
-  const DeviceInfo& info() const override { return device_->info(); }
+  const DeviceInfo& info() const override { return info_; }
   const std::vector<const kernels::Kernel*>& kernels() const override { return device_->kernels(); }
   StagingPool::Allocator staging_allocator() override { return device_->staging_allocator(); }
   KvMemory kv_memory() const override { return device_->kv_memory(); }
@@ -62,7 +66,7 @@ class PlanProbe final : public Device {
       }
       kernels::Plan plan;
       kernels::MakePlan({geometry, spans.data(), static_cast<int32_t>(spans.size())},
-                        kernel->plan_options, info().compute_units, &plan);
+                        kernel->plan_options, device_->info().compute_units, &plan);
       if (kernel->plan_options.cascade_rows > 0) counts_.may_cascade = true;
       for (const kernels::CombineItem& tile : plan.combines) {
         if (spans[tile.span].kv.pages != nullptr) ++counts_.split_tiles;
@@ -76,6 +80,7 @@ class PlanProbe final : public Device {
   }
 
   const std::unique_ptr<Device> device_;
+  DeviceInfo info_;
   PlanCounts& counts_;
 };
 
