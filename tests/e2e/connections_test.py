@@ -211,7 +211,8 @@ class ConnectionsTest(unittest.TestCase):
             self.assert_connections_return(server)
             grown = server.status_bytes("VmHWM") - before
             print(f"{self.id()}: {grown / MIB:.0f} MiB")
-            self.assertLess(grown, 4 * 128 * MIB)
+            if not harness.SANITIZED:
+                self.assertLess(grown, 4 * 128 * MIB)
             honest.check(self, floor=10)  # the flood's threads share the interpreter with its own
 
     def flood(self, server, frames):

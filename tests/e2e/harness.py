@@ -35,6 +35,7 @@ ON_GPU = DEVICE != "cpu"
 ON_FAKE_GPU = "FLASHCORE_FAKE_GPU" in os.environ
 # A server that loses its device on SIGUSR1.
 LOSING_SERVER = SERVER if ON_FAKE_GPU else f"{SERVER}-losing-gpu"
+SANITIZED = os.environ.get("FLASHCORE_SANITIZER", "") != ""  # memory is then the sanitizer's, too
 MIB = 1 << 20
 LABEL = re.compile(r'\w+="[^"]*"')
 NO_DEVICE = 77  # the exit status that ctest takes for skipped

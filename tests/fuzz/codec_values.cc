@@ -32,14 +32,14 @@ struct ServerMemory {
     const std::string name = absl::StrCat("/flashcore-fuzz-", getpid());
     const int fd = shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
     Require(fd >= 0 && ftruncate(fd, kBytes) == 0, "no shared memory");
-    id =
-        memory.Register(server::SharedSegment::Open(name, kBytes, false).value(), "fuzzer").value();
-    region = memory.Find(id).value().get();
+    id = memory.Register(server::SharedSegment::Open(name, kBytes, false).value(), kClient).value();
+    region = memory.Find(id, kClient).value().get();
     shm_unlink(name.c_str());
     close(fd);
   }
 
   static constexpr size_t kBytes = 4096;
+  static constexpr char kClient[] = "fuzzer";
   NoPinner pinner;
   server::Gauge bytes, regions;
   server::SharedMemory memory{{/*allowed=*/true}, &pinner, &bytes, &regions};
@@ -181,6 +181,7 @@ std::string BytesOf(const grpc::ByteBuffer& message) {
 
 void CheckServerRequest(const grpc::ByteBuffer& message, const v1::AttendRequest& parsed) {
   server::AttendOperation operation;
+  operation.identity.name = ServerMemory::kClient;
   server::TensorFields tensors;
   bool well_formed = false;
   const absl::Status status =
