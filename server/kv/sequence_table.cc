@@ -125,7 +125,8 @@ absl::StatusOr<SequencePtr> SequenceTable::Find(SequenceId id, const Identity& i
 }
 
 void SequenceTable::Remove(const SequencePtr& removed) {
-  const SequencePtr sequence = removed;  // `removed` may be in a list
+  // `removed` may be in a list.
+  const SequencePtr sequence = removed;  // NOLINT(performance-unnecessary-copy-initialization)
   sequence->deleted = true;
   for (SequenceLayer& layer : sequence->layers) DropPages(*sequence, &layer, 0);
   ClientAccount* const account = sequence->account;

@@ -317,7 +317,10 @@ absl::StatusOr<std::unique_ptr<AcceptLoop::SelfConnection>> AcceptLoop::ConnectT
   if (address.family() == AF_UNIX) {
     // An address of its own, which the system chooses: clients usually have none.
     const sockaddr_un unnamed = {AF_UNIX, ""};
-    bind(socket.get(), reinterpret_cast<const sockaddr*>(&unnamed), sizeof(sa_family_t));
+    const auto* name = reinterpret_cast<const sockaddr*>(&unnamed);
+    if (bind(socket.get(), name, sizeof(sa_family_t)) != 0) {
+      return absl::UnavailableError(absl::StrCat("bind: ", strerror(errno)));
+    }
   }
   // The loop looks for the address once it has accepted, which may be before connect() returns.
   MutexLock lock(&mutex_);
