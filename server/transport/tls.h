@@ -57,9 +57,7 @@ class TlsCertificates {
 };
 
 // Credentials of one address: TLS 1.2 or 1.3 with ALPN h2. Without a client CA, clients are not
-// asked for a certificate. gRPC does not keep them alive: they must outlive the server. Handshakes
-// of the address must begin on one thread at a time, because gRPC 1.51 does not lock the exchange
-// of certificates.
+// asked for a certificate. gRPC does not keep them alive: they must outlive the server.
 std::shared_ptr<grpc::ServerCredentials> MakeTlsCredentials(
     std::shared_ptr<const TlsCertificates> certificates);
 
