@@ -58,6 +58,9 @@ ABSL_FLAG(int32_t, max_connections, 1024,
 ABSL_FLAG(int32_t, max_connections_per_host, 256,
           "Limit of open gRPC connections of one IPv4 address, one IPv6 /64 network, or one local "
           "user on unix: addresses.");
+ABSL_FLAG(int32_t, max_connections_per_client, 256,
+          "Limit of open TCP connections on which one client calls. Its calls on one more are "
+          "refused.");
 ABSL_FLAG(int32_t, max_connection_streams, 256,
           "Limit of the RPCs at the same time on one connection. A client waits before it starts "
           "one more.");
@@ -409,6 +412,7 @@ void ReadConnectionOptions(Server::Connections* options, Checker* check) {
   options->accept.max_connections = check->Range(FLAGS_max_connections, 1, 1 << 20);
   options->accept.max_connections_per_host =
       check->Range(FLAGS_max_connections_per_host, 1, 1 << 20);
+  options->max_per_client = check->Range(FLAGS_max_connections_per_client, 1, 1 << 20);
   options->max_streams = check->Range(FLAGS_max_connection_streams, 1, 65536);
   options->handshake_timeout = absl::Seconds(check->Range(FLAGS_handshake_timeout_s, 0.1, 3600.0));
   options->accept.first_bytes_within = absl::ToChronoMilliseconds(options->handshake_timeout);

@@ -70,6 +70,7 @@ enum class Unauthenticated {
 enum class RefusedConnection {
   kMaxConnections,
   kMaxConnectionsPerHost,
+  kMaxConnectionsPerClient,  // counts each refused call
   kNoFiles,  // no more files can be opened
   kFlood,    // it sent too much that HTTP/2 flow control does not hold back
   kSilent,   // it sent nothing in time, or made room for another
@@ -143,7 +144,7 @@ class Metrics : public prometheus::Collectable {
 
   std::array<Counter*, RpcMetrics::kCodes> rejected_by_code_;
   std::array<Counter*, 5> unauthenticated_;
-  std::array<Counter*, 5> refused_connections_;
+  std::array<Counter*, 6> refused_connections_;
   std::deque<DeviceMetrics> devices_;  // deques, because elements must not move
   std::deque<RpcMetrics> rpcs_;
   std::vector<std::function<void()>> on_scrape_;

@@ -27,7 +27,7 @@ class AttendReactor final : public UnaryReactor {
     operation_.deadline = ToDeadline(context.deadline(), fleet_->clock());
     operation_.done = [this](const absl::Status& status) { Done(status); };
     bool well_formed = false;
-    absl::StatusOr<Identity> caller = AdmitCaller(*context_, context);
+    absl::StatusOr<Identity> caller = AdmitCaller(context_, context);
     absl::Status status = caller.status();
     if (caller.ok()) {
       operation_.identity = *std::move(caller);
@@ -167,6 +167,7 @@ void AttentionService::SetLimits(const Engine& engine, v1::Limits* limits) const
   limits->set_evicts(sequences.evict_lru);
   limits->set_max_connections(options_.max_connections);
   limits->set_max_connections_per_host(options_.max_connections_per_host);
+  limits->set_max_connections_per_client(options_.max_connections_per_client);
   limits->set_max_connection_streams(options_.max_connection_streams);
 }
 
@@ -174,7 +175,7 @@ grpc::ServerUnaryReactor* AttentionService::Answer(
     RpcMetrics* rpc, grpc::CallbackServerContext* call, const google::protobuf::Message* response,
     absl::FunctionRef<absl::Status(const Identity& caller)> body) {
   auto* reactor = new UnaryReactor(context_, rpc, call);
-  const absl::StatusOr<Identity> caller = AdmitCaller(*context_, *call);
+  const absl::StatusOr<Identity> caller = AdmitCaller(context_, *call);
   const absl::Status status = caller.ok() ? body(*caller) : caller.status();
   // gRPC keeps the message and its serialized form.
   const size_t bytes = status.ok() ? response->ByteSizeLong() + response->SpaceUsedLong() : 0;

@@ -44,6 +44,7 @@ class AttentionService final : public AttentionServiceBase {
     // Reported to clients; the accept loop and the gRPC server enforce them.
     int max_connections = 0;
     int max_connections_per_host = 0;
+    int max_connections_per_client = 0;
     int max_connection_streams = 0;
   };
 
