@@ -182,7 +182,7 @@ ABSL_FLAG(double, max_request_gflop, 0,
           "Limit of the work in one request, in 10^9 floating-point operations, masks not counted. "
           "0: about a second of the device's time, by an estimate: 120 for each CPU thread with "
           "AVX2, 60,000 for an L4. GetServerInfo tells it.");
-ABSL_FLAG(int32_t, max_launch_ms, 50,
+ABSL_FLAG(int32_t, max_launch_ms, 10,
           "Milliseconds that one launch should take at most, by an estimate. Requests that need "
           "more run in several launches, and those of other clients run in between. The results "
           "have the same bits.");

@@ -11,9 +11,10 @@ import numpy as np
 import harness
 from harness import wait_until
 
-# Others wait for about one launch, by default 50 ms. A busy machine takes a few times as long; without
-# launches in parts they would wait for all of a request, which takes many seconds.
-MOST_WAIT = 1.0
+# Others wait for about one launch: here two tiles of the longest request, some 40 ms. A busy machine takes
+# a few times as long; without launches in parts they would wait for all of a request, which takes many
+# seconds.
+MOST_WAIT = 0.5
 HEAD_DIM = 64
 WORK = {"flashcore-client": "worker"}
 
@@ -40,7 +41,7 @@ class LongRequestTest(unittest.TestCase):
         return waits
 
     def test_a_small_client_beside_the_longest_requests_waits_for_a_part_only(self):
-        # 8 seconds of work each on the CPUs of a small machine, two at a time.
+        # 14 seconds of work each on the CPUs of a small machine, two at a time.
         with harness.Server("--max_request_gflop=2000", "--insecure_client_names") as server, \
                 server.channel() as honest, server.channel() as other:
             stub = harness.stub(honest)
@@ -60,7 +61,7 @@ class LongRequestTest(unittest.TestCase):
             self.assertTrue(still_running, "it has measured something else")
             self.assertEqual(len(beside), 100)
             # One may be unlucky on a busy machine, where quiet ones take long too.
-            self.assertLess(beside[-2], max(MOST_WAIT, 20 * quiet[-2]))
+            self.assertLess(beside[-2], max(MOST_WAIT, 3 * quiet[-2]))
             for call in long:
                 call.cancel()
             # Its launch ends between two parts.
