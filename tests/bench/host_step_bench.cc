@@ -18,7 +18,7 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "flashcore/v1/attention.pb.h"
-#include "kernels/plan.h"
+#include "kernels/plan_cache.h"
 #include "kernels/smxx/work_list.h"
 #include "kernels/tile_config.h"
 #include "server/engine/batcher.h"
@@ -164,7 +164,7 @@ struct Lane {
   Batch batch;
   Launch launch;
   std::vector<kernels::Span> spans;
-  kernels::Plan plan;
+  kernels::PlanCache plans;
   std::vector<std::byte> lists = std::vector<std::byte>(size_t{16} << 20);
 };
 
@@ -202,9 +202,9 @@ void Step(Host* host, const std::string& bytes, Lane* lane, StepTimes* times) {
   times->End("launch: spans");
   const kernels::AttentionBatch batch = {lane->launch.geometry(), lane->spans.data(),
                                          static_cast<int32_t>(lane->spans.size())};
-  kernels::MakePlan(batch, kernels::Sm80Plan(kHeadDim), kWorkers, &lane->plan);
+  const kernels::Plan& plan = lane->plans.Get(batch, kernels::Sm80Plan(kHeadDim), kWorkers);
   times->End("device: plan (sm80)");
-  kernels::PackWorkList(batch, lane->plan, lane->lists.data());
+  kernels::PackWorkList(batch, plan, lane->lists.data());
   times->End("device: work list (sm80)");
   host->sequences.EndLaunch(lane->launch, true);
   times->End("complete: end of the launch");
