@@ -86,12 +86,42 @@ int64_t Cost(const WorkItem& item) {
   return int64_t{item.row_count} * (int64_t{item.kv_end} - item.kv_begin + 1);
 }
 
-// Longest first, so that the last items to start are the shortest. Ties go by place in the batch,
-// which makes the order a pure function of the batch.
-bool RunsBefore(const WorkItem& a, const WorkItem& b) {
-  if (Cost(a) != Cost(b)) return Cost(a) > Cost(b);
+bool IsBeforeInBatch(const WorkItem& a, const WorkItem& b) {
   return std::tie(a.span, a.kv_head, a.row_begin, a.kv_begin) <
          std::tie(b.span, b.kv_head, b.row_begin, b.kv_begin);
+}
+
+bool RunsBefore(const WorkItem& a, const WorkItem& b) {
+  return Cost(a) != Cost(b) ? Cost(a) > Cost(b) : IsBeforeInBatch(a, b);
+}
+
+// Longest first, so that the last items to start are the shortest. Ties go by place in the batch,
+// which makes the order a pure function of the batch.
+//
+// Items are planned in the order of their places, unless a span has several tiles of several KV
+// heads. In a decode, nearly all are whole splits of the same length: only the others are sorted.
+void SortItems(Plan* plan) {
+  if (!std::is_sorted(plan->items.begin(), plan->items.end(), IsBeforeInBatch)) {
+    std::sort(plan->items.begin(), plan->items.end(), RunsBefore);
+    return;
+  }
+  std::vector<WorkItem>& planned = plan->scratch.items;
+  planned.assign(plan->items.begin(), plan->items.end());
+  plan->items.clear();
+  int64_t longest = 0;
+  for (const WorkItem& item : planned) longest = std::max(longest, Cost(item));
+  auto& shorter = plan->scratch.order;  // the negative cost, and the place in `planned`
+  shorter.clear();
+  for (size_t i = 0; i < planned.size(); ++i) {
+    const int64_t cost = Cost(planned[i]);
+    if (cost == longest) {
+      plan->items.push_back(planned[i]);
+    } else {
+      shorter.emplace_back(-cost, i);
+    }
+  }
+  std::sort(shorter.begin(), shorter.end());
+  for (const auto& [cost, i] : shorter) plan->items.push_back(planned[i]);
 }
 
 // A span whose leading splits other spans could share: these splits are whole, paged, and visible
@@ -285,7 +315,7 @@ void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t w
     }
   }
   ShareCommonPrefixes(batch.geometry, options, workers, &candidates, plan);
-  std::sort(plan->items.begin(), plan->items.end(), RunsBefore);
+  SortItems(plan);
   plan->workspace_bytes =
       size_t{sizeof(float)} * plan->partial_rows * (batch.geometry.head_dim + 2);
 }

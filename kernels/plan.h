@@ -38,6 +38,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "kernels/attention.h"
@@ -104,6 +105,13 @@ struct Plan {
   std::vector<CombineItem> combines;
   int32_t partial_rows = 0;    // over all splits
   size_t workspace_bytes = 0;  // a partial row is head_dim + 2 floats (O, max, sum)
+
+  // Scratch of MakePlan, kept for its memory.
+  struct Scratch {
+    std::vector<WorkItem> items;
+    std::vector<std::pair<int64_t, size_t>> order;
+  };
+  Scratch scratch = {};
 };
 
 // The partial rows of a plan in its workspace of rows * (head_dim + 2) floats: first all outputs,

@@ -8,21 +8,20 @@ namespace {
 
 // Only spans with few rows in all get the smallest kind, whose kernel gives a row other bits. The
 // last tile of a larger span may have as few rows, but must give the bits of its other tiles.
-int TileKind(const AttentionBatch& batch, const WorkItem& item) {
-  const int32_t rows = batch.spans[item.span].query_rows * batch.geometry.group();
+int TileKind(const AttentionBatch& batch, int32_t group, const WorkItem& item) {
+  const int32_t rows = batch.spans[item.span].query_rows * group;
   int kind = rows <= kCudaTileRows[0] ? 0 : 1;
   while (kCudaTileRows[kind] < item.row_count) ++kind;
   return kind;
 }
 
-WorkTile MakeTile(const Geometry& geometry, const Span& span, const WorkItem& item,
-                  const Plan& plan) {
+WorkTile MakeTile(int32_t group, const Span& span, const WorkItem& item, const Plan& plan) {
   WorkTile tile = {};
   tile.query = span.query;
   tile.output = span.output;
   tile.row_stride = span.row_stride;
   tile.head_stride = span.head_stride;
-  tile.group_stride = geometry.group() * span.head_stride;
+  tile.group_stride = group * span.head_stride;
   tile.key = span.kv.key;
   tile.value = span.kv.value;
   tile.pages = span.kv.pages;
@@ -40,12 +39,13 @@ WorkTile MakeTile(const Geometry& geometry, const Span& span, const WorkItem& it
   tile.kv_begin = item.kv_begin;
   tile.kv_end = item.kv_end;
   // Visible ranges move right with the row: the first row's ends first, the last row's begins last.
-  const int32_t first = item.row_begin / geometry.group();
-  const int32_t last = (item.row_begin + item.row_count - 1) / geometry.group();
+  const int32_t first = item.row_begin / group;
+  const int32_t last = (item.row_begin + item.row_count - 1) / group;
   const auto visible_to = [&span](int32_t row) {
     return VisibleKv(span.mask, span.query_rows, span.kv.rows, row, row + 1);
   };
-  const KvRange to_first = visible_to(first), to_last = visible_to(last);
+  const KvRange to_first = visible_to(first);
+  const KvRange to_last = last == first ? to_first : visible_to(last);
   const bool none = to_first.begin == to_first.end || to_last.begin == to_last.end;
   tile.all_begin = none ? item.kv_end : to_last.begin;
   tile.all_end = none ? item.kv_end : std::min(to_first.end, item.kv_end);
@@ -78,7 +78,8 @@ size_t WorkListBytes(const Plan& plan) {
 
 WorkListView::WorkListView(const AttentionBatch& batch, const Plan& plan, void* work_list) {
   std::array<int32_t, kCudaTileKinds> counts = {};
-  for (const WorkItem& item : plan.items) ++counts[TileKind(batch, item)];
+  const int32_t group = batch.geometry.group();
+  for (const WorkItem& item : plan.items) ++counts[TileKind(batch, group, item)];
   auto* tiles = static_cast<WorkTile*>(work_list);
   for (int kind = 0; kind < kCudaTileKinds; ++kind) {
     kinds[kind] = {tiles, counts[kind]};
@@ -91,9 +92,10 @@ void PackWorkList(const AttentionBatch& batch, const Plan& plan, std::byte* to) 
   const WorkListView view(batch, plan, to);
   std::array<WorkTile*, kCudaTileKinds> next;  // first unwritten tile of each kind
   for (int kind = 0; kind < kCudaTileKinds; ++kind) next[kind] = view.kinds[kind].tiles;
+  const int32_t group = batch.geometry.group();
   for (const WorkItem& item : plan.items) {
-    new (next[TileKind(batch, item)]++)
-        WorkTile(MakeTile(batch.geometry, batch.spans[item.span], item, plan));
+    new (next[TileKind(batch, group, item)]++)
+        WorkTile(MakeTile(group, batch.spans[item.span], item, plan));
   }
   std::fill_n(view.finished, plan.combines.size(), 0);
 }

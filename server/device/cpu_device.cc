@@ -123,13 +123,13 @@ absl::Status CpuDevice::RunKernel(const Launch& launch) {
                                       static_cast<int32_t>(spans_.size())};
   kernels::PlanOptions plan_options = kernel->plan_options;
   if (!options_.share_prefixes) plan_options.cascade_rows = 0;
-  kernels::MakePlan(batch, plan_options, threads_.num_threads(), &plan_);
-  void* workspace = Workspace(plan_.workspace_bytes);
-  if (workspace == nullptr && plan_.workspace_bytes > 0) {
+  const kernels::Plan& plan = plans_.Get(batch, plan_options, threads_.num_threads());
+  void* workspace = Workspace(plan.workspace_bytes);
+  if (workspace == nullptr && plan.workspace_bytes > 0) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("no memory for a workspace of ", plan_.workspace_bytes, " bytes"));
+        absl::StrCat("no memory for a workspace of ", plan.workspace_bytes, " bytes"));
   }
-  const int error = kernel->launch(batch, plan_, {workspace, &threads_, nullptr});
+  const int error = kernel->launch(batch, plan, {workspace, &threads_, nullptr});
   if (error != 0) return absl::InternalError(absl::StrCat("the CPU kernel failed with ", error));
   return absl::OkStatus();
 }

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/cpu/thread_pool.h"
-#include "kernels/plan.h"
+#include "kernels/plan_cache.h"
 #include "server/base/clock.h"
 #include "server/device/device.h"
 
@@ -64,7 +64,7 @@ class CpuDevice final : public Device {
 
   // Of the launch under way; reused by the next.
   std::vector<kernels::Span> spans_;
-  kernels::Plan plan_;
+  kernels::PlanCache plans_;
   std::unique_ptr<void, void (*)(void*)> workspace_{nullptr, std::free};
   size_t workspace_bytes_ = 0;
 };

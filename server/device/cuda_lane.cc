@@ -282,7 +282,7 @@ absl::Status CudaLane::PackSpans() {
       break;  // copies or appends have taken the room: the next pass has it all
     if (count == 1) {
       return absl::ResourceExhaustedError(
-          absl::StrCat("a span's partial results need ", pass_.plan.workspace_bytes,
+          absl::StrCat("a span's partial results need ", pass_.plan->workspace_bytes,
                        " bytes; a lane has ", options_.workspace_bytes, ", and ",
                        options_.list_bytes, " for page tables and work lists"));
     }
@@ -296,11 +296,11 @@ bool CudaLane::TryPackSpans(absl::Span<const kernels::Span> spans) {
   const size_t used = lists_.used();
   pass_.spans.assign(spans.begin(), spans.end());
   // The plan reads the page tables, so it comes before they move to device memory.
-  kernels::MakePlan(PassBatch(), kernel_->plan_options, multiprocessors_, &pass_.plan);
-  if (pass_.plan.workspace_bytes <= options_.workspace_bytes) {
-    pass_.work_list = lists_.Take(kernels::WorkListBytes(pass_.plan));
+  pass_.plan = &plans_.Get(PassBatch(), kernel_->plan_options, multiprocessors_);
+  if (pass_.plan->workspace_bytes <= options_.workspace_bytes) {
+    pass_.work_list = lists_.Take(kernels::WorkListBytes(*pass_.plan));
     if (pass_.work_list != nullptr && PackPageTables()) {
-      kernels::PackWorkList(PassBatch(), pass_.plan, pass_.work_list);
+      kernels::PackWorkList(PassBatch(), *pass_.plan, pass_.work_list);
       return true;
     }
   }
@@ -351,7 +351,7 @@ absl::Status CudaLane::LaunchAttention() {
   if (pass_.spans.empty()) return absl::OkStatus();
   const kernels::LaunchContext context = {workspace_.get(), nullptr, stream(),
                                           lists_.OnDevice(pass_.work_list)};
-  return CudaStatus(kernel_->launch(PassBatch(), pass_.plan, context), "the attention kernel");
+  return CudaStatus(kernel_->launch(PassBatch(), *pass_.plan, context), "the attention kernel");
 }
 
 absl::Status CudaLane::CopyResults() {

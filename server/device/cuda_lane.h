@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kernels/plan.h"
+#include "kernels/plan_cache.h"
 #include "kernels/registry.h"
 #include "server/device/copy_queue.h"
 #include "server/device/cuda_device.h"
@@ -113,8 +113,8 @@ class CudaLane {
     absl::Span<const kernels::PageCopy> copies;    // in device memory
     absl::Span<const kernels::RowAppend> appends;  // in device memory
     std::vector<kernels::Span> spans;              // with page tables in device memory
-    kernels::Plan plan;
-    std::byte* work_list = nullptr;  // in lists_
+    const kernels::Plan* plan = nullptr;           // in plans_
+    std::byte* work_list = nullptr;                // in lists_
   };
 
   CudaLane(const CudaDevice::Options& options, int multiprocessors);
@@ -169,6 +169,7 @@ class CudaLane {
   std::vector<kernels::RowAppend> placed_appends_;
   Pending pending_;
   size_t max_spans_ = 0;  // of one pass
+  kernels::PlanCache plans_;
   Pass pass_;
   PhaseTimes times_;
 };

@@ -17,6 +17,7 @@ Arena::Arena(const KvMemory& memory, size_t superblock_bytes)
   assert(memory.bytes / kUnitBytes <= size_t{std::numeric_limits<int32_t>::max()});
   const size_t superblocks = memory.bytes / superblock_bytes_;
   const size_t hot = std::min(memory.hot_bytes, memory.bytes) / superblock_bytes_;
+  first_cold_place_ = static_cast<int32_t>(hot * superblock_units_);
   for (size_t i = 0; i < superblocks; ++i) {
     SegmentState& segment = state(i < hot ? Segment::kHot : Segment::kCold);
     ++segment.superblocks;
@@ -83,10 +84,6 @@ bool Arena::Unref(PageId page) {
 size_t Arena::page_bytes(PageId page) const {
   assert(Alive(page));
   return superblocks_[SuperblockOf(page)]->page_bytes;
-}
-
-Segment Arena::segment(PageId page) const {
-  return SuperblockOf(page) < state(Segment::kHot).superblocks ? Segment::kHot : Segment::kCold;
 }
 
 void Arena::SwapPlaces(PageId a, PageId b) {

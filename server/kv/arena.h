@@ -66,9 +66,14 @@ class Arena {
   void* owner(PageId page) const { return pages_[page].owner; }
   void SetOwner(PageId page, void* owner) { pages_[page].owner = owner; }
   size_t page_bytes(PageId page) const;
-  Segment segment(PageId page) const;
+  Segment segment(PageId page) const {
+    return place(page) < first_cold_place() ? Segment::kHot : Segment::kCold;
+  }
   int32_t place(PageId page) const { return pages_[page].place; }  // in kUnitBytes from base()
   std::byte* address(PageId page) const { return base_ + kUnitBytes * place(page); }
+
+  // Lower places are in the hot segment.
+  int32_t first_cold_place() const { return first_cold_place_; }
 
   // Exchanges the places of two pages of one size. The caller moves their contents.
   void SwapPlaces(PageId a, PageId b);
@@ -118,6 +123,7 @@ class Arena {
   std::byte* const base_;
   const size_t superblock_bytes_;
   const uint32_t superblock_units_;
+  int32_t first_cold_place_ = 0;
   std::array<SegmentState, 2> segments_;
   std::vector<Superblocks::iterator> superblocks_;  // by place, hot ones first
   std::vector<Page> pages_;                         // by PageId

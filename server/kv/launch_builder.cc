@@ -17,6 +17,8 @@ namespace {
 // The kernels' row numbers are int32. Half of that leaves room for every sum.
 constexpr uint64_t kMaxRows = std::numeric_limits<int32_t>::max() / 2;
 
+constexpr size_t kMaxUnusedPending = 4096;
+
 // Splits `rows` rows of `source`, which start at row `length` of the layer, by page.
 void AddRowAppends(const SpanTensors& source, uint32_t rows, uint64_t length,
                    const SequenceLayer& layer, const Arena& arena, Launch* launch) {
@@ -52,12 +54,16 @@ absl::Status LaunchBuilder::AddOperation(AttendOperation* operation, Launch* lau
     launch->appends.resize(appends);
     return status;
   }
+  const TimePoint now = clock_.Now();
+  ReadBytes read;
   for (size_t i = 0; i < sequences.size(); ++i) {
     if (sequences[i] == nullptr) continue;
     operation->sequence_lengths[i] += request.spans[i].kv_rows;
     ++sequences[i]->launches;
-    if (!request.append_only) AddRead(*operation, i, sequences[i].get(), launch);
+    if (!request.append_only) AddRead(*operation, i, now, sequences[i].get(), launch, &read);
   }
+  metrics_.kv_read_hot_bytes.Increment(static_cast<double>(read.hot));
+  metrics_.kv_read_cold_bytes.Increment(static_cast<double>(read.cold));
   return absl::OkStatus();
 }
 
@@ -108,7 +114,7 @@ absl::Status LaunchBuilder::AllocatePages(const Sequence& sequence, SequenceLaye
         absl::StrCat("the sequence would have ", length + rows, " rows; at most ", kMaxRows));
   }
   if (layer->pending == nullptr) {
-    layer->pending = std::make_unique<PendingAppend>();
+    layer->pending = NewPending();
     layer->pending->first_page = layer->pages.size();
     layer->pending->length = length;
     layer->pending->launch = launch->id;
@@ -145,33 +151,51 @@ void LaunchBuilder::RollBack() {
     }
     pending.pages.resize(it->pending_pages);
     pending.length = it->length;
-    if (pending.pages.empty() && pending.length == it->layer->length) it->layer->pending.reset();
+    if (pending.pages.empty() && pending.length == it->layer->length) {
+      Keep(std::move(it->layer->pending));
+    }
   }
 }
 
-void LaunchBuilder::AddRead(const AttendOperation& operation, size_t span, Sequence* sequence,
-                            Launch* launch) {
+void LaunchBuilder::AddRead(const AttendOperation& operation, size_t span, TimePoint now,
+                            Sequence* sequence, Launch* launch, ReadBytes* bytes) {
   const Arena& arena = pages_.arena();
-  const SequenceLayer& layer = sequence->layers[operation.request.layer];
+  SequenceLayer& layer = sequence->layers[operation.request.layer];
   const auto rows = static_cast<int32_t>(operation.sequence_lengths[span]);
   const auto query_rows = static_cast<int32_t>(operation.request.spans[span].query_rows);
+  const size_t num_pages = PagesFor(operation.sequence_lengths[span]);
+  const size_t first = launch->pages.size();
+  launch->resident.push_back({first, rows});
+  const std::vector<int32_t>& places = PlacesOf(&layer);
+  const size_t old = layer.pending == nullptr ? num_pages : layer.pending->first_page;
+  launch->pages.insert(launch->pages.end(), places.begin(),
+                       places.begin() + static_cast<std::ptrdiff_t>(std::min(old, num_pages)));
+  for (size_t t = old; t < num_pages; ++t) launch->pages.push_back(arena.place(layer.PageAt(t)));
+
   const kernels::KvRange visible =
       kernels::VisibleKv(operation.request.mask, query_rows, rows, 0, query_rows);
-  const size_t num_pages = PagesFor(operation.sequence_lengths[span]);
+  const auto at = [&](int32_t row) {
+    return launch->pages.begin() + static_cast<std::ptrdiff_t>(first) + row;
+  };
+  const auto begin = at(visible.begin / kernels::kPageTokens);
+  const auto end = at(kernels::PagesFor(visible.end));
+  const int32_t cold = arena.first_cold_place();
+  const auto hot_pages = static_cast<size_t>(
+      std::count_if(begin, end, [cold](int32_t place) { return place < cold; }));
   const size_t page_bytes = sequence->shape.page_bytes();
-  size_t hot_bytes = 0;  // read from the hot segment
-  size_t cold_bytes = 0;
-  launch->resident.push_back({launch->pages.size(), rows});
-  for (size_t t = 0; t < num_pages; ++t) {
-    const PageId page = layer.PageAt(t);
-    launch->pages.push_back(arena.place(page));
-    const auto row = static_cast<int32_t>(t) * kernels::kPageTokens;
-    if (row + kernels::kPageTokens <= visible.begin || row >= visible.end) continue;
-    (arena.segment(page) == Segment::kHot ? hot_bytes : cold_bytes) += page_bytes;
+  const size_t all_bytes = static_cast<size_t>(end - begin) * page_bytes;
+  bytes->hot += hot_pages * page_bytes;
+  bytes->cold += all_bytes - hot_pages * page_bytes;
+  sequence->read_rate.Add(static_cast<double>(all_bytes), now);
+}
+
+const std::vector<int32_t>& LaunchBuilder::PlacesOf(SequenceLayer* layer) const {
+  std::vector<int32_t>& places = layer->places;
+  if (std::exchange(layer->places_of, pages_.moves()) != pages_.moves()) places.clear();
+  for (size_t t = places.size(); t < layer->pages.size(); ++t) {
+    places.push_back(pages_.arena().place(layer->pages[t]));
   }
-  metrics_.kv_read_hot_bytes.Increment(hot_bytes);
-  metrics_.kv_read_cold_bytes.Increment(cold_bytes);
-  sequence->read_rate.Add(static_cast<double>(hot_bytes + cold_bytes), clock_.Now());
+  return places;
 }
 
 void LaunchBuilder::End(const Launch& launch, bool ok) {
@@ -187,19 +211,34 @@ void LaunchBuilder::End(const Launch& launch, bool ok) {
 }
 
 void LaunchBuilder::EndAppend(SequenceLayer* layer, ClientAccount* account, bool commit) {
-  const std::unique_ptr<PendingAppend> pending = std::move(layer->pending);
+  std::unique_ptr<PendingAppend> pending = std::move(layer->pending);
   if (pending == nullptr) return;
   if (!commit || pending->discarded) {
     for (const PageId page : pending->pages) pages_.Unref(page);
-    return;
+  } else {
+    // Pages from first_page on are replaced. They are shared, so others keep them.
+    for (size_t i = pending->first_page; i < layer->pages.size(); ++i) {
+      pages_.Unref(layer->pages[i], account);
+    }
+    layer->CutPages(pending->first_page);
+    layer->pages.insert(layer->pages.end(), pending->pages.begin(), pending->pages.end());
+    layer->length = pending->length;
   }
-  // Pages from first_page on are replaced. They are shared, so others keep them.
-  for (size_t i = pending->first_page; i < layer->pages.size(); ++i) {
-    pages_.Unref(layer->pages[i], account);
-  }
-  layer->pages.resize(pending->first_page);
-  layer->pages.insert(layer->pages.end(), pending->pages.begin(), pending->pages.end());
-  layer->length = pending->length;
+  Keep(std::move(pending));
+}
+
+std::unique_ptr<PendingAppend> LaunchBuilder::NewPending() {
+  if (unused_pending_.empty()) return std::make_unique<PendingAppend>();
+  std::unique_ptr<PendingAppend> pending = std::move(unused_pending_.back());
+  unused_pending_.pop_back();
+  return pending;
+}
+
+void LaunchBuilder::Keep(std::unique_ptr<PendingAppend> pending) {
+  if (unused_pending_.size() >= kMaxUnusedPending) return;
+  pending->pages.clear();
+  pending->discarded = false;
+  unused_pending_.push_back(std::move(pending));
 }
 
 }  // namespace flashcore::server

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -54,10 +55,21 @@ class LaunchBuilder {
                          Sequence* sequence, Launch* launch);
   absl::Status AllocatePages(const Sequence& sequence, SequenceLayer* layer, uint32_t rows,
                              Launch* launch);
-  void AddRead(const AttendOperation& operation, size_t span, Sequence* sequence, Launch* launch);
+  // What the reads of one operation touch.
+  struct ReadBytes {
+    size_t hot = 0;  // in pages of the hot segment
+    size_t cold = 0;
+  };
+
+  void AddRead(const AttendOperation& operation, size_t span, TimePoint now, Sequence* sequence,
+               Launch* launch, ReadBytes* bytes);
+  // The places of the layer's pages, without pending ones.
+  const std::vector<int32_t>& PlacesOf(SequenceLayer* layer) const;
   void RollBack();
   // `account` is that of the layer's sequence; not used unless `commit`.
   void EndAppend(SequenceLayer* layer, ClientAccount* account, bool commit);
+  std::unique_ptr<PendingAppend> NewPending();
+  void Keep(std::unique_ptr<PendingAppend> pending);
 
   PagePool& pages_;
   SequenceTable& table_;
@@ -65,6 +77,7 @@ class LaunchBuilder {
   const Clock& clock_;
   DeviceMetrics& metrics_;
   std::vector<Savepoint> savepoints_;  // of the current operation, oldest first
+  std::vector<std::unique_ptr<PendingAppend>> unused_pending_;  // for reuse, with their memory
 };
 
 }  // namespace flashcore::server

@@ -62,7 +62,12 @@ class PagePool {
   void Unref(PageId page) { Unref(page, static_cast<ClientAccount*>(arena_.owner(page))); }
   // Unref when every launch that is running now has ended: until then it may use the page.
   void UnrefAfterLaunches(PageId page, ClientAccount* account);
-  void SwapPlaces(PageId a, PageId b) { arena_.SwapPlaces(a, b); }
+  void SwapPlaces(PageId a, PageId b) {
+    arena_.SwapPlaces(a, b);
+    ++moves_;
+  }
+  // Changes whenever the place of a page that is alive changes.
+  uint64_t moves() const { return moves_; }
 
   // A launch may use every page that is alive between these calls. Ids ascend from 1.
   uint64_t BeginLaunch();
@@ -87,6 +92,7 @@ class PagePool {
   Arena arena_;
   std::map<std::string, ClientAccount, std::less<>> accounts_;  // by client
   absl::flat_hash_map<PageId, uint32_t> borrowed_;              // of all accounts, by page
+  uint64_t moves_ = 0;
   uint64_t last_launch_ = 0;
   std::vector<uint64_t> running_;  // launches, ascending
   std::deque<DeferredUnref> deferred_;

@@ -84,6 +84,11 @@ struct PendingAppend {
 struct SequenceLayer {
   std::vector<PageId> pages;  // [ceil(length / kPageTokens)]
   uint64_t length = 0;        // rows
+  // The places in the arena of the first of `pages`, as launches list them: kept from launch to
+  // launch, and brought up to date by the LaunchBuilder. Valid while no page has moved since, that
+  // is while PagePool::moves() is `places_of`.
+  std::vector<int32_t> places;
+  uint64_t places_of = 0;
   std::unique_ptr<PendingAppend> pending;
   OrderSlot order;  // guarded by the Batcher
 
@@ -91,6 +96,11 @@ struct SequenceLayer {
   uint64_t pending_length() const {
     if (pending == nullptr) return length;
     return pending->length;  // NOLINT(clang-analyzer-core.NullDereference): it was checked
+  }
+  // Keeps the first `keep` pages; the caller has dropped the references to the others.
+  void CutPages(size_t keep) {
+    if (keep < pages.size()) pages.resize(keep);
+    if (keep < places.size()) places.resize(keep);
   }
   PageId PageAt(size_t index) const {
     if (pending == nullptr || index < pending->first_page) return pages[index];

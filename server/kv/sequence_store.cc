@@ -129,7 +129,8 @@ absl::StatusOr<SequenceInfo> SequenceStore::Fork(SequenceId id, std::optional<ui
   const bool borrows = parent.account->client != identity.name;
   size_t pages = 0;
   for (const SequenceLayer& layer : parent.layers) pages += PagesFor(length.value_or(layer.length));
-  const size_t table_bytes = pages * (sizeof(PageId) + (borrows ? kBorrowBytes : 0));
+  constexpr size_t kPageBytes = sizeof(PageId) + sizeof(int32_t);  // its id and its place
+  const size_t table_bytes = pages * (kPageBytes + (borrows ? kBorrowBytes : 0));
   ++parent.leases;  // neither is evicted to make room for the child
   absl::StatusOr<SequencePtr> child = table_.Add(parent.shape, settings, table_bytes, identity);
   if (child.ok()) {
@@ -233,6 +234,7 @@ absl::Status SequenceStore::Lease(AttendOperation* operation) {
   std::vector<SequencePtr> leased(request.spans.size());
   operation->sequence_lengths.assign(request.spans.size(), 0);
   operation->order.clear();
+  operation->order.reserve(request.spans.size());
   MutexLock lock(&mutex_);
   const uint64_t mark = ++last_lease_;
   for (size_t i = 0; i < request.spans.size(); ++i) {
@@ -258,8 +260,7 @@ absl::Status SequenceStore::Lease(AttendOperation* operation) {
   }
   for (const SequencePtr& sequence : leased) {
     if (sequence == nullptr) continue;
-    ++sequence->leases;
-    table_.MarkUsed(sequence.get());
+    ++sequence->leases;  // nothing evicts it until the lease ends, which marks it as used
   }
   operation->sequences.store_ = this;
   operation->sequences.sequences_ = std::move(leased);
@@ -267,11 +268,12 @@ absl::Status SequenceStore::Lease(AttendOperation* operation) {
 }
 
 void SequenceStore::EndLease(const std::vector<SequencePtr>& sequences) {
+  const TimePoint now = clock_->Now();
   MutexLock lock(&mutex_);
   for (const SequencePtr& sequence : sequences) {
     if (sequence == nullptr) continue;
     --sequence->leases;
-    table_.MarkUsed(sequence.get());
+    table_.MarkUsed(sequence.get(), now);
   }
 }
 

@@ -157,8 +157,8 @@ void SequenceTable::RemoveIdle() {
   }
 }
 
-void SequenceTable::MarkUsed(Sequence* sequence) {
-  sequence->last_used = clock_.Now();
+void SequenceTable::MarkUsed(Sequence* sequence, TimePoint now) {
+  sequence->last_used = now;
   if (sequence->deleted) return;
   by_use_.splice(by_use_.end(), by_use_, sequence->by_use);
   ByUse& of_client = sequence->account->by_use;
@@ -223,7 +223,7 @@ void SequenceTable::DropPages(const Sequence& sequence, SequenceLayer* layer, si
       pages_.Unref(layer->pages[i], sequence.account);
     }
   }
-  layer->pages.resize(std::min(keep, layer->pages.size()));
+  layer->CutPages(keep);
 }
 
 }  // namespace flashcore::server

@@ -79,7 +79,10 @@ class SequenceTable {
   void Remove(const SequencePtr& sequence);
   // Removes the sequences that have been idle for their idle_timeout and have no lease.
   void RemoveIdle();
-  void MarkUsed(Sequence* sequence);
+  void MarkUsed(Sequence* sequence) { MarkUsed(sequence, clock_.Now()); }
+  void MarkUsed(Sequence* sequence, TimePoint now);
+  // Fetches what Find will read of the sequence `id` into the cache. A request looks up many.
+  void Prefetch(SequenceId id) const { by_id_.prefetch(id); }
 
   // A page charged to the sequence's client. RESOURCE_EXHAUSTED beyond the client's limit, or if
   // the memory is full and no sequence can be evicted.

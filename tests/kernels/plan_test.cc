@@ -207,6 +207,31 @@ TEST(Plan, LongestFirst) {
   }
 }
 
+// The order is strict, so a plan is a pure function of its batch.
+TEST(Plan, EquallyLongItemsGoByPlace) {
+  std::mt19937 random(TestSeed());
+  const auto order = [](const WorkItem& item) {
+    const int64_t cost = int64_t{item.row_count} * (item.kv_end - item.kv_begin + 1);
+    return std::make_tuple(-cost, item.span, item.kv_head, item.row_begin, item.kv_begin);
+  };
+  PlanOptions one_head = kOptions;
+  one_head.item_per_kv_head = false;
+  for (int i = 0; i < 200; ++i) {
+    std::vector<Span> spans;
+    for (uint32_t s = 0; s < 1 + random() % 5; ++s) {
+      spans.push_back(MakeSpan(1 + static_cast<int32_t>(random() % 2 * (random() % 300)),
+                               static_cast<int32_t>(random() % 5 * 512 + random() % 2),
+                               Mask::Causal()));
+    }
+    for (const PlanOptions& options : {kOptions, one_head}) {
+      const Plan plan = PlanOf(spans, 4, 2, options);
+      for (size_t n = 1; n < plan.items.size(); ++n) {
+        ASSERT_LT(order(plan.items[n - 1]), order(plan.items[n]));
+      }
+    }
+  }
+}
+
 // The items of one span, without what other spans may change: span index, order, partial rows.
 using Item = std::tuple<int, int, int, int, int, bool>;
 std::vector<Item> ItemsOf(const Plan& plan, int span) {

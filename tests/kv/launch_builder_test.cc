@@ -36,6 +36,24 @@ TEST_F(SequenceLaunchTest, AppendsAcrossPages) {
   EXPECT_EQ(Text(id), Rows(60, 'a') + Rows(100, 'b'));
 }
 
+TEST_F(SequenceLaunchTest, ReadsThePagesThatReplaceTruncatedOnes) {
+  const SequenceId id = Load(Rows(200, 'a'));
+  EXPECT_EQ(Text(id), Rows(200, 'a'));
+  ASSERT_TRUE(store_->Truncate(id, 70, {}, {"alice", {}}).ok());
+  const SequenceId other = Load(Rows(128, 'b'));  // takes the pages that are free now
+  EXPECT_EQ(Text(id), Rows(70, 'a'));
+  ASSERT_EQ(Append(id, Rows(100, 'c')), absl::OkStatus());
+  EXPECT_EQ(Text(id), Rows(70, 'a') + Rows(100, 'c'));
+  EXPECT_EQ(Text(other), Rows(128, 'b'));
+  // A fork writes to a copy of the page that both share.
+  const SequenceId fork = Fork(id);
+  EXPECT_EQ(Text(fork), Text(id));
+  ASSERT_EQ(Append(fork, "fork"), absl::OkStatus());
+  ASSERT_EQ(Append(id, "own"), absl::OkStatus());
+  EXPECT_EQ(Text(fork), Rows(70, 'a') + Rows(100, 'c') + "fork");
+  EXPECT_EQ(Text(id), Rows(70, 'a') + Rows(100, 'c') + "own");
+}
+
 TEST_F(SequenceLaunchTest, OperationsOfOneLaunchSeeWhatThoseBeforeThemAppend) {
   const SequenceId id = Create();
   const OperationPtr first = Lease({{id, Rows(10, 'a')}});

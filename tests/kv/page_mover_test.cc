@@ -9,7 +9,11 @@
 namespace flashcore::server {
 namespace {
 
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::Ge;
 using ::testing::IsEmpty;
+using ::testing::Lt;
 using testing::OperationPtr;
 using testing::Rows;
 using testing::SequenceStoreTest;
@@ -47,6 +51,24 @@ TEST_F(SequenceMovesTest, FullPagesThatAPinnedSequenceSharesBecomeHot) {
   EXPECT_EQ(Pages(), 3u);
   EXPECT_EQ(metrics_.kv_promoted_bytes.Value(), 2 * kPageBytes);
   EXPECT_THAT(BeginMoves().pages, IsEmpty());
+}
+
+TEST_F(SequenceMovesTest, LaunchesListTheNewPlacesOfPagesThatMoved) {
+  const SequenceId cold = Load(Rows(128, 'a') + "tail");
+  const SequenceId pinned = Pin(cold);
+  const auto places = [&](SequenceId id) {
+    const OperationPtr operation = Lease({{id, ""}});
+    const auto launch = Begin({operation.get()});
+    store_->EndLaunch(*launch, true);
+    return launch->pages;
+  };
+  const std::vector<int32_t> before = places(cold);
+  EXPECT_EQ(places(pinned), before);
+  EXPECT_THAT(before, Each(Ge(4)));
+  MovePages();
+  for (const SequenceId id : {cold, pinned}) {
+    EXPECT_THAT(places(id), ElementsAre(Lt(4), Lt(4), before[2]));
+  }
 }
 
 TEST_F(SequenceMovesTest, APinnedSequenceDisplacesOneThatIsNot) {

@@ -130,7 +130,7 @@ TEST_F(SequenceStoreTest, LimitsTheMetadataOfAllSequencesTogether) {
   const size_t created_bytes = store_->stats().metadata_bytes;
   const SequenceId child = Fork(parent);
   const size_t forked_bytes = store_->stats().metadata_bytes - created_bytes;
-  EXPECT_EQ(forked_bytes, created_bytes + 10 * sizeof(PageId));
+  EXPECT_EQ(forked_bytes, created_bytes + 10 * (sizeof(PageId) + sizeof(int32_t)));
   ASSERT_EQ(store_->Delete(child, {"alice", {}}), absl::OkStatus());
   EXPECT_EQ(store_->stats().metadata_bytes, created_bytes);
 
