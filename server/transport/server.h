@@ -18,6 +18,7 @@
 #include "server/transport/credential_files.h"
 #include "server/transport/debug_service.h"
 #include "server/transport/grpc_poll_workaround.h"
+#include "server/transport/local/local_server.h"
 #include "server/transport/reflection.h"
 #include "server/transport/rpc_scope.h"
 #include "server/transport/self_check.h"
@@ -46,6 +47,7 @@ class Server {
     SharedMemory::Options shared_memory;
     bool enable_echo = false;
     CredentialFiles::Options credentials;
+    std::string local_listen;              // path of the local socket; empty: none
     Authenticator::Options authenticator;  // client_certificates follows from `credentials`
     bool enable_reflection = false;
     std::string version;
@@ -61,7 +63,7 @@ class Server {
                                                        Metrics* metrics);
   ~Server();  // cancels the RPCs that still run, and waits for them
 
-  // Options::listen with the chosen port in place of port 0.
+  // Options::listen with the chosen port in place of port 0; then "local:path", if there is one.
   const std::vector<std::string>& addresses() const { return addresses_; }
 
   // Sets health to NOT_SERVING, refuses new requests and waits for those in flight. Shortly before
@@ -74,6 +76,7 @@ class Server {
   Server(const Options& options, Fleet* fleet, Metrics* metrics);
   absl::Status ReadCredentials(const Options& options);
   absl::Status Listen(const Options& options);
+  absl::Status ListenLocally(const Options& options);
   // Opens the sockets of one of Options::listen; gRPC serves their connections with `credentials`.
   absl::Status OpenSockets(const std::string& address,
                            const std::shared_ptr<grpc::ServerCredentials>& credentials,
@@ -88,6 +91,7 @@ class Server {
 
   Fleet* const fleet_;
   RpcContext context_;
+  AttentionMethods methods_;
   AttentionService attention_;
   std::unique_ptr<DebugService> debug_;  // null: disabled
   ReflectionService reflection_;
@@ -98,6 +102,7 @@ class Server {
   std::unique_ptr<GrpcPollWorkaround> poll_workaround_;
   std::unique_ptr<AcceptLoop> accept_loop_;
   std::unique_ptr<SelfCheck> self_check_;
+  std::unique_ptr<LocalServer> local_;  // null: no local socket
 };
 
 }  // namespace flashcore::server
