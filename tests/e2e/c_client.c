@@ -1,5 +1,4 @@
-/* c_client_test TARGET: the C interface from C11, against a server on the CPU. Prints what failed.
- */
+/* c_client TARGET: the C interface from C11, against a server. Prints what failed. */
 #include <stdio.h>
 #include <string.h>
 
@@ -87,9 +86,9 @@ int main(int argc, char** argv) {
   CHECK(strstr(flashcore_last_error(), "not absolute") != NULL);
   CHECK(flashcore_connect("local:/nonexistent/s", NULL, NULL, &client) == 14);
   flashcore_options options = {3, 0, 30 * SECOND, 50};
-  CHECK(flashcore_connect(argv[1], "c_client_test", &options, &client) == 3);
+  CHECK(flashcore_connect(argv[1], "c_client", &options, &client) == 3);
   options.slots = 2;
-  CHECK(flashcore_connect(argv[1], "c_client_test", &options, &client) == FLASHCORE_OK);
+  CHECK(flashcore_connect(argv[1], "c_client", &options, &client) == FLASHCORE_OK);
   CHECK(strncmp(flashcore_identity(client), "uid:", 4) == 0);
 
   flashcore_bytes response;
