@@ -171,24 +171,14 @@ bool RecordPosition(CodedInputStream* in, size_t message_bytes, LargeField* fiel
   return in->Skip(static_cast<int>(size));
 }
 
-}  // namespace
-
-absl::Status SplitMessage(const grpc::ByteBuffer& message, size_t max_small_bytes,
-                          absl::Span<LargeField> large, std::string* small) {
-  for (LargeField& field : large) field.offset = field.size = 0;
-  small->clear();
-  const size_t message_bytes = message.Length();
-  if (message_bytes == 0) return absl::OkStatus();
-
-  // ProtoBufferReader takes a mutable pointer but only reads.
-  grpc::ProtoBufferReader reader(const_cast<grpc::ByteBuffer*>(&message));
-  CodedInputStream in(&reader);
+absl::Status Split(CodedInputStream* in, size_t message_bytes, size_t max_small_bytes,
+                   absl::Span<LargeField> large, std::string* small) {
   SmallFields out(max_small_bytes, small);
-  while (const uint32_t tag = ReadTag(&in)) {
+  while (const uint32_t tag = ReadTag(in)) {
     LargeField* field = Find(large, tag);
     const bool ok =
         FieldNumber(tag) != 0 &&
-        (field != nullptr ? RecordPosition(&in, message_bytes, field) : MoveField(&in, tag, &out));
+        (field != nullptr ? RecordPosition(in, message_bytes, field) : MoveField(in, tag, &out));
     if (ok) continue;
     if (out.full()) {
       return absl::InvalidArgumentError(
@@ -198,18 +188,44 @@ absl::Status SplitMessage(const grpc::ByteBuffer& message, size_t max_small_byte
     return absl::InvalidArgumentError(
         absl::StrCat("message: not a well-formed protobuf message, broken or truncated in or after "
                      "the field at byte ",
-                     in.CurrentPosition(), " of ", message_bytes));
+                     in->CurrentPosition(), " of ", message_bytes));
   }
-  if (!in.ConsumedEntireMessage() || static_cast<size_t>(in.CurrentPosition()) != message_bytes) {
+  if (!in->ConsumedEntireMessage() || static_cast<size_t>(in->CurrentPosition()) != message_bytes) {
     return absl::InvalidArgumentError(absl::StrCat("message: broken tag near byte ",
-                                                   in.CurrentPosition(), " of ", message_bytes));
+                                                   in->CurrentPosition(), " of ", message_bytes));
   }
   return absl::OkStatus();
 }
 
-void CopyField(const grpc::ByteBuffer& message, const LargeField& field, void* destination) {
+// ProtoBufferReader takes a mutable pointer but only reads.
+grpc::ByteBuffer* Mutable(const MessageView& message) {
+  return const_cast<grpc::ByteBuffer*>(message.slices());
+}
+
+}  // namespace
+
+absl::Status SplitMessage(const MessageView& message, size_t max_small_bytes,
+                          absl::Span<LargeField> large, std::string* small) {
+  for (LargeField& field : large) field.offset = field.size = 0;
+  small->clear();
+  if (message.size() == 0) return absl::OkStatus();
+  if (message.slices() == nullptr) {
+    CodedInputStream in(reinterpret_cast<const uint8_t*>(message.bytes().data()),
+                        static_cast<int>(message.size()));
+    return Split(&in, message.size(), max_small_bytes, large, small);
+  }
+  grpc::ProtoBufferReader reader(Mutable(message));
+  CodedInputStream in(&reader);
+  return Split(&in, message.size(), max_small_bytes, large, small);
+}
+
+void CopyField(const MessageView& message, const LargeField& field, void* destination) {
   if (field.size == 0) return;
-  grpc::ProtoBufferReader reader(const_cast<grpc::ByteBuffer*>(&message));
+  if (message.slices() == nullptr) {
+    message.bytes().copy(static_cast<char*>(destination), field.size, field.offset);
+    return;
+  }
+  grpc::ProtoBufferReader reader(Mutable(message));
   CodedInputStream in(&reader);
   in.Skip(static_cast<int>(field.offset));
   in.ReadRaw(destination, static_cast<int>(field.size));

@@ -15,11 +15,29 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/slice.h"
 
 namespace flashcore::wire {
+
+// A serialized message, in gRPC's slices or in one piece of memory, which outlive it.
+class MessageView {
+ public:
+  MessageView(const grpc::ByteBuffer& slices)  // NOLINT(google-explicit-constructor)
+      : slices_(&slices), size_(slices.Length()) {}
+  explicit MessageView(absl::string_view bytes) : bytes_(bytes), size_(bytes.size()) {}
+
+  const grpc::ByteBuffer* slices() const { return slices_; }  // null: in one piece
+  absl::string_view bytes() const { return bytes_; }          // if in one piece
+  size_t size() const { return size_; }
+
+ private:
+  const grpc::ByteBuffer* slices_ = nullptr;
+  absl::string_view bytes_;
+  size_t size_ = 0;
+};
 
 // The position of one `bytes` field in its message.
 struct LargeField {
@@ -31,12 +49,12 @@ struct LargeField {
 // Finds the fields `large` in `message` and copies all other fields, still encoded, to `*small`.
 // INVALID_ARGUMENT if the message is not well-formed or if the other fields take more than
 // `max_small_bytes`. Unknown groups are checked and dropped.
-absl::Status SplitMessage(const grpc::ByteBuffer& message, size_t max_small_bytes,
+absl::Status SplitMessage(const MessageView& message, size_t max_small_bytes,
                           absl::Span<LargeField> large, std::string* small);
 
 // Copies the payload of `field`, found by SplitMessage in `message`, to `destination`, which has
 // room for field.size bytes.
-void CopyField(const grpc::ByteBuffer& message, const LargeField& field, void* destination);
+void CopyField(const MessageView& message, const LargeField& field, void* destination);
 
 // Tag and length of a `bytes` field: what precedes its payload.
 std::string FieldHeader(int number, size_t payload_bytes);

@@ -24,6 +24,13 @@
 ABSL_FLAG(std::vector<std::string>, listen, {"127.0.0.1:7070"},
           "Addresses to serve gRPC on, each host:port or unix:path. Repeat the flag or separate "
           "addresses with commas.");
+ABSL_FLAG(std::string, local_listen, "",
+          "Path of a Unix socket for clients on this host, whose requests then come through rings "
+          "in shared memory instead of gRPC. The user id of a client's process is its identity. "
+          "Empty: no such socket.");
+ABSL_FLAG(bool, local_allow_overflow_uid, false,
+          "Serve clients on --local_listen whose user the server's user namespace does not know, "
+          "such as those in another rootless container. They are all one identity.");
 ABSL_FLAG(bool, insecure_listen, false,
           "Let --listen have addresses without TLS that other hosts can reach. Whoever is on the "
           "network between can then read and change everything, tokens included.");
@@ -318,6 +325,7 @@ void ReadCredentialOptions(Server::Options* options, Checker* check) {
   check->Require(tls.client_ca_file.empty() || tls.enabled(), FLAGS_tls_client_ca_file,
                  tls.client_ca_file, "usable without --tls_cert_file");
   options->credentials.token_file = absl::GetFlag(FLAGS_token_file);
+  options->authenticator.allow_overflow_uid = absl::GetFlag(FLAGS_local_allow_overflow_uid);
   options->authenticator.insecure_client_names = absl::GetFlag(FLAGS_insecure_client_names);
   options->authenticator.trusted_proxies = absl::GetFlag(FLAGS_trusted_proxies);
   for (const std::string& proxy : options->authenticator.trusted_proxies) {
@@ -457,6 +465,10 @@ void ReadServerOptions(Server::Options* options, Checker* check) {
   ReadUnsentReplyOptions(&options->unsent_replies, check);
   ReadSharedMemoryOptions(&options->shared_memory, check);
   ReadConnectionOptions(&options->connections, check);
+  options->local_listen = absl::GetFlag(FLAGS_local_listen);
+  // sockaddr_un has room for no more.
+  check->Require(options->local_listen.size() <= 107, FLAGS_local_listen, options->local_listen,
+                 "a path of at most 107 bytes");
   options->enable_reflection = absl::GetFlag(FLAGS_enable_reflection);
   options->enable_echo = absl::GetFlag(FLAGS_enable_echo);
   ReadCredentialOptions(options, check);

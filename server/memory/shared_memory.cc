@@ -21,8 +21,8 @@ std::string SharedMemory::RandomId() {
   return id;
 }
 
-absl::StatusOr<std::string> SharedMemory::Register(SharedSegment segment,
-                                                   const std::string& client) {
+absl::StatusOr<std::shared_ptr<const SharedRegion>> SharedMemory::Map(SharedSegment segment,
+                                                                      const std::string& client) {
   const size_t bytes = segment.bytes();
   if (absl::Status status = Acquire(bytes, client); !status.ok()) return status;
   auto mapped = SharedRegion::Map(std::move(segment));
@@ -42,10 +42,16 @@ absl::StatusOr<std::string> SharedMemory::Register(SharedSegment segment,
     delete region;
     Release(bytes, client);
   };
+  return std::shared_ptr<const SharedRegion>(mapped->release(), unmap);
+}
+
+absl::StatusOr<std::string> SharedMemory::Register(SharedSegment segment,
+                                                   const std::string& client) {
+  auto region = Map(std::move(segment), client);
+  if (!region.ok()) return region.status();
   std::string id = RandomId();
   MutexLock lock(&mutex_);
-  regions_.emplace(
-      id, Registration{client, std::shared_ptr<const SharedRegion>(mapped->release(), unmap)});
+  regions_.emplace(id, Registration{client, *std::move(region)});
   return id;
 }
 

@@ -30,12 +30,21 @@ class HostMemoryPinner {
   virtual void UnpinHostMemory(std::byte* data) const = 0;
 };
 
+// Where the regions of MemoryRanges are looked up. Thread-safe.
+class RegionSource {
+ public:
+  virtual ~RegionSource() = default;
+  // NOT_FOUND, also if it is the region of another client.
+  virtual absl::StatusOr<std::shared_ptr<const SharedRegion>> Find(
+      absl::string_view id, absl::string_view client) const = 0;
+};
+
 // The registered regions. An unregistered region stays mapped, and counts against the limits,
 // until the last request that uses it has ended. Outlives its regions. Thread-safe.
-class SharedMemory {
+class SharedMemory final : public RegionSource {
  public:
   struct Options {
-    bool allowed = false;
+    bool allowed = false;                  // over gRPC, by RegisterMemory
     size_t total_bytes = size_t{1} << 30;  // of all regions
     size_t client_bytes = 0;               // of all regions of a client; 0: no limit
     size_t client_regions = 64;            // per client
@@ -49,14 +58,16 @@ class SharedMemory {
 
   const Options& options() const { return options_; }
 
-  // Maps and pins `segment` for `client`; returns the region's id: kIdBytes random bytes.
+  // Maps and pins `segment` for `client`, which it counts for until it is destroyed.
   // RESOURCE_EXHAUSTED beyond a limit.
+  absl::StatusOr<std::shared_ptr<const SharedRegion>> Map(SharedSegment segment,
+                                                          const std::string& client);
+  // As Map, and makes it known to Find. Returns the region's id: kIdBytes random bytes.
   absl::StatusOr<std::string> Register(SharedSegment segment, const std::string& client);
   void Unregister(const std::string& id);
 
-  // NOT_FOUND, also if it is the region of another client.
   absl::StatusOr<std::shared_ptr<const SharedRegion>> Find(absl::string_view id,
-                                                           absl::string_view client) const;
+                                                           absl::string_view client) const override;
 
   static constexpr size_t kIdBytes = 16;
   static std::string RandomId();  // from the operating system

@@ -1,9 +1,11 @@
 #include "server/memory/shared_region.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -129,7 +131,7 @@ absl::StatusOr<SharedSegment> SharedSegment::Open(const std::string& name, uint6
   // O_NONBLOCK: if the name is that of a pipe, do not wait for its other end.
   const int fd = shm_open(name.c_str(), (read_only ? O_RDONLY : O_RDWR) | O_NONBLOCK, 0);
   if (fd < 0) return OpenError(errno);
-  SharedSegment segment(fd, bytes, read_only);
+  SharedSegment segment(FileDescriptor(fd), bytes, read_only, /*sealed=*/false);
   struct stat file;
   if (fstat(fd, &file) != 0 || !S_ISREG(file.st_mode)) {
     return absl::InvalidArgumentError("name: not shared memory");
@@ -141,30 +143,55 @@ absl::StatusOr<SharedSegment> SharedSegment::Open(const std::string& name, uint6
   return segment;
 }
 
-SharedSegment::SharedSegment(SharedSegment&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), bytes_(other.bytes_), read_only_(other.read_only_) {}
-
-SharedSegment::~SharedSegment() {
-  if (fd_ >= 0) close(fd_);
+absl::StatusOr<SharedSegment> SharedSegment::FromMemfd(FileDescriptor file, uint64_t bytes,
+                                                       bool read_only) {
+  struct stat status;
+  struct statfs system;
+  const int fd = file.get();
+  const bool is_memory = fstat(fd, &status) == 0 && S_ISREG(status.st_mode) &&
+                         fstatfs(fd, &system) == 0 && system.f_type == TMPFS_MAGIC;
+  const int seals = is_memory ? fcntl(fd, F_GET_SEALS) : -1;
+  if (seals < 0) {
+    return absl::InvalidArgumentError(
+        "file: not a memfd of normal pages; make it with memfd_create and MFD_ALLOW_SEALING, "
+        "without MFD_HUGETLB");
+  }
+  if ((seals & F_SEAL_SHRINK) == 0) {
+    return absl::InvalidArgumentError(
+        "file: not sealed against shrinking; use fcntl(F_ADD_SEALS, F_SEAL_SHRINK)");
+  }
+  if (bytes == 0 || bytes % page_bytes != 0 || bytes > static_cast<uint64_t>(status.st_size)) {
+    return absl::InvalidArgumentError(absl::StrCat("bytes: ", bytes, " is not a multiple of ",
+                                                   page_bytes, " in ", page_bytes, "..",
+                                                   status.st_size, ", the file's size"));
+  }
+  return SharedSegment(std::move(file), bytes, read_only, /*sealed=*/true);
 }
 
 bool SharedSegment::StartsWith(absl::string_view text) const {
   std::string start(text.size(), '\0');
-  return pread(fd_, start.data(), start.size(), 0) == static_cast<ssize_t>(start.size()) &&
+  return pread(file_.get(), start.data(), start.size(), 0) == static_cast<ssize_t>(start.size()) &&
          start == text;
 }
 
 bool SharedSegment::IsWhole() const {
   struct stat file;
-  return fstat(fd_, &file) == 0 && static_cast<uint64_t>(file.st_size) >= bytes_;
+  return sealed_ ||
+         (fstat(file_.get(), &file) == 0 && static_cast<uint64_t>(file.st_size) >= bytes_);
 }
 
-absl::StatusOr<std::byte*> SharedSegment::Map() const {
+absl::StatusOr<std::byte*> SharedSegment::Map() {
   const int protection = read_only_ ? PROT_READ : PROT_READ | PROT_WRITE;
   // MAP_POPULATE: take the page faults now, not during requests.
   void* const memory =
-      mmap(nullptr, bytes_, protection, MAP_SHARED | MAP_POPULATE | MAP_NORESERVE, fd_, 0);
-  if (memory != MAP_FAILED) return static_cast<std::byte*>(memory);
+      mmap(nullptr, bytes_, protection, MAP_SHARED | MAP_POPULATE | MAP_NORESERVE, file_.get(), 0);
+  if (memory != MAP_FAILED) {
+    if (sealed_) file_.reset();
+    return static_cast<std::byte*>(memory);
+  }
+  if (errno == EACCES || errno == EPERM) {
+    return absl::PermissionDeniedError("file: it cannot be written; register it read_only");
+  }
   return absl::ResourceExhaustedError(
       absl::StrCat("bytes: cannot map ", bytes_, ": ", strerror(errno)));
 }

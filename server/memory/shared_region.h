@@ -1,4 +1,4 @@
-// One POSIX shared-memory segment of a client: opened, then mapped.
+// One segment of a client's shared memory, POSIX or memfd: opened, then mapped.
 #ifndef FLASHCORE_SERVER_MEMORY_SHARED_REGION_H_
 #define FLASHCORE_SERVER_MEMORY_SHARED_REGION_H_
 
@@ -7,10 +7,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/base/socket.h"
 
 namespace flashcore::server {
 
@@ -44,27 +46,34 @@ class SharedSegment {
   // regular file; NOT_FOUND; PERMISSION_DENIED.
   static absl::StatusOr<SharedSegment> Open(const std::string& name, uint64_t bytes,
                                             bool read_only);
-  SharedSegment(SharedSegment&& other) noexcept;
+  // A memfd that the client has sent, which is sealed against shrinking, so that none of its pages
+  // can go. INVALID_ARGUMENT for any other file, also one of huge pages, and if `bytes` is not a
+  // multiple of the page size within the file. FaultGuard still matters: the system may lack memory
+  // for a page that was never written.
+  static absl::StatusOr<SharedSegment> FromMemfd(FileDescriptor file, uint64_t bytes,
+                                                 bool read_only);
+  SharedSegment(SharedSegment&& other) noexcept = default;
   SharedSegment& operator=(SharedSegment&&) = delete;
-  ~SharedSegment();
 
   size_t bytes() const { return bytes_; }  // as passed to Open; the file's size may differ
   bool read_only() const { return read_only_; }
   bool StartsWith(absl::string_view text) const;
-  bool IsWhole() const;                    // the file still has bytes()
-  absl::StatusOr<std::byte*> Map() const;  // all of bytes(), page-aligned
+  bool IsWhole() const;              // the file still has bytes()
+  absl::StatusOr<std::byte*> Map();  // all of bytes(), page-aligned
 
  private:
-  SharedSegment(int fd, size_t bytes, bool read_only)
-      : fd_(fd), bytes_(bytes), read_only_(read_only) {}
+  SharedSegment(FileDescriptor file, size_t bytes, bool read_only, bool sealed)
+      : file_(std::move(file)), bytes_(bytes), read_only_(read_only), sealed_(sealed) {}
 
-  int fd_;  // -1: moved from
+  FileDescriptor file_;  // if sealed_, only until it is mapped
   const size_t bytes_;
   const bool read_only_;
+  const bool sealed_;  // against shrinking
 };
 
 // A mapped segment. The client can change its contents at any time, so the server reads nothing but
-// tensor values from it. The client can also shorten it, which FaultGuard survives. Thread-safe.
+// tensor values from it. The client can also shorten it, unless it is sealed; FaultGuard survives
+// that. Thread-safe.
 class SharedRegion {
  public:
   static constexpr size_t kAlignment = 16;  // of tensors: the width of a kernel's load

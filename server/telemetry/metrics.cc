@@ -38,8 +38,8 @@ constexpr std::pair<absl::StatusCode, const char*> kReasons[] = {
 };
 
 // By Unauthenticated.
-constexpr const char* kUnauthenticatedReasons[] = {"no_token", "bad_token", "bad_certificate",
-                                                   "bad_forwarded_cert", "revoked"};
+constexpr const char* kUnauthenticatedReasons[] = {
+    "no_token", "bad_token", "bad_certificate", "bad_forwarded_cert", "revoked", "overflow_uid"};
 
 constexpr char kReloadFailures[] = "flashcore_credential_reload_failures_total";
 constexpr char kReloadFailuresHelp[] =
@@ -131,16 +131,17 @@ void AppendFileDescriptors(Families* families) {
 
 RpcMetrics::RpcMetrics(const RpcMethod& method, MetricRegistry* registry)
     : method_(method),
-      started_(
-          AddCounter(registry, "grpc_server_started_total", "RPCs started.", GrpcLabels(method))),
-      handling_seconds_(AddHistogram(
-          registry, "grpc_server_handling_seconds",
-          "Time from the start of an RPC to its end, with any status; for a stream, its lifetime.",
-          LatencyBounds(), GrpcLabels(method))),
-      request_duration_seconds_(
-          AddHistogram(registry, "flashcore_request_duration_seconds",
-                       "Time from receiving a request to answering it, with any status.",
-                       LatencyBounds(), {{"rpc", method.method}})) {
+      request_duration_seconds_(AddHistogram(
+          registry, "flashcore_request_duration_seconds",
+          "Time from receiving a request to answering it, with any status.", LatencyBounds(),
+          {{"rpc", method.method}, {"transport", method.transport}})) {
+  if (method.transport != "grpc") return;
+  started_ =
+      &AddCounter(registry, "grpc_server_started_total", "RPCs started.", GrpcLabels(method));
+  handling_seconds_ = &AddHistogram(
+      registry, "grpc_server_handling_seconds",
+      "Time from the start of an RPC to its end, with any status; for a stream, its lifetime.",
+      LatencyBounds(), GrpcLabels(method));
   for (int code = 0; code < kCodes; ++code) {
     Labels labels = GrpcLabels(method);
     labels["grpc_code"] = kCodeNames[code];
@@ -153,6 +154,10 @@ Metrics::Metrics(const Options& options)
     : serving(AddGauge(&registry_, "flashcore_serving",
                        "1 while gRPC health reports SERVING, else 0.")),
       connections(AddGauge(&registry_, "flashcore_connections", "Open gRPC connections.")),
+      local_connections(AddGauge(&registry_, "flashcore_local_connections",
+                                 "Open connections of the local socket.")),
+      local_rings(AddGauge(&registry_, "flashcore_local_rings",
+                           "Open rings of the connections of the local socket.")),
       inflight_requests(AddGauge(&registry_, "flashcore_inflight_requests",
                                  "Requests received and not yet answered.")),
       rejected_unread(AddRejected(&registry_, "unread")),
@@ -190,6 +195,14 @@ Metrics::Metrics(const Options& options)
                                           "gRPC connections that were not served or were cut off.",
                                           {{"reason", kRefusals[i]}});
   }
+  constexpr const char* kLocalRefusals[] = {
+      "max_connections", "max_connections_per_host", "no_files", "silent", "protocol", "unread"};
+  for (size_t i = 0; i < refused_local_connections_.size(); ++i) {
+    refused_local_connections_[i] =
+        &AddCounter(&registry_, "flashcore_local_connections_refused_total",
+                    "Connections of the local socket that were not served or were cut off.",
+                    {{"reason", kLocalRefusals[i]}});
+  }
   for (const RpcMethod& method : options.methods) rpcs_.emplace_back(method, &registry_);
   for (const Device& device : options.devices) {
     devices_.emplace_back(device.device, &registry_);
@@ -216,9 +229,12 @@ void Metrics::AddConstants(const Device& device) {
       .Set(static_cast<double>(device.queue_capacity));
 }
 
-RpcMetrics* Metrics::Rpc(absl::string_view service, absl::string_view method) {
+RpcMetrics* Metrics::Rpc(absl::string_view service, absl::string_view method,
+                         absl::string_view transport) {
   for (RpcMetrics& rpc : rpcs_) {
-    if (rpc.service() == service && rpc.method() == method) return &rpc;
+    if (rpc.service() == service && rpc.method() == method && rpc.transport() == transport) {
+      return &rpc;
+    }
   }
   return nullptr;
 }

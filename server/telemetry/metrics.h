@@ -19,14 +19,15 @@
 
 namespace flashcore::server {
 
-// A gRPC method, with the names that the grpc_server_* labels use.
+// A method of a service, with the names that the grpc_server_* labels use.
 struct RpcMethod {
-  std::string service;  // "flashcore.v1.AttentionService"
-  std::string method;   // "Attend"
-  std::string type;     // "unary", "client_stream", "server_stream", "bidi_stream"
+  std::string service;             // "flashcore.v1.AttentionService"
+  std::string method;              // "Attend"
+  std::string type;                // "unary", "client_stream", "server_stream", "bidi_stream"
+  std::string transport = "grpc";  // or "local"
 };
 
-// The metrics of one gRPC method. Thread-safe.
+// The metrics of one method over one transport. Thread-safe.
 class RpcMetrics {
  public:
   // gRPC's status codes, 0 to 16.
@@ -34,26 +35,29 @@ class RpcMetrics {
 
   RpcMetrics(const RpcMethod& method, MetricRegistry* registry);
 
-  // Call both once for each RPC: when the server accepts it, and when it has ended with any status.
-  // `code` is a gRPC status code; an invalid one counts as Unknown.
-  void RecordStart() { started_.Increment(); }
+  // Call both once for each RPC of gRPC: when the server accepts it, and when it has ended with any
+  // status. `code` is a gRPC status code; an invalid one counts as Unknown.
+  void RecordStart() { started_->Increment(); }
   void RecordEnd(int code, double seconds) {
     handled_[code >= 0 && code < kCodes ? code : kUnknown]->Increment();
-    handling_seconds_.Observe(seconds);
+    handling_seconds_->Observe(seconds);
   }
   // Call once for each request, with any status. A unary RPC is one request; a stream has many.
   void RecordRequest(double seconds) { request_duration_seconds_.Observe(seconds); }
 
   const std::string& service() const { return method_.service; }  // "flashcore.v1.AttentionService"
   const std::string& method() const { return method_.method; }    // "Attend"
+  const std::string& transport() const { return method_.transport; }
+  bool is_grpc() const { return started_ != nullptr; }
 
  private:
   static constexpr int kUnknown = 2;
 
   const RpcMethod method_;
-  Counter& started_;
-  std::array<Counter*, kCodes> handled_;
-  Histogram& handling_seconds_;
+  // Null for other transports than gRPC.
+  Counter* started_ = nullptr;
+  std::array<Counter*, kCodes> handled_ = {};
+  Histogram* handling_seconds_ = nullptr;
   Histogram& request_duration_seconds_;
 };
 
@@ -64,6 +68,7 @@ enum class Unauthenticated {
   kBadCertificate,    // verified, but without a name that can be an identity
   kBadForwardedCert,  // a trusted proxy forwards no name of a client
   kRevoked,           // its token became invalid while its stream was open
+  kOverflowUid,       // a user of another user namespace, over the local socket
 };
 
 // Why a connection was not served, or was cut off.
@@ -73,6 +78,16 @@ enum class RefusedConnection {
   kNoFiles,  // no more files can be opened
   kFlood,    // it sent too much that HTTP/2 flow control does not hold back
   kSilent,   // it sent nothing in time, or made room for another
+};
+
+// Why a connection of the local socket was not served, or was cut off.
+enum class RefusedLocalConnection {
+  kMaxConnections,
+  kMaxConnectionsPerUser,
+  kNoFiles,
+  kSilent,    // no Hello in time
+  kProtocol,  // it broke the protocol
+  kUnread,    // it did not read its replies in time
 };
 
 // Recording and Collect are thread-safe.
@@ -102,7 +117,8 @@ class Metrics : public prometheus::Collectable {
 
   // The metrics of a method in Options::methods, else null. They live as long as this. For
   // start-up: searches linearly.
-  RpcMetrics* Rpc(absl::string_view service, absl::string_view method);
+  RpcMetrics* Rpc(absl::string_view service, absl::string_view method,
+                  absl::string_view transport = "grpc");
 
   // Call once for each request answered with an error. A code without a reason of its own counts as
   // internal.
@@ -118,6 +134,10 @@ class Metrics : public prometheus::Collectable {
     refused_connections_[static_cast<size_t>(reason)]->Increment();
   }
 
+  void CountRefusedLocalConnection(RefusedLocalConnection reason) {
+    refused_local_connections_[static_cast<size_t>(reason)]->Increment();
+  }
+
   // The metrics of Options::devices[number].
   DeviceMetrics& device(size_t number) { return devices_[number]; }
 
@@ -127,6 +147,8 @@ class Metrics : public prometheus::Collectable {
  public:
   Gauge& serving;              // 1 while health says SERVING, else 0
   Gauge& connections;          // open, TLS handshakes and silent ones included
+  Gauge& local_connections;    // open ones of the local socket
+  Gauge& local_rings;          // open rings of those
   Gauge& inflight_requests;    // received and not yet answered
   Counter& rejected_unread;    // requests whose replies the clients did not read in time
   Gauge& shared_memory_bytes;  // client memory that is mapped
@@ -142,8 +164,9 @@ class Metrics : public prometheus::Collectable {
   void AddConstants(const Device& device);
 
   std::array<Counter*, RpcMetrics::kCodes> rejected_by_code_;
-  std::array<Counter*, 5> unauthenticated_;
+  std::array<Counter*, 6> unauthenticated_;
   std::array<Counter*, 5> refused_connections_;
+  std::array<Counter*, 6> refused_local_connections_;
   std::deque<DeviceMetrics> devices_;  // deques, because elements must not move
   std::deque<RpcMetrics> rpcs_;
   std::vector<std::function<void()>> on_scrape_;

@@ -179,7 +179,9 @@ bool AcceptLoop::MakeRoom(const std::string& host) {
     metrics_->CountRefusedConnection(RefusedConnection::kMaxConnectionsPerHost);
     return false;
   }
-  if (static_cast<int>(connections_.size()) >= options_.max_connections &&
+  // Those of the local socket count too.
+  const auto local = static_cast<int>(metrics_->local_connections.Value());
+  if (static_cast<int>(connections_.size()) + local >= options_.max_connections &&
       !CloseOldestSilent(nullptr)) {
     metrics_->CountRefusedConnection(RefusedConnection::kMaxConnections);
     return false;

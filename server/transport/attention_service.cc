@@ -1,9 +1,7 @@
 #include "server/transport/attention_service.h"
 
-#include <algorithm>
-#include <set>
-
 #include "server/transport/convert.h"
+#include "server/transport/load_sequence.h"
 #include "server/transport/message.h"
 #include "server/transport/register_memory.h"
 #include "server/transport/tensor_receiver.h"
@@ -66,16 +64,27 @@ std::vector<RpcMethod> AttentionService::Methods() {
   return MethodsOf(*v1::AttendRequest::descriptor()->file()->FindServiceByName("AttentionService"));
 }
 
-AttentionService::AttentionService(const Options& options, Fleet* fleet, RpcContext* context)
-    : options_(options),
-      fleet_(fleet),
-      context_(context),
-      memory_(options.shared_memory, &fleet->engines().front()->device(),
-              &context->metrics->shared_memory_bytes, &context->metrics->shared_memory_regions) {}
+AttentionService::AttentionService(AttentionMethods* methods)
+    : methods_(methods), fleet_(methods->fleet()), context_(methods->context()) {}
 
 void AttentionService::Drain() {
   context_->draining = true;
   streams_.Drain();
+}
+
+template <typename Request, typename Response>
+grpc::ServerUnaryReactor* AttentionService::Answer(RpcMetrics* rpc,
+                                                   grpc::CallbackServerContext* call,
+                                                   const Request& request, Response* response,
+                                                   Method<Request, Response> method) {
+  auto* reactor = new UnaryReactor(context_, rpc, call);
+  const absl::StatusOr<Identity> caller = AdmitCaller(*context_, *call);
+  const absl::Status status =
+      caller.ok() ? (methods_->*method)(*caller, request, response) : caller.status();
+  // gRPC keeps the message and its serialized form.
+  const size_t bytes = status.ok() ? response->ByteSizeLong() + response->SpaceUsedLong() : 0;
+  reactor->End(status, caller.ok() ? caller->name : "", bytes);
+  return reactor;
 }
 
 grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* context,
@@ -92,7 +101,7 @@ grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionService::AttendStream(
     grpc::CallbackServerContext* context) {
   return new AttendStreamReactor(fleet_, MemoryFor(*context), context_, attend_stream_, &streams_,
-                                 options_.max_stream_inflight, context,
+                                 methods_->options().max_stream_inflight, context,
                                  ToDeadline(context->deadline(), fleet_->clock()));
 }
 
@@ -103,83 +112,62 @@ AttentionService::RegisterMemory(grpc::CallbackServerContext* context) {
 }
 
 RpcMetrics* AttentionService::Rpc(const char* method) const {
-  return context_->metrics->Rpc(v1::AttentionService::service_full_name(), method);
+  return methods_->Rpc(method, "grpc");
 }
 
 SharedMemory* AttentionService::MemoryFor(const grpc::ServerContextBase& context) {
-  return memory_.options().allowed && IsLocal(context) ? &memory_ : nullptr;
+  SharedMemory* const memory = methods_->memory();
+  return memory->options().allowed && IsLocal(context) ? memory : nullptr;
 }
 
-grpc::ServerUnaryReactor* AttentionService::GetServerInfo(
-    grpc::CallbackServerContext* context, const v1::GetServerInfoRequest* /*request*/,
-    v1::GetServerInfoResponse* response) {
-  return Answer(get_server_info_, context, response, [&](const Identity& /*caller*/) {
-    response->set_version(options_.version);
-    std::set<const kernels::Kernel*> kernels;  // by address, which is the registry's order
-    for (const auto& engine : fleet_->engines()) {
-      *response->add_devices() = ToDeviceInfo(engine->device().info(), engine->sequences().stats());
-      kernels.insert(engine->device().kernels().begin(), engine->device().kernels().end());
-    }
-    for (const kernels::Kernel* kernel : kernels) {
-      *response->add_kernels() = ToKernelInfo(kernel->spec);
-    }
-    SetLimits(*fleet_->engines().front(), response->mutable_limits());
-    for (const auto& engine : fleet_->engines()) {  // it may be a share of the device's memory
-      v1::Limits& limits = *response->mutable_limits();
-      const size_t client_kv_bytes = engine->options().sequences.client_kv_bytes;
-      limits.set_client_kv_bytes(std::min(limits.client_kv_bytes(), uint64_t{client_kv_bytes}));
-    }
-    return absl::OkStatus();
-  });
+grpc::ServerUnaryReactor* AttentionService::GetServerInfo(grpc::CallbackServerContext* context,
+                                                          const v1::GetServerInfoRequest* request,
+                                                          v1::GetServerInfoResponse* response) {
+  return Answer(get_server_info_, context, *request, response, &AttentionMethods::GetServerInfo);
 }
 
-// All devices have the same limits, except client_kv_bytes.
-void AttentionService::SetLimits(const Engine& engine, v1::Limits* limits) const {
-  const Engine::Options& options = engine.options();
-  limits->set_max_message_bytes(options_.max_message_bytes);
-  limits->set_max_spans(options.max_spans);
-  limits->set_max_heads(options.max_heads);
-  for (const uint32_t head_dim : engine.limits().head_dims) limits->add_head_dims(head_dim);
-  limits->set_max_queue_requests(options.batcher.max_queue_requests);
-  limits->set_max_batch_requests(options.batcher.max_batch_requests);
-  limits->set_max_batch_tokens(options.batcher.max_batch_tokens);
-  limits->set_max_stream_inflight(options_.max_stream_inflight);
-  limits->set_staging_memory_bytes(options.staging_memory_bytes);
-  limits->set_client_staging_bytes(options.client_staging_bytes);
-  const UnsentReplies::Options& unsent = context_->unsent.options();
-  limits->set_unsent_reply_bytes(unsent.total_bytes);
-  limits->set_client_unsent_reply_bytes(unsent.client_bytes);
-  limits->set_reply_timeout_seconds(Seconds(unsent.timeout));
-  limits->set_max_request_id_bytes(kMaxRequestIdBytes);
-  limits->set_max_request_flop(options.max_request_flop);
-  const SequenceStore::Options& sequences = options.sequences;
-  limits->set_max_layers(sequences.max_layers);
-  limits->set_max_page_bytes(sequences.superblock_bytes);
-  limits->set_client_kv_bytes(sequences.client_kv_bytes);
-  limits->set_client_sequences(sequences.client_sequences);
-  limits->set_client_metadata_bytes(sequences.client_metadata_bytes);
-  limits->set_sequence_idle_timeout_seconds(Seconds(sequences.idle_timeout));
-  const SharedMemory::Options& memory = memory_.options();
-  limits->set_shares_memory(memory.allowed);
-  limits->set_shared_memory_bytes(memory.total_bytes);
-  limits->set_client_shared_memory_bytes(memory.client_bytes);
-  limits->set_client_shared_regions(memory.client_regions);
-  limits->set_evicts(sequences.evict_lru);
-  limits->set_max_connections(options_.max_connections);
-  limits->set_max_connections_per_host(options_.max_connections_per_host);
-  limits->set_max_connection_streams(options_.max_connection_streams);
+grpc::ServerUnaryReactor* AttentionService::CreateSequence(grpc::CallbackServerContext* context,
+                                                           const v1::CreateSequenceRequest* request,
+                                                           v1::CreateSequenceResponse* response) {
+  return Answer(create_sequence_, context, *request, response, &AttentionMethods::CreateSequence);
 }
 
-grpc::ServerUnaryReactor* AttentionService::Answer(
-    RpcMetrics* rpc, grpc::CallbackServerContext* call, const google::protobuf::Message* response,
-    absl::FunctionRef<absl::Status(const Identity& caller)> body) {
-  auto* reactor = new UnaryReactor(context_, rpc, call);
-  const absl::StatusOr<Identity> caller = AdmitCaller(*context_, *call);
-  const absl::Status status = caller.ok() ? body(*caller) : caller.status();
-  // gRPC keeps the message and its serialized form.
-  const size_t bytes = status.ok() ? response->ByteSizeLong() + response->SpaceUsedLong() : 0;
-  reactor->End(status, caller.ok() ? caller->name : "", bytes);
-  return reactor;
+grpc::ServerUnaryReactor* AttentionService::ForkSequence(grpc::CallbackServerContext* context,
+                                                         const v1::ForkSequenceRequest* request,
+                                                         v1::ForkSequenceResponse* response) {
+  return Answer(fork_sequence_, context, *request, response, &AttentionMethods::ForkSequence);
+}
+
+grpc::ServerUnaryReactor* AttentionService::TruncateSequence(
+    grpc::CallbackServerContext* context, const v1::TruncateSequenceRequest* request,
+    v1::TruncateSequenceResponse* response) {
+  return Answer(truncate_sequence_, context, *request, response,
+                &AttentionMethods::TruncateSequence);
+}
+
+grpc::ServerUnaryReactor* AttentionService::DeleteSequence(grpc::CallbackServerContext* context,
+                                                           const v1::DeleteSequenceRequest* request,
+                                                           v1::DeleteSequenceResponse* response) {
+  return Answer(delete_sequence_, context, *request, response, &AttentionMethods::DeleteSequence);
+}
+
+grpc::ServerUnaryReactor* AttentionService::GetSequence(grpc::CallbackServerContext* context,
+                                                        const v1::GetSequenceRequest* request,
+                                                        v1::GetSequenceResponse* response) {
+  return Answer(get_sequence_, context, *request, response, &AttentionMethods::GetSequence);
+}
+
+grpc::ServerUnaryReactor* AttentionService::ListSequences(grpc::CallbackServerContext* context,
+                                                          const v1::ListSequencesRequest* request,
+                                                          v1::ListSequencesResponse* response) {
+  return Answer(list_sequences_, context, *request, response, &AttentionMethods::ListSequences);
+}
+
+grpc::ServerReadReactor<grpc::ByteBuffer>* AttentionService::LoadSequence(
+    grpc::CallbackServerContext* context, grpc::ByteBuffer* response) {
+  return new LoadSequenceReactor(fleet_, MemoryFor(*context), context_, load_sequence_, &streams_,
+                                 context, ToDeadline(context->deadline(), fleet_->clock()),
+                                 response);
 }
 
 }  // namespace flashcore::server

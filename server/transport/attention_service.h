@@ -2,10 +2,9 @@
 #ifndef FLASHCORE_SERVER_TRANSPORT_ATTENTION_SERVICE_H_
 #define FLASHCORE_SERVER_TRANSPORT_ATTENTION_SERVICE_H_
 
-#include <string>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "flashcore/v1/attention.grpc.pb.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
@@ -13,7 +12,7 @@
 #include "server/memory/shared_memory.h"
 #include "server/telemetry/metrics.h"
 #include "server/transport/attend_stream.h"
-#include "server/transport/page_token.h"
+#include "server/transport/attention_methods.h"
 #include "server/transport/rpc_scope.h"
 
 namespace flashcore::server {
@@ -33,24 +32,13 @@ using AttentionServiceBase = v1::AttentionService::WithRawCallbackMethod_Attend<
                                         v1::AttentionService::WithCallbackMethod_ListSequences<
                                             v1::AttentionService::Service>>>>>>>>>>>;
 
-// Thread-safe. Outlives every RPC that it serves. Does not own the fleet or the context.
+// Thread-safe. Outlives every RPC that it serves. Does not own the methods.
 class AttentionService final : public AttentionServiceBase {
  public:
-  struct Options {
-    size_t max_message_bytes = 0;  // reported to clients; the gRPC server enforces it
-    int max_stream_inflight = 0;
-    SharedMemory::Options shared_memory;
-    std::string version;
-    // Reported to clients; the accept loop and the gRPC server enforce them.
-    int max_connections = 0;
-    int max_connections_per_host = 0;
-    int max_connection_streams = 0;
-  };
-
   // The methods of this service, for Metrics::Options.
   static std::vector<RpcMethod> Methods();
 
-  AttentionService(const Options& options, Fleet* fleet, RpcContext* context);
+  explicit AttentionService(AttentionMethods* methods);
 
   // Refuses new requests with UNAVAILABLE. Requests in flight are answered.
   void Drain();
@@ -93,21 +81,18 @@ class AttentionService final : public AttentionServiceBase {
   RpcMetrics* Rpc(const char* method) const;
   // Null if this client cannot share memory.
   SharedMemory* MemoryFor(const grpc::ServerContextBase& context);
-  void SetLimits(const Engine& engine, v1::Limits* limits) const;
-  // Runs `body`, which fills in `response`, for a caller that is admitted. `body` does not block.
+  template <typename Request, typename Response>
+  using Method = absl::Status (AttentionMethods::*)(const Identity& caller, const Request& request,
+                                                    Response* response) const;
+  // Runs `method` for a caller that is admitted.
+  template <typename Request, typename Response>
   grpc::ServerUnaryReactor* Answer(RpcMetrics* rpc, grpc::CallbackServerContext* call,
-                                   const google::protobuf::Message* response,
-                                   absl::FunctionRef<absl::Status(const Identity& caller)> body);
-  template <typename Response, typename Body>
-  grpc::ServerUnaryReactor* AnswerWithInfo(RpcMetrics* rpc, grpc::CallbackServerContext* call,
-                                           const std::string& sequence_id, Response* response,
-                                           const Body& body);
+                                   const Request& request, Response* response,
+                                   Method<Request, Response> method);
 
-  const Options options_;
+  AttentionMethods* const methods_;
   Fleet* const fleet_;
   RpcContext* const context_;
-  SharedMemory memory_;
-  const PageTokens page_tokens_;
   StreamSet streams_;
 
   // The metrics of each method.

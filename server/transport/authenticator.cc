@@ -1,8 +1,12 @@
 #include "server/transport/authenticator.h"
 
 #include <grpc/grpc_security_constants.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -51,6 +55,16 @@ std::string Host(const grpc::ServerContextBase& context) {
   absl::string_view host = absl::string_view(peer).substr(0, peer.rfind(':'));
   if (!absl::ConsumePrefix(&host, "ipv4:")) absl::ConsumePrefix(&host, "ipv6:");
   return absl::StrReplaceAll(host, {{"%5B", "["}, {"%5D", "]"}, {"%25", "%"}});
+}
+
+// What the kernel reports for users that are not in the user namespace of this process.
+uid_t OverflowUid() {
+  static const uid_t uid = [] {
+    uid_t configured = 0;
+    std::ifstream file("/proc/sys/kernel/overflowuid");
+    return file >> configured ? configured : 65534;
+  }();
+  return uid;
 }
 
 }  // namespace
@@ -145,13 +159,29 @@ bool Authenticator::Trusts(absl::string_view name) const {
   return std::find(proxies.begin(), proxies.end(), name) != proxies.end();
 }
 
-absl::Status Authenticator::Refuse(const Context& context, Unauthenticated reason,
-                                   absl::string_view error) const {
+absl::StatusOr<Identity> Authenticator::IdentifyLocal(int connection) const {
+  ucred user = {};
+  socklen_t size = sizeof(user);
+  if (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &user, &size) != 0) {
+    return absl::InternalError(absl::StrCat("SO_PEERCRED: ", std::strerror(errno)));
+  }
+  std::string name = absl::StrCat("uid:", user.uid);
+  if (user.uid != OverflowUid() || options_.allow_overflow_uid) {
+    return Identity{std::move(name), {}};
+  }
+  return RefusePeer(name, Unauthenticated::kOverflowUid,
+                    absl::StrCat("the server cannot tell which user this is: its user namespace "
+                                 "maps the process's uid to the overflow uid, ",
+                                 user.uid, ", and --local_allow_overflow_uid is not set"));
+}
+
+absl::Status Authenticator::RefusePeer(absl::string_view peer, Unauthenticated reason,
+                                       absl::string_view error) const {
   metrics_->CountUnauthenticated(reason);
   static LogLimiter limiter(10);
   if (const auto pass = limiter.Admit()) {
     LogWarning("caller refused",
-               {{"peer", context.peer()}, {"error", error}, {"suppressed", pass.suppressed}});
+               {{"peer", peer}, {"error", error}, {"suppressed", pass.suppressed}});
   }
   return absl::UnauthenticatedError(error);
 }

@@ -24,6 +24,7 @@ namespace flashcore::server {
 //                      else its CN. Also of a certificate that a trusted proxy has verified.
 //   host:ADDRESS       the address without its port; every Unix socket is "unix"
 //   name:NAME          what the caller calls itself, if that is allowed
+//   uid:NUMBER         the user of the process at the other end of the local socket
 // A token that is sent counts, also beside a certificate. Once there are tokens, a caller without a
 // token and a certificate is refused.
 // Thread-safe.
@@ -32,6 +33,9 @@ class Authenticator {
   struct Options {
     bool client_certificates = false;    // callers over TLS have verified ones
     bool insecure_client_names = false;  // believe the metadata `flashcore-client`
+    // Serve callers on the local socket whose user the server's user namespace does not know. They
+    // all have one uid, and so one identity.
+    bool allow_overflow_uid = false;
     // Names of identities that may call for others. Their x-forwarded-client-cert counts: its last
     // element, or, while that names a trusted proxy too, the one before.
     std::vector<std::string> trusted_proxies;
@@ -44,6 +48,10 @@ class Authenticator {
   // UNAUTHENTICATED, counted and logged, unless it is known who calls. INVALID_ARGUMENT if the name
   // that a caller gives itself is too long or not printable.
   absl::StatusOr<Identity> Identify(const grpc::ServerContextBase& context) const;
+
+  // Who is at the other end of the local socket `connection`. UNAUTHENTICATED, counted and logged,
+  // for the overflow uid, unless Options allow it.
+  absl::StatusOr<Identity> IdentifyLocal(int connection) const;
 
   // The tokens from now on. Never called: nobody needs one.
   void SetTokens(TokenTable tokens) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -65,7 +73,11 @@ class Authenticator {
   bool Trusts(absl::string_view name) const;
   // Counts and logs, and returns UNAUTHENTICATED.
   absl::Status Refuse(const Context& context, Unauthenticated reason,
-                      absl::string_view error) const;
+                      absl::string_view error) const {
+    return RefusePeer(context.peer(), reason, error);
+  }
+  absl::Status RefusePeer(absl::string_view peer, Unauthenticated reason,
+                          absl::string_view error) const;
   std::shared_ptr<const TokenTable> tokens() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Options options_;

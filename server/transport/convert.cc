@@ -34,10 +34,10 @@ absl::Status ToMask(const v1::Mask& mask, kernels::Mask* out) {
   }
 }
 
-absl::Status ToRange(const v1::MemoryRange& message, const char* field, const SharedMemory* memory,
+absl::Status ToRange(const v1::MemoryRange& message, const char* field, const RegionSource* regions,
                      const Identity& identity, MemoryRange* range) {
   const absl::StatusOr<std::shared_ptr<const SharedRegion>> region =
-      memory == nullptr ? CannotShareMemory() : memory->Find(message.region_id(), identity.name);
+      regions == nullptr ? CannotShareMemory() : regions->Find(message.region_id(), identity.name);
   if (!region.ok()) {
     return absl::Status(region.status().code(),
                         absl::StrCat(field, ": ", region.status().message()));
@@ -153,12 +153,30 @@ absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request)
   return absl::OkStatus();
 }
 
-absl::Status ToMemoryRanges(const v1::AttendRequest& message, const SharedMemory* memory,
+absl::Status ToMemoryRanges(const v1::LoadSequenceRequest& message, const RegionSource* regions,
+                            const Identity& identity, AttendRequest* request) {
+  auto& ranges = request->ranges;
+  absl::Status status;
+  if (message.has_key_range()) {
+    status = ToRange(message.key_range(), "key_range", regions, identity, &ranges[kKey]);
+  }
+  if (message.has_value_range() && status.ok()) {
+    status = ToRange(message.value_range(), "value_range", regions, identity, &ranges[kValue]);
+  }
+  if (status.ok()) status = request->CheckRegions();
+  if (!status.ok()) return status;
+  const size_t bytes = request->TensorBytes(request->kv_rows(), request->num_kv_heads);
+  status.Update(SetBytes(ranges[kKey], "key", bytes, &request->key_bytes));
+  status.Update(SetBytes(ranges[kValue], "value", bytes, &request->value_bytes));
+  return status;
+}
+
+absl::Status ToMemoryRanges(const v1::AttendRequest& message, const RegionSource* regions,
                             const Identity& identity, AttendRequest* request) {
   auto& ranges = request->ranges;
   absl::Status status;
   const auto read = [&](bool has, const v1::MemoryRange& range, const char* field, Tensor tensor) {
-    if (has && status.ok()) status = ToRange(range, field, memory, identity, &ranges[tensor]);
+    if (has && status.ok()) status = ToRange(range, field, regions, identity, &ranges[tensor]);
   };
   read(message.has_query_range(), message.query_range(), "query_range", kQuery);
   read(message.has_key_range(), message.key_range(), "key_range", kKey);
@@ -243,6 +261,12 @@ TimePoint ToDeadline(std::chrono::system_clock::time_point deadline, const Clock
   // Treat a deadline beyond this as none: the conversion would overflow.
   if (left > std::chrono::hours(24 * 365)) return kNoDeadline;
   return clock.Now() + std::chrono::duration_cast<Nanoseconds>(left);
+}
+
+TimePoint DeadlineIn(uint64_t timeout_ns, const Clock& clock) {
+  constexpr Nanoseconds kLongest = std::chrono::hours(24 * 365);  // beyond: none, as above
+  if (timeout_ns == 0 || timeout_ns > static_cast<uint64_t>(kLongest.count())) return kNoDeadline;
+  return clock.Now() + Nanoseconds(timeout_ns);
 }
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {

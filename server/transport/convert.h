@@ -24,10 +24,13 @@ namespace flashcore::server {
 absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request);
 
 // Sets request->ranges, and from the request's shapes the sizes of inputs in shared memory.
-// UNIMPLEMENTED if there are ranges and `memory` is null; NOT_FOUND if `identity` has no such
+// UNIMPLEMENTED if there are ranges and `regions` is null; NOT_FOUND if `identity` has no such
 // region; FAILED_PRECONDITION if a segment was truncated; INVALID_ARGUMENT if the message has both
 // a tensor and its range. ValidateAttend checks that ranges fit their regions.
-absl::Status ToMemoryRanges(const v1::AttendRequest& message, const SharedMemory* memory,
+absl::Status ToMemoryRanges(const v1::AttendRequest& message, const RegionSource* regions,
+                            const Identity& identity, AttendRequest* request);
+// As above, for a chunk whose shape is in `request` already.
+absl::Status ToMemoryRanges(const v1::LoadSequenceRequest& message, const RegionSource* regions,
                             const Identity& identity, AttendRequest* request);
 
 // INVALID_ARGUMENT for other values than DTYPE_FLOAT16 and DTYPE_BFLOAT16, LAYOUT_NHD and
@@ -48,6 +51,9 @@ v1::KernelInfo ToKernelInfo(const kernels::KernelSpec& spec);
 
 // Converts an RPC's deadline from the system clock to `clock`.
 TimePoint ToDeadline(std::chrono::system_clock::time_point deadline, const Clock& clock);
+
+// The deadline of a request that has `timeout_ns` nanoseconds from now; 0: none.
+TimePoint DeadlineIn(uint64_t timeout_ns, const Clock& clock);
 
 grpc::Status ToGrpcStatus(const absl::Status& status);
 

@@ -2,18 +2,17 @@
 
 #include <utility>
 
-#include "server/transport/convert.h"
-#include "server/transport/message.h"
-
 namespace flashcore::server {
 
-LoadSequenceReactor::LoadSequenceReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc,
-                                         StreamSet* set, grpc::ServerContextBase* call,
-                                         TimePoint deadline, grpc::ByteBuffer* response)
+LoadSequenceReactor::LoadSequenceReactor(Fleet* fleet, const RegionSource* regions,
+                                         RpcContext* context, RpcMetrics* rpc, StreamSet* set,
+                                         grpc::ServerContextBase* call, TimePoint deadline,
+                                         grpc::ByteBuffer* response)
     : StreamReactor(set, context, rpc, call),
       fleet_(fleet),
       deadline_(deadline),
-      response_(response) {
+      response_(response),
+      chunks_(fleet, regions, identity_) {
   Begin();
 }
 
@@ -34,19 +33,11 @@ void LoadSequenceReactor::OnReadDone(bool ok) {
 }
 
 absl::Status LoadSequenceReactor::Parse(Chunk* chunk) {
-  TensorFields& tensors = chunk->receiver.tensors;
-  tensors[kKey].number = v1::LoadSequenceRequest::kKeyFieldNumber;
-  tensors[kValue].number = v1::LoadSequenceRequest::kValueFieldNumber;
-  v1::LoadSequenceRequest message;
-  absl::Status status = ParseMessage(incoming_, absl::MakeSpan(tensors), &message);
   AttendOperation& operation = chunk->operation;
-  if (status.ok()) status = ToRequest(message, &operation.request);
-  operation.request.key_bytes = tensors[kKey].size;
-  operation.request.value_bytes = tensors[kValue].size;
   operation.identity = identity_;
   operation.deadline = deadline_;
   operation.done = [this](const absl::Status& result) { Complete(result); };
-  return status;
+  return chunks_.Parse(incoming_, &operation, &chunk->receiver.tensors);
 }
 
 void LoadSequenceReactor::Received(const absl::Status& status) {
@@ -64,32 +55,6 @@ void LoadSequenceReactor::Received(const absl::Status& status) {
     Advance();
   }
   if (next != nullptr) Enqueue(next);
-}
-
-absl::Status LoadSequenceReactor::ToRequest(const v1::LoadSequenceRequest& message,
-                                            AttendRequest* request) {
-  if (!sequence_.has_value()) {
-    absl::StatusOr<SequenceId> id = ToSequenceId(message.sequence_id());
-    if (!id.ok()) return id.status();
-    absl::StatusOr<SequenceInfo> info = fleet_->EngineOf(*id).sequences().Get(*id, identity_);
-    if (!info.ok()) return info.status();
-    sequence_ = *id;
-    shape_ = info->shape;
-  } else if (!message.sequence_id().empty()) {
-    return absl::InvalidArgumentError(
-        "sequence_id: is set, but this is not the first message of the stream");
-  }
-  if (message.rows() == 0) return absl::InvalidArgumentError("rows: 0; at least 1 is needed");
-  request->append_only = true;
-  request->layer = message.layer();
-  request->dtype = shape_.dtype;
-  request->num_heads = request->num_kv_heads = shape_.num_kv_heads;
-  request->head_dim = shape_.head_dim;
-  SpanShape& span = request->spans.emplace_back();
-  span.kv_rows = message.rows();
-  span.sequence_id = sequence_->ToBytes();
-  if (message.has_expected_length()) span.expected_length = message.expected_length();
-  return ToLayout(message.layout(), &request->layout);
 }
 
 void LoadSequenceReactor::Enqueue(Chunk* chunk) {
@@ -136,18 +101,13 @@ void LoadSequenceReactor::Advance() {
 }
 
 absl::Status LoadSequenceReactor::WriteResponse() {
-  if (!sequence_.has_value()) {
-    return absl::InvalidArgumentError("the stream had no message: nothing names a sequence");
-  }
-  const absl::StatusOr<SequenceInfo> info =
-      fleet_->EngineOf(*sequence_).sequences().Get(*sequence_, identity_);
-  if (info.ok()) {
-    v1::LoadSequenceResponse response;
-    *response.mutable_sequence() = ToSequenceInfo(*info, fleet_->DeviceIdOf(*sequence_));
+  v1::LoadSequenceResponse response;
+  const absl::Status status = chunks_.Finish(&response);
+  if (status.ok()) {
     const grpc::Slice slice(response.SerializeAsString());
     *response_ = grpc::ByteBuffer(&slice, 1);
   }
-  return info.status();
+  return status;
 }
 
 void LoadSequenceReactor::CancelRequests() {

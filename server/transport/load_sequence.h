@@ -3,32 +3,28 @@
 #define FLASHCORE_SERVER_TRANSPORT_LOAD_SEQUENCE_H_
 
 #include <memory>
-#include <optional>
-#include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "flashcore/v1/attention.pb.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
 #include "server/engine/fleet.h"
-#include "server/kv/sequence.h"
+#include "server/transport/load_chunks.h"
 #include "server/transport/stream_reactor.h"
 #include "server/transport/tensor_receiver.h"
 
 namespace flashcore::server {
 
-// Fleet and response outlive it.
+// Fleet, regions and response outlive it.
 //
 // One chunk is in the engine at a time, because chunks are appended in order. Meanwhile the next
 // one is received into staging memory, and then reading pauses: that is the flow control. Each
 // chunk counts as one request.
 class LoadSequenceReactor final : public StreamReactor<grpc::ServerReadReactor<grpc::ByteBuffer>> {
  public:
-  LoadSequenceReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc, StreamSet* set,
-                      grpc::ServerContextBase* call, TimePoint deadline,
-                      grpc::ByteBuffer* response);
+  LoadSequenceReactor(Fleet* fleet, const RegionSource* regions, RpcContext* context,
+                      RpcMetrics* rpc, StreamSet* set, grpc::ServerContextBase* call,
+                      TimePoint deadline, grpc::ByteBuffer* response);
 
   void OnReadDone(bool ok) override;
 
@@ -47,8 +43,6 @@ class LoadSequenceReactor final : public StreamReactor<grpc::ServerReadReactor<g
 
   // Parses the message in incoming_.
   absl::Status Parse(Chunk* chunk);
-  // Fills in `*request` from the message, without the sizes of the tensors.
-  absl::Status ToRequest(const v1::LoadSequenceRequest& message, AttendRequest* request);
   // receiving_ has its tensors in staging memory, or has failed.
   void Received(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   // Moves received_ to running_ if it can be queued. Returns it, or null.
@@ -66,8 +60,7 @@ class LoadSequenceReactor final : public StreamReactor<grpc::ServerReadReactor<g
 
   // Used only by the thread that receives.
   grpc::ByteBuffer incoming_;
-  std::optional<SequenceId> sequence_;  // set by the first message
-  SequenceShape shape_;
+  LoadChunks chunks_;
 
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;              // incoming_ is with gRPC
   std::unique_ptr<Chunk> receiving_ ABSL_GUARDED_BY(mutex_);  // from incoming_ to staging memory

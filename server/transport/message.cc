@@ -4,9 +4,11 @@
 
 #include <cstddef>
 
+#include "absl/strings/str_cat.h"
 #include "flashcore/v1/attention.pb.h"
 #include "google/protobuf/arena.h"
 #include "grpcpp/support/slice.h"
+#include "server/request/validate.h"
 #include "server/transport/convert.h"
 
 namespace flashcore::server {
@@ -37,9 +39,21 @@ class SmallMessage {
 
 constexpr size_t kMaxHeaderBytes = 20;  // tag and length of a tensor field
 
+// The fields of a reply that are not tensors.
+void FillReply(const AttendOperation& operation, v1::AttendResponse* small) {
+  small->set_request_id(operation.request.request_id);
+  *small->mutable_timing() = ToTiming(operation.times);
+  for (const uint64_t length : operation.sequence_lengths) small->add_sequence_lengths(length);
+}
+
+bool SendsOutput(const AttendRequest& request) { return request.ranges[kOutput].region == nullptr; }
+bool SendsLse(const AttendRequest& request) {
+  return request.return_lse && request.ranges[kLse].region == nullptr;
+}
+
 }  // namespace
 
-absl::Status ParseMessage(const grpc::ByteBuffer& message, absl::Span<wire::LargeField> tensors,
+absl::Status ParseMessage(const wire::MessageView& message, absl::Span<wire::LargeField> tensors,
                           google::protobuf::MessageLite* parsed) {
   std::string small;
   small.reserve(kUsualSmallFieldBytes);
@@ -60,7 +74,7 @@ void ReleaseMessage(grpc::ByteBuffer* message) {
   if (trim) malloc_trim(0);
 }
 
-absl::Status ParseAttend(const grpc::ByteBuffer& message, const SharedMemory* memory,
+absl::Status ParseAttend(const wire::MessageView& message, const RegionSource* regions,
                          AttendOperation* operation, TensorFields* tensors, bool* well_formed) {
   *well_formed = false;
   (*tensors)[kQuery].number = v1::AttendRequest::kQueryFieldNumber;
@@ -75,15 +89,13 @@ absl::Status ParseAttend(const grpc::ByteBuffer& message, const SharedMemory* me
   request.key_bytes = (*tensors)[kKey].size;
   request.value_bytes = (*tensors)[kValue].size;
   status = ToRequest(*parsed, &request);
-  return status.ok() ? ToMemoryRanges(*parsed, memory, operation->identity, &request) : status;
+  return status.ok() ? ToMemoryRanges(*parsed, regions, operation->identity, &request) : status;
 }
 
 grpc::ByteBuffer EncodeReply(AttendOperation* operation) {
   const AttendRequest& request = operation->request;
   SmallMessage<v1::AttendResponse> small;
-  small->set_request_id(request.request_id);
-  *small->mutable_timing() = ToTiming(operation->times);
-  for (const uint64_t length : operation->sequence_lengths) small->add_sequence_lengths(length);
+  FillReply(*operation, &*small);
   grpc::Slice slices[4];
   size_t count = 0;
   std::string header;
@@ -100,10 +112,10 @@ grpc::ByteBuffer EncodeReply(AttendOperation* operation) {
     slices[count++] = results.sub(offset, offset + bytes);
     header.clear();
   };
-  if (request.ranges[kOutput].region == nullptr) {
+  if (SendsOutput(request)) {
     add(v1::AttendResponse::kOutputFieldNumber, 0, request.output_bytes());
   }
-  if (request.return_lse && request.ranges[kLse].region == nullptr) {
+  if (SendsLse(request)) {
     add(v1::AttendResponse::kLseFieldNumber, lse_offset, request.lse_bytes());
   }
   if (!header.empty()) slices[count++] = grpc::Slice(header);
@@ -125,6 +137,52 @@ grpc::ByteBuffer EncodeError(const std::string& request_id, const absl::Status& 
   response.mutable_status()->set_message(std::string(status.message()));
   const grpc::Slice slice(response.SerializeAsString());
   return grpc::ByteBuffer(&slice, 1);
+}
+
+size_t MaxReplyBytes(const AttendRequest& request) {
+  constexpr size_t kVarintBytes = 10;
+  constexpr size_t kTimingBytes = 6 * (1 + kVarintBytes);
+  size_t bytes = 4 * kMaxHeaderBytes + request.request_id.size() + kTimingBytes +
+                 request.spans.size() * kVarintBytes;
+  if (SendsOutput(request)) bytes += request.output_bytes();
+  if (SendsLse(request)) bytes += request.lse_bytes();
+  return bytes;
+}
+
+absl::Status CheckReplyFits(const AttendRequest& request, size_t room, const char* place) {
+  const size_t bytes = MaxReplyBytes(request);
+  if (bytes <= room) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("output: the answer may have ", bytes,
+                                                 " bytes, but a ", place, " has room for ", room,
+                                                 "; use output_range and lse_range"));
+}
+
+void WriteReply(AttendOperation* operation, std::string* out) {
+  const AttendRequest& request = operation->request;
+  SmallMessage<v1::AttendResponse> small;
+  FillReply(*operation, &*small);
+  small->SerializeToString(out);
+  const size_t lse_offset = operation->tensors.lse_offset();
+  const StagingBuffer results = operation->tensors.TakeResults();
+  const auto add = [&](int number, size_t offset, size_t bytes) {
+    *out += wire::FieldHeader(number, bytes);
+    out->append(reinterpret_cast<const char*>(results.data()) + offset, bytes);
+  };
+  if (SendsOutput(request)) {
+    add(v1::AttendResponse::kOutputFieldNumber, 0, request.output_bytes());
+  }
+  if (SendsLse(request)) add(v1::AttendResponse::kLseFieldNumber, lse_offset, request.lse_bytes());
+}
+
+void WriteError(const std::string& request_id, const absl::Status& status, size_t max_bytes,
+                std::string* out) {
+  SmallMessage<v1::AttendResponse> response;
+  // A longer one was refused.
+  if (request_id.size() <= kMaxRequestIdBytes) response->set_request_id(request_id);
+  response->mutable_status()->set_code(static_cast<int>(status.code()));
+  const size_t room = max_bytes - 3 * kMaxHeaderBytes - response->request_id().size();
+  response->mutable_status()->set_message(std::string(status.message().substr(0, room)));
+  response->SerializeToString(out);
 }
 
 }  // namespace flashcore::server

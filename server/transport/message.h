@@ -22,17 +22,17 @@ using TensorFields = std::array<wire::LargeField, kValue + 1>;
 
 // Parses `message` into `*parsed`, except the fields whose numbers are set in `tensors`, whose
 // positions it records. INVALID_ARGUMENT if it is not well-formed protobuf.
-absl::Status ParseMessage(const grpc::ByteBuffer& message, absl::Span<wire::LargeField> tensors,
+absl::Status ParseMessage(const wire::MessageView& message, absl::Span<wire::LargeField> tensors,
                           google::protobuf::MessageLite* parsed);
 
 // Clears `*message`; after a large one, also returns the freed heap to the system.
 void ReleaseMessage(grpc::ByteBuffer* message);
 
 // Parses `message`, a v1::AttendRequest, into operation->request, without validating it, and
-// `*tensors`. `memory` resolves the ranges of tensors in shared memory; null if the client cannot
+// `*tensors`. `regions` resolves the ranges of tensors in shared memory; null if the client cannot
 // share any. `*well_formed`: the message is valid protobuf; operation->request.request_id is then
 // set even on failure.
-absl::Status ParseAttend(const grpc::ByteBuffer& message, const SharedMemory* memory,
+absl::Status ParseAttend(const wire::MessageView& message, const RegionSource* regions,
                          AttendOperation* operation, TensorFields* tensors, bool* well_formed);
 
 // The v1::AttendResponse of an operation that completed with OK. Tensors are not copied: the
@@ -44,6 +44,16 @@ size_t StagedReplyBytes(const AttendOperation& operation);
 
 // The v1::AttendResponse of a failed request of a stream.
 grpc::ByteBuffer EncodeError(const std::string& request_id, const absl::Status& status);
+
+// The same replies in one piece, for the local socket and its rings: `*out` is the message.
+// MaxReplyBytes is a limit of the first one's size, for a request that was admitted. `max_bytes` of
+// the second cut its message, and are enough for a request_id.
+size_t MaxReplyBytes(const AttendRequest& request);
+// INVALID_ARGUMENT if that is more than `room`, which is that of a `place`.
+absl::Status CheckReplyFits(const AttendRequest& request, size_t room, const char* place);
+void WriteReply(AttendOperation* operation, std::string* out);
+void WriteError(const std::string& request_id, const absl::Status& status, size_t max_bytes,
+                std::string* out);
 
 }  // namespace flashcore::server
 

@@ -37,19 +37,24 @@ absl::StatusOr<Identity> AdmitCaller(const RpcContext& context,
   return caller;
 }
 
+absl::Status AdmitLocal(const RpcContext& context, const Identity& caller) {
+  if (absl::Status status = CheckNotDraining(context); !status.ok()) return status;
+  return context.unsent.Check(caller.name);
+}
+
 RpcScope::RpcScope(RpcContext* context, RpcMetrics* rpc)
     : context_(context),
       rpc_(rpc),
       start_(context->clock->Now()),
       admitted_(!context->draining.load()) {
-  rpc_->RecordStart();
+  if (rpc_->is_grpc()) rpc_->RecordStart();
   if (admitted_) context_->admitted_rpcs.fetch_add(1);
   context_->last_event.store(start_);
 }
 
 RpcScope::~RpcScope() {
   const TimePoint end = context_->clock->Now();
-  rpc_->RecordEnd(static_cast<int>(code_), Seconds(end - start_));
+  if (rpc_->is_grpc()) rpc_->RecordEnd(static_cast<int>(code_), Seconds(end - start_));
   context_->last_event.store(end);
   if (admitted_) context_->admitted_rpcs.fetch_sub(1);
 }
@@ -91,6 +96,7 @@ void RequestScope::Record(absl::string_view request_id) {
   if (status_.ok()) {
     if (DefaultLogger().Enabled(LogLevel::kDebug)) {
       LogDebug("request", {{"method", rpc_->method()},
+                           {"transport", rpc_->transport()},
                            {"request_id", request_id},
                            {"code", "OK"},
                            {"duration_us", duration_us}});
@@ -105,6 +111,7 @@ void RequestScope::Record(absl::string_view request_id) {
   static LogLimiter limiter(20);
   if (const auto pass = limiter.Admit()) {
     LogWarning("request failed", {{"method", rpc_->method()},
+                                  {"transport", rpc_->transport()},
                                   {"request_id", request_id},
                                   {"code", absl::StatusCodeToString(status_.code())},
                                   {"error", status_.message()},

@@ -1,4 +1,4 @@
-// Counts, times and logs every RPC, on success and on failure, in one place.
+// Counts, times and logs every RPC of either transport, on success and on failure, in one place.
 #ifndef FLASHCORE_SERVER_TRANSPORT_RPC_SCOPE_H_
 #define FLASHCORE_SERVER_TRANSPORT_RPC_SCOPE_H_
 
@@ -39,6 +39,9 @@ absl::Status CheckNotDraining(const RpcContext& context);
 // or it leaves too many replies unread.
 absl::StatusOr<Identity> AdmitCaller(const RpcContext& context,
                                      const grpc::ServerContextBase& call);
+
+// As AdmitCaller, for a caller of the local socket that is known already.
+absl::Status AdmitLocal(const RpcContext& context, const Identity& caller);
 
 // One RPC: counts its start at construction and its end at destruction.
 class RpcScope {

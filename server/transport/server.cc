@@ -113,6 +113,13 @@ std::vector<std::string> ServiceNames(const Server::Options& options) {
 
 std::vector<RpcMethod> Server::Methods(const Options& options) {
   std::vector<RpcMethod> methods = AttentionService::Methods();
+  if (!options.local_listen.empty()) {
+    for (RpcMethod method : AttentionService::Methods()) {
+      if (method.type == "bidi_stream") continue;  // rings and regions take their place
+      method.transport = "local";
+      methods.push_back(std::move(method));
+    }
+  }
   if (options.enable_echo) {
     for (RpcMethod& method : DebugService::Methods()) methods.push_back(std::move(method));
   }
@@ -122,11 +129,12 @@ std::vector<RpcMethod> Server::Methods(const Options& options) {
 Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
     : fleet_(fleet),
       context_{metrics, &fleet->clock(), Authenticator(AuthenticatorOptions(options), metrics)},
-      attention_(
+      methods_(
           {options.max_message_bytes, options.max_stream_inflight, options.shared_memory,
            options.version, options.connections.accept.max_connections,
            options.connections.accept.max_connections_per_host, options.connections.max_streams},
           fleet, &context_),
+      attention_(&methods_),
       reflection_(ServiceNames(options), &context_.authenticator) {
   context_.unsent.Start(options.unsent_replies, context_.clock);
   if (options.enable_echo) {
@@ -140,6 +148,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Fl
   grpc::EnableDefaultHealthCheckService(true);
   auto server = std::unique_ptr<Server>(new Server(options, fleet, metrics));
   if (absl::Status status = server->ReadCredentials(options); !status.ok()) return status;
+  if (absl::Status status = server->ListenLocally(options); !status.ok()) return status;
   if (absl::Status status = server->Listen(options); !status.ok()) return status;
   return server;
 }
@@ -191,6 +200,20 @@ absl::Status Server::Listen(const Options& options) {
   accept_loop_ = std::make_unique<AcceptLoop>(options.connections.accept, std::move(listeners),
                                               std::move(serve_self), context_.metrics);
   self_check_ = std::make_unique<SelfCheck>(options.self_check, accept_loop_.get());
+  return absl::OkStatus();
+}
+
+absl::Status Server::ListenLocally(const Options& options) {
+  if (options.local_listen.empty()) return absl::OkStatus();
+  LocalOptions local;
+  local.path = options.local_listen;
+  local.max_connections = options.connections.accept.max_connections;
+  local.max_connections_per_user = options.connections.accept.max_connections_per_host;
+  local.max_calls = options.connections.max_streams;
+  local.hello_within = options.connections.accept.first_bytes_within;
+  auto server = LocalServer::Start(local, &methods_);
+  if (!server.ok()) return server.status();
+  local_ = *std::move(server);
   return absl::OkStatus();
 }
 
@@ -256,6 +279,7 @@ bool Server::Drain(absl::Duration timeout) {
 }
 
 Server::~Server() {
+  local_.reset();
   if (server_ == nullptr) return;
   self_check_.reset();  // it and the workaround call the server
   poll_workaround_.reset();

@@ -18,6 +18,7 @@
 #include "server/transport/credential_files.h"
 #include "server/transport/debug_service.h"
 #include "server/transport/grpc_poll_workaround.h"
+#include "server/transport/local/local_server.h"
 #include "server/transport/reflection.h"
 #include "server/transport/rpc_scope.h"
 #include "server/transport/self_check.h"
@@ -45,6 +46,7 @@ class Server {
     SharedMemory::Options shared_memory;
     bool enable_echo = false;
     CredentialFiles::Options credentials;
+    std::string local_listen;              // path of the local socket; empty: none
     Authenticator::Options authenticator;  // client_certificates follows from `credentials`
     bool enable_reflection = false;
     std::string version;
@@ -73,6 +75,7 @@ class Server {
   Server(const Options& options, Fleet* fleet, Metrics* metrics);
   absl::Status ReadCredentials(const Options& options);
   absl::Status Listen(const Options& options);
+  absl::Status ListenLocally(const Options& options);
   // Opens the sockets of one of Options::listen; gRPC serves their connections with `credentials`.
   absl::Status OpenSockets(const std::string& address,
                            const std::shared_ptr<grpc::ServerCredentials>& credentials,
@@ -87,6 +90,7 @@ class Server {
 
   Fleet* const fleet_;
   RpcContext context_;
+  AttentionMethods methods_;
   AttentionService attention_;
   std::unique_ptr<DebugService> debug_;  // null: disabled
   ReflectionService reflection_;
@@ -97,6 +101,7 @@ class Server {
   std::unique_ptr<GrpcPollWorkaround> poll_workaround_;
   std::unique_ptr<AcceptLoop> accept_loop_;
   std::unique_ptr<SelfCheck> self_check_;
+  std::unique_ptr<LocalServer> local_;  // null: no local socket
 };
 
 }  // namespace flashcore::server

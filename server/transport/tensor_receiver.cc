@@ -38,11 +38,11 @@ void TensorReceiver::Receive(const absl::Status& parsed,
 
 void TensorReceiver::Finish(const absl::Status& status) {
   if (status.ok()) {
-    wire::CopyField(*message_, tensors[kQuery], operation_->tensors.query());
-    wire::CopyField(*message_, tensors[kKey], operation_->tensors.key());
-    wire::CopyField(*message_, tensors[kValue], operation_->tensors.value());
+    wire::CopyField(view_, tensors[kQuery], operation_->tensors.query());
+    wire::CopyField(view_, tensors[kKey], operation_->tensors.key());
+    wire::CopyField(view_, tensors[kValue], operation_->tensors.value());
   }
-  ReleaseMessage(message_);
+  if (message_ != nullptr) ReleaseMessage(message_);
   PhaseTimes& times = operation_->times;
   times.receive = fleet_->clock().Now() - start_ - times.staging_wait;
   metrics_->receive_seconds.Observe(Seconds(times.receive));

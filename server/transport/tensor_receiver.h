@@ -25,6 +25,16 @@ class TensorReceiver {
       : fleet_(fleet),
         metrics_(metrics),
         message_(message),
+        view_(*message),
+        operation_(operation),
+        start_(fleet->clock().Now()) {}
+  // `message`, in one piece, outlives it too.
+  TensorReceiver(Fleet* fleet, Metrics* metrics, absl::string_view message,
+                 AttendOperation* operation)
+      : fleet_(fleet),
+        metrics_(metrics),
+        message_(nullptr),
+        view_(message),
         operation_(operation),
         start_(fleet->clock().Now()) {}
 
@@ -33,7 +43,7 @@ class TensorReceiver {
   // `parsed` is the result of parsing the message. If OK, admits the operation and copies the
   // tensors once; the operation can then be queued.
   //
-  // Calls `done` exactly once, with `*message` emptied: before it returns or, after a wait for
+  // Calls `done` exactly once, with gRPC's message emptied: before it returns or, after a wait for
   // memory, on a thread of gRPC. The errors are those of Fleet::Admit.
   void Receive(const absl::Status& parsed, std::function<void(const absl::Status&)> done);
 
@@ -42,7 +52,8 @@ class TensorReceiver {
 
   Fleet* const fleet_;
   Metrics* const metrics_;
-  grpc::ByteBuffer* const message_;
+  grpc::ByteBuffer* const message_;  // null: in one piece
+  const wire::MessageView view_;
   AttendOperation* const operation_;
   const TimePoint start_;
   std::function<void(const absl::Status&)> done_;

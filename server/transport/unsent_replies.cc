@@ -100,7 +100,8 @@ void UnsentReplies::CutOffOldest(CutOff why) {
   cutting_ = reply;
   cutter_ = std::this_thread::get_id();
   mutex_.unlock();
-  reply->context_->TryCancel();  // may call Sent, and delete the reply
+  if (reply->context_ != nullptr)
+    reply->context_->TryCancel();  // may call Sent, and delete the reply
   mutex_.lock();
   if (cutting_ == reply && cutter_ == std::this_thread::get_id()) cutting_ = nullptr;
   changed_.NotifyAll();

@@ -32,7 +32,8 @@ enum class CutOff : uint8_t { kNo, kTimeout, kDrain };
 // thread-safe.
 class UnsentReply {
  public:
-  // `all` and `context` outlive it.
+  // `all` and `context` outlive it. Null `context`: the reply is not gRPC's. Then its sender looks
+  // for replies that wait too long.
   UnsentReply(UnsentReplies* all, grpc::ServerContextBase* context)
       : all_(all), context_(context) {}
   ~UnsentReply() { Sent(); }

@@ -1,0 +1,68 @@
+// The RPCs of AttentionService that move no tensors, whatever transport they come by.
+#ifndef FLASHCORE_SERVER_TRANSPORT_ATTENTION_METHODS_H_
+#define FLASHCORE_SERVER_TRANSPORT_ATTENTION_METHODS_H_
+
+#include <cstddef>
+#include <string>
+
+#include "absl/status/status.h"
+#include "flashcore/v1/attention.pb.h"
+#include "server/engine/fleet.h"
+#include "server/memory/shared_memory.h"
+#include "server/transport/page_token.h"
+#include "server/transport/rpc_scope.h"
+
+namespace flashcore::server {
+
+// A method fills in `response`, does not block, and holds no lock while K/V bytes move. The caller
+// is admitted already. Thread-safe. Does not own the fleet or the context.
+class AttentionMethods {
+ public:
+  struct Options {
+    size_t max_message_bytes = 0;  // reported to clients; the gRPC server enforces it
+    int max_stream_inflight = 0;
+    SharedMemory::Options shared_memory;
+    std::string version;
+    // Reported to clients; the accept loop and the gRPC server enforce them.
+    int max_connections = 0;
+    int max_connections_per_host = 0;
+    int max_connection_streams = 0;
+  };
+
+  AttentionMethods(const Options& options, Fleet* fleet, RpcContext* context);
+
+  absl::Status GetServerInfo(const Identity& caller, const v1::GetServerInfoRequest& request,
+                             v1::GetServerInfoResponse* response) const;
+  absl::Status CreateSequence(const Identity& caller, const v1::CreateSequenceRequest& request,
+                              v1::CreateSequenceResponse* response) const;
+  absl::Status ForkSequence(const Identity& caller, const v1::ForkSequenceRequest& request,
+                            v1::ForkSequenceResponse* response) const;
+  absl::Status TruncateSequence(const Identity& caller, const v1::TruncateSequenceRequest& request,
+                                v1::TruncateSequenceResponse* response) const;
+  absl::Status DeleteSequence(const Identity& caller, const v1::DeleteSequenceRequest& request,
+                              v1::DeleteSequenceResponse* response) const;
+  absl::Status GetSequence(const Identity& caller, const v1::GetSequenceRequest& request,
+                           v1::GetSequenceResponse* response) const;
+  absl::Status ListSequences(const Identity& caller, const v1::ListSequencesRequest& request,
+                             v1::ListSequencesResponse* response) const;
+
+  const Options& options() const { return options_; }
+  Fleet* fleet() const { return fleet_; }
+  RpcContext* context() const { return context_; }
+  SharedMemory* memory() { return &memory_; }
+  // The metrics of a method over "grpc" or "local".
+  RpcMetrics* Rpc(const char* method, const char* transport) const;
+
+ private:
+  void SetLimits(const Engine& engine, v1::Limits* limits) const;
+
+  const Options options_;
+  Fleet* const fleet_;
+  RpcContext* const context_;
+  SharedMemory memory_;
+  const PageTokens page_tokens_;
+};
+
+}  // namespace flashcore::server
+
+#endif  // FLASHCORE_SERVER_TRANSPORT_ATTENTION_METHODS_H_

@@ -1,0 +1,46 @@
+// Reads the messages of one LoadSequence, whatever transport they come by.
+#ifndef FLASHCORE_SERVER_TRANSPORT_LOAD_CHUNKS_H_
+#define FLASHCORE_SERVER_TRANSPORT_LOAD_CHUNKS_H_
+
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "flashcore/v1/attention.pb.h"
+#include "proto/wire.h"
+#include "server/engine/fleet.h"
+#include "server/kv/sequence.h"
+#include "server/memory/shared_memory.h"
+#include "server/request/identity.h"
+#include "server/transport/message.h"
+
+namespace flashcore::server {
+
+// Not thread-safe. The fleet and the regions outlive it.
+class LoadChunks {
+ public:
+  // `regions` resolves ranges in shared memory; null if the client cannot share any.
+  LoadChunks(Fleet* fleet, const RegionSource* regions, Identity identity)
+      : fleet_(fleet), regions_(regions), identity_(std::move(identity)) {}
+
+  // Parses the next message, a v1::LoadSequenceRequest, into operation->request and `*tensors`. The
+  // first one names the sequence.
+  absl::Status Parse(const wire::MessageView& message, AttendOperation* operation,
+                     TensorFields* tensors);
+  // The answer, when all chunks are appended.
+  absl::Status Finish(v1::LoadSequenceResponse* response) const;
+
+ private:
+  // Fills in `*request`, without the sizes of the tensors.
+  absl::Status ToRequest(const v1::LoadSequenceRequest& message, AttendRequest* request);
+
+  Fleet* const fleet_;
+  const RegionSource* const regions_;
+  const Identity identity_;
+  std::optional<SequenceId> sequence_;  // set by the first message
+  SequenceShape shape_;
+};
+
+}  // namespace flashcore::server
+
+#endif  // FLASHCORE_SERVER_TRANSPORT_LOAD_CHUNKS_H_

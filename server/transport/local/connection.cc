@@ -1,0 +1,351 @@
+#include "server/transport/local/connection.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/local_ring.h"
+#include "server/telemetry/log.h"
+#include "server/transport/convert.h"
+#include "server/transport/local/ring_poller.h"
+
+namespace flashcore::server {
+namespace {
+
+constexpr size_t kMaxHelloBytes = 1024;  // of the first frame
+constexpr size_t kMaxClientBytes = 128;  // of LocalHello.client
+
+// While more is unsent, nothing is read: answers of a client that does not read cannot pile up.
+constexpr size_t kMaxUnsentBytes = size_t{1} << 20;
+
+v1::Status ToStatus(const absl::Status& status) {
+  v1::Status message;
+  message.set_code(static_cast<int>(status.code()));
+  message.set_message(std::string(status.message()));
+  return message;
+}
+
+void LogBroken(const std::string& identity, const absl::Status& why) {
+  static LogLimiter limiter(10);
+  if (const auto pass = limiter.Admit()) {
+    LogWarning("local connection ended",
+               {{"identity", identity}, {"error", why.message()}, {"suppressed", pass.suppressed}});
+  }
+}
+
+}  // namespace
+
+Connection::Connection(LocalContext* context, const UnaryCalls* unary, const LocalOptions& options,
+                       FileDescriptor socket, TimePoint now)
+    : context_(context),
+      unary_(unary),
+      options_(options),
+      began_(now),
+      socket_(std::move(socket), &context->methods->context()->unsent) {}
+
+Connection::~Connection() { End(); }
+
+uint32_t Connection::events() const {
+  uint32_t events = EPOLLRDHUP;
+  if (!Paused()) events |= EPOLLIN;
+  if (socket_.unsent_bytes() > 0) events |= EPOLLOUT;
+  return events;
+}
+
+bool Connection::Paused() const {
+  if (registering_ != 0 || socket_.unsent_bytes() > kMaxUnsentBytes) return true;
+  if (calls_.size() >= static_cast<size_t>(options_.max_calls)) return true;
+  return std::any_of(calls_.begin(), calls_.end(),
+                     [](const auto& call) { return !call.second->TakesMore(); });
+}
+
+void Connection::OnEvents(uint32_t events) {
+  if ((events & EPOLLOUT) != 0 && !socket_.Flush()) return End();
+  if ((events & EPOLLIN) != 0 && !Paused()) {
+    const absl::Status read = socket_.Read();
+    if (absl::IsUnavailable(read)) return End();
+    if (!read.ok()) return Break(read);
+    Advance();
+  } else if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
+    End();
+  }
+}
+
+void Connection::Advance() {
+  while (!ended_ && !Paused()) {
+    const auto frame = socket_.Next(greeted_ ? local::kMaxFrameBytes : kMaxHelloBytes);
+    if (!frame.ok()) return Break(frame.status());
+    if (!frame->has_value()) break;
+    Handle(**frame);
+  }
+  if (!ended_ && socket_.HasStrayFiles()) {
+    Break(absl::InvalidArgumentError("frame: a file descriptor without a request for it"));
+  }
+}
+
+void Connection::Handle(absl::string_view frame) {
+  v1::LocalRequest request;
+  if (!request.ParseFromArray(frame.data(), static_cast<int>(frame.size()))) {
+    return Break(absl::InvalidArgumentError("frame: not a well-formed LocalRequest"));
+  }
+  if (request.id() == 0) return Break(absl::InvalidArgumentError("id: 0"));
+  if (greeted_ != !request.has_hello()) {
+    return Break(absl::InvalidArgumentError("hello: it comes first, and once"));
+  }
+  const bool continues = request.has_call_message() || request.has_cancel();
+  const bool closes = std::any_of(rings_.begin(), rings_.end(), [&](const auto& ring) {
+    return ring.second.closing == request.id();
+  });
+  if (!continues && (closes || calls_.count(request.id()) > 0)) {
+    return Break(absl::InvalidArgumentError(
+        absl::StrCat("id: ", request.id(), " is that of a request that is not answered yet")));
+  }
+  Dispatch(request);
+}
+
+void Connection::Dispatch(const v1::LocalRequest& request) {
+  const uint64_t id = request.id();
+  switch (request.action_case()) {
+    case v1::LocalRequest::kHello:
+      return Hello(id, request.hello());
+    case v1::LocalRequest::kRegisterMemory:
+      return RegisterMemory(id, request.register_memory());
+    case v1::LocalRequest::kUnregisterMemory:
+      return UnregisterMemory(id, request.unregister_memory());
+    case v1::LocalRequest::kOpenRing:
+      return OpenRing(id, request.open_ring());
+    case v1::LocalRequest::kCloseRing:
+      return CloseRing(id, request.close_ring());
+    case v1::LocalRequest::kCall:
+      return Call(id, request.call());
+    case v1::LocalRequest::kCallMessage:
+      if (const auto call = calls_.find(id); call != calls_.end()) {
+        const std::shared_ptr<PendingCall> keep = call->second;
+        keep->AddMessage(request.call_message().message(), request.call_message().more());
+      }
+      return;
+    case v1::LocalRequest::kCancel:
+      return Cancel(id, request.cancel());
+    default:
+      return Break(absl::InvalidArgumentError("action: none that this server knows"));
+  }
+}
+
+void Connection::Hello(uint64_t id, const v1::LocalHello& hello) {
+  absl::StatusOr<Identity> identity =
+      context_->methods->context()->authenticator.IdentifyLocal(socket_.fd());
+  absl::Status status = identity.status();
+  if (status.ok() && hello.client().size() > kMaxClientBytes) {
+    status = absl::InvalidArgumentError(
+        absl::StrCat("client: ", hello.client().size(), " bytes; at most ", kMaxClientBytes));
+  }
+  if (status.ok() &&
+      (hello.min_version() > local::kVersion || hello.max_version() < local::kVersion)) {
+    status = absl::FailedPreconditionError(
+        absl::StrCat("version: the client speaks ", hello.min_version(), " to ",
+                     hello.max_version(), ", and the server ", local::kVersion));
+  }
+  if (!status.ok()) {
+    Reply(id, status);
+    return End();
+  }
+  identity_ = *std::move(identity);
+  greeted_ = true;
+  LogDebug("local connection", {{"identity", identity_.name}, {"client", hello.client()}});
+  v1::LocalReply reply;
+  reply.mutable_hello()->set_version(local::kVersion);
+  reply.mutable_hello()->set_identity(identity_.name);
+  reply.mutable_hello()->set_max_frame_bytes(local::kMaxFrameBytes);
+  Send(id, absl::OkStatus(), std::move(reply));
+}
+
+void Connection::RegisterMemory(uint64_t id, const v1::LocalRegisterMemory& request) {
+  std::optional<FileDescriptor> file = socket_.TakeFile();
+  if (!file.has_value()) {
+    return Reply(id, absl::InvalidArgumentError("file: no file descriptor came with the request"));
+  }
+  if (!file->valid()) {
+    return Reply(id, absl::ResourceExhaustedError("file: the server can open no more files"));
+  }
+  absl::StatusOr<SharedSegment> segment =
+      SharedSegment::FromMemfd(*std::move(file), request.bytes(), request.read_only());
+  if (!segment.ok()) return Reply(id, segment.status());
+  registering_ = id;
+  context_->run_slow([context = context_, connection = weak_from_this(), id,
+                      client = identity_.name, segment = *std::move(segment)]() mutable {
+    auto region = context->methods->memory()->Map(std::move(segment), client);
+    context->post(connection, [id, region = std::move(region)](Connection* self) mutable {
+      self->Registered(id, std::move(region));
+    });
+  });
+}
+
+void Connection::Registered(uint64_t id, absl::StatusOr<Regions::Region> region) {
+  registering_ = 0;
+  if (!region.ok()) return Reply(id, region.status());
+  v1::LocalReply reply;
+  reply.mutable_register_memory()->set_region_id(regions_->Add(*std::move(region)));
+  Send(id, absl::OkStatus(), std::move(reply));
+}
+
+void Connection::UnregisterMemory(uint64_t id, const v1::LocalUnregisterMemory& request) {
+  Regions::Region region = regions_->Remove(request.region_id());
+  if (region == nullptr) {
+    return Reply(id, absl::NotFoundError("region_id: this connection has no such region"));
+  }
+  context_->run_slow([region = std::move(region)] {});  // unmaps it, if nobody uses it
+  Reply(id, absl::OkStatus());
+}
+
+void Connection::OpenRing(uint64_t id, const v1::LocalOpenRing& request) {
+  const absl::StatusOr<uint32_t> number = AddRing(request);
+  if (!number.ok()) return Reply(id, number.status());
+  v1::LocalReply reply;
+  reply.mutable_open_ring()->set_ring(*number);
+  Send(id, absl::OkStatus(), std::move(reply), doorbell_.get());
+}
+
+absl::StatusOr<uint32_t> Connection::AddRing(const v1::LocalOpenRing& request) {
+  if (rings_.size() >= kMaxRings) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the connection has ", kMaxRings, " rings, which is the limit"));
+  }
+  absl::StatusOr<Regions::Region> region = regions_->Find(request.region_id(), identity_.name);
+  if (!region.ok()) return region.status();
+  auto ring =
+      Ring::Open(*std::move(region), {request.offset(), request.slots(), request.slot_bytes()});
+  if (!ring.ok()) return ring.status();
+  if (!doorbell_.valid()) {
+    FileDescriptor doorbell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (!doorbell.valid() || !context_->poller->AddDoorbell(doorbell.get())) {
+      return absl::ResourceExhaustedError("doorbell: the server can open no more files");
+    }
+    doorbell_ = std::move(doorbell);
+  }
+  const uint32_t number = ++last_ring_;
+  RingSession::Callbacks callbacks;
+  callbacks.broken = [context = context_, connection = weak_from_this()](const absl::Status& why) {
+    context->post(connection, [why](Connection* self) { self->Break(why); });
+  };
+  callbacks.gone = [context = context_, connection = weak_from_this(), number] {
+    context->post(connection, [number](Connection* self) { self->RingGone(number); });
+  };
+  auto session = std::make_shared<RingSession>(context_, identity_, regions_, *std::move(ring),
+                                               std::move(callbacks));
+  context_->poller->Add(session);
+  rings_[number].session = std::move(session);
+  return number;
+}
+
+void Connection::CloseRing(uint64_t id, const v1::LocalCloseRing& request) {
+  const auto ring = rings_.find(request.ring());
+  if (ring == rings_.end() || ring->second.session == nullptr) {
+    return Reply(id, absl::NotFoundError(absl::StrCat("ring: ", request.ring(), " is not open")));
+  }
+  ring->second.closing = id;
+  const std::shared_ptr<RingSession> session = std::move(ring->second.session);
+  session->End();
+  context_->poller->Remove(session);
+}
+
+void Connection::RingGone(uint32_t number) {
+  const auto ring = rings_.find(number);
+  if (ring == rings_.end()) return;
+  const uint64_t id = ring->second.closing;
+  rings_.erase(ring);
+  Reply(id, absl::OkStatus());
+}
+
+void Connection::Call(uint64_t id, const v1::LocalCall& call) {
+  v1::LocalReply reply;
+  if (const UnaryCalls::Run* run = unary_->Find(call.method()); run != nullptr) {
+    const absl::Status status = (*run)(identity_, call.message(), reply.mutable_message());
+    return Send(id, status, std::move(reply));
+  }
+  const bool loads = call.method() == "LoadSequence";
+  if (!loads && call.method() != "Attend") {
+    return Reply(id, absl::UnimplementedError(absl::StrCat(
+                         "method: the local socket has no '", call.method().substr(0, 64),
+                         "'; rings take the place of AttendStream")));
+  }
+  if (absl::Status status = AdmitLocal(*context_->methods->context(), identity_); !status.ok()) {
+    return Reply(id, status);
+  }
+  CallSetup setup = {context_, weak_from_this(), identity_, regions_, kNoDeadline};
+  setup.deadline = DeadlineIn(call.timeout_ns(), context_->methods->fleet()->clock());
+  std::shared_ptr<PendingCall>& slot = calls_[id];  // before it can reply
+  const auto answer = [this, id](const absl::Status& status, std::string message) {
+    v1::LocalReply result;
+    if (status.ok()) result.set_message(std::move(message));
+    Send(id, status, std::move(result));
+    calls_.erase(id);
+  };
+  slot = loads ? MakeLoad(setup, answer) : MakeAttend(setup, answer);
+  const std::shared_ptr<PendingCall> keep = slot;
+  keep->AddMessage(call.message(), loads && call.more());
+}
+
+void Connection::Cancel(uint64_t id, const v1::LocalCancel& cancel) {
+  if (!cancel.in_ring()) {
+    if (const auto call = calls_.find(id); call != calls_.end()) {
+      const std::shared_ptr<PendingCall> keep = call->second;
+      keep->Cancel();
+    }
+    return;
+  }
+  const auto ring = rings_.find(cancel.ring());
+  if (ring != rings_.end() && ring->second.session != nullptr) {
+    context_->poller->Cancel(ring->second.session, cancel.tag());
+  }
+}
+
+void Connection::CheckTime(TimePoint now) {
+  if (!greeted_ && now - began_ >= options_.hello_within) {
+    context_->metrics().CountRefusedLocalConnection(RefusedLocalConnection::kSilent);
+    return End();
+  }
+  const Nanoseconds limit = context_->methods->context()->unsent.options().timeout;
+  if (limit > Nanoseconds(0) && socket_.unsent_bytes() > 0 &&
+      now - socket_.last_progress() >= limit) {
+    context_->metrics().CountRefusedLocalConnection(RefusedLocalConnection::kUnread);
+    LogBroken(identity_.name, absl::CancelledError("the client did not read its replies within "
+                                                   "--reply_timeout_s"));
+    End();
+  }
+}
+
+void Connection::Send(uint64_t id, const absl::Status& status, v1::LocalReply reply, int file) {
+  if (ended_) return;
+  reply.set_id(id);
+  if (!status.ok()) {
+    reply.clear_result();
+    *reply.mutable_status() = ToStatus(status);
+  }
+  socket_.Send(reply.SerializeAsString(), file, identity_.name);
+}
+
+void Connection::Break(const absl::Status& why) {
+  if (ended_) return;
+  context_->metrics().CountRefusedLocalConnection(RefusedLocalConnection::kProtocol);
+  LogBroken(identity_.name, why);
+  Reply(0, why);
+  End();
+}
+
+void Connection::End() {
+  if (std::exchange(ended_, true)) return;
+  for (auto& [number, ring] : rings_) {
+    if (ring.session == nullptr) continue;
+    ring.session->End();
+    context_->poller->Remove(ring.session);
+  }
+  rings_.clear();
+  for (auto& [id, call] : std::exchange(calls_, {})) call->Cancel();
+  if (doorbell_.valid()) context_->poller->RemoveDoorbell(doorbell_.get());
+  context_->run_slow([regions = regions_->RemoveAll()] {});
+}
+
+}  // namespace flashcore::server

@@ -1,0 +1,250 @@
+#include "server/transport/local/local_server.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "server/telemetry/log.h"
+#include "server/transport/accept_loop.h"
+
+namespace flashcore::server {
+namespace {
+
+// Connections accepted before others get their turn.
+constexpr int kAcceptAtOnce = 128;
+
+// How long accepting pauses while the system lacks memory or files.
+constexpr std::chrono::milliseconds kRetryAfter(10);
+
+// How often it looks for connections that are silent or do not read.
+constexpr std::chrono::milliseconds kCheckInterval(100);
+
+void Watch(int epoll, int operation, int fd, uint32_t events) {
+  epoll_event event = {};
+  event.events = events;
+  event.data.fd = fd;
+  epoll_ctl(epoll, operation, fd, &event);
+}
+
+// How long an idle lane spins, of the device where that is longest: rings are as hot as lanes. No
+// spinning on the CPU device, whose kernels need the cores.
+Nanoseconds IdleSpin(const Fleet& fleet) {
+  Nanoseconds spin(0);
+  for (const auto& engine : fleet.engines()) {
+    spin = std::max(spin, engine->device().info().idle_spin);
+  }
+  return spin;
+}
+
+}  // namespace
+
+JobThread::~JobThread() {
+  {
+    MutexLock lock(&mutex_);
+    stop_ = true;
+    changed_.NotifyAll();
+  }
+  thread_.join();
+}
+
+void JobThread::Add(Job job) {
+  MutexLock lock(&mutex_);
+  jobs_.push_back(std::move(job));
+  changed_.NotifyAll();
+}
+
+void JobThread::Run() {
+  while (true) {
+    Job job;
+    {
+      MutexLock lock(&mutex_);
+      while (!stop_ && jobs_.empty()) changed_.Wait(&mutex_);
+      if (jobs_.empty()) return;
+      job = std::move(jobs_.front());
+      jobs_.pop_front();
+    }
+    job();
+  }
+}
+
+absl::StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(const LocalOptions& options,
+                                                                AttentionMethods* methods) {
+  absl::StatusOr<FileDescriptor> listening = ListenUnix(options.path);
+  if (!listening.ok()) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on local:", options.path, ": ", listening.status().message()));
+  }
+  return absl::WrapUnique(new LocalServer(options, methods, *std::move(listening)));
+}
+
+LocalServer::LocalServer(const LocalOptions& options, AttentionMethods* methods,
+                         FileDescriptor listening)
+    : options_(options),
+      listening_(std::move(listening)),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      poller_(
+          std::make_unique<RingPoller>(IdleSpin(*methods->fleet()), &methods->fleet()->clock())) {
+  context_.methods = methods;
+  context_.poller = poller_.get();
+  context_.post = [this](std::weak_ptr<Connection> connection, LocalContext::OnConnection action) {
+    Post(std::move(connection), std::move(action));
+  };
+  context_.run_slow = [this](JobThread::Job job) { slow_.Add(std::move(job)); };
+  context_.attend = context_.Rpc("Attend");
+  context_.load_sequence = context_.Rpc("LoadSequence");
+  unary_ = std::make_unique<UnaryCalls>(&context_);
+  Watch(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), EPOLLIN | EPOLLET);
+  Watch(epoll_.get(), EPOLL_CTL_ADD, listening_.get(), EPOLLIN);
+  thread_ = std::thread([this] { Run(); });
+}
+
+LocalServer::~LocalServer() {
+  unlink(options_.path.c_str());
+  stop_ = true;
+  eventfd_write(wake_.get(), 1);
+  thread_.join();
+  poller_.reset();  // it has sessions; requests in the engine have theirs
+  context_.uses.WaitForNone();
+}
+
+void LocalServer::Post(std::weak_ptr<Connection> connection, LocalContext::OnConnection action) {
+  {
+    MutexLock lock(&mutex_);
+    posted_.emplace_back(std::move(connection), std::move(action));
+  }
+  eventfd_write(wake_.get(), 1);
+}
+
+void LocalServer::RunPosted() {
+  std::vector<Posted> posted;
+  {
+    MutexLock lock(&mutex_);
+    posted.swap(posted_);
+  }
+  for (auto& [weak, action] : posted) {
+    const std::shared_ptr<Connection> connection = weak.lock();
+    if (connection == nullptr) continue;
+    action(connection.get());
+    connection->Advance();
+    Update(connection.get());
+  }
+}
+
+void LocalServer::Run() {
+  std::array<epoll_event, 256> events;
+  while (!stop_) {
+    const int ready = epoll_wait(epoll_.get(), events.data(), events.size(), WaitMilliseconds());
+    bool has_clients = false;
+    for (int i = 0; i < ready; ++i) {
+      const int fd = events[i].data.fd;
+      has_clients = has_clients || fd == listening_.get();
+      const auto found = connections_.find(fd);
+      if (found == connections_.end()) continue;
+      const std::shared_ptr<Connection> connection = found->second.connection;
+      connection->OnEvents(events[i].events);
+      Update(connection.get());
+    }
+    RunPosted();
+    CheckTimes();
+    // Last: it opens sockets, and the events above name them by number.
+    if (has_clients) AcceptAll();
+  }
+  connections_.clear();
+  RunPosted();  // drops what is for connections that have ended
+  context_.metrics().local_connections.Set(0);
+}
+
+int LocalServer::WaitMilliseconds() const {
+  const bool some = std::any_of(connections_.begin(), connections_.end(), [](const auto& entry) {
+    return entry.second.connection->HasDeadline();
+  });
+  return some ? static_cast<int>(kCheckInterval.count()) : -1;
+}
+
+void LocalServer::AcceptAll() {
+  for (int i = 0; i < kAcceptAtOnce; ++i) {
+    Acceptor::Result accepted = acceptor_.Accept(listening_.get());
+    switch (accepted.outcome) {
+      case Acceptor::Outcome::kAccepted:
+        Admit(std::move(accepted.socket));
+        break;
+      case Acceptor::Outcome::kAborted:
+        break;
+      case Acceptor::Outcome::kNoFiles:
+        Refuse(RefusedLocalConnection::kNoFiles);
+        break;
+      case Acceptor::Outcome::kRetry:
+        std::this_thread::sleep_for(kRetryAfter);
+        return;
+      case Acceptor::Outcome::kDead:
+        LogError("the local socket has failed", {{"path", options_.path}});
+        Watch(epoll_.get(), EPOLL_CTL_DEL, listening_.get(), 0);
+        return;
+      case Acceptor::Outcome::kNone:
+        return;
+    }
+  }
+}
+
+void LocalServer::Admit(FileDescriptor socket) {
+  SocketAddress peer;
+  peer.storage.ss_family = AF_UNIX;
+  std::string user = ConnectionHost(socket.get(), peer);
+  const auto of_user = per_user_.find(user);
+  if (of_user != per_user_.end() && of_user->second >= options_.max_connections_per_user) {
+    return Refuse(RefusedLocalConnection::kMaxConnectionsPerUser);
+  }
+  const auto others = static_cast<size_t>(context_.metrics().connections.Value());
+  if (connections_.size() + others >= static_cast<size_t>(options_.max_connections)) {
+    return Refuse(RefusedLocalConnection::kMaxConnections);
+  }
+  const int fd = socket.get();
+  auto connection =
+      std::make_shared<Connection>(&context_, unary_.get(), options_, std::move(socket),
+                                   context_.methods->context()->clock->Now());
+  ++per_user_[user];
+  const uint32_t wanted = connection->events();
+  connections_[fd] = {std::move(connection), std::move(user), wanted};
+  Watch(epoll_.get(), EPOLL_CTL_ADD, fd, wanted);
+  context_.metrics().local_connections.Set(static_cast<double>(connections_.size()));
+}
+
+void LocalServer::Update(Connection* connection) {
+  const auto found = connections_.find(connection->fd());
+  if (found == connections_.end() || found->second.connection.get() != connection) return;
+  Entry& entry = found->second;
+  if (!connection->ended()) {
+    const uint32_t wanted = connection->events();
+    if (wanted == entry.events) return;
+    entry.events = wanted;
+    return Watch(epoll_.get(), EPOLL_CTL_MOD, connection->fd(), wanted);
+  }
+  const auto of_user = per_user_.find(entry.user);
+  if (--of_user->second == 0) per_user_.erase(of_user);
+  Watch(epoll_.get(), EPOLL_CTL_DEL, connection->fd(), 0);
+  connections_.erase(found);
+  context_.metrics().local_connections.Set(static_cast<double>(connections_.size()));
+}
+
+void LocalServer::CheckTimes() {
+  const TimePoint now = context_.methods->context()->clock->Now();
+  if (now < next_check_) return;
+  next_check_ = now + kCheckInterval;
+  std::vector<std::shared_ptr<Connection>> all;
+  for (const auto& [fd, entry] : connections_) {
+    if (entry.connection->HasDeadline()) all.push_back(entry.connection);
+  }
+  for (const auto& connection : all) {
+    connection->CheckTime(now);
+    Update(connection.get());
+  }
+}
+
+}  // namespace flashcore::server

@@ -1,0 +1,62 @@
+// The thread that takes the requests of all rings.
+#ifndef FLASHCORE_SERVER_TRANSPORT_LOCAL_RING_POLLER_H_
+#define FLASHCORE_SERVER_TRANSPORT_LOCAL_RING_POLLER_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "server/base/clock.h"
+#include "server/base/mutex.h"
+#include "server/base/socket.h"
+#include "server/transport/local/ring_session.h"
+
+namespace flashcore::server {
+
+// After the last request it looks at the rings for a while, and then sleeps until a doorbell rings.
+// Doorbells are eventfds that are never read: epoll reports each write to them, and no client can
+// make the thread wait. Thread-safe.
+class RingPoller {
+ public:
+  // `spin`: how long it looks at the rings before it sleeps. 0: not at all.
+  RingPoller(Nanoseconds spin, const Clock* clock);
+  ~RingPoller();
+  RingPoller(const RingPoller&) = delete;
+  RingPoller& operator=(const RingPoller&) = delete;
+
+  void Add(std::shared_ptr<RingSession> session) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Lets go of the session, soon.
+  void Remove(const std::shared_ptr<RingSession>& session) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Cancels the requests with `tag` that are in the ring now.
+  void Cancel(std::shared_ptr<RingSession> session, uint64_t tag) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // False: too many files. The client has the same file description: epoll would report it also
+  // after the server's descriptor is closed, so remove it before.
+  bool AddDoorbell(int eventfd);
+  void RemoveDoorbell(int eventfd);
+
+ private:
+  void Post(std::function<void()> command) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Run();
+  void RunCommands() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool PollAll();
+  void Sleep();
+
+  const Nanoseconds spin_;
+  const Clock* const clock_;
+  const FileDescriptor epoll_;
+  const FileDescriptor wake_;                           // an eventfd
+  std::vector<std::shared_ptr<RingSession>> sessions_;  // of the thread
+  std::atomic<bool> has_commands_{false};
+  std::atomic<bool> stop_{false};
+  Mutex mutex_;
+  std::vector<std::function<void()>> commands_ ABSL_GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+}  // namespace flashcore::server
+
+#endif  // FLASHCORE_SERVER_TRANSPORT_LOCAL_RING_POLLER_H_

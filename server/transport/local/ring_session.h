@@ -1,0 +1,68 @@
+// A ring and its requests, from the slot of one to the slot of the other.
+#ifndef FLASHCORE_SERVER_TRANSPORT_LOCAL_RING_SESSION_H_
+#define FLASHCORE_SERVER_TRANSPORT_LOCAL_RING_SESSION_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "server/base/mutex.h"
+#include "server/request/identity.h"
+#include "server/transport/local/context.h"
+#include "server/transport/local/regions.h"
+#include "server/transport/local/ring.h"
+
+namespace flashcore::server {
+
+// Shared by its connection, the poller, and its requests in the engine; it is destroyed when nobody
+// touches the ring any more. Thread-safe, but only the poller calls Poll and what is beside it.
+class RingSession final : public std::enable_shared_from_this<RingSession> {
+ public:
+  // `broken`: called at most once, by Poll, when the client broke the protocol.
+  // `gone`: called by the destructor.
+  struct Callbacks {
+    absl::AnyInvocable<void(const absl::Status&)> broken;
+    absl::AnyInvocable<void()> gone;
+  };
+
+  RingSession(LocalContext* context, Identity identity, std::shared_ptr<Regions> regions,
+              std::unique_ptr<Ring> ring, Callbacks callbacks);
+  ~RingSession();
+
+  // Takes some of the requests that wait in the ring. Returns whether there was one.
+  bool Poll();
+  bool HasNews() const { return !ended_.load(std::memory_order_relaxed) && ring_->HasNews(); }
+  void SetServerSleeps(bool sleeps) {
+    if (!ended_.load(std::memory_order_relaxed)) ring_->SetServerSleeps(sleeps);
+  }
+
+  void Cancel(uint64_t tag) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Takes no more requests, and cancels those that are not answered.
+  void End() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct Request;
+
+  void Start(Request* request);  // takes it over
+  void Enqueue(Request* request, absl::Status received);
+  // On a lane's thread, or on the poller's for a refused request. Deletes it.
+  void Complete(Request* request, const absl::Status& status);
+
+  LocalContext* const context_;
+  const UseCount::Use use_;
+  const Identity identity_;
+  const std::shared_ptr<Regions> regions_;
+  const std::unique_ptr<Ring> ring_;
+  Callbacks callbacks_;
+  std::atomic<bool> ended_{false};
+  Mutex mutex_;
+  std::vector<Request*> requests_ ABSL_GUARDED_BY(mutex_);  // in the engine
+};
+
+}  // namespace flashcore::server
+
+#endif  // FLASHCORE_SERVER_TRANSPORT_LOCAL_RING_SESSION_H_
