@@ -342,8 +342,11 @@ TEST(LocalClientTest, DeadlinesAndCancels) {
 
 TEST(LocalClientTest, ADeadlineOfACallCancelsIt) {
   FakeLocalServer server;
-  server.on_request = [](const v1::LocalRequest& request, v1::LocalReply* reply) {
+  std::atomic<uint64_t> called{0}, cancelled{0};
+  server.on_request = [&](const v1::LocalRequest& request, v1::LocalReply* reply) {
+    if (request.has_cancel()) cancelled = request.id();
     if (!request.has_call()) return false;
+    called = request.id();
     reply->set_id(12'345);  // of nobody
     return true;
   };
@@ -352,6 +355,7 @@ TEST(LocalClientTest, ADeadlineOfACallCancelsIt) {
   call.deadline = absl::Now() + absl::Milliseconds(20);
   EXPECT_EQ(client->GetServerInfo(call).status().code(), absl::StatusCode::kDeadlineExceeded);
   WaitUntil([&] { return server.cancelled() == 1; });
+  EXPECT_EQ(cancelled, called);
 }
 
 TEST(LocalClientTest, SurvivesARestartOfTheServer) {

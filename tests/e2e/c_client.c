@@ -96,7 +96,9 @@ int main(int argc, char** argv) {
   CHECK(response.size > 0);
   flashcore_free(&response);
   CHECK(flashcore_call(client, "NoSuchMethod", NULL, 0, 30 * SECOND, &response) == 12);
-  CHECK(flashcore_submit(client, 1, NULL, 1 << 20, 0) == 8);
+  static const uint8_t large[1 << 16];
+  CHECK(flashcore_submit(client, 1, large, sizeof(large), 0) == 8); /* over a slot */
+  CHECK(flashcore_submit(client, 1, NULL, 1, 0) == 3);
   CHECK(flashcore_cancel(client, 99) == FLASHCORE_OK);
   for (uint64_t tag = 1; tag <= 3; ++tag) {
     if (attend(client, tag) != 0) return 1;

@@ -139,7 +139,7 @@ SteadyTime AsyncRing::Collect(std::vector<Ended>* ended) {
 
 void AsyncRing::TakeAnswers(std::vector<Ended>* ended) {
   const auto take = [&](uint64_t ticket, const absl::Status& status,
-                        absl::Span<const std::byte> message) {
+                        absl::Span<const std::byte> message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const auto it = entries_.find(ticket);
     if (it == entries_.end()) return;
     Entry& entry = it->second;
@@ -173,11 +173,7 @@ void AsyncRing::GiveUp(uint64_t ticket, Entry* entry, absl::Status status,
   one.result.request_bytes = entry->request->Bytes();
   entry->done = nullptr;
   if (entry->in_ring) ring_->Cancel(ticket);
-  if (entry->call_id != 0) {
-    v1::LocalRequest cancel;
-    cancel.mutable_cancel()->set_tag(entry->call_id);
-    control_->Tell(&cancel);
-  }
+  if (entry->call_id != 0) control_->CancelCall(entry->call_id);
 }
 
 void AsyncRing::Pump() {

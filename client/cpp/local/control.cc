@@ -98,11 +98,7 @@ absl::StatusOr<v1::LocalReply> Control::Exchange(v1::LocalRequest* request, int 
       });
   if (!id.ok()) return id.status();
   if (!result->done.WaitForNotificationWithDeadline(deadline)) {
-    if (request->has_call()) {
-      v1::LocalRequest cancel;
-      cancel.mutable_cancel()->set_tag(*id);
-      Tell(&cancel);
-    }
+    if (request->has_call()) CancelCall(*id);
     return absl::DeadlineExceededError("the server did not answer in time");
   }
   if (!result->status.ok()) return result->status;
@@ -114,11 +110,21 @@ void Control::Tell(v1::LocalRequest* request) {
   {
     absl::MutexLock lock(&mutex_);
     if (!end_status_.ok()) return;
-    // A Cancel has the id of what it cancels in its tag, and one of its own.
     request->set_id(next_id_++);
   }
+  SendQuietly(*request);
+}
+
+void Control::CancelCall(uint64_t id) {
+  v1::LocalRequest request;
+  request.set_id(id);
+  request.mutable_cancel();
+  SendQuietly(request);
+}
+
+void Control::SendQuietly(const v1::LocalRequest& request) {
   absl::MutexLock lock(&send_mutex_);
-  socket_.Send(request->SerializeAsString(), -1, absl::Now() + kTellTimeout).IgnoreError();
+  socket_.Send(request.SerializeAsString(), -1, absl::Now() + kTellTimeout).IgnoreError();
 }
 
 absl::StatusOr<std::string> Control::Call(absl::string_view method, std::string message,

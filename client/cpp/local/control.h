@@ -52,6 +52,8 @@ class Control : public std::enable_shared_from_this<Control> {
                                           UniqueFd* reply_fd = nullptr);
   // Sends a request whose reply, if it has one, does not matter.
   void Tell(v1::LocalRequest* request);
+  // Cancels a call of Start, by its id.
+  void CancelCall(uint64_t id);
 
   // One attempt of a unary RPC. `message` is its serialized request; the result, its response.
   absl::StatusOr<std::string> Call(absl::string_view method, std::string message,
@@ -71,6 +73,7 @@ class Control : public std::enable_shared_from_this<Control> {
 
  private:
   explicit Control(FrameSocket socket) : socket_(std::move(socket)) {}
+  void SendQuietly(const v1::LocalRequest& request) ABSL_LOCKS_EXCLUDED(send_mutex_);
   absl::Status Hello(const std::string& client, absl::Time deadline);
   void Read();
   void End(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
