@@ -6,6 +6,10 @@
 // number n in completion slot n % slots. Answers come in any order; `tag` says which request one
 // belongs to.
 //
+// Counters are aligned 8-byte numbers that are stored and loaded whole. On x86-64 plain stores have
+// release order and plain loads acquire order; a language without either on another machine uses
+// the C library (client/c).
+//
 // The client submits a request:
 //   1. It waits until submitted - answers received < slots. So neither direction can overflow.
 //   2. It writes the slot: header, then the serialized v1::AttendRequest.
@@ -27,9 +31,10 @@
 // message cannot be parsed is answered with INVALID_ARGUMENT. A ring that is closed while requests
 // are unanswered still gets their answers, until LocalCloseRing is answered.
 //
-// Tensors are best left in registered memory, as MemoryRange; small ones may be inline. A request
-// whose answer may not fit in a completion slot is refused with INVALID_ARGUMENT: give
-// output_range and lse_range.
+// Tensors are best left in registered memory, as MemoryRange, at offsets that are multiples of 16;
+// small ones may be inline. A request whose answer may not fit in a completion slot is refused with
+// INVALID_ARGUMENT: give output_range and lse_range. A request that does not fit in a slot goes
+// through the socket, as a LocalCall of "Attend".
 #ifndef FLASHCORE_PROTO_LOCAL_RING_H_
 #define FLASHCORE_PROTO_LOCAL_RING_H_
 

@@ -4,7 +4,7 @@
 #
 #   server/: main -> transport -> engine -> device -> kv -> request -> memory -> base
 #            A room may include itself, every room to its right, and telemetry.
-#   proto <- transport, client        client/cli -> kernels/reference (to verify)
+#   proto <- transport, client        client/c -> client/cpp/local        client/cli -> kernels/reference (to verify)
 set -euo pipefail
 cd "${1:-$(dirname "$0")/..}"
 
@@ -39,6 +39,8 @@ forbid server/transport 'prometheus/|kernels/(cpu|sm[0-9x]+|plan)|server/[a-z_]+
 forbid server 'kernels/reference|client/|tests/' 'never serves with the reference'
 forbid proto 'prometheus/|kernels/|server/|client/|tests/' 'is used by server and client alike'
 forbid client/cpp 'prometheus/|kernels/|server/|client/cli|tests/' 'knows only the contract'
+forbid client/c 'grpc|prometheus/|kernels/|server/|client/cpp/[a-z_]+\.h|client/cli|tests/' \
+  'knows only the local socket'
 forbid client/cli 'prometheus/|kernels/(cpu|sm[0-9x]+|plan|registry)|server/|tests/' \
   'knows the contract, the client library and the reference'
 

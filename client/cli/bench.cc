@@ -17,9 +17,9 @@ ABSL_FLAG(flashcore::cli::BenchMode, mode, flashcore::cli::BenchMode::kAttend,
           "what to send: attend (all K/V inline), decode, prefill, or mixed (every fourth worker "
           "prefills)");
 ABSL_FLAG(flashcore::cli::Transport, transport, flashcore::cli::Transport::kAny,
-          "which address to use if --target lists several, separated by commas: tcp or unix. shm: "
-          "unix, with tensors in shared memory (the server needs --allow_shared_memory). Empty: "
-          "the first address");
+          "which address to use if --target lists several, separated by commas: tcp, unix or "
+          "local. With local, and with shm, which is unix and needs a server with "
+          "--allow_shared_memory, tensors are in shared memory. Empty: the first address");
 ABSL_FLAG(bool, all_targets, false,
           "spread the connections over all addresses of --target that --transport allows, instead "
           "of the first");
@@ -51,6 +51,9 @@ ABSL_FLAG(double, rate, 0, "requests a second, sent when they are due (open loop
 ABSL_FLAG(bool, stream, false, "send on one AttendStream per connection instead of unary calls");
 ABSL_FLAG(bool, compare_unary, false,
           "with --stream: take turns with the same requests in unary calls");
+ABSL_FLAG(bool, compare_grpc, false,
+          "with --transport=local: take turns with the same requests over the first address of "
+          "--target that is not local, on sequences of their own and without shared memory");
 ABSL_FLAG(bool, echo, false,
           "take turns with a bare echo of the same bytes: Echo, or with --stream EchoStream (the "
           "server needs --enable_echo)");
@@ -79,6 +82,15 @@ absl::StatusOr<std::vector<std::string>> ChooseTargets() {
   return absl::InvalidArgumentError(absl::StrCat(
       "--transport=", AbslUnparseFlag(transport), ": --target=", targets, " has no such address",
       wanted == Transport::kUnix ? "; want the unix:path that the server listens on" : ""));
+}
+
+// The first address of Target() that is not local; empty if there is none.
+std::string FirstGrpcTarget() {
+  const std::string targets = Target();
+  for (const absl::string_view target : absl::StrSplit(targets, ',')) {
+    if (TransportOf(target) != Transport::kLocal) return std::string(target);
+  }
+  return "";
 }
 
 LoadOptions ReadOptions() {
@@ -111,7 +123,7 @@ LoadOptions ReadOptions() {
   options.rate = absl::GetFlag(FLAGS_rate);
   options.stream = absl::GetFlag(FLAGS_stream);
   options.compare_unary = absl::GetFlag(FLAGS_compare_unary);
-  options.shared_memory = absl::GetFlag(FLAGS_transport) == Transport::kShm;
+  if (absl::GetFlag(FLAGS_compare_grpc)) options.compare_target = FirstGrpcTarget();
   options.echo = absl::GetFlag(FLAGS_echo);
   return options;
 }
@@ -133,6 +145,7 @@ const char* FindProblem(const LoadOptions& options) {
   const bool attend = options.mode == BenchMode::kAttend;
   const bool decode = options.mode == BenchMode::kDecode;
   const bool mixed = options.mode == BenchMode::kMixed;
+  const bool local = TransportOf(options.targets.front()) == Transport::kLocal;
   const bool for_sequences = absl::GetFlag(FLAGS_sequences) != 0 ||
                              absl::GetFlag(FLAGS_context) != 0 || resident.fork_from_prefix != 0 ||
                              resident.pin;
@@ -154,8 +167,15 @@ const char* FindProblem(const LoadOptions& options) {
       {options.warmup < absl::ZeroDuration() || options.warmup > absl::Hours(1),
        "--warmup: want 0 to 1h"},
       {!(options.rate >= 0 && options.rate <= 1e6), "--rate: want 0 to 1e6"},
-      {options.rate > 0 && (options.echo || options.compare_unary || resident.compare_inline),
-       "--rate excludes --echo, --compare_unary and --compare_inline, which need a closed loop"},
+      {options.rate > 0 && (options.echo || options.compare_unary || resident.compare_inline ||
+                            absl::GetFlag(FLAGS_compare_grpc)),
+       "--rate excludes --echo, --compare_unary, --compare_inline and --compare_grpc, which need a "
+       "closed loop"},
+      {absl::GetFlag(FLAGS_compare_grpc) && (!local || options.compare_target.empty()),
+       "--compare_grpc needs a local address and another one in --target"},
+      {absl::GetFlag(FLAGS_compare_grpc) && (mixed || resident.fork_from_prefix != 0),
+       "--compare_grpc excludes --mode=mixed and --fork_from_prefix"},
+      {options.echo && local, "--echo: not over the local socket"},
       {options.compare_unary && (!options.stream || mixed),
        "--compare_unary needs --stream, and a --mode with one kind of request"},
       {resident.compare_inline && !decode, "--compare_inline needs --mode=decode"},
@@ -208,6 +228,8 @@ int RunBench(Client*) {
   if (!targets.ok()) return FailUsage(targets.status().message());
   LoadOptions options = ReadOptions();
   options.targets = *std::move(targets);
+  options.shared_memory = absl::GetFlag(FLAGS_transport) == Transport::kShm ||
+                          TransportOf(options.targets.front()) == Transport::kLocal;
   if (const char* problem = FindProblem(options); problem != nullptr) return FailUsage(problem);
   for (const std::string& target : options.targets) {
     const absl::Status client = Client::Create(target, options.client).status();
@@ -233,7 +255,8 @@ Command BenchCommand() {
       "counts from when a request was due. Percentiles are exact: all samples are kept, about 32 "
       "bytes each. Replies are checked, the first of each worker against a float64 reference. The "
       "server's phases are its own account of each request.\n\n"
-      "With --echo, --compare_inline and --compare_unary the kinds of requests take turns of at "
+      "With --echo, --compare_inline, --compare_unary and --compare_grpc the kinds of requests "
+      "take turns of at "
       "least 50 ms. req/s of a kind are its requests that ended in the measured window over the "
       "wall time "
       "of its turns in that window (turn_seconds); a kind that is alone has all of it.\n\n"
@@ -258,31 +281,14 @@ Command BenchCommand() {
       "  flashcore bench --shape=1x8x512x64 --duration=5s --echo\n"
       "  flashcore bench --target=unix:/tmp/flashcore.sock --mode=decode --stream --compare_unary\n"
       "  flashcore bench --mode=decode --shape=1x32/8x4096x128 --concurrency=4 --sequences=64\n"
-      "      --fork_from_prefix=1024 --compare_inline",
-      {"mode",
-       "shape",
-       "sequences",
-       "context",
-       "fork_from_prefix",
-       "pin",
-       "idle_timeout",
-       "compare_inline",
-       "query_rows",
-       "causal",
-       "dtype",
-       "layout",
-       "concurrency",
-       "connections",
-       "all_targets",
-       "duration",
-       "warmup",
-       "rate",
-       "transport",
-       "stream",
-       "compare_unary",
-       "echo",
-       "rounds_from_stdin",
-       "allow_errors"},
+      "      --fork_from_prefix=1024 --compare_inline\n"
+      "  flashcore bench --transport=local --mode=decode --compare_grpc\n"
+      "      --target=unix:/tmp/flashcore.sock,local:/run/flashcore/local.sock",
+      {"mode",          "shape",        "sequences",      "context",           "fork_from_prefix",
+       "pin",           "idle_timeout", "compare_inline", "query_rows",        "causal",
+       "dtype",         "layout",       "concurrency",    "connections",       "all_targets",
+       "duration",      "warmup",       "rate",           "transport",         "stream",
+       "compare_unary", "compare_grpc", "echo",           "rounds_from_stdin", "allow_errors"},
       RunBench,
       /*connects=*/false};
 }

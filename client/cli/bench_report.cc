@@ -54,8 +54,8 @@ void AddKind(const Series& series, Json* json) {
 }
 
 Json LoadJson(const LoadOptions& options, const std::string& shape, const LoadResult& result) {
-  const Transport transport =
-      options.shared_memory ? Transport::kShm : TransportOf(options.targets.front());
+  Transport transport = TransportOf(options.targets.front());
+  if (options.shared_memory && transport != Transport::kLocal) transport = Transport::kShm;
   Json json = {{"server", result.server},
                {"target", absl::StrJoin(options.targets, ",")},
                {"transport", AbslUnparseFlag(transport)},
@@ -167,6 +167,12 @@ Json BenchJson(const LoadOptions& options, const std::string& shape, const LoadR
   if (json.contains("unary")) {
     json["stream_to_unary_p50_ratio"] = p50 / P50(json["unary"]["latency_us"]);
   }
+  if (json.contains("grpc")) {
+    const Json& grpc = json["grpc"];
+    json["latency_to_grpc_p50_ratio"] = p50 / P50(grpc["latency_us"]);
+    json["outside_kernel_to_grpc_p50_ratio"] =
+        P50(json["outside_kernel_us"]) / P50(grpc["outside_kernel_us"]);
+  }
   if (json.contains("inline")) {
     const double sent = json["inline"]["request_bytes"];
     json["inline_to_decode_p50_ratio"] = P50(json["inline"]["latency_us"]) / p50;
@@ -179,7 +185,7 @@ std::string BenchTable(const Json& report) {
   const std::string mode = report.at("mode");
   std::vector<std::pair<std::string, const Json*>> kinds = {
       {mode == "mixed" ? "decode" : mode, &report}};
-  for (const char* other : {"prefill", "inline", "unary"}) {
+  for (const char* other : {"prefill", "inline", "unary", "grpc"}) {
     if (report.contains(other)) kinds.emplace_back(other, &report.at(other));
   }
   std::string out = Header(report);

@@ -14,8 +14,8 @@
 #include "nlohmann/json.hpp"
 
 ABSL_FLAG(std::string, target, "",
-          "address of the server, as host:port or unix:path; empty: $FLASHCORE_TARGET, else "
-          "127.0.0.1:7070");
+          "address of the server, as host:port, unix:path or, of its --local_listen, local:/path; "
+          "empty: $FLASHCORE_TARGET, else 127.0.0.1:7070");
 ABSL_FLAG(absl::Duration, timeout, absl::Seconds(30),
           "deadline of each call, such as 500ms or 30s");
 ABSL_FLAG(std::string, client_name, "",

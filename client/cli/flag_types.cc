@@ -34,7 +34,8 @@ constexpr Name<cli::BenchMode> kModes[] = {{cli::BenchMode::kAttend, "attend"},
 constexpr Name<cli::Transport> kTransports[] = {{cli::Transport::kAny, ""},
                                                 {cli::Transport::kTcp, "tcp"},
                                                 {cli::Transport::kUnix, "unix"},
-                                                {cli::Transport::kShm, "shm"}};
+                                                {cli::Transport::kShm, "shm"},
+                                                {cli::Transport::kLocal, "local"}};
 
 // Looks up `text` in a table of names.
 template <typename Enum, size_t N>
@@ -177,12 +178,13 @@ bool AbslParseFlag(absl::string_view text, BenchMode* mode, std::string* error) 
 std::string AbslUnparseFlag(BenchMode mode) { return NameOf(kModes, mode); }
 
 bool AbslParseFlag(absl::string_view text, Transport* transport, std::string* error) {
-  return ParseName(kTransports, text, "want tcp, unix or shm", transport, error);
+  return ParseName(kTransports, text, "want tcp, unix, shm or local", transport, error);
 }
 
 std::string AbslUnparseFlag(Transport transport) { return NameOf(kTransports, transport); }
 
 Transport TransportOf(absl::string_view target) {
+  if (absl::StartsWith(target, "local:")) return Transport::kLocal;
   return absl::StartsWith(target, "unix:") ? Transport::kUnix : Transport::kTcp;
 }
 

@@ -53,12 +53,13 @@ enum class BenchMode : uint8_t { kAttend, kDecode, kPrefill, kMixed };
 bool AbslParseFlag(absl::string_view text, BenchMode* mode, std::string* error);
 std::string AbslUnparseFlag(BenchMode mode);
 
-// "tcp" | "unix" | "shm": tensors in shared memory, the rest over a Unix socket | "": any.
-enum class Transport : uint8_t { kAny, kTcp, kUnix, kShm };
+// "tcp" | "unix" | "shm": tensors in shared memory, the rest over a Unix socket | "local": the
+// server's local socket, with tensors in shared memory | "": any.
+enum class Transport : uint8_t { kAny, kTcp, kUnix, kShm, kLocal };
 bool AbslParseFlag(absl::string_view text, Transport* transport, std::string* error);
 std::string AbslUnparseFlag(Transport transport);
 
-// kUnix for "unix:path", else kTcp.
+// kUnix for "unix:path", kLocal for "local:path", else kTcp.
 Transport TransportOf(absl::string_view target);
 
 }  // namespace cli

@@ -37,12 +37,15 @@ void CatchInterrupts() {
 
 using Workers = std::vector<std::unique_ptr<Worker>>;
 
-absl::StatusOr<Clients> OpenConnections(const LoadOptions& options) {
+// To `targets` in turn; none if there are no targets.
+absl::StatusOr<Clients> OpenConnections(const LoadOptions& options,
+                                        const std::vector<std::string>& targets) {
   Clients clients;
+  if (targets.empty()) return clients;
   for (int i = 0; i < options.connections; ++i) {
     ClientOptions client_options = options.client;
     client_options.retry.max_attempts = 1;  // a retry would hide an error in a latency
-    const std::string& target = options.targets[static_cast<size_t>(i) % options.targets.size()];
+    const std::string& target = targets[static_cast<size_t>(i) % targets.size()];
     auto client = Client::Create(target, std::move(client_options));
     if (!client.ok()) return client.status();
     if (!(*client)->WaitForConnected(absl::Now() + options.client.timeout)) {
@@ -80,7 +83,8 @@ std::string Describe(Client* client) {
                       absl::StrJoin(info->devices(), ", ", device));
 }
 
-std::vector<Streams> OpenStreams(const Clients& clients, const LoadOptions& options) {
+std::vector<Streams> OpenStreams(const Clients& clients, const Clients& compared,
+                                 const LoadOptions& options) {
   std::vector<Streams> streams(clients.size());
   if (!options.stream) return streams;
   StreamOptions stream_options;
@@ -90,6 +94,7 @@ std::vector<Streams> OpenStreams(const Clients& clients, const LoadOptions& opti
       absl::Now() + options.warmup + options.duration + options.client.timeout;
   for (size_t i = 0; i < clients.size(); ++i) {
     streams[i].attend = clients[i]->OpenStream(stream_options);
+    if (!compared.empty()) streams[i].compared = compared[i]->OpenStream(stream_options);
     if (options.echo) streams[i].echo = clients[i]->OpenEchoStream(stream_options);
   }
   return streams;
@@ -105,9 +110,10 @@ void SetTurnSeconds(SteadyTime window_end, const Workers& workers, LoadResult* r
 }
 
 // Warmup and measurement.
-LoadResult Measure(const Clients& clients, const Workers& workers, Shared* shared) {
+LoadResult Measure(const Clients& clients, const Clients& compared, const Workers& workers,
+                   Shared* shared) {
   const LoadOptions& options = shared->options;
-  const std::vector<Streams> streams = OpenStreams(clients, options);
+  const std::vector<Streams> streams = OpenStreams(clients, compared, options);
   // Requests that are due within `duration` from the start.
   const auto due_within = [&](absl::Duration duration) {
     return static_cast<uint64_t>(std::ceil(options.rate * absl::ToDoubleSeconds(duration)));
@@ -191,8 +197,12 @@ absl::Status RunRounds(const LoadOptions& options, const std::function<bool()>& 
                        const std::function<void(const LoadResult&)>& done) {
   CatchInterrupts();
   Shared shared{options, interrupted};
-  const absl::StatusOr<Clients> clients = OpenConnections(options);
+  const absl::StatusOr<Clients> clients = OpenConnections(options, options.targets);
   if (!clients.ok()) return clients.status();
+  std::vector<std::string> compare_targets;
+  if (!options.compare_target.empty()) compare_targets.push_back(options.compare_target);
+  const absl::StatusOr<Clients> compared = OpenConnections(options, compare_targets);
+  if (!compared.ok()) return compared.status();
   if (options.mode != BenchMode::kAttend && options.resident.fork_from_prefix > 0) {
     absl::StatusOr<Sequence> prefix = CreatePrefix(options, clients->front().get());
     if (!prefix.ok()) return prefix.status();
@@ -200,14 +210,16 @@ absl::Status RunRounds(const LoadOptions& options, const std::function<bool()>& 
   }
   Workers workers;
   for (int i = 0; i < options.concurrency; ++i) {
-    Client* const client = (*clients)[static_cast<size_t>(i % options.connections)].get();
-    workers.push_back(std::make_unique<Worker>(i, &shared, client));
+    const auto connection = static_cast<size_t>(i % options.connections);
+    workers.push_back(
+        std::make_unique<Worker>(i, &shared, (*clients)[connection].get(),
+                                 compared->empty() ? nullptr : (*compared)[connection].get()));
   }
   const absl::Status status =
       OnAllThreads(workers.size(), [&](size_t i) { return workers[i]->Each(&Workload::Setup); });
   const std::string server = Describe(clients->front().get());
   while (status.ok() && next()) {
-    LoadResult result = Measure(*clients, workers, &shared);
+    LoadResult result = Measure(*clients, *compared, workers, &shared);
     result.server = server;
     done(result);
     if (interrupted) break;

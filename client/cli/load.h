@@ -5,10 +5,11 @@
 // and its latency counts from when it was due, so that a stalled server shows in the percentiles
 // (no coordinated omission).
 //
-// With echo, compare_inline or compare_unary, the kinds of requests take turns of at least 50 ms,
-// the same for all threads: the request itself, the same with K/V inline, the same as a unary call,
-// and a bare echo (on a stream: an EchoStream). A request belongs to the turn in which it starts,
-// and a thread's turn lasts until its last request has been answered and checked.
+// With echo, compare_inline, compare_unary or compare_target, the kinds of requests take turns of
+// at least 50 ms, the same for all threads: the request itself, the same with K/V inline, the same
+// as a unary call, the same to another address, and a bare echo (on a stream: an EchoStream). A
+// request belongs to the turn in which it starts, and a thread's turn lasts until its last request
+// has been answered and checked.
 //
 // What counts, on a monotonic clock:
 //   measured window      from the end of the warmup to the end of the load, or its interruption
@@ -75,6 +76,7 @@ struct LoadOptions {
   double rate = 0;                           // requests a second; 0: closed loop
   bool stream = false;                       // one AttendStream per connection
   bool shared_memory = false;                // tensors are in memory shared with the server
+  std::string compare_target;                // gRPC, for turns of the kind grpc; empty: none
   bool compare_unary = false;                // with stream; closed loop only
   bool echo = false;                         // closed loop only
   LoadClock clock;
@@ -104,7 +106,7 @@ struct Series {
 struct LoadResult {
   std::string server;                    // of the first connection: its version and devices
   double window_seconds = 0;             // wall time of the measured window
-  std::map<std::string, Series> series;  // by kind: attend, decode, prefill, inline, unary
+  std::map<std::string, Series> series;  // by kind: attend, decode, prefill, inline, unary, grpc
   Series echo;
   std::map<std::string, uint64_t> errors;  // by status code, echoes included
   std::string first_error;

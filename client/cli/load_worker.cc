@@ -30,8 +30,8 @@ absl::Status Await(AttendResult* result, SendCall send) {
 
 }  // namespace
 
-Worker::Worker(int index, Shared* shared, Client* client)
-    : index_(index), shared_(shared), client_(client) {
+Worker::Worker(int index, Shared* shared, Client* client, Client* compared)
+    : index_(index), shared_(shared), client_(client), compared_(compared) {
   const LoadOptions& options = shared->options;
   if (options.mode == BenchMode::kAttend) {
     AddTurn("attend", Workload::Inline(options, index, client));
@@ -44,6 +44,14 @@ Worker::Worker(int index, Shared* shared, Client* client)
     AddTurn("inline", Workload::Inline(options, index, client));
   }
   if (options.compare_unary) turns_.push_back({"unary", turns_[0].workload, /*unary=*/true});
+  if (compared != nullptr) {
+    LoadOptions plain = options;
+    plain.shared_memory = false;
+    AddTurn("grpc", options.mode == BenchMode::kAttend
+                        ? Workload::Inline(plain, index, compared)
+                        : Workload::Resident(plain, index, compared, /*prefix=*/nullptr));
+    turns_.back().compared = true;
+  }
   if (options.echo) turns_.push_back({"echo", nullptr});
 }
 
@@ -72,7 +80,7 @@ void Worker::Run(const Streams& streams) {
     if (turn.workload == nullptr) {
       SendEcho(streams.echo.get(), *due);
     } else {
-      Send(turn, turn.unary ? nullptr : streams.attend.get(), *due);
+      Send(turn, streams, *due);
     }
   }
 }
@@ -123,10 +131,13 @@ std::optional<SteadyTime> Worker::NextDue() {
   return due;
 }
 
-void Worker::Send(const Turn& turn, AttendStream* stream, SteadyTime due) {
-  AttendResult result;
+void Worker::Send(const Turn& turn, const Streams& streams, SteadyTime due) {
+  Client* const client = turn.compared ? compared_ : client_;
+  AttendStream* stream = (turn.compared ? streams.compared : streams.attend).get();
+  if (turn.unary) stream = nullptr;
+  AttendResult& result = result_;
   AttendRequest& request = turn.workload->request();
-  const absl::Status status = stream == nullptr ? client_->Attend(request, &result)
+  const absl::Status status = stream == nullptr ? client->Attend(request, &result)
                                                 : SendOnStream(stream, &request, &result);
   const SteadyTime end = shared_->Now();
   if (!status.ok()) {

@@ -56,6 +56,7 @@ struct Shared {
 // The RPCs of one connection that stay open while it is measured; null without --stream.
 struct Streams {
   std::unique_ptr<AttendStream> attend;
+  std::unique_ptr<AttendStream> compared;  // of LoadOptions::compare_target
   std::unique_ptr<EchoStream> echo;
 };
 
@@ -65,7 +66,8 @@ using TurnTimes = std::map<std::string, std::pair<std::chrono::nanoseconds, int>
 // One thread of a load. Used by one thread at a time.
 class Worker {
  public:
-  Worker(int index, Shared* shared, Client* client);
+  // `compared`: of LoadOptions::compare_target, or null.
+  Worker(int index, Shared* shared, Client* client, Client* compared);
 
   // Calls `step` of every workload. The first error.
   absl::Status Each(absl::Status (Workload::*step)());
@@ -82,6 +84,7 @@ class Worker {
     const char* kind;
     Workload* workload;               // null: echo
     bool unary = false;               // even if there is a stream
+    bool compared = false;            // over the other connection
     std::chrono::nanoseconds time{};  // of its turns so far, in the measured window
   };
 
@@ -92,7 +95,7 @@ class Worker {
   bool Prepare(const Turn& turn);
   // When the next request is due, after a sleep until then. None if all were sent.
   std::optional<SteadyTime> NextDue();
-  void Send(const Turn& turn, AttendStream* stream, SteadyTime due);
+  void Send(const Turn& turn, const Streams& streams, SteadyTime due);
   absl::Status SendOnStream(AttendStream* stream, AttendRequest* request, AttendResult* result);
   // `stream` is null for a unary Echo.
   void SendEcho(EchoStream* stream, SteadyTime start);
@@ -104,11 +107,13 @@ class Worker {
   const int index_;
   Shared* const shared_;
   Client* const client_;
+  Client* const compared_;
   std::vector<std::unique_ptr<Workload>> workloads_;
   std::vector<Turn> turns_;  // an open loop has just one
   Turn* turn_ = nullptr;     // the current one, since turn_start_
   SteadyTime turn_start_ = {};
   std::vector<std::byte> echo_payload_, echo_reply_;
+  AttendResult result_;  // of Send; kept for its memory
   uint64_t sent_on_stream_ = 0;
 };
 

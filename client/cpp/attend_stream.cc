@@ -8,6 +8,7 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "client/cpp/attend_stream_core.h"
 #include "client/cpp/codec.h"
 #include "client/cpp/connection.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -18,13 +19,67 @@ constexpr char kStreamMethod[] = "/flashcore.v1.AttentionService/AttendStream";
 constexpr char kEchoStreamMethod[] = "/flashcore.v1.DebugService/EchoStream";
 constexpr size_t kMaxSpans = 1 << 20;  // more than any server allows; bounds a reply's fields
 
+absl::Status AttendStream::Core::Admit(const std::string& request_id, Pending pending) {
+  if (request_id.empty()) {
+    return absl::InvalidArgumentError("request_id: empty; a stream needs one");
+  }
+  if (broken_) {
+    return done_ && !final_.ok() ? final_ : absl::UnavailableError("the stream has ended");
+  }
+  if (finishing_) return absl::FailedPreconditionError("Send after Finish");
+  if (pending_.size() >= max_inflight_) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("max_inflight: ", max_inflight_, " requests of this stream are unanswered"));
+  }
+  if (!pending_.try_emplace(request_id, std::move(pending)).second) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("request_id: '", request_id, "' is in flight on this stream"));
+  }
+  return absl::OkStatus();
+}
+
+AttendStream::Core::Pending AttendStream::Core::TakePending(const std::string& request_id) {
+  Pending pending;
+  absl::MutexLock lock(&mutex_);
+  const auto it = pending_.find(request_id);
+  if (it != pending_.end()) {
+    pending = std::move(it->second);
+    pending_.erase(it);
+  }
+  return pending;
+}
+
+absl::Status AttendStream::Core::SendForReceive(const AttendRequest& request) {
+  absl::MutexLock lock(&receive_mutex_);  // counted before the answer can come
+  absl::Status status = Send(request, [this](absl::Status answer, AttendResult result) {
+    absl::MutexLock receive_lock(&receive_mutex_);
+    answers_.push_back({std::move(answer), std::move(result)});
+  });
+  if (status.ok()) ++to_receive_;
+  return status;
+}
+
+bool AttendStream::Core::Receive(Answer* answer) {
+  absl::MutexLock lock(&receive_mutex_);
+  const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(receive_mutex_) {
+    return !answers_.empty() || to_receive_ == 0;
+  };
+  receive_mutex_.Await(absl::Condition(&ready));
+  if (answers_.empty()) return false;
+  *answer = std::move(answers_.front());
+  answers_.pop_front();
+  --to_receive_;
+  return true;
+}
+
 // Owned by the AttendStream, and by itself until OnDone returns.
 //
 // gRPC calls OnReadDone and OnWriteDone on its own threads, one of each at a time, and OnDone after
 // the last of them. A hold delays OnDone while Send may still start a write. It is removed once,
 // when reading has ended. User callbacks never run under the mutex.
 class AttendStream::Reactor final
-    : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+    : public Core,
+      public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
       public std::enable_shared_from_this<Reactor> {
  public:
   using Parse = absl::StatusOr<client::Answer> (*)(const grpc::ByteBuffer& message);
@@ -32,10 +87,10 @@ class AttendStream::Reactor final
   // A stream of the RPC `method`, whose replies `parse` splits.
   Reactor(const char* method, Parse parse, std::shared_ptr<const client::Connection> connection,
           const StreamOptions& options)
-      : method_(method),
+      : Core(options.max_inflight),
+        method_(method),
         parse_(parse),
-        connection_(std::move(connection)),
-        max_inflight_(options.max_inflight) {
+        connection_(std::move(connection)) {
     connection_->Prepare(options.deadline, options.affinity, &context_);
   }
 
@@ -49,7 +104,8 @@ class AttendStream::Reactor final
     StartCall();
   }
 
-  absl::Status Send(const AttendRequest& request, Callback done) ABSL_LOCKS_EXCLUDED(mutex_) {
+  absl::Status Send(const AttendRequest& request, Callback done) override
+      ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::StatusOr<client::EncodedRequest> encoded = connection_->Encode(request);
     if (!encoded.ok()) return encoded.status();
     return Send(request.request_id, *std::move(encoded), std::move(done));
@@ -57,51 +113,18 @@ class AttendStream::Reactor final
 
   absl::Status Send(const std::string& request_id, client::EncodedRequest encoded, Callback done)
       ABSL_LOCKS_EXCLUDED(mutex_) {
-    if (request_id.empty()) {
-      return absl::InvalidArgumentError("request_id: empty; a stream needs one");
-    }
     absl::MutexLock lock(&mutex_);
-    if (broken_)
-      return done_ && !final_.ok() ? final_ : absl::UnavailableError("the stream has ended");
-    if (finishing_) return absl::FailedPreconditionError("Send after Finish");
-    if (pending_.size() >= max_inflight_) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("max_inflight: ", max_inflight_, " requests of this stream are unanswered"));
-    }
-    Pending pending{std::move(encoded.destination), encoded.message.Length(), std::move(done)};
-    if (!pending_.try_emplace(request_id, std::move(pending)).second) {
-      return absl::AlreadyExistsError(
-          absl::StrCat("request_id: '", request_id, "' is in flight on this stream"));
-    }
+    Pending pending;
+    pending.destination = std::move(encoded.destination);
+    pending.request_bytes = encoded.message.Length();
+    pending.done = std::move(done);
+    if (absl::Status status = Admit(request_id, std::move(pending)); !status.ok()) return status;
     writes_.push_back(std::move(encoded.message));
     Pump();
     return absl::OkStatus();
   }
 
-  absl::Status SendForReceive(const AttendRequest& request) ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::MutexLock lock(&receive_mutex_);  // counted before the answer can come
-    absl::Status status = Send(request, [this](absl::Status answer, AttendResult result) {
-      absl::MutexLock receive_lock(&receive_mutex_);
-      answers_.push_back({std::move(answer), std::move(result)});
-    });
-    if (status.ok()) ++to_receive_;
-    return status;
-  }
-
-  bool Receive(Answer* answer) ABSL_LOCKS_EXCLUDED(receive_mutex_) {
-    absl::MutexLock lock(&receive_mutex_);
-    const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(receive_mutex_) {
-      return !answers_.empty() || to_receive_ == 0;
-    };
-    receive_mutex_.Await(absl::Condition(&ready));
-    if (answers_.empty()) return false;
-    *answer = std::move(answers_.front());
-    answers_.pop_front();
-    --to_receive_;
-    return true;
-  }
-
-  absl::Status Finish() ABSL_LOCKS_EXCLUDED(mutex_) {
+  absl::Status Finish() override ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     finishing_ = true;
     Pump();
@@ -109,7 +132,7 @@ class AttendStream::Reactor final
     return final_;
   }
 
-  void Cancel() { context_.TryCancel(); }
+  void Cancel() override { context_.TryCancel(); }
 
   void OnWriteDone(bool ok) override ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
@@ -153,12 +176,6 @@ class AttendStream::Reactor final
   }
 
  private:
-  struct Pending {
-    client::Destination destination;
-    size_t request_bytes = 0;
-    Callback done;
-  };
-
   // Starts the next write, or half-closes after the last one.
   void Pump() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (writing_ || broken_) return;
@@ -177,15 +194,7 @@ class AttendStream::Reactor final
   bool TakeAnswer() ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::StatusOr<client::Answer> answer = parse_(read_);
     if (!answer.ok()) return Abort(answer.status());
-    Pending pending;
-    {
-      absl::MutexLock lock(&mutex_);
-      const auto it = pending_.find(answer->result.request_id);
-      if (it != pending_.end()) {
-        pending = std::move(it->second);
-        pending_.erase(it);
-      }
-    }
+    const Pending pending = TakePending(answer->result.request_id);
     if (pending.done == nullptr) {
       return Abort(absl::InternalError(absl::StrCat("reply: no request with request_id '",
                                                     answer->result.request_id, "' is in flight")));
@@ -209,30 +218,22 @@ class AttendStream::Reactor final
   const char* const method_;
   const Parse parse_;
   const std::shared_ptr<const client::Connection> connection_;
-  const size_t max_inflight_;
   grpc::ClientContext context_;
   std::shared_ptr<Reactor> self_;  // set by Start, dropped by OnDone
   grpc::ByteBuffer read_;          // of the read in progress
 
-  absl::Mutex mutex_;
-  absl::flat_hash_map<std::string, Pending> pending_ ABSL_GUARDED_BY(mutex_);  // by request_id
-  std::deque<grpc::ByteBuffer> writes_ ABSL_GUARDED_BY(mutex_);                // not yet started
-  grpc::ByteBuffer write_ ABSL_GUARDED_BY(mutex_);  // of the write in progress
+  std::deque<grpc::ByteBuffer> writes_ ABSL_GUARDED_BY(mutex_);  // not yet started
+  grpc::ByteBuffer write_ ABSL_GUARDED_BY(mutex_);               // of the write in progress
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool finishing_ ABSL_GUARDED_BY(mutex_) = false;  // Finish was called
   bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;
-  bool broken_ ABSL_GUARDED_BY(mutex_) = false;  // reading has ended: start no more writes
-  bool done_ ABSL_GUARDED_BY(mutex_) = false;    // every callback has run
-  absl::Status final_ ABSL_GUARDED_BY(mutex_);   // valid once done_
   absl::Status protocol_error_ ABSL_GUARDED_BY(mutex_);
-
-  absl::Mutex receive_mutex_;  // taken before mutex_
-  std::deque<Answer> answers_ ABSL_GUARDED_BY(receive_mutex_);
-  size_t to_receive_ ABSL_GUARDED_BY(receive_mutex_) = 0;
 };
 
 std::unique_ptr<AttendStream> AttendStream::Open(
     const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options) {
+  if (connection->local() != nullptr) {
+    return absl::WrapUnique(new AttendStream(OpenLocal(connection, options)));
+  }
   const auto parse = [](const grpc::ByteBuffer& message) {
     return client::ParseAnswer(message, kMaxSpans);
   };
@@ -241,43 +242,52 @@ std::unique_ptr<AttendStream> AttendStream::Open(
   return absl::WrapUnique(new AttendStream(std::move(reactor)));
 }
 
-AttendStream::AttendStream(std::shared_ptr<Reactor> reactor) : reactor_(std::move(reactor)) {}
+AttendStream::AttendStream(std::shared_ptr<Core> core) : core_(std::move(core)) {}
 
 AttendStream::~AttendStream() {
-  reactor_->Cancel();
-  reactor_->Finish().IgnoreError();
+  core_->Cancel();
+  core_->Finish().IgnoreError();
 }
 
 absl::Status AttendStream::Send(const AttendRequest& request, Callback done) {
-  return reactor_->Send(request, std::move(done));
+  return core_->Send(request, std::move(done));
 }
 
 absl::Status AttendStream::Send(const AttendRequest& request) {
-  return reactor_->SendForReceive(request);
+  return core_->SendForReceive(request);
 }
 
-bool AttendStream::Receive(Answer* answer) { return reactor_->Receive(answer); }
+bool AttendStream::Receive(Answer* answer) { return core_->Receive(answer); }
 
-absl::Status AttendStream::Finish() { return reactor_->Finish(); }
+absl::Status AttendStream::Finish() { return core_->Finish(); }
 
-void AttendStream::Cancel() { reactor_->Cancel(); }
+void AttendStream::Cancel() { core_->Cancel(); }
 
 std::unique_ptr<EchoStream> EchoStream::Open(
     const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options) {
+  if (connection->local() != nullptr) return absl::WrapUnique(new EchoStream(nullptr, nullptr));
   auto reactor = std::make_shared<AttendStream::Reactor>(kEchoStreamMethod, &client::ParseEcho,
                                                          connection, options);
   reactor->Start();
-  return absl::WrapUnique(new EchoStream(absl::WrapUnique(new AttendStream(std::move(reactor)))));
+  return absl::WrapUnique(new EchoStream(reactor, absl::WrapUnique(new AttendStream(reactor))));
 }
 
-EchoStream::EchoStream(std::unique_ptr<AttendStream> stream) : stream_(std::move(stream)) {}
+EchoStream::EchoStream(std::shared_ptr<AttendStream::Reactor> reactor,
+                       std::unique_ptr<AttendStream> stream)
+    : reactor_(std::move(reactor)), stream_(std::move(stream)) {}
 
 absl::Status EchoStream::Send(const std::string& request_id, absl::Span<const std::byte> payload,
                               absl::Span<std::byte> reply, AttendStream::Callback done) {
-  return stream_->reactor_->Send(request_id, client::EncodeEcho(request_id, payload, reply),
-                                 std::move(done));
+  if (reactor_ == nullptr) {
+    return absl::UnimplementedError("EchoStream: not over the local socket");
+  }
+  return reactor_->Send(request_id, client::EncodeEcho(request_id, payload, reply),
+                        std::move(done));
 }
 
-absl::Status EchoStream::Finish() { return stream_->Finish(); }
+absl::Status EchoStream::Finish() {
+  if (stream_ != nullptr) return stream_->Finish();
+  return absl::UnimplementedError("EchoStream: not over the local socket");
+}
 
 }  // namespace flashcore

@@ -28,10 +28,12 @@ struct StreamOptions {
 };
 
 // An open AttendStream, from Client::OpenStream. Thread-safe. Nothing is retried: a broken stream
-// stays broken, and its requests end with the status of the stream.
+// stays broken, and its requests end with the status of the stream. With a local target it is the
+// connection that a stream breaks with; its first Send connects.
 class AttendStream {
  public:
-  // Runs on a gRPC thread, must not block, and may call Send; it must not destroy the stream.
+  // Runs on a thread of the library, must not block, and may call Send; it must not destroy the
+  // stream.
   using Callback = std::function<void(absl::Status, AttendResult)>;
 
   // An answer for Receive.
@@ -71,18 +73,21 @@ class AttendStream {
  private:
   friend class Client;
   friend class EchoStream;
+  class Core;
   class Reactor;
-  explicit AttendStream(std::shared_ptr<Reactor> reactor);
+  class LocalCore;
+  explicit AttendStream(std::shared_ptr<Core> core);
   static std::unique_ptr<AttendStream> Open(
       const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options);
+  static std::shared_ptr<Core> OpenLocal(
+      const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options);
 
-  const std::shared_ptr<Reactor> reactor_;
+  const std::shared_ptr<Core> core_;
 };
 
 // The baseline for an AttendStream, from Client::OpenEchoStream: the EchoStream of the
 // DebugService, through the same code as an AttendStream. Thread-safe. UNIMPLEMENTED unless the
-// server runs with
-// --enable_echo.
+// server runs with --enable_echo, and with a local target.
 class EchoStream {
  public:
   // As AttendStream::Send. The reply.size() bytes that come back are copied to `reply`.
@@ -94,11 +99,13 @@ class EchoStream {
 
  private:
   friend class Client;
-  explicit EchoStream(std::unique_ptr<AttendStream> stream);
+  EchoStream(std::shared_ptr<AttendStream::Reactor> reactor, std::unique_ptr<AttendStream> stream);
   static std::unique_ptr<EchoStream> Open(
       const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options);
 
-  const std::unique_ptr<AttendStream> stream_;
+  // Both null: UNIMPLEMENTED.
+  const std::shared_ptr<AttendStream::Reactor> reactor_;
+  const std::unique_ptr<AttendStream> stream_;  // of the reactor
 };
 
 }  // namespace flashcore

@@ -7,6 +7,7 @@
 #include "client/cpp/attend_call.h"
 #include "client/cpp/codec.h"
 #include "client/cpp/connection.h"
+#include "client/cpp/local/link.h"
 
 namespace flashcore {
 
@@ -14,6 +15,7 @@ using Stub = v1::AttentionService::Stub;
 
 constexpr char kEchoMethod[] = "/flashcore.v1.DebugService/Echo";
 constexpr char kHealthMethod[] = "/grpc.health.v1.Health/Check";
+constexpr absl::Duration kConnectPause = absl::Milliseconds(20);
 constexpr uint32_t kPageSize = 1000;  // of ListSequences, the most that a server gives
 
 Client::Client(std::shared_ptr<const client::Connection> connection)
@@ -37,14 +39,13 @@ CallHandle Client::AttendAsync(const AttendRequest& request, AttendCallback done
                                const CallOptions& call) {
   AttendCall::Args args;
   args.deadline = connection_->Deadline(call);
-  args.affinity = call.affinity;
-  absl::StatusOr<client::EncodedRequest> encoded = connection_->Encode(request);
-  if (!encoded.ok()) {
-    done(encoded.status(), {});
+  auto attempts = client::MakeAttempts(connection_, request, args.deadline, call.affinity);
+  if (!attempts.ok()) {
+    done(attempts.status(), {});
     return {};
   }
   args.connection = connection_;
-  args.request = *std::move(encoded);
+  args.attempts = *std::move(attempts);
   args.safe_to_repeat = request.SafeToRepeat();
   args.done = std::move(done);
   auto async = std::make_shared<AttendCall>(std::move(args));
@@ -117,6 +118,7 @@ std::unique_ptr<EchoStream> Client::OpenEchoStream(const StreamOptions& options)
 // Debian's gRPC ships no generated header for them.
 absl::StatusOr<HealthStatus> Client::CheckHealth(absl::string_view service,
                                                  const CallOptions& call) {
+  if (connection_->local() != nullptr) return CheckLocalHealth(service, call);
   const grpc::Slice slice(wire::FieldHeader(1, service.size()) + std::string(service));
   grpc::ByteBuffer response;
   absl::Status status =
@@ -134,7 +136,26 @@ absl::StatusOr<HealthStatus> Client::CheckHealth(absl::string_view service,
   return health;
 }
 
+// The local socket has no health service. A server that drains answers UNAVAILABLE.
+absl::StatusOr<HealthStatus> Client::CheckLocalHealth(absl::string_view service,
+                                                      const CallOptions& call) {
+  if (!service.empty() && service != v1::AttentionService::service_full_name()) {
+    return absl::NotFoundError(absl::StrCat("service: '", service, "' is unknown"));
+  }
+  const auto reply = connection_->local()->Call(
+      "GetServerInfo", v1::GetServerInfoRequest().SerializeAsString(), connection_->Deadline(call));
+  if (!reply.ok()) return reply.status();
+  return HealthStatus::kServing;
+}
+
 bool Client::WaitForConnected(absl::Time deadline) {
+  if (connection_->local() != nullptr) {
+    while (true) {
+      if (connection_->local()->Connect(deadline).ok()) return true;
+      if (absl::Now() + kConnectPause >= deadline) return false;
+      absl::SleepFor(kConnectPause);
+    }
+  }
   return connection_->channel()->WaitForConnected(absl::ToChronoTime(deadline));
 }
 

@@ -1,5 +1,5 @@
-// The C++ client of FlashCore: attention over gRPC on memory of the caller. client/README.md has
-// examples of every call.
+// The C++ client of FlashCore: attention over gRPC, or over the local socket of a server on the
+// same host, on memory of the caller. client/README.md has examples of every call.
 //
 // K/V that stays on the server is a Sequence, from CreateSequence or OpenSequence (sequence.h). A
 // request over many sequences names them in spans[i].sequence_id.
@@ -53,8 +53,9 @@ class Client {
  public:
   using AttendCallback = std::function<void(absl::Status, AttendResult)>;
 
-  // `target` is "host:port", "unix:path", or a gRPC target URI. INVALID_ARGUMENT if it is none of
-  // them. Does not connect: the first call does.
+  // `target` is "host:port", "unix:path", a gRPC target URI, or "local:/path", the socket of a
+  // server's --local_listen. INVALID_ARGUMENT if it is none of them, or if a local target has
+  // options for tokens or TLS. Does not connect: the first call does.
   static absl::StatusOr<std::unique_ptr<Client>> Create(absl::string_view target,
                                                         ClientOptions options = {});
   ~Client();
@@ -65,8 +66,8 @@ class Client {
   absl::Status Attend(const AttendRequest& request, AttendResult* result,
                       const CallOptions& call = {});
 
-  // `done` runs exactly once: on a gRPC thread, or on this one before AttendAsync returns if
-  // nothing could be sent. It must not block. Output and lse must live until then; the rest is
+  // `done` runs exactly once: on a thread of the library, or on this one before AttendAsync returns
+  // if nothing could be sent. It must not block. Output and lse must live until then; the rest is
   // copied.
   CallHandle AttendAsync(const AttendRequest& request, AttendCallback done,
                          const CallOptions& call = {});
@@ -96,8 +97,8 @@ class Client {
   absl::StatusOr<std::vector<v1::SequenceInfo>> ListSequences(const CallOptions& call = {});
 
   // A baseline for Attend: sends `payload` from where it lies, and copies the reply.size() bytes
-  // that come back to `reply`. UNIMPLEMENTED unless the server runs with --enable_echo. Never
-  // retried.
+  // that come back to `reply`. UNIMPLEMENTED unless the server runs with --enable_echo, and with a
+  // local target. Never retried.
   absl::Status Echo(absl::Span<const std::byte> payload, absl::Span<std::byte> reply,
                     const CallOptions& call = {});
 
@@ -105,7 +106,8 @@ class Client {
   std::unique_ptr<EchoStream> OpenEchoStream(const StreamOptions& options = {});
 
   // grpc.health.v1 Check. An empty service asks for the whole server; NOT_FOUND if it is unknown.
-  // Never retried: that the server cannot be reached is a result.
+  // Never retried: that the server cannot be reached is a result. A local target is serving if it
+  // answers.
   absl::StatusOr<HealthStatus> CheckHealth(absl::string_view service = "",
                                            const CallOptions& call = {});
 
@@ -114,6 +116,7 @@ class Client {
 
  private:
   explicit Client(std::shared_ptr<const client::Connection> connection);
+  absl::StatusOr<HealthStatus> CheckLocalHealth(absl::string_view service, const CallOptions& call);
 
   const std::shared_ptr<const client::Connection> connection_;
 };

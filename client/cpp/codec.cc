@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/cpp/local/status.h"
 #include "flashcore/v1/debug.pb.h"
 #include "grpcpp/support/slice.h"
 
@@ -27,31 +28,6 @@ void FillMask(const Mask& mask, v1::Mask* out) {
   if (mask.right.has_value()) out->set_window_right(*mask.right);
 }
 
-// Everything but the tensors.
-v1::AttendRequest SmallFields(const AttendRequest& request) {
-  v1::AttendRequest out;
-  out.set_request_id(request.request_id);
-  for (const SpanShape& span : request.spans) {
-    v1::Span* to = out.add_spans();
-    to->set_query_rows(span.query_rows);
-    to->set_kv_rows(span.kv_rows);
-    to->set_sequence_id(span.sequence_id);
-    if (span.expected_length.has_value()) to->set_expected_length(*span.expected_length);
-  }
-  out.set_dtype(ToProto(request.dtype));
-  out.set_num_heads(request.num_heads);
-  out.set_num_kv_heads(request.num_kv_heads);
-  out.set_head_dim(request.head_dim);
-  out.set_layout(ToProto(request.layout));
-  if (request.mask.kind != Mask::Kind::kNone || request.mask.left || request.mask.right) {
-    FillMask(request.mask, out.mutable_mask());
-  }
-  if (request.softmax_scale.has_value()) out.set_softmax_scale(*request.softmax_scale);
-  out.set_return_lse(!request.lse.empty());
-  out.set_layer(request.layer);
-  return out;
-}
-
 // Adds the payload; without a copy if `borrowed` is given.
 void AddField(int number, absl::Span<const std::byte> payload, const std::string& before,
               BorrowedMemory* borrowed, std::vector<grpc::Slice>* slices) {
@@ -61,8 +37,6 @@ void AddField(int number, absl::Span<const std::byte> payload, const std::string
                                         : grpc::Slice(payload.data(), payload.size()));
 }
 
-// `code` can be any number. absl::StatusCode has the codes of grpc::StatusCode; others become
-// UNKNOWN.
 // Whether gRPC says that a server took the connection and closed it before HTTP/2 began, as it does
 // when it expects TLS and gets plaintext, or the reverse.
 bool ClosedWhileConnecting(absl::string_view message) {
@@ -72,45 +46,6 @@ bool ClosedWhileConnecting(absl::string_view message) {
     if (absl::StrContains(message, sign)) return true;
   }
   return false;
-}
-
-absl::Status FromCode(int code, const std::string& message) {
-  if (code == 0) return absl::OkStatus();
-  const bool known = code >= static_cast<int>(absl::StatusCode::kCancelled) &&
-                     code <= static_cast<int>(absl::StatusCode::kUnauthenticated);
-  return absl::Status(known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
-                      message.empty() ? "the server gave no message" : message);
-}
-
-// INTERNAL unless the lengths are those in `want`, where they are set.
-absl::Status CheckSequenceLengths(const std::vector<uint64_t>& lengths,
-                                  const std::vector<std::optional<uint64_t>>& want) {
-  if (lengths.size() != want.size()) {
-    return absl::InternalError(
-        absl::StrCat("reply: ", lengths.size(), " sequence_lengths; want ", want.size()));
-  }
-  for (size_t i = 0; i < lengths.size(); ++i) {
-    if (want[i].has_value() && lengths[i] != *want[i]) {
-      return absl::InternalError(
-          absl::StrCat("reply: sequence_lengths[", i, "] is ", lengths[i], "; want ", *want[i]));
-    }
-  }
-  return absl::OkStatus();
-}
-
-Destination DestinationOf(const AttendRequest& request) {
-  Destination out;
-  out.output = request.output;
-  out.lse = request.lse;
-  const bool resident = std::any_of(request.spans.begin(), request.spans.end(),
-                                    [](const SpanShape& s) { return !s.sequence_id.empty(); });
-  if (!resident) return out;
-  for (const SpanShape& span : request.spans) {
-    std::optional<uint64_t>& want = out.sequence_lengths.emplace_back();
-    if (span.expected_length.has_value()) want = *span.expected_length + span.kv_rows;
-    if (span.sequence_id.empty()) want = 0;
-  }
-  return out;
 }
 
 }  // namespace
@@ -127,19 +62,80 @@ DType FromProto(v1::DType dtype) {
   return dtype == v1::DTYPE_BFLOAT16 ? DType::kBFloat16 : DType::kFloat16;
 }
 
+void SetSmallFields(const AttendRequest& request, v1::AttendRequest* out) {
+  out->set_request_id(request.request_id);
+  for (const SpanShape& span : request.spans) {
+    v1::Span* to = out->add_spans();
+    to->set_query_rows(span.query_rows);
+    to->set_kv_rows(span.kv_rows);
+    to->set_sequence_id(span.sequence_id);
+    if (span.expected_length.has_value()) to->set_expected_length(*span.expected_length);
+  }
+  out->set_dtype(ToProto(request.dtype));
+  out->set_num_heads(request.num_heads);
+  out->set_num_kv_heads(request.num_kv_heads);
+  out->set_head_dim(request.head_dim);
+  out->set_layout(ToProto(request.layout));
+  if (request.mask.kind != Mask::Kind::kNone || request.mask.left || request.mask.right) {
+    FillMask(request.mask, out->mutable_mask());
+  }
+  if (request.softmax_scale.has_value()) out->set_softmax_scale(*request.softmax_scale);
+  out->set_return_lse(!request.lse.empty());
+  out->set_layer(request.layer);
+}
+
+void SetResult(const v1::AttendResponse& response, AttendResult* result) {
+  result->request_id = response.request_id();
+  const v1::Timing& timing = response.timing();
+  result->timing = {timing.receive_ns(), timing.staging_wait_ns(), timing.queue_ns(),
+                    timing.copy_in_ns(), timing.kernel_ns(),       timing.copy_out_ns()};
+  result->sequence_lengths.assign(response.sequence_lengths().begin(),
+                                  response.sequence_lengths().end());
+}
+
+absl::Status CheckSequenceLengths(const std::vector<uint64_t>& lengths,
+                                  const std::vector<std::optional<uint64_t>>& want) {
+  if (lengths.size() != want.size()) {
+    return absl::InternalError(
+        absl::StrCat("reply: ", lengths.size(), " sequence_lengths; want ", want.size()));
+  }
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    if (want[i].has_value() && lengths[i] != *want[i]) {
+      return absl::InternalError(
+          absl::StrCat("reply: sequence_lengths[", i, "] is ", lengths[i], "; want ", *want[i]));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void SetDestination(const AttendRequest& request, Destination* out) {
+  out->output = request.output;
+  out->lse = request.lse;
+  out->sequence_lengths.clear();
+  const bool resident = std::any_of(request.spans.begin(), request.spans.end(),
+                                    [](const SpanShape& s) { return !s.sequence_id.empty(); });
+  if (!resident) return;
+  for (const SpanShape& span : request.spans) {
+    std::optional<uint64_t>& want = out->sequence_lengths.emplace_back();
+    if (span.expected_length.has_value()) want = *span.expected_length + span.kv_rows;
+    if (span.sequence_id.empty()) want = 0;
+  }
+}
+
 absl::StatusOr<EncodedRequest> EncodeRequest(const AttendRequest& request,
                                              const RegionTable& regions, size_t max_message_bytes,
                                              BorrowedMemory* borrowed) {
   if (absl::Status status = CheckRequest(request); !status.ok()) return status;
-  v1::AttendRequest small = SmallFields(request);
+  v1::AttendRequest small;
+  SetSmallFields(request, &small);
   EncodedRequest encoded;
-  encoded.destination = DestinationOf(request);
+  SetDestination(request, &encoded.destination);
   // If `*tensor` is in a region, replaces it by its range.
   const auto share = [&regions](auto* tensor, bool to_write, auto mutable_range) {
     const size_t bytes = tensor->size() * sizeof(*tensor->data());
-    std::optional<v1::MemoryRange> range = regions.Find(tensor->data(), bytes, to_write);
-    if (!range.has_value()) return;
-    *mutable_range() = *std::move(range);
+    v1::MemoryRange range;
+    if (!regions.Find(tensor->data(), bytes, to_write, &range)) return;
+    *mutable_range() = std::move(range);
     *tensor = {};
   };
   absl::Span<const std::byte> query = request.query, key = request.key, value = request.value;
@@ -183,12 +179,7 @@ absl::StatusOr<Answer> ParseAnswer(const grpc::ByteBuffer& message, size_t max_s
   Answer answer;
   answer.output = large[0];
   answer.lse = large[1];
-  answer.result.request_id = small.request_id();
-  const v1::Timing& timing = small.timing();
-  answer.result.timing = {timing.receive_ns(), timing.staging_wait_ns(), timing.queue_ns(),
-                          timing.copy_in_ns(), timing.kernel_ns(),       timing.copy_out_ns()};
-  answer.result.sequence_lengths.assign(small.sequence_lengths().begin(),
-                                        small.sequence_lengths().end());
+  SetResult(small, &answer.result);
   answer.result.response_bytes = message.Length();
   answer.status = FromCode(small.status().code(), small.status().message());
   return answer;

@@ -33,6 +33,19 @@ struct Destination {
   std::vector<std::optional<uint64_t>> sequence_lengths;
 };
 
+// Replaces `*out` by what the reply to `request` must be.
+void SetDestination(const AttendRequest& request, Destination* out);
+
+// INTERNAL unless the lengths are those in `want`, where they are set.
+absl::Status CheckSequenceLengths(const std::vector<uint64_t>& lengths,
+                                  const std::vector<std::optional<uint64_t>>& want);
+
+// Everything but the tensors. `out` is empty before.
+void SetSmallFields(const AttendRequest& request, v1::AttendRequest* out);
+
+// What a response has besides its tensors and its status. The byte counts and attempts stay.
+void SetResult(const v1::AttendResponse& response, AttendResult* result);
+
 // A serialized AttendRequest, and where its reply goes.
 struct EncodedRequest {
   grpc::ByteBuffer message;

@@ -10,6 +10,8 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "client/cpp/local/link.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "proto/grpc_compat.h"
@@ -49,11 +51,28 @@ void KeepCallbackThreads() {
   static_cast<void>(started);
 }
 
+// INVALID_ARGUMENT if the path or the options make no sense for a local socket.
+absl::Status CheckLocal(absl::string_view path, const ClientOptions& options) {
+  if (absl::Status status = local::CheckPath(path); !status.ok()) return status;
+  const auto error = [path](absl::string_view option, absl::string_view why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(option, ": not with the target local:", path, ", ", why));
+  };
+  constexpr char kWhoCalls[] = "where the server knows who calls by the user id of the process";
+  if (!options.token_file.empty()) return error("token_file", kWhoCalls);
+  if (options.tls.has_value()) return error("tls", "which never leaves this host");
+  if (options.credentials != nullptr) return error("credentials", kWhoCalls);
+  if (options.local_spin < absl::ZeroDuration() || options.local_spin > absl::Seconds(1)) {
+    return absl::InvalidArgumentError("local_spin: want 0 to 1 s");
+  }
+  return absl::OkStatus();
+}
+
 // INVALID_ARGUMENT unless `target` is "host:port", "unix:path" or a gRPC target URI.
 absl::Status CheckTarget(absl::string_view target) {
   const auto error = [target](absl::string_view problem) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("target '", target, "': ", problem, "; want host:port or unix:path"));
+    return absl::InvalidArgumentError(absl::StrCat("target '", target, "': ", problem,
+                                                   "; want host:port, unix:path or local:path"));
   };
   if (absl::StartsWith(target, "unix:")) {
     return target.size() > 5 ? absl::OkStatus() : error("no path");
@@ -156,12 +175,17 @@ std::optional<absl::Duration> NextBackoff(const RetryPolicy& policy, const absl:
 
 absl::StatusOr<std::shared_ptr<const Connection>> Connection::Create(absl::string_view target,
                                                                      ClientOptions options) {
-  if (absl::Status status = CheckTarget(target); !status.ok()) return status;
-  if (absl::Status status = CheckName(options.name); !status.ok()) return status;
+  absl::string_view path = target;
+  const bool local = absl::ConsumePrefix(&path, kLocalScheme);
+  absl::Status status = local ? CheckLocal(path, options) : CheckTarget(target);
+  status.Update(CheckName(options.name));
+  if (!status.ok()) return status;
   if (options.timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError("timeout: must be positive");
   }
-  if (absl::Status status = SetCredentials(target, &options); !status.ok()) return status;
+  if (local) return absl::WrapUnique(new Connection(std::move(options), std::string(path)));
+  status = SetCredentials(target, &options);
+  if (!status.ok()) return status;
   std::unique_ptr<TokenFile> token;
   if (!options.token_file.empty()) {
     absl::StatusOr<std::unique_ptr<TokenFile>> opened = TokenFile::Open(options.token_file);
@@ -179,6 +203,27 @@ Connection::Connection(ClientOptions options, std::unique_ptr<TokenFile> token,
       token_(std::move(token)),
       channel_(std::move(channel)),
       stub_(v1::AttentionService::NewStub(channel_)) {}
+
+Connection::Connection(ClientOptions options, std::string path)
+    : options_(std::move(options)),
+      local_(std::make_unique<local::Link>(
+          std::move(path),
+          absl::StrCat("flashcore-cpp", options_.name.empty() ? "" : " ", options_.name),
+          options_.local_spin, &regions_)) {}
+
+Connection::~Connection() = default;
+
+absl::Status Connection::CallLocal(const google::protobuf::Message& request, absl::Time deadline,
+                                   google::protobuf::Message* response) const {
+  // The request of the RPC Name is a NameRequest.
+  absl::string_view method = request.GetDescriptor()->name();
+  absl::ConsumeSuffix(&method, "Request");
+  const absl::StatusOr<std::string> reply =
+      local_->Call(method, request.SerializeAsString(), deadline);
+  if (!reply.ok()) return reply.status();
+  if (response->ParseFromString(*reply)) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("reply: not a ", response->GetDescriptor()->name()));
+}
 
 const std::shared_ptr<grpc::Channel>& Connection::callback_channel() const {
   KeepCallbackThreads();
@@ -203,6 +248,10 @@ std::optional<absl::Duration> Connection::Backoff(const absl::Status& status, bo
 
 absl::Status Connection::CallBytes(const char* method, const CallOptions& call,
                                    const grpc::ByteBuffer& request, grpc::ByteBuffer* reply) const {
+  if (local_ != nullptr) {
+    return absl::UnimplementedError(
+        absl::StrCat(method, ": not over the local socket; use an address of gRPC"));
+  }
   grpc::ClientContext context;
   Prepare(Deadline(call), call.affinity, &context);
   return FromGrpc(grpc_compat::CallUnary(channel_.get(), method, &context, request, reply));

@@ -1,10 +1,11 @@
-// A channel to one server and how calls are made on it: deadline, name, token, retries. Internal to
-// the client.
+// The way to one server, a gRPC channel or the server's local socket, and how calls are made on it:
+// deadline, name, token, retries. Internal to the client.
 #ifndef FLASHCORE_CLIENT_CPP_CONNECTION_H_
 #define FLASHCORE_CLIENT_CPP_CONNECTION_H_
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/random/bit_gen_ref.h"
@@ -21,6 +22,12 @@
 #include "grpcpp/client_context.h"
 
 namespace flashcore::client {
+
+namespace local {
+class Link;
+}
+
+inline constexpr char kLocalScheme[] = "local:";  // of a target: then the path of the socket
 
 // The wait before the next attempt, after `attempts` attempts of which the last ended at `now` with
 // `status`. None if there is no next attempt: another status, too many attempts, not safe to
@@ -40,8 +47,11 @@ class Connection {
   // Does not connect: the first call does. INVALID_ARGUMENT if target or options make no sense.
   static absl::StatusOr<std::shared_ptr<const Connection>> Create(absl::string_view target,
                                                                   ClientOptions options);
+  ~Connection();
 
   const ClientOptions& options() const { return options_; }
+  // The local socket, if that is the target, else null. Then the channels and Prepare are not used.
+  local::Link* local() const { return local_.get(); }
   // For blocking calls.
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
   // For calls with callbacks; starts the threads that run them.
@@ -79,7 +89,7 @@ class Connection {
     }
   }
 
-  // One attempt of a unary call with raw messages.
+  // One attempt of a unary call with raw messages; not over the local socket.
   absl::Status CallBytes(const char* method, const CallOptions& call,
                          const grpc::ByteBuffer& request, grpc::ByteBuffer* reply) const;
 
@@ -93,6 +103,7 @@ class Connection {
     int ignored = 0;
     absl::Status status = WithRetries(
         safe_to_repeat, deadline, attempts == nullptr ? &ignored : attempts, [&]() -> absl::Status {
+          if (local_ != nullptr) return CallLocal(request, deadline, &response);
           grpc::ClientContext context;
           Prepare(deadline, call.affinity, &context);
           return FromGrpc((stub_.get()->*method)(&context, request, &response));
@@ -104,12 +115,19 @@ class Connection {
  private:
   Connection(ClientOptions options, std::unique_ptr<TokenFile> token,
              std::shared_ptr<grpc::Channel> channel);
+  // Over the local socket at `path`.
+  Connection(ClientOptions options, std::string path);
+
+  // One attempt of the RPC whose request this is.
+  absl::Status CallLocal(const google::protobuf::Message& request, absl::Time deadline,
+                         google::protobuf::Message* response) const;
 
   const ClientOptions options_;
   const std::unique_ptr<TokenFile> token_;  // null: none
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::AttentionService::Stub> stub_;
   mutable RegionTable regions_;
+  const std::unique_ptr<local::Link> local_;  // null unless the target is local
 };
 
 }  // namespace flashcore::client

@@ -39,21 +39,20 @@ void RegionTable::Remove(const void* data) {
   regions_.erase(static_cast<const std::byte*>(data));
 }
 
-std::optional<v1::MemoryRange> RegionTable::Find(const void* data, size_t bytes,
-                                                 bool to_write) const {
-  if (bytes == 0) return std::nullopt;
+bool RegionTable::Find(const void* data, size_t bytes, bool to_write,
+                       v1::MemoryRange* range) const {
+  if (bytes == 0) return false;
   const auto* const first = static_cast<const std::byte*>(data);
   absl::ReaderMutexLock lock(&mutex_);
   const auto after = regions_.upper_bound(first);
-  if (after == regions_.begin()) return std::nullopt;
+  if (after == regions_.begin()) return false;
   const auto& [start, region] = *std::prev(after);
   const auto offset = static_cast<size_t>(first - start);
   const bool inside = bytes <= region.bytes && offset <= region.bytes - bytes;
-  if (!inside || offset % kAlignment != 0 || (to_write && region.read_only)) return std::nullopt;
-  v1::MemoryRange range;
-  range.set_region_id(region.id);
-  range.set_offset(offset);
-  return range;
+  if (!inside || offset % kAlignment != 0 || (to_write && region.read_only)) return false;
+  range->set_region_id(region.id);
+  range->set_offset(offset);
+  return true;
 }
 
 }  // namespace flashcore::client

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <map>
-#include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -49,8 +48,8 @@ class RegionTable {
   void Remove(const void* data);  // does nothing if it is not there
 
   // The place of `bytes` at `data` in a region, if all of them are in one, the server has the
-  // access it needs, and they are aligned as the contract requires. Else, or without bytes: none.
-  std::optional<v1::MemoryRange> Find(const void* data, size_t bytes, bool to_write) const;
+  // access it needs, and they are aligned as the contract requires. Else, or without bytes: false.
+  bool Find(const void* data, size_t bytes, bool to_write, v1::MemoryRange* range) const;
 
  private:
   mutable absl::Mutex mutex_;

@@ -45,13 +45,16 @@ struct ClientOptions {
   // Most bytes of one message, sent or received; protobuf allows at most 2^31 - 1.
   size_t max_message_bytes = size_t{1} << 30;
   RetryPolicy retry;
-  // TLS to TCP addresses; Unix sockets are plaintext. None: plaintext.
+  // TLS to TCP addresses; Unix sockets are plaintext, and local targets refuse it. None: plaintext.
   std::optional<TlsOptions> tls;
   // File whose first line is the bearer token of every call. Read again at most once a second.
-  // Without TLS, only for Unix sockets and loopback addresses. Empty: no token.
+  // Without TLS, only for Unix sockets and loopback addresses; not for local targets. Empty: none.
   std::string token_file;
   // In place of tls and token_file.
   std::shared_ptr<grpc::ChannelCredentials> credentials;
+  // Of a local target: how long a thread that waits for an answer polls before it sleeps. Polling
+  // saves the time of a wake-up, and takes a core for that long.
+  absl::Duration local_spin = absl::Microseconds(50);
   grpc::ChannelArguments channel_arguments;  // override the client's defaults
 };
 

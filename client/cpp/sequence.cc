@@ -12,6 +12,7 @@
 #include "client/cpp/attend_call.h"
 #include "client/cpp/codec.h"
 #include "client/cpp/connection.h"
+#include "client/cpp/local/link.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/slice.h"
 #include "proto/grpc_compat.h"
@@ -77,35 +78,43 @@ struct RowsToLoad {
   size_t RowBytes() const { return key.size() / num_rows; }
 };
 
-// Rows [first, first + count) of one tensor of `rows`, in its layout.
-grpc::Slice CopyRows(const RowsToLoad& rows, absl::Span<const std::byte> tensor, uint64_t first,
-                     uint64_t count) {
+// Copies rows [first, first + count) of one tensor of `rows`, in its layout.
+void CopyRows(const RowsToLoad& rows, absl::Span<const std::byte> tensor, uint64_t first,
+              uint64_t count, void* to) {
   const size_t row_bytes = rows.RowBytes();
-  if (rows.layout == Layout::kNHD) {
-    return grpc::Slice(tensor.data() + first * row_bytes, count * row_bytes);
-  }
-  grpc_slice slice = grpc_slice_malloc(count * row_bytes);
-  const size_t head_row_bytes = row_bytes / rows.num_kv_heads;
-  for (uint32_t head = 0; head < rows.num_kv_heads; ++head) {
-    std::memcpy(GRPC_SLICE_START_PTR(slice) + head * count * head_row_bytes,
+  const uint32_t heads = rows.layout == Layout::kNHD ? 1 : rows.num_kv_heads;
+  const size_t head_row_bytes = row_bytes / heads;
+  for (uint32_t head = 0; head < heads; ++head) {
+    std::memcpy(static_cast<std::byte*>(to) + head * count * head_row_bytes,
                 tensor.data() + (head * rows.num_rows + first) * head_row_bytes,
                 count * head_row_bytes);
   }
+}
+
+grpc::Slice CopyRowsToSlice(const RowsToLoad& rows, absl::Span<const std::byte> tensor,
+                            uint64_t first, uint64_t count) {
+  grpc_slice slice = grpc_slice_malloc(count * rows.RowBytes());
+  CopyRows(rows, tensor, first, count, GRPC_SLICE_START_PTR(slice));
   return grpc::Slice(slice, grpc::Slice::STEAL_REF);
 }
 
-// A LoadSequenceRequest of rows [first, first + count).
-grpc::ByteBuffer EncodeChunk(const RowsToLoad& rows, uint64_t first, uint64_t count) {
+// The fields of a chunk of rows [first, first + count), without tensors.
+v1::LoadSequenceRequest ChunkFields(const RowsToLoad& rows, uint64_t first, uint64_t count) {
   v1::LoadSequenceRequest small;
   if (first == 0) small.set_sequence_id(rows.sequence_id);
   if (rows.expected_length.has_value()) small.set_expected_length(*rows.expected_length + first);
   small.set_layer(rows.layer);
   small.set_layout(client::ToProto(rows.layout));
   small.set_rows(static_cast<uint32_t>(count));
-  const grpc::Slice key = CopyRows(rows, rows.key, first, count);
-  const grpc::Slice value = CopyRows(rows, rows.value, first, count);
+  return small;
+}
+
+// A LoadSequenceRequest of rows [first, first + count).
+grpc::ByteBuffer EncodeChunk(const RowsToLoad& rows, uint64_t first, uint64_t count) {
+  const grpc::Slice key = CopyRowsToSlice(rows, rows.key, first, count);
+  const grpc::Slice value = CopyRowsToSlice(rows, rows.value, first, count);
   const std::array<grpc::Slice, 4> slices = {
-      grpc::Slice(small.SerializeAsString() +
+      grpc::Slice(ChunkFields(rows, first, count).SerializeAsString() +
                   wire::FieldHeader(v1::LoadSequenceRequest::kKeyFieldNumber, key.size())),
       key, grpc::Slice(wire::FieldHeader(v1::LoadSequenceRequest::kValueFieldNumber, value.size())),
       value};
@@ -118,6 +127,42 @@ uint64_t ChunkRows(const RowsToLoad& rows, size_t message_bytes) {
   return fit >= kPageRows ? fit / kPageRows * kPageRows : std::max<uint64_t>(1, fit);
 }
 
+// The same over the local socket: each chunk is a call of its own, with its tensors in registered
+// memory.
+absl::StatusOr<v1::LoadSequenceResponse> LoadRowsLocally(const client::Connection& connection,
+                                                         const RowsToLoad& rows,
+                                                         absl::Time deadline) {
+  const absl::StatusOr<std::shared_ptr<client::local::Session>> session =
+      connection.local()->Connect(deadline);
+  if (!session.ok()) return session.status();
+  const uint64_t chunk_rows = std::min(ChunkRows(rows, Sequence::kMessageBytes), rows.num_rows);
+  const size_t tensor_bytes = chunk_rows * rows.RowBytes();
+  const size_t value_offset = (tensor_bytes + client::local::Arena::kAlignment - 1) /
+                              client::local::Arena::kAlignment * client::local::Arena::kAlignment;
+  const absl::StatusOr<client::local::Arena::Block> block =
+      (*session)->Allocate(value_offset + tensor_bytes, deadline);
+  if (!block.ok()) return block.status();
+  v1::LoadSequenceResponse response;
+  for (uint64_t first = 0; first < rows.num_rows; first += chunk_rows) {
+    const uint64_t count = std::min(chunk_rows, rows.num_rows - first);
+    v1::LoadSequenceRequest chunk = ChunkFields(rows, first, count);
+    chunk.set_sequence_id(rows.sequence_id);
+    CopyRows(rows, rows.key, first, count, block->data());
+    CopyRows(rows, rows.value, first, count, block->data() + value_offset);
+    chunk.mutable_key_range()->set_region_id(block->region_id());
+    chunk.mutable_key_range()->set_offset(block->offset());
+    chunk.mutable_value_range()->set_region_id(block->region_id());
+    chunk.mutable_value_range()->set_offset(block->offset() + value_offset);
+    const absl::StatusOr<std::string> reply =
+        (*session)->control().Call("LoadSequence", chunk.SerializeAsString(), deadline);
+    if (!reply.ok()) return reply.status();
+    if (!response.ParseFromString(*reply)) {
+      return absl::InternalError("reply: not a LoadSequenceResponse");
+    }
+  }
+  return response;
+}
+
 // Blocks until all rows are appended, in messages of at most kMessageBytes and of at most the
 // client's limit. A row is never split: RESOURCE_EXHAUSTED if one is over the limit. Each message
 // is copied once from the tensors, and gRPC's flow control bounds how many are in flight. If `rows`
@@ -126,6 +171,7 @@ uint64_t ChunkRows(const RowsToLoad& rows, size_t message_bytes) {
 absl::StatusOr<v1::LoadSequenceResponse> LoadRows(const client::Connection& connection,
                                                   const RowsToLoad& rows, absl::Time deadline,
                                                   absl::string_view affinity) {
+  if (connection.local() != nullptr) return LoadRowsLocally(connection, rows, deadline);
   const size_t limit = connection.options().max_message_bytes;
   if (2 * rows.RowBytes() + kSmallBytes > limit) {
     return absl::ResourceExhaustedError(absl::StrCat("key, value: a row of 2 * ", rows.RowBytes(),

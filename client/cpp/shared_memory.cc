@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "client/cpp/connection.h"
+#include "client/cpp/local/link.h"
 
 namespace flashcore {
 namespace {
@@ -50,6 +51,45 @@ void RemoveLeftovers() {
 }
 
 }  // namespace
+
+// Memory and its registration; ends both when destroyed.
+class SharedMemory::Backing {
+ public:
+  virtual ~Backing() = default;
+  virtual std::byte* data() const = 0;
+  virtual size_t bytes() const = 0;
+  virtual bool registered() const = 0;
+};
+
+// A memfd over the local socket.
+class SharedMemory::LocalBacking final : public Backing {
+ public:
+  LocalBacking(std::shared_ptr<const client::Connection> connection,
+               std::shared_ptr<client::local::Region> region, size_t bytes)
+      : connection_(std::move(connection)), region_(std::move(region)), bytes_(bytes) {}
+  ~LocalBacking() override { connection_->local()->Remove(region_.get()); }
+
+  std::byte* data() const override { return region_->data(); }
+  size_t bytes() const override { return bytes_; }
+  bool registered() const override { return connection_->local()->Registered(region_.get()); }
+
+ private:
+  const std::shared_ptr<const client::Connection> connection_;
+  const std::shared_ptr<client::local::Region> region_;
+  const size_t bytes_;  // that were asked for; the region has whole pages
+};
+
+absl::StatusOr<std::unique_ptr<SharedMemory::Backing>> SharedMemory::CreateLocal(
+    std::shared_ptr<const client::Connection> connection, size_t bytes,
+    const SharedMemoryOptions& options, absl::Time deadline) {
+  absl::StatusOr<std::unique_ptr<client::local::Region>> made =
+      client::local::Region::Create(bytes);
+  if (!made.ok()) return made.status();
+  std::shared_ptr<client::local::Region> region = *std::move(made);
+  const absl::Status status = connection->local()->Add(region, options.inputs_only, deadline);
+  if (!status.ok()) return status;
+  return std::make_unique<LocalBacking>(std::move(connection), std::move(region), bytes);
+}
 
 // A new POSIX segment, mapped. It has no name until it is complete, and then only while the server
 // needs one: so a process that is killed leaves next to nothing.
@@ -233,6 +273,35 @@ class SharedMemory::Registration final
   absl::Status final_ ABSL_GUARDED_BY(mutex_);  // valid once done_
 };
 
+// A POSIX segment over gRPC.
+class SharedMemory::PosixBacking final : public Backing {
+ public:
+  PosixBacking(std::unique_ptr<Segment> segment, std::shared_ptr<Registration> registration)
+      : segment_(std::move(segment)), registration_(std::move(registration)) {}
+  ~PosixBacking() override { registration_->Stop(); }
+
+  std::byte* data() const override { return segment_->data(); }
+  size_t bytes() const override { return segment_->bytes(); }
+  bool registered() const override { return registration_->alive(); }
+
+ private:
+  const std::unique_ptr<Segment> segment_;
+  const std::shared_ptr<Registration> registration_;
+};
+
+absl::StatusOr<std::unique_ptr<SharedMemory::Backing>> SharedMemory::CreatePosix(
+    std::shared_ptr<const client::Connection> connection, size_t bytes,
+    const SharedMemoryOptions& options, absl::Time deadline) {
+  absl::StatusOr<std::unique_ptr<Segment>> segment = Segment::Create(bytes, options.mode);
+  if (!segment.ok()) return segment.status();
+  auto registration =
+      std::make_shared<Registration>(std::move(connection), **segment, options.inputs_only);
+  absl::Status status = registration->Start(deadline);
+  if (!status.ok()) return status;
+  (*segment)->Unlink();
+  return std::make_unique<PosixBacking>(*std::move(segment), std::move(registration));
+}
+
 absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create(
     std::shared_ptr<const client::Connection> connection, size_t bytes,
     const SharedMemoryOptions& options, const CallOptions& call) {
@@ -241,24 +310,19 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create(
         absl::StrCat("bytes: ", bytes, "; want at least ", kChallengeBytes));
   }
   const absl::Time deadline = connection->Deadline(call);
-  absl::StatusOr<std::unique_ptr<Segment>> segment = Segment::Create(bytes, options.mode);
-  if (!segment.ok()) return segment.status();
-  auto registration =
-      std::make_shared<Registration>(std::move(connection), **segment, options.inputs_only);
-  absl::Status status = registration->Start(deadline);
-  if (!status.ok()) return status;
-  (*segment)->Unlink();
-  return absl::WrapUnique(new SharedMemory(*std::move(segment), std::move(registration)));
+  const bool local = connection->local() != nullptr;
+  absl::StatusOr<std::unique_ptr<Backing>> backing =
+      (local ? &CreateLocal : &CreatePosix)(std::move(connection), bytes, options, deadline);
+  if (!backing.ok()) return backing.status();
+  return absl::WrapUnique(new SharedMemory(*std::move(backing)));
 }
 
-SharedMemory::SharedMemory(std::unique_ptr<Segment> segment,
-                           std::shared_ptr<Registration> registration)
-    : segment_(std::move(segment)), registration_(std::move(registration)) {}
+SharedMemory::SharedMemory(std::unique_ptr<Backing> backing) : backing_(std::move(backing)) {}
 
-SharedMemory::~SharedMemory() { registration_->Stop(); }
+SharedMemory::~SharedMemory() = default;
 
-std::byte* SharedMemory::data() const { return segment_->data(); }
-size_t SharedMemory::bytes() const { return segment_->bytes(); }
-bool SharedMemory::registered() const { return registration_->alive(); }
+std::byte* SharedMemory::data() const { return backing_->data(); }
+size_t SharedMemory::bytes() const { return backing_->bytes(); }
+bool SharedMemory::registered() const { return backing_->registered(); }
 
 }  // namespace flashcore

@@ -19,7 +19,7 @@ struct SharedMemoryOptions {
       false;  // the server maps it read-only; O and LSE are sent even if they are here
   // Permissions of the segment until the server has opened it. The default is for a server of the
   // same user, or root. A server of another user needs 0666, which lets others on the host open the
-  // segment in that time.
+  // segment in that time. A local target does not need it.
   unsigned mode = 0600;
 };
 
@@ -29,10 +29,11 @@ struct SharedMemoryOptions {
 // (it drained, or the connection broke). The results are the same.
 //
 // The segment is unlinked before it is returned, so nothing remains however the process ends; the
-// server then unmaps it, too. Thread-safe.
+// server then unmaps it, too. Over a local target it is a memfd, which has no name at all, and it
+// is registered again with a server that was restarted. Thread-safe.
 class SharedMemory {
  public:
-  // UNIMPLEMENTED if the server does not allow it or `connection` is not to a Unix socket,
+  // UNIMPLEMENTED if the server does not allow it or `connection` is over TCP,
   // RESOURCE_EXHAUSTED over a limit of the server or if this host has no memory,
   // PERMISSION_DENIED if the server may not open the segment.
   static absl::StatusOr<std::unique_ptr<SharedMemory>> Create(
@@ -43,17 +44,26 @@ class SharedMemory {
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
-  std::byte* data() const;  // page-aligned; zero except for the first 16 bytes
+  std::byte* data() const;  // page-aligned; zero at first, except maybe for the first 16 bytes
   size_t bytes() const;
   bool registered() const;  // whether the server still has it
 
  private:
+  class Backing;
+  class PosixBacking;
+  class LocalBacking;
   class Segment;
   class Registration;
-  SharedMemory(std::unique_ptr<Segment> segment, std::shared_ptr<Registration> registration);
+  explicit SharedMemory(std::unique_ptr<Backing> backing);
 
-  const std::unique_ptr<Segment> segment_;
-  const std::shared_ptr<Registration> registration_;
+  static absl::StatusOr<std::unique_ptr<Backing>> CreatePosix(
+      std::shared_ptr<const client::Connection> connection, size_t bytes,
+      const SharedMemoryOptions& options, absl::Time deadline);
+  static absl::StatusOr<std::unique_ptr<Backing>> CreateLocal(
+      std::shared_ptr<const client::Connection> connection, size_t bytes,
+      const SharedMemoryOptions& options, absl::Time deadline);
+
+  const std::unique_ptr<Backing> backing_;
 };
 
 }  // namespace flashcore

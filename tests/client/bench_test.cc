@@ -233,6 +233,11 @@ TEST_F(BenchTest, TransportChoosesAmongTheTargets) {
   EXPECT_THAT(run({}, kExitFailure), HasSubstr("connect to " + unix_target)) << "the first";
   EXPECT_THAT(Main({"bench", "--transport=unix"}, kExitUsage),
               HasSubstr("--transport=unix: --target=" + server_.target() + " has no such address"));
+  const std::string local = "--target=local:/tmp/nobody_listens";
+  EXPECT_THAT(Main({"bench", "--compare_grpc"}, local, kExitUsage),
+              HasSubstr("--compare_grpc needs a local address and another one"));
+  EXPECT_THAT(Main({"bench", "--echo"}, local, kExitUsage), HasSubstr("not over the local socket"));
+  EXPECT_THAT(Main({"info", "--token_file=/x"}, local, kExitUsage), HasSubstr("user id"));
 }
 
 TEST_F(BenchTest, CommandReportsBothWays) {
@@ -265,6 +270,7 @@ TEST_F(BenchTest, FlagsThatMakeNoSenseAreUsageErrors) {
       {"--compare_unary"},
       {"--compare_unary", "--stream", "--concurrency=2", "--mode=mixed"},
       {"--compare_unary", "--stream", "--rate=5"},
+      {"--compare_grpc"},
       {"--transport=pigeon"},
       {"--mode=prefill", "--context=4", "--fork_from_prefix=4"},
       {"--mode=prefill", "--compare_inline"},

@@ -1,0 +1,122 @@
+/* The C interface of FlashCore's local socket, for other languages: libflashcore_client.so.
+ *
+ * Messages are serialized protobuf messages of flashcore/v1/attention.proto. Tensors lie in memory
+ * that flashcore_register_memory gives, and requests name their places as MemoryRange. The library
+ * makes every memory fence and every system call that the protocol needs.
+ *
+ * A decode step, with errors left out:
+ *
+ *   flashcore_connect("local:/run/flashcore/local.sock", "example", NULL, &client);
+ *   flashcore_register_memory(client, bytes, 0, timeout_ns, &memory);
+ *   flashcore_call(client, "CreateSequence", request, size, timeout_ns, &response);
+ *   for each step: write Q, K and V into memory.data;
+ *     flashcore_submit(client, tag, attend_request, size, timeout_ns);
+ *     flashcore_wait(client, timeout_ns, &completion);   read O from memory.data
+ *   flashcore_close(client);
+ *
+ * Functions return FLASHCORE_OK, FLASHCORE_AGAIN, or a status code of gRPC above 0; then
+ * flashcore_last_error has the text. Codes that the library itself gives: INVALID_ARGUMENT (3) for
+ * arguments that make no sense, DEADLINE_EXCEEDED (4), RESOURCE_EXHAUSTED (8) without memory or
+ * over a limit, UNAVAILABLE (14) once the connection has ended: close the client and connect again;
+ * memory and requests in flight are gone, sequences live on unless the server was restarted.
+ *
+ * Timeouts are nanoseconds; negative: none. All functions are thread-safe, except that a client is
+ * closed when no other function runs on it. A completion belongs to one thread's next poll or wait:
+ * let one thread of a client receive. A process that forks must not use the client in the child.
+ */
+#ifndef FLASHCORE_CLIENT_C_FLASHCORE_H_
+#define FLASHCORE_CLIENT_C_FLASHCORE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define FLASHCORE_API __attribute__((visibility("default")))
+
+enum {
+  FLASHCORE_OK = 0,
+  FLASHCORE_AGAIN = -1 /* submit: the ring is full; poll, wait: there is no completion */
+};
+
+/* One connection with one ring. */
+typedef struct flashcore_client flashcore_client;
+
+typedef struct flashcore_options {
+  uint32_t slots;      /* requests in flight at most: a power of two, 1 to 4096; 0: 64 */
+  uint32_t slot_bytes; /* of a slot: a multiple of 64, 256 to 1048576; 0: 16384 */
+  int64_t timeout_ns;  /* of connecting */
+  uint32_t spin_us;    /* how long flashcore_wait polls before it sleeps */
+} flashcore_options;
+
+/* Memory that both sides map; zero at first. */
+typedef struct flashcore_memory {
+  void* data;            /* page-aligned */
+  uint64_t bytes;        /* whole pages, at least what was asked for */
+  uint8_t region_id[16]; /* for MemoryRange.region_id; offsets are multiples of 16 */
+} flashcore_memory;
+
+/* A serialized response, to be given to flashcore_free. */
+typedef struct flashcore_bytes {
+  uint8_t* data; /* null if empty */
+  uint64_t size;
+} flashcore_bytes;
+
+typedef struct flashcore_completion {
+  uint64_t tag;
+  const uint8_t* response; /* AttendResponse, until the next poll or wait; see its `status` */
+  uint64_t response_bytes;
+} flashcore_completion;
+
+/* `target` is "local:/path". `name` is for the server's log; may be null. `options` null: defaults,
+ * with a timeout of 30 s and 50 us of polling. On an error *client is null. */
+FLASHCORE_API int flashcore_connect(const char* target, const char* name,
+                                    const flashcore_options* options, flashcore_client** client);
+
+/* Cancels what is in flight and unmaps all memory of the client. Null does nothing. */
+FLASHCORE_API void flashcore_close(flashcore_client* client);
+
+/* "uid:NUMBER", as the server knows this process; valid until the client is closed. */
+FLASHCORE_API const char* flashcore_identity(const flashcore_client* client);
+
+/* With read_only, it is for inputs only. */
+FLASHCORE_API int flashcore_register_memory(flashcore_client* client, uint64_t bytes, int read_only,
+                                            int64_t timeout_ns, flashcore_memory* memory);
+
+/* Unmaps it; requests that use it must have been answered. NOT_FOUND (5) if it is unknown. */
+FLASHCORE_API int flashcore_unregister_memory(flashcore_client* client,
+                                              const uint8_t region_id[16]);
+
+/* A unary RPC of AttentionService, e.g. "GetServerInfo"; messages of at most 1 MiB less some bytes.
+ * A LoadSequence is one message, with its rows in registered memory. */
+FLASHCORE_API int flashcore_call(flashcore_client* client, const char* method, const void* request,
+                                 uint64_t request_bytes, int64_t timeout_ns,
+                                 flashcore_bytes* response);
+FLASHCORE_API void flashcore_free(flashcore_bytes* bytes);
+
+/* Submits a serialized AttendRequest with output_range, and lse_range if it wants the LSE. Does not
+ * wait: FLASHCORE_AGAIN if all slots are unanswered. A request that takes effect is answered
+ * exactly once, with its tag, unless the connection ends. RESOURCE_EXHAUSTED (8) if it does not fit
+ * in a slot: use flashcore_call. */
+FLASHCORE_API int flashcore_submit(flashcore_client* client, uint64_t tag, const void* request,
+                                   uint64_t request_bytes, int64_t timeout_ns);
+
+/* Takes one completion, in the order of the answers; FLASHCORE_AGAIN if there is none, for wait:
+ * within the timeout. */
+FLASHCORE_API int flashcore_poll(flashcore_client* client, flashcore_completion* completion);
+FLASHCORE_API int flashcore_wait(flashcore_client* client, int64_t timeout_ns,
+                                 flashcore_completion* completion);
+
+/* Asks for the cancellation of the requests with this tag. Their completions still come. */
+FLASHCORE_API int flashcore_cancel(flashcore_client* client, uint64_t tag);
+
+/* The text of the last error of this thread; empty if there was none. Until its next error. */
+FLASHCORE_API const char* flashcore_last_error(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* FLASHCORE_CLIENT_C_FLASHCORE_H_ */

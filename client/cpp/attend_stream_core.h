@@ -1,0 +1,64 @@
+// What an AttendStream is, whichever way its requests travel. Internal to the client.
+#ifndef FLASHCORE_CLIENT_CPP_ATTEND_STREAM_CORE_H_
+#define FLASHCORE_CLIENT_CPP_ATTEND_STREAM_CORE_H_
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "client/cpp/attend_stream.h"
+#include "client/cpp/codec.h"
+
+namespace flashcore {
+
+// Keeps the requests in flight and the answers to receive; a transport derives from it. User
+// callbacks never run under a mutex.
+class AttendStream::Core {
+ public:
+  virtual ~Core() = default;
+
+  virtual absl::Status Send(const AttendRequest& request, Callback done) = 0;
+  virtual absl::Status Finish() = 0;
+  virtual void Cancel() = 0;
+
+  absl::Status SendForReceive(const AttendRequest& request) ABSL_LOCKS_EXCLUDED(receive_mutex_);
+  bool Receive(Answer* answer) ABSL_LOCKS_EXCLUDED(receive_mutex_);
+
+ protected:
+  struct Pending {
+    client::Destination destination;  // of a transport that copies the answer itself
+    size_t request_bytes = 0;
+    Callback done;
+    uint64_t ticket = 0;  // of a transport that has one
+  };
+
+  explicit Core(size_t max_inflight) : max_inflight_(max_inflight) {}
+
+  // Adds a request to pending_, or says why it cannot be sent.
+  absl::Status Admit(const std::string& request_id, Pending pending)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Removes it again; without a callback if there is none.
+  Pending TakePending(const std::string& request_id) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  absl::Mutex mutex_;
+  absl::flat_hash_map<std::string, Pending> pending_ ABSL_GUARDED_BY(mutex_);  // by request_id
+  bool finishing_ ABSL_GUARDED_BY(mutex_) = false;                             // Finish was called
+  bool broken_ ABSL_GUARDED_BY(mutex_) = false;                                // send no more
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;   // it has ended, with final_
+  absl::Status final_ ABSL_GUARDED_BY(mutex_);  // valid once done_
+
+ private:
+  const size_t max_inflight_;
+  absl::Mutex receive_mutex_;  // taken before mutex_
+  std::deque<Answer> answers_ ABSL_GUARDED_BY(receive_mutex_);
+  size_t to_receive_ ABSL_GUARDED_BY(receive_mutex_) = 0;
+};
+
+}  // namespace flashcore
+
+#endif  // FLASHCORE_CLIENT_CPP_ATTEND_STREAM_CORE_H_

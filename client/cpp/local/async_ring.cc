@@ -1,0 +1,228 @@
+#include "client/cpp/local/async_ring.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace flashcore::client::local {
+namespace {
+
+constexpr uint32_t kSlots = 64;
+constexpr uint32_t kSlotBytes = 4 * 1024;
+constexpr std::chrono::microseconds kSpin(20);
+
+uint64_t NanosecondsUntil(SteadyTime deadline) {
+  if (deadline == SteadyTime::max()) return 0;  // none
+  const auto left = deadline - std::chrono::steady_clock::now();
+  return static_cast<uint64_t>(std::max<int64_t>(1, std::chrono::nanoseconds(left).count()));
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<AsyncRing>> AsyncRing::Open(std::shared_ptr<Control> control,
+                                                           std::shared_ptr<Arena> arena,
+                                                           absl::Time deadline) {
+  Arena::Block memory;
+  absl::StatusOr<std::unique_ptr<OpenRing>> ring =
+      arena->Open(kSlots, kSlotBytes, deadline, &memory);
+  if (!ring.ok()) return ring.status();
+  std::shared_ptr<AsyncRing> made(
+      new AsyncRing(std::move(control), std::move(arena), std::move(memory), *std::move(ring)));
+  made->end_hook_ = made->control_->AddEndHook([raw = made.get()] { raw->Kick(); });
+  made->thread_ = std::thread([made] { made->Run(); });
+  return made;
+}
+
+AsyncRing::AsyncRing(std::shared_ptr<Control> control, std::shared_ptr<Arena> arena,
+                     Arena::Block memory, std::unique_ptr<OpenRing> ring)
+    : control_(std::move(control)),
+      arena_(std::move(arena)),
+      memory_(std::move(memory)),
+      ring_(std::move(ring)) {}
+
+AsyncRing::~AsyncRing() {
+  control_->RemoveEndHook(end_hook_);
+  absl::MutexLock lock(&mutex_);
+  entries_.clear();  // before the arena
+}
+
+void AsyncRing::Stop() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stop_ = true;
+    Kick();
+  }
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();
+  } else {
+    thread_.join();
+  }
+}
+
+uint64_t AsyncRing::Start(std::shared_ptr<RingRequest> request, absl::Time deadline, Done done) {
+  absl::MutexLock lock(&mutex_);
+  const uint64_t ticket = next_ticket_++;
+  Entry& entry = entries_[ticket];
+  entry.request = std::move(request);
+  entry.deadline = ToSteady(deadline);
+  entry.done = std::move(done);
+  queue_.push_back(ticket);
+  const bool earlier = entry.deadline < look_again_;
+  Pump();
+  if (earlier || control_->ended()) Kick();
+  return ticket;
+}
+
+void AsyncRing::Cancel(uint64_t ticket) {
+  absl::MutexLock lock(&mutex_);
+  cancelled_.push_back(ticket);
+  Kick();
+}
+
+void AsyncRing::Kick() {
+  kicked_.store(true);
+  ring_->ring().Wake();
+}
+
+void AsyncRing::Run() {
+  std::vector<Ended> ended;
+  while (true) {
+    kicked_.store(false);
+    const SteadyTime look_again = Collect(&ended);
+    for (Ended& one : ended) one.done(std::move(one.status), std::move(one.result));
+    const bool busy = !ended.empty();
+    ended.clear();
+    if (busy) continue;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (stop_ && Idle()) return;
+    }
+    ring_->ring().Wait(kicked_, std::chrono::steady_clock::now() + kSpin, look_again);
+  }
+}
+
+// Entries whose callback has run do not count, but Control must not call back later.
+bool AsyncRing::Idle() const {
+  if (calls_ > 0) return false;
+  return std::all_of(entries_.begin(), entries_.end(),
+                     [](const auto& entry) { return entry.second.done == nullptr; });
+}
+
+SteadyTime AsyncRing::Collect(std::vector<Ended>* ended) {
+  absl::MutexLock lock(&mutex_);
+  TakeAnswers(ended);
+  const absl::Status end = control_->ended() ? control_->end_status() : absl::OkStatus();
+  const SteadyTime now = std::chrono::steady_clock::now();
+  look_again_ = SteadyTime::max();
+  for (auto& [ticket, entry] : entries_) {
+    if (!end.ok()) {
+      GiveUp(ticket, &entry, end, ended);
+    } else if (entry.done != nullptr && entry.deadline <= now) {
+      GiveUp(ticket, &entry, absl::DeadlineExceededError("Deadline Exceeded"), ended);
+    } else if (entry.done != nullptr) {
+      look_again_ = std::min(look_again_, entry.deadline);
+    }
+  }
+  for (const uint64_t ticket : cancelled_) {
+    const auto it = entries_.find(ticket);
+    if (it != entries_.end()) {
+      GiveUp(ticket, &it->second, absl::CancelledError("CANCELLED"), ended);
+    }
+  }
+  cancelled_.clear();
+  if (!end.ok()) {
+    entries_.clear();
+    queue_.clear();
+  }
+  Pump();
+  return look_again_;
+}
+
+void AsyncRing::TakeAnswers(std::vector<Ended>* ended) {
+  const auto take = [&](uint64_t ticket, const absl::Status& status,
+                        absl::Span<const std::byte> message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto it = entries_.find(ticket);
+    if (it == entries_.end()) return;
+    Entry& entry = it->second;
+    if (entry.done != nullptr) {
+      Ended& one = ended->emplace_back(Ended{std::move(entry.done), status, {}});
+      if (status.ok()) one.status = entry.request->Take(message, &one.result);
+      one.result.request_bytes = entry.request->Bytes();
+    }
+    entries_.erase(it);
+  };
+  Ring::Answer answer;
+  while (ring_->ring().Poll(&answer)) {
+    if (answer.malformed) {
+      control_->Abort(absl::InternalError("reply: malformed completion"));
+      return;
+    }
+    take(answer.tag, absl::OkStatus(), answer.message);
+    ring_->ring().Pop();
+  }
+  for (const CallAnswer& call : call_answers_) {
+    const auto* const data = reinterpret_cast<const std::byte*>(call.message.data());
+    take(call.ticket, call.status, {data, call.message.size()});
+  }
+  call_answers_.clear();
+}
+
+void AsyncRing::GiveUp(uint64_t ticket, Entry* entry, absl::Status status,
+                       std::vector<Ended>* ended) {
+  if (entry->done == nullptr) return;
+  Ended& one = ended->emplace_back(Ended{std::move(entry->done), std::move(status), {}});
+  one.result.request_bytes = entry->request->Bytes();
+  entry->done = nullptr;
+  if (entry->in_ring) ring_->Cancel(ticket);
+  if (entry->call_id != 0) control_->CancelCall(entry->call_id);
+}
+
+void AsyncRing::Pump() {
+  Ring& ring = ring_->ring();
+  while (!queue_.empty() && !control_->ended()) {
+    const uint64_t ticket = queue_.front();
+    const auto it = entries_.find(ticket);
+    if (it == entries_.end() || it->second.done == nullptr) {  // given up
+      if (it != entries_.end()) entries_.erase(it);
+      queue_.pop_front();
+      continue;
+    }
+    Entry& entry = it->second;
+    if (entry.request->Bytes() > ring.RequestBytes() ||
+        entry.request->MaxAnswerBytes() > ring.AnswerBytes()) {
+      queue_.pop_front();
+      SendAsCall(ticket, &entry);
+      continue;
+    }
+    if (ring.Full()) return;
+    queue_.pop_front();
+    entry.request->Serialize(ring.NextSlot());
+    entry.in_ring = true;
+    ring_->Submit(ticket, NanosecondsUntil(entry.deadline), entry.request->Bytes());
+  }
+}
+
+void AsyncRing::SendAsCall(uint64_t ticket, Entry* entry) {
+  v1::LocalRequest request;
+  request.mutable_call()->set_method("Attend");
+  request.mutable_call()->set_message(entry->request->Serialized());
+  request.mutable_call()->set_timeout_ns(NanosecondsUntil(entry->deadline));
+  const auto answered = [this, ticket](const absl::Status& status, v1::LocalReply* reply,
+                                       const UniqueFd&) {
+    absl::MutexLock lock(&mutex_);
+    --calls_;
+    call_answers_.push_back({ticket, status, reply == nullptr ? "" : reply->message()});
+    Kick();
+  };
+  ++calls_;
+  const absl::StatusOr<uint64_t> id =
+      control_->Start(&request, -1, absl::InfiniteFuture(), answered);
+  if (id.ok()) {
+    entry->call_id = *id;
+    return;
+  }
+  --calls_;
+  call_answers_.push_back({ticket, id.status(), ""});
+  Kick();
+}
+
+}  // namespace flashcore::client::local

@@ -1,0 +1,127 @@
+// An AttendStream over the local socket.
+#include "client/cpp/attend_stream.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "client/cpp/attend_stream_core.h"
+#include "client/cpp/connection.h"
+#include "client/cpp/local/link.h"
+
+namespace flashcore {
+
+// Requests go to the ring of one session, which the first Send opens. The stream breaks with it.
+class AttendStream::LocalCore final : public Core, public std::enable_shared_from_this<LocalCore> {
+ public:
+  LocalCore(std::shared_ptr<const client::Connection> connection, const StreamOptions& options)
+      : Core(options.max_inflight),
+        connection_(std::move(connection)),
+        deadline_(options.deadline) {}
+
+  absl::Status Send(const AttendRequest& request, Callback done) override
+      ABSL_LOCKS_EXCLUDED(mutex_) {
+    if (absl::Status status = CheckRequest(request); !status.ok()) return status;
+    const absl::StatusOr<std::shared_ptr<client::local::Session>> session = Connect();
+    if (!session.ok()) return session.status();
+    const absl::Time memory_deadline =
+        std::min(deadline_, absl::Now() + connection_->options().timeout);
+    const absl::StatusOr<client::local::AsyncRing*> ring = (*session)->async(memory_deadline);
+    if (!ring.ok()) return ring.status();
+    auto prepared = std::make_shared<client::local::RingRequest>();
+    absl::Status status = (*session)->Prepare(request, memory_deadline, prepared.get());
+    if (!status.ok()) return status;
+    absl::MutexLock lock(&mutex_);
+    Pending pending;
+    pending.request_bytes = prepared->Bytes();
+    pending.done = std::move(done);
+    status = Admit(request.request_id, std::move(pending));
+    if (!status.ok()) return status;
+    ++unfinished_;
+    // The answer waits for the mutex.
+    pending_[request.request_id].ticket = (*ring)->Start(
+        std::move(prepared), deadline_,
+        [self = shared_from_this(), id = request.request_id](
+            absl::Status answer, AttendResult result) { self->OnAnswer(id, answer, &result); });
+    return absl::OkStatus();
+  }
+
+  absl::Status Finish() override ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    finishing_ = true;
+    const auto finished = [this]()
+                              ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return unfinished_ == 0; };
+    mutex_.Await(absl::Condition(&finished));
+    done_ = true;
+    return final_;
+  }
+
+  void Cancel() override ABSL_LOCKS_EXCLUDED(mutex_) {
+    std::shared_ptr<client::local::Session> session;
+    std::vector<uint64_t> tickets;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (finishing_ && unfinished_ == 0) return;
+      Break(absl::CancelledError("CANCELLED"));
+      session = session_;
+      for (const auto& [id, pending] : pending_) tickets.push_back(pending.ticket);
+    }
+    if (tickets.empty()) return;
+    const absl::StatusOr<client::local::AsyncRing*> ring = session->async(absl::InfiniteFuture());
+    for (const uint64_t ticket : tickets) (*ring)->Cancel(ticket);
+  }
+
+ private:
+  absl::StatusOr<std::shared_ptr<client::local::Session>> Connect() ABSL_LOCKS_EXCLUDED(mutex_) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (session_ != nullptr && !session_->alive()) Break(session_->control().end_status());
+      if (session_ != nullptr || broken_) {
+        if (broken_) return final_;
+        return session_;
+      }
+    }
+    absl::StatusOr<std::shared_ptr<client::local::Session>> session = connection_->local()->Connect(
+        std::min(deadline_, absl::Now() + connection_->options().timeout));
+    absl::MutexLock lock(&mutex_);
+    if (!session.ok()) {
+      Break(session.status());
+      return session.status();
+    }
+    if (session_ == nullptr) session_ = *std::move(session);
+    return session_;
+  }
+
+  void Break(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    broken_ = done_ = true;
+    final_.Update(std::move(status));
+  }
+
+  void OnAnswer(const std::string& id, const absl::Status& status, AttendResult* result)
+      ABSL_LOCKS_EXCLUDED(mutex_) {
+    const Pending pending = TakePending(id);
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!session_->alive()) Break(session_->control().end_status());
+      if (!status.ok() && absl::Now() >= deadline_) Break(status);
+    }
+    result->request_id = id;
+    result->request_bytes = pending.request_bytes;
+    result->attempts = 1;
+    pending.done(status, std::move(*result));
+    absl::MutexLock lock(&mutex_);
+    --unfinished_;
+  }
+
+  const std::shared_ptr<const client::Connection> connection_;
+  const absl::Time deadline_;
+  std::shared_ptr<client::local::Session> session_ ABSL_GUARDED_BY(mutex_);
+  size_t unfinished_ ABSL_GUARDED_BY(mutex_) = 0;  // requests whose callback has not returned
+};
+
+std::shared_ptr<AttendStream::Core> AttendStream::OpenLocal(
+    const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options) {
+  return std::make_shared<LocalCore>(connection, options);
+}
+
+}  // namespace flashcore

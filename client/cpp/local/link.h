@@ -1,0 +1,65 @@
+// The way to a server over its local socket, across its restarts. Internal to the client.
+#ifndef FLASHCORE_CLIENT_CPP_LOCAL_LINK_H_
+#define FLASHCORE_CLIENT_CPP_LOCAL_LINK_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "client/cpp/attend.h"
+#include "client/cpp/local/region.h"
+#include "client/cpp/local/session.h"
+#include "client/cpp/memory.h"
+
+namespace flashcore::client::local {
+
+// Connects with the first call, and again with the first call after the connection has ended.
+// Thread-safe.
+class Link {
+ public:
+  // `client` is for the server's log. `regions` outlives it.
+  Link(std::string path, std::string client, absl::Duration spin, RegionTable* regions);
+
+  // The session, connected. UNAVAILABLE if there is no server.
+  absl::StatusOr<std::shared_ptr<Session>> Connect(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // One attempt of a unary RPC of AttentionService, or of Attend.
+  absl::StatusOr<std::string> Call(absl::string_view method, std::string message,
+                                   absl::Time deadline);
+  absl::Status Attend(const AttendRequest& request, absl::Time deadline, AttendResult* result);
+
+  // Registers memory of a SharedMemory: with this connection, and with each later one.
+  absl::Status Add(const std::shared_ptr<Region>& region, bool read_only, absl::Time deadline)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void Remove(const Region* region) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool Registered(const Region* region) const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct Shared {
+    std::shared_ptr<Region> region;
+    bool read_only;
+    std::string id = {};       // of the last session that has it
+    absl::Status status = {};  // of the last registration
+  };
+
+  absl::Status Register(Shared* shared, absl::Time deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(connect_mutex_, mutex_);
+
+  const std::string path_;
+  const std::string client_;
+  const absl::Duration spin_;
+  RegionTable* const regions_;
+  absl::Mutex connect_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // one attempt to connect at a time
+  mutable absl::Mutex mutex_;
+  std::shared_ptr<Session> session_ ABSL_GUARDED_BY(mutex_);  // null: not connected yet
+  std::vector<Shared> shared_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace flashcore::client::local
+
+#endif  // FLASHCORE_CLIENT_CPP_LOCAL_LINK_H_

@@ -1,0 +1,141 @@
+#include "client/cpp/local/ring_request.h"
+
+#include <cstring>
+#include <utility>
+
+#include "client/cpp/local/status.h"
+#include "google/protobuf/io/coded_stream.h"
+
+namespace flashcore::client::local {
+namespace {
+
+constexpr size_t kMaxAnswerBytes = 1024;  // without sequence_lengths, with a status message
+constexpr size_t kVarintBytes = 10;
+
+size_t Align(size_t bytes) {
+  return (bytes + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
+}
+
+}  // namespace
+
+absl::Status RingRequest::Prepare(const AttendRequest& request, const RegionTable& regions,
+                                  Arena* arena, absl::Time deadline) {
+  if (absl::Status status = CheckRequest(request); !status.ok()) return status;
+  message_.Clear();
+  SetSmallFields(request, &message_);
+  SetDestination(request, &destination_);
+  copies_ = {};
+
+  struct Tensor {
+    int field;  // of its MemoryRange in the message
+    const void* data;
+    size_t bytes;
+    bool to_write;
+    std::byte** copy;
+    bool registered;
+  };
+  Tensor tensors[] = {{v1::AttendRequest::kQueryRangeFieldNumber, request.query.data(),
+                       request.query.size(), false, &copies_.query, false},
+                      {v1::AttendRequest::kKeyRangeFieldNumber, request.key.data(),
+                       request.key.size(), false, &copies_.key, false},
+                      {v1::AttendRequest::kValueRangeFieldNumber, request.value.data(),
+                       request.value.size(), false, &copies_.value, false},
+                      {v1::AttendRequest::kOutputRangeFieldNumber, request.output.data(),
+                       request.output.size(), true, &copies_.output, false},
+                      {v1::AttendRequest::kLseRangeFieldNumber, request.lse.data(),
+                       request.lse.size() * sizeof(float), true, &copies_.lse, false}};
+  ranges_.clear();
+  size_t block_bytes = 0;
+  for (Tensor& tensor : tensors) {
+    tensor.registered =
+        tensor.bytes == 0 || regions.Find(tensor.data, tensor.bytes, tensor.to_write, &range_);
+    if (!tensor.registered) block_bytes += Align(tensor.bytes);
+    if (tensor.registered && tensor.bytes > 0) {
+      AddRange(tensor.field, range_.region_id(), range_.offset());
+    }
+  }
+  if (block_bytes > 0) {
+    absl::StatusOr<Arena::Block> block = arena->Allocate(block_bytes, deadline);
+    if (!block.ok()) return block.status();
+    block_ = *std::move(block);
+  }
+  size_t offset = 0;
+  for (const Tensor& tensor : tensors) {
+    if (tensor.registered) continue;
+    AddRange(tensor.field, block_.region_id(), block_.offset() + offset);
+    *tensor.copy = block_.data() + offset;
+    if (!tensor.to_write) std::memcpy(*tensor.copy, tensor.data, tensor.bytes);
+    offset += Align(tensor.bytes);
+  }
+  small_bytes_ = message_.ByteSizeLong();
+  return absl::OkStatus();
+}
+
+// By hand, because the generated class allocates each MemoryRange anew.
+void RingRequest::AddRange(int field, const std::string& region_id, uint64_t offset) {
+  using google::protobuf::io::CodedOutputStream;
+  constexpr uint32_t kLengthDelimited = 2, kVarint = 0;
+  uint8_t bytes[64];
+  const size_t offset_bytes = offset == 0 ? 0 : 1 + CodedOutputStream::VarintSize64(offset);
+  const size_t size = 2 + region_id.size() + offset_bytes;
+  uint8_t* end = CodedOutputStream::WriteVarint32ToArray(
+      static_cast<uint32_t>(field) << 3 | kLengthDelimited, bytes);
+  end = CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(size), end);
+  *end++ = v1::MemoryRange::kRegionIdFieldNumber << 3 | kLengthDelimited;
+  end = CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(region_id.size()), end);
+  ranges_.append(bytes, end);
+  ranges_.append(region_id);
+  if (offset == 0) return;
+  bytes[0] = v1::MemoryRange::kOffsetFieldNumber << 3 | kVarint;
+  end = CodedOutputStream::WriteVarint64ToArray(offset, bytes + 1);
+  ranges_.append(bytes, end);
+}
+
+size_t RingRequest::MaxAnswerBytes() const {
+  return kMaxAnswerBytes + message_.request_id().size() +
+         kVarintBytes * destination_.sequence_lengths.size();
+}
+
+void RingRequest::Serialize(std::byte* to) const {
+  // The sizes of the submessages are those that ByteSizeLong has cached in Prepare.
+  uint8_t* const end = message_.SerializeWithCachedSizesToArray(reinterpret_cast<uint8_t*>(to));
+  std::memcpy(end, ranges_.data(), ranges_.size());
+}
+
+std::string RingRequest::Serialized() const {
+  std::string message(Bytes(), '\0');
+  Serialize(reinterpret_cast<std::byte*>(message.data()));
+  return message;
+}
+
+absl::Status RingRequest::Take(absl::Span<const std::byte> answer, AttendResult* result) {
+  if (!answer_.ParseFromArray(answer.data(), static_cast<int>(answer.size()))) {
+    return absl::InternalError("reply: not an AttendResponse");
+  }
+  SetResult(answer_, result);
+  result->response_bytes = answer.size();
+  if (answer_.status().code() != 0) {
+    return FromCode(answer_.status().code(), answer_.status().message());
+  }
+  if (!answer_.output().empty() || !answer_.lse().empty()) {
+    return absl::InternalError("reply: tensors in the message, and not in their ranges");
+  }
+  absl::Status status =
+      CheckSequenceLengths(result->sequence_lengths, destination_.sequence_lengths);
+  if (!status.ok()) return status;
+  if (copies_.output != nullptr) {
+    std::memcpy(destination_.output.data(), copies_.output, destination_.output.size());
+  }
+  if (copies_.lse != nullptr) {
+    std::memcpy(destination_.lse.data(), copies_.lse, destination_.lse.size() * sizeof(float));
+  }
+  return absl::OkStatus();
+}
+
+void RingRequest::UseCopies(AttendRequest* request) const {
+  if (copies_.query != nullptr) request->query = {copies_.query, request->query.size()};
+  if (copies_.key != nullptr) request->key = {copies_.key, request->key.size()};
+  if (copies_.value != nullptr) request->value = {copies_.value, request->value.size()};
+}
+
+}  // namespace flashcore::client::local

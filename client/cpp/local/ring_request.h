@@ -1,0 +1,64 @@
+// An AttendRequest as a ring takes it: its tensors in registered memory. Internal to the client.
+#ifndef FLASHCORE_CLIENT_CPP_LOCAL_RING_REQUEST_H_
+#define FLASHCORE_CLIENT_CPP_LOCAL_RING_REQUEST_H_
+
+#include <cstddef>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "client/cpp/attend.h"
+#include "client/cpp/codec.h"
+#include "client/cpp/local/arena.h"
+#include "client/cpp/memory.h"
+#include "flashcore/v1/attention.pb.h"
+
+namespace flashcore::client::local {
+
+// Used for one request after the other, a decode step allocates next to nothing. Not thread-safe.
+class RingRequest {
+ public:
+  // Tensors in one of `regions` stay there. Inputs elsewhere are copied to a block of `arena`, and
+  // outputs elsewhere get room in it; `arena` and the output memory outlive the request.
+  absl::Status Prepare(const AttendRequest& request, const RegionTable& regions, Arena* arena,
+                       absl::Time deadline);
+
+  size_t Bytes() const { return small_bytes_ + ranges_.size(); }  // of the message
+  size_t MaxAnswerBytes() const;                                  // of its answer
+  void Serialize(std::byte* to) const;                            // Bytes() bytes
+  std::string Serialized() const;
+
+  // Reads an answer: its status, or O and LSE to where the request wants them and the rest to
+  // `result`. INTERNAL if the answer does not match the request.
+  absl::Status Take(absl::Span<const std::byte> answer, AttendResult* result);
+
+  // Lets the inputs of `request` that were copied be the copies.
+  void UseCopies(AttendRequest* request) const;
+
+  // Gives the block back. The server must be done with the request.
+  void Reset() { block_.Reset(); }
+
+ private:
+  // A tensor in the block; null if it is not there.
+  struct Copies {
+    std::byte *query, *key, *value, *output, *lse;
+  };
+
+  void AddRange(int field, const std::string& region_id, uint64_t offset);
+
+  // What follows the other is the message. All are kept for their memory.
+  v1::AttendRequest message_;  // without ranges
+  size_t small_bytes_ = 0;     // of message_
+  std::string ranges_;         // serialized
+
+  v1::MemoryRange range_;      // of Prepare
+  v1::AttendResponse answer_;  // of Take
+  Arena::Block block_;
+  Copies copies_ = {};
+  Destination destination_;
+};
+
+}  // namespace flashcore::client::local
+
+#endif  // FLASHCORE_CLIENT_CPP_LOCAL_RING_REQUEST_H_

@@ -1,0 +1,381 @@
+#include "tests/client/fake_local_server.h"
+
+#include <linux/futex.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <climits>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <set>
+
+#include "absl/status/status.h"
+
+namespace flashcore {
+
+struct FakeLocalServer::RegionMemory {
+  RegionMemory(int fd, size_t size)
+      : bytes(size),
+        data(static_cast<std::byte*>(
+            mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0))) {}
+  ~RegionMemory() { munmap(data, bytes); }
+  const size_t bytes;
+  std::byte* const data;
+};
+
+struct FakeLocalServer::RingServer {
+  std::shared_ptr<RegionMemory> memory;
+  local::RingHeader* header = nullptr;
+  uint32_t slots = 0, slot_bytes = 0;
+  int doorbell = -1;
+  std::atomic<bool> stop{false};
+  std::thread thread;
+  absl::Mutex mutex;
+  std::set<uint64_t> cancelled ABSL_GUARDED_BY(mutex);
+
+  ~RingServer() {
+    stop = true;
+    if (thread.joinable()) thread.join();
+    close(doorbell);
+  }
+  std::byte* Slot(uint64_t number, bool completion) {
+    return reinterpret_cast<std::byte*>(header + 1) +
+           (number % slots + (completion ? slots : 0)) * slot_bytes;
+  }
+};
+
+struct FakeLocalServer::Connection {
+  int fd = -1;
+  std::thread thread;
+  std::atomic<bool> ended{false};
+  absl::Mutex mutex;
+  std::map<std::string, std::shared_ptr<RegionMemory>> regions ABSL_GUARDED_BY(mutex);
+  std::map<uint32_t, std::unique_ptr<RingServer>> rings ABSL_GUARDED_BY(mutex);
+  uint32_t next = 0;
+
+  std::byte* At(const v1::MemoryRange& range) ABSL_LOCKS_EXCLUDED(mutex) {
+    absl::MutexLock lock(&mutex);
+    const auto it = regions.find(range.region_id());
+    return it == regions.end() ? nullptr : it->second->data + range.offset();
+  }
+  void Send(const v1::LocalReply& reply, int to_pass = -1) {
+    const std::string message = reply.SerializeAsString();
+    const auto length = static_cast<uint32_t>(message.size());
+    std::string frame(reinterpret_cast<const char*>(&length), sizeof(length));
+    frame += message;
+    iovec data = {frame.data(), frame.size()};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    msghdr header = {};
+    header.msg_iov = &data;
+    header.msg_iovlen = 1;
+    if (to_pass >= 0) {
+      header.msg_control = control;
+      header.msg_controllen = sizeof(control);
+      cmsghdr* const c = CMSG_FIRSTHDR(&header);
+      c->cmsg_level = SOL_SOCKET;
+      c->cmsg_type = SCM_RIGHTS;
+      c->cmsg_len = CMSG_LEN(sizeof(int));
+      std::memcpy(CMSG_DATA(c), &to_pass, sizeof(int));
+    }
+    sendmsg(fd, &header, MSG_NOSIGNAL);
+  }
+  // False at the end. `*passed` is -1 without a descriptor.
+  bool Receive(v1::LocalRequest* request, int* passed) {
+    *passed = -1;
+    uint32_t length = 0;
+    if (!Read(&length, sizeof(length), passed)) return false;
+    std::string message(length, '\0');
+    return Read(message.data(), length, passed) && request->ParseFromString(message);
+  }
+  bool Read(void* to, size_t size, int* passed) const {
+    while (size > 0) {
+      iovec data = {to, size};
+      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+      msghdr header = {};
+      header.msg_iov = &data;
+      header.msg_iovlen = 1;
+      header.msg_control = control;
+      header.msg_controllen = sizeof(control);
+      const ssize_t count = recvmsg(fd, &header, MSG_CMSG_CLOEXEC);
+      if (count <= 0) return false;
+      if (cmsghdr* const c = CMSG_FIRSTHDR(&header); c != nullptr) {
+        std::memcpy(passed, CMSG_DATA(c), sizeof(int));
+      }
+      to = static_cast<char*>(to) + count;
+      size -= static_cast<size_t>(count);
+    }
+    return true;
+  }
+};
+
+FakeLocalServer::FakeLocalServer() {
+  char folder[] = "/tmp/flashcore-local-XXXXXX";
+  folder_ = mkdtemp(folder);
+  path_ = folder_ + "/s";
+  Start();
+}
+
+FakeLocalServer::~FakeLocalServer() {
+  Stop();
+  rmdir(folder_.c_str());
+}
+
+void FakeLocalServer::Start() {
+  stopping_ = false;
+  listener_ = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  path_.copy(address.sun_path, sizeof(address.sun_path) - 1);
+  if (bind(listener_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
+      listen(listener_, 64) != 0) {
+    std::abort();
+  }
+  acceptor_ = std::thread([this] { Accept(); });
+}
+
+void FakeLocalServer::Stop() {
+  if (listener_ < 0) return;
+  stopping_ = true;
+  shutdown(listener_, SHUT_RDWR);
+  acceptor_.join();
+  close(listener_);
+  listener_ = -1;
+  unlink(path_.c_str());
+  std::vector<std::unique_ptr<Connection>> connections;
+  {
+    absl::MutexLock lock(&mutex_);
+    connections.swap(connections_);
+  }
+  for (const auto& connection : connections) shutdown(connection->fd, SHUT_RDWR);
+  for (const auto& connection : connections) {
+    connection->thread.join();
+    close(connection->fd);
+  }
+}
+
+size_t FakeLocalServer::regions() const {
+  absl::MutexLock lock(&mutex_);
+  size_t count = 0;
+  for (const auto& connection : connections_) {
+    absl::MutexLock connection_lock(&connection->mutex);
+    count += connection->regions.size();
+  }
+  return count;
+}
+
+size_t FakeLocalServer::rings() const {
+  absl::MutexLock lock(&mutex_);
+  size_t count = 0;
+  for (const auto& connection : connections_) {
+    absl::MutexLock connection_lock(&connection->mutex);
+    count += connection->rings.size();
+  }
+  return count;
+}
+
+void FakeLocalServer::Accept() {
+  while (true) {
+    const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+    if (fd < 0) return;
+    auto connection = std::make_unique<Connection>();
+    connection->fd = fd;
+    ++accepted_;
+    Connection* const raw = connection.get();
+    absl::MutexLock lock(&mutex_);
+    connection->thread = std::thread([this, raw] { Serve(raw); });
+    connections_.push_back(std::move(connection));
+  }
+}
+
+void FakeLocalServer::Serve(Connection* connection) {
+  v1::LocalRequest request;
+  int fd = -1;
+  while (connection->Receive(&request, &fd)) {
+    Handle(connection, request, fd);
+    if (fd >= 0) close(fd);
+  }
+  connection->ended = true;
+  std::map<uint32_t, std::unique_ptr<RingServer>> rings;
+  {
+    absl::MutexLock lock(&connection->mutex);
+    rings.swap(connection->rings);
+  }
+  rings.clear();
+  absl::MutexLock lock(&connection->mutex);
+  connection->regions.clear();
+}
+
+void FakeLocalServer::Handle(Connection* connection, const v1::LocalRequest& request, int fd) {
+  v1::LocalReply reply;
+  reply.set_id(request.id());
+  if (on_request != nullptr && on_request(request, &reply)) return connection->Send(reply);
+  if (request.has_hello()) {
+    reply.mutable_hello()->set_version(local::kVersion);
+    reply.mutable_hello()->set_identity("uid:" + std::to_string(getuid()));
+  } else if (request.has_register_memory()) {
+    absl::MutexLock lock(&connection->mutex);
+    const std::string id = "region-" + std::to_string(100'000'000 + connection->next++);
+    struct stat status = {};
+    fstat(fd, &status);
+    if (status.st_size < static_cast<off_t>(request.register_memory().bytes())) std::abort();
+    connection->regions[id] = std::make_shared<RegionMemory>(fd, request.register_memory().bytes());
+    reply.mutable_register_memory()->set_region_id(id);
+  } else if (request.has_unregister_memory()) {
+    absl::MutexLock lock(&connection->mutex);
+    connection->regions.erase(request.unregister_memory().region_id());
+  } else if (request.has_open_ring()) {
+    auto ring = std::make_unique<RingServer>();
+    absl::MutexLock lock(&connection->mutex);
+    ring->memory = connection->regions.at(request.open_ring().region_id());
+    ring->header =
+        reinterpret_cast<local::RingHeader*>(ring->memory->data + request.open_ring().offset());
+    ring->slots = request.open_ring().slots();
+    ring->slot_bytes = request.open_ring().slot_bytes();
+    ring->doorbell = eventfd(0, EFD_CLOEXEC);
+    RingServer* const raw = ring.get();
+    ring->thread = std::thread([this, connection, raw] { ServeRing(connection, raw); });
+    reply.mutable_open_ring()->set_ring(connection->next);
+    connection->rings[connection->next++] = std::move(ring);
+    return connection->Send(reply, raw->doorbell);
+  } else if (request.has_close_ring()) {
+    std::unique_ptr<RingServer> ring;
+    absl::MutexLock lock(&connection->mutex);
+    ring = std::move(connection->rings[request.close_ring().ring()]);
+    connection->rings.erase(request.close_ring().ring());
+  } else if (request.has_cancel()) {
+    ++cancelled_;
+    absl::MutexLock lock(&connection->mutex);
+    const auto it = connection->rings.find(request.cancel().ring());
+    if (!request.cancel().in_ring() || it == connection->rings.end()) return;
+    absl::MutexLock ring_lock(&it->second->mutex);
+    it->second->cancelled.insert(request.cancel().tag());
+    return;
+  } else if (request.has_call()) {
+    v1::Status status;
+    std::string message;
+    if (request.call().method() == "Attend") {
+      v1::AttendRequest attend;
+      attend.ParseFromString(request.call().message());
+      message = Answer(connection, attend).SerializeAsString();
+    } else if (on_call != nullptr) {
+      status = on_call(request.call(), &message);
+    } else {
+      status.set_code(static_cast<int>(absl::StatusCode::kUnimplemented));
+    }
+    if (status.code() != 0) *reply.mutable_status() = status;
+    if (status.code() == 0) reply.set_message(message);
+  }
+  connection->Send(reply);
+}
+
+v1::AttendResponse FakeLocalServer::Answer(Connection* connection,
+                                           const v1::AttendRequest& request) {
+  v1::AttendResponse response;
+  response.set_request_id(request.request_id());
+  if (on_attend != nullptr) {
+    const v1::Status status = on_attend(request);
+    if (status.code() != 0) {
+      *response.mutable_status() = status;
+      return response;
+    }
+  }
+  size_t elements = 0;
+  bool resident = false;
+  for (const v1::Span& span : request.spans()) {
+    elements += size_t{span.query_rows()} * request.num_heads();
+    resident = resident || !span.sequence_id().empty();
+  }
+  for (const v1::Span& span : request.spans()) {
+    if (resident) response.add_sequence_lengths(span.expected_length() + span.kv_rows());
+  }
+  std::byte* const query = connection->At(request.query_range());
+  std::byte* const output = connection->At(request.output_range());
+  if (query == nullptr || output == nullptr) {
+    response.mutable_status()->set_code(static_cast<int>(absl::StatusCode::kNotFound));
+    response.mutable_status()->set_message("region_id: unknown");
+    return response;
+  }
+  std::memcpy(output, query, elements * request.head_dim() * 2);
+  if (request.return_lse()) {
+    auto* const lse = reinterpret_cast<float*>(connection->At(request.lse_range()));
+    for (size_t i = 0; i < elements; ++i) lse[i] = static_cast<float>(i);
+  }
+  response.mutable_timing()->set_kernel_ns(1000);
+  return response;
+}
+
+void FakeLocalServer::ServeRing(Connection* connection, RingServer* ring) {
+  using local::CompletionSlot;
+  using local::SubmissionSlot;
+  uint64_t taken = 0, completed = 0;
+  struct Request {
+    uint64_t tag;
+    v1::AttendRequest request;
+  };
+  std::deque<Request> requests;
+  const auto answer = [&](uint64_t tag, const v1::AttendResponse& response) {
+    const std::string message = response.SerializeAsString();
+    CompletionSlot slot = {tag, static_cast<uint32_t>(message.size()), 0};
+    if (on_completion != nullptr) on_completion(&slot);
+    std::byte* const to = ring->Slot(completed, true);
+    std::memcpy(to, &slot, sizeof(slot));
+    std::memcpy(to + sizeof(slot), message.data(), message.size());
+    ring->header->completed.store(++completed, std::memory_order_release);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (ring->header->client_sleeps.exchange(0) != 0) {
+      syscall(SYS_futex, &ring->header->client_sleeps, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    }
+  };
+  while (!ring->stop && !connection->ended) {
+    bool idle = true;
+    while (taken != ring->header->submitted.load(std::memory_order_acquire)) {
+      SubmissionSlot slot;
+      const std::byte* const from = ring->Slot(taken, false);
+      std::memcpy(&slot, from, sizeof(slot));
+      Request& request = requests.emplace_back();
+      request.tag = slot.tag;
+      request.request.ParseFromArray(from + sizeof(slot), static_cast<int>(slot.bytes));
+      ring->header->taken.store(++taken, std::memory_order_release);
+      ++taken_;
+      idle = false;
+    }
+    for (auto it = requests.begin(); it != requests.end();) {
+      bool cancelled = false;
+      {
+        absl::MutexLock lock(&ring->mutex);
+        cancelled = ring->cancelled.count(it->tag) > 0;
+      }
+      if (held_ && !cancelled) {
+        ++it;
+        continue;
+      }
+      v1::AttendResponse response;
+      response.mutable_status()->set_code(static_cast<int>(absl::StatusCode::kCancelled));
+      answer(it->tag, cancelled ? response : Answer(connection, it->request));
+      it = requests.erase(it);
+      idle = false;
+    }
+    if (!idle) continue;
+    ring->header->server_sleeps.store(1, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (taken == ring->header->submitted.load(std::memory_order_acquire)) {
+      // Short, because what is held is not announced by the doorbell.
+      pollfd readable = {ring->doorbell, POLLIN, 0};
+      uint64_t ignored = 0;
+      if (poll(&readable, 1, /*timeout=*/requests.empty() ? 20 : 1) > 0 &&
+          read(ring->doorbell, &ignored, sizeof(ignored)) < 0) {
+        return;
+      }
+    }
+    ring->header->server_sleeps.store(0, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace flashcore

@@ -1,0 +1,74 @@
+// The server's end of the local socket and its rings, for the client's tests.
+#ifndef FLASHCORE_TESTS_CLIENT_FAKE_LOCAL_SERVER_H_
+#define FLASHCORE_TESTS_CLIENT_FAKE_LOCAL_SERVER_H_
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "flashcore/v1/attention.pb.h"
+#include "flashcore/v1/local.pb.h"
+#include "proto/local_ring.h"
+
+namespace flashcore {
+
+// Answers Attend as FakeServer does: the output is the query, the LSE counts 0, 1, 2. A thread for
+// each connection and ring. Set the public members before the first connection.
+class FakeLocalServer {
+ public:
+  FakeLocalServer();
+  ~FakeLocalServer();
+
+  std::string target() const { return "local:" + path_; }
+  const std::string& path() const { return path_; }
+
+  // Ends all connections and listens no more. Start listens again.
+  void Stop();
+  void Start();
+
+  // Of a call: sets the response, or returns why not. Default: UNIMPLEMENTED.
+  std::function<v1::Status(const v1::LocalCall&, std::string*)> on_call;
+  // Before a request of a ring is answered; its status is the answer's. Default: OK.
+  std::function<v1::Status(const v1::AttendRequest&)> on_attend;
+  // Replaces the reply to a request, if it returns true.
+  std::function<bool(const v1::LocalRequest&, v1::LocalReply*)> on_request;
+  // Changes what a completion slot gets.
+  std::function<void(local::CompletionSlot*)> on_completion;
+
+  // While held, rings take requests and do not answer. Cancelled requests are answered at once.
+  void Hold(bool held) { held_ = held; }
+  int taken() const { return taken_; }           // requests of rings so far
+  int connections() const { return accepted_; }  // so far
+  int cancelled() const { return cancelled_; }   // Cancels so far
+  size_t regions() const ABSL_LOCKS_EXCLUDED(mutex_);
+  size_t rings() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct Connection;
+  struct RegionMemory;
+  struct RingServer;
+
+  void Accept();
+  void Serve(Connection* connection);
+  void Handle(Connection* connection, const v1::LocalRequest& request, int fd);
+  v1::AttendResponse Answer(Connection* connection, const v1::AttendRequest& request);
+  void ServeRing(Connection* connection, RingServer* ring);
+
+  std::string folder_, path_;
+  int listener_ = -1;
+  std::thread acceptor_;
+  std::atomic<bool> stopping_{false}, held_{false};
+  std::atomic<int> taken_{0}, accepted_{0}, cancelled_{0};
+  mutable absl::Mutex mutex_;
+  std::vector<std::unique_ptr<Connection>> connections_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace flashcore
+
+#endif  // FLASHCORE_TESTS_CLIENT_FAKE_LOCAL_SERVER_H_

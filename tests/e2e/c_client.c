@@ -1,0 +1,110 @@
+/* c_client TARGET: the C interface from C11, against a server. Prints what failed. */
+#include <stdio.h>
+#include <string.h>
+
+#include "client/c/flashcore.h"
+
+#define SECOND INT64_C(1000000000)
+#define CHECK(condition)                                                                  \
+  do {                                                                                    \
+    if (!(condition)) {                                                                   \
+      fprintf(stderr, "line %d: %s; %s\n", __LINE__, #condition, flashcore_last_error()); \
+      return 1;                                                                           \
+    }                                                                                     \
+  } while (0)
+
+/* Appends a varint field, or the head of one with a length. */
+static size_t put(uint8_t* to, unsigned field, unsigned type, uint64_t value) {
+  size_t size = 0;
+  for (uint64_t tag = (uint64_t)field << 3 | type, pass = 0; pass < 2; tag = value, ++pass) {
+    do {
+      to[size++] = (uint8_t)((tag & 0x7f) | (tag > 0x7f ? 0x80 : 0));
+      tag >>= 7;
+    } while (tag != 0);
+  }
+  return size;
+}
+
+static size_t put_range(uint8_t* to, unsigned field, const flashcore_memory* memory,
+                        uint64_t offset) {
+  uint8_t range[64];
+  size_t size = put(range, 1, 2, sizeof(memory->region_id));
+  memcpy(range + size, memory->region_id, sizeof(memory->region_id));
+  size += sizeof(memory->region_id);
+  size += put(range + size, 2, 0, offset);
+  const size_t head = put(to, field, 2, size);
+  memcpy(to + head, range, size);
+  return head + size;
+}
+
+/* One query row and one K/V row of head_dim 32: the output is V. */
+static size_t encode(uint8_t* to, const flashcore_memory* memory) {
+  uint8_t span[16];
+  size_t span_size = put(span, 1, 0, 1);
+  span_size += put(span + span_size, 2, 0, 1);
+  size_t size = put(to, 2, 2, span_size);
+  memcpy(to + size, span, span_size);
+  size += span_size;
+  size += put(to + size, 3, 0, 1);   /* FLOAT16 */
+  size += put(to + size, 4, 0, 1);   /* num_heads */
+  size += put(to + size, 5, 0, 1);   /* num_kv_heads */
+  size += put(to + size, 6, 0, 32);  /* head_dim */
+  size += put(to + size, 7, 0, 1);   /* NHD */
+  for (unsigned i = 0; i < 4; ++i) { /* query, key, value, output */
+    size += put_range(to + size, i < 3 ? 32 + i : 35, memory, 64 * i);
+  }
+  return size;
+}
+
+static int attend(flashcore_client* client, uint64_t tag) {
+  flashcore_memory memory;
+  CHECK(flashcore_register_memory(client, 4096, 0, 30 * SECOND, &memory) == FLASHCORE_OK);
+  CHECK(memory.bytes >= 4096);
+  uint16_t* const rows = memory.data;
+  for (int i = 0; i < 32; ++i) {
+    rows[i] = rows[32 + i] = 0x3c00;            /* Q and K: 1.0 */
+    rows[64 + i] = (uint16_t)(0x3c00 + i * 16); /* V */
+  }
+  uint8_t request[512];
+  const size_t size = encode(request, &memory);
+  CHECK(flashcore_submit(client, tag, request, size, 30 * SECOND) == FLASHCORE_OK);
+  flashcore_completion completion;
+  CHECK(flashcore_wait(client, 30 * SECOND, &completion) == FLASHCORE_OK);
+  CHECK(completion.tag == tag);
+  CHECK(memcmp(rows + 64, rows + 96, 64) == 0);
+  CHECK(flashcore_poll(client, &completion) == FLASHCORE_AGAIN);
+  CHECK(flashcore_wait(client, 1000, &completion) == FLASHCORE_AGAIN);
+  CHECK(flashcore_unregister_memory(client, memory.region_id) == FLASHCORE_OK);
+  CHECK(flashcore_unregister_memory(client, memory.region_id) == 5);
+  return 0;
+}
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  flashcore_client* client = NULL;
+  CHECK(flashcore_connect("local:relative", NULL, NULL, &client) == 3 && client == NULL);
+  CHECK(strstr(flashcore_last_error(), "not absolute") != NULL);
+  CHECK(flashcore_connect("local:/nonexistent/s", NULL, NULL, &client) == 14);
+  flashcore_options options = {3, 0, 30 * SECOND, 50};
+  CHECK(flashcore_connect(argv[1], "c_client", &options, &client) == 3);
+  options.slots = 2;
+  CHECK(flashcore_connect(argv[1], "c_client", &options, &client) == FLASHCORE_OK);
+  CHECK(strncmp(flashcore_identity(client), "uid:", 4) == 0);
+
+  flashcore_bytes response;
+  CHECK(flashcore_call(client, "GetServerInfo", NULL, 0, 30 * SECOND, &response) == FLASHCORE_OK);
+  CHECK(response.size > 0);
+  flashcore_free(&response);
+  CHECK(flashcore_call(client, "NoSuchMethod", NULL, 0, 30 * SECOND, &response) == 12);
+  static const uint8_t large[1 << 16];
+  CHECK(flashcore_submit(client, 1, large, sizeof(large), 0) == 8); /* over a slot */
+  CHECK(flashcore_submit(client, 1, NULL, 1, 0) == 3);
+  CHECK(flashcore_cancel(client, 99) == FLASHCORE_OK);
+  for (uint64_t tag = 1; tag <= 3; ++tag) {
+    if (attend(client, tag) != 0) return 1;
+  }
+  flashcore_close(client);
+  flashcore_close(NULL);
+  puts("ok");
+  return 0;
+}

@@ -1,0 +1,247 @@
+"""The local socket: the C++ client, the C library, the command line and a client written from the
+documentation, against a real server."""
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import c_library
+import harness
+import numpy as np
+from flashcore.v1 import attention_pb2 as pb
+from harness import wait_until
+
+LOCAL_CLIENT = os.environ["FLASHCORE_LOCAL_CLIENT"]
+C_CLIENT = os.environ["FLASHCORE_C_CLIENT"]
+RAW_CLIENT = pathlib.Path(__file__).with_name("local_raw_client.py")
+OVERFLOW_UID = 65534
+SOME_UID = 12345  # nobody's
+
+
+@contextlib.contextmanager
+def local_server(*flags, path=None, **options):
+    """A server with a local socket, whose path is server.local; others may reach it."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        path = path or os.path.join(folder, "local.sock")
+        with harness.Server(f"--local_listen={path}", *flags, **options) as server:
+            server.local = path
+            yield server
+
+
+def run(*command, **options):
+    """The last line of its output, as JSON. Fails if the command does."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True,
+                          timeout=300, **options)
+    if done.returncode != 0:
+        raise AssertionError(f"{command} exited {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    return done.stdout.splitlines()[-1] if done.stdout else ""
+
+
+def open_files(server):
+    return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+
+
+def decoder(server):
+    """A client that decodes until its standard input ends."""
+    return subprocess.Popen([LOCAL_CLIENT, "decode", f"local:{server.local}"],
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def end(client):
+    """Its report."""
+    output, _ = client.communicate("", timeout=120)
+    report = json.loads(output.splitlines()[-1])
+    if client.returncode != 0:
+        raise AssertionError(report)
+    return report
+
+
+class LocalTest(unittest.TestCase):
+    def test_same_bits_as_over_grpc(self):
+        with local_server() as server:
+            report = json.loads(run(LOCAL_CLIENT, "compare", f"local:{server.local}",
+                                    f"unix:{server.socket}", harness.SEED))
+            self.assertGreater(report["requests"], 10)
+            wait_until(lambda: server.metric("flashcore_shared_memory_bytes") == 0,
+                       "the memory of the client is released")
+
+    def test_eight_processes_of_four_threads(self):
+        with local_server() as server:
+            clients = [decoder(server) for _ in range(8)]
+            for client in clients:
+                client.stdout.readline()  # some steps were right
+            for report in map(end, clients):
+                self.assertGreaterEqual(report["steps"], 20)
+                self.assertEqual(report["reloads"], 0)
+            self.assertEqual(server.metric("flashcore_sequences"), 0)
+
+    def test_a_server_that_is_killed_and_restarted(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "local.sock")
+            with local_server(path=path) as server:
+                client = decoder(server)
+                client.stdout.readline()
+                server.stop(signal.SIGKILL)
+            with local_server(path=path) as server:
+                wait_until(lambda: server.metric("flashcore_sequences") == 4, "the reloads")
+                report = end(client)
+            self.assertEqual(report["reloads"], 4)
+
+    def test_a_client_that_is_killed_leaves_nothing(self):
+        with local_server() as server:
+            end(decoder(server))  # opens what the server keeps
+            wait_until(lambda: server.metric("flashcore_shared_memory_bytes") == 0, "released")
+            before = open_files(server)
+            for _ in range(3):
+                client = decoder(server)
+                client.stdout.readline()
+                self.assertGreater(server.metric("flashcore_shared_memory_bytes"), 0)
+                client.kill()
+                client.communicate()
+                wait_until(lambda: server.metric("flashcore_shared_memory_bytes") == 0,
+                           "the memory is released")
+                wait_until(lambda: open_files(server) <= before, "the files are closed")
+            end(decoder(server))
+
+    def test_deadline_and_cancellation(self):
+        with local_server(*harness.SLOW) as server:
+            run(LOCAL_CLIENT, "patient", f"local:{server.local}")
+
+    def test_command_line(self):
+        with local_server() as server:
+            target = f"--target=local:{server.local}"
+            info = json.loads(harness.cli("info", target, "--json").stdout)
+            self.assertIn("devices", info)
+            self.assertEqual(harness.cli("health", target).stdout, "SERVING\n")
+            harness.cli("verify", target, "--cases=20")
+            report = json.loads(harness.cli(
+                "bench", "--mode=decode", "--shape=1x8/2x64x64", "--duration=500ms",
+                "--warmup=0s", "--transport=local", "--compare_grpc", "--json",
+                f"--target=unix:{server.socket},local:{server.local}").stdout)
+            self.assertEqual(report["transport"], "local")
+            self.assertGreater(report["grpc"]["ok"], 0)
+            self.assertGreater(report["outside_kernel_to_grpc_p50_ratio"], 0)
+            for flags in (["--shape=2x8x64x64"], ["--mode=decode", "--stream", "--concurrency=4"]):
+                report = json.loads(harness.cli("bench", target, *flags, "--duration=300ms",
+                                                "--warmup=0s", "--json").stdout)
+                self.assertEqual((report["transport"], report["failed"]), ("local", 0))
+            refused = harness.cli("info", target, "--token_file=/dev/null", check=False)
+            self.assertEqual(refused.returncode, 2)
+            self.assertIn("user id", refused.stderr)
+
+    def test_a_client_written_from_the_documentation(self):
+        with local_server() as server:
+            print(run(sys.executable, "-B", RAW_CLIENT, server.local), flush=True)
+
+
+@unittest.skipIf(harness.SANITIZED, "the library of a sanitizer build does not load into Python")
+class CLibraryTest(unittest.TestCase):
+    def test_from_c(self):
+        with local_server() as server:
+            self.assertEqual(run(C_CLIENT, f"local:{server.local}"), "ok")
+
+    def test_from_python(self):
+        rng = harness.numpy_rng()
+        q, k, v = (harness.random_tensor(rng, 8, 4, 64) for _ in range(3))
+        with local_server() as server, c_library.CClient(server.local) as client:
+            self.assertEqual(client.identity(), f"uid:{os.getuid()}")
+            region_id, memory = client.register(1 << 20)
+            request = harness.request(q, k, v, "from Python", return_lse=True)
+            for number, tensor in enumerate(("query", "key", "value", "output", "lse")):
+                if tensor in ("query", "key", "value"):
+                    data = getattr(request, tensor)
+                    memory[65536 * number:65536 * number + len(data)] = data
+                    request.ClearField(tensor)
+                getattr(request, f"{tensor}_range").CopyFrom(
+                    pb.MemoryRange(region_id=region_id, offset=65536 * number))
+            self.assertTrue(client.submit(7, request))
+            tag, response = client.wait(pb.AttendResponse)
+            self.assertEqual((tag, response.request_id), (7, "from Python"))
+            output, lse = harness.reference(q, k, v)
+            got = np.frombuffer(memory, np.float16, q.size, 3 * 65536).reshape(q.shape)
+            np.testing.assert_allclose(got, output, atol=2e-3)
+            got = np.frombuffer(memory, np.float32, lse.size, 4 * 65536).reshape(lse.shape)
+            np.testing.assert_allclose(got, lse, atol=1e-3)
+            info = client.call("GetServerInfo", pb.GetServerInfoRequest(),
+                               pb.GetServerInfoResponse)
+            self.assertEqual(len(info.devices), 1)
+
+    def test_a_full_ring_is_back_pressure_and_loses_nothing(self):
+        with local_server() as server, c_library.CClient(server.local, slots=4) as client:
+            region_id, _ = client.register(1 << 16)
+            request = harness.small_request()
+            for field in ("query", "key", "value"):
+                request.ClearField(field)
+                getattr(request, f"{field}_range").region_id = region_id
+            request.output_range.CopyFrom(pb.MemoryRange(region_id=region_id, offset=4096))
+            answered, submitted, full = [], 0, 0
+            while len(answered) < 500:
+                while submitted < 500 and client.submit(submitted, request):
+                    submitted += 1
+                full += submitted < 500
+                tag, response = client.wait(pb.AttendResponse)
+                self.assertEqual(response.status.code, 0)
+                answered.append(tag)
+            self.assertEqual(sorted(answered), list(range(500)))
+            self.assertGreater(full, 0)
+            self.assertIsNone(client.wait(pb.AttendResponse, seconds=0.01))
+
+
+def may_unshare():
+    return subprocess.run(["unshare", "-Ur", "true"], capture_output=True).returncode == 0
+
+
+@unittest.skipUnless(may_unshare(), "this user may not make user namespaces")
+class UserNamespaceTest(unittest.TestCase):
+    """Who calls is the user of the client as the server's namespace knows it."""
+
+    def identity(self, server, *prefix, **options):
+        return run(*prefix, sys.executable, "-B", RAW_CLIENT, server.local,
+                   **options).partition(": ")[0]
+
+    def server_in_a_namespace(self, folder, *flags):
+        """In which its user is 0, and all others are the overflow uid."""
+        script = pathlib.Path(folder, "server")
+        script.write_text(f'#!/bin/sh\nexec unshare -Ur "{harness.SERVER}" "$@"\n')
+        script.chmod(0o755)
+        return local_server(*flags, program=str(script))
+
+    def test_a_client_in_a_namespace_is_its_user_outside(self):
+        with local_server() as server:
+            self.assertEqual(self.identity(server, "unshare", "-Ur"), f"uid:{os.getuid()}")
+
+    def test_two_namespaces(self):
+        with tempfile.TemporaryDirectory() as folder, \
+                self.server_in_a_namespace(folder) as server:
+            self.assertEqual(self.identity(server, "unshare", "-Ur"), "uid:0")
+
+    @unittest.skipUnless(os.getuid() == 0, "only root can be another user")
+    def test_the_overflow_user_needs_a_flag(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with self.server_in_a_namespace(folder) as server:
+                os.chmod(server.local, 0o777)
+                with self.assertRaisesRegex(AssertionError, str(OVERFLOW_UID)):
+                    self.identity(server, user=SOME_UID)
+                self.assertEqual(self.identity(server), "uid:0")
+            with self.server_in_a_namespace(folder, "--local_allow_overflow_uid") as server:
+                os.chmod(server.local, 0o777)
+                self.assertEqual(self.identity(server, user=SOME_UID), f"uid:{OVERFLOW_UID}")
+
+
+class ManyProcessesTest(unittest.TestCase):
+    def test_the_same_bits_in_company(self):
+        with local_server() as server, concurrent.futures.ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda seed: run(LOCAL_CLIENT, "compare", f"local:{server.local}",
+                                           f"unix:{server.socket}", seed), range(4)))
+
+
+if __name__ == "__main__":
+    unittest.main()
