@@ -8,6 +8,7 @@
 #include "google/protobuf/arena.h"
 #include "grpcpp/support/slice.h"
 #include "server/transport/convert.h"
+#include "server/transport/take_spans.h"
 
 namespace flashcore::server {
 namespace {
@@ -16,7 +17,7 @@ namespace {
 // set, and small enough that the generated classes stay small.
 constexpr size_t kMaxSmallFieldBytes = 256 << 10;
 
-constexpr size_t kUsualSmallFieldBytes = 256;  // a request with few spans
+constexpr size_t kUsualSmallFieldBytes = 2048;  // a request with up to 64 spans
 
 // The heap retains freed memory. From this message size on, returning it to the system costs little
 // compared to receiving the message, and a few large messages do not grow the process for good.
@@ -37,6 +38,11 @@ class SmallMessage {
 
 constexpr size_t kMaxHeaderBytes = 20;  // tag and length of a tensor field
 
+absl::Status MalformedFields() {
+  return absl::InvalidArgumentError(
+      "message: a field other than the tensors is not well-formed protobuf");
+}
+
 }  // namespace
 
 absl::Status ParseMessage(const grpc::ByteBuffer& message, absl::Span<wire::LargeField> tensors,
@@ -47,11 +53,7 @@ absl::Status ParseMessage(const grpc::ByteBuffer& message, absl::Span<wire::Larg
       !status.ok()) {
     return status;
   }
-  if (!parsed->ParseFromString(small)) {
-    return absl::InvalidArgumentError(
-        "message: a field other than the tensors is not well-formed protobuf");
-  }
-  return absl::OkStatus();
+  return parsed->ParseFromString(small) ? absl::OkStatus() : MalformedFields();
 }
 
 void ReleaseMessage(grpc::ByteBuffer* message) {
@@ -67,8 +69,14 @@ absl::Status ParseAttend(const grpc::ByteBuffer& message, const SharedMemory* me
   (*tensors)[kKey].number = v1::AttendRequest::kKeyFieldNumber;
   (*tensors)[kValue].number = v1::AttendRequest::kValueFieldNumber;
   SmallMessage<v1::AttendRequest> parsed;
-  absl::Status status = ParseMessage(message, absl::MakeSpan(*tensors), &*parsed);
+  std::string small;
+  small.reserve(kUsualSmallFieldBytes);
+  absl::Status status =
+      wire::SplitMessage(message, kMaxSmallFieldBytes, absl::MakeSpan(*tensors), &small);
   if (!status.ok()) return status;
+  if (!TakeSpans(&small, &operation->request.spans) || !parsed->ParseFromString(small)) {
+    return MalformedFields();
+  }
   *well_formed = true;
   AttendRequest& request = operation->request;
   request.query_bytes = (*tensors)[kQuery].size;
@@ -83,7 +91,8 @@ grpc::ByteBuffer EncodeReply(AttendOperation* operation) {
   SmallMessage<v1::AttendResponse> small;
   small->set_request_id(request.request_id);
   *small->mutable_timing() = ToTiming(operation->times);
-  for (const uint64_t length : operation->sequence_lengths) small->add_sequence_lengths(length);
+  small->mutable_sequence_lengths()->Add(operation->sequence_lengths.begin(),
+                                         operation->sequence_lengths.end());
   grpc::Slice slices[4];
   size_t count = 0;
   std::string header;
