@@ -77,9 +77,9 @@ absl::StatusOr<size_t> Fleet::DeviceFor(const AttendRequest& request) {
   size_t chosen_by = 0;  // a span
   for (size_t i = 0; i < request.spans.size(); ++i) {
     // The request is not validated yet: the engine refuses a malformed id.
-    const std::optional<SequenceId> id = SequenceId::FromBytes(request.spans[i].sequence_id);
-    if (!id.has_value()) continue;
-    const size_t device = DeviceOf(*id);
+    const SequenceName& name = request.spans[i].sequence_id;
+    if (!name.is_id()) continue;
+    const size_t device = DeviceOf(name.id());
     if (!chosen.has_value()) {
       chosen = device;
       chosen_by = i;

@@ -236,12 +236,13 @@ absl::Status SequenceStore::Lease(AttendOperation* operation) {
   operation->order.clear();
   operation->order.reserve(request.spans.size());
   MutexLock lock(&mutex_);
+  for (const SpanShape& span : request.spans) table_.Prefetch(span.sequence_id.id());
   const uint64_t mark = ++last_lease_;
   for (size_t i = 0; i < request.spans.size(); ++i) {
     const SpanShape& span = request.spans[i];
     if (!named(span)) continue;
     absl::StatusOr<SequencePtr> found =
-        table_.Find(*SequenceId::FromBytes(span.sequence_id), operation->identity,
+        table_.Find(span.sequence_id.id(), operation->identity,
                     span.kv_rows > 0 ? Access::kChange : Access::kRead);
     if (!found.ok()) {
       return absl::Status(found.status().code(),

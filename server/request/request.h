@@ -22,6 +22,7 @@
 #include "server/memory/staging_pool.h"
 #include "server/request/identity.h"
 #include "server/request/order.h"
+#include "server/request/sequence_id.h"
 
 namespace flashcore::server {
 
@@ -37,8 +38,8 @@ enum class Layout : uint8_t { kNhd, kHnd };
 // One sequence's share of a request, as the client describes it.
 struct SpanShape {
   uint32_t query_rows = 0;
-  uint32_t kv_rows = 0;     // inline rows to attend to, or rows to append to the sequence
-  std::string sequence_id;  // empty: inline K/V
+  uint32_t kv_rows = 0;      // inline rows to attend to, or rows to append to the sequence
+  SequenceName sequence_id;  // empty: inline K/V
   std::optional<uint64_t> expected_length;
 };
 

@@ -36,6 +36,29 @@ struct SequenceId {
 };
 static_assert(sizeof(SequenceId) == SequenceId::kBytes);
 
+// What a request calls a sequence: an id, nothing, or bytes of another number, of which only the
+// number is kept. Takes no heap memory.
+class SequenceName {
+ public:
+  SequenceName() = default;
+  // NOLINTBEGIN(google-explicit-constructor): it is the bytes.
+  SequenceName(absl::string_view bytes) : size_(bytes.size()) {
+    if (const auto id = SequenceId::FromBytes(bytes); id.has_value()) id_ = *id;
+  }
+  SequenceName(const std::string& bytes) : SequenceName(absl::string_view(bytes)) {}
+  SequenceName(const char* bytes) : SequenceName(absl::string_view(bytes)) {}
+  // NOLINTEND(google-explicit-constructor)
+
+  bool empty() const { return size_ == 0; }
+  size_t size() const { return size_; }
+  bool is_id() const { return size_ == SequenceId::kBytes; }
+  SequenceId id() const { return id_; }  // if is_id()
+
+ private:
+  SequenceId id_;
+  size_t size_ = 0;
+};
+
 }  // namespace flashcore::server
 
 #endif  // FLASHCORE_SERVER_REQUEST_SEQUENCE_ID_H_

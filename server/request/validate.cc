@@ -64,7 +64,7 @@ absl::Status ValidateSpan(const AttendRequest& request, size_t index) {
   if (span.query_rows < 1 && !request.append_only) {
     return Invalid(field("query_rows"), ": 0; at least 1 is needed");
   }
-  if (!span.sequence_id.empty() && span.sequence_id.size() != SequenceId::kBytes) {
+  if (!span.sequence_id.empty() && !span.sequence_id.is_id()) {
     return Invalid(field("sequence_id"), ": ", span.sequence_id.size(), " bytes; an id has ",
                    SequenceId::kBytes);
   }

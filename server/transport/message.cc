@@ -10,6 +10,7 @@
 #include "grpcpp/support/slice.h"
 #include "server/request/validate.h"
 #include "server/transport/convert.h"
+#include "server/transport/take_spans.h"
 
 namespace flashcore::server {
 namespace {
@@ -18,7 +19,7 @@ namespace {
 // set, and small enough that the generated classes stay small.
 constexpr size_t kMaxSmallFieldBytes = 256 << 10;
 
-constexpr size_t kUsualSmallFieldBytes = 256;  // a request with few spans
+constexpr size_t kUsualSmallFieldBytes = 2048;  // a request with up to 64 spans
 
 // The heap retains freed memory. From this message size on, returning it to the system costs little
 // compared to receiving the message, and a few large messages do not grow the process for good.
@@ -39,11 +40,17 @@ class SmallMessage {
 
 constexpr size_t kMaxHeaderBytes = 20;  // tag and length of a tensor field
 
+absl::Status MalformedFields() {
+  return absl::InvalidArgumentError(
+      "message: a field other than the tensors is not well-formed protobuf");
+}
+
 // The fields of a reply that are not tensors.
 void FillReply(const AttendOperation& operation, v1::AttendResponse* small) {
   small->set_request_id(operation.request.request_id);
   *small->mutable_timing() = ToTiming(operation.times);
-  for (const uint64_t length : operation.sequence_lengths) small->add_sequence_lengths(length);
+  small->mutable_sequence_lengths()->Add(operation.sequence_lengths.begin(),
+                                         operation.sequence_lengths.end());
 }
 
 bool SendsOutput(const AttendRequest& request) { return request.ranges[kOutput].region == nullptr; }
@@ -61,11 +68,7 @@ absl::Status ParseMessage(const wire::MessageView& message, absl::Span<wire::Lar
       !status.ok()) {
     return status;
   }
-  if (!parsed->ParseFromString(small)) {
-    return absl::InvalidArgumentError(
-        "message: a field other than the tensors is not well-formed protobuf");
-  }
-  return absl::OkStatus();
+  return parsed->ParseFromString(small) ? absl::OkStatus() : MalformedFields();
 }
 
 void ReleaseMessage(grpc::ByteBuffer* message) {
@@ -81,8 +84,14 @@ absl::Status ParseAttend(const wire::MessageView& message, const RegionSource* r
   (*tensors)[kKey].number = v1::AttendRequest::kKeyFieldNumber;
   (*tensors)[kValue].number = v1::AttendRequest::kValueFieldNumber;
   SmallMessage<v1::AttendRequest> parsed;
-  absl::Status status = ParseMessage(message, absl::MakeSpan(*tensors), &*parsed);
+  std::string small;
+  small.reserve(kUsualSmallFieldBytes);
+  absl::Status status =
+      wire::SplitMessage(message, kMaxSmallFieldBytes, absl::MakeSpan(*tensors), &small);
   if (!status.ok()) return status;
+  if (!TakeSpans(&small, &operation->request.spans) || !parsed->ParseFromString(small)) {
+    return MalformedFields();
+  }
   *well_formed = true;
   AttendRequest& request = operation->request;
   request.query_bytes = (*tensors)[kQuery].size;

@@ -215,7 +215,7 @@ TEST_F(FakeGpuTest, AppendsTheSameSharedRowsTwice) {
   for (AttendJob& job : jobs) ASSERT_EQ(engine_->Enqueue(&job.operation), absl::OkStatus());
   for (AttendJob& job : jobs) {
     ASSERT_EQ(job.ended.get(), absl::OkStatus());
-    job.operation.request.spans[0].sequence_id.clear();  // the reference takes inline K/V
+    job.operation.request.spans[0].sequence_id = {};  // the reference takes inline K/V
     EXPECT_EQ(
         FirstDifference(job, Reference(job), testing::KernelTolerance(kernels::DType::kFloat16)),
         "");

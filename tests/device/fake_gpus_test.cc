@@ -101,7 +101,7 @@ class FakeGpusTest : public ::testing::Test {
     if (status.ok()) status = fleet_->Enqueue(&job.operation);
     if (status.ok()) status = job.ended.get();
     if (!status.ok()) return std::string(status.message());
-    request.spans[0].sequence_id.clear();  // the reference takes the same rows inline
+    request.spans[0].sequence_id = {};  // the reference takes the same rows inline
     return FirstDifference(job, Reference(job), testing::KernelTolerance(request.dtype));
   }
 

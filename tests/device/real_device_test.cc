@@ -178,7 +178,7 @@ TEST_P(RealDeviceTest, ALongAppendMatchesTheReference) {
   request.spans[0].sequence_id = sequence->id.ToBytes();
   Submit(job.get());
   ASSERT_EQ(job->ended.get(), absl::OkStatus());
-  request.spans[0].sequence_id.clear();  // the reference takes the appended rows as inline K/V
+  request.spans[0].sequence_id = {};  // the reference takes the appended rows as inline K/V
   EXPECT_EQ(FirstDifference(*job, Reference(*job), KernelTolerance(DType::kFloat16)), "");
 }
 

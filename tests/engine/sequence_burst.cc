@@ -219,7 +219,7 @@ StatusCode SequenceBurst::Spoil(AttendOperation* operation) {
       request->query_bytes += 2;
       return StatusCode::kInvalidArgument;
     default:
-      span.sequence_id += "x";
+      span.sequence_id = "seventeen bytes x";
       return StatusCode::kInvalidArgument;
   }
 }

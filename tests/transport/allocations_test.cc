@@ -62,23 +62,30 @@ class AllocationsTest : public testing::BytePathTest {
     });
   }
 
-  // One query row over a resident sequence of 64 rows.
-  v1::AttendRequest Decode() {
-    auto info = fleet_->Create({1, kHeads, kHeadDim, kernels::DType::kFloat16},
-                               {/*pin=*/false, /*shared=*/true}, {}, "");
-    EXPECT_EQ(info.status(), absl::OkStatus());
+  // One query row over each of `spans` resident sequences of 64 rows, or with `appends` of 64 rows
+  // and those that it appends.
+  v1::AttendRequest Decode(int spans = 1, bool appends = false) {
     v1::AttendRequest request = Inline(64);
-    request.mutable_spans(0)->set_sequence_id(info->id.ToBytes());
-    const grpc::Slice bytes(request.SerializeAsString());
-    grpc::ByteBuffer message(&bytes, 1);
-    AttendOperation operation;
-    Serve(&operation, &message);
-
-    request.mutable_spans(0)->set_query_rows(1);
-    request.mutable_spans(0)->set_kv_rows(0);
-    request.mutable_query()->resize(kTokenBytes);
-    request.clear_key();
-    request.clear_value();
+    request.clear_spans();
+    for (int i = 0; i < spans; ++i) {
+      auto info = fleet_->Create({1, kHeads, kHeadDim, kernels::DType::kFloat16},
+                                 {/*pin=*/false, /*shared=*/!appends}, {}, "");
+      EXPECT_EQ(info.status(), absl::OkStatus());
+      v1::AttendRequest load = Inline(64);
+      load.mutable_spans(0)->set_sequence_id(info->id.ToBytes());
+      const grpc::Slice bytes(load.SerializeAsString());
+      grpc::ByteBuffer message(&bytes, 1);
+      AttendOperation operation;
+      Serve(&operation, &message);
+      v1::Span* span = request.add_spans();
+      span->set_query_rows(1);
+      span->set_kv_rows(appends ? 1 : 0);
+      span->set_sequence_id(info->id.ToBytes());
+    }
+    const size_t bytes = static_cast<size_t>(spans) * kTokenBytes;
+    request.mutable_query()->resize(bytes);
+    request.mutable_key()->resize(appends ? bytes : 0);
+    request.mutable_value()->resize(appends ? bytes : 0);
     return request;
   }
 };
@@ -94,6 +101,17 @@ TEST_F(AllocationsTest, OursAreFewWhateverTheSizeOfTheTensors) {
   EXPECT_NEAR(mission.bytes, small.bytes, 200);
   const PerRequest again = MeasureOurs("ours, inline 1 row, again", Inline(1));
   EXPECT_NEAR(again.count, small.count, 1);
+}
+
+// A step over many sequences takes no heap for each of them, but longer lists. Now and then one
+// that appends lists a page more.
+TEST_F(AllocationsTest, OursDoNotGrowWithTheSpans) {
+  const PerRequest one = MeasureOurs("ours, decode of 1, appends", Decode(1, true));
+  const PerRequest some = MeasureOurs("ours, decode of 8, appends", Decode(8, true));
+  EXPECT_LE(some.count, one.count + 5);
+  const PerRequest read_one = MeasureOurs("ours, decode of 1", Decode(1));
+  const PerRequest read_many = MeasureOurs("ours, decode of 64", Decode(64));
+  EXPECT_LE(read_many.count, read_one.count + 8);
 }
 
 TEST_F(AllocationsTest, OfAWholeRpcBesideAnEchoOfTheSameSizes) {

@@ -33,9 +33,10 @@ struct StagingBlock {
 class BlockDevice final : public HeapDevice {
  public:
   static constexpr int kOutputByte = 0x5a;
+  static constexpr size_t kKvMemoryBytes = size_t{32} << 20;
 
   BlockDevice(StagingBlock* block, FakeDeviceControl* control)
-      : HeapDevice(Options()), block_(block), control_(control) {}
+      : HeapDevice({"fake", /*lanes=*/1, kKvMemoryBytes}), block_(block), control_(control) {}
 
   StagingPool::Allocator staging_allocator() override {
     return {[this](size_t bytes) -> void* {
