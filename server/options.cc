@@ -65,6 +65,9 @@ ABSL_FLAG(int32_t, max_connections, 1024,
 ABSL_FLAG(int32_t, max_connections_per_host, 256,
           "Limit of open gRPC connections of one IPv4 address, one IPv6 /64 network, or one local "
           "user on unix: addresses.");
+ABSL_FLAG(int32_t, max_connections_per_client, 256,
+          "Limit of open TCP connections on which one client calls. Its calls on one more are "
+          "refused.");
 ABSL_FLAG(int32_t, max_connection_streams, 256,
           "Limit of the RPCs at the same time on one connection. A client waits before it starts "
           "one more.");
@@ -186,7 +189,7 @@ ABSL_FLAG(double, max_request_gflop, 0,
           "Limit of the work in one request, in 10^9 floating-point operations, masks not counted. "
           "0: about a second of the device's time, by an estimate: 120 for each CPU thread with "
           "AVX2, 60,000 for an L4. GetServerInfo tells it.");
-ABSL_FLAG(int32_t, max_launch_ms, 50,
+ABSL_FLAG(int32_t, max_launch_ms, 10,
           "Milliseconds that one launch should take at most, by an estimate. Requests that need "
           "more run in several launches, and those of other clients run in between. The results "
           "have the same bits.");
@@ -417,6 +420,7 @@ void ReadConnectionOptions(Server::Connections* options, Checker* check) {
   options->accept.max_connections = check->Range(FLAGS_max_connections, 1, 1 << 20);
   options->accept.max_connections_per_host =
       check->Range(FLAGS_max_connections_per_host, 1, 1 << 20);
+  options->max_per_client = check->Range(FLAGS_max_connections_per_client, 1, 1 << 20);
   options->max_streams = check->Range(FLAGS_max_connection_streams, 1, 65536);
   options->handshake_timeout = absl::Seconds(check->Range(FLAGS_handshake_timeout_s, 0.1, 3600.0));
   options->accept.first_bytes_within = absl::ToChronoMilliseconds(options->handshake_timeout);

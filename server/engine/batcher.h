@@ -61,7 +61,7 @@ class Batcher {
     // spins at a time.
     Nanoseconds idle_spin{0};
     // Estimated work of a batch, unless the first request alone has more.
-    Nanoseconds max_launch = std::chrono::milliseconds(50);
+    Nanoseconds max_launch = std::chrono::milliseconds(10);
     DeviceSpeed speed{};  // for the estimate
   };
 

@@ -188,8 +188,12 @@ Metrics::Metrics(const Options& options)
                                       "Calls and open streams refused because of who calls.",
                                       {{"reason", kUnauthenticatedReasons[i]}});
   }
-  constexpr const char* kRefusals[] = {"max_connections", "max_connections_per_host", "no_files",
-                                       "flood", "silent"};
+  constexpr const char* kRefusals[] = {"max_connections",
+                                       "max_connections_per_host",
+                                       "max_connections_per_client",
+                                       "no_files",
+                                       "flood",
+                                       "silent"};
   for (size_t i = 0; i < refused_connections_.size(); ++i) {
     refused_connections_[i] = &AddCounter(&registry_, "flashcore_connections_refused_total",
                                           "gRPC connections that were not served or were cut off.",

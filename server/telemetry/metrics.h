@@ -75,9 +75,10 @@ enum class Unauthenticated {
 enum class RefusedConnection {
   kMaxConnections,
   kMaxConnectionsPerHost,
-  kNoFiles,  // no more files can be opened
-  kFlood,    // it sent too much that HTTP/2 flow control does not hold back
-  kSilent,   // it sent nothing in time, or made room for another
+  kMaxConnectionsPerClient,  // counts each refused call
+  kNoFiles,                  // no more files can be opened
+  kFlood,                    // it sent too much that HTTP/2 flow control does not hold back
+  kSilent,                   // it sent nothing in time, or made room for another
 };
 
 // Why a connection of the local socket was not served, or was cut off.
@@ -165,7 +166,7 @@ class Metrics : public prometheus::Collectable {
 
   std::array<Counter*, RpcMetrics::kCodes> rejected_by_code_;
   std::array<Counter*, 6> unauthenticated_;
-  std::array<Counter*, 5> refused_connections_;
+  std::array<Counter*, 6> refused_connections_;
   std::array<Counter*, 6> refused_local_connections_;
   std::deque<DeviceMetrics> devices_;  // deques, because elements must not move
   std::deque<RpcMetrics> rpcs_;

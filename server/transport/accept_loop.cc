@@ -73,10 +73,11 @@ std::string ConnectionHost(int socket, const SocketAddress& peer) {
 }
 
 AcceptLoop::AcceptLoop(const Options& options, std::vector<Listener> listeners, Serve serve_self,
-                       Metrics* metrics)
+                       ClientConnections* by_client, Metrics* metrics)
     : options_(options),
       listeners_(std::move(listeners)),
       serve_self_(std::move(serve_self)),
+      by_client_(by_client),
       metrics_(metrics),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -163,6 +164,8 @@ void AcceptLoop::Admit(const Listener& listener, FileDescriptor socket, const So
   ++per_host_[host];
   Connection& connection = connections_[number];
   connection.socket = std::move(socket);
+  connection.peer = peer;
+  by_client_->Open(peer);
   connection.host = std::move(host);
   connection.listener = &listener;
   connection.deadline = std::chrono::steady_clock::now() + options_.first_bytes_within;
@@ -288,6 +291,7 @@ void AcceptLoop::Close(int socket) {
   const auto found = connections_.find(socket);
   Connection& connection = found->second;
   if (connection.waiting != silent_.end()) silent_.erase(connection.waiting);
+  by_client_->Close(connection.peer);
   const auto of_host = per_host_.find(connection.host);
   if (--of_host->second == 0) per_host_.erase(of_host);
   // gRPC may have its descriptor of this socket for a moment longer. Until then epoll would report

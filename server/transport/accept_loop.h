@@ -19,6 +19,7 @@
 #include "server/base/mutex.h"
 #include "server/base/socket.h"
 #include "server/telemetry/metrics.h"
+#include "server/transport/client_connections.h"
 
 namespace flashcore::server {
 
@@ -54,10 +55,10 @@ class AcceptLoop {
     Serve serve;
   };
 
-  // Starts to accept. `serve_self` gets the connections that ConnectToSelf makes. `metrics`
-  // outlives this.
+  // Starts to accept. `serve_self` gets the connections that ConnectToSelf makes, `by_client`
+  // learns of all others. `by_client` and `metrics` outlive this.
   AcceptLoop(const Options& options, std::vector<Listener> listeners, Serve serve_self,
-             Metrics* metrics);
+             ClientConnections* by_client, Metrics* metrics);
   // Closes the listening sockets and the connections that gRPC has not completely taken over.
   ~AcceptLoop();
   AcceptLoop(const AcceptLoop&) = delete;
@@ -88,6 +89,7 @@ class AcceptLoop {
 
   struct Connection {
     FileDescriptor socket;
+    SocketAddress peer;
     std::string host;
     const Listener* listener = nullptr;
     TimePoint deadline;                // of the first bytes
@@ -117,6 +119,7 @@ class AcceptLoop {
   std::vector<Listener> listeners_;
   std::unordered_map<int, const Listener*> listener_of_;  // by socket
   const Serve serve_self_;
+  ClientConnections* const by_client_;
   Metrics* const metrics_;
   const FileDescriptor epoll_;
   const FileDescriptor stop_;  // an eventfd

@@ -26,6 +26,7 @@ class AttentionMethods {
     // Reported to clients; the accept loop and the gRPC server enforce them.
     int max_connections = 0;
     int max_connections_per_host = 0;
+    int max_connections_per_client = 0;
     int max_connection_streams = 0;
     int max_connection_rings = 0;  // 0: no local socket
   };

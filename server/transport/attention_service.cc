@@ -25,7 +25,7 @@ class AttendReactor final : public UnaryReactor {
     operation_.deadline = ToDeadline(context.deadline(), fleet_->clock());
     operation_.done = [this](const absl::Status& status) { Done(status); };
     bool well_formed = false;
-    absl::StatusOr<Identity> caller = AdmitCaller(*context_, context);
+    absl::StatusOr<Identity> caller = AdmitCaller(context_, context);
     absl::Status status = caller.status();
     if (caller.ok()) {
       operation_.identity = *std::move(caller);
@@ -78,7 +78,7 @@ grpc::ServerUnaryReactor* AttentionService::Answer(RpcMetrics* rpc,
                                                    const Request& request, Response* response,
                                                    Method<Request, Response> method) {
   auto* reactor = new UnaryReactor(context_, rpc, call);
-  const absl::StatusOr<Identity> caller = AdmitCaller(*context_, *call);
+  const absl::StatusOr<Identity> caller = AdmitCaller(context_, *call);
   const absl::Status status =
       caller.ok() ? (methods_->*method)(*caller, request, response) : caller.status();
   // gRPC keeps the message and its serialized form.

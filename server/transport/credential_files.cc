@@ -65,19 +65,9 @@ absl::StatusOr<std::unique_ptr<CredentialFiles>> CredentialFiles::Start(
   if (absl::Status status = files->ReadTls(); !status.ok()) return status;
   if (absl::Status status = files->ReadTokens(); !status.ok()) return status;
   if (files->options_.tls.enabled() || !files->options_.token_file.empty()) {
-    files->thread_ = std::thread([self = files.get()] { self->Loop(); });
+    files->thread_.emplace(kInterval, [self = files.get()] { self->Reload(); });
   }
   return files;
-}
-
-CredentialFiles::~CredentialFiles() {
-  if (!thread_.joinable()) return;
-  {
-    MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
-  stop_.NotifyOne();
-  thread_.join();
 }
 
 std::shared_ptr<grpc::ServerCredentials> CredentialFiles::CredentialsFor(
@@ -88,18 +78,9 @@ std::shared_ptr<grpc::ServerCredentials> CredentialFiles::CredentialsFor(
   return given_.emplace_back(MakeTlsCredentials(certificates_));
 }
 
-void CredentialFiles::Loop() {
-  while (true) {
-    {
-      MutexLock lock(&mutex_);
-      const auto next = std::chrono::steady_clock::now() + kInterval;
-      while (!stopping_ && stop_.WaitUntil(&mutex_, next)) {
-      }
-      if (stopping_) return;
-    }
-    Report("certificates", ReadTls(), &tls_error_, &metrics_->tls_reload_failures);
-    Report("tokens", ReadTokens(), &token_error_, &metrics_->token_reload_failures);
-  }
+void CredentialFiles::Reload() {
+  Report("certificates", ReadTls(), &tls_error_, &metrics_->tls_reload_failures);
+  Report("tokens", ReadTokens(), &token_error_, &metrics_->token_reload_failures);
 }
 
 absl::Status CredentialFiles::ReadTls() {

@@ -4,14 +4,13 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/base/mutex.h"
+#include "server/base/periodic_thread.h"
 #include "server/telemetry/metrics.h"
 #include "server/transport/tls.h"
 #include "server/transport/token_file.h"
@@ -37,9 +36,6 @@ class CredentialFiles {
   // tokens now and, on a thread of this class, each time that they change. `metrics` outlives this.
   static absl::StatusOr<std::unique_ptr<CredentialFiles>> Start(
       Options options, Metrics* metrics, std::function<void(TokenTable)> on_tokens);
-  ~CredentialFiles();
-  CredentialFiles(const CredentialFiles&) = delete;
-  CredentialFiles& operator=(const CredentialFiles&) = delete;
 
   // For one address that clients connect to: plaintext for "unix:path" or without a certificate.
   // This must outlive the gRPC server. Not thread-safe.
@@ -49,7 +45,7 @@ class CredentialFiles {
   CredentialFiles(Options options, Metrics* metrics, std::function<void(TokenTable)> on_tokens)
       : options_(std::move(options)), metrics_(metrics), on_tokens_(std::move(on_tokens)) {}
 
-  void Loop();
+  void Reload();
   // Each reads its files and uses them if they have changed. An error: they cannot be used.
   absl::Status ReadTls();
   absl::Status ReadTokens();
@@ -68,10 +64,7 @@ class CredentialFiles {
   std::string tokens_;                   // the content of the file
   std::string tls_error_, token_error_;  // at the last look; empty: none
 
-  Mutex mutex_;
-  CondVar stop_;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  std::optional<PeriodicThread> thread_;  // last: it uses the others
 };
 
 }  // namespace flashcore::server

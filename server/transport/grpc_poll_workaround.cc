@@ -18,29 +18,7 @@ constexpr std::chrono::milliseconds kInterval(500);
 GrpcPollWorkaround::GrpcPollWorkaround(grpc::Server* server, std::string method)
     : method_(std::move(method)),
       stub_(server->InProcessChannel(grpc::ChannelArguments())),
-      thread_([this] { Loop(); }) {}
-
-GrpcPollWorkaround::~GrpcPollWorkaround() {
-  {
-    MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
-  stop_.NotifyOne();
-  thread_.join();
-}
-
-void GrpcPollWorkaround::Loop() {
-  while (true) {
-    {
-      MutexLock lock(&mutex_);
-      const auto next = std::chrono::steady_clock::now() + kInterval;
-      while (!stopping_ && stop_.WaitUntil(&mutex_, next)) {
-      }
-      if (stopping_) return;
-    }
-    CallOnce();
-  }
-}
+      thread_(kInterval, [this] { CallOnce(); }) {}
 
 void GrpcPollWorkaround::CallOnce() {
   grpc::ClientContext context;

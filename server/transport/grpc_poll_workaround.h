@@ -3,12 +3,10 @@
 #define FLASHCORE_SERVER_TRANSPORT_GRPC_POLL_WORKAROUND_H_
 
 #include <string>
-#include <thread>
 
-#include "absl/base/thread_annotations.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/server.h"
-#include "server/base/mutex.h"
+#include "server/base/periodic_thread.h"
 
 namespace flashcore::server {
 
@@ -21,20 +19,13 @@ class GrpcPollWorkaround {
   // Calls `method` ("/service/method": unary, cheap, accepts an empty message) of `server`, which
   // outlives this.
   GrpcPollWorkaround(grpc::Server* server, std::string method);
-  ~GrpcPollWorkaround();
-  GrpcPollWorkaround(const GrpcPollWorkaround&) = delete;
-  GrpcPollWorkaround& operator=(const GrpcPollWorkaround&) = delete;
 
  private:
-  void Loop();
   void CallOnce();
 
   const std::string method_;
   grpc::GenericStub stub_;
-  Mutex mutex_;
-  CondVar stop_;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  PeriodicThread thread_;  // last: it uses the others
 };
 
 }  // namespace flashcore::server

@@ -11,10 +11,6 @@
 
 namespace flashcore::server {
 
-// SipHash-2-4 of `data`: without the key, nobody can compute or guess it.
-using SipHashKey = std::array<uint64_t, 2>;
-uint64_t SipHash(const SipHashKey& key, absl::string_view data);
-
 // A token is a position in the listing of one client, with a tag that only this process can make
 // and that holds for that client alone. Thread-safe.
 class PageTokens {
@@ -26,9 +22,10 @@ class PageTokens {
   std::optional<uint64_t> Parse(absl::string_view client, absl::string_view token) const;
 
  private:
+  // The first 64 bits of an HMAC-SHA256.
   uint64_t Tag(absl::string_view client, uint64_t position) const;
 
-  SipHashKey key_;
+  std::array<unsigned char, 32> key_;
 };
 
 }  // namespace flashcore::server

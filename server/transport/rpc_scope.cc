@@ -27,13 +27,17 @@ absl::Status CheckNotDraining(const RpcContext& context) {
                                  : absl::OkStatus();
 }
 
-absl::StatusOr<Identity> AdmitCaller(const RpcContext& context,
-                                     const grpc::ServerContextBase& call) {
-  if (absl::Status status = CheckNotDraining(context); !status.ok()) return status;
-  absl::StatusOr<Identity> caller = context.authenticator.Identify(call);
-  if (caller.ok()) {
-    if (absl::Status status = context.unsent.Check(caller->name); !status.ok()) return status;
+absl::StatusOr<Identity> AdmitCaller(RpcContext* context, const grpc::ServerContextBase& call) {
+  if (absl::Status status = CheckNotDraining(*context); !status.ok()) return status;
+  absl::StatusOr<Identity> caller = context->authenticator.Identify(call);
+  if (!caller.ok()) return caller;
+  absl::Status status = context->client_connections.Use(call.peer(), caller->name);
+  if (!status.ok()) {
+    context->metrics->CountRefusedConnection(RefusedConnection::kMaxConnectionsPerClient);
+    return status;
   }
+  status = context->unsent.Check(caller->name);
+  if (!status.ok()) return status;
   return caller;
 }
 

@@ -14,6 +14,7 @@
 #include "server/base/clock.h"
 #include "server/telemetry/metrics.h"
 #include "server/transport/authenticator.h"
+#include "server/transport/client_connections.h"
 #include "server/transport/unsent_replies.h"
 
 namespace flashcore::server {
@@ -26,6 +27,7 @@ struct RpcContext {
   Metrics* metrics = nullptr;
   const Clock* clock = nullptr;
   Authenticator authenticator;
+  ClientConnections client_connections;
   std::atomic<bool> draining{false};                    // new requests get UNAVAILABLE
   std::atomic<int> admitted_rpcs{0};                    // begun before the drain and not yet ended
   std::atomic<TimePoint> last_event{TimePoint::min()};  // when an RPC last began or ended
@@ -36,9 +38,8 @@ struct RpcContext {
 absl::Status CheckNotDraining(const RpcContext& context);
 
 // Who calls, or why the RPC is refused at once: the server is draining, the caller has no identity,
-// or it leaves too many replies unread.
-absl::StatusOr<Identity> AdmitCaller(const RpcContext& context,
-                                     const grpc::ServerContextBase& call);
+// has too many connections, or leaves too many replies unread.
+absl::StatusOr<Identity> AdmitCaller(RpcContext* context, const grpc::ServerContextBase& call);
 
 // As AdmitCaller, for a caller of the local socket that is known already.
 absl::Status AdmitLocal(const RpcContext& context, const Identity& caller);

@@ -5,7 +5,6 @@
 #include <future>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "grpcpp/client_context.h"
 #include "grpcpp/create_channel_posix.h"
@@ -34,36 +33,19 @@ grpc::Status CallHealth(const std::shared_ptr<grpc::Channel>& channel,
 }  // namespace
 
 SelfCheck::SelfCheck(Options options, AcceptLoop* loop)
-    : options_(std::move(options)), loop_(loop), thread_([this] { Loop(); }) {}
+    : options_(std::move(options)),
+      loop_(loop),
+      failures_(loop->listeners().size(), 0),
+      thread_(options_.interval, [this] { CallAll(); }) {}
 
-SelfCheck::~SelfCheck() {
-  {
-    MutexLock lock(&mutex_);
-    stopping_ = true;
+void SelfCheck::CallAll() {
+  for (size_t listener = 0; listener < failures_.size() && !dead_; ++listener) {
+    const absl::Status status = Call(listener);
+    failures_[listener] = status.ok() ? 0 : failures_[listener] + 1;
+    if (failures_[listener] < options_.failures) continue;
+    dead_ = true;
+    if (options_.on_dead) options_.on_dead(loop_->listeners()[listener].address, status);
   }
-  stop_.NotifyOne();
-  thread_.join();
-}
-
-void SelfCheck::Loop() {
-  std::vector<int> failures(loop_->listeners().size(), 0);
-  while (WaitForNext()) {
-    for (size_t listener = 0; listener < failures.size(); ++listener) {
-      const absl::Status status = Call(listener);
-      failures[listener] = status.ok() ? 0 : failures[listener] + 1;
-      if (failures[listener] < options_.failures) continue;
-      if (options_.on_dead) options_.on_dead(loop_->listeners()[listener].address, status);
-      return;
-    }
-  }
-}
-
-bool SelfCheck::WaitForNext() {
-  const auto next = std::chrono::steady_clock::now() + options_.interval;
-  MutexLock lock(&mutex_);
-  while (!stopping_ && stop_.WaitUntil(&mutex_, next)) {
-  }
-  return !stopping_;
 }
 
 absl::Status SelfCheck::Call(size_t listener) const {

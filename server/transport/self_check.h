@@ -5,11 +5,10 @@
 #include <chrono>
 #include <functional>
 #include <string>
-#include <thread>
+#include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "server/base/mutex.h"
+#include "server/base/periodic_thread.h"
 #include "server/transport/accept_loop.h"
 
 namespace flashcore::server {
@@ -27,21 +26,17 @@ class SelfCheck {
   };
   // `loop` outlives this.
   SelfCheck(Options options, AcceptLoop* loop);
-  ~SelfCheck();  // waits for a call in progress, at most its timeout
-  SelfCheck(const SelfCheck&) = delete;
-  SelfCheck& operator=(const SelfCheck&) = delete;
+  // Its destructor waits for a call in progress, at most its timeout.
 
  private:
-  void Loop();
+  void CallAll();
   absl::Status Call(size_t listener) const;
-  bool WaitForNext();  // false: stop
 
   const Options options_;
   AcceptLoop* const loop_;
-  Mutex mutex_;
-  CondVar stop_;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  std::vector<int> failures_;  // in a row, by listener
+  bool dead_ = false;
+  PeriodicThread thread_;  // last: it uses the others
 };
 
 }  // namespace flashcore::server

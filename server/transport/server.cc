@@ -128,13 +128,14 @@ std::vector<RpcMethod> Server::Methods(const Options& options) {
 
 Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
     : fleet_(fleet),
-      context_{metrics, &fleet->clock(), Authenticator(AuthenticatorOptions(options), metrics)},
-      methods_(
-          {options.max_message_bytes, options.max_stream_inflight, options.shared_memory,
-           options.version, options.connections.accept.max_connections,
-           options.connections.accept.max_connections_per_host, options.connections.max_streams,
-           options.local_listen.empty() ? 0 : Connection::kMaxRings},
-          fleet, &context_),
+      context_{metrics, &fleet->clock(), Authenticator(AuthenticatorOptions(options), metrics),
+               ClientConnections(options.connections.max_per_client)},
+      methods_({options.max_message_bytes, options.max_stream_inflight, options.shared_memory,
+                options.version, options.connections.accept.max_connections,
+                options.connections.accept.max_connections_per_host,
+                options.connections.max_per_client, options.connections.max_streams,
+                options.local_listen.empty() ? 0 : Connection::kMaxRings},
+               fleet, &context_),
       attention_(&methods_),
       reflection_(ServiceNames(options), &context_.authenticator) {
   context_.unsent.Start(options.unsent_replies, context_.clock);
@@ -202,7 +203,8 @@ absl::Status Server::Listen(const Options& options) {
   poll_workaround_ =
       std::make_unique<GrpcPollWorkaround>(server_.get(), "/grpc.health.v1.Health/Check");
   accept_loop_ = std::make_unique<AcceptLoop>(options.connections.accept, std::move(listeners),
-                                              std::move(serve_self), context_.metrics);
+                                              std::move(serve_self), &context_.client_connections,
+                                              context_.metrics);
   self_check_ = std::make_unique<SelfCheck>(options.self_check, accept_loop_.get());
   return absl::OkStatus();
 }

@@ -29,7 +29,8 @@ class Server {
  public:
   struct Connections {
     AcceptLoop::Options accept;
-    int max_streams = 256;  // RPCs at the same time on one connection
+    int max_per_client = 256;  // see ClientConnections
+    int max_streams = 256;     // RPCs at the same time on one connection
     absl::Duration handshake_timeout = absl::Seconds(10);
     absl::Duration keepalive = absl::Seconds(60);       // silence until a ping
     absl::Duration max_idle = absl::Minutes(30);        // without an RPC; infinite: no limit

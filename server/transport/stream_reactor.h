@@ -82,7 +82,7 @@ class StreamReactor : public GrpcReactor, public RequestStream {
  protected:
   // A caller that is not admitted gets the reason as the stream's status.
   StreamReactor(StreamSet* set, RpcContext* context, RpcMetrics* rpc, grpc::ServerContextBase* call)
-      : StreamReactor(set, context, rpc, call, AdmitCaller(*context, *call)) {}
+      : StreamReactor(set, context, rpc, call, AdmitCaller(context, *call)) {}
 
   // Call it in the constructor of the derived class, when its members are initialized.
   void Begin() ABSL_LOCKS_EXCLUDED(mutex_) {

@@ -28,17 +28,9 @@ CutOff UnsentReply::Sent() { return bytes_ == 0 ? cut_off_ : all_->Sent(this); }
 void UnsentReplies::Start(const Options& options, const Clock* clock) {
   options_ = options;
   clock_ = clock;
-  thread_ = std::thread([this] { Run(); });
-}
-
-UnsentReplies::~UnsentReplies() {
-  if (!thread_.joinable()) return;
-  {
-    MutexLock lock(&mutex_);
-    stop_ = true;
-    changed_.NotifyAll();
+  if (options.timeout > Nanoseconds(0)) {
+    thread_.emplace(kCheckInterval, [this] { CutOffLate(); });
   }
-  thread_.join();
 }
 
 absl::Status UnsentReplies::Check(absl::string_view client) const {
@@ -113,15 +105,11 @@ void UnsentReplies::CutOffAll() {
   while (oldest_ != nullptr) CutOffOldest(CutOff::kDrain);
 }
 
-void UnsentReplies::Run() {
+void UnsentReplies::CutOffLate() {
   MutexLock lock(&mutex_);
-  while (!stop_) {
-    changed_.WaitUntil(&mutex_, std::chrono::steady_clock::now() + kCheckInterval);
-    if (options_.timeout == Nanoseconds(0)) continue;
-    const TimePoint now = clock_->Now();
-    while (oldest_ != nullptr && oldest_->deadline_ <= now && cutting_ == nullptr) {
-      CutOffOldest(CutOff::kTimeout);
-    }
+  const TimePoint now = clock_->Now();
+  while (oldest_ != nullptr && oldest_->deadline_ <= now && cutting_ == nullptr) {
+    CutOffOldest(CutOff::kTimeout);
   }
 }
 

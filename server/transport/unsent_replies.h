@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -15,6 +16,7 @@
 #include "grpcpp/server_context.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
+#include "server/base/periodic_thread.h"
 
 namespace flashcore::server {
 
@@ -72,7 +74,6 @@ class UnsentReplies {
   };
 
   UnsentReplies() = default;
-  ~UnsentReplies();
   UnsentReplies(const UnsentReplies&) = delete;
   UnsentReplies& operator=(const UnsentReplies&) = delete;
 
@@ -99,7 +100,7 @@ class UnsentReplies {
   void Unlink(UnsentReply* reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Cancels the RPC of the oldest reply. Releases the mutex meanwhile.
   void CutOffOldest(CutOff why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Run() ABSL_LOCKS_EXCLUDED(mutex_);
+  void CutOffLate() ABSL_LOCKS_EXCLUDED(mutex_);
 
   Options options_;
   const Clock* clock_ = nullptr;
@@ -114,8 +115,7 @@ class UnsentReplies {
   // on that thread or on another one.
   UnsentReply* cutting_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::thread::id cutter_ ABSL_GUARDED_BY(mutex_);
-  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  std::optional<PeriodicThread> thread_;  // last: it uses the others
 };
 
 }  // namespace flashcore::server

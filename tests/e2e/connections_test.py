@@ -16,6 +16,7 @@ import grpc
 
 import harness
 from harness import MIB, wait_until
+from honest_client import HonestClient
 from raw_http2 import ACK, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame, literal
 
 CONTINUATION = 9
@@ -28,54 +29,6 @@ def headers(path):
     return b"".join(literal(*field) for field in (
         (b":method", b"POST"), (b":scheme", b"http"), (b":path", path), (b":authority", b"test"),
         (b"content-type", b"application/grpc"), (b"te", b"trailers")))
-
-
-class HonestClient:
-    """Calls Attend again and again, on one connection and on a new one each time. Use as a context
-    manager."""
-
-    def __init__(self, server):
-        self._server = server
-        self._stop = threading.Event()
-        self._times = []  # (when, seconds)
-        self._quiet_until = float("inf")
-        self.errors = []
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self):
-        self._thread.start()
-        wait_until(lambda: len(self._times) >= 50 or self.errors, "the honest client is served")
-        self._quiet_until = time.monotonic()
-        return self
-
-    def __exit__(self, *_):
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self):
-        with self._server.channel() as channel:
-            stub = harness.stub(channel)
-            while not self._stop.wait(0.005):
-                start = time.monotonic()
-                try:
-                    stub.Attend(harness.small_request(), timeout=harness.PATIENCE)
-                    with self._server.channel() as other:
-                        harness.stub(other).Attend(harness.small_request(), timeout=harness.PATIENCE)
-                except grpc.RpcError as error:
-                    self.errors.append(error)
-                self._times.append((time.monotonic(), time.monotonic() - start))
-
-    def check(self, test, floor=1):
-        """No error, and a p99 of at most three times that before the attack, or `floor` seconds on a
-        busy machine."""
-        test.assertEqual(self.errors, [])
-        quiet, attacked = ([seconds for when, seconds in self._times
-                            if (when < self._quiet_until) == before] for before in (True, False))
-        test.assertGreater(len(attacked), 0)
-        quiet_p99, attacked_p99 = (sorted(times)[len(times) * 99 // 100]
-                                   for times in (quiet, attacked))
-        print(f"{test.id()}: p99 {1e3 * quiet_p99:.1f} ms, attacked {1e3 * attacked_p99:.1f} ms")
-        test.assertLess(attacked_p99, max(3 * quiet_p99, floor))
 
 
 class ConnectionsTest(unittest.TestCase):
@@ -213,7 +166,7 @@ class ConnectionsTest(unittest.TestCase):
             print(f"{self.id()}: {grown / MIB:.0f} MiB")
             if not harness.SANITIZED:
                 self.assertLess(grown, 4 * 128 * MIB)
-            honest.check(self, floor=10)  # the flood's threads share the interpreter with its own
+            honest.check(self)
 
     def flood(self, server, frames):
         """Sends `frames` until the server closes the connection, at most 4 GiB of them."""

@@ -123,9 +123,7 @@ class Server:
         return self.process.wait(seconds)
 
     def channel(self, target=None):
-        return grpc.insecure_channel(target or self.target, options=[
-            ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1),
-            ("grpc.use_local_subchannel_pool", 1)])
+        return open_channel(target or self.target)
 
     def status_bytes(self, field):
         """VmRSS, VmHWM, ... of the process, in bytes."""
@@ -199,6 +197,13 @@ def free_port():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return taken.getsockname()[1]
+
+
+def open_channel(target):
+    """A connection of its own, for messages of any size."""
+    return grpc.insecure_channel(target, options=[
+        ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1),
+        ("grpc.use_local_subchannel_pool", 1)])
 
 
 def stub(channel):

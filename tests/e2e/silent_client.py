@@ -48,8 +48,9 @@ class SilentClient:
         self.connection.sendall(frame(HEADERS, END_HEADERS, stream, headers))
         return stream
 
-    def send(self, stream, message, half_close=False):
-        data = b"\0" + len(message).to_bytes(4, "big") + message
+    def send(self, stream, message, half_close=False, missing=0):
+        """`missing`: bytes that the message claims to have besides."""
+        data = b"\0" + (len(message) + missing).to_bytes(4, "big") + message
         assert len(data) <= FIRST_WINDOW, len(data)
         while self.window < len(data):
             self.read_frame()

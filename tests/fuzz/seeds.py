@@ -22,6 +22,7 @@ FLAG_VALUES = {
     "metrics_token_file": ("/run/token",),
     "max_connections": ("1024", "0", "1048576"),
     "max_connections_per_host": ("256", "0", "1048576"),
+    "max_connections_per_client": ("256", "0", "1048576"),
     "max_connection_streams": ("256", "0", "65536"),
     "handshake_timeout_s": ("10", "0", "nan"),
     "keepalive_s": ("60", "0", "1e300"),

@@ -75,7 +75,7 @@ class AcceptLoopTest : public ::testing::Test {
     };
     std::vector<AcceptLoop::Listener> listeners;
     listeners.push_back({"test", std::move(listening), serve});
-    loop_ = std::make_unique<AcceptLoop>(options, std::move(listeners), serve_self, &metrics_);
+    loop_ = std::make_unique<AcceptLoop>(options, std::move(listeners), serve_self, &by_client_, &metrics_);
   }
 
   size_t served() {
@@ -102,6 +102,7 @@ class AcceptLoopTest : public ::testing::Test {
     return -1;
   }
 
+  ClientConnections by_client_{100};
   Metrics metrics_{testing::FakeMetricsOptions({})};
   SocketAddress address_;
   Mutex mutex_;

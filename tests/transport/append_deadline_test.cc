@@ -122,23 +122,27 @@ TEST_F(AppendDeadlineTest, OfAStreamTheLaunchedAppendTakesEffectAndTheQueuedDoes
     const size_t arrived = gate_.arrived();
     gate_.SetOpen(false);
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(100) +
-                         closed);
+    const auto deadline =
+        std::chrono::system_clock::now() + std::chrono::milliseconds(100) + closed;
+    context.set_deadline(deadline);
     auto stream = stub_->AttendStream(&context);
     for (uint64_t i = 0; i < 2; ++i) {
       v1::AttendRequest request = testing::StepRequest({sequence_->id()});
       request.set_request_id(std::to_string(i));
       request.mutable_spans(0)->set_expected_length(before + i);
       stream->Write(request);
+      // One launch would take both if it had not begun.
+      EXPECT_TRUE(testing::WaitUntil([&] {
+        return gate_.arrived() > arrived || std::chrono::system_clock::now() > deadline;
+      }));
     }
     v1::AttendResponse response;
     EXPECT_FALSE(stream->Read(&response));
     EXPECT_EQ(stream->Finish().error_code(), grpc::DEADLINE_EXCEEDED);
-    const bool launched = gate_.arrived() > arrived;
     std::this_thread::sleep_for(closed);
     gate_.SetOpen(true);
     EXPECT_TRUE(testing::WaitUntil([&] { return metrics_->inflight_requests.Value() == 0; }));
-    if (launched && rows() == before + 1) {
+    if (rows() == before + 1) {
       EXPECT_TRUE(absl::IsFailedPrecondition(Step(before)));
       EXPECT_EQ(Step(before + 1), absl::OkStatus());
       break;

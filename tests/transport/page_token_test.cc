@@ -1,18 +1,11 @@
 #include "server/transport/page_token.h"
 
-#include <numeric>
 #include <string>
 
 #include "gtest/gtest.h"
 
 namespace flashcore::server {
 namespace {
-
-TEST(SipHashTest, AgreesWithItsPaper) {
-  std::string data(15, '\0');
-  std::iota(data.begin(), data.end(), '\0');
-  EXPECT_EQ(SipHash({0x0706050403020100, 0x0f0e0d0c0b0a0908}, data), 0xa129ca6149be45e5);
-}
 
 TEST(PageTokensTest, ATokenIsGoodForItsClientOnly) {
   const PageTokens tokens, of_another_process;

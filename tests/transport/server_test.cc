@@ -163,6 +163,7 @@ TEST_P(ServerOnDeviceTest, TellsWhatItIs) {
   EXPECT_EQ(info.limits().max_message_bytes(), 1u << 20);
   EXPECT_EQ(info.limits().max_connections(), 1024u);
   EXPECT_EQ(info.limits().max_connections_per_host(), 256u);
+  EXPECT_EQ(info.limits().max_connections_per_client(), 256u);
   EXPECT_EQ(info.limits().max_connection_streams(), 256u);
 }
 

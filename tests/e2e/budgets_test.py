@@ -1,0 +1,96 @@
+"""All memory budgets under attack at once: the server takes no more than their sum."""
+
+import contextlib
+import unittest
+
+import grpc
+import numpy as np
+from flashcore.v1 import attention_pb2 as pb
+
+import harness
+from harness import MIB, wait_until
+from silent_client import SilentClient
+
+SERVICE = "/flashcore.v1.AttentionService/"
+BUDGETS = {"kv_memory_bytes": 128 * MIB, "sequence_metadata_bytes": 32 * MIB,
+           "staging_memory_bytes": 64 * MIB, "transport_memory_bytes": 64 * MIB,
+           "unsent_reply_bytes": 16 * MIB}
+ATTACKERS = [f"127.0.0.{i}" for i in range(2, 10)]  # each is another client
+DIM = 64
+
+
+def attend_request(rows):
+    tensor = np.zeros((rows, 1, DIM), np.float16)
+    return harness.request(tensor, tensor, tensor, "r").SerializeToString()
+
+
+class BudgetsTest(unittest.TestCase):
+    def silent(self, host):
+        return self.stack.enter_context(SilentClient(self.server.port, host=host))
+
+    def until_refused(self, calls):
+        """How many were served."""
+        count = 0
+        with self.assertRaises(grpc.RpcError) as raised:
+            for call in calls:
+                call()
+                count += 1
+        self.assertEqual(raised.exception.code(), grpc.StatusCode.RESOURCE_EXHAUSTED, raised.exception)
+        return count
+
+    def fill_kv_memory(self, stub):
+        rows = 2048
+        data = bytes(rows * 8 * DIM * 2)
+        sequence = stub.CreateSequence(pb.CreateSequenceRequest(
+            num_layers=1, num_kv_heads=8, head_dim=DIM, dtype=pb.DTYPE_FLOAT16)).sequence_id
+        chunk = pb.LoadSequenceRequest(sequence_id=sequence, layout=pb.LAYOUT_NHD, rows=rows, key=data,
+                                       value=data)
+        return self.until_refused(lambda: stub.LoadSequence(iter([chunk])) for _ in range(100))
+
+    def fill_metadata(self, stub):
+        request = pb.CreateSequenceRequest(num_layers=1024, num_kv_heads=1, head_dim=DIM,
+                                           dtype=pb.DTYPE_FLOAT16)
+        return self.until_refused(lambda: stub.CreateSequence(request) for _ in range(100_000))
+
+    def serves(self, channel):
+        call = harness.stub(channel).Attend.future(harness.small_request(), timeout=harness.PATIENCE)
+        return call.code() == grpc.StatusCode.OK
+
+    def test_all_at_once(self):
+        flags = [f"--{name}={value}" for name, value in BUDGETS.items()]
+        with harness.Server(*flags, f"--max_message_bytes={8 * MIB}", "--reply_timeout_s=600",
+                            "--client_kv_bytes=0", "--client_metadata_bytes=0", "--staging_wait_ms=0",
+                            "--max_connection_streams=4096") as self.server, \
+                contextlib.ExitStack() as self.stack:
+            idle = self.server.status_bytes("VmRSS")
+            stub = harness.stub(self.stack.enter_context(self.server.channel()))
+            filled = {"LoadSequence": self.fill_kv_memory(stub),
+                      "CreateSequence": self.fill_metadata(stub)}
+            # Replies that nobody reads: large ones in staging memory, lists in the heap.
+            request = attend_request(150)
+            for host in ATTACKERS:
+                attends, lists = self.silent(host), self.silent(host)
+                for _ in range(600):
+                    attends.call(SERVICE + "Attend", request)
+                for _ in range(300):
+                    lists.call(SERVICE + "ListSequences", b"")
+            # Messages that never end.
+            for host in ATTACKERS:
+                for _ in range(32):
+                    half = self.silent(host)
+                    half.send(half.open(SERVICE + "Attend"), bytes(60_000), missing=1)
+            wait_until(lambda: self.server.metric('flashcore_rejected_requests_total'
+                                                  '{reason="resource_exhausted"}') > 10, "refusals")
+            most = self.server.status_bytes("VmHWM") - idle
+            budget = sum(BUDGETS.values())
+            self.assertGreater(min(filled.values()), 10, filled)
+            print(f"{self.id()}: {filled}, {most / MIB:.0f} MiB of {budget / MIB:.0f}", flush=True)
+            self.assertLess(most, 1.1 * budget)
+            self.stack.close()
+            with self.server.channel() as channel:
+                wait_until(lambda: self.serves(channel), "the server serves again")
+            self.assertEqual(self.server.stop(), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,119 @@
+#include "server/transport/client_connections.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "flashcore/v1/attention.grpc.pb.h"
+#include "gmock/gmock.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/security/credentials.h"
+#include "grpcpp/support/channel_arguments.h"
+#include "gtest/gtest.h"
+#include "tests/engine/fakes.h"
+#include "tests/transport/rpc_setup.h"
+
+namespace flashcore::server {
+namespace {
+
+SocketAddress Peer(int port) {
+  SocketAddress address;
+  auto* v4 = reinterpret_cast<sockaddr_in*>(&address.storage);
+  v4->sin_family = AF_INET;
+  v4->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  v4->sin_port = htons(static_cast<uint16_t>(port));
+  address.size = sizeof(sockaddr_in);
+  return address;
+}
+
+TEST(ClientConnectionsTest, AConnectionCountsOncePerClientUntilItEnds) {
+  ClientConnections connections(1);
+  for (const int port : {1, 2}) connections.Open(Peer(port));
+  EXPECT_TRUE(connections.Use("ipv4:127.0.0.1:1", "alice").ok());
+  EXPECT_TRUE(connections.Use("ipv4:127.0.0.1:1", "alice").ok());
+  EXPECT_TRUE(connections.Use("ipv4:127.0.0.1:1", "bob").ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(connections.Use("ipv4:127.0.0.1:2", "alice")));
+  EXPECT_TRUE(connections.Use("ipv4:127.0.0.1:2", "carol").ok());
+  connections.Close(Peer(1));
+  EXPECT_TRUE(connections.Use("ipv4:127.0.0.1:2", "alice").ok());
+}
+
+TEST(ClientConnectionsTest, AnUnknownConnectionDoesNotCount) {
+  ClientConnections connections(1);
+  for (const char* peer : {"unix:", "ipv4:127.0.0.1:9", "inproc"}) {
+    EXPECT_TRUE(connections.Use(peer, "alice").ok());
+  }
+  connections.Close(Peer(9));
+}
+
+// Through gRPC, which names the peers.
+class ClientConnectionsRpcTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    Server::Options options = testing::ServerOptions();
+    options.listen = {GetParam()};
+    options.connections.max_per_client = 2;
+    metrics_ = std::make_unique<Metrics>(testing::FakeMetricsOptions(Server::Methods(options)));
+    std::vector<std::unique_ptr<Device>> devices;
+    devices.push_back(std::make_unique<testing::FakeDevice>(&device_));
+    fleet_ = std::make_unique<Fleet>(Engine::Options(), std::move(devices), &steady_clock_,
+                                     metrics_.get());
+    auto server = Server::Start(options, fleet_.get(), metrics_.get());
+    ASSERT_EQ(server.status(), absl::OkStatus());
+    server_ = *std::move(server);
+  }
+
+  std::shared_ptr<grpc::Channel> Connect() {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
+    return grpc::CreateCustomChannel(server_->addresses()[0], grpc::InsecureChannelCredentials(),
+                                     arguments);
+  }
+  static grpc::Status Call(const std::shared_ptr<grpc::Channel>& channel) {
+    grpc::ClientContext context;
+    v1::GetServerInfoResponse info;
+    return v1::AttentionService::NewStub(channel)->GetServerInfo(&context, {}, &info);
+  }
+  double refused() const {
+    for (const auto& family : metrics_->Collect()) {
+      if (family.name != "flashcore_connections_refused_total") continue;
+      for (const auto& metric : family.metric) {
+        if (metric.label[0].value == "max_connections_per_client") return metric.counter.value;
+      }
+    }
+    return -1;
+  }
+
+  testing::FakeDeviceControl device_;
+  SteadyClock steady_clock_;
+  std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<Fleet> fleet_;
+  std::unique_ptr<Server> server_;
+};
+
+TEST_P(ClientConnectionsRpcTest, RefusesCallsOnOneConnectionTooMany) {
+  std::shared_ptr<grpc::Channel> first = Connect();
+  const std::shared_ptr<grpc::Channel> second = Connect(), third = Connect();
+  for (const auto& channel : {first, second, first}) EXPECT_TRUE(Call(channel).ok());
+  const grpc::Status status = Call(third);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), ::testing::HasSubstr("--max_connections_per_client"));
+  EXPECT_EQ(refused(), 1);
+  EXPECT_TRUE(Call(second).ok());
+  first.reset();
+  EXPECT_TRUE(testing::WaitUntil([&] { return Call(third).ok(); }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Addresses, ClientConnectionsRpcTest,
+                         ::testing::Values("127.0.0.1:0", "[::1]:0", "0.0.0.0:0"),
+                         [](const auto& param) {
+                           const std::string address = param.param;
+                           return address[0] == '[' ? "v6" : address[0] == '0' ? "any" : "v4";
+                         });
+
+}  // namespace
+}  // namespace flashcore::server
