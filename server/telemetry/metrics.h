@@ -76,9 +76,9 @@ enum class RefusedConnection {
   kMaxConnections,
   kMaxConnectionsPerHost,
   kMaxConnectionsPerClient,  // counts each refused call
-  kNoFiles,  // no more files can be opened
-  kFlood,    // it sent too much that HTTP/2 flow control does not hold back
-  kSilent,   // it sent nothing in time, or made room for another
+  kNoFiles,                  // no more files can be opened
+  kFlood,                    // it sent too much that HTTP/2 flow control does not hold back
+  kSilent,                   // it sent nothing in time, or made room for another
 };
 
 // Why a connection of the local socket was not served, or was cut off.

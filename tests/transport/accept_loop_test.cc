@@ -75,7 +75,8 @@ class AcceptLoopTest : public ::testing::Test {
     };
     std::vector<AcceptLoop::Listener> listeners;
     listeners.push_back({"test", std::move(listening), serve});
-    loop_ = std::make_unique<AcceptLoop>(options, std::move(listeners), serve_self, &by_client_, &metrics_);
+    loop_ = std::make_unique<AcceptLoop>(options, std::move(listeners), serve_self, &by_client_,
+                                         &metrics_);
   }
 
   size_t served() {
