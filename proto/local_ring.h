@@ -20,14 +20,16 @@
 // stores `taken` (release). It never reads that slot again, so the client may reuse it.
 //
 // The server answers: it writes the completion slot, stores completed + 1 (release), and after a
-// full fence exchanges client_sleeps with 0; if that was not 0 it wakes the futex (FUTEX_WAKE, not
-// private).
+// full fence exchanges client_sleeps with 0; if that was not 0 it wakes one thread that waits for
+// the futex (FUTEX_WAKE, not private).
 // The client receives: loads `completed` (acquire), copies or reads the slot, and stores
 // received + 1 (release). It may spin on `completed`, or sleep: store 1 to client_sleeps, full
 // fence, load `completed` again, then FUTEX_WAIT (not private) for the value 1.
 //
 // Counters only grow, and wrap at 2^64. A counter of the client that goes back or runs ahead of
-// what step 1 allows, or a slot whose `bytes` exceeds the slot, ends the connection.
+// what step 1 allows, or a slot whose `bytes` exceeds the slot, ends the connection. A slot whose
+// message cannot be parsed is answered with INVALID_ARGUMENT. A ring that is closed while requests
+// are unanswered still gets their answers, until LocalCloseRing is answered.
 //
 // Tensors are best left in registered memory, as MemoryRange, at offsets that are multiples of 16;
 // small ones may be inline. A request whose answer may not fit in a completion slot is refused with

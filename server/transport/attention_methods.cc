@@ -102,6 +102,7 @@ void AttentionMethods::SetLimits(const Engine& engine, v1::Limits* limits) const
   limits->set_max_connections(options_.max_connections);
   limits->set_max_connections_per_host(options_.max_connections_per_host);
   limits->set_max_connection_streams(options_.max_connection_streams);
+  limits->set_max_connection_rings(options_.max_connection_rings);
 }
 
 absl::Status AttentionMethods::CreateSequence(const Identity& caller,

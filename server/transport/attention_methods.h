@@ -27,6 +27,7 @@ class AttentionMethods {
     int max_connections = 0;
     int max_connections_per_host = 0;
     int max_connection_streams = 0;
+    int max_connection_rings = 0;  // 0: no local socket
   };
 
   AttentionMethods(const Options& options, Fleet* fleet, RpcContext* context);

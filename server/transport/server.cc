@@ -132,7 +132,8 @@ Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
       methods_(
           {options.max_message_bytes, options.max_stream_inflight, options.shared_memory,
            options.version, options.connections.accept.max_connections,
-           options.connections.accept.max_connections_per_host, options.connections.max_streams},
+           options.connections.accept.max_connections_per_host, options.connections.max_streams,
+           options.local_listen.empty() ? 0 : Connection::kMaxRings},
           fleet, &context_),
       attention_(&methods_),
       reflection_(ServiceNames(options), &context_.authenticator) {
@@ -150,6 +151,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Fl
   if (absl::Status status = server->ReadCredentials(options); !status.ok()) return status;
   if (absl::Status status = server->ListenLocally(options); !status.ok()) return status;
   if (absl::Status status = server->Listen(options); !status.ok()) return status;
+  if (server->local_ != nullptr) {
+    server->addresses_.push_back(absl::StrCat("local:", options.local_listen));
+  }
   return server;
 }
 

@@ -62,7 +62,7 @@ class Server {
                                                        Metrics* metrics);
   ~Server();  // cancels the RPCs that still run, and waits for them
 
-  // Options::listen with the chosen port in place of port 0.
+  // Options::listen with the chosen port in place of port 0; then "local:path", if there is one.
   const std::vector<std::string>& addresses() const { return addresses_; }
 
   // Sets health to NOT_SERVING, refuses new requests and waits for those in flight. Shortly before

@@ -35,7 +35,8 @@ def very_slow_request():
 
 def received(server, rpc):
     """How many requests the server has received: answered, and in flight."""
-    answered = server.metric(f'flashcore_request_duration_seconds_count{{rpc="{rpc}"}}')
+    answered = server.metric(
+        f'flashcore_request_duration_seconds_count{{rpc="{rpc}",transport="grpc"}}')
     return answered + server.metric("flashcore_inflight_requests")
 
 

@@ -15,7 +15,7 @@ class MetricsTest(unittest.TestCase):
     def test_every_series_is_there_at_zero(self):
         with harness.Server() as server:
             for series in (
-                    'flashcore_request_duration_seconds_count{rpc="Attend"}',
+                    'flashcore_request_duration_seconds_count{rpc="Attend",transport="grpc"}',
                     'flashcore_request_phase_seconds_count{phase="kernel"}',
                     'flashcore_batch_requests_count', 'flashcore_queue_depth',
                     'flashcore_rejected_requests_total{reason="deadline_exceeded"}',
@@ -39,8 +39,8 @@ class MetricsTest(unittest.TestCase):
             unary = f'grpc_type="unary",{service},grpc_method="Attend"'
             stream = f'grpc_type="bidi_stream",{service},grpc_method="AttendStream"'
             want = {
-                'flashcore_request_duration_seconds_count{rpc="Attend"}': 7,
-                'flashcore_request_duration_seconds_count{rpc="AttendStream"}': 3,
+                'flashcore_request_duration_seconds_count{rpc="Attend",transport="grpc"}': 7,
+                'flashcore_request_duration_seconds_count{rpc="AttendStream",transport="grpc"}': 3,
                 'flashcore_request_phase_seconds_count{phase="receive"}': 10,
                 'flashcore_request_phase_seconds_count{phase="queue"}': 8,
                 'flashcore_request_phase_seconds_count{phase="kernel"}': 8,

@@ -67,6 +67,15 @@ def load() -> "pb.LoadSequenceRequest":
         key=b"k" * 20, value=b"v" * 20)
 
 
+def load_ranges() -> "pb.LoadSequenceRequest":
+    chunk = load()
+    chunk.ClearField("key")
+    chunk.ClearField("value")
+    chunk.key_range.region_id, chunk.key_range.offset = REGION, 64
+    chunk.value_range.region_id, chunk.value_range.offset = REGION, 1 << 40
+    return chunk
+
+
 def response() -> "pb.AttendResponse":
     answer = pb.AttendResponse(request_id="id", output=b"o" * 40, lse=b"l" * 8,
                                sequence_lengths=[0, 127, 1 << 63])
@@ -151,6 +160,7 @@ def message_seeds() -> dict:
         "attend_not_utf8": (ATTEND, 0, 0, field(1, b"\xff")),
         "load": (LOAD, 0, 0, chunk),
         "load_slices": (LOAD, 4, 11, chunk),
+        "load_ranges": (LOAD, 5, 2, load_ranges().SerializeToString()),
         "load_empty_tensors_last": (LOAD, 0, 0, chunk + field(14, b"") + field(15, b"")),
         "load_truncated_in_tensor": (LOAD, 3, 3, chunk[:-5]),
         "response": (RESPONSE, 0, 0, answer),
@@ -183,6 +193,6 @@ def message_seeds() -> dict:
 
 def seeds() -> dict:
     """The inputs by name."""
-    require_all_fields([attend(), shared(*TENSORS), load(), response(), failed()])
+    require_all_fields([attend(), shared(*TENSORS), load(), load_ranges(), response(), failed()])
     inputs = {**message_seeds(), **shared_memory_seeds()}
     return {name: bytes(how) + message for name, (*how, message) in inputs.items()}

@@ -5,7 +5,7 @@ corpus/NAME.txt with one input a line in base64.
     inputs.py unpack NAME FOLDER   writes all inputs of NAME_fuzzer into FOLDER, one file each
     inputs.py pack NAME FOLDER     makes corpus/NAME.txt of the files in FOLDER that are no seeds
 
-The seeds of the codec need the classes that a build generates for the end-to-end tests, in
+The seeds of codec and local need the classes that a build generates for the end-to-end tests, in
 build-asan/tests/e2e/generated, on PYTHONPATH.
 """
 import base64
@@ -15,13 +15,13 @@ import pathlib
 import sys
 
 CORPUS = pathlib.Path(__file__).parent / "corpus"
-NAMES = ("codec", "flags", "forwarded_client", "http", "log", "npy", "token_file")
+NAMES = ("codec", "flags", "forwarded_client", "http", "local", "log", "npy", "token_file")
 
 
 def seeds(name: str) -> dict:
     """The seeds of one fuzzer by their names: bytes."""
-    if name == "codec":
-        return importlib.import_module("codec_seeds").seeds()
+    if name in ("codec", "local"):
+        return importlib.import_module(f"{name}_seeds").seeds()
     return getattr(importlib.import_module("seeds"), name)()
 
 

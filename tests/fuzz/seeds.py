@@ -8,6 +8,8 @@ import numpy as np
 FLAG_VALUES = {
     "listen": ("127.0.0.1:7070", "0.0.0.0:7070", "[::]:1", "localhost:1",
                "unix:/tmp/s", "[::1]:0", "a:1,b:2", "host", ":1", ""),
+    "local_listen": ("/run/flashcore/local.sock", ""),
+    "local_allow_overflow_uid": ("true", "maybe"),
     "insecure_listen": ("true", "maybe"),
     "tls_cert_file": ("/run/tls/tls.crt", ""),
     "tls_key_file": ("/run/tls/tls.key", ""),

@@ -75,7 +75,8 @@ TEST_F(MetricsTest, AllSeriesAreThereAtZeroFromTheStart) {
                            absl::StrCat("phase=\"", phase, "\""));
   }
   for (const char* rpc : {"Attend", "AttendStream", "LoadSequence"}) {
-    expect_empty_histogram("flashcore_request_duration_seconds", absl::StrCat("rpc=\"", rpc, "\""));
+    expect_empty_histogram("flashcore_request_duration_seconds",
+                           absl::StrCat("rpc=\"", rpc, "\",transport=\"grpc\""));
   }
   expect_zero("flashcore_inflight_requests");
   expect_zero("flashcore_serving");
@@ -193,8 +194,11 @@ TEST_F(MetricsTest, RpcRecordsSuccessAndFailure) {
   EXPECT_EQ(handled("Unknown"), 2);
   EXPECT_EQ(values[absl::StrCat("grpc_server_started_total{", kAttendLabels, "}")], 6);
   EXPECT_EQ(values[absl::StrCat("grpc_server_handling_seconds_sum{", kAttendLabels, "}")], 3);
-  EXPECT_EQ(values["flashcore_request_duration_seconds_sum{rpc=\"Attend\"}"], 1.5);
-  EXPECT_EQ(values["flashcore_request_duration_seconds_count{rpc=\"AttendStream\"}"], 0);
+  EXPECT_EQ(values["flashcore_request_duration_seconds_sum{rpc=\"Attend\",transport=\"grpc\"}"],
+            1.5);
+  EXPECT_EQ(
+      values["flashcore_request_duration_seconds_count{rpc=\"AttendStream\",transport=\"grpc\"}"],
+      0);
 }
 
 TEST_F(MetricsTest, UnknownRpcHasNoHandle) {

@@ -1,5 +1,12 @@
-// The local socket: what its requests do, without faults.
+// The local socket: what its requests do.
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstring>
+#include <future>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tests/transport/local_setup.h"
@@ -7,25 +14,393 @@
 namespace flashcore::server {
 namespace {
 
+using testing::ClientRing;
 using ::testing::HasSubstr;
+using testing::kPage;
+using testing::kRowBytes;
 using testing::LocalClient;
 using testing::LocalServerTest;
+using testing::Memfd;
+using testing::StepRequest;
 
-class LocalTest : public LocalServerTest {};
+class LocalTest : public LocalServerTest {
+ protected:
+  double Requests(const char* method) const {
+    for (const auto& family : metrics_->Collect()) {
+      if (family.name != "flashcore_request_duration_seconds") continue;
+      for (const auto& metric : family.metric) {
+        const auto has = [&](const char* name, const char* value) {
+          return std::any_of(metric.label.begin(), metric.label.end(), [&](const auto& label) {
+            return label.name == name && label.value == value;
+          });
+        };
+        if (has("rpc", method) && has("transport", "local")) {
+          return static_cast<double>(metric.histogram.sample_count);
+        }
+      }
+    }
+    return -1;
+  }
+  static v1::LocalRequest CallOf(const char* method, const google::protobuf::Message& request) {
+    v1::LocalRequest call;
+    call.mutable_call()->set_method(method);
+    call.mutable_call()->set_message(request.SerializeAsString());
+    return call;
+  }
+};
 
 TEST_F(LocalTest, AnswersThroughARing) {
   StartLocal();
   Lane lane(path_);
   const std::string id = lane.Create();
-  std::memset(lane.memory.data() + Lane::kTensors, 0x11, testing::kRowBytes);
+  std::memset(lane.memory.data() + Lane::kTensors, 0x11, kRowBytes);
+  v1::AttendRequest request = lane.Step(id);
+  request.set_request_id("step-1");
   v1::AttendResponse response;
-  ASSERT_EQ(lane.Attend(lane.Step(id), &response), absl::OkStatus());
+  ASSERT_EQ(lane.Attend(request, &response), absl::OkStatus());
+  EXPECT_EQ(response.request_id(), "step-1");
   EXPECT_EQ(response.sequence_lengths(0), 1);
   EXPECT_TRUE(response.output().empty());
   // The fake device copies Q to O.
   EXPECT_EQ(std::memcmp(lane.memory.data() + Lane::kTensors, lane.memory.data() + Lane::kOutputs,
-                        testing::kRowBytes),
+                        kRowBytes),
             0);
+  for (int i = 0; i < 40; ++i) ASSERT_EQ(lane.Attend(request, &response), absl::OkStatus());
+  EXPECT_EQ(response.sequence_lengths(0), 41);
+  EXPECT_TRUE(testing::WaitUntil([&] { return Requests("Attend") == 41; }));
+}
+
+TEST_F(LocalTest, TakesTensorsInSlots) {
+  StartLocal();
+  Lane lane(path_);
+  v1::AttendRequest request = StepRequest({lane.Create()});
+  request.set_return_lse(true);
+  request.mutable_query()->assign(kRowBytes, '\x11');
+  v1::AttendResponse response;
+  ASSERT_EQ(lane.Attend(request, &response), absl::OkStatus());
+  EXPECT_EQ(response.output(), request.query());
+  EXPECT_EQ(response.lse().size(), sizeof(float));
+}
+
+TEST_F(LocalTest, RefusesWhatCannotBeAnswered) {
+  StartLocal();
+  Lane lane(path_, 8, 256);
+  v1::AttendRequest request = lane.Step(lane.Create());
+  request.clear_output_range();
+  request.set_num_heads(2);  // 128 bytes of output, and the rest of the answer
+  const absl::Status status = lane.Attend(request);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("use output_range"));
+}
+
+TEST_F(LocalTest, CallsEveryMethodByName) {
+  StartLocal();
+  const auto client = Greeted();
+  v1::GetServerInfoResponse info;
+  ASSERT_EQ(client->Call("GetServerInfo", v1::GetServerInfoRequest(), &info), absl::OkStatus());
+  EXPECT_EQ(info.version(), "test");
+  EXPECT_EQ(info.limits().max_connection_rings(), 16);
+  v1::CreateSequenceResponse created;
+  ASSERT_EQ(client->Call("CreateSequence", testing::CreateRequest(), &created), absl::OkStatus());
+  v1::ForkSequenceRequest fork;
+  fork.set_sequence_id(created.sequence_id());
+  v1::ForkSequenceResponse forked;
+  ASSERT_EQ(client->Call("ForkSequence", fork, &forked), absl::OkStatus());
+  v1::AttendResponse attended;
+  ASSERT_EQ(client->Call("Attend", StepRequest({forked.sequence_id()}), &attended),
+            absl::OkStatus());
+  EXPECT_EQ(attended.output().size(), kRowBytes);
+  v1::TruncateSequenceRequest truncate;
+  truncate.set_sequence_id(forked.sequence_id());
+  v1::TruncateSequenceResponse truncated;
+  ASSERT_EQ(client->Call("TruncateSequence", truncate, &truncated), absl::OkStatus());
+  v1::GetSequenceRequest get;
+  get.set_sequence_id(forked.sequence_id());
+  v1::GetSequenceResponse got;
+  ASSERT_EQ(client->Call("GetSequence", get, &got), absl::OkStatus());
+  EXPECT_EQ(got.sequence().layer_lengths(0), 0);
+  v1::ListSequencesResponse list;
+  ASSERT_EQ(client->Call("ListSequences", v1::ListSequencesRequest(), &list), absl::OkStatus());
+  EXPECT_EQ(list.sequences_size(), 2);
+  v1::DeleteSequenceRequest remove;
+  remove.set_sequence_id(forked.sequence_id());
+  v1::DeleteSequenceResponse removed;
+  ASSERT_EQ(client->Call("DeleteSequence", remove, &removed), absl::OkStatus());
+  EXPECT_EQ(client->Call("GetSequence", get, &got).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(client->Call("AttendStream", get, &got).code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(Requests("GetSequence"), 2);
+  // Whoever comes over gRPC is somebody else.
+  grpc::ClientContext context;
+  v1::GetSequenceResponse foreign;
+  get.set_sequence_id(created.sequence_id());
+  EXPECT_EQ(stub_->GetSequence(&context, get, &foreign).error_code(), grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(LocalTest, LoadsASequenceInChunks) {
+  StartLocal();
+  Lane lane(path_);
+  v1::LoadSequenceRequest chunk;
+  chunk.set_sequence_id(lane.Create());
+  chunk.set_layout(v1::LAYOUT_NHD);
+  chunk.set_rows(2);
+  chunk.set_key(std::string(2 * kRowBytes, '\0'));
+  chunk.set_value(chunk.key());
+  v1::LocalRequest call = CallOf("LoadSequence", chunk);
+  call.set_id(lane.client.NextId());
+  call.mutable_call()->set_more(true);
+  ASSERT_TRUE(lane.client.Send(call));
+  for (int i = 0; i < 5; ++i) {  // the rest is in shared memory
+    chunk.Clear();
+    chunk.set_layout(v1::LAYOUT_NHD);
+    chunk.set_rows(3);
+    chunk.mutable_key_range()->set_region_id(lane.region);
+    chunk.mutable_key_range()->set_offset(Lane::kTensors);
+    chunk.mutable_value_range()->set_region_id(lane.region);
+    chunk.mutable_value_range()->set_offset(Lane::kTensors + kPage);
+    v1::LocalRequest more;
+    more.set_id(call.id());
+    more.mutable_call_message()->set_message(chunk.SerializeAsString());
+    more.mutable_call_message()->set_more(i < 4);
+    ASSERT_TRUE(lane.client.Send(more));
+  }
+  const auto reply = lane.client.Receive();
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_EQ(reply->id(), call.id());
+  EXPECT_EQ(reply->status().message(), "");
+  v1::LoadSequenceResponse response;
+  ASSERT_TRUE(response.ParseFromString(reply->message()));
+  EXPECT_EQ(response.sequence().layer_lengths(0), 17);
+}
+
+TEST_F(LocalTest, AFailedLoadIsAnsweredOnce) {
+  StartLocal();
+  Lane lane(path_);
+  v1::LoadSequenceRequest chunk;
+  chunk.set_sequence_id(lane.Create());  // no rows
+  v1::LocalRequest call = CallOf("LoadSequence", chunk);
+  call.set_id(lane.client.NextId());
+  call.mutable_call()->set_more(true);
+  ASSERT_TRUE(lane.client.Send(call));
+  const auto reply = lane.client.Receive();
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_THAT(reply->status().message(), HasSubstr("rows"));
+  v1::LocalRequest more;
+  more.set_id(call.id());
+  more.mutable_call_message()->set_message("late");
+  ASSERT_TRUE(lane.client.Send(more));
+  EXPECT_EQ(lane.Attend(lane.Step(lane.Create())), absl::OkStatus());
+}
+
+TEST_F(LocalTest, DeadlinesAndCancellationsReachTheQueue) {
+  StartLocal();
+  Lane lane(path_);
+  const std::string id = lane.Create();
+  gate_.SetOpen(false);
+  lane.ring.Submit(1, lane.Step(id));
+  ASSERT_TRUE(WaitForArrived(1));
+  lane.ring.Submit(2, lane.Step(lane.Create()), /*timeout_ns=*/1);
+  lane.ring.Submit(3, lane.Step(lane.Create()));
+  ASSERT_TRUE(WaitForQueued(2));
+  v1::LocalRequest cancel;
+  cancel.set_id(lane.client.NextId());
+  cancel.mutable_cancel()->set_in_ring(true);
+  cancel.mutable_cancel()->set_ring(lane.ring.number());
+  cancel.mutable_cancel()->set_tag(3);
+  ASSERT_TRUE(lane.client.Send(cancel));
+  lane.Create();  // has its reply after the cancellation was read
+  // The poller cancels: once it has taken the next request, it has done so.
+  lane.ring.Submit(4, "not a message");
+  v1::AttendResponse response;
+  uint64_t tag = 0;
+  ASSERT_TRUE(lane.ring.Receive(&tag, &response));
+  EXPECT_EQ(tag, 4);
+  gate_.SetOpen(true);
+  std::vector<int> codes(4);
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(lane.ring.Receive(&tag, &response));
+    ASSERT_LT(tag, codes.size());
+    codes[tag] = response.status().code();
+  }
+  EXPECT_EQ(codes[1], static_cast<int>(absl::StatusCode::kOk));
+  EXPECT_EQ(codes[2], static_cast<int>(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_EQ(codes[3], static_cast<int>(absl::StatusCode::kCancelled));
+}
+
+TEST_F(LocalTest, ACancelledCallIsAnswered) {
+  StartLocal();
+  Lane lane(path_);
+  gate_.SetOpen(false);
+  lane.ring.Submit(1, lane.Step(lane.Create()));
+  ASSERT_TRUE(WaitForArrived(1));
+  v1::LocalRequest call = CallOf("Attend", StepRequest({lane.Create()}));
+  call.set_id(lane.client.NextId());
+  ASSERT_TRUE(lane.client.Send(call));
+  ASSERT_TRUE(WaitForQueued(1));
+  v1::LocalRequest cancel;
+  cancel.set_id(call.id());
+  cancel.mutable_cancel();
+  ASSERT_TRUE(lane.client.Send(cancel));
+  lane.Create();
+  gate_.SetOpen(true);
+  const auto reply = lane.client.Receive();
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_EQ(reply->id(), call.id());
+  EXPECT_EQ(reply->status().code(), static_cast<int>(absl::StatusCode::kCancelled));
+}
+
+TEST_F(LocalTest, AClosedRingIsNotTouched) {
+  StartLocal();
+  Lane lane(path_);
+  gate_.SetOpen(false);
+  lane.ring.Submit(1, lane.Step(lane.Create()));
+  ASSERT_TRUE(WaitForArrived(1));
+  v1::LocalRequest close;
+  close.set_id(lane.client.NextId());
+  close.mutable_close_ring()->set_ring(lane.ring.number());
+  ASSERT_TRUE(lane.client.Send(close));
+  EXPECT_EQ(lane.client
+                .Do([&] {
+                  v1::LocalRequest again = close;
+                  return again;
+                }())
+                .code(),
+            absl::StatusCode::kNotFound);  // it is being closed: the first reply is still to come
+  EXPECT_EQ(metrics_->local_rings.Value(), 1);
+  gate_.SetOpen(true);
+  const auto reply = lane.client.Receive();
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_EQ(reply->id(), close.id());
+  EXPECT_EQ(reply->status().code(), 0);
+  EXPECT_EQ(metrics_->local_rings.Value(), 0);
+}
+
+TEST_F(LocalTest, MemoryStaysUntilTheLastRequestHasEnded) {
+  StartLocal();
+  Lane lane(path_);
+  Memfd tensors(4 * kPage);
+  std::string region;
+  ASSERT_EQ(lane.client.Register(tensors.fd(), tensors.bytes(), &region), absl::OkStatus());
+  v1::AttendRequest request = lane.Step(lane.Create());
+  request.mutable_output_range()->set_region_id(region);
+  request.mutable_output_range()->set_offset(0);
+  std::memset(lane.memory.data() + Lane::kTensors, 0x11, kRowBytes);
+  gate_.SetOpen(false);
+  lane.ring.Submit(1, request);
+  ASSERT_TRUE(WaitForArrived(1));
+  ASSERT_EQ(lane.client.Unregister(region), absl::OkStatus());
+  EXPECT_EQ(lane.client.Unregister(region).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(metrics_->shared_memory_regions.Value(), 2);
+  gate_.SetOpen(true);
+  v1::AttendResponse response;
+  uint64_t tag = 0;
+  ASSERT_TRUE(lane.ring.Receive(&tag, &response));
+  EXPECT_EQ(response.status().message(), "");
+  EXPECT_EQ(tensors.data()[0], std::byte{0x11});
+  ASSERT_TRUE(testing::WaitUntil([&] { return metrics_->shared_memory_regions.Value() == 1; }));
+  EXPECT_EQ(lane.Attend(request).code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(LocalTest, ADrainAnswersWhatIsInFlightAndRefusesTheRest) {
+  StartLocal();
+  Lane lane(path_);
+  const v1::AttendRequest request = lane.Step(lane.Create());
+  gate_.SetOpen(false);
+  lane.ring.Submit(1, request);
+  ASSERT_TRUE(WaitForArrived(1));
+  auto drained = std::async(std::launch::async, [&] { return server_->Drain(absl::Seconds(60)); });
+  ASSERT_TRUE(testing::WaitUntil([&] { return metrics_->serving.Value() == 0; }));
+  v1::AttendResponse response;
+  uint64_t tag = 2;
+  // Health changes first.
+  do {
+    lane.ring.Submit(++tag, v1::AttendRequest());
+    ASSERT_TRUE(lane.ring.Receive(&tag, &response));
+  } while (response.status().code() == static_cast<int>(absl::StatusCode::kInvalidArgument));
+  EXPECT_EQ(response.status().code(), static_cast<int>(absl::StatusCode::kUnavailable));
+  gate_.SetOpen(true);
+  ASSERT_TRUE(lane.ring.Receive(&tag, &response));
+  EXPECT_EQ(tag, 1);
+  EXPECT_EQ(response.status().code(), 0);
+  EXPECT_TRUE(drained.get());
+  server_.reset();
+  EXPECT_FALSE(lane.client.Receive().has_value());
+  EXPECT_NE(access(path_.c_str(), F_OK), 0);
+}
+
+TEST_F(LocalTest, TheServerEndsWithRequestsInTheEngine) {
+  StartLocal();
+  Lane lane(path_);
+  gate_.SetOpen(false);
+  lane.ring.Submit(1, lane.Step(lane.Create()));
+  ASSERT_TRUE(WaitForArrived(1));
+  v1::LocalRequest call = CallOf("Attend", StepRequest({lane.Create()}));
+  call.set_id(lane.client.NextId());
+  ASSERT_TRUE(lane.client.Send(call));
+  ASSERT_TRUE(WaitForQueued(1));
+  auto ended = std::async(std::launch::async, [&] { server_.reset(); });
+  EXPECT_FALSE(lane.client.Receive().has_value());
+  gate_.SetOpen(true);
+  ended.get();
+}
+
+TEST_F(LocalTest, LimitsConnectionsOfOneUser) {
+  Server::Options options = LocalServerOptions();
+  options.connections.accept.max_connections_per_host = 3;
+  StartLocal(options);
+  std::vector<std::unique_ptr<LocalClient>> clients;
+  for (int i = 0; i < 3; ++i) clients.push_back(Greeted());
+  LocalClient one_more(path_);
+  EXPECT_FALSE(one_more.Receive().has_value());
+  clients.pop_back();
+  ASSERT_TRUE(testing::WaitUntil([&] { return metrics_->local_connections.Value() == 2; }));
+  EXPECT_EQ(LocalClient(path_).Hello(), absl::OkStatus());
+}
+
+TEST_F(LocalTest, GivesUpOnAClientThatSaysNothing) {
+  Server::Options options = LocalServerOptions();
+  options.connections.accept.first_bytes_within = std::chrono::milliseconds(50);
+  StartLocal(options);
+  const auto greeted = Greeted();
+  LocalClient silent(path_);
+  EXPECT_FALSE(silent.Receive().has_value());
+  v1::GetServerInfoResponse info;
+  EXPECT_EQ(greeted->Call("GetServerInfo", v1::GetServerInfoRequest(), &info), absl::OkStatus());
+}
+
+TEST_F(LocalTest, RefusesOtherVersions) {
+  StartLocal();
+  LocalClient client(path_);
+  v1::LocalRequest request;
+  request.mutable_hello()->set_min_version(2);
+  request.mutable_hello()->set_max_version(3);
+  EXPECT_EQ(client.Do(request).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_FALSE(client.Receive().has_value());
+}
+
+// Runs Hello in a process of user 65534. Returns the status code that the server gave it.
+int HelloOfOverflowUid(const std::string& path) {
+  const pid_t child = fork();
+  if (child == 0) {
+    if (setuid(65534) != 0) _exit(100);
+    LocalClient client(path);
+    _exit(client.connected() ? static_cast<int>(client.Hello().code()) : 101);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WEXITSTATUS(status);
+}
+
+TEST_F(LocalTest, RefusesTheOverflowUidUnlessAllowed) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs to become another user";
+  StartLocal();
+  ASSERT_EQ(chmod(path_.c_str(), 0777), 0);
+  EXPECT_EQ(HelloOfOverflowUid(path_), static_cast<int>(absl::StatusCode::kUnauthenticated));
+  server_.reset();
+  Server::Options options = LocalServerOptions();
+  options.authenticator.allow_overflow_uid = true;
+  server_ = Server::Start(options, fleet_.get(), metrics_.get()).value();
+  ASSERT_EQ(chmod(options.local_listen.c_str(), 0777), 0);
+  EXPECT_EQ(HelloOfOverflowUid(options.local_listen), 0);
 }
 
 }  // namespace

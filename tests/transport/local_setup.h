@@ -95,6 +95,12 @@ class LocalServerTest : public GatedServerTest {
     uint64_t last_tag = 0;
   };
 
+  // The server still serves another client.
+  void ExpectAlive() const {
+    Lane other(path_);
+    EXPECT_EQ(other.Attend(other.Step(other.Create())), absl::OkStatus());
+  }
+
   bool AllConnectionsEnd() const {
     return WaitUntil([&] { return metrics_->local_connections.Value() == 0; }) &&
            WaitUntil([&] { return metrics_->local_rings.Value() == 0; }) &&

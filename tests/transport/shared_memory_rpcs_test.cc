@@ -181,6 +181,63 @@ std::vector<std::byte> ResultsOf(const flashcore::AttendRequest& request) {
   return bits;
 }
 
+// Creates a sequence and loads one chunk. Then attends to it.
+struct Loaded {
+  grpc::Status status;
+  std::string output;
+};
+Loaded Load(v1::AttentionService::Stub* stub, v1::LoadSequenceRequest chunk) {
+  v1::CreateSequenceResponse created;
+  grpc::ClientContext create;
+  stub->CreateSequence(&create, testing::CreateRequest(), &created);
+  chunk.set_sequence_id(created.sequence_id());
+  grpc::ClientContext load;
+  v1::LoadSequenceResponse loaded;
+  const auto writer = stub->LoadSequence(&load, &loaded);
+  writer->Write(chunk);
+  writer->WritesDone();
+  Loaded result = {writer->Finish(), ""};
+  v1::AttendRequest request = testing::StepRequest({created.sequence_id()});
+  request.mutable_spans(0)->set_kv_rows(0);
+  request.clear_key();
+  request.clear_value();
+  v1::AttendResponse response;
+  grpc::ClientContext attend;
+  stub->Attend(&attend, request, &response);
+  result.output = response.output();
+  return result;
+}
+
+TEST_F(SharedMemoryRpcsTest, LoadsChunksFromARegion) {
+  StartCpu();
+  TestSegment segment(2 * kPage);
+  RawRegistration registration(stub_.get(), segment.name(), segment.bytes());
+  ASSERT_TRUE(registration.ReadChallenge());
+  const std::string id = registration.Prove(segment.data());
+  v1::LoadSequenceRequest chunk;
+  chunk.set_layout(v1::LAYOUT_NHD);
+  chunk.set_rows(3);
+  const auto kv = testing::RandomTensor(6 * testing::kRowBytes, kernels::DType::kFloat16, &random_);
+  std::memcpy(segment.data() + kPage, kv.data(), kv.size());
+  const size_t half = kv.size() / 2;
+  v1::LoadSequenceRequest in_message = chunk;
+  in_message.set_key(kv.data(), half);
+  in_message.set_value(kv.data() + half, half);
+  chunk.mutable_key_range()->set_region_id(id);
+  chunk.mutable_key_range()->set_offset(kPage);
+  chunk.mutable_value_range()->set_region_id(id);
+  chunk.mutable_value_range()->set_offset(kPage + half);
+  const Loaded want = Load(stub_.get(), in_message), got = Load(stub_.get(), chunk);
+  EXPECT_TRUE(got.status.ok()) << got.status.error_message();
+  EXPECT_EQ(got.output, want.output);
+  EXPECT_NE(got.output, std::string(testing::kRowBytes, '\0'));
+  chunk.set_key(kv.data(), half);
+  EXPECT_THAT(Load(stub_.get(), chunk).status.error_message(), HasSubstr("key_range is set"));
+  chunk.clear_key();
+  chunk.mutable_value_range()->set_offset(2 * kPage - half + 16);
+  EXPECT_THAT(Load(stub_.get(), chunk).status.error_message(), HasSubstr("value_range.offset"));
+}
+
 TEST_F(SharedMemoryRpcsTest, ResultsAreThoseOfTensorsThatTravelToTheBit) {
   StartCpu();
   const auto memory = client_->CreateSharedMemory(2 * kPage);

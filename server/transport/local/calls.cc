@@ -37,8 +37,8 @@ struct CallRequest {
 class AttendCall final : public PendingCall, public std::enable_shared_from_this<AttendCall> {
  public:
   AttendCall(const CallSetup& setup, Reply reply)
-      : setup_(setup),
-        use_(&setup.context->uses),
+      : use_(&setup.context->uses),
+        setup_(setup),
         rpc_(setup.context->methods->context(), setup.context->attend),
         reply_(std::move(reply)) {}
 
@@ -80,8 +80,8 @@ class AttendCall final : public PendingCall, public std::enable_shared_from_this
                              Connection*) mutable { self->reply_(status, std::move(message)); });
   }
 
+  const UseCount::Use use_;  // first: what the others hold is released within it
   const CallSetup setup_;
-  const UseCount::Use use_;
   RpcScope rpc_;
   Reply reply_;
   std::unique_ptr<CallRequest> request_;
@@ -90,8 +90,8 @@ class AttendCall final : public PendingCall, public std::enable_shared_from_this
 class LoadCall final : public PendingCall, public std::enable_shared_from_this<LoadCall> {
  public:
   LoadCall(const CallSetup& setup, Reply reply)
-      : setup_(setup),
-        use_(&setup.context->uses),
+      : use_(&setup.context->uses),
+        setup_(setup),
         rpc_(setup.context->methods->context(), setup.context->load_sequence),
         chunks_(setup.context->methods->fleet(), setup.regions.get(), setup.identity),
         reply_(std::move(reply)) {}
@@ -159,8 +159,8 @@ class LoadCall final : public PendingCall, public std::enable_shared_from_this<L
     reply_(status, std::move(message));
   }
 
+  const UseCount::Use use_;  // first: what the others hold is released within it
   const CallSetup setup_;
-  const UseCount::Use use_;
   RpcScope rpc_;
   LoadChunks chunks_;
   Reply reply_;

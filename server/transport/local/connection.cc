@@ -28,6 +28,15 @@ v1::Status ToStatus(const absl::Status& status) {
   return message;
 }
 
+// `region`, unmapped on the thread for slow work: the last request that uses it may end on a
+// lane's.
+Regions::Region UnmapElsewhere(LocalContext* context, Regions::Region region) {
+  const SharedRegion* const mapped = region.get();
+  return {mapped, [context, region = std::move(region)](const SharedRegion*) mutable {
+            context->run_slow([last = std::move(region)] {});
+          }};
+}
+
 void LogBroken(const std::string& identity, const absl::Status& why) {
   static LogLimiter limiter(10);
   if (const auto pass = limiter.Admit()) {
@@ -177,6 +186,7 @@ void Connection::RegisterMemory(uint64_t id, const v1::LocalRegisterMemory& requ
   context_->run_slow([context = context_, connection = weak_from_this(), id,
                       client = identity_.name, segment = *std::move(segment)]() mutable {
     auto region = context->methods->memory()->Map(std::move(segment), client);
+    if (region.ok()) region = UnmapElsewhere(context, *std::move(region));
     context->post(connection, [id, region = std::move(region)](Connection* self) mutable {
       self->Registered(id, std::move(region));
     });
@@ -192,11 +202,9 @@ void Connection::Registered(uint64_t id, absl::StatusOr<Regions::Region> region)
 }
 
 void Connection::UnregisterMemory(uint64_t id, const v1::LocalUnregisterMemory& request) {
-  Regions::Region region = regions_->Remove(request.region_id());
-  if (region == nullptr) {
+  if (regions_->Remove(request.region_id()) == nullptr) {
     return Reply(id, absl::NotFoundError("region_id: this connection has no such region"));
   }
-  context_->run_slow([region = std::move(region)] {});  // unmaps it, if nobody uses it
   Reply(id, absl::OkStatus());
 }
 
@@ -345,7 +353,7 @@ void Connection::End() {
   rings_.clear();
   for (auto& [id, call] : std::exchange(calls_, {})) call->Cancel();
   if (doorbell_.valid()) context_->poller->RemoveDoorbell(doorbell_.get());
-  context_->run_slow([regions = regions_->RemoveAll()] {});
+  regions_->Clear();
 }
 
 }  // namespace flashcore::server

@@ -46,9 +46,8 @@ absl::Status FrameSocket::Read() {
     begin_ = 0;
     if (in_.capacity() > 2 * kKeepBytes && in_.size() < kKeepBytes) in_.shrink_to_fit();
   }
-  const size_t before = in_.size();
-  in_.resize(before + kReadAtOnce);
-  iovec to = {in_.data() + before, kReadAtOnce};
+  thread_local std::array<char, kReadAtOnce> buffer;
+  iovec to = {buffer.data(), buffer.size()};
   ControlBuffer control;
   msghdr message = {};
   message.msg_iov = &to;
@@ -56,10 +55,9 @@ absl::Status FrameSocket::Read() {
   message.msg_control = control.bytes;
   message.msg_controllen = sizeof(control.bytes);
   const ssize_t bytes = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-  const int error = errno;
-  in_.resize(before + (bytes > 0 ? static_cast<size_t>(bytes) : 0));
-  if (bytes < 0 && (error == EAGAIN || error == EINTR)) return absl::OkStatus();
+  if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return absl::OkStatus();
   if (bytes <= 0) return absl::UnavailableError("the client is gone");
+  in_.append(buffer.data(), static_cast<size_t>(bytes));
   KeepFiles(message);
   if (!too_many_files_ && files_.size() <= kMaxFiles) return absl::OkStatus();
   return absl::InvalidArgumentError("frame: more file descriptors than requests for them");

@@ -117,6 +117,7 @@ LocalServer::~LocalServer() {
 void LocalServer::Post(std::weak_ptr<Connection> connection, LocalContext::OnConnection action) {
   {
     MutexLock lock(&mutex_);
+    if (closed_) return;  // `action` may keep a call: drop it
     posted_.emplace_back(std::move(connection), std::move(action));
   }
   eventfd_write(wake_.get(), 1);
@@ -157,6 +158,10 @@ void LocalServer::Run() {
     if (has_clients) AcceptAll();
   }
   connections_.clear();
+  {
+    MutexLock lock(&mutex_);
+    closed_ = true;
+  }
   RunPosted();  // drops what is for connections that have ended
   context_.metrics().local_connections.Set(0);
 }

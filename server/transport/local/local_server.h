@@ -95,6 +95,7 @@ class LocalServer {
   std::atomic<bool> stop_{false};
   Mutex mutex_;
   std::vector<Posted> posted_ ABSL_GUARDED_BY(mutex_);
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;  // nothing can be posted any more
   JobThread slow_;
   std::unique_ptr<RingPoller> poller_;
   std::thread thread_;

@@ -40,11 +40,9 @@ class Regions final : public RegionSource {
     }
     return nullptr;
   }
-  std::vector<Region> RemoveAll() {
+  void Clear() {
     MutexLock lock(&mutex_);
-    std::vector<Region> all;
-    for (auto& entry : std::exchange(regions_, {})) all.push_back(std::move(entry.second));
-    return all;
+    regions_.clear();
   }
   absl::StatusOr<Region> Find(absl::string_view id, absl::string_view /*client*/) const override {
     MutexLock lock(&mutex_);

@@ -1,5 +1,6 @@
 #include "server/transport/local/ring_session.h"
 
+#include <new>
 #include <string>
 #include <utility>
 
@@ -13,6 +14,9 @@ namespace {
 
 // Requests that one ring may hand in before it is the turn of the next one.
 constexpr int kTurn = 8;
+
+// Blocks that a ring keeps for its next requests.
+constexpr size_t kMaxFreeBlocks = 64;
 
 }  // namespace
 
@@ -48,6 +52,7 @@ RingSession::RingSession(LocalContext* context, Identity identity, std::shared_p
 }
 
 RingSession::~RingSession() {
+  for (void* block : free_) ::operator delete(block);
   context_->metrics().local_rings.Decrement();
   callbacks_.gone();
 }
@@ -64,7 +69,7 @@ bool RingSession::Poll() {
       return false;
     }
     if (!*took) return taken > 0;
-    Start(new Request(context_, shared_from_this(), header, std::move(message)));
+    Start(new (TakeBlock()) Request(context_, shared_from_this(), header, std::move(message)));
   }
   return true;
 }
@@ -107,8 +112,28 @@ void RingSession::Enqueue(Request* request, absl::Status received) {
   if (!received.ok()) Complete(request, received);
 }
 
+void* RingSession::TakeBlock() {
+  MutexLock lock(&mutex_);
+  if (free_.empty()) return ::operator new(sizeof(Request));
+  void* const block = free_.back();
+  free_.pop_back();
+  return block;
+}
+
+void RingSession::Delete(Request* request) {
+  const std::shared_ptr<RingSession> session = request->session;
+  request->~Request();
+  {
+    MutexLock lock(&session->mutex_);
+    if (session->free_.size() < kMaxFreeBlocks) {
+      session->free_.push_back(request);
+      return;
+    }
+  }
+  ::operator delete(request);
+}
+
 void RingSession::Complete(Request* request, const absl::Status& status) {
-  const std::unique_ptr<Request> owned(request);
   AttendOperation& operation = request->operation;
   if (status.ok()) {
     WriteReply(&operation, &request->message);
@@ -125,6 +150,7 @@ void RingSession::Complete(Request* request, const absl::Status& status) {
   request->scope.Replying(status);
   ring_->Answer(request->header.tag, request->message);
   request->scope.Record(operation.request.request_id);
+  Delete(request);
 }
 
 void RingSession::Cancel(uint64_t tag) {

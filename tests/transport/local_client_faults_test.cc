@@ -1,0 +1,239 @@
+// The local socket against clients that break its rules for frames, and that die.
+#include <dirent.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "tests/base/test_seed.h"
+#include "tests/transport/local_setup.h"
+
+namespace flashcore::server {
+namespace {
+
+using testing::ClientRing;
+using ::testing::HasSubstr;
+using testing::kPage;
+using testing::LocalClient;
+using testing::LocalServerTest;
+using testing::Memfd;
+using testing::StepRequest;
+
+class LocalClientFaultsTest : public LocalServerTest {};
+
+int OpenFiles() {
+  int files = 0;
+  DIR* const folder = opendir("/proc/self/fd");
+  while (readdir(folder) != nullptr) ++files;
+  closedir(folder);
+  return files;
+}
+
+// ---- Frames.
+
+TEST_F(LocalClientFaultsTest, BadFramesEndTheConnection) {
+  StartLocal();
+  const auto frame = [](const std::string& bytes) {
+    std::string header(4, '\0');
+    const auto length = static_cast<uint32_t>(bytes.size());
+    std::memcpy(header.data(), &length, 4);
+    return header + bytes;
+  };
+  v1::LocalRequest no_id, no_action, second_hello;
+  no_id.mutable_cancel();
+  no_action.set_id(7);
+  second_hello.set_id(7);
+  second_hello.mutable_hello();
+  const std::string bad[] = {frame("\xff\xff\xff"),
+                             std::string("\xff\xff\xff\xff", 4),
+                             std::string("\x01\x00\x10\x00", 4),  // 1 MiB + 1
+                             frame(""),
+                             frame(no_id.SerializeAsString()),
+                             frame(no_action.SerializeAsString()),
+                             frame(second_hello.SerializeAsString())};
+  for (const std::string& bytes : bad) {
+    const auto client = Greeted();
+    ASSERT_TRUE(client->SendBytes(bytes));
+    const auto reply = client->Receive();
+    ASSERT_TRUE(reply.has_value());
+    EXPECT_EQ(reply->id(), 0);
+    EXPECT_NE(reply->status().code(), 0);
+    EXPECT_FALSE(client->Receive().has_value());
+  }
+  LocalClient rude(path_);  // no Hello
+  v1::GetServerInfoResponse info;
+  EXPECT_NE(rude.Call("GetServerInfo", v1::GetServerInfoRequest(), &info), absl::OkStatus());
+  EXPECT_FALSE(rude.Receive().has_value());
+  ExpectAlive();
+}
+
+TEST_F(LocalClientFaultsTest, FramesMayComeInPieces) {
+  StartLocal();
+  const auto client = Greeted();
+  v1::LocalRequest request;
+  request.set_id(9);
+  request.mutable_call()->set_method("GetServerInfo");
+  const std::string bytes = request.SerializeAsString();
+  ASSERT_TRUE(client->SendBytes(std::string{static_cast<char>(bytes.size())}));
+  ASSERT_TRUE(client->SendBytes(std::string(3, '\0')));
+  for (const char byte : bytes) ASSERT_TRUE(client->SendBytes({byte}));
+  EXPECT_TRUE(client->Receive().has_value());
+}
+
+TEST_F(LocalClientFaultsTest, StrayFilesEndTheConnection) {
+  StartLocal();
+  const int before = OpenFiles();
+  for (int i = 0; i < 20; ++i) {
+    const auto client = Greeted();
+    v1::LocalRequest request;
+    request.set_id(9);
+    request.mutable_call()->set_method("GetServerInfo");
+    ASSERT_TRUE(client->Send(request, STDERR_FILENO));
+    while (client->Receive().has_value()) {
+    }
+  }
+  ASSERT_TRUE(AllConnectionsEnd());
+  EXPECT_TRUE(testing::WaitUntil([&] { return OpenFiles() <= before; }));
+}
+
+TEST_F(LocalClientFaultsTest, AnIdInUseEndsTheConnection) {
+  StartLocal();
+  Lane lane(path_);
+  gate_.SetOpen(false);
+  v1::LocalRequest call;
+  call.set_id(77);
+  call.mutable_call()->set_method("Attend");
+  call.mutable_call()->set_message(StepRequest({lane.Create()}).SerializeAsString());
+  ASSERT_TRUE(lane.client.Send(call));
+  ASSERT_TRUE(WaitForArrived(1));
+  ASSERT_TRUE(lane.client.Send(call));
+  const auto reply = lane.client.Receive();
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_EQ(reply->id(), 0);
+  EXPECT_THAT(reply->status().message(), HasSubstr("77"));
+  gate_.SetOpen(true);
+  EXPECT_TRUE(AllConnectionsEnd());
+}
+
+TEST_F(LocalClientFaultsTest, AClientThatDoesNotReadRepliesIsCutOff) {
+  Server::Options options = LocalServerOptions();
+  options.unsent_replies.timeout = std::chrono::milliseconds(200);
+  options.unsent_replies.total_bytes = 64 << 20;
+  options.unsent_replies.client_bytes = 16 << 20;
+  StartLocal(options);
+  const auto client = Greeted();
+  const timeval limit = {60, 0};
+  setsockopt(client->fd(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+  v1::LocalRequest request;
+  request.mutable_call()->set_method("GetServerInfo");
+  for (uint64_t id = 2;; ++id) {
+    request.set_id(id);
+    if (!client->Send(request)) break;
+    ASSERT_LT(id, 1'000'000);
+  }
+  EXPECT_TRUE(AllConnectionsEnd());
+  ExpectAlive();
+}
+
+// ---- Files and processes.
+
+// In this process: the client's files are open before the limit falls.
+TEST_F(LocalClientFaultsTest, SurvivesWithoutFiles) {
+  StartLocal();
+  Lane lane(path_);
+  const Memfd memory(kPage);
+  const v1::AttendRequest request = lane.Step(lane.Create());
+  LocalClient late(path_);
+  ASSERT_EQ(late.Hello(), absl::OkStatus());
+  std::string id;
+  ASSERT_EQ(late.Register(memory.fd(), kPage, &id), absl::OkStatus());
+  rlimit old;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &old), 0);
+  rlimit none = old;
+  none.rlim_cur = 3;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  std::string other;
+  const absl::Status registered = late.Register(memory.fd(), kPage, &other);
+  ClientRing ring;
+  const absl::Status opened = ring.Open(&late, memory, id, 0, 1, 256);
+  const absl::Status attended = lane.Attend(request);
+  setrlimit(RLIMIT_NOFILE, &old);
+  EXPECT_EQ(registered.code(), absl::StatusCode::kResourceExhausted) << registered;
+  EXPECT_EQ(opened.code(), absl::StatusCode::kResourceExhausted) << opened;
+  EXPECT_EQ(attended, absl::OkStatus());
+  EXPECT_EQ(late.Register(memory.fd(), kPage, &other), absl::OkStatus());
+  ExpectAlive();
+}
+
+// A client that sends requests as fast as it can, until it is killed.
+[[noreturn]] void Hammer(const std::string& path) {
+  while (true) {
+    LocalClient client(path);
+    const Memfd memory(16 * kPage);
+    std::string region;
+    ClientRing ring;
+    absl::Status status = client.Hello();
+    status.Update(client.Register(memory.fd(), memory.bytes(), &region));
+    status.Update(ring.Open(&client, memory, region, 0, 8, 1024));
+    v1::CreateSequenceResponse created;
+    status.Update(client.Call("CreateSequence", testing::CreateRequest(), &created));
+    if (!status.ok()) continue;
+    const std::string step = StepRequest({created.sequence_id()}).SerializeAsString();
+    for (int i = 0; i < 500; ++i) {
+      for (int slot = 0; slot < 8; ++slot) ring.Submit(slot, step);
+      v1::AttendResponse response;
+      uint64_t tag = 0;
+      for (int slot = 0; slot < 8; ++slot) ring.Receive(&tag, &response);
+    }
+  }
+}
+
+TEST_F(LocalClientFaultsTest, ClientsMayBeKilledAtAnyInstruction) {
+  StartLocal();
+  Lane witness(path_);
+  const v1::AttendRequest request = witness.Step(witness.Create());
+  const int before = OpenFiles();
+  std::mt19937 random(TestSeed());
+  constexpr int kRounds = 60;
+  for (int i = 0; i < kRounds; ++i) {
+    const pid_t child = fork();
+    if (child == 0) Hammer(path_);
+    ASSERT_GT(child, 0);
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 40'000));
+    ASSERT_EQ(kill(child, SIGKILL), 0);
+    ASSERT_EQ(waitpid(child, nullptr, 0), child);
+    ASSERT_EQ(witness.Attend(request), absl::OkStatus());
+  }
+  EXPECT_TRUE(testing::WaitUntil([&] { return metrics_->local_connections.Value() == 1; }));
+  EXPECT_TRUE(testing::WaitUntil([&] { return metrics_->local_rings.Value() == 1; }));
+  EXPECT_TRUE(testing::WaitUntil([&] { return metrics_->shared_memory_regions.Value() == 1; }));
+  EXPECT_TRUE(testing::WaitUntil([&] { return metrics_->inflight_requests.Value() == 0; }));
+  EXPECT_TRUE(testing::WaitUntil([&] { return OpenFiles() <= before; }));
+  EXPECT_TRUE(AllStagingReturns());
+}
+
+TEST_F(LocalClientFaultsTest, RequestsOfADeadClientAreNotLaunched) {
+  StartLocal();
+  Lane witness(path_);
+  gate_.SetOpen(false);
+  witness.ring.Submit(1, witness.Step(witness.Create()));
+  ASSERT_TRUE(WaitForArrived(1));
+  {
+    Lane lane(path_);
+    const std::string id = lane.Create();
+    for (int i = 0; i < 8; ++i) lane.ring.Submit(i, lane.Step(id));
+    ASSERT_TRUE(WaitForQueued(8));
+  }
+  ASSERT_TRUE(testing::WaitUntil([&] { return metrics_->local_connections.Value() == 1; }));
+  EXPECT_EQ(metrics_->local_rings.Value(), 2);  // its requests keep it
+  gate_.SetOpen(true);
+  ASSERT_TRUE(testing::WaitUntil([&] { return metrics_->local_rings.Value() == 1; }));
+  EXPECT_EQ(gate_.arrived(), 1);
+}
+
+}  // namespace
+}  // namespace flashcore::server
