@@ -25,6 +25,8 @@
 namespace flashcore {
 namespace {
 
+constexpr uint64_t kPromptRows = 8;
+
 using Bytes = std::vector<std::byte>;
 
 // A request with its memory.
@@ -199,10 +201,10 @@ int Compare(const char* local_target, const char* grpc_target, uint64_t seed) {
 
 // Decodes on one sequence whose K and V elements are all one number, so that it is the output.
 absl::Status DecodeOn(Client* client, int number, const std::atomic<bool>& stop,
-                      std::atomic<int>* steps, std::atomic<int>* reloads) {
+                      std::atomic<int>* ready, std::atomic<int>* steps, std::atomic<int>* reloads) {
   const uint16_t element =
       kernels::FromFloat(kernels::DType::kFloat16, static_cast<float>(number + 1));
-  uint64_t rows = 8;
+  uint64_t rows = kPromptRows;
   const auto make = [&](const SequenceOptions& how) -> absl::StatusOr<Sequence> {
     absl::StatusOr<Sequence> made = client->CreateSequence(how);
     if (!made.ok()) return made;
@@ -237,7 +239,7 @@ absl::Status DecodeOn(Client* client, int number, const std::atomic<bool>& stop,
     if (output != row || result.sequence_lengths != std::vector<uint64_t>{rows + 1}) {
       return absl::DataLossError("the answer is of another sequence");
     }
-    ++rows;
+    if (rows++ == kPromptRows) ++*ready;
     ++*steps;
   }
   return sequence->Delete();
@@ -251,13 +253,13 @@ int Decode(const char* target) {
   const auto client = Client::Create(target, options);
   if (!client.ok()) return Report(client.status());
   std::atomic<bool> stop{false};
-  std::atomic<int> steps{0}, reloads{0};
+  std::atomic<int> ready{0}, steps{0}, reloads{0};
   absl::Mutex mutex;
   absl::Status first;
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&, i] {
-      const absl::Status status = DecodeOn(client->get(), i, stop, &steps, &reloads);
+      const absl::Status status = DecodeOn(client->get(), i, stop, &ready, &steps, &reloads);
       absl::MutexLock lock(&mutex);
       first.Update(status);
     });
@@ -265,7 +267,7 @@ int Decode(const char* target) {
   std::thread reporter([&] {
     int printed = 0;
     while (!stop) {
-      if (steps >= printed + 20) {
+      if (ready == 4 && steps >= printed + 20) {  // every thread has made a step
         printed = steps;
         std::printf("{\"steps\": %d}\n", printed);
         std::fflush(stdout);

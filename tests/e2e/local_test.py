@@ -91,8 +91,11 @@ class LocalTest(unittest.TestCase):
                 client.stdout.readline()
                 server.stop(signal.SIGKILL)
             with local_server(path=path) as server:
-                wait_until(lambda: server.metric("flashcore_sequences") == 4, "the reloads")
-                report = end(client)
+                try:
+                    wait_until(lambda: server.metric("flashcore_sequences") == 4,
+                               lambda: f"{server.metric('flashcore_sequences')} reloads")
+                finally:
+                    report = end(client)
             self.assertEqual(report["reloads"], 4)
 
     def test_a_client_that_is_killed_leaves_nothing(self):
