@@ -214,7 +214,7 @@ ABSL_FLAG(int64_t, client_metadata_bytes, -1,
 ABSL_FLAG(int64_t, client_shared_memory_bytes, -1,
           "Limit of the shared memory of one client. -1: half of --shared_memory_bytes. 0: only "
           "--shared_memory_bytes applies.");
-ABSL_FLAG(int32_t, client_shared_regions, 64,
+ABSL_FLAG(int32_t, client_shared_regions, 256,
           "Limit of the shared memory regions of one client. All clients together have at most "
           "1024.");
 
