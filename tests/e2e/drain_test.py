@@ -203,8 +203,9 @@ class DrainTest(unittest.TestCase):
 
     @unittest.skipIf(harness.ON_GPU, "a GPU's launches are too short")
     def test_a_drain_that_times_out_exits_1(self):
-        with harness.Server("--drain_timeout_s=0.2", *harness.SLOW) as server, \
-                server.channel() as channel:
+        # Launches that are not cut.
+        with harness.Server("--drain_timeout_s=0.2", "--max_launch_ms=60000",
+                            *harness.SLOW) as server, server.channel() as channel:
             futures = [harness.stub(channel).Attend.future(very_slow_request()) for _ in range(6)]
             wait_until(lambda: server.metric("flashcore_inflight_requests") >= 3, "no requests")
             self.assertEqual(server.stop(), 1)
