@@ -146,14 +146,14 @@ class Server:
             return error.code
 
     def metric(self, series):
-        """The value of one series, with its labels in any order. Without the label `device`: the sum
-        over the devices."""
+        """The value of one series, with its labels in any order. Without the labels `device` and
+        `transport`: the sum over them."""
         wanted_name, wanted_labels = parse_series(series)
         values = []
         for line in self.metrics_text().splitlines():
             name, labels = parse_series(line.rpartition(" ")[0])
-            of_any_device = {label for label in labels if not label.startswith("device=")}
-            if name == wanted_name and wanted_labels in (labels, of_any_device):
+            summed = {label for label in labels if not label.startswith(("device=", "transport="))}
+            if name == wanted_name and wanted_labels in (labels, summed):
                 values.append(float(line.rpartition(" ")[2]))
         if not values:
             raise KeyError(series)
