@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/plan_cut.h"
+#include "server/memory/shared_region.h"
 
 namespace flashcore::server {
 
@@ -38,15 +39,19 @@ struct RowBlock {
   }
 };
 
-// Joins copies that follow each other on both sides. The first error ends it. Not thread-safe.
+// Joins copies that follow each other on both sides, in one piece of host memory: CUDA refuses a
+// copy of two that were registered one by one, also when they are neighbours. The first error ends
+// it. Not thread-safe.
 class CopyQueue {
  public:
   CopyQueue(cudaMemcpyKind kind, cudaStream_t stream) : kind_(kind), stream_(stream) {}
 
-  void Add(std::byte* to, const std::byte* from, size_t bytes) {
+  // `region`: what the host's side lies in; null: the staging memory.
+  void Add(const SharedRegion* region, std::byte* to, const std::byte* from, size_t bytes) {
     if (bytes == 0) return;
-    if (to != to_ + bytes_ || from != from_ + bytes_) {
+    if (region != region_ || to != to_ + bytes_ || from != from_ + bytes_) {
       Flush();
+      region_ = region;
       to_ = to;
       from_ = from;
     }
@@ -54,9 +59,10 @@ class CopyQueue {
   }
 
   // `to` and `from`: the starts of the tensor.
-  void Add(const RowBlock& block, std::byte* to, const std::byte* from) {
+  void Add(const SharedRegion* region, const RowBlock& block, std::byte* to,
+           const std::byte* from) {
     if (block.width == 0) return;
-    if (block.height == 1) return Add(to + block.offset, from + block.offset, block.width);
+    if (block.height == 1) return Add(region, to + block.offset, from + block.offset, block.width);
     Flush();
     if (error_ != cudaSuccess) return;
     error_ = cudaMemcpy2DAsync(to + block.offset, block.pitch, from + block.offset, block.pitch,
@@ -77,6 +83,7 @@ class CopyQueue {
   const cudaStream_t stream_;
   cudaError_t error_ = cudaSuccess;
   // Of the copy that may still grow.
+  const SharedRegion* region_ = nullptr;
   std::byte* to_ = nullptr;
   const std::byte* from_ = nullptr;
   size_t bytes_ = 0;

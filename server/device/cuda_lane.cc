@@ -217,7 +217,7 @@ absl::Status CudaLane::CopyInputs() {
       continue;
     }
     for (const AttendTensors::Piece& piece : placed.operation->tensors.inputs()) {
-      copies.Add(placed.inputs + piece.offset, piece.host, piece.bytes);
+      copies.Add(piece.region, placed.inputs + piece.offset, piece.host, piece.bytes);
     }
   }
   return CudaStatus(copies.Flush(), "cudaMemcpyAsync of inputs");
@@ -230,15 +230,15 @@ void CudaLane::AddInputsOfPart(const PlacedOperation& placed, CopyQueue* copies)
   const TensorAddresses to = tensors.InBlocks(placed.inputs, placed.results);
   const auto in_block = [&](const std::byte* at) { return placed.inputs + (at - placed.inputs); };
   for (const kernels::Span& span : spans_) {
-    copies->Add(RowsOfPart(span, span.row_stride, span.head_stride), in_block(span.query),
-                tensors.query() + (span.query - to.query));
+    copies->Add(tensors.region(kQuery), RowsOfPart(span, span.row_stride, span.head_stride),
+                in_block(span.query), tensors.query() + (span.query - to.query));
   }
   const auto reads_inline = [](const kernels::Span& span) {
     return span.kv.pages == nullptr && span.kv.rows > 0;
   };
   if (launch_->appends.empty() && std::none_of(spans_.begin(), spans_.end(), reads_inline)) return;
-  copies->Add(in_block(to.key), tensors.key(), request.key_bytes);
-  copies->Add(in_block(to.value), tensors.value(), request.value_bytes);
+  copies->Add(tensors.region(kKey), in_block(to.key), tensors.key(), request.key_bytes);
+  copies->Add(tensors.region(kValue), in_block(to.value), tensors.value(), request.value_bytes);
 }
 
 // The query rows of a span that the part computes.
@@ -363,7 +363,7 @@ absl::Status CudaLane::CopyResults() {
       continue;
     }
     for (const AttendTensors::Piece& piece : placed.operation->tensors.results()) {
-      copies.Add(piece.host, placed.results + piece.offset, piece.bytes);
+      copies.Add(piece.region, piece.host, placed.results + piece.offset, piece.bytes);
     }
   }
   return CudaStatus(copies.Flush(), "cudaMemcpyAsync of results");
@@ -374,13 +374,14 @@ void CudaLane::AddResultsOfPart(const PlacedOperation& placed, CopyQueue* copies
   const AttendTensors& tensors = placed.operation->tensors;
   const TensorAddresses from = tensors.InBlocks(placed.inputs, placed.results);
   for (const kernels::Span& span : spans_) {
-    copies->Add(RowsOfPart(span, span.row_stride, span.head_stride),
+    copies->Add(tensors.region(kOutput), RowsOfPart(span, span.row_stride, span.head_stride),
                 tensors.output() + (span.output - from.output), span.output);
   }
   constexpr int64_t kBytes = sizeof(float);
   for (const kernels::Span& span : spans_) {
     if (span.lse == nullptr) continue;
-    copies->Add(RowsOfPart(span, kBytes * span.lse_row_stride, kBytes * span.lse_head_stride),
+    copies->Add(tensors.region(kLse),
+                RowsOfPart(span, kBytes * span.lse_row_stride, kBytes * span.lse_head_stride),
                 reinterpret_cast<std::byte*>(tensors.lse() + (span.lse - from.lse)),
                 reinterpret_cast<const std::byte*>(span.lse));
   }

@@ -65,21 +65,19 @@ std::byte* AttendTensors::At(Tensor tensor) const {
 
 AttendTensors::Pieces AttendTensors::PiecesOf(Tensor first, Tensor last) const {
   Pieces pieces;
-  const SharedRegion* before = nullptr;  // of the previous piece
   for (int i = first; i <= last; ++i) {
     if (bytes_[i] == 0) continue;
     std::byte* const host = At(static_cast<Tensor>(i));
-    if (!pieces.empty() && regions_[i] == before) {
+    if (!pieces.empty() && regions_[i] == pieces.back().region) {
       Piece& piece = pieces.back();
       const size_t end = offsets_[i] - piece.offset;
       // The gap between two tensors may be copied too, unless it is the client's memory.
-      if (host == piece.host + end && (before == nullptr || end == piece.bytes)) {
+      if (host == piece.host + end && (piece.region == nullptr || end == piece.bytes)) {
         piece.bytes = end + bytes_[i];
         continue;
       }
     }
-    pieces.push_back({host, offsets_[i], bytes_[i]});
-    before = regions_[i];
+    pieces.push_back({regions_[i], host, offsets_[i], bytes_[i]});
   }
   return pieces;
 }

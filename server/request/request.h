@@ -116,6 +116,7 @@ class AttendTensors {
  public:
   // Bytes with the same layout on the host and in a block.
   struct Piece {
+    const SharedRegion* region;  // that the host's side lies in; null: staging memory
     std::byte* host;
     size_t offset;  // in the block
     size_t bytes;
@@ -133,6 +134,7 @@ class AttendTensors {
   std::byte* value() const { return At(kValue); }
   std::byte* output() const { return At(kOutput); }
   float* lse() const { return reinterpret_cast<float*>(At(kLse)); }
+  const SharedRegion* region(Tensor tensor) const { return regions_[tensor]; }  // null: staging
   TensorAddresses addresses() const { return {query(), key(), value(), output(), lse()}; }
 
   size_t lse_offset() const { return offsets_[kLse]; }   // in the result block

@@ -10,6 +10,20 @@
 
 // C functions are the same in every namespace.
 namespace flashcore::server::testing::fake_gpu {
+namespace {
+
+// Whether that begins in a block of pinned memory and ends outside, which CUDA refuses.
+bool LeavesItsBlock(const void* at, size_t bytes) {
+  auto* const begin = static_cast<std::byte*>(const_cast<void*>(at));
+  std::lock_guard<std::mutex> lock(memory_mutex);
+  auto after = pinned_memory.upper_bound(begin);
+  if (after == pinned_memory.begin()) return false;
+  const auto& [start, block] = *--after;
+  return begin < start + block.bytes && begin + bytes > start + block.bytes;
+}
+
+}  // namespace
+
 extern "C" {
 
 cudaError_t cudaGetDeviceCount(int* count) {
@@ -182,6 +196,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   if (const cudaError_t error = copy_fault.Next(); error != cudaSuccess) return error;
   ++copies;
   const void* const on_device = kind == cudaMemcpyHostToDevice ? to : from;
+  if (LeavesItsBlock(on_device == to ? from : to, bytes)) return cudaErrorInvalidValue;
   ExpectOnDevice(on_device, bytes, "a copy's end on the device");
   return Push(stream, [=] { std::memcpy(to, from, bytes); });
 }
