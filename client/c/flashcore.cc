@@ -187,7 +187,7 @@ int flashcore_call(flashcore_client* client, const char* method, const void* req
   if (reply->empty()) return FLASHCORE_OK;
   auto* const data = static_cast<uint8_t*>(std::malloc(reply->size()));
   if (data == nullptr) return Fail(absl::ResourceExhaustedError("malloc"));
-  std::memcpy(data, reply->data(), reply->size());
+  std::copy(reply->begin(), reply->end(), data);
   *response = {data, reply->size()};
   return FLASHCORE_OK;
 }

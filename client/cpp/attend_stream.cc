@@ -31,10 +31,12 @@ absl::Status AttendStream::Core::Admit(const std::string& request_id, Pending pe
     return absl::ResourceExhaustedError(
         absl::StrCat("max_inflight: ", max_inflight_, " requests of this stream are unanswered"));
   }
-  if (!pending_.try_emplace(request_id, std::move(pending)).second) {
+  const auto [entry, is_new] = pending_.try_emplace(request_id);
+  if (!is_new) {
     return absl::AlreadyExistsError(
         absl::StrCat("request_id: '", request_id, "' is in flight on this stream"));
   }
+  entry->second = std::move(pending);
   return absl::OkStatus();
 }
 

@@ -39,10 +39,12 @@ class AttendStream::LocalCore final : public Core, public std::enable_shared_fro
     if (!status.ok()) return status;
     ++unfinished_;
     // The answer waits for the mutex.
-    pending_[request.request_id].ticket = (*ring)->Start(
-        std::move(prepared), deadline_,
-        [self = shared_from_this(), id = request.request_id](
-            absl::Status answer, AttendResult result) { self->OnAnswer(id, answer, &result); });
+    pending_[request.request_id].ticket =
+        (*ring)->Start(std::move(prepared), deadline_,
+                       [self = shared_from_this(), id = request.request_id](
+                           const absl::Status& answer, AttendResult result) {
+                         self->OnAnswer(id, answer, &result);
+                       });
     return absl::OkStatus();
   }
 

@@ -65,7 +65,7 @@ absl::StatusOr<uint64_t> Control::Start(v1::LocalRequest* request, int fd, absl:
     absl::MutexLock lock(&mutex_);
     if (!end_status_.ok()) return end_status_;
     id = next_id_++;
-    waiting_.emplace(id, std::move(done));
+    waiting_[id] = std::move(done);
   }
   request->set_id(id);
   absl::Status status;
@@ -165,7 +165,7 @@ uint64_t Control::AddEndHook(std::function<void()> hook) {
   absl::MutexLock lock(&mutex_);
   if (!end_status_.ok()) hook();
   const uint64_t id = next_id_++;
-  end_hooks_.emplace(id, std::move(hook));
+  end_hooks_[id] = std::move(hook);
   return id;
 }
 
@@ -174,7 +174,7 @@ void Control::RemoveEndHook(uint64_t id) {
   end_hooks_.erase(id);
 }
 
-void Control::Abort(absl::Status status) {
+void Control::Abort(const absl::Status& status) {
   {
     absl::MutexLock lock(&mutex_);
     abort_status_.Update(status);

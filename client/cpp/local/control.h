@@ -69,7 +69,7 @@ class Control : public std::enable_shared_from_this<Control> {
   void RemoveEndHook(uint64_t id) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Lets the reader's thread end the connection with `status`. Safe under locks of the caller.
-  void Abort(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Abort(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   explicit Control(FrameSocket socket) : socket_(std::move(socket)) {}

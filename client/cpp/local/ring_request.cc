@@ -27,23 +27,23 @@ absl::Status RingRequest::Prepare(const AttendRequest& request, const RegionTabl
   copies_ = {};
 
   struct Tensor {
-    int field;  // of its MemoryRange in the message
     const void* data;
     size_t bytes;
-    bool to_write;
     std::byte** copy;
+    int field;  // of its MemoryRange in the message
+    bool to_write;
     bool registered;
   };
-  Tensor tensors[] = {{v1::AttendRequest::kQueryRangeFieldNumber, request.query.data(),
-                       request.query.size(), false, &copies_.query, false},
-                      {v1::AttendRequest::kKeyRangeFieldNumber, request.key.data(),
-                       request.key.size(), false, &copies_.key, false},
-                      {v1::AttendRequest::kValueRangeFieldNumber, request.value.data(),
-                       request.value.size(), false, &copies_.value, false},
-                      {v1::AttendRequest::kOutputRangeFieldNumber, request.output.data(),
-                       request.output.size(), true, &copies_.output, false},
-                      {v1::AttendRequest::kLseRangeFieldNumber, request.lse.data(),
-                       request.lse.size() * sizeof(float), true, &copies_.lse, false}};
+  Tensor tensors[] = {{request.query.data(), request.query.size(), &copies_.query,
+                       v1::AttendRequest::kQueryRangeFieldNumber, false, false},
+                      {request.key.data(), request.key.size(), &copies_.key,
+                       v1::AttendRequest::kKeyRangeFieldNumber, false, false},
+                      {request.value.data(), request.value.size(), &copies_.value,
+                       v1::AttendRequest::kValueRangeFieldNumber, false, false},
+                      {request.output.data(), request.output.size(), &copies_.output,
+                       v1::AttendRequest::kOutputRangeFieldNumber, true, false},
+                      {request.lse.data(), request.lse.size() * sizeof(float), &copies_.lse,
+                       v1::AttendRequest::kLseRangeFieldNumber, true, false}};
   ranges_.clear();
   size_t block_bytes = 0;
   for (Tensor& tensor : tensors) {
