@@ -38,4 +38,4 @@ class AccumulateTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

@@ -335,4 +335,4 @@ class AffinityTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

@@ -93,4 +93,4 @@ class BudgetsTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

@@ -240,4 +240,4 @@ class ConnectionsTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

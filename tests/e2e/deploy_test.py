@@ -124,4 +124,4 @@ class ComposeTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

@@ -110,4 +110,4 @@ class DeviceLostTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

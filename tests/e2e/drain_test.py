@@ -215,4 +215,4 @@ class DrainTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

@@ -100,4 +100,4 @@ class FleetTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

@@ -67,4 +67,4 @@ class FlowTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

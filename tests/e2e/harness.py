@@ -11,7 +11,6 @@ import ctypes
 import json
 import os
 import pathlib
-import random
 import re
 import signal
 import socket
@@ -19,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import unittest
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -41,13 +41,52 @@ LABEL = re.compile(r'\w+="[^"]*"')
 NO_DEVICE = 77  # the exit status that ctest takes for skipped
 PATIENCE = 60  # seconds that a condition may take to come true; far more than it needs
 
-# Of every random choice here. Fresh in each run, unless it is set; processes started here inherit it.
-SEED = int(os.environ.setdefault("FLASHCORE_TEST_SEED", str(random.randrange(1, 1 << 31))))
+# Of every random choice here; processes started here inherit it.
+SEED = int(os.environ.setdefault("FLASHCORE_TEST_SEED", "1"))
 print(f"FLASHCORE_TEST_SEED={SEED}", flush=True)
 
 # Flags that keep requests in flight for a while. On a CPU, one thread computes large requests slowly. A
 # GPU is too fast for that, so its requests wait a second in the queue.
 SLOW = ("--max_queue_delay_us=1000000",) if ON_GPU else ("--cpu_threads=1",)
+
+
+def stress(test):
+    """Decorates a test method or class that is about time, load, memory readings or other programs: it is
+    left to `tests/run.sh --stress`."""
+    test.is_stress = True
+    return test
+
+
+class _Loader(unittest.TestLoader):
+    def __init__(self, of_stress):
+        super().__init__()
+        self._of_stress = of_stress
+
+    def getTestCaseNames(self, testCaseClass):
+        whole = getattr(testCaseClass, "is_stress", False)
+        return [name for name in super().getTestCaseNames(testCaseClass)
+                if (whole or getattr(getattr(testCaseClass, name), "is_stress", False)) ==
+                self._of_stress]
+
+
+class _TimedResult(unittest.TextTestResult):
+    """Prints one line for each test, with its time."""
+
+    def startTest(self, test):
+        self._began = time.monotonic()
+        super().startTest(test)
+
+    def stopTest(self, test):
+        super().stopTest(test)
+        print(f"[ ran ] {test.id()} ({1e3 * (time.monotonic() - self._began):.0f} ms)", flush=True)
+
+
+def main():
+    """Runs the script's tests: those of the gate, or with --stress those marked @stress. Other arguments are
+    unittest's."""
+    of_stress = "--stress" in sys.argv
+    unittest.main(argv=[arg for arg in sys.argv if arg != "--stress"], testLoader=_Loader(of_stress),
+                  testRunner=unittest.TextTestRunner(resultclass=_TimedResult))
 
 
 def why_no_gpu(ordinal):

@@ -127,4 +127,4 @@ class HealthWatchTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

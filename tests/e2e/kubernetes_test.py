@@ -211,4 +211,4 @@ class KubernetesTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

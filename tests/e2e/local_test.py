@@ -247,4 +247,4 @@ class ManyProcessesTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

@@ -85,4 +85,4 @@ class LongRequestTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

@@ -141,4 +141,4 @@ def varint(value):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

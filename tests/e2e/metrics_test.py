@@ -144,4 +144,4 @@ class FlagTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

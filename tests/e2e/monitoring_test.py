@@ -157,4 +157,4 @@ class RulesTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

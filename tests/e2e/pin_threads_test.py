@@ -57,4 +57,4 @@ class PinThreadsTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

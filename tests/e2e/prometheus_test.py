@@ -93,4 +93,4 @@ if __name__ == "__main__":
     if shutil.which("prometheus") is None:
         print("skipped: prometheus is not installed")
         sys.exit(harness.NO_DEVICE)
-    unittest.main()
+    harness.main()

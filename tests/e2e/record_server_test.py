@@ -77,4 +77,4 @@ class RecordServerTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

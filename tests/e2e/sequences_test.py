@@ -469,4 +469,4 @@ class LimitsTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

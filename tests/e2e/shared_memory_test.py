@@ -122,4 +122,4 @@ class SharedMemoryTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

@@ -178,4 +178,4 @@ class SlowReaderTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

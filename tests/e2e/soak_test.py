@@ -331,4 +331,4 @@ class SoakTest(unittest.TestCase):
 if __name__ == "__main__":
     if len(sys.argv) == 6 and sys.argv[1] == "worker":
         Worker(sys.argv[2], int(sys.argv[3]), *sys.argv[4:]).run()
-    unittest.main()
+    harness.main()

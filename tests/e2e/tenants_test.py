@@ -310,4 +310,4 @@ class ExhaustionTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

@@ -546,4 +546,4 @@ class IdentityTest(CredentialsTest):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()

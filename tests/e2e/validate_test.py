@@ -133,4 +133,4 @@ class ValidateTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    harness.main()
