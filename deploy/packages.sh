@@ -8,14 +8,15 @@ BUILD_PACKAGES=(
   libabsl-dev prometheus-cpp-dev libhwy-dev nlohmann-json3-dev
 )
 # prometheus brings promtool. The Python packages are for the end-to-end tests, patchelf for
-# tests/gpu_bundle.sh, libopenblas0 for tests/perf_gate.py, openssl for tests/e2e/tls_test.py.
+# tests/gpu_bundle.sh, openssl for tests/e2e/tls_test.py. ccache saves what was compiled before.
 TEST_PACKAGES=(
-  libgtest-dev libgmock-dev libbenchmark-dev patchelf openssl
-  prometheus docker-compose haproxy nginx libopenblas0
+  libgtest-dev libgmock-dev libbenchmark-dev patchelf openssl ccache
+  prometheus docker-compose
   python3 python3-grpcio python3-protobuf python3-numpy python3-yaml
 )
+STRESS_PACKAGES=(haproxy nginx libopenblas0) # for tests/run.sh --stress
 SANITIZER_PACKAGES=(clang libclang-rt-dev)
-LINT_PACKAGES=(clang-format clang-tidy flake8)
+LINT_PACKAGES=(clang-format clang-tidy flake8 ccache)
 PICTURE_PACKAGES=(python3-matplotlib) # for tests/e2e/dashboard_picture.py
 CONTAINER_PACKAGES=(buildah podman crun curl) # for tests/docker.sh
 

@@ -25,10 +25,11 @@ ensure_packages "${BUILD_PACKAGES[@]}" curl
 echo "all installed"
 
 step "build"
-# If tests/run.sh has configured the build folder, keep its configuration.
+# If tests/run.sh has configured the build folder, keep its configuration. In CI it then uses this build, and
+# a warning is an error.
 [[ -f build/build.ninja ]] ||
   cmake --preset release -DFLASHCORE_BUILD_TESTS=OFF -DFLASHCORE_BUILD_BENCHMARKS=OFF \
-    -DFLASHCORE_WARNINGS_AS_ERRORS=OFF
+    -DFLASHCORE_WARNINGS_AS_ERRORS=${CI:+ON}
 cmake --build --preset release --target flashcore-server flashcore
 
 flashcore=build/client/cli/flashcore

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Compiles every CUDA kernel and compares its use of an SM with the committed table.
 
-  ptxas_report.py [--nvcc NVCC] [--update]
+  ptxas_report.py [--nvcc NVCC] [--force | --update]
 
+Compiles nothing if the sources are those of the table, by their hash in it, unless --force asks for it.
 Fails if a kernel of any architecture spills registers or uses local memory, or if the table of
 sm_89 differs from ptxas_sm_89.md; --update accepts the difference. nvcc versions allocate registers
 differently, so a difference from a table of another version is printed and does not fail.
@@ -16,6 +17,7 @@ import collections
 import concurrent.futures
 import difflib
 import functools
+import hashlib
 import os
 import pathlib
 import re
@@ -157,7 +159,15 @@ def readable(name):
     return name
 
 
-def table(kernels, nvcc_version):
+def inputs():
+    """A hash of everything that the table is made of, but the compiler."""
+    files = sorted(path for path in ROOT.glob("kernels/**/*") if path.suffix in (".cu", ".cuh", ".h"))
+    parts = [part for path in [pathlib.Path(__file__), *files]
+             for part in (path.name.encode(), path.read_bytes())]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def table(kernels, nvcc_version, inputs_hash):
     """Returns the text of TABLE."""
     head = ["kernel", "threads", "registers", "static shared", "dynamic shared", "stack",
             "spill stores", "spill loads", "blocks an SM", "limited by"]
@@ -173,7 +183,8 @@ def table(kernels, nvcc_version):
                                    for width, at_left in zip(widths, left)) + "|")
     return (f"# Resources of every CUDA kernel on sm_{TABLE_ARCH}\n\n"
             f"Compiled by nvcc {nvcc_version}; written by `kernels/ptxas_report.py --update`. "
-            "Registers per thread;\nshared memory, stack and spills in bytes.\n\n" +
+            "Registers per thread;\nshared memory, stack and spills in bytes. "
+            f"Sources: {inputs_hash}.\n\n" +
             "\n".join(lines) + "\n")
 
 
@@ -203,6 +214,9 @@ def compare(produced, update):
     if produced == committed:
         print(f"{where}: no change")
         return
+    if not update and without_hash(produced) == without_hash(committed):
+        print(f"{where}: the same for other sources; --update notes that")
+        return
     sys.stdout.writelines(difflib.unified_diff(
         committed.splitlines(True), produced.splitlines(True), f"{where}, committed", "produced"))
     if update:
@@ -214,6 +228,10 @@ def compare(produced, update):
         sys.exit(f"{where} is not up to date; to accept: kernels/ptxas_report.py --update")
 
 
+def without_hash(text):
+    return re.sub(r"Sources: \w+\.", "", text)
+
+
 def compiler_of(text):
     found = re.search(r"nvcc [\d.]+\d", text)
     return found and found.group()
@@ -223,9 +241,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nvcc", default=os.environ.get("CUDACXX", "nvcc"))
+    parser.add_argument("--force", action="store_true", help="compile even if no source has changed")
     parser.add_argument("--update", action="store_true", help="write the table to the file")
     args = parser.parse_args()
     sys.stdout.reconfigure(line_buffering=True)  # keeps the order of stdout and stderr
+    now = inputs()
+    if not args.force and not args.update and f"Sources: {now}." in TABLE.read_text():
+        print(f"{TABLE.relative_to(ROOT)}: of these sources")
+        return
     if shutil.which(args.nvcc) is None:
         sys.exit(f"no CUDA compiler {args.nvcc}")
 
@@ -236,7 +259,7 @@ def main():
     version = re.search(r"V([\d.]+)", run([args.nvcc, "--version"])).group(1)
     kernels = [Kernel(readable(demangle(name)), *launch, **file.reports[TABLE_ARCH][name])
                for file in files for name, launch in launches(args.nvcc, file).items()]
-    compare(table(sorted(kernels, key=numerically), version), args.update)
+    compare(table(sorted(kernels, key=numerically), version, now), args.update)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,10 @@ class _TimedResult(unittest.TextTestResult):
         self._began = time.monotonic()
         super().startTest(test)
 
+    def addSkip(self, test, reason):
+        super().addSkip(test, reason)
+        print(f"[ skip ] {test.id()}: {reason}", flush=True)
+
     def stopTest(self, test):
         super().stopTest(test)
         print(f"[ ran ] {test.id()} ({1e3 * (time.monotonic() - self._began):.0f} ms)", flush=True)

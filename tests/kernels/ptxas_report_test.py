@@ -54,20 +54,25 @@ class CheckTest(unittest.TestCase):
         self.addCleanup(redirect.__exit__, None, None, None)
 
     def test_no_table_fails_until_it_is_accepted(self):
-        text = ptxas_report.table([kernel()], "13.0.88")
+        text = ptxas_report.table([kernel()], "13.0.88", "5a")
         with self.assertRaisesRegex(SystemExit, "ptxas_report.py --update"):
             ptxas_report.compare(text, update=False)
         ptxas_report.compare(text, update=True)
         self.assertEqual(self.table.read_text(), text)
         ptxas_report.compare(text, update=False)
 
+    def test_other_sources_with_the_same_resources_pass(self):
+        self.table.write_text(ptxas_report.table([kernel()], "13.0.88", "5a"))
+        ptxas_report.compare(ptxas_report.table([kernel()], "13.0.88", "5b"), update=False)
+        self.assertIn("the same for other sources", self.said.getvalue())
+
     def test_a_difference_fails_unless_another_compiler_made_the_table(self):
-        text = ptxas_report.table([kernel(registers=40)], "13.0.88")
-        self.table.write_text(ptxas_report.table([kernel(registers=41)], "13.0.88"))
+        text = ptxas_report.table([kernel(registers=40)], "13.0.88", "5a")
+        self.table.write_text(ptxas_report.table([kernel(registers=41)], "13.0.88", "5a"))
         with self.assertRaises(SystemExit):
             ptxas_report.compare(text, update=False)
         self.assertRegex(self.said.getvalue(), r"(?m)^-\| K .* 41 .*\n\+\| K .* 40 ")
-        self.table.write_text(ptxas_report.table([kernel(registers=41)], "12.2.140"))
+        self.table.write_text(ptxas_report.table([kernel(registers=41)], "12.2.140", "5a"))
         ptxas_report.compare(text, update=False)
         self.assertIn("made by nvcc 12.2.140", self.said.getvalue())
 
