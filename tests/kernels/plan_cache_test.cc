@@ -15,7 +15,7 @@ namespace {
 constexpr Geometry kGeometry = {DType::kFloat16, 8, 2, 64};
 constexpr int32_t kWorkers = 4;
 
-// A batch of spans over pages, whose tables it owns.
+// A batch of spans over pages, whose tables it owns. A copy needs SetTables.
 struct Input {
   Geometry geometry = kGeometry;
   PlanOptions options = CpuPlan();
@@ -101,6 +101,7 @@ TEST(PlanCache, SeveralRequestsTakeTurns) {
 // A difference in any value that MakePlan reads makes another plan.
 TEST(PlanCache, PlansAnewWhateverDiffers) {
   std::vector<Input> others(13, Decode(3, 2000));
+  for (Input& input : others) input.SetTables();
   others[1].spans[2].kv.rows += 1;
   others[2].spans[2].query_rows = 2;
   others[3].spans[1].mask.left = 900;
