@@ -189,7 +189,7 @@ class DrainTest(unittest.TestCase):
             stub = harness.stub(channel)
             idle, load = self.leave_open(server, silent, stub)
             replies = stub.AttendStream(requests())
-            wait_until(lambda: received(server, "AttendStream") >= len(ids) + 1, "requests are missing")
+            wait_until(lambda: received(server, "AttendStream") >= len(ids) + 6, "requests are missing")
             begin = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
             answers = {}
