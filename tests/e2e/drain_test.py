@@ -1,7 +1,6 @@
 """Signals: a drain loses no request, a second signal ends the server at once."""
 
 import collections
-import functools
 import signal
 import subprocess
 import threading
@@ -27,7 +26,6 @@ def slow_request(request_id=""):
     return harness.request(*(harness.random_tensor(rng, 1024, 2, 64) for _ in range(3)), request_id)
 
 
-@functools.cache
 def endless_request():
     """One launch of ten seconds or more for one thread of any CPU."""
     rows, heads, kv_rows, dim = 1 << 13, 32, 1 << 16, 32
@@ -61,7 +59,8 @@ class DrainTest(unittest.TestCase):
             before = held_requests(server, stub, 30)
             server.process.send_signal(signal.SIGTERM)
             server.wait_for_record("draining")
-            wait_until(lambda: stub.Attend.future(harness.small_request()).code() == UNAVAILABLE,
+            info = pb.GetServerInfoRequest()  # does not wait for memory
+            wait_until(lambda: stub.GetServerInfo.future(info).code() == UNAVAILABLE,
                        "it takes new requests")
             after = [stub.Attend.future(harness.small_request()) for _ in range(10)]
             self.assertEqual(collections.Counter(f.code() for f in after), {UNAVAILABLE: 10})
@@ -236,9 +235,11 @@ class DrainTest(unittest.TestCase):
         with harness.Server("--drain_timeout_s=0.2", "--max_launch_ms=60000",
                             "--max_request_gflop=10000", "--cpu_threads=1") as server, \
                 server.channel() as channel:
-            futures = [harness.stub(channel).Attend.future(endless_request()) for _ in range(2)]
-            wait_until(lambda: server.metric("flashcore_inflight_requests") == 2 and
-                       server.metric("flashcore_batch_requests_count") == 1, "a launch runs")
+            stub = harness.stub(channel)
+            futures = [stub.Attend.future(endless_request())]
+            wait_until(lambda: server.metric("flashcore_batch_requests_count") == 1, "a launch runs")
+            futures.append(stub.Attend.future(harness.small_request()))
+            wait_until(lambda: server.metric("flashcore_inflight_requests") == 2, "another waits")
             self.assertEqual(server.stop(), 1)
             self.assertIn("drain timed out", server.records()[-1]["msg"])
             self.assertEqual({future.code() for future in futures}, {UNAVAILABLE})

@@ -43,7 +43,8 @@ def hostile_messages(limit):
 
 def send_refused(test, channel, message):
     with test.assertRaises(grpc.RpcError) as caught:
-        channel.unary_unary("/flashcore.v1.AttentionService/Attend")(message)
+        channel.unary_unary("/flashcore.v1.AttentionService/Attend")(message,
+                                                                     timeout=harness.PATIENCE)
     test.assertIn(caught.exception.code(), (
         grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED))
 
