@@ -195,6 +195,7 @@ def reloading_client(address):
         said.update(json.loads(process.communicate(timeout=harness.PATIENCE)[0]))
 
 
+@harness.stress
 class AffinityTest(unittest.TestCase):
     def setUp(self):
         self.stack = contextlib.ExitStack()

@@ -1,7 +1,6 @@
 """Signals: a drain loses no request, a second signal ends the server at once."""
 
 import collections
-import functools
 import signal
 import subprocess
 import threading
@@ -9,11 +8,13 @@ import time
 import unittest
 
 import grpc
+from flashcore.v1 import attention_pb2 as pb
 
 import harness
 from harness import wait_until
-from silent_client import SilentClient
+from silent_client import HeldStaging, SilentClient, window_request
 
+ATTEND = "/flashcore.v1.AttentionService/Attend"
 OK, UNAVAILABLE = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE
 # The drain waits longer than any test: a server that ends before has not waited for it.
 PATIENT = ("--drain_timeout_s=600",)
@@ -25,12 +26,13 @@ def slow_request(request_id=""):
     return harness.request(*(harness.random_tensor(rng, 1024, 2, 64) for _ in range(3)), request_id)
 
 
-@functools.cache
-def very_slow_request():
-    """Takes one thread of a CPU about a second. Made once: several are to be in flight at once, and a
-    GPU holds the first for a second only."""
-    rng = harness.numpy_rng()
-    return harness.request(*(harness.random_tensor(rng, 4096, 8, 128) for _ in range(3)))
+def endless_request():
+    """One launch of ten seconds or more for one thread of any CPU."""
+    rows, heads, kv_rows, dim = 1 << 13, 32, 1 << 16, 32
+    return pb.AttendRequest(
+        spans=[pb.Span(query_rows=rows, kv_rows=kv_rows)], dtype=pb.DTYPE_FLOAT16, num_heads=heads,
+        num_kv_heads=1, head_dim=dim, layout=pb.LAYOUT_NHD, query=bytes(2 * rows * heads * dim),
+        key=bytes(2 * kv_rows * dim), value=bytes(2 * kv_rows * dim))
 
 
 def received(server, rpc):
@@ -40,28 +42,36 @@ def received(server, rpc):
     return answered + server.metric("flashcore_inflight_requests")
 
 
+def held_requests(server, stub, count):
+    """The futures of `count` requests that wait, with HeldStaging, for its memory."""
+    futures = [stub.Attend.future(pb.AttendRequest.FromString(window_request()))
+               for _ in range(count)]
+    wait_until(lambda: server.metric("flashcore_staging_waiting_requests") == count,
+               "the requests wait")
+    return futures
+
+
 class DrainTest(unittest.TestCase):
     def test_every_request_received_before_the_signal_is_answered(self):
-        for sig in (signal.SIGTERM, signal.SIGINT):
-            with self.subTest(sig), harness.Server(*PATIENT, *harness.SLOW) as server, \
-                    server.channel() as channel:
-                stub = harness.stub(channel)
-                before = [stub.Attend.future(slow_request()) for _ in range(60)]
-                before.append(stub.Attend.future(very_slow_request()))  # alone at the end
-                wait_until(lambda: received(server, "Attend") >= len(before), "requests are missing")
-                server.process.send_signal(sig)
-                server.wait_for_record("draining")
-                self.assertTrue([f for f in before if not f.done()], "there was nothing to wait for")
-                wait_until(lambda: stub.Attend.future(harness.small_request()).code() == UNAVAILABLE,
-                           "it takes new requests")
-                after = [stub.Attend.future(slow_request()) for _ in range(10)]
-                self.assertEqual(collections.Counter(f.code() for f in before), {OK: len(before)})
-                self.assertEqual(collections.Counter(f.code() for f in after), {UNAVAILABLE: 10})
-                self.assertEqual(server.process.wait(harness.PATIENCE), 0)
-                self.assertEqual(server.records()[-1]["msg"], "drained")
+        with harness.Server(*PATIENT, *HeldStaging.FLAGS) as server, server.channel() as channel, \
+                HeldStaging(server) as memory:
+            stub = harness.stub(channel)
+            before = held_requests(server, stub, 30)
+            server.process.send_signal(signal.SIGTERM)
+            server.wait_for_record("draining")
+            info = pb.GetServerInfoRequest()  # does not wait for memory
+            wait_until(lambda: stub.GetServerInfo.future(info).code() == UNAVAILABLE,
+                       "it takes new requests")
+            after = [stub.Attend.future(harness.small_request()) for _ in range(10)]
+            self.assertEqual(collections.Counter(f.code() for f in after), {UNAVAILABLE: 10})
+            self.assertFalse([f for f in before if f.done()])
+            memory.release()
+            self.assertEqual(collections.Counter(f.code() for f in before), {OK: len(before)})
+            self.assertEqual(server.process.wait(harness.PATIENCE), 0)
+            self.assertEqual(server.records()[-1]["msg"], "drained")
 
     def test_every_request_of_a_stream_received_before_the_signal_is_answered(self):
-        ids = {str(i) for i in range(30)}
+        ids = {str(i) for i in range(8)}
         with harness.Server(*PATIENT, *harness.SLOW) as server, server.channel() as channel:
             def requests():
                 yield from (slow_request(i) for i in ids)
@@ -78,10 +88,16 @@ class DrainTest(unittest.TestCase):
             self.assertEqual(server.process.wait(harness.PATIENCE), 0)
 
     def test_clients_that_send_all_through_a_drain_get_an_answer_to_every_request(self):
+        self.check_clients_that_send_all_through_a_drain(harness.small_request())
+
+    @harness.stress
+    def test_large_requests_that_come_all_through_a_drain_are_answered(self):
+        self.check_clients_that_send_all_through_a_drain(slow_request())
+
+    def check_clients_that_send_all_through_a_drain(self, request):
         sent, codes = collections.Counter(), collections.defaultdict(list)
 
         def client(number):
-            request = slow_request()
             with server.channel() as channel:
                 while not codes[number] or codes[number][-1] == OK:
                     sent[number] += 1
@@ -101,6 +117,7 @@ class DrainTest(unittest.TestCase):
         for number, of_one in codes.items():
             self.assertEqual(collections.Counter(of_one), {OK: sent[number] - 1, UNAVAILABLE: 1})
 
+    @harness.stress
     def test_clients_that_do_not_stop_do_not_hold_it(self):
         with harness.Server(*PATIENT) as server:
             load = subprocess.Popen(
@@ -129,36 +146,49 @@ class DrainTest(unittest.TestCase):
                 next(replies)
             self.assertEqual(caught.exception.code(), grpc.StatusCode.UNAVAILABLE)
 
+    def test_slow_readers_and_open_streams_end(self):
+        with harness.Server("--drain_timeout_s=0.5") as server, SilentClient(server.port) as silent, \
+                server.channel() as channel:
+            idle, load = self.leave_open(server, silent, harness.stub(channel))
+            self.assertEqual(server.stop(), 0)
+            self.assertEqual((idle.code(), load.code()), (UNAVAILABLE, UNAVAILABLE))
+
+    def leave_open(self, server, silent, stub):
+        """Leaves six unread replies, and two open streams, which it returns."""
+        small = harness.small_request("unread").SerializeToString()
+        for _ in range(5):
+            silent.call(ATTEND, small)
+        silent.send(silent.open(ATTEND + "Stream"), small)
+        wait_until(lambda: server.metric("flashcore_inflight_requests") == 6, "unread replies")
+
+        def forever():
+            server.process.wait()  # the server ends the stream
+            yield from ()
+
+        streams = stub.AttendStream(forever()), stub.LoadSequence.future(forever())
+        wait_until(lambda: self.started(server, "AttendStream") == 2 and
+                   self.started(server, "LoadSequence") == 1, "open streams")
+        return streams
+
+    def started(self, server, rpc):
+        return sum(float(line.rpartition(" ")[2]) for line in server.metrics_text().splitlines()
+                   if line.startswith("grpc_server_started_total") and f'"{rpc}"' in line)
+
+    @harness.stress
     def test_slow_readers_and_open_streams_end_in_time(self):
-        self.check_end_in_time(long_requests=0, timeout=8)
+        timeout, ids = 8, {str(i) for i in range(20)}
 
-    def check_end_in_time(self, long_requests, timeout):
-        """A drain with slow readers, open streams, and requests of which each takes a thread of a CPU a
-        second. `timeout` in seconds."""
-        ids = {str(i) for i in range(20)}
-        attend = "/flashcore.v1.AttentionService/Attend"
-        small = harness.request(*(harness.random_tensor(harness.numpy_rng(), 100, 1, 64)
-                                  for _ in range(3)), "unread").SerializeToString()
-        ended = threading.Event()
-
-        def forever(*requests):
-            yield from requests
-            ended.wait()
+        def requests():
+            yield from (slow_request(i) for i in ids)
+            server.process.wait()
 
         with harness.Server(f"--drain_timeout_s={timeout}", f"--client_staging_bytes={1 << 30}",
-                            "--max_request_gflop=4000",
                             *harness.SLOW) as server, SilentClient(server.port) as silent, \
                 server.channel() as channel:
             stub = harness.stub(channel)
-            for _ in range(5):
-                silent.call(attend, small)
-            silent.send(silent.open(attend + "Stream"), small)
-            wait_until(lambda: server.metric("flashcore_inflight_requests") == 6, "unread replies")
-            idle, load = stub.AttendStream(forever()), stub.LoadSequence.future(forever())
-            long = [stub.Attend.future(very_slow_request()) for _ in range(long_requests)]
-            replies = stub.AttendStream(forever(*(slow_request(i) for i in ids)))
-            wait_until(lambda: received(server, "AttendStream") >= len(ids) + 1 and
-                       received(server, "Attend") >= len(long) + 5, "requests are missing")
+            idle, load = self.leave_open(server, silent, stub)
+            replies = stub.AttendStream(requests())
+            wait_until(lambda: received(server, "AttendStream") >= len(ids) + 6, "requests are missing")
             begin = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
             answers = {}
@@ -167,11 +197,8 @@ class DrainTest(unittest.TestCase):
             self.assertEqual(caught.exception.code(), UNAVAILABLE)
             self.assertEqual(server.process.wait(harness.PATIENCE), 0)
             self.assertLess(time.monotonic() - begin, timeout)
-            ended.set()
             self.assertEqual(answers.keys(), ids)
             self.assertLessEqual(set(answers.values()), {0, UNAVAILABLE.value[0]})
-            codes = collections.Counter(future.code() for future in long)
-            self.assertEqual(codes[OK] + codes[UNAVAILABLE], len(long), codes)
             self.assertEqual((idle.code(), load.code()), (UNAVAILABLE, UNAVAILABLE))
 
     def test_an_idle_server_stops_at_once(self):
@@ -179,39 +206,43 @@ class DrainTest(unittest.TestCase):
             self.assertEqual(server.stop(), 0)
 
     def test_readyz_says_not_ready_while_it_drains(self):
-        with harness.Server(*PATIENT, *harness.SLOW) as server, server.channel() as channel:
+        with harness.Server(*PATIENT, *HeldStaging.FLAGS) as server, server.channel() as channel, \
+                HeldStaging(server) as memory:
             self.assertEqual((server.probe("/healthz"), server.probe("/readyz")), (200, 200))
-            futures = [harness.stub(channel).Attend.future(very_slow_request()) for _ in range(2)]
-            wait_until(lambda: server.metric("flashcore_inflight_requests") == 2, "no requests")
-            server.process.send_signal(signal.SIGTERM)
+            futures = held_requests(server, harness.stub(channel), 2)
+            server.process.send_signal(signal.SIGINT)  # the same as SIGTERM
             wait_until(lambda: server.probe("/readyz") == 503, "it is ready")
             self.assertEqual(server.probe("/healthz"), 200)
-            self.assertEqual(server.metric("flashcore_serving"), 0)
+            wait_until(lambda: server.metric("flashcore_serving") == 0, "it serves")
+            memory.release()
             self.assertEqual({future.code() for future in futures}, {OK})
+            self.assertEqual(server.process.wait(harness.PATIENCE), 0)
+            self.assertEqual(server.records()[-1]["msg"], "drained")
 
     def test_a_second_signal_exits_at_once(self):
-        with harness.Server(*PATIENT, *harness.SLOW) as server, server.channel() as channel:
-            futures = [harness.stub(channel).Attend.future(very_slow_request()) for _ in range(6)]
-            wait_until(lambda: server.metric("flashcore_inflight_requests") >= 3, "no requests")
+        with harness.Server(*PATIENT, *HeldStaging.FLAGS) as server, server.channel() as channel, \
+                HeldStaging(server):
+            futures = held_requests(server, harness.stub(channel), 6)
             server.process.send_signal(signal.SIGTERM)
             server.wait_for_record("draining")
-            # A server that waits for the drain after all exits with 0.
+            # A server that waits for the drain after all does not end.
             self.assertEqual(server.stop(signal.SIGTERM), 128 + signal.SIGTERM)
-            codes = [future.code() for future in futures]
-            self.assertIn(UNAVAILABLE, codes)
-            self.assertLessEqual(set(codes), {OK, UNAVAILABLE})
+            self.assertEqual({future.code() for future in futures}, {UNAVAILABLE})
 
     @unittest.skipIf(harness.ON_GPU, "a GPU's launches are too short")
     def test_a_drain_that_times_out_exits_1(self):
         # Launches that are not cut.
         with harness.Server("--drain_timeout_s=0.2", "--max_launch_ms=60000",
-                            *harness.SLOW) as server, server.channel() as channel:
-            futures = [harness.stub(channel).Attend.future(very_slow_request()) for _ in range(6)]
-            wait_until(lambda: server.metric("flashcore_inflight_requests") >= 3, "no requests")
+                            "--max_request_gflop=10000", "--cpu_threads=1") as server, \
+                server.channel() as channel:
+            stub = harness.stub(channel)
+            futures = [stub.Attend.future(endless_request())]
+            wait_until(lambda: server.metric("flashcore_batch_requests_count") == 1, "a launch runs")
+            futures.append(stub.Attend.future(harness.small_request()))
+            wait_until(lambda: server.metric("flashcore_inflight_requests") == 2, "another waits")
             self.assertEqual(server.stop(), 1)
             self.assertIn("drain timed out", server.records()[-1]["msg"])
-            codes = [future.code() for future in futures]
-            self.assertNotEqual(set(codes), {OK})
+            self.assertEqual({future.code() for future in futures}, {UNAVAILABLE})
 
 
 if __name__ == "__main__":

@@ -4,42 +4,71 @@ import signal
 import subprocess
 import unittest
 
+from flashcore.v1 import attention_pb2 as pb
+
 import harness
 from harness import MIB, wait_until
+from silent_client import HeldStaging, window_request
 
 STAGING = 16 * MIB    # 8 mission requests
 TRANSPORT = 64 * MIB  # --transport_memory_bytes
-FLAGS = (f"--staging_memory_bytes={STAGING}", "--staging_wait_ms=60000",
-         "--max_message_bytes=16777216", *harness.SLOW)
 
 # Memory for 128 connections, gRPC beyond the bytes of messages, and free heap.
 SLACK = 64 * MIB
 
+WAITING = "flashcore_staging_waiting_requests"
+
 
 class FlowTest(unittest.TestCase):
-    def load(self, server, clients, duration):
-        """Sends mission requests from `clients` clients, each with a connection of its own."""
+    def load(self, server, clients, duration, shape="1x8x512x64"):
+        """Sends requests, of the mission by default, from `clients` clients, each with a connection of
+        its own."""
         return subprocess.Popen(
-            [harness.CLI, "bench", f"--target={server.target}", "--shape=1x8x512x64",
+            [harness.CLI, "bench", f"--target={server.target}", f"--shape={shape}",
              f"--concurrency={clients}", f"--connections={clients}", f"--duration={duration}",
              "--warmup=0s"],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def test_clients_that_need_ten_times_the_memory_are_all_served(self):
-        mission = harness.mission_request(harness.numpy_rng())
-        with harness.Server(*FLAGS) as server:
-            channels = [server.channel() for _ in range(80)]
-            calls = [harness.stub(c).Attend.future(mission) for c in channels]
+        request = pb.AttendRequest.FromString(window_request())
+        with harness.Server(*HeldStaging.FLAGS) as server, HeldStaging(server) as memory:
+            channels = [server.channel() for _ in range(120)]
+            calls = [harness.stub(c).Attend.future(request) for c in channels]
+            wait_until(lambda: server.metric(WAITING) == len(calls), "all wait")
+            memory.release()
             self.assertEqual({call.code().name for call in calls}, {"OK"})
-            self.assertGreater(max(c.result().timing.staging_wait_ns for c in calls), 0)
-            waited = server.metric('flashcore_request_phase_seconds_count{phase="staging_wait"}')
-            self.assertGreater(waited, 0)
-            self.assertEqual(server.metric("flashcore_staging_waiting_requests"), 0)
+            self.assertGreater(min(c.result().timing.staging_wait_ns for c in calls), 0)
+            waited = 'flashcore_request_phase_seconds_count{phase="staging_wait"}'
+            wait_until(lambda: server.metric(waited) >= len(calls), "their waits are counted")
+            wait_until(lambda: server.metric(WAITING) == 0, "none waits")
             for channel in channels:
                 channel.close()
 
+    def test_clients_that_die_while_they_wait_leave_the_line(self):
+        used = 'flashcore_staging_bytes{state="used"}'
+        with harness.Server(*HeldStaging.FLAGS) as server, HeldStaging(server) as memory:
+            held, inflight = server.metric(used), server.metric("flashcore_inflight_requests")
+            for _ in range(2):
+                client = self.load(server, 16, "1h", shape="1x1x256x64")
+                wait_until(lambda: server.metric(WAITING) == 16, "all its requests wait")
+                client.send_signal(signal.SIGKILL)
+                client.communicate()
+                wait_until(lambda: server.metric(WAITING) == 0, "they leave the line")
+                wait_until(lambda: server.metric("flashcore_inflight_requests") == inflight,
+                           "they have ended")
+                self.assertEqual(server.metric(used), held)
+            memory.release()
+            for series in ("flashcore_inflight_requests", used):
+                wait_until(lambda: server.metric(series) == 0, "all is released")
+            self.assertEqual(server.stop(), 0)
+
+    @harness.stress
+    @unittest.skipIf(harness.SANITIZED, "it would measure the sanitizer's memory")
     def test_memory_does_not_grow_with_the_clients(self):
-        with harness.Server(f"--transport_memory_bytes={TRANSPORT}", *FLAGS) as server:
+        flags = (f"--staging_memory_bytes={STAGING}", "--staging_wait_ms=60000",
+                 f"--max_message_bytes={16 * MIB}", f"--transport_memory_bytes={TRANSPORT}",
+                 *harness.SLOW)
+        with harness.Server(*flags) as server:
             with server.channel() as channel:
                 harness.stub(channel).Attend(harness.small_request())
             before = server.status_bytes("VmRSS")
@@ -50,20 +79,6 @@ class FlowTest(unittest.TestCase):
                 print(f"{clients} clients: grown by {grown[clients] / MIB:.0f} MiB\n{output}")
             # 128 requests are 256 MiB.
             self.assertLessEqual(grown[128], STAGING + TRANSPORT + SLACK)
-
-    def test_clients_that_die_while_they_wait_leave_the_line(self):
-        with harness.Server(*FLAGS) as server:
-            for _ in range(3):
-                client = self.load(server, 32, "1h")
-                wait_until(lambda: server.metric("flashcore_staging_waiting_requests") >= 8,
-                           "requests wait")
-                client.send_signal(signal.SIGKILL)
-                client.communicate()
-                series = ("flashcore_inflight_requests", "flashcore_staging_waiting_requests",
-                          'flashcore_staging_bytes{state="used"}')
-                wait_until(lambda: not any(server.metric(name) for name in series),
-                           "all is released")
-            self.assertEqual(server.stop(), 0)
 
 
 if __name__ == "__main__":

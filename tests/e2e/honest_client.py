@@ -61,7 +61,7 @@ def main():
 
     def call_until(condition):
         while not condition():
-            time.sleep(0.005)
+            time.sleep(0.005)  # its own calls are no load
             start = time.monotonic()
             try:
                 harness.stub(channel).Attend(harness.small_request(), timeout=harness.PATIENCE)

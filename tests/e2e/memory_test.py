@@ -1,4 +1,4 @@
-"""Memory of the server: idle, with many connections, and under hostile requests."""
+"""Memory of the server: idle, with many connections, and under hostile requests, which it refuses."""
 
 import time
 import unittest
@@ -22,6 +22,46 @@ OVERHEAD = harness.published(r"\(measured: 1\.00 to ([\d.]+) times\)")[0] * MESS
 OVER_THE_LIMIT, = harness.published(r"\(measured: ([\d.]+) MiB for a message of 768 MiB\)")
 
 
+def hostile_messages(limit):
+    """Requests that are refused, by name; most have nearly `limit` bytes."""
+    q = np.zeros((1, 1, 32), np.float16)
+    full = limit - 4096
+    return {
+        "a query of the whole limit, of the wrong size":
+            harness.request(q, q, q).SerializeToString() + field(13, bytes(full)),
+        "a field that is not known":
+            harness.request(q, q, q).SerializeToString() + field(900, bytes(full)),
+        "millions of empty spans": field(2, b"") * (full // 2),
+        "a request id of the whole limit": field(1, b"x" * full),
+        "claims of 2^32 - 1 rows, heads and dims": pb.AttendRequest(
+            spans=[pb.Span(query_rows=2**32 - 1, kv_rows=2**32 - 1)] * 4000,
+            dtype=pb.DTYPE_FLOAT16, num_heads=2**32 - 1, num_kv_heads=2**32 - 1,
+            head_dim=2**32 - 1, layout=pb.LAYOUT_NHD).SerializeToString(),
+        "a length of 2 GiB": b"\x6a\xff\xff\xff\xff\x07" + bytes(full),
+    }
+
+
+def send_refused(test, channel, message):
+    with test.assertRaises(grpc.RpcError) as caught:
+        channel.unary_unary("/flashcore.v1.AttentionService/Attend")(message,
+                                                                     timeout=harness.PATIENCE)
+    test.assertIn(caught.exception.code(), (
+        grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED))
+
+
+class HostileMessagesTest(unittest.TestCase):
+    def test_they_are_refused_and_the_next_request_is_served(self):
+        limit = MIB
+        with harness.Server(f"--max_message_bytes={limit}") as server, server.channel() as channel:
+            for name, message in {**hostile_messages(limit), "over the limit": bytes(limit + 1),
+                                  "far over the limit": bytes(12 * limit)}.items():
+                with self.subTest(name):
+                    send_refused(self, channel, message)
+                    harness.stub(channel).Attend(harness.small_request(), timeout=harness.PATIENCE)
+
+
+@harness.stress
+@unittest.skipIf(harness.SANITIZED, "it would measure the sanitizer's memory")
 class MemoryTest(unittest.TestCase):
     def test_idle(self):
         with harness.Server() as server:
@@ -45,22 +85,7 @@ class MemoryTest(unittest.TestCase):
 
     def test_hostile_requests_grow_it_by_no_more_than_the_message(self):
         """No allocation grows with a claimed size or the number of fields."""
-        q = np.zeros((1, 1, 32), np.float16)
-        full = MESSAGE_LIMIT - 4096
-        hostile = {
-            "a query of the whole limit, of the wrong size":
-                harness.request(q, q, q).SerializeToString() + field(13, bytes(full)),
-            "a field that is not known":
-                harness.request(q, q, q).SerializeToString() + field(900, bytes(full)),
-            "millions of empty spans": field(2, b"") * (full // 2),
-            "a request id of the whole limit": field(1, b"x" * full),
-            "claims of 2^32 - 1 rows, heads and dims": pb.AttendRequest(
-                spans=[pb.Span(query_rows=2**32 - 1, kv_rows=2**32 - 1)] * 4000,
-                dtype=pb.DTYPE_FLOAT16, num_heads=2**32 - 1, num_kv_heads=2**32 - 1,
-                head_dim=2**32 - 1, layout=pb.LAYOUT_NHD).SerializeToString(),
-            "a length of 2 GiB": b"\x6a\xff\xff\xff\xff\x07" + bytes(full),
-        }
-        for name, message in hostile.items():
+        for name, message in hostile_messages(MESSAGE_LIMIT).items():
             with self.subTest(name):
                 self.send_and_measure(name, message, max(len(message), 4 * MIB) * OVERHEAD)
 
@@ -115,10 +140,7 @@ class MemoryTest(unittest.TestCase):
             harness.stub(channel).Attend(harness.small_request())
             before = server.status_bytes("VmRSS")
             for _ in range(repeats):
-                with self.assertRaises(grpc.RpcError) as caught:
-                    channel.unary_unary("/flashcore.v1.AttentionService/Attend")(message)
-                self.assertIn(caught.exception.code(), (
-                    grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED))
+                send_refused(self, channel, message)
             grown = server.status_bytes("VmHWM") - before
             print(f"{name}: grown by {grown / MIB:.1f} MiB at most, "
                   f"{grown / len(message):.2f} times its size")

@@ -20,6 +20,7 @@ def of_a_gpu(promql):
     return "DCGM_" in promql
 
 
+@harness.stress
 class PrometheusTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):

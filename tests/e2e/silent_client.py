@@ -1,14 +1,26 @@
 """A client of many calls on one HTTP/2 connection that never lets the server send a reply."""
 
+import functools
 import socket
 import struct
 
+import harness
+from harness import MIB, wait_until
 from raw_http2 import (ACK, DATA, END_HEADERS, END_STREAM, HEADERS, INITIAL_WINDOW_SIZE, MAX_FRAME,
                        PREFACE, SETTINGS, WINDOW_UPDATE, frame, literal)
 
 PING, RST_STREAM = 6, 3
 CANCEL = 8
 FIRST_WINDOW = 65535  # of a connection, and of each stream, from client to server
+ATTEND = "/flashcore.v1.AttentionService/Attend"
+
+
+@functools.cache
+def window_request():
+    """A request of nearly one window: 84 KiB of staging memory, of which its reply keeps 20 KiB."""
+    rng = harness.numpy_rng()
+    q, k, v = (harness.random_tensor(rng, 150, 1, 64) for _ in range(3))
+    return harness.request(q, k, v, "r").SerializeToString()
 
 
 class SilentClient:
@@ -89,3 +101,31 @@ class SilentClient:
             self.unread += piece
         data, self.unread = self.unread[:size], self.unread[size:]
         return data
+
+
+class HeldStaging:
+    """All staging memory of a server, with FLAGS among its flags, is in unread replies until `release`:
+    requests of window_request's size or more wait for it, however long that takes. Use as a context
+    manager."""
+
+    REPLY, REQUEST, STAGING = 20 << 10, 84 << 10, MIB
+    FLAGS = (f"--staging_memory_bytes={STAGING}", f"--client_staging_bytes={STAGING}",
+             f"--max_message_bytes={MIB}", "--staging_wait_ms=3600000", "--reply_timeout_s=3600")
+
+    def __init__(self, server):
+        self._client = SilentClient(server.port, host="127.0.0.3")
+        replies = (self.STAGING - self.REQUEST) // self.REPLY + 1
+        for _ in range(replies):
+            self._client.call(ATTEND, window_request())
+        used = 'flashcore_staging_bytes{state="used"}'
+        wait_until(lambda: server.metric(used) == replies * self.REPLY, "replies hold the memory")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.release()
+
+    def release(self):
+        """Ends the client like a killed process. May be called again."""
+        self._client.connection.close()

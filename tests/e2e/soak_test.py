@@ -202,6 +202,7 @@ class Credentials:
             return True
 
 
+@harness.stress
 class SoakTest(unittest.TestCase):
     def start_worker(self):
         self.started += 1
