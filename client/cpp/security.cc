@@ -92,15 +92,15 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeTlsCredentials(
   return grpc::experimental::TlsCredentials(options);
 }
 
-absl::StatusOr<std::unique_ptr<TokenFile>> TokenFile::Open(std::string path) {
+absl::StatusOr<std::unique_ptr<TokenFile>> TokenFile::Open(std::string path, Clock now) {
   absl::StatusOr<std::string> token = ReadToken(path);
   if (!token.ok()) return token.status();
-  return absl::WrapUnique(new TokenFile(std::move(path), *std::move(token)));
+  return absl::WrapUnique(new TokenFile(std::move(path), *std::move(token), std::move(now)));
 }
 
 std::string TokenFile::Token() {
   absl::MutexLock lock(&mutex_);
-  const absl::Time now = absl::Now();
+  const absl::Time now = now_();
   if (now >= read_ + absl::Seconds(1)) {
     read_ = now;
     absl::StatusOr<std::string> token = ReadToken(path_);

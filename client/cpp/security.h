@@ -2,8 +2,10 @@
 #ifndef FLASHCORE_CLIENT_CPP_SECURITY_H_
 #define FLASHCORE_CLIENT_CPP_SECURITY_H_
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -26,18 +28,21 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeTlsCredentials(con
 // The token in the first line of a file. Thread-safe.
 class TokenFile {
  public:
+  using Clock = std::function<absl::Time()>;  // for tests to replace
+
   // INVALID_ARGUMENT if there is no token in the file.
-  static absl::StatusOr<std::unique_ptr<TokenFile>> Open(std::string path);
+  static absl::StatusOr<std::unique_ptr<TokenFile>> Open(std::string path, Clock now = &absl::Now);
 
   // Reads the file again, at most once a second. If it cannot be used any more, the token stays as
   // it was.
   std::string Token() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  TokenFile(std::string path, std::string token)
-      : path_(std::move(path)), token_(std::move(token)), read_(absl::Now()) {}
+  TokenFile(std::string path, std::string token, Clock now)
+      : path_(std::move(path)), now_(std::move(now)), token_(std::move(token)), read_(now_()) {}
 
   const std::string path_;
+  const Clock now_;
   absl::Mutex mutex_;
   std::string token_ ABSL_GUARDED_BY(mutex_);
   absl::Time read_ ABSL_GUARDED_BY(mutex_);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <functional>
 #include <string>
 #include <utility>
@@ -20,12 +21,16 @@
 
 namespace flashcore::cli {
 
-// Stands still but for Advance and sleeps. Thread-safe.
+// Stands still but for Advance, sleeps and the ticks of a load. Thread-safe.
 class FakeClock {
  public:
-  LoadClock load_clock() {
+  // Each look of the load at its clock takes `tick`.
+  LoadClock load_clock(std::chrono::nanoseconds tick = {}) {
     return {
-        [this] { return Now(); },
+        [this, tick] {
+          Advance(tick);
+          return Now();
+        },
         [this](SteadyTime time) { Advance(std::max(time - Now(), SteadyTime::duration::zero())); }};
   }
   SteadyTime Now() const {
@@ -42,10 +47,15 @@ class FakeClock {
   SteadyTime now_ ABSL_GUARDED_BY(mutex_) = SteadyTime(std::chrono::hours(1));
 };
 
+// Time passes with the requests: a duration is a number of them, however slow the machine is.
 class BenchTest : public testing::Test {
  protected:
+  static constexpr auto kTick = std::chrono::milliseconds(1);
+
   BenchTest() {
     sequences_.Install(&server_);
+    options_.clock = clock_.load_clock(kTick);
+    options_.client.timeout = absl::Minutes(1);
     options_.targets = {server_.target()};
     options_.shape.num_heads = 4;
     options_.shape.num_kv_heads = 2;
@@ -71,14 +81,17 @@ class BenchTest : public testing::Test {
     return RunUntil([&] { return server_.attend_calls() >= before + calls; });
   }
 
+  // Interrupts the load when it looks at its clock, as it does before each request, and `enough`.
   LoadResult RunUntil(const std::function<bool()>& enough) {
     options_.duration = absl::Minutes(10);
-    std::thread interrupter([&] {
-      while (!enough()) absl::SleepFor(absl::Milliseconds(1));
-      raise(SIGINT);
-    });
+    const LoadClock clock = options_.clock;
+    std::atomic<bool> interrupted{false};
+    options_.clock.now = [&] {
+      if (enough() && !interrupted.exchange(true)) raise(SIGINT);
+      return clock.now();
+    };
     LoadResult result = Run();
-    interrupter.join();
+    options_.clock = clock;
     EXPECT_TRUE(result.interrupted);
     EXPECT_GT(result.window_seconds, 0);
     EXPECT_LT(result.window_seconds, 300) << "not the whole --duration";
@@ -99,6 +112,24 @@ class BenchTest : public testing::Test {
     return testing::internal::GetCapturedStdout() + errors;
   }
 
+  // The same of a load, which is interrupted at a request that finds `enough`.
+  std::string MainUntil(const std::function<bool()>& enough, std::vector<std::string> args,
+                        int exit_code) {
+    return MainUntil(enough, std::move(args), "--target=" + server_.target(), exit_code);
+  }
+  std::string MainUntil(const std::function<bool()>& enough, std::vector<std::string> args,
+                        const std::string& target, int exit_code) {
+    std::atomic<bool> interrupted{false};
+    sequences_.fault = [&](FakeSequences::Attention*) {
+      if (enough() && !interrupted.exchange(true)) raise(SIGINT);
+    };
+    args.insert(args.end(), {"--warmup=0", "--duration=10m", "--timeout=60s"});
+    std::string output = Main(std::move(args), target, exit_code);
+    sequences_.fault = nullptr;
+    EXPECT_TRUE(interrupted);
+    return output;
+  }
+
   // Answers correctly when `answer` is OK, else with that status.
   void FailSometimes(std::function<grpc::Status(int call)> answer) {
     auto right = server_.on_attend;
@@ -108,6 +139,16 @@ class BenchTest : public testing::Test {
     };
   }
 
+  // Counts the Attends that come.
+  void CountKinds(std::atomic<int>* resident, std::atomic<int>* inline_kv) {
+    auto right = server_.on_attend;
+    server_.on_attend = [=](auto* context, const v1::AttendRequest& request, auto* response) {
+      ++*(request.spans(0).sequence_id().empty() ? inline_kv : resident);
+      return right(context, request, response);
+    };
+  }
+
+  FakeClock clock_;
   FakeSequences sequences_;
   FakeServer server_;
   LoadOptions options_;

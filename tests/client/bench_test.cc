@@ -73,7 +73,12 @@ TEST_F(BenchTest, MixedReportsBothKindsAndSharesThePrefix) {
   options_.mode = BenchMode::kMixed;
   options_.shape.dtype = DType::kBFloat16;
   options_.resident.fork_from_prefix = 64;
-  std::atomic<int> forks{0}, creates{0};
+  std::atomic<int> forks{0}, creates{0}, decodes{0}, prefills{0};
+  auto right = server_.on_attend;
+  server_.on_attend = [&](auto* context, const v1::AttendRequest& request, auto* response) {
+    ++(request.spans(0).query_rows() == 1 ? decodes : prefills);
+    return right(context, request, response);
+  };
   auto fork = server_.on_fork;
   server_.on_fork = [&](auto* context, const auto& request, auto* response) {
     ++forks;
@@ -85,7 +90,7 @@ TEST_F(BenchTest, MixedReportsBothKindsAndSharesThePrefix) {
     ++creates;
     return create(context, request, response);
   };
-  const LoadResult result = RunCalls(100);
+  const LoadResult result = RunUntil([&] { return decodes >= 20 && prefills >= 20; });
   EXPECT_EQ(result.Failed(), 0u) << result.first_error;
   EXPECT_GT(result.series.at("decode").samples.size(), 0u);
   EXPECT_GT(result.series.at("prefill").samples.size(), 0u);
@@ -96,11 +101,7 @@ TEST_F(BenchTest, MixedReportsBothKindsAndSharesThePrefix) {
 TEST_F(BenchTest, InlineTakesTurns) {
   options_.resident.compare_inline = true;
   std::atomic<int> decodes{0}, inlines{0};
-  auto right = server_.on_attend;
-  server_.on_attend = [&](auto* context, const v1::AttendRequest& request, auto* response) {
-    ++(request.spans(0).sequence_id().empty() ? inlines : decodes);
-    return right(context, request, response);
-  };
+  CountKinds(&decodes, &inlines);
   const LoadResult result = RunUntil([&] { return decodes >= 5 && inlines >= 5; });
   EXPECT_EQ(result.Failed(), 0u) << result.first_error;
   const Series& decode = result.series.at("decode");
@@ -212,25 +213,32 @@ TEST_F(BenchTest, StreamBesideUnaryCalls) {
   EXPECT_EQ(result.series.size(), 2u);
   EXPECT_GT(result.series.at("decode").samples.size(), 0u);
   EXPECT_EQ(result.series.at("unary").samples.size(), static_cast<size_t>(server_.attend_calls()));
-  const std::vector<std::string> args = {"bench",          "--mode=decode", "--shape=2x4/2x40x8",
-                                         "--warmup=0",     "--duration=1s", "--stream",
+  const int calls = server_.attend_calls(), streamed = sequences_.streamed();
+  const auto both = [&] {
+    return server_.attend_calls() >= calls + 2 && sequences_.streamed() >= streamed + 2;
+  };
+  const std::vector<std::string> args = {"bench", "--mode=decode", "--shape=2x4/2x40x8", "--stream",
                                          "--compare_unary"};
-  EXPECT_THAT(Main(args, kExitOk), HasSubstr("stream_to_unary_p50_ratio = "));
+  EXPECT_THAT(MainUntil(both, args, kExitOk), HasSubstr("stream_to_unary_p50_ratio = "));
 }
 
 TEST_F(BenchTest, TransportChoosesAmongTheTargets) {
   const std::string unix_target = "unix:" + testing::TempDir() + "/nobody_listens";
-  const auto run = [&](std::vector<std::string> flags, int exit_code) {
-    std::vector<std::string> args = {"bench", "--mode=decode", "--shape=1x4/2x40x8", "--warmup=0",
-                                     "--duration=300ms"};
-    args.push_back(exit_code == kExitOk ? "--timeout=60s" : "--timeout=200ms");
-    args.insert(args.end(), flags.begin(), flags.end());
-    return Main(args, "--target=" + unix_target + "," + server_.target(), exit_code);
+  const std::string targets = "--target=" + unix_target + "," + server_.target();
+  const std::vector<std::string> args = {"bench", "--mode=decode", "--shape=1x4/2x40x8"};
+  const auto with = [&](const std::vector<std::string>& flags) {
+    std::vector<std::string> all = args;
+    all.insert(all.end(), flags.begin(), flags.end());
+    return all;
   };
-  EXPECT_THAT(run({"--transport=tcp"}, kExitOk),
+  EXPECT_THAT(MainUntil([&] { return server_.attend_calls() >= 2; }, with({"--transport=tcp"}),
+                        targets, kExitOk),
               HasSubstr("target " + server_.target() + ", transport tcp"));
-  EXPECT_THAT(run({"--transport=unix"}, kExitFailure), HasSubstr("connect to " + unix_target));
-  EXPECT_THAT(run({}, kExitFailure), HasSubstr("connect to " + unix_target)) << "the first";
+  EXPECT_THAT(Main(with({"--timeout=200ms", "--transport=unix"}), targets, kExitFailure),
+              HasSubstr("connect to " + unix_target));
+  EXPECT_THAT(Main(with({"--timeout=200ms"}), targets, kExitFailure),
+              HasSubstr("connect to " + unix_target))
+      << "the first";
   EXPECT_THAT(Main({"bench", "--transport=unix"}, kExitUsage),
               HasSubstr("--transport=unix: --target=" + server_.target() + " has no such address"));
   const std::string local = "--target=local:/tmp/nobody_listens";
@@ -241,12 +249,16 @@ TEST_F(BenchTest, TransportChoosesAmongTheTargets) {
 }
 
 TEST_F(BenchTest, CommandReportsBothWays) {
-  const std::vector<std::string> common = {"bench",      "--mode=decode", "--shape=2x4/2x40x8",
-                                           "--warmup=0", "--duration=1s", "--compare_inline"};
-  EXPECT_THAT(Main(common, kExitOk), HasSubstr("inline_to_decode_p50_ratio = "));
-  std::vector<std::string> json = common;
-  json.push_back("--json");
-  const auto report = nlohmann::json::parse(Main(json, kExitOk));
+  std::atomic<int> decodes{0}, inlines{0};
+  CountKinds(&decodes, &inlines);
+  const auto run = [&](std::vector<std::string> flags) {
+    flags.insert(flags.begin(),
+                 {"bench", "--mode=decode", "--shape=2x4/2x40x8", "--compare_inline"});
+    decodes = inlines = 0;
+    return MainUntil([&] { return decodes >= 2 && inlines >= 2; }, flags, kExitOk);
+  };
+  EXPECT_THAT(run({}), HasSubstr("inline_to_decode_p50_ratio = "));
+  const auto report = nlohmann::json::parse(run({"--json"}));
   EXPECT_EQ(report.at("mode"), "decode");
   EXPECT_EQ(report.at("sequences"), 2);
   EXPECT_EQ(report.at("context"), 40);

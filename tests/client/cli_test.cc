@@ -17,6 +17,7 @@
 #include "kernels/reference.h"
 #include "nlohmann/json.hpp"
 #include "tests/client/fake_server.h"
+#include "tests/client/unused_port.h"
 
 namespace flashcore::cli {
 namespace {
@@ -121,19 +122,17 @@ TEST(FlagTest, CommandLine) {
 
 TEST(CliTest, ExitCodesAgainstAServer) {
   absl::FlagSaver saver;
-  std::string target;
-  {
-    FakeServer server;
-    target = "--target=" + server.target();
-    EXPECT_EQ(Main({"info", target}), kExitOk);
-    EXPECT_EQ(Main({"health", target}), kExitOk);
-    EXPECT_EQ(Main({"verify", target}), kExitFailure);  // it names no head_dim
-    // The fake answers at once, with its query: as a kernel that skips its work would.
-    EXPECT_EQ(Main({"bench", target, "--shape=1x2x16x32", "--duration=50ms", "--warmup=0"}),
-              kExitFailure);
-  }
-  EXPECT_EQ(Main({"info", target}), kExitFailure);
-  EXPECT_EQ(Main({"health", target}), kExitFailure);
+  FakeServer server;
+  const std::string target = "--target=" + server.target();
+  EXPECT_EQ(Main({"info", target}), kExitOk);
+  EXPECT_EQ(Main({"health", target}), kExitOk);
+  EXPECT_EQ(Main({"verify", target}), kExitFailure);  // it names no head_dim
+  // The fake answers at once, with its query: as a kernel that skips its work would.
+  EXPECT_EQ(Main({"bench", target, "--shape=1x2x16x32", "--duration=50ms", "--warmup=0"}),
+            kExitFailure);
+  const UnusedPort nobody;
+  EXPECT_EQ(Main({"info", "--target=" + nobody.target()}), kExitFailure);
+  EXPECT_EQ(Main({"health", "--target=" + nobody.target()}), kExitFailure);
 }
 
 TEST(BenchReportTest, PercentilesAreOfNearestRank) {

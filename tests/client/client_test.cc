@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "tests/client/fake_server.h"
 #include "tests/client/request_fixture.h"
+#include "tests/client/unused_port.h"
 
 namespace flashcore {
 namespace {
@@ -199,20 +200,18 @@ TEST(ClientTest, DeadlineEndsACall) {
     return grpc::Status::CANCELLED;
   };
   RequestFixture r;
+  const auto client = ClientOf(server);
+  ASSERT_TRUE(client->WaitForConnected(absl::Now() + absl::Minutes(1)));
   CallOptions call;
   call.deadline = absl::Now() + absl::Milliseconds(50);
-  EXPECT_TRUE(absl::IsDeadlineExceeded(ClientOf(server)->Attend(r.request, nullptr, call)));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(client->Attend(r.request, nullptr, call)));
 }
 
 TEST(ClientTest, AnUnreachableServerIsUnavailable) {
-  std::string target;
-  {
-    FakeServer server;
-    target = server.target();
-  }
+  const UnusedPort port;
   RequestFixture r;
   AttendResult result;
-  const auto client = *Client::Create(target, QuickRetries(3));
+  const auto client = *Client::Create(port.target(), QuickRetries(3));
   EXPECT_TRUE(absl::IsUnavailable(client->Attend(r.request, &result)));
   EXPECT_EQ(result.attempts, 3);
   EXPECT_FALSE(client->WaitForConnected(absl::Now() + absl::Milliseconds(20)));

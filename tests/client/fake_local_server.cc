@@ -170,6 +170,16 @@ size_t FakeLocalServer::regions() const {
   return count;
 }
 
+uint64_t FakeLocalServer::submitted() const {
+  absl::MutexLock lock(&mutex_);
+  uint64_t count = 0;
+  for (const auto& connection : connections_) {
+    absl::MutexLock connection_lock(&connection->mutex);
+    for (const auto& [number, ring] : connection->rings) count += ring->header->submitted;
+  }
+  return count;
+}
+
 size_t FakeLocalServer::rings() const {
   absl::MutexLock lock(&mutex_);
   size_t count = 0;

@@ -43,7 +43,10 @@ class FakeLocalServer {
 
   // While held, rings take requests and do not answer. Cancelled requests are answered at once.
   void Hold(bool held) { held_ = held; }
-  int taken() const { return taken_; }           // requests of rings so far
+  int taken() const { return taken_; }  // requests of rings so far
+  // Requests in rings that are open, those not taken yet included: a request counts once its call
+  // has ended, however late the server's threads are.
+  uint64_t submitted() const ABSL_LOCKS_EXCLUDED(mutex_);
   int connections() const { return accepted_; }  // so far
   int cancelled() const { return cancelled_; }   // Cancels so far
   size_t regions() const ABSL_LOCKS_EXCLUDED(mutex_);

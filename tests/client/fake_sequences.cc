@@ -264,6 +264,7 @@ grpc::Status FakeSequences::AttendStream(FakeServer::Stream* stream) {
   v1::AttendRequest request;
   while (stream->Read(&request)) {
     v1::AttendResponse response;
+    ++streamed_;
     const grpc::Status status = Attend(request, &response);
     response.set_request_id(request.request_id());
     response.mutable_status()->set_code(status.error_code());

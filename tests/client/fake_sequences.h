@@ -2,6 +2,7 @@
 #ifndef FLASHCORE_TESTS_CLIENT_FAKE_SEQUENCES_H_
 #define FLASHCORE_TESTS_CLIENT_FAKE_SEQUENCES_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -34,6 +35,7 @@ class FakeSequences {
   void Install(FakeServer* server);
 
   size_t size() const ABSL_LOCKS_EXCLUDED(mutex_);  // sequences that exist
+  int streamed() const { return streamed_; }        // Attends that came on streams so far
   // Forgets every sequence, as a server that evicts does.
   void Clear() ABSL_LOCKS_EXCLUDED(mutex_);
   // K, and V, of layer 0 in [rows, num_kv_heads, head_dim]; the sequence must exist.
@@ -67,6 +69,7 @@ class FakeSequences {
   static void Cut(uint64_t length, Sequence* sequence);
   static v1::SequenceInfo InfoOf(const Sequence& sequence);
 
+  std::atomic<int> streamed_{0};
   mutable absl::Mutex mutex_;
   uint64_t created_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::string, Sequence> sequences_ ABSL_GUARDED_BY(mutex_);  // by id

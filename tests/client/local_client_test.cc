@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "client/cpp/client.h"
@@ -69,6 +70,16 @@ struct Async {
     };
   }
 };
+
+// So that no deadline of a test passes while the connection, or a ring, is being opened.
+void OpenBothRings(Client* client) {
+  RequestFixture r;
+  EXPECT_EQ(client->Attend(r.request, nullptr), absl::OkStatus());
+  Async async;
+  client->AttendAsync(r.request, async.Callback());
+  async.done.WaitForNotification();
+  EXPECT_EQ(async.status, absl::OkStatus());
+}
 
 TEST(LocalClientTest, AttendGoesOverTheRing) {
   FakeLocalServer server;
@@ -315,19 +326,23 @@ TEST(LocalClientTest, DeadlinesAndCancels) {
   FakeLocalServer server;
   const auto client = ClientOf(server);
   RequestFixture r;
-  ASSERT_EQ(client->Attend(r.request, nullptr), absl::OkStatus());
+  OpenBothRings(client.get());
   server.Hold(true);
-  CallOptions call;
-  call.deadline = absl::Now() + absl::Milliseconds(20);
-  EXPECT_EQ(client->Attend(r.request, nullptr, call).code(), absl::StatusCode::kDeadlineExceeded);
+  // Once more, with more time, if the deadline passed before the request was in the ring.
+  for (absl::Duration timeout = absl::Milliseconds(20); server.submitted() == 2; timeout *= 2) {
+    CallOptions call;
+    call.deadline = absl::Now() + timeout;
+    EXPECT_EQ(client->Attend(r.request, nullptr, call).code(), absl::StatusCode::kDeadlineExceeded);
+  }
   Async late;
+  CallOptions call;
   call.deadline = absl::Now() + absl::Milliseconds(20);
   client->AttendAsync(r.request, late.Callback(), call);
   late.done.WaitForNotification();
   EXPECT_EQ(late.status.code(), absl::StatusCode::kDeadlineExceeded);
   Async cancelled;
   CallHandle handle = client->AttendAsync(r.request, cancelled.Callback());
-  WaitUntil([&] { return server.taken() == 4; });
+  WaitUntil([&] { return server.taken() == 5; });
   handle.Cancel();
   cancelled.done.WaitForNotification();
   EXPECT_EQ(cancelled.status.code(), absl::StatusCode::kCancelled);
@@ -342,19 +357,30 @@ TEST(LocalClientTest, DeadlinesAndCancels) {
 
 TEST(LocalClientTest, ADeadlineOfACallCancelsIt) {
   FakeLocalServer server;
-  std::atomic<uint64_t> called{0}, cancelled{0};
+  absl::Mutex mutex;
+  std::vector<uint64_t> called, cancelled;
   server.on_request = [&](const v1::LocalRequest& request, v1::LocalReply* reply) {
-    if (request.has_cancel()) cancelled = request.id();
+    absl::MutexLock lock(&mutex);
+    if (request.has_cancel()) cancelled.push_back(request.id());
     if (!request.has_call()) return false;
-    called = request.id();
+    called.push_back(request.id());
     reply->set_id(12'345);  // of nobody
     return true;
   };
   const auto client = ClientOf(server);
-  CallOptions call;
-  call.deadline = absl::Now() + absl::Milliseconds(20);
-  EXPECT_EQ(client->GetServerInfo(call).status().code(), absl::StatusCode::kDeadlineExceeded);
-  WaitUntil([&] { return server.cancelled() == 1; });
+  ASSERT_EQ(client->Attend(RequestFixture().request, nullptr), absl::OkStatus());  // connects
+  const auto count = [&](const std::vector<uint64_t>& ids) {
+    absl::MutexLock lock(&mutex);
+    return ids.size();
+  };
+  // Once more, with more time, if the deadline passed before the call came.
+  for (absl::Duration timeout = absl::Milliseconds(20); count(called) == 0; timeout *= 2) {
+    CallOptions call;
+    call.deadline = absl::Now() + timeout;
+    EXPECT_EQ(client->GetServerInfo(call).status().code(), absl::StatusCode::kDeadlineExceeded);
+  }
+  WaitUntil([&] { return count(cancelled) > 0 && count(cancelled) == count(called); });
+  absl::MutexLock lock(&mutex);
   EXPECT_EQ(cancelled, called);
 }
 
@@ -401,8 +427,12 @@ TEST(LocalClientTest, SurvivesARestartOfTheServer) {
 TEST(LocalClientTest, RetriesUntilTheServerIsThere) {
   FakeLocalServer server;
   server.Stop();
-  const auto client = ClientOf(server, /*max_attempts=*/100'000);
   RequestFixture blocking, gone;
+  AttendResult failed;
+  EXPECT_EQ(ClientOf(server, /*max_attempts=*/3)->Attend(blocking.request, &failed).code(),
+            absl::StatusCode::kUnavailable);
+  EXPECT_EQ(failed.attempts, 3);
+  const auto client = ClientOf(server, /*max_attempts=*/100'000);
   Async async;
   {
     RequestFixture inputs;  // that AttendAsync has copied
@@ -412,7 +442,6 @@ TEST(LocalClientTest, RetriesUntilTheServerIsThere) {
   }
   std::thread thread(
       [&] { EXPECT_EQ(client->Attend(blocking.request, nullptr), absl::OkStatus()); });
-  absl::SleepFor(absl::Milliseconds(10));
   server.Start();
   thread.join();
   async.done.WaitForNotification();
@@ -546,11 +575,12 @@ TEST(LocalStreamTest, RefusesAsOverGrpc) {
 
 TEST(LocalStreamTest, BreaksWithTheConnectionAndWithItsDeadline) {
   FakeLocalServer server;
-  server.Hold(true);
   const auto client = ClientOf(server);
+  OpenBothRings(client.get());
+  server.Hold(true);
   const auto stream = client->OpenStream();
   StreamOptions options;
-  options.deadline = absl::Now() + absl::Milliseconds(300);
+  options.deadline = absl::Now() + absl::Milliseconds(20);
   const auto timed = client->OpenStream(options);
   RequestFixture r("r"), t("t");
   ASSERT_EQ(timed->Send(t.request), absl::OkStatus());

@@ -1,5 +1,7 @@
 #include "client/cli/npy.h"
 
+#include <unistd.h>
+
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -47,7 +49,7 @@ TEST(NpyTest, RoundTrips) {
 }
 
 TEST(NpyTest, RoundTripsThroughAFile) {
-  const std::string path = absl::StrCat(testing::TempDir(), "/npy_test.npy");
+  const std::string path = absl::StrCat(testing::TempDir(), "/npy_test.", getpid(), ".npy");
   const NpyArray array = Array("<f2", {4, 2, 8});
   ASSERT_EQ(WriteNpy(path, array), absl::OkStatus());
   EXPECT_EQ(ReadNpy(path)->data, array.data);

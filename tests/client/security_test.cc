@@ -59,11 +59,25 @@ TEST_F(SecurityTest, ATokenGoesWithEveryCallAndIsReadAgain) {
     absl::SleepFor(absl::Milliseconds(20));
   }
   EXPECT_EQ(server.metadata("authorization").back(), "Bearer second");
+}
+
+TEST_F(SecurityTest, ATokenIsReadAtMostOnceASecond) {
+  absl::Time now = absl::UnixEpoch();
+  const auto token = *client::TokenFile::Open(Write("token", "first\n"), [&] { return now; });
+  EXPECT_EQ(token->Token(), "first");
+  Write("token", "second\n");
+  now += absl::Milliseconds(999);
+  EXPECT_EQ(token->Token(), "first");
+  now += absl::Milliseconds(1);
+  EXPECT_EQ(token->Token(), "second");
   // A file that is being replaced changes nothing.
   Write("token", "");
-  absl::SleepFor(absl::Milliseconds(1100));
-  ASSERT_TRUE((*client)->GetServerInfo().ok());
-  EXPECT_EQ(server.metadata("authorization").back(), "Bearer second");
+  now += absl::Seconds(1);
+  EXPECT_EQ(token->Token(), "second");
+  Write("token", "third\n");
+  EXPECT_EQ(token->Token(), "second");
+  now += absl::Seconds(1);
+  EXPECT_EQ(token->Token(), "third");
 }
 
 TEST_F(SecurityTest, ATokenDoesNotLeaveTheHostInClearText) {

@@ -1,8 +1,10 @@
 // Sequence::Append: how rows become messages.
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
+#include <cstdlib>
+#include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -136,36 +138,54 @@ TEST_F(SequenceAppendTest, AnErrorInTheMiddleOfALoadEndsIt) {
   EXPECT_TRUE(absl::IsInternal(sequence.Append(0, bytes, bytes, Layout::kNHD).status()));
 }
 
-// Of this process.
-size_t ResidentBytes() {
-  std::ifstream statm("/proc/self/statm");
-  size_t total = 0, resident = 0;
-  statm >> total >> resident;
-  return resident * static_cast<size_t>(sysconf(_SC_PAGESIZE));
-}
+// Zeros, of which it counts how many have been read: the kernel maps a page when it is first used.
+class CountedRows {
+ public:
+  explicit CountedRows(size_t size)
+      : size_(size), memory_(mmap(nullptr, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+    if (memory_ == MAP_FAILED || madvise(memory_, size, MADV_NOHUGEPAGE) != 0) std::abort();
+  }
+  ~CountedRows() { munmap(memory_, size_); }
+  CountedRows(const CountedRows&) = delete;
+  CountedRows& operator=(const CountedRows&) = delete;
+
+  absl::Span<const std::byte> bytes() const {
+    return {static_cast<const std::byte*>(memory_), size_};
+  }
+  // To whole pages.
+  size_t BytesRead() const {
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    std::vector<unsigned char> mapped((size_ + page - 1) / page);
+    if (mincore(memory_, size_, mapped.data()) != 0) std::abort();
+    return page * static_cast<size_t>(std::count_if(mapped.begin(), mapped.end(),
+                                                    [](unsigned char m) { return (m & 1) != 0; }));
+  }
+
+ private:
+  const size_t size_;
+  void* const memory_;
+};
 
 TEST_F(SequenceAppendTest, AppendWaitsForASlowServer) {
   const Sequence sequence = Create();
-  constexpr size_t limit = 4 * Sequence::kMessageBytes;
-  size_t before = 0, stalled = 0;
+  constexpr size_t kLimit = 4 * Sequence::kMessageBytes;
+  const CountedRows key(6 * Sequence::kMessageBytes), value(6 * Sequence::kMessageBytes);
+  size_t taken = 0;
   server_.on_load = [&](FakeServer::LoadReader* reader, v1::LoadSequenceResponse*) {
-    // Until the client has sent as much as it will: it grows no more, or too much.
-    int still = 0;
-    while (still < 10 && stalled < before + limit) {
-      const size_t resident = ResidentBytes();
-      still = resident > stalled ? 0 : still + 1;
-      stalled = std::max(stalled, resident);
-      absl::SleepFor(absl::Milliseconds(20));
+    // Until the client has sent as much as it will: it takes no more rows, or too many.
+    for (int still = 0; taken == 0 || (still < 10 && taken <= kLimit);) {
+      const size_t before = std::exchange(taken, key.BytesRead() + value.BytesRead());
+      still = taken > before ? 0 : still + 1;
+      absl::SleepFor(absl::Milliseconds(5));
     }
     v1::LoadSequenceRequest message;
     while (reader->Read(&message)) {
     }
     return grpc::Status::OK;
   };
-  const std::vector<std::byte> bytes(32 * Sequence::kMessageBytes / 2, std::byte{1});
-  before = ResidentBytes();
-  ASSERT_TRUE(sequence.Append(0, bytes, bytes, Layout::kNHD).ok());
-  EXPECT_LT(stalled, before + limit) << "of 32 messages";
+  ASSERT_TRUE(sequence.Append(0, key.bytes(), value.bytes(), Layout::kNHD).ok());
+  EXPECT_LE(taken, kLimit) << "of 12 messages";
+  EXPECT_EQ(key.BytesRead() + value.BytesRead(), key.bytes().size() + value.bytes().size());
 }
 
 TEST_F(SequenceAppendTest, AppendTakesTheLengthThatIsExpected) {

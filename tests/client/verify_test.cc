@@ -31,7 +31,16 @@ constexpr int kShortResident = 3;
 constexpr int kLongInline = 5, kForked = 6, kLongForked = 8, kLongResident = 10;
 constexpr int kLongRows = 500;  // a span of a long case has more, one of a short case fewer
 
-v1::GetServerInfoResponse Info(const std::string& accumulate) {
+// What a server holds. The longest spans of a small one have thousands of rows, and a run of its
+// cases takes a fraction of the time; those of a large one have kMaxVerifyRows.
+struct Size {
+  uint64_t kv_memory_bytes, message_bytes;
+  uint32_t heads;
+};
+constexpr Size kSmall = {uint64_t{8} << 20, uint64_t{4} << 20, 4};
+constexpr Size kLarge = {uint64_t{1} << 30, uint64_t{64} << 20, 1024};
+
+v1::GetServerInfoResponse Info(const std::string& accumulate, const Size& size) {
   v1::GetServerInfoResponse info;
   for (const v1::DType dtype : {v1::DTYPE_FLOAT16, v1::DTYPE_BFLOAT16}) {
     if (accumulate == "float16" && dtype == v1::DTYPE_BFLOAT16) continue;
@@ -39,10 +48,10 @@ v1::GetServerInfoResponse Info(const std::string& accumulate) {
     info.mutable_kernels()->rbegin()->set_accumulate(accumulate);
   }
   for (const uint32_t head_dim : {32, 64}) info.mutable_limits()->add_head_dims(head_dim);
-  info.mutable_limits()->set_max_message_bytes(uint64_t{64} << 20);
+  info.mutable_limits()->set_max_message_bytes(size.message_bytes);
   info.mutable_limits()->set_max_spans(4096);
-  info.mutable_limits()->set_max_heads(1024);
-  info.add_devices()->set_kv_memory_bytes(uint64_t{1} << 30);
+  info.mutable_limits()->set_max_heads(size.heads);
+  info.add_devices()->set_kv_memory_bytes(size.kv_memory_bytes);
   return info;
 }
 
@@ -50,11 +59,11 @@ using Attention = FakeSequences::Attention;
 // Makes the attention of a span wrong, and returns true; or leaves it, and returns false.
 using Fault = std::function<bool(Attention*)>;
 
-class VerifyTest : public ::testing::Test {
+class VerifyTest : public ::testing::TestWithParam<Size> {
  protected:
   VerifyTest() {
     server_ = std::make_unique<FakeServer>();
-    server_->info = Info("float32");
+    server_->info = Info("float32", GetParam());
     sequences_.Install(server_.get());
   }
   ~VerifyTest() override { server_.reset(); }
@@ -68,13 +77,14 @@ class VerifyTest : public ::testing::Test {
     sequences_.fault = [&](Attention* attention) {
       if (fault(attention)) wrong.insert(server_->attend_calls() - before);
     };
-    const nlohmann::json report = Run();
+    report_ = Run();
+    sequences_.fault = nullptr;
     for (int number = 1; number <= kCases; ++number) {
-      const nlohmann::json& result = report.at("results").at(static_cast<size_t>(number) - 1);
+      const nlohmann::json& result = report_.at("results").at(static_cast<size_t>(number) - 1);
       EXPECT_EQ(result.at("ok"), wrong.count(number) == 0)
           << number << " with --seed=" << seed_ << ": " << result;
     }
-    EXPECT_EQ(report.at("failed"), wrong.size());
+    EXPECT_EQ(report_.at("failed"), wrong.size());
     EXPECT_EQ(exit_code_, wrong.empty() ? kExitOk : kExitFailure);
     EXPECT_EQ(sequences_.size(), 0u);
     return wrong;
@@ -91,6 +101,7 @@ class VerifyTest : public ::testing::Test {
   const uint32_t seed_ = TestSeed() | 1;  // never 0, which asks for a fresh one
   FakeSequences sequences_;
   std::unique_ptr<FakeServer> server_;
+  nlohmann::json report_;  // of Verify
   int exit_code_ = 0;
 };
 
@@ -119,24 +130,23 @@ bool LoseFewRows(Attention* a) {
   return true;
 }
 
-TEST_F(VerifyTest, AcceptsRightAnswers) {
+TEST_P(VerifyTest, AcceptsRightAnswers) {
   EXPECT_EQ(Verify([](Attention*) { return false; }), std::set<int>());
   EXPECT_EQ(server_->attend_calls(), kCases);
   // The report has the errors: the fake rounds O and nothing else.
-  const nlohmann::json report = Run();
   for (const int number : {kLongInline, kForked, kLongForked, kLongResident}) {
-    const nlohmann::json& result = report.at("results").at(static_cast<size_t>(number) - 1);
+    const nlohmann::json& result = report_.at("results").at(static_cast<size_t>(number) - 1);
     EXPECT_GT(result.at("error"), 0) << result;
     EXPECT_GE(result.at("unfused_error"), result.at("error")) << result;
     EXPECT_LE(result.at("rms_ratio"), 1.001) << result;
   }
 }
 
-TEST_F(VerifyTest, NoticesFewLostRowsOfManyWhereverKvLies) {
+TEST_P(VerifyTest, NoticesFewLostRowsOfManyWhereverKvLies) {
   EXPECT_EQ(Verify(LoseFewRows), (std::set<int>{kLongInline, kForked, kLongForked, kLongResident}));
 }
 
-TEST_F(VerifyTest, NoticesLostRowsInOneSpanOfSeveral) {
+TEST_P(VerifyTest, NoticesLostRowsInOneSpanOfSeveral) {
   // The last of the forks alone; the others' errors do not excuse it.
   int spans = 0;
   EXPECT_THAT(Verify([&](Attention* a) {
@@ -146,7 +156,7 @@ TEST_F(VerifyTest, NoticesLostRowsInOneSpanOfSeveral) {
               IsSupersetOf(std::set<int>{kForked, kLongForked}));
 }
 
-TEST_F(VerifyTest, NoticesALostAppend) {
+TEST_P(VerifyTest, NoticesALostAppend) {
   EXPECT_EQ(Verify([](Attention* a) {
               if (!a->resident || Rows(*a) < kLongRows) return false;
               RemoveRows(Rows(*a) - Few(*a), Few(*a), a);
@@ -155,7 +165,7 @@ TEST_F(VerifyTest, NoticesALostAppend) {
             (std::set<int>{kForked, kLongForked, kLongResident}));
 }
 
-TEST_F(VerifyTest, NoticesWrongRowsOfThePrefix) {
+TEST_P(VerifyTest, NoticesWrongRowsOfThePrefix) {
   // Values as of other positions.
   EXPECT_EQ(Verify([](Attention* a) {
               if (!a->resident || Rows(*a) < kLongRows) return false;
@@ -167,7 +177,7 @@ TEST_F(VerifyTest, NoticesWrongRowsOfThePrefix) {
             (std::set<int>{kForked, kLongForked, kLongResident}));
 }
 
-TEST_F(VerifyTest, NoticesAWrongEdgeOfTheMask) {
+TEST_P(VerifyTest, NoticesAWrongEdgeOfTheMask) {
   // Every long case has a window, a little too narrow.
   EXPECT_EQ(Verify([](Attention* a) {
               if (Rows(*a) < kLongRows) return false;
@@ -178,7 +188,7 @@ TEST_F(VerifyTest, NoticesAWrongEdgeOfTheMask) {
             (std::set<int>{kLongInline, kForked, kLongForked, kLongResident}));
 }
 
-TEST_F(VerifyTest, NoticesSwappedKvHeads) {
+TEST_P(VerifyTest, NoticesSwappedKvHeads) {
   const auto fault = [](Attention* a) {
     if (a->geometry.num_kv_heads < 2 || Rows(*a) == 0) return false;
     const auto head = static_cast<size_t>(a->geometry.head_dim) * 2;
@@ -191,7 +201,7 @@ TEST_F(VerifyTest, NoticesSwappedKvHeads) {
   EXPECT_FALSE(Verify(fault).empty());
 }
 
-TEST_F(VerifyTest, NoticesZerosEverywhere) {
+TEST_P(VerifyTest, NoticesZerosEverywhere) {
   // Also where unfused attention has no digit right, as with large magnitudes.
   bool seen[kCases + 1] = {};
   const std::set<int> wrong = Verify([&](Attention* a) {
@@ -205,9 +215,13 @@ TEST_F(VerifyTest, NoticesZerosEverywhere) {
   }
 }
 
-TEST_F(VerifyTest, NoticesWhatSumsInFloat16DoNotExplain) {
-  server_->info = Info("float16");
+TEST_P(VerifyTest, AcceptsRightAnswersOfSumsInFloat16) {
+  server_->info = Info("float16", GetParam());
   EXPECT_EQ(Verify([](Attention*) { return false; }), std::set<int>());
+}
+
+TEST_P(VerifyTest, NoticesWhatSumsInFloat16DoNotExplain) {
+  server_->info = Info("float16", GetParam());
   EXPECT_EQ(Verify([](Attention* a) {
               if (Rows(*a) < kLongRows) return false;
               RemoveRows(Rows(*a) - 264, 64, a);
@@ -216,7 +230,7 @@ TEST_F(VerifyTest, NoticesWhatSumsInFloat16DoNotExplain) {
             (std::set<int>{kLongInline, kForked, kLongForked, kLongResident}));
 }
 
-TEST_F(VerifyTest, NoticesWrongLengths) {
+TEST_P(VerifyTest, NoticesWrongLengths) {
   const auto attend = server_->on_attend;
   server_->on_attend = [&](auto* context, const auto& request, auto* response) {
     const grpc::Status status = attend(context, request, response);
@@ -234,9 +248,12 @@ TEST_F(VerifyTest, NoticesWrongLengths) {
   }
 }
 
+INSTANTIATE_TEST_SUITE_P(Small, VerifyTest, ::testing::Values(kSmall));
+INSTANTIATE_TEST_SUITE_P(Stress, VerifyTest, ::testing::Values(kLarge));
+
 TEST(VerifyCaseTest, PlacesAndLengthsAreWhatTheHeaderSays) {
   std::mt19937_64 random(TestSeed());
-  const Abilities server(Info("float32"));
+  const Abilities server(Info("float32", kLarge));
   for (int number = 1; number <= 200; ++number) {
     const Case c = RandomCase(server, number, &random);
     SCOPED_TRACE(Describe(c));
@@ -261,7 +278,7 @@ TEST(VerifyCaseTest, PlacesAndLengthsAreWhatTheHeaderSays) {
 
 TEST(VerifyCaseTest, ASmallServerGetsWhatItCanHold) {
   std::mt19937_64 random(TestSeed());
-  v1::GetServerInfoResponse info = Info("float32");
+  v1::GetServerInfoResponse info = Info("float32", kLarge);
   info.mutable_devices(0)->set_kv_memory_bytes(uint64_t{4} << 20);
   info.mutable_devices(0)->set_kv_used_bytes(uint64_t{2} << 20);
   const Abilities server(info);
