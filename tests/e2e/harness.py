@@ -267,6 +267,20 @@ def cli(*args, check=True):
     return done
 
 
+def run_together(commands, **options):
+    """Runs the commands at the same time. Returns their ends, in order, their output as text."""
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for command in commands:
+            processes.append(stack.enter_context(subprocess.Popen(
+                [str(part) for part in command], text=True, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)))
+            stack.callback(processes[-1].kill)
+        outputs = [process.communicate(timeout=300) for process in processes]
+        return [subprocess.CompletedProcess(process.args, process.returncode, *output)
+                for process, output in zip(processes, outputs)]
+
+
 def bench(*args, enough=lambda report: report["ok"] > 0):
     """The report of a `flashcore bench`: its first one with enough(report)."""
     command = [CLI, "bench", "--duration=200ms", "--warmup=0s", "--json", "--rounds_from_stdin",
