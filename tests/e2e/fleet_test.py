@@ -1,6 +1,5 @@
 """A server on two GPUs: both serve requests, and results are right on either."""
 
-import json
 import sys
 import unittest
 
@@ -92,10 +91,9 @@ class FleetTest(unittest.TestCase):
                       raised.exception.details())
 
     def test_the_bench_keeps_the_sequences_of_a_request_beside_each_other(self):
-        result = json.loads(harness.cli(
-            "bench", f"--target={self.server.target}", "--json", "--mode=decode",
-            "--shape=1x2x128x64", "--concurrency=4", "--sequences=12", "--duration=1s").stdout)
-        self.assertGreater(result["ok"], 0)
+        result = harness.bench(
+            f"--target={self.server.target}", "--mode=decode", "--shape=1x2x128x64",
+            "--concurrency=4", "--sequences=12")
         self.assertEqual((result["failed"], result["wrong_replies"]), (0, 0))
 
 

@@ -131,7 +131,8 @@ class TokenTest(CredentialsTest):
         with harness.Server(f"--token_file={self.tokens}") as server:
             target = f"--target={server.target}"
             harness.cli("info", target, token)
-            harness.cli("verify", f"--target=unix:{server.socket}", token, "--cases=3")
+            harness.cli("verify", f"--target=unix:{server.socket}", token, "--cases=3",
+                        f"--seed={harness.SEED}")
             self.assert_cli_fails("UNAUTHENTICATED.*no bearer token", "info", target)
             env = {**os.environ, "FLASHCORE_CLIENT_TOKEN_FILE": str(token_file)}
             subprocess.run([harness.CLI, "info", target], env=env, check=True, capture_output=True)
