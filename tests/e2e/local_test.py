@@ -153,12 +153,14 @@ class LocalTest(unittest.TestCase):
             print(run(sys.executable, "-B", RAW_CLIENT, server.local), flush=True)
 
 
-@unittest.skipIf(harness.SANITIZED, "the library of a sanitizer build does not load into Python")
-class CLibraryTest(unittest.TestCase):
+class CProgramTest(unittest.TestCase):
     def test_from_c(self):
         with local_server() as server:
             self.assertEqual(run(C_CLIENT, f"local:{server.local}"), "ok")
 
+
+@unittest.skipIf(harness.SANITIZED, "the library of a sanitizer build does not load into Python")
+class CLibraryTest(unittest.TestCase):
     def test_from_python(self):
         rng = harness.numpy_rng()
         q, k, v = (harness.random_tensor(rng, 8, 4, 64) for _ in range(3))
