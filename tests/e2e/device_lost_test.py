@@ -15,6 +15,8 @@ import harness
 from harness import wait_until
 
 HEADS, DIM = 2, 64
+# A GPU's memory and pinned memory are allocated at start.
+SMALL = (f"--kv_memory_bytes={64 * harness.MIB}", f"--staging_memory_bytes={64 * harness.MIB}")
 OK, INTERNAL, UNAVAILABLE = (grpc.StatusCode.OK, grpc.StatusCode.INTERNAL,
                              grpc.StatusCode.UNAVAILABLE)
 
@@ -30,7 +32,8 @@ class DeviceLostTest(unittest.TestCase):
                 while not codes or codes[-1] != UNAVAILABLE:
                     codes.append(harness.stub(channel).Attend.future(request, timeout=60).code())
 
-        with harness.Server(program=harness.LOSING_SERVER) as server, server.channel() as channel:
+        with harness.Server(*SMALL, program=harness.LOSING_SERVER) as server, \
+                server.channel() as channel:
             health = harness.watch_health(channel)
             self.assertEqual(next(health), "SERVING")
             clients = [threading.Thread(target=load, args=(server.target,)) for _ in range(4)]
@@ -50,7 +53,7 @@ class DeviceLostTest(unittest.TestCase):
     def test_the_other_device_completes_what_it_has_in_flight(self):
         rng = harness.numpy_rng()
         q, k, v = (harness.random_tensor(rng, rows, HEADS, DIM) for rows in (3, 203, 203))
-        with harness.Server("--device=cuda:0,cuda:1", "--drain_timeout_s=600",
+        with harness.Server("--device=cuda:0,cuda:1", "--drain_timeout_s=600", *SMALL,
                             env={"FLASHCORE_LOSE_GPU": "1"},
                             program=harness.LOSING_SERVER) as server, server.channel() as channel:
             stub = harness.stub(channel)

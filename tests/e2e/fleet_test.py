@@ -20,7 +20,9 @@ if not harness.ON_FAKE_GPU and (_why := harness.why_no_gpu(1)):
 class FleetTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = harness.Server("--device=" + ",".join(DEVICES))
+        cls.server = harness.Server(
+            "--device=" + ",".join(DEVICES), f"--kv_memory_bytes={64 * harness.MIB}",
+            f"--staging_memory_bytes={64 * harness.MIB}")
         cls.addClassCleanup(cls.server.__exit__)
         cls.channel = cls.server.channel()
         cls.addClassCleanup(cls.channel.close)
