@@ -297,16 +297,20 @@ def bench(*args, enough=lambda report: report["ok"] > 0):
 
         def measure():
             print(file=process.stdin, flush=True)
-            report = next_report()
-            return enough(report) and report
+            reports.append(next_report())
+            return enough(reports[-1])
 
+        reports = []
         try:
             next_report()  # it is ready
-            report = wait_until(measure, lambda: f"enough from {command}")
+            wait_until(measure, lambda: f"enough from {command}")
             process.communicate(timeout=PATIENCE)
         finally:
             process.kill()
-    return report
+        if process.returncode != 0 and len(reports) == 1:  # it fails if nothing was done in a round
+            errors.seek(0)
+            raise AssertionError(f"{command} exited {process.returncode}:\n{errors.read()}")
+    return reports[-1]
 
 
 def random_tensor(rng, *shape):

@@ -80,9 +80,9 @@ class HostileTest(unittest.TestCase):
     def test_a_full_queue_refuses_and_recovers(self):
         with harness.Server("--max_queue_requests=4", *harness.HELD) as server, \
                 server.channel() as channel:
-            mission = harness.mission_request(harness.numpy_rng())
             with harness.held_lane(server, channel):
-                calls = [harness.stub(channel).Attend.future(mission) for _ in range(64)]
+                calls = [harness.stub(channel).Attend.future(harness.small_request())
+                         for _ in range(64)]
                 wait_until(lambda: sum(call.done() for call in calls) >= 60, "calls are refused")
             codes = [call.code().name for call in calls]
             self.assertEqual(set(codes), {"OK", "RESOURCE_EXHAUSTED"})
@@ -190,11 +190,11 @@ class HostileTest(unittest.TestCase):
 
     def test_a_slow_reader_does_not_block_others(self):
         rng = harness.numpy_rng()
-        limit = 16
+        limit = 8
         with harness.Server(f"--max_stream_inflight={limit}", *UNHURRIED) as server, \
                 server.channel() as slow:
             # Nobody reads the answers of this stream: flow control must stop it, and no other.
-            mission = [harness.mission_request(rng, str(i)) for i in range(8)] * 10
+            mission = [harness.mission_request(rng, str(i)) for i in range(8)] * 4
             replies = harness.stub(slow).AttendStream(iter(mission))
             wait_until(lambda: server.metric("flashcore_inflight_requests") >= limit,
                        "the stream reaches its limit")
