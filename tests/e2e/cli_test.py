@@ -7,7 +7,7 @@ import numpy as np
 from flashcore.v1 import attention_pb2 as pb
 
 import harness
-from harness import cli
+from harness import cli, wait_until
 
 
 class CliTest(unittest.TestCase):
@@ -117,7 +117,7 @@ class CliTest(unittest.TestCase):
                       ("--mode=mixed", "--concurrency=4", "--connections=2", "--pin")):
             with self.subTest(flags):
                 self.bench(shape, *flags)
-        self.assertEqual(self.server.metric("flashcore_sequences"), 0)
+        wait_until(lambda: self.server.metric("flashcore_sequences") == 0, "all are deleted")
 
     def test_bench_holds_a_stream_against_unary_calls_and_echo(self):
         result = self.bench("--transport=unix", "--mode=decode", "--shape=1x8x200x64", "--stream",
@@ -153,7 +153,7 @@ class CliTest(unittest.TestCase):
         first = listed[1].split()[0]
         cli("sequences", f"--target={self.server.target}", name, f"--delete={first}")
         cli("sequences", f"--target={self.server.target}", name, "--delete=all")
-        self.assertEqual(self.server.metric("flashcore_sequences"), 0)
+        wait_until(lambda: self.server.metric("flashcore_sequences") == 0, "all are deleted")
         done = cli("sequences", f"--target={self.server.target}", name, "--delete=zz", check=False)
         self.assertNotEqual(done.returncode, 0)
 

@@ -89,7 +89,7 @@ class DeviceLostTest(unittest.TestCase):
         """Those of a server that drains, with a sequence on each device."""
         wait_until(lambda: server.probe("/readyz") != 200, "it follows health")
         self.assertEqual((server.probe("/readyz"), server.probe("/healthz")), (503, 200))
-        self.assertEqual(server.metric("flashcore_serving"), 0)
+        wait_until(lambda: server.metric("flashcore_serving") == 0, "the gauge follows")
         for device in ("cuda:0", "cuda:1"):
             self.assertEqual(server.metric(f'flashcore_sequences{{device="{device}"}}'), 1)
         for reason in ("internal", "unavailable"):

@@ -310,8 +310,9 @@ class SequencesTest(unittest.TestCase):
         plain = self.create()
         info = self.load(plain, (self.tensor(64, KV_HEADS), self.tensor(64, KV_HEADS)))
         self.assertEqual((info.kv_bytes, info.pinned_bytes), (PAGE_BYTES, 0))
-        self.assertEqual(self.server.metric('flashcore_kv_bytes{segment="hot",state="used"}'),
-                         2 * PAGE_BYTES)
+        hot = 'flashcore_kv_bytes{segment="hot",state="used"}'
+        wait_until(lambda: self.server.metric(hot) == 2 * PAGE_BYTES,
+                   lambda: f"{self.server.metric(hot)} bytes are hot")
         # Pages that are read often are promoted. Their bits do not change.
         q = self.tensor(1, HEADS)
         before = self.stub.Attend(self.attend_request([plain], [q])).output
@@ -323,7 +324,8 @@ class SequencesTest(unittest.TestCase):
         wait_until(promoted, "pages are promoted")
         self.assertEqual(self.get(plain).pinned_bytes, PAGE_BYTES)
         self.assertEqual(self.stub.Attend(self.attend_request([plain], [q])).output, before)
-        self.assertGreater(self.server.metric('flashcore_kv_moved_bytes_total{to="hot"}'), 0)
+        wait_until(lambda: self.server.metric('flashcore_kv_moved_bytes_total{to="hot"}') > 0,
+                   "the move is counted")
 
     def test_listing_pages_and_shows_the_callers_own(self):
         mine = [self.create() for _ in range(5)]
