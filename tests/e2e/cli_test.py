@@ -21,7 +21,7 @@ class CliTest(unittest.TestCase):
         return json.loads(cli(*args, f"--target={self.server.target}", "--json").stdout)
 
     def bench(self, *flags, target=None, kinds=()):
-        """The report of a benchmark that has done requests of each of these kinds too, and none wrong."""
+        """The report of a benchmark that has done requests, also of these kinds, and none wrong."""
         def enough(report):
             return report["ok"] > 0 and all(report[kind]["ok"] > 0 for kind in kinds) and \
                 report.get("echoes", 1) > 0

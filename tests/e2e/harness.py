@@ -339,9 +339,9 @@ def mission_request(rng, request_id=""):
 
 @contextlib.contextmanager
 def held_lane(server, channel, metadata=()):
-    """Occupies the lane of a server with the flags HELD until the context ends, with a call that it gives:
-    what the same client then sends waits in the queue. A GPU is not occupied; there requests wait for a
-    second."""
+    """Occupies the lane of a server with the flags HELD until the context ends, with a call that it
+    gives: what the same client then sends waits in the queue. A GPU is not occupied; there requests
+    wait for a second."""
     if ON_GPU:
         yield None
         return

@@ -1,4 +1,4 @@
-"""New certificates and tokens while the server runs: what a replacement changes, and what it breaks."""
+"""New certificates and tokens while the server runs: what they change, and what they break."""
 
 import concurrent.futures
 import itertools
@@ -138,7 +138,8 @@ class ReloadTest(CredentialsTest):
             serial = self.serial(server)
             begin = time.time()
             good = self.contents(self.ca, token_line("alice", "alice-0"))
-            folder.write(**{**good, **self.bad_tls_files(good)[0], "tokens": b"alice:not-a-digest:\n"})
+            folder.write(**{**good, **self.bad_tls_files(good)[0],
+                            "tokens": b"alice:not-a-digest:\n"})
             for credential in ("tls", "tokens"):
                 wait_until(lambda: self.failures(server, credential) > 0, "the bad files are seen")
             self.assertTrue(self.accepts(server, "alice-0"))
