@@ -69,6 +69,7 @@ class DockerfileTest(unittest.TestCase):
 
 
 class ComposeTest(unittest.TestCase):
+    @harness.stress
     def test_compose_takes_it(self):
         # Debian's docker-compose, 1.29, does not know the project's name.
         text = (DEPLOY / "docker-compose.yml").read_text().replace("\nname: flashcore\n", "\n")

@@ -5,7 +5,6 @@ Of two devices, the other one still completes what it has in flight.
 
 import signal
 import threading
-import time
 import unittest
 
 import grpc
@@ -13,8 +12,11 @@ import numpy as np
 from flashcore.v1 import attention_pb2 as pb
 
 import harness
+from harness import wait_until
 
 HEADS, DIM = 2, 64
+# A GPU's memory and pinned memory are allocated at start.
+SMALL = (f"--kv_memory_bytes={64 * harness.MIB}", f"--staging_memory_bytes={64 * harness.MIB}")
 OK, INTERNAL, UNAVAILABLE = (grpc.StatusCode.OK, grpc.StatusCode.INTERNAL,
                              grpc.StatusCode.UNAVAILABLE)
 
@@ -26,18 +28,18 @@ class DeviceLostTest(unittest.TestCase):
         def load(target):
             """Sends requests until the server is gone."""
             with server.channel(target) as channel:
-                request = harness.mission_request(harness.numpy_rng())
+                request = harness.request(*(np.zeros((64, HEADS, DIM), np.float16),) * 3)
                 while not codes or codes[-1] != UNAVAILABLE:
                     codes.append(harness.stub(channel).Attend.future(request, timeout=60).code())
 
-        with harness.Server(program=harness.LOSING_SERVER) as server, server.channel() as channel:
+        with harness.Server(*SMALL, program=harness.LOSING_SERVER) as server, \
+                server.channel() as channel:
             health = harness.watch_health(channel)
             self.assertEqual(next(health), "SERVING")
             clients = [threading.Thread(target=load, args=(server.target,)) for _ in range(4)]
             for client in clients:
                 client.start()
-            while codes.count(OK) < 10:
-                time.sleep(0.01)
+            wait_until(lambda: codes.count(OK) >= 10, "requests are served")
             server.process.send_signal(signal.SIGUSR1)
             self.assertEqual(next(health), "NOT_SERVING")
             for client in clients:
@@ -51,7 +53,8 @@ class DeviceLostTest(unittest.TestCase):
     def test_the_other_device_completes_what_it_has_in_flight(self):
         rng = harness.numpy_rng()
         q, k, v = (harness.random_tensor(rng, rows, HEADS, DIM) for rows in (3, 203, 203))
-        with harness.Server("--device=cuda:0,cuda:1", env={"FLASHCORE_LOSE_GPU": "1"},
+        with harness.Server("--device=cuda:0,cuda:1", "--drain_timeout_s=600", *SMALL,
+                            env={"FLASHCORE_LOSE_GPU": "1"},
                             program=harness.LOSING_SERVER) as server, server.channel() as channel:
             stub = harness.stub(channel)
             health = harness.watch_health(channel)
@@ -62,8 +65,7 @@ class DeviceLostTest(unittest.TestCase):
             server.process.send_signal(signal.SIGUSR2)
             server.wait_for_record("cuda:0 is held")
             survivor = self.append(stub, on_0, q, k[200:], v[200:])
-            while server.metric("flashcore_inflight_requests") < 1:
-                time.sleep(0.01)
+            wait_until(lambda: server.metric("flashcore_inflight_requests") == 1, "it is sent")
 
             server.process.send_signal(signal.SIGUSR1)
             code = OK
@@ -85,15 +87,14 @@ class DeviceLostTest(unittest.TestCase):
 
     def check_probes_and_metrics(self, server):
         """Those of a server that drains, with a sequence on each device."""
-        while server.probe("/readyz") == 200:  # follows health
-            time.sleep(0.01)
+        wait_until(lambda: server.probe("/readyz") != 200, "it follows health")
         self.assertEqual((server.probe("/readyz"), server.probe("/healthz")), (503, 200))
-        self.assertEqual(server.metric("flashcore_serving"), 0)
+        wait_until(lambda: server.metric("flashcore_serving") == 0, "the gauge follows")
         for device in ("cuda:0", "cuda:1"):
             self.assertEqual(server.metric(f'flashcore_sequences{{device="{device}"}}'), 1)
         for reason in ("internal", "unavailable"):
-            self.assertGreaterEqual(
-                server.metric(f'flashcore_rejected_requests_total{{reason="{reason}"}}'), 1)
+            rejected = f'flashcore_rejected_requests_total{{reason="{reason}"}}'
+            wait_until(lambda: server.metric(rejected) >= 1, f"{reason} is counted")
 
     @staticmethod
     def create(stub, device_id):

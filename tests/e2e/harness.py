@@ -48,6 +48,9 @@ print(f"FLASHCORE_TEST_SEED={SEED}", flush=True)
 # Flags that keep requests in flight for a while. On a CPU, one thread computes large requests slowly. A
 # GPU is too fast for that, so its requests wait a second in the queue.
 SLOW = ("--max_queue_delay_us=1000000",) if ON_GPU else ("--cpu_threads=1",)
+# Flags of a server whose lane held_lane occupies.
+HELD = SLOW if ON_GPU else (*SLOW, "--max_request_gflop=8000", "--max_launch_ms=1")
+HELD_BYTES = 0 if ON_GPU else 52 * MIB  # of staging memory that held_lane takes
 
 
 def stress(test):
@@ -268,6 +271,52 @@ def cli(*args, check=True):
     return done
 
 
+def run_together(commands, **options):
+    """Runs the commands at the same time. Returns their ends, in order, their output as text."""
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for command in commands:
+            processes.append(stack.enter_context(subprocess.Popen(
+                [str(part) for part in command], text=True, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)))
+            stack.callback(processes[-1].kill)
+        outputs = [process.communicate(timeout=300) for process in processes]
+        return [subprocess.CompletedProcess(process.args, process.returncode, *output)
+                for process, output in zip(processes, outputs)]
+
+
+def bench(*args, enough=lambda report: report["ok"] > 0):
+    """The report of a `flashcore bench`: its first one with enough(report)."""
+    command = [CLI, "bench", "--duration=200ms", "--warmup=0s", "--json", "--rounds_from_stdin",
+               *map(str, args)]
+    with tempfile.TemporaryFile("w+") as errors, \
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                             text=True) as process:
+        def next_report():
+            line = process.stdout.readline()
+            if not line:
+                errors.seek(0)
+                raise AssertionError(f"{command} exited {process.wait()}:\n{errors.read()}")
+            return json.loads(line)
+
+        def measure():
+            print(file=process.stdin, flush=True)
+            reports.append(next_report())
+            return enough(reports[-1])
+
+        reports = []
+        try:
+            next_report()  # it is ready
+            wait_until(measure, lambda: f"enough from {command}")
+            process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+        if process.returncode != 0 and len(reports) == 1:  # it fails if nothing was done in a round
+            errors.seek(0)
+            raise AssertionError(f"{command} exited {process.returncode}:\n{errors.read()}")
+    return reports[-1]
+
+
 def random_tensor(rng, *shape):
     return rng.standard_normal(shape).astype(np.float16)
 
@@ -290,6 +339,27 @@ def small_request(request_id=""):
 def mission_request(rng, request_id=""):
     """B=1 H=8 S=512 D=64."""
     return request(*(random_tensor(rng, 512, 8, 64) for _ in range(3)), request_id)
+
+
+@contextlib.contextmanager
+def held_lane(server, channel, metadata=()):
+    """Occupies the lane of a server with the flags HELD until the context ends, with a call that it
+    gives: what the same client then sends waits in the queue. A GPU is not occupied; there requests
+    wait for a second."""
+    if ON_GPU:
+        yield None
+        return
+    taken = 'flashcore_request_phase_seconds_count{phase="queue"}'
+    before = server.metric(taken)
+    zeros = np.zeros((192 * 1024, 1, 32), np.float16)  # work for a minute, unless it is cancelled
+    call = stub(channel).Attend.future(request(zeros, zeros, zeros), metadata=metadata)
+    try:
+        wait_until(lambda: server.metric(taken) > before or call.done(), "the lane is not held")
+        if call.done():
+            raise AssertionError(f"the lane is not held: {call.details()}")
+        yield call
+    finally:
+        call.cancel()
 
 
 def reference(q, k, v, causal=False):

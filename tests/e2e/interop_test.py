@@ -79,6 +79,7 @@ class InteropTest(unittest.TestCase):
             check(b"\x0a\x04none")
         self.assertEqual(caught.exception.code(), grpc.StatusCode.NOT_FOUND)
 
+    @harness.stress
     def test_a_request_after_an_idle_second_does_not_wait(self):
         # gRPC's callback threads sleep from 1.0 to 1.1 s after the last event unless kept awake.
         waits = []  # without that each is some 80 ms; with it a busy machine delays some

@@ -63,6 +63,7 @@ class KubernetesTest(unittest.TestCase):
         container, = pod["spec"]["containers"]
         return {p["name"]: p["containerPort"] for p in container["ports"]}
 
+    @harness.stress
     def test_kustomize_builds_every_folder(self):
         if shutil.which("kubectl") is None:
             self.skipTest("needs kubectl")

@@ -1,7 +1,6 @@
 """The local socket: the C++ client, the C library, the command line and a client written from the
 documentation, against a real server."""
 
-import concurrent.futures
 import contextlib
 import json
 import os
@@ -65,13 +64,23 @@ def end(client):
 
 
 class LocalTest(unittest.TestCase):
-    def test_same_bits_as_over_grpc(self):
+    def compare(self, processes):
         with local_server() as server:
-            report = json.loads(run(LOCAL_CLIENT, "compare", f"local:{server.local}",
-                                    f"unix:{server.socket}", harness.SEED))
-            self.assertGreater(report["requests"], 10)
+            ends = harness.run_together(
+                (LOCAL_CLIENT, "compare", f"local:{server.local}", f"unix:{server.socket}",
+                 harness.SEED + i) for i in range(processes))
+            for done in ends:
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertGreater(json.loads(done.stdout.splitlines()[-1])["requests"], 10)
             wait_until(lambda: server.metric("flashcore_shared_memory_bytes") == 0,
-                       "the memory of the client is released")
+                       "the memory of the clients is released")
+
+    def test_same_bits_as_over_grpc(self):
+        self.compare(processes=1)
+
+    @harness.stress
+    def test_same_bits_as_over_grpc_in_company(self):
+        self.compare(processes=4)
 
     def test_eight_processes_of_four_threads(self):
         with local_server() as server:
@@ -81,7 +90,7 @@ class LocalTest(unittest.TestCase):
             for report in map(end, clients):
                 self.assertGreaterEqual(report["steps"], 20)
                 self.assertEqual(report["reloads"], 0)
-            self.assertEqual(server.metric("flashcore_sequences"), 0)
+            wait_until(lambda: server.metric("flashcore_sequences") == 0, "all are deleted")
 
     def test_a_server_that_is_killed_and_restarted(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -115,7 +124,7 @@ class LocalTest(unittest.TestCase):
             end(decoder(server))
 
     def test_deadline_and_cancellation(self):
-        with local_server(*harness.SLOW) as server:
+        with local_server(*harness.HELD) as server:
             run(LOCAL_CLIENT, "patient", f"local:{server.local}")
 
     def test_command_line(self):
@@ -124,17 +133,16 @@ class LocalTest(unittest.TestCase):
             info = json.loads(harness.cli("info", target, "--json").stdout)
             self.assertIn("devices", info)
             self.assertEqual(harness.cli("health", target).stdout, "SERVING\n")
-            harness.cli("verify", target, "--cases=20")
-            report = json.loads(harness.cli(
-                "bench", "--mode=decode", "--shape=1x8/2x64x64", "--duration=500ms",
-                "--warmup=0s", "--transport=local", "--compare_grpc", "--json",
-                f"--target=unix:{server.socket},local:{server.local}").stdout)
-            self.assertEqual(report["transport"], "local")
-            self.assertGreater(report["grpc"]["ok"], 0)
+            harness.cli("verify", target, "--cases=5", f"--seed={harness.SEED}")
+            report = harness.bench(
+                "--mode=decode", "--shape=1x8/2x64x64", "--transport=local", "--compare_grpc",
+                f"--target=unix:{server.socket},local:{server.local}",
+                enough=lambda report: report["ok"] > 0 and report["grpc"]["ok"] > 0)
+            self.assertEqual((report["transport"], report["failed"]), ("local", 0))
             self.assertGreater(report["outside_kernel_to_grpc_p50_ratio"], 0)
-            for flags in (["--shape=2x8x64x64"], ["--mode=decode", "--stream", "--concurrency=4"]):
-                report = json.loads(harness.cli("bench", target, *flags, "--duration=300ms",
-                                                "--warmup=0s", "--json").stdout)
+            for flags in (["--shape=2x8x64x64"], ["--mode=decode", "--stream", "--concurrency=4",
+                                                  "--shape=1x8x64x64"]):
+                report = harness.bench(target, *flags)
                 self.assertEqual((report["transport"], report["failed"]), ("local", 0))
             refused = harness.cli("info", target, "--token_file=/dev/null", check=False)
             self.assertEqual(refused.returncode, 2)
@@ -145,12 +153,14 @@ class LocalTest(unittest.TestCase):
             print(run(sys.executable, "-B", RAW_CLIENT, server.local), flush=True)
 
 
-@unittest.skipIf(harness.SANITIZED, "the library of a sanitizer build does not load into Python")
-class CLibraryTest(unittest.TestCase):
+class CProgramTest(unittest.TestCase):
     def test_from_c(self):
         with local_server() as server:
             self.assertEqual(run(C_CLIENT, f"local:{server.local}"), "ok")
 
+
+@unittest.skipIf(harness.SANITIZED, "the library of a sanitizer build does not load into Python")
+class CLibraryTest(unittest.TestCase):
     def test_from_python(self):
         rng = harness.numpy_rng()
         q, k, v = (harness.random_tensor(rng, 8, 4, 64) for _ in range(3))
@@ -237,13 +247,6 @@ class UserNamespaceTest(unittest.TestCase):
             with self.server_in_a_namespace(folder, "--local_allow_overflow_uid") as server:
                 os.chmod(server.local, 0o777)
                 self.assertEqual(self.identity(server, user=SOME_UID), f"uid:{OVERFLOW_UID}")
-
-
-class ManyProcessesTest(unittest.TestCase):
-    def test_the_same_bits_in_company(self):
-        with local_server() as server, concurrent.futures.ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda seed: run(LOCAL_CLIENT, "compare", f"local:{server.local}",
-                                           f"unix:{server.socket}", seed), range(4)))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,18 @@ class LongRequestTest(unittest.TestCase):
             waits.append(time.monotonic() - begin)
         return waits
 
+    def test_others_run_between_the_parts_of_a_long_request(self):
+        with harness.Server("--insecure_client_names", *harness.HELD) as server, \
+                server.channel() as honest, server.channel() as other:
+            with harness.held_lane(server, other, metadata=tuple(WORK.items())) as long:
+                for _ in range(5):
+                    harness.stub(honest).Attend(harness.small_request(), timeout=harness.PATIENCE)
+                self.assertFalse(long.done(), "it held nothing")
+            # Its launch ends between two parts.
+            wait_until(lambda: server.metric("flashcore_inflight_requests") == 0, "it goes on")
+            self.assertEqual(server.stop(), 0)
+
+    @harness.stress
     def test_a_small_client_beside_the_longest_requests_waits_for_a_part_only(self):
         with harness.Server("--insecure_client_names") as server, \
                 server.channel() as honest, server.channel() as other:
@@ -64,6 +76,7 @@ class LongRequestTest(unittest.TestCase):
             self.assertIn("floating-point operations; at most", call.details())
             self.assertEqual(server.stop(), 0)
 
+    @harness.stress  # a part must end within the drain
     def test_a_drain_ends_long_requests_and_each_has_a_status(self):
         with harness.Server("--max_request_gflop=8000", "--drain_timeout_s=6") as server, \
                 server.channel() as channel:

@@ -9,6 +9,7 @@ import unittest
 import grpc
 
 import harness
+from harness import wait_until
 
 
 class MetricsTest(unittest.TestCase):
@@ -56,7 +57,13 @@ class MetricsTest(unittest.TestCase):
                 'flashcore_queue_capacity': 1024,
                 'flashcore_serving': 1,
             }
-            self.assertEqual({series: server.metric(series) for series in want}, want)
+            got = {}
+
+            def as_wanted():
+                got.update((series, server.metric(series)) for series in want)
+                return got == want
+
+            wait_until(as_wanted, lambda: f"{got}, want {want}")
             self.assertEqual(server.metric("flashcore_batch_requests_sum"), 8)
             self.assertEqual(server.metric("flashcore_batch_query_rows_sum"), 8)
             device = [line for line in server.metrics_text().splitlines()
@@ -99,30 +106,31 @@ class FlagTest(unittest.TestCase):
     ENVIRONMENT = {**os.environ, "FLASHCORE_LISTEN": "127.0.0.1:0"}
 
     def test_bad_flags_exit_2_and_name_the_value(self):
-        for flag, message in {
-                "--listen=nonsense": "'nonsense' is not host:port or unix:path",
-                "--max_spans=0": "--max_spans: 0 is not in 1..",
-                "--reply_timeout_s=0": "--reply_timeout_s: 0 is not in 0.01..",
-                "--unsent_reply_bytes=1": "--unsent_reply_bytes: 1 is not in 1048576..",
-                "--client_unsent_reply_bytes=-1": "--client_unsent_reply_bytes: -1 is not in 0..",
-                "--client_staging_bytes=1073741825": "1073741825 is not in 0..1073741824",
-                "--device=tpu": "'tpu' is not auto, cpu or cuda:N",
-                "--device=cuda:": "'cuda:' is not auto, cpu or cuda:N",
-                "--device=cuda:-1": "'cuda:-1' is not auto, cpu or cuda:N",
-                "--device=cuda:0,cpu": "'cuda:0,cpu' is not auto, cpu or cuda:N[,cuda:M...]",
-                "--device=cuda:0,cuda:0": "cuda:N[,cuda:M...], each GPU once",
-                "--lanes=0": "--lanes: 0 is not in 1..",
-                "--l2_window=yes": "--l2_window: 'yes' is not auto, on or off",
-                "--l2_budget_bytes=-1": "--l2_budget_bytes: -1 is not in 0..",
-                "--kv_memory_bytes=1": "--kv_memory_bytes: 1 is not in",
-                "--client_kv_bytes=-2": "--client_kv_bytes: -2 is not in -1..",
-                "--client_metadata_bytes=-2": "--client_metadata_bytes: -2 is not in -1..",
-                "--client_shared_memory_bytes=-2": "_shared_memory_bytes: -2 is not in -1..",
-                "--log_level=loud": "'loud' is not debug",
-                "--drain_timeout_s=nan": "--drain_timeout_s: nan is not in",
-                "stray": "unexpected argument 'stray'"}.items():
-            done = subprocess.run([harness.SERVER, flag], capture_output=True, text=True,
-                                  timeout=harness.PATIENCE, env=self.ENVIRONMENT)
+        messages = {
+            "--listen=nonsense": "'nonsense' is not host:port or unix:path",
+            "--max_spans=0": "--max_spans: 0 is not in 1..",
+            "--reply_timeout_s=0": "--reply_timeout_s: 0 is not in 0.01..",
+            "--unsent_reply_bytes=1": "--unsent_reply_bytes: 1 is not in 1048576..",
+            "--client_unsent_reply_bytes=-1": "--client_unsent_reply_bytes: -1 is not in 0..",
+            "--client_staging_bytes=1073741825": "1073741825 is not in 0..1073741824",
+            "--device=tpu": "'tpu' is not auto, cpu or cuda:N",
+            "--device=cuda:": "'cuda:' is not auto, cpu or cuda:N",
+            "--device=cuda:-1": "'cuda:-1' is not auto, cpu or cuda:N",
+            "--device=cuda:0,cpu": "'cuda:0,cpu' is not auto, cpu or cuda:N[,cuda:M...]",
+            "--device=cuda:0,cuda:0": "cuda:N[,cuda:M...], each GPU once",
+            "--lanes=0": "--lanes: 0 is not in 1..",
+            "--l2_window=yes": "--l2_window: 'yes' is not auto, on or off",
+            "--l2_budget_bytes=-1": "--l2_budget_bytes: -1 is not in 0..",
+            "--kv_memory_bytes=1": "--kv_memory_bytes: 1 is not in",
+            "--client_kv_bytes=-2": "--client_kv_bytes: -2 is not in -1..",
+            "--client_metadata_bytes=-2": "--client_metadata_bytes: -2 is not in -1..",
+            "--client_shared_memory_bytes=-2": "_shared_memory_bytes: -2 is not in -1..",
+            "--log_level=loud": "'loud' is not debug",
+            "--drain_timeout_s=nan": "--drain_timeout_s: nan is not in",
+            "stray": "unexpected argument 'stray'"}
+        ends = harness.run_together(([harness.SERVER, flag] for flag in messages),
+                                    env=self.ENVIRONMENT)
+        for (flag, message), done in zip(messages.items(), ends):
             self.assertEqual(done.returncode, 2, flag)
             self.assertIn(message, done.stderr)
 

@@ -1,5 +1,6 @@
 """--pin_threads sets the cores of the server's threads."""
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -15,7 +16,9 @@ def cores_of_threads(server):
     """[(name, set of cores)] of the threads."""
     threads = []
     for task in pathlib.Path(f"/proc/{server.process.pid}/task").iterdir():
-        threads.append(((task / "comm").read_text().strip(), os.sched_getaffinity(int(task.name))))
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            threads.append(((task / "comm").read_text().strip(),
+                            os.sched_getaffinity(int(task.name))))
     return threads
 
 
@@ -23,7 +26,7 @@ def refusal(cores):
     """(exit status, output) of a server that does not start on `cores`."""
     done = subprocess.run([harness.SERVER, *harness.device_flags(), *LANES, "--listen=127.0.0.1:0",
                            "--metrics_listen=", f"--pin_threads={cores}"],
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=harness.PATIENCE)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -32,7 +35,8 @@ class PinThreadsTest(unittest.TestCase):
     def test_a_lane_has_its_core_and_the_rest_share_theirs(self):
         lane, rest = CORES[-1], CORES[0]
         with harness.Server(f"--pin_threads={lane},{rest}", *LANES) as server:
-            harness.stub(server.channel()).Attend(harness.small_request())
+            with server.channel() as channel:
+                harness.stub(channel).Attend(harness.small_request())
             threads = cores_of_threads(server)
             self.assertEqual([cores for _, cores in threads].count({lane}), 1, threads)
             polling = [cores for name, cores in threads if name.startswith("nexting")]

@@ -21,6 +21,7 @@ exec {harness.SERVER} --metrics_listen=127.0.0.1:0 --log_format=json \\
 """
 
 
+@harness.stress
 class RecordServerTest(unittest.TestCase):
     def record(self, *flags):
         """(exit status, record) of a short run."""

@@ -73,6 +73,7 @@ class ValidateTest(unittest.TestCase):
                  if line.startswith("| ")]
         return {row[0]: (row[1], row[3]) for row in cells[2:]}
 
+    @harness.stress
     def test_quick_reports_every_step_and_why_one_was_skipped(self):
         done = self.validate("--quick")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
