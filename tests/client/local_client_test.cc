@@ -46,7 +46,7 @@ template <typename Condition>
 void WaitUntil(Condition condition) {
   const absl::Time end = absl::Now() + absl::Seconds(60);
   while (!condition()) {
-    ASSERT_LT(absl::Now(), end);
+    ASSERT_LT(absl::Now(), end);  // gate: ends a hang
     absl::SleepFor(absl::Milliseconds(1));
   }
 }

@@ -54,6 +54,7 @@ class ReferenceDevice final : public HeapDevice {
 
   // A yield could take long on a busy machine.
   void Sleep(int lane) {
+    // gate: jitter, no wait
     std::this_thread::sleep_for(std::chrono::microseconds(random_[lane]() % 100));
   }
 

@@ -102,10 +102,10 @@ class CliTest(unittest.TestCase):
             with self.subTest(flags):
                 result = self.bench("--shape=1x8x64x64", *flags)
                 latency = result["latency_us"]
-                self.assertLessEqual(0, latency["p50"])
-                self.assertLessEqual(latency["p50"], latency["p99"])
-                self.assertLessEqual(latency["p99"], latency["max"])
-                self.assertGreater(result["server_phase_us"]["kernel"]["p50"], 0)
+                in_order = [0, *(latency[name] for name in ("p50", "p99", "max"))]  # gate: not their size
+                self.assertEqual(in_order, sorted(in_order))
+                kernel = result["server_phase_us"]["kernel"]["p50"]  # gate: that it was measured
+                self.assertGreater(kernel, 0)
                 self.assertIn("staging_wait", result["server_phase_us"])
 
     def test_bench_measures_resident_sequences(self):

@@ -136,7 +136,7 @@ class ReloadTest(CredentialsTest):
         folder = self.mounted(self.ca)
         with harness.Server(*self.flags(folder)) as server:
             serial = self.serial(server)
-            begin = time.time()
+            begin = time.time()  # gate: bounds of a date
             good = self.contents(self.ca, token_line("alice", "alice-0"))
             folder.write(**{**good, **self.bad_tls_files(good)[0],
                             "tokens": b"alice:not-a-digest:\n"})
@@ -155,7 +155,7 @@ class ReloadTest(CredentialsTest):
             self.assertFalse(self.accepts(server, "alice-0"))
             expiry = "flashcore_tls_certificate_expiry_timestamp_seconds"
             wait_until(lambda: int(begin) <= server.metric(expiry) - DAY.total_seconds()
-                       <= time.time(), lambda: f"{server.metric(expiry)}")
+                       <= time.time(), lambda: f"{server.metric(expiry)}")  # gate: bounds of a date
 
     @harness.stress  # the server reads them once a second
     def test_no_bad_certificate_and_key_change_anything(self):

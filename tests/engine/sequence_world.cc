@@ -246,6 +246,7 @@ absl::Status SequenceWorld::WaitFor(AttendJob* job) {
 void SequenceWorld::MovePagesUntil(const std::atomic<bool>& stop, unsigned seed) {
   std::mt19937 random(seed);
   const auto pause = [&] {
+    // gate: jitter, no wait
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
   };
   while (!stop) {
