@@ -93,7 +93,7 @@ def main():
     unittest's."""
     of_stress = "--stress" in sys.argv
     unittest.main(argv=[arg for arg in sys.argv if arg != "--stress"], testLoader=_Loader(of_stress),
-                  testRunner=unittest.TextTestRunner(resultclass=_TimedResult))
+                  testRunner=unittest.TextTestRunner(resultclass=_TimedResult, verbosity=0))
 
 
 def why_no_gpu(ordinal):

@@ -159,7 +159,7 @@ class CProgramTest(unittest.TestCase):
             self.assertEqual(run(C_CLIENT, f"local:{server.local}"), "ok")
 
 
-@unittest.skipIf(harness.SANITIZED, "the library of a sanitizer build does not load into Python")
+@harness.stress  # in the release build: the library of a sanitizer build does not load into Python
 class CLibraryTest(unittest.TestCase):
     def test_from_python(self):
         rng = harness.numpy_rng()
