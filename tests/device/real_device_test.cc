@@ -224,7 +224,8 @@ TEST_P(RealDeviceTest, BitsAreEqualInParts) {
       &clock_, &metrics);
   const kernels::Mask masks[] = {kernels::Mask::None(), kernels::Mask::Causal(),
                                  kernels::Mask::SlidingWindow(200, 0)};
-  for (int trial = 0; trial < 12; ++trial) {
+  constexpr int kTrials = 6;
+  for (int trial = 0; trial < kTrials; ++trial) {
     const SequenceShape shape = {1, kKvHeads, kHeadDim,
                                  trial % 2 == 0 ? DType::kFloat16 : DType::kBFloat16};
     // Many rows, few rows over K/V that is split, and two sequences that the request appends to.
@@ -257,7 +258,7 @@ TEST_P(RealDeviceTest, BitsAreEqualInParts) {
       }
     }
   }
-  EXPECT_GT(counts.parts, 12);  // of 12 requests
+  EXPECT_GT(counts.parts, kTrials);
 }
 
 // The values of the first part are positive and those of the second negative, so that results
@@ -266,7 +267,7 @@ TEST_P(RealDeviceTest, PartsMergeToTheWhole) {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     for (const bool causal : {false, true}) {
       const auto query_rows = static_cast<uint32_t>(1 + random_() % 20);
-      const auto kv_rows = static_cast<uint32_t>(100 + random_() % 1000);
+      const auto kv_rows = static_cast<uint32_t>(100 + random_() % 300);
       const auto somewhere = static_cast<uint32_t>(1 + random_() % (kv_rows - query_rows - 1));
       const kernels::Mask mask = causal ? kernels::Mask::Causal() : kernels::Mask::None();
       for (const uint32_t split : {0u, kv_rows / 4, somewhere, kv_rows - query_rows}) {
