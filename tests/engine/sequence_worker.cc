@@ -139,7 +139,7 @@ SequenceWorker::Locks SequenceWorker::LockAllShared(ModelSequence& sequence) {
 
 void ExpectAgreesWithTheModel(SequenceWorld* world, unsigned seed,
                               const std::function<bool()>& enough) {
-  RunRounds(world, seed, StepsOfARound(8), /*rounds=*/1, enough);
+  RunRounds(world, seed, StepsOfARound(5), /*rounds=*/1, enough);
   End(world);
 }
 
