@@ -204,6 +204,9 @@ class NoFiles {
 
 TEST_F(AcceptLoopTest, SurvivesRunningOutOfFiles) {
   Start({});
+  // UBSan opens a pipe when it sees an object of a class for the first time.
+  const Client first(address_, kPreface);
+  EXPECT_TRUE(WaitUntil([&] { return served() == 1; }));
   std::deque<Client> clients;
   for (int i = 0; i < 50; ++i) clients.emplace_back(address_);
   {
@@ -213,7 +216,7 @@ TEST_F(AcceptLoopTest, SurvivesRunningOutOfFiles) {
   }
   EXPECT_TRUE(WaitUntil([&] { return refused("no_files") == 50; }));
   const Client honest(address_, kPreface);
-  EXPECT_TRUE(WaitUntil([&] { return served() == 1; }));
+  EXPECT_TRUE(WaitUntil([&] { return served() == 2; }));
 }
 
 // Reads what comes, and answers each `piece` bytes with one; 0: never.
