@@ -181,7 +181,7 @@ bool HttpServer::Read(Connection* connection) {
     const ssize_t bytes = recv(connection->socket.get(), buffer, sizeof(buffer), 0);
     if (bytes < 0) return errno == EAGAIN;
     // A client that has closed its side still reads the reply; one without a whole request is gone.
-    if (bytes == 0) return !connection->reply.empty();
+    if (bytes == 0) return connection->sent_bytes < connection->reply.size();
     if (connection->answered) {  // no second request, but unread bytes would reset the connection
       connection->ignored_bytes += static_cast<size_t>(bytes);
       if (connection->ignored_bytes > kMaxIgnoredBytes) return false;
@@ -211,13 +211,16 @@ void HttpServer::Answer(Connection* connection) {
 }
 
 bool HttpServer::Write(Connection* connection) {
-  if (connection->reply.empty()) return true;
-  const ssize_t bytes = send(connection->socket.get(), connection->reply.data(),
-                             connection->reply.size(), MSG_NOSIGNAL);
+  const absl::string_view rest =
+      absl::string_view(connection->reply).substr(connection->sent_bytes);
+  if (rest.empty()) return true;
+  const ssize_t bytes = send(connection->socket.get(), rest.data(), rest.size(), MSG_NOSIGNAL);
   if (bytes < 0) return errno == EAGAIN;
-  connection->reply.erase(0, static_cast<size_t>(bytes));
+  connection->sent_bytes += static_cast<size_t>(bytes);
   // The client closes once it has the reply. Closing first could discard what it has not yet read.
-  if (connection->reply.empty()) shutdown(connection->socket.get(), SHUT_WR);
+  if (connection->sent_bytes == connection->reply.size()) {
+    shutdown(connection->socket.get(), SHUT_WR);
+  }
   return true;
 }
 

@@ -58,7 +58,8 @@ class HttpServer {
     std::list<int>::iterator order;  // in order_
     std::string request;             // as far as it has come
     size_t ignored_bytes = 0;        // that came after it
-    std::string reply;               // the rest to be sent
+    std::string reply;
+    size_t sent_bytes = 0;  // of the reply
     bool answered = false;
   };
 

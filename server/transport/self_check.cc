@@ -40,11 +40,13 @@ SelfCheck::SelfCheck(Options options, AcceptLoop* loop)
 
 void SelfCheck::CallAll() {
   for (size_t listener = 0; listener < failures_.size() && !dead_; ++listener) {
+    const std::string& address = loop_->listeners()[listener].address;
     const absl::Status status = Call(listener);
+    if (options_.on_checked) options_.on_checked(address, status);
     failures_[listener] = status.ok() ? 0 : failures_[listener] + 1;
     if (failures_[listener] < options_.failures) continue;
     dead_ = true;
-    if (options_.on_dead) options_.on_dead(loop_->listeners()[listener].address, status);
+    if (options_.on_dead) options_.on_dead(address, status);
   }
 }
 

@@ -21,6 +21,8 @@ class SelfCheck {
     std::chrono::milliseconds interval{2000};
     std::chrono::milliseconds timeout{3000};  // of one call
     int failures = 5;                         // in a row, of one listener, until it counts as dead
+    // Called after each call, on this class's thread.
+    std::function<void(const std::string& address, const absl::Status& status)> on_checked;
     // Called at most once, on this class's thread.
     std::function<void(const std::string& address, const absl::Status& why)> on_dead;
   };

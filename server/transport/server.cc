@@ -25,12 +25,12 @@ namespace {
 // it answers CANCELLED, which clients do not retry. So a drain keeps refusing RPCs with UNAVAILABLE
 // until none has come for kQuiet, or for kRefuseAtMost if clients do not stop.
 constexpr std::chrono::milliseconds kQuiet(300);
-constexpr absl::Duration kRefuseAtMost = absl::Seconds(2);
+constexpr std::chrono::seconds kRefuseAtMost(2);
 
 // The end of a drain: requests that cannot finish are ended this long before the time is over, or
 // at the latest when a quarter of the time is left. In that time launches that run end, clients
 // read their last replies, those that do not are cut off, and gRPC shuts down.
-constexpr absl::Duration kEndOfDrain = absl::Seconds(4);
+constexpr Nanoseconds kEndOfDrain = std::chrono::seconds(4);
 
 // Time for RPCs of other services (health watches, reflection) to end after a drain.
 constexpr std::chrono::milliseconds kShutdownGrace(100);
@@ -253,22 +253,22 @@ AcceptLoop::Serve Server::AddAcceptor(const std::shared_ptr<grpc::ServerCredenti
   };
 }
 
-bool Server::WaitForRpcs(absl::Time time) const {
+bool Server::WaitForRpcs(TimePoint time) const {
   while (context_.admitted_rpcs.load() > 0) {
-    if (absl::Now() >= time) return false;
+    if (context_.clock->Now() >= time) return false;
     absl::SleepFor(absl::Milliseconds(2));
   }
   return true;
 }
 
 bool Server::Drain(absl::Duration timeout) {
+  const TimePoint begin = context_.clock->Now();
   server_->GetHealthCheckService()->SetServingStatus(false);
   context_.metrics->serving.Set(0);
   attention_.Drain();
   if (debug_ != nullptr) debug_->Drain();
-  const absl::Time begin = absl::Now();
-  const absl::Duration end = std::min(kEndOfDrain, timeout / 4);
-  const absl::Time deadline = begin + timeout - end;
+  const Nanoseconds end = std::min(kEndOfDrain, absl::ToChronoNanoseconds(timeout) / 4);
+  const TimePoint deadline = begin + absl::ToChronoNanoseconds(timeout) - end;
   if (!WaitForRpcs(deadline)) {
     const absl::Status status = absl::UnavailableError(
         "the server is draining, and the request could not finish within --drain_timeout_s");
@@ -279,8 +279,8 @@ bool Server::Drain(absl::Duration timeout) {
     return fleet_->load() == 0;
   }
   const auto quiet = [&] { return context_.last_event.load() + kQuiet <= context_.clock->Now(); };
-  const absl::Time refuse_until = std::min(begin + kRefuseAtMost, deadline);
-  while (!quiet() && absl::Now() < refuse_until) absl::SleepFor(absl::Milliseconds(2));
+  const TimePoint refuse_until = std::min<TimePoint>(begin + kRefuseAtMost, deadline);
+  while (!quiet() && context_.clock->Now() < refuse_until) absl::SleepFor(absl::Milliseconds(2));
   return true;
 }
 

@@ -87,7 +87,7 @@ class Server {
 
   // Waits until all RPCs of before the drain have ended, at most until `time`. False if some have
   // not.
-  bool WaitForRpcs(absl::Time time) const;
+  bool WaitForRpcs(TimePoint time) const;
 
   Fleet* const fleet_;
   RpcContext context_;

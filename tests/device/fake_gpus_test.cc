@@ -108,7 +108,7 @@ class FakeGpusTest : public ::testing::Test {
   // Alternates a request on a new sequence with one that has no sequence.
   void AttendOn(const std::string& device_id, unsigned seed) {
     std::mt19937 random(seed);
-    for (int i = 0; i < 20; ++i) {
+    for (int i = 0; i < 8; ++i) {
       const auto sequence = fleet_->Create({1, 1, 64, kernels::DType::kFloat16}, {i % 2 == 0},
                                            {"alice", {}}, device_id);
       ASSERT_EQ(sequence.status(), absl::OkStatus());

@@ -25,34 +25,59 @@ testing::HeapDevice::Options ReferenceOptions(size_t kv_memory_bytes) {
   return options;
 }
 
-TEST(SequencesPropertyOnReferenceTest, AgreesWithTheModel) {
-  const SteadyClock clock;
-  const unsigned seed = TestSeed();
-  SequenceWorld world(
-      std::make_unique<testing::ReferenceDevice>(ReferenceOptions(size_t{768} << 10), seed),
-      {/*exact=*/true, testing::CopyOnHost, kLength, &clock, nullptr, Nanoseconds(0)});
-  ExpectAgreesWithTheModel(&world, seed);
+class SequencesOnReferenceTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<SequenceWorld> MakeWorld(Nanoseconds max_launch = Nanoseconds(0)) {
+    return Make(size_t{768} << 10, &clock_, nullptr, max_launch);
+  }
+  // Launches fail at any part.
+  std::unique_ptr<SequenceWorld> MakeWorldInParts() { return MakeWorld(Nanoseconds(200)); }
+  // Sequences are evicted and expire, clients reach their quotas, and requests wait for staging
+  // memory.
+  std::unique_ptr<SequenceWorld> MakeWorldWithLimits() {
+    return Make(size_t{448} << 10, &fake_clock_, &fake_clock_, Nanoseconds(0));
+  }
+
+  const unsigned seed_ = TestSeed();
+
+ private:
+  std::unique_ptr<SequenceWorld> Make(size_t kv_memory_bytes, const Clock* clock,
+                                      testing::FakeClock* limits_clock, Nanoseconds max_launch) {
+    auto device =
+        std::make_unique<testing::ReferenceDevice>(ReferenceOptions(kv_memory_bytes), seed_);
+    const SequenceWorld::Setup setup = {/*exact=*/true, testing::CopyOnHost, kLength,
+                                        clock,          limits_clock,        max_launch};
+    return std::make_unique<SequenceWorld>(std::move(device), setup);
+  }
+
+  SteadyClock clock_;
+  testing::FakeClock fake_clock_;
+};
+
+class SequencesOnReferenceStressTest : public SequencesOnReferenceTest {};
+
+TEST_F(SequencesOnReferenceTest, AgreesWithTheModel) {
+  ExpectAgreesWithTheModel(MakeWorld().get(), seed_);
 }
 
-// Launches fail at any part.
-TEST(SequencesPropertyOnReferenceTest, AgreesWithTheModelInParts) {
-  const SteadyClock clock;
-  const unsigned seed = TestSeed();
-  SequenceWorld world(
-      std::make_unique<testing::ReferenceDevice>(ReferenceOptions(size_t{768} << 10), seed),
-      {/*exact=*/true, testing::CopyOnHost, kLength, &clock, nullptr, Nanoseconds(200)});
-  ExpectAgreesWithTheModel(&world, seed, nullptr, /*rounds=*/2);
+TEST_F(SequencesOnReferenceTest, AgreesWithTheModelInParts) {
+  ExpectAgreesWithTheModel(MakeWorldInParts().get(), seed_);
 }
 
-// Sequences are evicted and expire, clients reach their quotas, and requests wait for staging
-// memory.
-TEST(SequencesPropertyOnReferenceTest, AgreesWithTheModelWithinLimits) {
-  testing::FakeClock clock;
-  const unsigned seed = TestSeed();
-  SequenceWorld world(
-      std::make_unique<testing::ReferenceDevice>(ReferenceOptions(size_t{448} << 10), seed),
-      {/*exact=*/true, testing::CopyOnHost, kLength, &clock, &clock, Nanoseconds(0)});
-  ExpectAgreesWithTheModel(&world, seed);
+TEST_F(SequencesOnReferenceTest, AgreesWithTheModelWithinLimits) {
+  ExpectAgreesWithTheModel(MakeWorldWithLimits().get(), seed_);
+}
+
+TEST_F(SequencesOnReferenceStressTest, AgreesInEveryOutcome) {
+  ExpectAgreesInEveryOutcome(MakeWorld().get(), seed_);
+}
+
+TEST_F(SequencesOnReferenceStressTest, AgreesInEveryOutcomeInParts) {
+  ExpectAgreesInEveryOutcome(MakeWorldInParts().get(), seed_, nullptr, /*rounds=*/2);
+}
+
+TEST_F(SequencesOnReferenceStressTest, AgreesInEveryOutcomeWithinLimits) {
+  ExpectAgreesInEveryOutcome(MakeWorldWithLimits().get(), seed_);
 }
 
 }  // namespace

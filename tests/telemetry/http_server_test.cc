@@ -93,8 +93,19 @@ TEST_F(HttpServerTest, EndsAHalfRequestInTime) {
   EXPECT_TRUE(empty.WaitUntilEnded());
 }
 
+// It waits neither for clients nor for the time limit.
+TEST_F(HttpServerTest, StopsWhileConnectionsAreOpen) {
+  HttpServer::Options options;
+  options.time_limit = std::chrono::hours(10);
+  Start(std::move(options));
+  const SilentConnection half(port_, "GET /");
+  EXPECT_THAT(Get(), StartsWith("HTTP/1.1 200"));  // the one before it is accepted
+  server_.reset();
+  EXPECT_TRUE(half.ended());
+}
+
 TEST_F(HttpServerTest, UnreadRepliesDelayNobody) {
-  body_ = std::string(32 << 20, 'x');  // more than the sockets hold
+  body_ = std::string(16 << 20, 'x');  // more than the sockets hold
   Start({});
   std::deque<SilentConnection> unread;
   for (int i = 0; i < 4; ++i) unread.emplace_back(port_, "GET / HTTP/1.1\r\n\r\n");

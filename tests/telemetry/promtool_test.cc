@@ -27,7 +27,7 @@ std::string RunCommand(const std::string& command, int* status) {
   return output;
 }
 
-TEST(Promtool, HasNothingToSay) {
+TEST(PromtoolStressTest, HasNothingToSay) {
   int status = 0;
   RunCommand("command -v promtool", &status);
   if (status != 0) GTEST_SKIP() << "promtool is not installed (Debian: package prometheus)";

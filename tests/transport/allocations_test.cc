@@ -91,6 +91,7 @@ class AllocationsTest : public testing::BytePathTest {
 };
 
 TEST_F(AllocationsTest, OursAreFewWhateverTheSizeOfTheTensors) {
+  server_.reset();  // its threads allocate
   constexpr double kMost = 30;
   const PerRequest small = MeasureOurs("ours, inline 1 row", Inline(1));
   const PerRequest mission = MeasureOurs("ours, inline 512 rows", Inline(512));
@@ -106,6 +107,7 @@ TEST_F(AllocationsTest, OursAreFewWhateverTheSizeOfTheTensors) {
 // A step over many sequences takes no heap for each of them, but longer lists. Now and then one
 // that appends lists a page more.
 TEST_F(AllocationsTest, OursDoNotGrowWithTheSpans) {
+  server_.reset();  // its threads allocate
   const PerRequest one = MeasureOurs("ours, decode of 1, appends", Decode(1, true));
   const PerRequest some = MeasureOurs("ours, decode of 8, appends", Decode(8, true));
   EXPECT_LE(some.count, one.count + 5);

@@ -38,7 +38,7 @@ class BatchingTest : public testing::GatedServerTest,
     engine.sequences.superblock_bytes = testing::kSuperblockBytes;
     Server::Options options = testing::ServerOptions();
     options.max_stream_inflight = 2 * kRequests;
-    Start(GetParam().make(size_t{32} << 20, 0, &clock_), engine, options);
+    Start(GetParam().make(size_t{32} << 20, 0, clock_), engine, options);
     prefix_ = Create(SequenceShape());
     Load(prefix_, 700);  // more than one split of K/V
   }

@@ -68,6 +68,7 @@ TEST_F(DrainTest, EachRequestOfAStreamHasAStatusOfItsOwn) {
 }
 
 TEST_F(DrainTest, RequestsThatWaitForMemoryAreAnsweredAtItsEnd) {
+  clock_ = &fake_clock_;
   Engine::Options engine;
   engine.staging_memory_bytes = 8192;  // one request
   engine.staging_wait = testing::kLong;
@@ -78,10 +79,13 @@ TEST_F(DrainTest, RequestsThatWaitForMemoryAreAnsweredAtItsEnd) {
   ASSERT_TRUE(WaitForArrived(1));
   const auto waiting = Send(Request(""));
   ASSERT_TRUE(testing::WaitUntil([&] { return engine_->staging().waiting() == 1; }));
-  auto drained = Drain(absl::Seconds(2));
+  auto drained = Drain(absl::Seconds(8));
+  ASSERT_TRUE(testing::WaitUntil([&] { return metrics_->serving.Value() == 0; }));
+  fake_clock_.Advance(std::chrono::seconds(6));  // its end is the last quarter
   const grpc::Status status = waiting->status.get();
   EXPECT_EQ(status.error_code(), grpc::UNAVAILABLE);
   EXPECT_THAT(status.error_message(), HasSubstr("--drain_timeout_s"));
+  fake_clock_.Advance(std::chrono::seconds(2));
   EXPECT_FALSE(drained.get());  // the launch is still running
   gate_.SetOpen(true);
   EXPECT_TRUE(running->status.get().ok());

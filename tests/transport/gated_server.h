@@ -30,7 +30,7 @@ class GatedServerTest : public ::testing::Test {
     metrics_ = std::make_unique<Metrics>(FakeMetricsOptions(Server::Methods(options)));
     std::vector<std::unique_ptr<Device>> devices;
     devices.push_back(std::make_unique<GatedDevice>(std::move(device), &gate_));
-    fleet_ = std::make_unique<Fleet>(engine, std::move(devices), &clock_, metrics_.get());
+    fleet_ = std::make_unique<Fleet>(engine, std::move(devices), clock_, metrics_.get());
     engine_ = fleet_->engines()[0].get();
     server_ = Server::Start(options, fleet_.get(), metrics_.get()).value();
     stub_ = Connect();
@@ -101,7 +101,9 @@ class GatedServerTest : public ::testing::Test {
 
   Gate gate_;
   FakeDeviceControl fake_;
-  SteadyClock clock_;
+  SteadyClock steady_clock_;
+  FakeClock fake_clock_;
+  const Clock* clock_ = &steady_clock_;  // of the server
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<Fleet> fleet_;
   Engine* engine_ = nullptr;  // of its only device

@@ -136,7 +136,7 @@ TEST_F(LocalMemoryFaultsTest, AHoleReadsAsZeros) {
   CpuDevice::Options cpu;
   cpu.threads = 1;
   cpu.kv_memory_bytes = 8 << 20;
-  Start(CpuDevice::Create(cpu, &clock_).value(), {}, options);
+  Start(CpuDevice::Create(cpu, clock_).value(), {}, options);
   Lane lane(path_);
   const v1::AttendRequest request = lane.Step(lane.Create());
   ASSERT_EQ(lane.Attend(request), absl::OkStatus());

@@ -109,7 +109,7 @@ class OldClientTest : public testing::GatedServerTest {
     CpuDevice::Options options;
     options.threads = 2;
     options.kv_memory_bytes = 16 << 20;
-    Start(CpuDevice::Create(options, &clock_).value());
+    Start(CpuDevice::Create(options, clock_).value());
     channel_ = grpc::CreateChannel(server_->addresses()[0], grpc::InsecureChannelCredentials());
   }
 

@@ -2,6 +2,8 @@
 #ifndef FLASHCORE_TESTS_TRANSPORT_RPC_SETUP_H_
 #define FLASHCORE_TESTS_TRANSPORT_RPC_SETUP_H_
 
+#include <grpc/grpc.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -16,6 +18,13 @@ namespace flashcore::server::testing {
 
 inline constexpr uint32_t kHeadDim = 32;
 inline constexpr size_t kRowBytes = kHeadDim * 2;  // of K, of V or of Q
+
+// Keeps gRPC. It shuts down with its last object, and may then wait for 10 s for a thread that
+// polls.
+inline const bool kGrpcStays = [] {
+  grpc_init();
+  return true;
+}();
 
 // Longer than anything that a test waits for takes, also on a busy machine.
 inline constexpr std::chrono::seconds kLong(60);

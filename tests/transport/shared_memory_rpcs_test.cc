@@ -10,7 +10,6 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -428,7 +427,6 @@ TEST_F(SharedMemoryRpcsTest, SurvivesAFileThatComesAndGoes) {
     *request.mutable_key_range() = *request.mutable_value_range() = request.query_range();
     *request.mutable_output_range() = request.query_range();
     auto resizing = std::async(std::launch::async, [&] {
-      std::this_thread::sleep_for(std::chrono::microseconds(i * 100));
       for (int k = 0; k < 50; ++k) {
         segment.Resize(k % 3 * kPage);
         segment.Resize(32 * kPage);
@@ -495,7 +493,8 @@ TEST_F(SharedMemoryRpcsTest, NothingLeaks) {
     ASSERT_EQ(client_->CreateSharedMemory(kPage).status(), absl::OkStatus()) << i;
   }
   ExpectNothingShared();
-  EXPECT_LE(Descriptors(), descriptors);
+  // The server's check of itself has some, now and then.
+  EXPECT_TRUE(testing::WaitUntil([&] { return Descriptors() <= descriptors; }));
   EXPECT_EQ(Mappings(), 0u);
 }
 
