@@ -7,8 +7,8 @@
 
 namespace flashcore {
 
-// The same in every run, unless FLASHCORE_TEST_SEED is set, as `tests/run.sh --stress` does. Printed, so
-// that a run can be repeated.
+// The same in every run, unless FLASHCORE_TEST_SEED is set, as `tests/run.sh --stress` does.
+// Printed, so that a run can be repeated.
 inline unsigned TestSeed() {
   const char* asked = std::getenv("FLASHCORE_TEST_SEED");
   const unsigned seed =
