@@ -489,7 +489,7 @@ TEST_F(SharedMemoryRpcsTest, NothingLeaks) {
   ASSERT_EQ(client_->CreateSharedMemory(kPage).status(), absl::OkStatus());
   ExpectNothingShared();
   const size_t descriptors = Descriptors();
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < 300; ++i) {
     ASSERT_EQ(client_->CreateSharedMemory(kPage).status(), absl::OkStatus()) << i;
   }
   ExpectNothingShared();
