@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from harness import wait_until
 LOCAL_CLIENT = os.environ["FLASHCORE_LOCAL_CLIENT"]
 C_CLIENT = os.environ["FLASHCORE_C_CLIENT"]
 RAW_CLIENT = pathlib.Path(__file__).with_name("local_raw_client.py")
+GENERATED = pathlib.Path(pb.__file__).parents[2]  # the modules of the contract
 OVERFLOW_UID = 65534
 SOME_UID = 12345  # nobody's
 
@@ -217,8 +219,12 @@ class UserNamespaceTest(unittest.TestCase):
     """Who calls is the user of the client as the server's namespace knows it."""
 
     def identity(self, server, *prefix, **options):
-        return run(*prefix, sys.executable, "-B", RAW_CLIENT, server.local,
-                   **options).partition(": ")[0]
+        # Copies beside the socket: another user may not be able to read the checkout.
+        folder = pathlib.Path(server.local).parent
+        client = shutil.copy(RAW_CLIENT, folder)
+        modules = shutil.copytree(GENERATED, folder / "generated", dirs_exist_ok=True)
+        return run(*prefix, sys.executable, "-B", client, server.local,
+                   env={**os.environ, "PYTHONPATH": modules}, **options).partition(": ")[0]
 
     def server_in_a_namespace(self, folder, *flags):
         """In which its user is 0, and all others are the overflow uid."""
