@@ -45,7 +45,7 @@ run_ctest() {
 }
 
 run_stage() {
-  local stage=$1 preset=$1 label=gate at_once=$jobs began=$SECONDS
+  local stage=$1 preset=$1 label=gate at_once=$jobs began=$SECONDS count
   if [[ $stage == e2e ]]; then
     preset=asan label=e2e at_once=$((jobs + 1)) # they wait for each other's processes some of the time
   fi
@@ -53,8 +53,9 @@ run_stage() {
   build "$preset" flashcore_gate
   printf 'built in %d s\n' $((SECONDS - began))
   run_ctest "$stage" "$preset" -L "^$label\$" -j "$at_once"
-  executed+=("$(tests/executed.py "$stage" "$logs/$stage.log")")
-  printf '%s, %d s\n' "${executed[-1]}" $((SECONDS - began))
+  count=$(tests/executed.py "$stage" "$logs/$stage.log")
+  printf '%s, %d s\n' "$count" $((SECONDS - began))
+  executed+=("$count")
 }
 
 run_part() {
@@ -99,8 +100,7 @@ case ${1-} in
   "")
     install_packages "${SANITIZER_PACKAGES[@]}"
     for stage in "${stages[@]}"; do run_stage "$stage"; done
-    printf '\n'
-    printf '%s\n' "${executed[@]}"
+    printf '\n%s; all passed\n' "$(printf '%s; ' "${executed[@]}" | sed 's/; $//')"
     ;;
   --stage)
     [[ $# -eq 2 && " ${stages[*]} " == *" $2 "* ]] || usage
