@@ -63,9 +63,9 @@ run_part() {
     release | asan | tsan)
       local target=all
       [[ $1 != tsan ]] || target=flashcore_unit_tests
-      build "$1" "$target" && run_ctest "stress-$1" "$1" -L '^unit$' -j "$jobs"
+      build "$1" "$target" && run_ctest "stress-$1" "$1" -L '^(unit|stress)$' -E '^(e2e|fuzz)' -j "$jobs"
       ;;
-    e2e) build release all && run_ctest stress-e2e release -L '^(stress|e2e)$' -j 1 ;;
+    e2e) build release all && run_ctest stress-e2e release -L '^(stress|e2e)$' -R '^e2e' -j 1 ;;
     fuzz) build asan flashcore_gate && run_ctest stress-fuzz asan -L '^stress$' -R '^fuzz' -j "$jobs" ;;
     perf) build release flashcore_gate && { /usr/bin/python3 -B tests/perf_gate.py || (($? == 77)); } ;;
     tidy) build release flashcore_gate && tests/tidy.py --all ;;
