@@ -5,7 +5,7 @@
 #   tests/run.sh --stage STAGE    one of them:
 #                                   release  kernels, byte path and documents, optimised, in build/
 #                                   tsan     programs without gRPC under ThreadSanitizer, in build-tsan/
-#                                   asan     all others under AddressSanitizer, LeakSanitizer and UBSan, in
+#                                   asan     all but kernels under AddressSanitizer, LeakSanitizer and UBSan, in
 #                                            build-asan/; replays the inputs of the fuzzers
 #                                   e2e      server and command line of build-asan/ as processes
 #   tests/run.sh --release        every unit test in the release build: needs no clang
