@@ -27,7 +27,7 @@ constexpr const char* kClients[] = {"alice", "bob"};
 
 // Limits, of a world that has them.
 constexpr size_t kClientSequences = 8;
-constexpr size_t kClientKvBytes = size_t{320} << 10;
+constexpr size_t kClientKvBytes = size_t{224} << 10;
 constexpr size_t kStagingBytes = size_t{96} << 10;
 constexpr std::chrono::seconds kIdleTimeout(1);
 
