@@ -13,16 +13,30 @@ using Nanoseconds = std::chrono::nanoseconds;
 
 inline constexpr TimePoint kNoDeadline = TimePoint::max();
 
+// A file that becomes readable at a time, for loops that wait for files. Not thread-safe.
+class Timer {
+ public:
+  virtual ~Timer() = default;
+  virtual int fd() const = 0;
+  // Readable from `time` on, until the next call; kNoDeadline: never.
+  virtual void Set(TimePoint time) = 0;
+};
+
 // Thread-safe.
 class Clock {
  public:
   virtual ~Clock() = default;
   virtual TimePoint Now() const = 0;
+  // Must not outlive the clock.
+  virtual std::unique_ptr<Timer> NewTimer() const = 0;
 };
 
 class SteadyClock final : public Clock {
  public:
+  static const SteadyClock* Get();  // lives for ever
+
   TimePoint Now() const override { return std::chrono::steady_clock::now(); }
+  std::unique_ptr<Timer> NewTimer() const override;
 };
 
 // A timer for one callback. Thread-safe.

@@ -2,54 +2,36 @@
 #ifndef FLASHCORE_SERVER_BASE_PERIODIC_THREAD_H_
 #define FLASHCORE_SERVER_BASE_PERIODIC_THREAD_H_
 
-#include <chrono>
 #include <functional>
+#include <memory>
 #include <thread>
-#include <utility>
 
-#include "absl/base/thread_annotations.h"
-#include "server/base/mutex.h"
+#include "server/base/clock.h"
+#include "server/base/socket.h"
 
 namespace flashcore::server {
 
 class PeriodicThread {
  public:
-  // Calls `call` after `interval`, and again that long after each return.
-  PeriodicThread(std::chrono::milliseconds interval, std::function<void()> call)
-      : interval_(interval), call_(std::move(call)), thread_([this] { Loop(); }) {}
+  // Calls `call` an `interval` from now, and again that long after the start of each call, or at
+  // once if the call took longer. `clock` outlives this.
+  PeriodicThread(const Clock* clock, Nanoseconds interval, std::function<void()> call);
 
   // Waits for a call in progress.
-  ~PeriodicThread() {
-    {
-      MutexLock lock(&mutex_);
-      stopping_ = true;
-    }
-    stop_.NotifyOne();
-    thread_.join();
-  }
+  ~PeriodicThread();
   PeriodicThread(const PeriodicThread&) = delete;
   PeriodicThread& operator=(const PeriodicThread&) = delete;
 
  private:
-  void Loop() {
-    while (WaitForNext()) call_();
-  }
+  void Loop();
+  bool WaitForNext() const;  // false: stop
 
-  // False: stop.
-  bool WaitForNext() ABSL_LOCKS_EXCLUDED(mutex_) {
-    const auto next = std::chrono::steady_clock::now() + interval_;
-    MutexLock lock(&mutex_);
-    while (!stopping_ && stop_.WaitUntil(&mutex_, next)) {
-    }
-    return !stopping_;
-  }
-
-  const std::chrono::milliseconds interval_;
+  const Clock* const clock_;
+  const Nanoseconds interval_;
   const std::function<void()> call_;
-  Mutex mutex_;
-  CondVar stop_;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;  // last: it uses the others
+  const std::unique_ptr<Timer> timer_;
+  const FileDescriptor stop_;  // an eventfd
+  std::thread thread_;         // last: it uses the others
 };
 
 }  // namespace flashcore::server

@@ -96,6 +96,7 @@ bool ParseHttpRequest(absl::string_view header, HttpRequest* request) {
 HttpServer::HttpServer(Options options, std::vector<FileDescriptor> sockets)
     : options_(std::move(options)),
       listening_(std::move(sockets)),
+      timer_(options_.clock->NewTimer()),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   const auto watch = [&](int socket) {
@@ -105,6 +106,7 @@ HttpServer::HttpServer(Options options, std::vector<FileDescriptor> sockets)
     epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket, &event);
   };
   watch(stop_.get());
+  watch(timer_->fd());
   for (const FileDescriptor& socket : listening_) watch(socket.get());
   thread_ = std::thread([this] { Loop(); });
 }
@@ -117,31 +119,25 @@ HttpServer::~HttpServer() {
 void HttpServer::Loop() {
   std::array<epoll_event, 64> events;
   while (true) {
-    const int ready = epoll_wait(epoll_.get(), events.data(), events.size(), PollTimeout());
+    timer_->Set(order_.empty() ? kNoDeadline : connections_.at(order_.front()).deadline);
+    const int ready = epoll_wait(epoll_.get(), events.data(), events.size(), -1);
     std::vector<int> with_clients;
     for (int i = 0; i < ready; ++i) {
       const int socket = events[i].data.fd;
       if (socket == stop_.get()) return;
       if (connections_.count(socket) > 0) {
         OnEvent(socket);
-      } else {
+      } else if (socket != timer_->fd()) {
         with_clients.push_back(socket);
       }
     }
-    const TimePoint now = std::chrono::steady_clock::now();
+    const TimePoint now = options_.clock->Now();
     while (!order_.empty() && connections_.at(order_.front()).deadline <= now) {
       Close(order_.front());
     }
     // Last: it closes and opens sockets, and the events above name them by number.
     for (const int listening : with_clients) AcceptAll(listening);
   }
-}
-
-int HttpServer::PollTimeout() const {
-  if (order_.empty()) return -1;
-  const auto left = connections_.at(order_.front()).deadline - std::chrono::steady_clock::now();
-  const auto ms = std::chrono::ceil<std::chrono::milliseconds>(left).count();
-  return static_cast<int>(std::max<int64_t>(ms, 0));
 }
 
 void HttpServer::AcceptAll(int listening) {
@@ -161,7 +157,7 @@ void HttpServer::AcceptAll(int listening) {
     const int socket = accepted.socket.get();
     Connection& connection = connections_[socket];
     connection.socket = std::move(accepted.socket);
-    connection.deadline = std::chrono::steady_clock::now() + options_.time_limit;
+    connection.deadline = options_.clock->Now() + options_.time_limit;
     connection.order = order_.insert(order_.end(), socket);
     epoll_event event = {};
     event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;

@@ -7,12 +7,14 @@
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <memory>
 #include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "server/base/clock.h"
 #include "server/base/socket.h"
 
 namespace flashcore::server {
@@ -42,6 +44,7 @@ class HttpServer {
     std::function<HttpReply(const HttpRequest&)> answer;  // runs on the server's thread
     size_t max_connections = 256;
     std::chrono::milliseconds time_limit{5000};
+    const Clock* clock = SteadyClock::Get();  // outlives the server
   };
   // `sockets` listen, non-blocking.
   HttpServer(Options options, std::vector<FileDescriptor> sockets);
@@ -50,8 +53,6 @@ class HttpServer {
   HttpServer& operator=(const HttpServer&) = delete;
 
  private:
-  using TimePoint = std::chrono::steady_clock::time_point;
-
   struct Connection {
     FileDescriptor socket;
     TimePoint deadline;
@@ -64,7 +65,6 @@ class HttpServer {
   };
 
   void Loop();
-  int PollTimeout() const;  // milliseconds
   void AcceptAll(int listening);
   void OnEvent(int socket);
   // Each returns false if the connection has ended.
@@ -75,6 +75,7 @@ class HttpServer {
 
   const Options options_;
   std::vector<FileDescriptor> listening_;
+  const std::unique_ptr<Timer> timer_;
   const FileDescriptor epoll_;
   const FileDescriptor stop_;  // an eventfd
   Acceptor acceptor_;

@@ -73,15 +73,18 @@ std::string ConnectionHost(int socket, const SocketAddress& peer) {
 }
 
 AcceptLoop::AcceptLoop(const Options& options, std::vector<Listener> listeners, Serve serve_self,
-                       ClientConnections* by_client, Metrics* metrics)
+                       ClientConnections* by_client, Metrics* metrics, const Clock* clock)
     : options_(options),
       listeners_(std::move(listeners)),
       serve_self_(std::move(serve_self)),
       by_client_(by_client),
       metrics_(metrics),
+      clock_(clock),
+      timer_(clock->NewTimer()),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   Watch(epoll_.get(), EPOLL_CTL_ADD, stop_.get(), EPOLLIN);
+  Watch(epoll_.get(), EPOLL_CTL_ADD, timer_->fd(), EPOLLIN);
   for (const Listener& listener : listeners_) {
     listener_of_[listener.socket.get()] = &listener;
     Watch(epoll_.get(), EPOLL_CTL_ADD, listener.socket.get(), EPOLLIN);
@@ -103,7 +106,8 @@ AcceptLoop::~AcceptLoop() {
 void AcceptLoop::Loop() {
   std::array<epoll_event, 256> events;
   while (true) {
-    const int ready = epoll_wait(epoll_.get(), events.data(), events.size(), PollTimeout());
+    timer_->Set(NextLook());
+    const int ready = epoll_wait(epoll_.get(), events.data(), events.size(), -1);
     std::vector<const Listener*> with_clients;
     for (int i = 0; i < ready; ++i) {
       const int socket = events[i].data.fd;
@@ -122,13 +126,10 @@ void AcceptLoop::Loop() {
   }
 }
 
-int AcceptLoop::PollTimeout() const {
-  if (connections_.empty()) return -1;
-  TimePoint next = next_flood_check_;
-  if (!silent_.empty()) next = std::min(next, connections_.at(silent_.front()).deadline);
-  const auto left = next - std::chrono::steady_clock::now();
-  const auto ms = std::chrono::ceil<std::chrono::milliseconds>(left).count();
-  return static_cast<int>(std::max<int64_t>(ms, 0));
+TimePoint AcceptLoop::NextLook() const {
+  if (connections_.empty()) return kNoDeadline;
+  if (silent_.empty()) return next_flood_check_;
+  return std::min(next_flood_check_, connections_.at(silent_.front()).deadline);
 }
 
 void AcceptLoop::AcceptAll(const Listener& listener) {
@@ -168,7 +169,7 @@ void AcceptLoop::Admit(const Listener& listener, FileDescriptor socket, const So
   by_client_->Open(peer);
   connection.host = std::move(host);
   connection.listener = &listener;
-  connection.deadline = std::chrono::steady_clock::now() + options_.first_bytes_within;
+  connection.deadline = clock_->Now() + options_.first_bytes_within;
   connection.waiting = silent_.insert(silent_.end(), number);
   metrics_->connections.Set(static_cast<double>(connections_.size()));
   // Edge-triggered: bytes that are not enough stay in the socket.
@@ -242,7 +243,7 @@ void AcceptLoop::StartServing(const Serve& serve, FileDescriptor connection) {
 }
 
 void AcceptLoop::CloseExpired() {
-  const TimePoint now = std::chrono::steady_clock::now();
+  const TimePoint now = clock_->Now();
   while (!silent_.empty() && connections_.at(silent_.front()).deadline <= now) {
     metrics_->CountRefusedConnection(RefusedConnection::kSilent);
     Close(silent_.front());
@@ -250,7 +251,7 @@ void AcceptLoop::CloseExpired() {
 }
 
 void AcceptLoop::CutFloods() {
-  const TimePoint now = std::chrono::steady_clock::now();
+  const TimePoint now = clock_->Now();
   if (now < next_flood_check_) return;
   next_flood_check_ = now + kFloodCheckInterval;
   uint64_t of_all = 0;

@@ -16,6 +16,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "server/base/clock.h"
 #include "server/base/mutex.h"
 #include "server/base/socket.h"
 #include "server/telemetry/metrics.h"
@@ -56,9 +57,9 @@ class AcceptLoop {
   };
 
   // Starts to accept. `serve_self` gets the connections that ConnectToSelf makes, `by_client`
-  // learns of all others. `by_client` and `metrics` outlive this.
+  // learns of all others. `by_client`, `metrics` and `clock` outlive this.
   AcceptLoop(const Options& options, std::vector<Listener> listeners, Serve serve_self,
-             ClientConnections* by_client, Metrics* metrics);
+             ClientConnections* by_client, Metrics* metrics, const Clock* clock);
   // Closes the listening sockets and the connections that gRPC has not completely taken over.
   ~AcceptLoop();
   AcceptLoop(const AcceptLoop&) = delete;
@@ -85,8 +86,6 @@ class AcceptLoop {
   const std::vector<Listener>& listeners() const { return listeners_; }
 
  private:
-  using TimePoint = std::chrono::steady_clock::time_point;
-
   struct Connection {
     FileDescriptor socket;
     SocketAddress peer;
@@ -99,7 +98,7 @@ class AcceptLoop {
   };
 
   void Loop();
-  int PollTimeout() const;  // milliseconds
+  TimePoint NextLook() const;  // at connections
   void AcceptAll(const Listener& listener);
   void Admit(const Listener& listener, FileDescriptor socket, const SocketAddress& peer);
   // False if `host` may not open another connection even without those that have sent nothing.
@@ -121,6 +120,8 @@ class AcceptLoop {
   const Serve serve_self_;
   ClientConnections* const by_client_;
   Metrics* const metrics_;
+  const Clock* const clock_;
+  const std::unique_ptr<Timer> timer_;
   const FileDescriptor epoll_;
   const FileDescriptor stop_;  // an eventfd
 

@@ -59,13 +59,14 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path) {
 }
 
 absl::StatusOr<std::unique_ptr<CredentialFiles>> CredentialFiles::Start(
-    Options options, Metrics* metrics, std::function<void(TokenTable)> on_tokens) {
+    Options options, Metrics* metrics, const Clock* clock,
+    std::function<void(TokenTable)> on_tokens) {
   auto files =
       absl::WrapUnique(new CredentialFiles(std::move(options), metrics, std::move(on_tokens)));
   if (absl::Status status = files->ReadTls(); !status.ok()) return status;
   if (absl::Status status = files->ReadTokens(); !status.ok()) return status;
   if (files->options_.tls.enabled() || !files->options_.token_file.empty()) {
-    files->thread_.emplace(kInterval, [self = files.get()] { self->Reload(); });
+    files->thread_.emplace(clock, kInterval, [self = files.get()] { self->Reload(); });
   }
   return files;
 }

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/base/clock.h"
 #include "server/base/periodic_thread.h"
 #include "server/telemetry/metrics.h"
 #include "server/transport/tls.h"
@@ -33,9 +34,11 @@ class CredentialFiles {
   };
 
   // Reads the files. INVALID_ARGUMENT names the one that cannot be used. `on_tokens` gets the
-  // tokens now and, on a thread of this class, each time that they change. `metrics` outlives this.
+  // tokens now and, on a thread of this class, each time that they change. `metrics` and `clock`
+  // outlive this.
   static absl::StatusOr<std::unique_ptr<CredentialFiles>> Start(
-      Options options, Metrics* metrics, std::function<void(TokenTable)> on_tokens);
+      Options options, Metrics* metrics, const Clock* clock,
+      std::function<void(TokenTable)> on_tokens);
 
   // For one address that clients connect to: plaintext for "unix:path" or without a certificate.
   // This must outlive the gRPC server. Not thread-safe.

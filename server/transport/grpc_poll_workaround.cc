@@ -18,7 +18,8 @@ constexpr std::chrono::milliseconds kInterval(500);
 GrpcPollWorkaround::GrpcPollWorkaround(grpc::Server* server, std::string method)
     : method_(std::move(method)),
       stub_(server->InProcessChannel(grpc::ChannelArguments())),
-      thread_(kInterval, [this] { CallOnce(); }) {}
+      // Of the real time: gRPC sleeps by it.
+      thread_(SteadyClock::Get(), kInterval, [this] { CallOnce(); }) {}
 
 void GrpcPollWorkaround::CallOnce() {
   grpc::ClientContext context;

@@ -32,11 +32,11 @@ grpc::Status CallHealth(const std::shared_ptr<grpc::Channel>& channel,
 
 }  // namespace
 
-SelfCheck::SelfCheck(Options options, AcceptLoop* loop)
+SelfCheck::SelfCheck(Options options, AcceptLoop* loop, const Clock* clock)
     : options_(std::move(options)),
       loop_(loop),
       failures_(loop->listeners().size(), 0),
-      thread_(options_.interval, [this] { CallAll(); }) {}
+      thread_(clock, options_.interval, [this] { CallAll(); }) {}
 
 void SelfCheck::CallAll() {
   for (size_t listener = 0; listener < failures_.size() && !dead_; ++listener) {

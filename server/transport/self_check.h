@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "server/base/clock.h"
 #include "server/base/periodic_thread.h"
 #include "server/transport/accept_loop.h"
 
@@ -26,8 +27,8 @@ class SelfCheck {
     // Called at most once, on this class's thread.
     std::function<void(const std::string& address, const absl::Status& why)> on_dead;
   };
-  // `loop` outlives this.
-  SelfCheck(Options options, AcceptLoop* loop);
+  // `loop` and `clock` outlive this.
+  SelfCheck(Options options, AcceptLoop* loop, const Clock* clock);
   // Its destructor waits for a call in progress, at most its timeout.
 
  private:

@@ -159,12 +159,13 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options, Fl
 }
 
 absl::Status Server::ReadCredentials(const Options& options) {
+  const auto on_tokens = [this](TokenTable tokens) {
+    context_.authenticator.SetTokens(std::move(tokens));
+    attention_.EndRevoked();
+    if (debug_ != nullptr) debug_->EndRevoked();
+  };
   auto files =
-      CredentialFiles::Start(options.credentials, context_.metrics, [this](TokenTable tokens) {
-        context_.authenticator.SetTokens(std::move(tokens));
-        attention_.EndRevoked();
-        if (debug_ != nullptr) debug_->EndRevoked();
-      });
+      CredentialFiles::Start(options.credentials, context_.metrics, context_.clock, on_tokens);
   if (!files.ok()) return files.status();
   credentials_ = *std::move(files);
   return absl::OkStatus();
@@ -204,8 +205,8 @@ absl::Status Server::Listen(const Options& options) {
       std::make_unique<GrpcPollWorkaround>(server_.get(), "/grpc.health.v1.Health/Check");
   accept_loop_ = std::make_unique<AcceptLoop>(options.connections.accept, std::move(listeners),
                                               std::move(serve_self), &context_.client_connections,
-                                              context_.metrics);
-  self_check_ = std::make_unique<SelfCheck>(options.self_check, accept_loop_.get());
+                                              context_.metrics, context_.clock);
+  self_check_ = std::make_unique<SelfCheck>(options.self_check, accept_loop_.get(), context_.clock);
   return absl::OkStatus();
 }
 

@@ -29,7 +29,7 @@ void UnsentReplies::Start(const Options& options, const Clock* clock) {
   options_ = options;
   clock_ = clock;
   if (options.timeout > Nanoseconds(0)) {
-    thread_.emplace(kCheckInterval, [this] { CutOffLate(); });
+    thread_.emplace(clock_, kCheckInterval, [this] { CutOffLate(); });
   }
 }
 

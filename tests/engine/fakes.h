@@ -1,9 +1,8 @@
-// Fakes of the clock and the device.
+// Fakes of the device.
 #ifndef FLASHCORE_TESTS_ENGINE_FAKES_H_
 #define FLASHCORE_TESTS_ENGINE_FAKES_H_
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -21,18 +20,9 @@
 #include "server/device/device.h"
 #include "server/request/request.h"
 #include "server/telemetry/metrics.h"
+#include "tests/base/fake_clock.h"
 
 namespace flashcore::server::testing {
-
-// Advances only when told to. Thread-safe.
-class FakeClock final : public Clock {
- public:
-  TimePoint Now() const override { return TimePoint(Nanoseconds(now_.load())); }
-  void Advance(Nanoseconds duration) { now_ += duration.count(); }
-
- private:
-  std::atomic<int64_t> now_{1'000'000'000};
-};
 
 // A record of what a FakeDevice did, and a gate that holds it. Outlives the device.
 struct FakeDeviceControl {

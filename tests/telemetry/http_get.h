@@ -10,7 +10,6 @@ namespace flashcore::server {
 // header lines, each with its CRLF.
 std::string HttpGet(int port, const std::string& path, const std::string& header = "");
 
-// What follows the header of `response`.
 // A connection on which the client has sent `text`, perhaps a part of a request, and then is
 // silent.
 class SilentConnection {
@@ -29,6 +28,7 @@ class SilentConnection {
   int fd_;
 };
 
+// What follows the header of `response`.
 std::string HttpBody(const std::string& response);
 
 }  // namespace flashcore::server

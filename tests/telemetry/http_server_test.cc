@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "tests/base/fake_clock.h"
 #include "tests/telemetry/http_get.h"
 
 namespace flashcore::server {
@@ -41,6 +42,7 @@ TEST(ParseHttpRequestTest, RefusesOthers) {
 class HttpServerTest : public ::testing::Test {
  protected:
   void Start(HttpServer::Options options) {
+    options.clock = &clock_;
     auto sockets = ListenTcp("127.0.0.1", 0);
     ASSERT_TRUE(sockets.ok()) << sockets.status();
     port_ = PortOf(LocalAddress(sockets->front().get()));
@@ -51,6 +53,7 @@ class HttpServerTest : public ::testing::Test {
   }
   std::string Get() const { return HttpGet(port_, "/"); }
 
+  testing::FakeClock clock_;
   std::string body_ = "ok\n";
   int port_ = 0;
   std::unique_ptr<HttpServer> server_;
@@ -74,7 +77,6 @@ TEST_F(HttpServerTest, RefusesWhatItDoesNotKnow) {
 TEST_F(HttpServerTest, HalfRequestsDelayNobody) {
   HttpServer::Options options;
   options.max_connections = 20;
-  options.time_limit = std::chrono::minutes(10);
   Start(std::move(options));
   std::deque<SilentConnection> half;
   for (int i = 0; i < 100; ++i) half.emplace_back(port_, "GET / HTTP/1.1\r\nHost: l");
@@ -84,20 +86,23 @@ TEST_F(HttpServerTest, HalfRequestsDelayNobody) {
 }
 
 TEST_F(HttpServerTest, EndsAHalfRequestInTime) {
-  HttpServer::Options options;
-  options.time_limit = std::chrono::milliseconds(50);
-  Start(std::move(options));
+  const Nanoseconds time_limit = HttpServer::Options().time_limit;
+  Start({});
   const SilentConnection half(port_, "GET /");
   const SilentConnection empty(port_, "");
+  EXPECT_THAT(Get(), StartsWith("HTTP/1.1 200"));  // those before it are accepted
+  clock_.Advance(time_limit - Nanoseconds(1));
+  EXPECT_THAT(Get(), StartsWith("HTTP/1.1 200"));  // the server has looked at the time
+  EXPECT_FALSE(half.ended());
+  EXPECT_FALSE(empty.ended());
+  clock_.Advance(Nanoseconds(1));
   EXPECT_TRUE(half.WaitUntilEnded());
   EXPECT_TRUE(empty.WaitUntilEnded());
 }
 
 // It waits neither for clients nor for the time limit.
 TEST_F(HttpServerTest, StopsWhileConnectionsAreOpen) {
-  HttpServer::Options options;
-  options.time_limit = std::chrono::hours(10);
-  Start(std::move(options));
+  Start({});
   const SilentConnection half(port_, "GET /");
   EXPECT_THAT(Get(), StartsWith("HTTP/1.1 200"));  // the one before it is accepted
   server_.reset();

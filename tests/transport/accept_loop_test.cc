@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
+#include "tests/base/fake_clock.h"
 #include "tests/engine/fakes.h"
 #include "tests/transport/rpc_setup.h"
 
@@ -81,7 +82,7 @@ class AcceptLoopTest : public ::testing::Test {
     std::vector<AcceptLoop::Listener> listeners;
     listeners.push_back({"test", std::move(listening), serve});
     loop_ = std::make_unique<AcceptLoop>(options, std::move(listeners), serve_self, &by_client_,
-                                         &metrics_);
+                                         &metrics_, &clock_);
   }
 
   size_t served() {
@@ -112,6 +113,7 @@ class AcceptLoopTest : public ::testing::Test {
     return -1;
   }
 
+  testing::FakeClock clock_;
   ClientConnections by_client_{100};
   Metrics metrics_{testing::FakeMetricsOptions({})};
   SocketAddress address_;
@@ -135,15 +137,21 @@ TEST_F(AcceptLoopTest, ServesAConnectionOnceItHasSentThePreface) {
 
 TEST_F(AcceptLoopTest, ClosesASilentConnectionInTime) {
   AcceptLoop::Options options;
-  options.first_bytes_within = std::chrono::milliseconds(50);
   Start(options);
   const Client silent(address_, "");
   const Client half(address_, "PRI");
+  ASSERT_TRUE(WaitUntil([&] { return metrics_.connections.Value() == 2; }));
+  clock_.Advance(options.first_bytes_within - Nanoseconds(1));
+  const Client other(address_, kPreface);
+  ASSERT_TRUE(WaitUntil([&] { return served() == 1; }));  // the loop has looked at the time
+  EXPECT_FALSE(silent.closed());
+  EXPECT_FALSE(half.closed());
+  clock_.Advance(Nanoseconds(1));
   EXPECT_TRUE(silent.WaitUntilClosed());
   EXPECT_TRUE(half.WaitUntilClosed());
   EXPECT_TRUE(WaitUntil([&] { return refused("silent") == 2; }));
-  EXPECT_TRUE(WaitUntil([&] { return metrics_.connections.Value() == 0; }));
-  EXPECT_EQ(served(), 0u);
+  EXPECT_TRUE(WaitUntil([&] { return metrics_.connections.Value() == 1; }));
+  EXPECT_FALSE(other.closed());
 }
 
 TEST_F(AcceptLoopTest, RefusesConnectionsBeyondALimit) {
@@ -170,7 +178,6 @@ TEST_F(AcceptLoopTest, RefusesConnectionsBeyondALimit) {
 TEST_F(AcceptLoopTest, ASilentConnectionMakesRoom) {
   AcceptLoop::Options options;
   options.max_connections = 2;
-  options.first_bytes_within = std::chrono::minutes(10);
   Start(options);
   const Client oldest(address_, "PRI");
   const Client younger(address_, "");
@@ -253,7 +260,10 @@ TEST_F(AcceptLoopTest, CutsOffAFloodThatIsNotAnswered) {
     Client client(address_, kPreface);
     ASSERT_TRUE(WaitUntil([&] { return served() == 1 + flood; }));
     std::thread flooded(ReadAll, SocketOf(flood), 0);
-    EXPECT_TRUE(WaitUntil([&] { return client.closed() || !client.Send(piece); }));
+    EXPECT_TRUE(WaitUntil([&] {
+      clock_.Advance(std::chrono::milliseconds(50));
+      return client.closed() || !client.Send(piece);
+    }));
     flooded.join();
     EXPECT_TRUE(WaitUntil([&] { return refused("flood") == static_cast<double>(flood); }));
   }

@@ -53,7 +53,8 @@ Connection::Connection(LocalContext* context, const UnaryCalls* unary, const Loc
       unary_(unary),
       options_(options),
       began_(now),
-      socket_(std::move(socket), &context->methods->context()->unsent) {}
+      socket_(std::move(socket), &context->methods->context()->unsent,
+              context->methods->context()->clock) {}
 
 Connection::~Connection() { End(); }
 

@@ -106,7 +106,7 @@ std::optional<FileDescriptor> FrameSocket::TakeFile() {
 }
 
 void FrameSocket::Send(const std::string& message, int file, absl::string_view client) {
-  if (out_.empty()) last_progress_ = std::chrono::steady_clock::now();
+  if (out_.empty()) last_progress_ = clock_->Now();
   Frame& frame = out_.emplace_back();
   frame.bytes = absl::StrCat(Header(message.size()), message);
   frame.file = file;
@@ -139,7 +139,7 @@ bool FrameSocket::Flush() {
     if (bytes < 0) return false;
     sent_ += static_cast<size_t>(bytes);
     unsent_bytes_ -= static_cast<size_t>(bytes);
-    last_progress_ = std::chrono::steady_clock::now();
+    last_progress_ = clock_->Now();
     if (sent_ < frame.bytes.size()) continue;
     out_.pop_front();
     sent_ = 0;

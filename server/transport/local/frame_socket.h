@@ -23,9 +23,9 @@ class FrameSocket {
   // File descriptors that may have come without the request that they are for.
   static constexpr size_t kMaxFiles = 4;
 
-  // `socket` is non-blocking. `unsent` outlives this.
-  FrameSocket(FileDescriptor socket, UnsentReplies* unsent)
-      : socket_(std::move(socket)), unsent_(unsent) {}
+  // `socket` is non-blocking. `unsent` and `clock` outlive this.
+  FrameSocket(FileDescriptor socket, UnsentReplies* unsent, const Clock* clock)
+      : socket_(std::move(socket)), unsent_(unsent), clock_(clock) {}
 
   int fd() const { return socket_.get(); }
 
@@ -60,6 +60,7 @@ class FrameSocket {
 
   FileDescriptor socket_;
   UnsentReplies* const unsent_;
+  const Clock* const clock_;
   std::string in_;    // what was read
   size_t begin_ = 0;  // of the part of in_ that was not taken
   bool too_many_files_ = false;

@@ -87,6 +87,8 @@ LocalServer::LocalServer(const LocalOptions& options, AttentionMethods* methods,
                          FileDescriptor listening)
     : options_(options),
       listening_(std::move(listening)),
+      clock_(methods->context()->clock),
+      timer_(clock_->NewTimer()),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       poller_(
@@ -101,6 +103,7 @@ LocalServer::LocalServer(const LocalOptions& options, AttentionMethods* methods,
   context_.load_sequence = context_.Rpc("LoadSequence");
   unary_ = std::make_unique<UnaryCalls>(&context_);
   Watch(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), EPOLLIN | EPOLLET);
+  Watch(epoll_.get(), EPOLL_CTL_ADD, timer_->fd(), EPOLLIN);
   Watch(epoll_.get(), EPOLL_CTL_ADD, listening_.get(), EPOLLIN);
   thread_ = std::thread([this] { Run(); });
 }
@@ -141,7 +144,8 @@ void LocalServer::RunPosted() {
 void LocalServer::Run() {
   std::array<epoll_event, 256> events;
   while (!stop_) {
-    const int ready = epoll_wait(epoll_.get(), events.data(), events.size(), WaitMilliseconds());
+    timer_->Set(NextCheck());
+    const int ready = epoll_wait(epoll_.get(), events.data(), events.size(), -1);
     bool has_clients = false;
     for (int i = 0; i < ready; ++i) {
       const int fd = events[i].data.fd;
@@ -166,11 +170,11 @@ void LocalServer::Run() {
   context_.metrics().local_connections.Set(0);
 }
 
-int LocalServer::WaitMilliseconds() const {
+TimePoint LocalServer::NextCheck() const {
   const bool some = std::any_of(connections_.begin(), connections_.end(), [](const auto& entry) {
     return entry.second.connection->HasDeadline();
   });
-  return some ? static_cast<int>(kCheckInterval.count()) : -1;
+  return some ? next_check_ : kNoDeadline;
 }
 
 void LocalServer::AcceptAll() {
@@ -211,9 +215,8 @@ void LocalServer::Admit(FileDescriptor socket) {
     return Refuse(RefusedLocalConnection::kMaxConnections);
   }
   const int fd = socket.get();
-  auto connection =
-      std::make_shared<Connection>(&context_, unary_.get(), options_, std::move(socket),
-                                   context_.methods->context()->clock->Now());
+  auto connection = std::make_shared<Connection>(&context_, unary_.get(), options_,
+                                                 std::move(socket), clock_->Now());
   ++per_user_[user];
   const uint32_t wanted = connection->events();
   connections_[fd] = {std::move(connection), std::move(user), wanted};
@@ -239,7 +242,7 @@ void LocalServer::Update(Connection* connection) {
 }
 
 void LocalServer::CheckTimes() {
-  const TimePoint now = context_.methods->context()->clock->Now();
+  const TimePoint now = clock_->Now();
   if (now < next_check_) return;
   next_check_ = now + kCheckInterval;
   std::vector<std::shared_ptr<Connection>> all;

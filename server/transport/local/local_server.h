@@ -15,6 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
+#include "server/base/clock.h"
 #include "server/base/mutex.h"
 #include "server/base/socket.h"
 #include "server/transport/local/calls.h"
@@ -56,7 +57,6 @@ class LocalServer {
 
  private:
   using Posted = std::pair<std::weak_ptr<Connection>, LocalContext::OnConnection>;
-  using TimePoint = std::chrono::steady_clock::time_point;
 
   struct Entry {
     std::shared_ptr<Connection> connection;
@@ -68,7 +68,7 @@ class LocalServer {
   void Post(std::weak_ptr<Connection> connection, LocalContext::OnConnection action)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void Run();
-  int WaitMilliseconds() const;
+  TimePoint NextCheck() const;  // of times
   void RunPosted() ABSL_LOCKS_EXCLUDED(mutex_);
   void AcceptAll();
   void Admit(FileDescriptor socket);
@@ -82,6 +82,8 @@ class LocalServer {
   const LocalOptions options_;
   LocalContext context_;
   const FileDescriptor listening_;
+  const Clock* const clock_;
+  const std::unique_ptr<Timer> timer_;
   const FileDescriptor epoll_;
   const FileDescriptor wake_;  // an eventfd
   std::unique_ptr<UnaryCalls> unary_;
