@@ -45,21 +45,29 @@ MetricsServer& Server() {
   return *kServer;
 }
 
-int Connect(int port) {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+sockaddr_in Loopback(uint32_t offset, int port) {
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  Require(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0,
-          "no connection");
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK + offset);
+  return address;
+}
+
+int Connect(int port) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int on = 1;
+  // From one address after the other: a connection that has ended keeps its port for a while, and
+  // an address has 28,000.
+  static uint32_t connections = 0;
+  const sockaddr_in from = Loopback(++connections % 65536, 0);
+  setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
+  Require(bind(fd, reinterpret_cast<const sockaddr*>(&from), sizeof(from)) == 0, "no address");
+  const sockaddr_in to = Loopback(0, port);
+  Require(connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof(to)) == 0, "no connection");
   const timeval patience = {60, 0};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
   setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-  const int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  const linger reset = {1, 0};  // so that thousands of closed connections leave no state
-  setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
   return fd;
 }
 
