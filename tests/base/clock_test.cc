@@ -27,7 +27,7 @@ TEST(SteadyTimerTest, IsReadableFromItsTimeUntilItIsSetAgain) {
                               SteadyClock::Get()->Now() - std::chrono::hours(1), TimePoint()}) {
     timer->Set(due);
     EXPECT_TRUE(IsReadable(*timer, kForever));
-    EXPECT_GE(SteadyClock::Get()->Now(), due);
+    EXPECT_GE(SteadyClock::Get()->Now(), due);  // gate: however late, it is not early
     EXPECT_TRUE(IsReadable(*timer, 0));
     for (const TimePoint later : {SteadyClock::Get()->Now() + std::chrono::hours(1), kNoDeadline}) {
       timer->Set(later);
