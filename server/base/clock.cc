@@ -15,6 +15,8 @@ class SteadyTimer final : public Timer {
   int fd() const override { return file_.get(); }
 
   void Set(TimePoint time) override {
+    if (time == time_) return;  // loops set it before each wait
+    time_ = time;
     itimerspec at = {};
     if (time != kNoDeadline) {
       // All zero would disarm it.
@@ -27,6 +29,7 @@ class SteadyTimer final : public Timer {
 
  private:
   const FileDescriptor file_{timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)};
+  TimePoint time_ = kNoDeadline;
 };
 
 }  // namespace

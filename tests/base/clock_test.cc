@@ -29,6 +29,8 @@ TEST(SteadyTimerTest, IsReadableFromItsTimeUntilItIsSetAgain) {
     EXPECT_TRUE(IsReadable(*timer, kForever));
     EXPECT_GE(SteadyClock::Get()->Now(), due);  // gate: however late, it is not early
     EXPECT_TRUE(IsReadable(*timer, 0));
+    timer->Set(due);
+    EXPECT_TRUE(IsReadable(*timer, kForever));
     for (const TimePoint later : {SteadyClock::Get()->Now() + std::chrono::hours(1), kNoDeadline}) {
       timer->Set(later);
       EXPECT_FALSE(IsReadable(*timer, 0));
