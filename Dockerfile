@@ -1,6 +1,6 @@
 # Images with the server, the command line and their libraries. No shell.
 #
-#   docker build -t flashcore .                      for GPUs, with CUDA 12: driver 525 or later on an L4
+#   docker build -t flashcore .                      for GPUs, with CUDA 12: driver 530 or later on an L4
 #   docker build -t flashcore --build-arg CUDA_IMAGE=docker.io/nvidia/cuda:13.0.1-devel-ubuntu24.04 .
 #                                                    with CUDA 13: driver 580 or later
 #   docker build -t flashcore:cpu --target cpu .     without CUDA

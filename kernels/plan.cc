@@ -299,13 +299,13 @@ void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t w
   plan->cascade_spans.clear();
   plan->combines.clear();
   plan->partial_rows = 0;
-  const int32_t unsplit_rows = UnsplitTileRows(batch, options, workers);
+  plan->tile_rows = UnsplitTileRows(batch, options, workers);
   Candidates candidates;
   for (int32_t s = 0; s < batch.num_spans; ++s) {
     const size_t first_item = plan->items.size();
     const int32_t rows = batch.spans[s].query_rows * batch.geometry.group();
     const bool may_split = rows <= options.split_max_rows;
-    const int32_t tile_rows = may_split ? options.tile_rows : unsplit_rows;
+    const int32_t tile_rows = may_split ? options.tile_rows : plan->tile_rows;
     const auto [row_begin, row_end] = RowsToPlan(batch, options, batch.spans[s]);
     for (int32_t row = row_begin; row < row_end; row += tile_rows) {
       PlanTile(batch, options, s, row, std::min(tile_rows, rows - row), may_split, plan);

@@ -103,6 +103,7 @@ struct Plan {
   std::vector<WorkItem> items;             // longest first
   std::vector<CascadeSpan> cascade_spans;  // those of one item are contiguous
   std::vector<CombineItem> combines;
+  int32_t tile_rows = 0;       // largest tile of the spans that are not split
   int32_t partial_rows = 0;    // over all splits
   size_t workspace_bytes = 0;  // a partial row is head_dim + 2 floats (O, max, sum)
 

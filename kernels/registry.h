@@ -33,10 +33,13 @@ struct LaunchContext {
   ThreadPool* threads = nullptr;  // CPU kernels: the threads that share the work
   void* stream = nullptr;         // CUDA kernels: the cudaStream_t to launch on
   // CUDA kernels: a copy in device memory of what PackWorkList (kernels/smxx/work_list.h) made of
-  // this batch and plan; the copy is ordered before the launch on `stream`. The launch changes
-  // counters in it and restores them. The workspace is device memory too. The spans' pointers are
-  // to device memory or to mapped host memory.
+  // this batch and plan, ordered before the launch on `stream`; unused if WorkListBytesInMemory is
+  // 0. The workspace is device memory too. The spans' pointers are to device memory or to mapped
+  // host memory.
   void* work_list = nullptr;
+  // CUDA kernels: the splits of each of Plan::combines that have finished, in device memory. 0
+  // before the launch and after it.
+  int32_t* finished = nullptr;
 };
 
 // Runs `batch` as planned. A CPU kernel has completed on return. Returns 0, or the cudaError_t of a

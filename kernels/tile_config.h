@@ -68,6 +68,8 @@ struct Sm80Block {
   int warp_groups = 1;  // KV warp groups, which divide the K/V tiles
   int tile_tokens = 0;  // K/V rows of a tile
   int min_blocks = 1;   // blocks on an SM that the registers must allow
+  // One K and one V buffer, each copied while the other is used, instead of stages.
+  bool single_buffers = false;
 };
 
 // Blocks of 32, 64 and 128 rows have the same warp_groups and tile_tokens, so a row gets the same
@@ -89,6 +91,10 @@ constexpr Sm80Block Sm80BlockFor(int32_t tile_rows, int32_t head_dim) {
     // SM, which are never in step, are faster than two groups (by 12% at 128).
     block.warp_groups = head_dim <= 64 ? 2 : 1;
     block.tile_tokens = head_dim <= 128 ? 64 : 32;
+    // Enough other warps hide the wait for a copy, and without stages to choose at run time a tile
+    // takes a third fewer instructions beside its multiplications. In launches of few small tiles,
+    // copies two tiles ahead are faster.
+    block.single_buffers = head_dim > 64 && tile_rows == Sm80Plan(head_dim).tile_rows;
     if (tile_rows == 32 && head_dim <= 64) block.min_blocks = 2;
   }
   return block;

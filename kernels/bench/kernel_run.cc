@@ -21,11 +21,18 @@ cudaError_t KernelRun::Prepare(const Kernel& kernel, const Geometry& geometry,
   MakePlan(Batch(0), options, multiprocessors, &plan_);
   error = SendWorkLists();
   if (error != cudaSuccess) return error;
+  const size_t counter_bytes = plan_.combines.size() * sizeof(int32_t);
+  error = cudaMalloc(finished_.out(), counter_bytes);
+  if (error != cudaSuccess) return error;
+  if (counter_bytes > 0) error = cudaMemset(finished_.get(), 0, counter_bytes);
+  if (error != cudaSuccess) return error;
   return cudaMalloc(workspace_.out(), plan_.workspace_bytes);
 }
 
 cudaError_t KernelRun::SendWorkLists() {
-  work_list_bytes_ = WorkListBytes(plan_) + kWorkListAlignment - 1;
+  work_list_bytes_ = WorkListBytesInMemory(Batch(0), plan_);
+  if (work_list_bytes_ == 0) return cudaSuccess;
+  work_list_bytes_ += kWorkListAlignment - 1;
   work_list_bytes_ -= work_list_bytes_ % kWorkListAlignment;
   const size_t bytes = work_list_bytes_ * sets_.size();
   PinnedMemory staging;
@@ -49,6 +56,7 @@ cudaError_t KernelRun::Launch(int set, cudaStream_t stream) const {
   context.workspace = workspace_.get();
   context.stream = stream;
   context.work_list = static_cast<std::byte*>(work_lists_.get()) + set * work_list_bytes_;
+  context.finished = static_cast<int32_t*>(finished_.get());
   return static_cast<cudaError_t>(kernel_->launch(Batch(set), plan_, context));
 }
 

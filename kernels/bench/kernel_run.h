@@ -35,6 +35,7 @@ class KernelRun {
   size_t work_list_bytes_ = 0;  // of one set, rounded up to the alignment
   DeviceMemory work_lists_;
   DeviceMemory workspace_;
+  DeviceMemory finished_;
 };
 
 }  // namespace flashcore::kernels

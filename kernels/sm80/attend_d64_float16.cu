@@ -3,6 +3,6 @@
 namespace flashcore::kernels::sm80 {
 
 template int LaunchAttend<64, Accumulate::kFloat16>(DType, int32_t, const AttendParams&, int32_t,
-                                                    void*);
+                                                    bool, void*);
 
 }  // namespace flashcore::kernels::sm80

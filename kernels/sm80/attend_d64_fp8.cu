@@ -4,6 +4,6 @@ namespace flashcore::kernels::sm80 {
 
 template int LaunchAttend<64, Accumulate::kFloat32, KvDType::kFloat8E4M3>(DType, int32_t,
                                                                           const AttendParams&,
-                                                                          int32_t, void*);
+                                                                          int32_t, bool, void*);
 
 }  // namespace flashcore::kernels::sm80

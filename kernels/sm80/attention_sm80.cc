@@ -2,6 +2,8 @@
 
 #include <driver_types.h>
 
+#include <cstddef>
+
 #include "kernels/sm80/attend.h"
 #include "kernels/smxx/work_list.h"
 
@@ -10,32 +12,38 @@ namespace {
 
 template <Accumulate kAccumulate>
 int LaunchTiles(const Geometry& geometry, int32_t tile_rows, const sm80::AttendParams& params,
-                int32_t count, void* stream) {
+                int32_t count, bool in_parameters, void* stream) {
   const DType dtype = geometry.dtype;
   if (geometry.kv_dtype == KvDType::kFloat8E4M3) {
     if constexpr (kAccumulate == Accumulate::kFloat32) {
       constexpr KvDType kFp8 = KvDType::kFloat8E4M3;
       switch (geometry.head_dim) {
         case 64:
-          return sm80::LaunchAttend<64, kAccumulate, kFp8>(dtype, tile_rows, params, count, stream);
+          return sm80::LaunchAttend<64, kAccumulate, kFp8>(dtype, tile_rows, params, count,
+                                                           in_parameters, stream);
         case 128:
           return sm80::LaunchAttend<128, kAccumulate, kFp8>(dtype, tile_rows, params, count,
-                                                            stream);
+                                                            in_parameters, stream);
       }
     }
     return cudaErrorInvalidValue;
   }
   switch (geometry.head_dim) {
     case 32:
-      return sm80::LaunchAttend<32, kAccumulate>(dtype, tile_rows, params, count, stream);
+      return sm80::LaunchAttend<32, kAccumulate>(dtype, tile_rows, params, count, in_parameters,
+                                                 stream);
     case 64:
-      return sm80::LaunchAttend<64, kAccumulate>(dtype, tile_rows, params, count, stream);
+      return sm80::LaunchAttend<64, kAccumulate>(dtype, tile_rows, params, count, in_parameters,
+                                                 stream);
     case 96:
-      return sm80::LaunchAttend<96, kAccumulate>(dtype, tile_rows, params, count, stream);
+      return sm80::LaunchAttend<96, kAccumulate>(dtype, tile_rows, params, count, in_parameters,
+                                                 stream);
     case 128:
-      return sm80::LaunchAttend<128, kAccumulate>(dtype, tile_rows, params, count, stream);
+      return sm80::LaunchAttend<128, kAccumulate>(dtype, tile_rows, params, count, in_parameters,
+                                                  stream);
     case 256:
-      return sm80::LaunchAttend<256, kAccumulate>(dtype, tile_rows, params, count, stream);
+      return sm80::LaunchAttend<256, kAccumulate>(dtype, tile_rows, params, count, in_parameters,
+                                                  stream);
   }
   return cudaErrorInvalidValue;
 }
@@ -44,16 +52,20 @@ template <Accumulate kAccumulate>
 int Launch(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx) {
   if (!plan.cascade_spans.empty()) return cudaErrorInvalidValue;
   const Geometry& geometry = batch.geometry;
-  const WorkListView work(batch, plan, ctx.work_list);
+  alignas(kWorkListAlignment) thread_local std::byte list[kMaxListInParameters];
+  const bool in_parameters = WorkListBytesInMemory(batch, plan) == 0;
+  if (in_parameters) PackWorkList(batch, plan, list);
+  const WorkListView work(batch, plan, in_parameters ? list : ctx.work_list);
   const Partials partials(static_cast<float*>(ctx.workspace), plan.partial_rows, geometry.head_dim);
   // Largest tiles first, because they take longest.
   for (int kind = kCudaTileKinds - 1; kind >= 0; --kind) {
-    const auto [items, count] = work.kinds[kind];
+    const auto [tiles, count] = work.kinds[kind];
     if (count == 0) continue;
-    const sm80::AttendParams params{items, work.finished, partials, RowDivider(geometry.group()),
-                                    geometry.num_kv_heads};
-    const int error =
-        LaunchTiles<kAccumulate>(geometry, kCudaTileRows[kind], params, count, ctx.stream);
+    const sm80::AttendParams params{
+        work.spans,   tiles,   batch.num_spans, geometry.num_kv_heads, RowDivider(geometry.group()),
+        ctx.finished, partials};
+    const int error = LaunchTiles<kAccumulate>(geometry, kCudaTileRows[kind], params, count,
+                                               in_parameters, ctx.stream);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -25,7 +25,8 @@
 //   kMainloopBytes   +-------------------------+
 //
 // With one warp group, the epilogue has staging only. With kQueryInStages, Q starts in the last
-// stage, moves to registers, and then K and V overwrite it.
+// stage, moves to registers, and then K and V overwrite it. With kSingleBuffers there is one stage,
+// and Q may start in its V.
 #ifndef FLASHCORE_KERNELS_SM80_CONFIG_CUH_
 #define FLASHCORE_KERNELS_SM80_CONFIG_CUH_
 
@@ -33,6 +34,7 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
+#include <cstdint>
 #include <type_traits>
 
 #include "kernels/attention.h"
@@ -68,7 +70,9 @@ struct Config {
   static constexpr int kKvRowBytes = kHeadDim * static_cast<int>(sizeof(KvElement));
   static constexpr int kSteps = kKvRowBytes / 32;
   static constexpr int kStepMmas = kFp8 ? 2 : 1;
-  static constexpr int kStages = 2 * kStepMmas;  // the same bytes in flight for E4M3
+  static constexpr bool kSingleBuffers = kBlock.single_buffers;
+  // The same bytes in flight for E4M3.
+  static constexpr int kStages = kSingleBuffers ? 1 : 2 * kStepMmas;
 
   // Accumulator tiles (16 rows x 8 columns) of a warp, for each of its row tiles.
   static constexpr int kScoreTiles = kTileTokens / 8;
@@ -78,13 +82,17 @@ struct Config {
   // Pipelined main loop: two tiles of scores in registers. It pays up to head_dim 64, where
   // exponentials take as long as multiplications, and only if the registers suffice.
   static constexpr bool kPipelined = kHeadDim <= 64 && kRowTiles * kStepMmas <= 2;
-  // Unrolled steps of Q K^T. All 16 of head_dim 256 would need too many registers.
-  static constexpr int kScoreUnroll = kQueryInRegisters ? kSteps : 4 / kStepMmas;
+  // Unrolled steps of Q K^T: as many as the registers allow. Each step beyond saves two
+  // instructions of a loop, and reads Q and K ahead.
+  static constexpr int kScoreUnroll =
+      kQueryInRegisters || kHeadDim == 96 || (kHeadDim == 256 && kSingleBuffers) ? kSteps
+                                                                                 : 4 / kStepMmas;
 
   static constexpr int kTileBytes = kTileTokens * kKvRowBytes;
   static constexpr int kStageStride = kWarpGroups * 2 * kTileBytes;
   static constexpr int kQueryBytes = kRows * kQueryRowBytes;
-  static constexpr bool kQueryInStages = kQueryInRegisters && kQueryBytes <= kStageStride;
+  static constexpr bool kQueryInStages =
+      kQueryInRegisters && kQueryBytes <= (kSingleBuffers ? kTileBytes : kStageStride);
   static constexpr int kQueryOffset = (kQueryInStages ? kStages - 1 : kStages) * kStageStride;
   static constexpr int kVisibleOffset = kStages * kStageStride + (kQueryInStages ? 0 : kQueryBytes);
   static constexpr int kMainloopBytes = kVisibleOffset + kRows * 8;
@@ -110,15 +118,29 @@ struct Config {
   static_assert(kRowWarps * kWarpRows == kRows);
   static_assert(kPageTokens % kTileTokens == 0 && kTileTokens % 16 == 0);
   static_assert((kWarpGroups & (kWarpGroups - 1)) == 0 && kOutputTiles % kWarpGroups == 0);
+  static_assert(!kSingleBuffers || (kWarpGroups == 1 && !kPipelined));
   static_assert(kSharedBytes <= 99 * 1024, "limit of a block on sm_89");
 };
+
+// The thread's number in the block. With single buffers, each call reads it again: whatever follows
+// from it need not stay in registers between two of them.
+template <class C>
+__device__ __forceinline__ int ThreadIndex() {
+  if constexpr (!C::kSingleBuffers) return threadIdx.x;
+  uint32_t thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return static_cast<int>(thread);
+}
 
 // The calling thread's place in the block.
 template <class C>
 struct ThreadPosition {
-  int lane = threadIdx.x % 32;
-  int row_warp = threadIdx.x / 32 % C::kRowWarps;
-  int warp_group = threadIdx.x / 32 / C::kRowWarps;
+  __device__ __forceinline__ ThreadPosition() {
+    const auto thread = static_cast<uint32_t>(ThreadIndex<C>());
+    lane = thread % 32;
+    row_warp = thread / 32 % C::kRowWarps;
+    warp_group = C::kWarpGroups == 1 ? 0 : thread / 32 / C::kRowWarps;
+  }
 
   // The work tile's row that is this lane's row i (0 or 1) of row tile m.
   __device__ __forceinline__ int Row(int m, int i) const {
@@ -129,6 +151,10 @@ struct ThreadPosition {
   __device__ __forceinline__ int Column(int n) const {
     return C::kFp8 ? 16 * (n / 2) + lane % 4 * 4 + 2 * (n % 2) : 8 * n + lane % 4 * 2;
   }
+
+  int lane;
+  int row_warp;
+  int warp_group;
 };
 
 // Barrier for the threads of one KV warp group.

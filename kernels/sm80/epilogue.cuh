@@ -167,14 +167,14 @@ __device__ __forceinline__ void CrossWarpReduce(const SoftmaxScale& scale,
 
 // Writes a slice as partial results, to be combined with those of the other splits.
 template <class C>
-__device__ __forceinline__ void WritePartials(const OutputSlice<C>& slice, const WorkTile& work,
+__device__ __forceinline__ void WritePartials(const OutputSlice<C>& slice, const Work& work,
                                               int32_t first_row, const Partials& partials,
                                               const ThreadPosition<C>& thread) {
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (thread.Row(m, i) >= work.row_count) continue;
+      if (thread.Row(m, i) >= work.tile.row_count) continue;
       const int32_t row = first_row + thread.Row(m, i);
       float* const to = partials.output + int64_t{row} * C::kHeadDim + 8 * slice.first_tile;
 #pragma unroll
@@ -193,7 +193,7 @@ __device__ __forceinline__ void WritePartials(const OutputSlice<C>& slice, const
 // Writes a slice to O, and LSE. O goes through the warp's own shared memory at `staging`, so that
 // global writes are 16 bytes each.
 template <class C>
-__device__ __forceinline__ void WriteRows(const OutputSlice<C>& slice, const WorkTile& work,
+__device__ __forceinline__ void WriteRows(const OutputSlice<C>& slice, const Work& work,
                                           int kv_head, RowDivider group,
                                           const ThreadPosition<C>& thread, std::byte* staging) {
 #pragma unroll
@@ -217,19 +217,19 @@ __device__ __forceinline__ void WriteRows(const OutputSlice<C>& slice, const Wor
   for (int begin = 0; begin < C::kWarpRows * C::kSliceTiles; begin += 32) {
     const int row = (begin + thread.lane) / C::kSliceTiles;
     const int piece = (begin + thread.lane) % C::kSliceTiles;
-    if (row >= C::kWarpRows || first_row + row >= work.row_count) break;
-    const OutputRow to(group, kv_head, work.row_begin + first_row + row);
+    if (row >= C::kWarpRows || first_row + row >= work.tile.row_count) break;
+    const OutputRow to(group, kv_head, work.tile.row_begin + first_row + row);
     reinterpret_cast<uint4*>(to.Output(work))[slice.first_tile + piece] =
         reinterpret_cast<const uint4*>(staging + row * C::kStagingPitch)[piece];
   }
-  if (work.lse == nullptr || slice.first_tile > 0 || thread.lane % 4 > 0) return;
+  if (work.span.lse == nullptr || slice.first_tile > 0 || thread.lane % 4 > 0) return;
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = thread.Row(m, i);
-      if (row >= work.row_count) continue;
-      *OutputRow(group, kv_head, work.row_begin + row).Lse(work) =
+      if (row >= work.tile.row_count) continue;
+      *OutputRow(group, kv_head, work.tile.row_begin + row).Lse(work) =
           LogSumExp(slice.max[m][i], slice.sum[m][i]);
     }
   }
@@ -237,15 +237,15 @@ __device__ __forceinline__ void WriteRows(const OutputSlice<C>& slice, const Wor
 
 // Writes the results of a block. Reuses the shared memory of the main loop.
 template <class C>
-__device__ __forceinline__ void WriteResults(const SoftmaxScale& scale, const WorkTile& work,
+__device__ __forceinline__ void WriteResults(const SoftmaxScale& scale, const Work& work,
                                              int kv_head, RowDivider group,
                                              const Partials& partials,
                                              const ThreadPosition<C>& thread, std::byte* shared,
                                              const State<C>& state) {
   OutputSlice<C> slice;
   CrossWarpReduce<C>(scale, thread, state, shared, &slice);
-  if (work.num_splits > 1) {
-    WritePartials<C>(slice, work, work.PartialRow(kv_head, work.split), partials, thread);
+  if (work.tile.num_splits > 1) {
+    WritePartials<C>(slice, work, work.tile.PartialRow(kv_head, work.tile.split), partials, thread);
   } else {
     const int warp = thread.warp_group * C::kRowWarps + thread.row_warp;
     WriteRows<C>(slice, work, kv_head, group, thread,

@@ -11,6 +11,11 @@
 //   pipelined   S' = Q K[i]^T beside P = exp(S); O += P V[i - 1]; S = S'; mask; update row max
 //
 // The pipelined mainloop keeps the scores of two tiles, S and S', in registers.
+//
+// With single buffers, K and V of a tile arrive one after the other. Step i:
+//
+//   wait for K[i]; barrier; ask for V[i]; S = Q K[i]^T; mask
+//   wait for V[i]; barrier; ask for K[i + 1]; update row max; P = exp(S); O += P V[i]
 #ifndef FLASHCORE_KERNELS_SM80_MAINLOOP_CUH_
 #define FLASHCORE_KERNELS_SM80_MAINLOOP_CUH_
 
@@ -34,15 +39,14 @@ namespace flashcore::kernels::sm80 {
 template <class C>
 class KvPipeline {
  public:
-  __device__ __forceinline__ KvPipeline(const WorkTile& work, int kv_head, int warp_group,
+  __device__ __forceinline__ KvPipeline(const Work& work, int kv_head, int warp_group,
                                         uint32_t shared)
       : work_(work),
-        first_row_(FirstRow(work.kv_begin, warp_group)),
-        kv_end_(work.kv_end),
-        key_(work.key + kv_head * work.kv_head_stride + TileCopy<C>::Offset(work.kv_row_stride)),
-        value_(work.value + (key_ - work.key)),
+        first_row_(FirstRow(work.tile.kv_begin, warp_group)),
+        kv_end_(work.tile.kv_end),
+        kv_head_(kv_head),
         stages_(shared + warp_group * 2 * C::kTileBytes) {
-    key_offset_ = Offset(0);
+    key_page_ = Page(0);
   }
 
   // K/V tiles of this group.
@@ -52,7 +56,7 @@ class KvPipeline {
 
   // K/V tiles of the group that has most.
   __device__ __forceinline__ int MaxTiles() const {
-    return (kv_end_ - work_.kv_begin + kStride - 1) / kStride;
+    return (kv_end_ - work_.tile.kv_begin + kStride - 1) / kStride;
   }
 
   // Whether this group has tile `tile`.
@@ -61,10 +65,26 @@ class KvPipeline {
   // First K/V row of the group's tile `tile`.
   __device__ __forceinline__ int32_t KvRow(int tile) const { return first_row_ + tile * kStride; }
 
-  // Starts the copies of the first kStages - 1 steps.
+  // Starts the copies of the first kStages - 1 steps; with single buffers, of the first K.
   __device__ __forceinline__ void Prefill() {
+    if constexpr (C::kSingleBuffers) {
+      CopyKey(0);
+    } else {
 #pragma unroll
-    for (int step = 0; step < C::kStages - 1; ++step) CopyStage(step, Stage(step));
+      for (int step = 0; step < C::kStages - 1; ++step) CopyStage(step, Stage(step));
+    }
+  }
+
+  // With single buffers: start copying K of a tile, if there is one, and then V of the same tile.
+  // The group has left the buffer.
+  __device__ __forceinline__ void CopyKey(int tile) {
+    if (Has(tile)) CopyTile(&WorkSpan::key, key_page_, tile, Key(0));
+    CommitCopies();
+  }
+  __device__ __forceinline__ void CopyValue(int tile) {
+    CopyTile(&WorkSpan::value, key_page_, tile, Value(0));
+    CommitCopies();
+    key_page_ = Page(tile + 1);
   }
 
   // Waits until the stage of `step` is filled and the group has left the stage before; refills that
@@ -88,17 +108,11 @@ class KvPipeline {
 
   // Starts the copies of a step and ends their cp.async group, which is empty after the last tile.
   __device__ __forceinline__ void CopyStage(int step, int stage) {
-    if (Has(step - 1)) {
-      TileCopy<C>::CopyAsync(value_ + value_offset_, work_.kv_row_stride, kv_end_ - KvRow(step - 1),
-                             stages_ + stage);
-    }
-    if (Has(step)) {
-      TileCopy<C>::CopyAsync(key_ + key_offset_, work_.kv_row_stride, kv_end_ - KvRow(step),
-                             stages_ + stage + C::kTileBytes);
-    }
+    if (Has(step - 1)) CopyTile(&WorkSpan::value, value_page_, step - 1, stages_ + stage);
+    if (Has(step)) CopyTile(&WorkSpan::key, key_page_, step, stages_ + stage + C::kTileBytes);
     CommitCopies();
-    value_offset_ = key_offset_;
-    key_offset_ = Offset(step + 1);  // a step ahead: the page index may come from memory
+    value_page_ = key_page_;
+    key_page_ = Page(step + 1);  // a step ahead: it may come from memory
   }
 
   // A tile's group depends only on its place in the K/V, not on where the work tile begins.
@@ -107,24 +121,35 @@ class KvPipeline {
     return kv_begin + ((warp_group - tile) & (C::kWarpGroups - 1)) * C::kTileTokens;
   }
 
-  // Bytes from the first row of K or V to the tile; 0 if there is no such tile.
-  __device__ __forceinline__ int64_t Offset(int tile) const {
+  // The page of a tile; 0 if there is no such tile.
+  __device__ __forceinline__ int32_t Page(int tile) const {
     if (!Has(tile)) return 0;
-    const int32_t row = KvRow(tile);
-    const int32_t page = row / kPageTokens;
-    const int64_t offset = (work_.pages != nullptr ? work_.pages[page] : page) * work_.page_stride;
-    if constexpr (C::kTileTokens == kPageTokens) return offset;
-    return offset + row % kPageTokens * work_.kv_row_stride;
+    const int32_t page = KvRow(tile) / kPageTokens;
+    const int32_t* const pages = work_.SpanAgain().pages;
+    return pages != nullptr ? pages[page] : page;
   }
 
-  const WorkTile& work_;  // fields used once per step are read from memory, to save registers
+  // Starts copying this thread's part of a tile of K or V, which is in `page`, to a shared address.
+  __device__ __forceinline__ void CopyTile(const std::byte* WorkSpan::*tensor, int32_t page,
+                                           int tile, uint32_t to) const {
+    const TileCopy<C> copy;
+    const WorkSpan& span = work_.SpanAgain();
+    const std::byte* from = span.*tensor;
+    from += kv_head_ * span.kv_head_stride + copy.Offset(span.kv_row_stride);
+    from += page * span.page_stride;
+    if constexpr (C::kTileTokens != kPageTokens) {
+      from += KvRow(tile) % kPageTokens * span.kv_row_stride;
+    }
+    copy.CopyAsync(from, span.kv_row_stride, kv_end_ - KvRow(tile), to);
+  }
+
+  const Work work_;  // fields used once per step are read again, to save registers
   const int32_t first_row_;
   const int32_t kv_end_;
-  const std::byte* const key_;  // this thread's first chunk
-  const std::byte* const value_;
+  const int kv_head_;
   const uint32_t stages_;
-  int64_t key_offset_;  // of the tiles to copy next
-  int64_t value_offset_;
+  int32_t key_page_;  // of the tiles to copy next
+  int32_t value_page_;
 };
 
 // A warp's query rows as operands of Q K^T.
@@ -136,6 +161,14 @@ class QueryOperands {
     if constexpr (C::kQueryInRegisters) {
 #pragma unroll
       for (int step = 0; step < C::kSteps; ++step) Load(step, registers_[step]);
+    }
+  }
+
+  // Before the first Get of each tile, in the same thread: finds the rows in shared memory again.
+  __device__ __forceinline__ void MoveTo(const ThreadPosition<C>& thread) {
+    if constexpr (!C::kQueryInRegisters) {
+      address_ = QueryAddress<C>(SharedAddress(SharedMemory()) + C::kQueryOffset,
+                                 thread.row_warp * C::kWarpRows, thread.lane);
     }
   }
 
@@ -162,7 +195,7 @@ class QueryOperands {
     }
   }
 
-  const uint32_t address_;
+  uint32_t address_;
   uint32_t registers_[C::kQueryInRegisters ? C::kSteps : 1][C::kRowTiles][C::kStepMmas][4];
 };
 
@@ -206,21 +239,33 @@ __device__ __forceinline__ void ComputeScores(QueryOperands<C>* query, uint32_t 
   }
 }
 
-// output += P V, and rounded_sum += P * ones.
+// rounded_sum += P * ones.
+template <class C>
+__device__ __forceinline__ void AddOnes(const Probabilities<C>& probabilities, State<C>* state) {
+  using Element = typename C::Element;
+  constexpr uint32_t kOnes = ElementTraits<Element>::kOnes;
+#pragma unroll
+  for (int n = 0; n < C::kTileTokens / 16; ++n) {
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) {
+      Mma<Element>(probabilities.rows[m][n], kOnes, kOnes, state->rounded_sum[m]);
+    }
+  }
+}
+
+// output += P V, and rounded_sum += P * ones. The order decides whether ptxas has enough registers:
+// by columns of V and not by tokens, which would read more of V ahead, and the ones first or last.
+// Each sum takes the tokens in their order in any case.
 template <class C>
 __device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities, uint32_t values,
                                           int lane, State<C>* state) {
   using Element = typename C::Element;
   values = ValueAddress<C>(values, lane);
+  if constexpr (!C::kPipelined) AddOnes<C>(probabilities, state);
 #pragma unroll
-  for (int n = 0; n < C::kTileTokens / 16; ++n) {
-    constexpr uint32_t kOnes = ElementTraits<Element>::kOnes;
+  for (int step = 0; step < C::kSteps; ++step) {
 #pragma unroll
-    for (int m = 0; m < C::kRowTiles; ++m) {
-      Mma<Element>(probabilities.rows[m][n], kOnes, kOnes, state->rounded_sum[m]);
-    }
-#pragma unroll
-    for (int step = 0; step < C::kSteps; ++step) {
+    for (int n = 0; n < C::kTileTokens / 16; ++n) {
       constexpr int kTiles = 2 * C::kStepMmas;
       uint32_t value[kTiles][2];
       LoadValues<C>(RowAddress<C::kKvRowBytes>(StepAddress<C::kKvRowBytes>(values, step), n),
@@ -235,6 +280,7 @@ __device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities,
       }
     }
   }
+  if constexpr (C::kPipelined) AddOnes<C>(probabilities, state);
 }
 
 template <class C>
@@ -250,9 +296,36 @@ __device__ __forceinline__ void SerialMainloop(const SoftmaxScale& scale, const 
     if (step == num_tiles) break;
     float scores[C::kRowTiles][C::kScoreTiles][4];
     ComputeScores<C>(query, kv->Key(step), thread.lane, scores);
-    MaskScores<C>(mask, thread, kv->KvRow(step), scores);
+    MaskScores<C>(mask, kv->KvRow(step), scores);
     UpdateRowMax<C>(scale, scores, state);
     ComputeProbabilities<C>(scale, scores, state, &probabilities);
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void SingleBufferMainloop(const SoftmaxScale& scale,
+                                                     const TileMask<C>& mask, KvPipeline<C>* kv,
+                                                     QueryOperands<C>* query, State<C>* state) {
+  const int num_tiles = kv->NumTiles();
+#pragma unroll 1
+  for (int tile = 0; tile < num_tiles; ++tile) {
+    WaitForCopies<0>();
+    __syncthreads();
+    kv->CopyValue(tile);
+    // Places in shared memory that are computed for each tile need no registers between tiles.
+    const ThreadPosition<C> thread;
+    const int lane = thread.lane;
+    query->MoveTo(thread);
+    float scores[C::kRowTiles][C::kScoreTiles][4];
+    ComputeScores<C>(query, kv->Key(0), lane, scores);
+    MaskScores<C>(mask, kv->KvRow(tile), scores);
+    WaitForCopies<0>();
+    __syncthreads();
+    kv->CopyKey(tile + 1);
+    UpdateRowMax<C>(scale, scores, state);
+    Probabilities<C> probabilities;
+    ComputeProbabilities<C>(scale, scores, state, &probabilities);
+    AddValues<C>(probabilities, kv->Value(0), lane, state);
   }
 }
 
@@ -270,7 +343,7 @@ __device__ __forceinline__ void PipelinedMainloop(const SoftmaxScale& scale,
   if (kv->Has(0)) ComputeScores<C>(query, kv->Key(0), thread.lane, scores);
 #pragma unroll 1
   for (int step = 1; kv->Has(step - 1); ++step) {
-    MaskScores<C>(mask, thread, kv->KvRow(step - 1), scores);
+    MaskScores<C>(mask, kv->KvRow(step - 1), scores);
     UpdateRowMax<C>(scale, scores, state);
     kv->Advance(step, thread.warp_group);
 
@@ -293,10 +366,10 @@ __device__ __forceinline__ void PipelinedMainloop(const SoftmaxScale& scale,
 // Computes the state of this warp's rows for its group's K/V tiles. Returns with no copy in flight
 // and shared memory free for reuse.
 template <class C>
-__device__ __forceinline__ void RunMainloop(const WorkTile& work, int kv_head, RowDivider group,
-                                            const SoftmaxScale& scale,
-                                            const ThreadPosition<C>& thread, std::byte* memory,
+__device__ __forceinline__ void RunMainloop(const Work& work, int kv_head, RowDivider group,
+                                            const SoftmaxScale& scale, std::byte* memory,
                                             State<C>* state) {
+  const ThreadPosition<C> thread;
   const uint32_t shared = SharedAddress(memory);
   KvPipeline<C> kv(work, kv_head, thread.warp_group, shared);
   kv.Prefill();
@@ -305,11 +378,13 @@ __device__ __forceinline__ void RunMainloop(const WorkTile& work, int kv_head, R
   const TileMask<C> mask(work, group, memory + C::kVisibleOffset);
   WaitForCopies<0>();
   __syncthreads();
-  if (work.softmax_scale < 0) NegateQuery<C>(memory + C::kQueryOffset);
+  if (work.span.softmax_scale < 0) NegateQuery<C>(memory + C::kQueryOffset);
   QueryOperands<C> query(shared + C::kQueryOffset, thread);
   if constexpr (C::kQueryInStages) __syncthreads();
 
-  if constexpr (C::kPipelined) {
+  if constexpr (C::kSingleBuffers) {
+    SingleBufferMainloop<C>(scale, mask, &kv, &query, state);
+  } else if constexpr (C::kPipelined) {
     PipelinedMainloop<C>(scale, mask, thread, &kv, &query, state);
   } else {
     SerialMainloop<C>(scale, mask, thread, &kv, &query, state);

@@ -24,18 +24,22 @@ template <class C>
 struct TileMask {
   // Writes the visible tokens of every row of the work tile to `shared` [kRows]. The caller
   // synchronises the block before the first MaskScores.
-  __device__ __forceinline__ TileMask(const WorkTile& work, RowDivider group, std::byte* shared)
-      : all{work.all_begin, work.all_end}, visible(reinterpret_cast<TokenRange*>(shared)) {
-    const int32_t kv_end = work.kv_end;
+  __device__ __forceinline__ TileMask(const Work& work, RowDivider group, std::byte* shared)
+      : all{work.tile.all_begin, work.tile.all_end},
+        visible(reinterpret_cast<TokenRange*>(shared)) {
+    const int32_t kv_end = work.tile.kv_end;
     const int32_t rounded_end = (kv_end + C::kTileTokens - 1) / C::kTileTokens * C::kTileTokens;
-    if (all.begin <= work.kv_begin && all.end >= rounded_end) return;  // no tile needs a mask
+    if (all.begin <= work.tile.kv_begin && all.end >= rounded_end) return;  // no tile needs a mask
 #pragma unroll 1
     for (int row = threadIdx.x; row < C::kRows; row += C::kThreads) {
-      const int64_t query_position = int64_t{group.Divide(work.row_begin + row)} + work.position;
+      const int64_t query_position =
+          int64_t{group.Divide(work.tile.row_begin + row)} + work.span.position;
       int64_t begin = 0;
       int64_t end = kv_end;
-      if (work.mask.left != Mask::kUnbounded) begin = max(begin, query_position - work.mask.left);
-      if (work.mask.right != Mask::kUnbounded) end = min(end, query_position + work.mask.right + 1);
+      if (work.span.mask.left != Mask::kUnbounded)
+        begin = max(begin, query_position - work.span.mask.left);
+      if (work.span.mask.right != Mask::kUnbounded)
+        end = min(end, query_position + work.span.mask.right + 1);
       visible[row] = {static_cast<int32_t>(min(begin, int64_t{kv_end})),
                       static_cast<int32_t>(max(end, int64_t{0}))};
     }
@@ -54,10 +58,10 @@ struct TileMask {
 // probabilities are 0. V still multiplies these zeros: tokens at or beyond kv_end are zeros in
 // shared memory (TileCopy), and the span's own V must be finite. `kv_row` is the tile's first.
 template <class C>
-__device__ __forceinline__ void MaskScores(const TileMask<C>& mask, const ThreadPosition<C>& thread,
-                                           int32_t kv_row,
+__device__ __forceinline__ void MaskScores(const TileMask<C>& mask, int32_t kv_row,
                                            float (&scores)[C::kRowTiles][C::kScoreTiles][4]) {
   if (!mask.NeedsMask(kv_row)) return;
+  const ThreadPosition<C> thread;
   const int32_t token = kv_row + thread.lane % 4 * 2;
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {

@@ -58,26 +58,28 @@ struct TileCopy {
   static constexpr int kSwizzledRows = 8;  // rows after which the swizzle repeats
   static_assert(kRowsAtOnce % kSwizzledRows == 0 || (kRowsAtOnce == 4 && kCycle == 8));
 
-  static __device__ __forceinline__ int FirstRow() {
-    return static_cast<int>(threadIdx.x) % C::kGroupThreads / kCycle;
+  // The thread's first row of a tile, and its chunk in a cycle.
+  __device__ __forceinline__ TileCopy() {
+    const int thread = ThreadIndex<C>() % C::kGroupThreads;
+    first_row = thread / kCycle;
+    chunk = thread % kCycle;
   }
-  static __device__ __forceinline__ int Chunk() { return threadIdx.x % kCycle; }
 
   // Bytes from the start of a tile in global memory to the thread's first chunk.
-  static __device__ __forceinline__ int64_t Offset(int64_t row_stride) {
-    return FirstRow() * row_stride + Chunk() * 16;
+  __device__ __forceinline__ int64_t Offset(int64_t row_stride) const {
+    return first_row * row_stride + chunk * 16;
   }
 
   // Starts copying a tile of kTileTokens rows. `from` is the thread's first chunk in global memory,
   // `to` the tile's shared address. Only the first `tokens` rows exist: the others are not read and
   // become zeros, because a probability of 0 times a NaN there would be NaN.
-  static __device__ __forceinline__ void CopyAsync(const std::byte* from, int64_t row_stride,
-                                                   int tokens, uint32_t to) {
-    to += ChunkOffset<C::kKvRowBytes>(FirstRow(), 0, Chunk());
-    tokens -= FirstRow();
+  __device__ __forceinline__ void CopyAsync(const std::byte* from, int64_t row_stride, int tokens,
+                                            uint32_t to) const {
+    to += ChunkOffset<C::kKvRowBytes>(first_row, 0, chunk);
+    tokens -= first_row;
 #pragma unroll
     for (int row = 0; row < C::kTileTokens; row += kRowsAtOnce) {
-      if (C::kTileTokens % kRowsAtOnce != 0 && FirstRow() + row >= C::kTileTokens) break;
+      if (C::kTileTokens % kRowsAtOnce != 0 && first_row + row >= C::kTileTokens) break;
       // 4 rows later, the highest bit of the swizzle differs.
       const uint32_t to_row = (row % kSwizzledRows == 0 ? to : to ^ 64) + row * C::kKvRowBytes;
 #pragma unroll
@@ -87,25 +89,28 @@ struct TileCopy {
       from += kRowsAtOnce * row_stride;
     }
   }
+
+  int first_row;
+  int chunk;
 };
 
 // Starts copying the work tile's packed query rows; the rows beyond row_count become zeros.
 template <class C>
-__device__ __forceinline__ void CopyQueryAsync(const WorkTile& work, int kv_head, RowDivider group,
+__device__ __forceinline__ void CopyQueryAsync(const Work& work, int kv_head, RowDivider group,
                                                uint32_t to) {
   constexpr int kChunks = C::kQueryRowBytes / 16;
-  const std::byte* const query = work.query + kv_head * work.group_stride;
+  const std::byte* const query = work.span.query + kv_head * work.span.group_stride;
 #pragma unroll
   for (int begin = 0; begin < C::kRows * kChunks; begin += C::kThreads) {
     const int index = begin + static_cast<int>(threadIdx.x);
     if (C::kRows * kChunks % C::kThreads != 0 && index >= C::kRows * kChunks) break;
     const int row = index / kChunks;
     const int chunk = index % kChunks;
-    const bool exists = row < work.row_count;
-    const int32_t packed_row = work.row_begin + (exists ? row : 0);
+    const bool exists = row < work.tile.row_count;
+    const int32_t packed_row = work.tile.row_begin + (exists ? row : 0);
     const int32_t query_row = group.Divide(packed_row);
-    const std::byte* const from = query + query_row * work.row_stride +
-                                  (packed_row - query_row * group.divisor) * work.head_stride;
+    const std::byte* const from = query + query_row * work.span.row_stride +
+                                  (packed_row - query_row * group.divisor) * work.span.head_stride;
     CopyAsync16(to + StepOffset<C::kQueryRowBytes>(row, chunk / 2, chunk % 2), from + chunk * 16,
                 exists);
   }

@@ -36,32 +36,32 @@ __device__ __forceinline__ bool IsLastSplit(int32_t num_splits, int32_t* finishe
 // Writes O and LSE of the block's packed rows from the partial results of all splits. All kThreads
 // threads take part; each combines 4 components of a row at a time, in split order.
 template <class Element, int kThreads>
-__device__ __forceinline__ void CombineSplits(const WorkTile& work, int kv_head, RowDivider group,
+__device__ __forceinline__ void CombineSplits(const Work& work, int kv_head, RowDivider group,
                                               const Partials& partials) {
   constexpr int kBatch = 8;  // splits whose loads are in flight together
   const int pieces = partials.head_dim / 4;
-  const int32_t stride = work.row_count;  // partial rows from a split to the next
+  const int32_t stride = work.tile.row_count;  // partial rows from a split to the next
 #pragma unroll 1
-  for (int n = threadIdx.x; n < work.row_count * pieces; n += kThreads) {
+  for (int n = threadIdx.x; n < work.tile.row_count * pieces; n += kThreads) {
     const int row = n / pieces;
     const int component = n % pieces * 4;
-    const int32_t first = work.PartialRow(kv_head, 0) + row;
+    const int32_t first = work.tile.PartialRow(kv_head, 0) + row;
     float4 output = make_float4(0, 0, 0, 0);  // relative to 2^max
     float max = -INFINITY, sum = 0;
 #pragma unroll 1
-    for (int begin = 0; begin < work.num_splits; begin += kBatch) {
+    for (int begin = 0; begin < work.tile.num_splits; begin += kBatch) {
       float4 parts[kBatch];
       float maxima[kBatch], sums[kBatch];
 #pragma unroll
       for (int s = 0; s < kBatch; ++s) {
         // Beyond the last split, load it again and discard the values: a branch around the loads
         // would serialise them.
-        const int32_t partial = first + min(begin + s, work.num_splits - 1) * stride;
+        const int32_t partial = first + min(begin + s, work.tile.num_splits - 1) * stride;
         parts[s] = __ldcg(reinterpret_cast<const float4*>(
             partials.output + int64_t{partial} * partials.head_dim + component));
         sums[s] = __ldcg(partials.sum + partial);
         maxima[s] = __ldcg(partials.max + partial);
-        if (begin + s >= work.num_splits) {
+        if (begin + s >= work.tile.num_splits) {
           parts[s] = make_float4(0, 0, 0, 0);
           sums[s] = 0;
           maxima[s] = -INFINITY;
@@ -85,8 +85,8 @@ __device__ __forceinline__ void CombineSplits(const WorkTile& work, int kv_head,
         sum = fmaf(weight, sums[s], sum);
       }
     }
-    const OutputRow to(group, kv_head, work.row_begin + row);
-    if (component == 0 && work.lse != nullptr) *to.Lse(work) = LogSumExp(max, sum);
+    const OutputRow to(group, kv_head, work.tile.row_begin + row);
+    if (component == 0 && work.span.lse != nullptr) *to.Lse(work) = LogSumExp(max, sum);
     const float inverse = InverseOfSum(sum);
     *reinterpret_cast<uint2*>(to.Output(work) + component * 2) =
         make_uint2(ElementTraits<Element>::Pack(output.x * inverse, output.y * inverse),

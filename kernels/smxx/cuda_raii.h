@@ -49,8 +49,8 @@ using CudaGraphExec = CudaHandle<cudaGraphExec_t, cudaGraphExecDestroy>;
 // than 48 KB needs cudaFuncSetAttribute first. The grid must not be empty.
 template <class... Params>
 cudaError_t LaunchKernel(void (*kernel)(Params...), dim3 grid, int threads, size_t shared_bytes,
-                         void* stream, Params... params) {
-  void* args[] = {&params...};
+                         void* stream, const Params&... params) {
+  void* args[] = {const_cast<void*>(static_cast<const void*>(&params))...};
   return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, dim3(threads), args,
                           shared_bytes, static_cast<cudaStream_t>(stream));
 }

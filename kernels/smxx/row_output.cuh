@@ -41,12 +41,12 @@ struct OutputRow {
       : row(group.Divide(packed_row)),
         head(kv_head * group.divisor + packed_row - row * group.divisor) {}
 
-  __device__ __forceinline__ std::byte* Output(const WorkTile& work) const {
-    return work.output + row * work.row_stride + head * work.head_stride;
+  __device__ __forceinline__ std::byte* Output(const Work& work) const {
+    return work.span.output + row * work.span.row_stride + head * work.span.head_stride;
   }
-  // Only if work.lse is not null.
-  __device__ __forceinline__ float* Lse(const WorkTile& work) const {
-    return work.lse + row * work.lse_row_stride + head * work.lse_head_stride;
+  // Only if work.span.lse is not null.
+  __device__ __forceinline__ float* Lse(const Work& work) const {
+    return work.span.lse + row * work.span.lse_row_stride + head * work.span.lse_head_stride;
   }
 
   int32_t row;

@@ -6,34 +6,44 @@
 namespace flashcore::kernels {
 namespace {
 
-// Only spans with few rows in all get the smallest kind, whose kernel gives a row other bits. The
-// last tile of a larger span may have as few rows, but must give the bits of its other tiles.
-int TileKind(const AttentionBatch& batch, int32_t group, const WorkItem& item) {
-  const int32_t rows = batch.spans[item.span].query_rows * group;
+// All tiles of a span have one kind, so that they run in one launch: the last has as many rows as
+// are left. Only spans with few rows in all get the smallest kind, whose kernel gives a row other
+// bits.
+int TileKind(const AttentionBatch& batch, const Plan& plan, const WorkItem& item) {
+  const int32_t rows = batch.spans[item.span].query_rows * batch.geometry.group();
+  const int32_t tile_rows = std::max(item.row_count, std::min(rows, plan.tile_rows));
   int kind = rows <= kCudaTileRows[0] ? 0 : 1;
-  while (kCudaTileRows[kind] < item.row_count) ++kind;
+  while (kCudaTileRows[kind] < tile_rows) ++kind;
   return kind;
+}
+
+WorkSpan MakeSpan(int32_t group, const Span& from) {
+  WorkSpan span = {};
+  span.query = from.query;
+  span.output = from.output;
+  span.row_stride = from.row_stride;
+  span.head_stride = from.head_stride;
+  span.group_stride = group * from.head_stride;
+  span.key = from.kv.key;
+  span.value = from.kv.value;
+  span.pages = from.kv.pages;
+  span.page_stride = from.kv.page_stride;
+  span.kv_head_stride = from.kv.head_stride;
+  span.kv_row_stride = from.kv.row_stride;
+  span.key_scale = from.kv.key_scale;
+  span.value_scale = from.kv.value_scale;
+  span.lse = from.lse;
+  span.lse_row_stride = from.lse_row_stride;
+  span.lse_head_stride = from.lse_head_stride;
+  span.position = from.kv.rows - from.query_rows;
+  span.mask = from.mask;
+  span.softmax_scale = from.softmax_scale;
+  return span;
 }
 
 WorkTile MakeTile(int32_t group, const Span& span, const WorkItem& item, const Plan& plan) {
   WorkTile tile = {};
-  tile.query = span.query;
-  tile.output = span.output;
-  tile.row_stride = span.row_stride;
-  tile.head_stride = span.head_stride;
-  tile.group_stride = group * span.head_stride;
-  tile.key = span.kv.key;
-  tile.value = span.kv.value;
-  tile.pages = span.kv.pages;
-  tile.page_stride = span.kv.page_stride;
-  tile.kv_head_stride = span.kv.head_stride;
-  tile.kv_row_stride = span.kv.row_stride;
-  tile.key_scale = span.kv.key_scale;
-  tile.value_scale = span.kv.value_scale;
-  tile.lse = span.lse;
-  tile.lse_row_stride = span.lse_row_stride;
-  tile.lse_head_stride = span.lse_head_stride;
-
+  tile.span = item.span;
   tile.row_begin = item.row_begin;
   tile.row_count = item.row_count;
   tile.kv_begin = item.kv_begin;
@@ -49,9 +59,6 @@ WorkTile MakeTile(int32_t group, const Span& span, const WorkItem& item, const P
   const bool none = to_first.begin == to_first.end || to_last.begin == to_last.end;
   tile.all_begin = none ? item.kv_end : to_last.begin;
   tile.all_end = none ? item.kv_end : std::min(to_first.end, item.kv_end);
-  tile.position = span.kv.rows - span.query_rows;
-  tile.mask = span.mask;
-  tile.softmax_scale = span.softmax_scale;
 
   tile.num_splits = 1;
   if (item.partial_row >= 0) {
@@ -72,32 +79,38 @@ RowDivider::RowDivider(int32_t by) : divisor(by), shift(0) {
   multiplier = static_cast<uint32_t>((power + by - 1) / by);
 }
 
-size_t WorkListBytes(const Plan& plan) {
-  return plan.items.size() * sizeof(WorkTile) + plan.combines.size() * sizeof(int32_t);
+size_t WorkListBytes(const AttentionBatch& batch, const Plan& plan) {
+  return batch.num_spans * sizeof(WorkSpan) + plan.items.size() * sizeof(WorkTile);
 }
 
-WorkListView::WorkListView(const AttentionBatch& batch, const Plan& plan, void* work_list) {
+size_t WorkListBytesInMemory(const AttentionBatch& batch, const Plan& plan) {
+  const size_t bytes = WorkListBytes(batch, plan);
+  return bytes <= kMaxListInParameters ? 0 : bytes;
+}
+
+WorkListView::WorkListView(const AttentionBatch& batch, const Plan& plan, void* work_list)
+    : spans(static_cast<WorkSpan*>(work_list)) {
   std::array<int32_t, kCudaTileKinds> counts = {};
-  const int32_t group = batch.geometry.group();
-  for (const WorkItem& item : plan.items) ++counts[TileKind(batch, group, item)];
-  auto* tiles = static_cast<WorkTile*>(work_list);
+  for (const WorkItem& item : plan.items) ++counts[TileKind(batch, plan, item)];
+  auto* tiles = reinterpret_cast<WorkTile*>(spans + batch.num_spans);
   for (int kind = 0; kind < kCudaTileKinds; ++kind) {
     kinds[kind] = {tiles, counts[kind]};
     tiles += counts[kind];
   }
-  finished = reinterpret_cast<int32_t*>(tiles);
 }
 
 void PackWorkList(const AttentionBatch& batch, const Plan& plan, std::byte* to) {
   const WorkListView view(batch, plan, to);
+  const int32_t group = batch.geometry.group();
+  for (int32_t s = 0; s < batch.num_spans; ++s) {
+    new (view.spans + s) WorkSpan(MakeSpan(group, batch.spans[s]));
+  }
   std::array<WorkTile*, kCudaTileKinds> next;  // first unwritten tile of each kind
   for (int kind = 0; kind < kCudaTileKinds; ++kind) next[kind] = view.kinds[kind].tiles;
-  const int32_t group = batch.geometry.group();
   for (const WorkItem& item : plan.items) {
-    new (next[TileKind(batch, group, item)]++)
+    new (next[TileKind(batch, plan, item)]++)
         WorkTile(MakeTile(group, batch.spans[item.span], item, plan));
   }
-  std::fill_n(view.finished, plan.combines.size(), 0);
 }
 
 }  // namespace flashcore::kernels

@@ -1,9 +1,10 @@
-// The work list of a launch: a WorkTile per work item, packed into one range of bytes that the
-// caller copies to the device in one transfer. A launch has a thread block per WorkTile and KV
-// head.
+// The work list of a launch: a WorkSpan per span and a WorkTile per work item, packed into one
+// range of bytes. It travels in the kernel's parameters, where a block reads it as constants, or if
+// it is too large, the caller copies it to the device. A launch has a thread block per WorkTile and
+// KV head.
 //
-//   | tiles of 16 rows | of 32 rows | of 64 rows | of 128 rows | finished splits per combine |
-//     WorkTile[]         WorkTile[]   WorkTile[]   WorkTile[]    int32_t[]
+//   | spans      | tiles of spans of 16 rows | of 32 rows | of 64 rows | of 128 rows |
+//     WorkSpan[]   WorkTile[]                  WorkTile[]   WorkTile[]   WorkTile[]
 #ifndef FLASHCORE_KERNELS_SMXX_WORK_LIST_H_
 #define FLASHCORE_KERNELS_SMXX_WORK_LIST_H_
 
@@ -38,10 +39,9 @@ struct RowDivider {
   uint32_t shift;       // the smallest with 2^shift >= divisor
 };
 
-// The packed rows [row_begin, row_begin + row_count) of one span and the K/V rows [kv_begin,
-// kv_end) that they attend to, for every KV head. All pointers are device pointers, to KV head 0.
-// Strides are in bytes, those of LSE in elements.
-struct alignas(16) WorkTile {
+// The tensors of a span. All pointers are device pointers, to KV head 0. Strides are in bytes,
+// those of LSE in elements.
+struct alignas(16) WorkSpan {
   const std::byte* query;  // as in Span
   std::byte* output;
   int64_t row_stride;
@@ -59,22 +59,28 @@ struct alignas(16) WorkTile {
   int64_t lse_row_stride;
   int64_t lse_head_stride;
 
+  int32_t position;  // of query row 0 among the K/V rows: kv_rows - query_rows
+  Mask mask;
+  float softmax_scale;
+};
+
+// The packed rows [row_begin, row_begin + row_count) of a span and the K/V rows [kv_begin, kv_end)
+// that they attend to, for every KV head.
+struct alignas(16) WorkTile {
+  int32_t span;  // index among the WorkSpans
   int32_t row_begin;
   int32_t row_count;
   int32_t kv_begin;
   int32_t kv_end;
   int32_t all_begin;  // K/V rows [all_begin, all_end) are visible to every packed row
   int32_t all_end;
-  int32_t position;  // of query row 0 among the K/V rows: kv_rows - query_rows
-  Mask mask;
-  float softmax_scale;
 
   // One split: the block writes O and LSE. More: it writes partial rows, and the last block to
   // finish combines them.
   int32_t split;
   int32_t num_splits;
   int32_t first_partial_row;  // of KV head 0
-  int32_t combine;            // of KV head 0, in WorkListView::finished
+  int32_t combine;            // of KV head 0, in LaunchContext::finished
 
   // First partial row of split `of_split`.
   FLASHCORE_HOST_DEVICE int32_t PartialRow(int kv_head, int32_t of_split) const {
@@ -82,11 +88,36 @@ struct alignas(16) WorkTile {
   }
 };
 
+// What a block works on.
+struct Work {
+  const WorkSpan* spans;
+  const WorkTile& tile;
+  const WorkSpan& span;  // of the tile
+  bool in_parameters;
+
+#ifdef __CUDACC__
+  // The same, to be read again: the compiler keeps constants in registers that it has read before.
+  __device__ __forceinline__ const WorkSpan& SpanAgain() const {
+    if (!in_parameters) return span;
+    int32_t index = tile.span;
+    asm volatile("" : "+r"(index));
+    return spans[index];
+  }
+#endif
+};
+
+// Bytes of kernel parameters that a launch has for a work list: CUDA 12.1 and driver 530 allow
+// 32,764, of which AttendParams takes some.
+inline constexpr size_t kMaxListInParameters = 32640;
+
 // Alignment of a work list, in host and device memory.
 inline constexpr size_t kWorkListAlignment = 64;
 
-// Bytes that PackWorkList writes for `plan`.
-size_t WorkListBytes(const Plan& plan);
+// Bytes of the work list of `batch`.
+size_t WorkListBytes(const AttentionBatch& batch, const Plan& plan);
+
+// Bytes that the caller copies to the device: all or, if the list fits the kernel's parameters, 0.
+size_t WorkListBytesInMemory(const AttentionBatch& batch, const Plan& plan);
 
 // Writes the work list of `batch` to `to`. Every pointer of the spans, kv.pages included, must be a
 // device pointer. `plan` was made with item_per_kv_head false.
@@ -100,9 +131,10 @@ struct WorkListView {
     WorkTile* tiles;
     int32_t count;
   };
-  // [kind]: tiles that fit kCudaTileRows[kind] and no smaller kind, longest first.
+  WorkSpan* spans;  // [batch.num_spans]
+  // [kind]: the tiles of spans whose largest tile fits kCudaTileRows[kind] and no smaller kind,
+  // longest first.
   std::array<TileArray, kCudaTileKinds> kinds;
-  int32_t* finished;  // [plan.combines.size()]: splits that have finished; 0 between launches
 };
 
 }  // namespace flashcore::kernels

@@ -21,6 +21,9 @@ size_t TensorBytes(size_t max_request_bytes) {
   return 2 * max_request_bytes + max_request_bytes / 16 + kPadding;
 }
 
+// Most row tiles that a pass may split over K/V, counted for each KV head.
+constexpr size_t kMaxCombines = size_t{64} << 10;
+
 // Moves `*at`, an address in a tensor at `from`, to the same element of the tensor's copy at `to`.
 template <class T, class From, class To>
 void Move(T** at, const From* from, To* to) {
@@ -40,6 +43,7 @@ absl::StatusOr<std::unique_ptr<CudaLane>> CudaLane::Create(const CudaDevice::Opt
   }
   take.Memory(lane->tensor_bytes_, "a lane's tensors", &lane->tensors_);
   take.Memory(options.workspace_bytes, "a lane's workspace", &lane->workspace_);
+  take.ZeroedMemory(kMaxCombines * sizeof(int32_t), "a lane's counters", &lane->finished_);
   take.Memory(options.list_bytes, "a lane's lists", &lane->pinned_lists_);
   take.Memory(options.list_bytes, "a lane's lists", &lane->device_lists_);
   if (!take.status().ok()) return take.status();
@@ -297,10 +301,12 @@ bool CudaLane::TryPackSpans(absl::Span<const kernels::Span> spans) {
   pass_.spans.assign(spans.begin(), spans.end());
   // The plan reads the page tables, so it comes before they move to device memory.
   pass_.plan = &plans_.Get(PassBatch(), kernel_->plan_options, multiprocessors_);
-  if (pass_.plan->workspace_bytes <= options_.workspace_bytes) {
-    pass_.work_list = lists_.Take(kernels::WorkListBytes(*pass_.plan));
+  if (pass_.plan->workspace_bytes <= options_.workspace_bytes &&
+      pass_.plan->combines.size() <= kMaxCombines) {
+    const size_t list_bytes = kernels::WorkListBytesInMemory(PassBatch(), *pass_.plan);
+    pass_.work_list = lists_.Take(list_bytes);
     if (pass_.work_list != nullptr && PackPageTables()) {
-      kernels::PackWorkList(PassBatch(), *pass_.plan, pass_.work_list);
+      if (list_bytes > 0) kernels::PackWorkList(PassBatch(), *pass_.plan, pass_.work_list);
       return true;
     }
   }
@@ -350,7 +356,8 @@ absl::Status CudaLane::LaunchAppends() {
 absl::Status CudaLane::LaunchAttention() {
   if (pass_.spans.empty()) return absl::OkStatus();
   const kernels::LaunchContext context = {workspace_.get(), nullptr, stream(),
-                                          lists_.OnDevice(pass_.work_list)};
+                                          lists_.OnDevice(pass_.work_list),
+                                          static_cast<int32_t*>(finished_.get())};
   return CudaStatus(kernel_->launch(PassBatch(), *pass_.plan, context), "the attention kernel");
 }
 

@@ -114,7 +114,7 @@ class CudaLane {
     absl::Span<const kernels::RowAppend> appends;  // in device memory
     std::vector<kernels::Span> spans;              // with page tables in device memory
     const kernels::Plan* plan = nullptr;           // in plans_
-    std::byte* work_list = nullptr;                // in lists_
+    std::byte* work_list = nullptr;                // in lists_, unless parameters hold it
   };
 
   CudaLane(const CudaDevice::Options& options, int multiprocessors);
@@ -155,6 +155,7 @@ class CudaLane {
   std::array<CudaEvent, kMarks> marks_;
   DeviceMemory tensors_;
   DeviceMemory workspace_;
+  DeviceMemory finished_;  // int32_t[kMaxCombines], 0 between launches
   PinnedMemory pinned_lists_;
   DeviceMemory device_lists_;
   UploadBlock lists_;  // of pinned_lists_ and device_lists_; empty between passes

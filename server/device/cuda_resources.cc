@@ -55,6 +55,12 @@ void CudaAllocator::Memory(size_t bytes, absl::string_view purpose, DeviceMemory
                        absl::StrCat("cudaMalloc of ", bytes, " bytes for ", purpose));
 }
 
+void CudaAllocator::ZeroedMemory(size_t bytes, absl::string_view purpose, DeviceMemory* memory) {
+  Memory(bytes, purpose, memory);
+  if (!status_.ok()) return;
+  status_ = CudaStatus(cudaMemset(memory->get(), 0, bytes), "cudaMemset");
+}
+
 void CudaAllocator::Memory(size_t bytes, absl::string_view purpose, PinnedMemory* memory) {
   if (!status_.ok()) return;
   status_ =

@@ -29,6 +29,8 @@ class CudaAllocator {
  public:
   // `purpose` completes "N bytes for ..." in errors.
   void Memory(size_t bytes, absl::string_view purpose, DeviceMemory* memory);
+  // The same, of zeros.
+  void ZeroedMemory(size_t bytes, absl::string_view purpose, DeviceMemory* memory);
   // The memory has the same address on the host and on every device.
   void Memory(size_t bytes, absl::string_view purpose, PinnedMemory* memory);
   // The stream does not wait for the legacy default stream.

@@ -191,6 +191,11 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind)
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
+cudaError_t cudaMemset(void* memory, int value, size_t bytes) {
+  ExpectOnDevice(memory, bytes, "memory to set");
+  std::memset(memory, value, bytes);
+  return cudaSuccess;
+}
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   if (const cudaError_t error = copy_fault.Next(); error != cudaSuccess) return error;

@@ -28,14 +28,16 @@ class PackedBatch {
     PlanOptions per_head = Sm80Plan(64);
     per_head.item_per_kv_head = true;
     MakePlan(batch_, per_head, 1, &plan_of_all_heads_);
-    aligned_.resize(WorkListBytes(plan_) / sizeof(WorkTile) + 1);
+    aligned_.resize(WorkListBytes(batch_, plan_) / sizeof(WorkTile) + 1);
     PackWorkList(batch_, plan_, block());
   }
 
   const Plan& plan() const { return plan_; }
+  const Span& span(int32_t index) const { return spans_[index]; }
   const Plan& plan_of_all_heads() const { return plan_of_all_heads_; }
   std::byte* block() { return reinterpret_cast<std::byte*>(aligned_.data()); }
-  size_t bytes() const { return WorkListBytes(plan_); }
+  size_t bytes() const { return WorkListBytes(batch_, plan_); }
+  size_t bytes_in_memory() const { return WorkListBytesInMemory(batch_, plan_); }
   WorkListView view() { return WorkListView(batch_, plan_, block()); }
 
  private:
@@ -56,13 +58,24 @@ TEST(WorkList, HoldsTheItemsOfOneKvHeadByTile) {
     for (int32_t i = 0; i < view.kinds[kind].count; ++i) {
       const WorkTile& tile = view.kinds[kind].tiles[i];
       EXPECT_LE(tile.row_count, kCudaTileRows[kind]);
-      EXPECT_EQ(tile.group_stride, 2 * tile.head_stride);
+      const WorkSpan& span = view.spans[tile.span];
+      EXPECT_EQ(span.position, packed.span(tile.span).kv.rows - packed.span(tile.span).query_rows);
+      EXPECT_EQ(span.group_stride, 2 * span.head_stride);
     }
   }
   EXPECT_EQ(tiles, packed.plan().items.size());
-  EXPECT_EQ(reinterpret_cast<std::byte*>(view.finished + packed.plan().combines.size()),
-            packed.block() + packed.bytes());
-  for (size_t c = 0; c < packed.plan().combines.size(); ++c) EXPECT_EQ(view.finished[c], 0);
+  const auto& last = view.kinds.back();
+  EXPECT_EQ(reinterpret_cast<std::byte*>(last.tiles + last.count), packed.block() + packed.bytes());
+}
+
+TEST(WorkList, TravelsInParametersUpToTheirSize) {
+  constexpr size_t kBytes = sizeof(WorkSpan) + sizeof(WorkTile);
+  constexpr size_t kMost = kMaxListInParameters / kBytes;
+  const PackedBatch most(std::vector<Span>(kMost, MakeSpan(1, 10)));
+  EXPECT_EQ(most.bytes(), kMost * kBytes);
+  EXPECT_EQ(most.bytes_in_memory(), 0u);
+  const PackedBatch more(std::vector<Span>(kMost + 1, MakeSpan(1, 10)));
+  EXPECT_EQ(more.bytes_in_memory(), more.bytes());
 }
 
 // Every split of every KV head must get the partial rows and the counter of the plan.
@@ -112,14 +125,15 @@ TEST(WorkList, OneKvHeadStandsForAll) {
   }
 }
 
-// The last tile of a span with many rows may have few rows, but must not run in the kernel for
-// spans with few rows, which gives other bits.
-TEST(WorkList, FewRowsOfManyAreNotTakenForASpanOfFew) {
-  PackedBatch packed({MakeSpan(129, 64)});  // 258 packed rows: 128 + 128 + 2
+// The last tile of a span may have few rows, but runs with the others.
+TEST(WorkList, TilesOfASpanHaveOneKind) {
+  PackedBatch packed({MakeSpan(129, 64), MakeSpan(33, 64), MakeSpan(20, 64), MakeSpan(1, 64)});
   const WorkListView view = packed.view();
-  EXPECT_EQ(view.kinds[0].count, 0);
-  EXPECT_EQ(view.kinds[1].count, 1);
-  EXPECT_EQ(view.kinds[kCudaTileKinds - 1].count, 2);
+  // Packed rows: 128 + 128 + 2, 66, 40 and 2.
+  EXPECT_EQ(view.kinds[3].count, 4);
+  EXPECT_EQ(view.kinds[2].count, 1);
+  EXPECT_EQ(view.kinds[1].count, 0);
+  EXPECT_EQ(view.kinds[0].count, 1);
 }
 
 TEST(WorkList, KnowsWhatIsVisibleToEveryRow) {
@@ -146,14 +160,14 @@ TEST(WorkList, CarriesTheScalesOfFp8Kv) {
   PackedBatch packed({span});
   const WorkListView view = packed.view();
   ASSERT_EQ(view.kinds[0].count, 1);
-  EXPECT_EQ(view.kinds[0].tiles->key_scale, scales);
-  EXPECT_EQ(view.kinds[0].tiles->value_scale, scales + 2);
+  EXPECT_EQ(view.spans->key_scale, scales);
+  EXPECT_EQ(view.spans->value_scale, scales + 2);
 }
 
 TEST(WorkList, OfNothingIsEmpty) {
   const AttentionBatch batch{{DType::kFloat16, 1, 1, 64}, nullptr, 0};
   const Plan plan;
-  EXPECT_EQ(WorkListBytes(plan), 0u);
+  EXPECT_EQ(WorkListBytes(batch, plan), 0u);
   PackWorkList(batch, plan, nullptr);
 }
 
