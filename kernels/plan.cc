@@ -20,21 +20,37 @@ bool HasSlice(const AttentionBatch& batch, const PlanOptions& options, const Spa
                               counted);
 }
 
-// Plans one tile of packed rows for the KV heads of a span, as far as they are in its slices.
-void PlanTile(const AttentionBatch& batch, const PlanOptions& options, int32_t span_index,
-              int32_t row_begin, int32_t row_count, bool may_split, Plan* plan) {
+// The K/V rows that are visible to the packed rows [row_begin, row_begin + row_count), from the
+// first row of a page.
+KvRange KvOfTile(const Span& span, int32_t group, int32_t row_begin, int32_t row_count) {
+  KvRange kv = VisibleKv(span.mask, span.query_rows, span.kv.rows, row_begin / group,
+                         (row_begin + row_count - 1) / group + 1);
+  kv.begin = kv.begin / kPageTokens * kPageTokens;
+  return kv;
+}
+
+// A tile of a span. Its splits have split_rows K/V rows.
+struct Tile {
+  int32_t span = 0;
+  int32_t tile_rows = 0;  // as in WorkItem
+  int32_t split_rows = 0;
+  int32_t row_begin = 0;
+  int32_t row_count = 0;
+};
+
+// Plans a tile for the KV heads of its span, as far as they are in its slices.
+void PlanTile(const AttentionBatch& batch, const PlanOptions& options, const Tile& tile,
+              Plan* plan) {
+  const auto& [span_index, tile_rows, split_rows, row_begin, row_count] = tile;
   const Span& span = batch.spans[span_index];
-  const int32_t group = batch.geometry.group();
-  const KvRange visible = VisibleKv(span.mask, span.query_rows, span.kv.rows, row_begin / group,
-                                    (row_begin + row_count - 1) / group + 1);
-  const int32_t begin = visible.begin / kPageTokens * kPageTokens;
-  const int32_t splits =
-      may_split ? std::max(1, DivideUp(visible.end - begin, options.split_kv_rows)) : 1;
+  const KvRange kv = KvOfTile(span, batch.geometry.group(), row_begin, row_count);
+  const int32_t splits = std::max(1, DivideUp(kv.end - kv.begin, split_rows));
 
   for (int32_t head = 0; head < batch.geometry.num_kv_heads; ++head) {
     if (!HasSlice(batch, options, span, row_begin, head)) continue;
     const bool has_items = head == 0 || options.item_per_kv_head;
-    WorkItem item{span_index, head, row_begin, row_count, begin, visible.end, -1};
+    WorkItem item{span_index, head, row_begin, row_count, kv.begin, kv.end};
+    item.tile_rows = tile_rows;
     if (splits == 1) {
       if (has_items) plan->items.push_back(item);
       continue;
@@ -42,8 +58,8 @@ void PlanTile(const AttentionBatch& batch, const PlanOptions& options, int32_t s
     item.combine = static_cast<int32_t>(plan->combines.size());
     plan->combines.push_back({span_index, head, row_begin, row_count, plan->partial_rows, splits});
     for (int32_t split = 0; has_items && split < splits; ++split) {
-      item.kv_begin = begin + split * options.split_kv_rows;
-      item.kv_end = std::min(visible.end, item.kv_begin + options.split_kv_rows);
+      item.kv_begin = kv.begin + split * split_rows;
+      item.kv_end = std::min(kv.end, item.kv_begin + split_rows);
       item.partial_row = plan->partial_rows + split * row_count;
       plan->items.push_back(item);
     }
@@ -65,14 +81,15 @@ std::pair<int32_t, int32_t> RowsToPlan(const AttentionBatch& batch, const PlanOp
 }
 
 // Tile size for the spans that are not split.
-int32_t UnsplitTileRows(const AttentionBatch& batch, const PlanOptions& options, int32_t workers) {
+int32_t UnsplitTileRows(const AttentionBatch& batch, const PlanOptions& options, int32_t workers,
+                        const std::vector<int32_t>& split_rows) {
   int32_t tile_rows = options.tile_rows;
   if (options.min_tile_rows == 0) return tile_rows;
   for (; tile_rows > options.min_tile_rows; tile_rows /= 2) {
     int64_t tiles = 0;
     for (int32_t s = 0; s < batch.num_spans; ++s) {
       const int32_t rows = batch.spans[s].query_rows * batch.geometry.group();
-      if (rows > options.split_max_rows) tiles += DivideUp(rows, tile_rows);
+      if (split_rows[s] == kUnsplit) tiles += DivideUp(rows, tile_rows);
     }
     // While at least 3 in 4 workers have a tile, idle workers cost less than smaller tiles.
     if (tiles * batch.geometry.num_kv_heads * 4 >= int64_t{workers} * 3) break;
@@ -293,24 +310,68 @@ KvRange VisibleKv(const Mask& mask, int32_t query_rows, int32_t kv_rows, int32_t
   return {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
 }
 
+int32_t SplitRows(const Geometry& geometry, const Span& span, const PlanOptions& options,
+                  int32_t workers) {
+  // Partial results cost about as much as this many K/V rows more in a split.
+  constexpr int32_t kSplitCost = 256;
+  constexpr int64_t kMaxWaves = 4;  // more gain nothing: the last wave is short already
+  const int32_t rows = span.query_rows * geometry.group();
+  if (rows > options.split_max_rows) return kUnsplit;
+  if (options.items_per_worker == 0) return options.split_kv_rows;
+  const int32_t shortest = options.split_kv_rows * (rows <= 16 ? 1 : rows <= 64 ? 2 : 4);
+  if (span.kv.rows <= shortest) return kUnsplit;
+
+  int64_t all = 0;      // K/V rows that the tiles of a KV head read
+  int32_t longest = 0;  // by one tile
+  for (int32_t row = 0; row < rows; row += options.tile_rows) {
+    const KvRange kv =
+        KvOfTile(span, geometry.group(), row, std::min(options.tile_rows, rows - row));
+    all += kv.end - kv.begin;
+    longest = std::max(longest, kv.end - kv.begin);
+  }
+  if (longest <= shortest) return kUnsplit;
+  // As many tiles of the longest have as much work.
+  const int64_t tiles = (all + longest - 1) / longest * geometry.num_kv_heads;
+  const int64_t places = int64_t{workers} * options.items_per_worker;
+  const int32_t most_splits = DivideUp(longest, shortest);
+  int32_t splits = 1;
+  int64_t least_time = (tiles + places - 1) / places * longest;
+  for (int64_t waves = 1; waves <= kMaxWaves; ++waves) {
+    const auto in_waves =
+        static_cast<int32_t>(std::min<int64_t>(most_splits, waves * places / tiles));
+    if (in_waves <= 1) continue;
+    const int64_t time = waves * (DivideUp(longest, in_waves) + kSplitCost);
+    if (time >= least_time) continue;
+    least_time = time;
+    splits = in_waves;
+  }
+  if (splits == 1) return kUnsplit;
+  return DivideUp(DivideUp(longest, splits), options.split_kv_rows) * options.split_kv_rows;
+}
+
 void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t workers,
               Plan* plan) {
   plan->items.clear();
   plan->cascade_spans.clear();
   plan->combines.clear();
   plan->partial_rows = 0;
-  plan->tile_rows = UnsplitTileRows(batch, options, workers);
+  std::vector<int32_t>& split_rows = plan->scratch.split_rows;
+  split_rows.clear();
+  for (int32_t s = 0; s < batch.num_spans; ++s) {
+    split_rows.push_back(SplitRows(batch.geometry, batch.spans[s], options, workers));
+  }
+  const int32_t unsplit_tile_rows = UnsplitTileRows(batch, options, workers, split_rows);
   Candidates candidates;
   for (int32_t s = 0; s < batch.num_spans; ++s) {
     const size_t first_item = plan->items.size();
     const int32_t rows = batch.spans[s].query_rows * batch.geometry.group();
-    const bool may_split = rows <= options.split_max_rows;
-    const int32_t tile_rows = may_split ? options.tile_rows : plan->tile_rows;
+    const int32_t tile_rows = split_rows[s] == kUnsplit ? unsplit_tile_rows : options.tile_rows;
     const auto [row_begin, row_end] = RowsToPlan(batch, options, batch.spans[s]);
     for (int32_t row = row_begin; row < row_end; row += tile_rows) {
-      PlanTile(batch, options, s, row, std::min(tile_rows, rows - row), may_split, plan);
+      PlanTile(batch, options, {s, tile_rows, split_rows[s], row, std::min(tile_rows, rows - row)},
+               plan);
     }
-    if (may_split && options.cascade_rows > 0) {
+    if (split_rows[s] != kUnsplit && options.cascade_rows > 0) {
       AddCascadeCandidate(batch, options, *plan, first_item, &candidates);
     }
   }

@@ -17,7 +17,8 @@
 //                           +--------+-------------+----------+
 //   partial rows            p .. p+3   p+4 .. p+7   p+8 .. p+11   -> CombineItem -> O, LSE
 //
-// A span with many packed rows has several tiles and no splits: each item writes O and LSE itself.
+// A span with more packed rows has several tiles, each with its own splits. An item of a tile
+// without splits writes O and LSE itself.
 //
 // Cascade: spans whose leading pages are the same (a shared prefix) share items, so that the K/V of
 // the prefix is read once. Only whole splits are shared:
@@ -28,8 +29,9 @@
 //             one item       one item       two items
 //
 // Output bits do not depend on the other spans of a batch: a span's splits follow from that span
-// alone (its query and K/V rows, mask, heads and head_dim). So does its tile, except where the
-// kernel gives a row the same bits in every allowed tile (PlanOptions::min_tile_rows). A cascade
+// alone (its query and K/V rows, mask, heads and head_dim) and from the device (SplitRows). So does
+// its tile, except where the kernel gives a row the same bits in every allowed tile
+// (PlanOptions::min_tile_rows). A cascade
 // item leaves the partial rows of each span as they are without it. Other spans change only the
 // order of the items and which spans' rows an item serves. A plan of some slices of a span
 // (Span::slices) has the items that the plan of the whole span has for them.
@@ -38,6 +40,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -63,6 +66,7 @@ struct WorkItem {
   int32_t combine = -1;            // index in Plan::combines; valid if partial_row >= 0
   int32_t first_cascade_span = 0;  // index in Plan::cascade_spans
   int32_t num_cascade_spans = 0;   // 0: not a cascade item; else at least 2, partial_row is unused
+  int32_t tile_rows = 0;           // of the span's tiles; its last tile may have fewer
 };
 
 // The packed rows of one span in a cascade item: all rows that the span has for the KV head.
@@ -87,9 +91,12 @@ struct CombineItem {
 // What a kernel wants of its plan. Constant per kernel, independent of the batch.
 struct PlanOptions {
   int32_t tile_rows = 128;      // largest tile, packed rows
-  int32_t split_kv_rows = 512;  // K/V rows of a split; a multiple of kPageTokens
+  int32_t split_kv_rows = 512;  // K/V rows of the shortest split; a multiple of kPageTokens
   int32_t split_max_rows = 16;  // a span with more packed rows per KV head is not split
-  int32_t cascade_rows = 0;     // largest cascade item, packed rows; 0: no cascade
+  // Items that run at a time on a worker. Splits become longer than the shortest where a span alone
+  // keeps all workers busy with them. 0: all splits are the shortest, on every device.
+  int32_t items_per_worker = 0;
+  int32_t cascade_rows = 0;  // largest cascade item, packed rows; 0: no cascade
   // While there are too few tiles for the workers, the tiles of spans that are not split are
   // halved, down to this. Only for kernels that give a row the same bits in all of these tiles.
   // 0: never halved.
@@ -103,7 +110,6 @@ struct Plan {
   std::vector<WorkItem> items;             // longest first
   std::vector<CascadeSpan> cascade_spans;  // those of one item are contiguous
   std::vector<CombineItem> combines;
-  int32_t tile_rows = 0;       // largest tile of the spans that are not split
   int32_t partial_rows = 0;    // over all splits
   size_t workspace_bytes = 0;  // a partial row is head_dim + 2 floats (O, max, sum)
 
@@ -111,6 +117,7 @@ struct Plan {
   struct Scratch {
     std::vector<WorkItem> items;
     std::vector<std::pair<int64_t, size_t>> order;
+    std::vector<int32_t> split_rows;  // of each span
   };
   Scratch scratch = {};
 };
@@ -136,6 +143,15 @@ struct Partials {
 // at a time (CPU: threads), at least 1: cascade items stay small enough to keep all of them busy.
 // Reads page tables but no tensor.
 void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t workers, Plan* plan);
+
+// K/V rows of each split of a span; the last of a tile may have fewer. kUnsplit: the span has none.
+// `workers` is that of MakePlan, and only counts if options.items_per_worker does. Splits are as
+// short as the span needs to keep all workers busy if it is alone, but not so short that writing
+// and combining partial results takes much of the time of a batch that fills the device without
+// splits. The more packed rows read a K/V row, the longer is the shortest split.
+int32_t SplitRows(const Geometry& geometry, const Span& span, const PlanOptions& options,
+                  int32_t workers);
+inline constexpr int32_t kUnsplit = std::numeric_limits<int32_t>::max();
 
 // K/V rows [begin, end); empty if begin == end.
 struct KvRange {

@@ -17,33 +17,32 @@ struct Unit {
 constexpr int64_t kManyItems = 8;
 
 // One slice, of the packed rows [row_begin, row_end).
-Unit SliceOf(const AttentionBatch& batch, const PlanOptions& options, const Span& span,
-             int64_t row_begin, int64_t row_end, const CutOptions& cut) {
+Unit SliceOf(const AttentionBatch& batch, const Span& span, int32_t split_rows, int64_t row_begin,
+             int64_t row_end, const CutOptions& cut) {
   const int32_t group = batch.geometry.group();
   const KvRange visible =
       VisibleKv(span.mask, span.query_rows, span.kv.rows, static_cast<int32_t>(row_begin / group),
                 static_cast<int32_t>((row_end - 1) / group) + 1);
   const int32_t kv_rows = visible.end - visible.begin;
-  const bool split = int64_t{span.query_rows} * group <= options.split_max_rows;
   const double rows = std::max(static_cast<double>(row_end - row_begin), cut.min_rows);
-  return {{},
-          split ? std::max(1, kv_rows / options.split_kv_rows) : 1,
-          4.0 * rows * (kv_rows + 1) * batch.geometry.head_dim};
+  return {
+      {}, std::max(1, kv_rows / split_rows), 4.0 * rows * (kv_rows + 1) * batch.geometry.head_dim};
 }
 
 // Calls visit(unit) for every unit of the batch, in order.
 template <class Visit>
-void ForEachUnit(const AttentionBatch& batch, const PlanOptions& options, const CutOptions& cut,
-                 const Visit& visit) {
+void ForEachUnit(const AttentionBatch& batch, const PlanOptions& options, int32_t workers,
+                 const CutOptions& cut, const Visit& visit) {
   const int32_t heads = batch.geometry.num_kv_heads;
   const int32_t group = batch.geometry.group();
   for (int32_t s = 0; s < batch.num_spans; ++s) {
     const Span& span = batch.spans[s];
     const int64_t rows = int64_t{span.query_rows} * group;
+    const int32_t split_rows = SplitRows(batch.geometry, span, options, workers);
     Unit unit;
     for (int64_t row = 0, slice = 0; row < rows; row += options.tile_rows) {
       const int64_t row_end = std::min(rows, row + options.tile_rows);
-      const Unit one = SliceOf(batch, options, span, row, row_end, cut);
+      const Unit one = SliceOf(batch, span, split_rows, row, row_end, cut);
       for (int32_t head = 0; head < heads; ++head) {
         ++slice;
         unit.items += one.items;
@@ -72,7 +71,7 @@ SliceRange BatchPart::SlicesOf(int32_t span) const {
 std::vector<BatchPart> CutBatch(const AttentionBatch& batch, const PlanOptions& options,
                                 int32_t workers, const CutOptions& cut) {
   Unit all;
-  ForEachUnit(batch, options, cut, [&](const Unit& unit) {
+  ForEachUnit(batch, options, workers, cut, [&](const Unit& unit) {
     all.items += unit.items;
     all.flop += unit.flop;
   });
@@ -80,7 +79,7 @@ std::vector<BatchPart> CutBatch(const AttentionBatch& batch, const PlanOptions& 
 
   std::vector<BatchPart> parts(1);
   Unit part;  // the last one so far
-  ForEachUnit(batch, options, cut, [&](const Unit& unit) {
+  ForEachUnit(batch, options, workers, cut, [&](const Unit& unit) {
     part.items += unit.items;
     part.flop += unit.flop;
     all.items -= unit.items;

@@ -3,6 +3,7 @@
 #define FLASHCORE_KERNELS_TILE_CONFIG_H_
 
 #include <cstdint>
+#include <limits>
 
 #include "kernels/attention.h"
 #include "kernels/plan.h"
@@ -50,7 +51,9 @@ constexpr PlanOptions Sm80Plan(int32_t head_dim) {
   // 64 KB of K: a decode of 8 KV heads over 4096 rows of 128 becomes 128 blocks. Half as many split
   // rows cost 6% of the bandwidth of a large decode, twice as many 8% of the time of a single one.
   plan.split_kv_rows = head_dim <= 64 ? 512 : 256;
-  plan.split_max_rows = 64;  // more have at least two tiles per KV head
+  plan.split_max_rows = std::numeric_limits<int32_t>::max();
+  // Blocks that an SM can hold of the large tiles, whose work a span of many rows divides.
+  plan.items_per_worker = head_dim <= 64 ? 1 : 2;
   plan.item_per_kv_head = false;
   return plan;
 }
@@ -101,17 +104,17 @@ constexpr Sm80Block Sm80BlockFor(int32_t tile_rows, int32_t head_dim) {
 }
 
 namespace internal {
-constexpr bool IsSane(const PlanOptions& plan, int32_t max_rows, int32_t max_split_rows) {
-  return plan.tile_rows <= max_rows && plan.split_max_rows <= max_split_rows &&
-         plan.split_max_rows <= plan.tile_rows && plan.cascade_rows <= plan.tile_rows &&
+constexpr bool IsSane(const PlanOptions& plan, int32_t max_rows) {
+  return plan.tile_rows <= max_rows && plan.cascade_rows <= plan.tile_rows &&
          plan.min_tile_rows <= plan.tile_rows && plan.split_kv_rows % kPageTokens == 0;
 }
 }  // namespace internal
+static_assert(internal::IsSane(CpuPlan(), kCpuMaxTileRows));
 // A span that is split must read K/V in place, because items shared between spans do.
-static_assert(internal::IsSane(CpuPlan(), kCpuMaxTileRows, kCpuFewRows));
-static_assert(internal::IsSane(Sm80Plan(64), kCudaMaxTileRows, kCudaMaxTileRows));
-static_assert(internal::IsSane(Sm80Plan(128), kCudaMaxTileRows, kCudaMaxTileRows));
-static_assert(internal::IsSane(Sm80Plan(256), kCudaMaxTileRows, kCudaMaxTileRows));
+static_assert(CpuPlan().split_max_rows <= kCpuFewRows);
+static_assert(internal::IsSane(Sm80Plan(64), kCudaMaxTileRows));
+static_assert(internal::IsSane(Sm80Plan(128), kCudaMaxTileRows));
+static_assert(internal::IsSane(Sm80Plan(256), kCudaMaxTileRows));
 
 }  // namespace flashcore::kernels
 

@@ -2,7 +2,6 @@
 
 namespace flashcore::kernels::sm80 {
 
-template int LaunchAttend<256, Accumulate::kFloat16>(DType, int32_t, const AttendParams&, int32_t,
-                                                     bool, void*);
+template int LaunchAttend<256, Accumulate::kFloat16>(DType, int32_t, const LaunchTiles&);
 
 }  // namespace flashcore::kernels::sm80

@@ -5,45 +5,39 @@
 #include <cstddef>
 
 #include "kernels/sm80/attend.h"
+#include "kernels/smxx/combine.h"
+#include "kernels/smxx/launch.h"
 #include "kernels/smxx/work_list.h"
 
 namespace flashcore::kernels {
 namespace {
 
 template <Accumulate kAccumulate>
-int LaunchTiles(const Geometry& geometry, int32_t tile_rows, const sm80::AttendParams& params,
-                int32_t count, bool in_parameters, void* stream) {
+int LaunchKind(const Geometry& geometry, int32_t tile_rows, const LaunchTiles& tiles) {
   const DType dtype = geometry.dtype;
   if (geometry.kv_dtype == KvDType::kFloat8E4M3) {
     if constexpr (kAccumulate == Accumulate::kFloat32) {
       constexpr KvDType kFp8 = KvDType::kFloat8E4M3;
       switch (geometry.head_dim) {
         case 64:
-          return sm80::LaunchAttend<64, kAccumulate, kFp8>(dtype, tile_rows, params, count,
-                                                           in_parameters, stream);
+          return sm80::LaunchAttend<64, kAccumulate, kFp8>(dtype, tile_rows, tiles);
         case 128:
-          return sm80::LaunchAttend<128, kAccumulate, kFp8>(dtype, tile_rows, params, count,
-                                                            in_parameters, stream);
+          return sm80::LaunchAttend<128, kAccumulate, kFp8>(dtype, tile_rows, tiles);
       }
     }
     return cudaErrorInvalidValue;
   }
   switch (geometry.head_dim) {
     case 32:
-      return sm80::LaunchAttend<32, kAccumulate>(dtype, tile_rows, params, count, in_parameters,
-                                                 stream);
+      return sm80::LaunchAttend<32, kAccumulate>(dtype, tile_rows, tiles);
     case 64:
-      return sm80::LaunchAttend<64, kAccumulate>(dtype, tile_rows, params, count, in_parameters,
-                                                 stream);
+      return sm80::LaunchAttend<64, kAccumulate>(dtype, tile_rows, tiles);
     case 96:
-      return sm80::LaunchAttend<96, kAccumulate>(dtype, tile_rows, params, count, in_parameters,
-                                                 stream);
+      return sm80::LaunchAttend<96, kAccumulate>(dtype, tile_rows, tiles);
     case 128:
-      return sm80::LaunchAttend<128, kAccumulate>(dtype, tile_rows, params, count, in_parameters,
-                                                  stream);
+      return sm80::LaunchAttend<128, kAccumulate>(dtype, tile_rows, tiles);
     case 256:
-      return sm80::LaunchAttend<256, kAccumulate>(dtype, tile_rows, params, count, in_parameters,
-                                                  stream);
+      return sm80::LaunchAttend<256, kAccumulate>(dtype, tile_rows, tiles);
   }
   return cudaErrorInvalidValue;
 }
@@ -57,18 +51,25 @@ int Launch(const AttentionBatch& batch, const Plan& plan, const LaunchContext& c
   if (in_parameters) PackWorkList(batch, plan, list);
   const WorkListView work(batch, plan, in_parameters ? list : ctx.work_list);
   const Partials partials(static_cast<float*>(ctx.workspace), plan.partial_rows, geometry.head_dim);
+  const auto launch_tiles = [&](const WorkListView::TileArray& array) {
+    const LaunchParams params{work.spans,
+                              array.tiles,
+                              batch.num_spans,
+                              geometry.num_kv_heads,
+                              RowDivider(geometry.group()),
+                              ctx.finished,
+                              partials};
+    return LaunchTiles{params, array.count, in_parameters, ctx.stream};
+  };
   // Largest tiles first, because they take longest.
   for (int kind = kCudaTileKinds - 1; kind >= 0; --kind) {
-    const auto [tiles, count] = work.kinds[kind];
-    if (count == 0) continue;
-    const sm80::AttendParams params{
-        work.spans,   tiles,   batch.num_spans, geometry.num_kv_heads, RowDivider(geometry.group()),
-        ctx.finished, partials};
-    const int error = LaunchTiles<kAccumulate>(geometry, kCudaTileRows[kind], params, count,
-                                               in_parameters, ctx.stream);
+    if (work.kinds[kind].count == 0) continue;
+    const int error =
+        LaunchKind<kAccumulate>(geometry, kCudaTileRows[kind], launch_tiles(work.kinds[kind]));
     if (error != cudaSuccess) return error;
   }
-  return cudaSuccess;
+  if (work.combines.count == 0) return cudaSuccess;
+  return LaunchCombine(geometry.dtype, launch_tiles(work.combines));
 }
 
 }  // namespace

@@ -74,6 +74,10 @@ struct Config {
   // The same bytes in flight for E4M3.
   static constexpr int kStages = kSingleBuffers ? 1 : 2 * kStepMmas;
 
+  // Whether the last block of a work tile's splits combines them. With more rows, one block would
+  // take longer than another launch.
+  static constexpr bool kCombines = kRows == kCudaTileRows[0];
+
   // Accumulator tiles (16 rows x 8 columns) of a warp, for each of its row tiles.
   static constexpr int kScoreTiles = kTileTokens / 8;
   static constexpr int kOutputTiles = kHeadDim / 8;

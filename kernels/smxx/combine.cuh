@@ -1,5 +1,5 @@
-// Combines the partial results of KV splits. It is not a kernel of its own: the last block to
-// finish among the splits of a work tile runs it.
+// Combines the partial results of KV splits. Of few rows, the last block to finish among the splits
+// of a work tile does it; of many, a kernel of its own (combine.h).
 #ifndef FLASHCORE_KERNELS_SMXX_COMBINE_CUH_
 #define FLASHCORE_KERNELS_SMXX_COMBINE_CUH_
 
@@ -33,64 +33,70 @@ __device__ __forceinline__ bool IsLastSplit(int32_t num_splits, int32_t* finishe
   return __syncthreads_or(last);
 }
 
-// Writes O and LSE of the block's packed rows from the partial results of all splits. All kThreads
-// threads take part; each combines 4 components of a row at a time, in split order.
-template <class Element, int kThreads>
+// Part of a packed row's attention over some K/V rows: 4 components of the output, not normalised
+// and relative to 2^max, and the row's max and sum. By default over no K/V rows.
+struct PartialResult {
+  // Adds the attention over the K/V rows that follow.
+  __device__ __forceinline__ void Add(const PartialResult& next) {
+    const float both = fmaxf(max, next.max);
+    const float base = FiniteOr0(both);
+    const float factor = Exp2(max - base);
+    const float weight = Exp2(next.max - base);
+    output.x = fmaf(weight, next.output.x, output.x * factor);
+    output.y = fmaf(weight, next.output.y, output.y * factor);
+    output.z = fmaf(weight, next.output.z, output.z * factor);
+    output.w = fmaf(weight, next.output.w, output.w * factor);
+    sum = fmaf(weight, next.sum, sum * factor);
+    max = both;
+  }
+
+  float4 output = make_float4(0, 0, 0, 0);
+  float max = -INFINITY;
+  float sum = 0;
+};
+
+// Splits are added in groups of this many, in order, and then the groups, in order.
+inline constexpr int kSplitGroup = 8;
+
+// Writes the part `thread` of `threads` of O and LSE of the packed rows [begin, end) of a work
+// tile, from the partial results of all its splits.
+template <class Element>
 __device__ __forceinline__ void CombineSplits(const Work& work, int kv_head, RowDivider group,
-                                              const Partials& partials) {
-  constexpr int kBatch = 8;  // splits whose loads are in flight together
+                                              const Partials& partials, int begin, int end,
+                                              int thread, int threads) {
   const int pieces = partials.head_dim / 4;
   const int32_t stride = work.tile.row_count;  // partial rows from a split to the next
 #pragma unroll 1
-  for (int n = threadIdx.x; n < work.tile.row_count * pieces; n += kThreads) {
+  for (int n = begin * pieces + thread; n < end * pieces; n += threads) {
     const int row = n / pieces;
     const int component = n % pieces * 4;
     const int32_t first = work.tile.PartialRow(kv_head, 0) + row;
-    float4 output = make_float4(0, 0, 0, 0);  // relative to 2^max
-    float max = -INFINITY, sum = 0;
+    PartialResult all;
 #pragma unroll 1
-    for (int begin = 0; begin < work.tile.num_splits; begin += kBatch) {
-      float4 parts[kBatch];
-      float maxima[kBatch], sums[kBatch];
+    for (int split = 0; split < work.tile.num_splits; split += kSplitGroup) {
+      PartialResult parts[kSplitGroup];
 #pragma unroll
-      for (int s = 0; s < kBatch; ++s) {
+      for (int s = 0; s < kSplitGroup; ++s) {
         // Beyond the last split, load it again and discard the values: a branch around the loads
         // would serialise them.
-        const int32_t partial = first + min(begin + s, work.tile.num_splits - 1) * stride;
-        parts[s] = __ldcg(reinterpret_cast<const float4*>(
+        const int32_t partial = first + min(split + s, work.tile.num_splits - 1) * stride;
+        parts[s].output = __ldcg(reinterpret_cast<const float4*>(
             partials.output + int64_t{partial} * partials.head_dim + component));
-        sums[s] = __ldcg(partials.sum + partial);
-        maxima[s] = __ldcg(partials.max + partial);
-        if (begin + s >= work.tile.num_splits) {
-          parts[s] = make_float4(0, 0, 0, 0);
-          sums[s] = 0;
-          maxima[s] = -INFINITY;
-        }
+        parts[s].sum = __ldcg(partials.sum + partial);
+        parts[s].max = __ldcg(partials.max + partial);
+        if (split + s >= work.tile.num_splits) parts[s] = PartialResult();
       }
-      const float before = max;
+      PartialResult of_group;
 #pragma unroll
-      for (int s = 0; s < kBatch; ++s) max = fmaxf(max, maxima[s]);
-      const float base = FiniteOr0(max);
-      const float factor = Exp2(before - base);
-      output =
-          make_float4(output.x * factor, output.y * factor, output.z * factor, output.w * factor);
-      sum *= factor;
-#pragma unroll
-      for (int s = 0; s < kBatch; ++s) {
-        const float weight = Exp2(maxima[s] - base);
-        output.x = fmaf(weight, parts[s].x, output.x);
-        output.y = fmaf(weight, parts[s].y, output.y);
-        output.z = fmaf(weight, parts[s].z, output.z);
-        output.w = fmaf(weight, parts[s].w, output.w);
-        sum = fmaf(weight, sums[s], sum);
-      }
+      for (int s = 0; s < kSplitGroup; ++s) of_group.Add(parts[s]);
+      all.Add(of_group);
     }
     const OutputRow to(group, kv_head, work.tile.row_begin + row);
-    if (component == 0 && work.span.lse != nullptr) *to.Lse(work) = LogSumExp(max, sum);
-    const float inverse = InverseOfSum(sum);
+    if (component == 0 && work.span.lse != nullptr) *to.Lse(work) = LogSumExp(all.max, all.sum);
+    const float inverse = InverseOfSum(all.sum);
     *reinterpret_cast<uint2*>(to.Output(work) + component * 2) =
-        make_uint2(ElementTraits<Element>::Pack(output.x * inverse, output.y * inverse),
-                   ElementTraits<Element>::Pack(output.z * inverse, output.w * inverse));
+        make_uint2(ElementTraits<Element>::Pack(all.output.x * inverse, all.output.y * inverse),
+                   ElementTraits<Element>::Pack(all.output.z * inverse, all.output.w * inverse));
   }
 }
 

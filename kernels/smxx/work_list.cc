@@ -9,12 +9,23 @@ namespace {
 // All tiles of a span have one kind, so that they run in one launch: the last has as many rows as
 // are left. Only spans with few rows in all get the smallest kind, whose kernel gives a row other
 // bits.
-int TileKind(const AttentionBatch& batch, const Plan& plan, const WorkItem& item) {
+int TileKind(const AttentionBatch& batch, const WorkItem& item) {
   const int32_t rows = batch.spans[item.span].query_rows * batch.geometry.group();
-  const int32_t tile_rows = std::max(item.row_count, std::min(rows, plan.tile_rows));
   int kind = rows <= kCudaTileRows[0] ? 0 : 1;
-  while (kCudaTileRows[kind] < tile_rows) ++kind;
+  while (kCudaTileRows[kind] < std::min(rows, item.tile_rows)) ++kind;
   return kind;
+}
+
+// Whether the item's tile has one more record, to be combined by a launch of its own.
+bool IsFirstSplitToCombine(const AttentionBatch& batch, const Plan& plan, const WorkItem& item) {
+  return item.partial_row >= 0 && TileKind(batch, item) > 0 &&
+         item.partial_row == plan.combines[item.combine].first_partial_row;
+}
+
+int32_t CountCombines(const AttentionBatch& batch, const Plan& plan) {
+  return static_cast<int32_t>(std::count_if(
+      plan.items.begin(), plan.items.end(),
+      [&](const WorkItem& item) { return IsFirstSplitToCombine(batch, plan, item); }));
 }
 
 WorkSpan MakeSpan(int32_t group, const Span& from) {
@@ -80,7 +91,8 @@ RowDivider::RowDivider(int32_t by) : divisor(by), shift(0) {
 }
 
 size_t WorkListBytes(const AttentionBatch& batch, const Plan& plan) {
-  return batch.num_spans * sizeof(WorkSpan) + plan.items.size() * sizeof(WorkTile);
+  const size_t tiles = plan.items.size() + CountCombines(batch, plan);
+  return batch.num_spans * sizeof(WorkSpan) + tiles * sizeof(WorkTile);
 }
 
 size_t WorkListBytesInMemory(const AttentionBatch& batch, const Plan& plan) {
@@ -91,12 +103,13 @@ size_t WorkListBytesInMemory(const AttentionBatch& batch, const Plan& plan) {
 WorkListView::WorkListView(const AttentionBatch& batch, const Plan& plan, void* work_list)
     : spans(static_cast<WorkSpan*>(work_list)) {
   std::array<int32_t, kCudaTileKinds> counts = {};
-  for (const WorkItem& item : plan.items) ++counts[TileKind(batch, plan, item)];
+  for (const WorkItem& item : plan.items) ++counts[TileKind(batch, item)];
   auto* tiles = reinterpret_cast<WorkTile*>(spans + batch.num_spans);
   for (int kind = 0; kind < kCudaTileKinds; ++kind) {
     kinds[kind] = {tiles, counts[kind]};
     tiles += counts[kind];
   }
+  combines = {tiles, CountCombines(batch, plan)};
 }
 
 void PackWorkList(const AttentionBatch& batch, const Plan& plan, std::byte* to) {
@@ -107,9 +120,11 @@ void PackWorkList(const AttentionBatch& batch, const Plan& plan, std::byte* to) 
   }
   std::array<WorkTile*, kCudaTileKinds> next;  // first unwritten tile of each kind
   for (int kind = 0; kind < kCudaTileKinds; ++kind) next[kind] = view.kinds[kind].tiles;
+  WorkTile* next_combine = view.combines.tiles;
   for (const WorkItem& item : plan.items) {
-    new (next[TileKind(batch, plan, item)]++)
-        WorkTile(MakeTile(group, batch.spans[item.span], item, plan));
+    const WorkTile tile = MakeTile(group, batch.spans[item.span], item, plan);
+    new (next[TileKind(batch, item)]++) WorkTile(tile);
+    if (IsFirstSplitToCombine(batch, plan, item)) new (next_combine++) WorkTile(tile);
   }
 }
 

@@ -1,10 +1,11 @@
 // The work list of a launch: a WorkSpan per span and a WorkTile per work item, packed into one
 // range of bytes. It travels in the kernel's parameters, where a block reads it as constants, or if
 // it is too large, the caller copies it to the device. A launch has a thread block per WorkTile and
-// KV head.
+// KV head. Splits of more than 16 rows are combined by a second kernel, which has a record of the
+// first split of each tile.
 //
-//   | spans      | tiles of spans of 16 rows | of 32 rows | of 64 rows | of 128 rows |
-//     WorkSpan[]   WorkTile[]                  WorkTile[]   WorkTile[]   WorkTile[]
+//   | spans      | tiles of spans of 16 rows | of 32 rows | of 64 rows | of 128 rows | to combine |
+//     WorkSpan[]   WorkTile[]                  WorkTile[]   WorkTile[]   WorkTile[]    WorkTile[]
 #ifndef FLASHCORE_KERNELS_SMXX_WORK_LIST_H_
 #define FLASHCORE_KERNELS_SMXX_WORK_LIST_H_
 
@@ -75,8 +76,7 @@ struct alignas(16) WorkTile {
   int32_t all_begin;  // K/V rows [all_begin, all_end) are visible to every packed row
   int32_t all_end;
 
-  // One split: the block writes O and LSE. More: it writes partial rows, and the last block to
-  // finish combines them.
+  // One split: the block writes O and LSE. More: it writes partial rows, to be combined.
   int32_t split;
   int32_t num_splits;
   int32_t first_partial_row;  // of KV head 0
@@ -107,7 +107,7 @@ struct Work {
 };
 
 // Bytes of kernel parameters that a launch has for a work list: CUDA 12.1 and driver 530 allow
-// 32,764, of which AttendParams takes some.
+// 32,764, of which LaunchParams takes some.
 inline constexpr size_t kMaxListInParameters = 32640;
 
 // Alignment of a work list, in host and device memory.
@@ -135,6 +135,7 @@ struct WorkListView {
   // [kind]: the tiles of spans whose largest tile fits kCudaTileRows[kind] and no smaller kind,
   // longest first.
   std::array<TileArray, kCudaTileKinds> kinds;
+  TileArray combines;
 };
 
 }  // namespace flashcore::kernels

@@ -92,11 +92,12 @@ int LaunchAttention(Accumulate accumulate, const AttentionBatch& batch, const Pl
     ExpectWorkListOf(copy, plan, ctx.work_list);
     ExpectCounters(ctx.finished, plan.combines.size());
     thread_local ThreadPool threads(1);
-    PlanOptions apart = Sm80Plan(geometry.head_dim);
-    apart.item_per_kv_head = true;  // as CPU kernels need it
+    PlanOptions unsplit = Sm80Plan(geometry.head_dim);
+    unsplit.item_per_kv_head = true;  // as CPU kernels need it
+    unsplit.split_max_rows = 0;       // no workspace
     Plan cpu_plan;
-    MakePlan(copy, apart, 1, &cpu_plan);
-    LaunchAttentionCpu(copy, cpu_plan, {ctx.workspace, &threads});
+    MakePlan(copy, unsplit, 1, &cpu_plan);
+    LaunchAttentionCpu(copy, cpu_plan, {nullptr, &threads});
   });
 }
 

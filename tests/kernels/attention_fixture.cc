@@ -100,11 +100,12 @@ std::vector<int64_t> AttentionTest::Targets() const {
 
 void AttentionTest::Run(const AttentionBatch& batch, int threads, const PlanOptions& options) {
   ThreadPool& pool = threads == 1 ? one_thread_ : many_threads_;
-  // CUDA kernels: threads == 1 plans for one worker (large tiles), otherwise for many (small
-  // tiles).
+  // CUDA kernels: threads == 1 plans large tiles, otherwise small ones.
   const bool cpu = GetParam().spec.arch == Arch::kCpu;
+  PlanOptions plan_options = options;
+  if (threads == 1) plan_options.min_tile_rows = 0;
   Plan plan;
-  MakePlan(batch, options, cpu ? pool.num_threads() : threads == 1 ? 1 : 10000, &plan);
+  MakePlan(batch, plan_options, cpu ? pool.num_threads() : kManyWorkers, &plan);
   ASSERT_EQ(Launch(GetParam(), batch, plan, &pool), 0);
 }
 

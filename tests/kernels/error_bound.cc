@@ -234,18 +234,16 @@ Rounding Rounding::Of(const KernelSpec& spec, const PlanOptions& options) {
     rounding.sums = 0x1p-11;
     rounding.step = 8;
   }
-  rounding.split_max_rows = options.split_max_rows;
-  rounding.split_kv_rows = options.split_kv_rows;
+  rounding.plan = options;
   return rounding;
 }
 
 Expected ExpectedOf(const Geometry& geometry, const Span& span, const Rounding& rounding) {
   const Geometry& g = geometry;
   const int32_t rows = span.query_rows;
-  const bool splits = rows * g.group() <= rounding.split_max_rows;
   const KvRange all = VisibleKv(span.mask, rows, span.kv.rows, 0, rows);
   const int32_t visible_rows = std::max(1, all.end - all.begin);
-  const int32_t summed = splits ? std::min(visible_rows, rounding.split_kv_rows) : visible_rows;
+  const int32_t summed = std::min(visible_rows, SplitRows(g, span, rounding.plan, kManyWorkers));
   Expected expected;
   for (int32_t kv_head = 0; kv_head < g.num_kv_heads; ++kv_head) {
     const DecodedKv kv(g, span.kv, kv_head, all);

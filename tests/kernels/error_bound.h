@@ -34,6 +34,9 @@
 
 namespace flashcore::kernels {
 
+// Workers that the tests plan CUDA kernels for: enough for the shortest splits.
+inline constexpr int32_t kManyWorkers = 10000;
+
 // Where a kernel rounds. Units are the largest relative error of one rounding.
 struct Rounding {
   double output = 0;       // of O
@@ -41,8 +44,7 @@ struct Rounding {
   double smallest = 0;     // largest absolute error of these, relative to the largest of the row
   double sums = 0;         // of a step of Q K^T and of P V
   int32_t step = 1;        // products that a step adds
-  int32_t split_max_rows = 0;
-  int32_t split_kv_rows = 0;
+  PlanOptions plan = {};   // says which K/V rows are summed apart
 
   static Rounding Of(const KernelSpec& spec, const PlanOptions& options);
 };

@@ -86,6 +86,14 @@ std::vector<Family> MakeFamilies() {
                   {4, 1100, Mask::Causal(), Layout::kPaged},
                   {3, 1500, Mask::SlidingWindow(600, 0), Layout::kDenseHnd},
                   {1, 2000, Mask::SlidingWindow(1023, 0), Layout::kPaged}}});
+  // 20 to 260 packed rows: prefill in chunks, and verification of several tokens.
+  all.push_back({"ManyRowsOnLongKv",
+                 4,
+                 2,
+                 {{10, 2100, Mask::Causal(), Layout::kPaged},
+                  {40, 2500, Mask::None(), Layout::kDenseHnd},
+                  {130, 2200, Mask::Causal(), Layout::kPaged},
+                  {70, 3000, Mask::SlidingWindow(2200, 3), Layout::kDenseNhd}}});
   const int32_t heads[][2] = {{2, 2}, {2, 1}, {3, 1}, {8, 2}, {8, 1}, {12, 1}};
   for (const auto& [num_heads, kv_heads] : heads) {
     all.push_back({"GroupedQueryHeads",

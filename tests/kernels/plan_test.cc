@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <random>
 #include <tuple>
@@ -26,10 +27,10 @@ Span MakeSpan(int32_t query_rows, int32_t kv_rows, Mask mask = Mask::None()) {
 }
 
 Plan PlanOf(const std::vector<Span>& spans, int32_t heads, int32_t kv_heads,
-            const PlanOptions& options = kOptions) {
+            const PlanOptions& options = kOptions, int32_t workers = 1) {
   Plan plan;
   MakePlan({{DType::kFloat16, heads, kv_heads, 64}, spans.data(), static_cast<int>(spans.size())},
-           options, 1, &plan);
+           options, workers, &plan);
   return plan;
 }
 
@@ -81,7 +82,7 @@ std::map<std::tuple<int, int, int>, Ranges> Covered(const Plan& plan, const Plan
     EXPECT_EQ(item.kv_begin % kPageTokens, 0);
     EXPECT_LE(item.kv_begin, item.kv_end);
     EXPECT_LE(item.row_count, options.tile_rows);
-    if (item.partial_row >= 0) {
+    if (item.partial_row >= 0 && options.items_per_worker == 0) {
       EXPECT_LE(item.kv_end - item.kv_begin, options.split_kv_rows);
     }
     for (int r = item.row_begin; r < item.row_begin + item.row_count; ++r) {
@@ -94,8 +95,9 @@ std::map<std::tuple<int, int, int>, Ranges> Covered(const Plan& plan, const Plan
 
 // Every packed row meets every K/V row that is visible to it, once.
 void CheckCoverage(const std::vector<Span>& spans, int32_t kv_heads, int32_t group,
-                   const PlanOptions& options) {
-  const auto covered = Covered(PlanOf(spans, kv_heads * group, kv_heads, options), options);
+                   const PlanOptions& options, int32_t workers = 1) {
+  const auto covered =
+      Covered(PlanOf(spans, kv_heads * group, kv_heads, options, workers), options);
   const int heads = options.item_per_kv_head ? kv_heads : 1;
   for (int s = 0; s < static_cast<int>(spans.size()); ++s) {
     const Span& span = spans[s];
@@ -156,7 +158,9 @@ TEST(Plan, EveryPackedRowMeetsEveryVisibleKvRowOnceWithRandomWindows) {
       const int32_t query_rows = below(3) == 0 ? 1 + below(150) : 1 + below(8);
       spans.push_back(MakeSpan(query_rows, below(3000), Mask{edge(), edge()}));
     }
-    for (const PlanOptions& options : every) CheckCoverage(spans, 2, 1 + below(4), options);
+    for (const PlanOptions& options : every) {
+      CheckCoverage(spans, 2, 1 + below(4), options, 1 << below(10));
+    }
     if (testing::Test::HasFailure()) return;
   }
 }
@@ -172,6 +176,66 @@ TEST(Plan, SplitsFewRowsOnly) {
   EXPECT_TRUE(PlanOf({MakeSpan(5, 4096)}, 32, 8).combines.empty());   // 20
   EXPECT_TRUE(PlanOf({MakeSpan(1, 512)}, 32, 8).combines.empty());    // one split is none
   EXPECT_EQ(PlanOf({MakeSpan(1, 513)}, 32, 8).combines.size(), 8u);
+}
+
+// The device of the expectations below: 132 workers that run two items at a time.
+constexpr PlanOptions kDevice{128, 256, kUnsplit, 2};
+constexpr int32_t kWorkers = 132;
+
+int32_t SplitRowsOf(int32_t packed_rows, int32_t kv_rows, int32_t kv_heads,
+                    Mask mask = Mask::None(), int32_t workers = kWorkers) {
+  return SplitRows({DType::kFloat16, kv_heads, kv_heads, 128}, MakeSpan(packed_rows, kv_rows, mask),
+                   kDevice, workers);
+}
+
+// The shortest split: 256 K/V rows, 512 above 16 packed rows, 1024 above 64.
+TEST(SplitRows, AreNoShorterThanTheRowsThatReadThemNeed) {
+  EXPECT_EQ(SplitRowsOf(4, 4096, 8), 256);
+  EXPECT_EQ(SplitRowsOf(16, 4096, 8), 256);
+  EXPECT_EQ(SplitRowsOf(17, 4096, 8), 512);
+  EXPECT_EQ(SplitRowsOf(64, 4096, 8), 512);
+  EXPECT_EQ(SplitRowsOf(65, 4096, 8), 1024);
+  EXPECT_EQ(SplitRowsOf(4, 256, 8), kUnsplit);
+  EXPECT_EQ(SplitRowsOf(4, 257, 8), 256);
+  EXPECT_EQ(SplitRowsOf(64, 512, 8), kUnsplit);
+  EXPECT_EQ(SplitRowsOf(512, 1024, 8), kUnsplit);
+}
+
+// A span alone has about as many items as run at a time: 264 here.
+TEST(SplitRows, AreNoShorterThanItTakesToKeepAllWorkersBusy) {
+  EXPECT_EQ(SplitRowsOf(4, 32768, 8), 1024);
+  EXPECT_EQ(SplitRowsOf(4, 131072, 8), 4096);
+  EXPECT_EQ(SplitRowsOf(64, 32768, 8), 1024);
+  EXPECT_EQ(SplitRowsOf(256, 32768, 8), 2048);   // 2 tiles a head, 16 splits each
+  EXPECT_EQ(SplitRowsOf(1024, 32768, 8), 8192);  // 8 tiles a head, 4 splits each
+  EXPECT_EQ(SplitRowsOf(1024, 32768, 8, Mask::None(), 10000), 1024);
+  EXPECT_EQ(SplitRowsOf(1024, 32768, 8, Mask::None(), 4), kUnsplit);
+  EXPECT_EQ(SplitRowsOf(4096, 32768, 8), kUnsplit);  // 256 tiles
+  EXPECT_EQ(SplitRowsOf(8192, 8192, 8, Mask::Causal()), kUnsplit);
+}
+
+// Four waves of short items end before one of long ones: 18 * 8 tiles have 264 places, and
+// 18 * 8 * 7 items nearly fill 4 * 264.
+TEST(SplitRows, LeaveNoLargePartOfTheWorkersIdle) {
+  EXPECT_EQ(SplitRowsOf(18 * 128, 32768, 8), 4864);
+}
+
+// What a mask hides is not split.
+TEST(SplitRows, CountWhatIsVisible) {
+  EXPECT_EQ(SplitRowsOf(512, 32768, 8, Mask::SlidingWindow(800, 0)), kUnsplit);
+  EXPECT_EQ(SplitRowsOf(4, 32768, 8, Mask::SlidingWindow(4095, 0)),
+            SplitRowsOf(4, 4096 + kPageTokens, 8));
+  // 64 tiles of one head, which see 4,096 rows on average.
+  EXPECT_EQ(SplitRowsOf(8192, 8192, 1, Mask::Causal()), 1024);
+}
+
+TEST(SplitRows, ReachTheLastKvRowOfTheLongestSpan) {
+  const int32_t longest = std::numeric_limits<int32_t>::max() / 2;
+  for (int32_t rows : {1, 64, 2000}) {
+    const int32_t split_rows = SplitRowsOf(rows, longest, 1);
+    EXPECT_GT(split_rows, 0);
+    EXPECT_EQ(split_rows % 256, 0);
+  }
 }
 
 TEST(Plan, PartialRowsOfACombineAreThoseOfItsSplitsInOrder) {
@@ -246,18 +310,24 @@ std::vector<Item> ItemsOf(const Plan& plan, int span) {
 }
 
 TEST(Plan, ASpansItemsDoNotDependOnOtherSpans) {
-  const std::vector<Span> spans = {MakeSpan(1, 5000), MakeSpan(130, 200, Mask::Causal()),
-                                   MakeSpan(3, 777, Mask::SlidingWindow(600, 0)), MakeSpan(7, 7)};
-  const Plan together = PlanOf(spans, 4, 2);
-  for (int s = 0; s < static_cast<int>(spans.size()); ++s) {
-    EXPECT_EQ(ItemsOf(together, s), ItemsOf(PlanOf({spans[s]}, 4, 2), 0));
+  const std::vector<Span> spans = {MakeSpan(1, 5000),
+                                   MakeSpan(130, 200, Mask::Causal()),
+                                   MakeSpan(3, 777, Mask::SlidingWindow(600, 0)),
+                                   MakeSpan(7, 7),
+                                   MakeSpan(300, 9000, Mask::Causal()),
+                                   MakeSpan(30, 3000)};
+  for (const PlanOptions& options : {kOptions, kDevice}) {
+    const Plan together = PlanOf(spans, 4, 2, options, kWorkers);
+    for (int s = 0; s < static_cast<int>(spans.size()); ++s) {
+      EXPECT_EQ(ItemsOf(together, s), ItemsOf(PlanOf({spans[s]}, 4, 2, options, kWorkers), 0));
+    }
   }
 }
 
 // Spans with many rows get smaller tiles while there are fewer tiles than 3/4 of the workers. A
 // span that is split keeps its tile, which determines its split boundaries.
 TEST(Plan, HalvesTilesWhenThereAreTooFew) {
-  const PlanOptions options{128, 256, 64, 0, 32};
+  const PlanOptions options{128, 256, 64, 0, 0, 32};
   const std::vector<Span> spans = {MakeSpan(512, 512), MakeSpan(60, 600)};
   const struct {
     int workers;

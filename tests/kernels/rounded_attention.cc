@@ -115,8 +115,8 @@ void Finish(const KernelSpec& spec, const DecodedKv& kv, const std::vector<RowSt
 
 SpanResult RoundedAttention(const KernelSpec& spec, const PlanOptions& options,
                             const Geometry& geometry, const Span& span) {
-  const bool may_split = span.query_rows * geometry.group() <= options.split_max_rows;
-  const int32_t split_rows = may_split ? options.split_kv_rows : std::max(1, span.kv.rows);
+  const int32_t split_rows =
+      std::min(std::max(1, span.kv.rows), SplitRows(geometry, span, options, kManyWorkers));
   std::vector<DecodedKv> kv;
   for (int32_t head = 0; head < geometry.num_kv_heads; ++head) {
     kv.emplace_back(geometry, span.kv, head, KvRange{0, span.kv.rows});

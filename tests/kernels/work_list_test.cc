@@ -21,13 +21,13 @@ Span MakeSpan(int32_t query_rows, int32_t kv_rows, Mask mask = Mask::None()) {
 // A batch with its packed block.
 class PackedBatch {
  public:
-  explicit PackedBatch(std::vector<Span> spans)
+  explicit PackedBatch(std::vector<Span> spans, int32_t workers = 1)
       : spans_(std::move(spans)),
         batch_{{DType::kFloat16, 4, 2, 64}, spans_.data(), static_cast<int32_t>(spans_.size())} {
-    MakePlan(batch_, Sm80Plan(64), 1, &plan_);
+    MakePlan(batch_, Sm80Plan(64), workers, &plan_);
     PlanOptions per_head = Sm80Plan(64);
     per_head.item_per_kv_head = true;
-    MakePlan(batch_, per_head, 1, &plan_of_all_heads_);
+    MakePlan(batch_, per_head, workers, &plan_of_all_heads_);
     aligned_.resize(WorkListBytes(batch_, plan_) / sizeof(WorkTile) + 1);
     PackWorkList(batch_, plan_, block());
   }
@@ -49,7 +49,8 @@ class PackedBatch {
 };
 
 TEST(WorkList, HoldsTheItemsOfOneKvHeadByTile) {
-  PackedBatch packed({MakeSpan(1, 1000), MakeSpan(700, 300), MakeSpan(20, 70), MakeSpan(0, 10)});
+  PackedBatch packed({MakeSpan(1, 1000), MakeSpan(700, 300), MakeSpan(20, 70), MakeSpan(0, 10)},
+                     132);
   ASSERT_FALSE(packed.plan().combines.empty());
   const WorkListView view = packed.view();
   size_t tiles = 0;
@@ -64,8 +65,27 @@ TEST(WorkList, HoldsTheItemsOfOneKvHeadByTile) {
     }
   }
   EXPECT_EQ(tiles, packed.plan().items.size());
+  EXPECT_EQ(view.combines.count, 0);  // the kernel for 16 rows combines them itself
   const auto& last = view.kinds.back();
   EXPECT_EQ(reinterpret_cast<std::byte*>(last.tiles + last.count), packed.block() + packed.bytes());
+}
+
+// Splits of many rows are combined by a kernel of its own, tile by tile.
+TEST(WorkList, HoldsTheFirstSplitOfTilesToCombine) {
+  PackedBatch packed({MakeSpan(100, 9000), MakeSpan(1, 9000), MakeSpan(10, 9000)}, 132);
+  const WorkListView view = packed.view();
+  ASSERT_EQ(view.combines.count, 3);  // packed rows: 128 + 72, and 20
+  int32_t rows = 0;
+  for (int32_t i = 0; i < view.combines.count; ++i) {
+    const WorkTile& tile = view.combines.tiles[i];
+    EXPECT_EQ(tile.split, 0);
+    EXPECT_GT(tile.num_splits, 1);
+    EXPECT_NE(tile.span, 1);
+    rows += tile.row_count;
+  }
+  EXPECT_EQ(rows, 220);
+  const auto& [tiles, count] = view.combines;
+  EXPECT_EQ(reinterpret_cast<std::byte*>(tiles + count), packed.block() + packed.bytes());
 }
 
 TEST(WorkList, TravelsInParametersUpToTheirSize) {
@@ -80,7 +100,7 @@ TEST(WorkList, TravelsInParametersUpToTheirSize) {
 
 // Every split of every KV head must get the partial rows and the counter of the plan.
 TEST(WorkList, SplitsHaveThePlansPartialRows) {
-  PackedBatch packed({MakeSpan(3, 1000), MakeSpan(1, 700)});
+  PackedBatch packed({MakeSpan(3, 1000), MakeSpan(1, 700)}, 132);
   const WorkListView view = packed.view();
   int found = 0;
   for (const auto& [tiles, count] : view.kinds) {
@@ -106,7 +126,8 @@ TEST(WorkList, SplitsHaveThePlansPartialRows) {
 
 // Without item_per_kv_head, a plan has the items of KV head 0 in the same order.
 TEST(WorkList, OneKvHeadStandsForAll) {
-  PackedBatch packed({MakeSpan(1, 1000), MakeSpan(700, 300), MakeSpan(3, 4097), MakeSpan(20, 70)});
+  PackedBatch packed({MakeSpan(1, 1000), MakeSpan(700, 300), MakeSpan(3, 4097), MakeSpan(20, 70)},
+                     132);
   std::vector<WorkItem> of_first_head;
   for (const WorkItem& item : packed.plan_of_all_heads().items) {
     if (item.kv_head == 0) of_first_head.push_back(item);

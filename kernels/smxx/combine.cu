@@ -1,0 +1,37 @@
+#include "kernels/smxx/combine.cuh"
+#include "kernels/smxx/combine.h"
+#include "kernels/smxx/launch.cuh"
+#include "kernels/tile_config.h"
+
+namespace flashcore::kernels {
+namespace {
+
+// A block combines few rows of a tile, so that the rows of one span spread over all SMs.
+constexpr int kRows = 4;
+constexpr int kThreads = 128;
+
+template <class Element, size_t kListBytes>
+__global__ void __launch_bounds__(kThreads)
+    CombineKernel(const __grid_constant__ LaunchArguments<kListBytes> arguments) {
+  const LaunchParams& params = arguments.params;
+  const Work work = arguments.WorkAt(blockIdx.y);
+  const int begin = blockIdx.z * kRows;
+  CombineSplits<Element>(work, blockIdx.x, params.group, params.partials, begin,
+                         min(begin + kRows, work.tile.row_count), threadIdx.x, kThreads);
+}
+
+template <class Element>
+int Launch(const LaunchTiles& tiles) {
+  return ForListSize(tiles, [&](auto list_bytes) {
+    return LaunchWithList(CombineKernel<Element, decltype(list_bytes)::value>, tiles,
+                          kCudaMaxTileRows / kRows, kThreads, 0);
+  });
+}
+
+}  // namespace
+
+int LaunchCombine(DType dtype, const LaunchTiles& tiles) {
+  return dtype == DType::kFloat16 ? Launch<__half>(tiles) : Launch<__nv_bfloat16>(tiles);
+}
+
+}  // namespace flashcore::kernels

@@ -1,0 +1,33 @@
+// What all blocks of a launch over a work list have in common.
+#ifndef FLASHCORE_KERNELS_SMXX_LAUNCH_H_
+#define FLASHCORE_KERNELS_SMXX_LAUNCH_H_
+
+#include <cstdint>
+
+#include "kernels/plan.h"
+#include "kernels/smxx/work_list.h"
+
+namespace flashcore::kernels {
+
+// All pointers are device pointers, but for those of a work list that travels in the parameters.
+struct LaunchParams {
+  const WorkSpan* spans;
+  const WorkTile* tiles;  // each for every KV head
+  int32_t num_spans;
+  int32_t num_kv_heads;
+  RowDivider group;   // query heads per KV head
+  int32_t* finished;  // as in LaunchContext
+  Partials partials;
+};
+
+// The tiles that a kernel is launched for.
+struct LaunchTiles {
+  LaunchParams params;
+  int32_t count;       // of params.tiles, at least 1
+  bool in_parameters;  // spans and tiles are on the host, and have room in kMaxListInParameters
+  void* stream;        // a cudaStream_t
+};
+
+}  // namespace flashcore::kernels
+
+#endif  // FLASHCORE_KERNELS_SMXX_LAUNCH_H_
