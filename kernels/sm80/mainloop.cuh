@@ -254,14 +254,14 @@ __device__ __forceinline__ void AddOnes(const Probabilities<C>& probabilities, S
 }
 
 // output += P V, and rounded_sum += P * ones. The order decides whether ptxas has enough registers:
-// by columns of V and not by tokens, which would read more of V ahead, and the ones first or last.
+// by columns of V and not by tokens, which would read more of V ahead, and the ones first.
 // Each sum takes the tokens in their order in any case.
 template <class C>
 __device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities, uint32_t values,
                                           int lane, State<C>* state) {
   using Element = typename C::Element;
   values = ValueAddress<C>(values, lane);
-  if constexpr (!C::kPipelined) AddOnes<C>(probabilities, state);
+  AddOnes<C>(probabilities, state);
 #pragma unroll
   for (int step = 0; step < C::kSteps; ++step) {
 #pragma unroll
@@ -280,7 +280,6 @@ __device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities,
       }
     }
   }
-  if constexpr (C::kPipelined) AddOnes<C>(probabilities, state);
 }
 
 template <class C>
