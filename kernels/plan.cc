@@ -312,8 +312,6 @@ KvRange VisibleKv(const Mask& mask, int32_t query_rows, int32_t kv_rows, int32_t
 
 int32_t SplitRows(const Geometry& geometry, const Span& span, const PlanOptions& options,
                   int32_t workers) {
-  // Partial results cost about as much as this many K/V rows more in a split.
-  constexpr int32_t kSplitCost = 256;
   constexpr int64_t kMaxWaves = 4;  // more gain nothing: the last wave is short already
   const int32_t rows = span.query_rows * geometry.group();
   if (rows > options.split_max_rows) return kUnsplit;
@@ -334,19 +332,21 @@ int32_t SplitRows(const Geometry& geometry, const Span& span, const PlanOptions&
   const int64_t tiles = (all + longest - 1) / longest * geometry.num_kv_heads;
   const int64_t places = int64_t{workers} * options.items_per_worker;
   const int32_t most_splits = DivideUp(longest, shortest);
-  int32_t splits = 1;
+  const int32_t cost = shortest / 4;  // of a split's partial results, in K/V rows
+  int32_t best = kUnsplit;
   int64_t least_time = (tiles + places - 1) / places * longest;
   for (int64_t waves = 1; waves <= kMaxWaves; ++waves) {
     const auto in_waves =
         static_cast<int32_t>(std::min<int64_t>(most_splits, waves * places / tiles));
     if (in_waves <= 1) continue;
-    const int64_t time = waves * (DivideUp(longest, in_waves) + kSplitCost);
+    const int32_t units = DivideUp(DivideUp(longest, in_waves), options.split_kv_rows);
+    const int32_t split_rows = std::max(shortest, units * options.split_kv_rows);
+    const int64_t time = waves * (int64_t{split_rows} + cost);
     if (time >= least_time) continue;
     least_time = time;
-    splits = in_waves;
+    best = split_rows;
   }
-  if (splits == 1) return kUnsplit;
-  return DivideUp(DivideUp(longest, splits), options.split_kv_rows) * options.split_kv_rows;
+  return best;
 }
 
 void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t workers,

@@ -93,10 +93,7 @@ struct PlanOptions {
   int32_t tile_rows = 128;      // largest tile, packed rows
   int32_t split_kv_rows = 512;  // K/V rows of the shortest split; a multiple of kPageTokens
   int32_t split_max_rows = 16;  // a span with more packed rows per KV head is not split
-  // Items that run at a time on a worker. Splits become longer than the shortest where a span alone
-  // keeps all workers busy with them. 0: all splits are the shortest, on every device.
-  int32_t items_per_worker = 0;
-  int32_t cascade_rows = 0;  // largest cascade item, packed rows; 0: no cascade
+  int32_t cascade_rows = 0;     // largest cascade item, packed rows; 0: no cascade
   // While there are too few tiles for the workers, the tiles of spans that are not split are
   // halved, down to this. Only for kernels that give a row the same bits in all of these tiles.
   // 0: never halved.
@@ -104,6 +101,9 @@ struct PlanOptions {
   // false: items exist for KV head 0 only, and the kernel runs each of them for every KV head.
   // Combines and partial rows exist for every KV head. There are no cascade items.
   bool item_per_kv_head = true;
+  // Items that run at a time on a worker. Splits become longer than the shortest where a span alone
+  // keeps all workers busy with them. 0: all splits are the shortest, on every device.
+  int32_t items_per_worker = 0;
 };
 
 struct Plan {

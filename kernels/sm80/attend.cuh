@@ -20,15 +20,23 @@
 
 namespace flashcore::kernels::sm80 {
 
+// The block's KV head. Each call reads it again, so that it need not stay in a register between two.
+__device__ __forceinline__ int KvHead() {
+  uint32_t kv_head;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(kv_head));
+  return static_cast<int>(kv_head);
+}
+
 template <class C, size_t kListBytes>
 __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks)
     AttendKernel(const __grid_constant__ LaunchArguments<kListBytes> arguments) {
   const LaunchParams& params = arguments.params;
   const Work work = arguments.WorkAt(blockIdx.y);
-  const int kv_head = blockIdx.x;
-  const SoftmaxScale scale(ScoreScale<C>(work, kv_head));
+  const int mainloop_kv_head = KvHead();
+  const SoftmaxScale scale(ScoreScale<C>(work, mainloop_kv_head));
   State<C> state;
-  RunMainloop<C>(work, kv_head, params.group, scale, SharedMemory(), &state);
+  RunMainloop<C>(work, mainloop_kv_head, params.group, scale, SharedMemory(), &state);
+  const int kv_head = KvHead();
   WriteResults<C>(scale, work, kv_head, params.group, params.partials, ThreadPosition<C>(),
                   SharedMemory(), state);
   if constexpr (C::kCombines) {

@@ -179,7 +179,7 @@ TEST(Plan, SplitsFewRowsOnly) {
 }
 
 // The device of the expectations below: 132 workers that run two items at a time.
-constexpr PlanOptions kDevice{128, 256, kUnsplit, 2};
+constexpr PlanOptions kDevice{128, 256, kUnsplit, 0, 0, true, 2};
 constexpr int32_t kWorkers = 132;
 
 int32_t SplitRowsOf(int32_t packed_rows, int32_t kv_rows, int32_t kv_heads,
@@ -196,7 +196,8 @@ TEST(SplitRows, AreNoShorterThanTheRowsThatReadThemNeed) {
   EXPECT_EQ(SplitRowsOf(64, 4096, 8), 512);
   EXPECT_EQ(SplitRowsOf(65, 4096, 8), 1024);
   EXPECT_EQ(SplitRowsOf(4, 256, 8), kUnsplit);
-  EXPECT_EQ(SplitRowsOf(4, 257, 8), 256);
+  EXPECT_EQ(SplitRowsOf(4, 257, 8), kUnsplit);  // a split of one row costs more
+  EXPECT_EQ(SplitRowsOf(4, 513, 8), 256);
   EXPECT_EQ(SplitRowsOf(64, 512, 8), kUnsplit);
   EXPECT_EQ(SplitRowsOf(512, 1024, 8), kUnsplit);
 }
@@ -327,7 +328,7 @@ TEST(Plan, ASpansItemsDoNotDependOnOtherSpans) {
 // Spans with many rows get smaller tiles while there are fewer tiles than 3/4 of the workers. A
 // span that is split keeps its tile, which determines its split boundaries.
 TEST(Plan, HalvesTilesWhenThereAreTooFew) {
-  const PlanOptions options{128, 256, 64, 0, 0, 32};
+  const PlanOptions options{128, 256, 64, 0, 32};
   const std::vector<Span> spans = {MakeSpan(512, 512), MakeSpan(60, 600)};
   const struct {
     int workers;
