@@ -327,7 +327,7 @@ int32_t SplitRows(const Geometry& geometry, const Span& span, const PlanOptions&
     all += kv.end - kv.begin;
     longest = std::max(longest, kv.end - kv.begin);
   }
-  if (longest <= shortest) return kUnsplit;
+  if (longest <= std::max(shortest, 0)) return kUnsplit;
   // As many tiles of the longest have as much work.
   const int64_t tiles = (all + longest - 1) / longest * geometry.num_kv_heads;
   const int64_t places = int64_t{workers} * options.items_per_worker;

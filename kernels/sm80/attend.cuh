@@ -20,7 +20,7 @@
 
 namespace flashcore::kernels::sm80 {
 
-// The block's KV head. Each call reads it again, so that it need not stay in a register between two.
+// The block's KV head. Each call reads it again: it need not stay in a register between two.
 __device__ __forceinline__ int KvHead() {
   uint32_t kv_head;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(kv_head));
