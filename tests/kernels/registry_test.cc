@@ -17,7 +17,6 @@ TEST(Registry, RowsAreUniqueAndComplete) {
     EXPECT_NE(kernel.launch, nullptr);
     EXPECT_GT(kernel.plan_options.tile_rows, 0);
     EXPECT_EQ(kernel.plan_options.split_kv_rows % kPageTokens, 0);
-    EXPECT_LE(kernel.plan_options.split_max_rows, kernel.plan_options.tile_rows);
   }
 }
 
