@@ -125,7 +125,7 @@ class KvPipeline {
   __device__ __forceinline__ int32_t Page(int tile) const {
     if (!Has(tile)) return 0;
     const int32_t page = KvRow(tile) / kPageTokens;
-    const int32_t* const pages = work_.SpanAgain().pages;
+    const int32_t* const pages = work_.span.pages;
     return pages != nullptr ? pages[page] : page;
   }
 
@@ -133,7 +133,7 @@ class KvPipeline {
   __device__ __forceinline__ void CopyTile(const std::byte* WorkSpan::*tensor, int32_t page,
                                            int tile, uint32_t to) const {
     const TileCopy<C> copy;
-    const WorkSpan& span = work_.SpanAgain();
+    const WorkSpan& span = work_.span;
     const std::byte* from = span.*tensor;
     from += kv_head_ * span.kv_head_stride + copy.Offset(span.kv_row_stride);
     from += page * span.page_stride;
@@ -143,7 +143,7 @@ class KvPipeline {
     copy.CopyAsync(from, span.kv_row_stride, kv_end_ - KvRow(tile), to);
   }
 
-  const Work work_;  // fields used once per step are read again, to save registers
+  const Work work_;
   const int32_t first_row_;
   const int32_t kv_end_;
   const int kv_head_;

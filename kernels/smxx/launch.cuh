@@ -21,7 +21,7 @@ struct LaunchArguments {
   __device__ __forceinline__ Work WorkAt(int tile) const {
     const auto* const spans = reinterpret_cast<const WorkSpan*>(list);
     const WorkTile& at = reinterpret_cast<const WorkTile*>(spans + params.num_spans)[tile];
-    return {spans, at, spans[at.span], true};
+    return {at, spans[at.span]};
   }
 
   LaunchParams params;
@@ -33,7 +33,7 @@ struct LaunchArguments<0> {
 
   __device__ __forceinline__ Work WorkAt(int tile) const {
     const WorkTile& at = params.tiles[tile];
-    return {params.spans, at, params.spans[at.span], false};
+    return {at, params.spans[at.span]};
   }
 
   LaunchParams params;

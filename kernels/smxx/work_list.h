@@ -90,20 +90,8 @@ struct alignas(16) WorkTile {
 
 // What a block works on.
 struct Work {
-  const WorkSpan* spans;
   const WorkTile& tile;
   const WorkSpan& span;  // of the tile
-  bool in_parameters;
-
-#ifdef __CUDACC__
-  // The same, to be read again: the compiler keeps constants in registers that it has read before.
-  __device__ __forceinline__ const WorkSpan& SpanAgain() const {
-    if (!in_parameters) return span;
-    int32_t index = tile.span;
-    asm volatile("" : "+r"(index));
-    return spans[index];
-  }
-#endif
 };
 
 // Bytes of kernel parameters that a launch has for a work list: CUDA 12.1 and driver 530 allow
