@@ -31,10 +31,10 @@
 // Output bits do not depend on the other spans of a batch: a span's splits follow from that span
 // alone (its query and K/V rows, mask, heads and head_dim) and from the device (SplitRows). So does
 // its tile, except where the kernel gives a row the same bits in every allowed tile
-// (PlanOptions::min_tile_rows). A cascade
-// item leaves the partial rows of each span as they are without it. Other spans change only the
-// order of the items and which spans' rows an item serves. A plan of some slices of a span
-// (Span::slices) has the items that the plan of the whole span has for them.
+// (PlanOptions::min_tile_rows). A cascade item leaves the partial rows of each span as they are
+// without it. Other spans change only the order of the items and which spans' rows an item serves.
+// A plan of some slices of a span (Span::slices) has the items that the plan of the whole span has
+// for them.
 #ifndef FLASHCORE_KERNELS_PLAN_H_
 #define FLASHCORE_KERNELS_PLAN_H_
 

@@ -52,7 +52,7 @@ constexpr PlanOptions Sm80Plan(int32_t head_dim) {
   // rows cost 6% of the bandwidth of a large decode, twice as many 8% of the time of a single one.
   plan.split_kv_rows = head_dim <= 64 ? 512 : 256;
   plan.split_max_rows = std::numeric_limits<int32_t>::max();
-  // Blocks that an SM can hold of the large tiles, whose work a span of many rows divides.
+  // Blocks of the largest tile that run on an SM at a time.
   plan.items_per_worker = head_dim <= 64 ? 1 : 2;
   plan.item_per_kv_head = false;
   return plan;

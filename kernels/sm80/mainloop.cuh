@@ -254,8 +254,8 @@ __device__ __forceinline__ void AddOnes(const Probabilities<C>& probabilities, S
 }
 
 // output += P V, and rounded_sum += P * ones. The order decides whether ptxas has enough registers:
-// by columns of V and not by tokens, which would read more of V ahead, and the ones first.
-// Each sum takes the tokens in their order in any case.
+// by columns of V and not by tokens, which would read more of V ahead, and the ones first. Each sum
+// takes the tokens in their order in any case.
 template <class C>
 __device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities, uint32_t values,
                                           int lane, State<C>* state) {

@@ -9,23 +9,26 @@ namespace {
 // All tiles of a span have one kind, so that they run in one launch: the last has as many rows as
 // are left. Only spans with few rows in all get the smallest kind, whose kernel gives a row other
 // bits.
-int TileKind(const AttentionBatch& batch, const WorkItem& item) {
-  const int32_t rows = batch.spans[item.span].query_rows * batch.geometry.group();
+int TileKind(const AttentionBatch& batch, int32_t group, const WorkItem& item) {
+  const int32_t rows = batch.spans[item.span].query_rows * group;
   int kind = rows <= kCudaTileRows[0] ? 0 : 1;
   while (kCudaTileRows[kind] < std::min(rows, item.tile_rows)) ++kind;
   return kind;
 }
 
 // Whether the item's tile has one more record, to be combined by a launch of its own.
-bool IsFirstSplitToCombine(const AttentionBatch& batch, const Plan& plan, const WorkItem& item) {
-  return item.partial_row >= 0 && TileKind(batch, item) > 0 &&
-         item.partial_row == plan.combines[item.combine].first_partial_row;
+bool IsFirstSplitToCombine(const AttentionBatch& batch, int32_t group, const Plan& plan,
+                           const WorkItem& item) {
+  return item.partial_row >= 0 &&
+         item.partial_row == plan.combines[item.combine].first_partial_row &&
+         TileKind(batch, group, item) > 0;
 }
 
 int32_t CountCombines(const AttentionBatch& batch, const Plan& plan) {
+  const int32_t group = batch.geometry.group();
   return static_cast<int32_t>(std::count_if(
       plan.items.begin(), plan.items.end(),
-      [&](const WorkItem& item) { return IsFirstSplitToCombine(batch, plan, item); }));
+      [&](const WorkItem& item) { return IsFirstSplitToCombine(batch, group, plan, item); }));
 }
 
 WorkSpan MakeSpan(int32_t group, const Span& from) {
@@ -103,7 +106,8 @@ size_t WorkListBytesInMemory(const AttentionBatch& batch, const Plan& plan) {
 WorkListView::WorkListView(const AttentionBatch& batch, const Plan& plan, void* work_list)
     : spans(static_cast<WorkSpan*>(work_list)) {
   std::array<int32_t, kCudaTileKinds> counts = {};
-  for (const WorkItem& item : plan.items) ++counts[TileKind(batch, item)];
+  const int32_t group = batch.geometry.group();
+  for (const WorkItem& item : plan.items) ++counts[TileKind(batch, group, item)];
   auto* tiles = reinterpret_cast<WorkTile*>(spans + batch.num_spans);
   for (int kind = 0; kind < kCudaTileKinds; ++kind) {
     kinds[kind] = {tiles, counts[kind]};
@@ -123,8 +127,8 @@ void PackWorkList(const AttentionBatch& batch, const Plan& plan, std::byte* to) 
   WorkTile* next_combine = view.combines.tiles;
   for (const WorkItem& item : plan.items) {
     const WorkTile tile = MakeTile(group, batch.spans[item.span], item, plan);
-    new (next[TileKind(batch, item)]++) WorkTile(tile);
-    if (IsFirstSplitToCombine(batch, plan, item)) new (next_combine++) WorkTile(tile);
+    new (next[TileKind(batch, group, item)]++) WorkTile(tile);
+    if (IsFirstSplitToCombine(batch, group, plan, item)) new (next_combine++) WorkTile(tile);
   }
 }
 
