@@ -20,6 +20,13 @@
 // A span with more packed rows has several tiles, each with its own splits. An item of a tile
 // without splits writes O and LSE itself.
 //
+// Runs: in a batch that fills the device anyway, one item attends the kRunSplits splits of a run
+// one after the other and adds up their partial results, as the combine would:
+//
+//   K/V row 0       512      1024     1536            4096     4608     5000
+//           | split | split  | split  | ...   | split | split  | split  |
+//           |              run of 8 splits            | run of 2 splits |
+//
 // Cascade: spans whose leading pages are the same (a shared prefix) share items, so that the K/V of
 // the prefix is read once. Only whole splits are shared:
 //
@@ -32,7 +39,8 @@
 // alone (its query and K/V rows, mask, heads and head_dim) and from the device (SplitRows). So does
 // its tile, except where the kernel gives a row the same bits in every allowed tile
 // (PlanOptions::min_tile_rows). A cascade item leaves the partial rows of each span as they are
-// without it. Other spans change only the order of the items and which spans' rows an item serves.
+// without it, and a run the sums. Other spans change only the order of the items, which spans' rows
+// an item serves, and whether it is a split or a run.
 // A plan of some slices of a span (Span::slices) has the items that the plan of the whole span has
 // for them.
 #ifndef FLASHCORE_KERNELS_PLAN_H_
@@ -62,8 +70,9 @@ struct WorkItem {
   int32_t row_count = 0;
   int32_t kv_begin = 0;
   int32_t kv_end = 0;
-  int32_t partial_row = -1;        // first row of its partial result; -1: writes O and LSE
-  int32_t combine = -1;            // index in Plan::combines; valid if partial_row >= 0
+  int32_t split_rows = 0;          // K/V rows of each of its splits; the last may have fewer
+  int32_t partial_row = -1;        // first row of its partial results; -1: it has one split
+  int32_t combine = -1;            // index in Plan::combines; -1: writes O and LSE
   int32_t first_cascade_span = 0;  // index in Plan::cascade_spans
   int32_t num_cascade_spans = 0;   // 0: not a cascade item; else at least 2, partial_row is unused
   int32_t tile_rows = 0;           // of the span's tiles; its last tile may have fewer
@@ -77,16 +86,20 @@ struct CascadeSpan {
   int32_t partial_row = -1;  // of this span, as in WorkItem
 };
 
-// Merges the partial results of the KV splits of one tile in split order. Split s of packed row r
-// is partial row first_partial_row + s * row_count + r.
+// Merges the partial results of the items of one tile, in the order of their K/V rows. Packed row r
+// of item n is partial row first_partial_row + n * row_count + r.
 struct CombineItem {
   int32_t span = 0;
   int32_t kv_head = 0;
   int32_t row_begin = 0;
   int32_t row_count = 0;
   int32_t first_partial_row = 0;
-  int32_t num_splits = 0;
+  int32_t num_parts = 0;    // items, at least 2
+  int32_t part_splits = 1;  // splits of each item but the last: kRunSplits if they are runs
 };
+
+// Splits of a run. CUDA kernels add the partial results of a tile run by run, with runs or without.
+inline constexpr int32_t kRunSplits = 8;
 
 // What a kernel wants of its plan. Constant per kernel, independent of the batch.
 struct PlanOptions {
@@ -94,16 +107,19 @@ struct PlanOptions {
   int32_t split_kv_rows = 512;  // K/V rows of the shortest split; a multiple of kPageTokens
   int32_t split_max_rows = 16;  // a span with more packed rows per KV head is not split
   int32_t cascade_rows = 0;     // largest cascade item, packed rows; 0: no cascade
-  // While there are too few tiles for the workers, the tiles of spans that are not split are
-  // halved, down to this. Only for kernels that give a row the same bits in all of these tiles.
-  // 0: never halved.
+  // Tiles of spans that are not split are halved, down to this, while that lets all workers share
+  // the work better. Only for kernels that give a row the same bits in all of these tiles. 0: never
+  // halved.
   int32_t min_tile_rows = 0;
   // false: items exist for KV head 0 only, and the kernel runs each of them for every KV head.
   // Combines and partial rows exist for every KV head. There are no cascade items.
   bool item_per_kv_head = true;
-  // Items that run at a time on a worker. Splits become longer than the shortest where a span alone
-  // keeps all workers busy with them. 0: all splits are the shortest, on every device.
+  // Items that run at a time on a worker, in its places. Splits become longer than the shortest
+  // where a span alone keeps all workers busy with them. 0: all splits are the shortest, on every
+  // device.
   int32_t items_per_worker = 0;
+  // Spans of more than tile_rows / 2 packed rows may have runs.
+  bool has_runs = false;
 };
 
 struct Plan {

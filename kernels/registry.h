@@ -40,6 +40,8 @@ struct LaunchContext {
   // CUDA kernels: the splits of each of Plan::combines that have finished, in device memory. 0
   // before the launch and after it.
   int32_t* finished = nullptr;
+  // CUDA kernels: bytes of shared memory that a block can have on this device.
+  int32_t block_shared_bytes = 0;
 };
 
 // Runs `batch` as planned. A CPU kernel has completed on return. Returns 0, or the cudaError_t of a

@@ -45,15 +45,17 @@ constexpr PlanOptions Sm80Plan(int32_t head_dim) {
   // Warps of 32 rows read K and V from shared memory half as often as warps of 16, and those reads
   // are the limit of warps of 16. Above head_dim 128 the output of 32 rows needs all registers.
   plan.tile_rows = head_dim <= 128 ? 128 : 64;
-  // Smaller tiles while there are fewer blocks than three for every four SMs: 8 heads of 512 rows
-  // then are 128 blocks.
+  // 8 heads of 512 rows are 128 blocks.
   plan.min_tile_rows = 32;
   // 64 KB of K: a decode of 8 KV heads over 4096 rows of 128 becomes 128 blocks. Half as many split
   // rows cost 6% of the bandwidth of a large decode, twice as many 8% of the time of a single one.
   plan.split_kv_rows = head_dim <= 64 ? 512 : 256;
   plan.split_max_rows = std::numeric_limits<int32_t>::max();
   // Blocks of the largest tile that run on an SM at a time.
-  plan.items_per_worker = head_dim <= 64 ? 1 : 2;
+  plan.items_per_worker = 2;
+  // With fewer rows, reading K and V takes as long as splits that are written and combined. Up to
+  // head_dim 64, a block of the largest tile already adds two streams.
+  plan.has_runs = head_dim > 64;
   plan.item_per_kv_head = false;
   return plan;
 }
@@ -61,43 +63,62 @@ constexpr PlanOptions Sm80Plan(int32_t head_dim) {
 // With E4M3 K/V, which needs more registers for its conversion to float16: at head_dim 128, tiles
 // of 128 rows do not fit in 255.
 constexpr PlanOptions Sm80Fp8Plan(int32_t head_dim) {
-  return Sm80Plan(head_dim <= 64 ? head_dim : 256);
+  PlanOptions plan = Sm80Plan(head_dim <= 64 ? head_dim : 256);
+  plan.has_runs = false;  // its largest tile has no block with single buffers
+  return plan;
 }
 
 // The thread block of an sm80 kernel: a grid of warp_groups x row_warps warps (sm80/config.cuh).
 struct Sm80Block {
   int row_tiles = 1;    // of 16 packed rows, per warp
   int row_warps = 1;    // warps that divide the packed rows
-  int warp_groups = 1;  // KV warp groups, which divide the K/V tiles
+  int streams = 1;      // that K/V tiles are dealt to in turn, each with its own online softmax
+  int warp_groups = 1;  // KV warp groups: one for each stream, or one for all
   int tile_tokens = 0;  // K/V rows of a tile
   int min_blocks = 1;   // blocks on an SM that the registers must allow
   // One K and one V buffer, each copied while the other is used, instead of stages.
   bool single_buffers = false;
 };
 
-// Blocks of 32, 64 and 128 rows have the same warp_groups and tile_tokens, so a row gets the same
-// bits in any of them: see PlanOptions::min_tile_rows.
-constexpr Sm80Block Sm80BlockFor(int32_t tile_rows, int32_t head_dim) {
+// What a block is for, beside its rows.
+enum class BlockUse {
+  kSplit,        // one split of a tile or all of it
+  kRun,          // runs of splits, too
+  kSmallShared,  // as kSplit, on devices whose blocks have less than kLargeSharedBytes
+};
+
+// Shared memory that a block can have: this or more on sm_80 and sm_90, 99 KB on sm_86 and sm_89.
+inline constexpr int32_t kLargeSharedBytes = 163 * 1024;
+
+// Blocks of 32, 64 and 128 rows have the same streams and tile_tokens, so a row gets the same bits
+// in any of them: see PlanOptions::min_tile_rows.
+constexpr Sm80Block Sm80BlockFor(int32_t tile_rows, int32_t head_dim,
+                                 BlockUse use = BlockUse::kSplit) {
   Sm80Block block;
-  block.row_tiles = tile_rows == 128 ? 2 : 1;
+  block.row_tiles = tile_rows == 128 || (tile_rows == 64 && head_dim <= 64) ? 2 : 1;
   block.row_warps = tile_rows / (16 * block.row_tiles);
   if (tile_rows == 16) {
     // Decode is bound by memory: keep as many bytes in flight as shared memory holds, and several
     // blocks on an SM, to overlap what a block does before and after its main loop. Each warp is a
     // group of its own, so no warp waits for another in the main loop.
-    block.warp_groups = head_dim <= 128 ? 4 : 2;
+    block.streams = block.warp_groups = head_dim <= 128 ? 4 : 2;
     block.tile_tokens = head_dim <= 32 ? 64 : head_dim <= 64 ? 32 : 16;
     if (head_dim > 64 && head_dim <= 128) block.min_blocks = 3;
   } else {
-    // Two groups up to head_dim 64, where a softmax takes as long as the multiplications that run
-    // beside it. Beyond, multiplications take nearly all the time, and two blocks of 4 warps on an
-    // SM, which are never in step, are faster than two groups (by 12% at 128).
-    block.warp_groups = head_dim <= 64 ? 2 : 1;
+    // Two streams up to head_dim 64, where a softmax takes as long as the multiplications that run
+    // beside it. Each has a warp group while tiles are few. Beyond, multiplications take nearly all
+    // the time, and two blocks of 4 warps on an SM, which are never in step, are faster than two
+    // groups (by 12% at 128). So they are where tiles are many: a block attends both streams in
+    // turn, if two have room for what they keep of the first.
+    const bool is_largest = tile_rows == Sm80Plan(head_dim).tile_rows;
+    block.streams = head_dim <= 64 ? 2 : 1;
+    block.warp_groups = is_largest && use != BlockUse::kSmallShared ? 1 : block.streams;
     block.tile_tokens = head_dim <= 128 ? 64 : 32;
     // Enough other warps hide the wait for a copy, and without stages to choose at run time a tile
     // takes a third fewer instructions beside its multiplications. In launches of few small tiles,
     // copies two tiles ahead are faster.
-    block.single_buffers = head_dim > 64 && tile_rows == Sm80Plan(head_dim).tile_rows;
+    block.single_buffers = is_largest || block.row_tiles == 2;
+    if (is_largest && block.warp_groups == 1) block.min_blocks = 2;
     if (tile_rows == 32 && head_dim <= 64) block.min_blocks = 2;
   }
   return block;

@@ -32,6 +32,7 @@ class KernelRun {
   Geometry geometry_;
   std::vector<std::vector<Span>> sets_;
   Plan plan_;
+  int block_shared_bytes_ = 0;
   size_t work_list_bytes_ = 0;  // of one set, rounded up to the alignment
   DeviceMemory work_lists_;
   DeviceMemory workspace_;

@@ -270,12 +270,12 @@ HWY_INLINE void CombineTyped(const AttentionBatch& batch, const CombineItem& ite
   for (int r = 0; r < item.row_count; ++r) {
     const auto split_row = [&](int s) { return item.first_partial_row + s * item.row_count + r; };
     float max = kNoScore;
-    for (int s = 0; s < item.num_splits; ++s) max = std::max(max, partials.max[split_row(s)]);
+    for (int s = 0; s < item.num_parts; ++s) max = std::max(max, partials.max[split_row(s)]);
     const float base = max == kNoScore ? 0.0f : max;
     float sum = 0;
     float* output = scratch->output;
     std::fill_n(output, head_dim, 0.0f);
-    for (int s = 0; s < item.num_splits; ++s) {
+    for (int s = 0; s < item.num_parts; ++s) {
       const int32_t row = split_row(s);
       const VecF weight = Exp2(d, hn::Set(d, partials.max[row] - base));
       sum += partials.sum[row] * hn::GetLane(weight);

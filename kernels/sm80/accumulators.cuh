@@ -49,6 +49,11 @@ struct Accumulators<__half> {
   uint32_t sums[2];  // two float16 each
 };
 
+template <class Accum>
+__device__ __forceinline__ float4 AsFloat4(const Accumulators<Accum>& tile) {
+  return make_float4(tile.Get(0), tile.Get(1), tile.Get(2), tile.Get(3));
+}
+
 // The online-softmax state of a warp's rows, as one lane holds it: [m] is the row tile, [i] the
 // lane's row in it (ThreadPosition::Row), [n] the output tile.
 template <class C>

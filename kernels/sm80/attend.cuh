@@ -20,37 +20,30 @@
 
 namespace flashcore::kernels::sm80 {
 
-// The block's KV head. Each call reads it again: it need not stay in a register between two.
-__device__ __forceinline__ int KvHead() {
-  uint32_t kv_head;
-  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(kv_head));
-  return static_cast<int>(kv_head);
-}
-
 template <class C, size_t kListBytes>
 __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks)
     AttendKernel(const __grid_constant__ LaunchArguments<kListBytes> arguments) {
   const LaunchParams& params = arguments.params;
   const Work work = arguments.WorkAt(blockIdx.y);
-  const int mainloop_kv_head = KvHead();
-  const SoftmaxScale scale(ScoreScale<C>(work, mainloop_kv_head));
+  const SoftmaxScale scale(ScoreScale<C>(work));
   State<C> state;
-  RunMainloop<C>(work, mainloop_kv_head, params.group, scale, SharedMemory(), &state);
+  RunMainloop<C>(work, params.group, params.partials, scale, &state);
   const int kv_head = KvHead();
-  WriteResults<C>(scale, work, kv_head, params.group, params.partials, ThreadPosition<C>(),
-                  SharedMemory(), state);
+  WriteResults<C>(scale, work, kv_head, params.group, params.partials, state);
   if constexpr (C::kCombines) {
-    if (work.tile.num_splits > 1 &&
-        IsLastSplit(work.tile.num_splits, &params.finished[work.tile.combine + kv_head])) {
-      CombineSplits<typename C::Element>(work, kv_head, params.group, params.partials, 0,
-                                         work.tile.row_count, threadIdx.x, C::kThreads);
+    if (work.tile.num_parts > 1 &&
+        IsLastPart(work.tile.num_parts, &params.finished[work.tile.combine + kv_head])) {
+      CombineParts<typename C::Element>(work, kv_head, params.group, params.partials, 0,
+                                        work.tile.row_count, threadIdx.x, C::kThreads);
     }
   }
 }
 
 template <class C>
 int LaunchConfig(const LaunchTiles& tiles) {
-  return ForListSize(tiles, [&](auto list_bytes) {
+  // A launch with runs takes long. It can do without the time that a small list saves.
+  constexpr size_t kLeastBytes = C::kRuns ? kMaxListInParameters : kSmallListBytes;
+  return ForListSize<kLeastBytes>(tiles, [&](auto list_bytes) {
     return LaunchWithList(AttendKernel<C, decltype(list_bytes)::value>, tiles, 1, C::kThreads,
                           C::kSharedBytes);
   });
@@ -60,7 +53,17 @@ int LaunchConfig(const LaunchTiles& tiles) {
 template <int kMaxRows, class Element, int kHeadDim, class Accum, class KvElement>
 int LaunchTileRows(int32_t tile_rows, const LaunchTiles& tiles) {
   const auto launch = [&](auto rows) {
-    return LaunchConfig<Config<Element, kHeadDim, decltype(rows)::value, Accum, KvElement>>(tiles);
+    constexpr int kRows = decltype(rows)::value;
+    using Split = Config<Element, kHeadDim, kRows, Accum, KvElement>;
+    if constexpr (Split::kMayHaveRuns) {
+      using Run = Config<Element, kHeadDim, kRows, Accum, KvElement, BlockUse::kRun>;
+      if (tiles.has_runs) return LaunchConfig<Run>(tiles);
+    }
+    if constexpr (Split::kStashes) {
+      using Small = Config<Element, kHeadDim, kRows, Accum, KvElement, BlockUse::kSmallShared>;
+      if (tiles.block_shared_bytes < kLargeSharedBytes) return LaunchConfig<Small>(tiles);
+    }
+    return LaunchConfig<Split>(tiles);
   };
   switch (tile_rows) {
     case 16:

@@ -59,7 +59,8 @@ int Launch(const AttentionBatch& batch, const Plan& plan, const LaunchContext& c
                               RowDivider(geometry.group()),
                               ctx.finished,
                               partials};
-    return LaunchTiles{params, array.count, in_parameters, ctx.stream};
+    return LaunchTiles{params,        array.count, array.has_runs,
+                       in_parameters, ctx.stream,  ctx.block_shared_bytes};
   };
   // Largest tiles first, because they take longest.
   for (int kind = kCudaTileKinds - 1; kind >= 0; --kind) {

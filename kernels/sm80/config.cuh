@@ -2,8 +2,9 @@
 //
 // A block runs one work tile (work_list.h). Its warps form a grid. The warps of a KV warp group
 // read the same K/V tiles and divide the packed rows; the groups divide the K/V tiles. (A Hopper
-// "warpgroup" is always 4 warps; a KV warp group has kRowWarps.) For kRowTiles = 1, kRowWarps = 4
-// and kWarpGroups = 2:
+// "warpgroup" is always 4 warps; a KV warp group has kRowWarps.) A stream is the K/V tiles of one
+// group, or with kStashes, of one group the even ones or the odd ones. For kRowTiles = 1, kRowWarps
+// = 4 and kWarpGroups = 2:
 //
 //             rows 0-15   rows 16-31   rows 32-47   rows 48-63
 //   group 0   warp 0      warp 1       warp 2       warp 3       K/V tiles 0, 2, 4, ...
@@ -23,6 +24,9 @@
 //   kVisibleOffset   +-------------------------+  kEpilogueBytes  +--------------------------+
 //                    | visible tokens of a row |
 //   kMainloopBytes   +-------------------------+
+//   kStashOffset     +-------------------------+
+//                    | first stream (stash.cuh) |
+//   kSharedBytes     +-------------------------+
 //
 // With one warp group, the epilogue has staging only. With kQueryInStages, Q starts in the last
 // stage, moves to registers, and then K and V overwrite it. With kSingleBuffers there is one stage,
@@ -45,7 +49,7 @@ namespace flashcore::kernels::sm80 {
 // Accum: type in which Q K^T and P V are summed, float or __half. KvElement: type of K and V in
 // memory, Element or __nv_fp8_e4m3 (converted to float16 in registers). kRows: packed rows.
 template <class Element_, int kHeadDim_, int kRows_, class Accum_ = float,
-          class KvElement_ = Element_>
+          class KvElement_ = Element_, BlockUse kUse = BlockUse::kSplit>
 struct Config {
   using Element = Element_;
   using Accum = Accum_;
@@ -54,9 +58,10 @@ struct Config {
   static constexpr int kRows = kRows_;
   static constexpr bool kFp8 = sizeof(KvElement) == 1;
 
-  static constexpr Sm80Block kBlock = Sm80BlockFor(kRows, kHeadDim);
+  static constexpr Sm80Block kBlock = Sm80BlockFor(kRows, kHeadDim, kUse);
   static constexpr int kRowTiles = kBlock.row_tiles;
   static constexpr int kRowWarps = kBlock.row_warps;
+  static constexpr int kStreams = kBlock.streams;
   static constexpr int kWarpGroups = kBlock.warp_groups;
   static constexpr int kTileTokens = kBlock.tile_tokens;
   static constexpr int kMinBlocks = kBlock.min_blocks;
@@ -71,11 +76,15 @@ struct Config {
   static constexpr int kSteps = kKvRowBytes / 32;
   static constexpr int kStepMmas = kFp8 ? 2 : 1;
   static constexpr bool kSingleBuffers = kBlock.single_buffers;
+  static constexpr bool kStashes = kStreams > kWarpGroups;  // attends two streams in turn
+  // Whether a block attends runs of splits, too. Those that do not are 2 to 4% faster.
+  static constexpr bool kRuns = kUse == BlockUse::kRun;
+  static constexpr bool kMayHaveRuns = kSingleBuffers && kStreams == 1;
   // The same bytes in flight for E4M3.
   static constexpr int kStages = kSingleBuffers ? 1 : 2 * kStepMmas;
 
-  // Whether the last block of a work tile's splits combines them. With more rows, one block would
-  // take longer than another launch.
+  // Whether the last block of a work tile combines its partial results. With more rows, one block
+  // would take longer than another launch.
   static constexpr bool kCombines = kRows == kCudaTileRows[0];
 
   // Accumulator tiles (16 rows x 8 columns) of a warp, for each of its row tiles.
@@ -83,9 +92,11 @@ struct Config {
   static constexpr int kOutputTiles = kHeadDim / 8;
   // Otherwise O needs the registers, and every K tile reads Q from shared memory again.
   static constexpr bool kQueryInRegisters = kHeadDim <= (kRowTiles == 1 ? 128 : 32);
+  // Whether the output leaves so few registers that places are computed again for each tile.
+  static constexpr bool kFewRegisters = kSingleBuffers && kHeadDim > 64;
   // Pipelined main loop: two tiles of scores in registers. It pays up to head_dim 64, where
   // exponentials take as long as multiplications, and only if the registers suffice.
-  static constexpr bool kPipelined = kHeadDim <= 64 && kRowTiles * kStepMmas <= 2;
+  static constexpr bool kPipelined = kHeadDim <= 64 && !kSingleBuffers;
   // Unrolled steps of Q K^T: as many as the registers allow. Each step beyond saves two
   // instructions of a loop, and reads Q and K ahead.
   static constexpr int kScoreUnroll =
@@ -112,8 +123,10 @@ struct Config {
   static constexpr int kStagingPitch = kSliceTiles * 16 + (kSliceTiles % 2 == 0 ? 16 : 0);
   static constexpr int kEpilogueBytes = kStagingOffset + kWarpGroups * kRows * kStagingPitch;
 
-  static constexpr int kSharedBytes =
+  static constexpr int kStashOffset =
       kMainloopBytes > kEpilogueBytes ? kMainloopBytes : kEpilogueBytes;
+  static constexpr int kStashBytes = kStashes ? 16 * kRowTiles * (kOutputTiles + 1) * kThreads : 0;
+  static constexpr int kSharedBytes = kStashOffset + kStashBytes;
 
   static_assert(kHeadDim % 32 == 0 && kHeadDim <= 256);
   static_assert(std::is_same_v<KvElement, Element> ||
@@ -121,16 +134,24 @@ struct Config {
   static_assert(kKvRowBytes % 64 == 0 && kSliceTiles % kStepMmas == 0);
   static_assert(kRowWarps * kWarpRows == kRows);
   static_assert(kPageTokens % kTileTokens == 0 && kTileTokens % 16 == 0);
-  static_assert((kWarpGroups & (kWarpGroups - 1)) == 0 && kOutputTiles % kWarpGroups == 0);
-  static_assert(!kSingleBuffers || (kWarpGroups == 1 && !kPipelined));
+  static_assert(kStreams == kWarpGroups || (kStreams == 2 && kWarpGroups == 1 && kSingleBuffers));
+  static_assert((kStreams & (kStreams - 1)) == 0 && kOutputTiles % kWarpGroups == 0);
+  static_assert(!kRuns || kMayHaveRuns);
   static_assert(kSharedBytes <= 99 * 1024, "limit of a block on sm_89");
 };
 
-// The thread's number in the block. With single buffers, each call reads it again: whatever follows
+// The block's KV head. Each call reads it again: it need not stay in a register between two.
+__device__ __forceinline__ int KvHead() {
+  uint32_t kv_head;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(kv_head));
+  return static_cast<int>(kv_head);
+}
+
+// The thread's number in the block. With kFewRegisters, each call reads it again: whatever follows
 // from it need not stay in registers between two of them.
 template <class C>
 __device__ __forceinline__ int ThreadIndex() {
-  if constexpr (!C::kSingleBuffers) return threadIdx.x;
+  if constexpr (!C::kFewRegisters) return threadIdx.x;
   uint32_t thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return static_cast<int>(thread);
@@ -163,13 +184,14 @@ struct ThreadPosition {
 
 // Barrier for the threads of one KV warp group.
 template <class C>
-__device__ __forceinline__ void SyncWarpGroup(int warp_group) {
+__device__ __forceinline__ void SyncWarpGroup() {
   if constexpr (C::kWarpGroups == 1) {
     __syncthreads();
   } else if constexpr (C::kGroupThreads == 32) {
     __syncwarp();
   } else {
-    asm volatile("bar.sync %0, %1;" ::"r"(warp_group + 1), "n"(C::kGroupThreads) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"r"(ThreadPosition<C>().warp_group + 1), "n"(C::kGroupThreads)
+                 : "memory");
   }
 }
 

@@ -1,4 +1,5 @@
-// The epilogue: reduces the states of a block's warp groups, then writes O and LSE, or partials.
+// The end of a block, and of a split in a run: reduces the states of the block's warp groups, adds
+// the earlier splits of the run, and writes O and LSE, or partial results.
 #ifndef FLASHCORE_KERNELS_SM80_EPILOGUE_CUH_
 #define FLASHCORE_KERNELS_SM80_EPILOGUE_CUH_
 
@@ -8,7 +9,9 @@
 #include "kernels/attention.h"
 #include "kernels/sm80/accumulators.cuh"
 #include "kernels/sm80/config.cuh"
+#include "kernels/sm80/ptx.cuh"
 #include "kernels/sm80/softmax.cuh"
+#include "kernels/sm80/stash.cuh"
 #include "kernels/smxx/element.cuh"
 #include "kernels/smxx/row_output.cuh"
 #include "kernels/smxx/work_list.h"
@@ -45,11 +48,6 @@ class ReduceBuffer {
  private:
   float4* const stats_;
 };
-
-template <class Accum>
-__device__ __forceinline__ float4 AsFloat4(const Accumulators<Accum>& tile) {
-  return make_float4(tile.Get(0), tile.Get(1), tile.Get(2), tile.Get(3));
-}
 
 // Output tile `of_group0` for group 0 and `of_group1` for group 1. Selects between registers, which
 // cannot be indexed at run time.
@@ -165,7 +163,7 @@ __device__ __forceinline__ void CrossWarpReduce(const SoftmaxScale& scale,
   }
 }
 
-// Writes a slice as partial results, to be combined with those of the other splits.
+// Writes a slice as partial results, for the next split of the run to add or to be combined.
 template <class C>
 __device__ __forceinline__ void WritePartials(const OutputSlice<C>& slice, const Work& work,
                                               int32_t first_row, const Partials& partials,
@@ -235,21 +233,68 @@ __device__ __forceinline__ void WriteRows(const OutputSlice<C>& slice, const Wor
   }
 }
 
+// Adds the partial results of the run so far to the slice of its next split, as the combine does
+// (combine.cuh).
+template <class C>
+__device__ __forceinline__ void AddRun(const Work& work, const Partials& partials,
+                                       OutputSlice<C>* slice) {
+#pragma unroll
+  for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      // Computed for each row, it needs no registers between two.
+      const ThreadPosition<C> thread;
+      const int32_t row = work.tile.PartialRow(KvHead(), work.tile.part) +
+                          min(thread.Row(m, i), work.tile.row_count - 1);
+      const float* const run = partials.output + int64_t{row} * C::kHeadDim;
+      const SumWeights weights(__ldcg(partials.max + row), slice->max[m][i]);
+      slice->max[m][i] = weights.max;
+      slice->sum[m][i] = weights.Add(__ldcg(partials.sum + row), slice->sum[m][i]);
+#pragma unroll
+      for (int n = 0; n < C::kSliceTiles; ++n) {
+        const float2 part = __ldcg(reinterpret_cast<const float2*>(run + thread.Column(n)));
+        float(&tile)[4] = slice->output[m][n];
+        // Adding 0 makes 0 of -0, as adding to a sum of nothing does.
+        tile[2 * i] = weights.Add(part.x + 0.0f, tile[2 * i]) + 0.0f;
+        tile[2 * i + 1] = weights.Add(part.y + 0.0f, tile[2 * i + 1]) + 0.0f;
+      }
+    }
+  }
+  __syncwarp();  // one lane of a row writes its max and sum
+}
+
+// Writes the partial results of a run up to the split that ends here.
+template <class C>
+__device__ __forceinline__ void WriteRun(const SoftmaxScale& scale, const Work& work, bool is_first,
+                                         const Partials& partials, const State<C>& state) {
+  const ThreadPosition<C> thread;
+  OutputSlice<C> slice;
+  CrossWarpReduce<C>(scale, thread, state, nullptr, &slice);
+  if (!is_first) AddRun<C>(work, partials, &slice);
+  WritePartials<C>(slice, work, work.tile.PartialRow(KvHead(), work.tile.part), partials, thread);
+}
+
 // Writes the results of a block. Reuses the shared memory of the main loop.
 template <class C>
 __device__ __forceinline__ void WriteResults(const SoftmaxScale& scale, const Work& work,
                                              int kv_head, RowDivider group,
-                                             const Partials& partials,
-                                             const ThreadPosition<C>& thread, std::byte* shared,
-                                             const State<C>& state) {
+                                             const Partials& partials, const State<C>& state) {
+  const ThreadPosition<C> thread;
   OutputSlice<C> slice;
-  CrossWarpReduce<C>(scale, thread, state, shared, &slice);
-  if (work.tile.num_splits > 1) {
-    WritePartials<C>(slice, work, work.tile.PartialRow(kv_head, work.tile.split), partials, thread);
+  CrossWarpReduce<C>(scale, thread, state, SharedMemory(), &slice);
+  if constexpr (C::kStashes) {
+    const bool stashed = work.tile.kv_end - work.tile.kv_begin > C::kTileTokens;
+    Stash<C>().AddTo(stashed, slice.output, slice.max, slice.sum);
+  }
+  if constexpr (C::kRuns) {
+    if (work.tile.IsRun()) AddRun<C>(work, partials, &slice);
+  }
+  if (work.tile.num_parts > 1) {
+    WritePartials<C>(slice, work, work.tile.PartialRow(kv_head, work.tile.part), partials, thread);
   } else {
     const int warp = thread.warp_group * C::kRowWarps + thread.row_warp;
     WriteRows<C>(slice, work, kv_head, group, thread,
-                 shared + C::kStagingOffset + warp * C::kWarpRows * C::kStagingPitch);
+                 SharedMemory() + C::kStagingOffset + warp * C::kWarpRows * C::kStagingPitch);
   }
 }
 

@@ -1,7 +1,8 @@
 // The main loop: attends the packed rows of a work tile to its K/V tiles.
 //
-// Warp group g has the K/V tiles g, g + kWarpGroups, ... and its own online softmax, so groups do
-// not wait for each other: while one multiplies, another can be in its softmax.
+// Stream g has the K/V tiles g, g + kStreams, ... and its own online softmax. Either each stream
+// has a warp group, and groups do not wait for each other: while one multiplies, another can be in
+// its softmax. Or one group attends the streams one after the other, and stashes the first's state.
 //
 // A stage of shared memory holds K of a group's tile i and V of its tile i - 1. cp.async fills the
 // stages kStages - 1 steps ahead. Step i of a group:
@@ -21,135 +22,202 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/attention.h"
 #include "kernels/sm80/accumulators.cuh"
 #include "kernels/sm80/config.cuh"
+#include "kernels/sm80/epilogue.cuh"
 #include "kernels/sm80/mask.cuh"
 #include "kernels/sm80/operands.cuh"
 #include "kernels/sm80/ptx.cuh"
 #include "kernels/sm80/shared_tile.cuh"
 #include "kernels/sm80/softmax.cuh"
+#include "kernels/sm80/stash.cuh"
 #include "kernels/smxx/element.cuh"
 #include "kernels/smxx/work_list.h"
 
 namespace flashcore::kernels::sm80 {
 
-// Copies a warp group's K/V tiles from global to shared memory, kStages - 1 steps ahead.
+// Copies K/V tiles of the work tile from global to shared memory.
 template <class C>
-class KvPipeline {
+class KvTiles {
  public:
-  __device__ __forceinline__ KvPipeline(const Work& work, int kv_head, int warp_group,
-                                        uint32_t shared)
-      : work_(work),
-        first_row_(FirstRow(work.tile.kv_begin, warp_group)),
-        kv_end_(work.tile.kv_end),
-        kv_head_(kv_head),
-        stages_(shared + warp_group * 2 * C::kTileBytes) {
-    key_page_ = Page(0);
+  __device__ __forceinline__ explicit KvTiles(const Work& work)
+      : work_(work), kv_end_(work.tile.kv_end), kv_head_(KvHead()) {}
+
+  // Whether there is a tile that begins at this K/V row.
+  __device__ __forceinline__ bool Has(int32_t row) const { return row < kv_end_; }
+
+  // Whether the stream has a tile less than the one that has most.
+  __device__ __forceinline__ bool IsOneTileShort(int stream) const {
+    return NumTiles(StreamBegin(stream)) < NumTiles(work_.tile.kv_begin);
   }
 
-  // K/V tiles of this group.
-  __device__ __forceinline__ int NumTiles() const {
-    return max(0, kv_end_ - first_row_ + kStride - 1) / kStride;
+ protected:
+  static constexpr int kStride = C::kStreams * C::kTileTokens;  // rows between a stream's tiles
+
+  // Tiles of a stream whose first one is at `begin`.
+  __device__ __forceinline__ int NumTiles(int32_t begin) const {
+    return max(0, kv_end_ - begin + kStride - 1) / kStride;
   }
 
-  // K/V tiles of the group that has most.
-  __device__ __forceinline__ int MaxTiles() const {
-    return (kv_end_ - work_.tile.kv_begin + kStride - 1) / kStride;
+  // First row of a stream: every kStreams-th tile is its. A tile's stream depends only on its place
+  // in the K/V, not on where the work tile begins.
+  __device__ __forceinline__ int32_t StreamBegin(int stream) const {
+    const int tile = work_.tile.kv_begin / C::kTileTokens;  // kStreams is a power of 2
+    return work_.tile.kv_begin + ((stream - tile) & (C::kStreams - 1)) * C::kTileTokens;
   }
 
-  // Whether this group has tile `tile`.
-  __device__ __forceinline__ bool Has(int tile) const { return tile >= 0 && KvRow(tile) < kv_end_; }
+  // The page of the tile at a row; 0 if there is no such tile.
+  __device__ __forceinline__ int32_t Page(int32_t row) const {
+    if (!Has(row)) return 0;
+    const int32_t* const pages = work_.span.pages;
+    return pages != nullptr ? pages[row / kPageTokens] : row / kPageTokens;
+  }
+
+  // Starts copying this thread's part of a tile of K or V, which is in `page`, to a shared address.
+  __device__ __forceinline__ void CopyTile(const std::byte* WorkSpan::*tensor, int32_t page,
+                                           int32_t row, uint32_t to) const {
+    const TileCopy<C> copy;
+    const WorkSpan& span = work_.span;
+    const std::byte* from = span.*tensor;
+    from += kv_head_ * span.kv_head_stride + copy.Offset(span.kv_row_stride);
+    from += page * span.page_stride;
+    if constexpr (C::kTileTokens != kPageTokens) from += row % kPageTokens * span.kv_row_stride;
+    copy.CopyAsync(from, span.kv_row_stride, kv_end_ - row, to);
+  }
+
+  const Work work_;
+  const int32_t kv_end_;
+
+ private:
+  const int kv_head_;
+};
+
+// The stages of a warp group, filled kStages - 1 steps ahead with the tiles of the group's stream.
+template <class C>
+class KvRing : public KvTiles<C> {
+ public:
+  __device__ __forceinline__ KvRing(const Work& work, uint32_t shared)
+      : KvTiles<C>(work),
+        first_row_(this->StreamBegin(ThreadPosition<C>().warp_group)),
+        stages_(shared + ThreadPosition<C>().warp_group * 2 * C::kTileBytes) {
+    key_page_ = this->Page(first_row_);
+  }
+
+  __device__ __forceinline__ int NumTiles() const { return KvTiles<C>::NumTiles(first_row_); }
 
   // First K/V row of the group's tile `tile`.
   __device__ __forceinline__ int32_t KvRow(int tile) const { return first_row_ + tile * kStride; }
 
-  // Starts the copies of the first kStages - 1 steps; with single buffers, of the first K.
+  // Starts the copies of the first kStages - 1 steps.
   __device__ __forceinline__ void Prefill() {
-    if constexpr (C::kSingleBuffers) {
-      CopyKey(0);
-    } else {
 #pragma unroll
-      for (int step = 0; step < C::kStages - 1; ++step) CopyStage(step, Stage(step));
-    }
-  }
-
-  // With single buffers: start copying K of a tile, if there is one, and then V of the same tile.
-  // The group has left the buffer.
-  __device__ __forceinline__ void CopyKey(int tile) {
-    if (Has(tile)) CopyTile(&WorkSpan::key, key_page_, tile, Key(0));
-    CommitCopies();
-  }
-  __device__ __forceinline__ void CopyValue(int tile) {
-    CopyTile(&WorkSpan::value, key_page_, tile, Value(0));
-    CommitCopies();
-    key_page_ = Page(tile + 1);
+    for (int step = 0; step < C::kStages - 1; ++step) CopyStage(step);
   }
 
   // Waits until the stage of `step` is filled and the group has left the stage before; refills that
   // one for step + kStages - 1.
-  __device__ __forceinline__ void Advance(int step, int warp_group) {
+  __device__ __forceinline__ void Advance(int step) {
     WaitForCopies<C::kStages - 2>();
-    SyncWarpGroup<C>(warp_group);
-    CopyStage(step + C::kStages - 1, Stage(step + C::kStages - 1));
+    SyncWarpGroup<C>();
+    CopyStage(step + C::kStages - 1);
   }
 
   // Shared addresses of V of tile step - 1 and K of tile `step`.
   __device__ __forceinline__ uint32_t Value(int step) const { return stages_ + Stage(step); }
   __device__ __forceinline__ uint32_t Key(int step) const { return Value(step) + C::kTileBytes; }
 
- private:
+  // Where the stage of `step` begins in shared memory.
   static __device__ __forceinline__ int Stage(int step) {
     return step % C::kStages * C::kStageStride;
   }
 
-  static constexpr int kStride = C::kWarpGroups * C::kTileTokens;  // rows between a group's tiles
+ private:
+  using KvTiles<C>::kStride;
 
   // Starts the copies of a step and ends their cp.async group, which is empty after the last tile.
-  __device__ __forceinline__ void CopyStage(int step, int stage) {
-    if (Has(step - 1)) CopyTile(&WorkSpan::value, value_page_, step - 1, stages_ + stage);
-    if (Has(step)) CopyTile(&WorkSpan::key, key_page_, step, stages_ + stage + C::kTileBytes);
+  __device__ __forceinline__ void CopyStage(int step) {
+    const int32_t row = KvRow(step);
+    if (step > 0 && this->Has(row - kStride)) {
+      this->CopyTile(&WorkSpan::value, value_page_, row - kStride, Value(step));
+    }
+    if (this->Has(row)) this->CopyTile(&WorkSpan::key, key_page_, row, Key(step));
     CommitCopies();
     value_page_ = key_page_;
-    key_page_ = Page(step + 1);  // a step ahead: it may come from memory
+    key_page_ = this->Page(row + kStride);  // a step ahead: it may come from memory
   }
 
-  // A tile's group depends only on its place in the K/V, not on where the work tile begins.
-  static __device__ __forceinline__ int32_t FirstRow(int32_t kv_begin, int warp_group) {
-    const int tile = kv_begin / C::kTileTokens;  // kWarpGroups is a power of 2
-    return kv_begin + ((warp_group - tile) & (C::kWarpGroups - 1)) * C::kTileTokens;
-  }
-
-  // The page of a tile; 0 if there is no such tile.
-  __device__ __forceinline__ int32_t Page(int tile) const {
-    if (!Has(tile)) return 0;
-    const int32_t page = KvRow(tile) / kPageTokens;
-    const int32_t* const pages = work_.span.pages;
-    return pages != nullptr ? pages[page] : page;
-  }
-
-  // Starts copying this thread's part of a tile of K or V, which is in `page`, to a shared address.
-  __device__ __forceinline__ void CopyTile(const std::byte* WorkSpan::*tensor, int32_t page,
-                                           int tile, uint32_t to) const {
-    const TileCopy<C> copy;
-    const WorkSpan& span = work_.span;
-    const std::byte* from = span.*tensor;
-    from += kv_head_ * span.kv_head_stride + copy.Offset(span.kv_row_stride);
-    from += page * span.page_stride;
-    if constexpr (C::kTileTokens != kPageTokens) {
-      from += KvRow(tile) % kPageTokens * span.kv_row_stride;
-    }
-    copy.CopyAsync(from, span.kv_row_stride, kv_end_ - KvRow(tile), to);
-  }
-
-  const Work work_;
   const int32_t first_row_;
-  const int32_t kv_end_;
-  const int kv_head_;
   const uint32_t stages_;
   int32_t key_page_;  // of the tiles to copy next
   int32_t value_page_;
+};
+
+// One K and one V buffer of a warp group, for its stream or for both one after the other.
+template <class C>
+class KvBuffers : public KvTiles<C> {
+ public:
+  __device__ __forceinline__ KvBuffers(const Work& work, uint32_t shared)
+      : KvTiles<C>(work),
+        shared_(shared + ThreadPosition<C>().warp_group * 2 * C::kTileBytes),
+        split_end_(work.tile.kv_begin + work.tile.split_rows) {
+    page_ = this->Page(First());
+  }
+
+  // First K/V rows of the first tile, and of the one after that at `row`.
+  __device__ __forceinline__ int32_t First() const {
+    if constexpr (!C::kStashes) return this->StreamBegin(ThreadPosition<C>().warp_group);
+    const int32_t row = this->StreamBegin(0);
+    return this->Has(row) ? row : this->StreamBegin(1);
+  }
+  __device__ __forceinline__ int32_t Next(int32_t row) const {
+    const int32_t next = row + this->kStride;
+    if (!C::kStashes || this->Has(next) || IsSecondStream(row)) return next;
+    return this->StreamBegin(1);
+  }
+
+  // Whether the second stream begins at `next`, after a tile of the first.
+  __device__ __forceinline__ bool EndsStream(int32_t row, int32_t next) const {
+    return C::kStashes && !IsSecondStream(row) && IsSecondStream(next) && this->Has(next);
+  }
+
+  // Whether the next split of a run begins at `next`.
+  __device__ __forceinline__ bool EndsSplit(int32_t next) const {
+    return next == split_end_ && this->Has(next);
+  }
+  __device__ __forceinline__ void NextSplit() { split_end_ += this->work_.tile.split_rows; }
+  __device__ __forceinline__ bool IsFirstSplit() const {
+    return split_end_ == this->work_.tile.kv_begin + this->work_.tile.split_rows;
+  }
+
+  // Starts copying the first K.
+  __device__ __forceinline__ void Prefill() { CopyKey(First()); }
+
+  // Start copying K of a tile, if there is one, and then V of the same tile. The group has left the
+  // buffer.
+  __device__ __forceinline__ void CopyKey(int32_t row) {
+    if (this->Has(row)) this->CopyTile(&WorkSpan::key, page_, row, Key());
+    CommitCopies();
+  }
+  __device__ __forceinline__ void CopyValue(int32_t row, int32_t next) {
+    this->CopyTile(&WorkSpan::value, page_, row, Value());
+    CommitCopies();
+    page_ = this->Page(next);
+  }
+
+  __device__ __forceinline__ uint32_t Value() const { return shared_; }
+  __device__ __forceinline__ uint32_t Key() const { return shared_ + C::kTileBytes; }
+
+ private:
+  static __device__ __forceinline__ bool IsSecondStream(int32_t row) {
+    return row / C::kTileTokens % 2 != 0;
+  }
+
+  const uint32_t shared_;
+  int32_t split_end_;
+  int32_t page_;  // of the next tile to copy
 };
 
 // A warp's query rows as operands of Q K^T.
@@ -282,15 +350,22 @@ __device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities,
   }
 }
 
+// The state of a split after its last tile.
+template <class C>
+__device__ __forceinline__ void FinishState(const Work& work, State<C>* state) {
+  FinishSoftmax<C>(state);
+  if constexpr (C::kFp8) FinishFp8Output<C>(work, state);
+}
+
 template <class C>
 __device__ __forceinline__ void SerialMainloop(const SoftmaxScale& scale, const TileMask<C>& mask,
-                                               const ThreadPosition<C>& thread, KvPipeline<C>* kv,
+                                               const ThreadPosition<C>& thread, KvRing<C>* kv,
                                                QueryOperands<C>* query, State<C>* state) {
   const int num_tiles = kv->NumTiles();
   Probabilities<C> probabilities;
 #pragma unroll 1
   for (int step = 0; step <= num_tiles; ++step) {
-    kv->Advance(step, thread.warp_group);
+    kv->Advance(step);
     if (step > 0) AddValues<C>(probabilities, kv->Value(step), thread.lane, state);
     if (step == num_tiles) break;
     float scores[C::kRowTiles][C::kScoreTiles][4];
@@ -302,29 +377,46 @@ __device__ __forceinline__ void SerialMainloop(const SoftmaxScale& scale, const 
 }
 
 template <class C>
-__device__ __forceinline__ void SingleBufferMainloop(const SoftmaxScale& scale,
-                                                     const TileMask<C>& mask, KvPipeline<C>* kv,
+__device__ __forceinline__ void SingleBufferMainloop(const SoftmaxScale& scale, const Work& work,
+                                                     const Partials& partials,
+                                                     const TileMask<C>& mask, KvBuffers<C>* kv,
                                                      QueryOperands<C>* query, State<C>* state) {
-  const int num_tiles = kv->NumTiles();
 #pragma unroll 1
-  for (int tile = 0; tile < num_tiles; ++tile) {
+  for (int32_t row = kv->First(); kv->Has(row);) {
+    const int32_t next = kv->Next(row);
     WaitForCopies<0>();
-    __syncthreads();
-    kv->CopyValue(tile);
+    SyncWarpGroup<C>();
+    kv->CopyValue(row, next);
     // Places in shared memory that are computed for each tile need no registers between tiles.
     const ThreadPosition<C> thread;
     const int lane = thread.lane;
     query->MoveTo(thread);
     float scores[C::kRowTiles][C::kScoreTiles][4];
-    ComputeScores<C>(query, kv->Key(0), lane, scores);
-    MaskScores<C>(mask, kv->KvRow(tile), scores);
+    ComputeScores<C>(query, kv->Key(), lane, scores);
+    MaskScores<C>(mask, row, scores);
     WaitForCopies<0>();
-    __syncthreads();
-    kv->CopyKey(tile + 1);
+    SyncWarpGroup<C>();
+    kv->CopyKey(next);
     UpdateRowMax<C>(scale, scores, state);
     Probabilities<C> probabilities;
     ComputeProbabilities<C>(scale, scores, state, &probabilities);
-    AddValues<C>(probabilities, kv->Value(0), lane, state);
+    AddValues<C>(probabilities, kv->Value(), lane, state);
+    if constexpr (C::kStashes) {
+      if (kv->EndsStream(row, next)) {
+        FinishState<C>(work, state);
+        Stash<C>().Store(scale, *state);
+        *state = State<C>();
+      }
+    }
+    if constexpr (C::kRuns) {
+      if (kv->EndsSplit(next)) {
+        FinishState<C>(work, state);
+        WriteRun<C>(scale, work, kv->IsFirstSplit(), partials, *state);
+        *state = State<C>();
+        kv->NextSplit();
+      }
+    }
+    row = next;
   }
 }
 
@@ -334,17 +426,16 @@ __device__ __forceinline__ void SingleBufferMainloop(const SoftmaxScale& scale,
 template <class C>
 __device__ __forceinline__ void PipelinedMainloop(const SoftmaxScale& scale,
                                                   const TileMask<C>& mask,
-                                                  const ThreadPosition<C>& thread,
-                                                  KvPipeline<C>* kv, QueryOperands<C>* query,
-                                                  State<C>* state) {
+                                                  const ThreadPosition<C>& thread, KvRing<C>* kv,
+                                                  QueryOperands<C>* query, State<C>* state) {
   float scores[C::kRowTiles][C::kScoreTiles][4];
-  kv->Advance(0, thread.warp_group);
-  if (kv->Has(0)) ComputeScores<C>(query, kv->Key(0), thread.lane, scores);
+  kv->Advance(0);
+  if (kv->Has(kv->KvRow(0))) ComputeScores<C>(query, kv->Key(0), thread.lane, scores);
 #pragma unroll 1
-  for (int step = 1; kv->Has(step - 1); ++step) {
+  for (int step = 1; kv->Has(kv->KvRow(step - 1)); ++step) {
     MaskScores<C>(mask, kv->KvRow(step - 1), scores);
     UpdateRowMax<C>(scale, scores, state);
-    kv->Advance(step, thread.warp_group);
+    kv->Advance(step);
 
     float next[C::kRowTiles][C::kScoreTiles][4];
     ComputeScores<C>(query, kv->Key(step), thread.lane, next);
@@ -362,17 +453,18 @@ __device__ __forceinline__ void PipelinedMainloop(const SoftmaxScale& scale,
   }
 }
 
-// Computes the state of this warp's rows for its group's K/V tiles. Returns with no copy in flight
-// and shared memory free for reuse.
+// Computes the state of this warp's rows for the last of its group's streams, of a run in the last
+// split. Returns with no copy in flight and shared memory free for reuse.
 template <class C>
-__device__ __forceinline__ void RunMainloop(const Work& work, int kv_head, RowDivider group,
-                                            const SoftmaxScale& scale, std::byte* memory,
+__device__ __forceinline__ void RunMainloop(const Work& work, RowDivider group,
+                                            const Partials& partials, const SoftmaxScale& scale,
                                             State<C>* state) {
   const ThreadPosition<C> thread;
+  std::byte* const memory = SharedMemory();
   const uint32_t shared = SharedAddress(memory);
-  KvPipeline<C> kv(work, kv_head, thread.warp_group, shared);
+  std::conditional_t<C::kSingleBuffers, KvBuffers<C>, KvRing<C>> kv(work, shared);
   kv.Prefill();
-  CopyQueryAsync<C>(work, kv_head, group, shared + C::kQueryOffset);
+  CopyQueryAsync<C>(work, KvHead(), group, shared + C::kQueryOffset);
   CommitCopies();
   const TileMask<C> mask(work, group, memory + C::kVisibleOffset);
   WaitForCopies<0>();
@@ -382,19 +474,21 @@ __device__ __forceinline__ void RunMainloop(const Work& work, int kv_head, RowDi
   if constexpr (C::kQueryInStages) __syncthreads();
 
   if constexpr (C::kSingleBuffers) {
-    SingleBufferMainloop<C>(scale, mask, &kv, &query, state);
+    SingleBufferMainloop<C>(scale, work, partials, mask, &kv, &query, state);
   } else if constexpr (C::kPipelined) {
     PipelinedMainloop<C>(scale, mask, thread, &kv, &query, state);
   } else {
     SerialMainloop<C>(scale, mask, thread, &kv, &query, state);
   }
   // compute-sanitizer's racecheck reports false hazards if warps pass different numbers of named
-  // barriers before __syncthreads, so a group without a last tile passes its barrier.
+  // barriers before __syncthreads, so a group without a last tile passes its barriers.
   if constexpr (C::kWarpGroups > 1 && C::kRowWarps > 1) {
-    if (kv.NumTiles() < kv.MaxTiles()) SyncWarpGroup<C>(thread.warp_group);
+    if (kv.IsOneTileShort(thread.warp_group)) {
+      SyncWarpGroup<C>();
+      if constexpr (C::kSingleBuffers) SyncWarpGroup<C>();
+    }
   }
-  FinishSoftmax<C>(state);
-  if constexpr (C::kFp8) FinishFp8Output<C>(work, kv_head, state);
+  FinishState<C>(work, state);
   __syncthreads();
 }
 

@@ -109,16 +109,16 @@ __device__ __forceinline__ void LoadValues(uint32_t address,
 
 // The factor of Q K^T: softmax_scale, and for E4M3 K its scale.
 template <class C>
-__device__ __forceinline__ float ScoreScale(const Work& work, int kv_head) {
-  if constexpr (C::kFp8) return work.span.softmax_scale * work.span.key_scale[kv_head];
+__device__ __forceinline__ float ScoreScale(const Work& work) {
+  if constexpr (C::kFp8) return work.span.softmax_scale * work.span.key_scale[KvHead()];
   return work.span.softmax_scale;
 }
 
 // For E4M3 V: multiplies the output by V's scale and puts its columns in the order of
 // ThreadPosition::Column.
 template <class C>
-__device__ __forceinline__ void FinishFp8Output(const Work& work, int kv_head, State<C>* state) {
-  const float scale = work.span.value_scale[kv_head];
+__device__ __forceinline__ void FinishFp8Output(const Work& work, State<C>* state) {
+  const float scale = work.span.value_scale[KvHead()];
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll

@@ -16,8 +16,8 @@ __global__ void __launch_bounds__(kThreads)
   const LaunchParams& params = arguments.params;
   const Work work = arguments.WorkAt(blockIdx.y);
   const int begin = blockIdx.z * kRows;
-  CombineSplits<Element>(work, blockIdx.x, params.group, params.partials, begin,
-                         min(begin + kRows, work.tile.row_count), threadIdx.x, kThreads);
+  CombineParts<Element>(work, blockIdx.x, params.group, params.partials, begin,
+                        min(begin + kRows, work.tile.row_count), threadIdx.x, kThreads);
 }
 
 template <class Element>

@@ -1,5 +1,5 @@
-// Combines the partial results of KV splits. Of few rows, the last block to finish among the splits
-// of a work tile does it; of many, a kernel of its own (combine.h).
+// Combines the partial results of splits or runs (plan.h). Of few rows, the last block to finish
+// among those of a work tile does it; of many, a kernel of its own (combine.h).
 #ifndef FLASHCORE_KERNELS_SMXX_COMBINE_CUH_
 #define FLASHCORE_KERNELS_SMXX_COMBINE_CUH_
 
@@ -13,10 +13,10 @@
 
 namespace flashcore::kernels {
 
-// Whether this block is the last of `num_splits` to finish; then it can read the partial results of
+// Whether this block is the last of `num_parts` to finish; then it can read the partial results of
 // all. Called by every thread of a block after it has written its own. `*finished` counts the
 // blocks: 0 before the first and again after the last.
-__device__ __forceinline__ bool IsLastSplit(int32_t num_splits, int32_t* finished) {
+__device__ __forceinline__ bool IsLastPart(int32_t num_parts, int32_t* finished) {
   __syncthreads();
   bool last = false;
   if (threadIdx.x == 0) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ bool IsLastSplit(int32_t num_splits, int32_t* finishe
                  : "=r"(before)
                  : "l"(finished)
                  : "memory");
-    last = before == num_splits - 1;
+    last = before == num_parts - 1;
     if (last) *finished = 0;
   }
   return __syncthreads_or(last);
@@ -38,16 +38,13 @@ __device__ __forceinline__ bool IsLastSplit(int32_t num_splits, int32_t* finishe
 struct PartialResult {
   // Adds the attention over the K/V rows that follow.
   __device__ __forceinline__ void Add(const PartialResult& next) {
-    const float both = fmaxf(max, next.max);
-    const float base = FiniteOr0(both);
-    const float factor = Exp2(max - base);
-    const float weight = Exp2(next.max - base);
-    output.x = fmaf(weight, next.output.x, output.x * factor);
-    output.y = fmaf(weight, next.output.y, output.y * factor);
-    output.z = fmaf(weight, next.output.z, output.z * factor);
-    output.w = fmaf(weight, next.output.w, output.w * factor);
-    sum = fmaf(weight, next.sum, sum * factor);
-    max = both;
+    const SumWeights weights(max, next.max);
+    output.x = weights.Add(output.x, next.output.x);
+    output.y = weights.Add(output.y, next.output.y);
+    output.z = weights.Add(output.z, next.output.z);
+    output.w = weights.Add(output.w, next.output.w);
+    sum = weights.Add(sum, next.sum);
+    max = weights.max;
   }
 
   float4 output = make_float4(0, 0, 0, 0);
@@ -55,17 +52,14 @@ struct PartialResult {
   float sum = 0;
 };
 
-// Splits are added in groups of this many, in order, and then the groups, in order.
-inline constexpr int kSplitGroup = 8;
-
 // Writes the part `thread` of `threads` of O and LSE of the packed rows [begin, end) of a work
-// tile, from the partial results of all its splits.
+// tile, from the partial results of all its splits or runs. Splits are added run by run.
 template <class Element>
-__device__ __forceinline__ void CombineSplits(const Work& work, int kv_head, RowDivider group,
-                                              const Partials& partials, int begin, int end,
-                                              int thread, int threads) {
+__device__ __forceinline__ void CombineParts(const Work& work, int kv_head, RowDivider group,
+                                             const Partials& partials, int begin, int end,
+                                             int thread, int threads) {
   const int pieces = partials.head_dim / 4;
-  const int32_t stride = work.tile.row_count;  // partial rows from a split to the next
+  const int32_t stride = work.tile.row_count;  // partial rows from a part to the next
 #pragma unroll 1
   for (int n = begin * pieces + thread; n < end * pieces; n += threads) {
     const int row = n / pieces;
@@ -73,23 +67,28 @@ __device__ __forceinline__ void CombineSplits(const Work& work, int kv_head, Row
     const int32_t first = work.tile.PartialRow(kv_head, 0) + row;
     PartialResult all;
 #pragma unroll 1
-    for (int split = 0; split < work.tile.num_splits; split += kSplitGroup) {
-      PartialResult parts[kSplitGroup];
+    for (int part = 0; part < work.tile.num_parts; part += kRunSplits) {
+      PartialResult parts[kRunSplits];
 #pragma unroll
-      for (int s = 0; s < kSplitGroup; ++s) {
-        // Beyond the last split, load it again and discard the values: a branch around the loads
+      for (int p = 0; p < kRunSplits; ++p) {
+        // Beyond the last part, load it again and discard the values: a branch around the loads
         // would serialise them.
-        const int32_t partial = first + min(split + s, work.tile.num_splits - 1) * stride;
-        parts[s].output = __ldcg(reinterpret_cast<const float4*>(
+        const int32_t partial = first + min(part + p, work.tile.num_parts - 1) * stride;
+        parts[p].output = __ldcg(reinterpret_cast<const float4*>(
             partials.output + int64_t{partial} * partials.head_dim + component));
-        parts[s].sum = __ldcg(partials.sum + partial);
-        parts[s].max = __ldcg(partials.max + partial);
-        if (split + s >= work.tile.num_splits) parts[s] = PartialResult();
+        parts[p].sum = __ldcg(partials.sum + partial);
+        parts[p].max = __ldcg(partials.max + partial);
+        if (part + p >= work.tile.num_parts) parts[p] = PartialResult();
       }
-      PartialResult of_group;
+      if (work.tile.part_splits > 1) {
 #pragma unroll
-      for (int s = 0; s < kSplitGroup; ++s) of_group.Add(parts[s]);
-      all.Add(of_group);
+        for (int p = 0; p < kRunSplits; ++p) all.Add(parts[p]);
+      } else {
+        PartialResult run;
+#pragma unroll
+        for (int p = 0; p < kRunSplits; ++p) run.Add(parts[p]);
+        all.Add(run);
+      }
     }
     const OutputRow to(group, kv_head, work.tile.row_begin + row);
     if (component == 0 && work.span.lse != nullptr) *to.Lse(work) = LogSumExp(all.max, all.sum);

@@ -67,13 +67,13 @@ cudaError_t LaunchWithList(void (*kernel)(LaunchArguments<kListBytes>), const La
   return cudaSuccess;
 }
 
-// Calls launch(std::integral_constant<size_t, kListBytes>()) with the size of the list's parameter;
-// 0 for a list in memory.
-template <class Launch>
+// Calls launch(std::integral_constant<size_t, kListBytes>()) with the size of the list's parameter,
+// at least kLeastBytes; 0 for a list in memory.
+template <size_t kLeastBytes = kSmallListBytes, class Launch>
 auto ForListSize(const LaunchTiles& tiles, const Launch& launch) {
   if (!tiles.in_parameters) return launch(std::integral_constant<size_t, 0>());
   const size_t bytes = tiles.params.num_spans * sizeof(WorkSpan) + tiles.count * sizeof(WorkTile);
-  if (bytes <= kSmallListBytes) return launch(std::integral_constant<size_t, kSmallListBytes>());
+  if (bytes <= kLeastBytes) return launch(std::integral_constant<size_t, kLeastBytes>());
   return launch(std::integral_constant<size_t, kMaxListInParameters>());
 }
 

@@ -23,9 +23,11 @@ struct LaunchParams {
 // The tiles that a kernel is launched for.
 struct LaunchTiles {
   LaunchParams params;
-  int32_t count;       // of params.tiles, at least 1
+  int32_t count;  // of params.tiles, at least 1
+  bool has_runs;
   bool in_parameters;  // spans and tiles are on the host, and have room in kMaxListInParameters
   void* stream;        // a cudaStream_t
+  int32_t block_shared_bytes;  // as in LaunchContext
 };
 
 }  // namespace flashcore::kernels

@@ -35,6 +35,23 @@ __device__ __forceinline__ float InverseOfSum(float sum) {
   return sum == 0 ? 0 : inverse;
 }
 
+// The weights of two parts of a row's attention in their sum: each is relative to 2^max of its own
+// scores, the sum to that of both.
+struct SumWeights {
+  __device__ __forceinline__ SumWeights(float first_max, float second_max)
+      : max(fmaxf(first_max, second_max)),
+        first(Exp2(first_max - FiniteOr0(max))),
+        second(Exp2(second_max - FiniteOr0(max))) {}
+
+  __device__ __forceinline__ float Add(float first_part, float second_part) const {
+    return fmaf(second, second_part, first * first_part);
+  }
+
+  float max;
+  float first;
+  float second;
+};
+
 // Where packed row `packed_row` of a KV head is stored.
 struct OutputRow {
   __device__ __forceinline__ OutputRow(RowDivider group, int kv_head, int32_t packed_row)

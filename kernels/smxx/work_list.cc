@@ -16,11 +16,12 @@ int TileKind(const AttentionBatch& batch, int32_t group, const WorkItem& item) {
   return kind;
 }
 
+bool IsRun(const WorkItem& item) { return item.kv_end - item.kv_begin > item.split_rows; }
+
 // Whether the item's tile has one more record, to be combined by a launch of its own.
-bool IsFirstSplitToCombine(const AttentionBatch& batch, int32_t group, const Plan& plan,
-                           const WorkItem& item) {
-  return item.partial_row >= 0 &&
-         item.partial_row == plan.combines[item.combine].first_partial_row &&
+bool IsFirstToCombine(const AttentionBatch& batch, int32_t group, const Plan& plan,
+                      const WorkItem& item) {
+  return item.combine >= 0 && item.partial_row == plan.combines[item.combine].first_partial_row &&
          TileKind(batch, group, item) > 0;
 }
 
@@ -28,7 +29,7 @@ int32_t CountCombines(const AttentionBatch& batch, const Plan& plan) {
   const int32_t group = batch.geometry.group();
   return static_cast<int32_t>(std::count_if(
       plan.items.begin(), plan.items.end(),
-      [&](const WorkItem& item) { return IsFirstSplitToCombine(batch, group, plan, item); }));
+      [&](const WorkItem& item) { return IsFirstToCombine(batch, group, plan, item); }));
 }
 
 WorkSpan MakeSpan(int32_t group, const Span& from) {
@@ -59,9 +60,10 @@ WorkTile MakeTile(int32_t group, const Span& span, const WorkItem& item, const P
   WorkTile tile = {};
   tile.span = item.span;
   tile.row_begin = item.row_begin;
-  tile.row_count = item.row_count;
+  tile.row_count = static_cast<int16_t>(item.row_count);
   tile.kv_begin = item.kv_begin;
   tile.kv_end = item.kv_end;
+  tile.split_rows = std::min(item.split_rows, item.kv_end - item.kv_begin);
   // Visible ranges move right with the row: the first row's ends first, the last row's begins last.
   const int32_t first = item.row_begin / group;
   const int32_t last = (item.row_begin + item.row_count - 1) / group;
@@ -74,11 +76,14 @@ WorkTile MakeTile(int32_t group, const Span& span, const WorkItem& item, const P
   tile.all_begin = none ? item.kv_end : to_last.begin;
   tile.all_end = none ? item.kv_end : std::min(to_first.end, item.kv_end);
 
-  tile.num_splits = 1;
-  if (item.partial_row >= 0) {
+  tile.part_splits = 1;
+  tile.num_parts = 1;
+  tile.first_partial_row = item.partial_row;
+  if (item.combine >= 0) {
     const CombineItem& combine = plan.combines[item.combine];
-    tile.split = (item.partial_row - combine.first_partial_row) / combine.row_count;
-    tile.num_splits = combine.num_splits;
+    tile.part_splits = static_cast<int16_t>(combine.part_splits);
+    tile.part = (item.partial_row - combine.first_partial_row) / combine.row_count;
+    tile.num_parts = combine.num_parts;
     tile.first_partial_row = combine.first_partial_row;
     tile.combine = item.combine;
   }
@@ -107,13 +112,18 @@ WorkListView::WorkListView(const AttentionBatch& batch, const Plan& plan, void* 
     : spans(static_cast<WorkSpan*>(work_list)) {
   std::array<int32_t, kCudaTileKinds> counts = {};
   const int32_t group = batch.geometry.group();
-  for (const WorkItem& item : plan.items) ++counts[TileKind(batch, group, item)];
+  std::array<bool, kCudaTileKinds> has_runs = {};
+  for (const WorkItem& item : plan.items) {
+    const int kind = TileKind(batch, group, item);
+    ++counts[kind];
+    has_runs[kind] |= IsRun(item);
+  }
   auto* tiles = reinterpret_cast<WorkTile*>(spans + batch.num_spans);
   for (int kind = 0; kind < kCudaTileKinds; ++kind) {
-    kinds[kind] = {tiles, counts[kind]};
+    kinds[kind] = {tiles, counts[kind], has_runs[kind]};
     tiles += counts[kind];
   }
-  combines = {tiles, CountCombines(batch, plan)};
+  combines = {tiles, CountCombines(batch, plan), false};
 }
 
 void PackWorkList(const AttentionBatch& batch, const Plan& plan, std::byte* to) {
@@ -128,7 +138,7 @@ void PackWorkList(const AttentionBatch& batch, const Plan& plan, std::byte* to) 
   for (const WorkItem& item : plan.items) {
     const WorkTile tile = MakeTile(group, batch.spans[item.span], item, plan);
     new (next[TileKind(batch, group, item)]++) WorkTile(tile);
-    if (IsFirstSplitToCombine(batch, group, plan, item)) new (next_combine++) WorkTile(tile);
+    if (IsFirstToCombine(batch, group, plan, item)) new (next_combine++) WorkTile(tile);
   }
 }
 

@@ -1,8 +1,8 @@
 // The work list of a launch: a WorkSpan per span and a WorkTile per work item, packed into one
 // range of bytes. It travels in the kernel's parameters, where a block reads it as constants, or if
 // it is too large, the caller copies it to the device. A launch has a thread block per WorkTile and
-// KV head. Splits of more than 16 rows are combined by a second kernel, which has a record of the
-// first split of each tile.
+// KV head. Partial results of more than 16 rows are combined by a second kernel, which has a record
+// of the first work item of each tile.
 //
 //   | spans      | tiles of spans of 16 rows | of 32 rows | of 64 rows | of 128 rows | to combine |
 //     WorkSpan[]   WorkTile[]                  WorkTile[]   WorkTile[]   WorkTile[]    WorkTile[]
@@ -70,21 +70,26 @@ struct alignas(16) WorkSpan {
 struct alignas(16) WorkTile {
   int32_t span;  // index among the WorkSpans
   int32_t row_begin;
-  int32_t row_count;
+  int16_t row_count;
+  int16_t part_splits;  // as in CombineItem
   int32_t kv_begin;
   int32_t kv_end;
-  int32_t all_begin;  // K/V rows [all_begin, all_end) are visible to every packed row
+  int32_t split_rows;  // K/V rows of a split. From kv_begin to kv_end: the item is one split
+  int32_t all_begin;   // K/V rows [all_begin, all_end) are visible to every packed row
   int32_t all_end;
 
-  // One split: the block writes O and LSE. More: it writes partial rows, to be combined.
-  int32_t split;
-  int32_t num_splits;
+  // One part: the block writes O and LSE. More: it writes partial rows, to be combined. Each split
+  // of a run but the last writes the partial rows in any case, for the next to add.
+  int32_t part;
+  int32_t num_parts;
   int32_t first_partial_row;  // of KV head 0
   int32_t combine;            // of KV head 0, in LaunchContext::finished
 
-  // First partial row of split `of_split`.
-  FLASHCORE_HOST_DEVICE int32_t PartialRow(int kv_head, int32_t of_split) const {
-    return first_partial_row + (kv_head * num_splits + of_split) * row_count;
+  FLASHCORE_HOST_DEVICE bool IsRun() const { return kv_end - kv_begin > split_rows; }
+
+  // First partial row of part `of_part`.
+  FLASHCORE_HOST_DEVICE int32_t PartialRow(int kv_head, int32_t of_part) const {
+    return first_partial_row + (kv_head * num_parts + of_part) * row_count;
   }
 };
 
@@ -118,6 +123,7 @@ struct WorkListView {
   struct TileArray {
     WorkTile* tiles;
     int32_t count;
+    bool has_runs;
   };
   WorkSpan* spans;  // [batch.num_spans]
   // [kind]: the tiles of spans whose largest tile fits kCudaTileRows[kind] and no smaller kind,

@@ -85,6 +85,7 @@ absl::Status CudaDevice::ReadInfo() {
   info_.lanes = options_.lanes;
   info_.idle_spin = options_.idle_spin;
   info_.compute_units = properties.multiProcessorCount;
+  block_shared_bytes_ = static_cast<int>(properties.sharedMemPerBlockOptin);
   if (absl::Status status = ReadSpeed(); !status.ok()) return status;
   if (properties.major >= kMinComputeCapability) return absl::OkStatus();
   return absl::UnimplementedError(absl::StrCat("no kernels for ", info_.id, ", a ", info_.name,
@@ -177,7 +178,7 @@ absl::Status CudaDevice::AllocateStaging() {
 
 absl::Status CudaDevice::MakeLanes() {
   for (int i = 0; i < options_.lanes; ++i) {
-    auto lane = CudaLane::Create(options_, info_.compute_units);
+    auto lane = CudaLane::Create(options_, {info_.compute_units, block_shared_bytes_});
     if (!lane.ok()) {
       return absl::Status(lane.status().code(), absl::StrCat("lane ", i, " of ", options_.lanes,
                                                              ": ", lane.status().message()));

@@ -96,6 +96,7 @@ class CudaDevice final : public Device {
   const Options options_;
   const std::vector<const kernels::Kernel*> kernels_;
   DeviceInfo info_;
+  int block_shared_bytes_ = 0;  // shared memory that a block can have
   size_t hot_bytes_ = 0;
   std::unique_ptr<Memory> memory_;
   std::vector<std::unique_ptr<CudaLane>> lanes_;

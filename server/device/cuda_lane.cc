@@ -33,8 +33,8 @@ void Move(T** at, const From* from, To* to) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaLane>> CudaLane::Create(const CudaDevice::Options& options,
-                                                           int multiprocessors) {
-  auto lane = absl::WrapUnique(new CudaLane(options, multiprocessors));
+                                                           const GpuLimits& gpu) {
+  auto lane = absl::WrapUnique(new CudaLane(options, gpu));
   const bool blocks = options.wait == WaitStrategy::kBlock;
   CudaAllocator take;
   take.Stream(StreamPriority::kHigh, &lane->stream_);
@@ -52,10 +52,8 @@ absl::StatusOr<std::unique_ptr<CudaLane>> CudaLane::Create(const CudaDevice::Opt
   return lane;
 }
 
-CudaLane::CudaLane(const CudaDevice::Options& options, int multiprocessors)
-    : options_(options),
-      multiprocessors_(multiprocessors),
-      tensor_bytes_(TensorBytes(options.max_request_bytes)) {}
+CudaLane::CudaLane(const CudaDevice::Options& options, const GpuLimits& gpu)
+    : options_(options), gpu_(gpu), tensor_bytes_(TensorBytes(options.max_request_bytes)) {}
 
 absl::Status CudaLane::Dispatch(const kernels::Kernel& kernel, const std::byte* arena,
                                 const Launch& launch) {
@@ -300,7 +298,7 @@ bool CudaLane::TryPackSpans(absl::Span<const kernels::Span> spans) {
   const size_t used = lists_.used();
   pass_.spans.assign(spans.begin(), spans.end());
   // The plan reads the page tables, so it comes before they move to device memory.
-  pass_.plan = &plans_.Get(PassBatch(), kernel_->plan_options, multiprocessors_);
+  pass_.plan = &plans_.Get(PassBatch(), kernel_->plan_options, gpu_.multiprocessors);
   if (pass_.plan->workspace_bytes <= options_.workspace_bytes &&
       pass_.plan->combines.size() <= kMaxCombines) {
     const size_t list_bytes = kernels::WorkListBytesInMemory(PassBatch(), *pass_.plan);
@@ -355,9 +353,12 @@ absl::Status CudaLane::LaunchAppends() {
 
 absl::Status CudaLane::LaunchAttention() {
   if (pass_.spans.empty()) return absl::OkStatus();
-  const kernels::LaunchContext context = {workspace_.get(), nullptr, stream(),
+  const kernels::LaunchContext context = {workspace_.get(),
+                                          nullptr,
+                                          stream(),
                                           lists_.OnDevice(pass_.work_list),
-                                          static_cast<int32_t*>(finished_.get())};
+                                          static_cast<int32_t*>(finished_.get()),
+                                          gpu_.block_shared_bytes};
   return CudaStatus(kernel_->launch(PassBatch(), *pass_.plan, context), "the attention kernel");
 }
 

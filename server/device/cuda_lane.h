@@ -55,6 +55,12 @@ class UploadBlock {
   size_t used_ = 0;
 };
 
+// What launches need to know of the device.
+struct GpuLimits {
+  int multiprocessors = 0;
+  int block_shared_bytes = 0;  // shared memory that a block can have
+};
+
 // Create takes everything that launches need from the driver. Dispatch and Complete take nothing.
 //
 // A launch runs in passes. A pass enqueues what fits the lane's memory: inputs, page copies,
@@ -65,7 +71,7 @@ class CudaLane {
  public:
   // On the current device. RESOURCE_EXHAUSTED names what did not fit.
   static absl::StatusOr<std::unique_ptr<CudaLane>> Create(const CudaDevice::Options& options,
-                                                          int multiprocessors);
+                                                          const GpuLimits& gpu);
 
   cudaStream_t stream() const { return stream_.get(); }
 
@@ -117,7 +123,7 @@ class CudaLane {
     std::byte* work_list = nullptr;                // in lists_, unless parameters hold it
   };
 
-  CudaLane(const CudaDevice::Options& options, int multiprocessors);
+  CudaLane(const CudaDevice::Options& options, const GpuLimits& gpu);
   bool IsDirect() const;
 
   absl::Status EnqueuePass();
@@ -149,7 +155,7 @@ class CudaLane {
   absl::Status Drain();
 
   const CudaDevice::Options options_;
-  const int multiprocessors_;
+  const GpuLimits gpu_;
   const size_t tensor_bytes_;
   CudaStream stream_;
   std::array<CudaEvent, kMarks> marks_;

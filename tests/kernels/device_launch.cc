@@ -68,7 +68,8 @@ Span OnDevice(const DeviceMirror& mirror, Span span) {
 
 }  // namespace
 
-int LaunchOnDevice(const Kernel& kernel, const AttentionBatch& batch, const Plan& plan) {
+int LaunchOnDevice(const Kernel& kernel, const AttentionBatch& batch, const Plan& plan,
+                   int32_t block_shared_bytes) {
   DeviceMirror mirror;
   for (int32_t s = 0; s < batch.num_spans; ++s) AddSpan(batch.geometry, batch.spans[s], &mirror);
   std::vector<std::byte> workspace(plan.workspace_bytes, std::byte{0xff});  // NaN
@@ -89,6 +90,7 @@ int LaunchOnDevice(const Kernel& kernel, const AttentionBatch& batch, const Plan
   context.workspace = mirror.At(workspace.data());
   context.work_list = mirror.At(work_list.data());
   context.finished = mirror.At(finished.data());
+  context.block_shared_bytes = block_shared_bytes;
   const int error = kernel.launch(on_device, plan, context);
   mirror.Download();
   return error;

@@ -56,14 +56,15 @@ Numbers NumbersOf(const Plan& plan) {
   Numbers numbers = {{plan.partial_rows, static_cast<int64_t>(plan.workspace_bytes)}};
   for (const WorkItem& i : plan.items) {
     numbers.push_back({i.span, i.kv_head, i.row_begin, i.row_count, i.kv_begin, i.kv_end,
-                       i.partial_row, i.combine, i.first_cascade_span, i.num_cascade_spans});
+                       i.split_rows, i.partial_row, i.combine, i.first_cascade_span,
+                       i.num_cascade_spans});
   }
   for (const CascadeSpan& s : plan.cascade_spans) {
     numbers.push_back({s.span, s.tile_row, s.row_count, s.partial_row});
   }
   for (const CombineItem& c : plan.combines) {
-    numbers.push_back(
-        {c.span, c.kv_head, c.row_begin, c.row_count, c.first_partial_row, c.num_splits});
+    numbers.push_back({c.span, c.kv_head, c.row_begin, c.row_count, c.first_partial_row,
+                       c.num_parts, c.part_splits});
   }
   return numbers;
 }

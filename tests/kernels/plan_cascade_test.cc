@@ -118,7 +118,7 @@ Plan Share(const AttentionBatch& batch, PlanOptions options = kSharing, int32_t 
   for (size_t n = 0; n < std::min(plan.combines.size(), alone.combines.size()); ++n) {
     EXPECT_EQ(plan.combines[n].span, alone.combines[n].span);
     EXPECT_EQ(plan.combines[n].first_partial_row, alone.combines[n].first_partial_row);
-    EXPECT_EQ(plan.combines[n].num_splits, alone.combines[n].num_splits);
+    EXPECT_EQ(plan.combines[n].num_parts, alone.combines[n].num_parts);
   }
   return plan;
 }

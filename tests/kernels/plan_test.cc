@@ -179,7 +179,7 @@ TEST(Plan, SplitsFewRowsOnly) {
 }
 
 // The device of the expectations below: 132 workers that run two items at a time.
-constexpr PlanOptions kDevice{128, 256, kUnsplit, 0, 0, true, 2};
+constexpr PlanOptions kDevice{128, 256, kUnsplit, 0, 0, true, 2, true};
 constexpr int32_t kWorkers = 132;
 
 int32_t SplitRowsOf(int32_t packed_rows, int32_t kv_rows, int32_t kv_heads,
@@ -244,7 +244,7 @@ TEST(Plan, PartialRowsOfACombineAreThoseOfItsSplitsInOrder) {
   std::vector<int> owners(plan.partial_rows, 0);
   for (const CombineItem& combine : plan.combines) {
     int32_t kv_row = -1;
-    for (int s = 0; s < combine.num_splits; ++s) {
+    for (int s = 0; s < combine.num_parts; ++s) {
       const int32_t first = combine.first_partial_row + s * combine.row_count;
       const auto item = std::find_if(plan.items.begin(), plan.items.end(),
                                      [&](const WorkItem& w) { return w.partial_row == first; });
@@ -297,20 +297,33 @@ TEST(Plan, EquallyLongItemsGoByPlace) {
   }
 }
 
-// The items of one span, without what other spans may change: span index, order, partial rows.
-using Item = std::tuple<int, int, int, int, int, bool>;
-std::vector<Item> ItemsOf(const Plan& plan, int span) {
-  std::vector<Item> items;
+// The splits of one span, without what other spans may change: span index, order, partial rows,
+// runs.
+using Split = std::tuple<int, int, int, int, int, bool>;
+std::vector<Split> SplitsOf(const Plan& plan, int span) {
+  std::vector<Split> splits;
   for (const WorkItem& item : plan.items) {
     if (item.span != span) continue;
-    items.emplace_back(item.kv_head, item.row_begin, item.row_count, item.kv_begin, item.kv_end,
-                       item.partial_row >= 0);
+    int32_t begin = item.kv_begin;
+    do {
+      const int32_t end =
+          item.kv_end - begin > item.split_rows ? begin + item.split_rows : item.kv_end;
+      splits.emplace_back(item.kv_head, item.row_begin, item.row_count, begin, end,
+                          item.partial_row >= 0);
+      begin = end;
+    } while (begin < item.kv_end);
   }
-  std::sort(items.begin(), items.end());
-  return items;
+  std::sort(splits.begin(), splits.end());
+  return splits;
 }
 
-TEST(Plan, ASpansItemsDoNotDependOnOtherSpans) {
+bool IsRun(const WorkItem& item) { return item.kv_end - item.kv_begin > item.split_rows; }
+
+int CountRuns(const Plan& plan) {
+  return static_cast<int>(std::count_if(plan.items.begin(), plan.items.end(), IsRun));
+}
+
+TEST(Plan, ASpansSplitsDoNotDependOnOtherSpans) {
   const std::vector<Span> spans = {MakeSpan(1, 5000),
                                    MakeSpan(130, 200, Mask::Causal()),
                                    MakeSpan(3, 777, Mask::SlidingWindow(600, 0)),
@@ -320,20 +333,62 @@ TEST(Plan, ASpansItemsDoNotDependOnOtherSpans) {
   for (const PlanOptions& options : {kOptions, kDevice}) {
     const Plan together = PlanOf(spans, 4, 2, options, kWorkers);
     for (int s = 0; s < static_cast<int>(spans.size()); ++s) {
-      EXPECT_EQ(ItemsOf(together, s), ItemsOf(PlanOf({spans[s]}, 4, 2, options, kWorkers), 0));
+      EXPECT_EQ(SplitsOf(together, s), SplitsOf(PlanOf({spans[s]}, 4, 2, options, kWorkers), 0));
     }
   }
 }
 
-// Spans with many rows get smaller tiles while there are fewer tiles than 3/4 of the workers. A
-// span that is split keeps its tile, which determines its split boundaries.
-TEST(Plan, HalvesTilesWhenThereAreTooFew) {
+// Spans of 9 splits of 1,024 K/V rows, and of 4. In a batch that fills the workers, the first are a
+// run of 8 and a run of one, whose partial results are combined, and the others a run that writes
+// its results itself.
+TEST(Plan, RunsAreAlignedGroupsOfSplits) {
+  std::vector<Span> spans(20, MakeSpan(100, 9000));
+  spans.resize(40, MakeSpan(100, 4096));
+  const Plan plan = PlanOf(spans, 8, 8, kDevice, kWorkers);
+  ASSERT_EQ(plan.items.size(), 8u * (20 * 2 + 20));
+  for (const WorkItem& item : plan.items) {
+    const bool is_long = item.span < 20;
+    EXPECT_EQ(item.split_rows, 1024);
+    EXPECT_EQ(item.kv_begin, item.kv_end == 9000 ? 8192 : 0);
+    EXPECT_EQ(item.kv_end, !is_long ? 4096 : item.kv_begin == 0 ? 8192 : 9000);
+    EXPECT_GE(item.partial_row, 0);
+    EXPECT_EQ(item.combine >= 0, is_long);
+  }
+  ASSERT_EQ(plan.combines.size(), 8u * 20);
+  for (const CombineItem& combine : plan.combines) {
+    EXPECT_EQ(combine.num_parts, 2);
+    EXPECT_EQ(combine.part_splits, kRunSplits);
+  }
+  EXPECT_EQ(plan.partial_rows, 8 * 100 * (20 * 2 + 20));
+}
+
+// 264 items run at a time. Runs begin where they fill 7/8 of their rounds.
+TEST(Plan, TakesRunsWhereABatchFillsTheWorkers) {
+  const auto plan_of = [](int spans, int32_t query_rows = 100) {
+    return PlanOf(std::vector<Span>(spans, MakeSpan(query_rows, 8192)), 8, 8, kDevice, kWorkers);
+  };
+  EXPECT_EQ(CountRuns(plan_of(28)), 0);  // 224 runs
+  EXPECT_EQ(CountRuns(plan_of(29)), 232);
+  EXPECT_EQ(CountRuns(plan_of(33)), 264);
+  // Two rounds would be half empty: one of runs, and 8 * 7 tiles of splits.
+  EXPECT_EQ(CountRuns(plan_of(40)), 264);
+  EXPECT_EQ(plan_of(40).items.size(), 264u + 8 * 7 * 8);
+  EXPECT_EQ(CountRuns(plan_of(58)), 8 * 58);
+  EXPECT_EQ(CountRuns(plan_of(400)), 8 * 400);
+  EXPECT_EQ(CountRuns(plan_of(400, 64)), 0);  // few rows
+}
+
+// 32 tiles of 128 rows, 64 of 64 or 128 of 32, whose rows take 8/7 and 3/2 as long. Which are done
+// sooner depends on how many run at a time. A span that is split keeps its tile, which determines
+// its split boundaries.
+TEST(Plan, HalvesTilesWhereTheyAreDoneSooner) {
   const PlanOptions options{128, 256, 64, 0, 32};
   const std::vector<Span> spans = {MakeSpan(512, 512), MakeSpan(60, 600)};
   const struct {
     int workers;
     int32_t rows;
-  } kCases[] = {{1, 128}, {43, 64}, {42, 128}, {85, 64}, {86, 32}, {10000, 32}};
+  } kCases[] = {{1, 128}, {31, 64},  {32, 128}, {63, 128},
+                {64, 64}, {127, 64}, {128, 32}, {10000, 32}};
   for (const auto& [workers, rows] : kCases) {
     Plan plan;
     MakePlan({{DType::kFloat16, 8, 8, 64}, spans.data(), 2}, options, workers, &plan);

@@ -21,11 +21,12 @@ Span MakeSpan(int32_t query_rows, int32_t kv_rows, Mask mask = Mask::None()) {
 // A batch with its packed block.
 class PackedBatch {
  public:
-  explicit PackedBatch(std::vector<Span> spans, int32_t workers = 1)
+  explicit PackedBatch(std::vector<Span> spans, int32_t workers = 1, int32_t head_dim = 64)
       : spans_(std::move(spans)),
-        batch_{{DType::kFloat16, 4, 2, 64}, spans_.data(), static_cast<int32_t>(spans_.size())} {
-    MakePlan(batch_, Sm80Plan(64), workers, &plan_);
-    PlanOptions per_head = Sm80Plan(64);
+        batch_{
+            {DType::kFloat16, 4, 2, head_dim}, spans_.data(), static_cast<int32_t>(spans_.size())} {
+    MakePlan(batch_, Sm80Plan(head_dim), workers, &plan_);
+    PlanOptions per_head = Sm80Plan(head_dim);
     per_head.item_per_kv_head = true;
     MakePlan(batch_, per_head, workers, &plan_of_all_heads_);
     aligned_.resize(WorkListBytes(batch_, plan_) / sizeof(WorkTile) + 1);
@@ -78,14 +79,39 @@ TEST(WorkList, HoldsTheFirstSplitOfTilesToCombine) {
   int32_t rows = 0;
   for (int32_t i = 0; i < view.combines.count; ++i) {
     const WorkTile& tile = view.combines.tiles[i];
-    EXPECT_EQ(tile.split, 0);
-    EXPECT_GT(tile.num_splits, 1);
+    EXPECT_EQ(tile.part, 0);
+    EXPECT_GT(tile.num_parts, 1);
     EXPECT_NE(tile.span, 1);
     rows += tile.row_count;
   }
   EXPECT_EQ(rows, 220);
-  const auto& [tiles, count] = view.combines;
-  EXPECT_EQ(reinterpret_cast<std::byte*>(tiles + count), packed.block() + packed.bytes());
+  EXPECT_EQ(reinterpret_cast<std::byte*>(view.combines.tiles + view.combines.count),
+            packed.block() + packed.bytes());
+}
+
+// Eight spans of 9 splits fill 9 workers: a run of 8 splits and one of a single split each.
+TEST(WorkList, TellsRunsFromSplits) {
+  PackedBatch packed(std::vector<Span>(8, MakeSpan(40, 9000)), 9, 128);
+  WorkListView view = packed.view();
+  ASSERT_EQ(view.kinds[3].count, 16);
+  EXPECT_TRUE(view.kinds[3].has_runs);
+  for (int32_t i = 0; i < 16; ++i) {
+    const WorkTile& tile = view.kinds[3].tiles[i];
+    EXPECT_EQ(tile.part_splits, kRunSplits);
+    EXPECT_EQ(tile.num_parts, 2);
+    EXPECT_EQ(tile.split_rows, tile.part == 0 ? 1024 : 9000 - 8 * 1024);
+    EXPECT_EQ(tile.IsRun(), tile.part == 0);
+  }
+  ASSERT_EQ(view.combines.count, 8);
+  EXPECT_EQ(view.combines.tiles->part_splits, kRunSplits);
+
+  PackedBatch alone({MakeSpan(40, 9000)}, 9, 128);
+  view = alone.view();
+  ASSERT_EQ(view.kinds[3].count, 9);
+  EXPECT_FALSE(view.kinds[3].has_runs);
+  EXPECT_EQ(view.kinds[3].tiles->part_splits, 1);
+  EXPECT_EQ(view.kinds[3].tiles->num_parts, 9);
+  EXPECT_FALSE(view.kinds[3].tiles->IsRun());
 }
 
 TEST(WorkList, TravelsInParametersUpToTheirSize) {
@@ -103,16 +129,16 @@ TEST(WorkList, SplitsHaveThePlansPartialRows) {
   PackedBatch packed({MakeSpan(3, 1000), MakeSpan(1, 700)}, 132);
   const WorkListView view = packed.view();
   int found = 0;
-  for (const auto& [tiles, count] : view.kinds) {
-    for (const WorkTile* tile = tiles; tile < tiles + count; ++tile) {
+  for (const WorkListView::TileArray& kind : view.kinds) {
+    for (const WorkTile* tile = kind.tiles; tile < kind.tiles + kind.count; ++tile) {
       for (const WorkItem& item : packed.plan_of_all_heads().items) {
         const CombineItem& combine = packed.plan_of_all_heads().combines[item.combine];
         if (item.kv_begin != tile->kv_begin || item.kv_end != tile->kv_end ||
             item.row_count != tile->row_count) {
           continue;
         }
-        EXPECT_EQ(tile->num_splits, combine.num_splits);
-        EXPECT_EQ(tile->PartialRow(item.kv_head, tile->split), item.partial_row);
+        EXPECT_EQ(tile->num_parts, combine.num_parts);
+        EXPECT_EQ(tile->PartialRow(item.kv_head, tile->part), item.partial_row);
         EXPECT_EQ(tile->combine + item.kv_head, item.combine);
         ++found;
       }
@@ -148,10 +174,10 @@ TEST(WorkList, OneKvHeadStandsForAll) {
 
 // The last tile of a span may have few rows, but runs with the others.
 TEST(WorkList, TilesOfASpanHaveOneKind) {
-  PackedBatch packed({MakeSpan(129, 64), MakeSpan(33, 64), MakeSpan(20, 64), MakeSpan(1, 64)});
+  PackedBatch packed({MakeSpan(965, 64), MakeSpan(33, 64), MakeSpan(20, 64), MakeSpan(1, 64)});
   const WorkListView view = packed.view();
-  // Packed rows: 128 + 128 + 2, 66, 40 and 2.
-  EXPECT_EQ(view.kinds[3].count, 4);
+  // Packed rows: 15 * 128 + 10, 66, 40 and 2.
+  EXPECT_EQ(view.kinds[3].count, 17);
   EXPECT_EQ(view.kinds[2].count, 1);
   EXPECT_EQ(view.kinds[1].count, 0);
   EXPECT_EQ(view.kinds[0].count, 1);
@@ -159,8 +185,8 @@ TEST(WorkList, TilesOfASpanHaveOneKind) {
 
 TEST(WorkList, KnowsWhatIsVisibleToEveryRow) {
   PackedBatch causal({MakeSpan(100, 300, Mask::Causal())});  // rows 0 to 63, and 64 to 99
-  for (const auto& [tiles, count] : causal.view().kinds) {
-    for (const WorkTile* tile = tiles; tile < tiles + count; ++tile) {
+  for (const WorkListView::TileArray& kind : causal.view().kinds) {
+    for (const WorkTile* tile = kind.tiles; tile < kind.tiles + kind.count; ++tile) {
       EXPECT_EQ(tile->all_begin, 0);
       EXPECT_EQ(tile->all_end, tile->row_begin / 2 + 200 + 1);
     }

@@ -1,0 +1,141 @@
+// CUDA kernels attend a span with other blocks as the batch and the device ask for: in splits or in
+// runs, with larger or smaller tiles, with more or less shared memory. The bits are always the
+// same.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include "kernels/tile_config.h"
+#include "tests/kernels/attention_fixture.h"
+#include "tests/kernels/launch.h"
+#include "tests/kernels/problem.h"
+
+namespace flashcore::kernels {
+namespace {
+
+bool IsRun(const WorkItem& item) { return item.kv_end - item.kv_begin > item.split_rows; }
+
+bool HasRuns(const Plan& plan) { return std::any_of(plan.items.begin(), plan.items.end(), IsRun); }
+
+struct Outputs {
+  std::vector<uint16_t> output;
+  std::vector<float> lse;
+
+  friend bool operator==(const Outputs& a, const Outputs& b) {
+    return a.output == b.output && a.lse == b.lse;
+  }
+};
+
+class AttentionBlocksTest : public AttentionTest {
+ protected:
+  Plan Run(const AttentionBatch& batch, int32_t workers,
+           int32_t block_shared_bytes = kLargeSharedBytes) {
+    Plan plan;
+    MakePlan(batch, GetParam().plan_options, workers, &plan);
+    EXPECT_EQ(Launch(GetParam(), batch, plan, nullptr, block_shared_bytes), 0);
+    return plan;
+  }
+
+  // O and LSE of all spans; poisons them for the next run.
+  static std::vector<Outputs> Take(Problem* problem) {
+    std::vector<Outputs> all;
+    for (int s = 0; s < problem->num_spans(); ++s) {
+      ProblemSpan& span = problem->span(s);
+      EXPECT_TRUE(span.PaddingIsUntouched());
+      all.push_back({span.Output(), span.Lse()});
+      span.PoisonOutputs();
+    }
+    return all;
+  }
+
+  // Of a batch of these spans, planned for so many workers.
+  void CheckRuns(const std::vector<SpanShape>& shapes, int32_t workers) {
+    Problem problem(MakeGeometry(4, 2), shapes, &random_);
+    EXPECT_EQ(HasRuns(Run(problem.batch(), workers)), GetParam().plan_options.has_runs);
+    const std::vector<Outputs> together = Take(&problem);
+    for (int s = 0; s < problem.num_spans(); ++s) {
+      EXPECT_FALSE(HasRuns(Run(problem.batch_of(s), workers)));
+    }
+    const std::vector<Outputs> alone = Take(&problem);
+    for (int s = 0; s < problem.num_spans(); ++s) {
+      EXPECT_TRUE(together[s] == alone[s]) << "span " << s;
+    }
+  }
+};
+
+// Spans of 9 splits: a run of 8, and another of one, which are combined.
+TEST_P(AttentionBlocksTest, SeveralRuns) {
+  std::vector<SpanShape> shapes(10, {60, 9000, Mask::Causal()});
+  shapes[1] = {62, 9100, Mask::None(), Layout::kDenseNhd};
+  shapes[2] = {57, 12000, Mask::SlidingWindow(8800, 2)};
+  shapes[3] = {63, 9000, Mask::None(), Layout::kDenseHnd};
+  shapes[4] = {64, 9210, Mask::Causal()};
+  shapes[5] = {1, 3000};
+  shapes[6] = {33, 700};
+  CheckRuns(shapes, 9 * 128 / GetParam().plan_options.tile_rows);
+}
+
+// Several tiles, whose splits are one run each: it writes O and LSE itself.
+TEST_P(AttentionBlocksTest, SingleRuns) {
+  CheckRuns({{130, 9000, Mask::Causal()},
+             {130, 8000, Mask::None(), Layout::kDenseNhd},
+             {12, 9000, Mask::SlidingWindow(7000, 2)},
+             {30, 9000, Mask::Causal(), Layout::kDenseHnd},
+             {130, 9000, Mask::Causal()},
+             {20, 5000, Mask::Causal()},
+             {130, 8500, Mask::Causal()}},
+            8);
+}
+
+// Unsplit, because a split would have more K/V rows.
+const std::vector<SpanShape> kUnsplitShapes = {
+    {150, 300, Mask::Causal()}, {64, 65, Mask::None(), Layout::kDenseNhd},
+    {200, 64, Mask::None()},    {100, 900, Mask::SlidingWindow(130, 1)},
+    {70, 1000, Mask::Causal()}, {33, 129, Mask::None(), Layout::kDenseHnd},
+    {300, 200, Mask::Causal()}, {40, 0, Mask::None()},
+    {128, 1, Mask::None()},     {90, 640, Mask::SlidingWindow(64, 0), Layout::kDenseNhd}};
+
+TEST_P(AttentionBlocksTest, TilesOfAnySize) {
+  Problem problem(MakeGeometry(4, 2), kUnsplitShapes, &random_);
+  std::set<int32_t> tile_rows;
+  std::vector<Outputs> first;
+  for (int32_t workers : {1, 45, 10000}) {
+    const Plan plan = Run(problem.batch(), workers);
+    EXPECT_TRUE(plan.combines.empty());
+    for (const WorkItem& item : plan.items) tile_rows.insert(item.tile_rows);
+    const std::vector<Outputs> outputs = Take(&problem);
+    if (first.empty()) first = outputs;
+    for (size_t s = 0; s < first.size(); ++s) {
+      EXPECT_TRUE(outputs[s] == first[s]) << "span " << s << ", " << workers << " workers";
+    }
+  }
+  const PlanOptions& options = GetParam().plan_options;
+  EXPECT_EQ(*tile_rows.begin(), options.min_tile_rows);
+  EXPECT_EQ(*tile_rows.rbegin(), options.tile_rows);
+}
+
+TEST_P(AttentionBlocksTest, LittleSharedMemory) {
+  Problem problem(MakeGeometry(4, 2), kUnsplitShapes, &random_);
+  Run(problem.batch(), 1);
+  const std::vector<Outputs> large = Take(&problem);
+  Run(problem.batch(), 1, 99 * 1024);
+  const std::vector<Outputs> small = Take(&problem);
+  for (size_t s = 0; s < large.size(); ++s) EXPECT_TRUE(large[s] == small[s]) << "span " << s;
+}
+
+std::vector<Kernel> CudaKernels() {
+  std::vector<Kernel> kernels;
+  for (const Kernel& kernel : AllKernels()) {
+    if (kernel.spec.arch != Arch::kCpu) kernels.push_back(kernel);
+  }
+  return kernels;
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AttentionBlocksTest);
+INSTANTIATE_TEST_SUITE_P(Kernels, AttentionBlocksTest, testing::ValuesIn(CudaKernels()),
+                         testing::PrintToStringParamName());
+
+}  // namespace
+}  // namespace flashcore::kernels
