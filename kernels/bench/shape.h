@@ -61,6 +61,10 @@ inline constexpr NamedShape kNamedShapes[] = {
     {"decode16", "16x32/8x4096x128,q=1"},
     {"decode64", "64x32/8x4096x128,q=1"},
     {"decode_small", "1x8x512x64,q=1"},
+    {"verify16", "4x32/8x8192x128,q=16"},
+    {"chunk64", "1x32/8x32768x128,q=64"},
+    {"chunk256", "1x32/8x32768x128,q=256"},
+    {"chunk1024", "1x32/8x32768x128,q=1024"},
 };
 
 // Parses a name of kNamedShapes, or a shape by the grammar, which is then its own name. Leaves the

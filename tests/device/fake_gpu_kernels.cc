@@ -71,14 +71,20 @@ void ExpectWorkListOf(const AttentionBatch& batch, const Plan& plan, void* work_
     EXPECT_EQ(has.spans[s].query, want.spans[s].query);
     EXPECT_EQ(has.spans[s].pages, want.spans[s].pages);
   }
-  for (int kind = 0; kind < kCudaTileKinds; ++kind) {
-    for (int32_t i = 0; i < want.kinds[kind].count; ++i) {
-      const WorkTile &w = want.kinds[kind].tiles[i], &h = has.kinds[kind].tiles[i];
+  const auto expect_tiles = [](const WorkListView::TileArray& want_tiles,
+                               const WorkListView::TileArray& has_tiles) {
+    for (int32_t i = 0; i < want_tiles.count; ++i) {
+      const WorkTile &w = want_tiles.tiles[i], &h = has_tiles.tiles[i];
       EXPECT_EQ(h.span, w.span);
       EXPECT_EQ(h.row_count, w.row_count);
       EXPECT_EQ(h.kv_end, w.kv_end);
+      EXPECT_EQ(h.first_partial_row, w.first_partial_row);
     }
+  };
+  for (int kind = 0; kind < kCudaTileKinds; ++kind) {
+    expect_tiles(want.kinds[kind], has.kinds[kind]);
   }
+  expect_tiles(want.combines, has.combines);
 }
 
 // Sums in float32 whatever `accumulate` is.

@@ -1,0 +1,128 @@
+// Prints how the CUDA kernels of head_dim and dtype would run a shape on a device, as a line of
+// JSON for each shape. Needs no GPU: l4_model.py predicts times from it.
+//
+//   flashcore-kernel-plan --workers=58 --block_shared_kb=99 canon_1 1x8x512x64,causal
+//
+// {"shape": "canon_1", "head_dim": 128, "flop": F, "bytes": B, "partial_bytes": P, "combine":
+// false,
+//  "launches": [{"rows": 128, "use": 0, "row_tiles": 2, "row_warps": 4, "warp_groups": 1,
+//                "tile_tokens": 64, "blocks": [[2048, 1024]]}]}
+//
+// A launch is for tiles of `rows` packed rows; `use` is the BlockUse of its kernel, the next four
+// are of Sm80Block. `blocks` has [K/V rows of a block, number of such blocks] in the order in which
+// they start. `bytes`: Q, K, V and O, once. `partial_bytes`: room for partial results. `combine`:
+// whether a launch of its own combines them.
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kernels/bench/shape.h"
+#include "kernels/smxx/work_list.h"
+#include "kernels/tile_config.h"
+#include "nlohmann/json.hpp"
+
+namespace flashcore::kernels {
+namespace {
+
+struct Device {
+  int32_t workers = 132;
+  int32_t block_shared_kb = 227;
+};
+
+BlockUse UseOf(const Device& device, int32_t head_dim, int32_t rows, bool has_runs) {
+  if (has_runs) return BlockUse::kRun;
+  const Sm80Block block = Sm80BlockFor(rows, head_dim);
+  const bool stashes = block.streams > block.warp_groups;
+  return stashes && device.block_shared_kb * 1024 < kLargeSharedBytes ? BlockUse::kSmallShared
+                                                                      : BlockUse::kSplit;
+}
+
+nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
+  const AttentionShape& attention = shape.attention;
+  static std::byte memory;  // which nobody reads
+  const std::vector<Span> spans = MakeSpans(attention, {&memory, &memory, &memory});
+  const AttentionBatch batch = {attention.geometry(), spans.data(), attention.spans};
+  Plan plan;
+  MakePlan(batch, Sm80Plan(attention.head_dim), device.workers, &plan);
+  std::vector<WorkTile> list(WorkListBytes(batch, plan) / sizeof(WorkTile) + 1);
+  PackWorkList(batch, plan, reinterpret_cast<std::byte*>(list.data()));
+  const WorkListView view(batch, plan, list.data());
+
+  auto launches = nlohmann::json::array();
+  for (int kind = kCudaTileKinds - 1; kind >= 0; --kind) {
+    const auto& [tiles, count, has_runs] = view.kinds[kind];
+    if (count == 0) continue;
+    std::vector<std::pair<int32_t, int32_t>> blocks;
+    for (const WorkTile* tile = tiles; tile < tiles + count; ++tile) {
+      const int32_t kv_rows = tile->kv_end - tile->kv_begin;
+      if (blocks.empty() || blocks.back().first != kv_rows) blocks.emplace_back(kv_rows, 0);
+      blocks.back().second += attention.num_kv_heads;
+    }
+    const int32_t rows = kCudaTileRows[kind];
+    const BlockUse use = UseOf(device, attention.head_dim, rows, has_runs);
+    const Sm80Block block = Sm80BlockFor(rows, attention.head_dim, use);
+    launches.push_back({{"rows", rows},
+                        {"use", use},
+                        {"row_tiles", block.row_tiles},
+                        {"row_warps", block.row_warps},
+                        {"warp_groups", block.warp_groups},
+                        {"tile_tokens", block.tile_tokens},
+                        {"blocks", blocks}});
+  }
+  return {{"shape", shape.name},
+          {"head_dim", attention.head_dim},
+          {"flop", Flops(attention)},
+          {"bytes", SetBytes(attention)},
+          {"partial_bytes", plan.workspace_bytes},
+          {"combine", view.combines.count > 0},
+          {"launches", launches}};
+}
+
+[[noreturn]] void Fail(const std::string& why) {
+  std::fprintf(stderr, "%s\n", why.c_str());
+  std::exit(2);
+}
+
+// Whether `argument` is --name=VALUE; then sets the value.
+bool TakeFlag(std::string_view argument, std::string_view name, int32_t* value) {
+  if (argument.substr(0, name.size()) != name) return false;
+  const std::string_view text = argument.substr(name.size());
+  const char* const end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, *value);
+  if (parsed.ec != std::errc() || parsed.ptr != end || *value < 1) {
+    Fail(std::string(argument) + " is not a number of at least 1");
+  }
+  return true;
+}
+
+int Main(int argc, char** argv) {
+  Device device;
+  std::vector<BenchShape> shapes;
+  for (int i = 1; i < argc; ++i) {
+    if (TakeFlag(argv[i], "--workers=", &device.workers)) continue;
+    if (TakeFlag(argv[i], "--block_shared_kb=", &device.block_shared_kb)) continue;
+    const std::string wrong = ParseShape(argv[i], &shapes.emplace_back());
+    if (!wrong.empty()) Fail(wrong);
+    const auto& dims = {32, 64, 96, 128, 256};
+    const int32_t head_dim = shapes.back().attention.head_dim;
+    if (std::find(dims.begin(), dims.end(), head_dim) == dims.end()) {
+      Fail("no kernel has head_dim " + std::to_string(head_dim));
+    }
+  }
+  if (shapes.empty()) {
+    Fail("usage: flashcore-kernel-plan [--workers=SMS] [--block_shared_kb=KB] SHAPE...");
+  }
+  for (const BenchShape& shape : shapes) std::printf("%s\n", PlanOf(device, shape).dump().c_str());
+  return 0;
+}
+
+}  // namespace
+}  // namespace flashcore::kernels
+
+int main(int argc, char** argv) { return flashcore::kernels::Main(argc, argv); }

@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Predicts the times of the CUDA kernels on an NVIDIA L4, which none of them was measured on.
+
+  kernels/bench/l4_model.py build/kernels/bench/flashcore-kernel-plan [SHAPE ...]
+  kernels/bench/l4_model.py build/kernels/bench/flashcore-kernel-plan --check
+
+A prediction, not a measurement. FP16, dense K/V, inputs in DRAM. Two columns: at the L4's boost
+clock, and at the clock that its 72 W leave under load, estimated from public matmul figures.
+--check compares the same model with times that were measured on an H100 and an H200, and with
+experiments on an H200 whose tensor cores were slowed to the L4's rate; it prints the mean error.
+
+The model. flashcore-kernel-plan says which blocks a launch has. Blocks start in their order, each in
+the first free place of an SM; an SM has as many places as registers and shared memory allow
+(ptxas_sm_89.md). A warp's time for a K/V tile is the sum of its parts, because so few warps share a
+scheduler that little overlaps:
+
+  mma instructions * clocks of one + scores of a lane * SCORE + rows * head_dim * OUTPUT + TILE
+
+If a scheduler has one warp, nothing hides barriers and loads: times ALONE. A block costs BLOCK
+beside its tiles, a launch LAUNCH. A launch takes at least as long as Q, K, V and O take from and to
+DRAM. Partial results are written and read. The constants were fitted to the H100's times.
+"""
+
+import argparse
+import dataclasses
+import heapq
+import json
+import math
+import pathlib
+import re
+import subprocess
+import sys
+
+SCORE, OUTPUT, TILE, ALONE = 1.5, 0.2, 320, 1.36  # clocks; a factor
+BLOCK, LAUNCH, COMBINE = 0.33, 4.0, 2.5  # us
+DRAM_SHARE = 0.97  # of the bandwidth that a copy reaches
+
+
+@dataclasses.dataclass
+class Device:
+    """What the model knows of a device. Bandwidth: GB/s that a copy reaches."""
+
+    name: str
+    sms: int
+    ghz: float
+    mma_clocks: float  # of an m16n8k16 with float32 sums, on one of an SM's four tensor cores
+    dram_gbps: float
+    sm_shared_kb: int
+    block_shared_kb: int
+
+
+# Measured: 636 TFLOP/s of mma.sync at 1.755 GHz, and copies.
+H100 = Device("H100", 132, 1.755, 6.0, 3000, 228, 227)
+H200 = Device("H200", 132, 1.755, 6.0, 4280, 228, 227)
+SLOWED = dataclasses.replace(H200, name="H200 with slowed tensor cores", mma_clocks=15,
+                             sm_shared_kb=100)
+# By its data sheet: 121 TFLOP/s dense at 2.04 GHz, 300 GB/s (a copy: about 0.9). Public FP16 matmuls
+# on an L4 reach 54.8 TFLOP/s at 1,024, 68.8 at 2,048 and 52 to 54 beyond. If a large one would
+# reach 95% of the peak, the clock under load is 2.04 * 53 / 121 / 0.95 = 0.94 GHz.
+L4 = Device("L4", 58, 2.04, 16, 270, 100, 99)
+L4_LOADED = dataclasses.replace(L4, name="L4 under load", ghz=0.94)
+
+SHAPES = ("mission", "canon_3", "b8", "32x8x512x64", "16x12x256x64", "long", "8x16x2048x64",
+          "8x12x77x32", "canon_1", "canon_1_causal", "prefill", "3x20/5x999x128",
+          "4x16x2048x96", "1x16x4096x256,causal", "decode1", "decode16", "decode64",
+          "1x32/8x32768x128,q=1", "4x32/8x8192x128,q=16", "1x32/8x32768x128,q=64")
+
+# Measured, us: cold L2, FP16, dense (notes/2026-11-25-sm80-streams-and-runs.md and
+# notes/2026-11-24-sm80-splits.md).
+MEASURED = {
+    "H100": {
+        "mission": 6.42, "canon_3": 8.27, "b8": 19.8, "32x8x512x64": 72.4, "16x12x256x64": 21.5,
+        "long": 31.9, "8x16x2048x64": 484, "8x12x77x32": 5.03, "4x8x512x64": 11.6,
+        "1x16x1024x64": 18.2, "6x20x100x64": 6.97, "canon_1": 423, "canon_1_causal": 223,
+        "3x20/5x999x128": 107, "4x16x2048x96": 313, "1x16x4096x256,causal": 513,
+        "2x8x512x128": 14.2, "4x8x512x128": 20.2, "1x8x2048x128": 69.1, "1x24x700x128": 25.6,
+        "16x32/8x8192x128,q=64": 483, "32x32/8x4096x128,q=256": 1831, "decode1": 11.3,
+        "decode16": 96.7, "decode64": 372, "64x32/8x4096x64,q=1": 186,
+        "256x32/8x1024x128,q=1": 374, "8x24/3x3001x96,q=1": 17.0, "1x32/8x32768x128,q=1": 50.5,
+        "4x32/8x8192x128,q=16": 65.4, "16x32/8x8192x128,q=16": 238},
+    "H200": {
+        "mission": 6.46, "canon_1": 412, "canon_1_causal": 220, "prefill": 1515,
+        "3x20/5x999x128": 106, "4x16x2048x96": 305, "1x16x4096x256,causal": 512, "decode1": 10.0,
+        "decode16": 73.1, "1x32/8x32768x128,q=1": 37.1, "1x32/8x131072x128,q=1": 128,
+        "4x32/8x8192x128,q=16": 53.6, "8x32/8x4096x128,q=16": 53.3,
+        "1x32/8x32768x128,q=64": 108},
+    # One block of canon_1's kernel an SM, as on an L4.
+    "H200 with slowed tensor cores": {"canon_1": 1083, "canon_1_causal": 601},
+}
+
+FLOAT16_KERNEL = re.compile(
+    r"\| sm80::AttendKernel<Config<half, (\d+), (\d+), float, half, \(BlockUse\)(\d)>, \d+ul>\s*"
+    r"\|\s*(\d+) \|\s*(\d+) \|\s*\d+ \|\s*(\d+) \|")
+
+
+def read_kernels(table):
+    """Returns {(head_dim, rows, use): (threads, registers, shared bytes)} of ptxas_sm_89.md."""
+    found = {}
+    for line in table.splitlines():
+        if match := FLOAT16_KERNEL.match(line):
+            head_dim, rows, use, *resources = map(int, match.groups())
+            found[head_dim, rows, use] = tuple(resources)
+    return found
+
+
+def read_plans(program, device, shapes):
+    """Returns {shape: what flashcore-kernel-plan prints of it} for a device."""
+    done = subprocess.run([program, f"--workers={device.sms}",
+                           f"--block_shared_kb={device.block_shared_kb}", *shapes],
+                          stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{program} ended with {done.returncode}")
+    return {plan["shape"]: plan for plan in map(json.loads, done.stdout.splitlines())}
+
+
+def places_on_sm(device, threads, registers, shared_bytes):
+    """Blocks that an SM holds at a time."""
+    by_registers = 65536 // (math.ceil(registers / 8) * 8 * threads)
+    by_shared = device.sm_shared_kb * 1024 // (shared_bytes + 1024)
+    return max(1, min(by_registers, by_shared))
+
+
+def tile_clocks(device, head_dim, launch):
+    """Clocks of a warp for a K/V tile, if it never waits."""
+    row_tiles, tokens = launch["row_tiles"], launch["tile_tokens"]
+    scores = tokens // 8 * (head_dim // 16)
+    output = (head_dim // 8 + 1) * (tokens // 16)  # and one column of ones
+    return (row_tiles * (scores + output) * device.mma_clocks + row_tiles * tokens / 2 * SCORE +
+            16 * row_tiles * head_dim * OUTPUT + TILE)
+
+
+def launch_time(device, head_dim, launch, kernels):
+    """Returns the time of a launch's blocks in us, and the blocks an SM."""
+    count = sum(number for _, number in launch["blocks"])
+    resources = kernels[head_dim, launch["rows"], launch["use"]]
+    places = min(places_on_sm(device, *resources), math.ceil(count / device.sms))
+    warps = places * launch["row_warps"] * launch["warp_groups"] / 4  # of a scheduler
+    clocks = tile_clocks(device, head_dim, launch) * places * (ALONE if warps < 2 else 1)
+    free_at = [0.0] * (device.sms * places)
+    for kv_rows, number in launch["blocks"]:
+        tiles = math.ceil(kv_rows / launch["tile_tokens"])
+        duration = tiles * launch["row_warps"] / 4 * clocks / device.ghz / 1000 + BLOCK
+        for _ in range(number):
+            heapq.heapreplace(free_at, free_at[0] + duration)
+    return max(free_at), places
+
+
+@dataclasses.dataclass
+class Prediction:
+    """us: time. bound: what limits it. kernels: rows of the tiles and blocks an SM."""
+
+    us: float
+    bound: str
+    kernels: str
+
+
+def predict(device, plan, kernels):
+    """Returns the Prediction of one plan."""
+    compute, names = 0, []
+    for launch in plan["launches"]:
+        time, places = launch_time(device, plan["head_dim"], launch, kernels)
+        compute += time
+        names.append(f"{launch['rows']}x{places}")
+    gbps = device.dram_gbps * DRAM_SHARE
+    memory = plan["bytes"] / gbps / 1000
+    partials = 2 * plan["partial_bytes"] / gbps / 1000 + (COMBINE if plan["combine"] else 0)
+    bound = "DRAM" if memory > compute else "blocks" if max(compute, memory) > LAUNCH else "launch"
+    return Prediction(LAUNCH + max(compute, memory) + partials, bound, "+".join(names))
+
+
+def check(program, kernels):
+    """Prints measured beside predicted, and the mean errors."""
+    for device in (H100, H200, SLOWED):
+        measured = MEASURED[device.name]
+        plans = read_plans(program, device, measured)
+        errors = []
+        print(f"{device.name + ', us':32} measured predicted")
+        for shape, us in measured.items():
+            predicted = predict(device, plans[shape], kernels).us
+            errors.append(abs(predicted / us - 1))
+            print(f"  {shape:30} {us:8g} {predicted:9.1f} {predicted / us - 1:+7.0%}")
+        print(f"  mean error {sum(errors) / len(errors):.1%}, largest {max(errors):.0%}")
+
+
+def main():
+    """Parses the command line, and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", help="path of flashcore-kernel-plan")
+    parser.add_argument("shapes", nargs="*", metavar="SHAPE", help="names, or as it takes them")
+    parser.add_argument("--check", action="store_true", help="compare with measured times")
+    args = parser.parse_args()
+    table = pathlib.Path(__file__).parents[1] / "ptxas_sm_89.md"
+    kernels = read_kernels(table.read_text(encoding="utf-8"))
+    if args.check:
+        check(args.program, kernels)
+        return
+    plans = read_plans(args.program, L4, args.shapes or SHAPES)
+    print("PREDICTED for an L4 (no FlashCore kernel was measured on one). us, TFLOP/s")
+    print(f"{'shape':26} {'tiles x an SM':14} {'bound':7} {'boost':>9} {'loaded':>9} {'TFLOP/s':>8}")
+    for shape, plan in plans.items():
+        boost, loaded = (predict(device, plan, kernels) for device in (L4, L4_LOADED))
+        print(f"{shape:26} {loaded.kernels:14} {loaded.bound:7} {boost.us:9.1f} {loaded.us:9.1f} "
+              f"{plan['flop'] / loaded.us / 1e6:8.1f}")
+
+
+if __name__ == "__main__":
+    main()
