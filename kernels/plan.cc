@@ -49,29 +49,41 @@ void PlanTile(const AttentionBatch& batch, const PlanOptions& options, const Til
   const int32_t splits = DivideUp(kv.end - kv.begin, split_rows);
   const int32_t parts = std::max(1, DivideUp(splits, item_splits));
 
+  // Written in place: a copy of what was just written in parts waits for it.
   for (int32_t head = 0; head < batch.geometry.num_kv_heads; ++head) {
     if (!HasSlice(batch, options, span, row_begin, head)) continue;
-    WorkItem item{span_index, head, row_begin, row_count};
-    item.tile_rows = tile_rows;
-    item.split_rows = split_rows;
+    int32_t partial_row = splits > 1 ? plan->partial_rows : -1;
+    const int32_t combine_index = parts > 1 ? static_cast<int32_t>(plan->combines.size()) : -1;
     if (parts > 1) {
-      item.combine = static_cast<int32_t>(plan->combines.size());
-      plan->combines.push_back(
-          {span_index, head, row_begin, row_count, plan->partial_rows, parts, item_splits});
-    }
-    if (splits > 1) item.partial_row = plan->partial_rows;
-    if (head == 0 || options.item_per_kv_head) {
-      item.kv_begin = kv.begin;
-      for (int32_t part = 0; part < parts; ++part) {
-        // Not beyond the end, which the largest integer is close to.
-        const int64_t item_rows = int64_t{split_rows} * item_splits;
-        item.kv_end = static_cast<int32_t>(std::min<int64_t>(kv.end, item.kv_begin + item_rows));
-        plan->items.push_back(item);
-        item.kv_begin = item.kv_end;
-        item.partial_row += row_count;
-      }
+      CombineItem& combine = plan->combines.emplace_back();
+      combine.span = span_index;
+      combine.kv_head = head;
+      combine.row_begin = row_begin;
+      combine.row_count = row_count;
+      combine.first_partial_row = partial_row;
+      combine.num_parts = parts;
+      combine.part_splits = item_splits;
     }
     if (splits > 1) plan->partial_rows += parts * row_count;
+    if (head > 0 && !options.item_per_kv_head) continue;
+    int32_t kv_begin = kv.begin;
+    for (int32_t part = 0; part < parts; ++part) {
+      WorkItem& item = plan->items.emplace_back();
+      item.span = span_index;
+      item.kv_head = head;
+      item.row_begin = row_begin;
+      item.row_count = row_count;
+      item.kv_begin = kv_begin;
+      // Not beyond the end, which the largest integer is close to.
+      const int64_t item_rows = int64_t{split_rows} * item_splits;
+      item.kv_end = static_cast<int32_t>(std::min<int64_t>(kv.end, kv_begin + item_rows));
+      item.split_rows = split_rows;
+      item.partial_row = partial_row;
+      item.combine = combine_index;
+      item.tile_rows = tile_rows;
+      kv_begin = item.kv_end;
+      partial_row += row_count;
+    }
   }
 }
 
@@ -123,7 +135,11 @@ class RunBudget {
   RunBudget(const AttentionBatch& batch, const PlanOptions& options, int32_t workers,
             const std::vector<int32_t>& split_rows)
       : options_(options), heads_(batch.geometry.num_kv_heads), group_(batch.geometry.group()) {
-    if (!options.has_runs) return;
+    bool any = false;
+    for (int32_t s = 0; s < batch.num_spans; ++s) {
+      any |= MayHaveRuns(batch.spans[s].query_rows * group_, split_rows[s]);
+    }
+    if (!any) return;
     int64_t all = 0, unsplit = 0, longest = 0;
     for (int32_t s = 0; s < batch.num_spans; ++s) {
       const int32_t rows = batch.spans[s].query_rows * group_;
@@ -139,7 +155,6 @@ class RunBudget {
         unsplit += work;
       }
     }
-    if (longest == 0) return;
     // All places of the workers take the longest run, round by round. If the runs of the last round
     // would leave an eighth of all rounds' time idle, splits fill it instead.
     const int64_t round = longest * workers * options.items_per_worker;
@@ -196,7 +211,7 @@ void SortItems(Plan* plan) {
     return;
   }
   std::vector<WorkItem>& planned = plan->scratch.items;
-  planned.assign(plan->items.begin(), plan->items.end());
+  planned.swap(plan->items);
   plan->items.clear();
   int64_t longest = 0;
   for (const WorkItem& item : planned) longest = std::max(longest, Cost(item));
@@ -443,7 +458,8 @@ void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t w
     const int32_t tile_rows = split_rows[s] == kUnsplit ? unsplit_tile_rows : options.tile_rows;
     const auto [row_begin, row_end] = RowsToPlan(batch, options, span);
     for (int32_t row = row_begin; row < row_end; row += tile_rows) {
-      Tile tile{s, tile_rows, split_rows[s], 1, row, std::min(tile_rows, rows - row)};
+      Tile tile{s,   std::min(tile_rows, rows),      split_rows[s], 1,
+                row, std::min(tile_rows, rows - row)};
       if (runs.Take(span, tile)) tile.item_splits = kRunSplits;
       PlanTile(batch, options, tile, plan);
     }

@@ -75,7 +75,7 @@ struct WorkItem {
   int32_t combine = -1;            // index in Plan::combines; -1: writes O and LSE
   int32_t first_cascade_span = 0;  // index in Plan::cascade_spans
   int32_t num_cascade_spans = 0;   // 0: not a cascade item; else at least 2, partial_row is unused
-  int32_t tile_rows = 0;           // of the span's tiles; its last tile may have fewer
+  int32_t tile_rows = 0;           // of the span's largest tile
 };
 
 // The packed rows of one span in a cascade item: all rows that the span has for the KV head.

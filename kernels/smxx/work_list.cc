@@ -9,27 +9,24 @@ namespace {
 // All tiles of a span have one kind, so that they run in one launch: the last has as many rows as
 // are left. Only spans with few rows in all get the smallest kind, whose kernel gives a row other
 // bits.
-int TileKind(const AttentionBatch& batch, int32_t group, const WorkItem& item) {
-  const int32_t rows = batch.spans[item.span].query_rows * group;
-  int kind = rows <= kCudaTileRows[0] ? 0 : 1;
-  while (kCudaTileRows[kind] < std::min(rows, item.tile_rows)) ++kind;
+int TileKind(const WorkItem& item) {
+  int kind = 0;
+  while (kCudaTileRows[kind] < item.tile_rows) ++kind;
   return kind;
 }
 
 bool IsRun(const WorkItem& item) { return item.kv_end - item.kv_begin > item.split_rows; }
 
 // Whether the item's tile has one more record, to be combined by a launch of its own.
-bool IsFirstToCombine(const AttentionBatch& batch, int32_t group, const Plan& plan,
-                      const WorkItem& item) {
-  return item.combine >= 0 && item.partial_row == plan.combines[item.combine].first_partial_row &&
-         TileKind(batch, group, item) > 0;
+bool IsFirstToCombine(const Plan& plan, const WorkItem& item) {
+  return TileKind(item) > 0 && item.combine >= 0 &&
+         item.partial_row == plan.combines[item.combine].first_partial_row;
 }
 
-int32_t CountCombines(const AttentionBatch& batch, const Plan& plan) {
-  const int32_t group = batch.geometry.group();
-  return static_cast<int32_t>(std::count_if(
-      plan.items.begin(), plan.items.end(),
-      [&](const WorkItem& item) { return IsFirstToCombine(batch, group, plan, item); }));
+int32_t CountCombines(const Plan& plan) {
+  return static_cast<int32_t>(
+      std::count_if(plan.items.begin(), plan.items.end(),
+                    [&](const WorkItem& item) { return IsFirstToCombine(plan, item); }));
 }
 
 WorkSpan MakeSpan(int32_t group, const Span& from) {
@@ -56,8 +53,10 @@ WorkSpan MakeSpan(int32_t group, const Span& from) {
   return span;
 }
 
-WorkTile MakeTile(int32_t group, const Span& span, const WorkItem& item, const Plan& plan) {
-  WorkTile tile = {};
+// Written in place: a copy of what was just written in parts waits for it.
+void MakeTile(int32_t group, const Span& span, const WorkItem& item, const Plan& plan,
+              WorkTile* to) {
+  WorkTile& tile = *new (to) WorkTile();
   tile.span = item.span;
   tile.row_begin = item.row_begin;
   tile.row_count = static_cast<int16_t>(item.row_count);
@@ -87,7 +86,6 @@ WorkTile MakeTile(int32_t group, const Span& span, const WorkItem& item, const P
     tile.first_partial_row = combine.first_partial_row;
     tile.combine = item.combine;
   }
-  return tile;
 }
 
 }  // namespace
@@ -99,7 +97,7 @@ RowDivider::RowDivider(int32_t by) : divisor(by), shift(0) {
 }
 
 size_t WorkListBytes(const AttentionBatch& batch, const Plan& plan) {
-  const size_t tiles = plan.items.size() + CountCombines(batch, plan);
+  const size_t tiles = plan.items.size() + CountCombines(plan);
   return batch.num_spans * sizeof(WorkSpan) + tiles * sizeof(WorkTile);
 }
 
@@ -111,10 +109,9 @@ size_t WorkListBytesInMemory(const AttentionBatch& batch, const Plan& plan) {
 WorkListView::WorkListView(const AttentionBatch& batch, const Plan& plan, void* work_list)
     : spans(static_cast<WorkSpan*>(work_list)) {
   std::array<int32_t, kCudaTileKinds> counts = {};
-  const int32_t group = batch.geometry.group();
   std::array<bool, kCudaTileKinds> has_runs = {};
   for (const WorkItem& item : plan.items) {
-    const int kind = TileKind(batch, group, item);
+    const int kind = TileKind(item);
     ++counts[kind];
     has_runs[kind] |= IsRun(item);
   }
@@ -123,7 +120,7 @@ WorkListView::WorkListView(const AttentionBatch& batch, const Plan& plan, void* 
     kinds[kind] = {tiles, counts[kind], has_runs[kind]};
     tiles += counts[kind];
   }
-  combines = {tiles, CountCombines(batch, plan), false};
+  combines = {tiles, CountCombines(plan), false};
 }
 
 void PackWorkList(const AttentionBatch& batch, const Plan& plan, std::byte* to) {
@@ -136,9 +133,9 @@ void PackWorkList(const AttentionBatch& batch, const Plan& plan, std::byte* to) 
   for (int kind = 0; kind < kCudaTileKinds; ++kind) next[kind] = view.kinds[kind].tiles;
   WorkTile* next_combine = view.combines.tiles;
   for (const WorkItem& item : plan.items) {
-    const WorkTile tile = MakeTile(group, batch.spans[item.span], item, plan);
-    new (next[TileKind(batch, group, item)]++) WorkTile(tile);
-    if (IsFirstToCombine(batch, group, plan, item)) new (next_combine++) WorkTile(tile);
+    WorkTile* const tile = next[TileKind(item)]++;
+    MakeTile(group, batch.spans[item.span], item, plan, tile);
+    if (IsFirstToCombine(plan, item)) new (next_combine++) WorkTile(*tile);
   }
 }
 

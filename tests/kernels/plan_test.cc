@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <random>
+#include <set>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -398,16 +399,19 @@ TEST(Plan, HalvesTilesWhereTheyAreDoneSooner) {
   }
 }
 
+// It has two arrays, between which the items are sorted.
 TEST(Plan, ReusesItsMemory) {
   const std::vector<Span> big = {MakeSpan(1000, 1000)};
   Plan plan;
-  MakePlan({{DType::kFloat16, 8, 8, 64}, big.data(), 1}, kOptions, 1, &plan);
-  const WorkItem* memory = plan.items.data();
-  MakePlan({{DType::kFloat16, 8, 8, 64}, nullptr, 0}, kOptions, 1, &plan);
-  EXPECT_TRUE(plan.items.empty());
-  EXPECT_EQ(plan.workspace_bytes, 0u);
-  MakePlan({{DType::kFloat16, 8, 8, 64}, big.data(), 1}, kOptions, 1, &plan);
-  EXPECT_EQ(plan.items.data(), memory);
+  std::set<const WorkItem*> memory;
+  for (int i = 0; i < 8; ++i) {
+    MakePlan({{DType::kFloat16, 8, 8, 64}, big.data(), 1}, kOptions, 1, &plan);
+    memory.insert(plan.items.data());
+    MakePlan({{DType::kFloat16, 8, 8, 64}, nullptr, 0}, kOptions, 1, &plan);
+    EXPECT_TRUE(plan.items.empty());
+    EXPECT_EQ(plan.workspace_bytes, 0u);
+  }
+  EXPECT_LE(memory.size(), 2u);
 }
 
 }  // namespace
