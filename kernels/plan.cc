@@ -155,6 +155,7 @@ class RunBudget {
         unsplit += work;
       }
     }
+    if (longest == 0) return;
     // All places of the workers take the longest run, round by round. If the runs of the last round
     // would leave an eighth of all rounds' time idle, splits fill it instead.
     const int64_t round = longest * workers * options.items_per_worker;
