@@ -12,6 +12,11 @@ int32_t DivideUp(int32_t a, int32_t b) {
   return a / b + (a % b != 0);  // NOLINT(clang-analyzer-core.DivideZero): b is a tile's rows
 }
 
+// Items that run at a time on all workers.
+int64_t Places(const PlanOptions& options, int32_t workers) {
+  return int64_t{workers} * std::max(1, options.items_per_worker);
+}
+
 // Whether the span's slices have KV head `head` of a tile that begins at `row_begin`.
 bool HasSlice(const AttentionBatch& batch, const PlanOptions& options, const Span& span,
               int32_t row_begin, int32_t head) {
@@ -35,15 +40,15 @@ struct Tile {
   int32_t span = 0;
   int32_t tile_rows = 0;  // as in WorkItem
   int32_t split_rows = 0;
-  int32_t item_splits = 1;
   int32_t row_begin = 0;
   int32_t row_count = 0;
+  int32_t item_splits = 1;
 };
 
 // Plans a tile for the KV heads of its span, as far as they are in its slices.
 void PlanTile(const AttentionBatch& batch, const PlanOptions& options, const Tile& tile,
               Plan* plan) {
-  const auto& [span_index, tile_rows, split_rows, item_splits, row_begin, row_count] = tile;
+  const auto& [span_index, tile_rows, split_rows, row_begin, row_count, item_splits] = tile;
   const Span& span = batch.spans[span_index];
   const KvRange kv = KvOfTile(span, batch.geometry.group(), row_begin, row_count);
   const int32_t splits = DivideUp(kv.end - kv.begin, split_rows);
@@ -110,7 +115,7 @@ int32_t UnsplitTileRows(const AttentionBatch& batch, const PlanOptions& options,
                         const std::vector<int32_t>& split_rows) {
   int32_t best = options.tile_rows;
   if (options.min_tile_rows == 0) return best;
-  const int64_t places = int64_t{workers} * std::max(1, options.items_per_worker);
+  const int64_t places = Places(options, workers);
   double least_time = std::numeric_limits<double>::infinity();
   for (int32_t rows = options.tile_rows; rows >= options.min_tile_rows; rows /= 2) {
     int64_t tiles = 0;
@@ -158,7 +163,7 @@ class RunBudget {
     if (longest == 0) return;
     // All places of the workers take the longest run, round by round. If the runs of the last round
     // would leave an eighth of all rounds' time idle, splits fill it instead.
-    const int64_t round = longest * workers * options.items_per_worker;
+    const int64_t round = longest * Places(options, workers);
     const int64_t rounds = all / round;
     const bool last_is_full = (all - rounds * round) * 8 >= round * (7 - rounds);
     left_ = (last_is_full ? all : rounds * round) - unsplit;
@@ -419,7 +424,7 @@ int32_t SplitRows(const Geometry& geometry, const Span& span, const PlanOptions&
   if (longest <= std::max(shortest, 0)) return kUnsplit;
   // As many tiles of the longest have as much work.
   const int64_t tiles = (all + longest - 1) / longest * geometry.num_kv_heads;
-  const int64_t places = int64_t{workers} * options.items_per_worker;
+  const int64_t places = Places(options, workers);
   const int32_t most_splits = DivideUp(longest, shortest);
   const int32_t cost = shortest / 4;  // of a split's partial results, in K/V rows
   int32_t best = kUnsplit;
@@ -459,8 +464,8 @@ void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t w
     const int32_t tile_rows = split_rows[s] == kUnsplit ? unsplit_tile_rows : options.tile_rows;
     const auto [row_begin, row_end] = RowsToPlan(batch, options, span);
     for (int32_t row = row_begin; row < row_end; row += tile_rows) {
-      Tile tile{s,   std::min(tile_rows, rows),      split_rows[s], 1,
-                row, std::min(tile_rows, rows - row)};
+      const int32_t row_count = std::min(tile_rows, rows - row);
+      Tile tile{s, std::min(tile_rows, rows), split_rows[s], row, row_count};
       if (runs.Take(span, tile)) tile.item_splits = kRunSplits;
       PlanTile(batch, options, tile, plan);
     }

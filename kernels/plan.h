@@ -71,11 +71,13 @@ struct WorkItem {
   int32_t kv_begin = 0;
   int32_t kv_end = 0;
   int32_t split_rows = 0;          // K/V rows of each of its splits; the last may have fewer
-  int32_t partial_row = -1;        // first row of its partial results; -1: it has one split
+  int32_t partial_row = -1;        // first row of its partial results; -1: its tile is not split
   int32_t combine = -1;            // index in Plan::combines; -1: writes O and LSE
   int32_t first_cascade_span = 0;  // index in Plan::cascade_spans
   int32_t num_cascade_spans = 0;   // 0: not a cascade item; else at least 2, partial_row is unused
   int32_t tile_rows = 0;           // of the span's largest tile
+
+  bool IsRun() const { return kv_end - kv_begin > split_rows; }
 };
 
 // The packed rows of one span in a cascade item: all rows that the span has for the KV head.

@@ -78,6 +78,10 @@ struct Sm80Block {
   int min_blocks = 1;   // blocks on an SM that the registers must allow
   // One K and one V buffer, each copied while the other is used, instead of stages.
   bool single_buffers = false;
+
+  // Whether its warps attend two streams in turn, and stash the first.
+  constexpr bool Stashes() const { return streams > warp_groups; }
+  constexpr bool MayHaveRuns() const { return single_buffers && streams == 1; }
 };
 
 // What a block is for, beside its rows.
@@ -122,6 +126,14 @@ constexpr Sm80Block Sm80BlockFor(int32_t tile_rows, int32_t head_dim,
     if (tile_rows == 32 && head_dim <= 64) block.min_blocks = 2;
   }
   return block;
+}
+
+// The use of the block for a launch, given the one for BlockUse::kSplit, whether the launch has
+// runs, and the shared memory that a block can have.
+constexpr BlockUse Sm80UseFor(const Sm80Block& split, bool has_runs, int32_t block_shared_bytes) {
+  if (has_runs && split.MayHaveRuns()) return BlockUse::kRun;
+  const bool is_small = block_shared_bytes < kLargeSharedBytes;
+  return is_small && split.Stashes() ? BlockUse::kSmallShared : BlockUse::kSplit;
 }
 
 namespace internal {

@@ -9,13 +9,6 @@ namespace {
 
 constexpr int64_t kColdL2s = 3;  // sizes of the L2 that cold sets have together
 
-std::string ParseCount(const std::string& text, int* count) {
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, *count);
-  if (error == std::errc() && stop == end && *count >= 1) return "";
-  return "'" + text + "' is not a positive integer";
-}
-
 template <class Enum>
 std::string ParseName(const std::string& name, std::initializer_list<Enum> choices, Enum* parsed) {
   std::string names;
@@ -71,6 +64,13 @@ std::string ParseFlag(const std::string& flag, const std::string& value, BenchOp
 }
 
 }  // namespace
+
+std::string ParseCount(const std::string& text, int* count) {
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, *count);
+  if (error == std::errc() && stop == end && *count >= 1) return "";
+  return "'" + text + "' is not a positive integer";
+}
 
 const char* Name(L2State state) { return state == L2State::kCold ? "cold" : "warm"; }
 

@@ -38,6 +38,9 @@ Exit status: 0; 1 if a shape failed, on a CUDA error and on a wrong command line
 // What a launch finds of its inputs in L2: nothing, or all.
 enum class L2State { kCold, kWarm };
 
+// Parses an integer of at least 1. Returns what is wrong; empty if nothing is.
+std::string ParseCount(const std::string& text, int* count);
+
 // "cold" or "warm".
 const char* Name(L2State state);
 

@@ -1,28 +1,27 @@
-// Prints how the CUDA kernels of head_dim and dtype would run a shape on a device, as a line of
-// JSON for each shape. Needs no GPU: l4_model.py predicts times from it.
+// Prints how the CUDA kernels would run a shape of FP16 on a device, as a line of JSON for each
+// shape. Needs no GPU: l4_model.py predicts times from it.
 //
 //   flashcore-kernel-plan --workers=58 --block_shared_kb=99 canon_1 1x8x512x64,causal
 //
-// {"shape": "canon_1", "head_dim": 128, "flop": F, "bytes": B, "partial_bytes": P, "combine":
-// false,
-//  "launches": [{"rows": 128, "use": 0, "row_tiles": 2, "row_warps": 4, "warp_groups": 1,
-//                "tile_tokens": 64, "blocks": [[2048, 1024]]}]}
+//   {"shape": "canon_1", "head_dim": 128, "flop": 137438953472, "bytes": 134217728,
+//    "partial_bytes": 0, "combine": false,
+//    "launches": [{"rows": 128, "use": 0, "row_tiles": 2, "row_warps": 4, "warp_groups": 1,
+//                  "tile_tokens": 64, "blocks": [[2048, 1024]]}]}
 //
 // A launch is for tiles of `rows` packed rows; `use` is the BlockUse of its kernel, the next four
 // are of Sm80Block. `blocks` has [K/V rows of a block, number of such blocks] in the order in which
 // they start. `bytes`: Q, K, V and O, once. `partial_bytes`: room for partial results. `combine`:
 // whether a launch of its own combines them.
-#include <algorithm>
-#include <charconv>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "kernels/bench/bench_options.h"
 #include "kernels/bench/shape.h"
+#include "kernels/registry.h"
 #include "kernels/smxx/work_list.h"
 #include "kernels/tile_config.h"
 #include "nlohmann/json.hpp"
@@ -34,14 +33,6 @@ struct Device {
   int32_t workers = 132;
   int32_t block_shared_kb = 227;
 };
-
-BlockUse UseOf(const Device& device, int32_t head_dim, int32_t rows, bool has_runs) {
-  if (has_runs) return BlockUse::kRun;
-  const Sm80Block block = Sm80BlockFor(rows, head_dim);
-  const bool stashes = block.streams > block.warp_groups;
-  return stashes && device.block_shared_kb * 1024 < kLargeSharedBytes ? BlockUse::kSmallShared
-                                                                      : BlockUse::kSplit;
-}
 
 nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
   const AttentionShape& attention = shape.attention;
@@ -65,7 +56,8 @@ nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
       blocks.back().second += attention.num_kv_heads;
     }
     const int32_t rows = kCudaTileRows[kind];
-    const BlockUse use = UseOf(device, attention.head_dim, rows, has_runs);
+    const BlockUse use =
+        Sm80UseFor(Sm80BlockFor(rows, attention.head_dim), has_runs, device.block_shared_kb * 1024);
     const Sm80Block block = Sm80BlockFor(rows, attention.head_dim, use);
     launches.push_back({{"rows", rows},
                         {"use", use},
@@ -89,15 +81,12 @@ nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
   std::exit(2);
 }
 
-// Whether `argument` is --name=VALUE; then sets the value.
-bool TakeFlag(std::string_view argument, std::string_view name, int32_t* value) {
-  if (argument.substr(0, name.size()) != name) return false;
-  const std::string_view text = argument.substr(name.size());
-  const char* const end = text.data() + text.size();
-  const auto parsed = std::from_chars(text.data(), end, *value);
-  if (parsed.ec != std::errc() || parsed.ptr != end || *value < 1) {
-    Fail(std::string(argument) + " is not a number of at least 1");
-  }
+// Whether `argument` is --name=COUNT; then sets the count.
+bool TakeFlag(const std::string& argument, const std::string& name, int32_t* count) {
+  const std::string flag = "--" + name + "=";
+  if (argument.compare(0, flag.size(), flag) != 0) return false;
+  const std::string wrong = ParseCount(argument.substr(flag.size()), count);
+  if (!wrong.empty()) Fail("--" + name + ": " + wrong);
   return true;
 }
 
@@ -105,15 +94,13 @@ int Main(int argc, char** argv) {
   Device device;
   std::vector<BenchShape> shapes;
   for (int i = 1; i < argc; ++i) {
-    if (TakeFlag(argv[i], "--workers=", &device.workers)) continue;
-    if (TakeFlag(argv[i], "--block_shared_kb=", &device.block_shared_kb)) continue;
+    if (TakeFlag(argv[i], "workers", &device.workers)) continue;
+    if (TakeFlag(argv[i], "block_shared_kb", &device.block_shared_kb)) continue;
     const std::string wrong = ParseShape(argv[i], &shapes.emplace_back());
     if (!wrong.empty()) Fail(wrong);
-    const auto& dims = {32, 64, 96, 128, 256};
-    const int32_t head_dim = shapes.back().attention.head_dim;
-    if (std::find(dims.begin(), dims.end(), head_dim) == dims.end()) {
-      Fail("no kernel has head_dim " + std::to_string(head_dim));
-    }
+    // CPU and CUDA kernels have the same head_dims.
+    const KernelSpec spec = SpecFor(shapes.back().attention, Arch::kCpu, Accumulate::kFloat32);
+    if (FindKernel(spec) == nullptr) Fail(ExplainMissing(spec));
   }
   if (shapes.empty()) {
     Fail("usage: flashcore-kernel-plan [--workers=SMS] [--block_shared_kb=KB] SHAPE...");

@@ -164,7 +164,7 @@ def predict(device, plan, kernels):
     gbps = device.dram_gbps * DRAM_SHARE
     memory = plan["bytes"] / gbps / 1000
     partials = 2 * plan["partial_bytes"] / gbps / 1000 + (COMBINE if plan["combine"] else 0)
-    bound = "DRAM" if memory > compute else "blocks" if max(compute, memory) > LAUNCH else "launch"
+    bound = "DRAM" if memory > compute else "blocks" if compute > LAUNCH else "launch"
     return Prediction(LAUNCH + max(compute, memory) + partials, bound, "+".join(names))
 
 

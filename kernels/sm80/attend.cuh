@@ -55,13 +55,15 @@ int LaunchTileRows(int32_t tile_rows, const LaunchTiles& tiles) {
   const auto launch = [&](auto rows) {
     constexpr int kRows = decltype(rows)::value;
     using Split = Config<Element, kHeadDim, kRows, Accum, KvElement>;
+    [[maybe_unused]] const BlockUse use =
+        Sm80UseFor(Split::kBlock, tiles.has_runs, tiles.block_shared_bytes);
     if constexpr (Split::kMayHaveRuns) {
       using Run = Config<Element, kHeadDim, kRows, Accum, KvElement, BlockUse::kRun>;
-      if (tiles.has_runs) return LaunchConfig<Run>(tiles);
+      if (use == BlockUse::kRun) return LaunchConfig<Run>(tiles);
     }
     if constexpr (Split::kStashes) {
       using Small = Config<Element, kHeadDim, kRows, Accum, KvElement, BlockUse::kSmallShared>;
-      if (tiles.block_shared_bytes < kLargeSharedBytes) return LaunchConfig<Small>(tiles);
+      if (use == BlockUse::kSmallShared) return LaunchConfig<Small>(tiles);
     }
     return LaunchConfig<Split>(tiles);
   };

@@ -76,10 +76,10 @@ struct Config {
   static constexpr int kSteps = kKvRowBytes / 32;
   static constexpr int kStepMmas = kFp8 ? 2 : 1;
   static constexpr bool kSingleBuffers = kBlock.single_buffers;
-  static constexpr bool kStashes = kStreams > kWarpGroups;  // attends two streams in turn
+  static constexpr bool kStashes = kBlock.Stashes();  // attends two streams in turn
   // Whether a block attends runs of splits, too. Those that do not are 2 to 4% faster.
   static constexpr bool kRuns = kUse == BlockUse::kRun;
-  static constexpr bool kMayHaveRuns = kSingleBuffers && kStreams == 1;
+  static constexpr bool kMayHaveRuns = kBlock.MayHaveRuns();
   // The same bytes in flight for E4M3.
   static constexpr int kStages = kSingleBuffers ? 1 : 2 * kStepMmas;
 

@@ -15,8 +15,6 @@ int TileKind(const WorkItem& item) {
   return kind;
 }
 
-bool IsRun(const WorkItem& item) { return item.kv_end - item.kv_begin > item.split_rows; }
-
 // Whether the item's tile has one more record, to be combined by a launch of its own.
 bool IsFirstToCombine(const Plan& plan, const WorkItem& item) {
   return TileKind(item) > 0 && item.combine >= 0 &&
@@ -113,7 +111,7 @@ WorkListView::WorkListView(const AttentionBatch& batch, const Plan& plan, void* 
   for (const WorkItem& item : plan.items) {
     const int kind = TileKind(item);
     ++counts[kind];
-    has_runs[kind] |= IsRun(item);
+    has_runs[kind] |= item.IsRun();
   }
   auto* tiles = reinterpret_cast<WorkTile*>(spans + batch.num_spans);
   for (int kind = 0; kind < kCudaTileKinds; ++kind) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "kernels/tile_config.h"
@@ -15,18 +16,10 @@
 namespace flashcore::kernels {
 namespace {
 
-bool IsRun(const WorkItem& item) { return item.kv_end - item.kv_begin > item.split_rows; }
-
-bool HasRuns(const Plan& plan) { return std::any_of(plan.items.begin(), plan.items.end(), IsRun); }
-
-struct Outputs {
-  std::vector<uint16_t> output;
-  std::vector<float> lse;
-
-  friend bool operator==(const Outputs& a, const Outputs& b) {
-    return a.output == b.output && a.lse == b.lse;
-  }
-};
+bool HasRuns(const Plan& plan) {
+  return std::any_of(plan.items.begin(), plan.items.end(),
+                     [](const WorkItem& item) { return item.IsRun(); });
+}
 
 class AttentionBlocksTest : public AttentionTest {
  protected:
@@ -39,29 +32,31 @@ class AttentionBlocksTest : public AttentionTest {
   }
 
   // O and LSE of all spans; poisons them for the next run.
-  static std::vector<Outputs> Take(Problem* problem) {
-    std::vector<Outputs> all;
+  static Problem::Outputs Take(Problem* problem) {
     for (int s = 0; s < problem->num_spans(); ++s) {
-      ProblemSpan& span = problem->span(s);
-      EXPECT_TRUE(span.PaddingIsUntouched());
-      all.push_back({span.Output(), span.Lse()});
-      span.PoisonOutputs();
+      EXPECT_TRUE(problem->span(s).PaddingIsUntouched());
     }
-    return all;
+    Problem::Outputs outputs = problem->outputs();
+    problem->PoisonOutputs();
+    return outputs;
+  }
+
+  static void ExpectSameBits(const Problem::Outputs& a, const Problem::Outputs& b) {
+    for (size_t s = 0; s < a.lse.size(); ++s) {
+      EXPECT_TRUE(a.output[s] == b.output[s]) << "O of span " << s;
+      EXPECT_TRUE(a.lse[s] == b.lse[s]) << "LSE of span " << s;
+    }
   }
 
   // Of a batch of these spans, planned for so many workers.
   void CheckRuns(const std::vector<SpanShape>& shapes, int32_t workers) {
     Problem problem(MakeGeometry(4, 2), shapes, &random_);
     EXPECT_EQ(HasRuns(Run(problem.batch(), workers)), GetParam().plan_options.has_runs);
-    const std::vector<Outputs> together = Take(&problem);
+    const Problem::Outputs together = Take(&problem);
     for (int s = 0; s < problem.num_spans(); ++s) {
       EXPECT_FALSE(HasRuns(Run(problem.batch_of(s), workers)));
     }
-    const std::vector<Outputs> alone = Take(&problem);
-    for (int s = 0; s < problem.num_spans(); ++s) {
-      EXPECT_TRUE(together[s] == alone[s]) << "span " << s;
-    }
+    ExpectSameBits(together, Take(&problem));
   }
 };
 
@@ -100,16 +95,15 @@ const std::vector<SpanShape> kUnsplitShapes = {
 TEST_P(AttentionBlocksTest, TilesOfAnySize) {
   Problem problem(MakeGeometry(4, 2), kUnsplitShapes, &random_);
   std::set<int32_t> tile_rows;
-  std::vector<Outputs> first;
+  Problem::Outputs first;
   for (int32_t workers : {1, 45, 10000}) {
     const Plan plan = Run(problem.batch(), workers);
     EXPECT_TRUE(plan.combines.empty());
     for (const WorkItem& item : plan.items) tile_rows.insert(item.tile_rows);
-    const std::vector<Outputs> outputs = Take(&problem);
-    if (first.empty()) first = outputs;
-    for (size_t s = 0; s < first.size(); ++s) {
-      EXPECT_TRUE(outputs[s] == first[s]) << "span " << s << ", " << workers << " workers";
-    }
+    const Problem::Outputs outputs = Take(&problem);
+    if (first.lse.empty()) first = outputs;
+    SCOPED_TRACE(std::to_string(workers) + " workers");
+    ExpectSameBits(outputs, first);
   }
   const PlanOptions& options = GetParam().plan_options;
   EXPECT_EQ(*tile_rows.begin(), options.min_tile_rows);
@@ -119,22 +113,17 @@ TEST_P(AttentionBlocksTest, TilesOfAnySize) {
 TEST_P(AttentionBlocksTest, LittleSharedMemory) {
   Problem problem(MakeGeometry(4, 2), kUnsplitShapes, &random_);
   Run(problem.batch(), 1);
-  const std::vector<Outputs> large = Take(&problem);
+  const Problem::Outputs large = Take(&problem);
   Run(problem.batch(), 1, 99 * 1024);
-  const std::vector<Outputs> small = Take(&problem);
-  for (size_t s = 0; s < large.size(); ++s) EXPECT_TRUE(large[s] == small[s]) << "span " << s;
+  ExpectSameBits(large, Take(&problem));
 }
 
-std::vector<Kernel> CudaKernels() {
-  std::vector<Kernel> kernels;
-  for (const Kernel& kernel : AllKernels()) {
-    if (kernel.spec.arch != Arch::kCpu) kernels.push_back(kernel);
-  }
-  return kernels;
-}
-
+// A build without CUDA has none.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AttentionBlocksTest);
-INSTANTIATE_TEST_SUITE_P(Kernels, AttentionBlocksTest, testing::ValuesIn(CudaKernels()),
+INSTANTIATE_TEST_SUITE_P(Kernels, AttentionBlocksTest,
+                         testing::ValuesIn(KernelsWhere([](const KernelSpec& spec) {
+                           return spec.arch != Arch::kCpu;
+                         })),
                          testing::PrintToStringParamName());
 
 }  // namespace

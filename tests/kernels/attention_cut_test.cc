@@ -14,12 +14,6 @@
 namespace flashcore::kernels {
 namespace {
 
-// Outputs of all spans, [spans].
-struct Outputs {
-  std::vector<std::vector<uint16_t>> output;
-  std::vector<std::vector<float>> lse;
-};
-
 class AttentionCutTest : public AttentionTest {
  protected:
   int32_t Below(int32_t n) { return static_cast<int32_t>(random_() % n); }
@@ -40,27 +34,14 @@ class AttentionCutTest : public AttentionTest {
     return shapes;
   }
 
-  static void Poison(Problem* problem) {
-    for (int s = 0; s < problem->num_spans(); ++s) problem->span(s).PoisonOutputs();
-  }
-
-  static Outputs OutputsOf(Problem* problem) {
-    Outputs outputs;
-    for (int s = 0; s < problem->num_spans(); ++s) {
-      outputs.output.push_back(problem->span(s).Output());
-      outputs.lse.push_back(problem->span(s).Lse());
-    }
-    return outputs;
-  }
-
   // Runs one part on poisoned outputs. Moves what it wrote to `*all`, where nothing may be yet.
-  void RunPart(const BatchPart& part, Problem* problem, Outputs* all) {
-    Poison(problem);
+  void RunPart(const BatchPart& part, Problem* problem, Problem::Outputs* all) {
+    problem->PoisonOutputs();
     const AttentionBatch whole = problem->batch();
     std::vector<Span> spans(whole.spans, whole.spans + whole.num_spans);
     for (int32_t s = 0; s < whole.num_spans; ++s) spans[s].slices = part.SlicesOf(s);
     Run({whole.geometry, spans.data(), whole.num_spans}, 1 + Below(2));
-    const Outputs outputs = OutputsOf(problem);
+    const Problem::Outputs outputs = problem->outputs();
     const size_t head_dim = static_cast<size_t>(whole.geometry.head_dim);
     for (size_t s = 0; s < outputs.lse.size(); ++s) {
       EXPECT_TRUE(problem->span(static_cast<int>(s)).PaddingIsUntouched());
@@ -83,9 +64,9 @@ TEST_P(AttentionCutTest, PartsHaveTheBitsOfOneLaunch) {
     const std::vector<int64_t> targets = Targets();
     const ScopedTarget scoped(targets[trial % targets.size()]);
     Run(problem.batch());
-    const Outputs want = OutputsOf(&problem);
-    Poison(&problem);
-    Outputs got = OutputsOf(&problem);
+    const Problem::Outputs want = problem.outputs();
+    problem.PoisonOutputs();
+    Problem::Outputs got = problem.outputs();
     const double flop = std::pow(10, 4 + Below(4));
     std::vector<BatchPart> parts = CutBatch(problem.batch(), options, 1, {flop, 1});
     most = std::max(most, parts.size());

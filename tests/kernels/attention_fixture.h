@@ -22,6 +22,16 @@ namespace flashcore::kernels {
 // How GoogleTest names a kernel in its messages.
 void PrintTo(const Kernel& kernel, std::ostream* out);
 
+// The kernels of the registry whose spec is as asked.
+template <class IsAsked>
+std::vector<Kernel> KernelsWhere(const IsAsked& is_asked) {
+  std::vector<Kernel> kernels;
+  for (const Kernel& kernel : AllKernels()) {
+    if (is_asked(kernel.spec)) kernels.push_back(kernel);
+  }
+  return kernels;
+}
+
 // CpuSimdTargets(), computed once.
 const std::vector<int64_t>& SimdTargets();
 

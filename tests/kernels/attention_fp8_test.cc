@@ -183,17 +183,12 @@ TEST_P(AttentionFp8Test, ErrorAgainstUnquantisedKv) {
   }
 }
 
-std::vector<Kernel> Fp8Kernels() {
-  std::vector<Kernel> kernels;
-  for (const Kernel& kernel : AllKernels()) {
-    if (kernel.spec.kv_dtype == KvDType::kFloat8E4M3) kernels.push_back(kernel);
-  }
-  return kernels;
-}
-
 // A build without CUDA has no kernel that reads FP8.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AttentionFp8Test);
-INSTANTIATE_TEST_SUITE_P(Kernels, AttentionFp8Test, testing::ValuesIn(Fp8Kernels()),
+INSTANTIATE_TEST_SUITE_P(Kernels, AttentionFp8Test,
+                         testing::ValuesIn(KernelsWhere([](const KernelSpec& spec) {
+                           return spec.kv_dtype == KvDType::kFloat8E4M3;
+                         })),
                          testing::PrintToStringParamName());
 
 }  // namespace

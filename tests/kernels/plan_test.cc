@@ -318,10 +318,9 @@ std::vector<Split> SplitsOf(const Plan& plan, int span) {
   return splits;
 }
 
-bool IsRun(const WorkItem& item) { return item.kv_end - item.kv_begin > item.split_rows; }
-
 int CountRuns(const Plan& plan) {
-  return static_cast<int>(std::count_if(plan.items.begin(), plan.items.end(), IsRun));
+  return static_cast<int>(std::count_if(plan.items.begin(), plan.items.end(),
+                                        [](const WorkItem& item) { return item.IsRun(); }));
 }
 
 TEST(Plan, ASpansSplitsDoNotDependOnOtherSpans) {

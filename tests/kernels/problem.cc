@@ -245,4 +245,17 @@ AttentionBatch Problem::batch_of(int span) {
   return {geometry_, views_.data(), 1};
 }
 
+void Problem::PoisonOutputs() {
+  for (const auto& span : spans_) span->PoisonOutputs();
+}
+
+Problem::Outputs Problem::outputs() const {
+  Outputs outputs;
+  for (const auto& span : spans_) {
+    outputs.output.push_back(span->Output());
+    outputs.lse.push_back(span->Lse());
+  }
+  return outputs;
+}
+
 }  // namespace flashcore::kernels

@@ -90,6 +90,12 @@ class ProblemSpan {
 // A batch of ProblemSpans. Movable, not copyable.
 class Problem {
  public:
+  // O and LSE of all spans: [spans].
+  struct Outputs {
+    std::vector<std::vector<uint16_t>> output;
+    std::vector<std::vector<float>> lse;
+  };
+
   Problem(const Geometry& geometry, const std::vector<SpanShape>& shapes, std::mt19937_64* random);
 
   AttentionBatch batch();
@@ -97,6 +103,9 @@ class Problem {
   ProblemSpan& span(int index) { return *spans_[index]; }
   int num_spans() const { return static_cast<int>(spans_.size()); }
   const Geometry& geometry() const { return geometry_; }
+
+  void PoisonOutputs();
+  Outputs outputs() const;
 
  private:
   Geometry geometry_;
