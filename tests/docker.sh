@@ -111,6 +111,10 @@ done
 ((in_flight > 0)) || die "no request arrived"
 podman stop --time 40 "$name" >/dev/null
 code=$(podman inspect "$name" --format '{{.State.ExitCode}}')
-[[ $code == 0 ]] || { podman logs "$name" >&2; die "stopped under load, it exited with $code"; }
-podman logs "$name" 2>&1 | tail -n 1 | grep '"msg":"drained"' || die "the log does not end with the drain"
+podman logs "$name" >"$work/log" 2>&1
+die_with_log() { tail -n 50 "$work/log" >&2; die "$1"; }
+[[ $code == 0 ]] || die_with_log "stopped under load, it exited with $code"
+# Not always the last record: clients that go on calling are refused until the connections close.
+grep '"msg":"drained"' "$work/log" || die_with_log "the log has no drain"
+! grep '"level":"error"' "$work/log" || die_with_log "the log has errors"
 echo "stopped with $in_flight requests in flight: exit status 0"
