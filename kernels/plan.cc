@@ -1,6 +1,7 @@
 #include "kernels/plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <tuple>
 #include <utility>
@@ -105,26 +106,37 @@ std::pair<int32_t, int32_t> RowsToPlan(const AttentionBatch& batch, const PlanOp
           static_cast<int32_t>(std::min(rows, end * options.tile_rows))};
 }
 
-// Time of a row in a tile of `rows`, relative to one of 128: fewer rows share a copy of K and V.
+// Time of a row in a block of `rows`, relative to one of 128: fewer rows share a copy of K and V.
 // Measured on an H100: 64 rows 1.07 at head_dim 64 and 1.0 to 1.15 at 128, 32 rows 1.4 to 1.6.
 double TimeOfARow(int32_t rows) { return rows >= 128 ? 1 : rows >= 64 ? 8.0 / 7 : 1.5; }
 
+// Rows of the block that attends a span of span_rows in tiles of tile_rows.
+int32_t BlockRows(int32_t tile_rows, int32_t span_rows) {
+  int32_t rows = tile_rows;
+  while (rows / 2 >= kLeastTileRows && rows / 2 >= span_rows) rows /= 2;
+  return rows;
+}
+
 // Tile size for the spans that are not split: the one with which the workers' places are done
-// first.
+// first. Places are filled in rounds of the longest tile.
 int32_t UnsplitTileRows(const AttentionBatch& batch, const PlanOptions& options, int32_t workers,
                         const std::vector<int32_t>& split_rows) {
   int32_t best = options.tile_rows;
-  if (options.min_tile_rows == 0) return best;
-  const int64_t places = Places(options, workers);
+  if (!options.halves_tiles) return best;
+  const auto places = static_cast<double>(Places(options, workers));
   double least_time = std::numeric_limits<double>::infinity();
-  for (int32_t rows = options.tile_rows; rows >= options.min_tile_rows; rows /= 2) {
-    int64_t tiles = 0;
+  for (int32_t rows = options.tile_rows; rows >= kLeastTileRows; rows /= 2) {
+    double all = 0, longest = 0;
     for (int32_t s = 0; s < batch.num_spans; ++s) {
       if (split_rows[s] != kUnsplit) continue;
-      tiles += DivideUp(batch.spans[s].query_rows * batch.geometry.group(), rows);
+      const int32_t span_rows = batch.spans[s].query_rows * batch.geometry.group();
+      const int32_t block_rows = BlockRows(rows, span_rows);
+      const double time = block_rows * TimeOfARow(block_rows);
+      all += time * DivideUp(span_rows, rows) * batch.geometry.num_kv_heads;
+      if (span_rows > 0) longest = std::max(longest, time);
     }
-    const int64_t rounds = (tiles * batch.geometry.num_kv_heads + places - 1) / places;
-    const double time = static_cast<double>(rounds) * rows * TimeOfARow(rows);
+    if (longest == 0) return best;
+    const double time = std::ceil(all / (places * longest)) * longest;
     if (time < least_time) {
       least_time = time;
       best = rows;
@@ -428,14 +440,26 @@ int32_t SplitRows(const Geometry& geometry, const Span& span, const PlanOptions&
   const int32_t most_splits = DivideUp(longest, shortest);
   const int32_t cost = shortest / 4;  // of a split's partial results, in K/V rows
   int32_t best = kUnsplit;
-  int64_t least_time = (tiles + places - 1) / places * longest;
+  // Time of the span without splits, in K/V rows of its largest tile.
+  const auto unsplit_time = [&](int64_t num_tiles, double share) {
+    const int64_t rounds = (num_tiles + places - 1) / places;
+    return static_cast<double>(rounds * longest) * share;
+  };
+  double least_time = unsplit_time(tiles, 1);
+  // Smaller tiles read K/V more often.
+  const int32_t largest_rows = BlockRows(options.tile_rows, rows);
+  for (int32_t tile_rows = largest_rows / 2; tile_rows >= kLeastTileRows; tile_rows /= 2) {
+    const double share =
+        tile_rows * TimeOfARow(tile_rows) / (largest_rows * TimeOfARow(largest_rows));
+    least_time = std::min(least_time, unsplit_time(tiles * (largest_rows / tile_rows), share));
+  }
   for (int64_t waves = 1; waves <= kMaxWaves; ++waves) {
     const auto in_waves =
         static_cast<int32_t>(std::min<int64_t>(most_splits, waves * places / tiles));
     if (in_waves <= 1) continue;
     const int32_t units = DivideUp(DivideUp(longest, in_waves), options.split_kv_rows);
     const int32_t split_rows = std::max(shortest, units * options.split_kv_rows);
-    const int64_t time = waves * (int64_t{split_rows} + cost);
+    const auto time = static_cast<double>(waves * (int64_t{split_rows} + cost));
     if (time >= least_time) continue;
     least_time = time;
     best = split_rows;

@@ -38,7 +38,7 @@
 // Output bits do not depend on the other spans of a batch: a span's splits follow from that span
 // alone (its query and K/V rows, mask, heads and head_dim) and from the device (SplitRows). So does
 // its tile, except where the kernel gives a row the same bits in every allowed tile
-// (PlanOptions::min_tile_rows). A cascade item leaves the partial rows of each span as they are
+// (PlanOptions::halves_tiles). A cascade item leaves the partial rows of each span as they are
 // without it, and a run the sums. Other spans change only the order of the items, which spans' rows
 // an item serves, and whether it is a split or a run.
 // A plan of some slices of a span (Span::slices) has the items that the plan of the whole span has
@@ -100,6 +100,8 @@ struct CombineItem {
   int32_t part_splits = 1;  // splits of each item but the last: kRunSplits if they are runs
 };
 
+inline constexpr int32_t kLeastTileRows = 32;
+
 // Splits of a run. CUDA kernels add the partial results of a tile run by run, with runs or without.
 inline constexpr int32_t kRunSplits = 8;
 
@@ -109,10 +111,10 @@ struct PlanOptions {
   int32_t split_kv_rows = 512;  // K/V rows of the shortest split; a multiple of kPageTokens
   int32_t split_max_rows = 16;  // a span with more packed rows per KV head is not split
   int32_t cascade_rows = 0;     // largest cascade item, packed rows; 0: no cascade
-  // Tiles of spans that are not split are halved, down to this, while that lets all workers share
-  // the work better. Only for kernels that give a row the same bits in all of these tiles. 0: never
-  // halved.
-  int32_t min_tile_rows = 0;
+  // Tiles of spans that are not split are halved, down to kLeastTileRows, while that lets all
+  // workers share the work better. Only for kernels that give a row the same bits in all of these
+  // tiles.
+  bool halves_tiles = false;
   // false: items exist for KV head 0 only, and the kernel runs each of them for every KV head.
   // Combines and partial rows exist for every KV head. There are no cascade items.
   bool item_per_kv_head = true;
@@ -164,9 +166,10 @@ void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t w
 
 // K/V rows of each split of a span; the last of a tile may have fewer. kUnsplit: the span has none.
 // `workers` is that of MakePlan, and only counts if options.items_per_worker does. Splits are as
-// short as the span needs to keep all workers busy if it is alone, but not so short that writing
-// and combining partial results takes much of the time of a batch that fills the device without
-// splits. The more packed rows read a K/V row, the longer is the shortest split.
+// short as the span needs to keep all workers busy if it is alone, and smaller tiles would not, but
+// not so short that writing and combining partial results takes much of the time of a batch that
+// fills the device without splits. The more packed rows read a K/V row, the longer is the shortest
+// split.
 int32_t SplitRows(const Geometry& geometry, const Span& span, const PlanOptions& options,
                   int32_t workers);
 inline constexpr int32_t kUnsplit = std::numeric_limits<int32_t>::max();

@@ -12,35 +12,44 @@
 namespace flashcore::kernels {
 namespace {
 
-PlanOptions CpuPlanFor(int32_t) { return CpuPlan(); }
+PlanOptions PlanFor(const KernelSpec& spec) {
+  if (spec.arch == Arch::kCpu) return CpuPlan();
+  const SharedSize shared = spec.arch == Arch::kSm89 ? SharedSize::kSmall : SharedSize::kLarge;
+  return spec.kv_dtype == KvDType::kFloat8E4M3 ? Sm80Fp8Plan(spec.head_dim, shared)
+                                               : Sm80Plan(spec.head_dim, shared);
+}
 
-// Appends the kernels of one launcher: `spec` with each of `head_dims`.
-void Add(KernelSpec spec, Launcher launch, PlanOptions (*plan_for)(int32_t head_dim),
-         std::initializer_list<int32_t> head_dims, std::vector<Kernel>* kernels) {
+// Appends kernels of one launcher: `spec` with each of `head_dims`.
+void Add(KernelSpec spec, Launcher launcher, std::initializer_list<int32_t> head_dims,
+         std::vector<Kernel>* kernels) {
   for (const int32_t head_dim : head_dims) {
     spec.head_dim = head_dim;
-    kernels->push_back({spec, launch, plan_for(head_dim)});
+    kernels->push_back({spec, launcher, PlanFor(spec)});
   }
 }
 
 std::vector<Kernel> MakeKernels() {
   constexpr DType kF16 = DType::kFloat16, kBF16 = DType::kBFloat16;
   std::vector<Kernel> kernels;
-  Add({Arch::kCpu, kF16}, LaunchAttentionCpu, CpuPlanFor, {32, 64, 96, 128, 256}, &kernels);
-  Add({Arch::kCpu, kBF16}, LaunchAttentionCpu, CpuPlanFor, {32, 64, 96, 128, 256}, &kernels);
+  Add({Arch::kCpu, kF16}, LaunchAttentionCpu, {32, 64, 96, 128, 256}, &kernels);
+  Add({Arch::kCpu, kBF16}, LaunchAttentionCpu, {32, 64, 96, 128, 256}, &kernels);
 #ifdef FLASHCORE_HAVE_CUDA
   constexpr Accumulate kF32Sums = Accumulate::kFloat32, kF16Sums = Accumulate::kFloat16;
-  Add({Arch::kSm80, kF16}, LaunchAttentionSm80, Sm80Plan, {32, 64, 96, 128, 256}, &kernels);
-  Add({Arch::kSm80, kBF16}, LaunchAttentionSm80, Sm80Plan, {32, 64, 96, 128, 256}, &kernels);
-  Add({Arch::kSm80, kF16, 0, kF16Sums}, LaunchAttentionSm80Float16, Sm80Plan,
-      {32, 64, 96, 128, 256}, &kernels);
-  Add({Arch::kSm80, kF16, 0, kF32Sums, KvDType::kFloat8E4M3}, LaunchAttentionSm80, Sm80Fp8Plan,
-      {64, 128}, &kernels);
+  for (const Arch arch : {Arch::kSm80, Arch::kSm89}) {
+    Add({arch, kF16}, LaunchAttentionSm80, {32, 64, 96, 128, 256}, &kernels);
+    Add({arch, kBF16}, LaunchAttentionSm80, {32, 64, 96, 128, 256}, &kernels);
+    Add({arch, kF16, 0, kF16Sums}, LaunchAttentionSm80, {32, 64, 96, 128, 256}, &kernels);
+    Add({arch, kF16, 0, kF32Sums, KvDType::kFloat8E4M3}, LaunchAttentionSm80, {64, 128}, &kernels);
+  }
 #endif
   return kernels;
 }
 
 }  // namespace
+
+Arch ArchOf(size_t block_shared_bytes) {
+  return block_shared_bytes < kLargeSharedBytes ? Arch::kSm89 : Arch::kSm80;
+}
 
 const std::vector<Kernel>& AllKernels() {
   static const std::vector<Kernel>* const kKernels = new std::vector<Kernel>(MakeKernels());
@@ -86,7 +95,17 @@ std::string ExplainMissing(const KernelSpec& asked) {
   return reason.empty() ? "nothing is missing" : reason;
 }
 
-const char* Name(Arch arch) { return arch == Arch::kCpu ? "cpu" : "sm80"; }
+const char* Name(Arch arch) {
+  switch (arch) {
+    case Arch::kCpu:
+      return "cpu";
+    case Arch::kSm80:
+      return "sm80";
+    case Arch::kSm89:
+      return "sm89";
+  }
+  return "unknown";
+}
 
 const char* Name(DType dtype) { return dtype == DType::kFloat16 ? "float16" : "bfloat16"; }
 

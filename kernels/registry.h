@@ -13,10 +13,15 @@
 
 namespace flashcore::kernels {
 
+class Branches;    // kernels/smxx/branches.h
 class ThreadPool;  // kernels/cpu/thread_pool.h
 
-// Kernel family.
-enum class Arch : uint8_t { kCpu, kSm80 };
+// Kernel family, or what it is for a kind of device.
+enum class Arch : uint8_t {
+  kCpu,
+  kSm80,  // CUDA devices whose blocks have kLargeSharedBytes (tile_config.h): sm_80, sm_90
+  kSm89,  // the same kernels in the blocks for devices that have less: sm_86, sm_89
+};
 
 // Identifies a kernel. Every kernel supports dense and paged K/V, every mask, and LSE.
 struct KernelSpec {
@@ -40,19 +45,29 @@ struct LaunchContext {
   // CUDA kernels: the splits of each of Plan::combines that have finished, in device memory. 0
   // before the launch and after it.
   int32_t* finished = nullptr;
-  // CUDA kernels: bytes of shared memory that a block can have on this device.
-  int32_t block_shared_bytes = 0;
+  // CUDA kernels: streams for kernels of one launch that run side by side, of no other launch that
+  // may run at the same time.
+  const Branches* branches = nullptr;
 };
 
-// Runs `batch` as planned. A CPU kernel has completed on return. Returns 0, or the cudaError_t of a
-// failed launch.
-using Launcher = int (*)(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx);
+// Kernel::Launch of a family, for the row of the registry with this spec.
+using Launcher = int (*)(const KernelSpec& spec, const AttentionBatch& batch, const Plan& plan,
+                         const LaunchContext& ctx);
 
 struct Kernel {
+  // Runs `batch` as planned. A CPU kernel has completed on return. Returns 0, or the cudaError_t of
+  // a failed launch.
+  int Launch(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx) const {
+    return launcher(spec, batch, plan, ctx);
+  }
+
   KernelSpec spec;
-  Launcher launch;
+  Launcher launcher;
   PlanOptions plan_options;
 };
+
+// The family for a CUDA device whose blocks can have so much shared memory.
+Arch ArchOf(size_t block_shared_bytes);
 
 // Every kernel of this build, in a fixed order.
 const std::vector<Kernel>& AllKernels();
@@ -64,7 +79,8 @@ const Kernel* FindKernel(const KernelSpec& asked);
 // fields before it ("head_dim 80 is not one of 32, 64, 96, 128, 256").
 std::string ExplainMissing(const KernelSpec& asked);
 
-// "cpu", "sm80"; "float16", "bfloat16"; "same_as_query", "float8_e4m3"; "float32", "float16".
+// "cpu", "sm80", "sm89"; "float16", "bfloat16"; "same_as_query", "float8_e4m3"; "float32",
+// "float16".
 const char* Name(Arch arch);
 const char* Name(DType dtype);
 const char* Name(KvDType kv_dtype);

@@ -2,8 +2,10 @@
 #ifndef FLASHCORE_KERNELS_TILE_CONFIG_H_
 #define FLASHCORE_KERNELS_TILE_CONFIG_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <tuple>
 
 #include "kernels/attention.h"
 #include "kernels/plan.h"
@@ -40,13 +42,22 @@ inline constexpr int32_t kCudaTileRows[] = {16, 32, 64, 128};
 inline constexpr int kCudaTileKinds = 4;
 inline constexpr int32_t kCudaMaxTileRows = kCudaTileRows[kCudaTileKinds - 1];
 
-constexpr PlanOptions Sm80Plan(int32_t head_dim) {
+// Shared memory of a device's SMs.
+enum class SharedSize : uint8_t {
+  kLarge,  // 164 KB or more, kLargeSharedBytes or more of it for a block: sm_80, sm_90
+  kSmall,  // 100 KB, 99 KB of it for a block: sm_86, sm_89
+};
+inline constexpr size_t kLargeSharedBytes = 163 * 1024;
+
+constexpr PlanOptions Sm80Plan(int32_t head_dim, SharedSize shared = SharedSize::kLarge) {
   PlanOptions plan;
   // Warps of 32 rows read K and V from shared memory half as often as warps of 16, and those reads
-  // are the limit of warps of 16. Above head_dim 128 the output of 32 rows needs all registers.
-  plan.tile_rows = head_dim <= 128 ? 128 : 64;
-  // 8 heads of 512 rows are 128 blocks.
-  plan.min_tile_rows = 32;
+  // are the limit of warps of 16. Above head_dim 128 the output of 32 rows needs all registers, and
+  // at 128 two blocks of them need more shared memory than is always there. On an H100 with tensor
+  // cores slowed to an L4's rate, two blocks of 64 rows are 18% faster than one of 128, and than
+  // one of 128 with warps of 16 rows by 3%.
+  plan.tile_rows = head_dim <= (shared == SharedSize::kLarge ? 128 : 96) ? 128 : 64;
+  plan.halves_tiles = true;
   // 64 KB of K: a decode of 8 KV heads over 4096 rows of 128 becomes 128 blocks. Half as many split
   // rows cost 6% of the bandwidth of a large decode, twice as many 8% of the time of a single one.
   plan.split_kv_rows = head_dim <= 64 ? 512 : 256;
@@ -62,9 +73,9 @@ constexpr PlanOptions Sm80Plan(int32_t head_dim) {
 
 // With E4M3 K/V, which needs more registers for its conversion to float16: at head_dim 128, tiles
 // of 128 rows do not fit in 255.
-constexpr PlanOptions Sm80Fp8Plan(int32_t head_dim) {
-  PlanOptions plan = Sm80Plan(head_dim <= 64 ? head_dim : 256);
-  plan.has_runs = false;  // its largest tile has no block with single buffers
+constexpr PlanOptions Sm80Fp8Plan(int32_t head_dim, SharedSize shared = SharedSize::kLarge) {
+  PlanOptions plan = Sm80Plan(head_dim <= 64 ? head_dim : 256, shared);
+  plan.has_runs = false;  // there are no kernels for them
   return plan;
 }
 
@@ -81,23 +92,20 @@ struct Sm80Block {
 
   // Whether its warps attend two streams in turn, and stash the first.
   constexpr bool Stashes() const { return streams > warp_groups; }
-  constexpr bool MayHaveRuns() const { return single_buffers && streams == 1; }
-};
 
-// What a block is for, beside its rows.
-enum class BlockUse {
-  kSplit,        // one split of a tile or all of it
-  kRun,          // runs of splits, too
-  kSmallShared,  // as kSplit, on devices whose blocks have less than kLargeSharedBytes
+  constexpr bool operator==(const Sm80Block& other) const {
+    const auto fields = [](const Sm80Block& b) {
+      return std::tie(b.row_tiles, b.row_warps, b.streams, b.warp_groups, b.tile_tokens,
+                      b.min_blocks, b.single_buffers);
+    };
+    return fields(*this) == fields(other);
+  }
 };
-
-// Shared memory that a block can have: this or more on sm_80 and sm_90, 99 KB on sm_86 and sm_89.
-inline constexpr int32_t kLargeSharedBytes = 163 * 1024;
 
 // Blocks of 32, 64 and 128 rows have the same streams and tile_tokens, so a row gets the same bits
-// in any of them: see PlanOptions::min_tile_rows.
+// in any of them: see PlanOptions::halves_tiles.
 constexpr Sm80Block Sm80BlockFor(int32_t tile_rows, int32_t head_dim,
-                                 BlockUse use = BlockUse::kSplit) {
+                                 SharedSize shared = SharedSize::kLarge) {
   Sm80Block block;
   block.row_tiles = tile_rows == 128 || (tile_rows == 64 && head_dim <= 64) ? 2 : 1;
   block.row_warps = tile_rows / (16 * block.row_tiles);
@@ -114,32 +122,32 @@ constexpr Sm80Block Sm80BlockFor(int32_t tile_rows, int32_t head_dim,
     // the time, and two blocks of 4 warps on an SM, which are never in step, are faster than two
     // groups (by 12% at 128). So they are where tiles are many: a block attends both streams in
     // turn, if two have room for what they keep of the first.
-    const bool is_largest = tile_rows == Sm80Plan(head_dim).tile_rows;
+    const bool is_largest = tile_rows == Sm80Plan(head_dim, shared).tile_rows;
+    const bool is_large = shared == SharedSize::kLarge;
     block.streams = head_dim <= 64 ? 2 : 1;
-    block.warp_groups = is_largest && use != BlockUse::kSmallShared ? 1 : block.streams;
+    block.warp_groups = is_largest && is_large ? 1 : block.streams;
     block.tile_tokens = head_dim <= 128 ? 64 : 32;
     // Enough other warps hide the wait for a copy, and without stages to choose at run time a tile
     // takes a third fewer instructions beside its multiplications. In launches of few small tiles,
-    // copies two tiles ahead are faster.
-    block.single_buffers = is_largest || block.row_tiles == 2;
-    if (is_largest && block.warp_groups == 1) block.min_blocks = 2;
+    // copies two tiles ahead are faster, unless they take the shared memory of a second block.
+    block.single_buffers = tile_rows > 32 || (!is_large && head_dim > 64);
+    if (tile_rows > 32 && block.warp_groups == 1) block.min_blocks = 2;
     if (tile_rows == 32 && head_dim <= 64) block.min_blocks = 2;
   }
   return block;
 }
 
-// The use of the block for a launch, given the one for BlockUse::kSplit, whether the launch has
-// runs, and the shared memory that a block can have.
-constexpr BlockUse Sm80UseFor(const Sm80Block& split, bool has_runs, int32_t block_shared_bytes) {
-  if (has_runs && split.MayHaveRuns()) return BlockUse::kRun;
-  const bool is_small = block_shared_bytes < kLargeSharedBytes;
-  return is_small && split.Stashes() ? BlockUse::kSmallShared : BlockUse::kSplit;
+// kLarge if the block for `shared` is the same: one kernel is both.
+constexpr SharedSize Sm80BlockOf(int32_t tile_rows, int32_t head_dim, SharedSize shared) {
+  const bool is_same = Sm80BlockFor(tile_rows, head_dim, shared) ==
+                       Sm80BlockFor(tile_rows, head_dim, SharedSize::kLarge);
+  return is_same ? SharedSize::kLarge : shared;
 }
 
 namespace internal {
 constexpr bool IsSane(const PlanOptions& plan, int32_t max_rows) {
   return plan.tile_rows <= max_rows && plan.cascade_rows <= plan.tile_rows &&
-         plan.min_tile_rows <= plan.tile_rows && plan.split_kv_rows % kPageTokens == 0;
+         kLeastTileRows <= plan.tile_rows && plan.split_kv_rows % kPageTokens == 0;
 }
 }  // namespace internal
 static_assert(internal::IsSane(CpuPlan(), kCpuMaxTileRows));
@@ -147,6 +155,7 @@ static_assert(internal::IsSane(CpuPlan(), kCpuMaxTileRows));
 static_assert(CpuPlan().split_max_rows <= kCpuFewRows);
 static_assert(internal::IsSane(Sm80Plan(64), kCudaMaxTileRows));
 static_assert(internal::IsSane(Sm80Plan(128), kCudaMaxTileRows));
+static_assert(internal::IsSane(Sm80Plan(128, SharedSize::kSmall), kCudaMaxTileRows));
 static_assert(internal::IsSane(Sm80Plan(256), kCudaMaxTileRows));
 
 }  // namespace flashcore::kernels

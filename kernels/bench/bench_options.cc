@@ -42,7 +42,7 @@ bool* SwitchOf(const std::string& flag, BenchOptions* options) {
 }
 
 std::string ParseFlag(const std::string& flag, const std::string& value, BenchOptions* options) {
-  if (flag == "--arch") return ParseName(value, {Arch::kSm80}, &options->arch);
+  if (flag == "--arch") return ParseName(value, {Arch::kSm80, Arch::kSm89}, &options->arch);
   if (flag == "--dtype") {
     return ParseName(value, {DType::kFloat16, DType::kBFloat16}, &options->dtype);
   }

@@ -18,7 +18,7 @@ inline constexpr char kBenchUsage[] =
                         SPANSxHEADS[/KV_HEADS]xROWSxHEAD_DIM[,q=QUERY_ROWS][,causal]
                         [,window=LEFT:RIGHT][,paged][,prefix=ROWS]; repeatable; default: all of
                         --list
-  --arch=ARCH           kernel family: sm80 (default)
+  --arch=ARCH           kernel family: sm80 (default) or sm89
   --dtype=DTYPE         float16 (default), bfloat16
   --kv_dtype=DTYPE      of K and V: same_as_query (default), float8_e4m3
   --accumulate=TYPE     float32 (default), float16

@@ -1,17 +1,17 @@
 // Prints how the CUDA kernels would run a shape of FP16 on a device, as a line of JSON for each
 // shape. Needs no GPU: l4_model.py predicts times from it.
 //
-//   flashcore-kernel-plan --workers=58 --block_shared_kb=99 canon_1 1x8x512x64,causal
+//   flashcore-kernel-plan --workers=58 --arch=sm89 canon_1 1x8x512x64,causal
 //
 //   {"shape": "canon_1", "head_dim": 128, "flop": 137438953472, "bytes": 134217728,
 //    "partial_bytes": 0, "combine": false,
-//    "launches": [{"rows": 128, "use": 0, "row_tiles": 2, "row_warps": 4, "warp_groups": 1,
-//                  "tile_tokens": 64, "blocks": [[2048, 1024]]}]}
+//    "launches": [{"rows": 64, "shared": 1, "has_runs": false, "row_tiles": 1, "row_warps": 4,
+//                  "warp_groups": 1, "tile_tokens": 64, "blocks": [[2048, 2048]]}]}
 //
-// A launch is for tiles of `rows` packed rows; `use` is the BlockUse of its kernel, the next four
-// are of Sm80Block. `blocks` has [K/V rows of a block, number of such blocks] in the order in which
-// they start. `bytes`: Q, K, V and O, once. `partial_bytes`: room for partial results. `combine`:
-// whether a launch of its own combines them.
+// A launch is for tiles of `rows` packed rows; `shared` is the SharedSize of its kernel's block,
+// the next but one four are of Sm80Block. `blocks` has [K/V rows of a block, number of such blocks]
+// in the order in which they start. `bytes`: Q, K, V and O, once. `partial_bytes`: room for partial
+// results. `combine`: whether a launch of its own combines them.
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -31,7 +31,7 @@ namespace {
 
 struct Device {
   int32_t workers = 132;
-  int32_t block_shared_kb = 227;
+  SharedSize shared = SharedSize::kLarge;
 };
 
 nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
@@ -40,7 +40,7 @@ nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
   const std::vector<Span> spans = MakeSpans(attention, {&memory, &memory, &memory});
   const AttentionBatch batch = {attention.geometry(), spans.data(), attention.spans};
   Plan plan;
-  MakePlan(batch, Sm80Plan(attention.head_dim), device.workers, &plan);
+  MakePlan(batch, Sm80Plan(attention.head_dim, device.shared), device.workers, &plan);
   std::vector<WorkTile> list(WorkListBytes(batch, plan) / sizeof(WorkTile) + 1);
   PackWorkList(batch, plan, reinterpret_cast<std::byte*>(list.data()));
   const WorkListView view(batch, plan, list.data());
@@ -56,11 +56,10 @@ nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
       blocks.back().second += attention.num_kv_heads;
     }
     const int32_t rows = kCudaTileRows[kind];
-    const BlockUse use =
-        Sm80UseFor(Sm80BlockFor(rows, attention.head_dim), has_runs, device.block_shared_kb * 1024);
-    const Sm80Block block = Sm80BlockFor(rows, attention.head_dim, use);
+    const Sm80Block block = Sm80BlockFor(rows, attention.head_dim, device.shared);
     launches.push_back({{"rows", rows},
-                        {"use", use},
+                        {"shared", Sm80BlockOf(rows, attention.head_dim, device.shared)},
+                        {"has_runs", has_runs},
                         {"row_tiles", block.row_tiles},
                         {"row_warps", block.row_warps},
                         {"warp_groups", block.warp_groups},
@@ -95,7 +94,11 @@ int Main(int argc, char** argv) {
   std::vector<BenchShape> shapes;
   for (int i = 1; i < argc; ++i) {
     if (TakeFlag(argv[i], "workers", &device.workers)) continue;
-    if (TakeFlag(argv[i], "block_shared_kb", &device.block_shared_kb)) continue;
+    const std::string argument = argv[i];
+    if (argument == "--arch=sm80" || argument == "--arch=sm89") {
+      device.shared = argument == "--arch=sm89" ? SharedSize::kSmall : SharedSize::kLarge;
+      continue;
+    }
     const std::string wrong = ParseShape(argv[i], &shapes.emplace_back());
     if (!wrong.empty()) Fail(wrong);
     // CPU and CUDA kernels have the same head_dims.
@@ -103,7 +106,7 @@ int Main(int argc, char** argv) {
     if (FindKernel(spec) == nullptr) Fail(ExplainMissing(spec));
   }
   if (shapes.empty()) {
-    Fail("usage: flashcore-kernel-plan [--workers=SMS] [--block_shared_kb=KB] SHAPE...");
+    Fail("usage: flashcore-kernel-plan [--workers=SMS] [--arch=sm80|sm89] SHAPE...");
   }
   for (const BenchShape& shape : shapes) std::printf("%s\n", PlanOf(device, shape).dump().c_str());
   return 0;

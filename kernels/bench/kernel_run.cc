@@ -16,8 +16,7 @@ cudaError_t KernelRun::Prepare(const Kernel& kernel, const Geometry& geometry,
   if (error != cudaSuccess) return error;
   error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (error != cudaSuccess) return error;
-  error =
-      cudaDeviceGetAttribute(&block_shared_bytes_, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  error = branches_.Create(0);
   if (error != cudaSuccess) return error;
   PlanOptions options = kernel.plan_options;
   options.cascade_rows = 0;  // planning a cascade reads the page tables, which are on the device
@@ -60,8 +59,8 @@ cudaError_t KernelRun::Launch(int set, cudaStream_t stream) const {
   context.stream = stream;
   context.work_list = static_cast<std::byte*>(work_lists_.get()) + set * work_list_bytes_;
   context.finished = static_cast<int32_t*>(finished_.get());
-  context.block_shared_bytes = block_shared_bytes_;
-  return static_cast<cudaError_t>(kernel_->launch(Batch(set), plan_, context));
+  context.branches = &branches_;
+  return static_cast<cudaError_t>(kernel_->Launch(Batch(set), plan_, context));
 }
 
 }  // namespace flashcore::kernels

@@ -7,6 +7,7 @@
 #include "kernels/attention.h"
 #include "kernels/plan.h"
 #include "kernels/registry.h"
+#include "kernels/smxx/branches.h"
 #include "kernels/smxx/cuda_raii.h"
 
 namespace flashcore::kernels {
@@ -32,11 +33,11 @@ class KernelRun {
   Geometry geometry_;
   std::vector<std::vector<Span>> sets_;
   Plan plan_;
-  int block_shared_bytes_ = 0;
   size_t work_list_bytes_ = 0;  // of one set, rounded up to the alignment
   DeviceMemory work_lists_;
   DeviceMemory workspace_;
   DeviceMemory finished_;
+  Branches branches_;
 };
 
 }  // namespace flashcore::kernels

@@ -7,7 +7,7 @@
 A prediction, not a measurement. FP16, dense K/V, inputs in DRAM. Two columns: at the L4's boost
 clock, and at the clock that its 72 W leave under load, estimated from public matmul figures.
 --check compares the same model with times that were measured on an H100 and an H200, and with
-experiments on an H200 whose tensor cores were slowed to the L4's rate; it prints the mean error.
+experiments on an H100 whose tensor cores were slowed to the L4's rate; it prints the mean error.
 
 The model. flashcore-kernel-plan says which blocks a launch has. Blocks start in their order, each in
 the first free place of an SM; an SM has as many places as registers and shared memory allow
@@ -46,18 +46,18 @@ class Device:
     mma_clocks: float  # of an m16n8k16 with float32 sums, on one of an SM's four tensor cores
     dram_gbps: float
     sm_shared_kb: int
-    block_shared_kb: int
+    arch: str  # whose blocks it gets
 
 
 # Measured: 636 TFLOP/s of mma.sync at 1.755 GHz, and copies.
-H100 = Device("H100", 132, 1.755, 6.0, 3000, 228, 227)
-H200 = Device("H200", 132, 1.755, 6.0, 4280, 228, 227)
-SLOWED = dataclasses.replace(H200, name="H200 with slowed tensor cores", mma_clocks=15,
-                             sm_shared_kb=100)
+H100 = Device("H100", 132, 1.755, 6.0, 3000, 228, "sm80")
+H200 = Device("H200", 132, 1.755, 6.0, 4280, 228, "sm80")
+SLOWED = dataclasses.replace(H100, name="H100 slowed, sm80", mma_clocks=15, sm_shared_kb=100)
+SLOWED_SM89 = dataclasses.replace(SLOWED, name="H100 slowed, sm89", arch="sm89")
 # By its data sheet: 121 TFLOP/s dense at 2.04 GHz, 300 GB/s (a copy: about 0.9). Public FP16 matmuls
 # on an L4 reach 54.8 TFLOP/s at 1,024, 68.8 at 2,048 and 52 to 54 beyond. If a large one would
 # reach 95% of the peak, the clock under load is 2.04 * 53 / 121 / 0.95 = 0.94 GHz.
-L4 = Device("L4", 58, 2.04, 16, 270, 100, 99)
+L4 = Device("L4", 58, 2.04, 16, 270, 100, "sm89")
 L4_LOADED = dataclasses.replace(L4, name="L4 under load", ghz=0.94)
 
 SHAPES = ("mission", "canon_3", "b8", "32x8x512x64", "16x12x256x64", "long", "8x16x2048x64",
@@ -65,15 +65,16 @@ SHAPES = ("mission", "canon_3", "b8", "32x8x512x64", "16x12x256x64", "long", "8x
           "4x16x2048x96", "1x16x4096x256,causal", "decode1", "decode16", "decode64",
           "1x32/8x32768x128,q=1", "4x32/8x8192x128,q=16", "1x32/8x32768x128,q=64")
 
-# Measured, us: cold L2, FP16, dense (notes/2026-11-25-sm80-streams-and-runs.md and
-# notes/2026-11-24-sm80-splits.md).
+# Measured, us: cold L2, FP16, dense (notes/2026-11-24-sm80-splits.md,
+# 2026-11-25-sm80-streams-and-runs.md and 2026-11-25-sm80-branches-and-sm89.md).
 MEASURED = {
     "H100": {
         "mission": 6.42, "canon_3": 8.27, "b8": 19.8, "32x8x512x64": 72.4, "16x12x256x64": 21.5,
         "long": 31.9, "8x16x2048x64": 484, "8x12x77x32": 5.03, "4x8x512x64": 11.6,
         "1x16x1024x64": 18.2, "6x20x100x64": 6.97, "canon_1": 423, "canon_1_causal": 223,
         "3x20/5x999x128": 107, "4x16x2048x96": 313, "1x16x4096x256,causal": 513,
-        "2x8x512x128": 14.2, "4x8x512x128": 20.2, "1x8x2048x128": 69.1, "1x24x700x128": 25.6,
+        "2x8x512x128": 14.0, "4x8x512x128": 20.2, "1x8x2048x128": 55.8, "1x24x700x128": 22.4,
+        "1x32/8x512x128,causal": 15.7, "1x32/8x2048x128,q=512": 55.2,
         "16x32/8x8192x128,q=64": 483, "32x32/8x4096x128,q=256": 1831, "decode1": 11.3,
         "decode16": 96.7, "decode64": 372, "64x32/8x4096x64,q=1": 186,
         "256x32/8x1024x128,q=1": 374, "8x24/3x3001x96,q=1": 17.0, "1x32/8x32768x128,q=1": 50.5,
@@ -84,29 +85,35 @@ MEASURED = {
         "decode16": 73.1, "1x32/8x32768x128,q=1": 37.1, "1x32/8x131072x128,q=1": 128,
         "4x32/8x8192x128,q=16": 53.6, "8x32/8x4096x128,q=16": 53.3,
         "1x32/8x32768x128,q=64": 108},
-    # One block of canon_1's kernel an SM, as on an L4.
-    "H200 with slowed tensor cores": {"canon_1": 1083, "canon_1_causal": 601},
+    # As many blocks an SM as on an L4.
+    "H100 slowed, sm80": {"canon_1": 934, "canon_1_causal": 487, "3x20/5x999x128": 234,
+                          "1x16x2048x128": 224},
+    "H100 slowed, sm89": {"canon_1": 790, "canon_1_causal": 401, "3x20/5x999x128": 198,
+                          "1x16x2048x128": 189},
 }
 
 FLOAT16_KERNEL = re.compile(
-    r"\| sm80::AttendKernel<Config<half, (\d+), (\d+), float, half, \(BlockUse\)(\d)>, \d+ul>\s*"
+    r"\| sm80::AttendKernel<Config<half, (\d+), (\d+), float, half, \(SharedSize\)(\d), (\w+)>, \d+ul>"
+    r"\s*"
     r"\|\s*(\d+) \|\s*(\d+) \|\s*\d+ \|\s*(\d+) \|")
 
 
 def read_kernels(table):
-    """Returns {(head_dim, rows, use): (threads, registers, shared bytes)} of ptxas_sm_89.md."""
+    """Returns {(head_dim, rows, shared, has_runs): (threads, registers, shared bytes)} of
+    ptxas_sm_89.md."""
     found = {}
     for line in table.splitlines():
         if match := FLOAT16_KERNEL.match(line):
-            head_dim, rows, use, *resources = map(int, match.groups())
-            found[head_dim, rows, use] = tuple(resources)
+            *block, has_runs, threads, registers, shared_bytes = match.groups()
+            found[(*map(int, block), has_runs == "true")] = (int(threads), int(registers),
+                                                             int(shared_bytes))
     return found
 
 
 def read_plans(program, device, shapes):
     """Returns {shape: what flashcore-kernel-plan prints of it} for a device."""
     done = subprocess.run([program, f"--workers={device.sms}",
-                           f"--block_shared_kb={device.block_shared_kb}", *shapes],
+                           f"--arch={device.arch}", *shapes],
                           stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"{program} ended with {done.returncode}")
@@ -132,7 +139,7 @@ def tile_clocks(device, head_dim, launch):
 def launch_time(device, head_dim, launch, kernels):
     """Returns the time of a launch's blocks in us, and the blocks an SM."""
     count = sum(number for _, number in launch["blocks"])
-    resources = kernels[head_dim, launch["rows"], launch["use"]]
+    resources = kernels[head_dim, launch["rows"], launch["shared"], launch["has_runs"]]
     places = min(places_on_sm(device, *resources), math.ceil(count / device.sms))
     warps = places * launch["row_warps"] * launch["warp_groups"] / 4  # of a scheduler
     clocks = tile_clocks(device, head_dim, launch) * places * (ALONE if warps < 2 else 1)
@@ -170,7 +177,7 @@ def predict(device, plan, kernels):
 
 def check(program, kernels):
     """Prints measured beside predicted, and the mean errors."""
-    for device in (H100, H200, SLOWED):
+    for device in (H100, H200, SLOWED, SLOWED_SM89):
         measured = MEASURED[device.name]
         plans = read_plans(program, device, measured)
         errors = []

@@ -70,7 +70,8 @@ Scratch* ThreadScratch() {
 
 }  // namespace
 
-int LaunchAttentionCpu(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx) {
+int LaunchAttentionCpu(const KernelSpec&, const AttentionBatch& batch, const Plan& plan,
+                       const LaunchContext& ctx) {
   ChooseTarget();
   const auto attend = &HWY_DYNAMIC_DISPATCH(AttendItem);
   const auto combine = &HWY_DYNAMIC_DISPATCH(CombineItemSplits);

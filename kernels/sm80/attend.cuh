@@ -49,21 +49,20 @@ int LaunchConfig(const LaunchTiles& tiles) {
   });
 }
 
-// Launches the kernel for tiles of tile_rows packed rows, at most kMaxRows.
-template <int kMaxRows, class Element, int kHeadDim, class Accum, class KvElement>
+// Launches the kernel for tiles of tile_rows packed rows on a device with kShared.
+template <class Element, int kHeadDim, class Accum, class KvElement, SharedSize kShared>
 int LaunchTileRows(int32_t tile_rows, const LaunchTiles& tiles) {
+  constexpr bool kFp8 = sizeof(KvElement) == 1;
+  constexpr PlanOptions kPlan = kFp8 ? Sm80Fp8Plan(kHeadDim, kShared) : Sm80Plan(kHeadDim, kShared);
+  constexpr int32_t kLargestRows = kPlan.tile_rows;
+  constexpr int32_t kRunRows = kPlan.has_runs ? kLargestRows : 0;
   const auto launch = [&](auto rows) {
     constexpr int kRows = decltype(rows)::value;
-    using Split = Config<Element, kHeadDim, kRows, Accum, KvElement>;
-    [[maybe_unused]] const BlockUse use =
-        Sm80UseFor(Split::kBlock, tiles.has_runs, tiles.block_shared_bytes);
-    if constexpr (Split::kMayHaveRuns) {
-      using Run = Config<Element, kHeadDim, kRows, Accum, KvElement, BlockUse::kRun>;
-      if (use == BlockUse::kRun) return LaunchConfig<Run>(tiles);
-    }
-    if constexpr (Split::kStashes) {
-      using Small = Config<Element, kHeadDim, kRows, Accum, KvElement, BlockUse::kSmallShared>;
-      if (use == BlockUse::kSmallShared) return LaunchConfig<Small>(tiles);
+    constexpr SharedSize kFor = Sm80BlockOf(kRows, kHeadDim, kShared);
+    using Split = Config<Element, kHeadDim, kRows, Accum, KvElement, kFor>;
+    if constexpr (kRows == kRunRows) {
+      using Run = Config<Element, kHeadDim, kRows, Accum, KvElement, kFor, true>;
+      if (tiles.has_runs) return LaunchConfig<Run>(tiles);
     }
     return LaunchConfig<Split>(tiles);
   };
@@ -75,7 +74,7 @@ int LaunchTileRows(int32_t tile_rows, const LaunchTiles& tiles) {
     case 64:
       return launch(std::integral_constant<int, 64>());
     case 128:
-      if constexpr (kMaxRows >= 128) return launch(std::integral_constant<int, 128>());
+      if constexpr (kLargestRows >= 128) return launch(std::integral_constant<int, 128>());
   }
   return cudaErrorInvalidValue;
 }
@@ -84,17 +83,22 @@ template <int kHeadDim, Accumulate kAccumulate, KvDType kKvDType>
 int LaunchAttend(DType dtype, int32_t tile_rows, const LaunchTiles& tiles) {
   constexpr bool kFp8 = kKvDType == KvDType::kFloat8E4M3;
   constexpr bool kFloat16Sums = kAccumulate == Accumulate::kFloat16;
-  constexpr int kMaxRows = (kFp8 ? Sm80Fp8Plan(kHeadDim) : Sm80Plan(kHeadDim)).tile_rows;
-  if (dtype == DType::kFloat16) {
-    using Accum = std::conditional_t<kFloat16Sums, __half, float>;
-    using KvElement = std::conditional_t<kFp8, __nv_fp8_e4m3, __half>;
-    return LaunchTileRows<kMaxRows, __half, kHeadDim, Accum, KvElement>(tile_rows, tiles);
-  }
-  if constexpr (!kFp8 && !kFloat16Sums) {
-    return LaunchTileRows<kMaxRows, __nv_bfloat16, kHeadDim, float, __nv_bfloat16>(tile_rows,
-                                                                                   tiles);
-  }
-  return cudaErrorInvalidValue;
+  const auto launch = [&](auto shared) {
+    constexpr SharedSize kShared = decltype(shared)::value;
+    if (dtype == DType::kFloat16) {
+      using Accum = std::conditional_t<kFloat16Sums, __half, float>;
+      using KvElement = std::conditional_t<kFp8, __nv_fp8_e4m3, __half>;
+      return LaunchTileRows<__half, kHeadDim, Accum, KvElement, kShared>(tile_rows, tiles);
+    }
+    if constexpr (!kFp8 && !kFloat16Sums) {
+      return LaunchTileRows<__nv_bfloat16, kHeadDim, float, __nv_bfloat16, kShared>(tile_rows,
+                                                                                    tiles);
+    }
+    return static_cast<int>(cudaErrorInvalidValue);
+  };
+  using Large = std::integral_constant<SharedSize, SharedSize::kLarge>;
+  using Small = std::integral_constant<SharedSize, SharedSize::kSmall>;
+  return tiles.shared == SharedSize::kLarge ? launch(Large()) : launch(Small());
 }
 
 }  // namespace flashcore::kernels::sm80

@@ -1,49 +1,56 @@
 #include "kernels/sm80/attention_sm80.h"
 
-#include <driver_types.h>
+#include <cuda_runtime_api.h>
 
 #include <cstddef>
 
 #include "kernels/sm80/attend.h"
+#include "kernels/smxx/branches.h"
 #include "kernels/smxx/combine.h"
 #include "kernels/smxx/launch.h"
 #include "kernels/smxx/work_list.h"
+#include "kernels/tile_config.h"
 
 namespace flashcore::kernels {
 namespace {
 
-template <Accumulate kAccumulate>
-int LaunchKind(const Geometry& geometry, int32_t tile_rows, const LaunchTiles& tiles) {
-  const DType dtype = geometry.dtype;
-  if (geometry.kv_dtype == KvDType::kFloat8E4M3) {
-    if constexpr (kAccumulate == Accumulate::kFloat32) {
-      constexpr KvDType kFp8 = KvDType::kFloat8E4M3;
-      switch (geometry.head_dim) {
-        case 64:
-          return sm80::LaunchAttend<64, kAccumulate, kFp8>(dtype, tile_rows, tiles);
-        case 128:
-          return sm80::LaunchAttend<128, kAccumulate, kFp8>(dtype, tile_rows, tiles);
-      }
+// Launches the kernel for tiles of tile_rows packed rows.
+template <int kHeadDim>
+int LaunchKind(const KernelSpec& spec, int32_t tile_rows, const LaunchTiles& tiles) {
+  const bool float16_sums = spec.accumulate == Accumulate::kFloat16;
+  if (spec.kv_dtype == KvDType::kFloat8E4M3) {
+    if constexpr (kHeadDim == 64 || kHeadDim == 128) {
+      if (float16_sums) return cudaErrorInvalidValue;
+      return sm80::LaunchAttend<kHeadDim, Accumulate::kFloat32, KvDType::kFloat8E4M3>(
+          spec.dtype, tile_rows, tiles);
     }
     return cudaErrorInvalidValue;
   }
-  switch (geometry.head_dim) {
+  return float16_sums
+             ? sm80::LaunchAttend<kHeadDim, Accumulate::kFloat16>(spec.dtype, tile_rows, tiles)
+             : sm80::LaunchAttend<kHeadDim>(spec.dtype, tile_rows, tiles);
+}
+
+int LaunchKind(const KernelSpec& spec, int32_t tile_rows, const LaunchTiles& tiles) {
+  switch (spec.head_dim) {
     case 32:
-      return sm80::LaunchAttend<32, kAccumulate>(dtype, tile_rows, tiles);
+      return LaunchKind<32>(spec, tile_rows, tiles);
     case 64:
-      return sm80::LaunchAttend<64, kAccumulate>(dtype, tile_rows, tiles);
+      return LaunchKind<64>(spec, tile_rows, tiles);
     case 96:
-      return sm80::LaunchAttend<96, kAccumulate>(dtype, tile_rows, tiles);
+      return LaunchKind<96>(spec, tile_rows, tiles);
     case 128:
-      return sm80::LaunchAttend<128, kAccumulate>(dtype, tile_rows, tiles);
+      return LaunchKind<128>(spec, tile_rows, tiles);
     case 256:
-      return sm80::LaunchAttend<256, kAccumulate>(dtype, tile_rows, tiles);
+      return LaunchKind<256>(spec, tile_rows, tiles);
   }
   return cudaErrorInvalidValue;
 }
 
-template <Accumulate kAccumulate>
-int Launch(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx) {
+}  // namespace
+
+int LaunchAttentionSm80(const KernelSpec& spec, const AttentionBatch& batch, const Plan& plan,
+                        const LaunchContext& ctx) {
   if (!plan.cascade_spans.empty()) return cudaErrorInvalidValue;
   const Geometry& geometry = batch.geometry;
   alignas(kWorkListAlignment) thread_local std::byte list[kMaxListInParameters];
@@ -51,7 +58,9 @@ int Launch(const AttentionBatch& batch, const Plan& plan, const LaunchContext& c
   if (in_parameters) PackWorkList(batch, plan, list);
   const WorkListView work(batch, plan, in_parameters ? list : ctx.work_list);
   const Partials partials(static_cast<float*>(ctx.workspace), plan.partial_rows, geometry.head_dim);
-  const auto launch_tiles = [&](const WorkListView::TileArray& array) {
+  const auto shared = spec.arch == Arch::kSm89 ? SharedSize::kSmall : SharedSize::kLarge;
+  auto* const stream = static_cast<cudaStream_t>(ctx.stream);
+  const auto tiles_of = [&](const WorkListView::TileArray& array, cudaStream_t on) {
     const LaunchParams params{work.spans,
                               array.tiles,
                               batch.num_spans,
@@ -59,29 +68,29 @@ int Launch(const AttentionBatch& batch, const Plan& plan, const LaunchContext& c
                               RowDivider(geometry.group()),
                               ctx.finished,
                               partials};
-    return LaunchTiles{params,        array.count, array.has_runs,
-                       in_parameters, ctx.stream,  ctx.block_shared_bytes};
+    return LaunchTiles{params, array.count, array.has_runs, in_parameters, shared, on};
   };
-  // Largest tiles first, because they take longest.
+  // Each kind runs beside the others: decodes wait for memory while a prefill multiplies, and small
+  // tiles fill the last round of large ones. Largest tiles first, because they take longest.
+  int kinds[kCudaTileKinds];
+  int num_kinds = 0;
   for (int kind = kCudaTileKinds - 1; kind >= 0; --kind) {
-    if (work.kinds[kind].count == 0) continue;
-    const int error =
-        LaunchKind<kAccumulate>(geometry, kCudaTileRows[kind], launch_tiles(work.kinds[kind]));
-    if (error != cudaSuccess) return error;
+    if (work.kinds[kind].count > 0) kinds[num_kinds++] = kind;
   }
-  if (work.combines.count == 0) return cudaSuccess;
-  return LaunchCombine(geometry.dtype, launch_tiles(work.combines));
-}
-
-}  // namespace
-
-int LaunchAttentionSm80(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx) {
-  return Launch<Accumulate::kFloat32>(batch, plan, ctx);
-}
-
-int LaunchAttentionSm80Float16(const AttentionBatch& batch, const Plan& plan,
-                               const LaunchContext& ctx) {
-  return Launch<Accumulate::kFloat16>(batch, plan, ctx);
+  int error = num_kinds > 1 ? ctx.branches->Fork(stream) : cudaSuccess;
+  int branches = 0;
+  for (int n = 0; n < num_kinds && error == cudaSuccess; ++n) {
+    cudaStream_t on = stream;
+    if (n > 0) error = ctx.branches->Begin(branches++, &on);
+    if (error != cudaSuccess) break;
+    error = LaunchKind(spec, kCudaTileRows[kinds[n]], tiles_of(work.kinds[kinds[n]], on));
+  }
+  if (branches > 0) {
+    const int join_error = ctx.branches->Join(stream, branches);
+    if (error == cudaSuccess) error = join_error;
+  }
+  if (error != cudaSuccess || work.combines.count == 0) return error;
+  return LaunchCombine(geometry.dtype, tiles_of(work.combines, stream));
 }
 
 }  // namespace flashcore::kernels

@@ -49,7 +49,7 @@ namespace flashcore::kernels::sm80 {
 // Accum: type in which Q K^T and P V are summed, float or __half. KvElement: type of K and V in
 // memory, Element or __nv_fp8_e4m3 (converted to float16 in registers). kRows: packed rows.
 template <class Element_, int kHeadDim_, int kRows_, class Accum_ = float,
-          class KvElement_ = Element_, BlockUse kUse = BlockUse::kSplit>
+          class KvElement_ = Element_, SharedSize kShared = SharedSize::kLarge, bool kRuns_ = false>
 struct Config {
   using Element = Element_;
   using Accum = Accum_;
@@ -58,7 +58,7 @@ struct Config {
   static constexpr int kRows = kRows_;
   static constexpr bool kFp8 = sizeof(KvElement) == 1;
 
-  static constexpr Sm80Block kBlock = Sm80BlockFor(kRows, kHeadDim, kUse);
+  static constexpr Sm80Block kBlock = Sm80BlockFor(kRows, kHeadDim, kShared);
   static constexpr int kRowTiles = kBlock.row_tiles;
   static constexpr int kRowWarps = kBlock.row_warps;
   static constexpr int kStreams = kBlock.streams;
@@ -78,8 +78,7 @@ struct Config {
   static constexpr bool kSingleBuffers = kBlock.single_buffers;
   static constexpr bool kStashes = kBlock.Stashes();  // attends two streams in turn
   // Whether a block attends runs of splits, too. Those that do not are 2 to 4% faster.
-  static constexpr bool kRuns = kUse == BlockUse::kRun;
-  static constexpr bool kMayHaveRuns = kBlock.MayHaveRuns();
+  static constexpr bool kRuns = kRuns_;
   // The same bytes in flight for E4M3.
   static constexpr int kStages = kSingleBuffers ? 1 : 2 * kStepMmas;
 
@@ -136,7 +135,7 @@ struct Config {
   static_assert(kPageTokens % kTileTokens == 0 && kTileTokens % 16 == 0);
   static_assert(kStreams == kWarpGroups || (kStreams == 2 && kWarpGroups == 1 && kSingleBuffers));
   static_assert((kStreams & (kStreams - 1)) == 0 && kOutputTiles % kWarpGroups == 0);
-  static_assert(!kRuns || kMayHaveRuns);
+  static_assert(!kRuns || (kSingleBuffers && kStreams == 1));
   static_assert(kSharedBytes <= 99 * 1024, "limit of a block on sm_89");
 };
 

@@ -6,6 +6,7 @@
 
 #include "kernels/plan.h"
 #include "kernels/smxx/work_list.h"
+#include "kernels/tile_config.h"
 
 namespace flashcore::kernels {
 
@@ -26,8 +27,8 @@ struct LaunchTiles {
   int32_t count;  // of params.tiles, at least 1
   bool has_runs;
   bool in_parameters;  // spans and tiles are on the host, and have room in kMaxListInParameters
+  SharedSize shared;   // of the device
   void* stream;        // a cudaStream_t
-  int32_t block_shared_bytes;  // as in LaunchContext
 };
 
 }  // namespace flashcore::kernels

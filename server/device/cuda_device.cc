@@ -47,9 +47,7 @@ absl::Status CudaDevice::Find(int ordinal) {
 
 absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(const Options& options) {
   if (absl::Status status = Find(options.ordinal); !status.ok()) return status;
-  auto chosen = ChooseKernels(kernels::Arch::kSm80, options.accumulate);
-  if (!chosen.ok()) return chosen.status();
-  auto device = absl::WrapUnique(new CudaDevice(options, *std::move(chosen)));
+  auto device = absl::WrapUnique(new CudaDevice(options));
   absl::Status status = device->Select();
   if (status.ok()) status = device->ReadInfo();
   if (status.ok()) status = device->ChooseHotBytes();  // first: the probe needs memory for a moment
@@ -61,8 +59,8 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(const Options& op
   return device;
 }
 
-CudaDevice::CudaDevice(const Options& options, std::vector<const kernels::Kernel*> kernels)
-    : options_(options), kernels_(std::move(kernels)), memory_(std::make_unique<Memory>()) {}
+CudaDevice::CudaDevice(const Options& options)
+    : options_(options), memory_(std::make_unique<Memory>()) {}
 
 CudaDevice::~CudaDevice() {
   (void)Select();  // otherwise its memory would be freed on GPU 0, and create a context there
@@ -85,12 +83,17 @@ absl::Status CudaDevice::ReadInfo() {
   info_.lanes = options_.lanes;
   info_.idle_spin = options_.idle_spin;
   info_.compute_units = properties.multiProcessorCount;
-  block_shared_bytes_ = static_cast<int>(properties.sharedMemPerBlockOptin);
   if (absl::Status status = ReadSpeed(); !status.ok()) return status;
-  if (properties.major >= kMinComputeCapability) return absl::OkStatus();
-  return absl::UnimplementedError(absl::StrCat("no kernels for ", info_.id, ", a ", info_.name,
-                                               ": it is ", info_.arch, ", they need sm_",
-                                               kMinComputeCapability, "0 or later"));
+  if (properties.major < kMinComputeCapability) {
+    return absl::UnimplementedError(absl::StrCat("no kernels for ", info_.id, ", a ", info_.name,
+                                                 ": it is ", info_.arch, ", they need sm_",
+                                                 kMinComputeCapability, "0 or later"));
+  }
+  auto chosen =
+      ChooseKernels(kernels::ArchOf(properties.sharedMemPerBlockOptin), options_.accumulate);
+  if (!chosen.ok()) return chosen.status();
+  kernels_ = *std::move(chosen);
+  return absl::OkStatus();
 }
 
 absl::Status CudaDevice::ReadSpeed() {
@@ -178,7 +181,7 @@ absl::Status CudaDevice::AllocateStaging() {
 
 absl::Status CudaDevice::MakeLanes() {
   for (int i = 0; i < options_.lanes; ++i) {
-    auto lane = CudaLane::Create(options_, {info_.compute_units, block_shared_bytes_});
+    auto lane = CudaLane::Create(options_, info_.compute_units);
     if (!lane.ok()) {
       return absl::Status(lane.status().code(), absl::StrCat("lane ", i, " of ", options_.lanes,
                                                              ": ", lane.status().message()));
@@ -209,7 +212,7 @@ absl::Status CudaDevice::SetWindows() {
   info_.l2_persisting_bytes = L2SetAside().value_or(0);
   if (hot_bytes_ == 0) return absl::OkStatus();
   for (const auto& lane : lanes_) {
-    absl::Status status = SetL2Window(lane->stream(), kv_memory().base, hot_bytes_);
+    absl::Status status = lane->SetL2Window(kv_memory().base, hot_bytes_);
     if (!status.ok()) return status;
   }
   info_.l2_window_bytes = hot_bytes_;

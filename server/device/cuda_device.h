@@ -79,7 +79,7 @@ class CudaDevice final : public Device {
  private:
   struct Memory;  // has CUDA types
 
-  CudaDevice(const Options& options, std::vector<const kernels::Kernel*> kernels);
+  explicit CudaDevice(const Options& options);
   absl::Status ReadInfo();
   absl::Status ReadSpeed();
   // Sets hot_bytes_, and sets as many bytes of the L2 aside: 0 if there is to be no window.
@@ -94,9 +94,8 @@ class CudaDevice final : public Device {
   absl::Status CheckCanReachHost(bool read_only) const;
 
   const Options options_;
-  const std::vector<const kernels::Kernel*> kernels_;
+  std::vector<const kernels::Kernel*> kernels_;
   DeviceInfo info_;
-  int block_shared_bytes_ = 0;  // shared memory that a block can have
   size_t hot_bytes_ = 0;
   std::unique_ptr<Memory> memory_;
   std::vector<std::unique_ptr<CudaLane>> lanes_;

@@ -8,6 +8,7 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/smxx/work_list.h"
+#include "server/device/l2_window.h"
 
 namespace flashcore::server {
 namespace {
@@ -33,11 +34,12 @@ void Move(T** at, const From* from, To* to) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaLane>> CudaLane::Create(const CudaDevice::Options& options,
-                                                           const GpuLimits& gpu) {
-  auto lane = absl::WrapUnique(new CudaLane(options, gpu));
+                                                           int multiprocessors) {
+  auto lane = absl::WrapUnique(new CudaLane(options, multiprocessors));
   const bool blocks = options.wait == WaitStrategy::kBlock;
   CudaAllocator take;
   take.Stream(StreamPriority::kHigh, &lane->stream_);
+  take.Branches(StreamPriority::kHigh, &lane->branches_);
   for (CudaEvent& mark : lane->marks_) {
     take.Event(blocks ? cudaEventBlockingSync : cudaEventDefault, &mark);
   }
@@ -52,8 +54,18 @@ absl::StatusOr<std::unique_ptr<CudaLane>> CudaLane::Create(const CudaDevice::Opt
   return lane;
 }
 
-CudaLane::CudaLane(const CudaDevice::Options& options, const GpuLimits& gpu)
-    : options_(options), gpu_(gpu), tensor_bytes_(TensorBytes(options.max_request_bytes)) {}
+CudaLane::CudaLane(const CudaDevice::Options& options, int multiprocessors)
+    : options_(options),
+      multiprocessors_(multiprocessors),
+      tensor_bytes_(TensorBytes(options.max_request_bytes)) {}
+
+absl::Status CudaLane::SetL2Window(std::byte* base, size_t bytes) const {
+  absl::Status status = server::SetL2Window(stream(), base, bytes);
+  for (int i = 0; i < kernels::Branches::kMost && status.ok(); ++i) {
+    status = server::SetL2Window(branches_.stream(i), base, bytes);
+  }
+  return status;
+}
 
 absl::Status CudaLane::Dispatch(const kernels::Kernel& kernel, const std::byte* arena,
                                 const Launch& launch) {
@@ -111,7 +123,7 @@ bool CudaLane::IsDirect() const {
     bytes += operation->tensors.input_bytes() + operation->tensors.result_bytes();
   }
   const kernels::PlanOptions& plan = kernel_->plan_options;
-  const int32_t tile_rows = plan.min_tile_rows > 0 ? plan.min_tile_rows : plan.tile_rows;
+  const int32_t tile_rows = plan.halves_tiles ? kernels::kLeastTileRows : plan.tile_rows;
   const int32_t group = launch_->geometry().group();
   const auto reads_once = [&](const kernels::Span& span) {
     return span.kv.pages != nullptr || int64_t{span.query_rows} * group <= tile_rows;
@@ -298,7 +310,7 @@ bool CudaLane::TryPackSpans(absl::Span<const kernels::Span> spans) {
   const size_t used = lists_.used();
   pass_.spans.assign(spans.begin(), spans.end());
   // The plan reads the page tables, so it comes before they move to device memory.
-  pass_.plan = &plans_.Get(PassBatch(), kernel_->plan_options, gpu_.multiprocessors);
+  pass_.plan = &plans_.Get(PassBatch(), kernel_->plan_options, multiprocessors_);
   if (pass_.plan->workspace_bytes <= options_.workspace_bytes &&
       pass_.plan->combines.size() <= kMaxCombines) {
     const size_t list_bytes = kernels::WorkListBytesInMemory(PassBatch(), *pass_.plan);
@@ -358,8 +370,8 @@ absl::Status CudaLane::LaunchAttention() {
                                           stream(),
                                           lists_.OnDevice(pass_.work_list),
                                           static_cast<int32_t*>(finished_.get()),
-                                          gpu_.block_shared_bytes};
-  return CudaStatus(kernel_->launch(PassBatch(), *pass_.plan, context), "the attention kernel");
+                                          &branches_};
+  return CudaStatus(kernel_->Launch(PassBatch(), *pass_.plan, context), "the attention kernel");
 }
 
 absl::Status CudaLane::CopyResults() {

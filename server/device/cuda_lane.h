@@ -55,12 +55,6 @@ class UploadBlock {
   size_t used_ = 0;
 };
 
-// What launches need to know of the device.
-struct GpuLimits {
-  int multiprocessors = 0;
-  int block_shared_bytes = 0;  // shared memory that a block can have
-};
-
 // Create takes everything that launches need from the driver. Dispatch and Complete take nothing.
 //
 // A launch runs in passes. A pass enqueues what fits the lane's memory: inputs, page copies,
@@ -71,9 +65,10 @@ class CudaLane {
  public:
   // On the current device. RESOURCE_EXHAUSTED names what did not fit.
   static absl::StatusOr<std::unique_ptr<CudaLane>> Create(const CudaDevice::Options& options,
-                                                          const GpuLimits& gpu);
+                                                          int multiprocessors);
 
-  cudaStream_t stream() const { return stream_.get(); }
+  // Gives every stream of the lane a window (l2_window.h).
+  absl::Status SetL2Window(std::byte* base, size_t bytes) const;
 
   // Enqueues `launch`. Resident K/V is in the pages that start at `arena` (device memory). After OK
   // the launch stays in place until Complete returns; after an error nothing is under way.
@@ -123,7 +118,8 @@ class CudaLane {
     std::byte* work_list = nullptr;                // in lists_, unless parameters hold it
   };
 
-  CudaLane(const CudaDevice::Options& options, const GpuLimits& gpu);
+  CudaLane(const CudaDevice::Options& options, int multiprocessors);
+  cudaStream_t stream() const { return stream_.get(); }
   bool IsDirect() const;
 
   absl::Status EnqueuePass();
@@ -155,9 +151,10 @@ class CudaLane {
   absl::Status Drain();
 
   const CudaDevice::Options options_;
-  const GpuLimits gpu_;
+  const int multiprocessors_;
   const size_t tensor_bytes_;
   CudaStream stream_;
+  kernels::Branches branches_;
   std::array<CudaEvent, kMarks> marks_;
   DeviceMemory tensors_;
   DeviceMemory workspace_;

@@ -68,15 +68,25 @@ void CudaAllocator::Memory(size_t bytes, absl::string_view purpose, PinnedMemory
                  absl::StrCat("cudaHostAlloc of ", bytes, " bytes for ", purpose));
 }
 
-void CudaAllocator::Stream(StreamPriority priority, CudaStream* stream) {
-  if (!status_.ok()) return;
+int CudaAllocator::Value(StreamPriority priority) {
   int low = 0, high = 0;  // equal on a device without priorities
-  cudaError_t error = cudaDeviceGetStreamPriorityRange(&low, &high);
-  if (error == cudaSuccess) {
-    error = cudaStreamCreateWithPriority(stream->out(), cudaStreamNonBlocking,
-                                         priority == StreamPriority::kHigh ? high : low);
+  if (status_.ok()) {
+    status_ = CudaStatus(cudaDeviceGetStreamPriorityRange(&low, &high),
+                         "cudaDeviceGetStreamPriorityRange");
   }
-  status_ = CudaStatus(error, "cudaStreamCreateWithPriority");
+  return priority == StreamPriority::kHigh ? high : low;
+}
+
+void CudaAllocator::Stream(StreamPriority priority, CudaStream* stream) {
+  const int value = Value(priority);
+  if (!status_.ok()) return;
+  status_ = CudaStatus(cudaStreamCreateWithPriority(stream->out(), cudaStreamNonBlocking, value),
+                       "cudaStreamCreateWithPriority");
+}
+
+void CudaAllocator::Branches(StreamPriority priority, kernels::Branches* branches) {
+  const int value = Value(priority);
+  if (status_.ok()) status_ = CudaStatus(branches->Create(value), "streams of branches");
 }
 
 void CudaAllocator::Event(unsigned flags, CudaEvent* event) {

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "kernels/smxx/branches.h"
 #include "kernels/smxx/cuda_raii.h"
 
 namespace flashcore::server {
@@ -36,10 +37,13 @@ class CudaAllocator {
   // The stream does not wait for the legacy default stream.
   void Stream(StreamPriority priority, CudaStream* stream);
   void Event(unsigned flags, CudaEvent* event);
+  void Branches(StreamPriority priority, kernels::Branches* branches);
 
   const absl::Status& status() const { return status_; }  // the first error
 
  private:
+  int Value(StreamPriority priority);  // as CUDA takes it
+
   absl::Status status_;
 };
 

@@ -45,6 +45,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   properties->minor = 9;
   properties->totalGlobalMem = kTotalBytes;
   properties->multiProcessorCount = 4;
+  properties->sharedMemPerBlockOptin = 99 << 10;
   properties->l2CacheSize = kL2Bytes;
   properties->persistingL2CacheMaxSize = kPersistingMaxBytes;
   return cudaSuccess;

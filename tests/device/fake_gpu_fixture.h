@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/smxx/branches.h"
 #include "server/device/cuda_device.h"
 #include "tests/base/test_seed.h"
 #include "tests/device/fake_gpu.h"
@@ -36,7 +37,8 @@ inline bool HasEnded(const AttendJob& job) {
 // Every stream of GPU `gpu` has `device`'s window: the hot segment, persisting, all else streaming.
 inline void ExpectWindows(int gpu, const Device& device) {
   const std::vector<cudaAccessPolicyWindow> windows = FakeGpuWindows(gpu);
-  EXPECT_EQ(windows.size(), static_cast<size_t>(device.info().lanes));
+  const int streams_of_a_lane = 1 + kernels::Branches::kMost;
+  EXPECT_EQ(windows.size(), static_cast<size_t>(device.info().lanes * streams_of_a_lane));
   const KvMemory kv = device.kv_memory();
   for (const cudaAccessPolicyWindow& window : windows) {
     EXPECT_EQ(window.num_bytes, kv.hot_bytes);

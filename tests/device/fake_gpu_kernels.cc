@@ -87,10 +87,17 @@ void ExpectWorkListOf(const AttentionBatch& batch, const Plan& plan, void* work_
   expect_tiles(want.combines, has.combines);
 }
 
-// Sums in float32 whatever `accumulate` is.
-int LaunchAttention(Accumulate accumulate, const AttentionBatch& batch, const Plan& plan,
-                    const LaunchContext& ctx) {
-  ++fake_gpu::launches[static_cast<size_t>(accumulate)];
+}  // namespace
+
+// Sums in float32 whatever `spec` says.
+int LaunchAttentionSm80(const KernelSpec& spec, const AttentionBatch& batch, const Plan& plan,
+                        const LaunchContext& ctx) {
+  if (spec.accumulate == Accumulate::kFloat16 && spec.dtype != DType::kFloat16) {
+    return cudaErrorNotSupported;
+  }
+  EXPECT_EQ(spec.arch, Arch::kSm89);
+  EXPECT_NE(ctx.branches, nullptr);
+  ++fake_gpu::launches[static_cast<size_t>(spec.accumulate)];
   std::vector<Span> spans(batch.spans, batch.spans + batch.num_spans);
   return Enqueue(ctx.stream, [spans = std::move(spans), geometry = batch.geometry, plan, ctx] {
     const AttentionBatch copy = {geometry, spans.data(), static_cast<int32_t>(spans.size())};
@@ -103,20 +110,8 @@ int LaunchAttention(Accumulate accumulate, const AttentionBatch& batch, const Pl
     unsplit.split_max_rows = 0;       // no workspace
     Plan cpu_plan;
     MakePlan(copy, unsplit, 1, &cpu_plan);
-    LaunchAttentionCpu(copy, cpu_plan, {nullptr, &threads});
+    LaunchAttentionCpu({}, copy, cpu_plan, {nullptr, &threads});
   });
-}
-
-}  // namespace
-
-int LaunchAttentionSm80(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx) {
-  return LaunchAttention(Accumulate::kFloat32, batch, plan, ctx);
-}
-
-int LaunchAttentionSm80Float16(const AttentionBatch& batch, const Plan& plan,
-                               const LaunchContext& ctx) {
-  if (batch.geometry.dtype != DType::kFloat16) return cudaErrorNotSupported;
-  return LaunchAttention(Accumulate::kFloat16, batch, plan, ctx);
 }
 
 int AppendRowsCuda(const PageLayout& layout, const RowAppend* appends, int32_t count,

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <string>
 #include <vector>
@@ -23,11 +24,10 @@ bool HasRuns(const Plan& plan) {
 
 class AttentionBlocksTest : public AttentionTest {
  protected:
-  Plan Run(const AttentionBatch& batch, int32_t workers,
-           int32_t block_shared_bytes = kLargeSharedBytes) {
+  Plan Run(const AttentionBatch& batch, int32_t workers) {
     Plan plan;
     MakePlan(batch, GetParam().plan_options, workers, &plan);
-    EXPECT_EQ(Launch(GetParam(), batch, plan, nullptr, block_shared_bytes), 0);
+    EXPECT_EQ(Launch(GetParam(), batch, plan, nullptr), 0);
     return plan;
   }
 
@@ -106,16 +106,47 @@ TEST_P(AttentionBlocksTest, TilesOfAnySize) {
     ExpectSameBits(outputs, first);
   }
   const PlanOptions& options = GetParam().plan_options;
-  EXPECT_EQ(*tile_rows.begin(), options.min_tile_rows);
+  EXPECT_EQ(*tile_rows.begin(), kLeastTileRows);
   EXPECT_EQ(*tile_rows.rbegin(), options.tile_rows);
 }
 
+// Tiles of every size run side by side.
+TEST_P(AttentionBlocksTest, TilesOfAllSizes) {
+  std::vector<SpanShape> shapes = kUnsplitShapes;
+  for (int i = 0; i < 6; ++i) {
+    shapes.push_back({1 + i, 700, Mask::Causal()});
+    shapes.push_back({12 + i, 400, Mask::None(), Layout::kDenseHnd});
+    shapes.push_back({25 + i, 500, Mask::Causal()});
+  }
+  Problem problem(MakeGeometry(4, 2), shapes, &random_);
+  std::set<int32_t> tile_rows;
+  for (const WorkItem& item : Run(problem.batch(), 1).items) {
+    tile_rows.insert(
+        *std::lower_bound(std::begin(kCudaTileRows), std::end(kCudaTileRows), item.tile_rows));
+  }
+  EXPECT_EQ(*tile_rows.begin(), kCudaTileRows[0]);
+  EXPECT_EQ(*tile_rows.rbegin(), GetParam().plan_options.tile_rows);
+  EXPECT_GE(tile_rows.size(), 3u);
+  const Problem::Outputs together = Take(&problem);
+  for (int s = 0; s < problem.num_spans(); ++s) Run(problem.batch_of(s), 1);
+  ExpectSameBits(together, Take(&problem));
+}
+
+// The kernels for devices with little shared memory give the bits of the others. Their splits may
+// differ.
 TEST_P(AttentionBlocksTest, LittleSharedMemory) {
+  KernelSpec small = GetParam().spec;
+  small.arch = Arch::kSm89;
+  const Kernel& kernel = *FindKernel(small);
   Problem problem(MakeGeometry(4, 2), kUnsplitShapes, &random_);
-  Run(problem.batch(), 1);
-  const Problem::Outputs large = Take(&problem);
-  Run(problem.batch(), 1, 99 * 1024);
-  ExpectSameBits(large, Take(&problem));
+  for (int32_t workers : {1, 45, 10000}) {
+    Run(problem.batch(), workers);
+    const Problem::Outputs large = Take(&problem);
+    Plan plan;
+    MakePlan(problem.batch(), kernel.plan_options, workers, &plan);
+    EXPECT_EQ(Launch(kernel, problem.batch(), plan, nullptr), 0);
+    ExpectSameBits(large, Take(&problem));
+  }
 }
 
 // A build without CUDA has none.

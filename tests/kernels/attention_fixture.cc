@@ -103,7 +103,7 @@ void AttentionTest::Run(const AttentionBatch& batch, int threads, const PlanOpti
   // CUDA kernels: threads == 1 plans large tiles, otherwise small ones.
   const bool cpu = GetParam().spec.arch == Arch::kCpu;
   PlanOptions plan_options = options;
-  if (threads == 1) plan_options.min_tile_rows = 0;
+  if (threads == 1) plan_options.halves_tiles = false;
   Plan plan;
   MakePlan(batch, plan_options, cpu ? pool.num_threads() : kManyWorkers, &plan);
   ASSERT_EQ(Launch(GetParam(), batch, plan, &pool), 0);

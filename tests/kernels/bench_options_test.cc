@@ -118,7 +118,8 @@ TEST(ParseBenchOptions, NamesTheFlagThatIsWrong) {
             "--rounds: '5s' is not a positive integer");
   EXPECT_EQ(ParseBenchOptions({"--dtype=fp16"}, &options),
             "--dtype: 'fp16' is not one of float16, bfloat16");
-  EXPECT_EQ(ParseBenchOptions({"--arch=sm90"}, &options), "--arch: 'sm90' is not one of sm80");
+  EXPECT_EQ(ParseBenchOptions({"--arch=sm90"}, &options),
+            "--arch: 'sm90' is not one of sm80, sm89");
   EXPECT_EQ(ParseBenchOptions({"--json="}, &options), "--json: no file name");
   EXPECT_EQ(ParseBenchOptions({"--list=all"}, &options), "--list: no such flag");
   EXPECT_EQ(ParseBenchOptions({"mission"}, &options), "mission: no such flag");

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "gtest/gtest.h"
+#include "kernels/smxx/branches.h"
 #include "kernels/smxx/work_list.h"
 #include "tests/kernels/device_mirror.h"
 
@@ -66,10 +68,17 @@ Span OnDevice(const DeviceMirror& mirror, Span span) {
   return span;
 }
 
+// Those of every launch: one waits for the one before.
+const Branches* MakeBranches() {
+  auto* const branches = new Branches;
+  EXPECT_EQ(branches->Create(0), cudaSuccess);
+  return branches;
+}
+
 }  // namespace
 
-int LaunchOnDevice(const Kernel& kernel, const AttentionBatch& batch, const Plan& plan,
-                   int32_t block_shared_bytes) {
+int LaunchOnDevice(const Kernel& kernel, const AttentionBatch& batch, const Plan& plan) {
+  static const Branches* const branches = MakeBranches();
   DeviceMirror mirror;
   for (int32_t s = 0; s < batch.num_spans; ++s) AddSpan(batch.geometry, batch.spans[s], &mirror);
   std::vector<std::byte> workspace(plan.workspace_bytes, std::byte{0xff});  // NaN
@@ -90,8 +99,8 @@ int LaunchOnDevice(const Kernel& kernel, const AttentionBatch& batch, const Plan
   context.workspace = mirror.At(workspace.data());
   context.work_list = mirror.At(work_list.data());
   context.finished = mirror.At(finished.data());
-  context.block_shared_bytes = block_shared_bytes;
-  const int error = kernel.launch(on_device, plan, context);
+  context.branches = branches;
+  const int error = kernel.Launch(on_device, plan, context);
   mirror.Download();
   return error;
 }

@@ -9,9 +9,8 @@
 namespace flashcore::kernels {
 
 // Copies the batch to the device, launches, and copies O and LSE back. Returns what the launch
-// returned. `block_shared_bytes` is as in LaunchContext.
-int LaunchOnDevice(const Kernel& kernel, const AttentionBatch& batch, const Plan& plan,
-                   int32_t block_shared_bytes);
+// returned.
+int LaunchOnDevice(const Kernel& kernel, const AttentionBatch& batch, const Plan& plan);
 
 }  // namespace flashcore::kernels
 

@@ -10,28 +10,25 @@
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/plan.h"
 #include "kernels/registry.h"
-#include "kernels/tile_config.h"
 #ifdef FLASHCORE_HAVE_CUDA
 #include "tests/kernels/device_launch.h"
 #endif
 
 namespace flashcore::kernels {
 
-// Returns what the launch returned. `block_shared_bytes` is as in LaunchContext. The workspace
-// starts as NaN: a kernel must write before it reads.
+// Returns what the launch returned. The workspace starts as NaN: a kernel must write before it
+// reads.
 inline int Launch(const Kernel& kernel, const AttentionBatch& batch, const Plan& plan,
-                  ThreadPool* threads,
-                  [[maybe_unused]] int32_t block_shared_bytes = kLargeSharedBytes) {
+                  ThreadPool* threads) {
 #ifdef FLASHCORE_HAVE_CUDA
-  if (kernel.spec.arch != Arch::kCpu)
-    return LaunchOnDevice(kernel, batch, plan, block_shared_bytes);
+  if (kernel.spec.arch != Arch::kCpu) return LaunchOnDevice(kernel, batch, plan);
 #endif
   constexpr size_t kAlignment = 64;
   std::vector<float> memory((plan.workspace_bytes + kAlignment) / sizeof(float), std::nanf(""));
   void* workspace = memory.data();
   size_t bytes = memory.size() * sizeof(float);
   std::align(kAlignment, plan.workspace_bytes, workspace, bytes);
-  return kernel.launch(batch, plan, {workspace, threads});
+  return kernel.Launch(batch, plan, {workspace, threads});
 }
 
 }  // namespace flashcore::kernels

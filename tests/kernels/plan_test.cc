@@ -382,7 +382,7 @@ TEST(Plan, TakesRunsWhereABatchFillsTheWorkers) {
 // sooner depends on how many run at a time. A span that is split keeps its tile, which determines
 // its split boundaries.
 TEST(Plan, HalvesTilesWhereTheyAreDoneSooner) {
-  const PlanOptions options{128, 256, 64, 0, 32};
+  const PlanOptions options{128, 256, 64, 0, true};
   const std::vector<Span> spans = {MakeSpan(512, 512), MakeSpan(60, 600)};
   const struct {
     int workers;
@@ -396,6 +396,31 @@ TEST(Plan, HalvesTilesWhereTheyAreDoneSooner) {
       EXPECT_EQ(item.row_count, item.span == 0 ? rows : 60) << workers << " workers";
     }
   }
+}
+
+// Short spans run in small blocks whatever the tile size: they do not speak for small tiles. 40
+// tiles of 128 rows and 120 blocks of 32 have the work of 85 of 128 rows.
+TEST(Plan, CountsShortSpansByTheirOwnBlocks) {
+  const PlanOptions options{128, 256, 0, 0, true};
+  std::vector<Span> spans(5, MakeSpan(128, 512));
+  spans.resize(20, MakeSpan(20, 512));
+  const auto rows_of = [&](int workers) {
+    return PlanOf(spans, 8, 8, options, workers).items.front().row_count;
+  };
+  EXPECT_EQ(rows_of(85), 128);
+  EXPECT_EQ(rows_of(84), 64);
+}
+
+// 128 tiles of 128 rows leave half of 264 places idle, where 256 of 64 rows do not.
+TEST(Plan, DoesNotSplitWhereSmallerTilesFillTheWorkers) {
+  const auto split_rows = [](int32_t query_rows, int32_t kv_rows) {
+    return SplitRows({DType::kFloat16, 8, 8, 128}, MakeSpan(query_rows, kv_rows), kDevice,
+                     kWorkers);
+  };
+  EXPECT_EQ(split_rows(2048, 2048), kUnsplit);
+  EXPECT_EQ(split_rows(1024, 2048), kUnsplit);  // 256 of 32
+  EXPECT_EQ(split_rows(512, 2048), kUnsplit);   // 128 of 32
+  EXPECT_EQ(split_rows(512, 4096), 1024);
 }
 
 // It has two arrays, between which the items are sorted.

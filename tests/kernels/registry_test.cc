@@ -14,7 +14,7 @@ TEST(Registry, RowsAreUniqueAndComplete) {
     const KernelSpec& spec = kernel.spec;
     EXPECT_TRUE(
         seen.insert({spec.arch, spec.dtype, spec.kv_dtype, spec.head_dim, spec.accumulate}).second);
-    EXPECT_NE(kernel.launch, nullptr);
+    EXPECT_NE(kernel.launcher, nullptr);
     EXPECT_GT(kernel.plan_options.tile_rows, 0);
     EXPECT_EQ(kernel.plan_options.split_kv_rows % kPageTokens, 0);
   }
@@ -38,6 +38,18 @@ TEST(Registry, TheCpuHasBothTypesAndFiveHeadDims) { ExpectBothTypesAndFiveHeadDi
 
 #ifdef FLASHCORE_HAVE_CUDA
 TEST(Registry, Sm80HasBothTypesAndFiveHeadDims) { ExpectBothTypesAndFiveHeadDims(Arch::kSm80); }
+
+TEST(Registry, Sm89HasTheRowsOfSm80) {
+  int rows = 0;
+  for (const Kernel& kernel : AllKernels()) {
+    KernelSpec asked = kernel.spec;
+    if (asked.arch == Arch::kCpu) continue;
+    rows += asked.arch == Arch::kSm80 ? 1 : -1;
+    asked.arch = Arch::kSm89;
+    ASSERT_NE(FindKernel(asked), nullptr) << ExplainMissing(asked);
+  }
+  EXPECT_EQ(rows, 0);
+}
 
 TEST(Registry, Sm80SumsInFloat16ForFiveHeadDims) {
   for (int32_t head_dim : {32, 64, 96, 128, 256}) {
@@ -87,6 +99,7 @@ TEST(Registry, ExplainsTheDifference) {
 TEST(Registry, Names) {
   EXPECT_STREQ(Name(Arch::kCpu), "cpu");
   EXPECT_STREQ(Name(Arch::kSm80), "sm80");
+  EXPECT_STREQ(Name(Arch::kSm89), "sm89");
   EXPECT_STREQ(Name(DType::kBFloat16), "bfloat16");
   EXPECT_STREQ(Name(KvDType::kSameAsQuery), "same_as_query");
   EXPECT_STREQ(Name(KvDType::kFloat8E4M3), "float8_e4m3");
