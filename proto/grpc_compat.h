@@ -13,9 +13,8 @@
 //                                        opens one for a method outside of the generated stub.
 //   ServerReactor::InternalInlineable    runs OnDone and OnCancel on the thread that completes the
 //                                        RPC; by default gRPC wakes another thread for each.
-//   ServerCredentials::AddPortToServer   credentials of our own that wrap those of gRPC's C API,
-//   the
-//                                        only one with a callback for new server certificates.
+//   ServerCredentials::AddPortToServer   credentials of our own that wrap those of gRPC's C API:
+//                                        it alone has a callback for new server certificates.
 //   gpr_set_log_function                 public, but gone in gRPC 1.66.
 #ifndef FLASHCORE_PROTO_GRPC_COMPAT_H_
 #define FLASHCORE_PROTO_GRPC_COMPAT_H_

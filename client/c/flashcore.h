@@ -1,4 +1,4 @@
-/* The C interface of FlashCore's local socket, for other languages: libflashcore_client.so.
+/* The C interface of FlashCore's local socket, for other languages: libflashcore_c.so.
  *
  * Messages are serialized protobuf messages of flashcore/v1/attention.proto. Tensors lie in memory
  * that flashcore_register_memory gives, and requests name their places as MemoryRange. The library

@@ -388,10 +388,17 @@ absl::StatusOr<v1::SequenceInfo> Sequence::Truncate(uint64_t length,
   v1::TruncateSequenceRequest request;
   request.set_length(length);
   if (expected_length.has_value()) request.set_expected_length(*expected_length);
-  return WithReload(call, [&](const Resident& now, const CallOptions& routed) {
+  using InfoOr = absl::StatusOr<v1::SequenceInfo>;
+  return WithReload(call, [&](const Resident& now, const CallOptions& routed) -> InfoOr {
     request.set_sequence_id(now.id);
-    return InfoOf(
-        now.connection->Call(&Stub::TruncateSequence, request, /*safe_to_repeat=*/true, routed));
+    int attempts = 0;
+    InfoOr info = InfoOf(now.connection->Call(&Stub::TruncateSequence, request,
+                                              /*safe_to_repeat=*/true, routed, &attempts));
+    if (attempts <= 1 || !absl::IsFailedPrecondition(info.status())) return info;
+    InfoOr after = GetInfo(*now.connection, now.id, routed);
+    const bool is_done =
+        after.ok() && after->layer_lengths_size() > 0 && after->layer_lengths(0) == length;
+    return is_done ? after : info;
   });
 }
 

@@ -117,7 +117,8 @@ class Sequence {
   absl::StatusOr<Sequence> Fork(const ForkOptions& options, const CallOptions& call = {}) const;
 
   // Keeps the first `length` rows of every layer. With expected_length, FAILED_PRECONDITION unless
-  // layer 0 has that many rows before.
+  // layer 0 has that many rows before; or has `length` rows, after an attempt whose answer was
+  // lost.
   absl::StatusOr<v1::SequenceInfo> Truncate(uint64_t length,
                                             std::optional<uint64_t> expected_length = std::nullopt,
                                             const CallOptions& call = {}) const;

@@ -57,8 +57,8 @@ std::string ConnectionHost(int socket, const SocketAddress& peer) {
   if (peer.family() == AF_UNIX) {
     ucred user = {};
     socklen_t size = sizeof(user);
-    getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &user, &size);
-    return absl::StrCat("uid:", user.uid);
+    const bool known = getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &user, &size) == 0;
+    return known ? absl::StrCat("uid:", user.uid) : "uid:unknown";
   }
   if (peer.family() == AF_INET6) {
     const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&peer.storage);

@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -69,6 +70,25 @@ struct Async {
       done.Notify();
     };
   }
+};
+
+// A request that does not fit in a slot of a ring.
+struct ManySpans {
+  explicit ManySpans(int spans = 2000) {
+    for (int i = 0; i < spans; ++i) {
+      request.spans.push_back({1, 0, absl::StrCat(100'000'000'000'000 + i, "x"), uint64_t{5}});
+    }
+    request.num_heads = request.num_kv_heads = 1;
+    request.head_dim = 8;
+    query.assign(request.QueryBytes(), std::byte{3});
+    output.resize(query.size());
+    request.query = query;
+    request.output = absl::MakeSpan(output);
+  }
+  ManySpans(const ManySpans&) = delete;
+
+  AttendRequest request;
+  std::vector<std::byte> query, output;
 };
 
 // So that no deadline of a test passes while the connection, or a ring, is being opened.
@@ -159,32 +179,75 @@ TEST(LocalClientTest, LargeTensorsGetMemoryThatIsReused) {
 TEST(LocalClientTest, AMessageThatDoesNotFitASlotIsACall) {
   FakeLocalServer server;
   const auto client = ClientOf(server);
-  AttendRequest request;
-  for (int i = 0; i < 2000; ++i) {
-    request.spans.push_back({1, 0, absl::StrCat(100'000'000'000'000 + i, "x"), uint64_t{5}});
-  }
-  request.num_heads = request.num_kv_heads = 1;
-  request.head_dim = 8;
-  std::vector<std::byte> query(request.QueryBytes(), std::byte{3}), output(query.size());
-  request.query = query;
-  request.output = absl::MakeSpan(output);
+  ManySpans large;
   AttendResult result;
-  ASSERT_EQ(client->Attend(request, &result), absl::OkStatus());
-  EXPECT_EQ(output, query);
+  ASSERT_EQ(client->Attend(large.request, &result), absl::OkStatus());
+  EXPECT_EQ(large.output, large.query);
   EXPECT_EQ(result.sequence_lengths, std::vector<uint64_t>(2000, 5));
   EXPECT_EQ(server.taken(), 0);
-  output.assign(output.size(), std::byte{0});
+  large.output.assign(large.output.size(), std::byte{0});
   Async async;
-  client->AttendAsync(request, async.Callback());
+  client->AttendAsync(large.request, async.Callback());
   async.done.WaitForNotification();
   EXPECT_EQ(async.status, absl::OkStatus());
-  EXPECT_EQ(output, query);
+  EXPECT_EQ(large.output, large.query);
 
-  request.spans.resize(50'000, request.spans[0]);  // over a frame
-  query.resize(request.QueryBytes()), output.resize(query.size());
-  request.query = query, request.output = absl::MakeSpan(output);
-  EXPECT_THAT(client->Attend(request, nullptr).message(), HasSubstr("over the 1048576"));
+  EXPECT_THAT(client->Attend(ManySpans(50'000).request, nullptr).message(),
+              HasSubstr("over the 1048576"));  // and over a frame
   EXPECT_EQ(client->Attend(RequestFixture().request, nullptr), absl::OkStatus());
+}
+
+TEST(LocalClientTest, AServerThatReadsItsSocketLateDelaysNoOtherRequest) {
+  FakeLocalServer server;
+  absl::Notification reads_on;
+  server.on_request = [&](const v1::LocalRequest& request, v1::LocalReply*) {
+    if (request.has_call()) reads_on.WaitForNotification();
+    return false;
+  };
+  const auto client = ClientOf(server);
+  OpenBothRings(client.get());
+  constexpr int kLarge = 40;  // more than the socket takes
+  constexpr size_t kTensorBytes = 2000 * 8 * 2;
+  // A server that does not read registers no memory, so that for tensors must be there.
+  auto memory = *client->CreateSharedMemory((2 * kLarge + 2) * kTensorBytes);
+  auto place = [at = memory->data()](ManySpans* request) mutable {
+    const absl::Span<std::byte> query(at, kTensorBytes), output(at + kTensorBytes, kTensorBytes);
+    at += 2 * kTensorBytes;
+    std::copy(request->query.begin(), request->query.end(), query.begin());
+    request->request.query = query;
+    request->request.output = output;
+  };
+  std::vector<std::unique_ptr<ManySpans>> large;
+  std::vector<std::unique_ptr<Async>> all;
+  for (int i = 0; i < kLarge; ++i) {
+    large.push_back(std::make_unique<ManySpans>());
+    place(large.back().get());
+    all.push_back(std::make_unique<Async>());
+    client->AttendAsync(large.back()->request, all.back()->Callback());
+  }
+  RequestFixture r;
+  Async small, late, cancelled;
+  client->AttendAsync(r.request, small.Callback());
+  small.done.WaitForNotification();
+  EXPECT_EQ(small.status, absl::OkStatus());
+  CallOptions call;
+  call.deadline = absl::Now() + absl::Milliseconds(20);
+  ManySpans other;
+  place(&other);
+  client->AttendAsync(other.request, late.Callback(), call);
+  late.done.WaitForNotification();
+  EXPECT_EQ(late.status.code(), absl::StatusCode::kDeadlineExceeded);
+  CallHandle handle = client->AttendAsync(other.request, cancelled.Callback());
+  handle.Cancel();
+  cancelled.done.WaitForNotification();
+  EXPECT_EQ(cancelled.status.code(), absl::StatusCode::kCancelled);
+  for (const auto& async : all) EXPECT_FALSE(async->done.HasBeenNotified());
+  reads_on.Notify();
+  for (int i = 0; i < kLarge; ++i) {
+    all[i]->done.WaitForNotification();
+    EXPECT_EQ(all[i]->status, absl::OkStatus());
+    EXPECT_EQ(large[i]->request.output, absl::MakeConstSpan(large[i]->query));
+  }
 }
 
 TEST(LocalClientTest, ErrorsOfRequestsComeBack) {

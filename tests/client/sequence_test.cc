@@ -229,6 +229,31 @@ TEST_F(SequenceTest, ADeleteWhoseFirstAnswerWasLostSucceeds) {
   EXPECT_EQ(sequence.Delete(), absl::OkStatus());
 }
 
+TEST_F(SequenceTest, ATruncateWhoseFirstAnswerWasLostSucceeds) {
+  const Sequence sequence = Create();
+  const auto rows = Bytes(5 * 32, 0);
+  ASSERT_TRUE(sequence.Append(0, rows, rows, Layout::kNHD).ok());
+  const auto truncate = server_.on_truncate;
+  int calls = 0;
+  const auto lose_the_first = [&](bool takes_effect) {
+    calls = 0;
+    server_.on_truncate = [&, takes_effect](auto* context, const auto& request, auto* response) {
+      if (++calls > 1) return truncate(context, request, response);
+      if (takes_effect) truncate(context, request, response);
+      return grpc::Status(grpc::StatusCode::UNAVAILABLE, "connection reset");
+    };
+  };
+  lose_the_first(true);
+  const auto info = sequence.Truncate(3, 5);
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_THAT(info->layer_lengths(), ElementsAre(3));
+  EXPECT_EQ(calls, 2);
+  lose_the_first(false);
+  EXPECT_TRUE(absl::IsFailedPrecondition(sequence.Truncate(2, 5).status()));
+  EXPECT_EQ(calls, 2);
+  EXPECT_THAT(sequence.Info()->layer_lengths(), ElementsAre(3));
+}
+
 TEST_F(SequenceTest, EveryCallCarriesTheName) {
   server_.on_stream = [](FakeServer::Stream*) { return grpc::Status::OK; };
   ClientOptions options = Options();

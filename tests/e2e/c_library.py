@@ -1,4 +1,4 @@
-"""libflashcore_client through ctypes: the C interface as another language sees it."""
+"""libflashcore_c through ctypes: the C interface as another language sees it."""
 
 import ctypes
 import os

@@ -313,6 +313,14 @@ TEST(ConnectionHostTest, CountsByNetworkOrUser) {
   const unsigned char global[16] = {0x20, 1, 0xd, 0xb8, 0, 0, 0, 7, 1, 2, 3, 4, 5, 6, 7, 8};
   memcpy(&in6->sin6_addr, global, 16);
   EXPECT_EQ(ConnectionHost(-1, v6), "2001:db8:0:7::/64");
+
+  SocketAddress unix_socket;
+  unix_socket.storage.ss_family = AF_UNIX;
+  EXPECT_EQ(ConnectionHost(-1, unix_socket), "uid:unknown");  // and not uid:0
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+  EXPECT_EQ(ConnectionHost(ends[0], unix_socket), absl::StrCat("uid:", geteuid()));
+  for (const int end : ends) close(end);
 }
 
 }  // namespace

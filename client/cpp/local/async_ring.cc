@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/time/clock.h"
+
 namespace flashcore::client::local {
 namespace {
 
@@ -14,6 +16,11 @@ uint64_t NanosecondsUntil(SteadyTime deadline) {
   if (deadline == SteadyTime::max()) return 0;  // none
   const auto left = deadline - std::chrono::steady_clock::now();
   return static_cast<uint64_t>(std::max<int64_t>(1, std::chrono::nanoseconds(left).count()));
+}
+
+absl::Time ToAbsolute(SteadyTime deadline) {
+  if (deadline == SteadyTime::max()) return absl::InfiniteFuture();
+  return absl::Now() + absl::FromChrono(deadline - std::chrono::steady_clock::now());
 }
 
 }  // namespace
@@ -215,7 +222,7 @@ void AsyncRing::SendAsCall(uint64_t ticket, Entry* entry) {
   };
   ++calls_;
   const absl::StatusOr<uint64_t> id =
-      control_->Start(&request, -1, absl::InfiniteFuture(), answered);
+      control_->Start(&request, -1, ToAbsolute(entry->deadline), answered);
   if (id.ok()) {
     entry->call_id = *id;
     return;

@@ -68,11 +68,7 @@ absl::StatusOr<uint64_t> Control::Start(v1::LocalRequest* request, int fd, absl:
     waiting_[id] = std::move(done);
   }
   request->set_id(id);
-  absl::Status status;
-  {
-    absl::MutexLock lock(&send_mutex_);
-    status = socket_.Send(request->SerializeAsString(), fd, deadline);
-  }
+  absl::Status status = outbox_.Send(id, request->SerializeAsString(), fd, deadline);
   if (status.ok()) return id;
   absl::MutexLock lock(&mutex_);
   // If the connection has ended, `done` has run, or will.
@@ -123,8 +119,9 @@ void Control::CancelCall(uint64_t id) {
 }
 
 void Control::SendQuietly(const v1::LocalRequest& request) {
-  absl::MutexLock lock(&send_mutex_);
-  socket_.Send(request.SerializeAsString(), -1, absl::Now() + kTellTimeout).IgnoreError();
+  constexpr uint64_t kNobodyWaits = 0;
+  outbox_.Send(kNobodyWaits, request.SerializeAsString(), -1, absl::Now() + kTellTimeout)
+      .IgnoreError();
 }
 
 absl::StatusOr<std::string> Control::Call(absl::string_view method, std::string message,
@@ -216,16 +213,25 @@ void Control::Read() {
 }
 
 void Control::Take(v1::LocalReply* reply, UniqueFd fd) {
-  Done done;
-  {
-    absl::MutexLock lock(&mutex_);
-    const auto it = waiting_.find(reply->id());
-    if (it == waiting_.end()) return;  // nobody waits any more
-    done = std::move(it->second);
-    waiting_.erase(it);
-  }
+  const Done done = TakeDone(reply->id());
+  if (done == nullptr) return;
   const absl::Status status = FromCode(reply->status().code(), reply->status().message());
   done(status, status.ok() ? reply : nullptr, std::move(fd));
+}
+
+void Control::Expire(uint64_t id) {
+  const Done done = TakeDone(id);
+  if (done == nullptr) return;
+  done(absl::DeadlineExceededError("the server does not read its local socket"), nullptr, {});
+}
+
+Control::Done Control::TakeDone(uint64_t id) {
+  absl::MutexLock lock(&mutex_);
+  const auto it = waiting_.find(id);
+  if (it == waiting_.end()) return nullptr;
+  Done done = std::move(it->second);
+  waiting_.erase(it);
+  return done;
 }
 
 absl::StatusOr<std::unique_ptr<OpenRing>> OpenRing::Open(std::shared_ptr<Control> control,

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "client/cpp/local/outbox.h"
 #include "client/cpp/local/region.h"
 #include "client/cpp/local/ring.h"
 #include "client/cpp/local/socket.h"
@@ -40,12 +41,14 @@ class Control : public std::enable_shared_from_this<Control> {
   const std::atomic<bool>& ended() const { return ended_; }
   absl::Status end_status() const ABSL_LOCKS_EXCLUDED(mutex_);  // not OK, once it has ended
 
-  // `reply` is null unless the status is OK. Runs on the reader's thread: must not block.
+  // `reply` is null unless the status is OK. Runs on a thread of the connection: must not block.
   using Done = std::function<void(absl::Status status, v1::LocalReply* reply, UniqueFd fd)>;
 
-  // Sends `request` under a new id, which is returned. OK means that `done` runs exactly once.
+  // Sends `request` under a new id, which is returned; does not wait for the server to read. OK
+  // means that `done` runs exactly once, with DEADLINE_EXCEEDED if the server did not read by the
+  // deadline.
   absl::StatusOr<uint64_t> Start(v1::LocalRequest* request, int fd, absl::Time deadline, Done done)
-      ABSL_LOCKS_EXCLUDED(mutex_, send_mutex_);
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // The same, and waits for the reply. After the deadline the reply is dropped, and a call is
   // cancelled.
   absl::StatusOr<v1::LocalReply> Exchange(v1::LocalRequest* request, int fd, absl::Time deadline,
@@ -72,24 +75,27 @@ class Control : public std::enable_shared_from_this<Control> {
   void Abort(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  explicit Control(FrameSocket socket) : socket_(std::move(socket)) {}
-  void SendQuietly(const v1::LocalRequest& request) ABSL_LOCKS_EXCLUDED(send_mutex_);
+  explicit Control(FrameSocket socket)
+      : socket_(std::move(socket)), outbox_(&socket_, [this](uint64_t id) { Expire(id); }) {}
+  void SendQuietly(const v1::LocalRequest& request);
   absl::Status Hello(const std::string& client, absl::Time deadline);
   void Read();
   void End(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
   void Take(v1::LocalReply* reply, UniqueFd fd) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Expire(uint64_t id) ABSL_LOCKS_EXCLUDED(mutex_);
+  Done TakeDone(uint64_t id) ABSL_LOCKS_EXCLUDED(mutex_);  // null: nobody waits any more
 
   FrameSocket socket_;
   std::string identity_;  // set by Hello
   std::thread reader_;
   std::atomic<bool> ended_{false};
-  absl::Mutex send_mutex_;  // frames go out whole
   mutable absl::Mutex mutex_;
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   absl::flat_hash_map<uint64_t, Done> waiting_ ABSL_GUARDED_BY(mutex_);  // by id
   absl::flat_hash_map<uint64_t, std::function<void()>> end_hooks_ ABSL_GUARDED_BY(mutex_);
   absl::Status abort_status_ ABSL_GUARDED_BY(mutex_);
   absl::Status end_status_ ABSL_GUARDED_BY(mutex_);
+  Outbox outbox_;  // its thread uses the other members
 };
 
 // A ring of a connection. Does not own its memory.

@@ -6,6 +6,16 @@
 #include "absl/time/clock.h"
 
 namespace flashcore::client::local {
+namespace {
+
+// The element of `all` with this region.
+template <class All>
+auto Find(All& all, const Region* region) {
+  return std::find_if(all.begin(), all.end(),
+                      [region](const auto& one) { return one.region.get() == region; });
+}
+
+}  // namespace
 
 Link::Link(std::string path, std::string client, absl::Duration spin, RegionTable* regions)
     : path_(std::move(path)), client_(std::move(client)), spin_(spin), regions_(regions) {}
@@ -23,9 +33,23 @@ absl::StatusOr<std::shared_ptr<Session>> Link::Connect(absl::Time deadline) {
   absl::StatusOr<std::shared_ptr<Control>> control = Control::Connect(path_, client_, deadline);
   if (!control.ok()) return control.status();
   auto session = std::make_shared<Session>(*std::move(control), regions_, spin_);
+  std::vector<Shared> registered;
+  {
+    absl::MutexLock lock(&mutex_);
+    registered = shared_;
+  }
+  for (Shared& shared : registered) Register(session.get(), deadline, &shared);
   absl::MutexLock lock(&mutex_);
   old = std::exchange(session_, session);
-  for (Shared& shared : shared_) Register(&shared, deadline).IgnoreError();
+  for (Shared& shared : registered) {
+    const auto it = Find(shared_, shared.region.get());
+    if (it != shared_.end()) {
+      Publish(shared);
+      *it = std::move(shared);
+    } else if (shared.status.ok()) {  // removed in the meantime
+      session->control().Unregister(shared.id);
+    }
+  }
   return session;
 }
 
@@ -42,27 +66,37 @@ absl::Status Link::Attend(const AttendRequest& request, absl::Time deadline, Att
   return (*session)->Attend(request, deadline, result);
 }
 
-absl::Status Link::Register(Shared* shared, absl::Time deadline) {
+void Link::Register(Session* session, absl::Time deadline, Shared* shared) {
   const Region& region = *shared->region;
   absl::StatusOr<std::string> id =
-      session_->control().Register(region.fd(), region.bytes(), shared->read_only, deadline);
+      session->control().Register(region.fd(), region.bytes(), shared->read_only, deadline);
   shared->status = id.status();
-  if (id.ok()) {
-    shared->id = *std::move(id);
-    regions_->Add(region.data(), {region.bytes(), shared->id, shared->read_only});
+  if (id.ok()) shared->id = *std::move(id);
+}
+
+void Link::Publish(const Shared& shared) {
+  const Region& region = *shared.region;
+  if (shared.status.ok()) {
+    regions_->Add(region.data(), {region.bytes(), shared.id, shared.read_only});
   } else {
-    regions_->Remove(region.data());  // its tensors are copied from now on
+    regions_->Remove(region.data());
   }
-  return shared->status;
 }
 
 absl::Status Link::Add(const std::shared_ptr<Region>& region, bool read_only, absl::Time deadline) {
-  const absl::StatusOr<std::shared_ptr<Session>> session = Connect(deadline);
-  if (!session.ok()) return session.status();
-  absl::MutexLock connect_lock(&connect_mutex_);
-  absl::MutexLock lock(&mutex_);
+  const absl::StatusOr<std::shared_ptr<Session>> connected = Connect(deadline);
+  if (!connected.ok()) return connected.status();
+  absl::MutexLock connect_lock(&connect_mutex_);  // no new session meanwhile
+  std::shared_ptr<Session> session;
+  {
+    absl::MutexLock lock(&mutex_);
+    session = session_;
+  }
   Shared shared{region, read_only};
-  absl::Status status = Register(&shared, deadline);
+  Register(session.get(), deadline, &shared);
+  absl::Status status = shared.status;
+  absl::MutexLock lock(&mutex_);
+  Publish(shared);
   if (status.ok()) shared_.push_back(std::move(shared));
   return status;
 }
@@ -72,8 +106,7 @@ void Link::Remove(const Region* region) {
   std::shared_ptr<Session> session;
   {
     absl::MutexLock lock(&mutex_);
-    const auto it = std::find_if(shared_.begin(), shared_.end(),
-                                 [&](const Shared& s) { return s.region.get() == region; });
+    const auto it = Find(shared_, region);
     if (it == shared_.end()) return;
     if (it->status.ok()) id = it->id;
     shared_.erase(it);
@@ -85,8 +118,7 @@ void Link::Remove(const Region* region) {
 
 bool Link::Registered(const Region* region) const {
   absl::MutexLock lock(&mutex_);
-  const auto it = std::find_if(shared_.begin(), shared_.end(),
-                               [&](const Shared& s) { return s.region.get() == region; });
+  const auto it = Find(shared_, region);
   return it != shared_.end() && it->status.ok() && session_->alive();
 }
 

@@ -47,8 +47,10 @@ class Link {
     absl::Status status = {};  // of the last registration
   };
 
-  absl::Status Register(Shared* shared, absl::Time deadline)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(connect_mutex_, mutex_);
+  // With the session. Maps and pins the memory: takes seconds for each GiB.
+  static void Register(Session* session, absl::Time deadline, Shared* shared);
+  // Tensors in the region stay there from now on; or are copied, if the registration failed.
+  void Publish(const Shared& shared) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string path_;
   const std::string client_;

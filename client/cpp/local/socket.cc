@@ -5,14 +5,12 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "proto/local_ring.h"
 
 namespace flashcore::client::local {
@@ -24,14 +22,6 @@ constexpr size_t kLengthBytes = 4;
 constexpr size_t kMaxPathBytes = sizeof(sockaddr_un::sun_path) - 1;
 
 absl::Status Ended() { return absl::UnavailableError("the server ended the connection"); }
-
-// Milliseconds for poll; -1: no limit.
-int PollMilliseconds(absl::Time deadline) {
-  if (deadline == absl::InfiniteFuture()) return -1;
-  const int64_t left =
-      absl::ToInt64Milliseconds(absl::Ceil(deadline - absl::Now(), absl::Milliseconds(1)));
-  return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
-}
 
 // Takes the descriptor in the control data of a message; closes what is too many.
 void TakeFd(const msghdr& header, UniqueFd* fd) {
@@ -84,24 +74,28 @@ absl::StatusOr<FrameSocket> FrameSocket::Connect(const std::string& path) {
   return FrameSocket(std::move(fd));
 }
 
-absl::Status FrameSocket::Send(absl::string_view message, int fd, absl::Time deadline) {
+absl::StatusOr<std::string> FrameOf(absl::string_view message) {
   if (message.size() > kMaxFrameBytes) {
     return absl::ResourceExhaustedError(absl::StrCat("message: ", message.size(),
                                                      " bytes, over the ", kMaxFrameBytes,
                                                      " that the local socket takes"));
   }
   const auto length = static_cast<uint32_t>(message.size());
-  std::string frame(kLengthBytes, '\0');
-  std::memcpy(frame.data(), &length, kLengthBytes);
+  std::string frame;
+  frame.reserve(kLengthBytes + message.size());
+  frame.append(reinterpret_cast<const char*>(&length), kLengthBytes);
   frame.append(message.data(), message.size());
-  size_t sent = 0;
-  while (sent < frame.size()) {
-    iovec data = {frame.data() + sent, frame.size() - sent};
+  return frame;
+}
+
+absl::Status FrameSocket::TrySend(absl::string_view frame, int fd, size_t* sent) {
+  while (*sent < frame.size()) {
+    iovec data = {const_cast<char*>(frame.data()) + *sent, frame.size() - *sent};
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
     msghdr header = {};
     header.msg_iov = &data;
     header.msg_iovlen = 1;
-    if (fd >= 0 && sent == 0) {
+    if (fd >= 0 && *sent == 0) {
       header.msg_control = control;
       header.msg_controllen = sizeof(control);
       cmsghdr* const c = CMSG_FIRSTHDR(&header);
@@ -112,18 +106,18 @@ absl::Status FrameSocket::Send(absl::string_view message, int fd, absl::Time dea
     }
     const ssize_t count = sendmsg(fd_.get(), &header, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (count > 0) {
-      sent += static_cast<size_t>(count);
+      *sent += static_cast<size_t>(count);
       continue;
     }
     if (errno == EINTR) continue;
-    if (errno != EAGAIN) return Ended();
-    pollfd writable = {fd_.get(), POLLOUT, 0};
-    if (poll(&writable, 1, PollMilliseconds(deadline)) != 0) continue;
-    if (sent == 0) return absl::DeadlineExceededError("the server does not read its local socket");
-    Shutdown();  // half a frame cannot be taken back
-    return Ended();
+    return errno == EAGAIN ? absl::OkStatus() : Ended();
   }
   return absl::OkStatus();
+}
+
+void FrameSocket::WaitWritable(absl::Duration time) {
+  pollfd writable = {fd_.get(), POLLOUT, 0};
+  poll(&writable, 1, static_cast<int>(absl::ToInt64Milliseconds(time)));
 }
 
 absl::Status FrameSocket::Receive(std::string* message, UniqueFd* fd) {

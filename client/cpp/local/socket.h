@@ -34,21 +34,26 @@ class UniqueFd {
 // INVALID_ARGUMENT unless `path` is absolute and short enough for a Unix socket.
 absl::Status CheckPath(absl::string_view path);
 
+// `message` as one frame. RESOURCE_EXHAUSTED if it is too large for one.
+absl::StatusOr<std::string> FrameOf(absl::string_view message);
+
 // A connected socket. One thread may send while another receives; Shutdown is safe from any.
 class FrameSocket {
  public:
   // UNAVAILABLE if nobody listens at `path`, PERMISSION_DENIED if this user may not connect.
   static absl::StatusOr<FrameSocket> Connect(const std::string& path);
 
-  // Sends `message` as one frame, with `fd` unless it is -1. DEADLINE_EXCEEDED, and nothing was
-  // sent, if the server does not read; UNAVAILABLE if the socket has ended or a frame is stuck
-  // half-way: then the socket is shut down.
-  absl::Status Send(absl::string_view message, int fd, absl::Time deadline);
+  // Sends as many bytes of `frame` from *sent on as the socket takes at once, and counts them in
+  // *sent. `fd`, unless it is -1, goes with the first. UNAVAILABLE if the socket has ended.
+  absl::Status TrySend(absl::string_view frame, int fd, size_t* sent);
+
+  // Waits until the socket takes bytes or has ended, for at most `time`.
+  void WaitWritable(absl::Duration time);
 
   // Blocks for the next frame, and its file descriptor if it has one. UNAVAILABLE at the end.
   absl::Status Receive(std::string* message, UniqueFd* fd);
 
-  void Shutdown();  // ends Send and Receive
+  void Shutdown();  // ends everything else
 
  private:
   explicit FrameSocket(UniqueFd fd) : fd_(std::move(fd)) {}
