@@ -4,7 +4,6 @@
 #include <initializer_list>
 
 #include "kernels/cpu/attention_cpu.h"
-#include "kernels/tile_config.h"
 #ifdef FLASHCORE_HAVE_CUDA
 #include "kernels/sm80/attention_sm80.h"
 #endif
@@ -14,7 +13,7 @@ namespace {
 
 PlanOptions PlanFor(const KernelSpec& spec) {
   if (spec.arch == Arch::kCpu) return CpuPlan();
-  const SharedSize shared = spec.arch == Arch::kSm89 ? SharedSize::kSmall : SharedSize::kLarge;
+  const SharedSize shared = SharedSizeOf(spec.arch);
   return spec.kv_dtype == KvDType::kFloat8E4M3 ? Sm80Fp8Plan(spec.head_dim, shared)
                                                : Sm80Plan(spec.head_dim, shared);
 }
@@ -49,6 +48,10 @@ std::vector<Kernel> MakeKernels() {
 
 Arch ArchOf(size_t block_shared_bytes) {
   return block_shared_bytes < kLargeSharedBytes ? Arch::kSm89 : Arch::kSm80;
+}
+
+SharedSize SharedSizeOf(Arch arch) {
+  return arch == Arch::kSm89 ? SharedSize::kSmall : SharedSize::kLarge;
 }
 
 const std::vector<Kernel>& AllKernels() {

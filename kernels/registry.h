@@ -10,6 +10,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/plan.h"
+#include "kernels/tile_config.h"
 
 namespace flashcore::kernels {
 
@@ -66,8 +67,10 @@ struct Kernel {
   PlanOptions plan_options;
 };
 
-// The family for a CUDA device whose blocks can have so much shared memory.
+// The family for a CUDA device whose blocks can have so much shared memory, and the shared memory
+// that a CUDA family is for.
 Arch ArchOf(size_t block_shared_bytes);
+SharedSize SharedSizeOf(Arch arch);
 
 // Every kernel of this build, in a fixed order.
 const std::vector<Kernel>& AllKernels();

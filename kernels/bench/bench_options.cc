@@ -42,7 +42,7 @@ bool* SwitchOf(const std::string& flag, BenchOptions* options) {
 }
 
 std::string ParseFlag(const std::string& flag, const std::string& value, BenchOptions* options) {
-  if (flag == "--arch") return ParseName(value, {Arch::kSm80, Arch::kSm89}, &options->arch);
+  if (flag == "--arch") return ParseArch(value, &options->arch);
   if (flag == "--dtype") {
     return ParseName(value, {DType::kFloat16, DType::kBFloat16}, &options->dtype);
   }
@@ -64,6 +64,10 @@ std::string ParseFlag(const std::string& flag, const std::string& value, BenchOp
 }
 
 }  // namespace
+
+std::string ParseArch(const std::string& text, Arch* arch) {
+  return ParseName(text, {Arch::kSm80, Arch::kSm89}, arch);
+}
 
 std::string ParseCount(const std::string& text, int* count) {
   const char* end = text.data() + text.size();

@@ -41,6 +41,9 @@ enum class L2State { kCold, kWarm };
 // Parses an integer of at least 1. Returns what is wrong; empty if nothing is.
 std::string ParseCount(const std::string& text, int* count);
 
+// Parses the name of a CUDA family. Returns as above.
+std::string ParseArch(const std::string& text, Arch* arch);
+
 // "cold" or "warm".
 const char* Name(L2State state);
 

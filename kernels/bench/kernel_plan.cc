@@ -31,16 +31,17 @@ namespace {
 
 struct Device {
   int32_t workers = 132;
-  SharedSize shared = SharedSize::kLarge;
+  Arch arch = Arch::kSm80;
 };
 
 nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
   const AttentionShape& attention = shape.attention;
+  const SharedSize shared = SharedSizeOf(device.arch);
   static std::byte memory;  // which nobody reads
   const std::vector<Span> spans = MakeSpans(attention, {&memory, &memory, &memory});
   const AttentionBatch batch = {attention.geometry(), spans.data(), attention.spans};
   Plan plan;
-  MakePlan(batch, Sm80Plan(attention.head_dim, device.shared), device.workers, &plan);
+  MakePlan(batch, Sm80Plan(attention.head_dim, shared), device.workers, &plan);
   std::vector<WorkTile> list(WorkListBytes(batch, plan) / sizeof(WorkTile) + 1);
   PackWorkList(batch, plan, reinterpret_cast<std::byte*>(list.data()));
   const WorkListView view(batch, plan, list.data());
@@ -56,9 +57,9 @@ nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
       blocks.back().second += attention.num_kv_heads;
     }
     const int32_t rows = kCudaTileRows[kind];
-    const Sm80Block block = Sm80BlockFor(rows, attention.head_dim, device.shared);
+    const Sm80Block block = Sm80BlockFor(rows, attention.head_dim, shared);
     launches.push_back({{"rows", rows},
-                        {"shared", Sm80BlockOf(rows, attention.head_dim, device.shared)},
+                        {"shared", Sm80BlockOf(rows, attention.head_dim, shared)},
                         {"has_runs", has_runs},
                         {"row_tiles", block.row_tiles},
                         {"row_warps", block.row_warps},
@@ -80,11 +81,12 @@ nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
   std::exit(2);
 }
 
-// Whether `argument` is --name=COUNT; then sets the count.
-bool TakeFlag(const std::string& argument, const std::string& name, int32_t* count) {
+// Whether `argument` is --name=VALUE; then parses the value.
+template <class Parse, class Value>
+bool TakeFlag(const std::string& argument, const std::string& name, Parse parse, Value* value) {
   const std::string flag = "--" + name + "=";
   if (argument.compare(0, flag.size(), flag) != 0) return false;
-  const std::string wrong = ParseCount(argument.substr(flag.size()), count);
+  const std::string wrong = parse(argument.substr(flag.size()), value);
   if (!wrong.empty()) Fail("--" + name + ": " + wrong);
   return true;
 }
@@ -93,12 +95,8 @@ int Main(int argc, char** argv) {
   Device device;
   std::vector<BenchShape> shapes;
   for (int i = 1; i < argc; ++i) {
-    if (TakeFlag(argv[i], "workers", &device.workers)) continue;
-    const std::string argument = argv[i];
-    if (argument == "--arch=sm80" || argument == "--arch=sm89") {
-      device.shared = argument == "--arch=sm89" ? SharedSize::kSmall : SharedSize::kLarge;
-      continue;
-    }
+    if (TakeFlag(argv[i], "workers", ParseCount, &device.workers)) continue;
+    if (TakeFlag(argv[i], "arch", ParseArch, &device.arch)) continue;
     const std::string wrong = ParseShape(argv[i], &shapes.emplace_back());
     if (!wrong.empty()) Fail(wrong);
     // CPU and CUDA kernels have the same head_dims.

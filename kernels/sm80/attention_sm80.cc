@@ -58,7 +58,7 @@ int LaunchAttentionSm80(const KernelSpec& spec, const AttentionBatch& batch, con
   if (in_parameters) PackWorkList(batch, plan, list);
   const WorkListView work(batch, plan, in_parameters ? list : ctx.work_list);
   const Partials partials(static_cast<float*>(ctx.workspace), plan.partial_rows, geometry.head_dim);
-  const auto shared = spec.arch == Arch::kSm89 ? SharedSize::kSmall : SharedSize::kLarge;
+  const SharedSize shared = SharedSizeOf(spec.arch);
   auto* const stream = static_cast<cudaStream_t>(ctx.stream);
   const auto tiles_of = [&](const WorkListView::TileArray& array, cudaStream_t on) {
     const LaunchParams params{work.spans,
@@ -85,10 +85,8 @@ int LaunchAttentionSm80(const KernelSpec& spec, const AttentionBatch& batch, con
     if (error != cudaSuccess) break;
     error = LaunchKind(spec, kCudaTileRows[kinds[n]], tiles_of(work.kinds[kinds[n]], on));
   }
-  if (branches > 0) {
-    const int join_error = ctx.branches->Join(stream, branches);
-    if (error == cudaSuccess) error = join_error;
-  }
+  const int join_error = ctx.branches->Join(stream, branches);
+  if (error == cudaSuccess) error = join_error;
   if (error != cudaSuccess || work.combines.count == 0) return error;
   return LaunchCombine(geometry.dtype, tiles_of(work.combines, stream));
 }

@@ -1,14 +1,11 @@
 // Frames to a server that does not read its local socket.
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
-#include <cstdlib>
-#include <cstring>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -25,19 +22,10 @@ constexpr size_t kBytes = flashcore::local::kMaxFrameBytes - 10;
 class OutboxTest : public testing::Test {
  protected:
   OutboxTest() {
-    char folder[] = "/tmp/flashcore-outbox-XXXXXX";
-    EXPECT_NE(mkdtemp(folder), nullptr);
-    const std::string path = std::string(folder) + "/s";
-    const UniqueFd listener(socket(AF_UNIX, SOCK_STREAM, 0));
-    sockaddr_un address = {};
-    address.sun_family = AF_UNIX;
-    path.copy(address.sun_path, sizeof(address.sun_path) - 1);
-    EXPECT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-    EXPECT_EQ(listen(listener.get(), 1), 0);
-    socket_.emplace(*FrameSocket::Connect(path));
-    server_ = UniqueFd(accept(listener.get(), nullptr, nullptr));
-    unlink(path.c_str());
-    rmdir(folder);
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    socket_.emplace(UniqueFd(ends[0]));
+    server_.emplace(UniqueFd(ends[1]));
     outbox_.emplace(&*socket_, [this](uint64_t id) {
       absl::MutexLock lock(&mutex_);
       expired_.push_back(id);
@@ -53,12 +41,13 @@ class OutboxTest : public testing::Test {
     return outbox_->Send(id, message, fd, deadline);
   }
 
-  // The next frame, and the descriptor that came with it.
+  // The next frame, with a descriptor if `fd` is not null.
   std::string Read(UniqueFd* fd = nullptr) {
-    uint32_t length = 0;
-    ReadBytes(&length, sizeof(length), fd);
-    std::string message(length, ' ');
-    ReadBytes(message.data(), length, fd);
+    std::string message;
+    UniqueFd passed;
+    EXPECT_EQ(server_->Receive(&message, &passed), absl::OkStatus());
+    EXPECT_EQ(passed.get() >= 0, fd != nullptr);
+    if (fd != nullptr) *fd = std::move(passed);
     return message;
   }
 
@@ -71,34 +60,10 @@ class OutboxTest : public testing::Test {
     return expired_;
   }
 
-  std::optional<FrameSocket> socket_;
-  UniqueFd server_;
+  std::optional<FrameSocket> socket_, server_;
   absl::Mutex mutex_;
   std::vector<uint64_t> expired_ ABSL_GUARDED_BY(mutex_);
   std::optional<Outbox> outbox_;
-
- private:
-  void ReadBytes(void* to, size_t size, UniqueFd* fd) const {
-    while (size > 0) {
-      iovec data = {to, size};
-      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-      msghdr header = {};
-      header.msg_iov = &data;
-      header.msg_iovlen = 1;
-      header.msg_control = control;
-      header.msg_controllen = sizeof(control);
-      const ssize_t count = recvmsg(server_.get(), &header, 0);
-      ASSERT_GT(count, 0);
-      if (cmsghdr* const c = CMSG_FIRSTHDR(&header); c != nullptr) {
-        ASSERT_NE(fd, nullptr) << "an unexpected descriptor";
-        int passed = -1;
-        std::memcpy(&passed, CMSG_DATA(c), sizeof(int));
-        *fd = UniqueFd(passed);
-      }
-      to = static_cast<char*>(to) + count;
-      size -= static_cast<size_t>(count);
-    }
-  }
 };
 
 TEST_F(OutboxTest, SendsWholeFramesInOrderWithoutWaiting) {
@@ -124,7 +89,6 @@ TEST_F(OutboxTest, AFrameThatWaitsKeepsItsDescriptor) {
   EXPECT_EQ(Read().size(), kBytes);
   UniqueFd passed;
   EXPECT_EQ(Read(&passed), "with");
-  ASSERT_GE(passed.get(), 0);
   EXPECT_EQ(write(passed.get(), "!", 1), 1);
   char byte = 0;
   EXPECT_EQ(read(reader.get(), &byte, 1), 1);
@@ -145,7 +109,7 @@ TEST_F(OutboxTest, DropsFramesThatAreNotBegunByTheirDeadline) {
 
 TEST_F(OutboxTest, EndsWithTheSocket) {
   EXPECT_TRUE(Send(1, std::string(kBytes, 'x')).ok());
-  server_ = UniqueFd();
+  server_.reset();
   while (Send(2, "more").ok()) absl::SleepFor(absl::Milliseconds(1));  // until the thread sees it
   EXPECT_EQ(Send(3, "more").code(), absl::StatusCode::kUnavailable);
 }

@@ -24,10 +24,10 @@ bool HasRuns(const Plan& plan) {
 
 class AttentionBlocksTest : public AttentionTest {
  protected:
-  Plan Run(const AttentionBatch& batch, int32_t workers) {
+  Plan Run(const AttentionBatch& batch, int32_t workers, const Kernel& kernel = GetParam()) {
     Plan plan;
-    MakePlan(batch, GetParam().plan_options, workers, &plan);
-    EXPECT_EQ(Launch(GetParam(), batch, plan, nullptr), 0);
+    MakePlan(batch, kernel.plan_options, workers, &plan);
+    EXPECT_EQ(Launch(kernel, batch, plan, nullptr), 0);
     return plan;
   }
 
@@ -142,9 +142,7 @@ TEST_P(AttentionBlocksTest, LittleSharedMemory) {
   for (int32_t workers : {1, 45, 10000}) {
     Run(problem.batch(), workers);
     const Problem::Outputs large = Take(&problem);
-    Plan plan;
-    MakePlan(problem.batch(), kernel.plan_options, workers, &plan);
-    EXPECT_EQ(Launch(kernel, problem.batch(), plan, nullptr), 0);
+    Run(problem.batch(), workers, kernel);
     ExpectSameBits(large, Take(&problem));
   }
 }

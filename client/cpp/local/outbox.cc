@@ -59,7 +59,6 @@ void Outbox::Run() {
       if (stop_) return;
       if (!SendSome()) entries_.clear();  // the connection's reader sees the end, too
       TakeExpired(&expired);
-      if (entries_.empty() && expired.empty()) continue;
     }
     for (const uint64_t id : expired) expired_(id);
     expired.clear();

@@ -42,6 +42,8 @@ class FrameSocket {
  public:
   // UNAVAILABLE if nobody listens at `path`, PERMISSION_DENIED if this user may not connect.
   static absl::StatusOr<FrameSocket> Connect(const std::string& path);
+  // Of a connected stream socket.
+  explicit FrameSocket(UniqueFd fd) : fd_(std::move(fd)) {}
 
   // Sends as many bytes of `frame` from *sent on as the socket takes at once, and counts them in
   // *sent. `fd`, unless it is -1, goes with the first. UNAVAILABLE if the socket has ended.
@@ -56,8 +58,6 @@ class FrameSocket {
   void Shutdown();  // ends everything else
 
  private:
-  explicit FrameSocket(UniqueFd fd) : fd_(std::move(fd)) {}
-
   UniqueFd fd_;
 };
 
