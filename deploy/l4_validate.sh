@@ -176,8 +176,8 @@ profile() {
 }
 
 l2_window() {
-  local repeats=400
-  if $quick; then repeats=100; fi
+  local repeats=200
+  if $quick; then repeats=20; fi
   cannot='keeps nothing persisting' step l2-window 600 "$bundle/flashcore-l2-window-bench" \
     --repeats="$repeats" --json="$report/l2-window.json" \
     --run="$(python3 -B "$root/kernels/bench/run_info.py" || echo null)"

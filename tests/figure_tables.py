@@ -289,12 +289,15 @@ def l2_window(records):
     """Decode over hot K/V with a window over it, against the same without one."""
     part = records["h200"]["l2_window"]
     rows = []
+    keys = ("hot_bytes", "background_share", "cold", "cold_bytes")
     for row in part["results"]["rows"]:
         if row["window"] == "with":
             without = next(r for r in part["results"]["rows"]
-                           if r["window"] in ("without", "alone") and r["cold"] == row["cold"]
-                           and all(r[k] == row[k] for k in ("hot_bytes", "cold_bytes")))
+                           if r["window"] in ("without", "alone")
+                           and all(r.get(key) == row.get(key) for key in keys))
             where = {"none": "alone"}.get(row["cold"], row["cold"])
+            if row.get("background_share", 0) > 0:
+                where += f", background {row['background_share']:.0%}"
             distance = f"{row['cold_bytes'] >> 20} MiB" if row["cold_bytes"] else "-"
             rows.append((f"{row['hot_bytes'] >> 20} MiB", where, distance, us(without["p50_us"]),
                          us(row["p50_us"]),

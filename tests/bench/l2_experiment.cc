@@ -3,8 +3,7 @@
 #include <cuda_profiler_api.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
+#include <utility>
 
 #include "kernels/bench/accuracy.h"
 #include "kernels/bench/bench_options.h"
@@ -19,28 +18,17 @@ constexpr int kColdSets = 8;  // 512 MiB, many times any L2
 // batch, so that no wait for it is timed.
 constexpr int kLeadLaunches = 16;
 
-// Cold launches for each hot one where they never pause: they take longer than it does.
-constexpr int kEndlessLaunches = 2;
-
-AttentionShape Decode(int sequences) {
+AttentionShape Decode(size_t kv_bytes) {
+  constexpr size_t kMax = L2Experiment::kMaxSequenceBytes;
   AttentionShape shape;
   shape.paged = true;
-  shape.spans = sequences;
+  shape.spans = static_cast<int32_t>((kv_bytes + kMax - 1) / kMax);
   shape.num_heads = 32;
   shape.num_kv_heads = 8;
   shape.query_rows = 1;
-  shape.kv_rows = 4096;
+  shape.kv_rows = static_cast<int32_t>(std::min(kv_bytes, kMax) >> 12);  // 4 KiB a row
   shape.head_dim = 128;
   return shape;
-}
-
-AttentionShape ColdDecode() {
-  return Decode(L2Experiment::kColdLaunchBytes / L2Experiment::kSequenceBytes);
-}
-
-[[noreturn]] void Fail(const char* why) {
-  std::fprintf(stderr, "flashcore-l2-window-bench: %s\n", why);
-  std::exit(1);
 }
 
 CudaStream MakeStream() {
@@ -50,7 +38,8 @@ CudaStream MakeStream() {
 }
 
 const Kernel& DecodeKernel() {
-  const KernelSpec spec = SpecFor(ColdDecode(), Arch::kSm80, Accumulate::kFloat32);
+  const KernelSpec spec =
+      SpecFor(Decode(L2Experiment::kColdLaunchBytes), Arch::kSm80, Accumulate::kFloat32);
   const Kernel* const kernel = FindKernel(spec);
   if (kernel == nullptr) Fail(ExplainMissing(spec).c_str());
   return *kernel;
@@ -70,7 +59,7 @@ size_t SetAside(size_t bytes) {
 }
 
 // No window if `bytes` is 0.
-void SetWindow(cudaStream_t stream, const std::byte* base, size_t bytes, float hit_ratio) {
+void SetStreamWindow(cudaStream_t stream, const std::byte* base, size_t bytes, float hit_ratio) {
   cudaStreamAttrValue value = {};
   value.accessPolicyWindow.base_ptr = const_cast<std::byte*>(base);
   value.accessPolicyWindow.num_bytes = bytes;
@@ -85,29 +74,21 @@ void SetWindow(cudaStream_t stream, const std::byte* base, size_t bytes, float h
 
 }  // namespace
 
-L2Experiment::L2Experiment(int hot_sequences)
-    : hot_sequences_(hot_sequences),
-      hot_stream_(MakeStream()),
-      hot_inputs_(Decode(hot_sequences), 1, hot_stream_.get()),
-      cold_inputs_(ColdDecode(), kColdSets, hot_stream_.get()) {
+L2Experiment::L2Experiment(size_t hot_bytes, BackgroundReader* background)
+    : hot_bytes_(hot_bytes),
+      background_(background),
+      stream_(MakeStream()),
+      hot_inputs_(Decode(hot_bytes), 1, stream_.get()),
+      cold_inputs_(Decode(kColdLaunchBytes), kColdSets, stream_.get()) {
   const Kernel& kernel = DecodeKernel();
-  const AttentionShape shape = Decode(hot_sequences);
+  const AttentionShape shape = Decode(hot_bytes);
   Check(hot_run_.Prepare(kernel, shape.geometry(), hot_inputs_.spans()), "prepare a launch");
-  for (CudaEvent* event : {&lead_, &cold_done_[0], &cold_done_[1]}) {
-    Check(cudaEventCreateWithFlags(event->out(), cudaEventDisableTiming), "create an event");
-  }
+  Check(cold_run_.Prepare(kernel, shape.geometry(), cold_inputs_.spans()), "prepare a cold launch");
   for (int i = 0; i < kBatch; ++i) {
     Check(cudaEventCreate(begin_[i].out()), "create an event");
     Check(cudaEventCreate(end_[i].out()), "create an event");
   }
-  const auto sets = cold_inputs_.spans().begin();
-  for (int s = 0; s < kColdStreams; ++s) {
-    constexpr int kShare = kColdSets / kColdStreams;
-    cold_streams_[s] = MakeStream();
-    Check(cold_runs_[s].Prepare(kernel, shape.geometry(),
-                                {sets + s * kShare, sets + (s + 1) * kShare}),
-          "prepare a cold launch");
-  }
+  LaunchCold(kColdLaunchBytes);  // loads its code: the driver may have to wait for a reader
   LaunchHot(0);
   Synchronise();
   const Accuracy accuracy = CheckOutput(shape, hot_inputs_.CopyToHost(0).spans, 1);
@@ -117,33 +98,28 @@ L2Experiment::L2Experiment(int hot_sequences)
   output_ = HotOutput();
 }
 
-L2Experiment::Granted L2Experiment::SetMode(L2Mode mode) {
+L2Experiment::Granted L2Experiment::SetWindow(bool on) {
   Synchronise();
   Check(cudaCtxResetPersistingL2Cache(), "reset persisting lines");
-  size_t ask = Attribute(cudaDevAttrMaxPersistingL2CacheSize);
-  if (mode == L2Mode::kWithout) ask = 0;
-  if (mode == L2Mode::kHalf) ask /= 2;
   Granted granted;
-  granted.set_aside_bytes = SetAside(ask);
+  granted.set_aside_bytes = SetAside(
+      on ? std::min<size_t>(hot_bytes_, Attribute(cudaDevAttrMaxPersistingL2CacheSize)) : 0);
   size_t window_bytes = 0;
-  if (mode != L2Mode::kWithout) {
-    window_bytes = std::min<size_t>(hot_bytes(), Attribute(cudaDevAttrMaxAccessPolicyWindowSize));
+  if (on) {
+    window_bytes = std::min<size_t>(hot_bytes_, Attribute(cudaDevAttrMaxAccessPolicyWindowSize));
     granted.hit_ratio = std::min(
         1.0f, static_cast<float>(granted.set_aside_bytes) / static_cast<float>(window_bytes));
   }
-  const std::byte* const base = hot_inputs_.spans()[0][0].kv.key;
-  SetWindow(hot_stream_.get(), base, window_bytes, granted.hit_ratio);
-  for (const CudaStream& stream : cold_streams_) {
-    SetWindow(stream.get(), base, window_bytes, granted.hit_ratio);
-  }
+  SetStreamWindow(stream_.get(), hot_inputs_.spans()[0][0].kv.key, window_bytes, granted.hit_ratio);
   return granted;
 }
 
-Percentiles L2Experiment::Time(const ColdTraffic& traffic, int repeats) {
+L2Experiment::Times L2Experiment::Time(const Traffic& traffic, int repeats) {
   std::vector<double> us;
-  while (us.size() < static_cast<size_t>(repeats)) {
-    RunBatch(traffic);
-    Synchronise();
+  double background_gbps = 0;
+  int batches = 0;
+  for (; us.size() < static_cast<size_t>(repeats); ++batches) {
+    background_gbps += RunBatch(traffic);
     for (int i = 1; i < kBatch; ++i) {
       float ms = 0;
       Check(cudaEventElapsedTime(&ms, begin_[i].get(), end_[i].get()), "read the time");
@@ -151,76 +127,58 @@ Percentiles L2Experiment::Time(const ColdTraffic& traffic, int repeats) {
     }
   }
   if (HotOutput() != output_) Fail("the output's bits have changed");
-  return Summarise(std::move(us));
+  return {Summarise(std::move(us)), background_gbps / batches};
 }
 
 void L2Experiment::Profile(size_t cold_bytes, int launches) {
   constexpr int kWarmUpLaunches = 3;
   for (int n = 0; n < kWarmUpLaunches + launches; ++n) {
-    LaunchColdBetween(cold_bytes);
+    LaunchCold(cold_bytes);
     Synchronise();
     if (n >= kWarmUpLaunches) Check(cudaProfilerStart(), "start the profiler");
-    Check(hot_run_.Launch(0, hot_stream_.get()), "launch the kernel");
+    Check(hot_run_.Launch(0, stream_.get()), "launch the kernel");
     Synchronise();
     if (n >= kWarmUpLaunches) Check(cudaProfilerStop(), "stop the profiler");
   }
 }
 
-void L2Experiment::RunBatch(const ColdTraffic& traffic) {
-  LaunchColdBetween(kLeadLaunches * kColdLaunchBytes);
-  Check(cudaEventRecord(lead_.get(), hot_stream_.get()), "record an event");
-  for (int s = 0; s < kColdStreams; ++s) {
-    Check(cudaStreamWaitEvent(cold_streams_[s].get(), lead_.get(), 0), "wait for an event");
-  }
-  for (int i = 0; i < kBatch; ++i) Repeat(traffic, i);
-}
-
-void L2Experiment::Repeat(const ColdTraffic& traffic, int i) {
-  const int launches = static_cast<int>(traffic.bytes / kColdLaunchBytes);
-  if (!traffic.concurrent) {
-    LaunchColdBetween(traffic.bytes);
+// Returns the rate of the background reader, 0 without one.
+double L2Experiment::RunBatch(const Traffic& traffic) {
+  const bool background = traffic.background_blocks > 0;
+  if (background) background_->Start(traffic.background_blocks);
+  LaunchCold(kLeadLaunches * kColdLaunchBytes);
+  for (int i = 0; i < kBatch; ++i) {
+    if (background && i == 1) background_->Mark(0, stream_.get());
+    LaunchCold(traffic.cold_bytes);
     LaunchHot(i);
-    return;
   }
-  // Hot launch i and the cold ones that follow it start when those of i - 1 have ended.
-  for (int s = 0; s < kColdStreams && launches > 0 && i > 0; ++s) {
-    Check(cudaStreamWaitEvent(hot_stream_.get(), cold_done_[s].get(), 0), "wait for an event");
-    Check(cudaStreamWaitEvent(cold_streams_[s].get(), end_[i - 1].get(), 0), "wait for an event");
-  }
-  LaunchHot(i);
-  LaunchColdBeside(launches > 0 ? launches : kEndlessLaunches);
+  if (background) background_->Mark(1, stream_.get());
+  Synchronise();
+  if (!background) return 0;
+  const double gbps = background_->Stop();
+  if (gbps == 0) Fail("the background reader did not run beside the hot launches");
+  return gbps;
 }
 
 void L2Experiment::LaunchHot(int i) {
-  Check(cudaEventRecord(begin_[i].get(), hot_stream_.get()), "record an event");
-  Check(hot_run_.Launch(0, hot_stream_.get()), "launch the kernel");
-  Check(cudaEventRecord(end_[i].get(), hot_stream_.get()), "record an event");
+  Check(cudaEventRecord(begin_[i].get(), stream_.get()), "record an event");
+  Check(hot_run_.Launch(0, stream_.get()), "launch the kernel");
+  Check(cudaEventRecord(end_[i].get(), stream_.get()), "record an event");
 }
 
-void L2Experiment::LaunchColdBetween(size_t bytes) {
+void L2Experiment::LaunchCold(size_t bytes) {
   for (size_t launched = 0; launched < bytes; launched += kColdLaunchBytes, ++next_cold_) {
-    const KernelRun& run = cold_runs_[next_cold_ % kColdStreams];
-    Check(run.Launch(next_cold_ / kColdStreams % run.num_sets(), hot_stream_.get()),
+    Check(cold_run_.Launch(next_cold_ % cold_run_.num_sets(), stream_.get()),
           "launch the kernel on cold K/V");
   }
 }
 
-void L2Experiment::LaunchColdBeside(int launches) {
-  for (const int end = next_cold_ + launches; next_cold_ < end; ++next_cold_) {
-    const int s = next_cold_ % kColdStreams;
-    Check(cold_runs_[s].Launch(next_cold_ / kColdStreams % cold_runs_[s].num_sets(),
-                               cold_streams_[s].get()),
-          "launch the kernel on cold K/V");
-  }
-  for (int s = 0; s < kColdStreams; ++s) {
-    Check(cudaEventRecord(cold_done_[s].get(), cold_streams_[s].get()), "record an event");
-  }
+void L2Experiment::Synchronise() {
+  Check(cudaStreamSynchronize(stream_.get()), "run the launches");
 }
-
-void L2Experiment::Synchronise() { Check(cudaDeviceSynchronize(), "run the launches"); }
 
 std::vector<std::byte> L2Experiment::HotOutput() const {
-  const AttentionShape shape = Decode(static_cast<int>(hot_sequences_));
+  const AttentionShape shape = Decode(hot_bytes_);
   std::vector<std::byte> output(QueryBytes(shape));
   Check(cudaMemcpy(output.data(), hot_inputs_.spans()[0][0].output, output.size(),
                    cudaMemcpyDeviceToHost),

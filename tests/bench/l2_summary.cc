@@ -1,6 +1,7 @@
 #include "tests/bench/l2_summary.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 
 namespace flashcore::kernels {
@@ -18,6 +19,22 @@ std::vector<double> ChangePercent(const std::vector<double>& with,
   std::vector<double> change;
   for (size_t i = 0; i < with.size(); ++i) change.push_back(100 * (with[i] / without[i] - 1));
   return change;
+}
+
+int BlocksForRate(const std::map<int, double>& rates, double rate) {
+  int blocks_below = 0;
+  double rate_below = 0;
+  for (const auto& [blocks, rate_here] : rates) {
+    if (rate_here >= rate) {
+      const double part = (rate - rate_below) / (rate_here - rate_below);
+      const double wanted = blocks_below + part * (blocks - blocks_below);
+      return std::max(1, static_cast<int>(std::lround(wanted)));
+    }
+    blocks_below = blocks;
+    rate_below = rate_here;
+  }
+  const auto lower = [](const auto& a, const auto& b) { return a.second < b.second; };
+  return std::max_element(rates.begin(), rates.end(), lower)->first;
 }
 
 }  // namespace flashcore::kernels

@@ -1,7 +1,8 @@
-// What rounds of the L2 window's benchmark amount to.
+// Arithmetic of the L2 window's benchmark.
 #ifndef FLASHCORE_TESTS_BENCH_L2_SUMMARY_H_
 #define FLASHCORE_TESTS_BENCH_L2_SUMMARY_H_
 
+#include <map>
 #include <vector>
 
 namespace flashcore::kernels {
@@ -21,6 +22,11 @@ Spread SpreadOf(std::vector<double> values);
 // compared. `with` and `without` are equally long.
 std::vector<double> ChangePercent(const std::vector<double>& with,
                                   const std::vector<double>& without);
+
+// The number of blocks of a reader that reaches `rate`, by linear interpolation between measured
+// rates of numbers of blocks; at least 1. If none reaches it, the number with the highest rate.
+// `rate` is positive, `rates` is not empty.
+int BlocksForRate(const std::map<int, double>& rates, double rate);
 
 }  // namespace flashcore::kernels
 

@@ -1,5 +1,7 @@
 #include "tests/bench/l2_summary.h"
 
+#include <map>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -27,6 +29,26 @@ TEST(L2SummaryTest, SpreadIsMedianLeastAndGreatest) {
   EXPECT_EQ(odd.max, 5);
   EXPECT_EQ(SpreadOf({4, 1, 3, 2}).median, 2.5);
   EXPECT_EQ(SpreadOf({7}).median, 7);
+}
+
+TEST(L2SummaryTest, BlocksForRateAreBetweenTheNeighboursThatWereMeasured) {
+  const std::map<int, double> rates = {{10, 100}, {20, 180}, {40, 200}, {80, 198}};
+  EXPECT_EQ(BlocksForRate(rates, 50), 5);  // no block reads nothing
+  EXPECT_EQ(BlocksForRate(rates, 100), 10);
+  EXPECT_EQ(BlocksForRate(rates, 140), 15);
+  EXPECT_EQ(BlocksForRate(rates, 190), 30);
+  EXPECT_EQ(BlocksForRate(rates, 200), 40);
+}
+
+TEST(L2SummaryTest, BlocksForRateAreTheFewestWhereMoreAreSlower) {
+  EXPECT_EQ(BlocksForRate({{10, 100}, {20, 90}, {30, 110}}, 95), 10);  // 9.5, rounded
+  EXPECT_EQ(BlocksForRate({{10, 100}, {20, 90}, {30, 110}}, 105), 28);
+}
+
+TEST(L2SummaryTest, BlocksForRateAreAtLeastOne) { EXPECT_EQ(BlocksForRate({{1, 100}}, 1), 1); }
+
+TEST(L2SummaryTest, BlocksForRateAreThoseOfTheHighestIfNoneReachesIt) {
+  EXPECT_EQ(BlocksForRate({{10, 100}, {20, 120}, {40, 110}}, 130), 20);
 }
 
 }  // namespace

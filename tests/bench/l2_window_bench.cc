@@ -1,12 +1,13 @@
-// flashcore-l2-window-bench: decode over hot K/V while cold K/V streams past, with an L2
+// flashcore-l2-window-bench: decode over hot K/V while other reads stream past, with an L2
 // access-policy window and without. l2_window_counters.sh counts what --once launches.
+#include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <iterator>
 #include <string>
 #include <vector>
 
 #include "kernels/bench/device_kernels.h"
+#include "tests/bench/background_reader.h"
 #include "tests/bench/l2_experiment.h"
 #include "tests/bench/l2_summary.h"
 
@@ -16,19 +17,25 @@ namespace {
 constexpr char kUsage[] =
     R"(flashcore-l2-window-bench: when an L2 access-policy window over K/V pays.
 
-Times decode over 16 and 32 MiB of hot K/V: alone; and with and without a window over it, and with
-half of the L2 set aside, while decode over cold K/V runs between the hot launches or beside them.
-The modes take turns in rounds, every other round backwards. Times are medians of the rounds. The
-change is the window's time over the time without it in the same round, in percent less 100: -10 is
-a gain of 10%, 10 a cost of 10%; behind it the least and greatest of the rounds.
+Times decode over 4 to 32 MiB of hot K/V with and without a window over it, for which as much of
+the L2 is set aside as the hot K/V takes or the GPU allows. Before each hot launch, decode over cold
+K/V reads nothing, once or 4 times the L2's size, in units of 64 MiB. All the while a background
+kernel takes none, 1/4, 1/2 or 3/4 of the bandwidth of the DRAM, as if the DRAM were slower: a share
+of the rate that this kernel reaches alone. Its own rate is printed as measured alone and beside the
+launches.
+
+Rounds are with and without the window in turn, every other one backwards. Times are medians of the
+rounds. The change is the window's time over the time without it in the same round, in percent less
+100: -10 is a gain of 10%, 10 a cost of 10%; behind it the least and greatest of the rounds.
 
   --rounds=N            of each row (5)
-  --repeats=N           hot launches that are timed in each round (400)
+  --repeats=N           hot launches that are timed in each round, rounded up to a multiple of 20
+                        (200)
   --json=FILE           write the rows there, too
   --run=JSON            "run" of that file, as kernels/bench/run_info.py prints it
-  --once=MODE           launch in one mode for a profiler (alone, without, with, half), time nothing
+  --once=MODE           launch in one mode for a profiler (alone, without, with), time nothing
   --launches=N          hot launches of --once (5)
-  --sequences=N         hot sequences of 16 MiB of --once (1)
+  --hot_mib=N           hot K/V of --once (16): at most 16, or a multiple of 16
   --cold_mib=N          cold K/V before each of them, a multiple of 64 (256); alone: none
   --help                print this
 
@@ -38,68 +45,80 @@ Exit status: 0; 1 on an error; 2 without a GPU that has such windows.
 constexpr int kExitNoWindow = 2;
 constexpr double kMiB = 1 << 20;
 
+constexpr size_t kHotMib[] = {4, 8, 16, 32};
+constexpr double kBackgroundShares[] = {0, 0.25, 0.5, 0.75};
+constexpr size_t kColdPerL2[] = {0, 1, 4};
+
 struct Options {
   int rounds = 5;
-  int repeats = 400;
+  int repeats = 200;
   std::string json_file;
   std::string run = "null";  // a JSON value
   std::string once;
   int launches = 5;
-  int sequences = 1;
+  int hot_mib = 16;
   int cold_mib = 256;
 };
 
 struct Row {
   size_t hot_bytes = 0;
-  const char* mode = "";
-  ColdTraffic traffic;
+  BackgroundLoad background;
+  size_t cold_bytes = 0;
+  bool window = false;
   L2Experiment::Granted granted;
   std::vector<double> p50_us, p90_us, p99_us;  // of each round
+  std::vector<double> background_gbps;         // of each round, beside the launches
   std::vector<double> change_percent;          // of p50; empty without a window
-
-  const char* traffic_name() const {
-    if (traffic.concurrent) return traffic.bytes > 0 ? "beside" : "never pauses";
-    return traffic.bytes > 0 ? "between" : "none";
-  }
 };
 
-const char* Name(L2Mode mode) {
-  return mode == L2Mode::kWithout ? "without" : mode == L2Mode::kWith ? "with" : "half";
-}
+const char* Name(bool window) { return window ? "with" : "without"; }
 
-// The device to measure on, described; empty, with the reason printed, if there is none.
-std::string DescribeDevice() {
+struct Gpu {
+  std::string name;
+  size_t l2_bytes = 0;
+};
+
+// The device to measure on; nameless, with the reason printed, if there is none.
+Gpu FindGpu() {
   cudaDeviceProp properties;
   const cudaError_t error = cudaGetDeviceProperties(&properties, 0);
   if (error != cudaSuccess) {
     std::fprintf(stderr, "flashcore-l2-window-bench: no GPU: %s\n", cudaGetErrorString(error));
-    return "";
+    return {};
   }
   if (properties.persistingL2CacheMaxSize == 0) {
     std::fprintf(stderr, "flashcore-l2-window-bench: the L2 of the %s keeps nothing persisting\n",
                  properties.name);
-    return "";
+    return {};
   }
-  std::printf("GPU: %s, L2 %.1f MiB, at most %.1f MiB persisting, window at most %.1f MiB\n\n",
+  std::printf("GPU: %s, L2 %.1f MiB, at most %.1f MiB persisting, window at most %.1f MiB\n",
               properties.name, properties.l2CacheSize / kMiB,
               properties.persistingL2CacheMaxSize / kMiB,
               properties.accessPolicyMaxWindowSize / kMiB);
-  return properties.name;
+  return {properties.name, static_cast<size_t>(properties.l2CacheSize)};
+}
+
+// Whole cold launches.
+size_t ColdBytes(size_t at_least) {
+  constexpr size_t kLaunch = L2Experiment::kColdLaunchBytes;
+  return (at_least + kLaunch - 1) / kLaunch * kLaunch;
 }
 
 void PrintHeader() {
-  std::printf("%7s %-12s %8s %-8s %9s %5s %8s %17s %8s %8s %8s %s\n", "hot MiB", "cold", "MiB",
-              "window", "aside MiB", "ratio", "p50 us", "least..greatest", "p90 us", "p99 us",
-              "hot GB/s", "change of time without the window");
+  std::printf("%7s %11s %8s %8s %8s %-8s %9s %5s %8s %17s %8s %8s %8s %s\n", "hot MiB",
+              "background", "alone", "beside", "cold MiB", "window", "aside MiB", "ratio", "p50 us",
+              "least..greatest", "p90 us", "p99 us", "hot GB/s", "change by the window");
 }
 
 void Print(const Row& row) {
   const Spread p50 = SpreadOf(row.p50_us);
-  std::printf("%7.0f %-12s %8.0f %-8s %9.1f %5.2f %8.2f %8.2f..%-7.2f %8.2f %8.2f %8.0f",
-              row.hot_bytes / kMiB, row.traffic_name(), row.traffic.bytes / kMiB, row.mode,
-              row.granted.set_aside_bytes / kMiB, row.granted.hit_ratio, p50.median, p50.min,
-              p50.max, SpreadOf(row.p90_us).median, SpreadOf(row.p99_us).median,
-              row.hot_bytes / p50.median * 1e-3);
+  std::printf(
+      "%7.0f %10.0f%% %8.0f %8.0f %8.0f %-8s %9.1f %5.2f %8.2f %8.2f..%-7.2f %8.2f %8.2f "
+      "%8.0f",
+      row.hot_bytes / kMiB, 100 * row.background.share, row.background.alone_gbps,
+      SpreadOf(row.background_gbps).median, row.cold_bytes / kMiB, Name(row.window),
+      row.granted.set_aside_bytes / kMiB, row.granted.hit_ratio, p50.median, p50.min, p50.max,
+      SpreadOf(row.p90_us).median, SpreadOf(row.p99_us).median, row.hot_bytes / p50.median * 1e-3);
   if (!row.change_percent.empty()) {
     const Spread change = SpreadOf(row.change_percent);
     std::printf(" %+.1f%% (%+.1f..%+.1f)", change.median, change.min, change.max);
@@ -108,51 +127,67 @@ void Print(const Row& row) {
   std::fflush(stdout);
 }
 
-// The modes beside one kind of traffic, in rounds.
-std::vector<Row> MeasureRows(const Options& options, const ColdTraffic& traffic,
-                             L2Experiment* experiment) {
-  constexpr L2Mode kModes[] = {L2Mode::kWithout, L2Mode::kWith, L2Mode::kHalf};
-  constexpr size_t kNumModes = std::size(kModes);
-  std::vector<Row> rows;
-  for (const L2Mode mode : kModes) {
-    Row row;
-    row.hot_bytes = experiment->hot_bytes();
-    row.mode = Name(mode);
-    row.traffic = traffic;
-    rows.push_back(row);
+// Without the window and with it, in rounds.
+std::array<Row, 2> MeasureRows(const Options& options, const BackgroundLoad& background,
+                               size_t cold_bytes, L2Experiment* experiment) {
+  std::array<Row, 2> rows;
+  for (const bool window : {false, true}) {
+    rows[window].hot_bytes = experiment->hot_bytes();
+    rows[window].background = background;
+    rows[window].cold_bytes = cold_bytes;
+    rows[window].window = window;
   }
-  if (traffic.bytes == 0 && !traffic.concurrent) rows[0].mode = "alone";
   for (int round = 0; round < options.rounds; ++round) {
-    for (size_t i = 0; i < kNumModes; ++i) {
-      const size_t mode = round % 2 == 0 ? i : kNumModes - 1 - i;
-      rows[mode].granted = experiment->SetMode(kModes[mode]);
-      const Percentiles us = experiment->Time(traffic, options.repeats);
-      rows[mode].p50_us.push_back(us.p50);
-      rows[mode].p90_us.push_back(us.p90);
-      rows[mode].p99_us.push_back(us.p99);
+    const bool first = round % 2 == 1;
+    for (const bool window : {first, !first}) {
+      Row& row = rows[window];
+      row.granted = experiment->SetWindow(window);
+      const L2Experiment::Times times =
+          experiment->Time({cold_bytes, background.blocks}, options.repeats);
+      row.p50_us.push_back(times.us.p50);
+      row.p90_us.push_back(times.us.p90);
+      row.p99_us.push_back(times.us.p99);
+      row.background_gbps.push_back(times.background_gbps);
     }
   }
-  for (size_t mode = 1; mode < kNumModes; ++mode) {
-    rows[mode].change_percent = ChangePercent(rows[mode].p50_us, rows[0].p50_us);
-  }
+  rows[true].change_percent = ChangePercent(rows[true].p50_us, rows[false].p50_us);
   return rows;
 }
 
-// Every kind of traffic.
-void RunTable(const Options& options, int sequences, std::vector<Row>* rows) {
-  constexpr size_t kDistances[] = {0, size_t{64} << 20, size_t{256} << 20, size_t{512} << 20};
-  L2Experiment experiment(sequences);
-  experiment.SetMode(L2Mode::kWithout);
-  experiment.Time({kDistances[3], false}, options.repeats);  // wakes the clocks up
-  for (const bool concurrent : {false, true}) {
-    for (const size_t distance : kDistances) {
-      for (const Row& row : MeasureRows(options, {distance, concurrent}, &experiment)) {
-        Print(row);
-        rows->push_back(row);
+struct Table {
+  double background_full_gbps = 0;
+  std::vector<Row> rows;
+};
+
+// Every size beside every background and cold traffic.
+Table MeasureTable(const Options& options, size_t l2_bytes) {
+  Table table;
+  BackgroundReader reader;
+  table.background_full_gbps = reader.full_gbps();
+  std::printf("background: %.0f GB/s at its full rate", table.background_full_gbps);
+  std::vector<BackgroundLoad> loads;
+  for (const double share : kBackgroundShares) {
+    loads.push_back(reader.LoadFor(share));
+    if (share > 0) std::printf(", %.0f%% by %d blocks", 100 * share, loads.back().blocks);
+  }
+  std::printf("; below in GB/s\n\n");
+  PrintHeader();
+  for (const size_t hot_mib : kHotMib) {
+    L2Experiment experiment(hot_mib << 20, &reader);
+    experiment.SetWindow(false);
+    experiment.Time({ColdBytes(l2_bytes), 0}, options.repeats);  // wakes the clocks up
+    for (const BackgroundLoad& load : loads) {
+      for (const size_t cold_per_l2 : kColdPerL2) {
+        const size_t cold_bytes = ColdBytes(cold_per_l2 * l2_bytes);
+        for (const Row& row : MeasureRows(options, load, cold_bytes, &experiment)) {
+          Print(row);
+          table.rows.push_back(row);
+        }
       }
     }
+    experiment.SetWindow(false);
   }
-  experiment.SetMode(L2Mode::kWithout);
+  return table;
 }
 
 void WriteSpread(std::FILE* out, const char* key, const std::vector<double>& values) {
@@ -161,18 +196,24 @@ void WriteSpread(std::FILE* out, const char* key, const std::vector<double>& val
                spread.min, key, spread.max);
 }
 
-bool WriteJson(const Options& options, const std::string& gpu, const std::vector<Row>& rows) {
+bool WriteJson(const Options& options, const std::string& gpu, const Table& table) {
   std::FILE* out = std::fopen(options.json_file.c_str(), "w");
   if (out == nullptr) return false;
-  std::fprintf(out, "{\"gpu\": \"%s\", \"run\": %s, \"rounds\": %d, \"repeats\": %d, \"rows\": [",
-               gpu.c_str(), options.run.c_str(), options.rounds, options.repeats);
+  std::fprintf(out,
+               "{\"gpu\": \"%s\", \"run\": %s, \"rounds\": %d, \"repeats\": %d, "
+               "\"background_full_gbps\": %.3f, \"rows\": [",
+               gpu.c_str(), options.run.c_str(), options.rounds, options.repeats,
+               table.background_full_gbps);
   const char* separator = "\n";
-  for (const Row& row : rows) {
+  for (const Row& row : table.rows) {
     std::fprintf(out,
-                 "%s {\"hot_bytes\": %zu, \"cold\": \"%s\", \"cold_bytes\": %zu, "
+                 "%s {\"hot_bytes\": %zu, \"background_share\": %.2f, \"background_blocks\": %d, "
+                 "\"background_alone_gbps\": %.3f, \"cold\": \"%s\", \"cold_bytes\": %zu, "
                  "\"window\": \"%s\", \"set_aside_bytes\": %zu, \"hit_ratio\": %.3f",
-                 separator, row.hot_bytes, row.traffic_name(), row.traffic.bytes, row.mode,
-                 row.granted.set_aside_bytes, row.granted.hit_ratio);
+                 separator, row.hot_bytes, row.background.share, row.background.blocks,
+                 row.background.alone_gbps, row.cold_bytes > 0 ? "between" : "none", row.cold_bytes,
+                 Name(row.window), row.granted.set_aside_bytes, row.granted.hit_ratio);
+    WriteSpread(out, "background_gbps", row.background_gbps);
     WriteSpread(out, "p50_us", row.p50_us);
     WriteSpread(out, "p90_us", row.p90_us);
     WriteSpread(out, "p99_us", row.p99_us);
@@ -187,10 +228,10 @@ bool WriteJson(const Options& options, const std::string& gpu, const std::vector
 
 bool RunOnce(const Options& options) {
   const bool alone = options.once == "alone";
-  for (const L2Mode mode : {L2Mode::kWithout, L2Mode::kWith, L2Mode::kHalf}) {
-    if (options.once != (alone ? "alone" : Name(mode))) continue;
-    L2Experiment experiment(options.sequences);
-    experiment.SetMode(mode);
+  for (const bool window : {false, true}) {
+    if (options.once != (alone ? "alone" : Name(window))) continue;
+    L2Experiment experiment(size_t{1} * options.hot_mib << 20, nullptr);
+    experiment.SetWindow(window);
     experiment.Profile(alone ? 0 : size_t{1} * options.cold_mib << 20, options.launches);
     return true;
   }
@@ -219,13 +260,14 @@ bool ParseOptions(const std::vector<std::string>& arguments, Options* options) {
         !Parse(argument, "repeats", &options->repeats) && !Parse(argument, "run", &options->run) &&
         !Parse(argument, "json", &options->json_file) && !Parse(argument, "once", &options->once) &&
         !Parse(argument, "launches", &options->launches) &&
-        !Parse(argument, "sequences", &options->sequences) &&
+        !Parse(argument, "hot_mib", &options->hot_mib) &&
         !Parse(argument, "cold_mib", &options->cold_mib)) {
       return false;
     }
   }
   const bool run_is_json = options->run == "null" || options->run.rfind('{', 0) == 0;
-  return run_is_json && options->cold_mib % 64 == 0;
+  const bool hot_fits = options->hot_mib <= 16 || options->hot_mib % 16 == 0;
+  return run_is_json && hot_fits && options->cold_mib % 64 == 0;
 }
 
 int Main(const std::vector<std::string>& arguments) {
@@ -239,17 +281,15 @@ int Main(const std::vector<std::string>& arguments) {
     std::fputs(kUsage, stderr);
     return 1;
   }
-  const std::string gpu = DescribeDevice();
-  if (gpu.empty()) return kExitNoWindow;
+  const Gpu gpu = FindGpu();
+  if (gpu.name.empty()) return kExitNoWindow;
   if (!options.once.empty()) {
     if (RunOnce(options)) return 0;
     std::fprintf(stderr, "flashcore-l2-window-bench: no mode '%s'\n", options.once.c_str());
     return 1;
   }
-  PrintHeader();
-  std::vector<Row> rows;
-  for (const int sequences : {1, 2}) RunTable(options, sequences, &rows);
-  if (options.json_file.empty() || WriteJson(options, gpu, rows)) return 0;
+  const Table table = MeasureTable(options, gpu.l2_bytes);
+  if (options.json_file.empty() || WriteJson(options, gpu.name, table)) return 0;
   std::fprintf(stderr, "flashcore-l2-window-bench: cannot write %s\n", options.json_file.c_str());
   return 1;
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# l2_window_counters.sh BENCH_BINARY [SEQUENCES [COLD_MIB]]: where decode launches over hot K/V read
-# it from, by hardware counters: alone, and after COLD_MIB (256) of cold K/V without an L2 window,
-# with one, and with half of the L2 set aside. SEQUENCES (1) hot sequences of 16 MiB. Needs Nsight
-# Compute (ncu, or $NCU) and the right to read counters.
+# l2_window_counters.sh BENCH_BINARY [HOT_MIB [COLD_MIB]]: where decode launches over HOT_MIB (16) of
+# hot K/V read it from, by hardware counters: alone, and after COLD_MIB (256) of cold K/V without an
+# L2 window and with one. HOT_MIB is at most 16, or a multiple of 16. Needs Nsight Compute (ncu, or
+# $NCU) and the right to read counters.
 #
 # The bench profiles its hot launches only, each alone on the device, cold launches before it. ncu
 # must not touch the cache in between: nothing is flushed (--cache-control none), and no launch is
@@ -15,11 +15,11 @@
 set -euo pipefail
 
 if (($# < 1 || $# > 3)); then
-  echo "usage: $0 BENCH_BINARY [SEQUENCES [COLD_MIB]]" >&2
+  echo "usage: $0 BENCH_BINARY [HOT_MIB [COLD_MIB]]" >&2
   exit 2
 fi
 bench=$1
-sequences=${2:-1}
+hot_mib=${2:-16}
 cold_mib=${3:-256}
 ncu=${NCU:-ncu}
 metrics=lts__t_sectors_op_read_lookup_hit.sum,lts__t_sectors_op_read.sum
@@ -50,14 +50,14 @@ print(f"{mode:8} {len(rows):8} {kv_bytes / 2**20:8.0f} {dram / 2**20:9.2f} "
 
 printf '%-8s %8s %8s %9s %9s %7s %8s\n' window launches 'K/V MiB' 'DRAM MiB' 'not DRAM' 'L2 hit' us
 status=0
-for mode in alone without with half; do
+for mode in alone without with; do
   output=$("$ncu" --profile-from-start off --cache-control none --clock-control none \
     --replay-mode application --csv --page raw --print-units base --metrics "$metrics" \
-    "$bench" --once="$mode" --sequences="$sequences" --cold_mib="$cold_mib") || {
+    "$bench" --once="$mode" --hot_mib="$hot_mib" --cold_mib="$cold_mib") || {
     printf 'l2_window_counters.sh: %s: ncu failed:\n%s\n' "$mode" "$output" >&2
     status=1
     continue
   }
-  python3 -c "$summarise" "$mode" $((sequences * 16 << 20)) <<<"$output" || status=1
+  python3 -c "$summarise" "$mode" $((hot_mib << 20)) <<<"$output" || status=1
 done
 exit $status
