@@ -18,6 +18,11 @@ int64_t Places(const PlanOptions& options, int32_t workers) {
   return int64_t{workers} * std::max(1, options.items_per_worker);
 }
 
+// KV heads that have items of their own.
+int32_t PlannedHeads(const AttentionBatch& batch, const PlanOptions& options) {
+  return options.item_per_kv_head ? batch.geometry.num_kv_heads : 1;
+}
+
 // Whether the span's slices have KV head `head` of a tile that begins at `row_begin`.
 bool HasSlice(const AttentionBatch& batch, const PlanOptions& options, const Span& span,
               int32_t row_begin, int32_t head) {
@@ -250,11 +255,12 @@ void SortItems(Plan* plan) {
 // A span whose leading splits other spans could share: these splits are whole, paged, and visible
 // to every packed row. The item of KV head h and split s is first_item + h * splits + s.
 struct CascadeCandidate {
-  const KvView* kv = nullptr;
-  int32_t first_page = 0;  // kv->pages[0], copied here for sorting
-  int32_t num_pages = 0;   // of the splits that could be shared
-  int32_t splits = 0;      // all splits of a KV head
-  int32_t rows = 0;        // packed rows of a KV head
+  const Span* span = nullptr;
+  int32_t first_page = 0;  // span->kv.pages[0], copied here for sorting
+  int32_t split_rows = 0;
+  int32_t num_pages = 0;  // of the splits that could be shared
+  int32_t splits = 0;     // all splits of a KV head
+  int32_t rows = 0;       // packed rows of a KV head
   size_t first_item = 0;
   int32_t common_splits = 0;  // leading splits with the same pages as the next candidate's (sorted)
 };
@@ -266,36 +272,42 @@ void AddCascadeCandidate(const AttentionBatch& batch, const PlanOptions& options
                          size_t first_item, Candidates* candidates) {
   if (first_item == plan.items.size()) return;  // no query rows
   const WorkItem& item = plan.items[first_item];
+  if (item.row_count > kCascadeSpanRows) return;
   const Span& span = batch.spans[item.span];
   if (span.slices.begin > 0 || span.slices.end < batch.geometry.num_kv_heads) return;
   if (span.kv.pages == nullptr || span.mask.left != Mask::kUnbounded) return;
   // The fewest K/V rows are visible to the first query row.
   const KvRange visible = VisibleKv(span.mask, span.query_rows, span.kv.rows, 0, 1);
-  const int32_t whole_splits = visible.end / options.split_kv_rows;
+  const int32_t whole_splits = visible.end / item.split_rows;
   if (whole_splits == 0) return;
   CascadeCandidate candidate;
-  candidate.kv = &span.kv;
+  candidate.span = &span;
   candidate.first_page = span.kv.pages[0];
-  candidate.num_pages = whole_splits * (options.split_kv_rows / kPageTokens);
+  candidate.split_rows = item.split_rows;
+  candidate.num_pages = whole_splits * (item.split_rows / kPageTokens);
   candidate.splits =
-      static_cast<int32_t>(plan.items.size() - first_item) / batch.geometry.num_kv_heads;
+      static_cast<int32_t>(plan.items.size() - first_item) / PlannedHeads(batch, options);
   candidate.rows = item.row_count;
   candidate.first_item = first_item;
   candidates->push_back(candidate);
 }
 
-// Identifies the memory that a span's page numbers index.
-auto PageMemory(const KvView& kv) {
-  return std::make_tuple(reinterpret_cast<uintptr_t>(kv.key), reinterpret_cast<uintptr_t>(kv.value),
-                         kv.page_stride, kv.head_stride, kv.row_stride);
+// What spans that share items must have in common, beside pages: the memory that page numbers
+// index, splits, packed rows and scales.
+auto KindOf(const CascadeCandidate& candidate) {
+  const KvView& kv = candidate.span->kv;
+  const auto address = [](const auto* of) { return reinterpret_cast<uintptr_t>(of); };
+  return std::make_tuple(address(kv.key), address(kv.value), kv.page_stride, kv.head_stride,
+                         kv.row_stride, address(kv.key_scale), address(kv.value_scale),
+                         candidate.span->softmax_scale, candidate.split_rows, candidate.rows);
 }
 
 // Number of leading pages that two candidates have in common.
 int32_t CommonPages(const CascadeCandidate& a, const CascadeCandidate& b) {
-  if (a.first_page != b.first_page || PageMemory(*a.kv) != PageMemory(*b.kv)) return 0;
+  if (a.first_page != b.first_page || KindOf(a) != KindOf(b)) return 0;
   const int32_t pages = std::min(a.num_pages, b.num_pages);
-  const int32_t* begin = a.kv->pages;
-  return static_cast<int32_t>(std::mismatch(begin, begin + pages, b.kv->pages).first - begin);
+  const int32_t* begin = a.span->kv.pages;
+  return static_cast<int32_t>(std::mismatch(begin, begin + pages, b.span->kv.pages).first - begin);
 }
 
 // Lexicographic order of the page tables: candidates with a common prefix become neighbours, and
@@ -303,30 +315,38 @@ int32_t CommonPages(const CascadeCandidate& a, const CascadeCandidate& b) {
 // compared first because it nearly always decides.
 bool PagesLess(const CascadeCandidate& a, const CascadeCandidate& b) {
   if (a.first_page != b.first_page) return a.first_page < b.first_page;
-  const auto a_memory = PageMemory(*a.kv), b_memory = PageMemory(*b.kv);
-  if (a_memory != b_memory) return a_memory < b_memory;
+  const auto a_kind = KindOf(a), b_kind = KindOf(b);
+  if (a_kind != b_kind) return a_kind < b_kind;
   const int32_t common = CommonPages(a, b);
   if (common < std::min(a.num_pages, b.num_pages)) {
-    return a.kv->pages[common] < b.kv->pages[common];
+    return a.span->kv.pages[common] < b.span->kv.pages[common];
   }
   if (a.num_pages != b.num_pages) return a.num_pages < b.num_pages;
   return a.first_item < b.first_item;
 }
 
-// Sets common_splits of every sorted candidate; returns the largest.
-int32_t CountCommonSplits(const PlanOptions& options, Candidates* candidates) {
-  const int32_t split_pages = options.split_kv_rows / kPageTokens;
-  int32_t most = 0;
+struct CommonSplits {
+  int32_t most = 0;     // of two candidates
+  int64_t kv_rows = 0;  // that are read less, for a KV head, if each split is shared by all it can
+};
+
+// Sets common_splits of every sorted candidate.
+CommonSplits CountCommonSplits(Candidates* candidates) {
+  CommonSplits all;
   for (size_t c = 0; c + 1 < candidates->size(); ++c) {
     CascadeCandidate& candidate = (*candidates)[c];
-    candidate.common_splits = CommonPages(candidate, (*candidates)[c + 1]) / split_pages;
-    most = std::max(most, candidate.common_splits);
+    candidate.common_splits =
+        CommonPages(candidate, (*candidates)[c + 1]) / (candidate.split_rows / kPageTokens);
+    all.most = std::max(all.most, candidate.common_splits);
+    all.kv_rows += int64_t{candidate.common_splits} * candidate.split_rows;
   }
-  return most;
+  return all;
 }
 
-// Largest cascade item such that none is more than one worker's share of the launch.
+// Largest cascade item such that none is more than one worker's share of the launch. Where a span
+// alone is split to keep all workers busy (SplitRows), shared splits do, too.
 int32_t MaxCascadeRows(const PlanOptions& options, int32_t workers, const Plan& plan) {
+  if (options.items_per_worker > 0) return options.cascade_rows;
   int64_t work = 0;  // packed rows * K/V rows
   for (const WorkItem& item : plan.items) {
     work += int64_t{item.row_count} * (item.kv_end - item.kv_begin);
@@ -346,13 +366,14 @@ void MergeItems(const Candidates& candidates, size_t first, size_t last, int32_t
   int32_t rows = 0;
   for (size_t c = first; c < last; ++c) {
     WorkItem& item = item_of(candidates[c]);
-    plan->cascade_spans.push_back({item.span, rows, item.row_count, item.partial_row});
+    plan->cascade_spans.push_back(
+        {item.span, rows, item.row_count, item.partial_row, item.combine});
+    if (item.combine >= 0) plan->combines[item.combine].has_cascade = true;
     rows += item.row_count;
     item.row_count = 0;
   }
   WorkItem& cascade = item_of(candidates[first]);
   cascade.row_count = rows;
-  cascade.partial_row = -1;
   cascade.first_cascade_span = first_span;
   cascade.num_cascade_spans = static_cast<int32_t>(last - first);
 }
@@ -360,7 +381,7 @@ void MergeItems(const Candidates& candidates, size_t first, size_t last, int32_t
 // Shares one split of the candidates [begin, end), which all have its pages in common: in as few
 // items as max_rows allows, of about equal size.
 void ShareSplit(const Candidates& candidates, size_t begin, size_t end, int32_t split,
-                int32_t num_kv_heads, int32_t max_rows, Plan* plan) {
+                int32_t planned_heads, int32_t max_rows, Plan* plan) {
   int32_t rows = 0;
   for (size_t c = begin; c < end; ++c) rows += candidates[c].rows;
   const int32_t enough = DivideUp(rows, DivideUp(rows, max_rows));
@@ -371,7 +392,7 @@ void ShareSplit(const Candidates& candidates, size_t begin, size_t end, int32_t 
       item_rows += candidates[last].rows;
     }
     if (last - first < 2) continue;
-    for (int32_t head = 0; head < num_kv_heads; ++head) {
+    for (int32_t head = 0; head < planned_heads; ++head) {
       MergeItems(candidates, first, last, split, head, plan);
     }
   }
@@ -379,20 +400,24 @@ void ShareSplit(const Candidates& candidates, size_t begin, size_t end, int32_t 
 
 // Replaces items for the same pages by cascade items, as far as it pays. Changes only the items:
 // splits, partial rows and combines stay as each span alone has them.
-void ShareCommonPrefixes(const Geometry& geometry, const PlanOptions& options, int32_t workers,
+void ShareCommonPrefixes(const AttentionBatch& batch, const PlanOptions& options, int32_t workers,
                          Candidates* candidates, Plan* plan) {
   if (candidates->size() < 2) return;
   std::sort(candidates->begin(), candidates->end(), PagesLess);
-  const int32_t most = CountCommonSplits(options, candidates);
-  const int32_t max_rows = most > 0 ? MaxCascadeRows(options, workers, *plan) : 0;
+  const CommonSplits common = CountCommonSplits(candidates);
+  if (common.most == 0) return;
+  const Geometry& geometry = batch.geometry;
+  const int64_t saving = common.kv_rows * geometry.num_kv_heads * geometry.head_dim;
+  if (saving < options.cascade_saving * workers) return;
+  const int32_t max_rows = MaxCascadeRows(options, workers, *plan);
   if (max_rows == 0) return;
 
-  for (int32_t split = 0; split < most; ++split) {
+  for (int32_t split = 0; split < common.most; ++split) {
     for (size_t begin = 0, end; begin < candidates->size(); begin = end) {
       end = begin + 1;
       while ((*candidates)[end - 1].common_splits > split) ++end;  // the last candidate has 0
       if (end - begin < 2) continue;
-      ShareSplit(*candidates, begin, end, split, geometry.num_kv_heads, max_rows, plan);
+      ShareSplit(*candidates, begin, end, split, PlannedHeads(batch, options), max_rows, plan);
     }
   }
   const auto is_empty = [](const WorkItem& item) { return item.row_count == 0; };
@@ -497,7 +522,7 @@ void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t w
       AddCascadeCandidate(batch, options, *plan, first_item, &candidates);
     }
   }
-  ShareCommonPrefixes(batch.geometry, options, workers, &candidates, plan);
+  ShareCommonPrefixes(batch, options, workers, &candidates, plan);
   SortItems(plan);
   plan->workspace_bytes =
       size_t{sizeof(float)} * plan->partial_rows * (batch.geometry.head_dim + 2);

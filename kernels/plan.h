@@ -28,7 +28,8 @@
 //           |              run of 8 splits            | run of 2 splits |
 //
 // Cascade: spans whose leading pages are the same (a shared prefix) share items, so that the K/V of
-// the prefix is read once. Only whole splits are shared:
+// the prefix is read once. Only whole splits are shared, by spans of equal splits, packed rows and
+// scales:
 //
 //             split 0        split 1        split 2
 //   span A  [ pages 4..11 ][ pages 12..19 ][ own pages ]
@@ -63,6 +64,7 @@ namespace flashcore::kernels {
 //
 // In a cascade item, row_count is the sum over its spans, row_begin is 0, `span` is any of its
 // spans (all have the same K/V in the range), and the whole range is visible to every row.
+// partial_row and combine are those of its first span.
 struct WorkItem {
   int32_t span = 0;
   int32_t kv_head = 0;
@@ -74,18 +76,20 @@ struct WorkItem {
   int32_t partial_row = -1;        // first row of its partial results; -1: its tile is not split
   int32_t combine = -1;            // index in Plan::combines; -1: writes O and LSE
   int32_t first_cascade_span = 0;  // index in Plan::cascade_spans
-  int32_t num_cascade_spans = 0;   // 0: not a cascade item; else at least 2, partial_row is unused
+  int32_t num_cascade_spans = 0;   // 0: not a cascade item; else at least 2
   int32_t tile_rows = 0;           // of the span's largest tile
 
   bool IsRun() const { return kv_end - kv_begin > split_rows; }
 };
 
-// The packed rows of one span in a cascade item: all rows that the span has for the KV head.
+// The packed rows of one span in a cascade item: all rows that the span has for the KV head. The
+// spans of an item have equally many.
 struct CascadeSpan {
   int32_t span = 0;
   int32_t tile_row = 0;  // its first row in the item; the spans' rows follow each other
   int32_t row_count = 0;
   int32_t partial_row = -1;  // of this span, as in WorkItem
+  int32_t combine = -1;
 };
 
 // Merges the partial results of the items of one tile, in the order of their K/V rows. Packed row r
@@ -96,11 +100,16 @@ struct CombineItem {
   int32_t row_begin = 0;
   int32_t row_count = 0;
   int32_t first_partial_row = 0;
-  int32_t num_parts = 0;    // items, at least 2
-  int32_t part_splits = 1;  // splits of each item but the last: kRunSplits if they are runs
+  int32_t num_parts = 0;     // items, at least 2
+  int32_t part_splits = 1;   // splits of each item but the last: kRunSplits if they are runs
+  bool has_cascade = false;  // whether some of the items, the first among them, are cascade items
 };
 
+// Packed rows of the smallest tile that a tile is halved to (PlanOptions::halves_tiles).
 inline constexpr int32_t kLeastTileRows = 32;
+
+// Packed rows of the largest span that shares items: with more, reading K/V is not what takes time.
+inline constexpr int32_t kCascadeSpanRows = 16;
 
 // Splits of a run. CUDA kernels add the partial results of a tile run by run, with runs or without.
 inline constexpr int32_t kRunSplits = 8;
@@ -110,13 +119,14 @@ struct PlanOptions {
   int32_t tile_rows = 128;      // largest tile, packed rows
   int32_t split_kv_rows = 512;  // K/V rows of the shortest split; a multiple of kPageTokens
   int32_t split_max_rows = 16;  // a span with more packed rows per KV head is not split
-  int32_t cascade_rows = 0;     // largest cascade item, packed rows; 0: no cascade
+  // Largest cascade item, packed rows; 0: no cascade. Spans of up to kCascadeSpanRows take part.
+  int32_t cascade_rows = 0;
   // Tiles of spans that are not split are halved, down to kLeastTileRows, while that lets all
   // workers share the work better. Only for kernels that give a row the same bits in all of these
   // tiles.
   bool halves_tiles = false;
   // false: items exist for KV head 0 only, and the kernel runs each of them for every KV head.
-  // Combines and partial rows exist for every KV head. There are no cascade items.
+  // Combines and partial rows exist for every KV head.
   bool item_per_kv_head = true;
   // Items that run at a time on a worker, in its places. Splits become longer than the shortest
   // where a span alone keeps all workers busy with them. 0: all splits are the shortest, on every
@@ -124,6 +134,8 @@ struct PlanOptions {
   int32_t items_per_worker = 0;
   // Spans of more than tile_rows / 2 packed rows may have runs.
   bool has_runs = false;
+  // Items are shared if that saves so many elements of K (rows * head_dim) per worker, at least.
+  int64_t cascade_saving = 0;
 };
 
 struct Plan {
@@ -160,8 +172,8 @@ struct Partials {
 };
 
 // Plans `batch` into `*plan`, whose memory is reused. `workers` is how many items the device runs
-// at a time (CPU: threads), at least 1: cascade items stay small enough to keep all of them busy.
-// Reads page tables but no tensor.
+// at a time (CPU: threads), at least 1. Reads page tables, unless options.cascade_rows is 0, but no
+// tensor.
 void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t workers, Plan* plan);
 
 // K/V rows of each split of a span; the last of a tile may have fewer. kUnsplit: the span has none.

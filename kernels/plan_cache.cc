@@ -8,7 +8,8 @@ namespace {
 
 auto Values(const PlanOptions& o) {
   return std::make_tuple(o.tile_rows, o.split_kv_rows, o.split_max_rows, o.items_per_worker,
-                         o.cascade_rows, o.halves_tiles, o.item_per_kv_head, o.has_runs);
+                         o.cascade_rows, o.cascade_saving, o.halves_tiles, o.item_per_kv_head,
+                         o.has_runs);
 }
 
 }  // namespace

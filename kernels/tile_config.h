@@ -42,6 +42,9 @@ inline constexpr int32_t kCudaTileRows[] = {16, 32, 64, 128};
 inline constexpr int kCudaTileKinds = 4;
 inline constexpr int32_t kCudaMaxTileRows = kCudaTileRows[kCudaTileKinds - 1];
 
+// Packed rows of the largest cascade item of a CUDA kernel.
+inline constexpr int32_t kCudaCascadeRows = 64;
+
 // Shared memory of a device's SMs.
 enum class SharedSize : uint8_t {
   kLarge,  // 164 KB or more, kLargeSharedBytes or more of it for a block: sm_80, sm_90
@@ -67,6 +70,10 @@ constexpr PlanOptions Sm80Plan(int32_t head_dim, SharedSize shared = SharedSize:
   // With fewer rows, reading K and V takes as long as splits that are written and combined. Up to
   // head_dim 64, a block of the largest tile already adds two streams.
   plan.has_runs = head_dim > 64;
+  // Two launches more, and splits that do not combine themselves: on an H100, sharing a prefix of
+  // 1,024 rows costs 4 us at 190 rows of 128 saved on an SM, and gains as much at 930.
+  plan.cascade_rows = kCudaCascadeRows;
+  plan.cascade_saving = 512 * 128;
   plan.item_per_kv_head = false;
   return plan;
 }
@@ -137,6 +144,17 @@ constexpr Sm80Block Sm80BlockFor(int32_t tile_rows, int32_t head_dim,
   return block;
 }
 
+// The block of a cascade item: the streams and tiles of spans of 16 rows, so that a row gets the
+// bits that it has alone, with warps for more rows. It is bound by memory as long as it reads K/V
+// slower than it multiplies.
+constexpr Sm80Block Sm80CascadeBlock(int32_t head_dim) {
+  Sm80Block block = Sm80BlockFor(kCudaTileRows[0], head_dim);
+  block.row_tiles = head_dim <= 128 ? 2 : 1;
+  block.row_warps = kCudaCascadeRows / (16 * block.row_tiles);
+  block.min_blocks = 1;
+  return block;
+}
+
 // kLarge if the block for `shared` is the same: one kernel is both.
 constexpr SharedSize Sm80BlockOf(int32_t tile_rows, int32_t head_dim, SharedSize shared) {
   const bool is_same = Sm80BlockFor(tile_rows, head_dim, shared) ==
@@ -153,6 +171,8 @@ constexpr bool IsSane(const PlanOptions& plan, int32_t max_rows) {
 static_assert(internal::IsSane(CpuPlan(), kCpuMaxTileRows));
 // A span that is split must read K/V in place, because items shared between spans do.
 static_assert(CpuPlan().split_max_rows <= kCpuFewRows);
+// A row has the bits of its span alone in the blocks of one size only.
+static_assert(kCascadeSpanRows == kCudaTileRows[0]);
 static_assert(internal::IsSane(Sm80Plan(64), kCudaMaxTileRows));
 static_assert(internal::IsSane(Sm80Plan(128), kCudaMaxTileRows));
 static_assert(internal::IsSane(Sm80Plan(128, SharedSize::kSmall), kCudaMaxTileRows));

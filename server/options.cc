@@ -134,8 +134,8 @@ ABSL_FLAG(std::string, pin_threads, "",
           "Cores that the server runs on, such as 2-5,8. Each lane's thread has one of the first "
           "cores to itself; all other threads share the rest. Empty: any core.");
 ABSL_FLAG(bool, share_prefixes, true,
-          "CPU device: read K/V that several sequences of a batch share once for all of them. The "
-          "results have the same bits either way.");
+          "Read K/V that several sequences of a batch share once for all of them. The results have "
+          "the same bits either way.");
 
 ABSL_FLAG(int64_t, kv_memory_bytes, 0,
           "Memory for resident K/V on each device. 0: on a GPU 85% of what is free once the lanes "
@@ -350,6 +350,7 @@ void ReadCpuOptions(CpuDevice::Options* options, Checker* check) {
 }
 
 void ReadCudaOptions(CudaDevice::Options* options, Checker* check) {
+  options->share_prefixes = absl::GetFlag(FLAGS_share_prefixes);
   options->lanes = check->Range(FLAGS_lanes, 1, 64);
   options->wait =
       check->Choice<WaitStrategy>(FLAGS_wait_strategy, {{"spin", WaitStrategy::kSpin},

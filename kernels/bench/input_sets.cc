@@ -24,7 +24,7 @@ std::vector<int32_t> ShuffledPageTable(const AttentionShape& shape) {
 // Bytes of K and V, including the unused rows of last pages.
 size_t AllocatedKvBytes(AttentionShape shape) {
   if (shape.paged) shape.kv_rows = PagesFor(shape.kv_rows) * kPageTokens;
-  return KvBytes(shape);
+  return StoredKvBytes(shape);
 }
 
 size_t Aligned(size_t bytes) {
@@ -81,6 +81,15 @@ void InputSets::AddSet(uint32_t seed, cudaStream_t stream) {
   }
   Check(cudaMemsetAsync(tensors.output, 0xff, QueryBytes(shape_), stream), "poison an output");
   spans_.push_back(MakeSpans(shape_, tensors));
+}
+
+std::vector<Span> InputSets::SpansToPlan() const {
+  std::vector<Span> spans = spans_[0];
+  const auto* const on_device = static_cast<const int32_t*>(device_pages_.get());
+  for (Span& span : spans) {
+    if (span.kv.pages != nullptr) span.kv.pages = pages_.data() + (span.kv.pages - on_device);
+  }
+  return spans;
 }
 
 InputSets::HostSet InputSets::CopyToHost(int set) const {

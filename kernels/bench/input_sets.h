@@ -20,6 +20,9 @@ class InputSets {
   // [set][span], over device memory.
   const std::vector<std::vector<Span>>& spans() const { return spans_; }
 
+  // The spans of the first set, over device memory but for their page tables: to be planned.
+  std::vector<Span> SpansToPlan() const;
+
   // A copy of a set in host memory.
   struct HostSet {
     std::vector<std::byte> memory;

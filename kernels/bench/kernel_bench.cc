@@ -127,8 +127,10 @@ struct Case {
   KernelRun run;
 };
 
-// Null, with the reason printed, if there is no kernel for `shape`.
-std::unique_ptr<Case> Prepare(const Context& context, const BenchShape& shape, int sets) {
+// Null, with the reason printed, if there is no kernel for `shape`. cascade: whether the plan may
+// share work items among spans with a shared prefix.
+std::unique_ptr<Case> Prepare(const Context& context, const BenchShape& shape, bool cascade,
+                              int sets) {
   const BenchOptions& options = context.options;
   const KernelSpec spec = SpecFor(shape.attention, options.arch, options.accumulate);
   const Kernel* kernel = FindKernel(spec);
@@ -138,7 +140,8 @@ std::unique_ptr<Case> Prepare(const Context& context, const BenchShape& shape, i
   }
   auto ready = std::unique_ptr<Case>(
       new Case{kernel, InputSets(shape.attention, sets, context.stream.get()), {}});
-  Check(ready->run.Prepare(*kernel, shape.attention.geometry(), ready->inputs.spans()),
+  const std::vector<Span> to_plan = cascade ? ready->inputs.SpansToPlan() : std::vector<Span>();
+  Check(ready->run.Prepare(*kernel, shape.attention.geometry(), ready->inputs.spans(), to_plan),
         "prepare a launch");
   Check(cudaStreamSynchronize(context.stream.get()), "fill the inputs");
   return ready;
@@ -171,16 +174,16 @@ Accuracy CheckSets(const Context& context, const BenchShape& shape, const Case& 
 }
 
 // Checks and times one shape. Returns whether it passed; if so, appends to `results`.
-bool Bench(const Context& context, const BenchShape& shape, L2State l2,
+bool Bench(const Context& context, const BenchShape& shape, bool cascade, L2State l2,
            std::vector<Result>* results) {
   const BenchOptions& options = context.options;
   const int sets = SetsFor(shape.attention, l2, context.device.l2_bytes);
   if (sets == 0) return true;  // never warm
-  const std::unique_ptr<Case> ready = Prepare(context, shape, sets);
+  const std::unique_ptr<Case> ready = Prepare(context, shape, cascade, sets);
   if (ready == nullptr) return false;
 
   Result result;
-  result.shape = shape.name;
+  result.shape = shape.name + (cascade ? "" : " alone");
   result.kernel = KernelName(ready->kernel->spec);
   result.l2 = l2;
   result.accuracy = CheckSets(context, shape, *ready);
@@ -202,7 +205,7 @@ bool Bench(const Context& context, const BenchShape& shape, L2State l2,
 // Launches one shape under a profiler. Returns whether there is a kernel for it.
 bool Profile(const Context& context, const BenchShape& shape) {
   cudaStream_t stream = context.stream.get();
-  const std::unique_ptr<Case> ready = Prepare(context, shape, 1);
+  const std::unique_ptr<Case> ready = Prepare(context, shape, true, 1);
   if (ready == nullptr) return false;
   Check(cudaProfilerStart(), "start the profiler");
   for (int n = 0; n < kProfiledLaunches; ++n) {
@@ -225,7 +228,12 @@ int RunShapes(const BenchOptions& options) {
   PrintHeader(context.device, context.ceilings);
   std::vector<Result> results;
   for (const BenchShape& shape : options.shapes) {
-    for (const L2State l2 : options.l2) passed = Bench(context, shape, l2, &results) && passed;
+    for (const L2State l2 : options.l2) {
+      passed = Bench(context, shape, true, l2, &results) && passed;
+      // Without the cascade, too, where there can be one.
+      if (shape.attention.prefix_rows == 0) continue;
+      passed = Bench(context, shape, false, l2, &results) && passed;
+    }
   }
   if (!options.json_file.empty() &&
       !WriteJson(options.json_file, results, context.device, context.ceilings)) {

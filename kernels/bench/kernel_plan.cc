@@ -48,10 +48,10 @@ nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
 
   auto launches = nlohmann::json::array();
   for (int kind = kCudaTileKinds - 1; kind >= 0; --kind) {
-    const auto& [tiles, count, has_runs] = view.kinds[kind];
-    if (count == 0) continue;
+    const WorkListView::TileArray& array = view.kinds[kind];
+    if (array.count == 0) continue;
     std::vector<std::pair<int32_t, int32_t>> blocks;
-    for (const WorkTile* tile = tiles; tile < tiles + count; ++tile) {
+    for (const WorkTile* tile = array.tiles; tile < array.tiles + array.count; ++tile) {
       const int32_t kv_rows = tile->kv_end - tile->kv_begin;
       if (blocks.empty() || blocks.back().first != kv_rows) blocks.emplace_back(kv_rows, 0);
       blocks.back().second += attention.num_kv_heads;
@@ -60,7 +60,7 @@ nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
     const Sm80Block block = Sm80BlockFor(rows, attention.head_dim, shared);
     launches.push_back({{"rows", rows},
                         {"shared", Sm80BlockOf(rows, attention.head_dim, shared)},
-                        {"has_runs", has_runs},
+                        {"has_runs", array.has_runs},
                         {"row_tiles", block.row_tiles},
                         {"row_warps", block.row_warps},
                         {"warp_groups", block.warp_groups},

@@ -7,7 +7,8 @@
 namespace flashcore::kernels {
 
 cudaError_t KernelRun::Prepare(const Kernel& kernel, const Geometry& geometry,
-                               std::vector<std::vector<Span>> sets) {
+                               std::vector<std::vector<Span>> sets,
+                               const std::vector<Span>& to_plan) {
   kernel_ = &kernel;
   geometry_ = geometry;
   sets_ = std::move(sets);
@@ -19,8 +20,13 @@ cudaError_t KernelRun::Prepare(const Kernel& kernel, const Geometry& geometry,
   error = branches_.Create(0);
   if (error != cudaSuccess) return error;
   PlanOptions options = kernel.plan_options;
-  options.cascade_rows = 0;  // planning a cascade reads the page tables, which are on the device
-  MakePlan(Batch(0), options, multiprocessors, &plan_);
+  AttentionBatch batch = Batch(0);
+  if (to_plan.empty()) {
+    options.cascade_rows = 0;  // planning a cascade reads page tables
+  } else {
+    batch.spans = to_plan.data();
+  }
+  MakePlan(batch, options, multiprocessors, &plan_);
   error = SendWorkLists();
   if (error != cudaSuccess) return error;
   const size_t counter_bytes = plan_.combines.size() * sizeof(int32_t);

@@ -139,7 +139,16 @@ int64_t KvBytes(const AttentionShape& shape) {
   return 2 * row * shape.kv_rows * shape.num_kv_heads * shape.spans;
 }
 
-int64_t SetBytes(const AttentionShape& shape) { return 2 * QueryBytes(shape) + KvBytes(shape); }
+int64_t StoredKvBytes(const AttentionShape& shape) {
+  AttentionShape prefix = shape;
+  prefix.spans = shape.spans - 1;
+  prefix.kv_rows = shape.prefix_rows;
+  return KvBytes(shape) - KvBytes(prefix);
+}
+
+int64_t SetBytes(const AttentionShape& shape) {
+  return 2 * QueryBytes(shape) + StoredKvBytes(shape);
+}
 
 std::vector<int32_t> PageTable(const AttentionShape& shape) {
   const int32_t prefix = shape.prefix_rows / kPageTokens;

@@ -77,6 +77,8 @@ double Flops(const AttentionShape& shape);
 int64_t QueryBytes(const AttentionShape& shape);
 // Bytes of K and V together, without scales. A shared prefix counts for each span.
 int64_t KvBytes(const AttentionShape& shape);
+// The same, but a shared prefix counts once.
+int64_t StoredKvBytes(const AttentionShape& shape);
 // Bytes that a launch has to move at least: Q, K, V and O, once.
 int64_t SetBytes(const AttentionShape& shape);
 

@@ -29,9 +29,13 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks)
   State<C> state;
   RunMainloop<C>(work, params.group, params.partials, scale, &state);
   const int kv_head = KvHead();
-  WriteResults<C>(scale, work, kv_head, params.group, params.partials, state);
+  if constexpr (C::kCascades) {
+    WriteCascade<C>(scale, work, kv_head, params.partials, state);
+  } else {
+    WriteResults<C>(scale, work, kv_head, params.group, params.partials, state);
+  }
   if constexpr (C::kCombines) {
-    if (work.tile.num_parts > 1 &&
+    if (work.tile.num_parts > 1 && work.tile.combine >= 0 &&
         IsLastPart(work.tile.num_parts, &params.finished[work.tile.combine + kv_head])) {
       CombineParts<typename C::Element>(work, kv_head, params.group, params.partials, 0,
                                         work.tile.row_count, threadIdx.x, C::kThreads);
@@ -41,15 +45,17 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks)
 
 template <class C>
 int LaunchConfig(const LaunchTiles& tiles) {
-  // A launch with runs takes long. It can do without the time that a small list saves.
-  constexpr size_t kLeastBytes = C::kRuns ? kMaxListInParameters : kSmallListBytes;
+  // A launch with runs takes long, and one of cascade items has many records. They can do without
+  // the time that a small list saves.
+  constexpr size_t kLeastBytes = C::kRuns || C::kCascades ? kMaxListInParameters : kSmallListBytes;
   return ForListSize<kLeastBytes>(tiles, [&](auto list_bytes) {
     return LaunchWithList(AttendKernel<C, decltype(list_bytes)::value>, tiles, 1, C::kThreads,
                           C::kSharedBytes);
   });
 }
 
-// Launches the kernel for tiles of tile_rows packed rows on a device with kShared.
+// Launches the kernel for tiles of tile_rows packed rows, or for cascade items, on a device with
+// kShared.
 template <class Element, int kHeadDim, class Accum, class KvElement, SharedSize kShared>
 int LaunchTileRows(int32_t tile_rows, const LaunchTiles& tiles) {
   constexpr bool kFp8 = sizeof(KvElement) == 1;
@@ -61,11 +67,15 @@ int LaunchTileRows(int32_t tile_rows, const LaunchTiles& tiles) {
     constexpr SharedSize kFor = Sm80BlockOf(kRows, kHeadDim, kShared);
     using Split = Config<Element, kHeadDim, kRows, Accum, KvElement, kFor>;
     if constexpr (kRows == kRunRows) {
-      using Run = Config<Element, kHeadDim, kRows, Accum, KvElement, kFor, true>;
+      using Run = Config<Element, kHeadDim, kRows, Accum, KvElement, kFor, Items::kRuns>;
       if (tiles.has_runs) return LaunchConfig<Run>(tiles);
     }
     return LaunchConfig<Split>(tiles);
   };
+  if (tiles.members > 0) {
+    return LaunchConfig<Config<Element, kHeadDim, kCudaCascadeRows, Accum, KvElement,
+                               SharedSize::kLarge, Items::kCascades>>(tiles);
+  }
   switch (tile_rows) {
     case 16:
       return launch(std::integral_constant<int, 16>());

@@ -10,7 +10,8 @@
 
 namespace flashcore::kernels::sm80 {
 
-// Launches the kernel for tiles of spans of at most tile_rows packed rows, one of kCudaTileRows.
+// Launches the kernel for tiles of spans of at most tile_rows packed rows, one of kCudaTileRows, or
+// for cascade items, if the tiles have members.
 // Float16 accumulators and E4M3 K/V need dtype float16; E4M3 needs head_dim 64 or 128. Returns 0 or
 // the cudaError_t of the launch.
 template <int kHeadDim, Accumulate kAccumulate = Accumulate::kFloat32,

@@ -51,7 +51,6 @@ int LaunchKind(const KernelSpec& spec, int32_t tile_rows, const LaunchTiles& til
 
 int LaunchAttentionSm80(const KernelSpec& spec, const AttentionBatch& batch, const Plan& plan,
                         const LaunchContext& ctx) {
-  if (!plan.cascade_spans.empty()) return cudaErrorInvalidValue;
   const Geometry& geometry = batch.geometry;
   alignas(kWorkListAlignment) thread_local std::byte list[kMaxListInParameters];
   const bool in_parameters = WorkListBytesInMemory(batch, plan) == 0;
@@ -68,22 +67,33 @@ int LaunchAttentionSm80(const KernelSpec& spec, const AttentionBatch& batch, con
                               RowDivider(geometry.group()),
                               ctx.finished,
                               partials};
-    return LaunchTiles{params, array.count, array.has_runs, in_parameters, shared, on};
+    return LaunchTiles{params,         array.count,   array.members, array.most_rows,
+                       array.has_runs, in_parameters, shared,        on};
   };
   // Each kind runs beside the others: decodes wait for memory while a prefill multiplies, and small
-  // tiles fill the last round of large ones. Largest tiles first, because they take longest.
-  int kinds[kCudaTileKinds];
-  int num_kinds = 0;
-  for (int kind = kCudaTileKinds - 1; kind >= 0; --kind) {
-    if (work.kinds[kind].count > 0) kinds[num_kinds++] = kind;
+  // tiles fill the last round of large ones. Largest tiles first, because they take longest, and
+  // cascade items before the other splits of their spans.
+  struct Part {
+    int32_t tile_rows;
+    const WorkListView::TileArray* tiles;
+  };
+  Part parts[kCudaTileKinds + 1];
+  int num_parts = 0;
+  const auto add = [&](int32_t tile_rows, const WorkListView::TileArray& tiles) {
+    if (tiles.count > 0) parts[num_parts++] = {tile_rows, &tiles};
+  };
+  for (int kind = kCudaTileKinds - 1; kind > 0; --kind) {
+    add(kCudaTileRows[kind], work.kinds[kind]);
   }
-  int error = num_kinds > 1 ? ctx.branches->Fork(stream) : cudaSuccess;
+  add(kCudaCascadeRows, work.cascades);
+  add(kCudaTileRows[0], work.kinds[0]);
+  int error = num_parts > 1 ? ctx.branches->Fork(stream) : cudaSuccess;
   int branches = 0;
-  for (int n = 0; n < num_kinds && error == cudaSuccess; ++n) {
+  for (int n = 0; n < num_parts && error == cudaSuccess; ++n) {
     cudaStream_t on = stream;
     if (n > 0) error = ctx.branches->Begin(branches++, &on);
     if (error != cudaSuccess) break;
-    error = LaunchKind(spec, kCudaTileRows[kinds[n]], tiles_of(work.kinds[kinds[n]], on));
+    error = LaunchKind(spec, parts[n].tile_rows, tiles_of(*parts[n].tiles, on));
   }
   const int join_error = ctx.branches->Join(stream, branches);
   if (error == cudaSuccess) error = join_error;

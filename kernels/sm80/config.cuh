@@ -46,10 +46,18 @@
 
 namespace flashcore::kernels::sm80 {
 
+// Work items that a block can attend. Blocks for splits alone are 2 to 4% faster.
+enum class Items : uint8_t {
+  kSplits,
+  kRuns,      // and splits
+  kCascades,  // only
+};
+
 // Accum: type in which Q K^T and P V are summed, float or __half. KvElement: type of K and V in
 // memory, Element or __nv_fp8_e4m3 (converted to float16 in registers). kRows: packed rows.
 template <class Element_, int kHeadDim_, int kRows_, class Accum_ = float,
-          class KvElement_ = Element_, SharedSize kShared = SharedSize::kLarge, bool kRuns_ = false>
+          class KvElement_ = Element_, SharedSize kShared = SharedSize::kLarge,
+          Items kItems = Items::kSplits>
 struct Config {
   using Element = Element_;
   using Accum = Accum_;
@@ -58,7 +66,11 @@ struct Config {
   static constexpr int kRows = kRows_;
   static constexpr bool kFp8 = sizeof(KvElement) == 1;
 
-  static constexpr Sm80Block kBlock = Sm80BlockFor(kRows, kHeadDim, kShared);
+  static constexpr bool kRuns = kItems == Items::kRuns;
+  static constexpr bool kCascades = kItems == Items::kCascades;
+
+  static constexpr Sm80Block kBlock =
+      kCascades ? Sm80CascadeBlock(kHeadDim) : Sm80BlockFor(kRows, kHeadDim, kShared);
   static constexpr int kRowTiles = kBlock.row_tiles;
   static constexpr int kRowWarps = kBlock.row_warps;
   static constexpr int kStreams = kBlock.streams;
@@ -77,8 +89,6 @@ struct Config {
   static constexpr int kStepMmas = kFp8 ? 2 : 1;
   static constexpr bool kSingleBuffers = kBlock.single_buffers;
   static constexpr bool kStashes = kBlock.Stashes();  // attends two streams in turn
-  // Whether a block attends runs of splits, too. Those that do not are 2 to 4% faster.
-  static constexpr bool kRuns = kRuns_;
   // The same bytes in flight for E4M3.
   static constexpr int kStages = kSingleBuffers ? 1 : 2 * kStepMmas;
 
@@ -95,7 +105,7 @@ struct Config {
   static constexpr bool kFewRegisters = kSingleBuffers && kHeadDim > 64;
   // Pipelined main loop: two tiles of scores in registers. It pays up to head_dim 64, where
   // exponentials take as long as multiplications, and only if the registers suffice.
-  static constexpr bool kPipelined = kHeadDim <= 64 && !kSingleBuffers;
+  static constexpr bool kPipelined = kHeadDim <= 64 && !kSingleBuffers && !kCascades;
   // Unrolled steps of Q K^T: as many as the registers allow. Each step beyond saves two
   // instructions of a loop, and reads Q and K ahead.
   static constexpr int kScoreUnroll =
@@ -118,9 +128,13 @@ struct Config {
                                       : kWarpGroups == 2 ? kSliceTiles
                                                          : kOutputTiles;
   static constexpr int kStatBytes = kWarpGroups == 1 ? 0 : 16 * kRowTiles * kThreads;
-  static constexpr int kStagingOffset = kStatBytes + 16 * kRowTiles * kThreads * kReduceTiles;
+  // Row tiles whose output tiles are in shared memory at a time.
+  static constexpr int kReduceRowTiles = kCascades ? 1 : kRowTiles;
+  static constexpr int kStagingOffset = kStatBytes + 16 * kReduceRowTiles * kThreads * kReduceTiles;
   static constexpr int kStagingPitch = kSliceTiles * 16 + (kSliceTiles % 2 == 0 ? 16 : 0);
-  static constexpr int kEpilogueBytes = kStagingOffset + kWarpGroups * kRows * kStagingPitch;
+  // Cascade items write partial results only.
+  static constexpr int kStagingBytes = kCascades ? 0 : kWarpGroups * kRows * kStagingPitch;
+  static constexpr int kEpilogueBytes = kStagingOffset + kStagingBytes;
 
   static constexpr int kStashOffset =
       kMainloopBytes > kEpilogueBytes ? kMainloopBytes : kEpilogueBytes;

@@ -41,8 +41,8 @@ class ReduceBuffer {
   }
   // The nth output tile that the group stores.
   __device__ __forceinline__ float4& Tile(int warp_group, int m, int n) const {
-    return stats_[C::kStatBytes / 16 +
-                  ((warp_group * C::kRowTiles + m) * C::kReduceTiles + n) * C::kGroupThreads];
+    const int row_tile = warp_group * C::kReduceRowTiles + m % C::kReduceRowTiles;
+    return stats_[C::kStatBytes / 16 + (row_tile * C::kReduceTiles + n) * C::kGroupThreads];
   }
 
  private:
@@ -69,61 +69,40 @@ __device__ __forceinline__ void AddWeighted(const float4& part, const float2& we
   tile[3] = fmaf(part.w, weights.y, tile[3]);
 }
 
-// Stores the output tiles that other groups reduce: with two groups the other's slice, with more
-// all tiles, because registers cannot be indexed by the group.
+// Stores the output tiles of row tile m that other groups reduce: with two groups the other's
+// slice, with more all tiles, because registers cannot be indexed by the group.
 template <class C>
-__device__ __forceinline__ void StoreForReduce(const State<C>& state, int warp_group,
+__device__ __forceinline__ void StoreForReduce(const State<C>& state, int warp_group, int m,
                                                const ReduceBuffer<C>& buffer) {
 #pragma unroll
-  for (int m = 0; m < C::kRowTiles; ++m) {
-#pragma unroll
-    for (int n = 0; n < C::kReduceTiles; ++n) {
-      if constexpr (C::kWarpGroups == 2) {
-        buffer.Tile(warp_group, m, n) = SelectTile<C>(state, warp_group, m, C::kSliceTiles + n, n);
-      } else {
-        buffer.Tile(warp_group, m, n) = AsFloat4(state.output[m][n]);
-      }
+  for (int n = 0; n < C::kReduceTiles; ++n) {
+    if constexpr (C::kWarpGroups == 2) {
+      buffer.Tile(warp_group, m, n) = SelectTile<C>(state, warp_group, m, C::kSliceTiles + n, n);
+    } else {
+      buffer.Tile(warp_group, m, n) = AsFloat4(state.output[m][n]);
     }
   }
 }
 
-// Reduces the states of all warp groups to one slice per warp, in a fixed order.
+// Reduces the states of several warp groups to one slice per warp, in a fixed order. The slice has
+// the warp's own max and sum.
 template <class C>
-__device__ __forceinline__ void CrossWarpReduce(const SoftmaxScale& scale,
-                                                const ThreadPosition<C>& thread,
-                                                const State<C>& state, std::byte* shared,
-                                                OutputSlice<C>* slice) {
-  const int warp_group = thread.warp_group;
-  const ReduceBuffer<C> buffer(shared, thread);
-  slice->first_tile = warp_group * C::kSliceTiles;
+__device__ __forceinline__ void ReduceGroups(const State<C>& state, int warp_group,
+                                             const ReduceBuffer<C>& buffer, OutputSlice<C>* slice) {
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      slice->max[m][i] = scale.Exponent(state.max[m][i]);
-      slice->sum[m][i] = state.sum[m][i];
-    }
-  }
-  if constexpr (C::kWarpGroups == 1) {
-#pragma unroll
-    for (int m = 0; m < C::kRowTiles; ++m) {
-#pragma unroll
-      for (int n = 0; n < C::kSliceTiles; ++n) {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) slice->output[m][n][c] = state.output[m][n].Get(c);
-      }
-    }
-    return;
-  }
-  StoreForReduce<C>(state, warp_group, buffer);
-#pragma unroll
-  for (int m = 0; m < C::kRowTiles; ++m) {
+    if (m < C::kReduceRowTiles) StoreForReduce<C>(state, warp_group, m, buffer);
     buffer.Stats(warp_group, m) =
         make_float4(slice->max[m][0], slice->max[m][1], slice->sum[m][0], slice->sum[m][1]);
   }
   __syncthreads();
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
+    if (m >= C::kReduceRowTiles) {
+      __syncthreads();
+      StoreForReduce<C>(state, warp_group, m, buffer);
+      __syncthreads();
+    }
     float4 stats[C::kWarpGroups];
     float2 max = make_float2(-INFINITY, -INFINITY), sum = make_float2(0, 0);
 #pragma unroll
@@ -163,17 +142,48 @@ __device__ __forceinline__ void CrossWarpReduce(const SoftmaxScale& scale,
   }
 }
 
-// Writes a slice as partial results, for the next split of the run to add or to be combined.
+// Reduces the states of all warp groups to one slice per warp.
 template <class C>
+__device__ __forceinline__ void CrossWarpReduce(const SoftmaxScale& scale,
+                                                const ThreadPosition<C>& thread,
+                                                const State<C>& state, std::byte* shared,
+                                                OutputSlice<C>* slice) {
+  slice->first_tile = thread.warp_group * C::kSliceTiles;
+#pragma unroll
+  for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      slice->max[m][i] = scale.Exponent(state.max[m][i]);
+      slice->sum[m][i] = state.sum[m][i];
+    }
+  }
+  if constexpr (C::kWarpGroups > 1) {
+    ReduceGroups<C>(state, thread.warp_group, ReduceBuffer<C>(shared, thread), slice);
+  } else {
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < C::kSliceTiles; ++n) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) slice->output[m][n][c] = state.output[m][n].Get(c);
+      }
+    }
+  }
+}
+
+// Writes a slice as partial results, for the next split of the run to add or to be combined.
+// partial_row(r): the partial row of the work item's packed row r.
+template <class C, class PartialRow>
 __device__ __forceinline__ void WritePartials(const OutputSlice<C>& slice, const Work& work,
-                                              int32_t first_row, const Partials& partials,
+                                              const PartialRow& partial_row,
+                                              const Partials& partials,
                                               const ThreadPosition<C>& thread) {
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (thread.Row(m, i) >= work.tile.row_count) continue;
-      const int32_t row = first_row + thread.Row(m, i);
+      const int32_t row = partial_row(thread.Row(m, i));
       float* const to = partials.output + int64_t{row} * C::kHeadDim + 8 * slice.first_tile;
 #pragma unroll
       for (int n = 0; n < C::kSliceTiles; ++n) {
@@ -186,6 +196,16 @@ __device__ __forceinline__ void WritePartials(const OutputSlice<C>& slice, const
       }
     }
   }
+}
+
+// WritePartials of an item that is no cascade item.
+template <class C>
+__device__ __forceinline__ void WriteTilePartials(const OutputSlice<C>& slice, const Work& work,
+                                                  int kv_head, const Partials& partials,
+                                                  const ThreadPosition<C>& thread) {
+  const int32_t first = work.tile.PartialRow(kv_head, work.tile.part);
+  WritePartials<C>(
+      slice, work, [=](int row) { return first + row; }, partials, thread);
 }
 
 // Writes a slice to O, and LSE. O goes through the warp's own shared memory at `staging`, so that
@@ -271,7 +291,24 @@ __device__ __forceinline__ void WriteRun(const SoftmaxScale& scale, const Work& 
   OutputSlice<C> slice;
   CrossWarpReduce<C>(scale, thread, state, nullptr, &slice);
   if (!is_first) AddRun<C>(work, partials, &slice);
-  WritePartials<C>(slice, work, work.tile.PartialRow(KvHead(), work.tile.part), partials, thread);
+  WriteTilePartials<C>(slice, work, KvHead(), partials, thread);
+}
+
+// Writes the partial results of a cascade item's members.
+template <class C>
+__device__ __forceinline__ void WriteCascade(const SoftmaxScale& scale, const Work& work,
+                                             int kv_head, const Partials& partials,
+                                             const State<C>& state) {
+  const ThreadPosition<C> thread;
+  OutputSlice<C> slice;
+  CrossWarpReduce<C>(scale, thread, state, SharedMemory(), &slice);
+  const int member_rows = work.tile.row_count / work.tile.num_members;
+  const auto partial_row = [&](int row) {
+    const int n = row / member_rows;
+    const WorkTile& member = work.Member(n).tile;
+    return member.PartialRow(kv_head, member.part) + row - n * member_rows;
+  };
+  WritePartials<C>(slice, work, partial_row, partials, thread);
 }
 
 // Writes the results of a block. Reuses the shared memory of the main loop.
@@ -290,7 +327,7 @@ __device__ __forceinline__ void WriteResults(const SoftmaxScale& scale, const Wo
     if (work.tile.IsRun()) AddRun<C>(work, partials, &slice);
   }
   if (work.tile.num_parts > 1) {
-    WritePartials<C>(slice, work, work.tile.PartialRow(kv_head, work.tile.part), partials, thread);
+    WriteTilePartials<C>(slice, work, kv_head, partials, thread);
   } else {
     const int warp = thread.warp_group * C::kRowWarps + thread.row_warp;
     WriteRows<C>(slice, work, kv_head, group, thread,

@@ -94,12 +94,13 @@ struct TileCopy {
   int chunk;
 };
 
-// Starts copying the work tile's packed query rows; the rows beyond row_count become zeros.
+// Starts copying the work item's packed query rows; the rows beyond row_count become zeros.
 template <class C>
 __device__ __forceinline__ void CopyQueryAsync(const Work& work, int kv_head, RowDivider group,
                                                uint32_t to) {
   constexpr int kChunks = C::kQueryRowBytes / 16;
-  const std::byte* const query = work.span.query + kv_head * work.span.group_stride;
+  int member_rows = 0;
+  if constexpr (C::kCascades) member_rows = work.tile.row_count / work.tile.num_members;
 #pragma unroll
   for (int begin = 0; begin < C::kRows * kChunks; begin += C::kThreads) {
     const int index = begin + static_cast<int>(threadIdx.x);
@@ -107,10 +108,18 @@ __device__ __forceinline__ void CopyQueryAsync(const Work& work, int kv_head, Ro
     const int row = index / kChunks;
     const int chunk = index % kChunks;
     const bool exists = row < work.tile.row_count;
-    const int32_t packed_row = work.tile.row_begin + (exists ? row : 0);
-    const int32_t query_row = group.Divide(packed_row);
-    const std::byte* const from = query + query_row * work.span.row_stride +
-                                  (packed_row - query_row * group.divisor) * work.span.head_stride;
+    const auto from_row = [&](const WorkSpan& span, int32_t packed_row) {
+      const int32_t query_row = group.Divide(packed_row);
+      return span.query + kv_head * span.group_stride + query_row * span.row_stride +
+             (packed_row - query_row * group.divisor) * span.head_stride;
+    };
+    const std::byte* from;
+    if constexpr (C::kCascades) {
+      const int member = exists ? row / member_rows : 0;
+      from = from_row(work.Member(member).span, exists ? row - member * member_rows : 0);
+    } else {
+      from = from_row(work.span, work.tile.row_begin + (exists ? row : 0));
+    }
     CopyAsync16(to + StepOffset<C::kQueryRowBytes>(row, chunk / 2, chunk % 2), from + chunk * 16,
                 exists);
   }

@@ -18,7 +18,8 @@ namespace flashcore::kernels {
 // Used by one launch at a time.
 class Branches {
  public:
-  static constexpr int kMost = kCudaTileKinds - 1;
+  // Tiles of every size and cascade items, but for what runs on the stream itself.
+  static constexpr int kMost = kCudaTileKinds;
 
   // On the current device. `priority` is that of the streams to fork.
   cudaError_t Create(int priority);

@@ -24,7 +24,7 @@ template <class Element>
 int Launch(const LaunchTiles& tiles) {
   return ForListSize(tiles, [&](auto list_bytes) {
     return LaunchWithList(CombineKernel<Element, decltype(list_bytes)::value>, tiles,
-                          kCudaMaxTileRows / kRows, kThreads, 0);
+                          (tiles.most_rows + kRows - 1) / kRows, kThreads, 0);
   });
 }
 

@@ -1,5 +1,6 @@
 // Combines the partial results of splits or runs (plan.h). Of few rows, the last block to finish
-// among those of a work tile does it; of many, a kernel of its own (combine.h).
+// among those of a work tile does it; of many, and of spans that share cascade items, a kernel of
+// its own (combine.h).
 #ifndef FLASHCORE_KERNELS_SMXX_COMBINE_CUH_
 #define FLASHCORE_KERNELS_SMXX_COMBINE_CUH_
 

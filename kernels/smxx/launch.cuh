@@ -55,7 +55,7 @@ cudaError_t LaunchWithList(void (*kernel)(LaunchArguments<kListBytes>), const La
   if constexpr (kListBytes > 0) {
     const size_t span_bytes = tiles.params.num_spans * sizeof(WorkSpan);
     memcpy(arguments.list, tiles.params.spans, span_bytes);
-    memcpy(arguments.list + span_bytes, tiles.params.tiles, tiles.count * sizeof(WorkTile));
+    memcpy(arguments.list + span_bytes, tiles.params.tiles, tiles.num_records() * sizeof(WorkTile));
   }
   for (int32_t left = tiles.count; left > 0; left -= kMaxGridY) {
     const dim3 grid(tiles.params.num_kv_heads, std::min(left, kMaxGridY), blocks_of_a_tile);
@@ -72,7 +72,8 @@ cudaError_t LaunchWithList(void (*kernel)(LaunchArguments<kListBytes>), const La
 template <size_t kLeastBytes = kSmallListBytes, class Launch>
 auto ForListSize(const LaunchTiles& tiles, const Launch& launch) {
   if (!tiles.in_parameters) return launch(std::integral_constant<size_t, 0>());
-  const size_t bytes = tiles.params.num_spans * sizeof(WorkSpan) + tiles.count * sizeof(WorkTile);
+  const size_t bytes =
+      tiles.params.num_spans * sizeof(WorkSpan) + tiles.num_records() * sizeof(WorkTile);
   if (bytes <= kLeastBytes) return launch(std::integral_constant<size_t, kLeastBytes>());
   return launch(std::integral_constant<size_t, kMaxListInParameters>());
 }

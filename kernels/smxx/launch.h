@@ -2,6 +2,7 @@
 #ifndef FLASHCORE_KERNELS_SMXX_LAUNCH_H_
 #define FLASHCORE_KERNELS_SMXX_LAUNCH_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/plan.h"
@@ -24,11 +25,15 @@ struct LaunchParams {
 // The tiles that a kernel is launched for.
 struct LaunchTiles {
   LaunchParams params;
-  int32_t count;  // of params.tiles, at least 1
+  int32_t count;      // of params.tiles, at least 1
+  int32_t members;    // records that follow the tiles; 0 but for cascade items
+  int32_t most_rows;  // packed rows of the largest
   bool has_runs;
   bool in_parameters;  // spans and tiles are on the host, and have room in kMaxListInParameters
   SharedSize shared;   // of the device
   void* stream;        // a cudaStream_t
+
+  size_t num_records() const { return size_t{1} * count + members; }
 };
 
 }  // namespace flashcore::kernels

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <new>
+#include <tuple>
+#include <utility>
 
 namespace flashcore::kernels {
 namespace {
@@ -15,16 +17,34 @@ int TileKind(const WorkItem& item) {
   return kind;
 }
 
-// Whether the item's tile has one more record, to be combined by a launch of its own.
-bool IsFirstToCombine(const Plan& plan, const WorkItem& item) {
-  return TileKind(item) > 0 && item.combine >= 0 &&
-         item.partial_row == plan.combines[item.combine].first_partial_row;
+bool IsCascade(const WorkItem& item) { return item.num_cascade_spans > 0; }
+
+// Whether the item, or a span's part of a cascade item, is the first of its tile.
+template <class Item>
+bool IsFirstPart(const Plan& plan, const Item& item) {
+  return item.combine >= 0 && item.partial_row == plan.combines[item.combine].first_partial_row;
 }
 
-int32_t CountCombines(const Plan& plan) {
-  return static_cast<int32_t>(
-      std::count_if(plan.items.begin(), plan.items.end(),
-                    [&](const WorkItem& item) { return IsFirstToCombine(plan, item); }));
+// Whether the item's tile has one more record, to be combined by a launch of its own. So does every
+// first part of a cascade item.
+bool IsFirstToCombine(const Plan& plan, const WorkItem& item) {
+  return TileKind(item) > 0 && IsFirstPart(plan, item);
+}
+
+// Tiles to combine by a launch of their own: how many, and the packed rows of the largest.
+std::pair<int32_t, int32_t> CombinesOf(const Plan& plan) {
+  int32_t count = 0, most_rows = 0;
+  const auto add = [&](int32_t rows) {
+    ++count;
+    most_rows = std::max(most_rows, rows);
+  };
+  for (const WorkItem& item : plan.items) {
+    if (IsFirstToCombine(plan, item)) add(item.row_count);
+  }
+  for (const CascadeSpan& span : plan.cascade_spans) {
+    if (IsFirstPart(plan, span)) add(span.row_count);
+  }
+  return {count, most_rows};
 }
 
 WorkSpan MakeSpan(int32_t group, const Span& from) {
@@ -51,6 +71,17 @@ WorkSpan MakeSpan(int32_t group, const Span& from) {
   return span;
 }
 
+// Sets where the partial results of an item, or of one span of a cascade item, are and which part
+// of its tile's they are.
+void SetParts(const Plan& plan, int32_t combine_index, int32_t partial_row, WorkTile* tile) {
+  const CombineItem& combine = plan.combines[combine_index];
+  tile->part_splits = static_cast<int16_t>(combine.part_splits);
+  tile->part = (partial_row - combine.first_partial_row) / combine.row_count;
+  tile->num_parts = combine.num_parts;
+  tile->first_partial_row = combine.first_partial_row;
+  tile->combine = combine.has_cascade ? -1 : combine_index;
+}
+
 // Written in place: a copy of what was just written in parts waits for it.
 void MakeTile(int32_t group, const Span& span, const WorkItem& item, const Plan& plan,
               WorkTile* to) {
@@ -61,6 +92,12 @@ void MakeTile(int32_t group, const Span& span, const WorkItem& item, const Plan&
   tile.kv_begin = item.kv_begin;
   tile.kv_end = item.kv_end;
   tile.split_rows = std::min(item.split_rows, item.kv_end - item.kv_begin);
+  if (IsCascade(item)) {
+    tile.all_begin = item.kv_begin;
+    tile.all_end = item.kv_end;
+    tile.num_members = item.num_cascade_spans;
+    return;
+  }
   // Visible ranges move right with the row: the first row's ends first, the last row's begins last.
   const int32_t first = item.row_begin / group;
   const int32_t last = (item.row_begin + item.row_count - 1) / group;
@@ -76,13 +113,21 @@ void MakeTile(int32_t group, const Span& span, const WorkItem& item, const Plan&
   tile.part_splits = 1;
   tile.num_parts = 1;
   tile.first_partial_row = item.partial_row;
-  if (item.combine >= 0) {
-    const CombineItem& combine = plan.combines[item.combine];
-    tile.part_splits = static_cast<int16_t>(combine.part_splits);
-    tile.part = (item.partial_row - combine.first_partial_row) / combine.row_count;
-    tile.num_parts = combine.num_parts;
-    tile.first_partial_row = combine.first_partial_row;
-    tile.combine = item.combine;
+  if (item.combine >= 0) SetParts(plan, item.combine, item.partial_row, &tile);
+}
+
+// Writes the members of a cascade item from `*next_member` on, those that are first parts from
+// `*next_combine` on, too, and to the item's tile where they are.
+void MakeMembers(const WorkItem& item, const Plan& plan, WorkTile* tile, WorkTile** next_member,
+                 WorkTile** next_combine) {
+  tile->first_member = static_cast<int32_t>(*next_member - tile);
+  for (int32_t n = 0; n < item.num_cascade_spans; ++n) {
+    const CascadeSpan& span = plan.cascade_spans[item.first_cascade_span + n];
+    WorkTile& member = *new ((*next_member)++) WorkTile();
+    member.span = span.span;
+    member.row_count = static_cast<int16_t>(span.row_count);
+    SetParts(plan, span.combine, span.partial_row, &member);
+    if (IsFirstPart(plan, span)) new ((*next_combine)++) WorkTile(member);
   }
 }
 
@@ -95,7 +140,7 @@ RowDivider::RowDivider(int32_t by) : divisor(by), shift(0) {
 }
 
 size_t WorkListBytes(const AttentionBatch& batch, const Plan& plan) {
-  const size_t tiles = plan.items.size() + CountCombines(plan);
+  const size_t tiles = plan.items.size() + CombinesOf(plan).first + plan.cascade_spans.size();
   return batch.num_spans * sizeof(WorkSpan) + tiles * sizeof(WorkTile);
 }
 
@@ -106,19 +151,22 @@ size_t WorkListBytesInMemory(const AttentionBatch& batch, const Plan& plan) {
 
 WorkListView::WorkListView(const AttentionBatch& batch, const Plan& plan, void* work_list)
     : spans(static_cast<WorkSpan*>(work_list)) {
-  std::array<int32_t, kCudaTileKinds> counts = {};
-  std::array<bool, kCudaTileKinds> has_runs = {};
   for (const WorkItem& item : plan.items) {
-    const int kind = TileKind(item);
-    ++counts[kind];
-    has_runs[kind] |= item.IsRun();
+    TileArray& array = IsCascade(item) ? cascades : kinds[TileKind(item)];
+    ++array.count;
+    array.most_rows = std::max(array.most_rows, item.row_count);
+    array.has_runs |= !IsCascade(item) && item.IsRun();
   }
+  cascades.members = static_cast<int32_t>(plan.cascade_spans.size());
+  std::tie(combines.count, combines.most_rows) = CombinesOf(plan);
   auto* tiles = reinterpret_cast<WorkTile*>(spans + batch.num_spans);
-  for (int kind = 0; kind < kCudaTileKinds; ++kind) {
-    kinds[kind] = {tiles, counts[kind], has_runs[kind]};
-    tiles += counts[kind];
-  }
-  combines = {tiles, CountCombines(plan), false};
+  const auto place = [&](TileArray* array) {
+    array->tiles = tiles;
+    tiles += array->count;
+  };
+  for (TileArray& kind : kinds) place(&kind);
+  place(&combines);
+  place(&cascades);
 }
 
 void PackWorkList(const AttentionBatch& batch, const Plan& plan, std::byte* to) {
@@ -130,9 +178,12 @@ void PackWorkList(const AttentionBatch& batch, const Plan& plan, std::byte* to) 
   std::array<WorkTile*, kCudaTileKinds> next;  // first unwritten tile of each kind
   for (int kind = 0; kind < kCudaTileKinds; ++kind) next[kind] = view.kinds[kind].tiles;
   WorkTile* next_combine = view.combines.tiles;
+  WorkTile* next_cascade = view.cascades.tiles;
+  WorkTile* next_member = view.cascades.tiles + view.cascades.count;
   for (const WorkItem& item : plan.items) {
-    WorkTile* const tile = next[TileKind(item)]++;
+    WorkTile* const tile = IsCascade(item) ? next_cascade++ : next[TileKind(item)]++;
     MakeTile(group, batch.spans[item.span], item, plan, tile);
+    if (IsCascade(item)) MakeMembers(item, plan, tile, &next_member, &next_combine);
     if (IsFirstToCombine(plan, item)) new (next_combine++) WorkTile(*tile);
   }
 }

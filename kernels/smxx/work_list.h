@@ -1,11 +1,12 @@
 // The work list of a launch: a WorkSpan per span and a WorkTile per work item, packed into one
 // range of bytes. It travels in the kernel's parameters, where a block reads it as constants, or if
 // it is too large, the caller copies it to the device. A launch has a thread block per WorkTile and
-// KV head. Partial results of more than 16 rows are combined by a second kernel, which has a record
-// of the first work item of each tile.
+// KV head. Partial results of more than 16 rows, and of spans that share cascade items, are
+// combined by a second kernel, which has a record of each tile. A cascade item has one more record
+// for each of its spans, its members.
 //
-//   | spans      | tiles of spans of 16 rows | of 32 rows | of 64 rows | of 128 rows | to combine |
-//     WorkSpan[]   WorkTile[]                  WorkTile[]   WorkTile[]   WorkTile[]    WorkTile[]
+//   | spans      | tiles of spans of 16, 32, 64, 128 rows | to combine | cascade items | members |
+//     WorkSpan[]   WorkTile[] each                          WorkTile[]   WorkTile[]      WorkTile[]
 #ifndef FLASHCORE_KERNELS_SMXX_WORK_LIST_H_
 #define FLASHCORE_KERNELS_SMXX_WORK_LIST_H_
 
@@ -80,10 +81,18 @@ struct alignas(16) WorkTile {
 
   // One part: the block writes O and LSE. More: it writes partial rows, to be combined. Each split
   // of a run but the last writes the partial rows in any case, for the next to add.
+  // A cascade item has members instead, of equally many rows, which follow each other in the item.
   int32_t part;
-  int32_t num_parts;
+  union {
+    int32_t num_parts;
+    int32_t num_members;
+  };
   int32_t first_partial_row;  // of KV head 0
-  int32_t combine;            // of KV head 0, in LaunchContext::finished
+  union {
+    // Of KV head 0, in LaunchContext::finished; -1: not for the last of the parts to combine.
+    int32_t combine;
+    int32_t first_member;  // its distance from this record
+  };
 
   FLASHCORE_HOST_DEVICE bool IsRun() const { return kv_end - kv_begin > split_rows; }
 
@@ -95,6 +104,12 @@ struct alignas(16) WorkTile {
 
 // What a block works on.
 struct Work {
+  // Of a cascade item: its part for one span.
+  FLASHCORE_HOST_DEVICE Work Member(int member) const {
+    const WorkTile& of_member = (&tile)[tile.first_member + member];
+    return {of_member, (&span)[of_member.span - tile.span]};
+  }
+
   const WorkTile& tile;
   const WorkSpan& span;  // of the tile
 };
@@ -121,15 +136,18 @@ struct WorkListView {
   WorkListView(const AttentionBatch& batch, const Plan& plan, void* work_list);
 
   struct TileArray {
-    WorkTile* tiles;
-    int32_t count;
-    bool has_runs;
+    WorkTile* tiles = nullptr;
+    int32_t count = 0;
+    int32_t members = 0;    // that follow the tiles
+    int32_t most_rows = 0;  // packed rows of the largest
+    bool has_runs = false;
   };
   WorkSpan* spans;  // [batch.num_spans]
   // [kind]: the tiles of spans whose largest tile fits kCudaTileRows[kind] and no smaller kind,
   // longest first.
   std::array<TileArray, kCudaTileKinds> kinds;
   TileArray combines;
+  TileArray cascades;  // longest first
 };
 
 }  // namespace flashcore::kernels

@@ -31,6 +31,7 @@ class CudaDevice final : public Device {
   struct Options {
     int ordinal = 0;  // N of cuda:N
     kernels::Accumulate accumulate = kernels::Accumulate::kFloat32;
+    bool share_prefixes = true;  // read a prefix that sequences of a launch share only once
     int lanes = 2;
     // Bytes of the arena; 0: 85% of what is free after the lanes have taken their memory.
     size_t kv_memory_bytes = 0;

@@ -310,7 +310,9 @@ bool CudaLane::TryPackSpans(absl::Span<const kernels::Span> spans) {
   const size_t used = lists_.used();
   pass_.spans.assign(spans.begin(), spans.end());
   // The plan reads the page tables, so it comes before they move to device memory.
-  pass_.plan = &plans_.Get(PassBatch(), kernel_->plan_options, multiprocessors_);
+  kernels::PlanOptions plan_options = kernel_->plan_options;
+  if (!options_.share_prefixes) plan_options.cascade_rows = 0;
+  pass_.plan = &plans_.Get(PassBatch(), plan_options, multiprocessors_);
   if (pass_.plan->workspace_bytes <= options_.workspace_bytes &&
       pass_.plan->combines.size() <= kMaxCombines) {
     const size_t list_bytes = kernels::WorkListBytesInMemory(PassBatch(), *pass_.plan);

@@ -39,7 +39,8 @@ absl::Status SetL2Window(cudaStream_t stream, std::byte* base, size_t bytes);
 // persisting again when they are read.
 absl::Status ResetPersistingL2();
 
-// Median times of one read, in microseconds. Differences under 5% may be noise.
+// Median times of one read, in microseconds. Where a window changes nothing, times differ by up to
+// 2.4%; where it helps, by 5.1% or more (tests/bench/notes/2026-11-25-l2-window.md).
 struct L2ReadTimes {
   double with_window = 0;     // over all that is read
   double without_window = 0;  // and nothing is set aside

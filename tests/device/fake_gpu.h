@@ -24,6 +24,9 @@ int FakeGpuCopies();
 // Launches of attention kernels with these sums.
 int FakeGpuLaunches(kernels::Accumulate accumulate);
 
+// Work items of these that read K/V for several spans.
+int FakeGpuCascadeItems();
+
 // Copies and kernels that the streams of `gpu` have been given and have not run yet.
 int FakeGpuWaitingPieces(int gpu);
 

@@ -73,7 +73,7 @@ void ExpectWorkListOf(const AttentionBatch& batch, const Plan& plan, void* work_
   }
   const auto expect_tiles = [](const WorkListView::TileArray& want_tiles,
                                const WorkListView::TileArray& has_tiles) {
-    for (int32_t i = 0; i < want_tiles.count; ++i) {
+    for (int32_t i = 0; i < want_tiles.count + want_tiles.members; ++i) {
       const WorkTile &w = want_tiles.tiles[i], &h = has_tiles.tiles[i];
       EXPECT_EQ(h.span, w.span);
       EXPECT_EQ(h.row_count, w.row_count);
@@ -85,6 +85,7 @@ void ExpectWorkListOf(const AttentionBatch& batch, const Plan& plan, void* work_
     expect_tiles(want.kinds[kind], has.kinds[kind]);
   }
   expect_tiles(want.combines, has.combines);
+  expect_tiles(want.cascades, has.cascades);
 }
 
 }  // namespace
@@ -98,6 +99,7 @@ int LaunchAttentionSm80(const KernelSpec& spec, const AttentionBatch& batch, con
   EXPECT_EQ(spec.arch, Arch::kSm89);
   EXPECT_NE(ctx.branches, nullptr);
   ++fake_gpu::launches[static_cast<size_t>(spec.accumulate)];
+  for (const WorkItem& item : plan.items) fake_gpu::cascade_items += item.num_cascade_spans > 0;
   std::vector<Span> spans(batch.spans, batch.spans + batch.num_spans);
   return Enqueue(ctx.stream, [spans = std::move(spans), geometry = batch.geometry, plan, ctx] {
     const AttentionBatch copy = {geometry, spans.data(), static_cast<int32_t>(spans.size())};

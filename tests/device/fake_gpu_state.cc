@@ -18,6 +18,7 @@ std::atomic<int> resource_calls{0};
 std::atomic<int> polls{0};
 std::atomic<int> copies{0};
 std::atomic<int> launches[2];
+std::atomic<int> cascade_items{0};
 std::atomic<size_t> set_aside_bytes[kGpus];
 std::atomic<int> l2_resets[kGpus];
 std::atomic<float> windowed_ms{kFakeGpuPieceMs};
@@ -193,6 +194,8 @@ int FakeGpuCopies() { return fake_gpu::copies; }
 int FakeGpuLaunches(kernels::Accumulate accumulate) {
   return fake_gpu::launches[static_cast<size_t>(accumulate)];
 }
+
+int FakeGpuCascadeItems() { return fake_gpu::cascade_items; }
 int FakeGpuWaitingPieces(int gpu) { return fake_gpu::waiting_pieces[gpu]; }
 int FakeGpuWaiters() {
   std::lock_guard<std::mutex> lock(fake_gpu::gpus_mutex);

@@ -62,6 +62,7 @@ extern std::atomic<int> resource_calls;
 extern std::atomic<int> polls;
 extern std::atomic<int> copies;
 extern std::atomic<int> launches[2];  // by kernels::Accumulate
+extern std::atomic<int> cascade_items;
 extern std::atomic<size_t> set_aside_bytes[kGpus];
 extern std::atomic<int> l2_resets[kGpus];
 extern std::atomic<float> windowed_ms;

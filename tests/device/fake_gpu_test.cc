@@ -222,6 +222,33 @@ TEST_F(FakeGpuTest, AppendsTheSameSharedRowsTwice) {
   }
 }
 
+// Decodes of four forks of one sequence, in one request.
+TEST_F(FakeGpuTest, ForksShareTheirPrefixUnlessToldNotTo) {
+  for (const bool share : {true, false}) {
+    CudaDevice::Options options = SmallOptions();
+    options.share_prefixes = share;
+    Start(options);
+    SequenceStore& sequences = engine_->sequences();
+    const Identity alice{"alice", {}};
+    const auto parent = sequences.Create({1, 2, 64, kernels::DType::kFloat16}, {false}, alice);
+    std::vector<SequenceId> ids = {parent->id};
+    AttendJob prefix;
+    prefix.operation.request = testing::MakeRequest(1, 4160, 2, 2);
+    prefix.operation.request.spans[0].sequence_id = parent->id.ToBytes();
+    ASSERT_EQ(Attend(&prefix), absl::OkStatus());
+    for (int i = 0; i < 3; ++i) ids.push_back(sequences.Fork(parent->id, {}, {false}, alice)->id);
+
+    AttendJob decodes;
+    decodes.operation.request = testing::MakeRequest(1, 1, 2, 2);
+    std::vector<SpanShape> spans;
+    for (const SequenceId& id : ids) spans.push_back({1, 1, id.ToBytes(), {}});
+    testing::SetSpans(spans, &decodes.operation.request);
+    const int items = testing::FakeGpuCascadeItems();
+    ASSERT_EQ(Attend(&decodes), absl::OkStatus());
+    EXPECT_EQ(testing::FakeGpuCascadeItems() > items, share);
+  }
+}
+
 TEST_F(FakeGpuTest, WhatNoLaneHasRoomForIsRefusedWithItsSize) {
   CudaDevice::Options options = SmallOptions();
   options.workspace_bytes = 1024;

@@ -17,7 +17,7 @@ struct PlanCounts {
   std::atomic<int> cascade_items{0};  // each reads a prefix once for several spans
   std::atomic<int> cascades_of_3{0};  // those for at least three spans
   std::atomic<int> parts{0};          // launches that were parts of another
-  // Some kernel that has run can share prefixes.
+  // Some kernel that has run shares every prefix that it can.
   std::atomic<bool> may_cascade{false};
 
   // All these ways were taken often.
@@ -67,7 +67,9 @@ class PlanProbe final : public Device {
       kernels::Plan plan;
       kernels::MakePlan({geometry, spans.data(), static_cast<int32_t>(spans.size())},
                         kernel->plan_options, device_->info().compute_units, &plan);
-      if (kernel->plan_options.cascade_rows > 0) counts_.may_cascade = true;
+      if (kernel->plan_options.cascade_rows > 0 && kernel->plan_options.cascade_saving == 0) {
+        counts_.may_cascade = true;
+      }
       for (const kernels::CombineItem& tile : plan.combines) {
         if (spans[tile.span].kv.pages != nullptr) ++counts_.split_tiles;
       }

@@ -22,6 +22,7 @@ class AttentionCascadeTest : public AttentionTest {
   PlanOptions Options(int32_t cascade_rows) const {
     PlanOptions options = GetParam().plan_options;
     options.cascade_rows = cascade_rows;
+    options.cascade_saving = 0;
     return options;
   }
 
@@ -36,7 +37,7 @@ class AttentionCascadeTest : public AttentionTest {
 void AttentionCascadeTest::CheckBits(Problem* problem) {
   const int32_t most = GetParam().plan_options.cascade_rows;
   Plan plan;
-  MakePlan(problem->batch(), Options(most), 1, &plan);
+  MakePlan(problem->batch(), Options(most), WorkersOf(1), &plan);
   ASSERT_EQ(plan.cascade_spans.empty(), most == 0);
   for (int64_t target : Targets()) {
     SCOPED_TRACE(hwy::TargetName(target));

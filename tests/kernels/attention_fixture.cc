@@ -101,11 +101,10 @@ std::vector<int64_t> AttentionTest::Targets() const {
 void AttentionTest::Run(const AttentionBatch& batch, int threads, const PlanOptions& options) {
   ThreadPool& pool = threads == 1 ? one_thread_ : many_threads_;
   // CUDA kernels: threads == 1 plans large tiles, otherwise small ones.
-  const bool cpu = GetParam().spec.arch == Arch::kCpu;
   PlanOptions plan_options = options;
   if (threads == 1) plan_options.halves_tiles = false;
   Plan plan;
-  MakePlan(batch, plan_options, cpu ? pool.num_threads() : kManyWorkers, &plan);
+  MakePlan(batch, plan_options, WorkersOf(pool.num_threads()), &plan);
   ASSERT_EQ(Launch(GetParam(), batch, plan, &pool), 0);
 }
 
@@ -120,6 +119,10 @@ void AttentionTest::CheckSpan(const ProblemSpan& span, const SpanOracle& oracle)
     ExpectTwiceUnfused(dtype, got, oracle.exact, oracle.unfused);
   }
   EXPECT_TRUE(span.PaddingIsUntouched());
+}
+
+int32_t AttentionTest::WorkersOf(int threads) const {
+  return GetParam().spec.arch == Arch::kCpu ? threads : kManyWorkers;
 }
 
 Rounding AttentionTest::KernelRounding() const {

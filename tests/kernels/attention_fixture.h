@@ -63,6 +63,9 @@ class AttentionTest : public testing::TestWithParam<Kernel> {
 
   Rounding KernelRounding() const;
 
+  // What Run plans for. CUDA kernels: enough that spans are split.
+  int32_t WorkersOf(int threads) const;
+
   // Sums in float16 overflow beyond 65504.
   bool SumsInFloat16() const { return GetParam().spec.accumulate == Accumulate::kFloat16; }
 

@@ -33,7 +33,7 @@ std::vector<SpanShape> EveryLengthWithEveryMaskAndLayout() {
 Family Forked(const char* name, int32_t heads, int32_t kv_heads, std::vector<ForkedSpan> spans) {
   Family family{name, heads, kv_heads, {}, std::move(spans), {}};
   for (size_t s = 0; s < family.forked.size(); ++s) {
-    family.scales.push_back(s % 3 == 2 ? -1.5f : 1 + 0.1f * s);
+    family.scales.push_back(s + 2 < family.forked.size() ? 1.1f : -1.5f);
   }
   return family;
 }
@@ -44,10 +44,12 @@ void AddForkedFamilies(std::vector<Family>* all) {
     all->push_back(Forked("EveryGroupOfQueryHeads", num_heads, kv_heads, ForkTree()));
   }
   std::vector<ForkedSpan> spans = ForkTree();
-  for (size_t s = 0; s < spans.size(); ++s) spans[s].query_rows = 1 + static_cast<int32_t>(s) % 5;
+  for (size_t s = 0; s < spans.size(); ++s) {
+    spans[s].query_rows = 1 + static_cast<int32_t>(s) / 2 % 5;
+  }
   all->push_back(Forked("SeveralQueryRows", 3, 1, spans));
-  spans = {{{600}}};
-  for (int32_t s = 1; s < 40; ++s) spans.push_back({{513 + s, 0, kSplitPages}});
+  spans = {{{1200}}};
+  for (int32_t s = 1; s < 40; ++s) spans.push_back({{1025 + s, 0, 2 * kSplitPages}});
   all->push_back(Forked("MoreRowsThanAnItemHolds", 4, 1, spans));
   // One K/V of 40,000 rows, and prefixes of it. The last span is not split: it has 18 packed rows.
   const int32_t all_pages = 40000 / kPageTokens, most_pages = 33000 / kPageTokens;
@@ -141,6 +143,8 @@ const std::vector<ForkedSpan>& ForkTree() {
       {{513, 0, kSplitPages}},
       {{700, 0, kSplitPages - 1}},
       {{1030, 0, 2 * kSplitPages}, 1, Mask::SlidingWindow(600, 0)},
+      {{1200, 0, 2 * kSplitPages}},
+      {{1300, 0, 2 * kSplitPages + 1}},
   };
   return kTree;
 }

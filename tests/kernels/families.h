@@ -26,9 +26,10 @@ struct Family {
   std::string name;
   int32_t heads = 1;
   int32_t kv_heads = 1;
-  std::vector<SpanShape> shapes = {};   // or:
-  std::vector<ForkedSpan> forked = {};  // these share pages, and each has its own softmax_scale
-  std::vector<float> scales = {};       // factors of the usual softmax_scale of each span; or none
+  std::vector<SpanShape> shapes = {};  // or:
+  std::vector<ForkedSpan> forked =
+      {};                          // these share pages; the last two have another softmax_scale
+  std::vector<float> scales = {};  // factors of the usual softmax_scale of each span; or none
   bool long_kv = false;  // more than 32,768 rows: only for the fast oracle of error_bound.h
   bool fits_float16_sums = true;  // no q.k exceeds 65504, the largest float16
 };

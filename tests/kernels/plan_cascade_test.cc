@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/plan.h"
+#include "kernels/tile_config.h"
 #include "tests/base/test_seed.h"
 #include "tests/kernels/forked_kv.h"
 
@@ -17,6 +18,13 @@ namespace flashcore::kernels {
 namespace {
 
 constexpr PlanOptions kSharing{128, 512, 16, 128};
+
+// As CUDA kernels share: one item for all KV heads, and splits of a span's own length.
+constexpr PlanOptions SharingOnCuda() {
+  PlanOptions options = Sm80Plan(128);
+  options.cascade_saving = 0;
+  return options;
+}
 constexpr int32_t kSplitPages = 512 / kPageTokens;
 constexpr int32_t kHeads = 8, kKvHeads = 2, kGroup = 4;
 
@@ -54,19 +62,19 @@ std::vector<ForkShape> ForksOf(int32_t prefix_rows, int32_t count, int32_t tail)
   return shapes;
 }
 
-// span, kv_head, row_begin, row_count, kv_begin, kv_end, partial_row
-using Item = std::tuple<int, int, int, int, int, int, int>;
+// span, kv_head, row_begin, row_count, kv_begin, kv_end, partial_row, combine
+using Item = std::tuple<int, int, int, int, int, int, int, int>;
 
 // The items that the spans would have alone, sorted: cascade items are taken apart.
 std::vector<Item> TakenApart(const Plan& plan) {
   std::vector<Item> items;
   for (const WorkItem& w : plan.items) {
-    const CascadeSpan whole{w.span, 0, w.row_count, w.partial_row};
+    const CascadeSpan whole{w.span, 0, w.row_count, w.partial_row, w.combine};
     for (int m = 0; m < std::max(1, w.num_cascade_spans); ++m) {
       const CascadeSpan& part =
           w.num_cascade_spans > 0 ? plan.cascade_spans[w.first_cascade_span + m] : whole;
       items.emplace_back(part.span, w.kv_head, w.row_begin, part.row_count, w.kv_begin, w.kv_end,
-                         part.partial_row);
+                         part.partial_row, part.combine);
     }
   }
   std::sort(items.begin(), items.end());
@@ -79,13 +87,17 @@ void CheckCascadeItem(const AttentionBatch& batch, const PlanOptions& options, c
   ASSERT_GE(item.num_cascade_spans, 2);
   EXPECT_LE(item.row_count, options.cascade_rows);
   EXPECT_EQ(item.row_begin, 0);
-  EXPECT_EQ(item.kv_end - item.kv_begin, options.split_kv_rows);
+  EXPECT_EQ(item.kv_end - item.kv_begin, item.split_rows);
   const KvView& kv = batch.spans[item.span].kv;
   int32_t row = 0;
   for (int m = 0; m < item.num_cascade_spans; ++m) {
     const CascadeSpan& part = plan.cascade_spans[item.first_cascade_span + m];
     const Span& span = batch.spans[part.span];
     EXPECT_EQ(part.tile_row, row);
+    EXPECT_EQ(part.row_count * item.num_cascade_spans, item.row_count);
+    EXPECT_EQ(span.softmax_scale, batch.spans[item.span].softmax_scale);
+    // A CUDA kernel writes nothing but partial results of a cascade item.
+    EXPECT_TRUE(options.item_per_kv_head || part.combine >= 0);
     row += part.row_count;
     for (int32_t i = 0; i < span.query_rows; ++i) {
       const KvRange visible = VisibleKv(span.mask, span.query_rows, span.kv.rows, i, i + 1);
@@ -130,7 +142,7 @@ std::map<int32_t, Spans> Groups(const Plan& plan) {
   std::map<int32_t, Spans> groups;
   for (const WorkItem& item : plan.items) {
     if (item.num_cascade_spans == 0 || item.kv_head != 0) continue;
-    std::vector<int32_t>& spans = groups[item.kv_begin / 512].emplace_back();
+    std::vector<int32_t>& spans = groups[item.kv_begin / item.split_rows].emplace_back();
     for (int m = 0; m < item.num_cascade_spans; ++m) {
       spans.push_back(plan.cascade_spans[item.first_cascade_span + m].span);
     }
@@ -166,12 +178,29 @@ TEST(PlanCascade, ASplitThatWritesItsOutputCanBeShared) {
   EXPECT_EQ(Groups(plan), (std::map<int32_t, Spans>{{0, {{0, 1, 2}}}}));
 }
 
-TEST(PlanCascade, QueryRowsMayDiffer) {
-  Forks forks({{600}, {600, 0, kSplitPages}, {600, 0, kSplitPages}});
+TEST(PlanCascade, SpansOfEqualRowsShare) {
+  const ForkShape fork{600, 0, kSplitPages};
+  Forks forks({{600}, fork, fork, fork});
   forks.spans[1].query_rows = 4;
-  forks.spans[2].query_rows = 2;
   forks.spans[2].mask = Mask::None();
-  EXPECT_EQ(Groups(Share(forks.batch())), (std::map<int32_t, Spans>{{0, {{0, 1, 2}}}}));
+  forks.spans[3].query_rows = 4;
+  EXPECT_EQ(Groups(Share(forks.batch())), (std::map<int32_t, Spans>{{0, {{0, 2}, {1, 3}}}}));
+}
+
+TEST(PlanCascade, SpansOfEqualSplitsShare) {
+  // On 132 workers, 8,192 rows are split in 256, 9,000 in 512.
+  constexpr int32_t kPrefix = 8192 / kPageTokens;
+  const Forks forks({{8192}, {9000, 0, kPrefix}, {9000, 0, kPrefix}, {8192, 0, kPrefix}});
+  AttentionBatch batch = forks.batch();
+  batch.geometry = {DType::kFloat16, 32, 8, 128};
+  const Plan plan = Share(batch, SharingOnCuda(), 132);
+  std::map<int32_t, int32_t> items;  // of each length of splits
+  for (const WorkItem& item : plan.items) {
+    if (item.num_cascade_spans == 0) continue;
+    EXPECT_EQ(item.num_cascade_spans, 2);
+    ++items[item.split_rows];
+  }
+  EXPECT_EQ(items, (std::map<int32_t, int32_t>{{256, 32}, {512, 16}}));
 }
 
 TEST(PlanCascade, NothingIsSharedThatIsNotTheSameToAll) {
@@ -191,9 +220,9 @@ TEST(PlanCascade, NothingIsSharedThatIsNotTheSameToAll) {
     return is_shared(forks);
   };
   EXPECT_TRUE(is_shared_if([](Span* s) { s->mask = Mask::None(); }));
-  EXPECT_TRUE(is_shared_if([](Span* s) { s->softmax_scale = -3; }));
+  EXPECT_FALSE(is_shared_if([](Span* s) { s->softmax_scale = -3; }));
   EXPECT_FALSE(is_shared_if([](Span* s) { s->mask = Mask::SlidingWindow(700, 0); }));
-  EXPECT_FALSE(is_shared_if([](Span* s) { s->query_rows = 5; }));  // 20 packed rows do not split
+  EXPECT_FALSE(is_shared_if([](Span* s) { s->query_rows = 2; }));
   EXPECT_FALSE(is_shared_if([](Span* s) { s->query_rows = 0; }));
   EXPECT_FALSE(is_shared_if([](Span* s) { s->kv.pages = nullptr; }));
   EXPECT_FALSE(is_shared_if([](Span* s) { s->kv.key += 64; }));
@@ -201,10 +230,24 @@ TEST(PlanCascade, NothingIsSharedThatIsNotTheSameToAll) {
   EXPECT_FALSE(is_shared_if([](Span* s) { s->kv.page_stride *= 2; }));
   EXPECT_FALSE(is_shared_if([](Span* s) { s->kv.head_stride += 64; }));
   EXPECT_FALSE(is_shared_if([](Span* s) { s->kv.row_stride += 64; }));
+  const float scale = 1;
+  Forks scaled({parent, fork});
+  scaled.spans[1].kv.key_scale = &scale;
+  EXPECT_FALSE(is_shared(scaled));
+  scaled.spans[0].kv.key_scale = &scale;
+  EXPECT_TRUE(is_shared(scaled));
+  scaled.spans[0].kv.value_scale = &scale;
+  EXPECT_FALSE(is_shared(scaled));
+
+  Forks larger({parent, fork});
+  for (Span& span : larger.spans) span.query_rows = 5;  // 20 packed rows
+  EXPECT_FALSE(is_shared(larger));
+  EXPECT_TRUE(Share(larger.batch(), SharingOnCuda(), 4).cascade_spans.empty());
 }
 
 TEST(PlanCascade, TheWholeSplitIsVisibleToEveryRow) {
   Forks forks({{600}, {515, 0, kSplitPages}});
+  forks.spans[0].query_rows = 4;
   forks.spans[1].query_rows = 4;  // the first row sees 512 K/V rows
   EXPECT_FALSE(Share(forks.batch()).cascade_spans.empty());
   forks.spans[1].kv.rows = 514;
@@ -262,11 +305,28 @@ TEST(PlanCascade, LongestFirstAndAlwaysTheSame) {
   }
 }
 
+TEST(PlanCascade, NothingIsSharedThatSavesTooLittle) {
+  const Forks forks(ForksOf(2048, 4, 64));  // saves three times 2,048 rows of 64 for two KV heads
+  PlanOptions options = kSharing;
+  options.cascade_saving = 3 * 2048 * 64 * 2 / 10;
+  EXPECT_FALSE(Share(forks.batch(), options, 10).cascade_spans.empty());
+  EXPECT_TRUE(Share(forks.batch(), options, 11).cascade_spans.empty());
+}
+
+TEST(PlanCascade, SplitsThatKeepAllWorkersBusyAreSharedByAsManySpansAsFit) {
+  const Forks forks(ForksOf(2048, 40, 64));
+  const Plan plan = Share(forks.batch(), SharingOnCuda(), 132);
+  for (const auto& [split, groups] : Groups(plan)) {
+    ASSERT_EQ(groups.size(), 3u) << split;  // 160 packed rows
+    for (const std::vector<int32_t>& group : groups) EXPECT_GE(group.size(), 12u);
+  }
+}
+
 // Random trees of random spans: Share() checks each.
 void ShareRandomTrees(int trials) {
   std::mt19937_64 random(TestSeed());
   const auto below = [&](int32_t n) { return static_cast<int32_t>(random() % n); };
-  int shared = 0;
+  int shared = 0, shared_on_cuda = 0;
   for (int trial = 0; trial < trials; ++trial) {
     std::vector<ForkShape> shapes;
     const int32_t spans = 1 + below(12);
@@ -286,8 +346,12 @@ void ShareRandomTrees(int trials) {
     PlanOptions options = kSharing;
     options.cascade_rows = 1 + below(128);
     shared += !Share(forks.batch(), options, 1 + below(4)).cascade_spans.empty();
+    options = SharingOnCuda();
+    options.cascade_rows = 1 + below(64);
+    shared_on_cuda += !Share(forks.batch(), options, 1 + below(200)).cascade_spans.empty();
   }
   EXPECT_GT(shared, trials / 5);
+  EXPECT_GT(shared_on_cuda, trials / 5);
 }
 
 TEST(PlanCascade, RandomTrees) { ShareRandomTrees(20); }

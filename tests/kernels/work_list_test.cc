@@ -25,8 +25,10 @@ class PackedBatch {
       : spans_(std::move(spans)),
         batch_{
             {DType::kFloat16, 4, 2, head_dim}, spans_.data(), static_cast<int32_t>(spans_.size())} {
-    MakePlan(batch_, Sm80Plan(head_dim), workers, &plan_);
-    PlanOptions per_head = Sm80Plan(head_dim);
+    PlanOptions options = Sm80Plan(head_dim);
+    options.cascade_saving = 0;
+    MakePlan(batch_, options, workers, &plan_);
+    PlanOptions per_head = options;
     per_head.item_per_kv_head = true;
     MakePlan(batch_, per_head, workers, &plan_of_all_heads_);
     aligned_.resize(WorkListBytes(batch_, plan_) / sizeof(WorkTile) + 1);
@@ -69,6 +71,56 @@ TEST(WorkList, HoldsTheItemsOfOneKvHeadByTile) {
   EXPECT_EQ(view.combines.count, 0);  // the kernel for 16 rows combines them itself
   const auto& last = view.kinds.back();
   EXPECT_EQ(reinterpret_cast<std::byte*>(last.tiles + last.count), packed.block() + packed.bytes());
+}
+
+// Spans that share a prefix are combined by a kernel of its own, whatever their rows.
+TEST(WorkList, HoldsTheMembersOfCascadeItems) {
+  constexpr int32_t kSpans = 5, kPrefixPages = 8;
+  std::vector<Span> spans;
+  std::vector<std::vector<int32_t>> pages(kSpans);
+  for (int32_t s = 0; s < kSpans; ++s) {
+    spans.push_back(MakeSpan(2, 1000 + s));
+    spans[s].kv = spans[0].kv;
+    spans[s].kv.rows = 1000 + s;
+    for (int32_t p = 0; p < 16; ++p) pages[s].push_back(p < kPrefixPages ? p : 100 * s + p);
+    spans[s].kv.pages = pages[s].data();
+  }
+  PackedBatch packed(spans, 132);
+  const Plan& plan = packed.plan();
+  ASSERT_FALSE(plan.cascade_spans.empty());
+  const WorkListView view = packed.view();
+  EXPECT_EQ(view.cascades.members, static_cast<int32_t>(plan.cascade_spans.size()));
+  EXPECT_EQ(view.combines.count, kSpans);
+  EXPECT_EQ(view.combines.most_rows, 4);
+  std::vector<int32_t> parts(kSpans);  // of KV head 0, that are in cascade items
+  for (int32_t i = 0; i < view.cascades.count; ++i) {
+    const WorkTile& tile = view.cascades.tiles[i];
+    EXPECT_EQ(tile.row_count, 4 * tile.num_members);
+    EXPECT_EQ(tile.all_begin, tile.kv_begin);
+    EXPECT_EQ(tile.all_end, tile.kv_end);
+    const Work work{tile, view.spans[tile.span]};
+    for (int32_t n = 0; n < tile.num_members; ++n) {
+      const Work member = work.Member(n);
+      EXPECT_EQ(&member.span, view.spans + member.tile.span);
+      EXPECT_EQ(member.tile.row_count, 4);
+      EXPECT_EQ(member.tile.part, tile.kv_begin / tile.split_rows);
+      EXPECT_EQ(member.tile.combine, -1);
+      ++parts[member.tile.span];
+    }
+  }
+  const WorkListView::TileArray& tails = view.kinds[0];
+  for (int32_t i = 0; i < tails.count; ++i) {
+    EXPECT_EQ(tails.tiles[i].combine, -1);
+    ++parts[tails.tiles[i].span];
+  }
+  for (int32_t i = 0; i < view.combines.count; ++i) {
+    const WorkTile& tile = view.combines.tiles[i];
+    EXPECT_EQ(tile.part, 0);
+    EXPECT_EQ(tile.num_parts, parts[tile.span]);
+    parts[tile.span] = 0;  // once each
+  }
+  const WorkTile* const end = view.cascades.tiles + view.cascades.count + view.cascades.members;
+  EXPECT_EQ(reinterpret_cast<const std::byte*>(end), packed.block() + packed.bytes());
 }
 
 // Splits of many rows are combined by a kernel of its own, tile by tile.
