@@ -93,7 +93,8 @@ MEASURED = {
 }
 
 FLOAT16_KERNEL = re.compile(
-    r"\| sm80::AttendKernel<Config<half, (\d+), (\d+), float, half, \(SharedSize\)(\d), (\w+)>, \d+ul>"
+    r"\| sm80::AttendKernel<Config<half, (\d+), (\d+), float, half, \(SharedSize\)(\d), "
+    r"\(sm80::Items\)([01])>, \d+ul>"
     r"\s*"
     r"\|\s*(\d+) \|\s*(\d+) \|\s*\d+ \|\s*(\d+) \|")
 
@@ -104,9 +105,9 @@ def read_kernels(table):
     found = {}
     for line in table.splitlines():
         if match := FLOAT16_KERNEL.match(line):
-            *block, has_runs, threads, registers, shared_bytes = match.groups()
-            found[(*map(int, block), has_runs == "true")] = (int(threads), int(registers),
-                                                             int(shared_bytes))
+            *block, items, threads, registers, shared_bytes = match.groups()
+            found[(*map(int, block), items == "1")] = (int(threads), int(registers),
+                                                       int(shared_bytes))
     return found
 
 

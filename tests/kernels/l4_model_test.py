@@ -31,7 +31,7 @@ class TableTest(unittest.TestCase):
                 self.assertLessEqual(shared, 99 * 1024)
 
     def test_reads_float16_kernels_only(self):
-        line = ("| sm80::AttendKernel<Config<{}, 64, 128, float, {}, (SharedSize)1, false>, 3968ul> "
+        line = ("| sm80::AttendKernel<Config<{}, 64, 128, float, {}, (SharedSize)1, (sm80::Items)0>, 3968ul> "
                 "|     256 |       229 |             0 |          61440 |     0 |")
         self.assertEqual(l4_model.read_kernels(line.format("half", "half")),
                          {(64, 128, 1, False): (256, 229, 61440)})
