@@ -81,7 +81,7 @@ struct Mask {
 struct KvView {
   const std::byte* key = nullptr;
   const std::byte* value = nullptr;
-  const int32_t* pages = nullptr;  // [ceil(rows / kPageTokens)], or null for dense K/V
+  const int32_t* pages = nullptr;  // [ceil(rows / kPageTokens)] in host memory; null for dense K/V
   int64_t page_stride = 0;
   int64_t head_stride = 0;
   int64_t row_stride = 0;

@@ -61,9 +61,10 @@ void AppendRowsCpu(const PageLayout& layout, const RowAppend* appends, int32_t c
 void CopyPagesCpu(int64_t page_bytes, const PageCopy* copies, int32_t count, ThreadPool* threads);
 
 // CUDA versions, enqueued on the cudaStream_t `stream`; only in builds with CUDA. Pages are in
-// device memory. The arrays, sources and scales are in device memory or mapped host memory. Every
-// pointer and stride is a multiple of 16 bytes (scales: 4). They return 0 or the cudaError_t of the
-// launch.
+// device memory. The arrays, sources and scales are in device memory or mapped host memory; but up
+// to kAppendsInParameters `appends` are in host memory, and read before the return. Every pointer
+// and stride is a multiple of 16 bytes (scales: 4). They return 0 or the cudaError_t of the launch.
+inline constexpr int32_t kAppendsInParameters = 50;
 int AppendRowsCuda(const PageLayout& layout, const RowAppend* appends, int32_t count, void* stream);
 int CopyPagesCuda(int64_t page_bytes, const PageCopy* copies, int32_t count, void* stream);
 

@@ -41,7 +41,7 @@ struct LaunchContext {
   // CUDA kernels: a copy in device memory of what PackWorkList (kernels/smxx/work_list.h) made of
   // this batch and plan, ordered before the launch on `stream`; unused if WorkListBytesInMemory is
   // 0. The workspace is device memory too. The spans' pointers are to device memory or to mapped
-  // host memory.
+  // host memory, but for page tables, which are read before the launcher returns.
   void* work_list = nullptr;
   // CUDA kernels: the splits of each of Plan::combines that have finished, in device memory. 0
   // before the launch and after it.

@@ -31,13 +31,11 @@ size_t Aligned(size_t bytes) {
   return (bytes + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
 }
 
-template <class T>
-void Send(const std::vector<T>& values, DeviceMemory* to) {
-  const size_t bytes = values.size() * sizeof(T);
+void Send(const std::vector<float>& scales, DeviceMemory* to) {
+  const size_t bytes = scales.size() * sizeof(float);
   if (bytes == 0) return;
-  Check(cudaMalloc(to->out(), bytes), "allocate a page table or scales");
-  Check(cudaMemcpy(to->get(), values.data(), bytes, cudaMemcpyHostToDevice),
-        "send a page table or scales");
+  Check(cudaMalloc(to->out(), bytes), "allocate scales");
+  Check(cudaMemcpy(to->get(), scales.data(), bytes, cudaMemcpyHostToDevice), "send scales");
 }
 
 }  // namespace
@@ -48,7 +46,6 @@ InputSets::InputSets(const AttentionShape& shape, int sets, cudaStream_t stream)
     const int32_t heads = shape.num_kv_heads;
     for (int32_t h = 0; h < heads; ++h) scales_.push_back(E4M3Scale(1 - 0.5f * h / heads));
   }
-  Send(pages_, &device_pages_);
   Send(scales_, &device_scales_);
   key_offset_ = 2 * Aligned(QueryBytes(shape));
   value_offset_ = key_offset_ + Aligned(AllocatedKvBytes(shape) / 2);
@@ -56,13 +53,13 @@ InputSets::InputSets(const AttentionShape& shape, int sets, cudaStream_t stream)
   for (int set = 0; set < sets; ++set) AddSet(set, stream);
 }
 
-Tensors InputSets::TensorsAt(std::byte* base, const int32_t* pages, const float* scales) const {
+Tensors InputSets::TensorsAt(std::byte* base, const float* scales) const {
   Tensors tensors;
   tensors.query = base;
   tensors.output = base + key_offset_ / 2;
   tensors.key = base + key_offset_;
   tensors.value = base + value_offset_;
-  if (shape_.paged) tensors.pages = pages;
+  if (shape_.paged) tensors.pages = pages_.data();
   if (!scales_.empty()) tensors.kv_scales = scales;
   return tensors;
 }
@@ -71,8 +68,7 @@ void InputSets::AddSet(uint32_t seed, cudaStream_t stream) {
   DeviceMemory& memory = sets_.emplace_back();
   Check(cudaMalloc(memory.out(), set_bytes_), "allocate an input set");
   auto* base = static_cast<std::byte*>(memory.get());
-  const Tensors tensors = TensorsAt(base, static_cast<const int32_t*>(device_pages_.get()),
-                                    static_cast<const float*>(device_scales_.get()));
+  const Tensors tensors = TensorsAt(base, static_cast<const float*>(device_scales_.get()));
   Check(FillUniform(shape_.dtype, seed, set_bytes_ / sizeof(uint16_t), base, stream),
         "fill an input set");
   if (!scales_.empty()) {
@@ -83,21 +79,12 @@ void InputSets::AddSet(uint32_t seed, cudaStream_t stream) {
   spans_.push_back(MakeSpans(shape_, tensors));
 }
 
-std::vector<Span> InputSets::SpansToPlan() const {
-  std::vector<Span> spans = spans_[0];
-  const auto* const on_device = static_cast<const int32_t*>(device_pages_.get());
-  for (Span& span : spans) {
-    if (span.kv.pages != nullptr) span.kv.pages = pages_.data() + (span.kv.pages - on_device);
-  }
-  return spans;
-}
-
 InputSets::HostSet InputSets::CopyToHost(int set) const {
   HostSet host;
   host.memory.resize(set_bytes_);
   Check(cudaMemcpy(host.memory.data(), sets_[set].get(), set_bytes_, cudaMemcpyDeviceToHost),
         "copy an input set to the host");
-  host.spans = MakeSpans(shape_, TensorsAt(host.memory.data(), pages_.data(), scales_.data()));
+  host.spans = MakeSpans(shape_, TensorsAt(host.memory.data(), scales_.data()));
   return host;
 }
 

@@ -20,9 +20,6 @@ class InputSets {
   // [set][span], over device memory.
   const std::vector<std::vector<Span>>& spans() const { return spans_; }
 
-  // The spans of the first set, over device memory but for their page tables: to be planned.
-  std::vector<Span> SpansToPlan() const;
-
   // A copy of a set in host memory.
   struct HostSet {
     std::vector<std::byte> memory;
@@ -32,12 +29,12 @@ class InputSets {
 
  private:
   void AddSet(uint32_t seed, cudaStream_t stream);
-  Tensors TensorsAt(std::byte* base, const int32_t* pages, const float* scales) const;
+  Tensors TensorsAt(std::byte* base, const float* scales) const;
 
   const AttentionShape shape_;
   std::vector<int32_t> pages_;  // [spans, pages of a span]; empty if K/V is dense
   std::vector<float> scales_;   // [kv_heads]; empty unless K/V is FP8
-  DeviceMemory device_pages_, device_scales_;
+  DeviceMemory device_scales_;
   size_t key_offset_ = 0, value_offset_ = 0, set_bytes_ = 0;  // in a set: Q, O, K, V
   std::vector<DeviceMemory> sets_;
   std::vector<std::vector<Span>> spans_;

@@ -140,8 +140,7 @@ std::unique_ptr<Case> Prepare(const Context& context, const BenchShape& shape, b
   }
   auto ready = std::unique_ptr<Case>(
       new Case{kernel, InputSets(shape.attention, sets, context.stream.get()), {}});
-  const std::vector<Span> to_plan = cascade ? ready->inputs.SpansToPlan() : std::vector<Span>();
-  Check(ready->run.Prepare(*kernel, shape.attention.geometry(), ready->inputs.spans(), to_plan),
+  Check(ready->run.Prepare(*kernel, shape.attention.geometry(), ready->inputs.spans(), cascade),
         "prepare a launch");
   Check(cudaStreamSynchronize(context.stream.get()), "fill the inputs");
   return ready;

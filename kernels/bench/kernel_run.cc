@@ -7,8 +7,7 @@
 namespace flashcore::kernels {
 
 cudaError_t KernelRun::Prepare(const Kernel& kernel, const Geometry& geometry,
-                               std::vector<std::vector<Span>> sets,
-                               const std::vector<Span>& to_plan) {
+                               std::vector<std::vector<Span>> sets, bool cascade) {
   kernel_ = &kernel;
   geometry_ = geometry;
   sets_ = std::move(sets);
@@ -20,13 +19,8 @@ cudaError_t KernelRun::Prepare(const Kernel& kernel, const Geometry& geometry,
   error = branches_.Create(0);
   if (error != cudaSuccess) return error;
   PlanOptions options = kernel.plan_options;
-  AttentionBatch batch = Batch(0);
-  if (to_plan.empty()) {
-    options.cascade_rows = 0;  // planning a cascade reads page tables
-  } else {
-    batch.spans = to_plan.data();
-  }
-  MakePlan(batch, options, multiprocessors, &plan_);
+  if (!cascade) options.cascade_rows = 0;
+  MakePlan(Batch(0), options, multiprocessors, &plan_);
   error = SendWorkLists();
   if (error != cudaSuccess) return error;
   const size_t counter_bytes = plan_.combines.size() * sizeof(int32_t);

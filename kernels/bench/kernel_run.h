@@ -16,10 +16,10 @@ namespace flashcore::kernels {
 class KernelRun {
  public:
   // Plans, and copies one work list per set to the device. A set is the spans of one launch over
-  // its own device tensors. The sets have equal shapes; there is at least one. `to_plan`: a set
-  // whose page tables are in host memory; without it, spans with a shared prefix share no items.
+  // its own device tensors. The sets have equal shapes and page tables; there is at least one.
+  // cascade: whether the plan may share work items among spans with a shared prefix.
   cudaError_t Prepare(const Kernel& kernel, const Geometry& geometry,
-                      std::vector<std::vector<Span>> sets, const std::vector<Span>& to_plan = {});
+                      std::vector<std::vector<Span>> sets, bool cascade = true);
 
   // Launches share the workspace, so they must be ordered.
   cudaError_t Launch(int set, cudaStream_t stream) const;

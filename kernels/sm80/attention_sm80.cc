@@ -60,15 +60,12 @@ int LaunchAttentionSm80(const KernelSpec& spec, const AttentionBatch& batch, con
   const SharedSize shared = SharedSizeOf(spec.arch);
   auto* const stream = static_cast<cudaStream_t>(ctx.stream);
   const auto tiles_of = [&](const WorkListView::TileArray& array, cudaStream_t on) {
-    const LaunchParams params{work.spans,
-                              array.tiles,
-                              batch.num_spans,
-                              geometry.num_kv_heads,
-                              RowDivider(geometry.group()),
-                              ctx.finished,
-                              partials};
-    return LaunchTiles{params,         array.count,   array.members, array.most_rows,
-                       array.has_runs, in_parameters, shared,        on};
+    const LaunchParams params{
+        work.spans,   array.tiles, geometry.num_kv_heads, RowDivider(geometry.group()),
+        ctx.finished, partials};
+    return LaunchTiles{params,          array.count,     array.members,
+                       array.most_rows, work.head_bytes, array.has_runs,
+                       in_parameters,   shared,          on};
   };
   // Each kind runs beside the others: decodes wait for memory while a prefill multiplies, and small
   // tiles fill the last round of large ones. Largest tiles first, because they take longest, and

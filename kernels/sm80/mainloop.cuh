@@ -71,9 +71,7 @@ class KvTiles {
 
   // The page of the tile at a row; 0 if there is no such tile.
   __device__ __forceinline__ int32_t Page(int32_t row) const {
-    if (!Has(row)) return 0;
-    const int32_t* const pages = work_.span.pages;
-    return pages != nullptr ? pages[row / kPageTokens] : row / kPageTokens;
+    return Has(row) ? work_.span.PageOf(row) : 0;
   }
 
   // Starts copying this thread's part of a tile of K or V, which is in `page`, to a shared address.

@@ -1,5 +1,7 @@
 #include <cuda_fp8.h>
 
+#include <algorithm>
+
 #include "kernels/kv_pages.h"
 #include "kernels/smxx/cuda_raii.h"
 #include "kernels/smxx/element.cuh"
@@ -14,10 +16,19 @@ constexpr int kWordBytes = 16;  // bytes that a thread copies at a time
 constexpr int64_t kBlockBytes = 8 * kThreads * kWordBytes;
 
 struct AppendParams {
-  const RowAppend* appends;  // [gridDim.x]
-  int64_t head_bytes;        // of a page; blockIdx.y is the KV head
+  int64_t head_bytes;  // of a page; blockIdx.y is the KV head
   int64_t value_offset;
   int row_words;  // of a source row
+};
+
+// The parameters of a launch: with the appends, or with the place of more.
+struct AppendsInParameters {
+  AppendParams params;
+  RowAppend appends[kAppendsInParameters];
+};
+struct AppendsInMemory {
+  AppendParams params;
+  const RowAppend* appends;
 };
 
 // Converts 16 bytes of a source row to the page's element type. A block has one KV head.
@@ -48,10 +59,12 @@ struct QuantiseWord {
   float scale;
 };
 
-template <class ConvertWord>
-__global__ void __launch_bounds__(kThreads) AppendRowsKernel(const AppendParams params) {
+template <class ConvertWord, class Arguments>
+__global__ void __launch_bounds__(kThreads)
+    AppendRowsKernel(const __grid_constant__ Arguments arguments) {
   using Result = typename ConvertWord::Result;
-  const RowAppend append = params.appends[blockIdx.x];
+  const AppendParams& params = arguments.params;
+  const RowAppend append = arguments.appends[blockIdx.x];
   const ConvertWord convert_key(append.key_scale);
   const ConvertWord convert_value(append.value_scale);
   const int64_t from = blockIdx.y * append.head_stride;
@@ -83,12 +96,16 @@ dim3 PageGrid(int64_t page_bytes, int32_t count) {
   return dim3(count, static_cast<unsigned>((page_bytes + kBlockBytes - 1) / kBlockBytes));
 }
 
-using AppendKernel = void (*)(AppendParams);
-
-AppendKernel AppendKernelFor(const PageLayout& layout) {
-  if (layout.kv_dtype == KvDType::kSameAsQuery) return AppendRowsKernel<CopyWord>;
-  return layout.dtype == DType::kFloat16 ? AppendRowsKernel<QuantiseWord<__half>>
-                                         : AppendRowsKernel<QuantiseWord<__nv_bfloat16>>;
+template <class Arguments>
+cudaError_t LaunchAppend(const PageLayout& layout, const Arguments& arguments, int32_t count,
+                         void* stream) {
+  auto* kernel = AppendRowsKernel<CopyWord, Arguments>;
+  if (layout.kv_dtype != KvDType::kSameAsQuery) {
+    kernel = layout.dtype == DType::kFloat16
+                 ? AppendRowsKernel<QuantiseWord<__half>, Arguments>
+                 : AppendRowsKernel<QuantiseWord<__nv_bfloat16>, Arguments>;
+  }
+  return LaunchKernel(kernel, dim3(count, layout.num_kv_heads), kThreads, 0, stream, arguments);
 }
 
 }  // namespace
@@ -97,9 +114,13 @@ int AppendRowsCuda(const PageLayout& layout, const RowAppend* appends, int32_t c
                    void* stream) {
   if (count == 0) return cudaSuccess;
   const int row_words = layout.head_dim * static_cast<int>(DTypeBytes(layout.dtype)) / kWordBytes;
-  const AppendParams params{appends, layout.head_bytes(), layout.value_offset(), row_words};
-  return LaunchKernel(AppendKernelFor(layout), dim3(count, layout.num_kv_heads), kThreads, 0,
-                      stream, params);
+  const AppendParams params{layout.head_bytes(), layout.value_offset(), row_words};
+  if (count > kAppendsInParameters) {
+    return LaunchAppend(layout, AppendsInMemory{params, appends}, count, stream);
+  }
+  AppendsInParameters arguments{params, {}};
+  std::copy_n(appends, count, arguments.appends);
+  return LaunchAppend(layout, arguments, count, stream);
 }
 
 int CopyPagesCuda(int64_t page_bytes, const PageCopy* copies, int32_t count, void* stream) {

@@ -19,12 +19,12 @@ struct LaunchArguments {
   explicit LaunchArguments(const LaunchParams& of_all) : params(of_all) {}
 
   __device__ __forceinline__ Work WorkAt(int tile) const {
-    const auto* const spans = reinterpret_cast<const WorkSpan*>(list);
-    const WorkTile& at = reinterpret_cast<const WorkTile*>(spans + params.num_spans)[tile];
-    return {at, spans[at.span]};
+    const WorkTile& at = reinterpret_cast<const WorkTile*>(list + head_bytes)[tile];
+    return {at, reinterpret_cast<const WorkSpan*>(list)[at.span]};
   }
 
   LaunchParams params;
+  int32_t head_bytes = 0;
   alignas(16) std::byte list[kListBytes];
 };
 template <>
@@ -53,9 +53,9 @@ cudaError_t LaunchWithList(void (*kernel)(LaunchArguments<kListBytes>), const La
   }
   LaunchArguments<kListBytes> arguments(tiles.params);
   if constexpr (kListBytes > 0) {
-    const size_t span_bytes = tiles.params.num_spans * sizeof(WorkSpan);
-    memcpy(arguments.list, tiles.params.spans, span_bytes);
-    memcpy(arguments.list + span_bytes, tiles.params.tiles, tiles.num_records() * sizeof(WorkTile));
+    arguments.head_bytes = static_cast<int32_t>(tiles.head_bytes);
+    memcpy(arguments.list, tiles.params.spans, tiles.head_bytes);
+    memcpy(arguments.list + tiles.head_bytes, tiles.params.tiles, tiles.tile_bytes());
   }
   for (int32_t left = tiles.count; left > 0; left -= kMaxGridY) {
     const dim3 grid(tiles.params.num_kv_heads, std::min(left, kMaxGridY), blocks_of_a_tile);
@@ -72,8 +72,7 @@ cudaError_t LaunchWithList(void (*kernel)(LaunchArguments<kListBytes>), const La
 template <size_t kLeastBytes = kSmallListBytes, class Launch>
 auto ForListSize(const LaunchTiles& tiles, const Launch& launch) {
   if (!tiles.in_parameters) return launch(std::integral_constant<size_t, 0>());
-  const size_t bytes =
-      tiles.params.num_spans * sizeof(WorkSpan) + tiles.num_records() * sizeof(WorkTile);
+  const size_t bytes = tiles.head_bytes + tiles.tile_bytes();
   if (bytes <= kLeastBytes) return launch(std::integral_constant<size_t, kLeastBytes>());
   return launch(std::integral_constant<size_t, kMaxListInParameters>());
 }

@@ -15,7 +15,6 @@ namespace flashcore::kernels {
 struct LaunchParams {
   const WorkSpan* spans;
   const WorkTile* tiles;  // each for every KV head
-  int32_t num_spans;
   int32_t num_kv_heads;
   RowDivider group;   // query heads per KV head
   int32_t* finished;  // as in LaunchContext
@@ -28,12 +27,13 @@ struct LaunchTiles {
   int32_t count;      // of params.tiles, at least 1
   int32_t members;    // records that follow the tiles; 0 but for cascade items
   int32_t most_rows;  // packed rows of the largest
+  size_t head_bytes;  // of params.spans and what follows them up to the first tiles of the list
   bool has_runs;
   bool in_parameters;  // spans and tiles are on the host, and have room in kMaxListInParameters
   SharedSize shared;   // of the device
   void* stream;        // a cudaStream_t
 
-  size_t num_records() const { return size_t{1} * count + members; }
+  size_t tile_bytes() const { return (size_t{1} * count + members) * sizeof(WorkTile); }
 };
 
 }  // namespace flashcore::kernels

@@ -56,7 +56,6 @@ WorkSpan MakeSpan(int32_t group, const Span& from) {
   span.group_stride = group * from.head_stride;
   span.key = from.kv.key;
   span.value = from.kv.value;
-  span.pages = from.kv.pages;
   span.page_stride = from.kv.page_stride;
   span.kv_head_stride = from.kv.head_stride;
   span.kv_row_stride = from.kv.row_stride;
@@ -69,6 +68,16 @@ WorkSpan MakeSpan(int32_t group, const Span& from) {
   span.mask = from.mask;
   span.softmax_scale = from.softmax_scale;
   return span;
+}
+
+// Bytes of the spans and their page tables.
+size_t HeadBytes(const AttentionBatch& batch) {
+  size_t pages = 0;
+  for (const Span* span = batch.spans; span != batch.spans + batch.num_spans; ++span) {
+    if (span->kv.pages != nullptr) pages += PagesFor(span->kv.rows);
+  }
+  const size_t bytes = batch.num_spans * sizeof(WorkSpan) + pages * sizeof(int32_t);
+  return (bytes + alignof(WorkTile) - 1) / alignof(WorkTile) * alignof(WorkTile);
 }
 
 // Sets where the partial results of an item, or of one span of a cascade item, are and which part
@@ -141,7 +150,7 @@ RowDivider::RowDivider(int32_t by) : divisor(by), shift(0) {
 
 size_t WorkListBytes(const AttentionBatch& batch, const Plan& plan) {
   const size_t tiles = plan.items.size() + CombinesOf(plan).first + plan.cascade_spans.size();
-  return batch.num_spans * sizeof(WorkSpan) + tiles * sizeof(WorkTile);
+  return HeadBytes(batch) + tiles * sizeof(WorkTile);
 }
 
 size_t WorkListBytesInMemory(const AttentionBatch& batch, const Plan& plan) {
@@ -150,7 +159,9 @@ size_t WorkListBytesInMemory(const AttentionBatch& batch, const Plan& plan) {
 }
 
 WorkListView::WorkListView(const AttentionBatch& batch, const Plan& plan, void* work_list)
-    : spans(static_cast<WorkSpan*>(work_list)) {
+    : spans(static_cast<WorkSpan*>(work_list)),
+      pages(reinterpret_cast<int32_t*>(spans + batch.num_spans)),
+      head_bytes(HeadBytes(batch)) {
   for (const WorkItem& item : plan.items) {
     TileArray& array = IsCascade(item) ? cascades : kinds[TileKind(item)];
     ++array.count;
@@ -159,7 +170,7 @@ WorkListView::WorkListView(const AttentionBatch& batch, const Plan& plan, void* 
   }
   cascades.members = static_cast<int32_t>(plan.cascade_spans.size());
   std::tie(combines.count, combines.most_rows) = CombinesOf(plan);
-  auto* tiles = reinterpret_cast<WorkTile*>(spans + batch.num_spans);
+  auto* tiles = reinterpret_cast<WorkTile*>(static_cast<std::byte*>(work_list) + head_bytes);
   const auto place = [&](TileArray* array) {
     array->tiles = tiles;
     tiles += array->count;
@@ -172,8 +183,13 @@ WorkListView::WorkListView(const AttentionBatch& batch, const Plan& plan, void* 
 void PackWorkList(const AttentionBatch& batch, const Plan& plan, std::byte* to) {
   const WorkListView view(batch, plan, to);
   const int32_t group = batch.geometry.group();
+  int32_t* next_page = view.pages;
   for (int32_t s = 0; s < batch.num_spans; ++s) {
-    new (view.spans + s) WorkSpan(MakeSpan(group, batch.spans[s]));
+    const KvView& kv = batch.spans[s].kv;
+    WorkSpan& span = *new (view.spans + s) WorkSpan(MakeSpan(group, batch.spans[s]));
+    if (kv.pages == nullptr) continue;
+    span.first_page = static_cast<int32_t>(next_page - reinterpret_cast<int32_t*>(&span));
+    next_page = std::copy_n(kv.pages, PagesFor(kv.rows), next_page);
   }
   std::array<WorkTile*, kCudaTileKinds> next;  // first unwritten tile of each kind
   for (int kind = 0; kind < kCudaTileKinds; ++kind) next[kind] = view.kinds[kind].tiles;

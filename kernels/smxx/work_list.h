@@ -1,12 +1,12 @@
-// The work list of a launch: a WorkSpan per span and a WorkTile per work item, packed into one
-// range of bytes. It travels in the kernel's parameters, where a block reads it as constants, or if
-// it is too large, the caller copies it to the device. A launch has a thread block per WorkTile and
-// KV head. Partial results of more than 16 rows, and of spans that share cascade items, are
-// combined by a second kernel, which has a record of each tile. A cascade item has one more record
-// for each of its spans, its members.
+// The work list of a launch: a WorkSpan per span, their page tables and a WorkTile per work item,
+// packed into one range of bytes. It travels in the kernel's parameters, where a block reads it as
+// constants, or if it is too large, the caller copies it to the device. A launch has a thread block
+// per WorkTile and KV head. Partial results of more than 16 rows, and of spans that share cascade
+// items, are combined by a second kernel, which has a record of each tile. A cascade item has one
+// more record for each of its spans, its members.
 //
-//   | spans      | tiles of spans of 16, 32, 64, 128 rows | to combine | cascade items | members |
-//     WorkSpan[]   WorkTile[] each                          WorkTile[]   WorkTile[]      WorkTile[]
+//   | spans      | pages     | tiles of 16 to 128 rows | to combine | cascade items | members    |
+//     WorkSpan[]   int32_t[]   WorkTile[] each           WorkTile[]   WorkTile[]      WorkTile[]
 #ifndef FLASHCORE_KERNELS_SMXX_WORK_LIST_H_
 #define FLASHCORE_KERNELS_SMXX_WORK_LIST_H_
 
@@ -51,7 +51,6 @@ struct alignas(16) WorkSpan {
   int64_t group_stride;  // from one KV head's query heads to the next KV head's
   const std::byte* key;  // as in KvView
   const std::byte* value;
-  const int32_t* pages;
   int64_t page_stride;
   int64_t kv_head_stride;
   int64_t kv_row_stride;
@@ -64,6 +63,13 @@ struct alignas(16) WorkSpan {
   int32_t position;  // of query row 0 among the K/V rows: kv_rows - query_rows
   Mask mask;
   float softmax_scale;
+  int32_t first_page;  // its distance from this record, in pages; 0: K and V are dense
+
+  // The page of K/V row `row`; dense K and V have their pages in order.
+  FLASHCORE_HOST_DEVICE int32_t PageOf(int32_t row) const {
+    const int32_t page = row / kPageTokens;
+    return first_page > 0 ? reinterpret_cast<const int32_t*>(this)[first_page + page] : page;
+  }
 };
 
 // The packed rows [row_begin, row_begin + row_count) of a span and the K/V rows [kv_begin, kv_end)
@@ -127,8 +133,8 @@ size_t WorkListBytes(const AttentionBatch& batch, const Plan& plan);
 // Bytes that the caller copies to the device: all or, if the list fits the kernel's parameters, 0.
 size_t WorkListBytesInMemory(const AttentionBatch& batch, const Plan& plan);
 
-// Writes the work list of `batch` to `to`. Every pointer of the spans, kv.pages included, must be a
-// device pointer. `plan` was made with item_per_kv_head false.
+// Writes the work list of `batch` to `to`. Every pointer of the spans but kv.pages, which is read
+// here, must be a device pointer. `plan` was made with item_per_kv_head false.
 void PackWorkList(const AttentionBatch& batch, const Plan& plan, std::byte* to);
 
 // The parts of a work list. It may be in device memory: the constructor does not read it.
@@ -142,7 +148,9 @@ struct WorkListView {
     int32_t most_rows = 0;  // packed rows of the largest
     bool has_runs = false;
   };
-  WorkSpan* spans;  // [batch.num_spans]
+  WorkSpan* spans;    // [batch.num_spans]
+  int32_t* pages;     // of all spans
+  size_t head_bytes;  // of spans and pages, which every launch needs
   // [kind]: the tiles of spans whose largest tile fits kCudaTileRows[kind] and no smaller kind,
   // longest first.
   std::array<TileArray, kCudaTileKinds> kinds;

@@ -269,7 +269,7 @@ absl::Status CudaLane::PackLists() {
   pass_.spans.clear();
   pass_.copies = Pack(&pending_.copies);
   pass_.appends = {};
-  if (pending_.copies.empty()) pass_.appends = Pack(&pending_.appends);
+  if (pending_.copies.empty()) pass_.appends = PackAppends();
   if (!pending_.copies.empty() || !pending_.appends.empty()) return absl::OkStatus();
   return PackSpans();
 }
@@ -283,6 +283,18 @@ absl::Span<const Item> CudaLane::Pack(absl::Span<const Item>* items) {
   std::memcpy(list, items->data(), count * sizeof(Item));
   items->remove_prefix(count);
   return absl::MakeConstSpan(reinterpret_cast<const Item*>(lists_.OnDevice(list)), count);
+}
+
+// Few appends travel in the kernel's parameters.
+absl::Span<const kernels::RowAppend> CudaLane::PackAppends() {
+  absl::Span<const kernels::RowAppend>& pending = pending_.appends;
+  constexpr size_t kFew = kernels::kAppendsInParameters;
+  if (std::min(pending.size(), lists_.room() / sizeof(kernels::RowAppend)) > kFew) {
+    return Pack(&pending);
+  }
+  const absl::Span<const kernels::RowAppend> few = pending.first(std::min(pending.size(), kFew));
+  pending.remove_prefix(few.size());
+  return few;
 }
 
 absl::Status CudaLane::PackSpans() {
@@ -309,7 +321,6 @@ absl::Status CudaLane::PackSpans() {
 bool CudaLane::TryPackSpans(absl::Span<const kernels::Span> spans) {
   const size_t used = lists_.used();
   pass_.spans.assign(spans.begin(), spans.end());
-  // The plan reads the page tables, so it comes before they move to device memory.
   kernels::PlanOptions plan_options = kernel_->plan_options;
   if (!options_.share_prefixes) plan_options.cascade_rows = 0;
   pass_.plan = &plans_.Get(PassBatch(), plan_options, multiprocessors_);
@@ -317,7 +328,7 @@ bool CudaLane::TryPackSpans(absl::Span<const kernels::Span> spans) {
       pass_.plan->combines.size() <= kMaxCombines) {
     const size_t list_bytes = kernels::WorkListBytesInMemory(PassBatch(), *pass_.plan);
     pass_.work_list = lists_.Take(list_bytes);
-    if (pass_.work_list != nullptr && PackPageTables()) {
+    if (pass_.work_list != nullptr) {
       if (list_bytes > 0) kernels::PackWorkList(PassBatch(), *pass_.plan, pass_.work_list);
       return true;
     }
@@ -325,18 +336,6 @@ bool CudaLane::TryPackSpans(absl::Span<const kernels::Span> spans) {
   lists_.Rewind(used);
   pass_.spans.clear();
   return false;
-}
-
-bool CudaLane::PackPageTables() {
-  for (kernels::Span& span : pass_.spans) {
-    if (span.kv.pages == nullptr) continue;
-    const size_t bytes = kernels::PagesFor(span.kv.rows) * sizeof(int32_t);
-    std::byte* const table = lists_.Take(bytes);
-    if (table == nullptr) return false;
-    std::memcpy(table, span.kv.pages, bytes);
-    span.kv.pages = reinterpret_cast<const int32_t*>(lists_.OnDevice(table));
-  }
-  return true;
 }
 
 kernels::AttentionBatch CudaLane::PassBatch() const {

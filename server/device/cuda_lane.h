@@ -112,10 +112,10 @@ class CudaLane {
   // The work of one pass.
   struct Pass {
     absl::Span<const kernels::PageCopy> copies;    // in device memory
-    absl::Span<const kernels::RowAppend> appends;  // in device memory
-    std::vector<kernels::Span> spans;              // with page tables in device memory
-    const kernels::Plan* plan = nullptr;           // in plans_
-    std::byte* work_list = nullptr;                // in lists_, unless parameters hold it
+    absl::Span<const kernels::RowAppend> appends;  // as AppendRowsCuda takes them
+    std::vector<kernels::Span> spans;
+    const kernels::Plan* plan = nullptr;  // in plans_
+    std::byte* work_list = nullptr;       // in lists_, unless parameters hold it
   };
 
   CudaLane(const CudaDevice::Options& options, int multiprocessors);
@@ -141,9 +141,9 @@ class CudaLane {
   RowBlock RowsOfPart(const kernels::Span& span, int64_t row_stride, int64_t head_stride) const;
   template <class Item>
   absl::Span<const Item> Pack(absl::Span<const Item>* items);
+  absl::Span<const kernels::RowAppend> PackAppends();
   absl::Status PackSpans();
   bool TryPackSpans(absl::Span<const kernels::Span> spans);
-  bool PackPageTables();
   kernels::AttentionBatch PassBatch() const;
 
   absl::Status Record(Mark mark);

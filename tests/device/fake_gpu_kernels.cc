@@ -45,7 +45,6 @@ void ExpectSpanInReach(const Span& span) {
   ExpectInReach(span.kv.value, "value");
   if (span.kv.pages == nullptr) return;
   ExpectOnDevice(span.kv.key, "resident key");
-  ExpectInReach(span.kv.pages, "pages");
 }
 
 // The counters of finished splits are in device memory, and 0.
@@ -69,7 +68,10 @@ void ExpectWorkListOf(const AttentionBatch& batch, const Plan& plan, void* work_
   const WorkListView want(batch, plan, aligned), has(batch, plan, work_list);
   for (int32_t s = 0; s < batch.num_spans; ++s) {
     EXPECT_EQ(has.spans[s].query, want.spans[s].query);
-    EXPECT_EQ(has.spans[s].pages, want.spans[s].pages);
+    EXPECT_EQ(has.spans[s].first_page, want.spans[s].first_page);
+    for (int32_t row = 0; row < batch.spans[s].kv.rows; row += kPageTokens) {
+      EXPECT_EQ(has.spans[s].PageOf(row), want.spans[s].PageOf(row));
+    }
   }
   const auto expect_tiles = [](const WorkListView::TileArray& want_tiles,
                                const WorkListView::TileArray& has_tiles) {
@@ -100,26 +102,36 @@ int LaunchAttentionSm80(const KernelSpec& spec, const AttentionBatch& batch, con
   EXPECT_NE(ctx.branches, nullptr);
   ++fake_gpu::launches[static_cast<size_t>(spec.accumulate)];
   for (const WorkItem& item : plan.items) fake_gpu::cascade_items += item.num_cascade_spans > 0;
+  // The work list has a copy of each page table.
+  const auto tables = std::make_shared<std::vector<std::vector<int32_t>>>();
   std::vector<Span> spans(batch.spans, batch.spans + batch.num_spans);
-  return Enqueue(ctx.stream, [spans = std::move(spans), geometry = batch.geometry, plan, ctx] {
-    const AttentionBatch copy = {geometry, spans.data(), static_cast<int32_t>(spans.size())};
-    for (const Span& span : spans) ExpectSpanInReach(span);
-    ExpectWorkListOf(copy, plan, ctx.work_list);
-    ExpectCounters(ctx.finished, plan.combines.size());
-    thread_local ThreadPool threads(1);
-    PlanOptions unsplit = Sm80Plan(geometry.head_dim);
-    unsplit.item_per_kv_head = true;  // as CPU kernels need it
-    unsplit.split_max_rows = 0;       // no workspace
-    Plan cpu_plan;
-    MakePlan(copy, unsplit, 1, &cpu_plan);
-    LaunchAttentionCpu({}, copy, cpu_plan, {nullptr, &threads});
-  });
+  for (Span& span : spans) {
+    if (span.kv.pages == nullptr) continue;
+    const int32_t* const pages = span.kv.pages;
+    span.kv.pages = tables->emplace_back(pages, pages + PagesFor(span.kv.rows)).data();
+  }
+  return Enqueue(
+      ctx.stream, [spans = std::move(spans), tables, geometry = batch.geometry, plan, ctx] {
+        const AttentionBatch copy = {geometry, spans.data(), static_cast<int32_t>(spans.size())};
+        for (const Span& span : spans) ExpectSpanInReach(span);
+        ExpectWorkListOf(copy, plan, ctx.work_list);
+        ExpectCounters(ctx.finished, plan.combines.size());
+        thread_local ThreadPool threads(1);
+        PlanOptions unsplit = Sm80Plan(geometry.head_dim);
+        unsplit.item_per_kv_head = true;  // as CPU kernels need it
+        unsplit.split_max_rows = 0;       // no workspace
+        Plan cpu_plan;
+        MakePlan(copy, unsplit, 1, &cpu_plan);
+        LaunchAttentionCpu({}, copy, cpu_plan, {nullptr, &threads});
+      });
 }
 
-int AppendRowsCuda(const PageLayout& layout, const RowAppend* appends, int32_t count,
-                   void* stream) {
+int AppendRowsCuda(const PageLayout& layout, const RowAppend* list, int32_t count, void* stream) {
+  std::vector<RowAppend> in_parameters;
+  if (count <= kAppendsInParameters) in_parameters.assign(list, list + count);
   return Enqueue(stream, [=] {
-    ExpectInReach(appends, "appends");
+    if (in_parameters.empty()) ExpectInReach(list, "appends");
+    const RowAppend* const appends = in_parameters.empty() ? list : in_parameters.data();
     for (int32_t i = 0; i < count; ++i) {
       ExpectAligned(appends[i].key, "key to append");
       ExpectAligned(appends[i].value, "value to append");

@@ -143,15 +143,22 @@ TEST_F(FakeGpuTest, CopiesNothingThatIsSmallAndReadOnce) {
   EXPECT_EQ(copies_of(1, 1100), 2) << "more than 256 KiB";
 }
 
-TEST_F(FakeGpuTest, SendsTheListsOfAnAppendAndOfTheAttentionInOneCopy) {
-  Start(SmallOptions());
+TEST_F(FakeGpuTest, SendsTheListsOfAnAppendAndOfTheAttentionInOneCopyOrInParameters) {
+  CudaDevice::Options options = SmallOptions();
+  options.direct_io_bytes = size_t{4} << 20;
+  Start(options);
   const auto sequence =
       engine_->sequences().Create({1, 1, 64, kernels::DType::kFloat16}, {false}, {"alice", {}});
   ASSERT_EQ(sequence.status(), absl::OkStatus());
-  ASSERT_EQ(Append(sequence->id, 0, 300), absl::OkStatus());
-  const int copies = testing::FakeGpuCopies();
-  ASSERT_EQ(Append(sequence->id, 0, 1), absl::OkStatus());
-  EXPECT_EQ(testing::FakeGpuCopies() - copies, 1);
+  const int pages = kernels::kAppendsInParameters;
+  const auto copies_of = [&](int rows) {
+    const int copies = testing::FakeGpuCopies();
+    EXPECT_EQ(Append(sequence->id, 0, rows), absl::OkStatus());
+    return testing::FakeGpuCopies() - copies;
+  };
+  EXPECT_EQ(copies_of(pages * kernels::kPageTokens), 0);
+  EXPECT_EQ(copies_of(1), 0);
+  EXPECT_EQ(copies_of((pages + 1) * kernels::kPageTokens - 1), 1) << "one append too many";
 }
 
 // Kernels can reach pinned memory. Tensors in other memory are copied, however small.

@@ -35,9 +35,6 @@ void AddKv(const Geometry& geometry, const KvView& kv, DeviceMirror* mirror) {
   if (kv.rows == 0) return;
   mirror->Add(kv.key, KvBytes(geometry, kv), Access::kRead);
   mirror->Add(kv.value, KvBytes(geometry, kv), Access::kRead);
-  if (kv.pages != nullptr) {
-    mirror->Add(kv.pages, PagesFor(kv.rows) * sizeof(int32_t), Access::kRead);
-  }
 }
 
 void AddSpan(const Geometry& geometry, const Span& span, DeviceMirror* mirror) {
@@ -62,7 +59,6 @@ Span OnDevice(const DeviceMirror& mirror, Span span) {
   span.lse = mirror.At(span.lse);
   span.kv.key = mirror.At(span.kv.key);
   span.kv.value = mirror.At(span.kv.value);
-  span.kv.pages = mirror.At(span.kv.pages);
   span.kv.key_scale = mirror.At(span.kv.key_scale);
   span.kv.value_scale = mirror.At(span.kv.value_scale);
   return span;

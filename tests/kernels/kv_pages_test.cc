@@ -141,7 +141,9 @@ void AppendOnDevice(const PageLayout& layout, const RowAppend* appends, int32_t 
     append.value_scale = mirror.At(append.value_scale);
   }
   mirror.Upload();
-  EXPECT_EQ(AppendRowsCuda(layout, mirror.At(on_device.data()), count, nullptr), 0);
+  const RowAppend* const list =
+      count <= kAppendsInParameters ? on_device.data() : mirror.At(on_device.data());
+  EXPECT_EQ(AppendRowsCuda(layout, list, count, nullptr), 0);
   mirror.Download();
 }
 
@@ -232,7 +234,8 @@ TEST_P(PageWriterTest, AppendWritesTheRowsAndNothingElse) {
 
 // Enough bytes for the pool, and an append that begins and ends inside a page.
 TEST_P(PageWriterTest, AppendsSameBytesWithAndWithoutThreads) {
-  constexpr int32_t kFirstRow = 40, kRows = 1000, kPages = 17;
+  constexpr int32_t kFirstRow = 40, kRows = 4000, kPages = 64;
+  static_assert(kPages - 1 > kAppendsInParameters);
   std::mt19937 random(TestSeed());
   ThreadPool pool(3);
   for (const auto& [heads_first, kv_dtype] : {std::pair{false, KvDType::kSameAsQuery},

@@ -73,6 +73,23 @@ TEST(WorkList, HoldsTheItemsOfOneKvHeadByTile) {
   EXPECT_EQ(reinterpret_cast<std::byte*>(last.tiles + last.count), packed.block() + packed.bytes());
 }
 
+TEST(WorkList, HoldsThePageTables) {
+  const std::vector<int32_t> pages = {7, 3, 9};
+  Span paged = MakeSpan(1, 150);
+  paged.kv.pages = pages.data();
+  PackedBatch packed({MakeSpan(1, 200), paged, paged, MakeSpan(1, 0)});
+  const WorkListView view = packed.view();
+  for (const int32_t span : {1, 2}) {
+    EXPECT_EQ(view.spans[span].PageOf(0), 7);
+    EXPECT_EQ(view.spans[span].PageOf(127), 3);
+    EXPECT_EQ(view.spans[span].PageOf(149), 9);
+  }
+  EXPECT_EQ(view.spans[0].PageOf(199), 3);
+  EXPECT_EQ(view.head_bytes, 4 * sizeof(WorkSpan) + 32);  // 6 pages, and room to align the tiles
+  EXPECT_EQ(view.kinds[0].count, 4);
+  EXPECT_EQ(reinterpret_cast<std::byte*>(view.kinds[0].tiles), packed.block() + view.head_bytes);
+}
+
 // Spans that share a prefix are combined by a kernel of its own, whatever their rows.
 TEST(WorkList, HoldsTheMembersOfCascadeItems) {
   constexpr int32_t kSpans = 5, kPrefixPages = 8;
