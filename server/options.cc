@@ -133,9 +133,10 @@ ABSL_FLAG(int64_t, l2_budget_bytes, 0,
 ABSL_FLAG(std::string, pin_threads, "",
           "Cores that the server runs on, such as 2-5,8. Each lane's thread has one of the first "
           "cores to itself; all other threads share the rest. Empty: any core.");
-ABSL_FLAG(bool, share_prefixes, true,
-          "Read K/V that several sequences of a batch share once for all of them. The results have "
-          "the same bits either way.");
+ABSL_FLAG(
+    bool, share_prefixes, true,
+    "Read K/V that several sequences of a batch share for many of them at a time. The results "
+    "have the same bits either way.");
 
 ABSL_FLAG(int64_t, kv_memory_bytes, 0,
           "Memory for resident K/V on each device. 0: on a GPU 85% of what is free once the lanes "

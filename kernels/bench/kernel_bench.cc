@@ -1,6 +1,7 @@
 // flashcore-kernel-bench: checks the CUDA attention kernels against the float64 oracle and times
 // the correct ones. Prints a table, and writes JSON for gate.py. bench_options.h has the command
-// line.
+// line. A shape with a prefix runs twice: as it is, spans may read the prefix together; "alone",
+// each reads it.
 #include <cuda_profiler_api.h>
 
 #include <algorithm>

@@ -70,27 +70,27 @@ int LaunchAttentionSm80(const KernelSpec& spec, const AttentionBatch& batch, con
   // Each kind runs beside the others: decodes wait for memory while a prefill multiplies, and small
   // tiles fill the last round of large ones. Largest tiles first, because they take longest, and
   // cascade items before the other splits of their spans.
-  struct Part {
+  struct Launch {
     int32_t tile_rows;
     const WorkListView::TileArray* tiles;
   };
-  Part parts[kCudaTileKinds + 1];
-  int num_parts = 0;
+  Launch launches[kCudaTileKinds + 1];
+  int num_launches = 0;
   const auto add = [&](int32_t tile_rows, const WorkListView::TileArray& tiles) {
-    if (tiles.count > 0) parts[num_parts++] = {tile_rows, &tiles};
+    if (tiles.count > 0) launches[num_launches++] = {tile_rows, &tiles};
   };
   for (int kind = kCudaTileKinds - 1; kind > 0; --kind) {
     add(kCudaTileRows[kind], work.kinds[kind]);
   }
   add(kCudaCascadeRows, work.cascades);
   add(kCudaTileRows[0], work.kinds[0]);
-  int error = num_parts > 1 ? ctx.branches->Fork(stream) : cudaSuccess;
+  int error = num_launches > 1 ? ctx.branches->Fork(stream) : cudaSuccess;
   int branches = 0;
-  for (int n = 0; n < num_parts && error == cudaSuccess; ++n) {
+  for (int n = 0; n < num_launches && error == cudaSuccess; ++n) {
     cudaStream_t on = stream;
     if (n > 0) error = ctx.branches->Begin(branches++, &on);
     if (error != cudaSuccess) break;
-    error = LaunchKind(spec, parts[n].tile_rows, tiles_of(*parts[n].tiles, on));
+    error = LaunchKind(spec, launches[n].tile_rows, tiles_of(*launches[n].tiles, on));
   }
   const int join_error = ctx.branches->Join(stream, branches);
   if (error == cudaSuccess) error = join_error;
