@@ -74,6 +74,7 @@ void PlanTile(const AttentionBatch& batch, const PlanOptions& options, const Til
       combine.first_partial_row = partial_row;
       combine.num_parts = parts;
       combine.part_splits = item_splits;
+      combine.tile_rows = tile_rows;
     }
     if (splits > 1) plan->partial_rows += parts * row_count;
     if (head > 0 && !options.item_per_kv_head) continue;
@@ -263,6 +264,10 @@ struct CascadeCandidate {
   int32_t rows = 0;       // packed rows of a KV head
   size_t first_item = 0;
   int32_t common_splits = 0;  // leading splits with the same pages as the next candidate's (sorted)
+  // The last cascade items with this candidate as the first had so many spans, and these in the
+  // plan: those of KV head 0, then those of the next.
+  int32_t num_cascade_spans = 0;
+  int32_t first_cascade_span = 0;
 };
 using Candidates = std::vector<CascadeCandidate>;
 
@@ -355,46 +360,49 @@ int32_t MaxCascadeRows(const PlanOptions& options, int32_t workers, const Plan& 
       std::min<int64_t>(options.cascade_rows, work / workers / options.split_kv_rows));
 }
 
-// Merges the items that the candidates [first, last) have for one split and KV head. The first
-// candidate's item becomes the cascade item; the others keep no rows.
-void MergeItems(const Candidates& candidates, size_t first, size_t last, int32_t split,
-                int32_t head, Plan* plan) {
-  const auto item_of = [&](const CascadeCandidate& candidate) -> WorkItem& {
-    return plan->items[candidate.first_item + head * candidate.splits + split];
-  };
-  const auto first_span = static_cast<int32_t>(plan->cascade_spans.size());
-  int32_t rows = 0;
-  for (size_t c = first; c < last; ++c) {
-    WorkItem& item = item_of(candidates[c]);
-    plan->cascade_spans.push_back(
-        {item.span, rows, item.row_count, item.partial_row, item.combine});
-    if (item.combine >= 0) plan->combines[item.combine].has_cascade = true;
-    rows += item.row_count;
-    item.row_count = 0;
+// The item of a candidate.
+WorkItem& ItemOf(const CascadeCandidate& candidate, int32_t head, int32_t split, Plan* plan) {
+  return plan->items[candidate.first_item + head * candidate.splits + split];
+}
+
+// Adds the spans of the cascade items of `count` candidates from `first` on, for each KV head.
+void AddCascadeSpans(CascadeCandidate* first, int32_t count, int32_t planned_heads, Plan* plan) {
+  first->num_cascade_spans = count;
+  first->first_cascade_span = static_cast<int32_t>(plan->cascade_spans.size());
+  for (int32_t head = 0; head < planned_heads; ++head) {
+    for (int32_t n = 0; n < count; ++n) {
+      const WorkItem& item = ItemOf(first[n], head, 0, plan);
+      const int32_t rows = first->rows;
+      plan->cascade_spans.push_back({item.span, n * rows, rows, item.partial_row, item.combine});
+      if (item.combine >= 0) plan->combines[item.combine].has_cascade = true;
+    }
   }
-  WorkItem& cascade = item_of(candidates[first]);
-  cascade.row_count = rows;
-  cascade.first_cascade_span = first_span;
-  cascade.num_cascade_spans = static_cast<int32_t>(last - first);
+}
+
+// Merges the items that `count` candidates from `first` on have for a split, for each KV head. The
+// first candidate's item becomes the cascade item; the others keep no rows.
+void MergeItems(CascadeCandidate* first, int32_t count, int32_t split, int32_t planned_heads,
+                Plan* plan) {
+  if (first->num_cascade_spans != count) AddCascadeSpans(first, count, planned_heads, plan);
+  for (int32_t head = 0; head < planned_heads; ++head) {
+    for (int32_t n = 1; n < count; ++n) ItemOf(first[n], head, split, plan).row_count = 0;
+    WorkItem& cascade = ItemOf(*first, head, split, plan);
+    cascade.row_count = count * first->rows;
+    cascade.first_cascade_span = first->first_cascade_span + head * count;
+    cascade.num_cascade_spans = count;
+  }
 }
 
 // Shares one split of the candidates [begin, end), which all have its pages in common: in as few
 // items as max_rows allows, of about equal size.
-void ShareSplit(const Candidates& candidates, size_t begin, size_t end, int32_t split,
-                int32_t planned_heads, int32_t max_rows, Plan* plan) {
-  int32_t rows = 0;
-  for (size_t c = begin; c < end; ++c) rows += candidates[c].rows;
-  const int32_t enough = DivideUp(rows, DivideUp(rows, max_rows));
-  for (size_t first = begin, last; first < end; first = last) {
-    int32_t item_rows = 0;
-    for (last = first; last < end && item_rows < enough; ++last) {
-      if (last > first && item_rows + candidates[last].rows > max_rows) break;
-      item_rows += candidates[last].rows;
-    }
-    if (last - first < 2) continue;
-    for (int32_t head = 0; head < planned_heads; ++head) {
-      MergeItems(candidates, first, last, split, head, plan);
-    }
+void ShareSplit(CascadeCandidate* begin, int32_t count, int32_t split, int32_t planned_heads,
+                int32_t max_rows, Plan* plan) {
+  const int32_t most = max_rows / begin->rows;  // spans of an item
+  if (most < 2) return;
+  const int32_t of_an_item = DivideUp(count, DivideUp(count, most));
+  for (int32_t n = 0; n < count; n += of_an_item) {
+    const int32_t spans = std::min(of_an_item, count - n);
+    if (spans > 1) MergeItems(begin + n, spans, split, planned_heads, plan);
   }
 }
 
@@ -417,7 +425,8 @@ void ShareCommonPrefixes(const AttentionBatch& batch, const PlanOptions& options
       end = begin + 1;
       while ((*candidates)[end - 1].common_splits > split) ++end;  // the last candidate has 0
       if (end - begin < 2) continue;
-      ShareSplit(*candidates, begin, end, split, PlannedHeads(batch, options), max_rows, plan);
+      ShareSplit(&(*candidates)[begin], static_cast<int32_t>(end - begin), split,
+                 PlannedHeads(batch, options), max_rows, plan);
     }
   }
   const auto is_empty = [](const WorkItem& item) { return item.row_count == 0; };

@@ -63,7 +63,7 @@ namespace flashcore::kernels {
 // legal: it writes O = 0 and LSE = -infinity.
 //
 // In a cascade item, row_count is the sum over its spans, row_begin is 0, `span` is any of its
-// spans (all have the same K/V in the range), and the whole range is visible to every row.
+// spans (all have the same K/V in the range), and the range is one split, visible to every row.
 // partial_row and combine are those of its first span.
 struct WorkItem {
   int32_t span = 0;
@@ -80,16 +80,23 @@ struct WorkItem {
   int32_t tile_rows = 0;           // of the span's largest tile
 
   bool IsRun() const { return kv_end - kv_begin > split_rows; }
+  bool IsCascade() const { return num_cascade_spans > 0; }
+  int32_t CascadeSplit() const { return kv_begin / split_rows; }  // only of a cascade item
 };
 
-// The packed rows of one span in a cascade item: all rows that the span has for the KV head. The
-// spans of an item have equally many.
+// The packed rows of one span in the cascade items of some of its splits: all rows that the span
+// has for the KV head. The spans of an item have equally many.
 struct CascadeSpan {
+  // First partial row of a split; -1: the span is one split.
+  int32_t PartialRow(int32_t split) const {
+    return combine < 0 ? -1 : first_partial_row + split * row_count;
+  }
+
   int32_t span = 0;
   int32_t tile_row = 0;  // its first row in the item; the spans' rows follow each other
   int32_t row_count = 0;
-  int32_t partial_row = -1;  // of this span, as in WorkItem
-  int32_t combine = -1;
+  int32_t first_partial_row = -1;  // of split 0
+  int32_t combine = -1;            // as in WorkItem
 };
 
 // Merges the partial results of the items of one tile, in the order of their K/V rows. Packed row r
@@ -102,6 +109,7 @@ struct CombineItem {
   int32_t first_partial_row = 0;
   int32_t num_parts = 0;     // items, at least 2
   int32_t part_splits = 1;   // splits of each item but the last: kRunSplits if they are runs
+  int32_t tile_rows = 0;     // as in WorkItem
   bool has_cascade = false;  // whether some of the items, the first among them, are cascade items
 };
 
@@ -139,8 +147,9 @@ struct PlanOptions {
 };
 
 struct Plan {
-  std::vector<WorkItem> items;             // longest first
-  std::vector<CascadeSpan> cascade_spans;  // those of one item are contiguous
+  std::vector<WorkItem> items;  // longest first
+  // Those of one item are contiguous. Items of the same spans have them in common.
+  std::vector<CascadeSpan> cascade_spans;
   std::vector<CombineItem> combines;
   int32_t partial_rows = 0;    // over all splits
   size_t workspace_bytes = 0;  // a partial row is head_dim + 2 floats (O, max, sum)

@@ -39,9 +39,10 @@ struct LaunchContext {
   ThreadPool* threads = nullptr;  // CPU kernels: the threads that share the work
   void* stream = nullptr;         // CUDA kernels: the cudaStream_t to launch on
   // CUDA kernels: a copy in device memory of what PackWorkList (kernels/smxx/work_list.h) made of
-  // this batch and plan, ordered before the launch on `stream`; unused if WorkListBytesInMemory is
-  // 0. The workspace is device memory too. The spans' pointers are to device memory or to mapped
-  // host memory, but for page tables, which are read before the launcher returns.
+  // this batch and plan, ordered before the launch on `stream`; unused if
+  // WorkListLayout::BytesInMemory is 0. The workspace is device memory too. The spans' pointers are
+  // to device memory or to mapped host memory, but for page tables, which are read before the
+  // launcher returns.
   void* work_list = nullptr;
   // CUDA kernels: the splits of each of Plan::combines that have finished, in device memory. 0
   // before the launch and after it.

@@ -42,16 +42,17 @@ nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
   const AttentionBatch batch = {attention.geometry(), spans.data(), attention.spans};
   Plan plan;
   MakePlan(batch, Sm80Plan(attention.head_dim, shared), device.workers, &plan);
-  std::vector<WorkTile> list(WorkListBytes(batch, plan) / sizeof(WorkTile) + 1);
-  PackWorkList(batch, plan, reinterpret_cast<std::byte*>(list.data()));
-  const WorkListView view(batch, plan, list.data());
+  const WorkListLayout layout(batch, plan);
+  std::vector<WorkTile> list(layout.bytes / sizeof(WorkTile) + 1);
+  PackWorkList(batch, plan, layout, reinterpret_cast<std::byte*>(list.data()));
 
   auto launches = nlohmann::json::array();
   for (int kind = kCudaTileKinds - 1; kind >= 0; --kind) {
-    const WorkListView::TileArray& array = view.kinds[kind];
+    const WorkListLayout::TileArray& array = layout.kinds[kind];
     if (array.count == 0) continue;
     std::vector<std::pair<int32_t, int32_t>> blocks;
-    for (const WorkTile* tile = array.tiles; tile < array.tiles + array.count; ++tile) {
+    const WorkTile* const tiles = array.In(list.data());
+    for (const WorkTile* tile = tiles; tile < tiles + array.count; ++tile) {
       const int32_t kv_rows = tile->kv_end - tile->kv_begin;
       if (blocks.empty() || blocks.back().first != kv_rows) blocks.emplace_back(kv_rows, 0);
       blocks.back().second += attention.num_kv_heads;
@@ -72,7 +73,7 @@ nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
           {"flop", Flops(attention)},
           {"bytes", SetBytes(attention)},
           {"partial_bytes", plan.workspace_bytes},
-          {"combine", view.combines.count > 0},
+          {"combine", layout.combines.count > 0},
           {"launches", launches}};
 }
 

@@ -32,7 +32,8 @@ cudaError_t KernelRun::Prepare(const Kernel& kernel, const Geometry& geometry,
 }
 
 cudaError_t KernelRun::SendWorkLists() {
-  work_list_bytes_ = WorkListBytesInMemory(Batch(0), plan_);
+  const WorkListLayout layout(Batch(0), plan_);  // as of every set
+  work_list_bytes_ = layout.BytesInMemory();
   if (work_list_bytes_ == 0) return cudaSuccess;
   work_list_bytes_ += kWorkListAlignment - 1;
   work_list_bytes_ -= work_list_bytes_ % kWorkListAlignment;
@@ -42,7 +43,7 @@ cudaError_t KernelRun::SendWorkLists() {
   if (error != cudaSuccess) return error;
   auto* blocks = static_cast<std::byte*>(staging.get());
   for (int set = 0; set < num_sets(); ++set) {
-    PackWorkList(Batch(set), plan_, blocks + set * work_list_bytes_);
+    PackWorkList(Batch(set), plan_, layout, blocks + set * work_list_bytes_);
   }
   error = cudaMalloc(work_lists_.out(), bytes);
   if (error != cudaSuccess) return error;

@@ -64,7 +64,7 @@ HWY_INLINE TokenRange VisibleTokens(const Span& span, int32_t group, int32_t pac
 // Whether scores are dot products along K rows. Otherwise they are products with a transposed K
 // tile, which sum in another order.
 HWY_INLINE bool ScoresAreDots(const WorkItem& item) {
-  return item.num_cascade_spans > 0 || item.row_count <= kCpuFewRows;
+  return item.IsCascade() || item.row_count <= kCpuFewRows;
 }
 
 // Converts packed query rows to scratch, multiplied by softmax_scale * log2(e).
@@ -169,8 +169,8 @@ HWY_INLINE void AttendTile(const AttentionBatch& batch, const WorkItem& item, in
   };
   int first = 0;
   int last = item.row_count;
-  const bool masked = item.num_cascade_spans == 0 &&
-                      (visible_to(last - 1).begin > 0 || visible_to(0).end < kPageTokens);
+  const bool masked =
+      !item.IsCascade() && (visible_to(last - 1).begin > 0 || visible_to(0).end < kPageTokens);
   TokenRange visible[Scratch::kRows];
   if (masked) {
     for (int r = 0; r < item.row_count; ++r) visible[r] = visible_to(r);
@@ -219,10 +219,11 @@ HWY_INLINE void WriteRow(const AttentionBatch& batch, int32_t span_index, int32_
   }
 }
 
-// Writes the rows of one span: to its O and LSE, or to its partial rows.
+// Writes the rows of one span: to its partial rows from `partial_row` on, or if that is -1, to its
+// O and LSE.
 template <DType kType>
 HWY_INLINE void StoreResult(const AttentionBatch& batch, const WorkItem& item,
-                            const CascadeSpan& part, const Partials& partials,
+                            const CascadeSpan& part, int32_t partial_row, const Partials& partials,
                             const Scratch& scratch) {
   const FloatTag d;
   const int head_dim = batch.geometry.head_dim;
@@ -230,11 +231,11 @@ HWY_INLINE void StoreResult(const AttentionBatch& batch, const WorkItem& item,
     const int at = part.tile_row + r;
     const float* output = scratch.output + at * head_dim;
     const float sum = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, scratch.sum + at * kMaxLanes)));
-    if (part.partial_row < 0) {
+    if (partial_row < 0) {
       WriteRow<kType>(batch, part.span, item.kv_head, item.row_begin + r, output, scratch.max[at],
                       sum);
     } else {
-      const int32_t row = part.partial_row + r;
+      const int32_t row = partial_row + r;
       std::copy_n(output, head_dim, partials.OutputRow(row));
       partials.max[row] = scratch.max[at];
       partials.sum[row] = sum;
@@ -245,8 +246,8 @@ HWY_INLINE void StoreResult(const AttentionBatch& batch, const WorkItem& item,
 template <DType kType>
 HWY_INLINE void AttendItemTyped(const AttentionBatch& batch, const Plan& plan, const WorkItem& item,
                                 const Partials& partials, Scratch* scratch) {
-  const CascadeSpan whole{item.span, 0, item.row_count, item.partial_row};
-  const bool cascade = item.num_cascade_spans > 0;
+  const CascadeSpan whole{item.span, 0, item.row_count};
+  const bool cascade = item.IsCascade();
   const CascadeSpan* const parts =
       cascade ? plan.cascade_spans.data() + item.first_cascade_span : &whole;
   const int num_parts = cascade ? item.num_cascade_spans : 1;
@@ -257,7 +258,9 @@ HWY_INLINE void AttendItemTyped(const AttentionBatch& batch, const Plan& plan, c
     AttendTile<kType>(batch, item, kv_row, scratch);
   }
   for (int p = 0; p < num_parts; ++p) {
-    StoreResult<kType>(batch, item, parts[p], partials, *scratch);
+    const int32_t partial_row =
+        cascade ? parts[p].PartialRow(item.CascadeSplit()) : item.partial_row;
+    StoreResult<kType>(batch, item, parts[p], partial_row, partials, *scratch);
   }
 }
 

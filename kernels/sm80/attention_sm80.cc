@@ -53,37 +53,47 @@ int LaunchAttentionSm80(const KernelSpec& spec, const AttentionBatch& batch, con
                         const LaunchContext& ctx) {
   const Geometry& geometry = batch.geometry;
   alignas(kWorkListAlignment) thread_local std::byte list[kMaxListInParameters];
-  const bool in_parameters = WorkListBytesInMemory(batch, plan) == 0;
-  if (in_parameters) PackWorkList(batch, plan, list);
-  const WorkListView work(batch, plan, in_parameters ? list : ctx.work_list);
+  const WorkListLayout layout(batch, plan);
+  const bool in_parameters = layout.BytesInMemory() == 0;
+  if (in_parameters) PackWorkList(batch, plan, layout, list);
+  void* const work_list = in_parameters ? list : ctx.work_list;
   const Partials partials(static_cast<float*>(ctx.workspace), plan.partial_rows, geometry.head_dim);
   const SharedSize shared = SharedSizeOf(spec.arch);
   auto* const stream = static_cast<cudaStream_t>(ctx.stream);
-  const auto tiles_of = [&](const WorkListView::TileArray& array, cudaStream_t on) {
-    const LaunchParams params{
-        work.spans,   array.tiles, geometry.num_kv_heads, RowDivider(geometry.group()),
-        ctx.finished, partials};
-    return LaunchTiles{params,          array.count,     array.members,
-                       array.most_rows, work.head_bytes, array.has_runs,
-                       in_parameters,   shared,          on};
+  const auto tiles_of = [&](const WorkListLayout::TileArray& array, cudaStream_t on) {
+    const LaunchParams params{static_cast<const WorkSpan*>(work_list),
+                              array.In(work_list),
+                              geometry.num_kv_heads,
+                              RowDivider(geometry.group()),
+                              ctx.finished,
+                              partials};
+    return LaunchTiles{params,
+                       array.count,
+                       array.members,
+                       array.most_rows,
+                       layout.head_bytes,
+                       array.has_runs,
+                       in_parameters,
+                       shared,
+                       on};
   };
   // Each kind runs beside the others: decodes wait for memory while a prefill multiplies, and small
   // tiles fill the last round of large ones. Largest tiles first, because they take longest, and
   // cascade items before the other splits of their spans.
   struct Launch {
     int32_t tile_rows;
-    const WorkListView::TileArray* tiles;
+    const WorkListLayout::TileArray* tiles;
   };
   Launch launches[kCudaTileKinds + 1];
   int num_launches = 0;
-  const auto add = [&](int32_t tile_rows, const WorkListView::TileArray& tiles) {
+  const auto add = [&](int32_t tile_rows, const WorkListLayout::TileArray& tiles) {
     if (tiles.count > 0) launches[num_launches++] = {tile_rows, &tiles};
   };
   for (int kind = kCudaTileKinds - 1; kind > 0; --kind) {
-    add(kCudaTileRows[kind], work.kinds[kind]);
+    add(kCudaTileRows[kind], layout.kinds[kind]);
   }
-  add(kCudaCascadeRows, work.cascades);
-  add(kCudaTileRows[0], work.kinds[0]);
+  add(kCudaCascadeRows, layout.cascades);
+  add(kCudaTileRows[0], layout.kinds[0]);
   int error = num_launches > 1 ? ctx.branches->Fork(stream) : cudaSuccess;
   int branches = 0;
   for (int n = 0; n < num_launches && error == cudaSuccess; ++n) {
@@ -94,8 +104,8 @@ int LaunchAttentionSm80(const KernelSpec& spec, const AttentionBatch& batch, con
   }
   const int join_error = ctx.branches->Join(stream, branches);
   if (error == cudaSuccess) error = join_error;
-  if (error != cudaSuccess || work.combines.count == 0) return error;
-  return LaunchCombine(geometry.dtype, tiles_of(work.combines, stream));
+  if (error != cudaSuccess || layout.combines.count == 0) return error;
+  return LaunchCombine(geometry.dtype, tiles_of(layout.combines, stream));
 }
 
 }  // namespace flashcore::kernels

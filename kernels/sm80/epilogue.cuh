@@ -306,7 +306,7 @@ __device__ __forceinline__ void WriteCascade(const SoftmaxScale& scale, const Wo
   const auto partial_row = [&](int row) {
     const int n = row / member_rows;
     const WorkTile& member = work.Member(n).tile;
-    return member.PartialRow(kv_head, member.part) + row - n * member_rows;
+    return member.PartialRow(kv_head, work.tile.part) + row - n * member_rows;
   };
   WritePartials<C>(slice, work, partial_row, partials, thread);
 }

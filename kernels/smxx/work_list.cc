@@ -2,49 +2,22 @@
 
 #include <algorithm>
 #include <new>
-#include <tuple>
-#include <utility>
 
 namespace flashcore::kernels {
 namespace {
 
-// All tiles of a span have one kind, so that they run in one launch: the last has as many rows as
-// are left. Only spans with few rows in all get the smallest kind, whose kernel gives a row other
-// bits.
-int TileKind(const WorkItem& item) {
+// By the rows of a span's largest tile. All tiles of a span have one kind, so that they run in one
+// launch: the last has as many rows as are left. Only spans with few rows in all get the smallest
+// kind, whose kernel gives a row other bits.
+int TileKind(int32_t tile_rows) {
   int kind = 0;
-  while (kCudaTileRows[kind] < item.tile_rows) ++kind;
+  while (kCudaTileRows[kind] < tile_rows) ++kind;
   return kind;
 }
 
-bool IsCascade(const WorkItem& item) { return item.num_cascade_spans > 0; }
-
-// Whether the item, or a span's part of a cascade item, is the first of its tile.
-template <class Item>
-bool IsFirstPart(const Plan& plan, const Item& item) {
-  return item.combine >= 0 && item.partial_row == plan.combines[item.combine].first_partial_row;
-}
-
-// Whether the item's tile has one more record, to be combined by a launch of its own. So does every
-// first part of a cascade item.
-bool IsFirstToCombine(const Plan& plan, const WorkItem& item) {
-  return TileKind(item) > 0 && IsFirstPart(plan, item);
-}
-
-// Tiles to combine by a launch of their own: how many, and the packed rows of the largest.
-std::pair<int32_t, int32_t> CombinesOf(const Plan& plan) {
-  int32_t count = 0, most_rows = 0;
-  const auto add = [&](int32_t rows) {
-    ++count;
-    most_rows = std::max(most_rows, rows);
-  };
-  for (const WorkItem& item : plan.items) {
-    if (IsFirstToCombine(plan, item)) add(item.row_count);
-  }
-  for (const CascadeSpan& span : plan.cascade_spans) {
-    if (IsFirstPart(plan, span)) add(span.row_count);
-  }
-  return {count, most_rows};
+// Whether the tile has a record to be combined by a launch of its own, for every KV head.
+bool HasRecord(const CombineItem& combine) {
+  return combine.kv_head == 0 && (combine.has_cascade || TileKind(combine.tile_rows) > 0);
 }
 
 WorkSpan MakeSpan(int32_t group, const Span& from) {
@@ -80,15 +53,11 @@ size_t HeadBytes(const AttentionBatch& batch) {
   return (bytes + alignof(WorkTile) - 1) / alignof(WorkTile) * alignof(WorkTile);
 }
 
-// Sets where the partial results of an item, or of one span of a cascade item, are and which part
-// of its tile's they are.
-void SetParts(const Plan& plan, int32_t combine_index, int32_t partial_row, WorkTile* tile) {
-  const CombineItem& combine = plan.combines[combine_index];
+// Sets where the partial results of the tile of a combine are.
+void SetParts(const CombineItem& combine, WorkTile* tile) {
   tile->part_splits = static_cast<int16_t>(combine.part_splits);
-  tile->part = (partial_row - combine.first_partial_row) / combine.row_count;
   tile->num_parts = combine.num_parts;
   tile->first_partial_row = combine.first_partial_row;
-  tile->combine = combine.has_cascade ? -1 : combine_index;
 }
 
 // Written in place: a copy of what was just written in parts waits for it.
@@ -101,9 +70,10 @@ void MakeTile(int32_t group, const Span& span, const WorkItem& item, const Plan&
   tile.kv_begin = item.kv_begin;
   tile.kv_end = item.kv_end;
   tile.split_rows = std::min(item.split_rows, item.kv_end - item.kv_begin);
-  if (IsCascade(item)) {
+  if (item.IsCascade()) {
     tile.all_begin = item.kv_begin;
     tile.all_end = item.kv_end;
+    tile.part = item.CascadeSplit();
     tile.num_members = item.num_cascade_spans;
     return;
   }
@@ -122,22 +92,28 @@ void MakeTile(int32_t group, const Span& span, const WorkItem& item, const Plan&
   tile.part_splits = 1;
   tile.num_parts = 1;
   tile.first_partial_row = item.partial_row;
-  if (item.combine >= 0) SetParts(plan, item.combine, item.partial_row, &tile);
+  if (item.combine < 0) return;
+  const CombineItem& combine = plan.combines[item.combine];
+  SetParts(combine, &tile);
+  tile.part = (item.partial_row - combine.first_partial_row) / combine.row_count;
+  tile.combine = combine.has_cascade ? -1 : item.combine;
 }
 
-// Writes the members of a cascade item from `*next_member` on, those that are first parts from
-// `*next_combine` on, too, and to the item's tile where they are.
-void MakeMembers(const WorkItem& item, const Plan& plan, WorkTile* tile, WorkTile** next_member,
-                 WorkTile** next_combine) {
-  tile->first_member = static_cast<int32_t>(*next_member - tile);
-  for (int32_t n = 0; n < item.num_cascade_spans; ++n) {
-    const CascadeSpan& span = plan.cascade_spans[item.first_cascade_span + n];
-    WorkTile& member = *new ((*next_member)++) WorkTile();
-    member.span = span.span;
-    member.row_count = static_cast<int16_t>(span.row_count);
-    SetParts(plan, span.combine, span.partial_row, &member);
-    if (IsFirstPart(plan, span)) new ((*next_combine)++) WorkTile(member);
-  }
+// What the kernel that combines reads of a tile.
+void MakeCombine(const CombineItem& combine, WorkTile* to) {
+  WorkTile& tile = *new (to) WorkTile();
+  tile.span = combine.span;
+  tile.row_begin = combine.row_begin;
+  tile.row_count = static_cast<int16_t>(combine.row_count);
+  SetParts(combine, &tile);
+}
+
+// What a cascade item's kernel reads of one of its spans.
+void MakeMember(const Plan& plan, const CascadeSpan& span, WorkTile* to) {
+  WorkTile& member = *new (to) WorkTile();
+  member.span = span.span;
+  member.row_count = static_cast<int16_t>(span.row_count);
+  SetParts(plan.combines[span.combine], &member);
 }
 
 }  // namespace
@@ -148,59 +124,57 @@ RowDivider::RowDivider(int32_t by) : divisor(by), shift(0) {
   multiplier = static_cast<uint32_t>((power + by - 1) / by);
 }
 
-size_t WorkListBytes(const AttentionBatch& batch, const Plan& plan) {
-  const size_t tiles = plan.items.size() + CombinesOf(plan).first + plan.cascade_spans.size();
-  return HeadBytes(batch) + tiles * sizeof(WorkTile);
-}
-
-size_t WorkListBytesInMemory(const AttentionBatch& batch, const Plan& plan) {
-  const size_t bytes = WorkListBytes(batch, plan);
-  return bytes <= kMaxListInParameters ? 0 : bytes;
-}
-
-WorkListView::WorkListView(const AttentionBatch& batch, const Plan& plan, void* work_list)
-    : spans(static_cast<WorkSpan*>(work_list)),
-      pages(reinterpret_cast<int32_t*>(spans + batch.num_spans)),
-      head_bytes(HeadBytes(batch)) {
+WorkListLayout::WorkListLayout(const AttentionBatch& batch, const Plan& plan)
+    : head_bytes(HeadBytes(batch)) {
   for (const WorkItem& item : plan.items) {
-    TileArray& array = IsCascade(item) ? cascades : kinds[TileKind(item)];
+    TileArray& array = item.IsCascade() ? cascades : kinds[TileKind(item.tile_rows)];
     ++array.count;
     array.most_rows = std::max(array.most_rows, item.row_count);
-    array.has_runs |= !IsCascade(item) && item.IsRun();
+    array.has_runs |= !item.IsCascade() && item.IsRun();
   }
   cascades.members = static_cast<int32_t>(plan.cascade_spans.size());
-  std::tie(combines.count, combines.most_rows) = CombinesOf(plan);
-  auto* tiles = reinterpret_cast<WorkTile*>(static_cast<std::byte*>(work_list) + head_bytes);
-  const auto place = [&](TileArray* array) {
-    array->tiles = tiles;
-    tiles += array->count;
+  for (const CombineItem& combine : plan.combines) {
+    if (!HasRecord(combine)) continue;
+    ++combines.count;
+    combines.most_rows = std::max(combines.most_rows, combine.row_count);
+  }
+  bytes = head_bytes;
+  const auto place = [this](TileArray* array) {
+    array->begin = bytes;
+    bytes += (size_t{1} * array->count + array->members) * sizeof(WorkTile);
   };
   for (TileArray& kind : kinds) place(&kind);
   place(&combines);
   place(&cascades);
 }
 
-void PackWorkList(const AttentionBatch& batch, const Plan& plan, std::byte* to) {
-  const WorkListView view(batch, plan, to);
+void PackWorkList(const AttentionBatch& batch, const Plan& plan, const WorkListLayout& layout,
+                  std::byte* to) {
   const int32_t group = batch.geometry.group();
-  int32_t* next_page = view.pages;
+  auto* const spans = reinterpret_cast<WorkSpan*>(to);
+  auto* next_page = reinterpret_cast<int32_t*>(spans + batch.num_spans);
   for (int32_t s = 0; s < batch.num_spans; ++s) {
     const KvView& kv = batch.spans[s].kv;
-    WorkSpan& span = *new (view.spans + s) WorkSpan(MakeSpan(group, batch.spans[s]));
+    WorkSpan& span = *new (spans + s) WorkSpan(MakeSpan(group, batch.spans[s]));
     if (kv.pages == nullptr) continue;
     span.first_page = static_cast<int32_t>(next_page - reinterpret_cast<int32_t*>(&span));
     next_page = std::copy_n(kv.pages, PagesFor(kv.rows), next_page);
   }
   std::array<WorkTile*, kCudaTileKinds> next;  // first unwritten tile of each kind
-  for (int kind = 0; kind < kCudaTileKinds; ++kind) next[kind] = view.kinds[kind].tiles;
-  WorkTile* next_combine = view.combines.tiles;
-  WorkTile* next_cascade = view.cascades.tiles;
-  WorkTile* next_member = view.cascades.tiles + view.cascades.count;
+  for (int kind = 0; kind < kCudaTileKinds; ++kind) next[kind] = layout.kinds[kind].In(to);
+  WorkTile* next_cascade = layout.cascades.In(to);
+  WorkTile* const members = next_cascade + layout.cascades.count;
   for (const WorkItem& item : plan.items) {
-    WorkTile* const tile = IsCascade(item) ? next_cascade++ : next[TileKind(item)]++;
+    WorkTile* const tile = item.IsCascade() ? next_cascade++ : next[TileKind(item.tile_rows)]++;
     MakeTile(group, batch.spans[item.span], item, plan, tile);
-    if (IsCascade(item)) MakeMembers(item, plan, tile, &next_member, &next_combine);
-    if (IsFirstToCombine(plan, item)) new (next_combine++) WorkTile(*tile);
+    if (!item.IsCascade()) continue;
+    tile->first_member = static_cast<int32_t>(members + item.first_cascade_span - tile);
+  }
+  WorkTile* next_member = members;
+  for (const CascadeSpan& span : plan.cascade_spans) MakeMember(plan, span, next_member++);
+  WorkTile* next_combine = layout.combines.In(to);
+  for (const CombineItem& combine : plan.combines) {
+    if (HasRecord(combine)) MakeCombine(combine, next_combine++);
   }
 }
 

@@ -2,8 +2,8 @@
 // packed into one range of bytes. It travels in the kernel's parameters, where a block reads it as
 // constants, or if it is too large, the caller copies it to the device. A launch has a thread block
 // per WorkTile and KV head. Partial results of more than 16 rows, and of spans that share cascade
-// items, are combined by a second kernel, which has a record of each tile. A cascade item has one
-// more record for each of its spans, its members.
+// items, are combined by a second kernel, which has a record of each tile. Cascade items have one
+// more record for each of their spans, their members; items of the same spans have them in common.
 //
 //   | spans      | pages     | tiles of 16 to 128 rows | to combine | cascade items | members    |
 //     WorkSpan[]   int32_t[]   WorkTile[] each           WorkTile[]   WorkTile[]      WorkTile[]
@@ -87,7 +87,8 @@ struct alignas(16) WorkTile {
 
   // One part: the block writes O and LSE. More: it writes partial rows, to be combined. Each split
   // of a run but the last writes the partial rows in any case, for the next to add.
-  // A cascade item has members instead, of equally many rows, which follow each other in the item.
+  // A cascade item has members instead, of equally many rows, which follow each other in the item:
+  // it is the same part of each.
   int32_t part;
   union {
     int32_t num_parts;
@@ -127,29 +128,27 @@ inline constexpr size_t kMaxListInParameters = 32640;
 // Alignment of a work list, in host and device memory.
 inline constexpr size_t kWorkListAlignment = 64;
 
-// Bytes of the work list of `batch`.
-size_t WorkListBytes(const AttentionBatch& batch, const Plan& plan);
-
-// Bytes that the caller copies to the device: all or, if the list fits the kernel's parameters, 0.
-size_t WorkListBytesInMemory(const AttentionBatch& batch, const Plan& plan);
-
-// Writes the work list of `batch` to `to`. Every pointer of the spans but kv.pages, which is read
-// here, must be a device pointer. `plan` was made with item_per_kv_head false.
-void PackWorkList(const AttentionBatch& batch, const Plan& plan, std::byte* to);
-
-// The parts of a work list. It may be in device memory: the constructor does not read it.
-struct WorkListView {
-  WorkListView(const AttentionBatch& batch, const Plan& plan, void* work_list);
+// Where the parts of the work list of a batch are, and its bytes.
+struct WorkListLayout {
+  WorkListLayout(const AttentionBatch& batch, const Plan& plan);
 
   struct TileArray {
-    WorkTile* tiles = nullptr;
+    WorkTile* In(void* list) const {
+      return reinterpret_cast<WorkTile*>(static_cast<std::byte*>(list) + begin);
+    }
+
+    size_t begin = 0;  // a byte of the list
     int32_t count = 0;
     int32_t members = 0;    // that follow the tiles
     int32_t most_rows = 0;  // packed rows of the largest
     bool has_runs = false;
   };
-  WorkSpan* spans;    // [batch.num_spans]
-  int32_t* pages;     // of all spans
+
+  // Bytes that the caller copies to the device: all or, if the list fits the kernel's parameters,
+  // 0.
+  size_t BytesInMemory() const { return bytes <= kMaxListInParameters ? 0 : bytes; }
+
+  size_t bytes;
   size_t head_bytes;  // of spans and pages, which every launch needs
   // [kind]: the tiles of spans whose largest tile fits kCudaTileRows[kind] and no smaller kind,
   // longest first.
@@ -157,6 +156,12 @@ struct WorkListView {
   TileArray combines;
   TileArray cascades;  // longest first
 };
+
+// Writes the work list of `batch` to `to`. Every pointer of the spans but kv.pages, which is read
+// here, must be a device pointer. `plan` was made with item_per_kv_head false, and `layout` of
+// both.
+void PackWorkList(const AttentionBatch& batch, const Plan& plan, const WorkListLayout& layout,
+                  std::byte* to);
 
 }  // namespace flashcore::kernels
 

@@ -326,10 +326,12 @@ bool CudaLane::TryPackSpans(absl::Span<const kernels::Span> spans) {
   pass_.plan = &plans_.Get(PassBatch(), plan_options, multiprocessors_);
   if (pass_.plan->workspace_bytes <= options_.workspace_bytes &&
       pass_.plan->combines.size() <= kMaxCombines) {
-    const size_t list_bytes = kernels::WorkListBytesInMemory(PassBatch(), *pass_.plan);
-    pass_.work_list = lists_.Take(list_bytes);
+    const kernels::WorkListLayout layout(PassBatch(), *pass_.plan);
+    pass_.work_list = lists_.Take(layout.BytesInMemory());
     if (pass_.work_list != nullptr) {
-      if (list_bytes > 0) kernels::PackWorkList(PassBatch(), *pass_.plan, pass_.work_list);
+      if (layout.BytesInMemory() > 0) {
+        kernels::PackWorkList(PassBatch(), *pass_.plan, layout, pass_.work_list);
+      }
       return true;
     }
   }

@@ -204,7 +204,9 @@ void Step(Host* host, const std::string& bytes, Lane* lane, StepTimes* times) {
                                          static_cast<int32_t>(lane->spans.size())};
   const kernels::Plan& plan = lane->plans.Get(batch, kernels::Sm80Plan(kHeadDim), kWorkers);
   times->End("device: plan (sm80)");
-  kernels::PackWorkList(batch, plan, lane->lists.data());  // its launch does, if it is small
+  const kernels::WorkListLayout layout(batch, plan);
+  kernels::PackWorkList(batch, plan, layout,
+                        lane->lists.data());  // its launch does, if it is small
   times->End("device: work list (sm80)");
   host->sequences.EndLaunch(lane->launch, true);
   times->End("complete: end of the launch");

@@ -57,37 +57,35 @@ void ExpectCounters(const int32_t* finished, size_t count) {
 
 // The kernel reads a work list in memory, not the batch, so the list must be that of `batch`.
 void ExpectWorkListOf(const AttentionBatch& batch, const Plan& plan, void* work_list) {
-  const size_t bytes = WorkListBytesInMemory(batch, plan);
-  if (bytes == 0) return;
+  const WorkListLayout layout(batch, plan);
+  if (layout.BytesInMemory() == 0) return;
   ExpectInReach(work_list, "work list");
-  std::vector<std::byte> should(bytes + kWorkListAlignment);
+  std::vector<std::byte> should(layout.bytes + kWorkListAlignment);
   void* aligned = should.data();
   size_t room = should.size();
-  std::align(kWorkListAlignment, bytes, aligned, room);
-  PackWorkList(batch, plan, static_cast<std::byte*>(aligned));
-  const WorkListView want(batch, plan, aligned), has(batch, plan, work_list);
+  std::align(kWorkListAlignment, layout.bytes, aligned, room);
+  PackWorkList(batch, plan, layout, static_cast<std::byte*>(aligned));
+  const auto* const want = static_cast<const WorkSpan*>(aligned);
+  const auto* const has = static_cast<const WorkSpan*>(work_list);
   for (int32_t s = 0; s < batch.num_spans; ++s) {
-    EXPECT_EQ(has.spans[s].query, want.spans[s].query);
-    EXPECT_EQ(has.spans[s].first_page, want.spans[s].first_page);
+    EXPECT_EQ(has[s].query, want[s].query);
+    EXPECT_EQ(has[s].first_page, want[s].first_page);
     for (int32_t row = 0; row < batch.spans[s].kv.rows; row += kPageTokens) {
-      EXPECT_EQ(has.spans[s].PageOf(row), want.spans[s].PageOf(row));
+      EXPECT_EQ(has[s].PageOf(row), want[s].PageOf(row));
     }
   }
-  const auto expect_tiles = [](const WorkListView::TileArray& want_tiles,
-                               const WorkListView::TileArray& has_tiles) {
-    for (int32_t i = 0; i < want_tiles.count + want_tiles.members; ++i) {
-      const WorkTile &w = want_tiles.tiles[i], &h = has_tiles.tiles[i];
+  const auto expect_tiles = [&](const WorkListLayout::TileArray& tiles) {
+    for (int32_t i = 0; i < tiles.count + tiles.members; ++i) {
+      const WorkTile &w = tiles.In(aligned)[i], &h = tiles.In(work_list)[i];
       EXPECT_EQ(h.span, w.span);
       EXPECT_EQ(h.row_count, w.row_count);
       EXPECT_EQ(h.kv_end, w.kv_end);
       EXPECT_EQ(h.first_partial_row, w.first_partial_row);
     }
   };
-  for (int kind = 0; kind < kCudaTileKinds; ++kind) {
-    expect_tiles(want.kinds[kind], has.kinds[kind]);
-  }
-  expect_tiles(want.combines, has.combines);
-  expect_tiles(want.cascades, has.cascades);
+  for (const WorkListLayout::TileArray& kind : layout.kinds) expect_tiles(kind);
+  expect_tiles(layout.combines);
+  expect_tiles(layout.cascades);
 }
 
 }  // namespace

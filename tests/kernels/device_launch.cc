@@ -79,7 +79,8 @@ int LaunchOnDevice(const Kernel& kernel, const AttentionBatch& batch, const Plan
   for (int32_t s = 0; s < batch.num_spans; ++s) AddSpan(batch.geometry, batch.spans[s], &mirror);
   std::vector<std::byte> workspace(plan.workspace_bytes, std::byte{0xff});  // NaN
   mirror.Add(workspace.data(), workspace.size(), Access::kWrite);
-  std::vector<std::byte> work_list(WorkListBytesInMemory(batch, plan));
+  const WorkListLayout layout(batch, plan);
+  std::vector<std::byte> work_list(layout.BytesInMemory());
   mirror.Add(work_list.data(), work_list.size(), Access::kRead);
   std::vector<int32_t> finished(plan.combines.size());
   mirror.Add(finished.data(), finished.size() * sizeof(int32_t), Access::kRead);  // restored
@@ -88,7 +89,7 @@ int LaunchOnDevice(const Kernel& kernel, const AttentionBatch& batch, const Plan
   std::vector<Span> spans;
   for (int32_t s = 0; s < batch.num_spans; ++s) spans.push_back(OnDevice(mirror, batch.spans[s]));
   const AttentionBatch on_device{batch.geometry, spans.data(), batch.num_spans};
-  if (!work_list.empty()) PackWorkList(on_device, plan, work_list.data());
+  if (!work_list.empty()) PackWorkList(on_device, plan, layout, work_list.data());
   mirror.Upload();
 
   LaunchContext context;

@@ -60,7 +60,7 @@ Numbers NumbersOf(const Plan& plan) {
                        i.num_cascade_spans});
   }
   for (const CascadeSpan& s : plan.cascade_spans) {
-    numbers.push_back({s.span, s.tile_row, s.row_count, s.partial_row});
+    numbers.push_back({s.span, s.tile_row, s.row_count, s.first_partial_row});
   }
   for (const CombineItem& c : plan.combines) {
     numbers.push_back({c.span, c.kv_head, c.row_begin, c.row_count, c.first_partial_row,

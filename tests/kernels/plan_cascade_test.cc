@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <random>
+#include <set>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -69,12 +70,14 @@ using Item = std::tuple<int, int, int, int, int, int, int, int>;
 std::vector<Item> TakenApart(const Plan& plan) {
   std::vector<Item> items;
   for (const WorkItem& w : plan.items) {
-    const CascadeSpan whole{w.span, 0, w.row_count, w.partial_row, w.combine};
-    for (int m = 0; m < std::max(1, w.num_cascade_spans); ++m) {
-      const CascadeSpan& part =
-          w.num_cascade_spans > 0 ? plan.cascade_spans[w.first_cascade_span + m] : whole;
+    if (!w.IsCascade()) {
+      items.emplace_back(w.span, w.kv_head, w.row_begin, w.row_count, w.kv_begin, w.kv_end,
+                         w.partial_row, w.combine);
+    }
+    for (int m = 0; m < w.num_cascade_spans; ++m) {
+      const CascadeSpan& part = plan.cascade_spans[w.first_cascade_span + m];
       items.emplace_back(part.span, w.kv_head, w.row_begin, part.row_count, w.kv_begin, w.kv_end,
-                         part.partial_row, part.combine);
+                         part.PartialRow(w.CascadeSplit()), part.combine);
     }
   }
   std::sort(items.begin(), items.end());
@@ -201,6 +204,18 @@ TEST(PlanCascade, SpansOfEqualSplitsShare) {
     ++items[item.split_rows];
   }
   EXPECT_EQ(items, (std::map<int32_t, int32_t>{{256, 32}, {512, 16}}));
+}
+
+TEST(PlanCascade, ItemsOfTheSameSpansHaveThemInCommon) {
+  constexpr int32_t kLong = 4096 / kPageTokens, kShort = 1024 / kPageTokens;
+  const Forks forks({{4200}, {4200, 0, kLong}, {4200, 0, kShort}});
+  const Plan plan = Share(forks.batch(), SharingOnCuda(), 32);
+  std::map<int32_t, std::set<int32_t>> lists;  // by their number of spans
+  for (const WorkItem& item : plan.items) {
+    if (item.IsCascade()) lists[item.num_cascade_spans].insert(item.first_cascade_span);
+  }
+  EXPECT_EQ(lists, (std::map<int32_t, std::set<int32_t>>{{2, {3}}, {3, {0}}}));
+  EXPECT_EQ(plan.cascade_spans.size(), 5u);
 }
 
 TEST(PlanCascade, NothingIsSharedThatIsNotTheSameToAll) {

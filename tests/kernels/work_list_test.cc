@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <vector>
 
 namespace flashcore::kernels {
@@ -31,22 +32,27 @@ class PackedBatch {
     PlanOptions per_head = options;
     per_head.item_per_kv_head = true;
     MakePlan(batch_, per_head, workers, &plan_of_all_heads_);
-    aligned_.resize(WorkListBytes(batch_, plan_) / sizeof(WorkTile) + 1);
-    PackWorkList(batch_, plan_, block());
+    layout_.emplace(batch_, plan_);
+    aligned_.resize(layout_->bytes / sizeof(WorkTile) + 1);
+    PackWorkList(batch_, plan_, *layout_, list());
   }
 
   const Plan& plan() const { return plan_; }
   const Span& span(int32_t index) const { return spans_[index]; }
   const Plan& plan_of_all_heads() const { return plan_of_all_heads_; }
-  std::byte* block() { return reinterpret_cast<std::byte*>(aligned_.data()); }
-  size_t bytes() const { return WorkListBytes(batch_, plan_); }
-  size_t bytes_in_memory() const { return WorkListBytesInMemory(batch_, plan_); }
-  WorkListView view() { return WorkListView(batch_, plan_, block()); }
+  const WorkListLayout& layout() const { return *layout_; }
+  const WorkSpan* spans() { return reinterpret_cast<const WorkSpan*>(list()); }
+  const WorkTile* tiles(const WorkListLayout::TileArray& array) { return array.In(list()); }
+  const WorkTile* tiles_of_kind(int kind) { return tiles(layout_->kinds[kind]); }
+  const void* end() { return list() + layout_->bytes; }
 
  private:
+  std::byte* list() { return reinterpret_cast<std::byte*>(aligned_.data()); }
+
   const std::vector<Span> spans_;
   const AttentionBatch batch_;
   Plan plan_;
+  std::optional<WorkListLayout> layout_;
   Plan plan_of_all_heads_;
   std::vector<WorkTile> aligned_;
 };
@@ -55,22 +61,22 @@ TEST(WorkList, HoldsTheItemsOfOneKvHeadByTile) {
   PackedBatch packed({MakeSpan(1, 1000), MakeSpan(700, 300), MakeSpan(20, 70), MakeSpan(0, 10)},
                      132);
   ASSERT_FALSE(packed.plan().combines.empty());
-  const WorkListView view = packed.view();
+  const WorkListLayout& layout = packed.layout();
   size_t tiles = 0;
   for (int kind = 0; kind < kCudaTileKinds; ++kind) {
-    tiles += view.kinds[kind].count;
-    for (int32_t i = 0; i < view.kinds[kind].count; ++i) {
-      const WorkTile& tile = view.kinds[kind].tiles[i];
+    tiles += layout.kinds[kind].count;
+    for (int32_t i = 0; i < layout.kinds[kind].count; ++i) {
+      const WorkTile& tile = packed.tiles_of_kind(kind)[i];
       EXPECT_LE(tile.row_count, kCudaTileRows[kind]);
-      const WorkSpan& span = view.spans[tile.span];
+      const WorkSpan& span = packed.spans()[tile.span];
       EXPECT_EQ(span.position, packed.span(tile.span).kv.rows - packed.span(tile.span).query_rows);
       EXPECT_EQ(span.group_stride, 2 * span.head_stride);
     }
   }
   EXPECT_EQ(tiles, packed.plan().items.size());
-  EXPECT_EQ(view.combines.count, 0);  // the kernel for 16 rows combines them itself
-  const auto& last = view.kinds.back();
-  EXPECT_EQ(reinterpret_cast<std::byte*>(last.tiles + last.count), packed.block() + packed.bytes());
+  EXPECT_EQ(layout.combines.count, 0);  // the kernel for 16 rows combines them itself
+  const auto& last = layout.kinds.back();
+  EXPECT_EQ(packed.tiles(last) + last.count, packed.end());
 }
 
 TEST(WorkList, HoldsThePageTables) {
@@ -78,16 +84,16 @@ TEST(WorkList, HoldsThePageTables) {
   Span paged = MakeSpan(1, 150);
   paged.kv.pages = pages.data();
   PackedBatch packed({MakeSpan(1, 200), paged, paged, MakeSpan(1, 0)});
-  const WorkListView view = packed.view();
+  const WorkListLayout& layout = packed.layout();
   for (const int32_t span : {1, 2}) {
-    EXPECT_EQ(view.spans[span].PageOf(0), 7);
-    EXPECT_EQ(view.spans[span].PageOf(127), 3);
-    EXPECT_EQ(view.spans[span].PageOf(149), 9);
+    EXPECT_EQ(packed.spans()[span].PageOf(0), 7);
+    EXPECT_EQ(packed.spans()[span].PageOf(127), 3);
+    EXPECT_EQ(packed.spans()[span].PageOf(149), 9);
   }
-  EXPECT_EQ(view.spans[0].PageOf(199), 3);
-  EXPECT_EQ(view.head_bytes, 4 * sizeof(WorkSpan) + 32);  // 6 pages, and room to align the tiles
-  EXPECT_EQ(view.kinds[0].count, 4);
-  EXPECT_EQ(reinterpret_cast<std::byte*>(view.kinds[0].tiles), packed.block() + view.head_bytes);
+  EXPECT_EQ(packed.spans()[0].PageOf(199), 3);
+  EXPECT_EQ(layout.head_bytes, 4 * sizeof(WorkSpan) + 32);  // 6 pages, and room to align the tiles
+  EXPECT_EQ(layout.kinds[0].count, 4);
+  EXPECT_EQ(layout.kinds[0].begin, layout.head_bytes);
 }
 
 // Spans that share a prefix are combined by a kernel of its own, whatever their rows.
@@ -105,101 +111,104 @@ TEST(WorkList, HoldsTheMembersOfCascadeItems) {
   PackedBatch packed(spans, 132);
   const Plan& plan = packed.plan();
   ASSERT_FALSE(plan.cascade_spans.empty());
-  const WorkListView view = packed.view();
-  EXPECT_EQ(view.cascades.members, static_cast<int32_t>(plan.cascade_spans.size()));
-  EXPECT_EQ(view.combines.count, kSpans);
-  EXPECT_EQ(view.combines.most_rows, 4);
-  std::vector<int32_t> parts(kSpans);  // of KV head 0, that are in cascade items
-  for (int32_t i = 0; i < view.cascades.count; ++i) {
-    const WorkTile& tile = view.cascades.tiles[i];
+  const WorkListLayout& layout = packed.layout();
+  EXPECT_EQ(layout.cascades.members, static_cast<int32_t>(plan.cascade_spans.size()));
+  EXPECT_EQ(layout.combines.count, kSpans);
+  EXPECT_EQ(layout.combines.most_rows, 4);
+  // Of KV head 0.
+  std::vector<int32_t> parts(kSpans), first_partial_rows(kSpans);
+  for (const CombineItem& combine : plan.combines) {
+    if (combine.kv_head == 0) first_partial_rows[combine.span] = combine.first_partial_row;
+  }
+  for (int32_t i = 0; i < layout.cascades.count; ++i) {
+    const WorkTile& tile = packed.tiles(layout.cascades)[i];
     EXPECT_EQ(tile.row_count, 4 * tile.num_members);
     EXPECT_EQ(tile.all_begin, tile.kv_begin);
     EXPECT_EQ(tile.all_end, tile.kv_end);
-    const Work work{tile, view.spans[tile.span]};
+    const Work work{tile, packed.spans()[tile.span]};
     for (int32_t n = 0; n < tile.num_members; ++n) {
       const Work member = work.Member(n);
-      EXPECT_EQ(&member.span, view.spans + member.tile.span);
+      EXPECT_EQ(&member.span, packed.spans() + member.tile.span);
       EXPECT_EQ(member.tile.row_count, 4);
-      EXPECT_EQ(member.tile.part, tile.kv_begin / tile.split_rows);
-      EXPECT_EQ(member.tile.combine, -1);
+      EXPECT_EQ(tile.part, tile.kv_begin / tile.split_rows);
+      EXPECT_EQ(member.tile.PartialRow(0, 0), first_partial_rows[member.tile.span]);
       ++parts[member.tile.span];
     }
   }
-  const WorkListView::TileArray& tails = view.kinds[0];
+  const WorkListLayout::TileArray& tails = layout.kinds[0];
   for (int32_t i = 0; i < tails.count; ++i) {
-    EXPECT_EQ(tails.tiles[i].combine, -1);
-    ++parts[tails.tiles[i].span];
+    EXPECT_EQ(packed.tiles(tails)[i].combine, -1);
+    ++parts[packed.tiles(tails)[i].span];
   }
-  for (int32_t i = 0; i < view.combines.count; ++i) {
-    const WorkTile& tile = view.combines.tiles[i];
+  for (int32_t i = 0; i < layout.combines.count; ++i) {
+    const WorkTile& tile = packed.tiles(layout.combines)[i];
     EXPECT_EQ(tile.part, 0);
     EXPECT_EQ(tile.num_parts, parts[tile.span]);
     parts[tile.span] = 0;  // once each
   }
-  const WorkTile* const end = view.cascades.tiles + view.cascades.count + view.cascades.members;
-  EXPECT_EQ(reinterpret_cast<const std::byte*>(end), packed.block() + packed.bytes());
+  EXPECT_EQ(packed.tiles(layout.cascades) + layout.cascades.count + layout.cascades.members,
+            packed.end());
 }
 
 // Splits of many rows are combined by a kernel of its own, tile by tile.
 TEST(WorkList, HoldsTheFirstSplitOfTilesToCombine) {
   PackedBatch packed({MakeSpan(100, 9000), MakeSpan(1, 9000), MakeSpan(10, 9000)}, 132);
-  const WorkListView view = packed.view();
-  ASSERT_EQ(view.combines.count, 3);  // packed rows: 128 + 72, and 20
+  const WorkListLayout& layout = packed.layout();
+  ASSERT_EQ(layout.combines.count, 3);  // packed rows: 128 + 72, and 20
   int32_t rows = 0;
-  for (int32_t i = 0; i < view.combines.count; ++i) {
-    const WorkTile& tile = view.combines.tiles[i];
+  for (int32_t i = 0; i < layout.combines.count; ++i) {
+    const WorkTile& tile = packed.tiles(layout.combines)[i];
     EXPECT_EQ(tile.part, 0);
     EXPECT_GT(tile.num_parts, 1);
     EXPECT_NE(tile.span, 1);
     rows += tile.row_count;
   }
   EXPECT_EQ(rows, 220);
-  EXPECT_EQ(reinterpret_cast<std::byte*>(view.combines.tiles + view.combines.count),
-            packed.block() + packed.bytes());
+  EXPECT_EQ(packed.tiles(layout.combines) + layout.combines.count, packed.end());
 }
 
 // Eight spans of 9 splits fill 9 workers: a run of 8 splits and one of a single split each.
 TEST(WorkList, TellsRunsFromSplits) {
   PackedBatch packed(std::vector<Span>(8, MakeSpan(40, 9000)), 9, 128);
-  WorkListView view = packed.view();
-  ASSERT_EQ(view.kinds[3].count, 16);
-  EXPECT_TRUE(view.kinds[3].has_runs);
+  const WorkListLayout& layout = packed.layout();
+  ASSERT_EQ(layout.kinds[3].count, 16);
+  EXPECT_TRUE(layout.kinds[3].has_runs);
   for (int32_t i = 0; i < 16; ++i) {
-    const WorkTile& tile = view.kinds[3].tiles[i];
+    const WorkTile& tile = packed.tiles_of_kind(3)[i];
     EXPECT_EQ(tile.part_splits, kRunSplits);
     EXPECT_EQ(tile.num_parts, 2);
     EXPECT_EQ(tile.split_rows, tile.part == 0 ? 1024 : 9000 - 8 * 1024);
     EXPECT_EQ(tile.IsRun(), tile.part == 0);
   }
-  ASSERT_EQ(view.combines.count, 8);
-  EXPECT_EQ(view.combines.tiles->part_splits, kRunSplits);
+  ASSERT_EQ(layout.combines.count, 8);
+  EXPECT_EQ(packed.tiles(layout.combines)->part_splits, kRunSplits);
 
   PackedBatch alone({MakeSpan(40, 9000)}, 9, 128);
-  view = alone.view();
-  ASSERT_EQ(view.kinds[3].count, 9);
-  EXPECT_FALSE(view.kinds[3].has_runs);
-  EXPECT_EQ(view.kinds[3].tiles->part_splits, 1);
-  EXPECT_EQ(view.kinds[3].tiles->num_parts, 9);
-  EXPECT_FALSE(view.kinds[3].tiles->IsRun());
+  ASSERT_EQ(alone.layout().kinds[3].count, 9);
+  EXPECT_FALSE(alone.layout().kinds[3].has_runs);
+  EXPECT_EQ(alone.tiles_of_kind(3)->part_splits, 1);
+  EXPECT_EQ(alone.tiles_of_kind(3)->num_parts, 9);
+  EXPECT_FALSE(alone.tiles_of_kind(3)->IsRun());
 }
 
 TEST(WorkList, TravelsInParametersUpToTheirSize) {
   constexpr size_t kBytes = sizeof(WorkSpan) + sizeof(WorkTile);
   constexpr size_t kMost = kMaxListInParameters / kBytes;
   const PackedBatch most(std::vector<Span>(kMost, MakeSpan(1, 10)));
-  EXPECT_EQ(most.bytes(), kMost * kBytes);
-  EXPECT_EQ(most.bytes_in_memory(), 0u);
+  EXPECT_EQ(most.layout().bytes, kMost * kBytes);
+  EXPECT_EQ(most.layout().BytesInMemory(), 0u);
   const PackedBatch more(std::vector<Span>(kMost + 1, MakeSpan(1, 10)));
-  EXPECT_EQ(more.bytes_in_memory(), more.bytes());
+  EXPECT_EQ(more.layout().BytesInMemory(), more.layout().bytes);
 }
 
 // Every split of every KV head must get the partial rows and the counter of the plan.
 TEST(WorkList, SplitsHaveThePlansPartialRows) {
   PackedBatch packed({MakeSpan(3, 1000), MakeSpan(1, 700)}, 132);
-  const WorkListView view = packed.view();
+  const WorkListLayout& layout = packed.layout();
   int found = 0;
-  for (const WorkListView::TileArray& kind : view.kinds) {
-    for (const WorkTile* tile = kind.tiles; tile < kind.tiles + kind.count; ++tile) {
+  for (const WorkListLayout::TileArray& kind : layout.kinds) {
+    const WorkTile* const tiles = packed.tiles(kind);
+    for (const WorkTile* tile = tiles; tile < tiles + kind.count; ++tile) {
       for (const WorkItem& item : packed.plan_of_all_heads().items) {
         const CombineItem& combine = packed.plan_of_all_heads().combines[item.combine];
         if (item.kv_begin != tile->kv_begin || item.kv_end != tile->kv_end ||
@@ -244,28 +253,29 @@ TEST(WorkList, OneKvHeadStandsForAll) {
 // The last tile of a span may have few rows, but runs with the others.
 TEST(WorkList, TilesOfASpanHaveOneKind) {
   PackedBatch packed({MakeSpan(965, 64), MakeSpan(33, 64), MakeSpan(20, 64), MakeSpan(1, 64)});
-  const WorkListView view = packed.view();
+  const WorkListLayout& layout = packed.layout();
   // Packed rows: 15 * 128 + 10, 66, 40 and 2.
-  EXPECT_EQ(view.kinds[3].count, 17);
-  EXPECT_EQ(view.kinds[2].count, 1);
-  EXPECT_EQ(view.kinds[1].count, 0);
-  EXPECT_EQ(view.kinds[0].count, 1);
+  EXPECT_EQ(layout.kinds[3].count, 17);
+  EXPECT_EQ(layout.kinds[2].count, 1);
+  EXPECT_EQ(layout.kinds[1].count, 0);
+  EXPECT_EQ(layout.kinds[0].count, 1);
 }
 
 TEST(WorkList, KnowsWhatIsVisibleToEveryRow) {
   PackedBatch causal({MakeSpan(100, 300, Mask::Causal())});  // rows 0 to 63, and 64 to 99
-  for (const WorkListView::TileArray& kind : causal.view().kinds) {
-    for (const WorkTile* tile = kind.tiles; tile < kind.tiles + kind.count; ++tile) {
+  for (const WorkListLayout::TileArray& kind : causal.layout().kinds) {
+    const WorkTile* const tiles = causal.tiles(kind);
+    for (const WorkTile* tile = tiles; tile < tiles + kind.count; ++tile) {
       EXPECT_EQ(tile->all_begin, 0);
       EXPECT_EQ(tile->all_end, tile->row_begin / 2 + 200 + 1);
     }
   }
   PackedBatch window({MakeSpan(10, 300, Mask::SlidingWindow(20, 0))});
-  const WorkTile& tile = *window.view().kinds[1].tiles;
+  const WorkTile& tile = *window.tiles_of_kind(1);
   EXPECT_EQ(tile.all_begin, 299 - 20);
   EXPECT_EQ(tile.all_end, 290 + 1);
   PackedBatch nothing({MakeSpan(20, 3, Mask::Causal())});  // nothing is visible to rows 0 to 16
-  EXPECT_GE(nothing.view().kinds[1].tiles->all_begin, nothing.view().kinds[1].tiles->all_end);
+  EXPECT_GE(nothing.tiles_of_kind(1)->all_begin, nothing.tiles_of_kind(1)->all_end);
 }
 
 TEST(WorkList, CarriesTheScalesOfFp8Kv) {
@@ -274,17 +284,18 @@ TEST(WorkList, CarriesTheScalesOfFp8Kv) {
   span.kv.key_scale = scales;
   span.kv.value_scale = scales + 2;
   PackedBatch packed({span});
-  const WorkListView view = packed.view();
-  ASSERT_EQ(view.kinds[0].count, 1);
-  EXPECT_EQ(view.spans->key_scale, scales);
-  EXPECT_EQ(view.spans->value_scale, scales + 2);
+  const WorkListLayout& layout = packed.layout();
+  ASSERT_EQ(layout.kinds[0].count, 1);
+  EXPECT_EQ(packed.spans()->key_scale, scales);
+  EXPECT_EQ(packed.spans()->value_scale, scales + 2);
 }
 
 TEST(WorkList, OfNothingIsEmpty) {
   const AttentionBatch batch{{DType::kFloat16, 1, 1, 64}, nullptr, 0};
   const Plan plan;
-  EXPECT_EQ(WorkListBytes(batch, plan), 0u);
-  PackWorkList(batch, plan, nullptr);
+  const WorkListLayout layout(batch, plan);
+  EXPECT_EQ(layout.bytes, 0u);
+  PackWorkList(batch, plan, layout, nullptr);
 }
 
 TEST(RowDivider, DividesLikeDivision) {
