@@ -112,10 +112,6 @@ std::pair<int32_t, int32_t> RowsToPlan(const AttentionBatch& batch, const PlanOp
           static_cast<int32_t>(std::min(rows, end * options.tile_rows))};
 }
 
-// Time of a row in a block of `rows`, relative to one of 128: fewer rows share a copy of K and V.
-// Measured on an H100: 64 rows 1.07 at head_dim 64 and 1.0 to 1.15 at 128, 32 rows 1.4 to 1.6.
-double TimeOfARow(int32_t rows) { return rows >= 128 ? 1 : rows >= 64 ? 8.0 / 7 : 1.5; }
-
 // Rows of the block that attends a span of span_rows in tiles of tile_rows.
 int32_t BlockRows(int32_t tile_rows, int32_t span_rows) {
   int32_t rows = tile_rows;
@@ -123,32 +119,70 @@ int32_t BlockRows(int32_t tile_rows, int32_t span_rows) {
   return rows;
 }
 
-// Tile size for the spans that are not split: the one with which the workers' places are done
-// first. Places are filled in rounds of the longest tile.
-int32_t UnsplitTileRows(const AttentionBatch& batch, const PlanOptions& options, int32_t workers,
-                        const std::vector<int32_t>& split_rows) {
+// Time of a block of `rows` where all places run one, relative to the rows: fewer of them share a
+// copy of K and V. Measured on an H100: 64 rows 0.97 to 1.07 times as long for each row at head_dim
+// 128 and 64, 32 rows 1.35 to 1.6.
+double BlockTime(int32_t rows) { return rows * (rows >= 128 ? 1 : rows >= 64 ? 8.0 / 7 : 1.5); }
+
+// Time of `blocks` blocks of `rows` with `kv_rows` K/V rows each: rounds of all places. A block
+// that has a worker for itself is faster, by as much as it kept the worker busy: measured on an
+// H100, 128 rows by 0.57, 64 by 0.67, 32 by 0.85.
+double TimeOfBlocks(double blocks, int32_t rows, double kv_rows, const PlanOptions& options,
+                    int32_t workers) {
+  const double time = BlockTime(rows) * kv_rows;
+  if (blocks > workers || options.items_per_worker < 2) {
+    return std::ceil(blocks / static_cast<double>(Places(options, workers))) * time;
+  }
+  return time * (rows >= 128 ? 0.6 : rows >= 64 ? 2.0 / 3 : 0.8);
+}
+
+// Tile size for the spans that are split, or for those that are not: the one with which they are
+// done first. Blocks are counted in those of the longest.
+int32_t TileRows(const AttentionBatch& batch, const PlanOptions& options, int32_t workers,
+                 const std::vector<int32_t>& split_rows, bool split) {
   int32_t best = options.tile_rows;
   if (!options.halves_tiles) return best;
-  const auto places = static_cast<double>(Places(options, workers));
   double least_time = std::numeric_limits<double>::infinity();
   for (int32_t rows = options.tile_rows; rows >= kLeastTileRows; rows /= 2) {
     double all = 0, longest = 0;
+    int32_t longest_rows = 0;
+    bool can_halve = false;
     for (int32_t s = 0; s < batch.num_spans; ++s) {
-      if (split_rows[s] != kUnsplit) continue;
-      const int32_t span_rows = batch.spans[s].query_rows * batch.geometry.group();
+      const Span& span = batch.spans[s];
+      const int32_t span_rows = span.query_rows * batch.geometry.group();
+      if ((split_rows[s] != kUnsplit) != split || span_rows == 0) continue;
       const int32_t block_rows = BlockRows(rows, span_rows);
-      const double time = block_rows * TimeOfARow(block_rows);
-      all += time * DivideUp(span_rows, rows) * batch.geometry.num_kv_heads;
-      if (span_rows > 0) longest = std::max(longest, time);
+      can_halve |= block_rows > kLeastTileRows;
+      // Spans without splits count as equally long.
+      const double kv_rows = split ? split_rows[s] : 1;
+      const int32_t splits = split ? DivideUp(span.kv.rows, split_rows[s]) : 1;
+      const double time = BlockTime(block_rows) * kv_rows;
+      all += time * DivideUp(span_rows, rows) * splits * batch.geometry.num_kv_heads;
+      if (time > longest) {
+        longest = time;
+        longest_rows = block_rows;
+      }
     }
-    if (longest == 0) return best;
-    const double time = std::ceil(all / (places * longest)) * longest;
+    if (rows == options.tile_rows && !can_halve) return best;
+    const double time = TimeOfBlocks(all / longest, longest_rows, longest / BlockTime(longest_rows),
+                                     options, workers);
     if (time < least_time) {
       least_time = time;
       best = rows;
     }
   }
   return best;
+}
+
+// Whether a span of so many packed rows, if it is split, may have runs.
+bool MayHaveRuns(const PlanOptions& options, int32_t span_rows) {
+  return options.has_runs && span_rows > options.tile_rows / 2;
+}
+
+// Whether the span's rows have the same bits in halved tiles. The splits of a tile are counted from
+// its first visible K/V row, which with a window depends on the tile.
+bool MayHalve(const Span& span, const PlanOptions& options, bool split) {
+  return options.halves_tiles && (!split || span.mask.left == Mask::kUnbounded);
 }
 
 // Which tiles have runs: those of the first spans, up to a share of the work that keeps all workers
@@ -187,6 +221,9 @@ class RunBudget {
     left_ = (last_is_full ? all : rounds * round) - unsplit;
   }
 
+  // Whether there are runs at all.
+  bool Any() const { return left_ > 0; }
+
   // Whether the span's tile has runs. Takes its work from what is left.
   bool Take(const Span& span, const Tile& tile) {
     if (left_ <= 0 || !MayHaveRuns(span.query_rows * group_, tile.split_rows)) return false;
@@ -197,7 +234,7 @@ class RunBudget {
 
  private:
   bool MayHaveRuns(int32_t span_rows, int32_t split_rows) const {
-    return options_.has_runs && split_rows != kUnsplit && span_rows > options_.tile_rows / 2;
+    return split_rows != kUnsplit && kernels::MayHaveRuns(options_, span_rows);
   }
 
   // In packed rows * K/V rows. A tile of fewer rows takes as long as one of 16.
@@ -456,7 +493,8 @@ int32_t SplitRows(const Geometry& geometry, const Span& span, const PlanOptions&
   const int32_t rows = span.query_rows * geometry.group();
   if (rows > options.split_max_rows) return kUnsplit;
   if (options.items_per_worker == 0) return options.split_kv_rows;
-  const int32_t shortest = options.split_kv_rows * (rows <= 16 ? 1 : rows <= 64 ? 2 : 4);
+  const int32_t usual = options.split_kv_rows * (rows <= 16 ? 1 : rows <= 64 ? 2 : 4);
+  const int32_t shortest = MayHaveRuns(options, rows) ? usual / 2 : usual;
   if (span.kv.rows <= shortest) return kUnsplit;
 
   int64_t all = 0;      // K/V rows that the tiles of a KV head read
@@ -471,33 +509,42 @@ int32_t SplitRows(const Geometry& geometry, const Span& span, const PlanOptions&
   // As many tiles of the longest have as much work.
   const int64_t tiles = (all + longest - 1) / longest * geometry.num_kv_heads;
   const int64_t places = Places(options, workers);
-  const int32_t most_splits = DivideUp(longest, shortest);
-  const int32_t cost = shortest / 4;  // of a split's partial results, in K/V rows
-  int32_t best = kUnsplit;
-  // Time of the span without splits, in K/V rows of its largest tile.
-  const auto unsplit_time = [&](int64_t num_tiles, double share) {
-    const int64_t rounds = (num_tiles + places - 1) / places;
-    return static_cast<double>(rounds * longest) * share;
-  };
-  double least_time = unsplit_time(tiles, 1);
-  // Smaller tiles read K/V more often.
   const int32_t largest_rows = BlockRows(options.tile_rows, rows);
-  for (int32_t tile_rows = largest_rows / 2; tile_rows >= kLeastTileRows; tile_rows /= 2) {
-    const double share =
-        tile_rows * TimeOfARow(tile_rows) / (largest_rows * TimeOfARow(largest_rows));
-    least_time = std::min(least_time, unsplit_time(tiles * (largest_rows / tile_rows), share));
-  }
-  for (int64_t waves = 1; waves <= kMaxWaves; ++waves) {
-    const auto in_waves =
-        static_cast<int32_t>(std::min<int64_t>(most_splits, waves * places / tiles));
-    if (in_waves <= 1) continue;
-    const int32_t units = DivideUp(DivideUp(longest, in_waves), options.split_kv_rows);
-    const int32_t split_rows = std::max(shortest, units * options.split_kv_rows);
-    const auto time = static_cast<double>(waves * (int64_t{split_rows} + cost));
-    if (time >= least_time) continue;
-    least_time = time;
-    best = split_rows;
-  }
+  // Time of the span alone in splits of so many K/V rows, in the tiles that are done first. Smaller
+  // tiles read K/V more often.
+  const auto time_of = [&](int64_t splits, double kv_rows) {
+    const auto of_tile = [&](int32_t tile_rows) {
+      const auto blocks = static_cast<double>(tiles * splits * (largest_rows / tile_rows));
+      return TimeOfBlocks(blocks, tile_rows, kv_rows, options, workers);
+    };
+    double time = of_tile(largest_rows);
+    if (!MayHalve(span, options, splits > 1)) return time;
+    for (int32_t tile_rows = largest_rows / 2; tile_rows >= kLeastTileRows; tile_rows /= 2) {
+      time = std::min(time, of_tile(tile_rows));
+    }
+    return time;
+  };
+  const int32_t cost = usual / 4;  // of a split's partial results, in K/V rows
+  int32_t best = kUnsplit;
+  double least_time = time_of(1, longest);
+  // Takes splits of at least `least` rows that take less than `time`.
+  const auto take_faster = [&](int32_t least, double time) {
+    const int32_t most_splits = DivideUp(longest, least);
+    int32_t in_waves = 1;
+    for (int64_t waves = 1; waves <= kMaxWaves && in_waves < most_splits; ++waves) {
+      in_waves = static_cast<int32_t>(std::min<int64_t>(most_splits, waves * places / tiles));
+      if (in_waves <= 1) continue;
+      const int32_t units = DivideUp(DivideUp(longest, in_waves), options.split_kv_rows);
+      const int32_t split_rows = std::max(least, units * options.split_kv_rows);
+      const double of_splits = time_of(DivideUp(longest, split_rows), split_rows + cost);
+      if (of_splits >= time) continue;
+      least_time = time = of_splits;
+      best = split_rows;
+    }
+  };
+  take_faster(usual, least_time);
+  // In a batch that fills the workers, adding the halves up in runs takes an eighth of the time.
+  if (shortest < usual) take_faster(shortest, least_time / 1.25);
   return best;
 }
 
@@ -512,14 +559,19 @@ void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t w
   for (int32_t s = 0; s < batch.num_spans; ++s) {
     split_rows.push_back(SplitRows(batch.geometry, batch.spans[s], options, workers));
   }
-  const int32_t unsplit_tile_rows = UnsplitTileRows(batch, options, workers, split_rows);
   RunBudget runs(batch, options, workers, split_rows);
+  const int32_t unsplit_tile_rows = TileRows(batch, options, workers, split_rows, false);
+  const int32_t split_tile_rows =
+      runs.Any() ? options.tile_rows : TileRows(batch, options, workers, split_rows, true);
   Candidates candidates;
   for (int32_t s = 0; s < batch.num_spans; ++s) {
     const size_t first_item = plan->items.size();
     const Span& span = batch.spans[s];
     const int32_t rows = span.query_rows * batch.geometry.group();
-    const int32_t tile_rows = split_rows[s] == kUnsplit ? unsplit_tile_rows : options.tile_rows;
+    const bool split = split_rows[s] != kUnsplit;
+    const int32_t tile_rows = !MayHalve(span, options, split) ? options.tile_rows
+                              : split                         ? split_tile_rows
+                                                              : unsplit_tile_rows;
     const auto [row_begin, row_end] = RowsToPlan(batch, options, span);
     for (int32_t row = row_begin; row < row_end; row += tile_rows) {
       const int32_t row_count = std::min(tile_rows, rows - row);
@@ -527,7 +579,7 @@ void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t w
       if (runs.Take(span, tile)) tile.item_splits = kRunSplits;
       PlanTile(batch, options, tile, plan);
     }
-    if (split_rows[s] != kUnsplit && options.cascade_rows > 0) {
+    if (split && options.cascade_rows > 0) {
       AddCascadeCandidate(batch, options, *plan, first_item, &candidates);
     }
   }

@@ -40,10 +40,9 @@
 // alone (its query and K/V rows, mask, heads and head_dim) and from the device (SplitRows). So does
 // its tile, except where the kernel gives a row the same bits in every allowed tile
 // (PlanOptions::halves_tiles). A cascade item leaves the partial rows of each span as they are
-// without it, and a run the sums. Other spans change only the order of the items, which spans' rows
-// an item serves, and whether it is a split or a run.
-// A plan of some slices of a span (Span::slices) has the items that the plan of the whole span has
-// for them.
+// without it, and a run the sums. Other spans change only the order of the items, their tiles,
+// which spans' rows an item serves, and whether it is a split or a run. A plan of some slices of a
+// span (Span::slices) has the items that the plan of the whole span has for them.
 #ifndef FLASHCORE_KERNELS_PLAN_H_
 #define FLASHCORE_KERNELS_PLAN_H_
 
@@ -129,9 +128,9 @@ struct PlanOptions {
   int32_t split_max_rows = 16;  // a span with more packed rows per KV head is not split
   // Largest cascade item, packed rows; 0: no cascade. Spans of up to kCascadeSpanRows take part.
   int32_t cascade_rows = 0;
-  // Tiles of spans that are not split are halved, down to kLeastTileRows, while that lets all
-  // workers share the work better. Only for kernels that give a row the same bits in all of these
-  // tiles.
+  // Tiles are halved, down to kLeastTileRows, while that lets all workers share the work better.
+  // Only for kernels that give a row the same bits in all of these tiles. A span with a left window
+  // that is split keeps its tiles: its splits are counted from the first K/V row that a tile sees.
   bool halves_tiles = false;
   // false: items exist for KV head 0 only, and the kernel runs each of them for every KV head.
   // Combines and partial rows exist for every KV head.
@@ -190,7 +189,7 @@ void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t w
 // short as the span needs to keep all workers busy if it is alone, and smaller tiles would not, but
 // not so short that writing and combining partial results takes much of the time of a batch that
 // fills the device without splits. The more packed rows read a K/V row, the longer is the shortest
-// split.
+// split; a span that may have runs has half of it where that makes it much faster alone.
 int32_t SplitRows(const Geometry& geometry, const Span& span, const PlanOptions& options,
                   int32_t workers);
 inline constexpr int32_t kUnsplit = std::numeric_limits<int32_t>::max();

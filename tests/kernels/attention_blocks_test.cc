@@ -88,7 +88,7 @@ TEST_P(AttentionBlocksTest, SingleRuns) {
 const std::vector<SpanShape> kUnsplitShapes = {
     {150, 300, Mask::Causal()}, {64, 65, Mask::None(), Layout::kDenseNhd},
     {200, 64, Mask::None()},    {100, 900, Mask::SlidingWindow(130, 1)},
-    {70, 1000, Mask::Causal()}, {33, 129, Mask::None(), Layout::kDenseHnd},
+    {70, 500, Mask::Causal()},  {33, 129, Mask::None(), Layout::kDenseHnd},
     {300, 200, Mask::Causal()}, {40, 0, Mask::None()},
     {128, 1, Mask::None()},     {90, 640, Mask::SlidingWindow(64, 0), Layout::kDenseNhd}};
 
@@ -108,6 +108,36 @@ TEST_P(AttentionBlocksTest, TilesOfAnySize) {
   const PlanOptions& options = GetParam().plan_options;
   EXPECT_EQ(*tile_rows.begin(), kLeastTileRows);
   EXPECT_EQ(*tile_rows.rbegin(), options.tile_rows);
+}
+
+// Spans of several splits, which alone have smaller tiles than in a batch. With a window, a span
+// keeps its tiles.
+TEST_P(AttentionBlocksTest, SplitsInTilesOfAnySize) {
+  Problem problem(MakeGeometry(4, 2),
+                  {{100, 4200, Mask::Causal()},
+                   {90, 4097, Mask::None(), Layout::kDenseNhd},
+                   {101, 4200, Mask::SlidingWindow(4000, 1)},
+                   {60, 4160, Mask::Causal(), Layout::kDenseHnd},
+                   {128, 4127, Mask::Causal()},
+                   {33, 4100, Mask::None()},
+                   {20, 4200, Mask::Causal()},
+                   {95, 4200, Mask{Mask::kUnbounded, 3}}},
+                  &random_);
+  std::set<int32_t> tile_rows;
+  const auto run = [&](const AttentionBatch& batch, int32_t workers) {
+    for (const WorkItem& item : Run(batch, workers).items) {
+      if (item.combine >= 0) tile_rows.insert(item.tile_rows);
+    }
+  };
+  for (int32_t workers : {11, 33, 60}) {
+    run(problem.batch(), workers);
+    const Problem::Outputs together = Take(&problem);
+    for (int s = 0; s < problem.num_spans(); ++s) run(problem.batch_of(s), workers);
+    SCOPED_TRACE(std::to_string(workers) + " workers");
+    ExpectSameBits(together, Take(&problem));
+  }
+  EXPECT_EQ(*tile_rows.begin(), kLeastTileRows);
+  EXPECT_EQ(*tile_rows.rbegin(), GetParam().plan_options.tile_rows);
 }
 
 // Tiles of every size run side by side.

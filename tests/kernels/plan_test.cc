@@ -180,7 +180,7 @@ TEST(Plan, SplitsFewRowsOnly) {
 }
 
 // The device of the expectations below: 132 workers that run two items at a time.
-constexpr PlanOptions kDevice{128, 256, kUnsplit, 0, 0, true, 2, true};
+constexpr PlanOptions kDevice{128, 256, kUnsplit, 0, true, true, 2, true};
 constexpr int32_t kWorkers = 132;
 
 int32_t SplitRowsOf(int32_t packed_rows, int32_t kv_rows, int32_t kv_heads,
@@ -189,13 +189,15 @@ int32_t SplitRowsOf(int32_t packed_rows, int32_t kv_rows, int32_t kv_heads,
                    kDevice, workers);
 }
 
-// The shortest split: 256 K/V rows, 512 above 16 packed rows, 1024 above 64.
+// The shortest split: 256 K/V rows, 512 above 16 packed rows, 1024 above 64, or 512 where that is
+// much faster.
 TEST(SplitRows, AreNoShorterThanTheRowsThatReadThemNeed) {
   EXPECT_EQ(SplitRowsOf(4, 4096, 8), 256);
   EXPECT_EQ(SplitRowsOf(16, 4096, 8), 256);
   EXPECT_EQ(SplitRowsOf(17, 4096, 8), 512);
   EXPECT_EQ(SplitRowsOf(64, 4096, 8), 512);
-  EXPECT_EQ(SplitRowsOf(65, 4096, 8), 1024);
+  EXPECT_EQ(SplitRowsOf(65, 8192, 8), 1024);
+  EXPECT_EQ(SplitRowsOf(65, 2048, 8), 512);
   EXPECT_EQ(SplitRowsOf(4, 256, 8), kUnsplit);
   EXPECT_EQ(SplitRowsOf(4, 257, 8), kUnsplit);  // a split of one row costs more
   EXPECT_EQ(SplitRowsOf(4, 513, 8), 256);
@@ -210,7 +212,7 @@ TEST(SplitRows, AreNoShorterThanItTakesToKeepAllWorkersBusy) {
   EXPECT_EQ(SplitRowsOf(64, 32768, 8), 1024);
   EXPECT_EQ(SplitRowsOf(256, 32768, 8), 2048);   // 2 tiles a head, 16 splits each
   EXPECT_EQ(SplitRowsOf(1024, 32768, 8), 8192);  // 8 tiles a head, 4 splits each
-  EXPECT_EQ(SplitRowsOf(1024, 32768, 8, Mask::None(), 10000), 1024);
+  EXPECT_EQ(SplitRowsOf(1024, 32768, 8, Mask::None(), 10000), 512);
   EXPECT_EQ(SplitRowsOf(1024, 32768, 8, Mask::None(), 4), kUnsplit);
   EXPECT_EQ(SplitRowsOf(4096, 32768, 8), kUnsplit);  // 256 tiles
   EXPECT_EQ(SplitRowsOf(8192, 8192, 8, Mask::Causal()), kUnsplit);
@@ -298,21 +300,25 @@ TEST(Plan, EquallyLongItemsGoByPlace) {
   }
 }
 
-// The splits of one span, without what other spans may change: span index, order, partial rows,
-// runs.
-using Split = std::tuple<int, int, int, int, int, bool>;
-std::vector<Split> SplitsOf(const Plan& plan, int span) {
+// The splits of each packed row of a span, as far as the row sees them: KV head, row, first and
+// last K/V row. They leave out what other spans may change: tiles, order, partial rows, runs.
+using Split = std::tuple<int, int, int, int>;
+std::vector<Split> SplitsOf(const Plan& plan, int index, const Span& span, int32_t group) {
   std::vector<Split> splits;
   for (const WorkItem& item : plan.items) {
-    if (item.span != span) continue;
-    int32_t begin = item.kv_begin;
-    do {
-      const int32_t end =
-          item.kv_end - begin > item.split_rows ? begin + item.split_rows : item.kv_end;
-      splits.emplace_back(item.kv_head, item.row_begin, item.row_count, begin, end,
-                          item.partial_row >= 0);
-      begin = end;
-    } while (begin < item.kv_end);
+    if (item.span != index) continue;
+    for (int32_t row = item.row_begin; row < item.row_begin + item.row_count; ++row) {
+      const KvRange visible =
+          VisibleKv(span.mask, span.query_rows, span.kv.rows, row / group, row / group + 1);
+      int32_t begin = item.kv_begin;
+      do {
+        const int32_t end =
+            item.kv_end - begin > item.split_rows ? begin + item.split_rows : item.kv_end;
+        const int32_t first = std::max(begin, visible.begin), last = std::min(end, visible.end);
+        if (first < last) splits.emplace_back(item.kv_head, row, first, last);
+        begin = end;
+      } while (begin < item.kv_end);
+    }
   }
   std::sort(splits.begin(), splits.end());
   return splits;
@@ -333,24 +339,25 @@ TEST(Plan, ASpansSplitsDoNotDependOnOtherSpans) {
   for (const PlanOptions& options : {kOptions, kDevice}) {
     const Plan together = PlanOf(spans, 4, 2, options, kWorkers);
     for (int s = 0; s < static_cast<int>(spans.size()); ++s) {
-      EXPECT_EQ(SplitsOf(together, s), SplitsOf(PlanOf({spans[s]}, 4, 2, options, kWorkers), 0));
+      const Plan alone = PlanOf({spans[s]}, 4, 2, options, kWorkers);
+      EXPECT_EQ(SplitsOf(together, s, spans[s], 2), SplitsOf(alone, 0, spans[s], 2));
     }
   }
 }
 
-// Spans of 9 splits of 1,024 K/V rows, and of 4. In a batch that fills the workers, the first are a
+// Spans of 9 splits of 1,024 K/V rows, and of 7. In a batch that fills the workers, the first are a
 // run of 8 and a run of one, whose partial results are combined, and the others a run that writes
 // its results itself.
 TEST(Plan, RunsAreAlignedGroupsOfSplits) {
   std::vector<Span> spans(20, MakeSpan(100, 9000));
-  spans.resize(40, MakeSpan(100, 4096));
+  spans.resize(65, MakeSpan(100, 7000));
   const Plan plan = PlanOf(spans, 8, 8, kDevice, kWorkers);
-  ASSERT_EQ(plan.items.size(), 8u * (20 * 2 + 20));
+  ASSERT_EQ(plan.items.size(), 8u * (20 * 2 + 45));
   for (const WorkItem& item : plan.items) {
     const bool is_long = item.span < 20;
     EXPECT_EQ(item.split_rows, 1024);
     EXPECT_EQ(item.kv_begin, item.kv_end == 9000 ? 8192 : 0);
-    EXPECT_EQ(item.kv_end, !is_long ? 4096 : item.kv_begin == 0 ? 8192 : 9000);
+    EXPECT_EQ(item.kv_end, !is_long ? 7000 : item.kv_begin == 0 ? 8192 : 9000);
     EXPECT_GE(item.partial_row, 0);
     EXPECT_EQ(item.combine >= 0, is_long);
   }
@@ -359,7 +366,7 @@ TEST(Plan, RunsAreAlignedGroupsOfSplits) {
     EXPECT_EQ(combine.num_parts, 2);
     EXPECT_EQ(combine.part_splits, kRunSplits);
   }
-  EXPECT_EQ(plan.partial_rows, 8 * 100 * (20 * 2 + 20));
+  EXPECT_EQ(plan.partial_rows, 8 * 100 * (20 * 2 + 45));
 }
 
 // 264 items run at a time. Runs begin where they fill 7/8 of their rounds.
@@ -379,11 +386,12 @@ TEST(Plan, TakesRunsWhereABatchFillsTheWorkers) {
 }
 
 // 32 tiles of 128 rows, 64 of 64 or 128 of 32, whose rows take 8/7 and 3/2 as long. Which are done
-// sooner depends on how many run at a time. A span that is split keeps its tile, which determines
-// its split boundaries.
+// sooner depends on how many run at a time. A span with a window that is split keeps its tile,
+// which determines its split boundaries.
 TEST(Plan, HalvesTilesWhereTheyAreDoneSooner) {
   const PlanOptions options{128, 256, 64, 0, true};
-  const std::vector<Span> spans = {MakeSpan(512, 512), MakeSpan(60, 600)};
+  const std::vector<Span> spans = {MakeSpan(512, 512),
+                                   MakeSpan(60, 600, Mask::SlidingWindow(599, 0))};
   const struct {
     int workers;
     int32_t rows;
@@ -396,6 +404,18 @@ TEST(Plan, HalvesTilesWhereTheyAreDoneSooner) {
       EXPECT_EQ(item.row_count, item.span == 0 ? rows : 60) << workers << " workers";
     }
   }
+}
+
+// 128 tiles of 64 rows and 256 of 32 have the same splits.
+TEST(Plan, HalvesTilesOfSplits) {
+  const auto plan_of = [](int spans) {
+    return PlanOf(std::vector<Span>(spans, MakeSpan(256, 8192)), 8, 8, kDevice, kWorkers);
+  };
+  EXPECT_EQ(plan_of(1).items.size(), 8u * 4 * 8);  // 64 rows, 8 splits
+  EXPECT_EQ(plan_of(2).items.size(), 2u * 8 * 2 * 8);
+  EXPECT_EQ(plan_of(2).items[0].row_count, 128);
+  EXPECT_EQ(CountRuns(plan_of(8)), 0);
+  EXPECT_EQ(CountRuns(plan_of(16)), 16 * 8 * 2);  // runs are of the largest tiles
 }
 
 // Short spans run in small blocks whatever the tile size: they do not speak for small tiles. 40
@@ -411,15 +431,19 @@ TEST(Plan, CountsShortSpansByTheirOwnBlocks) {
   EXPECT_EQ(rows_of(84), 64);
 }
 
-// 128 tiles of 128 rows leave half of 264 places idle, where 256 of 64 rows do not.
-TEST(Plan, DoesNotSplitWhereSmallerTilesFillTheWorkers) {
+// 128 tiles of 128 rows leave half of 264 places idle, where 256 of 64 rows do not. A split of
+// fewer rows must be faster by a quarter.
+TEST(SplitRows, ReckonWithSmallerTiles) {
   const auto split_rows = [](int32_t query_rows, int32_t kv_rows) {
     return SplitRows({DType::kFloat16, 8, 8, 128}, MakeSpan(query_rows, kv_rows), kDevice,
                      kWorkers);
   };
   EXPECT_EQ(split_rows(2048, 2048), kUnsplit);
-  EXPECT_EQ(split_rows(1024, 2048), kUnsplit);  // 256 of 32
-  EXPECT_EQ(split_rows(512, 2048), kUnsplit);   // 128 of 32
+  EXPECT_EQ(split_rows(1024, 2048), 1024);  // in tiles of 64; 256 of 32 take as long as 512 splits
+  EXPECT_EQ(split_rows(512, 2048), 1024);   // in tiles of 32
+  EXPECT_EQ(split_rows(256, 2048), 512);
+  EXPECT_EQ(split_rows(128, 1024), 512);
+  EXPECT_EQ(split_rows(128, 700), kUnsplit);
   EXPECT_EQ(split_rows(512, 4096), 1024);
 }
 
