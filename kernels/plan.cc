@@ -514,8 +514,8 @@ int32_t SplitRows(const Geometry& geometry, const Span& span, const PlanOptions&
   // tiles read K/V more often.
   const auto time_of = [&](int64_t splits, double kv_rows) {
     const auto of_tile = [&](int32_t tile_rows) {
-      const auto blocks = static_cast<double>(tiles * splits * (largest_rows / tile_rows));
-      return TimeOfBlocks(blocks, tile_rows, kv_rows, options, workers);
+      const int64_t blocks = tiles * splits * (largest_rows / tile_rows);
+      return TimeOfBlocks(static_cast<double>(blocks), tile_rows, kv_rows, options, workers);
     };
     double time = of_tile(largest_rows);
     if (!MayHalve(span, options, splits > 1)) return time;
