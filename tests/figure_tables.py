@@ -38,6 +38,12 @@ def machine(run):
     return f"{where}; {day(run)}, commit {run['commit']}"
 
 
+def model(record):
+    """The GPU's model, `H100` of `NVIDIA H100 80GB HBM3`; `CPU` for a record of a CPU."""
+    gpus = record["server"]["run"]["gpus"]
+    return gpus[0]["name"].removeprefix("NVIDIA ").split()[0] if gpus else "CPU"
+
+
 def us(value):
     """A time with three digits or more."""
     if value is None:
@@ -56,7 +62,7 @@ def kernel_results(records, tool, kind="float16", sums="float32", kv=""):
     """A tool's results for a kind of kernel, {(shape, l2): result}, in the record's order."""
     ends = f"_{sums}_kv_{kv}" if kv else f"_{sums}"
     return {(result["shape"], result["l2"]): result
-            for result in records["h200"]["kernels"]["results"]
+            for result in records["gpu"]["kernels"]["results"]
             if result["tool"] == tool and f"_{kind}_" in result["kernel"]
             and result["kernel"].endswith(ends)}
 
@@ -68,7 +74,7 @@ def beside_torch(records):
 
 def kernels(records):
     """Every named shape, FP16, beside PyTorch's backends."""
-    part = records["h200"]["kernels"]
+    part = records["gpu"]["kernels"]
     rows = []
     for (shape, l2), result in beside_torch(records).items():
         flash, cudnn = result["torch_flash_us"], result["torch_cudnn_us"]
@@ -106,7 +112,8 @@ def float16_sums(records):
     speeds = sorted((result["us"] / half[key]["us"], key[0])
                     for key, result in base.items() if key[1] == "cold")
     (least, slowest), (most, fastest) = speeds[0], speeds[-1]
-    return (f"On an H200 ({day(records['h200']['kernels']['run'])}) kernels with float16 sums run at "
+    gpu = records["gpu"]
+    return (f"On an {model(gpu)} ({day(gpu['kernels']['run'])}) kernels with float16 sums run at "
             f"{least:.2f}x (`{slowest}`) to {most:.2f}x (`{fastest}`) of the speed of those with "
             f"float32 sums.")
 
@@ -168,13 +175,14 @@ def best_peer(record, case, clients):
 def headline_kernels(records):
     """Rows (what, measured, against) of the CUDA kernels."""
     results, rows = beside_torch(records), []
+    gpu = model(records["gpu"])
     for shape, text in (("mission", "1x8x512x64"), ("b8", "8x8x512x64"),
                         ("prefill", "causal, 8192 rows, 32 heads over 8, head_dim 128"),
                         ("decode1", "decode, 1 x 4096 rows, 32 heads over 8, head_dim 128"),
                         ("decode64", "the same decode, 64 sequences")):
         cold, warm = results[shape, "cold"], results.get((shape, "warm"))
         measured = f"{us(cold['us'])} us" + (f"; L2 warm {us(warm['us'])} us" if warm else "")
-        rows.append((f"H200 kernel: {text}", measured,
+        rows.append((f"{gpu} kernel: {text}", measured,
                      f"{times(cold['torch_flash_us'], cold['us'])} FLASH's speed, "
                      f"{times(cold['torch_cudnn_us'], cold['us'])} cuDNN's"))
     return rows
@@ -191,10 +199,10 @@ def headline_server(record):
         against = f"peer: {rate(peer)}"
         if best is not peer:
             against += f"; with 8 processes: {rate(best)}"
-        rows.append((f"H200 server, TCP, {clients} client{'s' * (clients > 1)}: {CASES[case]}",
+        rows.append((f"{model(record)} server, TCP, {clients} client{'s' * (clients > 1)}: {CASES[case]}",
                      rate(ours), against))
     local = server_row(record, "transports", case="decode1", variant="unix_stream")
-    rows.append(("H200 server, Unix socket, `AttendStream`: " + CASES["decode1"],
+    rows.append((f"{model(record)} server, Unix socket, `AttendStream`: " + CASES["decode1"],
                  f"{us(local['p50_us'])} us, of which kernel {us(local['kernel_p50_us'])} us",
                  f"bare gRPC stream echo: {us(local['echo_p50_us'])} us"))
     return rows
@@ -221,16 +229,16 @@ def headline_cpu(record):
 
 def how_fast(records):
     """The README's table."""
-    rows = [*headline_kernels(records), *headline_server(records["h200"]),
+    rows = [*headline_kernels(records), *headline_server(records["gpu"]),
             *headline_cpu(records["cpu"])]
     return (table(("FP16", "measured", "beside it, in the same run"), rows) +
-            f"\n\nH200: {machine(records['h200']['server']['run'])}.\n"
+            f"\n\n{model(records['gpu'])}: {machine(records['gpu']['server']['run'])}.\n"
             f"CPU: {machine(records['cpu']['server']['run'])}.")
 
 
 def beside_peer(records):
     """Every cell beside the Python server, one request per client at a time, TCP."""
-    record, rows = records["h200"], []
+    record, rows = records["gpu"], []
     variants = list(dict.fromkeys(row["variant"] for row in server_rows(record, "peer")))
     for case, clients in cells_of(server_rows(record, "peer"), "case", "clients"):
         for variant in variants:
@@ -260,10 +268,10 @@ def beside_echo(records, name, section):
 def transports(records):
     """Without an echo: the transports beside each other."""
     rows = []
-    for name, section in (("h200", "transports"), ("cpu", "cpu")):
+    for name, section in (("gpu", "transports"), ("cpu", "cpu")):
         for row in server_rows(records[name], section):
             if "echo_p50_us" not in row and "inline_p50_us" not in row:
-                rows.append((name.upper(), CASES[row["case"]], row["clients"],
+                rows.append((model(records[name]), CASES[row["case"]], row["clients"],
                              TRANSPORTS[row["transport"]], spread(row, "p50_us", us),
                              spread(row, "requests_per_second", count),
                              spread(row, "p50_over_baseline", ratio)))
@@ -274,20 +282,20 @@ def transports(records):
 def tuning(records):
     """Flags of a GPU server against their defaults."""
     rows = []
-    for row in server_rows(records["h200"], "tuning"):
+    for row in server_rows(records["gpu"], "tuning"):
         if row["variant"] != row["baseline"]:
             default = row["baseline"].partition("=")[2]
             rows.append((f"`{row['variant']}`", default, CASES[row["case"]], row["clients"],
                          spread(row, "p50_over_baseline", ratio),
                          spread(row, "requests_per_second_over_baseline", ratio)))
-    return (f"{machine(records['h200']['server']['run'])}.\n\n" +
+    return (f"{machine(records['gpu']['server']['run'])}.\n\n" +
             table(("flag", "default", "case", "clients", "p50 / the default's",
                    "requests/s / the default's"), rows, 3))
 
 
 def l2_window(records):
     """Decode over hot K/V with a window over it, against the same without one."""
-    part = records["h200"]["l2_window"]
+    part = records["gpu"]["l2_window"]
     rows = []
     keys = ("hot_bytes", "background_share", "cold", "cold_bytes")
     for row in part["results"]["rows"]:
@@ -309,6 +317,6 @@ def l2_window(records):
 
 BLOCKS = {"how-fast": how_fast, "kernels": kernels, "kernel-kinds": kernel_kinds,
           "float16-sums": float16_sums, "beside-peer": beside_peer,
-          "beside-echo": lambda records: beside_echo(records, "h200", "transports"),
+          "beside-echo": lambda records: beside_echo(records, "gpu", "transports"),
           "beside-echo-cpu": lambda records: beside_echo(records, "cpu", "cpu"),
           "transports": transports, "tuning": tuning, "l2-window": l2_window}

@@ -5,7 +5,7 @@
     tests/figures.py --write    writes them
 
 A document has a place for figures between the lines `<!-- figures: NAME -->` and
-`<!-- end of figures -->`. BLOCKS has a function for each name. The records are h200.json and cpu.json
+`<!-- end of figures -->`. BLOCKS has a function for each name. The records are gpu.json and cpu.json
 in tests/bench/results; tests/bench/record.py writes them. All parts of a record come from one commit
 and one machine. Outside such places the documents of DOCUMENTS quote no time, rate or speed.
 """
@@ -66,7 +66,7 @@ def main(arguments=None):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args(arguments)
-    records = {name: load(RECORDS / f"{name}.json") for name in ("h200", "cpu")}
+    records = {name: load(RECORDS / f"{name}.json") for name in ("gpu", "cpu")}
     status, found = 0, set()
     for document in DOCUMENTS:
         path = ROOT / document

@@ -47,7 +47,7 @@ class FiguresTest(unittest.TestCase):
         self.assertEqual(readme.read_text(), good)
 
     def test_a_changed_record_fails(self):
-        path = self.root / "records" / "h200.json"
+        path = self.root / "records" / "gpu.json"
         record = json.loads(path.read_text())
         for result in record["kernels"]["results"]:
             result["us"] *= 1.1

@@ -17,7 +17,7 @@ import sys
 
 TOLERANCE = 0.03  # smaller differences are noise
 KEY = ("tool", "gpu", "shape", "kernel", "l2")
-RECORD = pathlib.Path(__file__).resolve().parents[2] / "tests" / "bench" / "results" / "h200.json"
+RECORD = pathlib.Path(__file__).resolve().parents[2] / "tests" / "bench" / "results" / "gpu.json"
 
 
 class BadFile(Exception):

@@ -142,8 +142,9 @@ def add_arguments(parser):
     parser.add_argument("--clients", type=comma_separated(int), default=[1, 16, 64])
     parser.add_argument("--transports", type=comma_separated(str, ("tcp", "unix")),
                         default=["tcp"], help="tcp,unix; default: tcp")
-    parser.add_argument("--max_kv_gib", type=float, default=20,
-                        help="cells with more K/V a server are left out: loading it takes long")
+    parser.add_argument("--max_kv_gib", type=float, default=16,
+                        help="cells with more K/V a server are left out: loading it takes long, and "
+                             "all servers need several times as much of the GPU")
     parser.add_argument("--peer_workers", type=int, default=8, help="threads of all its processes")
     parser.add_argument("--peer_processes", type=int, default=8,
                         help="of the second variant of the peer; 1: none")

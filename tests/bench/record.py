@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures what the documents publish, and writes it to one record.
 
-    tests/bench/record.py gpu --programs build/gpu --out h200.json   on a GPU machine
+    tests/bench/record.py gpu --programs build/gpu --out gpu.json   on a GPU machine
     tests/bench/record.py cpu --programs build --out cpu.json
 
 `--parts` names some of the parts; the others stay as the record has them. A part has "run"
