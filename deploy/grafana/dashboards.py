@@ -27,6 +27,17 @@ def _quantiles(metric, where="<servers>"):
             for q, legend in ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"), (0.999, "p99.9"))}
 
 
+# Bounds of the rows of a heatmap, three a decade: all bounds would make rows too low to read. Buckets
+# are cumulative, so some of them are a histogram, too. Prometheus 3 writes 1 as 1.0.
+ROWS = "|".join(["1e-05", "2.2e-05", "5e-05", *(
+    f"{step * 10 ** power:.2g}" for power in (-4, -3, -2, -1) for step in (1, 2.2, 5)), "1(.0)?",
+    "10(.0)?", ".Inf"])
+
+
+def _heat(metric, where):
+    return f'sum by (le) (increase({metric}_bucket{{{where}, le=~"{ROWS}"}}[<window>]))'
+
+
 SERVICE = dashboard(
     "flashcore-service", "FlashCore: Service", "The service as clients see it: requests, errors, latency.",
     [*SERVERS, RPC],
@@ -45,8 +56,9 @@ SERVICE = dashboard(
               "Start time of the server that started last.", "stat"),
     ], [
         Panel("Requests", "reqps",
-              {f"sum by (rpc) (rate({DURATION}_count{{{OF_RPC}}}[<window>]))": "{{rpc}}"},
-              "Requests answered, by RPC."),
+              {f"sum by (rpc, transport) (rate({DURATION}_count{{{OF_RPC}}}[<window>]))":
+               "{{rpc}} {{transport}}"},
+              "Requests answered, by RPC and transport."),
         Panel("Errors by reason", "reqps",
               {"sum by (reason) (rate(flashcore_rejected_requests_total{<servers>}[<window>]))":
                "{{reason}}"},
@@ -60,18 +72,15 @@ SERVICE = dashboard(
         Panel("Request latency", "s", _quantiles(DURATION, OF_RPC),
               "Time of a request on the server, from its receipt to its answer."),
         Panel("Request latency heatmap", "s",
-              {f"sum by (le) (increase({DURATION}_bucket{{{OF_RPC}}}[<window>]))": "{{le}}"},
-              "Requests by duration.", "heatmap"),
+              {_heat(DURATION, OF_RPC): "{{le}}"}, "Requests by duration.", "heatmap"),
     ], [
-        Panel("p99 latency by RPC", "s", {quantile(0.99, DURATION, "rpc", OF_RPC): "{{rpc}}"},
+        Panel("p99 latency by RPC", "s",
+              {quantile(0.99, DURATION, "rpc, transport", OF_RPC): "{{rpc}} {{transport}}"},
               "Each message of a stream counts as a request."),
         Panel("RPCs under way", "short",
               {"sum by (grpc_method) (grpc_server_started_total{<servers>})"
                " - sum by (grpc_method) (grpc_server_handled_total{<servers>})": "{{grpc_method}}"},
               "RPCs started and not yet ended. A stream counts until it ends."),
-        Panel("Life of an RPC, p99", "s",
-              {quantile(0.99, "grpc_server_handling_seconds", "grpc_method"): "{{grpc_method}}"},
-              "Time from the start of an RPC to its end. For a stream, its lifetime."),
     ], [
         Panel("Latency budget burn", "short",
               {f'job:flashcore_slow_requests:ratio_rate{window}{{job=~"$job"}} / 0.01': window
@@ -82,11 +91,16 @@ SERVICE = dashboard(
               {'job:flashcore_failed_requests:ratio_rate5m{job=~"$job"}': "{{job}}"},
               "Share of requests that failed for reasons other than client errors."),
     ], [
-        Panel("Connections", "short", {"flashcore_connections{<servers>}": "{{instance}}"},
-              "Open gRPC connections."),
+        Panel("Connections", "short",
+              {"flashcore_connections{<servers>}": "{{instance}} gRPC",
+               "flashcore_local_connections{<servers>}": "{{instance}} local",
+               "flashcore_local_rings{<servers>}": "{{instance}} local rings"},
+              "Open connections, and the rings of those of the local socket."),
         Panel("Connections refused", "ops",
               {"sum by (reason) (rate(flashcore_connections_refused_total{<servers>}[<window>]))":
-               "{{reason}}"},
+               "{{reason}}",
+               "sum by (reason) (rate(flashcore_local_connections_refused_total{<servers>}[<window>]))":
+               "local {{reason}}"},
               "Connections beyond a limit, silent ones, and floods that were cut off."),
         Panel("Callers refused", "ops",
               {"sum by (reason) (rate(flashcore_unauthenticated_total{<servers>}[<window>]))":
@@ -137,9 +151,8 @@ TIME = dashboard(
         Panel("Wait in the queue", "s", _quantiles(PHASE, '<servers>, phase="queue"'),
               "Time that a request waits in the queue for a lane."),
         Panel("Wait heatmap", "s",
-              {f'sum by (le) (increase({PHASE}_bucket{{<servers>, phase="queue"}}[<window>]))':
-               "{{le}}"},
-              "Requests by waiting time.", "heatmap"),
+              {_heat(PHASE, '<servers>, phase="queue"'): "{{le}}"}, "Requests by waiting time.",
+              "heatmap"),
     ], [
         Panel("Requests of a batch", "short",
               {mean("flashcore_batch_requests", "device"): "{{device}} mean",

@@ -138,10 +138,6 @@ RpcMetrics::RpcMetrics(const RpcMethod& method, MetricRegistry* registry)
   if (method.transport != "grpc") return;
   started_ =
       &AddCounter(registry, "grpc_server_started_total", "RPCs started.", GrpcLabels(method));
-  handling_seconds_ = &AddHistogram(
-      registry, "grpc_server_handling_seconds",
-      "Time from the start of an RPC to its end, with any status; for a stream, its lifetime.",
-      LatencyBounds(), GrpcLabels(method));
   for (int code = 0; code < kCodes; ++code) {
     Labels labels = GrpcLabels(method);
     labels["grpc_code"] = kCodeNames[code];

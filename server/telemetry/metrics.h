@@ -38,10 +38,7 @@ class RpcMetrics {
   // Call both once for each RPC of gRPC: when the server accepts it, and when it has ended with any
   // status. `code` is a gRPC status code; an invalid one counts as Unknown.
   void RecordStart() { started_->Increment(); }
-  void RecordEnd(int code, double seconds) {
-    handled_[code >= 0 && code < kCodes ? code : kUnknown]->Increment();
-    handling_seconds_->Observe(seconds);
-  }
+  void RecordEnd(int code) { handled_[code >= 0 && code < kCodes ? code : kUnknown]->Increment(); }
   // Call once for each request, with any status. A unary RPC is one request; a stream has many.
   void RecordRequest(double seconds) { request_duration_seconds_.Observe(seconds); }
 
@@ -57,7 +54,6 @@ class RpcMetrics {
   // Null for other transports than gRPC.
   Counter* started_ = nullptr;
   std::array<Counter*, kCodes> handled_ = {};
-  Histogram* handling_seconds_ = nullptr;
   Histogram& request_duration_seconds_;
 };
 

@@ -47,19 +47,15 @@ absl::Status AdmitLocal(const RpcContext& context, const Identity& caller) {
 }
 
 RpcScope::RpcScope(RpcContext* context, RpcMetrics* rpc)
-    : context_(context),
-      rpc_(rpc),
-      start_(context->clock->Now()),
-      admitted_(!context->draining.load()) {
+    : context_(context), rpc_(rpc), admitted_(!context->draining.load()) {
   if (rpc_->is_grpc()) rpc_->RecordStart();
   if (admitted_) context_->admitted_rpcs.fetch_add(1);
-  context_->last_event.store(start_);
+  context_->last_event.store(context->clock->Now());
 }
 
 RpcScope::~RpcScope() {
-  const TimePoint end = context_->clock->Now();
-  if (rpc_->is_grpc()) rpc_->RecordEnd(static_cast<int>(code_), Seconds(end - start_));
-  context_->last_event.store(end);
+  if (rpc_->is_grpc()) rpc_->RecordEnd(static_cast<int>(code_));
+  context_->last_event.store(context_->clock->Now());
   if (admitted_) context_->admitted_rpcs.fetch_sub(1);
 }
 

@@ -61,7 +61,6 @@ class RpcScope {
  private:
   RpcContext* const context_;
   RpcMetrics* const rpc_;
-  const TimePoint start_;
   const bool admitted_;
   absl::StatusCode code_ = absl::StatusCode::kUnknown;
 };

@@ -115,9 +115,13 @@ class HeldStaging:
     def __init__(self, server):
         self._client = SilentClient(server.port, host="127.0.0.3")
         replies = (self.STAGING - self.REQUEST) // self.REPLY + 1
+        used = 'flashcore_staging_bytes{state="used"}'
+        computed = 'flashcore_request_phase_seconds_count{phase="kernel"}'
+        before = server.metric(computed)
         for _ in range(replies):
             self._client.call(ATTEND, window_request())
-        used = 'flashcore_staging_bytes{state="used"}'
+        # Requests under way may use as much together; once all are computed, inputs are only released.
+        wait_until(lambda: server.metric(computed) == before + replies, "all are computed")
         wait_until(lambda: server.metric(used) == replies * self.REPLY, "replies hold the memory")
 
     def __enter__(self):

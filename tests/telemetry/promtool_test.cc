@@ -33,7 +33,7 @@ TEST(PromtoolStressTest, HasNothingToSay) {
   if (status != 0) GTEST_SKIP() << "promtool is not installed (Debian: package prometheus)";
 
   Metrics metrics(ExampleOptions());
-  metrics.Rpc(kExampleService, "Attend")->RecordEnd(3, 0.1);
+  metrics.Rpc(kExampleService, "Attend")->RecordEnd(3);
   auto server = MetricsServer::Start({"127.0.0.1:0"}, &metrics);
   ASSERT_TRUE(server.ok()) << server.status();
   HttpGet((*server)->port(), "/metrics");  // the second scrape also shows what the first one cost
