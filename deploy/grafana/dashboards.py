@@ -12,12 +12,13 @@ from grafana_json import Panel, Variable, dashboard, mean, quantile
 FOLDER = pathlib.Path(__file__).parent / "dashboards"
 DURATION = "flashcore_request_duration_seconds"
 PHASE = "flashcore_request_phase_seconds"
-OF_RPC = '<servers>, rpc=~"$rpc"'
+OF_RPC = '<servers>, rpc=~"$rpc", transport=~"$transport"'
 GPU = 'Hostname=~"$host", gpu=~"$gpu"'
 
 SERVERS = [Variable("job", "Job", "label_values(flashcore_build_info, job)"),
            Variable("instance", "Server", 'label_values(flashcore_build_info{job=~"$job"}, instance)')]
-RPC = Variable("rpc", "RPC", f"label_values({DURATION}_count, rpc)")
+RPC = [Variable("rpc", "RPC", f"label_values({DURATION}_count, rpc)"),
+       Variable("transport", "Transport", f"label_values({DURATION}_count, transport)")]
 GPUS = [Variable("host", "Host", "label_values(DCGM_FI_DEV_GPU_UTIL, Hostname)"),
         Variable("gpu", "GPU", 'label_values(DCGM_FI_DEV_GPU_UTIL{Hostname=~"$host"}, gpu)')]
 
@@ -40,7 +41,7 @@ def _heat(metric, where):
 
 SERVICE = dashboard(
     "flashcore-service", "FlashCore: Service", "The service as clients see it: requests, errors, latency.",
-    [*SERVERS, RPC],
+    [*SERVERS, *RPC],
     [[
         Panel("Serving", "short", {"sum(flashcore_serving{<servers>})": "serving"},
               "Servers whose gRPC health says SERVING.", "stat"),
@@ -133,25 +134,25 @@ SERVICE = dashboard(
 
 TIME = dashboard(
     "flashcore-time", "FlashCore: Where time goes", "Phases of a request, the queue, the batches.",
-    SERVERS,
+    [*SERVERS, *RPC],
     [[
         Panel("Mean request, by phase", "s",
-              {f"sum by (phase) (rate({PHASE}_sum{{<servers>}}[<window>]))"
+              {f"sum by (phase) (rate({PHASE}_sum{{{OF_RPC}}}[<window>]))"
                " / ignoring (phase) group_left "
-               f'sum(rate({PHASE}_count{{<servers>, phase="receive"}}[<window>]))': "{{phase}}"},
+               f'sum(rate({PHASE}_count{{{OF_RPC}, phase="receive"}}[<window>]))': "{{phase}}"},
               "Mean time of a request in each phase. Phases do not overlap.",
               stacked=True),
-        Panel("p99 of each phase", "s", {quantile(0.99, PHASE, "phase"): "{{phase}}"},
+        Panel("p99 of each phase", "s", {quantile(0.99, PHASE, "phase", OF_RPC): "{{phase}}"},
               "p99 over the requests that reached the phase. The values do not add up."),
     ], [
         Panel("Queue", "short",
               {"sum by (device) (flashcore_queue_depth{<servers>})": "{{device}} waiting",
                "sum by (device) (flashcore_queue_capacity{<servers>})": "{{device}} at most"},
               "Requests waiting for a lane."),
-        Panel("Wait in the queue", "s", _quantiles(PHASE, '<servers>, phase="queue"'),
+        Panel("Wait in the queue", "s", _quantiles(PHASE, OF_RPC + ', phase="queue"'),
               "Time that a request waits in the queue for a lane."),
         Panel("Wait heatmap", "s",
-              {_heat(PHASE, '<servers>, phase="queue"'): "{{le}}"}, "Requests by waiting time.",
+              {_heat(PHASE, OF_RPC + ', phase="queue"'): "{{le}}"}, "Requests by waiting time.",
               "heatmap"),
     ], [
         Panel("Requests of a batch", "short",

@@ -190,7 +190,7 @@ void Engine::BeginLaunch(absl::Span<AttendOperation* const> operations, Launch* 
   }
   int64_t query_rows = 0;
   for (AttendOperation* operation : operations.first(fit)) {
-    metrics_->PhaseSeconds(Phase::kQueue).Observe(Seconds(operation->times.queue));
+    metrics_->PhaseSeconds(Phase::kQueue, operation->rpc).Observe(Seconds(operation->times.queue));
     query_rows += operation->request.query_rows();
   }
   metrics_->batch_requests.Observe(static_cast<double>(fit));
@@ -237,9 +237,12 @@ void Engine::CompleteLaunch(Launch* launch, const absl::Status& status) {
   batcher_.Release(launch->operations);
   for (AttendOperation* operation : launch->operations) {
     if (status.ok()) {
-      metrics_->PhaseSeconds(Phase::kCopyIn).Observe(Seconds(operation->times.copy_in));
-      metrics_->PhaseSeconds(Phase::kKernel).Observe(Seconds(operation->times.kernel));
-      metrics_->PhaseSeconds(Phase::kCopyOut).Observe(Seconds(operation->times.copy_out));
+      metrics_->PhaseSeconds(Phase::kCopyIn, operation->rpc)
+          .Observe(Seconds(operation->times.copy_in));
+      metrics_->PhaseSeconds(Phase::kKernel, operation->rpc)
+          .Observe(Seconds(operation->times.kernel));
+      metrics_->PhaseSeconds(Phase::kCopyOut, operation->rpc)
+          .Observe(Seconds(operation->times.copy_out));
     }
     Complete(operation, status);
   }

@@ -207,6 +207,7 @@ struct AttendOperation {
   AttendRequest request;
   Identity identity;
   TimePoint deadline = kNoDeadline;
+  int rpc = 0;  // that it counts to in the metrics of devices (DeviceMetrics::PhaseSeconds)
   // Called exactly once if Engine::Enqueue returned OK, else never. Runs on a thread of the engine
   // or of Engine::EndAll's caller, which it must not block. With OK, output and LSE are written.
   absl::AnyInvocable<void(absl::Status)> done;

@@ -24,7 +24,8 @@ constexpr char kKvMovedHelp[] = "Resident K/V moved to another segment.";
 
 }  // namespace
 
-DeviceMetrics::DeviceMetrics(const std::string& device, MetricRegistry* registry)
+DeviceMetrics::DeviceMetrics(const std::string& device, MetricRegistry* registry,
+                             const std::vector<Labels>& rpcs)
     : batch_requests(AddHistogram(registry, "flashcore_batch_requests", "Requests per launch.",
                                   PowerOfTwoBounds(kLargestBatchRequests), {{"device", device}})),
       batch_query_rows(
@@ -60,9 +61,13 @@ DeviceMetrics::DeviceMetrics(const std::string& device, MetricRegistry* registry
           AddCounter(registry, kKvMoved, kKvMovedHelp, {{"device", device}, {"to", "hot"}})),
       kv_demoted_bytes(
           AddCounter(registry, kKvMoved, kKvMovedHelp, {{"device", device}, {"to", "cold"}})) {
-  for (size_t phase = 0; phase < kDevicePhases; ++phase) {
-    phase_seconds_[phase] = &AddHistogram(registry, kPhaseMetric, kPhaseHelp, LatencyBounds(),
-                                          {{"device", device}, {"phase", kPhaseNames[phase]}});
+  for (Labels labels : rpcs) {
+    labels["device"] = device;
+    auto& phases = phase_seconds_.emplace_back();
+    for (size_t phase = 0; phase < kDevicePhases; ++phase) {
+      labels["phase"] = kPhaseNames[phase];
+      phases[phase] = &AddHistogram(registry, kPhaseMetric, kPhaseHelp, LatencyBounds(), labels);
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "server/telemetry/metric.h"
 
@@ -23,10 +24,15 @@ inline constexpr char kPhaseHelp[] =
 // Series with the label `device`. Thread-safe.
 class DeviceMetrics {
  public:
-  // `device`: "cpu", "cuda:0". `registry` must outlive this.
-  DeviceMetrics(const std::string& device, MetricRegistry* registry);
+  // `device`: "cpu", "cuda:0". `registry` must outlive this. `rpcs`: the labels of those that
+  // submit operations.
+  DeviceMetrics(const std::string& device, MetricRegistry* registry,
+                const std::vector<Labels>& rpcs = std::vector<Labels>(1));
 
-  Histogram& PhaseSeconds(Phase phase) { return *phase_seconds_[static_cast<size_t>(phase)]; }
+  // Of the operations of rpcs[rpc].
+  Histogram& PhaseSeconds(Phase phase, int rpc = 0) {
+    return *phase_seconds_[rpc][static_cast<size_t>(phase)];
+  }
 
   Histogram& batch_requests;    // requests per launch
   Histogram& batch_query_rows;  // query rows per launch
@@ -48,7 +54,7 @@ class DeviceMetrics {
   Counter& kv_demoted_bytes;   // moved to the cold segment
 
  private:
-  std::array<Histogram*, kDevicePhases> phase_seconds_;
+  std::vector<std::array<Histogram*, kDevicePhases>> phase_seconds_;  // [rpcs]
 };
 
 }  // namespace flashcore::server

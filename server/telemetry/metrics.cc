@@ -45,6 +45,10 @@ constexpr char kReloadFailures[] = "flashcore_credential_reload_failures_total";
 constexpr char kReloadFailuresHelp[] =
     "Changed certificate or token files that could not be used; the ones before stay in use.";
 
+Labels RpcLabels(const RpcMethod& method) {
+  return {{"rpc", method.method}, {"transport", method.transport}};
+}
+
 Labels GrpcLabels(const RpcMethod& method) {
   return {
       {"grpc_type", method.type}, {"grpc_service", method.service}, {"grpc_method", method.method}};
@@ -129,12 +133,23 @@ void AppendFileDescriptors(Families* families) {
 
 }  // namespace
 
-RpcMetrics::RpcMetrics(const RpcMethod& method, MetricRegistry* registry)
+RpcMetrics::RpcMetrics(const RpcMethod& method, int number, MetricRegistry* registry)
     : method_(method),
-      request_duration_seconds_(AddHistogram(
-          registry, "flashcore_request_duration_seconds",
-          "Time from receiving a request to answering it, with any status.", LatencyBounds(),
-          {{"rpc", method.method}, {"transport", method.transport}})) {
+      number_(number),
+      request_duration_seconds_(
+          AddHistogram(registry, "flashcore_request_duration_seconds",
+                       "Time from receiving a request to answering it, with any status.",
+                       LatencyBounds(), RpcLabels(method))) {
+  const auto add_phase = [&](const char* phase) {
+    Labels labels = RpcLabels(method);
+    labels["phase"] = phase;
+    return &AddHistogram(registry, kPhaseMetric, kPhaseHelp, LatencyBounds(), labels);
+  };
+  if (method.attends) {
+    receive_seconds_ = add_phase("receive");
+    staging_wait_seconds_ = add_phase("staging_wait");
+    reply_seconds_ = add_phase("reply");
+  }
   if (method.transport != "grpc") return;
   started_ =
       &AddCounter(registry, "grpc_server_started_total", "RPCs started.", GrpcLabels(method));
@@ -167,14 +182,8 @@ Metrics::Metrics(const Options& options)
                    "epoch; 0 without TLS.")),
       tls_reload_failures(
           AddCounter(&registry_, kReloadFailures, kReloadFailuresHelp, {{"credential", "tls"}})),
-      token_reload_failures(
-          AddCounter(&registry_, kReloadFailures, kReloadFailuresHelp, {{"credential", "tokens"}})),
-      receive_seconds(AddHistogram(&registry_, kPhaseMetric, kPhaseHelp, LatencyBounds(),
-                                   {{"phase", "receive"}})),
-      reply_seconds(AddHistogram(&registry_, kPhaseMetric, kPhaseHelp, LatencyBounds(),
-                                 {{"phase", "reply"}})),
-      staging_wait_seconds(AddHistogram(&registry_, kPhaseMetric, kPhaseHelp, LatencyBounds(),
-                                        {{"phase", "staging_wait"}})) {
+      token_reload_failures(AddCounter(&registry_, kReloadFailures, kReloadFailuresHelp,
+                                       {{"credential", "tokens"}})) {
   rejected_by_code_.fill(&AddRejected(&registry_, "internal"));
   for (const auto& [code, name] : kReasons) {
     rejected_by_code_[static_cast<size_t>(code)] = &AddRejected(&registry_, name);
@@ -203,9 +212,14 @@ Metrics::Metrics(const Options& options)
                     "Connections of the local socket that were not served or were cut off.",
                     {{"reason", kLocalRefusals[i]}});
   }
-  for (const RpcMethod& method : options.methods) rpcs_.emplace_back(method, &registry_);
+  std::vector<Labels> attending;
+  for (const RpcMethod& method : options.methods) {
+    rpcs_.emplace_back(method, static_cast<int>(attending.size()), &registry_);
+    if (method.attends) attending.push_back(RpcLabels(method));
+  }
+  if (attending.empty()) attending.emplace_back();  // operations that no RPC submits
   for (const Device& device : options.devices) {
-    devices_.emplace_back(device.device, &registry_);
+    devices_.emplace_back(device.device, &registry_, attending);
     AddConstants(device);
   }
   AddGauge(&registry_, "flashcore_build_info", "Version of this server; always 1.",

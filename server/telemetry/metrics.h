@@ -25,6 +25,7 @@ struct RpcMethod {
   std::string method;              // "Attend"
   std::string type;                // "unary", "client_stream", "server_stream", "bidi_stream"
   std::string transport = "grpc";  // or "local"
+  bool attends = false;            // its requests are AttendOperations, and have phases
 };
 
 // The metrics of one method over one transport. Thread-safe.
@@ -33,28 +34,47 @@ class RpcMetrics {
   // gRPC's status codes, 0 to 16.
   static constexpr int kCodes = 17;
 
-  RpcMetrics(const RpcMethod& method, MetricRegistry* registry);
+  // `number`: see number().
+  RpcMetrics(const RpcMethod& method, int number, MetricRegistry* registry);
 
   // Call both once for each RPC of gRPC: when the server accepts it, and when it has ended with any
   // status. `code` is a gRPC status code; an invalid one counts as Unknown.
   void RecordStart() { started_->Increment(); }
   void RecordEnd(int code) { handled_[code >= 0 && code < kCodes ? code : kUnknown]->Increment(); }
-  // Call once for each request, with any status. A unary RPC is one request; a stream has many.
-  void RecordRequest(double seconds) { request_duration_seconds_.Observe(seconds); }
+  // Call once for each request, with any status. A unary RPC is one request; a stream has many. In
+  // seconds: from receiving it to answering it, and the part of that in which it was answered.
+  void RecordRequest(double duration, double reply) {
+    request_duration_seconds_.Observe(duration);
+    if (reply_seconds_ != nullptr) reply_seconds_->Observe(reply);
+  }
+  // Call once for each request of a method that attends. `staging_wait` is 0 if it did not wait.
+  void RecordReceive(double receive, double staging_wait) {
+    receive_seconds_->Observe(receive);
+    if (staging_wait > 0) staging_wait_seconds_->Observe(staging_wait);
+  }
 
   const std::string& service() const { return method_.service; }  // "flashcore.v1.AttentionService"
   const std::string& method() const { return method_.method; }    // "Attend"
   const std::string& transport() const { return method_.transport; }
   bool is_grpc() const { return started_ != nullptr; }
+  // Among the methods that attend: for DeviceMetrics::PhaseSeconds.
+  int number() const { return number_; }
+  // Of a method that attends.
+  const Histogram& staging_wait_seconds() const { return *staging_wait_seconds_; }
 
  private:
   static constexpr int kUnknown = 2;
 
   const RpcMethod method_;
+  const int number_;
   // Null for other transports than gRPC.
   Counter* started_ = nullptr;
   std::array<Counter*, kCodes> handled_ = {};
   Histogram& request_duration_seconds_;
+  // The phases outside any device; null if the method does not attend.
+  Histogram* receive_seconds_ = nullptr;
+  Histogram* staging_wait_seconds_ = nullptr;  // only of requests that waited
+  Histogram* reply_seconds_ = nullptr;
 };
 
 // Why a call got UNAUTHENTICATED.
@@ -153,9 +173,6 @@ class Metrics : public prometheus::Collectable {
   Gauge& tls_certificate_expiry_timestamp_seconds;  // since the epoch; 0: no TLS
   Counter& tls_reload_failures;                     // changed files that could not be used
   Counter& token_reload_failures;
-  Histogram& receive_seconds;  // phases of a request outside any device
-  Histogram& reply_seconds;
-  Histogram& staging_wait_seconds;  // only of requests that waited
 
  private:
   void AddConstants(const Device& device);

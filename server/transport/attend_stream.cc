@@ -106,7 +106,7 @@ void AttendStreamReactor::EndAnswer(bool sent) {
   Request& request = *answers_.front();
   const CutOff cut_off = request.unsent.Sent();
   if (!sent) request.scope.Lost(cut_off);
-  request.scope.Record(request.operation.request.request_id);
+  request.scope.Record(identity_.name, request.operation.request.request_id);
   answers_.pop_front();
 }
 

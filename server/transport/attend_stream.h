@@ -38,7 +38,7 @@ class AttendStreamReactor final
   struct Request {
     Request(Fleet* fleet, RpcContext* context, RpcMetrics* rpc, grpc::ByteBuffer* message,
             grpc::ServerContextBase* call)
-        : receiver(fleet, context->metrics, message, &operation),
+        : receiver(fleet, rpc, message, &operation),
           scope(context, rpc),
           unsent(&context->unsent, call) {}
     AttendOperation operation;

@@ -19,7 +19,7 @@ class AttendReactor final : public UnaryReactor {
         context_(context),
         request_(request),
         response_(response),
-        receiver_(fleet, context->metrics, request, &operation_) {}
+        receiver_(fleet, rpc, request, &operation_) {}
 
   void Start(const SharedMemory* memory, const grpc::CallbackServerContext& context) {
     operation_.deadline = ToDeadline(context.deadline(), fleet_->clock());
@@ -61,7 +61,13 @@ class AttendReactor final : public UnaryReactor {
 }  // namespace
 
 std::vector<RpcMethod> AttentionService::Methods() {
-  return MethodsOf(*v1::AttendRequest::descriptor()->file()->FindServiceByName("AttentionService"));
+  std::vector<RpcMethod> methods =
+      MethodsOf(*v1::AttendRequest::descriptor()->file()->FindServiceByName("AttentionService"));
+  for (RpcMethod& method : methods) {
+    method.attends = method.method == "Attend" || method.method == "AttendStream" ||
+                     method.method == "LoadSequence";
+  }
+  return methods;
 }
 
 AttentionService::AttentionService(AttentionMethods* methods)

@@ -89,7 +89,7 @@ void EchoStreamReactor::OnReadDone(bool ok) {
     answer->unsent.Ready(identity_.name, kAnswerBytes);  // the payload is shared by all replies
     answers_.push_back(std::move(answer));
   } else {
-    answer->scope.Record("");
+    answer->scope.Record(identity_.name, "");
     if (!end_.has_value()) end_ = reply.status();
   }
   Advance();
@@ -113,7 +113,7 @@ void EchoStreamReactor::EndAnswer(bool sent) {
   Answer& answer = *answers_.front();
   const CutOff cut_off = answer.unsent.Sent();
   if (!sent) answer.scope.Lost(cut_off);
-  answer.scope.Record("");
+  answer.scope.Record(identity_.name, "");
   answers_.pop_front();
 }
 

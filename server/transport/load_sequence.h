@@ -31,10 +31,10 @@ class LoadSequenceReactor final : public StreamReactor<grpc::ServerReadReactor<g
  private:
   struct Chunk {
     Chunk(Fleet* fleet, RpcContext* context, RpcMetrics* rpc, grpc::ByteBuffer* message)
-        : receiver(fleet, context->metrics, message, &operation), scope(context, rpc) {}
+        : receiver(fleet, rpc, message, &operation), scope(context, rpc) {}
     void End(const absl::Status& status) {
       scope.Replying(status);
-      scope.Record("");
+      scope.Record(operation.identity.name, "");
     }
     AttendOperation operation;
     TensorReceiver receiver;

@@ -85,13 +85,12 @@ void RequestScope::Lost(CutOff why) {
   }
 }
 
-void RequestScope::Record(absl::string_view request_id) {
+void RequestScope::Record(absl::string_view client, absl::string_view request_id) {
   Metrics& metrics = *context_->metrics;
   const TimePoint end = context_->clock->Now();
   const double seconds = Seconds(end - start_);
   const auto duration_us = static_cast<int64_t>(seconds * 1e6);
-  rpc_->RecordRequest(seconds);
-  metrics.reply_seconds.Observe(Seconds(end - replying_));
+  rpc_->RecordRequest(seconds, Seconds(end - replying_));
   metrics.inflight_requests.Decrement();
   if (status_.ok()) {
     if (DefaultLogger().Enabled(LogLevel::kDebug)) {
@@ -112,6 +111,7 @@ void RequestScope::Record(absl::string_view request_id) {
   if (const auto pass = limiter.Admit()) {
     LogWarning("request failed", {{"method", rpc_->method()},
                                   {"transport", rpc_->transport()},
+                                  {"client", client},
                                   {"request_id", request_id},
                                   {"code", absl::StatusCodeToString(status_.code())},
                                   {"error", status_.message()},
@@ -123,6 +123,7 @@ void RequestScope::Record(absl::string_view request_id) {
 void UnaryReactor::End(const absl::Status& status, absl::string_view client, size_t reply_bytes) {
   rpc_.set_status(status.code());
   request_.Replying(status);
+  if (!status.ok()) client_ = std::string(client);
   reply_.Ready(client, kRpcBytes + reply_bytes);
   Finish(ToGrpcStatus(status));
 }
@@ -138,7 +139,7 @@ void UnaryReactor::OnDone() {
     rpc_.Cancelled();
     request_.Lost(cut_off);
   }
-  request_.Record(request_id());
+  request_.Record(client_, request_id());
   delete this;
 }
 

@@ -77,8 +77,9 @@ class RequestScope {
   void Replying(absl::Status status);
   // The answer did not reach the client.
   void Lost(CutOff why);
-  // The answer has been handed to gRPC, or never will be. Call exactly once.
-  void Record(absl::string_view request_id);
+  // The answer has been handed to gRPC, or never will be. Call exactly once. `client`: the caller's
+  // name; empty if it is not known.
+  void Record(absl::string_view client, absl::string_view request_id);
 
  private:
   RpcContext* const context_;
@@ -108,6 +109,7 @@ class UnaryReactor : public grpc_compat::InlineServerUnaryReactor {
   RpcScope rpc_;
   RequestScope request_;
   UnsentReply reply_;
+  std::string client_;  // of a failed RPC
   std::atomic<bool> cancelled_{false};
 };
 

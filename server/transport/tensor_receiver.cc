@@ -45,10 +45,7 @@ void TensorReceiver::Finish(const absl::Status& status) {
   if (message_ != nullptr) ReleaseMessage(message_);
   PhaseTimes& times = operation_->times;
   times.receive = fleet_->clock().Now() - start_ - times.staging_wait;
-  metrics_->receive_seconds.Observe(Seconds(times.receive));
-  if (times.staging_wait > Nanoseconds(0)) {
-    metrics_->staging_wait_seconds.Observe(Seconds(times.staging_wait));
-  }
+  rpc_->RecordReceive(Seconds(times.receive), Seconds(times.staging_wait));
   const auto done = std::move(done_);  // may destroy this
   done(status);
 }

@@ -15,28 +15,18 @@
 namespace flashcore::server {
 
 // Receives one message. While its operation waits for staging memory, the message stays in the
-// network's slices. Fleet, metrics, message and operation outlive it; it outlives the call of
-// `done`.
+// network's slices. Fleet, metrics of the RPC, message and operation outlive it; it outlives the
+// call of `done`.
 class TensorReceiver {
  public:
   // Receiving begins now.
-  TensorReceiver(Fleet* fleet, Metrics* metrics, grpc::ByteBuffer* message,
+  TensorReceiver(Fleet* fleet, RpcMetrics* rpc, grpc::ByteBuffer* message,
                  AttendOperation* operation)
-      : fleet_(fleet),
-        metrics_(metrics),
-        message_(message),
-        view_(*message),
-        operation_(operation),
-        start_(fleet->clock().Now()) {}
+      : TensorReceiver(fleet, rpc, message, wire::MessageView(*message), operation) {}
   // `message`, in one piece, outlives it too.
-  TensorReceiver(Fleet* fleet, Metrics* metrics, absl::string_view message,
+  TensorReceiver(Fleet* fleet, RpcMetrics* rpc, absl::string_view message,
                  AttendOperation* operation)
-      : fleet_(fleet),
-        metrics_(metrics),
-        message_(nullptr),
-        view_(message),
-        operation_(operation),
-        start_(fleet->clock().Now()) {}
+      : TensorReceiver(fleet, rpc, nullptr, wire::MessageView(message), operation) {}
 
   TensorFields tensors;  // the places of the tensors in the message
 
@@ -48,10 +38,21 @@ class TensorReceiver {
   void Receive(const absl::Status& parsed, std::function<void(const absl::Status&)> done);
 
  private:
+  TensorReceiver(Fleet* fleet, RpcMetrics* rpc, grpc::ByteBuffer* message,
+                 const wire::MessageView& view, AttendOperation* operation)
+      : fleet_(fleet),
+        rpc_(rpc),
+        message_(message),
+        view_(view),
+        operation_(operation),
+        start_(fleet->clock().Now()) {
+    operation->rpc = rpc->number();
+  }
+
   void Finish(const absl::Status& status);
 
   Fleet* const fleet_;
-  Metrics* const metrics_;
+  RpcMetrics* const rpc_;            // of the RPC that the message belongs to
   grpc::ByteBuffer* const message_;  // null: in one piece
   const wire::MessageView view_;
   AttendOperation* const operation_;

@@ -192,14 +192,16 @@ class Server:
             return error.code
 
     def metric(self, series):
-        """The value of one series, with its labels in any order. Without the labels `device` and
-        `transport`: the sum over them."""
+        """The value of one series, with its labels in any order. Without some of the labels
+        `device`, `rpc` and `transport`: the sum over them."""
         wanted_name, wanted_labels = parse_series(series)
         values = []
         for line in self.metrics_text().splitlines():
             name, labels = parse_series(line.rpartition(" ")[0])
-            summed = {label for label in labels if not label.startswith(("device=", "transport="))}
-            if name == wanted_name and wanted_labels in (labels, summed):
+            summed = labels - wanted_labels
+            if (name == wanted_name and wanted_labels <= labels
+                    and all(label.startswith(("device=", "rpc=", "transport="))
+                            for label in summed)):
                 values.append(float(line.rpartition(" ")[2]))
         if not values:
             raise KeyError(series)

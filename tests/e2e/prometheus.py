@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import subprocess
 import tempfile
 import threading
@@ -80,9 +81,7 @@ class Prometheus:
 
 def fill_in(promql):
     """A query as Grafana sends it: all values of every variable, and a rate interval for `Prometheus`."""
-    for variable in ("job", "instance", "rpc", "host", "gpu"):
-        promql = promql.replace(f'"${variable}"', '".*"')
-    return promql.replace("$__rate_interval", "10s")
+    return re.sub(r'"\$[a-z]+"', '".*"', promql).replace("$__rate_interval", "10s")
 
 
 # Flags of the `flashcore bench` runs that make the load together.

@@ -13,9 +13,10 @@ inline Metrics::Options ExampleOptions() {
   options.version = "1.2.3";
   options.devices = {{"cpu", "Some \"CPU\"", "AVX2"},
                      {"cuda:0", "NVIDIA L4", "sm_89", 4194304, 5242880}};
-  options.methods = {{kExampleService, "Attend", "unary"},
-                     {kExampleService, "AttendStream", "bidi_stream"},
-                     {kExampleService, "LoadSequence", "client_stream"}};
+  options.methods = {{kExampleService, "Attend", "unary", "grpc", true},
+                     {kExampleService, "AttendStream", "bidi_stream", "grpc", true},
+                     {kExampleService, "LoadSequence", "client_stream", "grpc", true},
+                     {kExampleService, "Delete", "unary"}};
   return options;
 }
 

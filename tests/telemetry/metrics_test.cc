@@ -73,14 +73,17 @@ TEST_F(MetricsTest, AllSeriesAreThereAtZeroFromTheStart) {
     expect_zero(name + "_sum" + braces);
     expect_zero(name + "_bucket{" + labels + (labels.empty() ? "" : ",") + "le=\"+Inf\"}");
   };
-  for (const char* phase : {"receive", "reply", "staging_wait"}) {
-    expect_empty_histogram("flashcore_request_phase_seconds",
-                           absl::StrCat("phase=\"", phase, "\""));
-  }
-  for (const char* rpc : {"Attend", "AttendStream", "LoadSequence"}) {
+  const std::vector<std::string> attending = {"Attend", "AttendStream", "LoadSequence"};
+  for (const std::string& rpc : attending) {
+    for (const char* phase : {"receive", "reply", "staging_wait"}) {
+      expect_empty_histogram(
+          "flashcore_request_phase_seconds",
+          absl::StrCat("phase=\"", phase, "\",rpc=\"", rpc, "\",transport=\"grpc\""));
+    }
     expect_empty_histogram("flashcore_request_duration_seconds",
                            absl::StrCat("rpc=\"", rpc, "\",transport=\"grpc\""));
   }
+  expect_empty_histogram("flashcore_request_duration_seconds", "rpc=\"Delete\",transport=\"grpc\"");
   expect_zero("flashcore_inflight_requests");
   expect_zero("flashcore_serving");
   expect_zero("flashcore_log_records_dropped_total");
@@ -89,9 +92,12 @@ TEST_F(MetricsTest, AllSeriesAreThereAtZeroFromTheStart) {
     const auto of_device = [&](const std::string& series, const std::string& labels) {
       return absl::StrCat(series, "{", device, labels.empty() ? "" : ",", labels, "}");
     };
-    for (const char* phase : {"queue", "copy_in", "kernel", "copy_out"}) {
-      expect_empty_histogram("flashcore_request_phase_seconds",
-                             absl::StrCat(device, ",phase=\"", phase, "\""));
+    for (const std::string& rpc : attending) {
+      for (const char* phase : {"queue", "copy_in", "kernel", "copy_out"}) {
+        expect_empty_histogram(
+            "flashcore_request_phase_seconds",
+            absl::StrCat(device, ",phase=\"", phase, "\",rpc=\"", rpc, "\",transport=\"grpc\""));
+      }
     }
     expect_empty_histogram("flashcore_batch_requests", device);
     expect_empty_histogram("flashcore_batch_query_rows", device);
@@ -172,8 +178,9 @@ TEST_F(MetricsTest, LatencyBoundsRead) {
   const std::string text = Scrape();
   for (const char* bound : {"1e-06", "2.2e-05", "0.0005", "0.22", "10", "+Inf"}) {
     EXPECT_THAT(text, HasSubstr(absl::StrCat(
-                          "flashcore_request_phase_seconds_bucket{phase=\"receive\",le=\"", bound,
-                          "\"} 0\n")));
+                          "flashcore_request_phase_seconds_bucket{phase=\"receive\",rpc=\"Attend\","
+                          "transport=\"grpc\",le=\"",
+                          bound, "\"} 0\n")));
   }
 }
 
@@ -182,7 +189,7 @@ TEST_F(MetricsTest, RpcRecordsSuccessAndFailure) {
   ASSERT_NE(rpc, nullptr);
   for (const int code : {0, 0, 3, 16, 17, -1}) {
     rpc->RecordStart();
-    rpc->RecordRequest(0.25);
+    rpc->RecordRequest(0.25, 0);
     rpc->RecordEnd(code);
   }
   std::map<std::string, double> values = ScrapeValues();
@@ -220,19 +227,28 @@ TEST_F(MetricsTest, RejectionsCountByReason) {
 
 TEST_F(MetricsTest, GaugesAndPhases) {
   metrics_.inflight_requests.Increment(5);
-  metrics_.reply_seconds.Observe(2);
   metrics_.device(0).queue_depth.Increment(3);
   metrics_.device(1).queue_depth.Increment(4);
   metrics_.device(1).staging_free_bytes.Set(4096);
-  metrics_.device(1).PhaseSeconds(Phase::kKernel).Observe(3);
+  RpcMetrics* const stream = metrics_.Rpc(kExampleService, "AttendStream");
+  stream->RecordRequest(5, 2);
+  stream->RecordReceive(1, 0);
+  metrics_.Rpc(kExampleService, "Delete")->RecordRequest(5, 2);  // has no phases
+  metrics_.device(1).PhaseSeconds(Phase::kKernel, stream->number()).Observe(3);
   std::map<std::string, double> values = ScrapeValues();
   EXPECT_EQ(values["flashcore_inflight_requests"], 5);
-  EXPECT_EQ(values["flashcore_request_phase_seconds_sum{phase=\"reply\"}"], 2);
+  const auto phase = [&](const std::string& name) {
+    return values[absl::StrCat("flashcore_request_phase_seconds_", name,
+                               "\",rpc=\"AttendStream\",transport=\"grpc\"}")];
+  };
+  EXPECT_EQ(phase("sum{phase=\"reply"), 2);
+  EXPECT_EQ(phase("sum{phase=\"receive"), 1);
+  EXPECT_EQ(phase("count{phase=\"staging_wait"), 0);
+  EXPECT_EQ(phase("sum{device=\"cuda:0\",phase=\"kernel"), 3);
   EXPECT_EQ(values["flashcore_queue_depth{device=\"cpu\"}"], 3);
   EXPECT_EQ(values["flashcore_queue_depth{device=\"cuda:0\"}"], 4);
   EXPECT_EQ(values["flashcore_staging_bytes{device=\"cpu\",state=\"free\"}"], 0);
   EXPECT_EQ(values["flashcore_staging_bytes{device=\"cuda:0\",state=\"free\"}"], 4096);
-  EXPECT_EQ(values["flashcore_request_phase_seconds_sum{device=\"cuda:0\",phase=\"kernel\"}"], 3);
 }
 
 TEST_F(MetricsTest, ProcessMetricsAreSane) {

@@ -121,7 +121,8 @@ class BytePathTest : public ::testing::Test {
     return EncodeReply(operation);
   }
   void Receive(AttendOperation* operation, grpc::ByteBuffer* message) {
-    TensorReceiver receiver(fleet_.get(), metrics_.get(), message, operation);
+    RpcMetrics* const rpc = metrics_->Rpc(v1::AttentionService::service_full_name(), "Attend");
+    TensorReceiver receiver(fleet_.get(), rpc, message, operation);
     bool well_formed = false;
     receiver.Receive(ParseAttend(*message, nullptr, operation, &receiver.tensors, &well_formed),
                      [](const absl::Status& status) { ASSERT_EQ(status, absl::OkStatus()); });

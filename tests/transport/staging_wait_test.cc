@@ -138,7 +138,8 @@ TEST_F(StagingWaitTest, ADeadlineEndsTheWait) {
   Start(kLong);
   FillMemory();
   const auto waits = [&] {
-    return metrics_->staging_wait_seconds.Collect().histogram.sample_count;
+    const RpcMetrics& rpc = *metrics_->Rpc(v1::AttentionService::service_full_name(), "Attend");
+    return rpc.staging_wait_seconds().Collect().histogram.sample_count;
   };
   // Longer and longer deadlines, until the request is in line before its deadline.
   for (std::chrono::milliseconds timeout(100); waits() == 0; timeout *= 2) {

@@ -31,7 +31,7 @@ class TensorReceiverTest : public ::testing::Test {
   // A message on its way to staging memory.
   struct Reception {
     explicit Reception(TensorReceiverTest* test)
-        : message(Message()), receiver(test->fleet_.get(), &test->metrics_, &message, &operation) {}
+        : message(Message()), receiver(test->fleet_.get(), test->rpc_, &message, &operation) {}
 
     static grpc::ByteBuffer Message() {
       const grpc::Slice slice(testing::StepRequest({""}).SerializeAsString());
@@ -55,7 +55,8 @@ class TensorReceiverTest : public ::testing::Test {
 
   testing::FakeDeviceControl device_;
   SteadyClock clock_;
-  Metrics metrics_{testing::FakeMetricsOptions()};
+  Metrics metrics_{testing::FakeMetricsOptions({{"Service", "Attend", "unary", "grpc", true}})};
+  RpcMetrics* const rpc_ = metrics_.Rpc("Service", "Attend");
   std::unique_ptr<Fleet> fleet_;
 };
 

@@ -17,7 +17,7 @@ constexpr size_t kFrameOverhead = 64;
 struct CallRequest {
   CallRequest(const CallSetup& setup, RpcMetrics* rpc, std::string its_message)
       : message(std::move(its_message)),
-        receiver(setup.context->methods->fleet(), &setup.context->metrics(), message, &operation),
+        receiver(setup.context->methods->fleet(), rpc, message, &operation),
         scope(setup.context->methods->context(), rpc) {
     operation.identity = setup.identity;
     operation.deadline = setup.deadline;
@@ -25,7 +25,7 @@ struct CallRequest {
   wire::MessageView view() const { return wire::MessageView(message); }
   void End(const absl::Status& status) {
     scope.Replying(status);
-    scope.Record(operation.request.request_id);
+    scope.Record(operation.identity.name, operation.request.request_id);
   }
 
   std::string message;
@@ -201,7 +201,7 @@ void UnaryCalls::Add(const char* name,
     if (status.ok()) response.SerializeToString(out);
     rpc_scope.set_status(status.code());
     scope.Replying(status);
-    scope.Record("");
+    scope.Record(caller.name, "");
     return status;
   };
 }

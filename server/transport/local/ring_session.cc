@@ -26,7 +26,7 @@ struct RingSession::Request {
       : session(std::move(its_session)),
         header(its_header),
         message(std::move(its_message)),
-        receiver(context->methods->fleet(), &context->metrics(), message, &operation),
+        receiver(context->methods->fleet(), context->attend, message, &operation),
         rpc(context->methods->context(), context->attend),
         scope(context->methods->context(), context->attend) {}
 
@@ -149,7 +149,7 @@ void RingSession::Complete(Request* request, const absl::Status& status) {
   request->rpc.set_status(status.code());
   request->scope.Replying(status);
   ring_->Answer(request->header.tag, request->message);
-  request->scope.Record(operation.request.request_id);
+  request->scope.Record(operation.identity.name, operation.request.request_id);
   Delete(request);
 }
 
