@@ -28,6 +28,7 @@ namespace client {
 class Connection;
 }
 
+// A field that an initialiser leaves out has its default, without a warning (-Wextra).
 struct SequenceOptions {
   uint32_t num_layers = 1;
   uint32_t num_kv_heads = 0;
@@ -36,18 +37,18 @@ struct SequenceOptions {
   bool pin = false;  // ask for a place in the pinned part of the L2 cache
   // DeviceInfo.id of its device; empty: the server chooses. Sequences of one request must be on the
   // same device. Sequence::options() has the actual one.
-  std::string device_id;
+  std::string device_id = {};
   // CallOptions::affinity of every operation on it and on its forks; empty: a random one. Sequences
   // of one request need the same affinity, so that they are on one server.
-  std::string affinity;
+  std::string affinity = {};
   // Who may read and fork it besides this client, if they know its id: every client, or the members
   // of a group of this client. Only this client changes it.
   bool shared = false;
-  std::string group;
+  std::string group = {};
   // The server deletes it when nobody has used it for so long, so that the sequences of a killed
   // client do not stay. At least a second and at most limits.sequence_idle_timeout_seconds; 0: that
   // limit.
-  absl::Duration idle_timeout;
+  absl::Duration idle_timeout = {};
 };
 
 // Of a fork. Nothing is inherited from the parent.
@@ -56,8 +57,8 @@ struct ForkOptions {
   // As in SequenceOptions.
   bool pin = false;
   bool shared = false;
-  std::string group;
-  absl::Duration idle_timeout;
+  std::string group = {};
+  absl::Duration idle_timeout = {};
 };
 
 // A handle: the id of a sequence, its shape and its connection. Cheap to copy; copies refer to the
