@@ -237,12 +237,13 @@ void Engine::CompleteLaunch(Launch* launch, const absl::Status& status) {
   batcher_.Release(launch->operations);
   for (AttendOperation* operation : launch->operations) {
     if (status.ok()) {
-      metrics_->PhaseSeconds(Phase::kCopyIn, operation->rpc)
-          .Observe(Seconds(operation->times.copy_in));
-      metrics_->PhaseSeconds(Phase::kKernel, operation->rpc)
-          .Observe(Seconds(operation->times.kernel));
-      metrics_->PhaseSeconds(Phase::kCopyOut, operation->rpc)
-          .Observe(Seconds(operation->times.copy_out));
+      const PhaseTimes& times = operation->times;
+      const auto observe = [&](Phase phase, Nanoseconds time) {
+        metrics_->PhaseSeconds(phase, operation->rpc).Observe(Seconds(time));
+      };
+      observe(Phase::kCopyIn, times.copy_in);
+      observe(Phase::kKernel, times.kernel);
+      observe(Phase::kCopyOut, times.copy_out);
     }
     Complete(operation, status);
   }

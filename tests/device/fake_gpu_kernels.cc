@@ -99,7 +99,7 @@ int LaunchAttentionSm80(const KernelSpec& spec, const AttentionBatch& batch, con
   EXPECT_EQ(spec.arch, Arch::kSm89);
   EXPECT_NE(ctx.branches, nullptr);
   ++fake_gpu::launches[static_cast<size_t>(spec.accumulate)];
-  for (const WorkItem& item : plan.items) fake_gpu::cascade_items += item.num_cascade_spans > 0;
+  for (const WorkItem& item : plan.items) fake_gpu::cascade_items += item.IsCascade();
   // The work list has a copy of each page table.
   const auto tables = std::make_shared<std::vector<std::vector<int32_t>>>();
   std::vector<Span> spans(batch.spans, batch.spans + batch.num_spans);

@@ -74,7 +74,7 @@ class PlanProbe final : public Device {
         if (spans[tile.span].kv.pages != nullptr) ++counts_.split_tiles;
       }
       for (const kernels::WorkItem& item : plan.items) {
-        counts_.cascade_items += item.num_cascade_spans > 0;
+        counts_.cascade_items += item.IsCascade();
         counts_.cascades_of_3 += item.num_cascade_spans >= 3;
       }
       return;

@@ -121,7 +121,7 @@ Plan Share(const AttentionBatch& batch, PlanOptions options = kSharing, int32_t 
   Plan plan, alone;
   MakePlan(batch, options, workers, &plan);
   for (const WorkItem& item : plan.items) {
-    if (item.num_cascade_spans > 0) CheckCascadeItem(batch, options, plan, item);
+    if (item.IsCascade()) CheckCascadeItem(batch, options, plan, item);
   }
   options.cascade_rows = 0;
   MakePlan(batch, options, workers, &alone);
@@ -144,7 +144,7 @@ using Spans = std::vector<std::vector<int32_t>>;
 std::map<int32_t, Spans> Groups(const Plan& plan) {
   std::map<int32_t, Spans> groups;
   for (const WorkItem& item : plan.items) {
-    if (item.num_cascade_spans == 0 || item.kv_head != 0) continue;
+    if (!item.IsCascade() || item.kv_head != 0) continue;
     std::vector<int32_t>& spans = groups[item.kv_begin / item.split_rows].emplace_back();
     for (int m = 0; m < item.num_cascade_spans; ++m) {
       spans.push_back(plan.cascade_spans[item.first_cascade_span + m].span);
@@ -199,7 +199,7 @@ TEST(PlanCascade, SpansOfEqualSplitsShare) {
   const Plan plan = Share(batch, SharingOnCuda(), 132);
   std::map<int32_t, int32_t> items;  // of each length of splits
   for (const WorkItem& item : plan.items) {
-    if (item.num_cascade_spans == 0) continue;
+    if (!item.IsCascade()) continue;
     EXPECT_EQ(item.num_cascade_spans, 2);
     ++items[item.split_rows];
   }
