@@ -41,23 +41,27 @@ KvRange KvOfTile(const Span& span, int32_t group, int32_t row_begin, int32_t row
   return kv;
 }
 
-// A tile of a span. Its splits have split_rows K/V rows, its items item_splits splits.
+// A tile of a span. Its splits have split_rows K/V rows, its items are splits or runs of
+// run_splits.
 struct Tile {
   int32_t span = 0;
   int32_t tile_rows = 0;  // as in WorkItem
   int32_t split_rows = 0;
   int32_t row_begin = 0;
   int32_t row_count = 0;
-  int32_t item_splits = 1;
+  int32_t run_splits = 1;
+  bool has_runs = false;
 };
 
 // Plans a tile for the KV heads of its span, as far as they are in its slices.
 void PlanTile(const AttentionBatch& batch, const PlanOptions& options, const Tile& tile,
               Plan* plan) {
-  const auto& [span_index, tile_rows, split_rows, row_begin, row_count, item_splits] = tile;
+  const auto& [span_index, tile_rows, split_rows, row_begin, row_count, run_splits, has_runs] =
+      tile;
   const Span& span = batch.spans[span_index];
   const KvRange kv = KvOfTile(span, batch.geometry.group(), row_begin, row_count);
   const int32_t splits = DivideUp(kv.end - kv.begin, split_rows);
+  const int32_t item_splits = has_runs ? run_splits : 1;
   const int32_t parts = std::max(1, DivideUp(splits, item_splits));
 
   // Written in place: a copy of what was just written in parts waits for it.
@@ -73,7 +77,7 @@ void PlanTile(const AttentionBatch& batch, const PlanOptions& options, const Til
       combine.row_count = row_count;
       combine.first_partial_row = partial_row;
       combine.num_parts = parts;
-      combine.part_splits = item_splits;
+      combine.run_parts = run_splits / item_splits;
       combine.tile_rows = tile_rows;
     }
     if (splits > 1) plan->partial_rows += parts * row_count;
@@ -172,8 +176,11 @@ int32_t TileRows(const AttentionBatch& batch, const PlanOptions& options, int32_
   return best;
 }
 
+bool IsSmall(int32_t span_rows) { return span_rows <= kSmallSpanRows; }
+
 // Whether a span of so many packed rows, if it is split, may have runs.
 bool MayHaveRuns(const PlanOptions& options, int32_t span_rows) {
+  if (IsSmall(span_rows)) return options.has_small_runs;
   return options.has_runs && span_rows > options.tile_rows / 2;
 }
 
@@ -183,31 +190,31 @@ bool MayHalve(const Span& span, const PlanOptions& options, bool split) {
   return options.halves_tiles && (!split || span.mask.left == Mask::kUnbounded);
 }
 
-// Which tiles have runs: those of the first spans, up to a share of the work that keeps all workers
-// busy to the end.
+// Which tiles of small spans, or of all others, have runs: those of the first spans, up to a share
+// of the work that keeps all workers busy to the end. Small spans wait for memory, and have the
+// workers beside the others.
 class RunBudget {
  public:
   RunBudget(const AttentionBatch& batch, const PlanOptions& options, int32_t workers,
-            const std::vector<int32_t>& split_rows)
-      : options_(options), heads_(batch.geometry.num_kv_heads), group_(batch.geometry.group()) {
-    bool any = false;
-    for (int32_t s = 0; s < batch.num_spans; ++s) {
-      any |= MayHaveRuns(batch.spans[s].query_rows * group_, split_rows[s]);
-    }
-    if (!any) return;
-    int64_t all = 0, unsplit = 0, longest = 0;
+            const Plan::Scratch& spans, bool small)
+      : options_(options),
+        spans_(spans),
+        heads_(batch.geometry.num_kv_heads),
+        group_(batch.geometry.group()),
+        small_(small) {
+    int64_t all = 0, without = 0, longest = 0;
     for (int32_t s = 0; s < batch.num_spans; ++s) {
       const int32_t rows = batch.spans[s].query_rows * group_;
-      if (rows == 0) continue;
+      if (rows == 0 || (small && !IsSmall(rows))) continue;
       const KvRange kv = KvOfTile(batch.spans[s], group_, 0, rows);
       const int64_t work = heads_ * Work(rows, kv.end - kv.begin);
       all += work;
-      if (MayHaveRuns(rows, split_rows[s])) {
-        const int64_t run_rows = int64_t{split_rows[s]} * kRunSplits;
+      if (MayHaveRuns(s, rows)) {
+        const int64_t run_rows = int64_t{spans.split_rows[s]} * RunSplits(rows);
         longest = std::max(longest, Work(std::min(rows, options.tile_rows),
                                          std::min<int64_t>(run_rows, kv.end - kv.begin)));
       } else {
-        unsplit += work;
+        without += work;
       }
     }
     if (longest == 0) return;
@@ -216,7 +223,7 @@ class RunBudget {
     const int64_t round = longest * Places(options, workers);
     const int64_t rounds = all / round;
     const bool last_is_full = (all - rounds * round) * 8 >= round * (7 - rounds);
-    left_ = (last_is_full ? all : rounds * round) - unsplit;
+    left_ = (last_is_full ? all : rounds * round) - without;
   }
 
   // Whether there are runs at all.
@@ -224,23 +231,26 @@ class RunBudget {
 
   // Whether the span's tile has runs. Takes its work from what is left.
   bool Take(const Span& span, const Tile& tile) {
-    if (left_ <= 0 || !MayHaveRuns(span.query_rows * group_, tile.split_rows)) return false;
+    if (left_ <= 0 || !MayHaveRuns(tile.span, span.query_rows * group_)) return false;
     const KvRange kv = KvOfTile(span, group_, tile.row_begin, tile.row_count);
     left_ -= heads_ * Work(tile.row_count, kv.end - kv.begin);
     return left_ >= 0;
   }
 
  private:
-  bool MayHaveRuns(int32_t span_rows, int32_t split_rows) const {
-    return split_rows != kUnsplit && kernels::MayHaveRuns(options_, span_rows);
+  bool MayHaveRuns(int32_t span, int32_t span_rows) const {
+    return IsSmall(span_rows) == small_ && spans_.split_rows[span] != kUnsplit &&
+           !spans_.shares[span] && kernels::MayHaveRuns(options_, span_rows);
   }
 
   // In packed rows * K/V rows. A tile of fewer rows takes as long as one of 16.
   static int64_t Work(int32_t rows, int64_t kv_rows) { return std::max(rows, 16) * kv_rows; }
 
   const PlanOptions& options_;
+  const Plan::Scratch& spans_;
   const int64_t heads_;
   const int32_t group_;
+  const bool small_;
   int64_t left_ = 0;
 };
 
@@ -289,9 +299,11 @@ void SortItems(Plan* plan) {
 }
 
 // A span whose leading splits other spans could share: these splits are whole, paged, and visible
-// to every packed row. The item of KV head h and split s is first_item + h * splits + s.
+// to every packed row. Without runs, the item of KV head h and split s is first_item + h * splits +
+// s.
 struct CascadeCandidate {
   const Span* span = nullptr;
+  int32_t index = 0;       // of the span
   int32_t first_page = 0;  // span->kv.pages[0], copied here for sorting
   int32_t split_rows = 0;
   int32_t num_pages = 0;  // of the splits that could be shared
@@ -306,29 +318,27 @@ struct CascadeCandidate {
 };
 using Candidates = std::vector<CascadeCandidate>;
 
-// Appends the span whose items, not yet sorted, begin at plan.items[first_item], if it is a
-// candidate. A span that is cut is none.
-void AddCascadeCandidate(const AttentionBatch& batch, const PlanOptions& options, const Plan& plan,
-                         size_t first_item, Candidates* candidates) {
-  if (first_item == plan.items.size()) return;  // no query rows
-  const WorkItem& item = plan.items[first_item];
-  if (item.row_count > kCascadeSpanRows) return;
-  const Span& span = batch.spans[item.span];
+// Appends the span, whose splits have split_rows K/V rows, if it is a candidate. A span that is cut
+// is none.
+void AddCascadeCandidate(const AttentionBatch& batch, int32_t index, int32_t split_rows,
+                         Candidates* candidates) {
+  const Span& span = batch.spans[index];
+  const int32_t rows = span.query_rows * batch.geometry.group();
+  if (rows == 0 || !IsSmall(rows) || split_rows == kUnsplit) return;
   if (span.slices.begin > 0 || span.slices.end < batch.geometry.num_kv_heads) return;
   if (span.kv.pages == nullptr || span.mask.left != Mask::kUnbounded) return;
-  // The fewest K/V rows are visible to the first query row.
+  // The fewest K/V rows are visible to the first query row, and the most to the last.
   const KvRange visible = VisibleKv(span.mask, span.query_rows, span.kv.rows, 0, 1);
-  const int32_t whole_splits = visible.end / item.split_rows;
+  const int32_t whole_splits = visible.end / split_rows;
   if (whole_splits == 0) return;
   CascadeCandidate candidate;
   candidate.span = &span;
+  candidate.index = index;
   candidate.first_page = span.kv.pages[0];
-  candidate.split_rows = item.split_rows;
-  candidate.num_pages = whole_splits * (item.split_rows / kPageTokens);
-  candidate.splits =
-      static_cast<int32_t>(plan.items.size() - first_item) / PlannedHeads(batch, options);
-  candidate.rows = item.row_count;
-  candidate.first_item = first_item;
+  candidate.split_rows = split_rows;
+  candidate.num_pages = whole_splits * (split_rows / kPageTokens);
+  candidate.splits = DivideUp(KvOfTile(span, batch.geometry.group(), 0, rows).end, split_rows);
+  candidate.rows = rows;
   candidates->push_back(candidate);
 }
 
@@ -362,7 +372,7 @@ bool PagesLess(const CascadeCandidate& a, const CascadeCandidate& b) {
     return a.span->kv.pages[common] < b.span->kv.pages[common];
   }
   if (a.num_pages != b.num_pages) return a.num_pages < b.num_pages;
-  return a.first_item < b.first_item;
+  return a.index < b.index;
 }
 
 struct CommonSplits {
@@ -441,21 +451,41 @@ void ShareSplit(CascadeCandidate* begin, int32_t count, int32_t split, int32_t p
   }
 }
 
-// Replaces items for the same pages by cascade items, as far as it pays. Changes only the items:
-// splits, partial rows and combines stay as each span alone has them.
-void ShareCommonPrefixes(const AttentionBatch& batch, const PlanOptions& options, int32_t workers,
-                         Candidates* candidates, Plan* plan) {
-  if (candidates->size() < 2) return;
-  std::sort(candidates->begin(), candidates->end(), PagesLess);
-  const CommonSplits common = CountCommonSplits(candidates);
-  if (common.most == 0) return;
+// The sorted candidates of a batch; none if sharing does not pay. Sets which spans share.
+Candidates FindCommonPrefixes(const AttentionBatch& batch, const PlanOptions& options,
+                              int32_t workers, Plan::Scratch* spans) {
+  spans->shares.assign(batch.num_spans, false);
+  Candidates candidates;
+  if (options.cascade_rows == 0) return candidates;
+  for (int32_t s = 0; s < batch.num_spans; ++s) {
+    AddCascadeCandidate(batch, s, spans->split_rows[s], &candidates);
+  }
+  std::sort(candidates.begin(), candidates.end(), PagesLess);
+  const CommonSplits common = CountCommonSplits(&candidates);
   const Geometry& geometry = batch.geometry;
   const int64_t saving = common.kv_rows * geometry.num_kv_heads * geometry.head_dim;
-  if (saving < options.cascade_saving * workers) return;
+  if (common.most == 0 || saving < options.cascade_saving * workers) return {};
+  for (size_t c = 0; c + 1 < candidates.size(); ++c) {
+    if (candidates[c].common_splits == 0) continue;
+    spans->shares[candidates[c].index] = spans->shares[candidates[c + 1].index] = true;
+  }
+  return candidates;
+}
+
+// Replaces items for the same pages by cascade items. Changes only the items: splits, partial rows
+// and combines stay as each span alone has them.
+void ShareCommonPrefixes(const AttentionBatch& batch, const PlanOptions& options, int32_t workers,
+                         Candidates* candidates, Plan* plan) {
+  if (candidates->empty()) return;
   const int32_t max_rows = MaxCascadeRows(options, workers, *plan);
   if (max_rows == 0) return;
 
-  for (int32_t split = 0; split < common.most; ++split) {
+  int32_t most = 0;  // splits that two spans have in common
+  for (CascadeCandidate& candidate : *candidates) {
+    candidate.first_item = plan->scratch.first_item[candidate.index];
+    most = std::max(most, candidate.common_splits);
+  }
+  for (int32_t split = 0; split < most; ++split) {
     for (size_t begin = 0, end; begin < candidates->size(); begin = end) {
       end = begin + 1;
       while ((*candidates)[end - 1].common_splits > split) ++end;  // the last candidate has 0
@@ -491,8 +521,8 @@ int32_t SplitRows(const Geometry& geometry, const Span& span, const PlanOptions&
   const int32_t rows = span.query_rows * geometry.group();
   if (rows > options.split_max_rows) return kUnsplit;
   if (options.items_per_worker == 0) return options.split_kv_rows;
-  const int32_t usual = options.split_kv_rows * (rows <= 16 ? 1 : rows <= 64 ? 2 : 4);
-  const int32_t shortest = MayHaveRuns(options, rows) ? usual / 2 : usual;
+  const int32_t usual = options.split_kv_rows * (IsSmall(rows) ? 1 : rows <= 64 ? 2 : 4);
+  const int32_t shortest = !IsSmall(rows) && MayHaveRuns(options, rows) ? usual / 2 : usual;
   if (span.kv.rows <= shortest) return kUnsplit;
 
   int64_t all = 0;      // K/V rows that the tiles of a KV head read
@@ -553,18 +583,21 @@ void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t w
   plan->cascade_spans.clear();
   plan->combines.clear();
   plan->partial_rows = 0;
-  std::vector<int32_t>& split_rows = plan->scratch.split_rows;
-  split_rows.clear();
+  Plan::Scratch& scratch = plan->scratch;
+  const std::vector<int32_t>& split_rows = scratch.split_rows;
+  scratch.split_rows.clear();
+  scratch.first_item.clear();
   for (int32_t s = 0; s < batch.num_spans; ++s) {
-    split_rows.push_back(SplitRows(batch.geometry, batch.spans[s], options, workers));
+    scratch.split_rows.push_back(SplitRows(batch.geometry, batch.spans[s], options, workers));
   }
-  RunBudget runs(batch, options, workers, split_rows);
+  Candidates candidates = FindCommonPrefixes(batch, options, workers, &scratch);
+  RunBudget runs(batch, options, workers, scratch, /*small=*/false);
+  RunBudget small_runs(batch, options, workers, scratch, /*small=*/true);
   const int32_t unsplit_tile_rows = TileRows(batch, options, workers, split_rows, false);
   const int32_t split_tile_rows =
       runs.Any() ? options.tile_rows : TileRows(batch, options, workers, split_rows, true);
-  Candidates candidates;
   for (int32_t s = 0; s < batch.num_spans; ++s) {
-    const size_t first_item = plan->items.size();
+    scratch.first_item.push_back(plan->items.size());
     const Span& span = batch.spans[s];
     const int32_t rows = span.query_rows * batch.geometry.group();
     const bool split = split_rows[s] != kUnsplit;
@@ -573,12 +606,9 @@ void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t w
     const auto [row_begin, row_end] = RowsToPlan(batch, options, span);
     for (int32_t row = row_begin; row < row_end; row += tile_rows) {
       const int32_t row_count = std::min(tile_rows, rows - row);
-      Tile tile{s, std::min(tile_rows, rows), split_rows[s], row, row_count};
-      if (runs.Take(span, tile)) tile.item_splits = kRunSplits;
+      Tile tile{s, std::min(tile_rows, rows), split_rows[s], row, row_count, RunSplits(rows)};
+      tile.has_runs = runs.Take(span, tile) || small_runs.Take(span, tile);
       PlanTile(batch, options, tile, plan);
-    }
-    if (split && options.cascade_rows > 0) {
-      AddCascadeCandidate(batch, options, *plan, first_item, &candidates);
     }
   }
   ShareCommonPrefixes(batch, options, workers, &candidates, plan);

@@ -20,8 +20,9 @@
 // A span with more packed rows has several tiles, each with its own splits. An item of a tile
 // without splits writes O and LSE itself.
 //
-// Runs: in a batch that fills the device anyway, one item attends the kRunSplits splits of a run
-// one after the other and adds up their partial results, as the combine would:
+// Runs: in a batch that fills the device anyway, one item attends the splits of a run and adds up
+// their partial results, as the combine would. A run has 8 splits, or 4 in a span of up to 16
+// packed rows:
 //
 //   K/V row 0       512      1024     1536            4096     4608     5000
 //           | split | split  | split  | ...   | split | split  | split  |
@@ -107,7 +108,7 @@ struct CombineItem {
   int32_t row_count = 0;
   int32_t first_partial_row = 0;
   int32_t num_parts = 0;     // items, at least 2
-  int32_t part_splits = 1;   // splits of each item but the last: kRunSplits if they are runs
+  int32_t run_parts = 1;     // items of each run but the last: its splits, or 1 for all
   int32_t tile_rows = 0;     // as in WorkItem
   bool has_cascade = false;  // whether some of the items, the first among them, are cascade items
 };
@@ -115,18 +116,23 @@ struct CombineItem {
 // Packed rows of the smallest tile that a tile is halved to (PlanOptions::halves_tiles).
 inline constexpr int32_t kLeastTileRows = 32;
 
-// Packed rows of the largest span that shares items: with more, reading K/V is not what takes time.
-inline constexpr int32_t kCascadeSpanRows = 16;
+// Packed rows of the largest small span. Reading K/V is what takes its time, so only small spans
+// share items.
+inline constexpr int32_t kSmallSpanRows = 16;
 
 // Splits of a run. CUDA kernels add the partial results of a tile run by run, with runs or without.
 inline constexpr int32_t kRunSplits = 8;
+inline constexpr int32_t kSmallRunSplits = 4;  // of small spans
+constexpr int32_t RunSplits(int32_t span_rows) {
+  return span_rows <= kSmallSpanRows ? kSmallRunSplits : kRunSplits;
+}
 
 // What a kernel wants of its plan. Constant per kernel, independent of the batch.
 struct PlanOptions {
   int32_t tile_rows = 128;      // largest tile, packed rows
   int32_t split_kv_rows = 512;  // K/V rows of the shortest split; a multiple of kPageTokens
   int32_t split_max_rows = 16;  // a span with more packed rows per KV head is not split
-  // Largest cascade item, packed rows; 0: no cascade. Spans of up to kCascadeSpanRows take part.
+  // Largest cascade item, packed rows; 0: no cascade. Small spans take part.
   int32_t cascade_rows = 0;
   // Tiles are halved, down to kLeastTileRows, while that lets all workers share the work better.
   // Only for kernels that give a row the same bits in all of these tiles. A span with a left window
@@ -139,8 +145,8 @@ struct PlanOptions {
   // where a span alone keeps all workers busy with them. 0: all splits are the shortest, on every
   // device.
   int32_t items_per_worker = 0;
-  // Spans of more than tile_rows / 2 packed rows may have runs.
-  bool has_runs = false;
+  bool has_runs = false;        // spans of more than tile_rows / 2 packed rows may have runs
+  bool has_small_runs = false;  // small spans may have runs
   // Items are shared if that saves so many elements of K (rows * head_dim) per worker, at least.
   int64_t cascade_saving = 0;
 };
@@ -157,7 +163,10 @@ struct Plan {
   struct Scratch {
     std::vector<WorkItem> items;
     std::vector<std::pair<int64_t, size_t>> order;
-    std::vector<int32_t> split_rows;  // of each span
+    // Of each span:
+    std::vector<int32_t> split_rows;
+    std::vector<size_t> first_item;
+    std::vector<bool> shares;  // in cascade items
   };
   Scratch scratch = {};
 };

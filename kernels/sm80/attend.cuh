@@ -26,19 +26,28 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks)
   const LaunchParams& params = arguments.params;
   const Work work = arguments.WorkAt(blockIdx.y);
   const SoftmaxScale scale(ScoreScale<C>(work));
-  State<C> state;
-  RunMainloop<C>(work, params.group, params.partials, scale, &state);
+  Outcome<C> outcome;
+  RunMainloop<C>(work, params.group, params.partials, scale, &outcome);
   const int kv_head = KvHead();
   if constexpr (C::kCascades) {
-    WriteCascade<C>(scale, work, kv_head, params.partials, state);
+    WriteCascade<C>(scale, work, kv_head, params.partials, outcome);
   } else {
-    WriteResults<C>(scale, work, kv_head, params.group, params.partials, state);
+    WriteResults<C>(scale, work, kv_head, params.group, params.partials, outcome);
   }
   if constexpr (C::kCombines) {
     if (work.tile.num_parts > 1 && work.tile.combine >= 0 &&
         IsLastPart(work.tile.num_parts, &params.finished[work.tile.combine + kv_head])) {
-      CombineParts<typename C::Element>(work, kv_head, params.group, params.partials, 0,
-                                        work.tile.row_count, threadIdx.x, C::kThreads);
+      const auto combine = [&](auto... run_parts) {
+        CombineParts<typename C::Element, decltype(run_parts)::value...>(
+            work, kv_head, params.group, params.partials, 0, work.tile.row_count, threadIdx.x,
+            C::kThreads);
+      };
+      using OfSplits = std::integral_constant<int, kSmallRunSplits>;
+      if constexpr (C::kRuns) {
+        combine(OfSplits(), std::integral_constant<int, 1>());
+      } else {
+        combine(OfSplits());
+      }
     }
   }
 }
@@ -62,11 +71,12 @@ int LaunchTileRows(int32_t tile_rows, const LaunchTiles& tiles) {
   constexpr PlanOptions kPlan = kFp8 ? Sm80Fp8Plan(kHeadDim, kShared) : Sm80Plan(kHeadDim, kShared);
   constexpr int32_t kLargestRows = kPlan.tile_rows;
   constexpr int32_t kRunRows = kPlan.has_runs ? kLargestRows : 0;
+  constexpr bool kHasSmallRuns = kPlan.has_small_runs;
   const auto launch = [&](auto rows) {
     constexpr int kRows = decltype(rows)::value;
     constexpr SharedSize kFor = Sm80BlockOf(kRows, kHeadDim, kShared);
     using Split = Config<Element, kHeadDim, kRows, Accum, KvElement, kFor>;
-    if constexpr (kRows == kRunRows) {
+    if constexpr (kRows == kCudaTileRows[0] ? kHasSmallRuns : kRows == kRunRows) {
       using Run = Config<Element, kHeadDim, kRows, Accum, KvElement, kFor, Items::kRuns>;
       if (tiles.has_runs) return LaunchConfig<Run>(tiles);
     }

@@ -10,6 +10,9 @@
 //   group 0   warp 0      warp 1       warp 2       warp 3       K/V tiles 0, 2, 4, ...
 //   group 1   warp 4      warp 5       warp 6       warp 7       K/V tiles 1, 3, 5, ...
 //
+// With kAddsStreams, which is for spans of up to 16 packed rows, there are as many groups as splits
+// in a run. In a run each attends a split: its streams one after the other, which it adds up.
+//
 // Shared memory, for kStages = 2. The epilogue reuses the memory of the main loop.
 //
 //   main loop                                     epilogue
@@ -76,7 +79,8 @@ struct Config {
   static constexpr int kStreams = kBlock.streams;
   static constexpr int kWarpGroups = kBlock.warp_groups;
   static constexpr int kTileTokens = kBlock.tile_tokens;
-  static constexpr int kMinBlocks = kBlock.min_blocks;
+  static constexpr bool kAddsStreams = kRuns && kRows == kCudaTileRows[0];
+  static constexpr int kMinBlocks = kAddsStreams ? 2 : kBlock.min_blocks;  // sums take registers
   static constexpr int kWarpRows = 16 * kRowTiles;
   static constexpr int kGroupThreads = 32 * kRowWarps;
   static constexpr int kThreads = kWarpGroups * kGroupThreads;
@@ -105,7 +109,7 @@ struct Config {
   static constexpr bool kFewRegisters = kSingleBuffers && kHeadDim > 64;
   // Pipelined main loop: two tiles of scores in registers. It pays up to head_dim 64, where
   // exponentials take as long as multiplications, and only if the registers suffice.
-  static constexpr bool kPipelined = kHeadDim <= 64 && !kSingleBuffers && !kCascades;
+  static constexpr bool kPipelined = kHeadDim <= 64 && !kSingleBuffers;
   // Unrolled steps of Q K^T: as many as the registers allow. Each step beyond saves two
   // instructions of a loop, and reads Q and K ahead.
   static constexpr int kScoreUnroll =
@@ -149,7 +153,8 @@ struct Config {
   static_assert(kPageTokens % kTileTokens == 0 && kTileTokens % 16 == 0);
   static_assert(kStreams == kWarpGroups || (kStreams == 2 && kWarpGroups == 1 && kSingleBuffers));
   static_assert((kStreams & (kStreams - 1)) == 0 && kOutputTiles % kWarpGroups == 0);
-  static_assert(!kRuns || (kSingleBuffers && kStreams == 1));
+  static_assert(!kRuns || kSingleBuffers);
+  static_assert(!kRuns || kWarpGroups == (kAddsStreams ? kSmallRunSplits : 1));
   static_assert(kSharedBytes <= 99 * 1024, "limit of a block on sm_89");
 };
 

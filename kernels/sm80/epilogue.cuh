@@ -1,5 +1,5 @@
-// The end of a block, and of a split in a run: reduces the states of the block's warp groups, adds
-// the earlier splits of the run, and writes O and LSE, or partial results.
+// The end of a block, and of a split in a run of large tiles: reduces the outcomes of the block's
+// warp groups, adds the earlier splits of the run, and writes O and LSE, or partial results.
 #ifndef FLASHCORE_KERNELS_SM80_EPILOGUE_CUH_
 #define FLASHCORE_KERNELS_SM80_EPILOGUE_CUH_
 
@@ -12,6 +12,7 @@
 #include "kernels/sm80/ptx.cuh"
 #include "kernels/sm80/softmax.cuh"
 #include "kernels/sm80/stash.cuh"
+#include "kernels/sm80/stream_sums.cuh"
 #include "kernels/smxx/element.cuh"
 #include "kernels/smxx/row_output.cuh"
 #include "kernels/smxx/work_list.h"
@@ -52,15 +53,15 @@ class ReduceBuffer {
 // Output tile `of_group0` for group 0 and `of_group1` for group 1. Selects between registers, which
 // cannot be indexed at run time.
 template <class C>
-__device__ __forceinline__ float4 SelectTile(const State<C>& state, int warp_group, int m,
+__device__ __forceinline__ float4 SelectTile(const Outcome<C>& outcome, int warp_group, int m,
                                              int of_group0, int of_group1) {
-  const float4 first = AsFloat4(state.output[m][of_group0]);
-  const float4 second = AsFloat4(state.output[m][of_group1]);
+  const float4 first = AsFloat4(outcome.output[m][of_group0]);
+  const float4 second = AsFloat4(outcome.output[m][of_group1]);
   return make_float4(warp_group == 0 ? first.x : second.x, warp_group == 0 ? first.y : second.y,
                      warp_group == 0 ? first.z : second.z, warp_group == 0 ? first.w : second.w);
 }
 
-// tile += part * weights; weights.x is for the first row, weights.y for the second.
+// tile += part * weights; weights.x is for the lane's first row, weights.y for the second.
 __device__ __forceinline__ void AddWeighted(const float4& part, const float2& weights,
                                             float (&tile)[4]) {
   tile[0] = fmaf(part.x, weights.x, tile[0]);
@@ -72,26 +73,26 @@ __device__ __forceinline__ void AddWeighted(const float4& part, const float2& we
 // Stores the output tiles of row tile m that other groups reduce: with two groups the other's
 // slice, with more all tiles, because registers cannot be indexed by the group.
 template <class C>
-__device__ __forceinline__ void StoreForReduce(const State<C>& state, int warp_group, int m,
+__device__ __forceinline__ void StoreForReduce(const Outcome<C>& outcome, int warp_group, int m,
                                                const ReduceBuffer<C>& buffer) {
 #pragma unroll
   for (int n = 0; n < C::kReduceTiles; ++n) {
     if constexpr (C::kWarpGroups == 2) {
-      buffer.Tile(warp_group, m, n) = SelectTile<C>(state, warp_group, m, C::kSliceTiles + n, n);
+      buffer.Tile(warp_group, m, n) = SelectTile<C>(outcome, warp_group, m, C::kSliceTiles + n, n);
     } else {
-      buffer.Tile(warp_group, m, n) = AsFloat4(state.output[m][n]);
+      buffer.Tile(warp_group, m, n) = AsFloat4(outcome.output[m][n]);
     }
   }
 }
 
-// Reduces the states of several warp groups to one slice per warp, in a fixed order. The slice has
+// Adds up the outcomes of several warp groups, in their order, to one slice per warp. The slice has
 // the warp's own max and sum.
 template <class C>
-__device__ __forceinline__ void ReduceGroups(const State<C>& state, int warp_group,
+__device__ __forceinline__ void ReduceGroups(const Outcome<C>& outcome, int warp_group,
                                              const ReduceBuffer<C>& buffer, OutputSlice<C>* slice) {
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
-    if (m < C::kReduceRowTiles) StoreForReduce<C>(state, warp_group, m, buffer);
+    if (m < C::kReduceRowTiles) StoreForReduce<C>(outcome, warp_group, m, buffer);
     buffer.Stats(warp_group, m) =
         make_float4(slice->max[m][0], slice->max[m][1], slice->sum[m][0], slice->sum[m][1]);
   }
@@ -100,72 +101,76 @@ __device__ __forceinline__ void ReduceGroups(const State<C>& state, int warp_gro
   for (int m = 0; m < C::kRowTiles; ++m) {
     if (m >= C::kReduceRowTiles) {
       __syncthreads();
-      StoreForReduce<C>(state, warp_group, m, buffer);
+      StoreForReduce<C>(outcome, warp_group, m, buffer);
       __syncthreads();
     }
-    float4 stats[C::kWarpGroups];
-    float2 max = make_float2(-INFINITY, -INFINITY), sum = make_float2(0, 0);
+    float(&max)[2] = slice->max[m];
+    float(&sum)[2] = slice->sum[m];
+    max[0] = max[1] = -INFINITY;
+    sum[0] = sum[1] = 0;
+    SumWeights weights[C::kWarpGroups][2];  // of the groups before, and of the group
 #pragma unroll
     for (int g = 0; g < C::kWarpGroups; ++g) {
-      stats[g] = buffer.Stats(g, m);
-      max = make_float2(fmaxf(max.x, stats[g].x), fmaxf(max.y, stats[g].y));
+      const float4 stats = buffer.Stats(g, m);
+      weights[g][0] = SumWeights(max[0], stats.x);
+      weights[g][1] = SumWeights(max[1], stats.y);
+      sum[0] = weights[g][0].Add(sum[0], stats.z);
+      sum[1] = weights[g][1].Add(sum[1], stats.w);
+      max[0] = weights[g][0].max;
+      max[1] = weights[g][1].max;
     }
-    float2 weights[C::kWarpGroups];
-#pragma unroll
-    for (int g = 0; g < C::kWarpGroups; ++g) {
-      weights[g] =
-          make_float2(Exp2(stats[g].x - FiniteOr0(max.x)), Exp2(stats[g].y - FiniteOr0(max.y)));
-      sum.x = fmaf(stats[g].z, weights[g].x, sum.x);
-      sum.y = fmaf(stats[g].w, weights[g].y, sum.y);
-    }
-    const float2 own_weights = warp_group == 0 ? weights[0] : weights[C::kWarpGroups - 1];
-    const float2 other_weights = warp_group == 0 ? weights[C::kWarpGroups - 1] : weights[0];
-    slice->max[m][0] = max.x;
-    slice->max[m][1] = max.y;
-    slice->sum[m][0] = sum.x;
-    slice->sum[m][1] = sum.y;
 #pragma unroll
     for (int n = 0; n < C::kSliceTiles; ++n) {
       float(&tile)[4] = slice->output[m][n];
 #pragma unroll
       for (int c = 0; c < 4; ++c) tile[c] = 0;
       if constexpr (C::kWarpGroups == 2) {
-        AddWeighted(SelectTile<C>(state, warp_group, m, n, C::kSliceTiles + n), own_weights, tile);
-        AddWeighted(buffer.Tile(1 - warp_group, m, n), other_weights, tile);
+        // The warp's own tile first.
+        const SumWeights(&both)[2] = weights[1];
+        const float2 of_group0 = make_float2(both[0].first, both[1].first);
+        const float2 of_group1 = make_float2(both[0].second, both[1].second);
+        AddWeighted(SelectTile<C>(outcome, warp_group, m, n, C::kSliceTiles + n),
+                    warp_group == 0 ? of_group0 : of_group1, tile);
+        AddWeighted(buffer.Tile(1 - warp_group, m, n), warp_group == 0 ? of_group1 : of_group0,
+                    tile);
       } else {
 #pragma unroll
         for (int g = 0; g < C::kWarpGroups; ++g) {
-          AddWeighted(buffer.Tile(g, m, slice->first_tile + n), weights[g], tile);
+          const float4 part = buffer.Tile(g, m, slice->first_tile + n);
+          tile[0] = weights[g][0].Add(tile[0], part.x);
+          tile[1] = weights[g][0].Add(tile[1], part.y);
+          tile[2] = weights[g][1].Add(tile[2], part.z);
+          tile[3] = weights[g][1].Add(tile[3], part.w);
         }
       }
     }
   }
 }
 
-// Reduces the states of all warp groups to one slice per warp.
+// Reduces the outcomes of all warp groups to one slice per warp.
 template <class C>
 __device__ __forceinline__ void CrossWarpReduce(const SoftmaxScale& scale,
                                                 const ThreadPosition<C>& thread,
-                                                const State<C>& state, std::byte* shared,
+                                                const Outcome<C>& outcome, std::byte* shared,
                                                 OutputSlice<C>* slice) {
   slice->first_tile = thread.warp_group * C::kSliceTiles;
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      slice->max[m][i] = scale.Exponent(state.max[m][i]);
-      slice->sum[m][i] = state.sum[m][i];
+      slice->max[m][i] = scale.Exponent(outcome.max[m][i]);
+      slice->sum[m][i] = outcome.sum[m][i];
     }
   }
   if constexpr (C::kWarpGroups > 1) {
-    ReduceGroups<C>(state, thread.warp_group, ReduceBuffer<C>(shared, thread), slice);
+    ReduceGroups<C>(outcome, thread.warp_group, ReduceBuffer<C>(shared, thread), slice);
   } else {
 #pragma unroll
     for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
       for (int n = 0; n < C::kSliceTiles; ++n) {
 #pragma unroll
-        for (int c = 0; c < 4; ++c) slice->output[m][n][c] = state.output[m][n].Get(c);
+        for (int c = 0; c < 4; ++c) slice->output[m][n][c] = outcome.output[m][n].Get(c);
       }
     }
   }
@@ -274,9 +279,8 @@ __device__ __forceinline__ void AddRun(const Work& work, const Partials& partial
       for (int n = 0; n < C::kSliceTiles; ++n) {
         const float2 part = __ldcg(reinterpret_cast<const float2*>(run + thread.Column(n)));
         float(&tile)[4] = slice->output[m][n];
-        // Adding 0 makes 0 of -0, as adding to a sum of nothing does.
-        tile[2 * i] = weights.Add(part.x + 0.0f, tile[2 * i]) + 0.0f;
-        tile[2 * i + 1] = weights.Add(part.y + 0.0f, tile[2 * i + 1]) + 0.0f;
+        tile[2 * i] = weights.Add(part.x, tile[2 * i]);
+        tile[2 * i + 1] = weights.Add(part.y, tile[2 * i + 1]);
       }
     }
   }
@@ -315,15 +319,15 @@ __device__ __forceinline__ void WriteCascade(const SoftmaxScale& scale, const Wo
 template <class C>
 __device__ __forceinline__ void WriteResults(const SoftmaxScale& scale, const Work& work,
                                              int kv_head, RowDivider group,
-                                             const Partials& partials, const State<C>& state) {
+                                             const Partials& partials, const Outcome<C>& outcome) {
   const ThreadPosition<C> thread;
   OutputSlice<C> slice;
-  CrossWarpReduce<C>(scale, thread, state, SharedMemory(), &slice);
+  CrossWarpReduce<C>(scale, thread, outcome, SharedMemory(), &slice);
   if constexpr (C::kStashes) {
     const bool stashed = work.tile.kv_end - work.tile.kv_begin > C::kTileTokens;
     Stash<C>().AddTo(stashed, slice.output, slice.max, slice.sum);
   }
-  if constexpr (C::kRuns) {
+  if constexpr (C::kRuns && !C::kAddsStreams) {
     if (work.tile.IsRun()) AddRun<C>(work, partials, &slice);
   }
   if (work.tile.num_parts > 1) {

@@ -3,6 +3,7 @@
 // Stream g has the K/V tiles g, g + kStreams, ... and its own online softmax. Either each stream
 // has a warp group, and groups do not wait for each other: while one multiplies, another can be in
 // its softmax. Or one group attends the streams one after the other, and stashes the first's state.
+// In a run of kAddsStreams, group g attends the streams of split g so, and adds them up.
 //
 // A stage of shared memory holds K of a group's tile i and V of its tile i - 1. cp.async fills the
 // stages kStages - 1 steps ahead. Step i of a group:
@@ -34,6 +35,7 @@
 #include "kernels/sm80/shared_tile.cuh"
 #include "kernels/sm80/softmax.cuh"
 #include "kernels/sm80/stash.cuh"
+#include "kernels/sm80/stream_sums.cuh"
 #include "kernels/smxx/element.cuh"
 #include "kernels/smxx/work_list.h"
 
@@ -44,14 +46,17 @@ template <class C>
 class KvTiles {
  public:
   __device__ __forceinline__ explicit KvTiles(const Work& work)
-      : work_(work), kv_end_(work.tile.kv_end), kv_head_(KvHead()) {}
+      : work_(work),
+        kv_begin_(GroupBegin(work.tile)),
+        kv_end_(GroupEnd(work.tile)),
+        kv_head_(KvHead()) {}
 
   // Whether there is a tile that begins at this K/V row.
   __device__ __forceinline__ bool Has(int32_t row) const { return row < kv_end_; }
 
   // Whether the stream has a tile less than the one that has most.
   __device__ __forceinline__ bool IsOneTileShort(int stream) const {
-    return NumTiles(StreamBegin(stream)) < NumTiles(work_.tile.kv_begin);
+    return NumTiles(StreamBegin(stream)) < NumTiles(kv_begin_);
   }
 
  protected:
@@ -65,8 +70,8 @@ class KvTiles {
   // First row of a stream: every kStreams-th tile is its. A tile's stream depends only on its place
   // in the K/V, not on where the work tile begins.
   __device__ __forceinline__ int32_t StreamBegin(int stream) const {
-    const int tile = work_.tile.kv_begin / C::kTileTokens;  // kStreams is a power of 2
-    return work_.tile.kv_begin + ((stream - tile) & (C::kStreams - 1)) * C::kTileTokens;
+    const int tile = kv_begin_ / C::kTileTokens;  // kStreams is a power of 2
+    return kv_begin_ + ((stream - tile) & (C::kStreams - 1)) * C::kTileTokens;
   }
 
   // The page of the tile at a row; 0 if there is no such tile.
@@ -86,10 +91,25 @@ class KvTiles {
     copy.CopyAsync(from, span.kv_row_stride, kv_end_ - row, to);
   }
 
+  // Whether the warp group attends a split of a run by itself.
+  static __device__ __forceinline__ bool HasOwnSplit(const WorkTile& tile) {
+    return C::kAddsStreams && tile.IsRun();
+  }
+
   const Work work_;
+  const int32_t kv_begin_;  // of the group
   const int32_t kv_end_;
 
  private:
+  static __device__ __forceinline__ int32_t GroupBegin(const WorkTile& tile) {
+    if (!HasOwnSplit(tile)) return tile.kv_begin;
+    return tile.kv_begin + ThreadPosition<C>().warp_group * tile.split_rows;
+  }
+  static __device__ __forceinline__ int32_t GroupEnd(const WorkTile& tile) {
+    if (!HasOwnSplit(tile)) return tile.kv_end;
+    return min(tile.kv_end, GroupBegin(tile) + tile.split_rows);
+  }
+
   const int kv_head_;
 };
 
@@ -166,19 +186,16 @@ class KvBuffers : public KvTiles<C> {
 
   // First K/V rows of the first tile, and of the one after that at `row`.
   __device__ __forceinline__ int32_t First() const {
-    if constexpr (!C::kStashes) return this->StreamBegin(ThreadPosition<C>().warp_group);
-    const int32_t row = this->StreamBegin(0);
-    return this->Has(row) ? row : this->StreamBegin(1);
+    return HasAllStreams() ? FirstOfStreams(0) : this->StreamBegin(ThreadPosition<C>().warp_group);
   }
   __device__ __forceinline__ int32_t Next(int32_t row) const {
     const int32_t next = row + this->kStride;
-    if (!C::kStashes || this->Has(next) || IsSecondStream(row)) return next;
-    return this->StreamBegin(1);
+    return this->Has(next) || !HasAllStreams() ? next : FirstOfStreams(Stream(row) + 1);
   }
 
-  // Whether the second stream begins at `next`, after a tile of the first.
+  // Whether another stream begins at `next`, after the tile at `row`.
   __device__ __forceinline__ bool EndsStream(int32_t row, int32_t next) const {
-    return C::kStashes && !IsSecondStream(row) && IsSecondStream(next) && this->Has(next);
+    return HasAllStreams() && Stream(row) != Stream(next) && this->Has(next);
   }
 
   // Whether the next split of a run begins at `next`.
@@ -209,8 +226,17 @@ class KvBuffers : public KvTiles<C> {
   __device__ __forceinline__ uint32_t Key() const { return shared_ + C::kTileBytes; }
 
  private:
-  static __device__ __forceinline__ bool IsSecondStream(int32_t row) {
-    return row / C::kTileTokens % 2 != 0;
+  // Whether the group attends all streams, one after the other.
+  __device__ __forceinline__ bool HasAllStreams() const {
+    return C::kStashes || this->HasOwnSplit(this->work_.tile);
+  }
+  static __device__ __forceinline__ int Stream(int32_t row) {
+    return row / C::kTileTokens % C::kStreams;
+  }
+  // First K/V row of the first of the streams from `stream` on that has any.
+  __device__ __forceinline__ int32_t FirstOfStreams(int stream) const {
+    while (stream < C::kStreams && !this->Has(this->StreamBegin(stream))) ++stream;
+    return stream < C::kStreams ? this->StreamBegin(stream) : this->kv_end_;
   }
 
   const uint32_t shared_;
@@ -374,11 +400,13 @@ __device__ __forceinline__ void SerialMainloop(const SoftmaxScale& scale, const 
   }
 }
 
+// `sums`: receives all streams but the last; null without kAddsStreams.
 template <class C>
 __device__ __forceinline__ void SingleBufferMainloop(const SoftmaxScale& scale, const Work& work,
                                                      const Partials& partials,
                                                      const TileMask<C>& mask, KvBuffers<C>* kv,
-                                                     QueryOperands<C>* query, State<C>* state) {
+                                                     QueryOperands<C>* query, State<C>* state,
+                                                     StreamSums<C>* sums) {
 #pragma unroll 1
   for (int32_t row = kv->First(); kv->Has(row);) {
     const int32_t next = kv->Next(row);
@@ -399,14 +427,18 @@ __device__ __forceinline__ void SingleBufferMainloop(const SoftmaxScale& scale, 
     Probabilities<C> probabilities;
     ComputeProbabilities<C>(scale, scores, state, &probabilities);
     AddValues<C>(probabilities, kv->Value(), lane, state);
-    if constexpr (C::kStashes) {
+    if constexpr (C::kStashes || C::kAddsStreams) {
       if (kv->EndsStream(row, next)) {
         FinishState<C>(work, state);
-        Stash<C>().Store(scale, *state);
+        if constexpr (C::kStashes) {
+          Stash<C>().Store(scale, *state);
+        } else {
+          sums->Add(scale, *state);
+        }
         *state = State<C>();
       }
     }
-    if constexpr (C::kRuns) {
+    if constexpr (C::kRuns && !C::kAddsStreams) {
       if (kv->EndsSplit(next)) {
         FinishState<C>(work, state);
         WriteRun<C>(scale, work, kv->IsFirstSplit(), partials, *state);
@@ -451,12 +483,13 @@ __device__ __forceinline__ void PipelinedMainloop(const SoftmaxScale& scale,
   }
 }
 
-// Computes the state of this warp's rows for the last of its group's streams, of a run in the last
-// split. Returns with no copy in flight and shared memory free for reuse.
+// Computes the outcome of this warp's rows: the sum of its group's streams, or else the state for
+// the last of them, of a run in the last split. Returns with no copy in flight and shared memory
+// free for reuse.
 template <class C>
 __device__ __forceinline__ void RunMainloop(const Work& work, RowDivider group,
                                             const Partials& partials, const SoftmaxScale& scale,
-                                            State<C>* state) {
+                                            Outcome<C>* outcome) {
   const ThreadPosition<C> thread;
   std::byte* const memory = SharedMemory();
   const uint32_t shared = SharedAddress(memory);
@@ -471,12 +504,17 @@ __device__ __forceinline__ void RunMainloop(const Work& work, RowDivider group,
   QueryOperands<C> query(shared + C::kQueryOffset, thread);
   if constexpr (C::kQueryInStages) __syncthreads();
 
-  if constexpr (C::kSingleBuffers) {
-    SingleBufferMainloop<C>(scale, work, partials, mask, &kv, &query, state);
+  if constexpr (C::kAddsStreams) {
+    State<C> state;
+    SingleBufferMainloop<C>(scale, work, partials, mask, &kv, &query, &state, outcome);
+    FinishState<C>(work, &state);
+    outcome->Add(scale, state);
+  } else if constexpr (C::kSingleBuffers) {
+    SingleBufferMainloop<C>(scale, work, partials, mask, &kv, &query, outcome, nullptr);
   } else if constexpr (C::kPipelined) {
-    PipelinedMainloop<C>(scale, mask, thread, &kv, &query, state);
+    PipelinedMainloop<C>(scale, mask, thread, &kv, &query, outcome);
   } else {
-    SerialMainloop<C>(scale, mask, thread, &kv, &query, state);
+    SerialMainloop<C>(scale, mask, thread, &kv, &query, outcome);
   }
   // compute-sanitizer's racecheck reports false hazards if warps pass different numbers of named
   // barriers before __syncthreads, so a group without a last tile passes its barriers.
@@ -486,7 +524,7 @@ __device__ __forceinline__ void RunMainloop(const Work& work, RowDivider group,
       if constexpr (C::kSingleBuffers) SyncWarpGroup<C>();
     }
   }
-  FinishState<C>(work, state);
+  if constexpr (!C::kAddsStreams) FinishState<C>(work, outcome);
   __syncthreads();
 }
 

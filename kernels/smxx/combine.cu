@@ -9,15 +9,19 @@ namespace {
 // A block combines few rows of a tile, so that the rows of one span spread over all SMs.
 constexpr int kRows = 4;
 constexpr int kThreads = 128;
+// Blocks on an SM. ptxas takes the registers that these leave to load all parts of a run at once;
+// without a number it takes half as many, and loads them one after the other.
+constexpr int kMinBlocks = 6;
 
 template <class Element, size_t kListBytes>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kMinBlocks)
     CombineKernel(const __grid_constant__ LaunchArguments<kListBytes> arguments) {
   const LaunchParams& params = arguments.params;
   const Work work = arguments.WorkAt(blockIdx.y);
   const int begin = blockIdx.z * kRows;
-  CombineParts<Element>(work, blockIdx.x, params.group, params.partials, begin,
-                        min(begin + kRows, work.tile.row_count), threadIdx.x, kThreads);
+  CombineParts<Element, 1, kSmallRunSplits, kRunSplits>(
+      work, blockIdx.x, params.group, params.partials, begin,
+      min(begin + kRows, work.tile.row_count), threadIdx.x, kThreads);
 }
 
 template <class Element>

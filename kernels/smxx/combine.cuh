@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/attention.h"
 #include "kernels/smxx/element.cuh"
@@ -53,12 +54,11 @@ struct PartialResult {
   float sum = 0;
 };
 
-// Writes the part `thread` of `threads` of O and LSE of the packed rows [begin, end) of a work
-// tile, from the partial results of all its splits or runs. Splits are added run by run.
-template <class Element>
-__device__ __forceinline__ void CombineParts(const Work& work, int kv_head, RowDivider group,
-                                             const Partials& partials, int begin, int end,
-                                             int thread, int threads) {
+// As CombineParts, for a tile of which a run has kRunParts parts: a divisor of kRunSplits.
+template <class Element, int kRunParts>
+__device__ __forceinline__ void CombineRuns(const Work& work, int kv_head, RowDivider group,
+                                            const Partials& partials, int begin, int end,
+                                            int thread, int threads) {
   const int pieces = partials.head_dim / 4;
   const int32_t stride = work.tile.row_count;  // partial rows from a part to the next
 #pragma unroll 1
@@ -81,13 +81,14 @@ __device__ __forceinline__ void CombineParts(const Work& work, int kv_head, RowD
         parts[p].max = __ldcg(partials.max + partial);
         if (part + p >= work.tile.num_parts) parts[p] = PartialResult();
       }
-      if (work.tile.part_splits > 1) {
 #pragma unroll
-        for (int p = 0; p < kRunSplits; ++p) all.Add(parts[p]);
-      } else {
-        PartialResult run;
+      for (int begin_run = 0; begin_run < kRunSplits; begin_run += kRunParts) {
+        PartialResult run = parts[begin_run];
+        if constexpr (kRunParts > 1) {
+          run = PartialResult();
 #pragma unroll
-        for (int p = 0; p < kRunSplits; ++p) run.Add(parts[p]);
+          for (int p = 0; p < kRunParts; ++p) run.Add(parts[begin_run + p]);
+        }
         all.Add(run);
       }
     }
@@ -98,6 +99,21 @@ __device__ __forceinline__ void CombineParts(const Work& work, int kv_head, RowD
         make_uint2(ElementTraits<Element>::Pack(all.output.x * inverse, all.output.y * inverse),
                    ElementTraits<Element>::Pack(all.output.z * inverse, all.output.w * inverse));
   }
+}
+
+// Writes the part `thread` of `threads` of O and LSE of the packed rows [begin, end) of a work
+// tile, from the partial results of all its splits or runs. Splits are added run by run. kRunParts:
+// the run_parts that the tile may have.
+template <class Element, int... kRunParts>
+__device__ __forceinline__ void CombineParts(const Work& work, int kv_head, RowDivider group,
+                                             const Partials& partials, int begin, int end,
+                                             int thread, int threads) {
+  const auto combine = [&](auto run_parts) {
+    constexpr int kParts = decltype(run_parts)::value;
+    if (work.tile.run_parts != kParts) return;
+    CombineRuns<Element, kParts>(work, kv_head, group, partials, begin, end, thread, threads);
+  };
+  (combine(std::integral_constant<int, kRunParts>()), ...);
 }
 
 }  // namespace flashcore::kernels

@@ -38,13 +38,15 @@ __device__ __forceinline__ float InverseOfSum(float sum) {
 // The weights of two parts of a row's attention in their sum: each is relative to 2^max of its own
 // scores, the sum to that of both.
 struct SumWeights {
+  SumWeights() = default;
   __device__ __forceinline__ SumWeights(float first_max, float second_max)
       : max(fmaxf(first_max, second_max)),
         first(Exp2(first_max - FiniteOr0(max))),
         second(Exp2(second_max - FiniteOr0(max))) {}
 
+  // Never -0, so that adding nothing changes no bits.
   __device__ __forceinline__ float Add(float first_part, float second_part) const {
-    return fmaf(second, second_part, first * first_part);
+    return fmaf(second, second_part, first * first_part) + 0.0f;
   }
 
   float max;

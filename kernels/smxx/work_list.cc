@@ -55,7 +55,7 @@ size_t HeadBytes(const AttentionBatch& batch) {
 
 // Sets where the partial results of the tile of a combine are.
 void SetParts(const CombineItem& combine, WorkTile* tile) {
-  tile->part_splits = static_cast<int16_t>(combine.part_splits);
+  tile->run_parts = static_cast<int16_t>(combine.run_parts);
   tile->num_parts = combine.num_parts;
   tile->first_partial_row = combine.first_partial_row;
 }
@@ -89,7 +89,7 @@ void MakeTile(int32_t group, const Span& span, const WorkItem& item, const Plan&
   tile.all_begin = none ? item.kv_end : to_last.begin;
   tile.all_end = none ? item.kv_end : std::min(to_first.end, item.kv_end);
 
-  tile.part_splits = 1;
+  tile.run_parts = 1;
   tile.num_parts = 1;
   tile.first_partial_row = item.partial_row;
   if (item.combine < 0) return;

@@ -49,9 +49,9 @@ class AttentionBlocksTest : public AttentionTest {
   }
 
   // Of a batch of these spans, planned for so many workers.
-  void CheckRuns(const std::vector<SpanShape>& shapes, int32_t workers) {
+  void CheckRuns(const std::vector<SpanShape>& shapes, int32_t workers, bool has_runs) {
     Problem problem(MakeGeometry(4, 2), shapes, &random_);
-    EXPECT_EQ(HasRuns(Run(problem.batch(), workers)), GetParam().plan_options.has_runs);
+    EXPECT_EQ(HasRuns(Run(problem.batch(), workers)), has_runs);
     const Problem::Outputs together = Take(&problem);
     for (int s = 0; s < problem.num_spans(); ++s) {
       EXPECT_FALSE(HasRuns(Run(problem.batch_of(s), workers)));
@@ -69,7 +69,7 @@ TEST_P(AttentionBlocksTest, SeveralRuns) {
   shapes[4] = {64, 9210, Mask::Causal()};
   shapes[5] = {1, 3000};
   shapes[6] = {33, 700};
-  CheckRuns(shapes, 9 * 128 / GetParam().plan_options.tile_rows);
+  CheckRuns(shapes, 9 * 128 / GetParam().plan_options.tile_rows, GetParam().plan_options.has_runs);
 }
 
 // Several tiles, whose splits are one run each: it writes O and LSE itself.
@@ -81,7 +81,28 @@ TEST_P(AttentionBlocksTest, SingleRuns) {
              {130, 9000, Mask::Causal()},
              {20, 5000, Mask::Causal()},
              {130, 8500, Mask::Causal()}},
-            8);
+            8, GetParam().plan_options.has_runs);
+}
+
+// Small spans of one split, and of up to 7 runs, the last of 1 to 4 splits. Splits are of 256 K/V
+// rows (512 up to 64 components a head), and longer in the last two spans.
+TEST_P(AttentionBlocksTest, RunsOfSmallSpans) {
+  CheckRuns({{1, 3000},
+             {1, 4100, Mask::None(), Layout::kDenseHnd},
+             {8, 2049, Mask::Causal()},
+             {3, 4001, Mask::None(), Layout::kDenseNhd},
+             {4, 3000, Mask::SlidingWindow(2200, 1)},
+             {5, 1500, Mask{Mask::kUnbounded, 2}},
+             {7, 2600, Mask::Causal()},
+             {1, 200},
+             {2, 1030, Mask::SlidingWindow(1000, 0)},
+             {6, 3333, Mask::Causal()},
+             {2, 2048},
+             {1, 3590, Mask::Causal()},
+             {8, 1200},
+             {1, 7000},
+             {4, 6144, Mask::Causal()}},
+            8, GetParam().plan_options.has_small_runs);
 }
 
 // Unsplit, because a split would have more K/V rows.

@@ -64,7 +64,7 @@ Numbers NumbersOf(const Plan& plan) {
   }
   for (const CombineItem& c : plan.combines) {
     numbers.push_back({c.span, c.kv_head, c.row_begin, c.row_count, c.first_partial_row,
-                       c.num_parts, c.part_splits});
+                       c.num_parts, c.run_parts});
   }
   return numbers;
 }

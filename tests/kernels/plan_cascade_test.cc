@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <random>
 #include <set>
@@ -116,9 +117,10 @@ void CheckCascadeItem(const AttentionBatch& batch, const PlanOptions& options, c
   EXPECT_EQ(item.row_count, row);
 }
 
-// Plans with cascade items and compares the plan with the one without.
+// Plans with cascade items and compares the plan with the one without, both without runs.
 Plan Share(const AttentionBatch& batch, PlanOptions options = kSharing, int32_t workers = 1) {
   Plan plan, alone;
+  options.has_small_runs = false;
   MakePlan(batch, options, workers, &plan);
   for (const WorkItem& item : plan.items) {
     if (item.IsCascade()) CheckCascadeItem(batch, options, plan, item);
@@ -318,6 +320,25 @@ TEST(PlanCascade, LongestFirstAndAlwaysTheSame) {
     EXPECT_GE(longer.row_count * (longer.kv_end - longer.kv_begin + 1),
               a.row_count * (a.kv_end - a.kv_begin + 1));
   }
+}
+
+// In a batch that fills the workers, a run would take a split away from the spans that share it.
+TEST(PlanCascade, SpansThatShareHaveNoRuns) {
+  std::vector<ForkShape> shapes = ForksOf(1024, 4, 600);
+  shapes.resize(40, ForkShape{1600});
+  const Forks forks(shapes);
+  PlanOptions options = SharingOnCuda();
+  const auto count = [&] {
+    Plan plan;
+    MakePlan(forks.batch(), options, 8, &plan);
+    std::array<int, 2> runs = {};  // of spans that share, and of the others
+    for (const WorkItem& item : plan.items) runs[item.span < 4 ? 0 : 1] += item.IsRun();
+    EXPECT_EQ(plan.cascade_spans.empty(), options.cascade_saving > 0);
+    return runs;
+  };
+  EXPECT_EQ(count(), (std::array<int, 2>{0, 36 * 2}));
+  options.cascade_saving = 1 << 30;
+  EXPECT_EQ(count(), (std::array<int, 2>{4 * 2, 36 * 2}));
 }
 
 TEST(PlanCascade, NothingIsSharedThatSavesTooLittle) {

@@ -74,7 +74,7 @@ TEST(PlanCut, PartsHaveTheItemsOfTheWholeOnce) {
     const AttentionBatch batch = BatchOf(spans, kv_heads * group, kv_heads);
     for (PlanOptions options : every) {
       options.cascade_rows = 0;
-      options.has_runs = false;  // they depend on the other spans of a part
+      options.has_runs = options.has_small_runs = false;  // depend on the other spans of a part
       std::vector<Item> want = ItemsOf(batch, options), got;
       const CutOptions cut = {static_cast<double>(1 << below(30)), 1.0 + below(20)};
       for (const BatchPart& part : CutBatch(batch, options, 1 + below(4), cut)) {

@@ -180,7 +180,7 @@ TEST(Plan, SplitsFewRowsOnly) {
 }
 
 // The device of the expectations below: 132 workers that run two items at a time.
-constexpr PlanOptions kDevice{128, 256, kUnsplit, 0, true, true, 2, true};
+constexpr PlanOptions kDevice{128, 256, kUnsplit, 0, true, true, 2, true, true};
 constexpr int32_t kWorkers = 132;
 
 int32_t SplitRowsOf(int32_t packed_rows, int32_t kv_rows, int32_t kv_heads,
@@ -364,9 +364,39 @@ TEST(Plan, RunsAreAlignedGroupsOfSplits) {
   ASSERT_EQ(plan.combines.size(), 8u * 20);
   for (const CombineItem& combine : plan.combines) {
     EXPECT_EQ(combine.num_parts, 2);
-    EXPECT_EQ(combine.part_splits, kRunSplits);
+    EXPECT_EQ(combine.run_parts, 1);
   }
   EXPECT_EQ(plan.partial_rows, 8 * 100 * (20 * 2 + 45));
+}
+
+// Decodes of 4,096 K/V rows, 16 splits: 4 runs in a batch that fills the workers. So have small spans
+// beside large ones, and large ones none beside small ones.
+TEST(Plan, RunsOfSmallSpansHaveFourSplits) {
+  std::vector<Span> spans(16, MakeSpan(1, 4096));
+  const auto check_small_runs = [&] {
+    const Plan plan = PlanOf(spans, 32, 8, kDevice, kWorkers);
+    for (const WorkItem& item : plan.items) {
+      if (spans[item.span].query_rows > 1) continue;
+      EXPECT_EQ(item.split_rows, 256);
+      EXPECT_EQ(item.kv_end - item.kv_begin, 1024);
+    }
+    for (const CombineItem& combine : plan.combines) {
+      const bool is_small = spans[combine.span].query_rows == 1;
+      EXPECT_EQ(combine.num_parts, is_small ? 4 : 2) << combine.span;
+      EXPECT_EQ(combine.run_parts, is_small ? 1 : kRunSplits);
+    }
+    return CountRuns(plan);
+  };
+  EXPECT_EQ(check_small_runs(), 16 * 8 * 4);
+  spans.push_back(MakeSpan(100, 2048));
+  EXPECT_EQ(check_small_runs(), 16 * 8 * 4);
+
+  spans.resize(4);  // 128 runs
+  EXPECT_EQ(CountRuns(PlanOf(spans, 32, 8, kDevice, kWorkers)), 0);
+  for (const CombineItem& combine : PlanOf(spans, 32, 8, kDevice, kWorkers).combines) {
+    EXPECT_EQ(combine.num_parts, 16);
+    EXPECT_EQ(combine.run_parts, kSmallRunSplits);
+  }
 }
 
 // 264 items run at a time. Runs begin where they fill 7/8 of their rounds.

@@ -175,20 +175,35 @@ TEST(WorkList, TellsRunsFromSplits) {
   EXPECT_TRUE(layout.kinds[3].has_runs);
   for (int32_t i = 0; i < 16; ++i) {
     const WorkTile& tile = packed.tiles_of_kind(3)[i];
-    EXPECT_EQ(tile.part_splits, kRunSplits);
+    EXPECT_EQ(tile.run_parts, 1);
     EXPECT_EQ(tile.num_parts, 2);
     EXPECT_EQ(tile.split_rows, tile.part == 0 ? 1024 : 9000 - 8 * 1024);
     EXPECT_EQ(tile.IsRun(), tile.part == 0);
   }
   ASSERT_EQ(layout.combines.count, 8);
-  EXPECT_EQ(packed.tiles(layout.combines)->part_splits, kRunSplits);
+  EXPECT_EQ(packed.tiles(layout.combines)->run_parts, 1);
 
   PackedBatch alone({MakeSpan(40, 9000)}, 9, 128);
   ASSERT_EQ(alone.layout().kinds[3].count, 9);
   EXPECT_FALSE(alone.layout().kinds[3].has_runs);
-  EXPECT_EQ(alone.tiles_of_kind(3)->part_splits, 1);
+  EXPECT_EQ(alone.tiles_of_kind(3)->run_parts, kRunSplits);
   EXPECT_EQ(alone.tiles_of_kind(3)->num_parts, 9);
   EXPECT_FALSE(alone.tiles_of_kind(3)->IsRun());
+}
+
+// A decode of 12 splits, alone and ten times.
+TEST(WorkList, TellsRunsOfSmallSpans) {
+  PackedBatch alone({MakeSpan(1, 3000)}, 32, 128);
+  ASSERT_GT(alone.layout().kinds[0].count, 4);
+  EXPECT_FALSE(alone.layout().kinds[0].has_runs);
+  EXPECT_EQ(alone.tiles_of_kind(0)->run_parts, kSmallRunSplits);
+
+  PackedBatch packed(std::vector<Span>(40, MakeSpan(1, 3000)), 32, 128);
+  ASSERT_EQ(packed.layout().kinds[0].count, 40 * 3);
+  EXPECT_TRUE(packed.layout().kinds[0].has_runs);
+  EXPECT_TRUE(packed.tiles_of_kind(0)->IsRun());
+  EXPECT_EQ(packed.tiles_of_kind(0)->run_parts, 1);
+  EXPECT_EQ(packed.tiles_of_kind(0)->split_rows, 256);
 }
 
 TEST(WorkList, TravelsInParametersUpToTheirSize) {
