@@ -457,6 +457,7 @@ Candidates FindCommonPrefixes(const AttentionBatch& batch, const PlanOptions& op
   spans->shares.assign(batch.num_spans, false);
   Candidates candidates;
   if (options.cascade_rows == 0) return candidates;
+  candidates.reserve(batch.num_spans);
   for (int32_t s = 0; s < batch.num_spans; ++s) {
     AddCascadeCandidate(batch, s, spans->split_rows[s], &candidates);
   }
