@@ -369,8 +369,8 @@ TEST(Plan, RunsAreAlignedGroupsOfSplits) {
   EXPECT_EQ(plan.partial_rows, 8 * 100 * (20 * 2 + 45));
 }
 
-// Decodes of 4,096 K/V rows, 16 splits: 4 runs in a batch that fills the workers. So have small spans
-// beside large ones, and large ones none beside small ones.
+// Decodes of 4,096 K/V rows, 16 splits: 4 runs in a batch that fills the workers. So have small
+// spans beside large ones, and large ones none beside small ones.
 TEST(Plan, RunsOfSmallSpansHaveFourSplits) {
   std::vector<Span> spans(16, MakeSpan(1, 4096));
   const auto check_small_runs = [&] {
