@@ -141,11 +141,12 @@ constexpr Sm80Block Sm80BlockFor(int32_t tile_rows, int32_t head_dim,
     const bool is_large = shared == SharedSize::kLarge;
     block.streams = head_dim <= 64 ? 2 : 1;
     block.warp_groups = is_largest && is_large ? 1 : block.streams;
-    block.tile_tokens = head_dim <= 128 ? 64 : 32;
+    block.tile_tokens = 64;
     // Enough other warps hide the wait for a copy, and without stages to choose at run time a tile
     // takes a third fewer instructions beside its multiplications. In launches of few small tiles,
-    // copies two tiles ahead are faster, unless they take the shared memory of a second block.
-    block.single_buffers = tile_rows > 32 || (!is_large && head_dim > 64);
+    // copies two tiles ahead are faster, unless they take the shared memory of a second block, or
+    // more than a block has.
+    block.single_buffers = tile_rows > 32 || head_dim > (is_large ? 128 : 64);
     if (tile_rows > 32 && block.warp_groups == 1) block.min_blocks = 2;
     if (tile_rows == 32 && head_dim <= 64) block.min_blocks = 2;
   }

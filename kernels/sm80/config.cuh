@@ -113,8 +113,7 @@ struct Config {
   // Unrolled steps of Q K^T: as many as the registers allow. Each step beyond saves two
   // instructions of a loop, and reads Q and K ahead.
   static constexpr int kScoreUnroll =
-      kQueryInRegisters || kHeadDim == 96 || (kHeadDim == 256 && kSingleBuffers) ? kSteps
-                                                                                 : 4 / kStepMmas;
+      kQueryInRegisters || kHeadDim == 96 || kHeadDim == 256 ? kSteps : 4 / kStepMmas;
 
   static constexpr int kTileBytes = kTileTokens * kKvRowBytes;
   static constexpr int kStageStride = kWarpGroups * 2 * kTileBytes;
