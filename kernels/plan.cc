@@ -574,7 +574,7 @@ int32_t SplitRows(const Geometry& geometry, const Span& span, const PlanOptions&
   };
   take_faster(usual, least_time);
   // In a batch that fills the workers, adding the halves up in runs takes 13 to 18% more time.
-  if (shortest < usual) take_faster(shortest, least_time / 1.25);
+  if (shortest < usual) take_faster(shortest, least_time / 1.2);
   return best;
 }
 

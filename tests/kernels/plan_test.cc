@@ -190,7 +190,7 @@ int32_t SplitRowsOf(int32_t packed_rows, int32_t kv_rows, int32_t kv_heads,
 }
 
 // The shortest split: 256 K/V rows, 512 above 16 packed rows, 1024 above 64, or 512 where that is
-// much faster.
+// a sixth faster.
 TEST(SplitRows, AreNoShorterThanTheRowsThatReadThemNeed) {
   EXPECT_EQ(SplitRowsOf(4, 4096, 8), 256);
   EXPECT_EQ(SplitRowsOf(16, 4096, 8), 256);
