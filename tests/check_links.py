@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Fails if a relative link or an anchor in a Markdown file of this repository leads nowhere.
+"""Fails if a relative link, an anchor or a path in a Markdown file of this repository leads nowhere.
 
     tests/check_links.py [FOLDER]   checks the repository in FOLDER (default: this one)
 
-Checks inline links and images, [text](target), and reference definitions, [name]: target. Leaves
-out code, and links to other hosts.
+Checks inline links and images, [text](target), reference definitions, [name]: target, and code spans
+that are the path of a source or document, or its last parts: `transport/convert.cc`, `convert.cc`.
+Leaves out other code, links to other hosts, what a build makes (`build/...`), and paths in what tells
+of the past: CHANGELOG.md and folders called notes.
 """
 
 import functools
@@ -20,6 +22,7 @@ LINK = re.compile(r"\]\(\s*<?([^\s()<>]+(?:\([^\s()]*\)[^\s()<>]*)*)>?(?:\s+[\"'
 DEFINITION = re.compile(r"^ {0,3}\[[^\]]+\]:\s*<?(\S+?)>?(?:\s|$)", re.MULTILINE)
 HEADING = re.compile(r"^ {0,3}#{1,6}\s+(.*?)\s*#*\s*$", re.MULTILINE)
 HTML_ANCHOR = re.compile(r"<a\s+(?:id|name)=\"([^\"]+)\"")
+SOURCE = re.compile(r"(?:\.{1,2}/)*(?!build/)([\w-][\w./-]*\.(?:cc?|cuh?|h|md|proto|py|sh))")
 ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
@@ -42,10 +45,26 @@ def anchors(path):
     return found
 
 
+def blank(match):
+    """As many spaces: keeps the line numbers."""
+    return re.sub(r"[^\n]", " ", match.group())
+
+
+def source_paths(text):
+    """(line, path) of every code span in a Markdown text that is the path of a source."""
+    text = FENCE.sub(blank, text)
+    for span in CODE.finditer(text):
+        if path := SOURCE.fullmatch(span.group().strip("` ")):
+            yield text.count("\n", 0, span.start()) + 1, path.group(1)
+
+
+def endings(files):
+    """The last parts of every path: a/b.c and b.c."""
+    return {"/".join(file.split("/")[n:]) for file in files for n in range(file.count("/") + 1)}
+
+
 def links(text):
     """(line, target) of every link in a Markdown text."""
-    def blank(match):  # keeps the line numbers
-        return re.sub(r"[^\n]", " ", match.group())
     text = CODE.sub(blank, FENCE.sub(blank, text))
     return sorted((text.count("\n", 0, match.start()) + 1, match.group(1))
                   for pattern in (LINK, DEFINITION) for match in pattern.finditer(text))
@@ -71,15 +90,25 @@ def problem(root, path, target):
 
 def main(root):
     listed = subprocess.run(
-        ["git", "-C", root, "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
-        check=True, capture_output=True, text=True).stdout.split()
-    paths = [path for path in (root / name for name in listed) if path.exists()]
+        ["git", "-C", root, "ls-files", "--cached", "--others", "--exclude-standard"],
+        check=True, capture_output=True, text=True).stdout.splitlines()
+    listed = [name for name in listed if (root / name).exists()]
+    sources = endings(listed)
+    paths = [root / name for name in listed if name.endswith(".md")]
     count, problems = 0, []
     for path in paths:
-        for line, target in links(path.read_text()):
+        name = path.relative_to(root)
+        text = path.read_text()
+        for line, target in links(text):
             count += 1
             if what := problem(root, path, target):
-                problems.append(f"{path.relative_to(root)}:{line}: {target}: {what}")
+                problems.append(f"{name}:{line}: {target}: {what}")
+        if name.name == "CHANGELOG.md" or name.parent.name == "notes":
+            continue
+        for line, source in source_paths(text):
+            count += 1
+            if source not in sources:
+                problems.append(f"{name}:{line}: `{source}`: no such file")
     print("\n".join([*problems, f"{count} links in {len(paths)} files, {len(problems)} broken"]))
     return 1 if problems or not count else 0
 

@@ -39,6 +39,23 @@ class LinksTest(unittest.TestCase):
         self.assertEqual(check_links.links(text),
                          [(1, "b.md"), (3, "d.png"), (3, "f.md"), (8, "l.md")])
 
+    def test_source_paths_are_found_with_their_lines(self):
+        text = ("`a.cc` `../b/c.py --flag` `x`\n\n`../b/c.py`, `build/d.h`, `*.md`\n"
+                "```\n`e.sh`\n```\n`./f.proto`\n")
+        self.assertEqual(list(check_links.source_paths(text)),
+                         [(1, "a.cc"), (3, "b/c.py"), (7, "f.proto")])
+        self.assertEqual(check_links.endings(["a/b/c.h", "d.md"]),
+                         {"a/b/c.h", "b/c.h", "c.h", "d.md"})
+
+    def test_a_path_that_leads_nowhere_fails_the_run(self):
+        (self.root / "notes").mkdir()
+        (self.root / "README.md").write_text("`docs/a.md` `a.md`\n")
+        self.assertEqual(check_links.main(self.root), 0)
+        for name, status in (("notes/old.md", 0), ("CHANGELOG.md", 0), ("README.md", 1)):
+            with (self.root / name).open("a") as file:
+                file.write("`docs/b.md`\n")
+            self.assertEqual(check_links.main(self.root), status, name)
+
     def test_a_broken_link_fails_the_run(self):
         self.assertEqual(check_links.main(self.root), 1)  # no link at all
         readme = self.root / "README.md"
