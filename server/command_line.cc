@@ -54,9 +54,9 @@ const std::vector<FlagGroup>& FlagGroups() {
         "shared_memory_bytes"}},
       {"Limits",
        {"max_queue_requests", "max_batch_requests", "max_batch_tokens", "max_stream_inflight",
-        "reply_timeout_s", "max_spans", "max_heads", "max_layers", "max_request_gflop",
-        "max_launch_ms", "client_kv_bytes", "client_sequences", "client_metadata_bytes",
-        "client_shared_memory_bytes", "client_shared_regions"}},
+        "reply_timeout_s", "max_spans", "max_request_gflop", "max_launch_ms", "client_kv_bytes",
+        "client_sequences", "client_metadata_bytes", "client_shared_memory_bytes",
+        "client_shared_regions"}},
       {"Logs", {"log_format"}},
   };
   return *kGroups;

@@ -184,8 +184,6 @@ ABSL_FLAG(int64_t, shared_memory_bytes, int64_t{1} << 30,
 
 ABSL_FLAG(int64_t, max_message_bytes, int64_t{64} << 20, "Size limit of one gRPC message.");
 ABSL_FLAG(int32_t, max_spans, 4096, "Limit of the spans in one request.");
-ABSL_FLAG(int32_t, max_heads, 1024, "Limit of the query heads in one request.");
-ABSL_FLAG(int32_t, max_layers, 1024, "Limit of the layers of one sequence.");
 ABSL_FLAG(double, max_request_gflop, 0,
           "Limit of the work in one request, in 10^9 floating-point operations, masks not counted. "
           "0: about a second of the device's time, by an estimate: 120 for each CPU thread with "
@@ -303,7 +301,6 @@ void ReadSequenceOptions(SequenceStore::Options* options, Checker* check) {
   options->client_kv_bytes =
       client_kv_bytes < 0 ? SequenceOptions::kHalfOfTheMemory : client_kv_bytes;
   options->client_sequences = check->Range(FLAGS_client_sequences, 0, int64_t{1} << 31);
-  options->max_layers = check->Range(FLAGS_max_layers, 1, 65536);
   options->metadata_bytes = check->Range(FLAGS_sequence_metadata_bytes, 1 << 20, kMaxBytes);
   const int64_t client_metadata_bytes = check->Range(FLAGS_client_metadata_bytes, -1, kMaxBytes);
   options->client_metadata_bytes =
@@ -489,7 +486,6 @@ void ReadEngineOptions(Engine::Options* options, Checker* check) {
       std::chrono::milliseconds(check->Range(FLAGS_staging_wait_ms, 0, 3'600'000));
   options->max_waiting_bytes = absl::GetFlag(FLAGS_transport_memory_bytes) / 2;
   options->max_spans = check->Range(FLAGS_max_spans, 1, 65536);
-  options->max_heads = check->Range(FLAGS_max_heads, 1, 65536);
   options->max_request_flop = 1e9 * check->Range(FLAGS_max_request_gflop, 0, 1e12);
   options->batcher.max_launch =
       std::chrono::milliseconds(check->Range(FLAGS_max_launch_ms, 1, 60'000));
@@ -499,7 +495,6 @@ void ReadEngineOptions(Engine::Options* options, Checker* check) {
   options->batcher.max_queue_delay =
       std::chrono::microseconds(check->Range(FLAGS_max_queue_delay_us, 0, 1'000'000));
   ReadSequenceOptions(&options->sequences, check);
-  options->sequences.max_heads = options->max_heads;
 }
 
 void ReadLogOptions(Logger::Options* options, Checker* check) {

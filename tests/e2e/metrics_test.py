@@ -95,11 +95,11 @@ class LogTest(unittest.TestCase):
             self.assertIn("head_dim: 7", record["error"])
 
     def test_flags_come_from_the_environment_too_and_the_command_line_wins(self):
-        env = {"FLASHCORE_MAX_SPANS": "17", "FLASHCORE_MAX_HEADS": "5"}
-        with harness.Server("--max_heads=6", env=env) as server, server.channel() as channel:
+        env = {"FLASHCORE_MAX_SPANS": "17", "FLASHCORE_MAX_MESSAGE_BYTES": "2000000"}
+        with harness.Server("--max_message_bytes=3000000", env=env) as server, server.channel() as channel:
             from flashcore.v1 import attention_pb2 as pb
             limits = harness.stub(channel).GetServerInfo(pb.GetServerInfoRequest()).limits
-            self.assertEqual((limits.max_spans, limits.max_heads), (17, 6))
+            self.assertEqual((limits.max_spans, limits.max_message_bytes), (17, 3000000))
 
 
 class FlagTest(unittest.TestCase):

@@ -21,8 +21,7 @@ class SequencesTest(unittest.TestCase):
         cls.server = harness.Server(
             "--insecure_client_names",
             "--kv_memory_bytes=67108864", "--kv_hot_bytes=8388608", "--l2_window=on",
-            "--l2_budget_bytes=8388608", "--max_layers=8", "--max_message_bytes=16777216",
-            "--client_kv_bytes=0")
+            "--l2_budget_bytes=8388608", "--max_message_bytes=16777216", "--client_kv_bytes=0")
         cls.addClassCleanup(cls.server.__exit__)
         cls.channel = cls.server.channel()
         cls.addClassCleanup(cls.channel.close)
@@ -255,7 +254,7 @@ class SequencesTest(unittest.TestCase):
                           self.stub.Attend, bad)
         self.assert_fails(Code.INVALID_ARGUMENT, "spans[1].sequence_id: names a sequence that",
                           self.stub.Attend, self.attend_request([sequence] * 2, [q, q]))
-        for field, value, message in (("num_layers", 9, "num_layers: 9 is not in 1..8"),
+        for field, value, message in (("num_layers", 1025, "num_layers: 1025 is not in 1..1024"),
                                       ("head_dim", 33, "head_dim: 33 is not one of 32, 64"),
                                       ("num_kv_heads", 0, "num_kv_heads: 0 is not in 1.."),
                                       ("num_kv_heads", 1000, "need pages of"),

@@ -165,7 +165,7 @@ void CheckLimits(const Options& options) {
   const auto& engine = options.engine;
   Require(In(engine.staging_memory_bytes, 0x1p20, 0x1p46), "staging_memory_bytes");
   Require(In(engine.staging_wait.count(), 0, 3600e9), "staging_wait_ms");
-  Require(In(engine.max_spans, 1, 65536) && In(engine.max_heads, 1, 65536), "spans, heads");
+  Require(In(engine.max_spans, 1, 65536), "max_spans");
   Require(In(engine.max_request_flop, 0, 1e21), "max_request_gflop");
   Require(In(engine.batcher.max_launch.count(), 1e6, 6e10), "max_launch_ms");
   Require(In(engine.batcher.max_queue_delay.count(), 0, 1e9), "max_queue_delay_us");
@@ -173,7 +173,6 @@ void CheckLimits(const Options& options) {
               In(engine.batcher.max_batch_requests, 1, 0x1p20),
           "max_queue_requests, max_batch_requests");
   Require(In(engine.batcher.max_batch_tokens, 1, 0x1p31 - 1), "max_batch_tokens");
-  Require(In(engine.sequences.max_layers, 1, 65536), "max_layers");
   Require(In(server.shared_memory.client_regions, 1, 1024), "client_shared_regions");
   Require(In(engine.sequences.idle_timeout.count(), 0, 1e17), "sequence_idle_timeout_s");
   const auto& device = options.device;
