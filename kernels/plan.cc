@@ -41,26 +41,24 @@ KvRange KvOfTile(const Span& span, int32_t group, int32_t row_begin, int32_t row
   return kv;
 }
 
-// A tile of a span. Its splits have split_rows K/V rows, its items are splits or runs of
-// run_splits.
+// A tile of a span. Its splits have split_rows K/V rows.
 struct Tile {
   int32_t span = 0;
   int32_t tile_rows = 0;  // as in WorkItem
   int32_t split_rows = 0;
   int32_t row_begin = 0;
   int32_t row_count = 0;
-  int32_t run_splits = 1;
-  bool has_runs = false;
+  bool has_runs = false;  // its items are runs, and not splits
 };
 
 // Plans a tile for the KV heads of its span, as far as they are in its slices.
 void PlanTile(const AttentionBatch& batch, const PlanOptions& options, const Tile& tile,
               Plan* plan) {
-  const auto& [span_index, tile_rows, split_rows, row_begin, row_count, run_splits, has_runs] =
-      tile;
+  const auto& [span_index, tile_rows, split_rows, row_begin, row_count, has_runs] = tile;
   const Span& span = batch.spans[span_index];
   const KvRange kv = KvOfTile(span, batch.geometry.group(), row_begin, row_count);
   const int32_t splits = DivideUp(kv.end - kv.begin, split_rows);
+  const int32_t run_splits = RunSplits(span.query_rows * batch.geometry.group());
   const int32_t item_splits = has_runs ? run_splits : 1;
   const int32_t parts = std::max(1, DivideUp(splits, item_splits));
 
@@ -299,17 +297,15 @@ void SortItems(Plan* plan) {
 }
 
 // A span whose leading splits other spans could share: these splits are whole, paged, and visible
-// to every packed row. Without runs, the item of KV head h and split s is first_item + h * splits +
-// s.
+// to every packed row.
 struct CascadeCandidate {
   const Span* span = nullptr;
   int32_t index = 0;       // of the span
   int32_t first_page = 0;  // span->kv.pages[0], copied here for sorting
   int32_t split_rows = 0;
-  int32_t num_pages = 0;  // of the splits that could be shared
-  int32_t splits = 0;     // all splits of a KV head
-  int32_t rows = 0;       // packed rows of a KV head
-  size_t first_item = 0;
+  int32_t num_pages = 0;      // of the splits that could be shared
+  int32_t splits = 0;         // all splits of a KV head
+  int32_t rows = 0;           // packed rows of a KV head
   int32_t common_splits = 0;  // leading splits with the same pages as the next candidate's (sorted)
   // The last cascade items with this candidate as the first had so many spans, and these in the
   // plan: those of KV head 0, then those of the next.
@@ -375,22 +371,17 @@ bool PagesLess(const CascadeCandidate& a, const CascadeCandidate& b) {
   return a.index < b.index;
 }
 
-struct CommonSplits {
-  int32_t most = 0;     // of two candidates
-  int64_t kv_rows = 0;  // that are read less, for a KV head, if each split is shared by all it can
-};
-
-// Sets common_splits of every sorted candidate.
-CommonSplits CountCommonSplits(Candidates* candidates) {
-  CommonSplits all;
+// Sets common_splits of every sorted candidate. Returns the K/V rows that are read less, for a KV
+// head, if each split is shared by all it can.
+int64_t CountCommonSplits(Candidates* candidates) {
+  int64_t kv_rows = 0;
   for (size_t c = 0; c + 1 < candidates->size(); ++c) {
     CascadeCandidate& candidate = (*candidates)[c];
     candidate.common_splits =
         CommonPages(candidate, (*candidates)[c + 1]) / (candidate.split_rows / kPageTokens);
-    all.most = std::max(all.most, candidate.common_splits);
-    all.kv_rows += int64_t{candidate.common_splits} * candidate.split_rows;
+    kv_rows += int64_t{candidate.common_splits} * candidate.split_rows;
   }
-  return all;
+  return kv_rows;
 }
 
 // Largest cascade item such that none is more than one worker's share of the launch. Where a span
@@ -405,9 +396,9 @@ int32_t MaxCascadeRows(const PlanOptions& options, int32_t workers, const Plan& 
       std::min<int64_t>(options.cascade_rows, work / workers / options.split_kv_rows));
 }
 
-// The item of a candidate.
+// The item of a candidate, which has no runs.
 WorkItem& ItemOf(const CascadeCandidate& candidate, int32_t head, int32_t split, Plan* plan) {
-  return plan->items[candidate.first_item + head * candidate.splits + split];
+  return plan->items[plan->scratch.first_item[candidate.index] + head * candidate.splits + split];
 }
 
 // Adds the spans of the cascade items of `count` candidates from `first` on, for each KV head.
@@ -462,10 +453,9 @@ Candidates FindCommonPrefixes(const AttentionBatch& batch, const PlanOptions& op
     AddCascadeCandidate(batch, s, spans->split_rows[s], &candidates);
   }
   std::sort(candidates.begin(), candidates.end(), PagesLess);
-  const CommonSplits common = CountCommonSplits(&candidates);
   const Geometry& geometry = batch.geometry;
-  const int64_t saving = common.kv_rows * geometry.num_kv_heads * geometry.head_dim;
-  if (common.most == 0 || saving < options.cascade_saving * workers) return {};
+  const int64_t saving = CountCommonSplits(&candidates) * geometry.num_kv_heads * geometry.head_dim;
+  if (saving == 0 || saving < options.cascade_saving * workers) return {};
   for (size_t c = 0; c + 1 < candidates.size(); ++c) {
     if (candidates[c].common_splits == 0) continue;
     spans->shares[candidates[c].index] = spans->shares[candidates[c + 1].index] = true;
@@ -482,8 +472,7 @@ void ShareCommonPrefixes(const AttentionBatch& batch, const PlanOptions& options
   if (max_rows == 0) return;
 
   int32_t most = 0;  // splits that two spans have in common
-  for (CascadeCandidate& candidate : *candidates) {
-    candidate.first_item = plan->scratch.first_item[candidate.index];
+  for (const CascadeCandidate& candidate : *candidates) {
     most = std::max(most, candidate.common_splits);
   }
   for (int32_t split = 0; split < most; ++split) {
@@ -607,7 +596,7 @@ void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t w
     const auto [row_begin, row_end] = RowsToPlan(batch, options, span);
     for (int32_t row = row_begin; row < row_end; row += tile_rows) {
       const int32_t row_count = std::min(tile_rows, rows - row);
-      Tile tile{s, std::min(tile_rows, rows), split_rows[s], row, row_count, RunSplits(rows)};
+      Tile tile{s, std::min(tile_rows, rows), split_rows[s], row, row_count};
       tile.has_runs = runs.Take(span, tile) || small_runs.Take(span, tile);
       PlanTile(batch, options, tile, plan);
     }

@@ -54,18 +54,15 @@ __device__ __forceinline__ float4 AsFloat4(const Accumulators<Accum>& tile) {
   return make_float4(tile.Get(0), tile.Get(1), tile.Get(2), tile.Get(3));
 }
 
-// The online-softmax state of a warp's rows, as one lane holds it: [m] is the row tile, [i] the
-// lane's row in it (ThreadPosition::Row), [n] the output tile.
-template <class C>
-struct State {
-  Accumulators<typename C::Accum> output[C::kRowTiles][C::kOutputTiles];  // relative to 2^Base(max)
+// The attention of a warp's rows over some K/V rows, as one lane holds it: [m] is the row tile, [i]
+// the lane's row in it (ThreadPosition::Row), [n] the output tile. Empty at first.
+template <class C, class Accum>
+struct RowSums {
+  Accumulators<Accum> output[C::kRowTiles][C::kOutputTiles];  // relative to 2^Base(max)
   float max[C::kRowTiles][2];  // row max to within the rescale threshold; same in the row's 4 lanes
-  float sum[C::kRowTiles][2];  // of this lane's probabilities
-  // Sum of all of the row's probabilities as P V uses them, rounded to Element: an mma of P and
-  // ones, whose 8 columns are equal. Always float32: float16 cannot count beyond 2048.
-  float rounded_sum[C::kRowTiles][4];
+  float sum[C::kRowTiles][2];  // of all lanes; until FinishSoftmax of this lane's probabilities
 
-  __device__ __forceinline__ State() {
+  __device__ __forceinline__ RowSums() {
 #pragma unroll
     for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
@@ -75,6 +72,20 @@ struct State {
         max[m][i] = -INFINITY;
         sum[m][i] = 0;
       }
+    }
+  }
+};
+
+// The online-softmax state of a warp's rows.
+template <class C>
+struct State : RowSums<C, typename C::Accum> {
+  // Sum of all of the row's probabilities as P V uses them, rounded to Element: an mma of P and
+  // ones, whose 8 columns are equal. Always float32: float16 cannot count beyond 2048.
+  float rounded_sum[C::kRowTiles][4];
+
+  __device__ __forceinline__ State() {
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) rounded_sum[m][c] = 0;
     }

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <type_traits>
+#include <utility>
 
 #include "kernels/sm80/attend.h"
 #include "kernels/sm80/config.cuh"
@@ -37,17 +38,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks)
   if constexpr (C::kCombines) {
     if (work.tile.num_parts > 1 && work.tile.combine >= 0 &&
         IsLastPart(work.tile.num_parts, &params.finished[work.tile.combine + kv_head])) {
-      const auto combine = [&](auto... run_parts) {
-        CombineParts<typename C::Element, decltype(run_parts)::value...>(
-            work, kv_head, params.group, params.partials, 0, work.tile.row_count, threadIdx.x,
-            C::kThreads);
-      };
-      using OfSplits = std::integral_constant<int, kSmallRunSplits>;
-      if constexpr (C::kRuns) {
-        combine(OfSplits(), std::integral_constant<int, 1>());
-      } else {
-        combine(OfSplits());
-      }
+      using RunParts = std::conditional_t<C::kRuns, std::integer_sequence<int, kSmallRunSplits, 1>,
+                                          std::integer_sequence<int, kSmallRunSplits>>;
+      CombineParts<typename C::Element>(RunParts(), work, kv_head, params.group, params.partials, 0,
+                                        work.tile.row_count, threadIdx.x, C::kThreads);
     }
   }
 }

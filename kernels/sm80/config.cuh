@@ -80,6 +80,7 @@ struct Config {
   static constexpr int kWarpGroups = kBlock.warp_groups;
   static constexpr int kTileTokens = kBlock.tile_tokens;
   static constexpr bool kAddsStreams = kRuns && kRows == kCudaTileRows[0];
+  static constexpr bool kAddsSplits = kRuns && !kAddsStreams;  // of a run, through memory
   static constexpr int kMinBlocks = kAddsStreams ? 2 : kBlock.min_blocks;  // sums take registers
   static constexpr int kWarpRows = 16 * kRowTiles;
   static constexpr int kGroupThreads = 32 * kRowWarps;

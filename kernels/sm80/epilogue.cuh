@@ -327,7 +327,7 @@ __device__ __forceinline__ void WriteResults(const SoftmaxScale& scale, const Wo
     const bool stashed = work.tile.kv_end - work.tile.kv_begin > C::kTileTokens;
     Stash<C>().AddTo(stashed, slice.output, slice.max, slice.sum);
   }
-  if constexpr (C::kRuns && !C::kAddsStreams) {
+  if constexpr (C::kAddsSplits) {
     if (work.tile.IsRun()) AddRun<C>(work, partials, &slice);
   }
   if (work.tile.num_parts > 1) {

@@ -438,7 +438,7 @@ __device__ __forceinline__ void SingleBufferMainloop(const SoftmaxScale& scale, 
         *state = State<C>();
       }
     }
-    if constexpr (C::kRuns && !C::kAddsStreams) {
+    if constexpr (C::kAddsSplits) {
       if (kv->EndsSplit(next)) {
         FinishState<C>(work, state);
         WriteRun<C>(scale, work, kv->IsFirstSplit(), partials, *state);

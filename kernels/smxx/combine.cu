@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "kernels/smxx/combine.cuh"
 #include "kernels/smxx/combine.h"
 #include "kernels/smxx/launch.cuh"
@@ -19,9 +21,9 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
   const LaunchParams& params = arguments.params;
   const Work work = arguments.WorkAt(blockIdx.y);
   const int begin = blockIdx.z * kRows;
-  CombineParts<Element, 1, kSmallRunSplits, kRunSplits>(
-      work, blockIdx.x, params.group, params.partials, begin,
-      min(begin + kRows, work.tile.row_count), threadIdx.x, kThreads);
+  using RunParts = std::integer_sequence<int, 1, kSmallRunSplits, kRunSplits>;
+  CombineParts<Element>(RunParts(), work, blockIdx.x, params.group, params.partials, begin,
+                        min(begin + kRows, work.tile.row_count), threadIdx.x, kThreads);
 }
 
 template <class Element>

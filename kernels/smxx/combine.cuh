@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #include "kernels/attention.h"
 #include "kernels/smxx/element.cuh"
@@ -105,7 +106,8 @@ __device__ __forceinline__ void CombineRuns(const Work& work, int kv_head, RowDi
 // tile, from the partial results of all its splits or runs. Splits are added run by run. kRunParts:
 // the run_parts that the tile may have.
 template <class Element, int... kRunParts>
-__device__ __forceinline__ void CombineParts(const Work& work, int kv_head, RowDivider group,
+__device__ __forceinline__ void CombineParts(std::integer_sequence<int, kRunParts...>,
+                                             const Work& work, int kv_head, RowDivider group,
                                              const Partials& partials, int begin, int end,
                                              int thread, int threads) {
   const auto combine = [&](auto run_parts) {

@@ -81,7 +81,7 @@ struct alignas(16) WorkTile {
   int16_t run_parts;  // as in CombineItem
   int32_t kv_begin;
   int32_t kv_end;
-  int32_t split_rows;  // K/V rows of a split; the last may have fewer
+  int32_t split_rows;  // K/V rows of a split. From kv_begin to kv_end: the item is one split
   int32_t all_begin;   // K/V rows [all_begin, all_end) are visible to every packed row
   int32_t all_end;
 

@@ -43,7 +43,7 @@ Engine::Engine(const Options& options, std::unique_ptr<Device> device, const Clo
       clock_(clock),
       metrics_(metrics),
       device_(std::move(device)),
-      limits_{options.max_spans, options.max_heads, options_.sequences.dtypes,
+      limits_{options.max_spans, options.sequences.max_heads, options_.sequences.dtypes,
               options_.sequences.head_dims, options_.max_request_flop},
       staging_(options.staging_memory_bytes, device_->staging_allocator(),
                options.max_waiting_bytes, options.client_staging_bytes),

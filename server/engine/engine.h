@@ -41,7 +41,6 @@ class Engine {
     size_t max_waiting_bytes = 0;     // see StagingPool
     size_t client_staging_bytes = 0;  // of one client, unread replies included; 0: no limit
     uint32_t max_spans = 4096;        // of one request
-    uint32_t max_heads = 1024;        // of one request
     double max_request_flop = 0;      // of one request; 0: kDefaultRequestSeconds of the device
     std::vector<int> lane_cores;      // [lanes]: the core of each lane's thread; empty: any
 

@@ -34,7 +34,7 @@ struct SequenceOptions {
   size_t client_sequences = 0;       // of one client; 0: no limit
   size_t client_metadata_bytes = 0;  // part of metadata_bytes for one client; 0: no limit
   uint32_t max_layers = 1024;        // of one sequence
-  uint32_t max_heads = 1024;         // KV heads of one sequence
+  uint32_t max_heads = 1024;         // of one request; KV heads of one sequence
   // Floating-point operations of one request, checked again when it is launched.
   double max_request_flop = std::numeric_limits<double>::infinity();
   std::vector<kernels::DType> dtypes;  // that the device has kernels for

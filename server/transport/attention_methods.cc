@@ -72,7 +72,6 @@ void AttentionMethods::SetLimits(const Engine& engine, v1::Limits* limits) const
   const Engine::Options& options = engine.options();
   limits->set_max_message_bytes(options_.max_message_bytes);
   limits->set_max_spans(options.max_spans);
-  limits->set_max_heads(options.max_heads);
   for (const uint32_t head_dim : engine.limits().head_dims) limits->add_head_dims(head_dim);
   limits->set_max_queue_requests(options.batcher.max_queue_requests);
   limits->set_max_batch_requests(options.batcher.max_batch_requests);
@@ -87,6 +86,7 @@ void AttentionMethods::SetLimits(const Engine& engine, v1::Limits* limits) const
   limits->set_max_request_id_bytes(kMaxRequestIdBytes);
   limits->set_max_request_flop(options.max_request_flop);
   const SequenceStore::Options& sequences = options.sequences;
+  limits->set_max_heads(sequences.max_heads);
   limits->set_max_layers(sequences.max_layers);
   limits->set_max_page_bytes(sequences.superblock_bytes);
   limits->set_client_kv_bytes(sequences.client_kv_bytes);

@@ -462,7 +462,7 @@ TEST(Plan, CountsShortSpansByTheirOwnBlocks) {
 }
 
 // 128 tiles of 128 rows leave half of 264 places idle, where 256 of 64 rows do not. A split of
-// fewer rows must be faster by a quarter.
+// fewer rows must be faster by a sixth.
 TEST(SplitRows, ReckonWithSmallerTiles) {
   const auto split_rows = [](int32_t query_rows, int32_t kv_rows) {
     return SplitRows({DType::kFloat16, 8, 8, 128}, MakeSpan(query_rows, kv_rows), kDevice,

@@ -191,7 +191,7 @@ TEST(WorkList, TellsRunsFromSplits) {
   EXPECT_FALSE(alone.tiles_of_kind(3)->IsRun());
 }
 
-// A decode of 12 splits, alone and ten times.
+// A decode of 12 splits, alone and in a batch of 40.
 TEST(WorkList, TellsRunsOfSmallSpans) {
   PackedBatch alone({MakeSpan(1, 3000)}, 32, 128);
   ASSERT_GT(alone.layout().kinds[0].count, 4);
