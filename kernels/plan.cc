@@ -205,12 +205,12 @@ class RunBudget {
       const int32_t rows = batch.spans[s].query_rows * group_;
       if (rows == 0 || (small && !IsSmall(rows))) continue;
       const KvRange kv = KvOfTile(batch.spans[s], group_, 0, rows);
-      const int64_t work = heads_ * Work(rows, kv.end - kv.begin);
+      const int32_t tiles = DivideUp(rows, options.tile_rows);
+      const int64_t work = heads_ * tiles * Work(rows, kv.end - kv.begin);
       all += work;
       if (MayHaveRuns(s, rows)) {
         const int64_t run_rows = int64_t{spans.split_rows[s]} * RunSplits(rows);
-        longest = std::max(longest, Work(std::min(rows, options.tile_rows),
-                                         std::min<int64_t>(run_rows, kv.end - kv.begin)));
+        longest = std::max(longest, Work(rows, std::min<int64_t>(run_rows, kv.end - kv.begin)));
       } else {
         without += work;
       }
@@ -231,7 +231,7 @@ class RunBudget {
   bool Take(const Span& span, const Tile& tile) {
     if (left_ <= 0 || !MayHaveRuns(tile.span, span.query_rows * group_)) return false;
     const KvRange kv = KvOfTile(span, group_, tile.row_begin, tile.row_count);
-    left_ -= heads_ * Work(tile.row_count, kv.end - kv.begin);
+    left_ -= heads_ * Work(tile.tile_rows, kv.end - kv.begin);
     return left_ >= 0;
   }
 
@@ -241,8 +241,12 @@ class RunBudget {
            !spans_.shares[span] && kernels::MayHaveRuns(options_, span_rows);
   }
 
-  // In packed rows * K/V rows. A tile of fewer rows takes as long as one of 16.
-  static int64_t Work(int32_t rows, int64_t kv_rows) { return std::max(rows, 16) * kv_rows; }
+  // Of a tile of a span with so many packed rows, or the tile's largest, in packed rows of its
+  // block
+  // * K/V rows.
+  int64_t Work(int32_t rows, int64_t kv_rows) const {
+    return (IsSmall(rows) ? kSmallSpanRows : BlockRows(options_.tile_rows, rows)) * kv_rows;
+  }
 
   const PlanOptions& options_;
   const Plan::Scratch& spans_;
@@ -254,8 +258,10 @@ class RunBudget {
 
 // Work of an item, in packed rows * K/V rows. K/V rows count one more, so that of two items without
 // K/V the one with more rows is longer.
-int64_t Cost(const WorkItem& item) {
-  return int64_t{item.row_count} * (int64_t{item.kv_end} - item.kv_begin + 1);
+int64_t Cost(const PlanOptions& options, const WorkItem& item) {
+  const bool has_block = !options.item_per_kv_head && !item.IsCascade();
+  const int32_t rows = has_block ? BlockRows(options.tile_rows, item.tile_rows) : item.row_count;
+  return int64_t{rows} * (int64_t{item.kv_end} - item.kv_begin + 1);
 }
 
 bool IsBeforeInBatch(const WorkItem& a, const WorkItem& b) {
@@ -263,29 +269,28 @@ bool IsBeforeInBatch(const WorkItem& a, const WorkItem& b) {
          std::tie(b.span, b.kv_head, b.row_begin, b.kv_begin);
 }
 
-bool RunsBefore(const WorkItem& a, const WorkItem& b) {
-  return Cost(a) != Cost(b) ? Cost(a) > Cost(b) : IsBeforeInBatch(a, b);
-}
-
 // Longest first, so that the last items to start are the shortest. Ties go by place in the batch,
 // which makes the order a pure function of the batch.
 //
 // Items are planned in the order of their places, unless a span has several tiles of several KV
 // heads. In a decode, nearly all are whole splits of the same length: only the others are sorted.
-void SortItems(Plan* plan) {
+void SortItems(const PlanOptions& options, Plan* plan) {
   if (!std::is_sorted(plan->items.begin(), plan->items.end(), IsBeforeInBatch)) {
-    std::sort(plan->items.begin(), plan->items.end(), RunsBefore);
+    std::sort(plan->items.begin(), plan->items.end(), [&](const WorkItem& a, const WorkItem& b) {
+      const int64_t cost_a = Cost(options, a), cost_b = Cost(options, b);
+      return cost_a != cost_b ? cost_a > cost_b : IsBeforeInBatch(a, b);
+    });
     return;
   }
   std::vector<WorkItem>& planned = plan->scratch.items;
   planned.swap(plan->items);
   plan->items.clear();
   int64_t longest = 0;
-  for (const WorkItem& item : planned) longest = std::max(longest, Cost(item));
+  for (const WorkItem& item : planned) longest = std::max(longest, Cost(options, item));
   auto& shorter = plan->scratch.order;  // the negative cost, and the place in `planned`
   shorter.clear();
   for (size_t i = 0; i < planned.size(); ++i) {
-    const int64_t cost = Cost(planned[i]);
+    const int64_t cost = Cost(options, planned[i]);
     if (cost == longest) {
       plan->items.push_back(planned[i]);
     } else {
@@ -562,7 +567,7 @@ int32_t SplitRows(const Geometry& geometry, const Span& span, const PlanOptions&
     }
   };
   take_faster(usual, least_time);
-  // In a batch that fills the workers, adding the halves up in runs takes 13 to 18% more time.
+  // In a batch that fills the workers, adding the halves up in runs takes up to 18% more time.
   if (shortest < usual) take_faster(shortest, least_time / 1.2);
   return best;
 }
@@ -602,7 +607,7 @@ void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t w
     }
   }
   ShareCommonPrefixes(batch, options, workers, &candidates, plan);
-  SortItems(plan);
+  SortItems(options, plan);
   plan->workspace_bytes =
       size_t{sizeof(float)} * plan->partial_rows * (batch.geometry.head_dim + 2);
 }

@@ -138,8 +138,9 @@ struct PlanOptions {
   // Only for kernels that give a row the same bits in all of these tiles. A span with a left window
   // that is split keeps its tiles: its splits are counted from the first K/V row that a tile sees.
   bool halves_tiles = false;
-  // false: items exist for KV head 0 only, and the kernel runs each of them for every KV head.
-  // Combines and partial rows exist for every KV head.
+  // false: items exist for KV head 0 only, and the kernel runs each of them for every KV head, in a
+  // block for the span's largest tile: it takes as long if the item has fewer rows. Combines and
+  // partial rows exist for every KV head.
   bool item_per_kv_head = true;
   // Items that run at a time on a worker, in its places. Splits become longer than the shortest
   // where a span alone keeps all workers busy with them. 0: all splits are the shortest, on every

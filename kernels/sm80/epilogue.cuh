@@ -176,7 +176,7 @@ __device__ __forceinline__ void CrossWarpReduce(const SoftmaxScale& scale,
   }
 }
 
-// Writes a slice as partial results, for the next split of the run to add or to be combined.
+// Writes a slice as partial results, to be combined.
 // partial_row(r): the partial row of the work item's packed row r.
 template <class C, class PartialRow>
 __device__ __forceinline__ void WritePartials(const OutputSlice<C>& slice, const Work& work,
@@ -258,6 +258,15 @@ __device__ __forceinline__ void WriteRows(const OutputSlice<C>& slice, const Wor
   }
 }
 
+// Two output tiles of a partial row between two splits of its run, as the lane's accumulators: only
+// this lane reads them then.
+template <class C>
+__device__ __forceinline__ float4* RunTiles(const Partials& partials, int32_t row, int n) {
+  const ThreadPosition<C> thread;
+  float* const tiles = partials.output + int64_t{row} * C::kHeadDim + 8 * n;
+  return reinterpret_cast<float4*>(tiles) + thread.lane % 4;
+}
+
 // Adds the partial results of the run so far to the slice of its next split, as the combine does
 // (combine.cuh).
 template <class C>
@@ -271,23 +280,25 @@ __device__ __forceinline__ void AddRun(const Work& work, const Partials& partial
       const ThreadPosition<C> thread;
       const int32_t row = work.tile.PartialRow(KvHead(), work.tile.part) +
                           min(thread.Row(m, i), work.tile.row_count - 1);
-      const float* const run = partials.output + int64_t{row} * C::kHeadDim;
       const SumWeights weights(__ldcg(partials.max + row), slice->max[m][i]);
       slice->max[m][i] = weights.max;
       slice->sum[m][i] = weights.Add(__ldcg(partials.sum + row), slice->sum[m][i]);
 #pragma unroll
-      for (int n = 0; n < C::kSliceTiles; ++n) {
-        const float2 part = __ldcg(reinterpret_cast<const float2*>(run + thread.Column(n)));
-        float(&tile)[4] = slice->output[m][n];
-        tile[2 * i] = weights.Add(part.x, tile[2 * i]);
-        tile[2 * i + 1] = weights.Add(part.y, tile[2 * i + 1]);
+      for (int n = 0; n < C::kSliceTiles; n += 2) {
+        const float4 run = __ldcg(RunTiles<C>(partials, row, n));
+        float(&first)[4] = slice->output[m][n];
+        first[2 * i] = weights.Add(run.x, first[2 * i]);
+        first[2 * i + 1] = weights.Add(run.y, first[2 * i + 1]);
+        float(&second)[4] = slice->output[m][n + 1];
+        second[2 * i] = weights.Add(run.z, second[2 * i]);
+        second[2 * i + 1] = weights.Add(run.w, second[2 * i + 1]);
       }
     }
   }
-  __syncwarp();  // one lane of a row writes its max and sum
+  __syncwarp();  // what the lanes of a row read, one of them overwrites, or the others
 }
 
-// Writes the partial results of a run up to the split that ends here.
+// Writes the partial results of a run up to the split that ends here, for AddRun.
 template <class C>
 __device__ __forceinline__ void WriteRun(const SoftmaxScale& scale, const Work& work, bool is_first,
                                          const Partials& partials, const State<C>& state) {
@@ -295,7 +306,25 @@ __device__ __forceinline__ void WriteRun(const SoftmaxScale& scale, const Work& 
   OutputSlice<C> slice;
   CrossWarpReduce<C>(scale, thread, state, nullptr, &slice);
   if (!is_first) AddRun<C>(work, partials, &slice);
-  WriteTilePartials<C>(slice, work, KvHead(), partials, thread);
+  const int32_t first_row = work.tile.PartialRow(KvHead(), work.tile.part);
+#pragma unroll
+  for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (thread.Row(m, i) >= work.tile.row_count) continue;
+      const int32_t row = first_row + thread.Row(m, i);
+#pragma unroll
+      for (int n = 0; n < C::kSliceTiles; n += 2) {
+        const float(&first)[4] = slice.output[m][n];
+        const float(&second)[4] = slice.output[m][n + 1];
+        *RunTiles<C>(partials, row, n) =
+            make_float4(first[2 * i], first[2 * i + 1], second[2 * i], second[2 * i + 1]);
+      }
+      if (thread.lane % 4 > 0) continue;
+      partials.max[row] = slice.max[m][i];
+      partials.sum[row] = slice.sum[m][i];
+    }
+  }
 }
 
 // Writes the partial results of a cascade item's members.

@@ -28,6 +28,16 @@ __device__ __forceinline__ void CopyAsync16(uint32_t shared, const std::byte* gl
                : "memory");
 }
 
+// As CopyAsync16, of bytes that leave L2 before others.
+__device__ __forceinline__ void CopyAsync16EvictFirst(uint32_t shared, const std::byte* global,
+                                                      bool valid) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared),
+               "l"(global), "r"(valid ? 16 : 0), "l"(policy)
+               : "memory");
+}
+
 // Ends the thread's current group of copies, which may be empty.
 __device__ __forceinline__ void CommitCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");

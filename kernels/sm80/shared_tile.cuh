@@ -84,9 +84,18 @@ struct TileCopy {
       const uint32_t to_row = (row % kSwizzledRows == 0 ? to : to ^ 64) + row * C::kKvRowBytes;
 #pragma unroll
       for (int cycle = 0; cycle < C::kKvRowBytes / 16 / kCycle; ++cycle) {
-        CopyAsync16(to_row + cycle * kCycle * 16, from + cycle * kCycle * 16, row < tokens);
+        CopyChunk(to_row + cycle * kCycle * 16, from + cycle * kCycle * 16, row < tokens);
       }
       from += kRowsAtOnce * row_stride;
+    }
+  }
+
+  // K/V of many runs streams through L2, which should keep their sums.
+  static __device__ __forceinline__ void CopyChunk(uint32_t to, const std::byte* from, bool valid) {
+    if constexpr (C::kAddsSplits) {
+      CopyAsync16EvictFirst(to, from, valid);
+    } else {
+      CopyAsync16(to, from, valid);
     }
   }
 

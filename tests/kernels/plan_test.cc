@@ -278,12 +278,15 @@ TEST(Plan, LongestFirst) {
 // The order is strict, so a plan is a pure function of its batch.
 TEST(Plan, EquallyLongItemsGoByPlace) {
   std::mt19937 random(TestSeed());
-  const auto order = [](const WorkItem& item) {
-    const int64_t cost = int64_t{item.row_count} * (item.kv_end - item.kv_begin + 1);
-    return std::make_tuple(-cost, item.span, item.kv_head, item.row_begin, item.kv_begin);
-  };
   PlanOptions one_head = kOptions;
   one_head.item_per_kv_head = false;
+  // A block of 32, 64 or 128 rows takes equally long for fewer.
+  const auto block_rows = [](int32_t rows) { return rows <= 32 ? 32 : rows <= 64 ? 64 : 128; };
+  const auto order = [&](const PlanOptions& options, const WorkItem& item) {
+    const int64_t rows = options.item_per_kv_head ? item.row_count : block_rows(item.tile_rows);
+    const int64_t cost = rows * (item.kv_end - item.kv_begin + 1);
+    return std::make_tuple(-cost, item.span, item.kv_head, item.row_begin, item.kv_begin);
+  };
   for (int i = 0; i < 200; ++i) {
     std::vector<Span> spans;
     for (uint32_t s = 0; s < 1 + random() % 5; ++s) {
@@ -294,10 +297,24 @@ TEST(Plan, EquallyLongItemsGoByPlace) {
     for (const PlanOptions& options : {kOptions, one_head}) {
       const Plan plan = PlanOf(spans, 4, 2, options);
       for (size_t n = 1; n < plan.items.size(); ++n) {
-        ASSERT_LT(order(plan.items[n - 1]), order(plan.items[n]));
+        ASSERT_LT(order(options, plan.items[n - 1]), order(options, plan.items[n]));
       }
     }
   }
+}
+
+// A causal span of 2 * 128 + 8 rows: the last 8 see most, and are a block as the others.
+TEST(Plan, TheLastRowsOfASpanStartByTheirKvRows) {
+  const std::vector<Span> spans = {MakeSpan(264, 1000, Mask::Causal())};
+  PlanOptions options = kOptions;
+  const auto first_rows = [&] {
+    std::vector<int32_t> rows;
+    for (const WorkItem& item : PlanOf(spans, 1, 1, options).items) rows.push_back(item.row_begin);
+    return rows;
+  };
+  EXPECT_EQ(first_rows(), (std::vector<int32_t>{128, 0, 256}));
+  options.item_per_kv_head = false;
+  EXPECT_EQ(first_rows(), (std::vector<int32_t>{256, 128, 0}));
 }
 
 // The splits of each packed row of a span, as far as the row sees them: KV head, row, first and
@@ -413,6 +430,9 @@ TEST(Plan, TakesRunsWhereABatchFillsTheWorkers) {
   EXPECT_EQ(CountRuns(plan_of(58)), 8 * 58);
   EXPECT_EQ(CountRuns(plan_of(400)), 8 * 400);
   EXPECT_EQ(CountRuns(plan_of(400, 64)), 0);  // few rows
+  // The last 8 of 136 rows are a block as the others: 16 spans have 256.
+  EXPECT_EQ(CountRuns(plan_of(13, 136)), 0);
+  EXPECT_EQ(CountRuns(plan_of(16, 136)), 256);
 }
 
 // 32 tiles of 128 rows, 64 of 64 or 128 of 32, whose rows take 8/7 and 3/2 as long. Which are done
