@@ -116,8 +116,8 @@ std::pair<int32_t, int32_t> RowsToPlan(const AttentionBatch& batch, const PlanOp
 
 // Rows of the block that attends a span of span_rows in tiles of tile_rows.
 int32_t BlockRows(int32_t tile_rows, int32_t span_rows) {
-  int32_t rows = tile_rows;
-  while (rows / 2 >= kLeastTileRows && rows / 2 >= span_rows) rows /= 2;
+  int32_t rows = kLeastTileRows;
+  while (rows < tile_rows && rows < span_rows) rows *= 2;
   return rows;
 }
 
@@ -241,9 +241,8 @@ class RunBudget {
            !spans_.shares[span] && kernels::MayHaveRuns(options_, span_rows);
   }
 
-  // Of a tile of a span with so many packed rows, or the tile's largest, in packed rows of its
-  // block
-  // * K/V rows.
+  // Of a tile, in packed rows of its block * K/V rows. rows: of its span, or of the span's largest
+  // tile.
   int64_t Work(int32_t rows, int64_t kv_rows) const {
     return (IsSmall(rows) ? kSmallSpanRows : BlockRows(options_.tile_rows, rows)) * kv_rows;
   }
