@@ -155,10 +155,9 @@ int32_t TileRows(const AttentionBatch& batch, const PlanOptions& options, int32_
       const int32_t block_rows = BlockRows(rows, span_rows);
       can_halve |= block_rows > kLeastTileRows;
       // Spans without splits count as equally long.
-      const double kv_rows = split ? split_rows[s] : 1;
-      const int32_t splits = split ? DivideUp(span.kv.rows, split_rows[s]) : 1;
-      const double time = BlockTime(block_rows) * kv_rows;
-      all += time * DivideUp(span_rows, rows) * splits * batch.geometry.num_kv_heads;
+      const double time = BlockTime(block_rows) * (split ? split_rows[s] : 1);
+      const double of_tile = BlockTime(block_rows) * (split ? span.kv.rows : 1);
+      all += of_tile * DivideUp(span_rows, rows) * batch.geometry.num_kv_heads;
       if (time > longest) {
         longest = time;
         longest_rows = block_rows;
@@ -182,6 +181,21 @@ bool MayHaveRuns(const PlanOptions& options, int32_t span_rows) {
   return options.has_runs && span_rows > options.tile_rows / 2;
 }
 
+// K/V rows of the shortest split of a span of so many packed rows, if it has no runs. The more
+// packed rows read a K/V row, the more partial results a split has.
+int32_t UsualSplitRows(const PlanOptions& options, int32_t span_rows) {
+  return options.split_kv_rows * (IsSmall(span_rows) ? 1 : span_rows <= 64 ? 2 : 4);
+}
+
+// What the partial results of a split cost, in K/V rows.
+int32_t CostOfResults(int32_t usual_split_rows) { return usual_split_rows / 4; }
+// As much of it in a run. Measured on an H100, where it decides: 0.26 to 0.3.
+constexpr double kCostInRun = 0.27;
+
+// Splits of spans that are not small have a multiple of so many K/V rows. Two tiles: for as many in
+// both streams of a block.
+constexpr int32_t kSplitUnit = 2 * kPageTokens;
+
 // Whether the span's rows have the same bits in halved tiles. The splits of a tile are counted from
 // its first visible K/V row, which with a window depends on the tile.
 bool MayHalve(const Span& span, const PlanOptions& options, bool split) {
@@ -201,6 +215,7 @@ class RunBudget {
         group_(batch.geometry.group()),
         small_(small) {
     int64_t all = 0, without = 0, longest = 0;
+    Split split;  // the longest
     for (int32_t s = 0; s < batch.num_spans; ++s) {
       const int32_t rows = batch.spans[s].query_rows * group_;
       if (rows == 0 || (small && !IsSmall(rows))) continue;
@@ -211,11 +226,21 @@ class RunBudget {
       if (MayHaveRuns(s, rows)) {
         const int64_t run_rows = int64_t{spans.split_rows[s]} * RunSplits(rows);
         longest = std::max(longest, Work(rows, std::min<int64_t>(run_rows, kv.end - kv.begin)));
+        const int64_t split_work = Work(rows, spans.split_rows[s]);
+        if (split_work > split.work) {
+          split.work = split_work;
+          split.results = Work(rows, CostOfResults(UsualSplitRows(options, rows)));
+          split.block_rows = BlockRows(options.tile_rows, rows);
+        }
       } else {
         without += work;
       }
     }
     if (longest == 0) return;
+    if (!small && all <= longest * workers) {
+      if (AreFaster(all, longest, split, workers)) left_ = all - without;
+      return;
+    }
     // All places of the workers take the longest run, round by round. If the runs of the last round
     // would leave an eighth of all rounds' time idle, splits fill it instead.
     const int64_t round = longest * Places(options, workers);
@@ -239,6 +264,29 @@ class RunBudget {
   bool MayHaveRuns(int32_t span, int32_t span_rows) const {
     return IsSmall(span_rows) == small_ && spans_.split_rows[span] != kUnsplit &&
            !spans_.shares[span] && kernels::MayHaveRuns(options_, span_rows);
+  }
+
+  // A split without a run.
+  struct Split {
+    int64_t work = 0;
+    int64_t results = 0;  // the cost of its partial results, as work
+    int32_t block_rows = 0;
+  };
+
+  // Whether `all` work takes less time in runs, each of which has a worker for itself, than in
+  // splits: a block alone on a worker is faster, and has less to do with partial results.
+  bool AreFaster(int64_t all, int64_t longest_run, const Split& longest_split,
+                 int32_t workers) const {
+    const auto time_of = [&](int64_t block, double results) {
+      const auto work = static_cast<double>(block);
+      const double blocks = static_cast<double>(all) / work;
+      return TimeOfBlocks(blocks, longest_split.block_rows, work + results, options_, workers);
+    };
+    const auto results = static_cast<double>(longest_split.results);
+    const double splits =
+        static_cast<double>(longest_run) / static_cast<double>(longest_split.work);
+    return time_of(longest_run, splits * kCostInRun * results) <
+           time_of(longest_split.work, results);
   }
 
   // Of a tile, in packed rows of its block * K/V rows. rows: of its span, or of the span's largest
@@ -515,7 +563,7 @@ int32_t SplitRows(const Geometry& geometry, const Span& span, const PlanOptions&
   const int32_t rows = span.query_rows * geometry.group();
   if (rows > options.split_max_rows) return kUnsplit;
   if (options.items_per_worker == 0) return options.split_kv_rows;
-  const int32_t usual = options.split_kv_rows * (IsSmall(rows) ? 1 : rows <= 64 ? 2 : 4);
+  const int32_t usual = UsualSplitRows(options, rows);
   const int32_t shortest = !IsSmall(rows) && MayHaveRuns(options, rows) ? usual / 2 : usual;
   if (span.kv.rows <= shortest) return kUnsplit;
 
@@ -547,7 +595,8 @@ int32_t SplitRows(const Geometry& geometry, const Span& span, const PlanOptions&
     }
     return time;
   };
-  const int32_t cost = usual / 4;  // of a split's partial results, in K/V rows
+  const int32_t unit = IsSmall(rows) ? options.split_kv_rows : kSplitUnit;
+  const int32_t cost = CostOfResults(usual);
   int32_t best = kUnsplit;
   double least_time = time_of(1, longest);
   // Takes splits of at least `least` rows that take less than `time`.
@@ -557,8 +606,8 @@ int32_t SplitRows(const Geometry& geometry, const Span& span, const PlanOptions&
     for (int64_t waves = 1; waves <= kMaxWaves && in_waves < most_splits; ++waves) {
       in_waves = static_cast<int32_t>(std::min<int64_t>(most_splits, waves * places / tiles));
       if (in_waves <= 1) continue;
-      const int32_t units = DivideUp(DivideUp(longest, in_waves), options.split_kv_rows);
-      const int32_t split_rows = std::max(least, units * options.split_kv_rows);
+      const int32_t units = DivideUp(DivideUp(longest, in_waves), unit);
+      const int32_t split_rows = std::max(least, units * unit);
       const double of_splits = time_of(DivideUp(longest, split_rows), split_rows + cost);
       if (of_splits >= time) continue;
       least_time = time = of_splits;

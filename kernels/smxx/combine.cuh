@@ -1,6 +1,6 @@
-// Combines the partial results of splits or runs (plan.h). Of few rows, the last block to finish
-// among those of a work tile does it; of many, and of spans that share cascade items, a kernel of
-// its own (combine.h).
+// Combines the partial results of splits or runs (plan.h). Few of them, of a tile of few rows, the
+// last block to finish among those of the tile combines; others, and those of spans that share
+// cascade items, a kernel of its own (combine.h).
 #ifndef FLASHCORE_KERNELS_SMXX_COMBINE_CUH_
 #define FLASHCORE_KERNELS_SMXX_COMBINE_CUH_
 

@@ -15,9 +15,21 @@ int TileKind(int32_t tile_rows) {
   return kind;
 }
 
-// Whether the tile has a record to be combined by a launch of its own, for every KV head.
-bool HasRecord(const CombineItem& combine) {
-  return combine.kv_head == 0 && (combine.has_cascade || TileKind(combine.tile_rows) > 0);
+// Partial outputs that one block combines in less time than a second launch takes. On an H100, one
+// block takes 1 us for 8,192 and 45 us for 2 million, beside 2 us of a launch.
+constexpr int64_t kMostToCombineInBlock = 32768;
+
+// Whether the tile's partial results are combined by a launch of its own, and not by the last block
+// to finish.
+bool HasLaunch(const Geometry& geometry, const CombineItem& combine) {
+  if (combine.has_cascade || TileKind(combine.tile_rows) > 0) return true;
+  const int64_t rows = int64_t{combine.num_parts} * combine.row_count;
+  return rows * geometry.head_dim > kMostToCombineInBlock;
+}
+
+// Whether the combine has a record: one of the tile, for every KV head.
+bool HasRecord(const Geometry& geometry, const CombineItem& combine) {
+  return combine.kv_head == 0 && HasLaunch(geometry, combine);
 }
 
 WorkSpan MakeSpan(int32_t group, const Span& from) {
@@ -61,8 +73,9 @@ void SetParts(const CombineItem& combine, WorkTile* tile) {
 }
 
 // Written in place: a copy of what was just written in parts waits for it.
-void MakeTile(int32_t group, const Span& span, const WorkItem& item, const Plan& plan,
-              WorkTile* to) {
+void MakeTile(const AttentionBatch& batch, const WorkItem& item, const Plan& plan, WorkTile* to) {
+  const int32_t group = batch.geometry.group();
+  const Span& span = batch.spans[item.span];
   WorkTile& tile = *new (to) WorkTile();
   tile.span = item.span;
   tile.row_begin = item.row_begin;
@@ -96,7 +109,7 @@ void MakeTile(int32_t group, const Span& span, const WorkItem& item, const Plan&
   const CombineItem& combine = plan.combines[item.combine];
   SetParts(combine, &tile);
   tile.part = (item.partial_row - combine.first_partial_row) / combine.row_count;
-  tile.combine = combine.has_cascade ? -1 : item.combine;
+  tile.combine = HasLaunch(batch.geometry, combine) ? -1 : item.combine;
 }
 
 // What the kernel that combines reads of a tile.
@@ -134,7 +147,7 @@ WorkListLayout::WorkListLayout(const AttentionBatch& batch, const Plan& plan)
   }
   cascades.members = static_cast<int32_t>(plan.cascade_spans.size());
   for (const CombineItem& combine : plan.combines) {
-    if (!HasRecord(combine)) continue;
+    if (!HasRecord(batch.geometry, combine)) continue;
     ++combines.count;
     combines.most_rows = std::max(combines.most_rows, combine.row_count);
   }
@@ -166,7 +179,7 @@ void PackWorkList(const AttentionBatch& batch, const Plan& plan, const WorkListL
   WorkTile* const members = next_cascade + layout.cascades.count;
   for (const WorkItem& item : plan.items) {
     WorkTile* const tile = item.IsCascade() ? next_cascade++ : next[TileKind(item.tile_rows)]++;
-    MakeTile(group, batch.spans[item.span], item, plan, tile);
+    MakeTile(batch, item, plan, tile);
     if (!item.IsCascade()) continue;
     tile->first_member = static_cast<int32_t>(members + item.first_cascade_span - tile);
   }
@@ -174,7 +187,7 @@ void PackWorkList(const AttentionBatch& batch, const Plan& plan, const WorkListL
   for (const CascadeSpan& span : plan.cascade_spans) MakeMember(plan, span, next_member++);
   WorkTile* next_combine = layout.combines.In(to);
   for (const CombineItem& combine : plan.combines) {
-    if (HasRecord(combine)) MakeCombine(combine, next_combine++);
+    if (HasRecord(batch.geometry, combine)) MakeCombine(combine, next_combine++);
   }
 }
 

@@ -1,9 +1,10 @@
 // The work list of a launch: a WorkSpan per span, their page tables and a WorkTile per work item,
 // packed into one range of bytes. It travels in the kernel's parameters, where a block reads it as
 // constants, or if it is too large, the caller copies it to the device. A launch has a thread block
-// per WorkTile and KV head. Partial results of more than 16 rows, and of spans that share cascade
-// items, are combined by a second kernel, which has a record of each tile. Cascade items have one
-// more record for each of their spans, their members; items of the same spans have them in common.
+// per WorkTile and KV head. Partial results of more than 16 rows, of spans that share cascade
+// items, and many of one tile are combined by a second kernel, which has a record of each tile.
+// Cascade items have one more record for each of their spans, their members; items of the same
+// spans have them in common.
 //
 //   | spans      | pages     | tiles of 16 to 128 rows | to combine | cascade items | members    |
 //     WorkSpan[]   int32_t[]   WorkTile[] each           WorkTile[]   WorkTile[]      WorkTile[]

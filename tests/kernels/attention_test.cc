@@ -29,6 +29,8 @@ TEST_P(AttentionTest, ManyRows) { CheckFamilies("ManyRows"); }
 
 TEST_P(AttentionTest, DecodeSplitsOverManyTiles) { CheckFamilies("DecodeSplitsOverManyTiles"); }
 
+TEST_P(AttentionTest, DecodeOfManyPartialResults) { CheckFamilies("DecodeOfManyPartialResults"); }
+
 TEST_P(AttentionTest, ManyRowsOnLongKv) { CheckFamilies("ManyRowsOnLongKv"); }
 
 TEST_P(AttentionTest, GroupedQueryHeads) { CheckFamilies("GroupedQueryHeads"); }

@@ -88,6 +88,11 @@ std::vector<Family> MakeFamilies() {
                   {4, 1100, Mask::Causal(), Layout::kPaged},
                   {3, 1500, Mask::SlidingWindow(600, 0), Layout::kDenseHnd},
                   {1, 2000, Mask::SlidingWindow(1023, 0), Layout::kPaged}}});
+  // More partial results than one block combines, and fewer.
+  all.push_back({"DecodeOfManyPartialResults",
+                 16,
+                 1,
+                 {{1, 4500, Mask::Causal(), Layout::kPaged}, {1, 700, Mask::None()}}});
   // 20 to 260 packed rows: prefill in chunks, and verification of several tokens.
   all.push_back({"ManyRowsOnLongKv",
                  4,

@@ -168,6 +168,21 @@ TEST(WorkList, HoldsTheFirstSplitOfTilesToCombine) {
   EXPECT_EQ(packed.tiles(layout.combines) + layout.combines.count, packed.end());
 }
 
+// One block would take long for 128 partial results of 2 rows of 256.
+TEST(WorkList, HoldsASmallTileOfManyPartialResultsToCombine) {
+  PackedBatch packed({MakeSpan(1, 32768), MakeSpan(1, 4096)}, 132, 256);
+  const WorkListLayout& layout = packed.layout();
+  ASSERT_EQ(layout.combines.count, 1);
+  const WorkTile& combine = *packed.tiles(layout.combines);
+  EXPECT_EQ(combine.span, 0);
+  EXPECT_EQ(combine.num_parts, 128);
+  EXPECT_EQ(combine.row_count, 2);
+  for (int32_t i = 0; i < layout.kinds[0].count; ++i) {
+    const WorkTile& tile = packed.tiles_of_kind(0)[i];
+    EXPECT_EQ(tile.combine < 0, tile.span == 0);
+  }
+}
+
 // Eight spans of 9 splits fill 9 workers: a run of 8 splits and one of a single split each.
 TEST(WorkList, TellsRunsFromSplits) {
   PackedBatch packed(std::vector<Span>(8, MakeSpan(40, 9000)), 9, 128);
