@@ -177,10 +177,10 @@ ABSL_FLAG(int32_t, staging_wait_ms, 500,
 ABSL_FLAG(int64_t, transport_memory_bytes, int64_t{256} << 20,
           "Limit of the memory for messages being received, over all connections. Beyond it, RPCs "
           "are cancelled. At least twice --max_message_bytes.");
-ABSL_FLAG(bool, allow_shared_memory, false,
-          "Let clients on unix: addresses register POSIX shared memory for their tensors.");
-ABSL_FLAG(int64_t, shared_memory_bytes, int64_t{1} << 30,
-          "Limit of the shared memory of all clients together. With a GPU, it is pinned.");
+ABSL_FLAG(
+    int64_t, shared_memory_bytes, int64_t{1} << 30,
+    "Limit of the memory that all clients of the local socket share with the server. With a GPU, "
+    "it is pinned.");
 
 ABSL_FLAG(int64_t, max_message_bytes, int64_t{64} << 20, "Size limit of one gRPC message.");
 ABSL_FLAG(int32_t, max_spans, 4096, "Limit of the spans in one request.");
@@ -309,7 +309,6 @@ void ReadSequenceOptions(SequenceStore::Options* options, Checker* check) {
 
 void ReadSharedMemoryOptions(SharedMemory::Options* options, Checker* check) {
   constexpr int64_t kMaxBytes = int64_t{1} << 40;  // the limit of FaultGuard
-  options->allowed = absl::GetFlag(FLAGS_allow_shared_memory);
   options->total_bytes = check->Range(FLAGS_shared_memory_bytes, 4096, kMaxBytes - 4096);
   const int64_t client_bytes = check->Range(FLAGS_client_shared_memory_bytes, -1, kMaxBytes);
   options->client_bytes = client_bytes < 0 ? options->total_bytes / 2 : client_bytes;

@@ -122,7 +122,7 @@ CASES = {"mission": "1x8x512x64, K/V inline", "decode1": "decode step, 1 sequenc
          "decode64": "decode step, 64 sequences of 4096 rows",
          "decode1_512": "decode step, 1 sequence of 512 rows",
          "decode64_512": "decode step, 64 sequences of 512 rows"}
-TRANSPORTS = {"tcp": "TCP", "unix": "Unix socket", "shm": "shared memory"}
+TRANSPORTS = {"tcp": "TCP", "unix": "Unix socket", "local": "local socket"}
 
 
 def server_rows(record, section, **fields):
@@ -201,10 +201,12 @@ def headline_server(record):
             against += f"; with 8 processes: {rate(best)}"
         rows.append((f"{model(record)} server, TCP, {clients} client{'s' * (clients > 1)}: {CASES[case]}",
                      rate(ours), against))
-    local = server_row(record, "transports", case="decode1", variant="unix_stream")
-    rows.append((f"{model(record)} server, Unix socket, `AttendStream`: " + CASES["decode1"],
-                 f"{us(local['p50_us'])} us, of which kernel {us(local['kernel_p50_us'])} us",
-                 f"bare gRPC stream echo: {us(local['echo_p50_us'])} us"))
+    for case in ("mission", "decode1"):
+        local, tcp = (server_row(record, "transports", case=case, clients=1, echo=False,
+                                 variant=f"{over}_unary") for over in ("local", "tcp"))
+        rows.append((f"{model(record)} server, local socket: {CASES[case]}",
+                     f"{us(local['p50_us'])} us, of which kernel {us(local['kernel_p50_us'])} us",
+                     f"over TCP: {us(tcp['p50_us'])} us"))
     return rows
 
 

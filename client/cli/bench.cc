@@ -18,8 +18,7 @@ ABSL_FLAG(flashcore::cli::BenchMode, mode, flashcore::cli::BenchMode::kAttend,
           "prefills)");
 ABSL_FLAG(flashcore::cli::Transport, transport, flashcore::cli::Transport::kAny,
           "which address to use if --target lists several, separated by commas: tcp, unix or "
-          "local. With local, and with shm, which is unix and needs a server with "
-          "--allow_shared_memory, tensors are in shared memory. Empty: the first address");
+          "local. With local, tensors are in shared memory. Empty: the first address");
 ABSL_FLAG(bool, all_targets, false,
           "spread the connections over all addresses of --target that --transport allows, instead "
           "of the first");
@@ -72,16 +71,17 @@ constexpr double kMaxFlop = 1e15;  // of a request: far beyond any message
 absl::StatusOr<std::vector<std::string>> ChooseTargets() {
   const std::string targets = Target();
   const Transport transport = absl::GetFlag(FLAGS_transport);
-  const Transport wanted = transport == Transport::kShm ? Transport::kUnix : transport;
   std::vector<std::string> chosen;
   for (const absl::string_view target : absl::StrSplit(targets, ',')) {
     if (!chosen.empty() && !absl::GetFlag(FLAGS_all_targets)) break;
-    if (wanted == Transport::kAny || wanted == TransportOf(target)) chosen.emplace_back(target);
+    if (transport == Transport::kAny || transport == TransportOf(target)) {
+      chosen.emplace_back(target);
+    }
   }
   if (!chosen.empty()) return chosen;
   return absl::InvalidArgumentError(absl::StrCat(
       "--transport=", AbslUnparseFlag(transport), ": --target=", targets, " has no such address",
-      wanted == Transport::kUnix ? "; want the unix:path that the server listens on" : ""));
+      transport == Transport::kUnix ? "; want the unix:path that the server listens on" : ""));
 }
 
 // The first address of Target() that is not local; empty if there is none.
@@ -228,8 +228,7 @@ int RunBench(Client*) {
   if (!targets.ok()) return FailUsage(targets.status().message());
   LoadOptions options = ReadOptions();
   options.targets = *std::move(targets);
-  options.shared_memory = absl::GetFlag(FLAGS_transport) == Transport::kShm ||
-                          TransportOf(options.targets.front()) == Transport::kLocal;
+  options.shared_memory = TransportOf(options.targets.front()) == Transport::kLocal;
   if (const char* problem = FindProblem(options); problem != nullptr) return FailUsage(problem);
   for (const std::string& target : options.targets) {
     const absl::Status client = Client::Create(target, options.client).status();
@@ -263,8 +262,8 @@ Command BenchCommand() {
       "--echo sends the bytes of Q, K and V and gets those of O back, by the same code on both "
       "sides: a unary call sends from the caller's memory, a stream copies once; the server copies "
       "the payload once and its reply not at all. The echo has no queue, no thread besides gRPC's, "
-      "no kernel, and its reply is one page of zeros. With --transport=shm it still sends the "
-      "bytes, over the Unix socket. outside_kernel_to_echo_p50_ratio is (latency - kernel phase) / "
+      "no kernel, and its reply is one page of zeros. outside_kernel_to_echo_p50_ratio is (latency "
+      "- kernel phase) / "
       "echo, latency_to_echo_and_kernel_p50_ratio is latency / (echo + kernel phase), both of "
       "p50s.\n\n"
       "--mode=attend sends all K/V inline. The other modes use resident sequences of one layer. "

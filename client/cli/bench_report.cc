@@ -54,11 +54,9 @@ void AddKind(const Series& series, Json* json) {
 }
 
 Json LoadJson(const LoadOptions& options, const std::string& shape, const LoadResult& result) {
-  Transport transport = TransportOf(options.targets.front());
-  if (options.shared_memory && transport != Transport::kLocal) transport = Transport::kShm;
   Json json = {{"server", result.server},
                {"target", absl::StrJoin(options.targets, ",")},
-               {"transport", AbslUnparseFlag(transport)},
+               {"transport", AbslUnparseFlag(TransportOf(options.targets.front()))},
                {"mode", AbslUnparseFlag(options.mode)},
                {"shape", shape},
                {"dtype", AbslUnparseFlag(options.shape.dtype)},

@@ -34,7 +34,6 @@ constexpr Name<cli::BenchMode> kModes[] = {{cli::BenchMode::kAttend, "attend"},
 constexpr Name<cli::Transport> kTransports[] = {{cli::Transport::kAny, ""},
                                                 {cli::Transport::kTcp, "tcp"},
                                                 {cli::Transport::kUnix, "unix"},
-                                                {cli::Transport::kShm, "shm"},
                                                 {cli::Transport::kLocal, "local"}};
 
 // Looks up `text` in a table of names.
@@ -178,7 +177,7 @@ bool AbslParseFlag(absl::string_view text, BenchMode* mode, std::string* error) 
 std::string AbslUnparseFlag(BenchMode mode) { return NameOf(kModes, mode); }
 
 bool AbslParseFlag(absl::string_view text, Transport* transport, std::string* error) {
-  return ParseName(kTransports, text, "want tcp, unix, shm or local", transport, error);
+  return ParseName(kTransports, text, "want tcp, unix or local", transport, error);
 }
 
 std::string AbslUnparseFlag(Transport transport) { return NameOf(kTransports, transport); }

@@ -53,9 +53,8 @@ enum class BenchMode : uint8_t { kAttend, kDecode, kPrefill, kMixed };
 bool AbslParseFlag(absl::string_view text, BenchMode* mode, std::string* error);
 std::string AbslUnparseFlag(BenchMode mode);
 
-// "tcp" | "unix" | "shm": tensors in shared memory, the rest over a Unix socket | "local": the
-// server's local socket, with tensors in shared memory | "": any.
-enum class Transport : uint8_t { kAny, kTcp, kUnix, kShm, kLocal };
+// "tcp" | "unix" | "local": the server's local socket, with tensors in shared memory | "": any.
+enum class Transport : uint8_t { kAny, kTcp, kUnix, kLocal };
 bool AbslParseFlag(absl::string_view text, Transport* transport, std::string* error);
 std::string AbslUnparseFlag(Transport transport);
 

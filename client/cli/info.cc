@@ -59,9 +59,9 @@ std::string LimitLines(const v1::Limits& limits) {
                   limits.max_batch_requests(), " requests or ", limits.max_batch_tokens(),
                   " tokens, ", limits.max_stream_inflight(), " in flight per stream, staging ",
                   Bytes(limits.staging_memory_bytes()), "\n");
-  if (limits.shares_memory()) {
+  if (limits.max_connection_rings() > 0) {
     absl::StrAppend(
-        &out, "memory    shared on unix: addresses, ", Bytes(limits.shared_memory_bytes()),
+        &out, "memory    shared over the local socket, ", Bytes(limits.shared_memory_bytes()),
         " at most; of one client ",
         Bound(limits.client_shared_memory_bytes(), Bytes(limits.client_shared_memory_bytes())),
         " in ", limits.client_shared_regions(), " regions\n");

@@ -1,8 +1,5 @@
 #include "server/memory/shared_memory.h"
 
-#include <sys/random.h>
-
-#include <cstdlib>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,24 +11,19 @@ SharedMemory::SharedMemory(const Options& options, const HostMemoryPinner* pinne
                            Gauge* regions)
     : options_(options), pinner_(pinner), bytes_gauge_(bytes), regions_gauge_(regions) {}
 
-std::string SharedMemory::RandomId() {
-  std::string id(kIdBytes, '\0');
-  // getrandom never returns fewer than 16 bytes; without a random id nothing is secret.
-  if (getrandom(id.data(), id.size(), 0) != static_cast<ssize_t>(id.size())) std::abort();
-  return id;
-}
-
-absl::StatusOr<std::shared_ptr<const SharedRegion>> SharedMemory::Map(SharedSegment segment,
+absl::StatusOr<std::shared_ptr<const SharedRegion>> SharedMemory::Map(FileDescriptor file,
+                                                                      uint64_t bytes,
+                                                                      bool read_only,
                                                                       const std::string& client) {
-  const size_t bytes = segment.bytes();
+  if (absl::Status status = SharedRegion::CheckFile(file, bytes); !status.ok()) return status;
   if (absl::Status status = Acquire(bytes, client); !status.ok()) return status;
-  auto mapped = SharedRegion::Map(std::move(segment));
+  auto mapped = SharedRegion::Map(std::move(file), bytes, read_only);
   if (!mapped.ok()) {
     Release(bytes, client);
     return mapped.status();
   }
   std::byte* const data = (*mapped)->data();
-  const absl::Status pinned = pinner_->PinHostMemory(data, bytes, (*mapped)->read_only());
+  const absl::Status pinned = pinner_->PinHostMemory(data, bytes, read_only);
   (*mapped)->set_in_reach(pinned.ok());
   if (!pinned.ok()) {
     LogWarning("shared memory is not pinned: it is copied in pieces, and never read in place",
@@ -43,33 +35,6 @@ absl::StatusOr<std::shared_ptr<const SharedRegion>> SharedMemory::Map(SharedSegm
     Release(bytes, client);
   };
   return std::shared_ptr<const SharedRegion>(mapped->release(), unmap);
-}
-
-absl::StatusOr<std::string> SharedMemory::Register(SharedSegment segment,
-                                                   const std::string& client) {
-  auto region = Map(std::move(segment), client);
-  if (!region.ok()) return region.status();
-  std::string id = RandomId();
-  MutexLock lock(&mutex_);
-  regions_.emplace(id, Registration{client, *std::move(region)});
-  return id;
-}
-
-void SharedMemory::Unregister(const std::string& id) {
-  std::shared_ptr<const SharedRegion> region;  // its deleter takes the lock: destroy it last
-  MutexLock lock(&mutex_);
-  const auto found = regions_.find(id);
-  if (found == regions_.end()) return;
-  region = std::move(found->second.region);
-  regions_.erase(found);
-}
-
-absl::StatusOr<std::shared_ptr<const SharedRegion>> SharedMemory::Find(
-    absl::string_view id, absl::string_view client) const {
-  MutexLock lock(&mutex_);
-  const auto found = regions_.find(id);
-  if (found != regions_.end() && found->second.client == client) return found->second.region;
-  return absl::NotFoundError("region_id: no such region is registered");
 }
 
 absl::Status SharedMemory::Acquire(size_t bytes, const std::string& client) {

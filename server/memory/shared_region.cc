@@ -28,7 +28,7 @@ std::atomic<uint64_t> ranges[FaultGuard::kMaxGuards];  // 0: free
 std::atomic<bool> lost_ranges[FaultGuard::kMaxGuards];
 constexpr uint64_t kTaken = uint64_t{1} << kPageCountBits;  // no pages
 
-size_t page_bytes = 4096;
+const size_t page_bytes = static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
 struct sigaction previous_action;
 
 bool ReplaceRange(uint64_t address) {
@@ -62,40 +62,10 @@ void OnFault(int signal, siginfo_t* info, void* context) {
 }
 
 void InstallHandler() {
-  page_bytes = static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
   struct sigaction action = {};
   action.sa_sigaction = OnFault;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigaction(SIGBUS, &action, &previous_action);
-}
-
-constexpr size_t kMaxNameBytes = 255;  // after the slash: the file system's limit
-constexpr uint64_t kMinBytes = 16;     // room for a challenge
-
-absl::Status CheckName(const std::string& name) {
-  const bool ok = name.size() > 1 && name.size() <= 1 + kMaxNameBytes && name[0] == '/' &&
-                  name.find('/', 1) == std::string::npos && name.find('\0') == std::string::npos;
-  if (ok) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("name: ", name.size(),
-                                                 " bytes; want a slash and then 1 to ",
-                                                 kMaxNameBytes, " bytes without a slash or NUL"));
-}
-
-absl::Status OpenError(int error) {
-  const std::string message = absl::StrCat("name: cannot open the segment: ", strerror(error));
-  switch (error) {
-    case ENOENT:
-      return absl::NotFoundError(message);
-    case EACCES:
-    case EPERM:
-      return absl::PermissionDeniedError(message);
-    case EMFILE:
-    case ENFILE:
-    case ENOMEM:
-      return absl::ResourceExhaustedError(message);
-    default:
-      return absl::InvalidArgumentError(message);
-  }
 }
 
 }  // namespace
@@ -125,32 +95,12 @@ FaultGuard::~FaultGuard() {
 
 bool FaultGuard::lost() const { return lost_ranges[slot_].load(std::memory_order_relaxed); }
 
-absl::StatusOr<SharedSegment> SharedSegment::Open(const std::string& name, uint64_t bytes,
-                                                  bool read_only) {
-  if (absl::Status status = CheckName(name); !status.ok()) return status;
-  // O_NONBLOCK: if the name is that of a pipe, do not wait for its other end.
-  const int fd = shm_open(name.c_str(), (read_only ? O_RDONLY : O_RDWR) | O_NONBLOCK, 0);
-  if (fd < 0) return OpenError(errno);
-  SharedSegment segment(FileDescriptor(fd), bytes, read_only, /*sealed=*/false);
-  struct stat file;
-  if (fstat(fd, &file) != 0 || !S_ISREG(file.st_mode)) {
-    return absl::InvalidArgumentError("name: not shared memory");
-  }
-  if (bytes < kMinBytes || bytes > static_cast<uint64_t>(file.st_size)) {
-    return absl::InvalidArgumentError(absl::StrCat("bytes: ", bytes, " is not in ", kMinBytes, "..",
-                                                   file.st_size, ", the segment's size"));
-  }
-  return segment;
-}
-
-absl::StatusOr<SharedSegment> SharedSegment::FromMemfd(FileDescriptor file, uint64_t bytes,
-                                                       bool read_only) {
+absl::Status SharedRegion::CheckFile(const FileDescriptor& file, uint64_t bytes) {
   struct stat status;
   struct statfs system;
-  const int fd = file.get();
-  const bool is_memory = fstat(fd, &status) == 0 && S_ISREG(status.st_mode) &&
-                         fstatfs(fd, &system) == 0 && system.f_type == TMPFS_MAGIC;
-  const int seals = is_memory ? fcntl(fd, F_GET_SEALS) : -1;
+  const bool is_memory = fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode) &&
+                         fstatfs(file.get(), &system) == 0 && system.f_type == TMPFS_MAGIC;
+  const int seals = is_memory ? fcntl(file.get(), F_GET_SEALS) : -1;
   if (seals < 0) {
     return absl::InvalidArgumentError(
         "file: not a memfd of normal pages; make it with memfd_create and MFD_ALLOW_SEALING, "
@@ -165,63 +115,43 @@ absl::StatusOr<SharedSegment> SharedSegment::FromMemfd(FileDescriptor file, uint
                                                    page_bytes, " in ", page_bytes, "..",
                                                    status.st_size, ", the file's size"));
   }
-  return SharedSegment(std::move(file), bytes, read_only, /*sealed=*/true);
+  return absl::OkStatus();
 }
 
-bool SharedSegment::StartsWith(absl::string_view text) const {
-  std::string start(text.size(), '\0');
-  return pread(file_.get(), start.data(), start.size(), 0) == static_cast<ssize_t>(start.size()) &&
-         start == text;
-}
-
-bool SharedSegment::IsWhole() const {
-  struct stat file;
-  return sealed_ ||
-         (fstat(file_.get(), &file) == 0 && static_cast<uint64_t>(file.st_size) >= bytes_);
-}
-
-absl::StatusOr<std::byte*> SharedSegment::Map() {
-  const int protection = read_only_ ? PROT_READ : PROT_READ | PROT_WRITE;
+absl::StatusOr<std::unique_ptr<SharedRegion>> SharedRegion::Map(FileDescriptor file, uint64_t bytes,
+                                                                bool read_only) {
+  const int protection = read_only ? PROT_READ : PROT_READ | PROT_WRITE;
   // MAP_POPULATE: take the page faults now, not during requests.
   void* const memory =
-      mmap(nullptr, bytes_, protection, MAP_SHARED | MAP_POPULATE | MAP_NORESERVE, file_.get(), 0);
-  if (memory != MAP_FAILED) {
-    if (sealed_) file_.reset();
-    return static_cast<std::byte*>(memory);
-  }
-  if (errno == EACCES || errno == EPERM) {
+      mmap(nullptr, bytes, protection, MAP_SHARED | MAP_POPULATE | MAP_NORESERVE, file.get(), 0);
+  if (memory == MAP_FAILED && (errno == EACCES || errno == EPERM)) {
     return absl::PermissionDeniedError("file: it cannot be written; register it read_only");
   }
-  return absl::ResourceExhaustedError(
-      absl::StrCat("bytes: cannot map ", bytes_, ": ", strerror(errno)));
-}
-
-absl::StatusOr<std::unique_ptr<SharedRegion>> SharedRegion::Map(SharedSegment segment) {
-  const absl::StatusOr<std::byte*> data = segment.Map();
-  if (!data.ok()) return data.status();
-  std::optional<FaultGuard> guard = FaultGuard::Make(*data, segment.bytes());
+  if (memory == MAP_FAILED) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("bytes: cannot map ", bytes, ": ", strerror(errno)));
+  }
+  auto* const data = static_cast<std::byte*>(memory);
+  std::optional<FaultGuard> guard = FaultGuard::Make(data, bytes);
   if (!guard.has_value()) {
-    munmap(*data, segment.bytes());
+    munmap(data, bytes);
     return absl::ResourceExhaustedError(
         absl::StrCat("shared memory: ", FaultGuard::kMaxGuards,
                      " regions are registered, which is the limit of the server"));
   }
-  return absl::WrapUnique(new SharedRegion(std::move(segment), *data, *std::move(guard)));
+  return absl::WrapUnique(new SharedRegion(data, bytes, read_only, *std::move(guard)));
 }
-
-SharedRegion::SharedRegion(SharedSegment segment, std::byte* data, FaultGuard guard)
-    : segment_(std::move(segment)), data_(data), guard_(std::move(guard)) {}
 
 SharedRegion::~SharedRegion() {
   guard_.reset();
-  munmap(data_, bytes());
+  munmap(data_, bytes_);
 }
 
 absl::Status SharedRegion::Check() const {
-  if (!guard_->lost() && segment_.IsWhole()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "region_id: the segment has become shorter than the ", bytes(),
-      " bytes of the region, or has no memory for them; the region can no longer be used"));
+  if (!guard_->lost()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("region_id: the system has no memory for all of the ", bytes_,
+                   " bytes of the region; it can no longer be used"));
 }
 
 }  // namespace flashcore::server

@@ -1,4 +1,4 @@
-// One segment of a client's shared memory, POSIX or memfd: opened, then mapped.
+// One region of memory that a client on this host shares.
 #ifndef FLASHCORE_SERVER_MEMORY_SHARED_REGION_H_
 #define FLASHCORE_SERVER_MEMORY_SHARED_REGION_H_
 
@@ -6,12 +6,10 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "server/base/socket.h"
 
 namespace flashcore::server {
@@ -39,66 +37,43 @@ class FaultGuard {
   size_t slot_;  // kMaxGuards: moved from
 };
 
-// An open segment. Only its first bytes are read until the client has shown that it owns it.
-class SharedSegment {
- public:
-  // INVALID_ARGUMENT if `name` is malformed, or if the segment has fewer than `bytes` or is no
-  // regular file; NOT_FOUND; PERMISSION_DENIED.
-  static absl::StatusOr<SharedSegment> Open(const std::string& name, uint64_t bytes,
-                                            bool read_only);
-  // A memfd that the client has sent, which is sealed against shrinking, so that none of its pages
-  // can go. INVALID_ARGUMENT for any other file, also one of huge pages, and if `bytes` is not a
-  // multiple of the page size within the file. FaultGuard still matters: the system may lack memory
-  // for a page that was never written.
-  static absl::StatusOr<SharedSegment> FromMemfd(FileDescriptor file, uint64_t bytes,
-                                                 bool read_only);
-  SharedSegment(SharedSegment&& other) noexcept = default;
-  SharedSegment& operator=(SharedSegment&&) = delete;
-
-  size_t bytes() const { return bytes_; }  // as passed to Open; the file's size may differ
-  bool read_only() const { return read_only_; }
-  bool StartsWith(absl::string_view text) const;
-  bool IsWhole() const;              // the file still has bytes()
-  absl::StatusOr<std::byte*> Map();  // all of bytes(), page-aligned
-
- private:
-  SharedSegment(FileDescriptor file, size_t bytes, bool read_only, bool sealed)
-      : file_(std::move(file)), bytes_(bytes), read_only_(read_only), sealed_(sealed) {}
-
-  FileDescriptor file_;  // if sealed_, only until it is mapped
-  const size_t bytes_;
-  const bool read_only_;
-  const bool sealed_;  // against shrinking
-};
-
-// A mapped segment. The client can change its contents at any time, so the server reads nothing but
-// tensor values from it. The client can also shorten it, unless it is sealed; FaultGuard survives
-// that. Thread-safe.
+// Mapped memory of a client: a memfd that it has sent, sealed against shrinking, so that none of
+// its pages can go; a hole that the client punches reads as zeros. The client can change the
+// contents at any time, so the server reads nothing but tensor values from it. FaultGuard still
+// matters: the system may lack memory for a page that was never written. Thread-safe.
 class SharedRegion {
  public:
   static constexpr size_t kAlignment = 16;  // of tensors: the width of a kernel's load
 
-  static absl::StatusOr<std::unique_ptr<SharedRegion>> Map(SharedSegment segment);
+  // // INVALID_ARGUMENT if `file` is not such a memfd, or has huge pages, or if `bytes` is not a
+  // multiple of the page size within the file.
+  static absl::Status CheckFile(const FileDescriptor& file, uint64_t bytes);
+  // Maps the first `bytes` of a file that passed. PERMISSION_DENIED if it cannot be written and
+  // `read_only` is false; RESOURCE_EXHAUSTED.
+  static absl::StatusOr<std::unique_ptr<SharedRegion>> Map(FileDescriptor file, uint64_t bytes,
+                                                           bool read_only);
   ~SharedRegion();
   SharedRegion(const SharedRegion&) = delete;
   SharedRegion& operator=(const SharedRegion&) = delete;
 
   std::byte* data() const { return data_; }
-  size_t bytes() const { return segment_.bytes(); }
-  bool read_only() const { return segment_.read_only(); }
+  size_t bytes() const { return bytes_; }
+  bool read_only() const { return read_only_; }
 
   // Whether kernels of every device can access it at data(). Set before the region is shared.
   bool in_reach() const { return in_reach_; }
   void set_in_reach(bool in_reach) { in_reach_ = in_reach; }
 
-  // FAILED_PRECONDITION if a part of it is gone.
+  // FAILED_PRECONDITION if the system had no memory for a part of it.
   absl::Status Check() const;
 
  private:
-  SharedRegion(SharedSegment segment, std::byte* data, FaultGuard guard);
+  SharedRegion(std::byte* data, size_t bytes, bool read_only, FaultGuard guard)
+      : data_(data), bytes_(bytes), read_only_(read_only), guard_(std::move(guard)) {}
 
-  const SharedSegment segment_;
   std::byte* const data_;
+  const size_t bytes_;
+  const bool read_only_;
   std::optional<FaultGuard> guard_;
   bool in_reach_ = false;
 };

@@ -6,13 +6,11 @@
 
 namespace flashcore::server {
 
-AttendStreamReactor::AttendStreamReactor(Fleet* fleet, const SharedMemory* memory,
-                                         RpcContext* context, RpcMetrics* rpc, StreamSet* set,
-                                         int max_inflight, grpc::ServerContextBase* call,
-                                         TimePoint deadline)
+AttendStreamReactor::AttendStreamReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc,
+                                         StreamSet* set, int max_inflight,
+                                         grpc::ServerContextBase* call, TimePoint deadline)
     : StreamReactor(set, context, rpc, call),
       fleet_(fleet),
-      memory_(memory),
       max_inflight_(static_cast<size_t>(max_inflight)),
       deadline_(deadline) {
   Begin();
@@ -50,8 +48,8 @@ void AttendStreamReactor::Receive(Request* request, const absl::Status& refusal)
   operation->deadline = deadline_;
   operation->done = [this, request](const absl::Status& result) { Complete(request, result); };
   bool well_formed = false;
-  absl::Status status =
-      ParseAttend(incoming_, memory_, operation, &request->receiver.tensors, &well_formed);
+  absl::Status status = ParseAttend(incoming_, /*regions=*/nullptr, operation,
+                                    &request->receiver.tensors, &well_formed);
   if (status.ok() && operation->request.request_id.empty()) {
     status = absl::InvalidArgumentError("request_id: empty; AttendStream needs one");
   }

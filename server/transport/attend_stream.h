@@ -13,13 +13,12 @@
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
 #include "server/engine/fleet.h"
-#include "server/memory/shared_memory.h"
 #include "server/transport/stream_reactor.h"
 #include "server/transport/tensor_receiver.h"
 
 namespace flashcore::server {
 
-// Fleet and memory outlive it.
+// The fleet outlives it.
 //
 // Reading, computing and writing overlap. At most one read and one write are with gRPC at a time.
 // Flow control: reading pauses while `max_inflight` requests are unanswered, and while one waits
@@ -27,9 +26,8 @@ namespace flashcore::server {
 class AttendStreamReactor final
     : public StreamReactor<grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>> {
  public:
-  AttendStreamReactor(Fleet* fleet, const SharedMemory* memory, RpcContext* context,
-                      RpcMetrics* rpc, StreamSet* set, int max_inflight,
-                      grpc::ServerContextBase* call, TimePoint deadline);
+  AttendStreamReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc, StreamSet* set,
+                      int max_inflight, grpc::ServerContextBase* call, TimePoint deadline);
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -65,7 +63,6 @@ class AttendStreamReactor final
   void EndAnswer(bool sent) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Fleet* const fleet_;
-  const SharedMemory* const memory_;  // see ParseAttend
   const size_t max_inflight_;
   const TimePoint deadline_;  // of the stream and of its requests
 

@@ -94,7 +94,6 @@ void AttentionMethods::SetLimits(const Engine& engine, v1::Limits* limits) const
   limits->set_client_metadata_bytes(sequences.client_metadata_bytes);
   limits->set_sequence_idle_timeout_seconds(Seconds(sequences.idle_timeout));
   const SharedMemory::Options& memory = memory_.options();
-  limits->set_shares_memory(memory.allowed);
   limits->set_shared_memory_bytes(memory.total_bytes);
   limits->set_client_shared_memory_bytes(memory.client_bytes);
   limits->set_client_shared_regions(memory.client_regions);

@@ -3,7 +3,6 @@
 #include "server/transport/convert.h"
 #include "server/transport/load_sequence.h"
 #include "server/transport/message.h"
-#include "server/transport/register_memory.h"
 #include "server/transport/tensor_receiver.h"
 
 namespace flashcore::server {
@@ -21,7 +20,7 @@ class AttendReactor final : public UnaryReactor {
         response_(response),
         receiver_(fleet, rpc, request, &operation_) {}
 
-  void Start(const SharedMemory* memory, const grpc::CallbackServerContext& context) {
+  void Start(const grpc::CallbackServerContext& context) {
     operation_.deadline = ToDeadline(context.deadline(), fleet_->clock());
     operation_.done = [this](const absl::Status& status) { Done(status); };
     bool well_formed = false;
@@ -29,7 +28,8 @@ class AttendReactor final : public UnaryReactor {
     absl::Status status = caller.status();
     if (caller.ok()) {
       operation_.identity = *std::move(caller);
-      status = ParseAttend(*request_, memory, &operation_, &receiver_.tensors, &well_formed);
+      status = ParseAttend(*request_, /*regions=*/nullptr, &operation_, &receiver_.tensors,
+                           &well_formed);
     }
     receiver_.Receive(status, [this](const absl::Status& received) { Enqueue(received); });
   }
@@ -100,30 +100,19 @@ grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* 
   // network's memory early.
   auto* reactor = new AttendReactor(fleet_, context_, attend_, context,
                                     const_cast<grpc::ByteBuffer*>(request), response);
-  reactor->Start(MemoryFor(*context), *context);
+  reactor->Start(*context);
   return reactor;
 }
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionService::AttendStream(
     grpc::CallbackServerContext* context) {
-  return new AttendStreamReactor(fleet_, MemoryFor(*context), context_, attend_stream_, &streams_,
+  return new AttendStreamReactor(fleet_, context_, attend_stream_, &streams_,
                                  methods_->options().max_stream_inflight, context,
                                  ToDeadline(context->deadline(), fleet_->clock()));
 }
 
-grpc::ServerBidiReactor<v1::RegisterMemoryRequest, v1::RegisterMemoryResponse>*
-AttentionService::RegisterMemory(grpc::CallbackServerContext* context) {
-  return new RegisterMemoryReactor(MemoryFor(*context), context_, register_memory_, &streams_,
-                                   context);
-}
-
 RpcMetrics* AttentionService::Rpc(const char* method) const {
   return methods_->Rpc(method, "grpc");
-}
-
-SharedMemory* AttentionService::MemoryFor(const grpc::ServerContextBase& context) {
-  SharedMemory* const memory = methods_->memory();
-  return memory->options().allowed && IsLocal(context) ? memory : nullptr;
 }
 
 grpc::ServerUnaryReactor* AttentionService::GetServerInfo(grpc::CallbackServerContext* context,
@@ -171,9 +160,8 @@ grpc::ServerUnaryReactor* AttentionService::ListSequences(grpc::CallbackServerCo
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* AttentionService::LoadSequence(
     grpc::CallbackServerContext* context, grpc::ByteBuffer* response) {
-  return new LoadSequenceReactor(fleet_, MemoryFor(*context), context_, load_sequence_, &streams_,
-                                 context, ToDeadline(context->deadline(), fleet_->clock()),
-                                 response);
+  return new LoadSequenceReactor(fleet_, context_, load_sequence_, &streams_, context,
+                                 ToDeadline(context->deadline(), fleet_->clock()), response);
 }
 
 }  // namespace flashcore::server

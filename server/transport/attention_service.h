@@ -9,7 +9,6 @@
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
 #include "server/engine/fleet.h"
-#include "server/memory/shared_memory.h"
 #include "server/telemetry/metrics.h"
 #include "server/transport/attend_stream.h"
 #include "server/transport/attention_methods.h"
@@ -21,16 +20,15 @@ namespace flashcore::server {
 // staging memory. All others use generated code.
 using AttentionServiceBase = v1::AttentionService::WithRawCallbackMethod_Attend<
     v1::AttentionService::WithRawCallbackMethod_AttendStream<
-        v1::AttentionService::WithCallbackMethod_RegisterMemory<
-            v1::AttentionService::WithCallbackMethod_GetServerInfo<
-                v1::AttentionService::WithCallbackMethod_CreateSequence<
-                    v1::AttentionService::WithRawCallbackMethod_LoadSequence<
-                        v1::AttentionService::WithCallbackMethod_ForkSequence<
-                            v1::AttentionService::WithCallbackMethod_TruncateSequence<
-                                v1::AttentionService::WithCallbackMethod_DeleteSequence<
-                                    v1::AttentionService::WithCallbackMethod_GetSequence<
-                                        v1::AttentionService::WithCallbackMethod_ListSequences<
-                                            v1::AttentionService::Service>>>>>>>>>>>;
+        v1::AttentionService::WithCallbackMethod_GetServerInfo<
+            v1::AttentionService::WithCallbackMethod_CreateSequence<
+                v1::AttentionService::WithRawCallbackMethod_LoadSequence<
+                    v1::AttentionService::WithCallbackMethod_ForkSequence<
+                        v1::AttentionService::WithCallbackMethod_TruncateSequence<
+                            v1::AttentionService::WithCallbackMethod_DeleteSequence<
+                                v1::AttentionService::WithCallbackMethod_GetSequence<
+                                    v1::AttentionService::WithCallbackMethod_ListSequences<
+                                        v1::AttentionService::Service>>>>>>>>>>;
 
 // Thread-safe. Outlives every RPC that it serves. Does not own the methods.
 class AttentionService final : public AttentionServiceBase {
@@ -49,8 +47,6 @@ class AttentionService final : public AttentionServiceBase {
                                    const grpc::ByteBuffer* request,
                                    grpc::ByteBuffer* response) override;
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttendStream(
-      grpc::CallbackServerContext* context) override;
-  grpc::ServerBidiReactor<v1::RegisterMemoryRequest, v1::RegisterMemoryResponse>* RegisterMemory(
       grpc::CallbackServerContext* context) override;
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
                                           const v1::GetServerInfoRequest* request,
@@ -79,8 +75,6 @@ class AttentionService final : public AttentionServiceBase {
 
  private:
   RpcMetrics* Rpc(const char* method) const;
-  // Null if this client cannot share memory.
-  SharedMemory* MemoryFor(const grpc::ServerContextBase& context);
   template <typename Request, typename Response>
   using Method = absl::Status (AttentionMethods::*)(const Identity& caller, const Request& request,
                                                     Response* response) const;
@@ -98,7 +92,6 @@ class AttentionService final : public AttentionServiceBase {
   // The metrics of each method.
   RpcMetrics* const attend_ = Rpc("Attend");
   RpcMetrics* const attend_stream_ = Rpc("AttendStream");
-  RpcMetrics* const register_memory_ = Rpc("RegisterMemory");
   RpcMetrics* const get_server_info_ = Rpc("GetServerInfo");
   RpcMetrics* const create_sequence_ = Rpc("CreateSequence");
   RpcMetrics* const load_sequence_ = Rpc("LoadSequence");

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/transport/register_memory.h"
 
 namespace flashcore::server {
 namespace {
@@ -34,10 +33,13 @@ absl::Status ToMask(const v1::Mask& mask, kernels::Mask* out) {
   }
 }
 
-absl::Status ToRange(const v1::MemoryRange& message, const char* field, const RegionSource* regions,
-                     const Identity& identity, MemoryRange* range) {
-  const absl::StatusOr<std::shared_ptr<const SharedRegion>> region =
-      regions == nullptr ? CannotShareMemory() : regions->Find(message.region_id(), identity.name);
+absl::Status ToRange(const v1::MemoryRange& message, const char* field, const Regions* regions,
+                     MemoryRange* range) {
+  if (regions == nullptr) {
+    return absl::UnimplementedError(
+        absl::StrCat(field, ": memory is shared over the local socket only (--local_listen)"));
+  }
+  const absl::StatusOr<Regions::Region> region = regions->Find(message.region_id());
   if (!region.ok()) {
     return absl::Status(region.status().code(),
                         absl::StrCat(field, ": ", region.status().message()));
@@ -153,15 +155,15 @@ absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request)
   return absl::OkStatus();
 }
 
-absl::Status ToMemoryRanges(const v1::LoadSequenceRequest& message, const RegionSource* regions,
-                            const Identity& identity, AttendRequest* request) {
+absl::Status ToMemoryRanges(const v1::LoadSequenceRequest& message, const Regions* regions,
+                            AttendRequest* request) {
   auto& ranges = request->ranges;
   absl::Status status;
   if (message.has_key_range()) {
-    status = ToRange(message.key_range(), "key_range", regions, identity, &ranges[kKey]);
+    status = ToRange(message.key_range(), "key_range", regions, &ranges[kKey]);
   }
   if (message.has_value_range() && status.ok()) {
-    status = ToRange(message.value_range(), "value_range", regions, identity, &ranges[kValue]);
+    status = ToRange(message.value_range(), "value_range", regions, &ranges[kValue]);
   }
   if (status.ok()) status = request->CheckRegions();
   if (!status.ok()) return status;
@@ -171,12 +173,12 @@ absl::Status ToMemoryRanges(const v1::LoadSequenceRequest& message, const Region
   return status;
 }
 
-absl::Status ToMemoryRanges(const v1::AttendRequest& message, const RegionSource* regions,
-                            const Identity& identity, AttendRequest* request) {
+absl::Status ToMemoryRanges(const v1::AttendRequest& message, const Regions* regions,
+                            AttendRequest* request) {
   auto& ranges = request->ranges;
   absl::Status status;
   const auto read = [&](bool has, const v1::MemoryRange& range, const char* field, Tensor tensor) {
-    if (has && status.ok()) status = ToRange(range, field, regions, identity, &ranges[tensor]);
+    if (has && status.ok()) status = ToRange(range, field, regions, &ranges[tensor]);
   };
   read(message.has_query_range(), message.query_range(), "query_range", kQuery);
   read(message.has_key_range(), message.key_range(), "key_range", kKey);

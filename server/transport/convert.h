@@ -14,7 +14,7 @@
 #include "server/device/device.h"
 #include "server/kv/sequence.h"
 #include "server/kv/sequence_store.h"
-#include "server/memory/shared_memory.h"
+#include "server/memory/regions.h"
 #include "server/request/request.h"
 
 namespace flashcore::server {
@@ -24,14 +24,14 @@ namespace flashcore::server {
 absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request);
 
 // Sets request->ranges, and from the request's shapes the sizes of inputs in shared memory.
-// UNIMPLEMENTED if there are ranges and `regions` is null; NOT_FOUND if `identity` has no such
-// region; FAILED_PRECONDITION if a segment was truncated; INVALID_ARGUMENT if the message has both
-// a tensor and its range. ValidateAttend checks that ranges fit their regions.
-absl::Status ToMemoryRanges(const v1::AttendRequest& message, const RegionSource* regions,
-                            const Identity& identity, AttendRequest* request);
+// UNIMPLEMENTED if there are ranges and `regions` is null; NOT_FOUND if it has no such region;
+// FAILED_PRECONDITION if a region is lost; INVALID_ARGUMENT if the message has both a tensor and
+// its range. ValidateAttend checks that ranges fit their regions.
+absl::Status ToMemoryRanges(const v1::AttendRequest& message, const Regions* regions,
+                            AttendRequest* request);
 // As above, for a chunk whose shape is in `request` already.
-absl::Status ToMemoryRanges(const v1::LoadSequenceRequest& message, const RegionSource* regions,
-                            const Identity& identity, AttendRequest* request);
+absl::Status ToMemoryRanges(const v1::LoadSequenceRequest& message, const Regions* regions,
+                            AttendRequest* request);
 
 // INVALID_ARGUMENT for other values than DTYPE_FLOAT16 and DTYPE_BFLOAT16, LAYOUT_NHD and
 // LAYOUT_HND, and for ids that are not 16 bytes long.

@@ -14,7 +14,7 @@ absl::Status LoadChunks::Parse(const wire::MessageView& message, AttendOperation
   if (status.ok()) status = ToRequest(parsed, &request);
   request.key_bytes = (*tensors)[kKey].size;
   request.value_bytes = (*tensors)[kValue].size;
-  return status.ok() ? ToMemoryRanges(parsed, regions_, identity_, &request) : status;
+  return status.ok() ? ToMemoryRanges(parsed, regions_, &request) : status;
 }
 
 absl::Status LoadChunks::ToRequest(const v1::LoadSequenceRequest& message, AttendRequest* request) {

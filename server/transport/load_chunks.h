@@ -10,7 +10,7 @@
 #include "proto/wire.h"
 #include "server/engine/fleet.h"
 #include "server/kv/sequence.h"
-#include "server/memory/shared_memory.h"
+#include "server/memory/regions.h"
 #include "server/request/identity.h"
 #include "server/transport/message.h"
 
@@ -19,8 +19,8 @@ namespace flashcore::server {
 // Not thread-safe. The fleet and the regions outlive it.
 class LoadChunks {
  public:
-  // `regions` resolves ranges in shared memory; null if the client cannot share any.
-  LoadChunks(Fleet* fleet, const RegionSource* regions, Identity identity)
+  // `regions` resolves ranges in shared memory; null over gRPC.
+  LoadChunks(Fleet* fleet, const Regions* regions, Identity identity)
       : fleet_(fleet), regions_(regions), identity_(std::move(identity)) {}
 
   // Parses the next message, a v1::LoadSequenceRequest, into operation->request and `*tensors`. The
@@ -35,7 +35,7 @@ class LoadChunks {
   absl::Status ToRequest(const v1::LoadSequenceRequest& message, AttendRequest* request);
 
   Fleet* const fleet_;
-  const RegionSource* const regions_;
+  const Regions* const regions_;
   const Identity identity_;
   std::optional<SequenceId> sequence_;  // set by the first message
   SequenceShape shape_;

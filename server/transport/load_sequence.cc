@@ -4,15 +4,14 @@
 
 namespace flashcore::server {
 
-LoadSequenceReactor::LoadSequenceReactor(Fleet* fleet, const RegionSource* regions,
-                                         RpcContext* context, RpcMetrics* rpc, StreamSet* set,
-                                         grpc::ServerContextBase* call, TimePoint deadline,
-                                         grpc::ByteBuffer* response)
+LoadSequenceReactor::LoadSequenceReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc,
+                                         StreamSet* set, grpc::ServerContextBase* call,
+                                         TimePoint deadline, grpc::ByteBuffer* response)
     : StreamReactor(set, context, rpc, call),
       fleet_(fleet),
       deadline_(deadline),
       response_(response),
-      chunks_(fleet, regions, identity_) {
+      chunks_(fleet, /*regions=*/nullptr, identity_) {
   Begin();
 }
 

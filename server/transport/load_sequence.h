@@ -15,16 +15,16 @@
 
 namespace flashcore::server {
 
-// Fleet, regions and response outlive it.
+// Fleet and response outlive it.
 //
 // One chunk is in the engine at a time, because chunks are appended in order. Meanwhile the next
 // one is received into staging memory, and then reading pauses: that is the flow control. Each
 // chunk counts as one request.
 class LoadSequenceReactor final : public StreamReactor<grpc::ServerReadReactor<grpc::ByteBuffer>> {
  public:
-  LoadSequenceReactor(Fleet* fleet, const RegionSource* regions, RpcContext* context,
-                      RpcMetrics* rpc, StreamSet* set, grpc::ServerContextBase* call,
-                      TimePoint deadline, grpc::ByteBuffer* response);
+  LoadSequenceReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc, StreamSet* set,
+                      grpc::ServerContextBase* call, TimePoint deadline,
+                      grpc::ByteBuffer* response);
 
   void OnReadDone(bool ok) override;
 

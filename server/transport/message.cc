@@ -77,7 +77,7 @@ void ReleaseMessage(grpc::ByteBuffer* message) {
   if (trim) malloc_trim(0);
 }
 
-absl::Status ParseAttend(const wire::MessageView& message, const RegionSource* regions,
+absl::Status ParseAttend(const wire::MessageView& message, const Regions* regions,
                          AttendOperation* operation, TensorFields* tensors, bool* well_formed) {
   *well_formed = false;
   (*tensors)[kQuery].number = v1::AttendRequest::kQueryFieldNumber;
@@ -98,7 +98,7 @@ absl::Status ParseAttend(const wire::MessageView& message, const RegionSource* r
   request.key_bytes = (*tensors)[kKey].size;
   request.value_bytes = (*tensors)[kValue].size;
   status = ToRequest(*parsed, &request);
-  return status.ok() ? ToMemoryRanges(*parsed, regions, operation->identity, &request) : status;
+  return status.ok() ? ToMemoryRanges(*parsed, regions, &request) : status;
 }
 
 grpc::ByteBuffer EncodeReply(AttendOperation* operation) {

@@ -11,7 +11,7 @@
 #include "google/protobuf/message_lite.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "proto/wire.h"
-#include "server/memory/shared_memory.h"
+#include "server/memory/regions.h"
 #include "server/request/request.h"
 
 namespace flashcore::server {
@@ -29,10 +29,10 @@ absl::Status ParseMessage(const wire::MessageView& message, absl::Span<wire::Lar
 void ReleaseMessage(grpc::ByteBuffer* message);
 
 // Parses `message`, a v1::AttendRequest, into operation->request, without validating it, and
-// `*tensors`. `regions` resolves the ranges of tensors in shared memory; null if the client cannot
-// share any. `*well_formed`: the message is valid protobuf; operation->request.request_id is then
-// set even on failure.
-absl::Status ParseAttend(const wire::MessageView& message, const RegionSource* regions,
+// `*tensors`. `regions` resolves the ranges of tensors in shared memory; null over gRPC.
+// `*well_formed`: the message is valid protobuf; operation->request.request_id is then set even on
+// failure.
+absl::Status ParseAttend(const wire::MessageView& message, const Regions* regions,
                          AttendOperation* operation, TensorFields* tensors, bool* well_formed);
 
 // The v1::AttendResponse of an operation that completed with OK. Tensors are not copied: the

@@ -115,7 +115,7 @@ std::vector<RpcMethod> Server::Methods(const Options& options) {
   std::vector<RpcMethod> methods = AttentionService::Methods();
   if (!options.local_listen.empty()) {
     for (RpcMethod method : AttentionService::Methods()) {
-      if (method.type == "bidi_stream") continue;  // rings and regions take their place
+      if (method.type == "bidi_stream") continue;  // rings take its place
       method.transport = "local";
       methods.push_back(std::move(method));
     }

@@ -44,20 +44,24 @@ def die_with_parent():
 
 
 class Server:
-    """A server process on a free port and a Unix socket; killed when the `with` block ends.
+    """A server process on a free port and a Unix socket, flashcore's also (`local`) on a local
+    socket; killed when the `with` block ends.
 
     Its JSON log has a record with the message "serving" and its addresses."""
 
-    def __init__(self, name, command):
+    def __init__(self, name, command, local=False):
         self.name = name
         self._folder = tempfile.TemporaryDirectory()
-        socket = f"unix:{self._folder.name}/s"
+        self.targets = {"unix": f"unix:{self._folder.name}/s"}
+        flags = ["--listen=127.0.0.1:0", f"--listen={self.targets['unix']}"]
+        if local:
+            self.targets["local"] = f"local:{self._folder.name}/l"
+            flags.append(f"--local_listen={self._folder.name}/l")
         self._log_path = pathlib.Path(self._folder.name, "log")
         with self._log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                [*command, "--listen=127.0.0.1:0", f"--listen={socket}"], stdout=log, stderr=log,
-                stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
-        self.targets = {"unix": socket}
+                [*command, *flags], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                preexec_fn=die_with_parent)
 
     def __enter__(self):
         try:
@@ -88,7 +92,7 @@ class Server:
 def flashcore_command(args, *flags, device=None, kv_bytes=2 << 30):
     """The command of a flashcore-server. On a GPU its K/V is bounded: other servers need memory."""
     return [args.server, f"--device={device or args.device}", f"--kv_memory_bytes={kv_bytes}",
-            "--client_kv_bytes=0", "--enable_echo", "--allow_shared_memory", "--metrics_listen=127.0.0.1:0",
+            "--client_kv_bytes=0", "--enable_echo", "--metrics_listen=127.0.0.1:0",
             "--log_format=json", *args.server_flag, *flags]
 
 

@@ -8,10 +8,11 @@
 Sections:
 
   peer        beside a Python gRPC and PyTorch server (compare_peer.py)
-  transports  TCP, Unix socket and shared memory, unary and on a stream, each beside an echo of the
-              same bytes (Echo, EchoStream) that takes turns with it; and without an echo
+  transports  TCP and Unix socket, unary and on a stream, each beside an echo of the same bytes (Echo,
+              EchoStream) that takes turns with it; and TCP, Unix socket and local socket without an
+              echo
   tuning      flags of a GPU server: --idle_spin_us, --lanes, --wait_strategy, --direct_io_bytes
-  cpu         the CPU device: mission and one-row decode beside an echo, shared memory beside TCP,
+  cpu         the CPU device: mission and one-row decode beside an echo, the local socket beside TCP,
               decode of 64 sequences of 512 rows with K/V resident and inline
 
 The default is peer,transports,tuning on a GPU and cpu on the CPU device. Variants of a cell take
@@ -30,7 +31,7 @@ The record is one JSON object:
 
 Keys of a row:
 
-  section, case, clients, transport ("tcp", "unix", "shm"), stream (true: AttendStream)
+  section, case, clients, transport ("tcp", "unix", "local"), stream (true: AttendStream)
   variant     "flashcore", "peer", "peer_8_processes"; "tcp_unary", "unix_stream", ...; "--lanes=4"
   flag, value of section tuning: "lanes", "4"
   echo        of sections transports and cpu: true if an echo took turns
@@ -83,11 +84,6 @@ TUNING = {
 TUNING_KV_BYTES = 3 << 30  # 64 clients x 16.25 MiB, on some variants at once
 
 
-def flags_of(server, transport):
-    target = server.targets["tcp" if transport == "tcp" else "unix"]
-    return [f"--target={target}", *(["--transport=shm"] if transport == "shm" else [])]
-
-
 def compare_transports(args, record, server, section, case, flags, clients, transports, modes,
                        echo):
     """One cell; its variants are the transports, each unary and (`modes`) on a stream."""
@@ -95,7 +91,7 @@ def compare_transports(args, record, server, section, case, flags, clients, tran
     for transport in transports:
         for mode in modes:
             variants[f"{transport}_{mode}"] = [
-                *flags_of(server, transport), *flags, *(["--echo"] if echo else []),
+                f"--target={server.targets[transport]}", *flags, *(["--echo"] if echo else []),
                 *(["--stream"] if mode == "stream" else [])]
     rows = record.cell(args, section, case, clients, variants, echo=echo)
     for row in rows:
@@ -107,15 +103,15 @@ def compare_transports(args, record, server, section, case, flags, clients, tran
 def run_transports(args, record):
     modes = ("unary", "stream")
     command = cells.flashcore_command(args, kv_bytes=6 << 30)
-    with cells.Server("flashcore", command) as server:
+    with cells.Server("flashcore", command, local=True) as server:
         for case in args.transport_cases:
-            transports = ("tcp",) if case == "decode64" else ("tcp", "unix", "shm")
+            transports = ("tcp",) if case == "decode64" else ("tcp", "unix")
             compare_transports(args, record, server, "transports", case, CASES[case], 1,
                                transports, modes, echo=True)
         for case in args.transport_cases:
             for clients in (() if case == "decode64" else args.transport_clients):
                 compare_transports(args, record, server, "transports", case, CASES[case], clients,
-                                   ("tcp", "unix", "shm"), ("unary",), echo=False)
+                                   ("tcp", "unix", "local"), ("unary",), echo=False)
 
 
 def run_tuning(args, record):
@@ -128,7 +124,7 @@ def run_tuning(args, record):
                                                   kv_bytes=TUNING_KV_BYTES)
                 servers[value] = stack.enter_context(cells.Server(f"--{flag}={value}", command))
             for case, clients in tuned:
-                variants = {f"--{flag}={value}": [*flags_of(server, "tcp"), *CASES[case]]
+                variants = {f"--{flag}={value}": [f"--target={server.targets['tcp']}", *CASES[case]]
                             for value, server in servers.items()}
                 rows = record.cell(args, "tuning", case, min(clients, args.most_clients), variants,
                                    flag=flag, transport="tcp", stream=False)
@@ -141,12 +137,12 @@ def run_cpu(args, record):
     modes = ("unary", "stream")
     command = cells.flashcore_command(args, "--max_message_bytes=268435456",
                                       "--transport_memory_bytes=1073741824", device="cpu")
-    with cells.Server("flashcore", command) as server:
+    with cells.Server("flashcore", command, local=True) as server:
         for case, flags in (("mission", MISSION), ("decode1_512", CPU_DECODE1)):
             compare_transports(args, record, server, "cpu", case, flags, 1, ("tcp", "unix"), modes,
                                echo=True)
         compare_transports(args, record, server, "cpu", "mission", MISSION, 1,
-                           ("tcp", "unix", "shm"), ("unary",), echo=False)
+                           ("tcp", "unix", "local"), ("unary",), echo=False)
         if args.inline:
             longer = types.SimpleNamespace(**vars(args))
             longer.duration = max(args.duration, INLINE_SECONDS)

@@ -16,7 +16,7 @@
 #include "server/device/open_device.h"
 #include "server/memory/shared_memory.h"
 #include "tests/device/fake_gpu_fixture.h"
-#include "tests/memory/test_segment.h"
+#include "tests/memory/memfd.h"
 
 namespace flashcore::server {
 namespace {
@@ -35,11 +35,11 @@ Nanoseconds TimeOf(int pieces) {
 
 TEST_F(FakeGpuTest, TimesAreThoseBetweenTheEvents) {
   Start(SmallOptions());
-  const testing::TestSegment segment(size_t{256} << 10);
+  const testing::Memfd file(size_t{256} << 10);
   AttendJob job;
   job.operation.request = testing::MakeRequest(5, 100);
   job.operation.request.return_lse = true;
-  const std::shared_ptr<const SharedRegion> region = segment.Map();  // not pinned: is copied
+  const std::shared_ptr<const SharedRegion> region = file.Map();  // not pinned: is copied
   for (int i = 0; i < kNumTensors; ++i) {
     job.operation.request.ranges[i] = {region, 32768u * i};
   }
@@ -170,13 +170,11 @@ TEST_F(FakeGpuTest, ReadsAndWritesSharedMemory) {
     Start(options);
     Gauge bytes, regions;
     SharedMemory memory({}, &engine_->device(), &bytes, &regions);
-    const testing::TestSegment segment(size_t{256} << 10);
-    const std::string id =
-        memory.Register(SharedSegment::Open(segment.name(), segment.bytes(), false).value(), "a")
-            .value();
-    std::shared_ptr<const SharedRegion> region = memory.Find(id, "a").value();
+    const testing::Memfd file(size_t{256} << 10);
+    std::shared_ptr<const SharedRegion> region =
+        memory.Map(FileDescriptor(dup(file.fd())), file.bytes(), /*read_only=*/false, "a").value();
     EXPECT_TRUE(region->in_reach());
-    if (!is_pinned) region = segment.Map();
+    if (!is_pinned) region = file.Map();
 
     AttendJob job;
     AttendRequest& request = job.operation.request;
@@ -201,8 +199,8 @@ TEST_F(FakeGpuTest, AppendsTheSameSharedRowsTwice) {
   CudaDevice::Options options = SmallOptions();
   options.direct_io_bytes = 0;
   Start(options);
-  const testing::TestSegment segment(size_t{256} << 10);
-  const std::shared_ptr<const SharedRegion> region = segment.Map();
+  const testing::Memfd file(size_t{256} << 10);
+  const std::shared_ptr<const SharedRegion> region = file.Map();
   AttendJob jobs[2];
   for (AttendJob& job : jobs) {
     const auto sequence =

@@ -7,7 +7,6 @@ import pathlib
 import re
 import socket
 import subprocess
-import tempfile
 import threading
 
 import grpc
@@ -78,11 +77,8 @@ class TokenTest(CredentialsTest):
     def test_revoking_a_token_ends_its_streams(self):
         tokens = self.folder / "revoked"
         tokens.write_text(self.tokens.read_text())
-        with harness.Server(f"--token_file={tokens}", "--enable_echo",
-                            "--allow_shared_memory") as server, \
-                server.channel(f"unix:{server.socket}") as channel, \
-                tempfile.NamedTemporaryFile(dir="/dev/shm") as memory:
-            memory.truncate(4096)
+        with harness.Server(f"--token_file={tokens}", "--enable_echo") as server, \
+                server.channel(f"unix:{server.socket}") as channel:
             release = threading.Event()
             self.addCleanup(release.set)
 
@@ -101,13 +97,10 @@ class TokenTest(CredentialsTest):
                 wait_until(lambda: list(stub.GetSequence(pb.GetSequenceRequest(
                     sequence_id=sequence), metadata=metadata).sequence.layer_lengths) == [1],
                     "the chunk is appended")
-                region = pb.RegisterMemoryRequest(name=f"/{pathlib.Path(memory.name).name}", bytes=4096)
-                register = stub.RegisterMemory(messages(region), metadata=metadata)
-                next(register)
                 echo = channel.stream_stream("/flashcore.v1.DebugService/EchoStream")(
                     messages(b""), metadata=metadata)
                 next(echo)
-                return {"attend": attend, "load": load, "register": register, "echo": echo}
+                return {"attend": attend, "load": load, "echo": echo}
 
             alices, bobs = open_streams("alice"), open_streams("bob")
             tokens.write_text(token_line("bob", BY["bob"]))

@@ -146,6 +146,7 @@ class LocalTest(unittest.TestCase):
                                                   "--shape=1x8x64x64"]):
                 report = harness.bench(target, *flags)
                 self.assertEqual((report["transport"], report["failed"]), ("local", 0))
+                self.assertLess(report["request_bytes"], 300)  # the tensors are in shared memory
             refused = harness.cli("info", target, "--token_file=/dev/null", check=False)
             self.assertEqual(refused.returncode, 2)
             self.assertIn("user id", refused.stderr)

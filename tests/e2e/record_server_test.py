@@ -67,7 +67,7 @@ class RecordServerTest(unittest.TestCase):
         for row in (row for row in rows if "echo_p50_us" in row):
             streams.add((row["transport"], row["stream"]))
             self.assertGreater(row["outside_kernel_over_echo"], 0)
-        self.assertEqual(streams, {(transport, stream) for transport in ("tcp", "unix", "shm")
+        self.assertEqual(streams, {(transport, stream) for transport in ("tcp", "unix")
                                    for stream in (False, True)})
 
     def test_what_fails_is_in_the_record_and_the_exit_status(self):

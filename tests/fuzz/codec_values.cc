@@ -1,9 +1,5 @@
 #include "tests/fuzz/codec_values.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <cmath>
 #include <cstring>
 #include <set>
@@ -11,40 +7,21 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "google/protobuf/descriptor.h"
-#include "server/memory/shared_memory.h"
+#include "server/memory/regions.h"
 #include "server/transport/message.h"
 #include "tests/fuzz/require.h"
+#include "tests/memory/memfd.h"
 
 namespace flashcore::fuzz {
 namespace {
 
 using ::google::protobuf::Descriptor;
 
-class NoPinner : public server::HostMemoryPinner {
- public:
-  absl::Status PinHostMemory(std::byte*, size_t, bool) const override { return absl::OkStatus(); }
-  void UnpinHostMemory(std::byte*) const override {}
-};
-
-// The server's shared memory, with one region.
+// The memory of a connection of the local socket, with one region.
 struct ServerMemory {
-  ServerMemory() {
-    const std::string name = absl::StrCat("/flashcore-fuzz-", getpid());
-    const int fd = shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
-    Require(fd >= 0 && ftruncate(fd, kBytes) == 0, "no shared memory");
-    id = memory.Register(server::SharedSegment::Open(name, kBytes, false).value(), kClient).value();
-    region = memory.Find(id, kClient).value().get();
-    shm_unlink(name.c_str());
-    close(fd);
-  }
-
-  static constexpr size_t kBytes = 4096;
-  static constexpr char kClient[] = "fuzzer";
-  NoPinner pinner;
-  server::Gauge bytes, regions;
-  server::SharedMemory memory{{/*allowed=*/true}, &pinner, &bytes, &regions};
-  std::string id;
-  const server::SharedRegion* region = nullptr;
+  server::Regions::Region region = server::testing::Memfd(4096).Map();
+  server::Regions regions;
+  std::string id = regions.Add(region);
 };
 
 const ServerMemory& Shared() {
@@ -84,7 +61,7 @@ void CheckMask(const kernels::Mask& got, const v1::Mask& want) {
 }
 
 void AddRange(const server::MemoryRange& range, v1::MemoryRange* out) {
-  Require(range.region.get() == Shared().region, "region_id");
+  Require(range.region == Shared().region, "region_id");
   out->set_region_id(Shared().id);
   out->set_offset(range.offset);
 }
@@ -186,11 +163,10 @@ std::string BytesOf(const grpc::ByteBuffer& message) {
 
 void CheckServerRequest(const grpc::ByteBuffer& message, const v1::AttendRequest& parsed) {
   server::AttendOperation operation;
-  operation.identity.name = ServerMemory::kClient;
   server::TensorFields tensors;
   bool well_formed = false;
   const absl::Status status =
-      server::ParseAttend(message, &Shared().memory, &operation, &tensors, &well_formed);
+      server::ParseAttend(message, &Shared().regions, &operation, &tensors, &well_formed);
   Require(well_formed, "the server refuses a well-formed request");
   const server::AttendRequest& got = operation.request;
   Require(got.request_id == parsed.request_id(), "request_id");

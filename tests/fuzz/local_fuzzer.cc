@@ -20,17 +20,16 @@
 
 #include "flashcore/v1/local.pb.h"
 #include "google/protobuf/stubs/logging.h"
+#include "server/memory/regions.h"
 #include "server/request/validate.h"
 #include "server/transport/local/frame_socket.h"
-#include "server/transport/local/regions.h"
 #include "server/transport/local/ring.h"
 #include "server/transport/message.h"
 #include "tests/fuzz/require.h"
+#include "tests/memory/memfd.h"
 
 namespace flashcore::fuzz {
 namespace {
-
-using server::SharedRegion;
 
 constexpr char kRegionInInputs[] = "a region, 8 KiB!";
 constexpr size_t kRegionBytes = 8192;
@@ -39,19 +38,9 @@ constexpr uint32_t kSlotBytes = 256;
 
 // A region that holds the ring and the tensors.
 struct Memory {
-  Memory() {
-    const int fd = memfd_create("fuzz", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    Require(
-        fd >= 0 && ftruncate(fd, kRegionBytes) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0,
-        "no memfd");
-    auto segment =
-        server::SharedSegment::FromMemfd(server::FileDescriptor(fd), kRegionBytes, false);
-    region = SharedRegion::Map(*std::move(segment)).value();
-    id = regions.Add(region);
-  }
-  std::shared_ptr<const SharedRegion> region;
+  server::Regions::Region region = server::testing::Memfd(kRegionBytes).Map();
   server::Regions regions;
-  std::string id;
+  std::string id = regions.Add(region);
 };
 
 Memory& Shared() {

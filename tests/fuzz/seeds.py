@@ -51,7 +51,6 @@ FLAG_VALUES = {
     "staging_memory_bytes": ("1048576", "70368744177664", "0"),
     "staging_wait_ms": ("0", "3600000", "2147483647"),
     "transport_memory_bytes": ("268435456", "2048", "9223372036854775807"),
-    "allow_shared_memory": ("true",),
     "shared_memory_bytes": ("4096", "1099511627776"),
     "max_message_bytes": ("1024", "2147483647", "4611686018427387904", "9223372036854775807"),
     "max_spans": ("1", "65536", "0"),
@@ -73,7 +72,7 @@ FLAG_VALUES = {
 
 def flags():
     """Each value in each form, and lists of lines."""
-    inputs = {"nothing": b"", "stray": b".word", "no_bool": b"nenable_echo\n!allow_shared_memory",
+    inputs = {"nothing": b"", "stray": b".word", "no_bool": b"nenable_echo\n!enable_reflection",
               "listen_twice": b"=listen=localhost:1\n,listen=unix:/b\n-listen=[::1]:2",
               "listen_in_both": b"elisten=localhost:1\n=listen=localhost:2",
               "the_last_counts": b"=lanes=2\n=lanes=3\nelanes=4"}

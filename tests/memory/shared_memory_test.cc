@@ -10,19 +10,21 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/memory/block_allocator.h"
+#include "server/memory/regions.h"
 #include "server/request/request.h"
 #include "server/request/validate.h"
 #include "tests/engine/fakes.h"
-#include "tests/memory/test_segment.h"
+#include "tests/memory/memfd.h"
 
 namespace flashcore::server {
 namespace {
 
 using ::testing::HasSubstr;
-using testing::TestSegment;
+using testing::Memfd;
 
 constexpr size_t kPage = 4096;
 
@@ -30,33 +32,8 @@ constexpr size_t kPage = 4096;
 // no other thread unmaps.
 std::function<void(void*)> before_munmap;
 
-TEST(SharedSegmentTest, RefusesWhatIsNoNameOrNoSegment) {
-  const auto code = [](const std::string& name, uint64_t bytes = 16) {
-    return SharedSegment::Open(name, bytes, /*read_only=*/true).status().code();
-  };
-  for (const char* name : {"", "/", "x", "/a/b", "/../x", "//x", "/.", "/.."}) {
-    EXPECT_EQ(code(name), absl::StatusCode::kInvalidArgument) << name;
-  }
-  EXPECT_EQ(code(std::string("/a\0b", 4)), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(code("/" + std::string(256, 'a')), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(code("/flashcore-test-that-is-not-there"), absl::StatusCode::kNotFound);
-  const TestSegment segment(kPage);
-  EXPECT_EQ(code(segment.name(), kPage), absl::StatusCode::kOk);
-  for (const uint64_t bytes : {uint64_t{0}, uint64_t{15}, uint64_t{kPage + 1}, ~uint64_t{0}}) {
-    EXPECT_EQ(code(segment.name(), bytes), absl::StatusCode::kInvalidArgument) << bytes;
-  }
-}
-
-TEST(SharedSegmentTest, ComparesTheFirstBytes) {
-  const TestSegment memory(kPage);
-  std::memcpy(memory.data(), "challenge", 9);
-  const auto segment = SharedSegment::Open(memory.name(), kPage, /*read_only=*/true);
-  EXPECT_TRUE(segment->StartsWith("challenge"));
-  EXPECT_FALSE(segment->StartsWith("challenged"));
-}
-
 TEST(SharedRegionTest, IsTheClientsMemory) {
-  const TestSegment memory(3 * kPage);
+  const Memfd memory(3 * kPage);
   const auto region = memory.Map();
   memory.data()[2 * kPage] = std::byte{7};
   EXPECT_EQ(region->data()[2 * kPage], std::byte{7});
@@ -65,32 +42,25 @@ TEST(SharedRegionTest, IsTheClientsMemory) {
   EXPECT_EQ(region->Check(), absl::OkStatus());
 }
 
-TEST(SharedRegionTest, AShorterFileIsSeenBeforeItIsTouched) {
-  TestSegment memory(2 * kPage);
-  const auto region = memory.Map();
-  memory.Resize(2 * kPage - 1);
-  EXPECT_EQ(region->Check().code(), absl::StatusCode::kFailedPrecondition);
-}
-
-// Several threads touch it at a time, beside a region that stays whole.
-TEST(SharedRegionTest, TouchingWhatIsGoneLeavesTheProcessAliveAndTheRegionUseless) {
+// Several threads touch it at a time, beside memory that stays whole.
+TEST(FaultGuardTest, TouchingWhatIsGoneLeavesTheProcessAliveAndTheRangeUseless) {
   constexpr size_t kPages = 64;
-  TestSegment memory(kPages * kPage);
-  const TestSegment other(kPage);
-  const auto kept = other.Map();
-  kept->data()[0] = std::byte{1};
-  for (const bool read_only : {false, true}) {
-    memory.Resize(kPages * kPage);
+  const Memfd other(kPage);
+  const auto kept = FaultGuard::Make(other.data(), kPage);
+  other.data()[0] = std::byte{1};
+  for (const bool writes : {false, true}) {
+    Memfd memory(kPages * kPage, Memfd::Kind::kUnsealed);
     std::memset(memory.data(), 5, kPages * kPage);
-    const auto region = memory.Map(read_only);
+    const auto guard = FaultGuard::Make(memory.data(), kPages * kPage);
     memory.Resize(kPage);
+    EXPECT_FALSE(guard->lost());
     std::vector<std::thread> threads;
     for (size_t i = 0; i < 4; ++i) {
       threads.emplace_back([&, i] {
         int sum = 0;
         for (size_t page = i; page < kPages; page += 4) {
-          volatile std::byte* const byte = region->data() + page * kPage;
-          if (!read_only) *byte = std::byte{3};
+          volatile std::byte* const byte = memory.data() + page * kPage;
+          if (writes) *byte = std::byte{3};
           sum += static_cast<int>(*byte);
         }
         EXPECT_GE(sum, 0);
@@ -98,9 +68,9 @@ TEST(SharedRegionTest, TouchingWhatIsGoneLeavesTheProcessAliveAndTheRegionUseles
     }
     for (std::thread& thread : threads) thread.join();
     memory.Resize(kPages * kPage);  // too late
-    EXPECT_EQ(region->Check().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_TRUE(guard->lost());
   }
-  EXPECT_EQ(kept->Check(), absl::OkStatus());
+  EXPECT_FALSE(kept->lost());
   EXPECT_EQ(other.data()[0], std::byte{1});
 }
 
@@ -108,9 +78,9 @@ TEST(FaultGuardDeathTest, OtherFaultsEndTheProcessAsBefore) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto fault = [] {
     signal(SIGBUS, SIG_DFL);  // a sanitizer's handler would only report
-    const TestSegment guarded(kPage);
-    const auto region = guarded.Map();
-    TestSegment memory(kPage);
+    const Memfd guarded(kPage);
+    const auto guard = FaultGuard::Make(guarded.data(), kPage);
+    Memfd memory(kPage, Memfd::Kind::kUnsealed);
     memory.Resize(0);
     *const_cast<volatile std::byte*>(memory.data()) = std::byte{1};
   };
@@ -118,7 +88,7 @@ TEST(FaultGuardDeathTest, OtherFaultsEndTheProcessAsBefore) {
 }
 
 TEST(SharedRegionTest, IsGuardedNoLongerWhenItsAddressesBecomeFree) {
-  const TestSegment memory(kPage);
+  const Memfd memory(kPage);
   auto region = memory.Map();
   std::byte* const data = region->data();
   // The region's guard is the last one that there is.
@@ -151,10 +121,9 @@ TEST(FaultGuardTest, ThereAreSoManyAndNoMore) {
 
 class SharedMemoryTest : public ::testing::Test {
  protected:
-  absl::StatusOr<std::string> Register(SharedMemory* memory, const TestSegment& segment,
-                                       const std::string& client = "a") {
-    return memory->Register(SharedSegment::Open(segment.name(), segment.bytes(), false).value(),
-                            client);
+  absl::StatusOr<Regions::Region> Map(SharedMemory* memory, size_t bytes,
+                                      const std::string& client = "a") {
+    return memory->Map(FileDescriptor(dup(Memfd(bytes).fd())), bytes, /*read_only=*/false, client);
   }
 
   testing::FakeDeviceControl control_;
@@ -168,41 +137,53 @@ TEST_F(SharedMemoryTest, QuotasHoldUntilTheLastUseEnds) {
   options.client_bytes = 3 * kPage;
   options.client_regions = 2;
   SharedMemory memory(options, &device_, &bytes_, &regions_);
-  const TestSegment one(kPage), two(2 * kPage);
-  const auto first = Register(&memory, one), second = Register(&memory, one);
+  auto first = Map(&memory, kPage);
+  const auto second = Map(&memory, kPage);
   ASSERT_EQ(first.status(), absl::OkStatus());
   ASSERT_EQ(second.status(), absl::OkStatus());
-  EXPECT_NE(*first, *second);
-  EXPECT_THAT(Register(&memory, one).status().message(), HasSubstr("at most 2"));
-  EXPECT_THAT(Register(&memory, TestSegment(4 * kPage), "b").status().message(),
-              HasSubstr("of all clients"));
-  const auto in_use = memory.Find(*first, "a");
-  ASSERT_EQ(in_use.status(), absl::OkStatus());
-  memory.Unregister(*first);
-  EXPECT_EQ(memory.Find(*first, "a").status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(Register(&memory, two).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(Map(&memory, kPage).status().message(), HasSubstr("at most 2"));
+  EXPECT_THAT(Map(&memory, 4 * kPage, "b").status().message(), HasSubstr("of all clients"));
+  Regions::Region in_use = *first;
+  first->reset();
+  EXPECT_EQ(Map(&memory, kPage).status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(bytes_.Value(), 2 * kPage);
+  in_use.reset();
+  EXPECT_EQ(bytes_.Value(), kPage);
+  EXPECT_THAT(Map(&memory, 3 * kPage).status().message(), HasSubstr("per client"));
+  EXPECT_EQ(Map(&memory, kPage).status(), absl::OkStatus());
 }
 
-TEST_F(SharedMemoryTest, ARegionBelongsToTheClientThatRegisteredIt) {
+TEST_F(SharedMemoryTest, WhatCannotBeMappedIsNotCounted) {
   SharedMemory memory({}, &device_, &bytes_, &regions_);
-  const auto id = Register(&memory, TestSegment(kPage), "a");
-  EXPECT_TRUE(memory.Find(*id, "a").ok());
-  const absl::Status foreign = memory.Find(*id, "b").status();
-  EXPECT_EQ(foreign.code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(foreign, memory.Find(SharedMemory::RandomId(), "b").status());
-}
-
-TEST_F(SharedMemoryTest, WhatIsUnregisteredGoesWithItsLastUse) {
-  SharedMemory memory({}, &device_, &bytes_, &regions_);
-  const auto id = Register(&memory, TestSegment(kPage));
-  auto in_use = memory.Find(*id, "a");
-  memory.Unregister(*id);
-  EXPECT_EQ(regions_.Value(), 1);
-  (*in_use)->data()[0] = std::byte{1};
-  in_use->reset();
+  const Memfd file(kPage);
+  FileDescriptor read_only(open(absl::StrCat("/proc/self/fd/", file.fd()).c_str(), O_RDONLY));
+  EXPECT_EQ(memory.Map(std::move(read_only), kPage, /*read_only=*/false, "a").status().code(),
+            absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(memory.Map(FileDescriptor(dup(file.fd())), 2 * kPage, /*read_only=*/false, "a")
+                .status()
+                .code(),
+            absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(regions_.Value(), 0);
   EXPECT_EQ(bytes_.Value(), 0);
+}
+
+TEST(RegionsTest, FindsOnlyItsOwnUntilTheyAreRemoved) {
+  const Memfd file(kPage);
+  Regions regions, others;
+  const Regions::Region region = file.Map();
+  const std::string id = regions.Add(region), second = regions.Add(region);
+  EXPECT_EQ(id.size(), 16u);
+  EXPECT_NE(id, second);
+  EXPECT_EQ(*regions.Find(id), region);
+  const absl::Status foreign = others.Find(id).status();
+  EXPECT_EQ(foreign.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(foreign, others.Find(std::string(16, 'x')).status());
+  EXPECT_EQ(regions.Remove(id), region);
+  EXPECT_EQ(regions.Remove(id), nullptr);
+  EXPECT_EQ(regions.Find(id).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(*regions.Find(second), region);
+  regions.Clear();
+  EXPECT_EQ(regions.Find(second).status().code(), absl::StatusCode::kNotFound);
 }
 
 // Request with Q, K and V next to each other in a region, then O and LSE.
@@ -224,7 +205,7 @@ class SharedTensorsTest : public ::testing::Test {
     return ValidateAttend(request_, limits);
   }
 
-  TestSegment memory_{4 * kPage};
+  Memfd memory_{4 * kPage};
   std::shared_ptr<const SharedRegion> region_ = memory_.Map();
   AttendRequest request_ = testing::MakeRequest(2, 3);
   StagingPool pool_{1 << 20, StagingPool::HeapAllocator()};

@@ -148,8 +148,7 @@ TEST(ConvertTest, EveryFieldOfARequestIsRead) {
     EXPECT_FALSE(field.second(before)) << name;
     EXPECT_TRUE(field.second(after)) << name;
   }
-  // `query`, `key` and `value` never reach the generated class, and transport_test's
-  // SharedMemoryRpcsTest covers the ranges.
+  // `query`, `key` and `value` never reach the generated class, and local_test covers the ranges.
   for (const auto* type :
        {v1::AttendRequest::descriptor(), v1::Span::descriptor(), v1::Mask::descriptor()}) {
     for (int i = 0; i < type->field_count(); ++i) {

@@ -31,17 +31,6 @@ std::string Frame(const google::protobuf::Message& message) {
 
 }  // namespace
 
-Memfd::Memfd(size_t bytes, Kind kind)
-    : bytes_(bytes), file_(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
-  if (ftruncate(file_.get(), static_cast<off_t>(bytes)) != 0) std::abort();
-  if (kind == Kind::kSealed) fcntl(file_.get(), F_ADD_SEALS, F_SEAL_SHRINK);
-  void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
-  if (data == MAP_FAILED) std::abort();
-  data_ = static_cast<std::byte*>(data);
-}
-
-Memfd::~Memfd() { munmap(data_, bytes_); }
-
 LocalClient::LocalClient(const std::string& path)
     : socket_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
   sockaddr_un address = {};

@@ -15,28 +15,9 @@
 #include "flashcore/v1/local.pb.h"
 #include "proto/local_ring.h"
 #include "server/base/socket.h"
+#include "tests/memory/memfd.h"
 
 namespace flashcore::server::testing {
-
-// Memory of a memfd, mapped.
-class Memfd {
- public:
-  enum class Kind { kSealed, kUnsealed };
-
-  explicit Memfd(size_t bytes, Kind kind = Kind::kSealed);
-  ~Memfd();
-  Memfd(const Memfd&) = delete;
-  Memfd& operator=(const Memfd&) = delete;
-
-  int fd() const { return file_.get(); }
-  std::byte* data() const { return data_; }
-  size_t bytes() const { return bytes_; }
-
- private:
-  const size_t bytes_;
-  FileDescriptor file_;
-  std::byte* data_ = nullptr;
-};
 
 class LocalClient {
  public:

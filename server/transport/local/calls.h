@@ -14,10 +14,10 @@
 #include "absl/strings/string_view.h"
 #include "flashcore/v1/attention.pb.h"
 #include "server/base/clock.h"
+#include "server/memory/regions.h"
 #include "server/request/identity.h"
 #include "server/transport/load_chunks.h"
 #include "server/transport/local/context.h"
-#include "server/transport/local/regions.h"
 #include "server/transport/rpc_scope.h"
 #include "server/transport/tensor_receiver.h"
 

@@ -180,13 +180,11 @@ void Connection::RegisterMemory(uint64_t id, const v1::LocalRegisterMemory& requ
   if (!file->valid()) {
     return Reply(id, absl::ResourceExhaustedError("file: the server can open no more files"));
   }
-  absl::StatusOr<SharedSegment> segment =
-      SharedSegment::FromMemfd(*std::move(file), request.bytes(), request.read_only());
-  if (!segment.ok()) return Reply(id, segment.status());
   registering_ = id;
   context_->run_slow([context = context_, connection = weak_from_this(), id,
-                      client = identity_.name, segment = *std::move(segment)]() mutable {
-    auto region = context->methods->memory()->Map(std::move(segment), client);
+                      client = identity_.name, file = *std::move(file), request]() mutable {
+    auto region = context->methods->memory()->Map(std::move(file), request.bytes(),
+                                                  request.read_only(), client);
     if (region.ok()) region = UnmapElsewhere(context, *std::move(region));
     context->post(connection, [id, region = std::move(region)](Connection* self) mutable {
       self->Registered(id, std::move(region));
@@ -222,7 +220,7 @@ absl::StatusOr<uint32_t> Connection::AddRing(const v1::LocalOpenRing& request) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the connection has ", kMaxRings, " rings, which is the limit"));
   }
-  absl::StatusOr<Regions::Region> region = regions_->Find(request.region_id(), identity_.name);
+  absl::StatusOr<Regions::Region> region = regions_->Find(request.region_id());
   if (!region.ok()) return region.status();
   auto ring =
       Ring::Open(*std::move(region), {request.offset(), request.slots(), request.slot_bytes()});

@@ -12,10 +12,10 @@
 #include "absl/strings/string_view.h"
 #include "flashcore/v1/local.pb.h"
 #include "server/base/clock.h"
+#include "server/memory/regions.h"
 #include "server/transport/local/calls.h"
 #include "server/transport/local/context.h"
 #include "server/transport/local/frame_socket.h"
-#include "server/transport/local/regions.h"
 #include "server/transport/local/ring_session.h"
 
 namespace flashcore::server {

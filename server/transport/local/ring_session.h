@@ -11,9 +11,9 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "server/base/mutex.h"
+#include "server/memory/regions.h"
 #include "server/request/identity.h"
 #include "server/transport/local/context.h"
-#include "server/transport/local/regions.h"
 #include "server/transport/local/ring.h"
 
 namespace flashcore::server {
