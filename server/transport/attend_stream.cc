@@ -6,15 +6,71 @@
 
 namespace flashcore::server {
 
-AttendStreamReactor::AttendStreamReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc,
-                                         StreamSet* set, int max_inflight,
-                                         grpc::ServerContextBase* call, TimePoint deadline)
-    : StreamReactor(set, context, rpc, call),
-      fleet_(fleet),
+// Its exchange begins with the message in incoming_; while it waits for staging memory, nothing is
+// read. Then it is in inflight_ until it is complete, and in answers_ until the answer is sent.
+class AttendStreamReactor::Request final : public Exchange {
+ public:
+  explicit Request(AttendStreamReactor* stream)
+      : Exchange(stream->origin_, &stream->incoming_),
+        stream_(stream),
+        unsent_(&stream->context_->unsent, stream->call_) {
+    operation_.identity = stream->identity_;
+    operation_.deadline = stream->deadline_;
+  }
+
+  // With `refusal` if that is not OK. Returns the status of a message that is not well-formed.
+  absl::Status Parse(const absl::Status& refusal) {
+    bool well_formed = false;
+    parsed_ = ParseAttend(message_, /*regions=*/nullptr, &operation_, &tensors_, &well_formed);
+    if (!well_formed) return parsed_;
+    if (parsed_.ok() && operation_.request.request_id.empty()) {
+      parsed_ = absl::InvalidArgumentError("request_id: empty; AttendStream needs one");
+    }
+    if (!refusal.ok()) parsed_ = refusal;
+    return absl::OkStatus();
+  }
+  void Start() { Receive(parsed_); }
+
+  grpc::ByteBuffer* answer() { return &answer_; }
+  // gRPC has `sent` the answer, or dropped it.
+  void End(bool sent) {
+    const CutOff cut_off = unsent_.Sent();
+    if (!sent) scope_.Lost(cut_off);
+    Record();
+  }
+
+ private:
+  void Received(const absl::Status& status) override {
+    AttendStreamReactor* const stream = stream_;
+    Exchange::Received(status);  // `this` may be gone then
+    stream->EndReceiving();
+  }
+  void Complete(const absl::Status& status) override {
+    answer_ =
+        status.ok() ? EncodeReply(&operation_) : EncodeError(operation_.request.request_id, status);
+    scope_.Replying(status);
+    const size_t staged_bytes = status.ok() ? StagedReplyBytes(operation_) : 0;
+    unsent_.Ready(operation_.identity.name, kAnswerBytes + answer_.Length() - staged_bytes);
+    stream_->AddAnswer(this);
+  }
+
+  AttendStreamReactor* const stream_;
+  absl::Status parsed_;
+  grpc::ByteBuffer answer_;
+  UnsentReply unsent_;
+};
+
+AttendStreamReactor::AttendStreamReactor(const Exchange::Origin& origin, StreamSet* set,
+                                         int max_inflight, grpc::ServerContextBase* call,
+                                         TimePoint deadline)
+    : StreamReactor(set, origin.context, origin.rpc, call),
+      origin_(origin),
       max_inflight_(static_cast<size_t>(max_inflight)),
       deadline_(deadline) {
   Begin();
 }
+
+AttendStreamReactor::~AttendStreamReactor() = default;
 
 void AttendStreamReactor::OnReadDone(bool ok) {
   Request* request = nullptr;
@@ -35,48 +91,23 @@ void AttendStreamReactor::OnReadDone(bool ok) {
       refusal = *end_;
     }
     receiving_ = true;
-    auto owned = std::make_unique<Request>(fleet_, context_, rpc_, &incoming_, call_);
+    auto owned = std::make_unique<Request>(this);
     request = owned.get();
     inflight_.emplace(request, std::move(owned));
   }
-  Receive(request, refusal);
+  const absl::Status malformed = request->Parse(refusal);
+  // After a malformed message, nothing on the stream can be trusted.
+  if (!malformed.ok()) StopReading(malformed);
+  request->Start();
 }
 
-void AttendStreamReactor::Receive(Request* request, const absl::Status& refusal) {
-  AttendOperation* operation = &request->operation;
-  operation->identity = identity_;
-  operation->deadline = deadline_;
-  operation->done = [this, request](const absl::Status& result) { Complete(request, result); };
-  bool well_formed = false;
-  absl::Status status = ParseAttend(incoming_, /*regions=*/nullptr, operation,
-                                    &request->receiver.tensors, &well_formed);
-  if (status.ok() && operation->request.request_id.empty()) {
-    status = absl::InvalidArgumentError("request_id: empty; AttendStream needs one");
-  }
-  if (well_formed && !refusal.ok()) status = refusal;
-  if (!well_formed) {
-    MutexLock lock(&mutex_);
-    // After a malformed message, nothing on the stream can be trusted.
-    if (!end_.has_value()) end_ = status;
-  }
-  request->receiver.Receive(
-      status, [this, request](const absl::Status& received) { Enqueue(request, received); });
-}
-
-void AttendStreamReactor::Enqueue(Request* request, absl::Status received) {
-  if (received.ok()) received = fleet_->Enqueue(&request->operation);
-  if (!received.ok()) Complete(request, received);
+void AttendStreamReactor::EndReceiving() {
   MutexLock lock(&mutex_);
   receiving_ = false;
   Advance();
 }
 
-void AttendStreamReactor::Complete(Request* request, const absl::Status& status) {
-  request->answer = status.ok() ? EncodeReply(&request->operation)
-                                : EncodeError(request->operation.request.request_id, status);
-  request->scope.Replying(status);
-  const size_t staged_bytes = status.ok() ? StagedReplyBytes(request->operation) : 0;
-  request->unsent.Ready(identity_.name, kAnswerBytes + request->answer.Length() - staged_bytes);
+void AttendStreamReactor::AddAnswer(Request* request) {
   MutexLock lock(&mutex_);
   auto entry = inflight_.find(request);
   answers_.push_back(std::move(entry->second));
@@ -89,7 +120,7 @@ void AttendStreamReactor::Advance() {
   while (cancelled_ && !writing_ && !answers_.empty()) EndAnswer(/*sent=*/false);
   if (!writing_ && !answers_.empty()) {
     writing_ = true;
-    StartWrite(&answers_.front()->answer);
+    StartWrite(answers_.front()->answer());
   }
   const size_t unanswered = inflight_.size() + answers_.size();
   const bool reads = !end_.has_value() || (Refuses() && !half_closed_ && !inflight_.empty());
@@ -101,10 +132,7 @@ void AttendStreamReactor::Advance() {
 }
 
 void AttendStreamReactor::EndAnswer(bool sent) {
-  Request& request = *answers_.front();
-  const CutOff cut_off = request.unsent.Sent();
-  if (!sent) request.scope.Lost(cut_off);
-  request.scope.Record(identity_.name, request.operation.request.request_id);
+  answers_.front()->End(sent);
   answers_.pop_front();
 }
 
@@ -116,7 +144,7 @@ void AttendStreamReactor::OnWriteDone(bool ok) {
 }
 
 void AttendStreamReactor::CancelRequests() {
-  for (auto& [request, owned] : inflight_) request->operation.Cancel();
+  for (auto& [request, owned] : inflight_) request->Cancel();
 }
 
 }  // namespace flashcore::server

@@ -12,46 +12,30 @@
 #include "absl/status/statusor.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
-#include "server/engine/fleet.h"
+#include "server/transport/exchange.h"
 #include "server/transport/stream_reactor.h"
-#include "server/transport/tensor_receiver.h"
 
 namespace flashcore::server {
 
-// The fleet outlives it.
-//
 // Reading, computing and writing overlap. At most one read and one write are with gRPC at a time.
 // Flow control: reading pauses while `max_inflight` requests are unanswered, and while one waits
 // for staging memory. The stream ends when nothing more will be read and every request is answered.
 class AttendStreamReactor final
     : public StreamReactor<grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>> {
  public:
-  AttendStreamReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc, StreamSet* set,
-                      int max_inflight, grpc::ServerContextBase* call, TimePoint deadline);
+  AttendStreamReactor(const Exchange::Origin& origin, StreamSet* set, int max_inflight,
+                      grpc::ServerContextBase* call, TimePoint deadline);
+  ~AttendStreamReactor() override;
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
 
  private:
-  struct Request {
-    Request(Fleet* fleet, RpcContext* context, RpcMetrics* rpc, grpc::ByteBuffer* message,
-            grpc::ServerContextBase* call)
-        : receiver(fleet, rpc, message, &operation),
-          scope(context, rpc),
-          unsent(&context->unsent, call) {}
-    AttendOperation operation;
-    TensorReceiver receiver;
-    RequestScope scope;
-    grpc::ByteBuffer answer;
-    UnsentReply unsent;
-  };
+  class Request;
 
-  // Takes the message in incoming_ to the queue, or refuses it, with `refusal` if that is not OK.
-  // While it waits for staging memory, nothing is read.
-  void Receive(Request* request, const absl::Status& refusal) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Enqueue(Request* request, absl::Status received) ABSL_LOCKS_EXCLUDED(mutex_);
-  // On a lane's thread, or on gRPC's for a refused request.
-  void Complete(Request* request, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The message in incoming_ is in the queue, or refused.
+  void EndReceiving() ABSL_LOCKS_EXCLUDED(mutex_);
+  void AddAnswer(Request* request) ABSL_LOCKS_EXCLUDED(mutex_);
   void Advance() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CancelRequests() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Each message that the drain finds on its way gets an answer of its own, while others are
@@ -62,7 +46,7 @@ class AttendStreamReactor final
   // Removes the oldest answer, which gRPC has `sent` or dropped.
   void EndAnswer(bool sent) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  Fleet* const fleet_;
+  const Exchange::Origin origin_;
   const size_t max_inflight_;
   const TimePoint deadline_;  // of the stream and of its requests
 

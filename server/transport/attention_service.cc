@@ -1,61 +1,42 @@
 #include "server/transport/attention_service.h"
 
 #include "server/transport/convert.h"
+#include "server/transport/exchange.h"
 #include "server/transport/load_sequence.h"
 #include "server/transport/message.h"
-#include "server/transport/tensor_receiver.h"
 
 namespace flashcore::server {
 namespace {
 
-class AttendReactor final : public UnaryReactor {
+class AttendReactor final : public UnaryReactor, public Exchange {
  public:
-  AttendReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc,
-                grpc::CallbackServerContext* call, grpc::ByteBuffer* request,
+  AttendReactor(const Origin& origin, grpc::CallbackServerContext* call, grpc::ByteBuffer* request,
                 grpc::ByteBuffer* response)
-      : UnaryReactor(context, rpc, call),
-        fleet_(fleet),
-        context_(context),
-        request_(request),
-        response_(response),
-        receiver_(fleet, rpc, request, &operation_) {}
+      : UnaryReactor(origin.context, origin.rpc, call),
+        Exchange(origin, request),
+        response_(response) {}
 
   void Start(const grpc::CallbackServerContext& context) {
-    operation_.deadline = ToDeadline(context.deadline(), fleet_->clock());
-    operation_.done = [this](const absl::Status& status) { Done(status); };
+    operation_.deadline = ToDeadline(context.deadline(), origin_.fleet->clock());
+    absl::StatusOr<Identity> caller = AdmitCaller(origin_.context, context);
+    if (!caller.ok()) return Receive(caller.status());
+    operation_.identity = *std::move(caller);
     bool well_formed = false;
-    absl::StatusOr<Identity> caller = AdmitCaller(context_, context);
-    absl::Status status = caller.status();
-    if (caller.ok()) {
-      operation_.identity = *std::move(caller);
-      status = ParseAttend(*request_, /*regions=*/nullptr, &operation_, &receiver_.tensors,
-                           &well_formed);
-    }
-    receiver_.Receive(status, [this](const absl::Status& received) { Enqueue(received); });
+    Receive(ParseAttend(message_, /*regions=*/nullptr, &operation_, &tensors_, &well_formed));
   }
 
  private:
-  void Enqueue(absl::Status status) {
-    if (status.ok()) status = fleet_->Enqueue(&operation_);
-    // Else `this` may be gone already: do not touch it.
-    if (!status.ok()) End(status, operation_.identity.name, 0);
-  }
-
-  void Done(const absl::Status& status) {
+  void Complete(const absl::Status& status) override {
     if (status.ok()) *response_ = EncodeReply(&operation_);
     const size_t bytes = status.ok() ? response_->Length() - StagedReplyBytes(operation_) : 0;
     End(status, operation_.identity.name, bytes);
   }
 
-  void Cancelled() override { operation_.Cancel(); }
-  absl::string_view request_id() const override { return operation_.request.request_id; }
+  void Cancelled() override { Cancel(); }
+  RequestScope& scope() override { return scope_; }
+  void Record() override { Exchange::Record(); }
 
-  Fleet* const fleet_;
-  RpcContext* const context_;
-  grpc::ByteBuffer* const request_;
   grpc::ByteBuffer* const response_;
-  AttendOperation operation_;
-  TensorReceiver receiver_;
 };
 
 }  // namespace
@@ -83,13 +64,13 @@ grpc::ServerUnaryReactor* AttentionService::Answer(RpcMetrics* rpc,
                                                    grpc::CallbackServerContext* call,
                                                    const Request& request, Response* response,
                                                    Method<Request, Response> method) {
-  auto* reactor = new UnaryReactor(context_, rpc, call);
+  auto* reactor = new AnswerReactor(context_, rpc, call);
   const absl::StatusOr<Identity> caller = AdmitCaller(context_, *call);
   const absl::Status status =
       caller.ok() ? (methods_->*method)(*caller, request, response) : caller.status();
   // gRPC keeps the message and its serialized form.
   const size_t bytes = status.ok() ? response->ByteSizeLong() + response->SpaceUsedLong() : 0;
-  reactor->End(status, caller.ok() ? caller->name : "", bytes);
+  reactor->Answer(status, caller.ok() ? caller->name : "", bytes);
   return reactor;
 }
 
@@ -98,7 +79,7 @@ grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* 
                                                    grpc::ByteBuffer* response) {
   // gRPC owns the message until the RPC ends, but allows it to be cleared earlier, which frees the
   // network's memory early.
-  auto* reactor = new AttendReactor(fleet_, context_, attend_, context,
+  auto* reactor = new AttendReactor({fleet_, context_, attend_}, context,
                                     const_cast<grpc::ByteBuffer*>(request), response);
   reactor->Start(*context);
   return reactor;
@@ -106,7 +87,7 @@ grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* 
 
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionService::AttendStream(
     grpc::CallbackServerContext* context) {
-  return new AttendStreamReactor(fleet_, context_, attend_stream_, &streams_,
+  return new AttendStreamReactor({fleet_, context_, attend_stream_}, &streams_,
                                  methods_->options().max_stream_inflight, context,
                                  ToDeadline(context->deadline(), fleet_->clock()));
 }
@@ -160,7 +141,7 @@ grpc::ServerUnaryReactor* AttentionService::ListSequences(grpc::CallbackServerCo
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* AttentionService::LoadSequence(
     grpc::CallbackServerContext* context, grpc::ByteBuffer* response) {
-  return new LoadSequenceReactor(fleet_, context_, load_sequence_, &streams_, context,
+  return new LoadSequenceReactor({fleet_, context_, load_sequence_}, &streams_, context,
                                  ToDeadline(context->deadline(), fleet_->clock()), response);
 }
 

@@ -18,7 +18,7 @@ std::vector<RpcMethod> DebugService::Methods() {
 grpc::ServerUnaryReactor* DebugService::Echo(grpc::CallbackServerContext* context,
                                              const grpc::ByteBuffer* request,
                                              grpc::ByteBuffer* response) {
-  auto* reactor = new UnaryReactor(context_, echo_, context);
+  auto* reactor = new AnswerReactor(context_, echo_, context);
   const absl::StatusOr<Identity> caller = AdmitCaller(context_, *context);
   absl::Status status = caller.status();
   if (caller.ok()) {
@@ -28,7 +28,8 @@ grpc::ServerUnaryReactor* DebugService::Echo(grpc::CallbackServerContext* contex
     status = reply.status();
     if (reply.ok()) *response = *std::move(reply);
   }
-  reactor->End(status, caller.ok() ? caller->name : "", 0);  // the payload is shared by all replies
+  reactor->Answer(status, caller.ok() ? caller->name : "",
+                  0);  // the payload is shared by all replies
   return reactor;
 }
 

@@ -4,16 +4,41 @@
 
 namespace flashcore::server {
 
-LoadSequenceReactor::LoadSequenceReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc,
-                                         StreamSet* set, grpc::ServerContextBase* call,
-                                         TimePoint deadline, grpc::ByteBuffer* response)
-    : StreamReactor(set, context, rpc, call),
-      fleet_(fleet),
+class LoadSequenceReactor::Chunk final : public Exchange {
+ public:
+  explicit Chunk(LoadSequenceReactor* stream)  // in incoming_
+      : Exchange(stream->origin_, &stream->incoming_), stream_(stream) {
+    operation_.identity = stream->identity_;
+    operation_.deadline = stream->deadline_;
+  }
+
+  void Start() { Receive(stream_->chunks_.Parse(message_, &operation_, &tensors_)); }
+  using Exchange::Enqueue;
+  void End(const absl::Status& status) {
+    scope_.Replying(status);
+    Record();
+  }
+
+ private:
+  // It is queued when the chunk before it is appended.
+  void Received(const absl::Status& status) override { stream_->Received(status); }
+  void Complete(const absl::Status& status) override { stream_->Completed(status); }
+
+  LoadSequenceReactor* const stream_;
+};
+
+LoadSequenceReactor::LoadSequenceReactor(const Exchange::Origin& origin, StreamSet* set,
+                                         grpc::ServerContextBase* call, TimePoint deadline,
+                                         grpc::ByteBuffer* response)
+    : StreamReactor(set, origin.context, origin.rpc, call),
+      origin_(origin),
       deadline_(deadline),
       response_(response),
-      chunks_(fleet, /*regions=*/nullptr, identity_) {
+      chunks_(origin.fleet, /*regions=*/nullptr, identity_) {
   Begin();
 }
+
+LoadSequenceReactor::~LoadSequenceReactor() = default;
 
 void LoadSequenceReactor::OnReadDone(bool ok) {
   Chunk* chunk = nullptr;
@@ -25,18 +50,10 @@ void LoadSequenceReactor::OnReadDone(bool ok) {
       Advance();
       return;
     }
-    receiving_ = std::make_unique<Chunk>(fleet_, context_, rpc_, &incoming_);
+    receiving_ = std::make_unique<Chunk>(this);
     chunk = receiving_.get();
   }
-  chunk->receiver.Receive(Parse(chunk), [this](const absl::Status& status) { Received(status); });
-}
-
-absl::Status LoadSequenceReactor::Parse(Chunk* chunk) {
-  AttendOperation& operation = chunk->operation;
-  operation.identity = identity_;
-  operation.deadline = deadline_;
-  operation.done = [this](const absl::Status& result) { Complete(result); };
-  return chunks_.Parse(incoming_, &operation, &chunk->receiver.tensors);
+  chunk->Start();
 }
 
 void LoadSequenceReactor::Received(const absl::Status& status) {
@@ -53,15 +70,10 @@ void LoadSequenceReactor::Received(const absl::Status& status) {
     next = StartNext();
     Advance();
   }
-  if (next != nullptr) Enqueue(next);
+  if (next != nullptr) next->Enqueue();
 }
 
-void LoadSequenceReactor::Enqueue(Chunk* chunk) {
-  const absl::Status status = fleet_->Enqueue(&chunk->operation);
-  if (!status.ok()) Complete(status);  // else the chunk may be complete already: do not touch it
-}
-
-void LoadSequenceReactor::Complete(const absl::Status& status) {
+void LoadSequenceReactor::Completed(const absl::Status& status) {
   Chunk* next = nullptr;
   std::unique_ptr<Chunk> done;  // destroyed after the lock is released
   {
@@ -72,7 +84,7 @@ void LoadSequenceReactor::Complete(const absl::Status& status) {
     next = StartNext();
     Advance();
   }
-  if (next != nullptr) Enqueue(next);
+  if (next != nullptr) next->Enqueue();
 }
 
 LoadSequenceReactor::Chunk* LoadSequenceReactor::StartNext() {
@@ -111,7 +123,7 @@ absl::Status LoadSequenceReactor::WriteResponse() {
 
 void LoadSequenceReactor::CancelRequests() {
   for (Chunk* chunk : {running_.get(), receiving_.get()}) {
-    if (chunk != nullptr) chunk->operation.Cancel();
+    if (chunk != nullptr) chunk->Cancel();
   }
 }
 

@@ -8,53 +8,39 @@
 #include "absl/status/status.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
-#include "server/engine/fleet.h"
+#include "server/transport/exchange.h"
 #include "server/transport/load_chunks.h"
 #include "server/transport/stream_reactor.h"
-#include "server/transport/tensor_receiver.h"
 
 namespace flashcore::server {
 
-// Fleet and response outlive it.
+// The response outlives it.
 //
 // One chunk is in the engine at a time, because chunks are appended in order. Meanwhile the next
 // one is received into staging memory, and then reading pauses: that is the flow control. Each
 // chunk counts as one request.
 class LoadSequenceReactor final : public StreamReactor<grpc::ServerReadReactor<grpc::ByteBuffer>> {
  public:
-  LoadSequenceReactor(Fleet* fleet, RpcContext* context, RpcMetrics* rpc, StreamSet* set,
-                      grpc::ServerContextBase* call, TimePoint deadline,
-                      grpc::ByteBuffer* response);
+  LoadSequenceReactor(const Exchange::Origin& origin, StreamSet* set, grpc::ServerContextBase* call,
+                      TimePoint deadline, grpc::ByteBuffer* response);
+  ~LoadSequenceReactor() override;
 
   void OnReadDone(bool ok) override;
 
  private:
-  struct Chunk {
-    Chunk(Fleet* fleet, RpcContext* context, RpcMetrics* rpc, grpc::ByteBuffer* message)
-        : receiver(fleet, rpc, message, &operation), scope(context, rpc) {}
-    void End(const absl::Status& status) {
-      scope.Replying(status);
-      scope.Record(operation.identity.name, "");
-    }
-    AttendOperation operation;
-    TensorReceiver receiver;
-    RequestScope scope;
-  };
+  class Chunk;
 
-  // Parses the message in incoming_.
-  absl::Status Parse(Chunk* chunk);
   // receiving_ has its tensors in staging memory, or has failed.
   void Received(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   // Moves received_ to running_ if it can be queued. Returns it, or null.
   Chunk* StartNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Enqueue(Chunk* chunk) ABSL_LOCKS_EXCLUDED(mutex_);
-  // On a lane's thread, or on gRPC's for a refused chunk.
-  void Complete(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+  // running_ is appended, or refused.
+  void Completed(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   void Advance() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CancelRequests() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WriteResponse();
 
-  Fleet* const fleet_;
+  const Exchange::Origin origin_;
   const TimePoint deadline_;
   grpc::ByteBuffer* const response_;
 

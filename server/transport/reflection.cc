@@ -10,7 +10,6 @@ namespace flashcore::server {
 namespace {
 
 using google::protobuf::DescriptorPool;
-using google::protobuf::FileDescriptor;
 using grpc::reflection::v1alpha::ServerReflectionRequest;
 using grpc::reflection::v1alpha::ServerReflectionResponse;
 
@@ -20,7 +19,8 @@ void SetError(const std::string& message, ServerReflectionResponse* response) {
 }
 
 // `file`, unless it is in `seen`, then the files that it imports.
-void AddFiles(const FileDescriptor& file, std::set<const FileDescriptor*>* seen,
+void AddFiles(const google::protobuf::FileDescriptor& file,
+              std::set<const google::protobuf::FileDescriptor*>* seen,
               grpc::reflection::v1alpha::FileDescriptorResponse* response) {
   if (!seen->insert(&file).second) return;
   google::protobuf::FileDescriptorProto proto;
@@ -29,9 +29,9 @@ void AddFiles(const FileDescriptor& file, std::set<const FileDescriptor*>* seen,
   for (int i = 0; i < file.dependency_count(); ++i) AddFiles(*file.dependency(i), seen, response);
 }
 
-void SetFile(const FileDescriptor* file, ServerReflectionResponse* response) {
+void SetFile(const google::protobuf::FileDescriptor* file, ServerReflectionResponse* response) {
   if (file == nullptr) return SetError("not found", response);
-  std::set<const FileDescriptor*> seen;
+  std::set<const google::protobuf::FileDescriptor*> seen;
   AddFiles(*file, &seen, response->mutable_file_descriptor_response());
 }
 

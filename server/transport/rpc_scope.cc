@@ -122,8 +122,7 @@ void RequestScope::Record(absl::string_view client, absl::string_view request_id
 
 void UnaryReactor::End(const absl::Status& status, absl::string_view client, size_t reply_bytes) {
   rpc_.set_status(status.code());
-  request_.Replying(status);
-  if (!status.ok()) client_ = std::string(client);
+  scope().Replying(status);
   reply_.Ready(client, kRpcBytes + reply_bytes);
   Finish(ToGrpcStatus(status));
 }
@@ -137,9 +136,9 @@ void UnaryReactor::OnDone() {
   const CutOff cut_off = reply_.Sent();
   if (cancelled_) {
     rpc_.Cancelled();
-    request_.Lost(cut_off);
+    scope().Lost(cut_off);
   }
-  request_.Record(client_, request_id());
+  Record();
   delete this;
 }
 

@@ -90,12 +90,13 @@ class RequestScope {
   bool timed_out_ = false;  // the client did not read the answer in time
 };
 
-// Base of all unary RPCs. Deletes itself when the RPC has ended.
+// Base of all unary RPCs over gRPC. Deletes itself when the RPC has ended.
 class UnaryReactor : public grpc_compat::InlineServerUnaryReactor {
  public:
   UnaryReactor(RpcContext* context, RpcMetrics* rpc, grpc::ServerContextBase* call)
-      : rpc_(context, rpc), request_(context, rpc), reply_(&context->unsent, call) {}
+      : rpc_(context, rpc), reply_(&context->unsent, call) {}
 
+ protected:
   // Ends the RPC. `reply_bytes` of heap memory are charged to `client` until the reply is sent.
   // Call exactly once, from any thread; `this` may be gone on return.
   void End(const absl::Status& status, absl::string_view client, size_t reply_bytes);
@@ -104,13 +105,32 @@ class UnaryReactor : public grpc_compat::InlineServerUnaryReactor {
   void OnDone() final;
   void OnCancel() final;
   virtual void Cancelled() {}
-  virtual absl::string_view request_id() const { return ""; }
+  virtual RequestScope& scope() = 0;
+  virtual void Record() = 0;  // of the scope
 
   RpcScope rpc_;
-  RequestScope request_;
   UnsentReply reply_;
-  std::string client_;  // of a failed RPC
   std::atomic<bool> cancelled_{false};
+};
+
+// A unary RPC that is answered at once.
+class AnswerReactor final : public UnaryReactor {
+ public:
+  AnswerReactor(RpcContext* context, RpcMetrics* rpc, grpc::ServerContextBase* call)
+      : UnaryReactor(context, rpc, call), scope_(context, rpc) {}
+
+  // As End.
+  void Answer(const absl::Status& status, absl::string_view client, size_t reply_bytes) {
+    if (!status.ok()) client_ = std::string(client);
+    End(status, client, reply_bytes);
+  }
+
+ private:
+  RequestScope& scope() override { return scope_; }
+  void Record() override { scope_.Record(client_, ""); }
+
+  RequestScope scope_;
+  std::string client_;  // of a failed RPC
 };
 
 }  // namespace flashcore::server

@@ -44,8 +44,7 @@ class AllocationsTest : public testing::BytePathTest {
     const grpc::ByteBuffer original(&bytes, 1);
     return Measure(name, [&] {
       grpc::ByteBuffer message(original);  // one allocation, counted with ours
-      AttendOperation operation;
-      Serve(&operation, &message);
+      Serve(&message);
     });
   }
 
@@ -75,8 +74,7 @@ class AllocationsTest : public testing::BytePathTest {
       load.mutable_spans(0)->set_sequence_id(info->id.ToBytes());
       const grpc::Slice bytes(load.SerializeAsString());
       grpc::ByteBuffer message(&bytes, 1);
-      AttendOperation operation;
-      Serve(&operation, &message);
+      Serve(&message);
       v1::Span* span = request.add_spans();
       span->set_query_rows(1);
       span->set_kv_rows(appends ? 1 : 0);

@@ -12,8 +12,8 @@
 #include "absl/synchronization/notification.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "gtest/gtest.h"
+#include "server/transport/exchange.h"
 #include "server/transport/message.h"
-#include "server/transport/tensor_receiver.h"
 #include "tests/engine/fakes.h"
 #include "tests/transport/rpc_setup.h"
 
@@ -86,6 +86,8 @@ class BytePathTest : public ::testing::Test {
     engine.staging_memory_bytes = StagingBlock::kBytes;
     engine.sequences.superblock_bytes = size_t{256} << 10;
     fleet_ = std::make_unique<Fleet>(engine, std::move(devices), &clock_, metrics_.get());
+    context_.reset(new RpcContext{metrics_.get(), &clock_, Authenticator({}, metrics_.get()),
+                                  ClientConnections(/*limit=*/0)});
     auto server = Server::Start(options, fleet_.get(), metrics_.get());
     ASSERT_EQ(server.status(), absl::OkStatus());
     server_ = *std::move(server);
@@ -115,26 +117,43 @@ class BytePathTest : public ::testing::Test {
   }
 
   // The server's part of an Attend but for gRPC's: one message in, one out.
-  grpc::ByteBuffer Serve(AttendOperation* operation, grpc::ByteBuffer* message) {
-    Receive(operation, message);
-    Run(operation);
-    return EncodeReply(operation);
-  }
-  void Receive(AttendOperation* operation, grpc::ByteBuffer* message) {
-    RpcMetrics* const rpc = metrics_->Rpc(v1::AttentionService::service_full_name(), "Attend");
-    TensorReceiver receiver(fleet_.get(), rpc, message, operation);
-    bool well_formed = false;
-    receiver.Receive(ParseAttend(*message, nullptr, operation, &receiver.tensors, &well_formed),
-                     [](const absl::Status& status) { ASSERT_EQ(status, absl::OkStatus()); });
-  }
-  void Run(AttendOperation* operation) {
-    absl::Notification done;
-    operation->done = [&](const absl::Status& status) {
+  class Served final : public Exchange {
+   public:
+    Served(BytePathTest* test, grpc::ByteBuffer* message)
+        : Exchange({test->fleet_.get(), test->context_.get(),
+                    test->metrics_->Rpc(v1::AttentionService::service_full_name(), "Attend")},
+                   message) {
+      scope_.Replying(absl::OkStatus());
+    }
+    ~Served() override { Record(); }
+
+    void Receive() {
+      bool well_formed = false;
+      Exchange::Receive(
+          ParseAttend(message_, /*regions=*/nullptr, &operation_, &tensors_, &well_formed));
+    }
+    void Run() {
+      Enqueue();
+      done_.WaitForNotification();
+    }
+    grpc::ByteBuffer Encode() { return EncodeReply(&operation_); }
+    AttendOperation& operation() { return operation_; }
+
+   private:
+    void Received(const absl::Status& status) override { ASSERT_EQ(status, absl::OkStatus()); }
+    void Complete(const absl::Status& status) override {
       EXPECT_EQ(status, absl::OkStatus());
-      done.Notify();
-    };
-    ASSERT_EQ(fleet_->Enqueue(operation), absl::OkStatus());
-    done.WaitForNotification();
+      done_.Notify();
+    }
+
+    absl::Notification done_;
+  };
+
+  grpc::ByteBuffer Serve(grpc::ByteBuffer* message) {
+    Served exchange(this, message);
+    exchange.Receive();
+    exchange.Run();
+    return exchange.Encode();
   }
 
   size_t StagingInUse() const { return fleet_->engines()[0]->staging().used_bytes(); }
@@ -149,6 +168,7 @@ class BytePathTest : public ::testing::Test {
   SteadyClock clock_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<Fleet> fleet_;
+  std::unique_ptr<RpcContext> context_;  // of Served
   std::unique_ptr<Server> server_;
 };
 

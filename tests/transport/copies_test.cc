@@ -45,16 +45,16 @@ TEST_F(CopiesTest, OneFromTheMessageToStagingMemoryAndNoneToTheReply) {
   grpc::ByteBuffer message = InFrames(bytes);
   const CopyWatch request(bytes.data(), bytes.size());
   const CopyWatch staging(block_.data(), StagingBlock::kBytes);
-  AttendOperation operation;
-  Receive(&operation, &message);
+  Served exchange(this, &message);
+  exchange.Receive();
   EXPECT_EQ(staging.copied_in(), kInputBytes);
   EXPECT_GE(request.copied_out(), kInputBytes);
   EXPECT_LT(request.copied_out(), kInputBytes + kSmallBytes);
 
-  Run(&operation);
-  const void* output = operation.tensors.output();
-  const void* lse = operation.tensors.lse();
-  grpc::ByteBuffer reply = EncodeReply(&operation);
+  exchange.Run();
+  const void* output = exchange.operation().tensors.output();
+  const void* lse = exchange.operation().tensors.lse();
+  grpc::ByteBuffer reply = exchange.Encode();
   std::vector<grpc::Slice> slices;
   ASSERT_TRUE(reply.Dump(&slices).ok());
   ASSERT_EQ(slices.size(), 4u);

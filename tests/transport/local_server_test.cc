@@ -136,7 +136,7 @@ TEST_F(LocalTest, CallsEveryMethodByName) {
   EXPECT_EQ(stub_->GetSequence(&context, get, &foreign).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
-TEST_F(LocalTest, LoadsASequenceInChunks) {
+TEST_F(LocalTest, LoadsASequence) {
   StartLocal();
   Lane lane(path_);
   v1::LoadSequenceRequest chunk;
@@ -145,50 +145,24 @@ TEST_F(LocalTest, LoadsASequenceInChunks) {
   chunk.set_rows(2);
   chunk.set_key(std::string(2 * kRowBytes, '\0'));
   chunk.set_value(chunk.key());
-  v1::LocalRequest call = CallOf("LoadSequence", chunk);
-  call.set_id(lane.client.NextId());
-  call.mutable_call()->set_more(true);
-  ASSERT_TRUE(lane.client.Send(call));
-  for (int i = 0; i < 5; ++i) {  // the rest is in shared memory
-    chunk.Clear();
-    chunk.set_layout(v1::LAYOUT_NHD);
-    chunk.set_rows(3);
-    chunk.mutable_key_range()->set_region_id(lane.region);
-    chunk.mutable_key_range()->set_offset(Lane::kTensors);
-    chunk.mutable_value_range()->set_region_id(lane.region);
-    chunk.mutable_value_range()->set_offset(Lane::kTensors + kPage);
-    v1::LocalRequest more;
-    more.set_id(call.id());
-    more.mutable_call_message()->set_message(chunk.SerializeAsString());
-    more.mutable_call_message()->set_more(i < 4);
-    ASSERT_TRUE(lane.client.Send(more));
-  }
-  const auto reply = lane.client.Receive();
-  ASSERT_TRUE(reply.has_value());
-  EXPECT_EQ(reply->id(), call.id());
-  EXPECT_EQ(reply->status().message(), "");
   v1::LoadSequenceResponse response;
-  ASSERT_TRUE(response.ParseFromString(reply->message()));
-  EXPECT_EQ(response.sequence().layer_lengths(0), 17);
-}
-
-TEST_F(LocalTest, AFailedLoadIsAnsweredOnce) {
-  StartLocal();
-  Lane lane(path_);
-  v1::LoadSequenceRequest chunk;
-  chunk.set_sequence_id(lane.Create());  // no rows
-  v1::LocalRequest call = CallOf("LoadSequence", chunk);
-  call.set_id(lane.client.NextId());
-  call.mutable_call()->set_more(true);
-  ASSERT_TRUE(lane.client.Send(call));
-  const auto reply = lane.client.Receive();
-  ASSERT_TRUE(reply.has_value());
-  EXPECT_THAT(reply->status().message(), HasSubstr("rows"));
-  v1::LocalRequest more;
-  more.set_id(call.id());
-  more.mutable_call_message()->set_message("late");
-  ASSERT_TRUE(lane.client.Send(more));
-  EXPECT_EQ(lane.Attend(lane.Step(lane.Create())), absl::OkStatus());
+  ASSERT_EQ(lane.client.Call("LoadSequence", chunk, &response), absl::OkStatus());
+  EXPECT_EQ(response.sequence().layer_lengths(0), 2);
+  chunk.clear_key();  // the rest is in shared memory
+  chunk.clear_value();
+  chunk.set_rows(3);
+  chunk.set_expected_length(2);
+  for (v1::MemoryRange* range : {chunk.mutable_key_range(), chunk.mutable_value_range()}) {
+    range->set_region_id(lane.region);
+    range->set_offset(Lane::kTensors);
+  }
+  ASSERT_EQ(lane.client.Call("LoadSequence", chunk, &response), absl::OkStatus());
+  EXPECT_EQ(response.sequence().layer_lengths(0), 5);
+  EXPECT_EQ(lane.client.Call("LoadSequence", chunk, &response).code(),
+            absl::StatusCode::kFailedPrecondition);
+  chunk.set_rows(0);
+  EXPECT_THAT(lane.client.Call("LoadSequence", chunk, &response).message(), HasSubstr("rows"));
+  EXPECT_EQ(Requests("LoadSequence"), 4);
 }
 
 TEST_F(LocalTest, DeadlinesAndCancellationsReachTheQueue) {

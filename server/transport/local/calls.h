@@ -2,10 +2,8 @@
 #ifndef FLASHCORE_SERVER_TRANSPORT_LOCAL_CALLS_H_
 #define FLASHCORE_SERVER_TRANSPORT_LOCAL_CALLS_H_
 
-#include <deque>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <unordered_map>
 
@@ -16,10 +14,9 @@
 #include "server/base/clock.h"
 #include "server/memory/regions.h"
 #include "server/request/identity.h"
-#include "server/transport/load_chunks.h"
+#include "server/transport/exchange.h"
 #include "server/transport/local/context.h"
 #include "server/transport/rpc_scope.h"
-#include "server/transport/tensor_receiver.h"
 
 namespace flashcore::server {
 
@@ -44,21 +41,6 @@ class UnaryCalls {
   std::unordered_map<std::string, Run> methods_;
 };
 
-// A call that is answered later. Its functions are called on the connections' thread. Kept alive by
-// the connection until it is answered, and by its request in the engine.
-class PendingCall {
- public:
-  // Sends the reply, and lets go of the call. On the connections' thread.
-  using Reply = absl::AnyInvocable<void(const absl::Status&, std::string message)>;
-
-  virtual ~PendingCall() = default;
-  virtual void Cancel() = 0;
-  // The next message; `more`: others follow, which only LoadSequence has.
-  virtual void AddMessage(std::string message, bool more) = 0;
-  // False: so much waits already that the connection should not be read.
-  virtual bool TakesMore() const { return true; }
-};
-
 // What a call needs of its connection, which may end before the call.
 struct CallSetup {
   LocalContext* context = nullptr;
@@ -68,10 +50,37 @@ struct CallSetup {
   TimePoint deadline = kNoDeadline;
 };
 
-// AddMessage begins the work: one request for Attend; for LoadSequence one for each message, one at
-// a time.
-std::shared_ptr<PendingCall> MakeAttend(const CallSetup& setup, PendingCall::Reply reply);
-std::shared_ptr<PendingCall> MakeLoad(const CallSetup& setup, PendingCall::Reply reply);
+// A call with tensors: Attend, or LoadSequence with one chunk. Its functions are called on the
+// connections' thread. Kept alive by the connection until it is answered, and by itself until it is
+// complete.
+class PendingCall : private UseCount::Use,  // first: what the others hold is released within it
+                    public Exchange,
+                    public std::enable_shared_from_this<PendingCall> {
+ public:
+  // Sends the reply, and lets go of the call. On the connections' thread.
+  using Reply = absl::AnyInvocable<void(const absl::Status&, std::string message)>;
+
+  // `method`: "Attend" or "LoadSequence"; null for another one.
+  static std::shared_ptr<PendingCall> Make(const CallSetup& setup, const std::string& method,
+                                           std::string message, Reply reply);
+  void Start();
+
+ protected:
+  PendingCall(const CallSetup& setup, RpcMetrics* rpc, std::string message, Reply reply);
+
+  const CallSetup setup_;
+
+ private:
+  virtual absl::Status Parse() = 0;
+  // The serialized reply of a call that is complete.
+  virtual absl::StatusOr<std::string> Encode() = 0;
+
+  void Complete(const absl::Status& status) final;
+
+  RpcScope rpc_;
+  Reply reply_;
+  std::shared_ptr<PendingCall> self_;  // from Start to Complete
+};
 
 }  // namespace flashcore::server
 

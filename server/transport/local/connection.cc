@@ -67,9 +67,7 @@ uint32_t Connection::events() const {
 
 bool Connection::Paused() const {
   if (registering_ != 0 || socket_.unsent_bytes() > kMaxUnsentBytes) return true;
-  if (calls_.size() >= static_cast<size_t>(options_.max_calls)) return true;
-  return std::any_of(calls_.begin(), calls_.end(),
-                     [](const auto& call) { return !call.second->TakesMore(); });
+  return calls_.size() >= static_cast<size_t>(options_.max_calls);
 }
 
 void Connection::OnEvents(uint32_t events) {
@@ -105,11 +103,10 @@ void Connection::Handle(absl::string_view frame) {
   if (greeted_ != !request.has_hello()) {
     return Break(absl::InvalidArgumentError("hello: it comes first, and once"));
   }
-  const bool continues = request.has_call_message() || request.has_cancel();
   const bool closes = std::any_of(rings_.begin(), rings_.end(), [&](const auto& ring) {
     return ring.second.closing == request.id();
   });
-  if (!continues && (closes || calls_.count(request.id()) > 0)) {
+  if (!request.has_cancel() && (closes || calls_.count(request.id()) > 0)) {
     return Break(absl::InvalidArgumentError(
         absl::StrCat("id: ", request.id(), " is that of a request that is not answered yet")));
   }
@@ -131,12 +128,6 @@ void Connection::Dispatch(const v1::LocalRequest& request) {
       return CloseRing(id, request.close_ring());
     case v1::LocalRequest::kCall:
       return Call(id, request.call());
-    case v1::LocalRequest::kCallMessage:
-      if (const auto call = calls_.find(id); call != calls_.end()) {
-        const std::shared_ptr<PendingCall> keep = call->second;
-        keep->AddMessage(request.call_message().message(), request.call_message().more());
-      }
-      return;
     case v1::LocalRequest::kCancel:
       return Cancel(id, request.cancel());
     default:
@@ -272,27 +263,26 @@ void Connection::Call(uint64_t id, const v1::LocalCall& call) {
     const absl::Status status = (*run)(identity_, call.message(), reply.mutable_message());
     return Send(id, status, std::move(reply));
   }
-  const bool loads = call.method() == "LoadSequence";
-  if (!loads && call.method() != "Attend") {
-    return Reply(id, absl::UnimplementedError(absl::StrCat(
-                         "method: the local socket has no '", call.method().substr(0, 64),
-                         "'; rings take the place of AttendStream")));
-  }
   if (absl::Status status = AdmitLocal(*context_->methods->context(), identity_); !status.ok()) {
     return Reply(id, status);
   }
   CallSetup setup = {context_, weak_from_this(), identity_, regions_, kNoDeadline};
   setup.deadline = DeadlineIn(call.timeout_ns(), context_->methods->fleet()->clock());
-  std::shared_ptr<PendingCall>& slot = calls_[id];  // before it can reply
   const auto answer = [this, id](const absl::Status& status, std::string message) {
     v1::LocalReply result;
     if (status.ok()) result.set_message(std::move(message));
     Send(id, status, std::move(result));
     calls_.erase(id);
   };
-  slot = loads ? MakeLoad(setup, answer) : MakeAttend(setup, answer);
-  const std::shared_ptr<PendingCall> keep = slot;
-  keep->AddMessage(call.message(), loads && call.more());
+  const std::shared_ptr<PendingCall> pending =
+      PendingCall::Make(setup, call.method(), call.message(), answer);
+  if (pending == nullptr) {
+    return Reply(id, absl::UnimplementedError(absl::StrCat(
+                         "method: the local socket has no '", call.method().substr(0, 64),
+                         "'; rings take the place of AttendStream")));
+  }
+  calls_[id] = pending;  // before it can reply
+  pending->Start();
 }
 
 void Connection::Cancel(uint64_t id, const v1::LocalCancel& cancel) {

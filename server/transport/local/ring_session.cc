@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/transport/convert.h"
+#include "server/transport/exchange.h"
 #include "server/transport/message.h"
-#include "server/transport/tensor_receiver.h"
 
 namespace flashcore::server {
 namespace {
@@ -20,24 +20,61 @@ constexpr size_t kMaxFreeBlocks = 64;
 
 }  // namespace
 
-struct RingSession::Request {
-  Request(LocalContext* context, std::shared_ptr<RingSession> its_session,
-          const local::SubmissionSlot& its_header, std::string its_message)
-      : session(std::move(its_session)),
-        header(its_header),
-        message(std::move(its_message)),
-        receiver(context->methods->fleet(), context->attend, message, &operation),
-        rpc(context->methods->context(), context->attend),
-        scope(context->methods->context(), context->attend) {}
+class RingSession::Request final : public Exchange {
+ public:
+  Request(LocalContext* context, std::shared_ptr<RingSession> session,
+          const local::SubmissionSlot& header, std::string message)
+      : Exchange({context->methods->fleet(), context->methods->context(), context->attend},
+                 std::move(message)),
+        session_(std::move(session)),
+        header_(header),
+        rpc_(origin_.context, origin_.rpc) {
+    operation_.identity = session_->identity_;
+    operation_.deadline = DeadlineIn(header_.timeout_ns, origin_.fleet->clock());
+  }
 
-  const std::shared_ptr<RingSession> session;
-  const local::SubmissionSlot header;
-  std::string message;  // of the slot; then of the answer
-  AttendOperation operation;
-  TensorReceiver receiver;
-  size_t place = 0;  // in RingSession::requests_
-  RpcScope rpc;
-  RequestScope scope;
+  const std::shared_ptr<RingSession>& session() const { return session_; }
+  uint64_t tag() const { return header_.tag; }
+
+  void Start() {
+    absl::Status status = CheckNotDraining(*origin_.context);
+    bool well_formed = false;
+    if (status.ok() && header_.reserved != 0) {
+      status = absl::InvalidArgumentError("slot: reserved is not 0");
+    }
+    if (status.ok()) {
+      status =
+          ParseAttend(message_, session_->regions_.get(), &operation_, &tensors_, &well_formed);
+    }
+    Receive(status);
+  }
+
+  size_t place = 0;  // in RingSession::requests_, and guarded by its mutex
+
+ private:
+  void Received(const absl::Status& status) override {
+    const size_t room = session_->ring_->max_answer_bytes();
+    Exchange::Received(status.ok() ? CheckReplyFits(operation_.request, room, "slot") : status);
+  }
+  // Deletes it.
+  void Complete(const absl::Status& status) override {
+    if (status.ok()) {
+      WriteReply(&operation_, &text_);
+    } else {
+      WriteError(operation_.request.request_id, status, session_->ring_->max_answer_bytes(),
+                 &text_);
+    }
+    session_->Forget(this);
+    rpc_.set_status(status.code());
+    scope_.Replying(status);
+    session_->ring_->Answer(header_.tag, text_);
+    Record();
+    Delete(this);
+  }
+
+  const std::shared_ptr<RingSession> session_;
+  const local::SubmissionSlot header_;
+  RpcScope rpc_;
 };
 
 RingSession::RingSession(LocalContext* context, Identity identity, std::shared_ptr<Regions> regions,
@@ -75,41 +112,13 @@ bool RingSession::Poll() {
 }
 
 void RingSession::Start(Request* request) {
-  RpcContext* const context = context_->methods->context();
-  Fleet* const fleet = context_->methods->fleet();
   {
     MutexLock lock(&mutex_);
     request->place = requests_.size();
     requests_.push_back(request);
-    if (ended_) request->operation.Cancel();
+    if (ended_) request->Cancel();
   }
-  AttendOperation* const operation = &request->operation;
-  operation->identity = identity_;
-  operation->deadline = DeadlineIn(request->header.timeout_ns, fleet->clock());
-  operation->done = [request](const absl::Status& result) {
-    request->session->Complete(request, result);
-  };
-  absl::Status status = CheckNotDraining(*context);
-  bool well_formed = false;
-  if (status.ok() && request->header.reserved != 0) {
-    status = absl::InvalidArgumentError("slot: reserved is not 0");
-  }
-  if (status.ok()) {
-    status = ParseAttend(wire::MessageView(request->message), regions_.get(), operation,
-                         &request->receiver.tensors, &well_formed);
-  }
-  request->receiver.Receive(status, [request](const absl::Status& received) {
-    request->session->Enqueue(request, received);
-  });
-}
-
-void RingSession::Enqueue(Request* request, absl::Status received) {
-  if (received.ok()) {
-    received = CheckReplyFits(request->operation.request, ring_->max_answer_bytes(), "slot");
-  }
-  if (received.ok()) received = context_->methods->fleet()->Enqueue(&request->operation);
-  // Else `request` may be gone already: do not touch it.
-  if (!received.ok()) Complete(request, received);
+  request->Start();
 }
 
 void* RingSession::TakeBlock() {
@@ -121,7 +130,7 @@ void* RingSession::TakeBlock() {
 }
 
 void RingSession::Delete(Request* request) {
-  const std::shared_ptr<RingSession> session = request->session;
+  const std::shared_ptr<RingSession> session = request->session();
   request->~Request();
   {
     MutexLock lock(&session->mutex_);
@@ -133,37 +142,24 @@ void RingSession::Delete(Request* request) {
   ::operator delete(request);
 }
 
-void RingSession::Complete(Request* request, const absl::Status& status) {
-  AttendOperation& operation = request->operation;
-  if (status.ok()) {
-    WriteReply(&operation, &request->message);
-  } else {
-    WriteError(operation.request.request_id, status, ring_->max_answer_bytes(), &request->message);
-  }
-  {
-    MutexLock lock(&mutex_);
-    requests_.back()->place = request->place;
-    requests_[request->place] = requests_.back();
-    requests_.pop_back();
-  }
-  request->rpc.set_status(status.code());
-  request->scope.Replying(status);
-  ring_->Answer(request->header.tag, request->message);
-  request->scope.Record(operation.identity.name, operation.request.request_id);
-  Delete(request);
+void RingSession::Forget(Request* request) {
+  MutexLock lock(&mutex_);
+  requests_.back()->place = request->place;
+  requests_[request->place] = requests_.back();
+  requests_.pop_back();
 }
 
 void RingSession::Cancel(uint64_t tag) {
   MutexLock lock(&mutex_);
   for (Request* request : requests_) {
-    if (request->header.tag == tag) request->operation.Cancel();
+    if (request->tag() == tag) request->Cancel();
   }
 }
 
 void RingSession::End() {
   ended_ = true;
   MutexLock lock(&mutex_);
-  for (Request* request : requests_) request->operation.Cancel();
+  for (Request* request : requests_) request->Cancel();
 }
 
 }  // namespace flashcore::server

@@ -45,16 +45,14 @@ class RingSession final : public std::enable_shared_from_this<RingSession> {
   void End() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  struct Request;
+  class Request;
 
   // The memory for a request, and its end.
   void* TakeBlock() ABSL_LOCKS_EXCLUDED(mutex_);
   static void Delete(Request* request);
 
-  void Start(Request* request);  // takes it over
-  void Enqueue(Request* request, absl::Status received);
-  // On a lane's thread, or on the poller's for a refused request. Deletes it.
-  void Complete(Request* request, const absl::Status& status);
+  void Start(Request* request) ABSL_LOCKS_EXCLUDED(mutex_);  // takes it over
+  void Forget(Request* request) ABSL_LOCKS_EXCLUDED(mutex_);
 
   LocalContext* const context_;
   const UseCount::Use use_;

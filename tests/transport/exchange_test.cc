@@ -1,5 +1,5 @@
-// TensorReceiver and a cancellation that comes before, in, and after the wait for staging memory.
-#include "server/transport/tensor_receiver.h"
+// An Exchange and a cancellation that comes before, in, and after the wait for staging memory.
+#include "server/transport/exchange.h"
 
 #include <future>
 #include <memory>
@@ -14,9 +14,9 @@
 namespace flashcore::server {
 namespace {
 
-class TensorReceiverTest : public ::testing::Test {
+class ExchangeTest : public ::testing::Test {
  protected:
-  TensorReceiverTest() {
+  ExchangeTest() {
     Engine::Options options;
     options.staging_memory_bytes = 2 * StagingPool::SizeClass(3 * testing::kRowBytes);
     options.staging_wait = 10 * testing::kLong;
@@ -28,27 +28,35 @@ class TensorReceiverTest : public ::testing::Test {
 
   const StagingPool& staging() const { return fleet_->engines()[0]->staging(); }
 
-  // A message on its way to staging memory.
-  struct Reception {
-    explicit Reception(TensorReceiverTest* test)
-        : message(Message()), receiver(test->fleet_.get(), test->rpc_, &message, &operation) {}
+  static grpc::ByteBuffer Message() {
+    const grpc::Slice slice(testing::StepRequest({""}).SerializeAsString());
+    return {&slice, 1};
+  }
 
-    static grpc::ByteBuffer Message() {
-      const grpc::Slice slice(testing::StepRequest({""}).SerializeAsString());
-      return {&slice, 1};
+  // A message on its way to staging memory, and no further.
+  struct Reception final : Exchange {
+    explicit Reception(ExchangeTest* test)
+        : Reception(test, std::make_unique<grpc::ByteBuffer>(Message())) {}
+    Reception(ExchangeTest* test, std::unique_ptr<grpc::ByteBuffer> its_message)
+        : Exchange({test->fleet_.get(), &test->context_, test->rpc_}, its_message.get()),
+          message(std::move(its_message)) {}
+    ~Reception() override {
+      scope_.Replying(absl::OkStatus());
+      Record();
     }
+
     void Receive() {
       bool well_formed = false;
       const absl::Status parsed =
-          ParseAttend(message, nullptr, &operation, &receiver.tensors, &well_formed);
+          ParseAttend(message_, /*regions=*/nullptr, &operation_, &tensors_, &well_formed);
       EXPECT_EQ(parsed, absl::OkStatus());
-      receiver.Receive(parsed, [this](const absl::Status& status) { received.set_value(status); });
+      Exchange::Receive(parsed);
     }
+    void Received(const absl::Status& status) override { received.set_value(status); }
+    void Complete(const absl::Status& /*status*/) override { ADD_FAILURE() << "it is not queued"; }
     bool ended() { return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
 
-    grpc::ByteBuffer message;
-    AttendOperation operation;
-    TensorReceiver receiver;
+    const std::unique_ptr<grpc::ByteBuffer> message;
     std::promise<absl::Status> received;  // throws if it is set twice
     std::future<absl::Status> future = received.get_future();
   };
@@ -57,41 +65,42 @@ class TensorReceiverTest : public ::testing::Test {
   SteadyClock clock_;
   Metrics metrics_{testing::FakeMetricsOptions({{"Service", "Attend", "unary", "grpc", true}})};
   RpcMetrics* const rpc_ = metrics_.Rpc("Service", "Attend");
+  RpcContext context_{&metrics_, &clock_, Authenticator({}, &metrics_), ClientConnections(0)};
   std::unique_ptr<Fleet> fleet_;
 };
 
-TEST_F(TensorReceiverTest, CancelledBeforeTheWaitItEndsAtOnce) {
+TEST_F(ExchangeTest, CancelledBeforeTheWaitItEndsAtOnce) {
   Reception first(this), late(this);
   first.Receive();
   EXPECT_EQ(first.future.get(), absl::OkStatus());  // has all memory
-  late.operation.Cancel();
+  late.Cancel();
   late.Receive();
   ASSERT_TRUE(testing::WaitUntil([&] { return late.ended(); }));
   EXPECT_EQ(late.future.get().code(), absl::StatusCode::kCancelled);
-  EXPECT_EQ(late.message.Length(), 0u);
+  EXPECT_EQ(late.message->Length(), 0u);
   EXPECT_EQ(staging().waiting(), 0u);
 }
 
-TEST_F(TensorReceiverTest, CancelledInTheWaitItLeavesTheLine) {
+TEST_F(ExchangeTest, CancelledInTheWaitItLeavesTheLine) {
   Reception first(this), late(this);
   first.Receive();
   EXPECT_EQ(first.future.get(), absl::OkStatus());
   late.Receive();
   EXPECT_EQ(staging().waiting(), 1u);
   EXPECT_FALSE(late.ended());
-  EXPECT_GT(late.message.Length(), 0u);  // stays in the network's memory
-  late.operation.Cancel();
+  EXPECT_GT(late.message->Length(), 0u);  // stays in the network's memory
+  late.Cancel();
   ASSERT_TRUE(testing::WaitUntil([&] { return late.ended(); }));
   EXPECT_EQ(late.future.get().code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(staging().waiting(), 0u);
 }
 
-TEST_F(TensorReceiverTest, CancelledAfterwardsItHasItsTensors) {
+TEST_F(ExchangeTest, CancelledAfterwardsItHasItsTensors) {
   Reception only(this);
   only.Receive();
   EXPECT_EQ(only.future.get(), absl::OkStatus());
-  only.operation.Cancel();
-  only.operation.Cancel();
+  only.Cancel();
+  only.Cancel();
   EXPECT_GT(staging().used_bytes(), 0u);
 }
 
