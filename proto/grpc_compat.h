@@ -11,6 +11,8 @@
 //   grpc::internal::RpcMethod            names the method of such a call.
 //   grpc::internal::ClientWriterFactory  a blocking client stream of raw messages. No public API
 //                                        opens one for a method outside of the generated stub.
+//   grpc::internal::Callback...Handler   what generated code hands to Service::MarkMethodCallback.
+//                                        With them, one table names the methods of a service.
 //   ServerReactor::InternalInlineable    runs OnDone and OnCancel on the thread that completes the
 //                                        RPC; by default gRPC wakes another thread for each.
 //   ServerCredentials::AddPortToServer   credentials of our own that wrap those of gRPC's C API:
@@ -66,6 +68,13 @@ std::unique_ptr<grpc::ClientWriter<grpc::ByteBuffer>> OpenWriter(grpc::Channel* 
   return std::unique_ptr<grpc::ClientWriter<grpc::ByteBuffer>>(
       grpc::internal::ClientWriterFactory<grpc::ByteBuffer>::Create(channel, rpc, context, reply));
 }
+
+template <typename Request, typename Response>
+using UnaryHandler = grpc::internal::CallbackUnaryHandler<Request, Response>;
+template <typename Request, typename Response>
+using ClientStreamHandler = grpc::internal::CallbackClientStreamingHandler<Request, Response>;
+template <typename Request, typename Response>
+using BidiStreamHandler = grpc::internal::CallbackBidiHandler<Request, Response>;
 
 // A unary reactor whose OnDone and OnCancel run on the thread that completes the RPC. They must be
 // short and must not block.

@@ -204,9 +204,10 @@ struct HttpEndpoints {
   std::unique_ptr<MetricsServer> probes;
 };
 
-absl::StatusOr<HttpEndpoints> StartHttpEndpoints(const Options& options, const Metrics* metrics) {
+absl::StatusOr<HttpEndpoints> StartHttpEndpoints(const Options& options, const Metrics* metrics,
+                                                 const std::atomic<bool>* serving) {
   HttpEndpoints endpoints;
-  const auto ready = [metrics] { return metrics->serving.Value() != 0; };
+  const auto ready = [serving] { return serving->load(); };
   if (!options.metrics_listen.empty()) {
     auto server =
         MetricsServer::Start({options.metrics_listen, options.metrics_token_file, ready}, metrics);
@@ -235,14 +236,14 @@ void RaiseOpenFilesLimit() {
 constexpr rlim_t kOtherFiles = 256;
 
 // Each connection takes two files: gRPC's and the accept loop's.
-void LimitConnectionsByOpenFiles(AcceptLoop::Options* options) {
+void LimitConnectionsByOpenFiles(int* max_connections) {
   rlimit limit;
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
   const rlim_t most = limit.rlim_cur > kOtherFiles ? (limit.rlim_cur - kOtherFiles) / 2 : 1;
-  if (static_cast<rlim_t>(options->max_connections) <= most) return;
+  if (static_cast<rlim_t>(*max_connections) <= most) return;
   LogWarning("fewer connections than --max_connections: the process may open too few files",
              {{"max_connections", most}, {"open_files", limit.rlim_cur}});
-  options->max_connections = static_cast<int>(most);
+  *max_connections = static_cast<int>(most);
 }
 
 int Run(const Options& options) {
@@ -271,11 +272,13 @@ int Run(const Options& options) {
   Fleet fleet(engine_options, std::move(opened->devices), &clock, &metrics);
   metrics.OnScrape([&] { SetGauges(fleet, &metrics); });
 
-  auto endpoints = StartHttpEndpoints(options, &metrics);
+  std::atomic<bool> serving{false};
+  auto endpoints = StartHttpEndpoints(options, &metrics, &serving);
   if (!endpoints.ok()) return Fail("cannot serve metrics", endpoints.status());
   Server::Options server_options = options.server;
-  LimitConnectionsByOpenFiles(&server_options.connections.accept);
-  server_options.self_check.on_dead = [&](const std::string& address, const absl::Status& why) {
+  LimitConnectionsByOpenFiles(&server_options.connections.max);
+  server_options.on_health = [&serving](bool now) { serving = now; };
+  server_options.on_dead = [&](const std::string& address, const absl::Status& why) {
     LogError("a listener is dead", {{"address", address}, {"error", why.message()}});
     stop_after_failure();
   };

@@ -415,7 +415,7 @@ std::vector<int> ReadCores(Checker* check) {
 }
 
 void ReadConnectionOptions(Server::Connections* options, Checker* check) {
-  options->accept.max_connections = check->Range(FLAGS_max_connections, 1, 1 << 20);
+  options->max = check->Range(FLAGS_max_connections, 1, 1 << 20);
   options->accept.max_connections_per_host =
       check->Range(FLAGS_max_connections_per_host, 1, 1 << 20);
   options->max_per_client = check->Range(FLAGS_max_connections_per_client, 1, 1 << 20);

@@ -19,6 +19,12 @@
 namespace flashcore::server {
 namespace {
 
+// Connections accepted before others get their turn.
+constexpr int kAcceptAtOnce = 128;
+
+// How long accepting pauses while the system lacks memory or files.
+constexpr std::chrono::milliseconds kRetryAfter(10);
+
 constexpr int kSocketFlags = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
 
 // Connections that the kernel holds until they are accepted. It lowers this to net.core.somaxconn.
@@ -172,39 +178,47 @@ std::optional<TcpBytes> ReadTcpBytes(int socket) {
 
 Acceptor::Acceptor() : spare_(open("/dev/null", O_RDONLY | O_CLOEXEC)) {}
 
-Acceptor::Result Acceptor::Accept(int listening_socket) {
-  Result result;
-  result.socket.reset(accept4(listening_socket, result.peer.get(), &result.peer.size,
-                              SOCK_NONBLOCK | SOCK_CLOEXEC));
-  if (result.socket.valid()) {
-    result.outcome = Outcome::kAccepted;
-    return result;
-  }
-  switch (errno) {
-    case EAGAIN:
-      return result;
-    case EBADF:
-    case EINVAL:
-    case ENOTSOCK:
-    case EOPNOTSUPP:
-      result.outcome = Outcome::kDead;
-      return result;
-    case EMFILE:
-    case ENFILE: {
-      spare_.reset();
-      const FileDescriptor refused(accept(listening_socket, nullptr, nullptr));
-      result.outcome = refused.valid() ? Outcome::kNoFiles : Outcome::kRetry;
-      break;
+bool Acceptor::AcceptAll(
+    int listening_socket,
+    absl::FunctionRef<void(FileDescriptor socket, const SocketAddress& peer)> accepted,
+    absl::FunctionRef<void()> no_files) {
+  for (int i = 0; i < kAcceptAtOnce; ++i) {
+    SocketAddress peer;
+    FileDescriptor socket(
+        accept4(listening_socket, peer.get(), &peer.size, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (socket.valid()) {
+      accepted(std::move(socket), peer);
+      continue;
     }
-    case ENOBUFS:
-    case ENOMEM:
-      result.outcome = Outcome::kRetry;
-      break;
-    default:  // the connection ended before it was accepted
-      result.outcome = Outcome::kAborted;
+    switch (errno) {
+      case EAGAIN:
+        return true;
+      case EBADF:
+      case EINVAL:
+      case ENOTSOCK:
+      case EOPNOTSUPP:
+        return false;
+      case EMFILE:
+      case ENFILE: {
+        spare_.reset();
+        const bool closed = FileDescriptor(accept(listening_socket, nullptr, nullptr)).valid();
+        spare_.reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
+        if (closed) {
+          no_files();
+          continue;
+        }
+        break;
+      }
+      case ENOBUFS:
+      case ENOMEM:
+        break;
+      default:  // the connection ended before it was accepted
+        continue;
+    }
+    std::this_thread::sleep_for(kRetryAfter);
+    return true;
   }
-  if (!spare_.valid()) spare_.reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  return result;
+  return true;
 }
 
 }  // namespace flashcore::server

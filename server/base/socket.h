@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 
 namespace flashcore::server {
@@ -73,22 +74,14 @@ std::optional<TcpBytes> ReadTcpBytes(int socket);
 // that it keeps in reserve. Not thread-safe.
 class Acceptor {
  public:
-  enum class Outcome {
-    kAccepted,
-    kNone,     // nobody waits
-    kAborted,  // the connection ended before it was accepted
-    kNoFiles,  // the connection was closed, because no more files can be opened
-    kRetry,    // the system lacks memory or files: try again a little later
-    kDead,     // the socket will never accept again
-  };
-  struct Result {
-    Outcome outcome = Outcome::kNone;
-    FileDescriptor socket;  // non-blocking
-    SocketAddress peer;
-  };
-
   Acceptor();
-  Result Accept(int listening_socket);
+
+  // Hands those that wait to `accepted`, non-blocking; calls `no_files` for each that it closed.
+  // After some it returns although more wait, so that others get their turn. While the system lacks
+  // memory or files, it sleeps for a moment. False: the socket will never accept again.
+  bool AcceptAll(int listening_socket,
+                 absl::FunctionRef<void(FileDescriptor socket, const SocketAddress& peer)> accepted,
+                 absl::FunctionRef<void()> no_files);
 
  private:
   FileDescriptor spare_;

@@ -20,12 +20,6 @@ namespace {
 constexpr size_t kMaxHeaderBytes = 8 << 10;
 constexpr size_t kMaxIgnoredBytes = 64 << 10;
 
-// Connections accepted before others get their turn.
-constexpr int kAcceptAtOnce = 64;
-
-// How long accepting pauses while the system lacks memory or files.
-constexpr std::chrono::milliseconds kRetryAfter(10);
-
 absl::string_view StatusText(int status) {
   switch (status) {
     case 200:
@@ -141,28 +135,20 @@ void HttpServer::Loop() {
 }
 
 void HttpServer::AcceptAll(int listening) {
-  for (int i = 0; i < kAcceptAtOnce; ++i) {
-    Acceptor::Result accepted = acceptor_.Accept(listening);
-    if (accepted.outcome == Acceptor::Outcome::kNone) return;
-    if (accepted.outcome == Acceptor::Outcome::kRetry) {
-      std::this_thread::sleep_for(kRetryAfter);
-      return;
-    }
-    if (accepted.outcome == Acceptor::Outcome::kDead) {
-      epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listening, nullptr);
-      return;
-    }
-    if (accepted.outcome != Acceptor::Outcome::kAccepted) continue;
+  const auto admit = [this](FileDescriptor accepted, const SocketAddress& /*peer*/) {
     if (connections_.size() >= options_.max_connections) Close(order_.front());
-    const int socket = accepted.socket.get();
+    const int socket = accepted.get();
     Connection& connection = connections_[socket];
-    connection.socket = std::move(accepted.socket);
+    connection.socket = std::move(accepted);
     connection.deadline = options_.clock->Now() + options_.time_limit;
     connection.order = order_.insert(order_.end(), socket);
     epoll_event event = {};
     event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
     event.data.fd = socket;
     epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket, &event);
+  };
+  if (!acceptor_.AcceptAll(listening, admit, [] {})) {
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listening, nullptr);
   }
 }
 

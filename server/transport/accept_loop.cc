@@ -1,11 +1,9 @@
 #include "server/transport/accept_loop.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,12 +21,6 @@ namespace {
 // The fixed first bytes of HTTP/2; a TLS ClientHello is longer.
 constexpr size_t kFirstBytes = 24;
 
-// Connections accepted before others get their turn.
-constexpr int kAcceptAtOnce = 128;
-
-// How long accepting pauses while the system lacks memory or files.
-constexpr std::chrono::milliseconds kRetryAfter(10);
-
 constexpr std::chrono::milliseconds kFloodCheckInterval(50);
 
 void Watch(int epoll, int operation, int socket, uint32_t events) {
@@ -36,19 +28,6 @@ void Watch(int epoll, int operation, int socket, uint32_t events) {
   event.events = events;
   event.data.fd = socket;
   epoll_ctl(epoll, operation, socket, &event);
-}
-
-// The address that reaches the listening socket from this host.
-SocketAddress Reachable(int listening) {
-  SocketAddress address = LocalAddress(listening);
-  if (address.family() == AF_INET) {
-    auto* v4 = reinterpret_cast<sockaddr_in*>(&address.storage);
-    if (v4->sin_addr.s_addr == htonl(INADDR_ANY)) v4->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  } else if (address.family() == AF_INET6) {
-    auto* v6 = reinterpret_cast<sockaddr_in6*>(&address.storage);
-    if (IN6_IS_ADDR_UNSPECIFIED(&v6->sin6_addr)) v6->sin6_addr = in6addr_loopback;
-  }
-  return address;
 }
 
 }  // namespace
@@ -72,11 +51,12 @@ std::string ConnectionHost(int socket, const SocketAddress& peer) {
   return HostOf(peer);
 }
 
-AcceptLoop::AcceptLoop(const Options& options, std::vector<Listener> listeners, Serve serve_self,
-                       ClientConnections* by_client, Metrics* metrics, const Clock* clock)
+AcceptLoop::AcceptLoop(const Options& options, std::vector<Listener> listeners,
+                       ConnectionCount* count, ClientConnections* by_client, Metrics* metrics,
+                       const Clock* clock)
     : options_(options),
       listeners_(std::move(listeners)),
-      serve_self_(std::move(serve_self)),
+      count_(count),
       by_client_(by_client),
       metrics_(metrics),
       clock_(clock),
@@ -133,32 +113,16 @@ TimePoint AcceptLoop::NextLook() const {
 }
 
 void AcceptLoop::AcceptAll(const Listener& listener) {
-  for (int i = 0; i < kAcceptAtOnce; ++i) {
-    Acceptor::Result accepted = acceptor_.Accept(listener.socket.get());
-    switch (accepted.outcome) {
-      case Acceptor::Outcome::kAccepted:
-        Admit(listener, std::move(accepted.socket), accepted.peer);
-        break;
-      case Acceptor::Outcome::kAborted:
-        break;
-      case Acceptor::Outcome::kNoFiles:
-        metrics_->CountRefusedConnection(RefusedConnection::kNoFiles);
-        break;
-      case Acceptor::Outcome::kRetry:
-        std::this_thread::sleep_for(kRetryAfter);
-        return;
-      case Acceptor::Outcome::kDead:
-        LogError("a listening socket has failed", {{"address", listener.address}});
-        epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener.socket.get(), nullptr);
-        return;
-      case Acceptor::Outcome::kNone:
-        return;
-    }
-  }
+  const auto admit = [&](FileDescriptor socket, const SocketAddress& peer) {
+    Admit(listener, std::move(socket), peer);
+  };
+  const auto no_files = [this] { metrics_->CountRefusedConnection(RefusedConnection::kNoFiles); };
+  if (acceptor_.AcceptAll(listener.socket.get(), admit, no_files)) return;
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener.socket.get(), nullptr);
+  if (options_.on_dead) options_.on_dead(listener.address);
 }
 
 void AcceptLoop::Admit(const Listener& listener, FileDescriptor socket, const SocketAddress& peer) {
-  if (IsSelf(peer)) return StartServing(serve_self_, std::move(socket));
   std::string host = ConnectionHost(socket.get(), peer);
   if (!MakeRoom(host)) return;
   const int number = socket.get();
@@ -171,7 +135,7 @@ void AcceptLoop::Admit(const Listener& listener, FileDescriptor socket, const So
   connection.listener = &listener;
   connection.deadline = clock_->Now() + options_.first_bytes_within;
   connection.waiting = silent_.insert(silent_.end(), number);
-  metrics_->connections.Set(static_cast<double>(connections_.size()));
+  count_->SetGrpc(connections_.size());
   // Edge-triggered: bytes that are not enough stay in the socket.
   Watch(epoll_.get(), EPOLL_CTL_ADD, number, EPOLLIN | EPOLLRDHUP | EPOLLET);
 }
@@ -183,10 +147,7 @@ bool AcceptLoop::MakeRoom(const std::string& host) {
     metrics_->CountRefusedConnection(RefusedConnection::kMaxConnectionsPerHost);
     return false;
   }
-  // Those of the local socket count too.
-  const auto local = static_cast<int>(metrics_->local_connections.Value());
-  if (static_cast<int>(connections_.size()) + local >= options_.max_connections &&
-      !CloseOldestSilent(nullptr)) {
+  if (count_->Full() && !CloseOldestSilent(nullptr)) {
     metrics_->CountRefusedConnection(RefusedConnection::kMaxConnections);
     return false;
   }
@@ -299,46 +260,7 @@ void AcceptLoop::Close(int socket) {
   // it by our number, which the next connection may get.
   Watch(epoll_.get(), EPOLL_CTL_DEL, socket, 0);
   connections_.erase(found);
-  metrics_->connections.Set(static_cast<double>(connections_.size()));
-}
-
-bool AcceptLoop::IsSelf(const SocketAddress& peer) {
-  MutexLock lock(&mutex_);
-  return selves_.count(peer.bytes()) > 0;
-}
-
-void AcceptLoop::ForgetSelf(const std::string& address) {
-  MutexLock lock(&mutex_);
-  selves_.erase(address);
-}
-
-AcceptLoop::SelfConnection::~SelfConnection() {
-  socket.reset();
-  loop_->ForgetSelf(address_);
-}
-
-absl::StatusOr<std::unique_ptr<AcceptLoop::SelfConnection>> AcceptLoop::ConnectToSelf(
-    size_t listener) {
-  const SocketAddress address = Reachable(listeners_[listener].socket.get());
-  FileDescriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (address.family() == AF_UNIX) {
-    // An address of its own, which the system chooses: clients usually have none.
-    const sockaddr_un unnamed = {AF_UNIX, ""};
-    const auto* name = reinterpret_cast<const sockaddr*>(&unnamed);
-    if (bind(socket.get(), name, sizeof(sa_family_t)) != 0) {
-      return absl::UnavailableError(absl::StrCat("bind: ", strerror(errno)));
-    }
-  }
-  // The loop looks for the address once it has accepted, which may be before connect() returns.
-  MutexLock lock(&mutex_);
-  if (connect(socket.get(), address.get(), address.size) != 0 && errno != EINPROGRESS) {
-    return absl::UnavailableError(std::strerror(errno));
-  }
-  std::string own = LocalAddress(socket.get()).bytes();
-  selves_.insert(own);
-  auto self = std::make_unique<SelfConnection>(this, std::move(own));
-  self->socket = std::move(socket);
-  return self;
+  count_->SetGrpc(connections_.size());
 }
 
 }  // namespace flashcore::server

@@ -21,6 +21,7 @@
 #include "server/base/socket.h"
 #include "server/telemetry/metrics.h"
 #include "server/transport/client_connections.h"
+#include "server/transport/connection_count.h"
 
 namespace flashcore::server {
 
@@ -38,13 +39,14 @@ namespace flashcore::server {
 class AcceptLoop {
  public:
   struct Options {
-    int max_connections = 1024;
     int max_connections_per_host = 256;  // per IPv4 address, IPv6 /64 network, or local user
     std::chrono::milliseconds first_bytes_within{10'000};
     // Most bytes that gRPC may receive while it sends nothing, on one TCP connection and on all
     // together.
     uint64_t max_unanswered_bytes = uint64_t{64} << 20;
     uint64_t max_unanswered_bytes_of_all = uint64_t{256} << 20;
+    // A listener will never accept again. On the loop's thread.
+    std::function<void(const std::string& address)> on_dead;
   };
   // Takes over a connection. Runs on a thread of its own, because gRPC may use it to read what the
   // client sends, for as long as the client keeps sending.
@@ -56,34 +58,13 @@ class AcceptLoop {
     Serve serve;
   };
 
-  // Starts to accept. `serve_self` gets the connections that ConnectToSelf makes, `by_client`
-  // learns of all others. `by_client`, `metrics` and `clock` outlive this.
-  AcceptLoop(const Options& options, std::vector<Listener> listeners, Serve serve_self,
+  // Starts to accept. All but the first two outlive this.
+  AcceptLoop(const Options& options, std::vector<Listener> listeners, ConnectionCount* count,
              ClientConnections* by_client, Metrics* metrics, const Clock* clock);
   // Closes the listening sockets and the connections that gRPC has not completely taken over.
   ~AcceptLoop();
   AcceptLoop(const AcceptLoop&) = delete;
   AcceptLoop& operator=(const AcceptLoop&) = delete;
-
-  // A connection of this process to one of its listeners. It is exempt from the limits and does not
-  // wait for first bytes.
-  class SelfConnection {
-   public:
-    SelfConnection(AcceptLoop* loop, std::string address)
-        : loop_(loop), address_(std::move(address)) {}
-    ~SelfConnection();
-    SelfConnection(const SelfConnection&) = delete;
-    SelfConnection& operator=(const SelfConnection&) = delete;
-
-    FileDescriptor socket;  // connecting or connected; non-blocking
-
-   private:
-    AcceptLoop* const loop_;
-    const std::string address_;  // of `socket`, as the listener sees it
-  };
-  // Thread-safe. The result must not outlive this. UNAVAILABLE: nobody listens.
-  absl::StatusOr<std::unique_ptr<SelfConnection>> ConnectToSelf(size_t listener);
-  const std::vector<Listener>& listeners() const { return listeners_; }
 
  private:
   struct Connection {
@@ -111,13 +92,11 @@ class AcceptLoop {
   void CutFloods();
   void Cut(Connection* connection);
   void Close(int socket);
-  bool IsSelf(const SocketAddress& peer);
-  void ForgetSelf(const std::string& address);
 
   const Options options_;
   std::vector<Listener> listeners_;
   std::unordered_map<int, const Listener*> listener_of_;  // by socket
-  const Serve serve_self_;
+  ConnectionCount* const count_;
   ClientConnections* const by_client_;
   Metrics* const metrics_;
   const Clock* const clock_;
@@ -133,8 +112,7 @@ class AcceptLoop {
   std::unordered_map<std::string, int> per_host_;
 
   Mutex mutex_;
-  std::set<std::string> selves_ ABSL_GUARDED_BY(mutex_);  // addresses of SelfConnections
-  int serving_ ABSL_GUARDED_BY(mutex_) = 0;               // threads that run a Serve
+  int serving_ ABSL_GUARDED_BY(mutex_) = 0;  // threads that run a Serve
   CondVar served_;
   std::thread thread_;
 };

@@ -33,6 +33,22 @@ class AttentionMethods {
 
   AttentionMethods(const Options& options, Fleet* fleet, RpcContext* context);
 
+  // Calls visit(name, &AttentionMethods::Method) for each of the RPCs below: every transport serves
+  // those.
+  template <typename Visit>
+  static void ForEach(const Visit& visit) {
+    visit("GetServerInfo", &AttentionMethods::GetServerInfo);
+    visit("CreateSequence", &AttentionMethods::CreateSequence);
+    visit("ForkSequence", &AttentionMethods::ForkSequence);
+    visit("TruncateSequence", &AttentionMethods::TruncateSequence);
+    visit("DeleteSequence", &AttentionMethods::DeleteSequence);
+    visit("GetSequence", &AttentionMethods::GetSequence);
+    visit("ListSequences", &AttentionMethods::ListSequences);
+  }
+  template <typename Request, typename Response>
+  using Method = absl::Status (AttentionMethods::*)(const Identity& caller, const Request& request,
+                                                    Response* response) const;
+
   absl::Status GetServerInfo(const Identity& caller, const v1::GetServerInfoRequest& request,
                              v1::GetServerInfoResponse* response) const;
   absl::Status CreateSequence(const Identity& caller, const v1::CreateSequenceRequest& request,

@@ -1,5 +1,8 @@
 #include "server/transport/attention_service.h"
 
+#include "grpcpp/support/byte_buffer.h"
+#include "proto/grpc_compat.h"
+#include "server/transport/attend_stream.h"
 #include "server/transport/convert.h"
 #include "server/transport/exchange.h"
 #include "server/transport/load_sequence.h"
@@ -39,11 +42,17 @@ class AttendReactor final : public UnaryReactor, public Exchange {
   grpc::ByteBuffer* const response_;
 };
 
+const google::protobuf::ServiceDescriptor& Descriptor() {
+  return *v1::AttendRequest::descriptor()->file()->FindServiceByName("AttentionService");
+}
+
+// Of a method in its service, as generated code numbers them.
+int IndexOf(const char* method) { return Descriptor().FindMethodByName(method)->index(); }
+
 }  // namespace
 
 std::vector<RpcMethod> AttentionService::Methods() {
-  std::vector<RpcMethod> methods =
-      MethodsOf(*v1::AttendRequest::descriptor()->file()->FindServiceByName("AttentionService"));
+  std::vector<RpcMethod> methods = MethodsOf(Descriptor());
   for (RpcMethod& method : methods) {
     method.attends = method.method == "Attend" || method.method == "AttendStream" ||
                      method.method == "LoadSequence";
@@ -52,18 +61,67 @@ std::vector<RpcMethod> AttentionService::Methods() {
 }
 
 AttentionService::AttentionService(AttentionMethods* methods)
-    : methods_(methods), fleet_(methods->fleet()), context_(methods->context()) {}
+    : methods_(methods), context_(methods->context()) {
+  AttentionMethods::ForEach([this](const char* name, auto method) { Add(name, method); });
+  AddTensorMethods();
+}
 
 void AttentionService::Drain() {
   context_->draining = true;
   streams_.Drain();
 }
 
+Exchange::Origin AttentionService::OriginOf(const char* method) const {
+  return {methods_->fleet(), context_, methods_->Rpc(method, "grpc")};
+}
+
+void AttentionService::AddTensorMethods() {
+  using grpc::ByteBuffer;
+  using grpc::CallbackServerContext;
+  const auto deadline_of = [clock = &methods_->fleet()->clock()](CallbackServerContext* call) {
+    return ToDeadline(call->deadline(), *clock);
+  };
+  const auto attend = [origin = OriginOf("Attend")](CallbackServerContext* call,
+                                                    const ByteBuffer* request,
+                                                    ByteBuffer* response) {
+    // gRPC owns the message until the RPC ends, but allows it to be cleared earlier, which frees
+    // the network's memory early.
+    auto* reactor = new AttendReactor(origin, call, const_cast<ByteBuffer*>(request), response);
+    reactor->Start(*call);
+    return reactor;
+  };
+  const auto attend_stream =
+      [this, deadline_of, origin = OriginOf("AttendStream"),
+       inflight = methods_->options().max_stream_inflight](CallbackServerContext* call) {
+        return new AttendStreamReactor(origin, &streams_, inflight, call, deadline_of(call));
+      };
+  const auto load_sequence = [this, deadline_of, origin = OriginOf("LoadSequence")](
+                                 CallbackServerContext* call, ByteBuffer* response) {
+    return new LoadSequenceReactor(origin, &streams_, call, deadline_of(call), response);
+  };
+  MarkMethodRawCallback(IndexOf("Attend"),
+                        new grpc_compat::UnaryHandler<ByteBuffer, ByteBuffer>(attend));
+  MarkMethodRawCallback(IndexOf("AttendStream"),
+                        new grpc_compat::BidiStreamHandler<ByteBuffer, ByteBuffer>(attend_stream));
+  MarkMethodRawCallback(
+      IndexOf("LoadSequence"),
+      new grpc_compat::ClientStreamHandler<ByteBuffer, ByteBuffer>(load_sequence));
+}
+
 template <typename Request, typename Response>
-grpc::ServerUnaryReactor* AttentionService::Answer(RpcMetrics* rpc,
-                                                   grpc::CallbackServerContext* call,
-                                                   const Request& request, Response* response,
-                                                   Method<Request, Response> method) {
+void AttentionService::Add(const char* name, AttentionMethods::Method<Request, Response> method) {
+  MarkMethodCallback(IndexOf(name), new grpc_compat::UnaryHandler<Request, Response>(
+                                        [this, rpc = methods_->Rpc(name, "grpc"), method](
+                                            grpc::CallbackServerContext* call,
+                                            const Request* request, Response* response) {
+                                          return Answer(rpc, call, *request, response, method);
+                                        }));
+}
+
+template <typename Request, typename Response>
+grpc::ServerUnaryReactor* AttentionService::Answer(
+    RpcMetrics* rpc, grpc::CallbackServerContext* call, const Request& request, Response* response,
+    AttentionMethods::Method<Request, Response> method) {
   auto* reactor = new AnswerReactor(context_, rpc, call);
   const absl::StatusOr<Identity> caller = AdmitCaller(context_, *call);
   const absl::Status status =
@@ -72,77 +130,6 @@ grpc::ServerUnaryReactor* AttentionService::Answer(RpcMetrics* rpc,
   const size_t bytes = status.ok() ? response->ByteSizeLong() + response->SpaceUsedLong() : 0;
   reactor->Answer(status, caller.ok() ? caller->name : "", bytes);
   return reactor;
-}
-
-grpc::ServerUnaryReactor* AttentionService::Attend(grpc::CallbackServerContext* context,
-                                                   const grpc::ByteBuffer* request,
-                                                   grpc::ByteBuffer* response) {
-  // gRPC owns the message until the RPC ends, but allows it to be cleared earlier, which frees the
-  // network's memory early.
-  auto* reactor = new AttendReactor({fleet_, context_, attend_}, context,
-                                    const_cast<grpc::ByteBuffer*>(request), response);
-  reactor->Start(*context);
-  return reactor;
-}
-
-grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* AttentionService::AttendStream(
-    grpc::CallbackServerContext* context) {
-  return new AttendStreamReactor({fleet_, context_, attend_stream_}, &streams_,
-                                 methods_->options().max_stream_inflight, context,
-                                 ToDeadline(context->deadline(), fleet_->clock()));
-}
-
-RpcMetrics* AttentionService::Rpc(const char* method) const {
-  return methods_->Rpc(method, "grpc");
-}
-
-grpc::ServerUnaryReactor* AttentionService::GetServerInfo(grpc::CallbackServerContext* context,
-                                                          const v1::GetServerInfoRequest* request,
-                                                          v1::GetServerInfoResponse* response) {
-  return Answer(get_server_info_, context, *request, response, &AttentionMethods::GetServerInfo);
-}
-
-grpc::ServerUnaryReactor* AttentionService::CreateSequence(grpc::CallbackServerContext* context,
-                                                           const v1::CreateSequenceRequest* request,
-                                                           v1::CreateSequenceResponse* response) {
-  return Answer(create_sequence_, context, *request, response, &AttentionMethods::CreateSequence);
-}
-
-grpc::ServerUnaryReactor* AttentionService::ForkSequence(grpc::CallbackServerContext* context,
-                                                         const v1::ForkSequenceRequest* request,
-                                                         v1::ForkSequenceResponse* response) {
-  return Answer(fork_sequence_, context, *request, response, &AttentionMethods::ForkSequence);
-}
-
-grpc::ServerUnaryReactor* AttentionService::TruncateSequence(
-    grpc::CallbackServerContext* context, const v1::TruncateSequenceRequest* request,
-    v1::TruncateSequenceResponse* response) {
-  return Answer(truncate_sequence_, context, *request, response,
-                &AttentionMethods::TruncateSequence);
-}
-
-grpc::ServerUnaryReactor* AttentionService::DeleteSequence(grpc::CallbackServerContext* context,
-                                                           const v1::DeleteSequenceRequest* request,
-                                                           v1::DeleteSequenceResponse* response) {
-  return Answer(delete_sequence_, context, *request, response, &AttentionMethods::DeleteSequence);
-}
-
-grpc::ServerUnaryReactor* AttentionService::GetSequence(grpc::CallbackServerContext* context,
-                                                        const v1::GetSequenceRequest* request,
-                                                        v1::GetSequenceResponse* response) {
-  return Answer(get_sequence_, context, *request, response, &AttentionMethods::GetSequence);
-}
-
-grpc::ServerUnaryReactor* AttentionService::ListSequences(grpc::CallbackServerContext* context,
-                                                          const v1::ListSequencesRequest* request,
-                                                          v1::ListSequencesResponse* response) {
-  return Answer(list_sequences_, context, *request, response, &AttentionMethods::ListSequences);
-}
-
-grpc::ServerReadReactor<grpc::ByteBuffer>* AttentionService::LoadSequence(
-    grpc::CallbackServerContext* context, grpc::ByteBuffer* response) {
-  return new LoadSequenceReactor({fleet_, context_, load_sequence_}, &streams_, context,
-                                 ToDeadline(context->deadline(), fleet_->clock()), response);
 }
 
 }  // namespace flashcore::server

@@ -15,6 +15,7 @@
 #include "server/telemetry/metrics.h"
 #include "server/transport/authenticator.h"
 #include "server/transport/client_connections.h"
+#include "server/transport/connection_count.h"
 #include "server/transport/unsent_replies.h"
 
 namespace flashcore::server {
@@ -27,6 +28,7 @@ struct RpcContext {
   Metrics* metrics = nullptr;
   const Clock* clock = nullptr;
   Authenticator authenticator;
+  ConnectionCount connections;
   ClientConnections client_connections;
   std::atomic<bool> draining{false};                    // new requests get UNAVAILABLE
   std::atomic<int> admitted_rpcs{0};                    // begun before the drain and not yet ended

@@ -1,44 +1,42 @@
-// Notices that a listener no longer accepts, or that gRPC answers nothing on it.
+// Notices that gRPC answers nothing any more.
 #ifndef FLASHCORE_SERVER_TRANSPORT_SELF_CHECK_H_
 #define FLASHCORE_SERVER_TRANSPORT_SELF_CHECK_H_
 
 #include <chrono>
 #include <functional>
-#include <string>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "server/base/clock.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/server.h"
 #include "server/base/periodic_thread.h"
-#include "server/transport/accept_loop.h"
 
 namespace flashcore::server {
 
-// Calls the health service over a connection of its own to each listener, again and again. Owns one
-// thread.
+// Calls the health service within the process, again and again. Owns one thread.
+//
+// The calls are also a workaround: a callback thread of gRPC 1.51 that has seen no event for a
+// second sleeps for 100 ms without polling the network, and a request that arrives meanwhile waits
+// for the rest of that time. An in-process call counts as an event. (An alarm does not: it runs on
+// another thread.)
 class SelfCheck {
  public:
   struct Options {
-    std::chrono::milliseconds interval{2000};
+    std::chrono::milliseconds interval{500};  // of the real time: gRPC sleeps by it
     std::chrono::milliseconds timeout{3000};  // of one call
-    int failures = 5;                         // in a row, of one listener, until it counts as dead
-    // Called after each call, on this class's thread.
-    std::function<void(const std::string& address, const absl::Status& status)> on_checked;
+    int failures = 5;                         // in a row, until gRPC counts as dead
     // Called at most once, on this class's thread.
-    std::function<void(const std::string& address, const absl::Status& why)> on_dead;
+    std::function<void(const absl::Status& why)> on_dead;
   };
-  // `loop` and `clock` outlive this.
-  SelfCheck(Options options, AcceptLoop* loop, const Clock* clock);
+  // `server` outlives this.
+  SelfCheck(Options options, grpc::Server* server);
   // Its destructor waits for a call in progress, at most its timeout.
 
  private:
-  void CallAll();
-  absl::Status Call(size_t listener) const;
+  void Check();
 
   const Options options_;
-  AcceptLoop* const loop_;
-  std::vector<int> failures_;  // in a row, by listener
-  bool dead_ = false;
+  grpc::GenericStub stub_;
+  int failures_ = 0;       // in a row
   PeriodicThread thread_;  // last: it uses the others
 };
 

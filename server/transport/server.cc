@@ -109,6 +109,12 @@ std::vector<std::string> ServiceNames(const Server::Options& options) {
   return names;
 }
 
+std::function<void(const std::string& address)> WhenDead(const Server::Options& options) {
+  return [on_dead = options.on_dead](const std::string& address) {
+    if (on_dead) on_dead(address, absl::UnavailableError("the socket does not accept any more"));
+  };
+}
+
 }  // namespace
 
 std::vector<RpcMethod> Server::Methods(const Options& options) {
@@ -128,10 +134,13 @@ std::vector<RpcMethod> Server::Methods(const Options& options) {
 
 Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
     : fleet_(fleet),
+      on_health_(options.on_health),
       context_{metrics, &fleet->clock(), Authenticator(AuthenticatorOptions(options), metrics),
+               ConnectionCount(options.connections.max, &metrics->connections,
+                               &metrics->local_connections),
                ClientConnections(options.connections.max_per_client)},
       methods_({options.max_message_bytes, options.max_stream_inflight, options.shared_memory,
-                options.version, options.connections.accept.max_connections,
+                options.version, options.connections.max,
                 options.connections.accept.max_connections_per_host,
                 options.connections.max_per_client, options.connections.max_streams,
                 options.local_listen.empty() ? 0 : Connection::kMaxRings},
@@ -190,23 +199,24 @@ absl::Status Server::Listen(const Options& options) {
         OpenSockets(address, credentials_->CredentialsFor(address), &builder, &listeners);
     if (!status.ok()) return status;
   }
-  // Only connections of this process reach it, whatever the credentials of the listener are.
-  AcceptLoop::Serve serve_self = AddAcceptor(grpc::InsecureServerCredentials(), &builder);
   builder.RegisterService(&attention_);
   if (debug_ != nullptr) builder.RegisterService(debug_.get());
   if (options.enable_reflection) builder.RegisterService(&reflection_);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) return absl::InternalError("gRPC does not start");
-  grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
-  health->SetServingStatus(v1::AttentionService::service_full_name(), true);
-  health->SetServingStatus(true);
-  context_.metrics->serving.Set(1);
-  poll_workaround_ =
-      std::make_unique<GrpcPollWorkaround>(server_.get(), "/grpc.health.v1.Health/Check");
-  accept_loop_ = std::make_unique<AcceptLoop>(options.connections.accept, std::move(listeners),
-                                              std::move(serve_self), &context_.client_connections,
-                                              context_.metrics, context_.clock);
-  self_check_ = std::make_unique<SelfCheck>(options.self_check, accept_loop_.get(), context_.clock);
+  server_->GetHealthCheckService()->SetServingStatus(v1::AttentionService::service_full_name(),
+                                                     true);
+  SetServing(true);
+  AcceptLoop::Options accept = options.connections.accept;
+  accept.on_dead = WhenDead(options);
+  accept_loop_ =
+      std::make_unique<AcceptLoop>(accept, std::move(listeners), &context_.connections,
+                                   &context_.client_connections, context_.metrics, context_.clock);
+  SelfCheck::Options self_check = options.self_check;
+  self_check.on_dead = [on_dead = options.on_dead](const absl::Status& why) {
+    if (on_dead) on_dead("in process", why);
+  };
+  self_check_ = std::make_unique<SelfCheck>(std::move(self_check), server_.get());
   return absl::OkStatus();
 }
 
@@ -214,10 +224,10 @@ absl::Status Server::ListenLocally(const Options& options) {
   if (options.local_listen.empty()) return absl::OkStatus();
   LocalOptions local;
   local.path = options.local_listen;
-  local.max_connections = options.connections.accept.max_connections;
   local.max_connections_per_user = options.connections.accept.max_connections_per_host;
   local.max_calls = options.connections.max_streams;
   local.hello_within = options.connections.accept.first_bytes_within;
+  local.on_dead = WhenDead(options);
   auto server = LocalServer::Start(local, &methods_);
   if (!server.ok()) return server.status();
   local_ = *std::move(server);
@@ -254,6 +264,12 @@ AcceptLoop::Serve Server::AddAcceptor(const std::shared_ptr<grpc::ServerCredenti
   };
 }
 
+void Server::SetServing(bool serving) {
+  server_->GetHealthCheckService()->SetServingStatus(serving);
+  context_.metrics->serving.Set(serving ? 1 : 0);
+  if (on_health_) on_health_(serving);
+}
+
 bool Server::WaitForRpcs(TimePoint time) const {
   while (context_.admitted_rpcs.load() > 0) {
     if (context_.clock->Now() >= time) return false;
@@ -264,8 +280,7 @@ bool Server::WaitForRpcs(TimePoint time) const {
 
 bool Server::Drain(absl::Duration timeout) {
   const TimePoint begin = context_.clock->Now();
-  server_->GetHealthCheckService()->SetServingStatus(false);
-  context_.metrics->serving.Set(0);
+  SetServing(false);
   attention_.Drain();
   if (debug_ != nullptr) debug_->Drain();
   const Nanoseconds end = std::min(kEndOfDrain, absl::ToChronoNanoseconds(timeout) / 4);
@@ -288,8 +303,7 @@ bool Server::Drain(absl::Duration timeout) {
 Server::~Server() {
   local_.reset();
   if (server_ == nullptr) return;
-  self_check_.reset();  // it and the workaround call the server
-  poll_workaround_.reset();
+  self_check_.reset();  // it calls the server
   accept_loop_.reset();
   for (const std::string& address : addresses_) {
     if (const std::string path = UnixPath(address); !path.empty()) unlink(path.c_str());

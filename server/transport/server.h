@@ -2,6 +2,7 @@
 #ifndef FLASHCORE_SERVER_TRANSPORT_SERVER_H_
 #define FLASHCORE_SERVER_TRANSPORT_SERVER_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,7 +18,6 @@
 #include "server/transport/authenticator.h"
 #include "server/transport/credential_files.h"
 #include "server/transport/debug_service.h"
-#include "server/transport/grpc_poll_workaround.h"
 #include "server/transport/local/local_server.h"
 #include "server/transport/reflection.h"
 #include "server/transport/rpc_scope.h"
@@ -28,6 +28,7 @@ namespace flashcore::server {
 class Server {
  public:
   struct Connections {
+    int max = 1024;  // over both transports
     AcceptLoop::Options accept;
     int max_per_client = 256;  // see ClientConnections
     int max_streams = 256;     // RPCs at the same time on one connection
@@ -40,6 +41,9 @@ class Server {
     std::vector<std::string> listen;  // "host:port" (port 0: a free one) or "unix:path"
     Connections connections;
     SelfCheck::Options self_check;
+    // An address, or gRPC in this process, will never serve again. From any thread.
+    std::function<void(const std::string& address, const absl::Status& why)> on_dead;
+    std::function<void(bool serving)> on_health;  // whenever that changes
     size_t max_message_bytes = 0;
     size_t transport_memory_bytes = 0;  // of all connections; see --transport_memory_bytes
     int max_stream_inflight = 0;
@@ -82,6 +86,7 @@ class Server {
                            const std::shared_ptr<grpc::ServerCredentials>& credentials,
                            grpc::ServerBuilder* builder,
                            std::vector<AcceptLoop::Listener>* listeners);
+  void SetServing(bool serving);
   AcceptLoop::Serve AddAcceptor(const std::shared_ptr<grpc::ServerCredentials>& credentials,
                                 grpc::ServerBuilder* builder);
 
@@ -90,6 +95,7 @@ class Server {
   bool WaitForRpcs(TimePoint time) const;
 
   Fleet* const fleet_;
+  const std::function<void(bool serving)> on_health_;
   RpcContext context_;
   AttentionMethods methods_;
   AttentionService attention_;
@@ -99,7 +105,6 @@ class Server {
   std::vector<std::string> addresses_;
   std::vector<std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor>> acceptors_;
   std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<GrpcPollWorkaround> poll_workaround_;
   std::unique_ptr<AcceptLoop> accept_loop_;
   std::unique_ptr<SelfCheck> self_check_;
   std::unique_ptr<LocalServer> local_;  // null: no local socket

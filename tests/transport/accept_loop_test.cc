@@ -64,34 +64,28 @@ class Client {
 
 class AcceptLoopTest : public ::testing::Test {
  protected:
-  void Start(const AcceptLoop::Options& options) {
+  void Start(const AcceptLoop::Options& options, int max_connections = 1024) {
+    loop_.reset();
     auto sockets = ListenTcp("127.0.0.1", 0);
     ASSERT_TRUE(sockets.ok()) << sockets.status();
-    Start(options, std::move(sockets->front()));
-  }
-  void Start(const AcceptLoop::Options& options, FileDescriptor listening) {
+    FileDescriptor listening = std::move(sockets->front());
     address_ = LocalAddress(listening.get());
+    listening_ = listening.get();
+    count_ = std::make_unique<ConnectionCount>(max_connections, &metrics_.connections,
+                                               &metrics_.local_connections);
     const auto serve = [this](FileDescriptor connection) {
       MutexLock lock(&mutex_);
       served_.push_back(std::move(connection));
     };
-    const auto serve_self = [this](FileDescriptor) {
-      MutexLock lock(&mutex_);
-      ++selves_;
-    };
     std::vector<AcceptLoop::Listener> listeners;
     listeners.push_back({"test", std::move(listening), serve});
-    loop_ = std::make_unique<AcceptLoop>(options, std::move(listeners), serve_self, &by_client_,
+    loop_ = std::make_unique<AcceptLoop>(options, std::move(listeners), count_.get(), &by_client_,
                                          &metrics_, &clock_);
   }
 
   size_t served() {
     MutexLock lock(&mutex_);
     return served_.size();
-  }
-  int selves() {
-    MutexLock lock(&mutex_);
-    return selves_;
   }
   int SocketOf(size_t connection) {
     MutexLock lock(&mutex_);
@@ -116,10 +110,11 @@ class AcceptLoopTest : public ::testing::Test {
   testing::FakeClock clock_;
   ClientConnections by_client_{100};
   Metrics metrics_{testing::FakeMetricsOptions({})};
+  std::unique_ptr<ConnectionCount> count_;
   SocketAddress address_;
+  int listening_ = -1;
   Mutex mutex_;
   std::deque<FileDescriptor> served_;
-  int selves_ = 0;
   std::unique_ptr<AcceptLoop> loop_;
 };
 
@@ -157,8 +152,8 @@ TEST_F(AcceptLoopTest, ClosesASilentConnectionInTime) {
 TEST_F(AcceptLoopTest, RefusesConnectionsBeyondALimit) {
   for (const bool per_host : {false, true}) {
     AcceptLoop::Options options;
-    (per_host ? options.max_connections_per_host : options.max_connections) = 2;
-    Start(options);
+    if (per_host) options.max_connections_per_host = 2;
+    Start(options, per_host ? 1024 : 2);
     const Client one(address_, kPreface);
     const Client two(address_, kPreface);
     ASSERT_TRUE(WaitUntil([&] { return served() == 2; }));
@@ -176,9 +171,7 @@ TEST_F(AcceptLoopTest, RefusesConnectionsBeyondALimit) {
 }
 
 TEST_F(AcceptLoopTest, ASilentConnectionMakesRoom) {
-  AcceptLoop::Options options;
-  options.max_connections = 2;
-  Start(options);
+  Start({}, /*max_connections=*/2);
   const Client oldest(address_, "PRI");
   const Client younger(address_, "");
   const Client honest(address_, kPreface);
@@ -272,29 +265,31 @@ TEST_F(AcceptLoopTest, CutsOffAFloodThatIsNotAnswered) {
   reader.join();
 }
 
-TEST_F(AcceptLoopTest, AcceptsItselfWhenItIsFull) {
+TEST_F(AcceptLoopTest, ConnectionsOfTheLocalSocketCountToo) {
+  Start({}, /*max_connections=*/2);
+  const Client first(address_, kPreface);
+  ASSERT_TRUE(WaitUntil([&] { return served() == 1; }));
+  count_->SetLocal(1);
+  const Client second(address_, kPreface);
+  EXPECT_TRUE(second.WaitUntilClosed());
+  EXPECT_EQ(refused("max_connections"), 1);
+  count_->SetLocal(0);
+  const Client third(address_, kPreface);
+  EXPECT_TRUE(WaitUntil([&] { return served() == 2; }));
+}
+
+TEST_F(AcceptLoopTest, TellsWhenAListenerIsDead) {
+  std::promise<std::string> dead;
   AcceptLoop::Options options;
-  options.max_connections = 1;
-  const std::string path = absl::StrCat(::testing::TempDir(), "accept.", getpid());
-  for (const bool is_unix : {false, true}) {
-    if (is_unix) {
-      auto listening = ListenUnix(path);
-      ASSERT_TRUE(listening.ok()) << listening.status();
-      Start(options, *std::move(listening));
-    } else {
-      Start(options);
-    }
-    const Client only(address_, kPreface);
-    ASSERT_TRUE(WaitUntil([&] { return served() == 1; }));
-    const auto self = loop_->ConnectToSelf(0);
-    ASSERT_TRUE(self.ok()) << self.status();
-    EXPECT_TRUE(WaitUntil([&] { return selves() == (is_unix ? 2 : 1); }));
-    const Client other(address_, kPreface);  // the same process, but not the same connection
-    EXPECT_TRUE(other.WaitUntilClosed());
-    EXPECT_EQ(metrics_.connections.Value(), 1);
-    served_.clear();
-  }
-  unlink(path.c_str());
+  options.on_dead = [&](const std::string& address) { dead.set_value(address); };
+  Start(options);
+  const Client client(address_, kPreface);
+  ASSERT_TRUE(WaitUntil([&] { return served() == 1; }));
+  std::future<std::string> found = dead.get_future();
+  EXPECT_EQ(found.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
+  shutdown(listening_, SHUT_RDWR);
+  ASSERT_EQ(found.wait_for(testing::kLong), std::future_status::ready);
+  EXPECT_EQ(found.get(), "test");
 }
 
 TEST(ConnectionHostTest, CountsByNetworkOrUser) {

@@ -94,19 +94,11 @@ void PendingCall::Complete(const absl::Status& status) {
 }
 
 UnaryCalls::UnaryCalls(LocalContext* context) : context_(context) {
-  Add("GetServerInfo", &AttentionMethods::GetServerInfo);
-  Add("CreateSequence", &AttentionMethods::CreateSequence);
-  Add("ForkSequence", &AttentionMethods::ForkSequence);
-  Add("TruncateSequence", &AttentionMethods::TruncateSequence);
-  Add("DeleteSequence", &AttentionMethods::DeleteSequence);
-  Add("GetSequence", &AttentionMethods::GetSequence);
-  Add("ListSequences", &AttentionMethods::ListSequences);
+  AttentionMethods::ForEach([this](const char* name, auto method) { Add(name, method); });
 }
 
 template <typename Request, typename Response>
-void UnaryCalls::Add(const char* name,
-                     absl::Status (AttentionMethods::*method)(const Identity&, const Request&,
-                                                              Response*) const) {
+void UnaryCalls::Add(const char* name, AttentionMethods::Method<Request, Response> method) {
   methods_[name] = [context = context_, rpc = context_->Rpc(name), method](
                        const Identity& caller, absl::string_view bytes, std::string* out) {
     RpcScope rpc_scope(context->methods->context(), rpc);

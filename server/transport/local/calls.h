@@ -33,9 +33,7 @@ class UnaryCalls {
 
  private:
   template <typename Request, typename Response>
-  void Add(const char* name,
-           absl::Status (AttentionMethods::*method)(const Identity&, const Request&, Response*)
-               const);
+  void Add(const char* name, AttentionMethods::Method<Request, Response> method);
 
   LocalContext* const context_;
   std::unordered_map<std::string, Run> methods_;

@@ -3,6 +3,7 @@
 #define FLASHCORE_SERVER_TRANSPORT_LOCAL_CONTEXT_H_
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -10,6 +11,7 @@
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
 #include "server/transport/attention_methods.h"
+#include "server/transport/connection_count.h"
 
 namespace flashcore::server {
 
@@ -49,10 +51,11 @@ class UseCount {
 
 struct LocalOptions {
   std::string path;                    // of the socket; empty: there is none
-  int max_connections = 1024;          // of both transports
   int max_connections_per_user = 256;  // of the local socket
   int max_calls = 256;                 // unanswered ones of one connection
   Nanoseconds hello_within = std::chrono::seconds(10);
+  // The socket will never accept again. On the thread of the connections.
+  std::function<void(const std::string& address)> on_dead;
 };
 
 // Outlives all connections, rings and calls.
@@ -63,6 +66,7 @@ struct LocalContext {
   Metrics& metrics() const { return *methods->context()->metrics; }
 
   AttentionMethods* methods = nullptr;
+  ConnectionCount* connections = nullptr;
   RingPoller* poller = nullptr;
   // Runs `action` on the thread of the connections, unless the connection has ended by then. From
   // any thread.

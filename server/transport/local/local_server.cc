@@ -16,12 +16,6 @@
 namespace flashcore::server {
 namespace {
 
-// Connections accepted before others get their turn.
-constexpr int kAcceptAtOnce = 128;
-
-// How long accepting pauses while the system lacks memory or files.
-constexpr std::chrono::milliseconds kRetryAfter(10);
-
 // How often it looks for connections that are silent or do not read.
 constexpr std::chrono::milliseconds kCheckInterval(100);
 
@@ -94,6 +88,7 @@ LocalServer::LocalServer(const LocalOptions& options, AttentionMethods* methods,
       poller_(
           std::make_unique<RingPoller>(IdleSpin(*methods->fleet()), &methods->fleet()->clock())) {
   context_.methods = methods;
+  context_.connections = &methods->context()->connections;
   context_.poller = poller_.get();
   context_.post = [this](std::weak_ptr<Connection> connection, LocalContext::OnConnection action) {
     Post(std::move(connection), std::move(action));
@@ -167,7 +162,7 @@ void LocalServer::Run() {
     closed_ = true;
   }
   RunPosted();  // drops what is for connections that have ended
-  context_.metrics().local_connections.Set(0);
+  context_.connections->SetLocal(0);
 }
 
 TimePoint LocalServer::NextCheck() const {
@@ -178,28 +173,13 @@ TimePoint LocalServer::NextCheck() const {
 }
 
 void LocalServer::AcceptAll() {
-  for (int i = 0; i < kAcceptAtOnce; ++i) {
-    Acceptor::Result accepted = acceptor_.Accept(listening_.get());
-    switch (accepted.outcome) {
-      case Acceptor::Outcome::kAccepted:
-        Admit(std::move(accepted.socket));
-        break;
-      case Acceptor::Outcome::kAborted:
-        break;
-      case Acceptor::Outcome::kNoFiles:
-        Refuse(RefusedLocalConnection::kNoFiles);
-        break;
-      case Acceptor::Outcome::kRetry:
-        std::this_thread::sleep_for(kRetryAfter);
-        return;
-      case Acceptor::Outcome::kDead:
-        LogError("the local socket has failed", {{"path", options_.path}});
-        Watch(epoll_.get(), EPOLL_CTL_DEL, listening_.get(), 0);
-        return;
-      case Acceptor::Outcome::kNone:
-        return;
-    }
-  }
+  const auto admit = [this](FileDescriptor socket, const SocketAddress& /*peer*/) {
+    Admit(std::move(socket));
+  };
+  const auto no_files = [this] { Refuse(RefusedLocalConnection::kNoFiles); };
+  if (acceptor_.AcceptAll(listening_.get(), admit, no_files)) return;
+  Watch(epoll_.get(), EPOLL_CTL_DEL, listening_.get(), 0);
+  if (options_.on_dead) options_.on_dead("local:" + options_.path);
 }
 
 void LocalServer::Admit(FileDescriptor socket) {
@@ -210,8 +190,7 @@ void LocalServer::Admit(FileDescriptor socket) {
   if (of_user != per_user_.end() && of_user->second >= options_.max_connections_per_user) {
     return Refuse(RefusedLocalConnection::kMaxConnectionsPerUser);
   }
-  const auto others = static_cast<size_t>(context_.metrics().connections.Value());
-  if (connections_.size() + others >= static_cast<size_t>(options_.max_connections)) {
+  if (context_.connections->Full()) {
     return Refuse(RefusedLocalConnection::kMaxConnections);
   }
   const int fd = socket.get();
@@ -221,7 +200,7 @@ void LocalServer::Admit(FileDescriptor socket) {
   const uint32_t wanted = connection->events();
   connections_[fd] = {std::move(connection), std::move(user), wanted};
   Watch(epoll_.get(), EPOLL_CTL_ADD, fd, wanted);
-  context_.metrics().local_connections.Set(static_cast<double>(connections_.size()));
+  context_.connections->SetLocal(connections_.size());
 }
 
 void LocalServer::Update(Connection* connection) {
@@ -238,7 +217,7 @@ void LocalServer::Update(Connection* connection) {
   if (--of_user->second == 0) per_user_.erase(of_user);
   Watch(epoll_.get(), EPOLL_CTL_DEL, connection->fd(), 0);
   connections_.erase(found);
-  context_.metrics().local_connections.Set(static_cast<double>(connections_.size()));
+  context_.connections->SetLocal(connections_.size());
 }
 
 void LocalServer::CheckTimes() {
