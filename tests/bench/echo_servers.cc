@@ -13,7 +13,8 @@
 #include <utility>
 
 #include "flashcore/v1/debug.grpc.pb.h"
-#include "server/transport/grpc_poll_workaround.h"
+#include "grpcpp/health_check_service_interface.h"
+#include "server/transport/self_check.h"
 
 namespace flashcore::bench {
 namespace {
@@ -117,12 +118,12 @@ class CallbackServer final : public EchoServer {
   explicit CallbackServer(bool handoff) : service_(handoff) {}
 
   bool Start(const EchoOptions& options) {
+    grpc::EnableDefaultHealthCheckService(true);  // the self-check calls it
     grpc::ServerBuilder builder;
     Listen(&builder, options, &port);
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
-    if (options.keep_polling)
-      poll_workaround_.emplace(server_.get(), "/flashcore.v1.DebugService/Echo");
+    if (options.keep_polling) self_check_.emplace(server::SelfCheck::Options(), server_.get());
     return server_ != nullptr;
   }
 
@@ -147,7 +148,7 @@ class CallbackServer final : public EchoServer {
 
   Service service_;
   std::unique_ptr<grpc::Server> server_;
-  std::optional<server::GrpcPollWorkaround> poll_workaround_;  // destroyed first
+  std::optional<server::SelfCheck> self_check_;  // destroyed first
 };
 
 class QueueServer final : public EchoServer {

@@ -27,7 +27,7 @@ struct EchoOptions {
   // Answer from one more thread, as a service does whose work is done by a device, instead of from
   // the thread that gRPC calls.
   bool handoff = false;
-  // Only for the callback API: keep one of gRPC's threads polling, see GrpcPollWorkaround.
+  // Only for the callback API: keep one of gRPC's threads polling, see SelfCheck.
   bool keep_polling = false;
 };
 

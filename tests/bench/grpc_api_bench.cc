@@ -57,7 +57,7 @@ struct ServerKind {
   const char* name;
   int queues;         // 0: callback API
   bool keep_memory;   // see KeepFreedMemory
-  bool keep_polling;  // see GrpcPollWorkaround
+  bool keep_polling;  // see SelfCheck
 };
 constexpr ServerKind kServers[] = {
     {"callback, as is", 0, false, false},      {"1 queue, as is", 1, false, false},

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <deque>
+#include <future>
 #include <string>
 #include <thread>
 #include <utility>
