@@ -13,8 +13,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
-#include <thread>
 #include <memory>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 
