@@ -117,9 +117,6 @@ ABSL_FLAG(int32_t, lanes, 2,
 ABSL_FLAG(int64_t, idle_spin_us, 1000,
           "Microseconds that an idle lane of a GPU polls for work before its thread sleeps. It "
           "keeps a core busy meanwhile; only one lane polls at a time.");
-ABSL_FLAG(std::string, wait_strategy, "yield",
-          "How a lane's thread waits for the GPU: yield (polls, and lets other threads run in "
-          "between), spin (polls without a break) or block (sleeps).");
 ABSL_FLAG(int64_t, direct_io_bytes, int64_t{1} << 20,
           "If Q, K, V and O of a launch have at most this many bytes together, a GPU reads and "
           "writes them in pinned host memory instead of copying them. Inline K/V that would be "
@@ -128,23 +125,18 @@ ABSL_FLAG(std::string, l2_window, "auto",
           "Whether a GPU keeps the hot segment (see --l2_budget_bytes) in its L2 cache: on, off, "
           "or auto: only if a measurement at start finds it faster.");
 ABSL_FLAG(int64_t, l2_budget_bytes, 0,
-          "Upper limit of the hot segment of a GPU: the first bytes of its K/V memory, which the "
-          "L2 window covers and pinned sequences compete for. 0: as much as the GPU allows.");
+          "Upper limit of the hot segment: the first bytes of a device's K/V memory, which the L2 "
+          "window of a GPU covers and pinned sequences compete for. 0: as much as a GPU allows. "
+          "The CPU device has one of just this size, to try out placement: it pins nothing in its "
+          "cache.");
 ABSL_FLAG(std::string, pin_threads, "",
           "Cores that the server runs on, such as 2-5,8. Each lane's thread has one of the first "
           "cores to itself; all other threads share the rest. Empty: any core.");
-ABSL_FLAG(
-    bool, share_prefixes, true,
-    "Read K/V that several sequences of a batch share for many of them at a time. The results "
-    "have the same bits either way.");
 
 ABSL_FLAG(int64_t, kv_memory_bytes, 0,
           "Memory for resident K/V on each device. 0: on a GPU 85% of what is free once the lanes "
           "have theirs; on the CPU device a quarter of the machine's memory, which the system "
           "provides as it is used.");
-ABSL_FLAG(int64_t, kv_hot_bytes, 0,
-          "CPU device: size of the hot segment. A CPU pins nothing in its cache: use it only to "
-          "try out placement.");
 ABSL_FLAG(std::string, evict, "none",
           "When K/V memory or the memory for sequence records is full: none (refuse more) or lru "
           "(delete the least recently used sequence). At a limit of one client, lru deletes the "
@@ -163,10 +155,8 @@ ABSL_FLAG(int64_t, client_staging_bytes, 0,
           "--max_message_bytes if that is more.");
 ABSL_FLAG(int64_t, unsent_reply_bytes, int64_t{64} << 20,
           "Limit of the memory for replies that clients have not read, without the staging memory "
-          "of their tensors. Beyond it, requests get RESOURCE_EXHAUSTED.");
-ABSL_FLAG(int64_t, client_unsent_reply_bytes, 0,
-          "Limit of the memory for replies that one client has not read, without staging memory. "
-          "0: a quarter of --unsent_reply_bytes.");
+          "of their tensors; one client gets a quarter of it. Beyond it, requests get "
+          "RESOURCE_EXHAUSTED.");
 ABSL_FLAG(double, reply_timeout_s, 20,
           "Seconds that a client may take to read a reply. Then the RPC is cancelled and the "
           "reply's memory is released.");
@@ -204,18 +194,13 @@ ABSL_FLAG(int32_t, max_stream_inflight, 64,
           "reading the stream.");
 ABSL_FLAG(int64_t, client_kv_bytes, -1,
           "Limit of the K/V memory of one client's sequences, on each device. -1: half of the "
-          "device's K/V memory. 0: no limit, for a server with a single client.");
+          "device's K/V memory. 0: no limit, for a server with a single client, which then may "
+          "also use all of --sequence_metadata_bytes, otherwise a quarter.");
 ABSL_FLAG(int64_t, client_sequences, 16384,
           "Limit of the sequences of one client, on each device. 0: no limit.");
-ABSL_FLAG(int64_t, client_metadata_bytes, -1,
-          "Limit of the host memory for sequence records and page tables of one client, on each "
-          "device. -1: a quarter of --sequence_metadata_bytes. 0: no limit.");
 ABSL_FLAG(int64_t, client_shared_memory_bytes, -1,
           "Limit of the shared memory of one client. -1: half of --shared_memory_bytes. 0: only "
           "--shared_memory_bytes applies.");
-ABSL_FLAG(int32_t, client_shared_regions, 256,
-          "Limit of the shared memory regions of one client. All clients together have at most "
-          "1024.");
 
 ABSL_FLAG(std::string, log_level, "info",
           "Lowest level to log: debug (one record per request), info, warning or error.");
@@ -302,9 +287,7 @@ void ReadSequenceOptions(SequenceStore::Options* options, Checker* check) {
       client_kv_bytes < 0 ? SequenceOptions::kHalfOfTheMemory : client_kv_bytes;
   options->client_sequences = check->Range(FLAGS_client_sequences, 0, int64_t{1} << 31);
   options->metadata_bytes = check->Range(FLAGS_sequence_metadata_bytes, 1 << 20, kMaxBytes);
-  const int64_t client_metadata_bytes = check->Range(FLAGS_client_metadata_bytes, -1, kMaxBytes);
-  options->client_metadata_bytes =
-      client_metadata_bytes < 0 ? options->metadata_bytes / 4 : client_metadata_bytes;
+  options->client_metadata_bytes = client_kv_bytes == 0 ? 0 : options->metadata_bytes / 4;
 }
 
 void ReadSharedMemoryOptions(SharedMemory::Options* options, Checker* check) {
@@ -312,7 +295,6 @@ void ReadSharedMemoryOptions(SharedMemory::Options* options, Checker* check) {
   options->total_bytes = check->Range(FLAGS_shared_memory_bytes, 4096, kMaxBytes - 4096);
   const int64_t client_bytes = check->Range(FLAGS_client_shared_memory_bytes, -1, kMaxBytes);
   options->client_bytes = client_bytes < 0 ? options->total_bytes / 2 : client_bytes;
-  options->client_regions = check->Range(FLAGS_client_shared_regions, 1, 1024);
 }
 
 void ReadCredentialOptions(Server::Options* options, Checker* check) {
@@ -337,22 +319,20 @@ void ReadCredentialOptions(Server::Options* options, Checker* check) {
 
 int64_t MachineMemoryBytes() { return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE); }
 
+size_t ReadL2BudgetBytes(Checker* check) {
+  return check->Range(FLAGS_l2_budget_bytes, 0, int64_t{1} << 40);
+}
+
 void ReadCpuOptions(CpuDevice::Options* options, Checker* check) {
   options->threads = check->Range(FLAGS_cpu_threads, 0, 4096);
   int64_t kv_bytes = absl::GetFlag(FLAGS_kv_memory_bytes);
   if (kv_bytes == 0) kv_bytes = std::max(MachineMemoryBytes() / 4, int64_t{64} << 20);
   options->kv_memory_bytes = kv_bytes;
-  options->kv_hot_bytes = check->Range(FLAGS_kv_hot_bytes, 0, kv_bytes);
-  options->share_prefixes = absl::GetFlag(FLAGS_share_prefixes);
+  options->kv_hot_bytes = std::min(ReadL2BudgetBytes(check), options->kv_memory_bytes);
 }
 
 void ReadCudaOptions(CudaDevice::Options* options, Checker* check) {
-  options->share_prefixes = absl::GetFlag(FLAGS_share_prefixes);
   options->lanes = check->Range(FLAGS_lanes, 1, 64);
-  options->wait =
-      check->Choice<WaitStrategy>(FLAGS_wait_strategy, {{"spin", WaitStrategy::kSpin},
-                                                        {"yield", WaitStrategy::kYield},
-                                                        {"block", WaitStrategy::kBlock}});
   options->idle_spin =
       std::chrono::microseconds(check->Range(FLAGS_idle_spin_us, 0, 1'000'000'000));
   options->direct_io_bytes = check->Range(FLAGS_direct_io_bytes, 0, int64_t{1} << 32);
@@ -362,7 +342,7 @@ void ReadCudaOptions(CudaDevice::Options* options, Checker* check) {
   using L2Window = CudaDevice::L2Window;
   options->l2_window = check->Choice<L2Window>(
       FLAGS_l2_window, {{"auto", L2Window::kAuto}, {"on", L2Window::kOn}, {"off", L2Window::kOff}});
-  options->l2_budget_bytes = check->Range(FLAGS_l2_budget_bytes, 0, int64_t{1} << 40);
+  options->l2_budget_bytes = ReadL2BudgetBytes(check);
 }
 
 // The N of each cuda:N.
@@ -436,9 +416,8 @@ void ReadConnectionOptions(Server::Connections* options, Checker* check) {
 void ReadUnsentReplyOptions(UnsentReplies::Options* options, Checker* check) {
   constexpr int64_t kMaxBytes = int64_t{1} << 46;
   const int64_t total = check->Range(FLAGS_unsent_reply_bytes, 1 << 20, kMaxBytes);
-  const int64_t client = check->Range(FLAGS_client_unsent_reply_bytes, 0, total);
   options->total_bytes = total;
-  options->client_bytes = client == 0 ? total / 4 : client;
+  options->client_bytes = total / 4;
   const double timeout_s = check->Range(FLAGS_reply_timeout_s, 0.01, 86400.0);
   options->timeout =
       std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(timeout_s));

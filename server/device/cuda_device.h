@@ -16,13 +16,6 @@ namespace flashcore::server {
 
 class CudaLane;
 
-// How a thread waits for a GPU.
-enum class WaitStrategy : uint8_t {
-  kSpin,   // polls, and keeps its core busy: notices soonest
-  kYield,  // polls, and lets other threads use the core between polls
-  kBlock,  // sleeps until the driver wakes it
-};
-
 // The lanes share nothing but the arena; each has a thread.
 class CudaDevice final : public Device {
  public:
@@ -42,7 +35,6 @@ class CudaDevice final : public Device {
     size_t l2_budget_bytes = 0;
     size_t superblock_bytes = Arena::kDefaultSuperblockBytes;  // the hot segment is a multiple
 
-    WaitStrategy wait = WaitStrategy::kYield;
     Nanoseconds idle_spin{0};  // DeviceInfo::idle_spin
     // If the tensors of a launch have at most this many bytes, kernels can reach them all, and read
     // each once, they are not copied: kernels read and write them in pinned memory.

@@ -36,13 +36,10 @@ void Move(T** at, const From* from, To* to) {
 absl::StatusOr<std::unique_ptr<CudaLane>> CudaLane::Create(const CudaDevice::Options& options,
                                                            int multiprocessors) {
   auto lane = absl::WrapUnique(new CudaLane(options, multiprocessors));
-  const bool blocks = options.wait == WaitStrategy::kBlock;
   CudaAllocator take;
   take.Stream(StreamPriority::kHigh, &lane->stream_);
   take.Branches(StreamPriority::kHigh, &lane->branches_);
-  for (CudaEvent& mark : lane->marks_) {
-    take.Event(blocks ? cudaEventBlockingSync : cudaEventDefault, &mark);
-  }
+  for (CudaEvent& mark : lane->marks_) take.Event(cudaEventDefault, &mark);
   take.Memory(lane->tensor_bytes_, "a lane's tensors", &lane->tensors_);
   take.Memory(options.workspace_bytes, "a lane's workspace", &lane->workspace_);
   take.ZeroedMemory(kMaxCombines * sizeof(int32_t), "a lane's counters", &lane->finished_);
@@ -414,15 +411,12 @@ absl::Status CudaLane::Record(Mark mark) {
   return CudaStatus(cudaEventRecord(marks_[mark].get(), stream()), "cudaEventRecord");
 }
 
+// Polls, and lets other threads use the core in between: on an H100, a decode step took 1.16 times
+// as long with polls without a break, and 1.25 times with a thread that the driver wakes.
 absl::Status CudaLane::WaitForDone() const {
   const cudaEvent_t done = marks_[kDone].get();
-  if (options_.wait == WaitStrategy::kBlock) {
-    return CudaStatus(cudaEventSynchronize(done), "cudaEventSynchronize");
-  }
   cudaError_t error;
-  while ((error = cudaEventQuery(done)) == cudaErrorNotReady) {
-    if (options_.wait == WaitStrategy::kYield) std::this_thread::yield();
-  }
+  while ((error = cudaEventQuery(done)) == cudaErrorNotReady) std::this_thread::yield();
   return CudaStatus(error, "cudaEventQuery");
 }
 

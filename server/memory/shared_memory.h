@@ -37,7 +37,7 @@ class SharedMemory {
   struct Options {
     size_t total_bytes = size_t{1} << 30;  // of all regions
     size_t client_bytes = 0;               // of all regions of a client; 0: no limit
-    size_t client_regions = 64;            // per client
+    size_t client_regions = 256;           // per client
   };
 
   // `pinner` pins each region. `bytes` and `regions` follow the mapped regions. All outlive this.

@@ -38,7 +38,7 @@ absl::Status UnsentReplies::Check(absl::string_view client) const {
   const auto account = accounts_.find(client);
   const size_t own = account == accounts_.end() ? 0 : account->second;
   if (options_.client_bytes > 0 && own >= options_.client_bytes) {
-    return TooMuch("this client", own, options_.client_bytes, "--client_unsent_reply_bytes");
+    return TooMuch("this client", own, options_.client_bytes, "a quarter of --unsent_reply_bytes");
   }
   if (options_.total_bytes > 0 && bytes_ >= options_.total_bytes) {
     return TooMuch("all clients", bytes_, options_.total_bytes, "--unsent_reply_bytes");

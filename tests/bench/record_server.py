@@ -11,7 +11,7 @@ Sections:
   transports  TCP and Unix socket, unary and on a stream, each beside an echo of the same bytes (Echo,
               EchoStream) that takes turns with it; and TCP, Unix socket and local socket without an
               echo
-  tuning      flags of a GPU server: --idle_spin_us, --lanes, --wait_strategy, --direct_io_bytes
+  tuning      flags of a GPU server: --idle_spin_us, --lanes, --direct_io_bytes
   cpu         the CPU device: mission and one-row decode beside an echo, the local socket beside TCP,
               decode of 64 sequences of 512 rows with K/V resident and inline
 
@@ -79,7 +79,6 @@ INLINE_SECONDS = 3  # a round with inline steps: one takes a tenth of a second
 TUNING = {
     "idle_spin_us": ((1000, 0), (("decode1", 1),)),
     "lanes": ((2, 1, 4), (("decode1", 1), ("decode1", 16), ("decode1", 64))),
-    "wait_strategy": (("yield", "spin", "block"), (("decode1", 1), ("decode1", 16))),
     "direct_io_bytes": ((1 << 20, 0), (("decode1", 1), ("decode1", 16), ("decode1", 64)))}
 TUNING_KV_BYTES = 3 << 30  # 64 clients x 16.25 MiB, on some variants at once
 

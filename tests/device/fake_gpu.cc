@@ -165,9 +165,6 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   *ToEvent(event) = {ToStream(stream), Enqueued(*ToStream(stream))};
   return LossOf(ToStream(stream)->gpu);
 }
-cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  return RunUpTo(ToEvent(event)->stream, ToEvent(event)->pieces);
-}
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   Stream* const stream = ToEvent(event)->stream;
   if (stream == nullptr) return cudaSuccess;

@@ -116,26 +116,21 @@ TEST_F(FakeGpuTest, ALostDeviceIsToldOnceAndTakesNoMoreRequests) {
 
 // The loss shows when the lane waits for its launch.
 TEST_F(FakeGpuTest, AGpuThatIsLostDuringALaunchFailsIt) {
-  for (const WaitStrategy wait : {WaitStrategy::kYield, WaitStrategy::kBlock}) {
-    CudaDevice::Options options = SmallOptions();
-    options.wait = wait;
-    Start(options);
-    lost_.clear();
-    testing::HoldFakeGpu(0, true);
-    const int polls = testing::FakeGpuPolls();
-    AttendJob job;
-    job.operation.request = testing::MakeRequest(1, 100);
-    Submit(&job);
-    EXPECT_TRUE(testing::WaitUntil(
-        [&] { return testing::FakeGpuPolls() > polls || testing::FakeGpuWaiters() > 0; }));
-    EXPECT_FALSE(testing::HasEnded(job));
-    testing::LoseFakeGpu(0, cudaErrorLaunchFailure);
-    EXPECT_TRUE(IsDeviceLost(job.ended.get()));
-    EXPECT_THAT(lost_, ElementsAre("cuda:0"));
-    EXPECT_EQ(testing::FakeGpuWaitingPieces(0), 0);
-    EXPECT_EQ(Attend(1, 1).code(), absl::StatusCode::kUnavailable);
-    testing::RestoreFakeGpus();
-  }
+  Start(SmallOptions());
+  lost_.clear();
+  testing::HoldFakeGpu(0, true);
+  const int polls = testing::FakeGpuPolls();
+  AttendJob job;
+  job.operation.request = testing::MakeRequest(1, 100);
+  Submit(&job);
+  EXPECT_TRUE(testing::WaitUntil([&] { return testing::FakeGpuPolls() > polls; }));
+  EXPECT_FALSE(testing::HasEnded(job));
+  testing::LoseFakeGpu(0, cudaErrorLaunchFailure);
+  EXPECT_TRUE(IsDeviceLost(job.ended.get()));
+  EXPECT_THAT(lost_, ElementsAre("cuda:0"));
+  EXPECT_EQ(testing::FakeGpuWaitingPieces(0), 0);
+  EXPECT_EQ(Attend(1, 1).code(), absl::StatusCode::kUnavailable);
+  testing::RestoreFakeGpus();
 }
 
 }  // namespace

@@ -112,18 +112,6 @@ TEST_F(FakeGpuTest, CopiesMorePagesThanOneListHolds) {
   EXPECT_EQ(std::memcmp(base, base + kPages * kPageBytes, kPages * kPageBytes), 0);
 }
 
-TEST_F(FakeGpuTest, WaitsAsItIsTold) {
-  CudaDevice::Options options = SmallOptions();
-  for (const WaitStrategy wait :
-       {WaitStrategy::kSpin, WaitStrategy::kYield, WaitStrategy::kBlock}) {
-    options.wait = wait;
-    Start(options);
-    const int polls = testing::FakeGpuPolls();
-    EXPECT_EQ(Attend(1, 100), absl::OkStatus());
-    EXPECT_EQ(testing::FakeGpuPolls() > polls, wait != WaitStrategy::kBlock);
-  }
-}
-
 // Counts the copies of inputs, results and lists.
 TEST_F(FakeGpuTest, CopiesNothingThatIsSmallAndReadOnce) {
   CudaDevice::Options options = SmallOptions();

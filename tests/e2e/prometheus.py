@@ -135,6 +135,6 @@ def watched_server():
         pathlib.Path(token_file).write_text("a token\n")
         with harness.Server(f"--metrics_token_file={token_file}", "--evict=lru",
                             f"--kv_memory_bytes={256 * harness.MIB}",
-                            f"--kv_hot_bytes={64 * harness.MIB}") as server, \
+                            f"--l2_budget_bytes={64 * harness.MIB}") as server, \
                 Prometheus(server, token_file) as prometheus:
             yield server, prometheus

@@ -20,7 +20,7 @@ class SequencesTest(unittest.TestCase):
     def setUpClass(cls):
         cls.server = harness.Server(
             "--insecure_client_names",
-            "--kv_memory_bytes=67108864", "--kv_hot_bytes=8388608", "--l2_window=on",
+            "--kv_memory_bytes=67108864", "--l2_window=on",
             "--l2_budget_bytes=8388608", "--max_message_bytes=16777216", "--client_kv_bytes=0")
         cls.addClassCleanup(cls.server.__exit__)
         cls.channel = cls.server.channel()

@@ -130,7 +130,7 @@ class SlowReaderTest(unittest.TestCase):
             client.wait_for_end([stream])
 
     def test_lists_that_nobody_reads_are_refused(self):
-        """Beyond --client_unsent_reply_bytes."""
+        """Beyond a quarter of --unsent_reply_bytes."""
         with harness.Server(f"--unsent_reply_bytes={4 * MIB}") as server, \
                 contextlib.ExitStack() as stack:
             honest = Honest(server)

@@ -251,7 +251,7 @@ class SoakTest(unittest.TestCase):
         self.credentials = Credentials(folder.name)
         # The delay fills the queue even on a device that is faster than its clients.
         with harness.Server("--max_queue_requests=32", "--max_queue_delay_us=2000",
-                            f"--kv_memory_bytes={KV_BYTES}", "--kv_hot_bytes=8388608",
+                            f"--kv_memory_bytes={KV_BYTES}",
                             "--l2_budget_bytes=8388608", f"--sequence_idle_timeout_s={IDLE_SECONDS}",
                             "--client_sequences=400", "--client_kv_bytes=0",
                             *self.credentials.server_flags()) as self.server:

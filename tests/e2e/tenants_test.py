@@ -284,7 +284,7 @@ class ExhaustionTest(unittest.TestCase):
 
     def test_metadata_with_eviction(self):
         with Tenants("--sequence_metadata_bytes=8388608", "--evict=lru",
-                     "--client_metadata_bytes=0") as tenants:
+                     "--client_kv_bytes=0") as tenants:
             honest = HonestClient(self, tenants.second)
             latencies = []
             for _ in range(300):  # three times what there is room for
@@ -296,7 +296,7 @@ class ExhaustionTest(unittest.TestCase):
 
     def test_lists_that_nobody_reads(self):
         lists, connections = self.lists, 6
-        with Tenants("--client_metadata_bytes=0") as tenants:
+        with Tenants("--client_kv_bytes=0") as tenants:
             honest = HonestClient(self, tenants.second)
             for _ in range(400):
                 create(tenants.first, layers=1024)

@@ -173,7 +173,6 @@ void CheckLimits(const Options& options) {
               In(engine.batcher.max_batch_requests, 1, 0x1p20),
           "max_queue_requests, max_batch_requests");
   Require(In(engine.batcher.max_batch_tokens, 1, 0x1p31 - 1), "max_batch_tokens");
-  Require(In(server.shared_memory.client_regions, 1, 1024), "client_shared_regions");
   Require(In(engine.sequences.idle_timeout.count(), 0, 1e17), "sequence_idle_timeout_s");
   const auto& device = options.device;
   Require(In(device.cpu.kv_memory_bytes, 0x1p22, 0x1p44), "kv_memory_bytes");

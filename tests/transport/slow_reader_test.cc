@@ -194,7 +194,7 @@ TEST_F(SlowReaderTest, OtherUnreadRepliesTakeTheClientsShareOfMemory) {
   grpc::ClientContext context;
   const grpc::Status refused = stub_->ListSequences(&context, {}, &list);
   EXPECT_EQ(refused.error_code(), grpc::RESOURCE_EXHAUSTED);
-  EXPECT_THAT(refused.error_message(), HasSubstr("--client_unsent_reply_bytes"));
+  EXPECT_THAT(refused.error_message(), HasSubstr("--unsent_reply_bytes"));
   grpc::ClientContext stream_context;
   auto stream = stub_->AttendStream(&stream_context);
   EXPECT_EQ(stream->Finish().error_code(), grpc::RESOURCE_EXHAUSTED);
