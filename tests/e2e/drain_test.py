@@ -44,10 +44,11 @@ def received(server, rpc):
 
 def held_requests(server, stub, count):
     """The futures of `count` requests that wait, with HeldStaging, for its memory."""
+    waiting = "flashcore_staging_waiting_requests"
+    before = server.metric(waiting)
     futures = [stub.Attend.future(pb.AttendRequest.FromString(window_request()))
                for _ in range(count)]
-    wait_until(lambda: server.metric("flashcore_staging_waiting_requests") == count,
-               "the requests wait")
+    wait_until(lambda: server.metric(waiting) == before + count, "the requests wait")
     return futures
 
 
