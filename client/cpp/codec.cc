@@ -122,31 +122,15 @@ void SetDestination(const AttendRequest& request, Destination* out) {
   }
 }
 
-absl::StatusOr<EncodedRequest> EncodeRequest(const AttendRequest& request,
-                                             const RegionTable& regions, size_t max_message_bytes,
+absl::StatusOr<EncodedRequest> EncodeRequest(const AttendRequest& request, size_t max_message_bytes,
                                              BorrowedMemory* borrowed) {
   if (absl::Status status = CheckRequest(request); !status.ok()) return status;
   v1::AttendRequest small;
   SetSmallFields(request, &small);
   EncodedRequest encoded;
   SetDestination(request, &encoded.destination);
-  // If `*tensor` is in a region, replaces it by its range.
-  const auto share = [&regions](auto* tensor, bool to_write, auto mutable_range) {
-    const size_t bytes = tensor->size() * sizeof(*tensor->data());
-    v1::MemoryRange range;
-    if (!regions.Find(tensor->data(), bytes, to_write, &range)) return;
-    *mutable_range() = std::move(range);
-    *tensor = {};
-  };
-  absl::Span<const std::byte> query = request.query, key = request.key, value = request.value;
-  share(&query, false, [&] { return small.mutable_query_range(); });
-  share(&key, false, [&] { return small.mutable_key_range(); });
-  share(&value, false, [&] { return small.mutable_value_range(); });
-  share(&encoded.destination.output, true, [&] { return small.mutable_output_range(); });
-  share(&encoded.destination.lse, true, [&] { return small.mutable_lse_range(); });
-
-  const size_t bytes =
-      small.ByteSizeLong() + query.size() + key.size() + value.size() + 3 * kMaxVarintBytes;
+  const size_t bytes = small.ByteSizeLong() + request.query.size() + request.key.size() +
+                       request.value.size() + 3 * kMaxVarintBytes;
   if (bytes > max_message_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat("request: about ", bytes,
                                                      " bytes, over this client's limit of ",
@@ -154,10 +138,10 @@ absl::StatusOr<EncodedRequest> EncodeRequest(const AttendRequest& request,
   }
   std::vector<grpc::Slice> slices;
   slices.reserve(6);
-  AddField(v1::AttendRequest::kQueryFieldNumber, query, small.SerializeAsString(), borrowed,
+  AddField(v1::AttendRequest::kQueryFieldNumber, request.query, small.SerializeAsString(), borrowed,
            &slices);
-  AddField(v1::AttendRequest::kKeyFieldNumber, key, "", borrowed, &slices);
-  AddField(v1::AttendRequest::kValueFieldNumber, value, "", borrowed, &slices);
+  AddField(v1::AttendRequest::kKeyFieldNumber, request.key, "", borrowed, &slices);
+  AddField(v1::AttendRequest::kValueFieldNumber, request.value, "", borrowed, &slices);
   encoded.message = grpc::ByteBuffer(slices.data(), slices.size());
   return encoded;
 }

@@ -26,8 +26,8 @@ DType FromProto(v1::DType dtype);  // DTYPE_BFLOAT16, else FP16
 
 // Where the tensors of a reply go, and what else the reply must have. Does not own the memory.
 struct Destination {
-  absl::Span<std::byte> output;  // empty: the server writes it to shared memory
-  absl::Span<float> lse;         // empty: the server writes it to shared memory, or not requested
+  absl::Span<std::byte> output;
+  absl::Span<float> lse;  // empty: not requested
   // What AttendResponse.sequence_lengths must be, [spans]. Unset: any, because the length before
   // the append is not known. Empty, as all K/V is inline: that must be empty, too.
   std::vector<std::optional<uint64_t>> sequence_lengths;
@@ -52,11 +52,10 @@ struct EncodedRequest {
   Destination destination;
 };
 
-// Tensors in one of `regions` are not part of the message. The others are slices of the caller's
-// memory if `borrowed` is given, else they are copied once. INVALID_ARGUMENT from CheckRequest;
-// RESOURCE_EXHAUSTED if the message is larger than `max_message_bytes`.
-absl::StatusOr<EncodedRequest> EncodeRequest(const AttendRequest& request,
-                                             const RegionTable& regions, size_t max_message_bytes,
+// For gRPC: the message has all tensors. They are slices of the caller's memory if `borrowed` is
+// given, else they are copied once. INVALID_ARGUMENT from CheckRequest; RESOURCE_EXHAUSTED if the
+// message is larger than `max_message_bytes`.
+absl::StatusOr<EncodedRequest> EncodeRequest(const AttendRequest& request, size_t max_message_bytes,
                                              BorrowedMemory* borrowed = nullptr);
 
 // An AttendResponse whose tensors are still in its message. Does not own the message.

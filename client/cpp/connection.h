@@ -66,7 +66,7 @@ class Connection {
 
   absl::StatusOr<EncodedRequest> Encode(const AttendRequest& request,
                                         BorrowedMemory* borrowed = nullptr) const {
-    return EncodeRequest(request, regions_, options_.max_message_bytes, borrowed);
+    return EncodeRequest(request, options_.max_message_bytes, borrowed);
   }
 
   // Sets up a new context for a call until `deadline`. `affinity`: see CallOptions.

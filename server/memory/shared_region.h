@@ -45,7 +45,7 @@ class SharedRegion {
  public:
   static constexpr size_t kAlignment = 16;  // of tensors: the width of a kernel's load
 
-  // // INVALID_ARGUMENT if `file` is not such a memfd, or has huge pages, or if `bytes` is not a
+  // INVALID_ARGUMENT if `file` is not such a memfd, or has huge pages, or if `bytes` is not a
   // multiple of the page size within the file.
   static absl::Status CheckFile(const FileDescriptor& file, uint64_t bytes);
   // Maps the first `bytes` of a file that passed. PERMISSION_DENIED if it cannot be written and

@@ -118,7 +118,7 @@ void AcceptLoop::AcceptAll(const Listener& listener) {
   };
   const auto no_files = [this] { metrics_->CountRefusedConnection(RefusedConnection::kNoFiles); };
   if (acceptor_.AcceptAll(listener.socket.get(), admit, no_files)) return;
-  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener.socket.get(), nullptr);
+  Watch(epoll_.get(), EPOLL_CTL_DEL, listener.socket.get(), 0);
   if (options_.on_dead) options_.on_dead(listener.address);
 }
 

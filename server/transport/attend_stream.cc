@@ -18,18 +18,19 @@ class AttendStreamReactor::Request final : public Exchange {
     operation_.deadline = stream->deadline_;
   }
 
-  // With `refusal` if that is not OK. Returns the status of a message that is not well-formed.
-  absl::Status Parse(const absl::Status& refusal) {
+  // With `refusal` if that is not OK.
+  void Start(const absl::Status& refusal) {
     bool well_formed = false;
-    parsed_ = ParseAttend(message_, /*regions=*/nullptr, &operation_, &tensors_, &well_formed);
-    if (!well_formed) return parsed_;
-    if (parsed_.ok() && operation_.request.request_id.empty()) {
-      parsed_ = absl::InvalidArgumentError("request_id: empty; AttendStream needs one");
+    absl::Status status =
+        ParseAttend(message_, /*regions=*/nullptr, &operation_, &tensors_, &well_formed);
+    if (status.ok() && operation_.request.request_id.empty()) {
+      status = absl::InvalidArgumentError("request_id: empty; AttendStream needs one");
     }
-    if (!refusal.ok()) parsed_ = refusal;
-    return absl::OkStatus();
+    if (well_formed && !refusal.ok()) status = refusal;
+    // After a malformed message, nothing on the stream can be trusted.
+    if (!well_formed) stream_->StopReading(status);
+    Receive(status);
   }
-  void Start() { Receive(parsed_); }
 
   grpc::ByteBuffer* answer() { return &answer_; }
   // gRPC has `sent` the answer, or dropped it.
@@ -55,7 +56,6 @@ class AttendStreamReactor::Request final : public Exchange {
   }
 
   AttendStreamReactor* const stream_;
-  absl::Status parsed_;
   grpc::ByteBuffer answer_;
   UnsentReply unsent_;
 };
@@ -95,10 +95,7 @@ void AttendStreamReactor::OnReadDone(bool ok) {
     request = owned.get();
     inflight_.emplace(request, std::move(owned));
   }
-  const absl::Status malformed = request->Parse(refusal);
-  // After a malformed message, nothing on the stream can be trusted.
-  if (!malformed.ok()) StopReading(malformed);
-  request->Start();
+  request->Start(refusal);
 }
 
 void AttendStreamReactor::EndReceiving() {

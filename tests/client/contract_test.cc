@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "client/cpp/codec.h"
+#include "client/cpp/local/ring_request.h"
 #include "flashcore/v1/debug.pb.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -72,10 +73,10 @@ TEST(ContractTest, TheClientSendsEveryFieldOfARequest) {
   request.mask = Mask::SlidingWindow(7, 9);
   request.softmax_scale = 0.25f;
   request.layer = 3;
-  RegionTable regions;
-  v1::AttendRequest sent = Parse(EncodeRequest(request, regions, 1 << 20)->message);
+  v1::AttendRequest sent = Parse(EncodeRequest(request, 1 << 20)->message);
 
-  // The same with tensors in shared memory.
+  // The same over the local socket, with tensors in shared memory.
+  RegionTable regions;
   const auto add = [&regions](const void* data, size_t bytes) {
     regions.Add(data, {bytes, "region", /*read_only=*/false});
   };
@@ -84,7 +85,12 @@ TEST(ContractTest, TheClientSendsEveryFieldOfARequest) {
   add(r.value.data(), r.value.size());
   add(r.output.data(), r.output.size());
   add(r.lse_values.data(), r.lse_values.size() * sizeof(float));
-  sent.MergeFrom(Parse(EncodeRequest(request, regions, 1 << 20)->message));
+  local::RingRequest in_ring;
+  ASSERT_EQ(in_ring.Prepare(request, regions, /*arena=*/nullptr, absl::InfiniteFuture()),
+            absl::OkStatus());
+  v1::AttendRequest shared;
+  ASSERT_TRUE(shared.ParseFromString(in_ring.Serialized()));
+  sent.MergeFrom(shared);
   EXPECT_THAT(MissingFields(sent), IsEmpty());
   EXPECT_THAT(MissingFields(sent.spans(0)), IsEmpty());
   EXPECT_THAT(MissingFields(sent.mask()), IsEmpty());
@@ -154,7 +160,7 @@ TEST(ContractTest, TheClientHasEveryValueOfTheEnums) {
   for (const Mask& mask : {Mask::None(), Mask::Causal(), Mask::SlidingWindow(1, 1)}) {
     RequestFixture r;
     r.request.mask = mask;
-    masks.insert(Parse(EncodeRequest(r.request, {}, 1 << 20)->message).mask().kind());
+    masks.insert(Parse(EncodeRequest(r.request, 1 << 20)->message).mask().kind());
   }
   EXPECT_EQ(dtypes, Values(v1::DType_descriptor()));
   EXPECT_EQ(layouts, Values(v1::Layout_descriptor()));

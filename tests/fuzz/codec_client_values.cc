@@ -4,6 +4,7 @@
 #include <string>
 
 #include "client/cpp/codec.h"
+#include "client/cpp/local/ring_request.h"
 #include "server/transport/message.h"
 #include "tests/fuzz/codec_values.h"
 #include "tests/fuzz/require.h"
@@ -84,7 +85,7 @@ bool FitsClient(const AttendRequest& request) {
 }
 
 // Gives `request` its tensors, at the places that `message` asks for. Sets in `*want` how the
-// tensors must appear in the encoded request.
+// tensors must appear in a request that names those in shared memory by their ranges.
 void PlaceTensors(const v1::AttendRequest& message, AttendRequest* request,
                   v1::AttendRequest* want) {
   v1::MemoryRange range;
@@ -178,18 +179,41 @@ void CheckClientRequest(const v1::AttendRequest& message) {
   if (!HasBound(message.mask()) && message.mask().kind() == v1::Mask::KIND_NONE) want.clear_mask();
   PlaceTensors(message, &*request, &want);
 
+  const bool is_valid = CheckRequest(*request).ok();
+  // A ring's request copies what is elsewhere, which needs a server.
+  if (want.query().empty() && want.key().empty() && want.value().empty() &&
+      (want.has_output_range() || request->output.empty()) &&
+      (want.has_lse_range() || request->lse.empty())) {
+    client::local::RingRequest in_ring;
+    const absl::Status prepared =
+        in_ring.Prepare(*request, Client().table, /*arena=*/nullptr, absl::InfiniteFuture());
+    Require(prepared.ok() == is_valid, "the client refuses a request for a ring");
+    v1::AttendRequest got;
+    if (is_valid) Require(got.ParseFromString(in_ring.Serialized()), "a malformed ring request");
+    Require(!is_valid || got.SerializeAsString() == want.SerializeAsString(),
+            "the client writes other values to a ring");
+  }
+
+  // Over gRPC, all tensors travel.
+  ClearTensors(&want);
+  const auto set = [](absl::Span<const std::byte> tensor, std::string* field) {
+    field->assign(reinterpret_cast<const char*>(tensor.data()), tensor.size());
+  };
+  set(request->query, want.mutable_query());
+  set(request->key, want.mutable_key());
+  set(request->value, want.mutable_value());
   client::BorrowedMemory borrowed;
   const bool copies = message.layer() % 2 != 0;
-  const auto encoded = client::EncodeRequest(*request, Client().table, size_t{1} << 20,
-                                             copies ? nullptr : &borrowed);
-  Require(encoded.ok() == CheckRequest(*request).ok(), "the client refuses to encode a request");
+  const auto encoded =
+      client::EncodeRequest(*request, size_t{1} << 20, copies ? nullptr : &borrowed);
+  Require(encoded.ok() == is_valid, "the client refuses to encode a request");
   if (!encoded.ok()) return;
   v1::AttendRequest got;
   Require(got.ParseFromString(BytesOf(encoded->message)), "the client writes a malformed request");
   Require(got.SerializeAsString() == want.SerializeAsString(), "the client writes other values");
   const client::Destination& to = encoded->destination;
-  Require(to.output.size() == (want.has_output_range() ? 0 : request->output.size()), "output");
-  Require(to.lse.size() == (want.has_lse_range() ? 0 : request->lse.size()), "lse");
+  Require(to.output.size() == request->output.size(), "output");
+  Require(to.lse.size() == request->lse.size(), "lse");
 }
 
 void CheckClientReply(const grpc::ByteBuffer& message, bool well_formed,
