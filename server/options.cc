@@ -17,7 +17,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "proto/host_port.h"
+#include "proto/wire/host_port.h"
 #include "server/base/cores.h"
 #include "server/command_line.h"
 

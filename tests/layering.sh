@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Fails on an include that goes against the layers. The headers of all packages are in /usr/include,
-# so the build alone does not stop a wrong include.
+# Fails on an include, or a forward declaration, that goes against the layers. The headers of all
+# packages are in /usr/include, so the build alone does not stop a wrong include.
 #
 #   server/: main -> transport -> engine -> device -> kv -> request -> memory -> base
-#            A room may include itself, every room to its right, and telemetry.
+#            A layer may include itself, every layer to its right, and telemetry.
+#   server/transport: server.h -> grpc/, local/ -> the other files -> access/
 #   proto <- transport, client        client/c -> client/cpp/local        client/cli -> kernels/reference (to verify)
 set -euo pipefail
 cd "${1:-$(dirname "$0")/..}"
@@ -23,17 +24,37 @@ forbid() {
 
 forbid kernels 'grpc|google/|absl/|prometheus/|flashcore/v1|proto/|server/|client/|tests/' \
   'may include only CUDA, Highway and itself'
-forbid server/telemetry 'grpc|google/|flashcore/v1|proto/(wire|grpc)|kernels/|server/(memory|request|kv|device|engine|transport)|server/[a-z_]+\.h|client/|tests/' \
+forbid server/telemetry 'grpc|google/|flashcore/v1|proto/wire/(fields|frames|grpc|message|ring)|kernels/|server/(memory|request|kv|device|engine|transport)|server/[a-z_]+\.h|client/|tests/' \
   'may not know gRPC or what it measures'
 
-above='transport' # the rooms above the current one, as a regex
-for room in engine device kv request memory base; do
-  forbid "server/$room" "server/($above)/|server/[a-z_]+\.h" 'may not include a room above it'
-  forbid "server/$room" 'grpc|google/|prometheus/|flashcore/v1|proto/|client/|tests/' \
+# forbid_hidden FOLDER BELOW...: a class that FOLDER declares, it or a folder of BELOW defines.
+forbid_hidden() {
+  local name
+  for name in $(grep -rhoE --include='*.h' '^(class|struct) [A-Za-z]+;' "$1" | grep -oE '[A-Za-z]+;' | tr -d ';' | sort -u); do
+    grep -rqE --include='*.h' "^(class|struct) $name( final)?( :| \\{|$)" "$@" && continue
+    echo "layering: $1 declares $name, which is defined above it"
+    failures=1
+  done
+}
+
+above='transport' # the layers above the current one, as a regex
+below=(engine device kv request memory base)
+forbid_hidden server/transport server/engine server/device server/kv server/request server/memory server/base server/telemetry
+for layer in engine device kv request memory base; do
+  forbid "server/$layer" "server/($above)/|server/[a-z_]+\.h" 'may not include a layer above it'
+  forbid "server/$layer" 'grpc|google/|prometheus/|flashcore/v1|proto/|client/|tests/' \
     'may not know gRPC, a generated type or prometheus-cpp'
-  above+="|$room"
+  forbid_hidden "${below[@]/#/server/}" server/telemetry
+  above+="|$layer"
+  below=("${below[@]:1}")
 done
-forbid server/base 'server/telemetry/|kernels/' 'is the bottom room'
+forbid server/transport/access 'server/transport/[a-z_]+\.h|server/transport/(grpc|local)/' \
+  'says who calls, to all transports'
+for transport in grpc:local local:grpc; do
+  forbid "server/transport/${transport%:*}" "server/transport/(${transport#*:}/|server\.h)" \
+    'knows no other transport'
+done
+forbid server/base 'server/telemetry/|kernels/' 'is the bottom layer'
 forbid server/transport 'prometheus/|kernels/(cpu|sm[0-9x]+|plan)|server/[a-z_]+\.h|client/|tests/' \
   'may not include main, kernels or prometheus-cpp'
 forbid server 'kernels/reference|client/|tests/' 'never serves with the reference'

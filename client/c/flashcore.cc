@@ -19,6 +19,7 @@
 #include "client/cpp/local/control.h"
 #include "client/cpp/local/region.h"
 #include "client/cpp/local/ring.h"
+#include "proto/wire/ring.h"
 
 namespace local = flashcore::client::local;
 
@@ -60,16 +61,15 @@ absl::Time Deadline(int64_t timeout_ns) {
 
 // INVALID_ARGUMENT unless the server would open such a ring.
 absl::Status CheckRing(uint32_t slots, uint32_t slot_bytes) {
-  if (slots == 0 || slots > flashcore::local::kMaxSlots || (slots & (slots - 1)) != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("slots: ", slots, "; want a power of two, 1 to ",
-                                                   flashcore::local::kMaxSlots));
+  if (slots == 0 || slots > flashcore::wire::kMaxSlots || (slots & (slots - 1)) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("slots: ", slots, "; want a power of two, 1 to ", flashcore::wire::kMaxSlots));
   }
-  if (slot_bytes < flashcore::local::kMinSlotBytes ||
-      slot_bytes > flashcore::local::kMaxSlotBytes ||
-      slot_bytes % flashcore::local::kRingAlignment != 0) {
+  if (slot_bytes < flashcore::wire::kMinSlotBytes || slot_bytes > flashcore::wire::kMaxSlotBytes ||
+      slot_bytes % flashcore::wire::kRingAlignment != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "slot_bytes: ", slot_bytes, "; want a multiple of ", flashcore::local::kRingAlignment, ", ",
-        flashcore::local::kMinSlotBytes, " to ", flashcore::local::kMaxSlotBytes));
+        "slot_bytes: ", slot_bytes, "; want a multiple of ", flashcore::wire::kRingAlignment, ", ",
+        flashcore::wire::kMinSlotBytes, " to ", flashcore::wire::kMaxSlotBytes));
   }
   return absl::OkStatus();
 }
@@ -87,7 +87,7 @@ absl::Status Connect(absl::string_view target, const char* name, const flashcore
       std::string(target), absl::StrCat("flashcore-c ", name == nullptr ? "" : name), deadline);
   if (!control.ok()) return control.status();
   auto memory =
-      local::Region::Create(flashcore::local::RingBytes(options.slots, options.slot_bytes));
+      local::Region::Create(flashcore::wire::RingBytes(options.slots, options.slot_bytes));
   if (!memory.ok()) return memory.status();
   const auto id = (*control)->Register((*memory)->fd(), (*memory)->bytes(), false, deadline);
   if (!id.ok()) return id.status();

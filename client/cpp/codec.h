@@ -16,7 +16,7 @@
 #include "flashcore/v1/attention.pb.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/status.h"
-#include "proto/wire.h"
+#include "proto/wire/message.h"
 
 namespace flashcore::client {
 

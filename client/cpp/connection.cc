@@ -14,8 +14,8 @@
 #include "client/cpp/local/link.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
-#include "proto/grpc_compat.h"
-#include "proto/host_port.h"
+#include "proto/wire/grpc_compat.h"
+#include "proto/wire/host_port.h"
 
 namespace flashcore::client {
 namespace {

@@ -15,7 +15,7 @@
 #include "absl/strings/strip.h"
 #include "grpcpp/security/tls_certificate_provider.h"
 #include "grpcpp/security/tls_credentials_options.h"
-#include "proto/host_port.h"
+#include "proto/wire/host_port.h"
 
 namespace flashcore {
 namespace client {

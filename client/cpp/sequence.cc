@@ -15,8 +15,8 @@
 #include "client/cpp/local/link.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/slice.h"
-#include "proto/grpc_compat.h"
-#include "proto/wire.h"
+#include "proto/wire/grpc_compat.h"
+#include "proto/wire/message.h"
 
 namespace flashcore {
 namespace {

@@ -16,6 +16,7 @@
 #include "absl/strings/strip.h"
 #include "kernels/cpu/attention_cpu.h"
 #include "server/base/cores.h"
+#include "server/kv/operation.h"
 
 namespace flashcore::server {
 namespace {

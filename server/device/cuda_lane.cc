@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/smxx/work_list.h"
 #include "server/device/l2_window.h"
+#include "server/request/tensors.h"
 
 namespace flashcore::server {
 namespace {

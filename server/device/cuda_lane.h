@@ -16,6 +16,7 @@
 #include "server/device/cuda_device.h"
 #include "server/device/cuda_resources.h"
 #include "server/kv/launch.h"
+#include "server/kv/operation.h"
 #include "server/memory/block_allocator.h"
 
 namespace flashcore::server {

@@ -18,6 +18,7 @@
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
 #include "server/device/device.h"
+#include "server/kv/operation.h"
 #include "server/request/request.h"
 
 namespace flashcore::server {

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/cores.h"
-#include "server/engine/cut_launch.h"
 #include "server/engine/work.h"
 #include "server/telemetry/log.h"
 
@@ -151,7 +150,7 @@ void Engine::RunBatch(int lane, const Batch& batch, Launch* launch) {
   if (launch->operations.size() == 1) {
     AttendOperation* const operation = launch->operations.front();
     if (operation->work > options_.batcher.max_launch) {
-      operation->cut = CutLaunch::Make(*device_, options_.batcher.max_launch, launch);
+      operation->cut = Cut(*device_, options_.batcher.max_launch, launch);
       if (operation->cut != nullptr) return RunPart(lane, operation);
     }
   }

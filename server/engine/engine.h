@@ -17,6 +17,7 @@
 #include "server/device/device.h"
 #include "server/engine/batcher.h"
 #include "server/kv/launch.h"
+#include "server/kv/operation.h"
 #include "server/kv/sequence_store.h"
 #include "server/memory/staging_pool.h"
 #include "server/request/request.h"

@@ -15,6 +15,7 @@
 #include "server/base/clock.h"
 #include "server/device/device.h"
 #include "server/engine/engine.h"
+#include "server/kv/operation.h"
 #include "server/kv/sequence.h"
 #include "server/request/request.h"
 #include "server/telemetry/metrics.h"

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "kernels/plan.h"
+#include "kernels/plan_cut.h"
 
 namespace flashcore::server {
 namespace {
@@ -57,6 +60,32 @@ Nanoseconds EstimateWork(const AttendOperation& operation, bool is_launched,
   const auto estimate = std::chrono::duration_cast<Nanoseconds>(
       std::chrono::duration<double>(std::min(seconds, kMaxSeconds)));
   return std::max(estimate + speed.request, Nanoseconds(1));
+}
+
+std::shared_ptr<CutLaunch> Cut(const Device& device, Nanoseconds max_part, Launch* launch) {
+  std::vector<kernels::Span> spans;
+  AppendSpans(*launch, device.kv_memory().base, launch->pages.data(), &spans);
+  const kernels::Geometry geometry = launch->geometry();
+  const auto kernel = std::find_if(device.kernels().begin(), device.kernels().end(),
+                                   [&](const kernels::Kernel* candidate) {
+                                     return candidate->spec.dtype == geometry.dtype &&
+                                            candidate->spec.head_dim == geometry.head_dim;
+                                   });
+  if (spans.empty() || kernel == device.kernels().end()) return nullptr;
+  const DeviceInfo& info = device.info();
+  const kernels::CutOptions options = {Seconds(max_part) * info.speed.flop_per_s,
+                                       info.speed.flop_per_s / info.speed.bytes_per_s};
+  std::vector<kernels::BatchPart> parts =
+      CutBatch({geometry, spans.data(), static_cast<int32_t>(spans.size())},
+               (*kernel)->plan_options, std::max(1, info.compute_units), options);
+  if (parts.size() == 1) return nullptr;
+  auto cut = std::make_shared<CutLaunch>();
+  cut->launch = std::move(*launch);
+  cut->launch.in_parts = true;
+  cut->launch.part = parts[0];
+  cut->part_work = cut->launch.operations.front()->work / static_cast<int64_t>(parts.size());
+  cut->parts = std::move(parts);
+  return cut;
 }
 
 }  // namespace flashcore::server

@@ -1,11 +1,15 @@
-// How long a device takes for an operation: an estimate from its shape, for fairness among clients
-// and to bound launches.
+// How long a device takes for an operation, by an estimate from its shape: for fairness among
+// clients, and to bound launches.
 #ifndef FLASHCORE_SERVER_ENGINE_WORK_H_
 #define FLASHCORE_SERVER_ENGINE_WORK_H_
 
+#include <memory>
+
 #include "server/base/clock.h"
 #include "server/device/device.h"
-#include "server/request/request.h"
+#include "server/kv/cut_launch.h"
+#include "server/kv/launch.h"
+#include "server/kv/operation.h"
 
 namespace flashcore::server {
 
@@ -16,6 +20,10 @@ namespace flashcore::server {
 // appends, or if it `is_launched` (SequenceStore::BeginLaunch) those after.
 Nanoseconds EstimateWork(const AttendOperation& operation, bool is_launched,
                          const DeviceSpeed& speed);
+
+// Cuts `*launch`, which has begun with one operation, into parts that `device` is expected to
+// execute in about `max_part` each. Takes it over; null if that is one part.
+std::shared_ptr<CutLaunch> Cut(const Device& device, Nanoseconds max_part, Launch* launch);
 
 }  // namespace flashcore::server
 

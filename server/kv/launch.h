@@ -20,6 +20,7 @@
 #include "kernels/kv_pages.h"
 #include "kernels/plan_cut.h"
 #include "server/kv/arena.h"
+#include "server/kv/operation.h"
 #include "server/request/request.h"
 
 namespace flashcore::server {

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "server/base/clock.h"
 #include "server/kv/launch.h"
+#include "server/kv/operation.h"
 #include "server/kv/page_pool.h"
 #include "server/kv/sequence.h"
 #include "server/kv/sequence_table.h"

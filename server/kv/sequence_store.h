@@ -21,6 +21,7 @@
 #include "server/base/mutex.h"
 #include "server/kv/launch.h"
 #include "server/kv/launch_builder.h"
+#include "server/kv/operation.h"
 #include "server/kv/page_pool.h"
 #include "server/kv/placement.h"
 #include "server/kv/sequence.h"

@@ -1,5 +1,6 @@
 #include "server/request/spans.h"
 
+
 namespace flashcore::server {
 
 SpanCursor::SpanCursor(const AttendRequest& request, const TensorAddresses& tensors)

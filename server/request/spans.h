@@ -7,6 +7,7 @@
 
 #include "kernels/attention.h"
 #include "server/request/request.h"
+#include "server/request/tensors.h"
 
 namespace flashcore::server {
 

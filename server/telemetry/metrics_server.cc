@@ -11,7 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "prometheus/text_serializer.h"
-#include "proto/host_port.h"
+#include "proto/wire/host_port.h"
 #include "server/base/socket.h"
 #include "server/telemetry/log.h"
 

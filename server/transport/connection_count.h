@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <cstddef>
+#include <string>
 
+#include "server/base/socket.h"
 #include "server/telemetry/metric.h"
 
 namespace flashcore::server {
@@ -33,6 +35,10 @@ class ConnectionCount {
   std::atomic<size_t> grpc_{0};
   std::atomic<size_t> local_{0};
 };
+
+// What connections are counted by: the address, the network of an IPv6 address, or the user at the
+// other end of a Unix socket.
+std::string ConnectionHost(int socket, const SocketAddress& peer);
 
 }  // namespace flashcore::server
 

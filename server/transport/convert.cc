@@ -271,9 +271,4 @@ TimePoint DeadlineIn(uint64_t timeout_ns, const Clock& clock) {
   return clock.Now() + Nanoseconds(timeout_ns);
 }
 
-grpc::Status ToGrpcStatus(const absl::Status& status) {
-  // The two enumerations have the same values.
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
-}
-
 }  // namespace flashcore::server

@@ -9,9 +9,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "flashcore/v1/attention.pb.h"
-#include "grpcpp/support/status.h"
 #include "server/base/clock.h"
 #include "server/device/device.h"
+#include "server/kv/operation.h"
 #include "server/kv/sequence.h"
 #include "server/kv/sequence_store.h"
 #include "server/memory/regions.h"
@@ -54,8 +54,6 @@ TimePoint ToDeadline(std::chrono::system_clock::time_point deadline, const Clock
 
 // The deadline of a request that has `timeout_ns` nanoseconds from now; 0: none.
 TimePoint DeadlineIn(uint64_t timeout_ns, const Clock& clock);
-
-grpc::Status ToGrpcStatus(const absl::Status& status);
 
 }  // namespace flashcore::server
 

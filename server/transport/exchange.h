@@ -7,9 +7,10 @@
 
 #include "absl/status/status.h"
 #include "grpcpp/support/byte_buffer.h"
-#include "proto/wire.h"
+#include "proto/wire/message.h"
 #include "server/base/clock.h"
 #include "server/engine/fleet.h"
+#include "server/kv/operation.h"
 #include "server/memory/regions.h"
 #include "server/request/request.h"
 #include "server/transport/message.h"

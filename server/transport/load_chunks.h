@@ -7,8 +7,9 @@
 
 #include "absl/status/status.h"
 #include "flashcore/v1/attention.pb.h"
-#include "proto/wire.h"
+#include "proto/wire/message.h"
 #include "server/engine/fleet.h"
+#include "server/kv/operation.h"
 #include "server/kv/sequence.h"
 #include "server/memory/regions.h"
 #include "server/request/identity.h"

@@ -10,7 +10,8 @@
 #include "absl/types/span.h"
 #include "google/protobuf/message_lite.h"
 #include "grpcpp/support/byte_buffer.h"
-#include "proto/wire.h"
+#include "proto/wire/message.h"
+#include "server/kv/operation.h"
 #include "server/memory/regions.h"
 #include "server/request/request.h"
 

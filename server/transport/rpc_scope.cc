@@ -1,7 +1,6 @@
 #include "server/transport/rpc_scope.h"
 
 #include "server/telemetry/log.h"
-#include "server/transport/convert.h"
 
 namespace flashcore::server {
 namespace {
@@ -27,21 +26,7 @@ absl::Status CheckNotDraining(const RpcContext& context) {
                                  : absl::OkStatus();
 }
 
-absl::StatusOr<Identity> AdmitCaller(RpcContext* context, const grpc::ServerContextBase& call) {
-  if (absl::Status status = CheckNotDraining(*context); !status.ok()) return status;
-  absl::StatusOr<Identity> caller = context->authenticator.Identify(call);
-  if (!caller.ok()) return caller;
-  absl::Status status = context->client_connections.Use(call.peer(), caller->name);
-  if (!status.ok()) {
-    context->metrics->CountRefusedConnection(RefusedConnection::kMaxConnectionsPerClient);
-    return status;
-  }
-  status = context->unsent.Check(caller->name);
-  if (!status.ok()) return status;
-  return caller;
-}
-
-absl::Status AdmitLocal(const RpcContext& context, const Identity& caller) {
+absl::Status Admit(const RpcContext& context, const Identity& caller) {
   if (absl::Status status = CheckNotDraining(context); !status.ok()) return status;
   return context.unsent.Check(caller.name);
 }
@@ -118,28 +103,6 @@ void RequestScope::Record(absl::string_view client, absl::string_view request_id
                                   {"duration_us", duration_us},
                                   {"suppressed", pass.suppressed}});
   }
-}
-
-void UnaryReactor::End(const absl::Status& status, absl::string_view client, size_t reply_bytes) {
-  rpc_.set_status(status.code());
-  scope().Replying(status);
-  reply_.Ready(client, kRpcBytes + reply_bytes);
-  Finish(ToGrpcStatus(status));
-}
-
-void UnaryReactor::OnCancel() {
-  cancelled_ = true;
-  Cancelled();
-}
-
-void UnaryReactor::OnDone() {
-  const CutOff cut_off = reply_.Sent();
-  if (cancelled_) {
-    rpc_.Cancelled();
-    scope().Lost(cut_off);
-  }
-  Record();
-  delete this;
 }
 
 }  // namespace flashcore::server

@@ -7,13 +7,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "google/protobuf/descriptor.h"
-#include "proto/grpc_compat.h"
 #include "server/base/clock.h"
 #include "server/telemetry/metrics.h"
-#include "server/transport/authenticator.h"
+#include "server/transport/access/authenticator.h"
 #include "server/transport/client_connections.h"
 #include "server/transport/connection_count.h"
 #include "server/transport/unsent_replies.h"
@@ -39,12 +37,9 @@ struct RpcContext {
 // OK, or UNAVAILABLE if the server is draining.
 absl::Status CheckNotDraining(const RpcContext& context);
 
-// Who calls, or why the RPC is refused at once: the server is draining, the caller has no identity,
-// has too many connections, or leaves too many replies unread.
-absl::StatusOr<Identity> AdmitCaller(RpcContext* context, const grpc::ServerContextBase& call);
-
-// As AdmitCaller, for a caller of the local socket that is known already.
-absl::Status AdmitLocal(const RpcContext& context, const Identity& caller);
+// OK, or why a request of `caller` is refused at once: the server is draining, or the caller leaves
+// too many replies unread.
+absl::Status Admit(const RpcContext& context, const Identity& caller);
 
 // One RPC: counts its start at construction and its end at destruction.
 class RpcScope {
@@ -90,49 +85,6 @@ class RequestScope {
   TimePoint replying_;
   absl::Status status_;
   bool timed_out_ = false;  // the client did not read the answer in time
-};
-
-// Base of all unary RPCs over gRPC. Deletes itself when the RPC has ended.
-class UnaryReactor : public grpc_compat::InlineServerUnaryReactor {
- public:
-  UnaryReactor(RpcContext* context, RpcMetrics* rpc, grpc::ServerContextBase* call)
-      : rpc_(context, rpc), reply_(&context->unsent, call) {}
-
- protected:
-  // Ends the RPC. `reply_bytes` of heap memory are charged to `client` until the reply is sent.
-  // Call exactly once, from any thread; `this` may be gone on return.
-  void End(const absl::Status& status, absl::string_view client, size_t reply_bytes);
-
- private:
-  void OnDone() final;
-  void OnCancel() final;
-  virtual void Cancelled() {}
-  virtual RequestScope& scope() = 0;
-  virtual void Record() = 0;  // of the scope
-
-  RpcScope rpc_;
-  UnsentReply reply_;
-  std::atomic<bool> cancelled_{false};
-};
-
-// A unary RPC that is answered at once.
-class AnswerReactor final : public UnaryReactor {
- public:
-  AnswerReactor(RpcContext* context, RpcMetrics* rpc, grpc::ServerContextBase* call)
-      : UnaryReactor(context, rpc, call), scope_(context, rpc) {}
-
-  // As End.
-  void Answer(const absl::Status& status, absl::string_view client, size_t reply_bytes) {
-    if (!status.ok()) client_ = std::string(client);
-    End(status, client, reply_bytes);
-  }
-
- private:
-  RequestScope& scope() override { return scope_; }
-  void Record() override { scope_.Record(client_, ""); }
-
-  RequestScope scope_;
-  std::string client_;  // of a failed RPC
 };
 
 }  // namespace flashcore::server

@@ -15,7 +15,7 @@
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server_builder.h"
-#include "proto/host_port.h"
+#include "proto/wire/host_port.h"
 #include "server/base/socket.h"
 
 namespace flashcore::server {
@@ -143,7 +143,7 @@ Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
                 options.version, options.connections.max,
                 options.connections.accept.max_connections_per_host,
                 options.connections.max_per_client, options.connections.max_streams,
-                options.local_listen.empty() ? 0 : Connection::kMaxRings},
+                options.local_listen.empty() ? 0 : local::Connection::kMaxRings},
                fleet, &context_),
       attention_(&methods_),
       reflection_(ServiceNames(options), &context_.authenticator) {
@@ -222,13 +222,13 @@ absl::Status Server::Listen(const Options& options) {
 
 absl::Status Server::ListenLocally(const Options& options) {
   if (options.local_listen.empty()) return absl::OkStatus();
-  LocalOptions local;
-  local.path = options.local_listen;
-  local.max_connections_per_user = options.connections.accept.max_connections_per_host;
-  local.max_calls = options.connections.max_streams;
-  local.hello_within = options.connections.accept.first_bytes_within;
-  local.on_dead = WhenDead(options);
-  auto server = LocalServer::Start(local, &methods_);
+  local::Options local_options;
+  local_options.path = options.local_listen;
+  local_options.max_connections_per_user = options.connections.accept.max_connections_per_host;
+  local_options.max_calls = options.connections.max_streams;
+  local_options.hello_within = options.connections.accept.first_bytes_within;
+  local_options.on_dead = WhenDead(options);
+  auto server = local::Server::Start(local_options, &methods_);
   if (!server.ok()) return server.status();
   local_ = *std::move(server);
   return absl::OkStatus();

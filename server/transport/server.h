@@ -13,15 +13,15 @@
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
 #include "server/engine/fleet.h"
-#include "server/transport/accept_loop.h"
-#include "server/transport/attention_service.h"
-#include "server/transport/authenticator.h"
-#include "server/transport/credential_files.h"
-#include "server/transport/debug_service.h"
-#include "server/transport/local/local_server.h"
-#include "server/transport/reflection.h"
+#include "server/transport/access/authenticator.h"
+#include "server/transport/access/credential_files.h"
+#include "server/transport/grpc/accept_loop.h"
+#include "server/transport/grpc/attention_service.h"
+#include "server/transport/grpc/debug_service.h"
+#include "server/transport/grpc/reflection.h"
+#include "server/transport/grpc/self_check.h"
+#include "server/transport/local/server.h"
 #include "server/transport/rpc_scope.h"
-#include "server/transport/self_check.h"
 
 namespace flashcore::server {
 
@@ -107,7 +107,7 @@ class Server {
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<AcceptLoop> accept_loop_;
   std::unique_ptr<SelfCheck> self_check_;
-  std::unique_ptr<LocalServer> local_;  // null: no local socket
+  std::unique_ptr<local::Server> local_;  // null: no local socket
 };
 
 }  // namespace flashcore::server

@@ -1,155 +1,94 @@
 #include "server/transport/take_spans.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 #include "absl/strings/string_view.h"
 #include "flashcore/v1/attention.pb.h"
+#include "google/protobuf/io/coded_stream.h"
+#include "proto/wire/fields.h"
 
 namespace flashcore::server {
 namespace {
 
-// Wire types of protobuf's encoding.
-enum WireType : uint32_t {
-  kVarint = 0,
-  kFixed64 = 1,
-  kLengthDelimited = 2,
-  kStartGroup = 3,
-  kEndGroup = 4,
-  kFixed32 = 5,
-};
+using ::google::protobuf::io::CodedInputStream;
 
-// The generated parser's limits.
-constexpr int kMaxVarintBytes = 10;
-constexpr int kMaxTagBytes = 5;  // also of a length
-constexpr int kMaxDepth = 99;    // of groups in a span
+CodedInputStream Reader(absl::string_view bytes) {
+  return CodedInputStream(reinterpret_cast<const uint8_t*>(bytes.data()),
+                          static_cast<int>(bytes.size()));
+}
 
-// Reads encoded fields from front to back.
-class FieldReader {
- public:
-  explicit FieldReader(absl::string_view bytes) : at_(bytes.data()), end_(at_ + bytes.size()) {}
+// Reads the bytes of a field of `message`, which `in` reads.
+bool ReadBytes(absl::string_view message, CodedInputStream* in, absl::string_view* bytes) {
+  uint32_t length = 0;
+  if (!wire::ReadLength(in, &length)) return false;
+  *bytes = message.substr(static_cast<size_t>(in->CurrentPosition()), length);
+  return in->Skip(static_cast<int>(length));
+}
 
-  bool AtEnd() const { return at_ == end_; }
-  const char* position() const { return at_; }
-
-  bool ReadVarint(uint64_t* value) { return ReadVarint(value, kMaxVarintBytes); }
-
-  bool ReadTag(uint32_t* number, uint32_t* type) {
-    uint64_t tag = 0;
-    if (!ReadVarint(&tag, kMaxTagBytes)) return false;
-    *number = static_cast<uint32_t>(tag) >> 3;  // without the bits that do not fit
-    *type = tag & 7;
-    return *number != 0;
-  }
-
-  bool ReadBytes(absl::string_view* bytes) {
-    uint64_t length = 0;
-    if (!ReadVarint(&length, kMaxTagBytes)) return false;
-    if (length > static_cast<uint64_t>(end_ - at_)) return false;
-    *bytes = absl::string_view(at_, static_cast<size_t>(length));
-    at_ += length;
-    return true;
-  }
-
-  // Skips the value of a field of this number and type.
-  bool Skip(uint32_t number, uint32_t type, int depth = 0) {
-    uint64_t varint = 0;
-    absl::string_view bytes;
-    switch (type) {
-      case kVarint:
-        return ReadVarint(&varint);
-      case kFixed64:
-        return SkipBytes(8);
-      case kFixed32:
-        return SkipBytes(4);
-      case kLengthDelimited:
-        return ReadBytes(&bytes);
-      case kStartGroup:
-        return SkipGroup(number, depth + 1);
-      default:  // an end tag without a start tag, or no wire type
-        return false;
-    }
-  }
-
- private:
-  bool ReadVarint(uint64_t* value, int max_bytes) {
-    *value = 0;
-    for (int i = 0; i < max_bytes && at_ != end_; ++i) {
-      const auto byte = static_cast<uint8_t>(*at_++);
-      *value |= uint64_t{byte & 0x7Fu} << (7 * i);
-      if (byte < 0x80) return true;
-    }
-    return false;
-  }
-
-  bool SkipBytes(std::ptrdiff_t count) {
-    if (count > end_ - at_) return false;
-    at_ += count;
-    return true;
-  }
-
-  bool SkipGroup(uint32_t group, int depth) {
-    if (depth > kMaxDepth) return false;
-    uint32_t number = 0, type = 0;
-    while (ReadTag(&number, &type)) {
-      if (type == kEndGroup) return number == group;
-      if (!Skip(number, type, depth)) return false;
-    }
-    return false;
-  }
-
-  const char* at_;
-  const char* const end_;
-};
-
-bool DecodeSpan(absl::string_view bytes, SpanShape* span) {
-  FieldReader reader(bytes);
-  while (!reader.AtEnd()) {
-    uint32_t number = 0, type = 0;
-    if (!reader.ReadTag(&number, &type)) return false;
-    if (number == v1::Span::kSequenceIdFieldNumber && type == kLengthDelimited) {
-      absl::string_view id;
-      if (!reader.ReadBytes(&id)) return false;
-      span->sequence_id = id;
-      continue;
-    }
-    if (type != kVarint) {
-      if (!reader.Skip(number, type)) return false;
-      continue;
-    }
+bool DecodeSpan(absl::string_view message, SpanShape* span) {
+  constexpr auto kSequenceId =
+      wire::MakeTag(v1::Span::kSequenceIdFieldNumber, wire::kLengthDelimited);
+  constexpr auto kQueryRows = wire::MakeTag(v1::Span::kQueryRowsFieldNumber, wire::kVarint);
+  constexpr auto kKvRows = wire::MakeTag(v1::Span::kKvRowsFieldNumber, wire::kVarint);
+  constexpr auto kExpectedLength =
+      wire::MakeTag(v1::Span::kExpectedLengthFieldNumber, wire::kVarint);
+  CodedInputStream in = Reader(message);
+  while (const uint32_t tag = wire::ReadTag(&in)) {
     uint64_t value = 0;
-    if (!reader.ReadVarint(&value)) return false;
-    if (number == v1::Span::kQueryRowsFieldNumber) {
-      span->query_rows = static_cast<uint32_t>(value);
-    } else if (number == v1::Span::kKvRowsFieldNumber) {
-      span->kv_rows = static_cast<uint32_t>(value);
-    } else if (number == v1::Span::kExpectedLengthFieldNumber) {
-      span->expected_length = value;
+    switch (tag) {
+      case kSequenceId: {
+        absl::string_view id;
+        if (!ReadBytes(message, &in, &id)) return false;
+        span->sequence_id = id;
+        break;
+      }
+      case kQueryRows:
+        if (!in.ReadVarint64(&value)) return false;
+        span->query_rows = static_cast<uint32_t>(value);
+        break;
+      case kKvRows:
+        if (!in.ReadVarint64(&value)) return false;
+        span->kv_rows = static_cast<uint32_t>(value);
+        break;
+      case kExpectedLength:
+        if (!in.ReadVarint64(&value)) return false;
+        span->expected_length = value;
+        break;
+      default:
+        if (!wire::SkipValue(&in, tag, /*depth=*/1)) return false;
     }
   }
-  return true;
+  return wire::AtEnd(&in, message.size());
 }
 
 }  // namespace
 
 bool TakeSpans(std::string* message, std::vector<SpanShape>* spans) {
-  FieldReader reader(*message);
-  char* kept = &(*message)[0];  // end of the fields that stay
-  while (!reader.AtEnd()) {
-    const char* const field = reader.position();
-    uint32_t number = 0, type = 0;
-    if (!reader.ReadTag(&number, &type)) return false;
-    if (number == v1::AttendRequest::kSpansFieldNumber && type == kLengthDelimited) {
-      absl::string_view bytes;
-      if (!reader.ReadBytes(&bytes) || !DecodeSpan(bytes, &spans->emplace_back())) return false;
-      continue;
+  constexpr auto kSpans =
+      wire::MakeTag(v1::AttendRequest::kSpansFieldNumber, wire::kLengthDelimited);
+  CodedInputStream in = Reader(*message);
+  size_t kept = 0;   // bytes of the fields that stay
+  size_t field = 0;  // where the current one begins
+  while (const uint32_t tag = wire::ReadTag(&in)) {
+    if (tag == kSpans) {
+      absl::string_view span;
+      if (!ReadBytes(*message, &in, &span) || !DecodeSpan(span, &spans->emplace_back())) {
+        return false;
+      }
+    } else if (!wire::SkipValue(&in, tag, /*depth=*/0)) {
+      return false;
     }
-    if (!reader.Skip(number, type)) return false;
-    const auto size = static_cast<size_t>(reader.position() - field);
-    std::memmove(kept, field, size);
-    kept += size;
+    const auto end = static_cast<size_t>(in.CurrentPosition());
+    if (tag != kSpans) {
+      std::memmove(&(*message)[kept], &(*message)[field], end - field);
+      kept += end - field;
+    }
+    field = end;
   }
-  message->resize(static_cast<size_t>(kept - message->data()));
+  if (!wire::AtEnd(&in, message->size())) return false;
+  message->resize(kept);
   return true;
 }
 

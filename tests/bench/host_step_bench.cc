@@ -23,6 +23,7 @@
 #include "kernels/tile_config.h"
 #include "server/engine/batcher.h"
 #include "server/engine/work.h"
+#include "server/kv/operation.h"
 #include "server/kv/sequence_store.h"
 #include "server/request/validate.h"
 #include "server/telemetry/metrics.h"

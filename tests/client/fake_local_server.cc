@@ -17,6 +17,7 @@
 #include <set>
 
 #include "absl/status/status.h"
+#include "proto/wire/frames.h"
 
 namespace flashcore {
 
@@ -32,7 +33,7 @@ struct FakeLocalServer::RegionMemory {
 
 struct FakeLocalServer::RingServer {
   std::shared_ptr<RegionMemory> memory;
-  local::RingHeader* header = nullptr;
+  wire::RingHeader* header = nullptr;
   uint32_t slots = 0, slot_bytes = 0;
   int doorbell = -1;
   std::atomic<bool> stop{false};
@@ -66,50 +67,23 @@ struct FakeLocalServer::Connection {
     return it == regions.end() ? nullptr : it->second->data + range.offset();
   }
   void Send(const v1::LocalReply& reply, int to_pass = -1) {
-    const std::string message = reply.SerializeAsString();
-    const auto length = static_cast<uint32_t>(message.size());
-    std::string frame(reinterpret_cast<const char*>(&length), sizeof(length));
-    frame += message;
-    iovec data = {frame.data(), frame.size()};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    msghdr header = {};
-    header.msg_iov = &data;
-    header.msg_iovlen = 1;
-    if (to_pass >= 0) {
-      header.msg_control = control;
-      header.msg_controllen = sizeof(control);
-      cmsghdr* const c = CMSG_FIRSTHDR(&header);
-      c->cmsg_level = SOL_SOCKET;
-      c->cmsg_type = SCM_RIGHTS;
-      c->cmsg_len = CMSG_LEN(sizeof(int));
-      std::memcpy(CMSG_DATA(c), &to_pass, sizeof(int));
-    }
-    sendmsg(fd, &header, MSG_NOSIGNAL);
+    wire::SendBytes(fd, wire::Frame(reply.SerializeAsString()), to_pass, /*flags=*/0);
   }
   // False at the end. `*passed` is -1 without a descriptor.
   bool Receive(v1::LocalRequest* request, int* passed) {
     *passed = -1;
-    uint32_t length = 0;
-    if (!Read(&length, sizeof(length), passed)) return false;
-    std::string message(length, '\0');
-    return Read(message.data(), length, passed) && request->ParseFromString(message);
+    char header[wire::kFrameHeaderBytes];
+    if (!Read(header, sizeof(header), passed)) return false;
+    std::string message(wire::FrameLength(header), '\0');
+    return Read(message.data(), message.size(), passed) && request->ParseFromString(message);
   }
-  bool Read(void* to, size_t size, int* passed) const {
+  bool Read(char* to, size_t size, int* passed) const {
     while (size > 0) {
-      iovec data = {to, size};
-      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-      msghdr header = {};
-      header.msg_iov = &data;
-      header.msg_iovlen = 1;
-      header.msg_control = control;
-      header.msg_controllen = sizeof(control);
-      const ssize_t count = recvmsg(fd, &header, MSG_CMSG_CLOEXEC);
-      if (count <= 0) return false;
-      if (cmsghdr* const c = CMSG_FIRSTHDR(&header); c != nullptr) {
-        std::memcpy(passed, CMSG_DATA(c), sizeof(int));
-      }
-      to = static_cast<char*>(to) + count;
-      size -= static_cast<size_t>(count);
+      const wire::Received received =
+          wire::ReceiveBytes(fd, to, size, /*flags=*/0, [passed](int file) { *passed = file; });
+      if (received.bytes <= 0) return false;
+      to += received.bytes;
+      size -= static_cast<size_t>(received.bytes);
     }
     return true;
   }
@@ -227,7 +201,7 @@ void FakeLocalServer::Handle(Connection* connection, const v1::LocalRequest& req
   reply.set_id(request.id());
   if (on_request != nullptr && on_request(request, &reply)) return connection->Send(reply);
   if (request.has_hello()) {
-    reply.mutable_hello()->set_version(local::kVersion);
+    reply.mutable_hello()->set_version(wire::kLocalVersion);
     reply.mutable_hello()->set_identity("uid:" + std::to_string(getuid()));
   } else if (request.has_register_memory()) {
     absl::MutexLock lock(&connection->mutex);
@@ -245,7 +219,7 @@ void FakeLocalServer::Handle(Connection* connection, const v1::LocalRequest& req
     absl::MutexLock lock(&connection->mutex);
     ring->memory = connection->regions.at(request.open_ring().region_id());
     ring->header =
-        reinterpret_cast<local::RingHeader*>(ring->memory->data + request.open_ring().offset());
+        reinterpret_cast<wire::RingHeader*>(ring->memory->data + request.open_ring().offset());
     ring->slots = request.open_ring().slots();
     ring->slot_bytes = request.open_ring().slot_bytes();
     ring->doorbell = eventfd(0, EFD_CLOEXEC);
@@ -322,8 +296,8 @@ v1::AttendResponse FakeLocalServer::Answer(Connection* connection,
 }
 
 void FakeLocalServer::ServeRing(Connection* connection, RingServer* ring) {
-  using local::CompletionSlot;
-  using local::SubmissionSlot;
+  using wire::CompletionSlot;
+  using wire::SubmissionSlot;
   uint64_t taken = 0, completed = 0;
   struct Request {
     uint64_t tag;

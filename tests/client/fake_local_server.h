@@ -14,7 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "flashcore/v1/attention.pb.h"
 #include "flashcore/v1/local.pb.h"
-#include "proto/local_ring.h"
+#include "proto/wire/ring.h"
 
 namespace flashcore {
 
@@ -39,7 +39,7 @@ class FakeLocalServer {
   // Replaces the reply to a request, if it returns true.
   std::function<bool(const v1::LocalRequest&, v1::LocalReply*)> on_request;
   // Changes what a completion slot gets.
-  std::function<void(local::CompletionSlot*)> on_completion;
+  std::function<void(wire::CompletionSlot*)> on_completion;
 
   // While held, rings take requests and do not answer. Cancelled requests are answered at once.
   void Hold(bool held) { held_ = held; }

@@ -14,6 +14,7 @@
 #include "client/cpp/client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/wire/ring.h"
 #include "tests/client/fake_local_server.h"
 #include "tests/client/request_fixture.h"
 
@@ -266,7 +267,7 @@ TEST(LocalClientTest, ErrorsOfRequestsComeBack) {
 TEST(LocalClientTest, ASlotThatBreaksTheProtocolEndsTheConnection) {
   FakeLocalServer server;
   std::atomic<int> answers{0};
-  server.on_completion = [&](local::CompletionSlot* slot) {
+  server.on_completion = [&](wire::CompletionSlot* slot) {
     if (answers++ == 0) slot->bytes = 1 << 30;
     if (answers == 3) slot->tag += 7;
   };

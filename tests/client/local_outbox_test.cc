@@ -10,13 +10,14 @@
 
 #include "absl/time/clock.h"
 #include "client/cpp/local/outbox.h"
-#include "proto/local_ring.h"
+#include "proto/wire/frames.h"
+#include "proto/wire/ring.h"
 
 namespace flashcore::client::local {
 namespace {
 
 // More than a socket takes before its other end reads.
-constexpr size_t kBytes = flashcore::local::kMaxFrameBytes - 10;
+constexpr size_t kBytes = wire::kMaxFrameBytes - 10;
 
 // An outbox, and the other end of its socket.
 class OutboxTest : public testing::Test {
@@ -115,7 +116,7 @@ TEST_F(OutboxTest, EndsWithTheSocket) {
 }
 
 TEST_F(OutboxTest, RefusesWhatIsTooLarge) {
-  EXPECT_EQ(Send(1, std::string(flashcore::local::kMaxFrameBytes + 1, 'x')).code(),
+  EXPECT_EQ(Send(1, std::string(wire::kMaxFrameBytes + 1, 'x')).code(),
             absl::StatusCode::kResourceExhausted);
 }
 

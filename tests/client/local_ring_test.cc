@@ -8,15 +8,16 @@
 #include "client/cpp/local/ring.h"
 #include "client/cpp/local/socket.h"
 #include "gtest/gtest.h"
+#include "proto/wire/ring.h"
 #include "tests/base/test_seed.h"
 
 namespace flashcore::client::local {
 namespace {
 
-using flashcore::local::CompletionSlot;
-using flashcore::local::RingBytes;
-using flashcore::local::RingHeader;
-using flashcore::local::SubmissionSlot;
+using wire::CompletionSlot;
+using wire::RingBytes;
+using wire::RingHeader;
+using wire::SubmissionSlot;
 
 constexpr uint32_t kSlots = 4;
 constexpr uint32_t kSlotBytes = 256;

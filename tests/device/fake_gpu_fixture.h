@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "kernels/smxx/branches.h"
 #include "server/device/cuda_device.h"
+#include "server/kv/operation.h"
 #include "tests/base/test_seed.h"
 #include "tests/device/fake_gpu.h"
 #include "tests/engine/attend_job.h"

@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "kernels/half.h"
 #include "server/engine/engine.h"
+#include "server/request/tensors.h"
 #include "tests/base/test_seed.h"
 #include "tests/device/device_setting.h"
 #include "tests/engine/attend_job.h"

@@ -1,4 +1,4 @@
-"""A client of the local socket written from proto/flashcore/v1/local.proto and proto/local_ring.h
+"""A client of the local socket written from proto/flashcore/v1/local.proto and proto/wire/ring.h
 alone: no library of ours, only sockets, mmap and struct.
 
 Usage: local_raw_client.py SOCKET. Makes a sequence, loads it, decodes some steps over a ring and checks

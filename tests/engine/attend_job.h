@@ -14,7 +14,9 @@
 #include "kernels/half.h"
 #include "kernels/reference.h"
 #include "server/engine/engine.h"
+#include "server/kv/operation.h"
 #include "server/request/spans.h"
+#include "server/request/tensors.h"
 #include "tests/base/test_seed.h"
 #include "tests/engine/fakes.h"
 

@@ -11,6 +11,7 @@
 
 #include "gtest/gtest.h"
 #include "server/engine/batcher.h"
+#include "server/kv/operation.h"
 #include "server/request/order.h"
 #include "tests/engine/fakes.h"
 

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/kv/operation.h"
 #include "tests/base/test_seed.h"
 #include "tests/engine/batcher_fixture.h"
 

@@ -3,6 +3,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/kv/operation.h"
 #include "tests/engine/batcher_fixture.h"
 
 namespace flashcore::server {

@@ -10,7 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/engine/cut_launch.h"
+#include "server/kv/cut_launch.h"
+#include "server/kv/operation.h"
 #include "tests/engine/batcher_fixture.h"
 
 namespace flashcore::server {

@@ -1,5 +1,5 @@
 // Operations with more work than one launch may have.
-#include "server/engine/cut_launch.h"
+#include "server/kv/cut_launch.h"
 
 #include <chrono>
 #include <cstdlib>
@@ -13,6 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/engine/engine.h"
+#include "server/kv/operation.h"
 #include "tests/engine/fakes.h"
 
 namespace flashcore::server {

@@ -11,6 +11,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/kv/operation.h"
 #include "tests/engine/fakes.h"
 
 namespace flashcore::server {

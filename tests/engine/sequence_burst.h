@@ -8,6 +8,7 @@
 #include <shared_mutex>
 #include <vector>
 
+#include "server/kv/operation.h"
 #include "tests/engine/attend_job.h"
 #include "tests/engine/sequence_world.h"
 

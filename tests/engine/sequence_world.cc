@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "gtest/gtest.h"
+#include "server/kv/operation.h"
 #include "tests/device/device_setting.h"
 #include "tests/engine/thread_alarm.h"
 

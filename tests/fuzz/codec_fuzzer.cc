@@ -15,7 +15,7 @@
 #include "google/protobuf/message.h"
 #include "google/protobuf/stubs/logging.h"
 #include "grpcpp/support/byte_buffer.h"
-#include "proto/wire.h"
+#include "proto/wire/message.h"
 #include "server/transport/message.h"
 #include "tests/fuzz/codec_values.h"
 #include "tests/fuzz/require.h"

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "google/protobuf/descriptor.h"
+#include "server/kv/operation.h"
 #include "server/memory/regions.h"
 #include "server/transport/message.h"
 #include "tests/fuzz/require.h"

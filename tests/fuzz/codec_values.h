@@ -7,7 +7,7 @@
 
 #include "flashcore/v1/attention.pb.h"
 #include "grpcpp/support/byte_buffer.h"
-#include "proto/wire.h"
+#include "proto/wire/message.h"
 
 namespace flashcore::fuzz {
 

@@ -20,6 +20,8 @@
 
 #include "flashcore/v1/local.pb.h"
 #include "google/protobuf/stubs/logging.h"
+#include "proto/wire/ring.h"
+#include "server/kv/operation.h"
 #include "server/memory/regions.h"
 #include "server/request/validate.h"
 #include "server/transport/local/frame_socket.h"
@@ -53,7 +55,8 @@ void CheckFrames(const std::string& bytes) {
   int ends[2];
   Require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0, "no sockets");
   server::UnsentReplies unsent;
-  server::FrameSocket socket(server::FileDescriptor(ends[0]), &unsent, server::SteadyClock::Get());
+  server::local::FrameSocket socket(server::FileDescriptor(ends[0]), &unsent,
+                                    server::SteadyClock::Get());
   const server::FileDescriptor client(ends[1]);
   Require(send(client.get(), bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()),
           "cannot send");
@@ -105,8 +108,8 @@ void CheckRequest(const std::string& message) {
   }
   std::string error;
   server::WriteError(request.request_id, absl::InternalError(std::string(1000, 'x')),
-                     kSlotBytes - sizeof(local::CompletionSlot), &error);
-  Require(error.size() <= kSlotBytes - sizeof(local::CompletionSlot), "an error that is too long");
+                     kSlotBytes - sizeof(wire::CompletionSlot), &error);
+  Require(error.size() <= kSlotBytes - sizeof(wire::CompletionSlot), "an error that is too long");
 }
 
 void CheckRing(std::string bytes) {
@@ -114,8 +117,8 @@ void CheckRing(std::string bytes) {
   if (id != std::string::npos) bytes.replace(id, Shared().id.size(), Shared().id);
   std::byte* const memory = Shared().region->data();
   std::memset(memory, 0, kRegionBytes);
-  auto* const header = reinterpret_cast<local::RingHeader*>(memory);
-  const auto ring = server::Ring::Open(Shared().region, {0, kSlots, kSlotBytes}).value();
+  auto* const header = reinterpret_cast<wire::RingHeader*>(memory);
+  const auto ring = server::local::Ring::Open(Shared().region, {0, kSlots, kSlotBytes}).value();
   std::vector<uint64_t> unanswered;
   uint64_t taken = 0;
   for (size_t at = 0; at + 3 <= bytes.size();) {
@@ -128,7 +131,7 @@ void CheckRing(std::string bytes) {
     header->received += static_cast<int8_t>(bytes[at + 1]);
     at += 3 + count;
     while (true) {
-      local::SubmissionSlot taken_slot;
+      wire::SubmissionSlot taken_slot;
       std::string message;
       const auto took = ring->Take(&taken_slot, &message);
       if (!took.ok()) return;

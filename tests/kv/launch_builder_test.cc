@@ -4,6 +4,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/kv/operation.h"
 #include "tests/kv/sequence_store_fixture.h"
 
 namespace flashcore::server {

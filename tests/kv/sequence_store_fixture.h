@@ -11,6 +11,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/kv_pages.h"
+#include "server/kv/operation.h"
 #include "server/kv/sequence_store.h"
 #include "tests/engine/fakes.h"
 

@@ -16,6 +16,7 @@
 #include "server/memory/block_allocator.h"
 #include "server/memory/regions.h"
 #include "server/request/request.h"
+#include "server/request/tensors.h"
 #include "server/request/validate.h"
 #include "tests/engine/fakes.h"
 #include "tests/memory/memfd.h"

@@ -1,5 +1,5 @@
 // The accept loop without gRPC: the test serves the connections.
-#include "server/transport/accept_loop.h"
+#include "server/transport/grpc/accept_loop.h"
 
 #include <fcntl.h>
 #include <netinet/in.h>

@@ -12,6 +12,7 @@
 #include "absl/synchronization/notification.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "gtest/gtest.h"
+#include "server/kv/operation.h"
 #include "server/transport/exchange.h"
 #include "server/transport/message.h"
 #include "tests/engine/fakes.h"

@@ -1,5 +1,5 @@
 // Envoy's x-forwarded-client-cert.
-#include "server/transport/forwarded_client.h"
+#include "server/transport/access/forwarded_client.h"
 
 #include <string>
 

@@ -9,6 +9,7 @@
 
 #include "server/base/mutex.h"
 #include "server/device/device.h"
+#include "server/kv/operation.h"
 
 namespace flashcore::server::testing {
 

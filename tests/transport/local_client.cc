@@ -12,6 +12,8 @@
 #include <cstring>
 #include <ctime>
 
+#include "proto/wire/frames.h"
+
 namespace flashcore::server::testing {
 namespace {
 
@@ -19,14 +21,6 @@ constexpr int kLongSeconds = 60;
 
 absl::Status ToStatus(const v1::Status& status) {
   return absl::Status(static_cast<absl::StatusCode>(status.code()), status.message());
-}
-
-std::string Frame(const google::protobuf::Message& message) {
-  const std::string bytes = message.SerializeAsString();
-  std::string frame(4, '\0');
-  const auto length = static_cast<uint32_t>(bytes.size());
-  std::memcpy(frame.data(), &length, 4);
-  return frame + bytes;
 }
 
 }  // namespace
@@ -44,61 +38,34 @@ LocalClient::LocalClient(const std::string& path)
 }
 
 bool LocalClient::SendBytes(const std::string& bytes, int file) {
-  iovec from = {const_cast<char*>(bytes.data()), bytes.size()};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message = {};
-  message.msg_iov = &from;
-  message.msg_iovlen = 1;
-  if (file >= 0) {
-    message.msg_control = control;
-    message.msg_controllen = sizeof(control);
-    cmsghdr* const part = CMSG_FIRSTHDR(&message);
-    part->cmsg_level = SOL_SOCKET;
-    part->cmsg_type = SCM_RIGHTS;
-    part->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(part), &file, sizeof(int));
-  }
-  const ssize_t sent = sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
+  const ssize_t sent = wire::SendBytes(socket_.get(), bytes, file, /*flags=*/0);
   if (sent < 0) return false;
   const auto count = static_cast<size_t>(sent);
   return count == bytes.size() || SendBytes(bytes.substr(count));
 }
 
 bool LocalClient::Send(const v1::LocalRequest& request, int file) {
-  return SendBytes(Frame(request), file);
+  return SendBytes(wire::Frame(request.SerializeAsString()), file);
+}
+
+std::optional<std::string> LocalClient::ReceiveBytes(size_t size) {
+  std::string bytes(size, '\0');
+  for (size_t have = 0; have < size;) {
+    const wire::Received received =
+        wire::ReceiveBytes(socket_.get(), bytes.data() + have, size - have, /*flags=*/0,
+                           [this](int file) { file_.reset(file); });
+    if (received.bytes <= 0) return std::nullopt;
+    have += static_cast<size_t>(received.bytes);
+  }
+  return bytes;
 }
 
 std::optional<v1::LocalReply> LocalClient::Receive() {
-  std::string bytes(4, '\0');
-  size_t want = 4;
-  bool has_length = false;
-  size_t have = 0;
-  while (have < want) {
-    iovec to = {bytes.data() + have, want - have};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    msghdr message = {};
-    message.msg_iov = &to;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof(control);
-    const ssize_t read = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
-    if (read <= 0) return std::nullopt;
-    have += static_cast<size_t>(read);
-    if (const cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr) {
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(part), sizeof(int));
-      file_.reset(fd);
-    }
-    if (!has_length && have == 4) {
-      uint32_t length = 0;
-      std::memcpy(&length, bytes.data(), 4);
-      has_length = true;
-      want = 4 + length;
-      bytes.resize(want);
-    }
-  }
+  const auto header = ReceiveBytes(wire::kFrameHeaderBytes);
+  if (!header.has_value()) return std::nullopt;
+  const auto message = ReceiveBytes(wire::FrameLength(header->data()));
   v1::LocalReply reply;
-  if (!reply.ParseFromString(bytes.substr(4))) return std::nullopt;
+  if (!message.has_value() || !reply.ParseFromString(*message)) return std::nullopt;
   return reply;
 }
 
@@ -114,7 +81,7 @@ absl::Status LocalClient::Do(v1::LocalRequest request, v1::LocalReply* reply, in
 absl::Status LocalClient::Hello() {
   v1::LocalRequest request;
   request.mutable_hello()->set_min_version(1);
-  request.mutable_hello()->set_max_version(local::kVersion);
+  request.mutable_hello()->set_max_version(wire::kLocalVersion);
   request.mutable_hello()->set_client("test");
   return Do(request);
 }
@@ -160,8 +127,8 @@ absl::Status ClientRing::Open(LocalClient* client, const Memfd& memory,
   if (!status.ok()) return status;
   doorbell_ = client->TakeFile();
   number_ = reply.open_ring().ring();
-  header_ = reinterpret_cast<local::RingHeader*>(memory.data() + offset);
-  slots_begin_ = memory.data() + offset + sizeof(local::RingHeader);
+  header_ = reinterpret_cast<wire::RingHeader*>(memory.data() + offset);
+  slots_begin_ = memory.data() + offset + sizeof(wire::RingHeader);
   slots_ = slots;
   slot_bytes_ = slot_bytes;
   return doorbell_.valid() ? absl::OkStatus() : absl::InternalError("no doorbell came");
@@ -172,7 +139,7 @@ std::byte* ClientRing::SubmissionSlot(uint64_t number) const {
 }
 
 void ClientRing::Write(uint64_t tag, const std::string& message, uint64_t timeout_ns) {
-  const local::SubmissionSlot header = {tag, timeout_ns, static_cast<uint32_t>(message.size()), 0};
+  const wire::SubmissionSlot header = {tag, timeout_ns, static_cast<uint32_t>(message.size()), 0};
   std::byte* const slot = SubmissionSlot(submitted_);
   std::memcpy(slot, &header, sizeof(header));
   std::memcpy(slot + sizeof(header), message.data(), message.size());
@@ -198,7 +165,7 @@ bool ClientRing::Receive(uint64_t* tag, v1::AttendResponse* response) {
             nullptr, 0);
   }
   const std::byte* const slot = slots_begin_ + (slots_ + received_ % slots_) * size_t{slot_bytes_};
-  local::CompletionSlot header;
+  wire::CompletionSlot header;
   std::memcpy(&header, slot, sizeof(header));
   *tag = header.tag;
   const bool parsed =

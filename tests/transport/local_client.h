@@ -1,5 +1,4 @@
-// A raw client of the local socket, written from proto/flashcore/v1/local.proto and
-// proto/local_ring.h alone: tests can break each rule with it.
+// A raw client of the local socket, of proto/wire/ alone: tests can break each rule with it.
 #ifndef FLASHCORE_TESTS_TRANSPORT_LOCAL_CLIENT_H_
 #define FLASHCORE_TESTS_TRANSPORT_LOCAL_CLIENT_H_
 
@@ -13,7 +12,7 @@
 #include "absl/status/status.h"
 #include "flashcore/v1/attention.pb.h"
 #include "flashcore/v1/local.pb.h"
-#include "proto/local_ring.h"
+#include "proto/wire/ring.h"
 #include "server/base/socket.h"
 #include "tests/memory/memfd.h"
 
@@ -46,6 +45,8 @@ class LocalClient {
   uint64_t NextId() { return ++last_id_; }
 
  private:
+  std::optional<std::string> ReceiveBytes(size_t size);
+
   FileDescriptor socket_;
   FileDescriptor file_;
   uint64_t last_id_ = 0;
@@ -71,13 +72,13 @@ class ClientRing {
   bool Receive(uint64_t* tag, v1::AttendResponse* response);
   bool HasAnswer() const;
 
-  local::RingHeader* header() const { return header_; }
+  wire::RingHeader* header() const { return header_; }
   uint32_t number() const { return number_; }
   int doorbell() const { return doorbell_.get(); }
   std::byte* SubmissionSlot(uint64_t number) const;
 
  private:
-  local::RingHeader* header_ = nullptr;
+  wire::RingHeader* header_ = nullptr;
   std::byte* slots_begin_ = nullptr;
   uint32_t slots_ = 0;
   uint32_t slot_bytes_ = 0;

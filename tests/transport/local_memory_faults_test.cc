@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "proto/wire/ring.h"
 #include "server/device/cpu_device.h"
 #include "tests/base/test_seed.h"
 #include "tests/transport/local_setup.h"
@@ -196,7 +197,7 @@ TEST_F(LocalMemoryFaultsTest, BrokenCountersEndTheConnection) {
   StartLocal();
   Lane witness(path_);
   const std::string id = witness.Create();
-  using Break = std::function<void(local::RingHeader*)>;
+  using Break = std::function<void(wire::RingHeader*)>;
   const std::vector<Break> breaks = {
       [](auto* header) { header->submitted = 10; },  // 1 was answered, and 8 fit
       [](auto* header) { header->submitted = 0; },
@@ -222,7 +223,7 @@ TEST_F(LocalMemoryFaultsTest, BrokenCountersEndTheConnection) {
 TEST_F(LocalMemoryFaultsTest, ASlotLargerThanASlotEndsTheConnection) {
   StartLocal();
   Lane lane(path_);
-  const local::SubmissionSlot header = {7, 0, 1024 - sizeof(local::SubmissionSlot) + 1, 0};
+  const wire::SubmissionSlot header = {7, 0, 1024 - sizeof(wire::SubmissionSlot) + 1, 0};
   std::memcpy(lane.ring.SubmissionSlot(0), &header, sizeof(header));
   lane.ring.header()->submitted = 1;
   eventfd_write(lane.ring.doorbell(), 1);
@@ -264,7 +265,7 @@ TEST_F(LocalMemoryFaultsTest, GarbageInSlotsIsAnsweredWithErrors) {
 TEST_F(LocalMemoryFaultsTest, ReservedBitsMustBeZero) {
   StartLocal();
   Lane lane(path_);
-  const local::SubmissionSlot header = {7, 0, 0, 1};
+  const wire::SubmissionSlot header = {7, 0, 0, 1};
   std::memcpy(lane.ring.SubmissionSlot(0), &header, sizeof(header));
   lane.ring.header()->submitted = 1;
   eventfd_write(lane.ring.doorbell(), 1);

@@ -1,5 +1,5 @@
 // The token file: what it accepts, and what its errors say.
-#include "server/transport/token_file.h"
+#include "server/transport/access/token_file.h"
 
 #include <string>
 

@@ -1,5 +1,3 @@
-#include "proto/wire.h"
-
 #include <random>
 #include <string>
 #include <vector>
@@ -8,6 +6,7 @@
 #include "gmock/gmock.h"
 #include "google/protobuf/stubs/logging.h"
 #include "gtest/gtest.h"
+#include "proto/wire/message.h"
 #include "tests/base/test_seed.h"
 
 namespace flashcore::server {

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 
+#include "proto/wire/ring.h"
+
 namespace flashcore::client::local {
 
 absl::StatusOr<std::unique_ptr<OpenRing>> Arena::Open(uint32_t slots, uint32_t slot_bytes,
                                                       absl::Time deadline, Block* block) {
-  absl::StatusOr<Block> memory = Allocate(flashcore::local::RingBytes(slots, slot_bytes), deadline);
+  absl::StatusOr<Block> memory = Allocate(wire::RingBytes(slots, slot_bytes), deadline);
   if (!memory.ok()) return memory.status();
   *block = *std::move(memory);
   return OpenRing::Open(control_, block->data(), block->region_id(), block->offset(), slots,

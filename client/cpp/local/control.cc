@@ -12,6 +12,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "client/cpp/local/status.h"
+#include "proto/wire/ring.h"
 
 namespace flashcore::client::local {
 namespace {
@@ -40,12 +41,12 @@ Control::~Control() {
 
 absl::Status Control::Hello(const std::string& client, absl::Time deadline) {
   v1::LocalRequest request;
-  request.mutable_hello()->set_min_version(flashcore::local::kVersion);
-  request.mutable_hello()->set_max_version(flashcore::local::kVersion);
+  request.mutable_hello()->set_min_version(wire::kLocalVersion);
+  request.mutable_hello()->set_max_version(wire::kLocalVersion);
   request.mutable_hello()->set_client(client);
   const absl::StatusOr<v1::LocalReply> reply = Exchange(&request, -1, deadline);
   if (!reply.ok()) return reply.status();
-  if (reply->hello().version() != flashcore::local::kVersion) {
+  if (reply->hello().version() != wire::kLocalVersion) {
     return absl::InternalError(
         absl::StrCat("reply: version ", reply->hello().version(), " of the local protocol"));
   }
@@ -239,7 +240,7 @@ absl::StatusOr<std::unique_ptr<OpenRing>> OpenRing::Open(std::shared_ptr<Control
                                                          const std::string& region_id,
                                                          size_t offset, uint32_t slots,
                                                          uint32_t slot_bytes, absl::Time deadline) {
-  std::memset(memory, 0, flashcore::local::RingBytes(slots, slot_bytes));
+  std::memset(memory, 0, wire::RingBytes(slots, slot_bytes));
   v1::LocalRequest request;
   request.mutable_open_ring()->set_region_id(region_id);
   request.mutable_open_ring()->set_offset(offset);

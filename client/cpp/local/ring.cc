@@ -13,9 +13,9 @@
 namespace flashcore::client::local {
 namespace {
 
-using flashcore::local::CompletionSlot;
-using flashcore::local::RingHeader;
-using flashcore::local::SubmissionSlot;
+using wire::CompletionSlot;
+using wire::RingHeader;
+using wire::SubmissionSlot;
 
 constexpr int kPausesPerLookAtClock = 32;
 constexpr std::chrono::nanoseconds kLongestSleep = std::chrono::seconds(60);

@@ -1,4 +1,4 @@
-// The client's end of a ring. Internal to the client; proto/local_ring.h describes the layout and
+// The client's end of a ring. Internal to the client; proto/wire/ring.h describes the layout and
 // the order of the accesses.
 #ifndef FLASHCORE_CLIENT_CPP_LOCAL_RING_H_
 #define FLASHCORE_CLIENT_CPP_LOCAL_RING_H_
@@ -10,7 +10,7 @@
 
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "proto/local_ring.h"
+#include "proto/wire/ring.h"
 
 namespace flashcore::client::local {
 
@@ -33,8 +33,8 @@ class Ring {
   Ring(std::byte* memory, uint32_t slots, uint32_t slot_bytes);
 
   // Most bytes of a request, and of an answer.
-  size_t RequestBytes() const { return slot_bytes_ - sizeof(flashcore::local::SubmissionSlot); }
-  size_t AnswerBytes() const { return slot_bytes_ - sizeof(flashcore::local::CompletionSlot); }
+  size_t RequestBytes() const { return slot_bytes_ - sizeof(wire::SubmissionSlot); }
+  size_t AnswerBytes() const { return slot_bytes_ - sizeof(wire::CompletionSlot); }
 
   // Whether as many requests as there are slots are unanswered.
   bool Full() const;
@@ -56,7 +56,7 @@ class Ring {
   bool Ready() const { return header_->completed.load(std::memory_order_acquire) != received_; }
   std::byte* Slot(uint64_t number, bool completion) const;
 
-  flashcore::local::RingHeader* const header_;
+  wire::RingHeader* const header_;
   std::byte* const slots_memory_;
   const uint32_t slots_;
   const uint32_t slot_bytes_;

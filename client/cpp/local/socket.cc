@@ -11,30 +11,14 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "proto/local_ring.h"
+#include "proto/wire/frames.h"
 
 namespace flashcore::client::local {
 namespace {
 
-using flashcore::local::kMaxFrameBytes;
-
-constexpr size_t kLengthBytes = 4;
 constexpr size_t kMaxPathBytes = sizeof(sockaddr_un::sun_path) - 1;
 
 absl::Status Ended() { return absl::UnavailableError("the server ended the connection"); }
-
-// Takes the descriptor in the control data of a message; closes what is too many.
-void TakeFd(const msghdr& header, UniqueFd* fd) {
-  for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr;
-       c = CMSG_NXTHDR(const_cast<msghdr*>(&header), c)) {
-    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-    for (size_t at = 0; at + sizeof(int) <= c->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
-      int received = -1;
-      std::memcpy(&received, CMSG_DATA(c) + at, sizeof(int));
-      *fd = UniqueFd(received);
-    }
-  }
-}
 
 }  // namespace
 
@@ -75,42 +59,20 @@ absl::StatusOr<FrameSocket> FrameSocket::Connect(const std::string& path) {
 }
 
 absl::StatusOr<std::string> FrameOf(absl::string_view message) {
-  if (message.size() > kMaxFrameBytes) {
+  if (message.size() > wire::kMaxFrameBytes) {
     return absl::ResourceExhaustedError(absl::StrCat("message: ", message.size(),
-                                                     " bytes, over the ", kMaxFrameBytes,
+                                                     " bytes, over the ", wire::kMaxFrameBytes,
                                                      " that the local socket takes"));
   }
-  const auto length = static_cast<uint32_t>(message.size());
-  std::string frame;
-  frame.reserve(kLengthBytes + message.size());
-  frame.append(reinterpret_cast<const char*>(&length), kLengthBytes);
-  frame.append(message.data(), message.size());
-  return frame;
+  return wire::Frame(message);
 }
 
 absl::Status FrameSocket::TrySend(absl::string_view frame, int fd, size_t* sent) {
   while (*sent < frame.size()) {
-    iovec data = {const_cast<char*>(frame.data()) + *sent, frame.size() - *sent};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    msghdr header = {};
-    header.msg_iov = &data;
-    header.msg_iovlen = 1;
-    if (fd >= 0 && *sent == 0) {
-      header.msg_control = control;
-      header.msg_controllen = sizeof(control);
-      cmsghdr* const c = CMSG_FIRSTHDR(&header);
-      c->cmsg_level = SOL_SOCKET;
-      c->cmsg_type = SCM_RIGHTS;
-      c->cmsg_len = CMSG_LEN(sizeof(int));
-      std::memcpy(CMSG_DATA(c), &fd, sizeof(int));
-    }
-    const ssize_t count = sendmsg(fd_.get(), &header, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (count > 0) {
-      *sent += static_cast<size_t>(count);
-      continue;
-    }
-    if (errno == EINTR) continue;
-    return errno == EAGAIN ? absl::OkStatus() : Ended();
+    const ssize_t count =
+        wire::SendBytes(fd_.get(), frame.substr(*sent), *sent == 0 ? fd : -1, MSG_DONTWAIT);
+    if (count < 0) return errno == EAGAIN ? absl::OkStatus() : Ended();
+    *sent += static_cast<size_t>(count);
   }
   return absl::OkStatus();
 }
@@ -122,30 +84,23 @@ void FrameSocket::WaitWritable(absl::Duration time) {
 
 absl::Status FrameSocket::Receive(std::string* message, UniqueFd* fd) {
   *fd = UniqueFd();
-  uint32_t length = 0;
   // Exactly `size` bytes.
   const auto receive = [this, fd](char* to, size_t size) {
     while (size > 0) {
-      iovec data = {to, size};
-      alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int))];
-      msghdr header = {};
-      header.msg_iov = &data;
-      header.msg_iovlen = 1;
-      header.msg_control = control;
-      header.msg_controllen = sizeof(control);
-      const ssize_t count = recvmsg(fd_.get(), &header, MSG_CMSG_CLOEXEC);
-      if (count < 0 && errno == EINTR) continue;
-      if (count <= 0) return false;
-      TakeFd(header, fd);
-      to += count;
-      size -= static_cast<size_t>(count);
+      const wire::Received received = wire::ReceiveBytes(fd_.get(), to, size, /*flags=*/0,
+                                                         [fd](int file) { *fd = UniqueFd(file); });
+      if (received.bytes <= 0) return false;
+      to += received.bytes;
+      size -= static_cast<size_t>(received.bytes);
     }
     return true;
   };
-  if (!receive(reinterpret_cast<char*>(&length), kLengthBytes)) return Ended();
-  if (length > kMaxFrameBytes) {
+  char header[wire::kFrameHeaderBytes];
+  if (!receive(header, sizeof(header))) return Ended();
+  const uint32_t length = wire::FrameLength(header);
+  if (length > wire::kMaxFrameBytes) {
     return absl::InternalError(
-        absl::StrCat("reply: a frame of ", length, " bytes; want at most ", kMaxFrameBytes));
+        absl::StrCat("reply: a frame of ", length, " bytes; want at most ", wire::kMaxFrameBytes));
   }
   message->resize(length);
   return receive(message->data(), length) ? absl::OkStatus() : Ended();

@@ -3,12 +3,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "proto/local_ring.h"
+#include "proto/wire/frames.h"
 #include "server/transport/load_chunks.h"
 #include "server/transport/local/connection.h"
 #include "server/transport/message.h"
 
-namespace flashcore::server {
+namespace flashcore::server::local {
 namespace {
 
 // A frame has this much more than the message of its reply, at most.
@@ -25,7 +25,7 @@ class AttendCall final : public PendingCall {
     return ParseAttend(message_, setup_.regions.get(), &operation_, &tensors_, &well_formed);
   }
   void Received(const absl::Status& status) override {
-    const size_t room = local::kMaxFrameBytes - kFrameOverhead;
+    const size_t room = wire::kMaxFrameBytes - kFrameOverhead;
     Exchange::Received(status.ok() ? CheckReplyFits(operation_.request, room, "frame") : status);
   }
   absl::StatusOr<std::string> Encode() override {
@@ -93,7 +93,7 @@ void PendingCall::Complete(const absl::Status& status) {
                        });
 }
 
-UnaryCalls::UnaryCalls(LocalContext* context) : context_(context) {
+UnaryCalls::UnaryCalls(Context* context) : context_(context) {
   AttentionMethods::ForEach([this](const char* name, auto method) { Add(name, method); });
 }
 
@@ -105,7 +105,7 @@ void UnaryCalls::Add(const char* name, AttentionMethods::Method<Request, Respons
     RequestScope scope(context->methods->context(), rpc);
     Request request;
     Response response;
-    absl::Status status = AdmitLocal(*context->methods->context(), caller);
+    absl::Status status = Admit(*context->methods->context(), caller);
     if (status.ok() && !request.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
       status = absl::InvalidArgumentError("message: not well-formed protobuf");
     }
@@ -123,4 +123,4 @@ const UnaryCalls::Run* UnaryCalls::Find(const std::string& method) const {
   return found == methods_.end() ? nullptr : &found->second;
 }
 
-}  // namespace flashcore::server
+}  // namespace flashcore::server::local

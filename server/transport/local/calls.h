@@ -18,12 +18,12 @@
 #include "server/transport/local/context.h"
 #include "server/transport/rpc_scope.h"
 
-namespace flashcore::server {
+namespace flashcore::server::local {
 
 // The methods that are answered at once.
 class UnaryCalls {
  public:
-  explicit UnaryCalls(LocalContext* context);
+  explicit UnaryCalls(Context* context);
 
   // Null if there is no such method. Else runs it and returns its status; with OK, `*response` is
   // the serialized message.
@@ -35,13 +35,13 @@ class UnaryCalls {
   template <typename Request, typename Response>
   void Add(const char* name, AttentionMethods::Method<Request, Response> method);
 
-  LocalContext* const context_;
+  Context* const context_;
   std::unordered_map<std::string, Run> methods_;
 };
 
 // What a call needs of its connection, which may end before the call.
 struct CallSetup {
-  LocalContext* context = nullptr;
+  Context* context = nullptr;
   std::weak_ptr<Connection> connection;
   Identity identity;
   std::shared_ptr<Regions> regions;
@@ -80,6 +80,6 @@ class PendingCall : private UseCount::Use,  // first: what the others hold is re
   std::shared_ptr<PendingCall> self_;  // from Start to Complete
 };
 
-}  // namespace flashcore::server
+}  // namespace flashcore::server::local
 
 #endif  // FLASHCORE_SERVER_TRANSPORT_LOCAL_CALLS_H_

@@ -7,12 +7,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "proto/local_ring.h"
+#include "proto/wire/frames.h"
+#include "proto/wire/ring.h"
 #include "server/telemetry/log.h"
 #include "server/transport/convert.h"
 #include "server/transport/local/ring_poller.h"
 
-namespace flashcore::server {
+namespace flashcore::server::local {
 namespace {
 
 constexpr size_t kMaxHelloBytes = 1024;  // of the first frame
@@ -30,7 +31,7 @@ v1::Status ToStatus(const absl::Status& status) {
 
 // `region`, unmapped on the thread for slow work: the last request that uses it may end on a
 // lane's.
-Regions::Region UnmapElsewhere(LocalContext* context, Regions::Region region) {
+Regions::Region UnmapElsewhere(Context* context, Regions::Region region) {
   const SharedRegion* const mapped = region.get();
   return {mapped, [context, region = std::move(region)](const SharedRegion*) mutable {
             context->run_slow([last = std::move(region)] {});
@@ -47,7 +48,7 @@ void LogBroken(const std::string& identity, const absl::Status& why) {
 
 }  // namespace
 
-Connection::Connection(LocalContext* context, const UnaryCalls* unary, const LocalOptions& options,
+Connection::Connection(Context* context, const UnaryCalls* unary, const Options& options,
                        FileDescriptor socket, TimePoint now)
     : context_(context),
       unary_(unary),
@@ -84,7 +85,7 @@ void Connection::OnEvents(uint32_t events) {
 
 void Connection::Advance() {
   while (!ended_ && !Paused()) {
-    const auto frame = socket_.Next(greeted_ ? local::kMaxFrameBytes : kMaxHelloBytes);
+    const auto frame = socket_.Next(greeted_ ? wire::kMaxFrameBytes : kMaxHelloBytes);
     if (!frame.ok()) return Break(frame.status());
     if (!frame->has_value()) break;
     Handle(**frame);
@@ -144,10 +145,10 @@ void Connection::Hello(uint64_t id, const v1::LocalHello& hello) {
         absl::StrCat("client: ", hello.client().size(), " bytes; at most ", kMaxClientBytes));
   }
   if (status.ok() &&
-      (hello.min_version() > local::kVersion || hello.max_version() < local::kVersion)) {
+      (hello.min_version() > wire::kLocalVersion || hello.max_version() < wire::kLocalVersion)) {
     status = absl::FailedPreconditionError(
         absl::StrCat("version: the client speaks ", hello.min_version(), " to ",
-                     hello.max_version(), ", and the server ", local::kVersion));
+                     hello.max_version(), ", and the server ", wire::kLocalVersion));
   }
   if (!status.ok()) {
     Reply(id, status);
@@ -157,9 +158,9 @@ void Connection::Hello(uint64_t id, const v1::LocalHello& hello) {
   greeted_ = true;
   LogDebug("local connection", {{"identity", identity_.name}, {"client", hello.client()}});
   v1::LocalReply reply;
-  reply.mutable_hello()->set_version(local::kVersion);
+  reply.mutable_hello()->set_version(wire::kLocalVersion);
   reply.mutable_hello()->set_identity(identity_.name);
-  reply.mutable_hello()->set_max_frame_bytes(local::kMaxFrameBytes);
+  reply.mutable_hello()->set_max_frame_bytes(wire::kMaxFrameBytes);
   Send(id, absl::OkStatus(), std::move(reply));
 }
 
@@ -224,15 +225,15 @@ absl::StatusOr<uint32_t> Connection::AddRing(const v1::LocalOpenRing& request) {
     doorbell_ = std::move(doorbell);
   }
   const uint32_t number = ++last_ring_;
-  RingSession::Callbacks callbacks;
+  Session::Callbacks callbacks;
   callbacks.broken = [context = context_, connection = weak_from_this()](const absl::Status& why) {
     context->post(connection, [why](Connection* self) { self->Break(why); });
   };
   callbacks.gone = [context = context_, connection = weak_from_this(), number] {
     context->post(connection, [number](Connection* self) { self->RingGone(number); });
   };
-  auto session = std::make_shared<RingSession>(context_, identity_, regions_, *std::move(ring),
-                                               std::move(callbacks));
+  auto session = std::make_shared<Session>(context_, identity_, regions_, *std::move(ring),
+                                           std::move(callbacks));
   context_->poller->Add(session);
   rings_[number].session = std::move(session);
   return number;
@@ -244,7 +245,7 @@ void Connection::CloseRing(uint64_t id, const v1::LocalCloseRing& request) {
     return Reply(id, absl::NotFoundError(absl::StrCat("ring: ", request.ring(), " is not open")));
   }
   ring->second.closing = id;
-  const std::shared_ptr<RingSession> session = std::move(ring->second.session);
+  const std::shared_ptr<Session> session = std::move(ring->second.session);
   session->End();
   context_->poller->Remove(session);
 }
@@ -263,7 +264,7 @@ void Connection::Call(uint64_t id, const v1::LocalCall& call) {
     const absl::Status status = (*run)(identity_, call.message(), reply.mutable_message());
     return Send(id, status, std::move(reply));
   }
-  if (absl::Status status = AdmitLocal(*context_->methods->context(), identity_); !status.ok()) {
+  if (absl::Status status = Admit(*context_->methods->context(), identity_); !status.ok()) {
     return Reply(id, status);
   }
   CallSetup setup = {context_, weak_from_this(), identity_, regions_, kNoDeadline};
@@ -345,4 +346,4 @@ void Connection::End() {
   regions_->Clear();
 }
 
-}  // namespace flashcore::server
+}  // namespace flashcore::server::local

@@ -16,9 +16,9 @@
 #include "server/transport/local/calls.h"
 #include "server/transport/local/context.h"
 #include "server/transport/local/frame_socket.h"
-#include "server/transport/local/ring_session.h"
+#include "server/transport/local/session.h"
 
-namespace flashcore::server {
+namespace flashcore::server::local {
 
 // Used by one thread, that of the connections. When it has ended, requests in flight keep the rings
 // and regions that they use.
@@ -26,7 +26,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
  public:
   static constexpr int kMaxRings = 16;
 
-  Connection(LocalContext* context, const UnaryCalls* unary, const LocalOptions& options,
+  Connection(Context* context, const UnaryCalls* unary, const Options& options,
              FileDescriptor socket, TimePoint now);
   ~Connection();
 
@@ -61,9 +61,9 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   void Break(const absl::Status& why);
   void End();
 
-  LocalContext* const context_;
+  Context* const context_;
   const UnaryCalls* const unary_;
-  const LocalOptions& options_;
+  const Options& options_;
   const TimePoint began_;
   FrameSocket socket_;
   Identity identity_;
@@ -73,14 +73,14 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   std::shared_ptr<Regions> regions_ = std::make_shared<Regions>();
   std::unordered_map<uint64_t, std::shared_ptr<PendingCall>> calls_;  // by request
   struct RingEntry {
-    std::shared_ptr<RingSession> session;  // null: it is being closed
-    uint64_t closing = 0;                  // the request that waits for its end
+    std::shared_ptr<Session> session;  // null: it is being closed
+    uint64_t closing = 0;              // the request that waits for its end
   };
   std::unordered_map<uint32_t, RingEntry> rings_;
   uint32_t last_ring_ = 0;
   FileDescriptor doorbell_;  // of all rings; opened with the first
 };
 
-}  // namespace flashcore::server
+}  // namespace flashcore::server::local
 
 #endif  // FLASHCORE_SERVER_TRANSPORT_LOCAL_CONNECTION_H_

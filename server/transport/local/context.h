@@ -13,7 +13,7 @@
 #include "server/transport/attention_methods.h"
 #include "server/transport/connection_count.h"
 
-namespace flashcore::server {
+namespace flashcore::server::local {
 
 class Connection;
 class RingPoller;
@@ -49,7 +49,7 @@ class UseCount {
   int uses_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-struct LocalOptions {
+struct Options {
   std::string path;                    // of the socket; empty: there is none
   int max_connections_per_user = 256;  // of the local socket
   int max_calls = 256;                 // unanswered ones of one connection
@@ -59,7 +59,7 @@ struct LocalOptions {
 };
 
 // Outlives all connections, rings and calls.
-struct LocalContext {
+struct Context {
   using OnConnection = absl::AnyInvocable<void(Connection*)>;
 
   RpcMetrics* Rpc(const char* method) const { return methods->Rpc(method, "local"); }
@@ -78,6 +78,6 @@ struct LocalContext {
   RpcMetrics* load_sequence = nullptr;
 };
 
-}  // namespace flashcore::server
+}  // namespace flashcore::server::local
 
 #endif  // FLASHCORE_SERVER_TRANSPORT_LOCAL_CONTEXT_H_

@@ -11,17 +11,18 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "proto/wire/frames.h"
 #include "server/base/clock.h"
 #include "server/base/socket.h"
 #include "server/transport/unsent_replies.h"
 
-namespace flashcore::server {
+namespace flashcore::server::local {
 
 // Never blocks. Not thread-safe.
 class FrameSocket {
  public:
   // File descriptors that may have come without the request that they are for.
-  static constexpr size_t kMaxFiles = 4;
+  static constexpr size_t kMaxFiles = wire::kMaxFilesAtOnce;
 
   // `socket` is non-blocking. `unsent` and `clock` outlive this.
   FrameSocket(FileDescriptor socket, UnsentReplies* unsent, const Clock* clock)
@@ -56,8 +57,6 @@ class FrameSocket {
     std::unique_ptr<UnsentReply> charge;
   };
 
-  void KeepFiles(const struct msghdr& message);
-
   FileDescriptor socket_;
   UnsentReplies* const unsent_;
   const Clock* const clock_;
@@ -71,6 +70,6 @@ class FrameSocket {
   TimePoint last_progress_{};
 };
 
-}  // namespace flashcore::server
+}  // namespace flashcore::server::local
 
 #endif  // FLASHCORE_SERVER_TRANSPORT_LOCAL_FRAME_SOCKET_H_

@@ -10,7 +10,7 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 
-namespace flashcore::server {
+namespace flashcore::server::local {
 namespace {
 
 absl::Status CheckShape(const SharedRegion& region, const Ring::Shape& shape) {
@@ -18,18 +18,18 @@ absl::Status CheckShape(const SharedRegion& region, const Ring::Shape& shape) {
     return absl::InvalidArgumentError(absl::StrCat(args...));
   };
   if (region.read_only()) return invalid("region_id: the region is read_only");
-  if (shape.slots < 1 || shape.slots > local::kMaxSlots || (shape.slots & (shape.slots - 1)) != 0) {
-    return invalid("slots: ", shape.slots, " is not a power of two in 1..", local::kMaxSlots);
+  if (shape.slots < 1 || shape.slots > wire::kMaxSlots || (shape.slots & (shape.slots - 1)) != 0) {
+    return invalid("slots: ", shape.slots, " is not a power of two in 1..", wire::kMaxSlots);
   }
-  if (shape.slot_bytes < local::kMinSlotBytes || shape.slot_bytes > local::kMaxSlotBytes ||
-      shape.slot_bytes % local::kRingAlignment != 0) {
-    return invalid("slot_bytes: ", shape.slot_bytes, " is not a multiple of ",
-                   local::kRingAlignment, " in ", local::kMinSlotBytes, "..", local::kMaxSlotBytes);
+  if (shape.slot_bytes < wire::kMinSlotBytes || shape.slot_bytes > wire::kMaxSlotBytes ||
+      shape.slot_bytes % wire::kRingAlignment != 0) {
+    return invalid("slot_bytes: ", shape.slot_bytes, " is not a multiple of ", wire::kRingAlignment,
+                   " in ", wire::kMinSlotBytes, "..", wire::kMaxSlotBytes);
   }
-  if (shape.offset % local::kRingAlignment != 0) {
-    return invalid("offset: ", shape.offset, " is not a multiple of ", local::kRingAlignment);
+  if (shape.offset % wire::kRingAlignment != 0) {
+    return invalid("offset: ", shape.offset, " is not a multiple of ", wire::kRingAlignment);
   }
-  const uint64_t bytes = local::RingBytes(shape.slots, shape.slot_bytes);
+  const uint64_t bytes = wire::RingBytes(shape.slots, shape.slot_bytes);
   if (bytes > region.bytes() || shape.offset > region.bytes() - bytes) {
     return invalid("offset: ", shape.offset, ", and the ring has ", bytes,
                    " bytes; the region has ", region.bytes());
@@ -53,9 +53,9 @@ absl::StatusOr<std::unique_ptr<Ring>> Ring::Open(std::shared_ptr<const SharedReg
 Ring::Ring(std::shared_ptr<const SharedRegion> region, const Shape& shape)
     : region_(std::move(region)),
       shape_(shape),
-      header_(reinterpret_cast<local::RingHeader*>(region_->data() + shape.offset)),
-      submissions_(region_->data() + shape.offset + sizeof(local::RingHeader)),
-      completions_(region_->data() + shape.offset + sizeof(local::RingHeader) +
+      header_(reinterpret_cast<wire::RingHeader*>(region_->data() + shape.offset)),
+      submissions_(region_->data() + shape.offset + sizeof(wire::RingHeader)),
+      completions_(region_->data() + shape.offset + sizeof(wire::RingHeader) +
                    size_t{shape.slots} * shape.slot_bytes) {}
 
 absl::Status Ring::Check(uint64_t submitted, uint64_t received) const {
@@ -72,7 +72,7 @@ absl::Status Ring::Check(uint64_t submitted, uint64_t received) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> Ring::Take(local::SubmissionSlot* header, std::string* message) {
+absl::StatusOr<bool> Ring::Take(wire::SubmissionSlot* header, std::string* message) {
   const uint64_t submitted = header_->submitted.load(std::memory_order_acquire);
   if (submitted == taken_) return false;
   // After `submitted`: the client may have received answers to make room.
@@ -108,7 +108,7 @@ void Ring::Answer(uint64_t tag, absl::string_view message) {
     const uint64_t number = completed_.load(std::memory_order_relaxed);
     std::byte* const slot =
         completions_ + (number & (shape_.slots - 1)) * size_t{shape_.slot_bytes};
-    const local::CompletionSlot header = {tag, static_cast<uint32_t>(message.size()), 0};
+    const wire::CompletionSlot header = {tag, static_cast<uint32_t>(message.size()), 0};
     std::memcpy(slot, &header, sizeof(header));
     std::memcpy(slot + sizeof(header), message.data(), message.size());
     completed_.store(number + 1);  // before the client can say that it has received it
@@ -120,4 +120,4 @@ void Ring::Answer(uint64_t tag, absl::string_view message) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&sleeps), FUTEX_WAKE, 1, nullptr, nullptr, 0);
 }
 
-}  // namespace flashcore::server
+}  // namespace flashcore::server::local

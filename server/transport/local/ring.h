@@ -1,4 +1,4 @@
-// The server's end of a ring in a client's memory; proto/local_ring.h describes the layout.
+// The server's end of a ring in a client's memory; proto/wire/ring.h describes the layout.
 #ifndef FLASHCORE_SERVER_TRANSPORT_LOCAL_RING_H_
 #define FLASHCORE_SERVER_TRANSPORT_LOCAL_RING_H_
 
@@ -11,11 +11,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "proto/local_ring.h"
+#include "proto/wire/ring.h"
 #include "server/base/mutex.h"
 #include "server/memory/shared_region.h"
 
-namespace flashcore::server {
+namespace flashcore::server::local {
 
 // The client can change all of that memory at any time. So each value is read once, and checked
 // against what this keeps for itself.
@@ -36,7 +36,7 @@ class Ring {
 
   // Copies the next request. False: there is none. INVALID_ARGUMENT: the client broke the protocol,
   // and nothing more can be taken.
-  absl::StatusOr<bool> Take(local::SubmissionSlot* header, std::string* message);
+  absl::StatusOr<bool> Take(wire::SubmissionSlot* header, std::string* message);
   // Whether the client says that there is something to take, or broke the protocol.
   bool HasNews() const { return header_->submitted.load(std::memory_order_acquire) != taken_; }
   // 1 tells the client to ring the doorbell. HasNews after this sees every request that comes
@@ -46,7 +46,7 @@ class Ring {
   // Answers a request that was taken, once. `message` fits a slot. From any thread.
   void Answer(uint64_t tag, absl::string_view message) ABSL_LOCKS_EXCLUDED(mutex_);
   // Limit of the message of an answer.
-  size_t max_answer_bytes() const { return shape_.slot_bytes - sizeof(local::CompletionSlot); }
+  size_t max_answer_bytes() const { return shape_.slot_bytes - sizeof(wire::CompletionSlot); }
 
  private:
   Ring(std::shared_ptr<const SharedRegion> region, const Shape& shape);
@@ -54,7 +54,7 @@ class Ring {
 
   const std::shared_ptr<const SharedRegion> region_;
   const Shape shape_;
-  local::RingHeader* const header_;
+  wire::RingHeader* const header_;
   const std::byte* const submissions_;
   std::byte* const completions_;
   uint64_t taken_ = 0;
@@ -63,6 +63,6 @@ class Ring {
   Mutex mutex_;  // held while an answer is written
 };
 
-}  // namespace flashcore::server
+}  // namespace flashcore::server::local
 
 #endif  // FLASHCORE_SERVER_TRANSPORT_LOCAL_RING_H_

@@ -7,7 +7,7 @@
 #include <array>
 #include <utility>
 
-namespace flashcore::server {
+namespace flashcore::server::local {
 namespace {
 
 // How often a spinning thread lets others run.
@@ -29,17 +29,17 @@ RingPoller::~RingPoller() {
   thread_.join();
 }
 
-void RingPoller::Add(std::shared_ptr<RingSession> session) {
+void RingPoller::Add(std::shared_ptr<Session> session) {
   Post([this, session = std::move(session)] { sessions_.push_back(session); });
 }
 
-void RingPoller::Remove(const std::shared_ptr<RingSession>& session) {
+void RingPoller::Remove(const std::shared_ptr<Session>& session) {
   Post([this, session] {
     sessions_.erase(std::remove(sessions_.begin(), sessions_.end(), session), sessions_.end());
   });
 }
 
-void RingPoller::Cancel(std::shared_ptr<RingSession> session, uint64_t tag) {
+void RingPoller::Cancel(std::shared_ptr<Session> session, uint64_t tag) {
   Post([session = std::move(session), tag] {
     // The request may still be in its slot. A turn at a time.
     constexpr int kTurns = 512;
@@ -112,4 +112,4 @@ void RingPoller::Sleep() {
   for (const auto& session : sessions_) session->SetServerSleeps(false);
 }
 
-}  // namespace flashcore::server
+}  // namespace flashcore::server::local

@@ -12,9 +12,9 @@
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
 #include "server/base/socket.h"
-#include "server/transport/local/ring_session.h"
+#include "server/transport/local/session.h"
 
-namespace flashcore::server {
+namespace flashcore::server::local {
 
 // After the last request it looks at the rings for a while, and then sleeps until a doorbell rings.
 // Doorbells are eventfds that are never read: epoll reports each write to them, and no client can
@@ -27,11 +27,11 @@ class RingPoller {
   RingPoller(const RingPoller&) = delete;
   RingPoller& operator=(const RingPoller&) = delete;
 
-  void Add(std::shared_ptr<RingSession> session) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Add(std::shared_ptr<Session> session) ABSL_LOCKS_EXCLUDED(mutex_);
   // Lets go of the session, soon.
-  void Remove(const std::shared_ptr<RingSession>& session) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Remove(const std::shared_ptr<Session>& session) ABSL_LOCKS_EXCLUDED(mutex_);
   // Cancels the requests with `tag` that are in the ring now.
-  void Cancel(std::shared_ptr<RingSession> session, uint64_t tag) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Cancel(std::shared_ptr<Session> session, uint64_t tag) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // False: too many files. The client has the same file description: epoll would report it also
   // after the server's descriptor is closed, so remove it before.
@@ -48,8 +48,8 @@ class RingPoller {
   const Nanoseconds spin_;
   const Clock* const clock_;
   const FileDescriptor epoll_;
-  const FileDescriptor wake_;                           // an eventfd
-  std::vector<std::shared_ptr<RingSession>> sessions_;  // of the thread
+  const FileDescriptor wake_;                       // an eventfd
+  std::vector<std::shared_ptr<Session>> sessions_;  // of the thread
   std::atomic<bool> has_commands_{false};
   std::atomic<bool> stop_{false};
   Mutex mutex_;
@@ -57,6 +57,6 @@ class RingPoller {
   std::thread thread_;
 };
 
-}  // namespace flashcore::server
+}  // namespace flashcore::server::local
 
 #endif  // FLASHCORE_SERVER_TRANSPORT_LOCAL_RING_POLLER_H_

@@ -1,0 +1,223 @@
+#include "server/transport/access/authenticator.h"
+
+#include <grpc/grpc_security_constants.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
+#include "server/telemetry/log.h"
+#include "server/transport/access/forwarded_client.h"
+
+namespace flashcore::server {
+namespace {
+
+constexpr char kNameKey[] = "flashcore-client";
+constexpr char kForwardedKey[] = "x-forwarded-client-cert";
+constexpr size_t kMaxNameBytes = 64;  // of the metadata flashcore-client
+constexpr size_t kMaxCertificateNameBytes = 512;
+
+// All values of a metadata key, in order, with commas between them, as HTTP joins header lines.
+std::optional<std::string> Metadata(const grpc::ServerContextBase& context, const char* key) {
+  const auto [begin, end] = context.client_metadata().equal_range(key);
+  if (begin == end) return std::nullopt;
+  std::string joined(begin->second.data(), begin->second.size());
+  for (auto it = std::next(begin); it != end; ++it) {
+    absl::StrAppend(&joined, ",", absl::string_view(it->second.data(), it->second.size()));
+  }
+  return joined;
+}
+
+// The first value of a property of the client's certificate; empty if there is none.
+std::string Property(const grpc::AuthContext& auth, const char* name) {
+  const std::vector<grpc::string_ref> values = auth.FindPropertyValues(name);
+  return values.empty() ? "" : std::string(values.front().data(), values.front().size());
+}
+
+bool CanBeName(absl::string_view name) {
+  return !name.empty() && name.size() <= kMaxCertificateNameBytes &&
+         std::none_of(name.begin(), name.end(),
+                      [](unsigned char c) { return absl::ascii_iscntrl(c); });
+}
+
+// "10.0.0.1" of the peer "ipv4:10.0.0.1:4711", "[::1]" of "ipv6:%5B::1%5D:4711".
+std::string Host(const grpc::ServerContextBase& context) {
+  if (IsLocal(context)) return "unix";
+  const std::string peer = context.peer();
+  absl::string_view host = absl::string_view(peer).substr(0, peer.rfind(':'));
+  if (!absl::ConsumePrefix(&host, "ipv4:")) absl::ConsumePrefix(&host, "ipv6:");
+  return absl::StrReplaceAll(host, {{"%5B", "["}, {"%5D", "]"}, {"%25", "%"}});
+}
+
+// What the kernel reports for users that are not in the user namespace of this process.
+uid_t OverflowUid() {
+  static const uid_t uid = [] {
+    uid_t configured = 0;
+    std::ifstream file("/proc/sys/kernel/overflowuid");
+    return file >> configured ? configured : 65534;
+  }();
+  return uid;
+}
+
+}  // namespace
+
+absl::StatusOr<Identity> Authenticator::Identify(const Context& context) const {
+  absl::StatusOr<Identity> identity = Direct(context);
+  if (!identity.ok() || !Trusts(identity->name)) return identity;
+  return Forwarded(context, *std::move(identity));
+}
+
+absl::StatusOr<Identity> Authenticator::Direct(const Context& context) const {
+  const std::shared_ptr<const TokenTable> tokens = this->tokens();
+  const bool sends_token = tokens != nullptr && context.client_metadata().count("authorization");
+  if (sends_token) return ByToken(context, *tokens);
+  if (options_.client_certificates && !IsLocal(context)) return ByCertificate(context);
+  if (tokens == nullptr) return ByAddress(context);
+  return Refuse(context, Unauthenticated::kNoToken,
+                "authorization: no bearer token; this server asks for one");
+}
+
+absl::StatusOr<Identity> Authenticator::ByToken(const Context& context,
+                                                const TokenTable& tokens) const {
+  const std::string header = *Metadata(context, "authorization");
+  if (!absl::StartsWithIgnoreCase(header, "Bearer ")) {
+    return Refuse(context, Unauthenticated::kBadToken, "authorization: want 'Bearer TOKEN'");
+  }
+  const absl::string_view token =
+      absl::StripAsciiWhitespace(absl::string_view(header).substr(sizeof("Bearer")));
+  const TokenTable::Entry* entry = tokens.Find(DigestOf(token));
+  if (entry == nullptr) {
+    return Refuse(context, Unauthenticated::kBadToken, "authorization: the token is not valid");
+  }
+  return Identity{absl::StrCat("token:", entry->name), entry->groups, entry->digest};
+}
+
+absl::StatusOr<Identity> Authenticator::ByCertificate(const Context& context) const {
+  const std::shared_ptr<const grpc::AuthContext> auth = context.auth_context();
+  std::string name;
+  if (auth != nullptr && auth->IsPeerAuthenticated()) {
+    for (const char* property :
+         {GRPC_PEER_URI_PROPERTY_NAME, GRPC_PEER_DNS_PROPERTY_NAME, GRPC_X509_CN_PROPERTY_NAME}) {
+      if (name.empty()) name = Property(*auth, property);
+    }
+  }
+  if (!CanBeName(name)) {
+    return Refuse(context, Unauthenticated::kBadCertificate,
+                  "the client certificate has no URI, DNS name or CN of at most 512 bytes without "
+                  "control characters");
+  }
+  return Identity{absl::StrCat("cert:", name), {}};
+}
+
+absl::StatusOr<Identity> Authenticator::ByAddress(const Context& context) const {
+  Identity identity{absl::StrCat("host:", Host(context)), {}};
+  if (!options_.insecure_client_names) return identity;
+  const auto metadata = context.client_metadata().find(kNameKey);
+  if (metadata == context.client_metadata().end()) return identity;
+  const absl::string_view name(metadata->second.data(), metadata->second.size());
+  if (name.size() > kMaxNameBytes || !std::all_of(name.begin(), name.end(), [](unsigned char c) {
+        return absl::ascii_isprint(c);
+      })) {
+    return absl::InvalidArgumentError(absl::StrCat("metadata ", kNameKey, ": want at most ",
+                                                   kMaxNameBytes, " bytes of printable ASCII"));
+  }
+  identity.name = absl::StrCat("name:", name);
+  return identity;
+}
+
+absl::StatusOr<Identity> Authenticator::Forwarded(const Context& context, Identity proxy) const {
+  const std::optional<std::string> header = Metadata(context, kForwardedKey);
+  if (!header.has_value()) return proxy;
+  const auto refuse = [&](absl::string_view error) {
+    return Refuse(context, Unauthenticated::kBadForwardedCert, error);
+  };
+  const absl::StatusOr<std::vector<ForwardedClient>> clients = ParseForwardedClients(*header);
+  if (!clients.ok()) return refuse(clients.status().message());
+  std::string name;
+  for (auto client = clients->rbegin(); client != clients->rend(); ++client) {
+    name = absl::StrCat("cert:", client->Name());
+    if (!Trusts(name)) break;
+  }
+  if (!CanBeName(absl::string_view(name).substr(sizeof("cert")))) {
+    return refuse(
+        "x-forwarded-client-cert: the client has no URI, DNS name or CN of at most 512 bytes "
+        "without control characters; does the proxy forward it?");
+  }
+  return Identity{std::move(name), {}, proxy.token};
+}
+
+bool Authenticator::Trusts(absl::string_view name) const {
+  const std::vector<std::string>& proxies = options_.trusted_proxies;
+  return std::find(proxies.begin(), proxies.end(), name) != proxies.end();
+}
+
+absl::StatusOr<Identity> Authenticator::IdentifyLocal(int connection) const {
+  ucred user = {};
+  socklen_t size = sizeof(user);
+  if (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &user, &size) != 0) {
+    return absl::InternalError(absl::StrCat("SO_PEERCRED: ", std::strerror(errno)));
+  }
+  std::string name = absl::StrCat("uid:", user.uid);
+  if (user.uid != OverflowUid() || options_.allow_overflow_uid) {
+    return Identity{std::move(name), {}};
+  }
+  return RefusePeer(name, Unauthenticated::kOverflowUid,
+                    absl::StrCat("the server cannot tell which user this is: its user namespace "
+                                 "maps the process's uid to the overflow uid, ",
+                                 user.uid, ", and --local_allow_overflow_uid is not set"));
+}
+
+absl::Status Authenticator::RefusePeer(absl::string_view peer, Unauthenticated reason,
+                                       absl::string_view error) const {
+  metrics_->CountUnauthenticated(reason);
+  static LogLimiter limiter(10);
+  if (const auto pass = limiter.Admit()) {
+    LogWarning("caller refused",
+               {{"peer", peer}, {"error", error}, {"suppressed", pass.suppressed}});
+  }
+  return absl::UnauthenticatedError(error);
+}
+
+void Authenticator::SetTokens(TokenTable tokens) {
+  auto next = std::make_shared<const TokenTable>(std::move(tokens));
+  MutexLock lock(&mutex_);
+  tokens_.swap(next);
+}
+
+absl::Status Authenticator::CheckStillValid(const Identity& identity) const {
+  const std::shared_ptr<const TokenTable> tokens = this->tokens();
+  if (tokens == nullptr || identity.token == TokenDigest()) return absl::OkStatus();
+  const TokenTable::Entry* entry = tokens->Find(identity.token);
+  // The identity behind a proxy has the proxy's token and another name.
+  const bool same =
+      entry != nullptr &&
+      (absl::StartsWith(identity.name, "cert:") ||
+       (identity.name == absl::StrCat("token:", entry->name) && identity.groups == entry->groups));
+  if (same) return absl::OkStatus();
+  metrics_->CountUnauthenticated(Unauthenticated::kRevoked);
+  static LogLimiter limiter(10);
+  if (const auto pass = limiter.Admit()) {
+    LogWarning("stream ended: its token was revoked",
+               {{"identity", identity.name}, {"suppressed", pass.suppressed}});
+  }
+  return absl::UnauthenticatedError("authorization: the token was revoked");
+}
+
+std::shared_ptr<const TokenTable> Authenticator::tokens() const {
+  MutexLock lock(&mutex_);
+  return tokens_;
+}
+
+bool IsLocal(const grpc::ServerContextBase& context) {
+  return absl::StartsWith(context.peer(), "unix");
+}
+
+}  // namespace flashcore::server

@@ -1,0 +1,147 @@
+#include "server/transport/grpc/attend_stream.h"
+
+#include <utility>
+
+#include "server/transport/message.h"
+
+namespace flashcore::server {
+
+// Its exchange begins with the message in incoming_; while it waits for staging memory, nothing is
+// read. Then it is in inflight_ until it is complete, and in answers_ until the answer is sent.
+class AttendStreamReactor::Request final : public Exchange {
+ public:
+  explicit Request(AttendStreamReactor* stream)
+      : Exchange(stream->origin_, &stream->incoming_),
+        stream_(stream),
+        unsent_(&stream->context_->unsent, stream->call_) {
+    operation_.identity = stream->identity_;
+    operation_.deadline = stream->deadline_;
+  }
+
+  // With `refusal` if that is not OK.
+  void Start(const absl::Status& refusal) {
+    bool well_formed = false;
+    absl::Status status =
+        ParseAttend(message_, /*regions=*/nullptr, &operation_, &tensors_, &well_formed);
+    if (status.ok() && operation_.request.request_id.empty()) {
+      status = absl::InvalidArgumentError("request_id: empty; AttendStream needs one");
+    }
+    if (well_formed && !refusal.ok()) status = refusal;
+    // After a malformed message, nothing on the stream can be trusted.
+    if (!well_formed) stream_->StopReading(status);
+    Receive(status);
+  }
+
+  grpc::ByteBuffer* answer() { return &answer_; }
+  // gRPC has `sent` the answer, or dropped it.
+  void End(bool sent) {
+    const CutOff cut_off = unsent_.Sent();
+    if (!sent) scope_.Lost(cut_off);
+    Record();
+  }
+
+ private:
+  void Received(const absl::Status& status) override {
+    AttendStreamReactor* const stream = stream_;
+    Exchange::Received(status);  // `this` may be gone then
+    stream->EndReceiving();
+  }
+  void Complete(const absl::Status& status) override {
+    answer_ =
+        status.ok() ? EncodeReply(&operation_) : EncodeError(operation_.request.request_id, status);
+    scope_.Replying(status);
+    const size_t staged_bytes = status.ok() ? StagedReplyBytes(operation_) : 0;
+    unsent_.Ready(operation_.identity.name, kAnswerBytes + answer_.Length() - staged_bytes);
+    stream_->AddAnswer(this);
+  }
+
+  AttendStreamReactor* const stream_;
+  grpc::ByteBuffer answer_;
+  UnsentReply unsent_;
+};
+
+AttendStreamReactor::AttendStreamReactor(const Exchange::Origin& origin, StreamSet* set,
+                                         int max_inflight, grpc::ServerContextBase* call,
+                                         TimePoint deadline)
+    : StreamReactor(set, origin.context, origin.rpc, call),
+      origin_(origin),
+      max_inflight_(static_cast<size_t>(max_inflight)),
+      deadline_(deadline) {
+  Begin();
+}
+
+AttendStreamReactor::~AttendStreamReactor() = default;
+
+void AttendStreamReactor::OnReadDone(bool ok) {
+  Request* request = nullptr;
+  absl::Status refusal;
+  {
+    MutexLock lock(&mutex_);
+    reading_ = false;
+    half_closed_ = !ok;  // or the client is gone
+    if (!ok && !end_.has_value()) end_ = absl::OkStatus();
+    if (!ok || (end_.has_value() && !Refuses())) {
+      Advance();
+      return;
+    }
+    if (!end_.has_value()) {
+      refusal = context_->unsent.Check(identity_.name);
+      if (!refusal.ok()) end_ = refusal;  // the client does not read: its answers would pile up
+    } else {
+      refusal = *end_;
+    }
+    receiving_ = true;
+    auto owned = std::make_unique<Request>(this);
+    request = owned.get();
+    inflight_.emplace(request, std::move(owned));
+  }
+  request->Start(refusal);
+}
+
+void AttendStreamReactor::EndReceiving() {
+  MutexLock lock(&mutex_);
+  receiving_ = false;
+  Advance();
+}
+
+void AttendStreamReactor::AddAnswer(Request* request) {
+  MutexLock lock(&mutex_);
+  auto entry = inflight_.find(request);
+  answers_.push_back(std::move(entry->second));
+  inflight_.erase(entry);
+  Advance();
+}
+
+void AttendStreamReactor::Advance() {
+  if (finished_) return;
+  while (cancelled_ && !writing_ && !answers_.empty()) EndAnswer(/*sent=*/false);
+  if (!writing_ && !answers_.empty()) {
+    writing_ = true;
+    StartWrite(answers_.front()->answer());
+  }
+  const size_t unanswered = inflight_.size() + answers_.size();
+  const bool reads = !end_.has_value() || (Refuses() && !half_closed_ && !inflight_.empty());
+  if (reads && !reading_ && !receiving_ && unanswered < max_inflight_) {
+    reading_ = true;
+    StartRead(&incoming_);
+  }
+  if (end_.has_value() && !receiving_ && unanswered == 0) End(*end_);
+}
+
+void AttendStreamReactor::EndAnswer(bool sent) {
+  answers_.front()->End(sent);
+  answers_.pop_front();
+}
+
+void AttendStreamReactor::OnWriteDone(bool ok) {
+  MutexLock lock(&mutex_);
+  writing_ = false;
+  EndAnswer(ok);
+  Advance();
+}
+
+void AttendStreamReactor::CancelRequests() {
+  for (auto& [request, owned] : inflight_) request->Cancel();
+}
+
+}  // namespace flashcore::server

@@ -1,0 +1,136 @@
+#include "server/transport/grpc/attention_service.h"
+
+#include "grpcpp/support/byte_buffer.h"
+#include "proto/wire/grpc_compat.h"
+#include "server/transport/convert.h"
+#include "server/transport/exchange.h"
+#include "server/transport/grpc/attend_stream.h"
+#include "server/transport/grpc/load_sequence.h"
+#include "server/transport/grpc/unary_reactor.h"
+#include "server/transport/message.h"
+
+namespace flashcore::server {
+namespace {
+
+class AttendReactor final : public UnaryReactor, public Exchange {
+ public:
+  AttendReactor(const Origin& origin, grpc::CallbackServerContext* call, grpc::ByteBuffer* request,
+                grpc::ByteBuffer* response)
+      : UnaryReactor(origin.context, origin.rpc, call),
+        Exchange(origin, request),
+        response_(response) {}
+
+  void Start(const grpc::CallbackServerContext& context) {
+    operation_.deadline = ToDeadline(context.deadline(), origin_.fleet->clock());
+    absl::StatusOr<Identity> caller = AdmitCaller(origin_.context, context);
+    if (!caller.ok()) return Receive(caller.status());
+    operation_.identity = *std::move(caller);
+    bool well_formed = false;
+    Receive(ParseAttend(message_, /*regions=*/nullptr, &operation_, &tensors_, &well_formed));
+  }
+
+ private:
+  void Complete(const absl::Status& status) override {
+    if (status.ok()) *response_ = EncodeReply(&operation_);
+    const size_t bytes = status.ok() ? response_->Length() - StagedReplyBytes(operation_) : 0;
+    End(status, operation_.identity.name, bytes);
+  }
+
+  void Cancelled() override { Cancel(); }
+  RequestScope& scope() override { return scope_; }
+  void Record() override { Exchange::Record(); }
+
+  grpc::ByteBuffer* const response_;
+};
+
+const google::protobuf::ServiceDescriptor& Descriptor() {
+  return *v1::AttendRequest::descriptor()->file()->FindServiceByName("AttentionService");
+}
+
+// Of a method in its service, as generated code numbers them.
+int IndexOf(const char* method) { return Descriptor().FindMethodByName(method)->index(); }
+
+}  // namespace
+
+std::vector<RpcMethod> AttentionService::Methods() {
+  std::vector<RpcMethod> methods = MethodsOf(Descriptor());
+  for (RpcMethod& method : methods) {
+    method.attends = method.method == "Attend" || method.method == "AttendStream" ||
+                     method.method == "LoadSequence";
+  }
+  return methods;
+}
+
+AttentionService::AttentionService(AttentionMethods* methods)
+    : methods_(methods), context_(methods->context()) {
+  AttentionMethods::ForEach([this](const char* name, auto method) { Add(name, method); });
+  AddTensorMethods();
+}
+
+void AttentionService::Drain() {
+  context_->draining = true;
+  streams_.Drain();
+}
+
+Exchange::Origin AttentionService::OriginOf(const char* method) const {
+  return {methods_->fleet(), context_, methods_->Rpc(method, "grpc")};
+}
+
+void AttentionService::AddTensorMethods() {
+  using grpc::ByteBuffer;
+  using grpc::CallbackServerContext;
+  const auto deadline_of = [clock = &methods_->fleet()->clock()](CallbackServerContext* call) {
+    return ToDeadline(call->deadline(), *clock);
+  };
+  const auto attend = [origin = OriginOf("Attend")](CallbackServerContext* call,
+                                                    const ByteBuffer* request,
+                                                    ByteBuffer* response) {
+    // gRPC owns the message until the RPC ends, but allows it to be cleared earlier, which frees
+    // the network's memory early.
+    auto* reactor = new AttendReactor(origin, call, const_cast<ByteBuffer*>(request), response);
+    reactor->Start(*call);
+    return reactor;
+  };
+  const auto attend_stream =
+      [this, deadline_of, origin = OriginOf("AttendStream"),
+       inflight = methods_->options().max_stream_inflight](CallbackServerContext* call) {
+        return new AttendStreamReactor(origin, &streams_, inflight, call, deadline_of(call));
+      };
+  const auto load_sequence = [this, deadline_of, origin = OriginOf("LoadSequence")](
+                                 CallbackServerContext* call, ByteBuffer* response) {
+    return new LoadSequenceReactor(origin, &streams_, call, deadline_of(call), response);
+  };
+  MarkMethodRawCallback(IndexOf("Attend"),
+                        new grpc_compat::UnaryHandler<ByteBuffer, ByteBuffer>(attend));
+  MarkMethodRawCallback(IndexOf("AttendStream"),
+                        new grpc_compat::BidiStreamHandler<ByteBuffer, ByteBuffer>(attend_stream));
+  MarkMethodRawCallback(
+      IndexOf("LoadSequence"),
+      new grpc_compat::ClientStreamHandler<ByteBuffer, ByteBuffer>(load_sequence));
+}
+
+template <typename Request, typename Response>
+void AttentionService::Add(const char* name, AttentionMethods::Method<Request, Response> method) {
+  MarkMethodCallback(IndexOf(name), new grpc_compat::UnaryHandler<Request, Response>(
+                                        [this, rpc = methods_->Rpc(name, "grpc"), method](
+                                            grpc::CallbackServerContext* call,
+                                            const Request* request, Response* response) {
+                                          return Answer(rpc, call, *request, response, method);
+                                        }));
+}
+
+template <typename Request, typename Response>
+grpc::ServerUnaryReactor* AttentionService::Answer(
+    RpcMetrics* rpc, grpc::CallbackServerContext* call, const Request& request, Response* response,
+    AttentionMethods::Method<Request, Response> method) {
+  auto* reactor = new AnswerReactor(context_, rpc, call);
+  const absl::StatusOr<Identity> caller = AdmitCaller(context_, *call);
+  const absl::Status status =
+      caller.ok() ? (methods_->*method)(*caller, request, response) : caller.status();
+  // gRPC keeps the message and its serialized form.
+  const size_t bytes = status.ok() ? response->ByteSizeLong() + response->SpaceUsedLong() : 0;
+  reactor->Answer(status, caller.ok() ? caller->name : "", bytes);
+  return reactor;
+}
+
+}  // namespace flashcore::server

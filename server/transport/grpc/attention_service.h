@@ -1,0 +1,50 @@
+// flashcore.v1.AttentionService over gRPC's callback API.
+#ifndef FLASHCORE_SERVER_TRANSPORT_GRPC_ATTENTION_SERVICE_H_
+#define FLASHCORE_SERVER_TRANSPORT_GRPC_ATTENTION_SERVICE_H_
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "flashcore/v1/attention.grpc.pb.h"
+#include "grpcpp/support/server_callback.h"
+#include "server/transport/attention_methods.h"
+#include "server/transport/exchange.h"
+#include "server/transport/grpc/stream_reactor.h"
+#include "server/transport/rpc_scope.h"
+
+namespace flashcore::server {
+
+// RPCs that carry tensors take raw messages, so that a tensor is copied once, from the network to
+// staging memory. All others are those of AttentionMethods. Thread-safe. Outlives every RPC that it
+// serves. Does not own the methods.
+class AttentionService final : public v1::AttentionService::Service {
+ public:
+  // The methods of this service, for Metrics::Options.
+  static std::vector<RpcMethod> Methods();
+
+  explicit AttentionService(AttentionMethods* methods);
+
+  // Refuses new requests with UNAVAILABLE. Requests in flight are answered.
+  void Drain();
+  // Ends the streams whose identity is not valid any more.
+  void EndRevoked() { streams_.EndRevoked(context_->authenticator); }
+
+ private:
+  void AddTensorMethods();
+  template <typename Request, typename Response>
+  void Add(const char* name, AttentionMethods::Method<Request, Response> method);
+  // Runs `method` for a caller that is admitted.
+  template <typename Request, typename Response>
+  grpc::ServerUnaryReactor* Answer(RpcMetrics* rpc, grpc::CallbackServerContext* call,
+                                   const Request& request, Response* response,
+                                   AttentionMethods::Method<Request, Response> method);
+  Exchange::Origin OriginOf(const char* method) const;
+
+  AttentionMethods* const methods_;
+  RpcContext* const context_;
+  StreamSet streams_;
+};
+
+}  // namespace flashcore::server
+
+#endif  // FLASHCORE_SERVER_TRANSPORT_GRPC_ATTENTION_SERVICE_H_

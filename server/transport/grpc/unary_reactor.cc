@@ -1,0 +1,46 @@
+#include "server/transport/grpc/unary_reactor.h"
+
+namespace flashcore::server {
+
+grpc::Status ToGrpcStatus(const absl::Status& status) {
+  // The two enumerations have the same values.
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
+}
+
+absl::StatusOr<Identity> AdmitCaller(RpcContext* context, const grpc::ServerContextBase& call) {
+  if (absl::Status status = CheckNotDraining(*context); !status.ok()) return status;
+  absl::StatusOr<Identity> caller = context->authenticator.Identify(call);
+  if (!caller.ok()) return caller;
+  absl::Status status = context->client_connections.Use(call.peer(), caller->name);
+  if (!status.ok()) {
+    context->metrics->CountRefusedConnection(RefusedConnection::kMaxConnectionsPerClient);
+    return status;
+  }
+  status = context->unsent.Check(caller->name);
+  if (!status.ok()) return status;
+  return caller;
+}
+
+void UnaryReactor::End(const absl::Status& status, absl::string_view client, size_t reply_bytes) {
+  rpc_.set_status(status.code());
+  scope().Replying(status);
+  reply_.Ready(client, kRpcBytes + reply_bytes);
+  Finish(ToGrpcStatus(status));
+}
+
+void UnaryReactor::OnCancel() {
+  cancelled_ = true;
+  Cancelled();
+}
+
+void UnaryReactor::OnDone() {
+  const CutOff cut_off = reply_.Sent();
+  if (cancelled_) {
+    rpc_.Cancelled();
+    scope().Lost(cut_off);
+  }
+  Record();
+  delete this;
+}
+
+}  // namespace flashcore::server
