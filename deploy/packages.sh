@@ -17,7 +17,7 @@ TEST_PACKAGES=(
 STRESS_PACKAGES=(haproxy nginx libopenblas0) # for tests/run.sh --stress
 SANITIZER_PACKAGES=(clang libclang-rt-dev)
 LINT_PACKAGES=(clang-format clang-tidy flake8 ccache)
-PICTURE_PACKAGES=(python3-matplotlib) # for tests/e2e/dashboard_picture.py
+PICTURE_PACKAGES=(python3-matplotlib) # for tests/bench/dashboard_picture.py
 CONTAINER_PACKAGES=(buildah podman crun curl) # for tests/docker.sh
 
 ensure_packages() {

@@ -28,8 +28,8 @@ usage() {
   exit 2
 }
 
-# build PRESET TARGET: configures and builds a target.
-build() { cmake --preset "$1" && cmake --build --preset "$1" --target "$2"; }
+# build PRESET TARGET...: configures and builds targets.
+build() { cmake --preset "$1" && cmake --build --preset "$1" --target "${@:2}"; }
 
 # Functions of --stress run in a condition, where set -e is off: each command's status counts.
 
@@ -67,7 +67,10 @@ run_part() {
       ;;
     e2e) build release all && run_ctest stress-e2e release -L '^(stress|e2e)$' -R '^e2e' -j 1 ;;
     fuzz) build asan flashcore_gate && run_ctest stress-fuzz asan -L '^stress$' -R '^fuzz' -j "$jobs" ;;
-    perf) build release flashcore_gate && { /usr/bin/python3 -B tests/perf_gate.py || (($? == 77)); } ;;
+    perf)
+      build release flashcore-server flashcore flashcore_cpu_bench_c &&
+        { /usr/bin/python3 -B tests/bench/perf_gate.py || (($? == 77)); }
+      ;;
     tidy) tests/tidy.py --all ;;
     *) build release all && run_ctest stress-named release -L '^stress$' -R "$1" ;;
   esac

@@ -13,14 +13,14 @@ and sums in float32. PyTorch computes the same values in float32.
 
 import argparse
 import ctypes
-import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 
 import cpu_libraries
+import record_file
+import run_info
 import torch
 
 PAUSE_SECONDS = 0.03
@@ -111,17 +111,6 @@ def measure(runs, seconds):
     return samples
 
 
-def cpu_name():
-    env = dict(os.environ, LC_ALL="C")
-    fields = {}
-    for line in subprocess.run(["lscpu"], capture_output=True, text=True, env=env,
-                               check=True).stdout.splitlines():
-        name, _, value = line.partition(":")
-        fields[name.strip()] = value.strip()
-    return (f"{fields.get('Model name', 'unknown')}, family {fields.get('CPU family', '?')}, "
-            f"model {fields.get('Model', '?')}")
-
-
 def summarise(runs, samples, threads):
     result = {"threads": threads, "contenders": {}, "ratios": {}}
     for name, times in samples.items():
@@ -172,7 +161,7 @@ def main():
         cpu_libraries.load_openblas(1)
     except cpu_libraries.Missing as error:
         sys.exit(f"compare_cpu.py: {error}")
-    report = {"cpu": cpu_name(), "torch": torch.__version__, "sgemm_n": SGEMM_N,
+    report = {"cpu": run_info.cpu()["model"], "torch": torch.__version__, "sgemm_n": SGEMM_N,
               "simd_target": library.flashcore_bench_simd_target().decode(), "runs": []}
     print(f"{report['cpu']}, {report['simd_target']}, PyTorch {report['torch']}")
     for threads in dict.fromkeys(args.threads):
@@ -184,9 +173,7 @@ def main():
         print_table(result)
         report["runs"].append(result)
     if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(report, file, indent=1)
-            file.write("\n")
+        record_file.write(args.json, report)
 
 
 if __name__ == "__main__":

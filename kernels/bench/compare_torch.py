@@ -17,13 +17,13 @@ shape), tflops, gbps (Q, K, V and O, once), max_err, sets, set_bytes, and run, w
 
 import argparse
 import ctypes
-import json
 import math
 import os
 import statistics
 import sys
 import warnings
 
+import record_file
 import run_info
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -354,9 +354,7 @@ def main():
                 failures += 1
                 print(f"{text:20} {l2:4} FAILED: {error}", flush=True)
     if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump([{**result, "run": run} for result in results], file, indent=1)
-            file.write("\n")
+        record_file.write(args.json, [{**result, "run": run} for result in results])
     return 1 if failures else 0
 
 

@@ -101,12 +101,12 @@ def describe(verdict, result, record):
     return f"{line}, record {record['us']:.2f} us ({change:+.1%}) on {result['gpu']}"
 
 
-def main(arguments=None):
+def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results")
     parser.add_argument("--record", default=RECORD)
-    args = parser.parse_args(arguments)
+    args = parser.parse_args()
     try:
         verdicts = judge(check(read(args.results), args.results), read_record(args.record))
     except BadFile as error:

@@ -42,7 +42,7 @@ def metrics_of(query):
     return [metric for metric in METRICS if metric.split(".")[0] in known]
 
 
-def parse(output):
+def parse(output, metrics=METRICS):
     """The profiled kernels in ncu's output: a list of {"name": str, metric: float}.
 
     The output is CSV: names, units, then one row per kernel. Lines of ncu (==PROF==) and of the
@@ -58,7 +58,7 @@ def parse(output):
         if not row["ID"].isdigit():
             continue  # units
         kernel = {"name": row["Kernel Name"]}
-        for metric in METRICS:
+        for metric in metrics:
             try:
                 kernel[metric] = float(row[metric].replace(",", ""))
             except (KeyError, ValueError):

@@ -36,9 +36,8 @@ uint64_t SysConf(int name) {
   return value > 0 ? static_cast<uint64_t>(value) : 0;
 }
 
-// Measured on AMD EPYCs with AVX2 and AVX-512: 65 to 130 GFLOP/s a thread (kernels/bench/results),
-// and 11 GB/s in a decode from memory. The lower end, so that a launch seldom takes longer than
-// estimated.
+// Measured on AMD EPYCs with AVX2 and AVX-512: 65 to 130 GFLOP/s a thread, and 11 GB/s in a decode
+// from memory. The lower end, so that a launch seldom takes longer than estimated.
 DeviceSpeed SpeedOf(const std::string& simd_target, int threads) {
   const double share = absl::StartsWith(simd_target, "AVX") ? 1 : 0.25;
   return {70e9 * share * threads, 10e9 * threads, std::chrono::microseconds(10)};

@@ -22,8 +22,8 @@ import sys
 import tempfile
 import time
 
-# A bundle has run_info.py beside this file.
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "kernels" / "bench"))
+import record_file  # noqa: E402
 import run_info  # noqa: E402
 
 START_SECONDS = 300  # PyTorch's first import reads gigabytes
@@ -169,7 +169,7 @@ def bench_command(args, flags, clients):
             f"--duration={args.duration}s", f"--warmup={args.warmup}s"]
 
 
-def run_rounds(commands, rounds, start=Bench):
+def run_rounds(commands, rounds):
     """{name: (reports, error)} of {name: command}. A variant that fails is left out from then on;
     `error` says why, else it is empty."""
     reports = {name: [] for name in commands}
@@ -177,7 +177,7 @@ def run_rounds(commands, rounds, start=Bench):
     with contextlib.ExitStack() as stack:
         benches = {}
         for name, command in commands.items():
-            benches[name] = stack.enter_context(start(command))
+            benches[name] = stack.enter_context(Bench(command))
         for name, bench in benches.items():
             with noted(errors, name):
                 bench.wait_until_ready()
@@ -303,8 +303,7 @@ class Record:
     def write(self):
         self.data["seconds"] = round(time.monotonic() - self._began, 1)
         if self._path:
-            text = json.dumps(self.data, indent=1) + "\n"
-            pathlib.Path(self._path).write_text(text, encoding="utf-8")
+            record_file.write(self._path, self.data)
 
 
 def comma_separated(kind, choices=None):

@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""Compares flashcore-server with a Python gRPC and PyTorch server, end to end, in one run.
-
-    tests/bench/compare_peer.py --device=cuda:0
+"""Section "peer" of record_server.py: flashcore-server and a Python gRPC and PyTorch server, end to end.
 
 Its processes need what peer_server.py needs, and the Python modules of attention.proto, in
 build/tests/e2e/generated or on PYTHONPATH. All servers are up at once and take turns in rounds
@@ -16,19 +13,13 @@ there are at least N clients.
 Cases, FP16: mission (1x8x512x64, all K/V inline), decode1 and decode64 (one step of 1 or 64
 resident sequences of 4096 rows, 32 heads over 8, head_dim 128, in one request). With n clients, each
 runs the case on its own sequences.
-
-The record: see record_server.py, section "peer". Exit status 1 if a request failed or an answer was
-wrong.
 """
 
-import argparse
 import contextlib
 import json
 import os
 import pathlib
 import random
-import shlex
-import signal
 import subprocess
 import sys
 
@@ -60,11 +51,10 @@ def most_kv_bytes(args):
 def start_peers(args, processes, stack):
     """Peers that share the work; they start at once."""
     script = pathlib.Path(__file__).with_name("peer_server.py")
-    command = shlex.split(args.peer_command) or [sys.executable, "-B", str(script)]
     workers = args.peer_workers if processes == 1 else max(2, args.peer_workers // processes)
-    peers = [cells.Server("peer", [*command, f"--device={args.device}", f"--workers={workers}",
-                                   f"--backend={args.peer_backend}",
-                                   f"--capacity={CONTEXT + GROWTH}"]) for _ in range(processes)]
+    command = [sys.executable, "-B", str(script), f"--device={args.device}", f"--workers={workers}",
+               f"--backend={args.peer_backend}", f"--capacity={CONTEXT + GROWTH}"]
+    peers = [cells.Server("peer", command) for _ in range(processes)]
     for peer in peers:
         stack.callback(peer.__exit__)
     return [peer.__enter__() for peer in peers]
@@ -123,7 +113,8 @@ def check_answers(args, record, servers):
 
 
 def run(args, record):
-    """The section "peer" of a record."""
+    """Measures the section."""
+    print(f"seed {args.seed}", flush=True)
     paths = [*([str(GENERATED)] if GENERATED.is_dir() else []), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     with contextlib.ExitStack() as stack:
@@ -149,29 +140,5 @@ def add_arguments(parser):
     parser.add_argument("--peer_processes", type=int, default=8,
                         help="of the second variant of the peer; 1: none")
     parser.add_argument("--peer_backend", default="default", help="see peer_server.py")
-    parser.add_argument("--peer_command", default="",
-                        help="another server in the peer's place; takes its flags")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32),
                         help="of the requests that all answer; default: a fresh one")
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    cells.add_arguments(parser)
-    add_arguments(parser)
-    args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped
-    print(f"seed {args.seed}", flush=True)
-    record = cells.Record(args)
-    try:
-        run(args, record)
-    except (cells.Failure, OSError, subprocess.SubprocessError) as error:
-        record.fail(str(error))
-    finally:
-        record.write()
-    return 1 if record.data["failures"] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

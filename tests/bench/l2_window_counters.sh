@@ -22,6 +22,7 @@ bench=$1
 hot_mib=${2:-16}
 cold_mib=${3:-256}
 ncu=${NCU:-ncu}
+export PYTHONPATH=$(dirname "$0")/../../kernels/bench # profile_check.py, which reads ncu's output
 metrics=lts__t_sectors_op_read_lookup_hit.sum,lts__t_sectors_op_read.sum
 metrics+=,dram__bytes_read.sum,gpu__time_duration.sum
 
@@ -30,21 +31,21 @@ command -v "$ncu" >/dev/null || {
   exit 2
 }
 
-# Medians over the launches in ncu's CSV, whose second row has units.
+# Medians over the launches.
 summarise='
-import csv, statistics, sys
-mode, kv_bytes = sys.argv[1], int(sys.argv[2])
-rows = list(csv.DictReader(line for line in sys.stdin if line.startswith(chr(34))))
-rows = [row for row in rows if row["ID"].isdigit()]
-if not rows:
-    sys.exit(f"{mode}: ncu profiled no launch")
+import profile_check, statistics, sys
+mode, kv_bytes, metrics = sys.argv[1], int(sys.argv[2]), sys.argv[3].split(",")
+try:
+    launches = profile_check.parse(sys.stdin.read(), metrics)
+except profile_check.NothingToJudge as error:
+    sys.exit(f"{mode}: {error}")
 def median(metric):
-    return statistics.median(float(row[metric].replace(",", "")) for row in rows)
+    return statistics.median(launch[metric] for launch in launches)
 hits = median("lts__t_sectors_op_read_lookup_hit.sum")
 reads = median("lts__t_sectors_op_read.sum")
 dram = median("dram__bytes_read.sum")
 us = median("gpu__time_duration.sum") / 1e3
-print(f"{mode:8} {len(rows):8} {kv_bytes / 2**20:8.0f} {dram / 2**20:9.2f} "
+print(f"{mode:8} {len(launches):8} {kv_bytes / 2**20:8.0f} {dram / 2**20:9.2f} "
       f"{100 * (1 - dram / kv_bytes):8.1f}% {100 * hits / reads:6.1f}% {us:8.2f}")
 '
 
@@ -58,6 +59,6 @@ for mode in alone without with; do
     status=1
     continue
   }
-  python3 -c "$summarise" "$mode" $((hot_mib << 20)) <<<"$output" || status=1
+  python3 -B -c "$summarise" "$mode" $((hot_mib << 20)) "$metrics" <<<"$output" || status=1
 done
 exit $status

@@ -6,7 +6,7 @@
 
 `--parts` names some of the parts; the others stay as the record has them. A part has "run"
 (run_info.py: date, commit, CPU, GPU, driver, clocks) and "results". Parts of several commits or
-machines are no record: tests/figures.py refuses them. Needs PyTorch, and for a GPU grpcio, protobuf
+machines are no record: figures.py refuses them. Needs PyTorch, and for a GPU grpcio, protobuf
 and numpy, with the modules of attention.proto in PYTHONPATH (folder e2e of a bundle). A bundle of
 tests/gpu_bundle.sh says in its file COMMIT what it was built from. Exit status 1: a part failed and
 is as it was.
@@ -21,8 +21,8 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-KERNEL_BENCH = ROOT / "kernels" / "bench"
-sys.path.insert(0, str(KERNEL_BENCH))
+sys.path.insert(0, str(ROOT / "kernels" / "bench"))
+import record_file  # noqa: E402
 import run_info  # noqa: E402
 
 
@@ -128,7 +128,7 @@ def main():
             continue
         record = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
         record[name] = measured
-        args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        record_file.write(args.out, record)
     return status
 
 

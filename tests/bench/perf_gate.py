@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 """Fails if the CPU kernels or the server are slower than on record, on a machine shared with others.
 
-    tests/perf_gate.py [BUILD]                  compares with tests/bench/results/perf_gate.json
-    tests/perf_gate.py [BUILD] --record [FILE]  puts the ratios of this CPU on record
+    tests/bench/perf_gate.py [BUILD]                  compares with results/perf_gate.json
+    tests/bench/perf_gate.py [BUILD] --record [FILE]  puts the ratios of this CPU on record
 
-BUILD is a release build, by default build/. It needs Debian's libopenblas0 and the packages of the
-end-to-end tests.
+BUILD is a release build, by default build/. Needs Debian's libopenblas0.
 
 Each figure is a ratio of two times from one run, in which both sides take turns, call by call or
 every 50 ms, so that what slows the machine slows both:
@@ -27,17 +26,20 @@ Exit status: 0 passed, 1 slower, 2 nothing was measured, 77 no record for this k
 
 import argparse
 import ctypes
+import functools
 import json
-import os
 import pathlib
 import statistics
 import subprocess
 import sys
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "kernels" / "bench"), str(ROOT / "tests" / "e2e")]
+import cells
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "kernels" / "bench"))
 import cpu_libraries  # noqa: E402
+import record_file  # noqa: E402
 import run_info  # noqa: E402
 
 RECORDS = ROOT / "tests" / "bench" / "results" / "perf_gate.json"
@@ -58,10 +60,6 @@ KERNELS = {"kernel_d64": ("1x2x512x64", 4 * 2 * 512 * 512 * 64),
 # Name -> (shape of the requests, the percentiles that are divided by echo_us).
 SERVER = {"attend_small": ("1x8x16x64", "latency_us"),
           "attend_transport": ("1x8x128x64", "outside_kernel_us")}
-
-
-class CannotMeasure(Exception):
-    """A library, a program or an answer is missing."""
 
 
 def fastest(calls, seconds):
@@ -115,30 +113,17 @@ class Kernels:
         return kernel_seconds / blas_seconds * scale
 
 
-class Attends:
-    """A server and its command line."""
-
-    def __init__(self, build):
-        os.environ["FLASHCORE_SERVER"] = str(build / "server" / "flashcore-server")
-        os.environ["FLASHCORE_CLI"] = str(build / "client" / "cli" / "flashcore")
-        sys.path.insert(0, str(build / "tests" / "e2e" / "generated"))
-        import harness  # needs the environment
-        self.cli = harness.CLI
-        self.server = harness.Server("--enable_echo", "--cpu_threads=1")
-
-    def close(self):
-        self.server.__exit__()
-
-    def measure(self, name):
-        shape, latency = SERVER[name]
-        done = subprocess.run(
-            [self.cli, "bench", f"--target={self.server.target}", f"--shape={shape}", "--echo",
-             "--json", "--warmup=200ms", f"--duration={SERVER_SECONDS}s"],
-            capture_output=True, text=True, timeout=120)
-        if done.returncode != 0:
-            raise CannotMeasure(f"flashcore bench fails: {done.stderr}")
-        report = json.loads(done.stdout)
-        return report[latency]["p50"] / report["echo_us"]["p50"]
+def measure_attend(build, target, name):
+    """One repeat on the server at `target`."""
+    shape, latency = SERVER[name]
+    done = subprocess.run(
+        [build / "client" / "cli" / "flashcore", "bench", f"--target={target}", f"--shape={shape}",
+         "--echo", "--json", "--warmup=200ms", f"--duration={SERVER_SECONDS}s"],
+        capture_output=True, text=True, timeout=120)
+    if done.returncode != 0:
+        raise cells.Failure(f"flashcore bench fails: {done.stderr}")
+    report = json.loads(done.stdout)
+    return report[latency]["p50"] / report["echo_us"]["p50"]
 
 
 def measured(measure, names):
@@ -150,13 +135,9 @@ def measured(measure, names):
     return ratios
 
 
-def median(ratios):
-    return statistics.median(ratios)
-
-
 def is_slower(ratios, recorded):
     """Whether the median of `ratios` is beyond LIMIT times the median on record."""
-    return median(ratios) > LIMIT * median(recorded)
+    return statistics.median(ratios) > LIMIT * statistics.median(recorded)
 
 
 def measure_and_judge(measure, names, recorded):
@@ -165,7 +146,7 @@ def measure_and_judge(measure, names, recorded):
     best, slower = {}, list(names)
     for _ in range(ATTEMPTS):
         for name, ratios in measured(measure, slower).items():
-            if name not in best or median(ratios) < median(best[name]):
+            if name not in best or statistics.median(ratios) < statistics.median(best[name]):
                 best[name] = ratios
         slower = [name for name in slower
                   if name in recorded and is_slower(best[name], recorded[name])]
@@ -174,54 +155,44 @@ def measure_and_judge(measure, names, recorded):
     return best, slower
 
 
-def choose_record(records, cpu_kind):
-    """The record of this kind of CPU, or None."""
-    return next((record for record in records if record["cpu_kind"] == cpu_kind), None)
-
-
-def with_record(records, new):
-    """The records with `new` in place of that of its kind of CPU, sorted."""
-    kept = [record for record in records if record["cpu_kind"] != new["cpu_kind"]]
-    return sorted([*kept, new], key=lambda record: record["cpu_kind"])
-
-
 def line(name, ratios, recorded):
     """One line of the report."""
-    text = (f"{name:20} {median(ratios):6.3f}, {min(ratios):.3f} to {max(ratios):.3f} "
+    text = (f"{name:20} {statistics.median(ratios):6.3f}, {min(ratios):.3f} to {max(ratios):.3f} "
             f"in {len(ratios)} repeats")
     if recorded is None:
         return f"{text}; not compared"
-    change = median(ratios) / median(recorded)
+    change = statistics.median(ratios) / statistics.median(recorded)
     verdict = "SLOWER" if is_slower(ratios, recorded) else "ok"
-    return f"{text}; {change:.2f}x of the record's {median(recorded):.3f}: {verdict}"
-
-
-def read_records(path):
-    return json.loads(path.read_text(encoding="utf-8"))["records"] if path.exists() else []
+    return f"{text}; {change:.2f}x of the record's {statistics.median(recorded):.3f}: {verdict}"
 
 
 def measure_all(kernels, build, recorded):
     """All ratios of this machine, and the names of those that are slower than `recorded`."""
     ratios, slower = measure_and_judge(kernels.measure, KERNELS, recorded)
-    attends = Attends(build)
-    try:
-        of_server, slow_server = measure_and_judge(attends.measure, SERVER, recorded)
-    finally:
-        attends.close()
+    command = [build / "server" / "flashcore-server", "--device=cpu", "--cpu_threads=1",
+               "--enable_echo", "--metrics_listen=127.0.0.1:0", "--log_format=json"]
+    with cells.Server("flashcore", command) as server:
+        of_server, slow_server = measure_and_judge(
+            functools.partial(measure_attend, build, server.targets["tcp"]), SERVER, recorded)
     return {**ratios, **of_server}, slower + slow_server
 
 
-def make_record(kernels, ratios):
-    return {"run": run_info.run_info(), "cpu_kind": kernels.cpu_kind(),
-            "openblas": kernels.blas(),
-            "ratios": {name: [round(value, 4) for value in values]
-                       for name, values in ratios.items()}}
+def read_records(path):
+    """{kind of CPU: record}."""
+    if not path.exists():
+        return {}
+    records = json.loads(path.read_text(encoding="utf-8"))["records"]
+    return {record["cpu_kind"]: record for record in records}
 
 
-def write_record(path, new):
-    text = json.dumps({"records": with_record(read_records(path), new)}, indent=1)
-    path.write_text(text + "\n", encoding="utf-8")
-    print(f"recorded for {new['cpu_kind']} in {path}")
+def write_record(path, kernels, ratios):
+    """Puts the ratios in the place of what the file has for this kind of CPU."""
+    kind = kernels.cpu_kind()
+    records = {**read_records(path), kind: {
+        "run": run_info.run_info(), "cpu_kind": kind, "openblas": kernels.blas(),
+        "ratios": {name: [round(value, 4) for value in values] for name, values in ratios.items()}}}
+    record_file.write(path, {"records": [records[kind] for kind in sorted(records)]})
+    print(f"recorded for {kind} in {path}")
 
 
 def gate(build, record_to):
@@ -229,7 +200,7 @@ def gate(build, record_to):
     kernels = Kernels(build)
     kind = kernels.cpu_kind()
     print(f"{run_info.cpu()['model']}, {kind}; {kernels.blas()}")
-    record = choose_record([] if record_to else read_records(RECORDS), kind)
+    record = None if record_to else read_records(RECORDS).get(kind)
     recorded = {} if record is None else record["ratios"]
     if record is not None:
         print(f"on record: {record['run']['cpu']['model']}, {record['run']['date']}, "
@@ -238,7 +209,7 @@ def gate(build, record_to):
     for name, values in ratios.items():
         print(line(name, values, recorded.get(name)))
     if record_to:
-        write_record(record_to, make_record(kernels, ratios))
+        write_record(record_to, kernels, ratios)
     elif record is None:
         print(f"no record for {kind}")
         return 77
@@ -255,7 +226,7 @@ def main():
     args = parser.parse_args()
     try:
         return gate(args.build.resolve(), args.record)
-    except (CannotMeasure, cpu_libraries.Missing, OSError) as error:
+    except (cells.Failure, cpu_libraries.Missing, OSError) as error:
         print(f"perf_gate.py: {error}", file=sys.stderr)
         return 2
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Writes the performance figures of the documents from the records, or checks that they agree.
 
-    tests/figures.py            exit status 1, with the difference, if a document says something else
-    tests/figures.py --write    writes them
+    tests/bench/figures.py            exit status 1, with the difference, if a document says something else
+    tests/bench/figures.py --write    writes them
 
 A document has a place for figures between the lines `<!-- figures: NAME -->` and
-`<!-- end of figures -->`. BLOCKS has a function for each name. The records are gpu.json and cpu.json
-in tests/bench/results; tests/bench/record.py writes them. All parts of a record come from one commit
-and one machine. Outside such places the documents of DOCUMENTS quote no time, rate or speed.
+`<!-- end of figures -->`. BLOCKS has a function for each name. The records are results/gpu.json and
+results/cpu.json; record.py writes them. All parts of a record come from one commit and one machine.
+Outside such places the documents of DOCUMENTS quote no time, rate or speed.
 """
 
 import argparse
@@ -19,8 +19,8 @@ import sys
 
 import figure_tables
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-RECORDS = ROOT / "tests" / "bench" / "results"
+RECORDS = pathlib.Path(__file__).resolve().parent / "results"
+ROOT = RECORDS.parents[2]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "client/README.md", "deploy/README.md",
              "deploy/kubernetes/README.md", "deploy/prometheus/RUNBOOK.md", "kernels/README.md",
              "server/README.md", "server/IMPLEMENTATION.md", "tests/README.md",
@@ -62,11 +62,11 @@ def with_figures(text, records):
     return BLOCK.sub(replace, text)
 
 
-def main(arguments=None):
+def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
-    args = parser.parse_args(arguments)
+    args = parser.parse_args()
     records = {name: load(RECORDS / f"{name}.json") for name in ("gpu", "cpu")}
     status, found = 0, set()
     for document in DOCUMENTS:
