@@ -5,6 +5,7 @@
 #   server/: main -> transport -> engine -> device -> kv -> request -> memory -> base
 #            A room may include itself, every room to its right, and telemetry.
 #   proto <- transport, client        client/c -> client/cpp/local        client/cli -> kernels/reference (to verify)
+#   client/include, what users see, includes nothing that is not installed. client/c knows flashcore/c.h of it.
 set -euo pipefail
 cd "${1:-$(dirname "$0")/..}"
 
@@ -21,25 +22,27 @@ forbid() {
   fi
 }
 
-forbid kernels 'grpc|google/|absl/|prometheus/|flashcore/v1|proto/|server/|client/|tests/' \
+forbid kernels 'grpc|google/|absl/|prometheus/|flashcore/|proto/|server/|client/|tests/' \
   'may include only CUDA, Highway and itself'
-forbid server/telemetry 'grpc|google/|flashcore/v1|proto/(wire|grpc)|kernels/|server/(memory|request|kv|device|engine|transport)|server/[a-z_]+\.h|client/|tests/' \
+forbid server/telemetry 'grpc|google/|flashcore/|proto/(wire|grpc)|kernels/|server/(memory|request|kv|device|engine|transport)|server/[a-z_]+\.h|client/|tests/' \
   'may not know gRPC or what it measures'
 
 above='transport' # the rooms above the current one, as a regex
 for room in engine device kv request memory base; do
   forbid "server/$room" "server/($above)/|server/[a-z_]+\.h" 'may not include a room above it'
-  forbid "server/$room" 'grpc|google/|prometheus/|flashcore/v1|proto/|client/|tests/' \
+  forbid "server/$room" 'grpc|google/|prometheus/|flashcore/|proto/|client/|tests/' \
     'may not know gRPC, a generated type or prometheus-cpp'
   above+="|$room"
 done
 forbid server/base 'server/telemetry/|kernels/' 'is the bottom room'
 forbid server/transport 'prometheus/|kernels/(cpu|sm[0-9x]+|plan)|server/[a-z_]+\.h|client/|tests/' \
   'may not include main, kernels or prometheus-cpp'
-forbid server 'kernels/reference|client/|tests/' 'never serves with the reference'
-forbid proto 'prometheus/|kernels/|server/|client/|tests/' 'is used by server and client alike'
+forbid server 'kernels/reference|client/|flashcore/[a-z_]+\.h|tests/' 'never serves with the reference'
+forbid proto 'prometheus/|kernels/|server/|client/|flashcore/[a-z_]+\.h|tests/' 'is used by server and client alike'
+forbid client/include 'prometheus/|kernels/|server/|client/|proto/|tests/|flashcore/v1/(debug|local)|.*\.grpc\.pb\.h' \
+  'is public: it may include only what is installed with it, and gRPC and Abseil'
 forbid client/cpp 'prometheus/|kernels/|server/|client/cli|tests/' 'knows only the contract'
-forbid client/c 'grpc|prometheus/|kernels/|server/|client/cpp/[a-z_]+\.h|client/cli|tests/' \
+forbid client/c 'grpc|prometheus/|kernels/|server/|client/cpp/[a-z_]+\.h|flashcore/[a-z_]{2,}\.h|client/cli|tests/' \
   'knows only the local socket'
 forbid client/cli 'prometheus/|kernels/(cpu|sm[0-9x]+|plan|registry)|server/|tests/' \
   'knows the contract, the client library and the reference'
