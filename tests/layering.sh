@@ -6,6 +6,7 @@
 #            A layer may include itself, every layer to its right, and telemetry.
 #   server/transport: server.h -> grpc/, local/ -> the other files -> access/
 #   proto <- transport, client        client/c -> client/cpp/local        client/cli -> kernels/reference (to verify)
+#   client/include, what users see, includes nothing that is not installed. client/c knows flashcore/c.h of it.
 set -euo pipefail
 cd "${1:-$(dirname "$0")/..}"
 
@@ -22,9 +23,9 @@ forbid() {
   fi
 }
 
-forbid kernels 'grpc|google/|absl/|prometheus/|flashcore/v1|proto/|server/|client/|tests/' \
+forbid kernels 'grpc|google/|absl/|prometheus/|flashcore/|proto/|server/|client/|tests/' \
   'may include only CUDA, Highway and itself'
-forbid server/telemetry 'grpc|google/|flashcore/v1|proto/wire/(fields|frames|grpc|message|ring)|kernels/|server/(memory|request|kv|device|engine|transport)|server/[a-z_]+\.h|client/|tests/' \
+forbid server/telemetry 'grpc|google/|flashcore/|proto/wire/(fields|frames|grpc|message|ring)|kernels/|server/(memory|request|kv|device|engine|transport)|server/[a-z_]+\.h|client/|tests/' \
   'may not know gRPC or what it measures'
 
 # forbid_hidden FOLDER BELOW...: a class that FOLDER declares, it or a folder of BELOW defines.
@@ -42,7 +43,7 @@ below=(engine device kv request memory base)
 forbid_hidden server/transport server/engine server/device server/kv server/request server/memory server/base server/telemetry
 for layer in engine device kv request memory base; do
   forbid "server/$layer" "server/($above)/|server/[a-z_]+\.h" 'may not include a layer above it'
-  forbid "server/$layer" 'grpc|google/|prometheus/|flashcore/v1|proto/|client/|tests/' \
+  forbid "server/$layer" 'grpc|google/|prometheus/|flashcore/|proto/|client/|tests/' \
     'may not know gRPC, a generated type or prometheus-cpp'
   forbid_hidden "${below[@]/#/server/}" server/telemetry
   above+="|$layer"
@@ -57,10 +58,12 @@ done
 forbid server/base 'server/telemetry/|kernels/' 'is the bottom layer'
 forbid server/transport 'prometheus/|kernels/(cpu|sm[0-9x]+|plan)|server/[a-z_]+\.h|client/|tests/' \
   'may not include main, kernels or prometheus-cpp'
-forbid server 'kernels/reference|client/|tests/' 'never serves with the reference'
-forbid proto 'prometheus/|kernels/|server/|client/|tests/' 'is used by server and client alike'
+forbid server 'kernels/reference|client/|flashcore/[a-z_]+\.h|tests/' 'never serves with the reference'
+forbid proto 'prometheus/|kernels/|server/|client/|flashcore/[a-z_]+\.h|tests/' 'is used by server and client alike'
+forbid client/include 'prometheus/|kernels/|server/|client/|proto/|tests/|flashcore/v1/(debug|local)|.*\.grpc\.pb\.h' \
+  'is public: it may include only what is installed with it, and gRPC and Abseil'
 forbid client/cpp 'prometheus/|kernels/|server/|client/cli|tests/' 'knows only the contract'
-forbid client/c 'grpc|prometheus/|kernels/|server/|client/cpp/[a-z_]+\.h|client/cli|tests/' \
+forbid client/c 'grpc|prometheus/|kernels/|server/|client/cpp/[a-z_]+\.h|flashcore/[a-z_]{2,}\.h|client/cli|tests/' \
   'knows only the local socket'
 forbid client/cli 'prometheus/|kernels/(cpu|sm[0-9x]+|plan|registry)|server/|tests/' \
   'knows the contract, the client library and the reference'

@@ -53,7 +53,8 @@ def includes(path):
     """The project's files that a file includes, by name. A generated header stands for its .proto."""
     found = set()
     for name in INCLUDE.findall((ROOT / path).read_text()):
-        for candidate in (name, re.sub(r"^(.*?)(\.grpc)?\.pb\.h$", r"proto/\1.proto", name)):
+        for candidate in (name, f"client/include/{name}",
+                          re.sub(r"^(.*?)(\.grpc)?\.pb\.h$", r"proto/\1.proto", name)):
             if (ROOT / candidate).is_file():
                 found.add(candidate)
     return found

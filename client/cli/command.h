@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "client/cli/flag_types.h"
-#include "client/cpp/client.h"
+#include "flashcore/client.h"
 #include "nlohmann/json_fwd.hpp"
 
 // Defined in command.cc. Command::flags lists those that a subcommand takes.

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "client/cpp/attend.h"
+#include "flashcore/attend.h"
 
 namespace flashcore {
 

@@ -38,7 +38,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/cli/flag_types.h"
-#include "client/cpp/client.h"
+#include "flashcore/client.h"
 
 namespace flashcore::cli {
 

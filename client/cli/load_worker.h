@@ -17,7 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "client/cli/load.h"
 #include "client/cli/workload.h"
-#include "client/cpp/client.h"
+#include "flashcore/client.h"
 
 namespace flashcore::cli {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "client/cpp/attend.h"
+#include "flashcore/attend.h"
 #include "kernels/attention.h"
 
 namespace flashcore::cli {

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "client/cli/oracle.h"
-#include "client/cpp/client.h"
+#include "flashcore/client.h"
 
 namespace flashcore::cli {
 

@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/cli/load.h"
-#include "client/cpp/client.h"
+#include "flashcore/client.h"
 
 namespace flashcore::cli {
 

@@ -1,4 +1,4 @@
-#include "client/cpp/attend.h"
+#include "flashcore/attend.h"
 
 #include <cmath>
 #include <limits>

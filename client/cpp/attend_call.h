@@ -11,9 +11,9 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "client/cpp/attend.h"
 #include "client/cpp/codec.h"
 #include "client/cpp/connection.h"
+#include "flashcore/attend.h"
 #include "grpcpp/alarm.h"
 
 namespace flashcore {

@@ -1,4 +1,4 @@
-#include "client/cpp/attend_stream.h"
+#include "flashcore/attend_stream.h"
 
 #include <deque>
 #include <utility>

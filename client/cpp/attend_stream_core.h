@@ -11,8 +11,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "client/cpp/attend_stream.h"
 #include "client/cpp/codec.h"
+#include "flashcore/attend_stream.h"
 
 namespace flashcore {
 

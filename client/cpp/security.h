@@ -12,7 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "client/cpp/options.h"
+#include "flashcore/options.h"
 #include "grpcpp/security/credentials.h"
 
 namespace flashcore::client {

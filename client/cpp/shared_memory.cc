@@ -1,4 +1,4 @@
-#include "client/cpp/shared_memory.h"
+#include "flashcore/shared_memory.h"
 
 #include <utility>
 

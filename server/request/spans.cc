@@ -1,6 +1,5 @@
 #include "server/request/spans.h"
 
-
 namespace flashcore::server {
 
 SpanCursor::SpanCursor(const AttendRequest& request, const TensorAddresses& tensors)

@@ -1,4 +1,4 @@
-#include "client/cpp/attend_stream.h"
+#include "flashcore/attend_stream.h"
 
 #include <atomic>
 #include <map>
@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/mutex.h"
-#include "client/cpp/client.h"
+#include "flashcore/client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/client/fake_server.h"

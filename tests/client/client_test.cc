@@ -1,4 +1,4 @@
-#include "client/cpp/client.h"
+#include "flashcore/client.h"
 
 #include <unistd.h>
 

@@ -11,7 +11,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "client/cpp/client.h"
+#include "flashcore/client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/wire/ring.h"

@@ -8,7 +8,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "client/cpp/client.h"
+#include "flashcore/client.h"
 #include "gtest/gtest.h"
 #include "tests/client/fake_server.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "client/cpp/attend.h"
+#include "flashcore/attend.h"
 
 namespace flashcore {
 

@@ -3,7 +3,7 @@
 #include <thread>
 #include <vector>
 
-#include "client/cpp/sequence.h"
+#include "flashcore/sequence.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/client/sequence_fixture.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "client/cpp/client.h"
+#include "flashcore/client.h"
 #include "gtest/gtest.h"
 #include "tests/client/fake_sequences.h"
 #include "tests/client/fake_server.h"

@@ -1,4 +1,4 @@
-#include "client/cpp/sequence.h"
+#include "flashcore/sequence.h"
 
 #include <map>
 #include <vector>

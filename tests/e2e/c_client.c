@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "client/c/flashcore.h"
+#include "flashcore/c.h"
 
 #define SECOND INT64_C(1000000000)
 #define CHECK(condition)                                                                  \

@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "client/cpp/client.h"
+#include "flashcore/client.h"
 #include "kernels/half.h"
 
 namespace flashcore {

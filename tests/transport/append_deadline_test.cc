@@ -6,7 +6,7 @@
 #include <string>
 #include <thread>
 
-#include "client/cpp/client.h"
+#include "flashcore/client.h"
 #include "gmock/gmock.h"
 #include "tests/transport/gated_server.h"
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "client/cpp/client.h"
+#include "flashcore/client.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "gtest/gtest.h"

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/cpp/client.h"
+#include "flashcore/client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/device/cpu_device.h"

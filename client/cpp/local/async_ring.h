@@ -15,10 +15,10 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "client/cpp/attend.h"
 #include "client/cpp/local/arena.h"
 #include "client/cpp/local/control.h"
 #include "client/cpp/local/ring_request.h"
+#include "flashcore/attend.h"
 
 namespace flashcore::client::local {
 

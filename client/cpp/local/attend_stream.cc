@@ -1,5 +1,5 @@
 // An AttendStream over the local socket.
-#include "client/cpp/attend_stream.h"
+#include "flashcore/attend_stream.h"
 
 #include <utility>
 #include <vector>

@@ -11,10 +11,10 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "client/cpp/attend.h"
 #include "client/cpp/local/region.h"
 #include "client/cpp/local/session.h"
 #include "client/cpp/memory.h"
+#include "flashcore/attend.h"
 
 namespace flashcore::client::local {
 

@@ -8,10 +8,10 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "client/cpp/attend.h"
 #include "client/cpp/codec.h"
 #include "client/cpp/local/arena.h"
 #include "client/cpp/memory.h"
+#include "flashcore/attend.h"
 #include "flashcore/v1/attention.pb.h"
 
 namespace flashcore::client::local {

@@ -1,6 +1,6 @@
 // Options of a Client and of its calls. Plain data.
-#ifndef FLASHCORE_CLIENT_CPP_OPTIONS_H_
-#define FLASHCORE_CLIENT_CPP_OPTIONS_H_
+#ifndef FLASHCORE_OPTIONS_H_
+#define FLASHCORE_OPTIONS_H_
 
 #include <cstddef>
 #include <memory>
@@ -74,4 +74,4 @@ struct CallOptions {
 
 }  // namespace flashcore
 
-#endif  // FLASHCORE_CLIENT_CPP_OPTIONS_H_
+#endif  // FLASHCORE_OPTIONS_H_

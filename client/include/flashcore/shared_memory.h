@@ -1,12 +1,12 @@
 // Memory that a server on the same host reads and writes in place, so that tensors are not sent.
-#ifndef FLASHCORE_CLIENT_CPP_SHARED_MEMORY_H_
-#define FLASHCORE_CLIENT_CPP_SHARED_MEMORY_H_
+#ifndef FLASHCORE_SHARED_MEMORY_H_
+#define FLASHCORE_SHARED_MEMORY_H_
 
 #include <cstddef>
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "client/cpp/options.h"
+#include "flashcore/options.h"
 
 namespace flashcore {
 
@@ -31,11 +31,6 @@ struct SharedMemoryOptions {
 // unmaps it, too. It is registered again with a server that was restarted. Thread-safe.
 class SharedMemory {
  public:
-  // UNIMPLEMENTED if `connection` is over gRPC, RESOURCE_EXHAUSTED over a limit of the server or if
-  // this host has no memory.
-  static absl::StatusOr<std::unique_ptr<SharedMemory>> Create(
-      std::shared_ptr<const client::Connection> connection, size_t bytes,
-      const SharedMemoryOptions& options, const CallOptions& call);
   // Unregisters and unmaps it. No request that uses it may be in flight.
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
@@ -46,6 +41,10 @@ class SharedMemory {
   bool registered() const;  // whether the server has it
 
  private:
+  friend class Client;
+  static absl::StatusOr<std::unique_ptr<SharedMemory>> Create(
+      std::shared_ptr<const client::Connection> connection, size_t bytes,
+      const SharedMemoryOptions& options, const CallOptions& call);
   SharedMemory(std::shared_ptr<const client::Connection> connection,
                std::shared_ptr<client::local::Region> region, size_t bytes);
 
@@ -56,4 +55,4 @@ class SharedMemory {
 
 }  // namespace flashcore
 
-#endif  // FLASHCORE_CLIENT_CPP_SHARED_MEMORY_H_
+#endif  // FLASHCORE_SHARED_MEMORY_H_

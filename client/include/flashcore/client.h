@@ -8,9 +8,10 @@
 // client itself adds INVALID_ARGUMENT for byte counts that do not match the shapes (nothing is
 // sent), RESOURCE_EXHAUSTED for a message over its own limit, UNAVAILABLE when the server cannot be
 // reached, and INTERNAL for a reply that does not match the request.
-#ifndef FLASHCORE_CLIENT_CPP_CLIENT_H_
-#define FLASHCORE_CLIENT_CPP_CLIENT_H_
+#ifndef FLASHCORE_CLIENT_H_
+#define FLASHCORE_CLIENT_H_
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -21,11 +22,11 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "client/cpp/attend.h"
-#include "client/cpp/attend_stream.h"
-#include "client/cpp/options.h"
-#include "client/cpp/sequence.h"
-#include "client/cpp/shared_memory.h"
+#include "flashcore/attend.h"
+#include "flashcore/attend_stream.h"
+#include "flashcore/options.h"
+#include "flashcore/sequence.h"
+#include "flashcore/shared_memory.h"
 #include "flashcore/v1/attention.pb.h"
 
 namespace flashcore {
@@ -72,8 +73,8 @@ class Client {
   CallHandle AttendAsync(const AttendRequest& request, AttendCallback done,
                          const CallOptions& call = {});
 
-  // Memory that a server on this host reads and writes in place, if it allows that. Errors: see
-  // SharedMemory.
+  // Memory that a server on this host reads and writes in place. UNIMPLEMENTED over gRPC;
+  // RESOURCE_EXHAUSTED over a limit of the server, or if this host has no memory.
   absl::StatusOr<std::unique_ptr<SharedMemory>> CreateSharedMemory(
       size_t bytes, const SharedMemoryOptions& options = {}, const CallOptions& call = {});
 
@@ -123,4 +124,4 @@ class Client {
 
 }  // namespace flashcore
 
-#endif  // FLASHCORE_CLIENT_CPP_CLIENT_H_
+#endif  // FLASHCORE_CLIENT_H_

@@ -3,8 +3,8 @@
 //
 // Behind a proxy in front of several servers, a sequence's affinity selects its server:
 // SequenceOptions::affinity. To load lost sequences again, see Sequence::OnLost.
-#ifndef FLASHCORE_CLIENT_CPP_SEQUENCE_H_
-#define FLASHCORE_CLIENT_CPP_SEQUENCE_H_
+#ifndef FLASHCORE_SEQUENCE_H_
+#define FLASHCORE_SEQUENCE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -18,8 +18,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "client/cpp/attend.h"
-#include "client/cpp/options.h"
+#include "flashcore/attend.h"
+#include "flashcore/options.h"
 #include "flashcore/v1/attention.pb.h"
 
 namespace flashcore {
@@ -152,4 +152,4 @@ class Sequence {
 
 }  // namespace flashcore
 
-#endif  // FLASHCORE_CLIENT_CPP_SEQUENCE_H_
+#endif  // FLASHCORE_SEQUENCE_H_

@@ -1,7 +1,8 @@
 // Many requests in flight on one RPC, answered in any order.
-#ifndef FLASHCORE_CLIENT_CPP_ATTEND_STREAM_H_
-#define FLASHCORE_CLIENT_CPP_ATTEND_STREAM_H_
+#ifndef FLASHCORE_ATTEND_STREAM_H_
+#define FLASHCORE_ATTEND_STREAM_H_
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
@@ -9,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "client/cpp/attend.h"
+#include "flashcore/attend.h"
 
 namespace flashcore {
 
@@ -110,4 +111,4 @@ class EchoStream {
 
 }  // namespace flashcore
 
-#endif  // FLASHCORE_CLIENT_CPP_ATTEND_STREAM_H_
+#endif  // FLASHCORE_ATTEND_STREAM_H_

@@ -2,8 +2,8 @@
 // meaning of every field are those of proto/flashcore/v1/attention.proto.
 //
 // Plain data: not thread-safe, nothing here owns a tensor.
-#ifndef FLASHCORE_CLIENT_CPP_ATTEND_H_
-#define FLASHCORE_CLIENT_CPP_ATTEND_H_
+#ifndef FLASHCORE_ATTEND_H_
+#define FLASHCORE_ATTEND_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -119,4 +119,4 @@ struct AttendResult {
 
 }  // namespace flashcore
 
-#endif  // FLASHCORE_CLIENT_CPP_ATTEND_H_
+#endif  // FLASHCORE_ATTEND_H_

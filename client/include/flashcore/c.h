@@ -23,9 +23,10 @@
  * Timeouts are nanoseconds; negative: none. All functions are thread-safe, except that a client is
  * closed when no other function runs on it. A completion belongs to one thread's next poll or wait:
  * let one thread of a client receive. A process that forks must not use the client in the child.
+ * Do not link the C++ library, too: protobuf aborts a process that has both.
  */
-#ifndef FLASHCORE_CLIENT_C_FLASHCORE_H_
-#define FLASHCORE_CLIENT_C_FLASHCORE_H_
+#ifndef FLASHCORE_C_H_
+#define FLASHCORE_C_H_
 
 #include <stddef.h>
 #include <stdint.h>
@@ -119,4 +120,4 @@ FLASHCORE_API const char* flashcore_last_error(void);
 }
 #endif
 
-#endif /* FLASHCORE_CLIENT_C_FLASHCORE_H_ */
+#endif /* FLASHCORE_C_H_ */

@@ -1,4 +1,4 @@
-#include "client/c/flashcore.h"
+#include "flashcore/c.h"
 
 #include <algorithm>
 #include <cstdlib>
