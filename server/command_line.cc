@@ -43,8 +43,7 @@ const std::vector<FlagGroup>& FlagGroups() {
         "insecure_client_names", "insecure_listen", "local_allow_overflow_uid"}},
       {"Connections",
        {"max_connections", "max_connections_per_host", "max_connections_per_client",
-        "max_connection_streams", "handshake_timeout_s", "keepalive_s", "max_connection_idle_s",
-        "max_connection_age_s"}},
+        "max_connection_streams", "handshake_timeout_s", "max_connection_age_s"}},
       {"Device",
        {"accumulate", "cpu_threads", "lanes", "idle_spin_us", "direct_io_bytes", "l2_window",
         "l2_budget_bytes", "pin_threads"}},
@@ -52,9 +51,8 @@ const std::vector<FlagGroup>& FlagGroups() {
        {"sequence_metadata_bytes", "staging_wait_ms", "client_staging_bytes",
         "transport_memory_bytes", "unsent_reply_bytes", "shared_memory_bytes"}},
       {"Limits",
-       {"max_queue_requests", "max_batch_requests", "max_batch_tokens", "max_stream_inflight",
-        "reply_timeout_s", "max_spans", "max_request_gflop", "max_launch_ms", "client_kv_bytes",
-        "client_sequences", "client_shared_memory_bytes"}},
+       {"max_queue_requests", "reply_timeout_s", "max_request_gflop", "max_launch_ms",
+        "client_kv_bytes", "client_sequences"}},
       {"Logs", {"log_format"}},
   };
   return *kGroups;

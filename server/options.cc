@@ -25,8 +25,8 @@ ABSL_FLAG(std::vector<std::string>, listen, {"127.0.0.1:7070"},
           "Addresses to serve gRPC on, each host:port or unix:path. Repeat the flag or separate "
           "addresses with commas.");
 ABSL_FLAG(std::string, local_listen, "",
-          "Path of a Unix socket for clients on this host, whose requests then come through rings "
-          "in shared memory instead of gRPC. The user id of a client's process is its identity. "
+          "Path of a Unix socket for clients on this host, whose requests then come through "
+          "shared memory instead of gRPC. The user id of a client's process is its identity. "
           "Empty: no such socket.");
 ABSL_FLAG(bool, local_allow_overflow_uid, false,
           "Serve clients on --local_listen whose user the server's user namespace does not know, "
@@ -60,8 +60,8 @@ ABSL_FLAG(std::vector<std::string>, trusted_proxies, {},
           "The client is the one that the proxy names in the header x-forwarded-client-cert. From "
           "anybody else the header is ignored.");
 ABSL_FLAG(int32_t, max_connections, 1024,
-          "Limit of open gRPC connections. One more closes the oldest that has sent nothing, or is "
-          "closed at once. Lowered if the process may open too few files.");
+          "Limit of open gRPC connections. One more closes the oldest that has sent nothing; if "
+          "there is none, it is closed itself. Lowered if the process may open too few files.");
 ABSL_FLAG(int32_t, max_connections_per_host, 256,
           "Limit of open gRPC connections of one IPv4 address, one IPv6 /64 network, or one local "
           "user on unix: addresses.");
@@ -74,12 +74,6 @@ ABSL_FLAG(int32_t, max_connection_streams, 256,
 ABSL_FLAG(double, handshake_timeout_s, 10,
           "Seconds in which a new connection must send its first bytes, and then complete the TLS "
           "and HTTP/2 handshakes.");
-ABSL_FLAG(double, keepalive_s, 60,
-          "Seconds of silence until the server pings a connection. It closes one that does not "
-          "answer within 20 s.");
-ABSL_FLAG(double, max_connection_idle_s, 1800,
-          "Seconds without an RPC after which a connection is closed; its client reconnects with "
-          "the next RPC. 0: never.");
 ABSL_FLAG(double, max_connection_age_s, 0,
           "Seconds after which a connection takes no more RPCs; 30 s later it is closed, and "
           "streams on it end. 0: never.");
@@ -133,10 +127,11 @@ ABSL_FLAG(std::string, pin_threads, "",
           "Cores that the server runs on, such as 2-5,8. Each lane's thread has one of the first "
           "cores to itself; all other threads share the rest. Empty: any core.");
 
-ABSL_FLAG(int64_t, kv_memory_bytes, 0,
-          "Memory for resident K/V on each device. 0: on a GPU 85% of what is free once the lanes "
-          "have theirs; on the CPU device a quarter of the machine's memory, which the system "
-          "provides as it is used.");
+ABSL_FLAG(
+    int64_t, kv_memory_bytes, 0,
+    "Memory for resident K/V on each device. 0: on a GPU 85% of what is free once the lanes "
+    "have their memory; on the CPU device a quarter of the machine's memory, which the system "
+    "provides as it is used.");
 ABSL_FLAG(std::string, evict, "none",
           "When K/V memory or the memory for sequence records is full: none (refuse more) or lru "
           "(delete the least recently used sequence). At a limit of one client, lru deletes the "
@@ -169,11 +164,10 @@ ABSL_FLAG(int64_t, transport_memory_bytes, int64_t{256} << 20,
           "are cancelled. At least twice --max_message_bytes.");
 ABSL_FLAG(
     int64_t, shared_memory_bytes, int64_t{1} << 30,
-    "Limit of the memory that all clients of the local socket share with the server. With a GPU, "
-    "it is pinned.");
+    "Limit of the memory that all clients of the local socket share with the server; one client "
+    "gets half of it, see --client_kv_bytes. With a GPU, it is pinned.");
 
 ABSL_FLAG(int64_t, max_message_bytes, int64_t{64} << 20, "Size limit of one gRPC message.");
-ABSL_FLAG(int32_t, max_spans, 4096, "Limit of the spans in one request.");
 ABSL_FLAG(double, max_request_gflop, 0,
           "Limit of the work in one request, in 10^9 floating-point operations, masks not counted. "
           "0: about a second of the device's time, by an estimate: 120 for each CPU thread with "
@@ -185,22 +179,13 @@ ABSL_FLAG(int32_t, max_launch_ms, 10,
 ABSL_FLAG(int32_t, max_queue_requests, 1024,
           "Limit of the requests that wait for a lane, for each device. One more gets "
           "RESOURCE_EXHAUSTED.");
-ABSL_FLAG(int32_t, max_batch_requests, 64, "Limit of the requests in one batch.");
-ABSL_FLAG(int64_t, max_batch_tokens, 65536,
-          "Limit of the tokens in one batch, unless one request alone has more. A request counts "
-          "its query rows or its appended K/V rows, whichever are more.");
-ABSL_FLAG(int32_t, max_stream_inflight, 64,
-          "Limit of the unanswered requests of one AttendStream. At the limit, the server stops "
-          "reading the stream.");
 ABSL_FLAG(int64_t, client_kv_bytes, -1,
           "Limit of the K/V memory of one client's sequences, on each device. -1: half of the "
-          "device's K/V memory. 0: no limit, for a server with a single client, which then may "
-          "also use all of --sequence_metadata_bytes, otherwise a quarter.");
+          "device's K/V memory. 0: no limit, for a server with a single client, which then also "
+          "gets all of --sequence_metadata_bytes (else a quarter) and of --shared_memory_bytes "
+          "(else half).");
 ABSL_FLAG(int64_t, client_sequences, 16384,
           "Limit of the sequences of one client, on each device. 0: no limit.");
-ABSL_FLAG(int64_t, client_shared_memory_bytes, -1,
-          "Limit of the shared memory of one client. -1: half of --shared_memory_bytes. 0: only "
-          "--shared_memory_bytes applies.");
 
 ABSL_FLAG(std::string, log_level, "info",
           "Lowest level to log: debug (one record per request), info, warning or error.");
@@ -209,8 +194,8 @@ ABSL_FLAG(std::string, log_format, "auto", "json, text, or auto: text on a termi
 namespace flashcore::server {
 namespace {
 
-// gRPC counts message bytes in an int; Limits.max_batch_tokens has 32 bits.
-constexpr int32_t kMaxInt = std::numeric_limits<int32_t>::max();
+// gRPC counts message bytes in an int.
+constexpr int64_t kMaxMessageBytes = std::numeric_limits<int32_t>::max();
 
 // Checks values and keeps the first error.
 class Checker {
@@ -293,8 +278,7 @@ void ReadSequenceOptions(SequenceStore::Options* options, Checker* check) {
 void ReadSharedMemoryOptions(SharedMemory::Options* options, Checker* check) {
   constexpr int64_t kMaxBytes = int64_t{1} << 40;  // the limit of FaultGuard
   options->total_bytes = check->Range(FLAGS_shared_memory_bytes, 4096, kMaxBytes - 4096);
-  const int64_t client_bytes = check->Range(FLAGS_client_shared_memory_bytes, -1, kMaxBytes);
-  options->client_bytes = client_bytes < 0 ? options->total_bytes / 2 : client_bytes;
+  options->client_bytes = absl::GetFlag(FLAGS_client_kv_bytes) == 0 ? 0 : options->total_bytes / 2;
 }
 
 void ReadCredentialOptions(Server::Options* options, Checker* check) {
@@ -405,12 +389,8 @@ void ReadConnectionOptions(Server::Connections* options, Checker* check) {
   const auto transport_bytes = static_cast<uint64_t>(absl::GetFlag(FLAGS_transport_memory_bytes));
   options->accept.max_unanswered_bytes = transport_bytes / 4;
   options->accept.max_unanswered_bytes_of_all = transport_bytes;
-  options->keepalive = absl::Seconds(check->Range(FLAGS_keepalive_s, 1.0, 86400.0));
-  const auto limit = [](double seconds) {
-    return seconds == 0 ? absl::InfiniteDuration() : absl::Seconds(seconds);
-  };
-  options->max_idle = limit(check->Range(FLAGS_max_connection_idle_s, 0.0, 1e6));
-  options->max_age = limit(check->Range(FLAGS_max_connection_age_s, 0.0, 1e6));
+  const double max_age_s = check->Range(FLAGS_max_connection_age_s, 0.0, 1e6);
+  options->max_age = max_age_s == 0 ? absl::InfiniteDuration() : absl::Seconds(max_age_s);
 }
 
 void ReadUnsentReplyOptions(UnsentReplies::Options* options, Checker* check) {
@@ -438,11 +418,10 @@ void ReadServerOptions(Server::Options* options, Checker* check) {
   options->listen = absl::GetFlag(FLAGS_listen);
   const bool has_tls = !absl::GetFlag(FLAGS_tls_cert_file).empty();
   CheckAddresses(options->listen, has_tls || absl::GetFlag(FLAGS_insecure_listen), check);
-  options->max_message_bytes = check->Range(FLAGS_max_message_bytes, 1024, kMaxInt);
+  options->max_message_bytes = check->Range(FLAGS_max_message_bytes, 1024, kMaxMessageBytes);
   const auto message_bytes = static_cast<int64_t>(options->max_message_bytes);
   options->transport_memory_bytes =
       check->Range(FLAGS_transport_memory_bytes, 2 * message_bytes, int64_t{1} << 46);
-  options->max_stream_inflight = check->Range(FLAGS_max_stream_inflight, 1, 65536);
   ReadUnsentReplyOptions(&options->unsent_replies, check);
   ReadSharedMemoryOptions(&options->shared_memory, check);
   ReadConnectionOptions(&options->connections, check);
@@ -463,13 +442,10 @@ void ReadEngineOptions(Engine::Options* options, Checker* check) {
   options->staging_wait =
       std::chrono::milliseconds(check->Range(FLAGS_staging_wait_ms, 0, 3'600'000));
   options->max_waiting_bytes = absl::GetFlag(FLAGS_transport_memory_bytes) / 2;
-  options->max_spans = check->Range(FLAGS_max_spans, 1, 65536);
   options->max_request_flop = 1e9 * check->Range(FLAGS_max_request_gflop, 0, 1e12);
   options->batcher.max_launch =
       std::chrono::milliseconds(check->Range(FLAGS_max_launch_ms, 1, 60'000));
   options->batcher.max_queue_requests = check->Range(FLAGS_max_queue_requests, 1, 1 << 20);
-  options->batcher.max_batch_requests = check->Range(FLAGS_max_batch_requests, 1, 1 << 20);
-  options->batcher.max_batch_tokens = check->Range(FLAGS_max_batch_tokens, 1, kMaxInt);
   options->batcher.max_queue_delay =
       std::chrono::microseconds(check->Range(FLAGS_max_queue_delay_us, 0, 1'000'000));
   ReadSequenceOptions(&options->sequences, check);

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Compares the flags table of server/README.md with what flashcore-server --help prints.
+"""Compares server/FLAGS.md with what flashcore-server --help prints.
 
-    tests/check_flags.py SERVER           fails if name, default or help of a flag differ
-    tests/check_flags.py SERVER --write   writes the table
+    tests/check_flags.py SERVER           fails if they differ
+    tests/check_flags.py SERVER --write   writes server/FLAGS.md
 
 SERVER is the binary. Fails too if --help leaves out a flag that server/options.cc defines.
 """
@@ -13,9 +13,17 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-README = ROOT / "server" / "README.md"
-BEGIN = "<!-- flags: written by tests/check_flags.py --write -->\n"
-END = "<!-- end of flags -->\n"
+DOCUMENT = ROOT / "server" / "FLAGS.md"
+HEAD = """# Flags of flashcore-server
+
+<!-- Written by tests/check_flags.py --write from flashcore-server --help. -->
+
+Each flag can also be set in the environment, as `FLASHCORE_` and its name in capitals: `FLASHCORE_LISTEN`.
+The command line wins. A value that is not allowed ends the start with exit status 2. How the flags work
+together: [README.md](README.md).
+"""
+UNITS = {"_bytes": "bytes", "_gflop": "10^9 operations", "_ms": "ms", "_us": "us", "_s": "s"}
+TYPES = {"bool": "true, false", "std::string": "text", "std::vector<std::string>": "list"}
 
 
 def groups(usage):
@@ -32,15 +40,20 @@ def groups(usage):
             for title, flags in found if flags]
 
 
-def table(usage):
-    """The Markdown between the markers."""
-    parts = []
+def document(usage, types):
+    """The Markdown. `types`: the C++ type of each flag."""
+    parts = [HEAD]
     for title, flags in groups(usage):
-        rows = [f"| `--{name}` | {default_cell(default)} | {text.replace('|', chr(92) + '|')} |"
-                for name, default, text in flags]
-        parts.append("\n".join([f"**{title}**\n", "| flag | default | meaning |", "| --- | --- | --- |",
-                                *rows]))
-    return "\n" + "\n\n".join(parts) + "\n\n"
+        rows = [f"| `--{name}` | {value_cell(name, types[name])} | {default_cell(default)} | "
+                f"{text.replace('|', chr(92) + '|')} |" for name, default, text in flags]
+        parts.append("\n".join([f"## {title}\n", "| flag | value | default | meaning |",
+                                "| --- | --- | --- | --- |", *rows, ""]))
+    return "\n".join(parts)
+
+
+def value_cell(name, cpp_type):
+    units = (unit for suffix, unit in UNITS.items() if name.endswith(suffix))
+    return next(units, TYPES.get(cpp_type, "number"))
 
 
 def default_cell(text):
@@ -50,21 +63,16 @@ def default_cell(text):
 
 def main(server, write):
     usage = subprocess.run([server, "--help"], check=True, capture_output=True, text=True).stdout
-    defined = set(re.findall(r"^ABSL_FLAG\([^,]+,\s*(\w+),", (ROOT / "server/options.cc").read_text(),
-                             re.MULTILINE))
+    types = {name: cpp_type.strip() for cpp_type, name in re.findall(
+        r"^ABSL_FLAG\(([^,]+),\s*(\w+),", (ROOT / "server/options.cc").read_text(), re.MULTILINE)}
     printed = [name for _, flags in groups(usage) for name, _, _ in flags]
-    if sorted(defined) != sorted(printed):
-        sys.exit(f"--help and server/options.cc differ: {sorted(defined ^ set(printed))}")
-    text = README.read_text()
-    before, found, rest = text.partition(BEGIN)
-    _, ended, after = rest.partition(END)
-    if not found or not ended:
-        sys.exit(f"{README} lacks the markers of the flags table")
-    want = before + BEGIN + table(usage) + END + after
+    if sorted(types) != sorted(printed):
+        sys.exit(f"--help and server/options.cc differ: {sorted(set(types) ^ set(printed))}")
+    want = document(usage, types)
     if write:
-        README.write_text(want)
-    elif want != text:
-        sys.exit(f"the flags table of {README} is not that of --help: run {sys.argv[0]} {server} --write")
+        DOCUMENT.write_text(want)
+    elif not DOCUMENT.exists() or DOCUMENT.read_text() != want:
+        sys.exit(f"{DOCUMENT} is not what --help says: run {sys.argv[0]} {server} --write")
     print(f"{len(printed)} flags")
 
 

@@ -10,8 +10,6 @@
 #include "google/protobuf/util/json_util.h"
 #include "nlohmann/json.hpp"
 
-ABSL_FLAG(std::string, service, "", "name of a service; empty: the server as a whole");
-
 namespace flashcore::cli {
 namespace {
 
@@ -111,7 +109,7 @@ int RunInfo(Client* client) {
 }
 
 int RunHealth(Client* client) {
-  const absl::StatusOr<HealthStatus> health = client->CheckHealth(absl::GetFlag(FLAGS_service));
+  const absl::StatusOr<HealthStatus> health = client->CheckHealth();
   if (!health.ok()) return Fail(health.status());
   const char* name = *health == HealthStatus::kServing      ? "SERVING"
                      : *health == HealthStatus::kNotServing ? "NOT_SERVING"
@@ -136,7 +134,7 @@ Command HealthCommand() {
           "checks whether the server is ready (grpc.health.v1)",
           "Prints SERVING, NOT_SERVING or UNKNOWN. The exit code is 0 only "
           "for SERVING, so it can be a container's health check.",
-          {"service"},
+          {},
           RunHealth};
 }
 

@@ -39,15 +39,15 @@ absl::Status DropReason(const AttendOperation& operation, TimePoint now) {
 }  // namespace
 
 // A client's place in the search for one batch.
-struct Batcher::Turn {
+struct Batcher::Cursor {
   Client* client;
   Queue::iterator next;  // the next operation to look at
 
   // Order of a heap with the client that goes first on top. Of equally served ones, that is not one
   // with a long request that has begun: a newcomer waits for one part of it, not for two.
-  static bool Later(const Turn& a, const Turn& b) {
-    const auto order = [](const Turn& turn) {
-      const Client& of = *turn.client;
+  static bool Later(const Cursor& a, const Cursor& b) {
+    const auto order = [](const Cursor& cursor) {
+      const Client& of = *cursor.client;
       const bool begun = !of.queue.empty() && of.queue.front()->cut != nullptr;
       return std::make_tuple(of.served, begun, of.active_since);
     };
@@ -66,7 +66,7 @@ struct Batcher::Forming {
   Batch* const batch;
   const Options& options;
   const TimePoint now;
-  std::vector<Turn> turns{};      // a heap by Turn::Later
+  std::vector<Cursor> cursors{};  // a heap by Cursor::Later
   std::vector<Choice> choices{};  // [batch->operations]
   int64_t tokens = 0;
   Nanoseconds work{0};
@@ -185,43 +185,43 @@ bool Batcher::TryTake(Batch* batch, TimePoint* retry) {
 }
 
 void Batcher::Choose(Forming* forming) {
-  std::vector<Turn>& turns = forming->turns;
-  turns.reserve(active_.size());
-  for (Client& client : active_) turns.push_back({&client, client.queue.begin()});
-  std::make_heap(turns.begin(), turns.end(), Turn::Later);
-  while (!turns.empty() && !forming->Full()) {
-    std::pop_heap(turns.begin(), turns.end(), Turn::Later);
-    Turn& turn = turns.back();
-    const Queue::iterator position = FindNext(&turn, forming);
-    if (position == turn.client->queue.end()) {
-      turns.pop_back();
+  std::vector<Cursor>& cursors = forming->cursors;
+  cursors.reserve(active_.size());
+  for (Client& client : active_) cursors.push_back({&client, client.queue.begin()});
+  std::make_heap(cursors.begin(), cursors.end(), Cursor::Later);
+  while (!cursors.empty() && !forming->Full()) {
+    std::pop_heap(cursors.begin(), cursors.end(), Cursor::Later);
+    Cursor& cursor = cursors.back();
+    const Queue::iterator position = FindNext(&cursor, forming);
+    if (position == cursor.client->queue.end()) {
+      cursors.pop_back();
       continue;
     }
     AttendOperation* const operation = *position;
     forming->batch->operations.push_back(operation);
-    forming->choices.push_back({turn.client, position});
+    forming->choices.push_back({cursor.client, position});
     forming->tokens += operation->tokens;
     forming->work += operation->work;
     forming->alone = operation->cut != nullptr;
     if (operation->cut == nullptr) {
       StartRunning(absl::MakeSpan(operation->order), forming->batch->serial);
     }
-    turn.client->served += Charge(*operation);
-    std::push_heap(turns.begin(), turns.end(), Turn::Later);
+    cursor.client->served += Charge(*operation);
+    std::push_heap(cursors.begin(), cursors.end(), Cursor::Later);
   }
 }
 
 // The client's next operation that joins the batch, or the end of its queue. Drops the cancelled
 // and expired ones before it.
-Batcher::Queue::iterator Batcher::FindNext(Turn* turn, Forming* forming) {
-  Queue& queue = turn->client->queue;
-  while (turn->next != queue.end()) {
-    const Queue::iterator position = turn->next++;
+Batcher::Queue::iterator Batcher::FindNext(Cursor* cursor, Forming* forming) {
+  Queue& queue = cursor->client->queue;
+  while (cursor->next != queue.end()) {
+    const Queue::iterator position = cursor->next++;
     AttendOperation* const operation = *position;
     if (absl::Status status = DropReason(*operation, forming->now); !status.ok()) {
       forming->batch->dropped.emplace_back(operation, std::move(status));
       if (operation->cut == nullptr) StopWaiting(absl::MakeSpan(operation->order));
-      Erase(turn->client, position);
+      Erase(cursor->client, position);
       continue;
     }
     const bool may_run =

@@ -38,13 +38,13 @@ struct Batch {
   }
 };
 
-// Clients take turns. The client that was served the least work goes first, and its oldest request
-// decides the geometry. Requests of that geometry then join while they fit, in the same turns. An
-// operation is taken only when its OrderSlots allow it. Thread-safe. Owns no operation.
+// Clients are served fairly: the one that was served the least work goes first, and its oldest
+// request decides the geometry. Requests of that geometry then join while they fit, in the same
+// order. An operation is taken only when its OrderSlots allow it. Thread-safe. Owns no operation.
 //
 // An operation with more work than a launch may have is taken alone, and comes back with Return
 // after each part of its launch: then it is first in its client's queue, still holds its
-// OrderSlots, and waits for its client's next turn.
+// OrderSlots, and waits until its client is first again.
 //
 // This is start-time fair queueing. A client's virtual time is the work it was served: the
 // estimated time on the device, in nanoseconds. An idle client returns at the least virtual time of
@@ -126,7 +126,7 @@ class Batcher {
   };
   using Clients = std::list<Client>;
 
-  struct Turn;
+  struct Cursor;
   struct Choice;
   struct Forming;
 
@@ -134,7 +134,7 @@ class Batcher {
   // time to try again; kNoDeadline: not before something changes.
   bool TryTake(Batch* batch, TimePoint* retry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Choose(Forming* forming) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Queue::iterator FindNext(Turn* turn, Forming* forming) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Queue::iterator FindNext(Cursor* cursor, Forming* forming) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Commit(const Forming& forming) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PutBack(Forming* forming) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UpdateClients() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -40,7 +40,7 @@ class Engine {
     size_t staging_memory_bytes = size_t{1} << 30;
     Nanoseconds staging_wait{0};      // how long a request may wait for it; 0: not at all
     size_t max_waiting_bytes = 0;     // see StagingPool
-    size_t client_staging_bytes = 0;  // of one client, unread replies included; 0: no limit
+    size_t client_staging_bytes = 0;  // of one client, with results not yet read; 0: no limit
     uint32_t max_spans = 4096;        // of one request
     double max_request_flop = 0;      // of one request; 0: kDefaultRequestSeconds of the device
     std::vector<int> lane_cores;      // [lanes]: the core of each lane's thread; empty: any

@@ -1,4 +1,4 @@
-// The resident K/V of one device. This is the thread-safe front of the room; the work is done by
+// The resident K/V of one device. This is the thread-safe front of this folder; the work is done by
 //
 //   SequenceTable   which sequences exist; limits, eviction, expiry
 //   LaunchBuilder   what a launch appends and reads; commit and rollback

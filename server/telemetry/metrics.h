@@ -94,7 +94,7 @@ enum class RefusedConnection {
   kMaxConnectionsPerClient,  // counts each refused call
   kNoFiles,                  // no more files can be opened
   kFlood,                    // it sent too much that HTTP/2 flow control does not hold back
-  kSilent,                   // it sent nothing in time, or made room for another
+  kSilent,                   // it sent nothing in time, or was closed for a new one
 };
 
 // Why a connection of the local socket was not served, or was cut off.

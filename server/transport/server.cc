@@ -35,11 +35,15 @@ constexpr Nanoseconds kEndOfDrain = std::chrono::seconds(4);
 // Time for RPCs of other services (health watches, reflection) to end after a drain.
 constexpr std::chrono::milliseconds kShutdownGrace(100);
 
-// How long a client may leave a keepalive ping unanswered.
+// A connection that was silent for the interval is pinged, and closed if no answer comes in time.
+constexpr absl::Duration kKeepaliveInterval = absl::Seconds(60);
 constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(20);
 
 // Clients that ping more often while nothing is sent are disconnected.
 constexpr absl::Duration kMinPingInterval = absl::Seconds(10);
+
+// A connection without an RPC for this long is closed; its client reconnects with the next RPC.
+constexpr absl::Duration kMaxIdle = absl::Minutes(30);
 
 // Time for streams to end on a connection of the greatest age.
 constexpr absl::Duration kMaxAgeGrace = absl::Seconds(30);
@@ -90,12 +94,12 @@ void LimitConnections(const Server::Connections& limits, grpc::ServerBuilder* bu
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, limits.max_streams);
   builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
   set(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, limits.handshake_timeout);
-  set(GRPC_ARG_KEEPALIVE_TIME_MS, limits.keepalive);
+  set(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveInterval);
   set(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeout);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // keepalive needs them
   set(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kMinPingInterval);
-  set(GRPC_ARG_MAX_CONNECTION_IDLE_MS, limits.max_idle);
+  set(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kMaxIdle);
   set(GRPC_ARG_MAX_CONNECTION_AGE_MS, limits.max_age);
   set(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, kMaxAgeGrace);
 }

@@ -33,8 +33,6 @@ class Server {
     int max_per_client = 256;  // see ClientConnections
     int max_streams = 256;     // RPCs at the same time on one connection
     absl::Duration handshake_timeout = absl::Seconds(10);
-    absl::Duration keepalive = absl::Seconds(60);       // silence until a ping
-    absl::Duration max_idle = absl::Minutes(30);        // without an RPC; infinite: no limit
     absl::Duration max_age = absl::InfiniteDuration();  // infinite: no limit
   };
   struct Options {
@@ -46,7 +44,7 @@ class Server {
     std::function<void(bool serving)> on_health;  // whenever that changes
     size_t max_message_bytes = 0;
     size_t transport_memory_bytes = 0;  // of all connections; see --transport_memory_bytes
-    int max_stream_inflight = 0;
+    int max_stream_inflight = 64;  // unanswered requests of one AttendStream; then it is not read
     UnsentReplies::Options unsent_replies;
     SharedMemory::Options shared_memory;
     bool enable_echo = false;

@@ -171,13 +171,6 @@ class ConnectionsTest(unittest.TestCase):
                 connection.close()
             self.assert_connections_return(server)
 
-    def test_an_idle_connection_is_closed(self):
-        with harness.Server("--max_connection_idle_s=0.2") as server:
-            connection = self.connect(server)
-            connection.sendall(HANDSHAKE)
-            self.assert_ends(connection)
-            self.assert_connections_return(server)
-
     def test_streams_of_one_connection_are_limited(self):
         with harness.Server() as server, server.channel() as channel:
             self.assert_serves(channel)

@@ -192,12 +192,13 @@ class HostileTest(unittest.TestCase):
 
     def test_a_slow_reader_does_not_block_others(self):
         rng = harness.numpy_rng()
-        limit = 8
-        with harness.Server(f"--max_stream_inflight={limit}", *UNHURRIED) as server, \
-                server.channel() as slow:
+        with harness.Server(*UNHURRIED) as server, server.channel() as slow:
+            limit = harness.stub(slow).GetServerInfo(
+                pb.GetServerInfoRequest()).limits.max_stream_inflight
             # Nobody reads the answers of this stream: flow control must stop it, and no other.
-            mission = [harness.mission_request(rng, str(i)) for i in range(8)] * 4
-            replies = harness.stub(slow).AttendStream(iter(mission))
+            q = rng.standard_normal((512, 8, 64)).astype(np.float16)
+            requests = (harness.request(q, q[:1], q[:1], str(i)) for i in range(4 * limit))
+            replies = harness.stub(slow).AttendStream(requests)
             wait_until(lambda: server.metric("flashcore_inflight_requests") >= limit,
                        "the stream reaches its limit")
             for _ in range(10):

@@ -95,20 +95,27 @@ class LogTest(unittest.TestCase):
             self.assertIn("head_dim: 7", record["error"])
 
     def test_flags_come_from_the_environment_too_and_the_command_line_wins(self):
-        env = {"FLASHCORE_MAX_SPANS": "17", "FLASHCORE_MAX_MESSAGE_BYTES": "2000000"}
+        env = {"FLASHCORE_MAX_QUEUE_REQUESTS": "17", "FLASHCORE_MAX_MESSAGE_BYTES": "2000000"}
         with harness.Server("--max_message_bytes=3000000", env=env) as server, server.channel() as channel:
             from flashcore.v1 import attention_pb2 as pb
             limits = harness.stub(channel).GetServerInfo(pb.GetServerInfoRequest()).limits
-            self.assertEqual((limits.max_spans, limits.max_message_bytes), (17, 3000000))
+            self.assertEqual((limits.max_queue_requests, limits.max_message_bytes), (17, 3000000))
 
 
 class FlagTest(unittest.TestCase):
+    def test_a_single_client_gets_all_memory(self):
+        with harness.Server("--client_kv_bytes=0") as server, server.channel() as channel:
+            from flashcore.v1 import attention_pb2 as pb
+            limits = harness.stub(channel).GetServerInfo(pb.GetServerInfoRequest()).limits
+            self.assertEqual((limits.client_kv_bytes, limits.client_metadata_bytes,
+                              limits.client_shared_memory_bytes), (0, 0, 0))
+
     ENVIRONMENT = {**os.environ, "FLASHCORE_LISTEN": "127.0.0.1:0"}
 
     def test_bad_flags_exit_2_and_name_the_value(self):
         messages = {
             "--listen=nonsense": "'nonsense' is not host:port or unix:path",
-            "--max_spans=0": "--max_spans: 0 is not in 1..",
+            "--max_queue_requests=0": "--max_queue_requests: 0 is not in 1..",
             "--reply_timeout_s=0": "--reply_timeout_s: 0 is not in 0.01..",
             "--unsent_reply_bytes=1": "--unsent_reply_bytes: 1 is not in 1048576..",
             "--client_staging_bytes=1073741825": "1073741825 is not in 0..1073741824",
@@ -122,7 +129,6 @@ class FlagTest(unittest.TestCase):
             "--l2_budget_bytes=-1": "--l2_budget_bytes: -1 is not in 0..",
             "--kv_memory_bytes=1": "--kv_memory_bytes: 1 is not in",
             "--client_kv_bytes=-2": "--client_kv_bytes: -2 is not in -1..",
-            "--client_shared_memory_bytes=-2": "_shared_memory_bytes: -2 is not in -1..",
             "--log_level=loud": "'loud' is not debug",
             "--drain_timeout_s=nan": "--drain_timeout_s: nan is not in",
             "stray": "unexpected argument 'stray'"}
@@ -133,7 +139,7 @@ class FlagTest(unittest.TestCase):
             self.assertIn(message, done.stderr)
 
     def test_a_last_flag_without_its_value_ends_the_start(self):
-        for flag in ("--listen", "--max_spans"):
+        for flag in ("--listen", "--lanes"):
             done = subprocess.run([harness.SERVER, flag], capture_output=True, text=True,
                                   timeout=30)
             self.assertEqual(done.returncode, 1, done.stderr)

@@ -160,19 +160,14 @@ void CheckLimits(const Options& options) {
   Require(In(server.max_message_bytes, 1024, 0x1p31 - 1) &&
               server.transport_memory_bytes / 2 >= static_cast<size_t>(server.max_message_bytes),
           "message sizes");
-  Require(In(server.max_stream_inflight, 1, 65536), "max_stream_inflight");
   Require(In(absl::ToDoubleSeconds(options.drain_timeout), 0, 86400), "drain_timeout_s");
   const auto& engine = options.engine;
   Require(In(engine.staging_memory_bytes, 0x1p20, 0x1p46), "staging_memory_bytes");
   Require(In(engine.staging_wait.count(), 0, 3600e9), "staging_wait_ms");
-  Require(In(engine.max_spans, 1, 65536), "max_spans");
   Require(In(engine.max_request_flop, 0, 1e21), "max_request_gflop");
   Require(In(engine.batcher.max_launch.count(), 1e6, 6e10), "max_launch_ms");
   Require(In(engine.batcher.max_queue_delay.count(), 0, 1e9), "max_queue_delay_us");
-  Require(In(engine.batcher.max_queue_requests, 1, 0x1p20) &&
-              In(engine.batcher.max_batch_requests, 1, 0x1p20),
-          "max_queue_requests, max_batch_requests");
-  Require(In(engine.batcher.max_batch_tokens, 1, 0x1p31 - 1), "max_batch_tokens");
+  Require(In(engine.batcher.max_queue_requests, 1, 0x1p20), "max_queue_requests");
   Require(In(engine.sequences.idle_timeout.count(), 0, 1e17), "sequence_idle_timeout_s");
   const auto& device = options.device;
   Require(In(device.cpu.kv_memory_bytes, 0x1p22, 0x1p44), "kv_memory_bytes");

@@ -12,7 +12,7 @@ using Bytes = absl::Span<const std::byte>;
 
 void Readme(Bytes prompt_k, Bytes prompt_v, uint64_t prompt_rows, Bytes q, Bytes k, Bytes v,
             absl::Span<std::byte> o) {
-  auto client = flashcore::Client::Create("127.0.0.1:7070");  // or "unix:/path", "local:/path"
+  auto client = flashcore::Client::Create("127.0.0.1:7070");  // or "local:/tmp/flashcore.sock"
   auto sequence =
       (*client)->CreateSequence({/*num_layers=*/32, /*num_kv_heads=*/8, /*head_dim=*/64});
   auto appended = sequence->Append(/*layer=*/0, prompt_k, prompt_v, flashcore::Layout::kNHD,
@@ -23,7 +23,6 @@ void Readme(Bytes prompt_k, Bytes prompt_v, uint64_t prompt_rows, Bytes q, Bytes
   step.num_heads = 8;
   step.query = q, step.key = k, step.value = v, step.output = o;  // FP16 [1, 8, 64]
   absl::Status status = sequence->Attend(step, /*result=*/nullptr);
-  auto beam = sequence->Fork();  // shares the pages
 }
 
 void ClientReadme(Bytes prompt_k, Bytes prompt_v, uint64_t prompt_rows, flashcore::Layout layout,
