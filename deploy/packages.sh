@@ -5,7 +5,7 @@
 BUILD_PACKAGES=(
   cmake ninja-build g++ pkg-config
   libgrpc++-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev
-  libabsl-dev prometheus-cpp-dev libhwy-dev nlohmann-json3-dev
+  libabsl-dev prometheus-cpp-dev libhwy-dev nlohmann-json3-dev libmicrohttpd-dev
 )
 # prometheus brings promtool. The Python packages are for the end-to-end tests, patchelf for
 # tests/gpu_bundle.sh, openssl for tests/e2e/tls_test.py. ccache saves what was compiled before.

@@ -1,215 +1,116 @@
 #include "server/telemetry/http_server.h"
 
-#include <sys/epoll.h>
+#include <microhttpd.h>
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
+#include <cstdlib>
 #include <utility>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
+#include "absl/strings/string_view.h"
 
 namespace flashcore::server {
 namespace {
 
-constexpr size_t kMaxHeaderBytes = 8 << 10;
-constexpr size_t kMaxIgnoredBytes = 64 << 10;
+constexpr size_t kConnectionBytes = 16 << 10;  // the header of a request and that of its reply
 
-absl::string_view StatusText(int status) {
-  switch (status) {
-    case 200:
-      return "OK";
-    case 400:
-      return "Bad Request";
-    case 401:
-      return "Unauthorized";
-    case 404:
-      return "Not Found";
-    case 405:
-      return "Method Not Allowed";
-    case 431:
-      return "Request Header Fields Too Large";
-    default:
-      return "Service Unavailable";
-  }
-}
-
-std::string Serialize(const HttpReply& reply) {
-  return absl::StrCat("HTTP/1.1 ", reply.status, " ", StatusText(reply.status),
-                      "\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8",
-                      "\r\nContent-Length: ", reply.body.size(), "\r\nConnection: close\r\n",
-                      reply.header, "\r\n", reply.body);
-}
-
-// The next line of `text` without its end, which is removed.
-absl::string_view TakeLine(absl::string_view* text) {
-  const size_t end = std::min(text->find('\n'), text->size());
-  absl::string_view line = text->substr(0, end);
-  text->remove_prefix(std::min(end + 1, text->size()));
-  absl::ConsumeSuffix(&line, "\r");
-  return line;
-}
-
-absl::string_view TakeWord(absl::string_view* line) {
-  const size_t end = std::min(line->find(' '), line->size());
-  const absl::string_view word = line->substr(0, end);
-  line->remove_prefix(std::min(end + 1, line->size()));
-  return word;
-}
-
-bool IsWhole(absl::string_view header) {
-  return absl::StrContains(header, "\r\n\r\n") || absl::StrContains(header, "\n\n");
+MHD_Result Send(MHD_Connection* connection, HttpReply reply) {
+  MHD_Response* const response =
+      MHD_create_response_from_buffer(reply.body.size(), reply.body.data(), MHD_RESPMEM_MUST_COPY);
+  const auto add = [response](const char* name, const char* value) {
+    MHD_add_response_header(response, name, value);
+  };
+  add(MHD_HTTP_HEADER_CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8");
+  add(MHD_HTTP_HEADER_CONNECTION, "close");
+  if (reply.status == MHD_HTTP_UNAUTHORIZED) add(MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
+  if (reply.status == MHD_HTTP_METHOD_NOT_ALLOWED) add(MHD_HTTP_HEADER_ALLOW, "GET");
+  const MHD_Result queued = MHD_queue_response(connection, reply.status, response);
+  MHD_destroy_response(response);
+  return queued;
 }
 
 }  // namespace
 
-bool ParseHttpRequest(absl::string_view header, HttpRequest* request) {
-  absl::string_view line = TakeLine(&header);
-  request->method = TakeWord(&line);
-  absl::string_view target = TakeWord(&line);
-  if (request->method.empty() || !absl::StartsWith(line, "HTTP/1.")) return false;
-  if (absl::ConsumePrefix(&target, "http://")) {
-    target.remove_prefix(std::min(target.find('/'), target.size()));
-  }
-  request->path = target.substr(0, target.find('?'));
-  while (!(line = TakeLine(&header)).empty()) {
-    const size_t colon = line.find(':');
-    if (colon == absl::string_view::npos) return false;
-    if (absl::EqualsIgnoreCase(line.substr(0, colon), "authorization")) {
-      request->authorization = absl::StripAsciiWhitespace(line.substr(colon + 1));
+struct HttpServer::Callbacks {
+  static MHD_Result OnRequest(void* self, MHD_Connection* connection, const char* path,
+                              const char* method, const char* /*version*/, const char* /*body*/,
+                              size_t* /*body_bytes*/, void** /*context*/) {
+    if (absl::string_view(method) != MHD_HTTP_METHOD_GET) {
+      return Send(connection, {MHD_HTTP_METHOD_NOT_ALLOWED, "GET only\n"});
     }
+    const char* const authorization =
+        MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_AUTHORIZATION);
+    const HttpRequest request = {path, absl::NullSafeStringView(authorization)};
+    return Send(connection, static_cast<HttpServer*>(self)->options_.answer(request));
   }
-  return true;
-}
+
+  static void OnConnection(void* self, MHD_Connection* connection, void** /*context*/,
+                           MHD_ConnectionNotificationCode event) {
+    if (event != MHD_CONNECTION_NOTIFY_CLOSED) return;
+    const int socket =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+    auto& connections = static_cast<HttpServer*>(self)->connections_;
+    const auto closed = std::find_if(connections.begin(), connections.end(),
+                                     [socket](const auto& one) { return one.socket == socket; });
+    if (closed != connections.end()) connections.erase(closed);
+  }
+};
 
 HttpServer::HttpServer(Options options, std::vector<FileDescriptor> sockets)
     : options_(std::move(options)),
       listening_(std::move(sockets)),
       timer_(options_.clock->NewTimer()),
-      epoll_(epoll_create1(EPOLL_CLOEXEC)),
-      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  const auto watch = [&](int socket) {
-    epoll_event event = {};
-    event.events = EPOLLIN;
-    event.data.fd = socket;
-    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket, &event);
-  };
-  watch(stop_.get());
-  watch(timer_->fd());
-  for (const FileDescriptor& socket : listening_) watch(socket.get());
+      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      // Its own limit, 1020 connections, counts those that EndOldest has ended until MHD_run.
+      daemon_(MHD_start_daemon(MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET, /*port=*/0, nullptr,
+                               nullptr, &Callbacks::OnRequest, this, MHD_OPTION_NOTIFY_CONNECTION,
+                               &Callbacks::OnConnection, this, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+                               kConnectionBytes, MHD_OPTION_END)) {
+  if (daemon_ == nullptr) std::abort();  // no memory, or no file: nothing works
   thread_ = std::thread([this] { Loop(); });
 }
 
 HttpServer::~HttpServer() {
   eventfd_write(stop_.get(), 1);
   thread_.join();
+  MHD_stop_daemon(daemon_);
 }
 
 void HttpServer::Loop() {
-  std::array<epoll_event, 64> events;
+  const int epoll = MHD_get_daemon_info(daemon_, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
+  std::vector<pollfd> files;
+  for (const FileDescriptor& socket : listening_) files.push_back({socket.get(), POLLIN, 0});
+  for (const int file : {timer_->fd(), epoll, stop_.get()}) files.push_back({file, POLLIN, 0});
   while (true) {
-    timer_->Set(order_.empty() ? kNoDeadline : connections_.at(order_.front()).deadline);
-    const int ready = epoll_wait(epoll_.get(), events.data(), events.size(), -1);
-    std::vector<int> with_clients;
-    for (int i = 0; i < ready; ++i) {
-      const int socket = events[i].data.fd;
-      if (socket == stop_.get()) return;
-      if (connections_.count(socket) > 0) {
-        OnEvent(socket);
-      } else if (socket != timer_->fd()) {
-        with_clients.push_back(socket);
-      }
+    timer_->Set(connections_.empty() ? kNoDeadline : connections_.front().deadline);
+    MHD_UNSIGNED_LONG_LONG wait_ms = 0;  // without time limits of its own: 0, or none
+    const bool has_more = MHD_get_timeout(daemon_, &wait_ms) == MHD_YES;
+    poll(files.data(), files.size(), has_more ? 0 : -1);
+    if (files.back().revents != 0) return;
+    for (size_t i = 0; i < listening_.size(); ++i) {
+      if (files[i].revents != 0 && !AcceptAll(files[i].fd)) files[i].fd = -1;
     }
     const TimePoint now = options_.clock->Now();
-    while (!order_.empty() && connections_.at(order_.front()).deadline <= now) {
-      Close(order_.front());
-    }
-    // Last: it closes and opens sockets, and the events above name them by number.
-    for (const int listening : with_clients) AcceptAll(listening);
+    while (!connections_.empty() && connections_.front().deadline <= now) EndOldest();
+    MHD_run(daemon_);
   }
 }
 
-void HttpServer::AcceptAll(int listening) {
-  const auto admit = [this](FileDescriptor accepted, const SocketAddress& /*peer*/) {
-    if (connections_.size() >= options_.max_connections) Close(order_.front());
-    const int socket = accepted.get();
-    Connection& connection = connections_[socket];
-    connection.socket = std::move(accepted);
-    connection.deadline = options_.clock->Now() + options_.time_limit;
-    connection.order = order_.insert(order_.end(), socket);
-    epoll_event event = {};
-    event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
-    event.data.fd = socket;
-    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket, &event);
+bool HttpServer::AcceptAll(int listening) {
+  const auto admit = [this](FileDescriptor accepted, const SocketAddress& peer) {
+    if (connections_.size() >= options_.max_connections) EndOldest();
+    const int socket = accepted.release();
+    if (MHD_add_connection(daemon_, socket, peer.get(), peer.size) != MHD_YES) return;  // closed
+    connections_.push_back({socket, options_.clock->Now() + options_.time_limit});
   };
-  if (!acceptor_.AcceptAll(listening, admit, [] {})) {
-    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listening, nullptr);
-  }
+  return acceptor_.AcceptAll(listening, admit, [] {});
 }
 
-void HttpServer::OnEvent(int socket) {
-  Connection& connection = connections_.at(socket);
-  if (!Read(&connection) || !Write(&connection)) Close(socket);
-}
-
-bool HttpServer::Read(Connection* connection) {
-  char buffer[4096];
-  while (true) {
-    const ssize_t bytes = recv(connection->socket.get(), buffer, sizeof(buffer), 0);
-    if (bytes < 0) return errno == EAGAIN;
-    // A client that has closed its side still reads the reply; one without a whole request is gone.
-    if (bytes == 0) return connection->sent_bytes < connection->reply.size();
-    if (connection->answered) {  // no second request, but unread bytes would reset the connection
-      connection->ignored_bytes += static_cast<size_t>(bytes);
-      if (connection->ignored_bytes > kMaxIgnoredBytes) return false;
-      continue;
-    }
-    connection->request.append(buffer, static_cast<size_t>(bytes));
-    if (IsWhole(connection->request) || connection->request.size() > kMaxHeaderBytes) {
-      Answer(connection);
-    }
-  }
-}
-
-void HttpServer::Answer(Connection* connection) {
-  HttpRequest request;
-  HttpReply reply;
-  if (!IsWhole(connection->request)) {
-    reply = {431, "the header is too long\n", ""};
-  } else if (!ParseHttpRequest(connection->request, &request)) {
-    reply = {400, "not an HTTP/1.1 request\n", ""};
-  } else if (request.method != "GET") {
-    reply = {405, "GET only\n", "Allow: GET\r\n"};
-  } else {
-    reply = options_.answer(request);
-  }
-  connection->reply = Serialize(reply);
-  connection->answered = true;
-}
-
-bool HttpServer::Write(Connection* connection) {
-  const absl::string_view rest =
-      absl::string_view(connection->reply).substr(connection->sent_bytes);
-  if (rest.empty()) return true;
-  const ssize_t bytes = send(connection->socket.get(), rest.data(), rest.size(), MSG_NOSIGNAL);
-  if (bytes < 0) return errno == EAGAIN;
-  connection->sent_bytes += static_cast<size_t>(bytes);
-  // The client closes once it has the reply. Closing first could discard what it has not yet read.
-  if (connection->sent_bytes == connection->reply.size()) {
-    shutdown(connection->socket.get(), SHUT_WR);
-  }
-  return true;
-}
-
-void HttpServer::Close(int socket) {
-  const auto found = connections_.find(socket);
-  order_.erase(found->second.order);
-  connections_.erase(found);
+void HttpServer::EndOldest() {
+  shutdown(connections_.front().socket, SHUT_RDWR);  // libmicrohttpd sees it and closes the socket
+  connections_.pop_front();
 }
 
 }  // namespace flashcore::server

@@ -4,40 +4,35 @@
 
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
+#include <deque>
 #include <functional>
-#include <list>
 #include <memory>
 #include <string>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
 #include "absl/strings/string_view.h"
 #include "server/base/clock.h"
 #include "server/base/socket.h"
 
+struct MHD_Daemon;
+
 namespace flashcore::server {
 
 struct HttpRequest {
-  absl::string_view method;         // "GET"
   absl::string_view path;           // "/metrics", without the query
   absl::string_view authorization;  // the header's value; empty if there is none
 };
 
 struct HttpReply {
-  int status = 200;
+  unsigned status = 200;  // 401 asks for a bearer token
   std::string body;
-  std::string header;  // more header lines, each ending with CRLF
 };
 
-// Parses the header of a request, with the empty line that ends it. False if it is malformed.
-bool ParseHttpRequest(absl::string_view header, HttpRequest* request);
-
-// Answers one request on each connection. A connection costs no thread, only memory, and ends after
-// `time_limit`, whatever its client does. When there are `max_connections`, a new one ends the
-// oldest: a client that sends its request at once and reads the reply at once is served, however
-// many others do not. Owns one thread.
+// Answers one GET on each connection; libmicrohttpd reads it and writes the reply. A connection
+// costs no thread, only memory, and ends after `time_limit`, whatever its client does. When there
+// are `max_connections`, a new one ends the oldest: a client that sends its request at once and
+// reads the reply at once is served, however many others do not. Owns one thread.
 class HttpServer {
  public:
   struct Options {
@@ -53,34 +48,23 @@ class HttpServer {
   HttpServer& operator=(const HttpServer&) = delete;
 
  private:
+  struct Callbacks;  // what libmicrohttpd calls, on the thread
   struct Connection {
-    FileDescriptor socket;
+    int socket;  // libmicrohttpd owns it
     TimePoint deadline;
-    std::list<int>::iterator order;  // in order_
-    std::string request;             // as far as it has come
-    size_t ignored_bytes = 0;        // that came after it
-    std::string reply;
-    size_t sent_bytes = 0;  // of the reply
-    bool answered = false;
   };
 
   void Loop();
-  void AcceptAll(int listening);
-  void OnEvent(int socket);
-  // Each returns false if the connection has ended.
-  bool Read(Connection* connection);
-  bool Write(Connection* connection);
-  void Answer(Connection* connection);
-  void Close(int socket);
+  bool AcceptAll(int listening);
+  void EndOldest();
 
   const Options options_;
-  std::vector<FileDescriptor> listening_;
+  const std::vector<FileDescriptor> listening_;
   const std::unique_ptr<Timer> timer_;
-  const FileDescriptor epoll_;
   const FileDescriptor stop_;  // an eventfd
   Acceptor acceptor_;
-  std::unordered_map<int, Connection> connections_;  // by socket
-  std::list<int> order_;                             // sockets, the oldest first
+  std::deque<Connection> connections_;  // the oldest first, without those that EndOldest has ended
+  MHD_Daemon* const daemon_;
   std::thread thread_;
 };
 

@@ -55,16 +55,14 @@ bool MetricsServer::MayScrape(absl::string_view authorization) const {
 }
 
 HttpReply MetricsServer::Answer(const HttpRequest& request) const {
-  if (request.path == "/healthz") return {200, "ok\n", ""};
+  if (request.path == "/healthz") return {200, "ok\n"};
   if (request.path == "/readyz") {
     const bool ready = options_.ready();
-    return {ready ? 200 : 503, ready ? "ok\n" : "not serving\n", ""};
+    return {ready ? 200U : 503U, ready ? "ok\n" : "not serving\n"};
   }
-  if (request.path != "/metrics" || metrics_ == nullptr) return {404, "not found\n", ""};
-  if (!MayScrape(request.authorization)) {
-    return {401, "the bearer token is missing or wrong\n", "WWW-Authenticate: Bearer\r\n"};
-  }
-  return {200, prometheus::TextSerializer().Serialize(metrics_->Collect()), ""};
+  if (request.path != "/metrics" || metrics_ == nullptr) return {404, "not found\n"};
+  if (!MayScrape(request.authorization)) return {401, "the bearer token is missing or wrong\n"};
+  return {200, prometheus::TextSerializer().Serialize(metrics_->Collect())};
 }
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(

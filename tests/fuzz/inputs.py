@@ -15,7 +15,7 @@ import pathlib
 import sys
 
 CORPUS = pathlib.Path(__file__).parent / "corpus"
-NAMES = ("codec", "flags", "forwarded_client", "http", "local", "log", "npy", "token_file")
+NAMES = ("codec", "flags", "forwarded_client", "local", "log", "npy", "token_file")
 
 
 def seeds(name: str) -> dict:

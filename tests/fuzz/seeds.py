@@ -1,4 +1,4 @@
-"""The seeds of the fuzzers of flags, .npy files, HTTP and log records: bytes by name."""
+"""The seeds of the fuzzers of flags, .npy files and log records: bytes by name."""
 import io
 import struct
 
@@ -139,48 +139,6 @@ def forwarded_client():
         "inner_quote": 'URI=a"b"', "many": ",".join(["URI=a"] * 17), "equals": "URI=http://a?b=c",
     }
     return {name: text.encode() for name, text in texts.items()}
-
-
-def http():
-    """Requests, as the bytes of a connection after the size of the pieces in which they are sent."""
-    token = "Authorization: Bearer secret"
-    lines = {
-        "metrics": ("GET /metrics HTTP/1.1", "Host: a", token),
-        "no_token": ("GET /metrics HTTP/1.1", "Host: a"),
-        "wrong_token": ("GET /metrics HTTP/1.1", "Authorization: Bearer secret2"),
-        "basic": ("GET /metrics HTTP/1.1", "Authorization: Basic c2VjcmV0"),
-        "two_tokens": ("GET /metrics HTTP/1.1", "authorization: Bearer x", token),
-        "healthz": ("GET /healthz HTTP/1.1", "Host: a"), "readyz": ("GET /readyz HTTP/1.0",),
-        "query": ("GET /metrics?name=x%00y HTTP/1.1", token),
-        "encoded_path": ("GET /%6detrics HTTP/1.1",), "dots": ("GET /../../etc/passwd HTTP/1.1",),
-        "longer_path": ("GET /metrics/x HTTP/1.1",), "root": ("GET / HTTP/1.1",),
-        "absolute": ("GET http://a/metrics HTTP/1.1", "Host: a"), "star": ("OPTIONS * HTTP/1.1",),
-        "head": ("HEAD /metrics HTTP/1.1", token), "put": ("PUT /metrics HTTP/1.1", token),
-        "options": ("OPTIONS /metrics HTTP/1.1",), "trace": ("TRACE /healthz HTTP/1.1",),
-        "connect": ("CONNECT a:1 HTTP/1.1",), "propfind": ("PROPFIND /healthz HTTP/1.1",),
-        "http_2": ("GET /healthz HTTP/2.0",), "http_09": ("GET /healthz",),
-        "websocket": ("GET /healthz HTTP/1.1", "Upgrade: websocket", "Connection: Upgrade",
-                      "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version: 13"),
-        "range": ("GET /healthz HTTP/1.1", "Range: bytes=0-18446744073709551615"),
-        "length": ("POST /healthz HTTP/1.1", "Content-Length: 5", "", "12345"),
-        "long_length": ("POST /healthz HTTP/1.1", "Content-Length: 9223372036854775807", "", "1"),
-        "bad_length": ("POST /healthz HTTP/1.1", "Content-Length: -1"),
-        "chunked": ("POST /healthz HTTP/1.1", "Transfer-Encoding: chunked", "", "5", "12345", "0"),
-        "bad_chunk": ("POST /healthz HTTP/1.1", "Transfer-Encoding: chunked", "", "ffffffffffffffff"),
-        "expect": ("GET /healthz HTTP/1.1", "Expect: 100-continue"),
-        "folded": ("GET /metrics HTTP/1.1", "Authorization:", " Bearer secret"),
-        "no_colon": ("GET /healthz HTTP/1.1", "Authorization"),
-        "many_headers": ("GET /healthz HTTP/1.1", *(f"h{i}: {i}" for i in range(80))),
-        "long_header": ("GET /healthz HTTP/1.1", "h: " + "x" * 1500),
-        "two_requests": ("GET /healthz HTTP/1.1", "Connection: keep-alive", "", "GET /x HTTP/1.1"),
-    }
-    inputs = {"nothing": b"\0", "half_a_line": b"\0GET /met", "preface": b"\0PRI * HTTP/2.0\r\n\r\nSM",
-              "nul": b"\0GET /healthz\0 HTTP/1.1\r\n\r\n", "newlines": b"\0\r\n\r\n\r\n\r\n",
-              "tls": bytes.fromhex("0016030100b2010000ae0303"), "bare_lf": b"\0GET /healthz HTTP/1.1\n\n"}
-    for i, (name, request) in enumerate(lines.items()):
-        pieces = bytes([(0, 0, 7, 40)[i % 4]])
-        inputs[name] = pieces + "\r\n".join((*request, "", "")).encode("latin-1")
-    return inputs
 
 
 def log():

@@ -45,12 +45,10 @@ bool SilentConnection::WaitUntilEnded() const {
   return poll(&waiting, 1, 60'000) == 1;
 }
 
-std::string HttpGet(int port, const std::string& path, const std::string& header) {
+std::string HttpExchange(int port, const std::string& request) {
   const int fd = Connect(port);
   std::string response;
   if (fd >= 0) {
-    const std::string request =
-        "GET " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + header + "\r\n";
     char buffer[4096];
     ssize_t bytes = write(fd, request.data(), request.size());
     while (bytes > 0 && (bytes = read(fd, buffer, sizeof(buffer))) > 0) {
@@ -59,6 +57,12 @@ std::string HttpGet(int port, const std::string& path, const std::string& header
   }
   close(fd);
   return response;
+}
+
+std::string HttpGet(int port, const std::string& path, const std::string& header) {
+  return HttpExchange(
+      port,
+      "GET " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + header + "\r\n");
 }
 
 std::string HttpBody(const std::string& response) {

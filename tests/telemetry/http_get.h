@@ -6,6 +6,9 @@
 
 namespace flashcore::server {
 
+// The whole response of 127.0.0.1:`port` to `request`; empty if there is none.
+std::string HttpExchange(int port, const std::string& request);
+
 // The whole response of 127.0.0.1:`port` to GET `path`; empty if there is none. `header`: more
 // header lines, each with its CRLF.
 std::string HttpGet(int port, const std::string& path, const std::string& header = "");

@@ -18,27 +18,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-TEST(ParseHttpRequestTest, TakesWhatClientsSend) {
-  for (const char* target : {"/metrics", "/metrics?x=/y", "http://host:1/metrics"}) {
-    const std::string header =
-        absl::StrCat("GET ", target, " HTTP/1.1\r\nHost: h\r\nAUTHORIZATION:  Bearer x \r\n\r\n");
-    HttpRequest request;
-    ASSERT_TRUE(ParseHttpRequest(header, &request)) << target;
-    EXPECT_EQ(request.method, "GET");
-    EXPECT_EQ(request.path, "/metrics");
-    EXPECT_EQ(request.authorization, "Bearer x");
-  }
-}
-
-TEST(ParseHttpRequestTest, RefusesOthers) {
-  for (const char* header :
-       {"\r\n\r\n", "GET\r\n\r\n", "GET /\r\n\r\n", "GET / HTTP/2\r\n\r\n", " / HTTP/1.1\r\n\r\n",
-        "GET / HTTP/1.1\r\nno colon\r\n\r\n", "PRI * HTTP/2.0\r\n\r\n"}) {
-    HttpRequest request;
-    EXPECT_FALSE(ParseHttpRequest(header, &request)) << header;
-  }
-}
-
 class HttpServerTest : public ::testing::Test {
  protected:
   void Start(HttpServer::Options options) {
@@ -47,7 +26,7 @@ class HttpServerTest : public ::testing::Test {
     ASSERT_TRUE(sockets.ok()) << sockets.status();
     port_ = PortOf(LocalAddress(sockets->front().get()));
     if (!options.answer) {
-      options.answer = [this](const HttpRequest&) { return HttpReply{200, body_, ""}; };
+      options.answer = [this](const HttpRequest&) { return HttpReply{200, body_}; };
     }
     server_ = std::make_unique<HttpServer>(std::move(options), *std::move(sockets));
   }
@@ -67,10 +46,35 @@ TEST_F(HttpServerTest, AnswersInAnyPieces) {
   EXPECT_EQ(HttpBody(Get()), "ok\n");
 }
 
+TEST_F(HttpServerTest, TakesWhatClientsSend) {
+  HttpServer::Options options;
+  options.answer = [](const HttpRequest& request) {
+    return HttpReply{200, absl::StrCat(request.path, " ", request.authorization)};
+  };
+  Start(std::move(options));
+  for (const char* target : {"/metrics", "/metrics?x=/y", "/%6Detrics"}) {
+    EXPECT_EQ(HttpBody(HttpGet(port_, target, "AUTHORIZATION:  Bearer x\r\n")),
+              "/metrics Bearer x");
+    EXPECT_EQ(HttpBody(HttpGet(port_, target)), "/metrics ");
+  }
+}
+
 TEST_F(HttpServerTest, RefusesWhatItDoesNotKnow) {
   Start({});
-  EXPECT_THAT(HttpGet(port_, "/", std::string(9000, 'x')), StartsWith("HTTP/1.1 431"));
+  EXPECT_THAT(HttpGet(port_, "/", std::string(20'000, 'x')), StartsWith("HTTP/1.1 431"));
   EXPECT_THAT(HttpGet(port_, "/", "no colon\r\n"), StartsWith("HTTP/1.1 400"));
+  for (const char* method : {"HEAD", "POST", "TRACE"}) {
+    const std::string reply =
+        HttpExchange(port_, absl::StrCat(method, " / HTTP/1.1\r\nHost: h\r\n\r\n"));
+    EXPECT_THAT(reply, StartsWith("HTTP/1.1 405 Method Not Allowed\r\n")) << method;
+    EXPECT_THAT(reply, HasSubstr("\r\nAllow: GET\r\n")) << method;
+  }
+}
+
+TEST_F(HttpServerTest, AnswersOneRequest) {
+  Start({});
+  const std::string request = "GET / HTTP/1.1\r\nHost: h\r\n\r\n";
+  EXPECT_EQ(HttpBody(HttpExchange(port_, request + request)), "ok\n");
 }
 
 // Six every 2.5 s were enough for a server with a thread for each connection.
@@ -113,13 +117,14 @@ TEST_F(HttpServerTest, UnreadRepliesDelayNobody) {
   body_ = std::string(16 << 20, 'x');  // more than the sockets hold
   Start({});
   std::deque<SilentConnection> unread;
-  for (int i = 0; i < 4; ++i) unread.emplace_back(port_, "GET / HTTP/1.1\r\n\r\n");
+  for (int i = 0; i < 4; ++i) unread.emplace_back(port_, "GET / HTTP/1.1\r\nHost: h\r\n\r\n");
   EXPECT_EQ(HttpBody(Get()).size(), body_.size());
 }
 
 TEST_F(HttpServerTest, AClientThatSendsOnIsCutOff) {
   Start({});
-  const SilentConnection endless(port_, "GET / HTTP/1.1\r\n\r\n" + std::string(1 << 20, 'x'));
+  const SilentConnection endless(port_,
+                                 "GET / HTTP/1.1\r\nHost: h\r\n\r\n" + std::string(1 << 20, 'x'));
   EXPECT_TRUE(endless.WaitUntilEnded());
   EXPECT_THAT(Get(), HasSubstr("ok"));
 }
