@@ -34,14 +34,14 @@ for room in engine device kv request memory base; do
   above+="|$room"
 done
 forbid server/base 'server/telemetry/|kernels/' 'is the bottom room'
-forbid server/transport 'prometheus/|kernels/(cpu|sm[0-9x]+|plan)|server/[a-z_]+\.h|client/|tests/' \
+forbid server/transport 'prometheus/|kernels/(cpu|cuda|sm[0-9]+|plan)|server/[a-z_]+\.h|client/|tests/' \
   'may not include main, kernels or prometheus-cpp'
 forbid server 'kernels/reference|client/|tests/' 'never serves with the reference'
 forbid proto 'prometheus/|kernels/|server/|client/|tests/' 'is used by server and client alike'
 forbid client/cpp 'prometheus/|kernels/|server/|client/cli|tests/' 'knows only the contract'
 forbid client/c 'grpc|prometheus/|kernels/|server/|client/cpp/[a-z_]+\.h|client/cli|tests/' \
   'knows only the local socket'
-forbid client/cli 'prometheus/|kernels/(cpu|sm[0-9x]+|plan|registry)|server/|tests/' \
+forbid client/cli 'prometheus/|kernels/(cpu|cuda|sm[0-9]+|plan|registry)|server/|tests/' \
   'knows the contract, the client library and the reference'
 
 ((failures == 0)) && echo "layering: ok"

@@ -129,7 +129,7 @@ absl::Status CpuDevice::RunKernel(const Launch& launch) {
     return absl::ResourceExhaustedError(
         absl::StrCat("no memory for a workspace of ", plan.workspace_bytes, " bytes"));
   }
-  const int error = kernel->Launch(batch, plan, {workspace, &threads_, nullptr});
+  const int error = kernel->launch(batch, plan, {workspace, &threads_, nullptr});
   if (error != 0) return absl::InternalError(absl::StrCat("the CPU kernel failed with ", error));
   return absl::OkStatus();
 }

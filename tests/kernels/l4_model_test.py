@@ -25,16 +25,16 @@ class TableTest(unittest.TestCase):
     def test_has_a_kernel_for_every_tile(self):
         for head_dim in (32, 64, 96, 128, 256):
             for rows in (16, 32, 64) + ((128,) if head_dim <= 128 else ()):
-                threads, registers, shared = KERNELS[head_dim, rows, 0, 0]
+                threads, registers, shared = KERNELS[head_dim, rows, "sm80", False]
                 self.assertIn(threads, (32, 64, 128, 256))
                 self.assertLessEqual(registers, 255)
                 self.assertLessEqual(shared, 99 * 1024)
 
     def test_reads_float16_kernels_only(self):
-        line = ("| sm80::AttendKernel<Config<{}, 64, 128, float, {}, (SharedSize)1, (sm80::Items)0>, 3968ul> "
+        line = ("| sm80::AttendKernel<Config<{}, 64, 128, float, {}, sm89, (sm80::Items)0>, 3968ul> "
                 "|     256 |       229 |             0 |          61440 |     0 |")
         self.assertEqual(l4_model.read_kernels(line.format("half", "half")),
-                         {(64, 128, 1, False): (256, 229, 61440)})
+                         {(64, 128, "sm89", False): (256, 229, 61440)})
         self.assertEqual(l4_model.read_kernels(line.format("bf16", "bf16")), {})
 
 
