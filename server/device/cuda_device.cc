@@ -231,17 +231,8 @@ KvMemory CudaDevice::kv_memory() const {
 }
 
 absl::Status CudaDevice::Dispatch(int lane, const Launch& launch) {
-  const kernels::Geometry geometry = launch.geometry();
-  const auto kernel =
-      std::find_if(kernels_.begin(), kernels_.end(), [&](const kernels::Kernel* candidate) {
-        return candidate->spec.dtype == geometry.dtype &&
-               candidate->spec.head_dim == geometry.head_dim;
-      });
-  if (kernel == kernels_.end()) {
-    return absl::UnimplementedError(absl::StrCat(info_.id, " has no kernel for ",
-                                                 kernels::Name(geometry.dtype), " of head_dim ",
-                                                 geometry.head_dim));
-  }
+  const auto kernel = KernelFor(launch.geometry());
+  if (!kernel.ok()) return kernel.status();
   if (absl::Status status = Select(); !status.ok()) return status;
   return lanes_[lane]->Dispatch(**kernel, kv_memory().base, launch);
 }
