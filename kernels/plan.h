@@ -152,6 +152,12 @@ struct PlanOptions {
   int64_t cascade_saving = 0;
 };
 
+// Whether kernels for tiles of up to `max_rows` packed rows can have such plans.
+constexpr bool IsSane(const PlanOptions& options, int32_t max_rows) {
+  return options.tile_rows <= max_rows && options.cascade_rows <= options.tile_rows &&
+         kLeastTileRows <= options.tile_rows && options.split_kv_rows % kPageTokens == 0;
+}
+
 struct Plan {
   std::vector<WorkItem> items;  // longest first
   // Those of one item are contiguous. Items of the same spans have them in common.

@@ -9,7 +9,7 @@ sm_89 differs from ptxas_sm_89.md; --update accepts the difference. nvcc version
 differently, so a difference from a table of another version is printed and does not fail.
 
 Threads come from __launch_bounds__. The dynamic shared memory of a kernel is kSharedBytes of its
-template argument Config, defined in config.cuh in the folder of the source.
+template argument Config, defined in config.cuh in the folder of its family.
 """
 
 import argparse
@@ -39,8 +39,9 @@ RESOURCES = {
     "spill_stores": r"(\d+) bytes spill stores",
     "spill_loads": r"(\d+) bytes spill loads",
 }
-# Names of element types in the table.
-TYPES = {"__nv_bfloat16": "bf16", "__half": "half", "__nv_fp8_e4m3": "e4m3"}
+# Names of template arguments in the table.
+ARGUMENTS = {"__nv_bfloat16": "bf16", "__half": "half", "__nv_fp8_e4m3": "e4m3",
+             "(Arch)1": "sm80", "(Arch)2": "sm89"}
 Kernel = collections.namedtuple("Kernel", ["name", "threads", "dynamic_shared", *RESOURCES])
 
 # reports: {arch: {mangled kernel name: {resource: number}}}; ptx: for TABLE_ARCH.
@@ -59,7 +60,7 @@ SM_BLOCKS = 24
 
 def archs_of(source):
     """The architectures that a file is compiled for: files in sm90/ need sm_90a."""
-    return ["90a"] if source.parent.name == "sm90" else ARCHS
+    return ["90a"] if "sm90" in source.parts else ARCHS
 
 
 def run(command):
@@ -123,7 +124,7 @@ def shared_bytes(nvcc, source, configs):
     """Returns kSharedBytes of each Config, as the compiler evaluates it."""
     with tempfile.TemporaryDirectory() as folder:
         probe = pathlib.Path(folder, "probe.cu")
-        probe.write_text(f'#include "{source.parent}/config.cuh"\n' + "".join(
+        probe.write_text(f'#include "{source.parents[1]}/config.cuh"\n' + "".join(
             f"__device__ int probe_{n} = {config}::kSharedBytes;\n"
             for n, config in enumerate(configs)))
         ptx = run([nvcc, "-std=c++17", f"-I{ROOT}", f"-arch=sm_{TABLE_ARCH}", "-ptx", "-o", "-",
@@ -154,8 +155,8 @@ def readable(name):
     for noise in ("flashcore::kernels::", "(anonymous namespace)::"):
         name = name.replace(noise, "")
     name = re.sub(r"\w+::Config", "Config", name).replace(" >", ">")
-    for name_of_type, short in TYPES.items():
-        name = name.replace(name_of_type, short)
+    for argument, short in ARGUMENTS.items():
+        name = name.replace(argument, short)
     return name
 
 

@@ -1,57 +1,69 @@
 #include "kernels/registry.h"
 
 #include <algorithm>
-#include <initializer_list>
+#include <cstdint>
 
 #include "kernels/cpu/attention_cpu.h"
+#include "kernels/cpu/tiles.h"
 #ifdef FLASHCORE_HAVE_CUDA
-#include "kernels/sm80/attention_sm80.h"
+#include "kernels/sm80/attend.h"
+#include "kernels/sm80/tiles.h"
 #endif
 
 namespace flashcore::kernels {
 namespace {
 
-PlanOptions PlanFor(const KernelSpec& spec) {
-  if (spec.arch == Arch::kCpu) return CpuPlan();
-  const SharedSize shared = SharedSizeOf(spec.arch);
-  return spec.kv_dtype == KvDType::kFloat8E4M3 ? Sm80Fp8Plan(spec.head_dim, shared)
-                                               : Sm80Plan(spec.head_dim, shared);
-}
+constexpr DType kF16 = DType::kFloat16, kBF16 = DType::kBFloat16;
 
-// Appends kernels of one launcher: `spec` with each of `head_dims`.
-void Add(KernelSpec spec, Launcher launcher, std::initializer_list<int32_t> head_dims,
-         std::vector<Kernel>* kernels) {
-  for (const int32_t head_dim : head_dims) {
-    spec.head_dim = head_dim;
-    kernels->push_back({spec, launcher, PlanFor(spec)});
+void AddCpu(DType dtype, std::vector<Kernel>* kernels) {
+  for (const int32_t head_dim : {32, 64, 96, 128, 256}) {
+    kernels->push_back({{Arch::kCpu, dtype, head_dim}, LaunchAttentionCpu, CpuPlan()});
   }
 }
+
+#ifdef FLASHCORE_HAVE_CUDA
+constexpr Accumulate kF32Sums = Accumulate::kFloat32, kF16Sums = Accumulate::kFloat16;
+constexpr KvDType kSame = KvDType::kSameAsQuery, kE4M3 = KvDType::kFloat8E4M3;
+
+// Appends kernels that differ in head_dim.
+template <Arch kArch, DType kDType, Accumulate kAccumulate, KvDType kKvDType, int... kHeadDims>
+void AddSm80(std::vector<Kernel>* kernels) {
+  (kernels->push_back({{kArch, kDType, kHeadDims, kAccumulate, kKvDType},
+                       sm80::Attend<kArch, kDType, kHeadDims, kAccumulate, kKvDType>,
+                       sm80::PlanFor(kHeadDims, kArch, kKvDType)}),
+   ...);
+}
+
+template <Arch kArch>
+void AddSm80(std::vector<Kernel>* kernels) {
+  AddSm80<kArch, kF16, kF32Sums, kSame, 32, 64, 96, 128, 256>(kernels);
+  AddSm80<kArch, kBF16, kF32Sums, kSame, 32, 64, 96, 128, 256>(kernels);
+  AddSm80<kArch, kF16, kF16Sums, kSame, 32, 64, 96, 128, 256>(kernels);
+  AddSm80<kArch, kF16, kF32Sums, kE4M3, 64, 128>(kernels);
+}
+#endif
 
 std::vector<Kernel> MakeKernels() {
-  constexpr DType kF16 = DType::kFloat16, kBF16 = DType::kBFloat16;
   std::vector<Kernel> kernels;
-  Add({Arch::kCpu, kF16}, LaunchAttentionCpu, {32, 64, 96, 128, 256}, &kernels);
-  Add({Arch::kCpu, kBF16}, LaunchAttentionCpu, {32, 64, 96, 128, 256}, &kernels);
+  AddCpu(kF16, &kernels);
+  AddCpu(kBF16, &kernels);
 #ifdef FLASHCORE_HAVE_CUDA
-  constexpr Accumulate kF32Sums = Accumulate::kFloat32, kF16Sums = Accumulate::kFloat16;
-  for (const Arch arch : {Arch::kSm80, Arch::kSm89}) {
-    Add({arch, kF16}, LaunchAttentionSm80, {32, 64, 96, 128, 256}, &kernels);
-    Add({arch, kBF16}, LaunchAttentionSm80, {32, 64, 96, 128, 256}, &kernels);
-    Add({arch, kF16, 0, kF16Sums}, LaunchAttentionSm80, {32, 64, 96, 128, 256}, &kernels);
-    Add({arch, kF16, 0, kF32Sums, KvDType::kFloat8E4M3}, LaunchAttentionSm80, {64, 128}, &kernels);
-  }
+  AddSm80<Arch::kSm80>(&kernels);
+  AddSm80<Arch::kSm89>(&kernels);
 #endif
   return kernels;
 }
 
 }  // namespace
 
-Arch ArchOf(size_t block_shared_bytes) {
-  return block_shared_bytes < kLargeSharedBytes ? Arch::kSm89 : Arch::kSm80;
-}
-
-SharedSize SharedSizeOf(Arch arch) {
-  return arch == Arch::kSm89 ? SharedSize::kSmall : SharedSize::kLarge;
+std::optional<Arch> ArchOf(int compute_capability, size_t block_shared_bytes) {
+  for (const CudaArch& least : kCudaArchs) {
+    if (compute_capability >= least.compute_capability &&
+        block_shared_bytes >= least.block_shared_bytes) {
+      return least.arch;
+    }
+  }
+  return std::nullopt;
 }
 
 const std::vector<Kernel>& AllKernels() {
@@ -96,28 +108,6 @@ std::string ExplainMissing(const KernelSpec& asked) {
   narrow("accumulate", [](const KernelSpec& spec) { return std::string(Name(spec.accumulate)); });
   narrow("head_dim", [](const KernelSpec& spec) { return std::to_string(spec.head_dim); });
   return reason.empty() ? "nothing is missing" : reason;
-}
-
-const char* Name(Arch arch) {
-  switch (arch) {
-    case Arch::kCpu:
-      return "cpu";
-    case Arch::kSm80:
-      return "sm80";
-    case Arch::kSm89:
-      return "sm89";
-  }
-  return "unknown";
-}
-
-const char* Name(DType dtype) { return dtype == DType::kFloat16 ? "float16" : "bfloat16"; }
-
-const char* Name(KvDType kv_dtype) {
-  return kv_dtype == KvDType::kSameAsQuery ? "same_as_query" : "float8_e4m3";
-}
-
-const char* Name(Accumulate accumulate) {
-  return accumulate == Accumulate::kFloat32 ? "float32" : "float16";
 }
 
 }  // namespace flashcore::kernels

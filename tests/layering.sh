@@ -56,7 +56,7 @@ for transport in grpc:local local:grpc; do
     'knows no other transport'
 done
 forbid server/base 'server/telemetry/|kernels/' 'is the bottom layer'
-forbid server/transport 'prometheus/|kernels/(cpu|sm[0-9x]+|plan)|server/[a-z_]+\.h|client/|tests/' \
+forbid server/transport 'prometheus/|kernels/(cpu|cuda|sm[0-9]+|plan)|server/[a-z_]+\.h|client/|tests/' \
   'may not include main, kernels or prometheus-cpp'
 forbid server 'kernels/reference|client/|flashcore/[a-z_]+\.h|tests/' 'never serves with the reference'
 forbid proto 'prometheus/|kernels/|server/|client/|flashcore/[a-z_]+\.h|tests/' 'is used by server and client alike'
@@ -65,7 +65,7 @@ forbid client/include 'prometheus/|kernels/|server/|client/|proto/|tests/|flashc
 forbid client/cpp 'prometheus/|kernels/|server/|client/cli|tests/' 'knows only the contract'
 forbid client/c 'grpc|prometheus/|kernels/|server/|client/cpp/[a-z_]+\.h|flashcore/[a-z_]{2,}\.h|client/cli|tests/' \
   'knows only the local socket'
-forbid client/cli 'prometheus/|kernels/(cpu|sm[0-9x]+|plan|registry)|server/|tests/' \
+forbid client/cli 'prometheus/|kernels/(cpu|cuda|sm[0-9]+|plan|registry)|server/|tests/' \
   'knows the contract, the client library and the reference'
 
 ((failures == 0)) && echo "layering: ok"

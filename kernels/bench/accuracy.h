@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/bench/shape.h"
-#include "kernels/registry.h"
+#include "kernels/kernel.h"
 
 namespace flashcore::kernels {
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <initializer_list>
 
 namespace flashcore::kernels {
 namespace {
@@ -10,7 +9,7 @@ namespace {
 constexpr int64_t kColdL2s = 3;  // sizes of the L2 that cold sets have together
 
 template <class Enum>
-std::string ParseName(const std::string& name, std::initializer_list<Enum> choices, Enum* parsed) {
+std::string ParseName(const std::string& name, const std::vector<Enum>& choices, Enum* parsed) {
   std::string names;
   for (Enum choice : choices) {
     if (name == Name(choice)) {
@@ -66,7 +65,9 @@ std::string ParseFlag(const std::string& flag, const std::string& value, BenchOp
 }  // namespace
 
 std::string ParseArch(const std::string& text, Arch* arch) {
-  return ParseName(text, {Arch::kSm80, Arch::kSm89}, arch);
+  std::vector<Arch> archs;
+  for (const CudaArch& cuda : kCudaArchs) archs.push_back(cuda.arch);
+  return ParseName(text, archs, arch);
 }
 
 std::string ParseCount(const std::string& text, int* count) {

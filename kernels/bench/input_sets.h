@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/bench/shape.h"
-#include "kernels/smxx/cuda_raii.h"
+#include "kernels/cuda/cuda_raii.h"
 
 namespace flashcore::kernels {
 

@@ -17,7 +17,7 @@
 #include "kernels/bench/input_sets.h"
 #include "kernels/bench/kernel_run.h"
 #include "kernels/bench/timing.h"
-#include "kernels/smxx/cuda_raii.h"
+#include "kernels/cuda/cuda_raii.h"
 
 namespace flashcore::kernels {
 namespace {

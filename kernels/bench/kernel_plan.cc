@@ -5,13 +5,13 @@
 //
 //   {"shape": "canon_1", "head_dim": 128, "flop": 137438953472, "bytes": 134217728,
 //    "partial_bytes": 0, "combine": false,
-//    "launches": [{"rows": 64, "shared": 1, "has_runs": false, "row_tiles": 1, "row_warps": 4,
+//    "launches": [{"rows": 64, "arch": "sm80", "has_runs": false, "row_tiles": 1, "row_warps": 4,
 //                  "warp_groups": 1, "tile_tokens": 64, "blocks": [[2048, 2048]]}]}
 //
-// A launch is for tiles of `rows` packed rows; `shared` is the SharedSize of its kernel's block,
-// the next but one four are of Sm80Block. `blocks` has [K/V rows of a block, number of such blocks]
-// in the order in which they start. `bytes`: Q, K, V and O, once. `partial_bytes`: room for partial
-// results. `combine`: whether a launch of its own combines them.
+// A launch is for tiles of `rows` packed rows; `arch` is that of its kernel's block (BlockArch),
+// the next but one four are of sm80::Block. `blocks` has [K/V rows of a block, number of such
+// blocks] in the order in which they start. `bytes`: Q, K, V and O, once. `partial_bytes`: room for
+// partial results. `combine`: whether a launch of its own combines them.
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -21,9 +21,9 @@
 
 #include "kernels/bench/bench_options.h"
 #include "kernels/bench/shape.h"
+#include "kernels/cuda/work_list.h"
 #include "kernels/registry.h"
-#include "kernels/smxx/work_list.h"
-#include "kernels/tile_config.h"
+#include "kernels/sm80/tiles.h"
 #include "nlohmann/json.hpp"
 
 namespace flashcore::kernels {
@@ -36,12 +36,11 @@ struct Device {
 
 nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
   const AttentionShape& attention = shape.attention;
-  const SharedSize shared = SharedSizeOf(device.arch);
   static std::byte memory;  // which nobody reads
   const std::vector<Span> spans = MakeSpans(attention, {&memory, &memory, &memory});
   const AttentionBatch batch = {attention.geometry(), spans.data(), attention.spans};
   Plan plan;
-  MakePlan(batch, Sm80Plan(attention.head_dim, shared), device.workers, &plan);
+  MakePlan(batch, sm80::PlanFor(attention.head_dim, device.arch), device.workers, &plan);
   const WorkListLayout layout(batch, plan);
   std::vector<WorkTile> list(layout.bytes / sizeof(WorkTile) + 1);
   PackWorkList(batch, plan, layout, reinterpret_cast<std::byte*>(list.data()));
@@ -58,9 +57,9 @@ nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
       blocks.back().second += attention.num_kv_heads;
     }
     const int32_t rows = kCudaTileRows[kind];
-    const Sm80Block block = Sm80BlockFor(rows, attention.head_dim, shared);
+    const sm80::Block block = sm80::BlockFor(rows, attention.head_dim, device.arch);
     launches.push_back({{"rows", rows},
-                        {"shared", Sm80BlockOf(rows, attention.head_dim, shared)},
+                        {"arch", Name(sm80::BlockArch(rows, attention.head_dim, device.arch))},
                         {"has_runs", array.has_runs},
                         {"row_tiles", block.row_tiles},
                         {"row_warps", block.row_warps},

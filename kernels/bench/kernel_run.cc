@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "kernels/smxx/work_list.h"
+#include "kernels/cuda/work_list.h"
 
 namespace flashcore::kernels {
 
@@ -61,7 +61,7 @@ cudaError_t KernelRun::Launch(int set, cudaStream_t stream) const {
   context.work_list = static_cast<std::byte*>(work_lists_.get()) + set * work_list_bytes_;
   context.finished = static_cast<int32_t*>(finished_.get());
   context.branches = &branches_;
-  return static_cast<cudaError_t>(kernel_->Launch(Batch(set), plan_, context));
+  return static_cast<cudaError_t>(kernel_->launch(Batch(set), plan_, context));
 }
 
 }  // namespace flashcore::kernels

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/cuda/branches.h"
+#include "kernels/cuda/cuda_raii.h"
+#include "kernels/kernel.h"
 #include "kernels/plan.h"
-#include "kernels/registry.h"
-#include "kernels/smxx/branches.h"
-#include "kernels/smxx/cuda_raii.h"
 
 namespace flashcore::kernels {
 

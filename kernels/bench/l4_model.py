@@ -94,21 +94,21 @@ MEASURED = {
 }
 
 FLOAT16_KERNEL = re.compile(
-    r"\| sm80::AttendKernel<Config<half, (\d+), (\d+), float, half, \(SharedSize\)(\d), "
+    r"\| sm80::AttendKernel<Config<half, (\d+), (\d+), float, half, (sm\d+), "
     r"\(sm80::Items\)([01])>, \d+ul>"
     r"\s*"
     r"\|\s*(\d+) \|\s*(\d+) \|\s*\d+ \|\s*(\d+) \|")
 
 
 def read_kernels(table):
-    """Returns {(head_dim, rows, shared, has_runs): (threads, registers, shared bytes)} of
+    """Returns {(head_dim, rows, arch, has_runs): (threads, registers, shared bytes)} of
     ptxas_sm_89.md."""
     found = {}
     for line in table.splitlines():
         if match := FLOAT16_KERNEL.match(line):
-            *block, items, threads, registers, shared_bytes = match.groups()
-            found[(*map(int, block), items == "1")] = (int(threads), int(registers),
-                                                       int(shared_bytes))
+            head_dim, rows, arch, items, threads, registers, shared_bytes = match.groups()
+            found[int(head_dim), int(rows), arch, items == "1"] = (
+                int(threads), int(registers), int(shared_bytes))
     return found
 
 
@@ -141,7 +141,7 @@ def tile_clocks(device, head_dim, launch):
 def launch_time(device, head_dim, launch, kernels):
     """Returns the time of a launch's blocks in us, and the blocks an SM."""
     count = sum(number for _, number in launch["blocks"])
-    resources = kernels[head_dim, launch["rows"], launch["shared"], launch["has_runs"]]
+    resources = kernels[head_dim, launch["rows"], launch["arch"], launch["has_runs"]]
     places = min(places_on_sm(device, *resources), math.ceil(count / device.sms))
     warps = places * launch["row_warps"] * launch["warp_groups"] / 4  # of a scheduler
     clocks = tile_clocks(device, head_dim, launch) * places * (ALONE if warps < 2 else 1)

@@ -27,8 +27,8 @@
 #include "kernels/cpu/convert-inl.h"
 #include "kernels/cpu/multiply-inl.h"
 #include "kernels/cpu/softmax-inl.h"
+#include "kernels/cpu/tiles.h"
 #include "kernels/plan.h"
-#include "kernels/tile_config.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace flashcore::kernels {

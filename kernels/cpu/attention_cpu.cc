@@ -70,8 +70,7 @@ Scratch* ThreadScratch() {
 
 }  // namespace
 
-int LaunchAttentionCpu(const KernelSpec&, const AttentionBatch& batch, const Plan& plan,
-                       const LaunchContext& ctx) {
+int LaunchAttentionCpu(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx) {
   ChooseTarget();
   const auto attend = &HWY_DYNAMIC_DISPATCH(AttendItem);
   const auto combine = &HWY_DYNAMIC_DISPATCH(CombineItemSplits);

@@ -6,17 +6,16 @@
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/cpu/tiles.h"
+#include "kernels/kernel.h"
 #include "kernels/plan.h"
-#include "kernels/registry.h"
-#include "kernels/tile_config.h"
 
 namespace flashcore::kernels {
 
 // The Launcher of every CPU row of the registry: head_dim a multiple of 32 and at most 256, both
 // dtypes, float32 accumulation. Runs on ctx.threads and the calling thread; returns 0 when O and
 // LSE are complete. Allocates only the scratch of a thread (0.5 MB), on its first work item.
-int LaunchAttentionCpu(const KernelSpec& spec, const AttentionBatch& batch, const Plan& plan,
-                       const LaunchContext& ctx);
+int LaunchAttentionCpu(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx);
 
 // The SIMD instruction set that launches use on this machine: "AVX3" (Highway's name for AVX-512),
 // "AVX2", ...

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/smxx/element.cuh"
+#include "kernels/cuda/element.cuh"
 
 namespace flashcore::kernels::sm80 {
 

@@ -12,12 +12,14 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/cuda/combine.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/launch.h"
 #include "kernels/sm80/attend.h"
 #include "kernels/sm80/config.cuh"
 #include "kernels/sm80/epilogue.cuh"
 #include "kernels/sm80/mainloop.cuh"
-#include "kernels/smxx/combine.cuh"
-#include "kernels/smxx/launch.cuh"
+#include "kernels/sm80/tiles.h"
 
 namespace flashcore::kernels::sm80 {
 
@@ -57,62 +59,47 @@ int LaunchConfig(const LaunchTiles& tiles) {
   });
 }
 
-// Launches the kernel for tiles of tile_rows packed rows, or for cascade items, on a device with
-// kShared.
-template <class Element, int kHeadDim, class Accum, class KvElement, SharedSize kShared>
-int LaunchTileRows(int32_t tile_rows, const LaunchTiles& tiles) {
-  constexpr bool kFp8 = sizeof(KvElement) == 1;
-  constexpr PlanOptions kPlan = kFp8 ? Sm80Fp8Plan(kHeadDim, kShared) : Sm80Plan(kHeadDim, kShared);
-  constexpr int32_t kLargestRows = kPlan.tile_rows;
-  constexpr int32_t kRunRows = kPlan.has_runs ? kLargestRows : 0;
-  constexpr bool kHasSmallRuns = kPlan.has_small_runs;
-  const auto launch = [&](auto rows) {
-    constexpr int kRows = decltype(rows)::value;
-    constexpr SharedSize kFor = Sm80BlockOf(kRows, kHeadDim, kShared);
-    using Split = Config<Element, kHeadDim, kRows, Accum, KvElement, kFor>;
-    if constexpr (kRows == kCudaTileRows[0] ? kHasSmallRuns : kRows == kRunRows) {
-      using Run = Config<Element, kHeadDim, kRows, Accum, KvElement, kFor, Items::kRuns>;
-      if (tiles.has_runs) return LaunchConfig<Run>(tiles);
-    }
-    return LaunchConfig<Split>(tiles);
-  };
-  if (tiles.members > 0) {
-    return LaunchConfig<Config<Element, kHeadDim, kCudaCascadeRows, Accum, KvElement,
-                               SharedSize::kLarge, Items::kCascades>>(tiles);
-  }
-  switch (tile_rows) {
-    case 16:
-      return launch(std::integral_constant<int, 16>());
-    case 32:
-      return launch(std::integral_constant<int, 32>());
-    case 64:
-      return launch(std::integral_constant<int, 64>());
-    case 128:
-      if constexpr (kLargestRows >= 128) return launch(std::integral_constant<int, 128>());
-  }
-  return cudaErrorInvalidValue;
-}
+// The kernels of a row of the registry.
+template <Arch kArch, DType kDType, int kHeadDim, Accumulate kAccumulate, KvDType kKvDType>
+struct RowKernels {
+  using Element = std::conditional_t<kDType == DType::kFloat16, __half, __nv_bfloat16>;
+  using Accum = std::conditional_t<kAccumulate == Accumulate::kFloat16, __half, float>;
+  using KvElement = std::conditional_t<kKvDType == KvDType::kFloat8E4M3, __nv_fp8_e4m3, Element>;
+  template <int kRows, Arch kBlockArch, Items kItems>
+  using ConfigOf = Config<Element, kHeadDim, kRows, Accum, KvElement, kBlockArch, kItems>;
 
-template <int kHeadDim, Accumulate kAccumulate, KvDType kKvDType>
-int LaunchAttend(DType dtype, int32_t tile_rows, const LaunchTiles& tiles) {
-  constexpr bool kFp8 = kKvDType == KvDType::kFloat8E4M3;
-  constexpr bool kFloat16Sums = kAccumulate == Accumulate::kFloat16;
-  const auto launch = [&](auto shared) {
-    constexpr SharedSize kShared = decltype(shared)::value;
-    if (dtype == DType::kFloat16) {
-      using Accum = std::conditional_t<kFloat16Sums, __half, float>;
-      using KvElement = std::conditional_t<kFp8, __nv_fp8_e4m3, __half>;
-      return LaunchTileRows<__half, kHeadDim, Accum, KvElement, kShared>(tile_rows, tiles);
+  static constexpr PlanOptions kPlan = PlanFor(kHeadDim, kArch, kKvDType);
+
+  // For tiles of up to kRows packed rows.
+  template <int kRows>
+  static int Launch(const LaunchTiles& tiles) {
+    if constexpr (kRows > kPlan.tile_rows) {
+      return cudaErrorInvalidValue;  // no plan has them
+    } else {
+      constexpr Arch kBlockArch = BlockArch(kRows, kHeadDim, kArch);
+      constexpr bool kMayRun = kRows == kCudaTileRows[0]
+                                   ? kPlan.has_small_runs
+                                   : kPlan.has_runs && kRows == kPlan.tile_rows;
+      if constexpr (kMayRun) {
+        if (tiles.has_runs) return LaunchConfig<ConfigOf<kRows, kBlockArch, Items::kRuns>>(tiles);
+      }
+      return LaunchConfig<ConfigOf<kRows, kBlockArch, Items::kSplits>>(tiles);
     }
-    if constexpr (!kFp8 && !kFloat16Sums) {
-      return LaunchTileRows<__nv_bfloat16, kHeadDim, float, __nv_bfloat16, kShared>(tile_rows,
-                                                                                    tiles);
-    }
-    return static_cast<int>(cudaErrorInvalidValue);
-  };
-  using Large = std::integral_constant<SharedSize, SharedSize::kLarge>;
-  using Small = std::integral_constant<SharedSize, SharedSize::kSmall>;
-  return tiles.shared == SharedSize::kLarge ? launch(Large()) : launch(Small());
+  }
+
+  static int LaunchCascades(const LaunchTiles& tiles) {
+    return LaunchConfig<ConfigOf<kCudaCascadeRows, Arch::kSm80, Items::kCascades>>(tiles);
+  }
+
+  static constexpr CudaKernels kAll = {{Launch<kCudaTileRows[0]>, Launch<kCudaTileRows[1]>,
+                                        Launch<kCudaTileRows[2]>, Launch<kCudaTileRows[3]>},
+                                       LaunchCascades};
+};
+
+template <Arch kArch, DType kDType, int kHeadDim, Accumulate kAccumulate, KvDType kKvDType>
+int Attend(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx) {
+  return LaunchAttention(RowKernels<kArch, kDType, kHeadDim, kAccumulate, kKvDType>::kAll, batch,
+                         plan, ctx);
 }
 
 }  // namespace flashcore::kernels::sm80

@@ -45,7 +45,10 @@
 #include <type_traits>
 
 #include "kernels/attention.h"
-#include "kernels/tile_config.h"
+#include "kernels/cuda/work_list.h"
+#include "kernels/kernel.h"
+#include "kernels/plan.h"
+#include "kernels/sm80/tiles.h"
 
 namespace flashcore::kernels::sm80 {
 
@@ -59,8 +62,7 @@ enum class Items : uint8_t {
 // Accum: type in which Q K^T and P V are summed, float or __half. KvElement: type of K and V in
 // memory, Element or __nv_fp8_e4m3 (converted to float16 in registers). kRows: packed rows.
 template <class Element_, int kHeadDim_, int kRows_, class Accum_ = float,
-          class KvElement_ = Element_, SharedSize kShared = SharedSize::kLarge,
-          Items kItems = Items::kSplits>
+          class KvElement_ = Element_, Arch kArch = Arch::kSm80, Items kItems = Items::kSplits>
 struct Config {
   using Element = Element_;
   using Accum = Accum_;
@@ -72,8 +74,8 @@ struct Config {
   static constexpr bool kRuns = kItems == Items::kRuns;
   static constexpr bool kCascades = kItems == Items::kCascades;
 
-  static constexpr Sm80Block kBlock =
-      kCascades ? Sm80CascadeBlock(kHeadDim) : Sm80BlockFor(kRows, kHeadDim, kShared);
+  static constexpr Block kBlock =
+      kCascades ? CascadeBlock(kHeadDim) : BlockFor(kRows, kHeadDim, kArch);
   static constexpr int kRowTiles = kBlock.row_tiles;
   static constexpr int kRowWarps = kBlock.row_warps;
   static constexpr int kStreams = kBlock.streams;

@@ -7,15 +7,15 @@
 #include <cstdint>
 
 #include "kernels/attention.h"
+#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/row_output.cuh"
+#include "kernels/cuda/work_list.h"
 #include "kernels/sm80/accumulators.cuh"
 #include "kernels/sm80/config.cuh"
 #include "kernels/sm80/ptx.cuh"
 #include "kernels/sm80/softmax.cuh"
 #include "kernels/sm80/stash.cuh"
 #include "kernels/sm80/stream_sums.cuh"
-#include "kernels/smxx/element.cuh"
-#include "kernels/smxx/row_output.cuh"
-#include "kernels/smxx/work_list.h"
 
 namespace flashcore::kernels::sm80 {
 

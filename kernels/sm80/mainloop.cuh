@@ -26,6 +26,8 @@
 #include <type_traits>
 
 #include "kernels/attention.h"
+#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/work_list.h"
 #include "kernels/sm80/accumulators.cuh"
 #include "kernels/sm80/config.cuh"
 #include "kernels/sm80/epilogue.cuh"
@@ -36,8 +38,6 @@
 #include "kernels/sm80/softmax.cuh"
 #include "kernels/sm80/stash.cuh"
 #include "kernels/sm80/stream_sums.cuh"
-#include "kernels/smxx/element.cuh"
-#include "kernels/smxx/work_list.h"
 
 namespace flashcore::kernels::sm80 {
 

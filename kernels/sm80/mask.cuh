@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "kernels/attention.h"
+#include "kernels/cuda/work_list.h"
 #include "kernels/sm80/config.cuh"
-#include "kernels/smxx/work_list.h"
 
 namespace flashcore::kernels::sm80 {
 

@@ -30,12 +30,12 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/work_list.h"
 #include "kernels/sm80/accumulators.cuh"
 #include "kernels/sm80/config.cuh"
 #include "kernels/sm80/ptx.cuh"
 #include "kernels/sm80/shared_tile.cuh"
-#include "kernels/smxx/element.cuh"
-#include "kernels/smxx/work_list.h"
 
 namespace flashcore::kernels::sm80 {
 

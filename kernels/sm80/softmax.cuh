@@ -5,10 +5,10 @@
 #include <cmath>
 #include <type_traits>
 
+#include "kernels/cuda/element.cuh"
+#include "kernels/cuda/row_output.cuh"
 #include "kernels/sm80/accumulators.cuh"
 #include "kernels/sm80/config.cuh"
-#include "kernels/smxx/element.cuh"
-#include "kernels/smxx/row_output.cuh"
 
 namespace flashcore::kernels::sm80 {
 

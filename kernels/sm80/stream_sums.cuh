@@ -5,10 +5,10 @@
 #include <cmath>
 #include <type_traits>
 
+#include "kernels/cuda/row_output.cuh"
 #include "kernels/sm80/accumulators.cuh"
 #include "kernels/sm80/config.cuh"
 #include "kernels/sm80/softmax.cuh"
-#include "kernels/smxx/row_output.cuh"
 
 namespace flashcore::kernels::sm80 {
 

@@ -112,16 +112,11 @@ absl::Status CpuDevice::CopyPages(int /*lane*/, int64_t page_bytes,
 
 // Computes attention for spans_.
 absl::Status CpuDevice::RunKernel(const Launch& launch) {
-  kernels::KernelSpec asked;
-  asked.arch = kernels::Arch::kCpu;
-  asked.dtype = launch.geometry().dtype;
-  asked.head_dim = launch.geometry().head_dim;
-  asked.accumulate = options_.accumulate;
-  const kernels::Kernel* kernel = kernels::FindKernel(asked);
-  if (kernel == nullptr) return absl::UnimplementedError(kernels::ExplainMissing(asked));
+  const auto kernel = KernelFor(launch.geometry());
+  if (!kernel.ok()) return kernel.status();
   const kernels::AttentionBatch batch{launch.geometry(), spans_.data(),
                                       static_cast<int32_t>(spans_.size())};
-  kernels::PlanOptions plan_options = kernel->plan_options;
+  kernels::PlanOptions plan_options = (*kernel)->plan_options;
   if (!options_.share_prefixes) plan_options.cascade_rows = 0;
   const kernels::Plan& plan = plans_.Get(batch, plan_options, threads_.num_threads());
   void* workspace = Workspace(plan.workspace_bytes);
@@ -129,7 +124,7 @@ absl::Status CpuDevice::RunKernel(const Launch& launch) {
     return absl::ResourceExhaustedError(
         absl::StrCat("no memory for a workspace of ", plan.workspace_bytes, " bytes"));
   }
-  const int error = kernel->Launch(batch, plan, {workspace, &threads_, nullptr});
+  const int error = (*kernel)->launch(batch, plan, {workspace, &threads_, nullptr});
   if (error != 0) return absl::InternalError(absl::StrCat("the CPU kernel failed with ", error));
   return absl::OkStatus();
 }

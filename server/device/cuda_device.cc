@@ -7,6 +7,7 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/registry.h"
 #include "server/device/cuda_lane.h"
 #include "server/device/cuda_resources.h"
 #include "server/device/l2_window.h"
@@ -17,7 +18,6 @@ namespace flashcore::server {
 namespace {
 
 constexpr double kKvShareOfFreeMemory = 0.85;
-constexpr int kMinComputeCapability = 8;  // major: cp.async and mma.sync of BF16
 
 // Half of what the tensor cores of an SM of Ada can do in a cycle. Our kernels reach more: 1,150 on
 // an H200 (kernels/README.md).
@@ -84,13 +84,14 @@ absl::Status CudaDevice::ReadInfo() {
   info_.idle_spin = options_.idle_spin;
   info_.compute_units = properties.multiProcessorCount;
   if (absl::Status status = ReadSpeed(); !status.ok()) return status;
-  if (properties.major < kMinComputeCapability) {
+  const auto arch =
+      kernels::ArchOf(10 * properties.major + properties.minor, properties.sharedMemPerBlockOptin);
+  if (!arch.has_value()) {
     return absl::UnimplementedError(absl::StrCat("no kernels for ", info_.id, ", a ", info_.name,
                                                  ": it is ", info_.arch, ", they need sm_",
-                                                 kMinComputeCapability, "0 or later"));
+                                                 kernels::kLeastComputeCapability, " or later"));
   }
-  auto chosen =
-      ChooseKernels(kernels::ArchOf(properties.sharedMemPerBlockOptin), options_.accumulate);
+  auto chosen = ChooseKernels(*arch, options_.accumulate);
   if (!chosen.ok()) return chosen.status();
   kernels_ = *std::move(chosen);
   return absl::OkStatus();
@@ -230,17 +231,8 @@ KvMemory CudaDevice::kv_memory() const {
 }
 
 absl::Status CudaDevice::Dispatch(int lane, const Launch& launch) {
-  const kernels::Geometry geometry = launch.geometry();
-  const auto kernel =
-      std::find_if(kernels_.begin(), kernels_.end(), [&](const kernels::Kernel* candidate) {
-        return candidate->spec.dtype == geometry.dtype &&
-               candidate->spec.head_dim == geometry.head_dim;
-      });
-  if (kernel == kernels_.end()) {
-    return absl::UnimplementedError(absl::StrCat(info_.id, " has no kernel for ",
-                                                 kernels::Name(geometry.dtype), " of head_dim ",
-                                                 geometry.head_dim));
-  }
+  const auto kernel = KernelFor(launch.geometry());
+  if (!kernel.ok()) return kernel.status();
   if (absl::Status status = Select(); !status.ok()) return status;
   return lanes_[lane]->Dispatch(**kernel, kv_memory().base, launch);
 }

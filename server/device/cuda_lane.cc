@@ -7,7 +7,7 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/smxx/work_list.h"
+#include "kernels/cuda/work_list.h"
 #include "server/device/l2_window.h"
 #include "server/request/tensors.h"
 
@@ -372,7 +372,7 @@ absl::Status CudaLane::LaunchAttention() {
                                           lists_.OnDevice(pass_.work_list),
                                           static_cast<int32_t*>(finished_.get()),
                                           &branches_};
-  return CudaStatus(kernel_->Launch(PassBatch(), *pass_.plan, context), "the attention kernel");
+  return CudaStatus(kernel_->launch(PassBatch(), *pass_.plan, context), "the attention kernel");
 }
 
 absl::Status CudaLane::CopyResults() {

@@ -6,8 +6,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "kernels/smxx/branches.h"
-#include "kernels/smxx/cuda_raii.h"
+#include "kernels/cuda/branches.h"
+#include "kernels/cuda/cuda_raii.h"
 
 namespace flashcore::server {
 

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/registry.h"
 
 namespace flashcore::server {
 
@@ -22,6 +23,19 @@ absl::StatusOr<std::vector<const kernels::Kernel*>> ChooseKernels(kernels::Arch 
   asked.accumulate = accumulate;
   return absl::UnimplementedError(
       absl::StrCat("no kernels for ", kernels::Name(arch), ": ", kernels::ExplainMissing(asked)));
+}
+
+absl::StatusOr<const kernels::Kernel*> Device::KernelFor(const kernels::Geometry& geometry) const {
+  for (const kernels::Kernel* kernel : kernels()) {
+    const kernels::KernelSpec& spec = kernel->spec;
+    if (spec.dtype == geometry.dtype && spec.head_dim == geometry.head_dim &&
+        spec.kv_dtype == geometry.kv_dtype) {
+      return kernel;
+    }
+  }
+  return absl::UnimplementedError(absl::StrCat(info().id, " has no kernel for ",
+                                               kernels::Name(geometry.dtype), " of head_dim ",
+                                               geometry.head_dim));
 }
 
 std::vector<kernels::DType> SupportedDTypes(const Device& device) {

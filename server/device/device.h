@@ -11,7 +11,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/cord.h"
 #include "absl/types/span.h"
-#include "kernels/registry.h"
+#include "kernels/attention.h"
+#include "kernels/kernel.h"
 #include "server/base/clock.h"
 #include "server/kv/arena.h"
 #include "server/kv/launch.h"
@@ -52,6 +53,9 @@ class Device : public HostMemoryPinner {
 
   // The kernels that this device can run.
   virtual const std::vector<const kernels::Kernel*>& kernels() const = 0;
+
+  // The one of kernels() that attends `geometry`; UNIMPLEMENTED if there is none.
+  absl::StatusOr<const kernels::Kernel*> KernelFor(const kernels::Geometry& geometry) const;
 
   // The source of staging memory for this device; for one StagingPool.
   virtual StagingPool::Allocator staging_allocator() = 0;

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/smxx/read_bytes.h"
+#include "kernels/cuda/read_bytes.h"
 #include "server/device/cuda_resources.h"
 
 namespace flashcore::server {

@@ -66,12 +66,8 @@ std::shared_ptr<CutLaunch> Cut(const Device& device, Nanoseconds max_part, Launc
   std::vector<kernels::Span> spans;
   AppendSpans(*launch, device.kv_memory().base, launch->pages.data(), &spans);
   const kernels::Geometry geometry = launch->geometry();
-  const auto kernel = std::find_if(device.kernels().begin(), device.kernels().end(),
-                                   [&](const kernels::Kernel* candidate) {
-                                     return candidate->spec.dtype == geometry.dtype &&
-                                            candidate->spec.head_dim == geometry.head_dim;
-                                   });
-  if (spans.empty() || kernel == device.kernels().end()) return nullptr;
+  const auto kernel = device.KernelFor(geometry);
+  if (spans.empty() || !kernel.ok()) return nullptr;
   const DeviceInfo& info = device.info();
   const kernels::CutOptions options = {Seconds(max_part) * info.speed.flop_per_s,
                                        info.speed.flop_per_s / info.speed.bytes_per_s};

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/registry.h"
+#include "kernels/kernel.h"
 #include "server/request/validate.h"
 
 namespace flashcore::server {

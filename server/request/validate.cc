@@ -6,7 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "kernels/registry.h"
+#include "kernels/kernel.h"
 #include "server/request/sequence_id.h"
 
 namespace flashcore::server {

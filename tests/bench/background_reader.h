@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <map>
 
-#include "kernels/smxx/cuda_raii.h"
+#include "kernels/cuda/cuda_raii.h"
 
 namespace flashcore::kernels {
 

@@ -18,9 +18,9 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "flashcore/v1/attention.pb.h"
+#include "kernels/cuda/work_list.h"
 #include "kernels/plan_cache.h"
-#include "kernels/smxx/work_list.h"
-#include "kernels/tile_config.h"
+#include "kernels/sm80/tiles.h"
 #include "server/engine/batcher.h"
 #include "server/engine/work.h"
 #include "server/kv/operation.h"
@@ -203,7 +203,7 @@ void Step(Host* host, const std::string& bytes, Lane* lane, StepTimes* times) {
   times->End("launch: spans");
   const kernels::AttentionBatch batch = {lane->launch.geometry(), lane->spans.data(),
                                          static_cast<int32_t>(lane->spans.size())};
-  const kernels::Plan& plan = lane->plans.Get(batch, kernels::Sm80Plan(kHeadDim), kWorkers);
+  const kernels::Plan& plan = lane->plans.Get(batch, kernels::sm80::PlanFor(kHeadDim), kWorkers);
   times->End("device: plan (sm80)");
   const kernels::WorkListLayout layout(batch, plan);
   kernels::PackWorkList(batch, plan, layout,

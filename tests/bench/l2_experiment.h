@@ -9,7 +9,7 @@
 #include "kernels/bench/input_sets.h"
 #include "kernels/bench/kernel_run.h"
 #include "kernels/bench/timing.h"
-#include "kernels/smxx/cuda_raii.h"
+#include "kernels/cuda/cuda_raii.h"
 #include "tests/bench/background_reader.h"
 
 namespace flashcore::kernels {

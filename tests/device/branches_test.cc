@@ -1,5 +1,5 @@
 // In which order the work of branches runs, on a fake GPU.
-#include "kernels/smxx/branches.h"
+#include "kernels/cuda/branches.h"
 
 #include <gtest/gtest.h>
 

@@ -43,6 +43,18 @@ TEST(DeviceTest, HeadDimsAreThoseOfEveryDTypeItHas) {
   EXPECT_THAT(SupportedHeadDims(device), ElementsAre(128));
 }
 
+TEST(DeviceTest, HasTheKernelForAGeometryOrSaysThatItHasNone) {
+  KernelsDevice device;
+  device.Add(DType::kFloat16, 64);
+  device.Add(DType::kBFloat16, 64);
+  kernels::Geometry geometry{DType::kBFloat16, 4, 2, 64};
+  ASSERT_EQ(device.KernelFor(geometry).status(), absl::OkStatus());
+  EXPECT_EQ(*device.KernelFor(geometry), device.kernels()[1]);
+  geometry.head_dim = 128;
+  EXPECT_EQ(device.KernelFor(geometry).status(),
+            absl::UnimplementedError("fake has no kernel for bfloat16 of head_dim 128"));
+}
+
 TEST(DeviceTest, ChoosesKernelsByArchAndAccumulate) {
   const auto chosen = ChooseKernels(Arch::kCpu, Accumulate::kFloat32);
   ASSERT_EQ(chosen.status(), absl::OkStatus());

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "kernels/registry.h"
+#include "kernels/kernel.h"
 #include "server/device/cuda_device.h"
 
 namespace flashcore::server::testing {

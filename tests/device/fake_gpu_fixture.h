@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/smxx/branches.h"
+#include "kernels/cuda/branches.h"
 #include "server/device/cuda_device.h"
 #include "server/kv/operation.h"
 #include "tests/base/test_seed.h"

@@ -9,11 +9,12 @@
 #include "gtest/gtest.h"
 #include "kernels/cpu/attention_cpu.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/cuda/read_bytes.h"
+#include "kernels/cuda/work_list.h"
+#include "kernels/kernel.h"
 #include "kernels/kv_pages.h"
-#include "kernels/sm80/attention_sm80.h"
-#include "kernels/smxx/read_bytes.h"
-#include "kernels/smxx/work_list.h"
-#include "kernels/tile_config.h"
+#include "kernels/sm80/attend.h"
+#include "kernels/sm80/tiles.h"
 #include "tests/device/fake_gpu_state.h"
 
 namespace flashcore::kernels {
@@ -88,17 +89,12 @@ void ExpectWorkListOf(const AttentionBatch& batch, const Plan& plan, void* work_
   expect_tiles(layout.cascades);
 }
 
-}  // namespace
-
-// Sums in float32 whatever `spec` says.
-int LaunchAttentionSm80(const KernelSpec& spec, const AttentionBatch& batch, const Plan& plan,
-                        const LaunchContext& ctx) {
-  if (spec.accumulate == Accumulate::kFloat16 && spec.dtype != DType::kFloat16) {
-    return cudaErrorNotSupported;
-  }
-  EXPECT_EQ(spec.arch, Arch::kSm89);
+// Sums in float32 whatever `accumulate` says.
+int LaunchFake(Arch arch, Accumulate accumulate, const AttentionBatch& batch, const Plan& plan,
+               const LaunchContext& ctx) {
+  EXPECT_EQ(arch, Arch::kSm89);
   EXPECT_NE(ctx.branches, nullptr);
-  ++fake_gpu::launches[static_cast<size_t>(spec.accumulate)];
+  ++fake_gpu::launches[static_cast<size_t>(accumulate)];
   for (const WorkItem& item : plan.items) fake_gpu::cascade_items += item.IsCascade();
   // The work list has a copy of each page table.
   const auto tables = std::make_shared<std::vector<std::vector<int32_t>>>();
@@ -115,14 +111,45 @@ int LaunchAttentionSm80(const KernelSpec& spec, const AttentionBatch& batch, con
         ExpectWorkListOf(copy, plan, ctx.work_list);
         ExpectCounters(ctx.finished, plan.combines.size());
         thread_local ThreadPool threads(1);
-        PlanOptions unsplit = Sm80Plan(geometry.head_dim);
+        PlanOptions unsplit = sm80::PlanFor(geometry.head_dim);
         unsplit.item_per_kv_head = true;  // as CPU kernels need it
         unsplit.split_max_rows = 0;       // no workspace
         Plan cpu_plan;
         MakePlan(copy, unsplit, 1, &cpu_plan);
-        LaunchAttentionCpu({}, copy, cpu_plan, {nullptr, &threads});
+        LaunchAttentionCpu(copy, cpu_plan, {nullptr, &threads});
       });
 }
+
+}  // namespace
+
+namespace sm80 {
+
+template <Arch kArch, DType kDType, int kHeadDim, Accumulate kAccumulate, KvDType kKvDType>
+int Attend(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx) {
+  EXPECT_EQ(batch.geometry.dtype, kDType);
+  EXPECT_EQ(batch.geometry.head_dim, kHeadDim);
+  EXPECT_EQ(batch.geometry.kv_dtype, kKvDType);
+  return LaunchFake(kArch, kAccumulate, batch, plan, ctx);
+}
+
+// The rows of the registry. The linker names one that is missing.
+template <Arch kArch, int... kHeadDims>
+struct Rows {
+  static constexpr Launcher* kAll[] = {
+      Attend<kArch, DType::kFloat16, kHeadDims>..., Attend<kArch, DType::kBFloat16, kHeadDims>...,
+      Attend<kArch, DType::kFloat16, kHeadDims, Accumulate::kFloat16>...};
+};
+template <Arch kArch, int... kHeadDims>
+struct Float8Rows {
+  static constexpr Launcher* kAll[] = {
+      Attend<kArch, DType::kFloat16, kHeadDims, Accumulate::kFloat32, KvDType::kFloat8E4M3>...};
+};
+template struct Rows<Arch::kSm80, 32, 64, 96, 128, 256>;
+template struct Rows<Arch::kSm89, 32, 64, 96, 128, 256>;
+template struct Float8Rows<Arch::kSm80, 64, 128>;
+template struct Float8Rows<Arch::kSm89, 64, 128>;
+
+}  // namespace sm80
 
 int AppendRowsCuda(const PageLayout& layout, const RowAppend* list, int32_t count, void* stream) {
   std::vector<RowAppend> in_parameters;

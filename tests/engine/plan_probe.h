@@ -59,25 +59,19 @@ class PlanProbe final : public Device {
     AppendSpans(launch, kv_memory().base, launch.pages.data(), &spans);
     if (spans.empty()) return;
     const kernels::Geometry geometry = launch.geometry();
-    for (const kernels::Kernel* kernel : kernels()) {
-      if (kernel->spec.dtype != geometry.dtype || kernel->spec.head_dim != geometry.head_dim ||
-          kernel->spec.kv_dtype != geometry.kv_dtype) {
-        continue;
-      }
-      kernels::Plan plan;
-      kernels::MakePlan({geometry, spans.data(), static_cast<int32_t>(spans.size())},
-                        kernel->plan_options, device_->info().compute_units, &plan);
-      if (kernel->plan_options.cascade_rows > 0 && kernel->plan_options.cascade_saving == 0) {
-        counts_.may_cascade = true;
-      }
-      for (const kernels::CombineItem& tile : plan.combines) {
-        if (spans[tile.span].kv.pages != nullptr) ++counts_.split_tiles;
-      }
-      for (const kernels::WorkItem& item : plan.items) {
-        counts_.cascade_items += item.IsCascade();
-        counts_.cascades_of_3 += item.num_cascade_spans >= 3;
-      }
-      return;
+    const auto kernel = KernelFor(geometry);
+    if (!kernel.ok()) return;
+    const kernels::PlanOptions& options = (*kernel)->plan_options;
+    kernels::Plan plan;
+    kernels::MakePlan({geometry, spans.data(), static_cast<int32_t>(spans.size())}, options,
+                      device_->info().compute_units, &plan);
+    if (options.cascade_rows > 0 && options.cascade_saving == 0) counts_.may_cascade = true;
+    for (const kernels::CombineItem& tile : plan.combines) {
+      if (spans[tile.span].kv.pages != nullptr) ++counts_.split_tiles;
+    }
+    for (const kernels::WorkItem& item : plan.items) {
+      counts_.cascade_items += item.IsCascade();
+      counts_.cascades_of_3 += item.num_cascade_spans >= 3;
     }
   }
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/tile_config.h"
+#include "kernels/cuda/work_list.h"
 #include "tests/kernels/attention_fixture.h"
 #include "tests/kernels/launch.h"
 #include "tests/kernels/problem.h"

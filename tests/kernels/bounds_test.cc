@@ -10,10 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cpu/tiles.h"
 #include "kernels/half.h"
 #include "kernels/reference.h"
 #include "kernels/registry.h"
-#include "kernels/tile_config.h"
+#include "kernels/sm80/tiles.h"
 #include "tests/base/test_seed.h"
 #include "tests/kernels/error_bound.h"
 #include "tests/kernels/families.h"
@@ -43,13 +44,13 @@ std::vector<Case> Cases() {
   for (int32_t head_dim : {32, 128}) {
     cases.push_back({{Arch::kCpu, kF16, head_dim}, CpuPlan()});
     cases.push_back({{Arch::kCpu, kBF16, head_dim}, CpuPlan()});
-    cases.push_back({{Arch::kSm80, kF16, head_dim}, Sm80Plan(head_dim)});
-    cases.push_back({{Arch::kSm80, kBF16, head_dim}, Sm80Plan(head_dim)});
-    cases.push_back({{Arch::kSm80, kF16, head_dim, Accumulate::kFloat16}, Sm80Plan(head_dim)});
+    cases.push_back({{Arch::kSm80, kF16, head_dim}, sm80::PlanFor(head_dim)});
+    cases.push_back({{Arch::kSm80, kBF16, head_dim}, sm80::PlanFor(head_dim)});
+    cases.push_back({{Arch::kSm80, kF16, head_dim, Accumulate::kFloat16}, sm80::PlanFor(head_dim)});
   }
   for (int32_t head_dim : {64, 128}) {
     cases.push_back({{Arch::kSm80, kF16, head_dim, Accumulate::kFloat32, KvDType::kFloat8E4M3},
-                     Sm80Fp8Plan(head_dim)});
+                     sm80::PlanFor(head_dim, Arch::kSm80, KvDType::kFloat8E4M3)});
   }
   return cases;
 }

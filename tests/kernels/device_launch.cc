@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/smxx/branches.h"
-#include "kernels/smxx/work_list.h"
+#include "kernels/cuda/branches.h"
+#include "kernels/cuda/work_list.h"
 #include "tests/kernels/device_mirror.h"
 
 namespace flashcore::kernels {
@@ -97,7 +97,7 @@ int LaunchOnDevice(const Kernel& kernel, const AttentionBatch& batch, const Plan
   context.work_list = mirror.At(work_list.data());
   context.finished = mirror.At(finished.data());
   context.branches = branches;
-  const int error = kernel.Launch(on_device, plan, context);
+  const int error = kernel.launch(on_device, plan, context);
   mirror.Download();
   return error;
 }

@@ -3,8 +3,8 @@
 #define FLASHCORE_TESTS_KERNELS_DEVICE_LAUNCH_H_
 
 #include "kernels/attention.h"
+#include "kernels/kernel.h"
 #include "kernels/plan.h"
-#include "kernels/registry.h"
 
 namespace flashcore::kernels {
 

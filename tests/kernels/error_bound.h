@@ -29,8 +29,8 @@
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/kernel.h"
 #include "kernels/plan.h"
-#include "kernels/registry.h"
 
 namespace flashcore::kernels {
 

@@ -8,8 +8,8 @@
 
 #include "kernels/attention.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/kernel.h"
 #include "kernels/plan.h"
-#include "kernels/registry.h"
 #ifdef FLASHCORE_HAVE_CUDA
 #include "tests/kernels/device_launch.h"
 #endif
@@ -28,7 +28,7 @@ inline int Launch(const Kernel& kernel, const AttentionBatch& batch, const Plan&
   void* workspace = memory.data();
   size_t bytes = memory.size() * sizeof(float);
   std::align(kAlignment, plan.workspace_bytes, workspace, bytes);
-  return kernel.Launch(batch, plan, {workspace, threads});
+  return kernel.launch(batch, plan, {workspace, threads});
 }
 
 }  // namespace flashcore::kernels

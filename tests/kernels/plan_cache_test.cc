@@ -6,7 +6,8 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/tile_config.h"
+#include "kernels/cpu/tiles.h"
+#include "kernels/sm80/tiles.h"
 #include "tests/base/test_seed.h"
 
 namespace flashcore::kernels {
@@ -158,7 +159,7 @@ TEST(PlanCache, AgreesWithMakePlanOnRandomBatches) {
                 below(4) == 0 ? Mask::SlidingWindow(300, 0) : Mask::Causal());
     }
     ASSERT_EQ(Cached(input, &cpu_cache), Planned(input));
-    input.options = Sm80Plan(64);
+    input.options = sm80::PlanFor(64);
     ASSERT_EQ(Cached(input, &cuda_cache), Planned(input));
   }
   EXPECT_GT(cpu_cache.reused(), 0);

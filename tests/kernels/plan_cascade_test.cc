@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/plan.h"
-#include "kernels/tile_config.h"
+#include "kernels/sm80/tiles.h"
 #include "tests/base/test_seed.h"
 #include "tests/kernels/forked_kv.h"
 
@@ -23,7 +23,7 @@ constexpr PlanOptions kSharing{128, 512, 16, 128};
 
 // As CUDA kernels share: one item for all KV heads, and splits of a span's own length.
 constexpr PlanOptions SharingOnCuda() {
-  PlanOptions options = Sm80Plan(128);
+  PlanOptions options = sm80::PlanFor(128);
   options.cascade_saving = 0;
   return options;
 }

@@ -7,7 +7,8 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/tile_config.h"
+#include "kernels/cpu/tiles.h"
+#include "kernels/sm80/tiles.h"
 #include "tests/base/test_seed.h"
 
 namespace flashcore::kernels {
@@ -62,7 +63,7 @@ std::vector<Span> Part(const std::vector<Span>& spans, const BatchPart& part) {
 TEST(PlanCut, PartsHaveTheItemsOfTheWholeOnce) {
   std::mt19937_64 random(TestSeed());
   const auto below = [&](int32_t n) { return static_cast<int32_t>(random() % n); };
-  const PlanOptions every[] = {CpuPlan(), Sm80Plan(64), Sm80Plan(256)};
+  const PlanOptions every[] = {CpuPlan(), sm80::PlanFor(64), sm80::PlanFor(256)};
   const Mask masks[] = {Mask::None(), Mask::Causal(), Mask::SlidingWindow(900, 0)};
   for (int trial = 0; trial < 300; ++trial) {
     std::vector<Span> spans;
@@ -136,7 +137,7 @@ TEST(PlanCut, PartsHaveWholeQueryRows) {
   for (const int32_t group : {1, 3, 7, 16, 100}) {
     const std::vector<Span> spans = {MakeSpan(2000, 500), MakeSpan(3, 700), MakeSpan(999, 10)};
     const AttentionBatch batch = BatchOf(spans, 2 * group, 2);
-    const PlanOptions options = Sm80Plan(64);
+    const PlanOptions options = sm80::PlanFor(64);
     std::vector<std::vector<int>> written;
     for (const Span& span : spans) written.emplace_back(span.query_rows, 0);
     const std::vector<BatchPart> parts = CutBatch(batch, options, 1, {1, 1});

@@ -11,7 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/tile_config.h"
+#include "kernels/cpu/tiles.h"
+#include "kernels/sm80/tiles.h"
 #include "tests/base/test_seed.h"
 
 namespace flashcore::kernels {
@@ -152,7 +153,8 @@ TEST(Plan, EveryPackedRowMeetsEveryVisibleKvRowOnceWithRandomWindows) {
                              512 * below(4),   any, std::max(0, 512 * below(4) - 1)};
     return edges[below(6)];
   };
-  const PlanOptions every[] = {kOptions, CpuPlan(), Sm80Plan(64), Sm80Plan(256), Sm80Fp8Plan(128)};
+  const PlanOptions every[] = {kOptions, CpuPlan(), sm80::PlanFor(64), sm80::PlanFor(256),
+                               sm80::PlanFor(128, Arch::kSm80, KvDType::kFloat8E4M3)};
   for (int trial = 0; trial < 200; ++trial) {
     std::vector<Span> spans;
     for (int s = 0; s < 6; ++s) {
@@ -452,7 +454,7 @@ TEST(Plan, TakesRunsThatHaveAWorkerEach) {
 TEST(Plan, CountsTheKvRowsOfTheLastSplit) {
   const std::vector<Span> spans(16, MakeSpan(33, 2500));
   Plan plan;
-  MakePlan({{DType::kFloat16, 16, 2, 256}, spans.data(), 16}, Sm80Plan(256), kWorkers, &plan);
+  MakePlan({{DType::kFloat16, 16, 2, 256}, spans.data(), 16}, sm80::PlanFor(256), kWorkers, &plan);
   EXPECT_EQ(plan.items.size(), 16u * 5 * 5);
   EXPECT_EQ(plan.items[0].row_count, 64);
 }

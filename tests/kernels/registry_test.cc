@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <set>
 #include <tuple>
 
@@ -14,7 +15,7 @@ TEST(Registry, RowsAreUniqueAndComplete) {
     const KernelSpec& spec = kernel.spec;
     EXPECT_TRUE(
         seen.insert({spec.arch, spec.dtype, spec.kv_dtype, spec.head_dim, spec.accumulate}).second);
-    EXPECT_NE(kernel.launcher, nullptr);
+    EXPECT_NE(kernel.launch, nullptr);
     EXPECT_GT(kernel.plan_options.tile_rows, 0);
     EXPECT_EQ(kernel.plan_options.split_kv_rows % kPageTokens, 0);
   }
@@ -71,6 +72,14 @@ TEST(Registry, Sm80ReadsFp8KvForFloat16Queries) {
   EXPECT_EQ(ExplainMissing(asked), "head_dim 96 is not one of 64, 128");
 }
 #endif
+
+TEST(Registry, AGpuHasTheBestArchThatItIsEnoughFor) {
+  EXPECT_EQ(ArchOf(75, 163 * 1024), std::nullopt);
+  EXPECT_EQ(ArchOf(80, 163 * 1024), Arch::kSm80);
+  EXPECT_EQ(ArchOf(90, 227 * 1024), Arch::kSm80);
+  EXPECT_EQ(ArchOf(86, 99 * 1024), Arch::kSm89);
+  EXPECT_EQ(ArchOf(89, 99 * 1024), Arch::kSm89);
+}
 
 // The tensor cores sum products of BF16 in float32 only.
 TEST(Registry, Float16SumsAreForFloat16Inputs) {

@@ -4,8 +4,8 @@
 #define FLASHCORE_TESTS_KERNELS_ROUNDED_ATTENTION_H_
 
 #include "kernels/attention.h"
+#include "kernels/kernel.h"
 #include "kernels/plan.h"
-#include "kernels/registry.h"
 #include "tests/kernels/error_bound.h"
 
 namespace flashcore::kernels {

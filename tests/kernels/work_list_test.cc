@@ -1,5 +1,5 @@
 // The work list that is copied to a CUDA device.
-#include "kernels/smxx/work_list.h"
+#include "kernels/cuda/work_list.h"
 
 #include <gtest/gtest.h>
 
@@ -8,6 +8,8 @@
 #include <optional>
 #include <tuple>
 #include <vector>
+
+#include "kernels/sm80/tiles.h"
 
 namespace flashcore::kernels {
 namespace {
@@ -27,7 +29,7 @@ class PackedBatch {
       : spans_(std::move(spans)),
         batch_{
             {DType::kFloat16, 4, 2, head_dim}, spans_.data(), static_cast<int32_t>(spans_.size())} {
-    PlanOptions options = Sm80Plan(head_dim);
+    PlanOptions options = sm80::PlanFor(head_dim);
     options.cascade_saving = 0;
     MakePlan(batch_, options, workers, &plan_);
     PlanOptions per_head = options;

@@ -1,0 +1,8 @@
+#include "kernels/sm80/attend.cuh"
+
+namespace flashcore::kernels::sm80 {
+
+template Launcher Attend<Arch::kSm80, DType::kFloat16, 64, Accumulate::kFloat16>;
+template Launcher Attend<Arch::kSm89, DType::kFloat16, 64, Accumulate::kFloat16>;
+
+}  // namespace flashcore::kernels::sm80
