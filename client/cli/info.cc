@@ -6,7 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/command.h"
-#include "client/cpp/codec.h"
+#include "client/cpp/encode.h"
 #include "google/protobuf/util/json_util.h"
 #include "nlohmann/json.hpp"
 

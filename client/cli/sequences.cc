@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/cli/command.h"
-#include "client/cpp/codec.h"
+#include "client/cpp/encode.h"
 #include "nlohmann/json.hpp"
 
 ABSL_FLAG(flashcore::cli::SequenceIds, delete, {},

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cli/flag_types.h"
-#include "client/cpp/codec.h"
+#include "client/cpp/encode.h"
 
 namespace flashcore::cli {
 namespace {

@@ -1,5 +1,8 @@
 #include "client/cpp/attend_call.h"
 
+#include "client/cpp/answer.h"
+#include "client/cpp/encode.h"
+#include "client/cpp/grpc_status.h"
 #include "client/cpp/local/link.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -12,7 +15,8 @@ namespace {
 absl::Status AttendOverGrpc(const Connection& connection, const AttendRequest& request,
                             AttendResult* result, const CallOptions& whole, int* attempts) {
   BorrowedMemory borrowed;  // outlives the message
-  const absl::StatusOr<EncodedRequest> encoded = connection.Encode(request, &borrowed);
+  const absl::StatusOr<EncodedRequest> encoded =
+      EncodeRequest(request, connection.options().max_message_bytes, &borrowed);
   if (!encoded.ok()) return encoded.status();
   grpc::ByteBuffer reply;
   absl::Status status = connection.WithRetries(
@@ -88,6 +92,7 @@ absl::Status CallAttend(const Connection& connection, const AttendRequest& reque
   result->sequence_lengths.clear();
   result->timing = {};
   result->request_bytes = result->response_bytes = 0;
+  if (absl::Status status = CheckRequest(request); !status.ok()) return status;
   int attempts = 0;
   const absl::Status status =
       connection.local() == nullptr
@@ -102,8 +107,10 @@ absl::Status CallAttend(const Connection& connection, const AttendRequest& reque
 absl::StatusOr<std::unique_ptr<Attempts>> MakeAttempts(
     const std::shared_ptr<const Connection>& connection, const AttendRequest& request,
     absl::Time deadline, const std::string& affinity) {
+  if (absl::Status status = CheckRequest(request); !status.ok()) return status;
   if (connection->local() != nullptr) return MakeLocalAttempts(connection, request, deadline);
-  absl::StatusOr<EncodedRequest> encoded = connection->Encode(request);
+  absl::StatusOr<EncodedRequest> encoded =
+      EncodeRequest(request, connection->options().max_message_bytes);
   if (!encoded.ok()) return encoded.status();
   return std::make_unique<GrpcAttempts>(connection, *std::move(encoded), deadline, affinity);
 }

@@ -11,7 +11,6 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "client/cpp/codec.h"
 #include "client/cpp/connection.h"
 #include "flashcore/attend.h"
 #include "grpcpp/alarm.h"

@@ -8,9 +8,11 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "client/cpp/answer.h"
 #include "client/cpp/attend_stream_core.h"
-#include "client/cpp/codec.h"
 #include "client/cpp/connection.h"
+#include "client/cpp/encode.h"
+#include "client/cpp/grpc_status.h"
 #include "grpcpp/generic/generic_stub.h"
 
 namespace flashcore {
@@ -108,7 +110,8 @@ class AttendStream::Reactor final
 
   absl::Status Send(const AttendRequest& request, Callback done) override
       ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::StatusOr<client::EncodedRequest> encoded = connection_->Encode(request);
+    absl::StatusOr<client::EncodedRequest> encoded =
+        client::EncodeRequest(request, connection_->options().max_message_bytes);
     if (!encoded.ok()) return encoded.status();
     return Send(request.request_id, *std::move(encoded), std::move(done));
   }
@@ -252,10 +255,12 @@ AttendStream::~AttendStream() {
 }
 
 absl::Status AttendStream::Send(const AttendRequest& request, Callback done) {
+  if (absl::Status status = CheckRequest(request); !status.ok()) return status;
   return core_->Send(request, std::move(done));
 }
 
 absl::Status AttendStream::Send(const AttendRequest& request) {
+  if (absl::Status status = CheckRequest(request); !status.ok()) return status;
   return core_->SendForReceive(request);
 }
 

@@ -11,7 +11,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "client/cpp/codec.h"
+#include "client/cpp/encode.h"
 #include "flashcore/attend_stream.h"
 
 namespace flashcore {

@@ -4,9 +4,10 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "client/cpp/answer.h"
 #include "client/cpp/attend_call.h"
-#include "client/cpp/codec.h"
 #include "client/cpp/connection.h"
+#include "client/cpp/encode.h"
 #include "client/cpp/local/link.h"
 
 namespace flashcore {

@@ -14,7 +14,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
-#include "client/cpp/codec.h"
+#include "client/cpp/grpc_status.h"
+#include "client/cpp/memory.h"
 #include "client/cpp/security.h"
 #include "flashcore/options.h"
 #include "flashcore/v1/attention.grpc.pb.h"
@@ -63,11 +64,6 @@ class Connection {
 
   // Changes as memory is registered and unregistered.
   RegionTable& regions() const { return regions_; }
-
-  absl::StatusOr<EncodedRequest> Encode(const AttendRequest& request,
-                                        BorrowedMemory* borrowed = nullptr) const {
-    return EncodeRequest(request, options_.max_message_bytes, borrowed);
-  }
 
   // Sets up a new context for a call until `deadline`. `affinity`: see CallOptions.
   void Prepare(absl::Time deadline, absl::string_view affinity, grpc::ClientContext* context) const;

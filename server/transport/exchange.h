@@ -18,7 +18,7 @@
 
 namespace flashcore::server {
 
-// The stations, in order:
+// The steps, in order:
 //
 //   parse     The transport parses the message, with ParseAttend or LoadChunks.
 //   Receive   The operation is admitted. It waits for staging memory while that is full; meanwhile
@@ -27,7 +27,7 @@ namespace flashcore::server {
 //   Complete  The result is there: the transport answers.
 //   Record    The answer is sent.
 //
-// A refusal at any station leads to Complete, too: it is called exactly once, on a lane's thread or
+// A refusal at any step leads to Complete, too: it is called exactly once, on a lane's thread or
 // on that which refused, and may destroy the exchange. Calls of one exchange do not overlap, except
 // of Cancel.
 class Exchange {

@@ -37,8 +37,8 @@ struct RpcContext {
 // OK, or UNAVAILABLE if the server is draining.
 absl::Status CheckNotDraining(const RpcContext& context);
 
-// OK, or why a request of `caller` is refused at once: the server is draining, or the caller leaves
-// too many replies unread.
+// OK, or why a request of `caller` is refused at once: the server is draining, or the caller has
+// too many replies that it does not read.
 absl::Status Admit(const RpcContext& context, const Identity& caller);
 
 // One RPC: counts its start at construction and its end at destruction.

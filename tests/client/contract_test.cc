@@ -6,7 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "client/cpp/codec.h"
+#include "client/cpp/answer.h"
+#include "client/cpp/encode.h"
 #include "client/cpp/local/ring_request.h"
 #include "flashcore/v1/debug.pb.h"
 #include "gmock/gmock.h"

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cli/command.h"
 #include "client/cli/verify_case.h"
-#include "client/cpp/codec.h"
+#include "client/cpp/encode.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"

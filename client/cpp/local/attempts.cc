@@ -18,7 +18,6 @@ class LocalAttempts final : public Attempts {
 
   // Copies the inputs, to the memory of the connection, or to our own if there is none.
   absl::Status CopyInputs() {
-    if (absl::Status status = CheckRequest(request_); !status.ok()) return status;
     const absl::Status status = PrepareForConnection();
     if (!absl::IsUnavailable(status)) return status;
     for (auto* tensor : {&request_.query, &request_.key, &request_.value}) {

@@ -21,7 +21,6 @@ class AttendStream::LocalCore final : public Core, public std::enable_shared_fro
 
   absl::Status Send(const AttendRequest& request, Callback done) override
       ABSL_LOCKS_EXCLUDED(mutex_) {
-    if (absl::Status status = CheckRequest(request); !status.ok()) return status;
     const absl::StatusOr<std::shared_ptr<client::local::Session>> session = Connect();
     if (!session.ok()) return session.status();
     const absl::Time memory_deadline =

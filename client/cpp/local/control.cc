@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "client/cpp/local/status.h"
+#include "client/cpp/status.h"
 #include "proto/wire/ring.h"
 
 namespace flashcore::client::local {

@@ -3,7 +3,8 @@
 #include <cstring>
 #include <utility>
 
-#include "client/cpp/local/status.h"
+#include "client/cpp/answer.h"
+#include "client/cpp/status.h"
 #include "google/protobuf/io/coded_stream.h"
 
 namespace flashcore::client::local {
@@ -20,7 +21,6 @@ size_t Align(size_t bytes) {
 
 absl::Status RingRequest::Prepare(const AttendRequest& request, const RegionTable& regions,
                                   Arena* arena, absl::Time deadline) {
-  if (absl::Status status = CheckRequest(request); !status.ok()) return status;
   message_.Clear();
   SetSmallFields(request, &message_);
   SetDestination(request, &destination_);

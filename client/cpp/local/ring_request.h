@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "client/cpp/codec.h"
+#include "client/cpp/encode.h"
 #include "client/cpp/local/arena.h"
 #include "client/cpp/memory.h"
 #include "flashcore/attend.h"
@@ -19,8 +19,9 @@ namespace flashcore::client::local {
 // Used for one request after the other, a decode step allocates next to nothing. Not thread-safe.
 class RingRequest {
  public:
-  // Tensors in one of `regions` stay there. Inputs elsewhere are copied to a block of `arena`, and
-  // outputs elsewhere get room in it; `arena` and the output memory outlive the request.
+  // `request` has passed CheckRequest. Tensors in one of `regions` stay there. Inputs elsewhere are
+  // copied to a block of `arena`, and outputs elsewhere get room in it; `arena` and the output
+  // memory outlive the request.
   absl::Status Prepare(const AttendRequest& request, const RegionTable& regions, Arena* arena,
                        absl::Time deadline);
 

@@ -21,7 +21,7 @@ namespace flashcore::server {
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
 // Who calls, or why the RPC is refused at once: the server is draining, the caller has no identity,
-// has too many connections, or leaves too many replies unread.
+// has too many connections, or has too many replies that it does not read.
 absl::StatusOr<Identity> AdmitCaller(RpcContext* context, const grpc::ServerContextBase& call);
 
 // Base of all unary RPCs over gRPC. Deletes itself when the RPC has ended.

@@ -41,9 +41,9 @@ void RingPoller::Remove(const std::shared_ptr<Session>& session) {
 
 void RingPoller::Cancel(std::shared_ptr<Session> session, uint64_t tag) {
   Post([session = std::move(session), tag] {
-    // The request may still be in its slot. A turn at a time.
-    constexpr int kTurns = 512;
-    for (int i = 0; i < kTurns && session->Poll(); ++i) {
+    // The request may still be in its slot: takes what is there, within a limit.
+    constexpr int kMostPolls = 512;
+    for (int i = 0; i < kMostPolls && session->Poll(); ++i) {
     }
     session->Cancel(tag);
   });

@@ -13,8 +13,8 @@
 namespace flashcore::server::local {
 namespace {
 
-// Requests that one ring may hand in before it is the turn of the next one.
-constexpr int kTurn = 8;
+// Requests that one ring may hand in before the next ring may.
+constexpr int kMostAtOnce = 8;
 
 // Blocks that a ring keeps for its next requests.
 constexpr size_t kMaxFreeBlocks = 64;
@@ -96,7 +96,7 @@ Session::~Session() {
 }
 
 bool Session::Poll() {
-  for (int taken = 0; taken < kTurn; ++taken) {
+  for (int taken = 0; taken < kMostAtOnce; ++taken) {
     if (ended_.load(std::memory_order_relaxed)) return false;
     wire::SubmissionSlot header;
     std::string message;

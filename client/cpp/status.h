@@ -1,6 +1,6 @@
-// Status codes of messages. Internal to the client.
-#ifndef FLASHCORE_CLIENT_CPP_LOCAL_STATUS_H_
-#define FLASHCORE_CLIENT_CPP_LOCAL_STATUS_H_
+// Statuses of messages. Internal to the client.
+#ifndef FLASHCORE_CLIENT_CPP_STATUS_H_
+#define FLASHCORE_CLIENT_CPP_STATUS_H_
 
 #include <string>
 
@@ -20,4 +20,4 @@ inline absl::Status FromCode(int code, const std::string& message) {
 
 }  // namespace flashcore::client
 
-#endif  // FLASHCORE_CLIENT_CPP_LOCAL_STATUS_H_
+#endif  // FLASHCORE_CLIENT_CPP_STATUS_H_

@@ -1,0 +1,109 @@
+#include "client/cpp/answer.h"
+
+#include <array>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/cpp/status.h"
+#include "flashcore/v1/debug.pb.h"
+
+namespace flashcore::client {
+namespace {
+
+// Most bytes of a reply without tensors and sequence_lengths: request_id, timing, status message.
+constexpr size_t kMaxSmallBytes = 64 * 1024;
+constexpr size_t kMaxVarintBytes = 10;
+
+}  // namespace
+
+void SetResult(const v1::AttendResponse& response, AttendResult* result) {
+  result->request_id = response.request_id();
+  const v1::Timing& timing = response.timing();
+  result->timing = {timing.receive_ns(), timing.staging_wait_ns(), timing.queue_ns(),
+                    timing.copy_in_ns(), timing.kernel_ns(),       timing.copy_out_ns()};
+  result->sequence_lengths.assign(response.sequence_lengths().begin(),
+                                  response.sequence_lengths().end());
+}
+
+absl::Status CheckSequenceLengths(const std::vector<uint64_t>& lengths,
+                                  const std::vector<std::optional<uint64_t>>& want) {
+  if (lengths.size() != want.size()) {
+    return absl::InternalError(
+        absl::StrCat("reply: ", lengths.size(), " sequence_lengths; want ", want.size()));
+  }
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    if (want[i].has_value() && lengths[i] != *want[i]) {
+      return absl::InternalError(
+          absl::StrCat("reply: sequence_lengths[", i, "] is ", lengths[i], "; want ", *want[i]));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Answer> ParseAnswer(const grpc::ByteBuffer& message, size_t max_spans) {
+  std::array<wire::LargeField, 2> large;
+  large[0].number = v1::AttendResponse::kOutputFieldNumber;
+  large[1].number = v1::AttendResponse::kLseFieldNumber;
+  std::string small_bytes;
+  const size_t max_small_bytes = kMaxSmallBytes + max_spans * (kMaxVarintBytes + 1);
+  absl::Status status =
+      wire::SplitMessage(message, max_small_bytes, absl::MakeSpan(large), &small_bytes);
+  v1::AttendResponse small;
+  if (!status.ok() || !small.ParseFromString(small_bytes)) {
+    return absl::InternalError(
+        absl::StrCat("reply: not an AttendResponse: ",
+                     status.ok() ? "its small fields do not parse" : status.message()));
+  }
+  Answer answer;
+  answer.output = large[0];
+  answer.lse = large[1];
+  SetResult(small, &answer.result);
+  answer.result.response_bytes = message.Length();
+  answer.status = FromCode(small.status().code(), small.status().message());
+  return answer;
+}
+
+absl::Status CopyAnswer(const grpc::ByteBuffer& message, const Answer& answer,
+                        const Destination& destination) {
+  const size_t lse_bytes = destination.lse.size() * sizeof(float);
+  if (answer.output.size != destination.output.size() || answer.lse.size != lse_bytes) {
+    return absl::InternalError(absl::StrCat("reply: output has ", answer.output.size,
+                                            " bytes and lse ", answer.lse.size, "; want ",
+                                            destination.output.size(), " and ", lse_bytes));
+  }
+  absl::Status status =
+      CheckSequenceLengths(answer.result.sequence_lengths, destination.sequence_lengths);
+  if (!status.ok()) return status;
+  wire::CopyField(message, answer.output, destination.output.data());
+  wire::CopyField(message, answer.lse, destination.lse.data());
+  return absl::OkStatus();
+}
+
+absl::Status TakeReply(const grpc::ByteBuffer& message, const Destination& destination,
+                       AttendResult* result) {
+  absl::StatusOr<Answer> answer = ParseAnswer(message, destination.sequence_lengths.size());
+  if (!answer.ok()) return answer.status();
+  absl::Status status = CopyAnswer(message, *answer, destination);
+  if (status.ok()) *result = std::move(answer->result);
+  return status;
+}
+
+absl::StatusOr<Answer> ParseEcho(const grpc::ByteBuffer& message) {
+  Answer answer;
+  answer.output.number = v1::EchoResponse::kPayloadFieldNumber;
+  std::string small_bytes;
+  absl::Status status =
+      wire::SplitMessage(message, kMaxSmallBytes, absl::MakeSpan(&answer.output, 1), &small_bytes);
+  v1::EchoResponse small;
+  if (!status.ok() || !small.ParseFromString(small_bytes)) {
+    return absl::InternalError(
+        absl::StrCat("reply: not an EchoResponse: ",
+                     status.ok() ? "its small fields do not parse" : status.message()));
+  }
+  answer.result.request_id = small.request_id();
+  answer.result.response_bytes = message.Length();
+  return answer;
+}
+
+}  // namespace flashcore::client

@@ -1,0 +1,34 @@
+#include "client/cpp/grpc_status.h"
+
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "client/cpp/status.h"
+
+namespace flashcore::client {
+namespace {
+
+// Whether gRPC says that a server took the connection and closed it before HTTP/2 began, as it does
+// when it expects TLS and gets plaintext, or the reverse.
+bool ClosedWhileConnecting(absl::string_view message) {
+  if (!absl::StartsWith(message, "failed to connect to all addresses")) return false;
+  for (const char* sign : {"Socket closed", "Connection reset by peer", "Handshake read failed",
+                           "wrong version number", "packet length too long"}) {
+    if (absl::StrContains(message, sign)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+absl::Status FromGrpc(const grpc::Status& status) {
+  std::string message = status.error_message();
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE && ClosedWhileConnecting(message)) {
+    absl::StrAppend(&message, "; does one side use TLS and the other not?");
+  }
+  return FromCode(static_cast<int>(status.error_code()), message);
+}
+
+}  // namespace flashcore::client

@@ -1,0 +1,15 @@
+// Statuses of gRPC. Internal to the client.
+#ifndef FLASHCORE_CLIENT_CPP_GRPC_STATUS_H_
+#define FLASHCORE_CLIENT_CPP_GRPC_STATUS_H_
+
+#include "absl/status/status.h"
+#include "grpcpp/support/status.h"
+
+namespace flashcore::client {
+
+// Same code and message, without details. An empty message is replaced.
+absl::Status FromGrpc(const grpc::Status& status);
+
+}  // namespace flashcore::client
+
+#endif  // FLASHCORE_CLIENT_CPP_GRPC_STATUS_H_
