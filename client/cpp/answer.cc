@@ -13,7 +13,7 @@ namespace {
 
 // Most bytes of a reply without tensors and sequence_lengths: request_id, timing, status message.
 constexpr size_t kMaxSmallBytes = 64 * 1024;
-constexpr size_t kMaxVarintBytes = 10;
+constexpr size_t kMaxLengthBytes = 11;  // of one of sequence_lengths
 
 }  // namespace
 
@@ -46,7 +46,7 @@ absl::StatusOr<Answer> ParseAnswer(const grpc::ByteBuffer& message, size_t max_s
   large[0].number = v1::AttendResponse::kOutputFieldNumber;
   large[1].number = v1::AttendResponse::kLseFieldNumber;
   std::string small_bytes;
-  const size_t max_small_bytes = kMaxSmallBytes + max_spans * (kMaxVarintBytes + 1);
+  const size_t max_small_bytes = kMaxSmallBytes + max_spans * kMaxLengthBytes;
   absl::Status status =
       wire::SplitMessage(message, max_small_bytes, absl::MakeSpan(large), &small_bytes);
   v1::AttendResponse small;
