@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "client/cpp/attend_call.h"
@@ -14,6 +13,7 @@
 #include "client/cpp/encode.h"
 #include "client/cpp/grpc_status.h"
 #include "client/cpp/local/link.h"
+#include "client/cpp/sequence_calls.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/slice.h"
 #include "proto/wire/grpc_compat.h"
@@ -28,34 +28,11 @@ constexpr char kLoadMethod[] = "/flashcore.v1.AttentionService/LoadSequence";
 constexpr size_t kSmallBytes = 128;  // most bytes of a message without its tensors
 constexpr uint64_t kPageRows = 64;   // of a page of K/V on the server
 
-absl::Status CheckId(absl::string_view id) {
-  if (id.size() == Sequence::kIdBytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("sequence_id: ", id.size(), " bytes; want ", Sequence::kIdBytes));
-}
-
-absl::Status CheckReplyId(absl::string_view id) {
-  absl::Status status = CheckId(id);
-  return status.ok() ? status : absl::InternalError(absl::StrCat("reply: ", status.message()));
-}
-
-std::string RandomAffinity() {
-  absl::InsecureBitGen random;
-  return absl::StrCat(absl::Hex(absl::Uniform<uint64_t>(random), absl::kZeroPad16));
-}
-
 // The SequenceInfo of a response.
 template <typename Response>
 absl::StatusOr<v1::SequenceInfo> InfoOf(absl::StatusOr<Response> response) {
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_sequence());
-}
-
-absl::StatusOr<v1::SequenceInfo> GetInfo(const client::Connection& connection, absl::string_view id,
-                                         const CallOptions& call) {
-  v1::GetSequenceRequest request;
-  request.set_sequence_id(std::string(id));
-  return InfoOf(connection.Call(&Stub::GetSequence, request, /*safe_to_repeat=*/true, call));
 }
 
 const absl::Status& StatusOf(const absl::Status& status) { return status; }
@@ -226,29 +203,21 @@ Sequence::Sequence(ConnectionPtr connection, std::string id, const SequenceOptio
 
 absl::StatusOr<Sequence> Sequence::Create(ConnectionPtr connection, SequenceOptions options,
                                           const CallOptions& call) {
-  if (options.affinity.empty()) options.affinity = RandomAffinity();
-  v1::CreateSequenceRequest request;
-  request.set_num_layers(options.num_layers);
-  request.set_num_kv_heads(options.num_kv_heads);
-  request.set_head_dim(options.head_dim);
-  request.set_dtype(client::ToProto(options.dtype));
-  request.set_pin(options.pin);
-  request.set_device_id(options.device_id);
-  request.set_shared(options.shared);
-  request.set_group(options.group);
-  request.set_idle_timeout_seconds(absl::ToDoubleSeconds(options.idle_timeout));
-  const auto response = connection->Call(&Stub::CreateSequence, request, /*safe_to_repeat=*/false,
-                                         {call.deadline, options.affinity});
+  if (options.affinity.empty()) options.affinity = client::RandomAffinity();
+  const auto response =
+      connection->Call(&Stub::CreateSequence, client::CreateMessage(options),
+                       /*safe_to_repeat=*/false, {call.deadline, options.affinity});
   if (!response.ok()) return response.status();
-  if (absl::Status status = CheckReplyId(response->sequence_id()); !status.ok()) return status;
+  absl::Status status = client::CheckReplyId(response->sequence_id());
+  if (!status.ok()) return status;
   options.device_id = response->sequence().device_id();
   return Sequence(std::move(connection), response->sequence_id(), options);
 }
 
 absl::StatusOr<Sequence> Sequence::Open(ConnectionPtr connection, absl::string_view id,
                                         const CallOptions& call) {
-  if (absl::Status status = CheckId(id); !status.ok()) return status;
-  const absl::StatusOr<v1::SequenceInfo> info = GetInfo(*connection, id, call);
+  if (absl::Status status = client::CheckId(id); !status.ok()) return status;
+  const absl::StatusOr<v1::SequenceInfo> info = client::GetInfo(*connection, id, call);
   if (!info.ok()) return info.status();
   SequenceOptions options;
   options.num_layers = info->num_layers();
@@ -359,47 +328,28 @@ absl::StatusOr<Sequence> Sequence::Fork(std::optional<uint64_t> length, bool pin
 }
 
 absl::StatusOr<Sequence> Sequence::Fork(const ForkOptions& fork, const CallOptions& call) const {
-  v1::ForkSequenceRequest request;
-  if (fork.length.has_value()) request.set_length(*fork.length);
-  request.set_pin(fork.pin);
-  request.set_shared(fork.shared);
-  request.set_group(fork.group);
-  request.set_idle_timeout_seconds(absl::ToDoubleSeconds(fork.idle_timeout));
   return WithReload(
       call, [&](const Resident& now, const CallOptions& routed) -> absl::StatusOr<Sequence> {
-        request.set_sequence_id(now.id);
         const absl::StatusOr<v1::ForkSequenceResponse> response =
-            now.connection->Call(&Stub::ForkSequence, request, /*safe_to_repeat=*/false, routed);
+            now.connection->Call(&Stub::ForkSequence, client::ForkMessage(now.id, fork),
+                                 /*safe_to_repeat=*/false, routed);
         if (!response.ok()) return response.status();
-        if (absl::Status status = CheckReplyId(response->sequence_id()); !status.ok()) {
-          return status;
-        }
-        SequenceOptions options = now.options;
-        options.pin = fork.pin;
-        options.shared = fork.shared;
-        options.group = fork.group;
-        options.idle_timeout = fork.idle_timeout;
-        return Sequence(now.connection, response->sequence_id(), options);
+        absl::Status status = client::CheckReplyId(response->sequence_id());
+        if (!status.ok()) return status;
+        return Sequence(now.connection, response->sequence_id(),
+                        client::OptionsOfFork(now.options, fork));
       });
 }
 
 absl::StatusOr<v1::SequenceInfo> Sequence::Truncate(uint64_t length,
                                                     std::optional<uint64_t> expected_length,
                                                     const CallOptions& call) const {
-  v1::TruncateSequenceRequest request;
-  request.set_length(length);
-  if (expected_length.has_value()) request.set_expected_length(*expected_length);
-  using InfoOr = absl::StatusOr<v1::SequenceInfo>;
-  return WithReload(call, [&](const Resident& now, const CallOptions& routed) -> InfoOr {
-    request.set_sequence_id(now.id);
+  return WithReload(call, [&](const Resident& now, const CallOptions& routed) {
+    const auto request = client::TruncateMessage(now.id, length, expected_length);
     int attempts = 0;
-    InfoOr info = InfoOf(now.connection->Call(&Stub::TruncateSequence, request,
-                                              /*safe_to_repeat=*/true, routed, &attempts));
-    if (attempts <= 1 || !absl::IsFailedPrecondition(info.status())) return info;
-    InfoOr after = GetInfo(*now.connection, now.id, routed);
-    const bool is_done =
-        after.ok() && after->layer_lengths_size() > 0 && after->layer_lengths(0) == length;
-    return is_done ? after : info;
+    auto info = InfoOf(now.connection->Call(&Stub::TruncateSequence, request,
+                                            /*safe_to_repeat=*/true, routed, &attempts));
+    return client::TruncateOutcome(*now.connection, request, std::move(info), attempts, routed);
   });
 }
 
@@ -416,12 +366,12 @@ absl::Status Sequence::Delete(const CallOptions& call) const {
                             ->Call(&Stub::DeleteSequence, request, /*safe_to_repeat=*/true,
                                    {call.deadline, now->options.affinity}, &attempts)
                             .status();
-  return absl::IsNotFound(status) && attempts > 1 ? absl::OkStatus() : status;
+  return client::DeleteOutcome(status, attempts);
 }
 
 absl::StatusOr<v1::SequenceInfo> Sequence::Info(const CallOptions& call) const {
   return WithReload(call, [](const Resident& now, const CallOptions& routed) {
-    return GetInfo(*now.connection, now.id, routed);
+    return client::GetInfo(*now.connection, now.id, routed);
   });
 }
 

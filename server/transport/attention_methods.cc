@@ -14,7 +14,6 @@ namespace {
 
 constexpr uint32_t kDefaultPageSize = 100;
 constexpr uint32_t kMaxPageSize = 1000;
-constexpr size_t kMaxPageBytes = size_t{256} << 10;
 
 std::optional<uint64_t> Optional(bool has, uint64_t value) {
   return has ? std::optional<uint64_t>(value) : std::nullopt;
@@ -103,6 +102,7 @@ void AttentionMethods::SetLimits(const Engine& engine, v1::Limits* limits) const
   limits->set_max_connections_per_client(options_.max_connections_per_client);
   limits->set_max_connection_streams(options_.max_connection_streams);
   limits->set_max_connection_rings(options_.max_connection_rings);
+  limits->set_max_sequence_operations(kMaxSequenceOperations);
 }
 
 absl::Status AttentionMethods::CreateSequence(const Identity& caller,
@@ -175,7 +175,7 @@ absl::Status AttentionMethods::ListSequences(const Identity& caller,
         "page_token: not a token that this server process gave to this client");
   }
   const uint32_t page_size = request.page_size() == 0 ? kDefaultPageSize : request.page_size();
-  const Fleet::Listing listing = fleet_->List(caller, *after, {page_size, kMaxPageBytes});
+  const Fleet::Listing listing = fleet_->List(caller, *after, {page_size, kMaxInfoBytes});
   for (const SequenceInfo& info : listing.sequences) {
     *response->add_sequences() = ToSequenceInfo(info, fleet_->DeviceIdOf(info.id));
   }

@@ -18,6 +18,10 @@ namespace flashcore::server {
 // is admitted already. Thread-safe. Does not own the fleet or the context.
 class AttentionMethods {
  public:
+  static constexpr int kMaxSequenceOperations = 256;  // of one ManageSequences
+  // Of the SequenceInfos in one reply, more or less: it must fit in a frame of the local socket.
+  static constexpr size_t kMaxInfoBytes = size_t{256} << 10;
+
   struct Options {
     size_t max_message_bytes = 0;  // reported to clients; the gRPC server enforces it
     int max_stream_inflight = 0;
@@ -44,6 +48,7 @@ class AttentionMethods {
     visit("DeleteSequence", &AttentionMethods::DeleteSequence);
     visit("GetSequence", &AttentionMethods::GetSequence);
     visit("ListSequences", &AttentionMethods::ListSequences);
+    visit("ManageSequences", &AttentionMethods::ManageSequences);
   }
   template <typename Request, typename Response>
   using Method = absl::Status (AttentionMethods::*)(const Identity& caller, const Request& request,
@@ -63,6 +68,8 @@ class AttentionMethods {
                            v1::GetSequenceResponse* response) const;
   absl::Status ListSequences(const Identity& caller, const v1::ListSequencesRequest& request,
                              v1::ListSequencesResponse* response) const;
+  absl::Status ManageSequences(const Identity& caller, const v1::ManageSequencesRequest& request,
+                               v1::ManageSequencesResponse* response) const;
 
   const Options& options() const { return options_; }
   Fleet* fleet() const { return fleet_; }
@@ -73,6 +80,9 @@ class AttentionMethods {
 
  private:
   void SetLimits(const Engine& engine, v1::Limits* limits) const;
+  // One operation of ManageSequences. On OK, sets result->sequence if it has one.
+  absl::Status RunOperation(const Identity& caller, const v1::SequenceOperation& operation,
+                            v1::SequenceResult* result) const;
 
   const Options options_;
   Fleet* const fleet_;

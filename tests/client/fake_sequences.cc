@@ -89,6 +89,28 @@ void AttendSpan(const kernels::Geometry& geometry, kernels::Span span, const std
   }
 }
 
+// Runs the operation by the handler of its RPC.
+grpc::Status Run(const FakeServer& server, grpc::ServerContext* context,
+                 const v1::SequenceOperation& operation, v1::SequenceResult* result) {
+  const auto run = [&](const auto& handler, const auto& request, auto response) {
+    grpc::Status status = handler(context, request, &response);
+    if (status.ok()) *result->mutable_sequence() = response.sequence();
+    return status;
+  };
+  if (operation.has_create()) {
+    return run(server.on_create, operation.create(), v1::CreateSequenceResponse());
+  }
+  if (operation.has_fork()) {
+    return run(server.on_fork, operation.fork(), v1::ForkSequenceResponse());
+  }
+  if (operation.has_truncate()) {
+    return run(server.on_truncate, operation.truncate(), v1::TruncateSequenceResponse());
+  }
+  if (operation.has_get()) return run(server.on_get, operation.get(), v1::GetSequenceResponse());
+  v1::DeleteSequenceResponse nothing;
+  return server.on_delete(context, operation.delete_(), &nothing);
+}
+
 }  // namespace
 
 void FakeSequences::Install(FakeServer* server) {
@@ -120,6 +142,16 @@ void FakeSequences::Install(FakeServer* server) {
   server->on_list = [this](auto*, const auto&, v1::ListSequencesResponse* response) {
     absl::MutexLock lock(&mutex_);
     for (const auto& entry : sequences_) *response->add_sequences() = InfoOf(entry.second);
+    return grpc::Status::OK;
+  };
+  server->on_manage = [server](auto* context, const v1::ManageSequencesRequest& request,
+                               v1::ManageSequencesResponse* response) {
+    for (const v1::SequenceOperation& operation : request.operations()) {
+      v1::SequenceResult* result = response->add_results();
+      const grpc::Status status = Run(*server, context, operation, result);
+      result->mutable_status()->set_code(status.error_code());
+      result->mutable_status()->set_message(status.error_message());
+    }
     return grpc::Status::OK;
   };
 }
@@ -172,6 +204,7 @@ grpc::Status FakeSequences::Fork(const v1::ForkSequenceRequest& request,
   child.info.set_pin(request.pin());
   if (request.has_length()) Cut(request.length(), &child);
   response->set_sequence_id(Insert(std::move(child)));
+  *response->mutable_sequence() = InfoOf(sequences_.at(response->sequence_id()));
   return grpc::Status::OK;
 }
 

@@ -175,4 +175,10 @@ grpc::Status FakeServer::ListSequences(grpc::ServerContext* context,
   return Handle(on_list, context, *request, response);
 }
 
+grpc::Status FakeServer::ManageSequences(grpc::ServerContext* context,
+                                         const v1::ManageSequencesRequest* request,
+                                         v1::ManageSequencesResponse* response) {
+  return Handle(on_manage, context, *request, response);
+}
+
 }  // namespace flashcore

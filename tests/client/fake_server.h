@@ -49,6 +49,7 @@ class FakeServer final : public v1::AttentionService::Service {
   Handler<v1::DeleteSequenceRequest, v1::DeleteSequenceResponse> on_delete;
   Handler<v1::GetSequenceRequest, v1::GetSequenceResponse> on_get;
   Handler<v1::ListSequencesRequest, v1::ListSequencesResponse> on_list;
+  Handler<v1::ManageSequencesRequest, v1::ManageSequencesResponse> on_manage;
 
   // A reply of the right sizes: output is the bytes of the query, LSE counts 0, 1, 2, ...
   static void AnswerRightly(const v1::AttendRequest& request, v1::AttendResponse* response);
@@ -78,6 +79,9 @@ class FakeServer final : public v1::AttentionService::Service {
                            v1::GetSequenceResponse* response) override;
   grpc::Status ListSequences(grpc::ServerContext* context, const v1::ListSequencesRequest* request,
                              v1::ListSequencesResponse* response) override;
+  grpc::Status ManageSequences(grpc::ServerContext* context,
+                               const v1::ManageSequencesRequest* request,
+                               v1::ManageSequencesResponse* response) override;
 
   void NoteMetadata(const grpc::ServerContext& context) ABSL_LOCKS_EXCLUDED(mutex_);
   template <typename Request, typename Response>

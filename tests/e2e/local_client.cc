@@ -166,8 +166,12 @@ class Script {
     if (!info.ok()) return info.status();
     auto listed = client_->ListSequences();
     if (!listed.ok()) return listed.status();
-    absl::Status status = fork->Delete();
-    status.Update(sequence->Delete());
+    using Op = SequenceOperation;
+    const auto deleted = client_->ManageSequences({Op::Delete(*fork), Op::Delete(*sequence)});
+    absl::Status status = deleted.status();
+    for (const SequenceResult& result : deleted.value_or(std::vector<SequenceResult>())) {
+      status.Update(result.sequence.status());
+    }
     if (sequence->Info().status().code() != absl::StatusCode::kNotFound) {
       return absl::DataLossError("a deleted sequence is there");
     }

@@ -155,6 +155,36 @@ class SequencesTest(unittest.TestCase):
                                 np.concatenate([k[:length], row[0]]),
                                 np.concatenate([v[:length], row[1]]))
 
+    def test_a_step_of_beam_search_is_one_call(self):
+        k, v = self.tensor(70, KV_HEADS), self.tensor(70, KV_HEADS)
+        winner, loser, foreign = self.create(), self.create(), self.create(shared=True)
+        self.load(winner, (k, v))
+        fork, delete, get = pb.ForkSequenceRequest, pb.DeleteSequenceRequest, pb.GetSequenceRequest
+        step = [dict(fork=fork(sequence_id=winner)), dict(fork=fork(sequence_id=winner)),
+                dict(delete=delete(sequence_id=loser)), dict(get=get(sequence_id=winner))]
+        request = pb.ManageSequencesRequest(operations=[pb.SequenceOperation(**o) for o in step])
+        results = self.stub.ManageSequences(request).results
+        self.assertEqual([r.status.code for r in results], [0, 0, 0, 0])
+        beams = [winner, results[0].sequence.sequence_id, results[1].sequence.sequence_id]
+        self.assertEqual(len(set(beams)), 3)
+        self.assertEqual(results[3].sequence.kv_bytes, 2 * PAGE_BYTES)
+        queries = [self.tensor(1, HEADS) for _ in beams]
+        reply = self.stub.Attend(self.attend_request(beams, queries))
+        for got, q in zip(self.outputs(reply, queries), queries):
+            self.assert_attends(got, q, k, v)
+        # Another client may fork what is shared with it, and nothing else; each operation says so.
+        step = [dict(fork=fork(sequence_id=foreign)), dict(delete=delete(sequence_id=foreign)),
+                dict(get=get(sequence_id=winner)), dict(delete=delete(sequence_id=winner))]
+        request = pb.ManageSequencesRequest(operations=[pb.SequenceOperation(**o) for o in step])
+        other = (("flashcore-client", "someone else"),)
+        rejected = 'flashcore_rejected_requests_total{reason="not_found"}'
+        before = self.server.metric(rejected)
+        results = self.stub.ManageSequences(request, metadata=other).results
+        self.assertEqual(self.server.metric(rejected), before + 1)
+        codes = [Code.OK, Code.PERMISSION_DENIED, Code.NOT_FOUND, Code.ABORTED]
+        self.assertEqual([r.status.code for r in results], [code.value[0] for code in codes])
+        self.stub.DeleteSequence(delete(sequence_id=results[0].sequence.sequence_id), metadata=other)
+
     def test_bits_do_not_depend_on_company(self):
         prefix = self.tensor(1100, KV_HEADS), self.tensor(1100, KV_HEADS)
         parent = self.create()

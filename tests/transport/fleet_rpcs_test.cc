@@ -173,6 +173,24 @@ TEST_F(FleetRpcsTest, LoadsTruncatesAndDeletesOnTheSecondDevice) {
   EXPECT_EQ(Attend({id}).error_code(), grpc::NOT_FOUND);
 }
 
+TEST_F(FleetRpcsTest, ManagesSequencesOfBothDevicesInOneCall) {
+  v1::ManageSequencesRequest request;
+  for (const char* device : {"fake:0", "fake:1", "cuda:7"}) {
+    *request.add_operations()->mutable_create() = testing::CreateRequest();
+    request.mutable_operations()->rbegin()->mutable_create()->set_device_id(device);
+  }
+  for (const char* device : {"fake:0", "fake:1"}) {
+    request.add_operations()->mutable_fork()->set_sequence_id(Create(device).sequence_id());
+  }
+  grpc::ClientContext context;
+  v1::ManageSequencesResponse response;
+  ASSERT_TRUE(stub_->ManageSequences(&context, request, &response).ok());
+  std::vector<std::string> devices;
+  for (const auto& result : response.results()) devices.push_back(result.sequence().device_id());
+  EXPECT_THAT(devices, ElementsAre("fake:0", "fake:1", "", "fake:0", "fake:1"));
+  EXPECT_EQ(response.results(2).status().code(), grpc::INVALID_ARGUMENT);
+}
+
 TEST_F(FleetRpcsTest, ListsPageByPageOverBothDevices) {
   std::vector<std::string> all;
   for (const char* device : {"fake:0", "fake:0", "fake:1"}) {

@@ -122,6 +122,12 @@ TEST_F(LocalTest, CallsEveryMethodByName) {
   v1::ListSequencesResponse list;
   ASSERT_EQ(client->Call("ListSequences", v1::ListSequencesRequest(), &list), absl::OkStatus());
   EXPECT_EQ(list.sequences_size(), 2);
+  v1::ManageSequencesRequest manage;
+  manage.add_operations()->mutable_delete_()->set_sequence_id(created.sequence_id());
+  v1::ManageSequencesResponse managed;
+  ASSERT_EQ(client->Call("ManageSequences", manage, &managed), absl::OkStatus());
+  ASSERT_EQ(managed.results_size(), 1);
+  EXPECT_EQ(managed.results(0).status().code(), 0);
   v1::DeleteSequenceRequest remove;
   remove.set_sequence_id(forked.sequence_id());
   v1::DeleteSequenceResponse removed;

@@ -1,9 +1,11 @@
 // The RPCs on resident sequences in this process: what happens to a sequence when a request on it
 // fails, waits, or loses its client. On a device that tests can hold at its gate, and on real ones
 // what needs no gate.
+#include <algorithm>
 #include <chrono>
 #include <future>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -13,6 +15,8 @@
 #include "gmock/gmock.h"
 #include "grpcpp/create_channel.h"
 #include "gtest/gtest.h"
+#include "proto/wire/frames.h"
+#include "server/transport/attention_methods.h"
 #include "server/transport/server.h"
 #include "tests/device/device_setting.h"
 #include "tests/engine/fakes.h"
@@ -21,11 +25,14 @@
 namespace flashcore::server {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using testing::FakeDevice;
 using testing::FakeDeviceControl;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using testing::kRowBytes;
+using ::testing::Not;
 
 constexpr size_t kKvBytes = 8 << 20;
 
@@ -70,6 +77,20 @@ class SequenceRpcsTest : public ::testing::Test {
   grpc::Status Step() {
     grpc::ClientContext context;
     return Step(&context);
+  }
+
+  v1::ManageSequencesResponse Manage(const v1::ManageSequencesRequest& request) {
+    v1::ManageSequencesResponse response;
+    grpc::ClientContext context;
+    EXPECT_TRUE(stub_->ManageSequences(&context, request, &response).ok());
+    return response;
+  }
+  static std::vector<int> Codes(const v1::ManageSequencesResponse& response) {
+    std::vector<int> codes;
+    for (const v1::SequenceResult& result : response.results()) {
+      codes.push_back(result.status().code());
+    }
+    return codes;
   }
 
   v1::LoadSequenceRequest Chunk(uint32_t rows, bool first) const {
@@ -220,6 +241,107 @@ TEST_F(SequenceRpcsTest, ALoadReceivesOneChunkAhead) {
   EXPECT_TRUE(writer->Finish().ok());
   EXPECT_THAT(response.sequence().layer_lengths(), ElementsAre(8));
   EXPECT_TRUE(testing::WaitUntil([&] { return engine_->staging().used_bytes() == 0; }));
+}
+
+TEST_F(SequenceRpcsTest, AStepOfBeamSearchIsOneCall) {
+  const std::string loser = Create();
+  ASSERT_TRUE(Step().ok());
+  v1::ManageSequencesRequest request;
+  for (int i = 0; i < 2; ++i) request.add_operations()->mutable_fork()->set_sequence_id(sequence_);
+  request.add_operations()->mutable_truncate()->set_sequence_id(sequence_);
+  request.add_operations()->mutable_get()->set_sequence_id(sequence_);
+  request.add_operations()->mutable_delete_()->set_sequence_id(loser);
+  *request.add_operations()->mutable_create() = testing::CreateRequest();
+  const v1::ManageSequencesResponse response = Manage(request);
+  EXPECT_THAT(Codes(response), Each(grpc::OK));
+  std::vector<std::vector<uint64_t>> lengths;
+  std::set<std::string> ids;
+  for (const v1::SequenceResult& result : response.results()) {
+    const auto& layers = result.sequence().layer_lengths();
+    lengths.emplace_back(layers.begin(), layers.end());
+    ids.insert(result.sequence().sequence_id());
+  }
+  EXPECT_THAT(lengths, ElementsAre(ElementsAre(1), ElementsAre(1), ElementsAre(0), ElementsAre(0),
+                                   IsEmpty(), ElementsAre(0)));
+  EXPECT_EQ(ids.size(), 5u);  // two forks, the sequence itself, none, and the new one
+  EXPECT_EQ(engine_->sequences().stats().sequences, 4u);
+  EXPECT_FALSE(response.results(4).has_sequence());
+}
+
+TEST_F(SequenceRpcsTest, AnOperationThatFailsStopsOnlyThoseOnItsSequence) {
+  const std::string other = Create();
+  v1::ManageSequencesRequest request;
+  v1::ForkSequenceRequest* fork = request.add_operations()->mutable_fork();
+  fork->set_sequence_id(sequence_);
+  fork->set_length(1);
+  request.add_operations()->mutable_delete_()->set_sequence_id(sequence_);
+  request.add_operations()->mutable_delete_()->set_sequence_id(other);
+  request.add_operations()->mutable_get()->set_sequence_id(other);
+  request.add_operations()->mutable_get()->set_sequence_id("short");
+  request.add_operations();
+  request.add_operations()->mutable_create();
+  *request.add_operations()->mutable_create() = testing::CreateRequest();
+  const v1::ManageSequencesResponse response = Manage(request);
+  EXPECT_THAT(Codes(response),
+              ElementsAre(grpc::INVALID_ARGUMENT, grpc::ABORTED, grpc::OK, grpc::NOT_FOUND,
+                          grpc::INVALID_ARGUMENT, grpc::INVALID_ARGUMENT, grpc::INVALID_ARGUMENT,
+                          grpc::OK));
+  EXPECT_THAT(response.results(0).status().message(), HasSubstr("layer 0 has only 0 rows"));
+  EXPECT_FALSE(response.results(0).has_sequence());
+  EXPECT_EQ(Length(), 0u);  // it is there
+  EXPECT_EQ(engine_->sequences().stats().sequences, 2u);
+}
+
+// A kind of operation that the contract has and the server does not run fails here.
+TEST_F(SequenceRpcsTest, EveryOperationOfTheContractRuns) {
+  const auto* kinds = v1::SequenceOperation::descriptor()->oneof_decl(0);
+  v1::ManageSequencesRequest request;
+  for (int i = 0; i < kinds->field_count(); ++i) {
+    v1::SequenceOperation* operation = request.add_operations();
+    operation->GetReflection()->MutableMessage(operation, kinds->field(i));
+  }
+  const v1::ManageSequencesResponse response = Manage(request);
+  for (const v1::SequenceResult& result : response.results()) {
+    EXPECT_EQ(result.status().code(), grpc::INVALID_ARGUMENT);  // of the empty request
+    EXPECT_THAT(result.status().message(), Not(HasSubstr("unknown to this server")));
+  }
+}
+
+TEST_F(SequenceRpcsTest, ManyOperationsAreLimited) {
+  grpc::ClientContext context;
+  v1::GetServerInfoResponse info;
+  ASSERT_TRUE(stub_->GetServerInfo(&context, {}, &info).ok());
+  const int most = static_cast<int>(info.limits().max_sequence_operations());
+  EXPECT_EQ(most, 256);
+  v1::ManageSequencesRequest request;
+  for (int i = 0; i < most; ++i) request.add_operations()->mutable_create();
+  EXPECT_EQ(Manage(request).results_size(), most);
+  *request.add_operations()->mutable_create() = testing::CreateRequest();
+  grpc::ClientContext again;
+  v1::ManageSequencesResponse response;
+  EXPECT_EQ(stub_->ManageSequences(&again, request, &response).error_code(),
+            grpc::INVALID_ARGUMENT);
+  EXPECT_EQ(engine_->sequences().stats().sequences, 1u);
+  EXPECT_EQ(Manage({}).results_size(), 0);
+}
+
+// The reply fits in a frame of the local socket, and what was not answered has no effect.
+TEST_F(SequenceRpcsTest, OperationsBeyondALargeReplyAreRefused) {
+  v1::ManageSequencesRequest request;
+  for (int i = 0; i < AttentionMethods::kMaxSequenceOperations; ++i) {
+    v1::CreateSequenceRequest* create = request.add_operations()->mutable_create();
+    *create = testing::CreateRequest();
+    create->set_num_layers(1024);
+  }
+  const v1::ManageSequencesResponse response = Manage(request);
+  EXPECT_LT(response.ByteSizeLong(), wire::kMaxFrameBytes / 2);
+  const std::vector<int> codes = Codes(response);
+  const auto refused = std::find(codes.begin(), codes.end(), grpc::RESOURCE_EXHAUSTED);
+  EXPECT_NE(refused, codes.end());
+  EXPECT_THAT(std::vector<int>(codes.begin(), refused), Each(grpc::OK));
+  EXPECT_THAT(std::vector<int>(refused, codes.end()), Each(grpc::RESOURCE_EXHAUSTED));
+  EXPECT_EQ(engine_->sequences().stats().sequences,
+            1 + static_cast<size_t>(refused - codes.begin()));
 }
 
 class SequenceRpcsOnDeviceTest : public SequenceRpcsTest,

@@ -97,6 +97,17 @@ class Client {
   // one server that replies.
   absl::StatusOr<std::vector<v1::SequenceInfo>> ListSequences(const CallOptions& call = {});
 
+  // Many operations in one call, for example the forks and deletes of a step of beam search; a
+  // result for each, in order. One that fails does not stop the others, except that later ones on
+  // the same sequence are ABORTED: put forks before deletes. INVALID_ARGUMENT for more than
+  // limits.max_sequence_operations. With a Create or Fork the call is sent once: see
+  // CreateSequence.
+  //
+  // It has one affinity, and so have the sequences that it makes: that of `call`, or if this is
+  // empty, of the first operation. Behind a proxy, all its sequences need the same.
+  absl::StatusOr<std::vector<SequenceResult>> ManageSequences(
+      absl::Span<const SequenceOperation> operations, const CallOptions& call = {});
+
   // A baseline for Attend: sends `payload` from where it lies, and copies the reply.size() bytes
   // that come back to `reply`. UNIMPLEMENTED unless the server runs with --enable_echo, and with a
   // local target. Never retried.

@@ -18,7 +18,8 @@ namespace flashcore {
 //                    With expected_length, if an append took effect but its reply was lost, the
 //                    retry is FAILED_PRECONDITION
 //   sequences        Truncate (with expected_length, as Attend), Delete, Info, ListSequences;
-//                    CreateSequence, Fork and Append are sent once
+//                    CreateSequence, Fork and Append are sent once; so is ManageSequences with a
+//                    Create or Fork
 //   GetServerInfo    always
 // AttendStream, Echo and CheckHealth are never retried.
 struct RetryPolicy {

@@ -132,6 +132,7 @@ class Sequence {
 
  private:
   friend class Client;
+  friend class SequenceOperation;
   using ConnectionPtr = std::shared_ptr<const client::Connection>;
   struct Resident;
   struct State;
@@ -148,6 +149,40 @@ class Sequence {
       const std::shared_ptr<const Resident>& lost, const absl::Status& not_found) const;
 
   std::shared_ptr<State> state_;  // of all copies
+};
+
+// One operation of Client::ManageSequences. Each is as the call that its comment names, on the
+// sequence that the handle refers to now, and uses no OnLost.
+class SequenceOperation {
+ public:
+  static SequenceOperation Create(const SequenceOptions& options);  // Client::CreateSequence
+  static SequenceOperation Fork(const Sequence& parent,             // Sequence::Fork
+                                const ForkOptions& options = {});
+  static SequenceOperation Truncate(const Sequence& sequence, uint64_t length,
+                                    std::optional<uint64_t> expected_length = std::nullopt);
+  static SequenceOperation Delete(const Sequence& sequence);  // drops the callback of OnLost
+  static SequenceOperation Info(const Sequence& sequence);
+
+ private:
+  friend class Client;
+  SequenceOperation() = default;
+  explicit SequenceOperation(const Sequence& sequence)
+      : options_(sequence.options()), sequence_(sequence) {}
+
+  bool MakesSequence() const { return message_.has_create() || message_.has_fork(); }
+  struct SequenceResult ToResult(const Sequence::ConnectionPtr& connection,
+                                 v1::SequenceResult reply, int attempts,
+                                 const CallOptions& call) const;
+
+  v1::SequenceOperation message_;
+  SequenceOptions options_;           // of the sequence that it creates, or that it is on
+  std::optional<Sequence> sequence_;  // that it is on; none: Create
+};
+
+struct SequenceResult {
+  // Of Create and Fork the new sequence, else the one that the operation was on; or why it failed.
+  absl::StatusOr<Sequence> sequence;
+  v1::SequenceInfo info;  // of that sequence after the operation; empty after Delete
 };
 
 }  // namespace flashcore

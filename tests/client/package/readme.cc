@@ -47,6 +47,11 @@ void ClientReadme(Bytes prompt_k, Bytes prompt_v, uint64_t prompt_rows, flashcor
   auto info = sequence->Truncate(prompt_rows);
   status = sequence->Delete();
 
+  using Op = flashcore::SequenceOperation;  // a step of beam search: one call
+  auto beams =
+      (*client)->ManageSequences({Op::Fork(*sequence), Op::Fork(*beam), Op::Delete(*beam)});
+  auto next = (*beams)[0].sequence;  // or why this operation failed
+
   auto stream = (*client)->OpenStream();
   request.request_id = "step-1";  // unique among the requests in flight
   status = stream->Send(request, [](absl::Status, flashcore::AttendResult) { /* ... */ });

@@ -1,0 +1,44 @@
+// What the calls on one sequence and Client::ManageSequences have in common. Internal to the
+// client.
+#ifndef FLASHCORE_CLIENT_CPP_SEQUENCE_CALLS_H_
+#define FLASHCORE_CLIENT_CPP_SEQUENCE_CALLS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "client/cpp/connection.h"
+#include "flashcore/options.h"
+#include "flashcore/sequence.h"
+#include "flashcore/v1/attention.pb.h"
+
+namespace flashcore::client {
+
+v1::CreateSequenceRequest CreateMessage(const SequenceOptions& options);
+v1::ForkSequenceRequest ForkMessage(const std::string& parent_id, const ForkOptions& fork);
+v1::TruncateSequenceRequest TruncateMessage(const std::string& id, uint64_t length,
+                                            std::optional<uint64_t> expected_length);
+
+SequenceOptions OptionsOfFork(SequenceOptions parent, const ForkOptions& fork);
+std::string RandomAffinity();
+
+// INVALID_ARGUMENT unless it has Sequence::kIdBytes; INTERNAL for that of a reply.
+absl::Status CheckId(absl::string_view id);
+absl::Status CheckReplyId(absl::string_view id);
+
+absl::StatusOr<v1::SequenceInfo> GetInfo(const Connection& connection, absl::string_view id,
+                                         const CallOptions& call);
+
+// What `result` means after `attempts` attempts, of which an earlier one may have taken effect.
+absl::Status DeleteOutcome(const absl::Status& result, int attempts);
+absl::StatusOr<v1::SequenceInfo> TruncateOutcome(const Connection& connection,
+                                                 const v1::TruncateSequenceRequest& request,
+                                                 absl::StatusOr<v1::SequenceInfo> result,
+                                                 int attempts, const CallOptions& call);
+
+}  // namespace flashcore::client
+
+#endif  // FLASHCORE_CLIENT_CPP_SEQUENCE_CALLS_H_
