@@ -16,7 +16,8 @@ from .errors import invalid
 Tensor = Any  # a numpy array, a torch tensor, or an array that speaks DLPack
 
 # Array elements on the wire, little-endian; numpy has no bfloat16, so it has the bits.
-WIRE: dict[str, np.dtype] = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
+WIRE: dict[str, np.dtype] = {
+    "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
 _HOST_DEVICES = (1, 3)  # DLPack's kDLCPU and kDLCUDAHost
 
 
