@@ -2,7 +2,10 @@
 
 import asyncio
 import itertools
+import sys
+import types
 import unittest
+from unittest import mock
 
 import flashcore
 import numpy as np
@@ -181,6 +184,15 @@ class AppendOnceTest(unittest.TestCase):
                     sequence.attend(0, q, k, k)
                 np.testing.assert_array_equal(sequence.attend(0, q, k, k), q)
                 self.assertEqual(server.rows[0], k.tobytes())
+
+    def test_the_same_append_after_a_refusal_midway_finishes_it(self):
+        server = FakeServer(None, (flashcore.ResourceExhausted("K/V memory is full"), False))
+        sequence, k = server.sequence(), random(7, KV_HEADS)
+        with self.assertRaises(flashcore.ResourceExhausted):
+            sequence.append(0, k, k)
+        self.assertEqual((sequence.lengths[0], server.length(0)), (0, 2))
+        self.assertEqual(sequence.append(0, k, k), 7)
+        self.assertEqual(server.rows[0], k.tobytes())
 
     def test_other_rows_after_a_timeout_are_never_taken_for_the_same(self):
         server = FakeServer((TIMEOUT, True))
@@ -382,6 +394,47 @@ class TensorsTest(unittest.TestCase):
         x = random(6)
         for view in (x, x[::-1], x[::2, ::-1], x.swapaxes(0, 1), x[..., ::-1]):
             self.assertEqual(_requests.to_bytes(view), np.ascontiguousarray(view).tobytes())
+
+
+class TorchTensor:
+    """As much of torch.Tensor as the client uses."""
+
+    def __init__(self, array, dtype, device="cpu", requires_grad=False):
+        self.array, self.dtype, self.requires_grad = array, dtype, requires_grad
+        self.device = types.SimpleNamespace(type=device)
+
+    def numpy(self):
+        if self.dtype == "torch.bfloat16":
+            raise TypeError("Got unsupported ScalarType BFloat16")
+        return self.array
+
+    def view(self, dtype):
+        return TorchTensor(self.array, dtype)
+
+
+TorchTensor.__module__ = "torch"
+TORCH = types.SimpleNamespace(
+    bfloat16="torch.bfloat16", int16="torch.int16",
+    from_numpy=lambda array: TorchTensor(array, f"torch.{array.dtype.name}"))
+
+
+@mock.patch.dict(sys.modules, torch=TORCH)
+class TorchTest(unittest.TestCase):
+    def test_results_are_tensors_of_the_same_dtype(self):
+        for dtype, bits in (("float16", np.float16), ("bfloat16", np.int16)):
+            q = TorchTensor(random(2).view(bits), f"torch.{dtype}")
+            host = _tensors.to_host("q", q)
+            self.assertEqual(host.dtype, dtype)
+            back = host.restore(host.array)
+            self.assertEqual((type(back), back.dtype), (TorchTensor, q.dtype))
+            np.testing.assert_array_equal(back.array, q.array)
+            self.assertEqual(host.restore(np.zeros(3, np.float32)).dtype, "torch.float32")
+
+    def test_refuses_gpus_and_gradients(self):
+        for options, words in ((dict(device="cuda"), r"k: .*pass k.cpu\(\)"),
+                               (dict(requires_grad=True), r"k: requires a gradient.*k.detach\(\)")):
+            with self.assertRaisesRegex(ValueError, words):
+                _tensors.to_host("k", TorchTensor(random(2), "torch.float16", **options))
 
 
 class MergeTest(unittest.TestCase):

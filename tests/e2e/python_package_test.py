@@ -18,8 +18,9 @@ CONTRACT = "proto/flashcore/v1/attention.proto"
 def run(*command, **options):
     """Runs a command without this test's PYTHONPATH. Returns its output; fails with it."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(list(map(str, command)), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          timeout=300, env={**environment, **options.pop("env", {})}, **options)
+    environment.update(options.pop("env", {}))
+    done = subprocess.run(list(map(str, command)), text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, timeout=300, env=environment, **options)
     if done.returncode != 0:
         raise AssertionError(f"{command} exited {done.returncode}:\n{done.stdout}")
     return done.stdout

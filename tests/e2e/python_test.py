@@ -195,10 +195,10 @@ class PythonTest(unittest.TestCase):
     def test_a_batch_of_sequences_is_the_sequences_one_by_one(self):
         sequences = [self.client.create_sequence(1, KV_HEADS, DIM) for _ in range(5)]
         alone = [self.client.create_sequence(1, KV_HEADS, DIM) for _ in range(5)]
-        for length, (batched, single) in enumerate(zip(sequences, alone)):
-            for sequence, prompt in ((batched, None), (single, None)) if length else ():
-                k = np.full((length, KV_HEADS, DIM), 0.1, np.float16)
-                sequence.append(0, k, k)
+        for length, pair in enumerate(zip(sequences, alone)):
+            k, v = self.kv(length)
+            for sequence in pair if length else ():
+                sequence.append(0, k, v)
         q, (k, v) = self.tensor(5, HEADS), self.kv(5)
         together = self.client.attend_batch(sequences, 0, q, k, v)
         for i, sequence in enumerate(alone):
@@ -226,7 +226,8 @@ class PythonTest(unittest.TestCase):
             q, k, v = tensors[seed]
             async with await client.create_sequence(1, KV_HEADS, DIM) as sequence:
                 await sequence.append(0, k[:-1], v[:-1])
-                o, inline = await asyncio.gather(sequence.attend(0, q, k[-1:], v[-1:]), client.attend(q, k, v))
+                o, inline = await asyncio.gather(sequence.attend(0, q, k[-1:], v[-1:]),
+                                                 client.attend(q, k, v))
             np.testing.assert_array_equal(o, inline)
             self.check((o, oracle(q, k, v)[1]), oracle(q, k, v))
 
@@ -260,7 +261,7 @@ class PythonTest(unittest.TestCase):
 
 class LostServerTest(unittest.TestCase):
     def test_a_dead_server_is_unavailable(self):
-        client = flashcore.connect(f"127.0.0.1:{harness.free_port()}",
+        client = flashcore.connect("unix:/nonexistent/flashcore.sock",
                                    retry=flashcore.Retry(attempts=3, initial=1e-3))
         with self.assertRaises(flashcore.Unavailable) as caught:
             client.server_info()
@@ -271,12 +272,12 @@ class LostServerTest(unittest.TestCase):
             client.server_info()
 
     def test_a_client_finds_the_server_again_and_its_sequences_lost(self):
-        flag = f"--listen=127.0.0.1:{harness.free_port()}"
         retry = flashcore.Retry(attempts=10**6, longest=0.05)
-        with flashcore.connect(flag.partition("=")[2], retry=retry, timeout=harness.PATIENCE) as client:
-            with harness.Server(flag):
+        with harness.in_temporary_folder() as folder, \
+                flashcore.connect(f"unix:{folder}/s", retry=retry, timeout=harness.PATIENCE) as client:
+            with harness.Server(f"--listen=unix:{folder}/s"):
                 sequence = client.create_sequence(1, KV_HEADS, DIM)
-            with harness.Server(flag), self.assertRaises(flashcore.SequenceLost):
+            with harness.Server(f"--listen=unix:{folder}/s"), self.assertRaises(flashcore.SequenceLost):
                 sequence.info()
 
     def test_a_timeout_is_a_timeout_error(self):
