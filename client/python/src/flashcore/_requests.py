@@ -146,8 +146,7 @@ def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tenso
         LSE = log(exp(LSE_a) + exp(LSE_b));  O = exp(LSE_a - LSE) * O_a + exp(LSE_b - LSE) * O_b
 
     The rule is that of online softmax (Milakov and Gimelshein, 2018), as FlashAttention and the contract
-    have it. An operand with LSE = -infinity contributes nothing; two such operands give O = 0 and LSE =
-    -infinity.
+    have it. An operand with LSE = -infinity contributes nothing; two such give O = 0, LSE = -infinity.
 
     o_a, o_b: [..., head_dim] of float16, bfloat16 (uint16 has its bits) or float32; lse_a, lse_b: float32
     [...], natural logarithms. Computes in float32. Returns (O, LSE) in the framework of o_a, O in its

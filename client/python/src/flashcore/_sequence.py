@@ -28,11 +28,9 @@ class Sequence:
     `lengths` has the rows of each layer as far as this object knows, and every call that appends says the
     length that it expects. So an append happens once: if its outcome is unknown, after DeadlineExceeded,
     Unavailable or Cancelled, call again with the same rows, and what took effect is not done twice. With
-    other rows, that is a LengthMismatch if the
-    first call took effect: truncate to the length before it.
+    other rows, that is a LengthMismatch if the first call took effect: truncate to the length before it.
 
-    Calls on one layer are for one thread or task at a time: two at once are a LengthMismatch for one of
-    them.
+    Calls on one layer are for one thread or task at a time: of two at once, one is a LengthMismatch.
     """
 
     def __init__(self, client: Any, info: Any) -> None:
