@@ -1,0 +1,196 @@
+"""Arguments to messages and messages to results: shapes, masks, spans, and the rule that merges results."""
+
+import dataclasses
+import math
+from typing import Any, Sequence
+
+import numpy as np
+
+from . import _messages
+from ._tensors import WIRE, HostTensor, Tensor, dtype_name, from_float32, to_float32, to_host
+from .errors import Internal, invalid
+
+AttendRequest = _messages.message("AttendRequest")
+Mask = _messages.message("Mask")
+_DTYPES = _messages.enum("DType")
+NHD = _messages.enum("Layout")["LAYOUT_NHD"]
+
+Attention = Tensor | tuple[Tensor, Tensor]  # O, or with return_lse (O, LSE)
+Window = tuple[int | None, int | None] | None
+
+
+def dtype_number(dtype: Any) -> int:
+    number = _DTYPES.get(f"DTYPE_{dtype_name(dtype).upper()}")
+    if not number:
+        raise invalid("dtype", dtype, "float16, bfloat16")
+    return number
+
+
+def dtype_of(number: int) -> str:
+    """The name of a DType of the contract."""
+    return next(name for name, value in _DTYPES.items() if value == number).removeprefix("DTYPE_").lower()
+
+
+def to_rows(name: str, tensor: Tensor, layout: str, dtype: str | None = None) -> HostTensor:
+    """A tensor as [rows, heads, head_dim]."""
+    if layout not in ("NHD", "HND"):
+        raise invalid("layout", repr(layout), "'NHD', 'HND'")
+    host = to_host(name, tensor, dtype)
+    shape = host.array.shape
+    if host.array.ndim != 3 or 0 in (shape[2], shape[1 if layout == "NHD" else 0]):
+        wanted = "[rows, heads, head_dim]" if layout == "NHD" else "[heads, rows, head_dim]"
+        raise invalid(name, f"has shape {list(shape)}", f"{wanted} with at least one head; for a batch, "
+                      f"the packed rows of its members, and cu_seqlens_q and cu_seqlens_k")
+    return host if layout == "NHD" else dataclasses.replace(host, array=host.array.swapaxes(0, 1))
+
+
+def kv_rows(k: Tensor, v: Tensor, layout: str, dtype: str | None,
+            heads_and_dim: tuple[int, int] | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """K and V as arrays [rows, num_kv_heads, head_dim] of the same shape and dtype."""
+    key, value = to_rows("k", k, layout, dtype), to_rows("v", v, layout, dtype)
+    if (value.array.shape, value.dtype) != (key.array.shape, key.dtype):
+        raise invalid("v", f"is {_describe(value)}", f"the same as k, {_describe(key)}")
+    if heads_and_dim is not None and key.array.shape[1:] != heads_and_dim:
+        raise invalid("k", f"is {_describe(key)}", f"[rows, {heads_and_dim[0]}, {heads_and_dim[1]}]")
+    return key.array, value.array
+
+
+def to_bytes(array: np.ndarray) -> bytes:
+    """Elements in C order, whatever the strides, little-endian."""
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def span_rows(name: str, offsets: Any, rows: int, least: int, spans: int | None = None) -> list[int]:
+    """Rows of each span, from offsets 0, ..., rows as FlashAttention has them: [spans + 1]."""
+    bounds = [int(bound) for bound in offsets]
+    counts = [end - begin for begin, end in zip(bounds, bounds[1:])]
+    if not counts or bounds[0] != 0 or bounds[-1] != rows or min(counts) < least:
+        raise invalid(name, _shorten(bounds),
+                      f"offsets from 0 to the {rows} rows, each at least {least} more than the one before it")
+    if spans is not None and len(counts) != spans:
+        raise invalid(name, f"has {len(counts)} spans", str(spans))
+    return counts
+
+
+def equal_spans(name: str, rows: int, spans: int) -> list[int]:
+    """Rows of each span where the caller gives no offsets."""
+    if rows == 0 or rows % spans:
+        raise invalid(name, f"has {rows} rows for {spans} sequences", "as many for each, or cu_seqlens")
+    return [rows // spans] * spans
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A request without its K/V: what query rows ask, and how their answer is read."""
+
+    query: HostTensor  # [rows, num_heads, head_dim]
+    layout: str
+    return_lse: bool
+    fields: dict[str, Any]  # of AttendRequest
+
+    def request(self, **fields: Any) -> Any:
+        """With `fields` of AttendRequest: spans, num_kv_heads, key, value, layer."""
+        return AttendRequest(**self.fields, **fields)
+
+    def answer(self, reply: Any) -> Attention:
+        shape = self.query.array.shape
+        output = self._restore(reply.output, WIRE[self.query.dtype], shape)
+        return (output, self._restore(reply.lse, WIRE["float32"], shape[:2])) if self.return_lse else output
+
+    def _restore(self, data: bytes, dtype: np.dtype, shape: Sequence[int]) -> Tensor:
+        if len(data) != math.prod(shape) * dtype.itemsize:
+            raise Internal(f"the reply has {len(data)} bytes for a tensor {list(shape)} of {dtype}")
+        array = np.frombuffer(data, dtype).reshape(shape)
+        if self.layout == "HND":
+            array = array.swapaxes(0, 1)
+        writable = np.array(array, dtype.newbyteorder("="), order="C")
+        return self.query.restore(writable)
+
+
+def question(q: Tensor, *, causal: bool, window: Window, softmax_scale: float | None, return_lse: bool,
+             layout: str, dtype: Any) -> Question:
+    query = to_rows("q", q, layout, dtype and dtype_name(dtype))
+    rows, heads, head_dim = query.array.shape
+    if rows == 0:
+        raise invalid("q", f"has shape {list(query.array.shape)}", "at least one row")
+    fields = dict(dtype=dtype_number(query.dtype), num_heads=heads, head_dim=head_dim, layout=NHD,
+                  mask=_mask(causal, window), return_lse=return_lse, query=to_bytes(query.array))
+    if softmax_scale is not None:
+        if not math.isfinite(softmax_scale):
+            raise invalid("softmax_scale", softmax_scale, "finite numbers, None for 1/sqrt(head_dim)")
+        fields["softmax_scale"] = softmax_scale
+    return Question(query, layout, return_lse, fields)
+
+
+def inline_request(asked: Question, k: Tensor, v: Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any) -> Any:
+    """The request whose K/V comes with it."""
+    rows, heads, head_dim = asked.query.array.shape
+    key, value = kv_rows(k, v, asked.layout, asked.query.dtype)
+    num_kv_heads = key.shape[1]
+    if key.shape[2] != head_dim or heads % num_kv_heads:
+        raise invalid("k", f"has {num_kv_heads} heads and head_dim {key.shape[2]}",
+                      f"a number of heads that divides the {heads} of q, and head_dim {head_dim}")
+    if (cu_seqlens_q is None) != (cu_seqlens_k is None):
+        raise invalid("cu_seqlens_q, cu_seqlens_k", "one is None", "both, or neither")
+    queries, keys = [rows], [key.shape[0]]
+    if cu_seqlens_q is not None:
+        queries = span_rows("cu_seqlens_q", cu_seqlens_q, rows, 1)
+        keys = span_rows("cu_seqlens_k", cu_seqlens_k, key.shape[0], 0, len(queries))
+    spans = [dict(query_rows=n, kv_rows=m) for n, m in zip(queries, keys)]
+    return asked.request(num_kv_heads=num_kv_heads, spans=spans, key=to_bytes(key), value=to_bytes(value))
+
+
+def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Merges attention over two disjoint sets of K/V rows into attention over both, for the same query rows:
+
+        LSE = log(exp(LSE_a) + exp(LSE_b));  O = exp(LSE_a - LSE) * O_a + exp(LSE_b - LSE) * O_b
+
+    The rule is that of online softmax (Milakov and Gimelshein, 2018), as FlashAttention and the contract
+    have it. An operand with LSE = -infinity contributes nothing; two such give O = 0, LSE = -infinity.
+
+    o_a, o_b: [..., head_dim] of float16, bfloat16 (uint16 has its bits) or float32; lse_a, lse_b: float32
+    [...], natural logarithms. Computes in float32. Returns (O, LSE) in the framework of o_a, O in its
+    dtype. Raises InvalidArgument.
+    """
+    outputs = [_any_output(name, o) for name, o in (("o_a", o_a), ("o_b", o_b))]
+    lses = [to_host(name, lse, "float32").array for name, lse in (("lse_a", lse_a), ("lse_b", lse_b))]
+    shape = outputs[0].array.shape
+    if [x.array.shape for x in outputs] != [shape] * 2 or [x.shape for x in lses] != [shape[:-1]] * 2:
+        found = [list(x.shape) for x in (outputs[0].array, lses[0], outputs[1].array, lses[1])]
+        raise invalid("o_a, lse_a, o_b, lse_b", f"have shapes {found}",
+                      "o_a and o_b alike, lse_a and lse_b without the last axis")
+    top = np.maximum(*lses)
+    top = np.where(np.isneginf(top), np.float32(0), top)
+    weights = [np.exp(lse - top) for lse in lses]
+    total = weights[0] + weights[1]
+    with np.errstate(divide="ignore"):
+        lse = top + np.log(total)
+    share = np.where(total > 0, total, np.float32(1))[..., None]
+    output = sum(weight[..., None] / share * to_float32(o) for weight, o in zip(weights, outputs))
+    return outputs[0].restore(from_float32(output, outputs[0].dtype)), outputs[0].restore(lse)
+
+
+def _any_output(name: str, o: Tensor) -> HostTensor:
+    bits = getattr(o, "dtype", None) == np.uint16
+    return to_host(name, o, "bfloat16" if bits else None, allowed=("float16", "bfloat16", "float32"))
+
+
+def _mask(causal: bool, window: Window) -> Any:
+    if window is None:
+        return Mask(kind=Mask.KIND_CAUSAL if causal else Mask.KIND_NONE)
+    try:
+        left, right = (None if rows in (None, -1) else int(rows) for rows in window)
+    except (TypeError, ValueError):
+        left = right = -1
+    if min(left or 0, right or 0) < 0:
+        raise invalid("window", repr(window), "(left, right), the rows before and after the query row's own, "
+                      "each at least 0; None or -1 for no bound")
+    return Mask(kind=Mask.KIND_SLIDING_WINDOW, window_left=left, window_right=0 if causal else right)
+
+
+def _describe(host: HostTensor) -> str:
+    return f"{host.dtype} {list(host.array.shape)}"
+
+
+def _shorten(values: list) -> str:
+    return str(values) if len(values) <= 8 else f"[{', '.join(map(str, values[:3]))}, ..., {values[-1]}]"

@@ -1,0 +1,233 @@
+"""Sequences, in asyncio: see flashcore.aio."""
+
+import contextlib
+import hashlib
+from typing import Any, Callable, Protocol
+
+import numpy as np
+
+from . import _requests
+from ._requests import Attention, Window
+from ._tensors import Tensor
+from .errors import Error, LengthMismatch, NotFound, invalid
+
+Progress = Callable[[int, int], Any] | bool | None
+
+
+class HasSequence(Protocol):
+    """A Sequence, of asyncio or blocking."""
+
+    @property
+    def core(self) -> "Sequence": ...
+
+
+class Sequence:
+    """K/V that stays on the server: [rows, num_kv_heads, head_dim] for each layer. A context manager that
+    deletes it.
+
+    `lengths` has the rows of each layer as far as this object knows, and every call that appends says the
+    length that it expects. So an append happens once: if its outcome is unknown, after DeadlineExceeded,
+    Unavailable or Cancelled, call again with the same rows, and what took effect is not done twice. With
+    other rows, that is a LengthMismatch if the first call took effect: truncate to the length before it.
+
+    Calls on one layer are for one thread or task at a time: of two at once, one is a LengthMismatch.
+    """
+
+    def __init__(self, client: Any, info: Any) -> None:
+        self.client = client
+        self.id: bytes = info.sequence_id
+        self.num_layers: int = info.num_layers
+        self.num_kv_heads: int = info.num_kv_heads
+        self.head_dim: int = info.head_dim
+        self.dtype = _requests.dtype_of(info.dtype)
+        self.device_id: str = info.device_id
+        self.lengths: list[int] = list(info.layer_lengths)
+        self.unfinished: dict[int, bytes] = {}  # layer -> digest of an append whose outcome is unknown
+
+    @property
+    def core(self) -> "Sequence":
+        return self
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(num_layers, num_kv_heads, head_dim)"""
+        return self.num_layers, self.num_kv_heads, self.head_dim
+
+    def __repr__(self) -> str:
+        short, long = min(self.lengths), max(self.lengths)
+        rows = str(long) if short == long else f"{short} to {long}"
+        return (f"<flashcore sequence {self.id.hex()}: {rows} rows, {self.num_layers} layers, "
+                f"{self.num_kv_heads} KV heads, head_dim {self.head_dim}, {self.dtype}, on {self.device_id}>")
+
+    async def __aenter__(self) -> "Sequence":
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        await self.delete()
+
+    async def append(self, layer: int, k: Tensor, v: Tensor, *, expected_length: int | None = None,
+                     layout: str = "NHD", timeout: float | None = None) -> int:
+        """Appends rows to a layer without attending, in messages that the server takes. Returns the layer's
+        length.
+
+        k, v: [rows, num_kv_heads, head_dim]. expected_length: rows that the layer has; None: what
+        `lengths` says. LengthMismatch if it has another number.
+        """
+        return await self._append(layer, k, v, expected_length, layout, timeout, lambda done, rows: None)
+
+    async def load(self, layer: int, k: Tensor, v: Tensor, *, progress: Progress = None, layout: str = "NHD",
+                   timeout: float | None = None) -> int:
+        """Append of many rows that tells its progress. progress: called with (rows appended, rows in all)
+        after each message; True shows a bar if tqdm is installed."""
+        with _progress(progress, layer) as tell:
+            return await self._append(layer, k, v, None, layout, timeout, tell)
+
+    async def attend(self, layer: int, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, *,
+                     causal: bool = False, window: Window = None, softmax_scale: float | None = None,
+                     return_lse: bool = False, layout: str = "NHD",
+                     timeout: float | None = None) -> Attention:
+        """Appends the rows of k and v, if they are given, then attends to all rows of the layer. Both or none
+        happen. Arguments and result are those of Client.attend; the last query row is aligned with the
+        last K/V row."""
+        return await self.client.attend_batch(
+            [self], layer, q, k, v, causal=causal, window=window, softmax_scale=softmax_scale,
+            return_lse=return_lse, layout=layout, timeout=timeout)
+
+    async def fork(self, length: int | None = None, *, pin: bool = False, shared: bool = False,
+                   group: str = "", idle_timeout: float = 0, timeout: float | None = None) -> "Sequence":
+        """A new sequence with the first `length` rows of every layer, or all. It shares memory with this one.
+        Options and safety are those of create_sequence."""
+        request = dict(sequence_id=self.id, length=length, pin=pin, shared=shared, group=group,
+                       idle_timeout_seconds=idle_timeout)
+        reply = await self.client.call("ForkSequence", request, self.client.deadline(timeout),
+                                       on_sequence=True)
+        return Sequence(self.client, reply.sequence)
+
+    async def truncate(self, length: int, *, timeout: float | None = None) -> None:
+        """Drops all rows after the first `length` of every layer."""
+        deadline = self.client.deadline(timeout)
+
+        async def settle(error: LengthMismatch) -> Any:
+            info = await self.client.sequence_info(self.id, deadline)
+            if set(info.layer_lengths) != {length}:
+                raise error
+            return info
+
+        # If the length of layer 0 is not known for certain, the server cannot check it: nothing is repeated.
+        expected = None if 0 in self.unfinished else self.lengths[0]
+        reply = await self.client.call(
+            "TruncateSequence", dict(sequence_id=self.id, length=length, expected_length=expected), deadline,
+            repeatable=expected is not None, on_sequence=True, settle=settle)
+        self._adopt(getattr(reply, "sequence", reply))
+
+    async def delete(self, *, timeout: float | None = None) -> None:
+        """Deletes the sequence. That it is gone already is no error."""
+        with contextlib.suppress(NotFound):
+            await self.client.call("DeleteSequence", dict(sequence_id=self.id), self.client.deadline(timeout),
+                                   repeatable=True, on_sequence=True)
+
+    async def info(self, *, timeout: float | None = None) -> Any:
+        """The SequenceInfo message. `lengths` are then those of the server."""
+        info = await self.client.sequence_info(self.id, self.client.deadline(timeout))
+        self._adopt(info)
+        return info
+
+    def _adopt(self, info: Any) -> None:
+        self.lengths = list(info.layer_lengths)
+        self.unfinished.clear()
+
+    async def _append(self, layer: int, k: Tensor, v: Tensor, expected_length: int | None, layout: str,
+                      timeout: float | None, tell: Callable[[int, int], Any]) -> int:
+        common_shape([self], layer)
+        key, value = _requests.kv_rows(k, v, layout, self.dtype, (self.num_kv_heads, self.head_dim))
+        rows, deadline = len(key), self.client.deadline(timeout)
+        if rows == 0:
+            raise invalid("k", f"has shape {list(key.shape)}", "at least one row")
+        at_once = max(1, await self.client.chunk_bytes(deadline) // (4 * self.num_kv_heads * self.head_dim))
+        with Append(self, layer, key, value) as step:
+            start = self.lengths[layer] if expected_length is None else expected_length
+            done = 0
+            if step.repeats:
+                length = await self._length(layer, deadline)
+                done = length - start if start <= length <= start + rows else 0
+            while done < rows:
+                chunk = slice(done, min(done + at_once, rows))
+                await self._append_chunk(layer, key[chunk], value[chunk], start + done, deadline)
+                done = chunk.stop
+                step.partial = True
+                tell(done, rows)
+            self.lengths[layer] = start + rows
+        return start + rows
+
+    async def _append_chunk(self, layer: int, key: np.ndarray, value: np.ndarray, expected: int,
+                            deadline: float) -> None:
+        async def settle(error: LengthMismatch) -> None:
+            if await self._length(layer, deadline) != expected + len(key):
+                raise error
+
+        request = dict(sequence_id=self.id, expected_length=expected, layer=layer, layout=_requests.NHD,
+                       rows=len(key), key=_requests.to_bytes(key), value=_requests.to_bytes(value))
+        await self.client.call("LoadSequence", request, deadline, repeatable=True, on_sequence=True,
+                               settle=settle)
+
+    async def _length(self, layer: int, deadline: float) -> int:
+        return (await self.client.sequence_info(self.id, deadline)).layer_lengths[layer]
+
+
+class Append:
+    """Rows that a call appends to a layer of a sequence. As a context, around the call: remembers them if the
+    call fails and may have appended some."""
+
+    def __init__(self, sequence: Sequence, layer: int, key: np.ndarray, value: np.ndarray) -> None:
+        self._sequence, self._layer, self._tensors = sequence, layer, (key, value)
+        # Whether these are the rows of the call before, whose outcome is unknown.
+        self.repeats = layer in sequence.unfinished and sequence.unfinished[layer] == self._digest()
+        self.partial = False  # some rows have been appended
+
+    def __enter__(self) -> "Append":
+        return self
+
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+        if error is None:
+            self._sequence.unfinished.pop(self._layer, None)
+        elif self.partial or not isinstance(error, Error) or not error.refused:
+            self._sequence.unfinished[self._layer] = self._digest()
+
+    def _digest(self) -> bytes:
+        digest = hashlib.blake2b(digest_size=16)
+        for tensor in self._tensors:
+            digest.update(_requests.to_bytes(tensor))
+        return digest.digest()
+
+
+def common_shape(sequences: list[Sequence], layer: int) -> Sequence:
+    """One of the sequences, which all have the shape, dtype and device of it, and a layer `layer`."""
+    if not sequences:
+        raise invalid("sequences", "none", "at least one")
+    first = sequences[0]
+    for sequence in sequences:
+        if any(getattr(sequence, same) != getattr(first, same) for same in ("shape", "dtype", "device_id")):
+            raise invalid("sequences", f"{first}, {sequence}", "one shape, dtype and device")
+    if len({sequence.id for sequence in sequences}) != len(sequences):
+        raise invalid("sequences", "one comes twice", "each once")
+    if not 0 <= layer < first.num_layers:
+        raise invalid("layer", layer, f"0 to {first.num_layers - 1}")
+    return first
+
+
+@contextlib.contextmanager
+def _progress(progress: Progress, layer: int) -> Any:
+    """Yields a function of (rows appended, rows in all)."""
+    if progress is not True:
+        yield progress or (lambda done, rows: None)
+        return
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        yield lambda done, rows: None
+        return
+    with tqdm(desc=f"layer {layer}", unit=" rows") as bar:
+        def show(done: int, rows: int) -> None:
+            bar.total = rows
+            bar.update(done - bar.n)
+        yield show

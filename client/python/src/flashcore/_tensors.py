@@ -1,0 +1,118 @@
+"""Tensors of the caller's framework, as numpy arrays in host memory and back.
+
+Read in place: numpy arrays, CPU tensors of PyTorch, and other arrays in host memory that speak DLPack.
+bfloat16 is the dtype of ml_dtypes or of the framework, or plain uint16 with the bits, of which the caller
+says dtype="bfloat16". Any strides do, negative ones too: the only copy is the one into the message.
+"""
+
+import dataclasses
+import sys
+from typing import Any, Callable, Iterable
+
+import numpy as np
+
+from .errors import invalid
+
+Tensor = Any  # a numpy array, a torch tensor, or an array that speaks DLPack
+
+# Array elements on the wire, little-endian; numpy has no bfloat16, so it has the bits.
+WIRE: dict[str, np.dtype] = {
+    "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
+_HOST_DEVICES = (1, 3)  # DLPack's kDLCPU and kDLCUDAHost
+
+
+@dataclasses.dataclass(frozen=True)
+class HostTensor:
+    """A tensor as numpy sees it: `array` has the elements WIRE[dtype]. `restore` makes a C-contiguous array
+    of elements like these, or of float32, a tensor of the caller's framework."""
+
+    array: np.ndarray
+    dtype: str
+    restore: Callable[[np.ndarray], Tensor]
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype of numpy, ml_dtypes or torch, or of a name: "float16", "bfloat16", ..."""
+    name = str(dtype).rpartition(".")[2]  # torch.bfloat16
+    if name.isidentifier() and name in WIRE:
+        return name
+    try:
+        return np.dtype(dtype).name
+    except TypeError:
+        return name
+
+
+def to_host(name: str, tensor: Tensor, dtype: str | None = None,
+            allowed: Iterable[str] = ("float16", "bfloat16")) -> HostTensor:
+    """Argument `name` as a HostTensor of `dtype`, or of any in `allowed`. Raises InvalidArgument."""
+    if type(tensor).__module__.partition(".")[0] == "torch":
+        host = _from_torch(name, tensor)
+    elif isinstance(tensor, np.ndarray):
+        host = _from_numpy(tensor)
+    elif hasattr(tensor, "__dlpack_device__"):
+        host = _from_dlpack(name, tensor)
+    else:
+        raise invalid(name, f"is a {type(tensor).__name__}",
+                      "numpy arrays, torch tensors, arrays with __dlpack__")
+    if host.dtype == "uint16" and dtype == "bfloat16":
+        return dataclasses.replace(host, dtype=dtype)
+    wanted = (dtype,) if dtype else tuple(allowed)
+    if host.dtype not in wanted or not host.array.dtype.isnative:
+        hint = ', and uint16 with dtype="bfloat16"' if host.dtype == "uint16" else ""
+        raise invalid(name, f"has dtype {host.array.dtype}", ", ".join(wanted) + hint)
+    return host
+
+
+def to_float32(host: HostTensor) -> np.ndarray:
+    if host.dtype == "bfloat16":
+        return (host.array.astype(np.uint32) << 16).view(np.float32)
+    return host.array.astype(np.float32)
+
+
+def from_float32(values: np.ndarray, dtype: str) -> np.ndarray:
+    """`values`, rounded to nearest, ties to even. A NaN becomes a NaN."""
+    if dtype != "bfloat16":
+        return values.astype(WIRE[dtype])
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+
+
+def _from_numpy(array: np.ndarray, outer: Callable[[np.ndarray], Tensor] = lambda array: array) -> HostTensor:
+    """`outer` makes a tensor of the caller's framework of an array like `array`."""
+    if array.dtype.name != "bfloat16":  # of ml_dtypes
+        return HostTensor(array, array.dtype.name, outer)
+
+    def restore(result: np.ndarray) -> Tensor:
+        return outer(result.view(array.dtype) if result.dtype == np.uint16 else result)
+
+    return HostTensor(array.view(np.uint16), "bfloat16", restore)
+
+
+def _from_torch(name: str, tensor: Any) -> HostTensor:
+    torch = sys.modules["torch"]
+    if tensor.device.type != "cpu":
+        raise invalid(name, f"is on {tensor.device}", f"tensors in host memory: pass {name}.cpu()")
+    if tensor.requires_grad:
+        raise invalid(name, "requires a gradient", f"no backward pass: pass {name}.detach()")
+    if tensor.dtype != torch.bfloat16:
+        return _from_numpy(tensor.numpy(), torch.from_numpy)
+
+    def restore(result: np.ndarray) -> Any:
+        if result.dtype != np.uint16:
+            return torch.from_numpy(result)
+        return torch.from_numpy(result.view(np.int16)).view(torch.bfloat16)
+
+    return HostTensor(tensor.view(torch.int16).numpy().view(np.uint16), "bfloat16", restore)
+
+
+def _from_dlpack(name: str, tensor: Any) -> HostTensor:
+    kind, _ = tensor.__dlpack_device__()
+    if int(kind) not in _HOST_DEVICES:
+        raise invalid(name, f"is on DLPack device type {int(kind)}", "arrays in host memory")
+    try:
+        array = np.from_dlpack(tensor)
+    except (BufferError, RuntimeError, TypeError):  # numpy's DLPack has no bfloat16
+        array = np.asarray(tensor)  # for example jax's, of ml_dtypes
+    namespace = getattr(tensor, "__array_namespace__", None)
+    return _from_numpy(array, namespace().asarray) if namespace else _from_numpy(array)

@@ -1,0 +1,227 @@
+"""The connection to a server: its configuration, the rule for retries, and gRPC, blocking or in asyncio."""
+
+import asyncio
+import dataclasses
+import ipaddress
+import math
+import os
+import pathlib
+import random
+import secrets
+import threading
+import time
+from typing import Any, Callable, Mapping
+
+import grpc
+import grpc.aio
+
+from . import _messages
+from .errors import DeadlineExceeded, Error, FailedPrecondition, Unimplemented, from_status, invalid
+
+DEFAULT_TARGET = "127.0.0.1:7070"
+Token = str | Callable[[], str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tls:
+    """TLS 1.2 or 1.3. The files are PEM and are read when the client connects."""
+
+    ca_file: str | None = None  # that the server's certificate must be of; None: those that gRPC trusts
+    cert_file: str | None = None  # of this client, with its key_file; None: none
+    key_file: str | None = None
+    server_name: str | None = None  # that the server's certificate is for; None: the target's host
+
+
+@dataclasses.dataclass(frozen=True)
+class Retry:
+    """Repeats calls that end with UNAVAILABLE and are safe to repeat, and those that reached no server.
+    Before attempt n + 1 it waits min(initial * 2^(n-1), longest) seconds, times a random number in [1/2,
+    1]; never past the timeout."""
+
+    attempts: int = 4  # 1: no repetition
+    initial: float = 0.05
+    longest: float = 1.0
+
+    def wait(self, error: Error, attempt: int, repeatable: bool, left: float, uniform: float) -> float | None:
+        """Seconds to wait before the attempt after `attempt`, which ended with `error`; None: it was the
+        last. `left`: seconds of the timeout. `uniform`: a random number in [0, 1]."""
+        may_repeat = error.code is grpc.StatusCode.UNAVAILABLE and (repeatable or error.never_sent)
+        seconds = min(self.initial * 2 ** (attempt - 1), self.longest) * (1 + uniform) / 2
+        return seconds if may_repeat and attempt < self.attempts and seconds < left else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What flashcore.connect was told, completed from the environment."""
+
+    target: str
+    tls: Tls | None
+    token: Token | None = dataclasses.field(repr=False)
+    timeout: float  # seconds; infinity: none
+    client_name: str | None
+    retry: Retry
+    affinity: str  # of all sequences of the client, for a proxy in front of several servers
+
+    @classmethod
+    def read(cls, target: str | None, tls: Tls | bool | None, token: Token | None, timeout: float | None,
+             client_name: str | None, retry: Retry | None,
+             environment: Mapping[str, str] = os.environ) -> "Config":
+        target = target or environment.get("FLASHCORE_TARGET") or DEFAULT_TARGET
+        if target.startswith("local:"):
+            raise Unimplemented(f"target: {target}, which the C and C++ libraries reach; allowed here: "
+                                f"host:port, unix:/path")
+        if tls is None or tls is True:
+            files = Tls(**{field.name: environment.get(f"FLASHCORE_CLIENT_TLS_{field.name.upper()}") or None
+                           for field in dataclasses.fields(Tls)})
+            tls = files if tls or files != Tls() else None
+        if tls and bool(tls.cert_file) != bool(tls.key_file):
+            raise invalid("tls", tls, "both of cert_file and key_file, or neither")
+        token_file = environment.get("FLASHCORE_CLIENT_TOKEN_FILE")
+        if token is None and token_file:
+            token = _first_line_of(token_file)
+        if token is not None and not tls and not _stays_on_host(target):
+            raise invalid("token", f"would go to {target} in plaintext",
+                          "with TLS, to a loopback address, or over a Unix socket")
+        if timeout is not None and not timeout > 0:
+            raise invalid("timeout", timeout, "seconds, more than 0; None for no limit")
+        return cls(target, tls or None, token, math.inf if timeout is None else timeout, client_name,
+                   retry or Retry(), secrets.token_hex(8))
+
+    def metadata(self, on_sequence: bool) -> list[tuple[str, str]]:
+        """Of one call. The token is read anew for each."""
+        pairs = []
+        if self.token is not None:
+            pairs.append(("authorization", f"Bearer {self.token() if callable(self.token) else self.token}"))
+        if self.client_name:
+            pairs.append(("flashcore-client", self.client_name))
+        if on_sequence:
+            pairs.append(("x-flashcore-sequence", self.affinity))
+        return pairs
+
+
+class _Transport:
+    """A channel that opens with the first call, in the process that makes it. Thread-safe."""
+
+    def __init__(self, config: Config, module: Any) -> None:
+        self._config = config
+        self._module = module  # grpc or grpc.aio
+        self._lock = threading.Lock()
+        self._channel: Any = None
+        self._calls: dict[str, Any] = {}
+        self._process = 0
+        self._closed = False
+
+    now = staticmethod(time.monotonic)
+    uniform = staticmethod(random.random)
+
+    def _call(self, method: str) -> Any:
+        """The multicallable of a method. A channel's threads do not survive a fork: then it is refused."""
+        if self._process not in (0, os.getpid()):
+            raise FailedPrecondition(f"this client belongs to process {self._process}, from which process "
+                                     f"{os.getpid()} was forked: connect after the fork, or start processes "
+                                     f"with multiprocessing's 'spawn'")
+        with self._lock:
+            if self._closed:
+                raise FailedPrecondition("this client is closed")
+            if self._channel is None:
+                self._channel, self._process = self._open(), os.getpid()
+            if method not in self._calls:
+                request, reply = _messages.METHODS[method]
+                make = self._channel.stream_unary if method == "LoadSequence" else self._channel.unary_unary
+                self._calls[method] = make(f"/{_messages.SERVICE}/{method}",
+                                           request_serializer=request.SerializeToString,
+                                           response_deserializer=reply.FromString)
+            return self._calls[method]
+
+    def _open(self) -> Any:
+        from . import __version__
+        tls = self._config.tls
+        options = [
+            # gRPC would refuse replies over 4 MiB; the server's limit is the one that holds.
+            ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1),
+            # A server that is back is found within seconds; gRPC would wait for up to two minutes.
+            ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 2000),
+            ("grpc.primary_user_agent", f"flashcore-python/{__version__}"),
+        ]
+        if tls is None:
+            return self._module.insecure_channel(self._config.target, options=options)
+        if tls.server_name:
+            options.append(("grpc.ssl_target_name_override", tls.server_name))
+        credentials = grpc.ssl_channel_credentials(*map(_read, (tls.ca_file, tls.key_file, tls.cert_file)))
+        return self._module.secure_channel(self._config.target, credentials, options=options)
+
+    def _prepare(self, method: str, request: Any, left: float, on_sequence: bool) -> tuple[Any, tuple, dict]:
+        if left <= 0:
+            raise DeadlineExceeded(f"{method}: the timeout passed before it was sent")
+        stream = method == "LoadSequence"
+        return self._call(method), (iter([request]) if stream else request,), dict(
+            timeout=None if left == math.inf else left, metadata=self._config.metadata(on_sequence))
+
+    def _forget(self) -> Any:
+        """Ends calls. Returns the channel to close; None if there is none, or if it is another process's."""
+        if self._process not in (0, os.getpid()):
+            return None
+        with self._lock:
+            self._closed = True
+            return self._channel
+
+
+class BlockingTransport(_Transport):
+    """Its coroutines never suspend: they block."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, grpc)
+
+    async def call(self, method: str, request: Any, left: float, on_sequence: bool) -> Any:
+        call, args, options = self._prepare(method, request, left, on_sequence)
+        try:
+            return call(*args, **options)
+        except grpc.RpcError as error:
+            raise from_status(error.code(), error.details() or "") from None
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def close(self) -> None:
+        channel = self._forget()
+        if channel is not None:
+            channel.close()
+
+
+class AsyncTransport(_Transport):
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, grpc.aio)
+
+    async def call(self, method: str, request: Any, left: float, on_sequence: bool) -> Any:
+        call, args, options = self._prepare(method, request, left, on_sequence)
+        try:
+            return await call(*args, **options)
+        except grpc.aio.AioRpcError as error:
+            raise from_status(error.code(), error.details() or "") from None
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def close(self) -> None:
+        channel = self._forget()
+        if channel is not None:
+            await channel.close()
+
+
+def _read(path: str | None) -> bytes | None:
+    return pathlib.Path(path).read_bytes() if path else None
+
+
+def _first_line_of(path: str) -> Callable[[], str]:
+    return lambda: pathlib.Path(path).read_text(encoding="ascii").splitlines()[0].strip()
+
+
+def _stays_on_host(target: str) -> bool:
+    """Whether what is sent to the target stays on this host, whatever a name resolves to."""
+    if target.startswith(("unix:", "unix-abstract:")):
+        return True
+    host = target.removeprefix("ipv4:").removeprefix("ipv6:").rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,129 @@
+"""The blocking client. It is the code of flashcore.aio, whose coroutines never suspend over a blocking
+transport."""
+
+import functools
+from typing import Any, Callable, Concatenate, Coroutine, ParamSpec, TypeVar
+
+from . import aio
+from ._transport import BlockingTransport, Config, Retry, Tls, Token
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def connect(target: str | None = None, *, tls: Tls | bool | None = None, token: Token | None = None,
+            timeout: float | None = 30.0, client_name: str | None = None,
+            retry: Retry | None = None) -> "Client":
+    """A client of the server at `target`: "host:port" or "unix:/path"; None: $FLASHCORE_TARGET, else
+    127.0.0.1:7070.
+
+    tls: a Tls, or True for $FLASHCORE_CLIENT_TLS_CA_FILE, _CERT_FILE, _KEY_FILE and _SERVER_NAME; None
+    takes TLS if one of them is set, False never. token: the bearer token, or a function that returns it
+    for each call; None: the first line of $FLASHCORE_CLIENT_TOKEN_FILE. A token leaves this host only over
+    TLS. timeout: seconds that a call may take, its repetitions included, unless it says otherwise; None:
+    no limit. client_name: for servers that believe names.
+
+    Connects with the first call, and again by itself. Raises InvalidArgument, and Unimplemented for
+    "local:/path".
+    """
+    config = Config.read(target, tls, token, timeout, client_name, retry)
+    return Client(aio.Client(config, BlockingTransport(config)))
+
+
+def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("a coroutine of the blocking client has suspended")
+
+
+def _blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
+              ) -> Callable[Concatenate[Any, P], T]:
+    @functools.wraps(method)
+    def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> T:
+        return _run(method(self.core, *args, **kwargs))
+    return call
+
+
+def _makes_sequence(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, aio.Sequence]]
+                    ) -> Callable[Concatenate[Any, P], "Sequence"]:
+    @functools.wraps(method)
+    def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> "Sequence":
+        return Sequence(_run(method(self.core, *args, **kwargs)))
+    return call
+
+
+class Client:
+    __doc__ = f"{aio.Client.__doc__} Thread-safe. After its first call, it does not survive a fork."
+
+    def __init__(self, core: aio.Client) -> None:
+        self.core = core
+
+    def __repr__(self) -> str:
+        return repr(self.core)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    @property
+    def config(self) -> Config:
+        return self.core.config
+
+    close = _blocking(aio.Client.close)
+    attend = _blocking(aio.Client.attend)
+    attend_batch = _blocking(aio.Client.attend_batch)
+    create_sequence = _makes_sequence(aio.Client.create_sequence)
+    open_sequence = _makes_sequence(aio.Client.open_sequence)
+    list_sequences = _blocking(aio.Client.list_sequences)
+    server_info = _blocking(aio.Client.server_info)
+
+
+class Sequence:
+    __doc__ = aio.Sequence.__doc__
+
+    def __init__(self, core: aio.Sequence) -> None:
+        self.core = core
+
+    def __repr__(self) -> str:
+        return repr(self.core)
+
+    def __enter__(self) -> "Sequence":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.delete()
+
+    @property
+    def id(self) -> bytes:
+        """16 bytes, for Client.open_sequence."""
+        return self.core.id
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(num_layers, num_kv_heads, head_dim)"""
+        return self.core.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.core.dtype
+
+    @property
+    def device_id(self) -> str:
+        return self.core.device_id
+
+    @property
+    def lengths(self) -> list[int]:
+        """Rows of each layer, as far as this object knows."""
+        return self.core.lengths
+
+    append = _blocking(aio.Sequence.append)
+    load = _blocking(aio.Sequence.load)
+    attend = _blocking(aio.Sequence.attend)
+    fork = _makes_sequence(aio.Sequence.fork)
+    truncate = _blocking(aio.Sequence.truncate)
+    delete = _blocking(aio.Sequence.delete)
+    info = _blocking(aio.Sequence.info)

@@ -1,0 +1,75 @@
+"""The Python package as a user gets it: built, installed into an empty environment, and run."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import harness
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CONTRACT = "proto/flashcore/v1/attention.proto"
+
+
+def run(*command, **options):
+    """Runs a command without this test's PYTHONPATH. Returns its output; fails with it."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment.update(options.pop("env", {}))
+    done = subprocess.run(list(map(str, command)), text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, timeout=300, env=environment, **options)
+    if done.returncode != 0:
+        raise AssertionError(f"{command} exited {done.returncode}:\n{done.stdout}")
+    return done.stdout
+
+
+class PackageTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        source = folder / "checkout" / "client" / "python"
+        shutil.copytree(ROOT / "client" / "python", source,
+                        ignore=shutil.ignore_patterns("build", "*.egg-info", "*.binpb", "__pycache__"))
+        contract = folder / "checkout" / CONTRACT
+        contract.parent.mkdir(parents=True)
+        shutil.copy(ROOT / CONTRACT, contract)
+        # Debian's grpcio, protobuf and numpy, and nothing of this test's.
+        run(sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", folder / "venv")
+        cls.python = folder / "venv" / "bin" / "python"
+        # From the source distribution, which has all that a build needs.
+        run(sys.executable, "-W", "ignore", "setup.py", "--quiet", "sdist", cwd=source)
+        distribution, = (source / "dist").iterdir()
+        run(sys.executable, "-m", "pip", "--python", cls.python, "install", "--quiet", "--no-build-isolation",
+            "--no-index", "--no-deps", distribution)
+        cls.server = cls.enterClassContext(harness.Server())
+        cls.environment = {"FLASHCORE_TARGET": cls.server.target}
+
+    def test_info_and_configuration(self):
+        found = run(self.python, "-m", "flashcore", "info", env=self.environment)
+        self.assertIn(f"at {self.server.target}\ndevice {harness.DEVICE}: ", found)
+        shown = run(self.python, "-m", "flashcore", "--target=unix:/a", "show-config", env=self.environment)
+        self.assertRegex(shown, r"target: unix:/a\ntls: off\ntoken: none\ntimeout: 30 s\n")
+
+    def test_bench_measures_both_kinds(self):
+        measured = run(self.python, "-m", "flashcore", "bench", "--shape=2x8x64", "--iterations=3",
+                       env=self.environment)
+        self.assertRegex(measured, r"^inline 2x8x64: median \d+ us, .*\ndecode 2x8x64: median \d+ us, ")
+
+    def test_a_server_that_is_not_there(self):
+        with self.assertRaisesRegex(AssertionError, "exited 1:\nUNAVAILABLE: "):
+            run(self.python, "-m", "flashcore", f"--target=unix:{self.server.socket}.gone", "info")
+
+    def test_the_readmes_code_runs(self):
+        for name in ("README.md", "client/python/README.md"):
+            blocks = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
+            self.assertTrue(blocks, name)
+            for block in blocks:
+                with self.subTest(name, block=block):
+                    run(self.python, "-c", block, env=self.environment)
+
+
+if __name__ == "__main__":
+    harness.main()
