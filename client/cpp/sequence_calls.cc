@@ -5,7 +5,7 @@
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "client/cpp/grpc_status.h"
+#include "client/cpp/encode.h"
 #include "flashcore/v1/attention.grpc.pb.h"
 
 namespace flashcore::client {
