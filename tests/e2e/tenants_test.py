@@ -44,11 +44,21 @@ def chunk(sequence, rows):
                                   value=zeros)
 
 
+def status_of(message):
+    """Code and message of a Status message."""
+    return next(code for code in Code if code.value[0] == message.code), message.message
+
+
 def stream_status(stub, request):
     """The status of one request of an AttendStream."""
     reply, = stub.AttendStream(iter([request]))
-    return list(Code)[0] if not reply.status.code else next(
-        code for code in Code if code.value[0] == reply.status.code), reply.status.message
+    return status_of(reply.status)
+
+
+def manage_status(stub, **operation):
+    """The status of one operation of ManageSequences."""
+    request = pb.ManageSequencesRequest(operations=[pb.SequenceOperation(**operation)])
+    return status_of(stub.ManageSequences(request).results[0].status)
 
 
 def status(call):
@@ -72,6 +82,14 @@ RPCS = {
     "DeleteSequence": (True, lambda stub, s: stub.DeleteSequence(
         pb.DeleteSequenceRequest(sequence_id=s))),
     "GetSequence": (False, lambda stub, s: stub.GetSequence(pb.GetSequenceRequest(sequence_id=s))),
+    "ManageSequences fork": (False, lambda stub, s: manage_status(
+        stub, fork=pb.ForkSequenceRequest(sequence_id=s))),
+    "ManageSequences truncate": (True, lambda stub, s: manage_status(
+        stub, truncate=pb.TruncateSequenceRequest(sequence_id=s, length=0))),
+    "ManageSequences delete": (True, lambda stub, s: manage_status(
+        stub, delete=pb.DeleteSequenceRequest(sequence_id=s))),
+    "ManageSequences get": (False, lambda stub, s: manage_status(
+        stub, get=pb.GetSequenceRequest(sequence_id=s))),
 }
 
 
@@ -135,7 +153,7 @@ class OwnershipTest(unittest.TestCase):
                 self.assertEqual(got[0], Code.PERMISSION_DENIED if changes else Code.OK, got)
         self.assertEqual((self.state(private), self.state(shared)), before)
         for name, (_, call) in RPCS.items():
-            if name != "DeleteSequence":
+            if name not in ("DeleteSequence", "ManageSequences delete"):
                 with self.subTest(f"{name}, by the owner"):
                     self.assertEqual(status(lambda: call(self.owner, private))[0], Code.OK)
 
