@@ -39,15 +39,15 @@ forbid_hidden() {
 }
 
 above='transport' # the layers above the current one, as a regex
-below=(engine device kv request memory base)
-forbid_hidden server/transport server/engine server/device server/kv server/request server/memory server/base server/telemetry
-for layer in engine device kv request memory base; do
+below=(transport engine device kv request memory base)
+forbid_hidden "${below[@]/#/server/}" server/telemetry
+for layer in "${below[@]:1}"; do
+  below=("${below[@]:1}") # from this layer down
   forbid "server/$layer" "server/($above)/|server/[a-z_]+\.h" 'may not include a layer above it'
   forbid "server/$layer" 'grpc|google/|prometheus/|flashcore/|proto/|client/|tests/' \
     'may not know gRPC, a generated type or prometheus-cpp'
   forbid_hidden "${below[@]/#/server/}" server/telemetry
   above+="|$layer"
-  below=("${below[@]:1}")
 done
 forbid server/transport/access 'server/transport/[a-z_]+\.h|server/transport/(grpc|local)/' \
   'says who calls, to all transports'

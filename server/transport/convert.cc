@@ -196,6 +196,13 @@ absl::Status ToMemoryRanges(const v1::AttendRequest& message, const Regions* reg
   return status;
 }
 
+v1::Status ToStatus(const absl::Status& status) {
+  v1::Status message;
+  message.set_code(static_cast<int>(status.code()));
+  message.set_message(std::string(status.message()));
+  return message;
+}
+
 v1::Timing ToTiming(const PhaseTimes& times) {
   v1::Timing timing;
   timing.set_receive_ns(times.receive.count());

@@ -1,7 +1,6 @@
 // ManageSequences: many operations on sequences in one RPC.
 #include <cstddef>
 #include <set>
-#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -10,6 +9,7 @@
 #include "server/telemetry/log.h"
 #include "server/telemetry/metrics.h"
 #include "server/transport/attention_methods.h"
+#include "server/transport/convert.h"
 
 namespace flashcore::server {
 namespace {
@@ -99,8 +99,7 @@ absl::Status AttentionMethods::ManageSequences(const Identity& caller,
       status = RunOperation(caller, operation, result);
     }
     if (!status.ok()) {
-      result->mutable_status()->set_code(static_cast<int>(status.code()));
-      result->mutable_status()->set_message(std::string(status.message()));
+      *result->mutable_status() = ToStatus(status);
       if (!id.empty()) failed.insert(id);
       if (!absl::IsAborted(status)) CountFailure(caller, status, context_->metrics);
     }

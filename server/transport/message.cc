@@ -134,16 +134,15 @@ grpc::ByteBuffer EncodeReply(AttendOperation* operation) {
 size_t StagedReplyBytes(const AttendOperation& operation) {
   const AttendRequest& request = operation.request;
   size_t bytes = 0;
-  if (request.ranges[kOutput].region == nullptr) bytes += request.output_bytes();
-  if (request.ranges[kLse].region == nullptr) bytes += request.lse_bytes();
+  if (SendsOutput(request)) bytes += request.output_bytes();
+  if (SendsLse(request)) bytes += request.lse_bytes();
   return bytes;
 }
 
 grpc::ByteBuffer EncodeError(const std::string& request_id, const absl::Status& status) {
   v1::AttendResponse response;
   response.set_request_id(request_id);
-  response.mutable_status()->set_code(static_cast<int>(status.code()));
-  response.mutable_status()->set_message(std::string(status.message()));
+  *response.mutable_status() = ToStatus(status);
   const grpc::Slice slice(response.SerializeAsString());
   return grpc::ByteBuffer(&slice, 1);
 }

@@ -6,6 +6,7 @@
 #include "client/cpp/answer.h"
 #include "client/cpp/status.h"
 #include "google/protobuf/io/coded_stream.h"
+#include "proto/wire/fields.h"
 
 namespace flashcore::client::local {
 namespace {
@@ -74,19 +75,21 @@ absl::Status RingRequest::Prepare(const AttendRequest& request, const RegionTabl
 // By hand, because the generated class allocates each MemoryRange anew.
 void RingRequest::AddRange(int field, const std::string& region_id, uint64_t offset) {
   using google::protobuf::io::CodedOutputStream;
-  constexpr uint32_t kLengthDelimited = 2, kVarint = 0;
+  constexpr uint32_t kRegionId =
+      wire::MakeTag(v1::MemoryRange::kRegionIdFieldNumber, wire::kLengthDelimited);
+  constexpr uint32_t kOffset = wire::MakeTag(v1::MemoryRange::kOffsetFieldNumber, wire::kVarint);
   uint8_t bytes[64];
   const size_t offset_bytes = offset == 0 ? 0 : 1 + CodedOutputStream::VarintSize64(offset);
   const size_t size = 2 + region_id.size() + offset_bytes;
-  uint8_t* end = CodedOutputStream::WriteVarint32ToArray(
-      static_cast<uint32_t>(field) << 3 | kLengthDelimited, bytes);
+  uint8_t* end =
+      CodedOutputStream::WriteVarint32ToArray(wire::MakeTag(field, wire::kLengthDelimited), bytes);
   end = CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(size), end);
-  *end++ = v1::MemoryRange::kRegionIdFieldNumber << 3 | kLengthDelimited;
+  *end++ = kRegionId;
   end = CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(region_id.size()), end);
   ranges_.append(bytes, end);
   ranges_.append(region_id);
   if (offset == 0) return;
-  bytes[0] = v1::MemoryRange::kOffsetFieldNumber << 3 | kVarint;
+  bytes[0] = kOffset;
   end = CodedOutputStream::WriteVarint64ToArray(offset, bytes + 1);
   ranges_.append(bytes, end);
 }

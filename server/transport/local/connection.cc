@@ -22,13 +22,6 @@ constexpr size_t kMaxClientBytes = 128;  // of LocalHello.client
 // While more is unsent, nothing is read: answers of a client that does not read cannot pile up.
 constexpr size_t kMaxUnsentBytes = size_t{1} << 20;
 
-v1::Status ToStatus(const absl::Status& status) {
-  v1::Status message;
-  message.set_code(static_cast<int>(status.code()));
-  message.set_message(std::string(status.message()));
-  return message;
-}
-
 // `region`, unmapped on the thread for slow work: the last request that uses it may end on a
 // lane's.
 Regions::Region UnmapElsewhere(Context* context, Regions::Region region) {
