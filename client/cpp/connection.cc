@@ -202,14 +202,16 @@ Connection::Connection(ClientOptions options, std::unique_ptr<TokenFile> token,
     : options_(std::move(options)),
       token_(std::move(token)),
       channel_(std::move(channel)),
-      stub_(v1::AttentionService::NewStub(channel_)) {}
+      stub_(v1::AttentionService::NewStub(channel_)),
+      lease_(options_.lease ? std::make_unique<Lease>(this) : nullptr) {}
 
 Connection::Connection(ClientOptions options, std::string path)
     : options_(std::move(options)),
       local_(std::make_unique<local::Link>(
           std::move(path),
           absl::StrCat("flashcore-cpp", options_.name.empty() ? "" : " ", options_.name),
-          options_.local_spin, &regions_)) {}
+          options_.local_spin, &regions_)),
+      lease_(options_.lease ? std::make_unique<Lease>(this) : nullptr) {}
 
 Connection::~Connection() = default;
 

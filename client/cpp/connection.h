@@ -15,6 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "client/cpp/grpc_status.h"
+#include "client/cpp/lease.h"
 #include "client/cpp/memory.h"
 #include "client/cpp/security.h"
 #include "flashcore/options.h"
@@ -53,6 +54,10 @@ class Connection {
   const ClientOptions& options() const { return options_; }
   // The local socket, if that is the target, else null. Then the channels and Prepare are not used.
   local::Link* local() const { return local_.get(); }
+  // Null without ClientOptions::lease.
+  Lease* lease() const { return lease_.get(); }
+  // Not over the local socket.
+  v1::AttentionService::Stub* stub() const { return stub_.get(); }
   // For blocking calls.
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
   // For calls with callbacks; starts the threads that run them.
@@ -124,6 +129,7 @@ class Connection {
   const std::unique_ptr<v1::AttentionService::Stub> stub_;
   mutable RegionTable regions_;
   const std::unique_ptr<local::Link> local_;  // null unless the target is local
+  const std::unique_ptr<Lease> lease_;        // last: it uses the others
 };
 
 }  // namespace flashcore::client

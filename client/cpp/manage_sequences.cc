@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "client/cpp/connection.h"
+#include "client/cpp/lease.h"
 #include "client/cpp/sequence_calls.h"
 #include "client/cpp/status.h"
 #include "flashcore/client.h"
@@ -21,7 +22,6 @@ SequenceOperation SequenceOperation::Create(const SequenceOptions& options) {
   SequenceOperation operation;
   *operation.message_.mutable_create() = client::CreateMessage(options);
   operation.options_ = options;
-  if (options.affinity.empty()) operation.options_.affinity = client::RandomAffinity();
   return operation;
 }
 
@@ -78,16 +78,26 @@ absl::StatusOr<std::vector<SequenceResult>> Client::ManageSequences(
     absl::Span<const SequenceOperation> operations, const CallOptions& call) {
   CallOptions routed = {connection_->Deadline(call), call.affinity};
   v1::ManageSequencesRequest request;
-  bool safe_to_repeat = true;
+  bool makes = false, creates = false;
   for (const SequenceOperation& operation : operations) {
     *request.add_operations() = operation.message_;
-    if (operation.MakesSequence()) safe_to_repeat = false;
+    makes = makes || operation.MakesSequence();
+    creates = creates || operation.message_.has_create();
     if (operation.message_.has_delete_()) Sequence(*operation.sequence_).OnLost(nullptr);
     if (routed.affinity.empty()) routed.affinity = operation.options_.affinity;
   }
+  if (creates) routed.affinity = client::AffinityFor(*connection_, routed.affinity);
+  const absl::StatusOr<std::string> lease_id =
+      makes ? client::LeaseId(*connection_, routed) : std::string();
+  if (!lease_id.ok()) return lease_id.status();
+  for (v1::SequenceOperation& operation : *request.mutable_operations()) {
+    if (operation.has_create()) operation.mutable_create()->set_lease_id(*lease_id);
+    if (operation.has_fork()) operation.mutable_fork()->set_lease_id(*lease_id);
+  }
   int attempts = 0;
-  absl::StatusOr<v1::ManageSequencesResponse> response = connection_->Call(
-      &v1::AttentionService::Stub::ManageSequences, request, safe_to_repeat, routed, &attempts);
+  absl::StatusOr<v1::ManageSequencesResponse> response =
+      connection_->Call(&v1::AttentionService::Stub::ManageSequences, request,
+                        /*safe_to_repeat=*/!makes, routed, &attempts);
   if (!response.ok()) return response.status();
   if (response->results_size() != request.operations_size()) {
     return absl::InternalError(absl::StrCat("reply: ", response->results_size(), " results of ",
@@ -98,6 +108,9 @@ absl::StatusOr<std::vector<SequenceResult>> Client::ManageSequences(
   for (const SequenceOperation& operation : operations) {
     v1::SequenceResult& reply = *response->mutable_results(static_cast<int>(results.size()));
     results.push_back(operation.ToResult(connection_, std::move(reply), attempts, routed));
+    if (!lease_id->empty() && client::IsLeaseLost(results.back().sequence.status())) {
+      connection_->lease()->Forget(*lease_id);
+    }
   }
   return results;
 }

@@ -203,10 +203,13 @@ Sequence::Sequence(ConnectionPtr connection, std::string id, const SequenceOptio
 
 absl::StatusOr<Sequence> Sequence::Create(ConnectionPtr connection, SequenceOptions options,
                                           const CallOptions& call) {
-  if (options.affinity.empty()) options.affinity = client::RandomAffinity();
-  const auto response =
-      connection->Call(&Stub::CreateSequence, client::CreateMessage(options),
-                       /*safe_to_repeat=*/false, {call.deadline, options.affinity});
+  options.affinity = client::AffinityFor(*connection, options.affinity);
+  const CallOptions routed = {connection->Deadline(call), options.affinity};
+  v1::CreateSequenceRequest request = client::CreateMessage(options);
+  const auto response = client::WithLease(*connection, routed, [&](const std::string& lease_id) {
+    request.set_lease_id(lease_id);
+    return connection->Call(&Stub::CreateSequence, request, /*safe_to_repeat=*/false, routed);
+  });
   if (!response.ok()) return response.status();
   absl::Status status = client::CheckReplyId(response->sequence_id());
   if (!status.ok()) return status;
@@ -330,9 +333,13 @@ absl::StatusOr<Sequence> Sequence::Fork(std::optional<uint64_t> length, bool pin
 absl::StatusOr<Sequence> Sequence::Fork(const ForkOptions& fork, const CallOptions& call) const {
   return WithReload(
       call, [&](const Resident& now, const CallOptions& routed) -> absl::StatusOr<Sequence> {
+        v1::ForkSequenceRequest request = client::ForkMessage(now.id, fork);
         const absl::StatusOr<v1::ForkSequenceResponse> response =
-            now.connection->Call(&Stub::ForkSequence, client::ForkMessage(now.id, fork),
-                                 /*safe_to_repeat=*/false, routed);
+            client::WithLease(*now.connection, routed, [&](const std::string& lease_id) {
+              request.set_lease_id(lease_id);
+              return now.connection->Call(&Stub::ForkSequence, request, /*safe_to_repeat=*/false,
+                                          routed);
+            });
         if (!response.ok()) return response.status();
         absl::Status status = client::CheckReplyId(response->sequence_id());
         if (!status.ok()) return status;

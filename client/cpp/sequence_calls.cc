@@ -57,6 +57,17 @@ std::string RandomAffinity() {
   return absl::StrCat(absl::Hex(absl::Uniform<uint64_t>(random), absl::kZeroPad16));
 }
 
+std::string AffinityFor(const Connection& connection, const std::string& wanted) {
+  if (connection.lease() != nullptr) return connection.lease()->Affinity(wanted);
+  return wanted.empty() ? RandomAffinity() : wanted;
+}
+
+absl::StatusOr<std::string> LeaseId(const Connection& connection, const CallOptions& call) {
+  if (connection.lease() == nullptr) return std::string();
+  connection.lease()->Affinity(call.affinity);
+  return connection.lease()->Id(connection.Deadline(call));
+}
+
 absl::Status CheckId(absl::string_view id) {
   if (id.size() == Sequence::kIdBytes) return absl::OkStatus();
   return absl::InvalidArgumentError(

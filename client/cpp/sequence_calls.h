@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "client/cpp/connection.h"
+#include "client/cpp/lease.h"
 #include "flashcore/options.h"
 #include "flashcore/sequence.h"
 #include "flashcore/v1/attention.pb.h"
@@ -24,6 +25,26 @@ v1::TruncateSequenceRequest TruncateMessage(const std::string& id, uint64_t leng
 
 SequenceOptions OptionsOfFork(SequenceOptions parent, const ForkOptions& fork);
 std::string RandomAffinity();
+// Of a sequence that should have `wanted`; empty: a random one, or that of the client's lease.
+std::string AffinityFor(const Connection& connection, const std::string& wanted);
+
+// The id of the client's lease, for a call that makes sequences; empty without
+// ClientOptions::lease.
+absl::StatusOr<std::string> LeaseId(const Connection& connection, const CallOptions& call);
+
+// Calls `run` with LeaseId; once more if the lease had ended. `run` makes one sequence, and returns
+// an absl::StatusOr.
+template <typename Run>
+auto WithLease(const Connection& connection, const CallOptions& call, const Run& run) {
+  for (bool again = false;; again = true) {
+    const absl::StatusOr<std::string> id = LeaseId(connection, call);
+    if (!id.ok()) return decltype(run(*id))(id.status());
+    auto result = run(*id);
+    if (!IsLeaseLost(result.status())) return result;
+    connection.lease()->Forget(*id);
+    if (again) return result;
+  }
+}
 
 // INVALID_ARGUMENT unless it has Sequence::kIdBytes; INTERNAL for that of a reply.
 absl::Status CheckId(absl::string_view id);

@@ -190,7 +190,8 @@ MEMORY = dashboard(
         Panel("Evictions", "ops",
               {"sum by (reason) (rate(flashcore_sequences_evicted_total{<servers>}[<window>]))":
                "{{reason}}"},
-              "Sequences that the server deleted: idle for too long (idle), or to make room (lru)."),
+              "Sequences that the server deleted: idle for too long (idle), to make room (lru), or "
+              "because their lease ended (lease)."),
     ], [
         Panel("K/V read", "Bps",
               {"sum by (segment) (rate(flashcore_kv_read_bytes_total{<servers>}[<window>]))":

@@ -74,6 +74,8 @@ using UnaryHandler = grpc::internal::CallbackUnaryHandler<Request, Response>;
 template <typename Request, typename Response>
 using ClientStreamHandler = grpc::internal::CallbackClientStreamingHandler<Request, Response>;
 template <typename Request, typename Response>
+using ServerStreamHandler = grpc::internal::CallbackServerStreamingHandler<Request, Response>;
+template <typename Request, typename Response>
 using BidiStreamHandler = grpc::internal::CallbackBidiHandler<Request, Response>;
 
 // A unary reactor whose OnDone and OnCancel run on the thread that completes the RPC. They must be

@@ -59,7 +59,7 @@ Engine::~Engine() {
   {
     MutexLock lock(&mutex_);
     stop_ = true;
-    stopping_.NotifyAll();
+    wake_.NotifyAll();
   }
   housekeeper_.join();
   for (std::thread& lane : lanes_) lane.join();
@@ -283,14 +283,27 @@ void Engine::MovePages(int lane) {
   sequences_.EndMoves(moves, ok);
 }
 
+void Engine::CloseLease(LeaseId id) {
+  sequences_.CloseLease(id);
+  MutexLock lock(&mutex_);
+  has_orphans_ = true;
+  wake_.NotifyAll();
+}
+
 void Engine::RunHousekeeping() {
   const bool has_hot_segment = sequences_.stats().hot.capacity_bytes > 0;
-  auto next = std::chrono::steady_clock::now();
+  auto next = std::chrono::steady_clock::now() + kHousekeepingInterval;
   MutexLock lock(&mutex_);
   while (!stop_) {
-    next += kHousekeepingInterval;
-    while (!stop_ && stopping_.WaitUntil(&mutex_, next)) {
+    if (!has_orphans_) wake_.WaitUntil(&mutex_, next);
+    if (std::exchange(has_orphans_, false)) {
+      mutex_.unlock();
+      while (sequences_.DeleteOrphan()) {
+      }
+      mutex_.lock();
     }
+    if (stop_ || std::chrono::steady_clock::now() < next) continue;
+    next += kHousekeepingInterval;
     sequences_.ExpireIdle();
     if (has_hot_segment) {
       moves_due_ = true;

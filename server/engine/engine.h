@@ -88,6 +88,8 @@ class Engine {
   const RequestLimits& limits() const { return limits_; }
   const Options& options() const { return options_; }
   SequenceStore& sequences() { return sequences_; }
+  // SequenceStore::CloseLease. The housekeeping thread deletes the orphans, at once.
+  void CloseLease(LeaseId id) ABSL_LOCKS_EXCLUDED(mutex_);
   const StagingPool& staging() const { return staging_; }
   const Clock& clock() const { return *clock_; }
 
@@ -129,8 +131,9 @@ class Engine {
   std::atomic<int64_t> load_{0};
 
   Mutex mutex_;
-  CondVar stopping_;
+  CondVar wake_;  // the housekeeper
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  bool has_orphans_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> lanes_;
   std::thread housekeeper_;
 };

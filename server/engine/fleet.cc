@@ -27,6 +27,10 @@ size_t Fullness(const SequenceStore::Stats& stats) {
 
 }  // namespace
 
+void ClientLease::End() {
+  if (Fleet* const fleet = std::exchange(fleet_, nullptr); fleet != nullptr) fleet->CloseLease(id_);
+}
+
 Fleet::Fleet(const Engine::Options& options, std::vector<std::unique_ptr<Device>> devices,
              const Clock* clock, Metrics* metrics)
     : clock_(clock) {
@@ -128,6 +132,18 @@ absl::StatusOr<SequenceInfo> Fleet::Create(const SequenceShape& shape,
   }
   return absl::InvalidArgumentError(absl::StrCat("device_id: '", device_id.substr(0, kMaxQuoted),
                                                  "' is not one of ", absl::StrJoin(ids, ", ")));
+}
+
+// Each device knows the lease before the client does, and forgets it at one moment: a sequence that
+// is created meanwhile is refused, or deleted with the others of its device.
+ClientLease Fleet::OpenLease(const Identity& identity) {
+  const LeaseId id = LeaseId::Random(/*device=*/0);
+  for (const auto& engine : engines_) engine->sequences().OpenLease(id, identity);
+  return {this, id};
+}
+
+void Fleet::CloseLease(LeaseId id) {
+  for (const auto& engine : engines_) engine->CloseLease(id);
 }
 
 std::vector<Engine*> Fleet::ByFreeMemory() const {

@@ -14,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "server/base/clock.h"
 #include "server/device/device.h"
+#include "server/engine/client_lease.h"
 #include "server/engine/engine.h"
 #include "server/kv/operation.h"
 #include "server/kv/sequence.h"
@@ -58,6 +59,10 @@ class Fleet {
   // Empty: on the device with the most free memory, or the next one if that is full.
   absl::StatusOr<SequenceInfo> Create(const SequenceShape& shape, const SequenceSettings& settings,
                                       const Identity& identity, absl::string_view device_id);
+
+  // A new lease of `identity`, on all devices. The fleet outlives it.
+  ClientLease OpenLease(const Identity& identity);
+  void CloseLease(LeaseId id);  // ClientLease calls it
 
   // The engine of the sequence's device, whether the sequence exists or not.
   Engine& EngineOf(SequenceId id) const { return *engines_[DeviceOf(id)]; }

@@ -52,6 +52,8 @@ struct SequenceSettings {
   std::string group = {};
   // Unset: SequenceOptions::idle_timeout.
   std::optional<Nanoseconds> idle_timeout = {};
+  // A lease of the creator, whose end deletes the sequence.
+  std::optional<LeaseId> lease = {};
 };
 
 // What clients can ask about a sequence.
@@ -130,7 +132,8 @@ struct Sequence {
   std::list<std::shared_ptr<Sequence>>::iterator by_use;
   std::list<std::shared_ptr<Sequence>>::iterator by_use_of_client;
   std::multimap<TimePoint, std::shared_ptr<Sequence>>::iterator
-      expiry;  // if it has an idle_timeout
+      expiry;                                               // if it has an idle_timeout
+  std::list<std::shared_ptr<Sequence>>::iterator by_lease;  // if it has a lease
 };
 using SequencePtr = std::shared_ptr<Sequence>;
 

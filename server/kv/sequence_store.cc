@@ -207,6 +207,21 @@ void SequenceStore::ExpireIdle() {
   table_.RemoveIdle();
 }
 
+void SequenceStore::OpenLease(LeaseId id, const Identity& identity) {
+  MutexLock lock(&mutex_);
+  table_.OpenLease(id, identity);
+}
+
+void SequenceStore::CloseLease(LeaseId id) {
+  MutexLock lock(&mutex_);
+  table_.CloseLease(id);
+}
+
+bool SequenceStore::DeleteOrphan() {
+  MutexLock lock(&mutex_);
+  return table_.RemoveOrphan();
+}
+
 SequenceInfo SequenceStore::Describe(const Sequence& sequence) const {
   SequenceInfo info;
   info.id = sequence.id;

@@ -54,7 +54,8 @@ class SequenceStore {
 
   // A new sequence, charged to `identity`. INVALID_ARGUMENT for a shape beyond the limits and for
   // settings that contradict each other, PERMISSION_DENIED for a group that is not the identity's,
-  // RESOURCE_EXHAUSTED beyond a quota.
+  // NOT_FOUND for a lease that is not open or not the identity's, RESOURCE_EXHAUSTED beyond a
+  // quota.
   absl::StatusOr<SequenceInfo> Create(const SequenceShape& shape, const SequenceSettings& settings,
                                       const Identity& identity);
 
@@ -87,6 +88,13 @@ class SequenceStore {
 
   // Deletes the sequences that have been idle for too long.
   void ExpireIdle();
+
+  // A lease of `identity`, under a new id. Sequences can name it until CloseLease; then they are
+  // orphans. Closing takes the same short time however many there are.
+  void OpenLease(LeaseId id, const Identity& identity);
+  void CloseLease(LeaseId id);
+  // Deletes one orphan: call it until it returns false. Others get the mutex in between.
+  bool DeleteOrphan();
 
   // Finds the sequences that the operation's spans name and checks that they fit the request. Sets
   // operation->sequences, ->order, and ->sequence_lengths to the current lengths. Does nothing if

@@ -39,6 +39,12 @@ absl::Status SequenceTable::CheckSettings(const SequenceSettings& settings,
         absl::StrCat("idle_timeout_seconds: ", Seconds(*settings.idle_timeout), " is more than ",
                      Seconds(limit), ", the server's"));
   }
+  if (settings.lease.has_value()) {
+    const auto lease = leases_.find(*settings.lease);
+    if (lease == leases_.end() || lease->second.client != identity.name) {
+      return absl::NotFoundError("lease_id: no such lease: its call has ended, or never was");
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -71,6 +77,10 @@ absl::StatusOr<SequencePtr> SequenceTable::Add(const SequenceShape& shape,
   sequence->by_use_of_client = account->by_use.insert(account->by_use.end(), sequence);
   if (const auto& timeout = sequence->settings.idle_timeout; timeout.has_value()) {
     sequence->expiry = expiries_.emplace(now + *timeout, sequence);
+  }
+  if (settings.lease.has_value()) {
+    std::list<SequencePtr>& of_lease = leases_.at(*settings.lease).sequences;
+    sequence->by_lease = of_lease.insert(of_lease.end(), sequence);
   }
   account->sequences.emplace(sequence->serial, sequence);
   by_id_.emplace(sequence->id, sequence);
@@ -133,6 +143,10 @@ void SequenceTable::Remove(const SequencePtr& removed) {
   by_use_.erase(sequence->by_use);
   account->by_use.erase(sequence->by_use_of_client);
   if (sequence->settings.idle_timeout.has_value()) expiries_.erase(sequence->expiry);
+  if (const auto& id = sequence->settings.lease; id.has_value()) {
+    const auto lease = leases_.find(*id);
+    (lease == leases_.end() ? orphans_ : lease->second.sequences).erase(sequence->by_lease);
+  }
   metadata_bytes_ -= sequence->metadata_bytes;
   account->metadata_bytes -= sequence->metadata_bytes;
   account->sequences.erase(sequence->serial);
@@ -155,6 +169,20 @@ void SequenceTable::RemoveIdle() {
       sequence->expiry = expiries_.emplace(expiry, sequence);
     }
   }
+}
+
+void SequenceTable::CloseLease(LeaseId id) {
+  const auto lease = leases_.find(id);
+  if (lease == leases_.end()) return;
+  orphans_.splice(orphans_.end(), lease->second.sequences);
+  leases_.erase(lease);
+}
+
+bool SequenceTable::RemoveOrphan() {
+  if (orphans_.empty()) return false;
+  Remove(orphans_.front());
+  metrics_.sequences_orphaned.Increment();
+  return true;
 }
 
 void SequenceTable::MarkUsed(Sequence* sequence, TimePoint now) {

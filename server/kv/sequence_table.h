@@ -65,7 +65,8 @@ class SequenceTable {
         start_(clock->Now()) {}
 
   // INVALID_ARGUMENT if the settings contradict each other or the options, PERMISSION_DENIED for a
-  // group that the identity does not belong to.
+  // group that the identity does not belong to, NOT_FOUND for a lease that is not open, or not the
+  // identity's.
   absl::Status CheckSettings(const SequenceSettings& settings, const Identity& identity) const;
 
   // A new sequence of `identity`, without rows. `settings` are checked. `table_bytes`: the size of
@@ -79,6 +80,10 @@ class SequenceTable {
   void Remove(const SequencePtr& sequence);
   // Removes the sequences that have been idle for their idle_timeout and have no lease.
   void RemoveIdle();
+  void OpenLease(LeaseId id, const Identity& identity) { leases_[id].client = identity.name; }
+  void CloseLease(LeaseId id);
+  // Removes a sequence whose lease is closed. False if there is none.
+  bool RemoveOrphan();
   void MarkUsed(Sequence* sequence) { MarkUsed(sequence, clock_.Now()); }
   void MarkUsed(Sequence* sequence, TimePoint now);
   // Fetches what Find will read of the sequence `id` into the cache. A request looks up many.
@@ -110,6 +115,12 @@ class SequenceTable {
   absl::flat_hash_map<SequenceId, SequencePtr> by_id_;
   ByUse by_use_;
   std::multimap<TimePoint, SequencePtr> expiries_;  // not before this time
+  struct ClientLease {
+    std::string client;  // name of the identity
+    std::list<SequencePtr> sequences;
+  };
+  absl::flat_hash_map<LeaseId, ClientLease> leases_;  // open ones
+  std::list<SequencePtr> orphans_;                    // their leases are closed
   size_t metadata_bytes_ = 0;
   TimePoint start_;
   uint64_t last_serial_ = 0;

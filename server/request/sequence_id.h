@@ -36,6 +36,9 @@ struct SequenceId {
 };
 static_assert(sizeof(SequenceId) == SequenceId::kBytes);
 
+// The id of a client's lease (engine/client_lease.h): as random, and of no device.
+using LeaseId = SequenceId;
+
 // What a request calls a sequence: an id, nothing, or bytes of another number, of which only the
 // number is kept. Takes no heap memory.
 class SequenceName {

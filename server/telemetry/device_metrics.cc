@@ -13,7 +13,8 @@ constexpr char kStaging[] = "flashcore_staging_bytes";
 constexpr char kStagingHelp[] = "Staging memory: used by requests, or free for reuse.";
 constexpr char kEvicted[] = "flashcore_sequences_evicted_total";
 constexpr char kEvictedHelp[] =
-    "Sequences that the server deleted: idle too long (idle) or least recently used (lru).";
+    "Sequences that the server deleted: idle too long (idle), least recently used (lru), or their "
+    "lease ended (lease).";
 constexpr char kKv[] = "flashcore_kv_bytes";
 constexpr char kKvHelp[] = "K/V memory: used by pages, or free.";
 constexpr char kKvRead[] = "flashcore_kv_read_bytes_total";
@@ -45,6 +46,8 @@ DeviceMetrics::DeviceMetrics(const std::string& device, MetricRegistry* registry
           AddCounter(registry, kEvicted, kEvictedHelp, {{"device", device}, {"reason", "idle"}})),
       sequences_evicted(
           AddCounter(registry, kEvicted, kEvictedHelp, {{"device", device}, {"reason", "lru"}})),
+      sequences_orphaned(
+          AddCounter(registry, kEvicted, kEvictedHelp, {{"device", device}, {"reason", "lease"}})),
       kv_hot_used_bytes(AddGauge(registry, kKv, kKvHelp,
                                  {{"device", device}, {"segment", "hot"}, {"state", "used"}})),
       kv_hot_free_bytes(AddGauge(registry, kKv, kKvHelp,

@@ -41,14 +41,15 @@ class DeviceMetrics {
   Gauge& staging_free_bytes;    // allocated, free for reuse
   Gauge& staging_waiting;       // requests waiting for staging memory
 
-  Gauge& sequences;            // resident
-  Counter& sequences_expired;  // deleted because they were idle too long
-  Counter& sequences_evicted;  // deleted to make room
-  Gauge& kv_hot_used_bytes;    // hot segment: used by pages
-  Gauge& kv_hot_free_bytes;    // hot segment: free
-  Gauge& kv_cold_used_bytes;   // cold segment: used by pages
-  Gauge& kv_cold_free_bytes;   // cold segment: free
-  Counter& kv_read_hot_bytes;  // read from the hot segment
+  Gauge& sequences;             // resident
+  Counter& sequences_expired;   // deleted because they were idle too long
+  Counter& sequences_evicted;   // deleted to make room
+  Counter& sequences_orphaned;  // deleted because their lease ended
+  Gauge& kv_hot_used_bytes;     // hot segment: used by pages
+  Gauge& kv_hot_free_bytes;     // hot segment: free
+  Gauge& kv_cold_used_bytes;    // cold segment: used by pages
+  Gauge& kv_cold_free_bytes;    // cold segment: free
+  Counter& kv_read_hot_bytes;   // read from the hot segment
   Counter& kv_read_cold_bytes;
   Counter& kv_promoted_bytes;  // moved to the hot segment
   Counter& kv_demoted_bytes;   // moved to the cold segment

@@ -76,6 +76,13 @@ absl::StatusOr<SequenceSettings> SettingsOf(const Message& message) {
     settings.idle_timeout =
         std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(seconds));
   }
+  if (const std::string& lease = message.lease_id(); !lease.empty()) {
+    settings.lease = LeaseId::FromBytes(lease);
+    if (!settings.lease.has_value()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("lease_id: ", lease.size(), " bytes; an id has ", LeaseId::kBytes));
+    }
+  }
   return settings;
 }
 
@@ -231,6 +238,7 @@ v1::SequenceInfo ToSequenceInfo(const SequenceInfo& info, const std::string& dev
   message.set_shared(info.settings.shared);
   message.set_group(info.settings.group);
   message.set_idle_timeout_seconds(Seconds(info.settings.idle_timeout.value_or(Nanoseconds(0))));
+  message.set_leased(info.settings.lease.has_value());
   return message;
 }
 

@@ -39,8 +39,8 @@ absl::Status ToDType(v1::DType dtype, kernels::DType* out);
 absl::Status ToLayout(v1::Layout layout, Layout* out);
 absl::StatusOr<SequenceId> ToSequenceId(const std::string& bytes);
 
-// INVALID_ARGUMENT if idle_timeout_seconds is neither 0 nor at least 1. The SequenceStore checks
-// the rest.
+// INVALID_ARGUMENT if idle_timeout_seconds is neither 0 nor at least 1, or lease_id neither empty
+// nor 16 bytes. The SequenceStore checks the rest.
 absl::StatusOr<SequenceSettings> ToSettings(const v1::CreateSequenceRequest& message);
 absl::StatusOr<SequenceSettings> ToSettings(const v1::ForkSequenceRequest& message);
 

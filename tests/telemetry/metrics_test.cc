@@ -106,7 +106,7 @@ TEST_F(MetricsTest, AllSeriesAreThereAtZeroFromTheStart) {
     expect_zero(of_device("flashcore_staging_bytes", "state=\"used\""));
     expect_zero(of_device("flashcore_staging_bytes", "state=\"free\""));
     expect_zero(of_device("flashcore_sequences", ""));
-    for (const char* reason : {"idle", "lru"}) {
+    for (const char* reason : {"idle", "lru", "lease"}) {
       expect_zero(
           of_device("flashcore_sequences_evicted_total", absl::StrCat("reason=\"", reason, "\"")));
     }

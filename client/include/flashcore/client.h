@@ -104,7 +104,7 @@ class Client {
   // CreateSequence.
   //
   // It has one affinity, and so have the sequences that it makes: that of `call`, or if this is
-  // empty, of the first operation. Behind a proxy, all its sequences need the same.
+  // empty, of the first operation that has one. Behind a proxy, all its sequences need the same.
   absl::StatusOr<std::vector<SequenceResult>> ManageSequences(
       absl::Span<const SequenceOperation> operations, const CallOptions& call = {});
 

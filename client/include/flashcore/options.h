@@ -53,6 +53,12 @@ struct ClientOptions {
   std::string token_file;
   // In place of tls and token_file.
   std::shared_ptr<grpc::ChannelCredentials> credentials;
+  // The server deletes the sequences that this client creates or forks when it is gone: when the
+  // Client and all that it made (Sequence, SharedMemory, streams) are destroyed, when the process
+  // dies, and when the connection ends. A host that vanished from the network is gone after 80 s.
+  // Without it, sequences stay until Delete or their idle_timeout. Takes one of
+  // limits.max_connection_streams. UNIMPLEMENTED if the server has no leases.
+  bool lease = false;
   // Of a local target: how long a thread that waits for an answer polls before it sleeps. Polling
   // saves the time of a wake-up, and takes a core for that long.
   absl::Duration local_spin = absl::Microseconds(50);

@@ -5,6 +5,7 @@
 #include "server/transport/convert.h"
 #include "server/transport/exchange.h"
 #include "server/transport/grpc/attend_stream.h"
+#include "server/transport/grpc/hold_lease.h"
 #include "server/transport/grpc/load_sequence.h"
 #include "server/transport/grpc/unary_reactor.h"
 #include "server/transport/message.h"
@@ -65,6 +66,14 @@ AttentionService::AttentionService(AttentionMethods* methods)
     : methods_(methods), context_(methods->context()) {
   AttentionMethods::ForEach([this](const char* name, auto method) { Add(name, method); });
   AddTensorMethods();
+  const auto hold_lease = [this, rpc = methods_->Rpc("HoldLease", "grpc")](
+                              grpc::CallbackServerContext* call, const v1::HoldLeaseRequest*) {
+    return new HoldLeaseReactor(methods_->fleet(), &streams_, context_, rpc, call);
+  };
+  MarkMethodCallback(
+      IndexOf("HoldLease"),
+      new grpc_compat::ServerStreamHandler<v1::HoldLeaseRequest, v1::HoldLeaseResponse>(
+          hold_lease));
 }
 
 void AttentionService::Drain() {

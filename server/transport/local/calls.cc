@@ -53,6 +53,27 @@ class LoadCall final : public PendingCall {
   LoadChunks chunks_;
 };
 
+// Runs `body`, which fills in the response, on the message `bytes`; `*out` is the serialized
+// response.
+template <typename Request, typename Response, typename Body>
+absl::Status Answer(RpcContext* context, RpcMetrics* rpc, const Identity& caller,
+                    absl::string_view bytes, const Body& body, std::string* out) {
+  RpcScope rpc_scope(context, rpc);
+  RequestScope scope(context, rpc);
+  Request request;
+  Response response;
+  absl::Status status = Admit(*context, caller);
+  if (status.ok() && !request.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+    status = absl::InvalidArgumentError("message: not well-formed protobuf");
+  }
+  if (status.ok()) status = body(request, &response);
+  if (status.ok()) response.SerializeToString(out);
+  rpc_scope.set_status(status.code());
+  scope.Replying(status);
+  scope.Record(caller.name, "");
+  return status;
+}
+
 }  // namespace
 
 std::shared_ptr<PendingCall> PendingCall::Make(const CallSetup& setup, const std::string& method,
@@ -93,29 +114,32 @@ void PendingCall::Complete(const absl::Status& status) {
                        });
 }
 
-UnaryCalls::UnaryCalls(Context* context) : context_(context) {
+UnaryCalls::UnaryCalls(Context* context)
+    : context_(context), hold_lease_(context->Rpc("HoldLease")) {
   AttentionMethods::ForEach([this](const char* name, auto method) { Add(name, method); });
 }
 
 template <typename Request, typename Response>
 void UnaryCalls::Add(const char* name, AttentionMethods::Method<Request, Response> method) {
-  methods_[name] = [context = context_, rpc = context_->Rpc(name), method](
+  methods_[name] = [methods = context_->methods, rpc = context_->Rpc(name), method](
                        const Identity& caller, absl::string_view bytes, std::string* out) {
-    RpcScope rpc_scope(context->methods->context(), rpc);
-    RequestScope scope(context->methods->context(), rpc);
-    Request request;
-    Response response;
-    absl::Status status = Admit(*context->methods->context(), caller);
-    if (status.ok() && !request.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
-      status = absl::InvalidArgumentError("message: not well-formed protobuf");
-    }
-    if (status.ok()) status = (context->methods->*method)(caller, request, &response);
-    if (status.ok()) response.SerializeToString(out);
-    rpc_scope.set_status(status.code());
-    scope.Replying(status);
-    scope.Record(caller.name, "");
-    return status;
+    const auto body = [&](const Request& request, Response* response) {
+      return (methods->*method)(caller, request, response);
+    };
+    return Answer<Request, Response>(methods->context(), rpc, caller, bytes, body, out);
   };
+}
+
+absl::Status UnaryCalls::HoldLease(const Identity& caller, absl::string_view request,
+                                   ClientLease* lease, std::string* response) const {
+  AttentionMethods* const methods = context_->methods;
+  const auto body = [&](const v1::HoldLeaseRequest&, v1::HoldLeaseResponse* reply) {
+    if (!lease->open()) *lease = methods->fleet()->OpenLease(caller);
+    reply->set_lease_id(lease->id().ToBytes());
+    return absl::OkStatus();
+  };
+  return Answer<v1::HoldLeaseRequest, v1::HoldLeaseResponse>(methods->context(), hold_lease_,
+                                                             caller, request, body, response);
 }
 
 const UnaryCalls::Run* UnaryCalls::Find(const std::string& method) const {

@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "flashcore/v1/attention.pb.h"
 #include "server/base/clock.h"
+#include "server/engine/client_lease.h"
 #include "server/memory/regions.h"
 #include "server/request/identity.h"
 #include "server/transport/exchange.h"
@@ -31,11 +32,16 @@ class UnaryCalls {
                                          std::string* response)>;
   const Run* Find(const std::string& method) const;
 
+  // HoldLease: opens `*lease` unless it is open. A connection has one lease.
+  absl::Status HoldLease(const Identity& caller, absl::string_view request, ClientLease* lease,
+                         std::string* response) const;
+
  private:
   template <typename Request, typename Response>
   void Add(const char* name, AttentionMethods::Method<Request, Response> method);
 
   Context* const context_;
+  RpcMetrics* const hold_lease_;
   std::unordered_map<std::string, Run> methods_;
 };
 

@@ -257,6 +257,11 @@ void Connection::Call(uint64_t id, const v1::LocalCall& call) {
     const absl::Status status = (*run)(identity_, call.message(), reply.mutable_message());
     return Send(id, status, std::move(reply));
   }
+  if (call.method() == "HoldLease") {
+    const absl::Status status =
+        unary_->HoldLease(identity_, call.message(), &lease_, reply.mutable_message());
+    return Send(id, status, std::move(reply));
+  }
   if (absl::Status status = Admit(*context_->methods->context(), identity_); !status.ok()) {
     return Reply(id, status);
   }
@@ -337,6 +342,7 @@ void Connection::End() {
   for (auto& [id, call] : std::exchange(calls_, {})) call->Cancel();
   if (doorbell_.valid()) context_->poller->RemoveDoorbell(doorbell_.get());
   regions_->Clear();
+  lease_.End();
 }
 
 }  // namespace flashcore::server::local

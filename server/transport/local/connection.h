@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "flashcore/v1/local.pb.h"
 #include "server/base/clock.h"
+#include "server/engine/client_lease.h"
 #include "server/memory/regions.h"
 #include "server/transport/local/calls.h"
 #include "server/transport/local/context.h"
@@ -71,6 +72,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   bool ended_ = false;
   uint64_t registering_ = 0;  // the request that waits for its memory; 0: none
   std::shared_ptr<Regions> regions_ = std::make_shared<Regions>();
+  ClientLease lease_;                                                 // opened by HoldLease
   std::unordered_map<uint64_t, std::shared_ptr<PendingCall>> calls_;  // by request
   struct RingEntry {
     std::shared_ptr<Session> session;  // null: it is being closed

@@ -1,0 +1,59 @@
+// The lease of a client with ClientOptions::lease. Internal to the client.
+#ifndef FLASHCORE_CLIENT_CPP_LEASE_H_
+#define FLASHCORE_CLIENT_CPP_LEASE_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+namespace flashcore::client {
+
+class Connection;
+namespace local {
+class Session;
+}
+
+// Over gRPC an open HoldLease, over the local socket that of the connection. Opened with the first
+// use, and again with the first use after it has ended. Ends when it is destroyed. Thread-safe.
+class Lease {
+ public:
+  // `connection` owns it.
+  explicit Lease(const Connection* connection);
+  ~Lease();
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+
+  // The affinity of a sequence that should have `wanted`; empty: that of the lease. The lease has
+  // the first one that is wanted.
+  std::string Affinity(const std::string& wanted) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Its id. Opens it if there is none: blocks until then, at most until `deadline`.
+  absl::StatusOr<std::string> Id(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The server does not know `id` any more.
+  void Forget(const std::string& id) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct Call;
+
+  absl::Status Open(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status OpenLocally(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Connection& connection_;
+  absl::Mutex mutex_;
+  std::string affinity_ ABSL_GUARDED_BY(mutex_);
+  std::string id_ ABSL_GUARDED_BY(mutex_);                         // empty: none
+  std::unique_ptr<Call> call_ ABSL_GUARDED_BY(mutex_);             // over gRPC; null: none
+  std::weak_ptr<local::Session> session_ ABSL_GUARDED_BY(mutex_);  // that has it
+};
+
+// Whether `status` is that of an operation that named a lease which the server does not know.
+bool IsLeaseLost(const absl::Status& status);
+
+}  // namespace flashcore::client
+
+#endif  // FLASHCORE_CLIENT_CPP_LEASE_H_
