@@ -181,4 +181,11 @@ grpc::Status FakeServer::ManageSequences(grpc::ServerContext* context,
   return Handle(on_manage, context, *request, response);
 }
 
+grpc::Status FakeServer::HoldLease(grpc::ServerContext* context, const v1::HoldLeaseRequest*,
+                                   LeaseWriter* writer) {
+  NoteMetadata(*context);
+  if (on_lease == nullptr) return {grpc::StatusCode::UNIMPLEMENTED, "no handler"};
+  return on_lease(context, writer);
+}
+
 }  // namespace flashcore

@@ -25,6 +25,7 @@ class FakeServer final : public v1::AttentionService::Service {
   using Handler = std::function<grpc::Status(grpc::ServerContext*, const Request&, Response*)>;
   using Stream = grpc::ServerReaderWriter<v1::AttendResponse, v1::AttendRequest>;
   using LoadReader = grpc::ServerReader<v1::LoadSequenceRequest>;
+  using LeaseWriter = grpc::ServerWriter<v1::HoldLeaseResponse>;
 
   explicit FakeServer(const std::string& address = "127.0.0.1:0");
   ~FakeServer() override;
@@ -50,6 +51,8 @@ class FakeServer final : public v1::AttentionService::Service {
   Handler<v1::GetSequenceRequest, v1::GetSequenceResponse> on_get;
   Handler<v1::ListSequencesRequest, v1::ListSequencesResponse> on_list;
   Handler<v1::ManageSequencesRequest, v1::ManageSequencesResponse> on_manage;
+  // HoldLease, of which several may be open at a time.
+  std::function<grpc::Status(grpc::ServerContext*, LeaseWriter*)> on_lease;
 
   // A reply of the right sizes: output is the bytes of the query, LSE counts 0, 1, 2, ...
   static void AnswerRightly(const v1::AttendRequest& request, v1::AttendResponse* response);
@@ -82,6 +85,8 @@ class FakeServer final : public v1::AttentionService::Service {
   grpc::Status ManageSequences(grpc::ServerContext* context,
                                const v1::ManageSequencesRequest* request,
                                v1::ManageSequencesResponse* response) override;
+  grpc::Status HoldLease(grpc::ServerContext* context, const v1::HoldLeaseRequest* request,
+                         LeaseWriter* writer) override;
 
   void NoteMetadata(const grpc::ServerContext& context) ABSL_LOCKS_EXCLUDED(mutex_);
   template <typename Request, typename Response>

@@ -331,6 +331,33 @@ int Patient(const char* target) {
   return Report(run_small());
 }
 
+// Makes three sequences under a lease, says so, and waits.
+int Lease(const char* target) {
+  ClientOptions options;
+  options.lease = true;
+  const auto client = Client::Create(target, options);
+  if (!client.ok()) return Report(client.status());
+  SequenceOptions shape;
+  shape.num_kv_heads = 1;
+  shape.head_dim = 32;
+  const absl::StatusOr<Sequence> sequence = (*client)->CreateSequence(shape);
+  if (!sequence.ok()) return Report(sequence.status());
+  const std::vector<std::byte> rows(100 * sequence->RowBytes());
+  absl::Status status = sequence->Append(0, rows, rows, Layout::kNHD).status();
+  if (!status.ok()) return Report(status);
+  const absl::StatusOr<Sequence> fork = sequence->Fork();
+  if (!fork.ok()) return Report(fork.status());
+  const auto results = (*client)->ManageSequences({SequenceOperation::Fork(*fork)});
+  if (!results.ok()) return Report(results.status());
+  if (!results->front().sequence.ok()) return Report(results->front().sequence.status());
+  std::puts("ready");
+  std::fflush(stdout);
+  char ignored = 0;
+  while (read(STDIN_FILENO, &ignored, 1) > 0) {
+  }
+  return Report(fork->Info().status());
+}
+
 }  // namespace
 }  // namespace flashcore
 
@@ -341,5 +368,6 @@ int main(int argc, char** argv) {
   if (command == "compare" && argc > 3) return flashcore::Compare(argv[2], argv[3], seed);
   if (command == "decode") return flashcore::Decode(argv[2]);
   if (command == "patient") return flashcore::Patient(argv[2]);
+  if (command == "lease") return flashcore::Lease(argv[2]);
   return 2;
 }

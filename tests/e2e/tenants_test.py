@@ -141,7 +141,7 @@ class OwnershipTest(unittest.TestCase):
     def test_every_rpc_with_the_sequence_of_another(self):
         covered = {method.name for method in pb.DESCRIPTOR.services_by_name["AttentionService"].methods}
         self.assertEqual(covered - {name.split()[0] for name in RPCS},
-                         {"GetServerInfo", "CreateSequence", "ListSequences"})
+                         {"GetServerInfo", "CreateSequence", "ListSequences", "HoldLease"})
         private, shared = self.make(), self.make(shared=True)
         before = self.state(private), self.state(shared)
         for name, (changes, call) in RPCS.items():
@@ -156,6 +156,34 @@ class OwnershipTest(unittest.TestCase):
             if name not in ("DeleteSequence", "ManageSequences delete"):
                 with self.subTest(f"{name}, by the owner"):
                     self.assertEqual(status(lambda: call(self.owner, private))[0], Code.OK)
+
+    def test_every_operation_with_the_lease_of_another(self):
+        sequence = self.make()
+        made = dict(num_layers=1, num_kv_heads=1, head_dim=DIM, dtype=pb.DTYPE_FLOAT16)
+        calls = {
+            "CreateSequence": lambda lease: create(self.owner, lease_id=lease),
+            "ForkSequence": lambda lease: self.owner.ForkSequence(
+                pb.ForkSequenceRequest(sequence_id=sequence, lease_id=lease)),
+            "ManageSequences create": lambda lease: manage_status(
+                self.owner, create=pb.CreateSequenceRequest(lease_id=lease, **made)),
+            "ManageSequences fork": lambda lease: manage_status(
+                self.owner, fork=pb.ForkSequenceRequest(sequence_id=sequence, lease_id=lease)),
+        }
+        messages = {message.name for message in pb.DESCRIPTOR.message_types_by_name.values()
+                    if message.name.endswith("Request") and "lease_id" in message.fields_by_name}
+        self.assertEqual(messages, {name + "Request" for name in calls if " " not in name})
+        foreign, own = (stub.HoldLease(pb.HoldLeaseRequest()) for stub in (self.stranger, self.owner))
+        self.addCleanup(foreign.cancel)
+        self.addCleanup(own.cancel)
+        foreign_id, own_id = next(foreign).lease_id, next(own).lease_id
+        for name, call in calls.items():
+            with self.subTest(name):
+                unknown = status(lambda: call(UNKNOWN))
+                self.assertEqual(unknown[0], Code.NOT_FOUND, unknown)
+                self.assertEqual(unknown[1][:9], "lease_id:")
+                self.assertEqual(status(lambda: call(foreign_id)), unknown)
+                self.assertEqual(status(lambda: call(own_id))[0], Code.OK)
+                self.assertEqual(status(lambda: call(b"1"))[0], Code.INVALID_ARGUMENT)
 
     def test_a_fork_of_a_shared_sequence_belongs_to_the_forker(self):
         shared = self.make(shared=True)

@@ -4,6 +4,7 @@
 #include <array>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -317,6 +318,33 @@ TEST_F(FleetTest, ListsPageByPageOverAllDevices) {
   }
   EXPECT_THAT(fleet_->List({"carol", {}}, 0, {10}).sequences, IsEmpty());
   EXPECT_THAT(fleet_->List({"alice", {}}, 77, {10}).sequences, IsEmpty());  // not a valid position
+}
+
+TEST_F(FleetTest, TheEndOfALeaseDeletesItsSequencesOnAllDevices) {
+  Start(3);
+  ClientLease lease = fleet_->OpenLease({"alice", {}});
+  SequenceSettings leased;
+  leased.lease = lease.id();
+  for (const char* device : {"fake:0", "fake:1", "fake:2"}) {
+    Create(device);
+    ASSERT_EQ(fleet_->Create(kShape, leased, {"alice", {}}, device).status(), absl::OkStatus());
+  }
+  ClientLease moved = std::move(lease);
+  EXPECT_FALSE(lease.open());  // NOLINT(bugprone-use-after-move): that it is empty
+  const auto sequences = [&] { return fleet_->List({"alice", {}}, 0, {10}).sequences.size(); };
+  EXPECT_EQ(sequences(), 6u);
+  moved = ClientLease();
+  // The housekeeping threads do it.
+  while (sequences() > 3) std::this_thread::yield();  // gate: a hang is a failure
+  EXPECT_EQ(sequences(), 3u);
+  EXPECT_EQ(fleet_->Create(kShape, leased, {"alice", {}}, "").status().code(),
+            absl::StatusCode::kNotFound);
+  ClientLease abandoned = fleet_->OpenLease({"alice", {}});
+  leased.lease = abandoned.id();
+  ASSERT_EQ(fleet_->Create(kShape, leased, {"alice", {}}, "").status(), absl::OkStatus());
+  abandoned.Abandon();
+  EXPECT_FALSE(abandoned.open());
+  EXPECT_EQ(fleet_->Create(kShape, leased, {"alice", {}}, "").status(), absl::OkStatus());
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // The local socket: what its requests do.
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -133,6 +134,8 @@ TEST_F(LocalTest, CallsEveryMethodByName) {
   v1::DeleteSequenceResponse removed;
   ASSERT_EQ(client->Call("DeleteSequence", remove, &removed), absl::OkStatus());
   EXPECT_EQ(client->Call("GetSequence", get, &got).code(), absl::StatusCode::kNotFound);
+  v1::HoldLeaseResponse lease;
+  EXPECT_EQ(client->Call("HoldLease", v1::HoldLeaseRequest(), &lease), absl::OkStatus());
   EXPECT_EQ(client->Call("AttendStream", get, &got).code(), absl::StatusCode::kUnimplemented);
   EXPECT_EQ(Requests("GetSequence"), 2);
   // Whoever comes over gRPC is somebody else.
@@ -140,6 +143,35 @@ TEST_F(LocalTest, CallsEveryMethodByName) {
   v1::GetSequenceResponse foreign;
   get.set_sequence_id(created.sequence_id());
   EXPECT_EQ(stub_->GetSequence(&context, get, &foreign).error_code(), grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(LocalTest, ALeaseLivesAsLongAsItsConnection) {
+  StartLocal();
+  const auto client = Greeted(), other = Greeted();
+  v1::HoldLeaseResponse lease, again, of_other;
+  ASSERT_EQ(client->Call("HoldLease", v1::HoldLeaseRequest(), &lease), absl::OkStatus());
+  ASSERT_EQ(client->Call("HoldLease", v1::HoldLeaseRequest(), &again), absl::OkStatus());
+  ASSERT_EQ(other->Call("HoldLease", v1::HoldLeaseRequest(), &of_other), absl::OkStatus());
+  EXPECT_EQ(lease.lease_id().size(), 16u);
+  EXPECT_EQ(again.lease_id(), lease.lease_id());
+  EXPECT_NE(of_other.lease_id(), lease.lease_id());
+  v1::CreateSequenceRequest create = testing::CreateRequest();
+  create.set_lease_id(lease.lease_id());
+  v1::CreateSequenceResponse leased, kept;
+  ASSERT_EQ(client->Call("CreateSequence", create, &leased), absl::OkStatus());
+  EXPECT_TRUE(leased.sequence().leased());
+  // Connections of one user are one client, which may name its lease on each of them.
+  ASSERT_EQ(other->Call("CreateSequence", create, &leased), absl::OkStatus());
+  ASSERT_EQ(client->Call("CreateSequence", testing::CreateRequest(), &kept), absl::OkStatus());
+  EXPECT_EQ(Requests("HoldLease"), 3);
+  EXPECT_EQ(engine_->sequences().stats().sequences, 3u);
+  shutdown(client->fd(), SHUT_RDWR);
+  ASSERT_TRUE(testing::WaitUntil([&] { return engine_->sequences().stats().sequences == 1; }));
+  EXPECT_EQ(other->Call("CreateSequence", create, &leased).code(), absl::StatusCode::kNotFound);
+  v1::GetSequenceRequest get;
+  get.set_sequence_id(kept.sequence_id());
+  v1::GetSequenceResponse got;
+  EXPECT_EQ(other->Call("GetSequence", get, &got), absl::OkStatus());
 }
 
 TEST_F(LocalTest, LoadsASequence) {
