@@ -76,7 +76,7 @@ ABSL_FLAG(double, handshake_timeout_s, 10,
           "and HTTP/2 handshakes.");
 ABSL_FLAG(double, max_connection_age_s, 0,
           "Seconds after which a connection takes no more RPCs; 30 s later it is closed, and "
-          "streams on it end. 0: never.");
+          "streams and leases on it end. 0: never.");
 ABSL_FLAG(std::string, metrics_listen, "127.0.0.1:9464",
           "host:port of the HTTP endpoint with /metrics (Prometheus), /healthz and /readyz. Empty: "
           "no endpoint.");

@@ -31,17 +31,19 @@ std::string SharedWith(const v1::SequenceInfo& info) {
 }
 
 std::string ListTable(const std::vector<v1::SequenceInfo>& sequences) {
-  std::string out = absl::StrFormat("%-32s %6s %8s %8s %-8s %12s %10s %10s %8s %9s %-8s %s\n", "id",
-                                    "layers", "kv_heads", "head_dim", "dtype", "length", "K/V MiB",
-                                    "pinned MiB", "idle s", "timeout s", "device", "shared");
+  std::string out =
+      absl::StrFormat("%-32s %6s %8s %8s %-8s %12s %10s %10s %8s %9s %-6s %-8s %s\n", "id",
+                      "layers", "kv_heads", "head_dim", "dtype", "length", "K/V MiB", "pinned MiB",
+                      "idle s", "timeout s", "leased", "device", "shared");
   for (const v1::SequenceInfo& info : sequences) {
-    absl::StrAppendFormat(&out, "%-32s %6d %8d %8d %-8s %12s %10.1f %10.1f %8.0f %9.0f %-8s %s\n",
-                          absl::BytesToHexString(info.sequence_id()), info.num_layers(),
-                          info.num_kv_heads(), info.head_dim(),
-                          AbslUnparseFlag(client::FromProto(info.dtype())), Lengths(info),
-                          static_cast<double>(info.kv_bytes()) / 0x1p20,
-                          static_cast<double>(info.pinned_bytes()) / 0x1p20, info.idle_seconds(),
-                          info.idle_timeout_seconds(), info.device_id(), SharedWith(info));
+    absl::StrAppendFormat(
+        &out, "%-32s %6d %8d %8d %-8s %12s %10.1f %10.1f %8.0f %9.0f %-6s %-8s %s\n",
+        absl::BytesToHexString(info.sequence_id()), info.num_layers(), info.num_kv_heads(),
+        info.head_dim(), AbslUnparseFlag(client::FromProto(info.dtype())), Lengths(info),
+        static_cast<double>(info.kv_bytes()) / 0x1p20,
+        static_cast<double>(info.pinned_bytes()) / 0x1p20, info.idle_seconds(),
+        info.idle_timeout_seconds(), info.leased() ? "yes" : "-", info.device_id(),
+        SharedWith(info));
   }
   return out;
 }
@@ -57,6 +59,7 @@ nlohmann::ordered_json InfoJson(const v1::SequenceInfo& info) {
           {"pinned_bytes", info.pinned_bytes()},
           {"idle_seconds", info.idle_seconds()},
           {"idle_timeout_seconds", info.idle_timeout_seconds()},
+          {"leased", info.leased()},
           {"shared", info.shared()},
           {"group", info.group()},
           {"device", info.device_id()}};
@@ -109,6 +112,7 @@ Command SequencesCommand() {
       "Lists the sequences that this client has created or forked, oldest first. `length` is in "
       "rows: a range if the layers differ. `K/V MiB` counts a page that forks share in each of "
       "them. `timeout s`: the server deletes a sequence that is idle for so long; 0: never. "
+      "`leased`: it deletes the sequence when the client that made it is gone. "
       "`shared`: who may read and fork it besides this client: all, or a group. Examples:\n\n"
       "  flashcore sequences\n"
       "  flashcore sequences --delete=all",
