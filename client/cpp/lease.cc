@@ -1,6 +1,6 @@
 #include "client/cpp/lease.h"
 
-#include <chrono>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -15,6 +15,11 @@
 #include "grpcpp/support/async_stream.h"
 
 namespace flashcore::client {
+namespace {
+
+absl::Status TooLate() { return absl::DeadlineExceededError("the server did not answer in time"); }
+
+}  // namespace
 
 // An open HoldLease. No thread waits for its end: one that waits in gRPC polls all sockets of the
 // process, and slows down blocking calls (connection.cc). Other calls, and gRPC's own poller every
@@ -47,6 +52,17 @@ struct Lease::Call {
   std::unique_ptr<grpc::ClientAsyncReader<v1::HoldLeaseResponse>> reader;
 };
 
+Lease::Held::Held() = default;
+Lease::Held::Held(Held&&) noexcept = default;
+Lease::Held& Lease::Held::operator=(Held&&) noexcept = default;
+Lease::Held::~Held() = default;
+
+bool Lease::Held::ended() const {
+  if (call != nullptr) return call->ended();
+  const std::shared_ptr<local::Session> on = session.lock();
+  return on == nullptr || !on->alive();
+}
+
 Lease::Lease(const Connection* connection) : connection_(*connection) {}
 Lease::~Lease() = default;
 
@@ -58,39 +74,43 @@ std::string Lease::Affinity(const std::string& wanted) {
 
 absl::StatusOr<std::string> Lease::Id(absl::Time deadline) {
   absl::MutexLock lock(&mutex_);
-  if (call_ != nullptr && call_->ended()) {
-    call_.reset();
-    id_.clear();
-  }
+  const auto nobody_opens = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !opening_; };
+  if (!mutex_.AwaitWithDeadline(absl::Condition(&nobody_opens), deadline)) return TooLate();
+  if (!held_.id.empty() && !held_.ended()) return held_.id;
+  opening_ = true;
+  const std::string affinity = affinity_;
+  mutex_.Unlock();
   int attempts = 0;
-  absl::Status status =
-      connection_.WithRetries(/*safe_to_repeat=*/true, deadline, &attempts, [&]() -> absl::Status {
-        mutex_.AssertHeld();
-        if (connection_.local() != nullptr) return OpenLocally(deadline);
-        return id_.empty() ? Open(deadline) : absl::OkStatus();
+  absl::StatusOr<Held> opened = Held();
+  const absl::Status status =
+      connection_.WithRetries(/*safe_to_repeat=*/true, deadline, &attempts, [&] {
+        opened = connection_.local() != nullptr ? OpenLocally(deadline) : Open(affinity, deadline);
+        return opened.status();
       });
-  if (status.ok()) return id_;
-  return absl::Status(status.code(), absl::StrCat("lease: ", status.message()));
+  mutex_.Lock();
+  opening_ = false;
+  if (!status.ok()) {
+    return absl::Status(status.code(), absl::StrCat("lease: ", status.message()));
+  }
+  held_ = *std::move(opened);
+  return held_.id;
 }
 
 void Lease::Forget(const std::string& id) {
+  Held forgotten;
   absl::MutexLock lock(&mutex_);
-  if (id != id_) return;
-  id_.clear();
-  call_.reset();
-  session_.reset();
+  if (id == held_.id) std::swap(forgotten, held_);
 }
 
-absl::Status Lease::Open(absl::Time deadline) {
+absl::StatusOr<Lease::Held> Lease::Open(const std::string& affinity, absl::Time deadline) const {
   auto call = std::make_unique<Call>();
-  connection_.Prepare(absl::InfiniteFuture(), affinity_, &call->context);
+  connection_.Prepare(absl::InfiniteFuture(), affinity, &call->context);
   call->reader = connection_.stub()->AsyncHoldLease(&call->context, {}, &call->queue, nullptr);
-  const absl::Status late = absl::DeadlineExceededError("the server did not answer in time");
   bool ok = false;
-  if (!call->Wait(deadline, &ok)) return late;
+  if (!call->Wait(deadline, &ok)) return TooLate();
   if (ok) {
     call->reader->Read(&call->response, nullptr);
-    if (!call->Wait(deadline, &ok)) return late;
+    if (!call->Wait(deadline, &ok)) return TooLate();
   }
   if (!ok) {
     grpc::Status end;
@@ -98,23 +118,23 @@ absl::Status Lease::Open(absl::Time deadline) {
     if (!call->Wait(deadline, &ok)) {
       call->context.TryCancel();
       call->Wait(absl::InfiniteFuture(), &ok);  // it writes to `end`
-      return late;
+      return TooLate();
     }
     absl::Status status = FromGrpc(end);
     return status.ok() ? absl::InternalError("reply: HoldLease ended without one") : status;
   }
-  id_ = call->response.lease_id();
-  if (id_.empty()) return absl::InternalError("reply: no lease_id");
+  Held held;
+  held.id = call->response.lease_id();
+  if (held.id.empty()) return absl::InternalError("reply: no lease_id");
   call->reader->Read(&call->response, nullptr);  // until the call ends
-  call_ = std::move(call);
-  return absl::OkStatus();
+  held.call = std::move(call);
+  return held;
 }
 
-absl::Status Lease::OpenLocally(absl::Time deadline) {
+absl::StatusOr<Lease::Held> Lease::OpenLocally(absl::Time deadline) const {
   const absl::StatusOr<std::shared_ptr<local::Session>> session =
       connection_.local()->Connect(deadline);
   if (!session.ok()) return session.status();
-  if (session_.lock() == *session) return absl::OkStatus();
   const absl::StatusOr<std::string> reply =
       (*session)->control().Call("HoldLease", v1::HoldLeaseRequest().SerializeAsString(), deadline);
   if (!reply.ok()) return reply.status();
@@ -122,10 +142,11 @@ absl::Status Lease::OpenLocally(absl::Time deadline) {
   if (!response.ParseFromString(*reply)) {
     return absl::InternalError("reply: not a HoldLeaseResponse");
   }
-  if (response.lease_id().empty()) return absl::InternalError("reply: no lease_id");
-  id_ = response.lease_id();
-  session_ = *session;
-  return absl::OkStatus();
+  Held held;
+  held.id = response.lease_id();
+  if (held.id.empty()) return absl::InternalError("reply: no lease_id");
+  held.session = *session;
+  return held;
 }
 
 bool IsLeaseLost(const absl::Status& status) {

@@ -39,16 +39,26 @@ class Lease {
 
  private:
   struct Call;
+  struct Held {
+    std::string id;              // empty: none
+    std::unique_ptr<Call> call;  // over gRPC
+    std::weak_ptr<local::Session> session;
 
-  absl::Status Open(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status OpenLocally(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+    Held();
+    Held(Held&&) noexcept;
+    Held& operator=(Held&&) noexcept;
+    ~Held();
+    bool ended() const;  // so far as is known
+  };
+
+  absl::StatusOr<Held> Open(const std::string& affinity, absl::Time deadline) const;
+  absl::StatusOr<Held> OpenLocally(absl::Time deadline) const;
 
   const Connection& connection_;
   absl::Mutex mutex_;
   std::string affinity_ ABSL_GUARDED_BY(mutex_);
-  std::string id_ ABSL_GUARDED_BY(mutex_);                         // empty: none
-  std::unique_ptr<Call> call_ ABSL_GUARDED_BY(mutex_);             // over gRPC; null: none
-  std::weak_ptr<local::Session> session_ ABSL_GUARDED_BY(mutex_);  // that has it
+  bool opening_ ABSL_GUARDED_BY(mutex_) = false;  // by one thread, which others wait for
+  Held held_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Whether `status` is that of an operation that named a lease which the server does not know.

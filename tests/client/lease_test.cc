@@ -101,7 +101,7 @@ class LeaseTest : public SequenceTest {
     AwaitEnds(count);
   }
   void AwaitEnds(int count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const auto ends = [&] { return ended_ >= count; };
+    const auto ends = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ended_ >= count; };
     EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&ends), absl::Minutes(1)));
   }
 
