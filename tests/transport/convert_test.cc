@@ -68,7 +68,8 @@ TEST(ConvertTest, EveryFieldOfTheInfosIsSet) {
                     kernels::DType::kBFloat16};
   sequence.layer_lengths = {1};
   sequence.kv_bytes = sequence.hot_bytes = 1;
-  sequence.settings = {/*pin=*/true, /*shared=*/true, "a group", std::chrono::seconds(9)};
+  sequence.settings = {/*pin=*/true, /*shared=*/true, "a group", std::chrono::seconds(9),
+                       LeaseId::Random(0)};
   sequence.idle = Nanoseconds(1);
   EXPECT_THAT(MissingFields(ToSequenceInfo(sequence, "cpu")), IsEmpty());
 
