@@ -12,6 +12,7 @@
 #include "client/cpp/connection.h"
 #include "client/cpp/encode.h"
 #include "client/cpp/grpc_status.h"
+#include "client/cpp/lease.h"
 #include "client/cpp/local/link.h"
 #include "client/cpp/sequence_calls.h"
 #include "grpcpp/support/byte_buffer.h"
@@ -277,7 +278,7 @@ auto Sequence::WithReload(const CallOptions& call, Operation operation) const {
   std::shared_ptr<const Resident> now = resident();
   CallOptions routed = {now->connection->Deadline(call), now->options.affinity};
   auto result = operation(*now, routed);
-  if (!absl::IsNotFound(StatusOf(result))) return result;
+  if (!absl::IsNotFound(StatusOf(result)) || client::IsLeaseLost(StatusOf(result))) return result;
   absl::StatusOr<std::shared_ptr<const Resident>> reloaded = ReloadLost(now, StatusOf(result));
   if (!reloaded.ok()) return decltype(result)(reloaded.status());
   routed.affinity = (*reloaded)->options.affinity;

@@ -172,6 +172,9 @@ TEST_F(LeaseTest, OpensAnotherWhenTheServerDoesNotKnowIt) {
   ASSERT_TRUE(sequence.Fork().ok());
   EXPECT_EQ(named().back(), "lease 3");
   lost = 1000;
+  Sequence(sequence).OnLost([](const SequenceOptions&) -> absl::StatusOr<Sequence> {
+    return absl::InternalError("the sequence is not lost");
+  });
   const absl::Status status = sequence.Fork().status();
   EXPECT_TRUE(absl::IsNotFound(status));
   EXPECT_THAT(std::string(status.message()), StartsWith("lease_id:"));
