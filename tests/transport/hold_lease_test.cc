@@ -96,17 +96,6 @@ TEST_F(HoldLeaseTest, ItsCancellationDeletesItsSequences) {
   EXPECT_THAT(late.error_message(), StartsWith("lease_id: "));
 }
 
-TEST_F(HoldLeaseTest, EndsWithItsConnection) {
-  StartFake();
-  {
-    const auto doomed = Connect();
-    auto lease = std::make_unique<Lease>(doomed.get());
-    CreateLeased(lease->id);  // on the other connection
-    lease->context.TryCancel();
-  }
-  EXPECT_TRUE(WaitForSequences(0));
-}
-
 TEST_F(HoldLeaseTest, IsOfItsClient) {
   StartFake();
   const Lease alice(stub_.get(), "alice"), bob(stub_.get(), "bob");
