@@ -1,4 +1,4 @@
-"""Beam search of width 4. The beams share the memory of what they have in common, and moving them is one call."""
+"""Beam search of width 4. Beams share the memory of what they have in common; moving them is one call."""
 
 import flashcore
 import numpy as np

@@ -14,8 +14,8 @@ _q, _k, _v, _o = (_rng.standard_normal((LAYERS, rows * DIM, columns * DIM)) / np
 
 
 def step(batch: flashcore.SequenceBatch, tokens: list[list[int]]) -> list[np.ndarray]:
-    """Appends tokens[i], at least one, to sequence i of the batch. Returns, for each sequence, the logarithm of
-    the probability of every next token after each of them: [len(tokens[i]), VOCABULARY]."""
+    """Appends tokens[i], at least one, to sequence i of the batch. Returns the logarithm of the probability
+    of each next token after each of them, for each sequence: [len(tokens[i]), VOCABULARY]."""
     ends = np.cumsum([0] + [len(some) for some in tokens])
     x = _embedding[np.concatenate(tokens)]
     for layer in range(LAYERS):
