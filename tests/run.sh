@@ -10,7 +10,8 @@
 #                                   e2e      server and command line of build-asan/ as processes
 #   tests/run.sh --release        every unit test in the release build: needs no clang
 #   tests/run.sh --stress [PART]  what takes long, or depends on time, load, memory readings or other programs;
-#                                 ends with a summary. PART: release, asan, tsan, e2e, fuzz, perf or tidy
+#                                 ends with a summary. PART: release, asan, tsan, e2e, fuzz, perf, python
+#                                 or tidy
 #   tests/run.sh --stress REGEX   the stress tests whose names match
 #
 # The sanitizer builds use clang, which also checks the thread-safety annotations.
@@ -21,7 +22,7 @@ source deploy/packages.sh
 jobs=$(nproc)
 logs=build/logs # what ctest logged, by stage
 stages=(release tsan asan e2e)
-parts=(release asan tsan e2e fuzz perf tidy)
+parts=(release asan tsan e2e fuzz perf python tidy)
 
 usage() {
   sed -n '2,/^set /{/^set /d; s/^# \{0,1\}//; p}' "$0" >&2
@@ -71,6 +72,7 @@ run_part() {
       build release flashcore-server flashcore flashcore_cpu_bench_c &&
         { /usr/bin/python3 -B tests/bench/perf_gate.py || (($? == 77)); }
       ;;
+    python) build release flashcore-server && tests/python_runtimes.sh ;;
     tidy) tests/tidy.py --all ;;
     *) build release all && run_ctest stress-named release -L '^stress$' -R "$1" ;;
   esac

@@ -70,6 +70,13 @@ class PackageTest(unittest.TestCase):
                 with self.subTest(name, block=block):
                     run(self.python, "-c", block, env=self.environment)
 
+    def test_the_examples_run(self):
+        printed = {"merge.py": r"differ by [\d.]+e-0[4-9]", "speculative.py": r"64 tokens in 64 steps, with",
+                   "beam.py": r"log probability -[\d.]+, computed at once -"}
+        for path in (ROOT / "client/python/examples").glob("*.py"):
+            with self.subTest(path.name):
+                self.assertRegex(run(self.python, path, env=self.environment), printed.get(path.name, "^$"))
+
 
 if __name__ == "__main__":
     harness.main()
