@@ -10,7 +10,7 @@ from unittest import mock
 import flashcore
 import numpy as np
 from flashcore import _messages, _requests, _tensors, aio, errors
-from flashcore._transport import Config, Retry
+from flashcore._transport import BlockingTransport, Config, Retry
 from grpc import StatusCode
 
 HEADS, KV_HEADS, DIM = 4, 2, 32
@@ -39,6 +39,9 @@ class FakeServer:
 
     def uniform(self):
         return 1.0
+
+    def lock(self):
+        return BlockingTransport.lock(self)
 
     async def sleep(self, seconds):
         self.waits.append(seconds)
@@ -95,7 +98,7 @@ class FakeServer:
         """A sequence on it. The faults are those of later calls."""
         faults, self.faults = self.faults, []
         sequence = self.client(**options).create_sequence(2, KV_HEADS, DIM)
-        sequence.core.client._max_message_bytes = self.serve("GetServerInfo", None).limits.max_message_bytes
+        sequence.core.client._info = self.serve("GetServerInfo", None)
         self.faults, self.calls = faults, []
         return sequence
 
