@@ -63,9 +63,9 @@ class FakeServer:
 
     def check(self, message, layer):
         if message.HasField("expected_length") and message.expected_length != self.length(layer):
-            raise errors.from_status(
+            raise errors.from_rpc(
                 StatusCode.FAILED_PRECONDITION,
-                f"expected_length: {message.expected_length}; the sequence has {self.length(layer)} rows")
+                f"expected_length: {message.expected_length}; the sequence has {self.length(layer)} rows", None)
 
     def serve(self, method, request):
         reply = _messages.METHODS[method][1]()
@@ -365,7 +365,7 @@ class ErrorsTest(unittest.TestCase):
                 (StatusCode.UNAUTHENTICATED, flashcore.Unauthenticated, flashcore.Error),
                 (StatusCode.FAILED_PRECONDITION, flashcore.FailedPrecondition, flashcore.Error),
                 (StatusCode.DATA_LOSS, flashcore.Error, Exception)):
-            error = errors.from_status(code, "words of the server")
+            error = errors.from_rpc(code, "words of the server", None)
             self.assertIs(type(error), kind)
             self.assertIsInstance(error, base)
             self.assertEqual((error.code, error.message), (code, "words of the server"))

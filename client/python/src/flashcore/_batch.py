@@ -98,12 +98,12 @@ class SequenceBatch:
         return await _new_batch(type(self), self.client, operations, self.cores[0].num_layers, deadline)
 
     async def reorder(self, parents: Iterable[int], *, timeout: float | None = None) -> None:
-        """A step of beam search: sequence i of this batch becomes what sequence parents[i] was. Sequences that
-        are chosen several times are forked, those that are not chosen are deleted, and others just move: one
-        RPC, or none. parents may have more or fewer items than the batch.
+        """A step of beam search: sequence i of this batch becomes what sequence parents[i] was. Sequences
+        that are chosen several times are forked, with their options; those that are not chosen are deleted,
+        and others just move: one RPC, or none. parents may have more or fewer items than the batch.
 
         After a BatchError the batch has the sequences that are there, in their new order without those that
-        failed; `errors` and `results` go by `parents`.
+        failed. `errors` and `results` go by `parents`; sequences that could not be deleted follow.
         """
         chosen = self._indices(parents)
         places: dict[int, int] = {}  # parent -> where its own object goes: its own place, if it can
@@ -116,7 +116,6 @@ class SequenceBatch:
         order: list[Any] = [self.cores[parent] if places[parent] == place else None
                             for place, parent in enumerate(chosen)]
         lease = await self.client.lease_id(deadline) if forks else b""
-        # A fork has its parent's options: it takes its place.
         operations = [dict(fork=dict(self.cores[chosen[place]].options(), lease_id=lease)) for place in forks]
         operations += [dict(delete=dict(sequence_id=core.id)) for core in dropped]
         errors: dict[int, Error] = {}
@@ -134,9 +133,9 @@ class SequenceBatch:
             failed = []
         self.cores = [core for core in order if core is not None]
         if errors or failed:
-            # A sequence that could not be deleted has a place after the others.
             errors.update({len(chosen) + i: error for i, (_, error) in enumerate(failed)})
-            raise BatchError(errors, [core and core.outer for core in order] + [core.outer for core, _ in failed])
+            order += [core for core, _ in failed]
+            raise BatchError(errors, [core and core.outer for core in order])
 
     async def truncate(self, lengths: int | Iterable[int], *, timeout: float | None = None) -> None:
         """Sequence.truncate of each: to one length, or to a length for each."""
@@ -146,11 +145,13 @@ class SequenceBatch:
             raise invalid("lengths", each, f"{len(self.cores)} lengths, each at least 0")
         deadline = self.client.deadline(timeout)
 
-        def operation(core: Sequence, length: int) -> dict:
-            return dict(truncate=dict(sequence_id=core.id, length=length, expected_length=core.certain_length()))
+        def operations() -> list[dict]:
+            return [dict(truncate=dict(sequence_id=core.id, length=length,
+                                       expected_length=core.certain_length()))
+                    for core, length in zip(self.cores, each)]
 
         safe = all(core.certain_length() is not None for core in self.cores)
-        results = await self._manage(lambda: [operation(*pair) for pair in zip(self.cores, each)], safe, deadline)
+        results = await self._manage(operations, safe, deadline)
         for i, (core, length) in enumerate(zip(self.cores, each)):
             if isinstance(results[i], LengthMismatch):  # an attempt whose reply was lost may have done it
                 with contextlib.suppress(Error):
@@ -164,7 +165,8 @@ class SequenceBatch:
         operations = [dict(delete=dict(sequence_id=core.id)) for core in self.cores]
         if operations:
             deadline = self.client.deadline(timeout)
-            results = await manage(self.client, operations, self.cores[0].num_layers, deadline, repeatable=True)
+            results = await manage(self.client, operations, self.cores[0].num_layers, deadline,
+                                   repeatable=True)
             _raise_failed([None if isinstance(result, NotFound) else result for result in results])
 
     async def info(self, *, timeout: float | None = None) -> list[Any]:
@@ -175,7 +177,8 @@ class SequenceBatch:
         self._adopt(results)
         return results
 
-    async def _manage(self, operations: Callable[[], list[dict]], repeatable: bool, deadline: float) -> list[Any]:
+    async def _manage(self, operations: Callable[[], list[dict]], repeatable: bool,
+                      deadline: float) -> list[Any]:
         """The results of one operation on each sequence. Those that are lost are restored as on_lost says."""
         if not self.cores:
             return []
@@ -222,14 +225,14 @@ async def create_batch(client: Any, n: int, num_layers: int, fields: dict, deadl
         # Each server chooses a device for each sequence: the first one decides.
         first = (await _new_batch(SequenceBatch, client, [dict(create=fields)], num_layers, deadline)).cores
         fields["device_id"] = first[0].device_id
-    return await _new_batch(SequenceBatch, client, [dict(create=fields)] * (n - len(first)), num_layers, deadline,
-                            first)
+    rest = [dict(create=fields)] * (n - len(first))
+    return await _new_batch(SequenceBatch, client, rest, num_layers, deadline, first)
 
 
 async def manage(client: Any, operations: list[dict], num_layers: int, deadline: float,
                  repeatable: bool = False) -> list[Any]:
-    """For each operation a SequenceInfo (after delete an empty one), or the Error. Raises an Error if the first
-    RPC as a whole fails; of a later one, it is the result of all its operations."""
+    """For each operation a SequenceInfo (after delete an empty one), or the Error. Raises an Error if the
+    first RPC as a whole fails; of a later one, it is the result of all its operations."""
     limits = (await client.known_info(deadline)).limits
     # The reply has at most 256 KiB of SequenceInfo: 192 bytes and 8 bytes a layer.
     at_once = max(1, min(limits.max_sequence_operations or 1, _MOST_RESULT_BYTES // (192 + 8 * num_layers)))

@@ -10,7 +10,7 @@ from .errors import (Error, FailedPrecondition, InvalidArgument, KvFull, Message
 
 _AttendRequest = _messages.message("AttendRequest")
 _AttendResponse = _messages.message("AttendResponse")
-_MOST_SPANS = 64  # of one request that was put together
+_MOST_SPANS = 32  # of one request that was put together: more, and the client waits while the server computes
 # What one span can be the reason of, and the others may succeed without it.
 _OF_ONE_SPAN = (InvalidArgument, NotFound, FailedPrecondition, PermissionDenied, KvFull, QuotaExceeded,
                 MessageTooLarge)
@@ -52,8 +52,8 @@ class Coalescer:
         self._open: dict[Hashable, _Group] = {}
 
     async def call(self, request: Any, left: float, key: Hashable) -> Any:
-        """The reply to an AttendRequest on sequences. key: the same for requests that differ only in spans and
-        tensors."""
+        """The reply to an AttendRequest on sequences. key: the same for requests that differ only in spans
+        and tensors."""
         loop = asyncio.get_running_loop()
         ids = [span.sequence_id for span in request.spans]
         group = self._open.get(key)

@@ -42,14 +42,15 @@ def flash_attn_varlen_func(
         max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
         window_size: Any = (-1, -1), softcap: float = 0.0, alibi_slopes: None = None,
         deterministic: bool = False, return_attn_probs: bool = False, block_table: None = None) -> Any:
-    """Attention of many spans over K/V that is sent along: Client.attend of the default client, in the terms of
-    flash-attn.
+    """Attention of many spans over K/V that is sent along: Client.attend of the default client, in the terms
+    of flash-attn.
 
     q: [total_q, nheads, headdim]; k, v: [total_k, nheads_k, headdim], float16 or bfloat16 in host memory.
     cu_seqlens_q, cu_seqlens_k: int32 [batch + 1]. max_seqlen_q, max_seqlen_k: at least the longest.
     window_size: (left, right), -1 for no bound. dropout_p and softcap: 0. deterministic: always.
 
-    Returns out like q; with return_attn_probs (out, softmax_lse, None): float32 [nheads, total_q]. Forward only.
+    Returns out like q; with return_attn_probs (out, softmax_lse, None): float32 [nheads, total_q]. Forward
+    only.
     """
     _refuse_unless_none(alibi_slopes=alibi_slopes, block_table=block_table)
     _refuse_unless_zero(dropout_p=dropout_p, softcap=softcap)
@@ -163,8 +164,8 @@ def _attend_cache(k_cache: Tensor, v_cache: Tensor, flat: HostTensor, new: list[
             raise invalid("cache_seqlens", f"{length}, and {rows} rows of k", f"at most {room} in k_cache")
     for name, cache, x in zip(("k", "v"), (key, value), new):
         if (x.dtype, x.array.shape[2:]) != (cache.dtype, cache.array.shape[2:]):
-            raise invalid(name, f"is {x.dtype} {list(x.array.shape)}",
-                          f"{cache.dtype} [batch, seqlen_new, {cache.array.shape[2]}, {cache.array.shape[3]}]")
+            raise invalid(name, f"is {x.dtype} {list(x.array.shape)}", f"{cache.dtype} [batch, seqlen_new, "
+                          f"{cache.array.shape[2]}, {cache.array.shape[3]}]")
         if x.array.shape != new[0].array.shape:
             raise invalid(name, f"has shape {list(x.array.shape)}", f"that of k, {list(new[0].array.shape)}")
         if not cache.array.flags.writeable:
@@ -176,7 +177,8 @@ def _attend_cache(k_cache: Tensor, v_cache: Tensor, flat: HostTensor, new: list[
               for cache in (key, value)]
     return default_client().attend(
         flat.array, *packed, **options, dtype=flat.dtype,
-        cu_seqlens_q=_offsets([len(flat.array) // batch] * batch), cu_seqlens_k=_offsets([length + rows for length in lengths]))
+        cu_seqlens_q=_offsets([len(flat.array) // batch] * batch),
+        cu_seqlens_k=_offsets([length + rows for length in lengths]))
 
 
 def _host(name: str, tensor: Tensor, axes: int = 3, wanted: str = "[rows, heads, head_dim]") -> HostTensor:
@@ -209,7 +211,8 @@ def _lengths(cache_seqlens: Any, batch: int) -> list[int]:
 
 
 def _places(cache_batch_idx: Any, batch: int, cached: int, distinct: bool) -> list[int]:
-    places = list(range(batch)) if cache_batch_idx is None else _integers("cache_batch_idx", cache_batch_idx).tolist()
+    places = (list(range(batch)) if cache_batch_idx is None else
+              _integers("cache_batch_idx", cache_batch_idx).tolist())
     if cache_batch_idx is None and batch > cached:
         raise invalid("q", f"has a batch of {batch}", f"at most the {cached} of k_cache")
     if len(places) != batch or not all(0 <= place < cached for place in places) or (
@@ -235,8 +238,8 @@ def _window(window_size: Any) -> tuple[int, int] | None:
 def _refuse_unless_none(**arguments: Any) -> None:
     for name, value in arguments.items():
         if value is not None:
-            shape = getattr(value, "shape", None)
-            raise Unimplemented(f"{name}: {value if shape is None else f'shape {list(shape)}'}; allowed: None")
+            found = f"shape {list(value.shape)}" if hasattr(value, "shape") else value
+            raise Unimplemented(f"{name}: {found}; allowed: None")
 
 
 def _refuse_unless_zero(**arguments: float) -> None:

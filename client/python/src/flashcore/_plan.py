@@ -14,7 +14,7 @@ _SMALL_BYTES = 64 << 10  # requests of at most this may travel together with oth
 
 
 class Plan:
-    """The shapes and the mask of a step that is the same for every layer, checked once. Made by Client.plan."""
+    """The shapes and the mask of a step that is the same for every layer, checked once: see Client.plan."""
 
     def __init__(self, client: Any, cores: list[Sequence], num_heads: int, query_rows: list[int],
                  kv_rows: list[int], causal: bool, window: Window, softmax_scale: float | None,
@@ -32,14 +32,13 @@ class Plan:
         self._key_shape = (sum(kv_rows), shape.num_kv_heads, shape.head_dim)
         self._fields = _requests.terms(shape.dtype, num_heads, shape.head_dim, causal, window, softmax_scale,
                                        return_lse)
-        self._fields["num_kv_heads"] = shape.num_kv_heads
-        self._spans = [[_requests.Span(query_rows=n, kv_rows=m if append else 0)
-                        for n, m in zip(query_rows, kv_rows)] for append in (False, True)]
+        self._rows = query_rows, kv_rows
+        self._spans: dict[bool, list[Any]] = {}  # by whether they append; filled in by requests
         # Requests with the same key can be one request. None: they are too large for that to pay.
         sizes = self._query_shape[0] * num_heads + 2 * self._key_shape[0] * shape.num_kv_heads
         self._key = None if 2 * sizes * shape.head_dim > _SMALL_BYTES else (
-            shape.device_id, shape.dtype, self._query_shape[1:], shape.num_kv_heads, return_lse, softmax_scale,
-            self._fields["mask"].SerializeToString())
+            shape.device_id, shape.dtype, num_heads, shape.num_kv_heads, shape.head_dim, bool(causal),
+            _requests.bounds(window), softmax_scale, bool(return_lse))
 
     def __repr__(self) -> str:
         return (f"<flashcore plan of {len(self._cores)} sequences: {self._query_shape[0]} query rows, "
@@ -70,13 +69,17 @@ class Plan:
         """With arrays [rows, heads, head_dim] that have been checked."""
         client, cores, rows = self._client, self._cores, self._kv_rows
         deadline = client.deadline(timeout)
-        data = dict(self._fields, layer=layer, query=_requests.to_bytes(query.array))
+        data = dict(self._fields, num_kv_heads=self._shape.num_kv_heads, layer=layer,
+                    query=_requests.to_bytes(query.array))
         asked = _requests.Question(query, self._layout, self._return_lse, data)
         together = None if self._key is None else (layer, self._appends, *self._key)
 
         def request(append: bool) -> Any:
             """With append False, what gets the result if the rows have been appended already."""
             sent = dict(key=_requests.to_bytes(key), value=_requests.to_bytes(value)) if append else {}
+            if append not in self._spans:
+                self._spans[append] = [_requests.Span(query_rows=n, kv_rows=m if append else 0)
+                                       for n, m in zip(*self._rows)]
             message = asked.request(spans=self._spans[append], **sent)
             for span, core, m in zip(message.spans, cores, rows):
                 span.sequence_id = core.id

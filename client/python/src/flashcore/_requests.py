@@ -1,7 +1,9 @@
 """Arguments to messages and messages to results: shapes, masks, spans, and the rule that merges results."""
 
 import dataclasses
+import functools
 import math
+import sys
 from typing import Any, Sequence
 
 import numpy as np
@@ -58,7 +60,9 @@ def kv_rows(k: Tensor, v: Tensor, layout: str, dtype: str | None,
 
 def to_bytes(array: np.ndarray) -> bytes:
     """Elements in C order, whatever the strides, little-endian."""
-    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    if sys.byteorder == "big":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return array.tobytes()
 
 
 def span_rows(name: str, offsets: Any, rows: int, least: int, spans: int | None = None) -> list[int]:
@@ -125,7 +129,13 @@ def query_rows(q: Tensor, layout: str, dtype: str | None) -> HostTensor:
 
 def terms(dtype: str, num_heads: int, head_dim: int, causal: bool, window: Window,
           softmax_scale: float | None, return_lse: bool) -> dict[str, Any]:
-    """The fields of AttendRequest beside its tensors, spans and layer."""
+    """The fields of AttendRequest beside its tensors, spans and layer. Not to be changed."""
+    return _terms(dtype, num_heads, head_dim, bool(causal), bounds(window), softmax_scale, bool(return_lse))
+
+
+@functools.lru_cache
+def _terms(dtype: str, num_heads: int, head_dim: int, causal: bool, window: Window,
+           softmax_scale: float | None, return_lse: bool) -> dict[str, Any]:
     fields = dict(dtype=dtype_number(dtype), num_heads=num_heads, head_dim=head_dim, layout=NHD,
                   mask=_mask(causal, window), return_lse=return_lse)
     if softmax_scale is not None:
@@ -188,9 +198,10 @@ def _any_output(name: str, o: Tensor) -> HostTensor:
     return to_host(name, o, "bfloat16" if bits else None, allowed=("float16", "bfloat16", "float32"))
 
 
-def _mask(causal: bool, window: Window) -> Any:
+def bounds(window: Window) -> Window:
+    """A window with None for no bound."""
     if window is None:
-        return Mask(kind=Mask.KIND_CAUSAL if causal else Mask.KIND_NONE)
+        return None
     try:
         left, right = (None if rows in (None, -1) else int(rows) for rows in window)
     except (TypeError, ValueError):
@@ -198,6 +209,13 @@ def _mask(causal: bool, window: Window) -> Any:
     if min(left or 0, right or 0) < 0:
         raise invalid("window", repr(window), "(left, right), the rows before and after the query row's own, "
                       "each at least 0; None or -1 for no bound")
+    return left, right
+
+
+def _mask(causal: bool, window: Window) -> Any:
+    if window is None:
+        return Mask(kind=Mask.KIND_CAUSAL if causal else Mask.KIND_NONE)
+    left, right = window
     return Mask(kind=Mask.KIND_SLIDING_WINDOW, window_left=left, window_right=0 if causal else right)
 
 

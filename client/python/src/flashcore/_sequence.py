@@ -61,6 +61,10 @@ class Sequence:
     def __repr__(self) -> str:
         return f"<flashcore sequence {self.id.hex()}: {rows_text([self])}, {self.shape_text()}>"
 
+    def kind(self) -> tuple:
+        """The same for all sequences of one request."""
+        return self.shape, self.dtype, self.device_id
+
     def shape_text(self) -> str:
         return (f"{self.num_layers} layers, {self.num_kv_heads} KV heads, head_dim {self.head_dim}, "
                 f"{self.dtype}, on {self.device_id}")
@@ -113,8 +117,8 @@ class Sequence:
         return await self.client.with_reload([self], run)
 
     async def recreate(self, *, device_id: str = "", timeout: float | None = None) -> None:
-        """Makes this object refer to a new, empty sequence with the shape and options of the one it had, which
-        is left alone. For `on_lost` of flashcore.connect, which then appends the K/V again. device_id: as in
+        """Makes this object refer to a new, empty sequence with the shape and options of the one it had,
+        which is left alone. For `on_lost` of flashcore.connect, which then appends the K/V again. device_id: as in
         create_sequence."""
         made = self._made
         self._refer_to(await self.client.make("CreateSequence", dict(
@@ -155,8 +159,8 @@ class Sequence:
         return info
 
     def certain_length(self) -> int | None:
-        """Of layer 0. If it is not known for certain, None: a truncation is then not repeated, because the server
-        cannot check it."""
+        """Of layer 0. If it is not known for certain, None: a truncation is then not repeated, because the
+        server cannot check it."""
         return None if 0 in self.unfinished else self.lengths[0]
 
     def options(self) -> dict[str, Any]:
@@ -212,8 +216,8 @@ class Sequence:
 
 
 class Append:
-    """Rows that a call appends to a layer of sequences: rows[i] to the i-th, of the packed key and value. As a
-    context, around the call: remembers them if the call fails and may have appended some."""
+    """Rows that a call appends to a layer of sequences: rows[i] to the i-th, of the packed key and value. As
+    a context, around the call: remembers them if the call fails and may have appended some."""
 
     def __init__(self, sequences: list[Sequence], layer: int, key: np.ndarray, value: np.ndarray,
                  rows: list[int]) -> None:
@@ -253,7 +257,7 @@ def common_shape(sequences: list[Sequence], layer: int) -> Sequence:
         raise invalid("sequences", "none", "at least one")
     first = sequences[0]
     for sequence in sequences:
-        if (sequence.shape, sequence.dtype, sequence.device_id) != (first.shape, first.dtype, first.device_id):
+        if sequence.kind() != first.kind():
             raise invalid("sequences", f"{first}, {sequence}", "one shape, dtype and device")
     if len({sequence.id for sequence in sequences}) != len(sequences):
         raise invalid("sequences", "one comes twice", "each once")

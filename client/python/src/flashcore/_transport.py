@@ -129,8 +129,8 @@ class _Transport:
             if self._channel is None:
                 self._channel, self._process = self._open(), os.getpid()
             if method not in self._calls:
-                make = dict(LoadSequence=self._channel.stream_unary, HoldLease=self._channel.unary_stream).get(
-                    method, self._channel.unary_unary)
+                kind = dict(LoadSequence="stream_unary", HoldLease="unary_stream").get(method, "unary_unary")
+                make = getattr(self._channel, kind)
                 self._calls[method] = make(f"/{_messages.SERVICE}/{method}",
                                            response_deserializer=_messages.METHODS[method][1].FromString)
             return self._calls[method]

@@ -114,8 +114,8 @@ class Client:
         same mask, are sent as one request; each fails or succeeds by itself.
         """
         plan, query, key, value = plan_of(
-            self, [sequence.core for sequence in sequences], layer, q, k, v, cu_seqlens_q, cu_seqlens_k, causal,
-            window, softmax_scale, return_lse, layout)
+            self, [sequence.core for sequence in sequences], layer, q, k, v, cu_seqlens_q, cu_seqlens_k,
+            causal, window, softmax_scale, return_lse, layout)
         return await plan.step(layer, query, key, value, timeout)
 
     def plan(self, sequences: Iterable[HasSequence], *, num_heads: int, query_rows: int | Iterable[int] = 1,
@@ -152,8 +152,8 @@ class Client:
                                dtype: Any = "float16", pin: bool = False, shared: bool = False,
                                group: str = "", device_id: str = "", idle_timeout: float = 0,
                                timeout: float | None = None) -> SequenceBatch:
-        """n empty sequences on one device. Options and safety are those of create_sequence. BatchError if some
-        were not made; its `results` has the others."""
+        """n empty sequences on one device. Options and safety are those of create_sequence. BatchError if
+        some were not made; its `results` has the others."""
         fields = _create_fields(num_kv_heads, head_dim, dtype, pin, shared, group, device_id, idle_timeout)
         return await create_batch(self, n, num_layers, fields, self.deadline(timeout))
 
@@ -230,8 +230,8 @@ class Client:
         return reply.sequence
 
     async def lease_id(self, deadline: float) -> bytes:
-        """Of the lease that this client holds now: a new one if the connection of the last one broke. Empty: it
-        was made without."""
+        """Of the lease that this client holds now: a new one if the connection of the last one broke. Empty:
+        the client was made without."""
         if not self._lease:
             return b""
         async with self._lease_lock:
