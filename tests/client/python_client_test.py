@@ -65,7 +65,8 @@ class FakeServer:
         if message.HasField("expected_length") and message.expected_length != self.length(layer):
             raise errors.from_rpc(
                 StatusCode.FAILED_PRECONDITION,
-                f"expected_length: {message.expected_length}; the sequence has {self.length(layer)} rows", None)
+                f"expected_length: {message.expected_length}; the sequence has {self.length(layer)} rows",
+                None)
 
     def serve(self, method, request):
         reply = _messages.METHODS[method][1]()

@@ -118,13 +118,13 @@ class Sequence:
 
     async def recreate(self, *, device_id: str = "", timeout: float | None = None) -> None:
         """Makes this object refer to a new, empty sequence with the shape and options of the one it had,
-        which is left alone. For `on_lost` of flashcore.connect, which then appends the K/V again. device_id: as in
-        create_sequence."""
+        which is left alone. For `on_lost` of flashcore.connect, which then appends the K/V again.
+        device_id: as in create_sequence."""
         made = self._made
-        self._refer_to(await self.client.make("CreateSequence", dict(
-            num_layers=made.num_layers, num_kv_heads=made.num_kv_heads, head_dim=made.head_dim,
-            dtype=made.dtype, pin=made.pin, shared=made.shared, group=made.group, device_id=device_id,
-            idle_timeout_seconds=made.idle_timeout_seconds), self.client.deadline(timeout)))
+        fields = dict(num_layers=made.num_layers, num_kv_heads=made.num_kv_heads, head_dim=made.head_dim,
+                      dtype=made.dtype, pin=made.pin, shared=made.shared, group=made.group,
+                      device_id=device_id, idle_timeout_seconds=made.idle_timeout_seconds)
+        self._refer_to(await self.client.make("CreateSequence", fields, self.client.deadline(timeout)))
 
     async def truncate(self, length: int, *, timeout: float | None = None) -> None:
         """Drops all rows after the first `length` of every layer."""

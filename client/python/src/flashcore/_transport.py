@@ -272,6 +272,8 @@ class AsyncTransport(_Transport):
     async def close(self) -> None:
         channel = self._forget()
         if channel is not None:
+            if self._lease is not None:  # grpc.aio ends only calls that a task waits for
+                self._lease.cancel()
             await channel.close()
 
 

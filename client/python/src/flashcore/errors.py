@@ -218,8 +218,8 @@ def length_mismatch(message: str, expected: int, actual: int) -> LengthMismatch:
 
 def too_large(needed: int, limit: int) -> MessageTooLarge:
     return MessageTooLarge(
-        f"the message has {needed} bytes; allowed: {limit}, the server's --max_message_bytes: send fewer rows "
-        f"at once; Sequence.load sends K/V in parts", reason="TOO_LARGE",
+        f"the message has {needed} bytes; allowed: {limit}, the server's --max_message_bytes: send fewer "
+        f"rows at once; Sequence.load sends K/V in parts", reason="TOO_LARGE",
         metadata={"needed_bytes": str(needed), "limit_bytes": str(limit)})
 
 
