@@ -34,7 +34,9 @@ class SequenceBatch:
 
     @property
     def client(self) -> Any:
-        return common_shape(self.cores, 0).client
+        if not self.cores:
+            raise invalid("sequences", "none", "at least one")
+        return self.cores[0].client
 
     @property
     def lengths(self) -> list[list[int]]:
@@ -139,8 +141,8 @@ class SequenceBatch:
 
     async def truncate(self, lengths: int | Iterable[int], *, timeout: float | None = None) -> None:
         """Sequence.truncate of each: to one length, or to a length for each."""
-        each = ([operator.index(lengths)] * len(self.cores) if hasattr(lengths, "__index__") else
-                [operator.index(length) for length in lengths])  # type: ignore[union-attr]
+        each = [operator.index(length) for length in (
+            lengths if isinstance(lengths, Iterable) else [lengths] * len(self.cores))]
         if len(each) != len(self.cores) or min(each, default=0) < 0:
             raise invalid("lengths", each, f"{len(self.cores)} lengths, each at least 0")
         deadline = self.client.deadline(timeout)
@@ -255,7 +257,7 @@ async def manage(client: Any, operations: list[dict], num_layers: int, deadline:
 async def _new_batch(kind: Callable[[Iterable[Sequence]], Any], client: Any, operations: list[dict],
                      num_layers: int, deadline: float, before: Iterable[Sequence] = ()) -> Any:
     """The batch of the sequences `before` and of those that the operations make."""
-    made = list(before)
+    made: list[Any] = list(before)
     if operations:
         try:
             results = await manage(client, operations, num_layers, deadline)

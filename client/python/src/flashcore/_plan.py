@@ -19,7 +19,7 @@ class Plan:
     def __init__(self, client: Any, cores: list[Sequence], num_heads: int, query_rows: list[int],
                  kv_rows: list[int], causal: bool, window: Window, softmax_scale: float | None,
                  return_lse: bool, layout: str) -> None:
-        shape = common_shape(cores, 0)
+        shape = cores[0]  # and that of the others, as the caller has checked
         if num_heads < 1 or num_heads % shape.num_kv_heads:
             raise invalid("num_heads", num_heads,
                           f"multiples of the {shape.num_kv_heads} KV heads of the sequences")

@@ -115,7 +115,8 @@ class Question:
 def question(q: Tensor, *, causal: bool, window: Window, softmax_scale: float | None, return_lse: bool,
              layout: str, dtype: Any) -> Question:
     query = query_rows(q, layout, dtype and dtype_name(dtype))
-    fields = terms(query.dtype, *query.array.shape[1:], causal, window, softmax_scale, return_lse)
+    _, heads, head_dim = query.array.shape
+    fields = terms(query.dtype, heads, head_dim, causal, window, softmax_scale, return_lse)
     return Question(query, layout, return_lse, dict(fields, query=to_bytes(query.array)))
 
 

@@ -46,6 +46,7 @@ class Sequence:
         self.head_dim: int = info.head_dim
         self.dtype = _requests.dtype_of(info.dtype)
         self.device_id: str = info.device_id
+        self.kind = (self.shape, self.dtype, self.device_id)  # the same for all sequences of one request
         self.lengths: list[int] = list(info.layer_lengths)
         self.unfinished: dict[int, bytes] = {}  # layer -> digest of an append whose outcome is unknown
 
@@ -60,10 +61,6 @@ class Sequence:
 
     def __repr__(self) -> str:
         return f"<flashcore sequence {self.id.hex()}: {rows_text([self])}, {self.shape_text()}>"
-
-    def kind(self) -> tuple:
-        """The same for all sequences of one request."""
-        return self.shape, self.dtype, self.device_id
 
     def shape_text(self) -> str:
         return (f"{self.num_layers} layers, {self.num_kv_heads} KV heads, head_dim {self.head_dim}, "
@@ -257,7 +254,7 @@ def common_shape(sequences: list[Sequence], layer: int) -> Sequence:
         raise invalid("sequences", "none", "at least one")
     first = sequences[0]
     for sequence in sequences:
-        if sequence.kind() != first.kind():
+        if sequence.kind != first.kind:
             raise invalid("sequences", f"{first}, {sequence}", "one shape, dtype and device")
     if len({sequence.id for sequence in sequences}) != len(sequences):
         raise invalid("sequences", "one comes twice", "each once")

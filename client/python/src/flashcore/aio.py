@@ -17,7 +17,7 @@ from ._batch import SequenceBatch, create_batch
 from ._coalesce import Coalescer
 from ._plan import Plan, plan_of
 from ._requests import Attention, Window
-from ._sequence import HasSequence, Sequence
+from ._sequence import HasSequence, Sequence, common_shape
 from ._tensors import Tensor
 from ._transport import AsyncTransport, Config, Retry, Tls, Token
 from .errors import Error, LengthMismatch, NotFound, SequenceLost, invalid
@@ -128,6 +128,7 @@ class Client:
         sequence. Everything else is as in attend_batch.
         """
         cores = [sequence.core for sequence in sequences]
+        common_shape(cores, 0)
         queries = _per_sequence("query_rows", query_rows, len(cores), 1)
         keys = (queries if append is True else [0] * len(cores) if append is False else
                 _per_sequence("append", append, len(cores), 0))
