@@ -367,6 +367,17 @@ class PlanTest(unittest.TestCase):
         self.assertEqual(server.requests[-1], planned)
         self.assertIn("plan of 4 sequences: 4 query rows, 4 K/V rows, 4 heads", repr(plan))
 
+    def test_a_plan_follows_its_batch(self):
+        server = FakeServer()
+        batch = server.batch()
+        plan, q, k = server.client().plan(batch, num_heads=HEADS), random(4), random(4, KV_HEADS)
+        batch.reorder([3, 3, 0, 0])
+        plan.run(0, q, k, k)
+        self.assertEqual([span.sequence_id for span in server.requests[-1].spans], [s.id for s in batch])
+        batch.reorder([0, 1])
+        with self.assertRaisesRegex(flashcore.InvalidArgument, "the batch has 2 now; allowed: the 4"):
+            plan.run(0, q, k, k)
+
     def test_ragged_rows(self):
         server = FakeServer()
         batch = server.batch()
@@ -445,6 +456,19 @@ class OnLostTest(unittest.TestCase):
                      truncate=lambda: batch.truncate(0), info=batch.info)[method]()
                 self.assertEqual(seen, [batch[1], batch[3]])
                 self.assertEqual([server.lengths[sequence.id] for sequence in batch], batch.lengths)
+
+    def test_a_lost_parent_of_several_forks_is_restored_once(self):
+        def restore(sequence):
+            seen.append(sequence)
+            sequence.recreate()
+            return True
+
+        server, seen = FakeServer(), []
+        batch = server.batch(on_lost=restore)
+        del server.lengths[batch[1].id]
+        forks = batch.fork([1, 0, 1])
+        self.assertEqual(seen, [batch[1]])
+        self.assertEqual(forks.lengths, [[0, 0], [1, 1], [0, 0]])
 
     def test_without_restoration_the_error_stands(self):
         for answer in (False, None):
@@ -642,6 +666,11 @@ class LeaseTest(unittest.TestCase):
         server.serve = breaks
         client.create_sequence(LAYERS, KV_HEADS, DIM)
         self.assertEqual(server.calls[-3:], ["CreateSequence", "HoldLease", "CreateSequence"])
+
+    def test_a_server_without_leases_is_named(self):
+        server = FakeServer((flashcore.Unimplemented(""), False))
+        with self.assertRaisesRegex(flashcore.Unimplemented, "lease: True; the server at fake has no leases"):
+            server.client(lease=True).create_sequence(LAYERS, KV_HEADS, DIM)
 
     def test_without_lease_none_is_named(self):
         server = FakeServer()

@@ -8,7 +8,7 @@ from . import _messages
 from ._requests import Attention, Window
 from ._sequence import HasSequence, Sequence, common_shape, rows_text
 from ._tensors import Tensor
-from .errors import BatchError, Error, LengthMismatch, NotFound, SequenceLost, from_status, invalid
+from .errors import Aborted, BatchError, Error, LengthMismatch, NotFound, SequenceLost, from_status, invalid
 
 _Operation = _messages.message("SequenceOperation")
 _MOST_RESULT_BYTES = 256 << 10  # of one reply to ManageSequences
@@ -96,8 +96,10 @@ class SequenceBatch:
         options = dict(length=length, pin=pin, shared=shared, group=group, idle_timeout_seconds=idle_timeout)
         deadline = self.client.deadline(timeout)
         options["lease_id"] = await self.client.lease_id(deadline)
-        operations = [dict(fork=dict(options, sequence_id=self.cores[i].id)) for i in chosen]
-        return await _new_batch(type(self), self.client, operations, self.cores[0].num_layers, deadline)
+        cores = [self.cores[i] for i in chosen]
+        results = await self._manage(
+            cores, lambda: [dict(fork=dict(options, sequence_id=core.id)) for core in cores], False, deadline)
+        return _made(self.client, results)
 
     async def reorder(self, parents: Iterable[int], *, timeout: float | None = None) -> None:
         """A step of beam search: sequence i of this batch becomes what sequence parents[i] was. Sequences
@@ -133,7 +135,7 @@ class SequenceBatch:
                       if isinstance(result, Error) and not isinstance(result, NotFound)]
         else:
             failed = []
-        self.cores = [core for core in order if core is not None]
+        self.cores[:] = [core for core in order if core is not None]  # in place: plans see it
         if errors or failed:
             errors.update({len(chosen) + i: error for i, (_, error) in enumerate(failed)})
             order += [core for core, _ in failed]
@@ -153,7 +155,7 @@ class SequenceBatch:
                     for core, length in zip(self.cores, each)]
 
         safe = all(core.certain_length() is not None for core in self.cores)
-        results = await self._manage(operations, safe, deadline)
+        results = await self._manage(self.cores, operations, safe, deadline)
         for i, (core, length) in enumerate(zip(self.cores, each)):
             if isinstance(results[i], LengthMismatch):  # an attempt whose reply was lost may have done it
                 with contextlib.suppress(Error):
@@ -174,21 +176,23 @@ class SequenceBatch:
     async def info(self, *, timeout: float | None = None) -> list[Any]:
         """The SequenceInfo message of each. `lengths` are then those of the server."""
         results = await self._manage(
-            lambda: [dict(get=dict(sequence_id=core.id)) for core in self.cores], True,
+            self.cores, lambda: [dict(get=dict(sequence_id=core.id)) for core in self.cores], True,
             self.client.deadline(timeout))
         self._adopt(results)
         return results
 
-    async def _manage(self, operations: Callable[[], list[dict]], repeatable: bool,
+    async def _manage(self, cores: list[Sequence], operations: Callable[[], list[dict]], repeatable: bool,
                       deadline: float) -> list[Any]:
-        """The results of one operation on each sequence. Those that are lost are restored as on_lost says."""
-        if not self.cores:
+        """The results of one operation on each of `cores`. Those that are lost are restored as on_lost
+        says."""
+        if not cores:
             return []
-        ids = [core.id for core in self.cores]
-        results = await manage(self.client, operations(), self.cores[0].num_layers, deadline, repeatable)
-        for i, result in enumerate(results):
-            core = self.cores[i]
-            if isinstance(result, SequenceLost) and await self.client.reload([core], [ids[i]], result):
+        ids = [core.id for core in cores]
+        results = await manage(self.client, operations(), cores[0].num_layers, deadline, repeatable)
+        for i, (core, result) in enumerate(zip(cores, results)):
+            restored = isinstance(result, SequenceLost) and await self.client.reload([core], [ids[i]], result)
+            # What came after a failure on the same sequence was not tried.
+            if restored or isinstance(result, Aborted) and core.id != ids[i]:
                 again = await manage(self.client, [operations()[i]], core.num_layers, deadline, repeatable)
                 results[i] = again[0]
         return results
@@ -222,13 +226,18 @@ async def create_batch(client: Any, n: int, num_layers: int, fields: dict, deadl
     if n < 1:
         raise invalid("n", n, "at least 1")
     fields = dict(fields, num_layers=num_layers, lease_id=await client.lease_id(deadline))
-    first: list[Any] = []
+    made: list[Any] = []
     if not fields["device_id"] and n > 1 and len((await client.known_info(deadline)).devices) > 1:
         # Each server chooses a device for each sequence: the first one decides.
-        first = (await _new_batch(SequenceBatch, client, [dict(create=fields)], num_layers, deadline)).cores
-        fields["device_id"] = first[0].device_id
-    rest = [dict(create=fields)] * (n - len(first))
-    return await _new_batch(SequenceBatch, client, rest, num_layers, deadline, first)
+        made = [await client.make("CreateSequence", fields, deadline)]
+        fields["device_id"] = made[0].device_id
+    try:
+        made += await manage(client, [dict(create=fields)] * (n - len(made)), num_layers, deadline)
+    except Error as error:
+        if not made:
+            raise
+        made += [error] * (n - len(made))
+    return _made(client, made)
 
 
 async def manage(client: Any, operations: list[dict], num_layers: int, deadline: float,
@@ -254,20 +263,11 @@ async def manage(client: Any, operations: list[dict], num_layers: int, deadline:
     return results
 
 
-async def _new_batch(kind: Callable[[Iterable[Sequence]], Any], client: Any, operations: list[dict],
-                     num_layers: int, deadline: float, before: Iterable[Sequence] = ()) -> Any:
-    """The batch of the sequences `before` and of those that the operations make."""
-    made: list[Any] = list(before)
-    if operations:
-        try:
-            results = await manage(client, operations, num_layers, deadline)
-        except Error as error:
-            if not made:
-                raise
-            results = [error] * len(operations)
-        made += [result if isinstance(result, Error) else Sequence(client, result) for result in results]
+def _made(client: Any, results: list[Any]) -> SequenceBatch:
+    """The batch of new sequences, from their SequenceInfo or Error."""
+    made = [result if isinstance(result, Error) else Sequence(client, result) for result in results]
     _raise_failed(made)
-    return kind(made)
+    return SequenceBatch(made)
 
 
 def _raise_failed(results: list[Any]) -> None:

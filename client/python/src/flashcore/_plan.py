@@ -67,7 +67,10 @@ class Plan:
     async def step(self, layer: int, query: HostTensor, key: np.ndarray, value: np.ndarray,
                    timeout: float | None) -> Attention:
         """With arrays [rows, heads, head_dim] that have been checked."""
-        client, cores, rows = self._client, self._cores, self._kv_rows
+        client, cores, rows = self._client, list(self._cores), self._kv_rows
+        if len(cores) != len(rows):
+            raise invalid("sequences", f"the batch has {len(cores)} now",
+                          f"the {len(rows)} that were planned")
         deadline = client.deadline(timeout)
         data = dict(self._fields, num_kv_heads=self._shape.num_kv_heads, layer=layer,
                     query=_requests.to_bytes(query.array))

@@ -20,7 +20,7 @@ from ._requests import Attention, Window
 from ._sequence import HasSequence, Sequence, common_shape
 from ._tensors import Tensor
 from ._transport import AsyncTransport, Config, Retry, Tls, Token
-from .errors import Error, LengthMismatch, NotFound, SequenceLost, invalid
+from .errors import Error, LengthMismatch, NotFound, SequenceLost, Unimplemented, invalid
 
 T = TypeVar("T")
 OnLost = Callable[[Any], Any]  # of a Sequence; returns whether it has restored it
@@ -122,12 +122,14 @@ class Client:
              append: bool | Iterable[int] = True, causal: bool = False, window: Window = None,
              softmax_scale: float | None = None, return_lse: bool = False, layout: str = "NHD") -> Plan:
         """A step of many sequences that is the same for every layer: plan.run(layer, q, k, v) is then
-        attend_batch with less to check.
+        attend_batch with less to check. Of a SequenceBatch, it is about the sequences that the batch has when
+        it runs, also after SequenceBatch.reorder.
 
         query_rows: of each sequence. append: whether as many K/V rows are appended, or how many for each
         sequence. Everything else is as in attend_batch.
         """
-        cores = [sequence.core for sequence in sequences]
+        batch = getattr(sequences, "core", None)
+        cores = batch.cores if isinstance(batch, SequenceBatch) else [sequence.core for sequence in sequences]
         common_shape(cores, 0)
         queries = _per_sequence("query_rows", query_rows, len(cores), 1)
         keys = (queries if append is True else [0] * len(cores) if append is False else
@@ -237,7 +239,11 @@ class Client:
             return b""
         async with self._lease_lock:
             if not self._transport.holds_lease():
-                reply = await self.call("HoldLease", {}, deadline, repeatable=True, on_sequence=True)
+                try:
+                    reply = await self.call("HoldLease", {}, deadline, repeatable=True, on_sequence=True)
+                except Unimplemented:
+                    raise Unimplemented(
+                        f"lease: True; the server at {self.config.target} has no leases") from None
                 self._lease_id = reply.lease_id
             return self._lease_id
 
