@@ -265,7 +265,8 @@ async def manage(client: Any, operations: list[dict], num_layers: int, deadline:
 
 def _made(client: Any, results: list[Any]) -> SequenceBatch:
     """The batch of new sequences, from their SequenceInfo or Error."""
-    made = [result if isinstance(result, Error) else Sequence(client, result) for result in results]
+    made: list[Any] = [result if isinstance(result, Error) else Sequence(client, result)
+                       for result in results]
     _raise_failed(made)
     return SequenceBatch(made)
 
