@@ -10,7 +10,7 @@ from unittest import mock
 import flashcore
 import numpy as np
 from flashcore import _messages, _requests, _tensors, aio, errors
-from flashcore._transport import Config, Retry
+from flashcore._transport import BlockingTransport, Config, Retry
 from grpc import StatusCode
 
 HEADS, KV_HEADS, DIM = 4, 2, 32
@@ -40,6 +40,9 @@ class FakeServer:
     def uniform(self):
         return 1.0
 
+    def lock(self):
+        return BlockingTransport.lock(self)
+
     async def sleep(self, seconds):
         self.waits.append(seconds)
         self.time += seconds
@@ -60,9 +63,10 @@ class FakeServer:
 
     def check(self, message, layer):
         if message.HasField("expected_length") and message.expected_length != self.length(layer):
-            raise errors.from_status(
+            raise errors.from_rpc(
                 StatusCode.FAILED_PRECONDITION,
-                f"expected_length: {message.expected_length}; the sequence has {self.length(layer)} rows")
+                f"expected_length: {message.expected_length}; the sequence has {self.length(layer)} rows",
+                None)
 
     def serve(self, method, request):
         reply = _messages.METHODS[method][1]()
@@ -95,7 +99,7 @@ class FakeServer:
         """A sequence on it. The faults are those of later calls."""
         faults, self.faults = self.faults, []
         sequence = self.client(**options).create_sequence(2, KV_HEADS, DIM)
-        sequence.core.client._max_message_bytes = self.serve("GetServerInfo", None).limits.max_message_bytes
+        sequence.core.client._info = self.serve("GetServerInfo", None)
         self.faults, self.calls = faults, []
         return sequence
 
@@ -362,7 +366,7 @@ class ErrorsTest(unittest.TestCase):
                 (StatusCode.UNAUTHENTICATED, flashcore.Unauthenticated, flashcore.Error),
                 (StatusCode.FAILED_PRECONDITION, flashcore.FailedPrecondition, flashcore.Error),
                 (StatusCode.DATA_LOSS, flashcore.Error, Exception)):
-            error = errors.from_status(code, "words of the server")
+            error = errors.from_rpc(code, "words of the server", None)
             self.assertIs(type(error), kind)
             self.assertIsInstance(error, base)
             self.assertEqual((error.code, error.message), (code, "words of the server"))

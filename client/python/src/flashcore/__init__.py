@@ -9,15 +9,19 @@
 __version__ = "0.1.0"
 
 from . import aio
+from ._flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache, set_default_client
 from ._requests import merge
 from ._transport import Retry, Tls
-from .client import Client, Sequence, connect
-from .errors import (Cancelled, DeadlineExceeded, Error, FailedPrecondition, Internal, InvalidArgument,
-                     LengthMismatch, NotFound, PermissionDenied, ResourceExhausted, SequenceLost,
-                     Unauthenticated, Unavailable, Unimplemented)
+from .client import Client, Plan, Sequence, SequenceBatch, connect
+from .errors import (Aborted, BatchError, Cancelled, DeadlineExceeded, Error, FailedPrecondition, Internal,
+                     InvalidArgument, KvFull, LengthMismatch, MessageTooLarge, NotFound, PermissionDenied,
+                     QueueFull, QuotaExceeded, ResourceExhausted, SequenceLost, StagingFull, Unauthenticated,
+                     Unavailable, Unimplemented)
 
 __all__ = [
-    "Cancelled", "Client", "DeadlineExceeded", "Error", "FailedPrecondition", "Internal", "InvalidArgument",
-    "LengthMismatch", "NotFound", "PermissionDenied", "ResourceExhausted", "Retry", "Sequence",
-    "SequenceLost", "Tls", "Unauthenticated", "Unavailable", "Unimplemented", "aio", "connect", "merge",
+    "Aborted", "BatchError", "Cancelled", "Client", "DeadlineExceeded", "Error", "FailedPrecondition",
+    "Internal", "InvalidArgument", "KvFull", "LengthMismatch", "MessageTooLarge", "NotFound",
+    "PermissionDenied", "Plan", "QueueFull", "QuotaExceeded", "ResourceExhausted", "Retry", "Sequence",
+    "SequenceBatch", "SequenceLost", "StagingFull", "Tls", "Unauthenticated", "Unavailable", "Unimplemented",
+    "aio", "connect", "flash_attn_varlen_func", "flash_attn_with_kvcache", "merge", "set_default_client",
 ]

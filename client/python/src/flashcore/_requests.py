@@ -1,7 +1,9 @@
 """Arguments to messages and messages to results: shapes, masks, spans, and the rule that merges results."""
 
 import dataclasses
+import functools
 import math
+import sys
 from typing import Any, Sequence
 
 import numpy as np
@@ -11,6 +13,7 @@ from ._tensors import WIRE, HostTensor, Tensor, dtype_name, from_float32, to_flo
 from .errors import Internal, invalid
 
 AttendRequest = _messages.message("AttendRequest")
+Span = _messages.message("Span")
 Mask = _messages.message("Mask")
 _DTYPES = _messages.enum("DType")
 NHD = _messages.enum("Layout")["LAYOUT_NHD"]
@@ -49,15 +52,17 @@ def kv_rows(k: Tensor, v: Tensor, layout: str, dtype: str | None,
     """K and V as arrays [rows, num_kv_heads, head_dim] of the same shape and dtype."""
     key, value = to_rows("k", k, layout, dtype), to_rows("v", v, layout, dtype)
     if (value.array.shape, value.dtype) != (key.array.shape, key.dtype):
-        raise invalid("v", f"is {_describe(value)}", f"the same as k, {_describe(key)}")
+        raise invalid("v", f"is {describe(value)}", f"the same as k, {describe(key)}")
     if heads_and_dim is not None and key.array.shape[1:] != heads_and_dim:
-        raise invalid("k", f"is {_describe(key)}", f"[rows, {heads_and_dim[0]}, {heads_and_dim[1]}]")
+        raise invalid("k", f"is {describe(key)}", f"[rows, {heads_and_dim[0]}, {heads_and_dim[1]}]")
     return key.array, value.array
 
 
 def to_bytes(array: np.ndarray) -> bytes:
     """Elements in C order, whatever the strides, little-endian."""
-    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    if sys.byteorder == "big":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return array.tobytes()
 
 
 def span_rows(name: str, offsets: Any, rows: int, least: int, spans: int | None = None) -> list[int]:
@@ -109,17 +114,36 @@ class Question:
 
 def question(q: Tensor, *, causal: bool, window: Window, softmax_scale: float | None, return_lse: bool,
              layout: str, dtype: Any) -> Question:
-    query = to_rows("q", q, layout, dtype and dtype_name(dtype))
-    rows, heads, head_dim = query.array.shape
-    if rows == 0:
+    query = query_rows(q, layout, dtype and dtype_name(dtype))
+    _, heads, head_dim = query.array.shape
+    fields = terms(query.dtype, heads, head_dim, causal, window, softmax_scale, return_lse)
+    return Question(query, layout, return_lse, dict(fields, query=to_bytes(query.array)))
+
+
+def query_rows(q: Tensor, layout: str, dtype: str | None) -> HostTensor:
+    """Q as [rows, num_heads, head_dim], at least one row."""
+    query = to_rows("q", q, layout, dtype)
+    if len(query.array) == 0:
         raise invalid("q", f"has shape {list(query.array.shape)}", "at least one row")
-    fields = dict(dtype=dtype_number(query.dtype), num_heads=heads, head_dim=head_dim, layout=NHD,
-                  mask=_mask(causal, window), return_lse=return_lse, query=to_bytes(query.array))
+    return query
+
+
+def terms(dtype: str, num_heads: int, head_dim: int, causal: bool, window: Window,
+          softmax_scale: float | None, return_lse: bool) -> dict[str, Any]:
+    """The fields of AttendRequest beside its tensors, spans and layer. Not to be changed."""
+    return _terms(dtype, num_heads, head_dim, bool(causal), bounds(window), softmax_scale, bool(return_lse))
+
+
+@functools.lru_cache
+def _terms(dtype: str, num_heads: int, head_dim: int, causal: bool, window: Window,
+           softmax_scale: float | None, return_lse: bool) -> dict[str, Any]:
+    fields = dict(dtype=dtype_number(dtype), num_heads=num_heads, head_dim=head_dim, layout=NHD,
+                  mask=_mask(causal, window), return_lse=return_lse)
     if softmax_scale is not None:
         if not math.isfinite(softmax_scale):
             raise invalid("softmax_scale", softmax_scale, "finite numbers, None for 1/sqrt(head_dim)")
         fields["softmax_scale"] = softmax_scale
-    return Question(query, layout, return_lse, fields)
+    return fields
 
 
 def inline_request(asked: Question, k: Tensor, v: Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any) -> Any:
@@ -175,9 +199,10 @@ def _any_output(name: str, o: Tensor) -> HostTensor:
     return to_host(name, o, "bfloat16" if bits else None, allowed=("float16", "bfloat16", "float32"))
 
 
-def _mask(causal: bool, window: Window) -> Any:
+def bounds(window: Window) -> Window:
+    """A window with None for no bound."""
     if window is None:
-        return Mask(kind=Mask.KIND_CAUSAL if causal else Mask.KIND_NONE)
+        return None
     try:
         left, right = (None if rows in (None, -1) else int(rows) for rows in window)
     except (TypeError, ValueError):
@@ -185,10 +210,17 @@ def _mask(causal: bool, window: Window) -> Any:
     if min(left or 0, right or 0) < 0:
         raise invalid("window", repr(window), "(left, right), the rows before and after the query row's own, "
                       "each at least 0; None or -1 for no bound")
+    return left, right
+
+
+def _mask(causal: bool, window: Window) -> Any:
+    if window is None:
+        return Mask(kind=Mask.KIND_CAUSAL if causal else Mask.KIND_NONE)
+    left, right = window
     return Mask(kind=Mask.KIND_SLIDING_WINDOW, window_left=left, window_right=0 if causal else right)
 
 
-def _describe(host: HostTensor) -> str:
+def describe(host: HostTensor) -> str:
     return f"{host.dtype} {list(host.array.shape)}"
 
 

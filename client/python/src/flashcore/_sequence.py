@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from typing import Any, Callable, Protocol
+from typing import Any, Callable, Iterator, Protocol
 
 import numpy as np
 
@@ -35,12 +35,18 @@ class Sequence:
 
     def __init__(self, client: Any, info: Any) -> None:
         self.client = client
+        self.outer: Any = client.outer(self)
+        self._refer_to(info)
+
+    def _refer_to(self, info: Any) -> None:
+        self._made = info
         self.id: bytes = info.sequence_id
         self.num_layers: int = info.num_layers
         self.num_kv_heads: int = info.num_kv_heads
         self.head_dim: int = info.head_dim
         self.dtype = _requests.dtype_of(info.dtype)
         self.device_id: str = info.device_id
+        self.kind = (self.shape, self.dtype, self.device_id)  # the same for all sequences of one request
         self.lengths: list[int] = list(info.layer_lengths)
         self.unfinished: dict[int, bytes] = {}  # layer -> digest of an append whose outcome is unknown
 
@@ -54,10 +60,11 @@ class Sequence:
         return self.num_layers, self.num_kv_heads, self.head_dim
 
     def __repr__(self) -> str:
-        short, long = min(self.lengths), max(self.lengths)
-        rows = str(long) if short == long else f"{short} to {long}"
-        return (f"<flashcore sequence {self.id.hex()}: {rows} rows, {self.num_layers} layers, "
-                f"{self.num_kv_heads} KV heads, head_dim {self.head_dim}, {self.dtype}, on {self.device_id}>")
+        return f"<flashcore sequence {self.id.hex()}: {rows_text([self])}, {self.shape_text()}>"
+
+    def shape_text(self) -> str:
+        return (f"{self.num_layers} layers, {self.num_kv_heads} KV heads, head_dim {self.head_dim}, "
+                f"{self.dtype}, on {self.device_id}")
 
     async def __aenter__(self) -> "Sequence":
         return self
@@ -97,11 +104,24 @@ class Sequence:
                    group: str = "", idle_timeout: float = 0, timeout: float | None = None) -> "Sequence":
         """A new sequence with the first `length` rows of every layer, or all. It shares memory with this one.
         Options and safety are those of create_sequence."""
-        request = dict(sequence_id=self.id, length=length, pin=pin, shared=shared, group=group,
-                       idle_timeout_seconds=idle_timeout)
-        reply = await self.client.call("ForkSequence", request, self.client.deadline(timeout),
-                                       on_sequence=True)
-        return Sequence(self.client, reply.sequence)
+        options = dict(length=length, pin=pin, shared=shared, group=group, idle_timeout_seconds=idle_timeout)
+        deadline = self.client.deadline(timeout)
+
+        async def run() -> Sequence:
+            return Sequence(self.client, await self.client.make(
+                "ForkSequence", dict(options, sequence_id=self.id), deadline))
+
+        return await self.client.with_reload([self], run)
+
+    async def recreate(self, *, device_id: str = "", timeout: float | None = None) -> None:
+        """Makes this object refer to a new, empty sequence with the shape and options of the one it had,
+        which is left alone. For `on_lost` of flashcore.connect, which then appends the K/V again.
+        device_id: as in create_sequence."""
+        made = self._made
+        fields = dict(num_layers=made.num_layers, num_kv_heads=made.num_kv_heads, head_dim=made.head_dim,
+                      dtype=made.dtype, pin=made.pin, shared=made.shared, group=made.group,
+                      device_id=device_id, idle_timeout_seconds=made.idle_timeout_seconds)
+        self._refer_to(await self.client.make("CreateSequence", fields, self.client.deadline(timeout)))
 
     async def truncate(self, length: int, *, timeout: float | None = None) -> None:
         """Drops all rows after the first `length` of every layer."""
@@ -113,12 +133,14 @@ class Sequence:
                 raise error
             return info
 
-        # If the length of layer 0 is not known for certain, the server cannot check it: nothing is repeated.
-        expected = None if 0 in self.unfinished else self.lengths[0]
-        reply = await self.client.call(
-            "TruncateSequence", dict(sequence_id=self.id, length=length, expected_length=expected), deadline,
-            repeatable=expected is not None, on_sequence=True, settle=settle)
-        self._adopt(getattr(reply, "sequence", reply))
+        async def run() -> Any:
+            expected = self.certain_length()
+            return await self.client.call(
+                "TruncateSequence", dict(sequence_id=self.id, length=length, expected_length=expected),
+                deadline, repeatable=expected is not None, on_sequence=True, settle=settle)
+
+        reply = await self.client.with_reload([self], run)
+        self.adopt(getattr(reply, "sequence", reply))
 
     async def delete(self, *, timeout: float | None = None) -> None:
         """Deletes the sequence. That it is gone already is no error."""
@@ -128,11 +150,23 @@ class Sequence:
 
     async def info(self, *, timeout: float | None = None) -> Any:
         """The SequenceInfo message. `lengths` are then those of the server."""
-        info = await self.client.sequence_info(self.id, self.client.deadline(timeout))
-        self._adopt(info)
+        deadline = self.client.deadline(timeout)
+        info = await self.client.with_reload([self], lambda: self.client.sequence_info(self.id, deadline))
+        self.adopt(info)
         return info
 
-    def _adopt(self, info: Any) -> None:
+    def certain_length(self) -> int | None:
+        """Of layer 0. If it is not known for certain, None: a truncation is then not repeated, because the
+        server cannot check it."""
+        return None if 0 in self.unfinished else self.lengths[0]
+
+    def options(self) -> dict[str, Any]:
+        """Of ForkSequenceRequest, for a fork like this one."""
+        made = self._made
+        return dict(sequence_id=self.id, pin=made.pin, shared=made.shared, group=made.group,
+                    idle_timeout_seconds=made.idle_timeout_seconds)
+
+    def adopt(self, info: Any) -> None:
         self.lengths = list(info.layer_lengths)
         self.unfinished.clear()
 
@@ -144,20 +178,24 @@ class Sequence:
         if rows == 0:
             raise invalid("k", f"has shape {list(key.shape)}", "at least one row")
         at_once = max(1, await self.client.chunk_bytes(deadline) // (4 * self.num_kv_heads * self.head_dim))
-        with Append(self, layer, key, value) as step:
-            start = self.lengths[layer] if expected_length is None else expected_length
-            done = 0
-            if step.repeats:
-                length = await self._length(layer, deadline)
-                done = length - start if start <= length <= start + rows else 0
-            while done < rows:
-                chunk = slice(done, min(done + at_once, rows))
-                await self._append_chunk(layer, key[chunk], value[chunk], start + done, deadline)
-                done = chunk.stop
-                step.partial = True
-                tell(done, rows)
-            self.lengths[layer] = start + rows
-        return start + rows
+
+        async def run() -> int:
+            with Append([self], layer, key, value, [rows]) as step:
+                start = self.lengths[layer] if expected_length is None else expected_length
+                done = 0
+                if step.repeats:
+                    length = await self._length(layer, deadline)
+                    done = length - start if start <= length <= start + rows else 0
+                while done < rows:
+                    chunk = slice(done, min(done + at_once, rows))
+                    await self._append_chunk(layer, key[chunk], value[chunk], start + done, deadline)
+                    done = chunk.stop
+                    step.partial = True
+                    tell(done, rows)
+                self.lengths[layer] = start + rows
+            return start + rows
+
+        return await self.client.with_reload([self], run)
 
     async def _append_chunk(self, layer: int, key: np.ndarray, value: np.ndarray, expected: int,
                             deadline: float) -> None:
@@ -175,29 +213,39 @@ class Sequence:
 
 
 class Append:
-    """Rows that a call appends to a layer of a sequence. As a context, around the call: remembers them if the
-    call fails and may have appended some."""
+    """Rows that a call appends to a layer of sequences: rows[i] to the i-th, of the packed key and value. As
+    a context, around the call: remembers them if the call fails and may have appended some."""
 
-    def __init__(self, sequence: Sequence, layer: int, key: np.ndarray, value: np.ndarray) -> None:
-        self._sequence, self._layer, self._tensors = sequence, layer, (key, value)
-        # Whether these are the rows of the call before, whose outcome is unknown.
-        self.repeats = layer in sequence.unfinished and sequence.unfinished[layer] == self._digest()
+    def __init__(self, sequences: list[Sequence], layer: int, key: np.ndarray, value: np.ndarray,
+                 rows: list[int]) -> None:
+        self._sequences, self._layer, self._tensors, self._rows = sequences, layer, (key, value), rows
         self.partial = False  # some rows have been appended
+        # Whether these are the rows of the call before, whose outcome is unknown.
+        self.repeats = any(layer in sequence.unfinished for sequence in sequences) and all(
+            sequence.unfinished.get(layer) == digest for sequence, digest in self._digests())
 
     def __enter__(self) -> "Append":
         return self
 
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
         if error is None:
-            self._sequence.unfinished.pop(self._layer, None)
+            for sequence, rows in zip(self._sequences, self._rows):
+                if rows:
+                    sequence.unfinished.pop(self._layer, None)
         elif self.partial or not isinstance(error, Error) or not error.refused:
-            self._sequence.unfinished[self._layer] = self._digest()
+            for sequence, digest in self._digests():
+                sequence.unfinished[self._layer] = digest
 
-    def _digest(self) -> bytes:
-        digest = hashlib.blake2b(digest_size=16)
-        for tensor in self._tensors:
-            digest.update(_requests.to_bytes(tensor))
-        return digest.digest()
+    def _digests(self) -> Iterator[tuple[Sequence, bytes]]:
+        """Of the rows of each sequence that gets some."""
+        end = 0
+        for sequence, rows in zip(self._sequences, self._rows):
+            begin, end = end, end + rows
+            if rows:
+                digest = hashlib.blake2b(digest_size=16)
+                for tensor in self._tensors:
+                    digest.update(_requests.to_bytes(tensor[begin:end]))
+                yield sequence, digest.digest()
 
 
 def common_shape(sequences: list[Sequence], layer: int) -> Sequence:
@@ -206,13 +254,20 @@ def common_shape(sequences: list[Sequence], layer: int) -> Sequence:
         raise invalid("sequences", "none", "at least one")
     first = sequences[0]
     for sequence in sequences:
-        if any(getattr(sequence, same) != getattr(first, same) for same in ("shape", "dtype", "device_id")):
+        if sequence.kind != first.kind:
             raise invalid("sequences", f"{first}, {sequence}", "one shape, dtype and device")
     if len({sequence.id for sequence in sequences}) != len(sequences):
         raise invalid("sequences", "one comes twice", "each once")
     if not 0 <= layer < first.num_layers:
         raise invalid("layer", layer, f"0 to {first.num_layers - 1}")
     return first
+
+
+def rows_text(sequences: list[Sequence]) -> str:
+    """The lengths of all their layers, for people."""
+    lengths = [length for sequence in sequences for length in sequence.lengths]
+    short, long = min(lengths), max(lengths)
+    return f"{long} rows" if short == long else f"{short} to {long} rows"
 
 
 @contextlib.contextmanager

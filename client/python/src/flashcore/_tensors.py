@@ -18,6 +18,8 @@ Tensor = Any  # a numpy array, a torch tensor, or an array that speaks DLPack
 # Array elements on the wire, little-endian; numpy has no bfloat16, so it has the bits.
 WIRE: dict[str, np.dtype] = {
     "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
+# numpy makes a dtype's name anew each time, which takes longer than all else here.
+_NAMES = {np.dtype(name): name for name in ("float16", "float32", "uint16")}
 _HOST_DEVICES = (1, 3)  # DLPack's kDLCPU and kDLCUDAHost
 
 
@@ -80,8 +82,9 @@ def from_float32(values: np.ndarray, dtype: str) -> np.ndarray:
 
 def _from_numpy(array: np.ndarray, outer: Callable[[np.ndarray], Tensor] = lambda array: array) -> HostTensor:
     """`outer` makes a tensor of the caller's framework of an array like `array`."""
-    if array.dtype.name != "bfloat16":  # of ml_dtypes
-        return HostTensor(array, array.dtype.name, outer)
+    name = _NAMES.get(array.dtype) or array.dtype.name
+    if name != "bfloat16":  # of ml_dtypes
+        return HostTensor(array, name, outer)
 
     def restore(result: np.ndarray) -> Tensor:
         return outer(result.view(array.dtype) if result.dtype == np.uint16 else result)

@@ -16,7 +16,8 @@ import grpc
 import grpc.aio
 
 from . import _messages
-from .errors import DeadlineExceeded, Error, FailedPrecondition, Unimplemented, from_status, invalid
+from .errors import (DeadlineExceeded, Error, FailedPrecondition, Internal, Unimplemented, from_rpc, invalid,
+                     too_large)
 
 DEFAULT_TARGET = "127.0.0.1:7070"
 Token = str | Callable[[], str]
@@ -110,6 +111,8 @@ class _Transport:
         self._calls: dict[str, Any] = {}
         self._process = 0
         self._closed = False
+        self.max_message_bytes = math.inf  # of a request; set by the client once it knows the server's
+        self._lease: Any = None  # the call that holds it
 
     now = staticmethod(time.monotonic)
     uniform = staticmethod(random.random)
@@ -126,11 +129,10 @@ class _Transport:
             if self._channel is None:
                 self._channel, self._process = self._open(), os.getpid()
             if method not in self._calls:
-                request, reply = _messages.METHODS[method]
-                make = self._channel.stream_unary if method == "LoadSequence" else self._channel.unary_unary
+                kind = dict(LoadSequence="stream_unary", HoldLease="unary_stream").get(method, "unary_unary")
+                make = getattr(self._channel, kind)
                 self._calls[method] = make(f"/{_messages.SERVICE}/{method}",
-                                           request_serializer=request.SerializeToString,
-                                           response_deserializer=reply.FromString)
+                                           response_deserializer=_messages.METHODS[method][1].FromString)
             return self._calls[method]
 
     def _open(self) -> Any:
@@ -153,9 +155,12 @@ class _Transport:
     def _prepare(self, method: str, request: Any, left: float, on_sequence: bool) -> tuple[Any, tuple, dict]:
         if left <= 0:
             raise DeadlineExceeded(f"{method}: the timeout passed before it was sent")
-        stream = method == "LoadSequence"
-        return self._call(method), (iter([request]) if stream else request,), dict(
-            timeout=None if left == math.inf else left, metadata=self._config.metadata(on_sequence))
+        data = request.SerializeToString()
+        if len(data) > self.max_message_bytes:
+            raise too_large(len(data), int(self.max_message_bytes))
+        endless = left == math.inf or method == "HoldLease"
+        return self._call(method), (iter([data]) if method == "LoadSequence" else data,), dict(
+            timeout=None if endless else left, metadata=self._config.metadata(on_sequence))
 
     def _forget(self) -> Any:
         """Ends calls. Returns the channel to close; None if there is none, or if it is another process's."""
@@ -164,6 +169,19 @@ class _Transport:
         with self._lock:
             self._closed = True
             return self._channel
+
+
+class _BlockingLock:
+    """threading.Lock with the interface of asyncio.Lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    async def __aenter__(self) -> None:
+        self._lock.acquire()
+
+    async def __aexit__(self, *_: Any) -> None:
+        self._lock.release()
 
 
 class BlockingTransport(_Transport):
@@ -175,9 +193,40 @@ class BlockingTransport(_Transport):
     async def call(self, method: str, request: Any, left: float, on_sequence: bool) -> Any:
         call, args, options = self._prepare(method, request, left, on_sequence)
         try:
-            return call(*args, **options)
+            reply = call(*args, **options)
+            return self._hold(reply, left) if method == "HoldLease" else reply
         except grpc.RpcError as error:
-            raise from_status(error.code(), error.details() or "") from None
+            raise from_rpc(error.code(), error.details(), error.trailing_metadata()) from None
+
+    def _hold(self, stream: Any, left: float) -> Any:
+        """The first reply; the stream stays open."""
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            stream.cancel()
+
+        timer = threading.Timer(min(left, threading.TIMEOUT_MAX), give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            reply = next(stream)
+        except StopIteration:
+            raise Internal("HoldLease: the server ended it without a lease") from None
+        except grpc.RpcError:
+            if late.is_set():
+                raise DeadlineExceeded("HoldLease: no answer within the timeout") from None
+            raise
+        finally:
+            timer.cancel()
+        self._lease = stream
+        return reply
+
+    def holds_lease(self) -> bool:
+        return self._lease is not None and self._lease.is_active()
+
+    def lock(self) -> Any:
+        return _BlockingLock()
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -195,9 +244,27 @@ class AsyncTransport(_Transport):
     async def call(self, method: str, request: Any, left: float, on_sequence: bool) -> Any:
         call, args, options = self._prepare(method, request, left, on_sequence)
         try:
-            return await call(*args, **options)
+            reply = call(*args, **options)
+            return await (self._hold(reply, left) if method == "HoldLease" else reply)
         except grpc.aio.AioRpcError as error:
-            raise from_status(error.code(), error.details() or "") from None
+            raise from_rpc(error.code(), error.details(), error.trailing_metadata()) from None
+
+    async def _hold(self, stream: Any, left: float) -> Any:
+        """The first reply; the stream stays open."""
+        try:
+            reply = await asyncio.wait_for(stream.read(), None if left == math.inf else left)
+        except asyncio.TimeoutError:
+            raise DeadlineExceeded("HoldLease: no answer within the timeout") from None
+        if reply is grpc.aio.EOF:
+            raise Internal("HoldLease: the server ended it without a lease")
+        self._lease = stream
+        return reply
+
+    def holds_lease(self) -> bool:
+        return self._lease is not None and not self._lease.done()
+
+    def lock(self) -> Any:
+        return asyncio.Lock()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -205,6 +272,8 @@ class AsyncTransport(_Transport):
     async def close(self) -> None:
         channel = self._forget()
         if channel is not None:
+            if self._lease is not None:  # grpc.aio ends only calls that a task waits for
+                self._lease.cancel()
             await channel.close()
 
 

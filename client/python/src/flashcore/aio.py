@@ -6,38 +6,57 @@
 flashcore.client makes the blocking client of the same code.
 """
 
-import contextlib
+import contextvars
+import inspect
 import itertools
-from typing import Any, Awaitable, Callable, Iterable
-
-import numpy as np
+import math
+from typing import Any, Awaitable, Callable, Hashable, Iterable, TypeVar
 
 from . import _messages, _requests
+from ._batch import SequenceBatch, create_batch
+from ._coalesce import Coalescer
+from ._plan import Plan, plan_of
 from ._requests import Attention, Window
-from ._sequence import Append, HasSequence, Sequence, common_shape
+from ._sequence import HasSequence, Sequence, common_shape
 from ._tensors import Tensor
 from ._transport import AsyncTransport, Config, Retry, Tls, Token
-from .errors import Error, LengthMismatch, invalid
+from .errors import Error, LengthMismatch, NotFound, SequenceLost, Unimplemented, invalid
+
+T = TypeVar("T")
+OnLost = Callable[[Any], Any]  # of a Sequence; returns whether it has restored it
 
 _CHUNK_BYTES = 8 << 20  # of K and V in one message of an append, if the server takes so much
 _MESSAGE_OVERHEAD = 4096  # bytes of a message beside its tensors, at most
+# Whether this thread or task runs on_lost: what is lost there is not restored again.
+_reloading: contextvars.ContextVar[bool] = contextvars.ContextVar("flashcore_reloading", default=False)
 
 
 def connect(target: str | None = None, *, tls: Tls | bool | None = None, token: Token | None = None,
-            timeout: float | None = 30.0, client_name: str | None = None,
-            retry: Retry | None = None) -> "Client":
-    """A client in asyncio; its arguments are those of flashcore.connect. For one event loop."""
+            timeout: float | None = 30.0, client_name: str | None = None, retry: Retry | None = None,
+            on_lost: OnLost | None = None, lease: bool = False) -> "Client":
+    """A client in asyncio; its arguments are those of flashcore.connect, and on_lost may be a coroutine
+    function. For one event loop.
+
+    Attends of many tasks on sequences travel together: see Client.attend_batch."""
     config = Config.read(target, tls, token, timeout, client_name, retry)
-    return Client(config, AsyncTransport(config))
+    transport = AsyncTransport(config)
+    return Client(config, transport, on_lost, lease, Coalescer(transport.call))
 
 
 class Client:
     """A connection to one server. Made by connect; a context manager. Opens with its first call."""
 
-    def __init__(self, config: Config, transport: Any) -> None:
+    def __init__(self, config: Config, transport: Any, on_lost: OnLost | None = None, lease: bool = False,
+                 coalescer: Coalescer | None = None) -> None:
         self.config = config
         self._transport = transport
-        self._max_message_bytes: int | None = None
+        self._on_lost = on_lost
+        self._lease = lease
+        self._lease_id = b""
+        self._coalescer = coalescer
+        self.outer: Callable[[Sequence], Any] = lambda core: core  # makes what the user holds of a sequence
+        self._info: Any = None  # the last reply to GetServerInfo
+        self._reload_lock, self._lease_lock = transport.lock(), transport.lock()
 
     def __repr__(self) -> str:
         return f"<flashcore client of {self.config.target}{', TLS' if self.config.tls else ''}>"
@@ -86,56 +105,36 @@ class Client:
         attends.
 
         The sequences have one shape, dtype and device (create_sequence's device_id); each comes once. q, k
-        and v hold
-        the rows of all of them, in this order: as many for each, or as cu_seqlens_q and cu_seqlens_k say.
-        Without k and v nothing is appended. Everything else is as in Client.attend. The request takes
-        effect for all sequences or for none; after a timeout, the same call with the same k and v is safe:
-        see Sequence.
+        and v hold the rows of all of them, in this order: as many for each, or as cu_seqlens_q and
+        cu_seqlens_k say. Without k and v nothing is appended. Everything else is as in Client.attend. The
+        request takes effect for all sequences or for none; after a timeout, the same call with the same k
+        and v is safe: see Sequence.
+
+        In asyncio, small calls that tasks make in one turn of the event loop, on the same layer and with the
+        same mask, are sent as one request; each fails or succeeds by itself.
         """
-        cores = [sequence.core for sequence in sequences]
-        shape = common_shape(cores, layer)
-        asked = _requests.question(q, causal=causal, window=window, softmax_scale=softmax_scale,
-                                   return_lse=return_lse, layout=layout, dtype=shape.dtype)
-        rows, heads, head_dim = asked.query.array.shape
-        if head_dim != shape.head_dim or heads % shape.num_kv_heads:
-            raise invalid("q", f"has {heads} heads and head_dim {head_dim}", f"a multiple of the "
-                          f"{shape.num_kv_heads} heads of the sequences, and head_dim {shape.head_dim}")
-        if (k is None) != (v is None):
-            raise invalid("k, v", "one is None", "both, or neither")
-        split = (_requests.equal_spans("q", rows, len(cores)) if cu_seqlens_q is None else
-                 _requests.span_rows("cu_seqlens_q", cu_seqlens_q, rows, 1, len(cores)))
-        key = value = np.empty((0, shape.num_kv_heads, head_dim), np.uint16)
-        appended = [0] * len(cores)
-        if k is not None:
-            key, value = _requests.kv_rows(k, v, layout, shape.dtype, (shape.num_kv_heads, head_dim))
-            appended = (_requests.equal_spans("k", len(key), len(cores)) if cu_seqlens_k is None else
-                        _requests.span_rows("cu_seqlens_k", cu_seqlens_k, len(key), 0, len(cores)))
-        ends = list(itertools.accumulate(appended))
-        steps = [Append(core, layer, key[end - n:end], value[end - n:end])
-                 for core, n, end in zip(cores, appended, ends) if n]
+        plan, query, key, value = plan_of(
+            self, [sequence.core for sequence in sequences], layer, q, k, v, cu_seqlens_q, cu_seqlens_k,
+            causal, window, softmax_scale, return_lse, layout)
+        return await plan.step(layer, query, key, value, timeout)
 
-        def request(append: bool) -> Any:
-            """With append False, what gets the result if the rows have been appended already."""
-            spans = [dict(query_rows=n, kv_rows=m if append else 0, sequence_id=core.id,
-                          expected_length=core.lengths[layer] + (0 if append else m) if m else None)
-                     for core, n, m in zip(cores, split, appended)]
-            sent = dict(key=_requests.to_bytes(key), value=_requests.to_bytes(value)) if append else {}
-            return asked.request(num_kv_heads=shape.num_kv_heads, spans=spans, layer=layer, **sent)
+    def plan(self, sequences: Iterable[HasSequence], *, num_heads: int, query_rows: int | Iterable[int] = 1,
+             append: bool | Iterable[int] = True, causal: bool = False, window: Window = None,
+             softmax_scale: float | None = None, return_lse: bool = False, layout: str = "NHD") -> Plan:
+        """A step of many sequences that is the same for every layer: plan.run(layer, q, k, v) is then
+        attend_batch with less to check. Of a SequenceBatch, it is about the sequences that the batch has when
+        it runs, also after SequenceBatch.reorder.
 
-        deadline = self.deadline(timeout)
-
-        async def settle(_: LengthMismatch) -> Any:
-            return await self.call("Attend", request(False), deadline, repeatable=True, on_sequence=True)
-
-        with contextlib.ExitStack() as stack:
-            for step in steps:
-                stack.enter_context(step)
-            reply = await self.call(
-                "Attend", request(True), deadline, repeatable=True, on_sequence=True, settle=settle,
-                unsure=bool(steps) and all(step.repeats for step in steps))
-            for core, length in zip(cores, reply.sequence_lengths):
-                core.lengths[layer] = length
-        return asked.answer(reply)
+        query_rows: of each sequence. append: whether as many K/V rows are appended, or how many for each
+        sequence. Everything else is as in attend_batch.
+        """
+        batch = getattr(sequences, "core", None)
+        cores = batch.cores if isinstance(batch, SequenceBatch) else [sequence.core for sequence in sequences]
+        common_shape(cores, 0)
+        queries = _per_sequence("query_rows", query_rows, len(cores), 1)
+        keys = (queries if append is True else [0] * len(cores) if append is False else
+                _per_sequence("append", append, len(cores), 0))
+        return Plan(self, cores, num_heads, queries, keys, causal, window, softmax_scale, return_lse, layout)
 
     async def create_sequence(self, num_layers: int, num_kv_heads: int, head_dim: int, *,
                               dtype: Any = "float16", pin: bool = False, shared: bool = False,
@@ -148,11 +147,18 @@ class Client:
         server deletes it; 0: the server's limit. Not safe to repeat: Unavailable may leave a sequence
         behind, which expires.
         """
-        request = dict(num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim,
-                       dtype=_requests.dtype_number(dtype), pin=pin, shared=shared, group=group,
-                       device_id=device_id, idle_timeout_seconds=idle_timeout)
-        reply = await self.call("CreateSequence", request, self.deadline(timeout), on_sequence=True)
-        return Sequence(self, reply.sequence)
+        fields = _create_fields(num_kv_heads, head_dim, dtype, pin, shared, group, device_id, idle_timeout)
+        return Sequence(self, await self.make("CreateSequence", dict(fields, num_layers=num_layers),
+                                              self.deadline(timeout)))
+
+    async def create_sequences(self, n: int, num_layers: int, num_kv_heads: int, head_dim: int, *,
+                               dtype: Any = "float16", pin: bool = False, shared: bool = False,
+                               group: str = "", device_id: str = "", idle_timeout: float = 0,
+                               timeout: float | None = None) -> SequenceBatch:
+        """n empty sequences on one device. Options and safety are those of create_sequence. BatchError if
+        some were not made; its `results` has the others."""
+        fields = _create_fields(num_kv_heads, head_dim, dtype, pin, shared, group, device_id, idle_timeout)
+        return await create_batch(self, n, num_layers, fields, self.deadline(timeout))
 
     async def open_sequence(self, sequence_id: bytes, *, timeout: float | None = None) -> Sequence:
         """A sequence that exists: of this client, or shared with it. SequenceLost if there is none."""
@@ -172,7 +178,7 @@ class Client:
 
     async def server_info(self, *, timeout: float | None = None) -> Any:
         """The GetServerInfoResponse message: version, devices, kernels, limits."""
-        return await self.call("GetServerInfo", {}, self.deadline(timeout), repeatable=True)
+        return await self._ask_info(self.deadline(timeout))
 
     # What Sequence is made of.
 
@@ -182,17 +188,20 @@ class Client:
 
     async def call(self, method: str, request: Any, deadline: float, *, repeatable: bool = False,
                    on_sequence: bool = False, unsure: bool = False,
-                   settle: Callable[[LengthMismatch], Awaitable[Any]] | None = None) -> Any:
+                   settle: Callable[[LengthMismatch], Awaitable[Any]] | None = None,
+                   together: Hashable = None) -> Any:
         """The reply to a request, a message or a dict of its fields.
 
         settle: what to do about a LengthMismatch where an earlier attempt may be the reason. unsure: there
-        was one before this call.
+        was one before this call. together: the key of requests that may travel together, if this is one.
         """
         if isinstance(request, dict):
             request = _messages.METHODS[method][0](**request)
         for attempt in itertools.count(1):
             try:
                 left = deadline - self._transport.now()
+                if together is not None and self._coalescer is not None and left > 0:
+                    return await self._coalescer.call(request, left, together)
                 return await self._transport.call(method, request, left, on_sequence)
             except LengthMismatch as error:
                 if settle is None or not unsure:
@@ -211,9 +220,100 @@ class Client:
                                 on_sequence=True)
         return reply.sequence
 
+    async def make(self, method: str, fields: dict[str, Any], deadline: float) -> Any:
+        """The SequenceInfo of a new sequence, under the lease if this client holds one."""
+        lease = await self.lease_id(deadline)
+        try:
+            reply = await self.call(method, dict(fields, lease_id=lease), deadline, on_sequence=True)
+        except NotFound:
+            renewed = await self.lease_id(deadline)
+            if renewed == lease:
+                raise
+            reply = await self.call(method, dict(fields, lease_id=renewed), deadline, on_sequence=True)
+        return reply.sequence
+
+    async def lease_id(self, deadline: float) -> bytes:
+        """Of the lease that this client holds now: a new one if the connection of the last one broke. Empty:
+        the client was made without."""
+        if not self._lease:
+            return b""
+        async with self._lease_lock:
+            if not self._transport.holds_lease():
+                try:
+                    reply = await self.call("HoldLease", {}, deadline, repeatable=True, on_sequence=True)
+                except Unimplemented:
+                    raise Unimplemented(
+                        f"lease: True; the server at {self.config.target} has no leases") from None
+                self._lease_id = reply.lease_id
+            return self._lease_id
+
+    async def with_reload(self, cores: list[Sequence], operation: Callable[[], Awaitable[T]]) -> T:
+        """Runs an operation on sequences, once more if some were lost and on_lost has restored them."""
+        ids = [core.id for core in cores]
+        try:
+            return await operation()
+        except SequenceLost as error:
+            if not await self.reload(cores, ids, error):
+                raise
+        return await operation()
+
+    async def reload(self, cores: list[Sequence], ids: list[bytes], error: SequenceLost) -> bool:
+        """Whether the sequences that were lost when they had `ids` are restored now."""
+        if self._on_lost is None or _reloading.get():
+            return False
+        restored = False
+        async with self._reload_lock:
+            token = _reloading.set(True)
+            try:
+                for core, sequence_id, lost in zip(cores, ids, await self._lost(ids, error)):
+                    if lost and core.id == sequence_id:  # otherwise another task has done it
+                        answer = self._on_lost(core.outer)
+                        if not (await answer if inspect.isawaitable(answer) else answer):
+                            return False
+                    restored |= lost
+            finally:
+                _reloading.reset(token)
+        return restored
+
+    async def _lost(self, ids: list[bytes], error: SequenceLost) -> list[bool]:
+        if len(ids) == 1:
+            return [True]
+        if error.sequence_ids:
+            return [sequence_id in error.sequence_ids for sequence_id in ids]
+        lost = []
+        for sequence_id in ids:
+            try:
+                await self.sequence_info(sequence_id, self.deadline(None))
+                lost.append(False)
+            except SequenceLost:
+                lost.append(True)
+        return lost
+
+    async def known_info(self, deadline: float) -> Any:
+        """The GetServerInfoResponse message, which may be old."""
+        return self._info or await self._ask_info(deadline)
+
+    async def _ask_info(self, deadline: float) -> Any:
+        self._info = await self.call("GetServerInfo", {}, deadline, repeatable=True)
+        self._transport.max_message_bytes = self._info.limits.max_message_bytes or math.inf
+        return self._info
+
     async def chunk_bytes(self, deadline: float) -> int:
         """Of K and V in one message."""
-        if self._max_message_bytes is None:
-            info = await self.call("GetServerInfo", {}, deadline, repeatable=True)
-            self._max_message_bytes = info.limits.max_message_bytes
-        return min(_CHUNK_BYTES, self._max_message_bytes - _MESSAGE_OVERHEAD)
+        limits = (await self.known_info(deadline)).limits
+        return min(_CHUNK_BYTES, limits.max_message_bytes - _MESSAGE_OVERHEAD)
+
+
+def _create_fields(num_kv_heads: int, head_dim: int, dtype: Any, pin: bool, shared: bool, group: str,
+                   device_id: str, idle_timeout: float) -> dict[str, Any]:
+    """Of CreateSequenceRequest, without num_layers."""
+    return dict(num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=_requests.dtype_number(dtype), pin=pin,
+                shared=shared, group=group, device_id=device_id, idle_timeout_seconds=idle_timeout)
+
+
+def _per_sequence(name: str, rows: Any, count: int, least: int) -> list[int]:
+    """One number for all sequences, or a list of one for each."""
+    each = [int(rows)] * count if hasattr(rows, "__index__") else [int(number) for number in rows]
+    if len(each) != count or min(each, default=least) < least:
+        raise invalid(name, each, f"{count} numbers, each at least {least}, or one for all")
+    return each

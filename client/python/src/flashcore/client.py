@@ -2,18 +2,21 @@
 transport."""
 
 import functools
-from typing import Any, Callable, Concatenate, Coroutine, ParamSpec, TypeVar
+from typing import Any, Callable, Concatenate, Coroutine, Iterable, Iterator, ParamSpec, TypeVar
 
 from . import aio
+from ._batch import Layer
+from ._sequence import HasSequence
 from ._transport import BlockingTransport, Config, Retry, Tls, Token
 
+OnLost = Callable[["Sequence"], Any]
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def connect(target: str | None = None, *, tls: Tls | bool | None = None, token: Token | None = None,
-            timeout: float | None = 30.0, client_name: str | None = None,
-            retry: Retry | None = None) -> "Client":
+            timeout: float | None = 30.0, client_name: str | None = None, retry: Retry | None = None,
+            on_lost: OnLost | None = None, lease: bool = False) -> "Client":
     """A client of the server at `target`: "host:port" or "unix:/path"; None: $FLASHCORE_TARGET, else
     127.0.0.1:7070.
 
@@ -23,11 +26,18 @@ def connect(target: str | None = None, *, tls: Tls | bool | None = None, token: 
     TLS. timeout: seconds that a call may take, its repetitions included, unless it says otherwise; None:
     no limit. client_name: for servers that believe names.
 
+    on_lost: called with a Sequence when a call on it finds that it is lost. It may restore it, with
+    Sequence.recreate and Sequence.append, and return True: then the call runs once more, within its timeout.
+    Runs on the thread of the call, one at a time. What is lost inside of it is not restored, nor is what
+    delete and SequenceBatch.reorder find lost.
+    lease: sequences that this client makes are deleted when its process ends or its connection breaks. Later
+    ones are made under a new lease.
+
     Connects with the first call, and again by itself. Raises InvalidArgument, and Unimplemented for
     "local:/path".
     """
     config = Config.read(target, tls, token, timeout, client_name, retry)
-    return Client(aio.Client(config, BlockingTransport(config)))
+    return Client(aio.Client(config, BlockingTransport(config), on_lost, lease))
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -50,7 +60,15 @@ def _makes_sequence(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, ai
                     ) -> Callable[Concatenate[Any, P], "Sequence"]:
     @functools.wraps(method)
     def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> "Sequence":
-        return Sequence(_run(method(self.core, *args, **kwargs)))
+        return _run(method(self.core, *args, **kwargs)).outer
+    return call
+
+
+def _makes_batch(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, aio.SequenceBatch]]
+                 ) -> Callable[Concatenate[Any, P], "SequenceBatch"]:
+    @functools.wraps(method)
+    def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> "SequenceBatch":
+        return SequenceBatch(_run(method(self.core, *args, **kwargs)))
     return call
 
 
@@ -59,6 +77,7 @@ class Client:
 
     def __init__(self, core: aio.Client) -> None:
         self.core = core
+        core.outer = Sequence
 
     def __repr__(self) -> str:
         return repr(self.core)
@@ -77,9 +96,14 @@ class Client:
     attend = _blocking(aio.Client.attend)
     attend_batch = _blocking(aio.Client.attend_batch)
     create_sequence = _makes_sequence(aio.Client.create_sequence)
+    create_sequences = _makes_batch(aio.Client.create_sequences)
     open_sequence = _makes_sequence(aio.Client.open_sequence)
     list_sequences = _blocking(aio.Client.list_sequences)
     server_info = _blocking(aio.Client.server_info)
+
+    @functools.wraps(aio.Client.plan)
+    def plan(self, sequences: Iterable[HasSequence], **options: Any) -> "Plan":
+        return Plan(self.core.plan(sequences, **options))
 
 
 class Sequence:
@@ -87,6 +111,7 @@ class Sequence:
 
     def __init__(self, core: aio.Sequence) -> None:
         self.core = core
+        core.outer = self
 
     def __repr__(self) -> str:
         return repr(self.core)
@@ -124,6 +149,61 @@ class Sequence:
     load = _blocking(aio.Sequence.load)
     attend = _blocking(aio.Sequence.attend)
     fork = _makes_sequence(aio.Sequence.fork)
+    recreate = _blocking(aio.Sequence.recreate)
     truncate = _blocking(aio.Sequence.truncate)
     delete = _blocking(aio.Sequence.delete)
     info = _blocking(aio.Sequence.info)
+
+
+class SequenceBatch:
+    __doc__ = aio.SequenceBatch.__doc__
+
+    def __init__(self, sequences: Iterable[HasSequence]) -> None:
+        self.core = aio.SequenceBatch(sequences)
+
+    def __repr__(self) -> str:
+        return repr(self.core)
+
+    def __enter__(self) -> "SequenceBatch":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.delete()
+
+    def __len__(self) -> int:
+        return len(self.core)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self.core)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self.core[index]
+        return SequenceBatch(found) if isinstance(index, slice) else found
+
+    @property
+    def lengths(self) -> list[list[int]]:
+        """Rows of each layer of each sequence, as far as these objects know."""
+        return self.core.lengths
+
+    def layer(self, layer: int) -> Layer:
+        """One layer of the sequences, for flashcore.flash_attn_with_kvcache."""
+        return Layer(self, layer)
+
+    attend = _blocking(aio.SequenceBatch.attend)
+    fork = _makes_batch(aio.SequenceBatch.fork)
+    reorder = _blocking(aio.SequenceBatch.reorder)
+    truncate = _blocking(aio.SequenceBatch.truncate)
+    delete = _blocking(aio.SequenceBatch.delete)
+    info = _blocking(aio.SequenceBatch.info)
+
+
+class Plan:
+    __doc__ = aio.Plan.__doc__
+
+    def __init__(self, core: aio.Plan) -> None:
+        self.core = core
+
+    def __repr__(self) -> str:
+        return repr(self.core)
+
+    run = _blocking(aio.Plan.run)
