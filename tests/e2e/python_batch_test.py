@@ -2,6 +2,8 @@
 functions of flash-attn, held against float64."""
 
 import asyncio
+import subprocess
+import sys
 import unittest
 
 import flashcore
@@ -255,6 +257,50 @@ class FlashAttnTest(BatchTestCase):
             for word in words:
                 self.assertIn(word, str(caught.exception))
         np.testing.assert_array_equal(cache, before)
+
+
+LEASING = {
+    "blocking": """
+import sys, flashcore
+client = flashcore.connect(sys.argv[1], lease=True)
+batch = client.create_sequences(2, 1, 1, 32)
+fork = batch[0].fork()
+print("ready", flush=True)
+input()
+client.close()
+""",
+    "asyncio": """
+import asyncio, sys, flashcore
+
+async def main():
+    async with flashcore.aio.connect(sys.argv[1], lease=True) as client:
+        batch = await client.create_sequences(2, 1, 1, 32)
+        fork = await batch[0].fork()
+        print("ready", flush=True)
+        await asyncio.get_running_loop().run_in_executor(None, input)
+
+asyncio.run(main())
+"""}
+
+
+class LeaseTest(unittest.TestCase):
+    def test_what_a_client_leaves_behind_is_deleted(self):
+        deleted = 'flashcore_sequences_evicted_total{reason="lease"}'
+        with harness.Server() as server:
+            gone = 0
+            for kind, end in [(kind, end) for kind in LEASING for end in ("killed", "closed")]:
+                with self.subTest(kind, end=end), subprocess.Popen(
+                        [sys.executable, "-B", "-c", LEASING[kind], server.target], text=True,
+                        stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
+                    self.assertEqual(client.stdout.readline(), "ready\n")
+                    self.assertEqual(server.metric("flashcore_sequences"), 3)
+                    if end == "killed":
+                        client.kill()
+                    else:
+                        client.communicate("\n", timeout=harness.PATIENCE)
+                        self.assertEqual(client.returncode, 0)
+                    gone += 3
+                    harness.wait_until(lambda: server.metric(deleted) == gone, "its sequences are deleted")
 
 
 if __name__ == "__main__":
