@@ -1,6 +1,6 @@
 #include "server/transport/client_connections.h"
 
-#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <utility>
 
@@ -10,46 +10,66 @@
 namespace flashcore::server {
 namespace {
 
-// As grpc::ServerContext::peer() does; empty for a Unix socket.
-std::string PeerName(const SocketAddress& address) {
-  if (address.family() != AF_INET && address.family() != AF_INET6) return "";
+constexpr char kDescriptorPrefix[] = "fd:";
+
+}  // namespace
+
+std::string PeerAddress(const SocketAddress& address) {
+  if (address.family() != AF_INET && address.family() != AF_INET6) return "unix:";
   const std::string host = HostOf(address);
   const int port = PortOf(address);
   return absl::StrContains(host, ':') ? absl::StrCat("ipv6:%5B", host, "%5D:", port)
                                       : absl::StrCat("ipv4:", host, ":", port);
 }
 
-}  // namespace
+std::string DescriptorName(int descriptor) { return absl::StrCat(kDescriptorPrefix, descriptor); }
 
-void ClientConnections::Open(const SocketAddress& peer) {
-  std::string name = PeerName(peer);
-  if (name.empty()) return;
+uint64_t ClientConnections::Open(const std::string& name, Peer peer) {
   MutexLock lock(&mutex_);
-  open_.try_emplace(std::move(name));
+  Connection& connection = open_[name];
+  Forget(connection);
+  connection = {++last_number_, std::move(peer), {}};
+  return connection.number;
 }
 
-void ClientConnections::Close(const SocketAddress& peer) {
+void ClientConnections::Close(const std::string& name, uint64_t number) {
   MutexLock lock(&mutex_);
-  const auto connection = open_.find(PeerName(peer));
-  if (connection == open_.end()) return;
-  for (const std::string& client : connection->second) {
-    const auto count = connections_.find(client);
-    if (--count->second == 0) connections_.erase(count);
-  }
+  const auto connection = open_.find(name);
+  if (connection == open_.end() || connection->second.number != number) return;
+  Forget(connection->second);
   open_.erase(connection);
 }
 
-absl::Status ClientConnections::Use(const std::string& peer, const std::string& client) {
+void ClientConnections::Forget(const Connection& connection) {
+  for (const std::string& client : connection.clients) {
+    const auto count = connections_.find(client);
+    if (--count->second == 0) connections_.erase(count);
+  }
+}
+
+absl::StatusOr<Peer> ClientConnections::Find(const std::string& name) const {
   MutexLock lock(&mutex_);
-  const auto connection = open_.find(peer);
-  if (connection == open_.end() || connection->second.contains(client)) return absl::OkStatus();
+  const auto connection = open_.find(name);
+  if (connection != open_.end()) return connection->second.peer;
+  if (absl::StartsWith(name, kDescriptorPrefix)) {
+    return absl::UnavailableError("the connection has ended");
+  }
+  return Peer{name, std::nullopt};
+}
+
+absl::Status ClientConnections::Use(const std::string& name, const std::string& client) {
+  MutexLock lock(&mutex_);
+  const auto connection = open_.find(name);
+  if (connection == open_.end() || connection->second.clients.contains(client)) {
+    return absl::OkStatus();
+  }
   int& count = connections_[client];
   if (count >= limit_) {
     return absl::ResourceExhaustedError(
         absl::StrCat("connections: this client uses ", count,
                      " already, as many as --max_connections_per_client allows"));
   }
-  connection->second.insert(client);
+  connection->second.clients.insert(client);
   ++count;
   return absl::OkStatus();
 }
