@@ -67,7 +67,7 @@ ABSL_FLAG(int32_t, max_connections_per_host, 256,
           "Limit of open gRPC connections of one IPv4 address, one IPv6 /64 network, or one local "
           "user on unix: addresses.");
 ABSL_FLAG(int32_t, max_connections_per_client, 256,
-          "Limit of open TCP connections on which one client calls. Its calls on one more are "
+          "Limit of open gRPC connections on which one client calls. Its calls on one more are "
           "refused.");
 ABSL_FLAG(int32_t, max_connection_streams, 256,
           "Limit of the RPCs at the same time on one connection. A client waits before it starts "

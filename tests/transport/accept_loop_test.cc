@@ -158,7 +158,7 @@ TEST_F(AcceptLoopTest, TellsWhoIsAtTheOtherEndUntilTheConnectionEnds) {
   const std::string name = DescriptorName(SocketOf(0));
   const absl::StatusOr<Peer> peer = by_client_.Find(name);
   ASSERT_TRUE(peer.ok()) << peer.status();
-  EXPECT_EQ(absl::StrCat("uid:", peer->user.value_or(geteuid())), absl::StrCat("uid:", geteuid()));
+  EXPECT_EQ(peer->user.value_or(geteuid()), geteuid());  // a sandbox may forbid to ask
   EXPECT_TRUE(absl::StartsWith(peer->address, "ipv4:127.0.0.1:")) << peer->address;
   EndFirst();
   EXPECT_TRUE(WaitUntil([&] { return absl::IsUnavailable(by_client_.Find(name).status()); }));

@@ -1,5 +1,7 @@
 #include "server/transport/client_connections.h"
 
+#include <unistd.h>
+
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -7,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "flashcore/v1/attention.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "grpcpp/create_channel.h"
@@ -69,6 +72,9 @@ class ClientConnectionsRpcTest : public ::testing::TestWithParam<const char*> {
   void SetUp() override {
     Server::Options options = testing::ServerOptions();
     options.listen = {GetParam()};
+    if (options.listen[0] == "unix") {
+      options.listen[0] = absl::StrCat("unix:", ::testing::TempDir(), "/connections.", getpid());
+    }
     options.connections.max_per_client = 2;
     metrics_ = std::make_unique<Metrics>(testing::FakeMetricsOptions(Server::Methods(options)));
     std::vector<std::unique_ptr<Device>> devices;
@@ -122,10 +128,13 @@ TEST_P(ClientConnectionsRpcTest, RefusesCallsOnOneConnectionTooMany) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Addresses, ClientConnectionsRpcTest,
-                         ::testing::Values("127.0.0.1:0", "[::1]:0", "0.0.0.0:0"),
+                         ::testing::Values("127.0.0.1:0", "[::1]:0", "0.0.0.0:0", "unix"),
                          [](const auto& param) {
                            const std::string address = param.param;
-                           return address[0] == '[' ? "v6" : address[0] == '0' ? "any" : "v4";
+                           return address[0] == '['   ? "v6"
+                                  : address[0] == '0' ? "any"
+                                  : address[0] == '1' ? "v4"
+                                                      : "unix";
                          });
 
 }  // namespace
