@@ -1,4 +1,4 @@
-#include "server/transport/client_connections.h"
+#include "server/transport/access/client_connections.h"
 
 #include <unistd.h>
 

@@ -14,8 +14,8 @@
 #include "server/base/mutex.h"
 #include "server/request/identity.h"
 #include "server/telemetry/metrics.h"
+#include "server/transport/access/client_connections.h"
 #include "server/transport/access/token_file.h"
-#include "server/transport/client_connections.h"
 
 namespace flashcore::server {
 

@@ -20,8 +20,8 @@
 #include "server/base/mutex.h"
 #include "server/base/socket.h"
 #include "server/telemetry/metrics.h"
+#include "server/transport/access/client_connections.h"
 #include "server/transport/access/peer_user.h"
-#include "server/transport/client_connections.h"
 #include "server/transport/connection_count.h"
 
 namespace flashcore::server {

@@ -1,6 +1,6 @@
 // Who is at the other end of each connection of gRPC, and limits the connections of one client.
-#ifndef FLASHCORE_SERVER_TRANSPORT_CLIENT_CONNECTIONS_H_
-#define FLASHCORE_SERVER_TRANSPORT_CLIENT_CONNECTIONS_H_
+#ifndef FLASHCORE_SERVER_TRANSPORT_ACCESS_CLIENT_CONNECTIONS_H_
+#define FLASHCORE_SERVER_TRANSPORT_ACCESS_CLIENT_CONNECTIONS_H_
 
 #include <sys/types.h>
 
@@ -69,4 +69,4 @@ class ClientConnections {
 
 }  // namespace flashcore::server
 
-#endif  // FLASHCORE_SERVER_TRANSPORT_CLIENT_CONNECTIONS_H_
+#endif  // FLASHCORE_SERVER_TRANSPORT_ACCESS_CLIENT_CONNECTIONS_H_
