@@ -56,7 +56,8 @@ ABSL_FLAG(
     "Know callers without a token and a certificate by the name that they give in the metadata "
     "flashcore-client. Anybody can claim any name.");
 ABSL_FLAG(std::vector<std::string>, trusted_proxies, {},
-          "Identities of proxies, such as cert:envoy.example, that call for clients of theirs. "
+          "Identities of proxies, such as cert:envoy.example or uid:NUMBER, that call for clients "
+          "of theirs. "
           "The client is the one that the proxy names in the header x-forwarded-client-cert. From "
           "anybody else the header is ignored.");
 ABSL_FLAG(int32_t, max_connections, 1024,
@@ -66,7 +67,7 @@ ABSL_FLAG(int32_t, max_connections_per_host, 256,
           "Limit of open gRPC connections of one IPv4 address, one IPv6 /64 network, or one local "
           "user on unix: addresses.");
 ABSL_FLAG(int32_t, max_connections_per_client, 256,
-          "Limit of open TCP connections on which one client calls. Its calls on one more are "
+          "Limit of open gRPC connections on which one client calls. Its calls on one more are "
           "refused.");
 ABSL_FLAG(int32_t, max_connection_streams, 256,
           "Limit of the RPCs at the same time on one connection. A client waits before it starts "
@@ -296,8 +297,9 @@ void ReadCredentialOptions(Server::Options* options, Checker* check) {
   options->authenticator.trusted_proxies = absl::GetFlag(FLAGS_trusted_proxies);
   for (const std::string& proxy : options->authenticator.trusted_proxies) {
     const bool has_source = absl::StartsWith(proxy, "cert:") || absl::StartsWith(proxy, "token:") ||
-                            absl::StartsWith(proxy, "host:");
-    check->Require(has_source, FLAGS_trusted_proxies, proxy, "cert:NAME, token:NAME or host:NAME");
+                            absl::StartsWith(proxy, "uid:") || absl::StartsWith(proxy, "host:");
+    check->Require(has_source, FLAGS_trusted_proxies, proxy,
+                   "cert:NAME, token:NAME, uid:NUMBER or host:NAME");
   }
 }
 

@@ -1,21 +1,32 @@
 // flashcore sequences: lists and deletes resident sequences.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
+#include <iostream>
+#include <string>
+#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/time.h"
 #include "client/cli/command.h"
 #include "client/cpp/encode.h"
 #include "nlohmann/json.hpp"
 
 ABSL_FLAG(flashcore::cli::SequenceIds, delete, {},
           "delete these sequences instead of listing them: ids, separated by commas, or all (of "
-          "this client)");
+          "this client, see --yes)");
+ABSL_FLAG(bool, yes, false,
+          "let --delete=all delete without asking. Without a terminal it must be set.");
 
 namespace flashcore::cli {
 namespace {
+
+constexpr absl::Duration kRecent = absl::Minutes(1);
 
 // "512", or "510..512" if the layers differ.
 std::string Lengths(const v1::SequenceInfo& info) {
@@ -74,15 +85,23 @@ int List(Client* client) {
   return kExitOk;
 }
 
+// Shows what would be deleted, and asks. Whoever runs as the same user may be using it.
+bool MayDelete(const std::vector<v1::SequenceInfo>& sequences) {
+  const auto recent =
+      std::count_if(sequences.begin(), sequences.end(), [](const v1::SequenceInfo& info) {
+        return info.idle_seconds() < absl::ToDoubleSeconds(kRecent);
+      });
+  std::fprintf(stderr, "%sDelete %zu sequences, of which %td were used in the last minute? [y/N] ",
+               ListTable(sequences).c_str(), sequences.size(), recent);
+  std::string answer;
+  std::getline(std::cin, answer);
+  return absl::EqualsIgnoreCase(answer, "y") || absl::EqualsIgnoreCase(answer, "yes");
+}
+
 // Prints errors and continues.
-int Delete(Client* client, SequenceIds what) {
-  if (what.all) {
-    const absl::StatusOr<std::vector<v1::SequenceInfo>> sequences = client->ListSequences();
-    if (!sequences.ok()) return Fail(sequences.status());
-    for (const v1::SequenceInfo& info : *sequences) what.ids.push_back(info.sequence_id());
-  }
+int Delete(Client* client, const std::vector<std::string>& ids) {
   size_t deleted = 0;
-  for (const std::string& id : what.ids) {
+  for (const std::string& id : ids) {
     const absl::StatusOr<Sequence> sequence = client->OpenSequence(id);
     const absl::Status status = sequence.ok() ? sequence->Delete() : sequence.status();
     if (status.ok()) {
@@ -93,14 +112,32 @@ int Delete(Client* client, SequenceIds what) {
     }
   }
   Print({{"deleted", deleted}},
-        absl::StrCat("deleted ", deleted, " of ", what.ids.size(), " sequences\n"));
-  return deleted == what.ids.size() ? kExitOk : kExitFailure;
+        absl::StrCat("deleted ", deleted, " of ", ids.size(), " sequences\n"));
+  return deleted == ids.size() ? kExitOk : kExitFailure;
+}
+
+int DeleteAll(Client* client) {
+  const bool ask = !absl::GetFlag(FLAGS_yes);
+  if (ask && !isatty(STDIN_FILENO)) {
+    return FailUsage(
+        "--delete=all: also deletes the sequences of other programs of this client. Without a "
+        "terminal to ask on, it needs --yes");
+  }
+  const absl::StatusOr<std::vector<v1::SequenceInfo>> sequences = client->ListSequences();
+  if (!sequences.ok()) return Fail(sequences.status());
+  if (ask && !sequences->empty() && !MayDelete(*sequences)) {
+    std::fputs("flashcore: nothing is deleted\n", stderr);
+    return kExitFailure;
+  }
+  std::vector<std::string> ids;
+  for (const v1::SequenceInfo& info : *sequences) ids.push_back(info.sequence_id());
+  return Delete(client, ids);
 }
 
 int RunSequences(Client* client) {
   const SequenceIds to_delete = absl::GetFlag(FLAGS_delete);
-  if (!to_delete.all && to_delete.ids.empty()) return List(client);
-  return Delete(client, to_delete);
+  if (to_delete.all) return DeleteAll(client);
+  return to_delete.ids.empty() ? List(client) : Delete(client, to_delete.ids);
 }
 
 }  // namespace
@@ -113,10 +150,12 @@ Command SequencesCommand() {
       "rows: a range if the layers differ. `K/V MiB` counts a page that forks share in each of "
       "them. `timeout s`: the server deletes a sequence that is idle for so long; 0: never. "
       "`leased`: it deletes the sequence when the client that made it is gone. "
-      "`shared`: who may read and fork it besides this client: all, or a group. Examples:\n\n"
+      "`shared`: who may read and fork it besides this client: all, or a group. Without tokens and "
+      "certificates, all programs of one user on the server's host are one client; --delete=all "
+      "lists what it would delete, and asks. Examples:\n\n"
       "  flashcore sequences\n"
       "  flashcore sequences --delete=all",
-      {"delete"},
+      {"delete", "yes"},
       RunSequences};
 }
 

@@ -17,6 +17,9 @@
 //                                        RPC; by default gRPC wakes another thread for each.
 //   ServerCredentials::AddPortToServer   credentials of our own that wrap those of gRPC's C API:
 //                                        it alone has a callback for new server certificates.
+//   grpc::AddInsecureChannelFromFd       public, but not what the server relies on: peer() of its
+//                                        calls is "fd:N", and gRPC closes that descriptor only when
+//                                        the last call of the connection is gone.
 //   gpr_set_log_function                 public, but gone in gRPC 1.66.
 #ifndef FLASHCORE_PROTO_WIRE_GRPC_COMPAT_H_
 #define FLASHCORE_PROTO_WIRE_GRPC_COMPAT_H_

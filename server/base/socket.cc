@@ -150,6 +150,13 @@ absl::StatusOr<std::vector<FileDescriptor>> ListenTcp(const std::string& host, i
   return sockets;
 }
 
+std::optional<uid_t> UnixPeerUser(int socket) {
+  ucred user = {};
+  socklen_t size = sizeof(user);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &user, &size) != 0) return std::nullopt;
+  return user.uid;
+}
+
 absl::StatusOr<FileDescriptor> ListenUnix(const std::string& path) {
   SocketAddress address;
   auto* unix_address = reinterpret_cast<sockaddr_un*>(&address.storage);

@@ -3,6 +3,7 @@
 #define FLASHCORE_SERVER_BASE_SOCKET_H_
 
 #include <sys/socket.h>
+#include <sys/types.h>
 
 #include <cstdint>
 #include <optional>
@@ -52,6 +53,10 @@ SocketAddress LocalAddress(int socket);
 int PortOf(const SocketAddress& address);
 // Without the port, such as "127.0.0.1" or "::1"; an IPv4 address mapped to IPv6 as IPv4.
 std::string HostOf(const SocketAddress& address);
+
+// The user of the process that connected a Unix socket, as this process's user namespace numbers
+// users (SO_PEERCRED). Nullopt if the kernel does not say.
+std::optional<uid_t> UnixPeerUser(int socket);
 
 // Listening sockets, one for each address of `host`, a name or a number; all on one port. Port 0: a
 // free one. INVALID_ARGUMENT if the host is unknown, UNAVAILABLE if no address can be listened on.

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <cstring>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 
@@ -11,10 +12,8 @@ namespace flashcore::server {
 
 std::string ConnectionHost(int socket, const SocketAddress& peer) {
   if (peer.family() == AF_UNIX) {
-    ucred user = {};
-    socklen_t size = sizeof(user);
-    const bool known = getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &user, &size) == 0;
-    return known ? absl::StrCat("uid:", user.uid) : "uid:unknown";
+    const std::optional<uid_t> user = UnixPeerUser(socket);
+    return user.has_value() ? absl::StrCat("uid:", *user) : "uid:unknown";
   }
   if (peer.family() == AF_INET6) {
     const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&peer.storage);

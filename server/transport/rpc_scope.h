@@ -12,7 +12,7 @@
 #include "server/base/clock.h"
 #include "server/telemetry/metrics.h"
 #include "server/transport/access/authenticator.h"
-#include "server/transport/client_connections.h"
+#include "server/transport/access/client_connections.h"
 #include "server/transport/connection_count.h"
 #include "server/transport/unsent_replies.h"
 

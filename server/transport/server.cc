@@ -15,6 +15,7 @@
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server_builder.h"
+#include "grpcpp/server_posix.h"
 #include "proto/wire/host_port.h"
 #include "server/base/socket.h"
 
@@ -139,7 +140,8 @@ std::vector<RpcMethod> Server::Methods(const Options& options) {
 Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
     : fleet_(fleet),
       on_health_(options.on_health),
-      context_{metrics, &fleet->clock(), Authenticator(AuthenticatorOptions(options), metrics),
+      context_{metrics, &fleet->clock(),
+               Authenticator(AuthenticatorOptions(options), &context_.client_connections, metrics),
                ConnectionCount(options.connections.max, &metrics->connections,
                                &metrics->local_connections),
                ClientConnections(options.connections.max_per_client)},
@@ -250,11 +252,18 @@ absl::Status Server::OpenSockets(const std::string& address,
   const bool is_unix = !UnixPath(address).empty();
   addresses_.push_back(is_unix ? address
                                : WithPort(address, PortOf(LocalAddress(sockets->front().get()))));
-  const AcceptLoop::Serve serve = AddAcceptor(credentials, builder);
+  const bool tls = credentials != nullptr;
+  const AcceptLoop::Serve serve = tls ? AddAcceptor(credentials, builder) : ServePlaintext();
   for (FileDescriptor& socket : *sockets) {
-    listeners->push_back({addresses_.back(), std::move(socket), serve});
+    listeners->push_back({addresses_.back(), tls, std::move(socket), serve});
   }
   return absl::OkStatus();
+}
+
+AcceptLoop::Serve Server::ServePlaintext() {
+  return [this](FileDescriptor connection) {
+    grpc::AddInsecureChannelFromFd(server_.get(), connection.release());
+  };
 }
 
 AcceptLoop::Serve Server::AddAcceptor(const std::shared_ptr<grpc::ServerCredentials>& credentials,

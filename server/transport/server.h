@@ -79,12 +79,14 @@ class Server {
   absl::Status ReadCredentials(const Options& options);
   absl::Status Listen(const Options& options);
   absl::Status ListenLocally(const Options& options);
-  // Opens the sockets of one of Options::listen; gRPC serves their connections with `credentials`.
+  // Opens the sockets of one of Options::listen; gRPC serves their connections with `credentials`,
+  // those of TLS; null: without.
   absl::Status OpenSockets(const std::string& address,
                            const std::shared_ptr<grpc::ServerCredentials>& credentials,
                            grpc::ServerBuilder* builder,
                            std::vector<AcceptLoop::Listener>* listeners);
   void SetServing(bool serving);
+  AcceptLoop::Serve ServePlaintext();
   AcceptLoop::Serve AddAcceptor(const std::shared_ptr<grpc::ServerCredentials>& credentials,
                                 grpc::ServerBuilder* builder);
 

@@ -324,7 +324,8 @@ TEST_F(BenchTest, SequencesAreListedAndDeleted) {
   EXPECT_THAT(mixed, HasSubstr("deleted 1 of 2"));
   EXPECT_THAT(mixed, HasSubstr("NOT_FOUND"));
   EXPECT_EQ(sequences_.size(), 1u);
-  EXPECT_THAT(Main({"sequences", "--delete=all", "--json"}, kExitOk), HasSubstr("{\"deleted\":1}"));
+  EXPECT_THAT(Main({"sequences", "--delete=all", "--yes", "--json"}, kExitOk),
+              HasSubstr("{\"deleted\":1}"));
   EXPECT_EQ(sequences_.size(), 0u);
 }
 

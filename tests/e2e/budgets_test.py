@@ -70,9 +70,9 @@ class BudgetsTest(unittest.TestCase):
         budgets = {name: value // divisor for name, value in BUDGETS.items()}
         budgets["transport_memory_bytes"] = BUDGETS["transport_memory_bytes"]
         flags = [f"--{name}={value}" for name, value in budgets.items()]
-        with harness.Server(*flags, f"--max_message_bytes={8 * MIB // divisor}", "--reply_timeout_s=600",
-                            "--client_kv_bytes=0", "--staging_wait_ms=0",
-                            "--max_connection_streams=4096") as self.server, \
+        with harness.Server(*flags, harness.by_address(*attackers), "--reply_timeout_s=600",
+                            f"--max_message_bytes={8 * MIB // divisor}", "--client_kv_bytes=0",
+                            "--staging_wait_ms=0", "--max_connection_streams=4096") as self.server, \
                 contextlib.ExitStack() as self.stack:
             idle = self.server.status_bytes("VmRSS")
             stub = harness.stub(self.stack.enter_context(self.server.channel()))

@@ -1,6 +1,9 @@
 """The command line against a live server."""
 
 import json
+import os
+import pty
+import subprocess
 import unittest
 
 import numpy as np
@@ -152,10 +155,46 @@ class CliTest(unittest.TestCase):
         self.assertIn("bfloat16", listed[1])
         first = listed[1].split()[0]
         cli("sequences", f"--target={self.server.target}", name, f"--delete={first}")
-        cli("sequences", f"--target={self.server.target}", name, "--delete=all")
+        cli("sequences", f"--target={self.server.target}", name, "--delete=all", "--yes")
         wait_until(lambda: self.server.metric("flashcore_sequences") == 0, "all are deleted")
         done = cli("sequences", f"--target={self.server.target}", name, "--delete=zz", check=False)
         self.assertNotEqual(done.returncode, 0)
+
+    def test_sequences_asks_before_it_deletes_all(self):
+        name = (("flashcore-client", "asked"),)
+        flags = (f"--target={self.server.target}", "--client_name=asked", "--delete=all")
+        with self.server.channel() as channel:
+            stub = harness.stub(channel)
+            ids = [stub.CreateSequence(pb.CreateSequenceRequest(
+                num_layers=1, num_kv_heads=2, head_dim=64, dtype=pb.DTYPE_FLOAT16),
+                metadata=name).sequence_id for _ in range(2)]
+
+            def left():
+                return len(stub.ListSequences(pb.ListSequencesRequest(), metadata=name).sequences)
+
+            done = cli("sequences", *flags, check=False)  # there is no terminal
+            self.assertEqual((done.returncode, left()), (2, 2), done.stderr)
+            self.assertIn("--yes", done.stderr)
+            for answer, code, remaining in (("\n", 1, 2), ("no\n", 1, 2), ("\4", 1, 2), ("y\n", 0, 0)):
+                with self.subTest(answer):
+                    done = self.on_a_terminal(answer, "sequences", *flags)
+                    self.assertEqual((done.returncode, left()), (code, remaining), done.stderr)
+                    for sequence in ids:
+                        self.assertIn(sequence.hex(), done.stderr)
+                    # They may be older than a minute on a machine that is very busy.
+                    self.assertRegex(done.stderr, r"Delete 2 sequences, of which [012] were used in the "
+                                     r"last minute\? \[y/N\] ")
+
+    def on_a_terminal(self, typed, *args):
+        """Runs the command line, whose standard input is a terminal on which this is typed."""
+        terminal, end = pty.openpty()
+        try:
+            os.write(terminal, typed.encode())
+            return subprocess.run([harness.CLI, *args], stdin=end, capture_output=True, text=True,
+                                  timeout=harness.PATIENCE)
+        finally:
+            os.close(terminal)
+            os.close(end)
 
     def test_bench_compares_with_the_bare_echo(self):
         result = self.bench("--shape=1x8x512x64", "--echo")

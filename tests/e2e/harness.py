@@ -119,6 +119,12 @@ if ON_GPU and not ON_FAKE_GPU and (_why := why_no_gpu(int(DEVICE.removeprefix("c
     sys.exit(NO_DEVICE)
 
 
+def by_address(*hosts):
+    """The flag of a server to which callers from each of these addresses, such as "127.0.0.2" or "unix", are
+    a client of their own, and not the user who runs them."""
+    return "--trusted_proxies=" + ",".join(f"host:{host}" for host in hosts)
+
+
 class Server:
     """A server on DEVICE, on free ports and a Unix socket. Use as a context manager."""
 

@@ -475,7 +475,7 @@ class LimitsTest(unittest.TestCase):
 
     def test_quotas_are_per_client(self):
         with harness.Server("--client_sequences=2", "--client_kv_bytes=1048576",
-                            "--insecure_client_names") as server:
+                            harness.by_address("unix")) as server:
             with server.channel() as channel:
                 stub = harness.stub(channel)
                 mine = [self.create(stub).sequence_id for _ in range(2)]

@@ -5,7 +5,7 @@ import socket
 import struct
 
 import harness
-from harness import MIB, wait_until
+from harness import MIB, by_address, wait_until
 from raw_http2 import (ACK, DATA, END_HEADERS, END_STREAM, HEADERS, INITIAL_WINDOW_SIZE, MAX_FRAME,
                        PREFACE, SETTINGS, WINDOW_UPDATE, frame, literal)
 
@@ -108,12 +108,14 @@ class HeldStaging:
     requests of window_request's size or more wait for it, however long that takes. Use as a context
     manager."""
 
+    HOST = "127.0.0.3"  # another client than those of the test
     REPLY, REQUEST, STAGING = 20 << 10, 84 << 10, MIB
     FLAGS = (f"--staging_memory_bytes={STAGING}", f"--client_staging_bytes={STAGING}",
-             f"--max_message_bytes={MIB}", "--staging_wait_ms=3600000", "--reply_timeout_s=3600")
+             f"--max_message_bytes={MIB}", "--staging_wait_ms=3600000", "--reply_timeout_s=3600",
+             by_address(HOST))
 
     def __init__(self, server):
-        self._client = SilentClient(server.port, host="127.0.0.3")
+        self._client = SilentClient(server.port, host=self.HOST)
         replies = (self.STAGING - self.REQUEST) // self.REPLY + 1
         used = 'flashcore_staging_bytes{state="used"}'
         computed = 'flashcore_request_phase_seconds_count{phase="kernel"}'

@@ -14,7 +14,8 @@ from raw_http2 import WINDOW_UPDATE, frame
 from silent_client import SilentClient, window_request
 
 SERVICE = "/flashcore.v1.AttentionService/"
-ATTACKER = "127.0.0.2"  # another client than the one on the Unix socket
+ATTACKER = "127.0.0.2"
+BY_ADDRESS = harness.by_address(ATTACKER)  # it is another client than the one on the Unix socket
 USED = 'flashcore_staging_bytes{state="used"}'
 INFLIGHT = "flashcore_inflight_requests"
 UNREAD = 'flashcore_rejected_requests_total{reason="unread"}'
@@ -72,7 +73,7 @@ class SlowReaderTest(unittest.TestCase):
         self.check_unread_replies(clients=10, measured=True)
 
     def check_unread_replies(self, clients, measured=False):
-        with harness.Server(*SMALL_STAGING) as server, contextlib.ExitStack() as stack:
+        with harness.Server(BY_ADDRESS, *SMALL_STAGING) as server, contextlib.ExitStack() as stack:
             honest = Honest(server)
             quiet = honest.times()
             self.silent_clients(stack, server, clients, calls=90)
@@ -117,7 +118,7 @@ class SlowReaderTest(unittest.TestCase):
 
     def test_a_stream_that_is_not_read_in_time_ends(self):
         small = harness.small_request("r").SerializeToString()
-        with harness.Server("--reply_timeout_s=0.1") as server, \
+        with harness.Server(BY_ADDRESS, "--reply_timeout_s=0.1") as server, \
                 SilentClient(server.port, host=ATTACKER) as client:
             stream = client.open(SERVICE + "AttendStream")
             for _ in range(10):
@@ -131,7 +132,7 @@ class SlowReaderTest(unittest.TestCase):
 
     def test_lists_that_nobody_reads_are_refused(self):
         """Beyond a quarter of --unsent_reply_bytes."""
-        with harness.Server(f"--unsent_reply_bytes={4 * MIB}") as server, \
+        with harness.Server(BY_ADDRESS, f"--unsent_reply_bytes={4 * MIB}") as server, \
                 contextlib.ExitStack() as stack:
             honest = Honest(server)
             self.create(stack, server, 100)
@@ -150,7 +151,7 @@ class SlowReaderTest(unittest.TestCase):
     @unittest.skipIf(harness.SANITIZED, "it would measure the sanitizer's memory")
     def test_lists_that_nobody_reads_are_bounded(self):
         calls = 1000
-        with harness.Server() as server, contextlib.ExitStack() as stack:
+        with harness.Server(BY_ADDRESS) as server, contextlib.ExitStack() as stack:
             honest = Honest(server)
             for _ in range(300):  # of the address that lists
                 honest.stub.Attend(honest.request)
@@ -191,7 +192,7 @@ class SlowReaderTest(unittest.TestCase):
         """The windows are open, but the socket is not read."""
         reply_bytes = 32 * MIB
         echo = b"\x08" + varint(reply_bytes)  # an EchoRequest
-        with harness.Server("--drain_timeout_s=1", "--enable_echo") as server, \
+        with harness.Server(BY_ADDRESS, "--drain_timeout_s=1", "--enable_echo") as server, \
                 SilentClient(server.port, window=(1 << 31) - 1, host=ATTACKER) as client:
             client.connection.sendall(frame(WINDOW_UPDATE, 0, 0, (1 << 30).to_bytes(4, "big")))
             for _ in range(3):

@@ -107,7 +107,7 @@ class Tenants:
     """A server with two clients: one over TCP, one over the Unix socket."""
 
     def __init__(self, *flags):
-        self.server = harness.Server(*flags)
+        self.server = harness.Server(harness.by_address("unix"), *flags)
         self.channels = [self.server.channel(),
                          self.server.channel(f"unix:{self.server.socket}")]
         self.first, self.second = (harness.stub(channel) for channel in self.channels)

@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
@@ -27,7 +28,9 @@ namespace {
 
 using testing::WaitUntil;
 
-const std::string kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+// What an HTTP/2 client sends first, with an empty SETTINGS frame.
+const std::string kPreface =
+    std::string("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") + std::string("\0\0\0\4\0\0\0\0\0", 9);
 
 class Client {
  public:
@@ -79,7 +82,7 @@ class AcceptLoopTest : public ::testing::Test {
       served_.push_back(std::move(connection));
     };
     std::vector<AcceptLoop::Listener> listeners;
-    listeners.push_back({"test", std::move(listening), serve});
+    listeners.push_back({"test", /*tls=*/false, std::move(listening), serve});
     loop_ = std::make_unique<AcceptLoop>(options, std::move(listeners), count_.get(), &by_client_,
                                          &metrics_, &clock_);
   }
@@ -121,14 +124,44 @@ class AcceptLoopTest : public ::testing::Test {
 
 TEST_F(AcceptLoopTest, ServesAConnectionOnceItHasSentThePreface) {
   Start({});
-  Client half(address_, kPreface.substr(0, 23));
+  Client half(address_, kPreface.substr(0, 32));
   Client whole(address_, kPreface);
   EXPECT_TRUE(WaitUntil([&] { return served() == 1; }));
-  EXPECT_TRUE(half.Send(kPreface.substr(23)));
+  EXPECT_TRUE(half.Send(kPreface.substr(32)));
   EXPECT_TRUE(WaitUntil([&] { return served() == 2; }));
   EXPECT_EQ(metrics_.connections.Value(), 2);
   EndFirst();
   EXPECT_TRUE(WaitUntil([&] { return metrics_.connections.Value() == 1; }));
+}
+
+TEST_F(AcceptLoopTest, HoldsAConnectionUntilItsSettingsAreThere) {
+  Start({});
+  std::string settings = kPreface + std::string(6, '\0');  // one setting
+  settings[26] = 6;
+  Client half(address_, settings.substr(0, settings.size() - 1));
+  Client whole(address_, settings);
+  EXPECT_TRUE(WaitUntil([&] { return served() == 1; }));
+  EXPECT_TRUE(half.Send(settings.substr(settings.size() - 1)));
+  EXPECT_TRUE(WaitUntil([&] { return served() == 2; }));
+}
+
+TEST_F(AcceptLoopTest, HandsOverWhatIsNotHttp2) {
+  Start({});
+  const Client client(address_, "GET / HTTP/1.1\r\nHost: x\r\n");  // gRPC refuses it
+  EXPECT_TRUE(WaitUntil([&] { return served() == 1; }));
+}
+
+TEST_F(AcceptLoopTest, TellsWhoIsAtTheOtherEndUntilTheConnectionEnds) {
+  Start({});
+  const Client client(address_, kPreface);
+  ASSERT_TRUE(WaitUntil([&] { return served() == 1; }));
+  const std::string name = DescriptorName(SocketOf(0));
+  const absl::StatusOr<Peer> peer = by_client_.Find(name);
+  ASSERT_TRUE(peer.ok()) << peer.status();
+  EXPECT_EQ(peer->user.value_or(geteuid()), geteuid());  // a sandbox may forbid to ask
+  EXPECT_TRUE(absl::StartsWith(peer->address, "ipv4:127.0.0.1:")) << peer->address;
+  EndFirst();
+  EXPECT_TRUE(WaitUntil([&] { return absl::IsUnavailable(by_client_.Find(name).status()); }));
 }
 
 TEST_F(AcceptLoopTest, ClosesASilentConnectionInTime) {

@@ -88,7 +88,7 @@ class BytePathTest : public ::testing::Test {
     engine.sequences.superblock_bytes = size_t{256} << 10;
     fleet_ = std::make_unique<Fleet>(engine, std::move(devices), &clock_, metrics_.get());
     context_.reset(new RpcContext{
-        metrics_.get(), &clock_, Authenticator({}, metrics_.get()),
+        metrics_.get(), &clock_, Authenticator({}, nullptr, metrics_.get()),
         ConnectionCount(/*limit=*/1, &metrics_->connections, &metrics_->local_connections),
         ClientConnections(/*limit=*/0)});
     auto server = Server::Start(options, fleet_.get(), metrics_.get());

@@ -1,13 +1,15 @@
-#include "server/transport/client_connections.h"
+#include "server/transport/access/client_connections.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
+#include <unistd.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "flashcore/v1/attention.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "grpcpp/create_channel.h"
@@ -20,26 +22,17 @@
 namespace flashcore::server {
 namespace {
 
-SocketAddress Peer(int port) {
-  SocketAddress address;
-  auto* v4 = reinterpret_cast<sockaddr_in*>(&address.storage);
-  v4->sin_family = AF_INET;
-  v4->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  v4->sin_port = htons(static_cast<uint16_t>(port));
-  address.size = sizeof(sockaddr_in);
-  return address;
-}
-
 TEST(ClientConnectionsTest, AConnectionCountsOncePerClientUntilItEnds) {
   ClientConnections connections(1);
-  for (const int port : {1, 2}) connections.Open(Peer(port));
-  EXPECT_TRUE(connections.Use("ipv4:127.0.0.1:1", "alice").ok());
-  EXPECT_TRUE(connections.Use("ipv4:127.0.0.1:1", "alice").ok());
-  EXPECT_TRUE(connections.Use("ipv4:127.0.0.1:1", "bob").ok());
-  EXPECT_TRUE(absl::IsResourceExhausted(connections.Use("ipv4:127.0.0.1:2", "alice")));
-  EXPECT_TRUE(connections.Use("ipv4:127.0.0.1:2", "carol").ok());
-  connections.Close(Peer(1));
-  EXPECT_TRUE(connections.Use("ipv4:127.0.0.1:2", "alice").ok());
+  const uint64_t first = connections.Open("fd:1", {});
+  connections.Open("fd:2", {});
+  EXPECT_TRUE(connections.Use("fd:1", "alice").ok());
+  EXPECT_TRUE(connections.Use("fd:1", "alice").ok());
+  EXPECT_TRUE(connections.Use("fd:1", "bob").ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(connections.Use("fd:2", "alice")));
+  EXPECT_TRUE(connections.Use("fd:2", "carol").ok());
+  connections.Close("fd:1", first);
+  EXPECT_TRUE(connections.Use("fd:2", "alice").ok());
 }
 
 TEST(ClientConnectionsTest, AnUnknownConnectionDoesNotCount) {
@@ -47,7 +40,30 @@ TEST(ClientConnectionsTest, AnUnknownConnectionDoesNotCount) {
   for (const char* peer : {"unix:", "ipv4:127.0.0.1:9", "inproc"}) {
     EXPECT_TRUE(connections.Use(peer, "alice").ok());
   }
-  connections.Close(Peer(9));
+  connections.Close("ipv4:127.0.0.1:9", 9);
+}
+
+TEST(ClientConnectionsTest, KnowsWhoIsAtTheOtherEndUntilTheConnectionEnds) {
+  ClientConnections connections(1);
+  const uint64_t first = connections.Open("fd:1", {"unix:", uid_t{7}});
+  EXPECT_EQ(connections.Find("fd:1")->user, uid_t{7});
+  EXPECT_EQ(connections.Find("fd:1")->address, "unix:");
+  connections.Close("fd:1", first);
+  EXPECT_TRUE(absl::IsUnavailable(connections.Find("fd:1").status()));
+  EXPECT_EQ(connections.Find("inproc")->address, "inproc");
+  EXPECT_EQ(connections.Find("inproc")->user, std::nullopt);
+}
+
+// gRPC closes its descriptor, and the next connection gets it, before the end of the first is seen.
+TEST(ClientConnectionsTest, ANameThatIsTakenAgainIsTheNewConnections) {
+  ClientConnections connections(1);
+  const uint64_t first = connections.Open("fd:1", {"unix:", uid_t{7}});
+  EXPECT_TRUE(connections.Use("fd:1", "alice").ok());
+  connections.Open("fd:1", {"unix:", uid_t{8}});
+  connections.Open("fd:2", {});
+  EXPECT_TRUE(connections.Use("fd:2", "alice").ok());  // the first does not count any more
+  connections.Close("fd:1", first);
+  EXPECT_EQ(connections.Find("fd:1")->user, uid_t{8});
 }
 
 // Through gRPC, which names the peers.
@@ -56,6 +72,9 @@ class ClientConnectionsRpcTest : public ::testing::TestWithParam<const char*> {
   void SetUp() override {
     Server::Options options = testing::ServerOptions();
     options.listen = {GetParam()};
+    if (options.listen[0] == "unix") {
+      options.listen[0] = absl::StrCat("unix:", ::testing::TempDir(), "/connections.", getpid());
+    }
     options.connections.max_per_client = 2;
     metrics_ = std::make_unique<Metrics>(testing::FakeMetricsOptions(Server::Methods(options)));
     std::vector<std::unique_ptr<Device>> devices;
@@ -109,10 +128,13 @@ TEST_P(ClientConnectionsRpcTest, RefusesCallsOnOneConnectionTooMany) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Addresses, ClientConnectionsRpcTest,
-                         ::testing::Values("127.0.0.1:0", "[::1]:0", "0.0.0.0:0"),
+                         ::testing::Values("127.0.0.1:0", "[::1]:0", "0.0.0.0:0", "unix"),
                          [](const auto& param) {
                            const std::string address = param.param;
-                           return address[0] == '[' ? "v6" : address[0] == '0' ? "any" : "v4";
+                           return address[0] == '['   ? "v6"
+                                  : address[0] == '0' ? "any"
+                                  : address[0] == '1' ? "v4"
+                                                      : "unix";
                          });
 
 }  // namespace

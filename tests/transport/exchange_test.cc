@@ -66,7 +66,7 @@ class ExchangeTest : public ::testing::Test {
   Metrics metrics_{testing::FakeMetricsOptions({{"Service", "Attend", "unary", "grpc", true}})};
   RpcMetrics* const rpc_ = metrics_.Rpc("Service", "Attend");
   RpcContext context_{
-      &metrics_, &clock_, Authenticator({}, &metrics_),
+      &metrics_, &clock_, Authenticator({}, nullptr, &metrics_),
       ConnectionCount(/*limit=*/1, &metrics_.connections, &metrics_.local_connections),
       ClientConnections(0)};
   std::unique_ptr<Fleet> fleet_;

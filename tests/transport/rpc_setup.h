@@ -7,12 +7,15 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "flashcore/v1/attention.pb.h"
+#include "server/transport/access/peer_user.h"
 #include "server/transport/server.h"
+#include "tests/transport/loopback_connection.h"
 
 namespace flashcore::server::testing {
 
@@ -41,7 +44,11 @@ template <typename Condition>
 }
 
 // Who the tests are to the server, over TCP.
-inline const Identity kLoopback = {"host:127.0.0.1", {}};
+inline const Identity kLoopback = [] {
+  const LoopbackConnection connection("127.0.0.1");
+  const std::optional<uid_t> user = PeerUsers().UserOf(connection.server.get(), connection.peer);
+  return Identity{user.has_value() ? "uid:" + std::to_string(*user) : "host:127.0.0.1", {}};
+}();
 
 inline Server::Options ServerOptions() {
   Server::Options options;

@@ -1,12 +1,8 @@
 #include "server/transport/access/authenticator.h"
 
 #include <grpc/grpc_security_constants.h>
-#include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -16,6 +12,7 @@
 #include "absl/strings/strip.h"
 #include "server/telemetry/log.h"
 #include "server/transport/access/forwarded_client.h"
+#include "server/transport/access/peer_user.h"
 
 namespace flashcore::server {
 namespace {
@@ -48,60 +45,55 @@ bool CanBeName(absl::string_view name) {
                       [](unsigned char c) { return absl::ascii_iscntrl(c); });
 }
 
-// "10.0.0.1" of the peer "ipv4:10.0.0.1:4711", "[::1]" of "ipv6:%5B::1%5D:4711".
-std::string Host(const grpc::ServerContextBase& context) {
-  if (IsLocal(context)) return "unix";
-  const std::string peer = context.peer();
-  absl::string_view host = absl::string_view(peer).substr(0, peer.rfind(':'));
+bool IsUnix(absl::string_view address) { return absl::StartsWith(address, "unix"); }
+
+// "10.0.0.1" of the address "ipv4:10.0.0.1:4711", "[::1]" of "ipv6:%5B::1%5D:4711".
+std::string Host(absl::string_view address) {
+  if (IsUnix(address)) return "unix";
+  absl::string_view host = address.substr(0, address.rfind(':'));
   if (!absl::ConsumePrefix(&host, "ipv4:")) absl::ConsumePrefix(&host, "ipv6:");
   return absl::StrReplaceAll(host, {{"%5B", "["}, {"%5D", "]"}, {"%25", "%"}});
 }
 
-// What the kernel reports for users that are not in the user namespace of this process.
-uid_t OverflowUid() {
-  static const uid_t uid = [] {
-    uid_t configured = 0;
-    std::ifstream file("/proc/sys/kernel/overflowuid");
-    return file >> configured ? configured : 65534;
-  }();
-  return uid;
-}
-
 }  // namespace
 
-absl::StatusOr<Identity> Authenticator::Identify(const Context& context) const {
-  absl::StatusOr<Identity> identity = Direct(context);
+absl::StatusOr<Identity> Authenticator::Identify(const Context& call) const {
+  const absl::StatusOr<Peer> peer = connections_->Find(call.peer());
+  if (!peer.ok()) return peer.status();
+  const Caller caller{call, *peer};
+  absl::StatusOr<Identity> identity = Direct(caller);
   if (!identity.ok() || !Trusts(identity->name)) return identity;
-  return Forwarded(context, *std::move(identity));
+  return Forwarded(caller, *std::move(identity));
 }
 
-absl::StatusOr<Identity> Authenticator::Direct(const Context& context) const {
+absl::StatusOr<Identity> Authenticator::Direct(const Caller& caller) const {
   const std::shared_ptr<const TokenTable> tokens = this->tokens();
-  const bool sends_token = tokens != nullptr && context.client_metadata().count("authorization");
-  if (sends_token) return ByToken(context, *tokens);
-  if (options_.client_certificates && !IsLocal(context)) return ByCertificate(context);
-  if (tokens == nullptr) return ByAddress(context);
-  return Refuse(context, Unauthenticated::kNoToken,
+  const bool sends_token =
+      tokens != nullptr && caller.call.client_metadata().count("authorization");
+  if (sends_token) return ByToken(caller, *tokens);
+  if (options_.client_certificates && !IsUnix(caller.peer.address)) return ByCertificate(caller);
+  if (tokens == nullptr) return ByAddress(caller);
+  return Refuse(caller, Unauthenticated::kNoToken,
                 "authorization: no bearer token; this server asks for one");
 }
 
-absl::StatusOr<Identity> Authenticator::ByToken(const Context& context,
+absl::StatusOr<Identity> Authenticator::ByToken(const Caller& caller,
                                                 const TokenTable& tokens) const {
-  const std::string header = *Metadata(context, "authorization");
+  const std::string header = *Metadata(caller.call, "authorization");
   if (!absl::StartsWithIgnoreCase(header, "Bearer ")) {
-    return Refuse(context, Unauthenticated::kBadToken, "authorization: want 'Bearer TOKEN'");
+    return Refuse(caller, Unauthenticated::kBadToken, "authorization: want 'Bearer TOKEN'");
   }
   const absl::string_view token =
       absl::StripAsciiWhitespace(absl::string_view(header).substr(sizeof("Bearer")));
   const TokenTable::Entry* entry = tokens.Find(DigestOf(token));
   if (entry == nullptr) {
-    return Refuse(context, Unauthenticated::kBadToken, "authorization: the token is not valid");
+    return Refuse(caller, Unauthenticated::kBadToken, "authorization: the token is not valid");
   }
   return Identity{absl::StrCat("token:", entry->name), entry->groups, entry->digest};
 }
 
-absl::StatusOr<Identity> Authenticator::ByCertificate(const Context& context) const {
-  const std::shared_ptr<const grpc::AuthContext> auth = context.auth_context();
+absl::StatusOr<Identity> Authenticator::ByCertificate(const Caller& caller) const {
+  const std::shared_ptr<const grpc::AuthContext> auth = caller.call.auth_context();
   std::string name;
   if (auth != nullptr && auth->IsPeerAuthenticated()) {
     for (const char* property :
@@ -110,18 +102,22 @@ absl::StatusOr<Identity> Authenticator::ByCertificate(const Context& context) co
     }
   }
   if (!CanBeName(name)) {
-    return Refuse(context, Unauthenticated::kBadCertificate,
+    return Refuse(caller, Unauthenticated::kBadCertificate,
                   "the client certificate has no URI, DNS name or CN of at most 512 bytes without "
                   "control characters");
   }
   return Identity{absl::StrCat("cert:", name), {}};
 }
 
-absl::StatusOr<Identity> Authenticator::ByAddress(const Context& context) const {
-  Identity identity{absl::StrCat("host:", Host(context)), {}};
+absl::StatusOr<Identity> Authenticator::ByAddress(const Caller& caller) const {
+  Identity identity{absl::StrCat("host:", Host(caller.peer.address)), {}};
+  // An address that is trusted as a proxy's stays one, whoever runs the proxy.
+  if (caller.peer.user.has_value() && !Trusts(identity.name)) {
+    identity.name = absl::StrCat("uid:", *caller.peer.user);
+  }
   if (!options_.insecure_client_names) return identity;
-  const auto metadata = context.client_metadata().find(kNameKey);
-  if (metadata == context.client_metadata().end()) return identity;
+  const auto metadata = caller.call.client_metadata().find(kNameKey);
+  if (metadata == caller.call.client_metadata().end()) return identity;
   const absl::string_view name(metadata->second.data(), metadata->second.size());
   if (name.size() > kMaxNameBytes || !std::all_of(name.begin(), name.end(), [](unsigned char c) {
         return absl::ascii_isprint(c);
@@ -133,11 +129,11 @@ absl::StatusOr<Identity> Authenticator::ByAddress(const Context& context) const 
   return identity;
 }
 
-absl::StatusOr<Identity> Authenticator::Forwarded(const Context& context, Identity proxy) const {
-  const std::optional<std::string> header = Metadata(context, kForwardedKey);
+absl::StatusOr<Identity> Authenticator::Forwarded(const Caller& caller, Identity proxy) const {
+  const std::optional<std::string> header = Metadata(caller.call, kForwardedKey);
   if (!header.has_value()) return proxy;
   const auto refuse = [&](absl::string_view error) {
-    return Refuse(context, Unauthenticated::kBadForwardedCert, error);
+    return Refuse(caller, Unauthenticated::kBadForwardedCert, error);
   };
   const absl::StatusOr<std::vector<ForwardedClient>> clients = ParseForwardedClients(*header);
   if (!clients.ok()) return refuse(clients.status().message());
@@ -160,19 +156,18 @@ bool Authenticator::Trusts(absl::string_view name) const {
 }
 
 absl::StatusOr<Identity> Authenticator::IdentifyLocal(int connection) const {
-  ucred user = {};
-  socklen_t size = sizeof(user);
-  if (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &user, &size) != 0) {
-    return absl::InternalError(absl::StrCat("SO_PEERCRED: ", std::strerror(errno)));
+  const std::optional<uid_t> user = UnixPeerUser(connection);
+  if (!user.has_value()) {
+    return absl::InternalError("the kernel does not say which user has connected");
   }
-  std::string name = absl::StrCat("uid:", user.uid);
-  if (user.uid != OverflowUid() || options_.allow_overflow_uid) {
+  std::string name = absl::StrCat("uid:", *user);
+  if (*user != OverflowUid() || options_.allow_overflow_uid) {
     return Identity{std::move(name), {}};
   }
   return RefusePeer(name, Unauthenticated::kOverflowUid,
                     absl::StrCat("the server cannot tell which user this is: its user namespace "
                                  "maps the process's uid to the overflow uid, ",
-                                 user.uid, ", and --local_allow_overflow_uid is not set"));
+                                 *user, ", and --local_allow_overflow_uid is not set"));
 }
 
 absl::Status Authenticator::RefusePeer(absl::string_view peer, Unauthenticated reason,
@@ -214,10 +209,6 @@ absl::Status Authenticator::CheckStillValid(const Identity& identity) const {
 std::shared_ptr<const TokenTable> Authenticator::tokens() const {
   MutexLock lock(&mutex_);
   return tokens_;
-}
-
-bool IsLocal(const grpc::ServerContextBase& context) {
-  return absl::StartsWith(context.peer(), "unix");
 }
 
 }  // namespace flashcore::server

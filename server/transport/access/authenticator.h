@@ -14,6 +14,7 @@
 #include "server/base/mutex.h"
 #include "server/request/identity.h"
 #include "server/telemetry/metrics.h"
+#include "server/transport/access/client_connections.h"
 #include "server/transport/access/token_file.h"
 
 namespace flashcore::server {
@@ -22,9 +23,10 @@ namespace flashcore::server {
 //   token:NAME         the bearer token, by the token file
 //   cert:NAME          the verified client certificate: its first URI, else its first DNS name,
 //                      else its CN. Also of a certificate that a trusted proxy has verified.
-//   host:ADDRESS       the address without its port; every Unix socket is "unix"
 //   name:NAME          what the caller calls itself, if that is allowed
-//   uid:NUMBER         the user of the process at the other end of the local socket
+//   uid:NUMBER         the user of this host who made the connection, if the kernel says; always on
+//                      the local socket
+//   host:ADDRESS       otherwise the address without its port; every Unix socket is "unix"
 // A token that is sent counts, also beside a certificate. Once there are tokens, a caller without a
 // token and a certificate is refused.
 // Thread-safe.
@@ -41,13 +43,14 @@ class Authenticator {
     std::vector<std::string> trusted_proxies;
   };
 
-  // `metrics` outlives this.
-  Authenticator(Options options, Metrics* metrics)
-      : options_(std::move(options)), metrics_(metrics) {}
+  // `connections`, which knows who is at their other end, and `metrics` outlive this.
+  Authenticator(Options options, const ClientConnections* connections, Metrics* metrics)
+      : options_(std::move(options)), connections_(connections), metrics_(metrics) {}
 
   // UNAUTHENTICATED, counted and logged, unless it is known who calls. INVALID_ARGUMENT if the name
-  // that a caller gives itself is too long or not printable.
-  absl::StatusOr<Identity> Identify(const grpc::ServerContextBase& context) const;
+  // that a caller gives itself is too long or not printable. UNAVAILABLE if the connection has
+  // ended.
+  absl::StatusOr<Identity> Identify(const grpc::ServerContextBase& call) const;
 
   // Who is at the other end of the local socket `connection`. UNAUTHENTICATED, counted and logged,
   // for the overflow uid, unless Options allow it.
@@ -62,32 +65,33 @@ class Authenticator {
 
  private:
   using Context = grpc::ServerContextBase;
+  struct Caller {
+    const Context& call;
+    const Peer& peer;
+  };
 
-  // Who calls, by token, certificate or address.
-  absl::StatusOr<Identity> Direct(const Context& context) const;
-  absl::StatusOr<Identity> ByToken(const Context& context, const TokenTable& tokens) const;
-  absl::StatusOr<Identity> ByCertificate(const Context& context) const;
-  absl::StatusOr<Identity> ByAddress(const Context& context) const;
+  // Who calls, by token, certificate, user or address.
+  absl::StatusOr<Identity> Direct(const Caller& caller) const;
+  absl::StatusOr<Identity> ByToken(const Caller& caller, const TokenTable& tokens) const;
+  absl::StatusOr<Identity> ByCertificate(const Caller& caller) const;
+  absl::StatusOr<Identity> ByAddress(const Caller& caller) const;
   // Whom the trusted proxy `proxy` calls for; itself if it does not say.
-  absl::StatusOr<Identity> Forwarded(const Context& context, Identity proxy) const;
+  absl::StatusOr<Identity> Forwarded(const Caller& caller, Identity proxy) const;
   bool Trusts(absl::string_view name) const;
   // Counts and logs, and returns UNAUTHENTICATED.
-  absl::Status Refuse(const Context& context, Unauthenticated reason,
-                      absl::string_view error) const {
-    return RefusePeer(context.peer(), reason, error);
+  absl::Status Refuse(const Caller& caller, Unauthenticated reason, absl::string_view error) const {
+    return RefusePeer(caller.peer.address, reason, error);
   }
   absl::Status RefusePeer(absl::string_view peer, Unauthenticated reason,
                           absl::string_view error) const;
   std::shared_ptr<const TokenTable> tokens() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Options options_;
+  const ClientConnections* const connections_;
   Metrics* const metrics_;
   mutable Mutex mutex_;
   std::shared_ptr<const TokenTable> tokens_ ABSL_GUARDED_BY(mutex_);  // null: none are needed
 };
-
-// Whether the client calls over a Unix socket, and so is on this host.
-bool IsLocal(const grpc::ServerContextBase& context);
 
 }  // namespace flashcore::server
 

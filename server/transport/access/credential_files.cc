@@ -74,7 +74,7 @@ absl::StatusOr<std::unique_ptr<CredentialFiles>> CredentialFiles::Start(
 std::shared_ptr<grpc::ServerCredentials> CredentialFiles::CredentialsFor(
     const std::string& address) {
   if (certificates_ == nullptr || absl::StartsWith(address, "unix:")) {
-    return grpc::InsecureServerCredentials();
+    return nullptr;
   }
   return given_.emplace_back(MakeTlsCredentials(certificates_));
 }

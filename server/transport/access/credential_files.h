@@ -40,7 +40,8 @@ class CredentialFiles {
       Options options, Metrics* metrics, const Clock* clock,
       std::function<void(TokenTable)> on_tokens);
 
-  // For one address that clients connect to: plaintext for "unix:path" or without a certificate.
+  // For one address that clients connect to. Null, plaintext, for "unix:path" or without a
+  // certificate.
   // This must outlive the gRPC server. Not thread-safe.
   std::shared_ptr<grpc::ServerCredentials> CredentialsFor(const std::string& address);
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,15 +11,28 @@
 #include <cerrno>
 #include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/string_view.h"
 #include "server/telemetry/log.h"
 
 namespace flashcore::server {
 namespace {
 
-// The fixed first bytes of HTTP/2; a TLS ClientHello is longer.
-constexpr size_t kFirstBytes = 24;
+// What every HTTP/2 client sends first: this, and a SETTINGS frame, whose header is its length in 3
+// bytes, its type, flags and the number of a stream. A TLS ClientHello is longer than the preface.
+constexpr absl::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+constexpr size_t kFrameHeader = 9;
 
 constexpr std::chrono::milliseconds kFloodCheckInterval(50);
+
+// How many bytes a client sends before gRPC gets the connection, as far as its first ones, `start`,
+// tell. With TLS, gRPC itself limits the time of the handshake.
+size_t BytesBeforeHandOver(absl::string_view start, bool tls) {
+  if (tls || !absl::StartsWith(start, kPreface)) return kPreface.size();
+  if (start.size() < kPreface.size() + kFrameHeader) return kPreface.size() + kFrameHeader;
+  const auto byte = [&](size_t i) { return static_cast<uint8_t>(start[kPreface.size() + i]); };
+  return kPreface.size() + kFrameHeader + (size_t{byte(0)} << 16 | size_t{byte(1)} << 8 | byte(2));
+}
 
 void Watch(int epoll, int operation, int socket, uint32_t events) {
   epoll_event event = {};
@@ -107,8 +121,8 @@ void AcceptLoop::Admit(const Listener& listener, FileDescriptor socket, const So
   ++per_host_[host];
   Connection& connection = connections_[number];
   connection.socket = std::move(socket);
-  connection.peer = peer;
-  by_client_->Open(peer);
+  connection.peer.address = PeerAddress(peer);
+  if (!listener.tls) connection.peer.user = users_.UserOf(number, peer);
   connection.host = std::move(host);
   connection.listener = &listener;
   connection.deadline = clock_->Now() + options_.first_bytes_within;
@@ -148,9 +162,15 @@ void AcceptLoop::OnEvent(int socket, uint32_t events) {
   Connection& connection = found->second;
   if ((events & EPOLLHUP) != 0) return Close(socket);
   if (connection.waiting == silent_.end()) return;
-  char first[kFirstBytes];
+  char first[kPreface.size() + kFrameHeader];
   const ssize_t bytes = recv(socket, first, sizeof(first), MSG_PEEK | MSG_DONTWAIT);
-  if (bytes == static_cast<ssize_t>(kFirstBytes)) return HandOver(&connection);
+  if (bytes > 0) {
+    const absl::string_view start(first, static_cast<size_t>(bytes));
+    int readable = 0;
+    ioctl(socket, FIONREAD, &readable);
+    const size_t wanted = BytesBeforeHandOver(start, connection.listener->tls);
+    if (static_cast<size_t>(readable) >= wanted) return HandOver(&connection);
+  }
   const bool ended = (events & EPOLLRDHUP) != 0 || bytes == 0 || (bytes < 0 && errno != EAGAIN);
   if (ended) Close(socket);
 }
@@ -163,6 +183,9 @@ void AcceptLoop::HandOver(Connection* connection) {
   }
   silent_.erase(connection->waiting);
   connection->waiting = silent_.end();
+  connection->name =
+      connection->listener->tls ? connection->peer.address : DescriptorName(second.get());
+  connection->number = by_client_->Open(connection->name, connection->peer);
   // From now on only its end, which epoll always reports.
   Watch(epoll_.get(), EPOLL_CTL_MOD, connection->socket.get(), EPOLLET);
   StartServing(connection->listener->serve, std::move(second));
@@ -231,7 +254,7 @@ void AcceptLoop::Close(int socket) {
   const auto found = connections_.find(socket);
   Connection& connection = found->second;
   if (connection.waiting != silent_.end()) silent_.erase(connection.waiting);
-  by_client_->Close(connection.peer);
+  by_client_->Close(connection.name, connection.number);
   const auto of_host = per_host_.find(connection.host);
   if (--of_host->second == 0) per_host_.erase(of_host);
   // gRPC may have its descriptor of this socket for a moment longer. Until then epoll would report

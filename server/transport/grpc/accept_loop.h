@@ -20,14 +20,18 @@
 #include "server/base/mutex.h"
 #include "server/base/socket.h"
 #include "server/telemetry/metrics.h"
-#include "server/transport/client_connections.h"
+#include "server/transport/access/client_connections.h"
+#include "server/transport/access/peer_user.h"
 #include "server/transport/connection_count.h"
 
 namespace flashcore::server {
 
-// A connection is held until it has sent as much as every HTTP/2 client sends at once. So
-// connections that send nothing cost gRPC nothing, and they make room for new ones when a limit is
-// reached. Owns one thread.
+// A connection is held until it has begun HTTP/2 or TLS. So connections that send nothing cost gRPC
+// nothing, and they make room for new ones when a limit is reached. Owns one thread.
+//
+// gRPC says on which connection a call came only by a name. Without TLS that is the number of the
+// descriptor that it got, and ClientConnections has the user at the other end. A connection with
+// TLS has an address, which another connection may have soon after, so no user goes with it.
 //
 // The loop keeps a second descriptor of each connection, to learn that gRPC has closed it: gRPC
 // shuts a socket down before it closes its own descriptor.
@@ -54,6 +58,7 @@ class AcceptLoop {
 
   struct Listener {
     std::string address;  // for messages
+    bool tls = false;
     FileDescriptor socket;
     Serve serve;
   };
@@ -69,8 +74,10 @@ class AcceptLoop {
  private:
   struct Connection {
     FileDescriptor socket;
-    SocketAddress peer;
+    Peer peer;
     std::string host;
+    std::string name;     // in ClientConnections, once it is handed over
+    uint64_t number = 0;  // as above
     const Listener* listener = nullptr;
     TimePoint deadline;                // of the first bytes
     std::list<int>::iterator waiting;  // in silent_; its end once the connection is handed over
@@ -107,6 +114,7 @@ class AcceptLoop {
   // Of the loop's thread.
   TimePoint next_flood_check_;
   Acceptor acceptor_;
+  const PeerUsers users_;
   std::unordered_map<int, Connection> connections_;  // by socket
   std::list<int> silent_;                            // sockets that have sent nothing, oldest first
   std::unordered_map<std::string, int> per_host_;
