@@ -2,14 +2,15 @@
 
 Needs the checkout, and the packages of deploy/packages.sh. Environment variables:
 
-  FLASHCORE_BUILD_DIR           a build folder whose flashcore-server and flashcore to pack. Without it, CMake
-                                builds both in build-wheel/
-  FLASHCORE_CUDA_ARCHITECTURES  CMake's CUDA architectures of that build, where there is a CUDA compiler
+  FLASHCORE_BUILD_DIR  a build folder whose flashcore-server and flashcore to pack. Without it, CMake builds
+                       both in build-wheel/, with CUDA kernels where there is a CUDA compiler
+  CMAKE_ARGS           more options of CMake for that build, such as -DCMAKE_CUDA_ARCHITECTURES=90-real
 """
 
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -51,8 +52,8 @@ def build_folder() -> pathlib.Path:
                 sys.exit(f"setup.py: FLASHCORE_BUILD_DIR={given} has no {program}: build it there first")
         return pathlib.Path(given)
     folder = ROOT / "build-wheel"
-    architectures = os.environ.get("FLASHCORE_CUDA_ARCHITECTURES", CUDA_ARCHITECTURES)
-    options = ["-B", folder, f"-DCMAKE_CUDA_ARCHITECTURES={architectures}"]
+    options = ["-B", folder, f"-DCMAKE_CUDA_ARCHITECTURES={CUDA_ARCHITECTURES}",
+               *shlex.split(os.environ.get("CMAKE_ARGS", ""))]
     subprocess.run(["cmake", "--preset", "image", *options], check=True, cwd=ROOT)
     targets = [pathlib.Path(program).name for program in PROGRAMS]
     subprocess.run(["cmake", "--build", folder, "--target", *targets], check=True)
