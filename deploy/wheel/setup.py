@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.build_py import build_py
 
 try:
@@ -35,6 +35,9 @@ BUNDLED = """\
 The shared libraries in lib/, the Debian or Ubuntu packages that they come from, and the versions of these.
 licences/PACKAGE has the copyright and licence of a package; the other files there are licences that it names.
 
+"""
+BUNDLED_CUDA = """
+The CUDA runtime is linked into bin/flashcore-server. Its licence: https://docs.nvidia.com/cuda/eula
 """
 
 
@@ -92,9 +95,10 @@ def write_licences(folder: pathlib.Path, libraries: dict) -> None:
               + ", ".join(strangers), file=sys.stderr)
     packages = sorted({*owners.values(), *HEADERS}) if owners else []
     versions = run("dpkg-query", "-W", "-f", "${Package} ${Version}\n", *packages) if packages else ""
-    folder.joinpath("BUNDLED").write_text(BUNDLED + "\n".join(sorted(lines)) + "\n\n" + versions)
+    cuda = b".nv_fatbin" in folder.joinpath("bin", "flashcore-server").read_bytes()
+    folder.joinpath("BUNDLED").write_text(
+        BUNDLED + "\n".join(sorted(lines)) + "\n\n" + versions + (BUNDLED_CUDA if cuda else ""))
     licences = folder / "licences"
-    licences.mkdir()
     common = set()
     for package in packages:
         copyright_file = pathlib.Path("/usr/share/doc", package, "copyright")
@@ -112,12 +116,12 @@ class BuildPy(build_py):
         if getattr(self, "editable_mode", False):
             sys.exit("setup.py: an editable install would have no programs: install without -e")
         package = pathlib.Path(self.build_lib, "flashcore_server")
-        for name in ("bin", "lib", "licences"):
-            shutil.rmtree(package / name, ignore_errors=True)  # of an earlier build
         programs = [build_folder() / program for program in PROGRAMS]
         libraries = shared_libraries(programs)
-        for name, sources in (("bin", {path.name: path for path in programs}), ("lib", libraries)):
+        for name in ("bin", "lib", "licences"):
+            shutil.rmtree(package / name, ignore_errors=True)  # of an earlier build
             package.joinpath(name).mkdir()
+        for name, sources in (("bin", {path.name: path for path in programs}), ("lib", libraries)):
             for file, source in sources.items():
                 shutil.copy(source, package / name / file)
         copies = [package / "bin" / path.name for path in programs]
@@ -128,11 +132,12 @@ class BuildPy(build_py):
         write_licences(package, libraries)
 
 
-class BdistWheel(bdist_wheel):
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.root_is_pure = False
+class PlatformDistribution(Distribution):
+    def has_ext_modules(self) -> bool:
+        return True  # programs belong to a platform as extensions do
 
+
+class BdistWheel(bdist_wheel):
     def get_tag(self) -> tuple:
         """The programs need no Python of a version, and the glibc of the newest symbol that they import."""
         package = pathlib.Path(self.get_finalized_command("build_py").build_lib, "flashcore_server")
@@ -142,4 +147,5 @@ class BdistWheel(bdist_wheel):
 
 
 version = re.search(r"^project\(flashcore VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text(), re.MULTILINE)
-setup(version=version.group(1), cmdclass={"build_py": BuildPy, "bdist_wheel": BdistWheel})
+setup(version=version.group(1), distclass=PlatformDistribution,
+      cmdclass={"build_py": BuildPy, "bdist_wheel": BdistWheel})
