@@ -7,13 +7,13 @@ BUILD_PACKAGES=(
   libgrpc++-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev
   libabsl-dev prometheus-cpp-dev libhwy-dev nlohmann-json3-dev libmicrohttpd-dev
 )
-# prometheus brings promtool. The Python packages are for the end-to-end tests, patchelf for
-# tests/gpu_bundle.sh, openssl for tests/e2e/tls_test.py. ccache saves what was compiled before.
+# prometheus brings promtool. The Python packages are for the end-to-end tests, patchelf for deploy/wheel
+# and tests/gpu_bundle.sh, openssl for tests/e2e/tls_test.py. ccache saves what was compiled before.
 TEST_PACKAGES=(
   libgtest-dev libgmock-dev libbenchmark-dev patchelf openssl ccache
   prometheus docker-compose
   python3 python3-grpcio python3-protobuf python3-numpy python3-yaml
-  python3-pip python3-setuptools python3-wheel # they build and install client/python
+  python3-pip python3-setuptools python3-wheel # they build and install client/python and deploy/wheel
 )
 STRESS_PACKAGES=(haproxy nginx libopenblas0) # for tests/run.sh --stress
 SANITIZER_PACKAGES=(clang libclang-rt-dev)

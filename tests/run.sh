@@ -3,7 +3,7 @@
 #
 #   tests/run.sh                  all stages; the first that fails ends it
 #   tests/run.sh --stage STAGE    one of them:
-#                                   release  kernels, byte path and documents, optimised, in build/
+#                                   release  kernels, byte path, documents and wheel, optimised, in build/
 #                                   tsan     programs without gRPC under ThreadSanitizer, in build-tsan/
 #                                   asan     all but kernels under AddressSanitizer, LeakSanitizer and UBSan, in
 #                                            build-asan/; replays the inputs of the fuzzers
