@@ -11,6 +11,7 @@
 #include "server/request/validate.h"
 #include "server/transport/convert.h"
 #include "server/transport/take_spans.h"
+#include "server/transport/unknown_fields.h"
 
 namespace flashcore::server {
 namespace {
@@ -89,16 +90,32 @@ absl::Status ParseAttend(const wire::MessageView& message, const Regions* region
   absl::Status status =
       wire::SplitMessage(message, kMaxSmallFieldBytes, absl::MakeSpan(*tensors), &small);
   if (!status.ok()) return status;
-  if (!TakeSpans(&small, &operation->request.spans) || !parsed->ParseFromString(small)) {
+  int unknown_field = 0;
+  if (!TakeSpans(&small, &operation->request.spans, &unknown_field) ||
+      !parsed->ParseFromString(small)) {
     return MalformedFields();
   }
   *well_formed = true;
   AttendRequest& request = operation->request;
+  request.request_id = parsed->request_id();
+  status = unknown_field == 0 ? CheckKnownFields(*parsed)
+                              : UnknownField(v1::Span::descriptor()->full_name(), unknown_field);
+  if (!status.ok()) return status;
   request.query_bytes = (*tensors)[kQuery].size;
   request.key_bytes = (*tensors)[kKey].size;
   request.value_bytes = (*tensors)[kValue].size;
   status = ToRequest(*parsed, &request);
   return status.ok() ? ToMemoryRanges(*parsed, regions, &request) : status;
+}
+
+absl::Status ParseSingleAttend(const wire::MessageView& message, const Regions* regions,
+                               AttendOperation* operation, TensorFields* tensors) {
+  bool well_formed = false;
+  absl::Status status = ParseAttend(message, regions, operation, tensors, &well_formed);
+  if (!status.ok() || operation->request.timeout_ns == 0) return status;
+  return absl::InvalidArgumentError(
+      absl::StrCat("timeout_ns: ", operation->request.timeout_ns,
+                   "; only requests of AttendStream may have one, others that of their call"));
 }
 
 grpc::ByteBuffer EncodeReply(AttendOperation* operation) {

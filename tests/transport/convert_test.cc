@@ -108,6 +108,8 @@ TEST(ConvertTest, EveryFieldOfARequestIsRead) {
        {[](auto* m) { m->set_return_lse(true); }, [](auto& r) { return r.return_lse; }}},
       {"AttendRequest.layer",
        {[](auto* m) { m->set_layer(7); }, [](auto& r) { return r.layer == 7; }}},
+      {"AttendRequest.timeout_ns",
+       {[](auto* m) { m->set_timeout_ns(7); }, [](auto& r) { return r.timeout_ns == 7; }}},
       {"Span.query_rows",
        {[](auto* m) { m->mutable_spans(0)->set_query_rows(7); },
         [](auto& r) { return r.spans[0].query_rows == 7; }}},
