@@ -134,7 +134,8 @@ absl::Status ParseSingleAttend(const wire::MessageView& message, const Regions* 
   if (!status.ok() || operation->request.timeout_ns == 0) return status;
   return absl::InvalidArgumentError(
       absl::StrCat("timeout_ns: ", operation->request.timeout_ns,
-                   "; only requests of AttendStream may have one, others that of their call"));
+                   "; only requests of AttendStream may have one, others have the deadline of "
+                   "their call or slot"));
 }
 
 grpc::ByteBuffer EncodeReply(AttendOperation* operation) {
