@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <string>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -235,9 +236,10 @@ TEST(ClientTest, DeadlineEndsACall) {
   call.deadline = absl::Now() + absl::Milliseconds(50);
   const absl::Status status = client->Attend(r.request, nullptr, call);
   EXPECT_TRUE(absl::IsDeadlineExceeded(status));
-  EXPECT_THAT(status.message(), ::testing::MatchesRegex(
-                                    "the server did not answer before the deadline, .*s after the "
-                                    "call began; it may have taken effect, or still may"));
+  EXPECT_THAT(
+      std::string(status.message()),
+      ::testing::MatchesRegex("the server did not answer before the deadline, .*s after the "
+                              "call began; it may have taken effect, or still may"));
 }
 
 // A deadline that the server finds passed has no unknown outcome.
