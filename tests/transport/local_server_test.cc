@@ -89,6 +89,7 @@ TEST_F(LocalTest, RefusesWhatCannotBeAnswered) {
   v1::AttendRequest request = lane.Step(lane.Create());
   request.clear_output_range();
   request.set_num_heads(2);  // 128 bytes of output, and the rest of the answer
+  request.mutable_query_range()->set_bytes(2 * kRowBytes);
   const absl::Status status = lane.Attend(request);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("use output_range"));
@@ -193,6 +194,7 @@ TEST_F(LocalTest, LoadsASequence) {
   for (v1::MemoryRange* range : {chunk.mutable_key_range(), chunk.mutable_value_range()}) {
     range->set_region_id(lane.region);
     range->set_offset(Lane::kTensors);
+    range->set_bytes(3 * kRowBytes);
   }
   ASSERT_EQ(lane.client.Call("LoadSequence", chunk, &response), absl::OkStatus());
   EXPECT_EQ(response.sequence().layer_lengths(0), 5);
@@ -201,6 +203,86 @@ TEST_F(LocalTest, LoadsASequence) {
   chunk.set_rows(0);
   EXPECT_THAT(lane.client.Call("LoadSequence", chunk, &response).message(), HasSubstr("rows"));
   EXPECT_EQ(Requests("LoadSequence"), 4);
+}
+
+TEST_F(LocalTest, FieldsThatItDoesNotKnowAreRefused) {
+  StartLocal();
+  Lane lane(path_);
+  const auto spoil = [](google::protobuf::Message* message) {
+    message->GetReflection()->MutableUnknownFields(message)->AddVarint(99, 1);
+  };
+  const auto expect = [](const absl::Status& status, const char* type) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat("field 99 of ", type, " ")));
+  };
+  v1::AttendRequest step = lane.Step(lane.Create());
+  spoil(step.mutable_query_range());
+  expect(lane.Attend(step), "flashcore.v1.MemoryRange");
+  v1::GetServerInfoRequest get;
+  spoil(&get);
+  v1::GetServerInfoResponse info;
+  expect(lane.client.Call("GetServerInfo", get, &info), "flashcore.v1.GetServerInfoRequest");
+  v1::LoadSequenceRequest chunk;
+  spoil(&chunk);
+  expect(lane.client.Call("LoadSequence", chunk, &info), "flashcore.v1.LoadSequenceRequest");
+  v1::LocalRequest request;
+  request.mutable_call()->set_method("GetServerInfo");
+  spoil(request.mutable_call());
+  expect(lane.client.Do(request), "flashcore.v1.LocalCall");
+  request.Clear();  // an action of a later version
+  spoil(&request);
+  expect(lane.client.Do(request), "flashcore.v1.LocalRequest");
+  EXPECT_EQ(lane.Attend(lane.Step(lane.Create())), absl::OkStatus()) << "the connection goes on";
+  // A Cancel has no reply.
+  request.mutable_cancel();
+  request.set_id(lane.client.NextId());
+  ASSERT_TRUE(lane.client.Send(request));
+  const std::optional<v1::LocalReply> last = lane.client.Receive();
+  ASSERT_TRUE(last.has_value());
+  EXPECT_EQ(last->id(), 0u);
+  EXPECT_EQ(last->status().code(), static_cast<int>(absl::StatusCode::kUnimplemented));
+  EXPECT_FALSE(lane.client.Receive().has_value());
+  // A Hello comes before the version is known.
+  LocalClient other(path_);
+  v1::LocalRequest hello;
+  hello.mutable_hello()->set_min_version(1);
+  hello.mutable_hello()->set_max_version(7);
+  spoil(hello.mutable_hello());
+  EXPECT_EQ(other.Do(hello), absl::OkStatus());
+}
+
+TEST_F(LocalTest, ARequestHasTheTimeoutOfItsSlotOrCall) {
+  StartLocal();
+  Lane lane(path_);
+  v1::AttendRequest step = lane.Step(lane.Create());
+  step.set_timeout_ns(5);
+  v1::AttendResponse response;
+  for (const absl::Status& status :
+       {lane.Attend(step), lane.client.Call("Attend", step, &response)}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("timeout_ns: 5; only requests of"));
+  }
+}
+
+TEST_F(LocalTest, ARangeHasTheBytesOfItsTensor) {
+  StartLocal();
+  Lane lane(path_);
+  const std::string id = lane.Create();
+  const std::vector<v1::MemoryRange* (*)(v1::AttendRequest*)> ranges = {
+      [](auto* step) { return step->mutable_query_range(); },
+      [](auto* step) { return step->mutable_key_range(); },
+      [](auto* step) { return step->mutable_value_range(); },
+      [](auto* step) { return step->mutable_output_range(); }};
+  for (const auto& range : ranges) {
+    for (const uint64_t bytes : {uint64_t{0}, kRowBytes - 1, 2 * kRowBytes, ~uint64_t{0}}) {
+      v1::AttendRequest step = lane.Step(id);
+      range(&step)->set_bytes(bytes);
+      const absl::Status status = lane.Attend(step);
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat("_range.bytes: ", bytes)));
+    }
+  }
+  EXPECT_EQ(lane.Attend(lane.Step(id)), absl::OkStatus());
 }
 
 TEST_F(LocalTest, DeadlinesAndCancellationsReachTheQueue) {

@@ -21,8 +21,7 @@ class AttendCall final : public PendingCall {
 
  private:
   absl::Status Parse() override {
-    bool well_formed = false;
-    return ParseAttend(message_, setup_.regions.get(), &operation_, &tensors_, &well_formed);
+    return ParseSingleAttend(message_, setup_.regions.get(), &operation_, &tensors_);
   }
   void Received(const absl::Status& status) override {
     const size_t room = wire::kMaxFrameBytes - kFrameOverhead;
@@ -124,7 +123,7 @@ void UnaryCalls::Add(const char* name, AttentionMethods::Method<Request, Respons
   methods_[name] = [methods = context_->methods, rpc = context_->Rpc(name), method](
                        const Identity& caller, absl::string_view bytes, std::string* out) {
     const auto body = [&](const Request& request, Response* response) {
-      return (methods->*method)(caller, request, response);
+      return methods->Run(method, caller, request, response);
     };
     return Answer<Request, Response>(methods->context(), rpc, caller, bytes, body, out);
   };
