@@ -72,8 +72,9 @@ AttentionService::AttentionService(AttentionMethods* methods)
   AttentionMethods::ForEach([this](const char* name, auto method) { Add(name, method); });
   AddTensorMethods();
   const auto hold_lease = [this, rpc = methods_->Rpc("HoldLease", "grpc")](
-                              grpc::CallbackServerContext* call, const v1::HoldLeaseRequest*) {
-    return new HoldLeaseReactor(methods_->fleet(), &streams_, context_, rpc, call);
+                              grpc::CallbackServerContext* call,
+                              const v1::HoldLeaseRequest* request) {
+    return new HoldLeaseReactor(methods_->fleet(), &streams_, context_, rpc, call, *request);
   };
   MarkMethodCallback(
       IndexOf("HoldLease"),

@@ -132,7 +132,8 @@ void UnaryCalls::Add(const char* name, AttentionMethods::Method<Request, Respons
 absl::Status UnaryCalls::HoldLease(const Identity& caller, absl::string_view request,
                                    ClientLease* lease, std::string* response) const {
   AttentionMethods* const methods = context_->methods;
-  const auto body = [&](const v1::HoldLeaseRequest&, v1::HoldLeaseResponse* reply) {
+  const auto body = [&](const v1::HoldLeaseRequest& message, v1::HoldLeaseResponse* reply) {
+    if (absl::Status status = CheckKnownFields(message); !status.ok()) return status;
     if (!lease->open()) *lease = methods->fleet()->OpenLease(caller);
     reply->set_lease_id(lease->id().ToBytes());
     return absl::OkStatus();
