@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "client/cpp/status.h"
+#include "flashcore/v1/attention.pb.h"
 
 namespace flashcore::client {
 namespace {
@@ -28,7 +29,12 @@ absl::Status FromGrpc(const grpc::Status& status) {
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE && ClosedWhileConnecting(message)) {
     absl::StrAppend(&message, "; does one side use TLS and the other not?");
   }
-  return FromCode(static_cast<int>(status.error_code()), message);
+  absl::Status result = FromCode(static_cast<int>(status.error_code()), message);
+  v1::Status details;
+  if (!result.ok() && details.ParseFromString(status.error_details())) {
+    SetDetails(details, &result);
+  }
+  return result;
 }
 
 }  // namespace flashcore::client
