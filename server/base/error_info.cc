@@ -16,7 +16,8 @@ constexpr char kPayload[] = "flashcore/error_info";
 absl::Status WithInfo(absl::Status status, absl::string_view reason,
                       const std::vector<ErrorField>& metadata) {
   std::string lines(reason);
-  for (const ErrorField& field : metadata) absl::StrAppend(&lines, "\n", field.key, "=", field.value);
+  for (const ErrorField& field : metadata)
+    absl::StrAppend(&lines, "\n", field.key, "=", field.value);
   status.SetPayload(kPayload, absl::Cord(lines));
   return status;
 }

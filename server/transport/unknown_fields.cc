@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/unknown_field_set.h"
+#include "server/base/error_info.h"
 
 namespace flashcore::server {
 
@@ -36,8 +37,10 @@ absl::Status CheckKnownFields(const Message& message) {
 }
 
 absl::Status UnknownField(absl::string_view type, int number) {
-  return absl::UnimplementedError(absl::StrCat("message: field ", number, " of ", type,
-                                               " is unknown to this server, or of another type"));
+  return WithInfo(
+      absl::UnimplementedError(absl::StrCat("message: field ", number, " of ", type,
+                                            " is unknown to this server, or of another type")),
+      reason::kUnknownField, {{"message", type}, {"field", static_cast<uint64_t>(number)}});
 }
 
 }  // namespace flashcore::server
