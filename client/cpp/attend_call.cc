@@ -16,7 +16,7 @@ absl::Status AttendOverGrpc(const Connection& connection, const AttendRequest& r
                             AttendResult* result, const CallOptions& whole, int* attempts) {
   BorrowedMemory borrowed;  // outlives the message
   const absl::StatusOr<EncodedRequest> encoded =
-      EncodeRequest(request, connection.options().max_message_bytes, &borrowed);
+      EncodeRequest(request, connection.MaxMessageBytes(), &borrowed);
   if (!encoded.ok()) return encoded.status();
   grpc::ByteBuffer reply;
   absl::Status status = connection.WithRetries(
@@ -109,8 +109,7 @@ absl::StatusOr<std::unique_ptr<Attempts>> MakeAttempts(
     absl::Time deadline, const std::string& affinity) {
   if (absl::Status status = CheckRequest(request); !status.ok()) return status;
   if (connection->local() != nullptr) return MakeLocalAttempts(connection, request, deadline);
-  absl::StatusOr<EncodedRequest> encoded =
-      EncodeRequest(request, connection->options().max_message_bytes);
+  absl::StatusOr<EncodedRequest> encoded = EncodeRequest(request, connection->MaxMessageBytes());
   if (!encoded.ok()) return encoded.status();
   return std::make_unique<GrpcAttempts>(connection, *std::move(encoded), deadline, affinity);
 }
@@ -147,7 +146,7 @@ void AttendCall::OnAttemptDone(absl::Status status, AttendResult result) {
 void AttendCall::End(absl::Status status, AttendResult result) {
   result.request_bytes = args_.attempts->request_bytes();
   result.attempts = attempts_;
-  args_.done(std::move(status), std::move(result));
+  args_.done(args_.connection->ExplainDeadline(std::move(status), begin_), std::move(result));
 }
 
 bool AttendCall::Retry(const absl::Status& status) {

@@ -10,6 +10,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/cpp/connection.h"
 #include "flashcore/attend.h"
@@ -73,6 +74,7 @@ class AttendCall : public std::enable_shared_from_this<AttendCall> {
   bool Retry(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
   Args args_;
+  const absl::Time begin_ = absl::Now();
   int attempts_ = 0;  // so far, with the one that runs
   absl::Mutex mutex_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,5 +1,7 @@
 #include "flashcore/attend_stream.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <deque>
 #include <utility>
 
@@ -8,6 +10,8 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/cpp/answer.h"
 #include "client/cpp/attend_stream_core.h"
 #include "client/cpp/connection.h"
@@ -91,10 +95,7 @@ class AttendStream::Reactor final
   // A stream of the RPC `method`, whose replies `parse` splits.
   Reactor(const char* method, Parse parse, std::shared_ptr<const client::Connection> connection,
           const StreamOptions& options)
-      : Core(options.max_inflight),
-        method_(method),
-        parse_(parse),
-        connection_(std::move(connection)) {
+      : Core(options), method_(method), parse_(parse), connection_(std::move(connection)) {
     connection_->Prepare(options.deadline, options.affinity, &context_);
   }
 
@@ -111,7 +112,10 @@ class AttendStream::Reactor final
   absl::Status Send(const AttendRequest& request, Callback done) override
       ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::StatusOr<client::EncodedRequest> encoded =
-        client::EncodeRequest(request, connection_->options().max_message_bytes);
+        client::EncodeRequest(request, connection_->MaxMessageBytes(), /*borrowed=*/nullptr,
+                              timeout_ == absl::InfiniteDuration()
+                                  ? 0
+                                  : std::max<int64_t>(1, absl::ToInt64Nanoseconds(timeout_)));
     if (!encoded.ok()) return encoded.status();
     return Send(request.request_id, *std::move(encoded), std::move(done));
   }
@@ -173,10 +177,10 @@ class AttendStream::Reactor final
       result.request_id = request_id;
       result.request_bytes = pending.request_bytes;
       result.attempts = 1;
-      pending.done(status, std::move(result));
+      pending.done(connection_->ExplainDeadline(status, pending.begin), std::move(result));
     }
     absl::MutexLock lock(&mutex_);
-    final_ = status;
+    final_ = connection_->ExplainDeadline(status, begin_);
     done_ = true;
   }
 
@@ -223,6 +227,7 @@ class AttendStream::Reactor final
   const char* const method_;
   const Parse parse_;
   const std::shared_ptr<const client::Connection> connection_;
+  const absl::Time begin_ = absl::Now();
   grpc::ClientContext context_;
   std::shared_ptr<Reactor> self_;  // set by Start, dropped by OnDone
   grpc::ByteBuffer read_;          // of the read in progress

@@ -11,6 +11,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/cpp/encode.h"
 #include "flashcore/attend_stream.h"
 
@@ -33,11 +35,13 @@ class AttendStream::Core {
   struct Pending {
     client::Destination destination;  // of a transport that copies the answer itself
     size_t request_bytes = 0;
+    absl::Time begin = absl::Now();
     Callback done;
     uint64_t ticket = 0;  // of a transport that has one
   };
 
-  explicit Core(size_t max_inflight) : max_inflight_(max_inflight) {}
+  explicit Core(const StreamOptions& options)
+      : timeout_(options.timeout), max_inflight_(options.max_inflight) {}
 
   // Adds a request to pending_, or says why it cannot be sent.
   absl::Status Admit(const std::string& request_id, Pending pending)
@@ -45,6 +49,7 @@ class AttendStream::Core {
   // Removes it again; without a callback if there is none.
   Pending TakePending(const std::string& request_id) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  const absl::Duration timeout_;  // of each request
   absl::Mutex mutex_;
   absl::flat_hash_map<std::string, Pending> pending_ ABSL_GUARDED_BY(mutex_);  // by request_id
   bool finishing_ ABSL_GUARDED_BY(mutex_) = false;                             // Finish was called

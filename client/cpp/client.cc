@@ -68,7 +68,12 @@ std::unique_ptr<AttendStream> Client::OpenStream(const StreamOptions& options) {
 }
 
 absl::StatusOr<v1::GetServerInfoResponse> Client::GetServerInfo(const CallOptions& call) {
-  return connection_->Call(&Stub::GetServerInfo, {}, /*safe_to_repeat=*/true, call);
+  absl::StatusOr<v1::GetServerInfoResponse> info =
+      connection_->Call(&Stub::GetServerInfo, {}, /*safe_to_repeat=*/true, call);
+  if (info.ok() && info->limits().max_message_bytes() > 0) {
+    connection_->SetServerMessageBytes(info->limits().max_message_bytes());
+  }
+  return info;
 }
 
 absl::StatusOr<Sequence> Client::CreateSequence(const SequenceOptions& options,

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "client/cpp/local/link.h"
+#include "client/cpp/status.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "proto/wire/grpc_compat.h"
@@ -236,6 +237,17 @@ void Connection::Prepare(absl::Time deadline, absl::string_view affinity,
   if (!options_.name.empty()) context->AddMetadata(kNameKey, options_.name);
   if (token_ != nullptr) context->AddMetadata("authorization", "Bearer " + token_->Token());
   if (!affinity.empty()) context->AddMetadata(kAffinityKey, absl::CHexEscape(affinity));
+}
+
+absl::Status Connection::ExplainDeadline(absl::Status status, absl::Time begin) const {
+  if (!absl::IsDeadlineExceeded(status) || status.message() != kNoAnswer) return status;
+  const absl::Duration waited = absl::Trunc(absl::Now() - begin, absl::Milliseconds(1));
+  const bool connected =
+      local_ != nullptr || channel_->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY;
+  return absl::DeadlineExceededError(
+      absl::StrCat(kNoAnswer, ", ", absl::FormatDuration(waited),
+                   " after the call began; it may have taken effect, or still may",
+                   connected ? "" : "; at the moment there is no connection to the server"));
 }
 
 std::optional<absl::Duration> Connection::Backoff(const absl::Status& status, bool safe_to_repeat,

@@ -3,6 +3,10 @@
 #ifndef FLASHCORE_CLIENT_CPP_CONNECTION_H_
 #define FLASHCORE_CLIENT_CPP_CONNECTION_H_
 
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -62,6 +66,16 @@ class Connection {
     return call.deadline.has_value() ? *call.deadline : absl::Now() + options_.timeout;
   }
 
+  // The limit of a message: the client's, or the server's if that is less. The server's is known
+  // from the last GetServerInfo.
+  size_t MaxMessageBytes() const {
+    return std::min(options_.max_message_bytes, server_message_bytes_.load());
+  }
+  void SetServerMessageBytes(size_t bytes) const { server_message_bytes_ = bytes; }
+
+  // `status` of a call that began at `begin`; kNoAnswer with how long it took and what that means.
+  absl::Status ExplainDeadline(absl::Status status, absl::Time begin) const;
+
   // Changes as memory is registered and unregistered.
   RegionTable& regions() const { return regions_; }
 
@@ -76,11 +90,12 @@ class Connection {
   template <typename Attempt>
   absl::Status WithRetries(bool safe_to_repeat, absl::Time deadline, int* attempts,
                            Attempt attempt) const {
+    const absl::Time begin = absl::Now();
     for (*attempts = 1;; ++*attempts) {
       absl::Status status = attempt();
       const std::optional<absl::Duration> wait =
           Backoff(status, safe_to_repeat, *attempts, deadline);
-      if (!wait.has_value()) return status;
+      if (!wait.has_value()) return ExplainDeadline(std::move(status), begin);
       absl::SleepFor(*wait);
     }
   }
@@ -123,6 +138,7 @@ class Connection {
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::AttentionService::Stub> stub_;
   mutable RegionTable regions_;
+  mutable std::atomic<size_t> server_message_bytes_{SIZE_MAX};
   const std::unique_ptr<local::Link> local_;  // null unless the target is local
 };
 

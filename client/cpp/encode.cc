@@ -84,17 +84,19 @@ void SetDestination(const AttendRequest& request, Destination* out) {
 }
 
 absl::StatusOr<EncodedRequest> EncodeRequest(const AttendRequest& request, size_t max_message_bytes,
-                                             BorrowedMemory* borrowed) {
+                                             BorrowedMemory* borrowed, uint64_t timeout_ns) {
   v1::AttendRequest small;
   SetSmallFields(request, &small);
+  small.set_timeout_ns(timeout_ns);
   EncodedRequest encoded;
   SetDestination(request, &encoded.destination);
   const size_t bytes = small.ByteSizeLong() + request.query.size() + request.key.size() +
                        request.value.size() + 3 * kMaxVarintBytes;
   if (bytes > max_message_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("request: about ", bytes,
-                                                     " bytes, over this client's limit of ",
-                                                     max_message_bytes, " a message"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "request: about ", bytes, " bytes; a message may have at most ", max_message_bytes,
+        " bytes (max_message_bytes of the client, --max_message_bytes of the server); load long "
+        "K/V with Sequence::Append"));
   }
   std::vector<grpc::Slice> slices;
   slices.reserve(6);

@@ -28,6 +28,16 @@ absl::Status FromGrpc(const grpc::Status& status) {
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE && ClosedWhileConnecting(message)) {
     absl::StrAppend(&message, "; does one side use TLS and the other not?");
   }
+  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED &&
+      message == "Deadline Exceeded") {  // of this client's gRPC
+    message = kNoAnswer;
+  }
+  // Of this client's gRPC, of a proxy, or of a server that does not say it itself.
+  if (status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
+      absl::StrContains(message, "message larger than max")) {
+    absl::StrAppend(&message, "; limits are max_message_bytes of the client, --max_message_bytes ",
+                    "of the server, and those of proxies; load long K/V with Sequence::Append");
+  }
   return FromCode(static_cast<int>(status.error_code()), message);
 }
 

@@ -52,6 +52,7 @@ bool RegionTable::Find(const void* data, size_t bytes, bool to_write,
   if (!inside || offset % kAlignment != 0 || (to_write && region.read_only)) return false;
   range->set_region_id(region.id);
   range->set_offset(offset);
+  range->set_bytes(bytes);
   return true;
 }
 

@@ -127,10 +127,13 @@ absl::StatusOr<v1::LoadSequenceResponse> LoadRowsLocally(const client::Connectio
     chunk.set_sequence_id(rows.sequence_id);
     CopyRows(rows, rows.key, first, count, block->data());
     CopyRows(rows, rows.value, first, count, block->data() + value_offset);
-    chunk.mutable_key_range()->set_region_id(block->region_id());
-    chunk.mutable_key_range()->set_offset(block->offset());
-    chunk.mutable_value_range()->set_region_id(block->region_id());
-    chunk.mutable_value_range()->set_offset(block->offset() + value_offset);
+    const auto set_range = [&](uint64_t offset, v1::MemoryRange* range) {
+      range->set_region_id(block->region_id());
+      range->set_offset(block->offset() + offset);
+      range->set_bytes(count * rows.RowBytes());
+    };
+    set_range(0, chunk.mutable_key_range());
+    set_range(value_offset, chunk.mutable_value_range());
     const absl::StatusOr<std::string> reply =
         (*session)->control().Call("LoadSequence", chunk.SerializeAsString(), deadline);
     if (!reply.ok()) return reply.status();
@@ -150,11 +153,12 @@ absl::StatusOr<v1::LoadSequenceResponse> LoadRows(const client::Connection& conn
                                                   const RowsToLoad& rows, absl::Time deadline,
                                                   absl::string_view affinity) {
   if (connection.local() != nullptr) return LoadRowsLocally(connection, rows, deadline);
-  const size_t limit = connection.options().max_message_bytes;
+  const absl::Time begin = absl::Now();
+  const size_t limit = connection.MaxMessageBytes();
   if (2 * rows.RowBytes() + kSmallBytes > limit) {
-    return absl::ResourceExhaustedError(absl::StrCat("key, value: a row of 2 * ", rows.RowBytes(),
-                                                     " bytes is over this client's limit of ",
-                                                     limit, " a message"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "key, value: a row of 2 * ", rows.RowBytes(), " bytes; a message may have at most ", limit,
+        " bytes (max_message_bytes of the client, --max_message_bytes of the server)"));
   }
   const uint64_t chunk_rows = ChunkRows(rows, std::min(Sequence::kMessageBytes, limit));
 
@@ -171,7 +175,7 @@ absl::StatusOr<v1::LoadSequenceResponse> LoadRows(const client::Connection& conn
   }
   if (first == rows.num_rows) writer->WritesDone();
   absl::Status status = client::FromGrpc(writer->Finish());
-  if (!status.ok()) return status;
+  if (!status.ok()) return connection.ExplainDeadline(std::move(status), begin);
   if (first < rows.num_rows) {
     return absl::InternalError("the server ended the load before its last rows");
   }

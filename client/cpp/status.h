@@ -8,6 +8,9 @@
 
 namespace flashcore::client {
 
+// Of DEADLINE_EXCEEDED that the client itself found. Connection::ExplainDeadline says more.
+inline constexpr char kNoAnswer[] = "the server did not answer before the deadline";
+
 // `code` can be any number. absl::StatusCode has the codes of gRPC; others become UNKNOWN. An empty
 // message is replaced.
 inline absl::Status FromCode(int code, const std::string& message) {

@@ -1,7 +1,9 @@
 #include "flashcore/attend_stream.h"
 
 #include <atomic>
+#include <cstdint>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -271,6 +273,41 @@ TEST_F(AttendStreamTest, SendRefusesWhatItCannotTake) {
   EXPECT_EQ(stream->Send(b.request), absl::OkStatus());
   EXPECT_TRUE(absl::IsResourceExhausted(stream->Send(c.request)));
   EXPECT_TRUE(absl::IsAborted(stream->Finish()));
+}
+
+TEST_F(AttendStreamTest, EveryRequestCarriesTheTimeout) {
+  std::vector<uint64_t> timeouts;
+  server_.on_stream = [&](FakeServer::Stream* stream) {
+    for (const v1::AttendRequest& request : ReadRequests(stream, 2)) {
+      timeouts.push_back(request.timeout_ns());
+      Answer(stream, request);
+    }
+    return grpc::Status::OK;
+  };
+  StreamOptions options;
+  for (const auto& [timeout, want] : {std::pair(absl::InfiniteDuration(), uint64_t{0}),
+                                      {absl::Milliseconds(5), uint64_t{5'000'000}}}) {
+    timeouts.clear();
+    options.timeout = timeout;
+    auto stream = Open(options);
+    Requests requests(stream.get(), 2);
+    EXPECT_EQ(stream->Finish(), absl::OkStatus());
+    requests.ExpectEachOnce(absl::StatusCode::kOk);
+    EXPECT_THAT(timeouts, testing::ElementsAre(want, want));
+  }
+}
+
+TEST_F(AttendStreamTest, AMessageOverTheServersLimitIsNotWritten) {
+  server_.info.mutable_limits()->set_max_message_bytes(100);
+  server_.on_stream = [](FakeServer::Stream* stream) {
+    EXPECT_TRUE(ReadRequests(stream, 1).empty());
+    return grpc::Status::OK;
+  };
+  ASSERT_TRUE(client_->GetServerInfo().ok());
+  auto stream = Open();
+  RequestFixture large("large");
+  EXPECT_TRUE(absl::IsResourceExhausted(stream->Send(large.request)));
+  EXPECT_EQ(stream->Finish(), absl::OkStatus());
 }
 
 TEST_F(AttendStreamTest, DestructionCancelsAndWaits) {

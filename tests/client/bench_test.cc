@@ -127,7 +127,7 @@ TEST_F(BenchTest, AnInlineStepThatDoesNotFitIsAnErrorWithItsSize) {
   options_.client.max_message_bytes = 8000;
   const LoadResult result = Run();
   EXPECT_GT(result.errors.at("RESOURCE_EXHAUSTED"), 0u);
-  EXPECT_THAT(result.first_error, HasSubstr("this client's limit of 8000"));
+  EXPECT_THAT(result.first_error, HasSubstr("at most 8000 bytes (max_message_bytes of the client"));
 }
 
 TEST_F(BenchTest, GoesOnAfterErrors) {

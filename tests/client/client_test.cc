@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <string>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -118,6 +119,35 @@ TEST(ClientTest, RejectsAMessageOverItsOwnLimit) {
   EXPECT_EQ(server.attend_calls(), 0);
 }
 
+TEST(ClientTest, RejectsAMessageOverTheServersLimitOnceItIsKnown) {
+  FakeServer server;
+  server.info.mutable_limits()->set_max_message_bytes(100);
+  const auto client = ClientOf(server);
+  RequestFixture r;
+  EXPECT_EQ(client->Attend(r.request, nullptr), absl::OkStatus());
+  ASSERT_TRUE(client->GetServerInfo().ok());
+  const absl::Status status = client->Attend(r.request, nullptr);
+  EXPECT_TRUE(absl::IsResourceExhausted(status));
+  for (const char* part : {"at most 100 bytes", "--max_message_bytes", "Sequence::Append"}) {
+    EXPECT_THAT(status.message(), HasSubstr(part));
+  }
+  EXPECT_EQ(server.attend_calls(), 1);
+}
+
+TEST(ClientTest, ExplainsTheMessageLimitOfGrpc) {
+  FakeServer server;
+  server.on_attend = [](grpc::ServerContext*, const v1::AttendRequest&, v1::AttendResponse*) {
+    return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
+                        "Received message larger than max (5 vs. 4)");
+  };
+  RequestFixture r;
+  const absl::Status status = ClientOf(server)->Attend(r.request, nullptr);
+  EXPECT_TRUE(absl::IsResourceExhausted(status));
+  for (const char* part : {"(5 vs. 4)", "--max_message_bytes", "Sequence::Append"}) {
+    EXPECT_THAT(status.message(), HasSubstr(part));
+  }
+}
+
 TEST(ClientTest, RepliesOfWrongSizeAreErrorsAndWriteNothing) {
   FakeServer server;
   int output_change = 0, lse_change = 0;
@@ -204,7 +234,23 @@ TEST(ClientTest, DeadlineEndsACall) {
   ASSERT_TRUE(client->WaitForConnected(absl::Now() + absl::Minutes(1)));
   CallOptions call;
   call.deadline = absl::Now() + absl::Milliseconds(50);
-  EXPECT_TRUE(absl::IsDeadlineExceeded(client->Attend(r.request, nullptr, call)));
+  const absl::Status status = client->Attend(r.request, nullptr, call);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status));
+  EXPECT_THAT(
+      std::string(status.message()),
+      ::testing::MatchesRegex("the server did not answer before the deadline, .*s after the "
+                              "call began; it may have taken effect, or still may"));
+}
+
+// A deadline that the server finds passed has no unknown outcome.
+TEST(ClientTest, ADeadlineOfTheServerKeepsItsMessage) {
+  FakeServer server;
+  server.on_attend = [](grpc::ServerContext*, const v1::AttendRequest&, v1::AttendResponse*) {
+    return grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "while it was queued");
+  };
+  RequestFixture r;
+  const absl::Status status = ClientOf(server)->Attend(r.request, nullptr);
+  EXPECT_EQ(status, absl::DeadlineExceededError("while it was queued"));
 }
 
 TEST(ClientTest, AnUnreachableServerIsUnavailable) {

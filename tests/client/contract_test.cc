@@ -74,7 +74,8 @@ TEST(ContractTest, TheClientSendsEveryFieldOfARequest) {
   request.mask = Mask::SlidingWindow(7, 9);
   request.softmax_scale = 0.25f;
   request.layer = 3;
-  v1::AttendRequest sent = Parse(EncodeRequest(request, 1 << 20)->message);
+  v1::AttendRequest sent =
+      Parse(EncodeRequest(request, 1 << 20, /*borrowed=*/nullptr, /*timeout_ns=*/5)->message);
 
   // The same over the local socket, with tensors in shared memory.
   RegionTable regions;
@@ -95,6 +96,13 @@ TEST(ContractTest, TheClientSendsEveryFieldOfARequest) {
   EXPECT_THAT(MissingFields(sent), IsEmpty());
   EXPECT_THAT(MissingFields(sent.spans(0)), IsEmpty());
   EXPECT_THAT(MissingFields(sent.mask()), IsEmpty());
+  for (const auto& [range, bytes] : {std::pair(sent.query_range(), r.query.size()),
+                                     {sent.key_range(), r.key.size()},
+                                     {sent.value_range(), r.value.size()},
+                                     {sent.output_range(), r.output.size()},
+                                     {sent.lse_range(), r.lse_values.size() * sizeof(float)}}) {
+    EXPECT_EQ(range.bytes(), bytes);
+  }
 }
 
 TEST(ContractTest, TheClientSendsAndTakesEveryFieldOfAnEcho) {

@@ -661,6 +661,26 @@ TEST(LocalStreamTest, BreaksWithTheConnectionAndWithItsDeadline) {
   EXPECT_EQ(client->Attend(r.request, nullptr), absl::OkStatus());
 }
 
+TEST(LocalStreamTest, ATimeoutEndsItsRequestAlone) {
+  FakeLocalServer server;
+  const auto client = ClientOf(server);
+  OpenBothRings(client.get());
+  server.Hold(true);
+  StreamOptions options;
+  options.timeout = absl::Milliseconds(20);
+  const auto stream = client->OpenStream(options);
+  RequestFixture r("r"), s("s");
+  ASSERT_EQ(stream->Send(r.request), absl::OkStatus());
+  AttendStream::Answer answer;
+  ASSERT_TRUE(stream->Receive(&answer));
+  EXPECT_EQ(answer.status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(answer.status.message()),
+              HasSubstr("did not answer before the deadline, "));
+  EXPECT_THAT(std::string(answer.status.message()), HasSubstr("it may have taken effect"));
+  EXPECT_EQ(stream->Send(s.request), absl::OkStatus());
+  EXPECT_EQ(stream->Finish(), absl::OkStatus());
+}
+
 TEST(LocalStreamTest, ACallbackMaySend) {
   FakeLocalServer server;
   const auto client = ClientOf(server);

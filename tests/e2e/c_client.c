@@ -32,6 +32,7 @@ static size_t put_range(uint8_t* to, unsigned field, const flashcore_memory* mem
   memcpy(range + size, memory->region_id, sizeof(memory->region_id));
   size += sizeof(memory->region_id);
   size += put(range + size, 2, 0, offset);
+  size += put(range + size, 3, 0, 64); /* of 32 elements */
   const size_t head = put(to, field, 2, size);
   memcpy(to + head, range, size);
   return head + size;

@@ -111,10 +111,10 @@ class RawClient:
     def put(self, offset, array):
         data = array.tobytes()
         self.memory[TENSORS + offset:TENSORS + offset + len(data)] = data
-        return self.range(offset)
+        return self.range(offset, len(data))
 
-    def range(self, offset):
-        return pb.MemoryRange(region_id=self.region_id, offset=TENSORS + offset)
+    def range(self, offset, size):
+        return pb.MemoryRange(region_id=self.region_id, offset=TENSORS + offset, bytes=size)
 
 
 def reference(q, k, v):
@@ -148,7 +148,7 @@ def decode(client, rows=100, steps=6, heads=4, kv_heads=2, head_dim=64):
             num_kv_heads=kv_heads, head_dim=head_dim, layout=pb.LAYOUT_NHD,
             spans=[pb.Span(query_rows=1, kv_rows=1, sequence_id=sequence_id, expected_length=length)],
             query_range=client.put(0, q), key_range=client.put(4096, k[length]),
-            value_range=client.put(8192, v[length]), output_range=client.range(12288)))
+            value_range=client.put(8192, v[length]), output_range=client.range(12288, q.nbytes)))
         tag, response = client.receive()
         assert tag == 1000 + step, tag
         assert response.status.code == 0, response.status

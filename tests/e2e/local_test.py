@@ -172,12 +172,14 @@ class CLibraryTest(unittest.TestCase):
             region_id, memory = client.register(1 << 20)
             request = harness.request(q, k, v, "from Python", return_lse=True)
             for number, tensor in enumerate(("query", "key", "value", "output", "lse")):
-                if tensor in ("query", "key", "value"):
+                size = {"output": q.nbytes, "lse": 4 * q.shape[0] * q.shape[1]}.get(tensor)
+                if size is None:
                     data = getattr(request, tensor)
+                    size = len(data)
                     memory[65536 * number:65536 * number + len(data)] = data
                     request.ClearField(tensor)
                 getattr(request, f"{tensor}_range").CopyFrom(
-                    pb.MemoryRange(region_id=region_id, offset=65536 * number))
+                    pb.MemoryRange(region_id=region_id, offset=65536 * number, bytes=size))
             self.assertTrue(client.submit(7, request))
             tag, response = client.wait(pb.AttendResponse)
             self.assertEqual((tag, response.request_id), (7, "from Python"))
@@ -195,9 +197,12 @@ class CLibraryTest(unittest.TestCase):
             region_id, _ = client.register(1 << 16)
             request = harness.small_request()
             for field in ("query", "key", "value"):
+                size = len(getattr(request, field))
                 request.ClearField(field)
-                getattr(request, f"{field}_range").region_id = region_id
-            request.output_range.CopyFrom(pb.MemoryRange(region_id=region_id, offset=4096))
+                getattr(request, f"{field}_range").CopyFrom(
+                    pb.MemoryRange(region_id=region_id, bytes=size))
+            request.output_range.CopyFrom(pb.MemoryRange(
+                region_id=region_id, offset=4096, bytes=request.query_range.bytes))
             answered, submitted, full = [], 0, 0
             while len(answered) < 500:
                 while submitted < 500 and client.submit(submitted, request):

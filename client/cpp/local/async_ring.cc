@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "client/cpp/status.h"
 
 namespace flashcore::client::local {
 namespace {
@@ -124,7 +125,7 @@ SteadyTime AsyncRing::Collect(std::vector<Ended>* ended) {
     if (!end.ok()) {
       GiveUp(ticket, &entry, end, ended);
     } else if (entry.done != nullptr && entry.deadline <= now) {
-      GiveUp(ticket, &entry, absl::DeadlineExceededError("Deadline Exceeded"), ended);
+      GiveUp(ticket, &entry, absl::DeadlineExceededError(kNoAnswer), ended);
     } else if (entry.done != nullptr) {
       look_again_ = std::min(look_again_, entry.deadline);
     }

@@ -1,6 +1,7 @@
 // An AttendStream over the local socket.
 #include "flashcore/attend_stream.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -15,9 +16,7 @@ namespace flashcore {
 class AttendStream::LocalCore final : public Core, public std::enable_shared_from_this<LocalCore> {
  public:
   LocalCore(std::shared_ptr<const client::Connection> connection, const StreamOptions& options)
-      : Core(options.max_inflight),
-        connection_(std::move(connection)),
-        deadline_(options.deadline) {}
+      : Core(options), connection_(std::move(connection)), deadline_(options.deadline) {}
 
   absl::Status Send(const AttendRequest& request, Callback done) override
       ABSL_LOCKS_EXCLUDED(mutex_) {
@@ -39,7 +38,7 @@ class AttendStream::LocalCore final : public Core, public std::enable_shared_fro
     ++unfinished_;
     // The answer waits for the mutex.
     pending_[request.request_id].ticket =
-        (*ring)->Start(std::move(prepared), deadline_,
+        (*ring)->Start(std::move(prepared), std::min(deadline_, absl::Now() + timeout_),
                        [self = shared_from_this(), id = request.request_id](
                            const absl::Status& answer, AttendResult result) {
                          self->OnAnswer(id, answer, &result);
@@ -104,12 +103,14 @@ class AttendStream::LocalCore final : public Core, public std::enable_shared_fro
     {
       absl::MutexLock lock(&mutex_);
       if (!session_->alive()) Break(session_->control().end_status());
-      if (!status.ok() && absl::Now() >= deadline_) Break(status);
+      if (!status.ok() && absl::Now() >= deadline_) {
+        Break(connection_->ExplainDeadline(status, pending.begin));
+      }
     }
     result->request_id = id;
     result->request_bytes = pending.request_bytes;
     result->attempts = 1;
-    pending.done(status, std::move(*result));
+    pending.done(connection_->ExplainDeadline(status, pending.begin), std::move(*result));
     absl::MutexLock lock(&mutex_);
     --unfinished_;
   }

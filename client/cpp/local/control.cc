@@ -96,7 +96,7 @@ absl::StatusOr<v1::LocalReply> Control::Exchange(v1::LocalRequest* request, int 
   if (!id.ok()) return id.status();
   if (!result->done.WaitForNotificationWithDeadline(deadline)) {
     if (request->has_call()) CancelCall(*id);
-    return absl::DeadlineExceededError("the server did not answer in time");
+    return absl::DeadlineExceededError(kNoAnswer);
   }
   if (!result->status.ok()) return result->status;
   if (reply_fd != nullptr) *reply_fd = std::move(result->fd);
@@ -128,7 +128,8 @@ void Control::SendQuietly(const v1::LocalRequest& request) {
 absl::StatusOr<std::string> Control::Call(absl::string_view method, std::string message,
                                           absl::Time deadline) {
   const absl::Duration left = deadline - absl::Now();
-  if (left <= absl::ZeroDuration()) return absl::DeadlineExceededError("the deadline has passed");
+  if (left <= absl::ZeroDuration())
+    return absl::DeadlineExceededError("the deadline passed before the request was sent");
   v1::LocalRequest request;
   request.mutable_call()->set_method(std::string(method));
   request.mutable_call()->set_message(std::move(message));

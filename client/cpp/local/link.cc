@@ -29,7 +29,8 @@ absl::StatusOr<std::shared_ptr<Session>> Link::Connect(absl::Time deadline) {
   std::shared_ptr<Session> old;  // destroyed without the locks: its callbacks may come here
   absl::MutexLock connect_lock(&connect_mutex_);
   if (auto session = connected(); session != nullptr) return session;
-  if (absl::Now() >= deadline) return absl::DeadlineExceededError("Deadline Exceeded");
+  if (absl::Now() >= deadline)
+    return absl::DeadlineExceededError("the deadline passed before the request was sent");
   absl::StatusOr<std::shared_ptr<Control>> control = Control::Connect(path_, client_, deadline);
   if (!control.ok()) return control.status();
   auto session = std::make_shared<Session>(*std::move(control), regions_, spin_);

@@ -52,7 +52,7 @@ absl::Status RingRequest::Prepare(const AttendRequest& request, const RegionTabl
         tensor.bytes == 0 || regions.Find(tensor.data, tensor.bytes, tensor.to_write, &range_);
     if (!tensor.registered) block_bytes += Align(tensor.bytes);
     if (tensor.registered && tensor.bytes > 0) {
-      AddRange(tensor.field, range_.region_id(), range_.offset());
+      AddRange(tensor.field, range_.region_id(), range_.offset(), tensor.bytes);
     }
   }
   if (block_bytes > 0) {
@@ -63,7 +63,7 @@ absl::Status RingRequest::Prepare(const AttendRequest& request, const RegionTabl
   size_t offset = 0;
   for (const Tensor& tensor : tensors) {
     if (tensor.registered) continue;
-    AddRange(tensor.field, block_.region_id(), block_.offset() + offset);
+    AddRange(tensor.field, block_.region_id(), block_.offset() + offset, tensor.bytes);
     *tensor.copy = block_.data() + offset;
     if (!tensor.to_write) std::memcpy(*tensor.copy, tensor.data, tensor.bytes);
     offset += Align(tensor.bytes);
@@ -73,25 +73,32 @@ absl::Status RingRequest::Prepare(const AttendRequest& request, const RegionTabl
 }
 
 // By hand, because the generated class allocates each MemoryRange anew.
-void RingRequest::AddRange(int field, const std::string& region_id, uint64_t offset) {
+void RingRequest::AddRange(int field, const std::string& region_id, uint64_t offset,
+                           uint64_t bytes) {
   using google::protobuf::io::CodedOutputStream;
   constexpr uint32_t kRegionId =
       wire::MakeTag(v1::MemoryRange::kRegionIdFieldNumber, wire::kLengthDelimited);
   constexpr uint32_t kOffset = wire::MakeTag(v1::MemoryRange::kOffsetFieldNumber, wire::kVarint);
-  uint8_t bytes[64];
+  constexpr uint32_t kBytes = wire::MakeTag(v1::MemoryRange::kBytesFieldNumber, wire::kVarint);
+  uint8_t encoded[64];
   const size_t offset_bytes = offset == 0 ? 0 : 1 + CodedOutputStream::VarintSize64(offset);
-  const size_t size = 2 + region_id.size() + offset_bytes;
-  uint8_t* end =
-      CodedOutputStream::WriteVarint32ToArray(wire::MakeTag(field, wire::kLengthDelimited), bytes);
+  const size_t size =
+      2 + region_id.size() + offset_bytes + 1 + CodedOutputStream::VarintSize64(bytes);
+  uint8_t* end = CodedOutputStream::WriteVarint32ToArray(
+      wire::MakeTag(field, wire::kLengthDelimited), encoded);
   end = CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(size), end);
   *end++ = kRegionId;
   end = CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(region_id.size()), end);
-  ranges_.append(bytes, end);
+  ranges_.append(encoded, end);
   ranges_.append(region_id);
-  if (offset == 0) return;
-  bytes[0] = kOffset;
-  end = CodedOutputStream::WriteVarint64ToArray(offset, bytes + 1);
-  ranges_.append(bytes, end);
+  end = encoded;
+  if (offset != 0) {
+    *end++ = kOffset;
+    end = CodedOutputStream::WriteVarint64ToArray(offset, end);
+  }
+  *end++ = kBytes;
+  end = CodedOutputStream::WriteVarint64ToArray(bytes, end);
+  ranges_.append(encoded, end);
 }
 
 size_t RingRequest::MaxAnswerBytes() const {

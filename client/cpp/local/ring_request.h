@@ -46,7 +46,7 @@ class RingRequest {
     std::byte *query, *key, *value, *output, *lse;
   };
 
-  void AddRange(int field, const std::string& region_id, uint64_t offset);
+  void AddRange(int field, const std::string& region_id, uint64_t offset, uint64_t bytes);
 
   // What follows the other is the message. All are kept for their memory.
   v1::AttendRequest message_;  // without ranges

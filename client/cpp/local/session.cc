@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/synchronization/notification.h"
+#include "client/cpp/status.h"
 
 namespace flashcore::client::local {
 namespace {
@@ -100,7 +101,8 @@ absl::Status Session::AttendOn(Lane* lane, const AttendRequest& request, absl::T
   Ring& ring = lane->open->ring();
   const SteadyTime begin = std::chrono::steady_clock::now();
   const SteadyTime end = ToSteady(deadline);
-  if (status.ok() && end <= begin) status = absl::DeadlineExceededError("Deadline Exceeded");
+  if (status.ok() && end <= begin)
+    status = absl::DeadlineExceededError("the deadline passed before the request was sent");
   result->request_bytes = prepared.Bytes();
   const bool fits =
       prepared.Bytes() <= ring.RequestBytes() && prepared.MaxAnswerBytes() <= ring.AnswerBytes();
@@ -129,7 +131,7 @@ absl::Status Session::AttendOn(Lane* lane, const AttendRequest& request, absl::T
     lane->open->Cancel(lane->tag);
     absl::MutexLock lock(&mutex_);
     abandoned_.push_back(lane);
-    return absl::DeadlineExceededError("Deadline Exceeded");
+    return absl::DeadlineExceededError(kNoAnswer);
   }
   if (answer.malformed || answer.tag != lane->tag) {
     control_->Abort(absl::InternalError("reply: malformed completion"));

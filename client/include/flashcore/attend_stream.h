@@ -22,8 +22,12 @@ struct StreamOptions {
   // Most unanswered requests; beyond them Send is RESOURCE_EXHAUSTED. Bounds the memory of messages
   // that the server has not read yet.
   size_t max_inflight = 256;
-  // Of the whole stream; single requests have none.
+  // Of the whole stream, which ends then.
   absl::Time deadline = absl::InfiniteFuture();
+  // Of each request, from when the server has it, and with a local target from Send. The server
+  // drops a request that is still queued then, and answers DEADLINE_EXCEEDED; the stream stays
+  // usable. Positive; infinite: none.
+  absl::Duration timeout = absl::InfiniteDuration();
   // Of all its requests: see CallOptions. The sequences they name must have the same affinity.
   std::string affinity;
 };
@@ -53,7 +57,8 @@ class AttendStream {
   // OK, it never runs:
   //   INVALID_ARGUMENT    the shapes do not match the memory, or there is no request_id
   //   ALREADY_EXISTS      a request of that request_id is in flight on this stream
-  //   RESOURCE_EXHAUSTED  max_inflight are unanswered, or the message is too large
+  //   RESOURCE_EXHAUSTED  max_inflight are unanswered, or the message is over max_message_bytes,
+  //                       or over the server's limit if GetServerInfo has told it
   //   FAILED_PRECONDITION Finish was called
   //   otherwise           the status that ended the stream
   absl::Status Send(const AttendRequest& request, Callback done);

@@ -1,8 +1,9 @@
 /* The C interface of FlashCore's local socket, for other languages: libflashcore_c.so.
  *
  * Messages are serialized protobuf messages of flashcore/v1/attention.proto. Tensors lie in memory
- * that flashcore_register_memory gives, and requests name their places as MemoryRange. The library
- * makes every memory fence and every system call that the protocol needs.
+ * that flashcore_register_memory gives, and requests name their places as MemoryRange: its
+ * region_id, the offset, and the bytes of the tensor. The library makes every memory fence and
+ * every system call that the protocol needs.
  *
  * A decode step, with errors left out:
  *

@@ -81,7 +81,8 @@ class Client {
   // Opens an AttendStream. Its default deadline is none.
   std::unique_ptr<AttendStream> OpenStream(const StreamOptions& options = {});
 
-  // The server's version, devices, kernels and limits.
+  // The server's version, devices, kernels and limits. From then on, a message over
+  // limits.max_message_bytes is RESOURCE_EXHAUSTED before it is sent.
   absl::StatusOr<v1::GetServerInfoResponse> GetServerInfo(const CallOptions& call = {});
 
   // A new sequence with no rows. Sent once: if the reply is lost, the server may have created a
