@@ -73,8 +73,9 @@ bool MoveField(CodedInputStream* in, uint32_t tag, SmallFields* out) {
       char* to = out->Extend(size);
       return to != nullptr && in->ReadRaw(to, static_cast<int>(size));
     }
-    default:  // a group: no message of ours has one, so it is unknown
-      return SkipValue(in, tag, /*depth=*/0);
+    default:  // a group: no message of ours has one, so only its number is of interest
+      return SkipValue(in, tag, /*depth=*/0) && out->AppendVarint(tag) &&
+             out->AppendVarint(MakeTag(FieldNumber(tag), kEndGroup));
   }
 }
 

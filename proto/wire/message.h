@@ -48,7 +48,7 @@ struct LargeField {
 
 // Finds the fields `large` in `message` and copies all other fields, still encoded, to `*small`.
 // INVALID_ARGUMENT if the message is not well-formed or if the other fields take more than
-// `max_small_bytes`. Unknown groups are checked and dropped.
+// `max_small_bytes`. Unknown groups are checked and become empty ones.
 absl::Status SplitMessage(const MessageView& message, size_t max_small_bytes,
                           absl::Span<LargeField> large, std::string* small);
 

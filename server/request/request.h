@@ -34,6 +34,7 @@ enum Tensor { kQuery, kKey, kValue, kOutput, kLse, kNumTensors };
 struct MemoryRange {
   std::shared_ptr<const SharedRegion> region;  // null: the tensor travels in messages
   uint64_t offset = 0;                         // bytes from the start of the region
+  uint64_t bytes = 0;                          // of the tensor, as the client says
 };
 
 // The server's form of flashcore.v1.AttendRequest: the same fields, but of the tensors only their
@@ -51,11 +52,11 @@ struct AttendRequest {
   float softmax_scale = 0;
   bool return_lse = false;
   uint32_t layer = 0;
+  uint64_t timeout_ns = 0;  // of a request of an AttendStream, from its arrival; 0: none
   // Appends K/V rows and attends to nothing: one span, no query rows.
   bool append_only = false;
 
-  // Bytes of the inputs that came in the message. For a tensor in shared memory: TensorBytes of its
-  // shape.
+  // Bytes of the inputs, in the message or in shared memory.
   size_t query_bytes = 0;
   size_t key_bytes = 0;
   size_t value_bytes = 0;

@@ -75,12 +75,14 @@ absl::Status ValidateSpan(const AttendRequest& request, size_t index) {
 }
 
 // INVALID_ARGUMENT unless `bytes` is the size of a [rows, heads, head_dim] tensor.
-absl::Status ValidateTensor(const char* name, uint64_t rows, uint32_t heads,
+absl::Status ValidateTensor(Tensor tensor, const char* name, uint64_t rows, uint32_t heads,
                             const AttendRequest& request, size_t bytes) {
   const size_t want = request.TensorBytes(static_cast<int64_t>(rows), heads);
   const bool overflow = want == SIZE_MAX;
   if (!overflow && want == bytes) return absl::OkStatus();
-  return Invalid(name, ": ", bytes, " bytes came, but ", rows, " rows of ", heads, " heads of ",
+  const bool shared = request.ranges[tensor].region != nullptr;
+  return Invalid(name, shared ? "_range.bytes: " : ": ", bytes,
+                 shared ? ", but " : " bytes came, but ", rows, " rows of ", heads, " heads of ",
                  request.head_dim, " elements need ",
                  overflow ? "more than 2^64" : absl::StrCat(want));
 }
@@ -89,6 +91,9 @@ absl::Status ValidateRange(const AttendRequest& request, Tensor tensor, const ch
                            size_t bytes) {
   const MemoryRange& range = request.ranges[tensor];
   if (range.region == nullptr) return absl::OkStatus();
+  if (range.bytes != bytes) {
+    return Invalid(name, ".bytes: ", range.bytes, ", but the tensor has ", bytes);
+  }
   if (range.offset % SharedRegion::kAlignment != 0) {
     return Invalid(name, ".offset: ", range.offset, " is not a multiple of ",
                    SharedRegion::kAlignment);
@@ -154,10 +159,11 @@ absl::Status ValidateAttend(const AttendRequest& request, const RequestLimits& l
     return Invalid("layer: ", request.layer, "; must be 0 when all K/V is inline");
   }
   absl::Status status =
-      ValidateTensor("query", query_rows, request.num_heads, request, request.query_bytes);
-  status.Update(ValidateTensor("key", kv_rows, request.num_kv_heads, request, request.key_bytes));
+      ValidateTensor(kQuery, "query", query_rows, request.num_heads, request, request.query_bytes);
   status.Update(
-      ValidateTensor("value", kv_rows, request.num_kv_heads, request, request.value_bytes));
+      ValidateTensor(kKey, "key", kv_rows, request.num_kv_heads, request, request.key_bytes));
+  status.Update(
+      ValidateTensor(kValue, "value", kv_rows, request.num_kv_heads, request, request.value_bytes));
   if (!status.ok()) return status;
   return ValidateRanges(request);
 }

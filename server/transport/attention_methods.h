@@ -11,6 +11,7 @@
 #include "server/memory/shared_memory.h"
 #include "server/transport/page_token.h"
 #include "server/transport/rpc_scope.h"
+#include "server/transport/unknown_fields.h"
 
 namespace flashcore::server {
 
@@ -23,7 +24,7 @@ class AttentionMethods {
   static constexpr size_t kMaxInfoBytes = size_t{256} << 10;
 
   struct Options {
-    size_t max_message_bytes = 0;  // reported to clients; the gRPC server enforces it
+    size_t max_message_bytes = 0;  // reported to clients; RpcContext's is enforced
     int max_stream_inflight = 0;
     SharedMemory::Options shared_memory;
     std::string version;
@@ -53,6 +54,14 @@ class AttentionMethods {
   template <typename Request, typename Response>
   using Method = absl::Status (AttentionMethods::*)(const Identity& caller, const Request& request,
                                                     Response* response) const;
+
+  // Runs `method`, unless the request has fields that this server does not know.
+  template <typename Request, typename Response>
+  absl::Status Run(Method<Request, Response> method, const Identity& caller, const Request& request,
+                   Response* response) const {
+    absl::Status status = CheckKnownFields(request);
+    return status.ok() ? (this->*method)(caller, request, response) : status;
+  }
 
   absl::Status GetServerInfo(const Identity& caller, const v1::GetServerInfoRequest& request,
                              v1::GetServerInfoResponse* response) const;

@@ -44,18 +44,18 @@ absl::Status ToRange(const v1::MemoryRange& message, const char* field, const Re
     return absl::Status(region.status().code(),
                         absl::StrCat(field, ": ", region.status().message()));
   }
-  *range = {*region, message.offset()};
+  *range = {*region, message.offset(), message.bytes()};
   return absl::OkStatus();
 }
 
-// Sets `*bytes`, the size of an input in shared memory, to `want`.
-absl::Status SetBytes(const MemoryRange& range, const char* field, size_t want, size_t* bytes) {
+// Sets `*bytes`, the size of an input, if it is in shared memory.
+absl::Status SetBytes(const MemoryRange& range, const char* field, size_t* bytes) {
   if (range.region == nullptr) return absl::OkStatus();
   if (*bytes != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat(field, ": ", *bytes, " bytes in the message, but ", field, "_range is set"));
   }
-  *bytes = want;
+  *bytes = range.bytes;
   return absl::OkStatus();
 }
 
@@ -139,6 +139,7 @@ absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request)
   request->num_kv_heads = message.num_kv_heads();
   request->head_dim = message.head_dim();
   request->layer = message.layer();
+  request->timeout_ns = message.timeout_ns();
   request->return_lse = message.return_lse();
   // head_dim may be 0 here; validation rejects it before the scale is used.
   request->softmax_scale = message.has_softmax_scale()
@@ -167,9 +168,8 @@ absl::Status ToMemoryRanges(const v1::LoadSequenceRequest& message, const Region
   }
   if (status.ok()) status = request->CheckRegions();
   if (!status.ok()) return status;
-  const size_t bytes = request->TensorBytes(request->kv_rows(), request->num_kv_heads);
-  status.Update(SetBytes(ranges[kKey], "key", bytes, &request->key_bytes));
-  status.Update(SetBytes(ranges[kValue], "value", bytes, &request->value_bytes));
+  status.Update(SetBytes(ranges[kKey], "key", &request->key_bytes));
+  status.Update(SetBytes(ranges[kValue], "value", &request->value_bytes));
   return status;
 }
 
@@ -187,12 +187,9 @@ absl::Status ToMemoryRanges(const v1::AttendRequest& message, const Regions* reg
   read(message.has_lse_range(), message.lse_range(), "lse_range", kLse);
   if (status.ok()) status = request->CheckRegions();
   if (!status.ok()) return status;
-
-  const size_t query_bytes = request->TensorBytes(request->query_rows(), request->num_heads);
-  const size_t kv_bytes = request->TensorBytes(request->kv_rows(), request->num_kv_heads);
-  status.Update(SetBytes(ranges[kQuery], "query", query_bytes, &request->query_bytes));
-  status.Update(SetBytes(ranges[kKey], "key", kv_bytes, &request->key_bytes));
-  status.Update(SetBytes(ranges[kValue], "value", kv_bytes, &request->value_bytes));
+  status.Update(SetBytes(ranges[kQuery], "query", &request->query_bytes));
+  status.Update(SetBytes(ranges[kKey], "key", &request->key_bytes));
+  status.Update(SetBytes(ranges[kValue], "value", &request->value_bytes));
   return status;
 }
 

@@ -23,13 +23,13 @@ namespace flashcore::server {
 // meaningless combination of fields. Numbers are copied unchecked: ValidateAttend checks them.
 absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request);
 
-// Sets request->ranges, and from the request's shapes the sizes of inputs in shared memory.
+// Sets request->ranges, and from them the sizes of inputs in shared memory.
 // UNIMPLEMENTED if there are ranges and `regions` is null; NOT_FOUND if it has no such region;
 // FAILED_PRECONDITION if a region is lost; INVALID_ARGUMENT if the message has both a tensor and
-// its range. ValidateAttend checks that ranges fit their regions.
+// its range. ValidateAttend checks that ranges fit their tensors and regions.
 absl::Status ToMemoryRanges(const v1::AttendRequest& message, const Regions* regions,
                             AttendRequest* request);
-// As above, for a chunk whose shape is in `request` already.
+// As above, for a chunk.
 absl::Status ToMemoryRanges(const v1::LoadSequenceRequest& message, const Regions* regions,
                             AttendRequest* request);
 

@@ -1,6 +1,7 @@
 #include "server/transport/load_chunks.h"
 
 #include "server/transport/convert.h"
+#include "server/transport/unknown_fields.h"
 
 namespace flashcore::server {
 
@@ -11,6 +12,7 @@ absl::Status LoadChunks::Parse(const wire::MessageView& message, AttendOperation
   v1::LoadSequenceRequest parsed;
   absl::Status status = ParseMessage(message, absl::MakeSpan(*tensors), &parsed);
   AttendRequest& request = operation->request;
+  if (status.ok()) status = CheckKnownFields(parsed);
   if (status.ok()) status = ToRequest(parsed, &request);
   request.key_bytes = (*tensors)[kKey].size;
   request.value_bytes = (*tensors)[kValue].size;

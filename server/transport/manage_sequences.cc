@@ -73,7 +73,7 @@ absl::Status AttentionMethods::RunOperation(const Identity& caller,
     case v1::SequenceOperation::OPERATION_NOT_SET:
       break;
   }
-  return absl::InvalidArgumentError("operation: not set, or unknown to this server");
+  return absl::InvalidArgumentError("operation: not set");
 }
 
 absl::Status AttentionMethods::ManageSequences(const Identity& caller,

@@ -35,6 +35,10 @@ void ReleaseMessage(grpc::ByteBuffer* message);
 // failure.
 absl::Status ParseAttend(const wire::MessageView& message, const Regions* regions,
                          AttendOperation* operation, TensorFields* tensors, bool* well_formed);
+// The same of a request outside of AttendStream, whose deadline comes otherwise: INVALID_ARGUMENT
+// if it has a timeout_ns.
+absl::Status ParseSingleAttend(const wire::MessageView& message, const Regions* regions,
+                               AttendOperation* operation, TensorFields* tensors);
 
 // The v1::AttendResponse of an operation that completed with OK. Tensors are not copied: the
 // reply's slices point into the operation's staging memory, which is released when gRPC drops them.

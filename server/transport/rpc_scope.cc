@@ -1,5 +1,6 @@
 #include "server/transport/rpc_scope.h"
 
+#include "absl/strings/str_cat.h"
 #include "server/telemetry/log.h"
 
 namespace flashcore::server {
@@ -29,6 +30,13 @@ absl::Status CheckNotDraining(const RpcContext& context) {
 absl::Status Admit(const RpcContext& context, const Identity& caller) {
   if (absl::Status status = CheckNotDraining(context); !status.ok()) return status;
   return context.unsent.Check(caller.name);
+}
+
+absl::Status CheckMessageBytes(const RpcContext& context, size_t bytes) {
+  if (bytes <= context.max_message_bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "message: ", bytes, " bytes; at most ", context.max_message_bytes,
+      " are allowed (--max_message_bytes); load long K/V with LoadSequence, in chunks"));
 }
 
 RpcScope::RpcScope(RpcContext* context, RpcMetrics* rpc)

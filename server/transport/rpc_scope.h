@@ -3,6 +3,8 @@
 #define FLASHCORE_SERVER_TRANSPORT_RPC_SCOPE_H_
 
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -32,6 +34,7 @@ struct RpcContext {
   std::atomic<int> admitted_rpcs{0};                    // begun before the drain and not yet ended
   std::atomic<TimePoint> last_event{TimePoint::min()};  // when an RPC last began or ended
   UnsentReplies unsent{};
+  size_t max_message_bytes = SIZE_MAX;  // over gRPC; set before the first RPC
 };
 
 // OK, or UNAVAILABLE if the server is draining.
@@ -40,6 +43,9 @@ absl::Status CheckNotDraining(const RpcContext& context);
 // OK, or why a request of `caller` is refused at once: the server is draining, or the caller has
 // too many replies that it does not read.
 absl::Status Admit(const RpcContext& context, const Identity& caller);
+
+// OK, or RESOURCE_EXHAUSTED if a message has more bytes than the limit.
+absl::Status CheckMessageBytes(const RpcContext& context, size_t bytes);
 
 // One RPC: counts its start at construction and its end at destruction.
 class RpcScope {

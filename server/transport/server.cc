@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -12,6 +14,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
+#include "grpc/reflection/v1/reflection.grpc.pb.h"
+#include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server_builder.h"
@@ -108,6 +112,7 @@ void LimitConnections(const Server::Connections& limits, grpc::ServerBuilder* bu
 std::vector<std::string> ServiceNames(const Server::Options& options) {
   std::vector<std::string> names = {
       v1::AttentionService::service_full_name(),
+      grpc::reflection::v1::ServerReflection::service_full_name(),
       grpc::reflection::v1alpha::ServerReflection::service_full_name(), "grpc.health.v1.Health"};
   if (options.enable_echo) names.emplace_back(v1::DebugService::service_full_name());
   return names;
@@ -152,6 +157,7 @@ Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
       attention_(&methods_),
       reflection_(ServiceNames(options), &context_.authenticator) {
   context_.unsent.Start(options.unsent_replies, context_.clock);
+  context_.max_message_bytes = options.max_message_bytes;
   if (options.enable_echo) {
     debug_ = std::make_unique<DebugService>(options.max_message_bytes, options.max_stream_inflight,
                                             &context_);
@@ -186,13 +192,16 @@ absl::Status Server::ReadCredentials(const Options& options) {
 
 absl::Status Server::Listen(const Options& options) {
   grpc::ServerBuilder builder;
-  builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
+  // The services check --max_message_bytes themselves (CheckMessageBytes), so that the error says
+  // what is allowed, and one large message does not end a stream. What protobuf can parse comes
+  // through.
+  builder.SetMaxReceiveMessageSize(std::numeric_limits<int32_t>::max());
   builder.SetMaxSendMessageSize(-1);
   // gRPC inflates a message completely before it checks the size, and the quota does not count it.
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
-  // gRPC buffers a whole message before it checks the size, so the message limit does not bound
-  // memory. The quota does: beyond it, gRPC cancels RPCs.
+  // gRPC buffers a whole message before anybody checks the size, so the message limit does not
+  // bound memory. The quota does: beyond it, gRPC cancels RPCs.
   grpc::ResourceQuota quota("flashcore");
   quota.Resize(options.transport_memory_bytes);
   builder.SetResourceQuota(quota);
@@ -205,7 +214,9 @@ absl::Status Server::Listen(const Options& options) {
   }
   builder.RegisterService(&attention_);
   if (debug_ != nullptr) builder.RegisterService(debug_.get());
-  if (options.enable_reflection) builder.RegisterService(&reflection_);
+  if (options.enable_reflection) {
+    for (grpc::Service* service : reflection_.services()) builder.RegisterService(service);
+  }
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) return absl::InternalError("gRPC does not start");
   server_->GetHealthCheckService()->SetServingStatus(v1::AttentionService::service_full_name(),

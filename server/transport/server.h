@@ -98,7 +98,7 @@ class Server {
   AttentionMethods methods_;
   AttentionService attention_;
   std::unique_ptr<DebugService> debug_;  // null: disabled
-  ReflectionService reflection_;
+  Reflection reflection_;
   std::unique_ptr<CredentialFiles> credentials_;  // its thread calls the services
   std::vector<std::string> addresses_;
   std::vector<std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor>> acceptors_;

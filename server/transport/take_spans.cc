@@ -27,7 +27,7 @@ bool ReadBytes(absl::string_view message, CodedInputStream* in, absl::string_vie
   return in->Skip(static_cast<int>(length));
 }
 
-bool DecodeSpan(absl::string_view message, SpanShape* span) {
+bool DecodeSpan(absl::string_view message, SpanShape* span, int* unknown_field) {
   constexpr auto kSequenceId =
       wire::MakeTag(v1::Span::kSequenceIdFieldNumber, wire::kLengthDelimited);
   constexpr auto kQueryRows = wire::MakeTag(v1::Span::kQueryRowsFieldNumber, wire::kVarint);
@@ -58,6 +58,7 @@ bool DecodeSpan(absl::string_view message, SpanShape* span) {
         break;
       default:
         if (!wire::SkipValue(&in, tag, /*depth=*/1)) return false;
+        *unknown_field = wire::FieldNumber(tag);
     }
   }
   return wire::AtEnd(&in, message.size());
@@ -65,7 +66,8 @@ bool DecodeSpan(absl::string_view message, SpanShape* span) {
 
 }  // namespace
 
-bool TakeSpans(std::string* message, std::vector<SpanShape>* spans) {
+bool TakeSpans(std::string* message, std::vector<SpanShape>* spans, int* unknown_field) {
+  *unknown_field = 0;
   constexpr auto kSpans =
       wire::MakeTag(v1::AttendRequest::kSpansFieldNumber, wire::kLengthDelimited);
   CodedInputStream in = Reader(*message);
@@ -74,7 +76,8 @@ bool TakeSpans(std::string* message, std::vector<SpanShape>* spans) {
   while (const uint32_t tag = wire::ReadTag(&in)) {
     if (tag == kSpans) {
       absl::string_view span;
-      if (!ReadBytes(*message, &in, &span) || !DecodeSpan(span, &spans->emplace_back())) {
+      if (!ReadBytes(*message, &in, &span) ||
+          !DecodeSpan(span, &spans->emplace_back(), unknown_field)) {
         return false;
       }
     } else if (!wire::SkipValue(&in, tag, /*depth=*/0)) {

@@ -33,6 +33,16 @@ Nanoseconds TimeOf(int pieces) {
       std::chrono::duration<float, std::milli>(pieces * testing::kFakeGpuPieceMs));
 }
 
+// Places every tensor in `region`, 32 KiB from each other, the first at `offset`.
+void Place(const std::shared_ptr<const SharedRegion>& region, uint64_t offset,
+           AttendRequest* request) {
+  const size_t bytes[] = {request->query_bytes, request->key_bytes, request->value_bytes,
+                          request->output_bytes(), request->lse_bytes()};
+  for (int i = 0; i < kNumTensors; ++i) {
+    request->ranges[i] = {region, offset + 32768u * i, bytes[i]};
+  }
+}
+
 TEST_F(FakeGpuTest, TimesAreThoseBetweenTheEvents) {
   Start(SmallOptions());
   const testing::Memfd file(size_t{256} << 10);
@@ -40,9 +50,7 @@ TEST_F(FakeGpuTest, TimesAreThoseBetweenTheEvents) {
   job.operation.request = testing::MakeRequest(5, 100);
   job.operation.request.return_lse = true;
   const std::shared_ptr<const SharedRegion> region = file.Map();  // not pinned: is copied
-  for (int i = 0; i < kNumTensors; ++i) {
-    job.operation.request.ranges[i] = {region, 32768u * i};
-  }
+  Place(region, 0, &job.operation.request);
   ASSERT_EQ(Attend(&job), absl::OkStatus());
   EXPECT_EQ(times_.copy_in, TimeOf(3)) << "Q, K and V";
   EXPECT_EQ(times_.kernel, TimeOf(1));
@@ -168,7 +176,7 @@ TEST_F(FakeGpuTest, ReadsAndWritesSharedMemory) {
     AttendRequest& request = job.operation.request;
     request = testing::MakeRequest(5, 100);
     request.return_lse = true;
-    for (int i = 0; i < kNumTensors; ++i) request.ranges[i] = {region, 16 + 32768u * i};
+    Place(region, 16, &request);
     testing::FillTensors(&job, &random_);
     const int before = testing::FakeGpuCopies();
     ASSERT_EQ(Prepare(&job, engine_.get()), absl::OkStatus());
@@ -196,8 +204,8 @@ TEST_F(FakeGpuTest, AppendsTheSameSharedRowsTwice) {
     AttendRequest& request = job.operation.request;
     request = testing::MakeRequest(1, 100);
     request.spans[0].sequence_id = sequence->id.ToBytes();
-    request.ranges[kKey] = {region, 0};
-    request.ranges[kValue] = {region, 32768};
+    request.ranges[kKey] = {region, 0, request.key_bytes};
+    request.ranges[kValue] = {region, 32768, request.value_bytes};
     testing::FillTensors(&job, &random_);
     if (&job == &jobs[1]) {
       job.key = jobs[0].key;

@@ -18,7 +18,8 @@ from credentials import BY, CredentialsTest, bearer, tls_channel, tls_flags
 from harness import wait_until
 
 Code = grpc.StatusCode
-REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+REFLECTION, OLD_REFLECTION = (f"/grpc.reflection.{package}.ServerReflection/ServerReflectionInfo"
+                              for package in ("v1", "v1alpha"))
 
 
 def has_ipv6():
@@ -40,7 +41,7 @@ class TokenTest(CredentialsTest):
         service = pb.DESCRIPTOR.services_by_name["AttentionService"]
         methods = [f"/{service.full_name}/{method.name}" for method in service.methods]
         methods += ["/flashcore.v1.DebugService/Echo", "/flashcore.v1.DebugService/EchoStream",
-                    REFLECTION]
+                    REFLECTION, OLD_REFLECTION]
         no_token = 'flashcore_unauthenticated_total{reason="no_token"}'
         bad_token = 'flashcore_unauthenticated_total{reason="bad_token"}'
         with harness.Server("--enable_echo", "--enable_reflection",

@@ -57,18 +57,39 @@ class InteropTest(unittest.TestCase):
         with self.assertRaises(grpc.RpcError) as caught:
             self.stub.Attend(bad)
         self.assertEqual(caught.exception.code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
-        self.assertIn("8388608", caught.exception.details())
+        self.assertIn("at most 8388608 are allowed (--max_message_bytes)",
+                      caught.exception.details())
+        good = harness.small_request("good")  # and the stream goes on
+        bad.request_id = "bad"
+        replies = {reply.request_id: reply for reply in self.stub.AttendStream(iter([bad, good]))}
+        self.assertIn("at most 8388608 are allowed", replies["bad"].status.message)
+        self.assertEqual(replies["good"].status.code, 0)
+
+    def test_a_field_that_the_server_does_not_know_is_named(self):
+        call = self.channel.unary_unary("/flashcore.v1.AttentionService/GetServerInfo")
+        with self.assertRaises(grpc.RpcError) as caught:
+            call(b"\x98\x06\x01")  # field 99
+        self.assertEqual(caught.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
+        self.assertIn("field 99 of flashcore.v1.GetServerInfoRequest", caught.exception.details())
 
     def test_reflection_lists_and_describes_the_service(self):
-        reflect = self.channel.stream_stream(
-            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+        def describe(name):
+            return b"\x22" + bytes([len(name)]) + name
+
         list_services = b"\x3a\x01*"
         name = b"flashcore.v1.AttentionService"
-        describe = b"\x22" + bytes([len(name)]) + name
-        listed, described = reflect(iter([list_services, describe]))
-        self.assertIn(name, listed)
-        self.assertIn(b"grpc.health.v1.Health", listed)
-        self.assertIn(b"AttendRequest", described)
+        answers = []
+        for package in ("v1", "v1alpha"):
+            itself = f"grpc.reflection.{package}.ServerReflection"
+            reflect = self.channel.stream_stream(f"/{itself}/ServerReflectionInfo")
+            listed, described, own = reflect(iter([list_services, describe(name),
+                                                   describe(itself.encode())]))
+            for service in (name, b"grpc.health.v1.Health", itself.encode()):
+                self.assertIn(service, listed)
+            self.assertIn(b"AttendRequest", described)
+            self.assertIn(f"grpc.reflection.{package}".encode(), own)
+            answers.append((listed, described))
+        self.assertEqual(*answers)
 
     def test_health_check(self):
         check = self.channel.unary_unary(HEALTH + "Check")

@@ -45,6 +45,7 @@ std::byte* Place(bool has, const v1::MemoryRange& asked, size_t bytes, bool to_w
   if (bytes > 0 && offset % 16 == 0 && !(read_only && to_write)) {
     range->set_region_id(read_only ? "read only" : "shared");
     range->set_offset(offset);
+    range->set_bytes(bytes);
   }
   return (read_only ? Client().read_only : Client().shared) + offset;
 }
@@ -176,6 +177,7 @@ void CheckClientRequest(const v1::AttendRequest& message) {
   if (!request.has_value() || !FitsClient(*request)) return;
   v1::AttendRequest want = message;
   want.DiscardUnknownFields();
+  want.clear_timeout_ns();  // only a stream sets it
   ClearTensors(&want);
   if (!HasBound(message.mask()) && message.mask().kind() == v1::Mask::KIND_NONE) want.clear_mask();
   PlaceTensors(message, &*request, &want);

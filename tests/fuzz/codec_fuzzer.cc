@@ -17,6 +17,7 @@
 #include "grpcpp/support/byte_buffer.h"
 #include "proto/wire/message.h"
 #include "server/transport/message.h"
+#include "server/transport/unknown_fields.h"
 #include "tests/fuzz/codec_values.h"
 #include "tests/fuzz/require.h"
 
@@ -85,7 +86,9 @@ void CheckInput(const uint8_t* data, size_t size) {
         message, bytes,
         {{want.kQueryFieldNumber}, {want.kKeyFieldNumber}, {want.kValueFieldNumber}}, &want, &got);
     if (!well_formed) return;
-    CheckServerRequest(message, want);
+    v1::AttendRequest whole;  // with unknown fields
+    whole.ParseFromString(bytes);
+    CheckServerRequest(message, server::CheckKnownFields(whole).ok(), want);
     CheckClientRequest(want);
   } else if (data[0] % 3 == 1) {
     v1::LoadSequenceRequest want, got;

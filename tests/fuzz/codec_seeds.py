@@ -58,6 +58,7 @@ def shared(*tensors: str, region: bytes = REGION, offset: int = 64) -> "pb.Atten
     for i, tensor in enumerate(tensors):
         place = getattr(request, f"{tensor}_range")
         place.region_id, place.offset = region, i * offset
+        place.bytes = 48 if tensor == "lse" else 192
     return request
 
 
@@ -73,6 +74,7 @@ def load_ranges() -> "pb.LoadSequenceRequest":
     chunk.ClearField("value")
     chunk.key_range.region_id, chunk.key_range.offset = REGION, 64
     chunk.value_range.region_id, chunk.value_range.offset = REGION, 1 << 40
+    chunk.key_range.bytes = chunk.value_range.bytes = 20
     return chunk
 
 

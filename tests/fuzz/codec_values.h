@@ -30,8 +30,9 @@ std::string BytesOf(const grpc::ByteBuffer& message);
 bool HasBound(const v1::Mask& mask);
 bool HasKnownEnums(const v1::AttendRequest& request);  // no unspecified and no unknown ones
 
-// As the server reads a request. `want` is what the generated parser makes of `message`.
-void CheckServerRequest(const grpc::ByteBuffer& message, const v1::AttendRequest& want);
+// As the server reads a request. `want` is what the generated parser makes of `message`; `known`:
+// without unknown fields.
+void CheckServerRequest(const grpc::ByteBuffer& message, bool known, const v1::AttendRequest& want);
 
 // As the client writes a request with the shape and the ranges of `want`.
 void CheckClientRequest(const v1::AttendRequest& want);

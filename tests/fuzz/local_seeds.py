@@ -36,6 +36,8 @@ def attend(region: bytes = REGION, offset: int = 2048) -> bytes:
                                  offset=offset)
     message.head_dim = 16
     del message.spans[1:]
+    for tensor, size in (("query", 256), ("key", 320), ("value", 320), ("output", 256), ("lse", 32)):
+        getattr(message, f"{tensor}_range").bytes = size
     return message.SerializeToString()
 
 

@@ -196,7 +196,7 @@ class SharedTensorsTest : public ::testing::Test {
     const size_t bytes[] = {request_.query_bytes, request_.key_bytes, request_.value_bytes,
                             request_.output_bytes(), request_.lse_bytes()};
     for (int i = 0; i < kNumTensors; ++i) {
-      request_.ranges[i] = {region_, offset};
+      request_.ranges[i] = {region_, offset, bytes[i]};
       offset += AlignUp(bytes[i], 16);
     }
   }
@@ -260,6 +260,19 @@ TEST_F(SharedTensorsTest, RangesMustFit) {
   refused(kKey, 4 * kPage, "key_range.offset: 16384, and the tensor has");
   refused(kValue, 4 * kPage - request_.value_bytes + 16, "the region has 16384");
   refused(kOutput, ~uint64_t{15}, "output_range");
+  for (const Tensor output : {kOutput, kLse}) {  // an input's size is that of its range
+    for (const uint64_t bytes : {uint64_t{0}, request_.ranges[output].bytes - 1, ~uint64_t{0}}) {
+      MemoryRange& range = request_.ranges[output];
+      const uint64_t want = std::exchange(range.bytes, bytes);
+      EXPECT_EQ(Validate().message(),
+                absl::StrCat(output == kOutput ? "output" : "lse", "_range.bytes: ", bytes,
+                             ", but the tensor has ", want));
+      range.bytes = want;
+    }
+  }
+  const size_t query_bytes = std::exchange(request_.query_bytes, 16);
+  EXPECT_THAT(Validate().message(), HasSubstr("query_range.bytes: 16, but 2 rows of"));
+  request_.query_bytes = query_bytes;
   request_.return_lse = false;
   EXPECT_THAT(Validate().message(), HasSubstr("lse_range: is set"));
   request_.return_lse = true;

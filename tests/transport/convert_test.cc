@@ -10,8 +10,11 @@
 #include <vector>
 
 #include "gmock/gmock.h"
+#include "google/protobuf/unknown_field_set.h"
 #include "gtest/gtest.h"
+#include "proto/wire/message.h"
 #include "server/kv/operation.h"
+#include "server/transport/message.h"
 
 namespace flashcore::server {
 namespace {
@@ -108,6 +111,8 @@ TEST(ConvertTest, EveryFieldOfARequestIsRead) {
        {[](auto* m) { m->set_return_lse(true); }, [](auto& r) { return r.return_lse; }}},
       {"AttendRequest.layer",
        {[](auto* m) { m->set_layer(7); }, [](auto& r) { return r.layer == 7; }}},
+      {"AttendRequest.timeout_ns",
+       {[](auto* m) { m->set_timeout_ns(7); }, [](auto& r) { return r.timeout_ns == 7; }}},
       {"Span.query_rows",
        {[](auto* m) { m->mutable_spans(0)->set_query_rows(7); },
         [](auto& r) { return r.spans[0].query_rows == 7; }}},
@@ -160,6 +165,30 @@ TEST(ConvertTest, EveryFieldOfARequestIsRead) {
       const std::string name = type->name() + "." + field.name();
       EXPECT_TRUE(is_tensor || is_range || fields.count(name) == 1) << name << " is not read";
     }
+  }
+}
+
+// Every message within an AttendRequest, also one that is new.
+TEST(ConvertTest, UnknownFieldsOfEveryMessageInARequestAreFound) {
+  const auto* type = v1::AttendRequest::descriptor();
+  for (int i = 0; i < type->field_count(); ++i) {
+    const FieldDescriptor* const field = type->field(i);
+    if (field->message_type() == nullptr) continue;
+    v1::AttendRequest message;
+    auto* const part = field->is_repeated()
+                           ? message.GetReflection()->AddMessage(&message, field)
+                           : message.GetReflection()->MutableMessage(&message, field);
+    part->GetReflection()->MutableUnknownFields(part)->AddVarint(99, 1);
+    const std::string bytes = message.SerializeAsString();
+    AttendOperation operation;
+    TensorFields tensors;
+    bool well_formed = false;
+    const absl::Status status = ParseAttend(wire::MessageView(bytes), /*regions=*/nullptr,
+                                            &operation, &tensors, &well_formed);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << field->name();
+    EXPECT_THAT(std::string(status.message()),
+                ::testing::HasSubstr("field 99 of " + field->message_type()->full_name()));
+    EXPECT_TRUE(well_formed);
   }
 }
 

@@ -88,6 +88,7 @@ TEST_F(LocalTest, RefusesWhatCannotBeAnswered) {
   v1::AttendRequest request = lane.Step(lane.Create());
   request.clear_output_range();
   request.set_num_heads(2);  // 128 bytes of output, and the rest of the answer
+  request.mutable_query_range()->set_bytes(2 * kRowBytes);
   const absl::Status status = lane.Attend(request);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("use output_range"));
@@ -161,6 +162,7 @@ TEST_F(LocalTest, LoadsASequence) {
   for (v1::MemoryRange* range : {chunk.mutable_key_range(), chunk.mutable_value_range()}) {
     range->set_region_id(lane.region);
     range->set_offset(Lane::kTensors);
+    range->set_bytes(3 * kRowBytes);
   }
   ASSERT_EQ(lane.client.Call("LoadSequence", chunk, &response), absl::OkStatus());
   EXPECT_EQ(response.sequence().layer_lengths(0), 5);

@@ -65,6 +65,7 @@ class LocalServerTest : public GatedServerTest {
       const auto place = [&](v1::MemoryRange* range, uint64_t offset) {
         range->set_region_id(region);
         range->set_offset(offset);
+        range->set_bytes(kRowBytes);
       };
       place(request.mutable_query_range(), kTensors);
       place(request.mutable_key_range(), kTensors + kRowBytes);

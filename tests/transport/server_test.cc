@@ -230,7 +230,9 @@ INSTANTIATE_TEST_SUITE_P(
                    },
                    grpc::INVALID_ARGUMENT, "more than the 262144 bytes allowed"},
         BadMessage{"OverTheMessageLimit", [](auto& r) { r.set_query(std::string(1 << 20, 'x')); },
-                   grpc::RESOURCE_EXHAUSTED, "vs. 1048576"},
+                   grpc::RESOURCE_EXHAUSTED, "at most 1048576 are allowed"},
+        BadMessage{"Timeout", [](auto& r) { r.set_timeout_ns(5); }, grpc::INVALID_ARGUMENT,
+                   "timeout_ns: 5; only requests of AttendStream"},
         BadMessage{"Sequence", [](auto& r) { r.mutable_spans(0)->set_sequence_id("x"); },
                    grpc::INVALID_ARGUMENT, "spans[0].sequence_id: 1 bytes; an id has 16"}),
     [](const auto& param) { return param.param.name; });

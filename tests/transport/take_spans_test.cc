@@ -1,12 +1,15 @@
 #include "server/transport/take_spans.h"
 
+#include <algorithm>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "flashcore/v1/attention.pb.h"
 #include "google/protobuf/stubs/logging.h"
 #include "gtest/gtest.h"
+#include "server/transport/unknown_fields.h"
 #include "tests/base/test_seed.h"
 
 namespace flashcore::server {
@@ -45,7 +48,8 @@ std::string Difference(const std::string& message, bool* accepted) {
   *accepted = want.ParseFromString(message);
   std::string small = message;
   std::vector<SpanShape> spans;
-  const bool taken = TakeSpans(&small, &spans) && rest.ParseFromString(small);
+  int unknown = 0;
+  const bool taken = TakeSpans(&small, &spans, &unknown) && rest.ParseFromString(small);
   if (taken != *accepted) return taken ? "only TakeSpans accepts it" : "TakeSpans refuses it";
   if (!taken) return "";
   if (rest.spans_size() != 0) return "spans are left";
@@ -53,6 +57,10 @@ std::string Difference(const std::string& message, bool* accepted) {
   for (size_t i = 0; i < spans.size(); ++i) {
     if (!IsSame(spans[i], want.spans(static_cast<int>(i)))) return "another span";
   }
+  const bool any_unknown =
+      std::any_of(want.spans().begin(), want.spans().end(),
+                  [](const v1::Span& span) { return !CheckKnownFields(span).ok(); });
+  if ((unknown != 0) != any_unknown) return "a field unknown to one alone";
   want.clear_spans();
   return rest.SerializeAsString() == want.SerializeAsString() ? "" : "other fields differ";
 }
@@ -116,6 +124,22 @@ TEST_F(TakeSpansTest, FieldsOfOtherTypesAndNumbersAreSkipped) {
   Expect(true, std::string("\x10\x05\x15"
                            "1234",
                            7));  // spans, but not length-delimited
+}
+
+TEST_F(TakeSpansTest, TellsTheNumberOfAnUnknownField) {
+  const std::vector<std::pair<std::string, int>> spans = {{"\x08\x01", 0},
+                                                          {"\x28\x01", 5},
+                                                          {"\x09"
+                                                           "12345678",
+                                                           1},
+                                                          {"\x7b\x7c", 15}};
+  for (const auto& [span, number] : spans) {
+    std::string message = OneSpan(span);
+    std::vector<SpanShape> taken;
+    int unknown = -1;
+    ASSERT_TRUE(TakeSpans(&message, &taken, &unknown));
+    EXPECT_EQ(unknown, number);
+  }
 }
 
 TEST_F(TakeSpansTest, RefusesWhatIsNotWellFormed) {

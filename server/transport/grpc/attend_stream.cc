@@ -1,7 +1,12 @@
 #include "server/transport/grpc/attend_stream.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "server/request/validate.h"
+#include "server/transport/convert.h"
 #include "server/transport/message.h"
 
 namespace flashcore::server {
@@ -23,15 +28,21 @@ class AttendStreamReactor::Request final : public Exchange {
     bool well_formed = false;
     absl::Status status =
         ParseAttend(message_, /*regions=*/nullptr, &operation_, &tensors_, &well_formed);
-    if (status.ok() && operation_.request.request_id.empty()) {
-      status = absl::InvalidArgumentError("request_id: empty; AttendStream needs one");
+    if (well_formed) {
+      status.Update(CheckMessageBytes(*stream_->context_, message_.size()));
+      status.Update(TakeId());
+      if (!refusal.ok()) status = refusal;
     }
-    if (well_formed && !refusal.ok()) status = refusal;
+    if (const uint64_t timeout_ns = operation_.request.timeout_ns; timeout_ns > 0) {
+      operation_.deadline =
+          std::min(operation_.deadline, DeadlineIn(timeout_ns, origin_.fleet->clock()));
+    }
     // After a malformed message, nothing on the stream can be trusted.
     if (!well_formed) stream_->StopReading(status);
     Receive(status);
   }
 
+  absl::string_view request_id() const { return operation_.request.request_id; }
   grpc::ByteBuffer* answer() { return &answer_; }
   // gRPC has `sent` the answer, or dropped it.
   void End(bool sent) {
@@ -41,6 +52,16 @@ class AttendStreamReactor::Request final : public Exchange {
   }
 
  private:
+  // Until this is complete, its request_id is that of no other. Leaves none if it cannot have it.
+  absl::Status TakeId() {
+    std::string& id = operation_.request.request_id;
+    if (id.empty()) return absl::InvalidArgumentError("request_id: empty; AttendStream needs one");
+    if (id.size() > kMaxRequestIdBytes || stream_->TakeId(id)) return absl::OkStatus();
+    absl::Status status = absl::InvalidArgumentError(
+        absl::StrCat("request_id: '", id, "' is that of a request in flight on this stream"));
+    id.clear();
+    return status;
+  }
   void Received(const absl::Status& status) override {
     AttendStreamReactor* const stream = stream_;
     Exchange::Received(status);  // `this` may be gone then
@@ -98,6 +119,11 @@ void AttendStreamReactor::OnReadDone(bool ok) {
   request->Start(refusal);
 }
 
+bool AttendStreamReactor::TakeId(absl::string_view request_id) {
+  MutexLock lock(&mutex_);
+  return ids_.insert(request_id).second;
+}
+
 void AttendStreamReactor::EndReceiving() {
   MutexLock lock(&mutex_);
   receiving_ = false;
@@ -106,6 +132,7 @@ void AttendStreamReactor::EndReceiving() {
 
 void AttendStreamReactor::AddAnswer(Request* request) {
   MutexLock lock(&mutex_);
+  ids_.erase(request->request_id());
   auto entry = inflight_.find(request);
   answers_.push_back(std::move(entry->second));
   inflight_.erase(entry);

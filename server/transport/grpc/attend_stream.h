@@ -8,8 +8,10 @@
 #include <unordered_map>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
 #include "server/transport/exchange.h"
@@ -33,6 +35,8 @@ class AttendStreamReactor final
  private:
   class Request;
 
+  // Whether no request in flight has this id, which is then taken until its request is complete.
+  bool TakeId(absl::string_view request_id) ABSL_LOCKS_EXCLUDED(mutex_);
   // The message in incoming_ is in the queue, or refused.
   void EndReceiving() ABSL_LOCKS_EXCLUDED(mutex_);
   void AddAnswer(Request* request) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -57,6 +61,7 @@ class AttendStreamReactor final
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;      // answers_.front() is with gRPC
   bool half_closed_ ABSL_GUARDED_BY(mutex_) = false;  // there is nothing more to read
   std::unordered_map<Request*, std::unique_ptr<Request>> inflight_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_set<absl::string_view> ids_ ABSL_GUARDED_BY(mutex_);    // of those in inflight_
   std::deque<std::unique_ptr<Request>> answers_ ABSL_GUARDED_BY(mutex_);  // oldest first
 };
 

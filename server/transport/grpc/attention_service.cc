@@ -1,6 +1,8 @@
 #include "server/transport/grpc/attention_service.h"
 
 #include "grpcpp/support/byte_buffer.h"
+#include "grpcpp/support/proto_buffer_reader.h"
+#include "grpcpp/support/slice.h"
 #include "proto/wire/grpc_compat.h"
 #include "server/transport/convert.h"
 #include "server/transport/exchange.h"
@@ -25,8 +27,11 @@ class AttendReactor final : public UnaryReactor, public Exchange {
     absl::StatusOr<Identity> caller = AdmitCaller(origin_.context, context);
     if (!caller.ok()) return Receive(caller.status());
     operation_.identity = *std::move(caller);
-    bool well_formed = false;
-    Receive(ParseAttend(message_, /*regions=*/nullptr, &operation_, &tensors_, &well_formed));
+    absl::Status status = CheckMessageBytes(*origin_.context, message_.size());
+    if (status.ok()) {
+      status = ParseSingleAttend(message_, /*regions=*/nullptr, &operation_, &tensors_);
+    }
+    Receive(status);
   }
 
  private:
@@ -111,25 +116,38 @@ void AttentionService::AddTensorMethods() {
 
 template <typename Request, typename Response>
 void AttentionService::Add(const char* name, AttentionMethods::Method<Request, Response> method) {
-  MarkMethodCallback(IndexOf(name), new grpc_compat::UnaryHandler<Request, Response>(
-                                        [this, rpc = methods_->Rpc(name, "grpc"), method](
-                                            grpc::CallbackServerContext* call,
-                                            const Request* request, Response* response) {
-                                          return Answer(rpc, call, *request, response, method);
-                                        }));
+  const auto answer = [this, rpc = methods_->Rpc(name, "grpc"), method](
+                          grpc::CallbackServerContext* call, const grpc::ByteBuffer* request,
+                          grpc::ByteBuffer* response) {
+    return Answer(rpc, call, const_cast<grpc::ByteBuffer*>(request), response, method);
+  };
+  MarkMethodRawCallback(IndexOf(name),
+                        new grpc_compat::UnaryHandler<grpc::ByteBuffer, grpc::ByteBuffer>(answer));
 }
 
 template <typename Request, typename Response>
 grpc::ServerUnaryReactor* AttentionService::Answer(
-    RpcMetrics* rpc, grpc::CallbackServerContext* call, const Request& request, Response* response,
-    AttentionMethods::Method<Request, Response> method) {
+    RpcMetrics* rpc, grpc::CallbackServerContext* call, grpc::ByteBuffer* message,
+    grpc::ByteBuffer* reply, AttentionMethods::Method<Request, Response> method) {
   auto* reactor = new AnswerReactor(context_, rpc, call);
   const absl::StatusOr<Identity> caller = AdmitCaller(context_, *call);
-  const absl::Status status =
-      caller.ok() ? (methods_->*method)(*caller, request, response) : caller.status();
-  // gRPC keeps the message and its serialized form.
-  const size_t bytes = status.ok() ? response->ByteSizeLong() + response->SpaceUsedLong() : 0;
-  reactor->Answer(status, caller.ok() ? caller->name : "", bytes);
+  absl::Status status = caller.status();
+  if (status.ok()) status = CheckMessageBytes(*context_, message->Length());
+  Request request;
+  Response response;
+  if (status.ok()) {
+    grpc::ProtoBufferReader reader(message);
+    if (!request.ParseFromZeroCopyStream(&reader)) {
+      status = absl::InvalidArgumentError("message: not well-formed protobuf");
+    }
+  }
+  ReleaseMessage(message);
+  if (status.ok()) status = methods_->Run(method, *caller, request, &response);
+  if (status.ok()) {
+    const grpc::Slice slice(response.SerializeAsString());
+    *reply = grpc::ByteBuffer(&slice, 1);
+  }
+  reactor->Answer(status, caller.ok() ? caller->name : "", reply->Length());
   return reactor;
 }
 

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "flashcore/v1/attention.grpc.pb.h"
+#include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
 #include "server/transport/attention_methods.h"
 #include "server/transport/exchange.h"
@@ -14,9 +15,9 @@
 
 namespace flashcore::server {
 
-// RPCs that carry tensors take raw messages, so that a tensor is copied once, from the network to
-// staging memory. All others are those of AttentionMethods. Thread-safe. Outlives every RPC that it
-// serves. Does not own the methods.
+// All RPCs take raw messages: those that carry tensors, so that a tensor is copied once, from the
+// network to staging memory; those of AttentionMethods, so that the size is checked before anything
+// is parsed. Thread-safe. Outlives every RPC that it serves. Does not own the methods.
 class AttentionService final : public v1::AttentionService::Service {
  public:
   // The methods of this service, for Metrics::Options.
@@ -33,10 +34,10 @@ class AttentionService final : public v1::AttentionService::Service {
   void AddTensorMethods();
   template <typename Request, typename Response>
   void Add(const char* name, AttentionMethods::Method<Request, Response> method);
-  // Runs `method` for a caller that is admitted.
+  // Runs `method`, if the caller is admitted.
   template <typename Request, typename Response>
   grpc::ServerUnaryReactor* Answer(RpcMetrics* rpc, grpc::CallbackServerContext* call,
-                                   const Request& request, Response* response,
+                                   grpc::ByteBuffer* message, grpc::ByteBuffer* reply,
                                    AttentionMethods::Method<Request, Response> method);
   Exchange::Origin OriginOf(const char* method) const;
 

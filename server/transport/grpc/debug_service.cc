@@ -11,7 +11,7 @@ DebugService::DebugService(size_t max_reply_bytes, int max_inflight, RpcContext*
       echo_(context->metrics->Rpc(v1::DebugService::service_full_name(), "Echo")),
       echo_stream_(context->metrics->Rpc(v1::DebugService::service_full_name(), "EchoStream")),
       max_inflight_(max_inflight),
-      replier_(max_reply_bytes) {}
+      replier_(max_reply_bytes, context) {}
 
 std::vector<RpcMethod> DebugService::Methods() {
   return MethodsOf(*v1::EchoRequest::descriptor()->file()->FindServiceByName("DebugService"));

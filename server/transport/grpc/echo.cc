@@ -9,6 +9,7 @@
 #include "flashcore/v1/debug.pb.h"
 #include "proto/wire/message.h"
 #include "server/transport/message.h"
+#include "server/transport/unknown_fields.h"
 
 namespace flashcore::server {
 namespace {
@@ -30,9 +31,14 @@ std::byte* WarmBuffer(size_t bytes) {
 
 }  // namespace
 
-EchoReplier::EchoReplier(size_t max_reply_bytes) : reply_(ZeroSlice(max_reply_bytes)) {}
+EchoReplier::EchoReplier(size_t max_reply_bytes, const RpcContext* context)
+    : context_(context), reply_(ZeroSlice(max_reply_bytes)) {}
 
 absl::StatusOr<grpc::ByteBuffer> EchoReplier::Reply(grpc::ByteBuffer* request) const {
+  if (absl::Status status = CheckMessageBytes(*context_, request->Length()); !status.ok()) {
+    ReleaseMessage(request);
+    return status;
+  }
   wire::LargeField payload{v1::EchoRequest::kPayloadFieldNumber};
   std::string small;
   absl::Status status =
@@ -40,6 +46,8 @@ absl::StatusOr<grpc::ByteBuffer> EchoReplier::Reply(grpc::ByteBuffer* request) c
   if (!status.ok()) return status;
   v1::EchoRequest parsed;
   if (!parsed.ParseFromString(small)) return absl::InvalidArgumentError("message: malformed");
+  status = CheckKnownFields(parsed);
+  if (!status.ok()) return status;
   if (parsed.reply_bytes() > reply_.size()) {
     return absl::InvalidArgumentError(absl::StrCat("reply_bytes: ", parsed.reply_bytes(),
                                                    " is more than the limit of ", reply_.size()));

@@ -14,6 +14,7 @@
 #include "grpcpp/support/server_callback.h"
 #include "grpcpp/support/slice.h"
 #include "server/transport/grpc/stream_reactor.h"
+#include "server/transport/rpc_scope.h"
 
 namespace flashcore::server {
 
@@ -21,13 +22,14 @@ namespace flashcore::server {
 // and answers with slices of memory that is not copied. Thread-safe.
 class EchoReplier {
  public:
-  // Replies have at most `max_reply_bytes`.
-  explicit EchoReplier(size_t max_reply_bytes);
+  // Replies have at most `max_reply_bytes`. The context outlives this.
+  EchoReplier(size_t max_reply_bytes, const RpcContext* context);
 
   // The v1::EchoResponse to `*request`, a v1::EchoRequest, which is released.
   absl::StatusOr<grpc::ByteBuffer> Reply(grpc::ByteBuffer* request) const;
 
  private:
+  const RpcContext* const context_;
   const grpc::Slice reply_;  // every reply is a sub-slice of it
 };
 

@@ -12,7 +12,11 @@ class LoadSequenceReactor::Chunk final : public Exchange {
     operation_.deadline = stream->deadline_;
   }
 
-  void Start() { Receive(stream_->chunks_.Parse(message_, &operation_, &tensors_)); }
+  void Start() {
+    absl::Status status = CheckMessageBytes(*stream_->context_, message_.size());
+    if (status.ok()) status = stream_->chunks_.Parse(message_, &operation_, &tensors_);
+    Receive(status);
+  }
   using Exchange::Enqueue;
   void End(const absl::Status& status) {
     scope_.Replying(status);

@@ -1,9 +1,14 @@
 #include "server/transport/grpc/reflection.h"
 
 #include <set>
+#include <utility>
 
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/descriptor.pb.h"
+#include "grpc/reflection/v1/reflection.grpc.pb.h"
+#include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
+#include "grpcpp/support/server_callback.h"
+#include "proto/wire/grpc_compat.h"
 #include "server/transport/convert.h"
 #include "server/transport/grpc/unary_reactor.h"
 
@@ -11,8 +16,8 @@ namespace flashcore::server {
 namespace {
 
 using google::protobuf::DescriptorPool;
-using grpc::reflection::v1alpha::ServerReflectionRequest;
-using grpc::reflection::v1alpha::ServerReflectionResponse;
+using grpc::reflection::v1::ServerReflectionRequest;
+using grpc::reflection::v1::ServerReflectionResponse;
 
 void SetError(const std::string& message, ServerReflectionResponse* response) {
   response->mutable_error_response()->set_error_code(grpc::StatusCode::NOT_FOUND);
@@ -22,7 +27,7 @@ void SetError(const std::string& message, ServerReflectionResponse* response) {
 // `file`, unless it is in `seen`, then the files that it imports.
 void AddFiles(const google::protobuf::FileDescriptor& file,
               std::set<const google::protobuf::FileDescriptor*>* seen,
-              grpc::reflection::v1alpha::FileDescriptorResponse* response) {
+              grpc::reflection::v1::FileDescriptorResponse* response) {
   if (!seen->insert(&file).second) return;
   google::protobuf::FileDescriptorProto proto;
   file.CopyTo(&proto);
@@ -108,11 +113,28 @@ class ReflectionReactor final
   ServerReflectionResponse response_;
 };
 
+// `Service` of either package. It reads and writes the messages of v1: those of v1alpha are the
+// same bytes.
+template <typename Service>
+class Reflects final : public Service {
+ public:
+  Reflects(const std::vector<std::string>* services, const Authenticator* authenticator) {
+    const auto open = [=](grpc::CallbackServerContext* context) {
+      return new ReflectionReactor(services, authenticator, *context);
+    };
+    this->MarkMethodCallback(
+        0, new grpc_compat::BidiStreamHandler<ServerReflectionRequest, ServerReflectionResponse>(
+               open));
+  }
+};
+
 }  // namespace
 
-grpc::ServerBidiReactor<ServerReflectionRequest, ServerReflectionResponse>*
-ReflectionService::ServerReflectionInfo(grpc::CallbackServerContext* context) {
-  return new ReflectionReactor(&services_, authenticator_, *context);
-}
+Reflection::Reflection(std::vector<std::string> services, const Authenticator* authenticator)
+    : names_(std::move(services)),
+      v1_(std::make_unique<Reflects<grpc::reflection::v1::ServerReflection::Service>>(
+          &names_, authenticator)),
+      v1alpha_(std::make_unique<Reflects<grpc::reflection::v1alpha::ServerReflection::Service>>(
+          &names_, authenticator)) {}
 
 }  // namespace flashcore::server

@@ -1,36 +1,32 @@
-// grpc.reflection.v1alpha: tells clients such as grpcurl which services and messages there are.
+// gRPC reflection: tells clients such as grpcurl which services and messages there are.
 //
 // gRPC's own implementation blocks a thread for each stream and asks nobody who calls.
 #ifndef FLASHCORE_SERVER_TRANSPORT_GRPC_REFLECTION_H_
 #define FLASHCORE_SERVER_TRANSPORT_GRPC_REFLECTION_H_
 
+#include <array>
+#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
+#include "grpcpp/impl/service_type.h"
 #include "server/transport/access/authenticator.h"
 
 namespace flashcore::server {
 
-using ReflectionBase =
-    grpc::reflection::v1alpha::ServerReflection::WithCallbackMethod_ServerReflectionInfo<
-        grpc::reflection::v1alpha::ServerReflection::Service>;
-
-// Thread-safe. Outlives its RPCs.
-class ReflectionService final : public ReflectionBase {
+// The services ServerReflection of grpc.reflection.v1 and v1alpha. Thread-safe. Outlives its RPCs.
+class Reflection {
  public:
   // Lists `services`, by their full names. The authenticator outlives this.
-  ReflectionService(std::vector<std::string> services, const Authenticator* authenticator)
-      : services_(std::move(services)), authenticator_(authenticator) {}
+  Reflection(std::vector<std::string> services, const Authenticator* authenticator);
 
-  grpc::ServerBidiReactor<grpc::reflection::v1alpha::ServerReflectionRequest,
-                          grpc::reflection::v1alpha::ServerReflectionResponse>*
-  ServerReflectionInfo(grpc::CallbackServerContext* context) override;
+  // To be registered.
+  std::array<grpc::Service*, 2> services() const { return {v1_.get(), v1alpha_.get()}; }
 
  private:
-  const std::vector<std::string> services_;
-  const Authenticator* const authenticator_;
+  const std::vector<std::string> names_;
+  const std::unique_ptr<grpc::Service> v1_;
+  const std::unique_ptr<grpc::Service> v1alpha_;
 };
 
 }  // namespace flashcore::server

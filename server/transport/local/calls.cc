@@ -21,8 +21,7 @@ class AttendCall final : public PendingCall {
 
  private:
   absl::Status Parse() override {
-    bool well_formed = false;
-    return ParseAttend(message_, setup_.regions.get(), &operation_, &tensors_, &well_formed);
+    return ParseSingleAttend(message_, setup_.regions.get(), &operation_, &tensors_);
   }
   void Received(const absl::Status& status) override {
     const size_t room = wire::kMaxFrameBytes - kFrameOverhead;
@@ -109,7 +108,7 @@ void UnaryCalls::Add(const char* name, AttentionMethods::Method<Request, Respons
     if (status.ok() && !request.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
       status = absl::InvalidArgumentError("message: not well-formed protobuf");
     }
-    if (status.ok()) status = (context->methods->*method)(caller, request, &response);
+    if (status.ok()) status = context->methods->Run(method, caller, request, &response);
     if (status.ok()) response.SerializeToString(out);
     rpc_scope.set_status(status.code());
     scope.Replying(status);

@@ -12,6 +12,7 @@
 #include "server/telemetry/log.h"
 #include "server/transport/convert.h"
 #include "server/transport/local/ring_poller.h"
+#include "server/transport/unknown_fields.h"
 
 namespace flashcore::server::local {
 namespace {
@@ -104,6 +105,10 @@ void Connection::Handle(absl::string_view frame) {
     return Break(absl::InvalidArgumentError(
         absl::StrCat("id: ", request.id(), " is that of a request that is not answered yet")));
   }
+  // The version of a Hello is not known yet: its own fields may be those of a later one.
+  if (absl::Status status = CheckKnownFields(request); !status.ok() && !request.has_hello()) {
+    return request.has_cancel() ? Break(status) : Reply(request.id(), status);
+  }
   Dispatch(request);
 }
 
@@ -125,7 +130,7 @@ void Connection::Dispatch(const v1::LocalRequest& request) {
     case v1::LocalRequest::kCancel:
       return Cancel(id, request.cancel());
     default:
-      return Break(absl::InvalidArgumentError("action: none that this server knows"));
+      return Break(absl::InvalidArgumentError("action: not set"));
   }
 }
 

@@ -39,13 +39,11 @@ class Session::Request final : public Exchange {
 
   void Start() {
     absl::Status status = CheckNotDraining(*origin_.context);
-    bool well_formed = false;
     if (status.ok() && header_.reserved != 0) {
       status = absl::InvalidArgumentError("slot: reserved is not 0");
     }
     if (status.ok()) {
-      status =
-          ParseAttend(message_, session_->regions_.get(), &operation_, &tensors_, &well_formed);
+      status = ParseSingleAttend(message_, session_->regions_.get(), &operation_, &tensors_);
     }
     Receive(status);
   }
