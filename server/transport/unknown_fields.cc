@@ -7,20 +7,16 @@
 
 namespace flashcore::server {
 
-using ::google::protobuf::Descriptor;
-using ::google::protobuf::FieldDescriptor;
-using ::google::protobuf::Message;
-using ::google::protobuf::Reflection;
-using ::google::protobuf::UnknownFieldSet;
+namespace protobuf = ::google::protobuf;
 
-absl::Status CheckKnownFields(const Message& message) {
-  const Descriptor& type = *message.GetDescriptor();
-  const Reflection& reflection = *message.GetReflection();
-  const UnknownFieldSet& unknown = reflection.GetUnknownFields(message);
+absl::Status CheckKnownFields(const protobuf::Message& message) {
+  const protobuf::Descriptor& type = *message.GetDescriptor();
+  const protobuf::Reflection& reflection = *message.GetReflection();
+  const protobuf::UnknownFieldSet& unknown = reflection.GetUnknownFields(message);
   if (!unknown.empty()) return UnknownField(type.full_name(), unknown.field(0).number());
   for (int i = 0; i < type.field_count(); ++i) {
-    const FieldDescriptor* const field = type.field(i);
-    if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) continue;
+    const protobuf::FieldDescriptor* const field = type.field(i);
+    if (field->cpp_type() != protobuf::FieldDescriptor::CPPTYPE_MESSAGE) continue;
     absl::Status status;
     if (!field->is_repeated()) {
       if (!reflection.HasField(message, field)) continue;
