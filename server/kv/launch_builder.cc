@@ -126,8 +126,9 @@ absl::Status LaunchBuilder::ShortageError(const AttendOperation& operation) cons
   const ClientAccount* account = nullptr;
   size_t needed = 0;
   for (size_t i = 0; i < request.spans.size(); ++i) {
-    if (request.spans[i].kv_rows == 0) continue;
-    const Sequence& sequence = *operation.sequences.sequences()[i];
+    const SequencePtr& appended = operation.sequences.sequences()[i];
+    if (appended == nullptr || appended->deleted || request.spans[i].kv_rows == 0) continue;
+    const Sequence& sequence = *appended;
     const SequenceLayer& layer = sequence.layers[request.layer];
     const uint64_t length = layer.pending_length();
     const size_t pages = PagesFor(length + request.spans[i].kv_rows) - PagesFor(length);
