@@ -9,6 +9,8 @@
 #                                            build-asan/; replays the inputs of the fuzzers
 #                                   e2e      server and command line of build-asan/ as processes
 #   tests/run.sh --release        every unit test in the release build: needs no clang
+#   tests/run.sh --torch          the Python package with PyTorch and transformers, of $FLASHCORE_TORCH_PYTHON or
+#                                 python3; skipped where that has none
 #   tests/run.sh --stress [PART]  what takes long, or depends on time, load, memory readings or other programs;
 #                                 ends with a summary. PART: release, asan, tsan, e2e, fuzz, perf or tidy
 #   tests/run.sh --stress REGEX   the stress tests whose names match
@@ -115,6 +117,12 @@ case ${1-} in
     install_packages
     build release all
     ctest --preset release -L '^(unit|gpu)$' -j "$jobs"
+    ;;
+  --torch)
+    [[ $# -eq 1 ]] || usage
+    install_packages
+    build release flashcore-server flashcore flashcore_python_proto
+    ctest --preset release -L '^torch$' -j "$jobs"
     ;;
   --stress)
     [[ $# -le 2 ]] || usage

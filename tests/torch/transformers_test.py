@@ -2,17 +2,19 @@
 
 import copy
 import gc
+import os
 import pathlib
 import re
 import unittest
+import unittest.mock
+
+from models import TWIN, causal_model, encoder, flashcore, harness, padded, prompts
 
 import torch
 import transformers
 
-import models
-from models import TWIN, causal_model, encoder, flashcore, harness, padded, prompts
-
 NAME = flashcore.transformers.NAME
+USED = 'flashcore_kv_bytes{state="used",segment="cold"}'
 README = pathlib.Path(__file__).resolve().parents[2] / "client" / "python" / "README.md"
 # A difference of logits that rounding O to the dtype can make in these models, as a share of their spread.
 ROUNDING = {torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -112,7 +114,8 @@ class GenerateTest(ModelTest):
         for where in (NAME, "sdpa"):  # of the assistant, whose cache is here
             with self.subTest(where):
                 assistant.set_attn_implementation(where)
-                assisted = self.both(model, inputs, max_new_tokens=12, do_sample=False, assistant_model=assistant)
+                assisted = self.both(model, inputs, max_new_tokens=12, do_sample=False,
+                                     assistant_model=assistant)
                 self.assertEqual(assisted.shape[1], 20)
 
     def test_prompt_lookup_decoding(self):
@@ -171,9 +174,9 @@ class CacheTest(ModelTest):
         prompt, ends = prompts(130)[0], prompts(4, 6, seed=8)
         prefix = self.cache(self.model)
         self.model(input_ids=prompt[None], cache=prefix)
-        used = self.server.metric("flashcore_kv_used_bytes")
+        used = self.server.metric(USED)
         copies = [self.enterContext(copy.deepcopy(prefix)) for _ in ends]
-        self.assertEqual(self.server.metric("flashcore_kv_used_bytes"), used)
+        self.assertEqual(self.server.metric(USED), used)
         for its, end in zip(copies, ends):
             inputs = padded([torch.cat([prompt, end])])
             continued = self.model.generate(**inputs, cache=its, max_new_tokens=5, do_sample=False)
@@ -235,21 +238,31 @@ class CacheTest(ModelTest):
             self.model(input_ids=tokens[:, 5:], cache=cache)
         cache.crop(-1)
         again = self.model(input_ids=tokens[:, 5:], cache=cache).logits
-        self.assertTrue(torch.equal(again, self.model(input_ids=tokens[:, 5:], cache=self.filled(tokens)).logits))
-
-    def filled(self, tokens):
-        cache = self.cache(self.model)
-        self.model(input_ids=tokens[:, :-1], cache=cache)
-        return cache
+        other = self.cache(self.model)
+        self.model(input_ids=tokens[:, :5], cache=other)
+        self.assertTrue(torch.equal(again, self.model(input_ids=tokens[:, 5:], cache=other).logits))
 
     def test_one_request_a_layer_appends_and_attends_for_the_batch(self):
         cache = self.cache(self.model)
         inputs = padded(prompts(5, 5, 5))
         self.model(**inputs, cache=cache)
-        calls = 'flashcore_requests_total{rpc="Attend",code="OK"}'
-        before = self.server.metric(calls)
-        self.model(input_ids=inputs["input_ids"][:, :1], cache=cache)
-        self.assertEqual(self.server.metric(calls) - before, self.model.config.num_hidden_layers)
+        with unittest.mock.patch.object(type(self.client), "attend_batch", autospec=True,
+                                        side_effect=type(self.client).attend_batch) as calls:
+            self.model(input_ids=inputs["input_ids"][:, :1], cache=cache)
+        self.assertEqual([len(call.args[1]) for call in calls.call_args_list], [3, 3])
+        self.assertEqual([sequence.lengths for sequence in cache.sequences], [[6, 6]] * 3)
+
+
+class BidirectionalTest(ModelTest):
+    def test_a_causal_model_without_causality(self):
+        model, inputs = causal_model("Llama"), padded(prompts(5, 9))
+        for options in ({"is_causal": False}, {}):
+            found = {}
+            for where in (NAME, TWIN):
+                model.set_attn_implementation(where)
+                found[where] = model(**inputs, **options, use_cache=False).logits
+            real = inputs["attention_mask"].bool()
+            torch.testing.assert_close(found[NAME][real], found[TWIN][real], atol=5e-2, rtol=2e-2)
 
 
 class RefusalTest(ModelTest):
@@ -277,8 +290,7 @@ class RefusalTest(ModelTest):
             model, input_ids=inputs["input_ids"], attention_mask=cube))
         packed = torch.tensor([[0, 1, 2, 0, 1]])
         self.assert_refused("attention_mask: the model combines masks", self.forward(
-            model, input_ids=inputs["input_ids"], position_ids=packed))
-        self.assert_refused("is_causal: False; allowed: True", self.forward(model, **inputs, is_causal=False))
+            model, input_ids=inputs["input_ids"], position_ids=packed, use_cache=False))
         with torch.enable_grad():
             self.assert_refused("query: requires a gradient; allowed: inference", self.forward(model))
         self.assert_refused("dropout: 0.5; allowed: 0", self.forward(model.train()))
@@ -292,9 +304,10 @@ class RefusalTest(ModelTest):
         model, inputs = causal_model("Llama"), padded(prompts(5))
         cache = self.cache(model)
         self.forward(model, **inputs, cache=cache)()
-        self.assert_refused("cache: has a batch of 1; allowed: that of the call, 2|attention_mask: differs",
-                            self.forward(model, **padded(prompts(5, 5)), cache=cache))
-        changed = {"input_ids": inputs["input_ids"][:, :1], "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])}
+        self.assert_refused("attention_mask: differs for positions that are in the cache", self.forward(
+            model, input_ids=padded(prompts(5, 5))["input_ids"], cache=cache))
+        changed = {"input_ids": inputs["input_ids"][:, :1],
+                   "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])}
         self.assert_refused("attention_mask: differs for positions that are in the cache",
                             self.forward(model, **changed, cache=cache))
         self.assertEqual(cache.sequences[0].info().layer_lengths, [5, 5])
@@ -313,7 +326,8 @@ class RefusalTest(ModelTest):
         model = causal_model("Llama")
         model.set_attn_implementation(NAME)
         with self.assertRaisesRegex(ValueError, f"{NAME} is not supported for continuous batching"):
-            model.generate_batch([[2, 3, 4]], generation_config=transformers.GenerationConfig(max_new_tokens=2))
+            model.generate_batch([[2, 3, 4]], generation_config=transformers.GenerationConfig(
+                max_new_tokens=2, eos_token_id=1))
 
     def test_dtypes_to_register(self):
         self.assert_refused("dtype: torch.float32; allowed: None, torch.float16, torch.bfloat16",
@@ -324,11 +338,14 @@ class ReadmeTest(ModelTest):
     def test_the_readmes_blocks_run(self):
         blocks = re.findall(r"```python torch\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
         self.assertTrue(blocks)
-        for block in blocks:
-            with self.subTest(block=block):
-                exec(compile(block, str(README), "exec"), {"__name__": "readme"})
+        flashcore.torch.set_client(None)
+        self.addCleanup(flashcore.torch.set_client, self.client)
+        with unittest.mock.patch.dict(os.environ, FLASHCORE_TARGET=self.server.target):
+            for block in blocks:
+                with self.subTest(block=block):
+                    exec(compile(block, str(README), "exec"), {"__name__": "readme"})
+            flashcore.torch.get_client().close()
 
 
 if __name__ == "__main__":
-    assert models
     harness.main()

@@ -92,10 +92,11 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mas
            dropout_p: float, is_causal: bool, enable_gqa: bool) -> None:
     """Shapes and dtypes; not the values of attn_mask."""
     if query.dtype not in (torch.float16, torch.bfloat16):
-        raise invalid("query", f"has dtype {query.dtype}", "torch.float16, torch.bfloat16: the service rounds "
-                      "nothing by itself; pass query.half()")
+        raise invalid("query", f"has dtype {query.dtype}",
+                      "torch.float16, torch.bfloat16; for others pass query.half()")
     if query.ndim < 3:
-        raise invalid("query", f"has shape {list(query.shape)}", "[..., heads, L, head_dim], [batch, L, head_dim]")
+        raise invalid("query", f"has shape {list(query.shape)}",
+                      "[..., heads, L, head_dim], [batch, L, head_dim]")
     for name, tensor in (("key", key), ("value", value)):
         if tensor.dtype != query.dtype or tensor.device != query.device:
             raise invalid(name, f"is of {tensor.dtype} on {tensor.device}",
@@ -158,8 +159,8 @@ def attend_columns(client: Client, q: torch.Tensor, k: torch.Tensor, v: torch.Te
                    q_columns: torch.Tensor, k_columns: torch.Tensor, **options: Any) -> torch.Tensor:
     """Attention of the chosen query rows of each member of a batch over its chosen K/V rows, in one request.
 
-    q: [batch, heads, L, head_dim]; k, v: [batch, kv_heads, S, head_dim]; q_columns, k_columns: bool [batch, L]
-    and [batch, S], with at least one query row in each member. options: of Client.attend.
+    q: [batch, heads, L, head_dim]; k, v: [batch, kv_heads, S, head_dim]; q_columns, k_columns: bool
+    [batch, L] and [batch, S], with at least one query row in each member. options: of Client.attend.
     Returns the packed rows [rows, heads, head_dim] on q's device.
     """
     output = client.attend(pack(q, q_columns), pack(k, k_columns), pack(v, k_columns),

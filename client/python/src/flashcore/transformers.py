@@ -30,7 +30,8 @@ Window = tuple[int, int]  # rows before and after its own that a query row sees
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # Arguments of attention functions that change the result and that the service lacks.
 _REFUSED = {"softcap": "no soft-cap", "s_aux": "no attention sinks", "position_bias": "no bias",
-            "head_mask": "no mask of heads", "cu_seq_lens_q": "no packed rows: pass a batch with attention_mask"}
+            "head_mask": "no mask of heads",
+            "cu_seq_lens_q": "no packed rows: pass a batch with attention_mask"}
 _dtype: torch.dtype | None = None
 
 
@@ -58,18 +59,18 @@ def register(client: Client | None = None, *, dtype: torch.dtype | None = None) 
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """What query rows see. `columns` are the K/V positions that hold tokens and no padding: bool
-    [batch, positions], in host memory. The last query row is aligned with the last position."""
+    """What query rows see. The last one is aligned with the last K/V position."""
 
     causal: bool
     window: Window | None
-    columns: torch.Tensor
+    columns: torch.Tensor  # bool [batch, positions], in host memory: those that hold tokens and no padding
 
 
 def _mask(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_offset: int = 0,
-          mask_function: Callable[..., Any] = causal_mask_function, attention_mask: torch.Tensor | None = None,
-          local_size: int | None = None, allow_is_causal_skip: bool = True,
-          allow_is_bidirectional_skip: bool = False, device: Any = "cpu", **_: Any) -> torch.Tensor:
+          mask_function: Callable[..., Any] = causal_mask_function,
+          attention_mask: torch.Tensor | None = None, local_size: int | None = None,
+          allow_is_causal_skip: bool = True, allow_is_bidirectional_skip: bool = False, device: Any = "cpu",
+          **_: Any) -> torch.Tensor:
     """The mask function: its result travels through the model to `_attention` with its Pattern."""
     plain = allow_is_causal_skip or allow_is_bidirectional_skip  # nothing was combined with the basic mask
     if mask_function is bidirectional_mask_function:
@@ -86,8 +87,8 @@ def _mask(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_
     if causal or window:  # K/V positions after the last query row are those of a static cache, not used yet
         length = int(q_offset) + q_length - kv_offset
         if not 0 < length <= kv_length:
-            raise invalid("cache", f"has positions {kv_offset} to {kv_offset + kv_length} for query rows up to "
-                          f"{int(q_offset) + q_length}", "FlashCoreCache, DynamicCache, no cache")
+            raise invalid("cache", f"has positions {kv_offset} to {kv_offset + kv_length} for query rows up "
+                          f"to {int(q_offset) + q_length}", "FlashCoreCache, DynamicCache, no cache")
         kv_length = length
     columns = torch.ones(batch_size, kv_length, dtype=torch.bool)
     if attention_mask is not None:
@@ -96,8 +97,10 @@ def _mask(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_
             raise invalid("attention_mask", f"has shape {list(attention_mask.shape)}",
                           f"[{batch_size}, {kv_offset + kv_length}]")
         columns = known
-    if window is not None and (columns[:, 1:] & ~columns[:, :-1]).sum(1).add(columns[:, 0]).gt(1).any():
-        raise invalid("attention_mask", "has padding between tokens", "padding on one side with a sliding window")
+    runs = columns[:, 0] + (columns[:, 1:] & ~columns[:, :-1]).sum(1)
+    if window is not None and (runs > 1).any():
+        raise invalid("attention_mask", "has padding between tokens",
+                      "with a sliding window, padding at the ends")
     mask = columns.to(device)
     mask.flashcore = Pattern(causal, window, columns)  # type: ignore[attr-defined]
     return mask
@@ -144,7 +147,8 @@ def _attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, 
                attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
                is_causal: bool | None = None, sliding_window: int | None = None,
                **kwargs: Any) -> tuple[torch.Tensor, None]:
-    """The attention function. query: [batch, heads, rows, head_dim]; returns [batch, rows, heads, head_dim]."""
+    """The attention function. query, key, value: [batch, heads, rows, head_dim]; with a FlashCoreCache, K and
+    V have the step's rows. Returns [batch, rows, heads, head_dim], 0 in padded rows of causal models."""
     layer = _handover.take(key)
     dtype = _check(query, key, value, dropout, kwargs)
     batch, heads, rows, head_dim = query.shape
@@ -158,14 +162,14 @@ def _attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, 
         if causal and layer is None and past != 0:
             raise invalid("attention_mask", f"None for {rows} query rows and {key.shape[2]} K/V rows",
                           "as many of both, or a mask")
-        window = (sliding_window - 1, 0 if causal else sliding_window - 1) if sliding_window else None
+        if sliding_window and not causal:
+            raise invalid("attention_mask", "None with a bidirectional sliding window", "a mask")
+        window = (sliding_window - 1, 0) if sliding_window else None
         length = past + rows if layer is not None else key.shape[2]
         pattern = Pattern(causal, window, torch.ones(batch, length, dtype=torch.bool))
-    elif is_causal is not None and is_causal != pattern.causal and rows > 1:
-        raise invalid("is_causal", is_causal, f"{pattern.causal}, as the model's mask; set config.is_causal")
     q, k, v = (x.to(dtype) for x in (query, key, value))
     options = dict(causal=pattern.causal, window=pattern.window, softmax_scale=scaling)
-    # Padded rows are not sent: they get 0. Rows without a mask of their own may be another sequence's.
+    # Padded rows of causal models are not sent. Without causality, the mask may be of other rows than Q's.
     q_columns = torch.ones(batch, rows, dtype=torch.bool)
     if layer is not None:
         if not pattern.causal:
@@ -197,7 +201,8 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout:
     if dropout:
         raise invalid("dropout", dropout, "0: call model.eval()")
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        raise invalid("query", "requires a gradient", "inference, under torch.no_grad(): there is no backward pass")
+        raise invalid("query", "requires a gradient",
+                      "inference, under torch.no_grad(): there is no backward pass")
     if value.shape != key.shape:
         raise invalid("value", f"has shape {list(value.shape)}", f"the same as key, {list(key.shape)}")
     dtype = _dtype or query.dtype
@@ -220,12 +225,14 @@ class FlashCoreCache(Cache):
     was loaded with another attn_implementation.
     """
 
-    def __init__(self, config: PreTrainedConfig, client: Client | None = None, *, idle_timeout: float = 0) -> None:
+    def __init__(self, config: PreTrainedConfig, client: Client | None = None, *,
+                 idle_timeout: float = 0) -> None:
         text = config.get_text_config(decoder=True)
         others = set(getattr(text, "layer_types", None) or ()).difference(_LAYER_TYPES)
         if others or getattr(text, "kv_sharing_modes", None) or getattr(text, "num_kv_shared_layers", 0):
             kinds = ", ".join(sorted(others)) or "layers that share K/V"
-            raise invalid("config", f"has {kinds}", f"layers of {', '.join(_LAYER_TYPES)} with K/V of their own")
+            raise invalid("config", f"has {kinds}",
+                          f"layers of {', '.join(_LAYER_TYPES)} with K/V of their own")
         self._config, self._client, self._idle_timeout = config, client, idle_timeout
         self._sequences: list[Sequence] = []  # by member of the batch
         self._columns = torch.ones(0, 0, dtype=torch.bool)  # [batch, positions]: those that are no padding
@@ -310,8 +317,8 @@ class FlashCoreCache(Cache):
         _delete(dropped)
 
     def new_columns(self, columns: torch.Tensor, past: int, rows: int) -> torch.Tensor:
-        """Of a step's `rows` new positions those that are no padding, bool [batch, rows], by the columns of the
-        whole cache after the step."""
+        """Notes the columns of the whole cache after a step. Returns those of its `rows` new positions: bool
+        [batch, rows]."""
         known = self._columns[:, :past]
         if known.numel() > 0 and not torch.equal(columns[:, :past], known):
             raise invalid("attention_mask", "differs for positions that are in the cache",
