@@ -10,9 +10,10 @@ Written for transformers 5.24. Without a FlashCoreCache, as in encoders, K and V
 
 import contextlib
 import dataclasses
+import itertools
 import threading
 import weakref
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
@@ -174,8 +175,7 @@ def _attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, 
     if layer is not None:
         if not pattern.causal:
             raise invalid("cache", "with bidirectional attention", "causal models")
-        q_columns = layer.cache.new_columns(pattern.columns, past, rows)
-        packed = layer.attend(q, k, v, q_columns, options)
+        q_columns, packed = layer.attend(q, k, v, pattern.columns, options)
     else:
         k_columns = pattern.columns
         if pattern.causal or pattern.window:
@@ -347,13 +347,13 @@ class _Layer(CacheLayerMixin):
     supports_early_init = False
     is_croppable = True
 
-    def __init__(self, cache: FlashCoreCache, index: int) -> None:
+    def __init__(self, cache: Any, index: int) -> None:
         self._cache = weakref.ref(cache)
         self._index = index
         self.length = 0  # positions, padding included
 
     @property
-    def cache(self) -> FlashCoreCache:
+    def cache(self) -> Any:
         cache = self._cache()
         assert cache is not None
         return cache
@@ -375,9 +375,10 @@ class _Layer(CacheLayerMixin):
         return key_states, value_states
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, columns: torch.Tensor,
-               options: dict[str, Any]) -> torch.Tensor:
-        """Appends the step's rows that `columns`, bool [batch, rows], chooses, and attends, in one request.
-        Returns the packed rows [rows, heads, head_dim]."""
+               options: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Appends the step's rows and attends, in one request. columns: of the whole cache after the step,
+        bool [batch, positions]. Returns those of the step, and their packed rows [rows, heads, head_dim]."""
+        columns = self.cache.new_columns(columns, self.length, k.shape[2])
         sequences = self.cache.members(k)
         packed = q.new_empty(0)
         asking = [sequence for sequence, asks in zip(sequences, columns.any(1).tolist()) if asks]
@@ -387,7 +388,7 @@ class _Layer(CacheLayerMixin):
             packed = client.attend_batch(asking, self._index, *(_service.pack(x, columns) for x in (q, k, v)),
                                          cu_seqlens_q=ends, cu_seqlens_k=ends, **options)
         self.length += k.shape[2]
-        return packed
+        return columns, packed
 
     def get_seq_length(self) -> int:
         return self.length
@@ -397,6 +398,43 @@ class _Layer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return -1
+
+
+class PackedCache(Cache):
+    """For one forward pass over rows of many sequences, of the caller: what continuous batching is made of.
+
+        model(input_ids, position_ids=positions, cache=PackedCache(sequences, rows))
+
+    input_ids, positions: [1, sum(rows)], without attention_mask: the new tokens of each sequence, one after
+    the other, and their places in it. rows: how many each has, at least 1. The pass appends their K/V and
+    attends, in one request a layer. If it fails, truncate the sequences to their lengths before it.
+    The sequences have the layers, K/V heads and head_dim of the model. They stay the caller's.
+    """
+
+    def __init__(self, sequences: Iterable[Sequence], rows: Iterable[int],
+                 client: Client | None = None) -> None:
+        self.sequences, self.offsets = list(sequences), [0, *itertools.accumulate(rows)]
+        self.client = client
+        if not self.sequences:
+            raise invalid("sequences", "none", "at least one")
+        super().__init__(layers=[_PackedLayer(self, index) for index in range(self.sequences[0].shape[0])])
+
+
+class _PackedLayer(_Layer):
+    """Has no length of its own: each sequence has one."""
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any,
+               **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        _handover.put(self, key_states)
+        return key_states, value_states
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, columns: torch.Tensor,
+               options: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        packed = self.cache
+        client = packed.client or _service.get_client()
+        return columns, client.attend_batch(
+            packed.sequences, self._index, *(_service.pack(x, columns) for x in (q, k, v)),
+            cu_seqlens_q=packed.offsets, cu_seqlens_k=packed.offsets, **options).to(q.device)
 
 
 def _delete(sequences: list[Sequence]) -> None:
