@@ -109,13 +109,37 @@ class ServeTest(unittest.TestCase):
         """What generate says, or None where rounding may change a token."""
         with torch.no_grad(), flashcore.transformers.FlashCoreCache(model.config) as cache:
             ids = torch.tensor([tokens])
-            found = model.generate(ids, attention_mask=torch.ones_like(ids), cache=cache, max_new_tokens=count,
-                                   do_sample=False, return_dict_in_generate=True, output_logits=True)
+            found = model.generate(ids, attention_mask=torch.ones_like(ids), cache=cache,
+                                   max_new_tokens=count, do_sample=False, return_dict_in_generate=True,
+                                   output_logits=True)
         for logits in found.logits:
             first, second = logits[0].float().topk(2).values.tolist()
             if first - second < 0.05 * logits.float().std().item():
                 return None
         return found.sequences[0, len(tokens):].tolist()
+
+    @contextlib.contextmanager
+    def held(self, service, count, before_pass=lambda width: None):
+        """Holds the first pass of the model until `count` requests have come, so that later ones serve all of
+        them. before_pass: called with the number of requests of each pass. Yields a list of these."""
+        engine, widths, arrived, all_there = service.engine, [], [], threading.Event()
+        submit, forward = engine.submit, engine.forward
+
+        def counted_submit(request):
+            submit(request)
+            arrived.append(request)
+            if len(arrived) == count:
+                all_there.set()
+
+        def held_forward(work):
+            all_there.wait(harness.PATIENCE)
+            before_pass(len(work))
+            widths.append(len(work))
+            return forward(work)
+
+        engine.submit, engine.forward = counted_submit, held_forward
+        yield widths
+        engine.submit, engine.forward = submit, forward
 
     def test_many_clients_get_the_answers_of_one(self):
         count = 6
@@ -129,31 +153,12 @@ class ServeTest(unittest.TestCase):
                 if len(wanted) == CLIENTS:
                     break
             self.assertEqual(len(wanted), CLIENTS)
-            # The first pass with a request waits until all are there: they are then served together.
-            arrived, admit = threading.Barrier(CLIENTS + 1, timeout=harness.PATIENCE), service.engine.submit
-            held, forward, widths = threading.Event(), service.engine.forward, []
-
-            def slow_forward(work):
-                held.wait(harness.PATIENCE)
-                widths.append(len(work))
-                return forward(work)
-
-            def submit(request):
-                admit(request)
-                arrived_threads.append(request)
-
-            arrived_threads = []
-            service.engine.forward, service.engine.submit = slow_forward, submit
-            del arrived
-            with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
-                answers = [pool.submit(service.ask, list(tokens), stream=bool(index % 2), max_tokens=count)
-                           for index, tokens in enumerate(wanted)]
-                try:
-                    harness.wait_until(lambda: len(arrived_threads) == CLIENTS, "all have asked")
-                finally:
-                    held.set()
-                self.assertEqual([answer.result() for answer in answers], list(wanted.values()))
-            self.assertGreater(max(widths), CLIENTS // 2)
+            threads = concurrent.futures.ThreadPoolExecutor(CLIENTS)
+            with self.held(service, CLIENTS) as widths, threads as pool:
+                answers = list(pool.map(lambda asked: service.ask(list(asked[1]), stream=bool(asked[0] % 2),
+                                                                  max_tokens=count), enumerate(wanted)))
+            self.assertEqual(answers, list(wanted.values()))
+            self.assertEqual(max(widths), CLIENTS)
             self.assertEqual(service.metric("completions_tokens_total"), CLIENTS * count)
             self.assertEqual(len(self.client.list_sequences()), 1)  # the system prompt's
         self.assertEqual(self.client.list_sequences(), [])
@@ -174,24 +179,17 @@ class ServeTest(unittest.TestCase):
         system = prompts(SYSTEM_TOKENS)[0].tolist()
         with Running(self.client, system) as service:
             stored = self.server.metric(used)
-            forward, together, go_on = service.engine.forward, threading.Event(), threading.Event()
+            readings = []
 
-            def watched(work):
-                if len(work) == 8:
-                    together.set()
-                    go_on.wait(harness.PATIENCE)
-                return forward(work)
+            def read(width):
+                if width == 8:
+                    readings.append((len(self.client.list_sequences()), self.server.metric(used)))
 
-            service.engine.forward = watched
-            with concurrent.futures.ThreadPoolExecutor(8) as pool:
-                answers = [pool.submit(service.ask, [5, 6, 7], max_tokens=40) for _ in range(8)]
-                try:
-                    self.assertTrue(together.wait(harness.PATIENCE))
-                    self.assertEqual(len(self.client.list_sequences()), 9)
-                    with_forks = self.server.metric(used)
-                finally:
-                    go_on.set()
-                self.assertEqual(len({tuple(answer.result()) for answer in answers}), 1)
+            with self.held(service, 8, read), concurrent.futures.ThreadPoolExecutor(8) as pool:
+                answers = list(pool.map(lambda _: service.ask([5, 6, 7], max_tokens=8), range(8)))
+            self.assertEqual(len({tuple(answer) for answer in answers}), 1)
+            sequences, with_forks = readings[-1]
+            self.assertEqual(sequences, 9)
             # Of 32 pages a layer, each fork has its own copy of the last one, and at most one more.
             print(f"K/V of {SYSTEM_TOKENS} tokens: {stored:.0f} bytes; with 8 requests {with_forks:.0f}")
             self.assertLessEqual(with_forks, stored * (1 + 8 * 2 / 32))
@@ -215,11 +213,12 @@ class ServeTest(unittest.TestCase):
 class GenerateTest(unittest.TestCase):
     def test_it_runs(self):
         with harness.Server() as server, tempfile.TemporaryDirectory() as folder:
-            words = {word: number for number, word in enumerate(["<pad>", "<s>", "</s>", "<unk>", "to", "be", "or"])}
+            words = dict(zip(("<pad>", "<s>", "</s>", "<unk>", "to", "be", "or"), range(7)))
             tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
             tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-            transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>",
-                                                 pad_token="<pad>").save_pretrained(folder)
+            transformers.PreTrainedTokenizerFast(
+                tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>",
+                pad_token="<pad>").save_pretrained(folder)
             causal_model("Qwen3", vocab_size=len(words)).save_pretrained(folder)
             done = subprocess.run(
                 [sys.executable, "-B", EXAMPLES / "generate.py", folder, "to be or", "be", "--num_beams=2",

@@ -253,6 +253,46 @@ class CacheTest(ModelTest):
         self.assertEqual([sequence.lengths for sequence in cache.sequences], [[6, 6]] * 3)
 
 
+class PackedTest(ModelTest):
+    def test_prompts_and_tokens_of_many_sequences_in_one_pass(self):
+        for kind in ("Llama", "Mistral"):
+            changes = {"sliding_window": 8} if kind == "Mistral" else {}
+            model, rows = causal_model(kind, **changes), prompts(12, 5, 20)
+            model.set_attn_implementation(TWIN)
+            wanted = [model(input_ids=tokens[None], use_cache=False).logits[0] for tokens in rows]
+            model.set_attn_implementation(NAME)
+            sequences = [self.client.create_sequence(2, 2, 32) for _ in rows]
+            for sequence in sequences:
+                self.addCleanup(sequence.delete)
+            done, found = [0, 0, 0], [[], [], []]
+            for counts in ((11, 2, 7), (1, 3, 7), (0, 0, 6)):
+                asking = [row for row, count in enumerate(counts) if count]
+                places = [range(done[row], done[row] + counts[row]) for row in asking]
+                cache = flashcore.transformers.PackedCache(
+                    [sequences[row] for row in asking], [counts[row] for row in asking])
+                tokens = torch.cat([rows[row][list(at)] for row, at in zip(asking, places)])
+                positions = torch.tensor([[place for at in places for place in at]])
+                logits = model(input_ids=tokens[None], position_ids=positions, cache=cache).logits[0]
+                for row, part in zip(asking, logits.split([counts[row] for row in asking])):
+                    found[row].append(part)
+                    done[row] += counts[row]
+            for expected, parts in zip(wanted, found):
+                torch.testing.assert_close(torch.cat(parts), expected, atol=5e-2, rtol=2e-2)
+
+    def test_what_is_refused(self):
+        with self.assertRaisesRegex(flashcore.InvalidArgument, "sequences: none; allowed: at least one"):
+            flashcore.transformers.PackedCache([], [])
+        model = causal_model("Llama")
+        model.set_attn_implementation(NAME)
+        with self.client.create_sequence(2, 2, 32) as sequence:
+            for rows, pattern in (([4], "cu_seqlens_q: .*; allowed: offsets from 0 to the 5 rows"),
+                                  ([2, 3], "cu_seqlens_q: has 2 spans; allowed: 1")):
+                with self.assertRaisesRegex(flashcore.InvalidArgument, pattern):
+                    model(input_ids=prompts(5)[0][None],
+                          cache=flashcore.transformers.PackedCache([sequence], rows))
+            self.assertEqual(sequence.info().layer_lengths, [0, 0])
+
+
 class BidirectionalTest(ModelTest):
     def test_a_causal_model_without_causality(self):
         model, inputs = causal_model("Llama"), padded(prompts(5, 9))

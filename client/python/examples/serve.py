@@ -199,7 +199,8 @@ class Service:
         words = self.engine.model.config.vocab_size
         prompt = field(
             "prompt", None, (str, list), f"text, or a list of tokens below {words}",
-            lambda p: p and (isinstance(p, str) or all(type(token) is int and 0 <= token < words for token in p)))
+            lambda p: p and (isinstance(p, str)
+                             or all(type(token) is int and 0 <= token < words for token in p)))
         if isinstance(prompt, str):
             prompt = self.tokenizer.encode(prompt, add_special_tokens=False)
             if not prompt:
