@@ -193,6 +193,7 @@ class ServeTest(unittest.TestCase):
             # Of 32 pages a layer, each fork has its own copy of the last one, and at most one more.
             print(f"K/V of {SYSTEM_TOKENS} tokens: {stored:.0f} bytes; with 8 requests {with_forks:.0f}")
             self.assertLessEqual(with_forks, stored * (1 + 8 * 2 / 32))
+            service.engine.prefix.delete()  # as if it had expired: it is stored again
             whole = self.alone(service.model, system + [5, 6, 7], 3)
             self.assertIn(whole, (None, service.ask([5, 6, 7], max_tokens=3)))
 

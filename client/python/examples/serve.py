@@ -65,17 +65,25 @@ class Engine:
         self.arrivals = queue.SimpleQueue()
         self.active = []
         self.closing = False
-        config = model.config
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.prefix = client.create_sequence(config.num_hidden_layers, config.num_key_value_heads, head_dim,
-                                             dtype=model.dtype)
-        self.prefix_length = 0
-        for start in range(0, len(system_tokens), max_batch_tokens):
-            chunk = system_tokens[start:start + max_batch_tokens]
-            self.forward([(self.prefix, self.prefix_length, chunk)])
-            self.prefix_length += len(chunk)
+        self.system_tokens = system_tokens
+        self.store_prefix()
         self.thread = threading.Thread(target=self.run, name="model")
         self.thread.start()
+
+    def store_prefix(self):
+        config = self.model.config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.prefix = self.client.create_sequence(
+            config.num_hidden_layers, config.num_key_value_heads, head_dim, dtype=self.model.dtype)
+        for start in range(0, len(self.system_tokens), self.max_batch_tokens):
+            self.forward([(self.prefix, start, self.system_tokens[start:start + self.max_batch_tokens])])
+
+    def fork_prefix(self):
+        try:
+            return self.prefix.fork()
+        except flashcore.SequenceLost:  # it expired, or the server has restarted
+            self.store_prefix()
+            return self.prefix.fork()
 
     def close(self):
         self.closing = True
@@ -112,12 +120,12 @@ class Engine:
             if request is None:
                 return
             try:
-                request.sequence = self.prefix.fork()
+                request.sequence = self.fork_prefix()
             except flashcore.Error:
                 self.metrics.failed.inc()
                 request.put(FAILED)
                 continue
-            request.length = self.prefix_length
+            request.length = len(self.system_tokens)
             self.active.append(request)
 
     def step(self):
