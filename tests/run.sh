@@ -9,6 +9,8 @@
 #                                            build-asan/; replays the inputs of the fuzzers
 #                                   e2e      server and command line of build-asan/ as processes
 #   tests/run.sh --release        every unit test in the release build: needs no clang
+#   tests/run.sh --torch          not of the gate: the Python package with torch and transformers, of the Python
+#                                 $FLASHCORE_TORCH_PYTHON or python3; skipped where that has none
 #   tests/run.sh --stress [PART]  what takes long, or depends on time, load, memory readings or other programs;
 #                                 ends with a summary. PART: release, asan, tsan, e2e, fuzz, perf, python
 #                                 or tidy
@@ -117,6 +119,12 @@ case ${1-} in
     install_packages
     build release all
     ctest --preset release -L '^(unit|gpu)$' -j "$jobs"
+    ;;
+  --torch) # gate: not of it
+    [[ $# -eq 1 ]] || usage
+    install_packages
+    build release flashcore-server flashcore flashcore_python_proto
+    ctest --preset release -L '^torch$' -j "$jobs" # gate: not of it
     ;;
   --stress)
     [[ $# -le 2 ]] || usage

@@ -1,0 +1,179 @@
+"""FlashCore for PyTorch: scaled_dot_product_attention on the service, also as the operator flashcore::sdpa.
+
+    o = flashcore.torch.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+Inference only: there is no backward pass. Tensors on a GPU are copied to host memory and the result back.
+"""
+
+import itertools
+import threading
+from typing import Any
+
+import torch
+
+from .client import Client, connect
+from .errors import invalid
+
+_lock = threading.Lock()
+_client: Client | None = None
+
+
+def set_client(client: Client | None) -> None:
+    """The client that this module and flashcore.transformers call from now on, in every thread. None: one
+    that flashcore.connect() makes at the first call."""
+    global _client
+    with _lock:
+        _client = client
+
+
+def get_client() -> Client:
+    """The client of set_client, or one of flashcore.connect()."""
+    global _client
+    with _lock:
+        if _client is None:
+            _client = connect()
+        return _client
+
+
+def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                                 attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0,
+                                 is_causal: bool = False, scale: float | None = None,
+                                 enable_gqa: bool = False) -> torch.Tensor:
+    """torch.nn.functional.scaled_dot_product_attention, computed by the service.
+
+    query: [..., heads, L, head_dim]; key, value: [..., heads, S, head_dim], or with enable_gqa a number of
+    heads that divides that of query; without the axis of heads: [batch, L, head_dim]. All float16 or all
+    bfloat16; sums are float32.
+    attn_mask: None, or a boolean mask that hides whole keys, such as padding: broadcastable to
+    [..., heads, L, S], the same for every head and query row; True is visible.
+    is_causal: query row i sees keys up to i, as PyTorch has it, also where L and S differ.
+    scale: None is 1/sqrt(head_dim). dropout_p: 0.
+
+    Returns [..., heads, L, head_dim] on query's device, contiguous. A query row that sees no key gets 0.
+    Raises InvalidArgument, and the errors of Client.attend. See set_client.
+    """
+    return torch.ops.flashcore.sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+@torch.library.custom_op("flashcore::sdpa", mutates_args=())
+def _sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None,
+          dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool) -> torch.Tensor:
+    _check(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    result = torch.empty_like(query, memory_format=torch.contiguous_format)
+    if query.numel() == 0:
+        return result
+    rows, keys = query.shape[-2], key.shape[-2]
+    q, k, v = (_batched(tensor) for tensor in (query, key, value))
+    if is_causal and keys > rows:
+        k, v, keys = k[:, :, :rows], v[:, :, :rows], rows
+    visible = None if attn_mask is None else _visible_keys(attn_mask, query, keys)
+    # Query rows beyond the last key see every key. The service aligns the last rows, PyTorch the first.
+    parts = [(q[:, :, :keys], True), (q[:, :, keys:], False)] if is_causal else [(q, False)]
+    outputs = [_attend(part, k, v, visible, causal, scale) for part, causal in parts if part.shape[2] > 0]
+    return result.copy_(torch.cat(outputs, dim=2).reshape(query.shape))
+
+
+@_sdpa.register_fake
+def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None,
+      dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool) -> torch.Tensor:
+    _check(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    return torch.empty_like(query, memory_format=torch.contiguous_format)
+
+
+def _no_gradient(_: Any, gradient: torch.Tensor) -> Any:
+    raise invalid("query, key, value", "a gradient is asked for", "inference: there is no backward pass; "
+                  "torch.no_grad()")
+
+
+_sdpa.register_autograd(_no_gradient)
+
+
+def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None,
+           dropout_p: float, is_causal: bool, enable_gqa: bool) -> None:
+    """Shapes and dtypes; not the values of attn_mask."""
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        raise invalid("query", f"has dtype {query.dtype}",
+                      "torch.float16, torch.bfloat16; for others pass query.half()")
+    if query.ndim < 3:
+        raise invalid("query", f"has shape {list(query.shape)}",
+                      "[..., heads, L, head_dim], [batch, L, head_dim]")
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.dtype != query.dtype or tensor.device != query.device:
+            raise invalid(name, f"is of {tensor.dtype} on {tensor.device}",
+                          f"the same as query, {query.dtype} on {query.device}")
+        batch = -3 if enable_gqa else -2
+        fits = (tensor.ndim == query.ndim and tensor.shape[:batch] == query.shape[:batch]
+                and tensor.shape[-1] == query.shape[-1] and tensor.shape == key.shape)
+        if not fits or enable_gqa and (query.ndim < 4 or query.shape[-3] % tensor.shape[-3]):
+            heads = "heads that divide those of query" if enable_gqa else "heads of query, or enable_gqa"
+            raise invalid(name, f"has shape {list(tensor.shape)} where query has {list(query.shape)}",
+                          f"the same batch and head_dim, {heads}, and one shape for key and value")
+    if dropout_p != 0:
+        raise invalid("dropout_p", dropout_p, "0")
+    if attn_mask is not None:
+        if is_causal:
+            raise invalid("attn_mask", "is set with is_causal", "one of the two")
+        if attn_mask.dtype != torch.bool:
+            raise invalid("attn_mask", f"has dtype {attn_mask.dtype}", "torch.bool: biases are not supported")
+
+
+def _batched(tensor: torch.Tensor) -> torch.Tensor:
+    """As [batch, heads, rows, head_dim]. A tensor of three axes is a batch with one head."""
+    if tensor.ndim == 3:
+        tensor = tensor.unsqueeze(1)
+    return tensor.detach().reshape(-1, *tensor.shape[-3:])
+
+
+def _visible_keys(attn_mask: torch.Tensor, query: torch.Tensor, keys: int) -> torch.Tensor:
+    """bool [batch, keys]"""
+    mask = attn_mask
+    wanted = (*query.shape[:-1], keys)
+    try:
+        if torch.broadcast_shapes(mask.shape, wanted) != torch.Size(wanted):
+            raise RuntimeError
+    except RuntimeError:
+        raise invalid("attn_mask", f"has shape {list(mask.shape)}",
+                      f"what can be broadcast to {list(wanted)}") from None
+    mask = mask.reshape(*([1] * (query.ndim - mask.ndim)), *mask.shape)
+    if query.ndim == 3:
+        mask = mask.unsqueeze(1)
+    whole = mask[..., :1, :1, :]
+    if not torch.equal(mask, whole.expand(mask.shape)):
+        raise invalid("attn_mask", "differs between heads or query rows", "masks of whole keys, such as "
+                      "[batch, 1, 1, S] for padding; is_causal")
+    batch = query.shape[:-3] if query.ndim > 3 else query.shape[:1]
+    return whole[..., 0, 0, :].expand(*batch, keys).reshape(-1, keys)
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor | None, causal: bool,
+            scale: float | None) -> torch.Tensor:
+    """q: [batch, heads, L, head_dim]; k, v: [batch, kv_heads, S, head_dim]; visible: bool [batch, S]."""
+    if visible is None:
+        visible = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device)
+    every = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device)
+    packed = attend_columns(get_client(), q, k, v, every, visible, causal=causal, softmax_scale=scale)
+    return packed.reshape(q.shape[0], q.shape[2], *q.shape[1::2]).transpose(1, 2)
+
+
+def attend_columns(client: Client, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+                   q_columns: torch.Tensor, k_columns: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Attention of the chosen query rows of each member of a batch over its chosen K/V rows, in one request.
+
+    q: [batch, heads, L, head_dim]; k, v: [batch, kv_heads, S, head_dim]; q_columns, k_columns: bool
+    [batch, L] and [batch, S], with at least one query row in each member. options: of Client.attend.
+    Returns the packed rows [rows, heads, head_dim] on q's device.
+    """
+    output = client.attend(pack(q, q_columns), pack(k, k_columns), pack(v, k_columns),
+                           cu_seqlens_q=offsets(q_columns), cu_seqlens_k=offsets(k_columns), **options)
+    return output.to(q.device)
+
+
+def pack(tensor: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """The rows of [batch, heads, rows, head_dim] that bool [batch, rows] chooses, member by member, in host
+    memory: [chosen rows, heads, head_dim]."""
+    return tensor.detach().transpose(1, 2)[columns.to(tensor.device)].cpu()
+
+
+def offsets(columns: torch.Tensor) -> list[int]:
+    """cu_seqlens of bool [batch, rows]."""
+    return [0, *itertools.accumulate(columns.sum(dim=1).tolist())]
