@@ -103,7 +103,7 @@ class ServeTest(unittest.TestCase):
     def setUpClass(cls):
         cls.server = cls.enterClassContext(harness.Server())
         cls.client = cls.enterClassContext(flashcore.connect(cls.server.target))
-        cls.addClassCleanup(flashcore.torch.set_client, None)
+        cls.addClassCleanup(flashcore.set_default_client, None)
 
     def alone(self, model, tokens, count):
         """What generate says, or None where rounding may change a token."""

@@ -14,6 +14,8 @@ try:
     from transformers.masking_utils import sdpa_mask
 
     import harness
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 24):
+        raise ImportError(f"transformers {transformers.__version__}; the package needs 5.24")
 except ImportError as error:
     print(f"skipped: {sys.executable}: {error}; set FLASHCORE_TORCH_PYTHON")
     sys.exit(NO_TORCH)

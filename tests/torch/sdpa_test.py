@@ -15,8 +15,8 @@ class SdpaTest(unittest.TestCase):
     def setUpClass(cls):
         cls.server = cls.enterClassContext(harness.Server())
         cls.client = cls.enterClassContext(flashcore.connect(cls.server.target))
-        flashcore.torch.set_client(cls.client)
-        cls.addClassCleanup(flashcore.torch.set_client, None)
+        flashcore.set_default_client(cls.client)
+        cls.addClassCleanup(flashcore.set_default_client, None)
 
     def setUp(self):
         torch.manual_seed(harness.SEED)

@@ -27,7 +27,7 @@ class ModelTest(unittest.TestCase):
         cls.server = cls.enterClassContext(harness.Server())
         cls.client = cls.enterClassContext(flashcore.connect(cls.server.target))
         flashcore.transformers.register(cls.client)
-        cls.addClassCleanup(flashcore.torch.set_client, None)
+        cls.addClassCleanup(flashcore.set_default_client, None)
 
     def setUp(self):
         grad = torch.no_grad()
@@ -228,12 +228,12 @@ class CacheTest(ModelTest):
                     raise flashcore.Unavailable("the test says so")
                 return attend(sequences, layer, *args, **options)
 
-        flashcore.torch.set_client(Failing())
-        self.addCleanup(flashcore.torch.set_client, self.client)
+        flashcore.set_default_client(Failing())
+        self.addCleanup(flashcore.set_default_client, self.client)
         with self.assertRaisesRegex(flashcore.Unavailable, "the test says so"):
             self.model(input_ids=tokens[:, 5:], cache=cache)
         self.assertEqual(layers, [0, 1])
-        flashcore.torch.set_client(self.client)
+        flashcore.set_default_client(self.client)
         with self.assertRaisesRegex(flashcore.FailedPrecondition, "cache: a step before failed"):
             self.model(input_ids=tokens[:, 5:], cache=cache)
         cache.crop(-1)
@@ -378,13 +378,13 @@ class ReadmeTest(ModelTest):
     def test_the_readmes_blocks_run(self):
         blocks = re.findall(r"```python torch\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
         self.assertTrue(blocks)
-        flashcore.torch.set_client(None)
-        self.addCleanup(flashcore.torch.set_client, self.client)
+        flashcore.set_default_client(None)
+        self.addCleanup(flashcore.set_default_client, self.client)
         with unittest.mock.patch.dict(os.environ, FLASHCORE_TARGET=self.server.target):
             for block in blocks:
                 with self.subTest(block=block):
                     exec(compile(block, str(README), "exec"), {"__name__": "readme"})
-            flashcore.torch.get_client().close()
+            flashcore.client.default_client().close()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@
 #include "server/transport/grpc/load_sequence.h"
 #include "server/transport/grpc/unary_reactor.h"
 #include "server/transport/message.h"
+#include "server/transport/unknown_fields.h"
 
 namespace flashcore::server {
 namespace {
@@ -72,14 +73,27 @@ AttentionService::AttentionService(AttentionMethods* methods)
   AttentionMethods::ForEach([this](const char* name, auto method) { Add(name, method); });
   AddTensorMethods();
   const auto hold_lease = [this, rpc = methods_->Rpc("HoldLease", "grpc")](
-                              grpc::CallbackServerContext* call,
-                              const v1::HoldLeaseRequest* request) {
-    return new HoldLeaseReactor(methods_->fleet(), &streams_, context_, rpc, call, *request);
+                              grpc::CallbackServerContext* call, const grpc::ByteBuffer* request) {
+    v1::HoldLeaseRequest message;
+    absl::Status status = Parse(const_cast<grpc::ByteBuffer*>(request), &message);
+    if (status.ok()) status = CheckKnownFields(message);
+    return new HoldLeaseReactor(methods_->fleet(), &streams_, context_, rpc, call, status);
   };
-  MarkMethodCallback(
+  MarkMethodRawCallback(
       IndexOf("HoldLease"),
-      new grpc_compat::ServerStreamHandler<v1::HoldLeaseRequest, v1::HoldLeaseResponse>(
-          hold_lease));
+      new grpc_compat::ServerStreamHandler<grpc::ByteBuffer, v1::HoldLeaseResponse>(hold_lease));
+}
+
+template <typename Request>
+absl::Status AttentionService::Parse(grpc::ByteBuffer* message, Request* request) const {
+  absl::Status status = CheckMessageBytes(*context_, message->Length());
+  if (status.ok()) {
+    grpc::ProtoBufferReader reader(message);
+    if (!request->ParseFromZeroCopyStream(&reader)) {
+      status = absl::InvalidArgumentError("message: not well-formed protobuf");
+    }
+  }
+  return status;
 }
 
 void AttentionService::Drain() {
@@ -142,15 +156,9 @@ grpc::ServerUnaryReactor* AttentionService::Answer(
   auto* reactor = new AnswerReactor(context_, rpc, call);
   const absl::StatusOr<Identity> caller = AdmitCaller(context_, *call);
   absl::Status status = caller.status();
-  if (status.ok()) status = CheckMessageBytes(*context_, message->Length());
   Request request;
   Response response;
-  if (status.ok()) {
-    grpc::ProtoBufferReader reader(message);
-    if (!request.ParseFromZeroCopyStream(&reader)) {
-      status = absl::InvalidArgumentError("message: not well-formed protobuf");
-    }
-  }
+  if (status.ok()) status = Parse(message, &request);
   ReleaseMessage(message);
   if (status.ok()) status = methods_->Run(method, *caller, request, &response);
   if (status.ok()) {

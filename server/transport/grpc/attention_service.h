@@ -34,6 +34,9 @@ class AttentionService final : public v1::AttentionService::Service {
   void AddTensorMethods();
   template <typename Request, typename Response>
   void Add(const char* name, AttentionMethods::Method<Request, Response> method);
+  // RESOURCE_EXHAUSTED if the message is larger than allowed; INVALID_ARGUMENT if it is malformed.
+  template <typename Request>
+  absl::Status Parse(grpc::ByteBuffer* message, Request* request) const;
   // Runs `method`, if the caller is admitted.
   template <typename Request, typename Response>
   grpc::ServerUnaryReactor* Answer(RpcMetrics* rpc, grpc::CallbackServerContext* call,

@@ -1,21 +1,17 @@
 #include "server/transport/grpc/hold_lease.h"
 
-#include <utility>
-
-#include "server/transport/unknown_fields.h"
-
 namespace flashcore::server {
 
 HoldLeaseReactor::HoldLeaseReactor(Fleet* fleet, StreamSet* set, RpcContext* context,
                                    RpcMetrics* rpc, grpc::ServerContextBase* call,
-                                   const v1::HoldLeaseRequest& request)
+                                   const absl::Status& parsed)
     : StreamReactor(set, context, rpc, call),
       fleet_(fleet),
       request_(context, rpc),
       unsent_(&context->unsent, call) {
-  if (absl::Status status = CheckKnownFields(request); !status.ok()) {
+  if (!parsed.ok()) {
     MutexLock lock(&mutex_);
-    if (!end_.has_value()) end_ = std::move(status);
+    if (!end_.has_value()) end_ = parsed;
   }
   Begin();
 }

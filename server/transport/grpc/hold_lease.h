@@ -20,7 +20,7 @@ class HoldLeaseReactor final
     : public StreamReactor<grpc::ServerWriteReactor<v1::HoldLeaseResponse>> {
  public:
   HoldLeaseReactor(Fleet* fleet, StreamSet* set, RpcContext* context, RpcMetrics* rpc,
-                   grpc::ServerContextBase* call, const v1::HoldLeaseRequest& request);
+                   grpc::ServerContextBase* call, const absl::Status& parsed);
 
   void OnWriteDone(bool ok) override;
 

@@ -9,10 +9,10 @@
 __version__ = "0.1.0"
 
 from . import aio
-from ._flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache, set_default_client
+from ._flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 from ._requests import merge
 from ._transport import Retry, Tls
-from .client import Client, Plan, Sequence, SequenceBatch, connect
+from .client import Client, Plan, Sequence, SequenceBatch, connect, set_default_client
 from .errors import (Aborted, BatchError, Cancelled, DeadlineExceeded, Error, FailedPrecondition, Internal,
                      InvalidArgument, KvFull, LengthMismatch, MessageTooLarge, NotFound, PermissionDenied,
                      QueueFull, QuotaExceeded, ResourceExhausted, SequenceLost, StagingFull, Unauthenticated,

@@ -5,7 +5,6 @@ The masks are the same. A row that sees no K/V has O = 0 and LSE = -infinity, wh
 """
 
 import dataclasses
-import threading
 from typing import Any, Iterable
 
 import numpy as np
@@ -14,27 +13,8 @@ from . import _tensors
 from ._batch import Layer
 from ._requests import Attention
 from ._tensors import HostTensor, Tensor
-from .client import Client, SequenceBatch, connect
+from .client import SequenceBatch, default_client
 from .errors import Unimplemented, invalid, length_mismatch
-
-_lock = threading.Lock()
-_default: Client | None = None
-
-
-def set_default_client(client: Client | None) -> None:
-    """The client of flash_attn_varlen_func and flash_attn_with_kvcache; the caller closes it. None: at the
-    next call one is made by flashcore.connect()."""
-    global _default
-    with _lock:
-        _default = client
-
-
-def default_client() -> Client:
-    global _default
-    with _lock:
-        if _default is None:
-            _default = connect()
-        return _default
 
 
 def flash_attn_varlen_func(

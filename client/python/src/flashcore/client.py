@@ -2,6 +2,7 @@
 transport."""
 
 import functools
+import threading
 from typing import Any, Callable, Concatenate, Coroutine, Iterable, Iterator, ParamSpec, TypeVar
 
 from . import aio
@@ -38,6 +39,27 @@ def connect(target: str | None = None, *, tls: Tls | bool | None = None, token: 
     """
     config = Config.read(target, tls, token, timeout, client_name, retry)
     return Client(aio.Client(config, BlockingTransport(config), on_lost, lease))
+
+
+_default_lock = threading.Lock()
+_default: "Client | None" = None
+
+
+def set_default_client(client: "Client | None") -> None:
+    """The client of the flash_attn functions, flashcore.torch and flashcore.transformers from now on, in every
+    thread; the caller closes it. None: one that connect() makes at the next call."""
+    global _default
+    with _default_lock:
+        _default = client
+
+
+def default_client() -> "Client":
+    """That of set_default_client, or one of connect()."""
+    global _default
+    with _default_lock:
+        if _default is None:
+            _default = connect()
+        return _default
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:

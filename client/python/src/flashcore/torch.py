@@ -6,33 +6,12 @@ Inference only: there is no backward pass. Tensors on a GPU are copied to host m
 """
 
 import itertools
-import threading
 from typing import Any
 
 import torch
 
-from .client import Client, connect
+from .client import Client, default_client
 from .errors import invalid
-
-_lock = threading.Lock()
-_client: Client | None = None
-
-
-def set_client(client: Client | None) -> None:
-    """The client that this module and flashcore.transformers call from now on, in every thread. None: one
-    that flashcore.connect() makes at the first call."""
-    global _client
-    with _lock:
-        _client = client
-
-
-def get_client() -> Client:
-    """The client of set_client, or one of flashcore.connect()."""
-    global _client
-    with _lock:
-        if _client is None:
-            _client = connect()
-        return _client
 
 
 def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
@@ -50,7 +29,8 @@ def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: 
     scale: None is 1/sqrt(head_dim). dropout_p: 0.
 
     Returns [..., heads, L, head_dim] on query's device, contiguous. A query row that sees no key gets 0.
-    Raises InvalidArgument, and the errors of Client.attend. See set_client.
+    Raises InvalidArgument, and the errors of Client.attend. Its client is that of
+    flashcore.set_default_client.
     """
     return torch.ops.flashcore.sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
@@ -151,7 +131,7 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Te
     if visible is None:
         visible = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device)
     every = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device)
-    packed = attend_columns(get_client(), q, k, v, every, visible, causal=causal, softmax_scale=scale)
+    packed = attend_columns(default_client(), q, k, v, every, visible, causal=causal, softmax_scale=scale)
     return packed.reshape(q.shape[0], q.shape[2], *q.shape[1::2]).transpose(1, 2)
 
 

@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
 from . import torch as _service
-from .client import Client, Sequence
+from .client import Client, Sequence, default_client, set_default_client
 from .errors import FailedPrecondition, invalid
 
 # transformers takes every name with "flash" in it for FlashAttention.
@@ -40,7 +40,7 @@ def register(client: Client | None = None, *, dtype: torch.dtype | None = None) 
     """Makes the service an attention implementation of transformers; returns its name, NAME, for
     attn_implementation. Again: replaces client and dtype for all models.
 
-    client: None is that of flashcore.torch.set_client, else flashcore.connect()'s. dtype: what Q, K and V are
+    client: None is that of flashcore.set_default_client. dtype: what Q, K and V are
     rounded to, torch.float16 or torch.bfloat16; the result has the dtype of Q. None: models in these dtypes
     only, and InvalidArgument for others.
 
@@ -51,7 +51,7 @@ def register(client: Client | None = None, *, dtype: torch.dtype | None = None) 
     if dtype not in (None, torch.float16, torch.bfloat16):
         raise invalid("dtype", dtype, "None, torch.float16, torch.bfloat16")
     if client is not None:
-        _service.set_client(client)
+        set_default_client(client)
     _dtype = dtype
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, _mask)
@@ -182,7 +182,7 @@ def _attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, 
             q_columns = k_columns[:, -rows:]
         asking = q_columns.any(1)
         k, v = (x[:, :, :k_columns.shape[1]][asking] for x in (k, v))
-        packed = _service.attend_columns(_service.get_client(), q[asking], k, v, q_columns[asking],
+        packed = _service.attend_columns(default_client(), q[asking], k, v, q_columns[asking],
                                          k_columns[asking], **options) if asking.any() else q.new_empty(0)
     output = query.new_zeros(batch, rows, heads, head_dim)
     if packed.numel() > 0:
@@ -329,7 +329,7 @@ class FlashCoreCache(Cache):
     def members(self, key: torch.Tensor) -> list[Sequence]:
         """The sequences, for K of [batch, kv_heads, rows, head_dim]."""
         batch, kv_heads, _, head_dim = key.shape
-        client = self._client or _service.get_client()
+        client = self._client or default_client()
         device_id = ""
         while len(self._sequences) < batch and self._columns.shape[1] == key.shape[2]:
             sequence = client.create_sequence(len(self.layers), kv_heads, head_dim, dtype=key.dtype,
@@ -384,7 +384,7 @@ class _Layer(CacheLayerMixin):
         asking = [sequence for sequence, asks in zip(sequences, columns.any(1).tolist()) if asks]
         if asking:
             ends = _service.offsets(columns[columns.any(1)])
-            client = self.cache._client or _service.get_client()
+            client = self.cache._client or default_client()
             packed = client.attend_batch(asking, self._index, *(_service.pack(x, columns) for x in (q, k, v)),
                                          cu_seqlens_q=ends, cu_seqlens_k=ends, **options)
         self.length += k.shape[2]
@@ -431,7 +431,7 @@ class _PackedLayer(_Layer):
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, columns: torch.Tensor,
                options: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         packed = self.cache
-        client = packed.client or _service.get_client()
+        client = packed.client or default_client()
         return columns, client.attend_batch(
             packed.sequences, self._index, *(_service.pack(x, columns) for x in (q, k, v)),
             cu_seqlens_q=packed.offsets, cu_seqlens_k=packed.offsets, **options).to(q.device)
