@@ -46,8 +46,8 @@ _default: "Client | None" = None
 
 
 def set_default_client(client: "Client | None") -> None:
-    """The client of the flash_attn functions, flashcore.torch and flashcore.transformers from now on, in every
-    thread; the caller closes it. None: one that connect() makes at the next call."""
+    """The client of the flash_attn functions, flashcore.torch and flashcore.transformers from now on, in all
+    threads; the caller closes it. None: one that connect() makes at the next call."""
     global _default
     with _default_lock:
         _default = client
