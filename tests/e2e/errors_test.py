@@ -11,7 +11,8 @@ import harness
 
 KV_HEADS, DIM = 2, 64
 PAGE_BYTES = 2 * 64 * KV_HEADS * DIM * 2
-MEMORY = 64 * PAGE_BYTES
+PAGES = 128
+MEMORY = PAGES * PAGE_BYTES
 SHAPE = dict(num_layers=1, num_kv_heads=KV_HEADS, head_dim=DIM)
 
 
@@ -45,12 +46,12 @@ class ErrorsTest(unittest.TestCase):
         with client.create_sequence(**SHAPE) as other, client.create_sequence(**SHAPE) as sequence:
             other.append(0, rows(100), rows(100))  # two pages
             with self.assertRaises(flashcore.KvFull) as caught:
-                sequence.append(0, rows(64 * 63), rows(64 * 63))
+                sequence.append(0, rows(64 * (PAGES - 1)), rows(64 * (PAGES - 1)))
             self.assertEqual(caught.exception.metadata, dict(
-                needed_bytes=str(63 * PAGE_BYTES), free_bytes=str(62 * PAGE_BYTES),
+                needed_bytes=str((PAGES - 1) * PAGE_BYTES), free_bytes=str((PAGES - 2) * PAGE_BYTES),
                 used_bytes=str(2 * PAGE_BYTES)))
             self.assertEqual(sequence.info().layer_lengths, [0])
-            sequence.append(0, rows(64 * 62), rows(64 * 62))  # loses nothing: it all fits
+            sequence.append(0, rows(64 * (PAGES - 2)), rows(64 * (PAGES - 2)))  # it all fits
 
     def test_a_quota_is_not_full_memory(self):
         client = self.client(f"--client_kv_bytes={3 * PAGE_BYTES}")
