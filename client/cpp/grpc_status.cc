@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "client/cpp/status.h"
-#include "flashcore/v1/attention.pb.h"
 
 namespace flashcore::client {
 namespace {
@@ -39,12 +38,7 @@ absl::Status FromGrpc(const grpc::Status& status) {
     absl::StrAppend(&message, "; limits are max_message_bytes of the client, --max_message_bytes ",
                     "of the server, and those of proxies; load long K/V with Sequence::Append");
   }
-  absl::Status result = FromCode(static_cast<int>(status.error_code()), message);
-  v1::Status details;
-  if (!result.ok() && details.ParseFromString(status.error_details())) {
-    SetDetails(details, &result);
-  }
-  return result;
+  return FromCode(static_cast<int>(status.error_code()), message);
 }
 
 }  // namespace flashcore::client

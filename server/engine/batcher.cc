@@ -6,7 +6,6 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
-#include "server/base/error_info.h"
 #include "server/engine/work.h"
 #include "server/request/order.h"
 
@@ -108,11 +107,8 @@ absl::Status Batcher::Enqueue(AttendOperation* operation, AttendOperation** disp
   if (depth_ >= options_.max_queue_requests) {
     *displaced = Displace(operation->identity.name);
     if (*displaced == nullptr) {
-      return WithInfo(
-          absl::ResourceExhaustedError(absl::StrCat("the request queue is full: ", depth_,
-                                                    " requests are waiting, which is "
-                                                    "the limit")),
-          reason::kQueueFull);
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "the request queue is full: ", depth_, " requests are waiting, which is the limit"));
     }
   }
   Activate(operation->identity.name)->queue.push_back(operation);

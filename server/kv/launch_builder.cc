@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/plan.h"
-#include "server/base/error_info.h"
 #include "server/request/spans.h"
 #include "server/request/validate.h"
 
@@ -46,13 +45,11 @@ absl::Status LaunchBuilder::AddOperation(AttendOperation* operation, Launch* lau
   const std::vector<SequencePtr>& sequences = operation->sequences.sequences();
   const size_t copies = launch->copies.size(), appends = launch->appends.size();
   savepoints_.clear();
-  shortage_ = Shortage::kNone;
   absl::Status status = AddAppends(operation, launch);
   // The sequences may have grown since the request was admitted.
   if (status.ok()) status = ValidateWork(request, operation->sequence_lengths, max_flop_);
   if (!status.ok()) {
     RollBack();
-    if (shortage_ != Shortage::kNone) status = ShortageError(*operation);
     launch->copies.resize(copies);
     launch->appends.resize(appends);
     return status;
@@ -91,68 +88,31 @@ absl::Status LaunchBuilder::AddAppend(const AttendRequest& request, size_t index
   SequenceLayer& layer = sequence->layers[request.layer];
   const uint64_t length = layer.pending_length();
   if (sequence->deleted) {
-    return WithInfo(
-        absl::NotFoundError(absl::StrCat("spans[", index,
-                                         "].sequence_id: the sequence was deleted while the "
-                                         "request was queued")),
-        reason::kSequenceLost, {{"spans", uint64_t{index}}});
+    return absl::NotFoundError(absl::StrCat(
+        "spans[", index, "].sequence_id: the sequence was deleted while the request was queued"));
   }
   if (span.expected_length.value_or(length) != length) {
-    return WithInfo(
-        absl::FailedPreconditionError(
-            absl::StrCat("spans[", index, "].expected_length: ", *span.expected_length,
-                         "; the sequence has ", length, " rows in layer ", request.layer)),
-        reason::kLengthMismatch,
-        {{"expected", *span.expected_length}, {"actual", length}, {"span", uint64_t{index}}});
+    return absl::FailedPreconditionError(
+        absl::StrCat("spans[", index, "].expected_length: ", *span.expected_length,
+                     "; the sequence has ", length, " rows in layer ", request.layer));
   }
   if (span.kv_rows == 0) return absl::OkStatus();
-  if (length + span.kv_rows > kMaxRows) {
-    return WithInfo(absl::ResourceExhaustedError(
-                        absl::StrCat("spans[", index, "]: the sequence would have ",
-                                     length + span.kv_rows, " rows; at most ", kMaxRows)),
-                    reason::kTooLarge);
-  }
-  if (!AllocatePages(*sequence, &layer, span.kv_rows, launch)) {
-    shortage_ = table_.IsOverQuota(*sequence) ? Shortage::kQuota : Shortage::kMemory;
-    return absl::ResourceExhaustedError("no pages");  // ShortageError replaces it
+  absl::Status status = AllocatePages(*sequence, &layer, span.kv_rows, launch);
+  if (!status.ok()) {
+    return absl::Status(status.code(), absl::StrCat("spans[", index, "]: ", status.message()));
   }
   AddRowAppends(tensors, span.kv_rows, length, layer, pages_.arena(), launch);
   return absl::OkStatus();
 }
 
-// RESOURCE_EXHAUSTED, with what all appends of the operation need.
-absl::Status LaunchBuilder::ShortageError(const AttendOperation& operation) const {
-  const AttendRequest& request = operation.request;
-  const ClientAccount* account = nullptr;
-  size_t needed = 0;
-  for (size_t i = 0; i < request.spans.size(); ++i) {
-    const SequencePtr& appended = operation.sequences.sequences()[i];
-    if (appended == nullptr || appended->deleted || request.spans[i].kv_rows == 0) continue;
-    const Sequence& sequence = *appended;
-    const SequenceLayer& layer = sequence.layers[request.layer];
-    const uint64_t length = layer.pending_length();
-    const size_t pages = PagesFor(length + request.spans[i].kv_rows) - PagesFor(length);
-    needed += (pages + (CopiesLastPage(layer) ? 1 : 0)) * sequence.shape.page_bytes();
-    account = sequence.account;
-  }
-  return shortage_ == Shortage::kQuota ? table_.OverQuota(needed, *account) : table_.KvFull(needed);
-}
-
-// Whether the next append must copy the last page first: it has room, and others share it.
-bool LaunchBuilder::CopiesLastPage(const SequenceLayer& layer) const {
-  const PendingAppend* const pending = layer.pending.get();
-  const bool is_old =
-      pending == nullptr || (pending->first_page == layer.pages.size() && pending->pages.empty());
-  return layer.pending_length() % kernels::kPageTokens != 0 && is_old &&
-         pages_.arena().refs(layer.pages.back()) > 1;
-}
-
-// Allocates the pages that `rows` more rows need, and copies the last page if it is shared. False
-// if there are too few.
-bool LaunchBuilder::AllocatePages(const Sequence& sequence, SequenceLayer* layer, uint32_t rows,
-                                  Launch* launch) {
+// Allocates the pages that `rows` more rows need, and copies the last page if it is shared.
+absl::Status LaunchBuilder::AllocatePages(const Sequence& sequence, SequenceLayer* layer,
+                                          uint32_t rows, Launch* launch) {
   const uint64_t length = layer->pending_length();
-  const bool copies_last_page = CopiesLastPage(*layer);
+  if (length + rows > kMaxRows) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the sequence would have ", length + rows, " rows; at most ", kMaxRows));
+  }
   if (layer->pending == nullptr) {
     layer->pending = NewPending();
     layer->pending->first_page = layer->pages.size();
@@ -163,22 +123,24 @@ bool LaunchBuilder::AllocatePages(const Sequence& sequence, SequenceLayer* layer
   assert(pending.launch == launch->id);  // because of the Batcher's order
   savepoints_.push_back({layer, pending.pages.size(), length});
 
-  if (copies_last_page) {
-    const PageId copy = table_.AllocatePage(sequence);
-    if (copy == kNoPage) return false;
+  const bool last_page_has_room = length % kernels::kPageTokens != 0;
+  const bool last_page_is_old = pending.first_page == layer->pages.size() && pending.pages.empty();
+  if (last_page_has_room && last_page_is_old && pages_.arena().refs(layer->pages.back()) > 1) {
+    const absl::StatusOr<PageId> copy = table_.AllocatePage(sequence);
+    if (!copy.ok()) return copy.status();
     --pending.first_page;
-    pending.pages.push_back(copy);
+    pending.pages.push_back(*copy);
     launch->copies.push_back(
-        {pages_.arena().address(layer->pages.back()), pages_.arena().address(copy)});
+        {pages_.arena().address(layer->pages.back()), pages_.arena().address(*copy)});
   }
   const size_t needed = PagesFor(length + rows);
   while (pending.first_page + pending.pages.size() < needed) {
-    const PageId page = table_.AllocatePage(sequence);
-    if (page == kNoPage) return false;
-    pending.pages.push_back(page);
+    const absl::StatusOr<PageId> page = table_.AllocatePage(sequence);
+    if (!page.ok()) return page.status();
+    pending.pages.push_back(*page);
   }
   pending.length = length + rows;
-  return true;
+  return absl::OkStatus();
 }
 
 void LaunchBuilder::RollBack() {

@@ -54,9 +54,8 @@ class LaunchBuilder {
   absl::Status AddAppends(AttendOperation* operation, Launch* launch);
   absl::Status AddAppend(const AttendRequest& request, size_t span, const SpanTensors& tensors,
                          Sequence* sequence, Launch* launch);
-  absl::Status ShortageError(const AttendOperation& operation) const;
-  bool CopiesLastPage(const SequenceLayer& layer) const;
-  bool AllocatePages(const Sequence& sequence, SequenceLayer* layer, uint32_t rows, Launch* launch);
+  absl::Status AllocatePages(const Sequence& sequence, SequenceLayer* layer, uint32_t rows,
+                             Launch* launch);
   // What the reads of one operation touch.
   struct ReadBytes {
     size_t hot = 0;  // in pages of the hot segment
@@ -79,9 +78,6 @@ class LaunchBuilder {
   const Clock& clock_;
   DeviceMetrics& metrics_;
   std::vector<Savepoint> savepoints_;  // of the current operation, oldest first
-  // What the current operation lacked, if it got too few pages.
-  enum class Shortage { kNone, kMemory, kQuota };
-  Shortage shortage_ = Shortage::kNone;
   std::vector<std::unique_ptr<PendingAppend>> unused_pending_;  // for reuse, with their memory
 };
 

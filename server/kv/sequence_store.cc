@@ -1,33 +1,15 @@
 #include "server/kv/sequence_store.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/kernel.h"
-#include "server/base/error_info.h"
 #include "server/request/validate.h"
 
 namespace flashcore::server {
 namespace {
-
-constexpr size_t kMaxRanges = 512;  // so that they fit in gRPC's trailing metadata of 8 KiB
-
-// Ascending numbers as "0-3,7": the first kMaxRanges ranges.
-std::string Ranges(const std::vector<size_t>& numbers) {
-  std::vector<std::string> ranges;
-  for (size_t i = 0; i < numbers.size() && ranges.size() < kMaxRanges;) {
-    size_t end = i + 1;
-    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
-    ranges.push_back(end - i == 1 ? absl::StrCat(numbers[i])
-                                  : absl::StrCat(numbers[i], "-", numbers[end - 1]));
-    i = end;
-  }
-  return absl::StrJoin(ranges, ",");
-}
 
 absl::Status CheckShape(const SequenceShape& shape, const SequenceOptions& options) {
   const auto invalid = [](const char* field, uint32_t value, absl::string_view want) {
@@ -174,11 +156,9 @@ absl::StatusOr<SequenceInfo> SequenceStore::Truncate(SequenceId id, uint64_t len
   if (!found.ok()) return found.status();
   Sequence& sequence = **found;
   if (expected_length.has_value() && *expected_length != sequence.layers[0].length) {
-    const uint64_t actual = sequence.layers[0].length;
-    return WithInfo(
-        absl::FailedPreconditionError(absl::StrCat("expected_length: ", *expected_length,
-                                                   "; the sequence has ", actual, " rows")),
-        reason::kLengthMismatch, {{"expected", *expected_length}, {"actual", actual}});
+    return absl::FailedPreconditionError(absl::StrCat("expected_length: ", *expected_length,
+                                                      "; the sequence has ",
+                                                      sequence.layers[0].length, " rows"));
   }
   if (absl::Status status = CheckLength(sequence, length); !status.ok()) return status;
   for (SequenceLayer& layer : sequence.layers) {
@@ -262,25 +242,6 @@ SequenceInfo SequenceStore::Describe(const Sequence& sequence) const {
   return info;
 }
 
-// NOT_FOUND, with all spans whose sequence the caller does not have.
-absl::Status SequenceStore::LostSpans(const AttendOperation& operation) const {
-  absl::Status why;  // of the first
-  std::vector<size_t> lost;
-  for (size_t i = 0; i < operation.request.spans.size(); ++i) {
-    const SequenceName& id = operation.request.spans[i].sequence_id;
-    if (id.empty()) continue;
-    const auto found = table_.Find(id.id(), operation.identity, Access::kRead);
-    if (found.ok()) continue;
-    why.Update(found.status());
-    lost.push_back(i);
-  }
-  const std::string others =
-      lost.size() == 1 ? "" : absl::StrCat("; ", lost.size(), " spans have no sequence");
-  return WithInfo(
-      absl::NotFoundError(absl::StrCat("spans[", lost.front(), "].", why.message(), others)),
-      reason::kSequenceLost, {{"spans", Ranges(lost)}});
-}
-
 absl::Status SequenceStore::Lease(AttendOperation* operation) {
   const AttendRequest& request = operation->request;
   const auto named = [](const SpanShape& span) { return !span.sequence_id.empty(); };
@@ -298,9 +259,9 @@ absl::Status SequenceStore::Lease(AttendOperation* operation) {
     absl::StatusOr<SequencePtr> found =
         table_.Find(span.sequence_id.id(), operation->identity,
                     span.kv_rows > 0 ? Access::kChange : Access::kRead);
-    if (absl::IsNotFound(found.status())) return LostSpans(*operation);
     if (!found.ok()) {
-      return WithMessage(found.status(), absl::StrCat("spans[", i, "].", found.status().message()));
+      return absl::Status(found.status().code(),
+                          absl::StrCat("spans[", i, "].", found.status().message()));
     }
     leased[i] = *std::move(found);
     Sequence& sequence = *leased[i];

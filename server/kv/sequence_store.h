@@ -139,8 +139,6 @@ class SequenceStore {
   friend class SequenceLease;
 
   SequenceInfo Describe(const Sequence& sequence) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status LostSpans(const AttendOperation& operation) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndLease(const std::vector<SequencePtr>& sequences);
 
   const Options options_;

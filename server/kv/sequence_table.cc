@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
-#include "server/base/error_info.h"
 
 namespace flashcore::server {
 namespace {
@@ -43,9 +42,7 @@ absl::Status SequenceTable::CheckSettings(const SequenceSettings& settings,
   if (settings.lease.has_value()) {
     const auto lease = leases_.find(*settings.lease);
     if (lease == leases_.end() || lease->second.client != identity.name) {
-      return WithInfo(
-          absl::NotFoundError("lease_id: no such lease: its call has ended, or never was"),
-          reason::kLeaseLost);
+      return absl::NotFoundError("lease_id: no such lease: its call has ended, or never was");
     }
   }
   return absl::OkStatus();
@@ -97,34 +94,23 @@ absl::Status SequenceTable::MakeRoom(size_t metadata_bytes, const std::string& c
     const ClientAccount& has = account == nullptr ? none : *account;
     if (options_.client_sequences > 0 && has.sequences.size() >= options_.client_sequences) {
       if (EvictOne(has.by_use)) continue;
-      return WithInfo(absl::ResourceExhaustedError(absl::StrCat("client quota: this client has ",
-                                                                has.sequences.size(),
-                                                                " sequences, which is the limit")),
-                      reason::kQuotaExceeded,
-                      {{"limit", "client_sequences"},
-                       {"needed", uint64_t{1}},
-                       {"used", uint64_t{has.sequences.size()}},
-                       {"allowed", uint64_t{options_.client_sequences}}});
+      return absl::ResourceExhaustedError(absl::StrCat("client quota: this client has ",
+                                                       has.sequences.size(),
+                                                       " sequences, which is the limit"));
     }
     const size_t limit = options_.client_metadata_bytes;
     if (limit > 0 && has.metadata_bytes + metadata_bytes > limit) {
       if (metadata_bytes <= limit && EvictOne(has.by_use)) continue;
-      return WithInfo(absl::ResourceExhaustedError(absl::StrCat(
-                          "client quota: this sequence needs ", metadata_bytes,
-                          " bytes of sequence metadata; the sequences of this client hold ",
-                          has.metadata_bytes, " of ", limit)),
-                      reason::kQuotaExceeded,
-                      {{"limit", "client_metadata_bytes"},
-                       {"needed", metadata_bytes},
-                       {"used", has.metadata_bytes},
-                       {"allowed", limit}});
+      return absl::ResourceExhaustedError(
+          absl::StrCat("client quota: this sequence needs ", metadata_bytes,
+                       " bytes of sequence metadata; the sequences of this client hold ",
+                       has.metadata_bytes, " of ", limit));
     }
     if (metadata_bytes > options_.metadata_bytes - metadata_bytes_) {
       if (metadata_bytes <= options_.metadata_bytes && EvictOne(by_use_)) continue;
-      return WithInfo(absl::ResourceExhaustedError(absl::StrCat(
-                          "sequence metadata: this sequence needs ", metadata_bytes, " bytes; ",
-                          metadata_bytes_, " of ", options_.metadata_bytes, " are in use")),
-                      reason::kServerFull);
+      return absl::ResourceExhaustedError(
+          absl::StrCat("sequence metadata: this sequence needs ", metadata_bytes, " bytes; ",
+                       metadata_bytes_, " of ", options_.metadata_bytes, " are in use"));
     }
     return absl::OkStatus();
   }
@@ -143,10 +129,9 @@ absl::StatusOr<SequencePtr> SequenceTable::Find(SequenceId id, const Identity& i
           "not changed or deleted");
     }
   }
-  return WithInfo(absl::NotFoundError(
-                      "sequence_id: no such sequence: it was deleted or evicted, has expired or "
-                      "never existed"),
-                  reason::kSequenceLost);
+  return absl::NotFoundError(
+      "sequence_id: no such sequence: it was deleted or evicted, has expired or never existed; "
+      "load its K/V again");
 }
 
 void SequenceTable::Remove(const SequencePtr& removed) {
@@ -208,69 +193,44 @@ void SequenceTable::MarkUsed(Sequence* sequence, TimePoint now) {
   of_client.splice(of_client.end(), of_client, sequence->by_use_of_client);
 }
 
-bool SequenceTable::MakeKvRoom(size_t bytes, ClientAccount* account) {
+absl::Status SequenceTable::MakeKvRoom(size_t bytes, ClientAccount* account) {
   const size_t limit = options_.client_kv_bytes;
   while (limit > 0 && account->kv_bytes + bytes > limit) {
-    if (bytes > limit || !EvictOne(account->by_use)) return false;
+    if (bytes <= limit && EvictOne(account->by_use)) continue;
+    return absl::ResourceExhaustedError(
+        absl::StrCat("client quota: the sequences of this client hold ", account->kv_bytes, " of ",
+                     limit, " bytes of K/V"));
   }
-  return true;
+  return absl::OkStatus();
 }
 
-PageId SequenceTable::AllocatePage(const Sequence& sequence) {
+absl::StatusOr<PageId> SequenceTable::AllocatePage(const Sequence& sequence) {
   const size_t bytes = sequence.shape.page_bytes();
-  if (!MakeKvRoom(bytes, sequence.account)) return kNoPage;
+  if (absl::Status status = MakeKvRoom(bytes, sequence.account); !status.ok()) return status;
   const Segment preferred = sequence.settings.pin ? Segment::kHot : Segment::kCold;
   do {
     const PageId page = pages_.Allocate(bytes, preferred, sequence.account);
     if (page != kNoPage) return page;
   } while (EvictOne(by_use_));
-  return kNoPage;
-}
-
-bool SequenceTable::IsOverQuota(const Sequence& sequence) const {
-  const size_t limit = options_.client_kv_bytes;
-  return limit > 0 && sequence.account->kv_bytes + sequence.shape.page_bytes() > limit;
-}
-
-absl::Status SequenceTable::OverQuota(size_t needed, const ClientAccount& account) const {
-  const size_t limit = options_.client_kv_bytes;
-  return WithInfo(absl::ResourceExhaustedError(absl::StrCat(
-                      "client quota: the sequences of this client hold ", account.kv_bytes, " of ",
-                      limit, " bytes of K/V; this needs ", needed)),
-                  reason::kQuotaExceeded,
-                  {{"limit", "client_kv_bytes"},
-                   {"needed", needed},
-                   {"used", account.kv_bytes},
-                   {"allowed", limit}});
-}
-
-absl::Status SequenceTable::KvFull(size_t needed) const {
   const Arena& arena = pages_.arena();
   const size_t used = arena.used_bytes(Segment::kHot) + arena.used_bytes(Segment::kCold);
-  const size_t free =
-      arena.capacity_bytes(Segment::kHot) + arena.capacity_bytes(Segment::kCold) - used;
-  return WithInfo(
-      absl::ResourceExhaustedError(absl::StrCat("K/V memory is full: this needs ", needed,
-                                                " bytes; ", free, " are free, ", used, " in use")),
-      reason::kKvFull, {{"needed_bytes", needed}, {"free_bytes", free}, {"used_bytes", used}});
+  const size_t capacity =
+      arena.capacity_bytes(Segment::kHot) + arena.capacity_bytes(Segment::kCold);
+  return absl::ResourceExhaustedError(absl::StrCat("K/V memory is full: ", used, " of ", capacity,
+                                                   " bytes are in use, and no page of ", bytes,
+                                                   " bytes is free"));
 }
 
 absl::Status SequenceTable::SharePages(const Sequence& parent, std::optional<uint64_t> length,
                                        Sequence* child) {
-  ClientAccount* const account = child->account;
-  const size_t before = account->kv_bytes;
   for (size_t i = 0; i < parent.layers.size(); ++i) {
     const SequenceLayer& from = parent.layers[i];
     SequenceLayer& to = child->layers[i];
     to.length = length.value_or(from.length);
     to.pages.assign(from.pages.begin(), from.pages.begin() + PagesFor(to.length));
-    for (const PageId page : to.pages) pages_.AddRef(page, account);
+    for (const PageId page : to.pages) pages_.AddRef(page, child->account);
   }
-  // The pages of another client are new to this one.
-  const size_t needed = account->kv_bytes - before;
-  if (MakeKvRoom(0, account)) return absl::OkStatus();
-  for (SequenceLayer& layer : child->layers) DropPages(*child, &layer, 0);
-  return OverQuota(needed, *account);
+  return MakeKvRoom(0, child->account);  // the pages of another client are new to this one
 }
 
 bool SequenceTable::EvictOne(const ByUse& by_use) {

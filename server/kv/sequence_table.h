@@ -89,15 +89,9 @@ class SequenceTable {
   // Fetches what Find will read of the sequence `id` into the cache. A request looks up many.
   void Prefetch(SequenceId id) const { by_id_.prefetch(id); }
 
-  // A page charged to the sequence's client. kNoPage beyond the client's limit, or if the memory is
-  // full and no sequence can be evicted.
-  PageId AllocatePage(const Sequence& sequence);
-  // Whether the client's limit is why AllocatePage has just failed.
-  bool IsOverQuota(const Sequence& sequence) const;
-  // RESOURCE_EXHAUSTED: `needed` bytes are more than the limit leaves to `account`, or than are
-  // free.
-  absl::Status OverQuota(size_t needed, const ClientAccount& account) const;
-  absl::Status KvFull(size_t needed) const;
+  // A page charged to the sequence's client. RESOURCE_EXHAUSTED beyond the client's limit, or if
+  // the memory is full and no sequence can be evicted.
+  absl::StatusOr<PageId> AllocatePage(const Sequence& sequence);
   // Lets the layers of `child`, which has none, share the pages of the first `length` rows (unset:
   // of all rows) of those of `parent`. RESOURCE_EXHAUSTED beyond the limit of the child's client.
   absl::Status SharePages(const Sequence& parent, std::optional<uint64_t> length, Sequence* child);
@@ -111,7 +105,7 @@ class SequenceTable {
   // Whether `client` may have one more sequence, of `metadata_bytes`. Evicts if it may.
   absl::Status MakeRoom(size_t metadata_bytes, const std::string& client);
   // Whether `account` may pay for `bytes` more. Evicts if it may.
-  bool MakeKvRoom(size_t bytes, ClientAccount* account);
+  absl::Status MakeKvRoom(size_t bytes, ClientAccount* account);
   bool EvictOne(const ByUse& by_use);  // false if it may not, or all have a lease
 
   const SequenceOptions& options_;

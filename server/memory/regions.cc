@@ -4,8 +4,6 @@
 
 #include <cstdlib>
 
-#include "server/base/error_info.h"
-
 namespace flashcore::server {
 namespace {
 
@@ -30,8 +28,7 @@ absl::StatusOr<Regions::Region> Regions::Find(absl::string_view id) const {
   for (const auto& entry : regions_) {
     if (entry.first == id) return entry.second;
   }
-  return WithInfo(absl::NotFoundError("region_id: this connection has registered no such region"),
-                  reason::kRegionLost);
+  return absl::NotFoundError("region_id: this connection has registered no such region");
 }
 
 Regions::Region Regions::Remove(absl::string_view id) {

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/base/error_info.h"
 #include "server/telemetry/log.h"
 
 namespace flashcore::server {
@@ -43,30 +42,19 @@ absl::Status SharedMemory::Acquire(size_t bytes, const std::string& client) {
   const auto found = accounts_.find(client);
   const Account account = found == accounts_.end() ? Account() : found->second;
   if (bytes > options_.total_bytes || used_bytes_ > options_.total_bytes - bytes) {
-    return WithInfo(absl::ResourceExhaustedError(absl::StrCat(
-                        "bytes: ", bytes, " in addition to the ", used_bytes_,
-                        " of all clients; at most ", options_.total_bytes, " are allowed")),
-                    reason::kServerFull);
+    return absl::ResourceExhaustedError(absl::StrCat("bytes: ", bytes, " in addition to the ",
+                                                     used_bytes_, " of all clients; at most ",
+                                                     options_.total_bytes, " are allowed"));
   }
   if (options_.client_bytes > 0 && account.bytes + bytes > options_.client_bytes) {
-    return WithInfo(absl::ResourceExhaustedError(absl::StrCat(
-                        "bytes: ", bytes, " in addition to the client's ", account.bytes,
-                        "; at most ", options_.client_bytes, " are allowed per client")),
-                    reason::kQuotaExceeded,
-                    {{"limit", "client_shared_memory_bytes"},
-                     {"needed", bytes},
-                     {"used", account.bytes},
-                     {"allowed", options_.client_bytes}});
+    return absl::ResourceExhaustedError(
+        absl::StrCat("bytes: ", bytes, " in addition to the client's ", account.bytes, "; at most ",
+                     options_.client_bytes, " are allowed per client"));
   }
   if (account.regions >= options_.client_regions) {
-    return WithInfo(absl::ResourceExhaustedError(absl::StrCat(
-                        "the client has ", account.regions, " regions of shared memory; at most ",
-                        options_.client_regions, " are allowed per client")),
-                    reason::kQuotaExceeded,
-                    {{"limit", "client_shared_regions"},
-                     {"needed", uint64_t{1}},
-                     {"used", static_cast<uint64_t>(account.regions)},
-                     {"allowed", static_cast<uint64_t>(options_.client_regions)}});
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the client has ", account.regions, " regions of shared memory; at most ",
+                     options_.client_regions, " are allowed per client"));
   }
   used_bytes_ += bytes;
   accounts_[client] = {account.bytes + bytes, account.regions + 1};

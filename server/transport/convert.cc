@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/base/error_info.h"
 
 namespace flashcore::server {
 namespace {
@@ -42,7 +41,8 @@ absl::Status ToRange(const v1::MemoryRange& message, const char* field, const Re
   }
   const absl::StatusOr<Regions::Region> region = regions->Find(message.region_id());
   if (!region.ok()) {
-    return WithMessage(region.status(), absl::StrCat(field, ": ", region.status().message()));
+    return absl::Status(region.status().code(),
+                        absl::StrCat(field, ": ", region.status().message()));
   }
   *range = {*region, message.offset(), message.bytes()};
   return absl::OkStatus();
@@ -204,16 +204,6 @@ v1::Status ToStatus(const absl::Status& status) {
   v1::Status message;
   message.set_code(static_cast<int>(status.code()));
   message.set_message(std::string(status.message()));
-  if (const auto why = InfoOf(status); why.has_value()) {
-    v1::ErrorInfo info;
-    info.set_reason(why->reason);
-    info.set_domain("flashcore");
-    for (const ErrorField& field : why->metadata)
-      (*info.mutable_metadata())[field.key] = field.value;
-    v1::StatusDetail* const detail = message.add_details();
-    detail->set_type_url("type.googleapis.com/google.rpc.ErrorInfo");
-    detail->set_value(info.SerializeAsString());
-  }
   return message;
 }
 

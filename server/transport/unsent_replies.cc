@@ -3,7 +3,6 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
-#include "server/base/error_info.h"
 
 namespace flashcore::server {
 namespace {
@@ -13,10 +12,9 @@ constexpr std::chrono::milliseconds kCheckInterval(250);  // for replies that wa
 constexpr size_t kMaxIdleAccounts = 64;
 
 absl::Status TooMuch(absl::string_view whose, size_t bytes, size_t limit, const char* flag) {
-  return WithInfo(absl::ResourceExhaustedError(absl::StrCat(
-                      "unread replies of ", whose, " take ", bytes, " bytes; the limit is ", limit,
-                      " (", flag, "). Read replies before sending more")),
-                  reason::kRepliesFull);
+  return absl::ResourceExhaustedError(absl::StrCat("unread replies of ", whose, " take ", bytes,
+                                                   " bytes; the limit is ", limit, " (", flag,
+                                                   "). Read replies before sending more"));
 }
 
 }  // namespace

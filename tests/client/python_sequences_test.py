@@ -90,7 +90,7 @@ class FakeServer:
         lost = [i for i, sequence_id in enumerate(ids) if sequence_id not in self.lengths]
         if lost:
             self.fail(StatusCode.NOT_FOUND, "sequence_id: unknown", "SEQUENCE_LOST",
-                      spans=",".join(map(str, lost)))
+                      spans=",".join(map(str, lost)), sequence_ids=",".join(ids[i].hex() for i in lost))
         return [self.lengths[sequence_id] for sequence_id in ids]
 
     def check(self, message, length):
@@ -684,7 +684,7 @@ class GrpcServer(grpc.GenericRpcHandler):
     def __init__(self):
         self.ended = threading.Semaphore(0)
         self.leases = itertools.count(1)
-        self.status = status(StatusCode.NOT_FOUND, "gone", "SEQUENCE_LOST", spans="1,4-6")
+        self.status = status(StatusCode.NOT_FOUND, "gone", "SEQUENCE_LOST", spans="1,2", sequence_ids="0a,0b")
         self.silent = False
         options = [("grpc.max_receive_message_length", 1000)]
         self.server = grpc.server(futures.ThreadPoolExecutor(4), options=options)
@@ -731,8 +731,8 @@ class GrpcServer(grpc.GenericRpcHandler):
 
 class GrpcTest(unittest.TestCase):
     def check_details(self, error):
-        self.assertEqual((type(error), error.reason, error.spans),
-                         (flashcore.SequenceLost, "SEQUENCE_LOST", [1, 4, 5, 6]))
+        self.assertEqual((type(error), error.reason, error.spans, error.sequence_ids),
+                         (flashcore.SequenceLost, "SEQUENCE_LOST", [1, 2], [b"\n", b"\v"]))
 
     def test_details_become_reasons(self):
         with GrpcServer() as server, flashcore.connect(server.target) as client:

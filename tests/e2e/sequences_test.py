@@ -262,7 +262,7 @@ class SequencesTest(unittest.TestCase):
                 [fields.pop("id", sequence)], [q], [(nothing, nothing)], **fields))
 
         unknown = bytes(16)
-        self.assert_fails(Code.NOT_FOUND, "no such sequence", lambda: attend(id=unknown))
+        self.assert_fails(Code.NOT_FOUND, "load its K/V again", lambda: attend(id=unknown))
         self.assert_fails(Code.INVALID_ARGUMENT, "5 bytes; an id has 16", lambda: attend(id=b"12345"))
         self.assert_fails(Code.INVALID_ARGUMENT, "layer: 2; the sequence of spans[0] has 2 layers",
                           lambda: attend(layer=2))

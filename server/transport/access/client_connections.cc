@@ -6,7 +6,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "server/base/error_info.h"
 
 namespace flashcore::server {
 namespace {
@@ -66,14 +65,9 @@ absl::Status ClientConnections::Use(const std::string& name, const std::string& 
   }
   int& count = connections_[client];
   if (count >= limit_) {
-    return WithInfo(absl::ResourceExhaustedError(
-                        absl::StrCat("connections: this client uses ", count,
-                                     " already, as many as --max_connections_per_client allows")),
-                    reason::kQuotaExceeded,
-                    {{"limit", "max_connections_per_client"},
-                     {"needed", uint64_t{1}},
-                     {"used", static_cast<uint64_t>(count)},
-                     {"allowed", static_cast<uint64_t>(limit_)}});
+    return absl::ResourceExhaustedError(
+        absl::StrCat("connections: this client uses ", count,
+                     " already, as many as --max_connections_per_client allows"));
   }
   connection->second.clients.insert(client);
   ++count;

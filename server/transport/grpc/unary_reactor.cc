@@ -1,14 +1,10 @@
 #include "server/transport/grpc/unary_reactor.h"
 
-#include "flashcore/v1/attention.pb.h"
-#include "server/transport/convert.h"
-
 namespace flashcore::server {
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
-  const v1::Status message = ToStatus(status);
-  return grpc::Status(static_cast<grpc::StatusCode>(message.code()), message.message(),
-                      message.details().empty() ? "" : message.SerializeAsString());
+  // The two enumerations have the same values.
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
 }
 
 absl::StatusOr<Identity> AdmitCaller(RpcContext* context, const grpc::ServerContextBase& call) {

@@ -7,7 +7,6 @@
 #include "server/transport/load_chunks.h"
 #include "server/transport/local/connection.h"
 #include "server/transport/message.h"
-#include "server/transport/unknown_fields.h"
 
 namespace flashcore::server::local {
 namespace {

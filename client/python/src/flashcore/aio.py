@@ -278,8 +278,8 @@ class Client:
     async def _lost(self, ids: list[bytes], error: SequenceLost) -> list[bool]:
         if len(ids) == 1:
             return [True]
-        if error.spans:
-            return [span in error.spans for span in range(len(ids))]
+        if error.sequence_ids:
+            return [sequence_id in error.sequence_ids for sequence_id in ids]
         lost = []
         for sequence_id in ids:
             try:

@@ -66,10 +66,14 @@ class SequenceLost(NotFound):
     K/V again. See `on_lost` of flashcore.connect."""
 
     @property
+    def sequence_ids(self) -> list[bytes]:
+        """All that are lost; empty if the server does not say."""
+        return [bytes.fromhex(text) for text in _split(self.metadata.get("sequence_ids"))]
+
+    @property
     def spans(self) -> list[int]:
         """Their places among the sequences of the request; empty if the server does not say."""
-        ranges = [text.partition("-") for text in self.metadata.get("spans", "").split(",") if text]
-        return [span for first, _, last in ranges for span in range(int(first), int(last or first) + 1)]
+        return [int(text) for text in _split(self.metadata.get("spans"))]
 
 
 class FailedPrecondition(Error):
@@ -248,3 +252,7 @@ def from_status(status: Any) -> Error:
     if kind is LengthMismatch and not {"expected", "actual"} <= metadata.keys():
         kind = FailedPrecondition
     return kind(message, code, reason, metadata)
+
+
+def _split(text: str | None) -> list[str]:
+    return [part for part in (text or "").split(",") if part]
