@@ -86,7 +86,7 @@ int Delete(Client* client, SequenceIds what) {
       ++deleted;
     } else {
       std::fprintf(stderr, "flashcore: %s: %s\n", absl::BytesToHexString(id).c_str(),
-                   status.ToString().c_str());
+                   status.ToString(absl::StatusToStringMode::kWithNoExtraData).c_str());
     }
   }
   Print({{"deleted", deleted}},

@@ -1,11 +1,10 @@
 #include "client/cpp/grpc_status.h"
 
-#include <string>
-
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "client/cpp/status.h"
+#include "flashcore/v1/attention.pb.h"
 
 namespace flashcore::client {
 namespace {
@@ -24,11 +23,15 @@ bool ClosedWhileConnecting(absl::string_view message) {
 }  // namespace
 
 absl::Status FromGrpc(const grpc::Status& status) {
-  std::string message = status.error_message();
-  if (status.error_code() == grpc::StatusCode::UNAVAILABLE && ClosedWhileConnecting(message)) {
-    absl::StrAppend(&message, "; does one side use TLS and the other not?");
+  v1::Status message;
+  if (!message.ParseFromString(status.error_details())) message.Clear();  // a proxy's
+  message.set_code(static_cast<int>(status.error_code()));
+  message.set_message(status.error_message());
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE &&
+      ClosedWhileConnecting(message.message())) {
+    absl::StrAppend(message.mutable_message(), "; does one side use TLS and the other not?");
   }
-  return FromCode(static_cast<int>(status.error_code()), message);
+  return FromMessage(message);
 }
 
 }  // namespace flashcore::client

@@ -1,6 +1,5 @@
 #include "server/base/error_info.h"
 
-#include <cstddef>
 #include <utility>
 #include <vector>
 
@@ -13,7 +12,7 @@ namespace {
 
 // The payload has lines: the reason, then a key and a value in turns. It never leaves the process:
 // ToStatus converts it, since protobuf is known to the transport only.
-constexpr char kPayload[] = "flashcore.ErrorInfo";
+constexpr char kPayload[] = "flashcore/error_info";
 
 }  // namespace
 
@@ -25,6 +24,11 @@ absl::Status WithInfo(absl::Status status, absl::string_view reason,
   }
   status.SetPayload(kPayload, absl::Cord(std::move(lines)));
   return status;
+}
+
+absl::Status WithTooLarge(absl::Status status, size_t needed_bytes, size_t limit_bytes) {
+  return WithInfo(std::move(status), reason::kTooLarge,
+                  {{"needed_bytes", needed_bytes}, {"limit_bytes", limit_bytes}});
 }
 
 std::optional<ErrorInfo> GetErrorInfo(const absl::Status& status) {

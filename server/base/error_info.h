@@ -3,6 +3,7 @@
 #ifndef FLASHCORE_SERVER_BASE_ERROR_INFO_H_
 #define FLASHCORE_SERVER_BASE_ERROR_INFO_H_
 
+#include <cstddef>
 #include <initializer_list>
 #include <map>
 #include <optional>
@@ -42,6 +43,9 @@ struct ErrorField {
 // `status`, which is not OK, with an ErrorInfo in place of any that it has.
 absl::Status WithInfo(absl::Status status, absl::string_view reason,
                       std::initializer_list<ErrorField> metadata = {});
+
+// The ErrorInfo of what no waiting helps.
+absl::Status WithTooLarge(absl::Status status, size_t needed_bytes, size_t limit_bytes);
 
 // Nothing if the status has none.
 std::optional<ErrorInfo> GetErrorInfo(const absl::Status& status);

@@ -14,6 +14,7 @@
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/support/channel_arguments.h"
 #include "gtest/gtest.h"
+#include "tests/base/has_info.h"
 #include "tests/engine/fakes.h"
 #include "tests/transport/rpc_setup.h"
 
@@ -36,7 +37,12 @@ TEST(ClientConnectionsTest, AConnectionCountsOncePerClientUntilItEnds) {
   EXPECT_TRUE(connections.Use("ipv4:127.0.0.1:1", "alice").ok());
   EXPECT_TRUE(connections.Use("ipv4:127.0.0.1:1", "alice").ok());
   EXPECT_TRUE(connections.Use("ipv4:127.0.0.1:1", "bob").ok());
-  EXPECT_TRUE(absl::IsResourceExhausted(connections.Use("ipv4:127.0.0.1:2", "alice")));
+  const absl::Status refused = connections.Use("ipv4:127.0.0.1:2", "alice");
+  EXPECT_TRUE(absl::IsResourceExhausted(refused));
+  EXPECT_THAT(refused, testing::HasInfo("QUOTA_EXCEEDED", {{"limit", "max_connections_per_client"},
+                                                           {"needed", "1"},
+                                                           {"used", "1"},
+                                                           {"allowed", "1"}}));
   EXPECT_TRUE(connections.Use("ipv4:127.0.0.1:2", "carol").ok());
   connections.Close(Peer(1));
   EXPECT_TRUE(connections.Use("ipv4:127.0.0.1:2", "alice").ok());

@@ -79,7 +79,8 @@ class Sequence {
   // another. `options` are those of the lost one, without a device.
   using Reload = std::function<absl::StatusOr<Sequence>(const SequenceOptions& options)>;
 
-  // From now on, an operation other than Delete that ends with NOT_FOUND calls `reload`, lets this
+  // From now on, an operation other than Delete that finds the sequence lost (NOT_FOUND, and not
+  // for another reason than SEQUENCE_LOST) calls `reload`, lets this
   // handle and its copies refer to the new sequence, and runs once more within its deadline. If
   // `reload` fails, the operation ends with its status. `reload` runs on the thread of the
   // operation, one at a time, and must not use this handle or its copies. Delete drops it, and
