@@ -93,9 +93,7 @@ absl::Status LaunchBuilder::AddAppend(const AttendOperation& operation, size_t i
   const SpanShape& span = request.spans[index];
   SequenceLayer& layer = sequence->layers[request.layer];
   const uint64_t length = layer.pending_length();
-  if (sequence->deleted) {
-    return Deleted(operation);
-  }
+  if (sequence->deleted) return Deleted(operation);
   if (span.expected_length.value_or(length) != length) {
     return LengthMismatch(
         sequence->id, *span.expected_length, length,
@@ -133,7 +131,7 @@ absl::Status LaunchBuilder::AllocatePages(const Sequence& sequence, SequenceLaye
   assert(pending.launch == launch->id);  // because of the Batcher's order
   savepoints_.push_back({layer, pending.pages.size(), length});
 
-  SequenceTable::Shortage why;
+  SequenceTable::Shortage why = SequenceTable::Shortage::kMemory;
   if (CopiesLastPage(*layer)) {
     const PageId copy = table_.AllocatePage(sequence, &why);
     if (copy == kNoPage) return NoPage(why);
