@@ -210,7 +210,8 @@ void Print(const nlohmann::ordered_json& json, const std::string& text) {
 }
 
 int Fail(const absl::Status& status) {
-  std::fprintf(stderr, "flashcore: %s\n", status.ToString().c_str());
+  std::fprintf(stderr, "flashcore: %s\n",
+               status.ToString(absl::StatusToStringMode::kWithNoExtraData).c_str());
   return kExitFailure;
 }
 

@@ -75,7 +75,9 @@ absl::Status OnAllThreads(size_t workers, const std::function<absl::Status(size_
 // The version and devices of a server.
 std::string Describe(Client* client) {
   const auto info = client->GetServerInfo();
-  if (!info.ok()) return absl::StrCat("unknown: ", info.status().ToString());
+  if (!info.ok())
+    return absl::StrCat("unknown: ",
+                        info.status().ToString(absl::StatusToStringMode::kWithNoExtraData));
   const auto device = [](std::string* out, const v1::DeviceInfo& of) {
     absl::StrAppend(out, of.id(), of.name().empty() ? "" : " ", of.name());
   };
@@ -229,7 +231,7 @@ absl::Status RunRounds(const LoadOptions& options, const std::function<bool()>& 
   if (shared.prefix.has_value()) cleanup.Update(shared.prefix->Delete());
   if (status.ok() && !cleanup.ok()) {
     std::fprintf(stderr, "flashcore: sequences are left to expire: %s\n",
-                 cleanup.ToString().c_str());
+                 cleanup.ToString(absl::StatusToStringMode::kWithNoExtraData).c_str());
   }
   return status;
 }

@@ -199,7 +199,8 @@ void Worker::RecordError(const absl::Status& status, SteadyTime due) {
     absl::MutexLock lock(&shared_->mutex);
     LoadResult& result = shared_->result;
     ++result.errors[absl::StatusCodeToString(status.code())];
-    if (result.first_error.empty()) result.first_error = status.ToString();
+    if (result.first_error.empty())
+      result.first_error = status.ToString(absl::StatusToStringMode::kWithNoExtraData);
   }
   shared_->options.clock.sleep_until(shared_->Now() + kPauseAfterError);
 }

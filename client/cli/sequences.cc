@@ -108,7 +108,7 @@ int Delete(Client* client, const std::vector<std::string>& ids) {
       ++deleted;
     } else {
       std::fprintf(stderr, "flashcore: %s: %s\n", absl::BytesToHexString(id).c_str(),
-                   status.ToString().c_str());
+                   status.ToString(absl::StatusToStringMode::kWithNoExtraData).c_str());
     }
   }
   Print({{"deleted", deleted}},

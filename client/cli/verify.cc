@@ -53,7 +53,7 @@ Outcome RunCase(const Case& c, bool float16_sums, Client* client, std::mt19937_6
 void PrintCase(int number, const Case& c, const Outcome& outcome) {
   if (!outcome.status.ok()) {
     std::printf("%4d FAILED  %s\n     %s\n", number, Describe(c).c_str(),
-                outcome.status.ToString().c_str());
+                outcome.status.ToString(absl::StatusToStringMode::kWithNoExtraData).c_str());
     return;
   }
   const Errors& e = outcome.errors;
@@ -66,7 +66,7 @@ void PrintCase(int number, const Case& c, const Outcome& outcome) {
 nlohmann::ordered_json CaseJson(const Case& c, const Outcome& outcome) {
   nlohmann::ordered_json json = {{"case", Describe(c)}, {"ok", outcome.ok}};
   if (!outcome.status.ok()) {
-    json["status"] = outcome.status.ToString();
+    json["status"] = outcome.status.ToString(absl::StatusToStringMode::kWithNoExtraData);
     return json;
   }
   json["error"] = outcome.errors.server;

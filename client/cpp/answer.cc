@@ -60,7 +60,7 @@ absl::StatusOr<Answer> ParseAnswer(const grpc::ByteBuffer& message, size_t max_s
   answer.lse = large[1];
   SetResult(small, &answer.result);
   answer.result.response_bytes = message.Length();
-  answer.status = FromCode(small.status().code(), small.status().message());
+  answer.status = FromMessage(small.status());
   return answer;
 }
 

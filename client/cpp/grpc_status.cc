@@ -1,11 +1,10 @@
 #include "client/cpp/grpc_status.h"
 
-#include <string>
-
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "client/cpp/status.h"
+#include "flashcore/v1/attention.pb.h"
 
 namespace flashcore::client {
 namespace {
@@ -24,21 +23,26 @@ bool ClosedWhileConnecting(absl::string_view message) {
 }  // namespace
 
 absl::Status FromGrpc(const grpc::Status& status) {
-  std::string message = status.error_message();
-  if (status.error_code() == grpc::StatusCode::UNAVAILABLE && ClosedWhileConnecting(message)) {
-    absl::StrAppend(&message, "; does one side use TLS and the other not?");
+  v1::Status message;
+  if (!message.ParseFromString(status.error_details())) message.Clear();  // a proxy's
+  message.set_code(static_cast<int>(status.error_code()));
+  message.set_message(status.error_message());
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE &&
+      ClosedWhileConnecting(message.message())) {
+    absl::StrAppend(message.mutable_message(), "; does one side use TLS and the other not?");
   }
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED &&
-      message == "Deadline Exceeded") {  // of this client's gRPC
-    message = kNoAnswer;
+      message.message() == "Deadline Exceeded") {  // of this client's gRPC
+    message.set_message(kNoAnswer);
   }
   // Of this client's gRPC, of a proxy, or of a server that does not say it itself.
   if (status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
-      absl::StrContains(message, "message larger than max")) {
-    absl::StrAppend(&message, "; limits are max_message_bytes of the client, --max_message_bytes ",
-                    "of the server, and those of proxies; load long K/V with Sequence::Append");
+      absl::StrContains(message.message(), "message larger than max")) {
+    absl::StrAppend(message.mutable_message(),
+                    "; limits are max_message_bytes of the client, --max_message_bytes of the ",
+                    "server, and those of proxies; load long K/V with Sequence::Append");
   }
-  return FromCode(static_cast<int>(status.error_code()), message);
+  return FromMessage(message);
 }
 
 }  // namespace flashcore::client

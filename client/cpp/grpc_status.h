@@ -7,7 +7,8 @@
 
 namespace flashcore::client {
 
-// Same code and message, without details. An empty message is replaced; some of gRPC are explained.
+// Same code and message, with the details that the server sent. An empty message is replaced; some
+// of gRPC are explained.
 absl::Status FromGrpc(const grpc::Status& status);
 
 }  // namespace flashcore::client

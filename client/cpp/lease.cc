@@ -2,13 +2,13 @@
 
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/cpp/connection.h"
 #include "client/cpp/grpc_status.h"
 #include "client/cpp/local/link.h"
 #include "client/cpp/sequence_calls.h"
+#include "flashcore/error_info.h"
 #include "flashcore/v1/attention.grpc.pb.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/completion_queue.h"
@@ -149,8 +149,6 @@ absl::StatusOr<Lease::Held> Lease::OpenLocally(absl::Time deadline) const {
   return held;
 }
 
-bool IsLeaseLost(const absl::Status& status) {
-  return absl::IsNotFound(status) && absl::StartsWith(status.message(), "lease_id:");
-}
+bool IsLeaseLost(const absl::Status& status) { return GetErrorInfo(status).reason == "LEASE_LOST"; }
 
 }  // namespace flashcore::client

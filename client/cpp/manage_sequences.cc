@@ -57,7 +57,7 @@ SequenceResult SequenceOperation::ToResult(const Sequence::ConnectionPtr& connec
                                            v1::SequenceResult reply, int attempts,
                                            const CallOptions& call) const {
   absl::StatusOr<v1::SequenceInfo> info = std::move(*reply.mutable_sequence());
-  absl::Status status = client::FromCode(reply.status().code(), reply.status().message());
+  absl::Status status = client::FromMessage(reply.status());
   if (message_.has_delete_()) status = client::DeleteOutcome(status, attempts);
   if (!status.ok()) info = std::move(status);
   if (message_.has_truncate()) {

@@ -15,6 +15,7 @@
 #include "client/cpp/lease.h"
 #include "client/cpp/local/link.h"
 #include "client/cpp/sequence_calls.h"
+#include "flashcore/error_info.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/slice.h"
 #include "proto/wire/grpc_compat.h"
@@ -34,6 +35,13 @@ template <typename Response>
 absl::StatusOr<v1::SequenceInfo> InfoOf(absl::StatusOr<Response> response) {
   if (!response.ok()) return response.status();
   return std::move(*response->mutable_sequence());
+}
+
+// Whether the sequence is lost, and not something else that the call names.
+bool IsLost(const absl::Status& status) {
+  if (!absl::IsNotFound(status)) return false;
+  const std::string reason = GetErrorInfo(status).reason;
+  return reason.empty() || reason == "SEQUENCE_LOST";
 }
 
 const absl::Status& StatusOf(const absl::Status& status) { return status; }
@@ -282,7 +290,7 @@ auto Sequence::WithReload(const CallOptions& call, Operation operation) const {
   std::shared_ptr<const Resident> now = resident();
   CallOptions routed = {now->connection->Deadline(call), now->options.affinity};
   auto result = operation(*now, routed);
-  if (!absl::IsNotFound(StatusOf(result)) || client::IsLeaseLost(StatusOf(result))) return result;
+  if (!IsLost(StatusOf(result))) return result;
   absl::StatusOr<std::shared_ptr<const Resident>> reloaded = ReloadLost(now, StatusOf(result));
   if (!reloaded.ok()) return decltype(result)(reloaded.status());
   routed.affinity = (*reloaded)->options.affinity;

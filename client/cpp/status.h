@@ -2,23 +2,28 @@
 #ifndef FLASHCORE_CLIENT_CPP_STATUS_H_
 #define FLASHCORE_CLIENT_CPP_STATUS_H_
 
-#include <string>
-
 #include "absl/status/status.h"
+#include "absl/strings/cord.h"
+#include "flashcore/v1/attention.pb.h"
 
 namespace flashcore::client {
 
 // Of DEADLINE_EXCEEDED that the client itself found. Connection::ExplainDeadline says more.
 inline constexpr char kNoAnswer[] = "the server did not answer before the deadline";
 
-// `code` can be any number. absl::StatusCode has the codes of gRPC; others become UNKNOWN. An empty
-// message is replaced.
-inline absl::Status FromCode(int code, const std::string& message) {
-  if (code == 0) return absl::OkStatus();
-  const bool known = code >= static_cast<int>(absl::StatusCode::kCancelled) &&
-                     code <= static_cast<int>(absl::StatusCode::kUnauthenticated);
-  return absl::Status(known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
-                      message.empty() ? "the server gave no message" : message);
+// `message.code` can be any number. absl::StatusCode has the codes of gRPC; others become UNKNOWN.
+// An empty text is replaced. Details become payloads, for GetErrorInfo.
+inline absl::Status FromMessage(const v1::Status& message) {
+  if (message.code() == 0) return absl::OkStatus();
+  const bool known = message.code() >= static_cast<int>(absl::StatusCode::kCancelled) &&
+                     message.code() <= static_cast<int>(absl::StatusCode::kUnauthenticated);
+  absl::Status status(
+      known ? static_cast<absl::StatusCode>(message.code()) : absl::StatusCode::kUnknown,
+      message.message().empty() ? "the server gave no message" : message.message());
+  for (const v1::StatusDetail& detail : message.details()) {
+    status.SetPayload(detail.type_url(), absl::Cord(detail.value()));
+  }
+  return status;
 }
 
 }  // namespace flashcore::client

@@ -75,7 +75,8 @@ struct CompletionSlot {
   uint64_t tag;
   uint32_t bytes;
   uint32_t reserved;  // 0
-  // then the serialized v1::AttendResponse; `status` is set if the request failed
+  // then the serialized v1::AttendResponse; `status` is set if the request failed, without details
+  // that would take more than half of the room
 };
 static_assert(sizeof(CompletionSlot) == 16);
 

@@ -1,50 +1,52 @@
 #include "server/base/error_info.h"
 
 #include <utility>
+#include <vector>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_split.h"
+#include "absl/types/optional.h"
 
 namespace flashcore::server {
 namespace {
 
-// The payload has the reason, then "key=value" for each field: one a line.
+// The payload has lines: the reason, then a key and a value in turns. It never leaves the process:
+// ToStatus converts it, since protobuf is known to the transport only.
 constexpr char kPayload[] = "flashcore/error_info";
 
 }  // namespace
 
 absl::Status WithInfo(absl::Status status, absl::string_view reason,
-                      const std::vector<ErrorField>& metadata) {
+                      std::initializer_list<ErrorField> metadata) {
   std::string lines(reason);
-  for (const ErrorField& field : metadata)
-    absl::StrAppend(&lines, "\n", field.key, "=", field.value);
-  status.SetPayload(kPayload, absl::Cord(lines));
+  for (const ErrorField& field : metadata) {
+    absl::StrAppend(&lines, "\n", field.key, "\n", field.value);
+  }
+  status.SetPayload(kPayload, absl::Cord(std::move(lines)));
   return status;
 }
 
-std::optional<ErrorInfo> InfoOf(const absl::Status& status) {
-  const auto payload = status.GetPayload(kPayload);
+absl::Status WithTooLarge(absl::Status status, size_t needed_bytes, size_t limit_bytes) {
+  return WithInfo(std::move(status), reason::kTooLarge,
+                  {{"needed_bytes", needed_bytes}, {"limit_bytes", limit_bytes}});
+}
+
+std::optional<ErrorInfo> GetErrorInfo(const absl::Status& status) {
+  const absl::optional<absl::Cord> payload = status.GetPayload(kPayload);
   if (!payload.has_value()) return std::nullopt;
-  const std::string text(*payload);
+  const std::vector<std::string> lines = absl::StrSplit(std::string(*payload), '\n');
   ErrorInfo info;
-  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
-    if (info.reason.empty()) {
-      info.reason = std::string(line);
-      continue;
-    }
-    const std::pair<absl::string_view, absl::string_view> field =
-        absl::StrSplit(line, absl::MaxSplits('=', 1));
-    info.metadata.emplace_back(field.first, field.second);
-  }
+  info.reason = lines[0];
+  for (size_t i = 1; i + 1 < lines.size(); i += 2) info.metadata.emplace(lines[i], lines[i + 1]);
   return info;
 }
 
 absl::Status WithMessage(const absl::Status& status, absl::string_view message) {
-  absl::Status reworded(status.code(), message);
-  status.ForEachPayload([&reworded](absl::string_view type, const absl::Cord& payload) {
-    reworded.SetPayload(type, payload);
+  absl::Status changed(status.code(), message);
+  status.ForEachPayload([&](absl::string_view type, const absl::Cord& payload) {
+    changed.SetPayload(type, payload);
   });
-  return reworded;
+  return changed;
 }
 
 }  // namespace flashcore::server

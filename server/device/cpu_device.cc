@@ -16,6 +16,7 @@
 #include "absl/strings/strip.h"
 #include "kernels/cpu/attention_cpu.h"
 #include "server/base/cores.h"
+#include "server/base/error_info.h"
 #include "server/kv/operation.h"
 
 namespace flashcore::server {
@@ -121,8 +122,9 @@ absl::Status CpuDevice::RunKernel(const Launch& launch) {
   const kernels::Plan& plan = plans_.Get(batch, plan_options, threads_.num_threads());
   void* workspace = Workspace(plan.workspace_bytes);
   if (workspace == nullptr && plan.workspace_bytes > 0) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no memory for a workspace of ", plan.workspace_bytes, " bytes"));
+    return WithInfo(absl::ResourceExhaustedError(absl::StrCat("no memory for a workspace of ",
+                                                              plan.workspace_bytes, " bytes")),
+                    reason::kServerFull);
   }
   const int error = (*kernel)->launch(batch, plan, {workspace, &threads_, nullptr});
   if (error != 0) return absl::InternalError(absl::StrCat("the CPU kernel failed with ", error));

@@ -8,6 +8,7 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/work_list.h"
+#include "server/base/error_info.h"
 #include "server/device/l2_window.h"
 #include "server/request/tensors.h"
 
@@ -174,9 +175,10 @@ absl::Status CudaLane::PlaceOperations() {
     const size_t bytes = is_direct_ ? 0 : input_bytes + AlignUp(operation.tensors.result_bytes());
     if (bytes > tensor_bytes_ - used) {
       if (!placed_.empty()) break;
-      return absl::ResourceExhaustedError(absl::StrCat("the request's tensors need ", bytes,
-                                                       " bytes of device memory; a lane has ",
-                                                       tensor_bytes_));
+      return WithTooLarge(absl::ResourceExhaustedError(
+                              absl::StrCat("the request's tensors need ", bytes,
+                                           " bytes of device memory; a lane has ", tensor_bytes_)),
+                          bytes, tensor_bytes_);
     }
     auto* const at = static_cast<std::byte*>(tensors_.get()) + used;
     placed_.push_back({&operation, at, at + input_bytes});
@@ -305,10 +307,11 @@ absl::Status CudaLane::PackSpans() {
     if (lists_.used() > 0)
       break;  // copies or appends have taken the room: the next pass has it all
     if (count == 1) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("a span's partial results need ", pass_.plan->workspace_bytes,
-                       " bytes; a lane has ", options_.workspace_bytes, ", and ",
-                       options_.list_bytes, " for page tables and work lists"));
+      return WithTooLarge(absl::ResourceExhaustedError(absl::StrCat(
+                              "a span's partial results need ", pass_.plan->workspace_bytes,
+                              " bytes; a lane has ", options_.workspace_bytes, ", and ",
+                              options_.list_bytes, " for page tables and work lists")),
+                          pass_.plan->workspace_bytes, options_.workspace_bytes);
     }
     max_spans_ = (count + 1) / 2;
   }

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/error_info.h"
 #include "server/device/device.h"
 
 namespace flashcore::server {
@@ -43,7 +44,9 @@ absl::Status CudaStatus(int code, absl::string_view call) {
   const std::string message =
       absl::StrCat(call, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")",
                    is_lost ? "; the device is lost to this process" : "");
-  if (error == cudaErrorMemoryAllocation) return absl::ResourceExhaustedError(message);
+  if (error == cudaErrorMemoryAllocation) {
+    return WithInfo(absl::ResourceExhaustedError(message), reason::kServerFull);
+  }
   absl::Status status = absl::InternalError(message);
   if (is_lost) MarkDeviceLost(&status);
   return status;

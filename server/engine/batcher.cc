@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/error_info.h"
 #include "server/engine/work.h"
 #include "server/request/order.h"
 
@@ -107,8 +108,10 @@ absl::Status Batcher::Enqueue(AttendOperation* operation, AttendOperation** disp
   if (depth_ >= options_.max_queue_requests) {
     *displaced = Displace(operation->identity.name);
     if (*displaced == nullptr) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "the request queue is full: ", depth_, " requests are waiting, which is the limit"));
+      return WithInfo(
+          absl::ResourceExhaustedError(absl::StrCat("the request queue is full: ", depth_,
+                                                    " requests are waiting, which is the limit")),
+          reason::kQueueFull);
     }
   }
   Activate(operation->identity.name)->queue.push_back(operation);

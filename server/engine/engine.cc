@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/cores.h"
+#include "server/base/error_info.h"
 #include "server/engine/work.h"
 #include "server/telemetry/log.h"
 
@@ -95,8 +96,8 @@ void Engine::WaitForStaging(AttendOperation* operation, std::unique_ptr<Alarm> a
     operation->times.staging_wait = clock_->Now() - start;
     if (absl::IsDeadlineExceeded(status) && !by_deadline) {
       const absl::Status full = staging_.FullError(*operation->tensors.claim());
-      status = absl::ResourceExhaustedError(absl::StrCat(full.message(), "; it has waited for ",
-                                                         Seconds(options_.staging_wait), " s"));
+      status = WithMessage(full, absl::StrCat(full.message(), "; it has waited for ",
+                                              Seconds(options_.staging_wait), " s"));
     }
     done(std::move(status));
   };
@@ -116,9 +117,10 @@ absl::Status Engine::Enqueue(AttendOperation* operation) {
   }
   if (displaced != nullptr) {
     metrics_->queue_depth.Decrement();
-    Complete(displaced, absl::ResourceExhaustedError(
-                            "the request queue is full, and most of it is this client's: the "
-                            "request made room for another client's"));
+    Complete(displaced, WithInfo(absl::ResourceExhaustedError(
+                                     "the request queue is full, and most of it is this client's: "
+                                     "the request made room for another client's"),
+                                 reason::kQueueFull));
   }
   return status;
 }

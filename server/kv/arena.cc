@@ -86,6 +86,17 @@ size_t Arena::page_bytes(PageId page) const {
   return superblocks_[SuperblockOf(page)]->page_bytes;
 }
 
+size_t Arena::free_bytes(size_t page_bytes) const {
+  size_t pages = 0;
+  for (const SegmentState& segment : segments_) {
+    pages += segment.empty.size() * (superblock_bytes_ / page_bytes);
+    const auto partial = segment.partial.find(page_bytes);
+    if (partial == segment.partial.end()) continue;
+    for (const Superblock& superblock : partial->second) pages += superblock.free_places.size();
+  }
+  return pages * page_bytes;
+}
+
 void Arena::SwapPlaces(PageId a, PageId b) {
   assert(page_bytes(a) == page_bytes(b));
   // Both slots stay in use, so the superblocks do not change.

@@ -85,6 +85,8 @@ class Arena {
   }
   // In pages.
   size_t used_bytes(Segment segment) const { return state(segment).used_bytes; }
+  // The room for more pages of `page_bytes`: free memory, without what is kept for other sizes.
+  size_t free_bytes(size_t page_bytes) const;
   size_t num_pages() const { return pages_.size() - free_ids_.size(); }  // alive
 
  private:

@@ -4,10 +4,13 @@
 #include <cassert>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/plan.h"
+#include "server/base/error_info.h"
+#include "server/request/sequence_errors.h"
 #include "server/request/spans.h"
 #include "server/request/validate.h"
 
@@ -45,6 +48,7 @@ absl::Status LaunchBuilder::AddOperation(AttendOperation* operation, Launch* lau
   const std::vector<SequencePtr>& sequences = operation->sequences.sequences();
   const size_t copies = launch->copies.size(), appends = launch->appends.size();
   savepoints_.clear();
+  shortage_.reset();
   absl::Status status = AddAppends(operation, launch);
   // The sequences may have grown since the request was admitted.
   if (status.ok()) status = ValidateWork(request, operation->sequence_lengths, max_flop_);
@@ -52,6 +56,7 @@ absl::Status LaunchBuilder::AddOperation(AttendOperation* operation, Launch* lau
     RollBack();
     launch->copies.resize(copies);
     launch->appends.resize(appends);
+    if (shortage_.has_value()) return Full(*operation);
     return status;
   }
   const TimePoint now = clock_.Now();
@@ -75,31 +80,31 @@ absl::Status LaunchBuilder::AddAppends(AttendOperation* operation, Launch* launc
   for (size_t i = 0; i < sequences.size(); ++i, cursor.Advance()) {
     if (sequences[i] == nullptr) continue;
     operation->sequence_lengths[i] = sequences[i]->layers[request.layer].pending_length();
-    absl::Status status = AddAppend(request, i, cursor.tensors(), sequences[i].get(), launch);
+    absl::Status status = AddAppend(*operation, i, cursor.tensors(), sequences[i].get(), launch);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
-absl::Status LaunchBuilder::AddAppend(const AttendRequest& request, size_t index,
+absl::Status LaunchBuilder::AddAppend(const AttendOperation& operation, size_t index,
                                       const SpanTensors& tensors, Sequence* sequence,
                                       Launch* launch) {
+  const AttendRequest& request = operation.request;
   const SpanShape& span = request.spans[index];
   SequenceLayer& layer = sequence->layers[request.layer];
   const uint64_t length = layer.pending_length();
-  if (sequence->deleted) {
-    return absl::NotFoundError(absl::StrCat(
-        "spans[", index, "].sequence_id: the sequence was deleted while the request was queued"));
-  }
+  if (sequence->deleted) return Deleted(operation);
   if (span.expected_length.value_or(length) != length) {
-    return absl::FailedPreconditionError(
+    return LengthMismatch(
+        sequence->id, *span.expected_length, length,
+        request.append_only ? std::nullopt : std::optional<size_t>(index),
         absl::StrCat("spans[", index, "].expected_length: ", *span.expected_length,
                      "; the sequence has ", length, " rows in layer ", request.layer));
   }
   if (span.kv_rows == 0) return absl::OkStatus();
   absl::Status status = AllocatePages(*sequence, &layer, span.kv_rows, launch);
   if (!status.ok()) {
-    return absl::Status(status.code(), absl::StrCat("spans[", index, "]: ", status.message()));
+    return WithMessage(status, absl::StrCat("spans[", index, "]: ", status.message()));
   }
   AddRowAppends(tensors, span.kv_rows, length, layer, pages_.arena(), launch);
   return absl::OkStatus();
@@ -110,8 +115,11 @@ absl::Status LaunchBuilder::AllocatePages(const Sequence& sequence, SequenceLaye
                                           uint32_t rows, Launch* launch) {
   const uint64_t length = layer->pending_length();
   if (length + rows > kMaxRows) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the sequence would have ", length + rows, " rows; at most ", kMaxRows));
+    const size_t row_bytes = sequence.shape.page_bytes() / kernels::kPageTokens;
+    return WithTooLarge(
+        absl::ResourceExhaustedError(
+            absl::StrCat("the sequence would have ", length + rows, " rows; at most ", kMaxRows)),
+        (length + rows) * row_bytes, kMaxRows * row_bytes);
   }
   if (layer->pending == nullptr) {
     layer->pending = NewPending();
@@ -123,24 +131,66 @@ absl::Status LaunchBuilder::AllocatePages(const Sequence& sequence, SequenceLaye
   assert(pending.launch == launch->id);  // because of the Batcher's order
   savepoints_.push_back({layer, pending.pages.size(), length});
 
-  const bool last_page_has_room = length % kernels::kPageTokens != 0;
-  const bool last_page_is_old = pending.first_page == layer->pages.size() && pending.pages.empty();
-  if (last_page_has_room && last_page_is_old && pages_.arena().refs(layer->pages.back()) > 1) {
-    const absl::StatusOr<PageId> copy = table_.AllocatePage(sequence);
-    if (!copy.ok()) return copy.status();
+  SequenceTable::Shortage why = SequenceTable::Shortage::kMemory;
+  if (CopiesLastPage(*layer)) {
+    const PageId copy = table_.AllocatePage(sequence, &why);
+    if (copy == kNoPage) return NoPage(why);
     --pending.first_page;
-    pending.pages.push_back(*copy);
+    pending.pages.push_back(copy);
     launch->copies.push_back(
-        {pages_.arena().address(layer->pages.back()), pages_.arena().address(*copy)});
+        {pages_.arena().address(layer->pages.back()), pages_.arena().address(copy)});
   }
   const size_t needed = PagesFor(length + rows);
   while (pending.first_page + pending.pages.size() < needed) {
-    const absl::StatusOr<PageId> page = table_.AllocatePage(sequence);
-    if (!page.ok()) return page.status();
-    pending.pages.push_back(*page);
+    const PageId page = table_.AllocatePage(sequence, &why);
+    if (page == kNoPage) return NoPage(why);
+    pending.pages.push_back(page);
   }
   pending.length = length + rows;
   return absl::OkStatus();
+}
+
+// Whether an append copies the layer's last page, since it is partly filled and shared.
+bool LaunchBuilder::CopiesLastPage(const SequenceLayer& layer) const {
+  if (layer.pending_length() % kernels::kPageTokens == 0) return false;
+  const PendingAppend* const pending = layer.pending.get();
+  const bool is_old =
+      pending == nullptr || (pending->first_page == layer.pages.size() && pending->pages.empty());
+  return is_old && pages_.arena().refs(layer.pages.back()) > 1;
+}
+
+// Full tells the rest once the operation's pages are returned.
+absl::Status LaunchBuilder::NoPage(SequenceTable::Shortage why) {
+  shortage_ = why;
+  return absl::ResourceExhaustedError("no page");
+}
+
+// Why the operation, which has been rolled back, found no page.
+absl::Status LaunchBuilder::Full(const AttendOperation& operation) const {
+  const AttendRequest& request = operation.request;
+  const std::vector<SequencePtr>& sequences = operation.sequences.sequences();
+  const Sequence* grown = nullptr;  // all have the same size of pages and, if they grow, the client
+  size_t pages = 0;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const uint32_t rows = request.spans[i].kv_rows;
+    if (sequences[i] == nullptr || sequences[i]->deleted || rows == 0) continue;
+    grown = sequences[i].get();
+    const SequenceLayer& layer = grown->layers[request.layer];
+    const uint64_t length = layer.pending_length();
+    pages += PagesFor(length + rows) - PagesFor(length) + (CopiesLastPage(layer) ? 1 : 0);
+  }
+  return table_.Full(*shortage_, *grown, pages * grown->shape.page_bytes());
+}
+
+// Names all sequences of the operation that are gone.
+absl::Status LaunchBuilder::Deleted(const AttendOperation& operation) {
+  const std::vector<SequencePtr>& sequences = operation.sequences.sequences();
+  std::vector<size_t> spans;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    if (sequences[i] != nullptr && sequences[i]->deleted) spans.push_back(i);
+  }
+  return SequencesLost(operation.request, spans,
+                       "the sequence was deleted while the request was queued");
 }
 
 void LaunchBuilder::RollBack() {

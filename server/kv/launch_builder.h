@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -52,10 +53,14 @@ class LaunchBuilder {
   };
 
   absl::Status AddAppends(AttendOperation* operation, Launch* launch);
-  absl::Status AddAppend(const AttendRequest& request, size_t span, const SpanTensors& tensors,
+  absl::Status AddAppend(const AttendOperation& operation, size_t span, const SpanTensors& tensors,
                          Sequence* sequence, Launch* launch);
   absl::Status AllocatePages(const Sequence& sequence, SequenceLayer* layer, uint32_t rows,
                              Launch* launch);
+  bool CopiesLastPage(const SequenceLayer& layer) const;
+  absl::Status NoPage(SequenceTable::Shortage why);
+  absl::Status Full(const AttendOperation& operation) const;
+  static absl::Status Deleted(const AttendOperation& operation);
   // What the reads of one operation touch.
   struct ReadBytes {
     size_t hot = 0;  // in pages of the hot segment
@@ -77,7 +82,8 @@ class LaunchBuilder {
   const double max_flop_;
   const Clock& clock_;
   DeviceMetrics& metrics_;
-  std::vector<Savepoint> savepoints_;  // of the current operation, oldest first
+  std::vector<Savepoint> savepoints_;                // of the current operation, oldest first
+  std::optional<SequenceTable::Shortage> shortage_;  // of the current operation
   std::vector<std::unique_ptr<PendingAppend>> unused_pending_;  // for reuse, with their memory
 };
 

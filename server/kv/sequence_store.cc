@@ -6,6 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/kernel.h"
+#include "server/base/error_info.h"
+#include "server/request/sequence_errors.h"
 #include "server/request/validate.h"
 
 namespace flashcore::server {
@@ -156,9 +158,9 @@ absl::StatusOr<SequenceInfo> SequenceStore::Truncate(SequenceId id, uint64_t len
   if (!found.ok()) return found.status();
   Sequence& sequence = **found;
   if (expected_length.has_value() && *expected_length != sequence.layers[0].length) {
-    return absl::FailedPreconditionError(absl::StrCat("expected_length: ", *expected_length,
-                                                      "; the sequence has ",
-                                                      sequence.layers[0].length, " rows"));
+    return LengthMismatch(id, *expected_length, sequence.layers[0].length, std::nullopt,
+                          absl::StrCat("expected_length: ", *expected_length, "; the sequence has ",
+                                       sequence.layers[0].length, " rows"));
   }
   if (absl::Status status = CheckLength(sequence, length); !status.ok()) return status;
   for (SequenceLayer& layer : sequence.layers) {
@@ -173,6 +175,11 @@ absl::StatusOr<SequenceInfo> SequenceStore::Truncate(SequenceId id, uint64_t len
 absl::Status SequenceStore::Delete(SequenceId id, const Identity& identity) {
   MutexLock lock(&mutex_);
   const absl::StatusOr<SequencePtr> found = table_.Find(id, identity, Access::kChange);
+  if (absl::IsNotFound(found.status())) {
+    return SequenceLost(id,
+                        "no such sequence: it was deleted or evicted, has expired or never "
+                        "existed; there is nothing to delete");
+  }
   if (found.ok()) table_.Remove(*found);
   return found.status();
 }
@@ -260,8 +267,10 @@ absl::Status SequenceStore::Lease(AttendOperation* operation) {
         table_.Find(span.sequence_id.id(), operation->identity,
                     span.kv_rows > 0 ? Access::kChange : Access::kRead);
     if (!found.ok()) {
-      return absl::Status(found.status().code(),
-                          absl::StrCat("spans[", i, "].", found.status().message()));
+      return absl::IsNotFound(found.status())
+                 ? LostFrom(i, *operation)
+                 : WithMessage(found.status(),
+                               absl::StrCat("spans[", i, "].", found.status().message()));
     }
     leased[i] = *std::move(found);
     Sequence& sequence = *leased[i];
@@ -281,6 +290,19 @@ absl::Status SequenceStore::Lease(AttendOperation* operation) {
   operation->sequences.store_ = this;
   operation->sequences.sequences_ = std::move(leased);
   return absl::OkStatus();
+}
+
+// Names all lost sequences of the operation; that of span `first` is the first one.
+absl::Status SequenceStore::LostFrom(size_t first, const AttendOperation& operation) const {
+  const AttendRequest& request = operation.request;
+  std::vector<size_t> lost;
+  for (size_t i = first; i < request.spans.size(); ++i) {
+    if (request.spans[i].sequence_id.empty()) continue;
+    const SequenceId id = request.spans[i].sequence_id.id();
+    const auto found = table_.Find(id, operation.identity, Access::kRead);
+    if (absl::IsNotFound(found.status())) lost.push_back(i);
+  }
+  return SequencesLost(request, lost, SequenceTable::kLost);
 }
 
 void SequenceStore::EndLease(const std::vector<SequencePtr>& sequences) {

@@ -139,6 +139,8 @@ class SequenceStore {
   friend class SequenceLease;
 
   SequenceInfo Describe(const Sequence& sequence) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status LostFrom(size_t first, const AttendOperation& operation) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndLease(const std::vector<SequencePtr>& sequences);
 
   const Options options_;

@@ -5,6 +5,8 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/error_info.h"
+#include "server/request/sequence_errors.h"
 
 namespace flashcore::server {
 namespace {
@@ -42,7 +44,9 @@ absl::Status SequenceTable::CheckSettings(const SequenceSettings& settings,
   if (settings.lease.has_value()) {
     const auto lease = leases_.find(*settings.lease);
     if (lease == leases_.end() || lease->second.client != identity.name) {
-      return absl::NotFoundError("lease_id: no such lease: its call has ended, or never was");
+      return WithInfo(
+          absl::NotFoundError("lease_id: no such lease: its call has ended, or never was"),
+          reason::kLeaseLost);
     }
   }
   return absl::OkStatus();
@@ -94,23 +98,38 @@ absl::Status SequenceTable::MakeRoom(size_t metadata_bytes, const std::string& c
     const ClientAccount& has = account == nullptr ? none : *account;
     if (options_.client_sequences > 0 && has.sequences.size() >= options_.client_sequences) {
       if (EvictOne(has.by_use)) continue;
-      return absl::ResourceExhaustedError(absl::StrCat("client quota: this client has ",
-                                                       has.sequences.size(),
-                                                       " sequences, which is the limit"));
+      return WithInfo(absl::ResourceExhaustedError(absl::StrCat("client quota: this client has ",
+                                                                has.sequences.size(),
+                                                                " sequences, which is the limit")),
+                      reason::kQuotaExceeded,
+                      {{"limit", "client_sequences"},
+                       {"needed", 1},
+                       {"used", has.sequences.size()},
+                       {"allowed", options_.client_sequences}});
     }
     const size_t limit = options_.client_metadata_bytes;
     if (limit > 0 && has.metadata_bytes + metadata_bytes > limit) {
       if (metadata_bytes <= limit && EvictOne(has.by_use)) continue;
-      return absl::ResourceExhaustedError(
+      const absl::Status full = absl::ResourceExhaustedError(
           absl::StrCat("client quota: this sequence needs ", metadata_bytes,
                        " bytes of sequence metadata; the sequences of this client hold ",
                        has.metadata_bytes, " of ", limit));
+      if (metadata_bytes > limit) return WithTooLarge(full, metadata_bytes, limit);
+      return WithInfo(full, reason::kQuotaExceeded,
+                      {{"limit", "client_metadata_bytes"},
+                       {"needed", metadata_bytes},
+                       {"used", has.metadata_bytes},
+                       {"allowed", limit}});
     }
     if (metadata_bytes > options_.metadata_bytes - metadata_bytes_) {
       if (metadata_bytes <= options_.metadata_bytes && EvictOne(by_use_)) continue;
-      return absl::ResourceExhaustedError(
+      const absl::Status full = absl::ResourceExhaustedError(
           absl::StrCat("sequence metadata: this sequence needs ", metadata_bytes, " bytes; ",
                        metadata_bytes_, " of ", options_.metadata_bytes, " are in use"));
+      if (metadata_bytes > options_.metadata_bytes) {
+        return WithTooLarge(full, metadata_bytes, options_.metadata_bytes);
+      }
+      return WithInfo(full, reason::kServerFull);
     }
     return absl::OkStatus();
   }
@@ -129,9 +148,7 @@ absl::StatusOr<SequencePtr> SequenceTable::Find(SequenceId id, const Identity& i
           "not changed or deleted");
     }
   }
-  return absl::NotFoundError(
-      "sequence_id: no such sequence: it was deleted or evicted, has expired or never existed; "
-      "load its K/V again");
+  return SequenceLost(id, kLost);
 }
 
 void SequenceTable::Remove(const SequencePtr& removed) {
@@ -193,36 +210,57 @@ void SequenceTable::MarkUsed(Sequence* sequence, TimePoint now) {
   of_client.splice(of_client.end(), of_client, sequence->by_use_of_client);
 }
 
-absl::Status SequenceTable::MakeKvRoom(size_t bytes, ClientAccount* account) {
+bool SequenceTable::MakeKvRoom(size_t bytes, const ClientAccount& account) {
   const size_t limit = options_.client_kv_bytes;
-  while (limit > 0 && account->kv_bytes + bytes > limit) {
-    if (bytes <= limit && EvictOne(account->by_use)) continue;
-    return absl::ResourceExhaustedError(
-        absl::StrCat("client quota: the sequences of this client hold ", account->kv_bytes, " of ",
-                     limit, " bytes of K/V"));
+  while (limit > 0 && account.kv_bytes + bytes > limit) {
+    if (bytes > limit || !EvictOne(account.by_use)) return false;
   }
-  return absl::OkStatus();
+  return true;
 }
 
-absl::StatusOr<PageId> SequenceTable::AllocatePage(const Sequence& sequence) {
+PageId SequenceTable::AllocatePage(const Sequence& sequence, Shortage* why) {
   const size_t bytes = sequence.shape.page_bytes();
-  if (absl::Status status = MakeKvRoom(bytes, sequence.account); !status.ok()) return status;
+  *why = Shortage::kClient;
+  if (!MakeKvRoom(bytes, *sequence.account)) return kNoPage;
   const Segment preferred = sequence.settings.pin ? Segment::kHot : Segment::kCold;
   do {
     const PageId page = pages_.Allocate(bytes, preferred, sequence.account);
     if (page != kNoPage) return page;
   } while (EvictOne(by_use_));
+  *why = Shortage::kMemory;
+  return kNoPage;
+}
+
+absl::Status SequenceTable::Full(Shortage why, const Sequence& sequence, size_t bytes) const {
+  if (why == Shortage::kClient) return OverKvQuota(bytes, sequence.account->kv_bytes);
   const Arena& arena = pages_.arena();
   const size_t used = arena.used_bytes(Segment::kHot) + arena.used_bytes(Segment::kCold);
   const size_t capacity =
       arena.capacity_bytes(Segment::kHot) + arena.capacity_bytes(Segment::kCold);
-  return absl::ResourceExhaustedError(absl::StrCat("K/V memory is full: ", used, " of ", capacity,
-                                                   " bytes are in use, and no page of ", bytes,
-                                                   " bytes is free"));
+  const size_t page_bytes = sequence.shape.page_bytes();
+  const size_t free = arena.free_bytes(page_bytes);
+  const absl::Status full = absl::ResourceExhaustedError(absl::StrCat(
+      "K/V memory is full: the request needs ", bytes, " bytes more; ", used, " of ", capacity,
+      " bytes are in use, and ", free, " are free for pages of ", page_bytes));
+  if (bytes > capacity) return WithTooLarge(full, bytes, capacity);
+  return WithInfo(full, reason::kKvFull,
+                  {{"needed_bytes", bytes}, {"free_bytes", free}, {"used_bytes", used}});
+}
+
+absl::Status SequenceTable::OverKvQuota(size_t needed, size_t used) const {
+  const size_t limit = options_.client_kv_bytes;
+  const absl::Status full = absl::ResourceExhaustedError(
+      absl::StrCat("client quota: the sequences of this client hold ", used, " of ", limit,
+                   " bytes of K/V, and the request needs ", needed, " more"));
+  if (needed > limit) return WithTooLarge(full, needed, limit);
+  return WithInfo(
+      full, reason::kQuotaExceeded,
+      {{"limit", "client_kv_bytes"}, {"needed", needed}, {"used", used}, {"allowed", limit}});
 }
 
 absl::Status SequenceTable::SharePages(const Sequence& parent, std::optional<uint64_t> length,
                                        Sequence* child) {
+  const size_t before = child->account->kv_bytes;
   for (size_t i = 0; i < parent.layers.size(); ++i) {
     const SequenceLayer& from = parent.layers[i];
     SequenceLayer& to = child->layers[i];
@@ -230,7 +268,10 @@ absl::Status SequenceTable::SharePages(const Sequence& parent, std::optional<uin
     to.pages.assign(from.pages.begin(), from.pages.begin() + PagesFor(to.length));
     for (const PageId page : to.pages) pages_.AddRef(page, child->account);
   }
-  return MakeKvRoom(0, child->account);  // the pages of another client are new to this one
+  // The pages of another client are new to this one.
+  const size_t added = child->account->kv_bytes - before;
+  if (MakeKvRoom(0, *child->account)) return absl::OkStatus();
+  return OverKvQuota(added, child->account->kv_bytes - added);
 }
 
 bool SequenceTable::EvictOne(const ByUse& by_use) {

@@ -54,6 +54,9 @@ enum class Access {
 class SequenceTable {
  public:
   using ByUse = std::list<SequencePtr>;  // least recently used first
+  static constexpr char kLost[] =        // of SequenceLost
+      "no such sequence: it was deleted or evicted, has expired or never existed; load its K/V "
+      "again";
 
   // All arguments outlive the table.
   SequenceTable(const SequenceOptions* options, PagePool* pages, const Clock* clock,
@@ -89,9 +92,16 @@ class SequenceTable {
   // Fetches what Find will read of the sequence `id` into the cache. A request looks up many.
   void Prefetch(SequenceId id) const { by_id_.prefetch(id); }
 
-  // A page charged to the sequence's client. RESOURCE_EXHAUSTED beyond the client's limit, or if
-  // the memory is full and no sequence can be evicted.
-  absl::StatusOr<PageId> AllocatePage(const Sequence& sequence);
+  // Why there is no page.
+  enum class Shortage {
+    kClient,  // the client's limit
+    kMemory,
+  };
+  // A page charged to the sequence's client. kNoPage, and why, beyond the client's limit, or if the
+  // memory is full and no sequence can be evicted.
+  PageId AllocatePage(const Sequence& sequence, Shortage* why);
+  // RESOURCE_EXHAUSTED: pages of `bytes` in all do not fit beside those that are in use now.
+  absl::Status Full(Shortage why, const Sequence& sequence, size_t bytes) const;
   // Lets the layers of `child`, which has none, share the pages of the first `length` rows (unset:
   // of all rows) of those of `parent`. RESOURCE_EXHAUSTED beyond the limit of the child's client.
   absl::Status SharePages(const Sequence& parent, std::optional<uint64_t> length, Sequence* child);
@@ -105,7 +115,8 @@ class SequenceTable {
   // Whether `client` may have one more sequence, of `metadata_bytes`. Evicts if it may.
   absl::Status MakeRoom(size_t metadata_bytes, const std::string& client);
   // Whether `account` may pay for `bytes` more. Evicts if it may.
-  absl::Status MakeKvRoom(size_t bytes, ClientAccount* account);
+  bool MakeKvRoom(size_t bytes, const ClientAccount& account);
+  absl::Status OverKvQuota(size_t needed, size_t used) const;
   bool EvictOne(const ByUse& by_use);  // false if it may not, or all have a lease
 
   const SequenceOptions& options_;

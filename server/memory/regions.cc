@@ -4,6 +4,8 @@
 
 #include <cstdlib>
 
+#include "server/base/error_info.h"
+
 namespace flashcore::server {
 namespace {
 
@@ -28,7 +30,8 @@ absl::StatusOr<Regions::Region> Regions::Find(absl::string_view id) const {
   for (const auto& entry : regions_) {
     if (entry.first == id) return entry.second;
   }
-  return absl::NotFoundError("region_id: this connection has registered no such region");
+  return WithInfo(absl::NotFoundError("region_id: this connection has registered no such region"),
+                  reason::kRegionLost);
 }
 
 Regions::Region Regions::Remove(absl::string_view id) {

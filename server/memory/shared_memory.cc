@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/error_info.h"
 #include "server/telemetry/log.h"
 
 namespace flashcore::server {
@@ -42,19 +43,32 @@ absl::Status SharedMemory::Acquire(size_t bytes, const std::string& client) {
   const auto found = accounts_.find(client);
   const Account account = found == accounts_.end() ? Account() : found->second;
   if (bytes > options_.total_bytes || used_bytes_ > options_.total_bytes - bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("bytes: ", bytes, " in addition to the ",
-                                                     used_bytes_, " of all clients; at most ",
-                                                     options_.total_bytes, " are allowed"));
+    const absl::Status full = absl::ResourceExhaustedError(
+        absl::StrCat("bytes: ", bytes, " in addition to the ", used_bytes_,
+                     " of all clients; at most ", options_.total_bytes, " are allowed"));
+    if (bytes > options_.total_bytes) return WithTooLarge(full, bytes, options_.total_bytes);
+    return WithInfo(full, reason::kServerFull);
   }
   if (options_.client_bytes > 0 && account.bytes + bytes > options_.client_bytes) {
-    return absl::ResourceExhaustedError(
+    const absl::Status full = absl::ResourceExhaustedError(
         absl::StrCat("bytes: ", bytes, " in addition to the client's ", account.bytes, "; at most ",
                      options_.client_bytes, " are allowed per client"));
+    if (bytes > options_.client_bytes) return WithTooLarge(full, bytes, options_.client_bytes);
+    return WithInfo(full, reason::kQuotaExceeded,
+                    {{"limit", "client_shared_memory_bytes"},
+                     {"needed", bytes},
+                     {"used", account.bytes},
+                     {"allowed", options_.client_bytes}});
   }
   if (account.regions >= options_.client_regions) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the client has ", account.regions, " regions of shared memory; at most ",
-                     options_.client_regions, " are allowed per client"));
+    return WithInfo(absl::ResourceExhaustedError(absl::StrCat(
+                        "the client has ", account.regions, " regions of shared memory; at most ",
+                        options_.client_regions, " are allowed per client")),
+                    reason::kQuotaExceeded,
+                    {{"limit", "client_shared_regions"},
+                     {"needed", 1},
+                     {"used", account.regions},
+                     {"allowed", options_.client_regions}});
   }
   used_bytes_ += bytes;
   accounts_[client] = {account.bytes + bytes, account.regions + 1};

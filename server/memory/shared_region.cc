@@ -15,6 +15,7 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "server/base/error_info.h"
 
 namespace flashcore::server {
 namespace {
@@ -128,16 +129,18 @@ absl::StatusOr<std::unique_ptr<SharedRegion>> SharedRegion::Map(FileDescriptor f
     return absl::PermissionDeniedError("file: it cannot be written; register it read_only");
   }
   if (memory == MAP_FAILED) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("bytes: cannot map ", bytes, ": ", strerror(errno)));
+    return WithInfo(absl::ResourceExhaustedError(
+                        absl::StrCat("bytes: cannot map ", bytes, ": ", strerror(errno))),
+                    reason::kServerFull);
   }
   auto* const data = static_cast<std::byte*>(memory);
   std::optional<FaultGuard> guard = FaultGuard::Make(data, bytes);
   if (!guard.has_value()) {
     munmap(data, bytes);
-    return absl::ResourceExhaustedError(
-        absl::StrCat("shared memory: ", FaultGuard::kMaxGuards,
-                     " regions are registered, which is the limit of the server"));
+    return WithInfo(absl::ResourceExhaustedError(
+                        absl::StrCat("shared memory: ", FaultGuard::kMaxGuards,
+                                     " regions are registered, which is the limit of the server")),
+                    reason::kServerFull);
   }
   return absl::WrapUnique(new SharedRegion(data, bytes, read_only, *std::move(guard)));
 }

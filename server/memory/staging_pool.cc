@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/error_info.h"
 
 namespace flashcore::server {
 namespace {
@@ -151,16 +152,25 @@ absl::Status StagingPool::FullLocked(const StagingClaim& claim) const {
   const size_t needed = claim.input_bytes + claim.result_bytes;
   const bool never_fits = claim.input_bytes > client_bytes_ || claim.result_bytes > client_bytes_;
   if (client_bytes_ > 0 && (never_fits || IsOverShare(claim, held))) {
-    return absl::ResourceExhaustedError(
+    const absl::Status full = absl::ResourceExhaustedError(
         absl::StrCat("staging memory of this client: the request needs ", needed, " bytes; ",
                      held.used_bytes, " of the ", client_bytes_,
                      " of --client_staging_bytes are in use by its requests and by "
                      "replies that it has not read, and ",
                      held.waiting, " of its requests wait"));
+    if (!CanEverFit(claim)) return WithTooLarge(full, needed, client_bytes_);
+    return WithInfo(full, reason::kQuotaExceeded,
+                    {{"limit", "client_staging_bytes"},
+                     {"needed", needed},
+                     {"used", held.used_bytes},
+                     {"allowed", client_bytes_}});
   }
-  return absl::ResourceExhaustedError(
+  const absl::Status full = absl::ResourceExhaustedError(
       absl::StrCat("staging memory: the request needs ", needed, " bytes; ", used_bytes_, " of ",
                    limit_bytes_, " are in use, and ", queue_.size(), " requests wait"));
+  if (!CanEverFit(claim)) return WithTooLarge(full, needed, limit_bytes_);
+  return WithInfo(full, reason::kStagingFull,
+                  {{"needed_bytes", needed}, {"limit_bytes", limit_bytes_}});
 }
 
 bool StagingPool::TryAcquire(StagingClaim* claim, StagingAccounts::iterator account) {

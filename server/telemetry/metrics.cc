@@ -28,6 +28,7 @@ constexpr const char* kCodeNames[RpcMetrics::kCodes] = {
 constexpr std::pair<absl::StatusCode, const char*> kReasons[] = {
     {absl::StatusCode::kInvalidArgument, "invalid_argument"},
     {absl::StatusCode::kNotFound, "not_found"},
+    {absl::StatusCode::kPermissionDenied, "permission_denied"},
     {absl::StatusCode::kFailedPrecondition, "failed_precondition"},
     {absl::StatusCode::kResourceExhausted, "resource_exhausted"},
     {absl::StatusCode::kDeadlineExceeded, "deadline_exceeded"},

@@ -2,9 +2,11 @@
 
 #include <chrono>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/error_info.h"
 
 namespace flashcore::server {
 namespace {
@@ -41,8 +43,7 @@ absl::Status ToRange(const v1::MemoryRange& message, const char* field, const Re
   }
   const absl::StatusOr<Regions::Region> region = regions->Find(message.region_id());
   if (!region.ok()) {
-    return absl::Status(region.status().code(),
-                        absl::StrCat(field, ": ", region.status().message()));
+    return WithMessage(region.status(), absl::StrCat(field, ": ", region.status().message()));
   }
   *range = {*region, message.offset(), message.bytes()};
   return absl::OkStatus();
@@ -204,6 +205,15 @@ v1::Status ToStatus(const absl::Status& status) {
   v1::Status message;
   message.set_code(static_cast<int>(status.code()));
   message.set_message(std::string(status.message()));
+  if (const std::optional<ErrorInfo> info = GetErrorInfo(status); info.has_value()) {
+    v1::ErrorInfo detail;
+    detail.set_reason(info->reason);
+    detail.set_domain("flashcore");
+    for (const auto& [key, value] : info->metadata) (*detail.mutable_metadata())[key] = value;
+    v1::StatusDetail* const any = message.add_details();
+    any->set_type_url("type.googleapis.com/google.rpc.ErrorInfo");
+    detail.SerializeToString(any->mutable_value());
+  }
   return message;
 }
 

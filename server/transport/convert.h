@@ -45,6 +45,7 @@ absl::StatusOr<SequenceSettings> ToSettings(const v1::CreateSequenceRequest& mes
 absl::StatusOr<SequenceSettings> ToSettings(const v1::ForkSequenceRequest& message);
 
 v1::SequenceInfo ToSequenceInfo(const SequenceInfo& info, const std::string& device_id);
+// With the status's ErrorInfo (WithInfo), if it has one.
 v1::Status ToStatus(const absl::Status& status);
 v1::Timing ToTiming(const PhaseTimes& times);
 v1::DeviceInfo ToDeviceInfo(const DeviceInfo& info, const SequenceStore::Stats& kv);

@@ -224,9 +224,17 @@ void WriteError(const std::string& request_id, const absl::Status& status, size_
   SmallMessage<v1::AttendResponse> response;
   // A longer one was refused.
   if (request_id.size() <= kMaxRequestIdBytes) response->set_request_id(request_id);
-  response->mutable_status()->set_code(static_cast<int>(status.code()));
-  const size_t room = max_bytes - 3 * kMaxHeaderBytes - response->request_id().size();
-  response->mutable_status()->set_message(std::string(status.message().substr(0, room)));
+  *response->mutable_status() = ToStatus(status);
+  v1::Status& sent = *response->mutable_status();
+  size_t room = max_bytes - 3 * kMaxHeaderBytes - response->request_id().size();
+  const size_t details =
+      sent.details().empty() ? 0 : sent.details(0).ByteSizeLong() + kMaxHeaderBytes;
+  if (details <= room / 2) {
+    room -= details;
+  } else {
+    sent.clear_details();
+  }
+  if (sent.message().size() > room) sent.mutable_message()->resize(room);
   response->SerializeToString(out);
 }
 

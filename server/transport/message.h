@@ -52,7 +52,8 @@ grpc::ByteBuffer EncodeError(const std::string& request_id, const absl::Status& 
 
 // The same replies in one piece, for the local socket and its rings: `*out` is the message.
 // MaxReplyBytes is a limit of the first one's size, for a request that was admitted. `max_bytes` of
-// the second cut its message, and are enough for a request_id.
+// the second cut its message, and are enough for a request_id; an ErrorInfo that takes more than
+// half of what is left is left out.
 size_t MaxReplyBytes(const AttendRequest& request);
 // INVALID_ARGUMENT if that is more than `room`, which is that of a `place`.
 absl::Status CheckReplyFits(const AttendRequest& request, size_t room, const char* place);

@@ -35,11 +35,11 @@ absl::Status Admit(const RpcContext& context, const Identity& caller) {
 
 absl::Status CheckMessageBytes(const RpcContext& context, size_t bytes) {
   if (bytes <= context.max_message_bytes) return absl::OkStatus();
-  return WithInfo(
+  return WithTooLarge(
       absl::ResourceExhaustedError(absl::StrCat(
           "message: ", bytes, " bytes; at most ", context.max_message_bytes,
           " are allowed (--max_message_bytes); load long K/V with LoadSequence, in chunks")),
-      reason::kTooLarge, {{"needed_bytes", bytes}, {"limit_bytes", context.max_message_bytes}});
+      bytes, context.max_message_bytes);
 }
 
 RpcScope::RpcScope(RpcContext* context, RpcMetrics* rpc)

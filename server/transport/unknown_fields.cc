@@ -36,7 +36,7 @@ absl::Status UnknownField(absl::string_view type, int number) {
   return WithInfo(
       absl::UnimplementedError(absl::StrCat("message: field ", number, " of ", type,
                                             " is unknown to this server, or of another type")),
-      reason::kUnknownField, {{"message", type}, {"field", static_cast<uint64_t>(number)}});
+      reason::kUnknownField, {{"message", type}, {"field", number}});
 }
 
 }  // namespace flashcore::server

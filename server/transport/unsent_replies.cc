@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/error_info.h"
 
 namespace flashcore::server {
 namespace {
@@ -12,9 +13,10 @@ constexpr std::chrono::milliseconds kCheckInterval(250);  // for replies that wa
 constexpr size_t kMaxIdleAccounts = 64;
 
 absl::Status TooMuch(absl::string_view whose, size_t bytes, size_t limit, const char* flag) {
-  return absl::ResourceExhaustedError(absl::StrCat("unread replies of ", whose, " take ", bytes,
-                                                   " bytes; the limit is ", limit, " (", flag,
-                                                   "). Read replies before sending more"));
+  return WithInfo(absl::ResourceExhaustedError(absl::StrCat(
+                      "unread replies of ", whose, " take ", bytes, " bytes; the limit is ", limit,
+                      " (", flag, "). Read replies before sending more")),
+                  reason::kRepliesFull);
 }
 
 }  // namespace

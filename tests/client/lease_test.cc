@@ -18,6 +18,17 @@
 namespace flashcore {
 namespace {
 
+grpc::Status LeaseLost() {
+  v1::ErrorInfo info;
+  info.set_reason("LEASE_LOST");
+  v1::Status status;
+  status.set_code(grpc::StatusCode::NOT_FOUND);
+  v1::StatusDetail* const detail = status.add_details();
+  detail->set_type_url("type.googleapis.com/google.rpc.ErrorInfo");
+  detail->set_value(info.SerializeAsString());
+  return {grpc::StatusCode::NOT_FOUND, "lease_id: no such lease", status.SerializeAsString()};
+}
+
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
@@ -79,7 +90,7 @@ class LeaseTest : public SequenceTest {
     absl::MutexLock lock(&mutex_);
     named_.push_back(lease);
     if (lease.empty() || open_.count(lease) > 0) return grpc::Status::OK;
-    return {grpc::StatusCode::NOT_FOUND, "lease_id: no such lease"};
+    return LeaseLost();
   }
 
   std::vector<std::string> named() {
@@ -159,7 +170,7 @@ TEST_F(LeaseTest, OpensAnotherWhenTheServerDoesNotKnowIt) {
   server_.on_fork = [&, answer = server_.on_fork](auto* context, const auto& request,
                                                   auto* response) {
     if (lost-- > 0) {
-      return grpc::Status(grpc::StatusCode::NOT_FOUND, "lease_id: no such lease");
+      return LeaseLost();
     }
     return answer(context, request, response);
   };

@@ -12,9 +12,11 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "flashcore/client.h"
+#include "flashcore/error_info.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/wire/ring.h"
+#include "tests/client/error_status.h"
 #include "tests/client/fake_local_server.h"
 #include "tests/client/request_fixture.h"
 
@@ -262,6 +264,25 @@ TEST(LocalClientTest, ErrorsOfRequestsComeBack) {
   r.request.query.remove_suffix(1);
   EXPECT_THAT(client->Attend(r.request, nullptr).message(), HasSubstr("query: "));
   EXPECT_EQ(server.taken(), 1);
+}
+
+TEST(LocalClientTest, ErrorsHaveTheirInfo) {
+  FakeLocalServer server;
+  const v1::Status lost =
+      StatusWithInfo(absl::StatusCode::kNotFound, "SEQUENCE_LOST", "sequence_ids", "00ff");
+  server.on_attend = [&](const v1::AttendRequest&) { return lost; };
+  server.on_call = [&](const v1::LocalCall&, std::string*) { return lost; };
+  const auto client = ClientOf(server);
+  RequestFixture r;
+  Async async;
+  client->AttendAsync(r.request, async.Callback());
+  async.done.WaitForNotification();
+  for (const absl::Status& status :
+       {client->Attend(r.request, nullptr), async.status, client->GetServerInfo().status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+    EXPECT_EQ(GetErrorInfo(status).reason, "SEQUENCE_LOST");
+    EXPECT_EQ(GetErrorInfo(status).metadata.at("sequence_ids"), "00ff");
+  }
 }
 
 TEST(LocalClientTest, ASlotThatBreaksTheProtocolEndsTheConnection) {

@@ -3,9 +3,11 @@
 #include <thread>
 #include <vector>
 
+#include "flashcore/error_info.h"
 #include "flashcore/sequence.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/client/error_status.h"
 #include "tests/client/sequence_fixture.h"
 
 namespace flashcore {
@@ -177,6 +179,20 @@ TEST_F(AffinityTest, AFailedReloadIsTheAnswerAndTheNextOperationTriesAgain) {
   answer = absl::OkStatus();
   EXPECT_EQ(Attend(sequence, 0), absl::OkStatus());
   EXPECT_EQ(reloads_, 3);
+}
+
+TEST_F(AffinityTest, OnlyALostSequenceIsReloaded) {
+  const Sequence sequence = CreateReloaded(1);
+  server_.on_attend = [](auto*, const auto&, auto*) {
+    return ToGrpc(StatusWithInfo(absl::StatusCode::kNotFound, "REGION_LOST", "key", "value"));
+  };
+  EXPECT_EQ(GetErrorInfo(Attend(sequence, 0)).reason, "REGION_LOST");
+  EXPECT_EQ(reloads_, 0);
+  server_.on_attend = [](auto*, const auto&, auto*) {
+    return ToGrpc(StatusWithInfo(absl::StatusCode::kNotFound, "SEQUENCE_LOST", "key", "value"));
+  };
+  EXPECT_EQ(GetErrorInfo(Attend(sequence, 0)).reason, "SEQUENCE_LOST");
+  EXPECT_EQ(reloads_, 1);
 }
 
 TEST_F(AffinityTest, WhatIsLostAgainAtOnceIsNotReloadedAgain) {

@@ -1,117 +1,118 @@
-"""The details of errors: an ErrorInfo that says why, to gRPC's own clients and to the Python package."""
+"""Why calls fail, for programs: the details of a status over the wire, as any gRPC library reads them."""
 
 import unittest
 
-import flashcore
 import grpc
-import numpy as np
 from flashcore.v1 import attention_pb2 as pb
+from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message_factory
 
 import harness
 
-KV_HEADS, DIM = 2, 64
-PAGE_BYTES = 2 * 64 * KV_HEADS * DIM * 2
-PAGES = 128
-MEMORY = PAGES * PAGE_BYTES
-SHAPE = dict(num_layers=1, num_kv_heads=KV_HEADS, head_dim=DIM)
+HEADS, DIM = 1, 64
+INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 
 
-def rows(count):
-    return np.ones((count, KV_HEADS, DIM), np.float16)
+def google_rpc_status():
+    """google.rpc.Status, as google/rpc/status.proto has it."""
+    pool = descriptor_pool.DescriptorPool()
+    any_file = descriptor_pb2.FileDescriptorProto()
+    any_pb2.DESCRIPTOR.CopyToProto(any_file)
+    pool.Add(any_file)
+    file = descriptor_pb2.FileDescriptorProto(
+        name="google/rpc/status.proto", package="google.rpc", syntax="proto3", dependency=[any_file.name])
+    message = file.message_type.add(name="Status")
+    field = descriptor_pb2.FieldDescriptorProto
+    message.field.add(name="code", number=1, type=field.TYPE_INT32, label=field.LABEL_OPTIONAL)
+    message.field.add(name="message", number=2, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
+    message.field.add(name="details", number=3, type=field.TYPE_MESSAGE, label=field.LABEL_REPEATED,
+                      type_name=".google.protobuf.Any")
+    pool.Add(file)
+    return message_factory.MessageFactory(pool).GetPrototype(
+        pool.FindMessageTypeByName("google.rpc.Status"))
 
 
 class ErrorsTest(unittest.TestCase):
-    def client(self, *flags):
-        server = self.enterContext(harness.Server(f"--kv_memory_bytes={MEMORY}", *flags))
-        self.channel = self.enterContext(server.channel())
-        return self.enterContext(flashcore.connect(server.target))
+    @classmethod
+    def setUpClass(cls):
+        cls.server = harness.Server("--kv_memory_bytes=8388608", "--client_kv_bytes=0")
+        cls.addClassCleanup(cls.server.__exit__)
+        cls.channel = cls.server.channel()
+        cls.addClassCleanup(cls.channel.close)
+        cls.stub = harness.stub(cls.channel)
 
-    def info(self, call):
-        """The ErrorInfo in the trailing metadata of a call of gRPC's own client, which fails."""
-        with self.assertRaises(grpc.RpcError) as caught:
-            call(harness.stub(self.channel))
-        details, = (value for key, value in caught.exception.trailing_metadata()
-                    if key == "grpc-status-details-bin")
-        status = pb.Status.FromString(details)
-        self.assertEqual((status.code, status.message),
-                         (caught.exception.code().value[0], caught.exception.details()))
-        detail, = status.details
-        self.assertEqual(detail.type_url, "type.googleapis.com/google.rpc.ErrorInfo")
-        info = pb.ErrorInfo.FromString(detail.value)
+    def create(self):
+        return self.stub.CreateSequence(pb.CreateSequenceRequest(
+            num_layers=1, num_kv_heads=HEADS, head_dim=DIM, dtype=pb.DTYPE_FLOAT16)).sequence_id
+
+    def append(self, sequences, rows, **fields):
+        tensor = bytes(sum(rows) * HEADS * DIM * 2)
+        spans = [pb.Span(sequence_id=sequence, query_rows=1, kv_rows=count, **fields)
+                 for sequence, count in zip(sequences, rows)]
+        return self.stub.Attend(pb.AttendRequest(
+            spans=spans, num_heads=HEADS, num_kv_heads=HEADS, head_dim=DIM, dtype=pb.DTYPE_FLOAT16,
+            layout=pb.LAYOUT_NHD, query=bytes(len(spans) * HEADS * DIM * 2), key=tensor, value=tensor))
+
+    def info_of(self, error):
+        """Reason and metadata, from the trailing metadata of an RPC."""
+        details = dict(error.trailing_metadata())["grpc-status-details-bin"]
+        ours = pb.Status.FromString(details)
+        rpc = google_rpc_status().FromString(details)
+        for status in ours, rpc:
+            self.assertEqual((status.code, status.message), (error.code().value[0], error.details()))
+            self.assertEqual([detail.type_url for detail in status.details], [INFO])
+        self.assertEqual(rpc.details[0].value, ours.details[0].value)
+        info = pb.ErrorInfo.FromString(ours.details[0].value)
         self.assertEqual(info.domain, "flashcore")
         return info.reason, dict(info.metadata)
 
-    def test_full_memory_does_not_count_the_request_itself(self):
-        client = self.client("--client_kv_bytes=0")
-        with client.create_sequence(**SHAPE) as other, client.create_sequence(**SHAPE) as sequence:
-            other.append(0, rows(100), rows(100))  # two pages
-            with self.assertRaises(flashcore.KvFull) as caught:
-                sequence.append(0, rows(64 * (PAGES - 1)), rows(64 * (PAGES - 1)))
-            self.assertEqual(caught.exception.metadata, dict(
-                needed_bytes=str((PAGES - 1) * PAGE_BYTES), free_bytes=str((PAGES - 2) * PAGE_BYTES),
-                used_bytes=str(2 * PAGE_BYTES)))
-            self.assertEqual(sequence.info().layer_lengths, [0])
-            sequence.append(0, rows(64 * (PAGES - 2)), rows(64 * (PAGES - 2)))  # it all fits
+    def failure(self, code, call, *args, **fields):
+        with self.assertRaises(grpc.RpcError) as caught:
+            call(*args, **fields)
+        self.assertEqual(caught.exception.code(), code)
+        return caught.exception
 
-    def test_a_quota_is_not_full_memory(self):
-        client = self.client(f"--client_kv_bytes={3 * PAGE_BYTES}")
-        with client.create_sequence(**SHAPE) as sequence:
-            sequence.append(0, rows(64), rows(64))
-            with self.assertRaises(flashcore.QuotaExceeded) as caught:
-                sequence.append(0, rows(64 * 3), rows(64 * 3))
-            self.assertEqual(caught.exception.metadata, dict(
-                limit="client_kv_bytes", needed=str(3 * PAGE_BYTES), used=str(PAGE_BYTES),
-                allowed=str(3 * PAGE_BYTES)))
+    def test_all_lost_sequences_are_named(self):
+        here = self.create()
+        lost = [bytes([0, i]) + bytes(14) for i in range(150)]
+        error = self.failure(grpc.StatusCode.NOT_FOUND, self.append, lost[:3] + [here], [1, 1, 1, 1])
+        self.assertEqual(self.info_of(error), ("SEQUENCE_LOST", {
+            "lost": "3", "spans": "0,1,2", "sequence_ids": ",".join(id.hex() for id in lost[:3])}))
+        # gRPC carries as many as are named.
+        error = self.failure(grpc.StatusCode.NOT_FOUND, self.append, lost, [1] * 150)
+        reason, metadata = self.info_of(error)
+        self.assertEqual((reason, metadata["lost"]), ("SEQUENCE_LOST", "150"))
+        self.assertEqual(metadata["sequence_ids"].split(","), [id.hex() for id in lost[:128]])
 
-    def test_all_lost_spans_are_named(self):
-        client = self.client()
-        batch = client.create_sequences(8, **SHAPE)
-        for i in (1, 4, 5, 6):
-            batch[i].delete()
-        with self.assertRaises(flashcore.SequenceLost) as caught:
-            batch.attend(0, rows(8), rows(8), rows(8))
-        self.assertEqual(caught.exception.spans, [1, 4, 5, 6])
-        self.assertIn("4 spans have no sequence", str(caught.exception))
-        unknown = pb.GetSequenceRequest(sequence_id=bytes(16))
-        self.assertEqual(self.info(lambda stub: stub.GetSequence(unknown)), ("SEQUENCE_LOST", {}))
+    def test_full_memory_is_told_apart_from_requests_that_never_fit(self):
+        sequences = [self.create(), self.create()]
+        page = 64 * HEADS * DIM * 2 * 2
+        info = self.stub.GetServerInfo(pb.GetServerInfoRequest()).devices[0]
+        pages = info.kv_memory_bytes // page
+        self.append(sequences, [64 * (pages - 2), 0])
+        error = self.failure(grpc.StatusCode.RESOURCE_EXHAUSTED, self.append, sequences, [64, 128])
+        self.assertEqual(self.info_of(error), ("KV_FULL", {
+            "needed_bytes": str(3 * page), "free_bytes": str(2 * page),
+            "used_bytes": str((pages - 2) * page)}))
+        error = self.failure(grpc.StatusCode.RESOURCE_EXHAUSTED, self.append, sequences[1:],
+                             [64 * (pages + 1)])
+        self.assertEqual(self.info_of(error), ("TOO_LARGE", {
+            "needed_bytes": str((pages + 1) * page), "limit_bytes": str(pages * page)}))
+        for sequence in sequences:
+            self.stub.DeleteSequence(pb.DeleteSequenceRequest(sequence_id=sequence))
+        error = self.failure(grpc.StatusCode.NOT_FOUND, self.stub.DeleteSequence,
+                             pb.DeleteSequenceRequest(sequence_id=sequence))
+        self.assertIn("there is nothing to delete", error.details())
 
-    def test_more_lost_spans_than_metadata_holds(self):
-        client = self.client("--client_sequences=0")
-        batch = client.create_sequences(1200, **SHAPE)
-        flashcore.SequenceBatch([batch[i] for i in range(0, 1200, 2)]).delete()
-        with self.assertRaises(flashcore.SequenceLost) as caught:
-            batch.attend(0, rows(1200), rows(1200), rows(1200))
-        self.assertEqual(caught.exception.spans, list(range(0, 1024, 2)))
+    def test_a_length_that_differs_is_told(self):
+        sequence = self.create()
+        error = self.failure(grpc.StatusCode.FAILED_PRECONDITION, self.append, [sequence], [1],
+                             expected_length=3)
+        self.assertEqual(self.info_of(error), ("LENGTH_MISMATCH", {
+            "sequence_id": sequence.hex(), "expected": "3", "actual": "0", "span": "0"}))
 
-    def test_lengths(self):
-        client = self.client()
-        with client.create_sequence(**SHAPE) as sequence:
-            sequence.append(0, rows(3), rows(3))
-            request = pb.TruncateSequenceRequest(sequence_id=sequence.id, length=1, expected_length=2)
-            self.assertEqual(self.info(lambda stub: stub.TruncateSequence(request)),
-                             ("LENGTH_MISMATCH", dict(expected="2", actual="3")))
-            with self.assertRaises(flashcore.LengthMismatch) as caught:
-                sequence.append(0, rows(1), rows(1), expected_length=7)
-            self.assertEqual((caught.exception.expected, caught.exception.actual), (7, 3))
-
-    def test_an_operation_of_many(self):
-        self.client()
-        lost = pb.SequenceOperation(get=pb.GetSequenceRequest(sequence_id=bytes(16)))
-        result, = harness.stub(self.channel).ManageSequences(
-            pb.ManageSequencesRequest(operations=[lost])).results
-        info = pb.ErrorInfo.FromString(result.status.details[0].value)
-        self.assertEqual(info.reason, "SEQUENCE_LOST")
-
-    def test_a_request_of_a_stream(self):
-        self.client()
-        request = harness.small_request("first")
-        request.spans[0].sequence_id = bytes(16)
-        request.ClearField("key")
-        request.ClearField("value")
-        request.spans[0].kv_rows = 0
-        answer = next(harness.stub(self.channel).AttendStream(iter([request])))
-        info = pb.ErrorInfo.FromString(answer.status.details[0].value)
-        self.assertEqual((info.reason, dict(info.metadata)), ("SEQUENCE_LOST", dict(spans="0")))
+    def test_other_errors_have_no_details(self):
+        error = self.failure(grpc.StatusCode.INVALID_ARGUMENT, self.append, [b"short"], [1])
+        self.assertNotIn("grpc-status-details-bin", dict(error.trailing_metadata()))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "server/kv/cut_launch.h"
 #include "server/kv/operation.h"
+#include "tests/base/has_info.h"
 #include "tests/engine/batcher_fixture.h"
 
 namespace flashcore::server {
@@ -220,6 +221,7 @@ TEST_F(BatcherTest, RefusesWhenFull) {
   const absl::Status status = batcher.Enqueue(Make("x"), &displaced);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()), HasSubstr("queue is full: 2"));
+  EXPECT_THAT(status, testing::HasInfo("QUEUE_FULL"));
   EXPECT_EQ(displaced, nullptr);
   EXPECT_EQ(batcher.depth(), 2);
 }

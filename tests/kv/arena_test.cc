@@ -133,6 +133,14 @@ TEST(ArenaTest, AnEmptyArenaTakesAnySize) {
   }
 }
 
+TEST(ArenaTest, FreeBytesAreThoseForPagesOfTheSize) {
+  Arena arena(Superblocks(1, 1), kSuperblock);
+  EXPECT_EQ(arena.free_bytes(3 * kUnit), 2 * 15 * kUnit);
+  arena.Allocate(kUnit, Segment::kCold, nullptr);
+  EXPECT_EQ(arena.free_bytes(kUnit), 31 * kUnit);
+  EXPECT_EQ(arena.free_bytes(3 * kUnit), 15 * kUnit) << "the other superblock is for small pages";
+}
+
 TEST(ArenaTest, AFullArenaRefusesAndLosesNothing) {
   Arena arena(Superblocks(1, 2), kSuperblock);
   const std::vector<PageId> pages = Fill(&arena, 4 * kUnit, Segment::kCold);

@@ -1,16 +1,20 @@
 // LaunchBuilder, through the SequenceStore: launches, one at a time and several at once.
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/kv/operation.h"
+#include "tests/base/has_info.h"
 #include "tests/kv/sequence_store_fixture.h"
 
 namespace flashcore::server {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::HasInfo;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::OperationPtr;
@@ -95,6 +99,11 @@ TEST_F(SequenceLaunchTest, ExpectedLengthCountsWhatTheLaunchAppendsBefore) {
   EXPECT_EQ(retried.code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(retried.message()),
               HasSubstr("expected_length: 3; the sequence has 4 rows in layer 0"));
+  EXPECT_THAT(retried,
+              HasInfo("LENGTH_MISMATCH", {{"sequence_id", absl::BytesToHexString(id.ToBytes())},
+                                          {"expected", "3"},
+                                          {"actual", "4"},
+                                          {"span", "0"}}));
 
   const OperationPtr first = Lease({{id, "ef", 4}});
   const OperationPtr second = Lease({{id, "g", 6}});
@@ -136,7 +145,13 @@ TEST_F(SequenceLaunchTest, ARequestThatFillsTheArenaAppendsNothingAtAll) {
   ASSERT_THAT(launch->refused, SizeIs(1));
   EXPECT_EQ(launch->refused[0].first, too_much.get());
   EXPECT_EQ(launch->refused[0].second.code(), StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(launch->refused[0].second.message()), HasSubstr("spans[2]: "));
+  // It needs a copy of the page of `child`, and three more pages of `b`.
+  EXPECT_EQ(launch->refused[0].second.message(),
+            "K/V memory is full: the request needs 32768 bytes more; 32768 of 49152 bytes are in "
+            "use, and 16384 are free for pages of 8192");
+  EXPECT_THAT(launch->refused[0].second, HasInfo("KV_FULL", {{"needed_bytes", "32768"},
+                                                             {"free_bytes", "16384"},
+                                                             {"used_bytes", "32768"}}));
   EXPECT_THAT(launch->copies, SizeIs(1));
   EXPECT_THAT(launch->appends, SizeIs(4));  // each of the other two on two pages
   EXPECT_THAT(launch->resident, SizeIs(2));
@@ -152,6 +167,68 @@ TEST_F(SequenceLaunchTest, ARequestThatFillsTheArenaAppendsNothingAtAll) {
   ASSERT_EQ(Append({{child, "!"}, {b, "!"}}), absl::OkStatus());
   EXPECT_EQ(Text(child), "a!");
   EXPECT_EQ(Text(b), "b" + Rows(64, 'z') + "!");
+}
+
+TEST_F(SequenceLaunchTest, AClientOverItsShareOfKvLearnsWhatItHadBefore) {
+  SequenceStore::Options options;
+  options.client_kv_bytes = 4 * kPageBytes;
+  Open(options);
+  const SequenceId a = Load("a");
+  const SequenceId b = Load("b");
+  const absl::Status refused = Append({{a, Rows(64, 'x')}, {b, Rows(128, 'x')}});
+  EXPECT_EQ(refused.code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(refused.message(),
+            "client quota: the sequences of this client hold 16384 of 32768 bytes of K/V, and the "
+            "request needs 24576 more");
+  EXPECT_THAT(refused, HasInfo("QUOTA_EXCEEDED", {{"limit", "client_kv_bytes"},
+                                                  {"needed", "24576"},
+                                                  {"used", "16384"},
+                                                  {"allowed", "32768"}}));
+  // A fork of another client's pages; it has none of the last one of `a` any more.
+  ASSERT_EQ(Append({{a, Rows(128, 'x')}}), absl::OkStatus());
+  const SequenceId full = store_->Fork(a, {}, {}, {"bob", {}})->id;
+  ASSERT_EQ(Append({{full, "y"}}, 0, "bob"), absl::OkStatus());
+  ASSERT_EQ(store_->Fork(b, {}, {}, {"bob", {}}).status(), absl::OkStatus());
+  EXPECT_THAT(store_->Fork(a, {}, {}, {"bob", {}}).status(),
+              HasInfo("QUOTA_EXCEEDED", {{"limit", "client_kv_bytes"},
+                                         {"needed", "8192"},
+                                         {"used", "32768"},
+                                         {"allowed", "32768"}}));
+}
+
+TEST_F(SequenceLaunchTest, MoreThanThereIsRoomForIsTooLarge) {
+  Open({}, /*pages=*/2);
+  const SequenceId id = Create();
+  EXPECT_THAT(Append(id, Rows(129, 'a')),
+              HasInfo("TOO_LARGE", {{"needed_bytes", "24576"}, {"limit_bytes", "16384"}}));
+  SequenceStore::Options options;
+  options.client_kv_bytes = 2 * kPageBytes;
+  Open(options);
+  EXPECT_THAT(Append(Create(), Rows(129, 'a')),
+              HasInfo("TOO_LARGE", {{"needed_bytes", "24576"}, {"limit_bytes", "16384"}}));
+}
+
+TEST_F(SequenceLaunchTest, EverySequenceThatIsGoneIsNamed) {
+  const SequenceId a = Load("a");
+  const SequenceId b = Load("b");
+  const SequenceId c = Load("c");
+  const OperationPtr queued = Lease({{a, "x"}, {b, "x"}, {c, "x"}});
+  ASSERT_EQ(store_->Delete(a, {"alice", {}}), absl::OkStatus());
+  ASSERT_EQ(store_->Delete(c, {"alice", {}}), absl::OkStatus());
+  const auto launch = Begin({queued.get()});
+  ASSERT_THAT(launch->refused, SizeIs(1));
+  const absl::Status& refused = launch->refused[0].second;
+  EXPECT_EQ(refused.code(), StatusCode::kNotFound);
+  EXPECT_EQ(
+      refused.message(),
+      "spans[0].sequence_id, spans[2].sequence_id: the sequence was deleted while the request "
+      "was queued");
+  const std::string ids =
+      absl::BytesToHexString(a.ToBytes()) + "," + absl::BytesToHexString(c.ToBytes());
+  EXPECT_THAT(refused,
+              HasInfo("SEQUENCE_LOST", {{"sequence_ids", ids}, {"spans", "0,2"}, {"lost", "2"}}));
+  store_->EndLaunch(*launch, true);
+  EXPECT_EQ(Text(b), "b");
 }
 
 TEST_F(SequenceLaunchTest, TheFirstAppendToASharedPartlyFilledPageCopiesIt) {

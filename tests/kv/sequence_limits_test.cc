@@ -374,7 +374,7 @@ class SequenceLimitsTest : public SequenceStoreTest, public ::testing::WithParam
     while (payments_[client] >= kClientPages && Evict(client)) continue;
     if (payments_[client] >= kClientPages) {
       predicted->code = StatusCode::kResourceExhausted;
-      predicted->message = absl::StrCat("this client hold ", kClientPages * kPageBytes, " of ");
+      predicted->message = "client quota: the sequences of this client hold ";
       Count("client_kv_bytes");
       return false;
     }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/base/error_info.h"
 #include "tests/kv/sequence_store_fixture.h"
 
 namespace flashcore::server {
@@ -68,6 +69,14 @@ class SequenceOwnerTest : public testing::SequenceStoreTest {
   }
 };
 
+// The reason of a status, and what it tells; the values name the sequence.
+std::vector<std::string> KeysOf(const absl::Status& status) {
+  const ErrorInfo info = GetErrorInfo(status).value_or(ErrorInfo());
+  std::vector<std::string> keys = {info.reason};
+  for (const auto& [key, value] : info.metadata) keys.push_back(key);
+  return keys;
+}
+
 TEST_F(SequenceOwnerTest, ASequenceExistsOnlyForThoseWhoMayReadIt) {
   const std::vector<std::pair<SequenceId, const Identity*>> foreign = {
       {Make({}), &kBob},
@@ -81,7 +90,9 @@ TEST_F(SequenceOwnerTest, ASequenceExistsOnlyForThoseWhoMayReadIt) {
       SCOPED_TRACE(absl::StrCat(call.name, " by ", who->name));
       const absl::Status refused = call.run(id, *who);
       EXPECT_EQ(refused.code(), StatusCode::kNotFound);
-      EXPECT_EQ(refused, call.run(SequenceId::Random(0), *who)) << "as for an unknown id";
+      const SequenceId unknown = SequenceId::Random(0);
+      EXPECT_EQ(refused.message(), call.run(unknown, *who).message()) << "as for an unknown id";
+      EXPECT_EQ(KeysOf(refused), KeysOf(call.run(unknown, *who)));
     }
     EXPECT_EQ(store_->Get(id, kAlice)->layer_lengths, before.layer_lengths);
     EXPECT_EQ(store_->Get(id, kAlice)->idle, before.idle + seconds(1)) << "it was not used";

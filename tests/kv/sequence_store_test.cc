@@ -3,15 +3,20 @@
 
 #include <chrono>
 #include <set>
+#include <string>
+#include <vector>
 
+#include "absl/strings/escaping.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/base/has_info.h"
 #include "tests/kv/sequence_store_fixture.h"
 
 namespace flashcore::server {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::HasInfo;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::OperationPtr;
@@ -64,8 +69,12 @@ TEST_F(SequenceStoreTest, LimitsTheSequencesOfEachClient) {
   Open(options);
   const SequenceId first = Create();
   const SequenceId second = Create();
-  EXPECT_EQ(store_->Create(Shape(), {false}, {"alice", {}}).status().code(),
-            StatusCode::kResourceExhausted);
+  const absl::Status refused = store_->Create(Shape(), {false}, {"alice", {}}).status();
+  EXPECT_EQ(refused.code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(
+      refused,
+      HasInfo("QUOTA_EXCEEDED",
+              {{"limit", "client_sequences"}, {"needed", "1"}, {"used", "2"}, {"allowed", "2"}}));
   EXPECT_EQ(store_->Fork(first, {}, {false}, {"alice", {}}).status().code(),
             StatusCode::kResourceExhausted);
   EXPECT_TRUE(store_->Fork(first, {}, {false}, {"bob", {}}).ok());
@@ -232,9 +241,37 @@ TEST_F(SequenceStoreTest, ADeletedSequenceIsGone) {
   EXPECT_EQ(Pages(), 0u);
   EXPECT_EQ(store_->stats().sequences, 0u);
   EXPECT_EQ(store_->stats().metadata_bytes, 0u);
-  EXPECT_EQ(store_->Delete(id, {"alice", {}}).code(), StatusCode::kNotFound);
-  EXPECT_EQ(store_->Get(id, {"alice", {}}).status().code(), StatusCode::kNotFound);
+  const absl::Status again = store_->Delete(id, {"alice", {}});
+  EXPECT_EQ(again.code(), StatusCode::kNotFound);
+  EXPECT_EQ(again.message(),
+            "sequence_id: no such sequence: it was deleted or evicted, has expired or never "
+            "existed; there is nothing to delete");
+  const absl::Status get = store_->Get(id, {"alice", {}}).status();
+  EXPECT_EQ(get.code(), StatusCode::kNotFound);
+  EXPECT_THAT(std::string(get.message()), HasSubstr("load its K/V again"));
+  for (const absl::Status& status : {again, get}) {
+    EXPECT_THAT(status,
+                HasInfo("SEQUENCE_LOST",
+                        {{"sequence_ids", absl::BytesToHexString(id.ToBytes())}, {"lost", "1"}}));
+  }
   EXPECT_EQ(store_->Lease(MakeOperation({{id, ""}}).get()).code(), StatusCode::kNotFound);
+}
+
+TEST_F(SequenceStoreTest, ALeaseNamesAllLostSequences) {
+  const SequenceId here = Load("a");
+  const SequenceId lost = SequenceId::Random(0);
+  const SequenceId also = SequenceId::Random(0);
+  const absl::Status refused =
+      store_->Lease(MakeOperation({{here, ""}, {lost, "x"}, {here, ""}, {also, ""}}).get());
+  EXPECT_EQ(refused.code(), StatusCode::kNotFound);
+  EXPECT_EQ(refused.message(),
+            "spans[1].sequence_id, spans[3].sequence_id: no such sequence: it was deleted or "
+            "evicted, has expired or never existed; load its K/V again");
+  EXPECT_THAT(refused, HasInfo("SEQUENCE_LOST",
+                               {{"sequence_ids", absl::BytesToHexString(lost.ToBytes()) + "," +
+                                                     absl::BytesToHexString(also.ToBytes())},
+                                {"spans", "1,3"},
+                                {"lost", "2"}}));
 }
 
 TEST_F(SequenceStoreTest, LeasesOnlyWhatFitsTheRequest) {

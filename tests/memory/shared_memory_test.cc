@@ -18,12 +18,14 @@
 #include "server/request/request.h"
 #include "server/request/tensors.h"
 #include "server/request/validate.h"
+#include "tests/base/has_info.h"
 #include "tests/engine/fakes.h"
 #include "tests/memory/memfd.h"
 
 namespace flashcore::server {
 namespace {
 
+using testing::HasInfo;
 using ::testing::HasSubstr;
 using testing::Memfd;
 
@@ -142,15 +144,30 @@ TEST_F(SharedMemoryTest, QuotasHoldUntilTheLastUseEnds) {
   const auto second = Map(&memory, kPage);
   ASSERT_EQ(first.status(), absl::OkStatus());
   ASSERT_EQ(second.status(), absl::OkStatus());
-  EXPECT_THAT(Map(&memory, kPage).status().message(), HasSubstr("at most 2"));
-  EXPECT_THAT(Map(&memory, 4 * kPage, "b").status().message(), HasSubstr("of all clients"));
+  const absl::Status many = Map(&memory, kPage).status();
+  EXPECT_THAT(many.message(), HasSubstr("at most 2"));
+  EXPECT_THAT(many, HasInfo("QUOTA_EXCEEDED", {{"limit", "client_shared_regions"},
+                                               {"needed", "1"},
+                                               {"used", "2"},
+                                               {"allowed", "2"}}));
+  const absl::Status full = Map(&memory, 4 * kPage, "b").status();
+  EXPECT_THAT(full.message(), HasSubstr("of all clients"));
+  EXPECT_THAT(full, HasInfo("SERVER_FULL"));
+  EXPECT_THAT(Map(&memory, 5 * kPage, "b").status(),
+              HasInfo("TOO_LARGE", {{"needed_bytes", absl::StrCat(5 * kPage)},
+                                    {"limit_bytes", absl::StrCat(4 * kPage)}}));
   Regions::Region in_use = *first;
   first->reset();
   EXPECT_EQ(Map(&memory, kPage).status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(bytes_.Value(), 2 * kPage);
   in_use.reset();
   EXPECT_EQ(bytes_.Value(), kPage);
-  EXPECT_THAT(Map(&memory, 3 * kPage).status().message(), HasSubstr("per client"));
+  const absl::Status share = Map(&memory, 3 * kPage).status();
+  EXPECT_THAT(share.message(), HasSubstr("per client"));
+  EXPECT_THAT(share, HasInfo("QUOTA_EXCEEDED", {{"limit", "client_shared_memory_bytes"},
+                                                {"needed", absl::StrCat(3 * kPage)},
+                                                {"used", absl::StrCat(kPage)},
+                                                {"allowed", absl::StrCat(3 * kPage)}}));
   EXPECT_EQ(Map(&memory, kPage).status(), absl::OkStatus());
 }
 
@@ -179,6 +196,7 @@ TEST(RegionsTest, FindsOnlyItsOwnUntilTheyAreRemoved) {
   const absl::Status foreign = others.Find(id).status();
   EXPECT_EQ(foreign.code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(foreign, others.Find(std::string(16, 'x')).status());
+  EXPECT_THAT(foreign, HasInfo("REGION_LOST"));
   EXPECT_EQ(regions.Remove(id), region);
   EXPECT_EQ(regions.Remove(id), nullptr);
   EXPECT_EQ(regions.Find(id).status().code(), absl::StatusCode::kNotFound);

@@ -14,12 +14,14 @@
 #include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/base/has_info.h"
 #include "tests/base/test_seed.h"
 
 namespace flashcore::server {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::HasInfo;
 using ::testing::HasSubstr;
 
 absl::StatusOr<StagingBuffer> Acquire(StagingPool* pool, size_t bytes) {
@@ -67,7 +69,11 @@ TEST(StagingPoolTest, RefusesBeyondTheLimitAndSaysSo) {
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.status().message()),
               HasSubstr("needs 8193 bytes; 8192 of 16384 are in use"));
+  EXPECT_THAT(refused.status(),
+              HasInfo("STAGING_FULL", {{"needed_bytes", "8193"}, {"limit_bytes", "16384"}}));
   EXPECT_TRUE(Acquire(&pool, 8192).ok());
+  EXPECT_THAT(Acquire(&pool, 16385).status(),
+              HasInfo("TOO_LARGE", {{"needed_bytes", "16385"}, {"limit_bytes", "16384"}}));
   EXPECT_EQ(Acquire(&pool, SIZE_MAX).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
@@ -239,6 +245,10 @@ TEST_F(StagingShareTest, AClientThatHoldsItsShareIsRefusedAloneAndToldSo) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.message()),
               HasSubstr("12288 of the 16384 of --client_staging_bytes are in use"));
+  EXPECT_THAT(refused, HasInfo("QUOTA_EXCEEDED", {{"limit", "client_staging_bytes"},
+                                                  {"needed", "8192"},
+                                                  {"used", "12288"},
+                                                  {"allowed", "16384"}}));
   EXPECT_EQ(pool_.Acquire(&other), absl::OkStatus());
   first.inputs.Reset();
   EXPECT_EQ(pool_.Acquire(&second), absl::OkStatus());

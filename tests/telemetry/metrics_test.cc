@@ -119,9 +119,9 @@ TEST_F(MetricsTest, AllSeriesAreThereAtZeroFromTheStart) {
       expect_zero(of_device("flashcore_kv_moved_bytes_total", "to=\"" + segment + "\""));
     }
   }
-  for (const char* reason :
-       {"invalid_argument", "not_found", "failed_precondition", "resource_exhausted",
-        "deadline_exceeded", "cancelled", "unimplemented", "unavailable", "unread", "internal"}) {
+  for (const char* reason : {"invalid_argument", "not_found", "permission_denied",
+                             "failed_precondition", "resource_exhausted", "deadline_exceeded",
+                             "cancelled", "unimplemented", "unavailable", "unread", "internal"}) {
     expect_zero(absl::StrCat("flashcore_rejected_requests_total{reason=\"", reason, "\"}"));
   }
   expect_zero(absl::StrCat("grpc_server_started_total{", kAttendLabels, "}"));
@@ -217,11 +217,13 @@ TEST_F(MetricsTest, UnknownRpcHasNoHandle) {
 TEST_F(MetricsTest, RejectionsCountByReason) {
   metrics_.CountRejected(absl::StatusCode::kInvalidArgument);
   metrics_.CountRejected(absl::StatusCode::kUnavailable);
+  metrics_.CountRejected(absl::StatusCode::kPermissionDenied);
   metrics_.CountRejected(absl::StatusCode::kInternal);
   metrics_.CountRejected(absl::StatusCode::kDataLoss);  // no reason of its own
   std::map<std::string, double> values = ScrapeValues();
   EXPECT_EQ(values["flashcore_rejected_requests_total{reason=\"invalid_argument\"}"], 1);
   EXPECT_EQ(values["flashcore_rejected_requests_total{reason=\"unavailable\"}"], 1);
+  EXPECT_EQ(values["flashcore_rejected_requests_total{reason=\"permission_denied\"}"], 1);
   EXPECT_EQ(values["flashcore_rejected_requests_total{reason=\"internal\"}"], 2);
 }
 

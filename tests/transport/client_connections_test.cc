@@ -16,6 +16,7 @@
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/support/channel_arguments.h"
 #include "gtest/gtest.h"
+#include "tests/base/has_info.h"
 #include "tests/engine/fakes.h"
 #include "tests/transport/rpc_setup.h"
 
@@ -29,7 +30,12 @@ TEST(ClientConnectionsTest, AConnectionCountsOncePerClientUntilItEnds) {
   EXPECT_TRUE(connections.Use("fd:1", "alice").ok());
   EXPECT_TRUE(connections.Use("fd:1", "alice").ok());
   EXPECT_TRUE(connections.Use("fd:1", "bob").ok());
-  EXPECT_TRUE(absl::IsResourceExhausted(connections.Use("fd:2", "alice")));
+  const absl::Status refused = connections.Use("fd:2", "alice");
+  EXPECT_TRUE(absl::IsResourceExhausted(refused));
+  EXPECT_THAT(refused, testing::HasInfo("QUOTA_EXCEEDED", {{"limit", "max_connections_per_client"},
+                                                           {"needed", "1"},
+                                                           {"used", "1"},
+                                                           {"allowed", "1"}}));
   EXPECT_TRUE(connections.Use("fd:2", "carol").ok());
   connections.Close("fd:1", first);
   EXPECT_TRUE(connections.Use("fd:2", "alice").ok());

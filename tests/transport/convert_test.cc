@@ -3,6 +3,7 @@
 // does the same for the client.
 #include "server/transport/convert.h"
 
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <optional>
@@ -13,6 +14,7 @@
 #include "google/protobuf/unknown_field_set.h"
 #include "gtest/gtest.h"
 #include "proto/wire/message.h"
+#include "server/base/error_info.h"
 #include "server/kv/operation.h"
 #include "server/transport/message.h"
 
@@ -53,6 +55,44 @@ TEST(ConvertTest, EveryPhaseIsInTiming) {
   EXPECT_EQ(timing.copy_in_ns(), 4u);
   EXPECT_EQ(timing.kernel_ns(), 5u);
   EXPECT_EQ(timing.copy_out_ns(), 6u);
+}
+
+TEST(ConvertTest, AStatusHasItsErrorInfoAsADetail) {
+  const v1::Status status =
+      ToStatus(WithInfo(absl::ResourceExhaustedError("full"), reason::kTooLarge,
+                        {{"needed_bytes", 20}, {"limit_bytes", 10}}));
+  EXPECT_EQ(status.code(), 8);
+  EXPECT_EQ(status.message(), "full");
+  ASSERT_EQ(status.details_size(), 1);
+  EXPECT_EQ(status.details(0).type_url(), "type.googleapis.com/google.rpc.ErrorInfo");
+  v1::ErrorInfo info;
+  ASSERT_TRUE(info.ParseFromString(status.details(0).value()));
+  EXPECT_EQ(info.reason(), "TOO_LARGE");
+  EXPECT_EQ(info.domain(), "flashcore");
+  EXPECT_EQ(info.metadata().size(), 2u);
+  EXPECT_EQ(info.metadata().at("needed_bytes"), "20");
+  EXPECT_EQ(info.metadata().at("limit_bytes"), "10");
+  EXPECT_EQ(ToStatus(absl::InternalError("a bug")).details_size(), 0);
+}
+
+TEST(ConvertTest, AnErrorInASlotHasTheInfoIfItTakesAtMostHalf) {
+  const std::string text(1000, 'x');
+  const absl::Status error = WithInfo(absl::ResourceExhaustedError(text), reason::kQueueFull);
+  v1::AttendResponse response;
+  for (const size_t slot : {size_t{240}, size_t{1008}}) {
+    std::string bytes;
+    WriteError("id", error, slot, &bytes);
+    EXPECT_LE(bytes.size(), slot);
+    ASSERT_TRUE(response.ParseFromString(bytes));
+    EXPECT_EQ(response.status().details_size(), 1) << slot;
+  }
+  std::string bytes;
+  WriteError(std::string(64, 'i'), error, 240, &bytes);
+  EXPECT_LE(bytes.size(), 240u);
+  ASSERT_TRUE(response.ParseFromString(bytes));
+  EXPECT_EQ(response.status().details_size(), 0);
+  EXPECT_EQ(response.status().message(), text.substr(0, response.status().message().size()));
+  EXPECT_GT(response.status().message().size(), 100u);
 }
 
 TEST(ConvertTest, EveryFieldOfTheInfosIsSet) {

@@ -95,6 +95,34 @@ TEST_F(LocalTest, RefusesWhatCannotBeAnswered) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("use output_range"));
 }
 
+TEST_F(LocalTest, RingsAndCallsTellTheReason) {
+  StartLocal();
+  Lane lane(path_);
+  const std::string id = lane.Create();
+  v1::AttendRequest request = lane.Step(id);
+  request.mutable_spans(0)->set_expected_length(5);
+  v1::AttendResponse response;
+  EXPECT_EQ(lane.Attend(request, &response).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(testing::InfoOf(response.status()).reason(), "LENGTH_MISMATCH");
+  EXPECT_EQ(testing::InfoOf(response.status()).metadata().at("actual"), "0");
+
+  request = lane.Step(id);
+  request.mutable_query_range()->set_region_id(std::string(16, 'x'));
+  EXPECT_EQ(lane.Attend(request, &response).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(testing::InfoOf(response.status()).reason(), "REGION_LOST");
+
+  v1::DeleteSequenceRequest gone;
+  gone.set_sequence_id(SequenceId::Random(0).ToBytes());
+  v1::LocalReply reply;
+  EXPECT_EQ(lane.client.Do(CallOf("DeleteSequence", gone), &reply).code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(testing::InfoOf(reply.status()).reason(), "SEQUENCE_LOST");
+  v1::LocalRequest unregister;
+  unregister.mutable_unregister_memory()->set_region_id(std::string(16, 'x'));
+  EXPECT_EQ(lane.client.Do(unregister, &reply).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(testing::InfoOf(reply.status()).reason(), "REGION_LOST");
+}
+
 TEST_F(LocalTest, CallsEveryMethodByName) {
   StartLocal();
   const auto client = Greeted();

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "flashcore/v1/attention.pb.h"
+#include "grpcpp/support/status.h"
 #include "server/transport/access/peer_user.h"
 #include "server/transport/server.h"
 #include "tests/transport/loopback_connection.h"
@@ -68,6 +69,21 @@ inline v1::CreateSequenceRequest CreateRequest() {
   request.set_head_dim(kHeadDim);
   request.set_dtype(v1::DTYPE_FLOAT16);
   return request;
+}
+
+// The ErrorInfo of a status; empty if it has none.
+inline v1::ErrorInfo InfoOf(const v1::Status& status) {
+  v1::ErrorInfo info;
+  if (status.details_size() > 0) info.ParseFromString(status.details(0).value());
+  return info;
+}
+// Empty also if the details are not the same status.
+inline v1::ErrorInfo InfoOf(const grpc::Status& status) {
+  v1::Status details;
+  const bool same = details.ParseFromString(status.error_details()) &&
+                    details.code() == status.error_code() &&
+                    details.message() == status.error_message();
+  return same ? InfoOf(details) : v1::ErrorInfo();
 }
 
 // One query row for each sequence, and one row appended to it.

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "flashcore/v1/attention.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "grpcpp/create_channel.h"
@@ -30,9 +31,13 @@ using ::testing::ElementsAre;
 using testing::FakeDevice;
 using testing::FakeDeviceControl;
 using ::testing::HasSubstr;
+using testing::InfoOf;
 using ::testing::IsEmpty;
 using testing::kRowBytes;
 using ::testing::Not;
+using ::testing::Pair;
+using ::testing::StartsWith;
+using ::testing::UnorderedElementsAre;
 
 constexpr size_t kKvBytes = 8 << 20;
 
@@ -223,7 +228,60 @@ TEST_F(SequenceRpcsTest, DeletingASequenceEndsWhatIsQueuedButNotWhatRuns) {
   const grpc::Status status = queued.get();
   EXPECT_EQ(status.error_code(), grpc::NOT_FOUND);
   EXPECT_THAT(status.error_message(), HasSubstr("deleted while the request was queued"));
+  EXPECT_EQ(InfoOf(status).reason(), "SEQUENCE_LOST");
   EXPECT_EQ(engine_->sequences().stats().pages, 0u);
+}
+
+// With the limit of metadata that clients have by default.
+TEST_F(SequenceRpcsTest, ManyLostSequencesAreNamedInCallsAndStreams) {
+  std::vector<std::string> ids;
+  for (int i = 0; i < 200; ++i) ids.push_back(SequenceId::Random(0).ToBytes());
+  v1::AttendRequest request = testing::StepRequest(ids);
+  request.set_request_id("many");
+  v1::AttendResponse response;
+  grpc::ClientContext context;
+  const grpc::Status refused = stub_->Attend(&context, request, &response);
+  EXPECT_EQ(refused.error_code(), grpc::NOT_FOUND);
+  EXPECT_THAT(refused.error_message(), HasSubstr(" and 196 more, 200 in all: no such sequence"));
+  const v1::ErrorInfo info = InfoOf(refused);
+  EXPECT_EQ(info.reason(), "SEQUENCE_LOST");
+  EXPECT_EQ(info.domain(), "flashcore");
+  EXPECT_EQ(info.metadata().at("lost"), "200");
+  EXPECT_THAT(info.metadata().at("sequence_ids"), StartsWith(absl::BytesToHexString(ids[0]) + ","));
+
+  grpc::ClientContext stream_context;
+  const auto stream = stub_->AttendStream(&stream_context);
+  ASSERT_TRUE(stream->Write(request));
+  ASSERT_TRUE(stream->Read(&response));
+  EXPECT_EQ(response.status().message(), refused.error_message());
+  EXPECT_EQ(InfoOf(response.status()).metadata().at("spans"), info.metadata().at("spans"));
+  stream->WritesDone();
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
+TEST_F(SequenceRpcsTest, AppendsAndTruncatesTellTheLength) {
+  ASSERT_TRUE(Step().ok());
+  v1::LoadSequenceRequest chunk = Chunk(1, true);
+  chunk.set_expected_length(7);
+  v1::LoadSequenceResponse loaded;
+  grpc::ClientContext load_context;
+  const auto load = stub_->LoadSequence(&load_context, &loaded);
+  load->Write(chunk);
+  load->WritesDone();
+  v1::TruncateSequenceRequest truncate;
+  truncate.set_sequence_id(sequence_);
+  truncate.set_expected_length(7);
+  v1::TruncateSequenceResponse truncated;
+  grpc::ClientContext context;
+  for (const grpc::Status& status :
+       {load->Finish(), stub_->TruncateSequence(&context, truncate, &truncated)}) {
+    EXPECT_EQ(status.error_code(), grpc::FAILED_PRECONDITION);
+    const v1::ErrorInfo info = InfoOf(status);
+    EXPECT_EQ(info.reason(), "LENGTH_MISMATCH");
+    EXPECT_THAT(info.metadata(),
+                UnorderedElementsAre(Pair("sequence_id", absl::BytesToHexString(sequence_)),
+                                     Pair("expected", "7"), Pair("actual", "1")));
+  }
 }
 
 TEST_F(SequenceRpcsTest, ALoadReceivesOneChunkAhead) {
@@ -287,6 +345,9 @@ TEST_F(SequenceRpcsTest, AnOperationThatFailsStopsOnlyThoseOnItsSequence) {
                           grpc::INVALID_ARGUMENT, grpc::INVALID_ARGUMENT, grpc::INVALID_ARGUMENT,
                           grpc::OK));
   EXPECT_THAT(response.results(0).status().message(), HasSubstr("layer 0 has only 0 rows"));
+  EXPECT_EQ(response.results(0).status().details_size(), 0);
+  EXPECT_EQ(InfoOf(response.results(3).status()).metadata().at("sequence_ids"),
+            absl::BytesToHexString(other));
   EXPECT_FALSE(response.results(0).has_sequence());
   EXPECT_EQ(Length(), 0u);  // it is there
   EXPECT_EQ(engine_->sequences().stats().sequences, 2u);

@@ -276,6 +276,7 @@ TEST_F(ServerTest, AFullQueueRefusesAndADeadlineIsKept) {
   const grpc::Status refused = Attend(ValidRequest());  // the one place in the queue is taken
   EXPECT_EQ(refused.error_code(), grpc::RESOURCE_EXHAUSTED);
   EXPECT_THAT(refused.error_message(), HasSubstr("queue is full: 1"));
+  EXPECT_EQ(testing::InfoOf(refused).reason(), "QUEUE_FULL");
   fake_clock_.Advance(std::chrono::hours(2));
   device_.SetOpen(true);
   EXPECT_TRUE(running.get().ok());

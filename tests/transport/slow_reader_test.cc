@@ -195,9 +195,10 @@ TEST_F(SlowReaderTest, OtherUnreadRepliesTakeTheClientsShareOfMemory) {
   const grpc::Status refused = stub_->ListSequences(&context, {}, &list);
   EXPECT_EQ(refused.error_code(), grpc::RESOURCE_EXHAUSTED);
   EXPECT_THAT(refused.error_message(), HasSubstr("--unsent_reply_bytes"));
+  EXPECT_EQ(testing::InfoOf(refused).reason(), "REPLIES_FULL");
   grpc::ClientContext stream_context;
   auto stream = stub_->AttendStream(&stream_context);
-  EXPECT_EQ(stream->Finish().error_code(), grpc::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(testing::InfoOf(stream->Finish()).reason(), "REPLIES_FULL");
   const auto other = Send(LargeRequest(), "other");
   EXPECT_TRUE(other->status.get().ok());
   reader->Leave();

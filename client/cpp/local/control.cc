@@ -207,7 +207,7 @@ void Control::Read() {
       return End(absl::InternalError("reply: not a LocalReply"));
     }
     if (reply.id() == 0) {
-      const absl::Status why = FromCode(reply.status().code(), reply.status().message());
+      const absl::Status why = FromMessage(reply.status());
       return End(why.ok() ? absl::UnavailableError("the server ended the connection") : why);
     }
     Take(&reply, std::move(fd));
@@ -217,7 +217,7 @@ void Control::Read() {
 void Control::Take(v1::LocalReply* reply, UniqueFd fd) {
   const Done done = TakeDone(reply->id());
   if (done == nullptr) return;
-  const absl::Status status = FromCode(reply->status().code(), reply->status().message());
+  const absl::Status status = FromMessage(reply->status());
   done(status, status.ok() ? reply : nullptr, std::move(fd));
 }
 

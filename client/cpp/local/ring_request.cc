@@ -125,7 +125,7 @@ absl::Status RingRequest::Take(absl::Span<const std::byte> answer, AttendResult*
   SetResult(answer_, result);
   result->response_bytes = answer.size();
   if (answer_.status().code() != 0) {
-    return FromCode(answer_.status().code(), answer_.status().message());
+    return FromMessage(answer_.status());
   }
   if (!answer_.output().empty() || !answer_.lse().empty()) {
     return absl::InternalError("reply: tensors in the message, and not in their ranges");

@@ -4,9 +4,10 @@
 // K/V that stays on the server is a Sequence, from CreateSequence or OpenSequence (sequence.h). A
 // request over many sequences names them in spans[i].sequence_id.
 //
-// Errors are the status codes of the contract (attention.proto), with the server's message. The
-// client itself adds INVALID_ARGUMENT for byte counts that do not match the shapes (nothing is
-// sent), RESOURCE_EXHAUSTED for a message over its own limit, UNAVAILABLE when the server cannot be
+// Errors are the status codes of the contract (attention.proto), with the server's message;
+// GetErrorInfo (error_info.h) tells causes of one code apart. The client itself adds
+// INVALID_ARGUMENT for byte counts that do not match the shapes (nothing is sent),
+// RESOURCE_EXHAUSTED for a message over its own limit, UNAVAILABLE when the server cannot be
 // reached, and INTERNAL for a reply that does not match the request.
 #ifndef FLASHCORE_CLIENT_H_
 #define FLASHCORE_CLIENT_H_
@@ -24,6 +25,7 @@
 #include "absl/types/span.h"
 #include "flashcore/attend.h"
 #include "flashcore/attend_stream.h"
+#include "flashcore/error_info.h"
 #include "flashcore/options.h"
 #include "flashcore/sequence.h"
 #include "flashcore/shared_memory.h"

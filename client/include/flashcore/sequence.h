@@ -79,12 +79,12 @@ class Sequence {
   // another. `options` are those of the lost one, without a device.
   using Reload = std::function<absl::StatusOr<Sequence>(const SequenceOptions& options)>;
 
-  // From now on, an operation other than Delete that ends with NOT_FOUND calls `reload`, lets this
-  // handle and its copies refer to the new sequence, and runs once more within its deadline. If
-  // `reload` fails, the operation ends with its status. `reload` runs on the thread of the
-  // operation, one at a time, and must not use this handle or its copies. Delete drops it, and
-  // forks do not have it. Requests of Client and of AttendStream never call it: after a NOT_FOUND
-  // from one of these, call Info.
+  // From now on, an operation other than Delete that ends with NOT_FOUND, because the sequence is
+  // lost, calls `reload`, lets this handle and its copies refer to the new sequence, and runs once
+  // more within its deadline. If `reload` fails, the operation ends with its status. `reload` runs
+  // on the thread of the operation, one at a time, and must not use this handle or its copies.
+  // Delete drops it, and forks do not have it. Requests of Client and of AttendStream never call
+  // it: after a NOT_FOUND from one of these, call Info.
   void OnLost(Reload reload);
 
   std::string id() const;  // kIdBytes bytes; changes with a reload

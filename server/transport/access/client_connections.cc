@@ -6,6 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "server/base/error_info.h"
 
 namespace flashcore::server {
 namespace {
@@ -65,9 +66,14 @@ absl::Status ClientConnections::Use(const std::string& name, const std::string& 
   }
   int& count = connections_[client];
   if (count >= limit_) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("connections: this client uses ", count,
-                     " already, as many as --max_connections_per_client allows"));
+    return WithInfo(absl::ResourceExhaustedError(
+                        absl::StrCat("connections: this client uses ", count,
+                                     " already, as many as --max_connections_per_client allows")),
+                    reason::kQuotaExceeded,
+                    {{"limit", "max_connections_per_client"},
+                     {"needed", 1},
+                     {"used", count},
+                     {"allowed", limit_}});
   }
   connection->second.clients.insert(client);
   ++count;

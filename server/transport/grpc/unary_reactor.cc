@@ -1,10 +1,15 @@
 #include "server/transport/grpc/unary_reactor.h"
 
+#include "server/transport/convert.h"
+
 namespace flashcore::server {
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
-  // The two enumerations have the same values.
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
+  const v1::Status message = ToStatus(status);
+  // The two enumerations have the same values. gRPC sends details, unless they are empty, as
+  // grpc-status-details-bin.
+  return grpc::Status(static_cast<grpc::StatusCode>(message.code()), message.message(),
+                      message.details().empty() ? "" : message.SerializeAsString());
 }
 
 absl::StatusOr<Identity> AdmitCaller(RpcContext* context, const grpc::ServerContextBase& call) {

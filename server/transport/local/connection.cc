@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/wire/frames.h"
 #include "proto/wire/ring.h"
+#include "server/base/error_info.h"
 #include "server/telemetry/log.h"
 #include "server/transport/convert.h"
 #include "server/transport/local/ring_poller.h"
@@ -168,7 +169,9 @@ void Connection::RegisterMemory(uint64_t id, const v1::LocalRegisterMemory& requ
     return Reply(id, absl::InvalidArgumentError("file: no file descriptor came with the request"));
   }
   if (!file->valid()) {
-    return Reply(id, absl::ResourceExhaustedError("file: the server can open no more files"));
+    return Reply(id,
+                 WithInfo(absl::ResourceExhaustedError("file: the server can open no more files"),
+                          reason::kServerFull));
   }
   registering_ = id;
   context_->run_slow([context = context_, connection = weak_from_this(), id,
@@ -192,7 +195,8 @@ void Connection::Registered(uint64_t id, absl::StatusOr<Regions::Region> region)
 
 void Connection::UnregisterMemory(uint64_t id, const v1::LocalUnregisterMemory& request) {
   if (regions_->Remove(request.region_id()) == nullptr) {
-    return Reply(id, absl::NotFoundError("region_id: this connection has no such region"));
+    return Reply(id, WithInfo(absl::NotFoundError("region_id: this connection has no such region"),
+                              reason::kRegionLost));
   }
   Reply(id, absl::OkStatus());
 }
@@ -207,8 +211,13 @@ void Connection::OpenRing(uint64_t id, const v1::LocalOpenRing& request) {
 
 absl::StatusOr<uint32_t> Connection::AddRing(const v1::LocalOpenRing& request) {
   if (rings_.size() >= kMaxRings) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the connection has ", kMaxRings, " rings, which is the limit"));
+    return WithInfo(absl::ResourceExhaustedError(absl::StrCat("the connection has ", kMaxRings,
+                                                              " rings, which is the limit")),
+                    reason::kQuotaExceeded,
+                    {{"limit", "max_connection_rings"},
+                     {"needed", 1},
+                     {"used", rings_.size()},
+                     {"allowed", kMaxRings}});
   }
   absl::StatusOr<Regions::Region> region = regions_->Find(request.region_id());
   if (!region.ok()) return region.status();
@@ -218,7 +227,8 @@ absl::StatusOr<uint32_t> Connection::AddRing(const v1::LocalOpenRing& request) {
   if (!doorbell_.valid()) {
     FileDescriptor doorbell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!doorbell.valid() || !context_->poller->AddDoorbell(doorbell.get())) {
-      return absl::ResourceExhaustedError("doorbell: the server can open no more files");
+      return WithInfo(absl::ResourceExhaustedError("doorbell: the server can open no more files"),
+                      reason::kServerFull);
     }
     doorbell_ = std::move(doorbell);
   }

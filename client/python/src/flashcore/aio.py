@@ -278,7 +278,7 @@ class Client:
     async def _lost(self, ids: list[bytes], error: SequenceLost) -> list[bool]:
         if len(ids) == 1:
             return [True]
-        if error.sequence_ids:
+        if error.sequence_ids and len(error.sequence_ids) == error.lost:
             return [sequence_id in error.sequence_ids for sequence_id in ids]
         lost = []
         for sequence_id in ids:

@@ -66,8 +66,13 @@ class SequenceLost(NotFound):
     K/V again. See `on_lost` of flashcore.connect."""
 
     @property
+    def lost(self) -> int:
+        """How many sequences of the request are lost, at least one."""
+        return int(self.metadata.get("lost", max(1, len(self.sequence_ids))))
+
+    @property
     def sequence_ids(self) -> list[bytes]:
-        """All that are lost; empty if the server does not say."""
+        """The first 128 that are lost; empty if the server does not say."""
         return [bytes.fromhex(text) for text in _split(self.metadata.get("sequence_ids"))]
 
     @property
