@@ -29,7 +29,7 @@ struct RpcContext {
   const Clock* clock = nullptr;
   Authenticator authenticator;
   ConnectionCount connections;
-  ClientConnections client_connections;
+  ClientConnections* client_connections = nullptr;      // the authenticator asks them, too
   std::atomic<bool> draining{false};                    // new requests get UNAVAILABLE
   std::atomic<int> admitted_rpcs{0};                    // begun before the drain and not yet ended
   std::atomic<TimePoint> last_event{TimePoint::min()};  // when an RPC last began or ended

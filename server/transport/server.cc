@@ -145,11 +145,12 @@ std::vector<RpcMethod> Server::Methods(const Options& options) {
 Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
     : fleet_(fleet),
       on_health_(options.on_health),
+      client_connections_(options.connections.max_per_client),
       context_{metrics, &fleet->clock(),
-               Authenticator(AuthenticatorOptions(options), &context_.client_connections, metrics),
+               Authenticator(AuthenticatorOptions(options), &client_connections_, metrics),
                ConnectionCount(options.connections.max, &metrics->connections,
                                &metrics->local_connections),
-               ClientConnections(options.connections.max_per_client)},
+               &client_connections_},
       methods_({options.max_message_bytes, options.max_stream_inflight, options.shared_memory,
                 options.version, options.connections.max,
                 options.connections.accept.max_connections_per_host,
@@ -228,7 +229,7 @@ absl::Status Server::Listen(const Options& options) {
   accept.on_dead = WhenDead(options);
   accept_loop_ =
       std::make_unique<AcceptLoop>(accept, std::move(listeners), &context_.connections,
-                                   &context_.client_connections, context_.metrics, context_.clock);
+                                   &client_connections_, context_.metrics, context_.clock);
   SelfCheck::Options self_check = options.self_check;
   self_check.on_dead = [on_dead = options.on_dead](const absl::Status& why) {
     if (on_dead) on_dead("in process", why);

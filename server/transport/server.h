@@ -14,6 +14,7 @@
 #include "grpcpp/server_builder.h"
 #include "server/engine/fleet.h"
 #include "server/transport/access/authenticator.h"
+#include "server/transport/access/client_connections.h"
 #include "server/transport/access/credential_files.h"
 #include "server/transport/grpc/accept_loop.h"
 #include "server/transport/grpc/attention_service.h"
@@ -96,6 +97,7 @@ class Server {
 
   Fleet* const fleet_;
   const std::function<void(bool serving)> on_health_;
+  ClientConnections client_connections_;
   RpcContext context_;
   AttentionMethods methods_;
   AttentionService attention_;

@@ -16,7 +16,7 @@ absl::StatusOr<Identity> AdmitCaller(RpcContext* context, const grpc::ServerCont
   if (absl::Status status = CheckNotDraining(*context); !status.ok()) return status;
   absl::StatusOr<Identity> caller = context->authenticator.Identify(call);
   if (!caller.ok()) return caller;
-  absl::Status status = context->client_connections.Use(call.peer(), caller->name);
+  absl::Status status = context->client_connections->Use(call.peer(), caller->name);
   if (!status.ok()) {
     context->metrics->CountRefusedConnection(RefusedConnection::kMaxConnectionsPerClient);
     return status;
