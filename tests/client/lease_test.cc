@@ -21,6 +21,7 @@ namespace {
 grpc::Status LeaseLost() {
   v1::ErrorInfo info;
   info.set_reason("LEASE_LOST");
+  info.set_domain("flashcore");
   v1::Status status;
   status.set_code(grpc::StatusCode::NOT_FOUND);
   v1::StatusDetail* const detail = status.add_details();

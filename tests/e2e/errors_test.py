@@ -27,8 +27,10 @@ def google_rpc_status():
     message.field.add(name="details", number=3, type=field.TYPE_MESSAGE, label=field.LABEL_REPEATED,
                       type_name=".google.protobuf.Any")
     pool.Add(file)
-    return message_factory.MessageFactory(pool).GetPrototype(
-        pool.FindMessageTypeByName("google.rpc.Status"))
+    # protobuf 4.21 makes classes with a factory, later versions with a function.
+    make_class = (getattr(message_factory, "GetMessageClass", None)
+                  or message_factory.MessageFactory(pool).GetPrototype)
+    return make_class(pool.FindMessageTypeByName("google.rpc.Status"))
 
 
 class ErrorsTest(unittest.TestCase):

@@ -10,7 +10,6 @@ import harness
 KV_HEADS, DIM = 2, 64
 PAGE_BYTES = 2 * 64 * KV_HEADS * DIM * 2
 PAGES = 128
-MEMORY = PAGES * PAGE_BYTES
 SHAPE = dict(num_layers=1, num_kv_heads=KV_HEADS, head_dim=DIM)
 
 
@@ -19,8 +18,8 @@ def rows(count):
 
 
 class ErrorsTest(unittest.TestCase):
-    def client(self, *flags):
-        server = self.enterContext(harness.Server(f"--kv_memory_bytes={MEMORY}", *flags))
+    def client(self, *flags, pages=PAGES):
+        server = self.enterContext(harness.Server(f"--kv_memory_bytes={pages * PAGE_BYTES}", *flags))
         return self.enterContext(flashcore.connect(server.target))
 
     def test_full_memory_does_not_count_the_request_itself(self):
@@ -57,7 +56,7 @@ class ErrorsTest(unittest.TestCase):
 
     def test_more_lost_sequences_than_an_error_names(self):
         restored = []
-        client = self.client("--client_sequences=0")
+        client = self.client("--client_sequences=0", "--client_kv_bytes=0", pages=600)
         batch = client.create_sequences(600, **SHAPE)
         flashcore.SequenceBatch([batch[i] for i in range(0, 600, 2)]).delete()
         with self.assertRaises(flashcore.SequenceLost) as caught:

@@ -2,11 +2,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "flashcore/client.h"
+#include "flashcore/error_info.h"
 
 using Bytes = absl::Span<const std::byte>;
 
@@ -74,6 +76,18 @@ void Security() {
   options.tls = flashcore::TlsOptions{"/etc/flashcore/ca.crt"};
   options.token_file = "/run/secrets/flashcore-token";
   auto client = flashcore::Client::Create("attention.example:7070", options);
+}
+
+void DropSequences(const std::string& /*needed_bytes*/) {}
+void Reload(const std::string& /*sequence_ids*/) {}
+
+void Reasons(const absl::Status& status) {
+  const flashcore::ErrorInfo info = flashcore::GetErrorInfo(status);
+  if (info.reason == "KV_FULL") {
+    DropSequences(info.metadata.at("needed_bytes"));  // bytes, decimal
+  } else if (info.reason == "SEQUENCE_LOST") {
+    Reload(info.metadata.at("sequence_ids"));  // hexadecimal, separated by commas
+  }
 }
 
 void LocalSocket() {
