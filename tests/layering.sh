@@ -63,8 +63,8 @@ forbid proto 'prometheus/|kernels/|server/|client/|flashcore/[a-z_]+\.h|tests/' 
 forbid client/include 'prometheus/|kernels/|server/|client/|proto/|tests/|flashcore/v1/(debug|local)|.*\.grpc\.pb\.h' \
   'is public: it may include only what is installed with it, and gRPC and Abseil'
 forbid client/cpp 'prometheus/|kernels/|server/|client/cli|tests/' 'knows only the contract'
-forbid client/c 'grpc|prometheus/|kernels/|server/|client/cpp/[a-z_]+\.h|flashcore/[a-z_]{2,}\.h|client/cli|tests/' \
-  'knows only the local socket'
+forbid client/c 'grpc|google/|absl/|flashcore/v1/|prometheus/|kernels/|server/|client/cpp/[a-z_]+\.h|flashcore/[a-z_]{2,}\.h|client/cli|tests/' \
+  'knows only the local socket, and needs nothing but the C++ runtime'
 forbid client/cli 'prometheus/|kernels/(cpu|cuda|sm[0-9]+|plan|registry)|server/|tests/' \
   'knows the contract, the client library and the reference'
 

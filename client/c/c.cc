@@ -1,44 +1,55 @@
 #include "flashcore/c.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
-#include "client/cpp/local/control.h"
-#include "client/cpp/local/region.h"
+#include "client/c/connection.h"
+#include "client/c/fields.h"
+#include "client/c/memory.h"
+#include "client/c/receiver.h"
+#include "client/c/status.h"
 #include "client/cpp/local/ring.h"
 #include "proto/wire/ring.h"
 
-namespace local = flashcore::client::local;
+namespace c = flashcore::c;
+namespace wire = flashcore::wire;
+using flashcore::client::local::Ring;
 
 struct flashcore_client {
   ~flashcore_client() {
-    if (control != nullptr) control->RemoveEndHook(end_hook);
+    if (connection == nullptr) return;
+    connection->End({c::kCancelled, "the client was closed", ""});  // which ends the receiver
+    receiver.reset();
   }
 
-  std::shared_ptr<local::Control> control;
-  std::unique_ptr<local::Region> ring_memory;
-  std::unique_ptr<local::OpenRing> open;
-  uint64_t end_hook = 0;
+  std::map<std::string, c::Memory> regions;  // by id
+  c::Memory ring_memory;
+  std::unique_ptr<Ring> ring;
+  c::File doorbell;
+  uint64_t ring_number = 0;
+  std::string identity;
   std::chrono::microseconds spin{};
+  std::unique_ptr<c::Connection> connection;
+  std::unique_ptr<c::Receiver> receiver;  // null: flashcore_wait receives
 
-  absl::Mutex submit_mutex;
-  absl::Mutex receive_mutex;
-  std::vector<uint8_t> response ABSL_GUARDED_BY(receive_mutex);  // of the last completion
-  absl::Mutex mutex;
-  std::map<std::string, std::unique_ptr<local::Region>> regions ABSL_GUARDED_BY(mutex);  // by id
+  std::mutex mutex;               // of regions
+  std::mutex submit_mutex;        // of the ring's side that submits
+  std::mutex receive_mutex;       // of its other side, receiver and response
+  std::vector<uint8_t> response;  // of the last completion
 };
 
 namespace {
@@ -46,81 +57,162 @@ namespace {
 constexpr char kScheme[] = "local:";
 constexpr flashcore_options kDefaults = {64, 16384, 30'000'000'000, 50};
 
-thread_local std::string last_error;
+// Fields of LocalRequest.
+enum Action : uint32_t {
+  kHello = 2,
+  kRegister = 3,
+  kUnregister = 4,
+  kOpenRing = 5,
+  kCall = 7,
+  kCancel = 9,
+};
 
-int Fail(const absl::Status& status) {
-  last_error = std::string(status.message());
-  return static_cast<int>(status.code());
+thread_local std::string last_error;
+thread_local std::string last_status;
+
+int Fail(const c::Status& status) {
+  last_error = status.message;
+  last_status = status.encoded.empty() ? c::Writer()
+                                             .Number(1, static_cast<uint64_t>(status.code))
+                                             .Bytes(2, status.message)
+                                             .message()
+                                       : status.encoded;
+  return status.code;
 }
 
-int FailArgument(absl::string_view problem) { return Fail(absl::InvalidArgumentError(problem)); }
+int FailArgument(const std::string& problem) { return Fail({c::kInvalidArgument, problem, ""}); }
 
-absl::Time Deadline(int64_t timeout_ns) {
-  return timeout_ns < 0 ? absl::InfiniteFuture() : absl::Now() + absl::Nanoseconds(timeout_ns);
+c::Clock::time_point Deadline(int64_t timeout_ns) {
+  constexpr int64_t kYear = int64_t{365} * 24 * 3600 * 1'000'000'000;
+  return timeout_ns < 0 || timeout_ns > kYear
+             ? c::Clock::time_point::max()
+             : c::Clock::now() + std::chrono::nanoseconds(timeout_ns);
 }
 
 // INVALID_ARGUMENT unless the server would open such a ring.
-absl::Status CheckRing(uint32_t slots, uint32_t slot_bytes) {
-  if (slots == 0 || slots > flashcore::wire::kMaxSlots || (slots & (slots - 1)) != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("slots: ", slots, "; want a power of two, 1 to ", flashcore::wire::kMaxSlots));
+c::Status CheckRing(uint32_t slots, uint32_t slot_bytes) {
+  if (slots == 0 || slots > wire::kMaxSlots || (slots & (slots - 1)) != 0) {
+    return {c::kInvalidArgument,
+            "slots: " + std::to_string(slots) + "; want a power of two, 1 to " +
+                std::to_string(wire::kMaxSlots),
+            ""};
   }
-  if (slot_bytes < flashcore::wire::kMinSlotBytes || slot_bytes > flashcore::wire::kMaxSlotBytes ||
-      slot_bytes % flashcore::wire::kRingAlignment != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "slot_bytes: ", slot_bytes, "; want a multiple of ", flashcore::wire::kRingAlignment, ", ",
-        flashcore::wire::kMinSlotBytes, " to ", flashcore::wire::kMaxSlotBytes));
+  if (slot_bytes < wire::kMinSlotBytes || slot_bytes > wire::kMaxSlotBytes ||
+      slot_bytes % wire::kRingAlignment != 0) {
+    return {c::kInvalidArgument,
+            "slot_bytes: " + std::to_string(slot_bytes) + "; want a multiple of " +
+                std::to_string(wire::kRingAlignment) + ", " + std::to_string(wire::kMinSlotBytes) +
+                " to " + std::to_string(wire::kMaxSlotBytes),
+            ""};
   }
-  return absl::OkStatus();
+  return {};
 }
 
-absl::Status Connect(absl::string_view target, const char* name, const flashcore_options& options,
-                     flashcore_client* client) {
-  if (!absl::ConsumePrefix(&target, kScheme)) {
-    return absl::InvalidArgumentError(absl::StrCat("target '", target, "': want local:/path"));
+// The path of a target.
+c::Status PathOf(std::string_view target, std::string* path) {
+  const std::string text = "target '" + std::string(target) + "': ";
+  if (target.substr(0, sizeof(kScheme) - 1) != kScheme) {
+    return {c::kInvalidArgument, text + "want local:/path", ""};
   }
-  absl::Status status = local::CheckPath(target);
-  status.Update(CheckRing(options.slots, options.slot_bytes));
+  *path = std::string(target.substr(sizeof(kScheme) - 1));
+  if (!path->empty() && path->front() == '/') return {};
+  return {c::kInvalidArgument,
+          text + (path->empty() ? "no path" : "the path is not absolute") +
+              "; want local:/path of the server's socket",
+          ""};
+}
+
+c::Status Hello(const char* name, c::Clock::time_point deadline, flashcore_client* client) {
+  constexpr uint32_t kMinVersion = 1, kMaxVersion = 2, kClient = 3;  // of LocalHello
+  constexpr uint32_t kVersion = 1, kIdentity = 2;                    // of LocalHelloResult
+  c::Writer hello;
+  hello.Number(kMinVersion, wire::kLocalVersion).Number(kMaxVersion, wire::kLocalVersion);
+  hello.Bytes(kClient, std::string("flashcore-c ") + (name == nullptr ? "" : name));
+  c::Reply reply;
+  c::Status status = client->connection->Exchange(kHello, hello.message(), -1, deadline, &reply);
   if (!status.ok()) return status;
-  const absl::Time deadline = Deadline(options.timeout_ns);
-  auto control = local::Control::Connect(
-      std::string(target), absl::StrCat("flashcore-c ", name == nullptr ? "" : name), deadline);
-  if (!control.ok()) return control.status();
-  auto memory =
-      local::Region::Create(flashcore::wire::RingBytes(options.slots, options.slot_bytes));
-  if (!memory.ok()) return memory.status();
-  const auto id = (*control)->Register((*memory)->fd(), (*memory)->bytes(), false, deadline);
-  if (!id.ok()) return id.status();
-  auto ring = local::OpenRing::Open(*control, (*memory)->data(), *id, /*offset=*/0, options.slots,
-                                    options.slot_bytes, deadline);
-  if (!ring.ok()) return ring.status();
-  client->ring_memory = *std::move(memory);
-  client->control = *std::move(control);
-  client->open = *std::move(ring);
-  client->spin = std::chrono::microseconds(options.spin_us);
-  client->end_hook =
-      client->control->AddEndHook([opened = client->open.get()] { opened->ring().Wake(); });
-  return absl::OkStatus();
+  uint64_t version = 0;
+  c::Reader result(reply.result);
+  while (result.Next()) {
+    if (result.field() == kVersion) version = result.number();
+    if (result.field() == kIdentity) client->identity = std::string(result.bytes());
+  }
+  if (version == wire::kLocalVersion) return {};
+  return {c::kInternal, "reply: version " + std::to_string(version) + " of the local protocol", ""};
 }
 
-// Takes a completion if there is one.
-int Take(flashcore_client* client, flashcore_completion* completion)
-    ABSL_EXCLUSIVE_LOCKS_REQUIRED(client->receive_mutex) {
-  local::Ring& ring = client->open->ring();
-  local::Ring::Answer answer;
-  if (!ring.Poll(&answer)) {
-    return client->control->ended() ? Fail(client->control->end_status()) : FLASHCORE_AGAIN;
+c::Status Register(c::Connection& connection, const c::Memory& memory, bool read_only,
+                   c::Clock::time_point deadline, std::string* region_id) {
+  constexpr uint32_t kBytes = 1, kReadOnly = 2, kRegionId = 1;
+  c::Writer action;
+  action.Number(kBytes, memory.bytes()).Number(kReadOnly, read_only ? 1 : 0);
+  c::Reply reply;
+  c::Status status =
+      connection.Exchange(kRegister, action.message(), memory.file(), deadline, &reply);
+  if (!status.ok()) return status;
+  c::Reader result(reply.result);
+  while (result.Next()) {
+    if (result.field() == kRegionId) *region_id = std::string(result.bytes());
   }
-  if (answer.malformed) {
-    const absl::Status status = absl::InternalError("reply: malformed completion");
-    client->control->Abort(status);
-    return Fail(status);
+  if (region_id->size() == sizeof(flashcore_memory::region_id)) return {};
+  return {c::kInternal, "reply: a region_id of " + std::to_string(region_id->size()) + " bytes",
+          ""};
+}
+
+c::Status OpenRing(const flashcore_options& options, c::Clock::time_point deadline,
+                   flashcore_client* client) {
+  constexpr uint32_t kRegionId = 1, kSlots = 3, kSlotBytes = 4, kRing = 1;
+  c::Status status =
+      c::Memory::Create(wire::RingBytes(options.slots, options.slot_bytes), &client->ring_memory);
+  std::string id;
+  if (status.ok())
+    status = Register(*client->connection, client->ring_memory, false, deadline, &id);
+  if (!status.ok()) return status;
+  c::Writer action;
+  action.Bytes(kRegionId, id).Number(kSlots, options.slots).Number(kSlotBytes, options.slot_bytes);
+  c::Reply reply;
+  status = client->connection->Exchange(kOpenRing, action.message(), -1, deadline, &reply);
+  if (!status.ok()) return status;
+  c::Reader result(reply.result);
+  while (result.Next()) {
+    if (result.field() == kRing) client->ring_number = result.number();
   }
-  // A copy, so that the slot is free for the next answer.
-  const auto* const data = reinterpret_cast<const uint8_t*>(answer.message.data());
-  client->response.assign(data, data + answer.message.size());
-  ring.Pop();
-  *completion = {answer.tag, client->response.data(), client->response.size()};
+  client->doorbell = std::move(reply.file);
+  if (client->doorbell.get() < 0) return {c::kInternal, "reply: no doorbell", ""};
+  client->ring = std::make_unique<Ring>(static_cast<std::byte*>(client->ring_memory.data()),
+                                        options.slots, options.slot_bytes);
+  return {};
+}
+
+c::Status Connect(std::string_view target, const char* name, const flashcore_options& options,
+                  flashcore_client* client) {
+  std::string path;
+  c::Status status = PathOf(target, &path);
+  if (status.ok()) status = CheckRing(options.slots, options.slot_bytes);
+  if (status.ok()) status = c::Connection::Connect(path, &client->connection);
+  if (!status.ok()) return status;
+  const c::Clock::time_point deadline = Deadline(options.timeout_ns);
+  status = Hello(name, deadline, client);
+  if (status.ok()) status = OpenRing(options, deadline, client);
+  if (!status.ok()) {
+    status.message = std::string(target) + ": " + status.message;
+    status.encoded.clear();
+    return status;
+  }
+  client->spin = std::chrono::microseconds(options.spin_us);
+  client->connection->OnEnd([ring = client->ring.get()] { ring->Wake(); });
+  return {};
+}
+
+// Takes a completion if there is one. With receive_mutex.
+int Take(flashcore_client* client, flashcore_completion* completion) {
+  const bool ended = client->connection->ended();
+  uint64_t tag = 0;
+  const bool taken = client->receiver != nullptr ? client->receiver->Take(&tag, &client->response)
+                                                 : c::TakeAnswer(*client->ring, *client->connection,
+                                                                 &tag, &client->response);
+  if (!taken) return ended ? Fail(client->connection->end_status()) : FLASHCORE_AGAIN;
+  *completion = {tag, client->response.data(), client->response.size()};
   return FLASHCORE_OK;
 }
 
@@ -135,7 +227,7 @@ int flashcore_connect(const char* target, const char* name, const flashcore_opti
   if (all.slots == 0) all.slots = kDefaults.slots;
   if (all.slot_bytes == 0) all.slot_bytes = kDefaults.slot_bytes;
   auto made = std::make_unique<flashcore_client>();
-  const absl::Status status = Connect(target, name, all, made.get());
+  const c::Status status = Connect(target, name, all, made.get());
   if (!status.ok()) return Fail(status);
   *client = made.release();
   return FLASHCORE_OK;
@@ -143,34 +235,43 @@ int flashcore_connect(const char* target, const char* name, const flashcore_opti
 
 void flashcore_close(flashcore_client* client) { delete client; }
 
+void flashcore_shutdown(flashcore_client* client) {
+  if (client == nullptr) return;
+  client->connection->End({c::kCancelled, "the client was shut down", ""});
+}
+
+int flashcore_ended(const flashcore_client* client) {
+  return client != nullptr && client->connection->ended() ? 1 : 0;
+}
+
 const char* flashcore_identity(const flashcore_client* client) {
-  return client == nullptr ? "" : client->control->identity().c_str();
+  return client == nullptr ? "" : client->identity.c_str();
 }
 
 int flashcore_register_memory(flashcore_client* client, uint64_t bytes, int read_only,
                               int64_t timeout_ns, flashcore_memory* memory) {
   if (client == nullptr || memory == nullptr) return FailArgument("client or memory: null");
-  auto region = local::Region::Create(bytes);
-  if (!region.ok()) return Fail(region.status());
-  const auto id = client->control->Register((*region)->fd(), (*region)->bytes(), read_only != 0,
-                                            Deadline(timeout_ns));
-  if (!id.ok()) return Fail(id.status());
-  *memory = {(*region)->data(), (*region)->bytes(), {}};
-  if (id->size() != sizeof(memory->region_id)) {
-    return Fail(absl::InternalError(absl::StrCat("reply: a region_id of ", id->size(), " bytes")));
+  c::Memory made;
+  c::Status status = c::Memory::Create(bytes, &made);
+  std::string id;
+  if (status.ok()) {
+    status = Register(*client->connection, made, read_only != 0, Deadline(timeout_ns), &id);
   }
-  std::memcpy(memory->region_id, id->data(), id->size());
-  absl::MutexLock lock(&client->mutex);
-  client->regions[*id] = *std::move(region);
+  if (!status.ok()) return Fail(status);
+  *memory = {made.data(), made.bytes(), {}};
+  std::memcpy(memory->region_id, id.data(), id.size());
+  const std::lock_guard<std::mutex> lock(client->mutex);
+  client->regions[id] = std::move(made);
   return FLASHCORE_OK;
 }
 
 int flashcore_unregister_memory(flashcore_client* client, const uint8_t region_id[16]) {
   if (client == nullptr || region_id == nullptr) return FailArgument("client or region_id: null");
+  constexpr uint32_t kRegionId = 1;
   const std::string id(reinterpret_cast<const char*>(region_id), 16);
-  absl::MutexLock lock(&client->mutex);
-  if (client->regions.erase(id) == 0) return Fail(absl::NotFoundError("region_id: unknown"));
-  client->control->Unregister(id);
+  const std::lock_guard<std::mutex> lock(client->mutex);
+  if (client->regions.erase(id) == 0) return Fail({c::kNotFound, "region_id: unknown", ""});
+  client->connection->Tell(kUnregister, c::Writer().Bytes(kRegionId, id).message());
   return FLASHCORE_OK;
 }
 
@@ -180,15 +281,21 @@ int flashcore_call(flashcore_client* client, const char* method, const void* req
       (request == nullptr && request_bytes > 0)) {
     return FailArgument("client, method, request or response: null");
   }
+  constexpr uint32_t kMethod = 1, kMessage = 2, kTimeout = 3;
   *response = {nullptr, 0};
-  std::string message(static_cast<const char*>(request), request_bytes);
-  const auto reply = client->control->Call(method, std::move(message), Deadline(timeout_ns));
-  if (!reply.ok()) return Fail(reply.status());
-  if (reply->empty()) return FLASHCORE_OK;
-  auto* const data = static_cast<uint8_t*>(std::malloc(reply->size()));
-  if (data == nullptr) return Fail(absl::ResourceExhaustedError("malloc"));
-  std::copy(reply->begin(), reply->end(), data);
-  *response = {data, reply->size()};
+  if (timeout_ns == 0) return Fail({c::kDeadlineExceeded, "the deadline has passed", ""});
+  c::Writer call;
+  call.Bytes(kMethod, method).Bytes(kMessage, {static_cast<const char*>(request), request_bytes});
+  if (timeout_ns > 0) call.Number(kTimeout, static_cast<uint64_t>(timeout_ns));
+  c::Reply reply;
+  const c::Status status =
+      client->connection->Exchange(kCall, call.message(), -1, Deadline(timeout_ns), &reply);
+  if (!status.ok()) return Fail(status);
+  if (reply.result.empty()) return FLASHCORE_OK;
+  auto* const data = static_cast<uint8_t*>(std::malloc(reply.result.size()));
+  if (data == nullptr) return Fail({c::kResourceExhausted, "malloc", ""});
+  std::copy(reply.result.begin(), reply.result.end(), data);
+  *response = {data, reply.result.size()};
   return FLASHCORE_OK;
 }
 
@@ -203,41 +310,71 @@ int flashcore_submit(flashcore_client* client, uint64_t tag, const void* request
   if (client == nullptr || (request == nullptr && request_bytes > 0)) {
     return FailArgument("client or request: null");
   }
-  if (client->control->ended()) return Fail(client->control->end_status());
-  absl::MutexLock lock(&client->submit_mutex);
-  local::Ring& ring = client->open->ring();
+  if (client->connection->ended()) return Fail(client->connection->end_status());
+  const std::lock_guard<std::mutex> lock(client->submit_mutex);
+  Ring& ring = *client->ring;
   if (request_bytes > ring.RequestBytes()) {
-    return Fail(absl::ResourceExhaustedError(absl::StrCat(
-        "request: ", request_bytes, " bytes, over the ", ring.RequestBytes(), " of a slot")));
+    return Fail({c::kResourceExhausted,
+                 "request: " + std::to_string(request_bytes) + " bytes, over the " +
+                     std::to_string(ring.RequestBytes()) + " of a slot",
+                 ""});
   }
   if (ring.Full()) return FLASHCORE_AGAIN;
   if (request_bytes > 0) std::memcpy(ring.NextSlot(), request, request_bytes);
   // 0 would be no timeout.
   const auto timeout = timeout_ns < 0 ? 0 : std::max<int64_t>(1, timeout_ns);
-  client->open->Submit(tag, static_cast<uint64_t>(timeout), request_bytes);
+  if (ring.Submit(tag, static_cast<uint64_t>(timeout), request_bytes)) {
+    const uint64_t one = 1;
+    while (write(client->doorbell.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
+    }
+  }
   return FLASHCORE_OK;
 }
 
 int flashcore_poll(flashcore_client* client, flashcore_completion* completion) {
   if (client == nullptr || completion == nullptr) return FailArgument("client, completion: null");
-  absl::MutexLock lock(&client->receive_mutex);
+  const std::lock_guard<std::mutex> lock(client->receive_mutex);
   return Take(client, completion);
 }
 
 int flashcore_wait(flashcore_client* client, int64_t timeout_ns, flashcore_completion* completion) {
   if (client == nullptr || completion == nullptr) return FailArgument("client, completion: null");
-  absl::MutexLock lock(&client->receive_mutex);
-  client->open->ring().Wait(client->control->ended(),
-                            std::chrono::steady_clock::now() + client->spin,
-                            local::ToSteady(Deadline(timeout_ns)));
+  const std::lock_guard<std::mutex> lock(client->receive_mutex);
+  if (client->receiver != nullptr) {
+    return Fail({c::kFailedPrecondition, "flashcore_wait after flashcore_event_fd: poll", ""});
+  }
+  client->ring->Wait(client->connection->ended(), c::Clock::now() + client->spin,
+                     Deadline(timeout_ns));
   return Take(client, completion);
+}
+
+int flashcore_event_fd(flashcore_client* client, int* fd) {
+  if (client == nullptr || fd == nullptr) return FailArgument("client, fd: null");
+  const std::lock_guard<std::mutex> lock(client->receive_mutex);
+  if (client->receiver == nullptr) {
+    const c::Status status = c::Receiver::Start(client->connection.get(), client->ring.get(),
+                                                client->spin, &client->receiver);
+    if (!status.ok()) return Fail(status);
+  }
+  *fd = client->receiver->fd();
+  return FLASHCORE_OK;
 }
 
 int flashcore_cancel(flashcore_client* client, uint64_t tag) {
   if (client == nullptr) return FailArgument("client: null");
-  if (client->control->ended()) return Fail(client->control->end_status());
-  client->open->Cancel(tag);
+  constexpr uint32_t kRing = 1, kTag = 2, kInRing = 3;
+  if (client->connection->ended()) return Fail(client->connection->end_status());
+  client->connection->Tell(kCancel, c::Writer()
+                                        .Number(kRing, client->ring_number)
+                                        .Number(kTag, tag)
+                                        .Number(kInRing, 1)
+                                        .message());
   return FLASHCORE_OK;
 }
 
 const char* flashcore_last_error(void) { return last_error.c_str(); }
+
+const uint8_t* flashcore_last_status(uint64_t* size) {
+  if (size != nullptr) *size = last_status.size();
+  return reinterpret_cast<const uint8_t*>(last_status.data());
+}

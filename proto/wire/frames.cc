@@ -7,7 +7,7 @@
 
 namespace flashcore::wire {
 
-std::string Frame(absl::string_view message) {
+std::string Frame(std::string_view message) {
   std::string frame;
   frame.reserve(kFrameHeaderBytes + message.size());
   for (size_t i = 0; i < kFrameHeaderBytes; ++i) {
@@ -25,7 +25,7 @@ uint32_t FrameLength(const char* header) {
   return length;
 }
 
-ssize_t SendBytes(int socket, absl::string_view bytes, int file, int flags) {
+ssize_t SendBytes(int socket, std::string_view bytes, int file, int flags) {
   iovec data = {const_cast<char*>(bytes.data()), bytes.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message = {};
@@ -47,7 +47,7 @@ ssize_t SendBytes(int socket, absl::string_view bytes, int file, int flags) {
 }
 
 Received ReceiveBytes(int socket, void* to, size_t size, int flags,
-                      absl::FunctionRef<void(int)> on_file) {
+                      const std::function<void(int)>& on_file) {
   iovec data = {to, size};
   alignas(cmsghdr) char control[CMSG_SPACE(kMaxFilesAtOnce * sizeof(int))];
   msghdr message = {};

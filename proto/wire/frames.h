@@ -7,10 +7,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
-
-#include "absl/functional/function_ref.h"
-#include "absl/strings/string_view.h"
+#include <string_view>
 
 namespace flashcore::wire {
 
@@ -19,14 +18,14 @@ inline constexpr size_t kFrameHeaderBytes = 4;       // the message's length, li
 inline constexpr size_t kMaxFilesAtOnce = 4;         // file descriptors that ReceiveBytes takes
 
 // `message`, of at most kMaxFrameBytes, with its header.
-std::string Frame(absl::string_view message);
+std::string Frame(std::string_view message);
 
 // The length in a header, which may be more than kMaxFrameBytes.
 uint32_t FrameLength(const char* header);
 
 // As send with `flags` and MSG_NOSIGNAL, but goes on after a signal. The file descriptor `file`
 // travels with the first byte; -1: none.
-ssize_t SendBytes(int socket, absl::string_view bytes, int file, int flags);
+ssize_t SendBytes(int socket, std::string_view bytes, int file, int flags);
 
 struct Received {
   ssize_t bytes = 0;  // as recv returns it
@@ -37,7 +36,7 @@ struct Received {
 // As recv with `flags`, but goes on after a signal. Calls `on_file` with each file descriptor that
 // came with the bytes; `on_file` owns it, and it is closed on exec.
 Received ReceiveBytes(int socket, void* to, size_t size, int flags,
-                      absl::FunctionRef<void(int)> on_file);
+                      const std::function<void(int)>& on_file);
 
 }  // namespace flashcore::wire
 

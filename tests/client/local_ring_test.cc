@@ -62,7 +62,7 @@ TEST_F(RingTest, FillsAndWraps) {
       ASSERT_TRUE(ring_.Poll(&answer));
       EXPECT_FALSE(answer.malformed);
       EXPECT_EQ(answer.tag, answered);
-      EXPECT_EQ(answer.message.size(), answered % 200);
+      EXPECT_EQ(answer.bytes, answered % 200);
       ring_.Pop();
       EXPECT_FALSE(ring_.Poll(&answer));
       EXPECT_EQ(header().received, ++answered);

@@ -52,6 +52,8 @@ class FakeServer:
 
     async def call(self, method, request, left, on_sequence):
         self.calls.append(method)
+        if isinstance(request, _requests.Request):
+            request = request.inline()
         error, works = (self.faults.pop(0) if self.faults else None) or (None, True)
         reply = self.serve(method, request) if works else None
         if error is not None:
@@ -326,9 +328,6 @@ class ValidationTest(unittest.TestCase):
                 (dict(target="attention.example:7070", token="secret"), ("token:", "attention.example")),
                 (dict(target="127.0.0.1.evil.example:1", token="secret"), ("token:", "plaintext"))):
             self.refuses(server, lambda: flashcore.connect(**options), *words)
-        with self.assertRaises(NotImplementedError) as caught:
-            flashcore.connect("local:/run/flashcore.sock")
-        self.assertIsInstance(caught.exception, flashcore.Error)
 
 
 class ConfigTest(unittest.TestCase):
@@ -353,6 +352,21 @@ class ConfigTest(unittest.TestCase):
             self.assertIn(("authorization", "Bearer secret"), config.metadata(on_sequence=False))
             self.assertNotIn("secret", repr(config))
         self.assertEqual(self.read("host.example:1", True, "secret").token, "secret")
+
+    def test_the_local_socket_takes_neither_tls_nor_token(self):
+        target = "local:/run/flashcore.sock"
+        for options, name in ((dict(tls=True), "tls:"), (dict(tls=flashcore.Tls()), "tls:"),
+                              (dict(token="secret"), "token:"), (dict(token=lambda: "secret"), "token:")):
+            with self.subTest(name), self.assertRaises(flashcore.InvalidArgument) as caught:
+                self.read(target, **options)
+            self.assertIn(f"{name} given for {target}", str(caught.exception))
+            self.assertNotIn("secret", str(caught.exception))
+        config = self.read(target, False, FLASHCORE_CLIENT_TLS_CA_FILE="ca.crt",
+                           FLASHCORE_CLIENT_TOKEN_FILE="/nonexistent")  # of other targets
+        self.assertEqual((config.tls, config.token), (None, None))
+        for wrong in ("local:", "local:flashcore.sock"):
+            with self.assertRaisesRegex(flashcore.InvalidArgument, "target: local:.*allowed: local:/path"):
+                self.read(wrong)
 
 
 class ErrorsTest(unittest.TestCase):

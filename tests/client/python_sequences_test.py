@@ -10,7 +10,7 @@ from concurrent import futures
 import flashcore
 import grpc
 import numpy as np
-from flashcore import _messages, aio, errors
+from flashcore import _messages, _requests, aio, errors
 from flashcore._coalesce import Coalescer
 from flashcore._transport import BlockingTransport, Config, Retry
 from grpc import StatusCode
@@ -72,6 +72,8 @@ class FakeServer:
 
     async def call(self, method, request, left, on_sequence):
         self.calls.append(method)
+        if isinstance(request, _requests.Request):
+            request = request.inline()
         self.requests.append(request)
         error, works = (self.faults.pop(0) if self.faults else None) or (None, True)
         reply = _messages.METHODS[method][1]()

@@ -12,12 +12,12 @@ import unittest
 import harness
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-CONTRACT = "proto/flashcore/v1/attention.proto"
 
 
 def run(*command, **options):
-    """Runs a command without this test's PYTHONPATH. Returns its output; fails with it."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    """Runs a command without this test's PYTHONPATH and C library. Returns its output; fails with it."""
+    environment = {name: value for name, value in os.environ.items()
+                   if name not in ("PYTHONPATH", "FLASHCORE_C_LIBRARY")}
     environment.update(options.pop("env", {}))
     done = subprocess.run(list(map(str, command)), text=True, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, timeout=300, env=environment, **options)
@@ -33,19 +33,25 @@ class PackageTest(unittest.TestCase):
         source = folder / "checkout" / "client" / "python"
         shutil.copytree(ROOT / "client" / "python", source,
                         ignore=shutil.ignore_patterns("build", "*.egg-info", "*.binpb", "__pycache__"))
-        contract = folder / "checkout" / CONTRACT
-        contract.parent.mkdir(parents=True)
-        shutil.copy(ROOT / CONTRACT, contract)
+        for part in ("proto", "client/c", "client/cpp/local", "client/include"):
+            shutil.copytree(ROOT / part, folder / "checkout" / part)
         # Debian's grpcio, protobuf and numpy, and nothing of this test's.
         run(sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", folder / "venv")
         cls.python = folder / "venv" / "bin" / "python"
         # From the source distribution, which has all that a build needs.
         run(sys.executable, "-W", "ignore", "setup.py", "--quiet", "sdist", cwd=source)
-        distribution, = (source / "dist").iterdir()
-        run(sys.executable, "-m", "pip", "--python", cls.python, "install", "--quiet", "--no-build-isolation",
-            "--no-index", "--no-deps", distribution)
-        cls.server = cls.enterClassContext(harness.Server())
+        cls.distribution, = (source / "dist").iterdir()
+        # With the C library that is built already: CMake builds it where none is named.
+        cls.install(os.environ["FLASHCORE_C_LIBRARY"])
+        cls.local = folder / "local.sock"
+        cls.server = cls.enterClassContext(harness.Server(f"--local_listen={cls.local}"))
         cls.environment = {"FLASHCORE_TARGET": cls.server.target}
+
+    @classmethod
+    def install(cls, c_library, *where):
+        """The source distribution, with a C library or with "none"."""
+        run(sys.executable, "-m", "pip", "--python", cls.python, "install", "--quiet", "--no-build-isolation",
+            "--no-index", "--no-deps", *where, cls.distribution, env={"FLASHCORE_C_LIBRARY": c_library})
 
     def test_info_and_configuration(self):
         found = run(self.python, "-m", "flashcore", "info", env=self.environment)
@@ -54,9 +60,24 @@ class PackageTest(unittest.TestCase):
         self.assertRegex(shown, r"target: unix:/a\ntls: off\ntoken: none\ntimeout: 30 s\n")
 
     def test_bench_measures_both_kinds(self):
-        measured = run(self.python, "-m", "flashcore", "bench", "--shape=2x8x64", "--iterations=3",
-                       env=self.environment)
-        self.assertRegex(measured, r"^inline 2x8x64: median \d+ us, .*\ndecode 2x8x64: median \d+ us, ")
+        for target in (self.server.target, f"local:{self.local}"):
+            with self.subTest(target):
+                measured = run(self.python, "-m", "flashcore", "bench", "--shape=2x8x64", "--iterations=3",
+                               env={"FLASHCORE_TARGET": target})
+                self.assertRegex(measured,
+                                 r"^inline 2x8x64: median \d+ us, .*\ndecode 2x8x64: median \d+ us, ")
+
+    def test_the_wheel_is_for_this_platform_only_with_the_c_library(self):
+        where = "import flashcore, glob; print(glob.glob(flashcore.__path__[0] + '-*/WHEEL')[0])"
+        wheel = pathlib.Path(run(self.python, "-c", where).strip()).read_text()
+        self.assertRegex(wheel, r"\nTag: py3-none-linux_\w+\n")
+        with tempfile.TemporaryDirectory() as folder:
+            self.install("none", "--target", folder)
+            wheel, = pathlib.Path(folder).glob("*/WHEEL")
+            self.assertIn("\nTag: py3-none-any\n", wheel.read_text())
+            connect = f"import flashcore; flashcore.connect('local:{self.local}')"
+            with self.assertRaisesRegex(AssertionError, "Unimplemented.*install CMake and a C"):
+                run(self.python, "-c", connect, env={"PYTHONPATH": folder})
 
     def test_a_server_that_is_not_there(self):
         with self.assertRaisesRegex(AssertionError, "exited 1:\nUNAVAILABLE: "):

@@ -2,7 +2,10 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
+import subprocess
+import sys
 import unittest
 
 import flashcore
@@ -63,12 +66,22 @@ class Foreign:
 
 
 class PythonTest(unittest.TestCase):
+    """Over gRPC, and in LocalPythonTest over the local socket."""
+
     @classmethod
     def setUpClass(cls):
-        cls.server = harness.Server("--client_kv_bytes=0")
+        cls.server = harness.Server("--client_kv_bytes=0", *cls.server_flags())
         cls.addClassCleanup(cls.server.__exit__)
-        cls.client = flashcore.connect(cls.server.target)
+        cls.client = flashcore.connect(cls.target())
         cls.addClassCleanup(cls.client.close)
+
+    @classmethod
+    def server_flags(cls):
+        return []
+
+    @classmethod
+    def target(cls):
+        return cls.server.target
 
     def setUp(self):
         self.rng = harness.numpy_rng()
@@ -232,7 +245,7 @@ class PythonTest(unittest.TestCase):
             self.check((o, oracle(q, k, v)[1]), oracle(q, k, v))
 
         async def run():
-            async with flashcore.aio.connect(self.server.target) as client:
+            async with flashcore.aio.connect(self.target()) as client:
                 await asyncio.gather(*(decode(client, seed) for seed in range(len(tensors))))
                 with self.assertRaises(flashcore.SequenceLost):
                     await client.open_sequence(bytes(16))
@@ -259,6 +272,163 @@ class PythonTest(unittest.TestCase):
         self.assertIn(DIM, info.limits.head_dims)
 
 
+class LocalPythonTest(PythonTest):
+    @classmethod
+    def server_flags(cls):
+        folder = cls.enterClassContext(harness.in_temporary_folder())
+        cls.path = folder / "local.sock"
+        return [f"--local_listen={cls.path}"]
+
+    @classmethod
+    def target(cls):
+        return f"local:{cls.path}"
+
+    def shared_bytes(self):
+        return self.server.metric("flashcore_shared_memory_bytes")
+
+    def test_the_bits_are_those_of_grpc(self):
+        tensors = [self.tensor(5, HEADS), *self.kv(70)]
+        with flashcore.connect(self.server.target) as client:
+            for wanted, got in zip(*(c.attend(*tensors, causal=True, return_lse=True)
+                                     for c in (client, self.client))):
+                np.testing.assert_array_equal(got, wanted)
+
+    def test_memory_is_reused(self):
+        sizes = [1, 40, 700, 3000]
+        for _ in range(2):  # the second time, all blocks are there
+            before = self.shared_bytes()
+            for rows in sizes:
+                q, (k, v) = self.tensor(rows, HEADS), self.kv(rows)
+                self.client.attend(q, k, v)
+                with self.client.create_sequence(1, KV_HEADS, DIM) as sequence:
+                    sequence.append(0, k, v)
+        self.assertEqual(self.shared_bytes(), before)
+
+    def test_a_request_larger_than_a_slot_goes_through_the_socket(self):
+        spans = 2500
+        q, (k, v) = self.tensor(spans, HEADS), self.kv(spans)
+        got = self.client.attend(q, k, v, cu_seqlens_q=range(spans + 1), cu_seqlens_k=range(spans + 1))
+        np.testing.assert_allclose(got, np.repeat(v, HEADS // KV_HEADS, axis=1), atol=1e-3)
+
+    def test_more_tasks_than_slots(self):
+        async def run():
+            async with flashcore.aio.connect(self.target()) as client:
+                return await asyncio.gather(*(client.attend(*tensors) for _ in range(300)))
+
+        tensors = [self.tensor(2, HEADS), *self.kv(3)]
+        wanted = self.client.attend(*tensors)
+        for got in asyncio.run(run()):
+            np.testing.assert_array_equal(got, wanted)
+
+    def test_grpc_protobuf_and_the_c_library_share_a_process(self):
+        tensors = [self.tensor(2, HEADS), *self.kv(3)]
+        with self.server.channel() as channel:
+            request = harness.request(*tensors)
+            for _ in range(3):
+                reply = harness.stub(channel).Attend(request)
+                self.assertEqual(reply.output, self.client.attend(*tensors).tobytes())
+
+    def test_info_and_bench(self):
+        for words, printed in ((["info"], f"at {self.target()}\ndevice {harness.DEVICE}: "),
+                               (["bench", "--shape=2x8x64", "--iterations=3"], "decode 2x8x64: median ")):
+            done = subprocess.run([sys.executable, "-m", "flashcore", f"--target={self.target()}", *words],
+                                  capture_output=True, text=True, timeout=harness.PATIENCE)
+            self.assertIn(printed, done.stdout, done.stderr)
+
+
+class HeldLocalServerTest(unittest.TestCase):
+    """Calls over the local socket that wait in the server's queue."""
+
+    def setUp(self):
+        folder = self.enterContext(harness.in_temporary_folder())
+        self.target = f"local:{folder}/l"
+        self.server = self.enterContext(harness.Server(*harness.HELD, f"--local_listen={folder}/l"))
+        self.x = np.ones((1, 1, 32), np.float16)
+
+    @contextlib.contextmanager
+    def held_lane(self):
+        """harness.held_lane for what this user sends."""
+        if harness.ON_GPU:
+            yield
+            return
+        taken = 'flashcore_request_phase_seconds_count{phase="queue"}'
+        before = self.server.metric(taken)
+        zeros = np.zeros((192 * 1024, 1, 32), np.float16)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool, flashcore.connect(self.target) as holder:
+            call = pool.submit(holder.attend, zeros, zeros, zeros, timeout=None)
+            harness.wait_until(lambda: self.server.metric(taken) > before or call.done(),
+                               "the lane is not held")
+            self.assertFalse(call.done())
+            yield
+
+    def test_a_timeout_leaves_the_memory_to_the_server(self):
+        client = self.enterContext(flashcore.connect(self.target))
+        with self.held_lane():
+            for _ in range(3):
+                with self.assertRaises(TimeoutError):
+                    client.attend(self.x, self.x, self.x, timeout=0.05)
+            link = client.core._transport._link
+            self.assertLessEqual(len(link._calls), 3)
+            abandoned = {id(call.block) for call in link._calls.values()}
+            self.assertTrue(abandoned.isdisjoint(id(b) for blocks in link._free.values() for b in blocks))
+        np.testing.assert_array_equal(client.attend(self.x, self.x, self.x), self.x)
+        self.assertEqual(link._calls, {})
+
+    def test_cancelled_tasks_and_close_with_calls_in_flight(self):
+        async def run():
+            client = flashcore.aio.connect(self.target)
+            await client.server_info()
+            tasks = [asyncio.ensure_future(client.attend(self.x, self.x, self.x)) for _ in range(4)]
+            link = client._transport._link
+            while len(link._calls) < 4:
+                await asyncio.sleep(0)
+            tasks[0].cancel()
+            with self.assertRaises(asyncio.CancelledError):
+                await tasks[0]
+            self.assertEqual(sum(call.abandoned for call in link._calls.values()), 1)
+            with self.assertRaises(TimeoutError):
+                await client.attend(self.x, self.x, self.x, timeout=0.05)
+            await client.close()
+            for task in tasks[1:]:
+                with self.assertRaises(flashcore.Cancelled):
+                    await task
+            with self.assertRaises(flashcore.FailedPrecondition):
+                await client.server_info()
+
+        with self.held_lane():
+            asyncio.run(run())
+
+    def test_close_ends_the_calls_of_other_threads(self):
+        client = flashcore.connect(self.target)
+        client.server_info()
+        link = client.core._transport._link
+        with self.held_lane(), \
+                concurrent.futures.ThreadPoolExecutor(3) as pool:
+            calls = [pool.submit(client.attend, self.x, self.x, self.x) for _ in range(3)]
+            harness.wait_until(lambda: len(link._calls) == 3, "the calls are in flight")
+            client.close()
+            for call in calls:
+                with self.assertRaises(flashcore.Cancelled):
+                    call.result(harness.PATIENCE)
+
+    def test_the_servers_end_is_unavailable(self):
+        client = self.enterContext(flashcore.connect(self.target, retry=flashcore.Retry(attempts=1)))
+        client.server_info()
+        link = client.core._transport._link
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            with self.held_lane():
+                calls = [pool.submit(client.attend, self.x, self.x, self.x) for _ in range(2)]
+                harness.wait_until(lambda: len(link._calls) == 2, "the calls are in flight")
+                self.server.process.kill()
+                for call in calls:
+                    with self.assertRaises(flashcore.Unavailable) as caught:
+                        call.result(harness.PATIENCE)
+                    self.assertFalse(caught.exception.never_sent)
+            with self.assertRaises(flashcore.Unavailable) as caught:
+                client.server_info()
+            self.assertTrue(caught.exception.never_sent)
+
+
 class LostServerTest(unittest.TestCase):
     def test_a_dead_server_is_unavailable(self):
         client = flashcore.connect("unix:/nonexistent/flashcore.sock",
@@ -273,12 +443,13 @@ class LostServerTest(unittest.TestCase):
 
     def test_a_client_finds_the_server_again_and_its_sequences_lost(self):
         retry = flashcore.Retry(attempts=10**6, longest=0.05)
-        with harness.in_temporary_folder() as folder, \
-                flashcore.connect(f"unix:{folder}/s", retry=retry, timeout=harness.PATIENCE) as client:
-            with harness.Server(f"--listen=unix:{folder}/s"):
-                sequence = client.create_sequence(1, KV_HEADS, DIM)
-            with harness.Server(f"--listen=unix:{folder}/s"), self.assertRaises(flashcore.SequenceLost):
-                sequence.info()
+        for scheme, flag in (("unix:", "--listen=unix:"), ("local:", "--local_listen=")):
+            with self.subTest(scheme), harness.in_temporary_folder() as folder, \
+                    flashcore.connect(f"{scheme}{folder}/s", retry=retry, timeout=harness.PATIENCE) as client:
+                with harness.Server(f"{flag}{folder}/s"):
+                    sequence = client.create_sequence(1, KV_HEADS, DIM)
+                with harness.Server(f"{flag}{folder}/s"), self.assertRaises(flashcore.SequenceLost):
+                    sequence.info()
 
     def test_a_timeout_is_a_timeout_error(self):
         with harness.Server(*harness.HELD) as server, server.channel() as channel, \

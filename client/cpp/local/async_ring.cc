@@ -164,7 +164,7 @@ void AsyncRing::TakeAnswers(std::vector<Ended>* ended) {
       control_->Abort(absl::InternalError("reply: malformed completion"));
       return;
     }
-    take(answer.tag, absl::OkStatus(), answer.message);
+    take(answer.tag, absl::OkStatus(), {answer.data, answer.bytes});
     ring_->ring().Pop();
   }
   for (const CallAnswer& call : call_answers_) {

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -20,6 +21,12 @@ namespace {
 constexpr absl::Duration kTellTimeout = absl::Seconds(5);
 
 }  // namespace
+
+SteadyTime ToSteady(absl::Time deadline) {
+  const absl::Duration left = deadline - absl::Now();
+  if (left > absl::Hours(24 * 365)) return SteadyTime::max();
+  return std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(left);
+}
 
 absl::StatusOr<std::shared_ptr<Control>> Control::Connect(const std::string& path,
                                                           const std::string& client,

@@ -24,6 +24,9 @@
 
 namespace flashcore::client::local {
 
+// SteadyTime::max() for absl::InfiniteFuture().
+SteadyTime ToSteady(absl::Time deadline);
+
 // Thread-safe. Everything that came through it ends with it: calls and requests in flight are then
 // UNAVAILABLE, or end with the status that the server gave.
 class Control : public std::enable_shared_from_this<Control> {

@@ -8,8 +8,6 @@
 #include <climits>
 #include <cstring>
 
-#include "absl/time/clock.h"
-
 namespace flashcore::client::local {
 namespace {
 
@@ -35,12 +33,6 @@ void FutexWait(std::atomic<uint32_t>* word, uint32_t value, std::chrono::nanosec
 }
 
 }  // namespace
-
-SteadyTime ToSteady(absl::Time deadline) {
-  const absl::Duration left = deadline - absl::Now();
-  if (left > absl::Hours(24 * 365)) return SteadyTime::max();
-  return std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(left);
-}
 
 Ring::Ring(std::byte* memory, uint32_t slots, uint32_t slot_bytes)
     : header_(reinterpret_cast<RingHeader*>(memory)),
@@ -75,7 +67,8 @@ bool Ring::Poll(Answer* answer) const {
   std::memcpy(&slot, at, sizeof(slot));
   answer->tag = slot.tag;
   answer->malformed = completed - received_ > slots_ || slot.bytes > AnswerBytes();
-  answer->message = {at + sizeof(slot), answer->malformed ? 0 : slot.bytes};
+  answer->data = at + sizeof(slot);
+  answer->bytes = answer->malformed ? 0 : slot.bytes;
   return true;
 }
 

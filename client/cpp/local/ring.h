@@ -8,16 +8,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "proto/wire/ring.h"
 
 namespace flashcore::client::local {
 
 using SteadyTime = std::chrono::steady_clock::time_point;
-
-// SteadyTime::max() for absl::InfiniteFuture().
-SteadyTime ToSteady(absl::Time deadline);
 
 // Does not own the memory. One thread at a time submits, one at a time receives; they may be two.
 // Wake is safe from any thread.
@@ -25,8 +20,9 @@ class Ring {
  public:
   struct Answer {
     uint64_t tag = 0;
-    absl::Span<const std::byte> message;  // in the ring, until Pop
-    bool malformed = false;               // the server broke the protocol: nothing else is valid
+    const std::byte* data = nullptr;  // the message, in the ring until Pop
+    size_t bytes = 0;                 // of it
+    bool malformed = false;           // the server broke the protocol: nothing else is valid
   };
 
   // `memory` has RingBytes(slots, slot_bytes), zeroed, and is aligned to kRingAlignment.

@@ -137,7 +137,7 @@ absl::Status Session::AttendOn(Lane* lane, const AttendRequest& request, absl::T
     control_->Abort(absl::InternalError("reply: malformed completion"));
     return absl::InternalError("reply: malformed completion");
   }
-  status = prepared.Take(answer.message, result);
+  status = prepared.Take({answer.data, answer.bytes}, result);
   ring.Pop();
   prepared.Reset();
   ReturnLane(lane);

@@ -64,13 +64,13 @@ absl::StatusOr<std::string> FrameOf(absl::string_view message) {
                                                      " bytes, over the ", wire::kMaxFrameBytes,
                                                      " that the local socket takes"));
   }
-  return wire::Frame(message);
+  return wire::Frame({message.data(), message.size()});
 }
 
 absl::Status FrameSocket::TrySend(absl::string_view frame, int fd, size_t* sent) {
   while (*sent < frame.size()) {
-    const ssize_t count =
-        wire::SendBytes(fd_.get(), frame.substr(*sent), *sent == 0 ? fd : -1, MSG_DONTWAIT);
+    const ssize_t count = wire::SendBytes(fd_.get(), {frame.data() + *sent, frame.size() - *sent},
+                                          *sent == 0 ? fd : -1, MSG_DONTWAIT);
     if (count < 0) return errno == EAGAIN ? absl::OkStatus() : Ended();
     *sent += static_cast<size_t>(count);
   }

@@ -24,7 +24,6 @@
  * Timeouts are nanoseconds; negative: none. All functions are thread-safe, except that a client is
  * closed when no other function runs on it. A completion belongs to one thread's next poll or wait:
  * let one thread of a client receive. A process that forks must not use the client in the child.
- * Do not link the C++ library, too: protobuf aborts a process that has both.
  */
 #ifndef FLASHCORE_C_H_
 #define FLASHCORE_C_H_
@@ -80,6 +79,13 @@ FLASHCORE_API int flashcore_connect(const char* target, const char* name,
 /* Cancels what is in flight and unmaps all memory of the client. Null does nothing. */
 FLASHCORE_API void flashcore_close(flashcore_client* client);
 
+/* Ends the connection, from any thread: functions that run on the client return CANCELLED (1), and
+ * later ones, too. Memory stays mapped until flashcore_close. */
+FLASHCORE_API void flashcore_shutdown(flashcore_client* client);
+
+/* 1 once the connection has ended, else 0. */
+FLASHCORE_API int flashcore_ended(const flashcore_client* client);
+
 /* "uid:NUMBER", as the server knows this process; valid until the client is closed. */
 FLASHCORE_API const char* flashcore_identity(const flashcore_client* client);
 
@@ -111,11 +117,20 @@ FLASHCORE_API int flashcore_poll(flashcore_client* client, flashcore_completion*
 FLASHCORE_API int flashcore_wait(flashcore_client* client, int64_t timeout_ns,
                                  flashcore_completion* completion);
 
+/* For event loops: *fd is readable while flashcore_poll has a completion, or an error because the
+ * connection has ended. It belongs to the client: only wait for it. From the first call on, a
+ * thread of the library receives, and flashcore_wait is FAILED_PRECONDITION (9). */
+FLASHCORE_API int flashcore_event_fd(flashcore_client* client, int* fd);
+
 /* Asks for the cancellation of the requests with this tag. Their completions still come. */
 FLASHCORE_API int flashcore_cancel(flashcore_client* client, uint64_t tag);
 
 /* The text of the last error of this thread; empty if there was none. Until its next error. */
 FLASHCORE_API const char* flashcore_last_error(void);
+
+/* The same as a serialized Status, with the details that the server gave. `size`: of it in bytes.
+ */
+FLASHCORE_API const uint8_t* flashcore_last_status(uint64_t* size);
 
 #ifdef __cplusplus
 }

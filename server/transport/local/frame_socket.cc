@@ -81,7 +81,7 @@ bool FrameSocket::Flush() {
   while (!out_.empty()) {
     Frame& frame = out_.front();
     const ssize_t bytes =
-        wire::SendBytes(socket_.get(), absl::string_view(frame.bytes).substr(sent_),
+        wire::SendBytes(socket_.get(), std::string_view(frame.bytes).substr(sent_),
                         sent_ == 0 ? frame.file : -1, MSG_DONTWAIT);
     if (bytes < 0 && errno == EAGAIN) return true;
     if (bytes < 0) return false;

@@ -62,7 +62,8 @@ def shape(text: str) -> list[int]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m flashcore", description=__doc__)
     parser.add_argument("--target",
-                        help=f"host:port or unix:/path; default $FLASHCORE_TARGET, else {DEFAULT_TARGET}")
+                        help=f"host:port, unix:/path or local:/path; default $FLASHCORE_TARGET, else "
+                             f"{DEFAULT_TARGET}")
     commands = parser.add_subparsers(required=True)
     for function, words in ((info, "version, devices and limits of the server"),
                             (bench, "latency of Client.attend and of a decode step"),

@@ -4,12 +4,14 @@ import asyncio
 import copy
 from typing import Any, Awaitable, Callable, Hashable
 
+import numpy as np
+
 from . import _messages
+from ._requests import Reply, Request
 from .errors import (Error, FailedPrecondition, InvalidArgument, KvFull, MessageTooLarge, NotFound,
                      PermissionDenied, QuotaExceeded)
 
 _AttendRequest = _messages.message("AttendRequest")
-_AttendResponse = _messages.message("AttendResponse")
 _MOST_SPANS = 32  # of one request that was put together: more, and the client waits while the server computes
 # What one span can be the reason of, and the others may succeed without it.
 _OF_ONE_SPAN = (InvalidArgument, NotFound, FailedPrecondition, PermissionDenied, KvFull, QuotaExceeded,
@@ -52,10 +54,10 @@ class Coalescer:
         self._open: dict[Hashable, _Group] = {}
 
     async def call(self, request: Any, left: float, key: Hashable) -> Any:
-        """The reply to an AttendRequest on sequences. key: the same for requests that differ only in spans
+        """The reply to an Attend on sequences. key: the same for requests that differ only in spans
         and tensors."""
         loop = asyncio.get_running_loop()
-        ids = [span.sequence_id for span in request.spans]
+        ids = [span.sequence_id for span in request.message.spans]
         group = self._open.get(key)
         if group is None or not group.admits(ids, left):
             group = self._open[key] = _Group()
@@ -121,23 +123,22 @@ def _fail(reply: asyncio.Future, error: BaseException) -> None:
 
 def _join(requests: list[Any]) -> Any:
     joined = _AttendRequest()
-    joined.CopyFrom(requests[0])
+    joined.CopyFrom(requests[0].message)
     joined.ClearField("spans")
     for request in requests:
-        joined.spans.extend(request.spans)
-    for tensor in ("query", "key", "value"):
-        setattr(joined, tensor, b"".join(getattr(request, tensor) for request in requests))
-    return joined
+        joined.spans.extend(request.message.spans)
+    return Request(joined, {name: np.concatenate([request.tensors[name] for request in requests])
+                            for name in requests[0].tensors})
 
 
 def _split(requests: list[Any], answer: Any) -> list[Any]:
     output, lse, lengths = answer.output, answer.lse, answer.sequence_lengths
-    rows = [sum(span.query_rows for span in request.spans) for request in requests]
+    rows = [sum(span.query_rows for span in request.message.spans) for request in requests]
     wide, narrow = len(output) // sum(rows), len(lse) // sum(rows)  # bytes of a row
     parts, row, span = [], 0, 0
     for request, count in zip(requests, rows):
-        spans = len(request.spans)
-        parts.append(_AttendResponse(
+        spans = len(request.message.spans)
+        parts.append(Reply(
             output=output[row * wide:(row + count) * wide], lse=lse[row * narrow:(row + count) * narrow],
             sequence_lengths=lengths[span:span + spans]))
         row, span = row + count, span + spans

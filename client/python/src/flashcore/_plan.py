@@ -72,23 +72,21 @@ class Plan:
             raise invalid("sequences", f"the batch has {len(cores)} now",
                           f"the {len(rows)} that were planned")
         deadline = client.deadline(timeout)
-        data = dict(self._fields, num_kv_heads=self._shape.num_kv_heads, layer=layer,
-                    query=_requests.to_bytes(query.array))
+        data = dict(self._fields, num_kv_heads=self._shape.num_kv_heads, layer=layer)
         asked = _requests.Question(query, self._layout, self._return_lse, data)
         together = None if self._key is None else (layer, self._appends, *self._key)
 
         def request(append: bool) -> Any:
             """With append False, what gets the result if the rows have been appended already."""
-            sent = dict(key=_requests.to_bytes(key), value=_requests.to_bytes(value)) if append else {}
             if append not in self._spans:
                 self._spans[append] = [_requests.Span(query_rows=n, kv_rows=m if append else 0)
                                        for n, m in zip(*self._rows)]
-            message = asked.request(spans=self._spans[append], **sent)
-            for span, core, m in zip(message.spans, cores, rows):
+            made = asked.request(dict(key=key, value=value) if append else {}, spans=self._spans[append])
+            for span, core, m in zip(made.message.spans, cores, rows):
                 span.sequence_id = core.id
                 if m:
                     span.expected_length = core.lengths[layer] + (0 if append else m)
-            return message
+            return made
 
         async def settle(_: LengthMismatch) -> Any:
             return await client.call("Attend", request(False), deadline, repeatable=True, on_sequence=True)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import sys
-from typing import Any, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from .errors import Internal, invalid
 
 AttendRequest = _messages.message("AttendRequest")
 Span = _messages.message("Span")
+LoadSequenceRequest = _messages.message("LoadSequenceRequest")
 Mask = _messages.message("Mask")
 _DTYPES = _messages.enum("DType")
 NHD = _messages.enum("Layout")["LAYOUT_NHD"]
@@ -84,6 +85,27 @@ def equal_spans(name: str, rows: int, spans: int) -> list[int]:
     return [rows // spans] * spans
 
 
+class Request(NamedTuple):
+    """A request whose tensors are still arrays: a transport places them."""
+
+    message: Any  # an AttendRequest or a LoadSequenceRequest, without tensors
+    tensors: dict[str, np.ndarray]  # by field: query, key, value
+
+    def inline(self) -> Any:
+        """The message with its tensors."""
+        for name, tensor in self.tensors.items():
+            setattr(self.message, name, to_bytes(tensor))
+        return self.message
+
+
+class Reply(NamedTuple):
+    """An AttendResponse whose tensors are arrays of bytes, which belong to the caller."""
+
+    output: np.ndarray
+    lse: Any
+    sequence_lengths: Any
+
+
 @dataclasses.dataclass(frozen=True)
 class Question:
     """A request without its K/V: what query rows ask, and how their answer is read."""
@@ -93,23 +115,24 @@ class Question:
     return_lse: bool
     fields: dict[str, Any]  # of AttendRequest
 
-    def request(self, **fields: Any) -> Any:
-        """With `fields` of AttendRequest: spans, num_kv_heads, key, value, layer."""
-        return AttendRequest(**self.fields, **fields)
+    def request(self, tensors: dict[str, np.ndarray], **fields: Any) -> Request:
+        """With key and value, and `fields` of AttendRequest: spans, num_kv_heads, layer."""
+        return Request(AttendRequest(**self.fields, **fields), dict(tensors, query=self.query.array))
 
     def answer(self, reply: Any) -> Attention:
         shape = self.query.array.shape
         output = self._restore(reply.output, WIRE[self.query.dtype], shape)
         return (output, self._restore(reply.lse, WIRE["float32"], shape[:2])) if self.return_lse else output
 
-    def _restore(self, data: bytes, dtype: np.dtype, shape: Sequence[int]) -> Tensor:
+    def _restore(self, data: Any, dtype: np.dtype, shape: Sequence[int]) -> Tensor:
         if len(data) != math.prod(shape) * dtype.itemsize:
             raise Internal(f"the reply has {len(data)} bytes for a tensor {list(shape)} of {dtype}")
         array = np.frombuffer(data, dtype).reshape(shape)
         if self.layout == "HND":
             array = array.swapaxes(0, 1)
-        writable = np.array(array, dtype.newbyteorder("="), order="C")
-        return self.query.restore(writable)
+        if isinstance(data, bytes) or not array.flags.c_contiguous:
+            array = np.array(array, dtype.newbyteorder("="), order="C")  # writable
+        return self.query.restore(array)
 
 
 def question(q: Tensor, *, causal: bool, window: Window, softmax_scale: float | None, return_lse: bool,
@@ -117,7 +140,7 @@ def question(q: Tensor, *, causal: bool, window: Window, softmax_scale: float | 
     query = query_rows(q, layout, dtype and dtype_name(dtype))
     _, heads, head_dim = query.array.shape
     fields = terms(query.dtype, heads, head_dim, causal, window, softmax_scale, return_lse)
-    return Question(query, layout, return_lse, dict(fields, query=to_bytes(query.array)))
+    return Question(query, layout, return_lse, fields)
 
 
 def query_rows(q: Tensor, layout: str, dtype: str | None) -> HostTensor:
@@ -146,7 +169,7 @@ def _terms(dtype: str, num_heads: int, head_dim: int, causal: bool, window: Wind
     return fields
 
 
-def inline_request(asked: Question, k: Tensor, v: Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any) -> Any:
+def inline_request(asked: Question, k: Tensor, v: Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any) -> Request:
     """The request whose K/V comes with it."""
     rows, heads, head_dim = asked.query.array.shape
     key, value = kv_rows(k, v, asked.layout, asked.query.dtype)
@@ -161,7 +184,7 @@ def inline_request(asked: Question, k: Tensor, v: Tensor, cu_seqlens_q: Any, cu_
         queries = span_rows("cu_seqlens_q", cu_seqlens_q, rows, 1)
         keys = span_rows("cu_seqlens_k", cu_seqlens_k, key.shape[0], 0, len(queries))
     spans = [dict(query_rows=n, kv_rows=m) for n, m in zip(queries, keys)]
-    return asked.request(num_kv_heads=num_kv_heads, spans=spans, key=to_bytes(key), value=to_bytes(value))
+    return asked.request(dict(key=key, value=value), num_kv_heads=num_kv_heads, spans=spans)
 
 
 def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:

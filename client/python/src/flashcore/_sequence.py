@@ -203,8 +203,9 @@ class Sequence:
             if await self._length(layer, deadline) != expected + len(key):
                 raise error
 
-        request = dict(sequence_id=self.id, expected_length=expected, layer=layer, layout=_requests.NHD,
-                       rows=len(key), key=_requests.to_bytes(key), value=_requests.to_bytes(value))
+        message = _requests.LoadSequenceRequest(sequence_id=self.id, expected_length=expected, layer=layer,
+                                                layout=_requests.NHD, rows=len(key))
+        request = _requests.Request(message, dict(key=key, value=value))
         await self.client.call("LoadSequence", request, deadline, repeatable=True, on_sequence=True,
                                settle=settle)
 

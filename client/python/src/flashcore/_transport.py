@@ -16,10 +16,11 @@ import grpc
 import grpc.aio
 
 from . import _messages
-from .errors import (DeadlineExceeded, Error, FailedPrecondition, Internal, Unimplemented, from_rpc, invalid,
-                     too_large)
+from ._requests import Request
+from .errors import (DeadlineExceeded, Error, FailedPrecondition, Internal, from_rpc, invalid, too_large)
 
 DEFAULT_TARGET = "127.0.0.1:7070"
+LOCAL = "local:"
 Token = str | Callable[[], str]
 
 
@@ -68,9 +69,14 @@ class Config:
              client_name: str | None, retry: Retry | None,
              environment: Mapping[str, str] = os.environ) -> "Config":
         target = target or environment.get("FLASHCORE_TARGET") or DEFAULT_TARGET
-        if target.startswith("local:"):
-            raise Unimplemented(f"target: {target}, which the C and C++ libraries reach; allowed here: "
-                                f"host:port, unix:/path")
+        local = target.startswith(LOCAL)
+        if local and not target.startswith(f"{LOCAL}/"):
+            raise invalid("target", target, "local:/path of the server's socket, host:port, unix:/path")
+        for name, value in (("tls", tls), ("token", token)):
+            if local and value is not None and value is not False:  # do not show a token
+                raise invalid(name, f"given for {target}", "neither: who calls is the user of this process")
+        if local:
+            environment = {}  # what it has is for other targets
         if tls is None or tls is True:
             files = Tls(**{field.name: environment.get(f"FLASHCORE_CLIENT_TLS_{field.name.upper()}") or None
                            for field in dataclasses.fields(Tls)})
@@ -117,15 +123,19 @@ class _Transport:
     now = staticmethod(time.monotonic)
     uniform = staticmethod(random.random)
 
-    def _call(self, method: str) -> Any:
-        """The multicallable of a method. A channel's threads do not survive a fork: then it is refused."""
+    def _check_process(self) -> None:
+        """A connection's threads do not survive a fork: then it is refused."""
         if self._process not in (0, os.getpid()):
             raise FailedPrecondition(f"this client belongs to process {self._process}, from which process "
                                      f"{os.getpid()} was forked: connect after the fork, or start processes "
                                      f"with multiprocessing's 'spawn'")
+
+    def _call(self, method: str) -> Any:
+        """The multicallable of a method."""
+        self._check_process()
         with self._lock:
             if self._closed:
-                raise FailedPrecondition("this client is closed")
+                raise closed()
             if self._channel is None:
                 self._channel, self._process = self._open(), os.getpid()
             if method not in self._calls:
@@ -155,6 +165,8 @@ class _Transport:
     def _prepare(self, method: str, request: Any, left: float, on_sequence: bool) -> tuple[Any, tuple, dict]:
         if left <= 0:
             raise DeadlineExceeded(f"{method}: the timeout passed before it was sent")
+        if isinstance(request, Request):
+            request = request.inline()
         data = request.SerializeToString()
         if len(data) > self.max_message_bytes:
             raise too_large(len(data), int(self.max_message_bytes))
@@ -275,6 +287,10 @@ class AsyncTransport(_Transport):
             if self._lease is not None:  # grpc.aio ends only calls that a task waits for
                 self._lease.cancel()
             await channel.close()
+
+
+def closed() -> FailedPrecondition:
+    return FailedPrecondition("this client is closed")
 
 
 def _read(path: str | None) -> bytes | None:

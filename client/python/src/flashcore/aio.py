@@ -15,11 +15,12 @@ from typing import Any, Awaitable, Callable, Hashable, Iterable, TypeVar
 from . import _messages, _requests
 from ._batch import SequenceBatch, create_batch
 from ._coalesce import Coalescer
+from ._local import AsyncLocalTransport
 from ._plan import Plan, plan_of
 from ._requests import Attention, Window
 from ._sequence import HasSequence, Sequence, common_shape
 from ._tensors import Tensor
-from ._transport import AsyncTransport, Config, Retry, Tls, Token
+from ._transport import LOCAL, AsyncTransport, Config, Retry, Tls, Token
 from .errors import Error, LengthMismatch, NotFound, SequenceLost, Unimplemented, invalid
 
 T = TypeVar("T")
@@ -39,7 +40,7 @@ def connect(target: str | None = None, *, tls: Tls | bool | None = None, token: 
 
     Attends of many tasks on sequences travel together: see Client.attend_batch."""
     config = Config.read(target, tls, token, timeout, client_name, retry)
-    transport = AsyncTransport(config)
+    transport = (AsyncLocalTransport if config.target.startswith(LOCAL) else AsyncTransport)(config)
     return Client(config, transport, on_lost, lease, Coalescer(transport.call))
 
 
@@ -190,7 +191,7 @@ class Client:
                    on_sequence: bool = False, unsure: bool = False,
                    settle: Callable[[LengthMismatch], Awaitable[Any]] | None = None,
                    together: Hashable = None) -> Any:
-        """The reply to a request, a message or a dict of its fields.
+        """The reply to a request: a Request, a message, or a dict of the message's fields.
 
         settle: what to do about a LengthMismatch where an earlier attempt may be the reason. unsure: there
         was one before this call. together: the key of requests that may travel together, if this is one.

@@ -7,8 +7,9 @@ from typing import Any, Callable, Concatenate, Coroutine, Iterable, Iterator, Pa
 
 from . import aio
 from ._batch import Layer
+from ._local import LocalTransport
 from ._sequence import HasSequence
-from ._transport import BlockingTransport, Config, Retry, Tls, Token
+from ._transport import LOCAL, BlockingTransport, Config, Retry, Tls, Token
 
 OnLost = Callable[["Sequence"], Any]
 P = ParamSpec("P")
@@ -18,7 +19,8 @@ T = TypeVar("T")
 def connect(target: str | None = None, *, tls: Tls | bool | None = None, token: Token | None = None,
             timeout: float | None = 30.0, client_name: str | None = None, retry: Retry | None = None,
             on_lost: OnLost | None = None, lease: bool = False) -> "Client":
-    """A client of the server at `target`: "host:port" or "unix:/path"; None: $FLASHCORE_TARGET, else
+    """A client of the server at `target`: "host:port", "unix:/path", or "local:/path", the local socket of a
+    server on this host, where tensors go through shared memory; None: $FLASHCORE_TARGET, else
     127.0.0.1:7070.
 
     tls: a Tls, or True for $FLASHCORE_CLIENT_TLS_CA_FILE, _CERT_FILE, _KEY_FILE and _SERVER_NAME; None
@@ -33,12 +35,14 @@ def connect(target: str | None = None, *, tls: Tls | bool | None = None, token: 
     delete and SequenceBatch.reorder find lost.
     lease: sequences that this client makes are deleted when its process ends or its connection breaks. Later
     ones are made under a new lease.
+    "local:/path" takes no tls and no token, nor from the environment: who calls is the user of this process.
 
     Connects with the first call, and again by itself. Raises InvalidArgument, and Unimplemented for
-    "local:/path".
+    "local:/path" if this package was built without the C library.
     """
     config = Config.read(target, tls, token, timeout, client_name, retry)
-    return Client(aio.Client(config, BlockingTransport(config), on_lost, lease))
+    transport = (LocalTransport if config.target.startswith(LOCAL) else BlockingTransport)(config)
+    return Client(aio.Client(config, transport, on_lost, lease))
 
 
 _default_lock = threading.Lock()

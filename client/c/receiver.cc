@@ -1,0 +1,73 @@
+#include "client/c/receiver.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace flashcore::c {
+
+bool TakeAnswer(client::local::Ring& ring, Connection& connection, uint64_t* tag,
+                std::vector<uint8_t>* response) {
+  client::local::Ring::Answer answer;
+  if (!ring.Poll(&answer)) return false;
+  if (answer.malformed) {
+    connection.End({kInternal, "reply: malformed completion", ""});
+    return false;
+  }
+  const auto* const data = reinterpret_cast<const uint8_t*>(answer.data);
+  response->assign(data, data + answer.bytes);
+  *tag = answer.tag;
+  ring.Pop();
+  return true;
+}
+
+Status Receiver::Start(Connection* connection, client::local::Ring* ring,
+                       std::chrono::microseconds spin, std::unique_ptr<Receiver>* receiver) {
+  File event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (event.get() < 0) return SystemError(kResourceExhausted, "eventfd", errno);
+  receiver->reset(new Receiver(connection, ring, spin, std::move(event)));
+  Receiver* const running = receiver->get();
+  running->thread_ = std::thread([running] { running->Run(); });
+  return {};
+}
+
+Receiver::~Receiver() { thread_.join(); }
+
+void Receiver::Run() {
+  std::pair<uint64_t, std::vector<uint8_t>> answer;
+  bool ended = false;
+  while (!ended) {
+    ring_->Wait(connection_->ended(), Clock::now() + spin_, Clock::time_point::max());
+    ended = connection_->ended();  // before the last look at the ring
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const bool was_empty = answers_.empty();
+    while (TakeAnswer(*ring_, *connection_, &answer.first, &answer.second)) {
+      answers_.push_back(std::move(answer));
+    }
+    ended_ = ended;
+    if (ended || (was_empty && !answers_.empty())) Signal();
+  }
+}
+
+void Receiver::Signal() {
+  const uint64_t one = 1;
+  while (write(event_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
+  }
+}
+
+bool Receiver::Take(uint64_t* tag, std::vector<uint8_t>* response) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (answers_.empty()) return false;
+  *tag = answers_.front().first;
+  *response = std::move(answers_.front().second);
+  answers_.pop_front();
+  uint64_t count = 0;
+  if (answers_.empty() && !ended_) {
+    while (read(event_.get(), &count, sizeof(count)) < 0 && errno == EINTR) {
+    }
+  }
+  return true;
+}
+
+}  // namespace flashcore::c
