@@ -35,14 +35,15 @@ Status Receiver::Start(Connection* connection, client::local::Ring* ring,
 Receiver::~Receiver() { thread_.join(); }
 
 void Receiver::Run() {
-  std::pair<uint64_t, std::vector<uint8_t>> answer;
   bool ended = false;
   while (!ended) {
     ring_->Wait(connection_->ended(), Clock::now() + spin_, Clock::time_point::max());
     ended = connection_->ended();  // before the last look at the ring
     const std::lock_guard<std::mutex> lock(mutex_);
     const bool was_empty = answers_.empty();
-    while (TakeAnswer(*ring_, *connection_, &answer.first, &answer.second)) {
+    while (true) {
+      std::pair<uint64_t, std::vector<uint8_t>> answer;
+      if (!TakeAnswer(*ring_, *connection_, &answer.first, &answer.second)) break;
       answers_.push_back(std::move(answer));
     }
     ended_ = ended;

@@ -149,6 +149,7 @@ void FakeSequences::Install(FakeServer* server) {
     for (const v1::SequenceOperation& operation : request.operations()) {
       v1::SequenceResult* result = response->add_results();
       const grpc::Status status = Run(*server, context, operation, result);
+      result->mutable_status()->ParseFromString(status.error_details());
       result->mutable_status()->set_code(status.error_code());
       result->mutable_status()->set_message(status.error_message());
     }

@@ -90,7 +90,7 @@ class BytePathTest : public ::testing::Test {
     context_.reset(new RpcContext{
         metrics_.get(), &clock_, Authenticator({}, nullptr, metrics_.get()),
         ConnectionCount(/*limit=*/1, &metrics_->connections, &metrics_->local_connections),
-        ClientConnections(/*limit=*/0)});
+        &client_connections_});
     auto server = Server::Start(options, fleet_.get(), metrics_.get());
     ASSERT_EQ(server.status(), absl::OkStatus());
     server_ = *std::move(server);
@@ -171,6 +171,7 @@ class BytePathTest : public ::testing::Test {
   SteadyClock clock_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<Fleet> fleet_;
+  ClientConnections client_connections_{/*limit=*/0};
   std::unique_ptr<RpcContext> context_;  // of Served
   std::unique_ptr<Server> server_;
 };
