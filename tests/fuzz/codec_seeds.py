@@ -42,6 +42,13 @@ def attend() -> "pb.AttendRequest":
     return request
 
 
+def streamed() -> "pb.AttendRequest":
+    """A request of a stream."""
+    request = small()
+    request.timeout_ns = 1 << 40
+    return request
+
+
 def small() -> "pb.AttendRequest":
     """A valid request, small enough for the client to encode."""
     request = pb.AttendRequest(
@@ -90,6 +97,9 @@ def response() -> "pb.AttendResponse":
 def failed() -> "pb.AttendResponse":
     answer = pb.AttendResponse(request_id="id")
     answer.status.code, answer.status.message = 3, "query: 0 bytes; want 128"
+    info = pb.ErrorInfo(reason="KV_FULL", domain="flashcore", metadata={"needed_bytes": "64"})
+    answer.status.details.add(type_url="type.googleapis.com/google.rpc.ErrorInfo",
+                              value=info.SerializeToString())
     return answer
 
 
@@ -148,6 +158,7 @@ def message_seeds() -> dict:
         "attend": (ATTEND, 0, 0, request),
         "attend_byte_slices": (ATTEND, 1, 1, request),
         "attend_odd_slices": (ATTEND, 7, 0, request),
+        "attend_streamed": (ATTEND, 0, 0, streamed().SerializeToString()),
         "attend_small": (ATTEND, 0, 0, small().SerializeToString()),
         "shared_byte_slices": (ATTEND, 1, 1, ranges),
         "shared_then_inline": (ATTEND, 9, 5, ranges + request),
@@ -195,6 +206,7 @@ def message_seeds() -> dict:
 
 def seeds() -> dict:
     """The inputs by name."""
-    require_all_fields([attend(), shared(*TENSORS), load(), load_ranges(), response(), failed()])
+    require_all_fields([attend(), shared(*TENSORS), load(), load_ranges(), response(), failed(),
+                        streamed()])
     inputs = {**message_seeds(), **shared_memory_seeds()}
     return {name: bytes(how) + message for name, (*how, message) in inputs.items()}
