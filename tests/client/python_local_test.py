@@ -136,7 +136,9 @@ class FakeLibrary:
 class LocalTransportTest(unittest.TestCase):
     def setUp(self):
         self.library = FakeLibrary()
-        self.enterContext(mock.patch.object(_c_library, "load", lambda: self.library))
+        patch = mock.patch.object(_c_library, "load", lambda: self.library)
+        patch.start()
+        self.addCleanup(patch.stop)
 
     def config(self, **options):
         return Config.read("local:/a", None, None, options.get("timeout", 30.0), None,

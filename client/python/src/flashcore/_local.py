@@ -100,7 +100,8 @@ class _Block:
         return found
 
     def _make(self, shape: _Shape) -> tuple[bytes, list[np.ndarray]]:
-        encoded, views, at = b"", [], self._offset
+        encoded, at = b"", self._offset
+        views: list[np.ndarray] = []
         for field, dtype, dimensions, size in shape.tensors:
             place = b"\x0a\x10" + self.region_id + b"\x10" + _varint(at) + b"\x18" + _varint(size)
             encoded += _varint(field << 3 | 2) + _varint(len(place)) + place
@@ -482,7 +483,8 @@ class LocalTransport(BlockingTransport):
         return self._attend(link, message, deadline)
 
     def holds_lease(self) -> bool:
-        return self._lease is not None and self._lease is self._link and not self._lease.ended()
+        lease = self._lease
+        return lease is not None and not lease.ended() and lease is self._link
 
     def _connected(self, deadline: float) -> _BlockingLink:
         self._check_process()
@@ -551,7 +553,8 @@ class AsyncLocalTransport(AsyncTransport):
         return await self._attend(link, message, deadline)
 
     def holds_lease(self) -> bool:
-        return self._lease is not None and self._lease is self._link and not self._lease.ended()
+        lease = self._lease
+        return lease is not None and not lease.ended() and lease is self._link
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         return asyncio.get_running_loop().run_in_executor(self._executor, function, *args)

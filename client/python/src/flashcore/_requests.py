@@ -19,7 +19,7 @@ Mask = _messages.message("Mask")
 _DTYPES = _messages.enum("DType")
 NHD = _messages.enum("Layout")["LAYOUT_NHD"]
 
-Attention = Tensor | tuple[Tensor, Tensor]  # O, or with return_lse (O, LSE)
+Attention = Any  # a Tensor, O; or with return_lse a tuple (O, LSE)
 Window = tuple[int | None, int | None] | None
 
 
