@@ -105,7 +105,7 @@ class FakeServer:
         if self.full_after is not None and len(self.lengths) >= self.full_after:
             self.fail(StatusCode.RESOURCE_EXHAUSTED, "K/V memory is full", "KV_FULL", needed_bytes="1")
         if lease_id and lease_id != self.held:
-            self.fail(StatusCode.NOT_FOUND, "lease_id: unknown")
+            self.fail(StatusCode.NOT_FOUND, "lease_id: unknown", "LEASE_LOST")
         new = next(self.ids).to_bytes(16, "big")
         self.lengths[new] = list(lengths)
         self.leases[new] = lease_id

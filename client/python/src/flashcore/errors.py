@@ -240,7 +240,7 @@ def from_rpc(code: StatusCode, message: str | None, trailing: Any) -> Error:
 
 def from_status(status: Any) -> Error:
     """The error for a Status message. Of what this library calls, NOT_FOUND without a reason is about a
-    sequence or, in the server's words, lease_id."""
+    sequence."""
     code, message = _CODES.get(status.code, StatusCode.UNKNOWN), status.message
     reason, metadata = "", {}
     for detail in status.details:
@@ -248,7 +248,7 @@ def from_status(status: Any) -> Error:
             info = _ErrorInfo.FromString(detail.value)
             reason, metadata = info.reason, dict(info.metadata)
     kind = _BY_REASON.get(reason, _BY_CODE.get(code, Error))
-    if not reason and kind is NotFound and not message.startswith("lease_id"):
+    if not reason and kind is NotFound:
         kind = SequenceLost
     if not reason and kind is FailedPrecondition and (lengths := _LENGTHS.search(message)):
         kind, metadata = LengthMismatch, lengths.groupdict()

@@ -21,8 +21,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
 from . import torch as _service
-from .client import Client, Sequence, default_client, set_default_client
-from .errors import FailedPrecondition, invalid
+from .client import Client, Sequence, SequenceBatch, default_client, set_default_client
+from .errors import BatchError, FailedPrecondition, invalid
 
 # transformers takes every name with "flash" in it for FlashAttention.
 NAME = "fc_service"
@@ -265,12 +265,22 @@ class FlashCoreCache(Cache):
     def fork(self) -> "FlashCoreCache":
         """A cache with the same content, which shares the memory on the server: a prompt is stored once."""
         copy = FlashCoreCache(self._config, self._client, idle_timeout=self._idle_timeout)
-        for sequence in self._sequences:
-            copy._sequences.append(sequence.fork(idle_timeout=self._idle_timeout))
+        copy._sequences += self._forks(range(len(self._sequences)))
         copy._columns = self._columns
         for mine, its in zip(self.layers, copy.layers):
             its.length = mine.length
         return copy
+
+    def _forks(self, parents: Iterable[int]) -> list[Sequence]:
+        """Forks of the sequences at these indices: all, or none."""
+        parents = list(parents)
+        if not parents:
+            return []
+        try:
+            return list(SequenceBatch(self._sequences).fork(parents, idle_timeout=self._idle_timeout))
+        except BatchError as error:
+            _delete([made for made in error.results if made is not None])
+            raise
 
     def crop(self, tokens_to_remove: int) -> None:
         """Drops the last -tokens_to_remove positions; 0: none."""
@@ -299,19 +309,11 @@ class FlashCoreCache(Cache):
         if indices.dtype == torch.bool:
             indices = indices.nonzero()[:, 0]
         chosen = indices.tolist()
-        kept: set[int] = set()
-        forks: list[Sequence] = []
-        after = []
-        try:
-            for index in chosen:
-                if index in kept:
-                    forks.append(self._sequences[index].fork(idle_timeout=self._idle_timeout))
-                after.append(forks[-1] if index in kept else self._sequences[index])
-                kept.add(index)
-        except Exception:
-            _delete(forks)
-            raise
-        dropped = [sequence for index, sequence in enumerate(self._sequences) if index not in kept]
+        again = [index for place, index in enumerate(chosen) if index in chosen[:place]]
+        forks = iter(self._forks(again))
+        after = [next(forks) if index in chosen[:place] else self._sequences[index]
+                 for place, index in enumerate(chosen)]
+        dropped = [sequence for index, sequence in enumerate(self._sequences) if index not in chosen]
         self._sequences[:] = after
         self._columns = self._columns[chosen]
         _delete(dropped)
@@ -439,6 +441,6 @@ class _PackedLayer(_Layer):
 
 def _delete(sequences: list[Sequence]) -> None:
     """Empties the list. What cannot be deleted now expires."""
-    while sequences:
-        with contextlib.suppress(Exception):
-            sequences.pop().delete()
+    with contextlib.suppress(Exception):
+        SequenceBatch(sequences).delete()
+    sequences.clear()
