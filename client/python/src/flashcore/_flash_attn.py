@@ -4,7 +4,6 @@ The masks are the same. A row that sees no K/V has O = 0 and LSE = -infinity, wh
 +infinity. What the server does not do is Unimplemented, with the name and value of the argument.
 """
 
-import dataclasses
 from typing import Any, Iterable
 
 import numpy as np
@@ -45,7 +44,7 @@ def flash_attn_varlen_func(
         # The server takes only spans with query rows.
         if not used.any():
             return _nothing(query, return_attn_probs)
-        key, value = (dataclasses.replace(x, array=x.array[np.repeat(used, rows_k)])
+        key, value = (x._replace(array=x.array[np.repeat(used, rows_k)])
                       if len(x.array) == rows_k.sum() else x for x in (key, value))
         offsets_q, offsets_k = _offsets(rows_q[used]), _offsets(rows_k[used])
     out = default_client().attend(
@@ -92,7 +91,7 @@ def flash_attn_with_kvcache(
             raise invalid(name, f"has shape {list(x.array.shape)}", f"a batch of {batch}, as q")
     options = dict(causal=causal, window=_window(window_size), softmax_scale=softmax_scale,
                    return_lse=return_softmax_lse)
-    flat = dataclasses.replace(query, array=query.array.reshape(batch * seqlen_q, heads, head_dim))
+    flat = query._replace(array=query.array.reshape(batch * seqlen_q, heads, head_dim))
     if isinstance(k_cache, Layer):
         out = _attend_layer(k_cache, v_cache, flat, new, batch, cache_seqlens, cache_batch_idx, options)
     else:

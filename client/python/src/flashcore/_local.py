@@ -28,7 +28,6 @@ _SLOTS, _SLOT_BYTES = 64, 16384
 # Bytes of a request in the ring without its ranges. Then the answer fits, too: a span's length takes at most
 # 10 bytes there, and the span itself at least 4 here.
 _MOST_MESSAGE = (_SLOT_BYTES - 1024) * 4 // 10
-_SPIN_US = 50  # of a blocking call, before its thread sleeps
 _INTERRUPTIBLE_NS = 200_000_000  # Python handles signals between waits
 _ALIGNMENT = 64  # of a tensor in shared memory
 _REGION_BYTES = 2 << 20  # of a region with many blocks
@@ -141,12 +140,13 @@ class _Link:
     with the last reference to it, so never while a function of the library runs. Thread-safe."""
 
     _handle: Any = None
+    _spin_us = 0  # before the thread that receives sleeps: beside an event loop it would take a core
 
     def __init__(self, target: str, name: str | None, left: float) -> None:
         self._library = _c_library.load()
         self._handle = ctypes.c_void_p()
         self._process = os.getpid()
-        options = _c_library.Options(_SLOTS, _SLOT_BYTES, _nanoseconds(left), _SPIN_US)
+        options = _c_library.Options(_SLOTS, _SLOT_BYTES, _nanoseconds(left), self._spin_us)
         code = self._library.connect(target.encode(), (name or "python").encode(), options,
                                      ctypes.byref(self._handle))
         if code:
@@ -371,6 +371,8 @@ class _Link:
 class _BlockingLink(_Link):
     """Of the threads that wait for their answers, one receives for all: alone, a thread is never switched."""
 
+    _spin_us = 50
+
     def __init__(self, target: str, name: str | None, left: float) -> None:
         super().__init__(target, name, left)
         self._received = False  # a thread receives
@@ -427,7 +429,7 @@ class _Message:
         """Copies the tensors into the block."""
         encoded, views = block.places(self.shape)
         for view, tensor in zip(views, self._tensors):
-            np.copyto(view, tensor)
+            view[...] = tensor
         self.data = self._data + encoded
         self.block, self._results = block, views[self.shape.sent:]
 

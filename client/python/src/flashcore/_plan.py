@@ -1,5 +1,6 @@
 """One step of many sequences, in asyncio: see flashcore.aio."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -13,93 +14,112 @@ from .errors import LengthMismatch, invalid
 _SMALL_BYTES = 64 << 10  # requests of at most this may travel together with others
 
 
+class _Step:
+    """What is the same for all steps of one shape and mask. Not to be changed."""
+
+    def __init__(self, kind: Any, num_heads: int, query_rows: tuple[int, ...], kv_rows: tuple[int, ...],
+                 causal: bool, window: Window, softmax_scale: float | None, return_lse: bool,
+                 layout: str) -> None:
+        (_, num_kv_heads, head_dim), dtype, device_id = kind
+        if num_heads < 1 or num_heads % num_kv_heads:
+            raise invalid("num_heads", num_heads,
+                          f"multiples of the {num_kv_heads} KV heads of the sequences")
+        if layout not in ("NHD", "HND"):
+            raise invalid("layout", repr(layout), "'NHD', 'HND'")
+        self.layout, self.return_lse = layout, return_lse
+        self.kv_rows, self.appends = kv_rows, any(kv_rows)
+        self.query_shape = (sum(query_rows), num_heads, head_dim)
+        self.key_shape = (sum(kv_rows), num_kv_heads, head_dim)
+        self.fields = dict(
+            _requests.terms(dtype, num_heads, head_dim, causal, window, softmax_scale, return_lse),
+            num_kv_heads=num_kv_heads)
+        # AttendRequests without layer, sequences and tensors, by whether they append.
+        self.messages = {append: self._encode(query_rows, append) for append in (False, True)}
+        # Requests with the same key can be one request. None: they are too large for that to pay.
+        sizes = self.query_shape[0] * num_heads + 2 * self.key_shape[0] * num_kv_heads
+        self.key = None if 2 * sizes * head_dim > _SMALL_BYTES else (
+            device_id, dtype, num_heads, num_kv_heads, head_dim, causal, window, softmax_scale, return_lse,
+            self.appends)
+
+    def _encode(self, query_rows: tuple[int, ...], append: bool) -> bytes:
+        spans = [_requests.Span(query_rows=n, kv_rows=m if append else 0)
+                 for n, m in zip(query_rows, self.kv_rows)]
+        return _requests.AttendRequest(**self.fields, spans=spans).SerializeToString()
+
+
+_step = functools.lru_cache(_Step)
+
+
 class Plan:
     """The shapes and the mask of a step that is the same for every layer, checked once: see Client.plan."""
 
     def __init__(self, client: Any, cores: list[Sequence], num_heads: int, query_rows: list[int],
                  kv_rows: list[int], causal: bool, window: Window, softmax_scale: float | None,
                  return_lse: bool, layout: str) -> None:
-        shape = cores[0]  # and that of the others, as the caller has checked
-        if num_heads < 1 or num_heads % shape.num_kv_heads:
-            raise invalid("num_heads", num_heads,
-                          f"multiples of the {shape.num_kv_heads} KV heads of the sequences")
-        if layout not in ("NHD", "HND"):
-            raise invalid("layout", repr(layout), "'NHD', 'HND'")
-        self._client, self._cores, self._shape, self._layout = client, cores, shape, layout
-        self._return_lse = return_lse
-        self._kv_rows, self._appends = kv_rows, any(kv_rows)
-        self._query_shape = (sum(query_rows), num_heads, shape.head_dim)
-        self._key_shape = (sum(kv_rows), shape.num_kv_heads, shape.head_dim)
-        self._fields = _requests.terms(shape.dtype, num_heads, shape.head_dim, causal, window, softmax_scale,
-                                       return_lse)
-        self._rows = query_rows, kv_rows
-        self._spans: dict[bool, list[Any]] = {}  # by whether they append; filled in by requests
-        # Requests with the same key can be one request. None: they are too large for that to pay.
-        sizes = self._query_shape[0] * num_heads + 2 * self._key_shape[0] * shape.num_kv_heads
-        self._key = None if 2 * sizes * shape.head_dim > _SMALL_BYTES else (
-            shape.device_id, shape.dtype, num_heads, shape.num_kv_heads, shape.head_dim, bool(causal),
-            _requests.bounds(window), softmax_scale, bool(return_lse))
+        self._client, self._cores, self._shape = client, cores, cores[0]  # as the caller has checked
+        self._step = _step(cores[0].kind, num_heads, tuple(query_rows), tuple(kv_rows), bool(causal),
+                           _requests.bounds(window), softmax_scale, bool(return_lse), layout)
 
     def __repr__(self) -> str:
-        return (f"<flashcore plan of {len(self._cores)} sequences: {self._query_shape[0]} query rows, "
-                f"{self._key_shape[0]} K/V rows, {self._query_shape[1]} heads, {self._shape.shape_text()}>")
+        step = self._step
+        return (f"<flashcore plan of {len(self._cores)} sequences: {step.query_shape[0]} query rows, "
+                f"{step.key_shape[0]} K/V rows, {step.query_shape[1]} heads, {self._shape.shape_text()}>")
 
     async def run(self, layer: int, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, *,
                   timeout: float | None = None) -> Attention:
         """Client.attend_batch of the planned step on `layer`. q, k, v: tensors of the planned shapes, packed
         over the sequences; k and v only if the plan appends."""
-        if not 0 <= layer < self._shape.num_layers:
-            raise invalid("layer", layer, f"0 to {self._shape.num_layers - 1}")
-        if (k is not None, v is not None) != (self._appends, self._appends):
+        step, shape = self._step, self._shape
+        if not 0 <= layer < shape.num_layers:
+            raise invalid("layer", layer, f"0 to {shape.num_layers - 1}")
+        if (k is not None, v is not None) != (step.appends, step.appends):
             raise invalid("k, v", "given" if k is not None or v is not None else "None",
-                          "both, as planned" if self._appends else "None: the plan appends no rows")
-        query = _requests.to_rows("q", q, self._layout, self._shape.dtype)
-        if query.array.shape != self._query_shape:
+                          "both, as planned" if step.appends else "None: the plan appends no rows")
+        query = _requests.to_rows("q", q, step.layout, shape.dtype)
+        if query.array.shape != step.query_shape:
             raise invalid("q", f"is {_requests.describe(query)}",
-                          f"what was planned, {self._shape.dtype} {list(self._query_shape)} in layout NHD")
-        key = value = _nothing(self._shape)
-        if k is not None:
-            key, value = _requests.kv_rows(k, v, self._layout, self._shape.dtype, self._key_shape[1:])
-            if key.shape != self._key_shape:
-                raise invalid("k", f"has {len(key)} rows", f"the {self._key_shape[0]} that were planned")
+                          f"what was planned, {shape.dtype} {list(step.query_shape)} in layout NHD")
+        if k is None:
+            key = value = _nothing(shape)
+        else:
+            key, value = _requests.kv_rows(k, v, step.layout, shape.dtype, step.key_shape[1:])
+            if key.shape != step.key_shape:
+                raise invalid("k", f"has {len(key)} rows", f"the {step.key_shape[0]} that were planned")
         return await self.step(layer, query, key, value, timeout)
 
     async def step(self, layer: int, query: HostTensor, key: np.ndarray, value: np.ndarray,
                    timeout: float | None) -> Attention:
         """With arrays [rows, heads, head_dim] that have been checked."""
-        client, cores, rows = self._client, list(self._cores), self._kv_rows
+        client, cores, step, rows = self._client, list(self._cores), self._step, self._step.kv_rows
         if len(cores) != len(rows):
             raise invalid("sequences", f"the batch has {len(cores)} now",
                           f"the {len(rows)} that were planned")
         deadline = client.deadline(timeout)
-        data = dict(self._fields, num_kv_heads=self._shape.num_kv_heads, layer=layer)
-        asked = _requests.Question(query, self._layout, self._return_lse, data)
-        together = None if self._key is None else (layer, self._appends, *self._key)
 
         def request(append: bool) -> Any:
             """With append False, what gets the result if the rows have been appended already."""
-            if append not in self._spans:
-                self._spans[append] = [_requests.Span(query_rows=n, kv_rows=m if append else 0)
-                                       for n, m in zip(*self._rows)]
-            made = asked.request(dict(key=key, value=value) if append else {}, spans=self._spans[append])
-            for span, core, m in zip(made.message.spans, cores, rows):
+            message = _requests.AttendRequest.FromString(step.messages[append])
+            message.layer = layer
+            for span, core, m in zip(message.spans, cores, rows):
                 span.sequence_id = core.id
                 if m:
                     span.expected_length = core.lengths[layer] + (0 if append else m)
-            return made
+            tensors = dict(query=query.array, key=key, value=value) if append else dict(query=query.array)
+            return _requests.Request(message, tensors)
 
         async def settle(_: LengthMismatch) -> Any:
             return await client.call("Attend", request(False), deadline, repeatable=True, on_sequence=True)
 
         async def run() -> Any:
-            with Append(cores, layer, key, value, rows) as step:
-                reply = await client.call("Attend", request(self._appends), deadline, repeatable=True,
-                                          on_sequence=True, settle=settle, unsure=step.repeats,
-                                          together=together)
+            with Append(cores, layer, key, value, rows) as append:
+                reply = await client.call("Attend", request(step.appends), deadline, repeatable=True,
+                                          on_sequence=True, settle=settle, unsure=append.repeats,
+                                          together=step.key and (layer, step.key))
                 for core, length in zip(cores, reply.sequence_lengths):
                     core.lengths[layer] = length
             return reply
 
+        asked = _requests.Question(query, step.layout, step.return_lse, step.fields)
         return asked.answer(await client.with_reload(cores, run))
 
 
@@ -117,9 +137,10 @@ def plan_of(client: Any, cores: list[Sequence], layer: int, q: Tensor, k: Tensor
         raise invalid("k, v", "one is None", "both, or neither")
     split = (_requests.equal_spans("q", rows, len(cores)) if cu_seqlens_q is None else
              _requests.span_rows("cu_seqlens_q", cu_seqlens_q, rows, 1, len(cores)))
-    key = value = _nothing(shape)
-    appended = [0] * len(cores)
-    if k is not None:
+    if k is None:
+        key = value = _nothing(shape)
+        appended = [0] * len(cores)
+    else:
         key, value = _requests.kv_rows(k, v, layout, shape.dtype, (shape.num_kv_heads, head_dim))
         appended = (_requests.equal_spans("k", len(key), len(cores)) if cu_seqlens_k is None else
                     _requests.span_rows("cu_seqlens_k", cu_seqlens_k, len(key), 0, len(cores)))

@@ -1,6 +1,5 @@
 """Arguments to messages and messages to results: shapes, masks, spans, and the rule that merges results."""
 
-import dataclasses
 import functools
 import math
 import sys
@@ -45,7 +44,7 @@ def to_rows(name: str, tensor: Tensor, layout: str, dtype: str | None = None) ->
         wanted = "[rows, heads, head_dim]" if layout == "NHD" else "[heads, rows, head_dim]"
         raise invalid(name, f"has shape {list(shape)}", f"{wanted} with at least one head; for a batch, "
                       f"the packed rows of its members, and cu_seqlens_q and cu_seqlens_k")
-    return host if layout == "NHD" else dataclasses.replace(host, array=host.array.swapaxes(0, 1))
+    return host if layout == "NHD" else host._replace(array=host.array.swapaxes(0, 1))
 
 
 def kv_rows(k: Tensor, v: Tensor, layout: str, dtype: str | None,
@@ -106,8 +105,7 @@ class Reply(NamedTuple):
     sequence_lengths: Any
 
 
-@dataclasses.dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """A request without its K/V: what query rows ask, and how their answer is read."""
 
     query: HostTensor  # [rows, num_heads, head_dim]

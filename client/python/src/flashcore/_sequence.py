@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from typing import Any, Callable, Iterator, Protocol
+from typing import Any, Callable, Collection, Iterator, Protocol
 
 import numpy as np
 
@@ -218,7 +218,7 @@ class Append:
     a context, around the call: remembers them if the call fails and may have appended some."""
 
     def __init__(self, sequences: list[Sequence], layer: int, key: np.ndarray, value: np.ndarray,
-                 rows: list[int]) -> None:
+                 rows: Collection[int]) -> None:
         self._sequences, self._layer, self._tensors, self._rows = sequences, layer, (key, value), rows
         self.partial = False  # some rows have been appended
         # Whether these are the rows of the call before, whose outcome is unknown.

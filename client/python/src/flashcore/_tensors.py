@@ -5,9 +5,8 @@ bfloat16 is the dtype of ml_dtypes or of the framework, or plain uint16 with the
 says dtype="bfloat16". Any strides do, negative ones too: the only copy is the one into the message.
 """
 
-import dataclasses
 import sys
-from typing import Any, Callable, Iterable
+from typing import Any, Callable, Iterable, NamedTuple
 
 import numpy as np
 
@@ -23,8 +22,7 @@ _NAMES = {np.dtype(name): name for name in ("float16", "float32", "uint16")}
 _HOST_DEVICES = (1, 3)  # DLPack's kDLCPU and kDLCUDAHost
 
 
-@dataclasses.dataclass(frozen=True)
-class HostTensor:
+class HostTensor(NamedTuple):
     """A tensor as numpy sees it: `array` has the elements WIRE[dtype]. `restore` makes a C-contiguous array
     of elements like these, or of float32, a tensor of the caller's framework."""
 
@@ -47,17 +45,17 @@ def dtype_name(dtype: Any) -> str:
 def to_host(name: str, tensor: Tensor, dtype: str | None = None,
             allowed: Iterable[str] = ("float16", "bfloat16")) -> HostTensor:
     """Argument `name` as a HostTensor of `dtype`, or of any in `allowed`. Raises InvalidArgument."""
-    if type(tensor).__module__.partition(".")[0] == "torch":
-        host = _from_torch(name, tensor)
-    elif isinstance(tensor, np.ndarray):
+    if isinstance(tensor, np.ndarray):
         host = _from_numpy(tensor)
+    elif type(tensor).__module__.partition(".")[0] == "torch":
+        host = _from_torch(name, tensor)
     elif hasattr(tensor, "__dlpack_device__"):
         host = _from_dlpack(name, tensor)
     else:
         raise invalid(name, f"is a {type(tensor).__name__}",
                       "numpy arrays, torch tensors, arrays with __dlpack__")
     if host.dtype == "uint16" and dtype == "bfloat16":
-        return dataclasses.replace(host, dtype=dtype)
+        return host._replace(dtype=dtype)
     wanted = (dtype,) if dtype else tuple(allowed)
     if host.dtype not in wanted or not host.array.dtype.isnative:
         hint = ', and uint16 with dtype="bfloat16"' if host.dtype == "uint16" else ""
