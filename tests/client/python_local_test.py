@@ -37,7 +37,7 @@ class FakeLibrary:
     def connect(self, target, name, options, handle):
         if self.down:
             return self.fail(UNAVAILABLE, "Connection refused")
-        self.connections += 1
+        self.connections, self.spin_us = self.connections + 1, options.spin_us
         handle._obj.value = self.connections
         self.ended_connections = set()
         return 0
@@ -268,6 +268,17 @@ class LocalTransportTest(unittest.TestCase):
         client.close()
         with self.assertRaisesRegex(flashcore.FailedPrecondition, "closed"):
             client.attend(*self.tensors())
+
+    def test_only_a_blocking_call_spins(self):
+        async def run():
+            config = self.config()
+            async with aio.Client(config, _local.AsyncLocalTransport(config)) as client:
+                await client.attend(*self.tensors())
+
+        self.client().attend(*self.tensors())
+        self.assertGreater(self.library.spin_us, 0)
+        asyncio.run(run())
+        self.assertEqual(self.library.spin_us, 0)
 
     def test_asyncio_cancelled_tasks_keep_their_memory_until_the_answer(self):
         async def run():

@@ -133,7 +133,7 @@ def _join(requests: list[Any]) -> Any:
 
 def _split(requests: list[Any], answer: Any) -> list[Any]:
     output, lse, lengths = answer.output, answer.lse, answer.sequence_lengths
-    rows = [sum(span.query_rows for span in request.message.spans) for request in requests]
+    rows = [len(request.tensors["query"]) for request in requests]
     wide, narrow = len(output) // sum(rows), len(lse) // sum(rows)  # bytes of a row
     parts, row, span = [], 0, 0
     for request, count in zip(requests, rows):
