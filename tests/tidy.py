@@ -89,7 +89,8 @@ def main():
     if any(arg.startswith("-") and arg != "--all" for arg in arguments):
         sys.exit(__doc__)
     flags = configure()
-    config = (ROOT / ".clang-tidy").read_text() + output_of("clang-tidy", "--version")
+    version = re.search(r"version \S+", output_of("clang-tidy", "--version")).group()
+    config = (ROOT / ".clang-tidy").read_text() + version
     names = [arg for arg in arguments if arg != "--all"] or output_of("git", "ls-files", *SOURCES).split()
     missing = [name for name in names if name not in flags]
     if missing:
