@@ -61,11 +61,15 @@ ABSL_FLAG(std::vector<std::string>, trusted_proxies, {},
           "The client is the one that the proxy names in the header x-forwarded-client-cert. From "
           "anybody else the header is ignored.");
 ABSL_FLAG(int32_t, max_connections, 1024,
-          "Limit of open gRPC connections. One more closes the oldest that has sent nothing; if "
-          "there is none, it is closed itself. Lowered if the process may open too few files.");
+          "Limit of open connections. TCP addresses, unix: addresses and the local socket, those "
+          "that are served, each have an equal part. For one more, whoever has most there gives "
+          "one up: one that has sent nothing, else one without calls, else any. Lowered if the "
+          "process may open too few files.");
 ABSL_FLAG(int32_t, max_connections_per_host, 256,
-          "Limit of open gRPC connections of one IPv4 address, one IPv6 /64 network, or one local "
-          "user on unix: addresses.");
+          "Limit of open connections, on each of TCP, unix: and the local socket, of one IPv4 "
+          "address, one IPv6 /64 network, or one user of this host, over loopback too. One more "
+          "closes one of theirs without calls, the longest idle first; if there is none, it is "
+          "closed itself.");
 ABSL_FLAG(int32_t, max_connections_per_client, 256,
           "Limit of open gRPC connections on which one client calls. Its calls on one more are "
           "refused.");
@@ -149,20 +153,25 @@ ABSL_FLAG(int64_t, client_staging_bytes, 0,
           "each device. A request beyond it waits for --staging_wait_ms and then gets "
           "RESOURCE_EXHAUSTED. 0: a quarter of --staging_memory_bytes, or twice "
           "--max_message_bytes if that is more.");
-ABSL_FLAG(int64_t, unsent_reply_bytes, int64_t{64} << 20,
-          "Limit of the memory for replies that clients have not read, without the staging memory "
-          "of their tensors; one client gets a quarter of it. Beyond it, requests get "
-          "RESOURCE_EXHAUSTED.");
+ABSL_FLAG(
+    int64_t, unsent_reply_bytes, int64_t{64} << 20,
+    "Limit of the memory for replies that clients have not read, without the staging memory "
+    "of their tensors; one client gets a quarter of it. A client with three quarters of that "
+    "gets RESOURCE_EXHAUSTED; beyond it, its oldest replies are dropped: the RPC is cancelled, "
+    "or its connection on --local_listen closed.");
 ABSL_FLAG(double, reply_timeout_s, 20,
-          "Seconds that a client may take to read a reply. Then the RPC is cancelled and the "
-          "reply's memory is released.");
+          "Seconds that a client may take to read a reply. Then the RPC is cancelled, or the "
+          "connection on --local_listen closed, and the reply's memory is released.");
 ABSL_FLAG(int32_t, staging_wait_ms, 500,
           "Milliseconds that a request waits for staging memory while it is full, in arrival "
           "order, before it gets RESOURCE_EXHAUSTED. Waiting requests hold at most half of "
           "--transport_memory_bytes; one more is refused at once. 0: do not wait.");
 ABSL_FLAG(int64_t, transport_memory_bytes, int64_t{256} << 20,
-          "Limit of the memory for messages being received, over all connections. Beyond it, RPCs "
-          "are cancelled. At least twice --max_message_bytes.");
+          "Limit of the memory for messages being received, over all gRPC connections. Beyond it, "
+          "RPCs are cancelled. At least twice --max_message_bytes. On --local_listen, frames that "
+          "have not completely arrived may take as much again, and so may unanswered calls; one "
+          "client gets a quarter of each, of frames at least 4 MiB. Beyond it, its connection with "
+          "the most of such frames is closed, and its calls are not read.");
 ABSL_FLAG(
     int64_t, shared_memory_bytes, int64_t{1} << 30,
     "Limit of the memory that all clients of the local socket share with the server; one client "
@@ -382,15 +391,16 @@ std::vector<int> ReadCores(Checker* check) {
 
 void ReadConnectionOptions(Server::Connections* options, Checker* check) {
   options->max = check->Range(FLAGS_max_connections, 1, 1 << 20);
-  options->accept.max_connections_per_host =
-      check->Range(FLAGS_max_connections_per_host, 1, 1 << 20);
+  options->max_per_host = check->Range(FLAGS_max_connections_per_host, 1, 1 << 20);
   options->max_per_client = check->Range(FLAGS_max_connections_per_client, 1, 1 << 20);
   options->max_streams = check->Range(FLAGS_max_connection_streams, 1, 65536);
   options->handshake_timeout = absl::Seconds(check->Range(FLAGS_handshake_timeout_s, 0.1, 3600.0));
   options->accept.first_bytes_within = absl::ToChronoMilliseconds(options->handshake_timeout);
   const auto transport_bytes = static_cast<uint64_t>(absl::GetFlag(FLAGS_transport_memory_bytes));
-  options->accept.max_unanswered_bytes = transport_bytes / 4;
-  options->accept.max_unanswered_bytes_of_all = transport_bytes;
+  options->accept.inflow.streams = static_cast<uint64_t>(options->max_streams);
+  options->accept.inflow.calls = 4 * options->accept.inflow.streams;
+  options->accept.inflow.resets = 4 * options->accept.inflow.streams;
+  options->accept.inflow.excess_of_all = transport_bytes / 8 / kRpcBytes;
   const double max_age_s = check->Range(FLAGS_max_connection_age_s, 0.0, 1e6);
   options->max_age = max_age_s == 0 ? absl::InfiniteDuration() : absl::Seconds(max_age_s);
 }
@@ -398,8 +408,8 @@ void ReadConnectionOptions(Server::Connections* options, Checker* check) {
 void ReadUnsentReplyOptions(UnsentReplies::Options* options, Checker* check) {
   constexpr int64_t kMaxBytes = int64_t{1} << 46;
   const int64_t total = check->Range(FLAGS_unsent_reply_bytes, 1 << 20, kMaxBytes);
-  options->total_bytes = total;
-  options->client_bytes = total / 4;
+  options->bytes.all = total;
+  options->bytes.one = total / 4;
   const double timeout_s = check->Range(FLAGS_reply_timeout_s, 0.01, 86400.0);
   options->timeout =
       std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(timeout_s));

@@ -102,7 +102,7 @@ SERVICE = dashboard(
                "{{reason}}",
                "sum by (reason) (rate(flashcore_local_connections_refused_total{<servers>}[<window>]))":
                "local {{reason}}"},
-              "Connections beyond a limit, silent ones, and floods that were cut off."),
+              "Connections beyond a limit, closed for new ones, silent, or cut off as floods."),
         Panel("Callers refused", "ops",
               {"sum by (reason) (rate(flashcore_unauthenticated_total{<servers>}[<window>]))":
                "{{reason}}"},

@@ -13,7 +13,8 @@ PeriodicThread::PeriodicThread(const Clock* clock, Nanoseconds interval, std::fu
       interval_(interval),
       call_(std::move(call)),
       timer_(clock->NewTimer()),
-      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      soon_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   timer_->Set(clock_->Now() + interval_);
   thread_ = std::thread([this] { Loop(); });
 }
@@ -23,6 +24,8 @@ PeriodicThread::~PeriodicThread() {
   thread_.join();
 }
 
+void PeriodicThread::CallSoon() { eventfd_write(soon_.get(), 1); }
+
 void PeriodicThread::Loop() {
   while (WaitForNext()) {
     timer_->Set(clock_->Now() + interval_);
@@ -31,9 +34,11 @@ void PeriodicThread::Loop() {
 }
 
 bool PeriodicThread::WaitForNext() const {
-  pollfd files[] = {{stop_.get(), POLLIN, 0}, {timer_->fd(), POLLIN, 0}};
-  while (poll(files, 2, -1) < 0 && errno == EINTR) {
+  pollfd files[] = {{stop_.get(), POLLIN, 0}, {timer_->fd(), POLLIN, 0}, {soon_.get(), POLLIN, 0}};
+  while (poll(files, 3, -1) < 0 && errno == EINTR) {
   }
+  eventfd_t ignored = 0;
+  eventfd_read(soon_.get(), &ignored);
   return files[0].revents == 0;
 }
 

@@ -19,6 +19,8 @@ class PeriodicThread {
 
   // Waits for a call in progress.
   ~PeriodicThread();
+  // Makes the next call come at once. Thread-safe.
+  void CallSoon();
   PeriodicThread(const PeriodicThread&) = delete;
   PeriodicThread& operator=(const PeriodicThread&) = delete;
 
@@ -31,6 +33,7 @@ class PeriodicThread {
   const std::function<void()> call_;
   const std::unique_ptr<Timer> timer_;
   const FileDescriptor stop_;  // an eventfd
+  const FileDescriptor soon_;  // another
   std::thread thread_;         // last: it uses the others
 };
 

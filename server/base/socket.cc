@@ -121,6 +121,16 @@ std::string HostOf(const SocketAddress& address) {
   return text;
 }
 
+bool IsLoopbackAddress(const SocketAddress& address) {
+  if (address.family() == AF_INET6) {
+    const in6_addr& v6 = reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_addr;
+    return IN6_IS_ADDR_LOOPBACK(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == 127);
+  }
+  if (address.family() != AF_INET) return false;
+  const in_addr v4 = reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_addr;
+  return ntohl(v4.s_addr) >> 24 == 127;
+}
+
 absl::StatusOr<std::vector<FileDescriptor>> ListenTcp(const std::string& host, int port) {
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
@@ -174,15 +184,6 @@ absl::StatusOr<FileDescriptor> ListenUnix(const std::string& path) {
   FileDescriptor listening = ListenOn(address);
   if (!listening.valid()) return absl::UnavailableError(std::strerror(errno));
   return listening;
-}
-
-std::optional<TcpBytes> ReadTcpBytes(int socket) {
-  tcp_info info = {};
-  socklen_t size = sizeof(info);
-  const bool known = getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
-                     size >= offsetof(tcp_info, tcpi_bytes_sent) + sizeof(info.tcpi_bytes_sent);
-  if (!known) return std::nullopt;
-  return TcpBytes{info.tcpi_bytes_received, info.tcpi_bytes_sent};
 }
 
 Acceptor::Acceptor() : spare_(open("/dev/null", O_RDONLY | O_CLOEXEC)) {}

@@ -5,7 +5,6 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -53,6 +52,8 @@ SocketAddress LocalAddress(int socket);
 int PortOf(const SocketAddress& address);
 // Without the port, such as "127.0.0.1" or "::1"; an IPv4 address mapped to IPv6 as IPv4.
 std::string HostOf(const SocketAddress& address);
+// 127.0.0.0/8, also mapped to IPv6, and ::1.
+bool IsLoopbackAddress(const SocketAddress& address);
 
 // The user of the process that connected a Unix socket, as this process's user namespace numbers
 // users (SO_PEERCRED). Nullopt if the kernel does not say.
@@ -66,14 +67,6 @@ absl::StatusOr<std::vector<FileDescriptor>> ListenTcp(const std::string& host, i
 // Replaces a socket file that nobody listens on. UNAVAILABLE if somebody does, or if the file
 // cannot be made.
 absl::StatusOr<FileDescriptor> ListenUnix(const std::string& path);
-
-// What has passed through a TCP connection, in bytes.
-struct TcpBytes {
-  uint64_t received = 0;
-  uint64_t sent = 0;
-};
-// Nullopt for other sockets.
-std::optional<TcpBytes> ReadTcpBytes(int socket);
 
 // Accepts connections, also when no file can be opened: then it closes them at once, with a file
 // that it keeps in reserve. Not thread-safe.

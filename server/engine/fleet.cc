@@ -13,9 +13,6 @@
 namespace flashcore::server {
 namespace {
 
-// A position in a listing is: position in the device's own listing * kDevices + device.
-constexpr uint64_t kDevices = SequenceId::kDevices;
-
 constexpr size_t kMaxQuoted = 64;  // bytes of a client's string in an error message
 
 // The used part of the K/V memory, in sixteenths.
@@ -44,16 +41,12 @@ Fleet::Fleet(const Engine::Options& options, std::vector<std::unique_ptr<Device>
       core += device->info().lanes;
     }
     if (own.max_request_flop == 0) own.max_request_flop = kDefaultRequestSeconds * slowest;
-    own.sequences.device = static_cast<uint8_t>(engines_.size());
+    own.sequences.device = engines_.size();
+    own.sequences.devices = devices.size();
     own.max_waiting_bytes /= devices.size();  // all devices share the transport's memory
     engines_.push_back(
         std::make_unique<Engine>(own, std::move(device), clock, &metrics->device(engines_.size())));
   }
-}
-
-size_t Fleet::DeviceOf(SequenceId id) const {
-  // No device has a sequence with the id of an unknown device: any of them says NOT_FOUND.
-  return id.device() < engines_.size() ? id.device() : 0;
 }
 
 void Fleet::Admit(AttendOperation* operation, AlarmFactory make_alarm, AdmitDone done) {
@@ -83,7 +76,7 @@ absl::StatusOr<size_t> Fleet::DeviceFor(const AttendRequest& request) {
     // The request is not validated yet: the engine refuses a malformed id.
     const SequenceName& name = request.spans[i].sequence_id;
     if (!name.is_id()) continue;
-    const size_t device = DeviceOf(name.id());
+    const size_t device = name.id().DeviceOf(engines_.size());
     if (!chosen.has_value()) {
       chosen = device;
       chosen_by = i;
@@ -137,7 +130,7 @@ absl::StatusOr<SequenceInfo> Fleet::Create(const SequenceShape& shape,
 // Each device knows the lease before the client does, and forgets it at one moment: a sequence that
 // is created meanwhile is refused, or deleted with the others of its device.
 ClientLease Fleet::OpenLease(const Identity& identity) {
-  const LeaseId id = LeaseId::Random(/*device=*/0);
+  const LeaseId id = LeaseId::Random();
   for (const auto& engine : engines_) engine->sequences().OpenLease(id, identity);
   return {this, id};
 }
@@ -164,8 +157,10 @@ std::vector<Engine*> Fleet::ByFreeMemory() const {
 
 Fleet::Listing Fleet::List(const Identity& identity, uint64_t after, const ListLimit& limit) const {
   Listing listing;
-  uint64_t serial = after / kDevices;
-  for (size_t device = after % kDevices; device < engines_.size(); ++device, serial = 0) {
+  const uint64_t devices = engines_.size();
+  // A position is: position in the device's own listing * devices + device.
+  uint64_t serial = after / devices;
+  for (size_t device = after % devices; device < devices; ++device, serial = 0) {
     const size_t count = listing.sequences.size();
     ListLimit room = {limit.sequences - count, limit.bytes - std::min(limit.bytes, listing.bytes)};
     const bool full = count > 0 && (room.sequences == 0 || room.bytes == 0);
@@ -179,7 +174,7 @@ Fleet::Listing Fleet::List(const Identity& identity, uint64_t after, const ListL
     std::move(part.sequences.begin(), part.sequences.end(), std::back_inserter(listing.sequences));
     listing.bytes += part.bytes;
     if (part.next != 0) {
-      listing.next = part.next * kDevices + device;
+      listing.next = part.next * devices + device;
       return listing;
     }
   }

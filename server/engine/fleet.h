@@ -33,7 +33,7 @@ namespace flashcore::server {
 // Thread-safe.
 class Fleet {
  public:
-  // Starts an engine for each of `devices`: 1 to SequenceId::kDevices, with distinct ids and the
+  // Starts an engine for each of `devices`: at least one, with distinct ids and the
   // same dtypes and head_dims. metrics->device(i) belongs to devices[i]. options.lane_cores lists
   // the lanes of all devices, in their order. `clock` and `metrics` outlive the fleet.
   Fleet(const Engine::Options& options, std::vector<std::unique_ptr<Device>> devices,
@@ -65,7 +65,7 @@ class Fleet {
   void CloseLease(LeaseId id);  // ClientLease calls it
 
   // The engine of the sequence's device, whether the sequence exists or not.
-  Engine& EngineOf(SequenceId id) const { return *engines_[DeviceOf(id)]; }
+  Engine& EngineOf(SequenceId id) const { return *engines_[id.DeviceOf(engines_.size())]; }
   const std::string& DeviceIdOf(SequenceId id) const { return EngineOf(id).device().info().id; }
 
   // Sequences of `identity` within `limit`, by device, then oldest first. Begins after the position
@@ -77,7 +77,6 @@ class Fleet {
   const Clock& clock() const { return *clock_; }
 
  private:
-  size_t DeviceOf(SequenceId id) const;
   absl::StatusOr<size_t> DeviceFor(const AttendRequest& request);
   size_t LeastLoaded();
   std::vector<Engine*> ByFreeMemory() const;  // most free memory first

@@ -61,7 +61,7 @@ absl::StatusOr<SequencePtr> SequenceTable::Add(const SequenceShape& shape,
   const TimePoint now = clock_.Now();
   const auto age = std::chrono::duration_cast<std::chrono::microseconds>(now - start_).count();
   auto sequence = std::make_shared<Sequence>();
-  sequence->id = SequenceId::Random(options_.device);
+  sequence->id = SequenceId::Random(options_.device, options_.devices);
   sequence->shape = shape;
   sequence->settings = settings;
   if (!settings.idle_timeout.has_value() && options_.idle_timeout > Nanoseconds(0)) {

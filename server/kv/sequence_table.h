@@ -23,7 +23,9 @@
 namespace flashcore::server {
 
 struct SequenceOptions {
-  uint8_t device = 0;  // device number, part of every sequence id
+  // The device's number, and how many devices share the ids.
+  size_t device = 0;
+  size_t devices = 1;
   // When K/V memory or metadata is full: remove the least recently used sequence without a lease.
   // When a limit of one client is reached: remove that of the client. If false, refuse.
   bool evict_lru = false;

@@ -1,18 +1,14 @@
 #include "server/memory/regions.h"
 
-#include <sys/random.h>
-
-#include <cstdlib>
-
 #include "server/base/error_info.h"
+#include "server/base/random.h"
 
 namespace flashcore::server {
 namespace {
 
 std::string RandomId() {
   std::string id(16, '\0');
-  // getrandom never returns fewer than 16 bytes; without a random id nothing is secret.
-  if (getrandom(id.data(), id.size(), 0) != static_cast<ssize_t>(id.size())) std::abort();
+  FillRandom(id.data(), id.size());
   return id;
 }
 

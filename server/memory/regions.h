@@ -27,6 +27,10 @@ class Regions {
   // Null if there is none.
   Region Remove(absl::string_view id) ABSL_LOCKS_EXCLUDED(mutex_);
   void Clear() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool empty() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    return regions_.empty();
+  }
 
  private:
   mutable Mutex mutex_;

@@ -1,17 +1,20 @@
 #include "server/request/sequence_id.h"
 
 #include <cstring>
-#include <random>
+
+#include "server/base/random.h"
 
 namespace flashcore::server {
 
-SequenceId SequenceId::Random(uint8_t device) {
-  // Reads the operating system's random source, 32 bits at a time.
-  thread_local std::random_device random;
-  const auto bits = [] { return uint64_t{random()} << 32 | random(); };
+SequenceId SequenceId::Random() {
   SequenceId id;
-  id.high = bits() / kDevices * kDevices + device;
-  id.low = bits();
+  FillRandom(&id, kBytes);
+  return id;
+}
+
+SequenceId SequenceId::Random(size_t device, size_t devices) {
+  SequenceId id = Random();
+  while (id.DeviceOf(devices) != device) id = Random();
   return id;
 }
 

@@ -12,19 +12,20 @@
 
 namespace flashcore::server {
 
-// The device number and 120 random bits, so that ids cannot be guessed.
+// Random bytes, so that ids cannot be guessed. The devices of a server share them out by remainder.
 struct SequenceId {
   static constexpr size_t kBytes = 16;
-  static constexpr size_t kDevices = 256;  // device numbers that fit
 
   uint64_t high = 0;
   uint64_t low = 0;
 
-  static SequenceId Random(uint8_t device);
+  static SequenceId Random();
+  // One that is of `device`, of `devices` numbered from 0.
+  static SequenceId Random(size_t device, size_t devices);
   // Nothing unless `bytes` has kBytes.
   static std::optional<SequenceId> FromBytes(absl::string_view bytes);
   std::string ToBytes() const { return {reinterpret_cast<const char*>(this), kBytes}; }
-  uint8_t device() const { return static_cast<uint8_t>(high % kDevices); }
+  size_t DeviceOf(size_t devices) const { return low % devices; }
 
   friend bool operator==(const SequenceId& a, const SequenceId& b) {
     return a.high == b.high && a.low == b.low;
@@ -36,7 +37,7 @@ struct SequenceId {
 };
 static_assert(sizeof(SequenceId) == SequenceId::kBytes);
 
-// The id of a client's lease (engine/client_lease.h): as random, and of no device.
+// The id of a client's lease (engine/client_lease.h).
 using LeaseId = SequenceId;
 
 // What a request calls a sequence: an id, nothing, or bytes of another number, of which only the

@@ -199,14 +199,17 @@ Metrics::Metrics(const Options& options)
                                        "max_connections_per_client",
                                        "no_files",
                                        "flood",
-                                       "silent"};
+                                       "silent",
+                                       "made_room"};
   for (size_t i = 0; i < refused_connections_.size(); ++i) {
     refused_connections_[i] = &AddCounter(&registry_, "flashcore_connections_refused_total",
                                           "gRPC connections that were not served or were cut off.",
                                           {{"reason", kRefusals[i]}});
   }
-  constexpr const char* kLocalRefusals[] = {
-      "max_connections", "max_connections_per_host", "no_files", "silent", "protocol", "unread"};
+  constexpr const char* kLocalRefusals[] = {"max_connections", "max_connections_per_host",
+                                            "no_files",        "silent",
+                                            "protocol",        "unread",
+                                            "made_room",       "memory"};
   for (size_t i = 0; i < refused_local_connections_.size(); ++i) {
     refused_local_connections_[i] =
         &AddCounter(&registry_, "flashcore_local_connections_refused_total",

@@ -93,8 +93,9 @@ enum class RefusedConnection {
   kMaxConnectionsPerHost,
   kMaxConnectionsPerClient,  // counts each refused call
   kNoFiles,                  // no more files can be opened
-  kFlood,                    // it sent too much that HTTP/2 flow control does not hold back
-  kSilent,                   // it sent nothing in time, or was closed for a new one
+  kFlood,                    // it began or reset too many calls, or sent endless headers
+  kSilent,                   // it sent nothing in time, or before it was closed for a new one
+  kMadeRoom,                 // it was closed for a new one
 };
 
 // Why a connection of the local socket was not served, or was cut off.
@@ -102,9 +103,11 @@ enum class RefusedLocalConnection {
   kMaxConnections,
   kMaxConnectionsPerUser,
   kNoFiles,
-  kSilent,    // no Hello in time
+  kSilent,    // no Hello in time, or before it was closed for a new one
   kProtocol,  // it broke the protocol
-  kUnread,    // it did not read its replies in time
+  kUnread,    // it did not read its replies in time, or left too many unread
+  kMadeRoom,  // it was closed for a new one
+  kMemory,    // what it had not completely sent took too much memory
 };
 
 // Recording and Collect are thread-safe.
@@ -179,8 +182,8 @@ class Metrics : public prometheus::Collectable {
 
   std::array<Counter*, RpcMetrics::kCodes> rejected_by_code_;
   std::array<Counter*, 6> unauthenticated_;
-  std::array<Counter*, 6> refused_connections_;
-  std::array<Counter*, 6> refused_local_connections_;
+  std::array<Counter*, 7> refused_connections_;
+  std::array<Counter*, 8> refused_local_connections_;
   std::deque<DeviceMetrics> devices_;  // deques, because elements must not move
   std::deque<RpcMetrics> rpcs_;
   std::vector<std::function<void()>> on_scrape_;

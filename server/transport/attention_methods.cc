@@ -79,8 +79,8 @@ void AttentionMethods::SetLimits(const Engine& engine, v1::Limits* limits) const
   limits->set_staging_memory_bytes(options.staging_memory_bytes);
   limits->set_client_staging_bytes(options.client_staging_bytes);
   const UnsentReplies::Options& unsent = context_->unsent.options();
-  limits->set_unsent_reply_bytes(unsent.total_bytes);
-  limits->set_client_unsent_reply_bytes(unsent.client_bytes);
+  limits->set_unsent_reply_bytes(unsent.bytes.all);
+  limits->set_client_unsent_reply_bytes(unsent.bytes.one);
   limits->set_reply_timeout_seconds(Seconds(unsent.timeout));
   limits->set_max_request_id_bytes(kMaxRequestIdBytes);
   limits->set_max_request_flop(options.max_request_flop);

@@ -51,6 +51,7 @@ void Exchange::Take(const absl::Status& admitted) {
     wire::CopyField(message_, tensors_[kValue], operation_.tensors.value());
   }
   if (slices_ != nullptr) ReleaseMessage(slices_);
+  text_ = std::string();
   PhaseTimes& times = operation_.times;
   times.receive = origin_.fleet->clock().Now() - start_ - times.staging_wait;
   origin_.rpc->RecordReceive(Seconds(times.receive), Seconds(times.staging_wait));

@@ -42,8 +42,12 @@ absl::Status CheckMessageBytes(const RpcContext& context, size_t bytes) {
       bytes, context.max_message_bytes);
 }
 
-RpcScope::RpcScope(RpcContext* context, RpcMetrics* rpc)
-    : context_(context), rpc_(rpc), admitted_(!context->draining.load()) {
+RpcScope::RpcScope(RpcContext* context, RpcMetrics* rpc,
+                   std::shared_ptr<ClientConnection> connection)
+    : context_(context),
+      rpc_(rpc),
+      call_(std::move(connection), context->clock),
+      admitted_(!context->draining.load()) {
   if (rpc_->is_grpc()) rpc_->RecordStart();
   if (admitted_) context_->admitted_rpcs.fetch_add(1);
   context_->last_event.store(context->clock->Now());
@@ -69,8 +73,13 @@ void RequestScope::Lost(CutOff why) {
   if (!status_.ok()) return;
   switch (why) {
     case CutOff::kTimeout:
-      timed_out_ = true;
+      unread_ = true;
       status_ = absl::CancelledError("the client did not read the reply within --reply_timeout_s");
+      return;
+    case CutOff::kShare:
+      unread_ = true;
+      status_ = absl::CancelledError(
+          "the client left too many replies unread (a quarter of --unsent_reply_bytes)");
       return;
     case CutOff::kDrain:
       status_ = absl::UnavailableError("the server ended before the client read the reply");
@@ -98,7 +107,7 @@ void RequestScope::Record(absl::string_view client, absl::string_view request_id
     }
     return;
   }
-  if (timed_out_) {
+  if (unread_) {
     metrics.rejected_unread.Increment();
   } else {
     metrics.CountRejected(status_.code());

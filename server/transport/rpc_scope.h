@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,6 @@
 #include "server/telemetry/metrics.h"
 #include "server/transport/access/authenticator.h"
 #include "server/transport/access/client_connections.h"
-#include "server/transport/connection_count.h"
 #include "server/transport/unsent_replies.h"
 
 namespace flashcore::server {
@@ -28,8 +28,7 @@ struct RpcContext {
   Metrics* metrics = nullptr;
   const Clock* clock = nullptr;
   Authenticator authenticator;
-  ConnectionCount connections;
-  ClientConnections* client_connections = nullptr;      // the authenticator asks them, too
+  ClientConnections* client_connections = nullptr;
   std::atomic<bool> draining{false};                    // new requests get UNAVAILABLE
   std::atomic<int> admitted_rpcs{0};                    // begun before the drain and not yet ended
   std::atomic<TimePoint> last_event{TimePoint::min()};  // when an RPC last began or ended
@@ -50,11 +49,14 @@ absl::Status CheckMessageBytes(const RpcContext& context, size_t bytes);
 // One RPC: counts its start at construction and its end at destruction.
 class RpcScope {
  public:
-  RpcScope(RpcContext* context, RpcMetrics* rpc);
+  // `connection`: of gRPC; null: it has ended, or the RPC came by the local socket.
+  RpcScope(RpcContext* context, RpcMetrics* rpc,
+           std::shared_ptr<ClientConnection> connection = nullptr);
   ~RpcScope();
   RpcScope(const RpcScope&) = delete;
   RpcScope& operator=(const RpcScope&) = delete;
 
+  ClientConnection* connection() const { return call_.connection(); }
   void set_status(absl::StatusCode code) { code_ = code; }  // as sent to the client
   // The RPC was cancelled before everything was sent.
   void Cancelled() {
@@ -64,6 +66,7 @@ class RpcScope {
  private:
   RpcContext* const context_;
   RpcMetrics* const rpc_;
+  const ConnectionCall call_;
   const bool admitted_;
   absl::StatusCode code_ = absl::StatusCode::kUnknown;
 };
@@ -90,7 +93,7 @@ class RequestScope {
   const TimePoint start_;
   TimePoint replying_;
   absl::Status status_;
-  bool timed_out_ = false;  // the client did not read the answer in time
+  bool unread_ = false;  // the client did not read the answer
 };
 
 }  // namespace flashcore::server

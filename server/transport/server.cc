@@ -20,6 +20,7 @@
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server_builder.h"
 #include "grpcpp/server_posix.h"
+#include "proto/wire/frames.h"
 #include "proto/wire/host_port.h"
 #include "server/base/socket.h"
 
@@ -53,6 +54,8 @@ constexpr absl::Duration kMaxIdle = absl::Minutes(30);
 // Time for streams to end on a connection of the greatest age.
 constexpr absl::Duration kMaxAgeGrace = absl::Seconds(30);
 
+constexpr int kOtherFiles = 256;  // open ones that are not connections, at most
+
 constexpr int kMaxMetadataBytes = 16 << 10;  // of one RPC
 
 // "host:port" with the chosen port.
@@ -71,6 +74,17 @@ std::string UnixPath(absl::string_view address) {
   if (!absl::ConsumePrefix(&address, "unix:")) return "";
   absl::ConsumePrefix(&address, "//");
   return std::string(address);
+}
+
+Shares::Limits DoorLimits(const Server::Options& options) {
+  const auto is_unix = [](const std::string& address) { return !UnixPath(address).empty(); };
+  const std::vector<std::string>& listen = options.listen;
+  const int doors = (std::all_of(listen.begin(), listen.end(), is_unix) ? 0 : 1) +
+                    (std::any_of(listen.begin(), listen.end(), is_unix) ? 1 : 0) +
+                    (options.local_listen.empty() ? 0 : 1);
+  const int all = std::max(options.connections.max / std::max(doors, 1), 1);
+  return {static_cast<size_t>(all),
+          static_cast<size_t>(std::min(options.connections.max_per_host, all))};
 }
 
 absl::StatusOr<std::vector<FileDescriptor>> ListenOn(const std::string& address) {
@@ -146,19 +160,15 @@ Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
     : fleet_(fleet),
       on_health_(options.on_health),
       client_connections_(options.connections.max_per_client),
-      context_{metrics, &fleet->clock(),
-               Authenticator(AuthenticatorOptions(options), &client_connections_, metrics),
-               ConnectionCount(options.connections.max, &metrics->connections,
-                               &metrics->local_connections),
+      context_{metrics, &fleet->clock(), Authenticator(AuthenticatorOptions(options), metrics),
                &client_connections_},
       methods_({options.max_message_bytes, options.max_stream_inflight, options.shared_memory,
-                options.version, options.connections.max,
-                options.connections.accept.max_connections_per_host,
+                options.version, options.connections.max, options.connections.max_per_host,
                 options.connections.max_per_client, options.connections.max_streams,
                 options.local_listen.empty() ? 0 : local::Connection::kMaxRings},
                fleet, &context_),
       attention_(&methods_),
-      reflection_(ServiceNames(options), &context_.authenticator) {
+      reflection_(ServiceNames(options), &context_) {
   context_.unsent.Start(options.unsent_replies, context_.clock);
   context_.max_message_bytes = options.max_message_bytes;
   if (options.enable_echo) {
@@ -226,10 +236,11 @@ absl::Status Server::Listen(const Options& options) {
                                                      true);
   SetServing(true);
   AcceptLoop::Options accept = options.connections.accept;
+  accept.connections = DoorLimits(options);
+  accept.first_descriptor = options.connections.max + kOtherFiles;
   accept.on_dead = WhenDead(options);
-  accept_loop_ =
-      std::make_unique<AcceptLoop>(accept, std::move(listeners), &context_.connections,
-                                   &client_connections_, context_.metrics, context_.clock);
+  accept_loop_ = std::make_unique<AcceptLoop>(accept, std::move(listeners), &client_connections_,
+                                              context_.metrics, context_.clock);
   SelfCheck::Options self_check = options.self_check;
   self_check.on_dead = [on_dead = options.on_dead](const absl::Status& why) {
     if (on_dead) on_dead("in process", why);
@@ -242,9 +253,14 @@ absl::Status Server::ListenLocally(const Options& options) {
   if (options.local_listen.empty()) return absl::OkStatus();
   local::Options local_options;
   local_options.path = options.local_listen;
-  local_options.max_connections_per_user = options.connections.accept.max_connections_per_host;
+  local_options.connections = DoorLimits(options);
   local_options.max_calls = options.connections.max_streams;
   local_options.hello_within = options.connections.accept.first_bytes_within;
+  // Any client can send a few of the largest frames at once.
+  local_options.received_bytes.one =
+      std::max(options.transport_memory_bytes / 4, 4 * size_t{wire::kMaxFrameBytes});
+  local_options.received_bytes.all = 4 * local_options.received_bytes.one;
+  local_options.call_bytes = {options.transport_memory_bytes, options.transport_memory_bytes / 4};
   local_options.on_dead = WhenDead(options);
   auto server = local::Server::Start(local_options, &methods_);
   if (!server.ok()) return server.status();

@@ -29,10 +29,11 @@ namespace flashcore::server {
 class Server {
  public:
   struct Connections {
-    int max = 1024;  // over both transports
-    AcceptLoop::Options accept;
-    int max_per_client = 256;  // see ClientConnections
-    int max_streams = 256;     // RPCs at the same time on one connection
+    int max = 1024;              // each door (door.h) that is open has an equal part
+    int max_per_host = 256;      // at each door; see ConnectionHolder
+    AcceptLoop::Options accept;  // whose `connections` follow from the above
+    int max_per_client = 256;    // see ClientConnections
+    int max_streams = 256;       // RPCs at the same time on one connection
     absl::Duration handshake_timeout = absl::Seconds(10);
     absl::Duration max_age = absl::InfiniteDuration();  // infinite: no limit
   };

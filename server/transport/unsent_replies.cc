@@ -1,5 +1,6 @@
 #include "server/transport/unsent_replies.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
@@ -8,16 +9,8 @@
 namespace flashcore::server {
 namespace {
 
-constexpr std::chrono::milliseconds kCheckInterval(250);  // for replies that wait too long
-
-constexpr size_t kMaxIdleAccounts = 64;
-
-absl::Status TooMuch(absl::string_view whose, size_t bytes, size_t limit, const char* flag) {
-  return WithInfo(absl::ResourceExhaustedError(absl::StrCat(
-                      "unread replies of ", whose, " take ", bytes, " bytes; the limit is ", limit,
-                      " (", flag, "). Read replies before sending more")),
-                  reason::kRepliesFull);
-}
+// For replies that wait too long. In that time, a client that reads has read a burst.
+constexpr std::chrono::milliseconds kCheckInterval(250);
 
 }  // namespace
 
@@ -25,93 +18,110 @@ void UnsentReply::Ready(absl::string_view client, size_t bytes) {
   all_->Ready(this, client, bytes);
 }
 
-CutOff UnsentReply::Sent() { return bytes_ == 0 ? cut_off_ : all_->Sent(this); }
+CutOff UnsentReply::Sent() { return ready_ ? all_->Sent(this) : cut_off_; }
 
 void UnsentReplies::Start(const Options& options, const Clock* clock) {
   options_ = options;
   clock_ = clock;
-  if (options.timeout > Nanoseconds(0)) {
-    thread_.emplace(clock_, kCheckInterval, [this] { CutOffLate(); });
-  }
+  MutexLock lock(&mutex_);
+  shares_.emplace(options.bytes);
+  thread_.emplace(clock_, kCheckInterval, [this] { CutOffCondemned(); });
 }
 
 absl::Status UnsentReplies::Check(absl::string_view client) const {
   MutexLock lock(&mutex_);
-  const auto account = accounts_.find(client);
-  const size_t own = account == accounts_.end() ? 0 : account->second;
-  if (options_.client_bytes > 0 && own >= options_.client_bytes) {
-    return TooMuch("this client", own, options_.client_bytes, "a quarter of --unsent_reply_bytes");
-  }
-  if (options_.total_bytes > 0 && bytes_ >= options_.total_bytes) {
-    return TooMuch("all clients", bytes_, options_.total_bytes, "--unsent_reply_bytes");
-  }
-  return absl::OkStatus();
+  // The rest is for refusals, and for replies to requests in flight.
+  const size_t rest = options_.bytes.one / 4;
+  if (!shares_->IsOverShare(client, rest)) return absl::OkStatus();
+  return WithInfo(absl::ResourceExhaustedError(absl::StrCat(
+                      "unread replies of this client take ", shares_->held(client),
+                      " bytes; the limit is ", options_.bytes.one - rest,
+                      " (three quarters of its share, a quarter of --unsent_reply_bytes). Read "
+                      "replies before sending more")),
+                  reason::kRepliesFull);
 }
 
 size_t UnsentReplies::bytes() const {
   MutexLock lock(&mutex_);
-  return bytes_;
+  return shares_->held();
+}
+
+size_t UnsentReplies::bytes(absl::string_view client) const {
+  MutexLock lock(&mutex_);
+  return shares_->held(client);
 }
 
 void UnsentReplies::Ready(UnsentReply* reply, absl::string_view client, size_t bytes) {
-  const TimePoint deadline = clock_->Now() + options_.timeout;
+  const size_t share = options_.bytes.one;
+  if (share > 0) bytes = std::min(bytes, share);  // a larger reply may be sent, but only alone
+  const TimePoint now = clock_->Now();
   MutexLock lock(&mutex_);
-  auto account = accounts_.find(client);
-  if (account == accounts_.end()) account = accounts_.try_emplace(std::string(client), 0).first;
-  account->second += bytes;
-  bytes_ += bytes;
-  reply->account_ = account;
-  reply->bytes_ = bytes;
-  reply->deadline_ = deadline;
-  reply->previous_ = newest_;
-  (newest_ == nullptr ? oldest_ : newest_->next_) = reply;
-  newest_ = reply;
-}
-
-void UnsentReplies::Unlink(UnsentReply* reply) {
-  (reply->previous_ == nullptr ? oldest_ : reply->previous_->next_) = reply->next_;
-  (reply->next_ == nullptr ? newest_ : reply->next_->previous_) = reply->previous_;
+  reply->ready_ = true;
+  reply->since_ = now;
+  shares_->Take(client, bytes, reply);
+  while (options_.bytes.all > 0 && shares_->held() > options_.bytes.all) {
+    Condemn(Oldest(*shares_->Debtor()), CutOff::kShare);
+  }
 }
 
 CutOff UnsentReplies::Sent(UnsentReply* reply) {
+  reply->ready_ = false;
   MutexLock lock(&mutex_);
+  if (reply->cut_off_ == CutOff::kNo) {
+    shares_->Give(reply);
+    return CutOff::kNo;
+  }
+  condemned_.erase(reply);
   if (cutting_ == reply && cutter_ == std::this_thread::get_id()) cutting_ = nullptr;
   while (cutting_ == reply) changed_.Wait(&mutex_);
-  if (reply->cut_off_ == CutOff::kNo) Unlink(reply);
-  bytes_ -= reply->bytes_;
-  reply->account_->second -= reply->bytes_;
-  if (reply->account_->second == 0 && accounts_.size() > kMaxIdleAccounts) {
-    accounts_.erase(reply->account_);
-  }
-  reply->bytes_ = 0;
   return reply->cut_off_;
 }
 
-void UnsentReplies::CutOffOldest(CutOff why) {
-  UnsentReply* const reply = oldest_;
-  Unlink(reply);
+void UnsentReplies::Condemn(UnsentReply* reply, CutOff why) {
+  shares_->Give(reply);
   reply->cut_off_ = why;
-  cutting_ = reply;
-  cutter_ = std::this_thread::get_id();
-  mutex_.unlock();
-  if (reply->context_ != nullptr)
-    reply->context_->TryCancel();  // may call Sent, and delete the reply
-  mutex_.lock();
-  if (cutting_ == reply && cutter_ == std::this_thread::get_id()) cutting_ = nullptr;
-  changed_.NotifyAll();
+  condemned_.insert(reply);
+  if (condemned_.size() == 1) thread_->CallSoon();
 }
 
 void UnsentReplies::CutOffAll() {
   MutexLock lock(&mutex_);
-  while (cutting_ != nullptr) changed_.Wait(&mutex_);
-  while (oldest_ != nullptr) CutOffOldest(CutOff::kDrain);
+  CondemnOld(TimePoint::max(), 0, CutOff::kDrain);
 }
 
-void UnsentReplies::CutOffLate() {
+void UnsentReplies::CondemnOld(TimePoint since, size_t keep, CutOff why) {
+  const auto& accounts = shares_->accounts();
+  for (auto account = accounts.begin(); account != accounts.end();) {
+    UnsentReply* reply = Oldest((account++)->second);  // the account may go with its last reply
+    while (reply != nullptr && reply->account->held > keep && reply->since_ <= since) {
+      UnsentReply* const newer = static_cast<UnsentReply*>(reply->newer);
+      Condemn(reply, why);
+      reply = newer;
+    }
+  }
+}
+
+void UnsentReplies::CutOffCondemned() {
   MutexLock lock(&mutex_);
+  cutter_ = std::this_thread::get_id();
   const TimePoint now = clock_->Now();
-  while (oldest_ != nullptr && oldest_->deadline_ <= now && cutting_ == nullptr) {
-    CutOffOldest(CutOff::kTimeout);
+  const Nanoseconds timeout = options_.timeout;
+  if (timeout > Nanoseconds(0)) CondemnOld(now - timeout, 0, CutOff::kTimeout);
+  const size_t share = options_.bytes.one;
+  if (share > 0) CondemnOld(now - kCheckInterval, share, CutOff::kShare);
+  while (!condemned_.empty()) {
+    UnsentReply* const reply = *condemned_.begin();
+    condemned_.erase(condemned_.begin());
+    cutting_ = reply;
+    mutex_.unlock();
+    if (reply->context_ != nullptr) {
+      reply->context_->TryCancel();  // may call Sent, and delete the reply
+    } else {
+      (*reply->on_cut_off_)(reply->cut_off_);
+    }
+    mutex_.lock();
+    cutting_ = nullptr;
+    changed_.NotifyAll();
   }
 }
 

@@ -1,14 +1,13 @@
-// Replies that are ready and that gRPC has not sent yet: their memory, and how long they wait.
+// Replies that are ready and not sent yet: their memory, and how long they wait.
 #ifndef FLASHCORE_SERVER_TRANSPORT_UNSENT_REPLIES_H_
 #define FLASHCORE_SERVER_TRANSPORT_UNSENT_REPLIES_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <optional>
-#include <string>
 #include <thread>
+#include <unordered_set>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -17,6 +16,7 @@
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
 #include "server/base/periodic_thread.h"
+#include "server/base/shares.h"
 
 namespace flashcore::server {
 
@@ -27,17 +27,22 @@ class UnsentReplies;
 inline constexpr size_t kRpcBytes = 20480;
 inline constexpr size_t kAnswerBytes = 6144;
 
-// Why a reply did not reach its client.
-enum class CutOff : uint8_t { kNo, kTimeout, kDrain };
+// Why a reply did not reach its client: it was not read in time, its client left too much unread,
+// or the server ended.
+enum class CutOff : uint8_t { kNo, kTimeout, kShare, kDrain };
 
-// One reply of an RPC, from Ready to Sent. The reactor that sends the reply owns it. Not
-// thread-safe.
-class UnsentReply {
+// One reply, from Ready to Sent. Who sends the reply owns it. Not thread-safe.
+class UnsentReply : private Shares::Item {
  public:
-  // `all` and `context` outlive it. Null `context`: the reply is not gRPC's. Then its sender looks
-  // for replies that wait too long.
+  // Ends the sending of the reply, from another thread. Sent waits for its return.
+  using OnCutOff = std::function<void(CutOff why)>;
+
+  // Of an RPC, which is cancelled if the reply is cut off. `all` and `context` outlive it.
   UnsentReply(UnsentReplies* all, grpc::ServerContextBase* context)
       : all_(all), context_(context) {}
+  // Of another transport. `all` and `on_cut_off` outlive it.
+  UnsentReply(UnsentReplies* all, const OnCutOff* on_cut_off)
+      : all_(all), on_cut_off_(on_cut_off) {}
   ~UnsentReply() { Sent(); }
   UnsentReply(const UnsentReply&) = delete;
   UnsentReply& operator=(const UnsentReply&) = delete;
@@ -45,32 +50,32 @@ class UnsentReply {
   // The reply is ready, and takes `bytes` of memory other than staging memory, which is charged to
   // `client`. Call it at most once, before gRPC has the reply.
   void Ready(absl::string_view client, size_t bytes);
-  // gRPC has sent the reply or dropped it. Returns whether the RPC was cut off meanwhile. Waits
-  // while that happens. Further calls have no effect.
+  // The reply was sent or dropped. Returns whether it was cut off meanwhile. Waits while that
+  // happens. Further calls have no effect.
   CutOff Sent();
 
  private:
   friend class UnsentReplies;
-  using Accounts = std::map<std::string, size_t, std::less<>>;
 
   UnsentReplies* const all_;
-  grpc::ServerContextBase* const context_;
-  // Guarded by the mutex of `all_`.
-  Accounts::iterator account_;
-  size_t bytes_ = 0;  // 0: not between Ready and Sent
-  TimePoint deadline_;
+  grpc::ServerContextBase* const context_ = nullptr;
+  const OnCutOff* const on_cut_off_ = nullptr;
+  bool ready_ = false;  // and not Sent
+  // Guarded by the mutex of `all_`, until Sent, as is the item.
+  TimePoint since_;  // when it was ready
   CutOff cut_off_ = CutOff::kNo;
-  UnsentReply* previous_ = nullptr;
-  UnsentReply* next_ = nullptr;
 };
 
-// All unsent replies of a server. A reply that is not sent in time ends its RPC. Thread-safe.
+// All unsent replies of a server. A reply that is not sent in time is cut off. A client that leaves
+// too much unread is refused, before it has its whole share; beyond that, its oldest replies are
+// cut off, which bounds refusals, too: soon, so that a burst that the client is reading passes. If
+// all clients together leave too much unread, the oldest replies of the largest debtor are cut off
+// at once. Thread-safe.
 class UnsentReplies {
  public:
   struct Options {
-    size_t total_bytes = 0;   // of all clients; 0: no limit
-    size_t client_bytes = 0;  // of one client; 0: no limit
-    Nanoseconds timeout{0};   // from Ready to Sent; 0: none
+    Shares::Limits bytes;
+    Nanoseconds timeout{0};  // from Ready to Sent; 0: none
   };
 
   UnsentReplies() = default;
@@ -80,42 +85,45 @@ class UnsentReplies {
   // Call it once, before the first reply. `clock` outlives this.
   void Start(const Options& options, const Clock* clock);
 
-  // RESOURCE_EXHAUSTED if the client, or all clients together, leave too much unread for one more
-  // request.
+  // RESOURCE_EXHAUSTED if the client leaves too much unread for one more request.
   absl::Status Check(absl::string_view client) const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Cuts off every RPC with an unsent reply.
+  // Cuts off all replies, soon.
   void CutOffAll() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Options& options() const { return options_; }
+  // Without replies that are cut off.
   size_t bytes() const ABSL_LOCKS_EXCLUDED(mutex_);
+  size_t bytes(absl::string_view client) const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   friend class UnsentReply;
-  using Accounts = UnsentReply::Accounts;
 
+  static UnsentReply* Oldest(const Shares::Account& account) {
+    return static_cast<UnsentReply*>(account.oldest);
+  }
   void Ready(UnsentReply* reply, absl::string_view client, size_t bytes)
       ABSL_LOCKS_EXCLUDED(mutex_);
   CutOff Sent(UnsentReply* reply) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Unlink(UnsentReply* reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Cancels the RPC of the oldest reply. Releases the mutex meanwhile.
-  void CutOffOldest(CutOff why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CutOffLate() ABSL_LOCKS_EXCLUDED(mutex_);
+  // The reply is not charged any more; the thread cuts it off.
+  void Condemn(UnsentReply* reply, CutOff why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of each client, replies that were ready by `since`, while it has more than `keep` bytes.
+  void CondemnOld(TimePoint since, size_t keep, CutOff why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // On the thread.
+  void CutOffCondemned() ABSL_LOCKS_EXCLUDED(mutex_);
 
   Options options_;
   const Clock* clock_ = nullptr;
   mutable Mutex mutex_;
   CondVar changed_;
-  Accounts accounts_ ABSL_GUARDED_BY(mutex_);  // unsent bytes by client; some are 0
-  size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Replies whose RPC was not cut off, by deadline.
-  UnsentReply* oldest_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  UnsentReply* newest_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  // The reply whose RPC is being cancelled, by this thread. gRPC may end the RPC within that call,
-  // on that thread or on another one.
+  std::optional<Shares> shares_ ABSL_GUARDED_BY(mutex_);  // of bytes, by client
+  std::unordered_set<UnsentReply*> condemned_ ABSL_GUARDED_BY(mutex_);
+  // The reply that the thread cuts off. gRPC may end the RPC within that call, on that thread or on
+  // another one.
   UnsentReply* cutting_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::thread::id cutter_ ABSL_GUARDED_BY(mutex_);
-  std::optional<PeriodicThread> thread_;  // last: it uses the others
+  // Of its own: senders have locks that a cancelled RPC takes. Last: it uses the others.
+  std::optional<PeriodicThread> thread_;
 };
 
 }  // namespace flashcore::server

@@ -200,6 +200,47 @@ TEST(LocalClientTest, AMessageThatDoesNotFitASlotIsACall) {
   EXPECT_EQ(client->Attend(RequestFixture().request, nullptr), absl::OkStatus());
 }
 
+TEST(LocalClientTest, MemoryOfACallThatWasGivenUpIsNotReusedMeanwhile) {
+  absl::Notification answers;
+  std::atomic<bool> called{false};
+  v1::AttendRequest given_up, other;
+  FakeLocalServer server;  // it answers what was given up after the client has gone
+  server.on_request = [&](const v1::LocalRequest& request, v1::LocalReply*) {
+    if (!request.has_call() || called) return false;
+    EXPECT_TRUE(given_up.ParseFromString(request.call().message()));
+    called = true;
+    answers.WaitForNotification();
+    return false;
+  };
+  server.on_attend = [&](const v1::AttendRequest& request) {
+    other = request;
+    return v1::Status();
+  };
+  const auto client = ClientOf(server);
+  OpenBothRings(client.get());
+  const ManySpans large;
+  while (!called) {
+    CallOptions call;
+    call.deadline = absl::Now() + absl::Milliseconds(20);
+    ASSERT_EQ(client->Attend(large.request, nullptr, call).code(),
+              absl::StatusCode::kDeadlineExceeded);
+  }
+  // As much memory, and over a ring.
+  ManySpans same(1);
+  same.request.spans[0].query_rows = 2000;
+  same.query.resize(same.request.QueryBytes());
+  same.output.resize(same.query.size());
+  same.request.query = same.query;
+  same.request.output = absl::MakeSpan(same.output);
+  EXPECT_EQ(client->Attend(same.request, nullptr), absl::OkStatus());
+  ASSERT_EQ(other.query_range().bytes(), given_up.query_range().bytes());
+  EXPECT_TRUE(other.query_range().region_id() != given_up.query_range().region_id() ||
+              other.query_range().offset() > given_up.output_range().offset() ||
+              other.output_range().offset() < given_up.query_range().offset())
+      << other.query_range().offset() << " " << given_up.query_range().offset();
+  answers.Notify();
+}
+
 TEST(LocalClientTest, AServerThatReadsItsSocketLateDelaysNoOtherRequest) {
   FakeLocalServer server;
   absl::Notification reads_on;
@@ -251,6 +292,53 @@ TEST(LocalClientTest, AServerThatReadsItsSocketLateDelaysNoOtherRequest) {
     EXPECT_EQ(all[i]->status, absl::OkStatus());
     EXPECT_EQ(large[i]->request.output, absl::MakeConstSpan(large[i]->query));
   }
+}
+
+TEST(LocalClientTest, MemoryThatIsBeingRegisteredDelaysNoOtherRequest) {
+  absl::Notification registers_on;
+  std::atomic<bool> stops{false}, stopped{false};
+  FakeLocalServer server;
+  server.on_request = [&](const v1::LocalRequest& request, v1::LocalReply*) {
+    if (request.has_register_memory() && stops) {
+      stopped = true;
+      registers_on.WaitForNotification();
+    }
+    return false;
+  };
+  const auto client = ClientOf(server);
+  OpenBothRings(client.get());
+  stops = true;
+  // Its tensors need memory that is not there.
+  AttendRequest large;
+  large.spans = {{40'000, 1}};
+  large.num_heads = large.num_kv_heads = 1;
+  large.head_dim = 64;
+  std::vector<std::byte> query(large.QueryBytes()), kv(large.KvBytes()), output(query.size());
+  large.query = query;
+  large.key = large.value = kv;
+  large.output = absl::MakeSpan(output);
+  Async waits;
+  std::thread caller([&] { client->AttendAsync(large, waits.Callback()); });
+  WaitUntil([&] { return stopped.load(); });
+  RequestFixture r;
+  EXPECT_EQ(client->Attend(r.request, nullptr), absl::OkStatus());
+  Async small;
+  client->AttendAsync(r.request, small.Callback());
+  small.done.WaitForNotification();
+  EXPECT_EQ(small.status, absl::OkStatus());
+  // Nor a deadline: of a request that needs such memory too, and of a call.
+  CallOptions call;
+  call.deadline = absl::Now() + absl::Milliseconds(20);
+  std::vector<std::byte> unused(query.size());
+  AttendRequest other = large;
+  other.output = absl::MakeSpan(unused);
+  EXPECT_EQ(client->Attend(other, nullptr, call).code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(client->GetServerInfo(call).status().code(), absl::StatusCode::kDeadlineExceeded);
+  registers_on.Notify();
+  caller.join();
+  waits.done.WaitForNotification();
+  EXPECT_EQ(waits.status, absl::OkStatus());
+  EXPECT_EQ(output, query);
 }
 
 TEST(LocalClientTest, ErrorsOfRequestsComeBack) {

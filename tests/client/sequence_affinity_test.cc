@@ -137,6 +137,21 @@ TEST_F(AffinityTest, EveryOperationReloadsWhatWasLost) {
   EXPECT_THAT(affinities(), Each(affinity));
 }
 
+TEST_F(AffinityTest, TheRepeatGoesWhereTheReloadedSequenceIs) {
+  SequenceOptions options = SmallShape();
+  options.affinity = "old";
+  Sequence sequence = Create(options);
+  sequence.OnLost([&](SequenceOptions lost) {
+    lost.affinity = "new";
+    return client_->CreateSequence(lost);
+  });
+  sequences_.Clear();
+  EXPECT_EQ(Attend(sequence, 0), absl::OkStatus());
+  EXPECT_TRUE(sequence.Info().ok());
+  EXPECT_THAT(affinities(), ElementsAre("old", "old", "new", "new", "new"))
+      << "Create, the lost Attend, Create, Attend, Get";
+}
+
 TEST_F(AffinityTest, ADeletedSequenceStaysDeleted) {
   const Sequence sequence = CreateReloaded(1);
   EXPECT_EQ(sequence.Delete(), absl::OkStatus());

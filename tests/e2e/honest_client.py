@@ -31,9 +31,9 @@ class HonestClient:
     """Calls Attend again and again, on one connection and on a new one each time, in a process of its
     own. Quiet until the context begins."""
 
-    def __init__(self, server):
+    def __init__(self, server, target=None):
         self._process = subprocess.Popen(
-            [sys.executable, "-B", __file__, server.target], stdin=subprocess.PIPE,
+            [sys.executable, "-B", __file__, target or server.target], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, text=True)
 
     def __enter__(self):

@@ -70,7 +70,7 @@ class MemoryTest(unittest.TestCase):
             self.assertLessEqual(rss, IDLE * MARGIN * MIB)
 
     def test_a_thousand_idle_connections(self):
-        with harness.Server("--max_connections_per_host=1000",
+        with harness.Server("--max_connections=2048", "--max_connections_per_host=1000",
                             "--max_connections_per_client=1000") as server:
             channels = [server.channel() for _ in range(1000)]
             # Each connection makes one RPC first, and is idle then.

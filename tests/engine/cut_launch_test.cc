@@ -114,6 +114,20 @@ class CutLaunchTest : public ::testing::Test {
   std::unique_ptr<Engine> engine_;
 };
 
+TEST(CutLaunchPartsTest, TheWorkThatIsLeftShrinks) {
+  AttendOperation operation;
+  operation.work = Nanoseconds(30);
+  CutLaunch cut;
+  cut.launch.operations = {&operation};
+  cut.parts.resize(3);
+  cut.part_work = Nanoseconds(10);
+  ASSERT_TRUE(cut.Next());
+  EXPECT_EQ(operation.work, Nanoseconds(20));
+  ASSERT_TRUE(cut.Next());
+  EXPECT_EQ(operation.work, Nanoseconds(10));
+  EXPECT_FALSE(cut.Next());
+}
+
 TEST_F(CutLaunchTest, ALongRequestRunsInParts) {
   Start();
   const SequenceId id = CreateSequence();

@@ -61,9 +61,11 @@ class FleetTest : public ::testing::Test {
   SequenceId Create(const std::string& device = "") { return TryCreate(device)->id; }
 
   // Creates sequences; returns the device of each.
-  std::vector<int> CreateMany(size_t count) {
-    std::vector<int> devices;
-    for (size_t i = 0; i < count; ++i) devices.push_back(Create().device());
+  std::vector<size_t> CreateMany(size_t count) {
+    std::vector<size_t> devices;
+    for (size_t i = 0; i < count; ++i) {
+      devices.push_back(Create().DeviceOf(fleet_->engines().size()));
+    }
     return devices;
   }
 
@@ -125,7 +127,7 @@ TEST_F(FleetTest, ASequenceSaysWhereItIs) {
   Start(2);
   const SequenceId id = Create("fake:1");
   EXPECT_EQ(fleet_->DeviceIdOf(id), "fake:1");
-  EXPECT_EQ(SequenceId::FromBytes(id.ToBytes())->device(), 1);
+  EXPECT_EQ(SequenceId::FromBytes(id.ToBytes())->DeviceOf(2), 1u);
   EXPECT_EQ(&fleet_->EngineOf(id), fleet_->engines()[1].get());
   EXPECT_EQ(fleet_->EngineOf(id).sequences().Get(id, {"alice", {}}).status(), absl::OkStatus());
 }
@@ -229,9 +231,9 @@ TEST_F(FleetTest, SequencesOfTwoDevicesInOneRequestAreAnErrorThatNamesThem) {
             "sequences of one request must be on one device");
 }
 
-TEST_F(FleetTest, AnIdOfNoDeviceIsNotFound) {
+TEST_F(FleetTest, AnIdOfNoSequenceIsNotFound) {
   Start(2);
-  const absl::Status status = Run(JobOn({SequenceId::Random(200)}));
+  const absl::Status status = Run(JobOn({SequenceId::Random()}));
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
 }
 

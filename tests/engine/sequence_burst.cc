@@ -210,7 +210,7 @@ StatusCode SequenceBurst::Spoil(AttendOperation* operation) {
       operation->identity = {"mallory", {}};  // whom nothing is shared with
       return StatusCode::kNotFound;
     case 0:
-      span.sequence_id = SequenceId::Random(0).ToBytes();
+      span.sequence_id = SequenceId::Random().ToBytes();
       return StatusCode::kNotFound;
     case 1:
       request->layer = 7;

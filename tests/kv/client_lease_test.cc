@@ -23,7 +23,7 @@ const Identity kBob = {"bob", {}};
 class ClientLeaseTest : public testing::SequenceStoreTest {
  protected:
   LeaseId OpenLease(const Identity& identity = kAlice) {
-    const LeaseId id = LeaseId::Random(0);
+    const LeaseId id = LeaseId::Random();
     store_->OpenLease(id, identity);
     return id;
   }
@@ -80,7 +80,7 @@ TEST_F(ClientLeaseTest, IsOfOneClientWhileItIsOpen) {
   store_->CloseLease(closed);
   store_->CloseLease(closed);  // does nothing
   const std::string unknown(
-      store_->Create(Shape(), Leased(LeaseId::Random(0)), kBob).status().message());
+      store_->Create(Shape(), Leased(LeaseId::Random()), kBob).status().message());
   EXPECT_THAT(unknown, StartsWith("lease_id: "));
   for (const LeaseId lease : {OpenLease(kAlice), closed}) {
     for (const absl::Status& status : {store_->Create(Shape(), Leased(lease), kBob).status(),

@@ -90,7 +90,7 @@ TEST_F(SequenceOwnerTest, ASequenceExistsOnlyForThoseWhoMayReadIt) {
       SCOPED_TRACE(absl::StrCat(call.name, " by ", who->name));
       const absl::Status refused = call.run(id, *who);
       EXPECT_EQ(refused.code(), StatusCode::kNotFound);
-      const SequenceId unknown = SequenceId::Random(0);
+      const SequenceId unknown = SequenceId::Random();
       EXPECT_EQ(refused.message(), call.run(unknown, *who).message()) << "as for an unknown id";
       EXPECT_EQ(KeysOf(refused), KeysOf(call.run(unknown, *who)));
     }

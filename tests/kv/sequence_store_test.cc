@@ -259,8 +259,8 @@ TEST_F(SequenceStoreTest, ADeletedSequenceIsGone) {
 
 TEST_F(SequenceStoreTest, ALeaseNamesAllLostSequences) {
   const SequenceId here = Load("a");
-  const SequenceId lost = SequenceId::Random(0);
-  const SequenceId also = SequenceId::Random(0);
+  const SequenceId lost = SequenceId::Random();
+  const SequenceId also = SequenceId::Random();
   const absl::Status refused =
       store_->Lease(MakeOperation({{here, ""}, {lost, "x"}, {here, ""}, {also, ""}}).get());
   EXPECT_EQ(refused.code(), StatusCode::kNotFound);

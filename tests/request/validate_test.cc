@@ -4,15 +4,19 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/fakes.h"
+#include "tests/memory/memfd.h"
 
 namespace flashcore::server {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 const RequestLimits kLimits{/*max_spans=*/8,
                             /*max_heads=*/64,
@@ -114,6 +118,90 @@ INSTANTIATE_TEST_SUITE_P(
         BadCase{"ShortSequenceId", [](AttendRequest& r) { r.spans[0].sequence_id = "0123456789"; },
                 kInvalid, "spans[0].sequence_id: 10 bytes; an id has 16"}),
     [](const auto& param) { return param.param.name; });
+
+// ---- Tensors in shared memory.
+
+constexpr std::pair<Tensor, const char*> kRangeNames[] = {{kQuery, "query_range"},
+                                                          {kKey, "key_range"},
+                                                          {kValue, "value_range"},
+                                                          {kOutput, "output_range"},
+                                                          {kLse, "lse_range"}};
+
+class ValidateRangesTest : public ::testing::Test {
+ protected:
+  static constexpr uint64_t kRegionBytes = 4096;
+
+  // Every tensor is in a region of its own, at its end.
+  AttendRequest InRegions() const {
+    AttendRequest request = testing::MakeRequest(2, 3);
+    request.return_lse = true;
+    const size_t bytes[kNumTensors] = {request.query_bytes, request.key_bytes, request.value_bytes,
+                                       request.output_bytes(), request.lse_bytes()};
+    for (size_t i = 0; i < kNumTensors; ++i) {
+      request.ranges[i] = {memory_.Map(), kRegionBytes - bytes[i], bytes[i]};
+    }
+    return request;
+  }
+  // Expects that it is refused, with an error that begins so.
+  static void ExpectRefused(const AttendRequest& request, const std::string& error) {
+    const absl::Status status = ValidateAttend(request, kLimits);
+    EXPECT_EQ(status.code(), kInvalid) << status;
+    EXPECT_THAT(std::string(status.message()), StartsWith(error));
+  }
+
+  const testing::Memfd memory_{kRegionBytes};
+};
+
+TEST_F(ValidateRangesTest, MayEndWithTheirRegion) {
+  EXPECT_EQ(ValidateAttend(InRegions(), kLimits), absl::OkStatus());
+}
+
+TEST_F(ValidateRangesTest, MustLieInTheirRegion) {
+  for (const auto& [tensor, name] : kRangeNames) {
+    const AttendRequest good = InRegions();
+    const uint64_t bytes = good.ranges[tensor].bytes;
+    // The last two, added to the bytes, are small again.
+    for (const uint64_t offset : {kRegionBytes - bytes + 16, kRegionBytes, kRegionBytes + 16,
+                                  uint64_t{0} - 16, uint64_t{0} - bytes / 16 * 16}) {
+      AttendRequest request = good;
+      request.ranges[tensor].offset = offset;
+      ExpectRefused(request, absl::StrCat(name, ".offset: ", offset, ", and the tensor has ", bytes,
+                                          " bytes; the region has 4096"));
+    }
+  }
+}
+
+TEST_F(ValidateRangesTest, AreAlignedAndOfTheTensorsSize) {
+  for (const auto& [tensor, name] : kRangeNames) {
+    AttendRequest request = InRegions();
+    request.ranges[tensor].offset -= 8;
+    ExpectRefused(request, absl::StrCat(name, ".offset: ", request.ranges[tensor].offset,
+                                        " is not a multiple of 16"));
+    if (tensor < kOutput) continue;  // an input has the size that its range says
+    request = InRegions();
+    request.ranges[tensor].bytes += 16;
+    ExpectRefused(request, absl::StrCat(name, ".bytes: ", request.ranges[tensor].bytes,
+                                        ", but the tensor has "));
+  }
+}
+
+TEST_F(ValidateRangesTest, OnlyInputsMayBeReadOnly) {
+  for (const auto& [tensor, name] : kRangeNames) {
+    AttendRequest request = InRegions();
+    request.ranges[tensor].region = memory_.Map(/*read_only=*/true);
+    if (tensor < kOutput) {
+      EXPECT_EQ(ValidateAttend(request, kLimits), absl::OkStatus()) << name;
+    } else {
+      ExpectRefused(request, absl::StrCat(name, ": the region is read_only"));
+    }
+  }
+}
+
+TEST_F(ValidateRangesTest, OfLseNeedsReturnLse) {
+  AttendRequest request = InRegions();
+  request.return_lse = false;
+  ExpectRefused(request, "lse_range: is set, but return_lse is not");
+}
 
 TEST(ValidateAttendTest, BoundsTheWorkOfAllSpansTogether) {
   // 4 * 1000 * 1000 * 2 * 64 = 5.12e8 for one span of these.

@@ -9,8 +9,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <deque>
 #include <future>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -21,22 +23,39 @@
 #include "gtest/gtest.h"
 #include "tests/base/fake_clock.h"
 #include "tests/engine/fakes.h"
+#include "tests/transport/frames.h"
 #include "tests/transport/rpc_setup.h"
 
 namespace flashcore::server {
 namespace {
 
+using testing::Frame;
+using testing::kAckFlag;
+using testing::kEndHeaders;
+using testing::kHeaders;
+using testing::kReset;
+using testing::kSettings;
 using testing::WaitUntil;
 
 // What an HTTP/2 client sends first, with an empty SETTINGS frame.
 const std::string kPreface =
     std::string("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") + std::string("\0\0\0\4\0\0\0\0\0", 9);
 
+const std::string kAck = Frame(kSettings, kAckFlag, 0, "");
+
 class Client {
  public:
   explicit Client(const SocketAddress& server)
       : socket_(::socket(server.family(), SOCK_STREAM | SOCK_CLOEXEC, 0)), server_(server) {}
-  Client(const SocketAddress& server, absl::string_view first_bytes) : Client(server) {
+  // `from`: an IPv4 address to come from; 0: any.
+  Client(const SocketAddress& server, absl::string_view first_bytes, uint32_t from = 0)
+      : Client(server) {
+    if (from != 0) {
+      sockaddr_in own = {};
+      own.sin_family = AF_INET;
+      own.sin_addr.s_addr = htonl(from);
+      EXPECT_EQ(bind(socket_.get(), reinterpret_cast<const sockaddr*>(&own), sizeof(own)), 0);
+    }
     Connect();
     Send(first_bytes);
   }
@@ -56,6 +75,7 @@ class Client {
     pollfd ended = {socket_.get(), POLLRDHUP, 0};
     return poll(&ended, 1, 60'000) == 1;
   }
+  int port() const { return PortOf(LocalAddress(socket_.get())); }
   bool closed() const {
     pollfd ended = {socket_.get(), POLLRDHUP, 0};
     return poll(&ended, 1, 0) == 1;
@@ -68,23 +88,39 @@ class Client {
 
 class AcceptLoopTest : public ::testing::Test {
  protected:
-  void Start(const AcceptLoop::Options& options, int max_connections = 1024) {
+  void Start(const AcceptLoop::Options& options, bool tls = false) {
     loop_.reset();
     auto sockets = ListenTcp("127.0.0.1", 0);
     ASSERT_TRUE(sockets.ok()) << sockets.status();
     FileDescriptor listening = std::move(sockets->front());
     address_ = LocalAddress(listening.get());
     listening_ = listening.get();
-    count_ = std::make_unique<ConnectionCount>(max_connections, &metrics_.connections,
-                                               &metrics_.local_connections);
+    auto unix_socket = ListenUnix(absl::StrCat(::testing::TempDir(), "/accept.", getpid()));
+    ASSERT_TRUE(unix_socket.ok()) << unix_socket.status();
+    unix_address_ = LocalAddress(unix_socket->get());
     const auto serve = [this](FileDescriptor connection) {
       MutexLock lock(&mutex_);
       served_.push_back(std::move(connection));
     };
     std::vector<AcceptLoop::Listener> listeners;
-    listeners.push_back({"test", /*tls=*/false, std::move(listening), serve});
-    loop_ = std::make_unique<AcceptLoop>(options, std::move(listeners), count_.get(), &by_client_,
-                                         &metrics_, &clock_);
+    listeners.push_back({"test", tls, std::move(listening), serve});
+    listeners.push_back({"unix", /*tls=*/false, *std::move(unix_socket), serve});
+    loop_ = std::make_unique<AcceptLoop>(options, std::move(listeners), &by_client_, &metrics_,
+                                         &clock_);
+  }
+  static AcceptLoop::Options Limits(size_t all, size_t one) {
+    AcceptLoop::Options options;
+    options.connections = {all, one};
+    return options;
+  }
+  // A connection that is served, as number `number`.
+  Client Served(size_t number) {
+    Client client(address_, kPreface);
+    EXPECT_TRUE(WaitUntil([&] { return served() == number + 1; }));
+    return client;
+  }
+  std::shared_ptr<ClientConnection> Calls(size_t connection) {
+    return by_client_.Find(DescriptorName(SocketOf(connection)));
   }
 
   size_t served() {
@@ -114,8 +150,7 @@ class AcceptLoopTest : public ::testing::Test {
   testing::FakeClock clock_;
   ClientConnections by_client_{100};
   Metrics metrics_{testing::FakeMetricsOptions({})};
-  std::unique_ptr<ConnectionCount> count_;
-  SocketAddress address_;
+  SocketAddress address_, unix_address_;
   int listening_ = -1;
   Mutex mutex_;
   std::deque<FileDescriptor> served_;
@@ -156,12 +191,12 @@ TEST_F(AcceptLoopTest, TellsWhoIsAtTheOtherEndUntilTheConnectionEnds) {
   const Client client(address_, kPreface);
   ASSERT_TRUE(WaitUntil([&] { return served() == 1; }));
   const std::string name = DescriptorName(SocketOf(0));
-  const absl::StatusOr<Peer> peer = by_client_.Find(name);
-  ASSERT_TRUE(peer.ok()) << peer.status();
-  EXPECT_EQ(peer->user.value_or(geteuid()), geteuid());  // a sandbox may forbid to ask
-  EXPECT_TRUE(absl::StartsWith(peer->address, "ipv4:127.0.0.1:")) << peer->address;
+  const std::shared_ptr<ClientConnection> found = by_client_.Find(name);
+  ASSERT_NE(found, nullptr);
+  EXPECT_EQ(found->peer().user.value_or(geteuid()), geteuid());  // a sandbox may forbid to ask
+  EXPECT_TRUE(absl::StartsWith(found->peer().address, "ipv4:127.0.0.1:")) << found->peer().address;
   EndFirst();
-  EXPECT_TRUE(WaitUntil([&] { return absl::IsUnavailable(by_client_.Find(name).status()); }));
+  EXPECT_TRUE(WaitUntil([&] { return by_client_.Find(name) == nullptr; }));
 }
 
 TEST_F(AcceptLoopTest, ClosesASilentConnectionInTime) {
@@ -185,13 +220,11 @@ TEST_F(AcceptLoopTest, ClosesASilentConnectionInTime) {
 
 TEST_F(AcceptLoopTest, RefusesConnectionsBeyondALimit) {
   for (const bool per_host : {false, true}) {
-    AcceptLoop::Options options;
-    if (per_host) options.max_connections_per_host = 2;
-    Start(options, per_host ? 1024 : 2);
+    Start(per_host ? Limits(1024, 2) : Limits(2, 1024));
     const Client one(address_, kPreface);
     const Client two(address_, kPreface);
     ASSERT_TRUE(WaitUntil([&] { return served() == 2; }));
-    const Client three(address_, kPreface);
+    const Client three(address_, kPreface);  // the others may be about to call
     EXPECT_TRUE(three.WaitUntilClosed());
     EXPECT_EQ(refused(per_host ? "max_connections_per_host" : "max_connections"), 1);
     EXPECT_FALSE(one.closed());
@@ -205,14 +238,78 @@ TEST_F(AcceptLoopTest, RefusesConnectionsBeyondALimit) {
 }
 
 TEST_F(AcceptLoopTest, ASilentConnectionMakesRoom) {
-  Start({}, /*max_connections=*/2);
+  Start(Limits(1024, 2));
   const Client oldest(address_, "PRI");
+  ASSERT_TRUE(WaitUntil([&] { return metrics_.connections.Value() == 1; }));
+  clock_.Advance(Nanoseconds(1));
   const Client younger(address_, "");
   const Client honest(address_, kPreface);
   EXPECT_TRUE(oldest.WaitUntilClosed());
   EXPECT_TRUE(WaitUntil([&] { return served() == 1; }));
   EXPECT_FALSE(younger.closed());
   EXPECT_EQ(refused("silent"), 1);
+}
+
+TEST_F(AcceptLoopTest, TheLongestIdleConnectionMakesRoom) {
+  Start(Limits(1024, 3));
+  const Client calling = Served(0), called = Served(1), idle = Served(2);
+  const std::string name = DescriptorName(SocketOf(2));
+  Calls(0)->CallBegan();  // and never ends
+  clock_.Advance(Door::kIdleAfter);
+  Calls(1)->CallBegan();
+  Calls(1)->CallEnded(clock_.Now());
+  const Client first = Served(3);
+  EXPECT_TRUE(idle.WaitUntilClosed());
+  EXPECT_EQ(by_client_.Find(name), nullptr);
+  EXPECT_EQ(refused("made_room"), 1);
+
+  const Client refused_one(address_, kPreface);  // nobody is idle for long enough
+  EXPECT_TRUE(refused_one.WaitUntilClosed());
+  EXPECT_EQ(refused("max_connections_per_host"), 1);
+
+  clock_.Advance(Door::kIdleAfter);
+  Calls(3)->CallBegan();
+  const Client second = Served(4);
+  EXPECT_TRUE(called.WaitUntilClosed());
+  EXPECT_FALSE(calling.closed());
+  EXPECT_FALSE(first.closed());
+  EXPECT_EQ(metrics_.connections.Value(), 3);
+}
+
+TEST_F(AcceptLoopTest, AllLoopbackAddressesOfOneUserAreOneHolder) {
+  Start(Limits(1024, 2));
+  const Client one(address_, kPreface, 0x7f000003);
+  const Client two(address_, kPreface, 0x7f000004);
+  ASSERT_TRUE(WaitUntil([&] { return served() == 2; }));
+  const Client three(address_, kPreface, 0x7f000005);
+  EXPECT_TRUE(three.WaitUntilClosed());
+  EXPECT_EQ(refused("max_connections_per_host"), 1);
+}
+
+// The name of a connection with TLS may be that of another one soon, so its calls are nobody's.
+TEST_F(AcceptLoopTest, WithTlsTheUserIsTheHolderButDoesNotCall) {
+  Start(Limits(1024, 2), /*tls=*/true);
+  const Client one(address_, kPreface, 0x7f000003), two(address_, kPreface, 0x7f000004);
+  ASSERT_TRUE(WaitUntil([&] { return served() == 2; }));
+  const Client three(address_, kPreface);
+  EXPECT_TRUE(three.WaitUntilClosed());
+  EXPECT_EQ(refused("max_connections_per_host"), 1);
+  const std::string name = absl::StrCat("ipv4:127.0.0.3:", one.port());
+  EXPECT_EQ(by_client_.Find(name), by_client_.Find(name));  // it is open
+  EXPECT_EQ(by_client_.Find(name)->peer().user, std::nullopt);
+  EXPECT_EQ(by_client_.Find(DescriptorName(SocketOf(0))), nullptr);
+}
+
+TEST_F(AcceptLoopTest, TcpAndUnixSocketsHaveConnectionsOfTheirOwn) {
+  Start(Limits(2, 1024));
+  const Client one = Served(0), two = Served(1);
+  const Client three(address_, kPreface);
+  EXPECT_TRUE(three.WaitUntilClosed());
+  const Client other(unix_address_, kPreface), last(unix_address_, kPreface);
+  EXPECT_TRUE(WaitUntil([&] { return served() == 4; }));
+  const Client refused_one(unix_address_, kPreface);
+  EXPECT_TRUE(refused_one.WaitUntilClosed());
+  for (const Client* client : {&one, &two, &other, &last}) EXPECT_FALSE(client->closed());
 }
 
 // Takes every file that this process may open.
@@ -253,63 +350,106 @@ TEST_F(AcceptLoopTest, SurvivesRunningOutOfFiles) {
   EXPECT_TRUE(WaitUntil([&] { return served() == 2; }));
 }
 
-// Reads what comes, and answers each `piece` bytes with one; 0: never.
-void ReadAll(int socket, size_t piece) {
-  std::string buffer(64 << 10, '\0');
-  size_t unanswered = 0;
+// As gRPC reads, without end: what has come, 0 at the end, or -1.
+ssize_t ReadAll(int socket) {
+  ssize_t all = 0;
   while (true) {
     pollfd readable = {socket, POLLIN, 0};
     poll(&readable, 1, 60'000);
-    const ssize_t bytes = recv(socket, buffer.data(), buffer.size(), 0);
-    if (bytes <= 0) return;
-    unanswered += static_cast<size_t>(bytes);
-    for (; piece > 0 && unanswered >= piece; unanswered -= piece) {
-      send(socket, "x", 1, MSG_NOSIGNAL);
-    }
+    char buffer[4096];
+    iovec piece = {buffer, sizeof(buffer)};
+    msghdr message = {};
+    message.msg_iov = &piece;
+    message.msg_iovlen = 1;
+    const ssize_t bytes = recvmsg(socket, &message, 0);
+    if (bytes <= 0) return bytes < 0 ? bytes : all;
+    all += bytes;
   }
 }
 
-// The loop looks at all connections before it looks at one again. So once it has cut off the second
-// flood, it has seen how many bytes the first client had sent before that flood began.
-TEST_F(AcceptLoopTest, CutsOffAFloodThatIsNotAnswered) {
-  AcceptLoop::Options options;
-  options.max_unanswered_bytes = 1 << 20;
-  Start(options);
-  const std::string piece(256 << 10, 'x');
-  Client answered(address_, kPreface);
-  ASSERT_TRUE(WaitUntil([&] { return served() == 1; }));
-  std::thread reader(ReadAll, SocketOf(0), piece.size());
-  for (size_t flood = 1; flood <= 2; ++flood) {
-    for (int i = 0; i < 20; ++i) {
-      ASSERT_TRUE(answered.Send(piece));
-      ASSERT_TRUE(answered.Receive(1));
-    }
-    Client client(address_, kPreface);
-    ASSERT_TRUE(WaitUntil([&] { return served() == 1 + flood; }));
-    std::thread flooded(ReadAll, SocketOf(flood), 0);
-    EXPECT_TRUE(WaitUntil([&] {
-      clock_.Advance(std::chrono::milliseconds(50));
-      return client.closed() || !client.Send(piece);
-    }));
-    flooded.join();
-    EXPECT_TRUE(WaitUntil([&] { return refused("flood") == static_cast<double>(flood); }));
+// Streams that the client begins and resets.
+std::string Resets(uint32_t first, uint32_t count) {
+  std::string frames;
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t stream = 2 * (first + i) + 1;
+    frames += Frame(kHeaders, kEndHeaders, stream, "");
+    frames += Frame(kReset, 0, stream, std::string(4, '\0'));
   }
-  EXPECT_FALSE(answered.closed());
-  EndFirst();
-  reader.join();
+  return frames;
 }
 
-TEST_F(AcceptLoopTest, ConnectionsOfTheLocalSocketCountToo) {
-  Start({}, /*max_connections=*/2);
-  const Client first(address_, kPreface);
+class AcceptLoopFloodTest : public AcceptLoopTest {
+ protected:
+  void SetUp() override {
+    options_.inflow.streams = 1000;  // else some would count as ended
+    options_.inflow.calls = 1000;
+    options_.inflow.resets = 20;
+    Start(options_);
+  }
+  // Reads from a served connection, and returns how many calls it has begun.
+  uint64_t CallsOnceRead(size_t connection, uint64_t expected) {
+    Inflow* const inflow = Inflow::Of(SocketOf(connection));
+    if (readers_.size() <= connection) readers_.emplace_back(ReadAll, SocketOf(connection));
+    EXPECT_TRUE(WaitUntil([&] { return inflow->calls() == expected || inflow->cut_off(); }));
+    return inflow->calls();
+  }
+  void TearDown() override {
+    for (size_t i = 0; i < readers_.size(); ++i) shutdown(SocketOf(i), SHUT_RDWR);
+    for (std::thread& reader : readers_) reader.join();
+  }
+
+  AcceptLoop::Options options_;
+  std::deque<std::thread> readers_;
+};
+
+TEST_F(AcceptLoopFloodTest, CutsOffAClientThatResetsTooManyCalls) {
+  Client honest(address_, kPreface + kAck);
   ASSERT_TRUE(WaitUntil([&] { return served() == 1; }));
-  count_->SetLocal(1);
-  const Client second(address_, kPreface);
-  EXPECT_TRUE(second.WaitUntilClosed());
-  EXPECT_EQ(refused("max_connections"), 1);
-  count_->SetLocal(0);
-  const Client third(address_, kPreface);
-  EXPECT_TRUE(WaitUntil([&] { return served() == 2; }));
+  Client flooding(address_, kPreface + kAck);
+  ASSERT_TRUE(WaitUntil([&] { return served() == 2; }));
+  EXPECT_TRUE(honest.Send(Resets(0, 20)));
+  EXPECT_EQ(CallsOnceRead(0, 20), 20U);
+  EXPECT_TRUE(flooding.Send(Resets(0, 21)));
+  EXPECT_EQ(CallsOnceRead(1, 0), 0U);  // gRPC did not get them
+  EXPECT_TRUE(flooding.WaitUntilClosed());
+  EXPECT_TRUE(WaitUntil([&] { return refused("flood") == 1; }));
+  EXPECT_FALSE(honest.closed());
+}
+
+TEST_F(AcceptLoopFloodTest, AClientMayResetCallsAgainAfterAWhile) {
+  Client client(address_, kPreface + kAck);
+  ASSERT_TRUE(WaitUntil([&] { return served() == 1; }));
+  for (uint32_t turn = 0; turn < 20; ++turn) {
+    EXPECT_TRUE(client.Send(Resets(10 * turn, 10)));
+    CallsOnceRead(0, 10 * (turn + 1));
+    // A tenth of the resets is forgiven in 50 ms. The loop has looked when it accepts another one.
+    clock_.Advance(std::chrono::milliseconds(250));
+    const Client other(address_, kPreface);
+    ASSERT_TRUE(WaitUntil([&] { return served() == 2 + turn; }));
+  }
+  EXPECT_FALSE(client.closed());
+  EXPECT_EQ(refused("flood"), 0);
+}
+
+TEST_F(AcceptLoopFloodTest, GrpcDoesNotGetTheRestOfAClientThatIsGone) {
+  {
+    Client client(address_, kPreface + std::string(100'000, '\0'));
+    ASSERT_TRUE(WaitUntil([&] { return served() == 1; }));
+  }
+  Inflow* const inflow = Inflow::Of(SocketOf(0));
+  EXPECT_TRUE(WaitUntil([&] { return inflow->hung_up(); }));
+  EXPECT_EQ(ReadAll(SocketOf(0)), 0);
+}
+
+TEST_F(AcceptLoopFloodTest, NoOtherFileHasTheNumberOfOneOfGrpc) {
+  const Client client(address_, kPreface);
+  ASSERT_TRUE(WaitUntil([&] { return served() == 1; }));
+  const FileDescriptor other(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  rlimit limit;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlim_t first = std::min<rlim_t>(1280, limit.rlim_cur / 2 + 128);
+  EXPECT_GE(static_cast<rlim_t>(SocketOf(0)), first);
+  EXPECT_LT(static_cast<rlim_t>(other.get()), first);
 }
 
 TEST_F(AcceptLoopTest, TellsWhenAListenerIsDead) {
@@ -324,32 +464,6 @@ TEST_F(AcceptLoopTest, TellsWhenAListenerIsDead) {
   shutdown(listening_, SHUT_RDWR);
   ASSERT_EQ(found.wait_for(testing::kLong), std::future_status::ready);
   EXPECT_EQ(found.get(), "test");
-}
-
-TEST(ConnectionHostTest, CountsByNetworkOrUser) {
-  SocketAddress v4;
-  auto* in = reinterpret_cast<sockaddr_in*>(&v4.storage);
-  in->sin_family = AF_INET;
-  in->sin_addr.s_addr = htonl(0x01020304);
-  EXPECT_EQ(ConnectionHost(-1, v4), "1.2.3.4");
-
-  SocketAddress v6;
-  auto* in6 = reinterpret_cast<sockaddr_in6*>(&v6.storage);
-  in6->sin6_family = AF_INET6;
-  const unsigned char mapped[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 1, 2, 3, 4};
-  memcpy(&in6->sin6_addr, mapped, 16);
-  EXPECT_EQ(ConnectionHost(-1, v6), "1.2.3.4");
-  const unsigned char global[16] = {0x20, 1, 0xd, 0xb8, 0, 0, 0, 7, 1, 2, 3, 4, 5, 6, 7, 8};
-  memcpy(&in6->sin6_addr, global, 16);
-  EXPECT_EQ(ConnectionHost(-1, v6), "2001:db8:0:7::/64");
-
-  SocketAddress unix_socket;
-  unix_socket.storage.ss_family = AF_UNIX;
-  EXPECT_EQ(ConnectionHost(-1, unix_socket), "uid:unknown");  // and not uid:0
-  int ends[2];
-  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
-  EXPECT_EQ(ConnectionHost(ends[0], unix_socket), absl::StrCat("uid:", geteuid()));
-  for (const int end : ends) close(end);
 }
 
 }  // namespace

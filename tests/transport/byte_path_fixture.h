@@ -87,10 +87,8 @@ class BytePathTest : public ::testing::Test {
     engine.staging_memory_bytes = StagingBlock::kBytes;
     engine.sequences.superblock_bytes = size_t{256} << 10;
     fleet_ = std::make_unique<Fleet>(engine, std::move(devices), &clock_, metrics_.get());
-    context_.reset(new RpcContext{
-        metrics_.get(), &clock_, Authenticator({}, nullptr, metrics_.get()),
-        ConnectionCount(/*limit=*/1, &metrics_->connections, &metrics_->local_connections),
-        &client_connections_});
+    context_.reset(new RpcContext{metrics_.get(), &clock_, Authenticator({}, metrics_.get()),
+                                  &client_connections_});
     auto server = Server::Start(options, fleet_.get(), metrics_.get());
     ASSERT_EQ(server.status(), absl::OkStatus());
     server_ = *std::move(server);

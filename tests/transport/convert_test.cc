@@ -106,13 +106,13 @@ TEST(ConvertTest, EveryFieldOfTheInfosIsSet) {
   EXPECT_THAT(MissingFields(ToDeviceInfo(device, stats)), IsEmpty());
 
   SequenceInfo sequence;
-  sequence.id = SequenceId::Random(1);
+  sequence.id = SequenceId::Random();
   sequence.shape = {/*num_layers=*/1, /*num_kv_heads=*/1, /*head_dim=*/64,
                     kernels::DType::kBFloat16};
   sequence.layer_lengths = {1};
   sequence.kv_bytes = sequence.hot_bytes = 1;
   sequence.settings = {/*pin=*/true, /*shared=*/true, "a group", std::chrono::seconds(9),
-                       LeaseId::Random(0)};
+                       LeaseId::Random()};
   sequence.idle = Nanoseconds(1);
   EXPECT_THAT(MissingFields(ToSequenceInfo(sequence, "cpu")), IsEmpty());
 

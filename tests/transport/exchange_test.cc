@@ -66,10 +66,7 @@ class ExchangeTest : public ::testing::Test {
   Metrics metrics_{testing::FakeMetricsOptions({{"Service", "Attend", "unary", "grpc", true}})};
   RpcMetrics* const rpc_ = metrics_.Rpc("Service", "Attend");
   ClientConnections client_connections_{0};
-  RpcContext context_{
-      &metrics_, &clock_, Authenticator({}, nullptr, &metrics_),
-      ConnectionCount(/*limit=*/1, &metrics_.connections, &metrics_.local_connections),
-      &client_connections_};
+  RpcContext context_{&metrics_, &clock_, Authenticator({}, &metrics_), &client_connections_};
   std::unique_ptr<Fleet> fleet_;
 };
 

@@ -13,8 +13,8 @@
 
 namespace flashcore::server::testing {
 
-// Holds launches while it is closed, and records the clients of each. Thread-safe. Outlives the
-// device.
+// Holds launches while it is closed, and records the clients of each. It may also hold
+// registrations of memory. Thread-safe. Outlives the device.
 class Gate {
  public:
   void SetOpen(bool open) {
@@ -27,6 +27,15 @@ class Gate {
     MutexLock lock(&mutex_);
     ++passes_;
     changed_.NotifyAll();
+  }
+  void HoldRegistrations(bool hold) {
+    MutexLock lock(&mutex_);
+    holds_registrations_ = hold;
+    changed_.NotifyAll();
+  }
+  int registrations() const {  // that have come
+    MutexLock lock(&mutex_);
+    return registrations_;
   }
   // The clients of the requests of each launch that has reached the gate, by launch.
   std::vector<std::vector<std::string>> launches() const {
@@ -44,12 +53,19 @@ class Gate {
     while (!open_ && passes_ == 0) changed_.Wait(&mutex_);
     if (!open_) --passes_;
   }
+  void Register() {
+    MutexLock lock(&mutex_);
+    ++registrations_;
+    while (holds_registrations_) changed_.Wait(&mutex_);
+  }
 
  private:
   mutable Mutex mutex_;
   CondVar changed_;
   bool open_ ABSL_GUARDED_BY(mutex_) = true;
   int passes_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool holds_registrations_ ABSL_GUARDED_BY(mutex_) = false;
+  int registrations_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::vector<std::string>> launches_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -73,6 +89,7 @@ class GatedDevice final : public Device {
     return device_->CopyPages(lane, page_bytes, copies);
   }
   absl::Status PinHostMemory(std::byte* data, size_t bytes, bool read_only) const override {
+    gate_->Register();
     return device_->PinHostMemory(data, bytes, read_only);
   }
   void UnpinHostMemory(std::byte* data) const override { device_->UnpinHostMemory(data); }

@@ -1,12 +1,15 @@
 // The local socket against clients that break its rules for frames, and that die.
 #include <dirent.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <random>
 #include <thread>
 
@@ -29,6 +32,26 @@ class LocalClientFaultsTest : public LocalServerTest {
   // Starts and kills clients, each once `wait` returns, and expects that nothing of them is left.
   // Only `witness` is connected.
   void KillClients(int clients, Lane* witness, const std::function<void()>& wait);
+  // A call, without an id, whose message and answer have that many rows.
+  static v1::LocalRequest LargeAttend(uint32_t rows) {
+    v1::AttendRequest request = StepRequest({""});
+    request.mutable_spans(0)->set_query_rows(rows);
+    request.mutable_query()->assign(rows * testing::kRowBytes, '\0');
+    v1::LocalRequest call;
+    call.mutable_call()->set_method("Attend");
+    call.mutable_call()->set_message(request.SerializeAsString());
+    return call;
+  }
+  // Connections that were refused or cut off for this reason.
+  double Refused(const std::string& reason) const {
+    for (const auto& family : metrics_->Collect()) {
+      if (family.name != "flashcore_local_connections_refused_total") continue;
+      for (const auto& metric : family.metric) {
+        if (metric.label[0].value == reason) return metric.counter.value;
+      }
+    }
+    return -1;
+  }
 };
 
 class LocalClientFaultsStressTest : public LocalClientFaultsTest {};
@@ -72,6 +95,12 @@ TEST_F(LocalClientFaultsTest, BadFramesEndTheConnection) {
     EXPECT_NE(reply->status().code(), 0);
     EXPECT_FALSE(client->Receive().has_value());
   }
+  LocalClient large(path_);                                          // a Hello is small
+  ASSERT_TRUE(large.SendBytes(std::string("\x01\x04\x00\x00", 4)));  // 1 KiB + 1
+  const auto refused = large.Receive();
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_THAT(refused->status().message(), HasSubstr("at most 1024"));
+  EXPECT_FALSE(large.Receive().has_value());
   LocalClient rude(path_);  // no Hello
   v1::GetServerInfoResponse info;
   EXPECT_NE(rude.Call("GetServerInfo", v1::GetServerInfoRequest(), &info), absl::OkStatus());
@@ -130,8 +159,7 @@ TEST_F(LocalClientFaultsTest, AnIdInUseEndsTheConnection) {
 TEST_F(LocalClientFaultsTest, AClientThatDoesNotReadRepliesIsCutOff) {
   Server::Options options = LocalServerOptions();
   options.unsent_replies.timeout = std::chrono::milliseconds(200);
-  options.unsent_replies.total_bytes = 64 << 20;
-  options.unsent_replies.client_bytes = 16 << 20;
+  options.unsent_replies.bytes = {64 << 20, 16 << 20};
   StartLocal(options);
   const auto client = Greeted();
   const timeval limit = {60, 0};
@@ -147,9 +175,91 @@ TEST_F(LocalClientFaultsTest, AClientThatDoesNotReadRepliesIsCutOff) {
   ExpectAlive();
 }
 
-// ---- Files and processes.
+// Each reply has its time, however much of it is read.
+TEST_F(LocalClientFaultsTest, AClientThatHardlyReadsIsCutOff) {
+  clock_ = &fake_clock_;
+  const Server::Options options = LocalServerOptions();
+  StartLocal(options);
+  const auto client = Greeted();
+  v1::LocalRequest call = LargeAttend(15'000);
+  v1::GetServerInfoResponse info;
+  call.set_id(client->NextId());
+  ASSERT_TRUE(client->Send(call));
+  pollfd readable = {client->fd(), POLLIN, 0};
+  ASSERT_EQ(poll(&readable, 1, -1), 1);
+  // The same thread answers: now it waits for the client to read more.
+  ASSERT_EQ(Greeted()->Call("GetServerInfo", v1::GetServerInfoRequest(), &info), absl::OkStatus());
+  fake_clock_.Advance(options.unsent_replies.timeout / 2);
+  // Of the reply's 940 KiB, the kernel holds less than 256.
+  std::string bytes(size_t{512} << 10, '\0');
+  ASSERT_EQ(recv(client->fd(), bytes.data(), bytes.size(), MSG_WAITALL),
+            static_cast<ssize_t>(bytes.size()));
+  fake_clock_.Advance(options.unsent_replies.timeout / 2);
+  EXPECT_TRUE(testing::WaitUntil([&] { return metrics_->local_connections.Value() == 0; }));
+  EXPECT_EQ(Refused("unread"), 1);
+}
 
-// In this process: the client's files are open before the limit falls.
+TEST_F(LocalClientFaultsTest, AClientThatLeavesTooMuchUnreadIsCutOff) {
+  Server::Options options = LocalServerOptions();
+  options.unsent_replies.bytes = {256 << 10, 64 << 10};
+  StartLocal(options);
+  const auto client = Greeted();
+  v1::LocalRequest request;
+  request.mutable_call()->set_method("GetServerInfo");
+  for (uint64_t id = 2;; ++id) {
+    request.set_id(id);
+    if (!client->Send(request)) break;
+    ASSERT_LT(id, 1'000'000);
+    // Others are served all the while.
+    if (id % 500 == 0) {
+      ASSERT_TRUE(GatedServerTest::Send(StepRequest({""}), "other")->status.get().ok());
+    }
+  }
+  EXPECT_TRUE(AllConnectionsEnd());
+  EXPECT_EQ(Refused("unread"), 1);
+  ExpectAlive();
+}
+
+TEST_F(LocalClientFaultsTest, HalfFramesStayWithinTheShare) {
+  const Server::Options options = LocalServerOptions();
+  StartLocal(options);
+  constexpr int kConnections = 200;
+  const size_t share = options.transport_memory_bytes / 4;
+  const std::string half = std::string("\x00\x00\x10\x00", 4) + std::string(100 << 10, '\0');
+  const int most = static_cast<int>(share / half.size());
+  std::vector<std::unique_ptr<LocalClient>> clients;
+  for (int i = 0; i < kConnections; ++i) clients.push_back(Greeted());
+  for (const auto& client : clients) client->SendBytes(half);
+  EXPECT_TRUE(testing::WaitUntil([&] { return Refused("memory") >= kConnections - most; }));
+  EXPECT_GT(metrics_->local_connections.Value(), most / 2);
+  int told = 0;
+  for (const auto& client : clients) {
+    pollfd readable = {client->fd(), POLLIN, 0};
+    if (poll(&readable, 1, 0) != 1) continue;
+    const auto reply = client->Receive();
+    if (!reply.has_value()) continue;
+    EXPECT_EQ(reply->id(), 0);
+    EXPECT_THAT(reply->status().message(), HasSubstr("--transport_memory_bytes"));
+    ++told;
+  }
+  EXPECT_GT(told, 0);
+  clients.clear();
+  ASSERT_TRUE(AllConnectionsEnd());
+  ExpectAlive();
+}
+
+TEST_F(LocalClientFaultsTest, ABufferOfALargeFrameShrinks) {
+  StartLocal();
+  v1::LocalRequest large;
+  large.mutable_call()->set_method(std::string(900 << 10, 'x'));
+  std::vector<std::unique_ptr<LocalClient>> clients;
+  for (int i = 0; i < 40; ++i) {  // more than fit at a time
+    clients.push_back(Greeted());
+    EXPECT_EQ(clients.back()->Do(large).code(), absl::StatusCode::kUnimplemented);
+  }
+  EXPECT_EQ(Refused("memory"), 0);
+}
+
 TEST_F(LocalClientFaultsTest, SurvivesWithoutFiles) {
   StartLocal();
   Lane lane(path_);

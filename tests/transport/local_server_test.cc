@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "proto/wire/frames.h"
 #include "tests/transport/local_setup.h"
 
 namespace flashcore::server {
@@ -112,7 +113,7 @@ TEST_F(LocalTest, RingsAndCallsTellTheReason) {
   EXPECT_EQ(testing::InfoOf(response.status()).reason(), "REGION_LOST");
 
   v1::DeleteSequenceRequest gone;
-  gone.set_sequence_id(SequenceId::Random(0).ToBytes());
+  gone.set_sequence_id(SequenceId::Random().ToBytes());
   v1::LocalReply reply;
   EXPECT_EQ(lane.client.Do(CallOf("DeleteSequence", gone), &reply).code(),
             absl::StatusCode::kNotFound);
@@ -252,7 +253,7 @@ TEST_F(LocalTest, DeadlinesAndCancellationsReachTheQueue) {
   cancel.mutable_cancel()->set_ring(lane.ring.number());
   cancel.mutable_cancel()->set_tag(3);
   ASSERT_TRUE(lane.client.Send(cancel));
-  // The poller cancels and lets go of rings in the order of the requests for it.
+  // The server does what a connection sends in its order.
   v1::LocalRequest close;
   close.mutable_close_ring()->set_ring(other.number());
   ASSERT_EQ(lane.client.Do(close), absl::OkStatus());
@@ -371,6 +372,164 @@ TEST_F(LocalTest, ADrainAnswersWhatIsInFlightAndRefusesTheRest) {
   EXPECT_NE(access(path_.c_str(), F_OK), 0);
 }
 
+TEST_F(LocalTest, ADrainRefusesCalls) {
+  StartLocal();
+  Lane lane(path_);
+  gate_.SetOpen(false);
+  lane.ring.Submit(1, lane.Step(lane.Create()));
+  ASSERT_TRUE(WaitForArrived(1));
+  auto drained = std::async(std::launch::async, [&] { return server_->Drain(absl::Seconds(60)); });
+  absl::Status status;
+  v1::GetServerInfoResponse info;
+  const auto refused = [&] {
+    status = lane.client.Call("GetServerInfo", v1::GetServerInfoRequest(), &info);
+    return !status.ok();
+  };
+  EXPECT_TRUE(testing::WaitUntil(refused));
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(lane.client.Call("ListSequences", v1::ListSequencesRequest(), &info).code(),
+            absl::StatusCode::kUnavailable);
+  gate_.SetOpen(true);
+  EXPECT_TRUE(drained.get());
+}
+
+TEST_F(LocalTest, AMessageThatCannotBeParsedIsRefused) {
+  StartLocal();
+  const auto client = Greeted();
+  for (const char* method : {"GetServerInfo", "ListSequences", "HoldLease", "Attend"}) {
+    v1::LocalRequest call;
+    call.mutable_call()->set_method(method);
+    call.mutable_call()->set_message("\xff");
+    EXPECT_EQ(client->Do(call).code(), absl::StatusCode::kInvalidArgument) << method;
+  }
+}
+
+TEST_F(LocalTest, ARegistrationDelaysItsConnectionOnly) {
+  StartLocal();
+  const auto client = Greeted(), other = Greeted();
+  Memfd memory(kPage);
+  v1::LocalRequest registration;
+  registration.set_id(client->NextId());
+  registration.mutable_register_memory()->set_bytes(kPage);
+  v1::LocalRequest call = CallOf("GetServerInfo", v1::GetServerInfoRequest());
+  call.set_id(client->NextId());
+  gate_.HoldRegistrations(true);
+  ASSERT_TRUE(client->SendBytes(
+      wire::Frame(registration.SerializeAsString()) + wire::Frame(call.SerializeAsString()),
+      memory.fd()));
+  EXPECT_TRUE(testing::WaitUntil([&] { return gate_.registrations() == 1; }));
+  v1::GetServerInfoResponse info;
+  v1::ListSequencesResponse list;
+  EXPECT_EQ(other->Call("GetServerInfo", v1::GetServerInfoRequest(), &info), absl::OkStatus());
+  EXPECT_EQ(other->Call("ListSequences", v1::ListSequencesRequest(), &list), absl::OkStatus());
+  EXPECT_EQ(Requests("GetServerInfo"), 1);
+  gate_.HoldRegistrations(false);
+  for (const uint64_t id : {registration.id(), call.id()}) {
+    const auto reply = client->Receive();
+    ASSERT_TRUE(reply.has_value());
+    EXPECT_EQ(reply->id(), id);
+    EXPECT_EQ(reply->status().code(), 0);
+  }
+}
+
+TEST_F(LocalTest, CallsBeyondTheLimitOfAConnectionAreNotRead) {
+  constexpr int kCalls = 4;
+  Server::Options options = LocalServerOptions();
+  options.connections.max_streams = kCalls;
+  StartLocal(options);
+  const auto client = Greeted(), other = Greeted();
+  v1::LoadSequenceRequest chunk;
+  chunk.set_layout(v1::LAYOUT_NHD);
+  chunk.set_rows(1);
+  chunk.set_key(std::string(kRowBytes, '\0'));
+  chunk.set_value(chunk.key());
+  std::string frames;
+  for (int i = 0; i < kCalls; ++i) {
+    chunk.set_sequence_id(Create());
+    v1::LocalRequest call =
+        i % 2 == 0 ? CallOf("LoadSequence", chunk) : CallOf("Attend", StepRequest({Create()}));
+    chunk.set_sequence_id("");
+    call.set_id(client->NextId());
+    frames += wire::Frame(call.SerializeAsString());
+  }
+  v1::LocalRequest one_more = CallOf("GetServerInfo", v1::GetServerInfoRequest());
+  one_more.set_id(client->NextId());
+  frames += wire::Frame(one_more.SerializeAsString());
+  gate_.SetOpen(false);
+  ASSERT_TRUE(client->SendBytes(frames));
+  ASSERT_TRUE(WaitForArrived(1));
+  ASSERT_TRUE(testing::WaitUntil([&] { return metrics_->inflight_requests.Value() >= kCalls; }));
+  // Whatever was read before this call would have been answered before it.
+  v1::ListSequencesResponse list;
+  EXPECT_EQ(other->Call("ListSequences", v1::ListSequencesRequest(), &list), absl::OkStatus());
+  EXPECT_EQ(Requests("GetServerInfo"), 0);
+  gate_.SetOpen(true);
+  for (int i = 0; i < kCalls + 1; ++i) EXPECT_TRUE(client->Receive().has_value());
+  EXPECT_EQ(Requests("GetServerInfo"), 1);
+}
+
+TEST_F(LocalTest, AClientWithoutRoomForCallsIsReadOnceTheyAreAnswered) {
+  Server::Options options = LocalServerOptions();
+  options.transport_memory_bytes = 64 << 10;  // a quarter of it for one client
+  StartLocal(options);
+  const auto client = Greeted(), other = Greeted();
+  const std::string padding(2048, 'x');
+  const std::string id = [&] {
+    v1::CreateSequenceResponse response;
+    EXPECT_EQ(client->Call("CreateSequence", testing::CreateRequest(), &response),
+              absl::OkStatus());
+    return response.sequence_id();
+  }();
+  constexpr int kCalls = 12;
+  std::string frames;
+  for (int i = 0; i < kCalls; ++i) {
+    v1::AttendRequest step = StepRequest({id});
+    step.mutable_spans(0)->set_query_rows(32);  // 2 KiB
+    step.mutable_query()->resize(32 * kRowBytes);
+    v1::LocalRequest call = CallOf("Attend", step);
+    call.set_id(client->NextId());
+    frames += wire::Frame(call.SerializeAsString());
+  }
+  gate_.SetOpen(false);
+  ASSERT_TRUE(client->SendBytes(frames));
+  ASSERT_TRUE(WaitForArrived(1));
+  // Each takes a bit more than 3 KiB of the 16.
+  EXPECT_TRUE(testing::WaitUntil([&] { return metrics_->inflight_requests.Value() == 6; }));
+  v1::LocalRequest call = CallOf("GetServerInfo", v1::GetServerInfoRequest());
+  call.set_id(other->NextId());
+  ASSERT_TRUE(other->Send(call));
+  EXPECT_EQ(metrics_->inflight_requests.Value(), 6);
+  gate_.SetOpen(true);
+  for (int i = 0; i < kCalls; ++i) {
+    const auto reply = client->Receive();
+    ASSERT_TRUE(reply.has_value());
+    EXPECT_EQ(reply->status().message(), "");
+  }
+  EXPECT_TRUE(other->Receive().has_value());
+}
+
+TEST_F(LocalTest, ARegionIsThereForTheCallsAheadOfItsEnd) {
+  StartLocal();
+  Lane lane(path_);
+  std::string frames;
+  const auto add = [&](v1::LocalRequest request) {
+    request.set_id(lane.client.NextId());
+    frames += wire::Frame(request.SerializeAsString());
+  };
+  const v1::AttendRequest step = lane.Step(lane.Create());
+  add(CallOf("ListSequences", v1::ListSequencesRequest()));  // not at once
+  add(CallOf("Attend", step));
+  v1::LocalRequest unregister;
+  unregister.mutable_unregister_memory()->set_region_id(lane.region);
+  add(unregister);
+  ASSERT_TRUE(lane.client.SendBytes(frames));
+  for (int i = 0; i < 3; ++i) {
+    const auto reply = lane.client.Receive();
+    ASSERT_TRUE(reply.has_value());
+    EXPECT_EQ(reply->status().message(), "");
+  }
+}
+
 TEST_F(LocalTest, TheServerEndsWithRequestsInTheEngine) {
   StartLocal();
   Lane lane(path_);
@@ -388,8 +547,9 @@ TEST_F(LocalTest, TheServerEndsWithRequestsInTheEngine) {
 }
 
 TEST_F(LocalTest, LimitsConnectionsOfOneUser) {
+  clock_ = &fake_clock_;
   Server::Options options = LocalServerOptions();
-  options.connections.accept.max_connections_per_host = 3;
+  options.connections.max_per_host = 3;
   StartLocal(options);
   std::vector<std::unique_ptr<LocalClient>> clients;
   for (int i = 0; i < 3; ++i) clients.push_back(Greeted());
@@ -398,6 +558,47 @@ TEST_F(LocalTest, LimitsConnectionsOfOneUser) {
   clients.pop_back();
   ASSERT_TRUE(testing::WaitUntil([&] { return metrics_->local_connections.Value() == 2; }));
   EXPECT_EQ(LocalClient(path_).Hello(), absl::OkStatus());
+}
+
+TEST_F(LocalTest, AnIdleConnectionMakesRoomForOneOfItsUser) {
+  clock_ = &fake_clock_;
+  Server::Options options = LocalServerOptions();
+  options.connections.max_per_host = 4;
+  StartLocal(options);
+  Lane lane(path_);  // has a ring
+  const auto lessee = Greeted();
+  v1::HoldLeaseResponse lease;
+  ASSERT_EQ(lessee->Call("HoldLease", v1::HoldLeaseRequest(), &lease), absl::OkStatus());
+  const auto called = Greeted(), idle = Greeted();
+  fake_clock_.Advance(Door::kIdleAfter);
+  v1::GetServerInfoResponse info;
+  ASSERT_EQ(called->Call("GetServerInfo", v1::GetServerInfoRequest(), &info), absl::OkStatus());
+  const auto first = Greeted();
+  EXPECT_FALSE(idle->Receive().has_value());
+  fake_clock_.Advance(Door::kIdleAfter);
+  ASSERT_EQ(first->Call("GetServerInfo", v1::GetServerInfoRequest(), &info), absl::OkStatus());
+  const auto second = Greeted();
+  EXPECT_FALSE(called->Receive().has_value());
+  LocalClient refused(path_);  // the others are in use, or were a moment ago
+  EXPECT_FALSE(refused.Receive().has_value());
+  for (LocalClient* client : {lessee.get(), first.get(), second.get(), &lane.client}) {
+    EXPECT_EQ(client->Call("GetServerInfo", v1::GetServerInfoRequest(), &info), absl::OkStatus());
+  }
+}
+
+TEST_F(LocalTest, ASilentConnectionMakesRoomFirst) {
+  clock_ = &fake_clock_;
+  Server::Options options = LocalServerOptions();
+  options.connections.max_per_host = 2;
+  StartLocal(options);
+  const auto greeted = Greeted();
+  fake_clock_.Advance(Door::kIdleAfter);
+  LocalClient silent(path_);
+  ASSERT_TRUE(testing::WaitUntil([&] { return metrics_->local_connections.Value() == 2; }));
+  const auto other = Greeted();
+  EXPECT_FALSE(silent.Receive().has_value());
+  v1::GetServerInfoResponse info;
+  EXPECT_EQ(greeted->Call("GetServerInfo", v1::GetServerInfoRequest(), &info), absl::OkStatus());
 }
 
 TEST_F(LocalTest, GivesUpOnAClientThatSaysNothing) {

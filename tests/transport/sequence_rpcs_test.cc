@@ -235,7 +235,7 @@ TEST_F(SequenceRpcsTest, DeletingASequenceEndsWhatIsQueuedButNotWhatRuns) {
 // With the limit of metadata that clients have by default.
 TEST_F(SequenceRpcsTest, ManyLostSequencesAreNamedInCallsAndStreams) {
   std::vector<std::string> ids;
-  for (int i = 0; i < 200; ++i) ids.push_back(SequenceId::Random(0).ToBytes());
+  for (int i = 0; i < 200; ++i) ids.push_back(SequenceId::Random().ToBytes());
   v1::AttendRequest request = testing::StepRequest(ids);
   request.set_request_id("many");
   v1::AttendResponse response;

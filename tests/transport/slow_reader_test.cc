@@ -184,12 +184,11 @@ TEST_F(SlowReaderTest, UnreadRepliesOfOneClientTakeItsShareOnly) {
 
 TEST_F(SlowReaderTest, OtherUnreadRepliesTakeTheClientsShareOfMemory) {
   Server::Options options = testing::ServerOptions();
-  options.unsent_replies.total_bytes = 1 << 20;
-  options.unsent_replies.client_bytes = 2 * kRpcBytes;
-  StartWithRoomFor(5, Nanoseconds(0), options);
+  options.unsent_replies.bytes = {1 << 20, 8 * kRpcBytes};
+  StartWithRoomFor(9, Nanoseconds(0), options);
   const auto reader = NewReader();
-  for (int i = 0; i < 2; ++i) reader->Send(LargeRequest());
-  ASSERT_TRUE(WaitForUnread(2));
+  for (int i = 0; i < 6; ++i) reader->Send(LargeRequest());  // a little more than kRpcBytes each
+  ASSERT_TRUE(WaitForUnread(6));
   v1::ListSequencesResponse list;
   grpc::ClientContext context;
   const grpc::Status refused = stub_->ListSequences(&context, {}, &list);
@@ -203,6 +202,22 @@ TEST_F(SlowReaderTest, OtherUnreadRepliesTakeTheClientsShareOfMemory) {
   EXPECT_TRUE(other->status.get().ok());
   reader->Leave();
   EXPECT_TRUE(testing::WaitUntil([&] { return Attend(LargeRequest()).ok(); }));
+}
+
+TEST_F(SlowReaderTest, BeyondItsShareAClientsOldestRepliesAreCutOff) {
+  Server::Options options = testing::ServerOptions();
+  options.unsent_replies.bytes = {1 << 20, 4 * kRpcBytes};
+  StartWithRoomFor(9, Nanoseconds(0), options);
+  const auto reader = NewReader();
+  gate_.SetOpen(false);
+  for (int i = 0; i < 6; ++i) reader->Send(LargeRequest());  // in flight before one is unread
+  ASSERT_TRUE(testing::WaitUntil([&] { return metrics_->inflight_requests.Value() == 6; }));
+  gate_.SetOpen(true);
+  EXPECT_TRUE(testing::WaitUntil([&] { return metrics_->rejected_unread.Value() == 3; }));
+  ASSERT_TRUE(
+      testing::WaitUntil([&] { return engine_->staging().used_bytes() == 3 * result_bytes(); }));
+  const auto other = Send(LargeRequest(), "other");
+  EXPECT_TRUE(other->status.get().ok());
 }
 
 TEST_F(SlowReaderTest, ADrainCutsOffThoseThatDoNotRead) {

@@ -22,7 +22,8 @@ absl::StatusOr<Arena::Block> Arena::Allocate(size_t bytes, absl::Time deadline) 
     absl::MutexLock lock(&mutex_);
     if (Take(bytes, &block)) return block;
   }
-  absl::MutexLock grow_lock(&grow_mutex_);
+  const TimedMutex::Lock grow_lock(&grow_mutex_, deadline);
+  if (!grow_lock.status().ok()) return grow_lock.status();
   while (true) {
     {
       absl::MutexLock lock(&mutex_);

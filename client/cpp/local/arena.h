@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "client/cpp/local/control.h"
 #include "client/cpp/local/region.h"
+#include "client/cpp/local/timed_mutex.h"
 
 namespace flashcore::client::local {
 
@@ -50,13 +51,12 @@ class Arena {
   };
 
   bool Take(size_t bytes, Block* block) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status Grow(size_t bytes, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(grow_mutex_)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Grow(size_t bytes, absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   bool DropUnused() ABSL_LOCKS_EXCLUDED(mutex_);
   void Return(Chunk* chunk, size_t offset, size_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const std::shared_ptr<Control> control_;
-  absl::Mutex grow_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // one registration at a time
+  TimedMutex grow_mutex_;  // one registration at a time
   absl::Mutex mutex_;
   std::vector<std::unique_ptr<Chunk>> chunks_ ABSL_GUARDED_BY(mutex_);
 };

@@ -27,7 +27,8 @@ absl::StatusOr<std::shared_ptr<Session>> Link::Connect(absl::Time deadline) {
   };
   if (auto session = connected(); session != nullptr) return session;
   std::shared_ptr<Session> old;  // destroyed without the locks: its callbacks may come here
-  absl::MutexLock connect_lock(&connect_mutex_);
+  const TimedMutex::Lock connect_lock(&connect_mutex_, deadline);
+  if (!connect_lock.status().ok()) return connect_lock.status();
   if (auto session = connected(); session != nullptr) return session;
   if (absl::Now() >= deadline)
     return absl::DeadlineExceededError("the deadline passed before the request was sent");
@@ -87,7 +88,8 @@ void Link::Publish(const Shared& shared) {
 absl::Status Link::Add(const std::shared_ptr<Region>& region, bool read_only, absl::Time deadline) {
   const absl::StatusOr<std::shared_ptr<Session>> connected = Connect(deadline);
   if (!connected.ok()) return connected.status();
-  absl::MutexLock connect_lock(&connect_mutex_);  // no new session meanwhile
+  const TimedMutex::Lock connect_lock(&connect_mutex_, deadline);  // no new session meanwhile
+  if (!connect_lock.status().ok()) return connect_lock.status();
   std::shared_ptr<Session> session;
   {
     absl::MutexLock lock(&mutex_);

@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "client/cpp/local/region.h"
 #include "client/cpp/local/session.h"
+#include "client/cpp/local/timed_mutex.h"
 #include "client/cpp/memory.h"
 #include "flashcore/attend.h"
 
@@ -56,7 +57,7 @@ class Link {
   const std::string client_;
   const absl::Duration spin_;
   RegionTable* const regions_;
-  absl::Mutex connect_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // one attempt to connect at a time
+  TimedMutex connect_mutex_;  // one attempt to connect at a time
   mutable absl::Mutex mutex_;
   std::shared_ptr<Session> session_ ABSL_GUARDED_BY(mutex_);  // null: not connected yet
   std::vector<Shared> shared_ ABSL_GUARDED_BY(mutex_);

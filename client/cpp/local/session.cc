@@ -27,7 +27,7 @@ struct Session::Lane {
   const Arena::Block memory;  // of the ring
   const std::unique_ptr<OpenRing> open;
   const uint64_t end_hook;
-  RingRequest request;
+  std::shared_ptr<RingRequest> request = std::make_shared<RingRequest>();
   uint64_t tag = 0;
   std::chrono::nanoseconds last_wait{};
 };
@@ -62,7 +62,7 @@ absl::StatusOr<Session::Lane*> Session::TakeLane(absl::Time deadline) {
       Lane* const lane = abandoned_[i];
       if (!lane->open->ring().Poll(&answer)) continue;
       lane->open->ring().Pop();
-      lane->request.Reset();
+      lane->request->Reset();
       abandoned_.erase(abandoned_.begin() + static_cast<ptrdiff_t>(i--));
       free_.push_back(lane);
     }
@@ -96,7 +96,7 @@ void Session::ReturnLane(Lane* lane) {
 
 absl::Status Session::AttendOn(Lane* lane, const AttendRequest& request, absl::Time deadline,
                                AttendResult* result) {
-  RingRequest& prepared = lane->request;
+  RingRequest& prepared = *lane->request;
   absl::Status status = Prepare(request, deadline, &prepared);
   Ring& ring = lane->open->ring();
   const SteadyTime begin = std::chrono::steady_clock::now();
@@ -107,15 +107,9 @@ absl::Status Session::AttendOn(Lane* lane, const AttendRequest& request, absl::T
   const bool fits =
       prepared.Bytes() <= ring.RequestBytes() && prepared.MaxAnswerBytes() <= ring.AnswerBytes();
   if (!status.ok() || !fits) {
-    std::string answer;
-    if (status.ok()) status = AttendAsCall(prepared, deadline, &answer);
-    if (status.ok()) {
-      const auto* const data = reinterpret_cast<const std::byte*>(answer.data());
-      status = prepared.Take({data, answer.size()}, result);
-    }
-    prepared.Reset();
+    auto elsewhere = std::exchange(lane->request, std::make_shared<RingRequest>());
     ReturnLane(lane);
-    return status;
+    return status.ok() ? RunOnAsync(std::move(elsewhere), deadline, result) : status;
   }
   prepared.Serialize(ring.NextSlot());
   const auto left = std::chrono::nanoseconds(end - begin).count();
@@ -144,21 +138,18 @@ absl::Status Session::AttendOn(Lane* lane, const AttendRequest& request, absl::T
   return status;
 }
 
-absl::Status Session::AttendAsCall(const RingRequest& prepared, absl::Time deadline,
-                                   std::string* answer) {
-  absl::StatusOr<std::string> reply = control_->Call("Attend", prepared.Serialized(), deadline);
-  if (!reply.ok()) return reply.status();
-  *answer = *std::move(reply);
-  return absl::OkStatus();
-}
-
 absl::Status Session::AttendOnAsync(const AttendRequest& request, absl::Time deadline,
                                     AttendResult* result) {
+  auto prepared = std::make_shared<RingRequest>();
+  if (absl::Status status = Prepare(request, deadline, prepared.get()); !status.ok()) return status;
+  return RunOnAsync(std::move(prepared), deadline, result);
+}
+
+absl::Status Session::RunOnAsync(std::shared_ptr<RingRequest> prepared, absl::Time deadline,
+                                 AttendResult* result) {
   const absl::StatusOr<AsyncRing*> ring = async(deadline);
   if (!ring.ok()) return ring.status();
-  auto prepared = std::make_shared<RingRequest>();
-  absl::Status status = Prepare(request, deadline, prepared.get());
-  if (!status.ok()) return status;
+  absl::Status status;
   absl::Notification done;
   (*ring)->Start(std::move(prepared), deadline, [&](absl::Status answer, AttendResult taken) {
     status = std::move(answer);
@@ -170,12 +161,18 @@ absl::Status Session::AttendOnAsync(const AttendRequest& request, absl::Time dea
 }
 
 absl::StatusOr<AsyncRing*> Session::async(absl::Time deadline) {
+  const auto opened = [this] {
+    absl::MutexLock lock(&async_mutex_);
+    return async_.get();
+  };
+  if (AsyncRing* const ring = opened(); ring != nullptr) return ring;
+  const TimedMutex::Lock open_lock(&open_async_mutex_, deadline);
+  if (!open_lock.status().ok()) return open_lock.status();
+  if (AsyncRing* const ring = opened(); ring != nullptr) return ring;
+  absl::StatusOr<std::shared_ptr<AsyncRing>> ring = AsyncRing::Open(control_, arena_, deadline);
+  if (!ring.ok()) return ring.status();
   absl::MutexLock lock(&async_mutex_);
-  if (async_ == nullptr) {
-    absl::StatusOr<std::shared_ptr<AsyncRing>> ring = AsyncRing::Open(control_, arena_, deadline);
-    if (!ring.ok()) return ring.status();
-    async_ = *std::move(ring);
-  }
+  async_ = *std::move(ring);
   return async_.get();
 }
 

@@ -15,6 +15,7 @@
 #include "client/cpp/local/async_ring.h"
 #include "client/cpp/local/control.h"
 #include "client/cpp/local/ring_request.h"
+#include "client/cpp/local/timed_mutex.h"
 #include "client/cpp/memory.h"
 #include "flashcore/attend.h"
 
@@ -57,9 +58,11 @@ class Session {
   void ReturnLane(Lane* lane) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status AttendOn(Lane* lane, const AttendRequest& request, absl::Time deadline,
                         AttendResult* result);
-  absl::Status AttendAsCall(const RingRequest& prepared, absl::Time deadline, std::string* answer);
   absl::Status AttendOnAsync(const AttendRequest& request, absl::Time deadline,
                              AttendResult* result);
+  // Over the ring of the callbacks, or as a call. Its memory is kept until the server is done.
+  absl::Status RunOnAsync(std::shared_ptr<RingRequest> prepared, absl::Time deadline,
+                          AttendResult* result);
 
   const std::shared_ptr<Control> control_;
   const RegionTable* const regions_;
@@ -74,6 +77,7 @@ class Session {
   size_t max_lanes_ ABSL_GUARDED_BY(mutex_);
   size_t opening_ ABSL_GUARDED_BY(mutex_) = 0;
 
+  TimedMutex open_async_mutex_;
   absl::Mutex async_mutex_;
   std::shared_ptr<AsyncRing> async_ ABSL_GUARDED_BY(async_mutex_);
 };

@@ -57,10 +57,8 @@ std::string Host(absl::string_view address) {
 
 }  // namespace
 
-absl::StatusOr<Identity> Authenticator::Identify(const Context& call) const {
-  const absl::StatusOr<Peer> peer = connections_->Find(call.peer());
-  if (!peer.ok()) return peer.status();
-  const Caller caller{call, *peer};
+absl::StatusOr<Identity> Authenticator::Identify(const Context& call, const Peer& peer) const {
+  const Caller caller{call, peer};
   absl::StatusOr<Identity> identity = Direct(caller);
   if (!identity.ok() || !Trusts(identity->name)) return identity;
   return Forwarded(caller, *std::move(identity));

@@ -43,14 +43,13 @@ class Authenticator {
     std::vector<std::string> trusted_proxies;
   };
 
-  // `connections`, which knows who is at their other end, and `metrics` outlive this.
-  Authenticator(Options options, const ClientConnections* connections, Metrics* metrics)
-      : options_(std::move(options)), connections_(connections), metrics_(metrics) {}
+  // `metrics` outlives this.
+  Authenticator(Options options, Metrics* metrics)
+      : options_(std::move(options)), metrics_(metrics) {}
 
-  // UNAUTHENTICATED, counted and logged, unless it is known who calls. INVALID_ARGUMENT if the name
-  // that a caller gives itself is too long or not printable. UNAVAILABLE if the connection has
-  // ended.
-  absl::StatusOr<Identity> Identify(const grpc::ServerContextBase& call) const;
+  // Who calls from `peer`. UNAUTHENTICATED, counted and logged, unless that is known.
+  // INVALID_ARGUMENT if the name that a caller gives itself is too long or not printable.
+  absl::StatusOr<Identity> Identify(const grpc::ServerContextBase& call, const Peer& peer) const;
 
   // Who is at the other end of the local socket `connection`. UNAUTHENTICATED, counted and logged,
   // for the overflow uid, unless Options allow it.
@@ -87,7 +86,6 @@ class Authenticator {
   std::shared_ptr<const TokenTable> tokens() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Options options_;
-  const ClientConnections* const connections_;
   Metrics* const metrics_;
   mutable Mutex mutex_;
   std::shared_ptr<const TokenTable> tokens_ ABSL_GUARDED_BY(mutex_);  // null: none are needed

@@ -25,45 +25,50 @@ std::string PeerAddress(const SocketAddress& address) {
 
 std::string DescriptorName(int descriptor) { return absl::StrCat(kDescriptorPrefix, descriptor); }
 
-uint64_t ClientConnections::Open(const std::string& name, Peer peer) {
+std::shared_ptr<ClientConnection> ClientConnections::Open(const std::string& name, Peer peer) {
+  auto connection = std::make_shared<ClientConnection>(name, std::move(peer));
   MutexLock lock(&mutex_);
-  Connection& connection = open_[name];
-  Forget(connection);
-  connection = {++last_number_, std::move(peer), {}};
-  return connection.number;
+  Entry& entry = open_[name];
+  Forget(entry);
+  entry = {connection, {}};
+  return connection;
 }
 
-void ClientConnections::Close(const std::string& name, uint64_t number) {
+void ClientConnections::Close(const ClientConnection& connection) {
   MutexLock lock(&mutex_);
-  const auto connection = open_.find(name);
-  if (connection == open_.end() || connection->second.number != number) return;
-  Forget(connection->second);
-  open_.erase(connection);
+  const Entry* entry = EntryOf(connection);
+  if (entry == nullptr) return;
+  Forget(*entry);
+  open_.erase(connection.name());
 }
 
-void ClientConnections::Forget(const Connection& connection) {
-  for (const std::string& client : connection.clients) {
+ClientConnections::Entry* ClientConnections::EntryOf(const ClientConnection& connection) {
+  const auto found = open_.find(connection.name());
+  const bool is_open = found != open_.end() && found->second.connection.get() == &connection;
+  return is_open ? &found->second : nullptr;
+}
+
+void ClientConnections::Forget(const Entry& entry) {
+  for (const std::string& client : entry.clients) {
     const auto count = connections_.find(client);
     if (--count->second == 0) connections_.erase(count);
   }
 }
 
-absl::StatusOr<Peer> ClientConnections::Find(const std::string& name) const {
-  MutexLock lock(&mutex_);
-  const auto connection = open_.find(name);
-  if (connection != open_.end()) return connection->second.peer;
-  if (absl::StartsWith(name, kDescriptorPrefix)) {
-    return absl::UnavailableError("the connection has ended");
+std::shared_ptr<ClientConnection> ClientConnections::Find(const std::string& name) const {
+  {
+    MutexLock lock(&mutex_);
+    const auto found = open_.find(name);
+    if (found != open_.end()) return found->second.connection;
   }
-  return Peer{name, std::nullopt};
+  if (absl::StartsWith(name, kDescriptorPrefix)) return nullptr;
+  return std::make_shared<ClientConnection>(name, Peer{name, std::nullopt});
 }
 
-absl::Status ClientConnections::Use(const std::string& name, const std::string& client) {
+absl::Status ClientConnections::Use(const ClientConnection& connection, const std::string& client) {
   MutexLock lock(&mutex_);
-  const auto connection = open_.find(name);
-  if (connection == open_.end() || connection->second.clients.contains(client)) {
-    return absl::OkStatus();
-  }
+  Entry* entry = EntryOf(connection);
+  if (entry == nullptr || entry->clients.contains(client)) return absl::OkStatus();
   int& count = connections_[client];
   if (count >= limit_) {
     return WithInfo(absl::ResourceExhaustedError(
@@ -75,7 +80,7 @@ absl::Status ClientConnections::Use(const std::string& name, const std::string& 
                      {"used", count},
                      {"allowed", limit_}});
   }
-  connection->second.clients.insert(client);
+  entry->clients.insert(client);
   ++count;
   return absl::OkStatus();
 }

@@ -41,11 +41,6 @@ bool IsV4(const Address& address) {
   return IN6_IS_ADDR_V4MAPPED(reinterpret_cast<const in6_addr*>(address.data()));
 }
 
-bool IsLoopback(const Address& address) {
-  if (IsV4(address)) return address[12] == 127;
-  return IN6_IS_ADDR_LOOPBACK(reinterpret_cast<const in6_addr*>(address.data()));
-}
-
 // For the client's socket, whose destination is ours.
 inet_diag_req_v2 Query(const SocketAddress& client, const SocketAddress& server) {
   const Address source = AddressOf(client), destination = AddressOf(server);
@@ -132,7 +127,7 @@ std::optional<uid_t> PeerUsers::UserOf(int connection, const SocketAddress& peer
 }
 
 std::optional<uid_t> PeerUsers::UserOfTcp(int connection, const SocketAddress& peer) const {
-  if (!IsLoopback(AddressOf(peer))) return std::nullopt;
+  if (!IsLoopbackAddress(peer)) return std::nullopt;
   const SocketAddress own = LocalAddress(connection);
   const std::string answer = ask_(Query(peer, own));
   nlmsghdr header;

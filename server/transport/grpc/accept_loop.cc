@@ -4,11 +4,13 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -23,7 +25,13 @@ namespace {
 constexpr absl::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 constexpr size_t kFrameHeader = 9;
 
-constexpr std::chrono::milliseconds kFloodCheckInterval(50);
+constexpr std::chrono::milliseconds kCountInterval(50);  // of calls and resets
+// In an interval, so many calls count as ended, of all connections with many together: gRPC ends
+// some without a word.
+constexpr uint64_t kForgivenCalls = 100;
+// A client may reset as many calls as Inflow::Limits says, again after so many intervals. So with
+// the default flags it may reset all its streams eight times a second.
+constexpr uint64_t kIntervalsOfAllResets = 10;
 
 // How many bytes a client sends before gRPC gets the connection, as far as its first ones, `start`,
 // tell. With TLS, gRPC itself limits the time of the handshake.
@@ -32,6 +40,13 @@ size_t BytesBeforeHandOver(absl::string_view start, bool tls) {
   if (start.size() < kPreface.size() + kFrameHeader) return kPreface.size() + kFrameHeader;
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(start[kPreface.size() + i]); };
   return kPreface.size() + kFrameHeader + (size_t{byte(0)} << 16 | size_t{byte(1)} << 8 | byte(2));
+}
+
+// Half of the files may be gRPC's, less some for those that are not connections.
+int FirstDescriptor(int wanted) {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return wanted;
+  return static_cast<int>(std::min<rlim_t>(static_cast<rlim_t>(wanted), limit.rlim_cur / 2 + 128));
 }
 
 void Watch(int epoll, int operation, int socket, uint32_t events) {
@@ -44,17 +59,18 @@ void Watch(int epoll, int operation, int socket, uint32_t events) {
 }  // namespace
 
 AcceptLoop::AcceptLoop(const Options& options, std::vector<Listener> listeners,
-                       ConnectionCount* count, ClientConnections* by_client, Metrics* metrics,
-                       const Clock* clock)
+                       ClientConnections* by_client, Metrics* metrics, const Clock* clock)
     : options_(options),
       listeners_(std::move(listeners)),
-      count_(count),
       by_client_(by_client),
       metrics_(metrics),
       clock_(clock),
       timer_(clock->NewTimer()),
+      first_descriptor_(FirstDescriptor(options.first_descriptor)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
-      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      tcp_(options.connections),
+      unix_(options.connections) {
   Watch(epoll_.get(), EPOLL_CTL_ADD, stop_.get(), EPOLLIN);
   Watch(epoll_.get(), EPOLL_CTL_ADD, timer_->fd(), EPOLLIN);
   for (const Listener& listener : listeners_) {
@@ -92,7 +108,7 @@ void AcceptLoop::Loop() {
       }
     }
     CloseExpired();
-    CutFloods();
+    CountCalls();
     // Last: it closes and opens sockets, and the events above name them by number.
     for (const Listener* listener : with_clients) AcceptAll(*listener);
   }
@@ -100,8 +116,8 @@ void AcceptLoop::Loop() {
 
 TimePoint AcceptLoop::NextLook() const {
   if (connections_.empty()) return kNoDeadline;
-  if (silent_.empty()) return next_flood_check_;
-  return std::min(next_flood_check_, connections_.at(silent_.front()).deadline);
+  if (silent_.empty()) return next_count_;
+  return std::min(next_count_, DeadlineOf(connections_.at(silent_.front())));
 }
 
 void AcceptLoop::AcceptAll(const Listener& listener) {
@@ -115,45 +131,57 @@ void AcceptLoop::AcceptAll(const Listener& listener) {
 }
 
 void AcceptLoop::Admit(const Listener& listener, FileDescriptor socket, const SocketAddress& peer) {
-  std::string host = ConnectionHost(socket.get(), peer);
-  if (!MakeRoom(host)) return;
   const int number = socket.get();
-  ++per_host_[host];
+  const std::optional<uid_t> user = users_.UserOf(number, peer);
+  Door& door = peer.family() == AF_UNIX ? unix_ : tcp_;
+  Door::Holder* holder = door.Enter(ConnectionHolder(peer, user));
+  if (!MakeRoom(door, *holder)) return door.Leave(holder);
   Connection& connection = connections_[number];
   connection.socket = std::move(socket);
   connection.peer.address = PeerAddress(peer);
-  if (!listener.tls) connection.peer.user = users_.UserOf(number, peer);
-  connection.host = std::move(host);
+  if (!listener.tls) connection.peer.user = user;
+  connection.door = &door;
+  connection.holder = holder;
   connection.listener = &listener;
-  connection.deadline = clock_->Now() + options_.first_bytes_within;
+  connection.began = clock_->Now();
   connection.waiting = silent_.insert(silent_.end(), number);
-  count_->SetGrpc(connections_.size());
+  metrics_->connections.Set(static_cast<double>(connections_.size()));
   // Edge-triggered: bytes that are not enough stay in the socket.
   Watch(epoll_.get(), EPOLL_CTL_ADD, number, EPOLLIN | EPOLLRDHUP | EPOLLET);
 }
 
-bool AcceptLoop::MakeRoom(const std::string& host) {
-  const auto of_host = per_host_.find(host);
-  if (of_host != per_host_.end() && of_host->second >= options_.max_connections_per_host &&
-      !CloseOldestSilent(&host)) {
-    metrics_->CountRefusedConnection(RefusedConnection::kMaxConnectionsPerHost);
+bool AcceptLoop::MakeRoom(const Door& door, const Door::Holder& holder) {
+  if (!door.IsCrowded()) return true;
+  const TimePoint now = clock_->Now();
+  std::vector<Door::Connection> open;
+  for (const auto& [socket, connection] : connections_) {
+    if (connection.door == &door) open.push_back(AtDoor(connection, now));
+  }
+  const Door::Connection* gives = door.WhoMakesRoom(open, holder);
+  if (gives == nullptr) {
+    metrics_->CountRefusedConnection(door.IsOverShare(holder)
+                                         ? RefusedConnection::kMaxConnectionsPerHost
+                                         : RefusedConnection::kMaxConnections);
     return false;
   }
-  if (count_->Full() && !CloseOldestSilent(nullptr)) {
-    metrics_->CountRefusedConnection(RefusedConnection::kMaxConnections);
-    return false;
-  }
+  metrics_->CountRefusedConnection(gives->state == Door::State::kSilent
+                                       ? RefusedConnection::kSilent
+                                       : RefusedConnection::kMadeRoom);
+  // If gRPC has the connection, it sees the end, and closes its descriptor.
+  shutdown(gives->socket, SHUT_RDWR);
+  Close(gives->socket);
   return true;
 }
 
-bool AcceptLoop::CloseOldestSilent(const std::string* host) {
-  const auto oldest = std::find_if(silent_.begin(), silent_.end(), [&](int socket) {
-    return host == nullptr || connections_.at(socket).host == *host;
-  });
-  if (oldest == silent_.end()) return false;
-  metrics_->CountRefusedConnection(RefusedConnection::kSilent);
-  Close(*oldest);
-  return true;
+Door::Connection AcceptLoop::AtDoor(const Connection& connection, TimePoint now) const {
+  Door::Connection at_door = {connection.socket.get(), connection.holder, Door::State::kSilent,
+                              connection.began};
+  if (connection.calls != nullptr) {
+    const uint64_t finished = connection.calls->finished();
+    at_door.last_use = std::max(connection.began, connection.calls->last_end());
+    at_door.state = Door::StateOf(connection.calls->started() != finished, at_door.last_use, now);
+  }
+  return at_door;
 }
 
 void AcceptLoop::OnEvent(int socket, uint32_t events) {
@@ -161,7 +189,10 @@ void AcceptLoop::OnEvent(int socket, uint32_t events) {
   if (found == connections_.end()) return;
   Connection& connection = found->second;
   if ((events & EPOLLHUP) != 0) return Close(socket);
-  if (connection.waiting == silent_.end()) return;
+  if (connection.waiting == silent_.end()) {
+    if ((events & EPOLLRDHUP) != 0) connection.inflow->HangUp();
+    return;
+  }
   char first[kPreface.size() + kFrameHeader];
   const ssize_t bytes = recv(socket, first, sizeof(first), MSG_PEEK | MSG_DONTWAIT);
   if (bytes > 0) {
@@ -176,28 +207,36 @@ void AcceptLoop::OnEvent(int socket, uint32_t events) {
 }
 
 void AcceptLoop::HandOver(Connection* connection) {
-  FileDescriptor second(fcntl(connection->socket.get(), F_DUPFD_CLOEXEC, 0));
-  if (!second.valid()) {
+  FileDescriptor second(fcntl(connection->socket.get(), F_DUPFD_CLOEXEC, first_descriptor_));
+  connection->inflow = Inflow::Of(second.get());
+  if (connection->inflow == nullptr) {
     metrics_->CountRefusedConnection(RefusedConnection::kNoFiles);
     return Close(connection->socket.get());
   }
   silent_.erase(connection->waiting);
   connection->waiting = silent_.end();
-  connection->name =
+  const std::string name =
       connection->listener->tls ? connection->peer.address : DescriptorName(second.get());
-  connection->number = by_client_->Open(connection->name, connection->peer);
+  connection->calls = by_client_->Open(name, connection->peer);
+  connection->began = clock_->Now();
   // From now on only its end, which epoll always reports.
-  Watch(epoll_.get(), EPOLL_CTL_MOD, connection->socket.get(), EPOLLET);
-  StartServing(connection->listener->serve, std::move(second));
+  Watch(epoll_.get(), EPOLL_CTL_MOD, connection->socket.get(), EPOLLRDHUP | EPOLLET);
+  connection->inflow->Begin(second.get(), connection->listener->tls, connection->calls,
+                            options_.inflow);
+  ended_.erase(std::remove(ended_.begin(), ended_.end(), connection->inflow), ended_.end());
+  StartServing(connection->listener->serve, std::move(second), connection->inflow);
 }
 
-void AcceptLoop::StartServing(const Serve& serve, FileDescriptor connection) {
+void AcceptLoop::StartServing(const Serve& serve, FileDescriptor connection, Inflow* inflow) {
   {
     MutexLock lock(&mutex_);
     ++serving_;
   }
-  std::thread([this, &serve, connection = std::move(connection)]() mutable {
-    serve(std::move(connection));
+  std::thread([this, &serve, connection = std::move(connection), inflow]() mutable {
+    {
+      const InflowOfThread of_thread(inflow);
+      serve(std::move(connection));
+    }
     MutexLock lock(&mutex_);
     --serving_;
     served_.NotifyAll();
@@ -206,62 +245,64 @@ void AcceptLoop::StartServing(const Serve& serve, FileDescriptor connection) {
 
 void AcceptLoop::CloseExpired() {
   const TimePoint now = clock_->Now();
-  while (!silent_.empty() && connections_.at(silent_.front()).deadline <= now) {
+  while (!silent_.empty() && DeadlineOf(connections_.at(silent_.front())) <= now) {
     metrics_->CountRefusedConnection(RefusedConnection::kSilent);
     Close(silent_.front());
   }
 }
 
-void AcceptLoop::CutFloods() {
+void AcceptLoop::CountCalls() {
   const TimePoint now = clock_->Now();
-  if (now < next_flood_check_) return;
-  next_flood_check_ = now + kFloodCheckInterval;
-  uint64_t of_all = 0;
-  Connection* largest = nullptr;
-  for (auto& [socket, connection] : connections_) {
-    const auto bytes = ReadTcpBytes(socket);
-    if (!bytes.has_value() || connection.waiting != silent_.end()) continue;
-    if (bytes->sent != connection.when_last_sent.sent) connection.when_last_sent = *bytes;
-    connection.unanswered_bytes = bytes->received - connection.when_last_sent.received;
-    if (connection.unanswered_bytes > options_.max_unanswered_bytes) {
-      Cut(&connection);
-      continue;
-    }
-    of_all += connection.unanswered_bytes;
-    if (largest == nullptr || connection.unanswered_bytes > largest->unanswered_bytes) {
-      largest = &connection;
-    }
+  if (now < next_count_) return;
+  const auto intervals = static_cast<uint64_t>((now - last_count_) / kCountInterval);
+  last_count_ = now;
+  next_count_ = now + kCountInterval;
+  const uint64_t resets = intervals * options_.inflow.resets / kIntervalsOfAllResets;
+  uint64_t excess = 0;
+  std::vector<Inflow*> with_many;
+  for (const auto& [socket, connection] : connections_) {
+    if (connection.inflow == nullptr) continue;
+    connection.inflow->ForgiveResets(resets);
+    const uint64_t of_one = connection.inflow->excess();
+    excess += of_one;
+    if (of_one > 0) with_many.push_back(connection.inflow);
   }
-  if (of_all > options_.max_unanswered_bytes_of_all) Cut(largest);
+  const auto ended = [](const Inflow* inflow) { return inflow->calls() == 0; };
+  ended_.erase(std::remove_if(ended_.begin(), ended_.end(), ended), ended_.end());
+  for (Inflow* inflow : ended_) {
+    excess += inflow->calls();
+    with_many.push_back(inflow);
+  }
+  Inflow::SetExcessOfAll(excess);
+  for (Inflow* inflow : with_many) {
+    inflow->ForgiveCalls(std::max<uint64_t>(1, kForgivenCalls / with_many.size()));
+  }
 }
 
-// gRPC sees the end of the connection, and closes it.
-void AcceptLoop::Cut(Connection* connection) {
+void AcceptLoop::CountFlood(const Connection& connection) {
   static LogLimiter limiter(1);
   if (const auto pass = limiter.Admit()) {
-    LogWarning("connection cut off: a flood that HTTP/2 flow control does not hold back",
-               {{"host", connection->host},
-                {"bytes", connection->unanswered_bytes},
-                {"suppressed", pass.suppressed}});
+    LogWarning("connection cut off: a flood of streams or headers",
+               {{"host", connection.holder->holder}, {"suppressed", pass.suppressed}});
   }
   metrics_->CountRefusedConnection(RefusedConnection::kFlood);
-  shutdown(connection->socket.get(), SHUT_RDWR);
-  connection->when_last_sent.received += connection->unanswered_bytes;
-  connection->unanswered_bytes = 0;
 }
 
 void AcceptLoop::Close(int socket) {
   const auto found = connections_.find(socket);
   Connection& connection = found->second;
   if (connection.waiting != silent_.end()) silent_.erase(connection.waiting);
-  by_client_->Close(connection.name, connection.number);
-  const auto of_host = per_host_.find(connection.host);
-  if (--of_host->second == 0) per_host_.erase(of_host);
+  if (connection.calls != nullptr) {
+    by_client_->Close(*connection.calls);
+    if (connection.inflow->cut_off()) CountFlood(connection);
+    ended_.push_back(connection.inflow);
+  }
+  connection.door->Leave(connection.holder);
   // gRPC may have its descriptor of this socket for a moment longer. Until then epoll would report
   // it by our number, which the next connection may get.
   Watch(epoll_.get(), EPOLL_CTL_DEL, socket, 0);
   connections_.erase(found);
-  count_->SetGrpc(connections_.size());
+  metrics_->connections.Set(static_cast<double>(connections_.size()));
 }
 
 }  // namespace flashcore::server

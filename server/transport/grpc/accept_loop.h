@@ -22,12 +22,15 @@
 #include "server/telemetry/metrics.h"
 #include "server/transport/access/client_connections.h"
 #include "server/transport/access/peer_user.h"
-#include "server/transport/connection_count.h"
+#include "server/transport/door.h"
+#include "server/transport/grpc/inflow.h"
 
 namespace flashcore::server {
 
 // A connection is held until it has begun HTTP/2 or TLS. So connections that send nothing cost gRPC
-// nothing, and they make room for new ones when a limit is reached. Owns one thread.
+// nothing. When a limit is reached, connections make room for new ones (door.h): silent ones, idle
+// ones, which gRPC clients open again with their next call, and busy ones of who has most. Owns one
+// thread.
 //
 // gRPC says on which connection a call came only by a name. Without TLS that is the number of the
 // descriptor that it got, and ClientConnections has the user at the other end. A connection with
@@ -36,19 +39,17 @@ namespace flashcore::server {
 // The loop keeps a second descriptor of each connection, to learn that gRPC has closed it: gRPC
 // shuts a socket down before it closes its own descriptor.
 //
-// HTTP/2 flow control makes gRPC send something for each window of DATA that it receives. So a
-// connection that receives much more than a window, and sends nothing, gets a flood of frames that
-// flow control does not hold back, such as CONTINUATION, which gRPC 1.51 keeps in memory. The loop
-// cuts it off.
+// What gRPC then reads passes through Inflow, which cuts floods off.
 class AcceptLoop {
  public:
   struct Options {
-    int max_connections_per_host = 256;  // per IPv4 address, IPv6 /64 network, or local user
+    Shares::Limits connections{/*all=*/1024, /*one=*/256};  // of TCP, and of Unix sockets
     std::chrono::milliseconds first_bytes_within{10'000};
-    // Most bytes that gRPC may receive while it sends nothing, on one TCP connection and on all
-    // together.
-    uint64_t max_unanswered_bytes = uint64_t{64} << 20;
-    uint64_t max_unanswered_bytes_of_all = uint64_t{256} << 20;
+    // Of each connection; see Inflow.
+    Inflow::Limits inflow;
+    // gRPC's descriptors are not below this, so that no other file has the number of one: see
+    // Inflow. More than there are other files and connections. Less if fewer files may be open.
+    int first_descriptor = 1280;
     // A listener will never accept again. On the loop's thread.
     std::function<void(const std::string& address)> on_dead;
   };
@@ -64,8 +65,8 @@ class AcceptLoop {
   };
 
   // Starts to accept. All but the first two outlive this.
-  AcceptLoop(const Options& options, std::vector<Listener> listeners, ConnectionCount* count,
-             ClientConnections* by_client, Metrics* metrics, const Clock* clock);
+  AcceptLoop(const Options& options, std::vector<Listener> listeners, ClientConnections* by_client,
+             Metrics* metrics, const Clock* clock);
   // Closes the listening sockets and the connections that gRPC has not completely taken over.
   ~AcceptLoop();
   AcceptLoop(const AcceptLoop&) = delete;
@@ -75,49 +76,53 @@ class AcceptLoop {
   struct Connection {
     FileDescriptor socket;
     Peer peer;
-    std::string host;
-    std::string name;     // in ClientConnections, once it is handed over
-    uint64_t number = 0;  // as above
+    Door* door = nullptr;
+    Door::Holder* holder = nullptr;           // at the door
+    std::shared_ptr<ClientConnection> calls;  // once it is handed over
     const Listener* listener = nullptr;
-    TimePoint deadline;                // of the first bytes
+    TimePoint began;                   // when it came, then when it was handed over
     std::list<int>::iterator waiting;  // in silent_; its end once the connection is handed over
-    TcpBytes when_last_sent;           // the connection's bytes when gRPC was last seen to send
-    uint64_t unanswered_bytes = 0;     // received since then
+    Inflow* inflow = nullptr;          // once it is handed over
   };
 
   void Loop();
   TimePoint NextLook() const;  // at connections
+  TimePoint DeadlineOf(const Connection& silent) const {
+    return silent.began + options_.first_bytes_within;
+  }
   void AcceptAll(const Listener& listener);
   void Admit(const Listener& listener, FileDescriptor socket, const SocketAddress& peer);
-  // False if `host` may not open another connection even without those that have sent nothing.
-  bool MakeRoom(const std::string& host);
-  bool CloseOldestSilent(const std::string* host);  // null: of any host
+  // False if there is none for a new connection of `holder`, which is counted already.
+  bool MakeRoom(const Door& door, const Door::Holder& holder);
+  Door::Connection AtDoor(const Connection& connection, TimePoint now) const;
   void OnEvent(int socket, uint32_t events);
   void HandOver(Connection* connection);
-  void StartServing(const Serve& serve, FileDescriptor connection);
+  void StartServing(const Serve& serve, FileDescriptor connection, Inflow* inflow);
   void CloseExpired();
-  void CutFloods();
-  void Cut(Connection* connection);
+  void CountCalls();
+  void CountFlood(const Connection& connection);
   void Close(int socket);
 
   const Options options_;
   std::vector<Listener> listeners_;
   std::unordered_map<int, const Listener*> listener_of_;  // by socket
-  ConnectionCount* const count_;
   ClientConnections* const by_client_;
   Metrics* const metrics_;
   const Clock* const clock_;
   const std::unique_ptr<Timer> timer_;
+  const int first_descriptor_;
   const FileDescriptor epoll_;
   const FileDescriptor stop_;  // an eventfd
 
   // Of the loop's thread.
-  TimePoint next_flood_check_;
+  Door tcp_, unix_;
+  TimePoint last_count_;  // of calls
+  TimePoint next_count_;
   Acceptor acceptor_;
   const PeerUsers users_;
   std::unordered_map<int, Connection> connections_;  // by socket
   std::list<int> silent_;                            // sockets that have sent nothing, oldest first
-  std::unordered_map<std::string, int> per_host_;
+  std::vector<Inflow*> ended_;                       // connections with calls that have not
 
   Mutex mutex_;
   int serving_ ABSL_GUARDED_BY(mutex_) = 0;  // threads that run a Serve

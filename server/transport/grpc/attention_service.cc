@@ -26,7 +26,7 @@ class AttendReactor final : public UnaryReactor, public Exchange {
 
   void Start(const grpc::CallbackServerContext& context) {
     operation_.deadline = ToDeadline(context.deadline(), origin_.fleet->clock());
-    absl::StatusOr<Identity> caller = AdmitCaller(origin_.context, context);
+    absl::StatusOr<Identity> caller = Admit();
     if (!caller.ok()) return Receive(caller.status());
     operation_.identity = *std::move(caller);
     absl::Status status = CheckMessageBytes(*origin_.context, message_.size());
@@ -154,7 +154,7 @@ grpc::ServerUnaryReactor* AttentionService::Answer(
     RpcMetrics* rpc, grpc::CallbackServerContext* call, grpc::ByteBuffer* message,
     grpc::ByteBuffer* reply, AttentionMethods::Method<Request, Response> method) {
   auto* reactor = new AnswerReactor(context_, rpc, call);
-  const absl::StatusOr<Identity> caller = AdmitCaller(context_, *call);
+  const absl::StatusOr<Identity> caller = reactor->Admit();
   absl::Status status = caller.status();
   Request request;
   Response response;

@@ -21,7 +21,7 @@ grpc::ServerUnaryReactor* DebugService::Echo(grpc::CallbackServerContext* contex
                                              const grpc::ByteBuffer* request,
                                              grpc::ByteBuffer* response) {
   auto* reactor = new AnswerReactor(context_, echo_, context);
-  const absl::StatusOr<Identity> caller = AdmitCaller(context_, *context);
+  const absl::StatusOr<Identity> caller = reactor->Admit();
   absl::Status status = caller.status();
   if (caller.ok()) {
     // gRPC owns the message until the RPC ends, but allows it to be cleared earlier, as Attend

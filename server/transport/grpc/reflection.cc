@@ -74,10 +74,16 @@ void Answer(const ServerReflectionRequest& request, const std::vector<std::strin
 class ReflectionReactor final
     : public grpc::ServerBidiReactor<ServerReflectionRequest, ServerReflectionResponse> {
  public:
-  ReflectionReactor(const std::vector<std::string>* services, const Authenticator* authenticator,
-                    const grpc::ServerContextBase& context)
-      : services_(services), authenticator_(authenticator) {
-    absl::StatusOr<Identity> identity = authenticator_->Identify(context);
+  ReflectionReactor(const std::vector<std::string>* services, const RpcContext* context,
+                    const grpc::ServerContextBase& call)
+      : services_(services),
+        authenticator_(&context->authenticator),
+        call_(context->client_connections->Find(call.peer()), context->clock) {
+    if (call_.connection() == nullptr) {
+      Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the connection has ended"));
+      return;
+    }
+    absl::StatusOr<Identity> identity = authenticator_->Identify(call, call_.connection()->peer());
     if (!identity.ok()) {
       Finish(ToGrpcStatus(identity.status()));
       return;
@@ -108,6 +114,7 @@ class ReflectionReactor final
  private:
   const std::vector<std::string>* const services_;
   const Authenticator* const authenticator_;
+  const ConnectionCall call_;
   Identity identity_;
   ServerReflectionRequest request_;
   ServerReflectionResponse response_;
@@ -118,9 +125,9 @@ class ReflectionReactor final
 template <typename Service>
 class Reflects final : public Service {
  public:
-  Reflects(const std::vector<std::string>* services, const Authenticator* authenticator) {
-    const auto open = [=](grpc::CallbackServerContext* context) {
-      return new ReflectionReactor(services, authenticator, *context);
+  Reflects(const std::vector<std::string>* services, const RpcContext* context) {
+    const auto open = [=](grpc::CallbackServerContext* call) {
+      return new ReflectionReactor(services, context, *call);
     };
     this->MarkMethodCallback(
         0, new grpc_compat::BidiStreamHandler<ServerReflectionRequest, ServerReflectionResponse>(
@@ -130,11 +137,11 @@ class Reflects final : public Service {
 
 }  // namespace
 
-Reflection::Reflection(std::vector<std::string> services, const Authenticator* authenticator)
+Reflection::Reflection(std::vector<std::string> services, const RpcContext* context)
     : names_(std::move(services)),
-      v1_(std::make_unique<Reflects<grpc::reflection::v1::ServerReflection::Service>>(
-          &names_, authenticator)),
+      v1_(std::make_unique<Reflects<grpc::reflection::v1::ServerReflection::Service>>(&names_,
+                                                                                      context)),
       v1alpha_(std::make_unique<Reflects<grpc::reflection::v1alpha::ServerReflection::Service>>(
-          &names_, authenticator)) {}
+          &names_, context)) {}
 
 }  // namespace flashcore::server

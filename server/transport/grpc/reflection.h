@@ -10,15 +10,15 @@
 #include <vector>
 
 #include "grpcpp/impl/service_type.h"
-#include "server/transport/access/authenticator.h"
+#include "server/transport/rpc_scope.h"
 
 namespace flashcore::server {
 
 // The services ServerReflection of grpc.reflection.v1 and v1alpha. Thread-safe. Outlives its RPCs.
 class Reflection {
  public:
-  // Lists `services`, by their full names. The authenticator outlives this.
-  Reflection(std::vector<std::string> services, const Authenticator* authenticator);
+  // Lists `services`, by their full names. The context outlives this.
+  Reflection(std::vector<std::string> services, const RpcContext* context);
 
   // To be registered.
   std::array<grpc::Service*, 2> services() const { return {v1_.get(), v1alpha_.get()}; }

@@ -2,8 +2,10 @@
 #ifndef FLASHCORE_SERVER_TRANSPORT_GRPC_STREAM_REACTOR_H_
 #define FLASHCORE_SERVER_TRANSPORT_GRPC_STREAM_REACTOR_H_
 
+#include <memory>
 #include <optional>
 #include <unordered_set>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -83,7 +85,7 @@ class StreamReactor : public GrpcReactor, public RequestStream {
  protected:
   // A caller that is not admitted gets the reason as the stream's status.
   StreamReactor(StreamSet* set, RpcContext* context, RpcMetrics* rpc, grpc::ServerContextBase* call)
-      : StreamReactor(set, context, rpc, call, AdmitCaller(context, *call)) {}
+      : StreamReactor(set, context, rpc, call, context->client_connections->Find(call->peer())) {}
 
   // Call it in the constructor of the derived class, when its members are initialized.
   void Begin() ABSL_LOCKS_EXCLUDED(mutex_) {
@@ -126,6 +128,11 @@ class StreamReactor : public GrpcReactor, public RequestStream {
 
  private:
   StreamReactor(StreamSet* set, RpcContext* context, RpcMetrics* rpc, grpc::ServerContextBase* call,
+                std::shared_ptr<ClientConnection> connection)
+      : StreamReactor(set, context, rpc, call, connection,
+                      AdmitCaller(context, *call, connection.get())) {}
+  StreamReactor(StreamSet* set, RpcContext* context, RpcMetrics* rpc, grpc::ServerContextBase* call,
+                std::shared_ptr<ClientConnection> connection,
                 const absl::StatusOr<Identity>& caller)
       : context_(context),
         rpc_(rpc),
@@ -133,7 +140,7 @@ class StreamReactor : public GrpcReactor, public RequestStream {
         identity_(caller.value_or(Identity())),
         set_(set),
         end_(caller.ok() ? std::nullopt : std::make_optional(caller.status())),
-        scope_(context, rpc),
+        scope_(context, rpc, std::move(connection)),
         last_(&context->unsent, call) {}
 
   void OnDone() final {

@@ -12,11 +12,13 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
                       message.details().empty() ? "" : message.SerializeAsString());
 }
 
-absl::StatusOr<Identity> AdmitCaller(RpcContext* context, const grpc::ServerContextBase& call) {
+absl::StatusOr<Identity> AdmitCaller(RpcContext* context, const grpc::ServerContextBase& call,
+                                     const ClientConnection* connection) {
   if (absl::Status status = CheckNotDraining(*context); !status.ok()) return status;
-  absl::StatusOr<Identity> caller = context->authenticator.Identify(call);
+  if (connection == nullptr) return absl::UnavailableError("the connection has ended");
+  absl::StatusOr<Identity> caller = context->authenticator.Identify(call, connection->peer());
   if (!caller.ok()) return caller;
-  absl::Status status = context->client_connections->Use(call.peer(), caller->name);
+  absl::Status status = context->client_connections->Use(*connection, caller->name);
   if (!status.ok()) {
     context->metrics->CountRefusedConnection(RefusedConnection::kMaxConnectionsPerClient);
     return status;

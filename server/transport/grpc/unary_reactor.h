@@ -20,15 +20,23 @@ namespace flashcore::server {
 
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
-// Who calls, or why the RPC is refused at once: the server is draining, the caller has no identity,
-// has too many connections, or has too many replies that it does not read.
-absl::StatusOr<Identity> AdmitCaller(RpcContext* context, const grpc::ServerContextBase& call);
+// Who calls on `connection`, or why the RPC is refused at once: the server is draining, the
+// connection has ended (null), or the caller has no identity, too many connections, or too many
+// replies that it does not read.
+absl::StatusOr<Identity> AdmitCaller(RpcContext* context, const grpc::ServerContextBase& call,
+                                     const ClientConnection* connection);
 
 // Base of all unary RPCs over gRPC. Deletes itself when the RPC has ended.
 class UnaryReactor : public grpc_compat::InlineServerUnaryReactor {
  public:
   UnaryReactor(RpcContext* context, RpcMetrics* rpc, grpc::ServerContextBase* call)
-      : rpc_(context, rpc), reply_(&context->unsent, call) {}
+      : context_(context),
+        call_(call),
+        rpc_(context, rpc, context->client_connections->Find(call->peer())),
+        reply_(&context->unsent, call) {}
+
+  // See AdmitCaller.
+  absl::StatusOr<Identity> Admit() { return AdmitCaller(context_, *call_, rpc_.connection()); }
 
  protected:
   // Ends the RPC. `reply_bytes` of heap memory are charged to `client` until the reply is sent.
@@ -42,6 +50,8 @@ class UnaryReactor : public grpc_compat::InlineServerUnaryReactor {
   virtual RequestScope& scope() = 0;
   virtual void Record() = 0;  // of the scope
 
+  RpcContext* const context_;
+  grpc::ServerContextBase* const call_;
   RpcScope rpc_;
   UnsentReply reply_;
   std::atomic<bool> cancelled_{false};

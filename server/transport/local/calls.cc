@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/wire/frames.h"
+#include "server/base/error_info.h"
 #include "server/transport/load_chunks.h"
 #include "server/transport/local/connection.h"
 #include "server/transport/message.h"
@@ -14,10 +15,13 @@ namespace {
 // A frame has this much more than the message of its reply, at most.
 constexpr size_t kFrameOverhead = 64;
 
-class AttendCall final : public PendingCall {
+// What a call takes beside its message, more or less.
+constexpr size_t kCallBytes = 1024;
+
+class AttendCall final : public TensorCall {
  public:
   AttendCall(const CallSetup& setup, std::string message, Reply reply)
-      : PendingCall(setup, setup.context->attend, std::move(message), std::move(reply)) {}
+      : TensorCall(setup, setup.context->attend, std::move(message), std::move(reply)) {}
 
  private:
   absl::Status Parse() override {
@@ -34,10 +38,10 @@ class AttendCall final : public PendingCall {
   }
 };
 
-class LoadCall final : public PendingCall {
+class LoadCall final : public TensorCall {
  public:
   LoadCall(const CallSetup& setup, std::string message, Reply reply)
-      : PendingCall(setup, setup.context->load_sequence, std::move(message), std::move(reply)),
+      : TensorCall(setup, setup.context->load_sequence, std::move(message), std::move(reply)),
         chunks_(origin_.fleet, setup.regions.get(), setup.identity) {}
 
  private:
@@ -52,16 +56,17 @@ class LoadCall final : public PendingCall {
   LoadChunks chunks_;
 };
 
-// Runs `body`, which fills in the response, on the message `bytes`; `*out` is the serialized
-// response.
+// Runs `body`, which fills in the response, on the message `bytes`, unless the call is `refused`;
+// `*out` is the serialized response.
 template <typename Request, typename Response, typename Body>
-absl::Status Answer(RpcContext* context, RpcMetrics* rpc, const Identity& caller,
-                    absl::string_view bytes, const Body& body, std::string* out) {
+absl::Status RunCall(RpcContext* context, RpcMetrics* rpc, const absl::Status& refused,
+                     const Identity& caller, absl::string_view bytes, const Body& body,
+                     std::string* out) {
   RpcScope rpc_scope(context, rpc);
   RequestScope scope(context, rpc);
   Request request;
   Response response;
-  absl::Status status = Admit(*context, caller);
+  absl::Status status = refused.ok() ? Admit(*context, caller) : refused;
   if (status.ok() && !request.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
     status = absl::InvalidArgumentError("message: not well-formed protobuf");
   }
@@ -75,8 +80,46 @@ absl::Status Answer(RpcContext* context, RpcMetrics* rpc, const Identity& caller
 
 }  // namespace
 
-std::shared_ptr<PendingCall> PendingCall::Make(const CallSetup& setup, const std::string& method,
-                                               std::string message, Reply reply) {
+PendingCall::PendingCall(const CallSetup& setup, size_t bytes, Reply reply)
+    : setup_(setup),
+      charge_(setup.context->room, setup.identity.name, kCallBytes + bytes),
+      reply_(std::move(reply)) {}
+
+void PendingCall::Answer(std::shared_ptr<PendingCall> self, absl::StatusOr<std::string> message) {
+  setup_.context->post(setup_.identity.name, setup_.connection,
+                       [self = std::move(self), message = std::move(message)](Connection*) mutable {
+                         self->reply_(message.status(), message.ok() ? *std::move(message) : "");
+                       });
+}
+
+void UnaryCall::Start() {
+  absl::Status refused;
+  if (cancelled_) {
+    refused = absl::CancelledError("the client cancelled the call");
+  } else if (setup_.context->methods->fleet()->clock().Now() >= setup_.deadline) {
+    refused = absl::DeadlineExceededError("the deadline passed before the call had its turn");
+  }
+  std::string response;
+  const absl::Status status = (*run_)(refused, setup_.identity, message_, &response);
+  if (status.ok()) {
+    Answer(shared_from_this(), std::move(response));
+  } else {
+    Answer(shared_from_this(), status);
+  }
+}
+
+void UnregisterCall::Start() {
+  if (setup_.regions->Remove(region_id_) == nullptr) {
+    Answer(shared_from_this(),
+           WithInfo(absl::NotFoundError("region_id: this connection has no such region"),
+                    reason::kRegionLost));
+  } else {
+    Answer(shared_from_this(), std::string());
+  }
+}
+
+std::shared_ptr<TensorCall> TensorCall::Make(const CallSetup& setup, const std::string& method,
+                                             std::string message, Reply reply) {
   if (method == "Attend") {
     return std::make_shared<AttendCall>(setup, std::move(message), std::move(reply));
   }
@@ -86,31 +129,27 @@ std::shared_ptr<PendingCall> PendingCall::Make(const CallSetup& setup, const std
   return nullptr;
 }
 
-PendingCall::PendingCall(const CallSetup& setup, RpcMetrics* rpc, std::string message, Reply reply)
+TensorCall::TensorCall(const CallSetup& setup, RpcMetrics* rpc, std::string message, Reply reply)
     : UseCount::Use(&setup.context->uses),
+      PendingCall(setup, message.size(), std::move(reply)),
       Exchange({setup.context->methods->fleet(), setup.context->methods->context(), rpc},
                std::move(message)),
-      setup_(setup),
-      rpc_(origin_.context, rpc),
-      reply_(std::move(reply)) {
+      rpc_(origin_.context, rpc) {
   operation_.identity = setup.identity;
   operation_.deadline = setup.deadline;
 }
 
-void PendingCall::Start() {
+void TensorCall::Start() {
   self_ = shared_from_this();
   Receive(Parse());
 }
 
-void PendingCall::Complete(const absl::Status& status) {
+void TensorCall::Complete(const absl::Status& status) {
   absl::StatusOr<std::string> reply = status.ok() ? Encode() : status;
   rpc_.set_status(reply.status().code());
   scope_.Replying(reply.status());
   Record();
-  setup_.context->post(setup_.connection,
-                       [self = std::move(self_), reply = std::move(reply)](Connection*) mutable {
-                         self->reply_(reply.status(), reply.ok() ? *std::move(reply) : "");
-                       });
+  Answer(std::move(self_), std::move(reply));
 }
 
 UnaryCalls::UnaryCalls(Context* context)
@@ -121,11 +160,12 @@ UnaryCalls::UnaryCalls(Context* context)
 template <typename Request, typename Response>
 void UnaryCalls::Add(const char* name, AttentionMethods::Method<Request, Response> method) {
   methods_[name] = [methods = context_->methods, rpc = context_->Rpc(name), method](
-                       const Identity& caller, absl::string_view bytes, std::string* out) {
+                       const absl::Status& refused, const Identity& caller, absl::string_view bytes,
+                       std::string* out) {
     const auto body = [&](const Request& request, Response* response) {
       return methods->Run(method, caller, request, response);
     };
-    return Answer<Request, Response>(methods->context(), rpc, caller, bytes, body, out);
+    return RunCall<Request, Response>(methods->context(), rpc, refused, caller, bytes, body, out);
   };
 }
 
@@ -138,8 +178,8 @@ absl::Status UnaryCalls::HoldLease(const Identity& caller, absl::string_view req
     reply->set_lease_id(lease->id().ToBytes());
     return absl::OkStatus();
   };
-  return Answer<v1::HoldLeaseRequest, v1::HoldLeaseResponse>(methods->context(), hold_lease_,
-                                                             caller, request, body, response);
+  return RunCall<v1::HoldLeaseRequest, v1::HoldLeaseResponse>(
+      methods->context(), hold_lease_, absl::OkStatus(), caller, request, body, response);
 }
 
 const UnaryCalls::Run* UnaryCalls::Find(const std::string& method) const {

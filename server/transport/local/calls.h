@@ -2,6 +2,7 @@
 #ifndef FLASHCORE_SERVER_TRANSPORT_LOCAL_CALLS_H_
 #define FLASHCORE_SERVER_TRANSPORT_LOCAL_CALLS_H_
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,20 +17,21 @@
 #include "server/memory/regions.h"
 #include "server/request/identity.h"
 #include "server/transport/exchange.h"
+#include "server/transport/local/call_room.h"
 #include "server/transport/local/context.h"
 #include "server/transport/rpc_scope.h"
 
 namespace flashcore::server::local {
 
-// The methods that are answered at once.
+// The methods that need no device. Thread-safe.
 class UnaryCalls {
  public:
   explicit UnaryCalls(Context* context);
 
-  // Null if there is no such method. Else runs it and returns its status; with OK, `*response` is
-  // the serialized message.
-  using Run = std::function<absl::Status(const Identity& caller, absl::string_view request,
-                                         std::string* response)>;
+  // Null if there is no such method. Else runs it and returns its status, or `refused`; with OK,
+  // `*response` is the serialized message.
+  using Run = std::function<absl::Status(const absl::Status& refused, const Identity& caller,
+                                         absl::string_view request, std::string* response)>;
   const Run* Find(const std::string& method) const;
 
   // HoldLease: opens `*lease` unless it is open. A connection has one lease.
@@ -54,25 +56,80 @@ struct CallSetup {
   TimePoint deadline = kNoDeadline;
 };
 
-// A call with tensors: Attend, or LoadSequence with one chunk. Its functions are called on the
-// connections' thread. Kept alive by the connection until it is answered, and by itself until it is
-// complete.
-class PendingCall : private UseCount::Use,  // first: what the others hold is released within it
-                    public Exchange,
-                    public std::enable_shared_from_this<PendingCall> {
+// A request that has its turn on the thread for calls. Kept alive by its connection until it is
+// answered, and by whoever works on it.
+class PendingCall {
  public:
   // Sends the reply, and lets go of the call. On the connections' thread.
   using Reply = absl::AnyInvocable<void(const absl::Status&, std::string message)>;
 
-  // `method`: "Attend" or "LoadSequence"; null for another one.
-  static std::shared_ptr<PendingCall> Make(const CallSetup& setup, const std::string& method,
-                                           std::string message, Reply reply);
-  void Start();
+  PendingCall(const CallSetup& setup, size_t bytes, Reply reply);
+  virtual ~PendingCall() = default;
+  PendingCall(const PendingCall&) = delete;
+  PendingCall& operator=(const PendingCall&) = delete;
+
+  // In its turn. Once.
+  virtual void Start() = 0;
+  // From any thread.
+  virtual void Cancel() = 0;
 
  protected:
-  PendingCall(const CallSetup& setup, RpcMetrics* rpc, std::string message, Reply reply);
+  // Lets the connection reply. `self` is this.
+  void Answer(std::shared_ptr<PendingCall> self, absl::StatusOr<std::string> message);
 
   const CallSetup setup_;
+
+ private:
+  const CallRoom::Charge charge_;
+  Reply reply_;
+};
+
+// A call of `run`, which outlives it.
+class UnaryCall final : public PendingCall, public std::enable_shared_from_this<UnaryCall> {
+ public:
+  UnaryCall(const CallSetup& setup, const UnaryCalls::Run* run, std::string message, Reply reply)
+      : PendingCall(setup, message.size(), std::move(reply)),
+        run_(run),
+        message_(std::move(message)) {}
+
+  void Start() override;
+  void Cancel() override { cancelled_ = true; }
+
+ private:
+  const UnaryCalls::Run* const run_;
+  const std::string message_;
+  std::atomic<bool> cancelled_{false};
+};
+
+// UnregisterMemory. Not before the calls ahead of it: they may name the region.
+class UnregisterCall final : public PendingCall,
+                             public std::enable_shared_from_this<UnregisterCall> {
+ public:
+  UnregisterCall(const CallSetup& setup, std::string region_id, Reply reply)
+      : PendingCall(setup, region_id.size(), std::move(reply)), region_id_(std::move(region_id)) {}
+
+  void Start() override;
+  void Cancel() override {}
+
+ private:
+  const std::string region_id_;
+};
+
+// A call with tensors: Attend, or LoadSequence with one chunk. Kept alive by itself, too, until it
+// is complete.
+class TensorCall : private UseCount::Use,  // first: what the others hold is released within it
+                   public PendingCall,
+                   public Exchange,
+                   public std::enable_shared_from_this<TensorCall> {
+ public:
+  // `method`: "Attend" or "LoadSequence"; null for another one.
+  static std::shared_ptr<TensorCall> Make(const CallSetup& setup, const std::string& method,
+                                          std::string message, Reply reply);
+  void Start() override;
+  void Cancel() override { Exchange::Cancel(); }
+
+ protected:
+  TensorCall(const CallSetup& setup, RpcMetrics* rpc, std::string message, Reply reply);
 
  private:
   virtual absl::Status Parse() = 0;
@@ -82,8 +139,7 @@ class PendingCall : private UseCount::Use,  // first: what the others hold is re
   void Complete(const absl::Status& status) final;
 
   RpcScope rpc_;
-  Reply reply_;
-  std::shared_ptr<PendingCall> self_;  // from Start to Complete
+  std::shared_ptr<TensorCall> self_;  // from Start to Complete
 };
 
 }  // namespace flashcore::server::local

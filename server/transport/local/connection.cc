@@ -21,15 +21,19 @@ namespace {
 constexpr size_t kMaxHelloBytes = 1024;  // of the first frame
 constexpr size_t kMaxClientBytes = 128;  // of LocalHello.client
 
+// That one connection may hand in before those of other clients may.
+constexpr int kFramesAtOnce = 16;
+
 // While more is unsent, nothing is read: answers of a client that does not read cannot pile up.
-constexpr size_t kMaxUnsentBytes = size_t{1} << 20;
+constexpr size_t kMaxUnsentBytes = size_t{64} << 10;
 
 // `region`, unmapped on the thread for slow work: the last request that uses it may end on a
 // lane's.
-Regions::Region UnmapElsewhere(Context* context, Regions::Region region) {
+Regions::Region UnmapElsewhere(Context* context, const std::string& client,
+                               Regions::Region region) {
   const SharedRegion* const mapped = region.get();
-  return {mapped, [context, region = std::move(region)](const SharedRegion*) mutable {
-            context->run_slow([last = std::move(region)] {});
+  return {mapped, [context, client, region = std::move(region)](const SharedRegion*) mutable {
+            context->slow->Add(client, [last = std::move(region)] {});
           }};
 }
 
@@ -49,8 +53,11 @@ Connection::Connection(Context* context, const UnaryCalls* unary, const Options&
       unary_(unary),
       options_(options),
       began_(now),
-      socket_(std::move(socket), &context->methods->context()->unsent,
-              context->methods->context()->clock) {}
+      last_use_(now),
+      socket_(std::move(socket), &context->methods->context()->unsent, [this](CutOff why) {
+        context_->post(identity_.name, weak_from_this(),
+                       [why](Connection* self) { self->EndUnread(why); });
+      }) {}
 
 Connection::~Connection() { End(); }
 
@@ -62,12 +69,20 @@ uint32_t Connection::events() const {
 }
 
 bool Connection::Paused() const {
-  if (registering_ != 0 || socket_.unsent_bytes() > kMaxUnsentBytes) return true;
+  if (alone_ != 0 || waits_for_room_ || socket_.unsent_bytes() > kMaxUnsentBytes) return true;
   return calls_.size() >= static_cast<size_t>(options_.max_calls);
+}
+
+Door::State Connection::StateAt(TimePoint now) const {
+  if (!greeted_) return Door::State::kSilent;
+  const bool in_use = !calls_.empty() || !rings_.empty() || lease_.open() || !regions_->empty() ||
+                      alone_ != 0 || socket_.unsent_bytes() > 0;
+  return Door::StateOf(in_use, last_use_, now);
 }
 
 void Connection::OnEvents(uint32_t events) {
   if ((events & EPOLLOUT) != 0 && !socket_.Flush()) return End();
+  if (has_more()) return Advance();  // before it reads more
   if ((events & EPOLLIN) != 0 && !Paused()) {
     const absl::Status read = socket_.Read();
     if (absl::IsUnavailable(read)) return End();
@@ -79,15 +94,30 @@ void Connection::OnEvents(uint32_t events) {
 }
 
 void Connection::Advance() {
-  while (!ended_ && !Paused()) {
+  has_more_ = true;
+  for (int taken = 0; taken < kFramesAtOnce && MayTakeOneMore(); ++taken) {
     const auto frame = socket_.Next(greeted_ ? wire::kMaxFrameBytes : kMaxHelloBytes);
     if (!frame.ok()) return Break(frame.status());
-    if (!frame->has_value()) break;
+    if (!frame->has_value()) {
+      has_more_ = false;
+      break;
+    }
     Handle(**frame);
   }
   if (!ended_ && socket_.HasStrayFiles()) {
     Break(absl::InvalidArgumentError("frame: a file descriptor without a request for it"));
   }
+}
+
+bool Connection::MayTakeOneMore() {
+  if (ended_ || Paused()) return false;
+  if (!greeted_ || context_->room->HasRoom(identity_.name)) return true;
+  waits_for_room_ = true;
+  context_->room->WaitForRoom(
+      identity_.name, [context = context_, client = identity_.name, self = weak_from_this()] {
+        context->post(client, self, [](Connection* waiting) { waiting->waits_for_room_ = false; });
+      });
+  return false;
 }
 
 void Connection::Handle(absl::string_view frame) {
@@ -173,20 +203,21 @@ void Connection::RegisterMemory(uint64_t id, const v1::LocalRegisterMemory& requ
                  WithInfo(absl::ResourceExhaustedError("file: the server can open no more files"),
                           reason::kServerFull));
   }
-  registering_ = id;
-  context_->run_slow([context = context_, connection = weak_from_this(), id,
-                      client = identity_.name, file = *std::move(file), request]() mutable {
+  alone_ = id;
+  context_->slow->Add(identity_.name, [context = context_, connection = weak_from_this(), id,
+                                       client = identity_.name, file = *std::move(file),
+                                       request]() mutable {
     auto region = context->methods->memory()->Map(std::move(file), request.bytes(),
                                                   request.read_only(), client);
-    if (region.ok()) region = UnmapElsewhere(context, *std::move(region));
-    context->post(connection, [id, region = std::move(region)](Connection* self) mutable {
+    if (region.ok()) region = UnmapElsewhere(context, client, *std::move(region));
+    context->post(client, connection, [id, region = std::move(region)](Connection* self) mutable {
       self->Registered(id, std::move(region));
     });
   });
 }
 
 void Connection::Registered(uint64_t id, absl::StatusOr<Regions::Region> region) {
-  registering_ = 0;
+  alone_ = 0;
   if (!region.ok()) return Reply(id, region.status());
   v1::LocalReply reply;
   reply.mutable_register_memory()->set_region_id(regions_->Add(*std::move(region)));
@@ -194,11 +225,12 @@ void Connection::Registered(uint64_t id, absl::StatusOr<Regions::Region> region)
 }
 
 void Connection::UnregisterMemory(uint64_t id, const v1::LocalUnregisterMemory& request) {
-  if (regions_->Remove(request.region_id()) == nullptr) {
-    return Reply(id, WithInfo(absl::NotFoundError("region_id: this connection has no such region"),
-                              reason::kRegionLost));
-  }
-  Reply(id, absl::OkStatus());
+  const auto answer = [this, id](const absl::Status& status, const std::string& /*message*/) {
+    Reply(id, status);
+    calls_.erase(id);
+  };
+  Begin(id, std::make_shared<UnregisterCall>(SetupOf(kNoDeadline), request.region_id(), answer),
+        /*quick=*/true);
 }
 
 void Connection::OpenRing(uint64_t id, const v1::LocalOpenRing& request) {
@@ -234,11 +266,13 @@ absl::StatusOr<uint32_t> Connection::AddRing(const v1::LocalOpenRing& request) {
   }
   const uint32_t number = ++last_ring_;
   Session::Callbacks callbacks;
-  callbacks.broken = [context = context_, connection = weak_from_this()](const absl::Status& why) {
-    context->post(connection, [why](Connection* self) { self->Break(why); });
+  callbacks.broken = [context = context_, client = identity_.name,
+                      connection = weak_from_this()](const absl::Status& why) {
+    context->post(client, connection, [why](Connection* self) { self->Break(why); });
   };
-  callbacks.gone = [context = context_, connection = weak_from_this(), number] {
-    context->post(connection, [number](Connection* self) { self->RingGone(number); });
+  callbacks.gone = [context = context_, client = identity_.name, connection = weak_from_this(),
+                    number] {
+    context->post(client, connection, [number](Connection* self) { self->RingGone(number); });
   };
   auto session = std::make_shared<Session>(context_, identity_, regions_, *std::move(ring),
                                            std::move(callbacks));
@@ -267,36 +301,55 @@ void Connection::RingGone(uint32_t number) {
 }
 
 void Connection::Call(uint64_t id, const v1::LocalCall& call) {
-  v1::LocalReply reply;
-  if (const UnaryCalls::Run* run = unary_->Find(call.method()); run != nullptr) {
-    const absl::Status status = (*run)(identity_, call.message(), reply.mutable_message());
-    return Send(id, status, std::move(reply));
-  }
-  if (call.method() == "HoldLease") {
+  if (call.method() == "HoldLease") {  // here, for the lease is the connection's
+    v1::LocalReply reply;
     const absl::Status status =
         unary_->HoldLease(identity_, call.message(), &lease_, reply.mutable_message());
     return Send(id, status, std::move(reply));
   }
-  if (absl::Status status = Admit(*context_->methods->context(), identity_); !status.ok()) {
-    return Reply(id, status);
-  }
-  CallSetup setup = {context_, weak_from_this(), identity_, regions_, kNoDeadline};
-  setup.deadline = DeadlineIn(call.timeout_ns(), context_->methods->fleet()->clock());
+  const CallSetup setup =
+      SetupOf(DeadlineIn(call.timeout_ns(), context_->methods->fleet()->clock()));
   const auto answer = [this, id](const absl::Status& status, std::string message) {
     v1::LocalReply result;
     if (status.ok()) result.set_message(std::move(message));
     Send(id, status, std::move(result));
     calls_.erase(id);
+    if (alone_ == id) alone_ = 0;
   };
+  if (const UnaryCalls::Run* run = unary_->Find(call.method()); run != nullptr) {
+    const bool quick = call.method() != "ListSequences" && call.method() != "ManageSequences";
+    return Begin(id, std::make_shared<UnaryCall>(setup, run, call.message(), answer), quick);
+  }
+  if (absl::Status status = Admit(*context_->methods->context(), identity_); !status.ok()) {
+    return Reply(id, status);
+  }
   const std::shared_ptr<PendingCall> pending =
-      PendingCall::Make(setup, call.method(), call.message(), answer);
+      TensorCall::Make(setup, call.method(), call.message(), answer);
   if (pending == nullptr) {
     return Reply(id, absl::UnimplementedError(absl::StrCat(
                          "method: the local socket has no '", call.method().substr(0, 64),
                          "'; rings take the place of AttendStream")));
   }
-  calls_[id] = pending;  // before it can reply
-  pending->Start();
+  Begin(id, pending, /*quick=*/true);
+}
+
+CallSetup Connection::SetupOf(TimePoint deadline) {
+  return {context_, weak_from_this(), identity_, regions_, deadline};
+}
+
+void Connection::Begin(uint64_t id, const std::shared_ptr<PendingCall>& call, bool quick) {
+  calls_[id] = call;  // before it can reply
+  if (quick && context_->may_call_here && context_->calls->idle()) {
+    context_->may_call_here = false;
+    return call->Start();
+  }
+  if (quick) return context_->calls->Add(identity_.name, [call] { call->Start(); });
+  alone_ = id;  // for later calls may overtake it on the other thread
+  const auto start = [context = context_, client = identity_.name, call] {
+    context->long_calls->Add(client, [call] { call->Start(); });
+  };
+  if (context_->calls->idle()) return start();
+  context_->calls->Add(identity_.name, start);  // behind the calls before it
 }
 
 void Connection::Cancel(uint64_t id, const v1::LocalCancel& cancel) {
@@ -309,7 +362,7 @@ void Connection::Cancel(uint64_t id, const v1::LocalCancel& cancel) {
   }
   const auto ring = rings_.find(cancel.ring());
   if (ring != rings_.end() && ring->second.session != nullptr) {
-    context_->poller->Cancel(ring->second.session, cancel.tag());
+    ring->second.session->Cancel(cancel.tag());
   }
 }
 
@@ -318,18 +371,24 @@ void Connection::CheckTime(TimePoint now) {
     context_->metrics().CountRefusedLocalConnection(RefusedLocalConnection::kSilent);
     return End();
   }
-  const Nanoseconds limit = context_->methods->context()->unsent.options().timeout;
-  if (limit > Nanoseconds(0) && socket_.unsent_bytes() > 0 &&
-      now - socket_.last_progress() >= limit) {
+}
+
+void Connection::EndUnread(CutOff why) {
+  if (ended_) return;
+  if (why != CutOff::kDrain) {
     context_->metrics().CountRefusedLocalConnection(RefusedLocalConnection::kUnread);
-    LogBroken(identity_.name, absl::CancelledError("the client did not read its replies within "
-                                                   "--reply_timeout_s"));
-    End();
+    LogBroken(identity_.name,
+              absl::CancelledError(
+                  why == CutOff::kTimeout
+                      ? "the client did not read a reply within --reply_timeout_s"
+                      : "the client left too many replies unread (--unsent_reply_bytes)"));
   }
+  End();
 }
 
 void Connection::Send(uint64_t id, const absl::Status& status, v1::LocalReply reply, int file) {
   if (ended_) return;
+  last_use_ = context_->methods->context()->clock->Now();
   reply.set_id(id);
   if (!status.ok()) {
     reply.clear_result();
@@ -338,9 +397,9 @@ void Connection::Send(uint64_t id, const absl::Status& status, v1::LocalReply re
   socket_.Send(reply.SerializeAsString(), file, identity_.name);
 }
 
-void Connection::Break(const absl::Status& why) {
+void Connection::Break(const absl::Status& why, RefusedLocalConnection reason) {
   if (ended_) return;
-  context_->metrics().CountRefusedLocalConnection(RefusedLocalConnection::kProtocol);
+  context_->metrics().CountRefusedLocalConnection(reason);
   LogBroken(identity_.name, why);
   Reply(0, why);
   End();

@@ -14,6 +14,7 @@
 #include "server/base/clock.h"
 #include "server/engine/client_lease.h"
 #include "server/memory/regions.h"
+#include "server/transport/door.h"
 #include "server/transport/local/calls.h"
 #include "server/transport/local/context.h"
 #include "server/transport/local/frame_socket.h"
@@ -34,14 +35,27 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   int fd() const { return socket_.fd(); }
   bool ended() const { return ended_; }
   uint32_t events() const;  // for epoll
+  // Memory of messages: of frames that have not completely arrived, and of calls that wait.
+  size_t received_bytes() const { return socket_.received_bytes(); }
+  // Whose that is; empty before Hello.
+  const std::string& identity() const { return identity_.name; }
 
+  // One turn: what `events` say, and some of the requests that have arrived.
   void OnEvents(uint32_t events);
-  // Goes on with requests that have arrived, once it may.
-  void Advance();
+  // It may take more of the requests that have arrived: it needs another turn.
+  bool has_more() const { return has_more_ && !ended_ && !Paused(); }
   void CheckTime(TimePoint now);
-  bool HasDeadline() const { return !greeted_ || socket_.unsent_bytes() > 0; }
+  Door::State StateAt(TimePoint now) const;
+  TimePoint last_use() const { return last_use_; }
+  bool HasDeadline() const { return !greeted_; }
+  // Ends the connection after a last reply.
+  void Break(const absl::Status& why,
+             RefusedLocalConnection reason = RefusedLocalConnection::kProtocol);
+  void End();
 
  private:
+  void Advance();
+  bool MayTakeOneMore();
   void Handle(absl::string_view frame);
   void Dispatch(const v1::LocalRequest& request);
   void Hello(uint64_t id, const v1::LocalHello& hello);
@@ -53,24 +67,29 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   void CloseRing(uint64_t id, const v1::LocalCloseRing& request);
   void RingGone(uint32_t number);
   void Call(uint64_t id, const v1::LocalCall& call);
+  CallSetup SetupOf(TimePoint deadline);
+  // Lets the call have its turn. Not `quick`: it may take milliseconds.
+  void Begin(uint64_t id, const std::shared_ptr<PendingCall>& call, bool quick);
   void Cancel(uint64_t id, const v1::LocalCancel& cancel);
 
   bool Paused() const;  // takes no requests now
   void Reply(uint64_t id, const absl::Status& status) { Send(id, status, {}); }
   void Send(uint64_t id, const absl::Status& status, v1::LocalReply reply, int file = -1);
-  // Ends the connection after a last reply.
-  void Break(const absl::Status& why);
-  void End();
+  // The client does not read.
+  void EndUnread(CutOff why);
 
   Context* const context_;
   const UnaryCalls* const unary_;
   const Options& options_;
   const TimePoint began_;
+  TimePoint last_use_;  // when it began, or was last answered
   FrameSocket socket_;
   Identity identity_;
   bool greeted_ = false;
   bool ended_ = false;
-  uint64_t registering_ = 0;  // the request that waits for its memory; 0: none
+  bool has_more_ = false;        // frames that have arrived, or parts of one
+  bool waits_for_room_ = false;  // for calls of this client
+  uint64_t alone_ = 0;           // the request that is answered before the next is taken; 0: none
   std::shared_ptr<Regions> regions_ = std::make_shared<Regions>();
   ClientLease lease_;                                                 // opened by HoldLease
   std::unordered_map<uint64_t, std::shared_ptr<PendingCall>> calls_;  // by request

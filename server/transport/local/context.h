@@ -8,10 +8,13 @@
 #include <string>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/strings/string_view.h"
 #include "server/base/clock.h"
+#include "server/base/fair_jobs.h"
 #include "server/base/mutex.h"
+#include "server/base/shares.h"
 #include "server/transport/attention_methods.h"
-#include "server/transport/connection_count.h"
+#include "server/transport/local/call_room.h"
 
 namespace flashcore::server::local {
 
@@ -50,10 +53,12 @@ class UseCount {
 };
 
 struct Options {
-  std::string path;                    // of the socket; empty: there is none
-  int max_connections_per_user = 256;  // of the local socket
-  int max_calls = 256;                 // unanswered ones of one connection
+  std::string path;  // of the socket; empty: there is none
+  Shares::Limits connections{/*all=*/1024, /*one=*/256};
+  int max_calls = 256;  // unanswered ones of one connection
   Nanoseconds hello_within = std::chrono::seconds(10);
+  Shares::Limits received_bytes;  // of frames that have not completely arrived
+  Shares::Limits call_bytes;      // of unanswered calls
   // The socket will never accept again. On the thread of the connections.
   std::function<void(const std::string& address)> on_dead;
 };
@@ -66,14 +71,19 @@ struct Context {
   Metrics& metrics() const { return *methods->context()->metrics; }
 
   AttentionMethods* methods = nullptr;
-  ConnectionCount* connections = nullptr;
   RingPoller* poller = nullptr;
-  // Runs `action` on the thread of the connections, unless the connection has ended by then. From
-  // any thread.
-  absl::AnyInvocable<void(std::weak_ptr<Connection>, OnConnection action) const> post;
-  // Runs `job` on a thread for work that takes milliseconds, such as to map memory.
-  absl::AnyInvocable<void(absl::AnyInvocable<void()> job) const> run_slow;
-  UseCount uses;  // rings and calls
+  // Runs `action` on the thread of the connections, in the client's turn, unless the connection has
+  // ended by then. From any thread.
+  absl::AnyInvocable<void(absl::string_view client, std::weak_ptr<Connection>, OnConnection action)
+                         const>
+      post;
+  // Of the thread of the connections, and set again and again: one call may run on it.
+  bool may_call_here = false;
+  CallRoom* room = nullptr;
+  FairJobs* calls = nullptr;       // by client
+  FairJobs* long_calls = nullptr;  // by client; those that may take milliseconds
+  FairJobs* slow = nullptr;        // by client; for work that takes long, such as to map memory
+  UseCount uses;                   // rings and calls
   RpcMetrics* attend = nullptr;
   RpcMetrics* load_sequence = nullptr;
 };

@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <utility>
@@ -12,17 +13,14 @@ namespace flashcore::server::local {
 namespace {
 
 constexpr size_t kReadAtOnce = size_t{64} << 10;
-// Shrinks the buffer after a large frame.
-constexpr size_t kKeepBytes = size_t{64} << 10;
+// A larger buffer shrinks when most of it is taken.
+constexpr size_t kKeepBytes = 4096;
+// What an unsent frame takes besides its bytes.
+constexpr size_t kUnsentFrameBytes = 256;
 
 }  // namespace
 
 absl::Status FrameSocket::Read() {
-  if (begin_ > 0) {
-    in_.erase(0, begin_);
-    begin_ = 0;
-    if (in_.capacity() > 2 * kKeepBytes && in_.size() < kKeepBytes) in_.shrink_to_fit();
-  }
   thread_local std::array<char, kReadAtOnce> buffer;
   size_t came = 0;
   const wire::Received received = wire::ReceiveBytes(socket_.get(), buffer.data(), buffer.size(),
@@ -46,16 +44,26 @@ absl::Status FrameSocket::Read() {
 
 absl::StatusOr<std::optional<absl::string_view>> FrameSocket::Next(size_t max_bytes) {
   const size_t available = in_.size() - begin_;
-  if (available < wire::kFrameHeaderBytes) return std::nullopt;
+  if (available < wire::kFrameHeaderBytes) return Incomplete(wire::kFrameHeaderBytes);
   const size_t length = wire::FrameLength(in_.data() + begin_);
   if (length > max_bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("frame: ", length, " bytes; at most ", max_bytes, " are allowed"));
   }
-  if (available - wire::kFrameHeaderBytes < length) return std::nullopt;
+  if (available - wire::kFrameHeaderBytes < length) {
+    return Incomplete(wire::kFrameHeaderBytes + length);
+  }
   const absl::string_view frame(in_.data() + begin_ + wire::kFrameHeaderBytes, length);
   begin_ += wire::kFrameHeaderBytes + length;
   return frame;
+}
+
+std::nullopt_t FrameSocket::Incomplete(size_t frame_bytes) {
+  in_.erase(0, begin_);
+  begin_ = 0;
+  if (in_.capacity() > std::max({kKeepBytes, 2 * in_.size(), 2 * frame_bytes})) in_.shrink_to_fit();
+  if (frame_bytes > in_.capacity()) in_.reserve(frame_bytes);  // else it would grow by doubling
+  return std::nullopt;
 }
 
 std::optional<FileDescriptor> FrameSocket::TakeFile() {
@@ -66,15 +74,15 @@ std::optional<FileDescriptor> FrameSocket::TakeFile() {
 }
 
 void FrameSocket::Send(const std::string& message, int file, absl::string_view client) {
-  if (out_.empty()) last_progress_ = clock_->Now();
   Frame& frame = out_.emplace_back();
   frame.bytes = wire::Frame(message);
   frame.file = file;
-  unsent_bytes_ += frame.bytes.size();
   if (!Flush() || out_.empty()) return;
   Frame& last = out_.back();
-  last.charge = std::make_unique<UnsentReply>(unsent_, nullptr);
-  last.charge->Ready(client, sizeof(Frame) + last.bytes.size());
+  last.charged_bytes = kUnsentFrameBytes + last.bytes.capacity();
+  last.charge = std::make_unique<UnsentReply>(unsent_, &on_cut_off_);
+  unsent_bytes_ += last.charged_bytes;
+  last.charge->Ready(client, last.charged_bytes);
 }
 
 bool FrameSocket::Flush() {
@@ -86,9 +94,8 @@ bool FrameSocket::Flush() {
     if (bytes < 0 && errno == EAGAIN) return true;
     if (bytes < 0) return false;
     sent_ += static_cast<size_t>(bytes);
-    unsent_bytes_ -= static_cast<size_t>(bytes);
-    last_progress_ = clock_->Now();
     if (sent_ < frame.bytes.size()) continue;
+    unsent_bytes_ -= frame.charged_bytes;
     out_.pop_front();
     sent_ = 0;
   }

@@ -12,7 +12,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "proto/wire/frames.h"
-#include "server/base/clock.h"
 #include "server/base/socket.h"
 #include "server/transport/unsent_replies.h"
 
@@ -24,18 +23,21 @@ class FrameSocket {
   // File descriptors that may have come without the request that they are for.
   static constexpr size_t kMaxFiles = wire::kMaxFilesAtOnce;
 
-  // `socket` is non-blocking. `unsent` and `clock` outlive this.
-  FrameSocket(FileDescriptor socket, UnsentReplies* unsent, const Clock* clock)
-      : socket_(std::move(socket)), unsent_(unsent), clock_(clock) {}
+  // `socket` is non-blocking. `unsent` outlives this. `on_cut_off` ends the connection, whose
+  // client does not read.
+  FrameSocket(FileDescriptor socket, UnsentReplies* unsent, UnsentReply::OnCutOff on_cut_off)
+      : socket_(std::move(socket)), unsent_(unsent), on_cut_off_(std::move(on_cut_off)) {}
 
   int fd() const { return socket_.get(); }
 
   // Reads what has arrived, up to a limit. UNAVAILABLE: the client is gone or sends no more;
   // INVALID_ARGUMENT: it has sent too many file descriptors.
   absl::Status Read();
-  // The next frame, until the next call of Read; nullopt: it has not completely arrived.
+  // The next frame, until the next call of Next or Read; nullopt: it has not completely arrived.
   // INVALID_ARGUMENT if it has more than `max_bytes`.
   absl::StatusOr<std::optional<absl::string_view>> Next(size_t max_bytes);
+  // Memory of what has arrived and was not taken.
+  size_t received_bytes() const { return in_.capacity(); }
   // The oldest file descriptor. Nullopt: none has come. Not valid: one has come, but the process
   // can open no more files.
   std::optional<FileDescriptor> TakeFile();
@@ -47,19 +49,23 @@ class FrameSocket {
   void Send(const std::string& message, int file, absl::string_view client);
   // Sends what the socket takes. False: the client is gone.
   bool Flush();
+  // Memory of the frames that are not completely sent.
   size_t unsent_bytes() const { return unsent_bytes_; }
-  TimePoint last_progress() const { return last_progress_; }  // of sending
 
  private:
+  // Gives the memory of the frames that were taken back, and makes room for the next one.
+  std::nullopt_t Incomplete(size_t frame_bytes);
+
   struct Frame {
     std::string bytes;
     int file = -1;
-    std::unique_ptr<UnsentReply> charge;
+    size_t charged_bytes = 0;
+    std::unique_ptr<UnsentReply> charge;  // null: it was sent at once
   };
 
   FileDescriptor socket_;
   UnsentReplies* const unsent_;
-  const Clock* const clock_;
+  const UnsentReply::OnCutOff on_cut_off_;
   std::string in_;    // what was read
   size_t begin_ = 0;  // of the part of in_ that was not taken
   bool too_many_files_ = false;
@@ -67,7 +73,6 @@ class FrameSocket {
   std::deque<Frame> out_;
   size_t sent_ = 0;  // bytes of the first frame
   size_t unsent_bytes_ = 0;
-  TimePoint last_progress_{};
 };
 
 }  // namespace flashcore::server::local

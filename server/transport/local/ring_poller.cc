@@ -3,9 +3,9 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
-#include <algorithm>
 #include <array>
 #include <utility>
+#include <vector>
 
 namespace flashcore::server::local {
 namespace {
@@ -25,29 +25,14 @@ RingPoller::RingPoller(Nanoseconds spin, const Clock* clock)
 }
 
 RingPoller::~RingPoller() {
-  Post([this] { stop_ = true; });
+  stop_ = true;
+  eventfd_write(wake_.get(), 1);
   thread_.join();
 }
 
-void RingPoller::Add(std::shared_ptr<Session> session) {
-  Post([this, session = std::move(session)] { sessions_.push_back(session); });
-}
+void RingPoller::Add(std::shared_ptr<Session> session) { Post({std::move(session), /*add=*/true}); }
 
-void RingPoller::Remove(const std::shared_ptr<Session>& session) {
-  Post([this, session] {
-    sessions_.erase(std::remove(sessions_.begin(), sessions_.end(), session), sessions_.end());
-  });
-}
-
-void RingPoller::Cancel(std::shared_ptr<Session> session, uint64_t tag) {
-  Post([session = std::move(session), tag] {
-    // The request may still be in its slot: takes what is there, within a limit.
-    constexpr int kMostPolls = 512;
-    for (int i = 0; i < kMostPolls && session->Poll(); ++i) {
-    }
-    session->Cancel(tag);
-  });
-}
+void RingPoller::Remove(const std::shared_ptr<Session>& session) { Post({session, /*add=*/false}); }
 
 bool RingPoller::AddDoorbell(int eventfd) {
   epoll_event event = {};
@@ -59,10 +44,11 @@ void RingPoller::RemoveDoorbell(int eventfd) {
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, eventfd, nullptr);
 }
 
-void RingPoller::Post(std::function<void()> command) {
+void RingPoller::Post(Command command) {
   {
     MutexLock lock(&mutex_);
-    commands_.push_back(std::move(command));
+    const std::string& client = command.session->client();
+    commands_.Add(client, std::move(command));
     has_commands_ = true;
   }
   eventfd_write(wake_.get(), 1);
@@ -70,19 +56,19 @@ void RingPoller::Post(std::function<void()> command) {
 
 void RingPoller::RunCommands() {
   if (!has_commands_.load(std::memory_order_acquire)) return;
-  std::vector<std::function<void()>> commands;
+  std::vector<Command> commands;  // one of each client
   {
     MutexLock lock(&mutex_);
-    commands.swap(commands_);
-    has_commands_ = false;
+    for (size_t left = commands_.holders(); left > 0; --left) commands.push_back(commands_.Take());
+    has_commands_ = !commands_.empty();
   }
-  for (const auto& command : commands) command();
-}
-
-bool RingPoller::PollAll() {
-  bool worked = false;
-  for (const auto& session : sessions_) worked |= session->Poll();
-  return worked;
+  for (Command& command : commands) {
+    if (command.add) {
+      turns_.Add(std::move(command.session));
+    } else {
+      turns_.Remove(command.session);
+    }
+  }
 }
 
 void RingPoller::Run() {
@@ -90,9 +76,9 @@ void RingPoller::Run() {
   int passes = 0;
   while (!stop_) {
     RunCommands();
-    if (PollAll()) {
+    if (turns_.Poll()) {
       last_work = clock_->Now();
-    } else if (spin_ == Nanoseconds(0) || sessions_.empty() || clock_->Now() - last_work >= spin_) {
+    } else if (spin_ == Nanoseconds(0) || turns_.empty() || clock_->Now() - last_work >= spin_) {
       Sleep();
       last_work = clock_->Now();
     } else if (++passes % kPassesBetweenYields == 0) {
@@ -102,14 +88,9 @@ void RingPoller::Run() {
 }
 
 void RingPoller::Sleep() {
-  bool has_news = has_commands_ || stop_;
-  for (const auto& session : sessions_) session->SetServerSleeps(true);
-  for (const auto& session : sessions_) has_news = has_news || session->HasNews();
-  if (!has_news) {
-    std::array<epoll_event, 64> events;
-    epoll_wait(epoll_.get(), events.data(), events.size(), -1);
-  }
-  for (const auto& session : sessions_) session->SetServerSleeps(false);
+  if (turns_.Sleep() || has_commands_ || stop_) return;
+  std::array<epoll_event, 64> events;
+  epoll_wait(epoll_.get(), events.data(), events.size(), -1);
 }
 
 }  // namespace flashcore::server::local

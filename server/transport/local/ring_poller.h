@@ -3,15 +3,15 @@
 #define FLASHCORE_SERVER_TRANSPORT_LOCAL_RING_POLLER_H_
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <thread>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
 #include "server/base/socket.h"
+#include "server/base/turns.h"
+#include "server/transport/local/ring_turns.h"
 #include "server/transport/local/session.h"
 
 namespace flashcore::server::local {
@@ -30,8 +30,6 @@ class RingPoller {
   void Add(std::shared_ptr<Session> session) ABSL_LOCKS_EXCLUDED(mutex_);
   // Lets go of the session, soon.
   void Remove(const std::shared_ptr<Session>& session) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Cancels the requests with `tag` that are in the ring now.
-  void Cancel(std::shared_ptr<Session> session, uint64_t tag) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // False: too many files. The client has the same file description: epoll would report it also
   // after the server's descriptor is closed, so remove it before.
@@ -39,21 +37,25 @@ class RingPoller {
   void RemoveDoorbell(int eventfd);
 
  private:
-  void Post(std::function<void()> command) ABSL_LOCKS_EXCLUDED(mutex_);
+  struct Command {
+    std::shared_ptr<Session> session;
+    bool add = false;  // else: remove
+  };
+
+  void Post(Command command) ABSL_LOCKS_EXCLUDED(mutex_);
   void Run();
   void RunCommands() ABSL_LOCKS_EXCLUDED(mutex_);
-  bool PollAll();
   void Sleep();
 
   const Nanoseconds spin_;
   const Clock* const clock_;
   const FileDescriptor epoll_;
-  const FileDescriptor wake_;                       // an eventfd
-  std::vector<std::shared_ptr<Session>> sessions_;  // of the thread
+  const FileDescriptor wake_;  // an eventfd
+  RingTurns turns_;            // of the thread
   std::atomic<bool> has_commands_{false};
   std::atomic<bool> stop_{false};
   Mutex mutex_;
-  std::vector<std::function<void()>> commands_ ABSL_GUARDED_BY(mutex_);
+  Turns<Command> commands_ ABSL_GUARDED_BY(mutex_);  // by client
   std::thread thread_;
 };
 

@@ -11,13 +11,15 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "server/telemetry/log.h"
-#include "server/transport/connection_count.h"
 
 namespace flashcore::server::local {
 namespace {
 
 // How often it looks for connections that are silent or do not read.
 constexpr std::chrono::milliseconds kCheckInterval(100);
+
+// Actions that it runs before it looks at the sockets again.
+constexpr size_t kPostedAtOnce = 16;
 
 void Watch(int epoll, int operation, int fd, uint32_t events) {
   epoll_event event = {};
@@ -38,35 +40,6 @@ Nanoseconds IdleSpin(const Fleet& fleet) {
 
 }  // namespace
 
-JobThread::~JobThread() {
-  {
-    MutexLock lock(&mutex_);
-    stop_ = true;
-    changed_.NotifyAll();
-  }
-  thread_.join();
-}
-
-void JobThread::Add(Job job) {
-  MutexLock lock(&mutex_);
-  jobs_.push_back(std::move(job));
-  changed_.NotifyAll();
-}
-
-void JobThread::Run() {
-  while (true) {
-    Job job;
-    {
-      MutexLock lock(&mutex_);
-      while (!stop_ && jobs_.empty()) changed_.Wait(&mutex_);
-      if (jobs_.empty()) return;
-      job = std::move(jobs_.front());
-      jobs_.pop_front();
-    }
-    job();
-  }
-}
-
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options,
                                                       AttentionMethods* methods) {
   absl::StatusOr<FileDescriptor> listening = ListenUnix(options.path);
@@ -84,15 +57,21 @@ Server::Server(const Options& options, AttentionMethods* methods, FileDescriptor
       timer_(clock_->NewTimer()),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      door_(options.connections),
+      received_(options.received_bytes),
+      room_(options.call_bytes),
       poller_(
           std::make_unique<RingPoller>(IdleSpin(*methods->fleet()), &methods->fleet()->clock())) {
   context_.methods = methods;
-  context_.connections = &methods->context()->connections;
   context_.poller = poller_.get();
-  context_.post = [this](std::weak_ptr<Connection> connection, Context::OnConnection action) {
-    Post(std::move(connection), std::move(action));
+  context_.post = [this](absl::string_view client, std::weak_ptr<Connection> connection,
+                         Context::OnConnection action) {
+    Post(client, std::move(connection), std::move(action));
   };
-  context_.run_slow = [this](JobThread::Job job) { slow_.Add(std::move(job)); };
+  context_.room = &room_;
+  context_.calls = &calls_;
+  context_.long_calls = &long_calls_;
+  context_.slow = &slow_;
   context_.attend = context_.Rpc("Attend");
   context_.load_sequence = context_.Rpc("LoadSequence");
   unary_ = std::make_unique<UnaryCalls>(&context_);
@@ -111,26 +90,49 @@ Server::~Server() {
   context_.uses.WaitForNone();
 }
 
-void Server::Post(std::weak_ptr<Connection> connection, Context::OnConnection action) {
+void Server::Post(absl::string_view client, std::weak_ptr<Connection> connection,
+                  Context::OnConnection action) {
+  bool wake = false;
   {
     MutexLock lock(&mutex_);
     if (closed_) return;  // `action` may keep a call: drop it
-    posted_.emplace_back(std::move(connection), std::move(action));
+    wake = !awake_ && posted_.empty();
+    posted_.Add(client, Posted(std::move(connection), std::move(action)));
   }
-  eventfd_write(wake_.get(), 1);
+  if (wake) eventfd_write(wake_.get(), 1);
 }
 
 void Server::RunPosted() {
   std::vector<Posted> posted;
+  bool has_more = false;
   {
     MutexLock lock(&mutex_);
-    posted.swap(posted_);
+    while (!posted_.empty() && posted.size() < kPostedAtOnce) posted.push_back(posted_.Take());
+    has_more = !posted_.empty();
+    awake_ = false;
   }
+  if (has_more) eventfd_write(wake_.get(), 1);
   for (auto& [weak, action] : posted) {
     const std::shared_ptr<Connection> connection = weak.lock();
     if (connection == nullptr) continue;
     action(connection.get());
-    connection->Advance();
+    Update(connection.get());
+  }
+}
+
+void Server::GiveTurn(Entry* entry) {
+  if (std::exchange(entry->has_turn, true)) return;
+  turns_.Add(entry->holder->holder, entry->connection);
+}
+
+void Server::RunTurns() {
+  context_.may_call_here = true;
+  for (size_t left = turns_.holders(); left > 0; --left) {
+    const std::shared_ptr<Connection> connection = turns_.Take();
+    const auto found = connections_.find(connection->fd());
+    if (found == connections_.end() || found->second.connection != connection) continue;  // ended
+    found->second.has_turn = false;
+    connection->OnEvents(std::exchange(found->second.came, 0));
     Update(connection.get());
   }
 }
@@ -139,29 +141,36 @@ void Server::Run() {
   std::array<epoll_event, 256> events;
   while (!stop_) {
     timer_->Set(NextCheck());
-    const int ready = epoll_wait(epoll_.get(), events.data(), events.size(), -1);
+    const int ready =
+        epoll_wait(epoll_.get(), events.data(), events.size(), turns_.empty() ? -1 : 0);
+    {
+      MutexLock lock(&mutex_);
+      awake_ = true;
+    }
     bool has_clients = false;
     for (int i = 0; i < ready; ++i) {
       const int fd = events[i].data.fd;
       has_clients = has_clients || fd == listening_.get();
       const auto found = connections_.find(fd);
       if (found == connections_.end()) continue;
-      const std::shared_ptr<Connection> connection = found->second.connection;
-      connection->OnEvents(events[i].events);
-      Update(connection.get());
+      found->second.came |= events[i].events;
+      GiveTurn(&found->second);
     }
+    RunTurns();
     RunPosted();
     CheckTimes();
     // Last: it opens sockets, and the events above name them by number.
     if (has_clients) AcceptAll();
   }
+  turns_ = {};
   connections_.clear();
+  Turns<Posted> dropped;  // for connections that have ended
   {
     MutexLock lock(&mutex_);
     closed_ = true;
+    std::swap(dropped, posted_);
   }
-  RunPosted();  // drops what is for connections that have ended
-  context_.connections->SetLocal(0);
+  context_.metrics().local_connections.Set(0);
 }
 
 TimePoint Server::NextCheck() const {
@@ -184,22 +193,37 @@ void Server::AcceptAll() {
 void Server::Admit(FileDescriptor socket) {
   SocketAddress peer;
   peer.storage.ss_family = AF_UNIX;
-  std::string user = ConnectionHost(socket.get(), peer);
-  const auto of_user = per_user_.find(user);
-  if (of_user != per_user_.end() && of_user->second >= options_.max_connections_per_user) {
-    return Refuse(RefusedLocalConnection::kMaxConnectionsPerUser);
-  }
-  if (context_.connections->Full()) {
-    return Refuse(RefusedLocalConnection::kMaxConnections);
-  }
+  Door::Holder* holder = door_.Enter(ConnectionHolder(peer, UnixPeerUser(socket.get())));
+  if (!MakeRoom(*holder)) return door_.Leave(holder);
   const int fd = socket.get();
   auto connection = std::make_shared<Connection>(&context_, unary_.get(), options_,
                                                  std::move(socket), clock_->Now());
-  ++per_user_[user];
   const uint32_t wanted = connection->events();
-  connections_[fd] = {std::move(connection), std::move(user), wanted};
+  connections_[fd] = {std::move(connection), holder, wanted, 0, false, {}};
   Watch(epoll_.get(), EPOLL_CTL_ADD, fd, wanted);
-  context_.connections->SetLocal(connections_.size());
+  context_.metrics().local_connections.Set(static_cast<double>(connections_.size()));
+}
+
+bool Server::MakeRoom(const Door::Holder& holder) {
+  if (!door_.IsCrowded()) return true;
+  const TimePoint now = clock_->Now();
+  std::vector<Door::Connection> open;
+  for (const auto& [fd, entry] : connections_) {
+    const Connection& connection = *entry.connection;
+    open.push_back({fd, entry.holder, connection.StateAt(now), connection.last_use()});
+  }
+  const Door::Connection* gives = door_.WhoMakesRoom(open, holder);
+  if (gives == nullptr) {
+    Refuse(door_.IsOverShare(holder) ? RefusedLocalConnection::kMaxConnectionsPerUser
+                                     : RefusedLocalConnection::kMaxConnections);
+    return false;
+  }
+  Refuse(gives->state == Door::State::kSilent ? RefusedLocalConnection::kSilent
+                                              : RefusedLocalConnection::kMadeRoom);
+  const std::shared_ptr<Connection> connection = connections_.at(gives->socket).connection;
+  connection->End();
+  Update(connection.get());
+  return true;
 }
 
 void Server::Update(Connection* connection) {
@@ -207,16 +231,50 @@ void Server::Update(Connection* connection) {
   if (found == connections_.end() || found->second.connection.get() != connection) return;
   Entry& entry = found->second;
   if (!connection->ended()) {
+    if (connection->has_more()) GiveTurn(&entry);
     const uint32_t wanted = connection->events();
-    if (wanted == entry.events) return;
-    entry.events = wanted;
-    return Watch(epoll_.get(), EPOLL_CTL_MOD, connection->fd(), wanted);
+    if (wanted != std::exchange(entry.events, wanted)) {
+      Watch(epoll_.get(), EPOLL_CTL_MOD, connection->fd(), wanted);
+    }
+    Charge(&entry);
+    return EndDebtors();
   }
-  const auto of_user = per_user_.find(entry.user);
-  if (--of_user->second == 0) per_user_.erase(of_user);
+  door_.Leave(entry.holder);
+  if (entry.received.account != nullptr) received_.Give(&entry.received);
   Watch(epoll_.get(), EPOLL_CTL_DEL, connection->fd(), 0);
   connections_.erase(found);
-  context_.connections->SetLocal(connections_.size());
+  context_.metrics().local_connections.Set(static_cast<double>(connections_.size()));
+}
+
+void Server::Charge(Entry* entry) {
+  const Connection& connection = *entry->connection;
+  const std::string& holder =
+      connection.identity().empty() ? entry->holder->holder : connection.identity();
+  Shares::Item* const item = &entry->received;
+  const size_t bytes = connection.received_bytes();
+  if (item->account != nullptr) {
+    if (item->amount == bytes && item->account->holder == holder) return;
+    received_.Give(item);
+  }
+  if (bytes > 0) received_.Take(holder, bytes, item);
+}
+
+void Server::EndDebtors() {
+  while (const Shares::Account* const debtor = received_.Debtor()) {
+    const Shares::Item* most = debtor->oldest;
+    for (const Shares::Item* item = most; item != nullptr; item = item->newer) {
+      if (item->amount > most->amount) most = item;
+    }
+    const auto found = std::find_if(connections_.begin(), connections_.end(),
+                                    [&](const auto& c) { return &c.second.received == most; });
+    const std::shared_ptr<Connection> connection = found->second.connection;
+    connection->Break(absl::ResourceExhaustedError(absl::StrCat(
+                          "frames: those of this client that have not completely arrived take ",
+                          debtor->held, " bytes; the limit is ", received_.limits().one,
+                          " (a quarter of --transport_memory_bytes)")),
+                      RefusedLocalConnection::kMemory);
+    Update(connection.get());
+  }
 }
 
 void Server::CheckTimes() {

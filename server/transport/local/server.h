@@ -1,10 +1,10 @@
-// The local socket: accepts connections under limits, and serves them on one thread. Rings have a
-// thread of their own (ring_poller.h), and so has work that takes milliseconds.
+// The local socket: accepts connections under limits, and reads and writes them on one thread.
+// Calls have a thread of their own, and so have calls that may take milliseconds, rings
+// (ring_poller.h), and work that takes longer. On each of them clients take turns.
 #ifndef FLASHCORE_SERVER_TRANSPORT_LOCAL_SERVER_H_
 #define FLASHCORE_SERVER_TRANSPORT_LOCAL_SERVER_H_
 
 #include <atomic>
-#include <deque>
 #include <memory>
 #include <string>
 #include <thread>
@@ -13,39 +13,22 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "server/base/clock.h"
+#include "server/base/fair_jobs.h"
 #include "server/base/mutex.h"
+#include "server/base/shares.h"
 #include "server/base/socket.h"
+#include "server/base/turns.h"
+#include "server/transport/door.h"
+#include "server/transport/local/call_room.h"
 #include "server/transport/local/calls.h"
 #include "server/transport/local/connection.h"
 #include "server/transport/local/context.h"
 #include "server/transport/local/ring_poller.h"
 
 namespace flashcore::server::local {
-
-// A thread that runs jobs in order. Thread-safe.
-class JobThread {
- public:
-  using Job = absl::AnyInvocable<void()>;
-
-  JobThread() : thread_([this] { Run(); }) {}
-  ~JobThread();  // runs what it has
-  JobThread(const JobThread&) = delete;
-  JobThread& operator=(const JobThread&) = delete;
-
-  void Add(Job job) ABSL_LOCKS_EXCLUDED(mutex_);
-
- private:
-  void Run() ABSL_LOCKS_EXCLUDED(mutex_);
-
-  Mutex mutex_;
-  CondVar changed_;
-  std::deque<Job> jobs_ ABSL_GUARDED_BY(mutex_);
-  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
-};
 
 class Server {
  public:
@@ -60,20 +43,30 @@ class Server {
 
   struct Entry {
     std::shared_ptr<Connection> connection;
-    std::string user;
-    uint32_t events = 0;  // that epoll reports
+    Door::Holder* holder = nullptr;
+    uint32_t events = 0;    // that epoll reports
+    uint32_t came = 0;      // that it has reported
+    bool has_turn = false;  // in turns_
+    Shares::Item received;  // its memory of frames
   };
 
   Server(const Options& options, AttentionMethods* methods, FileDescriptor listening);
-  void Post(std::weak_ptr<Connection> connection, Context::OnConnection action)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  void Post(absl::string_view client, std::weak_ptr<Connection> connection,
+            Context::OnConnection action) ABSL_LOCKS_EXCLUDED(mutex_);
   void Run();
+  void GiveTurn(Entry* entry);
+  void RunTurns();              // one of each user
   TimePoint NextCheck() const;  // of times
   void RunPosted() ABSL_LOCKS_EXCLUDED(mutex_);
   void AcceptAll();
   void Admit(FileDescriptor socket);
+  // False if there is none for a new connection of `holder`, which is counted already.
+  bool MakeRoom(const Door::Holder& holder);
   // Removes the connection if it has ended, else tells epoll what it waits for.
   void Update(Connection* connection);
+  // Charges the connection's memory of messages to its client, or its user before Hello.
+  void Charge(Entry* entry);
+  void EndDebtors();
   void CheckTimes();
   void Refuse(RefusedLocalConnection reason) {
     context_.metrics().CountRefusedLocalConnection(reason);
@@ -91,14 +84,20 @@ class Server {
   // Of the thread.
   Acceptor acceptor_;
   std::unordered_map<int, Entry> connections_;  // by socket
-  std::unordered_map<std::string, int> per_user_;
+  Door door_;
+  Shares received_;                           // bytes of frames
+  Turns<std::shared_ptr<Connection>> turns_;  // by user
   TimePoint next_check_{};
 
   std::atomic<bool> stop_{false};
   Mutex mutex_;
-  std::vector<Posted> posted_ ABSL_GUARDED_BY(mutex_);
-  bool closed_ ABSL_GUARDED_BY(mutex_) = false;  // nothing can be posted any more
-  JobThread slow_;
+  Turns<Posted> posted_ ABSL_GUARDED_BY(mutex_);  // by client
+  bool awake_ ABSL_GUARDED_BY(mutex_) = false;    // the thread will look at posted_
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;   // nothing can be posted any more
+  CallRoom room_;
+  FairJobs slow_;
+  FairJobs long_calls_;
+  FairJobs calls_;
   std::unique_ptr<RingPoller> poller_;
   std::thread thread_;
 };

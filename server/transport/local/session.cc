@@ -1,5 +1,6 @@
 #include "server/transport/local/session.h"
 
+#include <algorithm>
 #include <new>
 #include <string>
 #include <utility>
@@ -13,7 +14,7 @@
 namespace flashcore::server::local {
 namespace {
 
-// Requests that one ring may hand in before the next ring may.
+// Requests that one ring may hand in before those of other clients may.
 constexpr int kMostAtOnce = 8;
 
 // Blocks that a ring keeps for its next requests.
@@ -48,7 +49,10 @@ class Session::Request final : public Exchange {
     Receive(status);
   }
 
-  size_t place = 0;  // in Session::requests_, and guarded by its mutex
+  // Guarded by the session's mutex.
+  bool listed = false;        // in Session::requests_
+  Request* before = nullptr;  // others with its tag
+  Request* after = nullptr;
 
  private:
   void Received(const absl::Status& status) override {
@@ -105,19 +109,48 @@ bool Session::Poll() {
       return false;
     }
     if (!*took) return taken > 0;
+    if (std::exchange(sleeps_, false)) ring_->SetServerSleeps(false);
     Start(new (TakeBlock()) Request(context_, shared_from_this(), header, std::move(message)));
   }
   return true;
 }
 
+bool Session::Sleep() {
+  if (sleeps_ || ended_.load(std::memory_order_relaxed)) return false;
+  sleeps_ = true;
+  ring_->SetServerSleeps(true);
+  return ring_->HasNews();
+}
+
 void Session::Start(Request* request) {
   {
     MutexLock lock(&mutex_);
-    request->place = requests_.size();
-    requests_.push_back(request);
-    if (ended_) request->Cancel();
+    const bool cancelled = CancelledInSlot(started_++, request->tag());
+    if (cancelled || ended_) {
+      request->Cancel();
+    } else {
+      List(request);
+    }
   }
   request->Start();
+}
+
+bool Session::CancelledInSlot(uint64_t number, uint64_t tag) {
+  if (cancels_.empty()) return false;
+  if (number >= cancels_end_) {
+    cancels_.clear();
+    return false;
+  }
+  const auto cancel = cancels_.find(tag);
+  return cancel != cancels_.end() && number < cancel->second;
+}
+
+void Session::List(Request* request) {
+  request->listed = true;
+  Request*& first = requests_[request->tag()];
+  request->after = first;
+  if (first != nullptr) first->before = request;
+  first = request;
 }
 
 void* Session::TakeBlock() {
@@ -143,22 +176,43 @@ void Session::Delete(Request* request) {
 
 void Session::Forget(Request* request) {
   MutexLock lock(&mutex_);
-  requests_.back()->place = request->place;
-  requests_[request->place] = requests_.back();
-  requests_.pop_back();
+  if (!request->listed) return;
+  if (request->after != nullptr) request->after->before = request->before;
+  if (request->before != nullptr) {
+    request->before->after = request->after;
+  } else if (request->after != nullptr) {
+    requests_[request->tag()] = request->after;
+  } else {
+    requests_.erase(request->tag());
+  }
+}
+
+void Session::CancelAll(Request* first) {
+  for (Request* request = first; request != nullptr; request = request->after) {
+    request->listed = false;
+    request->Cancel();
+  }
 }
 
 void Session::Cancel(uint64_t tag) {
   MutexLock lock(&mutex_);
-  for (Request* request : requests_) {
-    if (request->tag() == tag) request->Cancel();
+  if (const auto found = requests_.find(tag); found != requests_.end()) {
+    CancelAll(found->second);
+    requests_.erase(found);
   }
+  if (started_ >= cancels_end_) cancels_.clear();
+  const uint64_t end = started_ + std::min(ring_->submitted() - started_, uint64_t{ring_->slots()});
+  // No more tags than slots can be that of a request in a slot.
+  if (end == started_ || (cancels_.size() >= ring_->slots() && cancels_.count(tag) == 0)) return;
+  cancels_[tag] = end;
+  cancels_end_ = end;
 }
 
 void Session::End() {
   ended_ = true;
   MutexLock lock(&mutex_);
-  for (Request* request : requests_) request->Cancel();
+  for (const auto& [tag, first] : requests_) CancelAll(first);
+  requests_.clear();
 }
 
 }  // namespace flashcore::server::local

@@ -5,9 +5,11 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "server/base/mutex.h"
@@ -33,13 +35,17 @@ class Session final : public std::enable_shared_from_this<Session> {
           std::unique_ptr<Ring> ring, Callbacks callbacks);
   ~Session();
 
+  const std::string& client() const { return identity_.name; }
+
   // Takes some of the requests that wait in the ring. Returns whether there was one.
   bool Poll();
   bool HasNews() const { return !ended_.load(std::memory_order_relaxed) && ring_->HasNews(); }
-  void SetServerSleeps(bool sleeps) {
-    if (!ended_.load(std::memory_order_relaxed)) ring_->SetServerSleeps(sleeps);
-  }
+  // Lets the client ring the doorbell for its next request, until Poll has taken that. Returns
+  // HasNews, unless it was so already.
+  bool Sleep();
 
+  // Cancels the requests with `tag` that are not answered, in slots and in the engine. Its time
+  // does not depend on their number.
   void Cancel(uint64_t tag) ABSL_LOCKS_EXCLUDED(mutex_);
   // Takes no more requests, and cancels those that are not answered.
   void End() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -53,6 +59,10 @@ class Session final : public std::enable_shared_from_this<Session> {
 
   void Start(Request* request) ABSL_LOCKS_EXCLUDED(mutex_);  // takes it over
   void Forget(Request* request) ABSL_LOCKS_EXCLUDED(mutex_);
+  void List(Request* request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static void CancelAll(Request* first);  // and those behind it
+  // Whether a Cancel came while the request `number` was in its slot.
+  bool CancelledInSlot(uint64_t number, uint64_t tag) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Context* const context_;
   const UseCount::Use use_;
@@ -61,8 +71,15 @@ class Session final : public std::enable_shared_from_this<Session> {
   const std::unique_ptr<Ring> ring_;
   Callbacks callbacks_;
   std::atomic<bool> ended_{false};
+  bool sleeps_ = false;  // of the poller
   Mutex mutex_;
-  std::vector<Request*> requests_ ABSL_GUARDED_BY(mutex_);  // in the engine
+  // The requests in the engine that are not cancelled: the first of each tag, which leads to
+  // others.
+  absl::flat_hash_map<uint64_t, Request*> requests_ ABSL_GUARDED_BY(mutex_);
+  uint64_t started_ ABSL_GUARDED_BY(mutex_) = 0;  // requests, that is, the number of the next
+  // By tag: requests with it and a smaller number are cancelled when they are taken.
+  absl::flat_hash_map<uint64_t, uint64_t> cancels_ ABSL_GUARDED_BY(mutex_);
+  uint64_t cancels_end_ ABSL_GUARDED_BY(mutex_) = 0;  // the largest of these numbers
   // Memory of ended requests: malloc is slow for what its thread caches do not hold.
   std::vector<void*> free_ ABSL_GUARDED_BY(mutex_);
 };

@@ -1,0 +1,102 @@
+// Bounds what the client of a gRPC connection begins, before gRPC 1.51 parses it.
+#ifndef FLASHCORE_SERVER_TRANSPORT_GRPC_INFLOW_H_
+#define FLASHCORE_SERVER_TRANSPORT_GRPC_INFLOW_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "server/base/mutex.h"
+#include "server/transport/access/client_connections.h"
+#include "server/transport/grpc/frame_counter.h"
+
+namespace flashcore::server {
+
+// gRPC 1.51 reads and parses as long as a client sends, and only then runs the calls that have
+// begun, or ends those that the client has reset meanwhile. It keeps all of them until then, which
+// none of its limits counts, and other connections that its thread has to serve wait as long. It
+// also keeps headers without a limit.
+//
+// So its reads pass through here: inflow.cc defines recvmsg, and SSL_read for connections with TLS.
+// gRPC calls these instead of those of the C library and of OpenSSL, which they call in turn. They
+// count the frames that were read. If a connection exceeds its limits, gRPC gets none of them, and
+// is told that the client has reset the connection.
+//
+// One gRPC connection, by gRPC's descriptor. Lasts as long as the process, since gRPC may read from
+// a descriptor at any time. Thread-safe.
+class Inflow {
+ public:
+  struct Limits {
+    // Open at a time, as gRPC tells the client. gRPC itself enforces it only after the client has
+    // acknowledged it.
+    uint64_t streams = 256;
+    // Calls that have begun and not ended. A client that keeps to `streams` has more of them for a
+    // moment, when it has reset all its calls, and begun others, before the server ended the first.
+    uint64_t calls = 1024;
+    // What all connections together may have of them beyond their `streams`.
+    uint64_t excess_of_all = 1600;
+    // Calls that the client has reset, less those that ForgiveResets was told.
+    uint64_t resets = 1024;
+    // Of the longest headers of a call, in frames.
+    uint64_t header_bytes = 64 << 10;
+  };
+
+  // Null if the descriptor is too large.
+  static Inflow* Of(int descriptor);
+  // What all connections have beyond their `streams`, as counted now. Calls that begin from now on
+  // are added, so it is to be set again and again.
+  static void SetExcessOfAll(uint64_t calls);
+
+  // gRPC gets a new connection. `calls` counts the end of its calls.
+  void Begin(int descriptor, bool tls, std::shared_ptr<const ClientConnection> calls,
+             const Limits& limits) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The client is gone. gRPC does not get the rest of what it has sent, and could not answer.
+  void HangUp() { hung_up_ = true; }
+
+  // The client has sent these bytes, without TLS. False: the connection is cut off.
+  bool Receive(absl::Span<const absl::string_view> pieces) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  bool tls() const { return tls_; }
+  bool hung_up() const { return hung_up_; }
+  bool cut_off() const { return cut_off_; }
+
+  // Calls that have begun and not ended, as far as is known: gRPC ends some without a word, those
+  // that it answers itself, and those that were reset before they had a message.
+  uint64_t calls() const ABSL_LOCKS_EXCLUDED(mutex_);
+  uint64_t excess() const ABSL_LOCKS_EXCLUDED(mutex_);  // beyond `streams`
+  // Up to so many of them count as ended.
+  void ForgiveCalls(uint64_t calls) ABSL_LOCKS_EXCLUDED(mutex_);
+  void ForgiveResets(uint64_t resets) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  uint64_t Calls() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t Excess() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool ExceedsLimits() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  std::atomic<bool> tls_{false};
+  std::atomic<bool> hung_up_{false};
+  std::atomic<bool> cut_off_{false};
+  mutable Mutex mutex_;
+  int descriptor_ ABSL_GUARDED_BY(mutex_) = -1;
+  std::shared_ptr<const ClientConnection> ended_calls_ ABSL_GUARDED_BY(mutex_);
+  Limits limits_ ABSL_GUARDED_BY(mutex_);
+  FrameCounter frames_ ABSL_GUARDED_BY(mutex_);
+  uint64_t forgiven_calls_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t forgiven_resets_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// While it exists, a TLS connection that gRPC makes on this thread is `inflow`.
+class InflowOfThread {
+ public:
+  explicit InflowOfThread(Inflow* inflow);
+  ~InflowOfThread();
+  InflowOfThread(const InflowOfThread&) = delete;
+  InflowOfThread& operator=(const InflowOfThread&) = delete;
+};
+
+}  // namespace flashcore::server
+
+#endif  // FLASHCORE_SERVER_TRANSPORT_GRPC_INFLOW_H_

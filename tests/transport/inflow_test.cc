@@ -1,0 +1,186 @@
+#include "server/transport/grpc/inflow.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <memory>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "gtest/gtest.h"
+#include "server/base/socket.h"
+#include "tests/transport/frames.h"
+
+namespace flashcore::server {
+namespace {
+
+using testing::Frame;
+
+const std::string kPreface =
+    "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(testing::kSettings, 0, 0, "");
+const std::string kAck = Frame(testing::kSettings, testing::kAckFlag, 0, "");
+
+class InflowTest : public ::testing::Test {
+ protected:
+  InflowTest() {
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
+    client_ = FileDescriptor(ends[0]);
+    server_ = FileDescriptor(fcntl(ends[1], F_DUPFD_CLOEXEC, 400));
+    close(ends[1]);
+    inflow_ = Inflow::Of(server_.get());
+    limits_.streams = 4;
+    limits_.calls = 16;
+    limits_.excess_of_all = 100;
+    limits_.resets = 8;
+    limits_.header_bytes = 1000;
+    Begin();
+  }
+  ~InflowTest() override { Inflow::SetExcessOfAll(0); }
+
+  void Begin(bool tls = false) {
+    Inflow::SetExcessOfAll(0);
+    stream_ = 1;
+    inflow_->Begin(server_.get(), tls, calls_, limits_);
+  }
+  bool Receive(absl::string_view bytes) { return inflow_->Receive({&bytes, 1}); }
+  // So many HEADERS frames of new streams.
+  std::string Calls(int count) {
+    std::string frames;
+    for (; count > 0; --count, stream_ += 2) {
+      frames += Frame(testing::kHeaders, testing::kEndHeaders, stream_, "");
+    }
+    return frames;
+  }
+  void Ended(int count) {
+    for (; count > 0; --count) {
+      calls_->CallBegan();
+      calls_->CallEnded({});
+    }
+  }
+  // As gRPC reads.
+  ssize_t Read() {
+    char buffer[1000];
+    iovec pieces[] = {{buffer, 5}, {buffer + 5, sizeof(buffer) - 5}};
+    msghdr message = {};
+    message.msg_iov = pieces;
+    message.msg_iovlen = 2;
+    return recvmsg(server_.get(), &message, 0);
+  }
+
+  FileDescriptor client_;
+  FileDescriptor server_;
+  Inflow* inflow_ = nullptr;
+  Inflow::Limits limits_;
+  const std::shared_ptr<ClientConnection> calls_ =
+      std::make_shared<ClientConnection>("fd:400", Peer());
+  uint32_t stream_ = 1;
+};
+
+TEST_F(InflowTest, BoundsCallsThatHaveNotEnded) {
+  EXPECT_TRUE(Receive(kPreface + kAck + Calls(16)));
+  EXPECT_EQ(inflow_->calls(), 16U);
+  Ended(10);
+  EXPECT_EQ(inflow_->calls(), 6U);
+  EXPECT_TRUE(Receive(Calls(10)));
+  EXPECT_FALSE(Receive(Calls(1)));
+  EXPECT_TRUE(inflow_->cut_off());
+  EXPECT_FALSE(Receive(""));
+  EXPECT_EQ(inflow_->calls(), 16U);  // gRPC did not get the last one
+}
+
+TEST_F(InflowTest, ForgivesCallsThatEndWithoutAWord) {
+  EXPECT_TRUE(Receive(kPreface + kAck + Calls(16)));
+  inflow_->ForgiveCalls(12);
+  EXPECT_EQ(inflow_->calls(), 4U);
+  Ended(16);  // it was wrong: those do not count twice
+  EXPECT_EQ(inflow_->calls(), 0U);
+  inflow_->ForgiveCalls(100);
+  EXPECT_TRUE(Receive(Calls(16)));
+  EXPECT_EQ(inflow_->calls(), 16U);
+  EXPECT_FALSE(Receive(Calls(1)));
+}
+
+TEST_F(InflowTest, MuchExcessOfAllLeavesEachItsStreams) {
+  EXPECT_TRUE(Receive(kPreface + kAck));
+  Inflow::SetExcessOfAll(101);
+  EXPECT_TRUE(Receive(Calls(4)));
+  EXPECT_FALSE(Receive(Calls(1)));
+}
+
+TEST_F(InflowTest, CallsThatBeginAreExcessBeforeTheNextCount) {
+  EXPECT_TRUE(Receive(kPreface + kAck));
+  Inflow::SetExcessOfAll(95);
+  EXPECT_TRUE(Receive(Calls(9)));
+  EXPECT_EQ(inflow_->excess(), 5U);
+  EXPECT_FALSE(Receive(Calls(1)));
+}
+
+TEST_F(InflowTest, BoundsStreamsBeforeSettingsAreAcknowledged) {
+  EXPECT_TRUE(Receive(kPreface + Calls(4)));
+  Ended(4);
+  EXPECT_FALSE(Receive(Calls(1)));
+  Begin();
+  EXPECT_TRUE(Receive(kPreface + Calls(4) + kAck));
+  EXPECT_TRUE(Receive(Calls(1)));
+}
+
+TEST_F(InflowTest, BoundsResets) {
+  const std::string reset = Frame(testing::kReset, 0, 1, "1234");
+  EXPECT_TRUE(Receive(kPreface + kAck));
+  for (int i = 0; i < 8; ++i) EXPECT_TRUE(Receive(reset));
+  inflow_->ForgiveResets(2);
+  EXPECT_TRUE(Receive(reset));
+  inflow_->ForgiveResets(100);  // no credit
+  for (int i = 0; i < 8; ++i) EXPECT_TRUE(Receive(reset));
+  EXPECT_FALSE(Receive(reset));
+}
+
+TEST_F(InflowTest, BoundsHeaders) {
+  EXPECT_TRUE(Receive(kPreface + Frame(testing::kHeaders, 0, 1, std::string(600, 'h'))));
+  EXPECT_TRUE(Receive(Frame(testing::kContinuation, 0, 1, std::string(400, 'h'))));
+  EXPECT_FALSE(Receive(Frame(testing::kContinuation, 0, 1, "h")));
+}
+
+TEST_F(InflowTest, GrpcDoesNotGetWhatIsTooMuch) {
+  const auto send = [&](const std::string& bytes) {
+    EXPECT_EQ(write(client_.get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+    return static_cast<ssize_t>(bytes.size());
+  };
+  ssize_t size = send(kPreface + kAck + Calls(16));
+  EXPECT_EQ(Read(), size);
+  EXPECT_EQ(Read(), -1);
+  EXPECT_EQ(errno, EAGAIN);
+  send(Calls(1));
+  EXPECT_EQ(Read(), -1);
+  EXPECT_EQ(errno, ECONNRESET);
+  EXPECT_EQ(Read(), -1);
+  EXPECT_EQ(errno, ECONNRESET);
+  char byte;
+  EXPECT_EQ(read(client_.get(), &byte, 1), 0);  // shut down
+}
+
+TEST_F(InflowTest, GrpcGetsNothingMoreOfAClientThatIsGone) {
+  EXPECT_EQ(write(client_.get(), "x", 1), 1);
+  inflow_->HangUp();
+  EXPECT_EQ(Read(), 0);
+}
+
+TEST_F(InflowTest, WhatTlsEncryptsIsNotCounted) {
+  Begin(/*tls=*/true);
+  const std::string bytes = kPreface + Calls(17);
+  EXPECT_EQ(write(client_.get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+  EXPECT_EQ(Read(), static_cast<ssize_t>(bytes.size()));
+  EXPECT_EQ(inflow_->calls(), 0U);
+}
+
+TEST(InflowOfTest, ADescriptorHasOne) {
+  EXPECT_EQ(Inflow::Of(500), Inflow::Of(500));
+  EXPECT_NE(Inflow::Of(500), Inflow::Of(501));
+  EXPECT_EQ(Inflow::Of(-1), nullptr);
+  EXPECT_EQ(Inflow::Of(1 << 30), nullptr);
+}
+
+}  // namespace
+}  // namespace flashcore::server
