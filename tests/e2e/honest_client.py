@@ -46,10 +46,13 @@ class HonestClient:
         self._process.kill()
         self._process.communicate()
 
+    def end(self):
+        """Ends the client. Returns what it printed."""
+        return self._process.communicate()[0]
+
     def check(self, test, floor=1):
         """Ends the client. It had no error, and was not hurt."""
-        output, _ = self._process.communicate()
-        result = json.loads(output.splitlines()[-1])
+        result = json.loads(self.end().splitlines()[-1])
         test.assertEqual(result["errors"], [])
         test.assertGreater(len(result["attacked"]), 0)
         assert_unhurt(test, result["quiet"], result["attacked"], floor)
