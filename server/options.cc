@@ -55,11 +55,13 @@ ABSL_FLAG(
     bool, insecure_client_names, false,
     "Know callers without a token and a certificate by the name that they give in the metadata "
     "flashcore-client. Anybody can claim any name.");
-ABSL_FLAG(std::vector<std::string>, trusted_proxies, {},
-          "Identities of proxies, such as cert:envoy.example or uid:NUMBER, that call for clients "
-          "of theirs. "
-          "The client is the one that the proxy names in the header x-forwarded-client-cert. From "
-          "anybody else the header is ignored.");
+ABSL_FLAG(
+    std::vector<std::string>, trusted_proxies, {},
+    "Identities of proxies, such as cert:envoy.example or uid:NUMBER, that call for clients "
+    "of theirs. "
+    "The client is the one that the proxy names in the header x-forwarded-client-cert. From "
+    "anybody else the header is ignored. Who comes from a host:ADDRESS or is a uid:NUMBER of this "
+    "list is not banned for floods.");
 ABSL_FLAG(int32_t, max_connections, 1024,
           "Limit of open connections. TCP addresses, unix: addresses and the local socket, those "
           "that are served, each have an equal part. For one more, whoever has most there gives "
@@ -139,8 +141,8 @@ ABSL_FLAG(
     "provides as it is used.");
 ABSL_FLAG(std::string, evict, "none",
           "When K/V memory or the memory for sequence records is full: none (refuse more) or lru "
-          "(delete the least recently used sequence). At a limit of one client, lru deletes the "
-          "least recently used sequence of that client.");
+          "(delete the least recently used sequence of the client that holds the most). At a limit "
+          "of one client, lru deletes the least recently used sequence of that client.");
 ABSL_FLAG(double, sequence_idle_timeout_s, 3600,
           "Seconds after which a sequence that nobody uses is deleted. 0: never.");
 ABSL_FLAG(int64_t, sequence_metadata_bytes, int64_t{256} << 20,
@@ -151,7 +153,9 @@ ABSL_FLAG(int64_t, staging_memory_bytes, int64_t{1} << 30,
 ABSL_FLAG(int64_t, client_staging_bytes, 0,
           "Limit of the staging memory of one client, results that it has not read included, for "
           "each device. A request beyond it waits for --staging_wait_ms and then gets "
-          "RESOURCE_EXHAUSTED. 0: a quarter of --staging_memory_bytes, or twice "
+          "RESOURCE_EXHAUSTED. If unread results leave no room for another client, the RPCs of the "
+          "oldest of the client with most are cancelled. 0: a quarter of --staging_memory_bytes, "
+          "or twice "
           "--max_message_bytes if that is more.");
 ABSL_FLAG(
     int64_t, unsent_reply_bytes, int64_t{64} << 20,
@@ -165,7 +169,8 @@ ABSL_FLAG(double, reply_timeout_s, 20,
 ABSL_FLAG(int32_t, staging_wait_ms, 500,
           "Milliseconds that a request waits for staging memory while it is full, in arrival "
           "order, before it gets RESOURCE_EXHAUSTED. Waiting requests hold at most half of "
-          "--transport_memory_bytes; one more is refused at once. 0: do not wait.");
+          "--transport_memory_bytes; beyond it, the newest of the client with most is refused. 0: "
+          "do not wait.");
 ABSL_FLAG(int64_t, transport_memory_bytes, int64_t{256} << 20,
           "Limit of the memory for messages being received, over all gRPC connections. Beyond it, "
           "RPCs are cancelled. At least twice --max_message_bytes. On --local_listen, frames that "

@@ -73,7 +73,7 @@ std::string LimitLines(const v1::Limits& limits) {
       Bound(limits.client_metadata_bytes(), Mebibytes(limits.client_metadata_bytes())),
       "; idle ones ",
       idle_seconds > 0 ? absl::StrCat("expire after ", idle_seconds, " s") : "never expire",
-      limits.evicts() ? "; the longest unused goes when memory is full\n"
+      limits.evicts() ? "; when memory is full, whoever holds most loses what is unused longest\n"
                       : "; appends are refused when memory is full\n");
   return out;
 }

@@ -19,21 +19,14 @@ void FairJobs::Add(absl::string_view holder, Job job) {
   changed_.NotifyAll();
 }
 
-bool FairJobs::idle() const {
-  MutexLock lock(&mutex_);
-  return jobs_.empty() && !runs_;
-}
-
 void FairJobs::Run() {
   while (true) {
     Job job;
     {
       MutexLock lock(&mutex_);
-      runs_ = false;
       while (!stop_ && jobs_.empty()) changed_.Wait(&mutex_);
       if (jobs_.empty()) return;
       job = jobs_.Take();
-      runs_ = true;
     }
     job();
   }

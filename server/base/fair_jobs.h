@@ -24,16 +24,13 @@ class FairJobs {
   FairJobs& operator=(const FairJobs&) = delete;
 
   void Add(absl::string_view holder, Job job) ABSL_LOCKS_EXCLUDED(mutex_);
-  // No job waits or runs.
-  bool idle() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  mutable Mutex mutex_;
+  Mutex mutex_;
   CondVar changed_;
   Turns<Job> jobs_ ABSL_GUARDED_BY(mutex_);
-  bool runs_ ABSL_GUARDED_BY(mutex_) = false;  // a job
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

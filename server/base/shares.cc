@@ -51,8 +51,12 @@ bool Shares::IsOverShare(absl::string_view holder, size_t amount) const {
 
 const Shares::Account* Shares::Debtor() const {
   const bool all_full = limits_.all > 0 && held_ > limits_.all;
-  if (over_share_ == 0 && !all_full) return nullptr;
+  return over_share_ == 0 && !all_full ? nullptr : Largest();
+}
+
+const Shares::Account* Shares::Largest() const {
   const Account* most = nullptr;
+  if (held_ == 0) return most;
   for (const auto& [holder, account] : accounts_) {
     if (most == nullptr || account.held > most->held) most = &account;
   }

@@ -56,6 +56,8 @@ class Shares {
   // Who has to give back: of those beyond their share, and else, if all hold too much together, of
   // all, the one that holds the most. Null: nobody.
   const Account* Debtor() const;
+  // The one that holds the most. Null: nobody holds anything.
+  const Account* Largest() const;
 
   size_t held() const { return held_; }
   size_t held(absl::string_view holder) const;

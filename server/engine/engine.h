@@ -91,6 +91,7 @@ class Engine {
   // SequenceStore::CloseLease. The housekeeping thread deletes the orphans, at once.
   void CloseLease(LeaseId id) ABSL_LOCKS_EXCLUDED(mutex_);
   const StagingPool& staging() const { return staging_; }
+  StagingPool& staging() { return staging_; }
   const Clock& clock() const { return *clock_; }
 
  private:

@@ -45,6 +45,7 @@ class PagePool {
   // pool calls that itself when it frees a page.
   ClientAccount* OpenAccount(absl::string_view client);
   const ClientAccount* FindAccount(absl::string_view client) const;  // null if there is none
+  const std::map<std::string, ClientAccount, std::less<>>& accounts() const { return accounts_; }
   void CloseIfEmpty(ClientAccount* account);
 
   // A page with one reference, in segment `preferred`, or in the other one if that is full. kNoPage

@@ -134,7 +134,7 @@ PageMoves PageMover::Begin(size_t max_bytes) {
   const Arena& arena = pages_.arena();
   if (moving_ || arena.capacity_bytes(Segment::kHot) == 0) return moves;
   Sequences sequences;
-  for (const SequencePtr& sequence : table_.by_use()) sequences.push_back(sequence.get());
+  for (const auto& [id, sequence] : table_.by_id()) sequences.push_back(sequence.get());
   std::sort(sequences.begin(), sequences.end(),
             [](const Sequence* a, const Sequence* b) { return a->serial < b->serial; });
   // A shared page should be hot if any of its sequences wants it hot.

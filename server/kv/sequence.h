@@ -129,8 +129,7 @@ struct Sequence {
   size_t metadata_bytes = 0;  // host memory charged for it
 
   // Its places in the SequenceTable.
-  std::list<std::shared_ptr<Sequence>>::iterator by_use;
-  std::list<std::shared_ptr<Sequence>>::iterator by_use_of_client;
+  std::list<std::shared_ptr<Sequence>>::iterator by_use;  // of the account
   std::multimap<TimePoint, std::shared_ptr<Sequence>>::iterator
       expiry;                                               // if it has an idle_timeout
   std::list<std::shared_ptr<Sequence>>::iterator by_lease;  // if it has a lease

@@ -360,7 +360,7 @@ SequenceStore::Stats SequenceStore::stats() const {
   MutexLock lock(&mutex_);
   const Arena& arena = pages_.arena();
   Stats stats;
-  stats.sequences = table_.by_use().size();
+  stats.sequences = table_.by_id().size();
   stats.pages = arena.num_pages();
   stats.metadata_bytes = table_.metadata_bytes();
   stats.hot = {arena.used_bytes(Segment::kHot), arena.capacity_bytes(Segment::kHot)};

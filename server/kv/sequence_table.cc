@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/base/error_info.h"
@@ -20,6 +21,13 @@ bool BelongsTo(const Identity& identity, const std::string& group) {
 bool MayRead(const Sequence& sequence, const Identity& identity) {
   const SequenceSettings& settings = sequence.settings;
   return settings.shared || (!settings.group.empty() && BelongsTo(identity, settings.group));
+}
+
+// The least recently used sequence of the client that may be evicted; null: none.
+SequencePtr FirstWithoutLease(const ClientAccount& account) {
+  const auto found = std::find_if(account.by_use.begin(), account.by_use.end(),
+                                  [](const SequencePtr& s) { return s->leases == 0; });
+  return found == account.by_use.end() ? nullptr : *found;
 }
 
 }  // namespace
@@ -77,8 +85,7 @@ absl::StatusOr<SequencePtr> SequenceTable::Add(const SequenceShape& shape,
   sequence->metadata_bytes = metadata_bytes;
   metadata_bytes_ += metadata_bytes;
   account->metadata_bytes += metadata_bytes;
-  sequence->by_use = by_use_.insert(by_use_.end(), sequence);
-  sequence->by_use_of_client = account->by_use.insert(account->by_use.end(), sequence);
+  sequence->by_use = account->by_use.insert(account->by_use.end(), sequence);
   if (const auto& timeout = sequence->settings.idle_timeout; timeout.has_value()) {
     sequence->expiry = expiries_.emplace(now + *timeout, sequence);
   }
@@ -97,7 +104,7 @@ absl::Status SequenceTable::MakeRoom(size_t metadata_bytes, const std::string& c
     const ClientAccount none;
     const ClientAccount& has = account == nullptr ? none : *account;
     if (options_.client_sequences > 0 && has.sequences.size() >= options_.client_sequences) {
-      if (EvictOne(has.by_use)) continue;
+      if (EvictOf(has)) continue;
       return WithInfo(absl::ResourceExhaustedError(absl::StrCat("client quota: this client has ",
                                                                 has.sequences.size(),
                                                                 " sequences, which is the limit")),
@@ -109,7 +116,7 @@ absl::Status SequenceTable::MakeRoom(size_t metadata_bytes, const std::string& c
     }
     const size_t limit = options_.client_metadata_bytes;
     if (limit > 0 && has.metadata_bytes + metadata_bytes > limit) {
-      if (metadata_bytes <= limit && EvictOne(has.by_use)) continue;
+      if (metadata_bytes <= limit && EvictOf(has)) continue;
       const absl::Status full = absl::ResourceExhaustedError(
           absl::StrCat("client quota: this sequence needs ", metadata_bytes,
                        " bytes of sequence metadata; the sequences of this client hold ",
@@ -122,7 +129,10 @@ absl::Status SequenceTable::MakeRoom(size_t metadata_bytes, const std::string& c
                        {"allowed", limit}});
     }
     if (metadata_bytes > options_.metadata_bytes - metadata_bytes_) {
-      if (metadata_bytes <= options_.metadata_bytes && EvictOne(by_use_)) continue;
+      if (metadata_bytes <= options_.metadata_bytes &&
+          EvictOfLargest(&ClientAccount::metadata_bytes, client, metadata_bytes)) {
+        continue;
+      }
       const absl::Status full = absl::ResourceExhaustedError(
           absl::StrCat("sequence metadata: this sequence needs ", metadata_bytes, " bytes; ",
                        metadata_bytes_, " of ", options_.metadata_bytes, " are in use"));
@@ -157,8 +167,7 @@ void SequenceTable::Remove(const SequencePtr& removed) {
   sequence->deleted = true;
   for (SequenceLayer& layer : sequence->layers) DropPages(*sequence, &layer, 0);
   ClientAccount* const account = sequence->account;
-  by_use_.erase(sequence->by_use);
-  account->by_use.erase(sequence->by_use_of_client);
+  account->by_use.erase(sequence->by_use);
   if (sequence->settings.idle_timeout.has_value()) expiries_.erase(sequence->expiry);
   if (const auto& id = sequence->settings.lease; id.has_value()) {
     const auto lease = leases_.find(*id);
@@ -205,15 +214,14 @@ bool SequenceTable::RemoveOrphan() {
 void SequenceTable::MarkUsed(Sequence* sequence, TimePoint now) {
   sequence->last_used = now;
   if (sequence->deleted) return;
-  by_use_.splice(by_use_.end(), by_use_, sequence->by_use);
-  ByUse& of_client = sequence->account->by_use;
-  of_client.splice(of_client.end(), of_client, sequence->by_use_of_client);
+  std::list<SequencePtr>& by_use = sequence->account->by_use;
+  by_use.splice(by_use.end(), by_use, sequence->by_use);
 }
 
 bool SequenceTable::MakeKvRoom(size_t bytes, const ClientAccount& account) {
   const size_t limit = options_.client_kv_bytes;
   while (limit > 0 && account.kv_bytes + bytes > limit) {
-    if (bytes > limit || !EvictOne(account.by_use)) return false;
+    if (bytes > limit || !EvictOf(account)) return false;
   }
   return true;
 }
@@ -226,7 +234,7 @@ PageId SequenceTable::AllocatePage(const Sequence& sequence, Shortage* why) {
   do {
     const PageId page = pages_.Allocate(bytes, preferred, sequence.account);
     if (page != kNoPage) return page;
-  } while (EvictOne(by_use_));
+  } while (EvictOfLargest(&ClientAccount::kv_bytes, sequence.account->client, bytes));
   *why = Shortage::kMemory;
   return kNoPage;
 }
@@ -274,12 +282,29 @@ absl::Status SequenceTable::SharePages(const Sequence& parent, std::optional<uin
   return OverKvQuota(added, child->account->kv_bytes - added);
 }
 
-bool SequenceTable::EvictOne(const ByUse& by_use) {
+bool SequenceTable::EvictOf(const ClientAccount& account) {
+  return options_.evict_lru && Evict(FirstWithoutLease(account));
+}
+
+bool SequenceTable::EvictOfLargest(size_t ClientAccount::*held, const std::string& client,
+                                   size_t amount) {
   if (!options_.evict_lru) return false;
-  const auto victim = std::find_if(by_use.begin(), by_use.end(),
-                                   [](const SequencePtr& s) { return s->leases == 0; });
-  if (victim == by_use.end()) return false;
-  Remove(*victim);
+  const ClientAccount* const account = pages_.FindAccount(client);
+  size_t most = (account == nullptr ? 0 : account->*held) + amount;
+  SequencePtr victim = account == nullptr ? nullptr : FirstWithoutLease(*account);
+  for (const auto& [name, other] : pages_.accounts()) {
+    if (other.*held <= most) continue;
+    SequencePtr of_other = FirstWithoutLease(other);
+    if (of_other == nullptr) continue;
+    victim = std::move(of_other);
+    most = other.*held;
+  }
+  return Evict(victim);
+}
+
+bool SequenceTable::Evict(const SequencePtr& victim) {
+  if (victim == nullptr) return false;
+  Remove(victim);
   metrics_.sequences_evicted.Increment();
   return true;
 }

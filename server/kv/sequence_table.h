@@ -26,8 +26,9 @@ struct SequenceOptions {
   // The device's number, and how many devices share the ids.
   size_t device = 0;
   size_t devices = 1;
-  // When K/V memory or metadata is full: remove the least recently used sequence without a lease.
-  // When a limit of one client is reached: remove that of the client. If false, refuse.
+  // When K/V memory or metadata is full: remove the least recently used sequence without a lease of
+  // the client that holds the most of it. When a limit of one client is reached: remove that of the
+  // client. If false, refuse.
   bool evict_lru = false;
   Nanoseconds idle_timeout{0};  // an unused sequence expires after it; 0: never
   // Pages that one client pays for; 0: no limit. The Engine replaces kHalfOfTheMemory.
@@ -55,8 +56,8 @@ enum class Access {
 // it.
 class SequenceTable {
  public:
-  using ByUse = std::list<SequencePtr>;  // least recently used first
-  static constexpr char kLost[] =        // of SequenceLost
+  using ById = absl::flat_hash_map<SequenceId, SequencePtr>;
+  static constexpr char kLost[] =  // of SequenceLost
       "no such sequence: it was deleted or evicted, has expired or never existed; load its K/V "
       "again";
 
@@ -100,7 +101,7 @@ class SequenceTable {
     kMemory,
   };
   // A page charged to the sequence's client. kNoPage, and why, beyond the client's limit, or if the
-  // memory is full and no sequence can be evicted.
+  // memory is full and no sequence can be evicted. Takes O(clients) for each evicted sequence.
   PageId AllocatePage(const Sequence& sequence, Shortage* why);
   // RESOURCE_EXHAUSTED: pages of `bytes` in all do not fit beside those that are in use now.
   absl::Status Full(Shortage why, const Sequence& sequence, size_t bytes) const;
@@ -110,7 +111,7 @@ class SequenceTable {
   // Drops the layer's pages from index `keep` on.
   void DropPages(const Sequence& sequence, SequenceLayer* layer, size_t keep);
 
-  const ByUse& by_use() const { return by_use_; }
+  const ById& by_id() const { return by_id_; }
   size_t metadata_bytes() const { return metadata_bytes_; }
 
  private:
@@ -119,14 +120,20 @@ class SequenceTable {
   // Whether `account` may pay for `bytes` more. Evicts if it may.
   bool MakeKvRoom(size_t bytes, const ClientAccount& account);
   absl::Status OverKvQuota(size_t needed, size_t used) const;
-  bool EvictOne(const ByUse& by_use);  // false if it may not, or all have a lease
+  // These evict one sequence. False if they may not, or have none without a lease. For a limit of
+  // one client, one of that client:
+  bool EvictOf(const ClientAccount& account);
+  // When there is too little of what `held` counts for `client` to get `amount`: one of the client
+  // that would then hold the most, among those that have one. So nobody loses anything to a client
+  // that holds as much or more.
+  bool EvictOfLargest(size_t ClientAccount::*held, const std::string& client, size_t amount);
+  bool Evict(const SequencePtr& victim);
 
   const SequenceOptions& options_;
   PagePool& pages_;
   const Clock& clock_;
   DeviceMetrics& metrics_;
-  absl::flat_hash_map<SequenceId, SequencePtr> by_id_;
-  ByUse by_use_;
+  ById by_id_;
   std::multimap<TimePoint, SequencePtr> expiries_;  // not before this time
   struct ClientLease {
     std::string client;  // name of the identity

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,8 +11,6 @@ namespace flashcore::server {
 namespace {
 
 constexpr size_t kSmallestClass = 4096;
-
-constexpr size_t kMaxIdleAccounts = 64;
 
 size_t Capacity(size_t bytes) { return bytes == 0 ? 0 : StagingPool::SizeClass(bytes); }
 
@@ -38,8 +35,8 @@ StagingPool::StagingPool(size_t limit_bytes, Allocator allocator, size_t max_wai
                          size_t client_bytes)
     : limit_bytes_(limit_bytes),
       allocator_(std::move(allocator)),
-      max_waiting_bytes_(max_waiting_bytes),
-      client_bytes_(client_bytes) {}
+      shares_({limit_bytes, client_bytes}),
+      queue_({max_waiting_bytes, 0}) {}
 
 StagingPool::~StagingPool() {
   MutexLock lock(&mutex_);
@@ -59,84 +56,94 @@ size_t StagingPool::SizeClass(size_t bytes) {
 
 bool StagingPool::CanEverFit(const StagingClaim& claim) const {
   // Each size is checked before SizeClass, which would overflow on a huge one.
-  const size_t limit = client_bytes_ == 0 ? limit_bytes_ : std::min(limit_bytes_, client_bytes_);
+  const size_t share = shares_.limits().one;
+  const size_t limit = share == 0 ? limit_bytes_ : std::min(limit_bytes_, share);
   return claim.input_bytes <= limit && claim.result_bytes <= limit && Capacity(claim) <= limit;
 }
 
-bool StagingPool::IsOverShare(const StagingClaim& claim, const StagingAccount& account) const {
-  return client_bytes_ > 0 && account.used_bytes + Capacity(claim) > client_bytes_;
+StagingPool::Need StagingPool::NeedOf(const StagingClaim& claim) const {
+  const size_t bytes = Capacity(claim);
+  return {bytes, shares_.held(claim.client) + bytes};
 }
 
-StagingAccounts::iterator StagingPool::AccountOf(const StagingClaim& claim) {
-  const auto account = accounts_.find(claim.client);
-  return account != accounts_.end() ? account
-                                    : accounts_.try_emplace(std::string(claim.client)).first;
+const Shares::Account* StagingPool::DebtorTo(const Need& need) const {
+  if (unread_bytes_ + need.bytes <= limit_bytes_) return nullptr;
+  const Shares::Account* const debtor = overdue_.Largest();
+  return debtor != nullptr && debtor->held > need.held ? debtor : nullptr;
 }
 
-void StagingPool::Forget(StagingAccounts::iterator account) {
-  const bool idle = account->second.used_bytes == 0 && account->second.waiting == 0;
-  if (idle && accounts_.size() > kMaxIdleAccounts) accounts_.erase(account);
+void StagingPool::Await(const StagingClaim& claim) {
+  const Need need = NeedOf(claim);
+  if (DebtorTo(needed_) != nullptr || DebtorTo(need) == nullptr) return;
+  needed_ = need;
+  if (on_debt_) on_debt_();
 }
 
 absl::Status StagingPool::Acquire(StagingClaim* claim) {
   if (claim->input_bytes == 0 && claim->result_bytes == 0) return absl::OkStatus();
   MutexLock lock(&mutex_);
   if (memory_awaited_ || !CanEverFit(*claim)) return FullLocked(*claim);
-  const auto account = AccountOf(*claim);
-  if (!IsOverShare(*claim, account->second) && TryAcquire(claim, account)) return absl::OkStatus();
-  absl::Status full = FullLocked(*claim);
-  Forget(account);
-  return full;
+  if (!shares_.IsOverShare(claim->client, Capacity(*claim))) {
+    if (TryAcquire(claim)) return absl::OkStatus();
+    Await(*claim);
+  }
+  return FullLocked(*claim);
 }
 
 absl::Status StagingPool::JoinQueue(StagingClaim* claim) {
   MutexLock lock(&mutex_);
   if (!ended_.ok()) return ended_;
-  if (!CanEverFit(*claim) ||
-      (!queue_.empty() && waiting_bytes_ + claim->input_bytes > max_waiting_bytes_)) {
+  if (!CanEverFit(*claim)) return FullLocked(*claim);
+  StagingClaim::Place& place = claim->place_;
+  place.claim = claim;
+  place.number = ++arrivals_;
+  queue_.Take(claim->client, std::max<size_t>(claim->input_bytes, 1), &place);
+  ++waiting_;
+  ServeQueue();
+  if (place.account != nullptr && used_bytes_ == 0) {
+    // The allocator has no memory, and no buffer is in use whose release could serve this claim.
+    Remove(claim);
+    ServeQueue();
     return FullLocked(*claim);
   }
-  const auto account = AccountOf(*claim);
-  if (account->second.waiting >= kMaxWaitingOverShare && IsOverShare(*claim, account->second)) {
-    return FullLocked(*claim);
+  while (waiting_ > 1 && queue_.Debtor() != nullptr) {
+    StagingClaim* const newest = static_cast<StagingClaim::Place*>(queue_.Debtor()->newest)->claim;
+    Remove(newest);
+    absl::Status full = FullLocked(*newest);
+    if (newest != claim) {
+      newest->refusal = full;
+      newest->granted();
+    }
+    ServeQueue();
+    if (newest == claim) return full;
   }
-  const auto place = queue_.insert(queue_.end(), {claim, account});
-  ++account->second.waiting;
-  waiting_bytes_ += claim->input_bytes;
-  ServeQueue();
-  if (used_bytes_ > 0) return absl::OkStatus();
-  // The allocator has no memory, and no buffer is in use whose release could serve this claim.
-  Remove(place);
-  ServeQueue();
-  return FullLocked(*claim);
+  return absl::OkStatus();
 }
 
 bool StagingPool::LeaveQueue(StagingClaim* claim) {
   MutexLock lock(&mutex_);
-  const auto place = std::find_if(queue_.begin(), queue_.end(),
-                                  [&](const Waiter& waiter) { return waiter.claim == claim; });
-  if (place == queue_.end()) return true;
-  Forget(Remove(place));
+  if (claim->place_.account == nullptr) return true;
+  Remove(claim);
   ServeQueue();  // the claims behind it may need less
   return false;
 }
 
-StagingAccounts::iterator StagingPool::Remove(std::list<Waiter>::iterator place) {
-  const auto account = place->account;
-  --account->second.waiting;
-  waiting_bytes_ -= place->claim->input_bytes;
-  queue_.erase(place);
-  return account;
+void StagingPool::Remove(StagingClaim* claim) {
+  queue_.Give(&claim->place_);
+  --waiting_;
+}
+
+void StagingPool::Refuse(StagingClaim* claim, const absl::Status& status) {
+  Remove(claim);
+  claim->refusal = status;
+  claim->granted();
 }
 
 void StagingPool::EndWaits(const absl::Status& status) {
   MutexLock lock(&mutex_);
   ended_ = status;
-  while (!queue_.empty()) {
-    StagingClaim* const claim = queue_.front().claim;
-    Forget(Remove(queue_.begin()));
-    claim->refusal = status;
-    claim->granted();
+  while (waiting_ > 0) {
+    Refuse(static_cast<StagingClaim::Place*>(queue_.Largest()->oldest)->claim, status);
   }
   memory_awaited_ = false;
 }
@@ -147,33 +154,33 @@ absl::Status StagingPool::FullError(const StagingClaim& claim) const {
 }
 
 absl::Status StagingPool::FullLocked(const StagingClaim& claim) const {
-  const auto account = accounts_.find(claim.client);
-  const StagingAccount held = account == accounts_.end() ? StagingAccount() : account->second;
+  const size_t share = shares_.limits().one;
   const size_t needed = claim.input_bytes + claim.result_bytes;
-  const bool never_fits = claim.input_bytes > client_bytes_ || claim.result_bytes > client_bytes_;
-  if (client_bytes_ > 0 && (never_fits || IsOverShare(claim, held))) {
-    const absl::Status full = absl::ResourceExhaustedError(
-        absl::StrCat("staging memory of this client: the request needs ", needed, " bytes; ",
-                     held.used_bytes, " of the ", client_bytes_,
-                     " of --client_staging_bytes are in use by its requests and by "
-                     "replies that it has not read, and ",
-                     held.waiting, " of its requests wait"));
-    if (!CanEverFit(claim)) return WithTooLarge(full, needed, client_bytes_);
+  const bool never_fits = claim.input_bytes > share || claim.result_bytes > share;
+  if (share > 0 && (never_fits || shares_.IsOverShare(claim.client, Capacity(claim)))) {
+    const size_t held = shares_.held(claim.client);
+    const absl::Status full = absl::ResourceExhaustedError(absl::StrCat(
+        "staging memory of this client: the request needs ", needed, " bytes; ", held, " of the ",
+        share,
+        " of --client_staging_bytes are in use by its requests and by replies that it has not "
+        "read, and requests of ",
+        queue_.held(claim.client), " bytes wait"));
+    if (!CanEverFit(claim)) return WithTooLarge(full, needed, share);
     return WithInfo(full, reason::kQuotaExceeded,
                     {{"limit", "client_staging_bytes"},
                      {"needed", needed},
-                     {"used", held.used_bytes},
-                     {"allowed", client_bytes_}});
+                     {"used", held},
+                     {"allowed", share}});
   }
   const absl::Status full = absl::ResourceExhaustedError(
       absl::StrCat("staging memory: the request needs ", needed, " bytes; ", used_bytes_, " of ",
-                   limit_bytes_, " are in use, and ", queue_.size(), " requests wait"));
+                   limit_bytes_, " are in use, and ", waiting_, " requests wait"));
   if (!CanEverFit(claim)) return WithTooLarge(full, needed, limit_bytes_);
   return WithInfo(full, reason::kStagingFull,
                   {{"needed_bytes", needed}, {"limit_bytes", limit_bytes_}});
 }
 
-bool StagingPool::TryAcquire(StagingClaim* claim, StagingAccounts::iterator account) {
+bool StagingPool::TryAcquire(StagingClaim* claim) {
   const size_t input_capacity = Capacity(claim->input_bytes);
   const size_t result_capacity = Capacity(claim->result_bytes);
   if (used_bytes_ + input_capacity + result_capacity > limit_bytes_) return false;
@@ -184,27 +191,84 @@ bool StagingPool::TryAcquire(StagingClaim* claim, StagingAccounts::iterator acco
     if (results != nullptr) Keep(results, result_capacity);
     return false;
   }
-  account->second.used_bytes += input_capacity + result_capacity;
+  Shares::Account* const account = shares_.Take(claim->client, input_capacity + result_capacity);
   claim->inputs = StagingBuffer(this, account, inputs, input_capacity);
   claim->results = StagingBuffer(this, account, results, result_capacity);
   return true;
 }
 
+bool StagingPool::WaitsForMemory(const StagingClaim& claim, const Need& need) const {
+  return !shares_.IsOverShare(claim.client, need.bytes) &&
+         (overdue_.held() + need.bytes <= limit_bytes_ || DebtorTo(need) != nullptr);
+}
+
+StagingClaim* StagingPool::Next() const {
+  StagingClaim* next = nullptr;
+  size_t least = SIZE_MAX;  // that the client of a claim would hold
+  if (overdue_.held() > 0) {
+    for (const auto& [client, account] : queue_.accounts()) {
+      const StagingClaim* const claim = Oldest(account);
+      if (claim == nullptr) continue;
+      const Need need = NeedOf(*claim);
+      if (WaitsForMemory(*claim, need)) least = std::min(least, need.held);
+    }
+  }
+  for (const auto& [client, account] : queue_.accounts()) {
+    StagingClaim* const claim = Oldest(account);
+    if (claim == nullptr || !WaitsForMemory(*claim, NeedOf(*claim))) continue;
+    const bool yields = overdue_.held() > 0 && overdue_.held(client) > least;
+    const bool later = next != nullptr && claim->place_.number > next->place_.number;
+    if (!yields && !later) next = claim;
+  }
+  return next;
+}
+
 void StagingPool::ServeQueue() {
   memory_awaited_ = false;
-  for (auto place = queue_.begin(); place != queue_.end();) {
-    const auto next = std::next(place);
-    StagingClaim* const claim = place->claim;
-    if (!IsOverShare(*claim, place->account->second)) {
-      if (!TryAcquire(claim, place->account)) {
-        memory_awaited_ = true;
-        return;
-      }
-      Remove(place);
-      claim->granted();
+  while (waiting_ > 0) {
+    StagingClaim* const claim = Next();
+    if (claim == nullptr) return;
+    if (!TryAcquire(claim)) {
+      memory_awaited_ = true;
+      Await(*claim);
+      return;
     }
-    place = next;
+    Remove(claim);
+    claim->granted();
   }
+}
+
+void StagingPool::AddUnread(size_t bytes) {
+  MutexLock lock(&mutex_);
+  unread_bytes_ += bytes;
+  ServeQueue();  // somebody may have to give back
+}
+
+void StagingPool::AddOverdue(absl::string_view client, size_t bytes, Shares::Item* overdue) {
+  MutexLock lock(&mutex_);
+  overdue_.Take(client, bytes, overdue);
+  ServeQueue();  // another claim may be next
+}
+
+void StagingPool::RemoveUnread(size_t bytes, Shares::Item* overdue) {
+  MutexLock lock(&mutex_);
+  unread_bytes_ -= bytes;
+  if (overdue->account == nullptr) return;
+  overdue_.Give(overdue);
+  ServeQueue();  // another claim may be next
+}
+
+Shares::Item* StagingPool::Debt() {
+  MutexLock lock(&mutex_);
+  const Shares::Account* const debtor = DebtorTo(needed_);
+  if (debtor != nullptr) return debtor->oldest;
+  needed_ = {};
+  return nullptr;
+}
+
+void StagingPool::SetOnDebt(std::function<void()> on_debt) {
+  MutexLock lock(&mutex_);
+  on_debt_ = std::move(on_debt);
 }
 
 std::byte* StagingPool::Allocate(size_t capacity) {
@@ -244,12 +308,11 @@ void StagingPool::Keep(std::byte* data, size_t capacity) {
   free_bytes_ += capacity;
 }
 
-void StagingPool::Release(StagingAccounts::iterator account, std::byte* data, size_t capacity) {
+void StagingPool::Release(Shares::Account* account, std::byte* data, size_t capacity) {
   MutexLock lock(&mutex_);
-  account->second.used_bytes -= capacity;
+  shares_.Give(account, capacity);
   Keep(data, capacity);
   ServeQueue();
-  Forget(account);
   // Under the lock: after it, a waiting destructor may have destroyed the pool.
   if (used_bytes_ == 0) all_released_.NotifyAll();
 }
@@ -266,7 +329,7 @@ size_t StagingPool::free_bytes() const {
 
 size_t StagingPool::waiting() const {
   MutexLock lock(&mutex_);
-  return queue_.size();
+  return waiting_;
 }
 
 void StagingWait::Start(StagingPool* pool, StagingClaim* claim, Nanoseconds limit,

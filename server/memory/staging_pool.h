@@ -3,11 +3,10 @@
 #define FLASHCORE_SERVER_MEMORY_STAGING_POOL_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
-#include <list>
 #include <map>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -16,17 +15,17 @@
 #include "absl/strings/string_view.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
+#include "server/base/shares.h"
 
 namespace flashcore::server {
 
 class StagingPool;
 
-// What one client holds of a pool. The pool guards it.
-struct StagingAccount {
-  size_t used_bytes = 0;  // of buffers in use
-  size_t waiting = 0;     // claims in the queue
+// Some of the staging memory of a pool.
+struct StagingUse {
+  StagingPool* pool = nullptr;  // null: none
+  size_t bytes = 0;
 };
-using StagingAccounts = std::map<std::string, StagingAccount, std::less<>>;  // by client
 
 // A piece of staging memory; returns to its pool when destroyed. The pool outlives it.
 class StagingBuffer {
@@ -35,19 +34,21 @@ class StagingBuffer {
 
   std::byte* data() const { return data_.get(); }  // aligned to StagingPool::kAlignment, or null
   size_t capacity() const { return data_ == nullptr ? 0 : data_.get_deleter().capacity; }  // bytes
+  StagingUse use() const {
+    return data_ == nullptr ? StagingUse() : StagingUse{data_.get_deleter().pool, capacity()};
+  }
   void Reset() { data_.reset(); }
 
  private:
   friend class StagingPool;
   struct Releaser {
     StagingPool* pool;
-    StagingAccounts::iterator account;
+    Shares::Account* account;
     size_t capacity;
     void operator()(std::byte* data) const;
   };
 
-  StagingBuffer(StagingPool* pool, StagingAccounts::iterator account, std::byte* data,
-                size_t capacity)
+  StagingBuffer(StagingPool* pool, Shares::Account* account, std::byte* data, size_t capacity)
       : data_(data, Releaser{pool, account, capacity}) {}
 
   std::unique_ptr<std::byte, Releaser> data_;
@@ -61,20 +62,36 @@ struct StagingClaim {
   size_t result_bytes = 0;
   StagingBuffer inputs;   // empty: not acquired, or input_bytes is 0
   StagingBuffer results;  // empty: not acquired, or result_bytes is 0
-  // Called once, when the claim leaves the wait queue with its buffers, by the thread that released
-  // the memory. Runs under the pool's lock: it must neither block nor call the pool.
+  // Called once, when the claim leaves the wait queue with its buffers or with `refusal`, by the
+  // thread that released the memory, or refused it. Runs under the pool's lock: it must neither
+  // block nor call the pool.
   std::function<void()> granted;
-  absl::Status refusal;  // of EndWaits; set before `granted`, which then grants nothing
+  absl::Status refusal;  // set before `granted`, which then grants nothing
+
+ private:
+  friend class StagingPool;
+  struct Place : Shares::Item {
+    StagingClaim* claim = nullptr;
+    uint64_t number = 0;  // in order of arrival
+  };
+  Place place_;  // in the wait queue
 };
 
 // Hands out buffers in size classes (four per power of two) and keeps released buffers for reuse,
 // because memory that a GPU can read is slow to allocate. Buffers in use and kept buffers together
-// never exceed the limit. Claims that do not fit can wait in a queue. A client that holds its share
-// waits for its own buffers, and holds up nobody else. Thread-safe.
+// never exceed the limit. Claims that do not fit can wait in a queue. Thread-safe.
+//
+// Nobody waits for what others owe (Shares):
+// - A client that holds its share waits for its own buffers, and holds up nobody else.
+// - Work in flight ends by itself. Unread results may not. When they leave no room for a claim, the
+//   client with the most overdue, unread for long, gives back its oldest, until there is room or it
+//   has no more than the claimant would hold: so nobody gains by asking for more. A claim that has
+//   no room then, because of overdue results, holds up nobody else.
+// - A client that has more overdue than another would hold with its claim waits behind that claim.
+// - When waiting claims take too much, the newest of the client with the most is refused.
 class StagingPool {
  public:
   static constexpr size_t kAlignment = 64;
-  static constexpr size_t kMaxWaitingOverShare = 64;  // claims of one client
 
   // The source of memory: the heap, or a device's pinned memory. `allocate` returns memory aligned
   // to kAlignment, or null. A pool makes one call at a time.
@@ -84,8 +101,8 @@ class StagingPool {
   };
   static Allocator HeapAllocator();
 
-  // `max_waiting_bytes`: limit on the input_bytes of all queued claims together. The first claim in
-  // the queue may exceed it. `client_bytes`: limit on the buffers in use of one client; 0: none.
+  // `max_waiting_bytes`: limit on the input_bytes of all queued claims together, of which a single
+  // one may have more; 0: none. `client_bytes`: limit on the buffers in use of one client; 0: none.
   StagingPool(size_t limit_bytes, Allocator allocator, size_t max_waiting_bytes = 0,
               size_t client_bytes = 0);
   ~StagingPool();  // waits until every buffer is released
@@ -96,10 +113,9 @@ class StagingPool {
   // wait for memory.
   absl::Status Acquire(StagingClaim* claim);
 
-  // Appends the claim to the wait queue, which is served in order, whatever the sizes; claims of
-  // clients that hold their share are passed over. RESOURCE_EXHAUSTED if the queue is full, if the
-  // client holds its share and has kMaxWaitingOverShare claims in it, or if the claim can never
-  // fit. The claim must live until LeaveQueue.
+  // Appends the claim to the wait queue, which is served in order, whatever the sizes, but for the
+  // exceptions above. RESOURCE_EXHAUSTED if the queue is full and mostly this client's, or if the
+  // claim can never fit. The claim must live until LeaveQueue.
   absl::Status JoinQueue(StagingClaim* claim);
   // Call it once after JoinQueue returned OK. True if the claim has its buffers.
   bool LeaveQueue(StagingClaim* claim);
@@ -107,6 +123,17 @@ class StagingPool {
   void EndWaits(const absl::Status& status);
   // RESOURCE_EXHAUSTED, with what the claim needs and what is in use.
   absl::Status FullError(const StagingClaim& claim) const;
+
+  // A result of `bytes` is ready, and unread until RemoveUnread: the client has read it, or will
+  // give it back. `overdue`: an item for the result, in place until then.
+  void AddUnread(size_t bytes);
+  void RemoveUnread(size_t bytes, Shares::Item* overdue);
+  // It has been unread for long. At most once in between.
+  void AddOverdue(absl::string_view client, size_t bytes, Shares::Item* overdue);
+  // The overdue result that has to be given back now, or null. Call it again after RemoveUnread.
+  Shares::Item* Debt();
+  // Called when Debt is not null any more. Runs under the pool's lock. Null: nobody wants to know.
+  void SetOnDebt(std::function<void()> on_debt);
 
   size_t limit_bytes() const { return limit_bytes_; }
   size_t used_bytes() const;  // of buffers in use
@@ -118,25 +145,34 @@ class StagingPool {
 
  private:
   friend class StagingBuffer;
-  struct Waiter {
-    StagingClaim* claim;
-    StagingAccounts::iterator account;
+  // What a claim needs, and what its client would hold with it.
+  struct Need {
+    size_t bytes = 0;
+    size_t held = 0;
   };
-  void Release(StagingAccounts::iterator account, std::byte* data, size_t capacity);
-  StagingAccounts::iterator AccountOf(const StagingClaim& claim)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Forget(StagingAccounts::iterator account) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool CanEverFit(const StagingClaim& claim) const;
-  // Whether the client, with the claim, would hold more than its share.
-  bool IsOverShare(const StagingClaim& claim, const StagingAccount& account) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Release(Shares::Account* account, std::byte* data, size_t capacity);
+  bool CanEverFit(const StagingClaim& claim) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Need NeedOf(const StagingClaim& claim) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Who gives back for it; null: nobody, or there will be room when the work in flight has ended.
+  const Shares::Account* DebtorTo(const Need& need) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Both buffers, or neither and false.
-  bool TryAcquire(StagingClaim* claim, StagingAccounts::iterator account)
+  bool TryAcquire(StagingClaim* claim) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The claim, within its share, has found no memory: if somebody has to give back for it, says so.
+  void Await(const StagingClaim& claim) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Not for its client's own buffers, nor for debtors that give nothing back.
+  bool WaitsForMemory(const StagingClaim& claim, const Need& need) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // From the queue. Returns its account.
-  StagingAccounts::iterator Remove(std::list<Waiter>::iterator place)
+  // The queued claim that is served next. Null: none waits for memory.
+  StagingClaim* Next() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static StagingClaim* Oldest(const Shares::Account& account) {
+    return account.oldest == nullptr ? nullptr
+                                     : static_cast<StagingClaim::Place*>(account.oldest)->claim;
+  }
+  // From the queue.
+  void Remove(StagingClaim* claim) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Refuse(StagingClaim* claim, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Grants claims from the front of the queue while memory suffices.
+  // Grants queued claims while memory suffices.
   void ServeQueue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status FullLocked(const StagingClaim& claim) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Null if the allocator has none. The caller has checked the limit.
@@ -147,19 +183,22 @@ class StagingPool {
 
   const size_t limit_bytes_;
   const Allocator allocator_;
-  const size_t max_waiting_bytes_;
-  const size_t client_bytes_;  // 0: no limit
   mutable Mutex mutex_;
   CondVar all_released_;
   std::map<size_t, std::vector<std::byte*>> free_ ABSL_GUARDED_BY(mutex_);  // by capacity
   size_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t free_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Some are idle: clients come back.
-  StagingAccounts accounts_ ABSL_GUARDED_BY(mutex_);
-  std::list<Waiter> queue_ ABSL_GUARDED_BY(mutex_);      // oldest first
-  bool memory_awaited_ ABSL_GUARDED_BY(mutex_) = false;  // by a claim that is within its share
-  absl::Status ended_ ABSL_GUARDED_BY(mutex_);           // of EndWaits
-  size_t waiting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;     // input_bytes of the queued claims
+  size_t unread_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of results, overdue ones included
+  // By client: buffers in use, those of them that are overdue, and input_bytes of queued claims.
+  Shares shares_ ABSL_GUARDED_BY(mutex_);
+  Shares overdue_ ABSL_GUARDED_BY(mutex_){{}};
+  Shares queue_ ABSL_GUARDED_BY(mutex_);
+  size_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;  // queued claims
+  uint64_t arrivals_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool memory_awaited_ ABSL_GUARDED_BY(mutex_) = false;  // by a queued claim within its share
+  Need needed_ ABSL_GUARDED_BY(mutex_);                  // for which somebody has to give back
+  std::function<void()> on_debt_ ABSL_GUARDED_BY(mutex_);
+  absl::Status ended_ ABSL_GUARDED_BY(mutex_);  // of EndWaits
 };
 
 // One request's wait for staging memory, without a thread. An alarm goes off when the time is over,

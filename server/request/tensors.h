@@ -64,6 +64,7 @@ class AttendTensors {
   bool in_reach() const { return in_reach_; }  // kernels of every device can access them in place
 
   void ReleaseInputs() { claim_.inputs.Reset(); }
+  StagingUse staged_results() const { return claim_.results.use(); }
   StagingBuffer TakeResults() { return std::move(claim_.results); }
 
  private:

@@ -199,6 +199,7 @@ Metrics::Metrics(const Options& options)
                                        "max_connections_per_client",
                                        "no_files",
                                        "flood",
+                                       "banned",
                                        "silent",
                                        "made_room"};
   for (size_t i = 0; i < refused_connections_.size(); ++i) {

@@ -94,6 +94,7 @@ enum class RefusedConnection {
   kMaxConnectionsPerClient,  // counts each refused call
   kNoFiles,                  // no more files can be opened
   kFlood,                    // it began or reset too many calls, or sent endless headers
+  kBanned,                   // another one of its holder was cut off as a flood shortly before
   kSilent,                   // it sent nothing in time, or before it was closed for a new one
   kMadeRoom,                 // it was closed for a new one
 };
@@ -182,7 +183,7 @@ class Metrics : public prometheus::Collectable {
 
   std::array<Counter*, RpcMetrics::kCodes> rejected_by_code_;
   std::array<Counter*, 6> unauthenticated_;
-  std::array<Counter*, 7> refused_connections_;
+  std::array<Counter*, 8> refused_connections_;
   std::array<Counter*, 8> refused_local_connections_;
   std::deque<DeviceMetrics> devices_;  // deques, because elements must not move
   std::deque<RpcMetrics> rpcs_;

@@ -3,6 +3,7 @@
 #define FLASHCORE_SERVER_TRANSPORT_ATTENTION_METHODS_H_
 
 #include <cstddef>
+#include <set>
 #include <string>
 
 #include "absl/status/status.h"
@@ -79,6 +80,27 @@ class AttentionMethods {
                              v1::ListSequencesResponse* response) const;
   absl::Status ManageSequences(const Identity& caller, const v1::ManageSequencesRequest& request,
                                v1::ManageSequencesResponse* response) const;
+
+  // The operations of a ManageSequences, one by one, for a transport that runs other calls in
+  // between. Begin comes first. `methods` and the messages outlive it. Not thread-safe.
+  class Operations {
+   public:
+    Operations(const AttentionMethods* methods, const v1::ManageSequencesRequest* request,
+               v1::ManageSequencesResponse* response)
+        : methods_(*methods), request_(*request), response_(*response) {}
+
+    absl::Status Begin() const;  // or why none takes effect
+    bool done() const { return next_ == request_.operations_size(); }
+    void RunNext(const Identity& caller);  // unless done
+
+   private:
+    const AttentionMethods& methods_;
+    const v1::ManageSequencesRequest& request_;
+    v1::ManageSequencesResponse& response_;
+    int next_ = 0;                        // operation
+    size_t bytes_ = 0;                    // of the results so far
+    std::set<absl::string_view> failed_;  // ids
+  };
 
   const Options& options() const { return options_; }
   Fleet* fleet() const { return fleet_; }

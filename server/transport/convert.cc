@@ -288,9 +288,13 @@ TimePoint ToDeadline(std::chrono::system_clock::time_point deadline, const Clock
 }
 
 TimePoint DeadlineIn(uint64_t timeout_ns, const Clock& clock) {
+  return DeadlineAfter(clock.Now(), timeout_ns);
+}
+
+TimePoint DeadlineAfter(TimePoint start, uint64_t timeout_ns) {
   constexpr Nanoseconds kLongest = std::chrono::hours(24 * 365);  // beyond: none, as above
   if (timeout_ns == 0 || timeout_ns > static_cast<uint64_t>(kLongest.count())) return kNoDeadline;
-  return clock.Now() + Nanoseconds(timeout_ns);
+  return start + Nanoseconds(timeout_ns);
 }
 
 }  // namespace flashcore::server

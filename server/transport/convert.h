@@ -56,6 +56,7 @@ TimePoint ToDeadline(std::chrono::system_clock::time_point deadline, const Clock
 
 // The deadline of a request that has `timeout_ns` nanoseconds from now; 0: none.
 TimePoint DeadlineIn(uint64_t timeout_ns, const Clock& clock);
+TimePoint DeadlineAfter(TimePoint start, uint64_t timeout_ns);
 
 }  // namespace flashcore::server
 

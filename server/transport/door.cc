@@ -3,6 +3,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstring>
 #include <tuple>
 
@@ -39,6 +40,24 @@ const Door::Connection* Door::WhoMakesRoom(const std::vector<Connection>& open,
     if (first == nullptr || order(connection) < order(*first)) first = &connection;
   }
   return first;
+}
+
+void Door::Ban(const std::string& holder, TimePoint now) {
+  if (IsBanned(holder, now)) return;
+  const auto last = bans_.find(holder);
+  const bool again = last != bans_.end() && now < last->second.end + kLongestBan;
+  const Nanoseconds length = again ? std::min(2 * last->second.length, kLongestBan) : kFirstBan;
+  if (last == bans_.end() && bans_.size() == kMaxBans) {
+    bans_.erase(std::min_element(bans_.begin(), bans_.end(), [](const auto& a, const auto& b) {
+      return a.second.end < b.second.end;
+    }));
+  }
+  bans_[holder] = {now + length, length};
+}
+
+bool Door::IsBanned(const std::string& holder, TimePoint now) const {
+  const auto ban = bans_.find(holder);
+  return ban != bans_.end() && now < ban->second.end;
 }
 
 }  // namespace flashcore::server

@@ -1,10 +1,13 @@
-// Who may have how many connections at a door of the server, and whose makes room for a new one.
+// Who may have how many connections at a door of the server, whose makes room for a new one, and
+// who is not let in for a while.
 #ifndef FLASHCORE_SERVER_TRANSPORT_DOOR_H_
 #define FLASHCORE_SERVER_TRANSPORT_DOOR_H_
 
 #include <sys/types.h>
 
 #include <chrono>
+#include <cstddef>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -34,6 +37,11 @@ class Door {
   // A client that makes one call after the other is not idle in between.
   static constexpr Nanoseconds kIdleAfter = std::chrono::seconds(1);
 
+  // How long a holder is banned: at first, and at most.
+  static constexpr Nanoseconds kFirstBan = std::chrono::seconds(4);
+  static constexpr Nanoseconds kLongestBan = std::chrono::seconds(64);
+  static constexpr size_t kMaxBans = 1024;  // that are remembered, of as many holders
+
   struct Connection {
     int socket = -1;
     const Holder* holder = nullptr;
@@ -60,8 +68,19 @@ class Door {
   // Null: none, because none of them is silent or idle, and no other holder has more.
   const Connection* WhoMakesRoom(const std::vector<Connection>& open, const Holder& holder) const;
 
+  // No new connection of the holder is to be let in, twice as long as the last time, unless that
+  // ended kLongestBan ago. Nothing changes while it is banned: it may have several connections.
+  void Ban(const std::string& holder, TimePoint now);
+  bool IsBanned(const std::string& holder, TimePoint now) const;
+
  private:
+  struct BanTime {
+    TimePoint end;
+    Nanoseconds length;
+  };
+
   Shares connections_;
+  std::map<std::string, BanTime> bans_;  // by holder; some have ended
 };
 
 }  // namespace flashcore::server

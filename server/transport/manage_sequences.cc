@@ -76,36 +76,43 @@ absl::Status AttentionMethods::RunOperation(const Identity& caller,
   return absl::InvalidArgumentError("operation: not set");
 }
 
-absl::Status AttentionMethods::ManageSequences(const Identity& caller,
-                                               const v1::ManageSequencesRequest& request,
-                                               v1::ManageSequencesResponse* response) const {
-  if (request.operations_size() > kMaxSequenceOperations) {
-    return absl::InvalidArgumentError(absl::StrCat("operations: ", request.operations_size(),
+absl::Status AttentionMethods::Operations::Begin() const {
+  if (request_.operations_size() > kMaxSequenceOperations) {
+    return absl::InvalidArgumentError(absl::StrCat("operations: ", request_.operations_size(),
                                                    "; at most ", kMaxSequenceOperations,
                                                    " are allowed"));
   }
-  size_t bytes = 0;                    // of the results so far
-  std::set<absl::string_view> failed;  // ids
-  for (const v1::SequenceOperation& operation : request.operations()) {
-    v1::SequenceResult* result = response->add_results();
-    const absl::string_view id = SequenceOf(operation);
-    absl::Status status;
-    if (failed.count(id) > 0) {
-      status = absl::AbortedError("sequence_id: an earlier operation on this sequence failed");
-    } else if (bytes >= kMaxInfoBytes) {
-      status = absl::ResourceExhaustedError(
-          absl::StrCat("results: those before have ", bytes, " bytes; send this operation again"));
-    } else {
-      status = RunOperation(caller, operation, result);
-    }
-    if (!status.ok()) {
-      *result->mutable_status() = ToStatus(status);
-      if (!id.empty()) failed.insert(id);
-      if (!absl::IsAborted(status)) CountFailure(caller, status, context_->metrics);
-    }
-    bytes += result->ByteSizeLong();
-  }
   return absl::OkStatus();
+}
+
+void AttentionMethods::Operations::RunNext(const Identity& caller) {
+  const v1::SequenceOperation& operation = request_.operations(next_++);
+  v1::SequenceResult* result = response_.add_results();
+  const absl::string_view id = SequenceOf(operation);
+  absl::Status status;
+  if (failed_.count(id) > 0) {
+    status = absl::AbortedError("sequence_id: an earlier operation on this sequence failed");
+  } else if (bytes_ >= kMaxInfoBytes) {
+    status = absl::ResourceExhaustedError(
+        absl::StrCat("results: those before have ", bytes_, " bytes; send this operation again"));
+  } else {
+    status = methods_.RunOperation(caller, operation, result);
+  }
+  if (!status.ok()) {
+    *result->mutable_status() = ToStatus(status);
+    if (!id.empty()) failed_.insert(id);
+    if (!absl::IsAborted(status)) CountFailure(caller, status, methods_.context_->metrics);
+  }
+  bytes_ += result->ByteSizeLong();
+}
+
+absl::Status AttentionMethods::ManageSequences(const Identity& caller,
+                                               const v1::ManageSequencesRequest& request,
+                                               v1::ManageSequencesResponse* response) const {
+  Operations operations(this, &request, response);
+  absl::Status status = operations.Begin();
+  while (status.ok() && !operations.done()) operations.RunNext(caller);
+  return status;
 }
 
 }  // namespace flashcore::server

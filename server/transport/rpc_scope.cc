@@ -81,6 +81,11 @@ void RequestScope::Lost(CutOff why) {
       status_ = absl::CancelledError(
           "the client left too many replies unread (a quarter of --unsent_reply_bytes)");
       return;
+    case CutOff::kStaging:
+      unread_ = true;
+      status_ = absl::CancelledError(
+          "the client left more staging memory in unread replies than another client needed");
+      return;
     case CutOff::kDrain:
       status_ = absl::UnavailableError("the server ended before the client read the reply");
       return;

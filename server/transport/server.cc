@@ -169,7 +169,9 @@ Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
                fleet, &context_),
       attention_(&methods_),
       reflection_(ServiceNames(options), &context_) {
-  context_.unsent.Start(options.unsent_replies, context_.clock);
+  std::vector<StagingPool*> pools;
+  for (const auto& engine : fleet->engines()) pools.push_back(&engine->staging());
+  context_.unsent.Start(options.unsent_replies, context_.clock, std::move(pools));
   context_.max_message_bytes = options.max_message_bytes;
   if (options.enable_echo) {
     debug_ = std::make_unique<DebugService>(options.max_message_bytes, options.max_stream_inflight,
@@ -238,6 +240,7 @@ absl::Status Server::Listen(const Options& options) {
   AcceptLoop::Options accept = options.connections.accept;
   accept.connections = DoorLimits(options);
   accept.first_descriptor = options.connections.max + kOtherFiles;
+  accept.is_proxy = [this](const Peer& peer) { return context_.authenticator.TrustsPeer(peer); };
   accept.on_dead = WhenDead(options);
   accept_loop_ = std::make_unique<AcceptLoop>(accept, std::move(listeners), &client_connections_,
                                               context_.metrics, context_.clock);

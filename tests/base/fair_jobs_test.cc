@@ -58,19 +58,5 @@ TEST_F(FairJobsTest, HoldersTakeTurnsAndKeepTheirOrder) {
   EXPECT_EQ(ran_, (std::vector<std::string>{"a1", "b1", "c1", "a2", "b2", "a3", "a4"}));
 }
 
-TEST_F(FairJobsTest, IsIdleWhenNothingWaitsAndNothingRuns) {
-  FairJobs jobs;
-  EXPECT_TRUE(jobs.idle());
-  AddBlocker(&jobs, "a");
-  EXPECT_FALSE(jobs.idle());
-  std::promise<void> last;
-  jobs.Add("b", [&last] { last.set_value(); });
-  EXPECT_FALSE(jobs.idle());
-  Release();
-  last.get_future().wait();
-  while (!jobs.idle()) {
-  }
-}
-
 }  // namespace
 }  // namespace flashcore::server

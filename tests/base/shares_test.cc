@@ -53,6 +53,16 @@ TEST(SharesTest, OfSeveralBeyondTheirShareTheOneThatHoldsTheMost) {
   EXPECT_EQ(shares.held("a"), 0u);
 }
 
+TEST(SharesTest, TheLargestIsKnownWithoutLimits) {
+  Shares shares({0, 0});
+  EXPECT_EQ(shares.Largest(), nullptr);
+  Shares::Account* const a = shares.Take("a", 2);
+  shares.Take("b", 1);
+  EXPECT_EQ(shares.Largest()->holder, "a");
+  shares.Give(a, 2);
+  EXPECT_EQ(shares.Largest()->holder, "b");
+}
+
 TEST(SharesTest, ALimitOf0IsNone) {
   Shares shares({0, 0});
   shares.Take("a", size_t{1} << 40);

@@ -104,7 +104,9 @@ class Nginx(Proxy):
         self.config = pathlib.Path(self.folder.name, "nginx.conf")
         template = string.Template((PROXIES / "nginx.conf.template").read_text())
         self.config.write_text(template.safe_substitute(self.variables))
-        return [NGINX, "-p", self.folder.name, "-c", self.config, "-g", "daemon off;"]
+        # Root's workers would change their user, and own what they create: no direct call would find it.
+        user = " user root;" if os.getuid() == 0 else ""
+        return [NGINX, "-p", self.folder.name, "-c", self.config, "-g", "daemon off;" + user]
 
     def take_out(self, number):
         target = self.variables[f"FLASHCORE_{number}"]
@@ -249,19 +251,21 @@ class AffinityTest(unittest.TestCase):
             self.assertEqual(sequence.codes[-1], Code.NOT_FOUND)
 
     def check_sticking(self, stub):
+        # A key goes to any of the servers: with few keys, one server may have none.
         sequences = [Sequence(stub) for _ in range(SEQUENCES)]
+        while not all(self.of(number, sequences) for number in range(3)):
+            self.assertLess(len(sequences), 8 * SEQUENCES, "a server gets no sequence")
+            sequences.append(Sequence(stub))
         for _ in range(3):
             for sequence in sequences:
                 sequence.step()
         self.assertEqual(collections.Counter(c for s in sequences for c in s.codes),
-                         {Code.OK: 3 * SEQUENCES})
-        for number in range(3):
-            self.assertTrue(self.of(number, sequences), f"none on server {number}")
+                         {Code.OK: 3 * len(sequences)})
         for sequence in sequences:
             stub.ForkSequence(pb.ForkSequenceRequest(sequence_id=sequence.id),
                               metadata=sequence.metadata)
         held = [s.metric("flashcore_sequences") for s in self.servers]
-        self.assertEqual(sum(held), 2 * SEQUENCES)
+        self.assertEqual(sum(held), 2 * len(sequences))
         # Calls without a key go to all servers.
         for _ in range(60):
             stub.Attend(harness.small_request(), timeout=harness.PATIENCE)

@@ -81,7 +81,7 @@ class AttackersTest(unittest.TestCase):
                 attackers[name].stdin.close()
         for number, name in enumerate(FLOODS):
             target = (tcp, unix)[number % 2]
-            attackers[name] = self.start(stack, "-c", FLOODING, next(user), name, 2, SECONDS + 60, target)
+            attackers[name] = self.start(stack, "-c", FLOODING, next(user), name, 2, SECONDS + 60, target, 1)
         stack.enter_context(idlers([tcp, unix, f"local:{server.local}"], [next(user), next(user)], 100,
                                    refill=True))
         return attackers

@@ -1,5 +1,6 @@
 """Clients that flood the server with frames of HTTP/2, as fast as they can. Run as a program, it floods for
-some seconds: FLOOD CONNECTIONS SECONDS TARGET. A second after a connection is cut off, it makes another."""
+some seconds: FLOOD CONNECTIONS SECONDS TARGET PAUSE. So many seconds after a connection is cut off, or is
+refused, it makes another."""
 
 import contextlib
 import select
@@ -137,21 +138,24 @@ def connect(target):
 
 def main():
     flood, count, seconds, target = FLOODS[sys.argv[1]], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+    pause = float(sys.argv[5])
     end = time.monotonic() + seconds
     floods, due = {}, [0] * count  # when to connect
     while (now := time.monotonic()) < end:
         for again in [time_due for time_due in due if time_due <= now]:
             due.remove(again)
-            with contextlib.suppress(OSError):
+            try:
                 connection = connect(target)
                 floods[connection] = FloodingConnection(flood, connection)
                 connection.setblocking(False)
+            except OSError:
+                due.append(now + pause)
         readable, writable, _ = select.select(floods, floods, [], 0.05)
         for connection in {*readable, *writable}:
             if not floods[connection].step(connection in readable):
                 connection.close()
                 del floods[connection]
-                due.append(now + 1)
+                due.append(now + pause)
 
 
 if __name__ == "__main__":

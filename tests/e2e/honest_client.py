@@ -13,6 +13,7 @@ import harness
 
 
 QUIET = "quiet\n"
+NAME = (("flashcore-client", "honest"),)
 
 
 def p99(times):
@@ -29,7 +30,7 @@ def assert_unhurt(test, quiet, attacked, floor=0.25):
 
 class HonestClient:
     """Calls Attend again and again, on one connection and on a new one each time, in a process of its
-    own. Quiet until the context begins."""
+    own. Quiet until the context begins. With --insecure_client_names it is a client of its own."""
 
     def __init__(self, server, target=None):
         self._process = subprocess.Popen(
@@ -62,14 +63,17 @@ def main():
     target, times, errors = sys.argv[1], [], []
     ended = threading.Event()
 
+    def call(channel):
+        harness.stub(channel).Attend(harness.small_request(), timeout=harness.PATIENCE, metadata=NAME)
+
     def call_until(condition):
         while not condition():
             time.sleep(0.005)  # its own calls are no load
             start = time.monotonic()
             try:
-                harness.stub(channel).Attend(harness.small_request(), timeout=harness.PATIENCE)
+                call(channel)
                 with harness.open_channel(target) as other:
-                    harness.stub(other).Attend(harness.small_request(), timeout=harness.PATIENCE)
+                    call(other)
             except grpc.RpcError as error:
                 errors.append(str(error))
             times.append(time.monotonic() - start)

@@ -105,23 +105,24 @@ class SilentClient:
 
 class HeldStaging:
     """All staging memory of a server, with FLAGS among its flags, is in unread replies until `release`:
-    requests of window_request's size or more wait for it, however long that takes. Use as a context
-    manager."""
+    requests of window_request's size or more wait for it, however long that takes. Each reply is another
+    client's, which has too little to give it back. Use as a context manager."""
 
-    HOST = "127.0.0.3"  # another client than those of the test
     REPLY, REQUEST, STAGING = 20 << 10, 84 << 10, MIB
+    REPLIES = (STAGING - REQUEST) // REPLY + 1
+    HOSTS = tuple(f"127.0.1.{number + 1}" for number in range(REPLIES))
     FLAGS = (f"--staging_memory_bytes={STAGING}", f"--client_staging_bytes={STAGING}",
              f"--max_message_bytes={MIB}", "--staging_wait_ms=3600000", "--reply_timeout_s=3600",
-             by_address(HOST))
+             by_address(*HOSTS))
 
     def __init__(self, server):
-        self._client = SilentClient(server.port, host=self.HOST)
-        replies = (self.STAGING - self.REQUEST) // self.REPLY + 1
+        self._clients = [SilentClient(server.port, host=host) for host in self.HOSTS]
+        replies = self.REPLIES
         used = 'flashcore_staging_bytes{state="used"}'
         computed = 'flashcore_request_phase_seconds_count{phase="kernel"}'
         before = server.metric(computed)
-        for _ in range(replies):
-            self._client.call(ATTEND, window_request())
+        for client in self._clients:
+            client.call(ATTEND, window_request())
         waiting = "flashcore_staging_waiting_requests"
 
         def is_held():  # by replies alone; a GPU's memory is one block: its last piece may be too small
@@ -138,5 +139,6 @@ class HeldStaging:
         self.release()
 
     def release(self):
-        """Ends the client like a killed process. May be called again."""
-        self._client.connection.close()
+        """Ends the clients like killed processes. May be called again."""
+        for client in self._clients:
+            client.connection.close()

@@ -11,13 +11,15 @@ import harness
 from harness import MIB, wait_until
 from honest_client import assert_unhurt
 from raw_http2 import WINDOW_UPDATE, frame
-from silent_client import SilentClient, window_request
+from silent_client import HeldStaging, SilentClient, window_request
 
 SERVICE = "/flashcore.v1.AttentionService/"
 ATTACKER = "127.0.0.2"
 BY_ADDRESS = harness.by_address(ATTACKER)  # it is another client than the one on the Unix socket
+ATTACKERS = [f"127.0.0.{number}" for number in range(2, 6)]
 USED = 'flashcore_staging_bytes{state="used"}'
 INFLIGHT = "flashcore_inflight_requests"
+WAITING = "flashcore_staging_waiting_requests"
 UNREAD = 'flashcore_rejected_requests_total{reason="unread"}'
 
 
@@ -85,6 +87,37 @@ class SlowReaderTest(unittest.TestCase):
             wait_until(lambda: server.metric(USED) <= 2 * MIB, "the attacker has its share only")
             with server.channel() as channel:  # from 127.0.0.1
                 harness.stub(channel).Attend(honest.request, timeout=harness.PATIENCE)
+
+    def test_unread_replies_of_four_clients_make_room_for_a_fifth(self):
+        self.check_full_memory(calls=20)
+
+    @harness.stress
+    def test_unread_replies_of_four_clients_do_not_delay_a_fifth(self):
+        self.check_full_memory(calls=500, measured=True)
+
+    def check_full_memory(self, calls, measured=False):
+        """Nobody has more than its share, all that time would free comes much later, and the attackers
+        have more requests, which wait."""
+        share = 9 * MIB // 4  # of four, more than all
+        with harness.Server(harness.by_address(*ATTACKERS), *SMALL_STAGING, "--reply_timeout_s=3600",
+                            "--staging_wait_ms=3600000", f"--client_staging_bytes={share}") as server, \
+                contextlib.ExitStack() as stack:
+            honest = Honest(server)
+            quiet = honest.times()
+            for host in ATTACKERS:
+                client = stack.enter_context(SilentClient(server.port, host=host))
+                for _ in range(140):
+                    client.call(SERVICE + "Attend", window_request())
+            wait_until(lambda: server.metric(WAITING) > 0 and server.metric(INFLIGHT) == 4 * 140 and
+                       server.metric(USED) > 8 * MIB - HeldStaging.REQUEST, "the memory is full")
+            attacked = honest.times(calls)
+            if measured:
+                assert_unhurt(self, quiet, attacked)
+            cut_off = server.metric(UNREAD)
+            print(f"{self.id()}: {calls} calls, {cut_off:.0f} replies cut off", flush=True)
+            self.assertGreater(cut_off, 0)
+            # For each call of 84 KiB, replies of 20.
+            self.assertLessEqual(cut_off, 5 * calls)
 
     def test_the_refusal_names_the_limit(self):
         with harness.Server(*SMALL_STAGING, f"--client_staging_bytes={MIB // 2}",
@@ -187,6 +220,17 @@ class SlowReaderTest(unittest.TestCase):
             wait_until(lambda: server.metric(handled("AttendStream", "Canceled", "bidi_stream")) == 1,
                        "the stream has ended")
             self.assertEqual(server.metric(handled("AttendStream", "OK", "bidi_stream")), 0)
+
+    def test_a_connection_that_takes_no_bytes_is_ended_with_its_calls(self):
+        """As below. gRPC does not end a call that is cut off while it waits for the socket."""
+        echo = b"\x08" + varint(32 * MIB)  # an EchoRequest
+        with harness.Server(BY_ADDRESS, "--reply_timeout_s=0.5", "--enable_echo") as server, \
+                SilentClient(server.port, window=(1 << 31) - 1, host=ATTACKER) as client:
+            client.connection.sendall(frame(WINDOW_UPDATE, 0, 0, (1 << 30).to_bytes(4, "big")))
+            for _ in range(3):
+                client.call("/flashcore.v1.DebugService/Echo", echo)
+            wait_until(lambda: server.metric(UNREAD) > 0, "a call that was cut off has ended")
+            wait_until(lambda: server.metric(INFLIGHT) == 0, "all have")
 
     def test_a_connection_that_takes_no_bytes_does_not_hold_the_end(self):
         """The windows are open, but the socket is not read."""

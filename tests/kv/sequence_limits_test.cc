@@ -28,8 +28,8 @@ using testing::SequenceStoreTest;
 
 constexpr const char* kClients[] = {"alice", "bob", "carol"};
 constexpr uint32_t kLayers = 2;
-constexpr size_t kPages = 40;
-constexpr size_t kClientPages = 18;
+constexpr size_t kPages = 24;
+constexpr size_t kClientPages = 14;
 constexpr size_t kClientSequences = 6;
 constexpr std::chrono::seconds kIdleTimeout(10);
 
@@ -118,23 +118,41 @@ class SequenceLimitsTest : public SequenceStoreTest, public ::testing::WithParam
     auto payment = std::make_shared<Payment>(page.get(), &payments_, client);
     return {std::move(page), std::move(payment)};
   }
-  ModelPtr LeastRecentlyUsed(const std::string& client = "") const {
+  // Evicts the least recently used sequence of `client`. False if it must not or cannot.
+  bool Evict(const std::string& client) {
     const auto found = std::find_if(by_use_.begin(), by_use_.end(), [&](const ModelPtr& model) {
-      return model->leases == 0 && (client.empty() || model->client == client);
+      return model->leases == 0 && model->client == client;
     });
-    return found == by_use_.end() ? nullptr : *found;
-  }
-  // Evicts the least recently used sequence (of `client`, unless that is empty). False if it must
-  // not or cannot.
-  bool Evict(const std::string& client = "") {
-    const ModelPtr victim = GetParam() ? LeastRecentlyUsed(client) : nullptr;
-    if (victim == nullptr) return false;
+    if (!GetParam() || found == by_use_.end()) return false;
+    const ModelPtr victim = *found;
     evicted_.insert(victim->id.ToBytes());
     victim->gone = true;
     for (Layer& layer : victim->layers) layer.pages.clear();
     by_use_.erase(Find(victim));
     Count("evicted");
-    if (!client.empty()) Count("evicted for the client's own limit");
+    return true;
+  }
+  bool EvictForOwnLimit(const std::string& client) {
+    if (!Evict(client)) return false;
+    Count("evicted for the client's own limit");
+    return true;
+  }
+  // Evicts for a page of `client`, since the memory is full: of those that hold more than it would
+  // then, largest first; else of `client`.
+  bool EvictForAll(const std::string& client) {
+    std::vector<std::pair<size_t, std::string>> larger;
+    for (const char* other : kClients) {
+      if (payments_[other] > payments_[client] + 1) larger.emplace_back(payments_[other], other);
+    }
+    std::stable_sort(larger.begin(), larger.end(),
+                     [](const auto& a, const auto& b) { return a.first > b.first; });
+    for (const auto& [pages, other] : larger) {
+      if (!Evict(other)) continue;
+      Count("a larger one gave back");
+      return true;
+    }
+    if (!Evict(client)) return false;
+    Count("gave back for itself");
     return true;
   }
   std::vector<SequenceId> IdsOf(const std::string& client) const {
@@ -212,7 +230,7 @@ class SequenceLimitsTest : public SequenceStoreTest, public ::testing::WithParam
     if (parent != nullptr) ++parent->leases;
     const char* refusal = nullptr;
     while (refusal == nullptr && IdsOf(client).size() >= kClientSequences) {
-      if (!Evict(client)) refusal = "client_sequences";
+      if (!EvictForOwnLimit(client)) refusal = "client_sequences";
     }
     if (refusal == nullptr && parent != nullptr) {
       model->layers = parent->layers;
@@ -221,7 +239,7 @@ class SequenceLimitsTest : public SequenceStoreTest, public ::testing::WithParam
       }
       if (length.has_value()) Shorten(model, *length);
       while (refusal == nullptr && payments_[client] > kClientPages) {
-        if (!Evict(client)) refusal = "client_kv_bytes of a fork";
+        if (!EvictForOwnLimit(client)) refusal = "client_kv_bytes of a fork";
       }
     }
     if (parent != nullptr) --parent->leases;
@@ -371,14 +389,14 @@ class SequenceLimitsTest : public SequenceStoreTest, public ::testing::WithParam
 
   // Adds a page that `client` pays for, or refuses.
   bool Allocate(const std::string& client, std::vector<HeldPage>* added, Prediction* predicted) {
-    while (payments_[client] >= kClientPages && Evict(client)) continue;
+    while (payments_[client] >= kClientPages && EvictForOwnLimit(client)) continue;
     if (payments_[client] >= kClientPages) {
       predicted->code = StatusCode::kResourceExhausted;
       predicted->message = "client quota: the sequences of this client hold ";
       Count("client_kv_bytes");
       return false;
     }
-    while (pages_ == kPages && Evict()) continue;
+    while (pages_ == kPages && EvictForAll(client)) continue;
     if (pages_ == kPages) {
       predicted->code = StatusCode::kResourceExhausted;
       predicted->message = "K/V memory is full";
@@ -439,7 +457,8 @@ TEST_P(SequenceLimitsTest, AnswersAsPredicted) {
   std::vector<const char*> wanted = {"created", "expired", "OK", "NOT_FOUND",
                                      "FAILED_PRECONDITION"};
   if (GetParam()) {
-    wanted.insert(wanted.end(), {"evicted", "evicted for the client's own limit"});
+    wanted.insert(wanted.end(), {"evicted for the client's own limit", "a larger one gave back",
+                                 "gave back for itself"});
   } else {
     wanted.insert(wanted.end(),
                   {"client_sequences", "client_kv_bytes", "full", "RESOURCE_EXHAUSTED"});

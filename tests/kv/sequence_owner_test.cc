@@ -215,20 +215,30 @@ TEST_F(SequenceOwnerTest, EvictionMakesRoomForMetadataToo) {
   const SequenceId oldest = Make({});
   const SequenceId leased = Make({});
   const testing::OperationPtr lease = Lease({{leased, ""}});
-  // At the limit of the client, that client loses a sequence; when all is full, whoever waited.
+  // At the limit of the client, that client loses a sequence.
   const SequenceId of_bob = store_->Create(Shape(), {}, kBob)->id;
-  Make({});
-  Make({});
+  const SequenceId second = Make({}), third = Make({});
   EXPECT_FALSE(Exists(oldest));
+  // When all is full, the client that has the most, and the one that asks if nobody has more.
+  const auto make_mallorys = [&] { return store_->Create(Shape(), {}, kMallory); };
+  const auto of_mallory = make_mallorys();
+  EXPECT_TRUE(Exists(second));
+  const auto next = make_mallorys();
+  EXPECT_FALSE(Exists(second));
+  ASSERT_TRUE(of_mallory.ok());
+  EXPECT_TRUE(store_->Get(of_mallory->id, kMallory).ok());
+  EXPECT_TRUE(make_mallorys().ok());
+  EXPECT_FALSE(store_->Get(of_mallory->id, kMallory).ok());
+  ASSERT_TRUE(next.ok());
+  EXPECT_TRUE(store_->Get(next->id, kMallory).ok());
   EXPECT_TRUE(store_->Get(of_bob, kBob).ok());
-  for (int i = 0; i < 2; ++i) EXPECT_TRUE(store_->Create(Shape(), {}, kMallory).ok());
-  EXPECT_FALSE(store_->Get(of_bob, kBob).ok());
+  EXPECT_TRUE(Exists(third));
   EXPECT_TRUE(Exists(leased));
-  EXPECT_EQ(metrics_.sequences_evicted.Value(), 2u);
+  EXPECT_EQ(metrics_.sequences_evicted.Value(), 3u);
   EXPECT_EQ(store_->stats().metadata_bytes, 5 * each);
   // What can never fit evicts nothing.
   EXPECT_EQ(store_->Create(Shape(64), {}, kAlice).status().code(), StatusCode::kResourceExhausted);
-  EXPECT_EQ(metrics_.sequences_evicted.Value(), 2u);
+  EXPECT_EQ(metrics_.sequences_evicted.Value(), 3u);
 }
 
 TEST_F(SequenceOwnerTest, APageOfTheListIsBoundedByItsBytes) {

@@ -355,6 +355,57 @@ TEST_F(SequenceStoreTest, AFullArenaEvictsWhatWasUsedLongestAgoAndIsNotLeased) {
   EXPECT_EQ(Length(third), 129u);
 }
 
+TEST_F(SequenceStoreTest, AFullArenaTakesFromTheClientThatHoldsTheMost) {
+  SequenceStore::Options options;
+  options.evict_lru = true;
+  Open(options, /*pages=*/8);
+  const auto load = [this](const char* client, size_t pages) {
+    const SequenceId id = Create(1, false, client);
+    EXPECT_EQ(Append({{id, Rows(64 * pages, 'x')}}, 0, client), absl::OkStatus());
+    return id;
+  };
+  // Those with little use theirs first.
+  const SequenceId of_alice = load("alice", 1), of_bob = load("bob", 2);
+  const SequenceId first = load("mallory", 1), second = load("mallory", 4);
+  // The largest takes from itself whatever it does, also when its other sequence is all it has.
+  const SequenceId third = load("mallory", 2);
+  EXPECT_FALSE(Exists(first));
+  EXPECT_FALSE(Exists(second));
+  const SequenceId huge = Create(1, false, "mallory");
+  EXPECT_EQ(Append({{huge, Rows(64 * 6, 'x')}}, 0, "mallory").code(),
+            StatusCode::kResourceExhausted);
+  EXPECT_FALSE(Exists(third));
+  EXPECT_EQ(metrics_.sequences_evicted.Value(), 3u);
+  // Others get a share equal to its own, and no more.
+  EXPECT_EQ(Append({{huge, Rows(64 * 5, 'x')}}, 0, "mallory"), absl::OkStatus());
+  EXPECT_EQ(Append({{of_alice, Rows(64, 'x')}}), absl::OkStatus());
+  EXPECT_FALSE(Exists(huge));
+  const SequenceId a = load("mallory", 2), b = load("mallory", 2);
+  EXPECT_EQ(Append({{of_alice, Rows(64, 'x')}}), absl::OkStatus());
+  EXPECT_FALSE(Exists(a));
+  const SequenceId c = load("mallory", 1);
+  EXPECT_EQ(Append({{of_alice, Rows(64, 'x')}}).code(), StatusCode::kResourceExhausted);
+  for (const SequenceId id : {of_alice, of_bob, b, c}) EXPECT_TRUE(Exists(id));
+  EXPECT_EQ(metrics_.sequences_evicted.Value(), 5u);
+}
+
+TEST_F(SequenceStoreTest, AFullArenaTakesFromTheNextWhileTheLargestUsesAll) {
+  SequenceStore::Options options;
+  options.evict_lru = true;
+  Open(options, /*pages=*/9);
+  const auto load = [this](const char* client, size_t pages) {
+    const SequenceId id = Create(1, false, client);
+    EXPECT_EQ(Append({{id, Rows(64 * pages, 'x')}}, 0, client), absl::OkStatus());
+    return id;
+  };
+  const SequenceId of_bob = load("bob", 1), of_carol = load("carol", 3);
+  const SequenceId of_mallory = load("mallory", 5);
+  const OperationPtr lease = Lease({{of_mallory, ""}}, 0, "mallory");
+  const SequenceId of_alice = load("alice", 2);
+  EXPECT_FALSE(Exists(of_carol));
+  for (const SequenceId id : {of_alice, of_bob, of_mallory}) EXPECT_TRUE(Exists(id));
+}
+
 TEST_F(SequenceStoreTest, WithoutEvictionAFullArenaRefuses) {
   Open({}, /*pages=*/2);
   const SequenceId idle = Load("a");

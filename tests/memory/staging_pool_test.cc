@@ -280,16 +280,29 @@ TEST_F(StagingShareTest, WhoWaitsForItsShareHoldsUpNobodyElse) {
   EXPECT_EQ(pool_.waiting(), 0u);
 }
 
-TEST_F(StagingShareTest, OneClientHasFewClaimsInTheQueueOnceItHoldsItsShare) {
+// Of 1 MiB.
+TEST_F(StagingShareTest, WhoHasTheMostInAFullQueueMakesRoom) {
   Waiter held(this, "greedy", 16384);
   ASSERT_EQ(pool_.Acquire(&held), absl::OkStatus());
   std::vector<std::unique_ptr<Waiter>> waiters;
-  for (size_t i = 0; i <= StagingPool::kMaxWaitingOverShare; ++i) {
-    waiters.push_back(std::make_unique<Waiter>(this, "greedy", 4096));
-    EXPECT_EQ(pool_.JoinQueue(waiters.back().get()).ok(), i < StagingPool::kMaxWaitingOverShare);
+  for (int i = 0; i < 64; ++i) {
+    waiters.push_back(std::make_unique<Waiter>(this, "greedy", 16384));
+    EXPECT_EQ(pool_.JoinQueue(waiters.back().get()), absl::OkStatus());
   }
+  Waiter more(this, "greedy", 1);
+  EXPECT_THAT(std::string(pool_.JoinQueue(&more).message()),
+              HasSubstr("requests of 1048576 bytes wait"));
+  EXPECT_THAT(granted_, ElementsAre());
+  Waiter rest(this, "rest", 12288), honest(this, "honest", 8192);
+  ASSERT_EQ(pool_.Acquire(&rest), absl::OkStatus());
+  EXPECT_EQ(pool_.JoinQueue(&honest), absl::OkStatus());
+  EXPECT_THAT(granted_, ElementsAre("greedy"));
+  EXPECT_THAT(std::string(waiters.back()->refusal.message()), HasSubstr("--client_staging_bytes"));
+  EXPECT_EQ(pool_.waiting(), 64u);
+  EXPECT_TRUE(pool_.LeaveQueue(waiters.back().get()));
   waiters.pop_back();
   for (auto& waiter : waiters) EXPECT_FALSE(pool_.LeaveQueue(waiter.get()));
+  EXPECT_FALSE(pool_.LeaveQueue(&honest));
 }
 
 TEST_F(StagingShareTest, EndWaitsRefusesAllThatWaitAndWillWait) {
@@ -302,6 +315,132 @@ TEST_F(StagingShareTest, EndWaitsRefusesAllThatWaitAndWillWait) {
   EXPECT_EQ(waits.refusal, absl::UnavailableError("over"));
   EXPECT_EQ(waits.inputs.data(), nullptr);
   EXPECT_EQ(pool_.JoinQueue(&late), absl::UnavailableError("over"));
+}
+
+// A pool of 32 KiB, full of results of 4 KiB.
+class StagingDebtTest : public StagingShareTest {
+ protected:
+  struct Result : Waiter {
+    Result(StagingDebtTest* test, const char* name) : Waiter(test, name, 4096), pool(&test->pool_) {
+      EXPECT_EQ(pool->Acquire(this), absl::OkStatus());
+      pool->AddUnread(4096);
+    }
+    void SetOverdue() { pool->AddOverdue(client, 4096, &overdue); }
+    void GiveBack() {
+      pool->RemoveUnread(4096, &overdue);
+      inputs.Reset();
+    }
+
+    StagingPool* const pool;
+    Shares::Item overdue;
+  };
+  StagingDebtTest() {
+    pool_.SetOnDebt([this] { ++told_; });
+    for (const char* client : {"a", "a", "a", "a", "b", "b", "b", "c"}) {
+      results_.push_back(std::make_unique<Result>(this, client));
+    }
+  }
+  ~StagingDebtTest() override {
+    for (auto& result : results_) {
+      if (result->inputs.data() != nullptr) result->GiveBack();
+    }
+  }
+  void SetAllOverdue() {
+    for (auto& result : results_) result->SetOverdue();
+  }
+  // Of results_; -1: none.
+  int Debt() {
+    const Shares::Item* const debt = pool_.Debt();
+    for (size_t i = 0; i < results_.size(); ++i) {
+      if (debt == &results_[i]->overdue) return static_cast<int>(i);
+    }
+    return -1;
+  }
+
+  std::vector<std::unique_ptr<Result>> results_;
+  int told_ = 0;
+};
+
+TEST_F(StagingDebtTest, NobodyGivesBackBeforeItIsOverdueOrWithoutNeed) {
+  Waiter honest(this, "honest", 8192);
+  ASSERT_EQ(pool_.JoinQueue(&honest), absl::OkStatus());
+  EXPECT_EQ(Debt(), -1);
+  ASSERT_FALSE(pool_.LeaveQueue(&honest));
+  SetAllOverdue();
+  EXPECT_EQ(told_, 0);
+  EXPECT_EQ(Debt(), -1);
+}
+
+TEST_F(StagingDebtTest, TheLargestDebtorGivesBackItsOldestUntilTheClaimFits) {
+  SetAllOverdue();
+  Waiter honest(this, "honest", 8192);
+  ASSERT_EQ(pool_.JoinQueue(&honest), absl::OkStatus());
+  EXPECT_EQ(told_, 1);
+  EXPECT_EQ(Debt(), 0);
+  results_[0]->GiveBack();
+  EXPECT_EQ(Debt(), 1);
+  // Given back, but not released yet: that is enough.
+  pool_.RemoveUnread(4096, &results_[1]->overdue);
+  EXPECT_EQ(Debt(), -1);
+  EXPECT_THAT(granted_, ElementsAre());
+  results_[1]->inputs.Reset();
+  EXPECT_THAT(granted_, ElementsAre("honest"));
+}
+
+TEST_F(StagingDebtTest, AClaimThatFindsItOverdueLaterTellsToo) {
+  Waiter honest(this, "honest", 8192);
+  ASSERT_EQ(pool_.JoinQueue(&honest), absl::OkStatus());
+  EXPECT_EQ(told_, 0);
+  SetAllOverdue();
+  EXPECT_EQ(told_, 1);
+  EXPECT_EQ(Debt(), 0);
+  EXPECT_FALSE(pool_.LeaveQueue(&honest));
+}
+
+TEST_F(StagingDebtTest, AClaimThatDoesNotWaitTellsToo) {
+  SetAllOverdue();
+  Waiter honest(this, "honest", 4096);
+  EXPECT_EQ(pool_.Acquire(&honest).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(told_, 1);
+  EXPECT_EQ(Debt(), 0);
+  results_[0]->GiveBack();
+  EXPECT_EQ(Debt(), -1);
+  EXPECT_EQ(pool_.Acquire(&honest), absl::OkStatus());
+}
+
+TEST_F(StagingDebtTest, NobodyGainsByAskingForMore) {
+  SetAllOverdue();
+  Waiter large(this, "honest", 16384), owes(this, "b", 4096);
+  ASSERT_EQ(pool_.JoinQueue(&large), absl::OkStatus());
+  ASSERT_EQ(pool_.JoinQueue(&owes), absl::OkStatus());  // b would have as much as a
+  EXPECT_EQ(told_, 0);
+  EXPECT_EQ(Debt(), -1);
+  EXPECT_FALSE(pool_.LeaveQueue(&owes));
+  EXPECT_FALSE(pool_.LeaveQueue(&large));
+}
+
+TEST_F(StagingDebtTest, AClaimForWhichNobodyGivesBackHoldsUpNobody) {
+  SetAllOverdue();
+  Waiter large(this, "large", 16384), small(this, "small", 4096), next(this, "next", 4096);
+  ASSERT_EQ(pool_.JoinQueue(&large), absl::OkStatus());
+  ASSERT_EQ(pool_.JoinQueue(&small), absl::OkStatus());
+  results_[7]->GiveBack();
+  EXPECT_THAT(granted_, ElementsAre("small"));
+  results_[6]->GiveBack();
+  EXPECT_EQ(pool_.Acquire(&next), absl::OkStatus());
+  EXPECT_FALSE(pool_.LeaveQueue(&large));
+}
+
+TEST_F(StagingDebtTest, WhoOwesMoreThanAnotherWouldHoldWaitsBehindIt) {
+  SetAllOverdue();
+  Waiter more(this, "b", 4096), honest(this, "honest", 8192);
+  ASSERT_EQ(pool_.JoinQueue(&more), absl::OkStatus());  // first
+  ASSERT_EQ(pool_.JoinQueue(&honest), absl::OkStatus());
+  results_[0]->GiveBack();
+  results_[1]->GiveBack();
+  EXPECT_THAT(granted_, ElementsAre("honest"));
+  results_[2]->GiveBack();
+  EXPECT_THAT(granted_, ElementsAre("honest", "b"));
 }
 
 // Goes off when the test calls `*callback`.

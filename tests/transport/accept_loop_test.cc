@@ -199,6 +199,15 @@ TEST_F(AcceptLoopTest, TellsWhoIsAtTheOtherEndUntilTheConnectionEnds) {
   EXPECT_TRUE(WaitUntil([&] { return by_client_.Find(name) == nullptr; }));
 }
 
+TEST_F(AcceptLoopTest, EndsABrokenConnection) {
+  Start({});
+  const Client broken(address_, kPreface), other(address_, kPreface);
+  ASSERT_TRUE(WaitUntil([&] { return served() == 2; }));
+  by_client_.Find(DescriptorName(SocketOf(0)))->Break();
+  clock_.Advance(std::chrono::seconds(1));
+  EXPECT_TRUE(WaitUntil([&] { return broken.closed() != other.closed(); }));
+}
+
 TEST_F(AcceptLoopTest, ClosesASilentConnectionInTime) {
   AcceptLoop::Options options;
   Start(options);
@@ -386,6 +395,18 @@ class AcceptLoopFloodTest : public AcceptLoopTest {
     options_.inflow.resets = 20;
     Start(options_);
   }
+  // A new connection, number `number`, that the loop cuts off for its resets.
+  void Flood(size_t number) {
+    Client client(address_, kPreface + kAck);
+    ASSERT_TRUE(WaitUntil([&] { return served() == number + 1; }));
+    EndByFlood(&client, number);
+  }
+  void EndByFlood(Client* client, size_t number) {
+    const double before = refused("flood");
+    EXPECT_TRUE(client->Send(Resets(0, 21)));
+    ReadAll(SocketOf(number));
+    EXPECT_TRUE(WaitUntil([&] { return refused("flood") == before + 1; }));
+  }
   // Reads from a served connection, and returns how many calls it has begun.
   uint64_t CallsOnceRead(size_t connection, uint64_t expected) {
     Inflow* const inflow = Inflow::Of(SocketOf(connection));
@@ -414,6 +435,43 @@ TEST_F(AcceptLoopFloodTest, CutsOffAClientThatResetsTooManyCalls) {
   EXPECT_TRUE(flooding.WaitUntilClosed());
   EXPECT_TRUE(WaitUntil([&] { return refused("flood") == 1; }));
   EXPECT_FALSE(honest.closed());
+}
+
+TEST_F(AcceptLoopFloodTest, BansWhoHasFloodedADoorForAWhile) {
+  const Client honest = Served(0);
+  Flood(1);
+  const Client again(address_, kPreface);
+  EXPECT_TRUE(again.WaitUntilClosed());
+  EXPECT_TRUE(WaitUntil([&] { return refused("banned") == 1; }));
+  const Client other_door(unix_address_, kPreface);
+  EXPECT_TRUE(WaitUntil([&] { return served() == 3; }));
+
+  clock_.Advance(Door::kFirstBan);
+  Flood(3);
+  clock_.Advance(Door::kFirstBan);
+  const Client early(address_, kPreface);
+  EXPECT_TRUE(early.WaitUntilClosed());
+  EXPECT_TRUE(WaitUntil([&] { return refused("banned") == 2; }));
+  clock_.Advance(Door::kFirstBan);
+  const Client after = Served(4);
+  for (const Client* client : {&honest, &other_door, &after}) EXPECT_FALSE(client->closed());
+}
+
+TEST_F(AcceptLoopFloodTest, DoesNotBanAProxy) {
+  options_.is_proxy = [](const Peer& peer) {
+    return absl::StartsWith(peer.address, "ipv4:127.0.0.1:");
+  };
+  Start(options_);
+  Flood(0);
+  Flood(1);
+  Client stranger(address_, kPreface + kAck, 0x7f000003);
+  ASSERT_TRUE(WaitUntil([&] { return served() == 3; }));
+  EndByFlood(&stranger, 2);
+  const Client again(address_, kPreface, 0x7f000003);
+  EXPECT_TRUE(again.WaitUntilClosed());  // the others from this host are let in all the same
+  const Client proxy = Served(3);
+  EXPECT_EQ(refused("flood"), 3);
+  EXPECT_EQ(refused("banned"), 1);
 }
 
 TEST_F(AcceptLoopFloodTest, AClientMayResetCallsAgainAfterAWhile) {

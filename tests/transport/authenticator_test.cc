@@ -77,6 +77,17 @@ TEST_F(AuthenticatorTest, TheLastClientThatIsNoProxyCounts) {
   EXPECT_EQ(Identify("abc", "DNS=edge")->name, "cert:edge");
 }
 
+TEST_F(AuthenticatorTest, ATrustedProxyIsKnownByItsAddressOrUser) {
+  const Authenticator by_peer({false, false, false, {"host:10.0.0.1", "host:[::1]", "uid:7"}},
+                              &metrics_);
+  EXPECT_TRUE(by_peer.TrustsPeer({"ipv4:10.0.0.1:4711", std::nullopt}));
+  EXPECT_FALSE(by_peer.TrustsPeer({"ipv4:10.0.0.12:4711", std::nullopt}));
+  EXPECT_TRUE(by_peer.TrustsPeer({"ipv6:%5B::1%5D:4711", 8}));
+  EXPECT_TRUE(by_peer.TrustsPeer({"unix:", 7}));
+  EXPECT_FALSE(by_peer.TrustsPeer({"unix:", 8}));
+  EXPECT_FALSE(authenticator_.TrustsPeer({"ipv4:10.0.0.1:4711", 7}));
+}
+
 TEST_F(AuthenticatorTest, AHeaderThatNamesNobodyIsRefused) {
   const std::string long_name = "URI=" + std::string(513, 'a');
   const std::vector<const char*> headers = {"garbage", "Hash=ab", "URI=\"a\nb\"",

@@ -3,11 +3,13 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 
 namespace flashcore::server {
@@ -95,6 +97,62 @@ TEST_F(DoorTest, AConnectionIsIdleSomeTimeAfterItsLastCall) {
   EXPECT_EQ(Door::StateOf(/*has_calls=*/true, At(0), now), State::kBusy);
   EXPECT_EQ(Door::StateOf(false, now - Door::kIdleAfter + Nanoseconds(1), now), State::kBusy);
   EXPECT_EQ(Door::StateOf(false, now - Door::kIdleAfter, now), State::kIdle);
+}
+
+class BanTest : public ::testing::Test {
+ protected:
+  // Bans "a". How long it is banned from `now` on.
+  Nanoseconds Banned(TimePoint now) {
+    door_.Ban("a", now);
+    Nanoseconds length = Door::kFirstBan;
+    while (door_.IsBanned("a", now + length)) length *= 2;
+    EXPECT_TRUE(door_.IsBanned("a", now));
+    EXPECT_TRUE(door_.IsBanned("a", now + length - Nanoseconds(1)));
+    return length;
+  }
+
+  Door door_{Shares::Limits()};
+};
+
+TEST_F(BanTest, IsTwiceAsLongAsTheLastOneUpToALimit) {
+  TimePoint now = At(0);
+  EXPECT_FALSE(door_.IsBanned("a", now));
+  Nanoseconds expected = Door::kFirstBan;
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(Banned(now), expected) << i;
+    now += expected;
+    expected = std::min(2 * expected, Door::kLongestBan);
+  }
+  EXPECT_EQ(expected, Door::kLongestBan);
+  EXPECT_FALSE(door_.IsBanned("b", now));
+}
+
+TEST_F(BanTest, FloodsOfAHolderThatIsBannedDoNotCount) {
+  const TimePoint end = At(0) + Door::kFirstBan;
+  door_.Ban("a", At(0));
+  door_.Ban("a", end - Nanoseconds(1));
+  EXPECT_FALSE(door_.IsBanned("a", end));
+  EXPECT_EQ(Banned(end), 2 * Door::kFirstBan);
+}
+
+TEST_F(BanTest, IsForgottenAfterAWhile) {
+  TimePoint now = At(0);
+  now += Banned(now) + Door::kLongestBan - Nanoseconds(1);
+  EXPECT_EQ(Banned(now), 2 * Door::kFirstBan);
+  now += 2 * Door::kFirstBan + Door::kLongestBan;
+  EXPECT_EQ(Banned(now), Door::kFirstBan);
+}
+
+TEST_F(BanTest, OnlySoManyAreRemembered) {
+  door_.Ban("first", At(0));
+  for (size_t i = 1; i < Door::kMaxBans; ++i) door_.Ban(absl::StrCat(i), At(0) + Nanoseconds(1));
+  EXPECT_TRUE(door_.IsBanned("first", At(0)));
+  door_.Ban("last", At(0) + Nanoseconds(1));
+  EXPECT_FALSE(door_.IsBanned("first", At(0)));  // it would have ended first
+  EXPECT_TRUE(door_.IsBanned("1", At(0)));
+  EXPECT_TRUE(door_.IsBanned("last", At(0)));
+  for (size_t i = 0; i < Door::kMaxBans; ++i) door_.Ban("1", At(1) + i * Door::kLongestBan);
+  EXPECT_TRUE(door_.IsBanned("last", At(0)));  // a holder that is remembered takes no new place
 }
 
 SocketAddress V4(uint32_t host) {

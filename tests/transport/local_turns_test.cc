@@ -1,18 +1,26 @@
 // What takes turns behind the local socket, piece by piece: rings and their requests, calls and
 // their memory.
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <future>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "proto/wire/frames.h"
 #include "server/transport/local/call_room.h"
 #include "server/transport/local/calls.h"
+#include "server/transport/local/connection.h"
 #include "server/transport/local/ring_poller.h"
 #include "server/transport/local/ring_turns.h"
 #include "server/transport/local/session.h"
@@ -77,7 +85,8 @@ struct TestRing {
 
 class LocalTurnsTest : public server::testing::LocalServerTest {
  protected:
-  LocalTurnsTest() {
+  explicit LocalTurnsTest(bool fake_clock = false) {
+    if (fake_clock) clock_ = &fake_clock_;
     StartLocal();
     rpc_context_.reset(new RpcContext{metrics_.get(), clock_, Authenticator({}, metrics_.get()),
                                       &client_connections_});
@@ -87,7 +96,10 @@ class LocalTurnsTest : public server::testing::LocalServerTest {
     context_.room = &room_;
     context_.attend = context_.Rpc("Attend");
     context_.post = [this](absl::string_view /*client*/, const std::weak_ptr<Connection>&,
-                           Context::OnConnection action) { posted_.push_back(std::move(action)); };
+                           Context::OnConnection action) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      posted_.push_back(std::move(action));
+    };
   }
   ~LocalTurnsTest() override {
     gate_.SetOpen(true);
@@ -110,6 +122,12 @@ class LocalTurnsTest : public server::testing::LocalServerTest {
   std::unique_ptr<RpcContext> rpc_context_;
   std::unique_ptr<AttentionMethods> methods_;
   CallRoom room_{{}};
+  size_t posted() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return posted_.size();
+  }
+
+  std::mutex mutex_;  // of posted_: lanes post, too
   std::vector<Context::OnConnection> posted_;
   Context context_;
   std::unique_ptr<Call> blocker_;
@@ -299,6 +317,194 @@ TEST_F(LocalTurnsTest, ACallThatWaitedTooLongOrWasCancelledIsNotRun) {
                                                   absl::StatusCode::kDeadlineExceeded,
                                                   absl::StatusCode::kCancelled}));
   EXPECT_EQ(engine_->sequences().stats().sequences, 1u);
+}
+
+// A connection without the server, and its client's end.
+class LocalConnectionTest : public LocalTurnsTest {
+ protected:
+  LocalConnectionTest() : LocalTurnsTest(/*fake_clock=*/true) {
+    rpc_context_->unsent.Start({}, clock_);
+    int sockets[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, sockets), 0);
+    client_ = FileDescriptor(sockets[0]);
+    connection_ = std::make_shared<Connection>(&context_, &unary_, options_,
+                                               FileDescriptor(sockets[1]), clock_->Now());
+    v1::LocalRequest hello;
+    hello.mutable_hello()->set_min_version(wire::kLocalVersion);
+    hello.mutable_hello()->set_max_version(wire::kLocalVersion);
+    Send({hello});
+    connection_->OnEvents(EPOLLIN);
+    EXPECT_EQ(Replies().size(), 1u);
+  }
+
+  // At once.
+  void Send(std::vector<v1::LocalRequest> requests) {
+    std::string bytes;
+    for (v1::LocalRequest& request : requests) {
+      request.set_id(++last_id_);
+      bytes += wire::Frame(request.SerializeAsString());
+    }
+    EXPECT_EQ(send(client_.get(), bytes.data(), bytes.size(), 0),
+              static_cast<ssize_t>(bytes.size()));
+  }
+  static v1::LocalRequest Create(uint64_t timeout_ns = 0) {
+    v1::LocalRequest request;
+    request.mutable_call()->set_method("CreateSequence");
+    request.mutable_call()->set_message(server::testing::CreateRequest().SerializeAsString());
+    request.mutable_call()->set_timeout_ns(timeout_ns);
+    return request;
+  }
+  // The codes of the replies since the last look.
+  std::vector<int> Replies() {
+    char buffer[1 << 16];
+    const ssize_t size = recv(client_.get(), buffer, sizeof(buffer), 0);
+    std::vector<int> codes;
+    for (ssize_t at = 0; at < size;) {
+      v1::LocalReply reply;
+      const uint32_t length = wire::FrameLength(buffer + at);
+      at += static_cast<ssize_t>(wire::kFrameHeaderBytes);
+      EXPECT_TRUE(reply.ParseFromArray(buffer + at, static_cast<int>(length)));
+      at += length;
+      codes.push_back(reply.status().code());
+    }
+    return codes;
+  }
+  size_t sequences() const { return engine_->sequences().stats().sequences; }
+
+  const UnaryCalls unary_{&context_};
+  const Options options_;
+  FileDescriptor client_;
+  std::shared_ptr<Connection> connection_;
+  uint64_t last_id_ = 0;
+};
+
+TEST_F(LocalConnectionTest, ACallIsAnsweredInItsTurnAndEndsIt) {
+  Send({Create(), Create(), Create()});
+  connection_->OnEvents(EPOLLIN);
+  for (size_t turn = 1; turn <= 3; ++turn) {
+    EXPECT_EQ(Replies(), std::vector<int>{kOk});
+    EXPECT_EQ(sequences(), turn);
+    EXPECT_TRUE(connection_->has_more());  // the last time, it does not know that there is none
+    connection_->OnEvents(0);
+  }
+  EXPECT_EQ(Replies(), std::vector<int>{});
+  EXPECT_FALSE(connection_->has_more());
+}
+
+TEST_F(LocalConnectionTest, ATimeoutCountsFromWhenTheCallWasRead) {
+  Send({Create(), Create(/*timeout_ns=*/1000), Create(/*timeout_ns=*/1001)});
+  connection_->OnEvents(EPOLLIN);
+  fake_clock_.Advance(std::chrono::nanoseconds(1000));
+  connection_->OnEvents(0);
+  connection_->OnEvents(0);
+  EXPECT_EQ(Replies(),
+            (std::vector<int>{kOk, static_cast<int>(absl::StatusCode::kDeadlineExceeded), kOk}));
+  EXPECT_EQ(sequences(), 2u);
+}
+
+TEST_F(LocalConnectionTest, TheRestOfTheCallsOfAClientThatIsGoneIsNotRun) {
+  Send({Create(), Create(), Create()});
+  client_ = FileDescriptor();
+  connection_->OnEvents(EPOLLIN | EPOLLHUP);
+  EXPECT_TRUE(connection_->ended());
+  EXPECT_EQ(sequences(), 1u);
+}
+
+TEST_F(LocalTurnsTest, EachOperationOfAManageSequencesHasATurnOfItsOwn) {
+  FairJobs jobs;
+  context_.long_calls = &jobs;
+  context_.manage_sequences = context_.Rpc("ManageSequences");
+  v1::ManageSequencesRequest request;
+  for (int i = 0; i < 3; ++i) {
+    *request.add_operations()->mutable_create() = server::testing::CreateRequest();
+  }
+  v1::ManageSequencesResponse response;
+  const auto call = std::make_shared<ManageCall>(
+      CallSetup{&context_, {}, kLoopback, nullptr}, request.SerializeAsString(),
+      [&](const absl::Status& status, const std::string& message) {
+        EXPECT_EQ(status, absl::OkStatus());
+        EXPECT_TRUE(response.ParseFromString(message));
+      });
+  std::vector<size_t> seen;  // by another client in its turns
+  const auto look = [&] { seen.push_back(engine_->sequences().stats().sequences); };
+  std::promise<void> go, end;
+  jobs.Add("third", [&] { go.get_future().wait(); });
+  jobs.Add(kLoopback.name, [&] { call->Start(); });
+  for (int i = 0; i < 3; ++i) jobs.Add("other", look);
+  jobs.Add("other", [&] { end.set_value(); });
+  go.set_value();
+  end.get_future().wait();
+  EXPECT_EQ(seen, (std::vector<size_t>{1, 2, 3}));
+  ASSERT_EQ(posted(), 1u);
+  posted_.back()(nullptr);
+  ASSERT_EQ(response.results_size(), 3);
+  for (const v1::SequenceResult& result : response.results()) {
+    EXPECT_TRUE(result.has_sequence());
+  }
+}
+
+// So a client that loads faster than the device appends is not read any further.
+TEST_F(LocalTurnsTest, AChunkKeepsItsRoomUntilItIsAppended) {
+  constexpr size_t kShare = 3000;  // two calls and a bit
+  CallRoom room({0, kShare});
+  context_.room = &room;
+  context_.load_sequence = context_.Rpc("LoadSequence");
+  const CallSetup setup = {&context_, {}, kLoopback, std::make_shared<Regions>()};
+  v1::LoadSequenceRequest chunk;
+  chunk.set_sequence_id(Create());
+  chunk.set_layout(v1::LAYOUT_NHD);
+  chunk.set_rows(1);
+  chunk.set_key(std::string(server::testing::kRowBytes, '\0'));
+  chunk.set_value(chunk.key());
+  std::vector<std::shared_ptr<PendingCall>> calls;  // as a connection, until they are answered
+  std::vector<absl::Status> answers;
+  const auto start = [&] {
+    calls.push_back(TensorCall::Make(
+        setup, "LoadSequence", chunk.SerializeAsString(),
+        [&](const absl::Status& status, const std::string&) { answers.push_back(status); }));
+    calls.back()->Start();
+  };
+  CloseGate();
+  EXPECT_TRUE(room.HasRoom(kLoopback.name));
+  for (int i = 0; i < 3; ++i) start();
+  ASSERT_TRUE(WaitForQueued(3));
+  EXPECT_FALSE(room.HasRoom(kLoopback.name));
+  EXPECT_EQ(posted(), 0u) << "a chunk was answered that is not appended";
+  bool went_on = false;
+  room.WaitForRoom(kLoopback.name, [&] { went_on = true; });
+  gate_.SetOpen(true);
+  EXPECT_TRUE(WaitForEnd(*blocker_));
+  ASSERT_TRUE(WaitUntil([&] { return posted() == 3; }));
+  EXPECT_EQ(Length(chunk.sequence_id()), 3u);
+  for (auto& answer : posted_) answer(nullptr);
+  EXPECT_EQ(answers, std::vector<absl::Status>(3));
+  EXPECT_FALSE(went_on);
+  posted_.clear();
+  calls.clear();
+  EXPECT_TRUE(went_on);
+  context_.room = &room_;
+}
+
+TEST_F(LocalTurnsTest, AClientThatLeavesTooMuchUnreadIsRefused) {
+  UnsentReplies::Options limits;
+  limits.bytes = {0, 4000};
+  rpc_context_->unsent.Start(limits, clock_);
+  const UnaryCalls unary(&context_);
+  const auto call = [&](const Identity& caller) {
+    std::string response;
+    return (*unary.Find("CreateSequence"))(
+        absl::OkStatus(), caller, server::testing::CreateRequest().SerializeAsString(), &response);
+  };
+  const UnsentReply::OnCutOff never = [](CutOff) { ADD_FAILURE(); };
+  UnsentReply reply(&rpc_context_->unsent, &never);
+  reply.Ready(kLoopback.name, 3001);  // more than three quarters of its share
+  const absl::Status refused = call(kLoopback);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(refused.message(), ::testing::HasSubstr("Read replies before sending more"));
+  EXPECT_EQ(engine_->sequences().stats().sequences, 0u);
+  EXPECT_EQ(call({"another", {}}), absl::OkStatus());
+  reply.Sent();
+  EXPECT_EQ(call(kLoopback), absl::OkStatus());
 }
 
 TEST(CallRoomTest, AClientBeyondItsShareWaitsUntilHalfOfItIsFree) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -30,8 +31,10 @@ class UnsentRepliesTest : public ::testing::Test {
 
   // One that its client does not read.
   struct Unread {
-    Unread(UnsentReplies* all, const std::string& client, size_t bytes) : reply(all, &on_cut_off) {
-      reply.Ready(client, bytes);
+    Unread(UnsentReplies* all, const std::string& client, size_t bytes,
+           const StagingUse& staging = {})
+        : reply(all, &on_cut_off) {
+      reply.Ready(client, bytes, staging);
     }
 
     std::atomic<CutOff> cut_off{CutOff::kNo};
@@ -138,6 +141,78 @@ TEST_F(UnsentRepliesTest, ADrainCutsAllOff) {
   replies_.CutOffAll();
   for (const auto& one : unread) EXPECT_TRUE(WaitForCutOff(*one, CutOff::kDrain));
   EXPECT_EQ(replies_.bytes(), 0);
+}
+
+// The staging memory of four clients' replies is all there is.
+class UnsentStagingTest : public UnsentRepliesTest {
+ protected:
+  static constexpr size_t kBuffer = 4096;
+
+  UnsentStagingTest() {
+    replies_in_pool_.Start({{kAll, kShare}, kTimeout}, &clock_, {&pool_});
+    for (const char* client : {"a", "b", "c", "d"}) {
+      for (int i = 0; i < (client[0] == 'b' ? 5 : 4); ++i) unread_.push_back(AddReply(client));
+    }
+  }
+  // A result, until it was sent.
+  struct Reply {
+    StagingClaim claim;
+    std::unique_ptr<Unread> unread;
+  };
+  std::unique_ptr<Reply> AddReply(const char* client) {
+    auto reply = std::make_unique<Reply>();
+    reply->claim.client = client;
+    reply->claim.result_bytes = kBuffer;
+    EXPECT_EQ(pool_.Acquire(&reply->claim), absl::OkStatus());
+    reply->unread =
+        std::make_unique<Unread>(&replies_in_pool_, client, 10, reply->claim.results.use());
+    return reply;
+  }
+  // Those that were cut off, in order of unread_.
+  std::string CutOffs() const {
+    std::string cut_off;
+    for (const auto& reply : unread_) {
+      if (reply->unread->cut_off == CutOff::kStaging) cut_off += std::string(reply->claim.client);
+    }
+    return cut_off;
+  }
+
+  StagingPool pool_{17 * kBuffer, StagingPool::HeapAllocator(), 1 << 20};
+  UnsentReplies replies_in_pool_;
+  std::vector<std::unique_ptr<Reply>> unread_;
+};
+
+TEST_F(UnsentStagingTest, TheLargestDebtorGivesStagingMemoryBack) {
+  StagingClaim honest;
+  honest.client = "honest";
+  honest.result_bytes = 2 * kBuffer;
+  std::atomic<bool> granted = false;
+  honest.granted = [&] { granted = true; };
+  ASSERT_EQ(pool_.JoinQueue(&honest), absl::OkStatus());
+  clock_.Advance(kSoon / 2);
+  EXPECT_EQ(pool_.Debt(), nullptr);  // they may be reading
+  clock_.Advance(kSoon / 2);
+  ASSERT_TRUE(testing::WaitUntil([&] { return CutOffs().size() == 2; }));
+  EXPECT_EQ(CutOffs(), "ab");  // b has the most, then a and b have the same
+  EXPECT_FALSE(granted);
+  for (const auto& reply : unread_) {
+    if (reply->unread->cut_off != CutOff::kStaging) continue;
+    EXPECT_EQ(reply->unread->reply.Sent(), CutOff::kStaging);
+    reply->claim.results.Reset();
+  }
+  EXPECT_TRUE(granted);
+  EXPECT_TRUE(pool_.LeaveQueue(&honest));
+  honest.results.Reset();
+}
+
+TEST_F(UnsentStagingTest, NobodyGivesBackWhileThereIsRoom) {
+  clock_.Advance(kSoon);
+  clock_.Advance(kSoon);
+  for (const auto& reply : unread_) {
+    EXPECT_EQ(reply->unread->reply.Sent(), CutOff::kNo);
+    reply->claim.results.Reset();
+  }
+  EXPECT_EQ(pool_.used_bytes(), 0u);
 }
 
 }  // namespace

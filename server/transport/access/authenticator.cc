@@ -55,6 +55,10 @@ std::string Host(absl::string_view address) {
   return absl::StrReplaceAll(host, {{"%5B", "["}, {"%5D", "]"}, {"%25", "%"}});
 }
 
+std::string HostName(const Peer& peer) { return absl::StrCat("host:", Host(peer.address)); }
+
+std::string UserName(uid_t user) { return absl::StrCat("uid:", user); }
+
 }  // namespace
 
 absl::StatusOr<Identity> Authenticator::Identify(const Context& call, const Peer& peer) const {
@@ -108,10 +112,10 @@ absl::StatusOr<Identity> Authenticator::ByCertificate(const Caller& caller) cons
 }
 
 absl::StatusOr<Identity> Authenticator::ByAddress(const Caller& caller) const {
-  Identity identity{absl::StrCat("host:", Host(caller.peer.address)), {}};
+  Identity identity{HostName(caller.peer), {}};
   // An address that is trusted as a proxy's stays one, whoever runs the proxy.
   if (caller.peer.user.has_value() && !Trusts(identity.name)) {
-    identity.name = absl::StrCat("uid:", *caller.peer.user);
+    identity.name = UserName(*caller.peer.user);
   }
   if (!options_.insecure_client_names) return identity;
   const auto metadata = caller.call.client_metadata().find(kNameKey);
@@ -148,6 +152,10 @@ absl::StatusOr<Identity> Authenticator::Forwarded(const Caller& caller, Identity
   return Identity{std::move(name), {}, proxy.token};
 }
 
+bool Authenticator::TrustsPeer(const Peer& peer) const {
+  return Trusts(HostName(peer)) || (peer.user.has_value() && Trusts(UserName(*peer.user)));
+}
+
 bool Authenticator::Trusts(absl::string_view name) const {
   const std::vector<std::string>& proxies = options_.trusted_proxies;
   return std::find(proxies.begin(), proxies.end(), name) != proxies.end();
@@ -158,7 +166,7 @@ absl::StatusOr<Identity> Authenticator::IdentifyLocal(int connection) const {
   if (!user.has_value()) {
     return absl::InternalError("the kernel does not say which user has connected");
   }
-  std::string name = absl::StrCat("uid:", *user);
+  std::string name = UserName(*user);
   if (*user != OverflowUid() || options_.allow_overflow_uid) {
     return Identity{std::move(name), {}};
   }

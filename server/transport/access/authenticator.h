@@ -51,6 +51,9 @@ class Authenticator {
   // INVALID_ARGUMENT if the name that a caller gives itself is too long or not printable.
   absl::StatusOr<Identity> Identify(const grpc::ServerContextBase& call, const Peer& peer) const;
 
+  // Whether a trusted proxy is at `peer`, as far as the address and the user tell.
+  bool TrustsPeer(const Peer& peer) const;
+
   // Who is at the other end of the local socket `connection`. UNAUTHENTICATED, counted and logged,
   // for the overflow uid, unless Options allow it.
   absl::StatusOr<Identity> IdentifyLocal(int connection) const;

@@ -55,12 +55,17 @@ class ClientConnection {
   uint64_t finished() const { return finished_.load(); }
   TimePoint last_end() const { return last_end_.load(); }  // of a call; TimePoint::min(): none yet
 
+  // Whoever accepted the connection ends it, soon.
+  void Break() { broken_.store(true); }
+  bool broken() const { return broken_.load(); }
+
  private:
   const std::string name_;
   const Peer peer_;
   std::atomic<uint64_t> started_{0};
   std::atomic<uint64_t> finished_{0};
   std::atomic<TimePoint> last_end_{TimePoint::min()};
+  std::atomic<bool> broken_{false};
 };
 
 // Counts an open call on its connection. Null: on none, such as a call of the local socket.

@@ -134,7 +134,13 @@ void AcceptLoop::Admit(const Listener& listener, FileDescriptor socket, const So
   const int number = socket.get();
   const std::optional<uid_t> user = users_.UserOf(number, peer);
   Door& door = peer.family() == AF_UNIX ? unix_ : tcp_;
-  Door::Holder* holder = door.Enter(ConnectionHolder(peer, user));
+  const std::string name = ConnectionHolder(peer, user);
+  const TimePoint now = clock_->Now();
+  const bool of_proxy = options_.is_proxy && options_.is_proxy({PeerAddress(peer), user});
+  if (!of_proxy && door.IsBanned(name, now)) {
+    return metrics_->CountRefusedConnection(RefusedConnection::kBanned);
+  }
+  Door::Holder* holder = door.Enter(name);
   if (!MakeRoom(door, *holder)) return door.Leave(holder);
   Connection& connection = connections_[number];
   connection.socket = std::move(socket);
@@ -142,8 +148,9 @@ void AcceptLoop::Admit(const Listener& listener, FileDescriptor socket, const So
   if (!listener.tls) connection.peer.user = user;
   connection.door = &door;
   connection.holder = holder;
+  connection.of_proxy = of_proxy;
   connection.listener = &listener;
-  connection.began = clock_->Now();
+  connection.began = now;
   connection.waiting = silent_.insert(silent_.end(), number);
   metrics_->connections.Set(static_cast<double>(connections_.size()));
   // Edge-triggered: bytes that are not enough stay in the socket.
@@ -261,6 +268,7 @@ void AcceptLoop::CountCalls() {
   uint64_t excess = 0;
   std::vector<Inflow*> with_many;
   for (const auto& [socket, connection] : connections_) {
+    if (connection.calls != nullptr && connection.calls->broken()) shutdown(socket, SHUT_RDWR);
     if (connection.inflow == nullptr) continue;
     connection.inflow->ForgiveResets(resets);
     const uint64_t of_one = connection.inflow->excess();
@@ -279,13 +287,14 @@ void AcceptLoop::CountCalls() {
   }
 }
 
-void AcceptLoop::CountFlood(const Connection& connection) {
+void AcceptLoop::EndFlood(const Connection& connection) {
   static LogLimiter limiter(1);
   if (const auto pass = limiter.Admit()) {
     LogWarning("connection cut off: a flood of streams or headers",
                {{"host", connection.holder->holder}, {"suppressed", pass.suppressed}});
   }
   metrics_->CountRefusedConnection(RefusedConnection::kFlood);
+  if (!connection.of_proxy) connection.door->Ban(connection.holder->holder, clock_->Now());
 }
 
 void AcceptLoop::Close(int socket) {
@@ -294,7 +303,7 @@ void AcceptLoop::Close(int socket) {
   if (connection.waiting != silent_.end()) silent_.erase(connection.waiting);
   if (connection.calls != nullptr) {
     by_client_->Close(*connection.calls);
-    if (connection.inflow->cut_off()) CountFlood(connection);
+    if (connection.inflow->cut_off()) EndFlood(connection);
     ended_.push_back(connection.inflow);
   }
   connection.door->Leave(connection.holder);

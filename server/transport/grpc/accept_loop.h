@@ -39,7 +39,8 @@ namespace flashcore::server {
 // The loop keeps a second descriptor of each connection, to learn that gRPC has closed it: gRPC
 // shuts a socket down before it closes its own descriptor.
 //
-// What gRPC then reads passes through Inflow, which cuts floods off.
+// What gRPC then reads passes through Inflow, which cuts floods off. Then no new connection of the
+// same holder is let in for a while.
 class AcceptLoop {
  public:
   struct Options {
@@ -50,6 +51,9 @@ class AcceptLoop {
     // gRPC's descriptors are not below this, so that no other file has the number of one: see
     // Inflow. More than there are other files and connections. Less if fewer files may be open.
     int first_descriptor = 1280;
+    // Whether many clients may come from there, so that none of them is banned for a flood of
+    // another. Null: from nowhere.
+    std::function<bool(const Peer& peer)> is_proxy;
     // A listener will never accept again. On the loop's thread.
     std::function<void(const std::string& address)> on_dead;
   };
@@ -77,7 +81,8 @@ class AcceptLoop {
     FileDescriptor socket;
     Peer peer;
     Door* door = nullptr;
-    Door::Holder* holder = nullptr;           // at the door
+    Door::Holder* holder = nullptr;  // at the door
+    bool of_proxy = false;
     std::shared_ptr<ClientConnection> calls;  // once it is handed over
     const Listener* listener = nullptr;
     TimePoint began;                   // when it came, then when it was handed over
@@ -100,7 +105,7 @@ class AcceptLoop {
   void StartServing(const Serve& serve, FileDescriptor connection, Inflow* inflow);
   void CloseExpired();
   void CountCalls();
-  void CountFlood(const Connection& connection);
+  void EndFlood(const Connection& connection);
   void Close(int socket);
 
   const Options options_;

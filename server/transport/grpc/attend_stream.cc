@@ -18,7 +18,7 @@ class AttendStreamReactor::Request final : public Exchange {
   explicit Request(AttendStreamReactor* stream)
       : Exchange(stream->origin_, &stream->incoming_),
         stream_(stream),
-        unsent_(&stream->context_->unsent, stream->call_) {
+        unsent_(&stream->context_->unsent, stream->call_, stream->connection()) {
     operation_.identity = stream->identity_;
     operation_.deadline = stream->deadline_;
   }
@@ -68,11 +68,13 @@ class AttendStreamReactor::Request final : public Exchange {
     stream->EndReceiving();
   }
   void Complete(const absl::Status& status) override {
+    const StagingUse staging = operation_.tensors.staged_results();
     answer_ =
         status.ok() ? EncodeReply(&operation_) : EncodeError(operation_.request.request_id, status);
     scope_.Replying(status);
     const size_t staged_bytes = status.ok() ? StagedReplyBytes(operation_) : 0;
-    unsent_.Ready(operation_.identity.name, kAnswerBytes + answer_.Length() - staged_bytes);
+    unsent_.Ready(operation_.identity.name, kAnswerBytes + answer_.Length() - staged_bytes,
+                  staging);
     stream_->AddAnswer(this);
   }
 

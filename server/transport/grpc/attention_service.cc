@@ -38,9 +38,10 @@ class AttendReactor final : public UnaryReactor, public Exchange {
 
  private:
   void Complete(const absl::Status& status) override {
+    const StagingUse staging = operation_.tensors.staged_results();
     if (status.ok()) *response_ = EncodeReply(&operation_);
     const size_t bytes = status.ok() ? response_->Length() - StagedReplyBytes(operation_) : 0;
-    End(status, operation_.identity.name, bytes);
+    End(status, operation_.identity.name, bytes, staging);
   }
 
   void Cancelled() override { Cancel(); }

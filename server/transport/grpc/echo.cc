@@ -87,7 +87,7 @@ void EchoStreamReactor::OnReadDone(bool ok) {
       return;
     }
   }
-  auto answer = std::make_unique<Answer>(context_, rpc_, call_);
+  auto answer = std::make_unique<Answer>(context_, rpc_, call_, connection());
   absl::StatusOr<grpc::ByteBuffer> reply = replier_->Reply(&incoming_);
   answer->scope.Replying(reply.status());
   MutexLock lock(&mutex_);

@@ -46,8 +46,9 @@ class EchoStreamReactor final
 
  private:
   struct Answer {
-    Answer(RpcContext* context, RpcMetrics* rpc, grpc::ServerContextBase* call)
-        : scope(context, rpc), unsent(&context->unsent, call) {}
+    Answer(RpcContext* context, RpcMetrics* rpc, grpc::ServerContextBase* call,
+           ClientConnection* connection)
+        : scope(context, rpc), unsent(&context->unsent, call, connection) {}
     RequestScope scope;
     grpc::ByteBuffer message;
     UnsentReply unsent;

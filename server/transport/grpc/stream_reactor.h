@@ -121,6 +121,8 @@ class StreamReactor : public GrpcReactor, public RequestStream {
     this->Finish(ToGrpcStatus(status));
   }
 
+  ClientConnection* connection() const { return scope_.connection(); }
+
   RpcContext* const context_;
   RpcMetrics* const rpc_;
   grpc::ServerContextBase* const call_;
@@ -141,7 +143,7 @@ class StreamReactor : public GrpcReactor, public RequestStream {
         set_(set),
         end_(caller.ok() ? std::nullopt : std::make_optional(caller.status())),
         scope_(context, rpc, std::move(connection)),
-        last_(&context->unsent, call) {}
+        last_(&context->unsent, call, scope_.connection()) {}
 
   void OnDone() final {
     last_.Sent();

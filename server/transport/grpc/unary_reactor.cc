@@ -28,10 +28,11 @@ absl::StatusOr<Identity> AdmitCaller(RpcContext* context, const grpc::ServerCont
   return caller;
 }
 
-void UnaryReactor::End(const absl::Status& status, absl::string_view client, size_t reply_bytes) {
+void UnaryReactor::End(const absl::Status& status, absl::string_view client, size_t reply_bytes,
+                       const StagingUse& staging) {
   rpc_.set_status(status.code());
   scope().Replying(status);
-  reply_.Ready(client, kRpcBytes + reply_bytes);
+  reply_.Ready(client, kRpcBytes + reply_bytes, staging);
   Finish(ToGrpcStatus(status));
 }
 

@@ -33,15 +33,17 @@ class UnaryReactor : public grpc_compat::InlineServerUnaryReactor {
       : context_(context),
         call_(call),
         rpc_(context, rpc, context->client_connections->Find(call->peer())),
-        reply_(&context->unsent, call) {}
+        reply_(&context->unsent, call, rpc_.connection()) {}
 
   // See AdmitCaller.
   absl::StatusOr<Identity> Admit() { return AdmitCaller(context_, *call_, rpc_.connection()); }
 
  protected:
-  // Ends the RPC. `reply_bytes` of heap memory are charged to `client` until the reply is sent.
-  // Call exactly once, from any thread; `this` may be gone on return.
-  void End(const absl::Status& status, absl::string_view client, size_t reply_bytes);
+  // Ends the RPC. `reply_bytes` of heap memory are charged to `client` until the reply is sent;
+  // `staging` is that of the reply. Call exactly once, from any thread; `this` may be gone on
+  // return.
+  void End(const absl::Status& status, absl::string_view client, size_t reply_bytes,
+           const StagingUse& staging = {});
 
  private:
   void OnDone() final;

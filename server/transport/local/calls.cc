@@ -56,6 +56,23 @@ class LoadCall final : public TensorCall {
   LoadChunks chunks_;
 };
 
+// Why a call is not run although it has its turn; OK: it is.
+absl::Status CheckInTime(const CallSetup& setup, bool cancelled) {
+  if (cancelled) return absl::CancelledError("the client cancelled the call");
+  return CheckDeadline(*setup.context, setup.deadline);
+}
+
+// OK if the call may run, and parses its message.
+absl::Status AdmitAndParse(const RpcContext& context, const Identity& caller,
+                           const absl::Status& refused, absl::string_view bytes,
+                           google::protobuf::Message* request) {
+  absl::Status status = refused.ok() ? Admit(context, caller) : refused;
+  if (status.ok() && !request->ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+    status = absl::InvalidArgumentError("message: not well-formed protobuf");
+  }
+  return status;
+}
+
 // Runs `body`, which fills in the response, on the message `bytes`, unless the call is `refused`;
 // `*out` is the serialized response.
 template <typename Request, typename Response, typename Body>
@@ -66,10 +83,7 @@ absl::Status RunCall(RpcContext* context, RpcMetrics* rpc, const absl::Status& r
   RequestScope scope(context, rpc);
   Request request;
   Response response;
-  absl::Status status = refused.ok() ? Admit(*context, caller) : refused;
-  if (status.ok() && !request.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
-    status = absl::InvalidArgumentError("message: not well-formed protobuf");
-  }
+  absl::Status status = AdmitAndParse(*context, caller, refused, bytes, &request);
   if (status.ok()) status = body(request, &response);
   if (status.ok()) response.SerializeToString(out);
   rpc_scope.set_status(status.code());
@@ -79,6 +93,13 @@ absl::Status RunCall(RpcContext* context, RpcMetrics* rpc, const absl::Status& r
 }
 
 }  // namespace
+
+absl::Status CheckDeadline(const Context& context, TimePoint deadline) {
+  if (deadline == kNoDeadline || context.methods->fleet()->clock().Now() < deadline) {
+    return absl::OkStatus();
+  }
+  return absl::DeadlineExceededError("the deadline passed before the call had its turn");
+}
 
 PendingCall::PendingCall(const CallSetup& setup, size_t bytes, Reply reply)
     : setup_(setup),
@@ -93,14 +114,9 @@ void PendingCall::Answer(std::shared_ptr<PendingCall> self, absl::StatusOr<std::
 }
 
 void UnaryCall::Start() {
-  absl::Status refused;
-  if (cancelled_) {
-    refused = absl::CancelledError("the client cancelled the call");
-  } else if (setup_.context->methods->fleet()->clock().Now() >= setup_.deadline) {
-    refused = absl::DeadlineExceededError("the deadline passed before the call had its turn");
-  }
   std::string response;
-  const absl::Status status = (*run_)(refused, setup_.identity, message_, &response);
+  const absl::Status status =
+      (*run_)(CheckInTime(setup_, cancelled_), setup_.identity, message_, &response);
   if (status.ok()) {
     Answer(shared_from_this(), std::move(response));
   } else {
@@ -108,14 +124,41 @@ void UnaryCall::Start() {
   }
 }
 
-void UnregisterCall::Start() {
-  if (setup_.regions->Remove(region_id_) == nullptr) {
-    Answer(shared_from_this(),
-           WithInfo(absl::NotFoundError("region_id: this connection has no such region"),
-                    reason::kRegionLost));
-  } else {
-    Answer(shared_from_this(), std::string());
-  }
+ManageCall::ManageCall(const CallSetup& setup, std::string message, Reply reply)
+    : PendingCall(setup, message.size(), std::move(reply)),
+      message_(std::move(message)),
+      operations_(setup.context->methods, &request_, &response_) {}
+
+void ManageCall::Start() {
+  RpcContext* const context = setup_.context->methods->context();
+  rpc_.emplace(context, setup_.context->manage_sequences);
+  scope_.emplace(context, setup_.context->manage_sequences);
+  const absl::Status status = Begin();
+  if (!status.ok() || operations_.done()) return Finish(status);
+  RunNext();
+}
+
+absl::Status ManageCall::Begin() {
+  absl::Status status = AdmitAndParse(*setup_.context->methods->context(), setup_.identity,
+                                      CheckInTime(setup_, cancelled_), message_, &request_);
+  if (status.ok()) status = CheckKnownFields(request_);
+  return status.ok() ? operations_.Begin() : status;
+}
+
+void ManageCall::RunNext() {
+  operations_.RunNext(setup_.identity);
+  if (operations_.done()) return Finish(absl::OkStatus());
+  setup_.context->long_calls->Add(setup_.identity.name,
+                                  [self = shared_from_this()] { self->RunNext(); });
+}
+
+void ManageCall::Finish(const absl::Status& status) {
+  rpc_->set_status(status.code());
+  scope_->Replying(status);
+  scope_->Record(setup_.identity.name, "");
+  rpc_.reset();
+  Answer(shared_from_this(),
+         status.ok() ? absl::StatusOr<std::string>(response_.SerializeAsString()) : status);
 }
 
 std::shared_ptr<TensorCall> TensorCall::Make(const CallSetup& setup, const std::string& method,

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 
@@ -16,6 +17,7 @@
 #include "server/engine/client_lease.h"
 #include "server/memory/regions.h"
 #include "server/request/identity.h"
+#include "server/transport/attention_methods.h"
 #include "server/transport/exchange.h"
 #include "server/transport/local/call_room.h"
 #include "server/transport/local/context.h"
@@ -56,7 +58,10 @@ struct CallSetup {
   TimePoint deadline = kNoDeadline;
 };
 
-// A request that has its turn on the thread for calls. Kept alive by its connection until it is
+// DEADLINE_EXCEEDED if a call has its turn after its deadline.
+absl::Status CheckDeadline(const Context& context, TimePoint deadline);
+
+// A call that is answered after its turn. Kept alive by its connection until it is
 // answered, and by whoever works on it.
 class PendingCall {
  public:
@@ -101,18 +106,27 @@ class UnaryCall final : public PendingCall, public std::enable_shared_from_this<
   std::atomic<bool> cancelled_{false};
 };
 
-// UnregisterMemory. Not before the calls ahead of it: they may name the region.
-class UnregisterCall final : public PendingCall,
-                             public std::enable_shared_from_this<UnregisterCall> {
+// ManageSequences: one operation in each turn, since one may take milliseconds and there may be
+// many. Its client's other calls come in between, too. A call that has begun runs to its end.
+class ManageCall final : public PendingCall, public std::enable_shared_from_this<ManageCall> {
  public:
-  UnregisterCall(const CallSetup& setup, std::string region_id, Reply reply)
-      : PendingCall(setup, region_id.size(), std::move(reply)), region_id_(std::move(region_id)) {}
+  ManageCall(const CallSetup& setup, std::string message, Reply reply);
 
   void Start() override;
-  void Cancel() override {}
+  void Cancel() override { cancelled_ = true; }
 
  private:
-  const std::string region_id_;
+  absl::Status Begin();
+  void RunNext();  // and lets the rest have its turn
+  void Finish(const absl::Status& status);
+
+  const std::string message_;
+  std::atomic<bool> cancelled_{false};
+  std::optional<RpcScope> rpc_;
+  std::optional<RequestScope> scope_;
+  v1::ManageSequencesRequest request_;
+  v1::ManageSequencesResponse response_;
+  AttentionMethods::Operations operations_;
 };
 
 // A call with tensors: Attend, or LoadSequence with one chunk. Kept alive by itself, too, until it

@@ -21,7 +21,7 @@ namespace {
 constexpr size_t kMaxHelloBytes = 1024;  // of the first frame
 constexpr size_t kMaxClientBytes = 128;  // of LocalHello.client
 
-// That one connection may hand in before those of other clients may.
+// That one connection may hand in before those of other clients may. A call ends its turn.
 constexpr int kFramesAtOnce = 16;
 
 // While more is unsent, nothing is read: answers of a client that does not read cannot pile up.
@@ -85,6 +85,7 @@ void Connection::OnEvents(uint32_t events) {
   if (has_more()) return Advance();  // before it reads more
   if ((events & EPOLLIN) != 0 && !Paused()) {
     const absl::Status read = socket_.Read();
+    read_at_ = context_->methods->fleet()->clock().Now();
     if (absl::IsUnavailable(read)) return End();
     if (!read.ok()) return Break(read);
     Advance();
@@ -95,7 +96,8 @@ void Connection::OnEvents(uint32_t events) {
 
 void Connection::Advance() {
   has_more_ = true;
-  for (int taken = 0; taken < kFramesAtOnce && MayTakeOneMore(); ++taken) {
+  called_ = false;
+  for (int taken = 0; taken < kFramesAtOnce && !called_ && MayTakeOneMore(); ++taken) {
     const auto frame = socket_.Next(greeted_ ? wire::kMaxFrameBytes : kMaxHelloBytes);
     if (!frame.ok()) return Break(frame.status());
     if (!frame->has_value()) {
@@ -225,12 +227,10 @@ void Connection::Registered(uint64_t id, absl::StatusOr<Regions::Region> region)
 }
 
 void Connection::UnregisterMemory(uint64_t id, const v1::LocalUnregisterMemory& request) {
-  const auto answer = [this, id](const absl::Status& status, const std::string& /*message*/) {
-    Reply(id, status);
-    calls_.erase(id);
-  };
-  Begin(id, std::make_shared<UnregisterCall>(SetupOf(kNoDeadline), request.region_id(), answer),
-        /*quick=*/true);
+  const bool removed = regions_->Remove(request.region_id()) != nullptr;
+  Reply(id, removed ? absl::OkStatus()
+                    : WithInfo(absl::NotFoundError("region_id: this connection has no such region"),
+                               reason::kRegionLost));
 }
 
 void Connection::OpenRing(uint64_t id, const v1::LocalOpenRing& request) {
@@ -301,14 +301,23 @@ void Connection::RingGone(uint32_t number) {
 }
 
 void Connection::Call(uint64_t id, const v1::LocalCall& call) {
+  called_ = true;
   if (call.method() == "HoldLease") {  // here, for the lease is the connection's
     v1::LocalReply reply;
     const absl::Status status =
         unary_->HoldLease(identity_, call.message(), &lease_, reply.mutable_message());
     return Send(id, status, std::move(reply));
   }
-  const CallSetup setup =
-      SetupOf(DeadlineIn(call.timeout_ns(), context_->methods->fleet()->clock()));
+  const UnaryCalls::Run* const run = unary_->Find(call.method());
+  const TimePoint deadline = DeadlineAfter(read_at_, call.timeout_ns());
+  const bool quick = call.method() != "ListSequences" && call.method() != "ManageSequences";
+  if (run != nullptr && quick) {
+    v1::LocalReply reply;
+    const absl::Status status = (*run)(CheckDeadline(*context_, deadline), identity_,
+                                       call.message(), reply.mutable_message());
+    return Send(id, status, std::move(reply));
+  }
+  const CallSetup setup = {context_, weak_from_this(), identity_, regions_, deadline};
   const auto answer = [this, id](const absl::Status& status, std::string message) {
     v1::LocalReply result;
     if (status.ok()) result.set_message(std::move(message));
@@ -316,9 +325,16 @@ void Connection::Call(uint64_t id, const v1::LocalCall& call) {
     calls_.erase(id);
     if (alone_ == id) alone_ = 0;
   };
-  if (const UnaryCalls::Run* run = unary_->Find(call.method()); run != nullptr) {
-    const bool quick = call.method() != "ListSequences" && call.method() != "ManageSequences";
-    return Begin(id, std::make_shared<UnaryCall>(setup, run, call.message(), answer), quick);
+  if (run != nullptr) {
+    alone_ = id;  // for later calls would overtake it on the other thread
+    std::shared_ptr<PendingCall> pending;
+    if (call.method() == "ManageSequences") {
+      pending = std::make_shared<ManageCall>(setup, call.message(), answer);
+    } else {
+      pending = std::make_shared<UnaryCall>(setup, run, call.message(), answer);
+    }
+    calls_[id] = pending;
+    return context_->long_calls->Add(identity_.name, [pending] { pending->Start(); });
   }
   if (absl::Status status = Admit(*context_->methods->context(), identity_); !status.ok()) {
     return Reply(id, status);
@@ -330,26 +346,8 @@ void Connection::Call(uint64_t id, const v1::LocalCall& call) {
                          "method: the local socket has no '", call.method().substr(0, 64),
                          "'; rings take the place of AttendStream")));
   }
-  Begin(id, pending, /*quick=*/true);
-}
-
-CallSetup Connection::SetupOf(TimePoint deadline) {
-  return {context_, weak_from_this(), identity_, regions_, deadline};
-}
-
-void Connection::Begin(uint64_t id, const std::shared_ptr<PendingCall>& call, bool quick) {
-  calls_[id] = call;  // before it can reply
-  if (quick && context_->may_call_here && context_->calls->idle()) {
-    context_->may_call_here = false;
-    return call->Start();
-  }
-  if (quick) return context_->calls->Add(identity_.name, [call] { call->Start(); });
-  alone_ = id;  // for later calls may overtake it on the other thread
-  const auto start = [context = context_, client = identity_.name, call] {
-    context->long_calls->Add(client, [call] { call->Start(); });
-  };
-  if (context_->calls->idle()) return start();
-  context_->calls->Add(identity_.name, start);  // behind the calls before it
+  calls_[id] = pending;  // before it can reply
+  pending->Start();
 }
 
 void Connection::Cancel(uint64_t id, const v1::LocalCancel& cancel) {
@@ -394,7 +392,8 @@ void Connection::Send(uint64_t id, const absl::Status& status, v1::LocalReply re
     reply.clear_result();
     *reply.mutable_status() = ToStatus(status);
   }
-  socket_.Send(reply.SerializeAsString(), file, identity_.name);
+  // Nobody waits for the rest of its requests.
+  if (!socket_.Send(reply.SerializeAsString(), file, identity_.name)) End();
 }
 
 void Connection::Break(const absl::Status& why, RefusedLocalConnection reason) {

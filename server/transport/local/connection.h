@@ -67,9 +67,6 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   void CloseRing(uint64_t id, const v1::LocalCloseRing& request);
   void RingGone(uint32_t number);
   void Call(uint64_t id, const v1::LocalCall& call);
-  CallSetup SetupOf(TimePoint deadline);
-  // Lets the call have its turn. Not `quick`: it may take milliseconds.
-  void Begin(uint64_t id, const std::shared_ptr<PendingCall>& call, bool quick);
   void Cancel(uint64_t id, const v1::LocalCancel& cancel);
 
   bool Paused() const;  // takes no requests now
@@ -84,10 +81,12 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   const TimePoint began_;
   TimePoint last_use_;  // when it began, or was last answered
   FrameSocket socket_;
+  TimePoint read_at_;  // when the frames that have arrived were read
   Identity identity_;
   bool greeted_ = false;
   bool ended_ = false;
   bool has_more_ = false;        // frames that have arrived, or parts of one
+  bool called_ = false;          // in this turn
   bool waits_for_room_ = false;  // for calls of this client
   uint64_t alone_ = 0;           // the request that is answered before the next is taken; 0: none
   std::shared_ptr<Regions> regions_ = std::make_shared<Regions>();

@@ -77,15 +77,13 @@ struct Context {
   absl::AnyInvocable<void(absl::string_view client, std::weak_ptr<Connection>, OnConnection action)
                          const>
       post;
-  // Of the thread of the connections, and set again and again: one call may run on it.
-  bool may_call_here = false;
   CallRoom* room = nullptr;
-  FairJobs* calls = nullptr;       // by client
   FairJobs* long_calls = nullptr;  // by client; those that may take milliseconds
   FairJobs* slow = nullptr;        // by client; for work that takes long, such as to map memory
   UseCount uses;                   // rings and calls
   RpcMetrics* attend = nullptr;
   RpcMetrics* load_sequence = nullptr;
+  RpcMetrics* manage_sequences = nullptr;
 };
 
 }  // namespace flashcore::server::local

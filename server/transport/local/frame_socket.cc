@@ -73,16 +73,18 @@ std::optional<FileDescriptor> FrameSocket::TakeFile() {
   return file;
 }
 
-void FrameSocket::Send(const std::string& message, int file, absl::string_view client) {
+bool FrameSocket::Send(const std::string& message, int file, absl::string_view client) {
   Frame& frame = out_.emplace_back();
   frame.bytes = wire::Frame(message);
   frame.file = file;
-  if (!Flush() || out_.empty()) return;
+  if (!Flush()) return false;
+  if (out_.empty()) return true;
   Frame& last = out_.back();
   last.charged_bytes = kUnsentFrameBytes + last.bytes.capacity();
   last.charge = std::make_unique<UnsentReply>(unsent_, &on_cut_off_);
   unsent_bytes_ += last.charged_bytes;
   last.charge->Ready(client, last.charged_bytes);
+  return true;
 }
 
 bool FrameSocket::Flush() {

@@ -45,8 +45,8 @@ class FrameSocket {
   bool HasStrayFiles() const { return begin_ == in_.size() && !files_.empty(); }
 
   // Sends a frame, now or later, with a file descriptor that stays open until then; -1: none. What
-  // the client does not read is charged to `client`.
-  void Send(const std::string& message, int file, absl::string_view client);
+  // the client does not read is charged to `client`. False: the client is gone.
+  bool Send(const std::string& message, int file, absl::string_view client);
   // Sends what the socket takes. False: the client is gone.
   bool Flush();
   // Memory of the frames that are not completely sent.

@@ -69,11 +69,11 @@ Server::Server(const Options& options, AttentionMethods* methods, FileDescriptor
     Post(client, std::move(connection), std::move(action));
   };
   context_.room = &room_;
-  context_.calls = &calls_;
   context_.long_calls = &long_calls_;
   context_.slow = &slow_;
   context_.attend = context_.Rpc("Attend");
   context_.load_sequence = context_.Rpc("LoadSequence");
+  context_.manage_sequences = context_.Rpc("ManageSequences");
   unary_ = std::make_unique<UnaryCalls>(&context_);
   Watch(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), EPOLLIN | EPOLLET);
   Watch(epoll_.get(), EPOLL_CTL_ADD, timer_->fd(), EPOLLIN);
@@ -120,13 +120,13 @@ void Server::RunPosted() {
   }
 }
 
-void Server::GiveTurn(Entry* entry) {
-  if (std::exchange(entry->has_turn, true)) return;
+bool Server::GiveTurn(Entry* entry) {
+  if (std::exchange(entry->has_turn, true)) return false;
   turns_.Add(entry->holder->holder, entry->connection);
+  return true;
 }
 
 void Server::RunTurns() {
-  context_.may_call_here = true;
   for (size_t left = turns_.holders(); left > 0; --left) {
     const std::shared_ptr<Connection> connection = turns_.Take();
     const auto found = connections_.find(connection->fd());
@@ -154,7 +154,7 @@ void Server::Run() {
       const auto found = connections_.find(fd);
       if (found == connections_.end()) continue;
       found->second.came |= events[i].events;
-      GiveTurn(&found->second);
+      if (!GiveTurn(&found->second)) Want(&found->second, 0);
     }
     RunTurns();
     RunPosted();
@@ -171,13 +171,6 @@ void Server::Run() {
     std::swap(dropped, posted_);
   }
   context_.metrics().local_connections.Set(0);
-}
-
-TimePoint Server::NextCheck() const {
-  const bool some = std::any_of(connections_.begin(), connections_.end(), [](const auto& entry) {
-    return entry.second.connection->HasDeadline();
-  });
-  return some ? next_check_ : kNoDeadline;
 }
 
 void Server::AcceptAll() {
@@ -199,7 +192,8 @@ void Server::Admit(FileDescriptor socket) {
   auto connection = std::make_shared<Connection>(&context_, unary_.get(), options_,
                                                  std::move(socket), clock_->Now());
   const uint32_t wanted = connection->events();
-  connections_[fd] = {std::move(connection), holder, wanted, 0, false, {}};
+  connections_[fd] = {std::move(connection), holder, wanted, 0, false, true, {}};
+  ++with_deadline_;
   Watch(epoll_.get(), EPOLL_CTL_ADD, fd, wanted);
   context_.metrics().local_connections.Set(static_cast<double>(connections_.size()));
 }
@@ -226,16 +220,22 @@ bool Server::MakeRoom(const Door::Holder& holder) {
   return true;
 }
 
+void Server::Want(Entry* entry, uint32_t events) {
+  if (events == std::exchange(entry->events, events)) return;
+  Watch(epoll_.get(), EPOLL_CTL_MOD, entry->connection->fd(), events);
+}
+
 void Server::Update(Connection* connection) {
   const auto found = connections_.find(connection->fd());
   if (found == connections_.end() || found->second.connection.get() != connection) return;
   Entry& entry = found->second;
+  if (entry.has_deadline && (connection->ended() || !connection->HasDeadline())) {
+    entry.has_deadline = false;
+    --with_deadline_;
+  }
   if (!connection->ended()) {
     if (connection->has_more()) GiveTurn(&entry);
-    const uint32_t wanted = connection->events();
-    if (wanted != std::exchange(entry.events, wanted)) {
-      Watch(epoll_.get(), EPOLL_CTL_MOD, connection->fd(), wanted);
-    }
+    Want(&entry, entry.has_turn ? 0 : connection->events());
     Charge(&entry);
     return EndDebtors();
   }

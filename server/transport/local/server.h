@@ -1,5 +1,5 @@
-// The local socket: accepts connections under limits, and reads and writes them on one thread.
-// Calls have a thread of their own, and so have calls that may take milliseconds, rings
+// The local socket: accepts connections under limits, reads and writes them, and runs calls, on one
+// thread. Calls that may take milliseconds have a thread of their own, and so have rings
 // (ring_poller.h), and work that takes longer. On each of them clients take turns.
 #ifndef FLASHCORE_SERVER_TRANSPORT_LOCAL_SERVER_H_
 #define FLASHCORE_SERVER_TRANSPORT_LOCAL_SERVER_H_
@@ -44,9 +44,10 @@ class Server {
   struct Entry {
     std::shared_ptr<Connection> connection;
     Door::Holder* holder = nullptr;
-    uint32_t events = 0;    // that epoll reports
+    uint32_t events = 0;    // that epoll reports; none while the connection waits for its turn
     uint32_t came = 0;      // that it has reported
     bool has_turn = false;  // in turns_
+    bool has_deadline = true;
     Shares::Item received;  // its memory of frames
   };
 
@@ -54,14 +55,18 @@ class Server {
   void Post(absl::string_view client, std::weak_ptr<Connection> connection,
             Context::OnConnection action) ABSL_LOCKS_EXCLUDED(mutex_);
   void Run();
-  void GiveTurn(Entry* entry);
-  void RunTurns();              // one of each user
-  TimePoint NextCheck() const;  // of times
+  // False: it has one already.
+  bool GiveTurn(Entry* entry);
+  void RunTurns();  // one of each user
+  TimePoint NextCheck() const {
+    return with_deadline_ > 0 ? next_check_ : kNoDeadline;
+  }  // of times
   void RunPosted() ABSL_LOCKS_EXCLUDED(mutex_);
   void AcceptAll();
   void Admit(FileDescriptor socket);
   // False if there is none for a new connection of `holder`, which is counted already.
   bool MakeRoom(const Door::Holder& holder);
+  void Want(Entry* entry, uint32_t events);
   // Removes the connection if it has ended, else tells epoll what it waits for.
   void Update(Connection* connection);
   // Charges the connection's memory of messages to its client, or its user before Hello.
@@ -88,6 +93,7 @@ class Server {
   Shares received_;                           // bytes of frames
   Turns<std::shared_ptr<Connection>> turns_;  // by user
   TimePoint next_check_{};
+  size_t with_deadline_ = 0;  // connections
 
   std::atomic<bool> stop_{false};
   Mutex mutex_;
@@ -97,7 +103,6 @@ class Server {
   CallRoom room_;
   FairJobs slow_;
   FairJobs long_calls_;
-  FairJobs calls_;
   std::unique_ptr<RingPoller> poller_;
   std::thread thread_;
 };
