@@ -37,11 +37,17 @@ enum class DType : uint8_t { kFloat16, kBFloat16 };
 inline constexpr size_t DTypeBytes(DType) { return 2; }
 
 // Element type of K and V. An FP8 element is an E4M3 byte (kernels/fp8.h) that means
-// scale[kv_head] * E4M3; K and V have separate scales.
-enum class KvDType : uint8_t { kSameAsQuery, kFloat8E4M3 };
+// scale[kv_head] * E4M3; K and V have separate scales. An INT8 element means scale * byte, where
+// each row of each KV head has a scale, of K and of V (kernels/int8.h): only paged K/V can be INT8.
+enum class KvDType : uint8_t { kSameAsQuery, kFloat8E4M3, kInt8 };
 
 inline constexpr size_t KvElementBytes(DType dtype, KvDType kv_dtype) {
-  return kv_dtype == KvDType::kFloat8E4M3 ? 1 : DTypeBytes(dtype);
+  return kv_dtype == KvDType::kSameAsQuery ? DTypeBytes(dtype) : 1;
+}
+
+// A row's scale: a BFloat16.
+inline constexpr size_t KvRowScaleBytes(KvDType kv_dtype) {
+  return kv_dtype == KvDType::kInt8 ? 2 : 0;
 }
 
 // Type in which Q.K^T and P.V are summed.
@@ -78,6 +84,9 @@ struct Mask {
 //   paged, one page = [K, V][kv_heads][64][head_dim]: row_stride = head_dim * e,
 //       head_stride = 64 * row_stride, value = key + kv_heads * head_stride, and page_stride is the
 //       unit in which pages[] counts (it need not be the size of a page)
+//   paged INT8: the same, but the 64 rows of a head are followed by their 64 scales, so
+//       head_stride = 64 * (row_stride + 2), and the scale of row j is at
+//       key + page(j / 64) * page_stride + h * head_stride + 64 * row_stride + (j % 64) * 2
 struct KvView {
   const std::byte* key = nullptr;
   const std::byte* value = nullptr;

@@ -59,7 +59,7 @@ struct Kernel {
   PlanOptions plan_options;  // for MakePlan
 };
 
-// "cpu", "sm80", "sm89"; "float16", "bfloat16"; "same_as_query", "float8_e4m3"; "float32",
+// "cpu", "sm80", "sm89"; "float16", "bfloat16"; "same_as_query", "float8_e4m3", "int8"; "float32",
 // "float16".
 inline const char* Name(Arch arch) {
   switch (arch) {
@@ -76,7 +76,15 @@ inline const char* Name(Arch arch) {
 inline const char* Name(DType dtype) { return dtype == DType::kFloat16 ? "float16" : "bfloat16"; }
 
 inline const char* Name(KvDType kv_dtype) {
-  return kv_dtype == KvDType::kSameAsQuery ? "same_as_query" : "float8_e4m3";
+  switch (kv_dtype) {
+    case KvDType::kSameAsQuery:
+      return "same_as_query";
+    case KvDType::kFloat8E4M3:
+      return "float8_e4m3";
+    case KvDType::kInt8:
+      return "int8";
+  }
+  return "unknown";
 }
 
 inline const char* Name(Accumulate accumulate) {

@@ -1,6 +1,7 @@
 // The seam for writing K/V pages, on any device. A page holds K then V of kPageTokens tokens of one
-// layer of one sequence, each [kv_heads][kPageTokens][head_dim], contiguous. KvView in
-// kernels/attention.h describes how kernels read it.
+// layer of one sequence, each [kv_heads][kPageTokens][head_dim], contiguous; in INT8 pages, the
+// scales of the kPageTokens rows of a head follow these rows. KvView in kernels/attention.h
+// describes how kernels read it.
 //
 // These structs own no memory, and the functions check nothing.
 #ifndef FLASHCORE_KERNELS_KV_PAGES_H_
@@ -25,17 +26,28 @@ struct PageLayout {
   int64_t row_bytes() const {
     return head_dim * static_cast<int64_t>(KvElementBytes(dtype, kv_dtype));
   }
-  int64_t head_bytes() const { return kPageTokens * row_bytes(); }
+  int64_t head_bytes() const {
+    return kPageTokens * (row_bytes() + static_cast<int64_t>(KvRowScaleBytes(kv_dtype)));
+  }
+  // From the start of K or V of a page to the scales of a head's rows.
+  int64_t scales_offset(int32_t head) const {
+    return head * head_bytes() + kPageTokens * row_bytes();
+  }
   int64_t value_offset() const {
     return num_kv_heads * head_bytes();
   }  // from the start of a page to its V
   int64_t page_bytes() const { return 2 * value_offset(); }
 };
 
+inline PageLayout PageLayoutOf(const Geometry& geometry) {
+  return {geometry.dtype, geometry.num_kv_heads, geometry.head_dim, geometry.kv_dtype};
+}
+
 // Writes rows [row, row + rows) of one page. Row i of KV head h of K is read from
 // key + i * row_stride + h * head_stride, that of V from value + the same offset. Source elements
 // have the layout's dtype. FP8 pages store E4M3 of element / scale, rounded to nearest even. Values
-// out of range and infinities become the largest magnitude; NaN stays NaN.
+// out of range and infinities become the largest magnitude; NaN stays NaN. INT8 pages store each
+// row as kernels/int8.h says.
 struct RowAppend {
   const std::byte* key = nullptr;
   const std::byte* value = nullptr;

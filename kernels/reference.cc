@@ -51,10 +51,24 @@ struct Row {
   }
 
  private:
+  // Of an INT8 row: scales follow the 64 rows of a page.
+  double RowScale(const std::byte* base, int32_t j) const {
+    const int32_t first = j / kPageTokens * kPageTokens;
+    const std::byte* scales =
+        KvRow(span.kv, base, first, kv_head) + kPageTokens * span.kv.row_stride;
+    return LoadElement(DType::kBFloat16, scales, j - first);
+  }
   double Load(const std::byte* base, const float* scale, int32_t j, int32_t d) const {
     const std::byte* row = KvRow(span.kv, base, j, kv_head);
-    if (geometry.kv_dtype == KvDType::kSameAsQuery) return LoadElement(geometry.dtype, row, d);
-    return double{scale[kv_head]} * E4M3ToFloat(std::to_integer<uint8_t>(row[d]));
+    switch (geometry.kv_dtype) {
+      case KvDType::kSameAsQuery:
+        break;
+      case KvDType::kFloat8E4M3:
+        return double{scale[kv_head]} * E4M3ToFloat(std::to_integer<uint8_t>(row[d]));
+      case KvDType::kInt8:
+        return RowScale(base, j) * static_cast<double>(std::to_integer<int8_t>(row[d]));
+    }
+    return LoadElement(geometry.dtype, row, d);
   }
 };
 

@@ -17,12 +17,12 @@ struct ReferenceResult {
 };
 
 // Float64 attention over the inputs of `batch`; its output and lse pointers are ignored. FP8 K/V
-// elements are scale * E4M3.
+// elements are scale * E4M3, INT8 ones scale of the row * code.
 ReferenceResult ReferenceAttention(const AttentionBatch& batch);
 
 // Unfused attention in the batch's dtype, as separate framework operators compute it: scores,
-// probabilities and output are each rounded to the dtype; sums are float32. FP8 K/V elements are
-// float32 scale * E4M3. A kernel's error bound is relative to this error.
+// probabilities and output are each rounded to the dtype; sums are float32. 8-bit K/V
+// elements are read as above. A kernel's error bound is relative to this error.
 ReferenceResult UnfusedAttention(const AttentionBatch& batch);
 
 }  // namespace flashcore::kernels

@@ -15,15 +15,18 @@ namespace {
 
 constexpr DType kF16 = DType::kFloat16, kBF16 = DType::kBFloat16;
 
-void AddCpu(DType dtype, std::vector<Kernel>* kernels) {
+void AddCpu(DType dtype, KvDType kv_dtype, std::vector<Kernel>* kernels) {
   for (const int32_t head_dim : {32, 64, 96, 128, 256}) {
-    kernels->push_back({{Arch::kCpu, dtype, head_dim}, LaunchAttentionCpu, CpuPlan()});
+    kernels->push_back({{Arch::kCpu, dtype, head_dim, Accumulate::kFloat32, kv_dtype},
+                        LaunchAttentionCpu,
+                        CpuPlan()});
   }
 }
 
 #ifdef FLASHCORE_HAVE_CUDA
 constexpr Accumulate kF32Sums = Accumulate::kFloat32, kF16Sums = Accumulate::kFloat16;
-constexpr KvDType kSame = KvDType::kSameAsQuery, kE4M3 = KvDType::kFloat8E4M3;
+constexpr KvDType kSame = KvDType::kSameAsQuery, kE4M3 = KvDType::kFloat8E4M3,
+                  kInt8 = KvDType::kInt8;
 
 // Appends kernels that differ in head_dim.
 template <Arch kArch, DType kDType, Accumulate kAccumulate, KvDType kKvDType, int... kHeadDims>
@@ -40,13 +43,17 @@ void AddSm80(std::vector<Kernel>* kernels) {
   AddSm80<kArch, kBF16, kF32Sums, kSame, 32, 64, 96, 128, 256>(kernels);
   AddSm80<kArch, kF16, kF16Sums, kSame, 32, 64, 96, 128, 256>(kernels);
   AddSm80<kArch, kF16, kF32Sums, kE4M3, 64, 128>(kernels);
+  AddSm80<kArch, kF16, kF32Sums, kInt8, 64, 128>(kernels);
+  AddSm80<kArch, kBF16, kF32Sums, kInt8, 64, 128>(kernels);
 }
 #endif
 
 std::vector<Kernel> MakeKernels() {
   std::vector<Kernel> kernels;
-  AddCpu(kF16, &kernels);
-  AddCpu(kBF16, &kernels);
+  for (const KvDType kv_dtype : {KvDType::kSameAsQuery, KvDType::kInt8}) {
+    AddCpu(kF16, kv_dtype, &kernels);
+    AddCpu(kBF16, kv_dtype, &kernels);
+  }
 #ifdef FLASHCORE_HAVE_CUDA
   AddSm80<Arch::kSm80>(&kernels);
   AddSm80<Arch::kSm89>(&kernels);

@@ -20,6 +20,7 @@
 #include "proto/wire/host_port.h"
 #include "server/base/cores.h"
 #include "server/command_line.h"
+#include "server/kv/arena.h"
 
 ABSL_FLAG(std::vector<std::string>, listen, {"127.0.0.1:7070"},
           "Addresses to serve gRPC on, each host:port or unix:path. Repeat the flag or separate "
@@ -368,7 +369,7 @@ void ReadDeviceOptions(DeviceOptions* options, Checker* check) {
     ordinals = ReadOrdinals(device, check);
   }
   if (absl::GetFlag(FLAGS_kv_memory_bytes) != 0) {
-    check->Range(FLAGS_kv_memory_bytes, 4 << 20, int64_t{1} << 44);
+    check->Range(FLAGS_kv_memory_bytes, 4 << 20, static_cast<int64_t>(Arena::kMaxBytes));
   }
   ReadCpuOptions(&options->cpu, check);
   CudaDevice::Options cuda;

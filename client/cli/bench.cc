@@ -32,6 +32,8 @@ ABSL_FLAG(uint32_t, context, 0,
           "rows of a sequence before it decodes, or to which it is prefilled; 0: the S of --shape");
 ABSL_FLAG(uint32_t, fork_from_prefix, 0,
           "first rows of every sequence, loaded once and then forked; 0: no fork");
+ABSL_FLAG(flashcore::KvDType, kv_dtype, flashcore::KvDType::kSameAsQuery,
+          "same_as_query or int8: how sequences store K/V");
 ABSL_FLAG(bool, pin, false, "ask the server to pin the sequences in the L2 cache");
 ABSL_FLAG(absl::Duration, idle_timeout, absl::ZeroDuration(),
           "let the server delete a sequence that was not used for so long, for example because the "
@@ -115,6 +117,7 @@ LoadOptions ReadOptions() {
   options.resident.context = context == 0 ? shape.rows : context;
   options.resident.fork_from_prefix = absl::GetFlag(FLAGS_fork_from_prefix);
   options.resident.prefill_rows = query_rows == 0 ? kPrefillRows : query_rows;
+  options.resident.kv_dtype = absl::GetFlag(FLAGS_kv_dtype);
   options.resident.pin = absl::GetFlag(FLAGS_pin);
   options.resident.idle_timeout = absl::GetFlag(FLAGS_idle_timeout);
   options.resident.compare_inline = absl::GetFlag(FLAGS_compare_inline);
@@ -148,7 +151,7 @@ const char* FindProblem(const LoadOptions& options) {
   const bool local = TransportOf(options.targets.front()) == Transport::kLocal;
   const bool for_sequences = absl::GetFlag(FLAGS_sequences) != 0 ||
                              absl::GetFlag(FLAGS_context) != 0 || resident.fork_from_prefix != 0 ||
-                             resident.pin;
+                             resident.pin || resident.kv_dtype != KvDType::kSameAsQuery;
   const struct {
     bool found;
     const char* text;
@@ -180,7 +183,8 @@ const char* FindProblem(const LoadOptions& options) {
        "--compare_unary needs --stream, and a --mode with one kind of request"},
       {resident.compare_inline && !decode, "--compare_inline needs --mode=decode"},
       {attend && for_sequences,
-       "--sequences, --context, --fork_from_prefix and --pin need another --mode than attend"},
+       "--sequences, --context, --fork_from_prefix, --kv_dtype and --pin need another --mode than "
+       "attend"},
       {!attend && (resident.sequences < options.concurrency || resident.sequences > 1'000'000),
        "--sequences: want at least --concurrency and at most 1000000"},
       {!attend && resident.context > uint32_t{1} << 30, "--context: want at most 2^30 rows"},
@@ -283,11 +287,12 @@ Command BenchCommand() {
       "      --fork_from_prefix=1024 --compare_inline\n"
       "  flashcore bench --transport=local --mode=decode --compare_grpc\n"
       "      --target=unix:/tmp/flashcore.sock,local:/run/flashcore/local.sock",
-      {"mode",          "shape",        "sequences",      "context",           "fork_from_prefix",
-       "pin",           "idle_timeout", "compare_inline", "query_rows",        "causal",
-       "dtype",         "layout",       "concurrency",    "connections",       "all_targets",
-       "duration",      "warmup",       "rate",           "transport",         "stream",
-       "compare_unary", "compare_grpc", "echo",           "rounds_from_stdin", "allow_errors"},
+      {"mode",        "shape",         "sequences",      "context",     "fork_from_prefix",
+       "pin",         "idle_timeout",  "compare_inline", "query_rows",  "causal",
+       "dtype",       "kv_dtype",      "layout",         "concurrency", "connections",
+       "all_targets", "duration",      "warmup",         "rate",        "transport",
+       "stream",      "compare_unary", "compare_grpc",   "echo",        "rounds_from_stdin",
+       "allow_errors"},
       RunBench,
       /*connects=*/false};
 }

@@ -15,6 +15,10 @@ namespace flashcore {
 bool AbslParseFlag(absl::string_view text, DType* dtype, std::string* error);
 std::string AbslUnparseFlag(DType dtype);
 
+// "same_as_query" | "int8".
+bool AbslParseFlag(absl::string_view text, KvDType* kv_dtype, std::string* error);
+std::string AbslUnparseFlag(KvDType kv_dtype);
+
 // "NHD" | "HND".
 bool AbslParseFlag(absl::string_view text, Layout* layout, std::string* error);
 std::string AbslUnparseFlag(Layout layout);

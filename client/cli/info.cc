@@ -84,8 +84,9 @@ std::string InfoTable(const v1::GetServerInfoResponse& info) {
   for (const v1::KernelInfo& kernel : info.kernels()) {
     absl::StrAppend(&out, "kernel    ", kernel.arch(), ", ",
                     AbslUnparseFlag(client::FromProto(kernel.dtype())), ", head_dim ",
-                    kernel.head_dim(), ", sums in ", kernel.accumulate(), ", ",
-                    absl::StrJoin(kernel.features(), " "), "\n");
+                    kernel.head_dim(), kernel.kv_dtype() == v1::KV_DTYPE_INT8 ? ", int8 K/V" : "",
+                    ", sums in ", kernel.accumulate(), ", ", absl::StrJoin(kernel.features(), " "),
+                    "\n");
   }
   return out + LimitLines(info.limits());
 }

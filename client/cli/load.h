@@ -58,6 +58,7 @@ struct ResidentOptions {
   uint32_t context = 512;         // rows
   uint32_t fork_from_prefix = 0;  // first rows of each, loaded once and forked; 0: none
   uint32_t prefill_rows = 256;    // of one prefill request
+  KvDType kv_dtype = KvDType::kSameAsQuery;
   bool pin = false;
   absl::Duration idle_timeout;  // 0: the server's
   bool compare_inline = false;  // decode only

@@ -4,8 +4,13 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <numeric>
+#include <utility>
 
 #include "kernels/half.h"
+#include "kernels/int8.h"
+#include "kernels/kv_pages.h"
 #include "kernels/reference.h"
 
 namespace flashcore::cli {
@@ -59,6 +64,12 @@ void ForEachRun(const AttendRequest& request, size_t index, uint64_t first, uint
   }
 }
 
+uint16_t ElementAt(const std::byte* row, int32_t d) {
+  uint16_t bits = 0;
+  std::memcpy(&bits, row + d * kElementBytes, sizeof(bits));
+  return bits;
+}
+
 // Copies the first `rows` rows of span 0 to all other spans.
 void ShareRows(const AttendRequest& request, uint64_t rows, std::vector<uint16_t>* tensor) {
   const std::vector<uint16_t> shared = KvRows(request, *tensor, 0, 0, rows);
@@ -72,20 +83,45 @@ void ShareRows(const AttendRequest& request, uint64_t rows, std::vector<uint16_t
 }
 
 // The largest |V| of a span.
-double LargestValue(kernels::DType dtype, int32_t head_dim, int32_t kv_heads,
-                    const kernels::KvView& kv) {
+double LargestValue(const kernels::Geometry& g, const kernels::KvView& kv) {
   float largest = 0;
   for (int32_t row = 0; row < kv.rows; ++row) {
-    for (int32_t head = 0; head < kv_heads; ++head) {
-      const std::byte* const at = kv.value + row * kv.row_stride + head * kv.head_stride;
-      for (int32_t d = 0; d < head_dim; ++d) {
-        uint16_t bits = 0;
-        std::memcpy(&bits, at + d * kElementBytes, sizeof(bits));
-        largest = std::max(largest, std::abs(kernels::ToFloat(dtype, bits)));
+    for (int32_t head = 0; head < g.num_kv_heads; ++head) {
+      const std::byte* const page =
+          kv.value + head * kv.head_stride + row / kernels::kPageTokens * kv.page_stride;
+      const int32_t in_page = row % kernels::kPageTokens;
+      if (g.kv_dtype == kernels::KvDType::kInt8) {
+        const std::byte* const scales = page + kernels::kPageTokens * kv.row_stride;
+        largest = std::max(
+            largest, kernels::kInt8Max * kernels::BFloat16ToFloat(ElementAt(scales, in_page)));
+        continue;
+      }
+      const std::byte* const at = page + in_page * kv.row_stride;
+      for (int32_t d = 0; d < g.head_dim; ++d) {
+        largest = std::max(largest, std::abs(kernels::ToFloat(g.dtype, ElementAt(at, d))));
       }
     }
   }
   return largest;
+}
+
+// K, or V, of a span with dense rows, as INT8 pages: heads of 64 rows and their scales.
+std::vector<std::byte> ToInt8Pages(const kernels::PageLayout& layout, const kernels::KvView& kv,
+                                   const std::byte* rows) {
+  std::vector<std::byte> out(kernels::PagesFor(kv.rows) * layout.value_offset());
+  for (int32_t row = 0; row < kv.rows; ++row) {
+    std::byte* const page = out.data() + row / kernels::kPageTokens * layout.value_offset();
+    const int32_t in_page = row % kernels::kPageTokens;
+    for (int32_t head = 0; head < layout.num_kv_heads; ++head) {
+      const std::byte* const from = rows + row * kv.row_stride + head * kv.head_stride;
+      const uint16_t scale =
+          kernels::QuantiseToInt8(layout.dtype, from, layout.head_dim,
+                                  page + head * layout.head_bytes() + in_page * layout.row_bytes());
+      std::memcpy(page + layout.scales_offset(head) + in_page * sizeof(scale), &scale,
+                  sizeof(scale));
+    }
+  }
+  return out;
 }
 
 // The largest relative error of rounding to `dtype`.
@@ -95,11 +131,8 @@ double UnitRoundoff(kernels::DType dtype) {
 
 float OutputAt(const KernelBatch& batch, const kernels::Span& span, int32_t row, int32_t head,
                int32_t d) {
-  uint16_t bits = 0;
-  std::memcpy(&bits,
-              span.output + row * span.row_stride + head * span.head_stride + d * kElementBytes,
-              sizeof(bits));
-  return kernels::ToFloat(batch.geometry.dtype, bits);
+  const std::byte* const at = span.output + row * span.row_stride + head * span.head_stride;
+  return kernels::ToFloat(batch.geometry.dtype, ElementAt(at, d));
 }
 
 void CompareLse(const kernels::Span& span, int32_t row, int32_t head, double reference,
@@ -116,6 +149,10 @@ void CompareLse(const kernels::Span& span, int32_t row, int32_t head, double ref
 
 kernels::DType ToKernel(DType dtype) {
   return dtype == DType::kFloat16 ? kernels::DType::kFloat16 : kernels::DType::kBFloat16;
+}
+
+kernels::KvDType ToKernel(KvDType kv_dtype) {
+  return kv_dtype == KvDType::kInt8 ? kernels::KvDType::kInt8 : kernels::KvDType::kSameAsQuery;
 }
 
 absl::Span<const std::byte> Bytes(const std::vector<uint16_t>& elements) {
@@ -207,9 +244,36 @@ KernelBatch OneKvHead(const KernelBatch& batch, size_t index, int32_t kv_head,
   return out;
 }
 
+struct KernelBatch::Pages {
+  std::vector<std::byte> key, value;
+  std::vector<int32_t> places;
+};
+
+KernelBatch AsStored(KernelBatch batch, KvDType kv_dtype) {
+  batch.geometry.kv_dtype = ToKernel(kv_dtype);
+  if (kv_dtype == KvDType::kSameAsQuery) return batch;
+  const kernels::PageLayout layout = kernels::PageLayoutOf(batch.geometry);
+  for (kernels::Span& span : batch.spans) {
+    auto pages = std::make_shared<KernelBatch::Pages>();
+    pages->key = ToInt8Pages(layout, span.kv, span.kv.key);
+    pages->value = ToInt8Pages(layout, span.kv, span.kv.value);
+    pages->places.resize(kernels::PagesFor(span.kv.rows));
+    std::iota(pages->places.begin(), pages->places.end(), 0);
+    span.kv.key = pages->key.data();
+    span.kv.value = pages->value.data();
+    span.kv.pages = pages->places.data();
+    span.kv.page_stride = layout.value_offset();
+    span.kv.head_stride = layout.head_bytes();
+    span.kv.row_stride = layout.row_bytes();
+    batch.pages.push_back(std::move(pages));
+  }
+  return batch;
+}
+
 KernelBatch SpotCheckBatch(const KernelBatch& whole, uint32_t rows_per_span) {
   KernelBatch out;
   out.geometry = whole.geometry;
+  out.pages = whole.pages;
   for (const kernels::Span& span : whole.spans) {
     const int64_t picks = std::min<int64_t>(rows_per_span, span.query_rows);
     for (int64_t pick = 0; pick < picks; ++pick) {
@@ -223,10 +287,9 @@ KernelBatch SpotCheckBatch(const KernelBatch& whole, uint32_t rows_per_span) {
       one.output += row * span.row_stride;
       if (one.lse != nullptr) one.lse += row * span.lse_row_stride;
       one.query_rows = 1;
-      one.kv.rows = static_cast<int32_t>(std::max<int64_t>(0, last - first + 1));
-      one.kv.key += first * span.kv.row_stride;
-      one.kv.value += first * span.kv.row_stride;
-      one.mask = kernels::Mask::None();
+      const bool sees_any = first <= last;
+      one.kv.rows = static_cast<int32_t>(sees_any ? last + 1 : 0);
+      one.mask = kernels::Mask::SlidingWindow(static_cast<int32_t>(sees_any ? last - first : 0), 0);
       out.spans.push_back(one);
     }
   }
@@ -253,8 +316,7 @@ Errors Compare(const KernelBatch& reply) {
   double server_squares = 0, unfused_squares = 0, output_squares = 0, largest_output = 0;
   size_t element = 0, lse = 0;  // both results are packed as NHD
   for (const kernels::Span& span : reply.spans) {
-    errors.largest_value =
-        std::max(errors.largest_value, LargestValue(g.dtype, g.head_dim, g.num_kv_heads, span.kv));
+    errors.largest_value = std::max(errors.largest_value, LargestValue(g, span.kv));
     for (int32_t row = 0; row < span.query_rows; ++row) {
       for (int32_t head = 0; head < g.num_heads; ++head, ++lse) {
         for (int32_t d = 0; d < g.head_dim; ++d, ++element) {

@@ -3,6 +3,7 @@
 #define FLASHCORE_CLIENT_CLI_ORACLE_H_
 
 #include <cstdint>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -16,6 +17,7 @@ namespace flashcore::cli {
 inline constexpr uint16_t kNanBits = 0x7fff;
 
 kernels::DType ToKernel(DType dtype);
+kernels::KvDType ToKernel(KvDType kv_dtype);
 absl::Span<const std::byte> Bytes(const std::vector<uint16_t>& elements);
 
 // A request with random inputs. Owns Q, K, V, O and LSE. Not copyable: the request points into it.
@@ -49,6 +51,9 @@ std::vector<uint16_t> KvRows(const AttendRequest& request, const std::vector<uin
 struct KernelBatch {
   kernels::Geometry geometry;
   std::vector<kernels::Span> spans;
+  // K/V that is not the request's, in place of it.
+  struct Pages;
+  std::vector<std::shared_ptr<const Pages>> pages = {};
 
   kernels::AttentionBatch view() const {
     return {geometry, spans.data(), static_cast<int32_t>(spans.size())};
@@ -60,6 +65,9 @@ KernelBatch ToKernelBatch(const AttendRequest& request);
 // head. The result points into `key` and `value`.
 KernelBatch OneKvHead(const KernelBatch& batch, size_t index, int32_t kv_head,
                       absl::Span<const uint16_t> key, absl::Span<const uint16_t> value);
+
+// The batch over the same K/V as a server stores it in sequences of this `kv_dtype`.
+KernelBatch AsStored(KernelBatch batch, KvDType kv_dtype);
 
 // `rows_per_span` query rows of every span, the first and the last among them. Each becomes a span
 // over only the K/V rows that it sees, so the cost of a check does not grow with the query rows.

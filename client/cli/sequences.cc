@@ -43,14 +43,15 @@ std::string SharedWith(const v1::SequenceInfo& info) {
 
 std::string ListTable(const std::vector<v1::SequenceInfo>& sequences) {
   std::string out =
-      absl::StrFormat("%-32s %6s %8s %8s %-8s %12s %10s %10s %8s %9s %-6s %-8s %s\n", "id",
-                      "layers", "kv_heads", "head_dim", "dtype", "length", "K/V MiB", "pinned MiB",
-                      "idle s", "timeout s", "leased", "device", "shared");
+      absl::StrFormat("%-32s %6s %8s %8s %-8s %-13s %12s %10s %10s %8s %9s %-6s %-8s %s\n", "id",
+                      "layers", "kv_heads", "head_dim", "dtype", "kv_dtype", "length", "K/V MiB",
+                      "pinned MiB", "idle s", "timeout s", "leased", "device", "shared");
   for (const v1::SequenceInfo& info : sequences) {
     absl::StrAppendFormat(
-        &out, "%-32s %6d %8d %8d %-8s %12s %10.1f %10.1f %8.0f %9.0f %-6s %-8s %s\n",
+        &out, "%-32s %6d %8d %8d %-8s %-13s %12s %10.1f %10.1f %8.0f %9.0f %-6s %-8s %s\n",
         absl::BytesToHexString(info.sequence_id()), info.num_layers(), info.num_kv_heads(),
-        info.head_dim(), AbslUnparseFlag(client::FromProto(info.dtype())), Lengths(info),
+        info.head_dim(), AbslUnparseFlag(client::FromProto(info.dtype())),
+        AbslUnparseFlag(client::FromProto(info.kv_dtype())), Lengths(info),
         static_cast<double>(info.kv_bytes()) / 0x1p20,
         static_cast<double>(info.pinned_bytes()) / 0x1p20, info.idle_seconds(),
         info.idle_timeout_seconds(), info.leased() ? "yes" : "-", info.device_id(),
@@ -64,6 +65,7 @@ nlohmann::ordered_json InfoJson(const v1::SequenceInfo& info) {
           {"num_kv_heads", info.num_kv_heads()},
           {"head_dim", info.head_dim()},
           {"dtype", AbslUnparseFlag(client::FromProto(info.dtype()))},
+          {"kv_dtype", AbslUnparseFlag(client::FromProto(info.kv_dtype()))},
           {"layer_lengths", info.layer_lengths()},
           {"kv_bytes", info.kv_bytes()},
           {"pin", info.pin()},

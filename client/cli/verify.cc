@@ -34,7 +34,7 @@ Outcome RunCase(const Case& c, bool float16_sums, Client* client, std::mt19937_6
   outcome.status = Send(c, client, &problem);
   if (!outcome.status.ok()) return outcome;
   outcome.ok = true;
-  const KernelBatch whole = ToKernelBatch(problem.request());
+  const KernelBatch whole = AsStored(ToKernelBatch(problem.request()), c.kv_dtype);
   std::vector<KernelBatch> parts = {whole};
   if (c.each_span) {
     parts.clear();

@@ -195,6 +195,7 @@ class CaseSequences {
     options.num_kv_heads = case_.shape.num_kv_heads;
     options.head_dim = case_.shape.head_dim;
     options.dtype = case_.shape.dtype;
+    options.kv_dtype = case_.kv_dtype;
     if (!sequences_.empty()) {  // those of one request are on one device of one server
       options.device_id = sequences_[0].options().device_id;
       options.affinity = sequences_[0].options().affinity;
@@ -252,7 +253,7 @@ std::string DescribePlace(const Case& c) {
   }
   const std::string place =
       c.place == KvPlace::kForked ? absl::StrCat(" forked=", c.prefix_rows) : " resident";
-  return absl::StrCat(place, " appended=", rows);
+  return absl::StrCat(place, c.kv_dtype == KvDType::kInt8 ? " int8" : "", " appended=", rows);
 }
 
 }  // namespace
@@ -262,6 +263,7 @@ Abilities::Abilities(const v1::GetServerInfoResponse& info) : limits(info.limits
     const DType dtype = client::FromProto(kernel.dtype());
     if (std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) dtypes.push_back(dtype);
     float16_sums |= kernel.accumulate() == "float16";
+    stores_int8 |= kernel.kv_dtype() == v1::KV_DTYPE_INT8;
   }
   if (info.devices().empty()) return;
   kv_bytes = std::numeric_limits<uint64_t>::max();
@@ -301,7 +303,9 @@ Case RandomCase(const Abilities& server, int number, std::mt19937_64* random) {
     default:
       MakeShort(server, random, &out);
   }
-  if (out.place != KvPlace::kInline) PickAppendedRows(random, &out);
+  if (out.place == KvPlace::kInline) return out;
+  if (server.stores_int8 && (*random)() % 2 == 0) out.kv_dtype = KvDType::kInt8;
+  PickAppendedRows(random, &out);
   return out;
 }
 

@@ -21,6 +21,7 @@ struct Abilities {
 
   v1::Limits limits;
   std::vector<DType> dtypes;
+  bool stores_int8 = false;
   bool float16_sums = false;  // they have their own error bound, and overflow
   uint64_t kv_bytes = 0;      // of one case on the server: a quarter of what is free
 };
@@ -37,6 +38,7 @@ struct Case {
   float magnitude = 1;
   bool each_span = false;  // its errors are judged apart from other spans'
   KvPlace place = KvPlace::kInline;
+  KvDType kv_dtype = KvDType::kSameAsQuery;
   uint32_t prefix_rows = 0;             // kForked: shared, in every span
   std::vector<uint32_t> appended_rows;  // of each span, by the request itself; not kInline
 };

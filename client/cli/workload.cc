@@ -26,6 +26,7 @@ SequenceOptions SequenceOf(const LoadOptions& options) {
   sequence.num_kv_heads = options.shape.num_kv_heads;
   sequence.head_dim = options.shape.head_dim;
   sequence.dtype = options.shape.dtype;
+  sequence.kv_dtype = options.resident.kv_dtype;
   sequence.pin = options.resident.pin;
   sequence.idle_timeout = options.resident.idle_timeout;
   return sequence;
@@ -276,7 +277,7 @@ bool Workload::SpotCheckStep() {
     rows.Fill(Tensor::kValue, 0, kv_rows, kv_head, 1, Layout::kNHD, absl::MakeSpan(value));
     const KernelBatch one_head =
         OneKvHead(ToKernelBatch(request_), i, static_cast<int32_t>(kv_head), key, value);
-    if (!SpotCheck(one_head)) return false;
+    if (!SpotCheck(AsStored(one_head, sequence_options_.kv_dtype))) return false;
   }
   return true;
 }

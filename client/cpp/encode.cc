@@ -47,6 +47,14 @@ DType FromProto(v1::DType dtype) {
   return dtype == v1::DTYPE_BFLOAT16 ? DType::kBFloat16 : DType::kFloat16;
 }
 
+v1::KvDType ToProto(KvDType kv_dtype) {
+  return kv_dtype == KvDType::kInt8 ? v1::KV_DTYPE_INT8 : v1::KV_DTYPE_SAME_AS_QUERY;
+}
+
+KvDType FromProto(v1::KvDType kv_dtype) {
+  return kv_dtype == v1::KV_DTYPE_INT8 ? KvDType::kInt8 : KvDType::kSameAsQuery;
+}
+
 void SetSmallFields(const AttendRequest& request, v1::AttendRequest* out) {
   out->set_request_id(request.request_id);
   for (const SpanShape& span : request.spans) {

@@ -240,6 +240,7 @@ absl::StatusOr<Sequence> Sequence::Open(ConnectionPtr connection, absl::string_v
   options.num_kv_heads = info->num_kv_heads();
   options.head_dim = info->head_dim();
   options.dtype = client::FromProto(info->dtype());
+  options.kv_dtype = client::FromProto(info->kv_dtype());
   options.pin = info->pin();
   options.device_id = info->device_id();
   options.affinity = call.affinity;

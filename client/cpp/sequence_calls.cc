@@ -16,6 +16,7 @@ v1::CreateSequenceRequest CreateMessage(const SequenceOptions& options) {
   message.set_num_kv_heads(options.num_kv_heads);
   message.set_head_dim(options.head_dim);
   message.set_dtype(ToProto(options.dtype));
+  message.set_kv_dtype(ToProto(options.kv_dtype));
   message.set_pin(options.pin);
   message.set_device_id(options.device_id);
   message.set_shared(options.shared);

@@ -46,7 +46,8 @@ std::string ParseFlag(const std::string& flag, const std::string& value, BenchOp
     return ParseName(value, {DType::kFloat16, DType::kBFloat16}, &options->dtype);
   }
   if (flag == "--kv_dtype") {
-    return ParseName(value, {KvDType::kSameAsQuery, KvDType::kFloat8E4M3}, &options->kv_dtype);
+    return ParseName(value, {KvDType::kSameAsQuery, KvDType::kFloat8E4M3, KvDType::kInt8},
+                     &options->kv_dtype);
   }
   if (flag == "--accumulate") {
     return ParseName(value, {Accumulate::kFloat32, Accumulate::kFloat16}, &options->accumulate);
@@ -107,6 +108,7 @@ std::string ParseBenchOptions(const std::vector<std::string>& arguments, BenchOp
   for (BenchShape& shape : options->shapes) {
     shape.attention.dtype = options->dtype;
     shape.attention.kv_dtype = options->kv_dtype;
+    if (options->kv_dtype == KvDType::kInt8) shape.attention.paged = true;
   }
   return "";
 }

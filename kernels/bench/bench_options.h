@@ -20,7 +20,7 @@ inline constexpr char kBenchUsage[] =
                         --list
   --arch=ARCH           kernel family: sm80 (default) or sm89
   --dtype=DTYPE         float16 (default), bfloat16
-  --kv_dtype=DTYPE      of K and V: same_as_query (default), float8_e4m3
+  --kv_dtype=DTYPE      of K and V: same_as_query (default), float8_e4m3, int8 (makes shapes paged)
   --accumulate=TYPE     float32 (default), float16
   --l2=STATE            cold: the launches take in turn input sets of three times the L2's size
                         together; warm: all take the same set, if it fits in half the L2;

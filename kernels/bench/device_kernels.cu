@@ -39,6 +39,19 @@ cudaError_t Fill(uint32_t seed, size_t count, void* elements, cudaStream_t strea
   return cudaGetLastError();
 }
 
+// In units of two bytes, a head of a page has `codes` of two codes each, and then scales.
+__global__ void __launch_bounds__(kThreads)
+    FillInt8PagesKernel(uint32_t seed, int codes, int head, size_t count, uint16_t* pages) {
+  const size_t stride = size_t{gridDim.x} * blockDim.x;
+  for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += stride) {
+    const auto bits = static_cast<uint32_t>(Mix(uint64_t{seed} << 40 ^ i) >> 32);
+    const uint32_t low = (bits & 0xffff) % 255 + 129, high = (bits >> 16) % 255 + 129;  // not -128
+    const bool is_scale = static_cast<int>(i % head) >= codes;
+    pages[i] = static_cast<uint16_t>(is_scale ? 0x3c00 | (bits & 0x3f)  // 1/128 and more
+                                              : (low & 0xff) | (high & 0xff) << 8);
+  }
+}
+
 // Independent sums of a warp, enough to hide the latency of an mma.
 constexpr int kChains = 8;
 constexpr int kSpinSteps = 16384;
@@ -90,6 +103,14 @@ cudaError_t FillUniform(DType dtype, uint32_t seed, size_t count, void* elements
 
 cudaError_t FillUniformE4M3(uint32_t seed, size_t count, void* codes, cudaStream_t stream) {
   return Fill<__nv_fp8_e4m3>(seed, count, codes, stream);
+}
+
+cudaError_t FillInt8Pages(uint32_t seed, int32_t head_dim, size_t bytes, void* pages,
+                          cudaStream_t stream) {
+  FillInt8PagesKernel<<<kFillBlocks, kThreads, 0, stream>>>(
+      seed, kPageTokens * head_dim / 2, kPageTokens * (head_dim + 2) / 2, bytes / sizeof(uint16_t),
+      static_cast<uint16_t*>(pages));
+  return cudaGetLastError();
 }
 
 cudaError_t SpinTensorCores(int multiprocessors, float* sink, cudaStream_t stream, double* flops) {

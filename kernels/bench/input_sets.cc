@@ -75,6 +75,11 @@ void InputSets::AddSet(uint32_t seed, cudaStream_t stream) {
     Check(FillUniformE4M3(~seed, set_bytes_ - key_offset_, base + key_offset_, stream),
           "fill FP8 K and V");
   }
+  if (shape_.kv_dtype == KvDType::kInt8) {
+    Check(
+        FillInt8Pages(~seed, shape_.head_dim, set_bytes_ - key_offset_, base + key_offset_, stream),
+        "fill INT8 K and V");
+  }
   Check(cudaMemsetAsync(tensors.output, 0xff, QueryBytes(shape_), stream), "poison an output");
   spans_.push_back(MakeSpans(shape_, tensors));
 }

@@ -78,7 +78,8 @@ KvView MakeKv(const AttentionShape& shape, const Tensors& tensors, int32_t s) {
   KvView kv;
   kv.rows = shape.kv_rows;
   kv.row_stride = shape.head_dim * shape.geometry().kv_element_bytes();
-  kv.head_stride = (paged ? kPageTokens : shape.kv_rows) * kv.row_stride;
+  kv.head_stride = (paged ? kPageTokens : shape.kv_rows) *
+                   (kv.row_stride + static_cast<int64_t>(KvRowScaleBytes(shape.kv_dtype)));
   kv.key_scale = kv.value_scale = tensors.kv_scales;
   const int64_t all_heads = shape.num_kv_heads * kv.head_stride;
   if (paged) {
@@ -135,7 +136,8 @@ int64_t QueryBytes(const AttentionShape& shape) {
 }
 
 int64_t KvBytes(const AttentionShape& shape) {
-  const int64_t row = shape.head_dim * KvElementBytes(shape.dtype, shape.kv_dtype);
+  const int64_t row = shape.head_dim * KvElementBytes(shape.dtype, shape.kv_dtype) +
+                      KvRowScaleBytes(shape.kv_dtype);
   return 2 * row * shape.kv_rows * shape.num_kv_heads * shape.spans;
 }
 

@@ -40,13 +40,15 @@ struct Tile {
   const std::byte* key;
   const std::byte* value;
   int tokens;
+  int64_t row_stride;  // bytes
 };
 
 HWY_INLINE Tile TileAt(const KvView& kv, int32_t kv_head, int32_t kv_row, int32_t kv_end) {
   const int32_t tile = kv_row / kPageTokens;
   const int64_t page = kv.pages != nullptr ? kv.pages[tile] : tile;
   const int64_t offset = page * kv.page_stride + kv_head * kv.head_stride;
-  return {kv.key + offset, kv.value + offset, std::min(kPageTokens, kv_end - kv_row)};
+  return {kv.key + offset, kv.value + offset, std::min(kPageTokens, kv_end - kv_row),
+          kv.row_stride};
 }
 
 // The tokens of the tile at kv_row that are visible to a packed row of the span.
@@ -69,8 +71,8 @@ HWY_INLINE bool ScoresAreDots(const WorkItem& item) {
 
 // Converts packed query rows to scratch, multiplied by softmax_scale * log2(e).
 template <DType kType>
-HWY_INLINE void LoadQuery(const AttentionBatch& batch, const WorkItem& item,
-                          const CascadeSpan& part, Scratch* scratch) {
+HWY_INLINE void LoadQueryTyped(const AttentionBatch& batch, const WorkItem& item,
+                               const CascadeSpan& part, Scratch* scratch) {
   const FloatTag d;
   const Span& span = batch.spans[part.span];
   const int32_t group = batch.geometry.group();
@@ -79,12 +81,21 @@ HWY_INLINE void LoadQuery(const AttentionBatch& batch, const WorkItem& item,
   for (int r = 0; r < part.row_count; ++r) {
     const int32_t row = item.row_begin + r;
     const int64_t head = int64_t{item.kv_head} * group + row % group;
-    const auto* from = reinterpret_cast<const uint16_t*>(
-        span.query + row / group * span.row_stride + head * span.head_stride);
+    const std::byte* from = span.query + row / group * span.row_stride + head * span.head_stride;
     float* to = scratch->query + (part.tile_row + r) * head_dim;
     for (int c = 0; c < head_dim; c += kLanes) {
-      hn::Store(hn::Mul(LoadElements<kType>(d, from + c), scale), d, to + c);
+      const VecF query = LoadElements<ElementOf(kType)>(d, from + c * DTypeBytes(kType));
+      hn::Store(hn::Mul(query, scale), d, to + c);
     }
+  }
+}
+
+HWY_INLINE void LoadQuery(const AttentionBatch& batch, const WorkItem& item,
+                          const CascadeSpan& part, Scratch* scratch) {
+  if (batch.geometry.dtype == DType::kFloat16) {
+    LoadQueryTyped<DType::kFloat16>(batch, item, part, scratch);
+  } else {
+    LoadQueryTyped<DType::kBFloat16>(batch, item, part, scratch);
   }
 }
 
@@ -95,41 +106,56 @@ HWY_INLINE void ClearState(int rows, int head_dim, Scratch* scratch) {
 }
 
 // Converts rows of K or V to float32 rows of `to`, head_dim floats each.
-template <DType kType>
+template <Element kElement>
 HWY_INLINE void ConvertRows(const std::byte* from, int64_t row_stride, int rows, int head_dim,
                             float* HWY_RESTRICT to) {
   const FloatTag d;
+  const ElementRows<kElement> elements{from, row_stride};
   for (int j = 0; j < rows; ++j) {
-    const auto* row = reinterpret_cast<const uint16_t*>(from + j * row_stride);
     for (int c = 0; c < head_dim; c += kLanes) {
-      hn::Store(LoadElements<kType>(d, row + c), d, to + j * head_dim + c);
+      hn::Store(elements.Load(j, c / kLanes), d, to + j * head_dim + c);
     }
   }
 }
 
-// Scores of the packed rows [first, last) against all 64 tokens of the tile. Scores from
-// tile.tokens on have no meaning; SoftmaxRow masks them.
-template <DType kType>
-HWY_INLINE void TileScores(const Tile& tile, const NextTile& next, int64_t row_stride, int head_dim,
-                           bool dots, int first, int last, Scratch* scratch) {
+// Multiplies column j of the packed rows [first, last) of scratch->scores by the scale of row j of
+// a tile of K or V, whose rows begin at `rows`. Columns of tokens beyond the tile's end get any
+// value.
+HWY_INLINE void ScaleColumns(const std::byte* rows, int64_t row_stride, int first, int last,
+                             Scratch* scratch) {
+  const FloatTag d;
+  const ElementRows<Element::kBFloat16> scales{rows + kPageTokens * row_stride, 0};
+  for (int v = 0; v < kPageTokens / kLanes; ++v) {
+    const VecF scale = scales.Load(0, v);
+    for (int r = first; r < last; ++r) {
+      float* const at = scratch->scores + r * kPageTokens + v * kLanes;
+      hn::Store(hn::Mul(hn::Load(d, at), scale), d, at);
+    }
+  }
+}
+
+// Scores of the packed rows [first, last) against all 64 tokens of the tile, before the scales of
+// K rows. Scores from tile.tokens on have no meaning; SoftmaxRow masks them.
+template <Element kElement>
+HWY_INLINE void TileScores(const Tile& tile, const NextTile& next, int head_dim, bool dots,
+                           int first, int last, Scratch* scratch) {
   const float* query = scratch->query + first * head_dim;
   float* scores = scratch->scores + first * kPageTokens;
   const int count = last - first;
   if (dots && count > kCpuFewRows) {
-    ConvertRows<kType>(tile.key, row_stride, tile.tokens, head_dim, scratch->key);
+    ConvertRows<kElement>(tile.key, tile.row_stride, tile.tokens, head_dim, scratch->key);
     DotScores(query, FloatRows{scratch->key, head_dim}, next, head_dim, scores, count);
     return;
   }
-  const uint16_t* rows[kPageTokens];
+  const std::byte* rows[kPageTokens];
   for (int j = 0; j < kPageTokens; ++j) {
-    rows[j] = j < tile.tokens ? reinterpret_cast<const uint16_t*>(tile.key + j * row_stride)
-                              : scratch->zeros;
+    rows[j] = j < tile.tokens ? tile.key + j * tile.row_stride : scratch->zeros;
   }
   if (dots) {
-    DotScores(query, ScatteredRows<kType>{rows}, next, head_dim, scores, count);
+    DotScores(query, ScatteredRows<kElement>{rows}, next, head_dim, scores, count);
     return;
   }
-  TransposeKeys<kType>(rows, head_dim, scratch->key);
+  TransposeKeys<kElement>(rows, head_dim, scratch->key);
   Multiply(query, head_dim, FloatRows{scratch->key, kPageTokens}, TokenRange{0, head_dim}, nullptr,
            nullptr, scores, kPageTokens, count, kPageTokens);
 }
@@ -137,24 +163,24 @@ HWY_INLINE void TileScores(const Tile& tile, const NextTile& next, int64_t row_s
 // O = O * rescale + P V for the packed rows [first, last). `visible` is null if the whole tile is
 // visible to all of them; otherwise entry r belongs to row first + r. A row with P = 0 at a masked
 // token may still multiply that V row, so V must be finite.
-template <DType kType>
-HWY_INLINE void TileOutput(const Tile& tile, int64_t row_stride, int head_dim, int first, int last,
+template <Element kElement>
+HWY_INLINE void TileOutput(const Tile& tile, int head_dim, int first, int last,
                            const TokenRange* visible, Scratch* scratch) {
   const float* probabilities = scratch->scores + first * kPageTokens;
   const float* rescale = scratch->rescale + first;
   float* output = scratch->output + first * head_dim;
   const TokenRange all{0, tile.tokens};
   if (last - first <= kCpuFewRows) {
-    Multiply(probabilities, kPageTokens, ElementRows<kType>{tile.value, row_stride}, all, visible,
-             rescale, output, head_dim, last - first, head_dim);
+    Multiply(probabilities, kPageTokens, ElementRows<kElement>{tile.value, tile.row_stride}, all,
+             visible, rescale, output, head_dim, last - first, head_dim);
     return;
   }
-  ConvertRows<kType>(tile.value, row_stride, tile.tokens, head_dim, scratch->value);
+  ConvertRows<kElement>(tile.value, tile.row_stride, tile.tokens, head_dim, scratch->value);
   Multiply(probabilities, kPageTokens, FloatRows{scratch->value, head_dim}, all, visible, rescale,
            output, head_dim, last - first, head_dim);
 }
 
-template <DType kType>
+template <Element kElement>
 HWY_INLINE void AttendTile(const AttentionBatch& batch, const WorkItem& item, int32_t kv_row,
                            Scratch* scratch) {
   const Span& span = batch.spans[item.span];
@@ -182,10 +208,11 @@ HWY_INLINE void AttendTile(const AttentionBatch& batch, const WorkItem& item, in
   NextTile next;
   if (kv_row + kPageTokens < item.kv_end) {
     const Tile after = TileAt(span.kv, item.kv_head, kv_row + kPageTokens, item.kv_end);
-    next = {after.key, after.value, span.kv.row_stride};
+    next = {after.key, after.value, after.row_stride, head_dim * ElementBytes(kElement)};
   }
-  TileScores<kType>(tile, next, span.kv.row_stride, head_dim, ScoresAreDots(item), first, last,
-                    scratch);
+  TileScores<kElement>(tile, next, head_dim, ScoresAreDots(item), first, last, scratch);
+  constexpr bool kScaledRows = kElement == Element::kInt8;
+  if (kScaledRows) ScaleColumns(tile.key, tile.row_stride, first, last, scratch);
   for (int r = first; r < last; ++r) {
     if (masked) {
       SoftmaxRow<true>(r, visible[r], scratch);
@@ -193,24 +220,33 @@ HWY_INLINE void AttendTile(const AttentionBatch& batch, const WorkItem& item, in
       SoftmaxRow<false>(r, {}, scratch);
     }
   }
-  TileOutput<kType>(tile, span.kv.row_stride, head_dim, first, last,
-                    masked ? visible + first : nullptr, scratch);
+  if (kScaledRows) ScaleColumns(tile.value, tile.row_stride, first, last, scratch);
+  TileOutput<kElement>(tile, head_dim, first, last, masked ? visible + first : nullptr, scratch);
+}
+
+// O of one finished packed row in the batch's dtype: output * scale.
+template <DType kType>
+HWY_INLINE void WriteElements(const float* output, float scale, int head_dim, std::byte* to) {
+  const FloatTag d;
+  for (int c = 0; c < head_dim; c += kLanes) {
+    StoreElements<kType>(d, hn::Mul(hn::LoadU(d, output + c), hn::Set(d, scale)),
+                         reinterpret_cast<uint16_t*>(to) + c);
+  }
 }
 
 // Writes one finished packed row: O / sum in the batch's dtype, and the LSE.
-template <DType kType>
 HWY_INLINE void WriteRow(const AttentionBatch& batch, int32_t span_index, int32_t kv_head,
                          int32_t packed_row, const float* output, float max, float sum) {
-  const FloatTag d;
   const Span& span = batch.spans[span_index];
   const int32_t group = batch.geometry.group();
   const int64_t head = int64_t{kv_head} * group + packed_row % group;
   const int64_t row = packed_row / group;
-  auto* to =
-      reinterpret_cast<uint16_t*>(span.output + row * span.row_stride + head * span.head_stride);
-  const VecF scale = hn::Set(d, sum == 0 ? 0.0f : 1.0f / sum);
-  for (int c = 0; c < batch.geometry.head_dim; c += kLanes) {
-    StoreElements<kType>(d, hn::Mul(hn::LoadU(d, output + c), scale), to + c);
+  std::byte* to = span.output + row * span.row_stride + head * span.head_stride;
+  const float scale = sum == 0 ? 0.0f : 1.0f / sum;
+  if (batch.geometry.dtype == DType::kFloat16) {
+    WriteElements<DType::kFloat16>(output, scale, batch.geometry.head_dim, to);
+  } else {
+    WriteElements<DType::kBFloat16>(output, scale, batch.geometry.head_dim, to);
   }
   if (span.lse != nullptr) {
     constexpr float kLn2 = 0.693147180559945309417f;
@@ -221,7 +257,6 @@ HWY_INLINE void WriteRow(const AttentionBatch& batch, int32_t span_index, int32_
 
 // Writes the rows of one span: to its partial rows from `partial_row` on, or if that is -1, to its
 // O and LSE.
-template <DType kType>
 HWY_INLINE void StoreResult(const AttentionBatch& batch, const WorkItem& item,
                             const CascadeSpan& part, int32_t partial_row, const Partials& partials,
                             const Scratch& scratch) {
@@ -232,8 +267,7 @@ HWY_INLINE void StoreResult(const AttentionBatch& batch, const WorkItem& item,
     const float* output = scratch.output + at * head_dim;
     const float sum = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, scratch.sum + at * kMaxLanes)));
     if (partial_row < 0) {
-      WriteRow<kType>(batch, part.span, item.kv_head, item.row_begin + r, output, scratch.max[at],
-                      sum);
+      WriteRow(batch, part.span, item.kv_head, item.row_begin + r, output, scratch.max[at], sum);
     } else {
       const int32_t row = partial_row + r;
       std::copy_n(output, head_dim, partials.OutputRow(row));
@@ -243,7 +277,7 @@ HWY_INLINE void StoreResult(const AttentionBatch& batch, const WorkItem& item,
   }
 }
 
-template <DType kType>
+template <Element kElement>
 HWY_INLINE void AttendItemTyped(const AttentionBatch& batch, const Plan& plan, const WorkItem& item,
                                 const Partials& partials, Scratch* scratch) {
   const CascadeSpan whole{item.span, 0, item.row_count};
@@ -252,22 +286,32 @@ HWY_INLINE void AttendItemTyped(const AttentionBatch& batch, const Plan& plan, c
       cascade ? plan.cascade_spans.data() + item.first_cascade_span : &whole;
   const int num_parts = cascade ? item.num_cascade_spans : 1;
 
-  for (int p = 0; p < num_parts; ++p) LoadQuery<kType>(batch, item, parts[p], scratch);
+  for (int p = 0; p < num_parts; ++p) LoadQuery(batch, item, parts[p], scratch);
   ClearState(item.row_count, batch.geometry.head_dim, scratch);
   for (int32_t kv_row = item.kv_begin; kv_row < item.kv_end; kv_row += kPageTokens) {
-    AttendTile<kType>(batch, item, kv_row, scratch);
+    AttendTile<kElement>(batch, item, kv_row, scratch);
   }
   for (int p = 0; p < num_parts; ++p) {
     const int32_t partial_row =
         cascade ? parts[p].PartialRow(item.CascadeSplit()) : item.partial_row;
-    StoreResult<kType>(batch, item, parts[p], partial_row, partials, *scratch);
+    StoreResult(batch, item, parts[p], partial_row, partials, *scratch);
+  }
+}
+
+void AttendItem(const AttentionBatch& batch, const Plan& plan, const WorkItem& item,
+                const Partials& partials, Scratch* scratch) {
+  if (batch.geometry.kv_dtype == KvDType::kInt8) {
+    AttendItemTyped<Element::kInt8>(batch, plan, item, partials, scratch);
+  } else if (batch.geometry.dtype == DType::kFloat16) {
+    AttendItemTyped<Element::kFloat16>(batch, plan, item, partials, scratch);
+  } else {
+    AttendItemTyped<Element::kBFloat16>(batch, plan, item, partials, scratch);
   }
 }
 
 // Merges the splits of each packed row in split order.
-template <DType kType>
-HWY_INLINE void CombineTyped(const AttentionBatch& batch, const CombineItem& item,
-                             const Partials& partials, Scratch* scratch) {
+void CombineItemSplits(const AttentionBatch& batch, const CombineItem& item,
+                       const Partials& partials, Scratch* scratch) {
   const FloatTag d;
   const int head_dim = batch.geometry.head_dim;
   for (int r = 0; r < item.row_count; ++r) {
@@ -287,25 +331,7 @@ HWY_INLINE void CombineTyped(const AttentionBatch& batch, const CombineItem& ite
         hn::Store(hn::MulAdd(part, weight, hn::Load(d, output + c)), d, output + c);
       }
     }
-    WriteRow<kType>(batch, item.span, item.kv_head, item.row_begin + r, output, max, sum);
-  }
-}
-
-void AttendItem(const AttentionBatch& batch, const Plan& plan, const WorkItem& item,
-                const Partials& partials, Scratch* scratch) {
-  if (batch.geometry.dtype == DType::kFloat16) {
-    AttendItemTyped<DType::kFloat16>(batch, plan, item, partials, scratch);
-  } else {
-    AttendItemTyped<DType::kBFloat16>(batch, plan, item, partials, scratch);
-  }
-}
-
-void CombineItemSplits(const AttentionBatch& batch, const CombineItem& item,
-                       const Partials& partials, Scratch* scratch) {
-  if (batch.geometry.dtype == DType::kFloat16) {
-    CombineTyped<DType::kFloat16>(batch, item, partials, scratch);
-  } else {
-    CombineTyped<DType::kBFloat16>(batch, item, partials, scratch);
+    WriteRow(batch, item.span, item.kv_head, item.row_begin + r, output, max, sum);
   }
 }
 

@@ -13,8 +13,9 @@
 namespace flashcore::kernels {
 
 // The Launcher of every CPU row of the registry: head_dim a multiple of 32 and at most 256, both
-// dtypes, float32 accumulation. Runs on ctx.threads and the calling thread; returns 0 when O and
-// LSE are complete. Allocates only the scratch of a thread (0.5 MB), on its first work item.
+// dtypes, K/V as the query or INT8, float32 accumulation. Runs on ctx.threads and the calling
+// thread; returns 0 when O and LSE are complete. Allocates only the scratch of a thread (0.5 MB),
+// on its first work item.
 int LaunchAttentionCpu(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx);
 
 // The SIMD instruction set that launches use on this machine: "AVX3" (Highway's name for AVX-512),
@@ -41,7 +42,7 @@ struct Scratch {
   alignas(64) float sum[kRows * kMaxLanes];               // [r][lane]: sums of probabilities
   alignas(64) float max[kRows];                           // [r]: largest score so far, base 2
   alignas(64) float rescale[kRows];                       // [r]: 2^(old max - new max)
-  alignas(64) uint16_t zeros[kCpuMaxHeadDim];             // K row of tokens beyond the tile's end
+  alignas(64) std::byte zeros[2 * kCpuMaxHeadDim];        // K row of tokens beyond the tile's end
 };
 
 }  // namespace flashcore::kernels

@@ -1,4 +1,4 @@
-// Vector conversions between 16-bit elements and float32, and the transposed K tile. Included once
+// Vector conversions between stored elements and float32, and the transposed K tile. Included once
 // per SIMD target. Results equal kernels/half.h bit for bit, except NaN payloads.
 #if defined(FLASHCORE_KERNELS_CPU_CONVERT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FLASHCORE_KERNELS_CPU_CONVERT_INL_H_
@@ -78,17 +78,30 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> FloatToBFloat16Bits(D, hn::Vec<D> va
   return hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded));
 }
 
+// What K and V consist of: the query's dtype, or INT8 codes without their row's scale.
+enum class Element { kFloat16, kBFloat16, kInt8 };
+
+constexpr Element ElementOf(DType dtype) {
+  return dtype == DType::kFloat16 ? Element::kFloat16 : Element::kBFloat16;
+}
+constexpr int ElementBytes(Element element) { return element == Element::kInt8 ? 1 : 2; }
+
 // kLanes elements from `from`, which need not be aligned.
-template <DType kType, class D>
-HWY_INLINE hn::Vec<D> LoadElements(D d, const uint16_t* from) {
-  if constexpr (kType == DType::kFloat16 && kHardwareFloat16) {
+template <Element kElement, class D>
+HWY_INLINE hn::Vec<D> LoadElements(D d, const std::byte* from) {
+  if constexpr (kElement == Element::kInt8) {
+    const hn::Rebind<int8_t, D> d8;
+    const hn::RebindToSigned<D> di;
+    const auto codes = hn::LoadU(d8, reinterpret_cast<const int8_t*>(from));
+    return hn::ConvertTo(d, hn::PromoteTo(di, codes));
+  } else if constexpr (kElement == Element::kFloat16 && kHardwareFloat16) {
     const hn::Rebind<hwy::float16_t, D> dh;
     return hn::PromoteTo(d, hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(from)));
   } else {
     const hn::Rebind<uint16_t, D> d16;
     const hn::RebindToUnsigned<D> du;
-    const auto bits = hn::PromoteTo(du, hn::LoadU(d16, from));
-    if constexpr (kType == DType::kFloat16) return Float16BitsToFloat(d, bits);
+    const auto bits = hn::PromoteTo(du, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(from)));
+    if constexpr (kElement == Element::kFloat16) return Float16BitsToFloat(d, bits);
     return hn::BitCast(d, hn::ShiftLeft<16>(bits));
   }
 }
@@ -156,13 +169,14 @@ HWY_INLINE void TransposeSquare(D d, V* v) {
 #endif  // HWY_TARGET
 
 // Writes the K rows of one tile, rows[kPageTokens] of head_dim elements, to key[head_dim][64].
-template <DType kType>
-HWY_INLINE void TransposeKeys(const uint16_t* const* rows, int head_dim, float* HWY_RESTRICT key) {
+template <Element kElement>
+HWY_INLINE void TransposeKeys(const std::byte* const* rows, int head_dim, float* HWY_RESTRICT key) {
   const FloatTag d;
+  constexpr int kBytes = ElementBytes(kElement);
   for (int j = 0; j < kPageTokens; j += kLanes) {
     for (int c = 0; c < head_dim; c += kLanes) {
       VecF v[kLanes];
-      for (int i = 0; i < kLanes; ++i) v[i] = LoadElements<kType>(d, rows[j + i] + c);
+      for (int i = 0; i < kLanes; ++i) v[i] = LoadElements<kElement>(d, rows[j + i] + c * kBytes);
       TransposeSquare(d, v);
       for (int i = 0; i < kLanes; ++i) hn::Store(v[i], d, key + (c + i) * kPageTokens + j);
     }

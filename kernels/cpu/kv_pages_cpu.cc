@@ -3,6 +3,7 @@
 
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/fp8.h"
+#include "kernels/int8.h"
 #include "kernels/kv_pages.h"
 
 namespace flashcore::kernels {
@@ -46,18 +47,34 @@ void QuantiseRows(const PageLayout& layout, const std::byte* from, int64_t from_
   }
 }
 
+// The same, quantised to INT8, with the scales of the rows at `scales`.
+void QuantiseRowsToInt8(const PageLayout& layout, const std::byte* from, int64_t from_stride,
+                        int32_t rows, std::byte* to, std::byte* scales) {
+  for (int32_t i = 0; i < rows; ++i) {
+    const uint16_t scale = QuantiseToInt8(layout.dtype, from + i * from_stride, layout.head_dim,
+                                          to + i * layout.row_bytes());
+    std::memcpy(scales + i * sizeof(scale), &scale, sizeof(scale));
+  }
+}
+
 // K or V of all heads, from `from` to `page`. `scale` is null unless the page is FP8.
 void AppendRows(const PageLayout& layout, const RowAppend& append, const std::byte* from,
                 const float* scale, std::byte* page) {
-  std::byte* to = page + append.row * layout.row_bytes();
   for (int32_t head = 0; head < layout.num_kv_heads; ++head) {
-    if (layout.kv_dtype == KvDType::kFloat8E4M3) {
-      QuantiseRows(layout, from, append.row_stride, append.rows, scale[head], to);
-    } else {
-      PackRows(from, append.row_stride, append.rows, layout.row_bytes(), to);
+    std::byte* const to = page + head * layout.head_bytes() + append.row * layout.row_bytes();
+    switch (layout.kv_dtype) {
+      case KvDType::kSameAsQuery:
+        PackRows(from, append.row_stride, append.rows, layout.row_bytes(), to);
+        break;
+      case KvDType::kFloat8E4M3:
+        QuantiseRows(layout, from, append.row_stride, append.rows, scale[head], to);
+        break;
+      case KvDType::kInt8:
+        QuantiseRowsToInt8(layout, from, append.row_stride, append.rows, to,
+                           page + layout.scales_offset(head) + append.row * sizeof(uint16_t));
+        break;
     }
     from += append.head_stride;
-    to += layout.head_bytes();
   }
 }
 

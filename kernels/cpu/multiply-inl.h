@@ -46,26 +46,26 @@ struct FloatRows {
   }
 };
 
-// B as 16-bit rows in K/V memory, converted on load.
-template <DType kType>
+// B as rows in K/V memory, converted on load.
+template <Element kElement>
 struct ElementRows {
+  static constexpr int kBytes = ElementBytes(kElement);
   const std::byte* base;
   int64_t stride;  // bytes
 
-  ElementRows From(int column) const { return {base + column * DTypeBytes(kType), stride}; }
+  ElementRows From(int column) const { return {base + column * kBytes, stride}; }
   HWY_INLINE VecF Load(int64_t row, int vector) const {
-    const auto* elements = reinterpret_cast<const uint16_t*>(base + row * stride);
-    return LoadElements<kType>(FloatTag(), elements + vector * kLanes);
+    return LoadElements<kElement>(FloatTag(), base + row * stride + vector * kLanes * kBytes);
   }
 };
 
-// B as 16-bit rows, each at its own address.
-template <DType kType>
+// B as rows in K/V memory, each at its own address.
+template <Element kElement>
 struct ScatteredRows {
-  const uint16_t* const* rows;
+  const std::byte* const* rows;
 
   HWY_INLINE VecF Load(int64_t row, int vector) const {
-    return LoadElements<kType>(FloatTag(), rows[row] + vector * kLanes);
+    return LoadElements<kElement>(FloatTag(), rows[row] + vector * kLanes * ElementBytes(kElement));
   }
 };
 
@@ -203,11 +203,12 @@ struct NextTile {
   const std::byte* key = nullptr;
   const std::byte* value = nullptr;
   int64_t row_stride = 0;  // bytes
+  int64_t row_bytes = 0;
 
-  HWY_INLINE void PrefetchToken(int token, int head_dim) const {
+  HWY_INLINE void PrefetchToken(int token) const {
     if (key == nullptr) return;
     constexpr int kCacheLine = 64;
-    for (int64_t at = token * row_stride, end = at + 2 * head_dim; at < end; at += kCacheLine) {
+    for (int64_t at = token * row_stride, end = at + row_bytes; at < end; at += kCacheLine) {
       hwy::Prefetch(key + at);
       hwy::Prefetch(value + at);
     }
@@ -231,7 +232,7 @@ HWY_INLINE void DotRows(const float* HWY_RESTRICT query, const Rows& keys, const
         HWY_UNROLL(8)
         for (int i = 0; i < kTokens; ++i) sum[r][i] = hn::Zero(d);
       }
-      for (int i = 0; i < kTokens; ++i) next.PrefetchToken(j + t + i, head_dim);
+      for (int i = 0; i < kTokens; ++i) next.PrefetchToken(j + t + i);
       for (int c = 0; c < head_dim; c += kLanes) {
         VecF key[kTokens];
         HWY_UNROLL(8)

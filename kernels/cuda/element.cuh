@@ -1,4 +1,4 @@
-// Element types in device code: float16, bfloat16, and E4M3 (kernels/fp8.h).
+// Element types in device code: float16, bfloat16, E4M3 (kernels/fp8.h) and INT8 (kernels/int8.h).
 #ifndef FLASHCORE_KERNELS_CUDA_ELEMENT_CUH_
 #define FLASHCORE_KERNELS_CUDA_ELEMENT_CUH_
 
@@ -77,6 +77,44 @@ __device__ __forceinline__ void E4M3ToFloat16(uint32_t codes, uint32_t (&pairs)[
 #endif
   memcpy(&pairs[0], &low, sizeof(low));
   memcpy(&pairs[1], &high, sizeof(high));
+}
+
+// Converts four INT8 codes, in [-127, 127], to two pairs of elements. Exact.
+template <class Element>
+__device__ __forceinline__ void Int8ToElements(uint32_t codes, uint32_t (&pairs)[2]);
+
+template <>
+__device__ __forceinline__ void Int8ToElements<__half>(uint32_t codes, uint32_t (&pairs)[2]) {
+  // The byte code + 128 in the lower half of 0x6400 is the float16 1024 + 128 + code.
+  codes ^= 0x80808080u;
+  const uint32_t biased[2] = {__byte_perm(codes, 0x64646464u, 0x4140),
+                              __byte_perm(codes, 0x64646464u, 0x4342)};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    __half2 pair;
+    memcpy(&pair, &biased[i], sizeof(pair));
+    pair = __hsub2(pair, __float2half2_rn(1024 + 128));
+    memcpy(&pairs[i], &pair, sizeof(pair));
+  }
+}
+
+template <>
+__device__ __forceinline__ void Int8ToElements<__nv_bfloat16>(uint32_t codes,
+                                                              uint32_t (&pairs)[2]) {
+  // 0x4300 is 128, with 7 bits of mantissa. The lower 7 bits of a code in them are 128 + (code
+  // modulo 128), and a set sign bit alone makes 128 the 256 that is to be subtracted.
+  const uint32_t spread[2] = {__byte_perm(codes, 0x43434343u, 0x4140),
+                              __byte_perm(codes, 0x43434343u, 0x4342)};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t magnitude_bits = spread[i] & 0xff7fff7fu;
+    const uint32_t sign_bits = spread[i] & 0xff80ff80u;
+    __nv_bfloat162 magnitude, sign;
+    memcpy(&magnitude, &magnitude_bits, sizeof(magnitude));
+    memcpy(&sign, &sign_bits, sizeof(sign));
+    const __nv_bfloat162 pair = __hsub2(magnitude, sign);
+    memcpy(&pairs[i], &pair, sizeof(pair));
+  }
 }
 
 }  // namespace flashcore::kernels

@@ -1,6 +1,8 @@
 #include <cuda_fp8.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/cuda_raii.h"
 #include "kernels/cuda/element.cuh"
@@ -81,6 +83,64 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// The scale of a row of INT8, as kernels/int8.h has it.
+template <class Element>
+__device__ __forceinline__ uint32_t Int8Scale(uint32_t largest) {
+  constexpr uint32_t kInfinity = std::is_same_v<Element, __half> ? 0x7c00 : 0x7f80;
+  if (largest >= kInfinity) return 0x7fc0;  // NaN
+  const float scale = __fdiv_rn(ElementTraits<Element>::Unpack(largest, 0), 127);
+  return (__float_as_uint(scale) + 0xffff) >> 16;
+}
+
+__device__ __forceinline__ uint32_t Int8Code(float element, float scale) {
+  constexpr float kMagic = 12582912;  // rounds to an integer, in the lower bits
+  if (!(scale > 0)) return 0;
+  return __float_as_uint(__fadd_rn(__fdiv_rn(element, scale), kMagic)) & 0xff;
+}
+
+// To INT8. blockIdx.y is the KV head. A warp takes a row of K or of V, a lane up to 8 elements of
+// it.
+template <class Element, class Arguments>
+__global__ void __launch_bounds__(kThreads)
+    AppendInt8RowsKernel(const __grid_constant__ Arguments arguments) {
+  const AppendParams& params = arguments.params;
+  const RowAppend append = arguments.appends[blockIdx.x];
+  const int lane = threadIdx.x % 32;
+  const bool has_word = lane < params.row_words;
+  for (int i = threadIdx.x / 32; i < 2 * append.rows; i += kThreads / 32) {
+    const bool is_key = i < append.rows;
+    const int row = is_key ? i : i - append.rows;
+    const std::byte* from = (is_key ? append.key : append.value) + blockIdx.y * append.head_stride +
+                            row * append.row_stride;
+    uint4 word = make_uint4(0, 0, 0, 0);
+    if (has_word) word = reinterpret_cast<const uint4*>(from)[lane];
+    const uint32_t pairs[4] = {word.x, word.y, word.z, word.w};
+    uint32_t largest = 0;
+#pragma unroll
+    for (const uint32_t pair : pairs) largest = __vmaxu2(largest, pair & 0x7fff7fffu);
+    largest = __reduce_max_sync(0xffffffffu, max(largest & 0xffffu, largest >> 16));
+    const uint32_t scale_bits = Int8Scale<Element>(largest);
+    const float scale = __uint_as_float(scale_bits << 16);
+    uint32_t codes[2] = {0, 0};
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const float element = ElementTraits<Element>::Unpack(pairs[n / 2], n % 2);
+      codes[n / 4] |= Int8Code(element, scale) << 8 * (n % 4);
+    }
+    std::byte* const head =
+        append.page + (is_key ? 0 : params.value_offset) + blockIdx.y * params.head_bytes;
+    const int64_t row_bytes = params.row_words * int64_t{sizeof(uint2)};
+    const int to_row = append.row + row;
+    if (has_word) {
+      reinterpret_cast<uint2*>(head + to_row * row_bytes)[lane] = make_uint2(codes[0], codes[1]);
+    }
+    if (lane == 0) {
+      reinterpret_cast<uint16_t*>(head + kPageTokens * row_bytes)[to_row] =
+          static_cast<uint16_t>(scale_bits);
+    }
+  }
+}
+
 // blockIdx.x is the page, blockIdx.y the part of kBlockBytes.
 __global__ void __launch_bounds__(kThreads)
     CopyPagesKernel(int64_t page_bytes, const PageCopy* copies) {
@@ -99,11 +159,14 @@ dim3 PageGrid(int64_t page_bytes, int32_t count) {
 template <class Arguments>
 cudaError_t LaunchAppend(const PageLayout& layout, const Arguments& arguments, int32_t count,
                          void* stream) {
+  const bool is_float16 = layout.dtype == DType::kFloat16;
   auto* kernel = AppendRowsKernel<CopyWord, Arguments>;
-  if (layout.kv_dtype != KvDType::kSameAsQuery) {
-    kernel = layout.dtype == DType::kFloat16
-                 ? AppendRowsKernel<QuantiseWord<__half>, Arguments>
-                 : AppendRowsKernel<QuantiseWord<__nv_bfloat16>, Arguments>;
+  if (layout.kv_dtype == KvDType::kFloat8E4M3) {
+    kernel = is_float16 ? AppendRowsKernel<QuantiseWord<__half>, Arguments>
+                        : AppendRowsKernel<QuantiseWord<__nv_bfloat16>, Arguments>;
+  } else if (layout.kv_dtype == KvDType::kInt8) {
+    kernel = is_float16 ? AppendInt8RowsKernel<__half, Arguments>
+                        : AppendInt8RowsKernel<__nv_bfloat16, Arguments>;
   }
   return LaunchKernel(kernel, dim3(count, layout.num_kv_heads), kThreads, 0, stream, arguments);
 }

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks)
     AttendKernel(const __grid_constant__ LaunchArguments<kListBytes> arguments) {
   const LaunchParams& params = arguments.params;
   const Work work = arguments.WorkAt(blockIdx.y);
-  const SoftmaxScale scale(ScoreScale<C>(work));
+  const SoftmaxScale scale = ScoreScale<C>(work);
   Outcome<C> outcome;
   RunMainloop<C>(work, params.group, params.partials, scale, &outcome);
   const int kv_head = KvHead();
@@ -64,7 +64,8 @@ template <Arch kArch, DType kDType, int kHeadDim, Accumulate kAccumulate, KvDTyp
 struct RowKernels {
   using Element = std::conditional_t<kDType == DType::kFloat16, __half, __nv_bfloat16>;
   using Accum = std::conditional_t<kAccumulate == Accumulate::kFloat16, __half, float>;
-  using KvElement = std::conditional_t<kKvDType == KvDType::kFloat8E4M3, __nv_fp8_e4m3, Element>;
+  using Codes = std::conditional_t<kKvDType == KvDType::kFloat8E4M3, __nv_fp8_e4m3, int8_t>;
+  using KvElement = std::conditional_t<kKvDType == KvDType::kSameAsQuery, Element, Codes>;
   template <int kRows, Arch kBlockArch, Items kItems>
   using ConfigOf = Config<Element, kHeadDim, kRows, Accum, KvElement, kBlockArch, kItems>;
 

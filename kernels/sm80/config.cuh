@@ -33,7 +33,8 @@
 //
 // With one warp group, the epilogue has staging only. With kQueryInStages, Q starts in the last
 // stage, moves to registers, and then K and V overwrite it. With kSingleBuffers there is one stage,
-// and Q may start in its V.
+// and Q may start in its V. With kRowScales, a K tile is followed by the scales of its rows, and of
+// the rows of V.
 #ifndef FLASHCORE_KERNELS_SM80_CONFIG_CUH_
 #define FLASHCORE_KERNELS_SM80_CONFIG_CUH_
 
@@ -60,7 +61,8 @@ enum class Items : uint8_t {
 };
 
 // Accum: type in which Q K^T and P V are summed, float or __half. KvElement: type of K and V in
-// memory, Element or __nv_fp8_e4m3 (converted to float16 in registers). kRows: packed rows.
+// memory, Element, or __nv_fp8_e4m3 or int8_t (converted to Element in registers). kRows: packed
+// rows.
 template <class Element_, int kHeadDim_, int kRows_, class Accum_ = float,
           class KvElement_ = Element_, Arch kArch = Arch::kSm80, Items kItems = Items::kSplits>
 struct Config {
@@ -69,7 +71,9 @@ struct Config {
   using KvElement = KvElement_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kRows = kRows_;
-  static constexpr bool kFp8 = sizeof(KvElement) == 1;
+  static constexpr bool kCodes = sizeof(KvElement) == 1;  // of 8 bits
+  static constexpr bool kFp8 = std::is_same_v<KvElement, __nv_fp8_e4m3>;
+  static constexpr bool kRowScales = std::is_same_v<KvElement, int8_t>;
 
   static constexpr bool kRuns = kItems == Items::kRuns;
   static constexpr bool kCascades = kItems == Items::kCascades;
@@ -88,15 +92,15 @@ struct Config {
   static constexpr int kGroupThreads = 32 * kRowWarps;
   static constexpr int kThreads = kWarpGroups * kGroupThreads;
 
-  // ldmatrix reads 32 bytes of a K or V row per step: 16 components for one mma, or with E4M3 32
+  // ldmatrix reads 32 bytes of a K or V row per step: 16 components for one mma, or with codes 32
   // components for two.
   static constexpr int kQueryRowBytes = kHeadDim * 2;
   static constexpr int kKvRowBytes = kHeadDim * static_cast<int>(sizeof(KvElement));
   static constexpr int kSteps = kKvRowBytes / 32;
-  static constexpr int kStepMmas = kFp8 ? 2 : 1;
+  static constexpr int kStepMmas = kCodes ? 2 : 1;
   static constexpr bool kSingleBuffers = kBlock.single_buffers;
   static constexpr bool kStashes = kBlock.Stashes();  // attends two streams in turn
-  // The same bytes in flight for E4M3.
+  // The same bytes in flight for codes.
   static constexpr int kStages = kSingleBuffers ? 1 : 2 * kStepMmas;
 
   // Whether the last block of a work tile combines its partial results. With more rows, one block
@@ -108,18 +112,23 @@ struct Config {
   static constexpr int kOutputTiles = kHeadDim / 8;
   // Otherwise O needs the registers, and every K tile reads Q from shared memory again.
   static constexpr bool kQueryInRegisters = kHeadDim <= (kRowTiles == 1 ? 128 : 32);
+  // Codes have half the bytes in flight. Where a group is a warp, a barrier costs little.
+  static constexpr bool kCopiesEarly = kSingleBuffers && kCodes && kGroupThreads == 32;
   // Whether the output leaves so few registers that places are computed again for each tile.
   static constexpr bool kFewRegisters = kSingleBuffers && kHeadDim > 64;
   // Pipelined main loop: two tiles of scores in registers. It pays up to head_dim 64, where
   // exponentials take as long as multiplications, and only if the registers suffice.
-  static constexpr bool kPipelined = kHeadDim <= 64 && !kSingleBuffers;
+  // They do not if the scales of V must wait for P, too.
+  static constexpr bool kPipelined = kHeadDim <= 64 && !kSingleBuffers && !kRowScales;
   // Unrolled steps of Q K^T: as many as the registers allow. Each step beyond saves two
   // instructions of a loop, and reads Q and K ahead.
   static constexpr int kScoreUnroll =
       kQueryInRegisters || kHeadDim == 96 || kHeadDim == 256 ? kSteps : 4 / kStepMmas;
 
   static constexpr int kTileBytes = kTileTokens * kKvRowBytes;
-  static constexpr int kStageStride = kWarpGroups * 2 * kTileBytes;
+  static constexpr int kScaleBytes = kRowScales ? 2 * kTileTokens * 2 : 0;  // of K, then of V
+  static constexpr int kGroupBytes = 2 * kTileBytes + kScaleBytes;          // of a stage
+  static constexpr int kStageStride = kWarpGroups * kGroupBytes;
   static constexpr int kQueryBytes = kRows * kQueryRowBytes;
   static constexpr bool kQueryInStages =
       kQueryInRegisters && kQueryBytes <= (kSingleBuffers ? kTileBytes : kStageStride);
@@ -148,8 +157,9 @@ struct Config {
   static constexpr int kSharedBytes = kStashOffset + kStashBytes;
 
   static_assert(kHeadDim % 32 == 0 && kHeadDim <= 256);
-  static_assert(std::is_same_v<KvElement, Element> ||
-                (std::is_same_v<KvElement, __nv_fp8_e4m3> && std::is_same_v<Element, __half>));
+  static_assert(std::is_same_v<KvElement, Element> || (kFp8 && std::is_same_v<Element, __half>) ||
+                kRowScales);
+  static_assert(!kRowScales || (std::is_same_v<Accum, float> && kScaleBytes % 128 == 0));
   static_assert(kKvRowBytes % 64 == 0 && kSliceTiles % kStepMmas == 0);
   static_assert(kRowWarps * kWarpRows == kRows);
   static_assert(kPageTokens % kTileTokens == 0 && kTileTokens % 16 == 0);
@@ -194,7 +204,7 @@ struct ThreadPosition {
 
   // The first of this lane's two columns of output tile n (operands.cuh).
   __device__ __forceinline__ int Column(int n) const {
-    return C::kFp8 ? 16 * (n / 2) + lane % 4 * 4 + 2 * (n % 2) : 8 * n + lane % 4 * 2;
+    return C::kCodes ? 16 * (n / 2) + lane % 4 * 4 + 2 * (n % 2) : 8 * n + lane % 4 * 2;
   }
 
   int lane;

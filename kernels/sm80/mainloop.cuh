@@ -18,6 +18,9 @@
 //
 //   wait for K[i]; barrier; ask for V[i]; S = Q K[i]^T; mask
 //   wait for V[i]; barrier; ask for K[i + 1]; update row max; P = exp(S); O += P V[i]
+//
+// With kCopiesEarly, it asks for V[i] before it waits for K[i], and for K[i + 1] before it waits
+// for V[i], so that copies of both are under way while it waits: one more barrier each.
 #ifndef FLASHCORE_KERNELS_SM80_MAINLOOP_CUH_
 #define FLASHCORE_KERNELS_SM80_MAINLOOP_CUH_
 
@@ -34,6 +37,7 @@
 #include "kernels/sm80/mask.cuh"
 #include "kernels/sm80/operands.cuh"
 #include "kernels/sm80/ptx.cuh"
+#include "kernels/sm80/score_scale.cuh"
 #include "kernels/sm80/shared_tile.cuh"
 #include "kernels/sm80/softmax.cuh"
 #include "kernels/sm80/stash.cuh"
@@ -91,6 +95,18 @@ class KvTiles {
     copy.CopyAsync(from, span.kv_row_stride, kv_end_ - row, to);
   }
 
+  // The same of K, with the scales of its rows and of V's.
+  __device__ __forceinline__ void CopyKeyTile(int32_t page, int32_t row, uint32_t to) const {
+    CopyTile(&WorkSpan::key, page, row, to);
+    if constexpr (C::kRowScales) {
+      const WorkSpan& span = work_.span;
+      const int64_t scales = kv_head_ * span.kv_head_stride + page * span.page_stride +
+                             kPageTokens * C::kKvRowBytes + row % kPageTokens * 2;
+      TileCopy<C>::CopyScalesAsync(span.key + scales, span.value + scales, kv_end_ - row,
+                                   to + C::kTileBytes);
+    }
+  }
+
   // Whether the warp group attends a split of a run by itself.
   static __device__ __forceinline__ bool HasOwnSplit(const WorkTile& tile) {
     return C::kAddsStreams && tile.IsRun();
@@ -120,7 +136,7 @@ class KvRing : public KvTiles<C> {
   __device__ __forceinline__ KvRing(const Work& work, uint32_t shared)
       : KvTiles<C>(work),
         first_row_(this->StreamBegin(ThreadPosition<C>().warp_group)),
-        stages_(shared + ThreadPosition<C>().warp_group * 2 * C::kTileBytes) {
+        stages_(shared + ThreadPosition<C>().warp_group * C::kGroupBytes) {
     key_page_ = this->Page(first_row_);
   }
 
@@ -161,7 +177,7 @@ class KvRing : public KvTiles<C> {
     if (step > 0 && this->Has(row - kStride)) {
       this->CopyTile(&WorkSpan::value, value_page_, row - kStride, Value(step));
     }
-    if (this->Has(row)) this->CopyTile(&WorkSpan::key, key_page_, row, Key(step));
+    if (this->Has(row)) this->CopyKeyTile(key_page_, row, Key(step));
     CommitCopies();
     value_page_ = key_page_;
     key_page_ = this->Page(row + kStride);  // a step ahead: it may come from memory
@@ -179,7 +195,7 @@ class KvBuffers : public KvTiles<C> {
  public:
   __device__ __forceinline__ KvBuffers(const Work& work, uint32_t shared)
       : KvTiles<C>(work),
-        shared_(shared + ThreadPosition<C>().warp_group * 2 * C::kTileBytes),
+        shared_(shared + ThreadPosition<C>().warp_group * C::kGroupBytes),
         split_end_(work.tile.kv_begin + work.tile.split_rows) {
     page_ = this->Page(First());
   }
@@ -213,7 +229,7 @@ class KvBuffers : public KvTiles<C> {
   // Start copying K of a tile, if there is one, and then V of the same tile. The group has left the
   // buffer.
   __device__ __forceinline__ void CopyKey(int32_t row) {
-    if (this->Has(row)) this->CopyTile(&WorkSpan::key, page_, row, Key());
+    if (this->Has(row)) this->CopyKeyTile(page_, row, Key());
     CommitCopies();
   }
   __device__ __forceinline__ void CopyValue(int32_t row, int32_t next) {
@@ -291,11 +307,14 @@ class QueryOperands {
   uint32_t registers_[C::kQueryInRegisters ? C::kSteps : 1][C::kRowTiles][C::kStepMmas][4];
 };
 
-// scores = Q K^T, of the warp's rows and the tile's tokens.
+// scores = Q K^T, of the warp's rows and the tile's tokens. With kRowScales, they become exponents.
 template <class C>
-__device__ __forceinline__ void ComputeScores(QueryOperands<C>* query, uint32_t keys, int lane,
-                                              float (&scores)[C::kRowTiles][C::kScoreTiles][4]) {
+__device__ __forceinline__ void ComputeScores(const Work& work, QueryOperands<C>* query,
+                                              uint32_t keys, int lane,
+                                              float (&scores)[C::kRowTiles][C::kScoreTiles][4],
+                                              ValueScales<C>* values) {
   using Element = typename C::Element;
+  const uint32_t scales = keys + C::kTileBytes;
   keys = KeyAddress<C>(keys, lane);
   Accumulators<typename C::Accum> sums[C::kRowTiles][C::kScoreTiles];
 #pragma unroll
@@ -329,6 +348,7 @@ __device__ __forceinline__ void ComputeScores(QueryOperands<C>* query, uint32_t 
       for (int c = 0; c < 4; ++c) scores[m][n][c] = sums[m][n].Get(c);
     }
   }
+  if constexpr (C::kRowScales) ScaleScores<C>(work, scales, lane, scores, values);
 }
 
 // rounded_sum += P * ones.
@@ -353,7 +373,7 @@ __device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities,
                                           int lane, State<C>* state) {
   using Element = typename C::Element;
   values = ValueAddress<C>(values, lane);
-  AddOnes<C>(probabilities, state);
+  if constexpr (!C::kRowScales) AddOnes<C>(probabilities, state);
 #pragma unroll
   for (int step = 0; step < C::kSteps; ++step) {
 #pragma unroll
@@ -378,11 +398,12 @@ __device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities,
 template <class C>
 __device__ __forceinline__ void FinishState(const Work& work, State<C>* state) {
   FinishSoftmax<C>(state);
-  if constexpr (C::kFp8) FinishFp8Output<C>(work, state);
+  if constexpr (C::kCodes) FinishCodes<C>(work, state);
 }
 
 template <class C>
-__device__ __forceinline__ void SerialMainloop(const SoftmaxScale& scale, const TileMask<C>& mask,
+__device__ __forceinline__ void SerialMainloop(const SoftmaxScale& scale, const Work& work,
+                                               const TileMask<C>& mask,
                                                const ThreadPosition<C>& thread, KvRing<C>* kv,
                                                QueryOperands<C>* query, State<C>* state) {
   const int num_tiles = kv->NumTiles();
@@ -393,10 +414,11 @@ __device__ __forceinline__ void SerialMainloop(const SoftmaxScale& scale, const 
     if (step > 0) AddValues<C>(probabilities, kv->Value(step), thread.lane, state);
     if (step == num_tiles) break;
     float scores[C::kRowTiles][C::kScoreTiles][4];
-    ComputeScores<C>(query, kv->Key(step), thread.lane, scores);
+    ValueScales<C> values;
+    ComputeScores<C>(work, query, kv->Key(step), thread.lane, scores, &values);
     MaskScores<C>(mask, kv->KvRow(step), scores);
     UpdateRowMax<C>(scale, scores, state);
-    ComputeProbabilities<C>(scale, scores, state, &probabilities);
+    ComputeProbabilities<C>(scale, scores, values, state, &probabilities);
   }
 }
 
@@ -410,22 +432,31 @@ __device__ __forceinline__ void SingleBufferMainloop(const SoftmaxScale& scale, 
 #pragma unroll 1
   for (int32_t row = kv->First(); kv->Has(row);) {
     const int32_t next = kv->Next(row);
-    WaitForCopies<0>();
+    if constexpr (C::kCopiesEarly) {
+      SyncWarpGroup<C>();
+      kv->CopyValue(row, next);
+    }
+    WaitForCopies<C::kCopiesEarly>();
     SyncWarpGroup<C>();
-    kv->CopyValue(row, next);
+    if constexpr (!C::kCopiesEarly) kv->CopyValue(row, next);
     // Places in shared memory that are computed for each tile need no registers between tiles.
     const ThreadPosition<C> thread;
     const int lane = thread.lane;
     query->MoveTo(thread);
     float scores[C::kRowTiles][C::kScoreTiles][4];
-    ComputeScores<C>(query, kv->Key(), lane, scores);
+    ValueScales<C> values;
+    ComputeScores<C>(work, query, kv->Key(), lane, scores, &values);
     MaskScores<C>(mask, row, scores);
-    WaitForCopies<0>();
+    if constexpr (C::kCopiesEarly) {
+      SyncWarpGroup<C>();
+      kv->CopyKey(next);
+    }
+    WaitForCopies<C::kCopiesEarly>();
     SyncWarpGroup<C>();
-    kv->CopyKey(next);
+    if constexpr (!C::kCopiesEarly) kv->CopyKey(next);
     UpdateRowMax<C>(scale, scores, state);
     Probabilities<C> probabilities;
-    ComputeProbabilities<C>(scale, scores, state, &probabilities);
+    ComputeProbabilities<C>(scale, scores, values, state, &probabilities);
     AddValues<C>(probabilities, kv->Value(), lane, state);
     if constexpr (C::kStashes || C::kAddsStreams) {
       if (kv->EndsStream(row, next)) {
@@ -454,13 +485,16 @@ __device__ __forceinline__ void SingleBufferMainloop(const SoftmaxScale& scale, 
 // so that the compiler interleaves them. After the last tile, Q K^T of whatever is in shared memory
 // is computed and never used.
 template <class C>
-__device__ __forceinline__ void PipelinedMainloop(const SoftmaxScale& scale,
+__device__ __forceinline__ void PipelinedMainloop(const SoftmaxScale& scale, const Work& work,
                                                   const TileMask<C>& mask,
                                                   const ThreadPosition<C>& thread, KvRing<C>* kv,
                                                   QueryOperands<C>* query, State<C>* state) {
   float scores[C::kRowTiles][C::kScoreTiles][4];
+  ValueScales<C> unused;
   kv->Advance(0);
-  if (kv->Has(kv->KvRow(0))) ComputeScores<C>(query, kv->Key(0), thread.lane, scores);
+  if (kv->Has(kv->KvRow(0))) {
+    ComputeScores<C>(work, query, kv->Key(0), thread.lane, scores, &unused);
+  }
 #pragma unroll 1
   for (int step = 1; kv->Has(kv->KvRow(step - 1)); ++step) {
     MaskScores<C>(mask, kv->KvRow(step - 1), scores);
@@ -468,9 +502,9 @@ __device__ __forceinline__ void PipelinedMainloop(const SoftmaxScale& scale,
     kv->Advance(step);
 
     float next[C::kRowTiles][C::kScoreTiles][4];
-    ComputeScores<C>(query, kv->Key(step), thread.lane, next);
+    ComputeScores<C>(work, query, kv->Key(step), thread.lane, next, &unused);
     Probabilities<C> probabilities;
-    ComputeProbabilities<C>(scale, scores, state, &probabilities);
+    ComputeProbabilities<C>(scale, scores, unused, state, &probabilities);
     AddValues<C>(probabilities, kv->Value(step), thread.lane, state);
 #pragma unroll
     for (int m = 0; m < C::kRowTiles; ++m) {
@@ -512,9 +546,9 @@ __device__ __forceinline__ void RunMainloop(const Work& work, RowDivider group,
   } else if constexpr (C::kSingleBuffers) {
     SingleBufferMainloop<C>(scale, work, partials, mask, &kv, &query, outcome, nullptr);
   } else if constexpr (C::kPipelined) {
-    PipelinedMainloop<C>(scale, mask, thread, &kv, &query, outcome);
+    PipelinedMainloop<C>(scale, work, mask, thread, &kv, &query, outcome);
   } else {
-    SerialMainloop<C>(scale, mask, thread, &kv, &query, outcome);
+    SerialMainloop<C>(scale, work, mask, thread, &kv, &query, outcome);
   }
   // compute-sanitizer's racecheck reports false hazards if warps pass different numbers of named
   // barriers before __syncthreads, so a group without a last tile passes its barriers.

@@ -1,8 +1,8 @@
 // Operands of Mma (ptx.cuh), read from tiles in shared memory in steps of 32 bytes per row. Each
 // address function returns the lane's address for step 0; StepAddress and RowAddress lead on.
 //
-// E4M3 becomes float16 in registers. A register of E4M3 holds four elements, so a lane holds other
-// elements than with a 16-bit type. With t = lane % 4:
+// Codes of 8 bits, E4M3 or INT8, become 16-bit elements in registers. A register holds four codes,
+// so a lane holds other elements than with a 16-bit type. With t = lane % 4:
 //
 // Components of Q and K in one mma (a sum over components may take them in any order, as long as Q
 // and K agree):
@@ -10,7 +10,7 @@
 //   component       0  1  2  3  4  5  6  7  8  9 10 11 12 13 14 15
 //   16-bit  t       0  0  1  1  2  2  3  3  0  0  1  1  2  2  3  3
 //           pair    0  0  0  0  0  0  0  0  1  1  1  1  1  1  1  1
-//   E4M3    t       0  0  0  0  1  1  1  1  2  2  2  2  3  3  3  3
+//   codes   t       0  0  0  0  1  1  1  1  2  2  2  2  3  3  3  3
 //           pair    0  0  1  1  0  0  1  1  0  0  1  1  0  0  1  1
 //
 // Columns of V, and so of O, in a pair of output tiles. c is the accumulator of row lane / 4; row
@@ -20,11 +20,11 @@
 //   16-bit  tile    0  0  0  0  0  0  0  0  1  1  1  1  1  1  1  1
 //           t       0  0  1  1  2  2  3  3  0  0  1  1  2  2  3  3
 //           c       0  1  0  1  0  1  0  1  0  1  0  1  0  1  0  1
-//   E4M3    tile    0  1  0  1  0  1  0  1  0  1  0  1  0  1  0  1
+//   codes   tile    0  1  0  1  0  1  0  1  0  1  0  1  0  1  0  1
 //           t       0  0  0  0  1  1  1  1  2  2  2  2  3  3  3  3
 //           c       0  0  1  1  0  0  1  1  0  0  1  1  0  0  1  1
-//   E4M3 after      0  0  1  1  0  0  1  1  0  0  1  1  0  0  1  1   tile
-//   FinishFp8Output 0  1  0  1  0  1  0  1  0  1  0  1  0  1  0  1   c
+//   codes after     0  0  1  1  0  0  1  1  0  0  1  1  0  0  1  1   tile
+//   FinishCodes     0  1  0  1  0  1  0  1  0  1  0  1  0  1  0  1   c
 #ifndef FLASHCORE_KERNELS_SM80_OPERANDS_CUH_
 #define FLASHCORE_KERNELS_SM80_OPERANDS_CUH_
 
@@ -35,6 +35,7 @@
 #include "kernels/sm80/accumulators.cuh"
 #include "kernels/sm80/config.cuh"
 #include "kernels/sm80/ptx.cuh"
+#include "kernels/sm80/score_scale.cuh"
 #include "kernels/sm80/shared_tile.cuh"
 
 namespace flashcore::kernels::sm80 {
@@ -42,7 +43,7 @@ namespace flashcore::kernels::sm80 {
 // Q of 16 rows, from `row`. A step has 16 components.
 template <class C>
 __device__ __forceinline__ uint32_t QueryAddress(uint32_t tile, int row, int lane) {
-  if constexpr (C::kFp8) {
+  if constexpr (C::kCodes) {
     return tile + ChunkOffset<C::kQueryRowBytes>(row + lane / 4, 0, lane % 4 / 2) + lane % 2 * 8;
   } else {
     return tile + ChunkOffset<C::kQueryRowBytes>(row + lane % 16, 0, lane / 16);
@@ -51,11 +52,21 @@ __device__ __forceinline__ uint32_t QueryAddress(uint32_t tile, int row, int lan
 
 template <class C>
 __device__ __forceinline__ void LoadQuery(uint32_t address, uint32_t (&query)[4]) {
-  if constexpr (C::kFp8) {
+  if constexpr (C::kCodes) {
     Load8(address, query[0], query[2]);
     Load8(address + 8 * C::kQueryRowBytes, query[1], query[3]);
   } else {
     LoadMatrices(address, query);
+  }
+}
+
+// Converts four codes to two pairs of elements. Exact.
+template <class C>
+__device__ __forceinline__ void CodesToElements(uint32_t codes, uint32_t (&pairs)[2]) {
+  if constexpr (C::kFp8) {
+    E4M3ToFloat16(codes, pairs);
+  } else {
+    Int8ToElements<typename C::Element>(codes, pairs);
   }
 }
 
@@ -72,8 +83,8 @@ __device__ __forceinline__ void LoadKeys(uint32_t address, uint32_t (&keys)[2][C
   LoadMatrices(address, matrices);
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
-    if constexpr (C::kFp8) {
-      E4M3ToFloat16(matrices[n], keys[n / 2][n % 2]);
+    if constexpr (C::kCodes) {
+      CodesToElements<C>(matrices[n], keys[n / 2][n % 2]);
     } else {
       keys[n / 2][0][n % 2] = matrices[n];
     }
@@ -94,11 +105,11 @@ __device__ __forceinline__ void LoadValues(uint32_t address,
   LoadMatricesTransposed(address, matrices);
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
-    if constexpr (C::kFp8) {
+    if constexpr (C::kCodes) {
       // From (token, columns 2g and 2g + 1), (next token, the same columns) to the even column of
       // both tokens, then the odd one.
       uint32_t columns[2];
-      E4M3ToFloat16(__byte_perm(matrices[n], 0, 0x3120), columns);
+      CodesToElements<C>(__byte_perm(matrices[n], 0, 0x3120), columns);
       values[n / 2 * 2][n % 2] = columns[0];
       values[n / 2 * 2 + 1][n % 2] = columns[1];
     } else {
@@ -107,18 +118,22 @@ __device__ __forceinline__ void LoadValues(uint32_t address,
   }
 }
 
-// The factor of Q K^T: softmax_scale, and for E4M3 K its scale.
+// The factor of Q K^T: softmax_scale, and for E4M3 K its scale. With scales of rows, scores are
+// exponents already (ScaleScores).
 template <class C>
-__device__ __forceinline__ float ScoreScale(const Work& work) {
-  if constexpr (C::kFp8) return work.span.softmax_scale * work.span.key_scale[KvHead()];
-  return work.span.softmax_scale;
+__device__ __forceinline__ SoftmaxScale ScoreScale(const Work& work) {
+  if constexpr (C::kRowScales) return SoftmaxScale::One();
+  float scale = work.span.softmax_scale;
+  if constexpr (C::kFp8) scale *= work.span.key_scale[KvHead()];
+  return SoftmaxScale(scale);
 }
 
-// For E4M3 V: multiplies the output by V's scale and puts its columns in the order of
-// ThreadPosition::Column.
+// For codes of V: multiplies the output by V's scale, if it has one, and puts its columns in the
+// order of ThreadPosition::Column.
 template <class C>
-__device__ __forceinline__ void FinishFp8Output(const Work& work, State<C>* state) {
-  const float scale = work.span.value_scale[KvHead()];
+__device__ __forceinline__ void FinishCodes(const Work& work, State<C>* state) {
+  float scale = 1;
+  if constexpr (C::kFp8) scale = work.span.value_scale[KvHead()];
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll

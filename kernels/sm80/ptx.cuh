@@ -49,6 +49,13 @@ __device__ __forceinline__ void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
+// Loads 4 bytes from shared memory.
+__device__ __forceinline__ uint32_t Load4(uint32_t shared) {
+  uint32_t word;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(shared) : "memory");
+  return word;
+}
+
 // Loads 8 bytes from shared memory.
 __device__ __forceinline__ void Load8(uint32_t shared, uint32_t& first, uint32_t& second) {
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"

@@ -90,6 +90,20 @@ struct TileCopy {
     }
   }
 
+  // Starts copying the scales of a tile's rows, those of K and then those of V: kTileTokens each, a
+  // part for each of the group's first threads. Those of rows that do not exist are read with
+  // others.
+  static __device__ __forceinline__ void CopyScalesAsync(const std::byte* key_scales,
+                                                         const std::byte* value_scales, int tokens,
+                                                         uint32_t to) {
+    constexpr int kChunks = C::kScaleBytes / 2 / 16;  // of K, and of V
+    const int thread = ThreadIndex<C>() % C::kGroupThreads;
+    if (thread >= 2 * kChunks) return;
+    const int chunk = thread % kChunks;
+    const std::byte* from = (thread < kChunks ? key_scales : value_scales) + chunk * 16;
+    CopyChunk(to + thread * 16, from, chunk * 8 < tokens);
+  }
+
   // K/V of many runs streams through L2, which should keep their sums.
   static __device__ __forceinline__ void CopyChunk(uint32_t to, const std::byte* from, bool valid) {
     if constexpr (C::kAddsSplits) {

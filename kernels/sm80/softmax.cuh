@@ -9,41 +9,9 @@
 #include "kernels/cuda/row_output.cuh"
 #include "kernels/sm80/accumulators.cuh"
 #include "kernels/sm80/config.cuh"
+#include "kernels/sm80/score_scale.cuh"
 
 namespace flashcore::kernels::sm80 {
-
-// The softmax scale as a positive factor. A negative scale becomes a positive one of -Q. Scale 0
-// becomes a factor so small that every finite score rounds to exponent 0, but -infinity (masked)
-// stays -infinity.
-struct SoftmaxScale {
-  __device__ __forceinline__ explicit SoftmaxScale(float softmax_scale)
-      : log2(fmaxf(fabsf(softmax_scale) * 1.44269504088896340736f, 1e-37f)) {}  // log2(e)
-
-  // The exponent of 2 of a score.
-  __device__ __forceinline__ float Exponent(float score) const { return __fmul_rn(score, log2); }
-
-  // Probabilities are stored relative to 2^Base(max).
-  __device__ __forceinline__ float Base(float max) const {
-    return max == -INFINITY ? 0.0f : Exponent(max);
-  }
-
-  // The output is rescaled only when a row's max would grow by more than 2^kRescaleThreshold in
-  // probability (Zadouri et al., FlashAttention-4, 2025). Until then probabilities up to
-  // 2^kRescaleThreshold are as exact, and most tiles need no rescaling. 0 for float16 accumulators,
-  // which would overflow.
-  template <class Accum>
-  static constexpr float kRescaleThreshold = std::is_same_v<Accum, float> ? 8 : 0;
-
-  // kRescaleThreshold in units of scores. Recomputed at each use to save a register.
-  template <class Accum>
-  __device__ __forceinline__ float RescaleThreshold() const {
-    float inverse;
-    asm volatile("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(log2));
-    return kRescaleThreshold<Accum> * inverse;
-  }
-
-  float log2;  // converts a score to an exponent of 2
-};
 
 // Reduces over the 4 lanes that share a row.
 __device__ __forceinline__ float MaxOfRow(float value) {
@@ -111,11 +79,19 @@ __device__ __forceinline__ void UpdateRowMax(const SoftmaxScale& scale,
   if (__any_sync(0xffffffffu, exceeds)) RescaleRows<C>(scale, threshold, largest, state);
 }
 
-// Turns a tile's scores into probabilities.
+// Turns a tile's scores into probabilities. `values`: V's scales, only with kRowScales.
 template <class C>
 __device__ __forceinline__ void ComputeProbabilities(
     const SoftmaxScale& scale, const float (&scores)[C::kRowTiles][C::kScoreTiles][4],
-    State<C>* state, Probabilities<C>* probabilities) {
+    const ValueScales<C>& values, State<C>* state, Probabilities<C>* probabilities) {
+  float inverse[C::kScoreTiles][2];
+  if constexpr (C::kRowScales) {
+#pragma unroll
+    for (int n = 0; n < C::kScoreTiles; ++n) {
+      inverse[n][0] = values.Inverse(n, 0);
+      inverse[n][1] = values.Inverse(n, 1);
+    }
+  }
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
@@ -125,7 +101,12 @@ __device__ __forceinline__ void ComputeProbabilities(
       for (int n = 0; n < C::kScoreTiles; ++n) {
         const float first = Exp2(fmaf(scores[m][n][2 * i], scale.log2, -base));
         const float second = Exp2(fmaf(scores[m][n][2 * i + 1], scale.log2, -base));
-        state->sum[m][i] += first + second;
+        if constexpr (C::kRowScales) {
+          state->sum[m][i] =
+              fmaf(second, inverse[n][1], fmaf(first, inverse[n][0], state->sum[m][i]));
+        } else {
+          state->sum[m][i] += first + second;
+        }
         probabilities->rows[m][n / 2][n % 2 * 2 + i] =
             ElementTraits<typename C::Element>::Pack(first, second);
       }
@@ -135,7 +116,7 @@ __device__ __forceinline__ void ComputeProbabilities(
 
 // Reduces each row's sum over its lanes, and makes the output relative to that sum. The output is
 // a sum over rounded probabilities: dividing it by their own sum, and not by `sum`, cancels part of
-// the rounding error. LSE needs the unrounded sum.
+// the rounding error. LSE needs the unrounded sum. With kRowScales it is relative to that already.
 template <class C>
 __device__ __forceinline__ void FinishSoftmax(State<C>* state) {
 #pragma unroll
@@ -144,6 +125,7 @@ __device__ __forceinline__ void FinishSoftmax(State<C>* state) {
     for (int i = 0; i < 2; ++i) {
       float& sum = state->sum[m][i];
       sum = SumOfRow(sum);
+      if constexpr (C::kRowScales) continue;
       const float factor = sum * InverseOfSum(state->rounded_sum[m][2 * i]);
 #pragma unroll
       for (int n = 0; n < C::kOutputTiles; ++n) state->output[m][n].ScaleRow(i, factor);

@@ -42,8 +42,8 @@ constexpr PlanOptions PlanFor(int32_t head_dim, Arch arch = Arch::kSm80,
   plan.cascade_rows = kCudaCascadeRows;
   plan.cascade_saving = 512 * 128;
   plan.item_per_kv_head = false;
-  if (kv_dtype == KvDType::kFloat8E4M3) {
-    // Its conversion to float16 needs registers: at head_dim 128, tiles of 128 rows do not fit in
+  if (kv_dtype != KvDType::kSameAsQuery) {
+    // The conversion to 16 bits needs registers: at head_dim 128, tiles of 128 rows do not fit in
     // 255. There are no kernels for runs of large tiles.
     if (head_dim > 64) plan.tile_rows = 64;
     plan.has_runs = false;

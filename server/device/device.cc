@@ -1,5 +1,6 @@
 #include "server/device/device.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -13,7 +14,7 @@ absl::StatusOr<std::vector<const kernels::Kernel*>> ChooseKernels(kernels::Arch 
   std::vector<const kernels::Kernel*> chosen;
   for (const kernels::Kernel& kernel : kernels::AllKernels()) {
     if (kernel.spec.arch == arch && kernel.spec.accumulate == accumulate &&
-        kernel.spec.kv_dtype == kernels::KvDType::kSameAsQuery) {
+        kernel.spec.kv_dtype != kernels::KvDType::kFloat8E4M3) {
       chosen.push_back(&kernel);
     }
   }
@@ -33,9 +34,9 @@ absl::StatusOr<const kernels::Kernel*> Device::KernelFor(const kernels::Geometry
       return kernel;
     }
   }
-  return absl::UnimplementedError(absl::StrCat(info().id, " has no kernel for ",
-                                               kernels::Name(geometry.dtype), " of head_dim ",
-                                               geometry.head_dim));
+  return absl::UnimplementedError(
+      absl::StrCat(info().id, " has no kernel for ", kernels::Name(geometry.dtype), " of head_dim ",
+                   geometry.head_dim, " over K/V ", kernels::Name(geometry.kv_dtype)));
 }
 
 std::vector<kernels::DType> SupportedDTypes(const Device& device) {
@@ -53,6 +54,20 @@ std::vector<uint32_t> SupportedHeadDims(const Device& device) {
   std::vector<uint32_t> head_dims;
   for (const auto& [head_dim, dtypes] : dtypes_of) {
     if (dtypes.size() == all) head_dims.push_back(static_cast<uint32_t>(head_dim));
+  }
+  return head_dims;
+}
+
+std::vector<uint32_t> Int8HeadDims(const Device& device) {
+  std::vector<uint32_t> head_dims;
+  const std::vector<kernels::DType> dtypes = SupportedDTypes(device);
+  for (const uint32_t head_dim : SupportedHeadDims(device)) {
+    const auto reads_int8 = [&](kernels::DType dtype) {
+      return device
+          .KernelFor({dtype, 1, 1, static_cast<int32_t>(head_dim), kernels::KvDType::kInt8})
+          .ok();
+    };
+    if (std::all_of(dtypes.begin(), dtypes.end(), reads_int8)) head_dims.push_back(head_dim);
   }
   return head_dims;
 }

@@ -28,6 +28,7 @@ Engine::Options WithDevice(Engine::Options options, const Device& device) {
   }
   options.sequences.dtypes = SupportedDTypes(device);
   options.sequences.head_dims = SupportedHeadDims(device);
+  options.sequences.int8_head_dims = Int8HeadDims(device);
   options.sequences.max_request_flop = options.max_request_flop;
   if (options.sequences.client_kv_bytes == SequenceOptions::kHalfOfTheMemory) {
     options.sequences.client_kv_bytes = device.kv_memory().bytes / 2;

@@ -52,8 +52,9 @@ Nanoseconds EstimateWork(const AttendOperation& operation, bool is_launched,
   const double flop = 4 * pairs * request.num_heads * request.head_dim;
   const auto tensor_bytes = static_cast<double>(request.query_bytes + request.output_bytes() +
                                                 request.key_bytes + request.value_bytes);
-  const double kv_bytes = 2 * kv_rows * request.num_kv_heads * request.head_dim *
-                          static_cast<double>(kernels::DTypeBytes(request.dtype));
+  const double kv_bytes =
+      kv_rows / kernels::kPageTokens *
+      static_cast<double>(kernels::PageLayoutOf(request.geometry()).page_bytes());
   const double seconds =
       std::max(flop / speed.flop_per_s, (tensor_bytes + kv_bytes) / speed.bytes_per_s);
   constexpr double kMaxSeconds = 1e9;

@@ -52,10 +52,7 @@ struct Launch {
   uint64_t id = 0;  // given by the SequenceStore; 0: no operation names a sequence
 
   kernels::Geometry geometry() const { return operations.front()->request.geometry(); }
-  kernels::PageLayout page_layout() const {
-    const kernels::Geometry g = geometry();
-    return {g.dtype, g.num_kv_heads, g.head_dim};
-  }
+  kernels::PageLayout page_layout() const { return kernels::PageLayoutOf(geometry()); }
 
   void Clear() {
     operations.clear();

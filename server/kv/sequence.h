@@ -34,11 +34,12 @@ struct SequenceShape {
   uint32_t num_layers = 0;
   uint32_t num_kv_heads = 0;
   uint32_t head_dim = 0;
-  kernels::DType dtype = kernels::DType::kFloat16;
+  kernels::DType dtype = kernels::DType::kFloat16;  // of the rows that come
+  kernels::KvDType kv_dtype = kernels::KvDType::kSameAsQuery;
 
   // For a validated shape.
   kernels::PageLayout page_layout() const {
-    return {dtype, static_cast<int32_t>(num_kv_heads), static_cast<int32_t>(head_dim)};
+    return {dtype, static_cast<int32_t>(num_kv_heads), static_cast<int32_t>(head_dim), kv_dtype};
   }
   size_t page_bytes() const { return static_cast<size_t>(page_layout().page_bytes()); }
 };

@@ -29,6 +29,14 @@ absl::Status CheckShape(const SequenceShape& shape, const SequenceOptions& optio
                    absl::StrCat("one of ", absl::StrJoin(options.head_dims, ", ")));
   }
   if (absl::Status status = ValidateDType(shape.dtype, options.dtypes); !status.ok()) return status;
+  const std::vector<uint32_t>& int8_head_dims = options.int8_head_dims;
+  if (shape.kv_dtype == kernels::KvDType::kInt8 &&
+      std::find(int8_head_dims.begin(), int8_head_dims.end(), shape.head_dim) ==
+          int8_head_dims.end()) {
+    return absl::UnimplementedError(absl::StrCat(
+        "kv_dtype: the device has no kernels for int8 K/V of head_dim ", shape.head_dim, "; it has",
+        int8_head_dims.empty() ? " none" : " those of ", absl::StrJoin(int8_head_dims, ", ")));
+  }
   const size_t page_bytes = shape.page_bytes();
   if (page_bytes > options.superblock_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -250,7 +258,8 @@ SequenceInfo SequenceStore::Describe(const Sequence& sequence) const {
 }
 
 absl::Status SequenceStore::Lease(AttendOperation* operation) {
-  const AttendRequest& request = operation->request;
+  AttendRequest& request = operation->request;
+  request.kv_dtype = kernels::KvDType::kSameAsQuery;
   const auto named = [](const SpanShape& span) { return !span.sequence_id.empty(); };
   if (std::none_of(request.spans.begin(), request.spans.end(), named)) return absl::OkStatus();
   std::vector<SequencePtr> leased(request.spans.size());
@@ -260,6 +269,7 @@ absl::Status SequenceStore::Lease(AttendOperation* operation) {
   MutexLock lock(&mutex_);
   for (const SpanShape& span : request.spans) table_.Prefetch(span.sequence_id.id());
   const uint64_t mark = ++last_lease_;
+  size_t first = request.spans.size();  // span that names a sequence
   for (size_t i = 0; i < request.spans.size(); ++i) {
     const SpanShape& span = request.spans[i];
     if (!named(span)) continue;
@@ -275,6 +285,13 @@ absl::Status SequenceStore::Lease(AttendOperation* operation) {
     leased[i] = *std::move(found);
     Sequence& sequence = *leased[i];
     if (absl::Status fits = CheckFits(request, i, sequence.shape); !fits.ok()) return fits;
+    if (first == request.spans.size()) first = i;
+    if (sequence.shape.kv_dtype != leased[first]->shape.kv_dtype) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("spans[", i, "].sequence_id: its kv_dtype is ",
+                       kernels::Name(sequence.shape.kv_dtype), "; that of the sequence of spans[",
+                       first, "] is ", kernels::Name(leased[first]->shape.kv_dtype)));
+    }
     if (std::exchange(sequence.lease_mark, mark) == mark) {
       return absl::InvalidArgumentError(absl::StrCat(
           "spans[", i, "].sequence_id: names a sequence that an earlier span names too"));
@@ -282,6 +299,15 @@ absl::Status SequenceStore::Lease(AttendOperation* operation) {
     SequenceLayer& layer = sequence.layers[request.layer];
     operation->order.push_back({&layer.order, span.kv_rows > 0});
     operation->sequence_lengths[i] = layer.length;
+  }
+  request.kv_dtype = leased[first]->shape.kv_dtype;
+  if (request.kv_dtype != kernels::KvDType::kSameAsQuery) {
+    const auto inlined = std::find(leased.begin(), leased.end(), nullptr);
+    if (inlined != leased.end()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "spans[", inlined - leased.begin(), "]: inline K/V beside a sequence whose kv_dtype is ",
+          kernels::Name(request.kv_dtype)));
+    }
   }
   for (const SequencePtr& sequence : leased) {
     if (sequence == nullptr) continue;

@@ -44,6 +44,8 @@ struct AttendRequest {
   std::string request_id;
   std::vector<SpanShape> spans;
   kernels::DType dtype = kernels::DType::kFloat16;
+  // Of the sequences, whose lease sets it; no client says it.
+  kernels::KvDType kv_dtype = kernels::KvDType::kSameAsQuery;
   uint32_t num_heads = 0;
   uint32_t num_kv_heads = 0;
   uint32_t head_dim = 0;
@@ -71,7 +73,7 @@ struct AttendRequest {
   // The rest requires a validated request.
   kernels::Geometry geometry() const {
     return {dtype, static_cast<int32_t>(num_heads), static_cast<int32_t>(num_kv_heads),
-            static_cast<int32_t>(head_dim)};
+            static_cast<int32_t>(head_dim), kv_dtype};
   }
   int64_t query_rows() const;  // of all spans
   int64_t kv_rows() const;     // of all spans

@@ -112,7 +112,9 @@ absl::Status AttentionMethods::CreateSequence(const Identity& caller,
   shape.num_layers = request.num_layers();
   shape.num_kv_heads = request.num_kv_heads();
   shape.head_dim = request.head_dim();
-  if (absl::Status status = ToDType(request.dtype(), &shape.dtype); !status.ok()) return status;
+  absl::Status status = ToDType(request.dtype(), &shape.dtype);
+  status.Update(ToKvDType(request.kv_dtype(), &shape.kv_dtype));
+  if (!status.ok()) return status;
   const absl::StatusOr<SequenceSettings> settings = ToSettings(request);
   if (!settings.ok()) return settings.status();
   const auto info = fleet_->Create(shape, *settings, caller, request.device_id());

@@ -91,6 +91,10 @@ v1::DType FromDType(kernels::DType dtype) {
   return dtype == kernels::DType::kFloat16 ? v1::DTYPE_FLOAT16 : v1::DTYPE_BFLOAT16;
 }
 
+v1::KvDType FromKvDType(kernels::KvDType kv_dtype) {
+  return kv_dtype == kernels::KvDType::kInt8 ? v1::KV_DTYPE_INT8 : v1::KV_DTYPE_SAME_AS_QUERY;
+}
+
 }  // namespace
 
 absl::Status ToDType(v1::DType dtype, kernels::DType* out) {
@@ -104,6 +108,21 @@ absl::Status ToDType(v1::DType dtype, kernels::DType* out) {
     default:
       return absl::InvalidArgumentError(absl::StrCat(
           "dtype: ", static_cast<int>(dtype), " is not DTYPE_FLOAT16 (1) or DTYPE_BFLOAT16 (2)"));
+  }
+}
+
+absl::Status ToKvDType(v1::KvDType kv_dtype, kernels::KvDType* out) {
+  switch (kv_dtype) {
+    case v1::KV_DTYPE_SAME_AS_QUERY:
+      *out = kernels::KvDType::kSameAsQuery;
+      return absl::OkStatus();
+    case v1::KV_DTYPE_INT8:
+      *out = kernels::KvDType::kInt8;
+      return absl::OkStatus();
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("kv_dtype: ", static_cast<int>(kv_dtype),
+                       " is not KV_DTYPE_SAME_AS_QUERY (0) or KV_DTYPE_INT8 (1)"));
   }
 }
 
@@ -246,6 +265,7 @@ v1::SequenceInfo ToSequenceInfo(const SequenceInfo& info, const std::string& dev
   message.set_group(info.settings.group);
   message.set_idle_timeout_seconds(Seconds(info.settings.idle_timeout.value_or(Nanoseconds(0))));
   message.set_leased(info.settings.lease.has_value());
+  message.set_kv_dtype(FromKvDType(info.shape.kv_dtype));
   return message;
 }
 
@@ -274,6 +294,7 @@ v1::KernelInfo ToKernelInfo(const kernels::KernelSpec& spec) {
   message.set_dtype(FromDType(spec.dtype));
   message.set_head_dim(spec.head_dim);
   message.set_accumulate(kernels::Name(spec.accumulate));
+  message.set_kv_dtype(FromKvDType(spec.kv_dtype));
   // Every kernel has these. Clients may look for them.
   for (const char* feature : {"paged_kv", "mask", "lse"}) message.add_features(feature);
   return message;

@@ -36,6 +36,7 @@ absl::Status ToMemoryRanges(const v1::LoadSequenceRequest& message, const Region
 // INVALID_ARGUMENT for other values than DTYPE_FLOAT16 and DTYPE_BFLOAT16, LAYOUT_NHD and
 // LAYOUT_HND, and for ids that are not 16 bytes long.
 absl::Status ToDType(v1::DType dtype, kernels::DType* out);
+absl::Status ToKvDType(v1::KvDType kv_dtype, kernels::KvDType* out);
 absl::Status ToLayout(v1::Layout layout, Layout* out);
 absl::StatusOr<SequenceId> ToSequenceId(const std::string& bytes);
 

@@ -317,7 +317,7 @@ TEST_F(BenchTest, SequencesAreListedAndDeleted) {
   EXPECT_THAT(Main({"sequences", "--json"}, kExitOk),
               HasSubstr(absl::StrCat("{\"id\":\"", hex,
                                      "\",\"num_kv_heads\":2,\"head_dim\":8,\"dtype\":\"float16\","
-                                     "\"layer_lengths\":[0,5]")));
+                                     "\"kv_dtype\":\"same_as_query\",\"layer_lengths\":[0,5]")));
   EXPECT_THAT(Main({"sequences", "--delete=" + hex}, kExitOk), HasSubstr("deleted 1 of 1"));
   const std::string mixed = Main(
       {"sequences", "--delete", hex + "," + absl::BytesToHexString(second.id())}, kExitFailure);

@@ -185,10 +185,8 @@ TEST(LoadTest, FlopCountsWhatTheMaskShows) {
   EXPECT_EQ(AttentionFlop(shape, 2, 6), 4.0 * 11 * 2 * 8);
 }
 
-// Answers `problem` as unfused attention would.
-void AnswerUnfused(RandomRequest* problem) {
-  AttendRequest& request = problem->request();
-  const KernelBatch batch = ToKernelBatch(request);
+// Writes what unfused attention answers to the outputs of `batch`.
+void AnswerUnfused(const KernelBatch& batch) {
   const kernels::ReferenceResult result = kernels::UnfusedAttention(batch.view());
   size_t element = 0, lse = 0;
   for (const kernels::Span& span : batch.spans) {
@@ -206,6 +204,9 @@ void AnswerUnfused(RandomRequest* problem) {
     }
   }
 }
+
+// Answers `problem` as unfused attention would.
+void AnswerUnfused(RandomRequest* problem) { AnswerUnfused(ToKernelBatch(problem->request())); }
 
 TEST(OracleTest, AcceptsUnfusedAttentionAndNoticesErrors) {
   std::mt19937_64 random(1);
@@ -237,6 +238,28 @@ TEST(OracleTest, AcceptsUnfusedAttentionAndNoticesErrors) {
       EXPECT_FALSE(Compare(ToKernelBatch(problem.request())).WithinBound(2e-2, 3e-2));
       EXPECT_FALSE(Compare(ToKernelBatch(problem.request())).Within(2));
     }
+  }
+}
+
+TEST(OracleTest, ComparesInt8SequencesWithTheirStoredRows) {
+  std::mt19937_64 random(5);
+  AttendRequest shape;
+  shape.spans = {{3, 200}, {1, 65}};
+  shape.num_heads = 4;
+  shape.num_kv_heads = 2;
+  shape.head_dim = 64;
+  for (const Layout layout : {Layout::kNHD, Layout::kHND}) {
+    shape.layout = layout;
+    RandomRequest problem(shape, /*want_lse=*/true, 1, &random);
+    AnswerUnfused(&problem);
+    const KernelBatch plain = ToKernelBatch(problem.request());
+    EXPECT_FALSE(Compare(AsStored(plain, KvDType::kInt8)).Within(4)) << "it was not INT8";
+    const KernelBatch stored = AsStored(plain, KvDType::kInt8);
+    AnswerUnfused(stored);
+    EXPECT_TRUE(Compare(stored).Within(1.01));
+    EXPECT_TRUE(SpotCheck(stored));
+    EXPECT_FALSE(SpotCheck(plain));
+    EXPECT_TRUE(Compare(AsStored(plain, KvDType::kSameAsQuery)).server == Compare(plain).server);
   }
 }
 

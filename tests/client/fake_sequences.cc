@@ -184,6 +184,7 @@ grpc::Status FakeSequences::Create(const v1::CreateSequenceRequest& request,
   sequence.info.set_num_kv_heads(request.num_kv_heads());
   sequence.info.set_head_dim(request.head_dim());
   sequence.info.set_dtype(request.dtype());
+  sequence.info.set_kv_dtype(request.kv_dtype());
   sequence.info.set_pin(request.pin());
   sequence.info.set_device_id(request.device_id());
   sequence.layers.resize(request.num_layers());

@@ -42,6 +42,7 @@ class FakeServer:
         self.faults = list(faults)
         self.lengths = {}  # id -> rows by layer
         self.leases = {}  # id -> lease
+        self.kv_dtypes = {}  # id -> KvDType
         self.full_after = None  # sequences that fit
         self.devices = devices
         self.max_operations = max_operations
@@ -115,6 +116,7 @@ class FakeServer:
         info.sequence_id, info.dtype, info.num_layers = sequence_id, 1, LAYERS
         info.num_kv_heads, info.head_dim = KV_HEADS, DIM
         info.layer_lengths.extend(self.lengths[sequence_id])
+        info.kv_dtype = self.kv_dtypes[sequence_id]
         info.device_id = f"cpu:{int.from_bytes(sequence_id, 'big') % self.devices}"
 
     def serve(self, method, request, reply):
@@ -154,11 +156,13 @@ class FakeServer:
         else:
             if method == "CreateSequence":
                 sequence_id = self.add([0] * LAYERS, request.lease_id)
+                self.kv_dtypes[sequence_id] = request.kv_dtype
             else:
                 sequence_id = request.sequence_id
                 lengths, = self.find(sequence_id)
             if method == "ForkSequence":
-                sequence_id = self.add(lengths, request.lease_id)
+                parent, sequence_id = sequence_id, self.add(lengths, request.lease_id)
+                self.kv_dtypes[sequence_id] = self.kv_dtypes[parent]
             if method == "TruncateSequence":
                 self.check(request, lengths[0])
                 self.lengths[sequence_id] = [request.length] * LAYERS
@@ -413,6 +417,29 @@ class PlanTest(unittest.TestCase):
             for word in words:
                 self.assertIn(word, str(caught.exception))
         self.assertEqual(server.calls, [])
+
+
+class Int8Test(unittest.TestCase):
+    def test_sequences_stay_int8(self):
+        server = FakeServer()
+        client = server.client()
+        sequence = client.create_sequence(LAYERS, KV_HEADS, DIM, kv_dtype="int8")
+        batch = client.create_sequences(2, LAYERS, KV_HEADS, DIM, kv_dtype="int8")
+        made = [sequence, *batch, sequence.fork(), client.open_sequence(sequence.id)]
+        self.assertEqual({one.kv_dtype for one in made}, {"int8"})
+        self.assertIn("float16 stored as int8", repr(sequence))
+        first = sequence.id
+        sequence.recreate()
+        self.assertNotEqual(sequence.id, first)
+        self.assertEqual(server.kv_dtypes[sequence.id], 1)
+        plain = client.create_sequence(LAYERS, KV_HEADS, DIM)
+        self.assertEqual(plain.kv_dtype, "same_as_query")
+        with self.assertRaisesRegex(flashcore.InvalidArgument, "one shape, dtype, kv_dtype and device"):
+            client.attend_batch([sequence, plain], 0, random(2))
+
+    def test_an_unknown_name_says_which_there_are(self):
+        with self.assertRaisesRegex(flashcore.InvalidArgument, "kv_dtype.*'int4'.*'same_as_query', 'int8'"):
+            FakeServer().client().create_sequence(LAYERS, KV_HEADS, DIM, kv_dtype="int4")
 
 
 class OnLostTest(unittest.TestCase):

@@ -27,6 +27,7 @@ TEST_F(SequenceTest, CreateSaysWhatIsAskedAndInfoWhatThereIs) {
   };
   SequenceOptions options = SmallShape(3);
   options.dtype = DType::kBFloat16;
+  options.kv_dtype = KvDType::kInt8;
   options.pin = true;
   options.device_id = "fake:7";
   const Sequence sequence = Create(options);
@@ -34,6 +35,7 @@ TEST_F(SequenceTest, CreateSaysWhatIsAskedAndInfoWhatThereIs) {
   EXPECT_EQ(got.num_kv_heads(), 2u);
   EXPECT_EQ(got.head_dim(), 8u);
   EXPECT_EQ(got.dtype(), v1::DTYPE_BFLOAT16);
+  EXPECT_EQ(got.kv_dtype(), v1::KV_DTYPE_INT8);
   EXPECT_TRUE(got.pin());
   EXPECT_EQ(got.device_id(), "fake:7");
   EXPECT_EQ(sequence.options().device_id, "fake:7");
@@ -49,6 +51,7 @@ TEST_F(SequenceTest, CreateSaysWhatIsAskedAndInfoWhatThereIs) {
   EXPECT_EQ(opened.options().num_kv_heads, 2u);
   EXPECT_EQ(opened.options().head_dim, 8u);
   EXPECT_EQ(opened.options().dtype, DType::kBFloat16);
+  EXPECT_EQ(opened.options().kv_dtype, KvDType::kInt8);
   EXPECT_TRUE(opened.options().pin);
   EXPECT_EQ(opened.options().device_id, "fake:7");
   EXPECT_EQ(Create().options().device_id, "fake:1");  // the server's choice

@@ -10,6 +10,7 @@ namespace {
 using kernels::Accumulate;
 using kernels::Arch;
 using kernels::DType;
+using kernels::KvDType;
 using ::testing::ElementsAre;
 
 // Has the kernels that the test adds.
@@ -17,8 +18,9 @@ class KernelsDevice final : public testing::HeapDevice {
  public:
   KernelsDevice() : HeapDevice(Options()) {}
 
-  void Add(DType dtype, int32_t head_dim) {
-    const kernels::Kernel* kernel = kernels::FindKernel({Arch::kCpu, dtype, head_dim});
+  void Add(DType dtype, int32_t head_dim, KvDType kv_dtype = KvDType::kSameAsQuery) {
+    const kernels::Kernel* kernel =
+        kernels::FindKernel({Arch::kCpu, dtype, head_dim, Accumulate::kFloat32, kv_dtype});
     ASSERT_NE(kernel, nullptr);
     kernels_.push_back(kernel);
   }
@@ -43,6 +45,18 @@ TEST(DeviceTest, HeadDimsAreThoseOfEveryDTypeItHas) {
   EXPECT_THAT(SupportedHeadDims(device), ElementsAre(128));
 }
 
+TEST(DeviceTest, Int8HeadDimsAreThoseOfEveryDTypeItHas) {
+  KernelsDevice device;
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (const int32_t head_dim : {64, 128}) device.Add(dtype, head_dim);
+  }
+  device.Add(DType::kFloat16, 64, KvDType::kInt8);
+  device.Add(DType::kFloat16, 128, KvDType::kInt8);
+  EXPECT_THAT(Int8HeadDims(device), ElementsAre());
+  device.Add(DType::kBFloat16, 128, KvDType::kInt8);
+  EXPECT_THAT(Int8HeadDims(device), ElementsAre(128));
+}
+
 TEST(DeviceTest, HasTheKernelForAGeometryOrSaysThatItHasNone) {
   KernelsDevice device;
   device.Add(DType::kFloat16, 64);
@@ -52,13 +66,14 @@ TEST(DeviceTest, HasTheKernelForAGeometryOrSaysThatItHasNone) {
   EXPECT_EQ(*device.KernelFor(geometry), device.kernels()[1]);
   geometry.head_dim = 128;
   EXPECT_EQ(device.KernelFor(geometry).status(),
-            absl::UnimplementedError("fake has no kernel for bfloat16 of head_dim 128"));
+            absl::UnimplementedError(
+                "fake has no kernel for bfloat16 of head_dim 128 over K/V same_as_query"));
 }
 
 TEST(DeviceTest, ChoosesKernelsByArchAndAccumulate) {
   const auto chosen = ChooseKernels(Arch::kCpu, Accumulate::kFloat32);
   ASSERT_EQ(chosen.status(), absl::OkStatus());
-  EXPECT_EQ(chosen->size(), 10);
+  EXPECT_EQ(chosen->size(), 20);
   for (const kernels::Kernel* kernel : *chosen) EXPECT_EQ(kernel->spec.arch, Arch::kCpu);
   EXPECT_EQ(ChooseKernels(Arch::kCpu, Accumulate::kFloat16).status(),
             absl::UnimplementedError("no kernels for cpu: accumulate float16 is not float32"));

@@ -12,10 +12,12 @@ from harness import wait_until
 
 Code = grpc.StatusCode
 HEADS, KV_HEADS, DIM = 4, 2, 64
-PAGE_BYTES = 2 * KV_HEADS * 64 * DIM * 2
 
 
 class SequencesTest(unittest.TestCase):
+    kv_dtype = pb.KV_DTYPE_SAME_AS_QUERY
+    page_bytes = 2 * KV_HEADS * 64 * DIM * 2
+
     @classmethod
     def setUpClass(cls):
         cls.server = harness.Server(
@@ -38,7 +40,7 @@ class SequencesTest(unittest.TestCase):
     def create(self, layers=1, **fields):
         return self.stub.CreateSequence(pb.CreateSequenceRequest(
             num_layers=layers, num_kv_heads=KV_HEADS, head_dim=DIM, dtype=pb.DTYPE_FLOAT16,
-            **fields)).sequence_id
+            kv_dtype=self.kv_dtype, **fields)).sequence_id
 
     def tensor(self, rows, heads):
         return harness.random_tensor(self.rng, rows, heads, DIM)
@@ -145,7 +147,7 @@ class SequencesTest(unittest.TestCase):
         short = self.stub.ForkSequence(
             pb.ForkSequenceRequest(sequence_id=child, length=70)).sequence_id
         info = self.stub.GetServerInfo(pb.GetServerInfoRequest())
-        self.assertEqual(info.devices[0].kv_used_bytes, 2 * PAGE_BYTES)  # shared, not copied
+        self.assertEqual(info.devices[0].kv_used_bytes, 2 * self.page_bytes)  # shared, not copied
         self.stub.DeleteSequence(pb.DeleteSequenceRequest(sequence_id=parent))
         for sequence, length in ((child, 100), (short, 70)):
             q = self.tensor(1, HEADS)
@@ -167,7 +169,7 @@ class SequencesTest(unittest.TestCase):
         self.assertEqual([r.status.code for r in results], [0, 0, 0, 0])
         beams = [winner, results[0].sequence.sequence_id, results[1].sequence.sequence_id]
         self.assertEqual(len(set(beams)), 3)
-        self.assertEqual(results[3].sequence.kv_bytes, 2 * PAGE_BYTES)
+        self.assertEqual(results[3].sequence.kv_bytes, 2 * self.page_bytes)
         queries = [self.tensor(1, HEADS) for _ in beams]
         reply = self.stub.Attend(self.attend_request(beams, queries))
         for got, q in zip(self.outputs(reply, queries), queries):
@@ -335,12 +337,12 @@ class SequencesTest(unittest.TestCase):
         pinned = self.create(pin=True)
         info = self.load(pinned, (self.tensor(128, KV_HEADS), self.tensor(128, KV_HEADS)))
         self.assertTrue(info.pin)
-        self.assertEqual((info.kv_bytes, info.pinned_bytes), (2 * PAGE_BYTES, 2 * PAGE_BYTES))
+        self.assertEqual((info.kv_bytes, info.pinned_bytes), (2 * self.page_bytes, 2 * self.page_bytes))
         plain = self.create()
         info = self.load(plain, (self.tensor(64, KV_HEADS), self.tensor(64, KV_HEADS)))
-        self.assertEqual((info.kv_bytes, info.pinned_bytes), (PAGE_BYTES, 0))
+        self.assertEqual((info.kv_bytes, info.pinned_bytes), (self.page_bytes, 0))
         hot = 'flashcore_kv_bytes{segment="hot",state="used"}'
-        wait_until(lambda: self.server.metric(hot) == 2 * PAGE_BYTES,
+        wait_until(lambda: self.server.metric(hot) == 2 * self.page_bytes,
                    lambda: f"{self.server.metric(hot)} bytes are hot")
         # Pages that are read often are promoted. Their bits do not change.
         q = self.tensor(1, HEADS)
@@ -351,7 +353,7 @@ class SequencesTest(unittest.TestCase):
             return self.get(plain).pinned_bytes > 0
 
         wait_until(promoted, "pages are promoted")
-        self.assertEqual(self.get(plain).pinned_bytes, PAGE_BYTES)
+        self.assertEqual(self.get(plain).pinned_bytes, self.page_bytes)
         self.assertEqual(self.stub.Attend(self.attend_request([plain], [q])).output, before)
         wait_until(lambda: self.server.metric('flashcore_kv_moved_bytes_total{to="hot"}') > 0,
                    "the move is counted")

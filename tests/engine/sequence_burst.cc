@@ -172,7 +172,9 @@ SequenceBurst::Flight SequenceBurst::MakeFlight() {
     spans.push_back(ResidentSpan(members_[i], client, request.append_only));
     flight.sequences.push_back(members_[i].sequence);
   }
-  if (!request.append_only && dice_->OneIn(5)) {
+  // Inline K/V comes only beside K/V of its type.
+  const bool with_inline = shape.kv_dtype == kernels::KvDType::kSameAsQuery;
+  if (!request.append_only && with_inline && dice_->OneIn(5)) {
     const size_t at = dice_->Below(spans.size() + 1);
     spans.insert(spans.begin() + at, SpanShape{1 + dice_->Below(3), dice_->Below(70), "", {}});
     flight.sequences.insert(flight.sequences.begin() + at, nullptr);

@@ -3,6 +3,7 @@
 #define FLASHCORE_TESTS_ENGINE_SEQUENCE_MODEL_H_
 
 #include <atomic>
+#include <cstring>
 #include <deque>
 #include <memory>
 #include <shared_mutex>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/int8.h"
 #include "server/kv/sequence.h"
 #include "server/request/spans.h"
 
@@ -53,11 +55,12 @@ class ModelLayer {
     // The written page belongs to this layer alone afterwards, copied or not: it gets a new token.
     // The old token stays alive if other layers hold it.
     if (length_ % kernels::kPageTokens != 0) pages_.pop_back();
+    Resize(length_ + rows);
     for (uint32_t row = 0; row < rows; ++row) {
       for (int32_t head = 0; head < layout_.num_kv_heads; ++head) {
         const int64_t at = row * from.kv_strides.row + head * from.kv_strides.head;
-        key_.insert(key_.end(), from.key + at, from.key + at + layout_.row_bytes());
-        value_.insert(value_.end(), from.value + at, from.value + at + layout_.row_bytes());
+        Write(from.key + at, length_ + row, head, &key_);
+        Write(from.value + at, length_ + row, head, &value_);
       }
     }
     length_ += rows;
@@ -68,19 +71,19 @@ class ModelLayer {
 
   void Truncate(uint64_t length) {
     length_ = length;
-    key_.resize(length * dense_row_bytes());
-    value_.resize(length * dense_row_bytes());
+    Resize(length);
     pages_.resize(PagesFor(length));
   }
 
-  // Dense, [rows, kv_heads, head_dim].
+  // Pages of K, and of V, in the order of their rows.
   kernels::KvView view() const {
     kernels::KvView kv;
     kv.key = key_.data();
     kv.value = value_.data();
-    kv.row_stride = dense_row_bytes();
-    kv.head_stride = layout_.row_bytes();
-    kv.page_stride = kernels::kPageTokens * kv.row_stride;
+    kv.pages = places_.data();
+    kv.row_stride = layout_.row_bytes();
+    kv.head_stride = layout_.head_bytes();
+    kv.page_stride = layout_.value_offset();
     kv.rows = static_cast<int32_t>(length_);
     return kv;
   }
@@ -89,12 +92,31 @@ class ModelLayer {
   static size_t PagesFor(uint64_t rows) {
     return (rows + kernels::kPageTokens - 1) / kernels::kPageTokens;
   }
-  int64_t dense_row_bytes() const { return layout_.num_kv_heads * layout_.row_bytes(); }
+  void Resize(uint64_t length) {
+    const size_t pages = PagesFor(length);
+    key_.resize(pages * layout_.value_offset());
+    value_.resize(key_.size());
+    while (places_.size() < pages) places_.push_back(static_cast<int32_t>(places_.size()));
+  }
+  // A row of one head, as pages have it.
+  void Write(const std::byte* from, uint64_t row, int32_t head, std::vector<std::byte>* to) const {
+    std::byte* const page = to->data() + row / kernels::kPageTokens * layout_.value_offset();
+    const int64_t in_page = static_cast<int64_t>(row % kernels::kPageTokens);
+    std::byte* const at = page + head * layout_.head_bytes() + in_page * layout_.row_bytes();
+    if (layout_.kv_dtype == kernels::KvDType::kSameAsQuery) {
+      std::memcpy(at, from, layout_.row_bytes());
+      return;
+    }
+    const uint16_t scale = kernels::QuantiseToInt8(layout_.dtype, from, layout_.head_dim, at);
+    std::memcpy(page + layout_.scales_offset(head) + in_page * sizeof(scale), &scale,
+                sizeof(scale));
+  }
 
   kernels::PageLayout layout_;
   PageCount* count_;
   uint64_t length_ = 0;
-  std::vector<std::byte> key_, value_;
+  std::vector<std::byte> key_, value_;  // pages
+  std::vector<int32_t> places_;         // 0, 1, ..
   std::vector<std::shared_ptr<PageToken>> pages_;
 };
 

@@ -34,7 +34,7 @@ constexpr std::chrono::seconds kIdleTimeout(1);
 
 bool SameShape(const SequenceShape& a, const SequenceShape& b) {
   return a.num_layers == b.num_layers && a.num_kv_heads == b.num_kv_heads &&
-         a.head_dim == b.head_dim;
+         a.head_dim == b.head_dim && a.kv_dtype == b.kv_dtype;
 }
 
 }  // namespace
@@ -111,7 +111,11 @@ bool SequenceWorld::OverQuota(const absl::Status& status) {
 
 void SequenceWorld::Create(Dice* dice) {
   if (Full()) return;
-  const SequenceShape& shape = kShapes[dice->Below(std::size(kShapes))];
+  SequenceShape shape = kShapes[dice->Below(std::size(kShapes))];
+  const std::vector<uint32_t>& int8_head_dims = engine_.options().sequences.int8_head_dims;
+  const bool has_int8 =
+      std::count(int8_head_dims.begin(), int8_head_dims.end(), shape.head_dim) > 0;
+  if (has_int8 && dice->OneIn(2)) shape.kv_dtype = kernels::KvDType::kInt8;
   const char* client = kClients[dice->Below(std::size(kClients))];
   const TimePoint now = clock().Now();
   const auto info = engine_.sequences().Create(
@@ -329,19 +333,26 @@ void SequenceWorld::ExpectHolds(const ModelSequence& sequence, uint32_t layer) {
   const kernels::KvView& has = spans[0].kv;
   const kernels::KvView should = sequence.layers[layer].view();
   ASSERT_EQ(has.rows, should.rows);
-  std::vector<std::byte> row_has(sequence.shape.page_layout().row_bytes());
-  const auto expect_row = [&](const std::byte* at, const std::byte* from, int32_t row) {
-    setup_.copy(row_has.data(), at, row_has.size());
-    EXPECT_EQ(std::memcmp(row_has.data(), from, row_has.size()), 0) << "row " << row;
+  const kernels::PageLayout layout = sequence.shape.page_layout();
+  const auto expect_same = [&](int32_t row, int64_t in_page, size_t bytes) {
+    const auto offset = [&](const kernels::KvView& kv) {
+      return kv.pages[row / kernels::kPageTokens] * kv.page_stride + in_page;
+    };
+    std::vector<std::byte> bytes_has(bytes);
+    setup_.copy(bytes_has.data(), has.key + offset(has), bytes);
+    EXPECT_EQ(std::memcmp(bytes_has.data(), should.key + offset(should), bytes), 0) << row;
+    setup_.copy(bytes_has.data(), has.value + offset(has), bytes);
+    EXPECT_EQ(std::memcmp(bytes_has.data(), should.value + offset(should), bytes), 0) << row;
   };
   for (int32_t row = 0; row < has.rows; ++row) {
-    const int64_t page = has.pages[row / kernels::kPageTokens];
-    for (uint32_t head = 0; head < sequence.shape.num_kv_heads; ++head) {
-      const int64_t at = page * has.page_stride + head * has.head_stride +
-                         row % kernels::kPageTokens * has.row_stride;
-      const int64_t from = row * should.row_stride + head * should.head_stride;
-      expect_row(has.key + at, should.key + from, row);
-      expect_row(has.value + at, should.value + from, row);
+    const int32_t in_page = row % kernels::kPageTokens;
+    for (int32_t head = 0; head < layout.num_kv_heads; ++head) {
+      expect_same(row, head * layout.head_bytes() + in_page * layout.row_bytes(),
+                  layout.row_bytes());
+      const size_t scale_bytes = kernels::KvRowScaleBytes(layout.kv_dtype);
+      if (scale_bytes > 0) {
+        expect_same(row, layout.scales_offset(head) + in_page * scale_bytes, scale_bytes);
+      }
     }
   }
   engine_.sequences().EndLaunch(launch, true);

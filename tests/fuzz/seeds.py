@@ -39,7 +39,7 @@ FLAG_VALUES = {
     "l2_window": ("on", "off", "auto", "x"),
     "l2_budget_bytes": ("0", "1099511627776"),
     "pin_threads": ("", "0", "0-1", "1,0", "0-1023", "1-0", "0,0"),
-    "kv_memory_bytes": ("0", "4194304", "17592186044416", "1"),
+    "kv_memory_bytes": ("0", "4194304", "549755813888", "1"),
     "evict": ("none", "lru", "all"),
     "sequence_idle_timeout_s": ("0", "3600", "1e8", "1e300", "nan"),
     "sequence_metadata_bytes": ("1048576", "1"),

@@ -24,7 +24,8 @@ size_t KvBytes(const Geometry& geometry, const KvView& kv) {
     row = kPageTokens - 1;
   }
   return page * kv.page_stride + (geometry.num_kv_heads - 1) * kv.head_stride +
-         row * kv.row_stride + geometry.head_dim * geometry.kv_element_bytes();
+         row * kv.row_stride + geometry.head_dim * geometry.kv_element_bytes() +
+         kPageTokens * KvRowScaleBytes(geometry.kv_dtype);
 }
 
 void AddKv(const Geometry& geometry, const KvView& kv, DeviceMirror* mirror) {

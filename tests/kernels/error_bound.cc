@@ -7,6 +7,7 @@
 
 #include "kernels/fp8.h"
 #include "kernels/half.h"
+#include "kernels/kv_pages.h"
 
 namespace flashcore::kernels {
 namespace {
@@ -16,11 +17,27 @@ constexpr double kElementDeviations = 4;
 constexpr double kRowDeviations = 1.5;
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
 
-float Load(DType dtype, bool is_fp8, const std::byte* row, int32_t d) {
-  if (is_fp8) return E4M3ToFloat(std::to_integer<uint8_t>(row[d]));
+float Load(DType dtype, const std::byte* row, int32_t d) {
   uint16_t element;
   std::memcpy(&element, row + d * sizeof(element), sizeof(element));
   return ToFloat(dtype, element);
+}
+
+// Element d of a K/V row, the j-th of its span; without the scale of an E4M3.
+float LoadKv(const Geometry& geometry, const KvView& kv, const std::byte* row, int32_t j,
+             int32_t d) {
+  switch (geometry.kv_dtype) {
+    case KvDType::kSameAsQuery:
+      break;
+    case KvDType::kFloat8E4M3:
+      return E4M3ToFloat(std::to_integer<uint8_t>(row[d]));
+    case KvDType::kInt8: {
+      const int32_t in_page = j % kPageTokens;
+      const std::byte* scales = row + (kPageTokens - in_page) * kv.row_stride;
+      return Load(DType::kBFloat16, scales, in_page) * std::to_integer<int8_t>(row[d]);
+    }
+  }
+  return Load(geometry.dtype, row, d);
 }
 
 // A visible token of a query row.
@@ -131,7 +148,9 @@ class RowModel {
     for (int32_t d = 0; d < kv_.head_dim(); ++d) {
       const double o = output_[d];
       const double by_weights =
-          std::max(0.0, change_squares_[d] - 2 * o * changes_[d] + o * o * change_sum_);
+          rounding_.cancels
+              ? std::max(0.0, change_squares_[d] - 2 * o * changes_[d] + o * o * change_sum_)
+              : change_squares_[d];
       const double partial = value_squares_[d] / 2 + o * o;
       const double by_sums = steps * (rounding_.sums * rounding_.sums * partial + floor * floor);
       // Tensor cores truncate float32 sums: these errors have one sign.
@@ -193,8 +212,7 @@ double Difference(double got, double want) { return got == want ? 0 : std::abs(g
 
 DecodedKv::DecodedKv(const Geometry& geometry, const KvView& kv, int32_t kv_head, KvRange rows)
     : begin_(rows.begin), head_dim_(geometry.head_dim) {
-  const bool is_fp8 = geometry.kv_dtype == KvDType::kFloat8E4M3;
-  if (is_fp8) {
+  if (geometry.kv_dtype == KvDType::kFloat8E4M3) {
     key_scale_ = kv.key_scale[kv_head];
     value_scale_ = kv.value_scale[kv_head];
   }
@@ -207,8 +225,8 @@ DecodedKv::DecodedKv(const Geometry& geometry, const KvView& kv, int32_t kv_head
         page * kv.page_stride + kv_head * kv.head_stride + j % kPageTokens * kv.row_stride;
     const size_t to = size_t{1} * (j - begin_) * head_dim_;
     for (int32_t d = 0; d < head_dim_; ++d) {
-      key_[to + d] = Load(geometry.dtype, is_fp8, kv.key + offset, d);
-      value_[to + d] = Load(geometry.dtype, is_fp8, kv.value + offset, d);
+      key_[to + d] = LoadKv(geometry, kv, kv.key + offset, j, d);
+      value_[to + d] = LoadKv(geometry, kv, kv.value + offset, j, d);
     }
   }
 }
@@ -217,7 +235,7 @@ std::vector<double> DecodedQuery(const Geometry& geometry, const Span& span, int
                                  int32_t head) {
   const std::byte* from = span.query + row * span.row_stride + head * span.head_stride;
   std::vector<double> query(geometry.head_dim);
-  for (int32_t d = 0; d < geometry.head_dim; ++d) query[d] = Load(geometry.dtype, false, from, d);
+  for (int32_t d = 0; d < geometry.head_dim; ++d) query[d] = Load(geometry.dtype, from, d);
   return query;
 }
 
@@ -229,6 +247,10 @@ Rounding Rounding::Of(const KernelSpec& spec, const PlanOptions& options) {
   if (spec.arch != Arch::kCpu) {
     rounding.probability += rounding.output;
     if (spec.dtype == DType::kFloat16) rounding.smallest = 0x1p-25;
+  }
+  if (spec.kv_dtype == KvDType::kInt8) {
+    rounding.probability += kFloat32;  // times V's scale
+    rounding.cancels = spec.arch == Arch::kCpu;
   }
   if (spec.accumulate == Accumulate::kFloat16) {
     rounding.sums = 0x1p-11;

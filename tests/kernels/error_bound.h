@@ -44,13 +44,14 @@ struct Rounding {
   double smallest = 0;     // largest absolute error of these, relative to the largest of the row
   double sums = 0;         // of a step of Q K^T and of P V
   int32_t step = 1;        // products that a step adds
+  bool cancels = true;     // O is divided by the sum of the rounded probabilities
   PlanOptions plan = {};   // says which K/V rows are summed apart
 
   static Rounding Of(const KernelSpec& spec, const PlanOptions& options);
 };
 
-// K and V of one KV head as float32, which holds every 16-bit and E4M3 element. The scales of E4M3
-// are separate.
+// K and V of one KV head as float32, which holds every 16-bit, E4M3 and INT8 element. The scales of
+// E4M3 are separate.
 class DecodedKv {
  public:
   DecodedKv(const Geometry& geometry, const KvView& kv, int32_t kv_head, KvRange rows);

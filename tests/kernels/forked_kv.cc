@@ -1,10 +1,12 @@
 #include "tests/kernels/forked_kv.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
 #include "kernels/fp8.h"
+#include "kernels/int8.h"
 #include "kernels/kv_pages.h"
 
 namespace flashcore::kernels {
@@ -17,8 +19,7 @@ ForkedKv::ForkedKv(const Geometry& geometry, const std::vector<ForkShape>& shape
   std::vector<int32_t> free(own_pages + 3);  // more pages than needed: the rest stay unused
   std::iota(free.begin(), free.end(), 0);
   std::shuffle(free.begin(), free.end(), *random);
-  const PageLayout layout{geometry.dtype, geometry.num_kv_heads, geometry.head_dim,
-                          geometry.kv_dtype};
+  const PageLayout layout = PageLayoutOf(geometry);
   bytes_.assign(free.size() * layout.page_bytes(), std::byte{0xff});  // NaN in every type
   for (int32_t t = 0; t < 2 * geometry.num_kv_heads; ++t) {
     scales_.push_back(E4M3Scale(1.0f + 0.25f * t));
@@ -63,7 +64,16 @@ void ForkedKv::SetValue(int span, int32_t row, int32_t kv_head, int32_t d, float
 
 void ForkedKv::SetElement(int64_t tile, int64_t index, float value) {
   const int64_t at = tile * kPageTokens * geometry_.head_dim + index;
-  if (geometry_.kv_dtype == KvDType::kFloat8E4M3) {
+  if (geometry_.kv_dtype == KvDType::kInt8) {
+    // All rows have the same scale, until they get a value that it does not reach.
+    const PageLayout layout = PageLayoutOf(geometry_);
+    std::byte* const head = &bytes_[tile * layout.head_bytes()];
+    const uint16_t scale = std::isfinite(value) ? FloatToBFloat16(1.0f / 64) : 0x7fc0;
+    const int64_t row = index / geometry_.head_dim;
+    std::memcpy(head + kPageTokens * layout.row_bytes() + row * sizeof(scale), &scale,
+                sizeof(scale));
+    head[index] = static_cast<std::byte>(Int8Code(value, BFloat16ToFloat(scale)));
+  } else if (geometry_.kv_dtype == KvDType::kFloat8E4M3) {
     bytes_[at] = std::byte{FloatToE4M3(value / scales_[tile % scales_.size()])};
   } else {
     const uint16_t element = FromFloat(geometry_.dtype, value);

@@ -14,6 +14,7 @@
 
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/fp8.h"
+#include "kernels/int8.h"
 #include "kernels/plan.h"
 #include "kernels/reference.h"
 #include "kernels/registry.h"
@@ -44,14 +45,20 @@ int64_t SourceRowBytes(const PageLayout& layout) {
 }
 
 // Source rows of K or V: [rows][kv_heads][head_dim] or [kv_heads][rows][head_dim], of random bits,
-// infinities and NaN included. Every head has a different scale.
+// infinities and NaN included; rows with even numbers are finite. Every head has a different scale.
 struct Source {
   Source(const PageLayout& layout, int32_t rows, bool heads_first, std::mt19937* random)
       : row_stride(SourceRowBytes(layout) * (heads_first ? 1 : layout.num_kv_heads)),
         head_stride(SourceRowBytes(layout) * (heads_first ? rows : 1)),
         bytes(RandomBytes(SourceRowBytes(layout) * layout.num_kv_heads * rows, random)) {
     std::uniform_real_distribution<float> uniform(0.001f, 1);
-    for (int32_t head = 0; head < layout.num_kv_heads; ++head) scales.push_back(uniform(*random));
+    for (int32_t head = 0; head < layout.num_kv_heads; ++head) {
+      scales.push_back(uniform(*random));
+      for (int32_t row = 0; row < rows; row += 2) {
+        std::byte* const at = bytes.data() + row * row_stride + head * head_stride;
+        for (int64_t i = 1; i < SourceRowBytes(layout); i += 2) at[i] &= std::byte{0xbf};
+      }
+    }
   }
 
   const std::byte* Row(int32_t row, int32_t head) const {
@@ -70,16 +77,42 @@ RowAppend Append(const Source& key, const Source& value, int32_t first, std::byt
           key.scales.data(), value.scales.data()};
 }
 
-// Expected result of appending one head's row, from the definition of the layout.
+uint16_t Element(const std::byte* row, int32_t d) {
+  uint16_t element;
+  std::memcpy(&element, row + d * sizeof(element), sizeof(element));
+  return element;
+}
+
+// Expected result of appending one head's row to an INT8 page, from the definition.
+void QuantiseRowSlowly(const PageLayout& layout, const std::byte* from, std::byte* to,
+                       std::byte* scale_to) {
+  float largest = 0;
+  bool is_finite = true;
+  for (int32_t d = 0; d < layout.head_dim; ++d) {
+    const float element = ToFloat(layout.dtype, Element(from, d));
+    is_finite = is_finite && std::isfinite(element);
+    largest = std::max(largest, std::abs(element));
+  }
+  // The smallest BFloat16 that is not below.
+  uint16_t bits = FloatToBFloat16(largest / 127);
+  while (bits > 0 && BFloat16ToFloat(bits - 1) >= largest / 127) --bits;
+  while (BFloat16ToFloat(bits) < largest / 127) ++bits;
+  if (!is_finite) bits = FloatToBFloat16(NAN);
+  std::memcpy(scale_to, &bits, sizeof(bits));
+  for (int32_t d = 0; d < layout.head_dim; ++d) {
+    const float code = ToFloat(layout.dtype, Element(from, d)) / BFloat16ToFloat(bits);
+    to[d] = std::isfinite(code) ? static_cast<std::byte>(std::lrint(code)) : std::byte{0};
+  }
+}
+
+// Expected result of appending one head's row to another page, from the definition of the layout.
 void AppendRowSlowly(const PageLayout& layout, const std::byte* from, float scale, std::byte* to) {
   if (layout.kv_dtype == KvDType::kSameAsQuery) {
     std::copy_n(from, layout.row_bytes(), to);
     return;
   }
   for (int32_t d = 0; d < layout.head_dim; ++d) {
-    uint16_t element;
-    std::memcpy(&element, from + d * sizeof(element), sizeof(element));
-    to[d] = std::byte{FloatToE4M3(ToFloat(layout.dtype, element) / scale)};
+    to[d] = std::byte{FloatToE4M3(ToFloat(layout.dtype, Element(from, d)) / scale)};
   }
 }
 
@@ -88,7 +121,14 @@ void AppendSlowly(const PageLayout& layout, const Source& key, const Source& val
                   std::byte* page, int32_t row, int32_t rows) {
   for (int32_t head = 0; head < layout.num_kv_heads; ++head) {
     for (int32_t i = 0; i < rows; ++i) {
-      std::byte* to = page + ((head * kPageTokens) + row + i) * layout.row_bytes();
+      std::byte* to = page + head * layout.head_bytes() + (row + i) * layout.row_bytes();
+      if (layout.kv_dtype == KvDType::kInt8) {
+        const int64_t value_at = layout.page_bytes() / 2;
+        std::byte* scale = page + layout.scales_offset(head) + (row + i) * 2;
+        QuantiseRowSlowly(layout, key.Row(first + i, head), to, scale);
+        QuantiseRowSlowly(layout, value.Row(first + i, head), to + value_at, scale + value_at);
+        continue;
+      }
       AppendRowSlowly(layout, key.Row(first + i, head), key.scales[head], to);
       AppendRowSlowly(layout, value.Row(first + i, head), value.scales[head],
                       to + layout.page_bytes() / 2);
@@ -196,6 +236,11 @@ TEST(PageLayout, HoldsKeysThenValues) {
   const PageLayout fp8{DType::kBFloat16, 8, 128, KvDType::kFloat8E4M3};
   EXPECT_EQ(fp8.row_bytes(), 128);
   EXPECT_EQ(fp8.page_bytes(), 2 * 8 * 64 * 128);
+  const PageLayout int8{DType::kBFloat16, 8, 128, KvDType::kInt8};
+  EXPECT_EQ(int8.row_bytes(), 128);
+  EXPECT_EQ(int8.head_bytes(), 64 * (128 + 2));
+  EXPECT_EQ(int8.scales_offset(3), 3 * 64 * (128 + 2) + 64 * 128);
+  EXPECT_EQ(int8.page_bytes(), 2 * 8 * 64 * (128 + 2));
 }
 
 void CheckAppend(const PageWriter& writer, const PageLayout& layout, bool heads_first,
@@ -223,7 +268,7 @@ TEST_P(PageWriterTest, AppendWritesTheRowsAndNothingElse) {
     for (int32_t head_dim : {32, 96, 256}) {
       for (bool heads_first : {false, true}) {
         for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
-          for (KvDType kv_dtype : {KvDType::kSameAsQuery, KvDType::kFloat8E4M3}) {
+          for (KvDType kv_dtype : {KvDType::kSameAsQuery, KvDType::kFloat8E4M3, KvDType::kInt8}) {
             CheckAppend(GetParam(), {dtype, kv_heads, head_dim, kv_dtype}, heads_first, &random);
           }
         }
@@ -240,7 +285,8 @@ TEST_P(PageWriterTest, AppendsSameBytesWithAndWithoutThreads) {
   ThreadPool pool(3);
   for (const auto& [heads_first, kv_dtype] : {std::pair{false, KvDType::kSameAsQuery},
                                               {true, KvDType::kSameAsQuery},
-                                              {true, KvDType::kFloat8E4M3}}) {
+                                              {true, KvDType::kFloat8E4M3},
+                                              {true, KvDType::kInt8}}) {
     const PageLayout layout{DType::kFloat16, 4, 128, kv_dtype};
     const Source key(layout, kRows, heads_first, &random);
     const Source value(layout, kRows, heads_first, &random);
@@ -262,7 +308,12 @@ TEST_P(PageWriterTest, AppendsSameBytesWithAndWithoutThreads) {
     const size_t untouched = kFirstRow * layout.row_bytes();
     EXPECT_EQ(arenas[0][untouched - 1], kPoison);
     Bytes first_row(layout.row_bytes());
-    AppendRowSlowly(layout, key.Row(0, 0), key.scales[0], first_row.data());
+    if (kv_dtype == KvDType::kInt8) {
+      std::byte scale[2];
+      QuantiseRowSlowly(layout, key.Row(0, 0), first_row.data(), scale);
+    } else {
+      AppendRowSlowly(layout, key.Row(0, 0), key.scales[0], first_row.data());
+    }
     EXPECT_TRUE(
         SamePages(layout, first_row,
                   Bytes(&arenas[0][untouched], &arenas[0][untouched] + layout.row_bytes())));
@@ -309,11 +360,11 @@ void Attend(const Geometry& geometry, const Span& span, ThreadPool* threads) {
   ASSERT_EQ(Launch(*kernel, batch, plan, threads), 0);
 }
 
-// Dense rows appended to pages in random order. The page table counts in units smaller than a page.
+// Rows appended to pages in random order. The page table counts in units smaller than a page.
 struct WrittenPages {
   WrittenPages(const PageLayout& layout, const KvView& dense, ThreadPool* threads,
                std::mt19937_64* random) {
-    constexpr int64_t kUnit = 8192;
+    constexpr int64_t kUnit = 256;
     const int32_t tiles = PagesFor(dense.rows);
     pages.resize(2 * tiles);
     for (int32_t i = 0; i < 2 * tiles; ++i) pages[i] = i * (layout.page_bytes() / kUnit);
@@ -321,7 +372,7 @@ struct WrittenPages {
     arena.assign(2 * tiles * layout.page_bytes(), std::byte{0x7f});  // NaN in float16 and E4M3
     std::vector<RowAppend> appends;
     for (int32_t tile = 0; tile < tiles; ++tile) {
-      const int64_t from = tile * dense.page_stride;
+      const int64_t from = (dense.pages != nullptr ? dense.pages[tile] : tile) * dense.page_stride;
       appends.push_back({dense.key + from, dense.value + from, dense.row_stride, dense.head_stride,
                          arena.data() + pages[tile] * kUnit, 0,
                          std::min(kPageTokens, dense.rows - tile * kPageTokens), dense.key_scale,
@@ -365,14 +416,15 @@ TEST(KvPages, AttentionOverWrittenPagesIsThatOverDenseRows) {
   }
 }
 
-// The same for FP8 with the oracle: 16-bit rows are quantised by the append.
+// The same for 8-bit pages with the oracle: 16-bit rows are quantised by the append.
 TEST(KvPages, QuantisedPagesAreReadAsQuantisedRows) {
   std::mt19937_64 random(TestSeed());
   ThreadPool pool(2);
-  const Geometry geometry{DType::kBFloat16, 4, 2, 64, KvDType::kFloat8E4M3};
-  const PageLayout layout{geometry.dtype, geometry.num_kv_heads, geometry.head_dim,
-                          geometry.kv_dtype};
-  for (const Layout source : {Layout::kDenseNhd, Layout::kDenseHnd}) {
+  for (const auto& [source, kv_dtype] : {std::pair{Layout::kDenseNhd, KvDType::kFloat8E4M3},
+                                         {Layout::kDenseHnd, KvDType::kFloat8E4M3},
+                                         {Layout::kPaged, KvDType::kInt8}}) {
+    const Geometry geometry{DType::kBFloat16, 4, 2, 64, kv_dtype};
+    const PageLayout layout = PageLayoutOf(geometry);
     Problem problem(geometry, {{2, 300, Mask::Causal(), source}}, &random);
     Span span = problem.span(0).span();
     const AttentionBatch batch{geometry, &span, 1};

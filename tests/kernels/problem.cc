@@ -7,14 +7,17 @@
 #include <numeric>
 
 #include "kernels/fp8.h"
+#include "kernels/int8.h"
+#include "kernels/kv_pages.h"
 
 namespace flashcore::kernels {
 namespace {
 
-constexpr int kRowPadding = 32;       // elements after the last head of a Q or O row
-constexpr int kOuterPadding = 64;     // elements before and after O, floats around LSE
-constexpr uint16_t kPoison = 0x7fc1;  // NaN in float16 and in bfloat16
-constexpr uint8_t kFp8Poison = 0x7f;  // NaN
+constexpr int kRowPadding = 32;        // elements after the last head of a Q or O row
+constexpr int kOuterPadding = 64;      // elements before and after O, floats around LSE
+constexpr uint16_t kPoison = 0x7fc1;   // NaN in float16 and in bfloat16
+constexpr uint8_t kFp8Poison = 0x7f;   // NaN
+constexpr uint8_t kInt8Poison = 0xff;  // pairs of it are NaN as scales
 constexpr uint32_t kLsePoison = 0x7fc12345;
 
 uint16_t RandomElement(DType dtype, float magnitude, std::mt19937_64* random) {
@@ -63,13 +66,14 @@ void ProblemSpan::LayOutKv(const SpanShape& shape, std::mt19937_64* random) {
   const int64_t row_bytes = int64_t{geometry_.head_dim} * 2;
   const int64_t heads = geometry_.num_kv_heads;
   const int32_t tiles = PagesFor(shape.kv_rows);
+  const Layout layout = geometry_.kv_dtype == KvDType::kInt8 ? Layout::kPaged : shape.layout;
   kv.rows = shape.kv_rows;
-  kv.row_stride = shape.layout == Layout::kDenseNhd ? heads * row_bytes : row_bytes;
+  kv.row_stride = layout == Layout::kDenseNhd ? heads * row_bytes : row_bytes;
   kv.page_stride = kPageTokens * kv.row_stride;
   int64_t rows = shape.kv_rows + 2;  // two rows past the end, poisoned
-  if (shape.layout == Layout::kDenseNhd) {
+  if (layout == Layout::kDenseNhd) {
     kv.head_stride = row_bytes;
-  } else if (shape.layout == Layout::kDenseHnd) {
+  } else if (layout == Layout::kDenseHnd) {
     kv.head_stride = rows * row_bytes;
   } else {
     kv.head_stride = kPageTokens * row_bytes;
@@ -91,19 +95,33 @@ void ProblemSpan::FillKv(const SpanShape& shape, std::mt19937_64* random) {
   const int32_t heads = geometry_.num_kv_heads;
   for (int32_t j = 0; j < shape.kv_rows; ++j) {
     for (int32_t h = 0; h < heads; ++h) {
-      const float loudness = h == shape.loud_kv_head ? 100.0f : shape.magnitude;
+      std::uniform_real_distribution<float> octaves(-1, 1);
+      const float size = shape.uneven_rows ? std::exp2(octaves(*random)) : 1;
+      const float loudness = h == shape.loud_kv_head ? 100.0f : size * shape.magnitude;
       for (size_t n = KvIndex(j, h); n < KvIndex(j, h) + geometry_.head_dim; ++n) {
-        key_.elements[n] = RandomElement(geometry_.dtype, shape.magnitude, random);
+        key_.elements[n] = RandomElement(geometry_.dtype, size * shape.magnitude, random);
         value_.elements[n] = RandomElement(geometry_.dtype, loudness, random);
       }
     }
   }
   span_.kv = unquantised_;
   if (geometry_.kv_dtype == KvDType::kSameAsQuery) return;
-  Quantise(&key_);
-  Quantise(&value_);
+  for (KvTensor* tensor : {&key_, &value_}) {
+    if (geometry_.kv_dtype == KvDType::kInt8) {
+      MakeInt8(tensor);
+    } else {
+      MakeFp8(tensor);
+    }
+  }
   span_.kv.key = reinterpret_cast<const std::byte*>(key_.codes.data());
   span_.kv.value = reinterpret_cast<const std::byte*>(value_.codes.data());
+  if (geometry_.kv_dtype == KvDType::kInt8) {
+    const PageLayout layout = PageLayoutOf(geometry_);
+    span_.kv.page_stride = layout.value_offset();
+    span_.kv.head_stride = layout.head_bytes();
+    span_.kv.row_stride = layout.row_bytes();
+    return;
+  }
   span_.kv.key_scale = key_.scales.data();
   span_.kv.value_scale = value_.scales.data();
   span_.kv.page_stride /= 2;
@@ -111,7 +129,7 @@ void ProblemSpan::FillKv(const SpanShape& shape, std::mt19937_64* random) {
   span_.kv.row_stride /= 2;
 }
 
-void ProblemSpan::Quantise(KvTensor* tensor) const {
+void ProblemSpan::MakeFp8(KvTensor* tensor) const {
   tensor->codes.assign(tensor->elements.size(), kFp8Poison);
   for (int32_t h = 0; h < geometry_.num_kv_heads; ++h) {
     const float scale = E4M3Scale(LargestOf(*tensor, h));
@@ -124,11 +142,40 @@ void ProblemSpan::Quantise(KvTensor* tensor) const {
   }
 }
 
+void ProblemSpan::MakeInt8(KvTensor* tensor) const {
+  const int64_t page_elements = int64_t{kPageTokens} * geometry_.num_kv_heads * geometry_.head_dim;
+  const int64_t pages = static_cast<int64_t>(tensor->elements.size()) / page_elements;
+  tensor->codes.assign(pages * PageLayoutOf(geometry_).value_offset(), kInt8Poison);
+  for (int32_t j = 0; j < unquantised_.rows; ++j) {
+    for (int32_t h = 0; h < geometry_.num_kv_heads; ++h) {
+      QuantiseRow(tensor, pages_[j / kPageTokens], j % kPageTokens, h);
+    }
+  }
+}
+
+void ProblemSpan::QuantiseRow(KvTensor* tensor, int64_t page, int32_t row, int32_t kv_head) const {
+  const PageLayout layout = PageLayoutOf(geometry_);
+  const int32_t head_dim = geometry_.head_dim;
+  const uint16_t* const elements =
+      tensor->elements.data() +
+      ((page * geometry_.num_kv_heads + kv_head) * kPageTokens + row) * head_dim;
+  auto* const base =
+      reinterpret_cast<std::byte*>(tensor->codes.data()) + page * layout.value_offset();
+  const uint16_t scale =
+      QuantiseToInt8(geometry_.dtype, reinterpret_cast<const std::byte*>(elements), head_dim,
+                     base + kv_head * layout.head_bytes() + row * layout.row_bytes());
+  std::memcpy(base + layout.scales_offset(kv_head) + row * sizeof(scale), &scale, sizeof(scale));
+}
+
 void ProblemSpan::Set(KvTensor* tensor, int32_t row, int32_t kv_head, int32_t d,
                       float value) const {
   const size_t at = KvIndex(row, kv_head) + d;
   tensor->elements[at] = FromFloat(geometry_.dtype, value);
-  if (!tensor->codes.empty()) tensor->codes[at] = FloatToE4M3(value / tensor->scales[kv_head]);
+  if (geometry_.kv_dtype == KvDType::kFloat8E4M3) {
+    tensor->codes[at] = FloatToE4M3(value / tensor->scales[kv_head]);
+  } else if (geometry_.kv_dtype == KvDType::kInt8) {
+    QuantiseRow(tensor, pages_[row / kPageTokens], row % kPageTokens, kv_head);
+  }
 }
 
 void ProblemSpan::FillBeyondEnd(float value) {
@@ -142,7 +189,17 @@ void ProblemSpan::FillBeyondEnd(float value) {
     for (size_t n = 0; n < owned.size(); ++n) {
       if (owned[n]) continue;
       tensor->elements[n] = FromFloat(geometry_.dtype, value);
-      if (!tensor->codes.empty()) tensor->codes[n] = FloatToE4M3(value);
+      if (geometry_.kv_dtype == KvDType::kFloat8E4M3) tensor->codes[n] = FloatToE4M3(value);
+    }
+    if (geometry_.kv_dtype != KvDType::kInt8) continue;
+    // Element by element, the rows of pages are in this order.
+    for (size_t n = 0; n < owned.size(); n += geometry_.head_dim) {
+      const int64_t row = static_cast<int64_t>(n) / geometry_.head_dim;
+      const int64_t head = row / kPageTokens;
+      if (!owned[n]) {
+        QuantiseRow(tensor, head / geometry_.num_kv_heads, static_cast<int32_t>(row % kPageTokens),
+                    static_cast<int32_t>(head % geometry_.num_kv_heads));
+      }
     }
   }
 }
@@ -168,7 +225,7 @@ uint16_t* ProblemSpan::QueryRow(int32_t row, int32_t head) {
   return query_.data() + OutputIndex(row, head);  // Q and O have the same shape
 }
 
-// Index of element 0 of a K or V row, the same for 16-bit elements and FP8 codes.
+// Index of element 0 of a K or V row, of 16-bit elements and FP8 codes.
 size_t ProblemSpan::KvIndex(int32_t row, int32_t kv_head) const {
   const KvView& kv = unquantised_;
   const int32_t tile = row / kPageTokens;

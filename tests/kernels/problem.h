@@ -20,13 +20,15 @@ struct SpanShape {
   Mask mask = Mask::None();
   Layout layout = Layout::kPaged;
   float magnitude = 1;        // elements are uniform in [-magnitude, magnitude]
+  bool uneven_rows = false;   // K/V rows are up to twice as large, or up to half as large
   int32_t loud_kv_head = -1;  // V elements of this KV head are uniform in [-100, 100]; -1: none
 };
 
 // One span with its memory. Q and O rows are padded. Every element that the span does not own is
 // NaN: padding of Q and O, K/V rows from kv_rows on, unused pages, and O and LSE before the run.
 // FP8 K/V are made from 16-bit elements in the same layout; the scale of a KV head maps its largest
-// magnitude to the largest E4M3.
+// magnitude to the largest E4M3. INT8 K/V are made from them too, and are paged whatever the shape
+// says.
 class ProblemSpan {
  public:
   ProblemSpan(const Geometry& geometry, const SpanShape& shape, std::mt19937_64* random);
@@ -37,10 +39,10 @@ class ProblemSpan {
   const Span& span() const { return span_; }
   Span& mutable_span() { return span_; }
 
-  // The span over the 16-bit K/V that the FP8 K/V were made from.
+  // The span over the 16-bit K/V that the 8-bit K/V were made from.
   Span unquantised() const;
 
-  // For tests that place special values. FP8 K/V keep their scales.
+  // For tests that place special values. FP8 K/V keep their scales; INT8 rows are quantised again.
   uint16_t* QueryRow(int32_t row, int32_t head);
   void SetKey(int32_t row, int32_t kv_head, int32_t d, float value) {
     Set(&key_, row, kv_head, d, value);
@@ -64,14 +66,17 @@ class ProblemSpan {
   // K or V.
   struct KvTensor {
     std::vector<uint16_t> elements;
-    std::vector<uint8_t> codes;  // FP8 only: the same elements divided by `scales`, as E4M3
-    std::vector<float> scales;   // FP8 only: [kv_heads]
+    // FP8: the same elements divided by `scales`, as E4M3. INT8: the pages.
+    std::vector<uint8_t> codes;
+    std::vector<float> scales;  // FP8 only: [kv_heads]
   };
 
   void MakeQuery(const SpanShape& shape, std::mt19937_64* random);
   void LayOutKv(const SpanShape& shape, std::mt19937_64* random);
   void FillKv(const SpanShape& shape, std::mt19937_64* random);
-  void Quantise(KvTensor* tensor) const;
+  void MakeFp8(KvTensor* tensor) const;
+  void MakeInt8(KvTensor* tensor) const;
+  void QuantiseRow(KvTensor* tensor, int64_t page, int32_t row, int32_t kv_head) const;
   void Set(KvTensor* tensor, int32_t row, int32_t kv_head, int32_t d, float value) const;
   float LargestOf(const KvTensor& tensor, int32_t kv_head) const;
   size_t KvIndex(int32_t row, int32_t kv_head) const;

@@ -21,24 +21,30 @@ TEST(Registry, RowsAreUniqueAndComplete) {
   }
 }
 
-void ExpectBothTypesAndFiveHeadDims(Arch arch) {
+void ExpectBothTypesAndFiveHeadDims(Arch arch, KvDType kv_dtype) {
   for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     for (int32_t head_dim : {32, 64, 96, 128, 256}) {
-      const KernelSpec asked{arch, dtype, head_dim};
+      const KernelSpec asked{arch, dtype, head_dim, Accumulate::kFloat32, kv_dtype};
       const Kernel* kernel = FindKernel(asked);
       ASSERT_NE(kernel, nullptr) << ExplainMissing(asked);
       EXPECT_EQ(kernel->spec.arch, arch);
       EXPECT_EQ(kernel->spec.dtype, dtype);
-      EXPECT_EQ(kernel->spec.kv_dtype, KvDType::kSameAsQuery);
+      EXPECT_EQ(kernel->spec.kv_dtype, kv_dtype);
       EXPECT_EQ(kernel->spec.head_dim, head_dim);
     }
   }
 }
 
-TEST(Registry, TheCpuHasBothTypesAndFiveHeadDims) { ExpectBothTypesAndFiveHeadDims(Arch::kCpu); }
+TEST(Registry, TheCpuHasBothTypesAndFiveHeadDims) {
+  for (const KvDType kv_dtype : {KvDType::kSameAsQuery, KvDType::kInt8}) {
+    ExpectBothTypesAndFiveHeadDims(Arch::kCpu, kv_dtype);
+  }
+}
 
 #ifdef FLASHCORE_HAVE_CUDA
-TEST(Registry, Sm80HasBothTypesAndFiveHeadDims) { ExpectBothTypesAndFiveHeadDims(Arch::kSm80); }
+TEST(Registry, Sm80HasBothTypesAndFiveHeadDims) {
+  ExpectBothTypesAndFiveHeadDims(Arch::kSm80, KvDType::kSameAsQuery);
+}
 
 TEST(Registry, Sm89HasTheRowsOfSm80) {
   int rows = 0;
@@ -58,6 +64,17 @@ TEST(Registry, Sm80SumsInFloat16ForFiveHeadDims) {
     const Kernel* kernel = FindKernel(asked);
     ASSERT_NE(kernel, nullptr) << ExplainMissing(asked);
     EXPECT_EQ(kernel->spec.accumulate, Accumulate::kFloat16);
+  }
+}
+
+TEST(Registry, GpusReadInt8KvOfTwoHeadDims) {
+  for (const Arch arch : {Arch::kSm80, Arch::kSm89}) {
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+      for (const int32_t head_dim : {64, 128}) {
+        const KernelSpec asked{arch, dtype, head_dim, Accumulate::kFloat32, KvDType::kInt8};
+        EXPECT_NE(FindKernel(asked), nullptr) << ExplainMissing(asked);
+      }
+    }
   }
 }
 
@@ -98,7 +115,7 @@ TEST(Registry, ExplainsTheDifference) {
   KernelSpec kv_dtype{Arch::kCpu, DType::kFloat16, 64};
   kv_dtype.kv_dtype = KvDType::kFloat8E4M3;
   EXPECT_EQ(FindKernel(kv_dtype), nullptr);
-  EXPECT_EQ(ExplainMissing(kv_dtype), "kv_dtype float8_e4m3 is not same_as_query");
+  EXPECT_EQ(ExplainMissing(kv_dtype), "kv_dtype float8_e4m3 is not one of same_as_query, int8");
 
   const KernelSpec accumulate{Arch::kCpu, DType::kFloat16, 64, Accumulate::kFloat16};
   EXPECT_EQ(FindKernel(accumulate), nullptr);
@@ -112,6 +129,7 @@ TEST(Registry, Names) {
   EXPECT_STREQ(Name(DType::kBFloat16), "bfloat16");
   EXPECT_STREQ(Name(KvDType::kSameAsQuery), "same_as_query");
   EXPECT_STREQ(Name(KvDType::kFloat8E4M3), "float8_e4m3");
+  EXPECT_STREQ(Name(KvDType::kInt8), "int8");
   EXPECT_STREQ(Name(Accumulate::kFloat32), "float32");
 }
 

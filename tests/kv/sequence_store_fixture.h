@@ -48,6 +48,17 @@ class SequenceStoreTest : public ::testing::Test {
   static SequenceShape Shape(uint32_t layers = 1) {
     return {layers, 1, kHeadDim, kernels::DType::kFloat16};
   }
+  void OpenWithInt8() {
+    SequenceStore::Options options;
+    options.int8_head_dims = {kHeadDim};
+    Open(options);
+  }
+  SequenceId CreateInt8() {
+    SequenceShape shape = Shape();
+    shape.kv_dtype = kernels::KvDType::kInt8;
+    return store_->Create(shape, {}, {"alice", {}})->id;
+  }
+
   // Others may fork it.
   SequenceId Create(uint32_t layers = 1, bool pin = false, const char* client = "alice") {
     return store_->Create(Shape(layers), {pin, /*shared=*/true}, {client, {}})->id;

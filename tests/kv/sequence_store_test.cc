@@ -63,6 +63,35 @@ TEST_F(SequenceStoreTest, RefusesShapesBeyondTheLimitsAndSaysWhich) {
   EXPECT_EQ(store_->stats().sequences, 0u);
 }
 
+TEST_F(SequenceStoreTest, StoresOnlyWhatTheDeviceReads) {
+  SequenceShape shape = Shape();
+  shape.kv_dtype = kernels::KvDType::kInt8;
+  EXPECT_EQ(store_->Create(shape, {}, {"alice", {}}).status(),
+            absl::UnimplementedError(
+                "kv_dtype: the device has no kernels for int8 K/V of head_dim 32; it has none"));
+  OpenWithInt8();
+  shape.head_dim = 64;
+  EXPECT_EQ(store_->Create(shape, {}, {"alice", {}}).status(),
+            absl::UnimplementedError("kv_dtype: the device has no kernels for int8 K/V of head_dim "
+                                     "64; it has those of 32"));
+  shape.head_dim = kHeadDim;
+  EXPECT_EQ(store_->Create(shape, {}, {"alice", {}})->shape.kv_dtype, kernels::KvDType::kInt8);
+}
+
+TEST_F(SequenceStoreTest, Int8TakesHalfTheMemoryAndForksAreInt8) {
+  OpenWithInt8();
+  const SequenceId plain = Load(std::string(64, 'a')), id = CreateInt8();
+  ASSERT_EQ(Append(id, std::string(64, 'a')), absl::OkStatus());
+  constexpr size_t kInt8PageBytes = 2 * 64 * (kHeadDim + 2);
+  EXPECT_EQ(store_->Get(plain, {"alice", {}})->kv_bytes, kPageBytes);
+  EXPECT_EQ(store_->Get(id, {"alice", {}})->kv_bytes, kInt8PageBytes);
+  const SequenceId fork = Fork(id, 10);
+  EXPECT_EQ(store_->Get(fork, {"alice", {}})->shape.kv_dtype, kernels::KvDType::kInt8);
+  ASSERT_EQ(Append(fork, "bc"), absl::OkStatus());  // copies the page
+  EXPECT_EQ(store_->stats().hot.used_bytes + store_->stats().cold.used_bytes,
+            kPageBytes + 2 * kInt8PageBytes);
+}
+
 TEST_F(SequenceStoreTest, LimitsTheSequencesOfEachClient) {
   SequenceStore::Options options;
   options.client_sequences = 2;
@@ -295,6 +324,37 @@ TEST_F(SequenceStoreTest, LeasesOnlyWhatFitsTheRequest) {
               HasSubstr("spans[2].sequence_id: names a sequence that an earlier span names too"));
   clock_.Advance(seconds(1));
   EXPECT_EQ(store_->Get(id, {"alice", {}})->idle, seconds(1)) << "a refused request holds a lease";
+}
+
+TEST_F(SequenceStoreTest, LeasesOnlySequencesThatStoreTheSame) {
+  OpenWithInt8();
+  const SequenceId plain = Create(), first = CreateInt8(), second = CreateInt8();
+  const auto lease = [&](AttendOperation* operation) {
+    const absl::Status status = store_->Lease(operation);
+    EXPECT_EQ(operation->sequences.empty(), !status.ok());
+    return status;
+  };
+  const OperationPtr mixed = MakeOperation({{first, ""}, {plain, ""}});
+  EXPECT_EQ(lease(mixed.get()),
+            absl::InvalidArgumentError("spans[1].sequence_id: its kv_dtype is same_as_query; that "
+                                       "of the sequence of spans[0] is int8"));
+  for (const bool inline_first : {true, false}) {
+    const OperationPtr beside = MakeOperation({{first, "a"}, {second, "b"}});
+    beside->request.spans[inline_first ? 0 : 1].sequence_id = "";
+    EXPECT_EQ(lease(beside.get()), absl::InvalidArgumentError(absl::StrCat(
+                                       "spans[", inline_first ? 0 : 1,
+                                       "]: inline K/V beside a sequence whose kv_dtype is int8")));
+  }
+  const OperationPtr both = MakeOperation({{first, ""}, {second, ""}});
+  EXPECT_EQ(lease(both.get()), absl::OkStatus());
+  EXPECT_EQ(both->request.geometry().kv_dtype, kernels::KvDType::kInt8);
+  both->sequences.Reset();
+  for (SpanShape& span : both->request.spans) span.sequence_id = "";
+  EXPECT_EQ(store_->Lease(both.get()), absl::OkStatus());
+  EXPECT_EQ(both->request.geometry().kv_dtype, kernels::KvDType::kSameAsQuery);
+  const OperationPtr one = MakeOperation({{plain, ""}});
+  EXPECT_EQ(lease(one.get()), absl::OkStatus());
+  EXPECT_EQ(one->request.geometry().kv_dtype, kernels::KvDType::kSameAsQuery);
 }
 
 TEST_F(SequenceStoreTest, IdleSequencesExpire) {

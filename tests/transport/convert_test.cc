@@ -108,7 +108,7 @@ TEST(ConvertTest, EveryFieldOfTheInfosIsSet) {
   SequenceInfo sequence;
   sequence.id = SequenceId::Random();
   sequence.shape = {/*num_layers=*/1, /*num_kv_heads=*/1, /*head_dim=*/64,
-                    kernels::DType::kBFloat16};
+                    kernels::DType::kBFloat16, kernels::KvDType::kInt8};
   sequence.layer_lengths = {1};
   sequence.kv_bytes = sequence.hot_bytes = 1;
   sequence.settings = {/*pin=*/true, /*shared=*/true, "a group", std::chrono::seconds(9),
@@ -118,6 +118,7 @@ TEST(ConvertTest, EveryFieldOfTheInfosIsSet) {
 
   kernels::KernelSpec spec;
   spec.head_dim = 64;
+  spec.kv_dtype = kernels::KvDType::kInt8;
   EXPECT_THAT(MissingFields(ToKernelInfo(spec)), IsEmpty());
 }
 
@@ -255,10 +256,13 @@ TEST(ConvertTest, TheBoundsOfAWindowKeepTheirSides) {
 
 TEST(ConvertTest, EveryEnumValueConvertsAndOthersAreRefused) {
   kernels::DType dtype;
+  kernels::KvDType kv_dtype;
   Layout layout;
   for (int value = 0; value < 8; ++value) {
     EXPECT_EQ(ToDType(static_cast<v1::DType>(value), &dtype).ok(),
               v1::DType_IsValid(value) && value != v1::DTYPE_UNSPECIFIED);
+    EXPECT_EQ(ToKvDType(static_cast<v1::KvDType>(value), &kv_dtype).ok(),
+              v1::KvDType_IsValid(value));
     EXPECT_EQ(ToLayout(static_cast<v1::Layout>(value), &layout).ok(),
               v1::Layout_IsValid(value) && value != v1::LAYOUT_UNSPECIFIED);
     v1::AttendRequest message;

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <future>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -159,7 +160,10 @@ TEST_P(ServerOnDeviceTest, TellsWhatItIs) {
   ASSERT_EQ(info.devices_size(), 1);
   EXPECT_EQ(info.devices(0).id(), engine_->device().info().id);
   EXPECT_GT(info.devices(0).memory_bytes(), 0u);
-  EXPECT_EQ(info.kernels_size(), 10);
+  std::map<v1::KvDType, int> kernels;
+  for (const v1::KernelInfo& kernel : info.kernels()) ++kernels[kernel.kv_dtype()];
+  EXPECT_EQ(kernels[v1::KV_DTYPE_SAME_AS_QUERY], 10);
+  EXPECT_EQ(kernels[v1::KV_DTYPE_INT8], engine_->device().info().id == "cpu" ? 10 : 4);
   EXPECT_THAT(info.limits().head_dims(), ::testing::ElementsAre(32, 64, 96, 128, 256));
   EXPECT_EQ(info.limits().max_message_bytes(), 1u << 20);
   EXPECT_EQ(info.limits().max_connections(), 1024u);

@@ -21,6 +21,11 @@ inline constexpr size_t kElementBytes = 2;  // of either DType
 // Element type of Q, K, V and O, 2 bytes each: IEEE 754 binary16, or the upper half of binary32.
 enum class DType : uint8_t { kFloat16, kBFloat16 };
 
+// How a sequence stores its K/V: as it comes, or rounded to 8 bits, each row of each KV head with a
+// scale of its own (half the memory; KvDType of proto/flashcore/v1/attention.proto says how). Rows
+// are sent, and O is returned, as its DType in any case.
+enum class KvDType : uint8_t { kSameAsQuery, kInt8 };
+
 // Order of the axes of a span's tensors.
 enum class Layout : uint8_t {
   kNHD,  // [rows, heads, head_dim]; LSE [rows, heads]. FlashAttention's.

@@ -34,7 +34,8 @@ struct SequenceOptions {
   uint32_t num_kv_heads = 0;
   uint32_t head_dim = 0;
   DType dtype = DType::kFloat16;
-  bool pin = false;  // ask for a place in the pinned part of the L2 cache
+  KvDType kv_dtype = KvDType::kSameAsQuery;  // forks have it too
+  bool pin = false;                          // ask for a place in the pinned part of the L2 cache
   // DeviceInfo.id of its device; empty: the server chooses. Sequences of one request must be on the
   // same device. Sequence::options() has the actual one.
   std::string device_id = {};

@@ -15,8 +15,8 @@ _MOST_RESULT_BYTES = 256 << 10  # of one reply to ManageSequences
 
 
 class SequenceBatch:
-    """Sequences of one shape, dtype and device, for example the beams of a search. A context manager that
-    deletes them. batch[i] is a Sequence, batch[i:j] a SequenceBatch of the same Sequences.
+    """Sequences of one shape, dtype, kv_dtype and device, such as the beams of a search. A context manager
+    that deletes them. batch[i] is a Sequence, batch[i:j] a SequenceBatch of the same Sequences.
 
     Its calls on all sequences are one RPC, or several beyond limits.max_sequence_operations. Each sequence
     succeeds or fails by itself: BatchError says which failed and has the results of the others. Another Error

@@ -20,7 +20,7 @@ class _Step:
     def __init__(self, kind: Any, num_heads: int, query_rows: tuple[int, ...], kv_rows: tuple[int, ...],
                  causal: bool, window: Window, softmax_scale: float | None, return_lse: bool,
                  layout: str) -> None:
-        (_, num_kv_heads, head_dim), dtype, device_id = kind
+        (_, num_kv_heads, head_dim), dtype, _, device_id = kind
         if num_heads < 1 or num_heads % num_kv_heads:
             raise invalid("num_heads", num_heads,
                           f"multiples of the {num_kv_heads} KV heads of the sequences")

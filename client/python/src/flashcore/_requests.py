@@ -16,6 +16,7 @@ Span = _messages.message("Span")
 LoadSequenceRequest = _messages.message("LoadSequenceRequest")
 Mask = _messages.message("Mask")
 _DTYPES = _messages.enum("DType")
+_KV_DTYPES = _messages.enum("KvDType")
 NHD = _messages.enum("Layout")["LAYOUT_NHD"]
 
 Attention = Any  # a Tensor, O; or with return_lse a tuple (O, LSE)
@@ -32,6 +33,19 @@ def dtype_number(dtype: Any) -> int:
 def dtype_of(number: int) -> str:
     """The name of a DType of the contract."""
     return next(name for name, value in _DTYPES.items() if value == number).removeprefix("DTYPE_").lower()
+
+
+def kv_dtype_number(name: str) -> int:
+    number = _KV_DTYPES.get(f"KV_DTYPE_{str(name).upper()}")
+    if number is None:
+        raise invalid("kv_dtype", repr(name), "'same_as_query', 'int8'")
+    return number
+
+
+def kv_dtype_of(number: int) -> str:
+    """The name of a KvDType of the contract."""
+    name = next(name for name, value in _KV_DTYPES.items() if value == number)
+    return name.removeprefix("KV_DTYPE_").lower()
 
 
 def to_rows(name: str, tensor: Tensor, layout: str, dtype: str | None = None) -> HostTensor:

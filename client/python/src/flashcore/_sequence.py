@@ -45,8 +45,10 @@ class Sequence:
         self.num_kv_heads: int = info.num_kv_heads
         self.head_dim: int = info.head_dim
         self.dtype = _requests.dtype_of(info.dtype)
+        self.kv_dtype = _requests.kv_dtype_of(info.kv_dtype)
         self.device_id: str = info.device_id
-        self.kind = (self.shape, self.dtype, self.device_id)  # the same for all sequences of one request
+        # The same for all sequences of one request.
+        self.kind = (self.shape, self.dtype, self.kv_dtype, self.device_id)
         self.lengths: list[int] = list(info.layer_lengths)
         self.unfinished: dict[int, bytes] = {}  # layer -> digest of an append whose outcome is unknown
 
@@ -64,7 +66,7 @@ class Sequence:
 
     def shape_text(self) -> str:
         return (f"{self.num_layers} layers, {self.num_kv_heads} KV heads, head_dim {self.head_dim}, "
-                f"{self.dtype}, on {self.device_id}")
+                f"{self.dtype}{' stored as int8' if self.kv_dtype == 'int8' else ''}, on {self.device_id}")
 
     async def __aenter__(self) -> "Sequence":
         return self
@@ -119,8 +121,8 @@ class Sequence:
         device_id: as in create_sequence."""
         made = self._made
         fields = dict(num_layers=made.num_layers, num_kv_heads=made.num_kv_heads, head_dim=made.head_dim,
-                      dtype=made.dtype, pin=made.pin, shared=made.shared, group=made.group,
-                      device_id=device_id, idle_timeout_seconds=made.idle_timeout_seconds)
+                      dtype=made.dtype, kv_dtype=made.kv_dtype, pin=made.pin, shared=made.shared,
+                      group=made.group, device_id=device_id, idle_timeout_seconds=made.idle_timeout_seconds)
         self._refer_to(await self.client.make("CreateSequence", fields, self.client.deadline(timeout)))
 
     async def truncate(self, length: int, *, timeout: float | None = None) -> None:
@@ -250,13 +252,13 @@ class Append:
 
 
 def common_shape(sequences: list[Sequence], layer: int) -> Sequence:
-    """One of the sequences, which all have the shape, dtype and device of it, and a layer `layer`."""
+    """One of the sequences, which all have the shape, types and device of it, and a layer `layer`."""
     if not sequences:
         raise invalid("sequences", "none", "at least one")
     first = sequences[0]
     for sequence in sequences:
         if sequence.kind != first.kind:
-            raise invalid("sequences", f"{first}, {sequence}", "one shape, dtype and device")
+            raise invalid("sequences", f"{first}, {sequence}", "one shape, dtype, kv_dtype and device")
     if len({sequence.id for sequence in sequences}) != len(sequences):
         raise invalid("sequences", "one comes twice", "each once")
     if not 0 <= layer < first.num_layers:

@@ -105,8 +105,8 @@ class Client:
         """One step of many sequences in one request: appends the rows of k and v to their `layer`, then
         attends.
 
-        The sequences have one shape, dtype and device (create_sequence's device_id); each comes once. q, k
-        and v hold the rows of all of them, in this order: as many for each, or as cu_seqlens_q and
+        The sequences have one shape, dtype, kv_dtype and device (create_sequence's device_id); each comes
+        once. q, k and v hold the rows of all of them, in this order: as many for each, or as cu_seqlens_q and
         cu_seqlens_k say. Without k and v nothing is appended. Everything else is as in Client.attend. The
         request takes effect for all sequences or for none; after a timeout, the same call with the same k
         and v is safe: see Sequence.
@@ -138,27 +138,31 @@ class Client:
         return Plan(self, cores, num_heads, queries, keys, causal, window, softmax_scale, return_lse, layout)
 
     async def create_sequence(self, num_layers: int, num_kv_heads: int, head_dim: int, *,
-                              dtype: Any = "float16", pin: bool = False, shared: bool = False,
-                              group: str = "", device_id: str = "", idle_timeout: float = 0,
-                              timeout: float | None = None) -> Sequence:
+                              dtype: Any = "float16", kv_dtype: str = "same_as_query", pin: bool = False,
+                              shared: bool = False, group: str = "", device_id: str = "",
+                              idle_timeout: float = 0, timeout: float | None = None) -> Sequence:
         """An empty sequence. dtype: float16 or bfloat16, by name or as a dtype of numpy or torch.
 
+        kv_dtype: how the server stores K/V: "same_as_query", as it comes, or "int8", in half the memory:
+        each row of each KV head is rounded to 1/254 of its largest magnitude.
         pin: asks for a place in the cache of the device. shared, group: who else may read and fork it.
         device_id: where; empty, the server chooses. idle_timeout: seconds without use after which the
         server deletes it; 0: the server's limit. Not safe to repeat: Unavailable may leave a sequence
         behind, which expires.
         """
-        fields = _create_fields(num_kv_heads, head_dim, dtype, pin, shared, group, device_id, idle_timeout)
+        fields = _create_fields(num_kv_heads, head_dim, dtype, kv_dtype, pin, shared, group, device_id,
+                                idle_timeout)
         return Sequence(self, await self.make("CreateSequence", dict(fields, num_layers=num_layers),
                                               self.deadline(timeout)))
 
     async def create_sequences(self, n: int, num_layers: int, num_kv_heads: int, head_dim: int, *,
-                               dtype: Any = "float16", pin: bool = False, shared: bool = False,
-                               group: str = "", device_id: str = "", idle_timeout: float = 0,
-                               timeout: float | None = None) -> SequenceBatch:
+                               dtype: Any = "float16", kv_dtype: str = "same_as_query", pin: bool = False,
+                               shared: bool = False, group: str = "", device_id: str = "",
+                               idle_timeout: float = 0, timeout: float | None = None) -> SequenceBatch:
         """n empty sequences on one device. Options and safety are those of create_sequence. BatchError if
         some were not made; its `results` has the others."""
-        fields = _create_fields(num_kv_heads, head_dim, dtype, pin, shared, group, device_id, idle_timeout)
+        fields = _create_fields(num_kv_heads, head_dim, dtype, kv_dtype, pin, shared, group, device_id,
+                                idle_timeout)
         return await create_batch(self, n, num_layers, fields, self.deadline(timeout))
 
     async def open_sequence(self, sequence_id: bytes, *, timeout: float | None = None) -> Sequence:
@@ -305,10 +309,11 @@ class Client:
         return min(_CHUNK_BYTES, limits.max_message_bytes - _MESSAGE_OVERHEAD)
 
 
-def _create_fields(num_kv_heads: int, head_dim: int, dtype: Any, pin: bool, shared: bool, group: str,
-                   device_id: str, idle_timeout: float) -> dict[str, Any]:
+def _create_fields(num_kv_heads: int, head_dim: int, dtype: Any, kv_dtype: str, pin: bool, shared: bool,
+                   group: str, device_id: str, idle_timeout: float) -> dict[str, Any]:
     """Of CreateSequenceRequest, without num_layers."""
-    return dict(num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=_requests.dtype_number(dtype), pin=pin,
+    return dict(num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=_requests.dtype_number(dtype),
+                kv_dtype=_requests.kv_dtype_number(kv_dtype), pin=pin,
                 shared=shared, group=group, device_id=device_id, idle_timeout_seconds=idle_timeout)
 
 

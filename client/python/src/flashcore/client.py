@@ -163,6 +163,11 @@ class Sequence:
         return self.core.dtype
 
     @property
+    def kv_dtype(self) -> str:
+        """How the server stores K/V: same_as_query or int8."""
+        return self.core.kv_dtype
+
+    @property
     def device_id(self) -> str:
         return self.core.device_id
 

@@ -1,0 +1,151 @@
+"""Resident sequences whose K/V is stored as INT8: everything that sequences do, on the stored rows."""
+
+import grpc
+import numpy as np
+from flashcore.v1 import attention_pb2 as pb
+
+import harness
+import sequences_test
+from sequences_test import DIM, HEADS, KV_HEADS
+
+Code = grpc.StatusCode
+
+
+def stored(rows):
+    """Rows of [rows, heads, head_dim] as the contract says that they are read: KV_DTYPE_INT8."""
+    rows = rows.astype(np.float32)
+    wanted = np.abs(rows).max(axis=-1, keepdims=True) / np.float32(127)
+    bits = wanted.view(np.uint32)
+    scale = ((bits + np.uint32(0xffff)) & np.uint32(0xffff0000)).view(np.float32)  # up to BF16
+    with np.errstate(invalid="ignore"):
+        codes = np.rint(rows / scale)
+    return np.where(scale > 0, codes * scale, 0).astype(np.float32)
+
+
+class Int8Test(sequences_test.SequencesTest):
+    kv_dtype = pb.KV_DTYPE_INT8
+    page_bytes = 2 * KV_HEADS * 64 * (DIM + 2)
+
+    def assert_attends(self, got, q, k, v):
+        super().assert_attends(got, q, stored(k), stored(v))
+
+    def create_16_bit(self):
+        return self.stub.CreateSequence(pb.CreateSequenceRequest(
+            num_layers=1, num_kv_heads=KV_HEADS, head_dim=DIM, dtype=pb.DTYPE_FLOAT16)).sequence_id
+
+    def assert_close(self, got, want):
+        """Within the roundings of the kernel: far less than the error of INT8."""
+        np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-5)
+
+    def test_resident_and_inline_give_the_same_bits(self):
+        """Instead: the error of the result is that of the stored rows, and not nothing."""
+        k, v, q = self.tensor(700, KV_HEADS), self.tensor(700, KV_HEADS), self.tensor(3, HEADS)
+        sequence = self.create()
+        self.load(sequence, (k[:300], v[:300]), (k[300:], v[300:]))
+        reply = self.stub.Attend(self.attend_request([sequence], [q]))
+        got = self.outputs(reply, [q])[0].astype(np.float64)
+        self.assert_close(got, harness.reference(q, stored(k), stored(v), causal=True)[0])
+        exact = harness.reference(q, k, v, causal=True)[0]
+        error = np.linalg.norm(got - exact) / np.linalg.norm(exact)
+        self.assertGreater(error, 1e-3)
+        self.assertLess(error, 2e-2)
+
+    def test_inline_and_resident_spans_in_one_request(self):
+        """Inline K/V is not INT8, and neither is that of other sequences."""
+        sequence, other = self.create(), self.create_16_bit()
+        own = self.tensor(10, KV_HEADS), self.tensor(10, KV_HEADS)
+        for name in (sequence, other):
+            self.load(name, own)
+        q = [self.tensor(2, HEADS), self.tensor(1, HEADS)]
+        nothing = self.tensor(0, KV_HEADS)
+        self.assert_fails(
+            Code.INVALID_ARGUMENT, "spans[0]: inline K/V beside a sequence whose kv_dtype is int8",
+            self.stub.Attend,
+            self.attend_request([b"", sequence], q, [own, (nothing, nothing)]))
+        self.assert_fails(
+            Code.INVALID_ARGUMENT,
+            "spans[1].sequence_id: its kv_dtype is int8; that of the sequence of spans[0] is same_as",
+            self.stub.Attend, self.attend_request([other, sequence], q, [own, own]))
+        for name in (sequence, other):
+            self.assertEqual(list(self.get(name).layer_lengths), [10])
+
+    def test_what_is_stored_does_not_depend_on_chunks_forks_or_truncation(self):
+        k, v, q = self.tensor(200, KV_HEADS), self.tensor(200, KV_HEADS), self.tensor(1, HEADS)
+        whole, pieces, detour = self.create(), self.create(), self.create()
+        self.load(whole, (k, v))
+        self.load(pieces, *((k[i:i + 13], v[i:i + 13]) for i in range(0, 200, 13)))
+        self.load(detour, (k[:150], v[:150]), (self.tensor(50, KV_HEADS), self.tensor(50, KV_HEADS)))
+        fork = self.stub.ForkSequence(pb.ForkSequenceRequest(sequence_id=detour, length=100)).sequence
+        self.assertEqual(fork.kv_dtype, pb.KV_DTYPE_INT8)
+        self.load(fork.sequence_id, (k[100:], v[100:]))
+        self.stub.TruncateSequence(pb.TruncateSequenceRequest(sequence_id=detour, length=150))
+        self.load(detour, (k[150:], v[150:]))
+        outputs = {self.stub.Attend(self.attend_request([sequence], [q])).output
+                   for sequence in (whole, pieces, detour, fork.sequence_id)}
+        self.assertEqual(len(outputs), 1)
+
+    def test_twice_as_many_rows_fit(self):
+        def rows_that_fit(create):
+            sequence, rows, loaded = create(), 64 * 64, 0
+            chunk = self.tensor(rows, KV_HEADS), self.tensor(rows, KV_HEADS)
+            with self.assertRaises(grpc.RpcError) as caught:
+                while True:
+                    self.load(sequence, chunk)
+                    loaded += rows
+            self.assertEqual(caught.exception.code(), Code.RESOURCE_EXHAUSTED)
+            used = self.server.metric('flashcore_kv_bytes{segment="cold",state="used"}')
+            self.assertGreater(used, 0)
+            self.stub.DeleteSequence(pb.DeleteSequenceRequest(sequence_id=sequence))
+            return loaded
+
+        ratio = rows_that_fit(self.create) / rows_that_fit(self.create_16_bit)
+        self.assertGreater(ratio, 1.85)
+
+    def test_magnitudes_from_the_smallest_to_the_largest(self):
+        k, v, q = self.tensor(70, KV_HEADS), self.tensor(70, KV_HEADS), self.tensor(1, HEADS)
+        k[3], v[3] = 0, 0
+        v[5, 0, 7], v[6, 0, 8] = 65504, -65504
+        v[9] = 6e-8  # the smallest number of float16
+        sequence = self.create()
+        self.load(sequence, (k, v))
+        reply = self.stub.Attend(self.attend_request([sequence], [q]))
+        want = harness.reference(q, stored(k), stored(v), causal=True)[0]
+        self.assert_close(self.outputs(reply, [q])[0], want)
+
+    def test_a_row_with_nan_or_infinity_is_nan_for_those_that_attend_to_it(self):
+        for bad in (np.nan, np.inf):
+            k, v, q = self.tensor(70, KV_HEADS), self.tensor(70, KV_HEADS), self.tensor(3, HEADS)
+            v[69, 1, 5] = bad  # the last row: only the last query row attends to it
+            sequence, other = self.create(), self.create()
+            self.load(sequence, (k, v))
+            self.load(other, (k[:69], v[:69]))
+            reply = self.stub.Attend(self.attend_request([sequence, other], [q, q]))
+            got, of_other = self.outputs(reply, [q, q])
+            heads_of_row = slice(HEADS // KV_HEADS, None)
+            self.assertTrue(np.isnan(got[2, heads_of_row]).all())
+            self.assert_attends(of_other, q, k[:69], v[:69])
+
+    def test_bench_and_verify_know_it(self):
+        for flags in (("--mode=decode", "--sequences=4", "--fork_from_prefix=130"),
+                      ("--mode=prefill", "--query_rows=70")):
+            report = harness.bench(f"--target={self.server.target}", "--shape=1x8/2x200x64",
+                                   "--kv_dtype=int8", "--duration=50ms", *flags)
+            self.assertEqual((report["failed"], report["wrong_replies"]), (0, 0))
+        verified = harness.cli("verify", f"--target={self.server.target}", "--cases=20", "--seed=3").stdout
+        self.assertIn(" int8", verified)
+        self.assertIn("verify: 20 of 20 cases", verified)
+
+    def test_says_what_it_is_and_refuses_what_it_does_not_know(self):
+        info = self.get(self.create())
+        self.assertEqual((info.kv_dtype, info.dtype), (pb.KV_DTYPE_INT8, pb.DTYPE_FLOAT16))
+        self.assertEqual(self.get(self.create_16_bit()).kv_dtype, pb.KV_DTYPE_SAME_AS_QUERY)
+        kernels = self.stub.GetServerInfo(pb.GetServerInfoRequest()).kernels
+        self.assertEqual({kernel.kv_dtype for kernel in kernels},
+                         {pb.KV_DTYPE_SAME_AS_QUERY, pb.KV_DTYPE_INT8})
+        self.kv_dtype = 7
+        self.assert_fails(Code.INVALID_ARGUMENT, "kv_dtype: 7 is not KV_DTYPE_SAME_AS_QUERY (0) or",
+                          self.create)
+
+
+if __name__ == "__main__":
+    harness.main()
