@@ -210,12 +210,13 @@ Metrics::Metrics(const Options& options)
   constexpr const char* kLocalRefusals[] = {"max_connections", "max_connections_per_host",
                                             "no_files",        "silent",
                                             "protocol",        "unread",
-                                            "made_room",       "memory"};
+                                            "made_room",       "memory",
+                                            "banned"};
   for (size_t i = 0; i < refused_local_connections_.size(); ++i) {
-    refused_local_connections_[i] =
-        &AddCounter(&registry_, "flashcore_local_connections_refused_total",
-                    "Connections of the local socket that were not served or were cut off.",
-                    {{"reason", kLocalRefusals[i]}});
+    refused_local_connections_[i] = &AddCounter(
+        &registry_, "flashcore_local_connections_refused_total",
+        "Connections of the local socket that were not served, or late, or were cut off.",
+        {{"reason", kLocalRefusals[i]}});
   }
   std::vector<Labels> attending;
   for (const RpcMethod& method : options.methods) {

@@ -109,6 +109,7 @@ enum class RefusedLocalConnection {
   kUnread,    // it did not read its replies in time, or left too many unread
   kMadeRoom,  // it was closed for a new one
   kMemory,    // what it had not completely sent took too much memory
+  kBanned,    // not read for a while: another one of its user was cut off for memory before
 };
 
 // Recording and Collect are thread-safe.
@@ -184,7 +185,7 @@ class Metrics : public prometheus::Collectable {
   std::array<Counter*, RpcMetrics::kCodes> rejected_by_code_;
   std::array<Counter*, 6> unauthenticated_;
   std::array<Counter*, 8> refused_connections_;
-  std::array<Counter*, 8> refused_local_connections_;
+  std::array<Counter*, 9> refused_local_connections_;
   std::deque<DeviceMetrics> devices_;  // deques, because elements must not move
   std::deque<RpcMetrics> rpcs_;
   std::vector<std::function<void()>> on_scrape_;

@@ -177,32 +177,34 @@ class UnsentStagingTest : public UnsentRepliesTest {
     return cut_off;
   }
 
+  // Before the pool calls a claim of a test that failed.
+  void TearDown() override { pool_.LeaveQueue(&honest_); }
+
   StagingPool pool_{17 * kBuffer, StagingPool::HeapAllocator(), 1 << 20};
   UnsentReplies replies_in_pool_;
   std::vector<std::unique_ptr<Reply>> unread_;
+  std::atomic<bool> granted_ = false;
+  StagingClaim honest_;
 };
 
 TEST_F(UnsentStagingTest, TheLargestDebtorGivesStagingMemoryBack) {
-  StagingClaim honest;
-  honest.client = "honest";
-  honest.result_bytes = 2 * kBuffer;
-  std::atomic<bool> granted = false;
-  honest.granted = [&] { granted = true; };
-  ASSERT_EQ(pool_.JoinQueue(&honest), absl::OkStatus());
+  honest_.client = "honest";
+  honest_.result_bytes = 2 * kBuffer;
+  honest_.granted = [this] { granted_ = true; };
+  ASSERT_EQ(pool_.JoinQueue(&honest_), absl::OkStatus());
   clock_.Advance(kSoon / 2);
   EXPECT_EQ(pool_.Debt(), nullptr);  // they may be reading
   clock_.Advance(kSoon / 2);
   ASSERT_TRUE(testing::WaitUntil([&] { return CutOffs().size() == 2; }));
   EXPECT_EQ(CutOffs(), "ab");  // b has the most, then a and b have the same
-  EXPECT_FALSE(granted);
+  EXPECT_FALSE(granted_);
   for (const auto& reply : unread_) {
     if (reply->unread->cut_off != CutOff::kStaging) continue;
     EXPECT_EQ(reply->unread->reply.Sent(), CutOff::kStaging);
     reply->claim.results.Reset();
   }
-  EXPECT_TRUE(granted);
-  EXPECT_TRUE(pool_.LeaveQueue(&honest));
-  honest.results.Reset();
+  EXPECT_TRUE(granted_);
+  EXPECT_TRUE(pool_.LeaveQueue(&honest_));
 }
 
 TEST_F(UnsentStagingTest, NobodyGivesBackWhileThereIsRoom) {

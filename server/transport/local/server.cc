@@ -128,9 +128,10 @@ bool Server::GiveTurn(Entry* entry) {
 
 void Server::RunTurns() {
   for (size_t left = turns_.holders(); left > 0; --left) {
-    const std::shared_ptr<Connection> connection = turns_.Take();
+    const std::shared_ptr<Connection> connection = turns_.Take().lock();
+    if (connection == nullptr) continue;  // ended, and its memory is free
     const auto found = connections_.find(connection->fd());
-    if (found == connections_.end() || found->second.connection != connection) continue;  // ended
+    if (found == connections_.end() || found->second.connection != connection) continue;
     found->second.has_turn = false;
     connection->OnEvents(std::exchange(found->second.came, 0));
     Update(connection.get());
@@ -191,10 +192,16 @@ void Server::Admit(FileDescriptor socket) {
   const int fd = socket.get();
   auto connection = std::make_shared<Connection>(&context_, unary_.get(), options_,
                                                  std::move(socket), clock_->Now());
-  const uint32_t wanted = connection->events();
-  connections_[fd] = {std::move(connection), holder, wanted, 0, false, true, {}};
+  Entry& entry = connections_[fd];
+  entry.connection = std::move(connection);
+  entry.holder = holder;
+  if (MustWait(entry)) {
+    Refuse(RefusedLocalConnection::kBanned);
+  } else {
+    entry.events = entry.connection->events();
+  }
   ++with_deadline_;
-  Watch(epoll_.get(), EPOLL_CTL_ADD, fd, wanted);
+  Watch(epoll_.get(), EPOLL_CTL_ADD, fd, entry.events);
   context_.metrics().local_connections.Set(static_cast<double>(connections_.size()));
 }
 
@@ -235,7 +242,7 @@ void Server::Update(Connection* connection) {
   }
   if (!connection->ended()) {
     if (connection->has_more()) GiveTurn(&entry);
-    Want(&entry, entry.has_turn ? 0 : connection->events());
+    Want(&entry, entry.has_turn || MustWait(entry) ? 0 : connection->events());
     Charge(&entry);
     return EndDebtors();
   }
@@ -244,6 +251,10 @@ void Server::Update(Connection* connection) {
   Watch(epoll_.get(), EPOLL_CTL_DEL, connection->fd(), 0);
   connections_.erase(found);
   context_.metrics().local_connections.Set(static_cast<double>(connections_.size()));
+}
+
+bool Server::MustWait(const Entry& entry) const {
+  return entry.connection->HasDeadline() && door_.IsBanned(entry.holder->holder, clock_->Now());
 }
 
 void Server::Charge(Entry* entry) {
@@ -268,6 +279,7 @@ void Server::EndDebtors() {
     const auto found = std::find_if(connections_.begin(), connections_.end(),
                                     [&](const auto& c) { return &c.second.received == most; });
     const std::shared_ptr<Connection> connection = found->second.connection;
+    door_.Ban(found->second.holder->holder, clock_->Now());
     connection->Break(absl::ResourceExhaustedError(absl::StrCat(
                           "frames: those of this client that have not completely arrived take ",
                           debtor->held, " bytes; the limit is ", received_.limits().one,

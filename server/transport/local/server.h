@@ -58,14 +58,15 @@ class Server {
   // False: it has one already.
   bool GiveTurn(Entry* entry);
   void RunTurns();  // one of each user
-  TimePoint NextCheck() const {
-    return with_deadline_ > 0 ? next_check_ : kNoDeadline;
-  }  // of times
+  // When CheckTimes is due.
+  TimePoint NextCheck() const { return with_deadline_ > 0 ? next_check_ : kNoDeadline; }
   void RunPosted() ABSL_LOCKS_EXCLUDED(mutex_);
   void AcceptAll();
   void Admit(FileDescriptor socket);
   // False if there is none for a new connection of `holder`, which is counted already.
   bool MakeRoom(const Door::Holder& holder);
+  // Whether the connection is not read yet, because its user is banned.
+  bool MustWait(const Entry& entry) const;
   void Want(Entry* entry, uint32_t events);
   // Removes the connection if it has ended, else tells epoll what it waits for.
   void Update(Connection* connection);
@@ -90,8 +91,8 @@ class Server {
   Acceptor acceptor_;
   std::unordered_map<int, Entry> connections_;  // by socket
   Door door_;
-  Shares received_;                           // bytes of frames
-  Turns<std::shared_ptr<Connection>> turns_;  // by user
+  Shares received_;                         // bytes of frames
+  Turns<std::weak_ptr<Connection>> turns_;  // by user
   TimePoint next_check_{};
   size_t with_deadline_ = 0;  // connections
 
