@@ -499,6 +499,22 @@ TEST_F(AcceptLoopFloodTest, GrpcDoesNotGetTheRestOfAClientThatIsGone) {
   EXPECT_EQ(ReadAll(SocketOf(0)), 0);
 }
 
+// gRPC may have closed a descriptor before the loop has learnt that the connection has ended.
+TEST_F(AcceptLoopFloodTest, AConnectionIsNotTakenForTheNextOneWithItsNumber) {
+  Client first = Served(0);
+  const int number = SocketOf(0);
+  {
+    MutexLock lock(&mutex_);
+    served_.pop_front();
+  }
+  Client second(address_, kPreface + kAck);
+  ASSERT_TRUE(WaitUntil([&] { return served() == 1; }));
+  ASSERT_EQ(SocketOf(0), number);
+  EXPECT_TRUE(first.WaitUntilClosed());
+  EndByFlood(&second, 0);
+  EXPECT_EQ(refused("flood"), 1);
+}
+
 TEST_F(AcceptLoopFloodTest, NoOtherFileHasTheNumberOfOneOfGrpc) {
   const Client client(address_, kPreface);
   ASSERT_TRUE(WaitUntil([&] { return served() == 1; }));

@@ -215,11 +215,17 @@ void AcceptLoop::OnEvent(int socket, uint32_t events) {
 
 void AcceptLoop::HandOver(Connection* connection) {
   FileDescriptor second(fcntl(connection->socket.get(), F_DUPFD_CLOEXEC, first_descriptor_));
-  connection->inflow = Inflow::Of(second.get());
-  if (connection->inflow == nullptr) {
+  Inflow* const inflow = Inflow::Of(second.get());
+  if (inflow == nullptr) {
     metrics_->CountRefusedConnection(RefusedConnection::kNoFiles);
     return Close(connection->socket.get());
   }
+  // If gRPC has closed a descriptor of this number, that connection has ended, though epoll may not
+  // have said so yet. Whether it was cut off is known until the next Begin.
+  const auto ended = std::find_if(connections_.begin(), connections_.end(),
+                                  [&](const auto& other) { return other.second.inflow == inflow; });
+  if (ended != connections_.end()) Close(ended->first);
+  connection->inflow = inflow;
   silent_.erase(connection->waiting);
   connection->waiting = silent_.end();
   const std::string name =
