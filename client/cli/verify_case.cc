@@ -263,7 +263,7 @@ Abilities::Abilities(const v1::GetServerInfoResponse& info) : limits(info.limits
     const DType dtype = client::FromProto(kernel.dtype());
     if (std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) dtypes.push_back(dtype);
     float16_sums |= kernel.accumulate() == "float16";
-    stores_int8 |= kernel.kv_dtype() == v1::KV_DTYPE_INT8;
+    if (kernel.kv_dtype() == v1::KV_DTYPE_INT8) int8_head_dims.insert(kernel.head_dim());
   }
   if (info.devices().empty()) return;
   kv_bytes = std::numeric_limits<uint64_t>::max();
@@ -304,7 +304,9 @@ Case RandomCase(const Abilities& server, int number, std::mt19937_64* random) {
       MakeShort(server, random, &out);
   }
   if (out.place == KvPlace::kInline) return out;
-  if (server.stores_int8 && (*random)() % 2 == 0) out.kv_dtype = KvDType::kInt8;
+  if (server.int8_head_dims.count(shape.head_dim) > 0 && (*random)() % 2 == 0) {
+    out.kv_dtype = KvDType::kInt8;
+  }
   PickAppendedRows(random, &out);
   return out;
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,7 @@ struct Abilities {
 
   v1::Limits limits;
   std::vector<DType> dtypes;
-  bool stores_int8 = false;
+  std::set<uint32_t> int8_head_dims;
   bool float16_sums = false;  // they have their own error bound, and overflow
   uint64_t kv_bytes = 0;      // of one case on the server: a quarter of what is free
 };

@@ -276,6 +276,30 @@ TEST(VerifyCaseTest, PlacesAndLengthsAreWhatTheHeaderSays) {
   }
 }
 
+TEST(VerifyCaseTest, OnlyHeadDimsThatTheServerStoresAsInt8AreAskedFor) {
+  std::mt19937_64 random(TestSeed());
+  v1::GetServerInfoResponse info = Info("float32", kLarge);
+  v1::KernelInfo& kernel = *info.add_kernels();
+  kernel.set_dtype(v1::DTYPE_FLOAT16);
+  kernel.set_head_dim(64);
+  kernel.set_accumulate("float32");
+  kernel.set_kv_dtype(v1::KV_DTYPE_INT8);
+  const Abilities server(info);
+  int int8 = 0;
+  int others = 0;  // with head_dim 32
+  for (int number = 1; number <= 200; ++number) {
+    const Case c = RandomCase(server, number, &random);
+    if (c.kv_dtype == KvDType::kInt8) {
+      ++int8;
+      EXPECT_EQ(c.shape.head_dim, 64u) << Describe(c);
+    } else if (c.place != KvPlace::kInline && c.shape.head_dim == 32) {
+      ++others;
+    }
+  }
+  EXPECT_GT(int8, 0);
+  EXPECT_GT(others, 0);
+}
+
 TEST(VerifyCaseTest, ASmallServerGetsWhatItCanHold) {
   std::mt19937_64 random(TestSeed());
   v1::GetServerInfoResponse info = Info("float32", kLarge);
