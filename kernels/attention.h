@@ -36,19 +36,19 @@ enum class DType : uint8_t { kFloat16, kBFloat16 };
 
 inline constexpr size_t DTypeBytes(DType) { return 2; }
 
-// Element type of K and V. An FP8 element is an E4M3 byte (kernels/fp8.h) that means
-// scale[kv_head] * E4M3; K and V have separate scales. An INT8 element means scale * byte, where
-// each row of each KV head has a scale, of K and of V (kernels/int8.h): only paged K/V can be INT8.
+// Element type of K and V. An element of 8-bit K/V is a code, E4M3 (kernels/fp8.h) or INT8, that
+// means scale * code, where each row of each KV head has a scale, of K and of V
+// (kernels/kv_8bit.h). Only paged K/V can be 8-bit.
 enum class KvDType : uint8_t { kSameAsQuery, kFloat8E4M3, kInt8 };
 
+inline constexpr bool Is8Bit(KvDType kv_dtype) { return kv_dtype != KvDType::kSameAsQuery; }
+
 inline constexpr size_t KvElementBytes(DType dtype, KvDType kv_dtype) {
-  return kv_dtype == KvDType::kSameAsQuery ? DTypeBytes(dtype) : 1;
+  return Is8Bit(kv_dtype) ? 1 : DTypeBytes(dtype);
 }
 
 // A row's scale: a BFloat16.
-inline constexpr size_t KvRowScaleBytes(KvDType kv_dtype) {
-  return kv_dtype == KvDType::kInt8 ? 2 : 0;
-}
+inline constexpr size_t KvRowScaleBytes(KvDType kv_dtype) { return Is8Bit(kv_dtype) ? 2 : 0; }
 
 // Type in which Q.K^T and P.V are summed.
 enum class Accumulate : uint8_t { kFloat32, kFloat16 };
@@ -84,7 +84,7 @@ struct Mask {
 //   paged, one page = [K, V][kv_heads][64][head_dim]: row_stride = head_dim * e,
 //       head_stride = 64 * row_stride, value = key + kv_heads * head_stride, and page_stride is the
 //       unit in which pages[] counts (it need not be the size of a page)
-//   paged INT8: the same, but the 64 rows of a head are followed by their 64 scales, so
+//   paged 8-bit: the same, but the 64 rows of a head are followed by their 64 scales, so
 //       head_stride = 64 * (row_stride + 2), and the scale of row j is at
 //       key + page(j / 64) * page_stride + h * head_stride + 64 * row_stride + (j % 64) * 2
 struct KvView {
@@ -95,8 +95,6 @@ struct KvView {
   int64_t head_stride = 0;
   int64_t row_stride = 0;
   int32_t rows = 0;
-  const float* key_scale = nullptr;    // [kv_heads], finite and positive; FP8 only
-  const float* value_scale = nullptr;  // [kv_heads], finite and positive; FP8 only
 };
 
 // A part of the work of a span, for a launch that is one of several. Slice t * num_kv_heads + h is
@@ -112,7 +110,7 @@ struct SliceRange {
 // Element d of row i of query head h of Q starts at
 // query + i * row_stride + h * head_stride + d * 2 bytes; head_dim elements are contiguous.
 // CPU kernels need only the element's own alignment. CUDA kernels need every pointer and stride to
-// be a multiple of 16 bytes (LSE and scales: 4).
+// be a multiple of 16 bytes (LSE: 4).
 struct Span {
   const std::byte* query = nullptr;
   std::byte* output = nullptr;

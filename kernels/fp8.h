@@ -26,21 +26,15 @@ inline float E4M3ToFloat(uint8_t code) {
 inline uint8_t FloatToE4M3(float value) {
   const uint32_t bits = FloatBits(value);
   const uint32_t sign = bits >> 24 & 0x80u;
-  uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return static_cast<uint8_t>(sign | 0x7fu);
-  magnitude = std::min(magnitude, FloatBits(kE4M3Max));
-  if (magnitude < 0x3c800000u) {  // < 2^-6: subnormal, in units of 2^-9
-    // Adding 2^14 leaves the rounded count of units in the low mantissa bits.
-    const uint32_t units = FloatBits(BitsFloat(magnitude) + 0x1p14f) - FloatBits(0x1p14f);
-    return static_cast<uint8_t>(sign | units);
-  }
+  const uint32_t magnitude = std::min(bits & 0x7fffffffu, FloatBits(kE4M3Max));
+  // Subnormal, in units of 2^-9: adding 2^14 leaves their rounded count in the low mantissa bits.
+  const uint32_t units = FloatBits(BitsFloat(magnitude) + 0x1p14f) - FloatBits(0x1p14f);
   const uint32_t odd = magnitude >> 20 & 1u;
-  magnitude += 0x7ffffu + odd;  // a carry into the exponent is right
-  return static_cast<uint8_t>(sign | (magnitude - (120u << 23)) >> 20);
+  const uint32_t rounded = magnitude + 0x7ffffu + odd;  // a carry into the exponent is right
+  const uint32_t code = magnitude < FloatBits(0x1p-6f) ? units : (rounded - (120u << 23)) >> 20;
+  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  return static_cast<uint8_t>(sign | (is_nan ? 0x7fu : code));  // no branch: loops are vectorised
 }
-
-// The scale that maps `largest`, the largest magnitude of a tensor, to 448. 1 if `largest` is 0.
-inline float E4M3Scale(float largest) { return largest > 0 ? largest / kE4M3Max : 1.0f; }
 
 }  // namespace flashcore::kernels
 

@@ -1,5 +1,5 @@
 // The seam for writing K/V pages, on any device. A page holds K then V of kPageTokens tokens of one
-// layer of one sequence, each [kv_heads][kPageTokens][head_dim], contiguous; in INT8 pages, the
+// layer of one sequence, each [kv_heads][kPageTokens][head_dim], contiguous; in 8-bit pages, the
 // scales of the kPageTokens rows of a head follow these rows. KvView in kernels/attention.h
 // describes how kernels read it.
 //
@@ -45,19 +45,15 @@ inline PageLayout PageLayoutOf(const Geometry& geometry) {
 
 // Writes rows [row, row + rows) of one page. Row i of KV head h of K is read from
 // key + i * row_stride + h * head_stride, that of V from value + the same offset. Source elements
-// have the layout's dtype. FP8 pages store E4M3 of element / scale, rounded to nearest even. Values
-// out of range and infinities become the largest magnitude; NaN stays NaN. INT8 pages store each
-// row as kernels/int8.h says.
+// have the layout's dtype. 8-bit pages store each row as kernels/kv_8bit.h says.
 struct RowAppend {
   const std::byte* key = nullptr;
   const std::byte* value = nullptr;
   int64_t row_stride = 0;   // bytes, of the source
   int64_t head_stride = 0;  // bytes, of the source
   std::byte* page = nullptr;
-  int32_t row = 0;                     // first row of the page to write
-  int32_t rows = 0;                    // at least 1; row + rows <= kPageTokens
-  const float* key_scale = nullptr;    // [kv_heads], finite and positive; FP8 pages only
-  const float* value_scale = nullptr;  // [kv_heads], finite and positive; FP8 pages only
+  int32_t row = 0;   // first row of the page to write
+  int32_t rows = 0;  // at least 1; row + rows <= kPageTokens
 };
 
 // Copies a whole page. `from` and `to` do not overlap.
@@ -73,9 +69,9 @@ void AppendRowsCpu(const PageLayout& layout, const RowAppend* appends, int32_t c
 void CopyPagesCpu(int64_t page_bytes, const PageCopy* copies, int32_t count, ThreadPool* threads);
 
 // CUDA versions, enqueued on the cudaStream_t `stream`; only in builds with CUDA. Pages are in
-// device memory. The arrays, sources and scales are in device memory or mapped host memory; but up
-// to kAppendsInParameters `appends` are in host memory, and read before the return. Every pointer
-// and stride is a multiple of 16 bytes (scales: 4). They return 0 or the cudaError_t of the launch.
+// device memory. The arrays and sources are in device memory or mapped host memory; but up to
+// kAppendsInParameters `appends` are in host memory, and read before the return. Every pointer and
+// stride is a multiple of 16 bytes. They return 0 or the cudaError_t of the launch.
 inline constexpr int32_t kAppendsInParameters = 50;
 int AppendRowsCuda(const PageLayout& layout, const RowAppend* appends, int32_t count, void* stream);
 int CopyPagesCuda(int64_t page_bytes, const PageCopy* copies, int32_t count, void* stream);

@@ -394,13 +394,13 @@ void AddCascadeCandidate(const AttentionBatch& batch, int32_t index, int32_t spl
 }
 
 // What spans that share items must have in common, beside pages: the memory that page numbers
-// index, splits, packed rows and scales.
+// index, splits, packed rows and softmax_scale.
 auto KindOf(const CascadeCandidate& candidate) {
   const KvView& kv = candidate.span->kv;
   const auto address = [](const auto* of) { return reinterpret_cast<uintptr_t>(of); };
   return std::make_tuple(address(kv.key), address(kv.value), kv.page_stride, kv.head_stride,
-                         kv.row_stride, address(kv.key_scale), address(kv.value_scale),
-                         candidate.span->softmax_scale, candidate.split_rows, candidate.rows);
+                         kv.row_stride, candidate.span->softmax_scale, candidate.split_rows,
+                         candidate.rows);
 }
 
 // Number of leading pages that two candidates have in common.

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/fp8.h"
 #include "kernels/half.h"
+#include "kernels/kv_8bit.h"
 
 namespace flashcore::kernels {
 namespace {
@@ -45,30 +45,14 @@ struct Row {
   const std::vector<int32_t>& visible;
 
   // Element d of K/V row j, exactly.
-  double Key(int32_t j, int32_t d) const { return Load(span.kv.key, span.kv.key_scale, j, d); }
-  double Value(int32_t j, int32_t d) const {
-    return Load(span.kv.value, span.kv.value_scale, j, d);
-  }
+  double Key(int32_t j, int32_t d) const { return Load(span.kv.key, j, d); }
+  double Value(int32_t j, int32_t d) const { return Load(span.kv.value, j, d); }
 
  private:
-  // Of an INT8 row: scales follow the 64 rows of a page.
-  double RowScale(const std::byte* base, int32_t j) const {
-    const int32_t first = j / kPageTokens * kPageTokens;
-    const std::byte* scales =
-        KvRow(span.kv, base, first, kv_head) + kPageTokens * span.kv.row_stride;
-    return LoadElement(DType::kBFloat16, scales, j - first);
-  }
-  double Load(const std::byte* base, const float* scale, int32_t j, int32_t d) const {
-    const std::byte* row = KvRow(span.kv, base, j, kv_head);
-    switch (geometry.kv_dtype) {
-      case KvDType::kSameAsQuery:
-        break;
-      case KvDType::kFloat8E4M3:
-        return double{scale[kv_head]} * E4M3ToFloat(std::to_integer<uint8_t>(row[d]));
-      case KvDType::kInt8:
-        return RowScale(base, j) * static_cast<double>(std::to_integer<int8_t>(row[d]));
-    }
-    return LoadElement(geometry.dtype, row, d);
+  double Load(const std::byte* tensor, int32_t j, int32_t d) const {
+    const std::byte* row = KvRow(span.kv, tensor, j, kv_head);
+    if (!Is8Bit(geometry.kv_dtype)) return LoadElement(geometry.dtype, row, d);
+    return double{RowScale(span.kv, tensor, kv_head, j)} * CodeToFloat(geometry.kv_dtype, row[d]);
   }
 };
 

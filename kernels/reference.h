@@ -16,8 +16,8 @@ struct ReferenceResult {
   std::vector<double> lse;
 };
 
-// Float64 attention over the inputs of `batch`; its output and lse pointers are ignored. FP8 K/V
-// elements are scale * E4M3, INT8 ones scale of the row * code.
+// Float64 attention over the inputs of `batch`; its output and lse pointers are ignored. 8-bit K/V
+// elements are scale of the row * code.
 ReferenceResult ReferenceAttention(const AttentionBatch& batch);
 
 // Unfused attention in the batch's dtype, as separate framework operators compute it: scores,

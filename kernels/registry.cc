@@ -43,6 +43,7 @@ void AddSm80(std::vector<Kernel>* kernels) {
   AddSm80<kArch, kBF16, kF32Sums, kSame, 32, 64, 96, 128, 256>(kernels);
   AddSm80<kArch, kF16, kF16Sums, kSame, 32, 64, 96, 128, 256>(kernels);
   AddSm80<kArch, kF16, kF32Sums, kE4M3, 64, 128>(kernels);
+  AddSm80<kArch, kBF16, kF32Sums, kE4M3, 64, 128>(kernels);
   AddSm80<kArch, kF16, kF32Sums, kInt8, 64, 128>(kernels);
   AddSm80<kArch, kBF16, kF32Sums, kInt8, 64, 128>(kernels);
 }
@@ -50,7 +51,7 @@ void AddSm80(std::vector<Kernel>* kernels) {
 
 std::vector<Kernel> MakeKernels() {
   std::vector<Kernel> kernels;
-  for (const KvDType kv_dtype : {KvDType::kSameAsQuery, KvDType::kInt8}) {
+  for (const KvDType kv_dtype : {KvDType::kSameAsQuery, KvDType::kFloat8E4M3, KvDType::kInt8}) {
     AddCpu(kF16, kv_dtype, &kernels);
     AddCpu(kBF16, kv_dtype, &kernels);
   }

@@ -33,7 +33,7 @@ ABSL_FLAG(uint32_t, context, 0,
 ABSL_FLAG(uint32_t, fork_from_prefix, 0,
           "first rows of every sequence, loaded once and then forked; 0: no fork");
 ABSL_FLAG(flashcore::KvDType, kv_dtype, flashcore::KvDType::kSameAsQuery,
-          "same_as_query or int8: how sequences store K/V");
+          "same_as_query, int8 or float8_e4m3: how sequences store K/V");
 ABSL_FLAG(bool, pin, false, "ask the server to pin the sequences in the L2 cache");
 ABSL_FLAG(absl::Duration, idle_timeout, absl::ZeroDuration(),
           "let the server delete a sequence that was not used for so long, for example because the "

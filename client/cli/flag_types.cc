@@ -27,7 +27,8 @@ constexpr Name<DType> kDTypes[] = {{DType::kFloat16, "float16"},
                                    {DType::kBFloat16, "bfloat16"},
                                    {DType::kBFloat16, "bf16"}};
 constexpr Name<KvDType> kKvDTypes[] = {{KvDType::kSameAsQuery, "same_as_query"},
-                                       {KvDType::kInt8, "int8"}};
+                                       {KvDType::kInt8, "int8"},
+                                       {KvDType::kFloat8E4M3, "float8_e4m3"}};
 constexpr Name<Layout> kLayouts[] = {{Layout::kNHD, "NHD"}, {Layout::kHND, "HND"}};
 constexpr Name<cli::BenchMode> kModes[] = {{cli::BenchMode::kAttend, "attend"},
                                            {cli::BenchMode::kDecode, "decode"},
@@ -80,7 +81,7 @@ bool AbslParseFlag(absl::string_view text, DType* dtype, std::string* error) {
 std::string AbslUnparseFlag(DType dtype) { return NameOf(kDTypes, dtype); }
 
 bool AbslParseFlag(absl::string_view text, KvDType* kv_dtype, std::string* error) {
-  return ParseName(kKvDTypes, text, "want same_as_query or int8", kv_dtype, error);
+  return ParseName(kKvDTypes, text, "want same_as_query, int8 or float8_e4m3", kv_dtype, error);
 }
 
 std::string AbslUnparseFlag(KvDType kv_dtype) { return NameOf(kKvDTypes, kv_dtype); }

@@ -15,7 +15,7 @@ namespace flashcore {
 bool AbslParseFlag(absl::string_view text, DType* dtype, std::string* error);
 std::string AbslUnparseFlag(DType dtype);
 
-// "same_as_query" | "int8".
+// "same_as_query" | "int8" | "float8_e4m3".
 bool AbslParseFlag(absl::string_view text, KvDType* kv_dtype, std::string* error);
 std::string AbslUnparseFlag(KvDType kv_dtype);
 

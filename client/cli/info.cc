@@ -82,11 +82,12 @@ std::string InfoTable(const v1::GetServerInfoResponse& info) {
   std::string out = absl::StrCat("server    ", Target(), ", version ", info.version(), "\n");
   for (const v1::DeviceInfo& device : info.devices()) out += DeviceLines(device);
   for (const v1::KernelInfo& kernel : info.kernels()) {
-    absl::StrAppend(&out, "kernel    ", kernel.arch(), ", ",
-                    AbslUnparseFlag(client::FromProto(kernel.dtype())), ", head_dim ",
-                    kernel.head_dim(), kernel.kv_dtype() == v1::KV_DTYPE_INT8 ? ", int8 K/V" : "",
-                    ", sums in ", kernel.accumulate(), ", ", absl::StrJoin(kernel.features(), " "),
-                    "\n");
+    const std::string kv_dtype = AbslUnparseFlag(client::FromProto(kernel.kv_dtype()));
+    absl::StrAppend(
+        &out, "kernel    ", kernel.arch(), ", ", AbslUnparseFlag(client::FromProto(kernel.dtype())),
+        ", head_dim ", kernel.head_dim(),
+        kernel.kv_dtype() == v1::KV_DTYPE_SAME_AS_QUERY ? "" : absl::StrCat(", ", kv_dtype, " K/V"),
+        ", sums in ", kernel.accumulate(), ", ", absl::StrJoin(kernel.features(), " "), "\n");
   }
   return out + LimitLines(info.limits());
 }

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "kernels/half.h"
-#include "kernels/int8.h"
+#include "kernels/kv_8bit.h"
 #include "kernels/kv_pages.h"
 #include "kernels/reference.h"
 
@@ -82,21 +82,18 @@ void ShareRows(const AttendRequest& request, uint64_t rows, std::vector<uint16_t
   }
 }
 
-// The largest |V| of a span.
+// The largest |V| of a span. Of 8-bit K/V, whose scales are rounded up, an upper bound that is at
+// most 1/128 too large.
 double LargestValue(const kernels::Geometry& g, const kernels::KvView& kv) {
   float largest = 0;
   for (int32_t row = 0; row < kv.rows; ++row) {
     for (int32_t head = 0; head < g.num_kv_heads; ++head) {
-      const std::byte* const page =
-          kv.value + head * kv.head_stride + row / kernels::kPageTokens * kv.page_stride;
-      const int32_t in_page = row % kernels::kPageTokens;
-      if (g.kv_dtype == kernels::KvDType::kInt8) {
-        const std::byte* const scales = page + kernels::kPageTokens * kv.row_stride;
-        largest = std::max(
-            largest, kernels::kInt8Max * kernels::BFloat16ToFloat(ElementAt(scales, in_page)));
+      if (kernels::Is8Bit(g.kv_dtype)) {
+        const float scale = kernels::RowScale(kv, kv.value, head, row);
+        largest = std::max(largest, kernels::LargestCode(g.kv_dtype) * scale);
         continue;
       }
-      const std::byte* const at = page + in_page * kv.row_stride;
+      const std::byte* const at = kv.value + head * kv.head_stride + row * kv.row_stride;
       for (int32_t d = 0; d < g.head_dim; ++d) {
         largest = std::max(largest, std::abs(kernels::ToFloat(g.dtype, ElementAt(at, d))));
       }
@@ -105,20 +102,15 @@ double LargestValue(const kernels::Geometry& g, const kernels::KvView& kv) {
   return largest;
 }
 
-// K, or V, of a span with dense rows, as INT8 pages: heads of 64 rows and their scales.
-std::vector<std::byte> ToInt8Pages(const kernels::PageLayout& layout, const kernels::KvView& kv,
+// K, or V, of a span with dense rows, as 8-bit pages: heads of 64 rows and their scales.
+std::vector<std::byte> To8BitPages(const kernels::PageLayout& layout, const kernels::KvView& kv,
                                    const std::byte* rows) {
   std::vector<std::byte> out(kernels::PagesFor(kv.rows) * layout.value_offset());
   for (int32_t row = 0; row < kv.rows; ++row) {
     std::byte* const page = out.data() + row / kernels::kPageTokens * layout.value_offset();
-    const int32_t in_page = row % kernels::kPageTokens;
     for (int32_t head = 0; head < layout.num_kv_heads; ++head) {
-      const std::byte* const from = rows + row * kv.row_stride + head * kv.head_stride;
-      const uint16_t scale =
-          kernels::QuantiseToInt8(layout.dtype, from, layout.head_dim,
-                                  page + head * layout.head_bytes() + in_page * layout.row_bytes());
-      std::memcpy(page + layout.scales_offset(head) + in_page * sizeof(scale), &scale,
-                  sizeof(scale));
+      kernels::Store8BitRow(layout, rows + row * kv.row_stride + head * kv.head_stride, head,
+                            row % kernels::kPageTokens, page);
     }
   }
   return out;
@@ -152,7 +144,15 @@ kernels::DType ToKernel(DType dtype) {
 }
 
 kernels::KvDType ToKernel(KvDType kv_dtype) {
-  return kv_dtype == KvDType::kInt8 ? kernels::KvDType::kInt8 : kernels::KvDType::kSameAsQuery;
+  switch (kv_dtype) {
+    case KvDType::kSameAsQuery:
+      break;
+    case KvDType::kInt8:
+      return kernels::KvDType::kInt8;
+    case KvDType::kFloat8E4M3:
+      return kernels::KvDType::kFloat8E4M3;
+  }
+  return kernels::KvDType::kSameAsQuery;
 }
 
 absl::Span<const std::byte> Bytes(const std::vector<uint16_t>& elements) {
@@ -255,8 +255,8 @@ KernelBatch AsStored(KernelBatch batch, KvDType kv_dtype) {
   const kernels::PageLayout layout = kernels::PageLayoutOf(batch.geometry);
   for (kernels::Span& span : batch.spans) {
     auto pages = std::make_shared<KernelBatch::Pages>();
-    pages->key = ToInt8Pages(layout, span.kv, span.kv.key);
-    pages->value = ToInt8Pages(layout, span.kv, span.kv.value);
+    pages->key = To8BitPages(layout, span.kv, span.kv.key);
+    pages->value = To8BitPages(layout, span.kv, span.kv.value);
     pages->places.resize(kernels::PagesFor(span.kv.rows));
     std::iota(pages->places.begin(), pages->places.end(), 0);
     span.kv.key = pages->key.data();

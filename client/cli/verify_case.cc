@@ -253,7 +253,9 @@ std::string DescribePlace(const Case& c) {
   }
   const std::string place =
       c.place == KvPlace::kForked ? absl::StrCat(" forked=", c.prefix_rows) : " resident";
-  return absl::StrCat(place, c.kv_dtype == KvDType::kInt8 ? " int8" : "", " appended=", rows);
+  const bool is_8bit = c.kv_dtype != KvDType::kSameAsQuery;
+  return absl::StrCat(place, is_8bit ? absl::StrCat(" ", AbslUnparseFlag(c.kv_dtype)) : "",
+                      " appended=", rows);
 }
 
 }  // namespace
@@ -263,7 +265,12 @@ Abilities::Abilities(const v1::GetServerInfoResponse& info) : limits(info.limits
     const DType dtype = client::FromProto(kernel.dtype());
     if (std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) dtypes.push_back(dtype);
     float16_sums |= kernel.accumulate() == "float16";
-    if (kernel.kv_dtype() == v1::KV_DTYPE_INT8) int8_head_dims.insert(kernel.head_dim());
+    const KvDType kv_dtype = client::FromProto(kernel.kv_dtype());
+    if (kv_dtype == KvDType::kSameAsQuery) continue;
+    std::vector<KvDType>& stored = kv_dtypes[kernel.head_dim()];
+    if (std::find(stored.begin(), stored.end(), kv_dtype) == stored.end()) {
+      stored.push_back(kv_dtype);
+    }
   }
   if (info.devices().empty()) return;
   kv_bytes = std::numeric_limits<uint64_t>::max();
@@ -304,8 +311,9 @@ Case RandomCase(const Abilities& server, int number, std::mt19937_64* random) {
       MakeShort(server, random, &out);
   }
   if (out.place == KvPlace::kInline) return out;
-  if (server.int8_head_dims.count(shape.head_dim) > 0 && (*random)() % 2 == 0) {
-    out.kv_dtype = KvDType::kInt8;
+  const auto stored = server.kv_dtypes.find(shape.head_dim);
+  if (stored != server.kv_dtypes.end() && (*random)() % 2 == 0) {
+    out.kv_dtype = Pick(stored->second, random);
   }
   PickAppendedRows(random, &out);
   return out;

@@ -3,8 +3,8 @@
 #define FLASHCORE_CLIENT_CLI_VERIFY_CASE_H_
 
 #include <cstdint>
+#include <map>
 #include <random>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -22,7 +22,7 @@ struct Abilities {
 
   v1::Limits limits;
   std::vector<DType> dtypes;
-  std::set<uint32_t> int8_head_dims;
+  std::map<uint32_t, std::vector<KvDType>> kv_dtypes;  // by head_dim: 8-bit ones that it stores
   bool float16_sums = false;  // they have their own error bound, and overflow
   uint64_t kv_bytes = 0;      // of one case on the server: a quarter of what is free
 };

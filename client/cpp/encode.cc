@@ -48,11 +48,26 @@ DType FromProto(v1::DType dtype) {
 }
 
 v1::KvDType ToProto(KvDType kv_dtype) {
-  return kv_dtype == KvDType::kInt8 ? v1::KV_DTYPE_INT8 : v1::KV_DTYPE_SAME_AS_QUERY;
+  switch (kv_dtype) {
+    case KvDType::kSameAsQuery:
+      break;
+    case KvDType::kInt8:
+      return v1::KV_DTYPE_INT8;
+    case KvDType::kFloat8E4M3:
+      return v1::KV_DTYPE_FLOAT8_E4M3;
+  }
+  return v1::KV_DTYPE_SAME_AS_QUERY;
 }
 
 KvDType FromProto(v1::KvDType kv_dtype) {
-  return kv_dtype == v1::KV_DTYPE_INT8 ? KvDType::kInt8 : KvDType::kSameAsQuery;
+  switch (kv_dtype) {
+    case v1::KV_DTYPE_INT8:
+      return KvDType::kInt8;
+    case v1::KV_DTYPE_FLOAT8_E4M3:
+      return KvDType::kFloat8E4M3;
+    default:
+      return KvDType::kSameAsQuery;
+  }
 }
 
 void SetSmallFields(const AttendRequest& request, v1::AttendRequest* out) {

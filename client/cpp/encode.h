@@ -21,7 +21,7 @@ v1::Layout ToProto(Layout layout);
 v1::DType ToProto(DType dtype);
 DType FromProto(v1::DType dtype);  // DTYPE_BFLOAT16, else FP16
 v1::KvDType ToProto(KvDType kv_dtype);
-KvDType FromProto(v1::KvDType kv_dtype);  // KV_DTYPE_INT8, else as the query
+KvDType FromProto(v1::KvDType kv_dtype);  // unknown: as the query
 
 // Where the tensors of a reply go, and what else the reply must have. Does not own the memory.
 struct Destination {

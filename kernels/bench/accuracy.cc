@@ -39,8 +39,6 @@ Span OneRow(const AttentionShape& shape, Span span, int32_t head, int32_t row) {
   span.query_rows = 1;
   span.kv.key += kv_head * span.kv.head_stride;
   span.kv.value += kv_head * span.kv.head_stride;
-  if (span.kv.key_scale != nullptr) span.kv.key_scale += kv_head;
-  if (span.kv.value_scale != nullptr) span.kv.value_scale += kv_head;
   span.kv.rows = visible.end;
   span.mask = Mask::None();
   if (visible.begin > 0) span.mask.left = visible.end - 1 - visible.begin;

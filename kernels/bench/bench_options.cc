@@ -45,10 +45,7 @@ std::string ParseFlag(const std::string& flag, const std::string& value, BenchOp
   if (flag == "--dtype") {
     return ParseName(value, {DType::kFloat16, DType::kBFloat16}, &options->dtype);
   }
-  if (flag == "--kv_dtype") {
-    return ParseName(value, {KvDType::kSameAsQuery, KvDType::kFloat8E4M3, KvDType::kInt8},
-                     &options->kv_dtype);
-  }
+  if (flag == "--kv_dtype") return ParseKvDType(value, &options->kv_dtype);
   if (flag == "--accumulate") {
     return ParseName(value, {Accumulate::kFloat32, Accumulate::kFloat16}, &options->accumulate);
   }
@@ -69,6 +66,10 @@ std::string ParseArch(const std::string& text, Arch* arch) {
   std::vector<Arch> archs;
   for (const CudaArch& cuda : kCudaArchs) archs.push_back(cuda.arch);
   return ParseName(text, archs, arch);
+}
+
+std::string ParseKvDType(const std::string& text, KvDType* kv_dtype) {
+  return ParseName(text, {KvDType::kSameAsQuery, KvDType::kFloat8E4M3, KvDType::kInt8}, kv_dtype);
 }
 
 std::string ParseCount(const std::string& text, int* count) {
@@ -108,7 +109,7 @@ std::string ParseBenchOptions(const std::vector<std::string>& arguments, BenchOp
   for (BenchShape& shape : options->shapes) {
     shape.attention.dtype = options->dtype;
     shape.attention.kv_dtype = options->kv_dtype;
-    if (options->kv_dtype == KvDType::kInt8) shape.attention.paged = true;
+    if (Is8Bit(options->kv_dtype)) shape.attention.paged = true;
   }
   return "";
 }
@@ -120,7 +121,7 @@ KernelSpec SpecFor(const AttentionShape& shape, Arch arch, Accumulate accumulate
 std::string KernelName(const KernelSpec& spec) {
   std::string name = std::string(Name(spec.arch)) + "_" + Name(spec.dtype) + "_d" +
                      std::to_string(spec.head_dim) + "_" + Name(spec.accumulate);
-  if (spec.kv_dtype != KvDType::kSameAsQuery) name += std::string("_kv_") + Name(spec.kv_dtype);
+  if (Is8Bit(spec.kv_dtype)) name += std::string("_kv_") + Name(spec.kv_dtype);
   return name;
 }
 

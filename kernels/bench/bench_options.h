@@ -20,7 +20,7 @@ inline constexpr char kBenchUsage[] =
                         --list
   --arch=ARCH           kernel family: sm80 (default) or sm89
   --dtype=DTYPE         float16 (default), bfloat16
-  --kv_dtype=DTYPE      of K and V: same_as_query (default), float8_e4m3, int8 (makes shapes paged)
+  --kv_dtype=DTYPE      of K and V: same_as_query (default); float8_e4m3, int8 (make shapes paged)
   --accumulate=TYPE     float32 (default), float16
   --l2=STATE            cold: the launches take in turn input sets of three times the L2's size
                         together; warm: all take the same set, if it fits in half the L2;
@@ -41,8 +41,9 @@ enum class L2State { kCold, kWarm };
 // Parses an integer of at least 1. Returns what is wrong; empty if nothing is.
 std::string ParseCount(const std::string& text, int* count);
 
-// Parses the name of a CUDA family. Returns as above.
+// Parse the name of a CUDA family, and of how K/V is stored. Return as above.
 std::string ParseArch(const std::string& text, Arch* arch);
+std::string ParseKvDType(const std::string& text, KvDType* kv_dtype);
 
 // "cold" or "warm".
 const char* Name(L2State state);
@@ -73,7 +74,7 @@ std::string ParseBenchOptions(const std::vector<std::string>& arguments, BenchOp
 // The kernel for `shape`.
 KernelSpec SpecFor(const AttentionShape& shape, Arch arch, Accumulate accumulate);
 
-// "sm80_float16_d64_float32": arch, dtype, head_dim, accumulate. FP8 K/V adds "_kv_float8_e4m3".
+// "sm80_float16_d64_float32": arch, dtype, head_dim, accumulate. 8-bit K/V adds "_kv_int8".
 std::string KernelName(const KernelSpec& spec);
 
 }  // namespace flashcore::kernels

@@ -20,7 +20,14 @@ __device__ uint64_t Mix(uint64_t bits) {
 
 __device__ void Store(float value, __half* to) { *to = __float2half_rn(value); }
 __device__ void Store(float value, __nv_bfloat16* to) { *to = __float2bfloat16_rn(value); }
-__device__ void Store(float value, __nv_fp8_e4m3* to) { *to = __nv_fp8_e4m3(value * kE4M3Max); }
+
+// The code of a number from -1 to 1, with a scale of 1 / 127 or 1 / 448.
+__device__ uint32_t CodeOf(float value, int8_t /*type*/) {
+  return static_cast<uint8_t>(__float2int_rn(value * 127));
+}
+__device__ uint32_t CodeOf(float value, __nv_fp8_e4m3 /*type*/) {
+  return __nv_cvt_float_to_fp8(value * kE4M3Max, __NV_SATFINITE, __NV_E4M3);
+}
 
 template <class Element>
 __global__ void __launch_bounds__(kThreads)
@@ -39,16 +46,20 @@ cudaError_t Fill(uint32_t seed, size_t count, void* elements, cudaStream_t strea
   return cudaGetLastError();
 }
 
-// In units of two bytes, a head of a page has `codes` of two codes each, and then scales.
+// In units of two bytes, a head of a page has `codes` of two codes each, and then scales, from
+// `least_scale` to 1.5 times that.
+template <class Code>
 __global__ void __launch_bounds__(kThreads)
-    FillInt8PagesKernel(uint32_t seed, int codes, int head, size_t count, uint16_t* pages) {
+    Fill8BitPagesKernel(uint32_t seed, int codes, int head, uint32_t least_scale, size_t count,
+                        uint16_t* pages) {
   const size_t stride = size_t{gridDim.x} * blockDim.x;
   for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += stride) {
     const auto bits = static_cast<uint32_t>(Mix(uint64_t{seed} << 40 ^ i) >> 32);
-    const uint32_t low = (bits & 0xffff) % 255 + 129, high = (bits >> 16) % 255 + 129;  // not -128
+    const auto low = static_cast<int16_t>(bits), high = static_cast<int16_t>(bits >> 16);
     const bool is_scale = static_cast<int>(i % head) >= codes;
-    pages[i] = static_cast<uint16_t>(is_scale ? 0x3c00 | (bits & 0x3f)  // 1/128 and more
-                                              : (low & 0xff) | (high & 0xff) << 8);
+    pages[i] = static_cast<uint16_t>(is_scale ? least_scale | (bits & 0x3f)
+                                              : CodeOf(low * 0x1p-15f, Code()) |
+                                                    CodeOf(high * 0x1p-15f, Code()) << 8);
   }
 }
 
@@ -101,15 +112,14 @@ cudaError_t FillUniform(DType dtype, uint32_t seed, size_t count, void* elements
                                   : Fill<__nv_bfloat16>(seed, count, elements, stream);
 }
 
-cudaError_t FillUniformE4M3(uint32_t seed, size_t count, void* codes, cudaStream_t stream) {
-  return Fill<__nv_fp8_e4m3>(seed, count, codes, stream);
-}
-
-cudaError_t FillInt8Pages(uint32_t seed, int32_t head_dim, size_t bytes, void* pages,
-                          cudaStream_t stream) {
-  FillInt8PagesKernel<<<kFillBlocks, kThreads, 0, stream>>>(
-      seed, kPageTokens * head_dim / 2, kPageTokens * (head_dim + 2) / 2, bytes / sizeof(uint16_t),
-      static_cast<uint16_t*>(pages));
+cudaError_t Fill8BitPages(KvDType kv_dtype, uint32_t seed, int32_t head_dim, size_t bytes,
+                          void* pages, cudaStream_t stream) {
+  const bool is_int8 = kv_dtype == KvDType::kInt8;
+  const auto kernel = is_int8 ? Fill8BitPagesKernel<int8_t> : Fill8BitPagesKernel<__nv_fp8_e4m3>;
+  kernel<<<kFillBlocks, kThreads, 0, stream>>>(
+      seed, kPageTokens * head_dim / 2, kPageTokens * (head_dim + 2) / 2,
+      is_int8 ? 0x3c00 : 0x3b00,  // 1/128, 1/512
+      bytes / sizeof(uint16_t), static_cast<uint16_t*>(pages));
   return cudaGetLastError();
 }
 

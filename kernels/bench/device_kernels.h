@@ -26,13 +26,10 @@ inline void Check(cudaError_t error, const char* what) {
 cudaError_t FillUniform(DType dtype, uint32_t seed, size_t count, void* elements,
                         cudaStream_t stream);
 
-// The same with E4M3 codes of numbers uniform in [-448, 448].
-cudaError_t FillUniformE4M3(uint32_t seed, size_t count, void* codes, cudaStream_t stream);
-
-// Pages of INT8 K and V, at least in their used part: codes uniform in [-127, 127], and scales of
-// 1/128 to 1/85. `bytes` is even.
-cudaError_t FillInt8Pages(uint32_t seed, int32_t head_dim, size_t bytes, void* pages,
-                          cudaStream_t stream);
+// Pages of 8-bit K and V, at least in their used part: codes of numbers that are uniform up to the
+// largest code, and scales of 1/128 to 1/85 (INT8) or 1/512 to 1/341 (E4M3). `bytes` is even.
+cudaError_t Fill8BitPages(KvDType kv_dtype, uint32_t seed, int32_t head_dim, size_t bytes,
+                          void* pages, cudaStream_t stream);
 
 // Keeps the tensor cores of `multiprocessors` SMs busy with mma.sync.m16n8k16 (float16 inputs,
 // float32 sums) from registers. Sets *flops to the work of one launch. `sink` is one float of

@@ -5,7 +5,6 @@
 #include <random>
 
 #include "kernels/bench/device_kernels.h"
-#include "kernels/fp8.h"
 
 namespace flashcore::kernels {
 namespace {
@@ -31,36 +30,23 @@ size_t Aligned(size_t bytes) {
   return (bytes + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
 }
 
-void Send(const std::vector<float>& scales, DeviceMemory* to) {
-  const size_t bytes = scales.size() * sizeof(float);
-  if (bytes == 0) return;
-  Check(cudaMalloc(to->out(), bytes), "allocate scales");
-  Check(cudaMemcpy(to->get(), scales.data(), bytes, cudaMemcpyHostToDevice), "send scales");
-}
-
 }  // namespace
 
 InputSets::InputSets(const AttentionShape& shape, int sets, cudaStream_t stream) : shape_(shape) {
   if (shape.paged) pages_ = ShuffledPageTable(shape);
-  if (shape.kv_dtype == KvDType::kFloat8E4M3) {
-    const int32_t heads = shape.num_kv_heads;
-    for (int32_t h = 0; h < heads; ++h) scales_.push_back(E4M3Scale(1 - 0.5f * h / heads));
-  }
-  Send(scales_, &device_scales_);
   key_offset_ = 2 * Aligned(QueryBytes(shape));
   value_offset_ = key_offset_ + Aligned(AllocatedKvBytes(shape) / 2);
   set_bytes_ = value_offset_ + Aligned(AllocatedKvBytes(shape) / 2);
   for (int set = 0; set < sets; ++set) AddSet(set, stream);
 }
 
-Tensors InputSets::TensorsAt(std::byte* base, const float* scales) const {
+Tensors InputSets::TensorsAt(std::byte* base) const {
   Tensors tensors;
   tensors.query = base;
   tensors.output = base + key_offset_ / 2;
   tensors.key = base + key_offset_;
   tensors.value = base + value_offset_;
   if (shape_.paged) tensors.pages = pages_.data();
-  if (!scales_.empty()) tensors.kv_scales = scales;
   return tensors;
 }
 
@@ -68,17 +54,13 @@ void InputSets::AddSet(uint32_t seed, cudaStream_t stream) {
   DeviceMemory& memory = sets_.emplace_back();
   Check(cudaMalloc(memory.out(), set_bytes_), "allocate an input set");
   auto* base = static_cast<std::byte*>(memory.get());
-  const Tensors tensors = TensorsAt(base, static_cast<const float*>(device_scales_.get()));
+  const Tensors tensors = TensorsAt(base);
   Check(FillUniform(shape_.dtype, seed, set_bytes_ / sizeof(uint16_t), base, stream),
         "fill an input set");
-  if (!scales_.empty()) {
-    Check(FillUniformE4M3(~seed, set_bytes_ - key_offset_, base + key_offset_, stream),
-          "fill FP8 K and V");
-  }
-  if (shape_.kv_dtype == KvDType::kInt8) {
-    Check(
-        FillInt8Pages(~seed, shape_.head_dim, set_bytes_ - key_offset_, base + key_offset_, stream),
-        "fill INT8 K and V");
+  if (Is8Bit(shape_.kv_dtype)) {
+    Check(Fill8BitPages(shape_.kv_dtype, ~seed, shape_.head_dim, set_bytes_ - key_offset_,
+                        base + key_offset_, stream),
+          "fill 8-bit K and V");
   }
   Check(cudaMemsetAsync(tensors.output, 0xff, QueryBytes(shape_), stream), "poison an output");
   spans_.push_back(MakeSpans(shape_, tensors));
@@ -89,7 +71,7 @@ InputSets::HostSet InputSets::CopyToHost(int set) const {
   host.memory.resize(set_bytes_);
   Check(cudaMemcpy(host.memory.data(), sets_[set].get(), set_bytes_, cudaMemcpyDeviceToHost),
         "copy an input set to the host");
-  host.spans = MakeSpans(shape_, TensorsAt(host.memory.data(), scales_.data()));
+  host.spans = MakeSpans(shape_, TensorsAt(host.memory.data()));
   return host;
 }
 

@@ -10,8 +10,8 @@
 
 namespace flashcore::kernels {
 
-// Q, K and V are uniform in [-1, 1]. FP8 K and V are uniform in [-m, m], with a different m from
-// 1/2 to 1 for each KV head. O has all bits set, which is NaN. Page numbers are shuffled.
+// Q, K and V are uniform in [-1, 1]. 8-bit K and V: see Fill8BitPages. O has all bits set, which is
+// NaN. Page numbers are shuffled.
 class InputSets {
  public:
   // Ends the program if the device cannot hold them. Filled in the order of `stream`.
@@ -23,18 +23,16 @@ class InputSets {
   // A copy of a set in host memory.
   struct HostSet {
     std::vector<std::byte> memory;
-    std::vector<Span> spans;  // over `memory`, and over the page table and scales of InputSets
+    std::vector<Span> spans;  // over `memory`, and over the page table of InputSets
   };
   HostSet CopyToHost(int set) const;
 
  private:
   void AddSet(uint32_t seed, cudaStream_t stream);
-  Tensors TensorsAt(std::byte* base, const float* scales) const;
+  Tensors TensorsAt(std::byte* base) const;
 
   const AttentionShape shape_;
   std::vector<int32_t> pages_;  // [spans, pages of a span]; empty if K/V is dense
-  std::vector<float> scales_;   // [kv_heads]; empty unless K/V is FP8
-  DeviceMemory device_scales_;
   size_t key_offset_ = 0, value_offset_ = 0, set_bytes_ = 0;  // in a set: Q, O, K, V
   std::vector<DeviceMemory> sets_;
   std::vector<std::vector<Span>> spans_;

@@ -40,7 +40,8 @@ nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
   const std::vector<Span> spans = MakeSpans(attention, {&memory, &memory, &memory});
   const AttentionBatch batch = {attention.geometry(), spans.data(), attention.spans};
   Plan plan;
-  MakePlan(batch, sm80::PlanFor(attention.head_dim, device.arch), device.workers, &plan);
+  MakePlan(batch, sm80::PlanFor(attention.head_dim, device.arch, attention.kv_dtype),
+           device.workers, &plan);
   const WorkListLayout layout(batch, plan);
   std::vector<WorkTile> list(layout.bytes / sizeof(WorkTile) + 1);
   PackWorkList(batch, plan, layout, reinterpret_cast<std::byte*>(list.data()));
@@ -58,14 +59,16 @@ nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
     }
     const int32_t rows = kCudaTileRows[kind];
     const sm80::Block block = sm80::BlockFor(rows, attention.head_dim, device.arch);
-    launches.push_back({{"rows", rows},
-                        {"arch", Name(sm80::BlockArch(rows, attention.head_dim, device.arch))},
-                        {"has_runs", array.has_runs},
-                        {"row_tiles", block.row_tiles},
-                        {"row_warps", block.row_warps},
-                        {"warp_groups", block.warp_groups},
-                        {"tile_tokens", block.tile_tokens},
-                        {"blocks", blocks}});
+    launches.push_back(
+        {{"rows", rows},
+         {"arch", Name(sm80::BlockArch(rows, attention.head_dim, device.arch, attention.kv_dtype,
+                                       array.has_runs && rows == kCudaTileRows[0]))},
+         {"has_runs", array.has_runs},
+         {"row_tiles", block.row_tiles},
+         {"row_warps", block.row_warps},
+         {"warp_groups", block.warp_groups},
+         {"tile_tokens", block.tile_tokens},
+         {"blocks", blocks}});
   }
   return {{"shape", shape.name},
           {"head_dim", attention.head_dim},
@@ -93,18 +96,23 @@ bool TakeFlag(const std::string& argument, const std::string& name, Parse parse,
 
 int Main(int argc, char** argv) {
   Device device;
+  KvDType kv_dtype = KvDType::kSameAsQuery;
   std::vector<BenchShape> shapes;
   for (int i = 1; i < argc; ++i) {
     if (TakeFlag(argv[i], "workers", ParseCount, &device.workers)) continue;
     if (TakeFlag(argv[i], "arch", ParseArch, &device.arch)) continue;
+    if (TakeFlag(argv[i], "kv_dtype", ParseKvDType, &kv_dtype)) continue;
     const std::string wrong = ParseShape(argv[i], &shapes.emplace_back());
     if (!wrong.empty()) Fail(wrong);
+    shapes.back().attention.kv_dtype = kv_dtype;
     // CPU and CUDA kernels have the same head_dims.
     const KernelSpec spec = SpecFor(shapes.back().attention, Arch::kCpu, Accumulate::kFloat32);
     if (FindKernel(spec) == nullptr) Fail(ExplainMissing(spec));
   }
   if (shapes.empty()) {
-    Fail("usage: flashcore-kernel-plan [--workers=SMS] [--arch=sm80|sm89] SHAPE...");
+    Fail(
+        "usage: flashcore-kernel-plan [--workers=SMS] [--arch=sm80|sm89] [--kv_dtype=int8] "
+        "SHAPE...");
   }
   for (const BenchShape& shape : shapes) std::printf("%s\n", PlanOf(device, shape).dump().c_str());
   return 0;

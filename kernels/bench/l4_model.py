@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Predicts the times of the CUDA kernels on an NVIDIA L4, which none of them was measured on.
 
-  kernels/bench/l4_model.py build/kernels/bench/flashcore-kernel-plan [SHAPE ...]
+  kernels/bench/l4_model.py build/kernels/bench/flashcore-kernel-plan [--kv_dtype=int8] [SHAPE ...]
   kernels/bench/l4_model.py build/kernels/bench/flashcore-kernel-plan --check
 
-A prediction, not a measurement. FP16, dense K/V, inputs in DRAM. Two columns: at the L4's boost
+A prediction, not a measurement. FP16, dense K/V or INT8 pages, inputs in DRAM. Two columns: at the L4's boost
 clock, and at the clock that its 72 W leave under load, estimated from public matmul figures.
 --check compares the same model with times that were measured on an H100 and an H200, and with
 experiments on an H100 whose tensor cores were slowed to the L4's rate; it prints the mean error.
@@ -15,6 +15,8 @@ the first free place of an SM; an SM has as many places as registers and shared 
 scheduler that little overlaps:
 
   mma instructions * clocks of one + scores of a lane * SCORE + rows * head_dim * OUTPUT + TILE
+
+INT8 K/V add codes of a lane * CODE.
 
 If a scheduler has one warp, nothing hides barriers and loads: times ALONE. A block costs BLOCK
 beside its tiles, a launch LAUNCH. A launch takes at least as long as Q, K, V and O take from and to
@@ -33,6 +35,7 @@ import subprocess
 import sys
 
 SCORE, OUTPUT, TILE, ALONE = 3.1, 0.25, 20, 1.22  # clocks; a factor
+CODE = 1.25  # clocks: four codes take five instructions
 BLOCK, LAUNCH, COMBINE = 0.02, 4.5, 2.5  # us
 DRAM_SHARE = 0.99  # of the bandwidth that a copy reaches
 
@@ -93,29 +96,38 @@ MEASURED = {
                           "1x16x2048x128": 189},
 }
 
+# Over INT8 pages (notes/2026-11-27-int8-kv.md).
+MEASURED_INT8 = {
+    "64x32/8x4096x128,q=1": 202.6, "16x32/8x4096x128,q=1": 56.8, "64x8x4096x64,q=1": 103.4,
+    "1x32/8x4096x128,q=1": 8.63, "1x32/8x32768x128,q=1": 30.3, "8x32/8x4096x128,q=16": 56.9,
+    "1x8x512x64": 7.69, "4x32/8x4096x128": 4770}
+
+KV_ELEMENTS = {"same_as_query": "half", "int8": "signed char"}  # in ptxas_sm_89.md
 FLOAT16_KERNEL = re.compile(
-    r"\| sm80::AttendKernel<Config<half, (\d+), (\d+), float, half, (sm\d+), "
+    r"\| sm80::AttendKernel<Config<half, (\d+), (\d+), float, ([a-z ]+), (sm\d+), "
     r"\(sm80::Items\)([01])>, \d+ul>"
     r"\s*"
     r"\|\s*(\d+) \|\s*(\d+) \|\s*\d+ \|\s*(\d+) \|")
 
 
-def read_kernels(table):
+def read_kernels(table, kv_dtype):
     """Returns {(head_dim, rows, arch, has_runs): (threads, registers, shared bytes)} of
     ptxas_sm_89.md."""
     found = {}
     for line in table.splitlines():
         if match := FLOAT16_KERNEL.match(line):
-            head_dim, rows, arch, items, threads, registers, shared_bytes = match.groups()
+            head_dim, rows, element, arch, items, threads, registers, shared_bytes = match.groups()
+            if element != KV_ELEMENTS[kv_dtype]:
+                continue
             found[int(head_dim), int(rows), arch, items == "1"] = (
                 int(threads), int(registers), int(shared_bytes))
     return found
 
 
-def read_plans(program, device, shapes):
+def read_plans(program, device, shapes, kv_dtype):
     """Returns {shape: what flashcore-kernel-plan prints of it} for a device."""
     done = subprocess.run([program, f"--workers={device.sms}",
-                           f"--arch={device.arch}", *shapes],
+                           f"--arch={device.arch}", f"--kv_dtype={kv_dtype}", *shapes],
                           stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"{program} ended with {done.returncode}")
@@ -129,22 +141,23 @@ def places_on_sm(device, threads, registers, shared_bytes):
     return max(1, min(by_registers, by_shared))
 
 
-def tile_clocks(device, head_dim, launch):
+def tile_clocks(device, head_dim, launch, kv_dtype):
     """Clocks of a warp for a K/V tile, if it never waits."""
     row_tiles, tokens = launch["row_tiles"], launch["tile_tokens"]
     scores = tokens // 8 * (head_dim // 16)
     output = (head_dim // 8 + 1) * (tokens // 16)  # and one column of ones
+    codes = 2 * tokens * head_dim / 32 if kv_dtype == "int8" else 0  # of K and V
     return (row_tiles * (scores + output) * device.mma_clocks + row_tiles * tokens / 2 * SCORE +
-            16 * row_tiles * head_dim * OUTPUT + TILE)
+            16 * row_tiles * head_dim * OUTPUT + TILE + codes * CODE)
 
 
-def launch_time(device, head_dim, launch, kernels):
+def launch_time(device, head_dim, launch, kernels, kv_dtype):
     """Returns the time of a launch's blocks in us, and the blocks an SM."""
     count = sum(number for _, number in launch["blocks"])
     resources = kernels[head_dim, launch["rows"], launch["arch"], launch["has_runs"]]
     places = min(places_on_sm(device, *resources), math.ceil(count / device.sms))
     warps = places * launch["row_warps"] * launch["warp_groups"] / 4  # of a scheduler
-    clocks = tile_clocks(device, head_dim, launch) * places * (ALONE if warps < 2 else 1)
+    clocks = tile_clocks(device, head_dim, launch, kv_dtype) * places * (ALONE if warps < 2 else 1)
     free_at = [0.0] * (device.sms * places)
     for kv_rows, number in launch["blocks"]:
         tiles = math.ceil(kv_rows / launch["tile_tokens"])
@@ -163,11 +176,11 @@ class Prediction:
     kernels: str
 
 
-def predict(device, plan, kernels):
+def predict(device, plan, kernels, kv_dtype):
     """Returns the Prediction of one plan."""
     compute, names = 0, []
     for launch in plan["launches"]:
-        time, places = launch_time(device, plan["head_dim"], launch, kernels)
+        time, places = launch_time(device, plan["head_dim"], launch, kernels, kv_dtype)
         compute += time
         names.append(f"{launch['rows']}x{places}")
     gbps = device.dram_gbps * DRAM_SHARE
@@ -177,15 +190,16 @@ def predict(device, plan, kernels):
     return Prediction(LAUNCH + max(compute, memory) + partials, bound, "+".join(names))
 
 
-def check(program, kernels):
+def check(program, kernels, kv_dtype):
     """Prints measured beside predicted, and the mean errors."""
-    for device in (H100, H200, SLOWED, SLOWED_SM89):
-        measured = MEASURED[device.name]
-        plans = read_plans(program, device, measured)
+    rows = ([(H100, MEASURED_INT8)] if kv_dtype == "int8" else
+            [(device, MEASURED[device.name]) for device in (H100, H200, SLOWED, SLOWED_SM89)])
+    for device, measured in rows:
+        plans = read_plans(program, device, measured, kv_dtype)
         errors = []
         print(f"{device.name + ', us':32} measured predicted")
         for shape, us in measured.items():
-            predicted = predict(device, plans[shape], kernels).us
+            predicted = predict(device, plans[shape], kernels, kv_dtype).us
             errors.append(abs(predicted / us - 1))
             print(f"  {shape:30} {us:8g} {predicted:9.1f} {predicted / us - 1:+7.0%}")
         print(f"  mean error {sum(errors) / len(errors):.1%}, largest {max(errors):.0%}")
@@ -197,18 +211,23 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", help="path of flashcore-kernel-plan")
     parser.add_argument("shapes", nargs="*", metavar="SHAPE", help="names, or as it takes them")
+    parser.add_argument("--kv_dtype", choices=list(KV_ELEMENTS), default="same_as_query")
     parser.add_argument("--check", action="store_true", help="compare with measured times")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     table = pathlib.Path(__file__).parents[1] / "ptxas_sm_89.md"
-    kernels = read_kernels(table.read_text(encoding="utf-8"))
+    kernels = read_kernels(table.read_text(encoding="utf-8"), args.kv_dtype)
     if args.check:
-        check(args.program, kernels)
+        check(args.program, kernels, args.kv_dtype)
         return
-    plans = read_plans(args.program, L4, args.shapes or SHAPES)
+    has_kernel = {head_dim for head_dim, *_ in kernels}
+    plans = read_plans(args.program, L4, args.shapes or SHAPES, args.kv_dtype)
     print("PREDICTED for an L4 (no FlashCore kernel was measured on one). us, TFLOP/s")
     print(f"{'shape':26} {'tiles x an SM':14} {'bound':7} {'boost':>9} {'loaded':>9} {'TFLOP/s':>8}")
     for shape, plan in plans.items():
-        boost, loaded = (predict(device, plan, kernels) for device in (L4, L4_LOADED))
+        if plan["head_dim"] not in has_kernel:
+            continue
+        boost, loaded = (predict(device, plan, kernels, args.kv_dtype)
+                         for device in (L4, L4_LOADED))
         print(f"{shape:26} {loaded.kernels:14} {loaded.bound:7} {boost.us:9.1f} {loaded.us:9.1f} "
               f"{plan['flop'] / loaded.us / 1e6:8.1f}")
 

@@ -80,7 +80,6 @@ KvView MakeKv(const AttentionShape& shape, const Tensors& tensors, int32_t s) {
   kv.row_stride = shape.head_dim * shape.geometry().kv_element_bytes();
   kv.head_stride = (paged ? kPageTokens : shape.kv_rows) *
                    (kv.row_stride + static_cast<int64_t>(KvRowScaleBytes(shape.kv_dtype)));
-  kv.key_scale = kv.value_scale = tensors.kv_scales;
   const int64_t all_heads = shape.num_kv_heads * kv.head_stride;
   if (paged) {
     kv.page_stride = 2 * all_heads;

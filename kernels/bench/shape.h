@@ -75,7 +75,7 @@ std::string ParseShape(const std::string& text, BenchShape* shape);
 double Flops(const AttentionShape& shape);
 // Bytes of Q; O has as many.
 int64_t QueryBytes(const AttentionShape& shape);
-// Bytes of K and V together, without scales. A shared prefix counts for each span.
+// Bytes of K and V together, with the scales of 8-bit rows. A shared prefix counts for each span.
 int64_t KvBytes(const AttentionShape& shape);
 // The same, but a shared prefix counts once.
 int64_t StoredKvBytes(const AttentionShape& shape);
@@ -88,13 +88,12 @@ std::vector<int32_t> PageTable(const AttentionShape& shape);
 
 // The tensors of one launch. Q and O are [spans, heads, query_rows, head_dim],
 // dense K and V [spans, kv_heads, kv_rows, head_dim], all contiguous. Paged K/V starts at `key`:
-// [pages][K, V][kv_heads][64][head_dim].
+// [pages][K, V][kv_heads][64][head_dim], of 8-bit K/V with scales (kernels/attention.h).
 struct Tensors {
   const std::byte* query = nullptr;
   const std::byte* key = nullptr;
   const std::byte* value = nullptr;  // dense K/V only
   const int32_t* pages = nullptr;    // [spans, pages of a span]; null if K/V is dense
-  const float* kv_scales = nullptr;  // [kv_heads], of K and of V in every span; FP8 only
   std::byte* output = nullptr;
 };
 

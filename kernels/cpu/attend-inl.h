@@ -121,12 +121,13 @@ HWY_INLINE void ConvertRows(const std::byte* from, int64_t row_stride, int rows,
 // Multiplies column j of the packed rows [first, last) of scratch->scores by the scale of row j of
 // a tile of K or V, whose rows begin at `rows`. Columns of tokens beyond the tile's end get any
 // value.
+template <Element kElement>
 HWY_INLINE void ScaleColumns(const std::byte* rows, int64_t row_stride, int first, int last,
                              Scratch* scratch) {
   const FloatTag d;
   const ElementRows<Element::kBFloat16> scales{rows + kPageTokens * row_stride, 0};
   for (int v = 0; v < kPageTokens / kLanes; ++v) {
-    const VecF scale = scales.Load(0, v);
+    const VecF scale = hn::Mul(scales.Load(0, v), hn::Set(d, UnitOf(kElement)));
     for (int r = first; r < last; ++r) {
       float* const at = scratch->scores + r * kPageTokens + v * kLanes;
       hn::Store(hn::Mul(hn::Load(d, at), scale), d, at);
@@ -211,8 +212,7 @@ HWY_INLINE void AttendTile(const AttentionBatch& batch, const WorkItem& item, in
     next = {after.key, after.value, after.row_stride, head_dim * ElementBytes(kElement)};
   }
   TileScores<kElement>(tile, next, head_dim, ScoresAreDots(item), first, last, scratch);
-  constexpr bool kScaledRows = kElement == Element::kInt8;
-  if (kScaledRows) ScaleColumns(tile.key, tile.row_stride, first, last, scratch);
+  if (IsCode(kElement)) ScaleColumns<kElement>(tile.key, tile.row_stride, first, last, scratch);
   for (int r = first; r < last; ++r) {
     if (masked) {
       SoftmaxRow<true>(r, visible[r], scratch);
@@ -220,7 +220,7 @@ HWY_INLINE void AttendTile(const AttentionBatch& batch, const WorkItem& item, in
       SoftmaxRow<false>(r, {}, scratch);
     }
   }
-  if (kScaledRows) ScaleColumns(tile.value, tile.row_stride, first, last, scratch);
+  if (IsCode(kElement)) ScaleColumns<kElement>(tile.value, tile.row_stride, first, last, scratch);
   TileOutput<kElement>(tile, head_dim, first, last, masked ? visible + first : nullptr, scratch);
 }
 
@@ -302,6 +302,8 @@ void AttendItem(const AttentionBatch& batch, const Plan& plan, const WorkItem& i
                 const Partials& partials, Scratch* scratch) {
   if (batch.geometry.kv_dtype == KvDType::kInt8) {
     AttendItemTyped<Element::kInt8>(batch, plan, item, partials, scratch);
+  } else if (batch.geometry.kv_dtype == KvDType::kFloat8E4M3) {
+    AttendItemTyped<Element::kFloat8E4M3>(batch, plan, item, partials, scratch);
   } else if (batch.geometry.dtype == DType::kFloat16) {
     AttendItemTyped<Element::kFloat16>(batch, plan, item, partials, scratch);
   } else {

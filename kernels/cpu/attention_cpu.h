@@ -13,7 +13,7 @@
 namespace flashcore::kernels {
 
 // The Launcher of every CPU row of the registry: head_dim a multiple of 32 and at most 256, both
-// dtypes, K/V as the query or INT8, float32 accumulation. Runs on ctx.threads and the calling
+// dtypes, K/V as the query or 8-bit, float32 accumulation. Runs on ctx.threads and the calling
 // thread; returns 0 when O and LSE are complete. Allocates only the scratch of a thread (0.5 MB),
 // on its first work item.
 int LaunchAttentionCpu(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx);

@@ -78,15 +78,22 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> FloatToBFloat16Bits(D, hn::Vec<D> va
   return hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded));
 }
 
-// What K and V consist of: the query's dtype, or INT8 codes without their row's scale.
-enum class Element { kFloat16, kBFloat16, kInt8 };
+// What K and V consist of: the query's dtype, or codes of 8 bits without their row's scale.
+enum class Element { kFloat16, kBFloat16, kFloat8E4M3, kInt8 };
 
 constexpr Element ElementOf(DType dtype) {
   return dtype == DType::kFloat16 ? Element::kFloat16 : Element::kBFloat16;
 }
-constexpr int ElementBytes(Element element) { return element == Element::kInt8 ? 1 : 2; }
+constexpr bool IsCode(Element element) {
+  return element == Element::kFloat8E4M3 || element == Element::kInt8;
+}
+constexpr int ElementBytes(Element element) { return IsCode(element) ? 1 : 2; }
 
-// kLanes elements from `from`, which need not be aligned.
+// What a loaded element is to be multiplied by, together with the scale of its row. As float16,
+// whose exponent bias is 15 instead of 7, an E4M3 code has 2^-8 of its value, subnormals included.
+constexpr float UnitOf(Element element) { return element == Element::kFloat8E4M3 ? 256 : 1; }
+
+// kLanes elements from `from`, which need not be aligned, divided by UnitOf(kElement).
 template <Element kElement, class D>
 HWY_INLINE hn::Vec<D> LoadElements(D d, const std::byte* from) {
   if constexpr (kElement == Element::kInt8) {
@@ -94,6 +101,20 @@ HWY_INLINE hn::Vec<D> LoadElements(D d, const std::byte* from) {
     const hn::RebindToSigned<D> di;
     const auto codes = hn::LoadU(d8, reinterpret_cast<const int8_t*>(from));
     return hn::ConvertTo(d, hn::PromoteTo(di, codes));
+  } else if constexpr (kElement == Element::kFloat8E4M3) {
+    const hn::Rebind<int8_t, D> d8;
+    const hn::Rebind<int16_t, D> d16;
+    const auto codes = hn::LoadU(d8, reinterpret_cast<const int8_t*>(from));
+    // The sign is in the two upper bits, of which one stays.
+    const auto half = hn::And(hn::ShiftLeft<7>(hn::PromoteTo(d16, codes)),
+                              hn::Set(d16, static_cast<int16_t>(0xbfff)));
+    if constexpr (kHardwareFloat16) {
+      return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, D>(), half));
+    } else {
+      const hn::RebindToUnsigned<D> du;
+      const auto bits = hn::PromoteTo(du, hn::BitCast(hn::Rebind<uint16_t, D>(), half));
+      return Float16BitsToFloat(d, bits);
+    }
   } else if constexpr (kElement == Element::kFloat16 && kHardwareFloat16) {
     const hn::Rebind<hwy::float16_t, D> dh;
     return hn::PromoteTo(d, hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(from)));

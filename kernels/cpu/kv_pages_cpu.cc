@@ -2,8 +2,7 @@
 #include <functional>
 
 #include "kernels/cpu/thread_pool.h"
-#include "kernels/fp8.h"
-#include "kernels/int8.h"
+#include "kernels/kv_8bit.h"
 #include "kernels/kv_pages.h"
 
 namespace flashcore::kernels {
@@ -35,52 +34,25 @@ void PackRows(const std::byte* from, int64_t from_stride, int32_t rows, int64_t 
   }
 }
 
-// The same, quantised to E4M3.
-void QuantiseRows(const PageLayout& layout, const std::byte* from, int64_t from_stride,
-                  int32_t rows, float scale, std::byte* to) {
-  for (int32_t i = 0; i < rows; ++i) {
-    for (int32_t d = 0; d < layout.head_dim; ++d) {
-      uint16_t element;
-      std::memcpy(&element, from + i * from_stride + d * sizeof(element), sizeof(element));
-      *to++ = std::byte{FloatToE4M3(ToFloat(layout.dtype, element) / scale)};
-    }
-  }
-}
-
-// The same, quantised to INT8, with the scales of the rows at `scales`.
-void QuantiseRowsToInt8(const PageLayout& layout, const std::byte* from, int64_t from_stride,
-                        int32_t rows, std::byte* to, std::byte* scales) {
-  for (int32_t i = 0; i < rows; ++i) {
-    const uint16_t scale = QuantiseToInt8(layout.dtype, from + i * from_stride, layout.head_dim,
-                                          to + i * layout.row_bytes());
-    std::memcpy(scales + i * sizeof(scale), &scale, sizeof(scale));
-  }
-}
-
-// K or V of all heads, from `from` to `page`. `scale` is null unless the page is FP8.
+// K or V of all heads, from `from` to `page`.
 void AppendRows(const PageLayout& layout, const RowAppend& append, const std::byte* from,
-                const float* scale, std::byte* page) {
+                std::byte* page) {
   for (int32_t head = 0; head < layout.num_kv_heads; ++head) {
-    std::byte* const to = page + head * layout.head_bytes() + append.row * layout.row_bytes();
-    switch (layout.kv_dtype) {
-      case KvDType::kSameAsQuery:
-        PackRows(from, append.row_stride, append.rows, layout.row_bytes(), to);
-        break;
-      case KvDType::kFloat8E4M3:
-        QuantiseRows(layout, from, append.row_stride, append.rows, scale[head], to);
-        break;
-      case KvDType::kInt8:
-        QuantiseRowsToInt8(layout, from, append.row_stride, append.rows, to,
-                           page + layout.scales_offset(head) + append.row * sizeof(uint16_t));
-        break;
+    if (Is8Bit(layout.kv_dtype)) {
+      for (int32_t i = 0; i < append.rows; ++i) {
+        Store8BitRow(layout, from + i * append.row_stride, head, append.row + i, page);
+      }
+    } else {
+      PackRows(from, append.row_stride, append.rows, layout.row_bytes(),
+               page + head * layout.head_bytes() + append.row * layout.row_bytes());
     }
     from += append.head_stride;
   }
 }
 
 void AppendKeysAndValues(const PageLayout& layout, const RowAppend& append) {
-  AppendRows(layout, append, append.key, append.key_scale, append.page);
-  AppendRows(layout, append, append.value, append.value_scale, append.page + layout.value_offset());
+  AppendRows(layout, append, append.key, append.page);
+  AppendRows(layout, append, append.value, append.page + layout.value_offset());
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Element types in device code: float16, bfloat16, E4M3 (kernels/fp8.h) and INT8 (kernels/int8.h).
+// Element types in device code: float16, bfloat16, and the codes of 8-bit K/V
+// (kernels/kv_8bit.h).
 #ifndef FLASHCORE_KERNELS_CUDA_ELEMENT_CUH_
 #define FLASHCORE_KERNELS_CUDA_ELEMENT_CUH_
 
@@ -48,47 +49,19 @@ struct ElementTraits<__nv_bfloat16> {
   }
 };
 
-#if __CUDA_ARCH__ < 890
-// Converts the E4M3 codes in the upper bytes of the two halves. The same result as the instruction
-// of sm_89.
-__device__ __forceinline__ __half2 E4M3InUpperBytes(uint32_t codes) {
-  // Read as float16, whose exponent bias is 15 instead of 7, a code has 2^-8 of its value,
-  // subnormals included.
-  const uint32_t bits = (codes & 0x80008000u) | (codes >> 1 & 0x3f803f80u);
-  __half2 small;
-  memcpy(&small, &bits, sizeof(small));
-  // NaN has the code of 480. 2^-8 of 480 times 35840 is infinite, and 0 times that adds NaN to the
-  // result. 2^-8 of 448, the largest finite value, times 35840 is finite and adds 0.
-  const __half2 infinite_if_nan = __hmul2(small, __float2half2_rn(35840));
-  return __hfma2(infinite_if_nan, __float2half2_rn(0), __hmul2(small, __float2half2_rn(256)));
-}
-#endif
-
-// Converts four E4M3 codes to two pairs of float16. Exact; NaN stays NaN.
-__device__ __forceinline__ void E4M3ToFloat16(uint32_t codes, uint32_t (&pairs)[2]) {
-#if __CUDA_ARCH__ < 890
-  const __half2 low = E4M3InUpperBytes(__byte_perm(codes, 0, 0x1404));
-  const __half2 high = E4M3InUpperBytes(__byte_perm(codes, 0, 0x3424));
-#else
-  const __half2_raw low =
-      __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), __NV_E4M3);
-  const __half2_raw high =
-      __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes >> 16), __NV_E4M3);
-#endif
-  memcpy(&pairs[0], &low, sizeof(low));
-  memcpy(&pairs[1], &high, sizeof(high));
-}
-
-// Converts four INT8 codes, in [-127, 127], to two pairs of elements. Exact.
-template <class Element>
-__device__ __forceinline__ void Int8ToElements(uint32_t codes, uint32_t (&pairs)[2]);
+// Converts four codes of 8 bits to two pairs of elements: the first two and the last two, or if
+// `alternate` the first and third, and the second and fourth. Exact; codes are not NaN and not
+// -128.
+template <class Code, class Element>
+__device__ __forceinline__ void CodePairs(uint32_t codes, bool alternate, uint32_t (&pairs)[2]);
 
 template <>
-__device__ __forceinline__ void Int8ToElements<__half>(uint32_t codes, uint32_t (&pairs)[2]) {
+__device__ __forceinline__ void CodePairs<int8_t, __half>(uint32_t codes, bool alternate,
+                                                          uint32_t (&pairs)[2]) {
   // The byte code + 128 in the lower half of 0x6400 is the float16 1024 + 128 + code.
   codes ^= 0x80808080u;
-  const uint32_t biased[2] = {__byte_perm(codes, 0x64646464u, 0x4140),
-                              __byte_perm(codes, 0x64646464u, 0x4342)};
+  const uint32_t biased[2] = {__byte_perm(codes, 0x64646464u, alternate ? 0x4240 : 0x4140),
+                              __byte_perm(codes, 0x64646464u, alternate ? 0x4341 : 0x4342)};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     __half2 pair;
@@ -99,12 +72,12 @@ __device__ __forceinline__ void Int8ToElements<__half>(uint32_t codes, uint32_t 
 }
 
 template <>
-__device__ __forceinline__ void Int8ToElements<__nv_bfloat16>(uint32_t codes,
-                                                              uint32_t (&pairs)[2]) {
+__device__ __forceinline__ void CodePairs<int8_t, __nv_bfloat16>(uint32_t codes, bool alternate,
+                                                                 uint32_t (&pairs)[2]) {
   // 0x4300 is 128, with 7 bits of mantissa. The lower 7 bits of a code in them are 128 + (code
   // modulo 128), and a set sign bit alone makes 128 the 256 that is to be subtracted.
-  const uint32_t spread[2] = {__byte_perm(codes, 0x43434343u, 0x4140),
-                              __byte_perm(codes, 0x43434343u, 0x4342)};
+  const uint32_t spread[2] = {__byte_perm(codes, 0x43434343u, alternate ? 0x4240 : 0x4140),
+                              __byte_perm(codes, 0x43434343u, alternate ? 0x4341 : 0x4342)};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const uint32_t magnitude_bits = spread[i] & 0xff7fff7fu;
@@ -113,6 +86,52 @@ __device__ __forceinline__ void Int8ToElements<__nv_bfloat16>(uint32_t codes,
     memcpy(&magnitude, &magnitude_bits, sizeof(magnitude));
     memcpy(&sign, &sign_bits, sizeof(sign));
     const __nv_bfloat162 pair = __hsub2(magnitude, sign);
+    memcpy(&pairs[i], &pair, sizeof(pair));
+  }
+}
+
+// The codes of pair i in the upper bytes of its halves.
+__device__ __forceinline__ uint32_t UpperBytes(uint32_t codes, int i, bool alternate) {
+  if (alternate) return __byte_perm(codes, 0, i == 0 ? 0x2404 : 0x3414);
+  return __byte_perm(codes, 0, i == 0 ? 0x1404 : 0x3424);
+}
+
+// With the exponent bias of float16 (15, not 7), a code has 2^-8 of its value, with that of
+// bfloat16 (127) 2^-120, subnormals included. Below sm_89 there is no instruction for float16, and
+// nowhere one for bfloat16.
+template <>
+__device__ __forceinline__ void CodePairs<__nv_fp8_e4m3, __half>(uint32_t codes, bool alternate,
+                                                                 uint32_t (&pairs)[2]) {
+#if __CUDA_ARCH__ >= 890
+  if (alternate) codes = __byte_perm(codes, 0, 0x3120);
+#endif
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#if __CUDA_ARCH__ < 890
+    const uint32_t spread = UpperBytes(codes, i, alternate);
+    const uint32_t bits = (spread & 0x80008000u) | (spread >> 1 & 0x3f803f80u);
+    __half2 pair;
+    memcpy(&pair, &bits, sizeof(pair));
+    pair = __hmul2(pair, __float2half2_rn(256));
+#else
+    const __half2_raw pair =
+        __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes >> 16 * i), __NV_E4M3);
+#endif
+    memcpy(&pairs[i], &pair, sizeof(pair));
+  }
+}
+
+template <>
+__device__ __forceinline__ void CodePairs<__nv_fp8_e4m3, __nv_bfloat16>(uint32_t codes,
+                                                                        bool alternate,
+                                                                        uint32_t (&pairs)[2]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t spread = UpperBytes(codes, i, alternate);
+    const uint32_t bits = (spread & 0x80008000u) | (spread >> 4 & 0x07f007f0u);
+    __nv_bfloat162 pair;
+    memcpy(&pair, &bits, sizeof(pair));
+    pair = __hmul2(pair, __float2bfloat162_rn(0x1p120f));
     memcpy(&pairs[i], &pair, sizeof(pair));
   }
 }

@@ -33,76 +33,53 @@ struct AppendsInMemory {
   const RowAppend* appends;
 };
 
-// Converts 16 bytes of a source row to the page's element type. A block has one KV head.
-struct CopyWord {
-  using Result = uint4;
-
-  __device__ __forceinline__ explicit CopyWord(const float* /*scale*/) {}
-  __device__ __forceinline__ Result operator()(uint4 word) const { return word; }
-};
-
-// To E4M3. Below sm_89 in software, with the same bits except the sign of NaN.
-template <class Element>
-struct QuantiseWord {
-  using Result = uint2;
-
-  __device__ __forceinline__ explicit QuantiseWord(const float* head_scales)
-      : scale(head_scales[blockIdx.y]) {}
-
-  __device__ __forceinline__ uint32_t Codes(uint32_t pair) const {
-    const float2 values = make_float2(ElementTraits<Element>::Unpack(pair, 0) / scale,
-                                      ElementTraits<Element>::Unpack(pair, 1) / scale);
-    return __nv_cvt_float2_to_fp8x2(values, __NV_SATFINITE, __NV_E4M3);
-  }
-  __device__ __forceinline__ Result operator()(uint4 word) const {
-    return make_uint2(Codes(word.x) | Codes(word.y) << 16, Codes(word.z) | Codes(word.w) << 16);
-  }
-
-  float scale;
-};
-
-template <class ConvertWord, class Arguments>
+// blockIdx.y is the KV head.
+template <class Arguments>
 __global__ void __launch_bounds__(kThreads)
     AppendRowsKernel(const __grid_constant__ Arguments arguments) {
-  using Result = typename ConvertWord::Result;
   const AppendParams& params = arguments.params;
   const RowAppend append = arguments.appends[blockIdx.x];
-  const ConvertWord convert_key(append.key_scale);
-  const ConvertWord convert_value(append.value_scale);
   const int64_t from = blockIdx.y * append.head_stride;
-  auto* to = reinterpret_cast<Result*>(append.page + blockIdx.y * params.head_bytes);
+  auto* to = reinterpret_cast<uint4*>(append.page + blockIdx.y * params.head_bytes);
   auto* value_to =
-      reinterpret_cast<Result*>(append.page + params.value_offset + blockIdx.y * params.head_bytes);
+      reinterpret_cast<uint4*>(append.page + params.value_offset + blockIdx.y * params.head_bytes);
   for (int i = threadIdx.x; i < append.rows * params.row_words; i += kThreads) {
     const int row = i / params.row_words;
     const int word = i % params.row_words;
     const int64_t at = from + row * append.row_stride + word * kWordBytes;
     const int to_word = append.row * params.row_words + i;
-    to[to_word] = convert_key(*reinterpret_cast<const uint4*>(append.key + at));
-    value_to[to_word] = convert_value(*reinterpret_cast<const uint4*>(append.value + at));
+    to[to_word] = *reinterpret_cast<const uint4*>(append.key + at);
+    value_to[to_word] = *reinterpret_cast<const uint4*>(append.value + at);
   }
 }
 
-// The scale of a row of INT8, as kernels/int8.h has it.
-template <class Element>
-__device__ __forceinline__ uint32_t Int8Scale(uint32_t largest) {
+// The scale of a row of 8-bit K/V and the codes of its elements, as kernels/kv_8bit.h has them.
+template <class Code, class Element>
+__device__ __forceinline__ uint32_t ScaleOfRow(uint32_t largest) {
   constexpr uint32_t kInfinity = std::is_same_v<Element, __half> ? 0x7c00 : 0x7f80;
+  constexpr float kLargestCode = std::is_same_v<Code, int8_t> ? 127 : 448;
   if (largest >= kInfinity) return 0x7fc0;  // NaN
-  const float scale = __fdiv_rn(ElementTraits<Element>::Unpack(largest, 0), 127);
+  const float scale = __fdiv_rn(ElementTraits<Element>::Unpack(largest, 0), kLargestCode);
   return (__float_as_uint(scale) + 0xffff) >> 16;
 }
 
-__device__ __forceinline__ uint32_t Int8Code(float element, float scale) {
-  constexpr float kMagic = 12582912;  // rounds to an integer, in the lower bits
+template <class Code>
+__device__ __forceinline__ uint32_t CodeOf(float element, float scale) {
   if (!(scale > 0)) return 0;
-  return __float_as_uint(__fadd_rn(__fdiv_rn(element, scale), kMagic)) & 0xff;
+  const float ratio = __fdiv_rn(element, scale);
+  if constexpr (std::is_same_v<Code, int8_t>) {
+    constexpr float kMagic = 12582912;  // rounds to an integer, in the lower bits
+    return __float_as_uint(__fadd_rn(ratio, kMagic)) & 0xff;
+  } else {
+    return __nv_cvt_float_to_fp8(ratio, __NV_SATFINITE, __NV_E4M3);
+  }
 }
 
-// To INT8. blockIdx.y is the KV head. A warp takes a row of K or of V, a lane up to 8 elements of
-// it.
-template <class Element, class Arguments>
+// To 8-bit pages. blockIdx.y is the KV head. A warp takes a row of K or of V, a lane up to 8
+// elements of it.
+template <class Code, class Element, class Arguments>
 __global__ void __launch_bounds__(kThreads)
-    AppendInt8RowsKernel(const __grid_constant__ Arguments arguments) {
+    Append8BitRowsKernel(const __grid_constant__ Arguments arguments) {
   const AppendParams& params = arguments.params;
   const RowAppend append = arguments.appends[blockIdx.x];
   const int lane = threadIdx.x % 32;
@@ -119,13 +96,13 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (const uint32_t pair : pairs) largest = __vmaxu2(largest, pair & 0x7fff7fffu);
     largest = __reduce_max_sync(0xffffffffu, max(largest & 0xffffu, largest >> 16));
-    const uint32_t scale_bits = Int8Scale<Element>(largest);
+    const uint32_t scale_bits = ScaleOfRow<Code, Element>(largest);
     const float scale = __uint_as_float(scale_bits << 16);
     uint32_t codes[2] = {0, 0};
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       const float element = ElementTraits<Element>::Unpack(pairs[n / 2], n % 2);
-      codes[n / 4] |= Int8Code(element, scale) << 8 * (n % 4);
+      codes[n / 4] |= CodeOf<Code>(element, scale) << 8 * (n % 4);
     }
     std::byte* const head =
         append.page + (is_key ? 0 : params.value_offset) + blockIdx.y * params.head_bytes;
@@ -160,13 +137,13 @@ template <class Arguments>
 cudaError_t LaunchAppend(const PageLayout& layout, const Arguments& arguments, int32_t count,
                          void* stream) {
   const bool is_float16 = layout.dtype == DType::kFloat16;
-  auto* kernel = AppendRowsKernel<CopyWord, Arguments>;
+  auto* kernel = AppendRowsKernel<Arguments>;
   if (layout.kv_dtype == KvDType::kFloat8E4M3) {
-    kernel = is_float16 ? AppendRowsKernel<QuantiseWord<__half>, Arguments>
-                        : AppendRowsKernel<QuantiseWord<__nv_bfloat16>, Arguments>;
+    kernel = is_float16 ? Append8BitRowsKernel<__nv_fp8_e4m3, __half, Arguments>
+                        : Append8BitRowsKernel<__nv_fp8_e4m3, __nv_bfloat16, Arguments>;
   } else if (layout.kv_dtype == KvDType::kInt8) {
-    kernel = is_float16 ? AppendInt8RowsKernel<__half, Arguments>
-                        : AppendInt8RowsKernel<__nv_bfloat16, Arguments>;
+    kernel = is_float16 ? Append8BitRowsKernel<int8_t, __half, Arguments>
+                        : Append8BitRowsKernel<int8_t, __nv_bfloat16, Arguments>;
   }
   return LaunchKernel(kernel, dim3(count, layout.num_kv_heads), kThreads, 0, stream, arguments);
 }

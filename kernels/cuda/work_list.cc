@@ -44,8 +44,6 @@ WorkSpan MakeSpan(int32_t group, const Span& from) {
   span.page_stride = from.kv.page_stride;
   span.kv_head_stride = from.kv.head_stride;
   span.kv_row_stride = from.kv.row_stride;
-  span.key_scale = from.kv.key_scale;
-  span.value_scale = from.kv.value_scale;
   span.lse = from.lse;
   span.lse_row_stride = from.lse_row_stride;
   span.lse_head_stride = from.lse_head_stride;

@@ -65,8 +65,6 @@ struct alignas(16) WorkSpan {
   int64_t page_stride;
   int64_t kv_head_stride;
   int64_t kv_row_stride;
-  const float* key_scale;  // as in KvView
-  const float* value_scale;
   float* lse;  // as in Span
   int64_t lse_row_stride;
   int64_t lse_head_stride;

@@ -64,8 +64,8 @@ template <Arch kArch, DType kDType, int kHeadDim, Accumulate kAccumulate, KvDTyp
 struct RowKernels {
   using Element = std::conditional_t<kDType == DType::kFloat16, __half, __nv_bfloat16>;
   using Accum = std::conditional_t<kAccumulate == Accumulate::kFloat16, __half, float>;
-  using Codes = std::conditional_t<kKvDType == KvDType::kFloat8E4M3, __nv_fp8_e4m3, int8_t>;
-  using KvElement = std::conditional_t<kKvDType == KvDType::kSameAsQuery, Element, Codes>;
+  using Code = std::conditional_t<kKvDType == KvDType::kFloat8E4M3, __nv_fp8_e4m3, int8_t>;
+  using KvElement = std::conditional_t<Is8Bit(kKvDType), Code, Element>;
   template <int kRows, Arch kBlockArch, Items kItems>
   using ConfigOf = Config<Element, kHeadDim, kRows, Accum, KvElement, kBlockArch, kItems>;
 
@@ -77,13 +77,14 @@ struct RowKernels {
     if constexpr (kRows > kPlan.tile_rows) {
       return cudaErrorInvalidValue;  // no plan has them
     } else {
-      constexpr Arch kBlockArch = BlockArch(kRows, kHeadDim, kArch);
-      constexpr bool kMayRun = kRows == kCudaTileRows[0]
-                                   ? kPlan.has_small_runs
-                                   : kPlan.has_runs && kRows == kPlan.tile_rows;
+      constexpr bool kSmall = kRows == kCudaTileRows[0];
+      constexpr bool kMayRun =
+          kSmall ? kPlan.has_small_runs : kPlan.has_runs && kRows == kPlan.tile_rows;
       if constexpr (kMayRun) {
+        constexpr Arch kBlockArch = BlockArch(kRows, kHeadDim, kArch, kKvDType, kSmall);
         if (tiles.has_runs) return LaunchConfig<ConfigOf<kRows, kBlockArch, Items::kRuns>>(tiles);
       }
+      constexpr Arch kBlockArch = BlockArch(kRows, kHeadDim, kArch, kKvDType, /*small_runs=*/false);
       return LaunchConfig<ConfigOf<kRows, kBlockArch, Items::kSplits>>(tiles);
     }
   }

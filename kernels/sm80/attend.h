@@ -9,8 +9,8 @@
 namespace flashcore::kernels::sm80 {
 
 // The Launcher of the registry's row with these values; instantiations/ has each. Every pointer and
-// stride of the spans must be a multiple of 16 bytes (LSE: 4). Float16 sums and E4M3 K/V need
-// dtype float16; INT8 K/V needs float32 sums and a head_dim of 64, 128 or 256. The last block of a
+// stride of the spans must be a multiple of 16 bytes (LSE: 4). Float16 sums need
+// dtype float16; 8-bit K/V needs float32 sums and a head_dim of 64, 128 or 256. The last block of a
 // tile of up to 16 rows to finish combines its KV splits; another kernel combines those of more.
 //
 // With float16 sums, FP16 only: mma.sync has no float16 accumulators for BF16. Limits of a row:

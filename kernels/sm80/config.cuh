@@ -33,8 +33,8 @@
 //
 // With one warp group, the epilogue has staging only. With kQueryInStages, Q starts in the last
 // stage, moves to registers, and then K and V overwrite it. With kSingleBuffers there is one stage,
-// and Q may start in its V. With kRowScales, a K tile is followed by the scales of its rows, and of
-// the rows of V.
+// or kBuffers of them, and Q may start in the V of the last. With kCodes, a K tile is followed by
+// the scales of its rows, and of the rows of V.
 #ifndef FLASHCORE_KERNELS_SM80_CONFIG_CUH_
 #define FLASHCORE_KERNELS_SM80_CONFIG_CUH_
 
@@ -71,9 +71,7 @@ struct Config {
   using KvElement = KvElement_;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kRows = kRows_;
-  static constexpr bool kCodes = sizeof(KvElement) == 1;  // of 8 bits
-  static constexpr bool kFp8 = std::is_same_v<KvElement, __nv_fp8_e4m3>;
-  static constexpr bool kRowScales = std::is_same_v<KvElement, int8_t>;
+  static constexpr bool kCodes = sizeof(KvElement) == 1;  // of 8 bits; each row has a scale
 
   static constexpr bool kRuns = kItems == Items::kRuns;
   static constexpr bool kCascades = kItems == Items::kCascades;
@@ -99,9 +97,11 @@ struct Config {
   static constexpr int kSteps = kKvRowBytes / 32;
   static constexpr int kStepMmas = kCodes ? 2 : 1;
   static constexpr bool kSingleBuffers = kBlock.single_buffers;
+  // Single buffers each for K and for V.
+  static constexpr int kBuffers = kAddsStreams && kCodes ? RunBuffers(kArch, KvDType::kInt8) : 1;
   static constexpr bool kStashes = kBlock.Stashes();  // attends two streams in turn
   // The same bytes in flight for codes.
-  static constexpr int kStages = kSingleBuffers ? 1 : 2 * kStepMmas;
+  static constexpr int kStages = kSingleBuffers ? kBuffers : 2 * kStepMmas;
 
   // Whether the last block of a work tile combines its partial results. With more rows, one block
   // would take longer than another launch.
@@ -113,21 +113,24 @@ struct Config {
   // Otherwise O needs the registers, and every K tile reads Q from shared memory again.
   static constexpr bool kQueryInRegisters = kHeadDim <= (kRowTiles == 1 ? 128 : 32);
   // Codes have half the bytes in flight. Where a group is a warp, a barrier costs little.
-  static constexpr bool kCopiesEarly = kSingleBuffers && kCodes && kGroupThreads == 32;
+  static constexpr bool kCopiesEarly =
+      kSingleBuffers && kCodes && kGroupThreads == 32 && kBuffers == 1;
   // Whether the output leaves so few registers that places are computed again for each tile.
   static constexpr bool kFewRegisters = kSingleBuffers && kHeadDim > 64;
   // Pipelined main loop: two tiles of scores in registers. It pays up to head_dim 64, where
   // exponentials take as long as multiplications, and only if the registers suffice.
   // They do not if the scales of V must wait for P, too.
-  static constexpr bool kPipelined = kHeadDim <= 64 && !kSingleBuffers && !kRowScales;
+  static constexpr bool kPipelined = kHeadDim <= 64 && !kSingleBuffers && !kCodes;
   // Unrolled steps of Q K^T: as many as the registers allow. Each step beyond saves two
   // instructions of a loop, and reads Q and K ahead.
   static constexpr int kScoreUnroll =
       kQueryInRegisters || kHeadDim == 96 || kHeadDim == 256 ? kSteps : 4 / kStepMmas;
 
   static constexpr int kTileBytes = kTileTokens * kKvRowBytes;
-  static constexpr int kScaleBytes = kRowScales ? 2 * kTileTokens * 2 : 0;  // of K, then of V
-  static constexpr int kGroupBytes = 2 * kTileBytes + kScaleBytes;          // of a stage
+  static constexpr int kScaleBytes = kCodes ? 2 * kTileTokens * 2 : 0;  // of K, then of V
+  static constexpr int kGroupBytes = 2 * kTileBytes + kScaleBytes;      // of a stage
+  // With kCodes: K or V of a KV head in a page.
+  static constexpr int kHeadPageBytes = kPageTokens * (kKvRowBytes + 2);
   static constexpr int kStageStride = kWarpGroups * kGroupBytes;
   static constexpr int kQueryBytes = kRows * kQueryRowBytes;
   static constexpr bool kQueryInStages =
@@ -157,9 +160,8 @@ struct Config {
   static constexpr int kSharedBytes = kStashOffset + kStashBytes;
 
   static_assert(kHeadDim % 32 == 0 && kHeadDim <= 256);
-  static_assert(std::is_same_v<KvElement, Element> || (kFp8 && std::is_same_v<Element, __half>) ||
-                kRowScales);
-  static_assert(!kRowScales || (std::is_same_v<Accum, float> && kScaleBytes % 128 == 0));
+  static_assert(std::is_same_v<KvElement, Element> || kCodes);
+  static_assert(!kCodes || (std::is_same_v<Accum, float> && kScaleBytes % 128 == 0));
   static_assert(kKvRowBytes % 64 == 0 && kSliceTiles % kStepMmas == 0);
   static_assert(kRowWarps * kWarpRows == kRows);
   static_assert(kPageTokens % kTileTokens == 0 && kTileTokens % 16 == 0);
@@ -184,6 +186,7 @@ __device__ __forceinline__ int ThreadIndex() {
   if constexpr (!C::kFewRegisters) return threadIdx.x;
   uint32_t thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  if constexpr (C::kCodes) __builtin_assume(thread < C::kThreads);  // saves what a sign takes
   return static_cast<int>(thread);
 }
 

@@ -20,7 +20,9 @@
 //   wait for V[i]; barrier; ask for K[i + 1]; update row max; P = exp(S); O += P V[i]
 //
 // With kCopiesEarly, it asks for V[i] before it waits for K[i], and for K[i + 1] before it waits
-// for V[i], so that copies of both are under way while it waits: one more barrier each.
+// for V[i], so that copies of both are under way while it waits: one more barrier each. With two
+// buffers each for K and V (kBuffers), it asks a tile earlier: for V[i + 1] when K[i] has come, and
+// for K[i + 2] when V[i] has.
 #ifndef FLASHCORE_KERNELS_SM80_MAINLOOP_CUH_
 #define FLASHCORE_KERNELS_SM80_MAINLOOP_CUH_
 
@@ -89,6 +91,15 @@ class KvTiles {
     const TileCopy<C> copy;
     const WorkSpan& span = work_.span;
     const std::byte* from = span.*tensor;
+    if constexpr (C::kCodes) {
+      // Constants and 32 bits, as far as they do, for fewer instructions in the loop of a decode.
+      from += page * span.page_stride;
+      from +=
+          static_cast<uint32_t>(kv_head_ * C::kHeadPageBytes + row % kPageTokens * C::kKvRowBytes) +
+          copy.Offset(C::kKvRowBytes);
+      copy.CopyAsync(from, C::kKvRowBytes, kv_end_ - row, to);
+      return;
+    }
     from += kv_head_ * span.kv_head_stride + copy.Offset(span.kv_row_stride);
     from += page * span.page_stride;
     if constexpr (C::kTileTokens != kPageTokens) from += row % kPageTokens * span.kv_row_stride;
@@ -98,10 +109,12 @@ class KvTiles {
   // The same of K, with the scales of its rows and of V's.
   __device__ __forceinline__ void CopyKeyTile(int32_t page, int32_t row, uint32_t to) const {
     CopyTile(&WorkSpan::key, page, row, to);
-    if constexpr (C::kRowScales) {
+    if constexpr (C::kCodes) {
       const WorkSpan& span = work_.span;
-      const int64_t scales = kv_head_ * span.kv_head_stride + page * span.page_stride +
-                             kPageTokens * C::kKvRowBytes + row % kPageTokens * 2;
+      const int64_t scales =
+          page * span.page_stride +
+          static_cast<uint32_t>(kv_head_ * C::kHeadPageBytes + kPageTokens * C::kKvRowBytes +
+                                row % kPageTokens * 2);
       TileCopy<C>::CopyScalesAsync(span.key + scales, span.value + scales, kv_end_ - row,
                                    to + C::kTileBytes);
     }
@@ -189,7 +202,8 @@ class KvRing : public KvTiles<C> {
   int32_t value_page_;
 };
 
-// One K and one V buffer of a warp group, for its stream or for both one after the other.
+// The K and V buffers of a warp group, kBuffers of each, for its stream or for several one after
+// the other.
 template <class C>
 class KvBuffers : public KvTiles<C> {
  public:
@@ -197,6 +211,7 @@ class KvBuffers : public KvTiles<C> {
       : KvTiles<C>(work),
         shared_(shared + ThreadPosition<C>().warp_group * C::kGroupBytes),
         split_end_(work.tile.kv_begin + work.tile.split_rows) {
+    if constexpr (C::kBuffers == 2) has_all_streams_ = this->HasOwnSplit(work.tile);
     page_ = this->Page(First());
   }
 
@@ -223,27 +238,87 @@ class KvBuffers : public KvTiles<C> {
     return split_end_ == this->work_.tile.kv_begin + this->work_.tile.split_rows;
   }
 
-  // Starts copying the first K.
-  __device__ __forceinline__ void Prefill() { CopyKey(First()); }
+  // Starts copying the first K; with two buffers then also the first V and the second K, each a
+  // cp.async group.
+  __device__ __forceinline__ void Prefill() {
+    const int32_t first = First();
+    if constexpr (C::kBuffers == 2) {
+      next_ = NextIfAny(first);
+      const int32_t next_page = this->Page(next_);  // may come from memory
+      CopyKey(first);
+      if (this->Has(first)) CopyValue(first);
+      CommitCopies();
+      page_ = next_page;
+      SwitchBuffers();
+    }
+    CopyKey(C::kBuffers == 2 ? next_ : first);
+  }
 
-  // Start copying K of a tile, if there is one, and then V of the same tile. The group has left the
-  // buffer.
+  // Waits for K of the tile at `row`, and asks for V. Returns the next tile.
+  __device__ __forceinline__ int32_t AwaitKey(int32_t row) {
+    if constexpr (C::kBuffers == 2) {
+      const int32_t next = next_;
+      next_ = NextIfAny(next);
+      WaitForCopies<2>();
+      SyncWarpGroup<C>();
+      if (this->Has(next)) CopyValue(next);
+      CommitCopies();
+      page_ = this->Page(next_);
+      SwitchBuffers();
+      return next;
+    }
+    const int32_t next = Next(row);
+    const auto copy_value = [&] {
+      CopyValue(row);
+      CommitCopies();
+      page_ = this->Page(next);
+    };
+    if constexpr (C::kCopiesEarly) {
+      SyncWarpGroup<C>();
+      copy_value();
+    }
+    WaitForCopies<C::kCopiesEarly>();
+    SyncWarpGroup<C>();
+    if constexpr (!C::kCopiesEarly) copy_value();
+    return next;
+  }
+
+  // Then waits for V of the same tile, and asks for K of the tile at `next`, or with two buffers of
+  // the one after that.
+  __device__ __forceinline__ void AwaitValue(int32_t next) {
+    if constexpr (C::kCopiesEarly) {
+      SyncWarpGroup<C>();
+      CopyKey(next);
+    }
+    WaitForCopies<C::kBuffers == 2 ? 2 : C::kCopiesEarly>();
+    SyncWarpGroup<C>();
+    if constexpr (!C::kCopiesEarly) CopyKey(C::kBuffers == 2 ? next_ : next);
+  }
+
+  // Shared addresses of V and K of the tile that was waited for.
+  __device__ __forceinline__ uint32_t Value() const {
+    return C::kBuffers == 2 ? shared_ + buffer_ : shared_;
+  }
+  __device__ __forceinline__ uint32_t Key() const { return Value() + C::kTileBytes; }
+
+ private:
+  // Starts copying K of a tile, if there is one. The group has left the buffer.
   __device__ __forceinline__ void CopyKey(int32_t row) {
     if (this->Has(row)) this->CopyKeyTile(page_, row, Key());
     CommitCopies();
   }
-  __device__ __forceinline__ void CopyValue(int32_t row, int32_t next) {
+  __device__ __forceinline__ void CopyValue(int32_t row) {
     this->CopyTile(&WorkSpan::value, page_, row, Value());
-    CommitCopies();
-    page_ = this->Page(next);
+  }
+  __device__ __forceinline__ void SwitchBuffers() { buffer_ = C::kStageStride - buffer_; }
+
+  __device__ __forceinline__ int32_t NextIfAny(int32_t row) const {
+    return this->Has(row) ? Next(row) : row;
   }
 
-  __device__ __forceinline__ uint32_t Value() const { return shared_; }
-  __device__ __forceinline__ uint32_t Key() const { return shared_ + C::kTileBytes; }
-
- private:
   // Whether the group attends all streams, one after the other.
   __device__ __forceinline__ bool HasAllStreams() const {
+    if constexpr (C::kBuffers == 2) return has_all_streams_;
     return C::kStashes || this->HasOwnSplit(this->work_.tile);
   }
   static __device__ __forceinline__ int Stream(int32_t row) {
@@ -258,6 +333,10 @@ class KvBuffers : public KvTiles<C> {
   const uint32_t shared_;
   int32_t split_end_;
   int32_t page_;  // of the next tile to copy
+  // With two buffers:
+  bool has_all_streams_ = false;  // kept, because memory would be read for it
+  int32_t next_ = 0;              // the tile whose K was copied last, or is copied next
+  int32_t buffer_ = 0;            // bytes to the buffers in use
 };
 
 // A warp's query rows as operands of Q K^T.
@@ -307,7 +386,7 @@ class QueryOperands {
   uint32_t registers_[C::kQueryInRegisters ? C::kSteps : 1][C::kRowTiles][C::kStepMmas][4];
 };
 
-// scores = Q K^T, of the warp's rows and the tile's tokens. With kRowScales, they become exponents.
+// scores = Q K^T, of the warp's rows and the tile's tokens. With kCodes, they become exponents.
 template <class C>
 __device__ __forceinline__ void ComputeScores(const Work& work, QueryOperands<C>* query,
                                               uint32_t keys, int lane,
@@ -348,7 +427,7 @@ __device__ __forceinline__ void ComputeScores(const Work& work, QueryOperands<C>
       for (int c = 0; c < 4; ++c) scores[m][n][c] = sums[m][n].Get(c);
     }
   }
-  if constexpr (C::kRowScales) ScaleScores<C>(work, scales, lane, scores, values);
+  if constexpr (C::kCodes) ScaleScores<C>(work, scales, lane, scores, values);
 }
 
 // rounded_sum += P * ones.
@@ -373,7 +452,7 @@ __device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities,
                                           int lane, State<C>* state) {
   using Element = typename C::Element;
   values = ValueAddress<C>(values, lane);
-  if constexpr (!C::kRowScales) AddOnes<C>(probabilities, state);
+  if constexpr (!C::kCodes) AddOnes<C>(probabilities, state);
 #pragma unroll
   for (int step = 0; step < C::kSteps; ++step) {
 #pragma unroll
@@ -396,9 +475,9 @@ __device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities,
 
 // The state of a split after its last tile.
 template <class C>
-__device__ __forceinline__ void FinishState(const Work& work, State<C>* state) {
+__device__ __forceinline__ void FinishState(State<C>* state) {
   FinishSoftmax<C>(state);
-  if constexpr (C::kCodes) FinishCodes<C>(work, state);
+  if constexpr (C::kCodes) FinishCodes<C>(state);
 }
 
 template <class C>
@@ -431,14 +510,7 @@ __device__ __forceinline__ void SingleBufferMainloop(const SoftmaxScale& scale, 
                                                      StreamSums<C>* sums) {
 #pragma unroll 1
   for (int32_t row = kv->First(); kv->Has(row);) {
-    const int32_t next = kv->Next(row);
-    if constexpr (C::kCopiesEarly) {
-      SyncWarpGroup<C>();
-      kv->CopyValue(row, next);
-    }
-    WaitForCopies<C::kCopiesEarly>();
-    SyncWarpGroup<C>();
-    if constexpr (!C::kCopiesEarly) kv->CopyValue(row, next);
+    const int32_t next = kv->AwaitKey(row);
     // Places in shared memory that are computed for each tile need no registers between tiles.
     const ThreadPosition<C> thread;
     const int lane = thread.lane;
@@ -447,20 +519,14 @@ __device__ __forceinline__ void SingleBufferMainloop(const SoftmaxScale& scale, 
     ValueScales<C> values;
     ComputeScores<C>(work, query, kv->Key(), lane, scores, &values);
     MaskScores<C>(mask, row, scores);
-    if constexpr (C::kCopiesEarly) {
-      SyncWarpGroup<C>();
-      kv->CopyKey(next);
-    }
-    WaitForCopies<C::kCopiesEarly>();
-    SyncWarpGroup<C>();
-    if constexpr (!C::kCopiesEarly) kv->CopyKey(next);
+    kv->AwaitValue(next);
     UpdateRowMax<C>(scale, scores, state);
     Probabilities<C> probabilities;
     ComputeProbabilities<C>(scale, scores, values, state, &probabilities);
     AddValues<C>(probabilities, kv->Value(), lane, state);
     if constexpr (C::kStashes || C::kAddsStreams) {
       if (kv->EndsStream(row, next)) {
-        FinishState<C>(work, state);
+        FinishState<C>(state);
         if constexpr (C::kStashes) {
           Stash<C>().Store(scale, *state);
         } else {
@@ -471,7 +537,7 @@ __device__ __forceinline__ void SingleBufferMainloop(const SoftmaxScale& scale, 
     }
     if constexpr (C::kAddsSplits) {
       if (kv->EndsSplit(next)) {
-        FinishState<C>(work, state);
+        FinishState<C>(state);
         WriteRun<C>(scale, work, kv->IsFirstSplit(), partials, *state);
         *state = State<C>();
         kv->NextSplit();
@@ -528,11 +594,17 @@ __device__ __forceinline__ void RunMainloop(const Work& work, RowDivider group,
   std::byte* const memory = SharedMemory();
   const uint32_t shared = SharedAddress(memory);
   std::conditional_t<C::kSingleBuffers, KvBuffers<C>, KvRing<C>> kv(work, shared);
-  kv.Prefill();
+  // With two buffers Q comes with the first K, before what else Prefill asks for.
+  constexpr int kPrefilled = C::kBuffers == 2 ? 2 : 0;
+  if constexpr (C::kBuffers == 1) kv.Prefill();
   CopyQueryAsync<C>(work, KvHead(), group, shared + C::kQueryOffset);
-  CommitCopies();
+  if constexpr (C::kBuffers == 1) {
+    CommitCopies();
+  } else {
+    kv.Prefill();
+  }
   const TileMask<C> mask(work, group, memory + C::kVisibleOffset);
-  WaitForCopies<0>();
+  WaitForCopies<kPrefilled>();
   __syncthreads();
   if (work.span.softmax_scale < 0) NegateQuery<C>(memory + C::kQueryOffset);
   QueryOperands<C> query(shared + C::kQueryOffset, thread);
@@ -541,7 +613,7 @@ __device__ __forceinline__ void RunMainloop(const Work& work, RowDivider group,
   if constexpr (C::kAddsStreams) {
     State<C> state;
     SingleBufferMainloop<C>(scale, work, partials, mask, &kv, &query, &state, outcome);
-    FinishState<C>(work, &state);
+    FinishState<C>(&state);
     outcome->Add(scale, state);
   } else if constexpr (C::kSingleBuffers) {
     SingleBufferMainloop<C>(scale, work, partials, mask, &kv, &query, outcome, nullptr);
@@ -558,7 +630,7 @@ __device__ __forceinline__ void RunMainloop(const Work& work, RowDivider group,
       if constexpr (C::kSingleBuffers) SyncWarpGroup<C>();
     }
   }
-  if constexpr (!C::kAddsStreams) FinishState<C>(work, outcome);
+  if constexpr (!C::kAddsStreams) FinishState<C>(outcome);
   __syncthreads();
 }
 

@@ -60,16 +60,6 @@ __device__ __forceinline__ void LoadQuery(uint32_t address, uint32_t (&query)[4]
   }
 }
 
-// Converts four codes to two pairs of elements. Exact.
-template <class C>
-__device__ __forceinline__ void CodesToElements(uint32_t codes, uint32_t (&pairs)[2]) {
-  if constexpr (C::kFp8) {
-    E4M3ToFloat16(codes, pairs);
-  } else {
-    Int8ToElements<typename C::Element>(codes, pairs);
-  }
-}
-
 // K of 16 tokens.
 template <class C>
 __device__ __forceinline__ uint32_t KeyAddress(uint32_t tile, int lane) {
@@ -84,7 +74,8 @@ __device__ __forceinline__ void LoadKeys(uint32_t address, uint32_t (&keys)[2][C
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
     if constexpr (C::kCodes) {
-      CodesToElements<C>(matrices[n], keys[n / 2][n % 2]);
+      CodePairs<typename C::KvElement, typename C::Element>(matrices[n], /*alternate=*/false,
+                                                            keys[n / 2][n % 2]);
     } else {
       keys[n / 2][0][n % 2] = matrices[n];
     }
@@ -109,7 +100,8 @@ __device__ __forceinline__ void LoadValues(uint32_t address,
       // From (token, columns 2g and 2g + 1), (next token, the same columns) to the even column of
       // both tokens, then the odd one.
       uint32_t columns[2];
-      CodesToElements<C>(__byte_perm(matrices[n], 0, 0x3120), columns);
+      CodePairs<typename C::KvElement, typename C::Element>(matrices[n], /*alternate=*/true,
+                                                            columns);
       values[n / 2 * 2][n % 2] = columns[0];
       values[n / 2 * 2 + 1][n % 2] = columns[1];
     } else {
@@ -118,22 +110,16 @@ __device__ __forceinline__ void LoadValues(uint32_t address,
   }
 }
 
-// The factor of Q K^T: softmax_scale, and for E4M3 K its scale. With scales of rows, scores are
-// exponents already (ScaleScores).
+// The factor of Q K^T. With codes, scores are exponents already (ScaleScores).
 template <class C>
 __device__ __forceinline__ SoftmaxScale ScoreScale(const Work& work) {
-  if constexpr (C::kRowScales) return SoftmaxScale::One();
-  float scale = work.span.softmax_scale;
-  if constexpr (C::kFp8) scale *= work.span.key_scale[KvHead()];
-  return SoftmaxScale(scale);
+  if constexpr (C::kCodes) return SoftmaxScale::One();
+  return SoftmaxScale(work.span.softmax_scale);
 }
 
-// For codes of V: multiplies the output by V's scale, if it has one, and puts its columns in the
-// order of ThreadPosition::Column.
+// For codes of V: puts the columns of the output in the order of ThreadPosition::Column.
 template <class C>
-__device__ __forceinline__ void FinishCodes(const Work& work, State<C>* state) {
-  float scale = 1;
-  if constexpr (C::kFp8) scale = work.span.value_scale[KvHead()];
+__device__ __forceinline__ void FinishCodes(State<C>* state) {
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
@@ -142,11 +128,9 @@ __device__ __forceinline__ void FinishCodes(const Work& work, State<C>* state) {
       for (int i = 0; i < 2; ++i) {
         float(&even)[4] = state->output[m][n].sums;
         float(&odd)[4] = state->output[m][n + 1].sums;
-        const float third = even[2 * i + 1] * scale;
-        even[2 * i] *= scale;
-        even[2 * i + 1] = odd[2 * i] * scale;
+        const float third = even[2 * i + 1];
+        even[2 * i + 1] = odd[2 * i];
         odd[2 * i] = third;
-        odd[2 * i + 1] *= scale;
       }
     }
   }

@@ -1,5 +1,5 @@
-// The factors of scores: softmax_scale, and the scales of INT8 rows, of which each row of K, and of
-// V, has one (kernels/int8.h).
+// The factors of scores: softmax_scale, and the scales of 8-bit rows, of which each row of K, and
+// of V, has one (kernels/kv_8bit.h).
 //
 // A score times the scale of its K row becomes the exponent x of the row's probability, 2^x. The
 // scale v of its V row goes into it, too: P V adds w * code with w = 2^(x + log2(v) - max), and the

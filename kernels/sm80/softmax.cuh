@@ -79,13 +79,13 @@ __device__ __forceinline__ void UpdateRowMax(const SoftmaxScale& scale,
   if (__any_sync(0xffffffffu, exceeds)) RescaleRows<C>(scale, threshold, largest, state);
 }
 
-// Turns a tile's scores into probabilities. `values`: V's scales, only with kRowScales.
+// Turns a tile's scores into probabilities. `values`: V's scales, only with kCodes.
 template <class C>
 __device__ __forceinline__ void ComputeProbabilities(
     const SoftmaxScale& scale, const float (&scores)[C::kRowTiles][C::kScoreTiles][4],
     const ValueScales<C>& values, State<C>* state, Probabilities<C>* probabilities) {
   float inverse[C::kScoreTiles][2];
-  if constexpr (C::kRowScales) {
+  if constexpr (C::kCodes) {
 #pragma unroll
     for (int n = 0; n < C::kScoreTiles; ++n) {
       inverse[n][0] = values.Inverse(n, 0);
@@ -101,7 +101,7 @@ __device__ __forceinline__ void ComputeProbabilities(
       for (int n = 0; n < C::kScoreTiles; ++n) {
         const float first = Exp2(fmaf(scores[m][n][2 * i], scale.log2, -base));
         const float second = Exp2(fmaf(scores[m][n][2 * i + 1], scale.log2, -base));
-        if constexpr (C::kRowScales) {
+        if constexpr (C::kCodes) {
           state->sum[m][i] =
               fmaf(second, inverse[n][1], fmaf(first, inverse[n][0], state->sum[m][i]));
         } else {
@@ -116,7 +116,7 @@ __device__ __forceinline__ void ComputeProbabilities(
 
 // Reduces each row's sum over its lanes, and makes the output relative to that sum. The output is
 // a sum over rounded probabilities: dividing it by their own sum, and not by `sum`, cancels part of
-// the rounding error. LSE needs the unrounded sum. With kRowScales it is relative to that already.
+// the rounding error. LSE needs the unrounded sum. With kCodes it is relative to that already.
 template <class C>
 __device__ __forceinline__ void FinishSoftmax(State<C>* state) {
 #pragma unroll
@@ -125,7 +125,7 @@ __device__ __forceinline__ void FinishSoftmax(State<C>* state) {
     for (int i = 0; i < 2; ++i) {
       float& sum = state->sum[m][i];
       sum = SumOfRow(sum);
-      if constexpr (C::kRowScales) continue;
+      if constexpr (C::kCodes) continue;
       const float factor = sum * InverseOfSum(state->rounded_sum[m][2 * i]);
 #pragma unroll
       for (int n = 0; n < C::kOutputTiles; ++n) state->output[m][n].ScaleRow(i, factor);

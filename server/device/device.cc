@@ -13,8 +13,7 @@ absl::StatusOr<std::vector<const kernels::Kernel*>> ChooseKernels(kernels::Arch 
                                                                   kernels::Accumulate accumulate) {
   std::vector<const kernels::Kernel*> chosen;
   for (const kernels::Kernel& kernel : kernels::AllKernels()) {
-    if (kernel.spec.arch == arch && kernel.spec.accumulate == accumulate &&
-        kernel.spec.kv_dtype != kernels::KvDType::kFloat8E4M3) {
+    if (kernel.spec.arch == arch && kernel.spec.accumulate == accumulate) {
       chosen.push_back(&kernel);
     }
   }
@@ -45,29 +44,16 @@ std::vector<kernels::DType> SupportedDTypes(const Device& device) {
   return {dtypes.begin(), dtypes.end()};
 }
 
-std::vector<uint32_t> SupportedHeadDims(const Device& device) {
+std::vector<uint32_t> SupportedHeadDims(const Device& device, kernels::KvDType kv_dtype) {
   std::map<int32_t, std::set<kernels::DType>> dtypes_of;  // by head_dim
   for (const kernels::Kernel* kernel : device.kernels()) {
+    if (kernel->spec.kv_dtype != kv_dtype) continue;
     dtypes_of[kernel->spec.head_dim].insert(kernel->spec.dtype);
   }
   const size_t all = SupportedDTypes(device).size();
   std::vector<uint32_t> head_dims;
   for (const auto& [head_dim, dtypes] : dtypes_of) {
     if (dtypes.size() == all) head_dims.push_back(static_cast<uint32_t>(head_dim));
-  }
-  return head_dims;
-}
-
-std::vector<uint32_t> Int8HeadDims(const Device& device) {
-  std::vector<uint32_t> head_dims;
-  const std::vector<kernels::DType> dtypes = SupportedDTypes(device);
-  for (const uint32_t head_dim : SupportedHeadDims(device)) {
-    const auto reads_int8 = [&](kernels::DType dtype) {
-      return device
-          .KernelFor({dtype, 1, 1, static_cast<int32_t>(head_dim), kernels::KvDType::kInt8})
-          .ok();
-    };
-    if (std::all_of(dtypes.begin(), dtypes.end(), reads_int8)) head_dims.push_back(head_dim);
   }
   return head_dims;
 }

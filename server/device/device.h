@@ -98,8 +98,7 @@ inline bool IsDeviceLost(const absl::Status& status) {
   return status.GetPayload(kDeviceLostPayload).has_value();
 }
 
-// The kernels of `arch` that sum in `accumulate` and read what the server can store: not FP8, whose
-// scales no request has. UNIMPLEMENTED if there are none: the message
+// The kernels of `arch` that sum in `accumulate`. UNIMPLEMENTED if there are none: the message
 // names what is available.
 absl::StatusOr<std::vector<const kernels::Kernel*>> ChooseKernels(kernels::Arch arch,
                                                                   kernels::Accumulate accumulate);
@@ -107,11 +106,9 @@ absl::StatusOr<std::vector<const kernels::Kernel*>> ChooseKernels(kernels::Arch 
 // The dtypes that `device` has kernels for. (No kernel sums BF16 in float16.)
 std::vector<kernels::DType> SupportedDTypes(const Device& device);
 
-// The head_dims that `device` has kernels for in all of its dtypes, ascending.
-std::vector<uint32_t> SupportedHeadDims(const Device& device);
-
-// Those of these head_dims for which it has kernels that read INT8 K/V, for all of its dtypes.
-std::vector<uint32_t> Int8HeadDims(const Device& device);
+// The head_dims for which `device` has kernels that read K/V stored like this, in all of its
+// dtypes, ascending.
+std::vector<uint32_t> SupportedHeadDims(const Device& device, kernels::KvDType kv_dtype);
 
 }  // namespace flashcore::server
 

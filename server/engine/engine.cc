@@ -27,8 +27,10 @@ Engine::Options WithDevice(Engine::Options options, const Device& device) {
     options.max_request_flop = kDefaultRequestSeconds * device.info().speed.flop_per_s;
   }
   options.sequences.dtypes = SupportedDTypes(device);
-  options.sequences.head_dims = SupportedHeadDims(device);
-  options.sequences.int8_head_dims = Int8HeadDims(device);
+  options.sequences.head_dims = SupportedHeadDims(device, kernels::KvDType::kSameAsQuery);
+  for (const auto kv_dtype : {kernels::KvDType::kFloat8E4M3, kernels::KvDType::kInt8}) {
+    options.sequences.head_dims_8bit[kv_dtype] = SupportedHeadDims(device, kv_dtype);
+  }
   options.sequences.max_request_flop = options.max_request_flop;
   if (options.sequences.client_kv_bytes == SequenceOptions::kHalfOfTheMemory) {
     options.sequences.client_kv_bytes = device.kv_memory().bytes / 2;

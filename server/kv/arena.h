@@ -42,8 +42,8 @@ enum class Segment : uint8_t { kHot, kCold };
 // asserted, not reported; every PageId argument must be of a page that is alive.
 class Arena {
  public:
-  // The unit of places and the divisor of every page size: of INT8 pages, whose rows have scales,
-  // nothing larger is. An int32 place reaches 512 GiB.
+  // The unit of places and the divisor of every page size: of 8-bit pages, whose rows have
+  // scales, nothing larger is. An int32 place reaches 512 GiB.
   static constexpr size_t kUnitBytes = 256;
   static constexpr size_t kMaxBytes = kUnitBytes << 31;
   static constexpr size_t kDefaultSuperblockBytes = size_t{4} << 20;

@@ -29,13 +29,16 @@ absl::Status CheckShape(const SequenceShape& shape, const SequenceOptions& optio
                    absl::StrCat("one of ", absl::StrJoin(options.head_dims, ", ")));
   }
   if (absl::Status status = ValidateDType(shape.dtype, options.dtypes); !status.ok()) return status;
-  const std::vector<uint32_t>& int8_head_dims = options.int8_head_dims;
-  if (shape.kv_dtype == kernels::KvDType::kInt8 &&
-      std::find(int8_head_dims.begin(), int8_head_dims.end(), shape.head_dim) ==
-          int8_head_dims.end()) {
-    return absl::UnimplementedError(absl::StrCat(
-        "kv_dtype: the device has no kernels for int8 K/V of head_dim ", shape.head_dim, "; it has",
-        int8_head_dims.empty() ? " none" : " those of ", absl::StrJoin(int8_head_dims, ", ")));
+  if (kernels::Is8Bit(shape.kv_dtype)) {
+    const auto found = options.head_dims_8bit.find(shape.kv_dtype);
+    std::vector<uint32_t> head_dims;
+    if (found != options.head_dims_8bit.end()) head_dims = found->second;
+    if (std::find(head_dims.begin(), head_dims.end(), shape.head_dim) == head_dims.end()) {
+      return absl::UnimplementedError(
+          absl::StrCat("kv_dtype: the device has no kernels for ", kernels::Name(shape.kv_dtype),
+                       " K/V of head_dim ", shape.head_dim, "; it has",
+                       head_dims.empty() ? " none" : " those of ", absl::StrJoin(head_dims, ", ")));
+    }
   }
   const size_t page_bytes = shape.page_bytes();
   if (page_bytes > options.superblock_bytes) {
@@ -301,7 +304,7 @@ absl::Status SequenceStore::Lease(AttendOperation* operation) {
     operation->sequence_lengths[i] = layer.length;
   }
   request.kv_dtype = leased[first]->shape.kv_dtype;
-  if (request.kv_dtype != kernels::KvDType::kSameAsQuery) {
+  if (kernels::Is8Bit(request.kv_dtype)) {
     const auto inlined = std::find(leased.begin(), leased.end(), nullptr);
     if (inlined != leased.end()) {
       return absl::InvalidArgumentError(absl::StrCat(

@@ -40,9 +40,10 @@ struct SequenceOptions {
   uint32_t max_heads = 1024;         // of one request; KV heads of one sequence
   // Floating-point operations of one request, checked again when it is launched.
   double max_request_flop = std::numeric_limits<double>::infinity();
-  std::vector<kernels::DType> dtypes;    // that the device has kernels for
-  std::vector<uint32_t> head_dims;       // that the device has kernels for
-  std::vector<uint32_t> int8_head_dims;  // of those whose K/V can also be stored as INT8
+  std::vector<kernels::DType> dtypes;  // that the device has kernels for
+  std::vector<uint32_t> head_dims;     // that the device has kernels for
+  // Of those whose K/V can also be stored like this. Other types have none.
+  std::map<kernels::KvDType, std::vector<uint32_t>> head_dims_8bit;
   // Host memory for sequences and their page tables. Forks are cheap, but not free.
   size_t metadata_bytes = size_t{256} << 20;
   size_t superblock_bytes = Arena::kDefaultSuperblockBytes;  // no page is larger

@@ -92,7 +92,15 @@ v1::DType FromDType(kernels::DType dtype) {
 }
 
 v1::KvDType FromKvDType(kernels::KvDType kv_dtype) {
-  return kv_dtype == kernels::KvDType::kInt8 ? v1::KV_DTYPE_INT8 : v1::KV_DTYPE_SAME_AS_QUERY;
+  switch (kv_dtype) {
+    case kernels::KvDType::kSameAsQuery:
+      break;
+    case kernels::KvDType::kInt8:
+      return v1::KV_DTYPE_INT8;
+    case kernels::KvDType::kFloat8E4M3:
+      return v1::KV_DTYPE_FLOAT8_E4M3;
+  }
+  return v1::KV_DTYPE_SAME_AS_QUERY;
 }
 
 }  // namespace
@@ -119,10 +127,13 @@ absl::Status ToKvDType(v1::KvDType kv_dtype, kernels::KvDType* out) {
     case v1::KV_DTYPE_INT8:
       *out = kernels::KvDType::kInt8;
       return absl::OkStatus();
+    case v1::KV_DTYPE_FLOAT8_E4M3:
+      *out = kernels::KvDType::kFloat8E4M3;
+      return absl::OkStatus();
     default:
-      return absl::InvalidArgumentError(
-          absl::StrCat("kv_dtype: ", static_cast<int>(kv_dtype),
-                       " is not KV_DTYPE_SAME_AS_QUERY (0) or KV_DTYPE_INT8 (1)"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "kv_dtype: ", static_cast<int>(kv_dtype),
+          " is not KV_DTYPE_SAME_AS_QUERY (0), KV_DTYPE_INT8 (1) or KV_DTYPE_FLOAT8_E4M3 (2)"));
   }
 }
 

@@ -241,7 +241,7 @@ TEST(OracleTest, AcceptsUnfusedAttentionAndNoticesErrors) {
   }
 }
 
-TEST(OracleTest, ComparesInt8SequencesWithTheirStoredRows) {
+TEST(OracleTest, Compares8BitSequencesWithTheirStoredRows) {
   std::mt19937_64 random(5);
   AttendRequest shape;
   shape.spans = {{3, 200}, {1, 65}};
@@ -253,13 +253,16 @@ TEST(OracleTest, ComparesInt8SequencesWithTheirStoredRows) {
     RandomRequest problem(shape, /*want_lse=*/true, 1, &random);
     AnswerUnfused(&problem);
     const KernelBatch plain = ToKernelBatch(problem.request());
-    EXPECT_FALSE(Compare(AsStored(plain, KvDType::kInt8)).Within(4)) << "it was not INT8";
-    const KernelBatch stored = AsStored(plain, KvDType::kInt8);
-    AnswerUnfused(stored);
-    EXPECT_TRUE(Compare(stored).Within(1.01));
-    EXPECT_TRUE(SpotCheck(stored));
-    EXPECT_FALSE(SpotCheck(plain));
     EXPECT_TRUE(Compare(AsStored(plain, KvDType::kSameAsQuery)).server == Compare(plain).server);
+    for (const KvDType kv_dtype : {KvDType::kInt8, KvDType::kFloat8E4M3}) {
+      AnswerUnfused(&problem);
+      EXPECT_FALSE(Compare(AsStored(plain, kv_dtype)).Within(4)) << "it was not 8-bit";
+      const KernelBatch stored = AsStored(plain, kv_dtype);
+      AnswerUnfused(stored);
+      EXPECT_TRUE(Compare(stored).Within(1.01));
+      EXPECT_TRUE(SpotCheck(stored));
+      EXPECT_FALSE(SpotCheck(plain));
+    }
   }
 }
 

@@ -419,26 +419,32 @@ class PlanTest(unittest.TestCase):
         self.assertEqual(server.calls, [])
 
 
-class Int8Test(unittest.TestCase):
-    def test_sequences_stay_int8(self):
+class KvDTypeTest(unittest.TestCase):
+    def test_sequences_keep_it(self):
+        for kv_dtype, number in (("int8", 1), ("float8_e4m3", 2)):
+            with self.subTest(kv_dtype):
+                self.check_sequences_keep(kv_dtype, number)
+
+    def check_sequences_keep(self, kv_dtype, number):
         server = FakeServer()
         client = server.client()
-        sequence = client.create_sequence(LAYERS, KV_HEADS, DIM, kv_dtype="int8")
-        batch = client.create_sequences(2, LAYERS, KV_HEADS, DIM, kv_dtype="int8")
+        sequence = client.create_sequence(LAYERS, KV_HEADS, DIM, kv_dtype=kv_dtype)
+        batch = client.create_sequences(2, LAYERS, KV_HEADS, DIM, kv_dtype=kv_dtype)
         made = [sequence, *batch, sequence.fork(), client.open_sequence(sequence.id)]
-        self.assertEqual({one.kv_dtype for one in made}, {"int8"})
-        self.assertIn("float16 stored as int8", repr(sequence))
+        self.assertEqual({one.kv_dtype for one in made}, {kv_dtype})
+        self.assertIn(f"float16 stored as {kv_dtype}, on", repr(sequence))
         first = sequence.id
         sequence.recreate()
         self.assertNotEqual(sequence.id, first)
-        self.assertEqual(server.kv_dtypes[sequence.id], 1)
+        self.assertEqual(server.kv_dtypes[sequence.id], number)
         plain = client.create_sequence(LAYERS, KV_HEADS, DIM)
         self.assertEqual(plain.kv_dtype, "same_as_query")
         with self.assertRaisesRegex(flashcore.InvalidArgument, "one shape, dtype, kv_dtype and device"):
             client.attend_batch([sequence, plain], 0, random(2))
 
     def test_an_unknown_name_says_which_there_are(self):
-        with self.assertRaisesRegex(flashcore.InvalidArgument, "kv_dtype.*'int4'.*'same_as_query', 'int8'"):
+        with self.assertRaisesRegex(flashcore.InvalidArgument,
+                                    "kv_dtype.*'int4'.*'same_as_query', 'int8', 'float8_e4m3'"):
             FakeServer().client().create_sequence(LAYERS, KV_HEADS, DIM, kv_dtype="int4")
 
 

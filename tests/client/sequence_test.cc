@@ -55,6 +55,10 @@ TEST_F(SequenceTest, CreateSaysWhatIsAskedAndInfoWhatThereIs) {
   EXPECT_TRUE(opened.options().pin);
   EXPECT_EQ(opened.options().device_id, "fake:7");
   EXPECT_EQ(Create().options().device_id, "fake:1");  // the server's choice
+  options.kv_dtype = KvDType::kFloat8E4M3;
+  const Sequence other = Create(options);
+  EXPECT_EQ(got.kv_dtype(), v1::KV_DTYPE_FLOAT8_E4M3);
+  EXPECT_EQ(client_->OpenSequence(other.id())->options().kv_dtype, KvDType::kFloat8E4M3);
   EXPECT_TRUE(absl::IsNotFound(client_->OpenSequence(kId).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(client_->OpenSequence("short").status()));
 }

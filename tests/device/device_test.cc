@@ -39,22 +39,27 @@ TEST(DeviceTest, HeadDimsAreThoseOfEveryDTypeItHas) {
   device.Add(DType::kFloat16, 128);
   device.Add(DType::kFloat16, 64);
   EXPECT_THAT(SupportedDTypes(device), ElementsAre(DType::kFloat16));
-  EXPECT_THAT(SupportedHeadDims(device), ElementsAre(64, 128));
+  EXPECT_THAT(SupportedHeadDims(device, KvDType::kSameAsQuery), ElementsAre(64, 128));
   device.Add(DType::kBFloat16, 128);
   EXPECT_THAT(SupportedDTypes(device), ElementsAre(DType::kFloat16, DType::kBFloat16));
-  EXPECT_THAT(SupportedHeadDims(device), ElementsAre(128));
+  EXPECT_THAT(SupportedHeadDims(device, KvDType::kSameAsQuery), ElementsAre(128));
 }
 
-TEST(DeviceTest, Int8HeadDimsAreThoseOfEveryDTypeItHas) {
+TEST(DeviceTest, HeadDimsOf8BitKvAreThoseOfEveryDTypeItHas) {
   KernelsDevice device;
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     for (const int32_t head_dim : {64, 128}) device.Add(dtype, head_dim);
   }
   device.Add(DType::kFloat16, 64, KvDType::kInt8);
   device.Add(DType::kFloat16, 128, KvDType::kInt8);
-  EXPECT_THAT(Int8HeadDims(device), ElementsAre());
+  EXPECT_THAT(SupportedHeadDims(device, KvDType::kInt8), ElementsAre());
   device.Add(DType::kBFloat16, 128, KvDType::kInt8);
-  EXPECT_THAT(Int8HeadDims(device), ElementsAre(128));
+  EXPECT_THAT(SupportedHeadDims(device, KvDType::kInt8), ElementsAre(128));
+  EXPECT_THAT(SupportedHeadDims(device, KvDType::kFloat8E4M3), ElementsAre());
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    device.Add(dtype, 64, KvDType::kFloat8E4M3);
+  }
+  EXPECT_THAT(SupportedHeadDims(device, KvDType::kFloat8E4M3), ElementsAre(64));
 }
 
 TEST(DeviceTest, HasTheKernelForAGeometryOrSaysThatItHasNone) {
@@ -73,7 +78,7 @@ TEST(DeviceTest, HasTheKernelForAGeometryOrSaysThatItHasNone) {
 TEST(DeviceTest, ChoosesKernelsByArchAndAccumulate) {
   const auto chosen = ChooseKernels(Arch::kCpu, Accumulate::kFloat32);
   ASSERT_EQ(chosen.status(), absl::OkStatus());
-  EXPECT_EQ(chosen->size(), 20);
+  EXPECT_EQ(chosen->size(), 30);
   for (const kernels::Kernel* kernel : *chosen) EXPECT_EQ(kernel->spec.arch, Arch::kCpu);
   EXPECT_EQ(ChooseKernels(Arch::kCpu, Accumulate::kFloat16).status(),
             absl::UnimplementedError("no kernels for cpu: accumulate float16 is not float32"));

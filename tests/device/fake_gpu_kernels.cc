@@ -139,23 +139,18 @@ struct Rows {
       Attend<kArch, DType::kFloat16, kHeadDims>..., Attend<kArch, DType::kBFloat16, kHeadDims>...,
       Attend<kArch, DType::kFloat16, kHeadDims, Accumulate::kFloat16>...};
 };
-template <Arch kArch, int... kHeadDims>
-struct Float8Rows {
+template <Arch kArch, KvDType kKvDType, int... kHeadDims>
+struct Rows8Bit {
   static constexpr Launcher* kAll[] = {
-      Attend<kArch, DType::kFloat16, kHeadDims, Accumulate::kFloat32, KvDType::kFloat8E4M3>...};
-};
-template <Arch kArch, int... kHeadDims>
-struct Int8Rows {
-  static constexpr Launcher* kAll[] = {
-      Attend<kArch, DType::kFloat16, kHeadDims, Accumulate::kFloat32, KvDType::kInt8>...,
-      Attend<kArch, DType::kBFloat16, kHeadDims, Accumulate::kFloat32, KvDType::kInt8>...};
+      Attend<kArch, DType::kFloat16, kHeadDims, Accumulate::kFloat32, kKvDType>...,
+      Attend<kArch, DType::kBFloat16, kHeadDims, Accumulate::kFloat32, kKvDType>...};
 };
 template struct Rows<Arch::kSm80, 32, 64, 96, 128, 256>;
 template struct Rows<Arch::kSm89, 32, 64, 96, 128, 256>;
-template struct Float8Rows<Arch::kSm80, 64, 128>;
-template struct Float8Rows<Arch::kSm89, 64, 128>;
-template struct Int8Rows<Arch::kSm80, 64, 128>;
-template struct Int8Rows<Arch::kSm89, 64, 128>;
+template struct Rows8Bit<Arch::kSm80, KvDType::kFloat8E4M3, 64, 128>;
+template struct Rows8Bit<Arch::kSm89, KvDType::kFloat8E4M3, 64, 128>;
+template struct Rows8Bit<Arch::kSm80, KvDType::kInt8, 64, 128>;
+template struct Rows8Bit<Arch::kSm89, KvDType::kInt8, 64, 128>;
 
 }  // namespace sm80
 

@@ -80,6 +80,33 @@ static int attend(flashcore_client* client, uint64_t tag) {
   return 0;
 }
 
+/* Messages are the contract's: a sequence of each kv_dtype that it has, and of one that it has not. */
+static int create_sequences(flashcore_client* client) {
+  for (uint64_t kv_dtype = 0; kv_dtype < 4; ++kv_dtype) {
+    uint8_t request[32], by_id[32];
+    size_t size = put(request, 1, 0, 1);    /* num_layers */
+    size += put(request + size, 2, 0, 1);   /* num_kv_heads */
+    size += put(request + size, 3, 0, 64);  /* head_dim */
+    size += put(request + size, 4, 0, 1);   /* FLOAT16 */
+    size += put(request + size, 11, 0, kv_dtype);
+    flashcore_bytes response;
+    const int code =
+        flashcore_call(client, "CreateSequence", request, size, 30 * SECOND, &response);
+    CHECK(code == (kv_dtype < 3 ? FLASHCORE_OK : 3));
+    if (code != FLASHCORE_OK) continue;
+    /* The first field is the id: 16 bytes. */
+    CHECK(response.size > 18 && response.data[0] == 0x0a && response.data[1] == 16);
+    memcpy(by_id, response.data, 18);
+    flashcore_free(&response);
+    CHECK(flashcore_call(client, "GetSequence", by_id, 18, 30 * SECOND, &response) == FLASHCORE_OK);
+    flashcore_free(&response);
+    CHECK(flashcore_call(client, "DeleteSequence", by_id, 18, 30 * SECOND, &response) ==
+          FLASHCORE_OK);
+    flashcore_free(&response);
+  }
+  return 0;
+}
+
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
   flashcore_client* client = NULL;
@@ -104,6 +131,7 @@ int main(int argc, char** argv) {
   for (uint64_t tag = 1; tag <= 3; ++tag) {
     if (attend(client, tag) != 0) return 1;
   }
+  if (create_sequences(client) != 0) return 1;
   flashcore_close(client);
   flashcore_close(NULL);
   puts("ok");

@@ -36,6 +36,12 @@ def int8_steps(rows):
     return np.broadcast_to(np.abs(rows).max(axis=-1, keepdims=True) / 127, rows.shape)
 
 
+def float8_e4m3_steps(rows):
+    scales = np.abs(rows).max(axis=-1, keepdims=True) / 448
+    _, exponents = np.frexp(rows / scales)
+    return scales * 2.0 ** (np.maximum(exponents - 1, -6) - 3)
+
+
 class Limits(typing.NamedTuple):
     steps: typing.Callable
     top1: float        # at least
@@ -47,6 +53,7 @@ class Limits(typing.NamedTuple):
 LIMITS = {
     "same_as_query": Limits(np.zeros_like, 0.998, 0.001, (0.8, 2)),
     "int8": Limits(int8_steps, 0.99, 0.01, (0.9, 1.1)),
+    "float8_e4m3": Limits(float8_e4m3_steps, 0.99, 0.01, (0.85, 1.1)),
 }
 
 

@@ -173,7 +173,7 @@ SequenceBurst::Flight SequenceBurst::MakeFlight() {
     flight.sequences.push_back(members_[i].sequence);
   }
   // Inline K/V comes only beside K/V of its type.
-  const bool with_inline = shape.kv_dtype == kernels::KvDType::kSameAsQuery;
+  const bool with_inline = !kernels::Is8Bit(shape.kv_dtype);
   if (!request.append_only && with_inline && dice_->OneIn(5)) {
     const size_t at = dice_->Below(spans.size() + 1);
     spans.insert(spans.begin() + at, SpanShape{1 + dice_->Below(3), dice_->Below(70), "", {}});

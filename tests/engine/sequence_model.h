@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/int8.h"
+#include "kernels/kv_8bit.h"
 #include "server/kv/sequence.h"
 #include "server/request/spans.h"
 
@@ -101,15 +101,13 @@ class ModelLayer {
   // A row of one head, as pages have it.
   void Write(const std::byte* from, uint64_t row, int32_t head, std::vector<std::byte>* to) const {
     std::byte* const page = to->data() + row / kernels::kPageTokens * layout_.value_offset();
-    const int64_t in_page = static_cast<int64_t>(row % kernels::kPageTokens);
-    std::byte* const at = page + head * layout_.head_bytes() + in_page * layout_.row_bytes();
-    if (layout_.kv_dtype == kernels::KvDType::kSameAsQuery) {
-      std::memcpy(at, from, layout_.row_bytes());
+    const auto in_page = static_cast<int32_t>(row % kernels::kPageTokens);
+    if (kernels::Is8Bit(layout_.kv_dtype)) {
+      kernels::Store8BitRow(layout_, from, head, in_page, page);
       return;
     }
-    const uint16_t scale = kernels::QuantiseToInt8(layout_.dtype, from, layout_.head_dim, at);
-    std::memcpy(page + layout_.scales_offset(head) + in_page * sizeof(scale), &scale,
-                sizeof(scale));
+    std::memcpy(page + head * layout_.head_bytes() + in_page * layout_.row_bytes(), from,
+                layout_.row_bytes());
   }
 
   kernels::PageLayout layout_;

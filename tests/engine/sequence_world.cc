@@ -112,10 +112,10 @@ bool SequenceWorld::OverQuota(const absl::Status& status) {
 void SequenceWorld::Create(Dice* dice) {
   if (Full()) return;
   SequenceShape shape = kShapes[dice->Below(std::size(kShapes))];
-  const std::vector<uint32_t>& int8_head_dims = engine_.options().sequences.int8_head_dims;
-  const bool has_int8 =
-      std::count(int8_head_dims.begin(), int8_head_dims.end(), shape.head_dim) > 0;
-  if (has_int8 && dice->OneIn(2)) shape.kv_dtype = kernels::KvDType::kInt8;
+  for (const auto& [kv_dtype, head_dims] : engine_.options().sequences.head_dims_8bit) {
+    const bool has_it = std::count(head_dims.begin(), head_dims.end(), shape.head_dim) > 0;
+    if (has_it && dice->OneIn(3)) shape.kv_dtype = kv_dtype;
+  }
   const char* client = kClients[dice->Below(std::size(kClients))];
   const TimePoint now = clock().Now();
   const auto info = engine_.sequences().Create(

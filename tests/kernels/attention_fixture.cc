@@ -70,7 +70,7 @@ void PrintTo(const Kernel& kernel, std::ostream* out) {
   const KernelSpec& spec = kernel.spec;
   *out << Name(spec.arch) << "_" << Name(spec.dtype) << "_d" << spec.head_dim << "_"
        << Name(spec.accumulate);
-  if (spec.kv_dtype != KvDType::kSameAsQuery) *out << "_kv_" << Name(spec.kv_dtype);
+  if (Is8Bit(spec.kv_dtype)) *out << "_kv_" << Name(spec.kv_dtype);
 }
 
 const std::vector<int64_t>& SimdTargets() {

@@ -188,7 +188,7 @@ void AttentionMergeTest::CheckMerge(const Geometry& geometry, const MergeCase& m
   parts.push_back(std::make_unique<Part>(geometry, span, KvRange{0, span.kv.rows}));
   int32_t begin = 0;
   std::vector<int32_t> ends = merge.cuts;
-  if (span.kv.pages != nullptr) {  // cuts are between pages; INT8 K/V is always paged
+  if (span.kv.pages != nullptr) {  // cuts are between pages; 8-bit K/V is always paged
     for (int32_t& end : ends) end -= end % kPageTokens;
   }
   ends.push_back(span.kv.rows);

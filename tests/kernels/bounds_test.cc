@@ -33,7 +33,7 @@ struct Case {
 void PrintTo(const Case& c, std::ostream* out) {
   *out << Name(c.spec.arch) << "_" << Name(c.spec.dtype) << "_d" << c.spec.head_dim << "_"
        << Name(c.spec.accumulate);
-  if (c.spec.kv_dtype != KvDType::kSameAsQuery) *out << "_kv_" << Name(c.spec.kv_dtype);
+  if (Is8Bit(c.spec.kv_dtype)) *out << "_kv_" << Name(c.spec.kv_dtype);
 }
 
 // Every way to round. Small head_dims have the fewest elements to see a fault in, large ones the
@@ -48,7 +48,7 @@ std::vector<Case> Cases() {
     cases.push_back({{Arch::kSm80, kBF16, head_dim}, sm80::PlanFor(head_dim)});
     cases.push_back({{Arch::kSm80, kF16, head_dim, Accumulate::kFloat16}, sm80::PlanFor(head_dim)});
   }
-  for (int32_t head_dim : {64, 128}) {
+  for (int32_t head_dim : {64, 128}) {  // INT8 K/V rounds as E4M3 does
     cases.push_back({{Arch::kSm80, kF16, head_dim, Accumulate::kFloat32, KvDType::kFloat8E4M3},
                      sm80::PlanFor(head_dim, Arch::kSm80, KvDType::kFloat8E4M3)});
   }

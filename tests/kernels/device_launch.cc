@@ -29,10 +29,6 @@ size_t KvBytes(const Geometry& geometry, const KvView& kv) {
 }
 
 void AddKv(const Geometry& geometry, const KvView& kv, DeviceMirror* mirror) {
-  if (geometry.kv_dtype == KvDType::kFloat8E4M3) {
-    mirror->Add(kv.key_scale, geometry.num_kv_heads * sizeof(float), Access::kRead);
-    mirror->Add(kv.value_scale, geometry.num_kv_heads * sizeof(float), Access::kRead);
-  }
   if (kv.rows == 0) return;
   mirror->Add(kv.key, KvBytes(geometry, kv), Access::kRead);
   mirror->Add(kv.value, KvBytes(geometry, kv), Access::kRead);
@@ -60,8 +56,6 @@ Span OnDevice(const DeviceMirror& mirror, Span span) {
   span.lse = mirror.At(span.lse);
   span.kv.key = mirror.At(span.kv.key);
   span.kv.value = mirror.At(span.kv.value);
-  span.kv.key_scale = mirror.At(span.kv.key_scale);
-  span.kv.value_scale = mirror.At(span.kv.value_scale);
   return span;
 }
 

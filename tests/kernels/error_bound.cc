@@ -5,9 +5,8 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/fp8.h"
 #include "kernels/half.h"
-#include "kernels/kv_pages.h"
+#include "kernels/kv_8bit.h"
 
 namespace flashcore::kernels {
 namespace {
@@ -21,23 +20,6 @@ float Load(DType dtype, const std::byte* row, int32_t d) {
   uint16_t element;
   std::memcpy(&element, row + d * sizeof(element), sizeof(element));
   return ToFloat(dtype, element);
-}
-
-// Element d of a K/V row, the j-th of its span; without the scale of an E4M3.
-float LoadKv(const Geometry& geometry, const KvView& kv, const std::byte* row, int32_t j,
-             int32_t d) {
-  switch (geometry.kv_dtype) {
-    case KvDType::kSameAsQuery:
-      break;
-    case KvDType::kFloat8E4M3:
-      return E4M3ToFloat(std::to_integer<uint8_t>(row[d]));
-    case KvDType::kInt8: {
-      const int32_t in_page = j % kPageTokens;
-      const std::byte* scales = row + (kPageTokens - in_page) * kv.row_stride;
-      return Load(DType::kBFloat16, scales, in_page) * std::to_integer<int8_t>(row[d]);
-    }
-  }
-  return Load(geometry.dtype, row, d);
 }
 
 // A visible token of a query row.
@@ -141,7 +123,6 @@ class RowModel {
   }
 
   void AddOutput(Expected* expected) const {
-    const double scale = kv_.value_scale();
     const double steps = 1.0 * summed_rows_ / rounding_.step + 8;  // and rescales
     const double floor = rounding_.smallest * largest_weight_;     // of a sum in float16
     double output_squares = 0, squares = 0;
@@ -155,11 +136,11 @@ class RowModel {
       const double by_sums = steps * (rounding_.sums * rounding_.sums * partial + floor * floor);
       // Tensor cores truncate float32 sums: these errors have one sign.
       const double truncation = 2 * kFloat32 * summed_rows_ / 8 * std::sqrt(partial);
-      const double square = scale * scale * (by_weights + by_sums + truncation * truncation);
-      expected->exact.output.push_back(scale * o);
-      expected->element_bound.push_back(rounding_.output * std::abs(scale * o) + 0x1p-25 +
+      const double square = by_weights + by_sums + truncation * truncation;
+      expected->exact.output.push_back(o);
+      expected->element_bound.push_back(rounding_.output * std::abs(o) + 0x1p-25 +
                                         kElementDeviations * std::sqrt(square));
-      output_squares += scale * scale * o * o;
+      output_squares += o * o;
       squares += square;
     }
     expected->row_bound.push_back(0x1p-25 +
@@ -212,10 +193,6 @@ double Difference(double got, double want) { return got == want ? 0 : std::abs(g
 
 DecodedKv::DecodedKv(const Geometry& geometry, const KvView& kv, int32_t kv_head, KvRange rows)
     : begin_(rows.begin), head_dim_(geometry.head_dim) {
-  if (geometry.kv_dtype == KvDType::kFloat8E4M3) {
-    key_scale_ = kv.key_scale[kv_head];
-    value_scale_ = kv.value_scale[kv_head];
-  }
   key_.resize(size_t{1} * (rows.end - rows.begin) * head_dim_);
   value_.resize(key_.size());
   for (int32_t j = rows.begin; j < rows.end; ++j) {
@@ -224,10 +201,16 @@ DecodedKv::DecodedKv(const Geometry& geometry, const KvView& kv, int32_t kv_head
     const int64_t offset =
         page * kv.page_stride + kv_head * kv.head_stride + j % kPageTokens * kv.row_stride;
     const size_t to = size_t{1} * (j - begin_) * head_dim_;
-    for (int32_t d = 0; d < head_dim_; ++d) {
-      key_[to + d] = LoadKv(geometry, kv, kv.key + offset, j, d);
-      value_[to + d] = LoadKv(geometry, kv, kv.value + offset, j, d);
-    }
+    const auto decode = [&](const std::byte* tensor, float* elements) {
+      const bool has_scale = Is8Bit(geometry.kv_dtype);
+      const float scale = has_scale ? RowScale(kv, tensor, kv_head, j) : 1;
+      for (int32_t d = 0; d < head_dim_; ++d) {
+        elements[d] = has_scale ? scale * CodeToFloat(geometry.kv_dtype, tensor[offset + d])
+                                : Load(geometry.dtype, tensor + offset, d);
+      }
+    };
+    decode(kv.key, key_.data() + to);
+    decode(kv.value, value_.data() + to);
   }
 }
 
@@ -248,7 +231,7 @@ Rounding Rounding::Of(const KernelSpec& spec, const PlanOptions& options) {
     rounding.probability += rounding.output;
     if (spec.dtype == DType::kFloat16) rounding.smallest = 0x1p-25;
   }
-  if (spec.kv_dtype == KvDType::kInt8) {
+  if (Is8Bit(spec.kv_dtype)) {
     rounding.probability += kFloat32;  // times V's scale
     rounding.cancels = spec.arch == Arch::kCpu;
   }
@@ -274,7 +257,7 @@ Expected ExpectedOf(const Geometry& geometry, const Span& span, const Rounding& 
     for (int32_t i = 0; i < rows; ++i) {
       const KvRange visible = VisibleKv(span.mask, rows, span.kv.rows, i, i + 1);
       for (int32_t h = kv_head * g.group(); h < (kv_head + 1) * g.group(); ++h) {
-        model.Add(DecodedQuery(g, span, i, h), span.softmax_scale * kv.key_scale(), visible, &part);
+        model.Add(DecodedQuery(g, span, i, h), span.softmax_scale, visible, &part);
       }
     }
     Place(part.exact.output, g, rows, kv_head, g.head_dim, &expected.exact.output);

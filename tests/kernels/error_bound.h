@@ -50,8 +50,7 @@ struct Rounding {
   static Rounding Of(const KernelSpec& spec, const PlanOptions& options);
 };
 
-// K and V of one KV head as float32, which holds every 16-bit, E4M3 and INT8 element. The scales of
-// E4M3 are separate.
+// K and V of one KV head as float32, which holds every 16-bit and 8-bit element.
 class DecodedKv {
  public:
   DecodedKv(const Geometry& geometry, const KvView& kv, int32_t kv_head, KvRange rows);
@@ -60,8 +59,6 @@ class DecodedKv {
   const float* Key(int32_t row) const { return Row(key_, row); }
   const float* Value(int32_t row) const { return Row(value_, row); }
   int32_t head_dim() const { return head_dim_; }
-  double key_scale() const { return key_scale_; }
-  double value_scale() const { return value_scale_; }
 
  private:
   const float* Row(const std::vector<float>& elements, int32_t row) const {
@@ -70,8 +67,6 @@ class DecodedKv {
 
   const int32_t begin_;
   const int32_t head_dim_;
-  double key_scale_ = 1;
-  double value_scale_ = 1;
   std::vector<float> key_, value_;
 };
 std::vector<double> DecodedQuery(const Geometry& geometry, const Span& span, int32_t row,

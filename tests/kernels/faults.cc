@@ -84,7 +84,7 @@ double FaultySpan::Score(const std::vector<double>& query, int32_t head, int32_t
   const float* key = Kv(head).Key(kv_row);
   double dot = 0;
   for (int32_t d = 0; d < g_.head_dim; ++d) dot += query[d] * key[d];
-  return dot * span_.softmax_scale * Kv(head).key_scale();
+  return dot * span_.softmax_scale;
 }
 
 std::vector<double> FaultySpan::Weights(int32_t row, int32_t head) const {
@@ -106,7 +106,7 @@ double FaultySpan::Sum(int32_t row, int32_t head, KvRange kv_rows, double base,
     sum += weight;
     const float* value = Kv(head).Value(j);
     for (int32_t d = 0; d < g_.head_dim; ++d) {
-      (*weighted)[d] += weight * Kv(head).value_scale() * value[d];
+      (*weighted)[d] += weight * value[d];
     }
   }
   return sum;
@@ -167,15 +167,6 @@ std::optional<SpanResult> FaultySpan::WithWrongKvHead() const {
   span.kv.key += last;
   span.kv.value += last;
   span.kv.head_stride *= -1;
-  std::vector<float> key_scales, value_scales;
-  if (g_.kv_dtype == KvDType::kFloat8E4M3) {
-    key_scales.assign(span.kv.key_scale, span.kv.key_scale + g_.num_kv_heads);
-    value_scales.assign(span.kv.value_scale, span.kv.value_scale + g_.num_kv_heads);
-    std::reverse(key_scales.begin(), key_scales.end());
-    std::reverse(value_scales.begin(), value_scales.end());
-    span.kv.key_scale = key_scales.data();
-    span.kv.value_scale = value_scales.data();
-  }
   return ExpectedOf(g_, span, {}).exact;
 }
 

@@ -1,12 +1,9 @@
 #include "tests/kernels/forked_kv.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <numeric>
 
-#include "kernels/fp8.h"
-#include "kernels/int8.h"
+#include "kernels/kv_8bit.h"
 #include "kernels/kv_pages.h"
 
 namespace flashcore::kernels {
@@ -20,10 +17,10 @@ ForkedKv::ForkedKv(const Geometry& geometry, const std::vector<ForkShape>& shape
   std::iota(free.begin(), free.end(), 0);
   std::shuffle(free.begin(), free.end(), *random);
   const PageLayout layout = PageLayoutOf(geometry);
-  bytes_.assign(free.size() * layout.page_bytes(), std::byte{0xff});  // NaN in every type
-  for (int32_t t = 0; t < 2 * geometry.num_kv_heads; ++t) {
-    scales_.push_back(E4M3Scale(1.0f + 0.25f * t));
-  }
+  const size_t page_elements = 2 * geometry.num_kv_heads * kPageTokens * geometry.head_dim;
+  elements_.assign(free.size() * page_elements, 0xffff);  // NaN in both types
+  // NaN as E4M3, and as scales.
+  if (Is8Bit(geometry.kv_dtype)) bytes_.assign(free.size() * layout.page_bytes(), std::byte{0xff});
 
   for (const ForkShape& shape : shapes) {
     std::vector<int32_t>& pages = pages_.emplace_back();
@@ -38,47 +35,46 @@ ForkedKv::ForkedKv(const Geometry& geometry, const std::vector<ForkShape>& shape
       free.pop_back();
     }
   }
-  const std::byte* base = bytes_.data();
+  const auto* const base = Is8Bit(geometry.kv_dtype)
+                               ? bytes_.data()
+                               : reinterpret_cast<const std::byte*>(elements_.data());
   for (size_t s = 0; s < shapes.size(); ++s) {
     views_.push_back({base, base + layout.value_offset(), pages_[s].data(), layout.page_bytes(),
-                      layout.head_bytes(), layout.row_bytes(), shapes[s].kv_rows, scales_.data(),
-                      scales_.data() + geometry.num_kv_heads});
+                      layout.head_bytes(), layout.row_bytes(), shapes[s].kv_rows});
   }
+}
+
+uint16_t* ForkedKv::Row(int64_t half, int32_t kv_head, int32_t row) {
+  const int64_t head = half * geometry_.num_kv_heads + kv_head;
+  return elements_.data() + (head * kPageTokens + row) * geometry_.head_dim;
+}
+
+void ForkedKv::Store8Bit(int64_t half, int32_t kv_head, int32_t row) {
+  const PageLayout layout = PageLayoutOf(geometry_);
+  Store8BitRow(layout, reinterpret_cast<const std::byte*>(Row(half, kv_head, row)), kv_head, row,
+               bytes_.data() + half * layout.value_offset());
 }
 
 void ForkedKv::FillPage(int32_t page, int32_t rows, std::mt19937_64* random) {
   std::uniform_real_distribution<float> uniform(-1, 1);
-  const int64_t tiles = 2 * geometry_.num_kv_heads;
-  for (int64_t t = page * tiles; t < (page + 1) * tiles; ++t) {
-    for (int64_t n = 0; n < int64_t{rows} * geometry_.head_dim; ++n) {
-      SetElement(t, n, uniform(*random));
+  for (const int64_t half : {2 * int64_t{page}, 2 * int64_t{page} + 1}) {
+    for (int32_t head = 0; head < geometry_.num_kv_heads; ++head) {
+      for (int32_t row = 0; row < rows; ++row) {
+        uint16_t* const elements = Row(half, head, row);
+        for (int32_t d = 0; d < geometry_.head_dim; ++d) {
+          elements[d] = FromFloat(geometry_.dtype, uniform(*random));
+        }
+        if (Is8Bit(geometry_.kv_dtype)) Store8Bit(half, head, row);
+      }
     }
   }
 }
 
 void ForkedKv::SetValue(int span, int32_t row, int32_t kv_head, int32_t d, float value) {
-  const int64_t page = pages_[span][row / kPageTokens];
-  SetElement((page * 2 + 1) * geometry_.num_kv_heads + kv_head,
-             int64_t{row % kPageTokens} * geometry_.head_dim + d, value);
-}
-
-void ForkedKv::SetElement(int64_t tile, int64_t index, float value) {
-  const int64_t at = tile * kPageTokens * geometry_.head_dim + index;
-  if (geometry_.kv_dtype == KvDType::kInt8) {
-    // All rows have the same scale, until they get a value that it does not reach.
-    const PageLayout layout = PageLayoutOf(geometry_);
-    std::byte* const head = &bytes_[tile * layout.head_bytes()];
-    const uint16_t scale = std::isfinite(value) ? FloatToBFloat16(1.0f / 64) : 0x7fc0;
-    const int64_t row = index / geometry_.head_dim;
-    std::memcpy(head + kPageTokens * layout.row_bytes() + row * sizeof(scale), &scale,
-                sizeof(scale));
-    head[index] = static_cast<std::byte>(Int8Code(value, BFloat16ToFloat(scale)));
-  } else if (geometry_.kv_dtype == KvDType::kFloat8E4M3) {
-    bytes_[at] = std::byte{FloatToE4M3(value / scales_[tile % scales_.size()])};
-  } else {
-    const uint16_t element = FromFloat(geometry_.dtype, value);
-    std::memcpy(&bytes_[2 * at], &element, sizeof(element));
-  }
+  const int64_t half = 2 * int64_t{pages_[span][row / kPageTokens]} + 1;
+  const int32_t in_page = row % kPageTokens;
+  Row(half, kv_head, in_page)[d] = FromFloat(geometry_.dtype, value);
+  if (Is8Bit(geometry_.kv_dtype)) Store8Bit(half, kv_head, in_page);
 }
 
 }  // namespace flashcore::kernels

@@ -18,14 +18,13 @@ struct ForkShape {
 };
 
 // Page numbers are in random order. Elements are uniform in [-1, 1]; rows that no span has are NaN.
-// FP8: K and V of every KV head have different scales.
 class ForkedKv {
  public:
   ForkedKv(const Geometry& geometry, const std::vector<ForkShape>& shapes, std::mt19937_64* random);
   ForkedKv(const ForkedKv&) = delete;
   ForkedKv& operator=(const ForkedKv&) = delete;
 
-  // FP8 K/V keep their scales.
+  // 8-bit rows are quantised again.
   void SetValue(int span, int32_t row, int32_t kv_head, int32_t d, float value);
 
   int num_spans() const { return static_cast<int>(views_.size()); }
@@ -33,12 +32,13 @@ class ForkedKv {
 
  private:
   void FillPage(int32_t page, int32_t rows, std::mt19937_64* random);
-  // Element `index` of a tile, which is K or V of one KV head of one page.
-  void SetElement(int64_t tile, int64_t index, float value);
+  // `half` counts K and V of all pages.
+  uint16_t* Row(int64_t half, int32_t kv_head, int32_t row);
+  void Store8Bit(int64_t half, int32_t kv_head, int32_t row);
 
   const Geometry geometry_;
-  std::vector<std::byte> bytes_;             // [pages][K, V][kv_heads][64][head_dim] elements
-  std::vector<float> scales_;                // [K, V][kv_heads]
+  std::vector<uint16_t> elements_;           // [pages][K, V][kv_heads][64][head_dim]
+  std::vector<std::byte> bytes_;             // 8-bit K/V only: the same pages, quantised
   std::vector<std::vector<int32_t>> pages_;  // [span]
   std::vector<KvView> views_;
 };

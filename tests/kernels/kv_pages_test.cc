@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <ostream>
@@ -13,8 +14,8 @@
 #include <vector>
 
 #include "kernels/cpu/thread_pool.h"
-#include "kernels/fp8.h"
-#include "kernels/int8.h"
+#include "kernels/half.h"
+#include "kernels/kv_8bit.h"
 #include "kernels/plan.h"
 #include "kernels/reference.h"
 #include "kernels/registry.h"
@@ -39,21 +40,19 @@ Bytes RandomBytes(size_t size, std::mt19937* random) {
   return bytes;
 }
 
-// Bytes of one head's row of the source. Its elements have 16 bits, also for FP8 pages.
+// Bytes of one head's row of the source. Its elements have 16 bits, also for 8-bit pages.
 int64_t SourceRowBytes(const PageLayout& layout) {
   return layout.head_dim * static_cast<int64_t>(DTypeBytes(layout.dtype));
 }
 
 // Source rows of K or V: [rows][kv_heads][head_dim] or [kv_heads][rows][head_dim], of random bits,
-// infinities and NaN included; rows with even numbers are finite. Every head has a different scale.
+// infinities and NaN included; rows with even numbers are finite.
 struct Source {
   Source(const PageLayout& layout, int32_t rows, bool heads_first, std::mt19937* random)
       : row_stride(SourceRowBytes(layout) * (heads_first ? 1 : layout.num_kv_heads)),
         head_stride(SourceRowBytes(layout) * (heads_first ? rows : 1)),
         bytes(RandomBytes(SourceRowBytes(layout) * layout.num_kv_heads * rows, random)) {
-    std::uniform_real_distribution<float> uniform(0.001f, 1);
     for (int32_t head = 0; head < layout.num_kv_heads; ++head) {
-      scales.push_back(uniform(*random));
       for (int32_t row = 0; row < rows; row += 2) {
         std::byte* const at = bytes.data() + row * row_stride + head * head_stride;
         for (int64_t i = 1; i < SourceRowBytes(layout); i += 2) at[i] &= std::byte{0xbf};
@@ -68,13 +67,11 @@ struct Source {
   int64_t row_stride;
   int64_t head_stride;
   Bytes bytes;
-  std::vector<float> scales;
 };
 
 RowAppend Append(const Source& key, const Source& value, int32_t first, std::byte* page,
                  int32_t row, int32_t rows) {
-  return {key.Row(first, 0), value.Row(first, 0), key.row_stride, key.head_stride, page, row, rows,
-          key.scales.data(), value.scales.data()};
+  return {key.Row(first, 0), value.Row(first, 0), key.row_stride, key.head_stride, page, row, rows};
 }
 
 uint16_t Element(const std::byte* row, int32_t d) {
@@ -83,9 +80,28 @@ uint16_t Element(const std::byte* row, int32_t d) {
   return element;
 }
 
-// Expected result of appending one head's row to an INT8 page, from the definition.
+// The E4M3 code nearest to a number up to 448, from the definition; of two, the even one.
+std::byte NearestE4M3(float number) {
+  std::vector<double> magnitudes;  // of the codes that are not NaN and have no sign
+  for (int code = 0; code < 0x7f; ++code) {
+    const int exponent = code >> 3, mantissa = code & 7;
+    magnitudes.push_back(exponent == 0 ? std::ldexp(mantissa, -9)
+                                       : std::ldexp(8 + mantissa, exponent - 10));
+  }
+  const double magnitude = std::abs(number);
+  const auto above = std::lower_bound(magnitudes.begin(), magnitudes.end() - 1, magnitude);
+  auto code = static_cast<int>(above - magnitudes.begin());
+  if (code > 0) {
+    const double down = magnitude - magnitudes[code - 1], up = magnitudes[code] - magnitude;
+    if (down < up || (down == up && code % 2 == 1)) --code;
+  }
+  return static_cast<std::byte>(code | (std::signbit(number) ? 0x80 : 0));
+}
+
+// Expected result of appending one head's row to an 8-bit page, from the definition.
 void QuantiseRowSlowly(const PageLayout& layout, const std::byte* from, std::byte* to,
                        std::byte* scale_to) {
+  const bool is_int8 = layout.kv_dtype == KvDType::kInt8;
   float largest = 0;
   bool is_finite = true;
   for (int32_t d = 0; d < layout.head_dim; ++d) {
@@ -93,56 +109,40 @@ void QuantiseRowSlowly(const PageLayout& layout, const std::byte* from, std::byt
     is_finite = is_finite && std::isfinite(element);
     largest = std::max(largest, std::abs(element));
   }
+  const float wanted = largest / (is_int8 ? 127.0f : 448.0f);
   // The smallest BFloat16 that is not below.
-  uint16_t bits = FloatToBFloat16(largest / 127);
-  while (bits > 0 && BFloat16ToFloat(bits - 1) >= largest / 127) --bits;
-  while (BFloat16ToFloat(bits) < largest / 127) ++bits;
+  uint16_t bits = FloatToBFloat16(wanted);
+  while (bits > 0 && BFloat16ToFloat(bits - 1) >= wanted) --bits;
+  while (BFloat16ToFloat(bits) < wanted) ++bits;
   if (!is_finite) bits = FloatToBFloat16(NAN);
   std::memcpy(scale_to, &bits, sizeof(bits));
   for (int32_t d = 0; d < layout.head_dim; ++d) {
-    const float code = ToFloat(layout.dtype, Element(from, d)) / BFloat16ToFloat(bits);
-    to[d] = std::isfinite(code) ? static_cast<std::byte>(std::lrint(code)) : std::byte{0};
-  }
-}
-
-// Expected result of appending one head's row to another page, from the definition of the layout.
-void AppendRowSlowly(const PageLayout& layout, const std::byte* from, float scale, std::byte* to) {
-  if (layout.kv_dtype == KvDType::kSameAsQuery) {
-    std::copy_n(from, layout.row_bytes(), to);
-    return;
-  }
-  for (int32_t d = 0; d < layout.head_dim; ++d) {
-    to[d] = std::byte{FloatToE4M3(ToFloat(layout.dtype, Element(from, d)) / scale)};
-  }
-}
-
-// Expected result of appending rows to a page.
-void AppendSlowly(const PageLayout& layout, const Source& key, const Source& value, int32_t first,
-                  std::byte* page, int32_t row, int32_t rows) {
-  for (int32_t head = 0; head < layout.num_kv_heads; ++head) {
-    for (int32_t i = 0; i < rows; ++i) {
-      std::byte* to = page + head * layout.head_bytes() + (row + i) * layout.row_bytes();
-      if (layout.kv_dtype == KvDType::kInt8) {
-        const int64_t value_at = layout.page_bytes() / 2;
-        std::byte* scale = page + layout.scales_offset(head) + (row + i) * 2;
-        QuantiseRowSlowly(layout, key.Row(first + i, head), to, scale);
-        QuantiseRowSlowly(layout, value.Row(first + i, head), to + value_at, scale + value_at);
-        continue;
-      }
-      AppendRowSlowly(layout, key.Row(first + i, head), key.scales[head], to);
-      AppendRowSlowly(layout, value.Row(first + i, head), value.scales[head],
-                      to + layout.page_bytes() / 2);
+    const float number = ToFloat(layout.dtype, Element(from, d)) / BFloat16ToFloat(bits);
+    if (!std::isfinite(number)) {
+      to[d] = std::byte{0};
+    } else {
+      to[d] = is_int8 ? static_cast<std::byte>(std::lrint(number)) : NearestE4M3(number);
     }
   }
 }
 
-// Whether pages are equal. In FP8 pages the sign of NaN is ignored.
-bool SamePages(const PageLayout& layout, const Bytes& a, const Bytes& b) {
-  constexpr std::byte kMagnitude{0x7f};  // of NaN, all ones
-  const bool is_fp8 = layout.kv_dtype == KvDType::kFloat8E4M3;
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](std::byte x, std::byte y) {
-    return x == y || (is_fp8 && (x & y & kMagnitude) == kMagnitude);
-  });
+// Expected result of appending rows to a page, from the definition of the layout.
+void AppendSlowly(const PageLayout& layout, const Source& key, const Source& value, int32_t first,
+                  std::byte* page, int32_t row, int32_t rows) {
+  for (int32_t head = 0; head < layout.num_kv_heads; ++head) {
+    for (int32_t i = 0; i < rows; ++i) {
+      for (const Source* source : {&key, &value}) {
+        std::byte* const base = page + (source == &key ? 0 : layout.page_bytes() / 2);
+        const std::byte* const from = source->Row(first + i, head);
+        std::byte* const to = base + head * layout.head_bytes() + (row + i) * layout.row_bytes();
+        if (layout.kv_dtype == KvDType::kSameAsQuery) {
+          std::copy_n(from, layout.row_bytes(), to);
+        } else {
+          QuantiseRowSlowly(layout, from, to, base + layout.scales_offset(head) + (row + i) * 2);
+        }
+      }
+    }
+  }
 }
 
 // The page functions of one device. All pointers are to host memory.
@@ -168,8 +168,6 @@ void AppendOnDevice(const PageLayout& layout, const RowAppend* appends, int32_t 
     mirror.Add(append.key, bytes, Access::kRead);
     mirror.Add(append.value, bytes, Access::kRead);
     mirror.Add(append.page, layout.page_bytes(), Access::kWrite);
-    mirror.Add(append.key_scale, layout.num_kv_heads * sizeof(float), Access::kRead);
-    mirror.Add(append.value_scale, layout.num_kv_heads * sizeof(float), Access::kRead);
   }
   mirror.Add(on_device.data(), count * sizeof(RowAppend), Access::kRead);
   mirror.Allocate();
@@ -177,8 +175,6 @@ void AppendOnDevice(const PageLayout& layout, const RowAppend* appends, int32_t 
     append.key = mirror.At(append.key);
     append.value = mirror.At(append.value);
     append.page = mirror.At(append.page);
-    append.key_scale = mirror.At(append.key_scale);
-    append.value_scale = mirror.At(append.value_scale);
   }
   mirror.Upload();
   const RowAppend* const list =
@@ -233,14 +229,13 @@ TEST(PageLayout, HoldsKeysThenValues) {
   EXPECT_EQ(layout.head_bytes(), 64 * 256);
   EXPECT_EQ(layout.value_offset(), 8 * 64 * 256);
   EXPECT_EQ(layout.page_bytes(), 2 * 8 * 64 * 256);
-  const PageLayout fp8{DType::kBFloat16, 8, 128, KvDType::kFloat8E4M3};
-  EXPECT_EQ(fp8.row_bytes(), 128);
-  EXPECT_EQ(fp8.page_bytes(), 2 * 8 * 64 * 128);
-  const PageLayout int8{DType::kBFloat16, 8, 128, KvDType::kInt8};
-  EXPECT_EQ(int8.row_bytes(), 128);
-  EXPECT_EQ(int8.head_bytes(), 64 * (128 + 2));
-  EXPECT_EQ(int8.scales_offset(3), 3 * 64 * (128 + 2) + 64 * 128);
-  EXPECT_EQ(int8.page_bytes(), 2 * 8 * 64 * (128 + 2));
+  for (const KvDType kv_dtype : {KvDType::kFloat8E4M3, KvDType::kInt8}) {
+    const PageLayout in_8_bits{DType::kBFloat16, 8, 128, kv_dtype};
+    EXPECT_EQ(in_8_bits.row_bytes(), 128);
+    EXPECT_EQ(in_8_bits.head_bytes(), 64 * (128 + 2));
+    EXPECT_EQ(in_8_bits.scales_offset(3), 3 * 64 * (128 + 2) + 64 * 128);
+    EXPECT_EQ(in_8_bits.page_bytes(), 2 * 8 * 64 * (128 + 2));
+  }
 }
 
 void CheckAppend(const PageWriter& writer, const PageLayout& layout, bool heads_first,
@@ -258,7 +253,7 @@ void CheckAppend(const PageWriter& writer, const PageLayout& layout, bool heads_
     const RowAppend append = Append(key, value, kSkipped, got.data() + kGuard, row, rows);
     writer.append(layout, &append, 1, nullptr);
     AppendSlowly(layout, key, value, kSkipped, want.data() + kGuard, row, rows);
-    EXPECT_TRUE(SamePages(layout, got, want));
+    EXPECT_TRUE(got == want);
   }
 }
 
@@ -305,18 +300,9 @@ TEST_P(PageWriterTest, AppendsSameBytesWithAndWithoutThreads) {
       GetParam().append(layout, appends.data(), static_cast<int32_t>(appends.size()), threads);
     }
     EXPECT_TRUE(arenas[0] == arenas[1]);
-    const size_t untouched = kFirstRow * layout.row_bytes();
-    EXPECT_EQ(arenas[0][untouched - 1], kPoison);
-    Bytes first_row(layout.row_bytes());
-    if (kv_dtype == KvDType::kInt8) {
-      std::byte scale[2];
-      QuantiseRowSlowly(layout, key.Row(0, 0), first_row.data(), scale);
-    } else {
-      AppendRowSlowly(layout, key.Row(0, 0), key.scales[0], first_row.data());
-    }
-    EXPECT_TRUE(
-        SamePages(layout, first_row,
-                  Bytes(&arenas[0][untouched], &arenas[0][untouched] + layout.row_bytes())));
+    Bytes first_page(layout.page_bytes(), kPoison);
+    AppendSlowly(layout, key, value, 0, first_page.data(), kFirstRow, kPageTokens - kFirstRow);
+    EXPECT_TRUE(std::equal(first_page.begin(), first_page.end(), arenas[0].begin()));
   }
 }
 
@@ -369,21 +355,19 @@ struct WrittenPages {
     pages.resize(2 * tiles);
     for (int32_t i = 0; i < 2 * tiles; ++i) pages[i] = i * (layout.page_bytes() / kUnit);
     std::shuffle(pages.begin(), pages.end(), *random);
-    arena.assign(2 * tiles * layout.page_bytes(), std::byte{0x7f});  // NaN in float16 and E4M3
+    arena.assign(2 * tiles * layout.page_bytes(), std::byte{0xff});  // NaN in every type but INT8
     std::vector<RowAppend> appends;
     for (int32_t tile = 0; tile < tiles; ++tile) {
       const int64_t from = (dense.pages != nullptr ? dense.pages[tile] : tile) * dense.page_stride;
       appends.push_back({dense.key + from, dense.value + from, dense.row_stride, dense.head_stride,
                          arena.data() + pages[tile] * kUnit, 0,
-                         std::min(kPageTokens, dense.rows - tile * kPageTokens), dense.key_scale,
-                         dense.value_scale});
+                         std::min(kPageTokens, dense.rows - tile * kPageTokens)});
     }
     AppendRowsCpu(layout, appends.data(), tiles, threads);
     view = {arena.data(),        arena.data() + layout.value_offset(),
             pages.data(),        kUnit,
             layout.head_bytes(), layout.row_bytes(),
-            dense.rows,          dense.key_scale,
-            dense.value_scale};
+            dense.rows};
   }
   WrittenPages(const WrittenPages&) = delete;
   WrittenPages& operator=(const WrittenPages&) = delete;
@@ -420,20 +404,15 @@ TEST(KvPages, AttentionOverWrittenPagesIsThatOverDenseRows) {
 TEST(KvPages, QuantisedPagesAreReadAsQuantisedRows) {
   std::mt19937_64 random(TestSeed());
   ThreadPool pool(2);
-  for (const auto& [source, kv_dtype] : {std::pair{Layout::kDenseNhd, KvDType::kFloat8E4M3},
-                                         {Layout::kDenseHnd, KvDType::kFloat8E4M3},
-                                         {Layout::kPaged, KvDType::kInt8}}) {
+  for (const KvDType kv_dtype : {KvDType::kFloat8E4M3, KvDType::kInt8}) {
     const Geometry geometry{DType::kBFloat16, 4, 2, 64, kv_dtype};
     const PageLayout layout = PageLayoutOf(geometry);
-    Problem problem(geometry, {{2, 300, Mask::Causal(), source}}, &random);
+    Problem problem(geometry, {{2, 300, Mask::Causal()}}, &random);
     Span span = problem.span(0).span();
     const AttentionBatch batch{geometry, &span, 1};
     const ReferenceResult want = ReferenceAttention(batch);
 
-    KvView rows = problem.span(0).unquantised().kv;
-    rows.key_scale = span.kv.key_scale;
-    rows.value_scale = span.kv.value_scale;
-    const WrittenPages written(layout, rows, &pool, &random);
+    const WrittenPages written(layout, problem.span(0).unquantised().kv, &pool, &random);
     span.kv = written.view;
     const ReferenceResult got = ReferenceAttention(batch);
     EXPECT_EQ(got.output, want.output);

@@ -247,14 +247,6 @@ TEST(PlanCascade, NothingIsSharedThatIsNotTheSameToAll) {
   EXPECT_FALSE(is_shared_if([](Span* s) { s->kv.page_stride *= 2; }));
   EXPECT_FALSE(is_shared_if([](Span* s) { s->kv.head_stride += 64; }));
   EXPECT_FALSE(is_shared_if([](Span* s) { s->kv.row_stride += 64; }));
-  const float scale = 1;
-  Forks scaled({parent, fork});
-  scaled.spans[1].kv.key_scale = &scale;
-  EXPECT_FALSE(is_shared(scaled));
-  scaled.spans[0].kv.key_scale = &scale;
-  EXPECT_TRUE(is_shared(scaled));
-  scaled.spans[0].kv.value_scale = &scale;
-  EXPECT_FALSE(is_shared(scaled));
 
   Forks larger({parent, fork});
   for (Span& span : larger.spans) span.query_rows = 5;  // 20 packed rows

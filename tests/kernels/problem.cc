@@ -6,18 +6,16 @@
 #include <limits>
 #include <numeric>
 
-#include "kernels/fp8.h"
-#include "kernels/int8.h"
+#include "kernels/kv_8bit.h"
 #include "kernels/kv_pages.h"
 
 namespace flashcore::kernels {
 namespace {
 
-constexpr int kRowPadding = 32;        // elements after the last head of a Q or O row
-constexpr int kOuterPadding = 64;      // elements before and after O, floats around LSE
-constexpr uint16_t kPoison = 0x7fc1;   // NaN in float16 and in bfloat16
-constexpr uint8_t kFp8Poison = 0x7f;   // NaN
-constexpr uint8_t kInt8Poison = 0xff;  // pairs of it are NaN as scales
+constexpr int kRowPadding = 32;         // elements after the last head of a Q or O row
+constexpr int kOuterPadding = 64;       // elements before and after O, floats around LSE
+constexpr uint16_t kPoison = 0x7fc1;    // NaN in float16 and in bfloat16
+constexpr std::byte k8BitPoison{0xff};  // NaN as E4M3; pairs of it are NaN as scales
 constexpr uint32_t kLsePoison = 0x7fc12345;
 
 uint16_t RandomElement(DType dtype, float magnitude, std::mt19937_64* random) {
@@ -66,7 +64,7 @@ void ProblemSpan::LayOutKv(const SpanShape& shape, std::mt19937_64* random) {
   const int64_t row_bytes = int64_t{geometry_.head_dim} * 2;
   const int64_t heads = geometry_.num_kv_heads;
   const int32_t tiles = PagesFor(shape.kv_rows);
-  const Layout layout = geometry_.kv_dtype == KvDType::kInt8 ? Layout::kPaged : shape.layout;
+  const Layout layout = Is8Bit(geometry_.kv_dtype) ? Layout::kPaged : shape.layout;
   kv.rows = shape.kv_rows;
   kv.row_stride = layout == Layout::kDenseNhd ? heads * row_bytes : row_bytes;
   kv.page_stride = kPageTokens * kv.row_stride;
@@ -97,85 +95,48 @@ void ProblemSpan::FillKv(const SpanShape& shape, std::mt19937_64* random) {
     for (int32_t h = 0; h < heads; ++h) {
       std::uniform_real_distribution<float> octaves(-1, 1);
       const float size = shape.uneven_rows ? std::exp2(octaves(*random)) : 1;
-      const float loudness = h == shape.loud_kv_head ? 100.0f : size * shape.magnitude;
       for (size_t n = KvIndex(j, h); n < KvIndex(j, h) + geometry_.head_dim; ++n) {
         key_.elements[n] = RandomElement(geometry_.dtype, size * shape.magnitude, random);
-        value_.elements[n] = RandomElement(geometry_.dtype, loudness, random);
+        value_.elements[n] = RandomElement(geometry_.dtype, size * shape.magnitude, random);
       }
     }
   }
   span_.kv = unquantised_;
-  if (geometry_.kv_dtype == KvDType::kSameAsQuery) return;
-  for (KvTensor* tensor : {&key_, &value_}) {
-    if (geometry_.kv_dtype == KvDType::kInt8) {
-      MakeInt8(tensor);
-    } else {
-      MakeFp8(tensor);
-    }
-  }
-  span_.kv.key = reinterpret_cast<const std::byte*>(key_.codes.data());
-  span_.kv.value = reinterpret_cast<const std::byte*>(value_.codes.data());
-  if (geometry_.kv_dtype == KvDType::kInt8) {
-    const PageLayout layout = PageLayoutOf(geometry_);
-    span_.kv.page_stride = layout.value_offset();
-    span_.kv.head_stride = layout.head_bytes();
-    span_.kv.row_stride = layout.row_bytes();
-    return;
-  }
-  span_.kv.key_scale = key_.scales.data();
-  span_.kv.value_scale = value_.scales.data();
-  span_.kv.page_stride /= 2;
-  span_.kv.head_stride /= 2;
-  span_.kv.row_stride /= 2;
+  if (!Is8Bit(geometry_.kv_dtype)) return;
+  Make8Bit(&key_);
+  Make8Bit(&value_);
+  const PageLayout layout = PageLayoutOf(geometry_);
+  span_.kv.key = key_.pages.data();
+  span_.kv.value = value_.pages.data();
+  span_.kv.page_stride = layout.value_offset();
+  span_.kv.head_stride = layout.head_bytes();
+  span_.kv.row_stride = layout.row_bytes();
 }
 
-void ProblemSpan::MakeFp8(KvTensor* tensor) const {
-  tensor->codes.assign(tensor->elements.size(), kFp8Poison);
-  for (int32_t h = 0; h < geometry_.num_kv_heads; ++h) {
-    const float scale = E4M3Scale(LargestOf(*tensor, h));
-    tensor->scales.push_back(scale);
-    for (int32_t j = 0; j < unquantised_.rows; ++j) {
-      for (size_t n = KvIndex(j, h); n < KvIndex(j, h) + geometry_.head_dim; ++n) {
-        tensor->codes[n] = FloatToE4M3(ToFloat(geometry_.dtype, tensor->elements[n]) / scale);
-      }
-    }
-  }
-}
-
-void ProblemSpan::MakeInt8(KvTensor* tensor) const {
+void ProblemSpan::Make8Bit(KvTensor* tensor) const {
   const int64_t page_elements = int64_t{kPageTokens} * geometry_.num_kv_heads * geometry_.head_dim;
   const int64_t pages = static_cast<int64_t>(tensor->elements.size()) / page_elements;
-  tensor->codes.assign(pages * PageLayoutOf(geometry_).value_offset(), kInt8Poison);
+  tensor->pages.assign(pages * PageLayoutOf(geometry_).value_offset(), k8BitPoison);
   for (int32_t j = 0; j < unquantised_.rows; ++j) {
-    for (int32_t h = 0; h < geometry_.num_kv_heads; ++h) {
-      QuantiseRow(tensor, pages_[j / kPageTokens], j % kPageTokens, h);
-    }
+    for (int32_t h = 0; h < geometry_.num_kv_heads; ++h) Store8Bit(tensor, PagedRow(j), h);
   }
 }
 
-void ProblemSpan::QuantiseRow(KvTensor* tensor, int64_t page, int32_t row, int32_t kv_head) const {
+void ProblemSpan::Store8Bit(KvTensor* tensor, int64_t row, int32_t kv_head) const {
   const PageLayout layout = PageLayoutOf(geometry_);
-  const int32_t head_dim = geometry_.head_dim;
+  const int64_t page = row / kPageTokens;
+  const auto in_page = static_cast<int32_t>(row % kPageTokens);
   const uint16_t* const elements =
       tensor->elements.data() +
-      ((page * geometry_.num_kv_heads + kv_head) * kPageTokens + row) * head_dim;
-  auto* const base =
-      reinterpret_cast<std::byte*>(tensor->codes.data()) + page * layout.value_offset();
-  const uint16_t scale =
-      QuantiseToInt8(geometry_.dtype, reinterpret_cast<const std::byte*>(elements), head_dim,
-                     base + kv_head * layout.head_bytes() + row * layout.row_bytes());
-  std::memcpy(base + layout.scales_offset(kv_head) + row * sizeof(scale), &scale, sizeof(scale));
+      ((page * geometry_.num_kv_heads + kv_head) * kPageTokens + in_page) * geometry_.head_dim;
+  Store8BitRow(layout, reinterpret_cast<const std::byte*>(elements), kv_head, in_page,
+               tensor->pages.data() + page * layout.value_offset());
 }
 
 void ProblemSpan::Set(KvTensor* tensor, int32_t row, int32_t kv_head, int32_t d,
                       float value) const {
-  const size_t at = KvIndex(row, kv_head) + d;
-  tensor->elements[at] = FromFloat(geometry_.dtype, value);
-  if (geometry_.kv_dtype == KvDType::kFloat8E4M3) {
-    tensor->codes[at] = FloatToE4M3(value / tensor->scales[kv_head]);
-  } else if (geometry_.kv_dtype == KvDType::kInt8) {
-    QuantiseRow(tensor, pages_[row / kPageTokens], row % kPageTokens, kv_head);
-  }
+  tensor->elements[KvIndex(row, kv_head) + d] = FromFloat(geometry_.dtype, value);
+  if (Is8Bit(geometry_.kv_dtype)) Store8Bit(tensor, PagedRow(row), kv_head);
 }
 
 void ProblemSpan::FillBeyondEnd(float value) {
@@ -187,32 +148,17 @@ void ProblemSpan::FillBeyondEnd(float value) {
   }
   for (KvTensor* tensor : {&key_, &value_}) {
     for (size_t n = 0; n < owned.size(); ++n) {
-      if (owned[n]) continue;
-      tensor->elements[n] = FromFloat(geometry_.dtype, value);
-      if (geometry_.kv_dtype == KvDType::kFloat8E4M3) tensor->codes[n] = FloatToE4M3(value);
+      if (!owned[n]) tensor->elements[n] = FromFloat(geometry_.dtype, value);
     }
-    if (geometry_.kv_dtype != KvDType::kInt8) continue;
-    // Element by element, the rows of pages are in this order.
-    for (size_t n = 0; n < owned.size(); n += geometry_.head_dim) {
-      const int64_t row = static_cast<int64_t>(n) / geometry_.head_dim;
-      const int64_t head = row / kPageTokens;
-      if (!owned[n]) {
-        QuantiseRow(tensor, head / geometry_.num_kv_heads, static_cast<int32_t>(row % kPageTokens),
-                    static_cast<int32_t>(head % geometry_.num_kv_heads));
-      }
+    if (!Is8Bit(geometry_.kv_dtype)) continue;
+    const auto rows = static_cast<int64_t>(owned.size()) / geometry_.head_dim;
+    for (int64_t n = 0; n < rows; ++n) {  // row n % 64 of head n / 64 of all pages
+      if (owned[n * geometry_.head_dim]) continue;
+      const int64_t head = n / kPageTokens;
+      Store8Bit(tensor, head / geometry_.num_kv_heads * kPageTokens + n % kPageTokens,
+                static_cast<int32_t>(head % geometry_.num_kv_heads));
     }
   }
-}
-
-float ProblemSpan::LargestOf(const KvTensor& tensor, int32_t kv_head) const {
-  float largest = 0;
-  for (int32_t j = 0; j < unquantised_.rows; ++j) {
-    const size_t first = KvIndex(j, kv_head);
-    for (size_t n = first; n < first + geometry_.head_dim; ++n) {
-      largest = std::max(largest, std::abs(ToFloat(geometry_.dtype, tensor.elements[n])));
-    }
-  }
-  return largest;
 }
 
 Span ProblemSpan::unquantised() const {
@@ -225,7 +171,11 @@ uint16_t* ProblemSpan::QueryRow(int32_t row, int32_t head) {
   return query_.data() + OutputIndex(row, head);  // Q and O have the same shape
 }
 
-// Index of element 0 of a K or V row, of 16-bit elements and FP8 codes.
+int64_t ProblemSpan::PagedRow(int32_t row) const {
+  return int64_t{pages_[row / kPageTokens]} * kPageTokens + row % kPageTokens;
+}
+
+// Index of element 0 of a K or V row of 16 bits.
 size_t ProblemSpan::KvIndex(int32_t row, int32_t kv_head) const {
   const KvView& kv = unquantised_;
   const int32_t tile = row / kPageTokens;

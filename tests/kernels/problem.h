@@ -19,16 +19,13 @@ struct SpanShape {
   int32_t kv_rows = 64;
   Mask mask = Mask::None();
   Layout layout = Layout::kPaged;
-  float magnitude = 1;        // elements are uniform in [-magnitude, magnitude]
-  bool uneven_rows = false;   // K/V rows are up to twice as large, or up to half as large
-  int32_t loud_kv_head = -1;  // V elements of this KV head are uniform in [-100, 100]; -1: none
+  float magnitude = 1;       // elements are uniform in [-magnitude, magnitude]
+  bool uneven_rows = false;  // K/V rows are up to twice as large, or up to half as large
 };
 
 // One span with its memory. Q and O rows are padded. Every element that the span does not own is
 // NaN: padding of Q and O, K/V rows from kv_rows on, unused pages, and O and LSE before the run.
-// FP8 K/V are made from 16-bit elements in the same layout; the scale of a KV head maps its largest
-// magnitude to the largest E4M3. INT8 K/V are made from them too, and are paged whatever the shape
-// says.
+// 8-bit K/V are made from 16-bit elements, and are paged whatever the shape says.
 class ProblemSpan {
  public:
   ProblemSpan(const Geometry& geometry, const SpanShape& shape, std::mt19937_64* random);
@@ -42,7 +39,7 @@ class ProblemSpan {
   // The span over the 16-bit K/V that the 8-bit K/V were made from.
   Span unquantised() const;
 
-  // For tests that place special values. FP8 K/V keep their scales; INT8 rows are quantised again.
+  // For tests that place special values. 8-bit rows are quantised again.
   uint16_t* QueryRow(int32_t row, int32_t head);
   void SetKey(int32_t row, int32_t kv_head, int32_t d, float value) {
     Set(&key_, row, kv_head, d, value);
@@ -52,8 +49,6 @@ class ProblemSpan {
   }
   // Sets every K/V element that the span does not own: rows from kv_rows on and unused pages.
   void FillBeyondEnd(float value);
-  // The largest magnitude of V of a KV head, rounded to 16 bits.
-  float LargestValue(int32_t kv_head) const { return LargestOf(value_, kv_head); }
 
   void PoisonOutputs();
   // Whether every element outside the span's own O and LSE is as PoisonOutputs left it.
@@ -66,19 +61,17 @@ class ProblemSpan {
   // K or V.
   struct KvTensor {
     std::vector<uint16_t> elements;
-    // FP8: the same elements divided by `scales`, as E4M3. INT8: the pages.
-    std::vector<uint8_t> codes;
-    std::vector<float> scales;  // FP8 only: [kv_heads]
+    std::vector<std::byte> pages;  // 8-bit K/V only
   };
 
   void MakeQuery(const SpanShape& shape, std::mt19937_64* random);
   void LayOutKv(const SpanShape& shape, std::mt19937_64* random);
   void FillKv(const SpanShape& shape, std::mt19937_64* random);
-  void MakeFp8(KvTensor* tensor) const;
-  void MakeInt8(KvTensor* tensor) const;
-  void QuantiseRow(KvTensor* tensor, int64_t page, int32_t row, int32_t kv_head) const;
+  void Make8Bit(KvTensor* tensor) const;
+  // Stores a row as 8 bits. `row` counts the rows of all pages, used or not.
+  void Store8Bit(KvTensor* tensor, int64_t row, int32_t kv_head) const;
   void Set(KvTensor* tensor, int32_t row, int32_t kv_head, int32_t d, float value) const;
-  float LargestOf(const KvTensor& tensor, int32_t kv_head) const;
+  int64_t PagedRow(int32_t row) const;  // the place of a row of the span among them
   size_t KvIndex(int32_t row, int32_t kv_head) const;
   size_t OutputIndex(int32_t row, int32_t head) const;
   size_t LseIndex(int32_t row, int32_t head) const;

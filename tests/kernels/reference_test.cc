@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -93,23 +94,38 @@ TEST(Reference, PagesAreFollowed) {
   EXPECT_NEAR(result.output[0], (5.0 * kPageTokens + 100) / (kPageTokens + 1), 1e-12);
 }
 
-// Two KV heads of one row each, as E4M3: 1.5 is 0x3c, -2 is 0xc0, 8 is 0x50, 448 is 0x7e.
-TEST(Reference, Fp8KvStandsForScaleTimesCode) {
-  const uint8_t key[] = {0x3c, 0xc0, 0x3c, 0xc0};
-  const uint8_t value[] = {0x50, 0x3c, 0x7e, 0xc0};
-  const float key_scale[] = {2, 0.5f};
-  const float value_scale[] = {0.25f, 1000};
-  Small small({1, 0.5f, 1, 0.5f}, {0, 0}, {0, 0});
-  small.span.query_rows = 1;
-  small.span.kv.key = reinterpret_cast<const std::byte*>(key);
-  small.span.kv.value = reinterpret_cast<const std::byte*>(value);
-  small.span.kv.row_stride = small.span.kv.head_stride = 2;
-  small.span.kv.key_scale = key_scale;
-  small.span.kv.value_scale = value_scale;
-  const AttentionBatch batch{{DType::kFloat16, 2, 2, 2, KvDType::kFloat8E4M3}, &small.span, 1};
-  const ReferenceResult result = ReferenceAttention(batch);
-  EXPECT_EQ(result.output, (std::vector<double>{2, 0.375, 448000, -2000}));
-  EXPECT_EQ(result.lse, (std::vector<double>{1, 0.25}));
+// Two KV heads of one row each. As E4M3 1.5 is 0x3c, -2 is 0xc0, 8 is 0x50, 448 is 0x7e.
+TEST(Reference, EightBitKvStandsForScaleTimesCode) {
+  struct Head {
+    uint8_t codes[kPageTokens][2] = {};
+    uint16_t scales[kPageTokens] = {};
+  };
+  const auto check = [](KvDType kv_dtype, const uint8_t(&codes)[8]) {
+    Head heads[4];  // K of both KV heads, V of both
+    const float scales[] = {2, 0.5f, 0.25f, 1000};
+    for (int h = 0; h < 4; ++h) {
+      std::copy_n(codes + 2 * h, 2, heads[h].codes[0]);
+      heads[h].scales[0] = FloatToBFloat16(scales[h]);
+    }
+    const int32_t page = 0;
+    Small small({1, 0.5f, 1, 0.5f}, {0, 0}, {0, 0});
+    small.span.query_rows = 1;
+    KvView& kv = small.span.kv;
+    kv.key = reinterpret_cast<const std::byte*>(heads);
+    kv.value = reinterpret_cast<const std::byte*>(heads + 2);
+    kv.pages = &page;
+    kv.row_stride = 2;
+    kv.head_stride = sizeof(Head);
+    const AttentionBatch batch{{DType::kFloat16, 2, 2, 2, kv_dtype}, &small.span, 1};
+    return ReferenceAttention(batch);
+  };
+  const ReferenceResult e4m3 =
+      check(KvDType::kFloat8E4M3, {0x3c, 0xc0, 0x3c, 0xc0, 0x50, 0x3c, 0x7e, 0xc0});
+  EXPECT_EQ(e4m3.output, (std::vector<double>{2, 0.375, 448000, -2000}));
+  EXPECT_EQ(e4m3.lse, (std::vector<double>{1, 0.25}));
+  const ReferenceResult int8 = check(KvDType::kInt8, {3, 0xfc, 3, 0xfc, 8, 1, 127, 0xfe});
+  EXPECT_EQ(int8.output, (std::vector<double>{2, 0.25, 127000, -2000}));
+  EXPECT_EQ(int8.lse, (std::vector<double>{2, 0.5}));
 }
 
 TEST(Reference, UnfusedRoundsEveryOperator) {

@@ -36,7 +36,7 @@ void ExpectBothTypesAndFiveHeadDims(Arch arch, KvDType kv_dtype) {
 }
 
 TEST(Registry, TheCpuHasBothTypesAndFiveHeadDims) {
-  for (const KvDType kv_dtype : {KvDType::kSameAsQuery, KvDType::kInt8}) {
+  for (const KvDType kv_dtype : {KvDType::kSameAsQuery, KvDType::kFloat8E4M3, KvDType::kInt8}) {
     ExpectBothTypesAndFiveHeadDims(Arch::kCpu, kv_dtype);
   }
 }
@@ -67,26 +67,19 @@ TEST(Registry, Sm80SumsInFloat16ForFiveHeadDims) {
   }
 }
 
-TEST(Registry, GpusReadInt8KvOfTwoHeadDims) {
+TEST(Registry, GpusRead8BitKvOfTwoHeadDims) {
   for (const Arch arch : {Arch::kSm80, Arch::kSm89}) {
     for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
-      for (const int32_t head_dim : {64, 128}) {
-        const KernelSpec asked{arch, dtype, head_dim, Accumulate::kFloat32, KvDType::kInt8};
-        EXPECT_NE(FindKernel(asked), nullptr) << ExplainMissing(asked);
+      for (const KvDType kv_dtype : {KvDType::kFloat8E4M3, KvDType::kInt8}) {
+        for (const int32_t head_dim : {64, 128}) {
+          const KernelSpec asked{arch, dtype, head_dim, Accumulate::kFloat32, kv_dtype};
+          EXPECT_NE(FindKernel(asked), nullptr) << ExplainMissing(asked);
+        }
+        const KernelSpec missing{arch, dtype, 96, Accumulate::kFloat32, kv_dtype};
+        EXPECT_EQ(ExplainMissing(missing), "head_dim 96 is not one of 64, 128");
       }
     }
   }
-}
-
-TEST(Registry, Sm80ReadsFp8KvForFloat16Queries) {
-  KernelSpec asked{Arch::kSm80, DType::kFloat16, 0};
-  asked.kv_dtype = KvDType::kFloat8E4M3;
-  for (int32_t head_dim : {64, 128}) {
-    asked.head_dim = head_dim;
-    ASSERT_NE(FindKernel(asked), nullptr) << ExplainMissing(asked);
-  }
-  asked.head_dim = 96;
-  EXPECT_EQ(ExplainMissing(asked), "head_dim 96 is not one of 64, 128");
 }
 #endif
 
@@ -111,11 +104,6 @@ TEST(Registry, ExplainsTheDifference) {
   const KernelSpec head_dim{Arch::kCpu, DType::kFloat16, 80};
   EXPECT_EQ(FindKernel(head_dim), nullptr);
   EXPECT_EQ(ExplainMissing(head_dim), "head_dim 80 is not one of 32, 64, 96, 128, 256");
-
-  KernelSpec kv_dtype{Arch::kCpu, DType::kFloat16, 64};
-  kv_dtype.kv_dtype = KvDType::kFloat8E4M3;
-  EXPECT_EQ(FindKernel(kv_dtype), nullptr);
-  EXPECT_EQ(ExplainMissing(kv_dtype), "kv_dtype float8_e4m3 is not one of same_as_query, int8");
 
   const KernelSpec accumulate{Arch::kCpu, DType::kFloat16, 64, Accumulate::kFloat16};
   EXPECT_EQ(FindKernel(accumulate), nullptr);

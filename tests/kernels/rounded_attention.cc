@@ -105,7 +105,7 @@ void Finish(const KernelSpec& spec, const DecodedKv& kv, const std::vector<RowSt
     for (int32_t d = 0; d < kv.head_dim(); ++d) output[d] += factor * split.output()[d];
   }
   for (float o : output) {
-    const float value = sum == 0 ? 0 : o / sum * static_cast<float>(kv.value_scale());
+    const float value = sum == 0 ? 0 : o / sum;
     result->output.push_back(ToFloat(spec.dtype, FromFloat(spec.dtype, value)));
   }
   result->lse.push_back(sum == 0 ? kNothing : max + std::log(sum));
@@ -127,11 +127,10 @@ SpanResult RoundedAttention(const KernelSpec& spec, const PlanOptions& options,
     for (int32_t h = 0; h < geometry.num_heads; ++h) {
       const DecodedKv& head = kv[h / geometry.group()];
       const std::vector<double> query = DecodedQuery(geometry, span, i, h);
-      const auto scale = static_cast<float>(span.softmax_scale * head.key_scale());
       std::vector<RowState> splits;
       for (int32_t begin = visible.begin; begin < visible.end; begin += split_rows) {
         const int32_t end = std::min(visible.end, begin + split_rows);
-        splits.emplace_back(spec, head, query, scale);
+        splits.emplace_back(spec, head, query, span.softmax_scale);
         for (int32_t j = begin; j < end; j += kPageTokens) {
           splits.back().AddTile({j, std::min(end, j + kPageTokens)});
         }

@@ -317,18 +317,6 @@ TEST(WorkList, KnowsWhatIsVisibleToEveryRow) {
   EXPECT_GE(nothing.tiles_of_kind(1)->all_begin, nothing.tiles_of_kind(1)->all_end);
 }
 
-TEST(WorkList, CarriesTheScalesOfFp8Kv) {
-  const float scales[4] = {1, 2, 3, 4};
-  Span span = MakeSpan(5, 100);
-  span.kv.key_scale = scales;
-  span.kv.value_scale = scales + 2;
-  PackedBatch packed({span});
-  const WorkListLayout& layout = packed.layout();
-  ASSERT_EQ(layout.kinds[0].count, 1);
-  EXPECT_EQ(packed.spans()->key_scale, scales);
-  EXPECT_EQ(packed.spans()->value_scale, scales + 2);
-}
-
 TEST(WorkList, OfNothingIsEmpty) {
   const AttentionBatch batch{{DType::kFloat16, 1, 1, 64}, nullptr, 0};
   const Plan plan;

@@ -48,14 +48,15 @@ class SequenceStoreTest : public ::testing::Test {
   static SequenceShape Shape(uint32_t layers = 1) {
     return {layers, 1, kHeadDim, kernels::DType::kFloat16};
   }
-  void OpenWithInt8() {
+  void OpenWith8Bit() {
     SequenceStore::Options options;
-    options.int8_head_dims = {kHeadDim};
+    options.head_dims_8bit = {{kernels::KvDType::kInt8, {kHeadDim}},
+                              {kernels::KvDType::kFloat8E4M3, {kHeadDim}}};
     Open(options);
   }
-  SequenceId CreateInt8() {
+  SequenceId Create8Bit(kernels::KvDType kv_dtype = kernels::KvDType::kInt8) {
     SequenceShape shape = Shape();
-    shape.kv_dtype = kernels::KvDType::kInt8;
+    shape.kv_dtype = kv_dtype;
     return store_->Create(shape, {}, {"alice", {}})->id;
   }
 

@@ -63,33 +63,40 @@ TEST_F(SequenceStoreTest, RefusesShapesBeyondTheLimitsAndSaysWhich) {
   EXPECT_EQ(store_->stats().sequences, 0u);
 }
 
+constexpr kernels::KvDType k8BitTypes[] = {kernels::KvDType::kInt8, kernels::KvDType::kFloat8E4M3};
+
 TEST_F(SequenceStoreTest, StoresOnlyWhatTheDeviceReads) {
-  SequenceShape shape = Shape();
-  shape.kv_dtype = kernels::KvDType::kInt8;
-  EXPECT_EQ(store_->Create(shape, {}, {"alice", {}}).status(),
-            absl::UnimplementedError(
-                "kv_dtype: the device has no kernels for int8 K/V of head_dim 32; it has none"));
-  OpenWithInt8();
-  shape.head_dim = 64;
-  EXPECT_EQ(store_->Create(shape, {}, {"alice", {}}).status(),
-            absl::UnimplementedError("kv_dtype: the device has no kernels for int8 K/V of head_dim "
-                                     "64; it has those of 32"));
-  shape.head_dim = kHeadDim;
-  EXPECT_EQ(store_->Create(shape, {}, {"alice", {}})->shape.kv_dtype, kernels::KvDType::kInt8);
+  for (const kernels::KvDType kv_dtype : k8BitTypes) {
+    const auto create = [&](uint32_t head_dim) {
+      SequenceShape shape = Shape();
+      shape.head_dim = head_dim;
+      shape.kv_dtype = kv_dtype;
+      return store_->Create(shape, {}, {"alice", {}});
+    };
+    const std::string of = absl::StrCat("kv_dtype: the device has no kernels for ",
+                                        kernels::Name(kv_dtype), " K/V of head_dim ");
+    Open();
+    EXPECT_EQ(create(32).status(), absl::UnimplementedError(of + "32; it has none"));
+    OpenWith8Bit();
+    EXPECT_EQ(create(64).status(), absl::UnimplementedError(of + "64; it has those of 32"));
+    EXPECT_EQ(create(kHeadDim)->shape.kv_dtype, kv_dtype);
+  }
 }
 
-TEST_F(SequenceStoreTest, Int8TakesHalfTheMemoryAndForksAreInt8) {
-  OpenWithInt8();
-  const SequenceId plain = Load(std::string(64, 'a')), id = CreateInt8();
-  ASSERT_EQ(Append(id, std::string(64, 'a')), absl::OkStatus());
-  constexpr size_t kInt8PageBytes = 2 * 64 * (kHeadDim + 2);
-  EXPECT_EQ(store_->Get(plain, {"alice", {}})->kv_bytes, kPageBytes);
-  EXPECT_EQ(store_->Get(id, {"alice", {}})->kv_bytes, kInt8PageBytes);
-  const SequenceId fork = Fork(id, 10);
-  EXPECT_EQ(store_->Get(fork, {"alice", {}})->shape.kv_dtype, kernels::KvDType::kInt8);
-  ASSERT_EQ(Append(fork, "bc"), absl::OkStatus());  // copies the page
-  EXPECT_EQ(store_->stats().hot.used_bytes + store_->stats().cold.used_bytes,
-            kPageBytes + 2 * kInt8PageBytes);
+TEST_F(SequenceStoreTest, EightBitsTakeHalfTheMemoryAndForksHaveThem) {
+  for (const kernels::KvDType kv_dtype : k8BitTypes) {
+    OpenWith8Bit();
+    const SequenceId plain = Load(std::string(64, 'a')), id = Create8Bit(kv_dtype);
+    ASSERT_EQ(Append(id, std::string(64, 'a')), absl::OkStatus());
+    constexpr size_t k8BitPageBytes = 2 * 64 * (kHeadDim + 2);
+    EXPECT_EQ(store_->Get(plain, {"alice", {}})->kv_bytes, kPageBytes);
+    EXPECT_EQ(store_->Get(id, {"alice", {}})->kv_bytes, k8BitPageBytes);
+    const SequenceId fork = Fork(id, 10);
+    EXPECT_EQ(store_->Get(fork, {"alice", {}})->shape.kv_dtype, kv_dtype);
+    ASSERT_EQ(Append(fork, "bc"), absl::OkStatus());  // copies the page
+    EXPECT_EQ(store_->stats().hot.used_bytes + store_->stats().cold.used_bytes,
+              kPageBytes + 2 * k8BitPageBytes);
+  }
 }
 
 TEST_F(SequenceStoreTest, LimitsTheSequencesOfEachClient) {
@@ -327,8 +334,9 @@ TEST_F(SequenceStoreTest, LeasesOnlyWhatFitsTheRequest) {
 }
 
 TEST_F(SequenceStoreTest, LeasesOnlySequencesThatStoreTheSame) {
-  OpenWithInt8();
-  const SequenceId plain = Create(), first = CreateInt8(), second = CreateInt8();
+  OpenWith8Bit();
+  const SequenceId plain = Create(), first = Create8Bit(), second = Create8Bit();
+  const SequenceId e4m3 = Create8Bit(kernels::KvDType::kFloat8E4M3);
   const auto lease = [&](AttendOperation* operation) {
     const absl::Status status = store_->Lease(operation);
     EXPECT_EQ(operation->sequences.empty(), !status.ok());
@@ -338,6 +346,10 @@ TEST_F(SequenceStoreTest, LeasesOnlySequencesThatStoreTheSame) {
   EXPECT_EQ(lease(mixed.get()),
             absl::InvalidArgumentError("spans[1].sequence_id: its kv_dtype is same_as_query; that "
                                        "of the sequence of spans[0] is int8"));
+  const OperationPtr both_types = MakeOperation({{first, ""}, {e4m3, ""}});
+  EXPECT_EQ(lease(both_types.get()),
+            absl::InvalidArgumentError("spans[1].sequence_id: its kv_dtype is float8_e4m3; that of "
+                                       "the sequence of spans[0] is int8"));
   for (const bool inline_first : {true, false}) {
     const OperationPtr beside = MakeOperation({{first, "a"}, {second, "b"}});
     beside->request.spans[inline_first ? 0 : 1].sequence_id = "";

@@ -263,6 +263,11 @@ TEST(ConvertTest, EveryEnumValueConvertsAndOthersAreRefused) {
               v1::DType_IsValid(value) && value != v1::DTYPE_UNSPECIFIED);
     EXPECT_EQ(ToKvDType(static_cast<v1::KvDType>(value), &kv_dtype).ok(),
               v1::KvDType_IsValid(value));
+    if (v1::KvDType_IsValid(value)) {
+      kernels::KernelSpec spec;
+      spec.kv_dtype = kv_dtype;
+      EXPECT_EQ(ToKernelInfo(spec).kv_dtype(), value);
+    }
     EXPECT_EQ(ToLayout(static_cast<v1::Layout>(value), &layout).ok(),
               v1::Layout_IsValid(value) && value != v1::LAYOUT_UNSPECIFIED);
     v1::AttendRequest message;

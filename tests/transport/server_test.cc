@@ -163,7 +163,9 @@ TEST_P(ServerOnDeviceTest, TellsWhatItIs) {
   std::map<v1::KvDType, int> kernels;
   for (const v1::KernelInfo& kernel : info.kernels()) ++kernels[kernel.kv_dtype()];
   EXPECT_EQ(kernels[v1::KV_DTYPE_SAME_AS_QUERY], 10);
-  EXPECT_EQ(kernels[v1::KV_DTYPE_INT8], engine_->device().info().id == "cpu" ? 10 : 4);
+  const int of_8_bits = engine_->device().info().id == "cpu" ? 10 : 4;
+  EXPECT_EQ(kernels[v1::KV_DTYPE_INT8], of_8_bits);
+  EXPECT_EQ(kernels[v1::KV_DTYPE_FLOAT8_E4M3], of_8_bits);
   EXPECT_THAT(info.limits().head_dims(), ::testing::ElementsAre(32, 64, 96, 128, 256));
   EXPECT_EQ(info.limits().max_message_bytes(), 1u << 20);
   EXPECT_EQ(info.limits().max_connections(), 1024u);

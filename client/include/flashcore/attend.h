@@ -24,7 +24,7 @@ enum class DType : uint8_t { kFloat16, kBFloat16 };
 // How a sequence stores its K/V: as it comes, or rounded to 8 bits, each row of each KV head with a
 // scale of its own (half the memory; KvDType of proto/flashcore/v1/attention.proto says how). Rows
 // are sent, and O is returned, as its DType in any case.
-enum class KvDType : uint8_t { kSameAsQuery, kInt8 };
+enum class KvDType : uint8_t { kSameAsQuery, kInt8, kFloat8E4M3 };
 
 // Order of the axes of a span's tensors.
 enum class Layout : uint8_t {

@@ -38,7 +38,7 @@ def dtype_of(number: int) -> str:
 def kv_dtype_number(name: str) -> int:
     number = _KV_DTYPES.get(f"KV_DTYPE_{str(name).upper()}")
     if number is None:
-        raise invalid("kv_dtype", repr(name), "'same_as_query', 'int8'")
+        raise invalid("kv_dtype", repr(name), "'same_as_query', 'int8', 'float8_e4m3'")
     return number
 
 

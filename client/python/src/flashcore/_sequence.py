@@ -66,7 +66,8 @@ class Sequence:
 
     def shape_text(self) -> str:
         return (f"{self.num_layers} layers, {self.num_kv_heads} KV heads, head_dim {self.head_dim}, "
-                f"{self.dtype}{' stored as int8' if self.kv_dtype == 'int8' else ''}, on {self.device_id}")
+                f"{self.dtype}{'' if self.kv_dtype == 'same_as_query' else f' stored as {self.kv_dtype}'}, "
+                f"on {self.device_id}")
 
     async def __aenter__(self) -> "Sequence":
         return self

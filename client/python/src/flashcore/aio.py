@@ -143,8 +143,9 @@ class Client:
                               idle_timeout: float = 0, timeout: float | None = None) -> Sequence:
         """An empty sequence. dtype: float16 or bfloat16, by name or as a dtype of numpy or torch.
 
-        kv_dtype: how the server stores K/V: "same_as_query", as it comes, or "int8", in half the memory:
-        each row of each KV head is rounded to 1/254 of its largest magnitude.
+        kv_dtype: how the server stores K/V: "same_as_query", as it comes, or in half the memory: "int8", each
+        row of each KV head rounded to 1/254 of its largest magnitude, or "float8_e4m3", each number to 1/16
+        of itself.
         pin: asks for a place in the cache of the device. shared, group: who else may read and fork it.
         device_id: where; empty, the server chooses. idle_timeout: seconds without use after which the
         server deletes it; 0: the server's limit. Not safe to repeat: Unavailable may leave a sequence

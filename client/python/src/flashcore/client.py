@@ -164,7 +164,7 @@ class Sequence:
 
     @property
     def kv_dtype(self) -> str:
-        """How the server stores K/V: same_as_query or int8."""
+        """How the server stores K/V: same_as_query, int8 or float8_e4m3."""
         return self.core.kv_dtype
 
     @property

@@ -1,18 +1,17 @@
-// The error of INT8 K/V against float64 attention over the unquantised K/V: with a perfect kernel,
-// and with every kernel of the registry that reads INT8. attention_test.cc compares kernels with
+// The error of 8-bit K/V against float64 attention over the unquantised K/V: with a perfect kernel,
+// and with every kernel of the registry that reads it. attention_test.cc compares kernels with
 // attention over the stored rows.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/half.h"
-#include "kernels/kv_pages.h"
+#include "kernels/kv_8bit.h"
 #include "kernels/reference.h"
 #include "tests/base/test_seed.h"
 #include "tests/kernels/attention_fixture.h"
@@ -36,6 +35,21 @@ struct Rows {
   std::vector<std::vector<double>> exact;   // [rows][head_dim]
   std::vector<std::vector<double>> stored;  // scale * code
   std::vector<double> scales;               // [rows]
+  // [rows][head_dim]: from the code of the element to the next.
+  std::vector<std::vector<double>> steps;
+
+  void Add(KvDType kv_dtype, int32_t head_dim, const float* exact_row, const float* stored_row,
+           double scale) {
+    exact.emplace_back(exact_row, exact_row + head_dim);
+    stored.emplace_back(stored_row, stored_row + head_dim);
+    scales.push_back(scale);
+    std::vector<double>& row = steps.emplace_back(head_dim, scale);
+    if (kv_dtype == KvDType::kInt8) return;
+    for (int32_t d = 0; d < head_dim; ++d) {  // of E4M3: 2^-3 of a power of 2, from 2^-6 on
+      row[d] *=
+          std::max(0x1p-9, std::exp2(std::floor(std::log2(std::abs(exact_row[d]) / scale)) - 3));
+    }
+  }
 
   // The stored rows, each with the scale of the next.
   std::vector<std::vector<double>> WithScalesOfNeighbours() const {
@@ -48,14 +62,6 @@ struct Rows {
   }
 };
 
-double ScaleOf(const KvView& kv, const std::byte* base, int32_t kv_head, int32_t j) {
-  const std::byte* page = base + kv.pages[j / kPageTokens] * kv.page_stride +
-                          kv_head * kv.head_stride + kPageTokens * kv.row_stride;
-  uint16_t bits;
-  std::memcpy(&bits, page + j % kPageTokens * sizeof(bits), sizeof(bits));
-  return BFloat16ToFloat(bits);
-}
-
 struct KvRows {
   KvRows(const ProblemSpan& problem, int32_t kv_head) {
     const Geometry& stored = problem.geometry();
@@ -65,16 +71,11 @@ struct KvRows {
     const KvRange all{0, kv.rows};
     const DecodedKv stored_rows(stored, kv, kv_head, all);
     const DecodedKv exact_rows(exact, problem.unquantised().kv, kv_head, all);
-    const auto copy = [&](const float* row) {
-      return std::vector<double>(row, row + stored.head_dim);
-    };
     for (int32_t j = 0; j < kv.rows; ++j) {
-      key.exact.push_back(copy(exact_rows.Key(j)));
-      key.stored.push_back(copy(stored_rows.Key(j)));
-      key.scales.push_back(ScaleOf(kv, kv.key, kv_head, j));
-      value.exact.push_back(copy(exact_rows.Value(j)));
-      value.stored.push_back(copy(stored_rows.Value(j)));
-      value.scales.push_back(ScaleOf(kv, kv.value, kv_head, j));
+      key.Add(stored.kv_dtype, stored.head_dim, exact_rows.Key(j), stored_rows.Key(j),
+              RowScale(kv, kv.key, kv_head, j));
+      value.Add(stored.kv_dtype, stored.head_dim, exact_rows.Value(j), stored_rows.Value(j),
+                RowScale(kv, kv.value, kv_head, j));
     }
   }
   Rows key, value;
@@ -104,7 +105,7 @@ std::vector<double> Sum(const std::vector<double>& weights,
 }
 
 // An error divided by its standard deviation. Each element of a stored row is off by a number that
-// is uniform in half a scale and independent of the others. So with p the probabilities and a the
+// is uniform in half a step and independent of the others. So with p the probabilities and a the
 // softmax scale, O[c] = sum p v[c] is off by p * (v[c] - O[c]) * a * q . (error of k), summed over
 // the rows, and p * (error of v[c]), and by its own rounding.
 class Deviations {
@@ -113,14 +114,18 @@ class Deviations {
            const std::vector<double>& got) {
     const std::vector<double> p = Weights(query, scale, rows.key.exact);
     const std::vector<double> exact = Sum(p, rows.value.exact);
-    double query_squares = 0;
-    for (const double q : query) query_squares += q * q;
+    std::vector<double> score_squares(p.size(), 0);  // of the errors of scores, times 12
+    for (size_t j = 0; j < p.size(); ++j) {
+      for (size_t d = 0; d < query.size(); ++d) {
+        score_squares[j] += std::pow(scale * query[d] * rows.key.steps[j][d], 2);
+      }
+    }
     for (size_t c = 0; c < exact.size(); ++c) {
       double variance = std::pow(unit_roundoff * exact[c], 2) / 3;
       for (size_t j = 0; j < p.size(); ++j) {
-        const double by_key = (rows.value.exact[j][c] - exact[c]) * scale * rows.key.scales[j];
-        const double by_value = rows.value.scales[j];
-        variance += p[j] * p[j] * (by_key * by_key * query_squares + by_value * by_value) / 12;
+        const double by_key = rows.value.exact[j][c] - exact[c];
+        const double by_value = rows.value.steps[j][c];
+        variance += p[j] * p[j] * (by_key * by_key * score_squares[j] + by_value * by_value) / 12;
       }
       const double z = (got[c] - exact[c]) / std::sqrt(variance);
       squares_ += z * z;
@@ -158,10 +163,13 @@ void ForEachRow(const ProblemSpan& problem, const Fn& fn) {
   }
 }
 
-TEST(Int8Error, IsThatOfTheStoredRowsAndShowsAWrongScale) {
+TEST(Kv8BitError, IsThatOfTheStoredRowsAndShowsAWrongScale) {
   std::mt19937_64 random(TestSeed());
-  for (const int32_t head_dim : {64, 128}) {
-    const Geometry geometry{DType::kFloat16, kHeads, kKvHeads, head_dim, KvDType::kInt8};
+  for (const auto& [kv_dtype, head_dim] : {std::pair{KvDType::kInt8, 64},
+                                           {KvDType::kInt8, 128},
+                                           {KvDType::kFloat8E4M3, 64},
+                                           {KvDType::kFloat8E4M3, 128}}) {
+    const Geometry geometry{DType::kFloat16, kHeads, kKvHeads, head_dim, kv_dtype};
     Problem problem(geometry, {UnevenSpan(8, 400)}, &random);
     const double scale = problem.span(0).span().softmax_scale;
     Deviations right, wrong_key, wrong_value, nothing;
@@ -177,13 +185,13 @@ TEST(Int8Error, IsThatOfTheStoredRowsAndShowsAWrongScale) {
     EXPECT_TRUE(right.ArePlausible()) << right.ToString();
     EXPECT_FALSE(wrong_value.ArePlausible()) << wrong_value.ToString();
     EXPECT_FALSE(wrong_key.ArePlausible()) << wrong_key.ToString();
-    EXPECT_FALSE(nothing.ArePlausible()) << "unquantised K/V is no INT8";
+    EXPECT_FALSE(nothing.ArePlausible()) << "unquantised K/V is not 8-bit";
   }
 }
 
-class AttentionInt8Test : public AttentionTest {};
+class Attention8BitTest : public AttentionTest {};
 
-TEST_P(AttentionInt8Test, TheErrorIsThatOfTheStoredRows) {
+TEST_P(Attention8BitTest, TheErrorIsThatOfTheStoredRows) {
   const Geometry geometry = MakeGeometry(kHeads, kKvHeads);
   for (const auto& [query_rows, kv_rows] : {std::pair{3, 700}, {40, 300}}) {
     Problem problem(geometry, {UnevenSpan(query_rows, kv_rows)}, &random_);
@@ -204,9 +212,9 @@ TEST_P(AttentionInt8Test, TheErrorIsThatOfTheStoredRows) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, AttentionInt8Test,
+INSTANTIATE_TEST_SUITE_P(Kernels, Attention8BitTest,
                          testing::ValuesIn(KernelsWhere([](const KernelSpec& spec) {
-                           return spec.kv_dtype == KvDType::kInt8;
+                           return Is8Bit(spec.kv_dtype);
                          })),
                          testing::PrintToStringParamName());
 

@@ -1,0 +1,12 @@
+#include "kernels/sm80/attend.cuh"
+
+namespace flashcore::kernels::sm80 {
+
+constexpr KvDType kE4M3 = KvDType::kFloat8E4M3;
+
+template Launcher Attend<Arch::kSm80, DType::kFloat16, 64, Accumulate::kFloat32, kE4M3>;
+template Launcher Attend<Arch::kSm89, DType::kFloat16, 64, Accumulate::kFloat32, kE4M3>;
+template Launcher Attend<Arch::kSm80, DType::kBFloat16, 64, Accumulate::kFloat32, kE4M3>;
+template Launcher Attend<Arch::kSm89, DType::kBFloat16, 64, Accumulate::kFloat32, kE4M3>;
+
+}  // namespace flashcore::kernels::sm80
