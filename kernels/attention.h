@@ -53,6 +53,16 @@ inline constexpr size_t KvRowScaleBytes(KvDType kv_dtype) { return Is8Bit(kv_dty
 // Type in which Q.K^T and P.V are summed.
 enum class Accumulate : uint8_t { kFloat32, kFloat16 };
 
+// The least precise products that a request accepts over INT8 K/V; kernels may be more precise, and
+// over other K/V are. Each row of Q of each query head has a scale, its largest magnitude / n, and
+// becomes integers, element / scale rounded. Products of codes are summed in INT32, without
+// rounding.
+//   k16Bit     Q of 16 bits: n = 32512. CPU kernels take Q as it is.
+//   kInt8Qk    Q of 8 bits: n = 127.
+//   kInt8QkPv  P V of codes, too. The products of a row's probabilities and the scales of V's rows
+//              are rounded to 8 bits without sign: 255 for the largest of a K/V tile.
+enum class Precision : uint8_t { k16Bit, kInt8Qk, kInt8QkPv };
+
 // Which K/V rows are visible to a query row. Row i of a span is at position
 // p = i + kv_rows - query_rows (the last query row is aligned with the last K/V row: "bottom
 // right"). It attends to the K/V rows j with p - left <= j <= p + right. kUnbounded: no limit on
@@ -137,13 +147,14 @@ struct Geometry {
   int32_t num_kv_heads = 0;  // divides num_heads
   int32_t head_dim = 0;
   KvDType kv_dtype = KvDType::kSameAsQuery;
+  Precision precision = Precision::k16Bit;  // anything else only with kInt8
 
   int32_t group() const { return num_heads / num_kv_heads; }
   size_t kv_element_bytes() const { return KvElementBytes(dtype, kv_dtype); }
 
   friend bool operator==(const Geometry& a, const Geometry& b) {
     return a.dtype == b.dtype && a.num_heads == b.num_heads && a.num_kv_heads == b.num_kv_heads &&
-           a.head_dim == b.head_dim && a.kv_dtype == b.kv_dtype;
+           a.head_dim == b.head_dim && a.kv_dtype == b.kv_dtype && a.precision == b.precision;
   }
 };
 

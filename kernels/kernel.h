@@ -27,6 +27,7 @@ struct KernelSpec {
   int32_t head_dim = 0;
   Accumulate accumulate = Accumulate::kFloat32;
   KvDType kv_dtype = KvDType::kSameAsQuery;
+  Precision precision = Precision::k16Bit;
 };
 
 // Resources of a launch. The caller owns them and keeps them alive until the launch has completed.
@@ -60,7 +61,7 @@ struct Kernel {
 };
 
 // "cpu", "sm80", "sm89"; "float16", "bfloat16"; "same_as_query", "float8_e4m3", "int8"; "float32",
-// "float16".
+// "float16"; "16bit", "int8_qk", "int8_qk_pv".
 inline const char* Name(Arch arch) {
   switch (arch) {
     case Arch::kCpu:
@@ -89,6 +90,18 @@ inline const char* Name(KvDType kv_dtype) {
 
 inline const char* Name(Accumulate accumulate) {
   return accumulate == Accumulate::kFloat32 ? "float32" : "float16";
+}
+
+inline const char* Name(Precision precision) {
+  switch (precision) {
+    case Precision::k16Bit:
+      return "16bit";
+    case Precision::kInt8Qk:
+      return "int8_qk";
+    case Precision::kInt8QkPv:
+      return "int8_qk_pv";
+  }
+  return "unknown";
 }
 
 }  // namespace flashcore::kernels

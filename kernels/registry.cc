@@ -29,23 +29,31 @@ constexpr KvDType kSame = KvDType::kSameAsQuery, kE4M3 = KvDType::kFloat8E4M3,
                   kInt8 = KvDType::kInt8;
 
 // Appends kernels that differ in head_dim.
-template <Arch kArch, DType kDType, Accumulate kAccumulate, KvDType kKvDType, int... kHeadDims>
+template <Arch kArch, DType kDType, Accumulate kAccumulate, KvDType kKvDType, Precision kPrecision,
+          int... kHeadDims>
 void AddSm80(std::vector<Kernel>* kernels) {
-  (kernels->push_back({{kArch, kDType, kHeadDims, kAccumulate, kKvDType},
-                       sm80::Attend<kArch, kDType, kHeadDims, kAccumulate, kKvDType>,
+  (kernels->push_back({{kArch, kDType, kHeadDims, kAccumulate, kKvDType, kPrecision},
+                       sm80::Attend<kArch, kDType, kHeadDims, kAccumulate, kKvDType, kPrecision>,
                        sm80::PlanFor(kHeadDims, kArch, kKvDType)}),
    ...);
 }
 
+template <Arch kArch, Precision kPrecision>
+void AddSm80Int8(std::vector<Kernel>* kernels) {
+  AddSm80<kArch, kF16, kF32Sums, kInt8, kPrecision, 64, 128>(kernels);
+  AddSm80<kArch, kBF16, kF32Sums, kInt8, kPrecision, 64, 128>(kernels);
+}
+
 template <Arch kArch>
 void AddSm80(std::vector<Kernel>* kernels) {
-  AddSm80<kArch, kF16, kF32Sums, kSame, 32, 64, 96, 128, 256>(kernels);
-  AddSm80<kArch, kBF16, kF32Sums, kSame, 32, 64, 96, 128, 256>(kernels);
-  AddSm80<kArch, kF16, kF16Sums, kSame, 32, 64, 96, 128, 256>(kernels);
-  AddSm80<kArch, kF16, kF32Sums, kE4M3, 64, 128>(kernels);
-  AddSm80<kArch, kBF16, kF32Sums, kE4M3, 64, 128>(kernels);
-  AddSm80<kArch, kF16, kF32Sums, kInt8, 64, 128>(kernels);
-  AddSm80<kArch, kBF16, kF32Sums, kInt8, 64, 128>(kernels);
+  AddSm80<kArch, kF16, kF32Sums, kSame, Precision::k16Bit, 32, 64, 96, 128, 256>(kernels);
+  AddSm80<kArch, kBF16, kF32Sums, kSame, Precision::k16Bit, 32, 64, 96, 128, 256>(kernels);
+  AddSm80<kArch, kF16, kF16Sums, kSame, Precision::k16Bit, 32, 64, 96, 128, 256>(kernels);
+  AddSm80<kArch, kF16, kF32Sums, kE4M3, Precision::k16Bit, 64, 128>(kernels);
+  AddSm80<kArch, kBF16, kF32Sums, kE4M3, Precision::k16Bit, 64, 128>(kernels);
+  AddSm80Int8<kArch, Precision::k16Bit>(kernels);
+  AddSm80Int8<kArch, Precision::kInt8Qk>(kernels);
+  AddSm80Int8<kArch, Precision::kInt8QkPv>(kernels);
 }
 #endif
 
@@ -83,7 +91,8 @@ const Kernel* FindKernel(const KernelSpec& asked) {
   for (const Kernel& kernel : AllKernels()) {
     const KernelSpec& have = kernel.spec;
     if (have.arch == asked.arch && have.dtype == asked.dtype && have.kv_dtype == asked.kv_dtype &&
-        have.head_dim == asked.head_dim && have.accumulate == asked.accumulate) {
+        have.precision == asked.precision && have.head_dim == asked.head_dim &&
+        have.accumulate == asked.accumulate) {
       return &kernel;
     }
   }
@@ -113,6 +122,7 @@ std::string ExplainMissing(const KernelSpec& asked) {
   narrow("arch", [](const KernelSpec& spec) { return std::string(Name(spec.arch)); });
   narrow("dtype", [](const KernelSpec& spec) { return std::string(Name(spec.dtype)); });
   narrow("kv_dtype", [](const KernelSpec& spec) { return std::string(Name(spec.kv_dtype)); });
+  narrow("precision", [](const KernelSpec& spec) { return std::string(Name(spec.precision)); });
   narrow("accumulate", [](const KernelSpec& spec) { return std::string(Name(spec.accumulate)); });
   narrow("head_dim", [](const KernelSpec& spec) { return std::to_string(spec.head_dim); });
   return reason.empty() ? "nothing is missing" : reason;

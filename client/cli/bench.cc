@@ -34,6 +34,9 @@ ABSL_FLAG(uint32_t, fork_from_prefix, 0,
           "first rows of every sequence, loaded once and then forked; 0: no fork");
 ABSL_FLAG(flashcore::KvDType, kv_dtype, flashcore::KvDType::kSameAsQuery,
           "same_as_query, int8 or float8_e4m3: how sequences store K/V");
+ABSL_FLAG(flashcore::Precision, precision, flashcore::Precision::k16Bit,
+          "16bit, int8_qk or int8_qk_pv: the least precise products to accept, with "
+          "--kv_dtype=int8. `flashcore info` lists the kernels that the server has for them");
 ABSL_FLAG(bool, pin, false, "ask the server to pin the sequences in the L2 cache");
 ABSL_FLAG(absl::Duration, idle_timeout, absl::ZeroDuration(),
           "let the server delete a sequence that was not used for so long, for example because the "
@@ -109,6 +112,7 @@ LoadOptions ReadOptions() {
   options.shape.dtype = absl::GetFlag(FLAGS_dtype);
   options.shape.layout = absl::GetFlag(FLAGS_layout);
   if (absl::GetFlag(FLAGS_causal)) options.shape.mask = Mask::Causal();
+  options.shape.precision = absl::GetFlag(FLAGS_precision);
   options.concurrency = absl::GetFlag(FLAGS_concurrency);
   options.connections = absl::GetFlag(FLAGS_connections);
   const int64_t sequences = absl::GetFlag(FLAGS_sequences);
@@ -185,6 +189,8 @@ const char* FindProblem(const LoadOptions& options) {
       {attend && for_sequences,
        "--sequences, --context, --fork_from_prefix, --kv_dtype and --pin need another --mode than "
        "attend"},
+      {options.shape.precision != Precision::k16Bit && resident.kv_dtype != KvDType::kInt8,
+       "--precision needs --kv_dtype=int8"},
       {!attend && (resident.sequences < options.concurrency || resident.sequences > 1'000'000),
        "--sequences: want at least --concurrency and at most 1000000"},
       {!attend && resident.context > uint32_t{1} << 30, "--context: want at most 2^30 rows"},
@@ -292,7 +298,7 @@ Command BenchCommand() {
        "dtype",       "kv_dtype",      "layout",         "concurrency", "connections",
        "all_targets", "duration",      "warmup",         "rate",        "transport",
        "stream",      "compare_unary", "compare_grpc",   "echo",        "rounds_from_stdin",
-       "allow_errors"},
+       "precision",   "allow_errors"},
       RunBench,
       /*connects=*/false};
 }

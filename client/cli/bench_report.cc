@@ -68,6 +68,8 @@ Json LoadJson(const LoadOptions& options, const std::string& shape, const LoadRe
     json["sequences"] = options.resident.sequences;
     json["context"] = options.resident.context;
     json["fork_from_prefix"] = options.resident.fork_from_prefix;
+    json["kv_dtype"] = AbslUnparseFlag(options.resident.kv_dtype);
+    json["precision"] = AbslUnparseFlag(options.shape.precision);
     json["pin"] = options.resident.pin;
   }
   json["concurrency"] = options.concurrency;

@@ -29,6 +29,9 @@ constexpr Name<DType> kDTypes[] = {{DType::kFloat16, "float16"},
 constexpr Name<KvDType> kKvDTypes[] = {{KvDType::kSameAsQuery, "same_as_query"},
                                        {KvDType::kInt8, "int8"},
                                        {KvDType::kFloat8E4M3, "float8_e4m3"}};
+constexpr Name<Precision> kPrecisions[] = {{Precision::k16Bit, "16bit"},
+                                           {Precision::kInt8Qk, "int8_qk"},
+                                           {Precision::kInt8QkPv, "int8_qk_pv"}};
 constexpr Name<Layout> kLayouts[] = {{Layout::kNHD, "NHD"}, {Layout::kHND, "HND"}};
 constexpr Name<cli::BenchMode> kModes[] = {{cli::BenchMode::kAttend, "attend"},
                                            {cli::BenchMode::kDecode, "decode"},
@@ -85,6 +88,12 @@ bool AbslParseFlag(absl::string_view text, KvDType* kv_dtype, std::string* error
 }
 
 std::string AbslUnparseFlag(KvDType kv_dtype) { return NameOf(kKvDTypes, kv_dtype); }
+
+bool AbslParseFlag(absl::string_view text, Precision* precision, std::string* error) {
+  return ParseName(kPrecisions, text, "want 16bit, int8_qk or int8_qk_pv", precision, error);
+}
+
+std::string AbslUnparseFlag(Precision precision) { return NameOf(kPrecisions, precision); }
 
 bool AbslParseFlag(absl::string_view text, Layout* layout, std::string* error) {
   return ParseName(kLayouts, text, "want NHD ([rows, heads, dim]) or HND ([heads, rows, dim])",

@@ -19,6 +19,10 @@ std::string AbslUnparseFlag(DType dtype);
 bool AbslParseFlag(absl::string_view text, KvDType* kv_dtype, std::string* error);
 std::string AbslUnparseFlag(KvDType kv_dtype);
 
+// "16bit" | "int8_qk" | "int8_qk_pv".
+bool AbslParseFlag(absl::string_view text, Precision* precision, std::string* error);
+std::string AbslUnparseFlag(Precision precision);
+
 // "NHD" | "HND".
 bool AbslParseFlag(absl::string_view text, Layout* layout, std::string* error);
 std::string AbslUnparseFlag(Layout layout);

@@ -83,10 +83,12 @@ std::string InfoTable(const v1::GetServerInfoResponse& info) {
   for (const v1::DeviceInfo& device : info.devices()) out += DeviceLines(device);
   for (const v1::KernelInfo& kernel : info.kernels()) {
     const std::string kv_dtype = AbslUnparseFlag(client::FromProto(kernel.kv_dtype()));
+    const std::string precision = AbslUnparseFlag(client::FromProto(kernel.precision()));
     absl::StrAppend(
         &out, "kernel    ", kernel.arch(), ", ", AbslUnparseFlag(client::FromProto(kernel.dtype())),
         ", head_dim ", kernel.head_dim(),
         kernel.kv_dtype() == v1::KV_DTYPE_SAME_AS_QUERY ? "" : absl::StrCat(", ", kv_dtype, " K/V"),
+        kernel.precision() == v1::PRECISION_16BIT ? "" : absl::StrCat(", ", precision, " products"),
         ", sums in ", kernel.accumulate(), ", ", absl::StrJoin(kernel.features(), " "), "\n");
   }
   return out + LimitLines(info.limits());

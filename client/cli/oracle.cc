@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "client/cli/product_errors.h"
 #include "kernels/half.h"
 #include "kernels/kv_8bit.h"
 #include "kernels/kv_pages.h"
@@ -155,6 +156,18 @@ kernels::KvDType ToKernel(KvDType kv_dtype) {
   return kernels::KvDType::kSameAsQuery;
 }
 
+kernels::Precision ToKernel(Precision precision) {
+  switch (precision) {
+    case Precision::k16Bit:
+      break;
+    case Precision::kInt8Qk:
+      return kernels::Precision::kInt8Qk;
+    case Precision::kInt8QkPv:
+      return kernels::Precision::kInt8QkPv;
+  }
+  return kernels::Precision::k16Bit;
+}
+
 absl::Span<const std::byte> Bytes(const std::vector<uint16_t>& elements) {
   return {reinterpret_cast<const std::byte*>(elements.data()), elements.size() * sizeof(uint16_t)};
 }
@@ -249,8 +262,9 @@ struct KernelBatch::Pages {
   std::vector<int32_t> places;
 };
 
-KernelBatch AsStored(KernelBatch batch, KvDType kv_dtype) {
+KernelBatch AsStored(KernelBatch batch, KvDType kv_dtype, Precision precision) {
   batch.geometry.kv_dtype = ToKernel(kv_dtype);
+  if (kv_dtype == KvDType::kInt8) batch.geometry.precision = ToKernel(precision);
   if (kv_dtype == KvDType::kSameAsQuery) return batch;
   const kernels::PageLayout layout = kernels::PageLayoutOf(batch.geometry);
   for (kernels::Span& span : batch.spans) {
@@ -303,8 +317,9 @@ bool SpotCheck(const KernelBatch& reply) {
 bool Errors::Within(double factor) const {
   const double bound = std::min(factor * unfused + rounding, kErrorLimit * largest_value);
   const double lse_bound = std::min(factor * unfused_lse, kErrorLimit);
-  return std::isfinite(server) && server <= bound && server_rms <= factor * unfused_rms &&
-         std::isfinite(server_lse) && server_lse <= std::max(lse_bound, lse_floor);
+  return std::isfinite(server) && server <= bound + products &&
+         server_rms <= factor * (unfused_rms + products_rms) && std::isfinite(server_lse) &&
+         server_lse <= std::max(lse_bound, lse_floor) + products_lse;
 }
 
 Errors Compare(const KernelBatch& reply) {
@@ -314,11 +329,17 @@ Errors Compare(const KernelBatch& reply) {
   Errors errors;
   errors.lse_floor = 1e-5;
   double server_squares = 0, unfused_squares = 0, output_squares = 0, largest_output = 0;
+  double products_squares = 0;
   size_t element = 0, lse = 0;  // both results are packed as NHD
   for (const kernels::Span& span : reply.spans) {
     errors.largest_value = std::max(errors.largest_value, LargestValue(g, span.kv));
     for (int32_t row = 0; row < span.query_rows; ++row) {
       for (int32_t head = 0; head < g.num_heads; ++head, ++lse) {
+        const ProductErrors products =
+            BoundProducts(g, span, row, head, &reference.output[element], reference.lse[lse]);
+        errors.products = std::max(errors.products, products.output);
+        errors.products_lse = std::max(errors.products_lse, products.lse);
+        products_squares += products.squares;
         for (int32_t d = 0; d < g.head_dim; ++d, ++element) {
           const double want = reference.output[element];
           const double server = Difference(OutputAt(reply, span, row, head, d), want);
@@ -340,6 +361,7 @@ Errors Compare(const KernelBatch& reply) {
   errors.server_rms = std::sqrt(server_squares / elements);
   errors.unfused_rms = std::sqrt(unfused_squares / elements);
   errors.output_rms = std::sqrt(output_squares / elements);
+  errors.products_rms = std::sqrt(products_squares / elements);
   errors.rounding = largest_output * UnitRoundoff(g.dtype);
   return errors;
 }

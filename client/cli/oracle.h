@@ -18,6 +18,7 @@ inline constexpr uint16_t kNanBits = 0x7fff;
 
 kernels::DType ToKernel(DType dtype);
 kernels::KvDType ToKernel(KvDType kv_dtype);
+kernels::Precision ToKernel(Precision precision);
 absl::Span<const std::byte> Bytes(const std::vector<uint16_t>& elements);
 
 // A request with random inputs. Owns Q, K, V, O and LSE. Not copyable: the request points into it.
@@ -66,8 +67,9 @@ KernelBatch ToKernelBatch(const AttendRequest& request);
 KernelBatch OneKvHead(const KernelBatch& batch, size_t index, int32_t kv_head,
                       absl::Span<const uint16_t> key, absl::Span<const uint16_t> value);
 
-// The batch over the same K/V as a server stores it in sequences of this `kv_dtype`.
-KernelBatch AsStored(KernelBatch batch, KvDType kv_dtype);
+// The batch over the same K/V as a server stores it in sequences of this `kv_dtype`, of a request
+// that accepts this `precision`.
+KernelBatch AsStored(KernelBatch batch, KvDType kv_dtype, Precision precision = Precision::k16Bit);
 
 // `rows_per_span` query rows of every span, the first and the last among them. Each becomes a span
 // over only the K/V rows that it sees, so the cost of a check does not grow with the query rows.
@@ -91,15 +93,21 @@ struct Errors {
   double largest_value = 0;  // |V|
   double rounding = 0;       // of the largest |O| of the reference to the dtype, at most
   double output_rms = 0;     // of the reference
+  // Bounds on what products of INT8 codes add, if the batch accepts them: see ProductErrors. 0 if
+  // it does not.
+  double products = 0;
+  double products_rms = 0;
+  double products_lse = 0;
 
-  // 1 if both are 0.
-  double Ratio() const { return server == 0 && unfused == 0 ? 1 : server / unfused; }
+  // Of the server's errors to those of unfused attention and of products; 1 if both are 0.
+  double Ratio() const { return server == 0 && unfused == 0 ? 1 : server / (unfused + products); }
   double RmsRatio() const {
-    return server_rms == 0 && unfused_rms == 0 ? 1 : server_rms / unfused_rms;
+    return server_rms == 0 && unfused_rms == 0 ? 1 : server_rms / (unfused_rms + products_rms);
   }
   // Whether O, and LSE, are within `factor` times the errors of unfused attention, plus one
   // rounding of O: where O has few elements, the largest error of either may be lucky. The RMS
-  // shows one row lost of thousands, which moves no element by more than rounding may.
+  // shows one row lost of thousands, which moves no element by more than rounding may. To all of
+  // them comes what products of codes add.
   //
   // Unfused attention rounds scores, so with large scores its errors are as large as V and excuse
   // anything. Therefore O must also be within 2^-7 of the largest |V| (rounding the probabilities

@@ -34,7 +34,8 @@ Outcome RunCase(const Case& c, bool float16_sums, Client* client, std::mt19937_6
   outcome.status = Send(c, client, &problem);
   if (!outcome.status.ok()) return outcome;
   outcome.ok = true;
-  const KernelBatch whole = AsStored(ToKernelBatch(problem.request()), c.kv_dtype);
+  const KernelBatch whole =
+      AsStored(ToKernelBatch(problem.request()), c.kv_dtype, c.shape.precision);
   std::vector<KernelBatch> parts = {whole};
   if (c.each_span) {
     parts.clear();
@@ -133,8 +134,10 @@ Command VerifyCommand() {
       "large magnitudes, LSE) and computes the same here in float64. Four of ten cases create "
       "sequences, and delete them; together they take at most a quarter of the free K/V memory. A "
       "case passes if the server's errors, the largest and the root mean square, are at most twice "
-      "those of unfused attention at the same precision, and 2^-7 of the largest |V|. A server "
-      "that "
+      "those of unfused attention at the same precision, and 2^-7 of the largest |V|. If the "
+      "server has kernels with products of INT8 codes, cases over INT8 K/V accept them, too: then "
+      "the bounds are larger by what rounding Q, or P, may cost, and there are no large "
+      "magnitudes. A server that "
       "sums in float16 gets no large magnitudes; its largest error may be 2e-2, and the root mean "
       "square 3% of the output's. Each line has both errors, their ratios, and the case, with "
       "rows=QUERY/KV for each span.",

@@ -271,6 +271,12 @@ Abilities::Abilities(const v1::GetServerInfoResponse& info) : limits(info.limits
     if (std::find(stored.begin(), stored.end(), kv_dtype) == stored.end()) {
       stored.push_back(kv_dtype);
     }
+    if (kv_dtype != KvDType::kInt8) continue;
+    std::vector<Precision>& accepted = precisions[kernel.head_dim()];
+    const Precision precision = client::FromProto(kernel.precision());
+    if (std::find(accepted.begin(), accepted.end(), precision) == accepted.end()) {
+      accepted.push_back(precision);
+    }
   }
   if (info.devices().empty()) return;
   kv_bytes = std::numeric_limits<uint64_t>::max();
@@ -315,6 +321,12 @@ Case RandomCase(const Abilities& server, int number, std::mt19937_64* random) {
   if (stored != server.kv_dtypes.end() && (*random)() % 2 == 0) {
     out.kv_dtype = Pick(stored->second, random);
   }
+  if (out.kv_dtype == KvDType::kInt8) {
+    const std::vector<Precision>& accepted = server.precisions.at(shape.head_dim);
+    shape.precision = accepted[static_cast<size_t>(number + number / 10) % accepted.size()];
+    // With large scores, rounding Q may cost all of O.
+    if (shape.precision != Precision::k16Bit) out.magnitude = 1;
+  }
   PickAppendedRows(random, &out);
   return out;
 }
@@ -329,6 +341,9 @@ std::string Describe(const Case& c) {
                       AbslUnparseFlag(c.shape.layout), " ", AbslUnparseFlag(c.shape.mask),
                       " rows=", spans, DescribePlace(c), " magnitude=", c.magnitude,
                       c.shape.softmax_scale ? absl::StrCat(" scale=", *c.shape.softmax_scale) : "",
+                      c.shape.precision == Precision::k16Bit
+                          ? ""
+                          : absl::StrCat(" precision=", AbslUnparseFlag(c.shape.precision)),
                       c.lse ? " lse" : "");
 }
 

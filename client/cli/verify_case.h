@@ -23,6 +23,8 @@ struct Abilities {
   v1::Limits limits;
   std::vector<DType> dtypes;
   std::map<uint32_t, std::vector<KvDType>> kv_dtypes;  // by head_dim: 8-bit ones that it stores
+  // By head_dim: the least that a request may accept over INT8 K/V, and get.
+  std::map<uint32_t, std::vector<Precision>> precisions;
   bool float16_sums = false;  // they have their own error bound, and overflow
   uint64_t kv_bytes = 0;      // of one case on the server: a quarter of what is free
 };
@@ -44,9 +46,9 @@ struct Case {
   std::vector<uint32_t> appended_rows;  // of each span, by the request itself; not kInline
 };
 
-// Case number `number`, from 1. Places and lengths take turns: of ten cases, four have resident
-// K/V, two of them over a shared prefix of at least 512 rows, and three are long. The first long
-// case of each place has kMaxVerifyRows, if the server can hold them.
+// Case number `number`, from 1. Places, lengths and precisions take turns: of ten cases, four have
+// resident K/V, two of them over a shared prefix of at least 512 rows, and three are long. The
+// first long case of each place has kMaxVerifyRows, if the server can hold them.
 Case RandomCase(const Abilities& server, int number, std::mt19937_64* random);
 
 std::string Describe(const Case& c);

@@ -277,7 +277,8 @@ bool Workload::SpotCheckStep() {
     rows.Fill(Tensor::kValue, 0, kv_rows, kv_head, 1, Layout::kNHD, absl::MakeSpan(value));
     const KernelBatch one_head =
         OneKvHead(ToKernelBatch(request_), i, static_cast<int32_t>(kv_head), key, value);
-    if (!SpotCheck(AsStored(one_head, sequence_options_.kv_dtype))) return false;
+    const KernelBatch stored = AsStored(one_head, sequence_options_.kv_dtype, request_.precision);
+    if (!SpotCheck(stored)) return false;
   }
   return true;
 }

@@ -70,6 +70,29 @@ KvDType FromProto(v1::KvDType kv_dtype) {
   }
 }
 
+v1::Precision ToProto(Precision precision) {
+  switch (precision) {
+    case Precision::k16Bit:
+      break;
+    case Precision::kInt8Qk:
+      return v1::PRECISION_INT8_QK;
+    case Precision::kInt8QkPv:
+      return v1::PRECISION_INT8_QK_PV;
+  }
+  return v1::PRECISION_16BIT;
+}
+
+Precision FromProto(v1::Precision precision) {
+  switch (precision) {
+    case v1::PRECISION_INT8_QK:
+      return Precision::kInt8Qk;
+    case v1::PRECISION_INT8_QK_PV:
+      return Precision::kInt8QkPv;
+    default:
+      return Precision::k16Bit;
+  }
+}
+
 void SetSmallFields(const AttendRequest& request, v1::AttendRequest* out) {
   out->set_request_id(request.request_id);
   for (const SpanShape& span : request.spans) {
@@ -90,6 +113,7 @@ void SetSmallFields(const AttendRequest& request, v1::AttendRequest* out) {
   if (request.softmax_scale.has_value()) out->set_softmax_scale(*request.softmax_scale);
   out->set_return_lse(!request.lse.empty());
   out->set_layer(request.layer);
+  out->set_precision(ToProto(request.precision));
 }
 
 void SetDestination(const AttendRequest& request, Destination* out) {

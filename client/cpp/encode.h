@@ -22,6 +22,8 @@ v1::DType ToProto(DType dtype);
 DType FromProto(v1::DType dtype);  // DTYPE_BFLOAT16, else FP16
 v1::KvDType ToProto(KvDType kv_dtype);
 KvDType FromProto(v1::KvDType kv_dtype);  // unknown: as the query
+v1::Precision ToProto(Precision precision);
+Precision FromProto(v1::Precision precision);  // unknown: 16 bits
 
 // Where the tensors of a reply go, and what else the reply must have. Does not own the memory.
 struct Destination {

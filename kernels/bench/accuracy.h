@@ -2,6 +2,7 @@
 #ifndef FLASHCORE_KERNELS_BENCH_ACCURACY_H_
 #define FLASHCORE_KERNELS_BENCH_ACCURACY_H_
 
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -12,12 +13,19 @@ namespace flashcore::kernels {
 
 struct Accuracy {
   double max_error = 0;      // largest difference to the float64 oracle over the checked rows
+  double error_squares = 0;  // sums of squares over these rows: of the differences,
+  double squares = 0;        // and of the oracle's elements
   bool finite = true;        // whether every element of the whole output is finite
   int64_t rows_checked = 0;  // of `rows`
   int64_t rows = 0;          // query rows of all heads
+
+  double relative_l2() const { return squares == 0 ? 0 : std::sqrt(error_squares / squares); }
+  // Of other rows, too.
+  void Add(const Accuracy& other);
 };
 
-// The largest error allowed for inputs in [-1, 1], where outputs are of magnitude 1 at most.
+// The largest error allowed for inputs in [-1, 1], where outputs are of magnitude 1 at most. The
+// oracle rounds neither Q nor P.
 double ErrorBound(const KernelSpec& spec);
 
 // Checks the output of one of `sets` input sets, whose `spans` MakeSpans made over host memory,

@@ -46,6 +46,10 @@ std::string ParseFlag(const std::string& flag, const std::string& value, BenchOp
     return ParseName(value, {DType::kFloat16, DType::kBFloat16}, &options->dtype);
   }
   if (flag == "--kv_dtype") return ParseKvDType(value, &options->kv_dtype);
+  if (flag == "--precision") {
+    return ParseName(value, {Precision::k16Bit, Precision::kInt8Qk, Precision::kInt8QkPv},
+                     &options->precision);
+  }
   if (flag == "--accumulate") {
     return ParseName(value, {Accumulate::kFloat32, Accumulate::kFloat16}, &options->accumulate);
   }
@@ -109,19 +113,21 @@ std::string ParseBenchOptions(const std::vector<std::string>& arguments, BenchOp
   for (BenchShape& shape : options->shapes) {
     shape.attention.dtype = options->dtype;
     shape.attention.kv_dtype = options->kv_dtype;
+    shape.attention.precision = options->precision;
     if (Is8Bit(options->kv_dtype)) shape.attention.paged = true;
   }
   return "";
 }
 
 KernelSpec SpecFor(const AttentionShape& shape, Arch arch, Accumulate accumulate) {
-  return {arch, shape.dtype, shape.head_dim, accumulate, shape.kv_dtype};
+  return {arch, shape.dtype, shape.head_dim, accumulate, shape.kv_dtype, shape.precision};
 }
 
 std::string KernelName(const KernelSpec& spec) {
   std::string name = std::string(Name(spec.arch)) + "_" + Name(spec.dtype) + "_d" +
                      std::to_string(spec.head_dim) + "_" + Name(spec.accumulate);
   if (Is8Bit(spec.kv_dtype)) name += std::string("_kv_") + Name(spec.kv_dtype);
+  if (spec.precision != Precision::k16Bit) name += std::string("_") + Name(spec.precision);
   return name;
 }
 

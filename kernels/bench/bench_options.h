@@ -21,6 +21,7 @@ inline constexpr char kBenchUsage[] =
   --arch=ARCH           kernel family: sm80 (default) or sm89
   --dtype=DTYPE         float16 (default), bfloat16
   --kv_dtype=DTYPE      of K and V: same_as_query (default); float8_e4m3, int8 (make shapes paged)
+  --precision=PRECISION of products over INT8 K/V: 16bit (default), int8_qk, int8_qk_pv
   --accumulate=TYPE     float32 (default), float16
   --l2=STATE            cold: the launches take in turn input sets of three times the L2's size
                         together; warm: all take the same set, if it fits in half the L2;
@@ -54,10 +55,11 @@ const char* Name(L2State state);
 int SetsFor(const AttentionShape& shape, L2State state, int64_t l2_bytes);
 
 struct BenchOptions {
-  std::vector<BenchShape> shapes;  // with dtype and kv_dtype set
+  std::vector<BenchShape> shapes;  // with dtype, kv_dtype and precision set
   Arch arch = Arch::kSm80;
   DType dtype = DType::kFloat16;
   KvDType kv_dtype = KvDType::kSameAsQuery;
+  Precision precision = Precision::k16Bit;
   Accumulate accumulate = Accumulate::kFloat32;
   std::vector<L2State> l2 = {L2State::kCold, L2State::kWarm};
   int rounds = 60;
@@ -74,7 +76,8 @@ std::string ParseBenchOptions(const std::vector<std::string>& arguments, BenchOp
 // The kernel for `shape`.
 KernelSpec SpecFor(const AttentionShape& shape, Arch arch, Accumulate accumulate);
 
-// "sm80_float16_d64_float32": arch, dtype, head_dim, accumulate. 8-bit K/V adds "_kv_int8".
+// "sm80_float16_d64_float32": arch, dtype, head_dim, accumulate. 8-bit K/V adds "_kv_int8", its
+// precision "_int8_qk" unless it is 16 bits.
 std::string KernelName(const KernelSpec& spec);
 
 }  // namespace flashcore::kernels

@@ -59,16 +59,16 @@ nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
     }
     const int32_t rows = kCudaTileRows[kind];
     const sm80::Block block = sm80::BlockFor(rows, attention.head_dim, device.arch);
-    launches.push_back(
-        {{"rows", rows},
-         {"arch", Name(sm80::BlockArch(rows, attention.head_dim, device.arch, attention.kv_dtype,
-                                       array.has_runs && rows == kCudaTileRows[0]))},
-         {"has_runs", array.has_runs},
-         {"row_tiles", block.row_tiles},
-         {"row_warps", block.row_warps},
-         {"warp_groups", block.warp_groups},
-         {"tile_tokens", block.tile_tokens},
-         {"blocks", blocks}});
+    launches.push_back({{"rows", rows},
+                        {"arch", Name(sm80::BlockArch(rows, attention.head_dim, device.arch,
+                                                      attention.kv_dtype, attention.precision,
+                                                      array.has_runs && rows == kCudaTileRows[0]))},
+                        {"has_runs", array.has_runs},
+                        {"row_tiles", block.row_tiles},
+                        {"row_warps", block.row_warps},
+                        {"warp_groups", block.warp_groups},
+                        {"tile_tokens", block.tile_tokens},
+                        {"blocks", blocks}});
   }
   return {{"shape", shape.name},
           {"head_dim", attention.head_dim},

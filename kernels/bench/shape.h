@@ -30,10 +30,13 @@ struct AttentionShape {
   int32_t head_dim = 64;
   Mask mask;
   KvDType kv_dtype = KvDType::kSameAsQuery;
+  Precision precision = Precision::k16Bit;
   bool paged = false;
   int32_t prefix_rows = 0;
 
-  Geometry geometry() const { return {dtype, num_heads, num_kv_heads, head_dim, kv_dtype}; }
+  Geometry geometry() const {
+    return {dtype, num_heads, num_kv_heads, head_dim, kv_dtype, precision};
+  }
 };
 
 struct BenchShape {
@@ -68,7 +71,8 @@ inline constexpr NamedShape kNamedShapes[] = {
 };
 
 // Parses a name of kNamedShapes, or a shape by the grammar, which is then its own name. Leaves the
-// dtypes at their defaults. Returns what is wrong with `text`; empty if nothing is.
+// dtypes and the precision at their defaults. Returns what is wrong with `text`; empty if nothing
+// is.
 std::string ParseShape(const std::string& text, BenchShape* shape);
 
 // Multiplications and additions of Q.K^T and P.V over what the mask leaves visible.

@@ -18,6 +18,7 @@ struct ElementTraits;
 template <>
 struct ElementTraits<__half> {
   static constexpr uint32_t kOnes = 0x3c003c00;  // two elements of 1
+  static constexpr uint32_t kInfinity = 0x7c00;
 
   // Two elements in one register. `low` is in the lower half, first in memory.
   static __device__ __forceinline__ uint32_t Pack(float low, float high) {
@@ -36,6 +37,7 @@ struct ElementTraits<__half> {
 template <>
 struct ElementTraits<__nv_bfloat16> {
   static constexpr uint32_t kOnes = 0x3f803f80;
+  static constexpr uint32_t kInfinity = 0x7f80;
 
   static __device__ __forceinline__ uint32_t Pack(float low, float high) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);

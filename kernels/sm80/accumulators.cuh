@@ -80,7 +80,8 @@ struct RowSums {
 template <class C>
 struct State : RowSums<C, typename C::Accum> {
   // Sum of all of the row's probabilities as P V uses them, rounded to Element: an mma of P and
-  // ones, whose 8 columns are equal. Always float32: float16 cannot count beyond 2048.
+  // ones, whose 8 columns are equal. Always float32: float16 cannot count beyond 2048. Not used
+  // with kCodes.
   float rounded_sum[C::kRowTiles][4];
 
   __device__ __forceinline__ State() {

@@ -60,14 +60,15 @@ int LaunchConfig(const LaunchTiles& tiles) {
 }
 
 // The kernels of a row of the registry.
-template <Arch kArch, DType kDType, int kHeadDim, Accumulate kAccumulate, KvDType kKvDType>
+template <Arch kArch, DType kDType, int kHeadDim, Accumulate kAccumulate, KvDType kKvDType,
+          Precision kPrecision>
 struct RowKernels {
   using Element = std::conditional_t<kDType == DType::kFloat16, __half, __nv_bfloat16>;
   using Accum = std::conditional_t<kAccumulate == Accumulate::kFloat16, __half, float>;
   using Code = std::conditional_t<kKvDType == KvDType::kFloat8E4M3, __nv_fp8_e4m3, int8_t>;
   using KvElement = std::conditional_t<Is8Bit(kKvDType), Code, Element>;
-  template <int kRows, Arch kBlockArch, Items kItems>
-  using ConfigOf = Config<Element, kHeadDim, kRows, Accum, KvElement, kBlockArch, kItems>;
+  template <int kRows, Arch kBlockArch, Items kItems, Precision kOfBlock>
+  using ConfigOf = Config<Element, kHeadDim, kRows, Accum, KvElement, kBlockArch, kItems, kOfBlock>;
 
   static constexpr PlanOptions kPlan = PlanFor(kHeadDim, kArch, kKvDType);
 
@@ -78,19 +79,24 @@ struct RowKernels {
       return cudaErrorInvalidValue;  // no plan has them
     } else {
       constexpr bool kSmall = kRows == kCudaTileRows[0];
+      // Small ones are bound by memory: less precise products would gain nothing.
+      constexpr Precision kOfBlock = kSmall ? Precision::k16Bit : kPrecision;
       constexpr bool kMayRun =
           kSmall ? kPlan.has_small_runs : kPlan.has_runs && kRows == kPlan.tile_rows;
       if constexpr (kMayRun) {
-        constexpr Arch kBlockArch = BlockArch(kRows, kHeadDim, kArch, kKvDType, kSmall);
-        if (tiles.has_runs) return LaunchConfig<ConfigOf<kRows, kBlockArch, Items::kRuns>>(tiles);
+        constexpr Arch kBlockArch = BlockArch(kRows, kHeadDim, kArch, kKvDType, kOfBlock, kSmall);
+        if (tiles.has_runs)
+          return LaunchConfig<ConfigOf<kRows, kBlockArch, Items::kRuns, kOfBlock>>(tiles);
       }
-      constexpr Arch kBlockArch = BlockArch(kRows, kHeadDim, kArch, kKvDType, /*small_runs=*/false);
-      return LaunchConfig<ConfigOf<kRows, kBlockArch, Items::kSplits>>(tiles);
+      constexpr Arch kBlockArch =
+          BlockArch(kRows, kHeadDim, kArch, kKvDType, kOfBlock, /*small_runs=*/false);
+      return LaunchConfig<ConfigOf<kRows, kBlockArch, Items::kSplits, kOfBlock>>(tiles);
     }
   }
 
   static int LaunchCascades(const LaunchTiles& tiles) {
-    return LaunchConfig<ConfigOf<kCudaCascadeRows, Arch::kSm80, Items::kCascades>>(tiles);
+    return LaunchConfig<
+        ConfigOf<kCudaCascadeRows, Arch::kSm80, Items::kCascades, Precision::k16Bit>>(tiles);
   }
 
   static constexpr CudaKernels kAll = {{Launch<kCudaTileRows[0]>, Launch<kCudaTileRows[1]>,
@@ -98,10 +104,12 @@ struct RowKernels {
                                        LaunchCascades};
 };
 
-template <Arch kArch, DType kDType, int kHeadDim, Accumulate kAccumulate, KvDType kKvDType>
+template <Arch kArch, DType kDType, int kHeadDim, Accumulate kAccumulate, KvDType kKvDType,
+          Precision kPrecision>
 int Attend(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx) {
-  return LaunchAttention(RowKernels<kArch, kDType, kHeadDim, kAccumulate, kKvDType>::kAll, batch,
-                         plan, ctx);
+  return LaunchAttention(
+      RowKernels<kArch, kDType, kHeadDim, kAccumulate, kKvDType, kPrecision>::kAll, batch, plan,
+      ctx);
 }
 
 }  // namespace flashcore::kernels::sm80

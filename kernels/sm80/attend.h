@@ -10,7 +10,8 @@ namespace flashcore::kernels::sm80 {
 
 // The Launcher of the registry's row with these values; instantiations/ has each. Every pointer and
 // stride of the spans must be a multiple of 16 bytes (LSE: 4). Float16 sums need
-// dtype float16; 8-bit K/V needs float32 sums and a head_dim of 64, 128 or 256. The last block of a
+// dtype float16; 8-bit K/V needs float32 sums and a head_dim of 64 or 128, less precise products
+// INT8 K/V. Tiles of up to 16 rows have 16-bit products in any case. The last block of a
 // tile of up to 16 rows to finish combines its KV splits; another kernel combines those of more.
 //
 // With float16 sums, FP16 only: mma.sync has no float16 accumulators for BF16. Limits of a row:
@@ -22,7 +23,7 @@ namespace flashcore::kernels::sm80 {
 //   infinite or NaN. P V is rounded to 11 bits after every 16 tokens: if V has one sign and
 //   attention is even, tokens beyond some ten thousand no longer count.
 template <Arch kArch, DType kDType, int kHeadDim, Accumulate kAccumulate = Accumulate::kFloat32,
-          KvDType kKvDType = KvDType::kSameAsQuery>
+          KvDType kKvDType = KvDType::kSameAsQuery, Precision kPrecision = Precision::k16Bit>
 int Attend(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx);
 
 }  // namespace flashcore::kernels::sm80

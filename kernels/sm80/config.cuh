@@ -34,7 +34,9 @@
 // With one warp group, the epilogue has staging only. With kQueryInStages, Q starts in the last
 // stage, moves to registers, and then K and V overwrite it. With kSingleBuffers there is one stage,
 // or kBuffers of them, and Q may start in the V of the last. With kCodes, a K tile is followed by
-// the scales of its rows, and of the rows of V.
+// the scales of its rows, and of the rows of V. After the visible tokens are the factors of Q's
+// rows, with kQueryParts, and with kCodes for each warp group what follows from a tile's scales
+// (RowFactors).
 #ifndef FLASHCORE_KERNELS_SM80_CONFIG_CUH_
 #define FLASHCORE_KERNELS_SM80_CONFIG_CUH_
 
@@ -61,10 +63,11 @@ enum class Items : uint8_t {
 };
 
 // Accum: type in which Q K^T and P V are summed, float or __half. KvElement: type of K and V in
-// memory, Element, or __nv_fp8_e4m3 or int8_t (converted to Element in registers). kRows: packed
-// rows.
+// memory, Element, or __nv_fp8_e4m3 or int8_t. kRows: packed rows. Codes of E4M3, and those of V
+// without kCodeValues, become Elements in registers.
 template <class Element_, int kHeadDim_, int kRows_, class Accum_ = float,
-          class KvElement_ = Element_, Arch kArch = Arch::kSm80, Items kItems = Items::kSplits>
+          class KvElement_ = Element_, Arch kArch = Arch::kSm80, Items kItems = Items::kSplits,
+          Precision kPrecision = Precision::k16Bit>
 struct Config {
   using Element = Element_;
   using Accum = Accum_;
@@ -72,6 +75,12 @@ struct Config {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kRows = kRows_;
   static constexpr bool kCodes = sizeof(KvElement) == 1;  // of 8 bits; each row has a scale
+  // INT8 numbers that an element of Q becomes, for Q K^T with K's codes as they are: a higher and a
+  // lower half, or one. 0: Q and K are multiplied as Elements.
+  static constexpr int kQueryParts = !std::is_same_v<KvElement, int8_t> ? 0
+                                     : kPrecision == Precision::k16Bit  ? 2
+                                                                        : 1;
+  static constexpr bool kCodeValues = kPrecision == Precision::kInt8QkPv;  // P and V, too
 
   static constexpr bool kRuns = kItems == Items::kRuns;
   static constexpr bool kCascades = kItems == Items::kCascades;
@@ -85,7 +94,17 @@ struct Config {
   static constexpr int kTileTokens = kBlock.tile_tokens;
   static constexpr bool kAddsStreams = kRuns && kRows == kCudaTileRows[0];
   static constexpr bool kAddsSplits = kRuns && !kAddsStreams;  // of a run, through memory
-  static constexpr int kMinBlocks = kAddsStreams ? 2 : kBlock.min_blocks;  // sums take registers
+  // Products of codes leave registers for another block, where shared memory has room for it. For
+  // sm_80, ptxas would spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+  static constexpr bool kThreeBlocks = false;
+#else
+  static constexpr bool kThreeBlocks =
+      kQueryParts == 1 && kHeadDim == 128 && kRows == 64 && kArch == Arch::kSm80;
+#endif
+  static constexpr int kMinBlocks = kAddsStreams   ? 2
+                                    : kThreeBlocks ? 3
+                                                   : kBlock.min_blocks;  // sums take registers
   static constexpr int kWarpRows = 16 * kRowTiles;
   static constexpr int kGroupThreads = 32 * kRowWarps;
   static constexpr int kThreads = kWarpGroups * kGroupThreads;
@@ -96,9 +115,14 @@ struct Config {
   static constexpr int kKvRowBytes = kHeadDim * static_cast<int>(sizeof(KvElement));
   static constexpr int kSteps = kKvRowBytes / 32;
   static constexpr int kStepMmas = kCodes ? 2 : 1;
+  static constexpr int kQueryMmas = kQueryParts > 0 ? kQueryParts : kStepMmas;
   static constexpr bool kSingleBuffers = kBlock.single_buffers;
-  // Single buffers each for K and for V.
-  static constexpr int kBuffers = kAddsStreams && kCodes ? RunBuffers(kArch, KvDType::kInt8) : 1;
+  // With kSingleBuffers, buffers each for K and for V.
+  static constexpr int kBuffers =
+      kSingleBuffers && !kCascades
+          ? BuffersFor(kRows, kHeadDim, kArch, kCodes ? KvDType::kInt8 : KvDType::kSameAsQuery,
+                       kPrecision, kAddsStreams)
+          : 1;
   static constexpr bool kStashes = kBlock.Stashes();  // attends two streams in turn
   // The same bytes in flight for codes.
   static constexpr int kStages = kSingleBuffers ? kBuffers : 2 * kStepMmas;
@@ -111,7 +135,9 @@ struct Config {
   static constexpr int kScoreTiles = kTileTokens / 8;
   static constexpr int kOutputTiles = kHeadDim / 8;
   // Otherwise O needs the registers, and every K tile reads Q from shared memory again.
-  static constexpr bool kQueryInRegisters = kHeadDim <= (kRowTiles == 1 ? 128 : 32);
+  static constexpr bool kQueryInRegisters = !kCodeValues && kHeadDim <= (kRowTiles == 1     ? 128
+                                                                         : kQueryParts == 1 ? 64
+                                                                                            : 32);
   // Codes have half the bytes in flight. Where a group is a warp, a barrier costs little.
   static constexpr bool kCopiesEarly =
       kSingleBuffers && kCodes && kGroupThreads == 32 && kBuffers == 1;
@@ -137,7 +163,10 @@ struct Config {
       kQueryInRegisters && kQueryBytes <= (kSingleBuffers ? kTileBytes : kStageStride);
   static constexpr int kQueryOffset = (kQueryInStages ? kStages - 1 : kStages) * kStageStride;
   static constexpr int kVisibleOffset = kStages * kStageStride + (kQueryInStages ? 0 : kQueryBytes);
-  static constexpr int kMainloopBytes = kVisibleOffset + kRows * 8;
+  static constexpr int kQueryFactorOffset = kVisibleOffset + kRows * 8;
+  static constexpr int kTableOffset = kQueryFactorOffset + (kQueryParts > 0 ? kRows * 4 : 0);
+  static constexpr int kTableBytes = kCodes ? 12 * kTileTokens : 0;  // of a warp group
+  static constexpr int kMainloopBytes = kTableOffset + kWarpGroups * kTableBytes;
 
   // Each warp group finishes a slice of kSliceTiles output tiles of every row, for which the other
   // groups store kReduceTiles tiles: with two groups only the other's slice, with more all tiles.
@@ -164,7 +193,8 @@ struct Config {
   static_assert(!kCodes || (std::is_same_v<Accum, float> && kScaleBytes % 128 == 0));
   static_assert(kKvRowBytes % 64 == 0 && kSliceTiles % kStepMmas == 0);
   static_assert(kRowWarps * kWarpRows == kRows);
-  static_assert(kPageTokens % kTileTokens == 0 && kTileTokens % 16 == 0);
+  static_assert(kPageTokens % kTileTokens == 0 && kTileTokens % (kCodeValues ? 32 : 16) == 0);
+  static_assert(!kCodeValues || kQueryParts == 1);
   static_assert(kStreams == kWarpGroups || (kStreams == 2 && kWarpGroups == 1 && kSingleBuffers));
   static_assert((kStreams & (kStreams - 1)) == 0 && kOutputTiles % kWarpGroups == 0);
   static_assert(!kRuns || kSingleBuffers);

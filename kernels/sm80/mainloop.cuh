@@ -23,6 +23,9 @@
 // for V[i], so that copies of both are under way while it waits: one more barrier each. With two
 // buffers each for K and V (kBuffers), it asks a tile earlier: for V[i + 1] when K[i] has come, and
 // for K[i + 2] when V[i] has.
+//
+// With kCodes, the group's threads write the tile's RowFactors after Q K^T, and scale and mask its
+// scores behind the barrier that follows: the one for V, or in the serial loop one of its own.
 #ifndef FLASHCORE_KERNELS_SM80_MAINLOOP_CUH_
 #define FLASHCORE_KERNELS_SM80_MAINLOOP_CUH_
 
@@ -39,6 +42,7 @@
 #include "kernels/sm80/mask.cuh"
 #include "kernels/sm80/operands.cuh"
 #include "kernels/sm80/ptx.cuh"
+#include "kernels/sm80/query_codes.cuh"
 #include "kernels/sm80/score_scale.cuh"
 #include "kernels/sm80/shared_tile.cuh"
 #include "kernels/sm80/softmax.cuh"
@@ -211,7 +215,7 @@ class KvBuffers : public KvTiles<C> {
       : KvTiles<C>(work),
         shared_(shared + ThreadPosition<C>().warp_group * C::kGroupBytes),
         split_end_(work.tile.kv_begin + work.tile.split_rows) {
-    if constexpr (C::kBuffers == 2) has_all_streams_ = this->HasOwnSplit(work.tile);
+    if constexpr (C::kBuffers == 2) has_all_streams_ = C::kStashes || this->HasOwnSplit(work.tile);
     page_ = this->Page(First());
   }
 
@@ -360,7 +364,7 @@ class QueryOperands {
   }
 
   // Operands of one step of K, for each row tile.
-  __device__ __forceinline__ const uint32_t (&Get(int step))[C::kRowTiles][C::kStepMmas][4] {
+  __device__ __forceinline__ const uint32_t (&Get(int step))[C::kRowTiles][C::kQueryMmas][4] {
     if constexpr (C::kQueryInRegisters) {
       return registers_[step];
     } else {
@@ -371,10 +375,11 @@ class QueryOperands {
 
  private:
   __device__ __forceinline__ void Load(int step,
-                                       uint32_t (&rows)[C::kRowTiles][C::kStepMmas][4]) const {
+                                       uint32_t (&rows)[C::kRowTiles][C::kQueryMmas][4]) const {
 #pragma unroll
-    for (int k = 0; k < C::kStepMmas; ++k) {
-      const uint32_t address = StepAddress<C::kQueryRowBytes>(address_, C::kStepMmas * step + k);
+    for (int k = 0; k < C::kQueryMmas; ++k) {
+      const int part = C::kQueryParts > 0 ? C::kSteps * k + step : C::kStepMmas * step + k;
+      const uint32_t address = StepAddress<C::kQueryRowBytes>(address_, part);
 #pragma unroll
       for (int m = 0; m < C::kRowTiles; ++m) {
         LoadQuery<C>(RowAddress<C::kQueryRowBytes>(address, m), rows[m][k]);
@@ -383,18 +388,67 @@ class QueryOperands {
   }
 
   uint32_t address_;
-  uint32_t registers_[C::kQueryInRegisters ? C::kSteps : 1][C::kRowTiles][C::kStepMmas][4];
+  uint32_t registers_[C::kQueryInRegisters ? C::kSteps : 1][C::kRowTiles][C::kQueryMmas][4];
 };
 
-// scores = Q K^T, of the warp's rows and the tile's tokens. With kCodes, they become exponents.
+// scores = Q K^T of codes, times the factors of Q's rows.
 template <class C>
-__device__ __forceinline__ void ComputeScores(const Work& work, QueryOperands<C>* query,
-                                              uint32_t keys, int lane,
-                                              float (&scores)[C::kRowTiles][C::kScoreTiles][4],
-                                              ValueScales<C>* values) {
+__device__ __forceinline__ void MultiplyCodes(QueryOperands<C>* query, uint32_t keys,
+                                              const ThreadPosition<C>& thread,
+                                              float (&scores)[C::kRowTiles][C::kScoreTiles][4]) {
+  keys = KeyAddress<C>(keys, thread.lane);
+  // Sums of two parts take twice the registers of the scores.
+  constexpr int kTiles = C::kQueryParts == 2 ? 2 : C::kScoreTiles;
+#pragma unroll
+  for (int begin = 0; begin < C::kScoreTiles; begin += kTiles) {
+    int32_t sums[C::kRowTiles][C::kQueryParts][kTiles][4] = {};
+#pragma unroll
+    for (int step = 0; step < C::kSteps; ++step) {
+      const auto& rows = query->Get(step);
+      const uint32_t address = StepAddress<C::kKvRowBytes>(keys, step);
+#pragma unroll
+      for (int n = 0; n < kTiles; n += 2) {
+        uint32_t key[4];
+        LoadMatrices(RowAddress<C::kKvRowBytes>(address, (begin + n) / 2), key);
+#pragma unroll
+        for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+          for (int part = 0; part < C::kQueryParts; ++part) {
+            MmaCodes<int8_t>(rows[m][part], key[0], key[1], sums[m][part][n]);
+            MmaCodes<int8_t>(rows[m][part], key[2], key[3], sums[m][part][n + 1]);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) {
+      const uint32_t factors = SharedAddress(SharedMemory()) + C::kQueryFactorOffset;
+      const float factor[2] = {Load4(factors + thread.Row(m, 0) * 4),
+                               Load4(factors + thread.Row(m, 1) * 4)};
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          int32_t sum = sums[m][0][n][c];
+          if constexpr (C::kQueryParts == 2) sum = sum * 256 + sums[m][1][n][c];
+          scores[m][begin + n][c] = static_cast<float>(sum) * factor[c / 2];
+        }
+      }
+    }
+  }
+}
+
+// scores = Q K^T, of the warp's rows and the tile's tokens. With kCodes, ScaleScores is to follow.
+template <class C>
+__device__ __forceinline__ void ComputeScores(QueryOperands<C>* query, uint32_t keys,
+                                              const ThreadPosition<C>& thread,
+                                              float (&scores)[C::kRowTiles][C::kScoreTiles][4]) {
   using Element = typename C::Element;
-  const uint32_t scales = keys + C::kTileBytes;
-  keys = KeyAddress<C>(keys, lane);
+  if constexpr (C::kQueryParts > 0) {
+    MultiplyCodes<C>(query, keys, thread, scores);
+    return;
+  }
+  keys = KeyAddress<C>(keys, thread.lane);
   Accumulators<typename C::Accum> sums[C::kRowTiles][C::kScoreTiles];
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
@@ -427,7 +481,6 @@ __device__ __forceinline__ void ComputeScores(const Work& work, QueryOperands<C>
       for (int c = 0; c < 4; ++c) scores[m][n][c] = sums[m][n].Get(c);
     }
   }
-  if constexpr (C::kCodes) ScaleScores<C>(work, scales, lane, scores, values);
 }
 
 // rounded_sum += P * ones.
@@ -444,6 +497,50 @@ __device__ __forceinline__ void AddOnes(const Probabilities<C>& probabilities, S
   }
 }
 
+// output += P V of codes.
+template <class C>
+__device__ __forceinline__ void AddCodeValues(const Probabilities<C>& probabilities,
+                                              uint32_t values, int lane, State<C>* state) {
+  values = ValueAddress<C>(values, lane);
+#pragma unroll
+  for (int step = 0; step < C::kSteps; ++step) {
+    const uint32_t address = StepAddress<C::kKvRowBytes>(values, step);
+    uint32_t value[C::kTileTokens / 32][2][4];
+    constexpr int kTiles = 4 / C::kRowTiles;  // sums at a time, for each row tile
+#pragma unroll
+    for (int begin = 0; begin < 4; begin += kTiles) {
+      int32_t sums[C::kRowTiles][kTiles][4] = {};
+#pragma unroll
+      for (int n = 0; n < C::kTileTokens / 32; ++n) {
+        if (begin == 0) {
+          LoadCodeValues(RowAddress<C::kKvRowBytes>(address, 2 * n), value[n][0]);
+          LoadCodeValues(RowAddress<C::kKvRowBytes>(address, 2 * n + 1), value[n][1]);
+        }
+#pragma unroll
+        for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+          for (int k = 0; k < kTiles; ++k) {
+            MmaCodes<uint8_t>(probabilities.rows[m][n], value[n][0][begin + k],
+                              value[n][1][begin + k], sums[m][k]);
+          }
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+        for (int k = 0; k < kTiles; ++k) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            float& output = state->output[m][4 * step + begin + k].sums[c];
+            output =
+                fmaf(static_cast<float>(sums[m][k][c]), probabilities.factors[m][c / 2], output);
+          }
+        }
+      }
+    }
+  }
+}
+
 // output += P V, and rounded_sum += P * ones. The order decides whether ptxas has enough registers:
 // by columns of V and not by tokens, which would read more of V ahead, and the ones first. Each sum
 // takes the tokens in their order in any case.
@@ -451,6 +548,10 @@ template <class C>
 __device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities, uint32_t values,
                                           int lane, State<C>* state) {
   using Element = typename C::Element;
+  if constexpr (C::kCodeValues) {
+    AddCodeValues<C>(probabilities, values, lane, state);
+    return;
+  }
   values = ValueAddress<C>(values, lane);
   if constexpr (!C::kCodes) AddOnes<C>(probabilities, state);
 #pragma unroll
@@ -486,18 +587,26 @@ __device__ __forceinline__ void SerialMainloop(const SoftmaxScale& scale, const 
                                                const ThreadPosition<C>& thread, KvRing<C>* kv,
                                                QueryOperands<C>* query, State<C>* state) {
   const int num_tiles = kv->NumTiles();
+  const RowFactors<C> factors(thread);
   Probabilities<C> probabilities;
 #pragma unroll 1
   for (int step = 0; step <= num_tiles; ++step) {
     kv->Advance(step);
+    if constexpr (C::kCodes) {
+      if (step < num_tiles) factors.Write(work, kv->Key(step) + C::kTileBytes);
+    }
     if (step > 0) AddValues<C>(probabilities, kv->Value(step), thread.lane, state);
     if (step == num_tiles) break;
     float scores[C::kRowTiles][C::kScoreTiles][4];
-    ValueScales<C> values;
-    ComputeScores<C>(work, query, kv->Key(step), thread.lane, scores, &values);
+    ComputeScores<C>(query, kv->Key(step), thread, scores);
+    if constexpr (C::kCodes) {
+      SyncWarpGroup<C>();
+      ScaleScores<C>(factors, scores);
+    }
     MaskScores<C>(mask, kv->KvRow(step), scores);
-    UpdateRowMax<C>(scale, scores, state);
-    ComputeProbabilities<C>(scale, scores, values, state, &probabilities);
+    float largest[C::kRowTiles][2];
+    UpdateRowMax<C>(scale, scores, state, largest);
+    ComputeProbabilities<C>(scale, scores, largest, factors, state, &probabilities);
   }
 }
 
@@ -516,13 +625,22 @@ __device__ __forceinline__ void SingleBufferMainloop(const SoftmaxScale& scale, 
     const int lane = thread.lane;
     query->MoveTo(thread);
     float scores[C::kRowTiles][C::kScoreTiles][4];
-    ValueScales<C> values;
-    ComputeScores<C>(work, query, kv->Key(), lane, scores, &values);
-    MaskScores<C>(mask, row, scores);
+    ComputeScores<C>(query, kv->Key(), thread, scores);
+    if constexpr (C::kCodes) {
+      RowFactors<C>(thread).Write(work, kv->Key() + C::kTileBytes);
+    } else {
+      MaskScores<C>(mask, row, scores);
+    }
     kv->AwaitValue(next);
-    UpdateRowMax<C>(scale, scores, state);
+    const RowFactors<C> factors(thread);
+    if constexpr (C::kCodes) {
+      ScaleScores<C>(factors, scores);
+      MaskScores<C>(mask, row, scores);  // -infinity times a scale of 0 would be NaN
+    }
+    float largest[C::kRowTiles][2];
+    UpdateRowMax<C>(scale, scores, state, largest);
     Probabilities<C> probabilities;
-    ComputeProbabilities<C>(scale, scores, values, state, &probabilities);
+    ComputeProbabilities<C>(scale, scores, largest, factors, state, &probabilities);
     AddValues<C>(probabilities, kv->Value(), lane, state);
     if constexpr (C::kStashes || C::kAddsStreams) {
       if (kv->EndsStream(row, next)) {
@@ -556,21 +674,22 @@ __device__ __forceinline__ void PipelinedMainloop(const SoftmaxScale& scale, con
                                                   const ThreadPosition<C>& thread, KvRing<C>* kv,
                                                   QueryOperands<C>* query, State<C>* state) {
   float scores[C::kRowTiles][C::kScoreTiles][4];
-  ValueScales<C> unused;
+  const RowFactors<C> unused(thread);
   kv->Advance(0);
   if (kv->Has(kv->KvRow(0))) {
-    ComputeScores<C>(work, query, kv->Key(0), thread.lane, scores, &unused);
+    ComputeScores<C>(query, kv->Key(0), thread, scores);
   }
 #pragma unroll 1
   for (int step = 1; kv->Has(kv->KvRow(step - 1)); ++step) {
     MaskScores<C>(mask, kv->KvRow(step - 1), scores);
-    UpdateRowMax<C>(scale, scores, state);
+    float largest[C::kRowTiles][2];
+    UpdateRowMax<C>(scale, scores, state, largest);
     kv->Advance(step);
 
     float next[C::kRowTiles][C::kScoreTiles][4];
-    ComputeScores<C>(work, query, kv->Key(step), thread.lane, next, &unused);
+    ComputeScores<C>(query, kv->Key(step), thread, next);
     Probabilities<C> probabilities;
-    ComputeProbabilities<C>(scale, scores, unused, state, &probabilities);
+    ComputeProbabilities<C>(scale, scores, largest, unused, state, &probabilities);
     AddValues<C>(probabilities, kv->Value(step), thread.lane, state);
 #pragma unroll
     for (int m = 0; m < C::kRowTiles; ++m) {
@@ -606,7 +725,12 @@ __device__ __forceinline__ void RunMainloop(const Work& work, RowDivider group,
   const TileMask<C> mask(work, group, memory + C::kVisibleOffset);
   WaitForCopies<kPrefilled>();
   __syncthreads();
-  if (work.span.softmax_scale < 0) NegateQuery<C>(memory + C::kQueryOffset);
+  if constexpr (C::kQueryParts > 0) {
+    QuantiseQuery<C>(work, memory + C::kQueryOffset,
+                     reinterpret_cast<float*>(memory + C::kQueryFactorOffset));
+  } else if (work.span.softmax_scale < 0) {
+    NegateQuery<C>(memory + C::kQueryOffset);
+  }
   QueryOperands<C> query(shared + C::kQueryOffset, thread);
   if constexpr (C::kQueryInStages) __syncthreads();
 
@@ -627,7 +751,7 @@ __device__ __forceinline__ void RunMainloop(const Work& work, RowDivider group,
   if constexpr (C::kWarpGroups > 1 && C::kRowWarps > 1) {
     if (kv.IsOneTileShort(thread.warp_group)) {
       SyncWarpGroup<C>();
-      if constexpr (C::kSingleBuffers) SyncWarpGroup<C>();
+      if constexpr (C::kSingleBuffers || C::kCodes) SyncWarpGroup<C>();
     }
   }
   if constexpr (!C::kAddsStreams) FinishState<C>(outcome);

@@ -40,10 +40,10 @@
 
 namespace flashcore::kernels::sm80 {
 
-// Q of 16 rows, from `row`. A step has 16 components.
+// Q of 16 rows, from `row`. A step has 16 components, or 32 of a part.
 template <class C>
 __device__ __forceinline__ uint32_t QueryAddress(uint32_t tile, int row, int lane) {
-  if constexpr (C::kCodes) {
+  if constexpr (C::kCodes && C::kQueryParts == 0) {
     return tile + ChunkOffset<C::kQueryRowBytes>(row + lane / 4, 0, lane % 4 / 2) + lane % 2 * 8;
   } else {
     return tile + ChunkOffset<C::kQueryRowBytes>(row + lane % 16, 0, lane / 16);
@@ -52,7 +52,7 @@ __device__ __forceinline__ uint32_t QueryAddress(uint32_t tile, int row, int lan
 
 template <class C>
 __device__ __forceinline__ void LoadQuery(uint32_t address, uint32_t (&query)[4]) {
-  if constexpr (C::kCodes) {
+  if constexpr (C::kCodes && C::kQueryParts == 0) {
     Load8(address, query[0], query[2]);
     Load8(address + 8 * C::kQueryRowBytes, query[1], query[3]);
   } else {
@@ -107,6 +107,18 @@ __device__ __forceinline__ void LoadValues(uint32_t address,
     } else {
       values[n / 2][n % 2] = matrices[n];
     }
+  }
+}
+
+// values[n]: the operand of the step's output tile n for P and V of codes, of 16 tokens. Of its
+// four tokens, lane % 4 = t has 2t, 2t + 1, 2t + 8 and 2t + 9, as its four probabilities.
+__device__ __forceinline__ void LoadCodeValues(uint32_t address, uint32_t (&values)[4]) {
+  uint32_t matrices[4];
+  LoadMatricesTransposed(address, matrices);
+#pragma unroll
+  for (int n = 0; n < 4; n += 2) {  // columns as LoadValues has them
+    values[n] = __byte_perm(matrices[n], matrices[n + 1], 0x6420);
+    values[n + 1] = __byte_perm(matrices[n], matrices[n + 1], 0x7531);
   }
 }
 

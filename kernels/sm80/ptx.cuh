@@ -49,11 +49,43 @@ __device__ __forceinline__ void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
-// Loads 4 bytes from shared memory.
-__device__ __forceinline__ uint32_t Load4(uint32_t shared) {
-  uint32_t word;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(shared) : "memory");
-  return word;
+// Loads 2 bytes from shared memory.
+__device__ __forceinline__ uint16_t Load2(uint32_t shared) {
+  uint16_t half;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(half) : "r"(shared) : "memory");
+  return half;
+}
+
+// Loads one, two or four numbers from shared memory.
+__device__ __forceinline__ float Load4(uint32_t shared) {
+  float one;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(one) : "r"(shared) : "memory");
+  return one;
+}
+__device__ __forceinline__ float2 Load8(uint32_t shared) {
+  float2 two;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(two.x), "=f"(two.y)
+               : "r"(shared)
+               : "memory");
+  return two;
+}
+__device__ __forceinline__ float4 Load16(uint32_t shared) {
+  float4 four;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+               : "r"(shared)
+               : "memory");
+  return four;
+}
+
+// Stores one or two numbers to shared memory.
+__device__ __forceinline__ void Store4(uint32_t shared, float number) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared), "f"(number) : "memory");
+}
+__device__ __forceinline__ void Store8(uint32_t shared, float first, float second) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(first), "f"(second)
+               : "memory");
 }
 
 // Loads 8 bytes from shared memory.
@@ -107,6 +139,35 @@ __device__ __forceinline__ void Mma<__nv_bfloat16>(const uint32_t (&a)[4], uint3
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// sum[16 x 8] += a[16 x 32] * b[32 x 8] in INT32, of codes: Code, int8_t or uint8_t, and int8_t.
+// Elements of a lane:
+//   sum: as above
+//   a:   four from (g, 4t), (g + 8, 4t), (g, 4t + 16), (g + 8, 4t + 16)
+//   b:   four down a column from (4t, g), (4t + 16, g)
+template <class Code>
+__device__ __forceinline__ void MmaCodes(const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                         int32_t (&sum)[4]);
+
+template <>
+__device__ __forceinline__ void MmaCodes<int8_t>(const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                                 int32_t (&sum)[4]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <>
+__device__ __forceinline__ void MmaCodes<uint8_t>(const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                                  int32_t (&sum)[4]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 

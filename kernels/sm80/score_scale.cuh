@@ -20,12 +20,14 @@
 
 namespace flashcore::kernels::sm80 {
 
+constexpr float kLog2E = 1.44269504088896340736f;  // log2(e)
+
 // The softmax scale as a positive factor. A negative scale becomes a positive one of -Q. Scale 0
 // becomes a factor so small that every finite score rounds to exponent 0, but -infinity (masked)
 // stays -infinity.
 struct SoftmaxScale {
   __device__ __forceinline__ explicit SoftmaxScale(float softmax_scale)
-      : log2(fmaxf(fabsf(softmax_scale) * 1.44269504088896340736f, 1e-37f)) {}  // log2(e)
+      : log2(fmaxf(fabsf(softmax_scale) * kLog2E, 1e-37f)) {}
 
   // Of scores that are exponents of 2.
   static __device__ __forceinline__ SoftmaxScale One() {
@@ -60,52 +62,78 @@ struct SoftmaxScale {
   float log2;  // converts a score to an exponent of 2
 };
 
-// The lower (0) or upper (1) BFloat16 of a pair.
-__device__ __forceinline__ float UnpackScale(uint32_t pair, int which) {
-  return __uint_as_float(which == 0 ? pair << 16 : pair & 0xffff0000u);
-}
-
-// V's scales of this lane's tokens in a tile: of score tile n, of its two columns.
+// What follows from the scales of a tile's rows, in shared memory: a table of each warp group. Its
+// threads write it together, and read it after their next barrier.
 template <class C>
-struct ValueScales {
-  // Of tokens that are masked it may be anything.
-  __device__ __forceinline__ float Log2(int n, int which) const {
+class RowFactors {
+ public:
+  __device__ __forceinline__ explicit RowFactors(const ThreadPosition<C>& thread)
+      : pairs_(SharedAddress(SharedMemory()) + C::kTableOffset +
+               thread.warp_group * C::kTableBytes),
+        lane_(thread.lane) {}
+
+  // `scales`: the shared address of the tile's scales.
+  __device__ __forceinline__ void Write(const Work& work, uint32_t scales) const {
+    // Q's rows have it with kQueryParts.
+    const float log2 = C::kQueryParts > 0 ? 1 : SoftmaxScale(work.span.softmax_scale).log2;
+#pragma unroll
+    for (int n = 0; n < C::kTileTokens; n += C::kGroupThreads) {
+      const int token = n + ThreadIndex<C>() % C::kGroupThreads;
+      if (C::kTileTokens % C::kGroupThreads != 0 && token >= C::kTileTokens) break;
+      const float value = ScaleAt(scales + C::kScaleBytes / 2 + token * 2);
+      // A row of zeros has scale 0 and counts in the sum all the same. Elements of a row with a
+      // smaller scale than this are read as if it had this one: as at most 2^-57.
+      constexpr float kLeast = 0x1p-64f;
+      Store8(pairs_ + token * 8, ScaleAt(scales + token * 2) * log2,
+             value < kLeast ? -64 : Log2(value));  // NaN stays NaN
+      Store4(inverses() + token * 4, Inverse(fmaxf(value, kLeast)));
+    }
+  }
+
+  // Of the lane's two tokens in score tile n, the factor of the score and the logarithm of V's
+  // scale each.
+  __device__ __forceinline__ float4 OfScores(int n) const {
+    return Load16(pairs_ + (8 * n + lane_ % 4 * 2) * 8);
+  }
+  // The inverses of V's scales, finite for every scale.
+  __device__ __forceinline__ float2 OfSums(int n) const {
+    return Load8(inverses() + (8 * n + lane_ % 4 * 2) * 4);
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t inverses() const { return pairs_ + C::kTileTokens * 8; }
+
+  static __device__ __forceinline__ float ScaleAt(uint32_t address) {
+    return __uint_as_float(static_cast<uint32_t>(Load2(address)) << 16);
+  }
+  static __device__ __forceinline__ float Log2(float value) {
     float log2;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(log2) : "f"(UnpackScale(pairs[n], which)));
-    return log2 < kLeastLog2 ? kLeastLog2 : log2;  // NaN stays NaN
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(log2) : "f"(value));
+    return log2;
   }
-  // 2^-Log2, but finite for every scale.
-  __device__ __forceinline__ float Inverse(int n, int which) const {
-    return Exp2(-fmaxf(Log2(n, which), kLeastLog2));
+  static __device__ __forceinline__ float Inverse(float value) {
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(value));
+    return inverse;
   }
 
-  // A row of zeros has scale 0 and counts in the sum all the same. Elements of a row with a smaller
-  // scale than this are read as if it had this one: as at most 2^-57.
-  static constexpr float kLeastLog2 = -64;
-
-  uint32_t pairs[C::kScoreTiles];
+  const uint32_t pairs_;
+  const int lane_;
 };
 
-// Turns the scores of a tile into exponents of w. `scales`: the shared address of the tile's
-// scales.
+// Turns the scores of a tile into exponents of w.
 template <class C>
-__device__ __forceinline__ void ScaleScores(const Work& work, uint32_t scales, int lane,
-                                            float (&scores)[C::kRowTiles][C::kScoreTiles][4],
-                                            ValueScales<C>* values) {
-  const float log2 = SoftmaxScale(work.span.softmax_scale).log2;
-  scales += lane % 4 * 4;
+__device__ __forceinline__ void ScaleScores(const RowFactors<C>& factors,
+                                            float (&scores)[C::kRowTiles][C::kScoreTiles][4]) {
 #pragma unroll
   for (int n = 0; n < C::kScoreTiles; ++n) {
-    const uint32_t keys = Load4(scales + n * 16);
-    values->pairs[n] = Load4(scales + C::kScaleBytes / 2 + n * 16);
+    const float4 pair = factors.OfScores(n);
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const float factor = UnpackScale(keys, c) * log2;
-      const float value = values->Log2(n, c);
+    for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
-      for (int m = 0; m < C::kRowTiles; ++m) {
-        scores[m][n][c] = fmaf(scores[m][n][c], factor, value);
-        scores[m][n][2 + c] = fmaf(scores[m][n][2 + c], factor, value);
+      for (int i = 0; i < 2; ++i) {
+        scores[m][n][2 * i] = fmaf(scores[m][n][2 * i], pair.x, pair.y);
+        scores[m][n][2 * i + 1] = fmaf(scores[m][n][2 * i + 1], pair.z, pair.w);
       }
     }
   }

@@ -40,7 +40,7 @@ __device__ __forceinline__ void RescaleRows(const SoftmaxScale& scale, float thr
       const float factor = Exp2(scale.Exponent(before) - scale.Base(max));  // 0 at first
 #pragma unroll
       for (int n = 0; n < C::kOutputTiles; ++n) state->output[m][n].ScaleRow(i, factor);
-      state->rounded_sum[m][2 * i] *= factor;
+      if constexpr (!C::kCodes) state->rounded_sum[m][2 * i] *= factor;
       state->sum[m][i] *= factor;
       state->max[m][i] = max;
     }
@@ -48,19 +48,19 @@ __device__ __forceinline__ void RescaleRows(const SoftmaxScale& scale, float thr
 }
 
 // A tile's probabilities as A operands of P V. Two accumulator tiles of Q K^T (8 tokens each) have
-// the layout of one A operand (16 tokens).
+// the layout of one A operand of Elements (16 tokens), and four of one of codes.
 template <class C>
 struct Probabilities {
-  uint32_t rows[C::kRowTiles][C::kTileTokens / 16][4];
+  uint32_t rows[C::kRowTiles][C::kTileTokens / (C::kCodeValues ? 32 : 16)][4];
+  float factors[C::kRowTiles][2];  // only with kCodeValues: of a row's codes
 };
 
 // Updates the row maxima for a tile's scores and rescales the output, before P V of the tile is
-// added to it.
+// added to it. `largest` receives the largest score of each row that the lane has.
 template <class C>
 __device__ __forceinline__ void UpdateRowMax(const SoftmaxScale& scale,
                                              const float (&scores)[C::kRowTiles][C::kScoreTiles][4],
-                                             State<C>* state) {
-  float largest[C::kRowTiles][2];
+                                             State<C>* state, float (&largest)[C::kRowTiles][2]) {
   const float threshold = scale.RescaleThreshold<typename C::Accum>();
   bool exceeds = false;
 #pragma unroll
@@ -79,36 +79,96 @@ __device__ __forceinline__ void UpdateRowMax(const SoftmaxScale& scale,
   if (__any_sync(0xffffffffu, exceeds)) RescaleRows<C>(scale, threshold, largest, state);
 }
 
-// Turns a tile's scores into probabilities. `values`: V's scales, only with kCodes.
+// Turns a tile's scores, which are exponents, into probabilities of 8 bits: each row's largest
+// becomes 255. `largest`: as UpdateRowMax has left it.
 template <class C>
-__device__ __forceinline__ void ComputeProbabilities(
-    const SoftmaxScale& scale, const float (&scores)[C::kRowTiles][C::kScoreTiles][4],
-    const ValueScales<C>& values, State<C>* state, Probabilities<C>* probabilities) {
-  float inverse[C::kScoreTiles][2];
-  if constexpr (C::kCodes) {
+__device__ __forceinline__ void ComputeProbabilityCodes(
+    const float (&scores)[C::kRowTiles][C::kScoreTiles][4], const float (&largest)[C::kRowTiles][2],
+    const RowFactors<C>& factors, State<C>* state, Probabilities<C>* probabilities) {
+  constexpr float kLog2Of255 = 7.99435343685885793768f;
+  constexpr float kRound = 8388608;  // 2^23: adding it leaves an integer in the low mantissa bits
+  float sums[C::kRowTiles][2] = {};
+  float shift[C::kRowTiles][2];
 #pragma unroll
-    for (int n = 0; n < C::kScoreTiles; ++n) {
-      inverse[n][0] = values.Inverse(n, 0);
-      inverse[n][1] = values.Inverse(n, 1);
+  for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float of_row = MaxOfRow(largest[m][i]);
+      shift[m][i] = kLog2Of255 - FiniteOr0(of_row);
+      probabilities->factors[m][i] =
+          Exp2(of_row - kLog2Of255 - FiniteOr0(state->max[m][i]));  // 0 if all are masked
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < C::kScoreTiles; n += 2) {
+    const float2 first = factors.OfSums(n), second = factors.OfSums(n + 1);
+    const float inverse[4] = {first.x, first.y, second.x, second.y};
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        uint32_t codes[4];
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          const float code = Exp2(scores[m][n + c / 2][2 * i + c % 2] + shift[m][i]);
+          sums[m][i] = fmaf(code, inverse[c], sums[m][i]);
+          codes[c] = __float_as_uint(code + kRound);
+        }
+        probabilities->rows[m][n / 4][n % 4 / 2 * 2 + i] =
+            __byte_perm(__byte_perm(codes[0], codes[1], 0x0040),
+                        __byte_perm(codes[2], codes[3], 0x0040), 0x5410);
+      }
     }
   }
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float base = scale.Base(state->max[m][i]);
+      state->sum[m][i] = fmaf(sums[m][i], probabilities->factors[m][i], state->sum[m][i]);
+    }
+  }
+}
+
+// Turns a tile's scores into probabilities. `largest`: as UpdateRowMax has left it. `factors`:
+// only with kCodes.
+template <class C>
+__device__ __forceinline__ void ComputeProbabilities(
+    const SoftmaxScale& scale, const float (&scores)[C::kRowTiles][C::kScoreTiles][4],
+    const float (&largest)[C::kRowTiles][2], const RowFactors<C>& factors, State<C>* state,
+    Probabilities<C>* probabilities) {
+  if constexpr (C::kCodeValues) {
+    ComputeProbabilityCodes<C>(scores, largest, factors, state, probabilities);
+    return;
+  }
+  const auto compute = [&](int m, int i, int n, float base, float2 inverse) {
+    const float first = Exp2(fmaf(scores[m][n][2 * i], scale.log2, -base));
+    const float second = Exp2(fmaf(scores[m][n][2 * i + 1], scale.log2, -base));
+    if constexpr (C::kCodes) {
+      state->sum[m][i] = fmaf(second, inverse.y, fmaf(first, inverse.x, state->sum[m][i]));
+    } else {
+      state->sum[m][i] += first + second;
+    }
+    probabilities->rows[m][n / 2][n % 2 * 2 + i] =
+        ElementTraits<typename C::Element>::Pack(first, second);
+  };
+  if constexpr (C::kCodes) {
 #pragma unroll
-      for (int n = 0; n < C::kScoreTiles; ++n) {
-        const float first = Exp2(fmaf(scores[m][n][2 * i], scale.log2, -base));
-        const float second = Exp2(fmaf(scores[m][n][2 * i + 1], scale.log2, -base));
-        if constexpr (C::kCodes) {
-          state->sum[m][i] =
-              fmaf(second, inverse[n][1], fmaf(first, inverse[n][0], state->sum[m][i]));
-        } else {
-          state->sum[m][i] += first + second;
-        }
-        probabilities->rows[m][n / 2][n % 2 * 2 + i] =
-            ElementTraits<typename C::Element>::Pack(first, second);
+    for (int n = 0; n < C::kScoreTiles; ++n) {
+      const float2 inverse = factors.OfSums(n);
+#pragma unroll
+      for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) compute(m, i, n, scale.Base(state->max[m][i]), inverse);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float base = scale.Base(state->max[m][i]);
+#pragma unroll
+        for (int n = 0; n < C::kScoreTiles; ++n) compute(m, i, n, base, {});
       }
     }
   }

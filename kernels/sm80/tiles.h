@@ -123,21 +123,28 @@ constexpr Block CascadeBlock(int32_t head_dim) {
   return block;
 }
 
-// Buffers each for K and for V of a block that attends runs of small spans. 8-bit K/V have half the
-// bytes in flight, too few where two such blocks fill the registers of an SM, and half the shared
-// memory: on an H100, two of each take 3% less time for 64 sequences of 4096 rows of 128. Without
-// runs, and so more blocks on an SM, they gain 2% or lose 2%.
-constexpr int RunBuffers(Arch arch, KvDType kv_dtype) {
-  return kv_dtype != KvDType::kSameAsQuery && arch == Arch::kSm80 ? 2 : 1;
+// Buffers each for K and for V of a block with single buffers. 8-bit K/V have half the bytes in
+// flight and half the shared memory: on an H100, two of each take 3% less time for runs of small
+// spans, 64 sequences of 4096 rows of 128, where two blocks fill the registers of an SM. Without
+// runs, and so more blocks on an SM, they gain 2% or lose 2%. Products of codes take so little time
+// that V would be waited for: 16 queries over 4096 rows take 17% less, prefills the same.
+constexpr int BuffersFor(int32_t tile_rows, int32_t head_dim, Arch arch, KvDType kv_dtype,
+                         Precision precision, bool small_runs) {
+  const bool multiplies_fast =
+      precision != Precision::k16Bit && tile_rows > kCudaTileRows[0] && head_dim > 64;
+  const bool pays = Is8Bit(kv_dtype) && (small_runs || multiplies_fast);
+  return pays && arch == Arch::kSm80 ? 2 : 1;
 }
 
 // kSm80 if the block for `arch` is the same: one kernel is both. small_runs: a block for runs of
 // small spans.
 constexpr Arch BlockArch(int32_t tile_rows, int32_t head_dim, Arch arch, KvDType kv_dtype,
-                         bool small_runs) {
-  const bool is_same =
-      BlockFor(tile_rows, head_dim, arch) == BlockFor(tile_rows, head_dim) &&
-      (!small_runs || RunBuffers(arch, kv_dtype) == RunBuffers(Arch::kSm80, kv_dtype));
+                         Precision precision, bool small_runs) {
+  const auto buffers = [&](Arch of) {
+    return BuffersFor(tile_rows, head_dim, of, kv_dtype, precision, small_runs);
+  };
+  const bool is_same = BlockFor(tile_rows, head_dim, arch) == BlockFor(tile_rows, head_dim) &&
+                       buffers(arch) == buffers(Arch::kSm80);
   return is_same ? Arch::kSm80 : arch;
 }
 

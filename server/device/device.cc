@@ -26,13 +26,17 @@ absl::StatusOr<std::vector<const kernels::Kernel*>> ChooseKernels(kernels::Arch 
 }
 
 absl::StatusOr<const kernels::Kernel*> Device::KernelFor(const kernels::Geometry& geometry) const {
+  const kernels::Kernel* of_16_bit = nullptr;
   for (const kernels::Kernel* kernel : kernels()) {
     const kernels::KernelSpec& spec = kernel->spec;
-    if (spec.dtype == geometry.dtype && spec.head_dim == geometry.head_dim &&
-        spec.kv_dtype == geometry.kv_dtype) {
-      return kernel;
+    if (spec.dtype != geometry.dtype || spec.head_dim != geometry.head_dim ||
+        spec.kv_dtype != geometry.kv_dtype) {
+      continue;
     }
+    if (spec.precision == geometry.precision) return kernel;
+    if (spec.precision == kernels::Precision::k16Bit) of_16_bit = kernel;
   }
+  if (of_16_bit != nullptr) return of_16_bit;
   return absl::UnimplementedError(
       absl::StrCat(info().id, " has no kernel for ", kernels::Name(geometry.dtype), " of head_dim ",
                    geometry.head_dim, " over K/V ", kernels::Name(geometry.kv_dtype)));
@@ -47,8 +51,10 @@ std::vector<kernels::DType> SupportedDTypes(const Device& device) {
 std::vector<uint32_t> SupportedHeadDims(const Device& device, kernels::KvDType kv_dtype) {
   std::map<int32_t, std::set<kernels::DType>> dtypes_of;  // by head_dim
   for (const kernels::Kernel* kernel : device.kernels()) {
-    if (kernel->spec.kv_dtype != kv_dtype) continue;
-    dtypes_of[kernel->spec.head_dim].insert(kernel->spec.dtype);
+    const kernels::KernelSpec& spec = kernel->spec;
+    if (spec.kv_dtype == kv_dtype && spec.precision == kernels::Precision::k16Bit) {
+      dtypes_of[spec.head_dim].insert(spec.dtype);
+    }
   }
   const size_t all = SupportedDTypes(device).size();
   std::vector<uint32_t> head_dims;

@@ -54,7 +54,8 @@ class Device : public HostMemoryPinner {
   // The kernels that this device can run.
   virtual const std::vector<const kernels::Kernel*>& kernels() const = 0;
 
-  // The one of kernels() that attends `geometry`; UNIMPLEMENTED if there is none.
+  // The one of kernels() that attends `geometry`, with products of its precision or else 16-bit
+  // ones; UNIMPLEMENTED if there is none.
   absl::StatusOr<const kernels::Kernel*> KernelFor(const kernels::Geometry& geometry) const;
 
   // The source of staging memory for this device; for one StagingPool.

@@ -52,6 +52,7 @@ struct AttendRequest {
   Layout layout = Layout::kNhd;
   kernels::Mask mask;
   float softmax_scale = 0;
+  kernels::Precision precision = kernels::Precision::k16Bit;  // the least that it accepts
   bool return_lse = false;
   uint32_t layer = 0;
   uint64_t timeout_ns = 0;  // of a request of an AttendStream, from its arrival; 0: none
@@ -71,9 +72,15 @@ struct AttendRequest {
   absl::Status CheckRegions() const;
 
   // The rest requires a validated request.
+  //
+  // Over K/V without kernels of other precision, requests share launches whatever they accept.
   kernels::Geometry geometry() const {
-    return {dtype, static_cast<int32_t>(num_heads), static_cast<int32_t>(num_kv_heads),
-            static_cast<int32_t>(head_dim), kv_dtype};
+    return {dtype,
+            static_cast<int32_t>(num_heads),
+            static_cast<int32_t>(num_kv_heads),
+            static_cast<int32_t>(head_dim),
+            kv_dtype,
+            kv_dtype == kernels::KvDType::kInt8 ? precision : kernels::Precision::k16Bit};
   }
   int64_t query_rows() const;  // of all spans
   int64_t kv_rows() const;     // of all spans

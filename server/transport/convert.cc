@@ -103,6 +103,36 @@ v1::KvDType FromKvDType(kernels::KvDType kv_dtype) {
   return v1::KV_DTYPE_SAME_AS_QUERY;
 }
 
+v1::Precision FromPrecision(kernels::Precision precision) {
+  switch (precision) {
+    case kernels::Precision::k16Bit:
+      break;
+    case kernels::Precision::kInt8Qk:
+      return v1::PRECISION_INT8_QK;
+    case kernels::Precision::kInt8QkPv:
+      return v1::PRECISION_INT8_QK_PV;
+  }
+  return v1::PRECISION_16BIT;
+}
+
+absl::Status ToPrecision(v1::Precision precision, kernels::Precision* out) {
+  switch (precision) {
+    case v1::PRECISION_16BIT:
+      *out = kernels::Precision::k16Bit;
+      return absl::OkStatus();
+    case v1::PRECISION_INT8_QK:
+      *out = kernels::Precision::kInt8Qk;
+      return absl::OkStatus();
+    case v1::PRECISION_INT8_QK_PV:
+      *out = kernels::Precision::kInt8QkPv;
+      return absl::OkStatus();
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(
+          "precision: ", static_cast<int>(precision),
+          " is not PRECISION_16BIT (0), PRECISION_INT8_QK (1) or PRECISION_INT8_QK_PV (2)"));
+  }
+}
+
 }  // namespace
 
 absl::Status ToDType(v1::DType dtype, kernels::DType* out) {
@@ -173,6 +203,9 @@ absl::Status ToRequest(const v1::AttendRequest& message, AttendRequest* request)
     return status;
   }
   if (absl::Status status = ToMask(message.mask(), &request->mask); !status.ok()) return status;
+  if (absl::Status status = ToPrecision(message.precision(), &request->precision); !status.ok()) {
+    return status;
+  }
   request->num_heads = message.num_heads();
   request->num_kv_heads = message.num_kv_heads();
   request->head_dim = message.head_dim();
@@ -306,6 +339,7 @@ v1::KernelInfo ToKernelInfo(const kernels::KernelSpec& spec) {
   message.set_head_dim(spec.head_dim);
   message.set_accumulate(kernels::Name(spec.accumulate));
   message.set_kv_dtype(FromKvDType(spec.kv_dtype));
+  message.set_precision(FromPrecision(spec.precision));
   // Every kernel has these. Clients may look for them.
   for (const char* feature : {"paged_kv", "mask", "lse"}) message.add_features(feature);
   return message;

@@ -290,6 +290,8 @@ TEST_F(BenchTest, FlagsThatMakeNoSenseAreUsageErrors) {
       {"--rounds_from_stdin"},
       {"--mode=prefill", "--context=99999999", "--query_rows=9999999"},
       {"--mode=decode", "--concurrency=2147483647"},
+      {"--mode=decode", "--precision=int8_qk"},
+      {"--mode=decode", "--kv_dtype=int8", "--precision=int8"},
       {"--mode=nonsense"}};
   for (std::vector<std::string> args : bad) {
     const std::string what = args.back();

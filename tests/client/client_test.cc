@@ -47,6 +47,7 @@ TEST(ClientTest, AttendSendsTheRequestAndFillsTheCallersMemory) {
   r.request.layout = Layout::kHND;
   r.request.mask = Mask::SlidingWindow(7, std::nullopt);
   r.request.softmax_scale = 0.25f;
+  r.request.precision = Precision::kInt8Qk;
   AttendResult result;
   ASSERT_EQ(ClientOf(server)->Attend(r.request, &result), absl::OkStatus());
   EXPECT_EQ(r.output, r.query);
@@ -67,6 +68,7 @@ TEST(ClientTest, AttendSendsTheRequestAndFillsTheCallersMemory) {
   EXPECT_EQ(got.mask().window_left(), 7);
   EXPECT_FALSE(got.mask().has_window_right());
   EXPECT_EQ(got.softmax_scale(), 0.25f);
+  EXPECT_EQ(got.precision(), v1::PRECISION_INT8_QK);
   EXPECT_TRUE(got.return_lse());
   EXPECT_EQ(got.query().size(), r.query.size());
   EXPECT_EQ(got.key(), std::string(r.key.size(), '\1'));

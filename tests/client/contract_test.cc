@@ -73,6 +73,7 @@ TEST(ContractTest, TheClientSendsEveryFieldOfARequest) {
   request.layout = Layout::kHND;
   request.mask = Mask::SlidingWindow(7, 9);
   request.softmax_scale = 0.25f;
+  request.precision = Precision::kInt8QkPv;
   request.layer = 3;
   v1::AttendRequest sent =
       Parse(EncodeRequest(request, 1 << 20, /*borrowed=*/nullptr, /*timeout_ns=*/5)->message);
@@ -171,6 +172,12 @@ TEST(ContractTest, TheClientHasEveryValueOfTheEnums) {
     r.request.mask = mask;
     masks.insert(Parse(EncodeRequest(r.request, 1 << 20)->message).mask().kind());
   }
+  std::set<int> precisions;
+  for (const Precision precision : {Precision::k16Bit, Precision::kInt8Qk, Precision::kInt8QkPv}) {
+    precisions.insert(ToProto(precision));
+    EXPECT_EQ(FromProto(ToProto(precision)), precision);
+  }
+  EXPECT_EQ(precisions, Values(v1::Precision_descriptor()));
   EXPECT_EQ(dtypes, Values(v1::DType_descriptor()));
   EXPECT_EQ(layouts, Values(v1::Layout_descriptor()));
   EXPECT_EQ(masks, Values(v1::Mask::Kind_descriptor()));

@@ -361,7 +361,8 @@ class PlanTest(unittest.TestCase):
     def test_a_plan_is_attend_batch(self):
         server = FakeServer()
         batch = server.batch()
-        plan = server.client().plan(batch, num_heads=HEADS, causal=True, window=(5, 0), softmax_scale=0.5)
+        plan = server.client().plan(batch, num_heads=HEADS, causal=True, window=(5, 0), softmax_scale=0.5,
+                                    precision="int8_qk")
         q, k = random(4, seed=2), random(4, KV_HEADS, seed=3)
         np.testing.assert_array_equal(plan.run(1, q, k, k), q)
         planned = server.requests[-1]
@@ -369,7 +370,7 @@ class PlanTest(unittest.TestCase):
         for lengths in server.lengths.values():
             lengths[1] = 1
         batch.info()
-        batch.attend(1, q, k, k, causal=True, window=(5, 0), softmax_scale=0.5)
+        batch.attend(1, q, k, k, causal=True, window=(5, 0), softmax_scale=0.5, precision="int8_qk")
         self.assertEqual(server.requests[-1], planned)
         self.assertIn("plan of 4 sequences: 4 query rows, 4 K/V rows, 4 heads", repr(plan))
 
@@ -446,6 +447,25 @@ class KvDTypeTest(unittest.TestCase):
         with self.assertRaisesRegex(flashcore.InvalidArgument,
                                     "kv_dtype.*'int4'.*'same_as_query', 'int8', 'float8_e4m3'"):
             FakeServer().client().create_sequence(LAYERS, KV_HEADS, DIM, kv_dtype="int4")
+
+
+class PrecisionTest(unittest.TestCase):
+    def test_a_request_says_what_it_accepts(self):
+        server = FakeServer()
+        batch, client = server.batch(), server.client()
+        attends = (
+            lambda **options: client.attend_batch(batch, 0, random(4), **options),
+            lambda **options: batch.attend(0, random(4), **options),
+            lambda **options: batch[0].attend(0, random(1), **options),
+            lambda **options: client.plan(batch, num_heads=HEADS, append=False, **options).run(0, random(4)))
+        for attend in attends:
+            attend()
+            for precision in ("16bit", "int8_qk", "int8_qk_pv"):
+                attend(precision=precision)
+        self.assertEqual([request.precision for request in server.requests], [0, 0, 1, 2] * len(attends))
+        with self.assertRaisesRegex(flashcore.InvalidArgument,
+                                    "precision.*'int4'.*'16bit', 'int8_qk', 'int8_qk_pv'"):
+            batch.attend(0, random(4), precision="int4")
 
 
 class OnLostTest(unittest.TestCase):
@@ -578,6 +598,7 @@ class TogetherTest(unittest.TestCase):
     def test_only_what_is_alike_travels_together(self):
         for options in (lambda i: dict(layer=i % 2), lambda i: dict(causal=i % 2 == 0),
                         lambda i: dict(softmax_scale=0.5 + i % 2), lambda i: dict(window=(i % 2, 0)),
+                        lambda i: dict(precision=("16bit", "int8_qk")[i % 2]),
                         lambda i: dict(timeout=1.0 + i // 2)):
             server = FakeServer()
             self.run_tasks(server, lambda s, i: self.append(s, i, **options(i)))

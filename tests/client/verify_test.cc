@@ -300,6 +300,37 @@ TEST(VerifyCaseTest, OnlyHeadDimsThatTheServerStoresAsInt8AreAskedFor) {
   EXPECT_GT(others, 0);
 }
 
+TEST(VerifyCaseTest, OnlyPrecisionsThatTheServerHasKernelsForAreAskedFor) {
+  std::mt19937_64 random(TestSeed());
+  v1::GetServerInfoResponse info = Info("float32", kLarge);
+  const auto add = [&](uint32_t head_dim, v1::KvDType kv_dtype, v1::Precision precision) {
+    v1::KernelInfo& kernel = *info.add_kernels();
+    kernel.set_dtype(v1::DTYPE_FLOAT16);
+    kernel.set_head_dim(head_dim);
+    kernel.set_kv_dtype(kv_dtype);
+    kernel.set_precision(precision);
+  };
+  for (const uint32_t head_dim : {32, 64}) {
+    add(head_dim, v1::KV_DTYPE_INT8, v1::PRECISION_16BIT);
+    add(head_dim, v1::KV_DTYPE_FLOAT8_E4M3, v1::PRECISION_16BIT);
+  }
+  add(64, v1::KV_DTYPE_INT8, v1::PRECISION_INT8_QK_PV);
+  const Abilities server(info);
+  int cases[2] = {};  // over INT8 K/V of head_dim 64, by whether they accept 8-bit products
+  for (int number = 1; number <= 400; ++number) {
+    const Case c = RandomCase(server, number, &random);
+    SCOPED_TRACE(Describe(c));
+    const bool can = c.kv_dtype == KvDType::kInt8 && c.shape.head_dim == 64;
+    const bool accepts = c.shape.precision == Precision::kInt8QkPv;
+    EXPECT_TRUE(accepts ? can : c.shape.precision == Precision::k16Bit);
+    if (can) ++cases[accepts];
+    EXPECT_TRUE(!accepts || c.magnitude == 1);
+    EXPECT_EQ(Describe(c).find("precision=int8_qk_pv") != std::string::npos, accepts);
+  }
+  EXPECT_GT(cases[false], 0);
+  EXPECT_GT(cases[true], 0);
+}
+
 TEST(VerifyCaseTest, ASmallServerGetsWhatItCanHold) {
   std::mt19937_64 random(TestSeed());
   v1::GetServerInfoResponse info = Info("float32", kLarge);

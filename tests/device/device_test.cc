@@ -1,5 +1,7 @@
 #include "server/device/device.h"
 
+#include <list>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/fakes.h"
@@ -11,6 +13,7 @@ using kernels::Accumulate;
 using kernels::Arch;
 using kernels::DType;
 using kernels::KvDType;
+using kernels::Precision;
 using ::testing::ElementsAre;
 
 // Has the kernels that the test adds.
@@ -18,11 +21,11 @@ class KernelsDevice final : public testing::HeapDevice {
  public:
   KernelsDevice() : HeapDevice(Options()) {}
 
-  void Add(DType dtype, int32_t head_dim, KvDType kv_dtype = KvDType::kSameAsQuery) {
-    const kernels::Kernel* kernel =
-        kernels::FindKernel({Arch::kCpu, dtype, head_dim, Accumulate::kFloat32, kv_dtype});
-    ASSERT_NE(kernel, nullptr);
-    kernels_.push_back(kernel);
+  void Add(DType dtype, int32_t head_dim, KvDType kv_dtype = KvDType::kSameAsQuery,
+           Precision precision = Precision::k16Bit) {
+    kernels::Kernel& kernel = rows_.emplace_back();
+    kernel.spec = {Arch::kCpu, dtype, head_dim, Accumulate::kFloat32, kv_dtype, precision};
+    kernels_.push_back(&kernel);
   }
 
   const std::vector<const kernels::Kernel*>& kernels() const override { return kernels_; }
@@ -31,6 +34,7 @@ class KernelsDevice final : public testing::HeapDevice {
   }
 
  private:
+  std::list<kernels::Kernel> rows_;
   std::vector<const kernels::Kernel*> kernels_;
 };
 
@@ -73,6 +77,31 @@ TEST(DeviceTest, HasTheKernelForAGeometryOrSaysThatItHasNone) {
   EXPECT_EQ(device.KernelFor(geometry).status(),
             absl::UnimplementedError(
                 "fake has no kernel for bfloat16 of head_dim 128 over K/V same_as_query"));
+}
+
+TEST(DeviceTest, TheKernelHasThePrecisionThatARequestAcceptsOrMore) {
+  KernelsDevice device;
+  for (const KvDType kv_dtype : {KvDType::kSameAsQuery, KvDType::kInt8}) {
+    device.Add(DType::kFloat16, 64, kv_dtype);
+  }
+  const auto precision_for = [&](Precision precision) {
+    const kernels::Geometry geometry{DType::kFloat16, 4, 2, 64, KvDType::kInt8, precision};
+    const auto kernel = device.KernelFor(geometry);
+    EXPECT_EQ(kernel.status(), absl::OkStatus());
+    EXPECT_EQ((*kernel)->spec.kv_dtype, KvDType::kInt8);
+    return (*kernel)->spec.precision;
+  };
+  constexpr Precision kAll[] = {Precision::k16Bit, Precision::kInt8Qk, Precision::kInt8QkPv};
+  for (const Precision precision : kAll) EXPECT_EQ(precision_for(precision), Precision::k16Bit);
+  for (const Precision precision : {Precision::kInt8QkPv, Precision::kInt8Qk}) {
+    device.Add(DType::kFloat16, 128, KvDType::kInt8, precision);
+    device.Add(DType::kBFloat16, 64, KvDType::kInt8, precision);
+    EXPECT_EQ(precision_for(precision), Precision::k16Bit) << "of another shape";
+    device.Add(DType::kFloat16, 64, KvDType::kInt8, precision);
+  }
+  for (const Precision precision : kAll) EXPECT_EQ(precision_for(precision), precision);
+  // Rows of other precision do not make K/V of a head_dim complete.
+  EXPECT_THAT(SupportedHeadDims(device, KvDType::kInt8), ElementsAre());
 }
 
 TEST(DeviceTest, ChoosesKernelsByArchAndAccumulate) {

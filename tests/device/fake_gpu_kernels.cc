@@ -124,11 +124,13 @@ int LaunchFake(Arch arch, Accumulate accumulate, const AttentionBatch& batch, co
 
 namespace sm80 {
 
-template <Arch kArch, DType kDType, int kHeadDim, Accumulate kAccumulate, KvDType kKvDType>
+template <Arch kArch, DType kDType, int kHeadDim, Accumulate kAccumulate, KvDType kKvDType,
+          Precision kPrecision>
 int Attend(const AttentionBatch& batch, const Plan& plan, const LaunchContext& ctx) {
   EXPECT_EQ(batch.geometry.dtype, kDType);
   EXPECT_EQ(batch.geometry.head_dim, kHeadDim);
   EXPECT_EQ(batch.geometry.kv_dtype, kKvDType);
+  EXPECT_EQ(batch.geometry.precision, kPrecision);
   return LaunchFake(kArch, kAccumulate, batch, plan, ctx);
 }
 
@@ -139,18 +141,22 @@ struct Rows {
       Attend<kArch, DType::kFloat16, kHeadDims>..., Attend<kArch, DType::kBFloat16, kHeadDims>...,
       Attend<kArch, DType::kFloat16, kHeadDims, Accumulate::kFloat16>...};
 };
-template <Arch kArch, KvDType kKvDType, int... kHeadDims>
+template <Arch kArch, KvDType kKvDType, Precision kPrecision, int... kHeadDims>
 struct Rows8Bit {
   static constexpr Launcher* kAll[] = {
-      Attend<kArch, DType::kFloat16, kHeadDims, Accumulate::kFloat32, kKvDType>...,
-      Attend<kArch, DType::kBFloat16, kHeadDims, Accumulate::kFloat32, kKvDType>...};
+      Attend<kArch, DType::kFloat16, kHeadDims, Accumulate::kFloat32, kKvDType, kPrecision>...,
+      Attend<kArch, DType::kBFloat16, kHeadDims, Accumulate::kFloat32, kKvDType, kPrecision>...};
 };
 template struct Rows<Arch::kSm80, 32, 64, 96, 128, 256>;
 template struct Rows<Arch::kSm89, 32, 64, 96, 128, 256>;
-template struct Rows8Bit<Arch::kSm80, KvDType::kFloat8E4M3, 64, 128>;
-template struct Rows8Bit<Arch::kSm89, KvDType::kFloat8E4M3, 64, 128>;
-template struct Rows8Bit<Arch::kSm80, KvDType::kInt8, 64, 128>;
-template struct Rows8Bit<Arch::kSm89, KvDType::kInt8, 64, 128>;
+template struct Rows8Bit<Arch::kSm80, KvDType::kFloat8E4M3, Precision::k16Bit, 64, 128>;
+template struct Rows8Bit<Arch::kSm89, KvDType::kFloat8E4M3, Precision::k16Bit, 64, 128>;
+template struct Rows8Bit<Arch::kSm80, KvDType::kInt8, Precision::k16Bit, 64, 128>;
+template struct Rows8Bit<Arch::kSm89, KvDType::kInt8, Precision::k16Bit, 64, 128>;
+template struct Rows8Bit<Arch::kSm80, KvDType::kInt8, Precision::kInt8Qk, 64, 128>;
+template struct Rows8Bit<Arch::kSm89, KvDType::kInt8, Precision::kInt8Qk, 64, 128>;
+template struct Rows8Bit<Arch::kSm80, KvDType::kInt8, Precision::kInt8QkPv, 64, 128>;
+template struct Rows8Bit<Arch::kSm89, KvDType::kInt8, Precision::kInt8QkPv, 64, 128>;
 
 }  // namespace sm80
 

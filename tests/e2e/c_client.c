@@ -39,7 +39,7 @@ static size_t put_range(uint8_t* to, unsigned field, const flashcore_memory* mem
 }
 
 /* One query row and one K/V row of head_dim 32: the output is V. */
-static size_t encode(uint8_t* to, const flashcore_memory* memory) {
+static size_t encode(uint8_t* to, uint64_t precision, const flashcore_memory* memory) {
   uint8_t span[16];
   size_t span_size = put(span, 1, 0, 1);
   span_size += put(span + span_size, 2, 0, 1);
@@ -51,13 +51,15 @@ static size_t encode(uint8_t* to, const flashcore_memory* memory) {
   size += put(to + size, 5, 0, 1);   /* num_kv_heads */
   size += put(to + size, 6, 0, 32);  /* head_dim */
   size += put(to + size, 7, 0, 1);   /* NHD */
+  size += put(to + size, 38, 0, precision);
   for (unsigned i = 0; i < 4; ++i) { /* query, key, value, output */
     size += put_range(to + size, i < 3 ? 32 + i : 35, memory, 64 * i);
   }
   return size;
 }
 
-static int attend(flashcore_client* client, uint64_t tag) {
+/* Of a precision that the contract has (0 to 2), or of one that it has not. */
+static int attend(flashcore_client* client, uint64_t tag, uint64_t precision) {
   flashcore_memory memory;
   CHECK(flashcore_register_memory(client, 4096, 0, 30 * SECOND, &memory) == FLASHCORE_OK);
   CHECK(memory.bytes >= 4096);
@@ -67,12 +69,16 @@ static int attend(flashcore_client* client, uint64_t tag) {
     rows[64 + i] = (uint16_t)(0x3c00 + i * 16); /* V */
   }
   uint8_t request[512];
-  const size_t size = encode(request, &memory);
+  const size_t size = encode(request, precision, &memory);
   CHECK(flashcore_submit(client, tag, request, size, 30 * SECOND) == FLASHCORE_OK);
   flashcore_completion completion;
   CHECK(flashcore_wait(client, 30 * SECOND, &completion) == FLASHCORE_OK);
   CHECK(completion.tag == tag);
-  CHECK(memcmp(rows + 64, rows + 96, 64) == 0);
+  CHECK((memcmp(rows + 64, rows + 96, 64) == 0) == (precision < 3));
+  if (precision >= 3) { /* the first field is the status, and its first one the code */
+    CHECK(completion.response_bytes > 4 && completion.response[0] == 0x12);
+    CHECK(completion.response[2] == 0x08 && completion.response[3] == 3);
+  }
   CHECK(flashcore_poll(client, &completion) == FLASHCORE_AGAIN);
   CHECK(flashcore_wait(client, 1000, &completion) == FLASHCORE_AGAIN);
   CHECK(flashcore_unregister_memory(client, memory.region_id) == FLASHCORE_OK);
@@ -128,8 +134,8 @@ int main(int argc, char** argv) {
   CHECK(flashcore_submit(client, 1, large, sizeof(large), 0) == 8); /* over a slot */
   CHECK(flashcore_submit(client, 1, NULL, 1, 0) == 3);
   CHECK(flashcore_cancel(client, 99) == FLASHCORE_OK);
-  for (uint64_t tag = 1; tag <= 3; ++tag) {
-    if (attend(client, tag) != 0) return 1;
+  for (uint64_t tag = 1; tag <= 4; ++tag) {
+    if (attend(client, tag, tag - 1) != 0) return 1;
   }
   if (create_sequences(client) != 0) return 1;
   flashcore_close(client);

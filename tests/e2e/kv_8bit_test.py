@@ -135,9 +135,44 @@ class Kv8BitTests:
             self.assertTrue(np.isnan(got[2, heads_of_row]).all())
             self.assert_attends(of_other, q, k[:69], v[:69])
 
+    def precisions(self):
+        """Those of the products that the server has kernels for, over this K/V."""
+        kernels = self.stub.GetServerInfo(pb.GetServerInfoRequest()).kernels
+        return {kernel.precision for kernel in kernels
+                if (kernel.kv_dtype, kernel.dtype, kernel.head_dim) == (self.kv_dtype, pb.DTYPE_FLOAT16, DIM)}
+
+    def test_the_precision_that_a_request_accepts(self):
+        """Without kernels for it, the bits are those of 16-bit products; with them, others."""
+        k, v, q = self.tensor(700, KV_HEADS), self.tensor(700, KV_HEADS), self.tensor(40, HEADS)
+        sequence, plain = self.create(), self.create_16_bit()
+        self.load(sequence, (k, v))
+        self.load(plain, (k, v))
+
+        def attend(name, precision):
+            request = self.attend_request([name], [q])
+            request.precision = precision
+            return self.stub.Attend(request)
+
+        usual = attend(sequence, pb.PRECISION_16BIT)
+        self.assertEqual(usual.output, self.stub.Attend(self.attend_request([sequence], [q])).output)
+        want = harness.reference(q, self.stored(k), self.stored(v), causal=True)[0]
+        has = self.precisions()
+        self.assertIn(pb.PRECISION_16BIT, has)
+        for precision in pb.Precision.values():
+            with self.subTest(pb.Precision.Name(precision)):
+                self.assertEqual(attend(plain, precision).output, attend(plain, pb.PRECISION_16BIT).output)
+                reply = attend(sequence, precision)
+                is_usual = precision == pb.PRECISION_16BIT or precision not in has
+                self.assertEqual(reply.output == usual.output, is_usual)
+                got = self.outputs(reply, [q])[0].astype(np.float64)
+                error = np.linalg.norm(got - want) / np.linalg.norm(want)
+                self.assertLess(error, 0.02)  # products of codes cost about as much as INT8 K/V: 0.006
+        self.assert_fails(Code.INVALID_ARGUMENT, "precision: 3 is not PRECISION_16BIT (0), ",
+                          attend, sequence, 3)
+
     def test_bench_and_verify_know_it(self):
         for flags in (("--mode=decode", "--sequences=4", "--fork_from_prefix=130"),
-                      ("--mode=prefill", "--query_rows=70")):
+                      ("--mode=prefill", "--query_rows=70"), *self.bench_flags):
             report = harness.bench(f"--target={self.server.target}", "--shape=1x8/2x200x64",
                                    f"--kv_dtype={self.name}", "--duration=50ms", *flags)
             self.assertEqual((report["failed"], report["wrong_replies"]), (0, 0))
@@ -152,6 +187,8 @@ class Kv8BitTests:
         kernels = self.stub.GetServerInfo(pb.GetServerInfoRequest()).kernels
         self.assertEqual({kernel.kv_dtype for kernel in kernels},
                          set(pb.KvDType.values()))
+        for kernel in kernels:
+            self.assertTrue(kernel.precision == pb.PRECISION_16BIT or kernel.kv_dtype == pb.KV_DTYPE_INT8)
         self.kv_dtype = 7
         self.assert_fails(Code.INVALID_ARGUMENT, "kv_dtype: 7 is not KV_DTYPE_SAME_AS_QUERY (0), ",
                           self.create)
@@ -161,12 +198,14 @@ class Int8Test(Kv8BitTests, sequences_test.SequencesTest):
     kv_dtype, name = pb.KV_DTYPE_INT8, "int8"
     largest_code, nearest = 127, staticmethod(np.rint)
     error = 0.006  # of O, relative
+    bench_flags = (("--mode=decode", "--precision=int8_qk"), ("--mode=prefill", "--precision=int8_qk_pv"))
 
 
 class Float8E4M3Test(Kv8BitTests, sequences_test.SequencesTest):
     kv_dtype, name = pb.KV_DTYPE_FLOAT8_E4M3, "float8_e4m3"
     largest_code, nearest = 448, staticmethod(nearest_e4m3)
     error = 0.03
+    bench_flags = ()
 
 
 if __name__ == "__main__":

@@ -41,6 +41,32 @@ TEST_F(BatcherTest, TakesRequestsOfOneGeometryTogetherInOrder) {
   EXPECT_EQ(retry_, kNoDeadline);
 }
 
+TEST_F(BatcherTest, OverInt8RequestsOfOnePrecisionAreTakenTogether) {
+  using kernels::KvDType;
+  using kernels::Precision;
+  const auto add = [&](Batcher* batcher, KvDType kv_dtype, Precision precision) {
+    AttendOperation* operation = Make("x");
+    operation->request.kv_dtype = kv_dtype;
+    operation->request.precision = precision;
+    return Add(batcher, operation);
+  };
+  Batcher batcher({10, 10, 100}, &clock_);
+  AttendOperation* a = add(&batcher, KvDType::kInt8, Precision::k16Bit);
+  AttendOperation* b = add(&batcher, KvDType::kInt8, Precision::kInt8Qk);
+  AttendOperation* c = add(&batcher, KvDType::kInt8, Precision::kInt8QkPv);
+  AttendOperation* d = add(&batcher, KvDType::kInt8, Precision::kInt8Qk);
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(a));
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(b, d));
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(c));
+  // All other K/V has kernels of one precision.
+  for (const KvDType kv_dtype : {KvDType::kSameAsQuery, KvDType::kFloat8E4M3}) {
+    a = add(&batcher, kv_dtype, Precision::kInt8QkPv);
+    b = add(&batcher, kv_dtype, Precision::k16Bit);
+    c = add(&batcher, kv_dtype, Precision::kInt8Qk);
+    EXPECT_THAT(TakeOperations(&batcher), ElementsAre(a, b, c));
+  }
+}
+
 TEST_F(BatcherTest, RespectsTheBatchLimits) {
   Batcher batcher({10, 2, 10}, &clock_);
   AttendOperation* a = Add(&batcher, "x", 6);

@@ -69,6 +69,7 @@ std::optional<AttendRequest> ShapeOf(const v1::AttendRequest& message) {
   if (message.mask().has_window_left()) request.mask.left = message.mask().window_left();
   if (message.mask().has_window_right()) request.mask.right = message.mask().window_right();
   if (message.has_softmax_scale()) request.softmax_scale = message.softmax_scale();
+  request.precision = client::FromProto(message.precision());
   request.layer = message.layer();
   return request;
 }

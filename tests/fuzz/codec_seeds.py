@@ -33,7 +33,7 @@ def attend() -> "pb.AttendRequest":
     """All fields of a request whose tensors travel in it."""
     request = pb.AttendRequest(
         request_id="id", dtype=pb.DTYPE_BFLOAT16, num_heads=300, num_kv_heads=4, head_dim=64,
-        layout=pb.LAYOUT_HND, softmax_scale=0.25, return_lse=True, layer=2,
+        layout=pb.LAYOUT_HND, softmax_scale=0.25, precision=pb.PRECISION_INT8_QK_PV, return_lse=True, layer=2,
         query=b"q" * 130, key=b"kk", value=b"vvv")
     request.mask.kind = pb.Mask.KIND_SLIDING_WINDOW
     request.mask.window_left, request.mask.window_right = -1, 1 << 30
@@ -53,7 +53,7 @@ def small() -> "pb.AttendRequest":
     """A valid request, small enough for the client to encode."""
     request = pb.AttendRequest(
         request_id="small", dtype=pb.DTYPE_FLOAT16, num_heads=4, num_kv_heads=2, head_dim=8,
-        layout=pb.LAYOUT_NHD, return_lse=True)
+        layout=pb.LAYOUT_NHD, precision=pb.PRECISION_INT8_QK, return_lse=True)
     request.spans.add(query_rows=2, kv_rows=5)
     request.spans.add(query_rows=1, kv_rows=1, sequence_id=bytes(range(16)), expected_length=7)
     return request
@@ -169,6 +169,7 @@ def message_seeds() -> dict:
         "attend_tensors_of_other_wire_types": (
             ATTEND, 2, 3, tag(13, VARINT) + varint(1) + tag(14, FIXED32) + b"1234"
             + group(15, b"") + field(14, b"key")),
+        "attend_unknown_precision": (ATTEND, 0, 0, request + tag(38, VARINT) + varint(3)),
         "attend_truncated": (ATTEND, 0, 0, request[:-1]),
         "attend_not_utf8": (ATTEND, 0, 0, field(1, b"\xff")),
         "load": (LOAD, 0, 0, chunk),

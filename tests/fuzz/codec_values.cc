@@ -90,6 +90,7 @@ v1::AttendRequest ToMessage(const server::AttendRequest& request) {
   out.set_num_kv_heads(request.num_kv_heads);
   out.set_head_dim(request.head_dim);
   out.set_layout(request.layout == server::Layout::kNhd ? v1::LAYOUT_NHD : v1::LAYOUT_HND);
+  out.set_precision(static_cast<v1::Precision>(request.precision));
   out.set_return_lse(request.return_lse);
   out.set_layer(request.layer);
   out.set_timeout_ns(request.timeout_ns);
@@ -119,13 +120,14 @@ bool HasBound(const v1::Mask& mask) { return mask.has_window_left() || mask.has_
 
 bool HasKnownEnums(const v1::AttendRequest& request) {
   const auto in = [](int value, int low, int high) { return low <= value && value <= high; };
-  return in(request.dtype(), 1, 2) && in(request.layout(), 1, 2) && in(request.mask().kind(), 0, 2);
+  return in(request.dtype(), 1, 2) && in(request.layout(), 1, 2) &&
+         in(request.mask().kind(), 0, 2) && in(request.precision(), 0, 2);
 }
 
 void StartValueChecks() {
   Shared();
   RequireFields(v1::AttendRequest::descriptor(),
-                {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 32, 33, 34, 35, 36, 37});
+                {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 32, 33, 34, 35, 36, 37, 38});
   RequireFields(v1::Span::descriptor(), {1, 2, 3, 4});
   RequireFields(v1::Mask::descriptor(), {1, 2, 3});
   RequireFields(v1::MemoryRange::descriptor(), {1, 2, 3});

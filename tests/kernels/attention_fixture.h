@@ -58,10 +58,10 @@ class AttentionTest : public testing::TestWithParam<Kernel> {
 
   Geometry MakeGeometry(int32_t heads, int32_t kv_heads) const {
     const KernelSpec& spec = GetParam().spec;
-    return {spec.dtype, heads, kv_heads, spec.head_dim, spec.kv_dtype};
+    return {spec.dtype, heads, kv_heads, spec.head_dim, spec.kv_dtype, spec.precision};
   }
 
-  Rounding KernelRounding() const;
+  Rounding KernelRounding(const Geometry& geometry, const Span& span) const;
 
   // What Run plans for. CUDA kernels: enough that spans are split.
   int32_t WorkersOf(int threads) const;
@@ -85,9 +85,10 @@ class AttentionTest : public testing::TestWithParam<Kernel> {
   std::mt19937_64 random_;
 
  private:
-  // What a span is compared with. `unfused` is empty if it is not compared with that.
+  // What a span is compared with. `reference` and `unfused` are empty if it is not compared with
+  // them.
   struct SpanOracle {
-    SpanResult exact;
+    SpanResult reference;
     SpanResult unfused;
     Expected bounds;
   };

@@ -257,10 +257,14 @@ TEST_P(AttentionTest, ARowsBitsDoNotDependOnItsNeighboursValues) {
                   &random_);
   Run(problem.batch());
   const std::vector<uint16_t> before[] = {problem.span(0).Output(), problem.span(1).Output()};
+  const DType dtype = problem.geometry().dtype;
   const int32_t head_dim = problem.geometry().head_dim;
   const int32_t changed = 1;  // query row
   for (int s = 0; s < 2; ++s) {
-    for (int32_t d = 0; d < head_dim; ++d) problem.span(s).QueryRow(changed, 0)[d] ^= 0x8000;
+    for (int32_t d = 0; d < head_dim; ++d) {  // the row's largest magnitude, too
+      uint16_t& element = problem.span(s).QueryRow(changed, 0)[d];
+      element = FromFloat(dtype, -4 * ToFloat(dtype, element));
+    }
   }
   Run(problem.batch());
   for (int s = 0; s < 2; ++s) {

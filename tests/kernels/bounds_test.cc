@@ -34,6 +34,7 @@ void PrintTo(const Case& c, std::ostream* out) {
   *out << Name(c.spec.arch) << "_" << Name(c.spec.dtype) << "_d" << c.spec.head_dim << "_"
        << Name(c.spec.accumulate);
   if (Is8Bit(c.spec.kv_dtype)) *out << "_kv_" << Name(c.spec.kv_dtype);
+  if (c.spec.precision != Precision::k16Bit) *out << "_" << Name(c.spec.precision);
 }
 
 // Every way to round. Small head_dims have the fewest elements to see a fault in, large ones the
@@ -48,10 +49,18 @@ std::vector<Case> Cases() {
     cases.push_back({{Arch::kSm80, kBF16, head_dim}, sm80::PlanFor(head_dim)});
     cases.push_back({{Arch::kSm80, kF16, head_dim, Accumulate::kFloat16}, sm80::PlanFor(head_dim)});
   }
-  for (int32_t head_dim : {64, 128}) {  // INT8 K/V rounds as E4M3 does
+  for (int32_t head_dim : {64, 128}) {
     cases.push_back({{Arch::kSm80, kF16, head_dim, Accumulate::kFloat32, KvDType::kFloat8E4M3},
                      sm80::PlanFor(head_dim, Arch::kSm80, KvDType::kFloat8E4M3)});
   }
+  const auto add_int8 = [&](DType dtype, int32_t head_dim, Precision precision) {
+    cases.push_back(
+        {{Arch::kSm80, dtype, head_dim, Accumulate::kFloat32, KvDType::kInt8, precision},
+         sm80::PlanFor(head_dim, Arch::kSm80, KvDType::kInt8)});
+  };
+  add_int8(kF16, 64, Precision::k16Bit);
+  add_int8(kF16, 64, Precision::kInt8Qk);
+  add_int8(kF16, 64, Precision::kInt8QkPv);
   return cases;
 }
 
@@ -61,9 +70,11 @@ class BoundsTest : public testing::TestWithParam<Case> {
 
   Geometry MakeGeometry() const {
     const KernelSpec& spec = GetParam().spec;
-    return {spec.dtype, 1, 1, spec.head_dim, spec.kv_dtype};
+    return {spec.dtype, 1, 1, spec.head_dim, spec.kv_dtype, spec.precision};
   }
-  Rounding KernelRounding() const { return Rounding::Of(GetParam().spec, GetParam().plan); }
+  Rounding KernelRounding(const ProblemSpan& span) const {
+    return Rounding::Of(GetParam().spec, GetParam().plan, span.geometry(), span.span().query_rows);
+  }
   bool Fits(const Family& family) const {
     return family.fits_float16_sums || GetParam().spec.accumulate == Accumulate::kFloat32;
   }
@@ -91,6 +102,20 @@ class BoundsTest : public testing::TestWithParam<Case> {
     EXPECT_LE(ratios.lse, 1);
   }
 
+  // Makes Q its own codes, so that rounding Q to codes of 8 bits or more changes nothing.
+  static void MakeQueryItsCodes(ProblemSpan* span) {
+    const Geometry& g = span->geometry();
+    for (int32_t i = 0; i < span->span().query_rows; ++i) {
+      for (int32_t h = 0; h < g.num_heads; ++h) {
+        uint16_t* const row = span->QueryRow(i, h);
+        for (int32_t d = 0; d < g.head_dim; ++d) {
+          const float code = d == 0 ? 127 : std::nearbyint(127 * ToFloat(g.dtype, row[d]));
+          row[d] = FromFloat(g.dtype, code / 128);
+        }
+      }
+    }
+  }
+
   std::mt19937_64 random_;
 };
 
@@ -102,7 +127,7 @@ TEST_P(BoundsTest, AcceptWhatAKernelRounds) {
       SCOPED_TRACE(family.name + ", span " + std::to_string(s));
       const Geometry& geometry = problem->geometry();
       const Span& span = problem->span(s).span();
-      const Expected expected = ExpectedOf(geometry, span, KernelRounding());
+      const Expected expected = ExpectedOf(geometry, span, KernelRounding(problem->span(s)));
       ExpectAccepted(Stored(expected.exact), expected);
       ExpectAccepted(RoundedAttention(GetParam().spec, GetParam().plan, geometry, span), expected);
     }
@@ -110,6 +135,7 @@ TEST_P(BoundsTest, AcceptWhatAKernelRounds) {
 }
 
 TEST_P(BoundsTest, RejectFaultsInEveryFamily) {
+  std::set<Fault> seen_anywhere;
   for (const Family& family : AllFamilies()) {
     if (!Fits(family)) continue;
     FamilyProblem problem(family, MakeGeometry(), &random_);
@@ -117,8 +143,9 @@ TEST_P(BoundsTest, RejectFaultsInEveryFamily) {
     for (int s = 0; s < problem->num_spans(); ++s) {
       const Geometry& geometry = problem->geometry();
       const Span& span = problem->span(s).span();
-      const Expected expected = ExpectedOf(geometry, span, KernelRounding());
-      const FaultySpan faulty(geometry, span, expected.exact);
+      const Rounding rounding = KernelRounding(problem->span(s));
+      const Expected expected = ExpectedOf(geometry, span, rounding);
+      const FaultySpan faulty(geometry, span, rounding, expected.exact);
       for (int f = 0; f < static_cast<int>(Fault::kCount); ++f) {
         const auto fault = static_cast<Fault>(f);
         if (family.long_kv && !SeenOver32768Rows(fault)) continue;
@@ -130,6 +157,7 @@ TEST_P(BoundsTest, RejectFaultsInEveryFamily) {
             << " query rows, " << span.kv.rows << " K/V rows)";
       }
     }
+    seen_anywhere.insert(seen.begin(), seen.end());
     for (Fault fault : {Fault::kZeros, Fault::kLostRow, Fault::kLostValue, Fault::kLostTile,
                         Fault::kSwappedHeads}) {
       if (family.long_kv && !SeenOver32768Rows(fault)) continue;
@@ -137,6 +165,12 @@ TEST_P(BoundsTest, RejectFaultsInEveryFamily) {
     }
     EXPECT_EQ(seen.count(Fault::kWrongKvHead), family.kv_heads > 1 ? 1u : 0u) << family.name;
   }
+  const KernelSpec& spec = GetParam().spec;
+  const size_t codes = spec.kv_dtype == KvDType::kInt8 ? 1 : 0;
+  const size_t probability = spec.precision == Precision::kInt8QkPv ? 1 : 0;
+  EXPECT_EQ(seen_anywhere.count(Fault::kQueryScale), codes);
+  EXPECT_EQ(seen_anywhere.count(Fault::kQueryBits), codes);
+  EXPECT_EQ(seen_anywhere.count(Fault::kProbability), probability);
 }
 
 // The bounds come with an oracle of their own, which is faster than kernels/reference.h.
@@ -145,11 +179,15 @@ TEST_P(BoundsTest, TheirOracleIsTheReference) {
                            "RowsWithoutVisibleKv", "ScalesOfEitherSignAndZero"}) {
     for (const Family& family : FamiliesNamed(name)) {
       FamilyProblem problem(family, MakeGeometry(), &random_);
+      for (int s = 0; s < problem->num_spans(); ++s) {
+        ProblemSpan& span = problem->span(s);
+        if (KernelRounding(span).query_codes > 0) MakeQueryItsCodes(&span);
+      }
       const ReferenceResult reference = ReferenceAttention(problem->batch());
       size_t element = 0, row = 0;
       for (int s = 0; s < problem->num_spans(); ++s) {
-        const Expected expected =
-            ExpectedOf(problem->geometry(), problem->span(s).span(), KernelRounding());
+        const ProblemSpan& span = problem->span(s);
+        const Expected expected = ExpectedOf(span.geometry(), span.span(), KernelRounding(span));
         for (double o : expected.exact.output) ASSERT_NEAR(o, reference.output[element++], 1e-12);
         for (double lse : expected.exact.lse) {
           const double want = reference.lse[row++];

@@ -7,6 +7,7 @@
 
 #include "kernels/half.h"
 #include "kernels/kv_8bit.h"
+#include "tests/kernels/query_codes.h"
 
 namespace flashcore::kernels {
 namespace {
@@ -14,6 +15,7 @@ namespace {
 constexpr double kFloat32 = 0x1p-24;
 constexpr double kElementDeviations = 4;
 constexpr double kRowDeviations = 1.5;
+constexpr double kRowVarianceDeviations = 7;
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
 
 float Load(DType dtype, const std::byte* row, int32_t d) {
@@ -97,12 +99,13 @@ class RowModel {
   void SumValues(KvRange visible) {
     const int32_t head_dim = kv_.head_dim();
     output_.assign(head_dim, 0);
-    value_squares_ = changes_ = change_squares_ = output_;
+    value_squares_ = changes_ = change_squares_ = code_squares_ = output_;
     double* const output = output_.data();
     double* const value_squares = value_squares_.data();
     double* const changes = changes_.data();
     double* const change_squares = change_squares_.data();
-    change_sum_ = 0;
+    change_sum_ = code_fourths_ = 0;
+    double tile_error = 0;
     for (int32_t j = visible.begin; j < visible.end; ++j) {
       const Token& token = tokens_[j - visible.begin];
       const double p = token.weight;
@@ -112,6 +115,10 @@ class RowModel {
                             floor * floor;  // square of the error of p
       change_sum_ += change;
       const float* value = kv_.Value(j);
+      if (j == visible.begin || j % kPageTokens == 0) tile_error = TileError(j, visible);
+      if (tile_error > 0 && kv_.ValueScale(j) > 0) {
+        AddCodeErrors(tile_error / kv_.ValueScale(j), value);
+      }
       for (int32_t d = 0; d < head_dim; ++d) {
         const double v = value[d];
         output[d] += p * v;
@@ -122,10 +129,41 @@ class RowModel {
     }
   }
 
+  // `error`: the largest of a probability of 8 bits, whose V row is `value`.
+  void AddCodeErrors(double error, const float* value) {
+    double sum = 0;
+    for (int32_t d = 0; d < kv_.head_dim(); ++d) {
+      const double square = error * error * value[d] * value[d];
+      code_squares_[d] += square;
+      sum += square;
+    }
+    code_fourths_ += sum * sum;
+  }
+
+  // The largest error of a probability times the scale of its V row, of the K/V tile from j on.
+  double TileError(int32_t j, KvRange visible) const {
+    if (rounding_.tile_weight == 0) return 0;
+    const int32_t end = std::min(visible.end, (j / kPageTokens + 1) * kPageTokens);
+    double largest = 0;
+    for (int32_t n = j; n < end; ++n) {
+      largest = std::max(largest, tokens_[n - visible.begin].weight * kv_.ValueScale(n));
+    }
+    return rounding_.tile_weight * largest;
+  }
+
+  // Bound of the sum over head_dim of the squares of what 8-bit P adds to O, and `codes` that of
+  // the squares of its largest errors. With random V it is a sum of about head_dim random squares,
+  // of errors that are uniform.
+  double CodeSquares(double codes) const {
+    if (codes == 0) return 0;
+    const double variance = 2.0 / kv_.head_dim() + 0.8 * code_fourths_ / (codes * codes);
+    return codes / 3 * (1 + kRowVarianceDeviations * std::sqrt(variance));
+  }
+
   void AddOutput(Expected* expected) const {
     const double steps = 1.0 * summed_rows_ / rounding_.step + 8;  // and rescales
     const double floor = rounding_.smallest * largest_weight_;     // of a sum in float16
-    double output_squares = 0, squares = 0;
+    double output_squares = 0, squares = 0, codes = 0;
     for (int32_t d = 0; d < kv_.head_dim(); ++d) {
       const double o = output_[d];
       const double by_weights =
@@ -139,14 +177,15 @@ class RowModel {
       const double square = by_weights + by_sums + truncation * truncation;
       expected->exact.output.push_back(o);
       expected->element_bound.push_back(rounding_.output * std::abs(o) + 0x1p-25 +
-                                        kElementDeviations * std::sqrt(square));
+                                        kElementDeviations * std::sqrt(square + code_squares_[d]));
       output_squares += o * o;
       squares += square;
+      codes += code_squares_[d];
     }
-    expected->row_bound.push_back(0x1p-25 +
-                                  std::sqrt((rounding_.output * rounding_.output * output_squares +
-                                             kRowDeviations * kRowDeviations * squares) /
-                                            kv_.head_dim()));
+    expected->row_bound.push_back(
+        0x1p-25 + std::sqrt((rounding_.output * rounding_.output * output_squares +
+                             kRowDeviations * kRowDeviations * squares + CodeSquares(codes)) /
+                            kv_.head_dim()));
   }
 
   // A row that sees nothing: its result is exact.
@@ -168,6 +207,10 @@ class RowModel {
   // Over tokens, with w the square of the error of p: sums of p v, p^2 v^2, w v, w v^2, and w.
   std::vector<double> output_, value_squares_, changes_, change_squares_;
   double change_sum_ = 0;
+  // Over tokens, of the largest errors of O by 8-bit P: squares, and squares of their sums over
+  // head_dim.
+  std::vector<double> code_squares_;
+  double code_fourths_ = 0;
 };
 
 // Moves what was appended for KV head `kv_head`, [rows, group, size], to its place in
@@ -208,21 +251,27 @@ DecodedKv::DecodedKv(const Geometry& geometry, const KvView& kv, int32_t kv_head
         elements[d] = has_scale ? scale * CodeToFloat(geometry.kv_dtype, tensor[offset + d])
                                 : Load(geometry.dtype, tensor + offset, d);
       }
+      return scale;
     };
     decode(kv.key, key_.data() + to);
-    decode(kv.value, value_.data() + to);
+    value_scale_.push_back(decode(kv.value, value_.data() + to));
   }
 }
 
 std::vector<double> DecodedQuery(const Geometry& geometry, const Span& span, int32_t row,
-                                 int32_t head) {
+                                 int32_t head, int32_t query_codes) {
   const std::byte* from = span.query + row * span.row_stride + head * span.head_stride;
   std::vector<double> query(geometry.head_dim);
   for (int32_t d = 0; d < geometry.head_dim; ++d) query[d] = Load(geometry.dtype, from, d);
+  if (query_codes > 0)
+    RoundQuery(
+        query_codes, [](double code) { return code; }, &query);
   return query;
 }
 
-Rounding Rounding::Of(const KernelSpec& spec, const PlanOptions& options) {
+Rounding Rounding::Of(KernelSpec spec, const PlanOptions& options, const Geometry& geometry,
+                      int32_t query_rows) {
+  spec.precision = PrecisionFor(geometry, query_rows);
   Rounding rounding;
   rounding.output = spec.dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-8;
   rounding.probability = 4 * kFloat32;  // the exponential
@@ -234,6 +283,14 @@ Rounding Rounding::Of(const KernelSpec& spec, const PlanOptions& options) {
   if (Is8Bit(spec.kv_dtype)) {
     rounding.probability += kFloat32;  // times V's scale
     rounding.cancels = spec.arch == Arch::kCpu;
+  }
+  if (spec.kv_dtype == KvDType::kInt8 && spec.arch != Arch::kCpu) {
+    rounding.query_codes = LargestQueryCode(spec.precision);
+  }
+  if (spec.precision == Precision::kInt8QkPv) {
+    rounding.probability -= rounding.output;
+    rounding.smallest = 0;
+    rounding.tile_weight = 0.5 / 255;
   }
   if (spec.accumulate == Accumulate::kFloat16) {
     rounding.sums = 0x1p-11;
@@ -257,7 +314,8 @@ Expected ExpectedOf(const Geometry& geometry, const Span& span, const Rounding& 
     for (int32_t i = 0; i < rows; ++i) {
       const KvRange visible = VisibleKv(span.mask, rows, span.kv.rows, i, i + 1);
       for (int32_t h = kv_head * g.group(); h < (kv_head + 1) * g.group(); ++h) {
-        model.Add(DecodedQuery(g, span, i, h), span.softmax_scale, visible, &part);
+        model.Add(DecodedQuery(g, span, i, h, rounding.query_codes), span.softmax_scale, visible,
+                  &part);
       }
     }
     Place(part.exact.output, g, rows, kv_head, g.head_dim, &expected.exact.output);

@@ -6,9 +6,11 @@
 // For one query row, with scores s_j, probabilities p_j and O_d = sum_j p_j v_jd:
 //
 //   weights      A relative error e_j of p_j moves O_d by e_j p_j (v_jd - O_d), because O is
-//   divided
-//                by the sum of the same weights. e_j is the rounding of P to the type that
+//                divided by the sum of the same weights. e_j is the rounding of P to the type that
 //                multiplies V, and the absolute error of s_j (an exponent).
+//   8-bit P      With c_j the scale of V row j, p_j c_j is off by half of 1/255 of the largest of
+//   its K/V
+//                tile, whose code is 255. That moves O_d by the error times v_jd / c_j.
 //   scores       s_j is a sum of head_dim products in steps. With random signs the partial sums are
 //                about sqrt(sum_d q_d^2 k_jd^2), and each step rounds one.
 //   P V          A sum in steps, each of which rounds a partial sum: about |O_d| and
@@ -20,7 +22,12 @@
 // with the largest possible error of each rounding. Beyond 4 times that root the probability is
 // below 1e-10 (Hoeffding). The error of all elements of a row, as a root mean square, is an
 // average: 1.5 times are enough, and a lost V row among 1700 is seen although it moves no element
-// by more than the bound of an element.
+// by more than the bound of an element. Where errors are many, as those of P of 8 bits, the average
+// is close to their variance, a third of the square of the largest: see CodeSquares.
+//
+// Over INT8 K/V, CUDA kernels round Q to codes (query_codes.h). That is no error here: the exact
+// result is that of the rounded Q, because an error of Q would hide others. It moves all scores of
+// a row, by several units where they are large. attention_8bit_test.cc has the error of it all.
 #ifndef FLASHCORE_TESTS_KERNELS_ERROR_BOUND_H_
 #define FLASHCORE_TESTS_KERNELS_ERROR_BOUND_H_
 
@@ -42,12 +49,18 @@ struct Rounding {
   double output = 0;       // of O
   double probability = 0;  // of the probabilities that multiply V
   double smallest = 0;     // largest absolute error of these, relative to the largest of the row
-  double sums = 0;         // of a step of Q K^T and of P V
-  int32_t step = 1;        // products that a step adds
-  bool cancels = true;     // O is divided by the sum of the rounded probabilities
-  PlanOptions plan = {};   // says which K/V rows are summed apart
+  // Largest absolute error of a probability times the scale of its V row, relative to the largest
+  // of these in a K/V tile.
+  double tile_weight = 0;
+  int32_t query_codes = 0;  // the largest code that an element of Q is rounded to; 0: it is not
+  double sums = 0;          // of a step of Q K^T and of P V
+  int32_t step = 1;         // products that a step adds
+  bool cancels = true;      // O is divided by the sum of the rounded probabilities
+  PlanOptions plan = {};    // says which K/V rows are summed apart
 
-  static Rounding Of(const KernelSpec& spec, const PlanOptions& options);
+  // Of `query_rows` query rows.
+  static Rounding Of(KernelSpec spec, const PlanOptions& options, const Geometry& geometry,
+                     int32_t query_rows);
 };
 
 // K and V of one KV head as float32, which holds every 16-bit and 8-bit element.
@@ -58,6 +71,7 @@ class DecodedKv {
   // [head_dim] of a row in `rows`.
   const float* Key(int32_t row) const { return Row(key_, row); }
   const float* Value(int32_t row) const { return Row(value_, row); }
+  float ValueScale(int32_t row) const { return value_scale_[row - begin_]; }  // 16-bit K/V: 1
   int32_t head_dim() const { return head_dim_; }
 
  private:
@@ -67,10 +81,11 @@ class DecodedKv {
 
   const int32_t begin_;
   const int32_t head_dim_;
-  std::vector<float> key_, value_;
+  std::vector<float> key_, value_, value_scale_;
 };
+// The elements of a row of Q. With `query_codes`, what they count as (query_codes.h).
 std::vector<double> DecodedQuery(const Geometry& geometry, const Span& span, int32_t row,
-                                 int32_t head);
+                                 int32_t head, int32_t query_codes = 0);
 
 // Of one span, packed as in ReferenceResult.
 struct SpanResult {
@@ -78,7 +93,7 @@ struct SpanResult {
   std::vector<double> lse;     // [query_rows, num_heads]
 };
 
-// Float64 attention of a span, and the largest errors of a kernel.
+// Float64 attention of a span with its rounded Q, and the largest errors of a kernel.
 struct Expected {
   SpanResult exact;
   std::vector<double> element_bound;  // as exact.output

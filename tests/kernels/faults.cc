@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "tests/kernels/query_codes.h"
+
 namespace flashcore::kernels {
 namespace {
 
@@ -13,6 +15,9 @@ constexpr size_t kEndRows = 16;
 // Of O. Rows that see one and the same K/V row, or all with scale 0, have one O: exchanging them
 // changes nothing.
 constexpr double kVisibleChange = 0.05;
+constexpr double kWrongCodes = 127;            // of P
+constexpr double kVisibleVariances = 5;        // of the error of P of 8 bits
+constexpr double kVisibleLseChange = 0x1p-15;  // relative to the LSE or 1
 
 int32_t Below(int32_t n, std::mt19937_64* random) {
   return static_cast<int32_t>((*random)() % static_cast<uint64_t>(n));
@@ -27,14 +32,15 @@ double LeastWeight(const std::vector<double>& weights, double of_largest) {
 }  // namespace
 
 const char* Name(Fault fault) {
-  const char* const names[] = {"zeros",         "lost row",     "lost V row",
-                               "lost tile",     "lost end",     "mask edge",
-                               "swapped heads", "swapped rows", "wrong KV head"};
+  const char* const names[] = {"zeros",         "lost row",   "lost V row",    "lost tile",
+                               "lost end",      "mask edge",  "swapped heads", "swapped rows",
+                               "wrong KV head", "scale of Q", "bits of Q",     "bits of P"};
   return names[static_cast<int>(fault)];
 }
 
-FaultySpan::FaultySpan(const Geometry& geometry, const Span& span, const SpanResult& exact)
-    : g_(geometry), span_(span), exact_(exact) {
+FaultySpan::FaultySpan(const Geometry& geometry, const Span& span, const Rounding& rounding,
+                       const SpanResult& exact)
+    : g_(geometry), span_(span), rounding_(rounding), exact_(exact) {
   for (int32_t head = 0; head < g_.num_kv_heads; ++head) {
     kv_.emplace_back(g_, span.kv, head, KvRange{0, span.kv.rows});
   }
@@ -70,6 +76,12 @@ std::optional<SpanResult> FaultySpan::With(Fault fault, std::mt19937_64* random)
     }
     case Fault::kWrongKvHead:
       return WithWrongKvHead();
+    case Fault::kQueryScale:
+      return WithQueryScale(random);
+    case Fault::kQueryBits:
+      return WithQueryBits(random);
+    case Fault::kProbability:
+      return WithProbabilityBits();
     case Fault::kCount:
       break;
   }
@@ -88,7 +100,7 @@ double FaultySpan::Score(const std::vector<double>& query, int32_t head, int32_t
 }
 
 std::vector<double> FaultySpan::Weights(int32_t row, int32_t head) const {
-  const std::vector<double> query = DecodedQuery(g_, span_, row, head);
+  const std::vector<double> query = Query(row, head);
   const KvRange visible = Visible(row);
   std::vector<double> weights;
   for (int32_t j = visible.begin; j < visible.end; ++j) {
@@ -97,9 +109,8 @@ std::vector<double> FaultySpan::Weights(int32_t row, int32_t head) const {
   return weights;
 }
 
-double FaultySpan::Sum(int32_t row, int32_t head, KvRange kv_rows, double base,
+double FaultySpan::Sum(const std::vector<double>& query, int32_t head, KvRange kv_rows, double base,
                        std::vector<double>* weighted) const {
-  const std::vector<double> query = DecodedQuery(g_, span_, row, head);
   double sum = 0;
   for (int32_t j = kv_rows.begin; j < kv_rows.end; ++j) {
     const double weight = std::exp(Score(query, head, j) - base);
@@ -154,7 +165,7 @@ std::optional<SpanResult> FaultySpan::WithWrongEdge(std::mt19937_64* random) con
   }
   std::shuffle(spans.begin(), spans.end(), *random);
   for (const Span& span : spans) {
-    SpanResult changed = ExpectedOf(g_, span, {}).exact;
+    SpanResult changed = ExpectedOf(g_, span, rounding_).exact;
     if (DiffersByAWeightyRow(changed)) return changed;
   }
   return {};
@@ -167,7 +178,7 @@ std::optional<SpanResult> FaultySpan::WithWrongKvHead() const {
   span.kv.key += last;
   span.kv.value += last;
   span.kv.head_stride *= -1;
-  return ExpectedOf(g_, span, {}).exact;
+  return ExpectedOf(g_, span, rounding_).exact;
 }
 
 std::optional<SpanResult> FaultySpan::WithoutEnd(std::mt19937_64* random) const {
@@ -178,6 +189,99 @@ std::optional<SpanResult> FaultySpan::WithoutEnd(std::mt19937_64* random) const 
   for (size_t n = 0; n < count; ++n) lost += weights[weights.size() - 1 - n];
   if (weights.empty() || lost < LeastWeight(weights, kWeighty)) return {};
   return Without({end - static_cast<int32_t>(count), end}, false);
+}
+
+std::optional<SpanResult> FaultySpan::WithQueryScale(std::mt19937_64* random) const {
+  const int32_t row = span_.query_rows - 1, head = Below(g_.num_heads, random);
+  if (rounding_.query_codes == 0 || (row == 0 && g_.num_heads == 1)) return {};
+  const auto largest = [](const std::vector<double>& query) {
+    double magnitude = 0;
+    for (double element : query) magnitude = std::max(magnitude, std::abs(element));
+    return magnitude;
+  };
+  std::vector<double> query = Query(row, head);
+  const std::vector<double> other =
+      row > 0 ? Query(row - 1, head) : Query(row, (head + 1) % g_.num_heads);
+  const double factor = largest(other) / largest(query);
+  for (double& element : query) element *= factor;
+  return WithQuery(row, head, query);
+}
+
+std::optional<SpanResult> FaultySpan::WithQueryBits(std::mt19937_64* random) const {
+  if (rounding_.query_codes == 0) return {};
+  const int32_t row = span_.query_rows - 1, head = Below(g_.num_heads, random);
+  const int32_t lost = rounding_.query_codes > kLowQueryCodes ? kLowQueryCodes : 2;
+  std::vector<double> query = Query(row, head);
+  RoundQuery(
+      rounding_.query_codes, [lost](double code) { return lost * std::floor(code / lost); },
+      &query);
+  return WithQuery(row, head, query);
+}
+
+std::optional<SpanResult> FaultySpan::WithQuery(int32_t row, int32_t head,
+                                                const std::vector<double>& query) const {
+  SpanResult result = exact_;
+  double* const output = result.output.data() + Index(row, head) * g_.head_dim;
+  double& lse = result.lse[Index(row, head)];
+  const double before = lse;
+  const KvRange visible = Visible(row);
+  std::vector<double> weighted(g_.head_dim, 0);
+  double base = kNothing;
+  for (int32_t j = visible.begin; j < visible.end; ++j) {
+    base = std::max(base, Score(query, head, j));
+  }
+  const double sum = Sum(query, head, visible, base, &weighted);
+  lse = sum == 0 ? kNothing : base + std::log(sum);
+  if (!(std::abs(lse - before) > kVisibleLseChange * (1 + std::abs(lse)))) return {};
+  for (int32_t d = 0; d < g_.head_dim; ++d) output[d] = weighted[d] / sum;
+  return result;
+}
+
+std::optional<SpanResult> FaultySpan::WithProbabilityBits() const {
+  if (rounding_.tile_weight == 0) return {};
+  SpanResult result = exact_;
+  bool is_visible = false;
+  for (int32_t i = 0; i < span_.query_rows; ++i) {
+    for (int32_t h = 0; h < g_.num_heads; ++h) {
+      if (RoundProbabilities(i, h, &result)) is_visible = true;
+    }
+  }
+  if (!is_visible) return {};
+  return result;
+}
+
+bool FaultySpan::RoundProbabilities(int32_t row, int32_t head, SpanResult* result) const {
+  const KvRange visible = Visible(row);
+  const DecodedKv& kv = Kv(head);
+  const std::vector<double> weights = Weights(row, head);
+  double* const output = result->output.data() + Index(row, head) * g_.head_dim;
+  std::vector<double> change(g_.head_dim, 0);
+  double largest = 0;   // of the products of a tile
+  double variance = 0;  // of the error of 8 bits, summed over head_dim
+  const auto product = [&](int32_t j) { return weights[j - visible.begin] * kv.ValueScale(j); };
+  for (int32_t j = visible.begin; j < visible.end; ++j) {
+    if (j == visible.begin || j % kPageTokens == 0) {
+      const int32_t end = std::min(visible.end, (j / kPageTokens + 1) * kPageTokens);
+      largest = 0;
+      for (int32_t n = j; n < end; ++n) largest = std::max(largest, product(n));
+    }
+    if (largest == 0) continue;
+    const double step = largest / kWrongCodes / kv.ValueScale(j);
+    const double weight = step * std::nearbyint(weights[j - visible.begin] / step);
+    const double step_of_8_bits = step * kWrongCodes / 255;
+    for (int32_t d = 0; d < g_.head_dim; ++d) {
+      const double value = kv.Value(j)[d];
+      change[d] += (weight - weights[j - visible.begin]) * value;
+      variance += std::pow(step_of_8_bits * value, 2) / 12;
+    }
+  }
+  double squares = 0, stored = 0;
+  for (int32_t d = 0; d < g_.head_dim; ++d) {
+    stored += std::pow(rounding_.output * output[d], 2);
+    squares += change[d] * change[d];
+    output[d] += change[d];
+  }
+  return weights.size() >= kPageTokens && squares > kVisibleVariances * variance + 3 * stored;
 }
 
 SpanResult FaultySpan::Without(KvRange lost, bool only_values) const {
@@ -196,7 +300,8 @@ void FaultySpan::Remove(int32_t row, int32_t head, KvRange lost, KvRange visible
   double* const output = result->output.data() + Index(row, head) * g_.head_dim;
   double& lse = result->lse[Index(row, head)];
   std::vector<double> weighted(g_.head_dim, 0);
-  const double sum = Sum(row, head, lost, lse, &weighted);
+  const std::vector<double> query = Query(row, head);
+  const double sum = Sum(query, head, lost, lse, &weighted);
   if (only_values || sum < 0.999) {
     const double left = only_values ? 1 : 1 - sum;
     for (int32_t d = 0; d < g_.head_dim; ++d) output[d] = (output[d] - weighted[d]) / left;
@@ -204,14 +309,13 @@ void FaultySpan::Remove(int32_t row, int32_t head, KvRange lost, KvRange visible
     return;
   }
   // Nearly all the weight is lost: add up what is left.
-  const std::vector<double> query = DecodedQuery(g_, span_, row, head);
   double base = kNothing;
   for (int32_t j = visible.begin; j < visible.end; ++j) {
     if (j < lost.begin || j >= lost.end) base = std::max(base, Score(query, head, j));
   }
   std::fill(weighted.begin(), weighted.end(), 0.0);
-  const double left = Sum(row, head, {visible.begin, lost.begin}, base, &weighted) +
-                      Sum(row, head, {lost.end, visible.end}, base, &weighted);
+  const double left = Sum(query, head, {visible.begin, lost.begin}, base, &weighted) +
+                      Sum(query, head, {lost.end, visible.end}, base, &weighted);
   for (int32_t d = 0; d < g_.head_dim; ++d) output[d] = left == 0 ? 0 : weighted[d] / left;
   lse = left == 0 ? kNothing : base + std::log(left);
 }

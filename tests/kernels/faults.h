@@ -24,6 +24,10 @@ enum class Fault {
   kSwappedHeads,  // two query heads are exchanged
   kSwappedRows,   // two query rows are exchanged
   kWrongKvHead,   // KV heads in reverse order
+  // Of kernels that round Q, or P to 8 bits:
+  kQueryScale,   // a row of Q has the scale of another
+  kQueryBits,    // codes of Q without their lowest bit, those of 16 bits without their lower half
+  kProbability,  // P has 7 bits
   kCount,
 };
 const char* Name(Fault fault);
@@ -33,8 +37,9 @@ const char* Name(Fault fault);
 // weight (for kLostValue 1/4). Without other rows, nothing is lost.
 class FaultySpan {
  public:
-  // `exact` is the result of `span`, and lives longer than this.
-  FaultySpan(const Geometry& geometry, const Span& span, const SpanResult& exact);
+  // `exact` is the result of `span` with Q as `rounding` says, and lives longer than this.
+  FaultySpan(const Geometry& geometry, const Span& span, const Rounding& rounding,
+             const SpanResult& exact);
 
   // The result with a fault at a random place; none if the span cannot show the fault (it has one
   // head, no window, ...).
@@ -46,7 +51,7 @@ class FaultySpan {
   std::vector<double> Weights(int32_t row, int32_t head) const;
   double Score(const std::vector<double>& query, int32_t head, int32_t kv_row) const;
   // Returns the sum of the weights of K/V rows, relative to e^base; adds the weighted V rows.
-  double Sum(int32_t row, int32_t head, KvRange kv_rows, double base,
+  double Sum(const std::vector<double>& query, int32_t head, KvRange kv_rows, double base,
              std::vector<double>* weighted) const;
 
   // A K/V row that matters to a random query row; -1 if no query row sees one.
@@ -61,15 +66,27 @@ class FaultySpan {
   SpanResult Without(KvRange lost, bool only_values) const;
   void Remove(int32_t row, int32_t head, KvRange lost, KvRange visible, bool only_values,
               SpanResult* result) const;
+  std::optional<SpanResult> WithQueryScale(std::mt19937_64* random) const;
+  std::optional<SpanResult> WithQueryBits(std::mt19937_64* random) const;
+  std::optional<SpanResult> WithProbabilityBits() const;
+  // Of one row. Returns whether that is visible beside what 8 bits and the output round.
+  bool RoundProbabilities(int32_t row, int32_t head, SpanResult* result) const;
+  // With another Q in one row; none if that changes the LSE by less than rounding may.
+  std::optional<SpanResult> WithQuery(int32_t row, int32_t head,
+                                      const std::vector<double>& query) const;
   // None if the two have about the same O.
   std::optional<SpanResult> Swapped(int32_t row, int32_t head, int32_t other_row,
                                     int32_t other_head) const;
 
   size_t Index(int32_t row, int32_t head) const { return size_t{1} * row * g_.num_heads + head; }
   const DecodedKv& Kv(int32_t head) const { return kv_[head / g_.group()]; }
+  std::vector<double> Query(int32_t row, int32_t head) const {
+    return DecodedQuery(g_, span_, row, head, rounding_.query_codes);
+  }
 
   const Geometry g_;
   const Span span_;
+  const Rounding rounding_;
   const SpanResult& exact_;
   std::vector<DecodedKv> kv_;  // [kv_heads]
 };

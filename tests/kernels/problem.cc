@@ -8,6 +8,7 @@
 
 #include "kernels/kv_8bit.h"
 #include "kernels/kv_pages.h"
+#include "tests/kernels/query_codes.h"
 
 namespace flashcore::kernels {
 namespace {
@@ -21,6 +22,21 @@ constexpr uint32_t kLsePoison = 0x7fc12345;
 uint16_t RandomElement(DType dtype, float magnitude, std::mt19937_64* random) {
   std::uniform_real_distribution<float> uniform(-magnitude, magnitude);
   return FromFloat(dtype, uniform(*random));
+}
+
+// Draws elements of a row of Q until the codes of all are certain.
+void MakeCodesCertain(const Geometry& geometry, const SpanShape& shape, std::mt19937_64* random,
+                      uint16_t* row) {
+  const auto magnitude_of = [&](int32_t d) { return std::abs(ToFloat(geometry.dtype, row[d])); };
+  const int32_t largest_code = LargestQueryCode(PrecisionFor(geometry, shape.query_rows));
+  float largest = 0;
+  for (int32_t d = 0; d < geometry.head_dim; ++d) largest = std::max(largest, magnitude_of(d));
+  if (largest == 0) return;
+  for (int32_t d = 0; d < geometry.head_dim; ++d) {
+    while (magnitude_of(d) > largest || !IsCertainCode(magnitude_of(d), largest, largest_code)) {
+      row[d] = RandomElement(geometry.dtype, shape.magnitude, random);
+    }
+  }
 }
 
 }  // namespace
@@ -50,6 +66,9 @@ void ProblemSpan::MakeQuery(const SpanShape& shape, std::mt19937_64* random) {
       uint16_t* to = QueryRow(i, h);
       for (int32_t d = 0; d < geometry_.head_dim; ++d) {
         to[d] = RandomElement(geometry_.dtype, shape.magnitude, random);
+      }
+      if (geometry_.kv_dtype == KvDType::kInt8) {
+        MakeCodesCertain(geometry_, shape, random, to);
       }
     }
   }

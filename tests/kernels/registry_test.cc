@@ -10,11 +10,13 @@ namespace flashcore::kernels {
 namespace {
 
 TEST(Registry, RowsAreUniqueAndComplete) {
-  std::set<std::tuple<Arch, DType, KvDType, int32_t, Accumulate>> seen;
+  std::set<std::tuple<Arch, DType, KvDType, Precision, int32_t, Accumulate>> seen;
   for (const Kernel& kernel : AllKernels()) {
     const KernelSpec& spec = kernel.spec;
-    EXPECT_TRUE(
-        seen.insert({spec.arch, spec.dtype, spec.kv_dtype, spec.head_dim, spec.accumulate}).second);
+    EXPECT_TRUE(seen.insert({spec.arch, spec.dtype, spec.kv_dtype, spec.precision, spec.head_dim,
+                             spec.accumulate})
+                    .second);
+    EXPECT_EQ(FindKernel(spec), &kernel);
     EXPECT_NE(kernel.launch, nullptr);
     EXPECT_GT(kernel.plan_options.tile_rows, 0);
     EXPECT_EQ(kernel.plan_options.split_kv_rows % kPageTokens, 0);
@@ -81,6 +83,20 @@ TEST(Registry, GpusRead8BitKvOfTwoHeadDims) {
     }
   }
 }
+
+TEST(Registry, GpusMultiplyCodesOfInt8KvOfTwoHeadDims) {
+  for (const Arch arch : {Arch::kSm80, Arch::kSm89}) {
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+      for (const Precision precision : {Precision::kInt8Qk, Precision::kInt8QkPv}) {
+        for (const int32_t head_dim : {64, 128}) {
+          const KernelSpec asked{arch,           dtype,    head_dim, Accumulate::kFloat32,
+                                 KvDType::kInt8, precision};
+          EXPECT_NE(FindKernel(asked), nullptr) << ExplainMissing(asked);
+        }
+      }
+    }
+  }
+}
 #endif
 
 TEST(Registry, AGpuHasTheBestArchThatItIsEnoughFor) {
@@ -108,6 +124,11 @@ TEST(Registry, ExplainsTheDifference) {
   const KernelSpec accumulate{Arch::kCpu, DType::kFloat16, 64, Accumulate::kFloat16};
   EXPECT_EQ(FindKernel(accumulate), nullptr);
   EXPECT_EQ(ExplainMissing(accumulate), "accumulate float16 is not float32");
+
+  const KernelSpec precision{Arch::kCpu,           DType::kFloat16, 64,
+                             Accumulate::kFloat32, KvDType::kInt8,  Precision::kInt8Qk};
+  EXPECT_EQ(FindKernel(precision), nullptr);
+  EXPECT_EQ(ExplainMissing(precision), "precision int8_qk is not 16bit");
 }
 
 TEST(Registry, Names) {
@@ -119,6 +140,9 @@ TEST(Registry, Names) {
   EXPECT_STREQ(Name(KvDType::kFloat8E4M3), "float8_e4m3");
   EXPECT_STREQ(Name(KvDType::kInt8), "int8");
   EXPECT_STREQ(Name(Accumulate::kFloat32), "float32");
+  EXPECT_STREQ(Name(Precision::k16Bit), "16bit");
+  EXPECT_STREQ(Name(Precision::kInt8Qk), "int8_qk");
+  EXPECT_STREQ(Name(Precision::kInt8QkPv), "int8_qk_pv");
 }
 
 }  // namespace

@@ -15,9 +15,14 @@ constexpr float kNothing = -std::numeric_limits<float>::infinity();
 // The online softmax of one query row over a range of K/V rows.
 class RowState {
  public:
-  RowState(const KernelSpec& spec, const DecodedKv& kv, const std::vector<double>& query,
-           float scale)
-      : spec_(spec), kv_(kv), query_(query), scale_(scale), output_(kv.head_dim(), 0) {}
+  RowState(const KernelSpec& spec, const Rounding& rounding, const DecodedKv& kv,
+           const std::vector<double>& query, float scale)
+      : spec_(spec),
+        rounding_(rounding),
+        kv_(kv),
+        query_(query),
+        scale_(scale),
+        output_(kv.head_dim(), 0) {}
 
   void AddTile(KvRange rows) {
     float scores[kPageTokens];
@@ -33,6 +38,10 @@ class RowState {
       rounded_sum_ *= factor;
     }
     max_ = largest;
+    if (rounding_.tile_weight > 0) {
+      AddCodes(rows, scores);
+      return;
+    }
     for (int32_t j = rows.begin; j < rows.end; j += 16) {
       AddValues({j, std::min(j + 16, rows.end)}, scores + (j - rows.begin));
     }
@@ -54,6 +63,11 @@ class RowState {
   float Score(int32_t j) const {
     const float* key = kv_.Key(j);
     float sum = 0;
+    if (rounding_.query_codes > 0) {  // integers are summed exactly
+      double exact = 0;
+      for (int32_t d = 0; d < kv_.head_dim(); ++d) exact += query_[d] * key[d];
+      return static_cast<float>(exact) * scale_;
+    }
     for (int32_t d = 0; d < kv_.head_dim(); d += 8) {
       double step = sum;
       for (int32_t n = d; n < d + 8; ++n) step += query_[n] * key[n];
@@ -80,7 +94,32 @@ class RowState {
     }
   }
 
+  // With P of 8 bits.
+  void AddCodes(KvRange rows, const float* scores) {
+    double weights[kPageTokens] = {};
+    double largest = 0;
+    for (int32_t j = rows.begin; j < rows.end; ++j) {
+      const float p = std::exp(scores[j - rows.begin] - max_);
+      sum_ += p;
+      rounded_sum_ += p;
+      weights[j - rows.begin] = double{p} * kv_.ValueScale(j);
+      largest = std::max(largest, weights[j - rows.begin]);
+    }
+    if (largest == 0) return;
+    const double factor = 255 / largest;
+    for (double& weight : weights) weight = std::nearbyint(weight * factor);
+    for (int32_t d = 0; d < kv_.head_dim(); ++d) {
+      double sum = 0;
+      for (int32_t j = rows.begin; j < rows.end; ++j) {
+        if (weights[j - rows.begin] == 0) continue;
+        sum += weights[j - rows.begin] * kv_.Value(j)[d] / kv_.ValueScale(j);
+      }
+      output_[d] += static_cast<float>(sum / factor);
+    }
+  }
+
   const KernelSpec& spec_;
+  const Rounding& rounding_;
   const DecodedKv& kv_;
   const std::vector<double>& query_;
   const float scale_;
@@ -117,6 +156,7 @@ SpanResult RoundedAttention(const KernelSpec& spec, const PlanOptions& options,
                             const Geometry& geometry, const Span& span) {
   const int32_t split_rows =
       std::min(std::max(1, span.kv.rows), SplitRows(geometry, span, options, kManyWorkers));
+  const Rounding rounding = Rounding::Of(spec, options, geometry, span.query_rows);
   std::vector<DecodedKv> kv;
   for (int32_t head = 0; head < geometry.num_kv_heads; ++head) {
     kv.emplace_back(geometry, span.kv, head, KvRange{0, span.kv.rows});
@@ -126,13 +166,16 @@ SpanResult RoundedAttention(const KernelSpec& spec, const PlanOptions& options,
     const KvRange visible = VisibleKv(span.mask, span.query_rows, span.kv.rows, i, i + 1);
     for (int32_t h = 0; h < geometry.num_heads; ++h) {
       const DecodedKv& head = kv[h / geometry.group()];
-      const std::vector<double> query = DecodedQuery(geometry, span, i, h);
+      const std::vector<double> query = DecodedQuery(geometry, span, i, h, rounding.query_codes);
       std::vector<RowState> splits;
       for (int32_t begin = visible.begin; begin < visible.end; begin += split_rows) {
         const int32_t end = std::min(visible.end, begin + split_rows);
-        splits.emplace_back(spec, head, query, span.softmax_scale);
-        for (int32_t j = begin; j < end; j += kPageTokens) {
-          splits.back().AddTile({j, std::min(end, j + kPageTokens)});
+        splits.emplace_back(spec, rounding, head, query, span.softmax_scale);
+        int32_t j = begin;
+        while (j < end) {
+          const int32_t next = std::min(end, (j / kPageTokens + 1) * kPageTokens);
+          splits.back().AddTile({j, next});
+          j = next;
         }
       }
       Finish(spec, head, splits, &result);

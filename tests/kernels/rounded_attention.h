@@ -11,7 +11,8 @@
 namespace flashcore::kernels {
 
 // Tiles of 64 K/V rows, online softmax, splits. Scores and P V are summed in steps of 8 and 16
-// products, each rounded to the type of the sums; CUDA kernels round P to the dtype.
+// products, each rounded to the type of the sums; CUDA kernels round P to the dtype. Products of
+// codes are summed exactly.
 SpanResult RoundedAttention(const KernelSpec& spec, const PlanOptions& options,
                             const Geometry& geometry, const Span& span);
 

@@ -60,6 +60,7 @@ class BatchingTest : public testing::GatedServerTest,
     return std::uniform_int_distribution<uint32_t>(least, most)(random_);
   }
 
+  // Loads `rows` random rows.
   void Load(const std::string& id, uint32_t rows) {
     v1::LoadSequenceRequest chunk;
     chunk.set_sequence_id(id);
@@ -160,6 +161,28 @@ class BatchingTest : public testing::GatedServerTest,
     return calls;
   }
 
+  // All at once, in `want_launches` launches; each gets the bits that it got alone.
+  void AttendInCompany(uint64_t want_launches) {
+    // Requests on one sequence run in the order of their arrival. The clients' turns may be another
+    // order, and the batch would leave some requests out.
+    const std::vector<v1::AttendRequest> requests = OnNewForks(/*of_many_clients=*/true);
+    const Launches before = launches();
+    const auto occupied = OccupyLanes();
+    std::vector<std::unique_ptr<Call>> calls;
+    for (const v1::AttendRequest& request : requests) {
+      calls.push_back(Send(request, ClientOf(calls.size())));
+    }
+    EXPECT_TRUE(WaitForQueued(kRequests));
+    gate_.SetOpen(true);
+    for (int i = 0; i < kRequests; ++i) {
+      const grpc::Status status = calls[i]->status.get();
+      EXPECT_TRUE(status.ok()) << status.error_message();
+      EXPECT_TRUE(BitsOf(calls[i]->response) == alone_[i]) << "request " << i;
+    }
+    for (const auto& call : occupied) EXPECT_TRUE(call->status.get().ok());
+    ExpectLaunches(before, occupied.size() + want_launches, occupied.size() + kRequests);
+  }
+
   std::mt19937 random_{TestSeed()};
   std::string prefix_;  // a sequence of 700 rows
   std::vector<v1::AttendRequest> requests_;
@@ -172,24 +195,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, BatchingTest, ::testing::ValuesIn(testing::Rea
 TEST_P(BatchingTest, ManyClientsInOneLaunchGetTheBitsOfEachAlone) {
   for (int i = 0; i < kRequests; ++i) requests_.push_back(RandomRequest(i));
   AttendAlone();
-  // Requests on one sequence run in the order of their arrival. The clients' turns may be another
-  // order, and the batch would leave some requests out.
-  const std::vector<v1::AttendRequest> requests = OnNewForks(/*of_many_clients=*/true);
-  const Launches before = launches();
-  const auto occupied = OccupyLanes();
-  std::vector<std::unique_ptr<Call>> calls;
-  for (const v1::AttendRequest& request : requests) {
-    calls.push_back(Send(request, ClientOf(calls.size())));
-  }
-  EXPECT_TRUE(WaitForQueued(kRequests));
-  gate_.SetOpen(true);
-  for (int i = 0; i < kRequests; ++i) {
-    const grpc::Status status = calls[i]->status.get();
-    EXPECT_TRUE(status.ok()) << status.error_message();
-    EXPECT_TRUE(BitsOf(calls[i]->response) == alone_[i]) << "request " << i;
-  }
-  for (const auto& call : occupied) EXPECT_TRUE(call->status.get().ok());
-  ExpectLaunches(before, occupied.size() + 1, occupied.size() + kRequests);
+  AttendInCompany(1);
 }
 
 TEST_P(BatchingTest, AStreamInOneLaunchGetsTheBitsOfEachAlone) {
@@ -215,6 +221,20 @@ TEST_P(BatchingTest, AStreamInOneLaunchGetsTheBitsOfEachAlone) {
   EXPECT_EQ(answered, kRequests);
   for (const auto& call : occupied) EXPECT_TRUE(call->status.get().ok());
   ExpectLaunches(before, occupied.size() + 1, occupied.size() + kRequests);
+}
+
+TEST_P(BatchingTest, OverInt8EachPrecisionHasALaunchOfItsOwn) {
+  v1::CreateSequenceRequest shape = SequenceShape();
+  shape.set_kv_dtype(v1::KV_DTYPE_INT8);
+  prefix_ = Create(shape);
+  Load(prefix_, 700);
+  constexpr int kPrecisions = 3;
+  for (int i = 0; i < kRequests; ++i) {
+    requests_.push_back(RandomRequest(3 * i + 1 + i % 2));  // reads the sequence, or appends to it
+    requests_.back().set_precision(static_cast<v1::Precision>(i % kPrecisions));
+  }
+  AttendAlone();
+  AttendInCompany(kPrecisions);
 }
 
 }  // namespace

@@ -119,6 +119,7 @@ TEST(ConvertTest, EveryFieldOfTheInfosIsSet) {
   kernels::KernelSpec spec;
   spec.head_dim = 64;
   spec.kv_dtype = kernels::KvDType::kInt8;
+  spec.precision = kernels::Precision::kInt8Qk;
   EXPECT_THAT(MissingFields(ToKernelInfo(spec)), IsEmpty());
 }
 
@@ -149,6 +150,9 @@ TEST(ConvertTest, EveryFieldOfARequestIsRead) {
         [](auto& r) { return r.mask.right == 0; }}},
       {"AttendRequest.softmax_scale",
        {[](auto* m) { m->set_softmax_scale(7); }, [](auto& r) { return r.softmax_scale == 7; }}},
+      {"AttendRequest.precision",
+       {[](auto* m) { m->set_precision(v1::PRECISION_INT8_QK); },
+        [](auto& r) { return r.precision == kernels::Precision::kInt8Qk; }}},
       {"AttendRequest.return_lse",
        {[](auto* m) { m->set_return_lse(true); }, [](auto& r) { return r.return_lse; }}},
       {"AttendRequest.layer",
@@ -276,6 +280,14 @@ TEST(ConvertTest, EveryEnumValueConvertsAndOthersAreRefused) {
     message.mutable_mask()->set_kind(static_cast<v1::Mask::Kind>(value));
     AttendRequest request;
     EXPECT_EQ(ToRequest(message, &request).ok(), v1::Mask::Kind_IsValid(value));
+    message.clear_mask();
+    message.set_precision(static_cast<v1::Precision>(value));
+    EXPECT_EQ(ToRequest(message, &request).ok(), v1::Precision_IsValid(value));
+    if (v1::Precision_IsValid(value)) {
+      kernels::KernelSpec spec;
+      spec.precision = request.precision;
+      EXPECT_EQ(ToKernelInfo(spec).precision(), value);
+    }
   }
 }
 

@@ -161,7 +161,13 @@ TEST_P(ServerOnDeviceTest, TellsWhatItIs) {
   EXPECT_EQ(info.devices(0).id(), engine_->device().info().id);
   EXPECT_GT(info.devices(0).memory_bytes(), 0u);
   std::map<v1::KvDType, int> kernels;
-  for (const v1::KernelInfo& kernel : info.kernels()) ++kernels[kernel.kv_dtype()];
+  for (const v1::KernelInfo& kernel : info.kernels()) {
+    if (kernel.precision() == v1::PRECISION_16BIT) {
+      ++kernels[kernel.kv_dtype()];
+    } else {
+      EXPECT_EQ(kernel.kv_dtype(), v1::KV_DTYPE_INT8);
+    }
+  }
   EXPECT_EQ(kernels[v1::KV_DTYPE_SAME_AS_QUERY], 10);
   const int of_8_bits = engine_->device().info().id == "cpu" ? 10 : 4;
   EXPECT_EQ(kernels[v1::KV_DTYPE_INT8], of_8_bits);
@@ -224,6 +230,11 @@ INSTANTIATE_TEST_SUITE_P(
                    grpc::INVALID_ARGUMENT, "mask.window_right: -2 is negative"},
         BadMessage{"NanScale", [](auto& r) { r.set_softmax_scale(NAN); }, grpc::INVALID_ARGUMENT,
                    "softmax_scale: nan"},
+        BadMessage{"UnknownPrecision",
+                   [](auto& r) { r.set_precision(static_cast<v1::Precision>(3)); },
+                   grpc::INVALID_ARGUMENT,
+                   "precision: 3 is not PRECISION_16BIT (0), PRECISION_INT8_QK (1) or "
+                   "PRECISION_INT8_QK_PV (2)"},
         BadMessage{"EmptyMessage", [](auto& r) { r.Clear(); }, grpc::INVALID_ARGUMENT, "dtype"},
         BadMessage{"ThousandsOfSpans",
                    [](auto& r) {

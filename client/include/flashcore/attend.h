@@ -26,6 +26,12 @@ enum class DType : uint8_t { kFloat16, kBFloat16 };
 // are sent, and O is returned, as its DType in any case.
 enum class KvDType : uint8_t { kSameAsQuery, kInt8, kFloat8E4M3 };
 
+// The least precise products that a request accepts over sequences with KvDType::kInt8: of
+// elements, or of INT8 codes in Q K^T, or in P V as well (Precision of
+// proto/flashcore/v1/attention.proto says how they round). The answer may be more precise; over
+// other K/V it is.
+enum class Precision : uint8_t { k16Bit, kInt8Qk, kInt8QkPv };
+
 // Order of the axes of a span's tensors.
 enum class Layout : uint8_t {
   kNHD,  // [rows, heads, head_dim]; LSE [rows, heads]. FlashAttention's.
@@ -71,6 +77,7 @@ struct AttendRequest {
   Layout layout = Layout::kNHD;
   Mask mask;
   std::optional<float> softmax_scale;  // unset: 1 / sqrt(head_dim)
+  Precision precision = Precision::k16Bit;
   uint32_t layer = 0;
 
   // Owned by the caller. Elements are little-endian, spans are packed one after the other, and no

@@ -72,13 +72,14 @@ class SequenceBatch:
 
     async def attend(self, layer: int, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, *,
                      causal: bool = False, window: Window = None, softmax_scale: float | None = None,
-                     return_lse: bool = False, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
-                     layout: str = "NHD", timeout: float | None = None) -> Attention:
+                     precision: str = "16bit", return_lse: bool = False, cu_seqlens_q: Any = None,
+                     cu_seqlens_k: Any = None, layout: str = "NHD",
+                     timeout: float | None = None) -> Attention:
         """Client.attend_batch of these sequences."""
         return await self.client.attend_batch(
             self.cores, layer, q, k, v, causal=causal, window=window, softmax_scale=softmax_scale,
-            return_lse=return_lse, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, layout=layout,
-            timeout=timeout)
+            precision=precision, return_lse=return_lse, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+            layout=layout, timeout=timeout)
 
     async def fork(self, parents: Iterable[int] | None = None, *, counts: Iterable[int] | None = None,
                    length: int | None = None, pin: bool = False, shared: bool = False, group: str = "",

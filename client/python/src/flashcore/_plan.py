@@ -18,7 +18,7 @@ class _Step:
     """What is the same for all steps of one shape and mask. Not to be changed."""
 
     def __init__(self, kind: Any, num_heads: int, query_rows: tuple[int, ...], kv_rows: tuple[int, ...],
-                 causal: bool, window: Window, softmax_scale: float | None, return_lse: bool,
+                 causal: bool, window: Window, softmax_scale: float | None, precision: str, return_lse: bool,
                  layout: str) -> None:
         (_, num_kv_heads, head_dim), dtype, _, device_id = kind
         if num_heads < 1 or num_heads % num_kv_heads:
@@ -31,15 +31,15 @@ class _Step:
         self.query_shape = (sum(query_rows), num_heads, head_dim)
         self.key_shape = (sum(kv_rows), num_kv_heads, head_dim)
         self.fields = dict(
-            _requests.terms(dtype, num_heads, head_dim, causal, window, softmax_scale, return_lse),
+            _requests.terms(dtype, num_heads, head_dim, causal, window, softmax_scale, precision, return_lse),
             num_kv_heads=num_kv_heads)
         # AttendRequests without layer, sequences and tensors, by whether they append.
         self.messages = {append: self._encode(query_rows, append) for append in (False, True)}
         # Requests with the same key can be one request. None: they are too large for that to pay.
         sizes = self.query_shape[0] * num_heads + 2 * self.key_shape[0] * num_kv_heads
         self.key = None if 2 * sizes * head_dim > _SMALL_BYTES else (
-            device_id, dtype, num_heads, num_kv_heads, head_dim, causal, window, softmax_scale, return_lse,
-            self.appends)
+            device_id, dtype, num_heads, num_kv_heads, head_dim, causal, window, softmax_scale, precision,
+            return_lse, self.appends)
 
     def _encode(self, query_rows: tuple[int, ...], append: bool) -> bytes:
         spans = [_requests.Span(query_rows=n, kv_rows=m if append else 0)
@@ -55,10 +55,10 @@ class Plan:
 
     def __init__(self, client: Any, cores: list[Sequence], num_heads: int, query_rows: list[int],
                  kv_rows: list[int], causal: bool, window: Window, softmax_scale: float | None,
-                 return_lse: bool, layout: str) -> None:
+                 precision: str, return_lse: bool, layout: str) -> None:
         self._client, self._cores, self._shape = client, cores, cores[0]  # as the caller has checked
         self._step = _step(cores[0].kind, num_heads, tuple(query_rows), tuple(kv_rows), bool(causal),
-                           _requests.bounds(window), softmax_scale, bool(return_lse), layout)
+                           _requests.bounds(window), softmax_scale, precision, bool(return_lse), layout)
 
     def __repr__(self) -> str:
         step = self._step
@@ -125,7 +125,7 @@ class Plan:
 
 def plan_of(client: Any, cores: list[Sequence], layer: int, q: Tensor, k: Tensor | None, v: Tensor | None,
             cu_seqlens_q: Any, cu_seqlens_k: Any, causal: bool, window: Window, softmax_scale: float | None,
-            return_lse: bool, layout: str) -> tuple[Plan, HostTensor, np.ndarray, np.ndarray]:
+            precision: str, return_lse: bool, layout: str) -> tuple[Plan, HostTensor, np.ndarray, np.ndarray]:
     """The plan that fits these tensors, and the tensors as arrays for Plan.step."""
     shape = common_shape(cores, layer)
     query = _requests.query_rows(q, layout, shape.dtype)
@@ -144,7 +144,8 @@ def plan_of(client: Any, cores: list[Sequence], layer: int, q: Tensor, k: Tensor
         key, value = _requests.kv_rows(k, v, layout, shape.dtype, (shape.num_kv_heads, head_dim))
         appended = (_requests.equal_spans("k", len(key), len(cores)) if cu_seqlens_k is None else
                     _requests.span_rows("cu_seqlens_k", cu_seqlens_k, len(key), 0, len(cores)))
-    plan = Plan(client, cores, heads, split, appended, causal, window, softmax_scale, return_lse, layout)
+    plan = Plan(client, cores, heads, split, appended, causal, window, softmax_scale, precision, return_lse,
+                layout)
     return plan, query, key, value
 
 

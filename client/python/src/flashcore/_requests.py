@@ -17,6 +17,7 @@ LoadSequenceRequest = _messages.message("LoadSequenceRequest")
 Mask = _messages.message("Mask")
 _DTYPES = _messages.enum("DType")
 _KV_DTYPES = _messages.enum("KvDType")
+_PRECISIONS = _messages.enum("Precision")
 NHD = _messages.enum("Layout")["LAYOUT_NHD"]
 
 Attention = Any  # a Tensor, O; or with return_lse a tuple (O, LSE)
@@ -46,6 +47,13 @@ def kv_dtype_of(number: int) -> str:
     """The name of a KvDType of the contract."""
     name = next(name for name, value in _KV_DTYPES.items() if value == number)
     return name.removeprefix("KV_DTYPE_").lower()
+
+
+def _precision_number(name: str) -> int:
+    number = _PRECISIONS.get(f"PRECISION_{str(name).upper()}")
+    if number is None:
+        raise invalid("precision", repr(name), "'16bit', 'int8_qk', 'int8_qk_pv'")
+    return number
 
 
 def to_rows(name: str, tensor: Tensor, layout: str, dtype: str | None = None) -> HostTensor:
@@ -151,7 +159,7 @@ def question(q: Tensor, *, causal: bool, window: Window, softmax_scale: float | 
              layout: str, dtype: Any) -> Question:
     query = query_rows(q, layout, dtype and dtype_name(dtype))
     _, heads, head_dim = query.array.shape
-    fields = terms(query.dtype, heads, head_dim, causal, window, softmax_scale, return_lse)
+    fields = terms(query.dtype, heads, head_dim, causal, window, softmax_scale, "16bit", return_lse)
     return Question(query, layout, return_lse, fields)
 
 
@@ -164,16 +172,17 @@ def query_rows(q: Tensor, layout: str, dtype: str | None) -> HostTensor:
 
 
 def terms(dtype: str, num_heads: int, head_dim: int, causal: bool, window: Window,
-          softmax_scale: float | None, return_lse: bool) -> dict[str, Any]:
+          softmax_scale: float | None, precision: str, return_lse: bool) -> dict[str, Any]:
     """The fields of AttendRequest beside its tensors, spans and layer. Not to be changed."""
-    return _terms(dtype, num_heads, head_dim, bool(causal), bounds(window), softmax_scale, bool(return_lse))
+    return _terms(dtype, num_heads, head_dim, bool(causal), bounds(window), softmax_scale, precision,
+                  bool(return_lse))
 
 
 @functools.lru_cache
 def _terms(dtype: str, num_heads: int, head_dim: int, causal: bool, window: Window,
-           softmax_scale: float | None, return_lse: bool) -> dict[str, Any]:
+           softmax_scale: float | None, precision: str, return_lse: bool) -> dict[str, Any]:
     fields = dict(dtype=dtype_number(dtype), num_heads=num_heads, head_dim=head_dim, layout=NHD,
-                  mask=_mask(causal, window), return_lse=return_lse)
+                  mask=_mask(causal, window), precision=_precision_number(precision), return_lse=return_lse)
     if softmax_scale is not None:
         if not math.isfinite(softmax_scale):
             raise invalid("softmax_scale", softmax_scale, "finite numbers, None for 1/sqrt(head_dim)")

@@ -94,14 +94,14 @@ class Sequence:
 
     async def attend(self, layer: int, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, *,
                      causal: bool = False, window: Window = None, softmax_scale: float | None = None,
-                     return_lse: bool = False, layout: str = "NHD",
+                     precision: str = "16bit", return_lse: bool = False, layout: str = "NHD",
                      timeout: float | None = None) -> Attention:
         """Appends the rows of k and v, if they are given, then attends to all rows of the layer. Both or none
-        happen. Arguments and result are those of Client.attend; the last query row is aligned with the
+        happen. Arguments and result are those of Client.attend_batch; the last query row is aligned with the
         last K/V row."""
         return await self.client.attend_batch(
             [self], layer, q, k, v, causal=causal, window=window, softmax_scale=softmax_scale,
-            return_lse=return_lse, layout=layout, timeout=timeout)
+            precision=precision, return_lse=return_lse, layout=layout, timeout=timeout)
 
     async def fork(self, length: int | None = None, *, pin: bool = False, shared: bool = False,
                    group: str = "", idle_timeout: float = 0, timeout: float | None = None) -> "Sequence":

@@ -100,8 +100,9 @@ class Client:
     async def attend_batch(self, sequences: Iterable[HasSequence], layer: int, q: Tensor,
                            k: Tensor | None = None, v: Tensor | None = None, *, causal: bool = False,
                            window: Window = None, softmax_scale: float | None = None,
-                           return_lse: bool = False, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
-                           layout: str = "NHD", timeout: float | None = None) -> Attention:
+                           precision: str = "16bit", return_lse: bool = False, cu_seqlens_q: Any = None,
+                           cu_seqlens_k: Any = None, layout: str = "NHD",
+                           timeout: float | None = None) -> Attention:
         """One step of many sequences in one request: appends the rows of k and v to their `layer`, then
         attends.
 
@@ -111,17 +112,23 @@ class Client:
         request takes effect for all sequences or for none; after a timeout, the same call with the same k
         and v is safe: see Sequence.
 
+        precision: the least precise products to accept over sequences with kv_dtype="int8": "16bit", of
+        elements; "int8_qk", of INT8 codes in Q K^T, each row of Q rounded to 1/254 of its largest magnitude;
+        or "int8_qk_pv", in P V as well. The server's kernels may be more precise (server_info lists them),
+        and over other K/V they are.
+
         In asyncio, small calls that tasks make in one turn of the event loop, on the same layer and with the
         same mask, are sent as one request; each fails or succeeds by itself.
         """
         plan, query, key, value = plan_of(
             self, [sequence.core for sequence in sequences], layer, q, k, v, cu_seqlens_q, cu_seqlens_k,
-            causal, window, softmax_scale, return_lse, layout)
+            causal, window, softmax_scale, precision, return_lse, layout)
         return await plan.step(layer, query, key, value, timeout)
 
     def plan(self, sequences: Iterable[HasSequence], *, num_heads: int, query_rows: int | Iterable[int] = 1,
              append: bool | Iterable[int] = True, causal: bool = False, window: Window = None,
-             softmax_scale: float | None = None, return_lse: bool = False, layout: str = "NHD") -> Plan:
+             softmax_scale: float | None = None, precision: str = "16bit", return_lse: bool = False,
+             layout: str = "NHD") -> Plan:
         """A step of many sequences that is the same for every layer: plan.run(layer, q, k, v) is then
         attend_batch with less to check. Of a SequenceBatch, it is about the sequences that the batch has when
         it runs, also after SequenceBatch.reorder.
@@ -135,7 +142,8 @@ class Client:
         queries = _per_sequence("query_rows", query_rows, len(cores), 1)
         keys = (queries if append is True else [0] * len(cores) if append is False else
                 _per_sequence("append", append, len(cores), 0))
-        return Plan(self, cores, num_heads, queries, keys, causal, window, softmax_scale, return_lse, layout)
+        return Plan(self, cores, num_heads, queries, keys, causal, window, softmax_scale, precision,
+                    return_lse, layout)
 
     async def create_sequence(self, num_layers: int, num_kv_heads: int, head_dim: int, *,
                               dtype: Any = "float16", kv_dtype: str = "same_as_query", pin: bool = False,
