@@ -93,7 +93,7 @@ enum class RefusedConnection {
   kMaxConnectionsPerHost,
   kMaxConnectionsPerClient,  // counts each refused call
   kNoFiles,                  // no more files can be opened
-  kFlood,                    // it began or reset too many calls, or sent endless headers
+  kFlood,                    // it sent too many calls, resets, headers or frames
   kBanned,                   // another one of its holder was cut off as a flood shortly before
   kSilent,                   // it sent nothing in time, or before it was closed for a new one
   kMadeRoom,                 // it was closed for a new one

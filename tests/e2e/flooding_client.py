@@ -14,7 +14,7 @@ import numpy as np
 
 from raw_http2 import ACK, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame, literal
 
-RST_STREAM, CONTINUATION = 3, 9
+RST_STREAM, PING, WINDOW_UPDATE, CONTINUATION, UNKNOWN_TYPE = 3, 6, 8, 9, 0x20
 ATTEND = b"/flashcore.v1.AttentionService/Attend"
 ATTEND_STREAM = b"/flashcore.v1.AttentionService/AttendStream"
 HEALTH = b"/grpc.health.v1.Health/Check"
@@ -67,12 +67,12 @@ def continuations():
 
 
 class Flood:
-    """`acknowledged`: the client acknowledges the server's settings first. `first`: what it then sends on
-    stream 1. `unit`: what it sends on each of the others; None: on no other, but `again`, again and again."""
+    """`acknowledged`: the client acknowledges the server's settings first. It then sends headers of a call of
+    `path`, which are complete if `flags` say so. `unit`: what it sends on each of the other streams; None: on
+    no other, but `again`, again and again."""
 
-    def __init__(self, path, unit=None, acknowledged=True, again=b""):
+    def __init__(self, path, unit=None, acknowledged=True, flags=END_HEADERS, again=b""):
         self.acknowledged, self.unit, self.again = acknowledged, unit, again
-        flags = END_HEADERS if unit else 0
         self.first = frame(HEADERS, flags, 1, first_headers(path))
         self._chunks = {}
 
@@ -93,8 +93,16 @@ FLOODS = {
     "reset_unknown": Flood(UNKNOWN, lambda stream: reset(stream, message=True)),
     "unacknowledged": Flood(ATTEND_STREAM, lambda stream: begin(stream, message=False),
                             acknowledged=False),
-    "continuation": Flood(ATTEND, acknowledged=False, again=continuations()),
+    "continuation": Flood(ATTEND, acknowledged=False, flags=0, again=continuations()),
 }
+# Those that are cut off only if the server does not keep up with them.
+FRAME_FLOODS = {
+    "unknown_frames": Flood(ATTEND, again=frame(UNKNOWN_TYPE, 0, 0, bytes(64)) * 2000),
+    "window_updates": Flood(ATTEND, again=frame(WINDOW_UPDATE, 0, 0, b"\0\0\0\1") * 2000),
+    "settings": Flood(ATTEND, again=frame(SETTINGS, 0, 0, b"") * 2000),
+    "pings": Flood(ATTEND, again=frame(PING, 0, 0, bytes(8)) * 2000),
+}
+ALL_FLOODS = {**FLOODS, **FRAME_FLOODS}
 
 
 class FloodingConnection:
@@ -137,7 +145,7 @@ def connect(target):
 
 
 def main():
-    flood, count, seconds, target = FLOODS[sys.argv[1]], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+    flood, count, seconds, target = ALL_FLOODS[sys.argv[1]], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
     pause = float(sys.argv[5])
     end = time.monotonic() + seconds
     floods, due = {}, [0] * count  # when to connect

@@ -1,5 +1,6 @@
 """A client that measures its calls while others attack the server."""
 
+import datetime
 import json
 import math
 import subprocess
@@ -63,19 +64,21 @@ def main():
     target, times, errors = sys.argv[1], [], []
     ended = threading.Event()
 
-    def call(channel):
-        harness.stub(channel).Attend(harness.small_request(), timeout=harness.PATIENCE, metadata=NAME)
+    def call(channel, which):
+        start = time.monotonic()
+        try:
+            harness.stub(channel).Attend(harness.small_request(), timeout=harness.PATIENCE, metadata=NAME)
+        except grpc.RpcError as error:
+            errors.append(f"{datetime.datetime.now():%T}, {which} connection, after "
+                          f"{time.monotonic() - start:.3f} s: {error.code().name}: {error.details()}")
 
     def call_until(condition):
         while not condition():
             time.sleep(0.005)  # its own calls are no load
             start = time.monotonic()
-            try:
-                call(channel)
-                with harness.open_channel(target) as other:
-                    call(other)
-            except grpc.RpcError as error:
-                errors.append(str(error))
+            call(channel, "the kept")
+            with harness.open_channel(target) as other:
+                call(other, "a new")
             times.append(time.monotonic() - start)
 
     with harness.open_channel(target) as channel:

@@ -4,6 +4,7 @@ that attack the server meanwhile.
 Usage: local_turns_client.py UID SOCKET honest|ATTACK [NUMBER]. An attack prints "ready" when it has begun.
 """
 
+import datetime
 import fcntl
 import json
 import mmap
@@ -76,7 +77,7 @@ def measure(path, quiet_steps):
         try:
             client.step(results["attacked"])
         except (RuntimeError, OSError) as error:
-            results["errors"].append(str(error))
+            results["errors"].append(f"{datetime.datetime.now():%T}: {error}")
             break
         time.sleep(0.002)
     print(json.dumps(results), flush=True)

@@ -25,12 +25,16 @@ TEST(FrameCounterTest, CountsInPiecesOfAnySize) {
   bytes += Frame(testing::kReset, 0, 3, "1234");
   bytes += Frame(testing::kReset, 0, 1, "1234");
   bytes += Frame(testing::kReset, 0, 1, "1234");
+  bytes += Frame(testing::kPing, 0, 0, "12345678");
   bytes += Frame(testing::kHeaders, testing::kEndHeaders, 0x7fffffff, "");
   for (size_t size = 1; size <= bytes.size(); size = size < 50 ? size + 1 : 3 * size) {
     FrameCounter counter;
     for (size_t i = 0; i < bytes.size(); i += size) {
       counter.Read(absl::string_view(bytes).substr(i, size));
     }
+    EXPECT_EQ(counter.bytes(), bytes.size()) << size;
+    EXPECT_EQ(counter.frames(), 12U) << size;
+    EXPECT_EQ(counter.pings(), 1U) << size;
     EXPECT_EQ(counter.streams(), 3U) << size;
     EXPECT_EQ(counter.resets(), 3U) << size;
     EXPECT_EQ(counter.longest_headers(), 70'500U) << size;

@@ -1,6 +1,7 @@
 #include "server/transport/grpc/inflow.h"
 
 #include <fcntl.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -24,21 +25,28 @@ const std::string kAck = Frame(testing::kSettings, testing::kAckFlag, 0, "");
 class InflowTest : public ::testing::Test {
  protected:
   InflowTest() {
-    int ends[2];
-    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
-    client_ = FileDescriptor(ends[0]);
-    server_ = FileDescriptor(fcntl(ends[1], F_DUPFD_CLOEXEC, 400));
-    close(ends[1]);
-    inflow_ = Inflow::Of(server_.get());
     limits_.streams = 4;
     limits_.calls = 16;
     limits_.excess_of_all = 100;
     limits_.resets = 8;
+    limits_.frames = 100;
+    limits_.pings = 10;
     limits_.header_bytes = 1000;
-    Begin();
+    limits_.turn_bytes = 2000;
+    Connect();
   }
   ~InflowTest() override { Inflow::SetExcessOfAll(0); }
 
+  void Connect() {
+    server_.reset();
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
+    client_.reset(ends[0]);
+    server_.reset(fcntl(ends[1], F_DUPFD_CLOEXEC, 400));
+    close(ends[1]);
+    inflow_ = Inflow::Of(server_.get());
+    Begin();
+  }
   void Begin(bool tls = false) {
     Inflow::SetExcessOfAll(0);
     stream_ = 1;
@@ -53,13 +61,23 @@ class InflowTest : public ::testing::Test {
     }
     return frames;
   }
+  // So many frames, of no stream.
+  static std::string Frames(int count, char type, absl::string_view payload) {
+    std::string frames;
+    for (; count > 0; --count) frames += Frame(type, 0, 0, payload);
+    return frames;
+  }
   void Ended(int count) {
     for (; count > 0; --count) {
       calls_->CallBegan();
       calls_->CallEnded({});
     }
   }
-  // As gRPC reads.
+  ssize_t Send(const std::string& bytes) {
+    EXPECT_EQ(write(client_.get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+    return static_cast<ssize_t>(bytes.size());
+  }
+  // As gRPC reads, at most 1000 bytes.
   ssize_t Read() {
     char buffer[1000];
     iovec pieces[] = {{buffer, 5}, {buffer + 5, sizeof(buffer) - 5}};
@@ -137,6 +155,84 @@ TEST_F(InflowTest, BoundsResets) {
   EXPECT_FALSE(Receive(reset));
 }
 
+TEST_F(InflowTest, ForgivesNoResetsWhileThereIsMoreToRead) {
+  const std::string reset = Frame(testing::kReset, 0, 1, "1234");
+  const std::string padding = Frame(testing::kData, 0, 1, std::string(2000, 'd'));
+  std::string frames = kPreface + kAck;
+  for (int i = 0; i < 8; ++i) frames += reset;
+  Send(frames + padding);
+  EXPECT_EQ(Read(), 1000);
+  inflow_->ForgiveResets(100);
+  Send(padding + reset);
+  while (Read() == 1000) {
+  }
+  EXPECT_TRUE(inflow_->cut_off());
+
+  for (const bool none :
+       {true, false}) {  // all is read when there are none, and when there are few
+    Connect();
+    Send(frames);
+    EXPECT_EQ(Read(), static_cast<ssize_t>(frames.size()));
+    if (none) {
+      EXPECT_EQ(Read(), -1);
+    }
+    inflow_->ForgiveResets(100);
+    Send(reset);
+    EXPECT_EQ(Read(), static_cast<ssize_t>(reset.size()));
+  }
+}
+
+TEST_F(InflowTest, BoundsFramesUntilAllIsRead) {
+  EXPECT_TRUE(Receive(kPreface + Frames(99, testing::kWindowUpdate, "1234")));  // and SETTINGS
+  inflow_->HasRead(1000, /*all=*/true);
+  EXPECT_TRUE(Receive(Frames(90, testing::kWindowUpdate, "1234")));
+  inflow_->HasRead(1000, /*all=*/false);
+  EXPECT_TRUE(Receive(Frame(testing::kData, 0, 1, std::string(256 * 20, 'd'))));  // pays for 20
+  EXPECT_TRUE(Receive(Frames(29, testing::kWindowUpdate, "1234")));
+  EXPECT_FALSE(Receive(Frames(10, testing::kWindowUpdate, "1234")));
+}
+
+TEST_F(InflowTest, BoundsPingsUntilAllIsRead) {
+  EXPECT_TRUE(Receive(kPreface + Frames(10, testing::kPing, "12345678")));
+  inflow_->HasRead(1000, /*all=*/true);
+  EXPECT_TRUE(Receive(Frames(5, testing::kPing, "12345678")));
+  inflow_->HasRead(1000, /*all=*/false);
+  EXPECT_TRUE(Receive(Frames(5, testing::kPing, "12345678")));
+  EXPECT_FALSE(Receive(Frames(1, testing::kPing, "12345678")));
+}
+
+TEST_F(InflowTest, ReadsInTurns) {
+  const FileDescriptor epoll(epoll_create1(EPOLL_CLOEXEC));
+  epoll_event event = {};
+  event.events = EPOLLIN | EPOLLET;
+  event.data.u64 = 7;
+  ASSERT_EQ(epoll_ctl(epoll.get(), EPOLL_CTL_ADD, server_.get(), &event), 0);
+  const auto readable = [&] {
+    epoll_event ready = {};
+    return epoll_wait(epoll.get(), &ready, 1, 0) == 1 && ready.data.u64 == 7;
+  };
+  Send(kPreface + Frame(testing::kData, 0, 1, std::string(4000, 'd')));
+  EXPECT_TRUE(readable());
+  for (int turn = 0; turn < 2; ++turn) {
+    EXPECT_EQ(Read(), 1000);
+    EXPECT_FALSE(readable());
+    EXPECT_EQ(Read(), 1000);
+    EXPECT_EQ(Read(), -1);
+    EXPECT_EQ(errno, EAGAIN);
+    EXPECT_TRUE(readable());
+  }
+  EXPECT_EQ(Read(), 42);
+  EXPECT_EQ(Read(), -1);
+  EXPECT_EQ(errno, EAGAIN);
+  EXPECT_FALSE(readable());
+}
+
+TEST_F(InflowTest, ATurnWithoutEpollHasNoEnd) {
+  Send(kPreface + Frame(testing::kData, 0, 1, std::string(4000, 'd')));
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(Read(), 1000);
+  EXPECT_EQ(Read(), 42);
+}
+
 TEST_F(InflowTest, BoundsHeaders) {
   EXPECT_TRUE(Receive(kPreface + Frame(testing::kHeaders, 0, 1, std::string(600, 'h'))));
   EXPECT_TRUE(Receive(Frame(testing::kContinuation, 0, 1, std::string(400, 'h'))));
@@ -144,15 +240,11 @@ TEST_F(InflowTest, BoundsHeaders) {
 }
 
 TEST_F(InflowTest, GrpcDoesNotGetWhatIsTooMuch) {
-  const auto send = [&](const std::string& bytes) {
-    EXPECT_EQ(write(client_.get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
-    return static_cast<ssize_t>(bytes.size());
-  };
-  ssize_t size = send(kPreface + kAck + Calls(16));
+  const ssize_t size = Send(kPreface + kAck + Calls(16));
   EXPECT_EQ(Read(), size);
   EXPECT_EQ(Read(), -1);
   EXPECT_EQ(errno, EAGAIN);
-  send(Calls(1));
+  Send(Calls(1));
   EXPECT_EQ(Read(), -1);
   EXPECT_EQ(errno, ECONNRESET);
   EXPECT_EQ(Read(), -1);

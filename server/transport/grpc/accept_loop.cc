@@ -296,7 +296,7 @@ void AcceptLoop::CountCalls() {
 void AcceptLoop::EndFlood(const Connection& connection) {
   static LogLimiter limiter(1);
   if (const auto pass = limiter.Admit()) {
-    LogWarning("connection cut off: a flood of streams or headers",
+    LogWarning("connection cut off: a flood of streams, headers or frames",
                {{"host", connection.holder->holder}, {"suppressed", pass.suppressed}});
   }
   metrics_->CountRefusedConnection(RefusedConnection::kFlood);

@@ -10,12 +10,14 @@ namespace {
 constexpr uint8_t kHeaders = 1;
 constexpr uint8_t kReset = 3;
 constexpr uint8_t kSettings = 4;
+constexpr uint8_t kPing = 6;
 constexpr uint8_t kContinuation = 9;
 constexpr uint8_t kAck = 1;
 
 }  // namespace
 
 void FrameCounter::Read(absl::string_view bytes) {
+  bytes_ += bytes.size();
   while (!bytes.empty()) {
     if (skip_ > 0) {
       const size_t skipped = std::min<uint64_t>(skip_, bytes.size());
@@ -36,6 +38,7 @@ void FrameCounter::ReadHeader() {
   const uint8_t* const h = header_;
   skip_ = uint64_t{h[0]} << 16 | uint64_t{h[1]} << 8 | h[2];
   header_size_ = 0;
+  ++frames_;
   const uint8_t type = h[3];
   const uint32_t stream = (h[5] & 0x7fu) << 24 | uint32_t{h[6]} << 16 | uint32_t{h[7]} << 8 | h[8];
   if (type == kHeaders) {
@@ -48,6 +51,8 @@ void FrameCounter::ReadHeader() {
     headers_ += skip_;
   } else if (type == kReset) {
     ++resets_;
+  } else if (type == kPing) {
+    ++pings_;
   } else if (type == kSettings && (h[4] & kAck) != 0) {
     acknowledged_ = true;
   }

@@ -16,6 +16,9 @@ class FrameCounter {
   // nothing in particular.
   void Read(absl::string_view bytes);
 
+  uint64_t bytes() const { return bytes_; }
+  uint64_t frames() const { return frames_; }                   // of all types
+  uint64_t pings() const { return pings_; }                     // frames PING
   uint64_t streams() const { return streams_; }                 // that it has begun
   uint64_t resets() const { return resets_; }                   // frames RST_STREAM
   bool settings_acknowledged() const { return acknowledged_; }  // of the server
@@ -32,6 +35,9 @@ class FrameCounter {
   uint8_t header_[kHeaderSize];
   size_t header_size_ = 0;  // bytes of it that are there
   uint32_t last_stream_ = 0;
+  uint64_t bytes_ = 0;
+  uint64_t frames_ = 0;
+  uint64_t pings_ = 0;
   uint64_t streams_ = 0;
   uint64_t resets_ = 0;
   bool acknowledged_ = false;

@@ -20,9 +20,16 @@ std::array<std::atomic<Inflow*>, 1 << 22> g_inflows;  // by descriptor; never de
 std::atomic<uint64_t> g_excess{0};                    // see SetExcessOfAll
 thread_local Inflow* t_inflow = nullptr;              // of InflowOfThread
 
+constexpr uint64_t kBytesOfFrame = 256;  // see Inflow::Limits::frames
+
 std::atomic<Inflow*>* PlaceOf(int descriptor) {
   const auto place = static_cast<size_t>(descriptor);
   return descriptor >= 0 && place < g_inflows.size() ? &g_inflows[place] : nullptr;
+}
+
+Inflow* InflowAt(int descriptor) {
+  const std::atomic<Inflow*>* const place = PlaceOf(descriptor);
+  return place == nullptr ? nullptr : place->load();
 }
 
 // What recvmsg and its like below call in turn.
@@ -56,12 +63,38 @@ void Inflow::Begin(int descriptor, bool tls, std::shared_ptr<const ClientConnect
   descriptor_ = descriptor;
   ended_calls_ = std::move(calls);
   limits_ = limits;
+  epoll_ = -1;
+  turn_bytes_ = 0;
+  all_read_ = true;
   frames_ = FrameCounter();
+  last_all_read_ = FrameCounter();
   forgiven_calls_ = 0;
   forgiven_resets_ = 0;
   tls_ = tls;
   hung_up_ = false;
   cut_off_ = false;
+}
+
+void Inflow::WaitBy(int epoll, const epoll_event& event) {
+  MutexLock lock(&mutex_);
+  epoll_ = epoll;
+  event_ = event;
+}
+
+size_t Inflow::TurnBytes() {
+  MutexLock lock(&mutex_);
+  if (turn_bytes_ < limits_.turn_bytes) return limits_.turn_bytes - turn_bytes_;
+  turn_bytes_ = 0;
+  // gRPC waits for edges, so that this one, which is none, must be told again.
+  if (epoll_ >= 0 && epoll_ctl(epoll_, EPOLL_CTL_MOD, descriptor_, &event_) == 0) return 0;
+  return limits_.turn_bytes;
+}
+
+void Inflow::HasRead(size_t bytes, bool all) {
+  MutexLock lock(&mutex_);
+  turn_bytes_ = bytes == 0 ? 0 : turn_bytes_ + bytes;
+  all_read_ = all;
+  if (all) last_all_read_ = frames_;
 }
 
 bool Inflow::Receive(absl::Span<const absl::string_view> pieces) {
@@ -82,6 +115,9 @@ bool Inflow::ExceedsLimits() const {
   return Calls() > limits_.calls || (Excess() > 0 && g_excess > limits_.excess_of_all) ||
          (!frames_.settings_acknowledged() && frames_.streams() > limits_.streams) ||
          frames_.resets() - forgiven_resets_ > limits_.resets ||
+         frames_.frames() - last_all_read_.frames() >
+             limits_.frames + (frames_.bytes() - last_all_read_.bytes()) / kBytesOfFrame ||
+         frames_.pings() - last_all_read_.pings() > limits_.pings ||
          frames_.longest_headers() > limits_.header_bytes;
 }
 
@@ -112,6 +148,7 @@ void Inflow::ForgiveCalls(uint64_t calls) {
 
 void Inflow::ForgiveResets(uint64_t resets) {
   MutexLock lock(&mutex_);
+  if (!all_read_) return;
   forgiven_resets_ = std::min(forgiven_resets_ + resets, frames_.resets());
 }
 
@@ -122,26 +159,52 @@ InflowOfThread::~InflowOfThread() { t_inflow = nullptr; }
 
 extern "C" {
 
+__attribute__((visibility("default"))) int epoll_ctl(int epoll, int operation, int descriptor,
+                                                     epoll_event* event) noexcept {
+  static auto* const next = flashcore::server::Next<decltype(epoll_ctl)>("epoll_ctl");
+  const int result = next(epoll, operation, descriptor, event);
+  if (result != 0 || operation != EPOLL_CTL_ADD) return result;
+  if (auto* const inflow = flashcore::server::InflowAt(descriptor)) inflow->WaitBy(epoll, *event);
+  return result;
+}
+
 __attribute__((visibility("default"))) ssize_t recvmsg(int socket, msghdr* message, int flags) {
-  using flashcore::server::Inflow;
   static auto* const next = flashcore::server::Next<decltype(recvmsg)>("recvmsg");
-  const std::atomic<Inflow*>* const place = flashcore::server::PlaceOf(socket);
-  Inflow* const inflow = place == nullptr ? nullptr : place->load();
+  auto* const inflow = flashcore::server::InflowAt(socket);
   if (inflow == nullptr || flags != 0) return next(socket, message, flags);
   if (inflow->cut_off()) {
     errno = ECONNRESET;
     return -1;
   }
   if (inflow->hung_up()) return 0;
-  const ssize_t size = next(socket, message, flags);
+  const size_t most = inflow->TurnBytes();
+  if (most == 0) {
+    errno = EAGAIN;
+    return -1;
+  }
+  absl::InlinedVector<iovec, 64> room;
+  size_t left = most;
+  for (size_t i = 0; i < message->msg_iovlen && left > 0; ++i) {
+    const iovec& piece = message->msg_iov[i];
+    room.push_back({piece.iov_base, std::min(piece.iov_len, left)});
+    left -= room.back().iov_len;
+  }
+  msghdr part = *message;
+  part.msg_iov = room.data();
+  part.msg_iovlen = room.size();
+  const ssize_t size = next(socket, &part, flags);
+  message->msg_controllen = part.msg_controllen;
+  message->msg_flags = part.msg_flags;
+  if (size < 0 && errno != EAGAIN) return size;
+  auto read = static_cast<size_t>(std::max<ssize_t>(size, 0));
+  inflow->HasRead(read, /*all=*/read < most - left);
+  if (size < 0) errno = EAGAIN;
   if (size <= 0 || inflow->tls()) return size;
   absl::InlinedVector<absl::string_view, 64> pieces;
-  auto left = static_cast<size_t>(size);
-  for (size_t i = 0; left > 0; ++i) {
-    const iovec& piece = message->msg_iov[i];
-    const size_t taken = std::min(piece.iov_len, left);
+  for (const iovec& piece : room) {
+    const size_t taken = std::min(piece.iov_len, read);
     pieces.emplace_back(static_cast<const char*>(piece.iov_base), taken);
-    left -= taken;
+    read -= taken;
   }
   if (inflow->Receive(pieces)) return size;
   errno = ECONNRESET;

@@ -2,7 +2,10 @@
 #ifndef FLASHCORE_SERVER_TRANSPORT_GRPC_INFLOW_H_
 #define FLASHCORE_SERVER_TRANSPORT_GRPC_INFLOW_H_
 
+#include <sys/epoll.h>
+
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
@@ -25,6 +28,10 @@ namespace flashcore::server {
 // count the frames that were read. If a connection exceeds its limits, gRPC gets none of them, and
 // is told that the client has reset the connection.
 //
+// Connections are read in turns: after some bytes gRPC is told that there are no more for now, and
+// epoll, which it then waits for, tells it at once of this connection again, behind the others.
+// For this inflow.cc defines epoll_ctl, from which it learns by which epoll gRPC waits.
+//
 // One gRPC connection, by gRPC's descriptor. Lasts as long as the process, since gRPC may read from
 // a descriptor at any time. Thread-safe.
 class Inflow {
@@ -40,8 +47,14 @@ class Inflow {
     uint64_t excess_of_all = 1600;
     // Calls that the client has reset, less those that ForgiveResets was told.
     uint64_t resets = 1024;
+    // Frames since gRPC last had read all that the client had sent, less one for each 256 bytes. A
+    // client that waits for answers, or for room to send more, has no more than some hundred.
+    uint64_t frames = 16384;
+    // Those of type PING. gRPC takes 40 us for one that is too many, other frames 0.3 us.
+    uint64_t pings = 256;
     // Of the longest headers of a call, in frames.
     uint64_t header_bytes = 64 << 10;
+    size_t turn_bytes = 256 << 10;
   };
 
   // Null if the descriptor is too large.
@@ -56,6 +69,13 @@ class Inflow {
   // The client is gone. gRPC does not get the rest of what it has sent, and could not answer.
   void HangUp() { hung_up_ = true; }
 
+  // gRPC waits by `epoll` until it can read.
+  void WaitBy(int epoll, const epoll_event& event) ABSL_LOCKS_EXCLUDED(mutex_);
+  // How many bytes gRPC may read now, of those that are still encrypted if there is TLS. 0: the
+  // turn is over, and the next one begins.
+  size_t TurnBytes() ABSL_LOCKS_EXCLUDED(mutex_);
+  // It has read so many, 0 if there were none. `all`: there were no more for now.
+  void HasRead(size_t bytes, bool all) ABSL_LOCKS_EXCLUDED(mutex_);
   // The client has sent these bytes, without TLS. False: the connection is cut off.
   bool Receive(absl::Span<const absl::string_view> pieces) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -69,6 +89,7 @@ class Inflow {
   uint64_t excess() const ABSL_LOCKS_EXCLUDED(mutex_);  // beyond `streams`
   // Up to so many of them count as ended.
   void ForgiveCalls(uint64_t calls) ABSL_LOCKS_EXCLUDED(mutex_);
+  // None while there is more to read: a server that is too slow for a flood would never end it.
   void ForgiveResets(uint64_t resets) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -83,7 +104,12 @@ class Inflow {
   int descriptor_ ABSL_GUARDED_BY(mutex_) = -1;
   std::shared_ptr<const ClientConnection> ended_calls_ ABSL_GUARDED_BY(mutex_);
   Limits limits_ ABSL_GUARDED_BY(mutex_);
+  int epoll_ ABSL_GUARDED_BY(mutex_) = -1;  // -1: not known, and turns have no end
+  epoll_event event_ ABSL_GUARDED_BY(mutex_) = {};
+  size_t turn_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // read in this turn
+  bool all_read_ ABSL_GUARDED_BY(mutex_) = true;
   FrameCounter frames_ ABSL_GUARDED_BY(mutex_);
+  FrameCounter last_all_read_ ABSL_GUARDED_BY(mutex_);  // frames_ before gRPC read the last bytes
   uint64_t forgiven_calls_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t forgiven_resets_ ABSL_GUARDED_BY(mutex_) = 0;
 };

@@ -1,6 +1,8 @@
 #include "server/transport/grpc/self_check.h"
 
+#include <chrono>
 #include <future>
+#include <memory>
 #include <utility>
 
 #include "grpcpp/client_context.h"
@@ -20,16 +22,21 @@ SelfCheck::SelfCheck(Options options, grpc::Server* server)
       thread_(SteadyClock::Get(), options_.interval, [this] { Check(); }) {}
 
 void SelfCheck::Check() {
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + options_.timeout);
+  struct Call {
+    grpc::ClientContext context;
+    grpc::ByteBuffer request, reply;
+    std::promise<grpc::Status> ended;
+  };
+  const auto call = std::make_shared<Call>();  // it may end late, or never
+  call->context.set_deadline(std::chrono::system_clock::now() + 2 * options_.timeout);
   const grpc::Slice empty;  // gRPC asserts that a message has a slice
-  const grpc::ByteBuffer request(&empty, 1);
-  grpc::ByteBuffer reply;
-  std::promise<grpc::Status> ended;
-  stub_.UnaryCall(&context, kMethod, grpc::StubOptions(), &request, &reply,
-                  [&ended](grpc::Status status) { ended.set_value(std::move(status)); });
-  // Any answer in time will do: gRPC also ends calls when it lacks memory.
-  const bool answers = ended.get_future().get().error_code() != grpc::StatusCode::DEADLINE_EXCEEDED;
+  call->request = grpc::ByteBuffer(&empty, 1);
+  std::future<grpc::Status> ended = call->ended.get_future();
+  stub_.UnaryCall(&call->context, kMethod, grpc::StubOptions(), &call->request, &call->reply,
+                  [call](grpc::Status status) { call->ended.set_value(std::move(status)); });
+  // Any answer in time will do: gRPC also ends calls when it lacks memory. The threads that are
+  // checked also end calls at their deadline, so that this thread waits by itself.
+  const bool answers = ended.wait_for(options_.timeout) == std::future_status::ready;
   failures_ = answers ? 0 : failures_ + 1;
   if (failures_ == options_.failures && options_.on_dead) {
     options_.on_dead(absl::UnavailableError("the health check gets no answer"));
