@@ -405,7 +405,7 @@ void ReadConnectionOptions(Server::Connections* options, Checker* check) {
   const auto transport_bytes = static_cast<uint64_t>(absl::GetFlag(FLAGS_transport_memory_bytes));
   options->accept.inflow.streams = static_cast<uint64_t>(options->max_streams);
   options->accept.inflow.calls = 4 * options->accept.inflow.streams;
-  options->accept.inflow.resets = 4 * options->accept.inflow.streams;
+  options->accept.resets = 4 * options->accept.inflow.streams;
   options->accept.inflow.excess_of_all = transport_bytes / 8 / kRpcBytes;
   const double max_age_s = check->Range(FLAGS_max_connection_age_s, 0.0, 1e6);
   options->max_age = max_age_s == 0 ? absl::InfiniteDuration() : absl::Seconds(max_age_s);

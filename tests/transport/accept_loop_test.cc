@@ -392,7 +392,7 @@ class AcceptLoopFloodTest : public AcceptLoopTest {
   void SetUp() override {
     options_.inflow.streams = 1000;  // else some would count as ended
     options_.inflow.calls = 1000;
-    options_.inflow.resets = 20;
+    options_.resets = 20;
     Start(options_);
   }
   // A new connection, number `number`, that the loop cuts off for its resets.
@@ -437,6 +437,37 @@ TEST_F(AcceptLoopFloodTest, CutsOffAClientThatResetsTooManyCalls) {
   EXPECT_FALSE(honest.closed());
 }
 
+TEST_F(AcceptLoopFloodTest, CutsOffAHolderThatResetsTooManyCallsOnSeveralConnections) {
+  {
+    Client first(address_, kPreface + kAck);
+    ASSERT_TRUE(WaitUntil([&] { return served() == 1; }));
+    EXPECT_TRUE(first.Send(Resets(0, 15)));
+    EXPECT_EQ(CallsOnceRead(0, 15), 15U);
+  }
+  Client other_door(unix_address_, kPreface + kAck);
+  ASSERT_TRUE(WaitUntil([&] { return served() == 2; }));
+  EXPECT_TRUE(other_door.Send(Resets(0, 15)));
+  EXPECT_EQ(CallsOnceRead(1, 15), 15U);
+  Client second(address_, kPreface + kAck);
+  ASSERT_TRUE(WaitUntil([&] { return served() == 3; }));
+  EXPECT_TRUE(second.Send(Resets(0, 6)));
+  EXPECT_EQ(CallsOnceRead(2, 0), 0U);
+  EXPECT_TRUE(WaitUntil([&] { return refused("flood") == 1; }));
+}
+
+TEST_F(AcceptLoopFloodTest, EachConnectionOfAProxyMayResetCalls) {
+  options_.is_proxy = [](const Peer&) { return true; };
+  Start(options_);
+  std::deque<Client> clients;
+  for (size_t i = 0; i < 3; ++i) {
+    clients.emplace_back(address_, kPreface + kAck);
+    ASSERT_TRUE(WaitUntil([&] { return served() == i + 1; }));
+    EXPECT_TRUE(clients.back().Send(Resets(0, 15)));
+    EXPECT_EQ(CallsOnceRead(i, 15), 15U);
+  }
+  EXPECT_EQ(refused("flood"), 0);
+}
+
 TEST_F(AcceptLoopFloodTest, BansWhoHasFloodedADoorForAWhile) {
   const Client honest = Served(0);
   Flood(1);
@@ -455,6 +486,21 @@ TEST_F(AcceptLoopFloodTest, BansWhoHasFloodedADoorForAWhile) {
   clock_.Advance(Door::kFirstBan);
   const Client after = Served(4);
   for (const Client* client : {&honest, &other_door, &after}) EXPECT_FALSE(client->closed());
+}
+
+TEST_F(AcceptLoopFloodTest, BansWhoFloodedOnAConnectionThatHasEnded) {
+  const Client client = Served(0);
+  Inflow* const inflow = Inflow::Of(SocketOf(0));
+  EndFirst();
+  EXPECT_TRUE(WaitUntil([&] { return metrics_.connections.Value() == 0; }));
+  const std::string bytes = kPreface + kAck + Resets(0, 21);
+  const absl::string_view piece = bytes;
+  EXPECT_FALSE(inflow->Receive({&piece, 1}));  // gRPC has read them late
+  clock_.Advance(std::chrono::milliseconds(50));
+  const Client again(address_, kPreface);
+  EXPECT_TRUE(again.WaitUntilClosed());
+  EXPECT_TRUE(WaitUntil([&] { return refused("banned") == 1; }));
+  EXPECT_EQ(refused("flood"), 1);
 }
 
 TEST_F(AcceptLoopFloodTest, DoesNotBanAProxy) {

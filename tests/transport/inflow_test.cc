@@ -28,7 +28,6 @@ class InflowTest : public ::testing::Test {
     limits_.streams = 4;
     limits_.calls = 16;
     limits_.excess_of_all = 100;
-    limits_.resets = 8;
     limits_.frames = 100;
     limits_.pings = 10;
     limits_.header_bytes = 1000;
@@ -50,7 +49,7 @@ class InflowTest : public ::testing::Test {
   void Begin(bool tls = false) {
     Inflow::SetExcessOfAll(0);
     stream_ = 1;
-    inflow_->Begin(server_.get(), tls, calls_, limits_);
+    inflow_->Begin(server_.get(), tls, calls_, holder_, limits_);
   }
   bool Receive(absl::string_view bytes) { return inflow_->Receive({&bytes, 1}); }
   // So many HEADERS frames of new streams.
@@ -91,6 +90,7 @@ class InflowTest : public ::testing::Test {
   FileDescriptor server_;
   Inflow* inflow_ = nullptr;
   Inflow::Limits limits_;
+  const std::shared_ptr<HolderInflow> holder_ = std::make_shared<HolderInflow>(8);
   const std::shared_ptr<ClientConnection> calls_ =
       std::make_shared<ClientConnection>("fd:400", Peer());
   uint32_t stream_ = 1;
@@ -148,38 +148,54 @@ TEST_F(InflowTest, BoundsResets) {
   const std::string reset = Frame(testing::kReset, 0, 1, "1234");
   EXPECT_TRUE(Receive(kPreface + kAck));
   for (int i = 0; i < 8; ++i) EXPECT_TRUE(Receive(reset));
-  inflow_->ForgiveResets(2);
+  inflow_->HasRead(1000, /*all=*/true);
+  holder_->ForgiveResets(2);
   EXPECT_TRUE(Receive(reset));
-  inflow_->ForgiveResets(100);  // no credit
+  inflow_->HasRead(1000, /*all=*/true);
+  holder_->ForgiveResets(100);  // no credit
+  EXPECT_EQ(holder_->resets(), 0U);
   for (int i = 0; i < 8; ++i) EXPECT_TRUE(Receive(reset));
   EXPECT_FALSE(Receive(reset));
 }
 
-TEST_F(InflowTest, ForgivesNoResetsWhileThereIsMoreToRead) {
+TEST_F(InflowTest, BoundsResetsUntilAllIsRead) {
   const std::string reset = Frame(testing::kReset, 0, 1, "1234");
-  const std::string padding = Frame(testing::kData, 0, 1, std::string(2000, 'd'));
-  std::string frames = kPreface + kAck;
-  for (int i = 0; i < 8; ++i) frames += reset;
-  Send(frames + padding);
-  EXPECT_EQ(Read(), 1000);
-  inflow_->ForgiveResets(100);
-  Send(padding + reset);
-  while (Read() == 1000) {
+  EXPECT_TRUE(Receive(kPreface + kAck));
+  for (const bool all : {true, false}) {
+    inflow_->HasRead(1000, all);
+    for (int i = 0; i < 4; ++i) EXPECT_TRUE(Receive(reset));
+    holder_->ForgiveResets(100);
   }
-  EXPECT_TRUE(inflow_->cut_off());
+  inflow_->HasRead(1000, /*all=*/false);
+  EXPECT_FALSE(Receive(reset));
+  Connect();
+  EXPECT_TRUE(Receive(kPreface + kAck));
+  for (int i = 0; i < 20; ++i) {
+    inflow_->HasRead(1000, /*all=*/true);
+    EXPECT_TRUE(Receive(reset));
+    holder_->ForgiveResets(100);
+  }
+}
 
-  for (const bool none :
-       {true, false}) {  // all is read when there are none, and when there are few
-    Connect();
-    Send(frames);
-    EXPECT_EQ(Read(), static_cast<ssize_t>(frames.size()));
-    if (none) {
-      EXPECT_EQ(Read(), -1);
-    }
-    inflow_->ForgiveResets(100);
-    Send(reset);
-    EXPECT_EQ(Read(), static_cast<ssize_t>(reset.size()));
-  }
+TEST_F(InflowTest, ResetsThatAreTooManyDoNotCountForOthersOfTheirHolder) {
+  std::string resets = kPreface;
+  for (int i = 0; i < 9; ++i) resets += Frame(testing::kReset, 0, 1, "1234");
+  EXPECT_FALSE(Receive(resets));
+  EXPECT_EQ(holder_->TakeCutOffs(), 1U);
+  EXPECT_EQ(holder_->TakeCutOffs(), 0U);
+  EXPECT_EQ(holder_->resets(), 0U);
+  Connect();
+  EXPECT_TRUE(Receive(kPreface + Frame(testing::kReset, 0, 1, "1234")));
+  EXPECT_EQ(holder_->resets(), 1U);
+}
+
+TEST_F(InflowTest, AReadWithRoomForMoreHasReadAll) {
+  const std::string pings = Frames(9, testing::kPing, "12345678");
+  Send(kPreface + pings);
+  EXPECT_EQ(Read(), 186);
+  Send(pings);
+  EXPECT_EQ(Read(), 153);
+  EXPECT_FALSE(inflow_->cut_off());
 }
 
 TEST_F(InflowTest, BoundsFramesUntilAllIsRead) {

@@ -10,10 +10,12 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <iterator>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/telemetry/log.h"
 
@@ -29,9 +31,7 @@ constexpr std::chrono::milliseconds kCountInterval(50);  // of calls and resets
 // In an interval, so many calls count as ended, of all connections with many together: gRPC ends
 // some without a word.
 constexpr uint64_t kForgivenCalls = 100;
-// A client may reset as many calls as Inflow::Limits says, again after so many intervals. So with
-// the default flags it may reset all its streams eight times a second.
-constexpr uint64_t kIntervalsOfAllResets = 10;
+constexpr uint64_t kIntervalsOfAllResets = 10;  // until all of Options::resets are forgiven
 
 // How many bytes a client sends before gRPC gets the connection, as far as its first ones, `start`,
 // tell. With TLS, gRPC itself limits the time of the handshake.
@@ -195,11 +195,9 @@ void AcceptLoop::OnEvent(int socket, uint32_t events) {
   const auto found = connections_.find(socket);
   if (found == connections_.end()) return;
   Connection& connection = found->second;
+  if (connection.inflow != nullptr && (events & EPOLLRDHUP) != 0) connection.inflow->HangUp();
   if ((events & EPOLLHUP) != 0) return Close(socket);
-  if (connection.waiting == silent_.end()) {
-    if ((events & EPOLLRDHUP) != 0) connection.inflow->HangUp();
-    return;
-  }
+  if (connection.inflow != nullptr) return;
   char first[kPreface.size() + kFrameHeader];
   const ssize_t bytes = recv(socket, first, sizeof(first), MSG_PEEK | MSG_DONTWAIT);
   if (bytes > 0) {
@@ -226,6 +224,7 @@ void AcceptLoop::HandOver(Connection* connection) {
                                   [&](const auto& other) { return other.second.inflow == inflow; });
   if (ended != connections_.end()) Close(ended->first);
   connection->inflow = inflow;
+  connection->counts_for = HolderOf(*connection);
   silent_.erase(connection->waiting);
   connection->waiting = silent_.end();
   const std::string name =
@@ -235,7 +234,7 @@ void AcceptLoop::HandOver(Connection* connection) {
   // From now on only its end, which epoll always reports.
   Watch(epoll_.get(), EPOLL_CTL_MOD, connection->socket.get(), EPOLLRDHUP | EPOLLET);
   connection->inflow->Begin(second.get(), connection->listener->tls, connection->calls,
-                            options_.inflow);
+                            connection->counts_for->inflow, options_.inflow);
   ended_.erase(std::remove(ended_.begin(), ended_.end(), connection->inflow), ended_.end());
   StartServing(connection->listener->serve, std::move(second), connection->inflow);
 }
@@ -270,13 +269,18 @@ void AcceptLoop::CountCalls() {
   const auto intervals = static_cast<uint64_t>((now - last_count_) / kCountInterval);
   last_count_ = now;
   next_count_ = now + kCountInterval;
-  const uint64_t resets = intervals * options_.inflow.resets / kIntervalsOfAllResets;
+  for (auto found = holders_.begin(); found != holders_.end();) {
+    Holder& holder = found->second;
+    BanWhoFlooded(&holder);  // on connections that it has closed meanwhile
+    holder.inflow->ForgiveResets(intervals * options_.resets / kIntervalsOfAllResets);
+    const bool is_done = holder.inflow.use_count() == 1 && holder.inflow->resets() == 0;
+    found = is_done ? holders_.erase(found) : std::next(found);
+  }
   uint64_t excess = 0;
   std::vector<Inflow*> with_many;
   for (const auto& [socket, connection] : connections_) {
     if (connection.calls != nullptr && connection.calls->broken()) shutdown(socket, SHUT_RDWR);
     if (connection.inflow == nullptr) continue;
-    connection.inflow->ForgiveResets(resets);
     const uint64_t of_one = connection.inflow->excess();
     excess += of_one;
     if (of_one > 0) with_many.push_back(connection.inflow);
@@ -293,14 +297,28 @@ void AcceptLoop::CountCalls() {
   }
 }
 
-void AcceptLoop::EndFlood(const Connection& connection) {
+AcceptLoop::Holder* AcceptLoop::HolderOf(const Connection& connection) {
+  const std::string& name = connection.holder->holder;
+  std::string key = absl::StrCat(connection.door == &unix_ ? "unix " : "tcp ", name);
+  if (connection.of_proxy) absl::StrAppend(&key, " ", ++proxy_connections_);
+  Holder& holder = holders_[key];
+  if (holder.inflow == nullptr) {
+    holder = {connection.door, name, connection.of_proxy,
+              std::make_shared<HolderInflow>(options_.resets)};
+  }
+  return &holder;
+}
+
+void AcceptLoop::BanWhoFlooded(Holder* holder) {
+  uint64_t cut_offs = holder->inflow->TakeCutOffs();
+  if (cut_offs == 0) return;
   static LogLimiter limiter(1);
   if (const auto pass = limiter.Admit()) {
     LogWarning("connection cut off: a flood of streams, headers or frames",
-               {{"host", connection.holder->holder}, {"suppressed", pass.suppressed}});
+               {{"host", holder->name}, {"suppressed", pass.suppressed}});
   }
-  metrics_->CountRefusedConnection(RefusedConnection::kFlood);
-  if (!connection.of_proxy) connection.door->Ban(connection.holder->holder, clock_->Now());
+  for (; cut_offs > 0; --cut_offs) metrics_->CountRefusedConnection(RefusedConnection::kFlood);
+  if (!holder->of_proxy) holder->door->Ban(holder->name, clock_->Now());
 }
 
 void AcceptLoop::Close(int socket) {
@@ -309,7 +327,7 @@ void AcceptLoop::Close(int socket) {
   if (connection.waiting != silent_.end()) silent_.erase(connection.waiting);
   if (connection.calls != nullptr) {
     by_client_->Close(*connection.calls);
-    if (connection.inflow->cut_off()) EndFlood(connection);
+    BanWhoFlooded(connection.counts_for);
     ended_.push_back(connection.inflow);
   }
   connection.door->Leave(connection.holder);

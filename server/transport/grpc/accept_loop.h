@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -48,6 +49,9 @@ class AcceptLoop {
     std::chrono::milliseconds first_bytes_within{10'000};
     // Of each connection; see Inflow.
     Inflow::Limits inflow;
+    // Calls that a holder may reset on all its connections, again every half second, and a proxy on
+    // each. And on one connection in any time, until all that the client has sent is read.
+    uint64_t resets = 1024;
     // gRPC's descriptors are not below this, so that no other file has the number of one: see
     // Inflow. More than there are other files and connections. Less if fewer files may be open.
     int first_descriptor = 1280;
@@ -77,6 +81,13 @@ class AcceptLoop {
   AcceptLoop& operator=(const AcceptLoop&) = delete;
 
  private:
+  // Of connections at a door; of a proxy, each has one of its own.
+  struct Holder {
+    Door* door = nullptr;
+    std::string name;
+    bool of_proxy = false;
+    std::shared_ptr<HolderInflow> inflow;
+  };
   struct Connection {
     FileDescriptor socket;
     Peer peer;
@@ -87,7 +98,8 @@ class AcceptLoop {
     const Listener* listener = nullptr;
     TimePoint began;                   // when it came, then when it was handed over
     std::list<int>::iterator waiting;  // in silent_; its end once the connection is handed over
-    Inflow* inflow = nullptr;          // once it is handed over
+    Inflow* inflow = nullptr;          // once it is handed over, as is
+    Holder* counts_for = nullptr;
   };
 
   void Loop();
@@ -105,7 +117,8 @@ class AcceptLoop {
   void StartServing(const Serve& serve, FileDescriptor connection, Inflow* inflow);
   void CloseExpired();
   void CountCalls();
-  void EndFlood(const Connection& connection);
+  Holder* HolderOf(const Connection& connection);
+  void BanWhoFlooded(Holder* holder);
   void Close(int socket);
 
   const Options options_;
@@ -128,6 +141,9 @@ class AcceptLoop {
   std::unordered_map<int, Connection> connections_;  // by socket
   std::list<int> silent_;                            // sockets that have sent nothing, oldest first
   std::vector<Inflow*> ended_;                       // connections with calls that have not
+  // Of the connections that gRPC may still read, and those whose resets are not forgiven.
+  std::map<std::string, Holder> holders_;
+  uint64_t proxy_connections_ = 0;
 
   Mutex mutex_;
   int serving_ ABSL_GUARDED_BY(mutex_) = 0;  // threads that run a Serve

@@ -46,6 +46,18 @@ int SslIndex() {
 
 }  // namespace
 
+bool HolderInflow::AddResets(uint64_t calls) {
+  if ((resets_ += calls) <= max_resets_) return true;
+  resets_ -= calls;
+  return false;
+}
+
+void HolderInflow::ForgiveResets(uint64_t calls) {
+  uint64_t resets = resets_;
+  while (!resets_.compare_exchange_weak(resets, resets - std::min(resets, calls))) {
+  }
+}
+
 // Only the accept loop's thread makes them, of descriptors that it has.
 Inflow* Inflow::Of(int descriptor) {
   std::atomic<Inflow*>* const place = PlaceOf(descriptor);
@@ -58,18 +70,17 @@ Inflow* Inflow::Of(int descriptor) {
 void Inflow::SetExcessOfAll(uint64_t calls) { g_excess = calls; }
 
 void Inflow::Begin(int descriptor, bool tls, std::shared_ptr<const ClientConnection> calls,
-                   const Limits& limits) {
+                   std::shared_ptr<HolderInflow> holder, const Limits& limits) {
   MutexLock lock(&mutex_);
   descriptor_ = descriptor;
   ended_calls_ = std::move(calls);
+  holder_ = std::move(holder);
   limits_ = limits;
   epoll_ = -1;
   turn_bytes_ = 0;
-  all_read_ = true;
   frames_ = FrameCounter();
   last_all_read_ = FrameCounter();
   forgiven_calls_ = 0;
-  forgiven_resets_ = 0;
   tls_ = tls;
   hung_up_ = false;
   cut_off_ = false;
@@ -93,7 +104,6 @@ size_t Inflow::TurnBytes() {
 void Inflow::HasRead(size_t bytes, bool all) {
   MutexLock lock(&mutex_);
   turn_bytes_ = bytes == 0 ? 0 : turn_bytes_ + bytes;
-  all_read_ = all;
   if (all) last_all_read_ = frames_;
 }
 
@@ -101,11 +111,13 @@ bool Inflow::Receive(absl::Span<const absl::string_view> pieces) {
   MutexLock lock(&mutex_);
   if (cut_off_) return false;
   const uint64_t before = frames_.streams();
+  const uint64_t resets = frames_.resets();
   for (const absl::string_view piece : pieces) frames_.Read(piece);
   const uint64_t begun = frames_.streams() - before;
   g_excess += std::min(begun, Excess());
-  if (!ExceedsLimits()) return true;
+  if (!ExceedsLimits() && holder_->AddResets(frames_.resets() - resets)) return true;
   cut_off_ = true;
+  holder_->AddCutOff();
   forgiven_calls_ += begun;          // gRPC will not see them
   shutdown(descriptor_, SHUT_RDWR);  // the accept loop sees that
   return false;
@@ -114,10 +126,11 @@ bool Inflow::Receive(absl::Span<const absl::string_view> pieces) {
 bool Inflow::ExceedsLimits() const {
   return Calls() > limits_.calls || (Excess() > 0 && g_excess > limits_.excess_of_all) ||
          (!frames_.settings_acknowledged() && frames_.streams() > limits_.streams) ||
-         frames_.resets() - forgiven_resets_ > limits_.resets ||
          frames_.frames() - last_all_read_.frames() >
              limits_.frames + (frames_.bytes() - last_all_read_.bytes()) / kBytesOfFrame ||
          frames_.pings() - last_all_read_.pings() > limits_.pings ||
+         // Resets are forgiven by time, and too many for a server that is slow.
+         frames_.resets() - last_all_read_.resets() > holder_->max_resets() ||
          frames_.longest_headers() > limits_.header_bytes;
 }
 
@@ -144,12 +157,6 @@ void Inflow::ForgiveCalls(uint64_t calls) {
   const uint64_t begun = frames_.streams();
   const uint64_t unended = begun - std::min(begun, ended_calls_->finished());
   forgiven_calls_ = std::min(forgiven_calls_ + calls, unended);
-}
-
-void Inflow::ForgiveResets(uint64_t resets) {
-  MutexLock lock(&mutex_);
-  if (!all_read_) return;
-  forgiven_resets_ = std::min(forgiven_resets_ + resets, frames_.resets());
 }
 
 InflowOfThread::InflowOfThread(Inflow* inflow) { t_inflow = inflow; }

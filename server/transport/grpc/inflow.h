@@ -18,6 +18,26 @@
 
 namespace flashcore::server {
 
+// Of all connections of one holder (door.h). Thread-safe.
+class HolderInflow {
+ public:
+  explicit HolderInflow(uint64_t max_resets) : max_resets_(max_resets) {}
+  // Its clients have reset calls. False: with those not forgiven they are too many, and do not
+  // count.
+  bool AddResets(uint64_t calls);
+  void ForgiveResets(uint64_t calls);  // no more than there are
+  uint64_t resets() const { return resets_; }
+  uint64_t max_resets() const { return max_resets_; }
+
+  void AddCutOff() { ++cut_offs_; }  // one of its connections was
+  uint64_t TakeCutOffs() { return cut_offs_.exchange(0); }
+
+ private:
+  const uint64_t max_resets_;
+  std::atomic<uint64_t> resets_{0};  // not forgiven
+  std::atomic<uint64_t> cut_offs_{0};
+};
+
 // gRPC 1.51 reads and parses as long as a client sends, and only then runs the calls that have
 // begun, or ends those that the client has reset meanwhile. It keeps all of them until then, which
 // none of its limits counts, and other connections that its thread has to serve wait as long. It
@@ -45,8 +65,6 @@ class Inflow {
     uint64_t calls = 1024;
     // What all connections together may have of them beyond their `streams`.
     uint64_t excess_of_all = 1600;
-    // Calls that the client has reset, less those that ForgiveResets was told.
-    uint64_t resets = 1024;
     // Frames since gRPC last had read all that the client had sent, less one for each 256 bytes. A
     // client that waits for answers, or for room to send more, has no more than some hundred.
     uint64_t frames = 16384;
@@ -65,7 +83,8 @@ class Inflow {
 
   // gRPC gets a new connection. `calls` counts the end of its calls.
   void Begin(int descriptor, bool tls, std::shared_ptr<const ClientConnection> calls,
-             const Limits& limits) ABSL_LOCKS_EXCLUDED(mutex_);
+             std::shared_ptr<HolderInflow> holder, const Limits& limits)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // The client is gone. gRPC does not get the rest of what it has sent, and could not answer.
   void HangUp() { hung_up_ = true; }
 
@@ -89,8 +108,6 @@ class Inflow {
   uint64_t excess() const ABSL_LOCKS_EXCLUDED(mutex_);  // beyond `streams`
   // Up to so many of them count as ended.
   void ForgiveCalls(uint64_t calls) ABSL_LOCKS_EXCLUDED(mutex_);
-  // None while there is more to read: a server that is too slow for a flood would never end it.
-  void ForgiveResets(uint64_t resets) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   uint64_t Calls() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -103,15 +120,14 @@ class Inflow {
   mutable Mutex mutex_;
   int descriptor_ ABSL_GUARDED_BY(mutex_) = -1;
   std::shared_ptr<const ClientConnection> ended_calls_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<HolderInflow> holder_ ABSL_GUARDED_BY(mutex_);
   Limits limits_ ABSL_GUARDED_BY(mutex_);
   int epoll_ ABSL_GUARDED_BY(mutex_) = -1;  // -1: not known, and turns have no end
   epoll_event event_ ABSL_GUARDED_BY(mutex_) = {};
   size_t turn_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // read in this turn
-  bool all_read_ ABSL_GUARDED_BY(mutex_) = true;
   FrameCounter frames_ ABSL_GUARDED_BY(mutex_);
   FrameCounter last_all_read_ ABSL_GUARDED_BY(mutex_);  // frames_ before gRPC read the last bytes
   uint64_t forgiven_calls_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t forgiven_resets_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 // While it exists, a TLS connection that gRPC makes on this thread is `inflow`.
