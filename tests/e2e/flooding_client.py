@@ -1,6 +1,6 @@
 """Clients that flood the server with frames of HTTP/2, as fast as they can. Run as a program, it floods for
-some seconds: FLOOD CONNECTIONS SECONDS TARGET PAUSE. So many seconds after a connection is cut off, or is
-refused, it makes another."""
+some seconds: FLOOD CONNECTIONS SECONDS TARGET PAUSE [STREAMS]. So many seconds after a connection is cut off,
+or is refused, it makes another. With STREAMS, a connection sends so many of them and is closed at once."""
 
 import contextlib
 import select
@@ -144,10 +144,24 @@ def connect(target):
     return connection
 
 
+def come_and_go(flood, count, end, target, pause, streams):
+    chunk = on_streams(flood.unit, 3, streams)
+    while time.monotonic() < end:
+        with contextlib.ExitStack() as stack:
+            for _ in range(count):
+                with contextlib.suppress(OSError):
+                    connection = stack.enter_context(connect(target))
+                    FloodingConnection(flood, connection)
+                    connection.sendall(chunk)
+        time.sleep(pause)
+
+
 def main():
     flood, count, seconds, target = ALL_FLOODS[sys.argv[1]], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
     pause = float(sys.argv[5])
     end = time.monotonic() + seconds
+    if len(sys.argv) > 6:
+        return come_and_go(flood, count, end, target, pause, int(sys.argv[6]))
     floods, due = {}, [0] * count  # when to connect
     while (now := time.monotonic()) < end:
         for again in [time_due for time_due in due if time_due <= now]:

@@ -124,8 +124,16 @@ class FloodsTest(unittest.TestCase):
                 with self.subTest(name, connections=connections, unix=unix):
                     self.check_flood(name, connections, unix)
 
-    def check_flood(self, name, connections, unix):
-        """Connections that flood, and try to do so again at once, beside a client of another identity."""
+    @harness.stress
+    def test_floods_that_come_and_go_do_not_hurt_a_client(self):
+        for name in ("reset", "reset_health"):
+            for unix in (False, True):
+                with self.subTest(name, unix=unix):
+                    self.check_flood(name, 20, unix, streams=1000)
+
+    def check_flood(self, name, connections, unix, streams=None):
+        """Connections that flood, and try to do so again at once, beside a client of another identity. With
+        `streams`, they are closed after so many."""
         with harness.Server("--insecure_client_names") as server:
             socket_target = f"unix:{server.socket}"
             flooded, honest_target = ((socket_target, server.target) if unix else
@@ -133,13 +141,13 @@ class FloodsTest(unittest.TestCase):
             with HonestClient(server, honest_target) as honest:
                 before = server.status_bytes("VmHWM")
                 script = pathlib.Path(__file__).with_name("flooding_client.py")
-                subprocess.run([sys.executable, "-B", script, name, str(connections), "6", flooded, "0.1"],
-                               check=True, timeout=120)
+                subprocess.run([sys.executable, "-B", script, name, str(connections), "6", flooded, "0.1",
+                                *([str(streams)] if streams else [])], check=True, timeout=120)
                 grown = server.status_bytes("VmHWM") - before
                 print(f"{self.id()}: {name}, {connections} connections, {'unix' if unix else 'tcp'}: "
                       f"{grown / MIB:.0f} MiB, {server.metric(FLOOD):.0f} cut off, "
                       f"{server.metric(BANNED):.0f} banned", flush=True)
-                if name in FLOODS:
+                if name in FLOODS and not streams:
                     self.assertGreater(server.metric(FLOOD), 0)
                     self.assertGreater(server.metric(BANNED), 0)
                 if not harness.SANITIZED:

@@ -11,11 +11,16 @@ from sequences_test import DIM, HEADS, KV_HEADS
 Code = grpc.StatusCode
 
 
+def e4m3_steps(numbers):
+    """How far FP8 E4M3 numbers are apart where `numbers`, up to 448, are."""
+    exponent = np.maximum(np.frexp(numbers)[1] - 1, -6)
+    return np.ldexp(np.float32(1), exponent - 3)
+
+
 def nearest_e4m3(numbers):
     """The nearest FP8 E4M3 numbers, ties to even, of numbers up to 448."""
-    exponent = np.maximum(np.frexp(numbers)[1] - 1, -6)
-    step = np.ldexp(np.float32(1), exponent - 3)
-    return np.rint(numbers / step) * step
+    steps = e4m3_steps(numbers)
+    return np.rint(numbers / steps) * steps
 
 
 class Kv8BitTests:

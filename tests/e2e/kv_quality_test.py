@@ -24,6 +24,7 @@ from antiberty import DIM, FIRST_RESIDUE, HEADS, LAYERS, MASK
 from flashcore.v1 import attention_pb2 as pb
 
 import harness
+from kv_8bit_test import e4m3_steps
 
 DOWNLOADS = pathlib.Path(harness.SERVER).resolve().parents[1] / "downloads"
 
@@ -38,8 +39,7 @@ def int8_steps(rows):
 
 def float8_e4m3_steps(rows):
     scales = np.abs(rows).max(axis=-1, keepdims=True) / 448
-    _, exponents = np.frexp(rows / scales)
-    return scales * 2.0 ** (np.maximum(exponents - 1, -6) - 3)
+    return scales * e4m3_steps(rows / scales)
 
 
 class Limits(typing.NamedTuple):
