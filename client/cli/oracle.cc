@@ -65,12 +65,6 @@ void ForEachRun(const AttendRequest& request, size_t index, uint64_t first, uint
   }
 }
 
-uint16_t ElementAt(const std::byte* row, int32_t d) {
-  uint16_t bits = 0;
-  std::memcpy(&bits, row + d * kElementBytes, sizeof(bits));
-  return bits;
-}
-
 // Copies the first `rows` rows of span 0 to all other spans.
 void ShareRows(const AttendRequest& request, uint64_t rows, std::vector<uint16_t>* tensor) {
   const std::vector<uint16_t> shared = KvRows(request, *tensor, 0, 0, rows);
@@ -170,6 +164,18 @@ kernels::Precision ToKernel(Precision precision) {
 
 absl::Span<const std::byte> Bytes(const std::vector<uint16_t>& elements) {
   return {reinterpret_cast<const std::byte*>(elements.data()), elements.size() * sizeof(uint16_t)};
+}
+
+uint16_t ElementAt(const std::byte* row, int32_t d) {
+  uint16_t bits = 0;
+  std::memcpy(&bits, row + d * kElementBytes, sizeof(bits));
+  return bits;
+}
+
+VisibleRows VisibleTo(const kernels::Span& span, int64_t row) {
+  const int64_t position = row + span.kv.rows - span.query_rows;
+  return {std::max<int64_t>(0, position - span.mask.left),
+          std::min<int64_t>(span.kv.rows - 1, position + span.mask.right)};
 }
 
 std::vector<uint16_t> KvRows(const AttendRequest& request, const std::vector<uint16_t>& tensor,
@@ -293,9 +299,7 @@ KernelBatch SpotCheckBatch(const KernelBatch& whole, uint32_t rows_per_span) {
     for (int64_t pick = 0; pick < picks; ++pick) {
       const int64_t row =
           picks == 1 ? span.query_rows - 1 : pick * (span.query_rows - 1) / (picks - 1);
-      const int64_t position = row + span.kv.rows - span.query_rows;
-      const int64_t first = std::max<int64_t>(0, position - span.mask.left);
-      const int64_t last = std::min<int64_t>(span.kv.rows - 1, position + span.mask.right);
+      const auto [first, last] = VisibleTo(span, row);
       kernels::Span one = span;
       one.query += row * span.row_stride;
       one.output += row * span.row_stride;

@@ -20,6 +20,16 @@ kernels::DType ToKernel(DType dtype);
 kernels::KvDType ToKernel(KvDType kv_dtype);
 kernels::Precision ToKernel(Precision precision);
 absl::Span<const std::byte> Bytes(const std::vector<uint16_t>& elements);
+// The bits of element d of a row of 16-bit elements.
+uint16_t ElementAt(const std::byte* row, int32_t d);
+
+// The K/V rows [first, last] that query row `row` of a span sees; none if last < first. Not the
+// server's VisibleKv, which this checks.
+struct VisibleRows {
+  int64_t first = 0;
+  int64_t last = 0;
+};
+VisibleRows VisibleTo(const kernels::Span& span, int64_t row);
 
 // A request with random inputs. Owns Q, K, V, O and LSE. Not copyable: the request points into it.
 class RandomRequest {

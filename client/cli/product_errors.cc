@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstring>
 #include <vector>
 
+#include "client/cli/oracle.h"
 #include "kernels/half.h"
 #include "kernels/kv_8bit.h"
 
@@ -26,11 +26,9 @@ double CodeAt(const std::byte* codes, int32_t d) {
 std::vector<double> QueryRow(const kernels::Geometry& geometry, const kernels::Span& span,
                              int32_t row, int32_t head) {
   const std::byte* const at = span.query + row * span.row_stride + head * span.head_stride;
-  std::vector<double> query;
+  std::vector<double> query(static_cast<size_t>(geometry.head_dim));
   for (int32_t d = 0; d < geometry.head_dim; ++d) {
-    uint16_t bits = 0;
-    std::memcpy(&bits, at + d * sizeof(bits), sizeof(bits));
-    query.push_back(kernels::ToFloat(geometry.dtype, bits));
+    query[d] = kernels::ToFloat(geometry.dtype, ElementAt(at, d));
   }
   return query;
 }
@@ -47,15 +45,12 @@ ProductErrors BoundProducts(const kernels::Geometry& geometry, const kernels::Sp
   for (const double element : query) largest = std::max(largest, std::abs(element));
   const double a = std::abs(double{span.softmax_scale}) * largest / 127 / 2;
 
-  const int64_t position = int64_t{row} + span.kv.rows - span.query_rows;
-  const auto first = static_cast<int32_t>(std::max<int64_t>(0, position - span.mask.left));
-  const auto last =
-      static_cast<int32_t>(std::min<int64_t>(span.kv.rows - 1, position + span.mask.right));
   // Over the visible rows: sums of p |v|, (p a |k|)^2 (v - O)^2, |c| and c^2, by element.
   std::vector<double> sizes(query.size()), squares(query.size());
   std::vector<double> codes(query.size()), code_squares(query.size());
   double largest_p = 0, largest_t = 0;
-  for (int32_t j = first; j <= last; ++j) {
+  const auto [first, last] = VisibleTo(span, row);
+  for (auto j = static_cast<int32_t>(first); j <= last; ++j) {
     const std::byte* const k = CodesOf(span.kv, span.kv.key, kv_head, j);
     const double k_scale = kernels::RowScale(span.kv, span.kv.key, kv_head, j);
     double dot = 0, absolute = 0, square = 0;
