@@ -322,6 +322,11 @@ size_t StagingPool::used_bytes() const {
   return used_bytes_;
 }
 
+size_t StagingPool::unread_bytes() const {
+  MutexLock lock(&mutex_);
+  return unread_bytes_;
+}
+
 size_t StagingPool::free_bytes() const {
   MutexLock lock(&mutex_);
   return free_bytes_;

@@ -136,9 +136,10 @@ class StagingPool {
   void SetOnDebt(std::function<void()> on_debt);
 
   size_t limit_bytes() const { return limit_bytes_; }
-  size_t used_bytes() const;  // of buffers in use
-  size_t free_bytes() const;  // of buffers kept for reuse
-  size_t waiting() const;     // claims in the queue
+  size_t used_bytes() const;    // of buffers in use
+  size_t unread_bytes() const;  // of them, of unread results
+  size_t free_bytes() const;    // of buffers kept for reuse
+  size_t waiting() const;       // claims in the queue
 
   // The capacity of the buffer for a claim of `bytes`.
   static size_t SizeClass(size_t bytes);

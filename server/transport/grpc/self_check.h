@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -29,15 +31,21 @@ class SelfCheck {
   };
   // `server` outlives this.
   SelfCheck(Options options, grpc::Server* server);
-  // Its destructor waits for a call in progress, at most its timeout.
+  // Waits for a call in progress, at most its timeout. Cancels those without an answer, and waits
+  // until gRPC has ended them.
+  ~SelfCheck();
+  SelfCheck(const SelfCheck&) = delete;
+  SelfCheck& operator=(const SelfCheck&) = delete;
 
  private:
+  struct Call;
   void Check();
 
   const Options options_;
   grpc::GenericStub stub_;
-  int failures_ = 0;       // in a row
-  PeriodicThread thread_;  // last: it uses the others
+  std::vector<std::unique_ptr<Call>> calls_;  // that have not ended, as far as is known
+  int failures_ = 0;                          // in a row
+  PeriodicThread thread_;                     // last: it uses the others
 };
 
 }  // namespace flashcore::server
