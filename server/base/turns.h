@@ -2,6 +2,7 @@
 #ifndef FLASHCORE_SERVER_BASE_TURNS_H_
 #define FLASHCORE_SERVER_BASE_TURNS_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <deque>
 #include <list>
@@ -17,14 +18,29 @@ namespace flashcore::server {
 // holder waits for at most one item of each other. Not thread-safe.
 template <typename T>
 class Turns {
+  using Waiting = std::map<std::string, std::list<T>, std::less<>>;
+
  public:
-  void Add(absl::string_view holder, T item) {
+  // Where an item waits, until it is taken or removed.
+  struct Place {
+    typename Waiting::iterator holder;
+    typename std::list<T>::iterator item;
+  };
+
+  Place Add(absl::string_view holder, T item) {
     auto found = waiting_.find(holder);
     if (found == waiting_.end()) {
       found = waiting_.try_emplace(std::string(holder)).first;
       order_.push_back(found);
     }
-    found->second.push_back(std::move(item));
+    return {found, found->second.insert(found->second.end(), std::move(item))};
+  }
+
+  void Remove(const Place& place) {
+    place.holder->second.erase(place.item);
+    if (!place.holder->second.empty()) return;
+    order_.erase(std::find(order_.begin(), order_.end(), place.holder));
+    waiting_.erase(place.holder);
   }
 
   bool empty() const { return order_.empty(); }
@@ -45,8 +61,6 @@ class Turns {
   }
 
  private:
-  using Waiting = std::map<std::string, std::list<T>, std::less<>>;
-
   Waiting waiting_;                               // by holder; none is empty
   std::deque<typename Waiting::iterator> order_;  // of all holders
 };

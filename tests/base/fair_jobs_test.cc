@@ -27,6 +27,22 @@ TEST(TurnsTest, HoldersAlternate) {
   EXPECT_EQ(turns.Take(), 4);
 }
 
+TEST(TurnsTest, WhatIsRemovedHasNoTurn) {
+  Turns<int> turns;
+  const auto first = turns.Add("a", 1);
+  turns.Add("a", 2);
+  const auto only = turns.Add("b", 10);
+  const auto last = turns.Add("a", 3);
+  turns.Add("c", 20);
+  turns.Remove(first);
+  turns.Remove(last);
+  turns.Remove(only);
+  EXPECT_EQ(turns.holders(), 2u);
+  EXPECT_EQ(turns.Take(), 2);
+  EXPECT_EQ(turns.Take(), 20);
+  EXPECT_TRUE(turns.empty());
+}
+
 class FairJobsTest : public ::testing::Test {
  protected:
   // Runs until Release.

@@ -51,7 +51,11 @@ class AttackersTest(unittest.TestCase):
             self.assertEqual(honest_local.stdout.readline(), QUIET)
             before = server.status_bytes("VmRSS")
             attackers = self.attack(stack, server, tcp, unix)
-            threading.Event().wait(SECONDS)
+            memory = []
+            for tenth in range(1, 11):
+                threading.Event().wait(SECONDS / 10)
+                memory.append(server.status_bytes("RssAnon"))
+                print(f"{self.id()}: {memory[-1] / MIB:.0f} MiB after {tenth}/10", flush=True)
 
             ended = [name for name, process in attackers.items() if process.poll() is not None]
             print(f"{self.id()}: {SECONDS} s, ended before: {ended}", flush=True)
@@ -63,6 +67,7 @@ class AttackersTest(unittest.TestCase):
             self.assertEqual(errors, [])
             if not harness.SANITIZED:
                 self.assertLess(grown, 1.1 * BUDGETS)
+                self.assertLess(max(memory[5:]), 1.25 * max(memory[:5]) + 16 * MIB, "it grows and grows")
             stack.close()
             wait_until(lambda: server.metric("flashcore_connections") <= 3, "connections are closed")
             wait_until(lambda: server.metric("flashcore_local_connections") == 0, "local ones, too")

@@ -1,6 +1,7 @@
 """Clients of the local socket that do not read, or send half frames: what they take is bounded, and hurts
 nobody else."""
 
+import collections
 import contextlib
 import os
 import pathlib
@@ -181,6 +182,20 @@ class UnreadLocalTest(unittest.TestCase):
     @unittest.skipUnless(os.getuid() == 0, "only root can be another user")
     def test_half_frames_hurt_nobody(self):
         self.check_flood("half frames", HELLO + HALF, connections=250, grows=64 * MIB)
+
+    @harness.stress
+    def test_connections_that_make_room_leave_nothing(self):
+        """The oldest of a user end while their frames wait for a turn."""
+        with open_server() as server:
+            opened = collections.deque(connect(server, HELLO) for _ in range(500))
+            before = server.status_bytes("VmHWM")
+            for _ in range(100_000):
+                opened.append(connect(server, HELLO))
+                opened.popleft().close()
+            grown = server.status_bytes("VmHWM") - before
+            print(f"connections that make room: {grown / MIB:.0f} MiB more", flush=True)
+            if not harness.SANITIZED:
+                self.assertLess(grown, 16 * MIB)
 
     def check_flood(self, what, data, connections, grows, again=0, reading=0, seconds=8):
         with open_server() as server:

@@ -121,19 +121,17 @@ void Server::RunPosted() {
 }
 
 bool Server::GiveTurn(Entry* entry) {
-  if (std::exchange(entry->has_turn, true)) return false;
-  turns_.Add(entry->holder->holder, entry->connection);
+  if (entry->turn.has_value()) return false;
+  entry->turn = turns_.Add(entry->holder->holder, entry);
   return true;
 }
 
 void Server::RunTurns() {
-  for (size_t left = turns_.holders(); left > 0; --left) {
-    const std::shared_ptr<Connection> connection = turns_.Take().lock();
-    if (connection == nullptr) continue;  // ended, and its memory is free
-    const auto found = connections_.find(connection->fd());
-    if (found == connections_.end() || found->second.connection != connection) continue;
-    found->second.has_turn = false;
-    connection->OnEvents(std::exchange(found->second.came, 0));
+  for (size_t left = turns_.holders(); left > 0 && !turns_.empty(); --left) {
+    Entry* const entry = turns_.Take();
+    entry->turn.reset();
+    const std::shared_ptr<Connection> connection = entry->connection;
+    connection->OnEvents(std::exchange(entry->came, 0));
     Update(connection.get());
   }
 }
@@ -242,11 +240,12 @@ void Server::Update(Connection* connection) {
   }
   if (!connection->ended()) {
     if (connection->has_more()) GiveTurn(&entry);
-    Want(&entry, entry.has_turn || MustWait(entry) ? 0 : connection->events());
+    Want(&entry, entry.turn.has_value() || MustWait(entry) ? 0 : connection->events());
     Charge(&entry);
     return EndDebtors();
   }
   door_.Leave(entry.holder);
+  if (entry.turn.has_value()) turns_.Remove(*entry.turn);
   if (entry.received.account != nullptr) received_.Give(&entry.received);
   Watch(epoll_.get(), EPOLL_CTL_DEL, connection->fd(), 0);
   connections_.erase(found);

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -44,9 +45,9 @@ class Server {
   struct Entry {
     std::shared_ptr<Connection> connection;
     Door::Holder* holder = nullptr;
-    uint32_t events = 0;    // that epoll reports; none while the connection waits for its turn
-    uint32_t came = 0;      // that it has reported
-    bool has_turn = false;  // in turns_
+    uint32_t events = 0;  // that epoll reports; none while the connection waits for its turn
+    uint32_t came = 0;    // that it has reported
+    std::optional<Turns<Entry*>::Place> turn;
     bool has_deadline = true;
     Shares::Item received;  // its memory of frames
   };
@@ -91,8 +92,8 @@ class Server {
   Acceptor acceptor_;
   std::unordered_map<int, Entry> connections_;  // by socket
   Door door_;
-  Shares received_;                         // bytes of frames
-  Turns<std::weak_ptr<Connection>> turns_;  // by user
+  Shares received_;      // bytes of frames
+  Turns<Entry*> turns_;  // by user
   TimePoint next_check_{};
   size_t with_deadline_ = 0;  // connections
 
