@@ -46,10 +46,7 @@ std::string ParseFlag(const std::string& flag, const std::string& value, BenchOp
     return ParseName(value, {DType::kFloat16, DType::kBFloat16}, &options->dtype);
   }
   if (flag == "--kv_dtype") return ParseKvDType(value, &options->kv_dtype);
-  if (flag == "--precision") {
-    return ParseName(value, {Precision::k16Bit, Precision::kInt8Qk, Precision::kInt8QkPv},
-                     &options->precision);
-  }
+  if (flag == "--precision") return ParsePrecision(value, &options->precision);
   if (flag == "--accumulate") {
     return ParseName(value, {Accumulate::kFloat32, Accumulate::kFloat16}, &options->accumulate);
   }
@@ -74,6 +71,10 @@ std::string ParseArch(const std::string& text, Arch* arch) {
 
 std::string ParseKvDType(const std::string& text, KvDType* kv_dtype) {
   return ParseName(text, {KvDType::kSameAsQuery, KvDType::kFloat8E4M3, KvDType::kInt8}, kv_dtype);
+}
+
+std::string ParsePrecision(const std::string& text, Precision* precision) {
+  return ParseName(text, {Precision::k16Bit, Precision::kInt8Qk, Precision::kInt8QkPv}, precision);
 }
 
 std::string ParseCount(const std::string& text, int* count) {

@@ -42,9 +42,11 @@ enum class L2State { kCold, kWarm };
 // Parses an integer of at least 1. Returns what is wrong; empty if nothing is.
 std::string ParseCount(const std::string& text, int* count);
 
-// Parse the name of a CUDA family, and of how K/V is stored. Return as above.
+// Parse the name of a CUDA family, of how K/V is stored, and of the precision of products. Return
+// as above.
 std::string ParseArch(const std::string& text, Arch* arch);
 std::string ParseKvDType(const std::string& text, KvDType* kv_dtype);
+std::string ParsePrecision(const std::string& text, Precision* precision);
 
 // "cold" or "warm".
 const char* Name(L2State state);

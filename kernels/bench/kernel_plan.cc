@@ -97,22 +97,28 @@ bool TakeFlag(const std::string& argument, const std::string& name, Parse parse,
 int Main(int argc, char** argv) {
   Device device;
   KvDType kv_dtype = KvDType::kSameAsQuery;
+  Precision precision = Precision::k16Bit;
   std::vector<BenchShape> shapes;
   for (int i = 1; i < argc; ++i) {
     if (TakeFlag(argv[i], "workers", ParseCount, &device.workers)) continue;
     if (TakeFlag(argv[i], "arch", ParseArch, &device.arch)) continue;
     if (TakeFlag(argv[i], "kv_dtype", ParseKvDType, &kv_dtype)) continue;
+    if (TakeFlag(argv[i], "precision", ParsePrecision, &precision)) continue;
     const std::string wrong = ParseShape(argv[i], &shapes.emplace_back());
     if (!wrong.empty()) Fail(wrong);
     shapes.back().attention.kv_dtype = kv_dtype;
     // CPU and CUDA kernels have the same head_dims.
     const KernelSpec spec = SpecFor(shapes.back().attention, Arch::kCpu, Accumulate::kFloat32);
     if (FindKernel(spec) == nullptr) Fail(ExplainMissing(spec));
+    if (precision != Precision::k16Bit && kv_dtype != KvDType::kInt8) {
+      Fail("--precision: only with --kv_dtype=int8, before the shapes");
+    }
+    shapes.back().attention.precision = precision;
   }
   if (shapes.empty()) {
     Fail(
         "usage: flashcore-kernel-plan [--workers=SMS] [--arch=sm80|sm89] [--kv_dtype=int8] "
-        "SHAPE...");
+        "[--precision=int8_qk|int8_qk_pv] SHAPE...");
   }
   for (const BenchShape& shape : shapes) std::printf("%s\n", PlanOf(device, shape).dump().c_str());
   return 0;

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Predicts the times of the CUDA kernels on an NVIDIA L4, which none of them was measured on.
 
-  kernels/bench/l4_model.py build/kernels/bench/flashcore-kernel-plan [--kv_dtype=int8] [SHAPE ...]
+  kernels/bench/l4_model.py build/kernels/bench/flashcore-kernel-plan [--products=PRODUCTS] [SHAPE ...]
   kernels/bench/l4_model.py build/kernels/bench/flashcore-kernel-plan --check
 
-A prediction, not a measurement. FP16, dense K/V or INT8 pages, inputs in DRAM. Two columns: at the L4's boost
-clock, and at the clock that its 72 W leave under load, estimated from public matmul figures.
+A prediction, not a measurement. FP16 queries, inputs in DRAM; PRODUCTS: fp16 (dense K/V), or those of INT8
+pages: int8_16bit, int8_qk or int8_qk_pv. Two columns: at the L4's boost clock, and at the clock that its 72 W
+leave under load, estimated from public matmul figures.
 --check compares the same model with times that were measured on an H100 and an H200, and with
-experiments on an H100 whose tensor cores were slowed to the L4's rate; it prints the mean error.
+experiments on an H100 whose tensor cores were slowed to the L4's rate; it prints the mean errors, and
+fails if one is above 10%.
 
 The model. flashcore-kernel-plan says which blocks a launch has. Blocks start in their order, each in
 the first free place of an SM; an SM has as many places as registers and shared memory allow
@@ -16,7 +18,8 @@ scheduler that little overlaps:
 
   mma instructions * clocks of one + scores of a lane * SCORE + rows * head_dim * OUTPUT + TILE
 
-INT8 K/V add codes of a lane * CODE.
+INT8 K/V add scores of a lane * SCALED, and codes of a lane that become FP16 * CODE. Products of
+codes take half as many mma; those of PV add sums of a lane * SUM for a tile.
 
 If a scheduler has one warp, nothing hides barriers and loads: times ALONE. A block costs BLOCK
 beside its tiles, a launch LAUNCH. A launch takes at least as long as Q, K, V and O take from and to
@@ -35,7 +38,7 @@ import subprocess
 import sys
 
 SCORE, OUTPUT, TILE, ALONE = 3.1, 0.25, 20, 1.22  # clocks; a factor
-CODE = 1.25  # clocks: four codes take five instructions
+CODE, SCALED, SUM = 0.47, 5.3, 3.9  # clocks
 BLOCK, LAUNCH, COMBINE = 0.02, 4.5, 2.5  # us
 DRAM_SHARE = 0.99  # of the bandwidth that a copy reaches
 
@@ -96,38 +99,61 @@ MEASURED = {
                           "1x16x2048x128": 189},
 }
 
-# Over INT8 pages (notes/2026-11-27-int8-kv.md).
+# Over INT8 pages, on the H100 (notes/2026-11-27-int8-kv.md).
 MEASURED_INT8 = {
-    "64x32/8x4096x128,q=1": 202.6, "16x32/8x4096x128,q=1": 56.8, "64x8x4096x64,q=1": 103.4,
-    "1x32/8x4096x128,q=1": 8.63, "1x32/8x32768x128,q=1": 30.3, "8x32/8x4096x128,q=16": 56.9,
-    "1x8x512x64": 7.69, "4x32/8x4096x128": 4770}
+    "int8_16bit": {
+        "64x32/8x4096x128,q=1": 202, "16x32/8x4096x128,q=1": 56.8, "64x8x4096x64,q=1": 103,
+        "1x32/8x4096x128,q=1": 8.63, "1x32/8x32768x128,q=1": 30.8, "8x32/8x4096x128,q=16": 58.4,
+        "16x8x4096x64,q=16": 31.6, "1x8x512x64": 7.92, "8x16x4096x64": 2344,
+        "16x32/8x512x128": 330, "4x32/8x4096x128": 4283},
+    "int8_qk": {
+        "8x32/8x4096x128,q=16": 51.3, "16x8x4096x64,q=16": 31.6, "1x8x512x64": 7.60,
+        "8x16x4096x64": 1999, "16x32/8x512x128": 271, "4x32/8x4096x128": 3619},
+    "int8_qk_pv": {
+        "8x32/8x4096x128,q=16": 49.0, "16x8x4096x64,q=16": 31.4, "1x8x512x64": 7.31,
+        "8x16x4096x64": 2072, "16x32/8x512x128": 247, "4x32/8x4096x128": 3179},
+}
 
-KV_ELEMENTS = {"same_as_query": "half", "int8": "signed char"}  # in ptxas_sm_89.md
+
+@dataclasses.dataclass(frozen=True)
+class Products:
+    """How K/V are stored and multiplied: flags of flashcore-kernel-plan, names in ptxas_sm_89.md."""
+
+    flags: tuple
+    element: str
+    precision: int = 0
+
+
+PRODUCTS = {
+    "fp16": Products((), "half"),
+    "int8_16bit": Products(("--kv_dtype=int8",), "signed char"),
+    "int8_qk": Products(("--kv_dtype=int8", "--precision=int8_qk"), "signed char", 1),
+    "int8_qk_pv": Products(("--kv_dtype=int8", "--precision=int8_qk_pv"), "signed char", 2),
+}
 FLOAT16_KERNEL = re.compile(
     r"\| sm80::AttendKernel<Config<half, (\d+), (\d+), float, ([a-z ]+), (sm\d+), "
-    r"\(sm80::Items\)([01])>, \d+ul>"
+    r"\(sm80::Items\)([01]), \(Precision\)(\d)>, \d+ul>"
     r"\s*"
     r"\|\s*(\d+) \|\s*(\d+) \|\s*\d+ \|\s*(\d+) \|")
 
 
-def read_kernels(table, kv_dtype):
+def read_kernels(table, products):
     """Returns {(head_dim, rows, arch, has_runs): (threads, registers, shared bytes)} of
     ptxas_sm_89.md."""
+    rows = [match.groups() for match in map(FLOAT16_KERNEL.match, table.splitlines()) if match]
     found = {}
-    for line in table.splitlines():
-        if match := FLOAT16_KERNEL.match(line):
-            head_dim, rows, element, arch, items, threads, registers, shared_bytes = match.groups()
-            if element != KV_ELEMENTS[kv_dtype]:
-                continue
-            found[int(head_dim), int(rows), arch, items == "1"] = (
-                int(threads), int(registers), int(shared_bytes))
+    for wanted in sorted({0, products.precision}):  # tiles of 16 rows have 16-bit products only
+        for head_dim, rows_of_tile, element, arch, items, precision, *resources in rows:
+            if element == products.element and int(precision) == wanted:
+                key = int(head_dim), int(rows_of_tile), arch, items == "1"
+                found[key] = tuple(map(int, resources))
     return found
 
 
-def read_plans(program, device, shapes, kv_dtype):
+def read_plans(program, device, shapes, products):
     """Returns {shape: what flashcore-kernel-plan prints of it} for a device."""
-    done = subprocess.run([program, f"--workers={device.sms}",
-                           f"--arch={device.arch}", f"--kv_dtype={kv_dtype}", *shapes],
+    done = subprocess.run([program, f"--workers={device.sms}", f"--arch={device.arch}",
+                           *products.flags, *shapes],
                           stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"{program} ended with {done.returncode}")
@@ -141,23 +167,31 @@ def places_on_sm(device, threads, registers, shared_bytes):
     return max(1, min(by_registers, by_shared))
 
 
-def tile_clocks(device, head_dim, launch, kv_dtype):
+def tile_clocks(device, head_dim, launch, products):
     """Clocks of a warp for a K/V tile, if it never waits."""
     row_tiles, tokens = launch["row_tiles"], launch["tile_tokens"]
-    scores = tokens // 8 * (head_dim // 16)
-    output = (head_dim // 8 + 1) * (tokens // 16)  # and one column of ones
-    codes = 2 * tokens * head_dim / 32 if kv_dtype == "int8" else 0  # of K and V
-    return (row_tiles * (scores + output) * device.mma_clocks + row_tiles * tokens / 2 * SCORE +
-            16 * row_tiles * head_dim * OUTPUT + TILE + codes * CODE)
+    precision = products.precision if launch["rows"] > 16 else 0
+    codes_qk, codes_pv = precision >= 1, precision == 2
+    mmas = tokens // 8 * (head_dim // (32 if codes_qk else 16))
+    if codes_pv:
+        mmas += head_dim // 8 * (tokens // 32)
+    else:
+        mmas += (head_dim // 8 + 1) * (tokens // 16)  # and one column of ones
+    scores, sums = tokens / 2, head_dim / 2  # of a lane and a row tile
+    clocks = mmas * device.mma_clocks + scores * SCORE + 32 * sums * OUTPUT + codes_pv * sums * SUM
+    if products.element != "signed char":
+        return row_tiles * clocks + TILE
+    converted = (2 - codes_qk - codes_pv) * tokens * head_dim / 32  # codes of K and V
+    return row_tiles * (clocks + scores * SCALED) + TILE + converted * CODE
 
 
-def launch_time(device, head_dim, launch, kernels, kv_dtype):
+def launch_time(device, head_dim, launch, kernels, products):
     """Returns the time of a launch's blocks in us, and the blocks an SM."""
     count = sum(number for _, number in launch["blocks"])
     resources = kernels[head_dim, launch["rows"], launch["arch"], launch["has_runs"]]
     places = min(places_on_sm(device, *resources), math.ceil(count / device.sms))
     warps = places * launch["row_warps"] * launch["warp_groups"] / 4  # of a scheduler
-    clocks = tile_clocks(device, head_dim, launch, kv_dtype) * places * (ALONE if warps < 2 else 1)
+    clocks = tile_clocks(device, head_dim, launch, products) * places * (ALONE if warps < 2 else 1)
     free_at = [0.0] * (device.sms * places)
     for kv_rows, number in launch["blocks"]:
         tiles = math.ceil(kv_rows / launch["tile_tokens"])
@@ -176,11 +210,11 @@ class Prediction:
     kernels: str
 
 
-def predict(device, plan, kernels, kv_dtype):
+def predict(device, plan, kernels, products):
     """Returns the Prediction of one plan."""
     compute, names = 0, []
     for launch in plan["launches"]:
-        time, places = launch_time(device, plan["head_dim"], launch, kernels, kv_dtype)
+        time, places = launch_time(device, plan["head_dim"], launch, kernels, products)
         compute += time
         names.append(f"{launch['rows']}x{places}")
     gbps = device.dram_gbps * DRAM_SHARE
@@ -190,19 +224,25 @@ def predict(device, plan, kernels, kv_dtype):
     return Prediction(LAUNCH + max(compute, memory) + partials, bound, "+".join(names))
 
 
-def check(program, kernels, kv_dtype):
-    """Prints measured beside predicted, and the mean errors."""
-    rows = ([(H100, MEASURED_INT8)] if kv_dtype == "int8" else
-            [(device, MEASURED[device.name]) for device in (H100, H200, SLOWED, SLOWED_SM89)])
-    for device, measured in rows:
-        plans = read_plans(program, device, measured, kv_dtype)
+def check(program, table):
+    """Prints measured beside predicted, and the mean errors. Returns whether they are small."""
+    rows = [(device, "fp16", MEASURED[device.name]) for device in (H100, H200, SLOWED, SLOWED_SM89)]
+    rows += [(H100, name, measured) for name, measured in MEASURED_INT8.items()]
+    good = True
+    for device, name, measured in rows:
+        products = PRODUCTS[name]
+        kernels = read_kernels(table, products)
+        plans = read_plans(program, device, measured, products)
         errors = []
-        print(f"{device.name + ', us':32} measured predicted")
+        print(f"{device.name + ', ' + name + ', us':32} measured predicted")
         for shape, us in measured.items():
-            predicted = predict(device, plans[shape], kernels, kv_dtype).us
+            predicted = predict(device, plans[shape], kernels, products).us
             errors.append(abs(predicted / us - 1))
             print(f"  {shape:30} {us:8g} {predicted:9.1f} {predicted / us - 1:+7.0%}")
-        print(f"  mean error {sum(errors) / len(errors):.1%}, largest {max(errors):.0%}")
+        mean = sum(errors) / len(errors)
+        print(f"  mean error {mean:.1%}, largest {max(errors):.0%}")
+        good = good and mean < 0.1
+    return good
 
 
 def main():
@@ -211,23 +251,22 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", help="path of flashcore-kernel-plan")
     parser.add_argument("shapes", nargs="*", metavar="SHAPE", help="names, or as it takes them")
-    parser.add_argument("--kv_dtype", choices=list(KV_ELEMENTS), default="same_as_query")
+    parser.add_argument("--products", choices=list(PRODUCTS), default="fp16")
     parser.add_argument("--check", action="store_true", help="compare with measured times")
     args = parser.parse_intermixed_args()
-    table = pathlib.Path(__file__).parents[1] / "ptxas_sm_89.md"
-    kernels = read_kernels(table.read_text(encoding="utf-8"), args.kv_dtype)
+    table = (pathlib.Path(__file__).parents[1] / "ptxas_sm_89.md").read_text(encoding="utf-8")
     if args.check:
-        check(args.program, kernels, args.kv_dtype)
-        return
+        sys.exit(0 if check(args.program, table) else 1)
+    products = PRODUCTS[args.products]
+    kernels = read_kernels(table, products)
     has_kernel = {head_dim for head_dim, *_ in kernels}
-    plans = read_plans(args.program, L4, args.shapes or SHAPES, args.kv_dtype)
+    plans = read_plans(args.program, L4, args.shapes or SHAPES, products)
     print("PREDICTED for an L4 (no FlashCore kernel was measured on one). us, TFLOP/s")
     print(f"{'shape':26} {'tiles x an SM':14} {'bound':7} {'boost':>9} {'loaded':>9} {'TFLOP/s':>8}")
     for shape, plan in plans.items():
         if plan["head_dim"] not in has_kernel:
             continue
-        boost, loaded = (predict(device, plan, kernels, args.kv_dtype)
-                         for device in (L4, L4_LOADED))
+        boost, loaded = (predict(device, plan, kernels, products) for device in (L4, L4_LOADED))
         print(f"{shape:26} {loaded.kernels:14} {loaded.bound:7} {boost.us:9.1f} {loaded.us:9.1f} "
               f"{plan['flop'] / loaded.us / 1e6:8.1f}")
 
