@@ -20,6 +20,7 @@ ATTACKERS = [f"127.0.0.{number}" for number in range(2, 6)]
 USED = 'flashcore_staging_bytes{state="used"}'
 INFLIGHT = "flashcore_inflight_requests"
 WAITING = "flashcore_staging_waiting_requests"
+COMPUTED = 'flashcore_request_phase_seconds_count{phase="kernel"}'
 UNREAD = 'flashcore_rejected_requests_total{reason="unread"}'
 
 
@@ -104,12 +105,20 @@ class SlowReaderTest(unittest.TestCase):
                 contextlib.ExitStack() as stack:
             honest = Honest(server)
             quiet = honest.times()
-            for host in ATTACKERS:
-                client = stack.enter_context(SilentClient(server.port, host=host))
-                for _ in range(140):
-                    client.call(SERVICE + "Attend", window_request())
-            wait_until(lambda: server.metric(WAITING) > 0 and server.metric(INFLIGHT) == 4 * 140 and
-                       server.metric(USED) > 8 * MIB - HeldStaging.REQUEST, "the memory is full")
+            attackers = [stack.enter_context(SilentClient(server.port, host=host))
+                         for host in ATTACKERS]
+            before = server.metric(COMPUTED)
+            # At the same pace: who has a request's bytes more in replies would have to give them back.
+            step = (HeldStaging.REQUEST - 1) // HeldStaging.REPLY
+            for sent in range(step, 141, step):
+                for client in attackers:
+                    for _ in range(step):
+                        client.call(SERVICE + "Attend", window_request())
+                wait_until(lambda: server.metric(COMPUTED) - before + server.metric(WAITING) ==
+                           sent * len(attackers), "all requests are computed or wait")
+            self.assertGreater(server.metric(WAITING), 0)
+            self.assertGreater(server.metric(USED), 8 * MIB - HeldStaging.REQUEST)
+            self.assertEqual(server.metric(UNREAD), 0)
             attacked = honest.times(calls)
             if measured:
                 assert_unhurt(self, quiet, attacked)

@@ -186,8 +186,9 @@ class UnreadLocalTest(unittest.TestCase):
     @harness.stress
     def test_connections_that_make_room_leave_nothing(self):
         """The oldest of a user end while their frames wait for a turn."""
-        with open_server() as server:
+        with open_server() as server, contextlib.ExitStack() as stack:
             opened = collections.deque(connect(server, HELLO) for _ in range(500))
+            stack.callback(lambda: [connection.close() for connection in opened])
             before = server.status_bytes("VmHWM")
             for _ in range(100_000):
                 opened.append(connect(server, HELLO))
