@@ -34,7 +34,7 @@ template <Arch kArch, DType kDType, Accumulate kAccumulate, KvDType kKvDType, Pr
 void AddSm80(std::vector<Kernel>* kernels) {
   (kernels->push_back({{kArch, kDType, kHeadDims, kAccumulate, kKvDType, kPrecision},
                        sm80::Attend<kArch, kDType, kHeadDims, kAccumulate, kKvDType, kPrecision>,
-                       sm80::PlanFor(kHeadDims, kArch, kKvDType)}),
+                       sm80::PlanFor(kHeadDims, kArch, kKvDType, kPrecision)}),
    ...);
 }
 

@@ -40,7 +40,8 @@ nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
   const std::vector<Span> spans = MakeSpans(attention, {&memory, &memory, &memory});
   const AttentionBatch batch = {attention.geometry(), spans.data(), attention.spans};
   Plan plan;
-  MakePlan(batch, sm80::PlanFor(attention.head_dim, device.arch, attention.kv_dtype),
+  MakePlan(batch,
+           sm80::PlanFor(attention.head_dim, device.arch, attention.kv_dtype, attention.precision),
            device.workers, &plan);
   const WorkListLayout layout(batch, plan);
   std::vector<WorkTile> list(layout.bytes / sizeof(WorkTile) + 1);

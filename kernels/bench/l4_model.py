@@ -19,7 +19,8 @@ scheduler that little overlaps:
   mma instructions * clocks of one + scores of a lane * SCORE + rows * head_dim * OUTPUT + TILE
 
 INT8 K/V add scores of a lane * SCALED, and codes of a lane that become FP16 * CODE. Products of
-codes take half as many mma; those of PV add sums of a lane * SUM for a tile.
+codes take half as many mma; those of PV add sums of a lane * SUM for a tile. A block makes codes of Q:
+rows * head_dim * QUERY.
 
 If a scheduler has one warp, nothing hides barriers and loads: times ALONE. A block costs BLOCK
 beside its tiles, a launch LAUNCH. A launch takes at least as long as Q, K, V and O take from and to
@@ -38,7 +39,7 @@ import subprocess
 import sys
 
 SCORE, OUTPUT, TILE, ALONE = 3.1, 0.25, 20, 1.22  # clocks; a factor
-CODE, SCALED, SUM = 0.47, 5.3, 3.9  # clocks
+CODE, SCALED, SUM, QUERY = 0.6, 3.0, 3.5, 0.4  # clocks
 BLOCK, LAUNCH, COMBINE = 0.02, 4.5, 2.5  # us
 DRAM_SHARE = 0.99  # of the bandwidth that a copy reaches
 
@@ -99,19 +100,18 @@ MEASURED = {
                           "1x16x2048x128": 189},
 }
 
-# Over INT8 pages, on the H100 (notes/2026-11-27-int8-kv.md).
+# Over INT8 pages, on an H200 (notes/2026-11-27-int8-kv.md).
 MEASURED_INT8 = {
     "int8_16bit": {
-        "64x32/8x4096x128,q=1": 202, "16x32/8x4096x128,q=1": 56.8, "64x8x4096x64,q=1": 103,
-        "1x32/8x4096x128,q=1": 8.63, "1x32/8x32768x128,q=1": 30.8, "8x32/8x4096x128,q=16": 58.4,
-        "16x8x4096x64,q=16": 31.6, "1x8x512x64": 7.92, "8x16x4096x64": 2344,
-        "16x32/8x512x128": 330, "4x32/8x4096x128": 4283},
+        "64x32/8x4096x128,q=1": 162, "64x8x4096x64,q=1": 80.6, "1x32/8x32768x128,q=1": 24.1,
+        "8x32/8x4096x128,q=16": 54.6, "1x8x512x64": 7.58, "8x16x4096x64": 2316,
+        "16x32/8x512x128": 318, "4x32/8x4096x128": 4348},
     "int8_qk": {
-        "8x32/8x4096x128,q=16": 51.3, "16x8x4096x64,q=16": 31.6, "1x8x512x64": 7.60,
-        "8x16x4096x64": 1999, "16x32/8x512x128": 271, "4x32/8x4096x128": 3619},
+        "8x32/8x4096x128,q=16": 48.6, "1x8x512x64": 7.19, "8x16x4096x64": 1940,
+        "16x32/8x512x128": 237, "4x32/8x4096x128": 2949},
     "int8_qk_pv": {
-        "8x32/8x4096x128,q=16": 49.0, "16x8x4096x64,q=16": 31.4, "1x8x512x64": 7.31,
-        "8x16x4096x64": 2072, "16x32/8x512x128": 247, "4x32/8x4096x128": 3179},
+        "8x32/8x4096x128,q=16": 46.8, "1x8x512x64": 7.07, "8x16x4096x64": 1910,
+        "16x32/8x512x128": 228, "4x32/8x4096x128": 2737},
 }
 
 
@@ -192,10 +192,12 @@ def launch_time(device, head_dim, launch, kernels, products):
     places = min(places_on_sm(device, *resources), math.ceil(count / device.sms))
     warps = places * launch["row_warps"] * launch["warp_groups"] / 4  # of a scheduler
     clocks = tile_clocks(device, head_dim, launch, products) * places * (ALONE if warps < 2 else 1)
+    codes = products.element == "signed char"
+    per_block = BLOCK + codes * launch["rows"] * head_dim * QUERY / device.ghz / 1000
     free_at = [0.0] * (device.sms * places)
     for kv_rows, number in launch["blocks"]:
         tiles = math.ceil(kv_rows / launch["tile_tokens"])
-        duration = tiles * launch["row_warps"] / 4 * clocks / device.ghz / 1000 + BLOCK
+        duration = tiles * launch["row_warps"] / 4 * clocks / device.ghz / 1000 + per_block
         for _ in range(number):
             heapq.heapreplace(free_at, free_at[0] + duration)
     return max(free_at), places
@@ -227,7 +229,7 @@ def predict(device, plan, kernels, products):
 def check(program, table):
     """Prints measured beside predicted, and the mean errors. Returns whether they are small."""
     rows = [(device, "fp16", MEASURED[device.name]) for device in (H100, H200, SLOWED, SLOWED_SM89)]
-    rows += [(H100, name, measured) for name, measured in MEASURED_INT8.items()]
+    rows += [(H200, name, measured) for name, measured in MEASURED_INT8.items()]
     good = True
     for device, name, measured in rows:
         products = PRODUCTS[name]

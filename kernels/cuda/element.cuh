@@ -73,25 +73,6 @@ __device__ __forceinline__ void CodePairs<int8_t, __half>(uint32_t codes, bool a
   }
 }
 
-template <>
-__device__ __forceinline__ void CodePairs<int8_t, __nv_bfloat16>(uint32_t codes, bool alternate,
-                                                                 uint32_t (&pairs)[2]) {
-  // 0x4300 is 128, with 7 bits of mantissa. The lower 7 bits of a code in them are 128 + (code
-  // modulo 128), and a set sign bit alone makes 128 the 256 that is to be subtracted.
-  const uint32_t spread[2] = {__byte_perm(codes, 0x43434343u, alternate ? 0x4240 : 0x4140),
-                              __byte_perm(codes, 0x43434343u, alternate ? 0x4341 : 0x4342)};
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const uint32_t magnitude_bits = spread[i] & 0xff7fff7fu;
-    const uint32_t sign_bits = spread[i] & 0xff80ff80u;
-    __nv_bfloat162 magnitude, sign;
-    memcpy(&magnitude, &magnitude_bits, sizeof(magnitude));
-    memcpy(&sign, &sign_bits, sizeof(sign));
-    const __nv_bfloat162 pair = __hsub2(magnitude, sign);
-    memcpy(&pairs[i], &pair, sizeof(pair));
-  }
-}
-
 // The codes of pair i in the upper bytes of its halves.
 __device__ __forceinline__ uint32_t UpperBytes(uint32_t codes, int i, bool alternate) {
   if (alternate) return __byte_perm(codes, 0, i == 0 ? 0x2404 : 0x3414);

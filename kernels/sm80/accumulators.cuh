@@ -83,12 +83,16 @@ struct State : RowSums<C, typename C::Accum> {
   // ones, whose 8 columns are equal. Always float32: float16 cannot count beyond 2048. Not used
   // with kCodes.
   float rounded_sum[C::kRowTiles][4];
+  // With kFloatValueSums: what the output of each row has too much, kFloatBase times the factors of
+  // the tiles since SubtractBases.
+  float bases[C::kRowTiles][2];
 
   __device__ __forceinline__ State() {
 #pragma unroll
     for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) rounded_sum[m][c] = 0;
+      bases[m][0] = bases[m][1] = 0;
     }
   }
 };

@@ -9,6 +9,7 @@
 #define FLASHCORE_KERNELS_SM80_ATTEND_CUH_
 
 #include <cstddef>
+#include <cstdint>
 #include <type_traits>
 #include <utility>
 
@@ -23,11 +24,26 @@
 
 namespace flashcore::kernels::sm80 {
 
+// The block's work item, with its tile where the main loop reads it.
+template <class C>
+__device__ __forceinline__ Work WorkToRead(const Work& work) {
+  if constexpr (!C::kPacksQuery) return work;
+  constexpr int kWords = sizeof(WorkTile) / 4;
+  static_assert(kWords <= C::kThreads && C::kWorkTileOffset % alignof(WorkTile) == 0);
+  std::byte* const tile = SharedMemory() + C::kWorkTileOffset;
+  if (threadIdx.x < kWords) {
+    reinterpret_cast<uint32_t*>(tile)[threadIdx.x] =
+        reinterpret_cast<const uint32_t*>(&work.tile)[threadIdx.x];
+  }
+  __syncthreads();
+  return {*reinterpret_cast<const WorkTile*>(tile), work.span};
+}
+
 template <class C, size_t kListBytes>
 __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks)
     AttendKernel(const __grid_constant__ LaunchArguments<kListBytes> arguments) {
   const LaunchParams& params = arguments.params;
-  const Work work = arguments.WorkAt(blockIdx.y);
+  const Work work = WorkToRead<C>(arguments.WorkAt(blockIdx.y));
   const SoftmaxScale scale = ScoreScale<C>(work);
   Outcome<C> outcome;
   RunMainloop<C>(work, params.group, params.partials, scale, &outcome);
@@ -70,7 +86,7 @@ struct RowKernels {
   template <int kRows, Arch kBlockArch, Items kItems, Precision kOfBlock>
   using ConfigOf = Config<Element, kHeadDim, kRows, Accum, KvElement, kBlockArch, kItems, kOfBlock>;
 
-  static constexpr PlanOptions kPlan = PlanFor(kHeadDim, kArch, kKvDType);
+  static constexpr PlanOptions kPlan = PlanFor(kHeadDim, kArch, kKvDType, kPrecision);
 
   // For tiles of up to kRows packed rows.
   template <int kRows>

@@ -29,14 +29,16 @@
 //   kMainloopBytes   +-------------------------+
 //   kStashOffset     +-------------------------+
 //                    | first stream (stash.cuh) |
+//   kWorkTileOffset  +-------------------------+
+//                    | work tile               |
 //   kSharedBytes     +-------------------------+
 //
 // With one warp group, the epilogue has staging only. With kQueryInStages, Q starts in the last
 // stage, moves to registers, and then K and V overwrite it. With kSingleBuffers there is one stage,
-// or kBuffers of them, and Q may start in the V of the last. With kCodes, a K tile is followed by
-// the scales of its rows, and of the rows of V. After the visible tokens are the factors of Q's
-// rows, with kQueryParts, and with kCodes for each warp group what follows from a tile's scales
-// (RowFactors).
+// or kBuffers of them, and Q may start in the V of the last. With kPacksQuery, Q comes first. With
+// kCodes, a K tile is followed by the scales of its rows, and of the rows of V. After the visible
+// tokens are the factors of Q's rows, with kQueryParts, and with kCodes for each warp group what
+// follows from a tile's scales (RowFactors).
 #ifndef FLASHCORE_KERNELS_SM80_CONFIG_CUH_
 #define FLASHCORE_KERNELS_SM80_CONFIG_CUH_
 
@@ -63,8 +65,8 @@ enum class Items : uint8_t {
 };
 
 // Accum: type in which Q K^T and P V are summed, float or __half. KvElement: type of K and V in
-// memory, Element, or __nv_fp8_e4m3 or int8_t. kRows: packed rows. Codes of E4M3, and those of V
-// without kCodeValues, become Elements in registers.
+// memory, Element, or __nv_fp8_e4m3 or int8_t. kRows: packed rows. Codes of E4M3 become Elements in
+// registers, and those of V without kCodeValues ValueElements.
 template <class Element_, int kHeadDim_, int kRows_, class Accum_ = float,
           class KvElement_ = Element_, Arch kArch = Arch::kSm80, Items kItems = Items::kSplits,
           Precision kPrecision = Precision::k16Bit>
@@ -80,7 +82,14 @@ struct Config {
   static constexpr int kQueryParts = !std::is_same_v<KvElement, int8_t> ? 0
                                      : kPrecision == Precision::k16Bit  ? 2
                                                                         : 1;
+  // Type of P and V as they are multiplied. Codes of INT8 are exact in float16, and so is P to 11
+  // bits: it is at most 2^kRescaleThreshold (score_scale.cuh).
+  using ValueElement = std::conditional_t<(kQueryParts > 0), __half, Element>;
   static constexpr bool kCodeValues = kPrecision == Precision::kInt8QkPv;  // P and V, too
+  // Whether the INT32 sums of P V, or of Q K^T, are floats from the start (kFloatBase). For both at
+  // head_dim 128 there are no registers.
+  static constexpr bool kFloatValueSums = kCodeValues && kHeadDim > 64;
+  static constexpr bool kFloatScoreSums = kQueryParts == 1 && !kFloatValueSums;
 
   static constexpr bool kRuns = kItems == Items::kRuns;
   static constexpr bool kCascades = kItems == Items::kCascades;
@@ -94,13 +103,13 @@ struct Config {
   static constexpr int kTileTokens = kBlock.tile_tokens;
   static constexpr bool kAddsStreams = kRuns && kRows == kCudaTileRows[0];
   static constexpr bool kAddsSplits = kRuns && !kAddsStreams;  // of a run, through memory
-  // Products of codes leave registers for another block, where shared memory has room for it. For
-  // sm_80, ptxas would spill.
+  // Q K^T of codes leaves registers for another block, where shared memory has room for it. For
+  // sm_80, ptxas would spill, and for P V of codes.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
   static constexpr bool kThreeBlocks = false;
 #else
   static constexpr bool kThreeBlocks =
-      kQueryParts == 1 && kHeadDim == 128 && kRows == 64 && kArch == Arch::kSm80;
+      kQueryParts == 1 && !kCodeValues && kHeadDim == 128 && kRows == 64 && kArch == Arch::kSm80;
 #endif
   static constexpr int kMinBlocks = kAddsStreams   ? 2
                                     : kThreeBlocks ? 3
@@ -143,6 +152,10 @@ struct Config {
       kSingleBuffers && kCodes && kGroupThreads == 32 && kBuffers == 1;
   // Whether the output leaves so few registers that places are computed again for each tile.
   static constexpr bool kFewRegisters = kSingleBuffers && kHeadDim > 64;
+  // And so few that the work tile is copied to shared memory, where its address is a constant. And
+  // so that two of these blocks have room on an SM of sm_89, Q starts at 0, its codes take the
+  // first half of it, and then V the last quarter, before K.
+  static constexpr bool kPacksQuery = kCodeValues && kFewRegisters && kRowTiles == 2;
   // Pipelined main loop: two tiles of scores in registers. It pays up to head_dim 64, where
   // exponentials take as long as multiplications, and only if the registers suffice.
   // They do not if the scales of V must wait for P, too.
@@ -161,8 +174,12 @@ struct Config {
   static constexpr int kQueryBytes = kRows * kQueryRowBytes;
   static constexpr bool kQueryInStages =
       kQueryInRegisters && kQueryBytes <= (kSingleBuffers ? kTileBytes : kStageStride);
-  static constexpr int kQueryOffset = (kQueryInStages ? kStages - 1 : kStages) * kStageStride;
-  static constexpr int kVisibleOffset = kStages * kStageStride + (kQueryInStages ? 0 : kQueryBytes);
+  static constexpr int kQueryOperandBytes = kPacksQuery ? kQueryRowBytes / 2 : kQueryRowBytes;
+  static constexpr int kStagesOffset = kPacksQuery ? kQueryBytes - kTileBytes : 0;
+  static constexpr int kQueryOffset =
+      kPacksQuery ? 0 : (kQueryInStages ? kStages - 1 : kStages) * kStageStride;
+  static constexpr int kVisibleOffset =
+      kStagesOffset + kStages * kStageStride + (kQueryInStages || kPacksQuery ? 0 : kQueryBytes);
   static constexpr int kQueryFactorOffset = kVisibleOffset + kRows * 8;
   static constexpr int kTableOffset = kQueryFactorOffset + (kQueryParts > 0 ? kRows * 4 : 0);
   static constexpr int kTableBytes = kCodes ? 12 * kTileTokens : 0;  // of a warp group
@@ -186,7 +203,9 @@ struct Config {
   static constexpr int kStashOffset =
       kMainloopBytes > kEpilogueBytes ? kMainloopBytes : kEpilogueBytes;
   static constexpr int kStashBytes = kStashes ? 16 * kRowTiles * (kOutputTiles + 1) * kThreads : 0;
-  static constexpr int kSharedBytes = kStashOffset + kStashBytes;
+  static constexpr int kWorkTileOffset = kStashOffset + kStashBytes;
+  static constexpr int kSharedBytes =
+      kWorkTileOffset + (kPacksQuery ? static_cast<int>(sizeof(WorkTile)) : 0);
 
   static_assert(kHeadDim % 32 == 0 && kHeadDim <= 256);
   static_assert(std::is_same_v<KvElement, Element> || kCodes);
@@ -195,6 +214,9 @@ struct Config {
   static_assert(kRowWarps * kWarpRows == kRows);
   static_assert(kPageTokens % kTileTokens == 0 && kTileTokens % (kCodeValues ? 32 : 16) == 0);
   static_assert(!kCodeValues || kQueryParts == 1);
+  static_assert(!kFloatValueSums || kStreams == 1);
+  static_assert(!kPacksQuery ||
+                (kBuffers == 1 && kWarpGroups == 1 && kStagesOffset >= kRows * kQueryOperandBytes));
   static_assert(kStreams == kWarpGroups || (kStreams == 2 && kWarpGroups == 1 && kSingleBuffers));
   static_assert((kStreams & (kStreams - 1)) == 0 && kOutputTiles % kWarpGroups == 0);
   static_assert(!kRuns || kSingleBuffers);

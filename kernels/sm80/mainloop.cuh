@@ -379,10 +379,10 @@ class QueryOperands {
 #pragma unroll
     for (int k = 0; k < C::kQueryMmas; ++k) {
       const int part = C::kQueryParts > 0 ? C::kSteps * k + step : C::kStepMmas * step + k;
-      const uint32_t address = StepAddress<C::kQueryRowBytes>(address_, part);
+      const uint32_t address = StepAddress<C::kQueryOperandBytes>(address_, part);
 #pragma unroll
       for (int m = 0; m < C::kRowTiles; ++m) {
-        LoadQuery<C>(RowAddress<C::kQueryRowBytes>(address, m), rows[m][k]);
+        LoadQuery<C>(RowAddress<C::kQueryOperandBytes>(address, m), rows[m][k]);
       }
     }
   }
@@ -399,9 +399,10 @@ __device__ __forceinline__ void MultiplyCodes(QueryOperands<C>* query, uint32_t 
   keys = KeyAddress<C>(keys, thread.lane);
   // Sums of two parts take twice the registers of the scores.
   constexpr int kTiles = C::kQueryParts == 2 ? 2 : C::kScoreTiles;
+  FirstSums<C::kFloatScoreSums> first;
 #pragma unroll
   for (int begin = 0; begin < C::kScoreTiles; begin += kTiles) {
-    int32_t sums[C::kRowTiles][C::kQueryParts][kTiles][4] = {};
+    int32_t sums[C::kRowTiles][C::kQueryParts][kTiles][4];
 #pragma unroll
     for (int step = 0; step < C::kSteps; ++step) {
       const auto& rows = query->Get(step);
@@ -414,8 +415,12 @@ __device__ __forceinline__ void MultiplyCodes(QueryOperands<C>* query, uint32_t 
         for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
           for (int part = 0; part < C::kQueryParts; ++part) {
-            MmaCodes<int8_t>(rows[m][part], key[0], key[1], sums[m][part][n]);
-            MmaCodes<int8_t>(rows[m][part], key[2], key[3], sums[m][part][n + 1]);
+#pragma unroll
+            for (int k = 0; k < 2; ++k) {
+              int32_t(&sum)[4] = sums[m][part][n + k];
+              MmaCodes<int8_t>(rows[m][part], key[2 * k], key[2 * k + 1],
+                               step == 0 ? first.sums : sum, sum);
+            }
           }
         }
       }
@@ -430,24 +435,25 @@ __device__ __forceinline__ void MultiplyCodes(QueryOperands<C>* query, uint32_t 
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
           int32_t sum = sums[m][0][n][c];
-          if constexpr (C::kQueryParts == 2) sum = sum * 256 + sums[m][1][n][c];
-          scores[m][begin + n][c] = static_cast<float>(sum) * factor[c / 2];
+          float& score = scores[m][begin + n][c];
+          if constexpr (C::kFloatScoreSums) {
+            score = fmaf(__int_as_float(sum), factor[c / 2], factor[c / 2] * -kFloatBase);
+          } else {
+            if constexpr (C::kQueryParts == 2) sum = sum * 256 + sums[m][1][n][c];
+            score = static_cast<float>(sum) * factor[c / 2];
+          }
         }
       }
     }
   }
 }
 
-// scores = Q K^T, of the warp's rows and the tile's tokens. With kCodes, ScaleScores is to follow.
+// scores = Q K^T of Elements.
 template <class C>
-__device__ __forceinline__ void ComputeScores(QueryOperands<C>* query, uint32_t keys,
-                                              const ThreadPosition<C>& thread,
-                                              float (&scores)[C::kRowTiles][C::kScoreTiles][4]) {
+__device__ __forceinline__ void MultiplyElements(QueryOperands<C>* query, uint32_t keys,
+                                                 const ThreadPosition<C>& thread,
+                                                 float (&scores)[C::kRowTiles][C::kScoreTiles][4]) {
   using Element = typename C::Element;
-  if constexpr (C::kQueryParts > 0) {
-    MultiplyCodes<C>(query, keys, thread, scores);
-    return;
-  }
   keys = KeyAddress<C>(keys, thread.lane);
   Accumulators<typename C::Accum> sums[C::kRowTiles][C::kScoreTiles];
 #pragma unroll
@@ -483,6 +489,18 @@ __device__ __forceinline__ void ComputeScores(QueryOperands<C>* query, uint32_t 
   }
 }
 
+// scores = Q K^T, of the warp's rows and the tile's tokens. With kCodes, ScaleScores is to follow.
+template <class C>
+__device__ __forceinline__ void ComputeScores(QueryOperands<C>* query, uint32_t keys,
+                                              const ThreadPosition<C>& thread,
+                                              float (&scores)[C::kRowTiles][C::kScoreTiles][4]) {
+  if constexpr (C::kQueryParts > 0) {
+    MultiplyCodes<C>(query, keys, thread, scores);
+  } else {
+    MultiplyElements<C>(query, keys, thread, scores);
+  }
+}
+
 // rounded_sum += P * ones.
 template <class C>
 __device__ __forceinline__ void AddOnes(const Probabilities<C>& probabilities, State<C>* state) {
@@ -497,11 +515,39 @@ __device__ __forceinline__ void AddOnes(const Probabilities<C>& probabilities, S
   }
 }
 
+// Subtracts from the output what is in it for the bases of its sums.
+template <class C>
+__device__ __forceinline__ void SubtractBases(State<C>* state) {
+#pragma unroll
+  for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int n = 0; n < C::kOutputTiles; ++n) {
+        state->output[m][n].sums[2 * i] -= state->bases[m][i];
+        state->output[m][n].sums[2 * i + 1] -= state->bases[m][i];
+      }
+      state->bases[m][i] = 0;
+    }
+  }
+}
+
 // output += P V of codes.
 template <class C>
 __device__ __forceinline__ void AddCodeValues(const Probabilities<C>& probabilities,
                                               uint32_t values, int lane, State<C>* state) {
   values = ValueAddress<C>(values, lane);
+  FirstSums<C::kFloatValueSums> first;
+  if constexpr (C::kFloatValueSums) {
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& bases = state->bases[m][i];
+        bases = fmaf(probabilities.factors[m][i], kFloatBase, bases);
+      }
+    }
+  }
 #pragma unroll
   for (int step = 0; step < C::kSteps; ++step) {
     const uint32_t address = StepAddress<C::kKvRowBytes>(values, step);
@@ -509,7 +555,7 @@ __device__ __forceinline__ void AddCodeValues(const Probabilities<C>& probabilit
     constexpr int kTiles = 4 / C::kRowTiles;  // sums at a time, for each row tile
 #pragma unroll
     for (int begin = 0; begin < 4; begin += kTiles) {
-      int32_t sums[C::kRowTiles][kTiles][4] = {};
+      int32_t sums[C::kRowTiles][kTiles][4];
 #pragma unroll
       for (int n = 0; n < C::kTileTokens / 32; ++n) {
         if (begin == 0) {
@@ -521,7 +567,7 @@ __device__ __forceinline__ void AddCodeValues(const Probabilities<C>& probabilit
 #pragma unroll
           for (int k = 0; k < kTiles; ++k) {
             MmaCodes<uint8_t>(probabilities.rows[m][n], value[n][0][begin + k],
-                              value[n][1][begin + k], sums[m][k]);
+                              value[n][1][begin + k], n == 0 ? first.sums : sums[m][k], sums[m][k]);
           }
         }
       }
@@ -531,9 +577,10 @@ __device__ __forceinline__ void AddCodeValues(const Probabilities<C>& probabilit
         for (int k = 0; k < kTiles; ++k) {
 #pragma unroll
           for (int c = 0; c < 4; ++c) {
+            const int32_t sum = sums[m][k][c];
             float& output = state->output[m][4 * step + begin + k].sums[c];
-            output =
-                fmaf(static_cast<float>(sums[m][k][c]), probabilities.factors[m][c / 2], output);
+            output = fmaf(C::kFloatValueSums ? __int_as_float(sum) : static_cast<float>(sum),
+                          probabilities.factors[m][c / 2], output);
           }
         }
       }
@@ -547,7 +594,7 @@ __device__ __forceinline__ void AddCodeValues(const Probabilities<C>& probabilit
 template <class C>
 __device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities, uint32_t values,
                                           int lane, State<C>* state) {
-  using Element = typename C::Element;
+  using Element = typename C::ValueElement;
   if constexpr (C::kCodeValues) {
     AddCodeValues<C>(probabilities, values, lane, state);
     return;
@@ -574,9 +621,20 @@ __device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities,
   }
 }
 
+// To follow the tile at kv_row. The bases are 6 to 200 times larger than the sums, and take so many
+// bits of the output: it is rid of them after every fourth tile of a sequence, which costs a
+// quarter of what a conversion of each sum would. Bits depend on no tiling.
+template <class C>
+__device__ __forceinline__ void EndTile(int32_t kv_row, State<C>* state) {
+  if constexpr (C::kFloatValueSums) {
+    if (kv_row / C::kTileTokens % 4 == 3) SubtractBases<C>(state);
+  }
+}
+
 // The state of a split after its last tile.
 template <class C>
 __device__ __forceinline__ void FinishState(State<C>* state) {
+  if constexpr (C::kFloatValueSums) SubtractBases<C>(state);
   FinishSoftmax<C>(state);
   if constexpr (C::kCodes) FinishCodes<C>(state);
 }
@@ -595,7 +653,10 @@ __device__ __forceinline__ void SerialMainloop(const SoftmaxScale& scale, const 
     if constexpr (C::kCodes) {
       if (step < num_tiles) factors.Write(work, kv->Key(step) + C::kTileBytes);
     }
-    if (step > 0) AddValues<C>(probabilities, kv->Value(step), thread.lane, state);
+    if (step > 0) {
+      AddValues<C>(probabilities, kv->Value(step), thread.lane, state);
+      EndTile<C>(kv->KvRow(step - 1), state);
+    }
     if (step == num_tiles) break;
     float scores[C::kRowTiles][C::kScoreTiles][4];
     ComputeScores<C>(query, kv->Key(step), thread, scores);
@@ -642,6 +703,7 @@ __device__ __forceinline__ void SingleBufferMainloop(const SoftmaxScale& scale, 
     Probabilities<C> probabilities;
     ComputeProbabilities<C>(scale, scores, largest, factors, state, &probabilities);
     AddValues<C>(probabilities, kv->Value(), lane, state);
+    EndTile<C>(row, state);
     if constexpr (C::kStashes || C::kAddsStreams) {
       if (kv->EndsStream(row, next)) {
         FinishState<C>(state);
@@ -712,7 +774,8 @@ __device__ __forceinline__ void RunMainloop(const Work& work, RowDivider group,
   const ThreadPosition<C> thread;
   std::byte* const memory = SharedMemory();
   const uint32_t shared = SharedAddress(memory);
-  std::conditional_t<C::kSingleBuffers, KvBuffers<C>, KvRing<C>> kv(work, shared);
+  std::conditional_t<C::kSingleBuffers, KvBuffers<C>, KvRing<C>> kv(work,
+                                                                    shared + C::kStagesOffset);
   // With two buffers Q comes with the first K, before what else Prefill asks for.
   constexpr int kPrefilled = C::kBuffers == 2 ? 2 : 0;
   if constexpr (C::kBuffers == 1) kv.Prefill();

@@ -46,7 +46,7 @@ __device__ __forceinline__ uint32_t QueryAddress(uint32_t tile, int row, int lan
   if constexpr (C::kCodes && C::kQueryParts == 0) {
     return tile + ChunkOffset<C::kQueryRowBytes>(row + lane / 4, 0, lane % 4 / 2) + lane % 2 * 8;
   } else {
-    return tile + ChunkOffset<C::kQueryRowBytes>(row + lane % 16, 0, lane / 16);
+    return tile + ChunkOffset<C::kQueryOperandBytes>(row + lane % 16, 0, lane / 16);
   }
 }
 
@@ -100,8 +100,8 @@ __device__ __forceinline__ void LoadValues(uint32_t address,
       // From (token, columns 2g and 2g + 1), (next token, the same columns) to the even column of
       // both tokens, then the odd one.
       uint32_t columns[2];
-      CodePairs<typename C::KvElement, typename C::Element>(matrices[n], /*alternate=*/true,
-                                                            columns);
+      CodePairs<typename C::KvElement, typename C::ValueElement>(matrices[n], /*alternate=*/true,
+                                                                 columns);
       values[n / 2 * 2][n % 2] = columns[0];
       values[n / 2 * 2 + 1][n % 2] = columns[1];
     } else {

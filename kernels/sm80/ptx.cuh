@@ -142,34 +142,56 @@ __device__ __forceinline__ void Mma<__nv_bfloat16>(const uint32_t (&a)[4], uint3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// sum[16 x 8] += a[16 x 32] * b[32 x 8] in INT32, of codes: Code, int8_t or uint8_t, and int8_t.
-// Elements of a lane:
+// sum[16 x 8] = from + a[16 x 32] * b[32 x 8] in INT32, of codes: Code, int8_t or uint8_t, and
+// int8_t. Elements of a lane:
 //   sum: as above
 //   a:   four from (g, 4t), (g + 8, 4t), (g, 4t + 16), (g + 8, 4t + 16)
 //   b:   four down a column from (4t, g), (4t + 16, g)
 template <class Code>
 __device__ __forceinline__ void MmaCodes(const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                                         int32_t (&sum)[4]);
+                                         const int32_t (&from)[4], int32_t (&sum)[4]);
 
 template <>
 __device__ __forceinline__ void MmaCodes<int8_t>(const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                                                 int32_t (&sum)[4]) {
+                                                 const int32_t (&from)[4], int32_t (&sum)[4]) {
   asm volatile(
       "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+      : "=r"(sum[0]), "=r"(sum[1]), "=r"(sum[2]), "=r"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(from[0]), "r"(from[1]),
+        "r"(from[2]), "r"(from[3]));
 }
 
 template <>
 __device__ __forceinline__ void MmaCodes<uint8_t>(const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                                                  int32_t (&sum)[4]) {
+                                                  const int32_t (&from)[4], int32_t (&sum)[4]) {
   asm volatile(
       "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+r"(sum[0]), "+r"(sum[1]), "+r"(sum[2]), "+r"(sum[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+      : "=r"(sum[0]), "=r"(sum[1]), "=r"(sum[2]), "=r"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(from[0]), "r"(from[1]),
+        "r"(from[2]), "r"(from[3]));
 }
+
+// The float 1.5 * 2^23. INT32 sums of less than 2^22 that begin with its bits are the floats
+// kFloatBase + sum, without a conversion.
+constexpr float kFloatBase = 12582912;
+
+// What the sums of a tile begin with: zeros, or with kFloats the bits of kFloatBase.
+template <bool kFloats>
+struct FirstSums {
+  __device__ __forceinline__ FirstSums() {
+#pragma unroll
+    for (int32_t& sum : sums) {
+      if constexpr (kFloats) {
+        asm volatile("mov.b32 %0, 0x4b400000;" : "=r"(sum));  // in a register
+      } else {
+        sum = 0;
+      }
+    }
+  }
+  int32_t sums[4];
+};
 
 // sum += a * b in float16, for float16 elements only. Elements of a lane:
 //   sum: pairs from (g, 2t), (g + 8, 2t)

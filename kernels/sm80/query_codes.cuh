@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/work_list.h"
+#include "kernels/sm80/ptx.cuh"
 #include "kernels/sm80/score_scale.cuh"
 #include "kernels/sm80/shared_tile.cuh"
 
@@ -18,52 +19,82 @@ namespace flashcore::kernels::sm80 {
 // sum of products of codes, and an exponent of 2 but for the scale of K's row. An element x of a
 // row whose largest magnitude is m becomes the integer nearest to x * 32512 / m = 256 * higher +
 // lower, or with one part to x * 127 / m. Rows with m below 2^-110 have fewer bits. A row with NaN
-// or infinity has factor NaN.
+// or infinity has factor NaN. With kFloatScoreSums a factor has 22 bits, so that kFloatBase times
+// it is exact.
 template <class C>
 __device__ __forceinline__ void QuantiseQuery(const Work& work, std::byte* tile, float* factors) {
   using Traits = ElementTraits<typename C::Element>;
-  constexpr int kChunks = C::kQueryRowBytes / 16;  // of a row, a lane for each
+  constexpr int kChunks = C::kQueryRowBytes / 16;           // of a row, a lane for each
+  constexpr int kTurns = C::kRows * kChunks / C::kThreads;  // chunks of a lane
+  constexpr int kBatch = kTurns < 4 ? kTurns : 4;           // at a time, which hides latencies
   constexpr float kLargest = C::kQueryParts == 2 ? 127 * 256 : 127;
   constexpr float kLeast = 0x1p-110f;  // whose inverse is a float
-  static_assert(32 % kChunks == 0);
-  const auto chunk_at = [&](int row, int chunk) {
-    return tile + StepOffset<C::kQueryRowBytes>(row, chunk / 2, chunk % 2);
-  };
+  static_assert(32 % kChunks == 0 && kTurns * C::kThreads == C::kRows * kChunks &&
+                kTurns % kBatch == 0);
+  const int chunk = threadIdx.x % kChunks;
 #pragma unroll 1
-  for (int index = threadIdx.x; index < C::kRows * kChunks; index += C::kThreads) {
-    const int row = index / kChunks;
-    const int chunk = index % kChunks;
-    const uint4 elements = *reinterpret_cast<const uint4*>(chunk_at(row, chunk));
-    const uint32_t pairs[4] = {elements.x, elements.y, elements.z, elements.w};
-    uint32_t largest = 0;  // bits without the sign: as integers they are in the order of magnitudes
+  for (int turn = 0; turn < kTurns; turn += kBatch) {
+    const int first_row = (turn * C::kThreads + static_cast<int>(threadIdx.x)) / kChunks;
+    const auto row_at = [&](int n) { return first_row + n * (C::kThreads / kChunks); };
+    uint32_t pairs[kBatch][4];
+    uint32_t largest[kBatch];  // without the sign: as integers bits are in the order of magnitudes
 #pragma unroll
-    for (const uint32_t pair : pairs) {
-      largest = max(largest, max(pair & 0x7fffu, pair >> 16 & 0x7fffu));
+    for (int n = 0; n < kBatch; ++n) {
+      const uint4 elements = *reinterpret_cast<const uint4*>(
+          tile + StepOffset<C::kQueryRowBytes>(row_at(n), chunk / 2, chunk % 2));
+      pairs[n][0] = elements.x, pairs[n][1] = elements.y;
+      pairs[n][2] = elements.z, pairs[n][3] = elements.w;
+      largest[n] = 0;
+#pragma unroll
+      for (const uint32_t pair : pairs[n]) {
+        largest[n] = max(largest[n], max(pair & 0x7fffu, pair >> 16 & 0x7fffu));
+      }
     }
 #pragma unroll
     for (int lanes = kChunks / 2; lanes > 0; lanes /= 2) {
-      largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
-    }
-    const float magnitude = fmaxf(Traits::Unpack(largest, 0), kLeast);  // kLeast for NaN
-    const float inverse = copysignf(kLargest / magnitude, work.span.softmax_scale);
-    uint32_t codes[2][2] = {};  // [part], four each
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const int number = __float2int_rn(Traits::Unpack(pairs[n / 2], n % 2) * inverse);
-      const int higher = C::kQueryParts == 2 ? (number + 128) >> 8 : number;
-      codes[0][n / 4] |= (higher & 0xff) << n % 4 * 8;
-      if constexpr (C::kQueryParts == 2) codes[1][n / 4] |= (number & 0xff) << n % 4 * 8;
+      for (int n = 0; n < kBatch; ++n) {
+        largest[n] = max(largest[n], __shfl_xor_sync(0xffffffffu, largest[n], lanes));
+      }
     }
-    // All lanes of the row have read it: each took part in the shuffles.
+    // All lanes of the rows have read them: each took part in the shuffles. With kPacksQuery codes
+    // go where rows above were, which others read.
+    if constexpr (C::kPacksQuery) __syncthreads();
 #pragma unroll
-    for (int part = 0; part < C::kQueryParts; ++part) {
-      *reinterpret_cast<uint2*>(chunk_at(row, part * kChunks / 2 + chunk / 2) + chunk % 2 * 8) =
-          make_uint2(codes[part][0], codes[part][1]);
-    }
-    if (chunk == 0) {
-      const bool finite = largest < Traits::kInfinity;
-      const float factor = magnitude * (1 / kLargest) * (fabsf(work.span.softmax_scale) * kLog2E);
-      factors[row] = finite ? factor : NAN;
+    for (int n = 0; n < kBatch; ++n) {
+      const float magnitude = fmaxf(Traits::Unpack(largest[n], 0), kLeast);  // kLeast for NaN
+      const float inverse = copysignf(kLargest / magnitude, work.span.softmax_scale);
+      uint32_t numbers[8];  // kFloatBase + number
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float element = Traits::Unpack(pairs[n][i / 2], i % 2);
+        numbers[i] = __float_as_uint(__fadd_rn(__fmul_rn(element, inverse), kFloatBase));
+      }
+      // Byte `byte` of each.
+      const auto write = [&](int part, int byte) {
+        const auto four = [&](const uint32_t* of) {
+          const uint32_t select = byte == 0 ? 0x0040 : 0x0051;
+          return __byte_perm(__byte_perm(of[0], of[1], select), __byte_perm(of[2], of[3], select),
+                             0x5410);
+        };
+        const int to = (part * kChunks + chunk) / 2;
+        std::byte* const codes =
+            tile + StepOffset<C::kQueryOperandBytes>(row_at(n), to / 2, to % 2);
+        *reinterpret_cast<uint2*>(codes + chunk % 2 * 8) =
+            make_uint2(four(numbers), four(numbers + 4));
+      };
+      write(C::kQueryParts - 1, 0);
+      if constexpr (C::kQueryParts == 2) {
+#pragma unroll
+        for (uint32_t& number : numbers) number += 128;  // the lower halves have a sign
+        write(0, 1);
+      }
+      if (chunk == 0) {
+        const bool finite = largest[n] < Traits::kInfinity;
+        float factor = magnitude * (1 / kLargest) * (fabsf(work.span.softmax_scale) * kLog2E);
+        if constexpr (C::kFloatScoreSums) factor = __uint_as_float(__float_as_uint(factor) & ~3u);
+        factors[row_at(n)] = finite ? factor : NAN;
+      }
     }
   }
   __syncthreads();

@@ -2,7 +2,10 @@
 #ifndef FLASHCORE_KERNELS_SM80_SOFTMAX_CUH_
 #define FLASHCORE_KERNELS_SM80_SOFTMAX_CUH_
 
+#include <cuda_fp16.h>
+
 #include <cmath>
+#include <cstring>
 #include <type_traits>
 
 #include "kernels/cuda/element.cuh"
@@ -41,6 +44,7 @@ __device__ __forceinline__ void RescaleRows(const SoftmaxScale& scale, float thr
 #pragma unroll
       for (int n = 0; n < C::kOutputTiles; ++n) state->output[m][n].ScaleRow(i, factor);
       if constexpr (!C::kCodes) state->rounded_sum[m][2 * i] *= factor;
+      if constexpr (C::kFloatValueSums) state->bases[m][i] *= factor;
       state->sum[m][i] *= factor;
       state->max[m][i] = max;
     }
@@ -79,6 +83,15 @@ __device__ __forceinline__ void UpdateRowMax(const SoftmaxScale& scale,
   if (__any_sync(0xffffffffu, exceeds)) RescaleRows<C>(scale, threshold, largest, state);
 }
 
+// Two numbers from 0 to 255 as the integers 1024 + number in the low bytes of two float16.
+__device__ __forceinline__ uint32_t CodesOf(float first, float second) {
+  const __half2 codes =
+      __hadd2(__floats2half2_rn(first, second), __half2half2(__ushort_as_half(0x6400)));
+  uint32_t bits;
+  memcpy(&bits, &codes, sizeof(bits));
+  return bits;
+}
+
 // Turns a tile's scores, which are exponents, into probabilities of 8 bits: each row's largest
 // becomes 255. `largest`: as UpdateRowMax has left it.
 template <class C>
@@ -86,7 +99,7 @@ __device__ __forceinline__ void ComputeProbabilityCodes(
     const float (&scores)[C::kRowTiles][C::kScoreTiles][4], const float (&largest)[C::kRowTiles][2],
     const RowFactors<C>& factors, State<C>* state, Probabilities<C>* probabilities) {
   constexpr float kLog2Of255 = 7.99435343685885793768f;
-  constexpr float kRound = 8388608;  // 2^23: adding it leaves an integer in the low mantissa bits
+  constexpr float kMasked = 0x1p100f;  // of a row without a token in the tile: its factor becomes 0
   float sums[C::kRowTiles][2] = {};
   float shift[C::kRowTiles][2];
 #pragma unroll
@@ -94,9 +107,8 @@ __device__ __forceinline__ void ComputeProbabilityCodes(
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float of_row = MaxOfRow(largest[m][i]);
-      shift[m][i] = kLog2Of255 - FiniteOr0(of_row);
-      probabilities->factors[m][i] =
-          Exp2(of_row - kLog2Of255 - FiniteOr0(state->max[m][i]));  // 0 if all are masked
+      shift[m][i] = of_row == -INFINITY ? kMasked - FiniteOr0(state->max[m][i])  // spills without
+                                        : kLog2Of255 - of_row;
     }
   }
 #pragma unroll
@@ -107,16 +119,15 @@ __device__ __forceinline__ void ComputeProbabilityCodes(
     for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        uint32_t codes[4];
+        uint32_t codes[2];
 #pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          const float code = Exp2(scores[m][n + c / 2][2 * i + c % 2] + shift[m][i]);
-          sums[m][i] = fmaf(code, inverse[c], sums[m][i]);
-          codes[c] = __float_as_uint(code + kRound);
+        for (int c = 0; c < 2; ++c) {
+          const float even = Exp2(scores[m][n + c][2 * i] + shift[m][i]);
+          const float odd = Exp2(scores[m][n + c][2 * i + 1] + shift[m][i]);
+          sums[m][i] = fmaf(odd, inverse[2 * c + 1], fmaf(even, inverse[2 * c], sums[m][i]));
+          codes[c] = CodesOf(even, odd);
         }
-        probabilities->rows[m][n / 4][n % 4 / 2 * 2 + i] =
-            __byte_perm(__byte_perm(codes[0], codes[1], 0x0040),
-                        __byte_perm(codes[2], codes[3], 0x0040), 0x5410);
+        probabilities->rows[m][n / 4][n % 4 / 2 * 2 + i] = __byte_perm(codes[0], codes[1], 0x6420);
       }
     }
   }
@@ -124,6 +135,7 @@ __device__ __forceinline__ void ComputeProbabilityCodes(
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      probabilities->factors[m][i] = Exp2(-shift[m][i] - FiniteOr0(state->max[m][i]));
       state->sum[m][i] = fmaf(sums[m][i], probabilities->factors[m][i], state->sum[m][i]);
     }
   }
@@ -149,7 +161,7 @@ __device__ __forceinline__ void ComputeProbabilities(
       state->sum[m][i] += first + second;
     }
     probabilities->rows[m][n / 2][n % 2 * 2 + i] =
-        ElementTraits<typename C::Element>::Pack(first, second);
+        ElementTraits<typename C::ValueElement>::Pack(first, second);
   };
   if constexpr (C::kCodes) {
 #pragma unroll

@@ -15,7 +15,8 @@ namespace flashcore::kernels::sm80 {
 
 // `arch` is kSm80 or kSm89, here and below.
 constexpr PlanOptions PlanFor(int32_t head_dim, Arch arch = Arch::kSm80,
-                              KvDType kv_dtype = KvDType::kSameAsQuery) {
+                              KvDType kv_dtype = KvDType::kSameAsQuery,
+                              Precision precision = Precision::k16Bit) {
   PlanOptions plan;
   // Warps of 32 rows read K and V from shared memory half as often as warps of 16, and those reads
   // are the limit of warps of 16. Above head_dim 128 the output of 32 rows needs all registers, and
@@ -43,9 +44,11 @@ constexpr PlanOptions PlanFor(int32_t head_dim, Arch arch = Arch::kSm80,
   plan.cascade_saving = 512 * 128;
   plan.item_per_kv_head = false;
   if (Is8Bit(kv_dtype)) {
-    // The conversion to 16 bits needs registers: at head_dim 128, tiles of 128 rows do not fit in
-    // 255. There are no kernels for runs of large tiles.
-    if (head_dim > 64) plan.tile_rows = 64;
+    // Products of 16 bits convert K and V, which needs registers: at head_dim 128, tiles of 128
+    // rows do not fit in 255. There are no kernels for runs of large tiles.
+    if (head_dim > 64 && precision == Precision::k16Bit) plan.tile_rows = 64;
+    // Q of codes leaves room for two blocks (Config::kPacksQuery).
+    if (precision == Precision::kInt8QkPv) plan.tile_rows = 128;
     plan.has_runs = false;
   }
   return plan;
@@ -127,11 +130,12 @@ constexpr Block CascadeBlock(int32_t head_dim) {
 // flight and half the shared memory: on an H100, two of each take 3% less time for runs of small
 // spans, 64 sequences of 4096 rows of 128, where two blocks fill the registers of an SM. Without
 // runs, and so more blocks on an SM, they gain 2% or lose 2%. Products of codes take so little time
-// that V would be waited for: 16 queries over 4096 rows take 17% less, prefills the same.
+// that V would be waited for: 16 queries over 4096 rows take 17% less. In tiles of 128 rows they
+// need the registers.
 constexpr int BuffersFor(int32_t tile_rows, int32_t head_dim, Arch arch, KvDType kv_dtype,
                          Precision precision, bool small_runs) {
   const bool multiplies_fast =
-      precision != Precision::k16Bit && tile_rows > kCudaTileRows[0] && head_dim > 64;
+      precision != Precision::k16Bit && (tile_rows == 32 || tile_rows == 64) && head_dim > 64;
   const bool pays = Is8Bit(kv_dtype) && (small_runs || multiplies_fast);
   return pays && arch == Arch::kSm80 ? 2 : 1;
 }

@@ -3,7 +3,8 @@
 AntiBERTy runs here in float32, over antibodies with some residues masked. The K/V of each layer is appended
 to sequences of the server, one for each antibody, and attended to. Prints
 
-    K/V             how sequences store it (kv_dtype); float32: attention computed here
+    K/V             how sequences store it (kv_dtype), and the products that requests accept (precision), if
+                    a device has others than of 16 bits; float32: attention computed here
     perplexity      of the masked residues
     top-1           residues whose most likely value is that of float32
     error of O      relative L2 error over all antibodies against attention in float64 on the rows that were
@@ -49,12 +50,16 @@ class Limits(typing.NamedTuple):
     theory: tuple      # error of O over that of the theory, from and to
 
 
+TILE_TOKENS = 64  # that share a scale of 8-bit probabilities
+
 # GPUs round probabilities to float16, too, which the theory leaves out: it is about as much as rounding O.
 LIMITS = {
     "same_as_query": Limits(np.zeros_like, 0.998, 0.001, (0.8, 2)),
     "int8": Limits(int8_steps, 0.99, 0.01, (0.9, 1.1)),
     "float8_e4m3": Limits(float8_e4m3_steps, 0.99, 0.01, (0.85, 1.1)),
 }
+# Of products of codes. What rounds a row of Q moves all its scores together, which the theory leaves out.
+THEORY_OF_CODES = (0.8, 1.25)
 
 
 def exact_attention(q, k, v):
@@ -65,15 +70,33 @@ def exact_attention(q, k, v):
     return np.einsum("hij,jhd->ihd", p, v), p
 
 
-def expected_squared_error(q, k, v, o, p, steps):
-    """Of all of O together, if each stored element of K and V, and each of O, is off by a random part of half
-    a step, which has the variance step^2 / 12."""
+def squared_errors_of_codes(p, scales):
+    """Of 8-bit probabilities: p times the scales of V's rows [keys, heads] in steps of 1/255 of the largest
+    of a tile. What is below half a step is lost."""
+    squares = np.empty_like(p)
+    for begin in range(0, p.shape[-1], TILE_TOKENS):
+        tile = slice(begin, begin + TILE_TOKENS)
+        weights = p[:, :, tile] * scales.T[:, None, tile]
+        half_steps = weights.max(axis=-1, keepdims=True) / 510
+        lost = np.where(weights < half_steps, weights ** 2, half_steps ** 2 / 3)
+        squares[:, :, tile] = lost / scales.T[:, None, tile] ** 2
+    return squares
+
+
+def expected_squared_error(q, k, v, o, p, steps, precision):
+    """Of all of O together, if each stored element of K and V, each of O, and with 8-bit products each code
+    of Q and of P, is off by a random part of half a step, which has the variance step^2 / 12."""
     of_scores = np.einsum("ihd,jhd->hij", q ** 2, steps(k) ** 2) / DIM / 12
+    if precision != "16bit":
+        of_scores += np.einsum("ihd,jhd->hij", int8_steps(q) ** 2, k ** 2) / DIM / 12
     weights = p ** 2 * of_scores
     # Sum over j of weights * (v - o)^2, where a score moves O towards or away from its v.
     moved = (np.einsum("hij,jhd->ihd", weights, v ** 2) - 2 * o * np.einsum("hij,jhd->ihd", weights, v)
              + o ** 2 * weights.sum(axis=-1).T[:, :, None])
     of_values = np.einsum("hij,jhd->ihd", p ** 2, steps(v) ** 2 / 12)
+    if precision == "int8_qk_pv":
+        scales = np.abs(v).max(axis=-1) / 127
+        of_values += np.einsum("hij,jhd->ihd", squared_errors_of_codes(p, scales), v ** 2)
     of_output = np.spacing(np.abs(o).astype(np.float16)).astype(np.float64) ** 2 / 12
     return (moved + of_values + of_output).sum()
 
@@ -106,10 +129,11 @@ def attention_here(text):
 
 
 class AttentionOfServer:
-    """Attention of the model by sequences with this kv_dtype, and its errors."""
+    """Attention of the model by sequences with this kv_dtype, with this precision, and its errors."""
 
-    def __init__(self, text, client, kv_dtype):
+    def __init__(self, text, client, kv_dtype, precision):
         self._text, self._client, self._steps = text, client, LIMITS[kv_dtype].steps
+        self._precision = precision
         self._sequences = client.create_sequences(len(text.masked), LAYERS, HEADS, DIM, kv_dtype=kv_dtype)
         self.errors = []  # of O, by layer
         self.of_theory = []
@@ -117,14 +141,14 @@ class AttentionOfServer:
     def attend(self, layer, q, k, v):
         q, k, v = (x.astype(np.float16) for x in (q, k, v))
         got = self._client.attend_batch(self._sequences, layer, q, k, v, cu_seqlens_q=self._text.starts,
-                                        cu_seqlens_k=self._text.starts)
+                                        cu_seqlens_k=self._text.starts, precision=self._precision)
         size = error = expected = 0
         for span in self._text.spans:
             rows = [x[span].astype(np.float64) for x in (q, k, v)]
             o, p = exact_attention(*rows)
             size += (o ** 2).sum()
             error += ((got[span] - o) ** 2).sum()
-            expected += expected_squared_error(*rows, o, p, self._steps)
+            expected += expected_squared_error(*rows, o, p, self._steps, self._precision)
         self.errors.append((error / size) ** 0.5)
         self.of_theory.append((error / expected) ** 0.5)
         return got.astype(np.float32)
@@ -134,11 +158,14 @@ class AttentionOfServer:
             sequence.delete()
 
 
-def kv_dtypes(info):
-    """Names of those that the server offers this model, in the order of the contract."""
-    numbers = {kernel.kv_dtype for kernel in info.kernels
+def ways(info):
+    """kv_dtype and precision of the kernels that the server has for this model, in the order of the
+    contract."""
+    numbers = {(kernel.kv_dtype, kernel.precision) for kernel in info.kernels
                if (kernel.dtype, kernel.head_dim) == (pb.DTYPE_FLOAT16, DIM)}
-    return [pb.KvDType.Name(number).removeprefix("KV_DTYPE_").lower() for number in sorted(numbers)]
+    return [(pb.KvDType.Name(kv_dtype).removeprefix("KV_DTYPE_").lower(),
+             pb.Precision.Name(precision).removeprefix("PRECISION_").lower())
+            for kv_dtype, precision in sorted(numbers)]
 
 
 @harness.stress
@@ -160,26 +187,29 @@ class KvQualityTest(harness.unittest.TestCase):
                      "| --- |" + " ---: |" * 4,
                      f"| float32 | {perplexity:.4f} | | | |"]
             results = {}
-            for kv_dtype in kv_dtypes(info):
-                service = AttentionOfServer(text, client, kv_dtype)
+            for kv_dtype, precision in ways(info):
+                service = AttentionOfServer(text, client, kv_dtype, precision)
                 logits = model.logits(text.masked, service.attend)
                 service.close()
                 same = (logits.argmax(axis=-1) == want.argmax(axis=-1))[text.is_residue].mean()
-                results[kv_dtype] = text.perplexity(logits), same, service
+                found = text.perplexity(logits)
+                results[kv_dtype, precision] = found, same, service
+                name = kv_dtype if precision == "16bit" else f"{kv_dtype}, {precision}"
                 lines.append(
-                    f"| {kv_dtype} | {results[kv_dtype][0]:.4f} | {100 * same:.2f}% | "
+                    f"| {name} | {found:.4f} | {100 * same:.2f}% | "
                     f"{100 * min(service.errors):.3f}% to {100 * max(service.errors):.3f}% | "
                     f"{min(service.of_theory):.2f} to {max(service.of_theory):.2f} |")
         print("\n".join(lines), flush=True)
 
-        self.assertLessEqual({"same_as_query", "int8"}, set(results))
-        for kv_dtype, (found, same, service) in results.items():
-            with self.subTest(kv_dtype):
+        self.assertLessEqual({("same_as_query", "16bit"), ("int8", "16bit")}, set(results))
+        for (kv_dtype, precision), (found, same, service) in results.items():
+            with self.subTest(kv_dtype, precision=precision):
                 limits = LIMITS[kv_dtype]
                 self.assertGreaterEqual(same, limits.top1)
                 self.assertLess(abs(found / perplexity - 1), limits.perplexity)
-                self.assertGreater(min(service.of_theory), limits.theory[0])
-                self.assertLess(max(service.of_theory), limits.theory[1])
+                least, most = limits.theory if precision == "16bit" else THEORY_OF_CODES
+                self.assertGreater(min(service.of_theory), least)
+                self.assertLess(max(service.of_theory), most)
 
 
 if __name__ == "__main__":

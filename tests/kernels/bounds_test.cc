@@ -56,10 +56,10 @@ std::vector<Case> Cases() {
   const auto add_int8 = [&](DType dtype, int32_t head_dim, Precision precision) {
     cases.push_back(
         {{Arch::kSm80, dtype, head_dim, Accumulate::kFloat32, KvDType::kInt8, precision},
-         sm80::PlanFor(head_dim, Arch::kSm80, KvDType::kInt8)});
+         sm80::PlanFor(head_dim, Arch::kSm80, KvDType::kInt8, precision)});
   };
   add_int8(kF16, 64, Precision::k16Bit);
-  add_int8(kF16, 64, Precision::kInt8Qk);
+  add_int8(kBF16, 64, Precision::kInt8Qk);
   add_int8(kF16, 64, Precision::kInt8QkPv);
   return cases;
 }

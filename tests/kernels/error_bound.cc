@@ -225,6 +225,8 @@ void Place(const std::vector<double>& from, const Geometry& g, int32_t rows, int
   }
 }
 
+double UnitOf(DType dtype) { return dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-8; }
+
 double Ratio(double error, double bound) {
   if (error == 0) return 0;
   return std::isfinite(error) ? error / bound : std::numeric_limits<double>::infinity();
@@ -273,12 +275,14 @@ Rounding Rounding::Of(KernelSpec spec, const PlanOptions& options, const Geometr
                       int32_t query_rows) {
   spec.precision = PrecisionFor(geometry, query_rows);
   Rounding rounding;
-  rounding.output = spec.dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-8;
+  rounding.output = UnitOf(spec.dtype);
   rounding.probability = 4 * kFloat32;  // the exponential
   rounding.sums = 2 * kFloat32;
-  if (spec.arch != Arch::kCpu) {
-    rounding.probability += rounding.output;
-    if (spec.dtype == DType::kFloat16) rounding.smallest = 0x1p-25;
+  if (spec.arch != Arch::kCpu && spec.precision != Precision::kInt8QkPv) {
+    const DType dtype = spec.kv_dtype == KvDType::kInt8 ? DType::kFloat16 : spec.dtype;
+    rounding.probability_dtype = dtype;
+    rounding.probability += UnitOf(dtype);
+    if (dtype == DType::kFloat16) rounding.smallest = 0x1p-25;
   }
   if (Is8Bit(spec.kv_dtype)) {
     rounding.probability += kFloat32;  // times V's scale
@@ -288,8 +292,6 @@ Rounding Rounding::Of(KernelSpec spec, const PlanOptions& options, const Geometr
     rounding.query_codes = LargestQueryCode(spec.precision);
   }
   if (spec.precision == Precision::kInt8QkPv) {
-    rounding.probability -= rounding.output;
-    rounding.smallest = 0;
     rounding.tile_weight = 0.5 / 255;
   }
   if (spec.accumulate == Accumulate::kFloat16) {

@@ -33,6 +33,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "kernels/attention.h"
@@ -46,9 +47,10 @@ inline constexpr int32_t kManyWorkers = 10000;
 
 // Where a kernel rounds. Units are the largest relative error of one rounding.
 struct Rounding {
-  double output = 0;       // of O
-  double probability = 0;  // of the probabilities that multiply V
-  double smallest = 0;     // largest absolute error of these, relative to the largest of the row
+  double output = 0;                       // of O
+  double probability = 0;                  // of the probabilities that multiply V
+  std::optional<DType> probability_dtype;  // what these are rounded to
+  double smallest = 0;  // largest absolute error of these, relative to the largest of the row
   // Largest absolute error of a probability times the scale of its V row, relative to the largest
   // of these in a K/V tile.
   double tile_weight = 0;

@@ -82,7 +82,10 @@ class RowState {
       float& one = p[j - rows.begin];
       one = std::exp(scores[j - rows.begin] - max_);
       sum_ += one;
-      if (spec_.arch != Arch::kCpu) one = ToFloat(spec_.dtype, FromFloat(spec_.dtype, one));
+      if (rounding_.probability_dtype.has_value()) {
+        const DType dtype = *rounding_.probability_dtype;
+        one = ToFloat(dtype, FromFloat(dtype, one));
+      }
       rounded_sum_ += one;
     }
     for (int32_t d = 0; d < kv_.head_dim(); ++d) {
