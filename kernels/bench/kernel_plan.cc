@@ -107,14 +107,16 @@ int Main(int argc, char** argv) {
     if (TakeFlag(argv[i], "precision", ParsePrecision, &precision)) continue;
     const std::string wrong = ParseShape(argv[i], &shapes.emplace_back());
     if (!wrong.empty()) Fail(wrong);
-    shapes.back().attention.kv_dtype = kv_dtype;
+  }
+  if (precision != Precision::k16Bit && kv_dtype != KvDType::kInt8) {
+    Fail("--precision: only with --kv_dtype=int8");
+  }
+  for (BenchShape& shape : shapes) {
+    shape.attention.kv_dtype = kv_dtype;
     // CPU and CUDA kernels have the same head_dims.
-    const KernelSpec spec = SpecFor(shapes.back().attention, Arch::kCpu, Accumulate::kFloat32);
+    const KernelSpec spec = SpecFor(shape.attention, Arch::kCpu, Accumulate::kFloat32);
     if (FindKernel(spec) == nullptr) Fail(ExplainMissing(spec));
-    if (precision != Precision::k16Bit && kv_dtype != KvDType::kInt8) {
-      Fail("--precision: only with --kv_dtype=int8, before the shapes");
-    }
-    shapes.back().attention.precision = precision;
+    shape.attention.precision = precision;
   }
   if (shapes.empty()) {
     Fail(

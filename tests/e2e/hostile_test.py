@@ -157,8 +157,7 @@ class HostileTest(unittest.TestCase):
             idle = server.metric('flashcore_staging_bytes{state="used"}')
             for _ in range(clients):
                 calls.enter_context(UnaryCall(server.port, ATTEND, message))
-            computed = 'flashcore_request_phase_seconds_count{phase="kernel"}'
-            wait_until(lambda: server.metric(computed) >= clients + 1, "all requests are computed")
+            wait_until(lambda: server.metric(harness.COMPUTED) >= clients + 1, "all requests are computed")
             # The replies keep their memory, and nothing else: others are served.
             wait_until(lambda: server.metric("flashcore_inflight_requests") == clients,
                        lambda: f"{server.metric('flashcore_inflight_requests')} are in flight")
@@ -175,8 +174,7 @@ class HostileTest(unittest.TestCase):
         message, _ = self.request_of_one_window()
         with harness.Server("--drain_timeout_s=0.5", *UNHURRIED) as server, \
                 UnaryCall(server.port, ATTEND, message):
-            computed = 'flashcore_request_phase_seconds_count{phase="kernel"}'
-            wait_until(lambda: server.metric(computed) == 1, "the request is computed")
+            wait_until(lambda: server.metric(harness.COMPUTED) == 1, "the request is computed")
             self.assert_serves(server)  # after which the lane is done with both
             self.assertEqual(server.stop(), 0)
             self.assertIn("drained", [record["msg"] for record in server.records()])

@@ -119,14 +119,13 @@ class HeldStaging:
         self._clients = [SilentClient(server.port, host=host) for host in self.HOSTS]
         replies = self.REPLIES
         used = 'flashcore_staging_bytes{state="used"}'
-        computed = 'flashcore_request_phase_seconds_count{phase="kernel"}'
-        before = server.metric(computed)
+        before = server.metric(harness.COMPUTED)
         for client in self._clients:
             client.call(ATTEND, window_request())
         waiting = "flashcore_staging_waiting_requests"
 
         def is_held():  # by replies alone; a GPU's memory is one block: its last piece may be too small
-            held = server.metric(computed) - before
+            held = server.metric(harness.COMPUTED) - before
             return (held + server.metric(waiting) == replies and
                     server.metric(used) == held * self.REPLY)
 

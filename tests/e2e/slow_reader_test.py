@@ -20,7 +20,6 @@ ATTACKERS = [f"127.0.0.{number}" for number in range(2, 6)]
 USED = 'flashcore_staging_bytes{state="used"}'
 INFLIGHT = "flashcore_inflight_requests"
 WAITING = "flashcore_staging_waiting_requests"
-COMPUTED = 'flashcore_request_phase_seconds_count{phase="kernel"}'
 UNREAD = 'flashcore_rejected_requests_total{reason="unread"}'
 
 
@@ -107,14 +106,14 @@ class SlowReaderTest(unittest.TestCase):
             quiet = honest.times()
             attackers = [stack.enter_context(SilentClient(server.port, host=host))
                          for host in ATTACKERS]
-            before = server.metric(COMPUTED)
+            before = server.metric(harness.COMPUTED)
             # At the same pace: who has a request's bytes more in replies would have to give them back.
             step = (HeldStaging.REQUEST - 1) // HeldStaging.REPLY
             for sent in range(step, 141, step):
                 for client in attackers:
                     for _ in range(step):
                         client.call(SERVICE + "Attend", window_request())
-                wait_until(lambda: server.metric(COMPUTED) - before + server.metric(WAITING) ==
+                wait_until(lambda: server.metric(harness.COMPUTED) - before + server.metric(WAITING) ==
                            sent * len(attackers), "all requests are computed or wait")
             self.assertGreater(server.metric(WAITING), 0)
             self.assertGreater(server.metric(USED), 8 * MIB - HeldStaging.REQUEST)
