@@ -100,18 +100,18 @@ MEASURED = {
                           "1x16x2048x128": 189},
 }
 
-# Over INT8 pages, on an H200 (notes/2026-11-27-int8-kv.md).
+# Over INT8 pages, on an H200 (kernels/README.md).
 MEASURED_INT8 = {
     "int8_16bit": {
-        "64x32/8x4096x128,q=1": 162, "64x8x4096x64,q=1": 80.6, "1x32/8x32768x128,q=1": 24.1,
-        "8x32/8x4096x128,q=16": 54.6, "1x8x512x64": 7.58, "8x16x4096x64": 2316,
-        "16x32/8x512x128": 318, "4x32/8x4096x128": 4348},
+        "64x32/8x4096x128,q=1": 157, "64x8x4096x64,q=1": 78.7, "1x32/8x32768x128,q=1": 23.9,
+        "8x32/8x4096x128,q=16": 54.3, "1x8x512x64": 7.62, "8x16x4096x64": 2320,
+        "16x32/8x512x128": 319, "4x32/8x4096x128": 4350},
     "int8_qk": {
-        "8x32/8x4096x128,q=16": 48.6, "1x8x512x64": 7.19, "8x16x4096x64": 1940,
-        "16x32/8x512x128": 237, "4x32/8x4096x128": 2949},
+        "8x32/8x4096x128,q=16": 48.4, "1x8x512x64": 7.18, "8x16x4096x64": 1960,
+        "16x32/8x512x128": 238, "4x32/8x4096x128": 2970},
     "int8_qk_pv": {
-        "8x32/8x4096x128,q=16": 46.8, "1x8x512x64": 7.07, "8x16x4096x64": 1910,
-        "16x32/8x512x128": 228, "4x32/8x4096x128": 2737},
+        "8x32/8x4096x128,q=16": 46.9, "1x8x512x64": 7.11, "8x16x4096x64": 1910,
+        "16x32/8x512x128": 229, "4x32/8x4096x128": 2740},
 }
 
 
@@ -122,6 +122,11 @@ class Products:
     flags: tuple
     element: str
     precision: int = 0
+
+    @property
+    def has_codes(self):
+        """Whether K/V are INT8 codes."""
+        return self.element == "signed char"
 
 
 PRODUCTS = {
@@ -179,7 +184,7 @@ def tile_clocks(device, head_dim, launch, products):
         mmas += (head_dim // 8 + 1) * (tokens // 16)  # and one column of ones
     scores, sums = tokens / 2, head_dim / 2  # of a lane and a row tile
     clocks = mmas * device.mma_clocks + scores * SCORE + 32 * sums * OUTPUT + codes_pv * sums * SUM
-    if products.element != "signed char":
+    if not products.has_codes:
         return row_tiles * clocks + TILE
     converted = (2 - codes_qk - codes_pv) * tokens * head_dim / 32  # codes of K and V
     return row_tiles * (clocks + scores * SCALED) + TILE + converted * CODE
@@ -192,8 +197,8 @@ def launch_time(device, head_dim, launch, kernels, products):
     places = min(places_on_sm(device, *resources), math.ceil(count / device.sms))
     warps = places * launch["row_warps"] * launch["warp_groups"] / 4  # of a scheduler
     clocks = tile_clocks(device, head_dim, launch, products) * places * (ALONE if warps < 2 else 1)
-    codes = products.element == "signed char"
-    per_block = BLOCK + codes * launch["rows"] * head_dim * QUERY / device.ghz / 1000
+    query_codes = launch["rows"] * head_dim if products.has_codes else 0
+    per_block = BLOCK + query_codes * QUERY / device.ghz / 1000
     free_at = [0.0] * (device.sms * places)
     for kv_rows, number in launch["blocks"]:
         tiles = math.ceil(kv_rows / launch["tile_tokens"])

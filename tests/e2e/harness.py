@@ -38,7 +38,7 @@ LOSING_SERVER = SERVER if ON_FAKE_GPU else f"{SERVER}-losing-gpu"
 SANITIZED = os.environ.get("FLASHCORE_SANITIZER", "") != ""  # memory is then the sanitizer's, too
 MIB = 1 << 20
 LABEL = re.compile(r'\w+="[^"]*"')
-COMPUTED = 'flashcore_request_phase_seconds_count{phase="kernel"}'  # the metric of requests that were
+COMPUTED = 'flashcore_request_phase_seconds_count{phase="kernel"}'  # counts them
 NO_DEVICE = 77  # the exit status that ctest takes for skipped
 PATIENCE = 60  # seconds that a condition may take to come true; far more than it needs
 
