@@ -219,9 +219,11 @@ class RunBudget {
         small_(small) {
     int64_t all = 0, without = 0, longest = 0;
     Split split;  // the longest
+    int32_t most_rows = 0;
     for (int32_t s = 0; s < batch.num_spans; ++s) {
       const int32_t rows = batch.spans[s].query_rows * group_;
       if (rows == 0 || (small && !IsSmall(rows))) continue;
+      most_rows = std::max(most_rows, rows);
       const KvRange kv = KvOfTile(batch.spans[s], group_, 0, rows);
       const int32_t tiles = DivideUp(rows, options.tile_rows);
       const int64_t work = heads_ * tiles * Work(rows, kv.end - kv.begin);
@@ -245,10 +247,15 @@ class RunBudget {
       return;
     }
     // All places of the workers take the longest run, round by round. If the runs of the last round
-    // would leave an eighth of all rounds' time idle, splits fill it instead.
-    const int64_t round = longest * Places(options, workers);
+    // would leave an eighth of all rounds' time idle, splits fill it instead. Small runs wait for
+    // memory, and where more run on a worker than usual, the usual number reads as fast.
+    const int32_t usual = std::max(1, options.items_per_worker);
+    const int32_t most = options.smallest_runs_per_worker;
+    const int32_t places = most > 0 && most_rows <= kSmallestSpanRows ? most : usual;
+    const int64_t round = longest * workers * places;
+    const int64_t full = longest * workers * std::min(places, usual);
     const int64_t rounds = all / round;
-    const bool last_is_full = (all - rounds * round) * 8 >= round * (7 - rounds);
+    const bool last_is_full = (all - rounds * round) * 8 >= full * (7 - rounds);
     left_ = (last_is_full ? all : rounds * round) - without;
   }
 

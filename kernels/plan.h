@@ -120,6 +120,10 @@ inline constexpr int32_t kLeastTileRows = 32;
 // share items.
 inline constexpr int32_t kSmallSpanRows = 16;
 
+// Packed rows of the largest span of those that kernels over 8-bit K/V have blocks of their own
+// for.
+inline constexpr int32_t kSmallestSpanRows = 8;
+
 // Splits of a run. CUDA kernels add the partial results of a tile run by run, with runs or without.
 inline constexpr int32_t kRunSplits = 8;
 inline constexpr int32_t kSmallRunSplits = 4;  // of small spans
@@ -148,6 +152,9 @@ struct PlanOptions {
   int32_t items_per_worker = 0;
   bool has_runs = false;        // spans of more than tile_rows / 2 packed rows may have runs
   bool has_small_runs = false;  // small spans may have runs
+  // Runs that run at a time on a worker in a batch whose small spans have up to kSmallestSpanRows
+  // packed rows; 0: items_per_worker.
+  int32_t smallest_runs_per_worker = 0;
   // Items are shared if that saves so many elements of K (rows * head_dim) per worker, at least.
   int64_t cascade_saving = 0;
 };

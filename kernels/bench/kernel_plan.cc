@@ -58,12 +58,13 @@ nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
       if (blocks.empty() || blocks.back().first != kv_rows) blocks.emplace_back(kv_rows, 0);
       blocks.back().second += attention.num_kv_heads;
     }
-    const int32_t rows = kCudaTileRows[kind];
+    const bool is_smallest = Is8Bit(attention.kv_dtype) && array.most_rows <= kSmallestSpanRows;
+    const int32_t rows = is_smallest ? kSmallestSpanRows : kCudaTileRows[kind];
     const sm80::Block block = sm80::BlockFor(rows, attention.head_dim, device.arch);
     launches.push_back({{"rows", rows},
                         {"arch", Name(sm80::BlockArch(rows, attention.head_dim, device.arch,
                                                       attention.kv_dtype, attention.precision,
-                                                      array.has_runs && rows == kCudaTileRows[0]))},
+                                                      array.has_runs && rows <= kCudaTileRows[0]))},
                         {"has_runs", array.has_runs},
                         {"row_tiles", block.row_tiles},
                         {"row_warps", block.row_warps},

@@ -103,14 +103,14 @@ MEASURED = {
 # Over INT8 pages, on an H200 (kernels/README.md).
 MEASURED_INT8 = {
     "int8_16bit": {
-        "64x32/8x4096x128,q=1": 157, "64x8x4096x64,q=1": 78.7, "1x32/8x32768x128,q=1": 23.9,
-        "8x32/8x4096x128,q=16": 54.3, "1x8x512x64": 7.62, "8x16x4096x64": 2320,
-        "16x32/8x512x128": 319, "4x32/8x4096x128": 4350},
+        "64x32/8x4096x128,q=1": 143, "64x8x4096x64,q=1": 74.0, "1x32/8x32768x128,q=1": 22.9,
+        "8x32/8x4096x128,q=16": 54.1, "1x8x512x64": 7.61, "8x16x4096x64": 2320,
+        "16x32/8x512x128": 321, "4x32/8x4096x128": 4350},
     "int8_qk": {
-        "8x32/8x4096x128,q=16": 48.4, "1x8x512x64": 7.18, "8x16x4096x64": 1960,
+        "8x32/8x4096x128,q=16": 48.4, "1x8x512x64": 7.22, "8x16x4096x64": 1960,
         "16x32/8x512x128": 238, "4x32/8x4096x128": 2970},
     "int8_qk_pv": {
-        "8x32/8x4096x128,q=16": 46.9, "1x8x512x64": 7.11, "8x16x4096x64": 1910,
+        "8x32/8x4096x128,q=16": 46.6, "1x8x512x64": 7.05, "8x16x4096x64": 1910,
         "16x32/8x512x128": 229, "4x32/8x4096x128": 2740},
 }
 
@@ -174,7 +174,8 @@ def places_on_sm(device, threads, registers, shared_bytes):
 
 def tile_clocks(device, head_dim, launch, products):
     """Clocks of a warp for a K/V tile, if it never waits."""
-    row_tiles, tokens = launch["row_tiles"], launch["tile_tokens"]
+    tokens = launch["tile_tokens"]
+    row_tiles = launch["row_tiles"] * min(1, launch["rows"] / 16)  # 8 rows: half an mma's work
     precision = products.precision if launch["rows"] > 16 else 0
     codes_qk, codes_pv = precision >= 1, precision == 2
     mmas = tokens // 8 * (head_dim // (32 if codes_qk else 16))

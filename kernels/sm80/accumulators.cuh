@@ -9,11 +9,12 @@
 #include <cstring>
 
 #include "kernels/cuda/element.cuh"
+#include "kernels/sm80/config.cuh"
 
 namespace flashcore::kernels::sm80 {
 
-// A lane's four accumulators of a tile of 16 rows x 8 columns, in the layout of Mma (ptx.cuh): the
-// lane's row i (0 or 1) has accumulators 2 * i and 2 * i + 1.
+// A lane's four accumulators of a tile, in the layout of Mma (ptx.cuh). Which are of its row i (0
+// or 1), says AccumulatorAt.
 template <class Accum>
 struct Accumulators;
 
@@ -24,9 +25,10 @@ struct Accumulators<float> {
     for (int c = 0; c < 4; ++c) sums[c] = 0;
   }
   __device__ __forceinline__ float Get(int c) const { return sums[c]; }
+  template <class C>
   __device__ __forceinline__ void ScaleRow(int i, float factor) {
-    sums[2 * i] *= factor;
-    sums[2 * i + 1] *= factor;
+    sums[AccumulatorAt<C>(i, 0)] *= factor;
+    sums[AccumulatorAt<C>(i, 1)] *= factor;
   }
 
   float sums[4];
@@ -39,7 +41,9 @@ struct Accumulators<__half> {
   __device__ __forceinline__ float Get(int c) const {
     return ElementTraits<__half>::Unpack(sums[c / 2], c % 2);
   }
+  template <class C>
   __device__ __forceinline__ void ScaleRow(int i, float factor) {
+    static_assert(!C::kTransposed);
     __half2 pair;
     memcpy(&pair, &sums[i], sizeof(pair));
     pair = __hmul2(pair, __float2half2_rn(factor));
@@ -59,7 +63,7 @@ __device__ __forceinline__ float4 AsFloat4(const Accumulators<Accum>& tile) {
 template <class C, class Accum>
 struct RowSums {
   Accumulators<Accum> output[C::kRowTiles][C::kOutputTiles];  // relative to 2^Base(max)
-  float max[C::kRowTiles][2];  // row max to within the rescale threshold; same in the row's 4 lanes
+  float max[C::kRowTiles][2];  // row max to within the rescale threshold; same in the row's lanes
   float sum[C::kRowTiles][2];  // of all lanes; until FinishSoftmax of this lane's probabilities
 
   __device__ __forceinline__ RowSums() {
@@ -86,6 +90,8 @@ struct State : RowSums<C, typename C::Accum> {
   // With kFloatValueSums: what the output of each row has too much, kFloatBase times the factors of
   // the tiles since SubtractBases.
   float bases[C::kRowTiles][2];
+  // With kTwoSums: until FinishSoftmax the sum of odd tokens.
+  float odd_sum[C::kRowTiles][2];
 
   __device__ __forceinline__ State() {
 #pragma unroll
@@ -93,6 +99,7 @@ struct State : RowSums<C, typename C::Accum> {
 #pragma unroll
       for (int c = 0; c < 4; ++c) rounded_sum[m][c] = 0;
       bases[m][0] = bases[m][1] = 0;
+      odd_sum[m][0] = odd_sum[m][1] = 0;
     }
   }
 };

@@ -91,10 +91,13 @@ struct RowKernels {
   // For tiles of up to kRows packed rows.
   template <int kRows>
   static int Launch(const LaunchTiles& tiles) {
+    if constexpr (Is8Bit(kKvDType) && kRows == kCudaTileRows[0]) {
+      if (tiles.most_rows <= kSmallestSpanRows) return Launch<kSmallestSpanRows>(tiles);
+    }
     if constexpr (kRows > kPlan.tile_rows) {
       return cudaErrorInvalidValue;  // no plan has them
     } else {
-      constexpr bool kSmall = kRows == kCudaTileRows[0];
+      constexpr bool kSmall = kRows <= kCudaTileRows[0];
       // Small ones are bound by memory: less precise products would gain nothing.
       constexpr Precision kOfBlock = kSmall ? Precision::k16Bit : kPrecision;
       constexpr bool kMayRun =

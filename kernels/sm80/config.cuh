@@ -93,6 +93,14 @@ struct Config {
 
   static constexpr bool kRuns = kItems == Items::kRuns;
   static constexpr bool kCascades = kItems == Items::kCascades;
+  static constexpr bool kSmallSpans = kCascades || kRows <= kSmallSpanRows;  // only
+  // What an mma has 16 of, and what 8: packed rows and tokens, or columns of V; or if kTransposed
+  // tokens, or columns, and rows. Then up to 8 rows take half as many mma, scores and registers.
+  static constexpr bool kTransposed = kRows == kSmallestSpanRows;
+  static constexpr int kMmaRows = kTransposed ? 8 : 16;
+  static constexpr int kMmaColumns = kTransposed ? 16 : 8;
+  static constexpr int kRowStep = kTransposed ? 1 : 8;  // between the two that a lane has of them
+  static constexpr int kTokenStep = kTransposed ? 8 : 1;
 
   static constexpr Block kBlock =
       kCascades ? CascadeBlock(kHeadDim) : BlockFor(kRows, kHeadDim, kArch);
@@ -101,7 +109,7 @@ struct Config {
   static constexpr int kStreams = kBlock.streams;
   static constexpr int kWarpGroups = kBlock.warp_groups;
   static constexpr int kTileTokens = kBlock.tile_tokens;
-  static constexpr bool kAddsStreams = kRuns && kRows == kCudaTileRows[0];
+  static constexpr bool kAddsStreams = kRuns && kSmallSpans;
   static constexpr bool kAddsSplits = kRuns && !kAddsStreams;  // of a run, through memory
   // Q K^T of codes leaves registers for another block, where shared memory has room for it. For
   // sm_80, ptxas would spill, and for P V of codes.
@@ -111,10 +119,10 @@ struct Config {
   static constexpr bool kThreeBlocks =
       kQueryParts == 1 && !kCodeValues && kHeadDim == 128 && kRows == 64 && kArch == Arch::kSm80;
 #endif
-  static constexpr int kMinBlocks = kAddsStreams   ? 2
-                                    : kThreeBlocks ? 3
-                                                   : kBlock.min_blocks;  // sums take registers
-  static constexpr int kWarpRows = 16 * kRowTiles;
+  static constexpr int kMinBlocks = kAddsStreams && !kTransposed ? 2  // sums take registers
+                                    : kThreeBlocks               ? 3
+                                                                 : kBlock.min_blocks;
+  static constexpr int kWarpRows = kMmaRows * kRowTiles;
   static constexpr int kGroupThreads = 32 * kRowWarps;
   static constexpr int kThreads = kWarpGroups * kGroupThreads;
 
@@ -138,11 +146,14 @@ struct Config {
 
   // Whether the last block of a work tile combines its partial results. With more rows, one block
   // would take longer than another launch.
-  static constexpr bool kCombines = kRows == kCudaTileRows[0];
+  static constexpr bool kCombines = kSmallSpans && !kCascades;
 
-  // Accumulator tiles (16 rows x 8 columns) of a warp, for each of its row tiles.
-  static constexpr int kScoreTiles = kTileTokens / 8;
-  static constexpr int kOutputTiles = kHeadDim / 8;
+  // Accumulator tiles (kMmaRows x kMmaColumns) of a warp, for each of its row tiles.
+  static constexpr int kScoreTiles = kTileTokens / kMmaColumns;
+  static constexpr int kOutputTiles = kHeadDim / kMmaColumns;
+  // Sums of probabilities go by token % 8, so that a row has the same bits in all blocks for small
+  // spans: if a lane has two, even tokens and odd tokens have a sum each.
+  static constexpr bool kTwoSums = kCodes && kSmallSpans && !kTransposed;
   // Otherwise O needs the registers, and every K tile reads Q from shared memory again.
   static constexpr bool kQueryInRegisters = !kCodeValues && kHeadDim <= (kRowTiles == 1     ? 128
                                                                          : kQueryParts == 1 ? 64
@@ -188,6 +199,7 @@ struct Config {
   // Each warp group finishes a slice of kSliceTiles output tiles of every row, for which the other
   // groups store kReduceTiles tiles: with two groups only the other's slice, with more all tiles.
   static constexpr int kSliceTiles = kOutputTiles / kWarpGroups;
+  static constexpr int kSliceColumns = kSliceTiles * kMmaColumns;
   static constexpr int kReduceTiles = kWarpGroups == 1   ? 0
                                       : kWarpGroups == 2 ? kSliceTiles
                                                          : kOutputTiles;
@@ -195,7 +207,7 @@ struct Config {
   // Row tiles whose output tiles are in shared memory at a time.
   static constexpr int kReduceRowTiles = kCascades ? 1 : kRowTiles;
   static constexpr int kStagingOffset = kStatBytes + 16 * kReduceRowTiles * kThreads * kReduceTiles;
-  static constexpr int kStagingPitch = kSliceTiles * 16 + (kSliceTiles % 2 == 0 ? 16 : 0);
+  static constexpr int kStagingPitch = kSliceColumns * 2 + (kSliceColumns % 16 == 0 ? 16 : 0);
   // Cascade items write partial results only.
   static constexpr int kStagingBytes = kCascades ? 0 : kWarpGroups * kRows * kStagingPitch;
   static constexpr int kEpilogueBytes = kStagingOffset + kStagingBytes;
@@ -210,7 +222,8 @@ struct Config {
   static_assert(kHeadDim % 32 == 0 && kHeadDim <= 256);
   static_assert(std::is_same_v<KvElement, Element> || kCodes);
   static_assert(!kCodes || (std::is_same_v<Accum, float> && kScaleBytes % 128 == 0));
-  static_assert(kKvRowBytes % 64 == 0 && kSliceTiles % kStepMmas == 0);
+  static_assert(kKvRowBytes % 64 == 0 && kSliceColumns % (8 * kStepMmas) == 0);
+  static_assert(!kTransposed || (kCodes && kRowTiles == 1 && kWarpGroups > 2));
   static_assert(kRowWarps * kWarpRows == kRows);
   static_assert(kPageTokens % kTileTokens == 0 && kTileTokens % (kCodeValues ? 32 : 16) == 0);
   static_assert(!kCodeValues || kQueryParts == 1);
@@ -254,11 +267,25 @@ struct ThreadPosition {
 
   // The work tile's row that is this lane's row i (0 or 1) of row tile m.
   __device__ __forceinline__ int Row(int m, int i) const {
-    return row_warp * C::kWarpRows + m * 16 + lane / 4 + 8 * i;
+    return row_warp * C::kWarpRows + m * C::kMmaRows + FirstRow() + C::kRowStep * i;
+  }
+  // The same for row tile 0 and i = 0, in the warp's rows; the second is kRowStep further.
+  __device__ __forceinline__ int FirstRow() const {
+    return C::kTransposed ? lane % 4 * 2 : lane / 4;
+  }
+  // Whether the lane is the first of those that share its rows.
+  __device__ __forceinline__ bool IsFirstOfRows() const {
+    return (C::kTransposed ? lane / 4 : lane % 4) == 0;
+  }
+
+  // The first of this lane's two tokens of score tile 0; the second is kTokenStep further.
+  __device__ __forceinline__ int FirstToken() const {
+    return C::kTransposed ? lane / 4 : lane % 4 * 2;
   }
 
   // The first of this lane's two columns of output tile n (operands.cuh).
   __device__ __forceinline__ int Column(int n) const {
+    if constexpr (C::kTransposed) return 16 * n + lane / 4 * 2;
     return C::kCodes ? 16 * (n / 2) + lane % 4 * 4 + 2 * (n % 2) : 8 * n + lane % 4 * 2;
   }
 
@@ -266,6 +293,17 @@ struct ThreadPosition {
   int row_warp;
   int warp_group;
 };
+
+// A lane's four accumulators of an mma are of two packed rows. Accumulator j (0 or 1) of its row i,
+// and the row of accumulator c:
+template <class C>
+__device__ __forceinline__ constexpr int AccumulatorAt(int i, int j) {
+  return C::kTransposed ? 2 * j + i : 2 * i + j;
+}
+template <class C>
+__device__ __forceinline__ constexpr int RowOfAccumulator(int c) {
+  return C::kTransposed ? c % 2 : c / 2;
+}
 
 // Barrier for the threads of one KV warp group.
 template <class C>

@@ -137,10 +137,11 @@ __device__ __forceinline__ void ReduceGroups(const Outcome<C>& outcome, int warp
 #pragma unroll
         for (int g = 0; g < C::kWarpGroups; ++g) {
           const float4 part = buffer.Tile(g, m, slice->first_tile + n);
-          tile[0] = weights[g][0].Add(tile[0], part.x);
-          tile[1] = weights[g][0].Add(tile[1], part.y);
-          tile[2] = weights[g][1].Add(tile[2], part.z);
-          tile[3] = weights[g][1].Add(tile[3], part.w);
+          const float of_part[4] = {part.x, part.y, part.z, part.w};
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            tile[c] = weights[g][RowOfAccumulator<C>(c)].Add(tile[c], of_part[c]);
+          }
         }
       }
     }
@@ -189,13 +190,14 @@ __device__ __forceinline__ void WritePartials(const OutputSlice<C>& slice, const
     for (int i = 0; i < 2; ++i) {
       if (thread.Row(m, i) >= work.tile.row_count) continue;
       const int32_t row = partial_row(thread.Row(m, i));
-      float* const to = partials.output + int64_t{row} * C::kHeadDim + 8 * slice.first_tile;
+      float* const to =
+          partials.output + int64_t{row} * C::kHeadDim + C::kMmaColumns * slice.first_tile;
 #pragma unroll
       for (int n = 0; n < C::kSliceTiles; ++n) {
-        *reinterpret_cast<float2*>(to + thread.Column(n)) =
-            make_float2(slice.output[m][n][2 * i], slice.output[m][n][2 * i + 1]);
+        *reinterpret_cast<float2*>(to + thread.Column(n)) = make_float2(
+            slice.output[m][n][AccumulatorAt<C>(i, 0)], slice.output[m][n][AccumulatorAt<C>(i, 1)]);
       }
-      if (slice.first_tile == 0 && thread.lane % 4 == 0) {
+      if (slice.first_tile == 0 && thread.IsFirstOfRows()) {
         partials.max[row] = slice.max[m][i];
         partials.sum[row] = slice.sum[m][i];
       }
@@ -224,28 +226,30 @@ __device__ __forceinline__ void WriteRows(const OutputSlice<C>& slice, const Wor
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float factor = InverseOfSum(slice.sum[m][i]);
-      const int row = m * 16 + thread.lane / 4 + 8 * i;
+      const int row = m * C::kMmaRows + thread.FirstRow() + C::kRowStep * i;
       auto* const to = reinterpret_cast<uint32_t*>(staging + row * C::kStagingPitch);
 #pragma unroll
       for (int n = 0; n < C::kSliceTiles; ++n) {
         const float(&tile)[4] = slice.output[m][n];
         to[thread.Column(n) / 2] = ElementTraits<typename C::Element>::Pack(
-            tile[2 * i] * factor, tile[2 * i + 1] * factor);
+            tile[AccumulatorAt<C>(i, 0)] * factor, tile[AccumulatorAt<C>(i, 1)] * factor);
       }
     }
   }
   __syncwarp();
   const int first_row = thread.row_warp * C::kWarpRows;
+  constexpr int kPieces = C::kSliceColumns / 8;  // of 16 bytes, of a row
+  const int first_piece = slice.first_tile * C::kMmaColumns / 8;
 #pragma unroll
-  for (int begin = 0; begin < C::kWarpRows * C::kSliceTiles; begin += 32) {
-    const int row = (begin + thread.lane) / C::kSliceTiles;
-    const int piece = (begin + thread.lane) % C::kSliceTiles;
+  for (int begin = 0; begin < C::kWarpRows * kPieces; begin += 32) {
+    const int row = (begin + thread.lane) / kPieces;
+    const int piece = (begin + thread.lane) % kPieces;
     if (row >= C::kWarpRows || first_row + row >= work.tile.row_count) break;
     const OutputRow to(group, kv_head, work.tile.row_begin + first_row + row);
-    reinterpret_cast<uint4*>(to.Output(work))[slice.first_tile + piece] =
+    reinterpret_cast<uint4*>(to.Output(work))[first_piece + piece] =
         reinterpret_cast<const uint4*>(staging + row * C::kStagingPitch)[piece];
   }
-  if (work.span.lse == nullptr || slice.first_tile > 0 || thread.lane % 4 > 0) return;
+  if (work.span.lse == nullptr || slice.first_tile > 0 || !thread.IsFirstOfRows()) return;
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll

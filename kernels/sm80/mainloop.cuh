@@ -364,7 +364,7 @@ class QueryOperands {
   }
 
   // Operands of one step of K, for each row tile.
-  __device__ __forceinline__ const uint32_t (&Get(int step))[C::kRowTiles][C::kQueryMmas][4] {
+  __device__ __forceinline__ const QueryOperand<C> (&Get(int step))[C::kRowTiles][C::kQueryMmas] {
     if constexpr (C::kQueryInRegisters) {
       return registers_[step];
     } else {
@@ -375,7 +375,7 @@ class QueryOperands {
 
  private:
   __device__ __forceinline__ void Load(int step,
-                                       uint32_t (&rows)[C::kRowTiles][C::kQueryMmas][4]) const {
+                                       QueryOperand<C> (&rows)[C::kRowTiles][C::kQueryMmas]) const {
 #pragma unroll
     for (int k = 0; k < C::kQueryMmas; ++k) {
       const int part = C::kQueryParts > 0 ? C::kSteps * k + step : C::kStepMmas * step + k;
@@ -388,7 +388,7 @@ class QueryOperands {
   }
 
   uint32_t address_;
-  uint32_t registers_[C::kQueryInRegisters ? C::kSteps : 1][C::kRowTiles][C::kQueryMmas][4];
+  QueryOperand<C> registers_[C::kQueryInRegisters ? C::kSteps : 1][C::kRowTiles][C::kQueryMmas];
 };
 
 // scores = Q K^T of codes, times the factors of Q's rows.
@@ -399,6 +399,7 @@ __device__ __forceinline__ void MultiplyCodes(QueryOperands<C>* query, uint32_t 
   keys = KeyAddress<C>(keys, thread.lane);
   // Sums of two parts take twice the registers of the scores.
   constexpr int kTiles = C::kQueryParts == 2 ? 2 : C::kScoreTiles;
+  constexpr int kTilesOfLoad = 16 / C::kMmaColumns;
   FirstSums<C::kFloatScoreSums> first;
 #pragma unroll
   for (int begin = 0; begin < C::kScoreTiles; begin += kTiles) {
@@ -408,18 +409,23 @@ __device__ __forceinline__ void MultiplyCodes(QueryOperands<C>* query, uint32_t 
       const auto& rows = query->Get(step);
       const uint32_t address = StepAddress<C::kKvRowBytes>(keys, step);
 #pragma unroll
-      for (int n = 0; n < kTiles; n += 2) {
-        uint32_t key[4];
-        LoadMatrices(RowAddress<C::kKvRowBytes>(address, (begin + n) / 2), key);
+      for (int n = 0; n < kTiles; n += kTilesOfLoad) {
+        uint32_t key[4];  // of 16 tokens
+        LoadMatrices(RowAddress<C::kKvRowBytes>(address, (begin + n) / kTilesOfLoad), key);
 #pragma unroll
         for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
           for (int part = 0; part < C::kQueryParts; ++part) {
 #pragma unroll
-            for (int k = 0; k < 2; ++k) {
+            for (int k = 0; k < kTilesOfLoad; ++k) {
               int32_t(&sum)[4] = sums[m][part][n + k];
-              MmaCodes<int8_t>(rows[m][part], key[2 * k], key[2 * k + 1],
-                               step == 0 ? first.sums : sum, sum);
+              const int32_t(&from)[4] = step == 0 ? first.sums : sum;
+              if constexpr (C::kTransposed) {
+                const uint32_t tokens[4] = {key[0], key[2], key[1], key[3]};
+                MmaCodes<int8_t>(tokens, rows[m][part][0], rows[m][part][1], from, sum);
+              } else {
+                MmaCodes<int8_t>(rows[m][part], key[2 * k], key[2 * k + 1], from, sum);
+              }
             }
           }
         }
@@ -436,11 +442,12 @@ __device__ __forceinline__ void MultiplyCodes(QueryOperands<C>* query, uint32_t 
         for (int c = 0; c < 4; ++c) {
           int32_t sum = sums[m][0][n][c];
           float& score = scores[m][begin + n][c];
+          const float of_row = factor[RowOfAccumulator<C>(c)];
           if constexpr (C::kFloatScoreSums) {
-            score = fmaf(__int_as_float(sum), factor[c / 2], factor[c / 2] * -kFloatBase);
+            score = fmaf(__int_as_float(sum), of_row, of_row * -kFloatBase);
           } else {
             if constexpr (C::kQueryParts == 2) sum = sum * 256 + sums[m][1][n][c];
-            score = static_cast<float>(sum) * factor[c / 2];
+            score = static_cast<float>(sum) * of_row;
           }
         }
       }
@@ -466,15 +473,20 @@ __device__ __forceinline__ void MultiplyElements(QueryOperands<C>* query, uint32
     const auto& rows = query->Get(step);
     const uint32_t address = StepAddress<C::kKvRowBytes>(keys, step);
 #pragma unroll
-    for (int n = 0; n < C::kScoreTiles / 2; ++n) {
+    for (int n = 0; n < C::kTileTokens / 16; ++n) {
       uint32_t key[2][C::kStepMmas][2];
       LoadKeys<C>(RowAddress<C::kKvRowBytes>(address, n), key);
 #pragma unroll
       for (int k = 0; k < C::kStepMmas; ++k) {
 #pragma unroll
         for (int m = 0; m < C::kRowTiles; ++m) {
-          Mma<Element>(rows[m][k], key[0][k][0], key[0][k][1], sums[m][2 * n].sums);
-          Mma<Element>(rows[m][k], key[1][k][0], key[1][k][1], sums[m][2 * n + 1].sums);
+          if constexpr (C::kTransposed) {
+            const uint32_t tokens[4] = {key[0][k][0], key[1][k][0], key[0][k][1], key[1][k][1]};
+            Mma<Element>(tokens, rows[m][k][0], rows[m][k][1], sums[m][n].sums);
+          } else {
+            Mma<Element>(rows[m][k], key[0][k][0], key[0][k][1], sums[m][2 * n].sums);
+            Mma<Element>(rows[m][k], key[1][k][0], key[1][k][1], sums[m][2 * n + 1].sums);
+          }
         }
       }
     }
@@ -611,10 +623,19 @@ __device__ __forceinline__ void AddValues(const Probabilities<C>& probabilities,
                     value);
 #pragma unroll
       for (int m = 0; m < C::kRowTiles; ++m) {
+        const auto& rows = probabilities.rows[m][n];
+        if constexpr (C::kTransposed) {
 #pragma unroll
-        for (int k = 0; k < kTiles; ++k) {
-          Mma<Element>(probabilities.rows[m][n], value[k][0], value[k][1],
-                       state->output[m][kTiles * step + k].sums);
+          for (int k = 0; k < kTiles; k += 2) {
+            const uint32_t columns[4] = {value[k][0], value[k + 1][0], value[k][1],
+                                         value[k + 1][1]};
+            Mma<Element>(columns, rows[0], rows[1], state->output[m][(kTiles * step + k) / 2].sums);
+          }
+        } else {
+#pragma unroll
+          for (int k = 0; k < kTiles; ++k) {
+            Mma<Element>(rows, value[k][0], value[k][1], state->output[m][kTiles * step + k].sums);
+          }
         }
       }
     }
@@ -636,7 +657,7 @@ template <class C>
 __device__ __forceinline__ void FinishState(State<C>* state) {
   if constexpr (C::kFloatValueSums) SubtractBases<C>(state);
   FinishSoftmax<C>(state);
-  if constexpr (C::kCodes) FinishCodes<C>(state);
+  if constexpr (C::kCodes && !C::kTransposed) FinishCodes<C>(state);
 }
 
 template <class C>

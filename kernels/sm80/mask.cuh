@@ -62,7 +62,7 @@ __device__ __forceinline__ void MaskScores(const TileMask<C>& mask, int32_t kv_r
                                            float (&scores)[C::kRowTiles][C::kScoreTiles][4]) {
   if (!mask.NeedsMask(kv_row)) return;
   const ThreadPosition<C> thread;
-  const int32_t token = kv_row + thread.lane % 4 * 2;
+  const int32_t token = kv_row + thread.FirstToken();
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
@@ -70,8 +70,10 @@ __device__ __forceinline__ void MaskScores(const TileMask<C>& mask, int32_t kv_r
       const TokenRange visible = mask.visible[thread.Row(m, i)];
 #pragma unroll
       for (int n = 0; n < C::kScoreTiles; ++n) {
-        if (!visible.Has(token + 8 * n)) scores[m][n][2 * i] = -INFINITY;
-        if (!visible.Has(token + 8 * n + 1)) scores[m][n][2 * i + 1] = -INFINITY;
+        float(&tile)[4] = scores[m][n];
+        const int32_t first = token + C::kMmaColumns * n;
+        if (!visible.Has(first)) tile[AccumulatorAt<C>(i, 0)] = -INFINITY;
+        if (!visible.Has(first + C::kTokenStep)) tile[AccumulatorAt<C>(i, 1)] = -INFINITY;
       }
     }
   }

@@ -25,6 +25,11 @@
 //           c       0  0  1  1  0  0  1  1  0  0  1  1  0  0  1  1
 //   codes after     0  0  1  1  0  0  1  1  0  0  1  1  0  0  1  1   tile
 //   FinishCodes     0  1  0  1  0  1  0  1  0  1  0  1  0  1  0  1   c
+//
+// With kTransposed, K and V are A operands, and Q and P are B operands: the mma of 16 tokens, or of
+// 16 columns, by 8 rows. K and V are read as above, and each sum takes the same numbers in the same
+// order. Accumulators of columns 2 * g and 2 * g + 1 of an output tile, with g = lane / 4, are
+// those of a lane, each for rows 2 * t and 2 * t + 1.
 #ifndef FLASHCORE_KERNELS_SM80_OPERANDS_CUH_
 #define FLASHCORE_KERNELS_SM80_OPERANDS_CUH_
 
@@ -40,21 +45,27 @@
 
 namespace flashcore::kernels::sm80 {
 
-// Q of 16 rows, from `row`. A step has 16 components, or 32 of a part.
+// Q of kMmaRows rows, from `row`. A step has 16 components, or 32 of a part.
 template <class C>
 __device__ __forceinline__ uint32_t QueryAddress(uint32_t tile, int row, int lane) {
   if constexpr (C::kCodes && C::kQueryParts == 0) {
     return tile + ChunkOffset<C::kQueryRowBytes>(row + lane / 4, 0, lane % 4 / 2) + lane % 2 * 8;
+  } else if constexpr (C::kTransposed) {
+    return tile + ChunkOffset<C::kQueryOperandBytes>(row + lane % 8, 0, lane / 8 % 2);
   } else {
     return tile + ChunkOffset<C::kQueryOperandBytes>(row + lane % 16, 0, lane / 16);
   }
 }
 
+// The operand of an mma: A, or with kTransposed B.
 template <class C>
-__device__ __forceinline__ void LoadQuery(uint32_t address, uint32_t (&query)[4]) {
+using QueryOperand = uint32_t[C::kTransposed ? 2 : 4];
+
+template <class C>
+__device__ __forceinline__ void LoadQuery(uint32_t address, QueryOperand<C>& query) {
   if constexpr (C::kCodes && C::kQueryParts == 0) {
-    Load8(address, query[0], query[2]);
-    Load8(address + 8 * C::kQueryRowBytes, query[1], query[3]);
+    Load8(address, query[0], query[C::kTransposed ? 1 : 2]);
+    if constexpr (!C::kTransposed) Load8(address + 8 * C::kQueryRowBytes, query[1], query[3]);
   } else {
     LoadMatrices(address, query);
   }
@@ -129,7 +140,8 @@ __device__ __forceinline__ SoftmaxScale ScoreScale(const Work& work) {
   return SoftmaxScale(work.span.softmax_scale);
 }
 
-// For codes of V: puts the columns of the output in the order of ThreadPosition::Column.
+// For codes of V: puts the columns of the output in the order of ThreadPosition::Column, which they
+// have already with kTransposed.
 template <class C>
 __device__ __forceinline__ void FinishCodes(State<C>* state) {
 #pragma unroll

@@ -105,6 +105,22 @@ __device__ __forceinline__ void LoadMatrices(uint32_t row, uint32_t (&matrices)[
                : "memory");
 }
 
+// Two of them; lanes 16 to 31 give no address.
+__device__ __forceinline__ void LoadMatrices(uint32_t row, uint32_t (&matrices)[2]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(matrices[0]), "=r"(matrices[1])
+               : "r"(row)
+               : "memory");
+}
+
+// The transpose of an 8x8 matrix of 16-bit elements, of which each lane has what LoadMatrices
+// gives.
+__device__ __forceinline__ uint32_t TransposeMatrix(uint32_t matrix) {
+  uint32_t transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(matrix));
+  return transposed;
+}
+
 // Transposed: lane l receives column l / 4, rows 2 * (l % 4) and the next, of each matrix.
 __device__ __forceinline__ void LoadMatricesTransposed(uint32_t row, uint32_t (&matrices)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -24,18 +24,21 @@ namespace flashcore::kernels::sm80 {
 template <class C>
 __device__ __forceinline__ void QuantiseQuery(const Work& work, std::byte* tile, float* factors) {
   using Traits = ElementTraits<typename C::Element>;
-  constexpr int kChunks = C::kQueryRowBytes / 16;           // of a row, a lane for each
-  constexpr int kTurns = C::kRows * kChunks / C::kThreads;  // chunks of a lane
-  constexpr int kBatch = kTurns < 4 ? kTurns : 4;           // at a time, which hides latencies
+  constexpr int kChunks = C::kQueryRowBytes / 16;  // of a row, a lane for each
+  // Threads that take part.
+  constexpr int kThreads = C::kThreads < C::kRows * kChunks ? C::kThreads : C::kRows * kChunks;
+  constexpr int kTurns = C::kRows * kChunks / kThreads;  // chunks of a lane
+  constexpr int kBatch = kTurns < 4 ? kTurns : 4;        // at a time, which hides latencies
   constexpr float kLargest = C::kQueryParts == 2 ? 127 * 256 : 127;
   constexpr float kLeast = 0x1p-110f;  // whose inverse is a float
-  static_assert(32 % kChunks == 0 && kTurns * C::kThreads == C::kRows * kChunks &&
-                kTurns % kBatch == 0);
+  static_assert(32 % kChunks == 0 && kTurns * kThreads == C::kRows * kChunks &&
+                kTurns % kBatch == 0 && kThreads % 32 == 0);
   const int chunk = threadIdx.x % kChunks;
 #pragma unroll 1
   for (int turn = 0; turn < kTurns; turn += kBatch) {
-    const int first_row = (turn * C::kThreads + static_cast<int>(threadIdx.x)) / kChunks;
-    const auto row_at = [&](int n) { return first_row + n * (C::kThreads / kChunks); };
+    if (kThreads < C::kThreads && threadIdx.x >= kThreads) break;
+    const int first_row = (turn * kThreads + static_cast<int>(threadIdx.x)) / kChunks;
+    const auto row_at = [&](int n) { return first_row + n * (kThreads / kChunks); };
     uint32_t pairs[kBatch][4];
     uint32_t largest[kBatch];  // without the sign: as integers bits are in the order of magnitudes
 #pragma unroll

@@ -84,23 +84,25 @@ class RowFactors {
       // A row of zeros has scale 0 and counts in the sum all the same. Elements of a row with a
       // smaller scale than this are read as if it had this one: as at most 2^-57.
       constexpr float kLeast = 0x1p-64f;
-      Store8(pairs_ + token * 8, ScaleAt(scales + token * 2) * log2,
+      // A lane's two tokens of a score tile are side by side.
+      const int place = C::kTransposed ? token / 16 * 16 + token % 8 * 2 + token / 8 % 2 : token;
+      Store8(pairs_ + place * 8, ScaleAt(scales + token * 2) * log2,
              value < kLeast ? -64 : Log2(value));  // NaN stays NaN
-      Store4(inverses() + token * 4, Inverse(fmaxf(value, kLeast)));
+      Store4(inverses() + place * 4, Inverse(fmaxf(value, kLeast)));
     }
   }
 
   // Of the lane's two tokens in score tile n, the factor of the score and the logarithm of V's
   // scale each.
-  __device__ __forceinline__ float4 OfScores(int n) const {
-    return Load16(pairs_ + (8 * n + lane_ % 4 * 2) * 8);
-  }
+  __device__ __forceinline__ float4 OfScores(int n) const { return Load16(pairs_ + Place(n) * 8); }
   // The inverses of V's scales, finite for every scale.
-  __device__ __forceinline__ float2 OfSums(int n) const {
-    return Load8(inverses() + (8 * n + lane_ % 4 * 2) * 4);
-  }
+  __device__ __forceinline__ float2 OfSums(int n) const { return Load8(inverses() + Place(n) * 4); }
 
  private:
+  // Of the lane's first token.
+  __device__ __forceinline__ int Place(int n) const {
+    return C::kTransposed ? 16 * n + lane_ / 4 * 2 : 8 * n + lane_ % 4 * 2;
+  }
   __device__ __forceinline__ uint32_t inverses() const { return pairs_ + C::kTileTokens * 8; }
 
   static __device__ __forceinline__ float ScaleAt(uint32_t address) {
@@ -132,8 +134,10 @@ __device__ __forceinline__ void ScaleScores(const RowFactors<C>& factors,
     for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        scores[m][n][2 * i] = fmaf(scores[m][n][2 * i], pair.x, pair.y);
-        scores[m][n][2 * i + 1] = fmaf(scores[m][n][2 * i + 1], pair.z, pair.w);
+        float& first = scores[m][n][AccumulatorAt<C>(i, 0)];
+        float& second = scores[m][n][AccumulatorAt<C>(i, 1)];
+        first = fmaf(first, pair.x, pair.y);
+        second = fmaf(second, pair.z, pair.w);
       }
     }
   }

@@ -12,19 +12,28 @@
 #include "kernels/cuda/row_output.cuh"
 #include "kernels/sm80/accumulators.cuh"
 #include "kernels/sm80/config.cuh"
+#include "kernels/sm80/ptx.cuh"
 #include "kernels/sm80/score_scale.cuh"
 
 namespace flashcore::kernels::sm80 {
 
-// Reduces over the 4 lanes that share a row.
-__device__ __forceinline__ float MaxOfRow(float value) {
-  value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
-  return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
+// Reduces over the lanes that share a row: 4, which differ in their lowest bits, or with
+// kTransposed 8, which differ in the others.
+template <class C, class Reduce>
+__device__ __forceinline__ float ReduceRow(float value, const Reduce& reduce) {
+#pragma unroll
+  for (int lanes = C::kTransposed ? 4 : 1; lanes < (C::kTransposed ? 32 : 4); lanes *= 2) {
+    value = reduce(value, __shfl_xor_sync(0xffffffffu, value, lanes));
+  }
+  return value;
 }
-
+template <class C>
+__device__ __forceinline__ float MaxOfRow(float value) {
+  return ReduceRow<C>(value, [](float a, float b) { return fmaxf(a, b); });
+}
+template <class C>
 __device__ __forceinline__ float SumOfRow(float value) {
-  value += __shfl_xor_sync(0xffffffffu, value, 1);
-  return value + __shfl_xor_sync(0xffffffffu, value, 2);
+  return ReduceRow<C>(value, [](float a, float b) { return a + b; });
 }
 
 // Raises the max of each row whose largest new score exceeds it by more than the threshold, and
@@ -38,24 +47,28 @@ __device__ __forceinline__ void RescaleRows(const SoftmaxScale& scale, float thr
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float before = state->max[m][i];
-      const float largest_of_row = MaxOfRow(largest[m][i]);
+      const float largest_of_row = MaxOfRow<C>(largest[m][i]);
       const float max = largest_of_row > before + threshold ? largest_of_row : before;
       const float factor = Exp2(scale.Exponent(before) - scale.Base(max));  // 0 at first
 #pragma unroll
-      for (int n = 0; n < C::kOutputTiles; ++n) state->output[m][n].ScaleRow(i, factor);
+      for (int n = 0; n < C::kOutputTiles; ++n) {
+        state->output[m][n].template ScaleRow<C>(i, factor);
+      }
       if constexpr (!C::kCodes) state->rounded_sum[m][2 * i] *= factor;
       if constexpr (C::kFloatValueSums) state->bases[m][i] *= factor;
       state->sum[m][i] *= factor;
+      if constexpr (C::kTwoSums) state->odd_sum[m][i] *= factor;
       state->max[m][i] = max;
     }
   }
 }
 
 // A tile's probabilities as A operands of P V. Two accumulator tiles of Q K^T (8 tokens each) have
-// the layout of one A operand of Elements (16 tokens), and four of one of codes.
+// the layout of one A operand of Elements (16 tokens), and four of one of codes. With kTransposed,
+// they are B operands of V^T P^T, for which an accumulator tile (16 tokens) is transposed.
 template <class C>
 struct Probabilities {
-  uint32_t rows[C::kRowTiles][C::kTileTokens / (C::kCodeValues ? 32 : 16)][4];
+  uint32_t rows[C::kRowTiles][C::kTileTokens / (C::kCodeValues ? 32 : 16)][C::kTransposed ? 2 : 4];
   float factors[C::kRowTiles][2];  // only with kCodeValues: of a row's codes
 };
 
@@ -71,10 +84,11 @@ __device__ __forceinline__ void UpdateRowMax(const SoftmaxScale& scale,
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float value = fmaxf(scores[m][0][2 * i], scores[m][0][2 * i + 1]);
+      const int first = AccumulatorAt<C>(i, 0), second = AccumulatorAt<C>(i, 1);
+      float value = fmaxf(scores[m][0][first], scores[m][0][second]);
 #pragma unroll
       for (int n = 1; n < C::kScoreTiles; ++n) {
-        value = fmaxf(value, fmaxf(scores[m][n][2 * i], scores[m][n][2 * i + 1]));
+        value = fmaxf(value, fmaxf(scores[m][n][first], scores[m][n][second]));
       }
       largest[m][i] = value;
       exceeds |= value > state->max[m][i] + threshold;
@@ -106,7 +120,7 @@ __device__ __forceinline__ void ComputeProbabilityCodes(
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float of_row = MaxOfRow(largest[m][i]);
+      const float of_row = MaxOfRow<C>(largest[m][i]);
       shift[m][i] = of_row == -INFINITY ? kMasked - FiniteOr0(state->max[m][i])  // spills without
                                         : kLog2Of255 - of_row;
     }
@@ -152,16 +166,21 @@ __device__ __forceinline__ void ComputeProbabilities(
     ComputeProbabilityCodes<C>(scores, largest, factors, state, probabilities);
     return;
   }
+  const auto pack = [](float first, float second) {
+    return ElementTraits<typename C::ValueElement>::Pack(first, second);
+  };
   const auto compute = [&](int m, int i, int n, float base, float2 inverse) {
-    const float first = Exp2(fmaf(scores[m][n][2 * i], scale.log2, -base));
-    const float second = Exp2(fmaf(scores[m][n][2 * i + 1], scale.log2, -base));
-    if constexpr (C::kCodes) {
-      state->sum[m][i] = fmaf(second, inverse.y, fmaf(first, inverse.x, state->sum[m][i]));
+    const float first = Exp2(fmaf(scores[m][n][AccumulatorAt<C>(i, 0)], scale.log2, -base));
+    const float second = Exp2(fmaf(scores[m][n][AccumulatorAt<C>(i, 1)], scale.log2, -base));
+    float& sum = state->sum[m][i];
+    if constexpr (!C::kCodes) {
+      sum += first + second;
     } else {
-      state->sum[m][i] += first + second;
+      sum = fmaf(first, inverse.x, sum);
+      float& sum_of_second = C::kTwoSums ? state->odd_sum[m][i] : sum;
+      sum_of_second = fmaf(second, inverse.y, sum_of_second);
     }
-    probabilities->rows[m][n / 2][n % 2 * 2 + i] =
-        ElementTraits<typename C::ValueElement>::Pack(first, second);
+    return make_float2(first, second);
   };
   if constexpr (C::kCodes) {
 #pragma unroll
@@ -169,8 +188,17 @@ __device__ __forceinline__ void ComputeProbabilities(
       const float2 inverse = factors.OfSums(n);
 #pragma unroll
       for (int m = 0; m < C::kRowTiles; ++m) {
+        float2 pairs[2];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) compute(m, i, n, scale.Base(state->max[m][i]), inverse);
+        for (int i = 0; i < 2; ++i) {
+          pairs[i] = compute(m, i, n, scale.Base(state->max[m][i]), inverse);
+          if constexpr (C::kTransposed) continue;
+          probabilities->rows[m][n / 2][n % 2 * 2 + i] = pack(pairs[i].x, pairs[i].y);
+        }
+        if constexpr (C::kTransposed) {
+          probabilities->rows[m][n][0] = TransposeMatrix(pack(pairs[0].x, pairs[1].x));
+          probabilities->rows[m][n][1] = TransposeMatrix(pack(pairs[0].y, pairs[1].y));
+        }
       }
     }
   } else {
@@ -180,7 +208,10 @@ __device__ __forceinline__ void ComputeProbabilities(
       for (int i = 0; i < 2; ++i) {
         const float base = scale.Base(state->max[m][i]);
 #pragma unroll
-        for (int n = 0; n < C::kScoreTiles; ++n) compute(m, i, n, base, {});
+        for (int n = 0; n < C::kScoreTiles; ++n) {
+          const float2 pair = compute(m, i, n, base, {});
+          probabilities->rows[m][n / 2][n % 2 * 2 + i] = pack(pair.x, pair.y);
+        }
       }
     }
   }
@@ -196,11 +227,14 @@ __device__ __forceinline__ void FinishSoftmax(State<C>* state) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float& sum = state->sum[m][i];
-      sum = SumOfRow(sum);
+      if constexpr (C::kTwoSums) sum += state->odd_sum[m][i];
+      sum = SumOfRow<C>(sum);
       if constexpr (C::kCodes) continue;
       const float factor = sum * InverseOfSum(state->rounded_sum[m][2 * i]);
 #pragma unroll
-      for (int n = 0; n < C::kOutputTiles; ++n) state->output[m][n].ScaleRow(i, factor);
+      for (int n = 0; n < C::kOutputTiles; ++n) {
+        state->output[m][n].template ScaleRow<C>(i, factor);
+      }
     }
   }
 }

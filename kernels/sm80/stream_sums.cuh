@@ -30,7 +30,8 @@ struct StreamSums : RowSums<C, float> {
 #pragma unroll
         for (int n = 0; n < C::kOutputTiles; ++n) {
 #pragma unroll
-          for (int c = 2 * i; c < 2 * i + 2; ++c) {
+          for (int j = 0; j < 2; ++j) {
+            const int c = AccumulatorAt<C>(i, j);
             float& to = this->output[m][n].sums[c];
             to = weights.Add(to, stream.output[m][n].Get(c));
           }

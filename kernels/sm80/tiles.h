@@ -50,6 +50,8 @@ constexpr PlanOptions PlanFor(int32_t head_dim, Arch arch = Arch::kSm80,
     // Q of codes leaves room for two blocks (Config::kPacksQuery).
     if (precision == Precision::kInt8QkPv) plan.tile_rows = 128;
     plan.has_runs = false;
+    // As many blocks as shared memory has room for (BuffersFor).
+    if (arch == Arch::kSm80) plan.smallest_runs_per_worker = 3;
   }
   return plan;
 }
@@ -82,18 +84,19 @@ struct Block {
 constexpr Block BlockFor(int32_t tile_rows, int32_t head_dim, Arch arch = Arch::kSm80) {
   Block block;
   block.row_tiles = tile_rows == 128 || (tile_rows == 64 && head_dim <= 64) ? 2 : 1;
-  block.row_warps = tile_rows / (16 * block.row_tiles);
-  if (tile_rows == 16) {
+  if (tile_rows <= kCudaTileRows[0]) {
     // Decode is bound by memory: keep as many bytes in flight as shared memory holds, and several
     // blocks on an SM, to overlap what a block does before and after its main loop. Each warp is a
     // group of its own, so no warp waits for another in the main loop. Buffers of 32 K/V rows (64
     // up to head_dim 64) take 1% less time than two stages of half as many, and 3 to 20% less than
-    // buffers of half as many.
+    // buffers of half as many. The smallest spans over 8-bit K/V have a block of their own, with
+    // the same bits (Config::kTransposed).
     block.streams = block.warp_groups = head_dim <= 128 ? kSmallRunSplits : 2;
     block.tile_tokens = head_dim <= 64 ? 64 : 32;
     block.single_buffers = true;
     if (head_dim <= 128) block.min_blocks = 3;
   } else {
+    block.row_warps = tile_rows / (16 * block.row_tiles);
     // Two streams up to head_dim 64, where a softmax takes as long as the multiplications that run
     // beside it. Each has a warp group while tiles are few. Beyond, multiplications take nearly all
     // the time, and two blocks of 4 warps on an SM, which are never in step, are faster than two

@@ -105,6 +105,25 @@ TEST_P(AttentionBlocksTest, RunsOfSmallSpans) {
             8, GetParam().plan_options.has_small_runs);
 }
 
+// Up to 8 packed rows, which have a kernel of their own over 8-bit K/V: the bits of the kernel for
+// 16, which a batch with one span of more rows gets.
+TEST_P(AttentionBlocksTest, RunsOfTheSmallestSpans) {
+  std::vector<SpanShape> shapes = {{1, 3000},
+                                   {4, 2049, Mask::Causal()},
+                                   {3, 4001, Mask::None(), Layout::kDenseNhd},
+                                   {2, 3000, Mask::SlidingWindow(2200, 1)},
+                                   {1, 0},
+                                   {1, 4100, Mask::None(), Layout::kDenseHnd},
+                                   {4, 1500, Mask{Mask::kUnbounded, 2}},
+                                   {3, 77, Mask::Causal()},
+                                   {1, 7000},
+                                   {4, 6144, Mask::Causal()}};
+  const bool has_runs = GetParam().plan_options.has_small_runs;
+  CheckRuns(shapes, 4, has_runs);
+  shapes.push_back({5, 2500, Mask::Causal()});
+  CheckRuns(shapes, 4, has_runs);
+}
+
 // Unsplit, because a split would have more K/V rows.
 const std::vector<SpanShape> kUnsplitShapes = {
     {150, 300, Mask::Causal()}, {64, 65, Mask::None(), Layout::kDenseNhd},

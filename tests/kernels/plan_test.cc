@@ -437,6 +437,24 @@ TEST(Plan, TakesRunsWhereABatchFillsTheWorkers) {
   EXPECT_EQ(CountRuns(plan_of(16, 136)), 256);
 }
 
+// Over 8-bit K/V, 396 runs of spans of up to 8 packed rows run at a time. A last round that fills
+// 264 places is full.
+TEST(Plan, CountsThePlacesOfTheSmallestRuns) {
+  const PlanOptions options = sm80::PlanFor(128, Arch::kSm80, KvDType::kInt8);
+  const auto runs_of = [&](int spans, int32_t query_rows_of_last = 1) {
+    std::vector<Span> batch(spans, MakeSpan(1, 4096));
+    batch.back().query_rows = query_rows_of_last;
+    return CountRuns(PlanOf(batch, 32, 8, options, kWorkers));
+  };
+  EXPECT_EQ(runs_of(7), 0);  // 224 with 8 KV heads
+  EXPECT_EQ(runs_of(8), 8 * 4);
+  EXPECT_EQ(runs_of(12), 12 * 4);
+  EXPECT_EQ(runs_of(16), 12 * 4);  // and splits
+  EXPECT_EQ(runs_of(16, 2), 12 * 4);
+  EXPECT_EQ(runs_of(16, 3), 16 * 4);  // 264 places
+  EXPECT_EQ(runs_of(19), 19 * 4);
+}
+
 // A run that has a worker for itself takes 0.6 of the time that it takes beside another. Where
 // splits need a round more, or would be combined for nothing, runs are faster.
 TEST(Plan, TakesRunsThatHaveAWorkerEach) {
