@@ -27,9 +27,9 @@ Engine::Options WithDevice(Engine::Options options, const Device& device) {
     options.max_request_flop = kDefaultRequestSeconds * device.info().speed.flop_per_s;
   }
   options.sequences.dtypes = SupportedDTypes(device);
-  options.sequences.head_dims = SupportedHeadDims(device, kernels::KvDType::kSameAsQuery);
-  for (const auto kv_dtype : {kernels::KvDType::kFloat8E4M3, kernels::KvDType::kInt8}) {
-    options.sequences.head_dims_8bit[kv_dtype] = SupportedHeadDims(device, kv_dtype);
+  for (const auto kv_dtype :
+       {kernels::KvDType::kSameAsQuery, kernels::KvDType::kFloat8E4M3, kernels::KvDType::kInt8}) {
+    options.sequences.head_dims[kv_dtype] = SupportedHeadDims(device, kv_dtype);
   }
   options.sequences.max_request_flop = options.max_request_flop;
   if (options.sequences.client_kv_bytes == SequenceOptions::kHalfOfTheMemory) {
@@ -47,7 +47,8 @@ Engine::Engine(const Options& options, std::unique_ptr<Device> device, const Clo
       metrics_(metrics),
       device_(std::move(device)),
       limits_{options.max_spans, options.sequences.max_heads, options_.sequences.dtypes,
-              options_.sequences.head_dims, options_.max_request_flop},
+              options_.sequences.head_dims.at(kernels::KvDType::kSameAsQuery),
+              options_.max_request_flop},
       staging_(options.staging_memory_bytes, device_->staging_allocator(),
                options.max_waiting_bytes, options.client_staging_bytes),
       sequences_(options_.sequences, device_->kv_memory(), clock, metrics),

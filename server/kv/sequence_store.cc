@@ -23,22 +23,24 @@ absl::Status CheckShape(const SequenceShape& shape, const SequenceOptions& optio
   if (shape.num_kv_heads < 1 || shape.num_kv_heads > options.max_heads) {
     return invalid("num_kv_heads", shape.num_kv_heads, absl::StrCat("in 1..", options.max_heads));
   }
-  if (std::find(options.head_dims.begin(), options.head_dims.end(), shape.head_dim) ==
-      options.head_dims.end()) {
-    return invalid("head_dim", shape.head_dim,
-                   absl::StrCat("one of ", absl::StrJoin(options.head_dims, ", ")));
+  const auto head_dims = [&options](kernels::KvDType kv_dtype) {
+    const auto found = options.head_dims.find(kv_dtype);
+    return found == options.head_dims.end() ? std::vector<uint32_t>() : found->second;
+  };
+  const auto has_shape = [&shape](const std::vector<uint32_t>& of) {
+    return std::find(of.begin(), of.end(), shape.head_dim) != of.end();
+  };
+  const std::vector<uint32_t> all = head_dims(kernels::KvDType::kSameAsQuery);
+  if (!has_shape(all)) {
+    return invalid("head_dim", shape.head_dim, absl::StrCat("one of ", absl::StrJoin(all, ", ")));
   }
   if (absl::Status status = ValidateDType(shape.dtype, options.dtypes); !status.ok()) return status;
-  if (kernels::Is8Bit(shape.kv_dtype)) {
-    const auto found = options.head_dims_8bit.find(shape.kv_dtype);
-    std::vector<uint32_t> head_dims;
-    if (found != options.head_dims_8bit.end()) head_dims = found->second;
-    if (std::find(head_dims.begin(), head_dims.end(), shape.head_dim) == head_dims.end()) {
-      return absl::UnimplementedError(
-          absl::StrCat("kv_dtype: the device has no kernels for ", kernels::Name(shape.kv_dtype),
-                       " K/V of head_dim ", shape.head_dim, "; it has",
-                       head_dims.empty() ? " none" : " those of ", absl::StrJoin(head_dims, ", ")));
-    }
+  const std::vector<uint32_t> of_kv_dtype = head_dims(shape.kv_dtype);
+  if (!has_shape(of_kv_dtype)) {
+    return absl::UnimplementedError(absl::StrCat(
+        "kv_dtype: the device has no kernels for ", kernels::Name(shape.kv_dtype),
+        " K/V of head_dim ", shape.head_dim, "; it has",
+        of_kv_dtype.empty() ? " none" : " those of ", absl::StrJoin(of_kv_dtype, ", ")));
   }
   const size_t page_bytes = shape.page_bytes();
   if (page_bytes > options.superblock_bytes) {

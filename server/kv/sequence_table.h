@@ -41,9 +41,9 @@ struct SequenceOptions {
   // Floating-point operations of one request, checked again when it is launched.
   double max_request_flop = std::numeric_limits<double>::infinity();
   std::vector<kernels::DType> dtypes;  // that the device has kernels for
-  std::vector<uint32_t> head_dims;     // that the device has kernels for
-  // Of those whose K/V can also be stored like this. Other types have none.
-  std::map<kernels::KvDType, std::vector<uint32_t>> head_dims_8bit;
+  // That the device has kernels for, by how K/V are stored. 8-bit K/V have no others than 16-bit
+  // K/V.
+  std::map<kernels::KvDType, std::vector<uint32_t>> head_dims;
   // Host memory for sequences and their page tables. Forks are cheap, but not free.
   size_t metadata_bytes = size_t{256} << 20;
   size_t superblock_bytes = Arena::kDefaultSuperblockBytes;  // no page is larger

@@ -110,7 +110,7 @@ struct Host {
   static SequenceStore::Options Options() {
     SequenceStore::Options options;
     options.dtypes = {kernels::DType::kFloat16};
-    options.head_dims = {kHeadDim};
+    options.head_dims[kernels::KvDType::kSameAsQuery] = {kHeadDim};
     options.idle_timeout = std::chrono::hours(1);
     return options;
   }

@@ -112,7 +112,8 @@ bool SequenceWorld::OverQuota(const absl::Status& status) {
 void SequenceWorld::Create(Dice* dice) {
   if (Full()) return;
   SequenceShape shape = kShapes[dice->Below(std::size(kShapes))];
-  for (const auto& [kv_dtype, head_dims] : engine_.options().sequences.head_dims_8bit) {
+  for (const auto& [kv_dtype, head_dims] : engine_.options().sequences.head_dims) {
+    if (!kernels::Is8Bit(kv_dtype)) continue;
     const bool has_it = std::count(head_dims.begin(), head_dims.end(), shape.head_dim) > 0;
     if (has_it && dice->OneIn(3)) shape.kv_dtype = kv_dtype;
   }

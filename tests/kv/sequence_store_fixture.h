@@ -36,7 +36,7 @@ class SequenceStoreTest : public ::testing::Test {
     store_.reset();
     options.superblock_bytes = kPageBytes;
     options.dtypes = {kernels::DType::kFloat16};
-    options.head_dims = {kHeadDim, 64};
+    options.head_dims[kernels::KvDType::kSameAsQuery] = {kHeadDim, 64};
     memory_.input_bytes = pages * kPageBytes;
     memory_.inputs.Reset();
     EXPECT_EQ(staging_.Acquire(&memory_), absl::OkStatus());
@@ -50,8 +50,8 @@ class SequenceStoreTest : public ::testing::Test {
   }
   void OpenWith8Bit() {
     SequenceStore::Options options;
-    options.head_dims_8bit = {{kernels::KvDType::kInt8, {kHeadDim}},
-                              {kernels::KvDType::kFloat8E4M3, {kHeadDim}}};
+    options.head_dims = {{kernels::KvDType::kInt8, {kHeadDim}},
+                         {kernels::KvDType::kFloat8E4M3, {kHeadDim}}};
     Open(options);
   }
   SequenceId Create8Bit(kernels::KvDType kv_dtype = kernels::KvDType::kInt8) {
