@@ -249,11 +249,12 @@ class RunBudget {
     // All places of the workers take the longest run, round by round. If the runs of the last round
     // would leave an eighth of all rounds' time idle, splits fill it instead. Small runs wait for
     // memory, and where more run on a worker than usual, the usual number reads as fast.
-    const int32_t usual = std::max(1, options.items_per_worker);
+    const int64_t usual = Places(options, workers);
     const int32_t most = options.smallest_runs_per_worker;
-    const int32_t places = most > 0 && most_rows <= kSmallestSpanRows ? most : usual;
-    const int64_t round = longest * workers * places;
-    const int64_t full = longest * workers * std::min(places, usual);
+    const bool has_most = most > 0 && most_rows <= kSmallestSpanRows;
+    const int64_t places = has_most ? int64_t{most} * workers : usual;
+    const int64_t round = longest * places;
+    const int64_t full = longest * std::min(places, usual);
     const int64_t rounds = all / round;
     const bool last_is_full = (all - rounds * round) * 8 >= full * (7 - rounds);
     left_ = (last_is_full ? all : rounds * round) - without;

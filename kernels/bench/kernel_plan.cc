@@ -58,8 +58,7 @@ nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
       if (blocks.empty() || blocks.back().first != kv_rows) blocks.emplace_back(kv_rows, 0);
       blocks.back().second += attention.num_kv_heads;
     }
-    const bool is_smallest = Is8Bit(attention.kv_dtype) && array.most_rows <= kSmallestSpanRows;
-    const int32_t rows = is_smallest ? kSmallestSpanRows : kCudaTileRows[kind];
+    const int32_t rows = sm80::KernelRows(kCudaTileRows[kind], array.most_rows, attention.kv_dtype);
     const sm80::Block block = sm80::BlockFor(rows, attention.head_dim, device.arch);
     launches.push_back({{"rows", rows},
                         {"arch", Name(sm80::BlockArch(rows, attention.head_dim, device.arch,
@@ -114,7 +113,7 @@ int Main(int argc, char** argv) {
   }
   for (BenchShape& shape : shapes) {
     shape.attention.kv_dtype = kv_dtype;
-    // CPU and CUDA kernels have the same head_dims.
+    // CPU and CUDA kernels have the same head_dims, but CUDA only 64 and 128 over 8-bit K/V.
     const KernelSpec spec = SpecFor(shape.attention, Arch::kCpu, Accumulate::kFloat32);
     if (FindKernel(spec) == nullptr) Fail(ExplainMissing(spec));
     shape.attention.precision = precision;

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/cuda_raii.h"
 #include "kernels/cuda/element.cuh"
+#include "kernels/fp8.h"
 #include "kernels/kv_pages.h"
 
 namespace flashcore::kernels {
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class Code, class Element>
 __device__ __forceinline__ uint32_t ScaleOfRow(uint32_t largest) {
   constexpr uint32_t kInfinity = std::is_same_v<Element, __half> ? 0x7c00 : 0x7f80;
-  constexpr float kLargestCode = std::is_same_v<Code, int8_t> ? 127 : 448;
+  constexpr float kLargestCode = std::is_same_v<Code, int8_t> ? 127 : kE4M3Max;
   if (largest >= kInfinity) return 0x7fc0;  // NaN
   const float scale = __fdiv_rn(ElementTraits<Element>::Unpack(largest, 0), kLargestCode);
   return (__float_as_uint(scale) + 0xffff) >> 16;

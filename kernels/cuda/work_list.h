@@ -28,7 +28,8 @@ namespace flashcore::kernels {
 
 // Packed rows of the tiles that CUDA kernels are compiled for. A work item runs in the smallest
 // that holds its rows. The first is only for spans that have no more rows than that: a row has the
-// bits of its span alone in the blocks of one size only.
+// bits of its span alone in the blocks of one size only. (Over 8-bit K/V there is one more block
+// for up to kSmallestSpanRows of them, with the same bits.)
 inline constexpr int32_t kCudaTileRows[] = {16, 32, 64, 128};
 inline constexpr int kCudaTileKinds = 4;
 inline constexpr int32_t kCudaMaxTileRows = kCudaTileRows[kCudaTileKinds - 1];

@@ -91,8 +91,10 @@ struct RowKernels {
   // For tiles of up to kRows packed rows.
   template <int kRows>
   static int Launch(const LaunchTiles& tiles) {
-    if constexpr (Is8Bit(kKvDType) && kRows == kCudaTileRows[0]) {
-      if (tiles.most_rows <= kSmallestSpanRows) return Launch<kSmallestSpanRows>(tiles);
+    constexpr int32_t kSmallest = KernelRows(kRows, 1, kKvDType);
+    if constexpr (kSmallest != kRows) {
+      if (KernelRows(kRows, tiles.most_rows, kKvDType) == kSmallest)
+        return Launch<kSmallest>(tiles);
     }
     if constexpr (kRows > kPlan.tile_rows) {
       return cudaErrorInvalidValue;  // no plan has them

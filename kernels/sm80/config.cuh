@@ -158,9 +158,9 @@ struct Config {
   static constexpr bool kQueryInRegisters = !kCodeValues && kHeadDim <= (kRowTiles == 1     ? 128
                                                                          : kQueryParts == 1 ? 64
                                                                                             : 32);
-  // Codes have half the bytes in flight. Where a group is a warp, a barrier costs little.
-  static constexpr bool kCopiesEarly =
-      kSingleBuffers && kCodes && kGroupThreads == 32 && kBuffers == 1;
+  // Where a group is a warp, a barrier costs little. V of the first tile is asked for before Q has
+  // been read, so Q is in no stage.
+  static constexpr bool kCopiesEarly = kSingleBuffers && kGroupThreads == 32 && kBuffers == 1;
   // Whether the output leaves so few registers that places are computed again for each tile.
   static constexpr bool kFewRegisters = kSingleBuffers && kHeadDim > 64;
   // And so few that the work tile is copied to shared memory, where its address is a constant. And
@@ -184,7 +184,8 @@ struct Config {
   static constexpr int kStageStride = kWarpGroups * kGroupBytes;
   static constexpr int kQueryBytes = kRows * kQueryRowBytes;
   static constexpr bool kQueryInStages =
-      kQueryInRegisters && kQueryBytes <= (kSingleBuffers ? kTileBytes : kStageStride);
+      kQueryInRegisters && !kCopiesEarly &&
+      kQueryBytes <= (kSingleBuffers ? kTileBytes : kStageStride);
   static constexpr int kQueryOperandBytes = kPacksQuery ? kQueryRowBytes / 2 : kQueryRowBytes;
   static constexpr int kStagesOffset = kPacksQuery ? kQueryBytes - kTileBytes : 0;
   static constexpr int kQueryOffset =

@@ -19,10 +19,17 @@
 //   wait for K[i]; barrier; ask for V[i]; S = Q K[i]^T; mask
 //   wait for V[i]; barrier; ask for K[i + 1]; update row max; P = exp(S); O += P V[i]
 //
-// With kCopiesEarly, it asks for V[i] before it waits for K[i], and for K[i + 1] before it waits
-// for V[i], so that copies of both are under way while it waits: one more barrier each. With two
-// buffers each for K and V (kBuffers), it asks a tile earlier: for V[i + 1] when K[i] has come, and
-// for K[i + 2] when V[i] has.
+// With kCopiesEarly, it refills a buffer as soon as it has left it, so that copies of both are
+// under way while it waits: one more barrier each.
+//
+//   wait for K[i]; barrier; S = Q K[i]^T; mask; barrier; ask for K[i + 1]
+//   wait for V[i]; barrier; update row max; P = exp(S); O += P V[i]; barrier; ask for V[i + 1]
+//
+// With two buffers each for K and V (kBuffers), it asks a tile earlier: for V[i + 1] when K[i] has
+// come, and for K[i + 2] when V[i] has.
+//
+// Q is asked for first, and nothing else is waited for before the first step: Q's codes and
+// registers are made while K and V are on their way.
 //
 // With kCodes, the group's threads write the tile's RowFactors after Q K^T, and scale and mask its
 // scores behind the barrier that follows: the one for V, or in the serial loop one of its own.
@@ -162,10 +169,11 @@ class KvRing : public KvTiles<C> {
   // First K/V row of the group's tile `tile`.
   __device__ __forceinline__ int32_t KvRow(int tile) const { return first_row_ + tile * kStride; }
 
-  // Starts the copies of the first kStages - 1 steps.
+  // Starts the copies of the first steps, a cp.async group each.
+  static constexpr int kPrefilled = C::kStages - 1;
   __device__ __forceinline__ void Prefill() {
 #pragma unroll
-    for (int step = 0; step < C::kStages - 1; ++step) CopyStage(step);
+    for (int step = 0; step < kPrefilled; ++step) CopyStage(step);
   }
 
   // Waits until the stage of `step` is filled and the group has left the stage before; refills that
@@ -242,8 +250,9 @@ class KvBuffers : public KvTiles<C> {
     return split_end_ == this->work_.tile.kv_begin + this->work_.tile.split_rows;
   }
 
-  // Starts copying the first K; with two buffers then also the first V and the second K, each a
-  // cp.async group.
+  // Starts copying the first K, with kCopiesEarly or two buffers then the first V, and with two
+  // buffers the second K: kPrefilled cp.async groups.
+  static constexpr int kPrefilled = C::kBuffers == 2 ? 3 : C::kCopiesEarly ? 2 : 1;
   __device__ __forceinline__ void Prefill() {
     const int32_t first = First();
     if constexpr (C::kBuffers == 2) {
@@ -254,8 +263,11 @@ class KvBuffers : public KvTiles<C> {
       CommitCopies();
       page_ = next_page;
       SwitchBuffers();
+      CopyKey(next_);
+      return;
     }
-    CopyKey(C::kBuffers == 2 ? next_ : first);
+    CopyKey(first);
+    if constexpr (C::kCopiesEarly) CopyValueEarly(first);
   }
 
   // Waits for K of the tile at `row`, and asks for V. Returns the next tile.
@@ -272,18 +284,13 @@ class KvBuffers : public KvTiles<C> {
       return next;
     }
     const int32_t next = Next(row);
-    const auto copy_value = [&] {
+    WaitForCopies<C::kCopiesEarly>();
+    SyncWarpGroup<C>();
+    if constexpr (!C::kCopiesEarly) {
       CopyValue(row);
       CommitCopies();
       page_ = this->Page(next);
-    };
-    if constexpr (C::kCopiesEarly) {
-      SyncWarpGroup<C>();
-      copy_value();
     }
-    WaitForCopies<C::kCopiesEarly>();
-    SyncWarpGroup<C>();
-    if constexpr (!C::kCopiesEarly) copy_value();
     return next;
   }
 
@@ -297,6 +304,14 @@ class KvBuffers : public KvTiles<C> {
     WaitForCopies<C::kBuffers == 2 ? 2 : C::kCopiesEarly>();
     SyncWarpGroup<C>();
     if constexpr (!C::kCopiesEarly) CopyKey(C::kBuffers == 2 ? next_ : next);
+  }
+
+  // After the last use of V, with kCopiesEarly: asks for V of the tile at `next`.
+  __device__ __forceinline__ void LeaveValue(int32_t next) {
+    if constexpr (C::kCopiesEarly) {
+      SyncWarpGroup<C>();
+      CopyValueEarly(next);
+    }
   }
 
   // Shared addresses of V and K of the tile that was waited for.
@@ -313,6 +328,14 @@ class KvBuffers : public KvTiles<C> {
   }
   __device__ __forceinline__ void CopyValue(int32_t row) {
     this->CopyTile(&WorkSpan::value, page_, row, Value());
+  }
+  // Where K of the tile was asked for before.
+  __device__ __forceinline__ void CopyValueEarly(int32_t row) {
+    if (this->Has(row)) {
+      CopyValue(row);
+      page_ = this->Page(Next(row));
+    }
+    CommitCopies();
   }
   __device__ __forceinline__ void SwitchBuffers() { buffer_ = C::kStageStride - buffer_; }
 
@@ -724,6 +747,7 @@ __device__ __forceinline__ void SingleBufferMainloop(const SoftmaxScale& scale, 
     Probabilities<C> probabilities;
     ComputeProbabilities<C>(scale, scores, largest, factors, state, &probabilities);
     AddValues<C>(probabilities, kv->Value(), lane, state);
+    kv->LeaveValue(next);
     EndTile<C>(row, state);
     if constexpr (C::kStashes || C::kAddsStreams) {
       if (kv->EndsStream(row, next)) {
@@ -795,19 +819,13 @@ __device__ __forceinline__ void RunMainloop(const Work& work, RowDivider group,
   const ThreadPosition<C> thread;
   std::byte* const memory = SharedMemory();
   const uint32_t shared = SharedAddress(memory);
-  std::conditional_t<C::kSingleBuffers, KvBuffers<C>, KvRing<C>> kv(work,
-                                                                    shared + C::kStagesOffset);
-  // With two buffers Q comes with the first K, before what else Prefill asks for.
-  constexpr int kPrefilled = C::kBuffers == 2 ? 2 : 0;
-  if constexpr (C::kBuffers == 1) kv.Prefill();
+  using Kv = std::conditional_t<C::kSingleBuffers, KvBuffers<C>, KvRing<C>>;
+  Kv kv(work, shared + C::kStagesOffset);
   CopyQueryAsync<C>(work, KvHead(), group, shared + C::kQueryOffset);
-  if constexpr (C::kBuffers == 1) {
-    CommitCopies();
-  } else {
-    kv.Prefill();
-  }
+  CommitCopies();
+  kv.Prefill();
   const TileMask<C> mask(work, group, memory + C::kVisibleOffset);
-  WaitForCopies<kPrefilled>();
+  WaitForCopies<Kv::kPrefilled>();
   __syncthreads();
   if constexpr (C::kQueryParts > 0) {
     QuantiseQuery<C>(work, memory + C::kQueryOffset,

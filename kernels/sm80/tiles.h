@@ -79,6 +79,13 @@ struct Block {
   }
 };
 
+// Packed rows of the block for tiles of a kind, of which the largest has most_rows. The smallest
+// spans over 8-bit K/V have a block of their own (Config::kTransposed).
+constexpr int32_t KernelRows(int32_t kind_rows, int32_t most_rows, KvDType kv_dtype) {
+  const bool is_smallest = kind_rows == kCudaTileRows[0] && most_rows <= kSmallestSpanRows;
+  return Is8Bit(kv_dtype) && is_smallest ? kSmallestSpanRows : kind_rows;
+}
+
 // Blocks of 32, 64 and 128 rows have the same streams and tile_tokens, so a row gets the same bits
 // in any of them: see PlanOptions::halves_tiles.
 constexpr Block BlockFor(int32_t tile_rows, int32_t head_dim, Arch arch = Arch::kSm80) {
@@ -89,8 +96,7 @@ constexpr Block BlockFor(int32_t tile_rows, int32_t head_dim, Arch arch = Arch::
     // blocks on an SM, to overlap what a block does before and after its main loop. Each warp is a
     // group of its own, so no warp waits for another in the main loop. Buffers of 32 K/V rows (64
     // up to head_dim 64) take 1% less time than two stages of half as many, and 3 to 20% less than
-    // buffers of half as many. The smallest spans over 8-bit K/V have a block of their own, with
-    // the same bits (Config::kTransposed).
+    // buffers of half as many.
     block.streams = block.warp_groups = head_dim <= 128 ? kSmallRunSplits : 2;
     block.tile_tokens = head_dim <= 64 ? 64 : 32;
     block.single_buffers = true;

@@ -27,16 +27,16 @@ absl::Status CheckShape(const SequenceShape& shape, const SequenceOptions& optio
     const auto found = options.head_dims.find(kv_dtype);
     return found == options.head_dims.end() ? std::vector<uint32_t>() : found->second;
   };
-  const auto has_shape = [&shape](const std::vector<uint32_t>& of) {
+  const auto has_head_dim = [&shape](const std::vector<uint32_t>& of) {
     return std::find(of.begin(), of.end(), shape.head_dim) != of.end();
   };
   const std::vector<uint32_t> all = head_dims(kernels::KvDType::kSameAsQuery);
-  if (!has_shape(all)) {
+  if (!has_head_dim(all)) {
     return invalid("head_dim", shape.head_dim, absl::StrCat("one of ", absl::StrJoin(all, ", ")));
   }
   if (absl::Status status = ValidateDType(shape.dtype, options.dtypes); !status.ok()) return status;
   const std::vector<uint32_t> of_kv_dtype = head_dims(shape.kv_dtype);
-  if (!has_shape(of_kv_dtype)) {
+  if (!has_head_dim(of_kv_dtype)) {
     return absl::UnimplementedError(absl::StrCat(
         "kv_dtype: the device has no kernels for ", kernels::Name(shape.kv_dtype),
         " K/V of head_dim ", shape.head_dim, "; it has",
