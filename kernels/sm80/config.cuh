@@ -160,7 +160,7 @@ struct Config {
                                                                                             : 32);
   // Where a group is a warp, a barrier costs little. V of the first tile is asked for before Q has
   // been read, so Q is in no stage.
-  static constexpr bool kCopiesEarly = kSingleBuffers && kGroupThreads == 32 && kBuffers == 1;
+  static constexpr bool kCopiesEarly = kSingleBuffers && kGroupThreads == 32;
   // Whether the output leaves so few registers that places are computed again for each tile.
   static constexpr bool kFewRegisters = kSingleBuffers && kHeadDim > 64;
   // And so few that the work tile is copied to shared memory, where its address is a constant. And

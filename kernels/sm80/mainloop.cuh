@@ -14,19 +14,15 @@
 //
 // The pipelined mainloop keeps the scores of two tiles, S and S', in registers.
 //
-// With single buffers, K and V of a tile arrive one after the other. Step i:
+// With single buffers, or n (kBuffers) each for K and for V, which are copied in turn. Step i:
 //
-//   wait for K[i]; barrier; ask for V[i]; S = Q K[i]^T; mask
-//   wait for V[i]; barrier; ask for K[i + 1]; update row max; P = exp(S); O += P V[i]
+//   wait for K[i]; barrier; ask for V[i + n - 1]; S = Q K[i]^T; mask
+//   wait for V[i]; barrier; ask for K[i + n]; update row max; P = exp(S); O += P V[i]
 //
-// With kCopiesEarly, it refills a buffer as soon as it has left it, so that copies of both are
-// under way while it waits: one more barrier each.
+// With kCopiesEarly, it refills a buffer as soon as it has left it: one more barrier each.
 //
-//   wait for K[i]; barrier; S = Q K[i]^T; mask; barrier; ask for K[i + 1]
-//   wait for V[i]; barrier; update row max; P = exp(S); O += P V[i]; barrier; ask for V[i + 1]
-//
-// With two buffers each for K and V (kBuffers), it asks a tile earlier: for V[i + 1] when K[i] has
-// come, and for K[i + 2] when V[i] has.
+//   wait for K[i]; barrier; S = Q K[i]^T; mask; barrier; ask for K[i + n]
+//   wait for V[i]; barrier; update row max; P = exp(S); O += P V[i]; barrier; ask for V[i + n]
 //
 // Q is asked for first, and nothing else is waited for before the first step: Q's codes and
 // registers are made while K and V are on their way.
@@ -224,16 +220,13 @@ class KvBuffers : public KvTiles<C> {
         shared_(shared + ThreadPosition<C>().warp_group * C::kGroupBytes),
         split_end_(work.tile.kv_begin + work.tile.split_rows) {
     if constexpr (C::kBuffers == 2) has_all_streams_ = C::kStashes || this->HasOwnSplit(work.tile);
-    page_ = this->Page(First());
+    to_copy_ = First();
+    page_ = this->Page(to_copy_);
   }
 
-  // First K/V rows of the first tile, and of the one after that at `row`.
+  // First K/V row of the first tile.
   __device__ __forceinline__ int32_t First() const {
     return HasAllStreams() ? FirstOfStreams(0) : this->StreamBegin(ThreadPosition<C>().warp_group);
-  }
-  __device__ __forceinline__ int32_t Next(int32_t row) const {
-    const int32_t next = row + this->kStride;
-    return this->Has(next) || !HasAllStreams() ? next : FirstOfStreams(Stream(row) + 1);
   }
 
   // Whether another stream begins at `next`, after the tile at `row`.
@@ -250,67 +243,44 @@ class KvBuffers : public KvTiles<C> {
     return split_end_ == this->work_.tile.kv_begin + this->work_.tile.split_rows;
   }
 
-  // Starts copying the first K, with kCopiesEarly or two buffers then the first V, and with two
-  // buffers the second K: kPrefilled cp.async groups.
-  static constexpr int kPrefilled = C::kBuffers == 2 ? 3 : C::kCopiesEarly ? 2 : 1;
+  // Starts the copies that come before the first step: kPrefilled cp.async groups.
+  static constexpr int kPrefilled = 2 * C::kBuffers - (C::kCopiesEarly ? 0 : 1);
   __device__ __forceinline__ void Prefill() {
-    const int32_t first = First();
-    if constexpr (C::kBuffers == 2) {
-      next_ = NextIfAny(first);
-      const int32_t next_page = this->Page(next_);  // may come from memory
-      CopyKey(first);
-      if (this->Has(first)) CopyValue(first);
-      CommitCopies();
-      page_ = next_page;
-      SwitchBuffers();
-      CopyKey(next_);
-      return;
+#pragma unroll
+    for (int n = 0; n < kPrefilled; ++n) {
+      if (n % 2 == 0) {
+        CopyKey();
+      } else {
+        CopyValue();
+      }
     }
-    CopyKey(first);
-    if constexpr (C::kCopiesEarly) CopyValueEarly(first);
   }
 
-  // Waits for K of the tile at `row`, and asks for V. Returns the next tile.
-  __device__ __forceinline__ int32_t AwaitKey(int32_t row) {
-    if constexpr (C::kBuffers == 2) {
-      const int32_t next = next_;
-      next_ = NextIfAny(next);
-      WaitForCopies<2>();
-      SyncWarpGroup<C>();
-      if (this->Has(next)) CopyValue(next);
-      CommitCopies();
-      page_ = this->Page(next_);
-      SwitchBuffers();
-      return next;
-    }
-    const int32_t next = Next(row);
-    WaitForCopies<C::kCopiesEarly>();
+  // Waits for K of the next tile, which the first call does for the first. Returns the one after
+  // it.
+  __device__ __forceinline__ int32_t AwaitKey() {
+    WaitForCopies<kPrefilled - 1>();
     SyncWarpGroup<C>();
-    if constexpr (!C::kCopiesEarly) {
-      CopyValue(row);
-      CommitCopies();
-      page_ = this->Page(next);
-    }
-    return next;
+    if constexpr (!C::kCopiesEarly) CopyValue();
+    return C::kBuffers == 2 ? next_ : to_copy_;
   }
 
-  // Then waits for V of the same tile, and asks for K of the tile at `next`, or with two buffers of
-  // the one after that.
-  __device__ __forceinline__ void AwaitValue(int32_t next) {
+  // Then, after the last use of K, waits for V of the same tile.
+  __device__ __forceinline__ void AwaitValue() {
     if constexpr (C::kCopiesEarly) {
       SyncWarpGroup<C>();
-      CopyKey(next);
+      CopyKey();
     }
-    WaitForCopies<C::kBuffers == 2 ? 2 : C::kCopiesEarly>();
+    WaitForCopies<kPrefilled - 1>();
     SyncWarpGroup<C>();
-    if constexpr (!C::kCopiesEarly) CopyKey(C::kBuffers == 2 ? next_ : next);
+    if constexpr (!C::kCopiesEarly) CopyKey();
   }
 
-  // After the last use of V, with kCopiesEarly: asks for V of the tile at `next`.
-  __device__ __forceinline__ void LeaveValue(int32_t next) {
+  // After the last use of V.
+  __device__ __forceinline__ void LeaveValue() {
     if constexpr (C::kCopiesEarly) {
       SyncWarpGroup<C>();
-      CopyValueEarly(next);
+      CopyValue();
     }
   }
 
@@ -321,26 +291,28 @@ class KvBuffers : public KvTiles<C> {
   __device__ __forceinline__ uint32_t Key() const { return Value() + C::kTileBytes; }
 
  private:
-  // Starts copying K of a tile, if there is one. The group has left the buffer.
-  __device__ __forceinline__ void CopyKey(int32_t row) {
-    if (this->Has(row)) this->CopyKeyTile(page_, row, Key());
-    CommitCopies();
+  // First K/V row of the tile after the one at `row`.
+  __device__ __forceinline__ int32_t Next(int32_t row) const {
+    const int32_t next = row + this->kStride;
+    return this->Has(next) || !HasAllStreams() ? next : FirstOfStreams(Stream(row) + 1);
   }
-  __device__ __forceinline__ void CopyValue(int32_t row) {
-    this->CopyTile(&WorkSpan::value, page_, row, Value());
-  }
-  // Where K of the tile was asked for before.
-  __device__ __forceinline__ void CopyValueEarly(int32_t row) {
-    if (this->Has(row)) {
-      CopyValue(row);
-      page_ = this->Page(Next(row));
-    }
-    CommitCopies();
-  }
-  __device__ __forceinline__ void SwitchBuffers() { buffer_ = C::kStageStride - buffer_; }
 
-  __device__ __forceinline__ int32_t NextIfAny(int32_t row) const {
-    return this->Has(row) ? Next(row) : row;
+  // Start copying K, and then V, of the next tile to copy, if there is one, to buffers that the
+  // group has left.
+  __device__ __forceinline__ void CopyKey() {
+    if (this->Has(to_copy_)) this->CopyKeyTile(page_, to_copy_, Key());
+    CommitCopies();
+  }
+  __device__ __forceinline__ void CopyValue() {
+    if constexpr (C::kBuffers == 2) next_ = to_copy_;
+    // With one buffer that is not refilled early, it is the tile that K was waited for.
+    const bool exists = (C::kBuffers == 1 && !C::kCopiesEarly) || this->Has(to_copy_);
+    const int32_t next = Next(to_copy_);
+    if (exists) this->CopyTile(&WorkSpan::value, page_, to_copy_, Value());
+    CommitCopies();
+    if (exists) to_copy_ = next;
+    page_ = this->Page(to_copy_);
+    if constexpr (C::kBuffers == 2) buffer_ = C::kStageStride - buffer_;
   }
 
   // Whether the group attends all streams, one after the other.
@@ -359,10 +331,11 @@ class KvBuffers : public KvTiles<C> {
 
   const uint32_t shared_;
   int32_t split_end_;
-  int32_t page_;  // of the next tile to copy
+  int32_t to_copy_;  // the next tile to copy
+  int32_t page_;     // its
   // With two buffers:
   bool has_all_streams_ = false;  // kept, because memory would be read for it
-  int32_t next_ = 0;              // the tile whose K was copied last, or is copied next
+  int32_t next_ = 0;              // the tile before to_copy_
   int32_t buffer_ = 0;            // bytes to the buffers in use
 };
 
@@ -724,7 +697,7 @@ __device__ __forceinline__ void SingleBufferMainloop(const SoftmaxScale& scale, 
                                                      StreamSums<C>* sums) {
 #pragma unroll 1
   for (int32_t row = kv->First(); kv->Has(row);) {
-    const int32_t next = kv->AwaitKey(row);
+    const int32_t next = kv->AwaitKey();
     // Places in shared memory that are computed for each tile need no registers between tiles.
     const ThreadPosition<C> thread;
     const int lane = thread.lane;
@@ -736,7 +709,7 @@ __device__ __forceinline__ void SingleBufferMainloop(const SoftmaxScale& scale, 
     } else {
       MaskScores<C>(mask, row, scores);
     }
-    kv->AwaitValue(next);
+    kv->AwaitValue();
     const RowFactors<C> factors(thread);
     if constexpr (C::kCodes) {
       ScaleScores<C>(factors, scores);
@@ -747,7 +720,7 @@ __device__ __forceinline__ void SingleBufferMainloop(const SoftmaxScale& scale, 
     Probabilities<C> probabilities;
     ComputeProbabilities<C>(scale, scores, largest, factors, state, &probabilities);
     AddValues<C>(probabilities, kv->Value(), lane, state);
-    kv->LeaveValue(next);
+    kv->LeaveValue();
     EndTile<C>(row, state);
     if constexpr (C::kStashes || C::kAddsStreams) {
       if (kv->EndsStream(row, next)) {
