@@ -248,15 +248,17 @@ class RunBudget {
     }
     // All places of the workers take the longest run, round by round. If the runs of the last round
     // would leave an eighth of all rounds' time idle, splits fill it instead. Small runs wait for
-    // memory, and where more run on a worker than usual, the usual number reads as fast.
+    // memory, and where more run on a worker than usual, the usual number reads as fast, and splits
+    // pay from a sixteenth.
     const int64_t usual = Places(options, workers);
     const int32_t most = options.smallest_runs_per_worker;
     const bool has_most = most > 0 && most_rows <= kSmallestSpanRows;
     const int64_t places = has_most ? int64_t{most} * workers : usual;
+    const int64_t parts = has_most ? 16 : 8;  // of all rounds' time
     const int64_t round = longest * places;
     const int64_t full = longest * std::min(places, usual);
     const int64_t rounds = all / round;
-    const bool last_is_full = (all - rounds * round) * 8 >= full * (7 - rounds);
+    const bool last_is_full = (all - rounds * round) * parts >= full * (parts - 1 - rounds);
     left_ = (last_is_full ? all : rounds * round) - without;
   }
 

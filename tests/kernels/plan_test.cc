@@ -437,8 +437,8 @@ TEST(Plan, TakesRunsWhereABatchFillsTheWorkers) {
   EXPECT_EQ(CountRuns(plan_of(16, 136)), 256);
 }
 
-// Over 8-bit K/V, 396 runs of spans of up to 8 packed rows run at a time. A last round that fills
-// 264 places is full.
+// Over 8-bit K/V, 396 runs of spans of up to 8 packed rows run at a time. A last round is full
+// where what it leaves of 264 places is less than a sixteenth of all rounds.
 TEST(Plan, CountsThePlacesOfTheSmallestRuns) {
   const PlanOptions options = sm80::PlanFor(128, Arch::kSm80, KvDType::kInt8);
   const auto runs_of = [&](int spans, int32_t query_rows_of_last = 1) {
@@ -452,7 +452,10 @@ TEST(Plan, CountsThePlacesOfTheSmallestRuns) {
   EXPECT_EQ(runs_of(16), 12 * 4);  // and splits
   EXPECT_EQ(runs_of(16, 2), 12 * 4);
   EXPECT_EQ(runs_of(16, 3), 16 * 4);  // 264 places
-  EXPECT_EQ(runs_of(19), 19 * 4);
+  EXPECT_EQ(runs_of(19), 12 * 4);     // 212 runs are left, and 231 would be enough
+  EXPECT_EQ(runs_of(20), 20 * 4);
+  EXPECT_EQ(runs_of(66), 61 * 4);  // 132 of 165
+  EXPECT_EQ(runs_of(68), 68 * 4);
 }
 
 // A run that has a worker for itself takes 0.6 of the time that it takes beside another. Where
