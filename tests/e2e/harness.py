@@ -236,14 +236,23 @@ def wait_until(condition, what):
         time.sleep(0.01)
 
 
-def published(pattern):
-    """The numbers that the regular expression's groups find in server/README.md."""
-    readme = pathlib.Path(__file__).parents[2] / "server" / "README.md"
-    text = " ".join(readme.read_text().split())
+def published(pattern, document="server/README.md"):
+    """The numbers that the regular expression's groups find in a document, whose line breaks are spaces."""
+    text = " ".join((pathlib.Path(__file__).parents[2] / document).read_text().split())
     found = re.findall(pattern, text)
     if len(found) != 1:
-        raise AssertionError(f"server/README.md has {len(found)} places like {pattern!r}, not 1")
+        raise AssertionError(f"{document} has {len(found)} places like {pattern!r}, not 1")
     return [float(number) for number in (found[0] if isinstance(found[0], tuple) else found)]
+
+
+def ways(info, head_dim):
+    """dtype, kv_dtype and precision of the kernels that the server has, in the order of the contract."""
+    numbers = {(kernel.dtype, kernel.kv_dtype, kernel.precision) for kernel in info.kernels
+               if kernel.head_dim == head_dim}
+    return [(pb.DType.Name(dtype).removeprefix("DTYPE_").lower(),
+             pb.KvDType.Name(kv_dtype).removeprefix("KV_DTYPE_").lower(),
+             pb.Precision.Name(precision).removeprefix("PRECISION_").lower())
+            for dtype, kv_dtype, precision in sorted(numbers)]
 
 
 def numpy_rng():

@@ -4,19 +4,17 @@ Prints the table of kernels/README.md, and more rows, and compares them with it.
 the device; a GPU has more products than the CPU.
 """
 
-import pathlib
 import re
 
 import flashcore
 import numpy as np
-from flashcore.v1 import attention_pb2 as pb
+from flashcore import _tensors
 
 import harness
 
 QUERIES, HEADS_OF_A_SET, DIM = 32, 4, 128  # query heads, each with a KV head
 PUBLISHED_ROWS = 4096  # of K/V
 OTHER_ROWS = 512, 32768
-README = pathlib.Path(__file__).parents[2] / "kernels" / "README.md"
 # How far results may be from the table: inputs are the same in every run, devices sum in other orders.
 RELATIVE_L2, LARGEST = 0.05, 0.25
 ALIKE = 0.15  # the relative L2 of all sets but the last, at OTHER_ROWS
@@ -69,27 +67,13 @@ def reference(q, k, v):
     return np.concatenate([harness.reference(q[:, h], k[:, h], v[:, h])[0] for h in heads], axis=1)
 
 
-def to_bfloat16(tensor):
-    """The bits, rounded to nearest even."""
-    bits = tensor.astype(np.float32).view(np.uint32)
-    return ((bits + 0x7fff + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-
-def from_bfloat16(bits):
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-def attend(client, way, q, k, v):
+def attend(client, way, *tensors):
     dtype, kv_dtype, precision = way
-    if dtype == "bfloat16":
-        q, k, v = map(to_bfloat16, (q, k, v))
-    sequence = client.create_sequence(1, k.shape[1], DIM, dtype=dtype, kv_dtype=kv_dtype)
-    try:
+    q, k, v = (_tensors.from_float32(tensor.astype(np.float32), dtype) for tensor in tensors)
+    with client.create_sequence(1, k.shape[1], DIM, dtype=dtype, kv_dtype=kv_dtype) as sequence:
         sequence.load(0, k, v)
         o = sequence.attend(0, q, precision=precision)
-    finally:
-        sequence.delete()
-    return from_bfloat16(o) if dtype == "bfloat16" else o
+    return _tensors.to_float32(_tensors.to_host("o", o, dtype))
 
 
 def errors(got, want):
@@ -114,20 +98,9 @@ def line(name, of_sets):
 
 def published(name):
     """Of each set, as errors() returns it."""
-    number = r"([\d.]+)%"
-    cell = rf" {number}, {number} \|"
-    found = re.findall(rf"^\| {re.escape(name)} \|{cell * len(SETS)}$", README.read_text(), re.MULTILINE)
-    if len(found) != 1:
-        raise AssertionError(f"kernels/README.md has {len(found)} lines of errors of {name}, not 1")
-    return np.array(found[0], float).reshape(-1, 2) / 100
-
-
-def has_kernel(info, way):
-    dtype, kv_dtype, precision = (pb.DType.Value(f"DTYPE_{way[0].upper()}"),
-                                  pb.KvDType.Value(f"KV_DTYPE_{way[1].upper()}"),
-                                  pb.Precision.Value(f"PRECISION_{way[2].upper()}"))
-    return any((kernel.dtype, kernel.kv_dtype, kernel.precision, kernel.head_dim) ==
-               (dtype, kv_dtype, precision, DIM) for kernel in info.kernels)
+    cell = r" ([\d.]+)%, ([\d.]+)% \|"
+    found = harness.published(rf"\| {re.escape(name)} \|{cell * len(SETS)}", "kernels/README.md")
+    return np.reshape(found, (-1, 2)) / 100
 
 
 @harness.stress
@@ -136,7 +109,8 @@ class KvErrorTest(harness.unittest.TestCase):
         with harness.Server() as server, flashcore.connect(server.target) as client:
             info = client.server_info()
             print(f"{info.devices[0].id}, {info.devices[0].name}")
-            ways = {name: way for name, way in WAYS.items() if has_kernel(info, way)}
+            kernels = harness.ways(info, DIM)
+            ways = {name: way for name, way in WAYS.items() if way in kernels}
             found = {}
             for rows in (PUBLISHED_ROWS, *OTHER_ROWS):
                 q, k, v = inputs(rows)

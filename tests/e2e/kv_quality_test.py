@@ -22,7 +22,6 @@ import antibodies
 import flashcore
 import numpy as np
 from antiberty import DIM, FIRST_RESIDUE, HEADS, LAYERS, MASK
-from flashcore.v1 import attention_pb2 as pb
 
 import harness
 from kv_8bit_test import e4m3_steps
@@ -158,16 +157,6 @@ class AttentionOfServer:
             sequence.delete()
 
 
-def ways(info):
-    """kv_dtype and precision of the kernels that the server has for this model, in the order of the
-    contract."""
-    numbers = {(kernel.kv_dtype, kernel.precision) for kernel in info.kernels
-               if (kernel.dtype, kernel.head_dim) == (pb.DTYPE_FLOAT16, DIM)}
-    return [(pb.KvDType.Name(kv_dtype).removeprefix("KV_DTYPE_").lower(),
-             pb.Precision.Name(precision).removeprefix("PRECISION_").lower())
-            for kv_dtype, precision in sorted(numbers)]
-
-
 @harness.stress
 class KvQualityTest(harness.unittest.TestCase):
     def test_a_language_model_barely_notices_how_kv_is_stored(self):
@@ -187,7 +176,7 @@ class KvQualityTest(harness.unittest.TestCase):
                      "| --- |" + " ---: |" * 4,
                      f"| float32 | {perplexity:.4f} | | | |"]
             results = {}
-            for kv_dtype, precision in ways(info):
+            for kv_dtype, precision in [way for dtype, *way in harness.ways(info, DIM) if dtype == "float16"]:
                 service = AttentionOfServer(text, client, kv_dtype, precision)
                 logits = model.logits(text.masked, service.attend)
                 service.close()
