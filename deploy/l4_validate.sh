@@ -163,6 +163,8 @@ bench_all_kernels() {
   bench_kernels bfloat16 --dtype=bfloat16
   bench_kernels accumulate_float16 --accumulate=float16
   bench_kernels kv_float8 --kv_dtype=float8_e4m3
+  bench_kernels kv_int8 --kv_dtype=int8
+  bench_kernels kv_int8_qk_pv --kv_dtype=int8 --precision=int8_qk_pv
 }
 
 profile() {

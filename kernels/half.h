@@ -24,6 +24,10 @@ inline float BitsFloat(uint32_t bits) {
   return value;
 }
 
+// 1.5 * 2^23. A number of magnitude below 2^22 is rounded to an integer when this is added to it:
+// the integer is then in the low bits.
+inline constexpr float kIntegerBase = 12582912;
+
 // IEEE binary16: sign, 5 bits of exponent (bias 15), 10 of mantissa.
 inline float Float16ToFloat(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;

@@ -45,9 +45,7 @@ template <KvDType kKvDType>
 std::byte CodeOf(float element, float scale) {
   if (!(scale > 0)) return std::byte{0};
   if constexpr (kKvDType == KvDType::kFloat8E4M3) return std::byte{FloatToE4M3(element / scale)};
-  // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low mantissa bits.
-  constexpr float kMagic = 12582912.0f;
-  return static_cast<std::byte>(FloatBits(element / scale + kMagic) - FloatBits(kMagic));
+  return static_cast<std::byte>(FloatBits(element / scale + kIntegerBase));
 }
 
 // The number that a code stands for, to be multiplied by the scale of its row.

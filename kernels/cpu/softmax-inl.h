@@ -11,6 +11,7 @@
 #include "hwy/highway.h"
 #include "kernels/cpu/attention_cpu.h"
 #include "kernels/cpu/multiply-inl.h"
+#include "kernels/half.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace flashcore::kernels {
@@ -22,10 +23,9 @@ constexpr float kNoScore = -std::numeric_limits<float>::infinity();
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Exp2(D d, V x) {
   const hn::RebindToSigned<D> di;
-  // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low mantissa bits.
-  const V magic = hn::Set(d, 12582912.0f);
-  const V shifted = hn::Add(x, magic);
-  const V fraction = hn::Sub(x, hn::Sub(shifted, magic));  // in [-0.5, 0.5]
+  const V base = hn::Set(d, kIntegerBase);
+  const V shifted = hn::Add(x, base);
+  const V fraction = hn::Sub(x, hn::Sub(shifted, base));  // in [-0.5, 0.5]
   V p = hn::Set(d, 1.535336188319500e-4f);
   p = hn::MulAdd(p, fraction, hn::Set(d, 1.339887440266574e-3f));
   p = hn::MulAdd(p, fraction, hn::Set(d, 9.618437357674640e-3f));

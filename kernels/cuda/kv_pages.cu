@@ -7,6 +7,7 @@
 #include "kernels/cuda/cuda_raii.h"
 #include "kernels/cuda/element.cuh"
 #include "kernels/fp8.h"
+#include "kernels/half.h"
 #include "kernels/kv_pages.h"
 
 namespace flashcore::kernels {
@@ -69,8 +70,7 @@ __device__ __forceinline__ uint32_t CodeOf(float element, float scale) {
   if (!(scale > 0)) return 0;
   const float ratio = __fdiv_rn(element, scale);
   if constexpr (std::is_same_v<Code, int8_t>) {
-    constexpr float kMagic = 12582912;  // rounds to an integer, in the lower bits
-    return __float_as_uint(__fadd_rn(ratio, kMagic)) & 0xff;
+    return __float_as_uint(__fadd_rn(ratio, kIntegerBase)) & 0xff;
   } else {
     return __nv_cvt_float_to_fp8(ratio, __NV_SATFINITE, __NV_E4M3);
   }

@@ -87,8 +87,8 @@ struct State : RowSums<C, typename C::Accum> {
   // ones, whose 8 columns are equal. Always float32: float16 cannot count beyond 2048. Not used
   // with kCodes.
   float rounded_sum[C::kRowTiles][4];
-  // With kFloatValueSums: what the output of each row has too much, kFloatBase times the factors of
-  // the tiles since SubtractBases.
+  // With kFloatValueSums: what the output of each row has too much, kIntegerBase times the factors
+  // of the tiles since SubtractBases.
   float bases[C::kRowTiles][2];
   // With kTwoSums: until FinishSoftmax the sum of odd tokens.
   float odd_sum[C::kRowTiles][2];

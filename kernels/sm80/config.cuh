@@ -86,8 +86,8 @@ struct Config {
   // bits: it is at most 2^kRescaleThreshold (score_scale.cuh).
   using ValueElement = std::conditional_t<(kQueryParts > 0), __half, Element>;
   static constexpr bool kCodeValues = kPrecision == Precision::kInt8QkPv;  // P and V, too
-  // Whether the INT32 sums of P V, or of Q K^T, are floats from the start (kFloatBase). For both at
-  // head_dim 128 there are no registers.
+  // Whether the INT32 sums of P V, or of Q K^T, are floats from the start (kIntegerBase). For both
+  // at head_dim 128 there are no registers.
   static constexpr bool kFloatValueSums = kCodeValues && kHeadDim > 64;
   static constexpr bool kFloatScoreSums = kQueryParts == 1 && !kFloatValueSums;
 

@@ -39,6 +39,7 @@
 #include "kernels/attention.h"
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/work_list.h"
+#include "kernels/half.h"
 #include "kernels/sm80/accumulators.cuh"
 #include "kernels/sm80/config.cuh"
 #include "kernels/sm80/epilogue.cuh"
@@ -256,8 +257,8 @@ class KvBuffers : public KvTiles<C> {
     }
   }
 
-  // Waits for K of the next tile, which the first call does for the first. Returns the one after
-  // it.
+  // Waits for K of the next tile, the first call for that of the first. Returns the first K/V row
+  // of the tile after it.
   __device__ __forceinline__ int32_t AwaitKey() {
     WaitForCopies<kPrefilled - 1>();
     SyncWarpGroup<C>();
@@ -440,7 +441,7 @@ __device__ __forceinline__ void MultiplyCodes(QueryOperands<C>* query, uint32_t 
           float& score = scores[m][begin + n][c];
           const float of_row = factor[RowOfAccumulator<C>(c)];
           if constexpr (C::kFloatScoreSums) {
-            score = fmaf(__int_as_float(sum), of_row, of_row * -kFloatBase);
+            score = fmaf(__int_as_float(sum), of_row, of_row * -kIntegerBase);
           } else {
             if constexpr (C::kQueryParts == 2) sum = sum * 256 + sums[m][1][n][c];
             score = static_cast<float>(sum) * of_row;
@@ -552,7 +553,7 @@ __device__ __forceinline__ void AddCodeValues(const Probabilities<C>& probabilit
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float& bases = state->bases[m][i];
-        bases = fmaf(probabilities.factors[m][i], kFloatBase, bases);
+        bases = fmaf(probabilities.factors[m][i], kIntegerBase, bases);
       }
     }
   }

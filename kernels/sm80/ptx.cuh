@@ -189,18 +189,15 @@ __device__ __forceinline__ void MmaCodes<uint8_t>(const uint32_t (&a)[4], uint32
         "r"(from[2]), "r"(from[3]));
 }
 
-// The float 1.5 * 2^23. INT32 sums of less than 2^22 that begin with its bits are the floats
-// kFloatBase + sum, without a conversion.
-constexpr float kFloatBase = 12582912;
-
-// What the sums of a tile begin with: zeros, or with kFloats the bits of kFloatBase.
+// What the sums of a tile begin with: zeros, or with kFloats the bits of kIntegerBase. INT32 sums
+// of less than 2^22 are then the floats kIntegerBase + sum, without a conversion.
 template <bool kFloats>
 struct FirstSums {
   __device__ __forceinline__ FirstSums() {
 #pragma unroll
     for (int32_t& sum : sums) {
       if constexpr (kFloats) {
-        asm volatile("mov.b32 %0, 0x4b400000;" : "=r"(sum));  // in a register
+        asm volatile("mov.b32 %0, %1;" : "=r"(sum) : "n"(0x4b400000));  // in a register
       } else {
         sum = 0;
       }

@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/work_list.h"
+#include "kernels/half.h"
 #include "kernels/sm80/ptx.cuh"
 #include "kernels/sm80/score_scale.cuh"
 #include "kernels/sm80/shared_tile.cuh"
@@ -19,7 +20,7 @@ namespace flashcore::kernels::sm80 {
 // sum of products of codes, and an exponent of 2 but for the scale of K's row. An element x of a
 // row whose largest magnitude is m becomes the integer nearest to x * 32512 / m = 256 * higher +
 // lower, or with one part to x * 127 / m. Rows with m below 2^-110 have fewer bits. A row with NaN
-// or infinity has factor NaN. With kFloatScoreSums a factor has 22 bits, so that kFloatBase times
+// or infinity has factor NaN. With kFloatScoreSums a factor has 22 bits, so that kIntegerBase times
 // it is exact.
 template <class C>
 __device__ __forceinline__ void QuantiseQuery(const Work& work, std::byte* tile, float* factors) {
@@ -67,11 +68,11 @@ __device__ __forceinline__ void QuantiseQuery(const Work& work, std::byte* tile,
     for (int n = 0; n < kBatch; ++n) {
       const float magnitude = fmaxf(Traits::Unpack(largest[n], 0), kLeast);  // kLeast for NaN
       const float inverse = copysignf(kLargest / magnitude, work.span.softmax_scale);
-      uint32_t numbers[8];  // kFloatBase + number
+      uint32_t numbers[8];  // kIntegerBase + number
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const float element = Traits::Unpack(pairs[n][i / 2], i % 2);
-        numbers[i] = __float_as_uint(__fadd_rn(__fmul_rn(element, inverse), kFloatBase));
+        numbers[i] = __float_as_uint(__fadd_rn(__fmul_rn(element, inverse), kIntegerBase));
       }
       // Byte `byte` of each.
       const auto write = [&](int part, int byte) {

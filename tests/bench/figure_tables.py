@@ -59,7 +59,8 @@ def times(theirs, ours):
 
 
 def kernel_results(records, tool, kind="float16", sums="float32", kv=""):
-    """A tool's results for a kind of kernel, {(shape, l2): result}, in the record's order."""
+    """A tool's results for a kind of kernel, {(shape, l2): result}, in the record's order. `kv`: 8-bit K/V and,
+    if they are not of 16 bits, the products: `int8_int8_qk`."""
     ends = f"_{sums}_kv_{kv}" if kv else f"_{sums}"
     return {(result["shape"], result["l2"]): result
             for result in records["gpu"]["kernels"]["results"]
@@ -95,14 +96,27 @@ def kernel_kinds(records):
     tool = "flashcore-kernel-bench"
     base = kernel_results(records, tool)
     kinds = {"BF16": kernel_results(records, tool, kind="bfloat16"),
-             "float16 sums": kernel_results(records, tool, sums="float16"),
-             "FP8 K/V": kernel_results(records, tool, kv="float8_e4m3")}
+             "float16 sums": kernel_results(records, tool, sums="float16")}
     rows = [(f"`{shape}`", us(result["us"]),
              *(f"{us(kind[shape, l2]['us'])} ({times(result['us'], kind[shape, l2]['us'])})"
                for kind in kinds.values()))
             for (shape, l2), result in base.items() if l2 == "cold"]
     return table(("shape", "FP16, us", *(f"{kind}, us (speed)" for kind in kinds)), rows,
                  1 + len(kinds))
+
+
+def kernels_8bit(records):
+    """8-bit K/V beside FP16 K/V, each alone on the GPU, and PyTorch's backends over FP16 K/V, cold L2."""
+    tool = "flashcore-kernel-bench"
+    kinds = {"FP16 K/V": "", "INT8, 16-bit products": "int8", "`int8_qk`": "int8_int8_qk",
+             "`int8_qk_pv`": "int8_int8_qk_pv", "E4M3": "float8_e4m3"}
+    ours = [kernel_results(records, tool, kv=kv) for kv in kinds.values()]
+    torch = beside_torch(records)
+    rows = [(f"`{shape}`", *(us(results[shape, l2]["us"]) for results in ours),
+             us(torch[shape, l2]["torch_flash_us"]), us(torch[shape, l2]["torch_cudnn_us"]))
+            for shape, l2 in ours[0] if l2 == "cold"]
+    return (f"{machine(records['gpu']['kernels']['run'])}. Times in us.\n\n" +
+            table(("shape", *kinds, "FLASH", "cuDNN"), rows, len(kinds) + 2))
 
 
 def float16_sums(records):
@@ -186,6 +200,10 @@ def headline_kernels(records):
         rows.append((f"{gpu} kernel: {text}", measured,
                      f"{times(cold['torch_flash_us'], cold['us'])} FLASH's speed, "
                      f"{times(cold['torch_cudnn_us'], cold['us'])} cuDNN's"))
+    fp16, int8 = (kernel_results(records, "flashcore-kernel-bench", kv=kv)["decode64", "cold"]["us"]
+                  for kv in ("", "int8"))
+    rows.append((f"{gpu} kernel: the same decode, INT8 K/V", f"{us(int8)} us",
+                 f"{times(fp16, int8)} the speed over FP16 K/V"))
     return rows
 
 
@@ -319,7 +337,7 @@ def l2_window(records):
 
 
 BLOCKS = {"how-fast": how_fast, "kernels": kernels, "kernel-kinds": kernel_kinds,
-          "float16-sums": float16_sums, "beside-peer": beside_peer,
+          "kernels-8bit": kernels_8bit, "float16-sums": float16_sums, "beside-peer": beside_peer,
           "beside-echo": lambda records: beside_echo(records, "gpu", "transports"),
           "beside-echo-cpu": lambda records: beside_echo(records, "cpu", "cpu"),
           "transports": transports, "tuning": tuning, "l2-window": l2_window}

@@ -58,8 +58,9 @@ def gpu_kernels(programs):
     torch = {name: beside[0]["run"][name]
              for name in ("torch", "cudnn", "matmul_tflops", "copy_gbps", "rounds")}
     results = [*beside, *python("kernels/bench/compare_torch.py", library, "--dtype=bfloat16")]
-    for flags in ([], ["--dtype=bfloat16"], ["--accumulate=float16"],
-                  ["--kv_dtype=float8_e4m3"]):
+    for flags in ([], ["--dtype=bfloat16"], ["--accumulate=float16"], ["--kv_dtype=float8_e4m3"],
+                  *(["--kv_dtype=int8", f"--precision={precision}"]
+                    for precision in ("16bit", "int8_qk", "int8_qk_pv"))):
         results += json_of(programs / "flashcore-kernel-bench", *flags)
     for result in results:
         result.pop("run", None)
