@@ -100,7 +100,7 @@ MEASURED = {
                           "1x16x2048x128": 189},
 }
 
-# Over INT8 pages, on an H200 (kernels/README.md).
+# Over INT8 pages, on an H200 (notes/2026-11-27-int8-kv.md).
 MEASURED_INT8 = {
     "int8_16bit": {
         "64x32/8x4096x128,q=1": 143, "64x8x4096x64,q=1": 74.0, "1x32/8x32768x128,q=1": 22.3,

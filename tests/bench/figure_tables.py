@@ -59,8 +59,8 @@ def times(theirs, ours):
 
 
 def kernel_results(records, tool, kind="float16", sums="float32", kv=""):
-    """A tool's results for a kind of kernel, {(shape, l2): result}, in the record's order. `kv`: 8-bit K/V and,
-    if they are not of 16 bits, the products: `int8_int8_qk`."""
+    """A tool's results for a kind of kernel, {(shape, l2): result}, in the record's order. `kv`: 8-bit K/V
+    and, if they are not of 16 bits, the products: `int8_int8_qk`."""
     ends = f"_{sums}_kv_{kv}" if kv else f"_{sums}"
     return {(result["shape"], result["l2"]): result
             for result in records["gpu"]["kernels"]["results"]
