@@ -73,6 +73,11 @@ def beside_torch(records):
     return kernel_results(records, "compare_torch.py")
 
 
+def alone(records, **kind):
+    """Results of a kind of kernel alone on the GPU; `kind` as for kernel_results."""
+    return kernel_results(records, "flashcore-kernel-bench", **kind)
+
+
 def kernels(records):
     """Every named shape, FP16, beside PyTorch's backends."""
     part = records["gpu"]["kernels"]
@@ -93,10 +98,8 @@ def kernels(records):
 
 def kernel_kinds(records):
     """Other kinds of kernels against FP16 with float32 sums, each alone on the GPU, cold L2."""
-    tool = "flashcore-kernel-bench"
-    base = kernel_results(records, tool)
-    kinds = {"BF16": kernel_results(records, tool, kind="bfloat16"),
-             "float16 sums": kernel_results(records, tool, sums="float16")}
+    base = alone(records)
+    kinds = {"BF16": alone(records, kind="bfloat16"), "float16 sums": alone(records, sums="float16")}
     rows = [(f"`{shape}`", us(result["us"]),
              *(f"{us(kind[shape, l2]['us'])} ({times(result['us'], kind[shape, l2]['us'])})"
                for kind in kinds.values()))
@@ -107,10 +110,9 @@ def kernel_kinds(records):
 
 def kernels_8bit(records):
     """8-bit K/V beside FP16 K/V, each alone on the GPU, and PyTorch's backends over FP16 K/V, cold L2."""
-    tool = "flashcore-kernel-bench"
     kinds = {"FP16 K/V": "", "INT8, 16-bit products": "int8", "`int8_qk`": "int8_int8_qk",
              "`int8_qk_pv`": "int8_int8_qk_pv", "E4M3": "float8_e4m3"}
-    ours = [kernel_results(records, tool, kv=kv) for kv in kinds.values()]
+    ours = [alone(records, kv=kv) for kv in kinds.values()]
     torch = beside_torch(records)
     rows = [(f"`{shape}`", *(us(results[shape, l2]["us"]) for results in ours),
              us(torch[shape, l2]["torch_flash_us"]), us(torch[shape, l2]["torch_cudnn_us"]))
@@ -121,8 +123,7 @@ def kernels_8bit(records):
 
 def float16_sums(records):
     """One sentence: the range of speeds of float16 sums over float32 sums."""
-    tool = "flashcore-kernel-bench"
-    base, half = (kernel_results(records, tool, sums=sums) for sums in ("float32", "float16"))
+    base, half = (alone(records, sums=sums) for sums in ("float32", "float16"))
     speeds = sorted((result["us"] / half[key]["us"], key[0])
                     for key, result in base.items() if key[1] == "cold")
     (least, slowest), (most, fastest) = speeds[0], speeds[-1]
@@ -200,8 +201,7 @@ def headline_kernels(records):
         rows.append((f"{gpu} kernel: {text}", measured,
                      f"{times(cold['torch_flash_us'], cold['us'])} FLASH's speed, "
                      f"{times(cold['torch_cudnn_us'], cold['us'])} cuDNN's"))
-    fp16, int8 = (kernel_results(records, "flashcore-kernel-bench", kv=kv)["decode64", "cold"]["us"]
-                  for kv in ("", "int8"))
+    fp16, int8 = (alone(records, kv=kv)["decode64", "cold"]["us"] for kv in ("", "int8"))
     rows.append((f"{gpu} kernel: the same decode, INT8 K/V", f"{us(int8)} us",
                  f"{times(fp16, int8)} the speed over FP16 K/V"))
     return rows
