@@ -314,6 +314,10 @@ int main(int argc, char** argv) {
   flashcore::server::SetDefaultLogger(options->log);
   flashcore::grpc_compat::SetLogSink(flashcore::server::LogFromGrpc);
   google::protobuf::SetLogHandler(flashcore::server::LogFromProtobuf);
+  for (const std::string& variable : options->unknown_variables) {
+    flashcore::server::LogWarning("an environment variable is not of a flag: it has no effect",
+                                  {{"variable", variable}});
+  }
   const int status = flashcore::server::Run(*options);
   flashcore::server::DefaultLogger().Flush(flashcore::server::kLogFlushTime);
   return status;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/flags/flag.h"
+#include "absl/flags/reflection.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -223,8 +224,7 @@ class Checker {
     const T value = absl::GetFlag(flag);
     if (value >= low && value <= high) return value;
     if (status_.ok()) {
-      status_ = absl::InvalidArgumentError(
-          absl::StrCat("--", NameOf(flag), ": ", value, " is not in ", low, "..", high));
+      status_ = FlagError(NameOf(flag), absl::StrCat(value), absl::StrCat("in ", low, "..", high));
     }
     return low;
   }
@@ -247,8 +247,7 @@ class Checker {
   void Require(bool ok, const absl::Flag<T>& flag, absl::string_view value,
                absl::string_view want) {
     if (status_.ok() && !ok) {
-      status_ = absl::InvalidArgumentError(
-          absl::StrCat("--", NameOf(flag), ": '", value, "' is not ", want));
+      status_ = FlagError(NameOf(flag), value, want);
     }
   }
   const absl::Status& status() const { return status_; }
@@ -423,12 +422,14 @@ void ReadUnsentReplyOptions(UnsentReplies::Options* options, Checker* check) {
 
 // A client gets a quarter of the staging memory by default, but any message that is not too large,
 // together with its results, finds room.
-size_t ClientStagingBytes(int64_t total, Checker* check) {
-  const int64_t client = check->Range(FLAGS_client_staging_bytes, 0, total);
-  if (client != 0) return client;
-  const int64_t message =
-      std::clamp(absl::GetFlag(FLAGS_max_message_bytes), int64_t{0}, total);  // checked elsewhere
-  return std::min(total, std::max(total / 4, 2 * message));
+size_t ClientStagingBytes(int64_t total, int64_t message, Checker* check) {
+  const int64_t client = absl::GetFlag(FLAGS_client_staging_bytes);
+  if (client == 0) return std::min(total, std::max(total / 4, 2 * message));
+  check->Require(client >= message && client <= total, FLAGS_client_staging_bytes,
+                 absl::StrCat(client),
+                 absl::StrCat("0, or from --max_message_bytes, ", message,
+                              ", to --staging_memory_bytes, ", total));
+  return client;
 }
 
 void ReadServerOptions(Server::Options* options, Checker* check) {
@@ -447,16 +448,20 @@ void ReadServerOptions(Server::Options* options, Checker* check) {
   // sockaddr_un has room for no more.
   check->Require(options->local_listen.size() <= 107, FLAGS_local_listen, options->local_listen,
                  "a path of at most 107 bytes");
+  check->Require(!options->local_listen.empty() || !absl::GetFlag(FLAGS_local_allow_overflow_uid),
+                 FLAGS_local_allow_overflow_uid, "true", "usable without --local_listen");
   options->enable_reflection = absl::GetFlag(FLAGS_enable_reflection);
   options->enable_echo = absl::GetFlag(FLAGS_enable_echo);
   ReadCredentialOptions(options, check);
 }
 
 void ReadEngineOptions(Engine::Options* options, Checker* check) {
-  options->staging_memory_bytes =
-      check->Range(FLAGS_staging_memory_bytes, 1 << 20, int64_t{1} << 46);
-  options->client_staging_bytes =
-      ClientStagingBytes(static_cast<int64_t>(options->staging_memory_bytes), check);
+  const int64_t staging = check->Range(FLAGS_staging_memory_bytes, 1 << 20, int64_t{1} << 46);
+  const int64_t message = check->Range(FLAGS_max_message_bytes, 1024, kMaxMessageBytes);
+  check->Require(message <= staging, FLAGS_staging_memory_bytes, absl::StrCat(staging),
+                 absl::StrCat("at least --max_message_bytes, ", message));
+  options->staging_memory_bytes = staging;
+  options->client_staging_bytes = ClientStagingBytes(staging, message, check);
   options->staging_wait =
       std::chrono::milliseconds(check->Range(FLAGS_staging_wait_ms, 0, 3'600'000));
   options->max_waiting_bytes = absl::GetFlag(FLAGS_transport_memory_bytes) / 2;
@@ -481,8 +486,9 @@ void ReadLogOptions(Logger::Options* options, Checker* check) {
 }  // namespace
 
 absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
-  if (absl::Status status = ReadFlags(argc, argv); !status.ok()) return status;
   Options options;
+  absl::Status read = ReadFlags(argc, argv, &options.unknown_variables);
+  if (!read.ok()) return read;
   Checker check;
   ReadServerOptions(&options.server, &check);
   ReadEngineOptions(&options.engine, &check);
@@ -491,6 +497,9 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
   options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
   options.probe_listen = absl::GetFlag(FLAGS_probe_listen);
   options.metrics_token_file = absl::GetFlag(FLAGS_metrics_token_file);
+  check.Require(options.metrics_token_file.empty() || !options.metrics_listen.empty(),
+                FLAGS_metrics_token_file, options.metrics_token_file,
+                "usable without --metrics_listen");
   options.drain_timeout = absl::Seconds(check.Range(FLAGS_drain_timeout_s, 0.0, 86400.0));
   ReadLogOptions(&options.log, &check);
   if (!check.status().ok()) return check.status();

@@ -24,6 +24,7 @@ struct Options {
   std::string metrics_token_file;  // empty: anyone may scrape
   absl::Duration drain_timeout;
   Logger::Options log;
+  std::vector<std::string> unknown_variables;  // FLASHCORE_... of the environment, but no flag
 };
 
 // Reads the environment and the command line. INVALID_ARGUMENT names the flag, the value and what

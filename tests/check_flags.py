@@ -19,8 +19,10 @@ HEAD = """# Flags of flashcore-server
 <!-- Written by tests/check_flags.py --write from flashcore-server --help. -->
 
 Each flag can also be set in the environment, as `FLASHCORE_` and its name in capitals: `FLASHCORE_LISTEN`.
-The command line wins. A value that is not allowed ends the start with exit status 2. How the flags work
-together: [README.md](README.md).
+The command line wins. Bytes and times take a plain number or one with a unit: B, kB, MB, GB, TB, KiB, MiB,
+GiB, TiB; us, ms, s, m, h. Whatever is not allowed, a flag that does not exist included, ends the start with
+exit status 2. A `FLASHCORE_` variable of no flag is warned about. How the flags work together:
+[README.md](README.md).
 """
 UNITS = {"_bytes": "bytes", "_gflop": "10^9 operations", "_ms": "ms", "_us": "us", "_s": "s"}
 TYPES = {"bool": "true, false", "std::string": "text", "std::vector<std::string>": "list"}

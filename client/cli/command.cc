@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "nlohmann/json.hpp"
+#include "proto/wire/flag_argument.h"
 
 ABSL_FLAG(std::string, target, "",
           "address of the server, as host:port, unix:path or, of its --local_listen, local:/path; "
@@ -86,28 +87,10 @@ std::string Wrap(absl::string_view text, absl::string_view indent) {
 absl::Status SetFlag(absl::CommandLineFlag* flag, absl::string_view value) {
   std::string error;
   if (flag->ParseFrom(value, &error)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--", flag->Name(), "=", value, ": ", error));
-}
-
-// Parses the flag args[*i]. Advances *i if the flag's value is the next argument.
-absl::Status ParseFlag(const Command& command, const std::vector<std::string>& args, size_t* i) {
-  const absl::string_view arg = absl::StripPrefix(args[*i], "--");
-  const size_t equals = arg.find('=');
-  const absl::string_view name = arg.substr(0, equals);
-  absl::CommandLineFlag* flag = FindFlag(command, name);
-  if (flag == nullptr && equals == arg.npos && absl::StartsWith(name, "no")) {
-    absl::CommandLineFlag* negated = FindFlag(command, name.substr(2));
-    if (negated != nullptr && negated->IsOfType<bool>()) return SetFlag(negated, "false");
-  }
-  if (flag == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("unknown flag --", name));
-  }
-  if (equals != arg.npos) return SetFlag(flag, arg.substr(equals + 1));
-  if (flag->IsOfType<bool>()) return SetFlag(flag, "true");
-  if (*i + 1 >= args.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("--", name, ": no value"));
-  }
-  return SetFlag(flag, args[++*i]);
+  // Flags with a grammar of their own say what they want.
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--", flag->Name(), "=", value, ": ",
+      absl::StrContains(error, "; ") ? error : absl::StrCat("not ", AllowedValues(*flag))));
 }
 
 }  // namespace
@@ -122,7 +105,10 @@ absl::Status ParseFlags(const Command& command, const std::vector<std::string>& 
     if (!absl::StartsWith(args[i], "--") || args[i] == "--") {
       return absl::InvalidArgumentError(absl::StrCat("stray argument '", args[i], "'"));
     }
-    if (absl::Status status = ParseFlag(command, args, &i); !status.ok()) return status;
+    const auto find = [&command](absl::string_view name) { return FindFlag(command, name); };
+    const absl::StatusOr<FlagArgument> given = ReadFlagArgument(args, &i, find);
+    if (!given.ok()) return given.status();
+    if (absl::Status status = SetFlag(given->flag, given->value); !status.ok()) return status;
   }
   return absl::OkStatus();
 }

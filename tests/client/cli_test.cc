@@ -112,7 +112,11 @@ TEST(FlagTest, CommandLine) {
   EXPECT_THAT(parse({"--query=x"}).message(), HasSubstr("unknown flag"));  // attend's
   EXPECT_THAT(parse({"--noshape"}).message(), HasSubstr("unknown flag"));
   EXPECT_THAT(parse({"--shape"}).message(), HasSubstr("no value"));
-  EXPECT_THAT(parse({"--duration=fast"}).message(), HasSubstr("--duration"));
+  EXPECT_THAT(parse({"--duration=fast"}).message(),
+              HasSubstr("--duration=fast: not a time, such as 500ms, 2s or 5m"));
+  EXPECT_THAT(parse({"--context=-1"}).message(), HasSubstr("not a whole number, not negative"));
+  EXPECT_THAT(parse({"--pin=maybe"}).message(), HasSubstr("not true or false"));
+  EXPECT_THAT(parse({"--dtype=int4"}).message(), HasSubstr("want float16 or bfloat16"));
   EXPECT_THAT(parse({"stray"}).message(), HasSubstr("stray"));
   EXPECT_EQ(Main({}), kExitUsage);
   EXPECT_EQ(Main({"nonsense"}), kExitUsage);

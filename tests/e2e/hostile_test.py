@@ -99,7 +99,7 @@ class HostileTest(unittest.TestCase):
 
     def test_full_staging_memory_refuses_and_recovers(self):
         with harness.Server(f"--staging_memory_bytes={harness.HELD_BYTES + 5_000_000}",
-                            "--staging_wait_ms=0", *harness.HELD) as server, \
+                            "--max_message_bytes=4MiB", "--staging_wait_ms=0", *harness.HELD) as server, \
                 server.channel() as channel:
             mission = harness.mission_request(harness.numpy_rng())  # takes 2 MiB
             with harness.held_lane(server, channel):

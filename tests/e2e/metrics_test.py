@@ -1,6 +1,5 @@
 """/metrics has the right values in the format of Prometheus."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -93,66 +92,6 @@ class LogTest(unittest.TestCase):
                              ("my request", "INVALID_ARGUMENT", "Attend"))
             self.assertIn(record["client"], (f"uid:{os.getuid()}", "host:127.0.0.1"))
             self.assertIn("head_dim: 7", record["error"])
-
-    def test_flags_come_from_the_environment_too_and_the_command_line_wins(self):
-        env = {"FLASHCORE_MAX_QUEUE_REQUESTS": "17", "FLASHCORE_MAX_MESSAGE_BYTES": "2000000"}
-        with harness.Server("--max_message_bytes=3000000", env=env) as server, server.channel() as channel:
-            from flashcore.v1 import attention_pb2 as pb
-            limits = harness.stub(channel).GetServerInfo(pb.GetServerInfoRequest()).limits
-            self.assertEqual((limits.max_queue_requests, limits.max_message_bytes), (17, 3000000))
-
-
-class FlagTest(unittest.TestCase):
-    def test_a_single_client_gets_all_memory(self):
-        with harness.Server("--client_kv_bytes=0") as server, server.channel() as channel:
-            from flashcore.v1 import attention_pb2 as pb
-            limits = harness.stub(channel).GetServerInfo(pb.GetServerInfoRequest()).limits
-            self.assertEqual((limits.client_kv_bytes, limits.client_metadata_bytes,
-                              limits.client_shared_memory_bytes), (0, 0, 0))
-
-    ENVIRONMENT = {**os.environ, "FLASHCORE_LISTEN": "127.0.0.1:0"}
-
-    def test_bad_flags_exit_2_and_name_the_value(self):
-        messages = {
-            "--listen=nonsense": "'nonsense' is not host:port or unix:path",
-            "--max_queue_requests=0": "--max_queue_requests: 0 is not in 1..",
-            "--reply_timeout_s=0": "--reply_timeout_s: 0 is not in 0.01..",
-            "--unsent_reply_bytes=1": "--unsent_reply_bytes: 1 is not in 1048576..",
-            "--client_staging_bytes=1073741825": "1073741825 is not in 0..1073741824",
-            "--device=tpu": "'tpu' is not auto, cpu or cuda:N",
-            "--device=cuda:": "'cuda:' is not auto, cpu or cuda:N",
-            "--device=cuda:-1": "'cuda:-1' is not auto, cpu or cuda:N",
-            "--device=cuda:0,cpu": "'cuda:0,cpu' is not auto, cpu or cuda:N[,cuda:M...]",
-            "--device=cuda:0,cuda:0": "cuda:N[,cuda:M...], each GPU once",
-            "--lanes=0": "--lanes: 0 is not in 1..",
-            "--l2_window=yes": "--l2_window: 'yes' is not auto, on or off",
-            "--l2_budget_bytes=-1": "--l2_budget_bytes: -1 is not in 0..",
-            "--kv_memory_bytes=1": "--kv_memory_bytes: 1 is not in",
-            "--client_kv_bytes=-2": "--client_kv_bytes: -2 is not in -1..",
-            "--log_level=loud": "'loud' is not debug",
-            "--drain_timeout_s=nan": "--drain_timeout_s: nan is not in",
-            "stray": "unexpected argument 'stray'"}
-        ends = harness.run_together(([harness.SERVER, flag] for flag in messages),
-                                    env=self.ENVIRONMENT)
-        for (flag, message), done in zip(messages.items(), ends):
-            self.assertEqual(done.returncode, 2, flag)
-            self.assertIn(message, done.stderr)
-
-    def test_a_last_flag_without_its_value_ends_the_start(self):
-        for flag in ("--listen", "--lanes"):
-            done = subprocess.run([harness.SERVER, flag], capture_output=True, text=True,
-                                  timeout=30)
-            self.assertEqual(done.returncode, 1, done.stderr)
-            self.assertIn(f"Missing the value for the flag '{flag[2:]}'", done.stderr)
-
-    def test_a_gpu_that_is_not_there_stops_the_start_and_is_named(self):
-        done = subprocess.run([harness.SERVER, "--device=cuda:1000", "--log_format=json"],
-                              capture_output=True, text=True, timeout=harness.PATIENCE,
-                              env=self.ENVIRONMENT)
-        self.assertEqual(done.returncode, 1)
-        record = json.loads(done.stderr.splitlines()[-1])
-        self.assertEqual(record["msg"], "cannot use the device")
-        self.assertTrue(record["error"].startswith("cuda:1000: "), record["error"])
 
 
 if __name__ == "__main__":
