@@ -95,6 +95,13 @@ TEST_F(PeriodicThreadTest, CallsAtOnceAfterALongCall) {
   WaitForCalls(2);
 }
 
+TEST_F(PeriodicThreadTest, ACallThatIsWantedSoonIsOneCall) {
+  for (int i = 1; i <= 200; ++i) {
+    thread_->CallSoon();
+    WaitForCalls(i);
+  }
+}
+
 TEST_F(PeriodicThreadTest, WaitsForACallAtItsEnd) {
   Hold(true);
   clock_.Advance(kInterval);

@@ -138,6 +138,22 @@ TEST_F(LeaseTest, EverySequenceThatTheClientMakesNamesIt) {
   EXPECT_EQ(opened(), 1);
 }
 
+// Between a request that names a lease and its answer, the lease may end and another thread open
+// the next one.
+TEST_F(LeaseTest, ALateAnswerThatALeaseIsLostLeavesTheNextOne) {
+  std::atomic<int> creates{0};
+  server_.on_create = [&, answer = server_.on_create](auto* context, const auto& request,
+                                                      auto* response) {
+    if (creates++ > 0) return answer(context, request, response);
+    EndLeases(/*told=*/true);
+    Create();
+    return LeaseLost();
+  };
+  Create();
+  EXPECT_EQ(opened(), 2);
+  EXPECT_EQ(named().back(), "lease 2");
+}
+
 TEST_F(LeaseTest, AClientWithoutItHasNone) {
   client_ = *Client::Create(server_.target(), Options());
   ASSERT_TRUE(Create().Fork().ok());

@@ -35,6 +35,18 @@ TEST_F(ArenaTest, FreeBlocksJoinInAnyOrder) {
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
+TEST_F(ArenaTest, NoMemoryIsGivenOutTwice) {
+  std::array<int, 4> order = {0, 1, 2, 3};
+  do {
+    std::vector<Arena::Block> blocks(4);
+    for (Arena::Block& block : blocks) block = Allocate(kQuarter);
+    for (const int i : order) blocks[i].Reset();
+    const Arena::Block whole = Allocate(Arena::kRegionBytes);
+    const Arena::Block other = Allocate(Arena::kAlignment);
+    EXPECT_NE(other.region_id(), whole.region_id());
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
 TEST_F(ArenaTest, ABlockLiesWhereThereIsRoom) {
   Arena::Block a = Allocate(kQuarter), b = Allocate(kQuarter), c = Allocate(2 * kQuarter);
   b.Reset();

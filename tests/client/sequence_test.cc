@@ -261,6 +261,23 @@ TEST_F(SequenceTest, ATruncateWhoseFirstAnswerWasLostSucceeds) {
   EXPECT_THAT(sequence.Info()->layer_lengths(), ElementsAre(3));
 }
 
+TEST_F(SequenceTest, ASequenceThatOthersHaveMadeShorterIsNotTruncated) {
+  const Sequence sequence = Create();
+  const auto rows = Bytes(5 * 32, 0);
+  ASSERT_TRUE(sequence.Append(0, rows, rows, Layout::kNHD).ok());
+  int calls = 0;
+  server_.on_truncate = [&, truncate = server_.on_truncate](auto* context, const auto& request,
+                                                            auto* response) {
+    if (++calls > 1) return truncate(context, request, response);
+    v1::TruncateSequenceRequest others = request;
+    others.set_length(1);
+    truncate(context, others, response);
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "connection reset");
+  };
+  EXPECT_TRUE(absl::IsFailedPrecondition(sequence.Truncate(3, 5).status()));
+  EXPECT_EQ(calls, 2);
+}
+
 TEST_F(SequenceTest, EveryCallCarriesTheName) {
   server_.on_stream = [](FakeServer::Stream*) { return grpc::Status::OK; };
   ClientOptions options = Options();

@@ -58,8 +58,9 @@ static size_t encode(uint8_t* to, uint64_t precision, const flashcore_memory* me
   return size;
 }
 
-/* Of a precision that the contract has (0 to 2), or of one that it has not. */
-static int attend(flashcore_client* client, uint64_t tag, uint64_t precision) {
+/* `code`: of the answer's status. */
+static int attend(flashcore_client* client, uint64_t tag, uint64_t precision, int64_t timeout_ns,
+                  int code) {
   flashcore_memory memory;
   CHECK(flashcore_register_memory(client, 4096, 0, 30 * SECOND, &memory) == FLASHCORE_OK);
   CHECK(memory.bytes >= 4096);
@@ -70,14 +71,14 @@ static int attend(flashcore_client* client, uint64_t tag, uint64_t precision) {
   }
   uint8_t request[512];
   const size_t size = encode(request, precision, &memory);
-  CHECK(flashcore_submit(client, tag, request, size, 30 * SECOND) == FLASHCORE_OK);
+  CHECK(flashcore_submit(client, tag, request, size, timeout_ns) == FLASHCORE_OK);
   flashcore_completion completion;
   CHECK(flashcore_wait(client, 30 * SECOND, &completion) == FLASHCORE_OK);
   CHECK(completion.tag == tag);
-  CHECK((memcmp(rows + 64, rows + 96, 64) == 0) == (precision < 3));
-  if (precision >= 3) { /* the first field is the status, and its first one the code */
+  CHECK((memcmp(rows + 64, rows + 96, 64) == 0) == (code == FLASHCORE_OK));
+  if (code != FLASHCORE_OK) { /* the first field is the status, and its first one the code */
     CHECK(completion.response_bytes > 4 && completion.response[0] == 0x12);
-    CHECK(completion.response[2] == 0x08 && completion.response[3] == 3);
+    CHECK(completion.response[2] == 0x08 && completion.response[3] == code);
   }
   CHECK(flashcore_poll(client, &completion) == FLASHCORE_AGAIN);
   CHECK(flashcore_wait(client, 1000, &completion) == FLASHCORE_AGAIN);
@@ -135,8 +136,10 @@ int main(int argc, char** argv) {
   CHECK(flashcore_submit(client, 1, NULL, 1, 0) == 3);
   CHECK(flashcore_cancel(client, 99) == FLASHCORE_OK);
   for (uint64_t tag = 1; tag <= 4; ++tag) {
-    if (attend(client, tag, tag - 1) != 0) return 1;
+    /* Precisions that the contract has, 0 to 2, and one that it has not. */
+    if (attend(client, tag, tag - 1, 30 * SECOND, tag < 4 ? FLASHCORE_OK : 3) != 0) return 1;
   }
+  if (attend(client, 5, 0, 0, 4) != 0) return 1; /* no time: DEADLINE_EXCEEDED */
   if (create_sequences(client) != 0) return 1;
   flashcore_close(client);
   flashcore_close(NULL);

@@ -230,7 +230,7 @@ class OwnershipTest(unittest.TestCase):
         limit = self.owner.GetServerInfo(
             pb.GetServerInfoRequest()).limits.sequence_idle_timeout_seconds
         self.assertEqual(create(self.owner).sequence.idle_timeout_seconds, limit)
-        for seconds in (limit + 1, 0.5, -1, float("nan"), float("inf")):
+        for seconds in (limit + 1, 0.5, -1, 2e8, 1e300, float("nan"), float("inf")):
             code, message = status(lambda s=seconds: create(self.owner, idle_timeout_seconds=s))
             self.assertEqual(code, Code.INVALID_ARGUMENT)
             self.assertIn("idle_timeout_seconds: ", message)

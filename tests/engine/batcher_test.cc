@@ -298,6 +298,32 @@ TEST_F(BatcherTest, ADisplacedOperationIsInNobodysWay) {
   EXPECT_THAT(TakeOperations(&batcher), ElementsAre(x1, y));
 }
 
+// Its launch stays open, with rows appended: it can only end by itself.
+TEST_F(BatcherTest, WhatHasBegunIsNotDisplaced) {
+  OrderSlot slot;
+  Batcher batcher({2, 10, 100}, &clock_);
+  AttendOperation* running = Add(&batcher, "w", {{&slot, kAppends}});
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(running));
+  AttendOperation* waits = Add(&batcher, "x", {{&slot, kReads}});
+  AttendOperation* begun = Add(&batcher, "x");
+  EXPECT_THAT(TakeOperations(&batcher), ElementsAre(begun));
+  begun->cut = std::make_shared<CutLaunch>();
+  EXPECT_EQ(batcher.Return({&begun, 1}), absl::OkStatus());
+  AttendOperation* y = Make("y");
+  AttendOperation* displaced = nullptr;
+  EXPECT_EQ(batcher.Enqueue(y, &displaced), absl::OkStatus());
+  EXPECT_EQ(displaced, waits) << "although it came before";
+  // All that is left of x has begun.
+  AttendOperation* begun_too = Make("x");
+  batcher.EndAll(absl::UnavailableError("the end"));
+  Batcher next({2, 10, 100}, &clock_);
+  for (AttendOperation* operation : {begun, begun_too}) {
+    Add(&next, operation)->cut = std::make_shared<CutLaunch>();
+  }
+  EXPECT_EQ(next.Enqueue(Make("y"), &displaced).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(displaced, nullptr);
+}
+
 // ---- Work.
 
 TEST_F(BatcherTest, ABatchHasAtMostTheWorkOfALaunch) {

@@ -173,6 +173,25 @@ TEST_F(CutLaunchTest, OtherClientsRunBetweenTheParts) {
   EXPECT_EQ(another.ended.get(), absl::OkStatus());
 }
 
+TEST_F(CutLaunchTest, WaitsBetweenPartsAreTimeInTheQueue) {
+  using std::chrono::milliseconds;
+  Start();
+  Client long_one("x", Long()), another("y", Small());
+  SubmitToGate(&long_one);
+  clock_.Advance(milliseconds(1));  // of the first part
+  ASSERT_EQ(Submit(&another), absl::OkStatus());
+  PassOne();
+  EXPECT_EQ(device_.Clients().back(), "y");
+  clock_.Advance(milliseconds(7));
+  PassOne();
+  EXPECT_EQ(device_.Clients().back(), "x");
+  clock_.Advance(milliseconds(2));  // of the second
+  device_.SetOpen(true);
+  EXPECT_EQ(long_one.ended.get(), absl::OkStatus());
+  EXPECT_EQ(long_one.operation.times.queue, Nanoseconds(milliseconds(7)));
+  EXPECT_EQ(another.operation.times.queue, Nanoseconds(0));
+}
+
 TEST_F(CutLaunchTest, LongRequestsOfTwoClientsTakeTurns) {
   Start();
   Client first("x", Long()), second("y", Long()), third("x", Long());
@@ -282,6 +301,9 @@ TEST_F(CutLaunchTest, RequestsThatHaveGrownInTheQueueGetLaunchesOfTheirOwn) {
   for (auto& client : waiting) EXPECT_EQ(client->ended.get(), absl::OkStatus());
   EXPECT_THAT(device_.BatchSizes(), ElementsAre(1, 1, 1, 1));
   EXPECT_EQ(metrics_.queue_depth.Value(), 0);
+  const auto sizes = metrics_.batch_requests.Collect().histogram;
+  EXPECT_EQ(sizes.sample_count, 4u);
+  EXPECT_EQ(sizes.sample_sum, 4) << "those that go back are of no launch";
 }
 
 TEST_F(CutLaunchTest, TheDefaultLimitOfARequestIsASecondOfTheDevice) {
@@ -332,6 +354,7 @@ TEST_F(CutLaunchTest, EndAllEndsWhatRunsAfterItsPart) {
   EXPECT_EQ(Length(id), 0u);
   EXPECT_EQ(engine_->sequences().stats().pages, 0u);
   EXPECT_EQ(engine_->load(), 0);
+  EXPECT_EQ(metrics_.queue_depth.Value(), 0);
 }
 
 TEST_F(CutLaunchTest, CloseRunsOutTheParts) {

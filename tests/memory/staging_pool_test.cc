@@ -92,6 +92,34 @@ TEST(StagingPoolTest, ReportsAnAllocatorThatFails) {
   EXPECT_EQ(pool.used_bytes(), 0u);
 }
 
+TEST(StagingPoolTest, HalfOfAClaimThatTheAllocatorLacksIsKeptForTheNext) {
+  StagingPool::Allocator heap = StagingPool::HeapAllocator();
+  int left = 1, allocated = 0;
+  {
+    StagingPool pool(1 << 20, {[&](size_t bytes) -> void* {
+                                 if (left == 0) return nullptr;
+                                 --left;
+                                 ++allocated;
+                                 return heap.allocate(bytes);
+                               },
+                               [&](void* memory) {
+                                 --allocated;
+                                 heap.free(memory);
+                               }});
+    StagingClaim claim;
+    claim.input_bytes = 4096;
+    claim.result_bytes = 8192;
+    EXPECT_EQ(pool.Acquire(&claim).code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ(claim.inputs.data(), nullptr);
+    EXPECT_EQ(pool.used_bytes(), 0u);
+    EXPECT_EQ(pool.free_bytes(), 4096u);
+    EXPECT_TRUE(Acquire(&pool, 4096).ok()) << "it needs none from the allocator";
+    left = 1;
+    EXPECT_EQ(pool.Acquire(&claim), absl::OkStatus());
+  }
+  EXPECT_EQ(allocated, 0);
+}
+
 TEST(StagingPoolTest, NothingCostsNothing) {
   StagingPool pool(4096, StagingPool::HeapAllocator());
   const StagingBuffer buffer = *Acquire(&pool, 0);
@@ -255,11 +283,15 @@ TEST_F(StagingShareTest, AClientThatHoldsItsShareIsRefusedAloneAndToldSo) {
 }
 
 TEST_F(StagingShareTest, MoreThanAShareNeverFits) {
-  Waiter large(this, "a", 20480), huge(this, "a", SIZE_MAX);
-  for (Waiter* waiter : {&large, &huge}) {
+  Waiter large(this, "a", 20480), huge(this, "a", SIZE_MAX), together(this, "a", 12288);
+  together.result_bytes = 8192;
+  for (Waiter* waiter : {&large, &huge, &together}) {
     EXPECT_EQ(pool_.Acquire(waiter).code(), absl::StatusCode::kResourceExhausted);
     EXPECT_EQ(pool_.JoinQueue(waiter).code(), absl::StatusCode::kResourceExhausted);
   }
+  EXPECT_THAT(pool_.JoinQueue(&together),
+              HasInfo("TOO_LARGE", {{"needed_bytes", "20480"}, {"limit_bytes", "16384"}}));
+  EXPECT_EQ(pool_.waiting(), 0u);
 }
 
 TEST_F(StagingShareTest, WhoWaitsForItsShareHoldsUpNobodyElse) {

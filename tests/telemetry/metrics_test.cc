@@ -2,10 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <random>
@@ -264,6 +266,34 @@ TEST_F(MetricsTest, ProcessMetricsAreSane) {
   EXPECT_GE(values["process_open_fds"], 3);
   EXPECT_GE(values["process_max_fds"], values["process_open_fds"]);
   EXPECT_TRUE(values.count("process_cpu_seconds_total"));
+}
+
+// CPU time of this process, in seconds: what it spent itself and in the system.
+struct CpuSeconds {
+  double user = 0, system = 0;
+};
+
+CpuSeconds ReadCpuSeconds() {
+  std::ifstream file("/proc/self/stat");
+  std::string line;
+  std::getline(file, line);
+  const std::vector<std::string> fields = absl::StrSplit(line.substr(line.rfind(") ") + 2), ' ');
+  const auto ticks = static_cast<double>(sysconf(_SC_CLK_TCK));
+  return {std::stod(fields.at(11)) / ticks, std::stod(fields.at(12)) / ticks};
+}
+
+TEST_F(MetricsTest, CpuTimeHasThatOfTheSystem) {
+  std::ifstream random("/dev/urandom");
+  std::vector<char> buffer(1 << 20);
+  CpuSeconds before;
+  while (before.system < 0.05) {  // which the system spends for it
+    random.read(buffer.data(), static_cast<std::streamsize>(buffer.size()));
+    before = ReadCpuSeconds();
+  }
+  const double value = ScrapeValues()["process_cpu_seconds_total"];
+  const CpuSeconds after = ReadCpuSeconds();
+  EXPECT_LE(before.user + before.system, value + 1e-9);
+  EXPECT_LE(value, after.user + after.system + 1e-9);
 }
 
 TEST(MetricsOnScrape, UpdatesGaugesFirst) {

@@ -63,6 +63,17 @@ TEST_F(AuthenticatorTest, RevokingTheProxysTokenRevokesItsClients) {
   EXPECT_EQ(authenticator_.CheckStillValid(client).code(), absl::StatusCode::kUnauthenticated);
 }
 
+TEST_F(AuthenticatorTest, AChangeOfGroupsEndsWhatHasTheOldOnes) {
+  const Identity before = Identify("abc", nullptr).value();
+  std::string fewer = kProxyLine;
+  fewer.replace(fewer.find("operators"), 9, "readers");
+  SetTokens(fewer);
+  EXPECT_EQ(authenticator_.CheckStillValid(before).code(), absl::StatusCode::kUnauthenticated);
+  const Identity after = Identify("abc", nullptr).value();
+  EXPECT_THAT(after.groups, ElementsAre("readers"));
+  EXPECT_EQ(authenticator_.CheckStillValid(after), absl::OkStatus());
+}
+
 TEST_F(AuthenticatorTest, OnlyOfATrustedProxyTheHeaderCounts) {
   for (const char* header : {"URI=spiffe://c", "garbage"}) {
     const absl::StatusOr<Identity> other = Identify("secret", header);

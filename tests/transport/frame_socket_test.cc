@@ -1,0 +1,63 @@
+// Frames that the client does not read at once.
+#include "server/transport/local/frame_socket.h"
+
+#include <sys/socket.h>
+
+#include <array>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "tests/base/fake_clock.h"
+
+namespace flashcore::server::local {
+namespace {
+
+class FrameSocketTest : public ::testing::Test {
+ protected:
+  FrameSocketTest() {
+    unsent_.Start({{1 << 30, 1 << 28}, std::chrono::seconds(20)}, &clock_);
+    std::array<int, 2> ends{};
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()), 0);
+    client_ = FileDescriptor(ends[0]);
+    socket_.emplace(FileDescriptor(ends[1]), &unsent_, [](CutOff) {});
+  }
+  // What the socket gives now.
+  size_t ReadAll() {
+    std::string buffer(1 << 20, '\0');
+    size_t all = 0;
+    ssize_t got = 0;
+    while ((got = recv(client_.get(), buffer.data(), buffer.size(), 0)) > 0) {
+      all += static_cast<size_t>(got);
+    }
+    return all;
+  }
+
+  testing::FakeClock clock_;
+  UnsentReplies unsent_;
+  FileDescriptor client_{-1};
+  std::optional<FrameSocket> socket_;
+};
+
+TEST_F(FrameSocketTest, WhatTheClientReadsIsUnsentNoLonger) {
+  const std::string message(100'000, 'x');
+  size_t sent = 0, read = 0;
+  for (; socket_->unsent_bytes() == 0; ++sent) ASSERT_TRUE(socket_->Send(message, -1, "client"));
+  const size_t one = socket_->unsent_bytes();
+  EXPECT_GE(one, message.size());
+  for (int i = 0; i < 3; ++i, ++sent) ASSERT_TRUE(socket_->Send(message, -1, "client"));
+  EXPECT_EQ(socket_->unsent_bytes(), 4 * one);
+  EXPECT_EQ(unsent_.bytes(), static_cast<int64_t>(4 * one));
+  while (socket_->unsent_bytes() > 0) {
+    const size_t before = socket_->unsent_bytes();
+    const size_t now = ReadAll();
+    ASSERT_GT(now, 0u) << "nothing is left to read, but " << before << " bytes are unsent";
+    read += now;
+    ASSERT_TRUE(socket_->Flush());
+    EXPECT_LE(socket_->unsent_bytes(), before);
+  }
+  EXPECT_EQ(unsent_.bytes(), 0);
+  EXPECT_EQ(read + ReadAll(), sent * (message.size() + wire::kFrameHeaderBytes));
+}
+
+}  // namespace
+}  // namespace flashcore::server::local
