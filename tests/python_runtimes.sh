@@ -25,7 +25,7 @@ for version in 3.10 3.11 3.12 3.13; do
     "$work/uv/bin/uv" --quiet pip install --python "$venv" --resolution "$age" --only-binary numpy --only-binary grpcio \
       --only-binary protobuf "$package"
     echo "--- Python $version, $age: $("$venv/bin/python" -m flashcore show-config | tail -n 3 | paste -sd ' ')"
-    for test in client local sequences; do
+    for test in client credentials local sequences; do
       "$venv/bin/python" -B "tests/client/python_${test}_test.py"
     done
     for example in merge beam speculative; do

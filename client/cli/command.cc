@@ -38,6 +38,9 @@ ABSL_FLAG(std::string, tls_server_name, "",
 ABSL_FLAG(std::string, token_file, "",
           "file whose first line is the bearer token to send. Without TLS, it is only sent to an "
           "address of this host; empty: $FLASHCORE_CLIENT_TOKEN_FILE");
+ABSL_FLAG(bool, http_proxy, false,
+          "connect through the proxy of $grpc_proxy, $https_proxy or $http_proxy. Needs TLS; an "
+          "address of this host never takes a proxy");
 ABSL_FLAG(bool, json, false, "print the result as JSON");
 ABSL_FLAG(flashcore::DType, dtype, flashcore::DType::kFloat16,
           "float16 or bfloat16: element type of the tensors sent");
@@ -53,9 +56,9 @@ std::vector<Command> AllCommands() {
 }
 
 std::vector<const char*> FlagNames(const Command& command) {
-  std::vector<const char*> names = {"target",          "timeout",       "client_name",
-                                    "tls_ca_file",     "tls_cert_file", "tls_key_file",
-                                    "tls_server_name", "token_file",    "json"};
+  std::vector<const char*> names = {
+      "target",       "timeout",         "client_name", "tls_ca_file", "tls_cert_file",
+      "tls_key_file", "tls_server_name", "token_file",  "http_proxy",  "json"};
   names.insert(names.end(), command.flags.begin(), command.flags.end());
   return names;
 }
@@ -184,6 +187,7 @@ ClientOptions OptionsFromFlags() {
                    !tls.server_name.empty();
   if (any) options.tls = std::move(tls);
   options.token_file = absl::GetFlag(FLAGS_token_file);
+  options.http_proxy = absl::GetFlag(FLAGS_http_proxy);
   ReadEnvironment(&options);
   return options;
 }

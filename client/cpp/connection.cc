@@ -112,10 +112,10 @@ grpc::ChannelArguments WithDefaults(absl::string_view target, const ClientOption
   // gRPC's default of a second is longer than our first retries.
   SetDefault(given, GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100, &out);
   SetDefault(given, GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 5000, &out);
-  if (absl::StartsWith(target, "unix:")) SetDefault(given, GRPC_ARG_ENABLE_HTTP_PROXY, 0, &out);
-  // A proxy of $http_proxy would get the token in clear text.
-  if (!options.token_file.empty() && !options.tls.has_value()) {
+  // By itself gRPC calls loopback and plaintext addresses through the proxy of $http_proxy, too.
+  if (!UsesHttpProxy(target, options)) {
     out.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    out.SetString("grpc.address_http_proxy_enabled_addresses", "");  // of gRPC 1.57 and later
   }
   if (options.tls.has_value() && !options.tls->server_name.empty()) {
     out.SetSslTargetNameOverride(options.tls->server_name);
@@ -135,8 +135,11 @@ absl::Status CheckName(absl::string_view name) {
 // Sets options->credentials. INVALID_ARGUMENT if a token would leave the host in clear text.
 absl::Status SetCredentials(absl::string_view target, ClientOptions* options) {
   if (options->credentials != nullptr) {
-    if (!options->tls.has_value() && options->token_file.empty()) return absl::OkStatus();
-    return absl::InvalidArgumentError("credentials: want none beside tls and token_file");
+    if (!options->tls.has_value() && options->token_file.empty() && !options->http_proxy) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(
+        "credentials: want none beside tls, token_file and http_proxy");
   }
   // Servers take no TLS on Unix sockets, which nobody can listen in on.
   if (absl::StartsWith(target, "unix:") || absl::StartsWith(target, "unix-abstract:")) {
@@ -147,6 +150,10 @@ absl::Status SetCredentials(absl::string_view target, ClientOptions* options) {
     if (!credentials.ok()) return credentials.status();
     options->credentials = *std::move(credentials);
     return absl::OkStatus();
+  }
+  if (options->http_proxy && !StaysOnHost(target)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("http_proxy: set for ", target, " without tls; want TLS through a proxy"));
   }
   if (!options->token_file.empty() && !StaysOnHost(target)) {
     return absl::InvalidArgumentError(

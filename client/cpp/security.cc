@@ -1,9 +1,13 @@
 #include "client/cpp/security.h"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
-#include <fstream>
-#include <sstream>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -22,30 +26,82 @@ namespace client {
 namespace {
 
 constexpr unsigned kRefreshSeconds = 5;
+constexpr size_t kMaxFileBytes = 1 << 20;
 constexpr size_t kMaxTokenBytes = 4096;
+constexpr int kPipeMs = 1000;  // for a pipe's writer to begin
 
 absl::Status Error(absl::string_view file, absl::string_view problem) {
   return absl::InvalidArgumentError(absl::StrCat(file, ": ", problem));
 }
 
-absl::Status CheckPem(const std::string& path, absl::string_view marker) {
-  std::ifstream file(path);
-  std::ostringstream content;
-  content << file.rdbuf();
-  if (!file) return Error(path, "cannot be read");
-  if (!absl::StrContains(content.str(), marker)) return Error(path, absl::StrCat("no ", marker));
-  return absl::OkStatus();
+// One read that is not interrupted; -1 with errno. A pipe without a writer is at its end.
+ssize_t ReadSome(int fd, char* buffer, size_t size) {
+  while (true) {
+    const ssize_t got = read(fd, buffer, size);
+    if (got >= 0 || (errno != EINTR && errno != EAGAIN)) return got;
+    pollfd readable = {fd, POLLIN, 0};
+    if (errno == EAGAIN && poll(&readable, 1, kPipeMs) == 0) return -1;
+  }
+}
+
+// The text in a file of this user, which is small.
+absl::StatusOr<std::string> ReadText(const std::string& path) {
+  const auto cannot = [&path](int code) {
+    return Error(path, absl::StrCat("cannot be read: ", strerror(code)));
+  };
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return cannot(errno);
+  std::string text;
+  std::string buffer(16 << 10, '\0');
+  ssize_t got = 0;
+  while (text.size() <= kMaxFileBytes && (got = ReadSome(fd, buffer.data(), buffer.size())) > 0) {
+    text.append(buffer, 0, static_cast<size_t>(got));
+  }
+  const int code = errno;
+  close(fd);
+  if (got < 0) return cannot(code);
+  if (text.size() > kMaxFileBytes) {
+    return Error(path, absl::StrCat("is larger than ", kMaxFileBytes, " bytes"));
+  }
+  if (absl::StartsWith(text, "\xEF\xBB\xBF")) {
+    return Error(path, "begins with a byte order mark; want ASCII without one");
+  }
+  if (absl::StrContains(text, '\0') || absl::StartsWith(text, "\xFF\xFE") ||
+      absl::StartsWith(text, "\xFE\xFF")) {
+    return Error(path, "has bytes of UTF-16, or zeros; want ASCII");
+  }
+  return text;
+}
+
+// `what`: CERTIFICATE or PRIVATE KEY, the end of its label.
+absl::Status CheckPem(const std::string& path, absl::string_view what) {
+  const absl::StatusOr<std::string> text = ReadText(path);
+  if (!text.ok()) return text.status();
+  std::string open_label;  // of the block that is not at its end
+  bool found = false;
+  for (absl::string_view line : absl::StrSplit(*text, '\n')) {
+    line = absl::StripTrailingAsciiWhitespace(line);
+    if (!absl::ConsumeSuffix(&line, "-----")) continue;
+    if (absl::ConsumePrefix(&line, "-----BEGIN ")) {
+      open_label = std::string(line);
+    } else if (absl::ConsumePrefix(&line, "-----END ") && line == open_label) {
+      found = found || absl::EndsWith(line, what);
+      open_label.clear();
+    }
+  }
+  if (!open_label.empty()) return Error(path, absl::StrCat("ends before END ", open_label));
+  return found ? absl::OkStatus() : Error(path, absl::StrCat("no BEGIN ", what, " in PEM"));
 }
 
 absl::StatusOr<std::string> ReadToken(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  if (!std::getline(file, line)) return Error(path, "has no token in its first line");
+  const absl::StatusOr<std::string> text = ReadText(path);
+  if (!text.ok()) return text.status();
+  const absl::string_view line = absl::string_view(*text).substr(0, text->find('\n'));
   const absl::string_view token = absl::StripAsciiWhitespace(line);
   const bool printable = std::all_of(token.begin(), token.end(),
                                      [](unsigned char c) { return absl::ascii_isgraph(c); });
   if (token.empty() || token.size() > kMaxTokenBytes || !printable) {
-    return Error(path, absl::StrCat("want a token in its first line: at most ", kMaxTokenBytes,
+    return Error(path, absl::StrCat("want a token in its first line: 1 to ", kMaxTokenBytes,
                                     " bytes of printable ASCII without spaces"));
   }
   const std::vector<absl::string_view> fields = absl::StrSplit(token, ':');
@@ -67,6 +123,11 @@ bool StaysOnHost(absl::string_view target) {
   return true;
 }
 
+bool UsesHttpProxy(absl::string_view target, const ClientOptions& options) {
+  if (absl::ConsumePrefix(&target, "dns:")) absl::ConsumePrefix(&target, "///");
+  return options.http_proxy && options.tls.has_value() && !StaysOnHost(target);
+}
+
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeTlsCredentials(
     const TlsOptions& tls) {
   if (tls.cert_file.empty() != tls.key_file.empty()) {
@@ -75,9 +136,9 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeTlsCredentials(
   const bool has_ca = !tls.ca_file.empty();
   const bool has_cert = !tls.cert_file.empty();
   absl::Status status;
-  if (has_ca) status.Update(CheckPem(tls.ca_file, "BEGIN CERTIFICATE"));
+  if (has_ca) status.Update(CheckPem(tls.ca_file, "CERTIFICATE"));
   if (has_cert) {
-    status.Update(CheckPem(tls.cert_file, "BEGIN CERTIFICATE"));
+    status.Update(CheckPem(tls.cert_file, "CERTIFICATE"));
     status.Update(CheckPem(tls.key_file, "PRIVATE KEY"));
   }
   if (!status.ok()) return status;

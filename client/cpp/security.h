@@ -21,8 +21,12 @@ namespace flashcore::client {
 // addresses only.
 bool StaysOnHost(absl::string_view target);
 
-// INVALID_ARGUMENT names the file that is missing or no PEM. Certificates are read again every few
-// seconds, for new connections.
+// Whether connections may go through a proxy of the environment: only if that was asked for, with
+// TLS, and not to an address of this host.
+bool UsesHttpProxy(absl::string_view target, const ClientOptions& options);
+
+// INVALID_ARGUMENT names the file that is missing, too large or no PEM. Certificates are read again
+// every few seconds, for new connections.
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeTlsCredentials(const TlsOptions& tls);
 
 // The token in the first line of a file. Thread-safe.

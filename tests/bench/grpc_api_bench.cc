@@ -226,6 +226,7 @@ class Client {
   static grpc::ChannelArguments Arguments() {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     return arguments;
   }
 
@@ -310,6 +311,7 @@ void MeasureIdle(const Child& child, int connections) {
   for (int i = 0; i < connections; ++i) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     channels.push_back(grpc::CreateCustomChannel(Target(child, false),
                                                  grpc::InsecureChannelCredentials(), arguments));
     channels.back()->GetState(true);

@@ -1,13 +1,22 @@
 // TLS options and tokens of a client: what it refuses, and what it sends.
 #include "client/cpp/security.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "flashcore/client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -17,6 +26,8 @@ namespace flashcore {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 class SecurityTest : public ::testing::Test {
  protected:
@@ -93,36 +104,170 @@ TEST_F(SecurityTest, ATokenDoesNotLeaveTheHostInClearText) {
   EXPECT_EQ(CreateError("unix:/tmp/s", options), "");
 }
 
-// $http_proxy would take a connection to loopback through the proxy, in clear text.
-TEST_F(SecurityTest, ATokenDoesNotGoToAnHttpProxy) {
+// A proxy that every variable names for as long as it lives, and that takes no connection by
+// itself.
+class Proxy {
+ public:
+  Proxy() : socket_(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    auto* const generic = reinterpret_cast<sockaddr*>(&address);
+    if (bind(socket_, generic, size) != 0 || listen(socket_, 8) != 0 ||
+        getsockname(socket_, generic, &size) != 0) {
+      std::abort();
+    }
+    const std::string url = absl::StrCat("http://127.0.0.1:", ntohs(address.sin_port));
+    for (const char* name : kVariables) setenv(name, url.c_str(), 1);
+  }
+  ~Proxy() {
+    for (const char* name : kVariables) unsetenv(name);
+    close(socket_);
+  }
+
+  // The first bytes that came; none if nobody connects until `deadline`.
+  std::string Take(absl::Time deadline) const {
+    const auto ready = [deadline](int fd) {
+      pollfd readable = {fd, POLLIN, 0};
+      const auto left = absl::ToInt64Milliseconds(deadline - absl::Now());
+      return poll(&readable, 1, static_cast<int>(std::max<int64_t>(0, left))) == 1;
+    };
+    if (!ready(socket_)) return "";
+    const int connection = accept(socket_, nullptr, nullptr);
+    std::string request(4096, '\0');
+    const ssize_t got = ready(connection) ? read(connection, request.data(), request.size()) : 0;
+    close(connection);
+    return request.substr(0, static_cast<size_t>(std::max<ssize_t>(0, got)));
+  }
+
+ private:
+  static constexpr const char* kVariables[] = {"http_proxy", "https_proxy", "grpc_proxy"};
+  const int socket_;
+};
+
+TEST_F(SecurityTest, PlaintextTakesNoProxy) {
   FakeServer server;
+  const Proxy proxy;
+  ClientOptions token;
+  token.token_file = Write("token", "secret\n");
+  ClientOptions asked;
+  asked.http_proxy = true;
+  ClientOptions argument;
+  argument.channel_arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 1);
+  for (const ClientOptions& options : {ClientOptions(), token, asked, argument}) {
+    const auto info = (*Client::Create(server.target(), options))->GetServerInfo();
+    EXPECT_TRUE(info.ok()) << info.status();
+  }
+  // A plaintext address that is not loopback, like that of any other host.
+  const std::string port = server.target().substr(server.target().rfind(':'));
+  EXPECT_TRUE((*Client::Create("0.0.0.0" + port))->GetServerInfo().ok());
+  EXPECT_THAT(CreateError("0.0.0.0" + port, asked), HasSubstr("http_proxy: set for 0.0.0.0"));
+  EXPECT_EQ(proxy.Take(absl::Now()), "");
+}
+
+TEST_F(SecurityTest, TlsTakesAProxyOnlyIfAsked) {
+  FakeServer server;  // without TLS: no call succeeds
+  const Proxy proxy;
+  const std::string target = "0.0.0.0" + server.target().substr(server.target().rfind(':'));
   ClientOptions options;
+  options.tls = TlsOptions();
+  options.retry.max_attempts = 1;
   options.token_file = Write("token", "secret\n");
-  setenv("http_proxy", "http://127.0.0.1:1", 1);
-  const auto info = (*Client::Create(server.target(), options))->GetServerInfo();
-  unsetenv("http_proxy");
-  EXPECT_TRUE(info.ok()) << info.status();
+  EXPECT_FALSE((*Client::Create(target, options))->GetServerInfo().ok());
+  EXPECT_EQ(proxy.Take(absl::Now()), "");
+  options.http_proxy = true;
+  std::string request;
+  std::thread take([&] { request = proxy.Take(absl::Now() + absl::Seconds(30)); });
+  EXPECT_FALSE((*Client::Create(target, options))->GetServerInfo().ok());
+  take.join();
+  EXPECT_THAT(request, StartsWith("CONNECT " + target));
+  EXPECT_THAT(request, Not(HasSubstr("secret")));
+}
+
+TEST_F(SecurityTest, KnowsWhatMayTakeAProxy) {
+  ClientOptions options;
+  options.tls = TlsOptions();
+  EXPECT_FALSE(client::UsesHttpProxy("attention.example:1", options));
+  options.http_proxy = true;
+  for (const char* target : {"attention.example:1", "10.0.0.1:1", "dns:///attention.example:1"}) {
+    EXPECT_TRUE(client::UsesHttpProxy(target, options)) << target;
+  }
+  for (const char* target : {"127.0.0.1:1", "[::1]:1", "localhost:1", "unix:/a", "dns:localhost:1",
+                             "dns:///127.0.0.1:1", "ipv4:127.0.0.1:1,127.0.0.2:1"}) {
+    EXPECT_FALSE(client::UsesHttpProxy(target, options)) << target;
+  }
+  options.tls.reset();
+  EXPECT_FALSE(client::UsesHttpProxy("attention.example:1", options));
+}
+
+constexpr char kCertificate[] = "-----BEGIN CERTIFICATE-----\nAA\n-----END CERTIFICATE-----\n";
+constexpr char kKey[] = "-----BEGIN EC PRIVATE KEY-----\nAA\n-----END EC PRIVATE KEY-----\n";
+
+TEST_F(SecurityTest, RefusesFilesThatAreNoText) {
+  const std::string content = absl::StrCat("secret\n", kCertificate, kKey);
+  struct {
+    std::string path;
+    const char* problem;
+  } const cases[] = {
+      {"/none", "cannot be read: No such file"},
+      {::testing::TempDir(), "cannot be read: Is a directory"},
+      {Write("empty", ""), "want a token|no BEGIN"},
+      {Write("blank", " \n"), "want a token|no BEGIN"},
+      {Write("comment", "# nothing here\n"), "want a token|no BEGIN"},
+      {Write("bom", "\xEF\xBB\xBF" + content), "byte order mark"},
+      {Write("utf16", "\xFF\xFEs"), "UTF-16"},
+      {Write("utf16le", std::string("s\0e\0", 4)), "UTF-16"},
+      {Write("large", std::string(1 << 20, 'x') + "\n" + content), "larger than 1048576"},
+      {"/dev/zero", "larger than 1048576"},
+  };
+  for (const auto& [path, problem] : cases) {
+    const std::vector<std::string> problems = absl::StrSplit(problem, '|');
+    ClientOptions options;
+    options.token_file = path;
+    EXPECT_THAT(CreateError("localhost:1", options), HasSubstr(path + ": " + problems.front()));
+    options.token_file = "";
+    const std::string certificate = Write("cert", kCertificate), key = Write("key", kKey);
+    for (const TlsOptions& tls :
+         {TlsOptions{path}, TlsOptions{"", path, key}, TlsOptions{"", certificate, path}}) {
+      options.tls = tls;
+      EXPECT_THAT(CreateError("localhost:1", options), HasSubstr(path + ": " + problems.back()));
+    }
+  }
+}
+
+TEST_F(SecurityTest, RefusesPemThatIsCutOrOfAnotherKind) {
+  const std::string certificate = Write("cert", kCertificate), key = Write("key", kKey);
+  const std::string cut = Write("cut", absl::StrCat(kCertificate, std::string(kKey).substr(0, 50)));
+  ClientOptions options;
+  options.tls = TlsOptions{"", certificate, key};
+  EXPECT_EQ(CreateError("localhost:1", options), "");
+  options.tls = TlsOptions{"", key, certificate};
+  EXPECT_THAT(CreateError("localhost:1", options), HasSubstr(key + ": no BEGIN CERTIFICATE"));
+  options.tls = TlsOptions{"", certificate, certificate};
+  EXPECT_THAT(CreateError("localhost:1", options), HasSubstr("no BEGIN PRIVATE KEY"));
+  options.tls = TlsOptions{cut};
+  EXPECT_THAT(CreateError("localhost:1", options), HasSubstr("ends before END EC PRIVATE KEY"));
 }
 
 TEST_F(SecurityTest, RefusesFilesThatDoNotFit) {
   ClientOptions options;
-  options.token_file = "/none";
-  EXPECT_THAT(CreateError("localhost:1", options), HasSubstr("/none: "));
-  options.token_file = Write("token", " \n");
-  EXPECT_THAT(CreateError("localhost:1", options), HasSubstr("want a token"));
-  options.token_file = Write("token", "two words\n");
+  for (const char* token : {"two words\n", "a\x01", "caf\xE9"}) {
+    options.token_file = Write("token", token);
+    EXPECT_THAT(CreateError("localhost:1", options), HasSubstr("want a token")) << token;
+  }
+  options.token_file = Write("token", std::string(4097, 'x'));
   EXPECT_THAT(CreateError("localhost:1", options), HasSubstr("want a token"));
   options.token_file = Write("token", "alice:" + std::string(64, '0') + ":\n");
   EXPECT_THAT(CreateError("localhost:1", options), HasSubstr("list of digests"));
   options.token_file = "";
-  options.tls = TlsOptions{"/none"};
-  EXPECT_THAT(CreateError("localhost:1", options), HasSubstr("/none: cannot be read"));
-  options.tls->ca_file = Write("ca", "no certificate");
-  EXPECT_THAT(CreateError("localhost:1", options), HasSubstr("no BEGIN CERTIFICATE"));
   options.tls = TlsOptions{"", "/cert"};
   EXPECT_THAT(CreateError("localhost:1", options), HasSubstr("cert_file and key_file"));
   options.tls = TlsOptions();
   options.credentials = grpc::InsecureChannelCredentials();
+  EXPECT_THAT(CreateError("localhost:1", options), HasSubstr("credentials: "));
+  options.tls.reset();
+  options.http_proxy = true;
   EXPECT_THAT(CreateError("localhost:1", options), HasSubstr("credentials: "));
 }
 

@@ -30,7 +30,8 @@ def tls_channel(server, ca, pair=None):
     """A connection of its own."""
     certificate, key = (path.read_bytes() for path in pair) if pair else (None, None)
     return grpc.secure_channel(server.target, grpc.ssl_channel_credentials(
-        ca.file.read_bytes(), key, certificate), [("grpc.use_local_subchannel_pool", 1)])
+        ca.file.read_bytes(), key, certificate), [
+            ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)])
 
 
 class CredentialsTest(unittest.TestCase):

@@ -269,7 +269,7 @@ def open_channel(target):
     """A connection of its own, for messages of any size."""
     return grpc.insecure_channel(target, options=[
         ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1),
-        ("grpc.use_local_subchannel_pool", 1)])
+        ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)])
 
 
 def stub(channel):

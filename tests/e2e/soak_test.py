@@ -50,7 +50,8 @@ class Worker:
             grpc.ssl_channel_credentials(pathlib.Path(ca_file).read_bytes()),
             grpc.metadata_call_credentials(self.send_token))
         self.stub = harness.stub(grpc.secure_channel(target, credentials, [
-            ("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]))
+            ("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_http_proxy", 0)]))
         self.sequences = []
         self.noise = np.random.default_rng(seed).standard_normal(1 << 20).astype(np.float16)
 
@@ -187,7 +188,7 @@ class Credentials:
     def channel(self, target):
         return grpc.secure_channel(
             target, grpc.ssl_channel_credentials(self.authority.file.read_bytes()),
-            [("grpc.use_local_subchannel_pool", 1)])
+            [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)])
 
     def accepts(self, target, token):
         with self.channel(target) as channel:

@@ -41,7 +41,7 @@ for target in sys.argv[2:]:
         except RuntimeError as error:
             print("NOT_FOUND" if "code: 5" in str(error) else error)
         continue
-    with grpc.insecure_channel(target) as channel:
+    with grpc.insecure_channel(target, [("grpc.enable_http_proxy", 0)]) as channel:
         stub = attention_pb2_grpc.AttentionServiceStub(channel)
         try:
             stub.DeleteSequence(pb.DeleteSequenceRequest(sequence_id=sequence), timeout=60)

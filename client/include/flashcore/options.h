@@ -51,7 +51,11 @@ struct ClientOptions {
   // File whose first line is the bearer token of every call. Read again at most once a second.
   // Without TLS, only for Unix sockets and loopback addresses; not for local targets. Empty: none.
   std::string token_file;
-  // In place of tls and token_file.
+  // Connects through the proxy of $grpc_proxy, $https_proxy or $http_proxy, except to what
+  // $no_grpc_proxy or $no_proxy name. Needs tls. Unix sockets and loopback addresses never take a
+  // proxy. False: no proxy, whatever the environment and channel_arguments say.
+  bool http_proxy = false;
+  // In place of tls, token_file and http_proxy.
   std::shared_ptr<grpc::ChannelCredentials> credentials;
   // The server deletes the sequences that this client creates or forks when it is gone: when the
   // Client and all that it made (Sequence, SharedMemory, streams) are destroyed, when the process

@@ -2,36 +2,24 @@
 
 import asyncio
 import dataclasses
-import ipaddress
 import math
 import os
-import pathlib
 import random
 import secrets
 import threading
 import time
-from typing import Any, Callable, Mapping
+from typing import Any, Mapping
 
 import grpc
 import grpc.aio
 
 from . import _messages
+from ._credentials import Tls, Token, TokenFile, check_token, stays_on_host, uses_http_proxy
 from ._requests import Request
 from .errors import (DeadlineExceeded, Error, FailedPrecondition, Internal, from_rpc, invalid, too_large)
 
 DEFAULT_TARGET = "127.0.0.1:7070"
 LOCAL = "local:"
-Token = str | Callable[[], str]
-
-
-@dataclasses.dataclass(frozen=True)
-class Tls:
-    """TLS 1.2 or 1.3. The files are PEM and are read when the client connects."""
-
-    ca_file: str | None = None  # that the server's certificate must be of; None: those that gRPC trusts
-    cert_file: str | None = None  # of this client, with its key_file; None: none
-    key_file: str | None = None
-    server_name: str | None = None  # that the server's certificate is for; None: the target's host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +51,12 @@ class Config:
     client_name: str | None
     retry: Retry
     affinity: str  # of all sequences of the client, for a proxy in front of several servers
+    http_proxy: bool = False  # connections go through the proxy of the environment
 
     @classmethod
     def read(cls, target: str | None, tls: Tls | bool | None, token: Token | None, timeout: float | None,
              client_name: str | None, retry: Retry | None,
-             environment: Mapping[str, str] = os.environ) -> "Config":
+             environment: Mapping[str, str] = os.environ, http_proxy: bool = False) -> "Config":
         target = target or environment.get("FLASHCORE_TARGET") or DEFAULT_TARGET
         local = target.startswith(LOCAL)
         if local and not target.startswith(f"{LOCAL}/"):
@@ -81,24 +70,33 @@ class Config:
             files = Tls(**{field.name: environment.get(f"FLASHCORE_CLIENT_TLS_{field.name.upper()}") or None
                            for field in dataclasses.fields(Tls)})
             tls = files if tls or files != Tls() else None
+        if target.startswith(("unix:", "unix-abstract:")):
+            tls = None  # servers take none there
         if tls and bool(tls.cert_file) != bool(tls.key_file):
             raise invalid("tls", tls, "both of cert_file and key_file, or neither")
         token_file = environment.get("FLASHCORE_CLIENT_TOKEN_FILE")
         if token is None and token_file:
-            token = _first_line_of(token_file)
-        if token is not None and not tls and not _stays_on_host(target):
+            token = TokenFile(token_file)
+        if token is not None and not callable(token):
+            check_token(token)
+        if not isinstance(http_proxy, bool):
+            raise invalid("http_proxy", repr(http_proxy), "True, for the proxy of the environment, or False")
+        if http_proxy and not tls and not local and not stays_on_host(target):
+            raise invalid("http_proxy", f"True for {target} in plaintext", "with TLS")
+        if token is not None and not tls and not stays_on_host(target):
             raise invalid("token", f"would go to {target} in plaintext",
                           "with TLS, to a loopback address, or over a Unix socket")
         if timeout is not None and not timeout > 0:
             raise invalid("timeout", timeout, "seconds, more than 0; None for no limit")
         return cls(target, tls or None, token, math.inf if timeout is None else timeout, client_name,
-                   retry or Retry(), secrets.token_hex(8))
+                   retry or Retry(), secrets.token_hex(8), uses_http_proxy(target, tls or None, http_proxy))
 
     def metadata(self, on_sequence: bool) -> list[tuple[str, str]]:
         """Of one call. The token is read anew for each."""
         pairs = []
         if self.token is not None:
-            pairs.append(("authorization", f"Bearer {self.token() if callable(self.token) else self.token}"))
+            token = self.token() if callable(self.token) else self.token
+            pairs.append(("authorization", f"Bearer {check_token(token)}"))
         if self.client_name:
             pairs.append(("flashcore-client", self.client_name))
         if on_sequence:
@@ -110,6 +108,8 @@ class _Transport:
     """A channel that opens with the first call, in the process that makes it. Thread-safe."""
 
     def __init__(self, config: Config, module: Any) -> None:
+        if config.tls:
+            config.tls.read()
         self._config = config
         self._module = module  # grpc or grpc.aio
         self._lock = threading.Lock()
@@ -155,11 +155,14 @@ class _Transport:
             ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 2000),
             ("grpc.primary_user_agent", f"flashcore-python/{__version__}"),
         ]
+        if not self._config.http_proxy:
+            # By itself gRPC calls loopback and plaintext addresses through the proxy of $http_proxy, too.
+            options += [("grpc.enable_http_proxy", 0), ("grpc.address_http_proxy_enabled_addresses", "")]
         if tls is None:
             return self._module.insecure_channel(self._config.target, options=options)
         if tls.server_name:
             options.append(("grpc.ssl_target_name_override", tls.server_name))
-        credentials = grpc.ssl_channel_credentials(*map(_read, (tls.ca_file, tls.key_file, tls.cert_file)))
+        credentials = grpc.ssl_channel_credentials(*tls.read())
         return self._module.secure_channel(self._config.target, credentials, options=options)
 
     def _prepare(self, method: str, request: Any, left: float, on_sequence: bool) -> tuple[Any, tuple, dict]:
@@ -291,22 +294,3 @@ class AsyncTransport(_Transport):
 
 def closed() -> FailedPrecondition:
     return FailedPrecondition("this client is closed")
-
-
-def _read(path: str | None) -> bytes | None:
-    return pathlib.Path(path).read_bytes() if path else None
-
-
-def _first_line_of(path: str) -> Callable[[], str]:
-    return lambda: pathlib.Path(path).read_text(encoding="ascii").splitlines()[0].strip()
-
-
-def _stays_on_host(target: str) -> bool:
-    """Whether what is sent to the target stays on this host, whatever a name resolves to."""
-    if target.startswith(("unix:", "unix-abstract:")):
-        return True
-    host = target.removeprefix("ipv4:").removeprefix("ipv6:").rpartition(":")[0].strip("[]")
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -34,12 +34,12 @@ _reloading: contextvars.ContextVar[bool] = contextvars.ContextVar("flashcore_rel
 
 def connect(target: str | None = None, *, tls: Tls | bool | None = None, token: Token | None = None,
             timeout: float | None = 30.0, client_name: str | None = None, retry: Retry | None = None,
-            on_lost: OnLost | None = None, lease: bool = False) -> "Client":
+            on_lost: OnLost | None = None, lease: bool = False, http_proxy: bool = False) -> "Client":
     """A client in asyncio; its arguments are those of flashcore.connect, and on_lost may be a coroutine
     function. For one event loop.
 
     Attends of many tasks on sequences travel together: see Client.attend_batch."""
-    config = Config.read(target, tls, token, timeout, client_name, retry)
+    config = Config.read(target, tls, token, timeout, client_name, retry, http_proxy=http_proxy)
     transport = (AsyncLocalTransport if config.target.startswith(LOCAL) else AsyncTransport)(config)
     return Client(config, transport, on_lost, lease, Coalescer(transport.call))
 

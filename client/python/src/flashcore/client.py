@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 def connect(target: str | None = None, *, tls: Tls | bool | None = None, token: Token | None = None,
             timeout: float | None = 30.0, client_name: str | None = None, retry: Retry | None = None,
-            on_lost: OnLost | None = None, lease: bool = False) -> "Client":
+            on_lost: OnLost | None = None, lease: bool = False, http_proxy: bool = False) -> "Client":
     """A client of the server at `target`: "host:port", "unix:/path", or "local:/path", the local socket of a
     server on this host, where tensors go through shared memory; None: $FLASHCORE_TARGET, else
     127.0.0.1:7070.
@@ -35,12 +35,15 @@ def connect(target: str | None = None, *, tls: Tls | bool | None = None, token: 
     delete and SequenceBatch.reorder find lost.
     lease: sequences that this client makes are deleted when its process ends or its connection breaks. Later
     ones are made under a new lease.
+    http_proxy: connects through the proxy of $grpc_proxy, $https_proxy or $http_proxy, except to what
+    $no_proxy names. Needs TLS; Unix sockets and loopback addresses never take a proxy. False: no proxy,
+    whatever the environment says.
     "local:/path" takes no tls and no token, nor from the environment: who calls is the user of this process.
 
     Connects with the first call, and again by itself. Raises InvalidArgument, and Unimplemented for
     "local:/path" if this package was built without the C library.
     """
-    config = Config.read(target, tls, token, timeout, client_name, retry)
+    config = Config.read(target, tls, token, timeout, client_name, retry, http_proxy=http_proxy)
     transport = (LocalTransport if config.target.startswith(LOCAL) else BlockingTransport)(config)
     return Client(aio.Client(config, transport, on_lost, lease))
 
