@@ -12,7 +12,7 @@ BUILD_PACKAGES=(
 TEST_PACKAGES=(
   libgtest-dev libgmock-dev libbenchmark-dev patchelf openssl ccache
   prometheus docker-compose
-  python3 python3-grpcio python3-protobuf python3-numpy python3-yaml
+  python3 python3-grpcio python3-protobuf python3-numpy python3-yaml mypy
   python3-pip python3-setuptools python3-wheel # they build and install client/python and deploy/wheel
 )
 STRESS_PACKAGES=(haproxy nginx libopenblas0) # for tests/run.sh --stress

@@ -71,6 +71,8 @@ class PackageTest(unittest.TestCase):
         where = "import flashcore, glob; print(glob.glob(flashcore.__path__[0] + '-*/WHEEL')[0])"
         wheel = pathlib.Path(run(self.python, "-c", where).strip()).read_text()
         self.assertRegex(wheel, r"\nTag: py3-none-linux_\w+\n")
+        self.assertIn("py.typed", run(self.python, "-c", "import flashcore, os; "
+                                      "print(os.listdir(flashcore.__path__[0]))"))  # its types are for users
         with tempfile.TemporaryDirectory() as folder:
             self.install("none", "--target", folder)
             wheel, = pathlib.Path(folder).glob("*/WHEEL")

@@ -2,13 +2,15 @@
 
 import contextlib
 import operator
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator, SupportsIndex, overload
 
 from . import _messages
 from ._requests import Attention, Window
 from ._sequence import HasSequence, Sequence, common_shape, rows_text
+from ._signatures import AsyncSequencesAttend, typed_as
 from ._tensors import Tensor
 from .errors import Aborted, BatchError, Error, LengthMismatch, NotFound, SequenceLost, from_status, invalid
+from .messages import SequenceInfo
 
 _Operation = _messages.message("SequenceOperation")
 _MOST_RESULT_BYTES = 256 << 10  # of one reply to ManageSequences
@@ -52,8 +54,14 @@ class SequenceBatch:
     def __len__(self) -> int:
         return len(self.cores)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Sequence]:
         return iter([core.outer for core in self.cores])
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Sequence: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "SequenceBatch": ...
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -70,6 +78,7 @@ class SequenceBatch:
         """One layer of the sequences, for flashcore.flash_attn_with_kvcache."""
         return Layer(self, layer)
 
+    @typed_as(AsyncSequencesAttend)
     async def attend(self, layer: int, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, *,
                      causal: bool = False, window: Window = None, softmax_scale: float | None = None,
                      precision: str = "16bit", return_lse: bool = False, cu_seqlens_q: Any = None,
@@ -174,7 +183,7 @@ class SequenceBatch:
                                    repeatable=True)
             _raise_failed([None if isinstance(result, NotFound) else result for result in results])
 
-    async def info(self, *, timeout: float | None = None) -> list[Any]:
+    async def info(self, *, timeout: float | None = None) -> list[SequenceInfo]:
         """The SequenceInfo message of each. `lengths` are then those of the server."""
         results = await self._manage(
             self.cores, lambda: [dict(get=dict(sequence_id=core.id)) for core in self.cores], True,

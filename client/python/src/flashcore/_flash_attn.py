@@ -11,11 +11,13 @@ import numpy as np
 from . import _tensors
 from ._batch import Layer
 from ._requests import Attention
+from ._signatures import KvcacheFunc, VarlenFunc, typed_as
 from ._tensors import HostTensor, Tensor
 from .client import SequenceBatch, default_client
 from .errors import Unimplemented, invalid, length_mismatch
 
 
+@typed_as(VarlenFunc)
 def flash_attn_varlen_func(
         q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int,
         max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
@@ -47,7 +49,7 @@ def flash_attn_varlen_func(
         key, value = (x._replace(array=x.array[np.repeat(used, rows_k)])
                       if len(x.array) == rows_k.sum() else x for x in (key, value))
         offsets_q, offsets_k = _offsets(rows_q[used]), _offsets(rows_k[used])
-    out = default_client().attend(
+    out: Any = default_client().attend(
         query.array, key.array, value.array, causal=causal, window=_window(window_size),
         softmax_scale=softmax_scale, return_lse=return_attn_probs, cu_seqlens_q=offsets_q,
         cu_seqlens_k=offsets_k, dtype=query.dtype)
@@ -56,6 +58,7 @@ def flash_attn_varlen_func(
     return query.restore(out[0]), query.restore(np.ascontiguousarray(out[1].T)), None
 
 
+@typed_as(KvcacheFunc)
 def flash_attn_with_kvcache(
         q: Tensor, k_cache: Any, v_cache: Any, k: Tensor | None = None, v: Tensor | None = None,
         rotary_cos: None = None, rotary_sin: None = None, cache_seqlens: Any = None,
@@ -160,7 +163,7 @@ def _attend_cache(k_cache: Tensor, v_cache: Tensor, flat: HostTensor, new: list[
         cu_seqlens_k=_offsets([length + rows for length in lengths]))
 
 
-def _host(name: str, tensor: Tensor, axes: int = 3, wanted: str = "[rows, heads, head_dim]") -> HostTensor:
+def _host(name: str, tensor: Any, axes: int = 3, wanted: str = "[rows, heads, head_dim]") -> HostTensor:
     host = _tensors.to_host(name, tensor)
     if host.array.ndim != axes or (axes == 4 and 0 in host.array.shape):
         raise invalid(name, f"has shape {list(host.array.shape)}", wanted)

@@ -1,14 +1,16 @@
 """One step of many sequences, in asyncio: see flashcore.aio."""
 
 import functools
-from typing import Any
+from typing import Any, Generic, Literal, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import _requests
 from ._requests import Attention, Window
 from ._sequence import Append, Sequence, common_shape
-from ._tensors import HostTensor, Tensor
+from ._signatures import L
+from ._tensors import HostTensor, Lse, N, T, Tensor
 from .errors import LengthMismatch, invalid
 
 _SMALL_BYTES = 64 << 10  # requests of at most this may travel together with others
@@ -50,7 +52,7 @@ class _Step:
 _step = functools.lru_cache(_Step)
 
 
-class Plan:
+class Plan(Generic[L]):
     """The shapes and the mask of a step that is the same for every layer, checked once: see Client.plan."""
 
     def __init__(self, client: Any, cores: list[Sequence], num_heads: int, query_rows: list[int],
@@ -64,6 +66,22 @@ class Plan:
         step = self._step
         return (f"<flashcore plan of {len(self._cores)} sequences: {step.query_shape[0]} query rows, "
                 f"{step.key_shape[0]} K/V rows, {step.query_shape[1]} heads, {self._shape.shape_text()}>")
+
+    @overload
+    async def run(self: "Plan[Literal[False]]", layer: int, q: T, k: Tensor | None = None,
+                  v: Tensor | None = None, *, timeout: float | None = None) -> T: ...
+
+    @overload  # type: ignore[misc]
+    async def run(self: "Plan[Literal[True]]", layer: int, q: NDArray[N], k: Tensor | None = None,
+                  v: Tensor | None = None, *, timeout: float | None = None) -> tuple[NDArray[N], Lse]: ...
+
+    @overload
+    async def run(self: "Plan[Literal[True]]", layer: int, q: T, k: Tensor | None = None,
+                  v: Tensor | None = None, *, timeout: float | None = None) -> tuple[T, T]: ...
+
+    @overload
+    async def run(self: "Plan[bool]", layer: int, q: T, k: Tensor | None = None, v: Tensor | None = None,
+                  *, timeout: float | None = None) -> T | tuple[T, T]: ...
 
     async def run(self, layer: int, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, *,
                   timeout: float | None = None) -> Attention:
@@ -125,7 +143,8 @@ class Plan:
 
 def plan_of(client: Any, cores: list[Sequence], layer: int, q: Tensor, k: Tensor | None, v: Tensor | None,
             cu_seqlens_q: Any, cu_seqlens_k: Any, causal: bool, window: Window, softmax_scale: float | None,
-            precision: str, return_lse: bool, layout: str) -> tuple[Plan, HostTensor, np.ndarray, np.ndarray]:
+            precision: str, return_lse: bool,
+            layout: str) -> tuple[Plan[Any], HostTensor, np.ndarray, np.ndarray]:
     """The plan that fits these tensors, and the tensors as arrays for Plan.step."""
     shape = common_shape(cores, layer)
     query = _requests.query_rows(q, layout, shape.dtype)
@@ -144,8 +163,8 @@ def plan_of(client: Any, cores: list[Sequence], layer: int, q: Tensor, k: Tensor
         key, value = _requests.kv_rows(k, v, layout, shape.dtype, (shape.num_kv_heads, head_dim))
         appended = (_requests.equal_spans("k", len(key), len(cores)) if cu_seqlens_k is None else
                     _requests.span_rows("cu_seqlens_k", cu_seqlens_k, len(key), 0, len(cores)))
-    plan = Plan(client, cores, heads, split, appended, causal, window, softmax_scale, precision, return_lse,
-                layout)
+    plan: Plan[Any] = Plan(client, cores, heads, split, appended, causal, window, softmax_scale, precision,
+                           return_lse, layout)
     return plan, query, key, value
 
 

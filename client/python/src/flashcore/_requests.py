@@ -3,12 +3,13 @@
 import functools
 import math
 import sys
-from typing import Any, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import _messages
-from ._tensors import WIRE, HostTensor, Tensor, dtype_name, from_float32, to_float32, to_host
+from ._tensors import WIRE, HostTensor, Lse, N, T, Tensor, dtype_name, from_float32, to_float32, to_host
 from .errors import Internal, invalid
 
 AttendRequest = _messages.message("AttendRequest")
@@ -69,7 +70,7 @@ def to_rows(name: str, tensor: Tensor, layout: str, dtype: str | None = None) ->
     return host if layout == "NHD" else host._replace(array=host.array.swapaxes(0, 1))
 
 
-def kv_rows(k: Tensor, v: Tensor, layout: str, dtype: str | None,
+def kv_rows(k: Any, v: Any, layout: str, dtype: str | None,
             heads_and_dim: tuple[int, int] | None = None) -> tuple[np.ndarray, np.ndarray]:
     """K and V as arrays [rows, num_kv_heads, head_dim] of the same shape and dtype."""
     key, value = to_rows("k", k, layout, dtype), to_rows("v", v, layout, dtype)
@@ -206,6 +207,14 @@ def inline_request(asked: Question, k: Tensor, v: Tensor, cu_seqlens_q: Any, cu_
         keys = span_rows("cu_seqlens_k", cu_seqlens_k, key.shape[0], 0, len(queries))
     spans = [dict(query_rows=n, kv_rows=m) for n, m in zip(queries, keys)]
     return asked.request(dict(key=key, value=value), num_kv_heads=num_kv_heads, spans=spans)
+
+
+@overload  # type: ignore[misc]
+def merge(o_a: NDArray[N], lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[NDArray[N], Lse]: ...
+
+
+@overload
+def merge(o_a: T, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[T, T]: ...
 
 
 def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:

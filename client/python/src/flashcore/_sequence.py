@@ -8,8 +8,10 @@ import numpy as np
 
 from . import _requests
 from ._requests import Attention, Window
+from ._signatures import AsyncSequenceAttend, typed_as
 from ._tensors import Tensor
 from .errors import Error, LengthMismatch, NotFound, invalid
+from .messages import SequenceInfo
 
 Progress = Callable[[int, int], Any] | bool | None
 
@@ -92,6 +94,7 @@ class Sequence:
         with _progress(progress, layer) as tell:
             return await self._append(layer, k, v, None, layout, timeout, tell)
 
+    @typed_as(AsyncSequenceAttend)
     async def attend(self, layer: int, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, *,
                      causal: bool = False, window: Window = None, softmax_scale: float | None = None,
                      precision: str = "16bit", return_lse: bool = False, layout: str = "NHD",
@@ -151,7 +154,7 @@ class Sequence:
             await self.client.call("DeleteSequence", dict(sequence_id=self.id), self.client.deadline(timeout),
                                    repeatable=True, on_sequence=True)
 
-    async def info(self, *, timeout: float | None = None) -> Any:
+    async def info(self, *, timeout: float | None = None) -> SequenceInfo:
         """The SequenceInfo message. `lengths` are then those of the server."""
         deadline = self.client.deadline(timeout)
         info = await self.client.with_reload([self], lambda: self.client.sequence_info(self.id, deadline))

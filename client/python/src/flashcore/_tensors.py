@@ -6,13 +6,23 @@ says dtype="bfloat16". Any strides do, negative ones too: the only copy is the o
 """
 
 import sys
-from typing import Any, Callable, Iterable, NamedTuple
+from typing import Any, Callable, Iterable, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .errors import invalid
 
-Tensor = Any  # a numpy array, a torch tensor, or an array that speaks DLPack
+
+class Tensor(Protocol):
+    """A numpy array, a torch tensor, or an array that speaks DLPack."""
+
+    def __dlpack_device__(self) -> tuple[object, int]: ...
+
+
+T = TypeVar("T", bound=Tensor)
+N = TypeVar("N", bound=np.generic)  # elements of an array of numpy
+Lse = NDArray[np.float32]
 
 # Array elements on the wire, little-endian; numpy has no bfloat16, so it has the bits.
 WIRE: dict[str, np.dtype] = {

@@ -10,7 +10,7 @@ import contextvars
 import inspect
 import itertools
 import math
-from typing import Any, Awaitable, Callable, Hashable, Iterable, TypeVar
+from typing import Any, Awaitable, Callable, Hashable, Iterable, Literal, TypeVar, overload
 
 from . import _messages, _requests
 from ._batch import SequenceBatch, create_batch
@@ -19,12 +19,15 @@ from ._local import AsyncLocalTransport
 from ._plan import Plan, plan_of
 from ._requests import Attention, Window
 from ._sequence import HasSequence, Sequence, common_shape
+from ._signatures import AsyncBatchAttend, AsyncInlineAttend, typed_as
 from ._tensors import Tensor
 from ._transport import LOCAL, AsyncTransport, Config, Retry, Tls, Token
 from .errors import Error, LengthMismatch, NotFound, SequenceLost, Unimplemented, invalid
+from .messages import GetServerInfoResponse, SequenceInfo
 
+__all__ = ["Client", "Plan", "Sequence", "SequenceBatch", "connect"]
 T = TypeVar("T")
-OnLost = Callable[[Any], Any]  # of a Sequence; returns whether it has restored it
+OnLost = Callable[[Sequence], object]  # returns whether it has restored it
 
 _CHUNK_BYTES = 8 << 20  # of K and V in one message of an append, if the server takes so much
 _MESSAGE_OVERHEAD = 4096  # bytes of a message beside its tensors, at most
@@ -47,8 +50,8 @@ def connect(target: str | None = None, *, tls: Tls | bool | None = None, token: 
 class Client:
     """A connection to one server. Made by connect; a context manager. Opens with its first call."""
 
-    def __init__(self, config: Config, transport: Any, on_lost: OnLost | None = None, lease: bool = False,
-                 coalescer: Coalescer | None = None) -> None:
+    def __init__(self, config: Config, transport: Any, on_lost: Callable[[Any], object] | None = None,
+                 lease: bool = False, coalescer: Coalescer | None = None) -> None:
         self.config = config
         self._transport = transport
         self._on_lost = on_lost
@@ -72,6 +75,7 @@ class Client:
         """Closes the connection. Sequences stay on the server."""
         await self._transport.close()
 
+    @typed_as(AsyncInlineAttend)
     async def attend(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: Window = None,
                      softmax_scale: float | None = None, return_lse: bool = False, cu_seqlens_q: Any = None,
                      cu_seqlens_k: Any = None, layout: str = "NHD", dtype: Any = None,
@@ -97,6 +101,7 @@ class Client:
         request = _requests.inline_request(asked, k, v, cu_seqlens_q, cu_seqlens_k)
         return asked.answer(await self.call("Attend", request, self.deadline(timeout), repeatable=True))
 
+    @typed_as(AsyncBatchAttend)
     async def attend_batch(self, sequences: Iterable[HasSequence], layer: int, q: Tensor,
                            k: Tensor | None = None, v: Tensor | None = None, *, causal: bool = False,
                            window: Window = None, softmax_scale: float | None = None,
@@ -125,10 +130,28 @@ class Client:
             causal, window, softmax_scale, precision, return_lse, layout)
         return await plan.step(layer, query, key, value, timeout)
 
+    @overload
+    def plan(self, sequences: Iterable[HasSequence], *, num_heads: int, query_rows: int | Iterable[int] = 1,
+             append: bool | Iterable[int] = True, causal: bool = False, window: Window = None,
+             softmax_scale: float | None = None, precision: str = "16bit", return_lse: Literal[False] = False,
+             layout: str = "NHD") -> "Plan[Literal[False]]": ...
+
+    @overload
+    def plan(self, sequences: Iterable[HasSequence], *, num_heads: int, query_rows: int | Iterable[int] = 1,
+             append: bool | Iterable[int] = True, causal: bool = False, window: Window = None,
+             softmax_scale: float | None = None, precision: str = "16bit", return_lse: Literal[True],
+             layout: str = "NHD") -> "Plan[Literal[True]]": ...
+
+    @overload
+    def plan(self, sequences: Iterable[HasSequence], *, num_heads: int, query_rows: int | Iterable[int] = 1,
+             append: bool | Iterable[int] = True, causal: bool = False, window: Window = None,
+             softmax_scale: float | None = None, precision: str = "16bit", return_lse: bool,
+             layout: str = "NHD") -> "Plan[bool]": ...
+
     def plan(self, sequences: Iterable[HasSequence], *, num_heads: int, query_rows: int | Iterable[int] = 1,
              append: bool | Iterable[int] = True, causal: bool = False, window: Window = None,
              softmax_scale: float | None = None, precision: str = "16bit", return_lse: bool = False,
-             layout: str = "NHD") -> Plan:
+             layout: str = "NHD") -> Plan[Any]:
         """A step of many sequences that is the same for every layer: plan.run(layer, q, k, v) is then
         attend_batch with less to check. Of a SequenceBatch, it is about the sequences that the batch has when
         it runs, also after SequenceBatch.reorder.
@@ -178,9 +201,9 @@ class Client:
         """A sequence that exists: of this client, or shared with it. SequenceLost if there is none."""
         return Sequence(self, await self.sequence_info(sequence_id, self.deadline(timeout)))
 
-    async def list_sequences(self, *, timeout: float | None = None) -> list[Any]:
+    async def list_sequences(self, *, timeout: float | None = None) -> list[SequenceInfo]:
         """The SequenceInfo messages of all sequences that this client created or forked."""
-        found: list[Any] = []
+        found: list[SequenceInfo] = []
         deadline, token = self.deadline(timeout), ""
         while True:
             page = dict(page_size=1000, page_token=token)
@@ -190,7 +213,7 @@ class Client:
             if not token:
                 return found
 
-    async def server_info(self, *, timeout: float | None = None) -> Any:
+    async def server_info(self, *, timeout: float | None = None) -> GetServerInfoResponse:
         """The GetServerInfoResponse message: version, devices, kernels, limits."""
         return await self._ask_info(self.deadline(timeout))
 

@@ -3,17 +3,23 @@ transport."""
 
 import functools
 import threading
-from typing import Any, Callable, Concatenate, Coroutine, Iterable, Iterator, ParamSpec, TypeVar
+from typing import (Any, Callable, Concatenate, Coroutine, Generic, Iterable, Iterator, Literal, ParamSpec,
+                    SupportsIndex, TypeVar, overload)
+
+from numpy.typing import NDArray
 
 from . import aio
 from ._batch import Layer
 from ._local import LocalTransport
+from ._requests import Window
 from ._sequence import HasSequence
+from ._signatures import BatchAttend, InlineAttend, L, SequenceAttend, SequencesAttend, typed_as
+from ._tensors import Lse, N, T, Tensor
 from ._transport import LOCAL, BlockingTransport, Config, Retry, Tls, Token
 
-OnLost = Callable[["Sequence"], Any]
+OnLost = Callable[["Sequence"], object]
 P = ParamSpec("P")
-T = TypeVar("T")
+R = TypeVar("R")
 
 
 def connect(target: str | None = None, *, tls: Tls | bool | None = None, token: Token | None = None,
@@ -69,7 +75,7 @@ def default_client() -> "Client":
         return _default
 
 
-def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+def _run(coroutine: Coroutine[Any, Any, R]) -> R:
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -77,10 +83,10 @@ def _run(coroutine: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("a coroutine of the blocking client has suspended")
 
 
-def _blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
-              ) -> Callable[Concatenate[Any, P], T]:
+def _blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]
+              ) -> Callable[Concatenate[Any, P], R]:
     @functools.wraps(method)
-    def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
         return _run(method(self.core, *args, **kwargs))
     return call
 
@@ -122,16 +128,34 @@ class Client:
         return self.core.config
 
     close = _blocking(aio.Client.close)
-    attend = _blocking(aio.Client.attend)
-    attend_batch = _blocking(aio.Client.attend_batch)
+    attend = typed_as(InlineAttend)(_blocking(aio.Client.attend))
+    attend_batch = typed_as(BatchAttend)(_blocking(aio.Client.attend_batch))
     create_sequence = _makes_sequence(aio.Client.create_sequence)
     create_sequences = _makes_batch(aio.Client.create_sequences)
     open_sequence = _makes_sequence(aio.Client.open_sequence)
     list_sequences = _blocking(aio.Client.list_sequences)
     server_info = _blocking(aio.Client.server_info)
 
+    @overload
+    def plan(self, sequences: Iterable[HasSequence], *, num_heads: int, query_rows: int | Iterable[int] = 1,
+             append: bool | Iterable[int] = True, causal: bool = False, window: Window = None,
+             softmax_scale: float | None = None, precision: str = "16bit", return_lse: Literal[False] = False,
+             layout: str = "NHD") -> "Plan[Literal[False]]": ...
+
+    @overload
+    def plan(self, sequences: Iterable[HasSequence], *, num_heads: int, query_rows: int | Iterable[int] = 1,
+             append: bool | Iterable[int] = True, causal: bool = False, window: Window = None,
+             softmax_scale: float | None = None, precision: str = "16bit", return_lse: Literal[True],
+             layout: str = "NHD") -> "Plan[Literal[True]]": ...
+
+    @overload
+    def plan(self, sequences: Iterable[HasSequence], *, num_heads: int, query_rows: int | Iterable[int] = 1,
+             append: bool | Iterable[int] = True, causal: bool = False, window: Window = None,
+             softmax_scale: float | None = None, precision: str = "16bit", return_lse: bool,
+             layout: str = "NHD") -> "Plan[bool]": ...
+
     @functools.wraps(aio.Client.plan)
-    def plan(self, sequences: Iterable[HasSequence], **options: Any) -> "Plan":
+    def plan(self, sequences: Iterable[HasSequence], **options: Any) -> Any:
         return Plan(self.core.plan(sequences, **options))
 
 
@@ -181,7 +205,7 @@ class Sequence:
 
     append = _blocking(aio.Sequence.append)
     load = _blocking(aio.Sequence.load)
-    attend = _blocking(aio.Sequence.attend)
+    attend = typed_as(SequenceAttend)(_blocking(aio.Sequence.attend))
     fork = _makes_sequence(aio.Sequence.fork)
     recreate = _blocking(aio.Sequence.recreate)
     truncate = _blocking(aio.Sequence.truncate)
@@ -208,7 +232,13 @@ class SequenceBatch:
         return len(self.core)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self.core)
+        return iter([core.outer for core in self.core.cores])
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Sequence: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "SequenceBatch": ...
 
     def __getitem__(self, index: Any) -> Any:
         found = self.core[index]
@@ -223,7 +253,7 @@ class SequenceBatch:
         """One layer of the sequences, for flashcore.flash_attn_with_kvcache."""
         return Layer(self, layer)
 
-    attend = _blocking(aio.SequenceBatch.attend)
+    attend = typed_as(SequencesAttend)(_blocking(aio.SequenceBatch.attend))
     fork = _makes_batch(aio.SequenceBatch.fork)
     reorder = _blocking(aio.SequenceBatch.reorder)
     truncate = _blocking(aio.SequenceBatch.truncate)
@@ -231,13 +261,31 @@ class SequenceBatch:
     info = _blocking(aio.SequenceBatch.info)
 
 
-class Plan:
+class Plan(Generic[L]):
     __doc__ = aio.Plan.__doc__
 
-    def __init__(self, core: aio.Plan) -> None:
+    def __init__(self, core: aio.Plan[Any]) -> None:
         self.core = core
 
     def __repr__(self) -> str:
         return repr(self.core)
 
-    run = _blocking(aio.Plan.run)
+    @overload
+    def run(self: "Plan[Literal[False]]", layer: int, q: T, k: Tensor | None = None, v: Tensor | None = None,
+            *, timeout: float | None = None) -> T: ...
+
+    @overload  # type: ignore[misc]
+    def run(self: "Plan[Literal[True]]", layer: int, q: NDArray[N], k: Tensor | None = None,
+            v: Tensor | None = None, *, timeout: float | None = None) -> tuple[NDArray[N], Lse]: ...
+
+    @overload
+    def run(self: "Plan[Literal[True]]", layer: int, q: T, k: Tensor | None = None, v: Tensor | None = None,
+            *, timeout: float | None = None) -> tuple[T, T]: ...
+
+    @overload
+    def run(self: "Plan[bool]", layer: int, q: T, k: Tensor | None = None, v: Tensor | None = None,
+            *, timeout: float | None = None) -> T | tuple[T, T]: ...
+
+    @functools.wraps(aio.Plan.run)
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        return _run(self.core.run(*args, **kwargs))
