@@ -13,10 +13,10 @@
 #include "absl/strings/strip.h"
 #include "client/cpp/local/link.h"
 #include "client/cpp/status.h"
+#include "client/cpp/target.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "proto/wire/grpc_compat.h"
-#include "proto/wire/host_port.h"
 
 namespace flashcore::client {
 namespace {
@@ -65,28 +65,6 @@ absl::Status CheckLocal(absl::string_view path, const ClientOptions& options) {
   if (options.credentials != nullptr) return error("credentials", kWhoCalls);
   if (options.local_spin < absl::ZeroDuration() || options.local_spin > absl::Seconds(1)) {
     return absl::InvalidArgumentError("local_spin: want 0 to 1 s");
-  }
-  return absl::OkStatus();
-}
-
-// INVALID_ARGUMENT unless `target` is "host:port", "unix:path" or a gRPC target URI.
-absl::Status CheckTarget(absl::string_view target) {
-  const auto error = [target](absl::string_view problem) {
-    return absl::InvalidArgumentError(absl::StrCat("target '", target, "': ", problem,
-                                                   "; want host:port, unix:path or local:path"));
-  };
-  if (absl::StartsWith(target, "unix:")) {
-    return target.size() > 5 ? absl::OkStatus() : error("no path");
-  }
-  for (const absl::string_view scheme : {"dns:", "ipv4:", "ipv6:", "unix-abstract:", "xds:"}) {
-    if (absl::StartsWith(target, scheme)) return absl::OkStatus();
-  }
-  if (absl::StrContains(target, '/') || absl::StrContains(target, ' ')) {
-    return error("a '/' or a space in it");
-  }
-  const std::optional<HostPort> parsed = ParseHostPort(target);
-  if (!parsed.has_value() || parsed->host.empty() || parsed->port == 0) {
-    return error("no host, an IPv6 host without brackets, or a port that is not from 1 to 65535");
   }
   return absl::OkStatus();
 }

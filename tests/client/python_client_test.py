@@ -94,7 +94,8 @@ class FakeServer:
         return reply
 
     def client(self, **options):
-        config = Config.read("fake", None, None, options.get("timeout", 30.0), None, options.get("retry"), {})
+        config = Config.read("fake:1", None, None, options.get("timeout", 30.0), None, options.get("retry"),
+                             {})
         return flashcore.Client(aio.Client(config, self))
 
     def sequence(self, **options):
@@ -364,9 +365,42 @@ class ConfigTest(unittest.TestCase):
         config = self.read(target, False, FLASHCORE_CLIENT_TLS_CA_FILE="ca.crt",
                            FLASHCORE_CLIENT_TOKEN_FILE="/nonexistent")  # of other targets
         self.assertEqual((config.tls, config.token), (None, None))
-        for wrong in ("local:", "local:flashcore.sock"):
-            with self.assertRaisesRegex(flashcore.InvalidArgument, "target: local:.*allowed: local:/path"):
-                self.read(wrong)
+
+    def test_targets(self):
+        long = "/" + "a" * 106
+        for target in ("127.0.0.1:1", "localhost:7070", "a_b-c.example:65535", "[::1]:1", "[fe80::1%eth0]:1",
+                       "unix:a", f"unix:{long}", "unix:///a/b", "unix:/a%20b", "unix-abstract:a",
+                       f"local:{long}", "local:/a b", "dns:a:1", "dns:///a:1", "ipv6:[::1]:1",
+                       "ipv4:127.0.0.1:1,127.0.0.2:1"):
+            self.assertEqual(self.read(target).target, target)
+
+    def test_targets_that_are_refused(self):
+        path = "/" + "a" * 107
+        for problem, *targets in (
+                ("is empty", ""), ("is a int", 7070), ("is a bytes", b"a:1"),
+                ("has no port: 127.0.0.1:7070", "127.0.0.1", "ipv4:127.0.0.1", "ipv4:127.0.0.1,127.0.0.2:1"),
+                ("has no port: a:7070", "a", "dns:a", "dns:///a"), ("has no port: [::1]:7070", "[::1]"),
+                ("has no host and no port", "ipv4:1.1.1.1:1,", "dns:", "dns://a"), ("has no host", ":1"),
+                ("is an IPv6 address without brackets: [::1]:7070", "::1", "::1:7070"),
+                ("has a port that is not from 1 to 65535", "a:0", "a:65536"),
+                ("has a host or a port that is none", "a:", "a:http", "a:+1", "a,b:1", "\u00e4:1", "[a:1"),
+                ("has a scheme: leave http:// away", "http://127.0.0.1:7070", "http://127.0.0.1"),
+                ("has a scheme: leave grpc:// away", "grpc://a:1"),
+                ("has a scheme: leave https:// away, and tls=True", "https://a:1"),
+                ("has a space or a control character", " a:1", "a b:1", "a:1\n", "local:/a\0"),
+                ("has a space or a control character: write %20", "unix:/a b"),
+                ("has a '/'", "a:1/b", "./a"), ("has a '/': unix:/a.sock or local:/a.sock", "/a.sock"),
+                ("has no path", "unix:"), ("has no absolute path", "unix://a", "local:", "local:a"),
+                ("has a path of 108 bytes; a Unix socket's has at most 107", f"unix:{path}", f"local:{path}"),
+                ("has no name", "unix-abstract:")):
+            for target in targets:
+                with self.subTest(target), self.assertRaises(flashcore.InvalidArgument) as caught:
+                    self.read(target)
+                self.assertEqual(caught.exception.message, f"target: {target!r} {problem}; allowed: "
+                                 "host:port, unix:/path, or local:/path of the server's --local_listen")
+        with self.assertRaisesRegex(flashcore.InvalidArgument, "FLASHCORE_TARGET: '127.0.0.1' has no port"):
+            self.read(FLASHCORE_TARGET="127.0.0.1")
+        self.assertEqual(self.read(FLASHCORE_TARGET="").target, "127.0.0.1:7070")
 
 
 class ErrorsTest(unittest.TestCase):

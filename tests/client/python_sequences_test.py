@@ -175,7 +175,7 @@ class FakeServer:
             self.describe(sequence_id, reply.sequence)
 
     def core(self, **options):
-        config = Config.read("fake", None, None, 30.0, None, Retry(initial=1e-3), {})
+        config = Config.read("fake:1", None, None, 30.0, None, Retry(initial=1e-3), {})
         return aio.Client(config, self, **options)
 
     def client(self, **options):
@@ -725,7 +725,7 @@ class LeaseTest(unittest.TestCase):
 
     def test_a_server_without_leases_is_named(self):
         server = FakeServer((flashcore.Unimplemented(""), False))
-        with self.assertRaisesRegex(flashcore.Unimplemented, "lease: True; the server at fake has no leases"):
+        with self.assertRaisesRegex(flashcore.Unimplemented, "lease: True; .* at fake:1 has no leases"):
             server.client(lease=True).create_sequence(LAYERS, KV_HEADS, DIM)
 
     def test_without_lease_none_is_named(self):

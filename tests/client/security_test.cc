@@ -12,6 +12,7 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -52,6 +53,48 @@ TEST_F(SecurityTest, KnowsWhatStaysOnTheHost) {
         "0.0.0.0:1", "[::]:1", "127.0.0.1.example:1", "ipv4:127.0.0.1:1,10.0.0.1:1",
         "dns:///localhost:1", "xds:///localhost", ""}) {
     EXPECT_FALSE(client::StaysOnHost(target)) << target;
+  }
+}
+
+TEST_F(SecurityTest, TargetsThatGrpcWouldMisreadAreRefused) {
+  const std::string path = absl::StrCat("/", std::string(106, 'a'));
+  for (const std::string& target :
+       {std::string("127.0.0.1:1"), std::string("[::1]:1"), std::string("unix:a"),
+        absl::StrCat("unix:", path), std::string("unix:///a"), std::string("unix-abstract:a"),
+        std::string("dns:///a:1"), std::string("ipv4:127.0.0.1:1,127.0.0.2:1")}) {
+    EXPECT_EQ(CreateError(target, {}), "");
+  }
+  constexpr char kNoAddress[] =
+      "no host, an IPv6 host without brackets, no port, or a port that is not from 1 to 65535";
+  const std::pair<std::string, std::string> refused[] = {
+      {"", "empty"},
+      {"127.0.0.1", kNoAddress},
+      {"localhost:", kNoAddress},
+      {"::1:7070", kNoAddress},
+      {"[::1]", kNoAddress},
+      {":7070", kNoAddress},
+      {"a:0", kNoAddress},
+      {"a:65536", kNoAddress},
+      {"a:http", kNoAddress},
+      {"dns:a", kNoAddress},
+      {"dns:///a", kNoAddress},
+      {"dns://a", kNoAddress},
+      {"ipv4:127.0.0.1", kNoAddress},
+      {"ipv4:127.0.0.1:1,", kNoAddress},
+      {"http://127.0.0.1:7070", "a scheme: leave http:// away"},
+      {"grpc://a:1", "a scheme: leave grpc:// away"},
+      {" a:1", "a space, a control character or other than ASCII in it"},
+      {"a:1\n", "a space, a control character or other than ASCII in it"},
+      {"/run/a.sock", "a '/' in it"},
+      {"unix:", "no path"},
+      {"unix://a", "the path is not absolute"},
+      {absl::StrCat("unix:", path, "a"), "the path has 108 bytes, and a Unix socket's at most 107"},
+      {"unix-abstract:", "no name"},
+      {"local:a", "the path is not absolute"},
+  };
+  for (const auto& [target, problem] : refused) {
+    EXPECT_THAT(CreateError(target, {}),
+                testing::StartsWith(absl::StrCat("target '", target, "': ", problem, "; want ")));
   }
 }
 

@@ -16,6 +16,7 @@ import grpc.aio
 from . import _messages
 from ._credentials import Tls, Token, TokenFile, check_token, stays_on_host, uses_http_proxy
 from ._requests import Request
+from ._target import check as check_target
 from .errors import (DeadlineExceeded, Error, FailedPrecondition, Internal, from_rpc, invalid, too_large)
 
 DEFAULT_TARGET = "127.0.0.1:7070"
@@ -57,10 +58,10 @@ class Config:
     def read(cls, target: str | None, tls: Tls | bool | None, token: Token | None, timeout: float | None,
              client_name: str | None, retry: Retry | None,
              environment: Mapping[str, str] = os.environ, http_proxy: bool = False) -> "Config":
-        target = target or environment.get("FLASHCORE_TARGET") or DEFAULT_TARGET
+        name = "target" if target is not None else "FLASHCORE_TARGET"
+        given = environment.get("FLASHCORE_TARGET") or DEFAULT_TARGET if target is None else target
+        target = check_target(name, given)
         local = target.startswith(LOCAL)
-        if local and not target.startswith(f"{LOCAL}/"):
-            raise invalid("target", target, "local:/path of the server's socket, host:port, unix:/path")
         for name, value in (("tls", tls), ("token", token)):
             if local and value is not None and value is not False:  # do not show a token
                 raise invalid(name, f"given for {target}", "neither: who calls is the user of this process")
