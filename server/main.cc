@@ -1,9 +1,9 @@
 // flashcore-server: connects options, devices, engines, transport and metrics, and drains them on
-// SIGTERM or SIGINT.
+// SIGTERM or SIGINT. SIGHUP reads the credential files again.
 //
 // Exit status: 0 after a complete drain; 1 if the server could not start, if a device was lost, if
 // a listener died, or if a launch was still running when the drain timed out; 2 for a bad flag;
-// 128 + the signal's number on a second signal.
+// 128 + the signal's number on SIGTERM or SIGINT more than a second after the first.
 #include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -29,6 +30,7 @@
 #include "proto/wire/grpc_compat.h"
 #include "server/base/clock.h"
 #include "server/base/cores.h"
+#include "server/base/signal_policy.h"
 #include "server/device/open_device.h"
 #include "server/engine/fleet.h"
 #include "server/options.h"
@@ -43,11 +45,11 @@ namespace {
 // How long the end of the process waits for whoever reads the log.
 constexpr std::chrono::milliseconds kLogFlushTime(200);
 
-sigset_t StopSignals() {
+// Those that WaitForStopSignal acts on.
+sigset_t Signals() {
   sigset_t signals;
   sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, signal);
   return signals;
 }
 
@@ -68,13 +70,41 @@ void TrimHeap() {
   if (mallinfo2().fordblks >= kMaxFreeBytes) malloc_trim(0);
 }
 
-// Returns the signal. Trims the heap every few seconds until it comes.
-int WaitForStopSignal() {
+// Returns the next signal. Trims the heap every few seconds until it comes.
+int NextSignal() {
   constexpr timespec kInterval = {5, 0};
-  const sigset_t signals = StopSignals();
+  const sigset_t signals = Signals();
   int signal = -1;
   while ((signal = sigtimedwait(&signals, nullptr, &kInterval)) < 0) TrimHeap();
   return signal;
+}
+
+// Returns the signal that asks to drain the server, or then to exit at once. Calls `reload` at
+// each SIGHUP before it.
+int WaitForStopSignal(SignalPolicy* policy, const Clock& clock,
+                      const std::function<void()>& reload) {
+  while (true) {
+    const int signal = NextSignal();
+    switch (policy->On(signal, clock.Now())) {
+      case SignalPolicy::Action::kReload:
+        reload();
+        break;
+      case SignalPolicy::Action::kNone:
+        LogInfo("the first signal again: the drain goes on", {{"signal", strsignal(signal)}});
+        break;
+      case SignalPolicy::Action::kDrain:
+      case SignalPolicy::Action::kExit:
+        return signal;
+    }
+  }
+}
+
+// Drops the signals that have come with the one that asks to drain, however late this runs.
+void DropPendingSignals() {
+  constexpr timespec kNow = {0, 0};
+  const sigset_t signals = Signals();
+  while (sigtimedwait(&signals, nullptr, &kNow) > 0) {
+  }
 }
 
 // Writes gRPC's messages to our log.
@@ -157,11 +187,14 @@ void ExitAtTheLatest(absl::Time time, int status) {
   }).detach();
 }
 
-// Drains `server` and returns the exit status. A second signal ends the process at once.
-int Drain(Server* server, absl::Duration timeout, const std::atomic<bool>& device_lost) {
+// Drains `server` and returns the exit status. A later signal to stop ends the process at once.
+int Drain(Server* server, absl::Duration timeout, SignalPolicy policy,
+          const std::atomic<bool>& device_lost) {
   const absl::Time end = absl::Now() + timeout;
-  std::thread([] {
-    const int signal = WaitForStopSignal();
+  std::thread([policy]() mutable {
+    // The credential files are still read every second; `server` may be gone.
+    const auto reload = [] { LogInfo("SIGHUP: the server drains"); };
+    const int signal = WaitForStopSignal(&policy, *SteadyClock::Get(), reload);
     LogWarning("second signal: exiting at once", {{"signal", strsignal(signal)}});
     ExitAtOnce(128 + signal);
   }).detach();
@@ -204,13 +237,14 @@ struct HttpEndpoints {
   std::unique_ptr<MetricsServer> probes;
 };
 
-absl::StatusOr<HttpEndpoints> StartHttpEndpoints(const Options& options, const Metrics* metrics,
+absl::StatusOr<HttpEndpoints> StartHttpEndpoints(const Options& options, Metrics* metrics,
                                                  const std::atomic<bool>* serving) {
   HttpEndpoints endpoints;
   const auto ready = [serving] { return serving->load(); };
   if (!options.metrics_listen.empty()) {
-    auto server =
-        MetricsServer::Start({options.metrics_listen, options.metrics_token_file, ready}, metrics);
+    auto server = MetricsServer::Start({options.metrics_listen, options.metrics_token_file, ready,
+                                        &metrics->metrics_token_reload_failures},
+                                       metrics);
     if (!server.ok()) return server.status();
     LogInfo("metrics", {{"address", (*server)->address()}, {"path", "/metrics"}});
     endpoints.metrics = *std::move(server);
@@ -286,16 +320,25 @@ int Run(const Options& options) {
   if (!server.ok()) return Fail("cannot serve", server.status());
   LogInfo("serving", {{"version", options.server.version},
                       {"addresses", absl::StrJoin((*server)->addresses(), ",")}});
-  const int signal = WaitForStopSignal();
+  SignalPolicy policy;
+  const int signal = WaitForStopSignal(&policy, clock, [&] {
+    LogInfo("SIGHUP: reading the credential files");
+    (*server)->ReloadCredentials();
+  });
+  DropPendingSignals();
   LogInfo("draining",
           {{"signal", strsignal(signal)}, {"timeout", FormatDuration(options.drain_timeout)}});
-  return Drain(server->get(), options.drain_timeout, failed);
+  return Drain(server->get(), options.drain_timeout, policy, failed);
 }
 
 }  // namespace
 }  // namespace flashcore::server
 
 int main(int argc, char** argv) {
+  // First of all: SIGHUP must not end the start. Before any thread starts, so that all inherit it
+  // and only WaitForStopSignal receives the signals.
+  const sigset_t signals = flashcore::server::Signals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   const auto options = flashcore::server::ParseOptions(argc, argv);
   if (!options.ok()) {
     std::fprintf(stderr, "flashcore-server: %s\n", std::string(options.status().message()).c_str());
@@ -306,10 +349,6 @@ int main(int argc, char** argv) {
   // Debian builds Abseil without NDEBUG. By default, every lock and unlock in gRPC then looks for
   // deadlocks in a graph of all mutexes, under one global lock.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
-  // Before any thread starts, so that all inherit it and only WaitForStopSignal receives the
-  // signals.
-  const sigset_t signals = flashcore::server::StopSignals();
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   signal(SIGPIPE, SIG_IGN);  // writing to a closed pipe or socket is an error, not the end
   flashcore::server::SetDefaultLogger(options->log);
   flashcore::grpc_compat::SetLogSink(flashcore::server::LogFromGrpc);

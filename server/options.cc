@@ -23,6 +23,28 @@
 #include "server/command_line.h"
 #include "server/kv/arena.h"
 
+namespace flashcore::server {
+namespace {
+
+// The path of a file that protects something. Given but empty, as by --token_file=$UNSET, is an
+// error: it must not mean what leaving the flag out means.
+struct CredentialPath {
+  std::string path;
+  bool given = false;
+};
+
+bool AbslParseFlag(absl::string_view text, CredentialPath* path, std::string* /*error*/) {
+  *path = {std::string(text), true};
+  return true;
+}
+
+std::string AbslUnparseFlag(const CredentialPath& path) { return path.path; }
+
+}  // namespace
+}  // namespace flashcore::server
+
+using flashcore::server::CredentialPath;
+
 ABSL_FLAG(std::vector<std::string>, listen, {"127.0.0.1:7070"},
           "Addresses to serve gRPC on, each host:port or unix:path. Repeat the flag or separate "
           "addresses with commas.");
@@ -36,22 +58,22 @@ ABSL_FLAG(bool, local_allow_overflow_uid, false,
 ABSL_FLAG(bool, insecure_listen, false,
           "Let --listen have addresses without TLS that other hosts can reach. Whoever is on the "
           "network between can then read and change everything, tokens included.");
-ABSL_FLAG(std::string, tls_cert_file, "",
+ABSL_FLAG(CredentialPath, tls_cert_file, {},
           "PEM file with the server's certificate, then those that lead to its CA. With it, every "
           "TCP address of --listen takes TLS 1.2 or 1.3 only; unix: stays plaintext. Read again "
-          "when it changes. Empty: no TLS.");
-ABSL_FLAG(std::string, tls_key_file, "",
+          "when it changes. Left out: no TLS.");
+ABSL_FLAG(CredentialPath, tls_key_file, {},
           "PEM file with the private key of --tls_cert_file, without a password. Read again when "
           "it changes.");
-ABSL_FLAG(std::string, tls_client_ca_file, "",
+ABSL_FLAG(CredentialPath, tls_client_ca_file, {},
           "PEM file with the CA certificates that client certificates must be of. With it, each "
-          "TLS client needs one, and is identified by it. Read again when it changes. Empty: "
+          "TLS client needs one, and is identified by it. Read again when it changes. Left out: "
           "clients are not asked for a certificate.");
-ABSL_FLAG(std::string, token_file, "",
+ABSL_FLAG(CredentialPath, token_file, {},
           "File with lines NAME:SHA256:GROUPS, one for each bearer token: its owner, the SHA-256 "
           "of the token in hexadecimal, and the owner's groups, with commas between them. With "
           "it, an RPC needs a token or a client certificate; health checks need none. Read again "
-          "when it changes: a token that is gone ends its open streams. Empty: no token is "
+          "when it changes: a token that is gone ends its open streams. Left out: no token is "
           "needed.");
 ABSL_FLAG(
     bool, insecure_client_names, false,
@@ -93,9 +115,9 @@ ABSL_FLAG(
     std::string, probe_listen, "",
     "host:port of another HTTP endpoint, with /healthz and /readyz only: for probes from other "
     "hosts than may reach --metrics_listen. Empty: no such endpoint.");
-ABSL_FLAG(std::string, metrics_token_file, "",
-          "File whose first line is the bearer token that a scrape of /metrics must send. It is "
-          "read at every scrape. Empty: anyone may scrape.");
+ABSL_FLAG(CredentialPath, metrics_token_file, {},
+          "File whose first line is the bearer token that a scrape of /metrics must send. Read "
+          "again at every scrape. Left out: anyone may scrape.");
 ABSL_FLAG(double, drain_timeout_s, 30,
           "Seconds that requests in flight have to finish after SIGTERM or SIGINT.");
 ABSL_FLAG(bool, enable_echo, false,
@@ -296,16 +318,23 @@ void ReadSharedMemoryOptions(SharedMemory::Options* options, Checker* check) {
   options->client_bytes = absl::GetFlag(FLAGS_client_kv_bytes) == 0 ? 0 : options->total_bytes / 2;
 }
 
+std::string ReadPath(const absl::Flag<CredentialPath>& flag, Checker* check) {
+  CredentialPath value = absl::GetFlag(flag);
+  check->Require(!value.given || !value.path.empty(), flag, "",
+                 "the path of a file; to do without, leave the flag and its variable out");
+  return std::move(value.path);
+}
+
 void ReadCredentialOptions(Server::Options* options, Checker* check) {
   TlsOptions& tls = options->credentials.tls;
-  tls.cert_file = absl::GetFlag(FLAGS_tls_cert_file);
-  tls.key_file = absl::GetFlag(FLAGS_tls_key_file);
-  tls.client_ca_file = absl::GetFlag(FLAGS_tls_client_ca_file);
+  tls.cert_file = ReadPath(FLAGS_tls_cert_file, check);
+  tls.key_file = ReadPath(FLAGS_tls_key_file, check);
+  tls.client_ca_file = ReadPath(FLAGS_tls_client_ca_file, check);
   check->Require(tls.cert_file.empty() == tls.key_file.empty(), FLAGS_tls_key_file, tls.key_file,
                  "set together with --tls_cert_file");
   check->Require(tls.client_ca_file.empty() || tls.enabled(), FLAGS_tls_client_ca_file,
                  tls.client_ca_file, "usable without --tls_cert_file");
-  options->credentials.token_file = absl::GetFlag(FLAGS_token_file);
+  options->credentials.token_file = ReadPath(FLAGS_token_file, check);
   options->authenticator.allow_overflow_uid = absl::GetFlag(FLAGS_local_allow_overflow_uid);
   options->authenticator.insecure_client_names = absl::GetFlag(FLAGS_insecure_client_names);
   options->authenticator.trusted_proxies = absl::GetFlag(FLAGS_trusted_proxies);
@@ -435,7 +464,8 @@ size_t ClientStagingBytes(int64_t total, int64_t message, Checker* check) {
 void ReadServerOptions(Server::Options* options, Checker* check) {
   options->version = FLASHCORE_VERSION;
   options->listen = absl::GetFlag(FLAGS_listen);
-  const bool has_tls = !absl::GetFlag(FLAGS_tls_cert_file).empty();
+  ReadCredentialOptions(options, check);
+  const bool has_tls = options->credentials.tls.enabled();
   CheckAddresses(options->listen, has_tls || absl::GetFlag(FLAGS_insecure_listen), check);
   options->max_message_bytes = check->Range(FLAGS_max_message_bytes, 1024, kMaxMessageBytes);
   const auto message_bytes = static_cast<int64_t>(options->max_message_bytes);
@@ -452,7 +482,6 @@ void ReadServerOptions(Server::Options* options, Checker* check) {
                  FLAGS_local_allow_overflow_uid, "true", "usable without --local_listen");
   options->enable_reflection = absl::GetFlag(FLAGS_enable_reflection);
   options->enable_echo = absl::GetFlag(FLAGS_enable_echo);
-  ReadCredentialOptions(options, check);
 }
 
 void ReadEngineOptions(Engine::Options* options, Checker* check) {
@@ -496,7 +525,7 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
   options.cores = ReadCores(&check);
   options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
   options.probe_listen = absl::GetFlag(FLAGS_probe_listen);
-  options.metrics_token_file = absl::GetFlag(FLAGS_metrics_token_file);
+  options.metrics_token_file = ReadPath(FLAGS_metrics_token_file, &check);
   check.Require(options.metrics_token_file.empty() || !options.metrics_listen.empty(),
                 FLAGS_metrics_token_file, options.metrics_token_file,
                 "usable without --metrics_listen");

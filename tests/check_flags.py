@@ -25,7 +25,8 @@ exit status 2. A `FLASHCORE_` variable of no flag is warned about. How the flags
 [README.md](README.md).
 """
 UNITS = {"_bytes": "bytes", "_gflop": "10^9 operations", "_ms": "ms", "_us": "us", "_s": "s"}
-TYPES = {"bool": "true, false", "std::string": "text", "std::vector<std::string>": "list"}
+TYPES = {"bool": "true, false", "std::string": "text", "std::vector<std::string>": "list",
+         "CredentialPath": "file"}
 
 
 def groups(usage):

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
 
 namespace flashcore::server {
@@ -22,27 +23,45 @@ MHD_Result Send(MHD_Connection* connection, HttpReply reply) {
   const auto add = [response](const char* name, const char* value) {
     MHD_add_response_header(response, name, value);
   };
-  add(MHD_HTTP_HEADER_CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8");
+  add(MHD_HTTP_HEADER_CONTENT_TYPE, reply.content_type);
+  add(MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
   add(MHD_HTTP_HEADER_CONNECTION, "close");
-  if (reply.status == MHD_HTTP_UNAUTHORIZED) add(MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
-  if (reply.status == MHD_HTTP_METHOD_NOT_ALLOWED) add(MHD_HTTP_HEADER_ALLOW, "GET");
+  if (!reply.challenge.empty()) add(MHD_HTTP_HEADER_WWW_AUTHENTICATE, reply.challenge.c_str());
+  if (reply.status == MHD_HTTP_METHOD_NOT_ALLOWED) add(MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
   const MHD_Result queued = MHD_queue_response(connection, reply.status, response);
   MHD_destroy_response(response);
   return queued;
 }
 
+// "/metrics" of that or of "http://host:port/metrics", as a proxy sends it.
+absl::string_view PathOf(absl::string_view target) {
+  for (const absl::string_view scheme : {"http://", "https://"}) {
+    if (!absl::StartsWithIgnoreCase(target, scheme)) continue;
+    const size_t slash = target.find('/', scheme.size());
+    return slash == absl::string_view::npos ? "/" : target.substr(slash);
+  }
+  return target;
+}
+
 }  // namespace
 
 struct HttpServer::Callbacks {
-  static MHD_Result OnRequest(void* self, MHD_Connection* connection, const char* path,
-                              const char* method, const char* /*version*/, const char* /*body*/,
+  static MHD_Result OnRequest(void* self, MHD_Connection* connection, const char* target,
+                              const char* method, const char* version, const char* /*body*/,
                               size_t* /*body_bytes*/, void** /*context*/) {
-    if (absl::string_view(method) != MHD_HTTP_METHOD_GET) {
-      return Send(connection, {MHD_HTTP_METHOD_NOT_ALLOWED, "GET only\n"});
+    const auto header = [connection](const char* name) {
+      return MHD_lookup_connection_value(connection, MHD_HEADER_KIND, name);
+    };
+    if (version == absl::string_view(MHD_HTTP_VERSION_1_1) &&
+        header(MHD_HTTP_HEADER_HOST) == nullptr) {
+      return Send(connection, {MHD_HTTP_BAD_REQUEST, "HTTP/1.1 needs the header Host\n"});
     }
-    const char* const authorization =
-        MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_AUTHORIZATION);
-    const HttpRequest request = {path, absl::NullSafeStringView(authorization)};
+    if (method != absl::string_view(MHD_HTTP_METHOD_GET) &&
+        method != absl::string_view(MHD_HTTP_METHOD_HEAD)) {
+      return Send(connection, {MHD_HTTP_METHOD_NOT_ALLOWED, "GET and HEAD only\n"});
+    }
+    const HttpRequest request = {PathOf(target),
+                                 absl::NullSafeStringView(header(MHD_HTTP_HEADER_AUTHORIZATION))};
     return Send(connection, static_cast<HttpServer*>(self)->options_.answer(request));
   }
 

@@ -20,16 +20,19 @@ struct MHD_Daemon;
 namespace flashcore::server {
 
 struct HttpRequest {
-  absl::string_view path;           // "/metrics", without the query
+  absl::string_view path;           // "/metrics", without scheme, host and query
   absl::string_view authorization;  // the header's value; empty if there is none
 };
 
 struct HttpReply {
-  unsigned status = 200;  // 401 asks for a bearer token
-  std::string body;
+  unsigned status = 200;
+  std::string body;  // UTF-8 text
+  const char* content_type = "text/plain; charset=utf-8";
+  std::string challenge = {};  // WWW-Authenticate, which a 401 must have; empty: none
 };
 
-// Answers one GET on each connection; libmicrohttpd reads it and writes the reply. A connection
+// Answers one GET or HEAD on each connection; libmicrohttpd reads it, writes the reply and leaves
+// out the body of one to HEAD. Every reply says that it must not be cached. A connection
 // costs no thread, only memory, and ends after `time_limit`, whatever its client does. When there
 // are `max_connections`, a new one ends the oldest: a client that sends its request at once and
 // reads the reply at once is served, however many others do not. Owns one thread.

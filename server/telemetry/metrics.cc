@@ -183,8 +183,10 @@ Metrics::Metrics(const Options& options)
                    "epoch; 0 without TLS.")),
       tls_reload_failures(
           AddCounter(&registry_, kReloadFailures, kReloadFailuresHelp, {{"credential", "tls"}})),
-      token_reload_failures(AddCounter(&registry_, kReloadFailures, kReloadFailuresHelp,
-                                       {{"credential", "tokens"}})) {
+      token_reload_failures(
+          AddCounter(&registry_, kReloadFailures, kReloadFailuresHelp, {{"credential", "tokens"}})),
+      metrics_token_reload_failures(AddCounter(&registry_, kReloadFailures, kReloadFailuresHelp,
+                                               {{"credential", "metrics_token"}})) {
   rejected_by_code_.fill(&AddRejected(&registry_, "internal"));
   for (const auto& [code, name] : kReasons) {
     rejected_by_code_[static_cast<size_t>(code)] = &AddRejected(&registry_, name);

@@ -178,6 +178,7 @@ class Metrics : public prometheus::Collectable {
   Gauge& tls_certificate_expiry_timestamp_seconds;  // since the epoch; 0: no TLS
   Counter& tls_reload_failures;                     // changed files that could not be used
   Counter& token_reload_failures;
+  Counter& metrics_token_reload_failures;
 
  private:
   void AddConstants(const Device& device);

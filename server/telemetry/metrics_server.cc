@@ -1,6 +1,5 @@
 #include "server/telemetry/metrics_server.h"
 
-#include <fstream>
 #include <optional>
 #include <utility>
 
@@ -9,50 +8,27 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 #include "prometheus/text_serializer.h"
 #include "proto/wire/host_port.h"
 #include "server/base/socket.h"
-#include "server/telemetry/log.h"
 
 namespace flashcore::server {
+
 namespace {
 
-// The first line of the file.
-absl::StatusOr<std::string> ReadToken(const std::string& path) {
-  std::ifstream file(path);
-  std::string token;
-  std::getline(file, token);
-  absl::StripAsciiWhitespace(&token);
-  if (token.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "metrics token file \"", path, "\": it cannot be read, or its first line is empty"));
-  }
-  return token;
-}
+constexpr char kMetricsContentType[] = "text/plain; version=0.0.4; charset=utf-8";
 
-// Takes constant time for one length, so that a token cannot be guessed byte by byte.
-bool SameSecret(absl::string_view a, absl::string_view b) {
-  if (a.size() != b.size()) return false;
-  unsigned difference = 0;
-  for (size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned char>(a[i] ^ b[i]);
-  return difference == 0;
+// The token of "Bearer TOKEN"; empty for another scheme, or if there is none.
+absl::string_view BearerToken(absl::string_view authorization) {
+  constexpr absl::string_view kScheme = "Bearer ";
+  if (!absl::StartsWithIgnoreCase(authorization, kScheme)) return "";
+  return absl::StripAsciiWhitespace(authorization.substr(kScheme.size()));
 }
 
 }  // namespace
 
 MetricsServer::MetricsServer(Options options, const prometheus::Collectable* metrics)
     : options_(std::move(options)), metrics_(metrics) {}
-
-bool MetricsServer::MayScrape(absl::string_view authorization) const {
-  if (options_.token_file.empty()) return true;
-  const absl::StatusOr<std::string> token = ReadToken(options_.token_file);
-  if (!token.ok()) {
-    LogError("cannot check the metrics token", {{"error", token.status().message()}});
-    return false;
-  }
-  return absl::ConsumePrefix(&authorization, "Bearer ") && SameSecret(authorization, *token);
-}
 
 HttpReply MetricsServer::Answer(const HttpRequest& request) const {
   if (request.path == "/healthz") return {200, "ok\n"};
@@ -61,8 +37,23 @@ HttpReply MetricsServer::Answer(const HttpRequest& request) const {
     return {ready ? 200U : 503U, ready ? "ok\n" : "not serving\n"};
   }
   if (request.path != "/metrics" || metrics_ == nullptr) return {404, "not found\n"};
-  if (!MayScrape(request.authorization)) return {401, "the bearer token is missing or wrong\n"};
-  return {200, prometheus::TextSerializer().Serialize(metrics_->Collect())};
+  return Scrape(request.authorization);
+}
+
+HttpReply MetricsServer::Scrape(absl::string_view authorization) const {
+  if (token_ != nullptr) {
+    // RFC 6750: no error code for a request without a token.
+    HttpReply refused = {401, "the bearer token is missing\n"};
+    refused.challenge = "Bearer realm=\"flashcore\"";
+    const absl::string_view sent = BearerToken(authorization);
+    if (sent.empty()) return refused;
+    if (!token_->Is(sent)) {
+      refused.body = "the bearer token is wrong\n";
+      refused.challenge += ", error=\"invalid_token\"";
+      return refused;
+    }
+  }
+  return {200, prometheus::TextSerializer().Serialize(metrics_->Collect()), kMetricsContentType};
 }
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
@@ -73,8 +64,11 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
     return absl::InvalidArgumentError(absl::StrCat(
         "metrics address \"", address, "\": want HOST:PORT, with an IPv6 host in brackets"));
   }
+  std::unique_ptr<MetricsToken> token;
   if (!options.token_file.empty()) {
-    if (auto token = ReadToken(options.token_file); !token.ok()) return token.status();
+    auto opened = MetricsToken::Open(options.token_file, options.token_reload_failures);
+    if (!opened.ok()) return opened.status();
+    token = *std::move(opened);
   }
   auto sockets =
       ListenTcp(parsed->host.empty() ? "0.0.0.0" : std::string(parsed->host), parsed->port);
@@ -84,6 +78,7 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
   }
   if (!sockets.ok()) return sockets.status();
   std::unique_ptr<MetricsServer> server(new MetricsServer(std::move(options), metrics));
+  server->token_ = std::move(token);
   const SocketAddress bound = LocalAddress(sockets->front().get());
   server->port_ = PortOf(bound);
   const std::string host = HostOf(bound);

@@ -10,11 +10,13 @@
 #include "absl/strings/string_view.h"
 #include "prometheus/collectable.h"
 #include "server/telemetry/http_server.h"
+#include "server/telemetry/metrics_token.h"
 
 namespace flashcore::server {
 
-// Answers GET until it is destroyed:
+// Answers GET and HEAD until it is destroyed:
 //   /metrics  the metrics, in Prometheus's text format; 401 if a token is required and is not sent
+//             as RFC 6750 says: "Authorization: Bearer TOKEN"
 //   /healthz  200: the process is up
 //   /readyz   200 if the server is ready, else 503
 // Slow and silent clients do not delay others; see HttpServer, which owns the one thread.
@@ -24,10 +26,11 @@ class MetricsServer {
     // "host:port". The host is an IPv4 address, an IPv6 address in brackets, a name, or empty for
     // all interfaces. Port 0 selects a free one.
     std::string address;
-    // The first line of this file is the bearer token that /metrics requires. Read at each scrape,
-    // so that the file can be replaced. Empty: no token is required.
+    // The first line of this file is the bearer token that /metrics requires; see MetricsToken.
+    // Empty: no token is required.
     std::string token_file = {};
-    std::function<bool()> ready = [] { return true; };  // runs on the server's threads
+    std::function<bool()> ready = [] { return true; };  // runs on the server's thread
+    Counter* token_reload_failures = nullptr;           // outlives the server; null: not counted
   };
   // `metrics` must outlive the server; null: there is no /metrics, only the probes.
   // INVALID_ARGUMENT if the address is malformed or the file has no token; UNAVAILABLE if the
@@ -43,11 +46,13 @@ class MetricsServer {
  private:
   MetricsServer(Options options, const prometheus::Collectable* metrics);
 
-  bool MayScrape(absl::string_view authorization) const;
   HttpReply Answer(const HttpRequest& request) const;
+  // As Answer, for /metrics.
+  HttpReply Scrape(absl::string_view authorization) const;
 
   const Options options_;
   const prometheus::Collectable* const metrics_;
+  std::unique_ptr<MetricsToken> token_;  // of HttpServer's thread; null: no token is required
   std::string address_;
   int port_ = 0;
   std::unique_ptr<HttpServer> http_;

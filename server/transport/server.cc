@@ -66,6 +66,7 @@ std::string WithPort(const std::string& address, int port) {
 Authenticator::Options AuthenticatorOptions(const Server::Options& options) {
   Authenticator::Options authenticator = options.authenticator;
   authenticator.client_certificates = !options.credentials.tls.client_ca_file.empty();
+  authenticator.needs_tokens = !options.credentials.token_file.empty();
   return authenticator;
 }
 

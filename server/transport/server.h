@@ -51,8 +51,9 @@ class Server {
     SharedMemory::Options shared_memory;
     bool enable_echo = false;
     CredentialFiles::Options credentials;
-    std::string local_listen;              // path of the local socket; empty: none
-    Authenticator::Options authenticator;  // client_certificates follows from `credentials`
+    std::string local_listen;  // path of the local socket; empty: none
+    // Whose client_certificates and needs_tokens follow from `credentials`.
+    Authenticator::Options authenticator;
     bool enable_reflection = false;
     std::string version;
   };
@@ -69,6 +70,9 @@ class Server {
 
   // Options::listen with the chosen port in place of port 0; then "local:path", if there is one.
   const std::vector<std::string>& addresses() const { return addresses_; }
+
+  // Reads the files of Options::credentials soon, on a thread of theirs.
+  void ReloadCredentials() { credentials_->ReloadSoon(); }
 
   // Sets health to NOT_SERVING, refuses new requests and waits for those in flight. Shortly before
   // `timeout`, ends the requests that could not finish with UNAVAILABLE, and then cuts off clients

@@ -1,6 +1,7 @@
-"""Signals: a drain loses no request, a second signal ends the server at once."""
+"""Signals: a drain loses no request, a later signal ends the server at once."""
 
 import collections
+import pathlib
 import signal
 import subprocess
 import threading
@@ -220,15 +221,45 @@ class DrainTest(unittest.TestCase):
             self.assertEqual(server.process.wait(harness.PATIENCE), 0)
             self.assertEqual(server.records()[-1]["msg"], "drained")
 
-    def test_a_second_signal_exits_at_once(self):
+    def test_a_later_signal_exits_at_once(self):
         with harness.Server(*PATIENT, *HeldStaging.FLAGS) as server, server.channel() as channel, \
                 HeldStaging(server):
             futures = held_requests(server, harness.stub(channel), 6)
             server.process.send_signal(signal.SIGTERM)
             server.wait_for_record("draining")
-            # A server that waits for the drain after all does not end.
-            self.assertEqual(server.stop(signal.SIGTERM), 128 + signal.SIGTERM)
+
+            def ends():
+                server.process.send_signal(signal.SIGTERM)
+                return server.process.poll() is not None
+
+            # For a second they are the first signal again. A server that waits for the drain after all
+            # does not end.
+            wait_until(ends, "the end")
+            self.assertEqual(server.process.returncode, 128 + signal.SIGTERM)
             self.assertEqual({future.code() for future in futures}, {UNAVAILABLE})
+
+    def test_signals_that_come_together_are_one(self):
+        with harness.Server(*PATIENT, *HeldStaging.FLAGS) as server, server.channel() as channel, \
+                HeldStaging(server) as memory:
+            futures = held_requests(server, harness.stub(channel), 2)
+            server.process.send_signal(signal.SIGSTOP)
+            stat = pathlib.Path(f"/proc/{server.process.pid}/stat")
+            wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it stops")
+            for sig in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCONT):
+                server.process.send_signal(sig)
+            server.wait_for_record("draining")
+            server.process.send_signal(signal.SIGHUP)
+            server.wait_for_record("SIGHUP: the server drains")  # what came before it has been taken
+            memory.release()
+            self.assertEqual({future.code() for future in futures}, {OK})
+            self.assertEqual(server.process.wait(harness.PATIENCE), 0)
+
+    def test_sighup_without_credentials_does_nothing(self):
+        with harness.Server(*PATIENT) as server:
+            server.process.send_signal(signal.SIGHUP)
+            server.wait_for_record("SIGHUP: reading the credential files")
+            self.assertEqual(server.probe("/readyz"), 200)
+            self.assertEqual(server.stop(), 0)
 
     @unittest.skipIf(harness.ON_GPU, "a GPU's launches are too short")
     def test_a_drain_that_times_out_exits_1(self):

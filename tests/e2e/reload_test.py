@@ -3,6 +3,7 @@
 import concurrent.futures
 import itertools
 import json
+import signal
 import ssl
 import subprocess
 import tempfile
@@ -138,13 +139,12 @@ class ReloadTest(CredentialsTest):
             serial = self.serial(server)
             begin = time.time()  # gate: bounds of a date
             good = self.contents(self.ca, token_line("alice", "alice-0"))
-            folder.write(**{**good, **self.bad_tls_files(good)[0],
-                            "tokens": b"alice:not-a-digest:\n"})
+            folder.write(**{**good, **self.bad_tls_files(good)[0], "tokens": b""})
             for credential in ("tls", "tokens"):
                 wait_until(lambda: self.failures(server, credential) > 0, "the bad files are seen")
             self.assertTrue(self.accepts(server, "alice-0"))
             self.assertEqual(self.serial(server), serial)
-            wait_until(lambda: any("line 1: SHA256" in record.get("error", "")
+            wait_until(lambda: any("tokens: it is empty" in record.get("error", "")
                                    for record in server.records()
                                    if "cannot be used" in record["msg"]), "a warning")
             folder.write(**good)
@@ -156,6 +156,22 @@ class ReloadTest(CredentialsTest):
             expiry = "flashcore_tls_certificate_expiry_timestamp_seconds"
             wait_until(lambda: int(begin) <= server.metric(expiry) - DAY.total_seconds()
                        <= time.time(), lambda: f"{server.metric(expiry)}")  # gate: bounds of a date
+
+    def test_sighup_reads_them_and_ends_nothing(self):
+        folder = self.mounted(self.ca)
+        with harness.Server(*self.flags(folder)) as server:
+            serial = self.serial(server)
+            with tls_channel(server, self.ca) as channel:
+                stub, info = harness.stub(channel), pb.GetServerInfoRequest()
+                stub.GetServerInfo(info, metadata=bearer("alice-0"))
+                both = token_line("alice", "alice-0") + token_line("alice", "alice-1")
+                folder.write(**self.contents(self.ca, both))
+                server.process.send_signal(signal.SIGHUP)
+                server.wait_for_record("SIGHUP: reading the credential files")
+                wait_until(lambda: self.accepts(server, "alice-1"), "the new token")
+                wait_until(lambda: self.serial(server) != serial, "the new certificate")
+                stub.GetServerInfo(info, metadata=bearer("alice-0"))
+            self.assertEqual(server.stop(), 0)
 
     @harness.stress  # the server reads them once a second
     def test_no_bad_certificate_and_key_change_anything(self):

@@ -123,6 +123,31 @@ class TlsTest(CredentialsTest):
             self.assertEqual(done.returncode, status, (flags, done.stderr))
             self.assertIn(error, done.stderr)
 
+    def test_no_credential_flag_fails_open(self):
+        empty = self.folder / "empty"
+        empty.touch()
+        names = ("token_file", "metrics_token_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file")
+        ok = dict(zip(names[2:], (*self.pair, self.ca.file)))
+
+        def start(**files):
+            return [harness.SERVER, "--device=cpu", "--listen=127.0.0.1:0", "--metrics_listen=127.0.0.1:0",
+                    *(f"--{name}={file}" for name, file in files.items())]
+
+        # A secret that is mounted before it is filled; an unset variable, as in --token_file=$TOKENS.
+        cases = [(1, f"--{name}: {file}: it is ", start(**{**(ok if "tls" in name else {}), name: file}), {})
+                 for name in names for file in (empty, "/dev/null")]
+        cases += [(2, f"--{name}: '' is not the path of a file", start(**{**ok, name: ""}), {})
+                  for name in names]
+        cases += [(2, f"--{name}: '' is not the path of a file", start(), {f"FLASHCORE_{name.upper()}": ""})
+                  for name in names]
+        cases.append((2, "usable without --metrics_listen",
+                      [*start(metrics_token_file=self.pair[0]), "--metrics_listen="], {}))
+        ends = harness.run_together(["env", *(f"{key}={value}" for key, value in env.items()), *command]
+                                    for _, _, command, env in cases)
+        for (status, error, command, env), done in zip(cases, ends):
+            self.assertEqual(done.returncode, status, (command, env, done.stderr))
+            self.assertIn(error, done.stderr)
+
     def test_every_address_may_be_served_with_tls_or_when_told_so(self):
         for flags in (tls_flags(self.pair), ["--insecure_listen"]):
             with harness.Server("--listen=0.0.0.0:0", *flags) as server:

@@ -65,6 +65,14 @@ std::string HttpGet(int port, const std::string& path, const std::string& header
       "GET " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + header + "\r\n");
 }
 
+std::string HttpHeader(const std::string& response, const std::string& name) {
+  const std::string line = "\r\n" + name + ": ";
+  const size_t begin = response.find(line);
+  if (begin == std::string::npos || begin > response.find("\r\n\r\n")) return "";
+  const size_t value = begin + line.size();
+  return response.substr(value, response.find("\r\n", value) - value);
+}
+
 std::string HttpBody(const std::string& response) {
   const size_t end = response.find("\r\n\r\n");
   return end == std::string::npos ? "" : response.substr(end + 4);

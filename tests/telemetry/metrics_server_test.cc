@@ -9,6 +9,7 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/telemetry/metrics.h"
@@ -29,7 +30,9 @@ class MetricsTokenTest : public ::testing::Test {
 
   void WriteFile(const std::string& content) { std::ofstream(file_) << content; }
   absl::Status Start() {
-    auto server = MetricsServer::Start({"127.0.0.1:0", file_}, &metrics_);
+    MetricsServer::Options options = {"127.0.0.1:0", file_};
+    options.token_reload_failures = &metrics_.metrics_token_reload_failures;
+    auto server = MetricsServer::Start(std::move(options), &metrics_);
     if (server.ok()) server_ = *std::move(server);
     return server.status();
   }
@@ -44,16 +47,41 @@ class MetricsTokenTest : public ::testing::Test {
 
 TEST_F(MetricsTokenTest, IsWhatAScrapeNeeds) {
   ASSERT_TRUE(Start().ok());
-  for (const char* wrong : {"", "Authorization: Bearer\r\n", "Authorization: Bearer \r\n",
-                            "Authorization: Bearer firsT\r\n", "Authorization: Bearer first2\r\n",
-                            "Authorization: Bearer firs\r\n", "Authorization: Basic first\r\n",
-                            "Authorization: first\r\n"}) {
-    const std::string response = Scrape(wrong);
-    EXPECT_THAT(response, StartsWith("HTTP/1.1 401 Unauthorized\r\n")) << wrong;
-    EXPECT_THAT(response, HasSubstr("\r\nWWW-Authenticate: Bearer\r\n")) << wrong;
-    EXPECT_THAT(response, Not(HasSubstr("flashcore_"))) << wrong;
+  const std::string challenge = "Bearer realm=\"flashcore\"";
+  const auto expect_refused = [&](const std::string& header, const std::string& want) {
+    const std::string response = Scrape(header);
+    EXPECT_THAT(response, StartsWith("HTTP/1.1 401 Unauthorized\r\n")) << header;
+    EXPECT_EQ(HttpHeader(response, "WWW-Authenticate"), want) << header;
+    EXPECT_EQ(HttpHeader(response, "Cache-Control"), "no-store") << header;
+    EXPECT_THAT(response, Not(HasSubstr("flashcore_"))) << header;
+  };
+  for (const char* none : {"", "Bearer", "Bearer ", "Basic first", "first", "Bearerfirst"}) {
+    expect_refused(*none == '\0' ? "" : absl::StrCat("Authorization: ", none, "\r\n"), challenge);
   }
-  EXPECT_THAT(Scrape("Authorization: Bearer first\r\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
+  for (const char* wrong : {"Bearer firsT", "Bearer first2", "Bearer firs", "bearer x",
+                            "Bearer first first", "Bearer Bearer first"}) {
+    expect_refused(absl::StrCat("Authorization: ", wrong, "\r\n"),
+                   challenge + ", error=\"invalid_token\"");
+  }
+  // RFC 9110, 11.1: the scheme's case does not count, and spaces may follow it.
+  for (const char* right : {"Bearer first", "bearer first", "BEARER   first", "Bearer first "}) {
+    EXPECT_THAT(Scrape(absl::StrCat("Authorization: ", right, "\r\n")),
+                StartsWith("HTTP/1.1 200 OK\r\n"))
+        << right;
+  }
+}
+
+TEST_F(MetricsTokenTest, IsWhatHeadNeeds) {
+  ASSERT_TRUE(Start().ok());
+  const auto head = [&](const std::string& header) {
+    return HttpExchange(server_->port(),
+                        absl::StrCat("HEAD /metrics?x HTTP/1.1\r\nHost: h\r\n", header, "\r\n"));
+  };
+  EXPECT_THAT(head(""), StartsWith("HTTP/1.1 401"));
+  const std::string allowed = head("Authorization: Bearer first\r\n");
+  EXPECT_THAT(allowed, StartsWith("HTTP/1.1 200"));
+  EXPECT_EQ(HttpHeader(allowed, "Content-Type"), "text/plain; version=0.0.4; charset=utf-8");
+  EXPECT_EQ(HttpBody(allowed), "");
 }
 
 TEST_F(MetricsTokenTest, IsNotWhatAProbeNeeds) {
@@ -69,11 +97,15 @@ TEST_F(MetricsTokenTest, MayBeReplaced) {
   EXPECT_THAT(Scrape("Authorization: Bearer second\r\n"), StartsWith("HTTP/1.1 200"));
 }
 
-TEST_F(MetricsTokenTest, WhoseFileIsGoneLetsNobodyIn) {
+TEST_F(MetricsTokenTest, StaysInUseWhenItsFileIsGone) {
   ASSERT_TRUE(Start().ok());
   std::remove(file_.c_str());
-  EXPECT_THAT(Scrape("Authorization: Bearer first\r\n"), StartsWith("HTTP/1.1 401"));
-  EXPECT_THAT(Scrape("Authorization: Bearer \r\n"), StartsWith("HTTP/1.1 401"));
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT(Scrape("Authorization: Bearer first\r\n"), StartsWith("HTTP/1.1 200"));
+    EXPECT_THAT(Scrape("Authorization: Bearer \r\n"), StartsWith("HTTP/1.1 401"));
+    EXPECT_THAT(Scrape(""), StartsWith("HTTP/1.1 401"));
+  }
+  EXPECT_EQ(metrics_.metrics_token_reload_failures.Value(), 1);
 }
 
 TEST_F(MetricsTokenTest, ThatIsMissingAtStartIsAClearError) {
@@ -90,6 +122,13 @@ TEST(MetricsServerTest, SaysWhetherItIsReady) {
   std::atomic<bool> ready{false};
   auto server = MetricsServer::Start({"127.0.0.1:0", "", [&] { return ready.load(); }}, &metrics);
   ASSERT_TRUE(server.ok()) << server.status();
+  for (const char* path : {"/healthz", "/readyz", "/metrics", "/other"}) {
+    const std::string get = HttpGet((*server)->port(), path);
+    const std::string head = HttpExchange(
+        (*server)->port(), absl::StrCat("HEAD ", path, " HTTP/1.1\r\nHost: h\r\n\r\n"));
+    EXPECT_EQ(head.substr(0, head.find('\n')), get.substr(0, get.find('\n'))) << path;
+    EXPECT_EQ(HttpBody(head), "") << path;
+  }
   EXPECT_THAT(HttpGet((*server)->port(), "/readyz"), StartsWith("HTTP/1.1 503"));
   EXPECT_THAT(HttpGet((*server)->port(), "/healthz"), StartsWith("HTTP/1.1 200"));
   ready = true;

@@ -99,6 +99,20 @@ TEST_F(AuthenticatorTest, ATrustedProxyIsKnownByItsAddressOrUser) {
   EXPECT_FALSE(authenticator_.TrustsPeer({"ipv4:10.0.0.1:4711", 7}));
 }
 
+TEST_F(AuthenticatorTest, NobodyEntersWhereTokensAreNeededButNoneAreThere) {
+  Authenticator::Options options;
+  options.needs_tokens = true;
+  const Authenticator closed(options, &metrics_);
+  for (const char* token : {"", "Bearer abc"}) {
+    grpc::ServerContext context;
+    grpc::testing::ServerContextTestSpouse call(&context);
+    if (*token != '\0') call.AddClientMetadata("authorization", token);
+    EXPECT_EQ(closed.Identify(context, Peer{"unix:", std::nullopt}).status().code(),
+              absl::StatusCode::kUnauthenticated)
+        << token;
+  }
+}
+
 TEST_F(AuthenticatorTest, AHeaderThatNamesNobodyIsRefused) {
   const std::string long_name = "URI=" + std::string(513, 'a');
   const std::vector<const char*> headers = {"garbage", "Hash=ab", "URI=\"a\nb\"",

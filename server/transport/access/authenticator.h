@@ -41,11 +41,15 @@ class Authenticator {
     // Names of identities that may call for others. Their x-forwarded-client-cert counts: its last
     // element, or, while that names a trusted proxy too, the one before.
     std::vector<std::string> trusted_proxies;
+    // Callers need a token or a certificate, also before SetTokens: none is valid then.
+    bool needs_tokens = false;
   };
 
   // `metrics` outlives this.
   Authenticator(Options options, Metrics* metrics)
-      : options_(std::move(options)), metrics_(metrics) {}
+      : options_(std::move(options)),
+        metrics_(metrics),
+        tokens_(options_.needs_tokens ? std::make_shared<const TokenTable>() : nullptr) {}
 
   // Who calls from `peer`. UNAUTHENTICATED, counted and logged, unless that is known.
   // INVALID_ARGUMENT if the name that a caller gives itself is too long or not printable.
@@ -58,7 +62,7 @@ class Authenticator {
   // for the overflow uid, unless Options allow it.
   absl::StatusOr<Identity> IdentifyLocal(int connection) const;
 
-  // The tokens from now on. Never called: nobody needs one.
+  // The tokens from now on; callers need one.
   void SetTokens(TokenTable tokens) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // UNAUTHENTICATED, counted, if the identity is from a token that is not valid any more, or means

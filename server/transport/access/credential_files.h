@@ -12,19 +12,16 @@
 #include "absl/status/statusor.h"
 #include "server/base/clock.h"
 #include "server/base/periodic_thread.h"
+#include "server/telemetry/credential_file.h"
 #include "server/telemetry/metrics.h"
 #include "server/transport/access/tls.h"
 #include "server/transport/access/token_file.h"
 
 namespace flashcore::server {
 
-// The whole file. INVALID_ARGUMENT, with the path and the reason, if it cannot be read or has more
-// than 1 MiB.
-absl::StatusOr<std::string> ReadSmallFile(const std::string& path);
-
 // Reads the files once a second and compares what they hold, so that it sees a replacement of any
 // kind: a rewritten file, a renamed one, a symbolic link that points elsewhere. Files that cannot
-// be used are logged and counted, once for each content; what was read before stays in use. Owns
+// be used are logged and counted, once for each problem; what was read before stays in use. Owns
 // one thread, unless there is no file.
 class CredentialFiles {
  public:
@@ -34,11 +31,16 @@ class CredentialFiles {
   };
 
   // Reads the files. INVALID_ARGUMENT names the one that cannot be used. `on_tokens` gets the
-  // tokens now and, on a thread of this class, each time that they change. `metrics` and `clock`
-  // outlive this.
+  // tokens now, if there is a token file, and, on a thread of this class, each time that they
+  // change. `metrics` and `clock` outlive this.
   static absl::StatusOr<std::unique_ptr<CredentialFiles>> Start(
       Options options, Metrics* metrics, const Clock* clock,
       std::function<void(TokenTable)> on_tokens);
+
+  // Makes the next look come at once. Thread-safe.
+  void ReloadSoon() {
+    if (thread_.has_value()) thread_->CallSoon();
+  }
 
   // For one address that clients connect to. Null, plaintext, for "unix:path" or without a
   // certificate.
@@ -47,15 +49,16 @@ class CredentialFiles {
 
  private:
   CredentialFiles(Options options, Metrics* metrics, std::function<void(TokenTable)> on_tokens)
-      : options_(std::move(options)), metrics_(metrics), on_tokens_(std::move(on_tokens)) {}
+      : options_(std::move(options)),
+        metrics_(metrics),
+        on_tokens_(std::move(on_tokens)),
+        tls_report_(&metrics->tls_reload_failures),
+        token_report_(&metrics->token_reload_failures) {}
 
   void Reload();
   // Each reads its files and uses them if they have changed. An error: they cannot be used.
   absl::Status ReadTls();
   absl::Status ReadTokens();
-  // Logs and counts `status`, unless it is as at the last time.
-  static void Report(const char* what, const absl::Status& status, std::string* last,
-                     Counter* failures);
 
   const Options options_;
   Metrics* const metrics_;
@@ -65,8 +68,8 @@ class CredentialFiles {
 
   // Of the thread, or of Start.
   TlsMaterial material_;
-  std::string tokens_;                   // the content of the file
-  std::string tls_error_, token_error_;  // at the last look; empty: none
+  std::optional<std::string> tokens_;  // the content of the file; nullopt before the first look
+  ReloadReport tls_report_, token_report_;
 
   std::optional<PeriodicThread> thread_;  // last: it uses the others
 };

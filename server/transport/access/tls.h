@@ -34,8 +34,9 @@ struct TlsMaterial {
   std::string client_ca;
   absl::Time expiry;  // of the first certificate
 
-  // INVALID_ARGUMENT names the file that is missing, unreadable, no PEM, or a key of another
-  // certificate. An expired certificate is no error: clients refuse it.
+  // INVALID_ARGUMENT names the file that is missing, unreadable, no PEM, cut off, a key of another
+  // certificate, or refused by OpenSSL, as a short key is. An expired certificate is no error:
+  // clients refuse it.
   static absl::StatusOr<TlsMaterial> Load(const TlsOptions& options);
 };
 
