@@ -251,6 +251,7 @@ const char* flashcore_identity(const flashcore_client* client) {
 int flashcore_register_memory(flashcore_client* client, uint64_t bytes, int read_only,
                               int64_t timeout_ns, flashcore_memory* memory) {
   if (client == nullptr || memory == nullptr) return FailArgument("client or memory: null");
+  if (timeout_ns == 0) return Fail({c::kDeadlineExceeded, "the deadline has passed", ""});
   c::Memory made;
   c::Status status = c::Memory::Create(bytes, &made);
   std::string id;

@@ -188,6 +188,7 @@ ClientOptions OptionsFromFlags() {
   if (any) options.tls = std::move(tls);
   options.token_file = absl::GetFlag(FLAGS_token_file);
   options.http_proxy = absl::GetFlag(FLAGS_http_proxy);
+  options.retry.max_attempts = 4;  // somebody waits: a server that is not there is said at once
   ReadEnvironment(&options);
   return options;
 }

@@ -29,6 +29,11 @@ absl::Status AttendStream::Core::Admit(const std::string& request_id, Pending pe
   if (request_id.empty()) {
     return absl::InvalidArgumentError("request_id: empty; a stream needs one");
   }
+  if (timeout_ <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("StreamOptions::timeout: ", absl::FormatDuration(timeout_),
+                     "; want more than 0; absl::InfiniteDuration() for none"));
+  }
   if (broken_) {
     return done_ && !final_.ok() ? final_ : absl::UnavailableError("the stream has ended");
   }

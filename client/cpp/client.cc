@@ -110,6 +110,7 @@ absl::Status Client::Echo(absl::Span<const std::byte> payload, absl::Span<std::b
   client::BorrowedMemory borrowed;  // outlives the message
   const client::EncodedRequest encoded = client::EncodeEcho("", payload, reply, &borrowed);
   grpc::ByteBuffer response;
+  connection_->AwaitConnection(connection_->Deadline(call));
   absl::Status status = connection_->CallBytes(kEchoMethod, call, encoded.message, &response);
   if (!status.ok()) return status;
   const absl::StatusOr<client::Answer> answer = client::ParseEcho(response);
@@ -125,6 +126,7 @@ std::unique_ptr<EchoStream> Client::OpenEchoStream(const StreamOptions& options)
 absl::StatusOr<HealthStatus> Client::CheckHealth(absl::string_view service,
                                                  const CallOptions& call) {
   if (connection_->local() != nullptr) return CheckLocalHealth(service, call);
+  connection_->AwaitConnection(connection_->Deadline(call));
   const grpc::Slice slice(wire::FieldHeader(1, service.size()) + std::string(service));
   grpc::ByteBuffer response;
   absl::Status status =
@@ -162,7 +164,7 @@ bool Client::WaitForConnected(absl::Time deadline) {
       absl::SleepFor(kConnectPause);
     }
   }
-  return connection_->channel()->WaitForConnected(absl::ToChronoTime(deadline));
+  return connection_->channel()->WaitForConnected(client::ToGrpc(deadline));
 }
 
 }  // namespace flashcore

@@ -24,6 +24,9 @@ namespace {
 constexpr char kNameKey[] = "flashcore-client";
 constexpr char kAffinityKey[] = "x-flashcore-sequence";
 constexpr size_t kMaxNameBytes = 64;
+constexpr int kReconnectMs = 500;  // at most, between two attempts of gRPC to connect
+// Longer than that with gRPC's jitter, 1.2 times.
+constexpr absl::Duration kConnectionWait = absl::Milliseconds(700);
 
 // gRPC 1.51 runs callbacks on threads that it joins when the last channel that used them is freed.
 // If one of these threads frees that channel itself (a call that outlived its Client has the last
@@ -69,14 +72,32 @@ absl::Status CheckLocal(absl::string_view path, const ClientOptions& options) {
   return absl::OkStatus();
 }
 
+// The argument with this name; null: the caller has not set it.
+const grpc_arg* Find(const grpc::ChannelArguments& given, absl::string_view name) {
+  const grpc_channel_args args = given.c_channel_args();
+  const grpc_arg* const begin = args.args;
+  const grpc_arg* const end = begin + args.num_args;
+  const grpc_arg* const found =
+      std::find_if(begin, end, [name](const grpc_arg& arg) { return arg.key == name; });
+  return found == end ? nullptr : found;
+}
+
 // Sets an argument unless the caller has.
 void SetDefault(const grpc::ChannelArguments& given, const char* name, int value,
                 grpc::ChannelArguments* out) {
-  const grpc_channel_args args = given.c_channel_args();
-  for (size_t i = 0; i < args.num_args; ++i) {
-    if (absl::string_view(args.args[i].key) == name) return;
+  if (Find(given, name) == nullptr) out->SetInt(name, value);
+}
+
+// INVALID_ARGUMENT if a proxy is asked for where none may be taken.
+absl::Status CheckProxy(absl::string_view target, const ClientOptions& options) {
+  if (options.http_proxy && !options.tls.has_value() && !StaysOnHost(target)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("http_proxy: set for ", target, " without tls; want TLS through a proxy"));
   }
-  out->SetInt(name, value);
+  const grpc_arg* const argument = Find(options.channel_arguments, GRPC_ARG_ENABLE_HTTP_PROXY);
+  if (argument == nullptr || argument->value.integer == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("channel_arguments: ", GRPC_ARG_ENABLE_HTTP_PROXY, "; want http_proxy"));
 }
 
 grpc::ChannelArguments WithDefaults(absl::string_view target, const ClientOptions& options) {
@@ -87,9 +108,11 @@ grpc::ChannelArguments WithDefaults(absl::string_view target, const ClientOption
   SetDefault(given, GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, limit, &out);
   // Two Clients of one address are two connections.
   SetDefault(given, GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1, &out);
-  // gRPC's default of a second is longer than our first retries.
+  // A server that is back is found within half a second, also under a new address of its name.
+  // gRPC's defaults are up to two minutes.
   SetDefault(given, GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100, &out);
-  SetDefault(given, GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 5000, &out);
+  SetDefault(given, GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMs, &out);
+  SetDefault(given, GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, kReconnectMs, &out);
   // By itself gRPC calls loopback and plaintext addresses through the proxy of $http_proxy, too.
   if (!UsesHttpProxy(target, options)) {
     out.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
@@ -99,6 +122,22 @@ grpc::ChannelArguments WithDefaults(absl::string_view target, const ClientOption
     out.SetSslTargetNameOverride(options.tls->server_name);
   }
   return out;
+}
+
+absl::Status CheckRetry(const RetryPolicy& retry) {
+  const auto error = [](absl::string_view field, absl::Duration found) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("retry.", field, ": ", absl::FormatDuration(found), "; want more than 0"));
+  };
+  if (retry.max_attempts < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("retry.max_attempts: ", retry.max_attempts, "; want at least 0"));
+  }
+  if (retry.initial_backoff <= absl::ZeroDuration()) {
+    return error("initial_backoff", retry.initial_backoff);
+  }
+  if (retry.max_backoff <= absl::ZeroDuration()) return error("max_backoff", retry.max_backoff);
+  return absl::OkStatus();
 }
 
 absl::Status CheckName(absl::string_view name) {
@@ -129,10 +168,6 @@ absl::Status SetCredentials(absl::string_view target, ClientOptions* options) {
     options->credentials = *std::move(credentials);
     return absl::OkStatus();
   }
-  if (options->http_proxy && !StaysOnHost(target)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("http_proxy: set for ", target, " without tls; want TLS through a proxy"));
-  }
   if (!options->token_file.empty() && !StaysOnHost(target)) {
     return absl::InvalidArgumentError(
         absl::StrCat("token_file: the token would go to ", target,
@@ -144,12 +179,16 @@ absl::Status SetCredentials(absl::string_view target, ClientOptions* options) {
 
 }  // namespace
 
+bool NeverSent(const absl::Status& status) {
+  return absl::IsUnavailable(status) && (absl::StartsWith(status.message(), kNotConnected) ||
+                                         absl::StartsWith(status.message(), kNotResolved));
+}
+
 std::optional<absl::Duration> NextBackoff(const RetryPolicy& policy, const absl::Status& status,
                                           bool safe_to_repeat, int attempts, absl::Time now,
                                           absl::Time deadline, absl::BitGenRef random) {
-  if (!absl::IsUnavailable(status) || !safe_to_repeat || attempts >= policy.max_attempts) {
-    return std::nullopt;
-  }
+  if (!absl::IsUnavailable(status) || !(safe_to_repeat || NeverSent(status))) return std::nullopt;
+  if (policy.max_attempts > 0 && attempts >= policy.max_attempts) return std::nullopt;
   absl::Duration ceiling = policy.initial_backoff;
   for (int i = 1; i < attempts && ceiling < policy.max_backoff; ++i) ceiling *= 2;
   ceiling = std::min(ceiling, policy.max_backoff);
@@ -165,12 +204,16 @@ absl::StatusOr<std::shared_ptr<const Connection>> Connection::Create(absl::strin
   const bool local = absl::ConsumePrefix(&path, kLocalScheme);
   absl::Status status = local ? CheckLocal(path, options) : CheckTarget(target);
   status.Update(CheckName(options.name));
+  status.Update(CheckRetry(options.retry));
   if (!status.ok()) return status;
   if (options.timeout <= absl::ZeroDuration()) {
-    return absl::InvalidArgumentError("timeout: must be positive");
+    return absl::InvalidArgumentError(
+        absl::StrCat("timeout: ", absl::FormatDuration(options.timeout),
+                     "; want more than 0; absl::InfiniteDuration() for none"));
   }
   if (local) return absl::WrapUnique(new Connection(std::move(options), std::string(path)));
-  status = SetCredentials(target, &options);
+  status = CheckProxy(target, options);
+  status.Update(SetCredentials(target, &options));
   if (!status.ok()) return status;
   std::unique_ptr<TokenFile> token;
   if (!options.token_file.empty()) {
@@ -218,9 +261,23 @@ const std::shared_ptr<grpc::Channel>& Connection::callback_channel() const {
   return channel_;
 }
 
+void Connection::AwaitConnection(absl::Time deadline) const {
+  if (local_ != nullptr) return;
+  if (channel_->GetState(/*try_to_connect=*/true) != GRPC_CHANNEL_TRANSIENT_FAILURE) return;
+  // Leaves time for an attempt, which says why there is no connection.
+  const absl::Time now = absl::Now();
+  const absl::Duration wait = std::min(kConnectionWait, (deadline - now) / 2);
+  channel_->WaitForConnected(ToGrpc(now + wait));
+}
+
+void Connection::Pause(const absl::Status& status, absl::Duration wait) const {
+  if (local_ != nullptr || !NeverSent(status)) return absl::SleepFor(wait);
+  channel_->WaitForConnected(ToGrpc(absl::Now() + wait));
+}
+
 void Connection::Prepare(absl::Time deadline, absl::string_view affinity,
                          grpc::ClientContext* context) const {
-  context->set_deadline(absl::ToChronoTime(deadline));
+  context->set_deadline(ToGrpc(deadline));
   if (!options_.name.empty()) context->AddMetadata(kNameKey, options_.name);
   if (token_ != nullptr) context->AddMetadata("authorization", "Bearer " + token_->Token());
   if (!affinity.empty()) context->AddMetadata(kAffinityKey, absl::CHexEscape(affinity));
@@ -240,6 +297,10 @@ absl::Status Connection::ExplainDeadline(absl::Status status, absl::Time begin) 
 std::optional<absl::Duration> Connection::Backoff(const absl::Status& status, bool safe_to_repeat,
                                                   int attempts, absl::Time deadline) const {
   if (status.ok()) return std::nullopt;
+  // By itself, gRPC looks up again a name that does not resolve after up to two minutes.
+  if (local_ == nullptr && NeverSent(status) && absl::StartsWith(status.message(), kNotResolved)) {
+    grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
+  }
   absl::InsecureBitGen random;
   return NextBackoff(options_.retry, status, safe_to_repeat, attempts, absl::Now(), deadline,
                      random);

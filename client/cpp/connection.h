@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -35,9 +36,17 @@ class Link;
 
 inline constexpr char kLocalScheme[] = "local:";  // of a target: then the path of the socket
 
+// For gRPC, to which a time before 1970 is infinitely late.
+inline std::chrono::system_clock::time_point ToGrpc(absl::Time deadline) {
+  return absl::ToChronoTime(std::max(deadline, absl::UnixEpoch()));
+}
+
+// Whether a call that ended with `status` reached no server, so that it had no effect.
+bool NeverSent(const absl::Status& status);
+
 // The wait before the next attempt, after `attempts` attempts of which the last ended at `now` with
-// `status`. None if there is no next attempt: another status, too many attempts, not safe to
-// repeat, or the wait would end after the deadline.
+// `status`. None if there is no next attempt: another status, too many attempts, sent and not safe
+// to repeat, or the wait would end after the deadline.
 std::optional<absl::Duration> NextBackoff(const RetryPolicy& policy, const absl::Status& status,
                                           bool safe_to_repeat, int attempts, absl::Time now,
                                           absl::Time deadline, absl::BitGenRef random);
@@ -84,6 +93,10 @@ class Connection {
   // Changes as memory is registered and unregistered.
   RegionTable& regions() const { return regions_; }
 
+  // Before a call that blocks: over gRPC, waits a moment for a connection, if connecting has
+  // failed. Such calls alone poll the sockets, and they do not if they fail at once.
+  void AwaitConnection(absl::Time deadline) const;
+
   // Sets up a new context for a call until `deadline`. `affinity`: see CallOptions.
   void Prepare(absl::Time deadline, absl::string_view affinity, grpc::ClientContext* context) const;
 
@@ -96,12 +109,13 @@ class Connection {
   absl::Status WithRetries(bool safe_to_repeat, absl::Time deadline, int* attempts,
                            Attempt attempt) const {
     const absl::Time begin = absl::Now();
+    AwaitConnection(deadline);
     for (*attempts = 1;; ++*attempts) {
       absl::Status status = attempt();
       const std::optional<absl::Duration> wait =
           Backoff(status, safe_to_repeat, *attempts, deadline);
       if (!wait.has_value()) return ExplainDeadline(std::move(status), begin);
-      absl::SleepFor(*wait);
+      Pause(status, *wait);
     }
   }
 
@@ -134,6 +148,9 @@ class Connection {
   // Over the local socket at `path`.
   Connection(ClientOptions options, std::string path);
 
+  // Waits before the next attempt, after one that ended with `status`; less if it was never sent
+  // and a connection comes.
+  void Pause(const absl::Status& status, absl::Duration wait) const;
   // One attempt of the RPC whose request this is.
   absl::Status CallLocal(const google::protobuf::Message& request, absl::Time deadline,
                          google::protobuf::Message* response) const;

@@ -37,8 +37,7 @@ struct Lease::Call {
   // Waits for the one operation that was started. False if it has not ended by `deadline`.
   bool Wait(absl::Time deadline, bool* ok) {
     void* tag = nullptr;
-    return queue.AsyncNext(&tag, ok, absl::ToChronoTime(deadline)) ==
-           grpc::CompletionQueue::GOT_EVENT;
+    return queue.AsyncNext(&tag, ok, ToGrpc(deadline)) == grpc::CompletionQueue::GOT_EVENT;
   }
   // The server sends one reply, so any other event is the end.
   bool ended() {

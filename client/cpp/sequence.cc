@@ -153,16 +153,11 @@ absl::StatusOr<v1::LoadSequenceResponse> LoadRowsLocally(const client::Connectio
   return response;
 }
 
-// Blocks until all rows are appended, in messages of at most kMessageBytes and of at most the
-// client's limit. A row is never split: RESOURCE_EXHAUSTED if one is over the limit. Each message
-// is copied once from the tensors, and gRPC's flow control bounds how many are in flight. If `rows`
-// has an expected_length, every message carries its own. After an error, the first messages may
-// have taken effect.
-absl::StatusOr<v1::LoadSequenceResponse> LoadRows(const client::Connection& connection,
-                                                  const RowsToLoad& rows, absl::Time deadline,
-                                                  absl::string_view affinity) {
-  if (connection.local() != nullptr) return LoadRowsLocally(connection, rows, deadline);
-  const absl::Time begin = absl::Now();
+// One attempt over gRPC. Each message is copied once from the tensors, and gRPC's flow control
+// bounds how many are in flight.
+absl::StatusOr<v1::LoadSequenceResponse> LoadRowsByGrpc(const client::Connection& connection,
+                                                        const RowsToLoad& rows, absl::Time deadline,
+                                                        absl::string_view affinity) {
   const size_t limit = connection.MaxMessageBytes();
   if (2 * rows.RowBytes() + kSmallBytes > limit) {
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -184,10 +179,30 @@ absl::StatusOr<v1::LoadSequenceResponse> LoadRows(const client::Connection& conn
   }
   if (first == rows.num_rows) writer->WritesDone();
   absl::Status status = client::FromGrpc(writer->Finish());
-  if (!status.ok()) return connection.ExplainDeadline(std::move(status), begin);
+  if (!status.ok()) return status;
   if (first < rows.num_rows) {
     return absl::InternalError("the server ended the load before its last rows");
   }
+  return response;
+}
+
+// Blocks until all rows are appended, in messages of at most kMessageBytes and of at most the
+// client's limit. A row is never split: RESOURCE_EXHAUSTED if one is over the limit. If `rows` has
+// an expected_length, every message carries its own. After an error, the first messages may have
+// taken effect.
+absl::StatusOr<v1::LoadSequenceResponse> LoadRows(const client::Connection& connection,
+                                                  const RowsToLoad& rows, absl::Time deadline,
+                                                  absl::string_view affinity) {
+  absl::StatusOr<v1::LoadSequenceResponse> response = v1::LoadSequenceResponse();
+  int attempts = 0;
+  absl::Status status =
+      connection.WithRetries(/*safe_to_repeat=*/false, deadline, &attempts, [&]() -> absl::Status {
+        response = connection.local() != nullptr
+                       ? LoadRowsLocally(connection, rows, deadline)
+                       : LoadRowsByGrpc(connection, rows, deadline, affinity);
+        return response.status();
+      });
+  if (!status.ok()) return status;
   return response;
 }
 

@@ -8,6 +8,11 @@
 
 namespace flashcore::client {
 
+// How the message of an UNAVAILABLE call begins that reached no server: gRPC's words, and the local
+// socket's.
+inline constexpr char kNotConnected[] = "failed to connect";
+inline constexpr char kNotResolved[] = "DNS resolution failed";
+
 // Of DEADLINE_EXCEEDED that the client itself found. Connection::ExplainDeadline says more.
 inline constexpr char kNoAnswer[] = "the server did not answer before the deadline";
 

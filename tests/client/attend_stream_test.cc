@@ -85,6 +85,31 @@ class AttendStreamTest : public testing::Test {
   std::unique_ptr<Client> client_ = *Client::Create(server_.target());
 };
 
+TEST_F(AttendStreamTest, TimeoutsOfAnySizeMeanWhatTheySay) {
+  server_.on_stream = [](FakeServer::Stream* stream) {
+    for (const v1::AttendRequest& request : ReadRequests(stream, 1)) Answer(stream, request);
+    return grpc::Status::OK;
+  };
+  for (const absl::Duration timeout :
+       {absl::InfiniteDuration(), absl::Seconds(1e300), absl::Hours(24) * 365 * 400}) {
+    StreamOptions options;
+    options.timeout = timeout;
+    options.deadline = absl::Now() + timeout;
+    const auto stream = Open(options);
+    Requests requests(stream.get(), 1);
+    EXPECT_EQ(stream->Finish(), absl::OkStatus());
+    requests.ExpectEachOnce(absl::StatusCode::kOk);
+  }
+  for (const absl::Duration timeout : {absl::ZeroDuration(), -absl::Seconds(1)}) {
+    StreamOptions options;
+    options.timeout = timeout;
+    const RequestFixture r("r");
+    const absl::Status status = Open(options)->Send(r.request);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("timeout: "));
+  }
+}
+
 TEST_F(AttendStreamTest, AnswersOutOfOrderReachTheirRequests) {
   server_.on_stream = [](FakeServer::Stream* stream) {
     const auto requests = ReadRequests(stream, 20);

@@ -265,6 +265,43 @@ TEST(ClientTest, AnUnreachableServerIsUnavailable) {
   EXPECT_FALSE(client->WaitForConnected(absl::Now() + absl::Milliseconds(20)));
 }
 
+// gRPC takes a time before 1970 for none, and the clock's range ends in 2262.
+TEST(ClientTest, TimeoutsOfAnySizeMeanWhatTheySay) {
+  FakeServer server;
+  RequestFixture r;
+  const absl::Duration huge[] = {absl::InfiniteDuration(), absl::Hours(24) * 365 * 200,
+                                 absl::Seconds(int64_t{9'000'000'000}), absl::Seconds(1e300),
+                                 absl::InfiniteDuration() / 2};
+  for (const absl::Duration timeout : huge) {
+    ClientOptions options;
+    options.timeout = timeout;
+    const auto client = *Client::Create(server.target(), options);
+    EXPECT_EQ(client->GetServerInfo().status(), absl::OkStatus()) << timeout;
+    EXPECT_EQ(client->Attend(r.request, nullptr), absl::OkStatus()) << timeout;
+    EXPECT_EQ(client->Attend(r.request, nullptr, {absl::Now() + timeout, ""}), absl::OkStatus());
+    absl::Notification done;
+    client->AttendAsync(r.request, [&](const absl::Status& status, const AttendResult&) {
+      EXPECT_EQ(status, absl::OkStatus()) << timeout;
+      done.Notify();
+    });
+    done.WaitForNotification();
+  }
+  const auto client = ClientOf(server);
+  for (const absl::Time past :
+       {absl::InfinitePast(), absl::UnixEpoch() - absl::Hours(1), absl::UnixEpoch()}) {
+    EXPECT_TRUE(absl::IsDeadlineExceeded(client->GetServerInfo({past, ""}).status())) << past;
+    EXPECT_TRUE(absl::IsDeadlineExceeded(client->Attend(r.request, nullptr, {past, ""}))) << past;
+  }
+  for (const absl::Duration timeout : {absl::ZeroDuration(), -absl::InfiniteDuration()}) {
+    ClientOptions options;
+    options.timeout = timeout;
+    const auto refused = Client::Create(server.target(), options);
+    EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(refused.status().message()),
+                HasSubstr(absl::StrCat("timeout: ", absl::FormatDuration(timeout), "; want")));
+  }
+}
+
 TEST(ClientTest, AsyncCallsBackOnceWithRetriesAndOutlivesItsClient) {
   FakeServer server;
   std::atomic<int> failures{2};

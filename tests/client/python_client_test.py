@@ -1,8 +1,12 @@
 """The Python client without a server: what it refuses, what it repeats, and how it reads the environment."""
 
 import asyncio
+import datetime
 import itertools
+import math
+import re
 import sys
+import threading
 import types
 import unittest
 from unittest import mock
@@ -121,8 +125,19 @@ class RetryTest(unittest.TestCase):
     def test_gives_up_after_the_attempts(self):
         server = FakeServer(*[(UNAVAILABLE, False)] * 9)
         with self.assertRaises(flashcore.Unavailable):
-            server.client().server_info()
+            server.client(retry=Retry(attempts=4)).server_info()
         self.assertEqual(len(server.calls), 4)
+
+    def test_lasts_as_long_as_the_timeout(self):
+        for timeout, attempts in ((30.0, 61), (None, 5000)):
+            server = FakeServer(*[(UNAVAILABLE, False)] * attempts)
+            server.client(timeout=timeout).server_info()
+            self.assertEqual(len(server.calls), attempts + 1)
+        server = FakeServer(*[(UNAVAILABLE, False)] * 100)
+        with self.assertRaises(flashcore.Unavailable):
+            server.client(timeout=30.0).server_info()
+        self.assertEqual(server.waits[-1], 0.5)
+        self.assertTrue(29.5 <= server.time < 30, server.time)
 
     def test_never_waits_past_the_timeout(self):
         server = FakeServer(*[(UNAVAILABLE, False)] * 9)
@@ -329,6 +344,35 @@ class ValidationTest(unittest.TestCase):
                 (dict(target="attention.example:7070", token="secret"), ("token:", "attention.example")),
                 (dict(target="127.0.0.1.evil.example:1", token="secret"), ("token:", "plaintext"))):
             self.refuses(server, lambda: flashcore.connect(**options), *words)
+
+
+class TimeoutTest(unittest.TestCase):
+    def test_refuses_what_is_no_time(self):
+        server = FakeServer()
+        for wrong in (math.nan, -1, -1e-9, -math.inf, -10**400, "1", datetime.timedelta(seconds=1), True,
+                      [], np.float16("nan")):
+            text = "timeout: " + re.escape(repr(wrong)) + "; allowed: seconds"
+            for call in (lambda: flashcore.connect("127.0.0.1:1", timeout=wrong),
+                         lambda: server.client().server_info(timeout=wrong),
+                         lambda: server.sequence().attend(0, random(1), timeout=wrong)):
+                with self.subTest(text), self.assertRaisesRegex(flashcore.InvalidArgument, text):
+                    call()
+        with self.assertRaisesRegex(flashcore.InvalidArgument, "timeout: 0; allowed: seconds, more than 0"):
+            flashcore.connect(timeout=0)
+
+    def test_huge_is_none(self):
+        for huge in (9e9, threading.TIMEOUT_MAX, 1e300, 10**400, math.inf, 366 * 86400, np.float64(1e30)):
+            self.assertEqual(flashcore.connect("127.0.0.1:1", timeout=huge).config.timeout, math.inf)
+            self.assertEqual(FakeServer().client().core.deadline(huge), math.inf)
+        for timeout in (1, 0.5, np.float32(0.5), 364 * 86400):
+            self.assertEqual(flashcore.connect("127.0.0.1:1", timeout=timeout).config.timeout, timeout)
+
+    def test_retries_that_make_no_sense(self):
+        for options, text in ((dict(attempts=0), "attempts: 0"), (dict(attempts=1.5), "attempts: 1.5"),
+                              (dict(initial=0), "initial: 0"), (dict(longest=math.nan), "longest: nan"),
+                              (dict(longest="1"), "longest: '1'")):
+            with self.assertRaisesRegex(flashcore.InvalidArgument, f"{text}; allowed"):
+                flashcore.Retry(**options)
 
 
 class ConfigTest(unittest.TestCase):

@@ -2,10 +2,12 @@
 
 import asyncio
 import concurrent.futures
+import math
 import os
 import pathlib
 import socket
 import tempfile
+import threading
 import unittest
 from unittest import mock
 
@@ -175,6 +177,19 @@ class ProxyTest(unittest.TestCase):
                 with self.subTest(target):
                     self.assertEqual(asyncio.run(info(target, token)).version, "fake")
                 self.assert_nobody_came()
+
+    def test_timeouts_of_any_size_mean_what_they_say(self):
+        async def info(target, timeout):
+            async with aio.connect(target) as client:
+                return await client.server_info(timeout=timeout)
+
+        target = f"127.0.0.1:{self.serve('127.0.0.1:0')[0]}"
+        for huge in (9e9, threading.TIMEOUT_MAX, 1e300, 10**400, math.inf, 364 * 86400):
+            with self.subTest(huge), flashcore.connect(target, timeout=huge) as client:
+                self.assertEqual(client.server_info().version, "fake")
+                self.assertEqual(asyncio.run(info(target, huge)).version, "fake")
+                with self.assertRaises(flashcore.DeadlineExceeded):
+                    client.server_info(timeout=0)
 
     def test_tls_takes_it_only_if_asked(self):
         target = f"0.0.0.0:{self.serve('127.0.0.1:0')[0]}"  # without TLS: no call succeeds

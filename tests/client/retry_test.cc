@@ -36,13 +36,54 @@ TEST(RetryTest, GivesUp) {
   EXPECT_FALSE(Backoff(10, &random).has_value());
   EXPECT_FALSE(Backoff(1, &random, kNow + absl::Milliseconds(50)).has_value());
   EXPECT_TRUE(Backoff(1, &random, kNow + absl::Milliseconds(101)).has_value());
-  const RetryPolicy policy;
+  RetryPolicy policy;
   const absl::Time never = absl::InfiniteFuture();
+  policy.max_attempts = 1;
+  EXPECT_FALSE(NextBackoff(policy, absl::UnavailableError(""), true, 1, kNow, never, random));
+  policy = {};
   EXPECT_FALSE(NextBackoff(policy, absl::UnavailableError(""), false, 1, kNow, never, random));
   for (const absl::Status& status : {absl::InternalError(""), absl::DeadlineExceededError(""),
                                      absl::ResourceExhaustedError(""), absl::OkStatus()}) {
     EXPECT_FALSE(NextBackoff(policy, status, true, 1, kNow, never, random)) << status;
   }
+}
+
+TEST(RetryTest, LastsUntilTheDeadline) {
+  std::mt19937_64 random(TestSeed());
+  const RetryPolicy policy;
+  const absl::Time deadline = kNow + absl::Seconds(30);
+  for (const int attempts : {1, 10, 100, 1'000'000}) {
+    const auto wait = NextBackoff(policy, absl::UnavailableError(""), true, attempts,
+                                  deadline - absl::Milliseconds(501), deadline, random);
+    ASSERT_TRUE(wait.has_value()) << attempts;
+    EXPECT_LE(*wait, absl::Milliseconds(500));
+  }
+}
+
+TEST(RetryTest, WhatReachedNoServerIsSafeToRepeat) {
+  std::mt19937_64 random(TestSeed());
+  const auto repeats = [&](const absl::Status& status) {
+    return NextBackoff({}, status, /*safe_to_repeat=*/false, 1, kNow, absl::InfiniteFuture(),
+                       random)
+        .has_value();
+  };
+  EXPECT_TRUE(repeats(absl::UnavailableError("failed to connect to all addresses; last error: x")));
+  EXPECT_TRUE(repeats(absl::UnavailableError("DNS resolution failed for x:1: y")));
+  EXPECT_FALSE(repeats(absl::UnavailableError("Socket closed")));
+  EXPECT_FALSE(repeats(absl::InternalError("failed to connect")));
+}
+
+TEST(RetryTest, RefusesAPolicyThatMakesNoSense) {
+  const auto error = [](const RetryPolicy& retry) {
+    ClientOptions options;
+    options.retry = retry;
+    return std::string(Connection::Create("127.0.0.1:1", options).status().message());
+  };
+  EXPECT_EQ(error({}), "");
+  EXPECT_EQ(error({-1}), "retry.max_attempts: -1; want at least 0");
+  EXPECT_EQ(error({4, absl::ZeroDuration()}), "retry.initial_backoff: 0; want more than 0");
+  EXPECT_EQ(error({4, absl::Seconds(1), -absl::Seconds(1)}),
+            "retry.max_backoff: -1s; want more than 0");
 }
 
 }  // namespace

@@ -98,8 +98,10 @@ class HostileTest(unittest.TestCase):
             self.assert_serves(server)
 
     def test_full_staging_memory_refuses_and_recovers(self):
+        largest = max(3 * harness.HELD_BYTES // 4, 4 * harness.MIB)
         with harness.Server(f"--staging_memory_bytes={harness.HELD_BYTES + 5_000_000}",
-                            "--max_message_bytes=4MiB", "--staging_wait_ms=0", *harness.HELD) as server, \
+                            f"--max_message_bytes={largest}", "--staging_wait_ms=0",
+                            *harness.HELD) as server, \
                 server.channel() as channel:
             mission = harness.mission_request(harness.numpy_rng())  # takes 2 MiB
             with harness.held_lane(server, channel):

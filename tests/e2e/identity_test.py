@@ -136,7 +136,7 @@ class TokenTest(CredentialsTest):
                 (("--target=localhost.example:7070", token), "in clear text"),
                 (("--target=unix.example:7070", token), "in clear text"),
                 ((f"--token_file={self.tokens}",), "list of digests"),
-                ((f"--token_file={self.folder}/none",), "none: has no token"),
+                ((f"--token_file={self.folder}/none",), "none: cannot be read"),
                 ((f"--tls_ca_file={self.folder}/none",), "none: cannot be read")):
             done = harness.cli("info", *args, check=False)
             self.assertEqual(done.returncode, 2, done.stderr)

@@ -138,8 +138,8 @@ class TlsTest(CredentialsTest):
                  for name in names for file in (empty, "/dev/null")]
         cases += [(2, f"--{name}: '' is not the path of a file", start(**{**ok, name: ""}), {})
                   for name in names]
-        cases += [(2, f"--{name}: '' is not the path of a file", start(), {f"FLASHCORE_{name.upper()}": ""})
-                  for name in names]
+        cases += [(2, f"variable FLASHCORE_{name.upper()}: '' is not the path of a file", start(),
+                   {f"FLASHCORE_{name.upper()}": ""}) for name in names]
         cases.append((2, "usable without --metrics_listen",
                       [*start(metrics_token_file=self.pair[0]), "--metrics_listen="], {}))
         ends = harness.run_together(["env", *(f"{key}={value}" for key, value in env.items()), *command]

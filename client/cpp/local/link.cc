@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/cpp/status.h"
 
 namespace flashcore::client::local {
 namespace {
@@ -13,6 +16,17 @@ template <class All>
 auto Find(All& all, const Region* region) {
   return std::find_if(all.begin(), all.end(),
                       [region](const auto& one) { return one.region.get() == region; });
+}
+
+// The status of a request that could not be sent, as NeverSent knows it.
+absl::Status NotConnected(const absl::Status& status) {
+  if (!absl::IsUnavailable(status)) return status;
+  absl::Status never_sent =
+      absl::UnavailableError(absl::StrCat(kNotConnected, ": ", status.message()));
+  status.ForEachPayload([&](absl::string_view type, const absl::Cord& detail) {
+    never_sent.SetPayload(type, detail);
+  });
+  return never_sent;
 }
 
 }  // namespace
@@ -33,7 +47,7 @@ absl::StatusOr<std::shared_ptr<Session>> Link::Connect(absl::Time deadline) {
   if (absl::Now() >= deadline)
     return absl::DeadlineExceededError("the deadline passed before the request was sent");
   absl::StatusOr<std::shared_ptr<Control>> control = Control::Connect(path_, client_, deadline);
-  if (!control.ok()) return control.status();
+  if (!control.ok()) return NotConnected(control.status());
   auto session = std::make_shared<Session>(*std::move(control), regions_, spin_);
   std::vector<Shared> registered;
   {

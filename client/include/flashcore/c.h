@@ -21,9 +21,10 @@
  * over a limit, UNAVAILABLE (14) once the connection has ended: close the client and connect again;
  * memory and requests in flight are gone, sequences live on unless the server was restarted.
  *
- * Timeouts are nanoseconds; negative: none. All functions are thread-safe, except that a client is
- * closed when no other function runs on it. A completion belongs to one thread's next poll or wait:
- * let one thread of a client receive. A process that forks must not use the client in the child.
+ * Timeouts are nanoseconds; negative, or more than a year: none. All functions are thread-safe,
+ * except that a client is closed when no other function runs on it. A completion belongs to one
+ * thread's next poll or wait: let one thread of a client receive. A process that forks must not use
+ * the client in the child.
  */
 #ifndef FLASHCORE_C_H_
 #define FLASHCORE_C_H_

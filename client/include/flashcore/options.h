@@ -13,7 +13,8 @@
 
 namespace flashcore {
 
-// Only UNAVAILABLE is retried, and only for calls that are safe to repeat:
+// UNAVAILABLE is retried until the call's deadline: any call that reached no server, and calls that
+// are safe to repeat:
 //   Attend           if AttendRequest::SafeToRepeat. With inline K/V nothing changes on the server.
 //                    With expected_length, if an append took effect but its reply was lost, the
 //                    retry is FAILED_PRECONDITION
@@ -21,12 +22,14 @@ namespace flashcore {
 //                    CreateSequence, Fork and Append are sent once; so is ManageSequences with a
 //                    Create or Fork
 //   GetServerInfo    always
-// AttendStream, Echo and CheckHealth are never retried.
+// AttendStream, Echo and CheckHealth are never retried. Without retries, too, a call finds a server
+// that is back within 1.5 s.
 struct RetryPolicy {
-  int max_attempts = 4;  // 1: no retries
-  // Wait before attempt n + 1: uniform in [1/2, 1] of min(initial * 2^(n-1), max).
+  int max_attempts = 0;  // 1: no retries; 0: as many as the deadline allows
+  // Wait before attempt n + 1: uniform in [1/2, 1] of min(initial * 2^(n-1), max). Over gRPC it
+  // ends early when a connection is there again.
   absl::Duration initial_backoff = absl::Milliseconds(50);
-  absl::Duration max_backoff = absl::Seconds(1);
+  absl::Duration max_backoff = absl::Milliseconds(500);
 };
 
 // TLS 1.2 or 1.3. The files are PEM and are read again every few seconds, for new connections.
@@ -53,7 +56,7 @@ struct ClientOptions {
   std::string token_file;
   // Connects through the proxy of $grpc_proxy, $https_proxy or $http_proxy, except to what
   // $no_grpc_proxy or $no_proxy name. Needs tls. Unix sockets and loopback addresses never take a
-  // proxy. False: no proxy, whatever the environment and channel_arguments say.
+  // proxy. False: no proxy, whatever the environment says.
   bool http_proxy = false;
   // In place of tls, token_file and http_proxy.
   std::shared_ptr<grpc::ChannelCredentials> credentials;

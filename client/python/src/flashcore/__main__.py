@@ -75,7 +75,8 @@ def main() -> int:
             command.add_argument("--iterations", type=int, default=100)
     args = parser.parse_args()
     try:
-        with flashcore.connect(args.target) as client:
+        retry = flashcore.Retry(attempts=4)  # somebody waits: a server that is not there is said at once
+        with flashcore.connect(args.target, retry=retry) as client:
             args.function(client, args)
     except flashcore.Error as error:
         print(error, file=sys.stderr)

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import math
+import numbers
 import os
 import random
 import secrets
@@ -20,25 +21,52 @@ from ._target import check as check_target
 from .errors import (DeadlineExceeded, Error, FailedPrecondition, Internal, from_rpc, invalid, too_large)
 
 DEFAULT_TARGET = "127.0.0.1:7070"
+_RECONNECT_MS = 500  # at most, between two attempts of gRPC to connect
+_NOT_RESOLVED = "DNS resolution failed"  # words of gRPC
+_CONNECTION_WAIT = 0.7  # seconds: longer than that with gRPC's jitter, 1.2 times
 LOCAL = "local:"
+_YEAR = 365 * 24 * 3600
+
+
+def seconds_of(timeout: Any, allowed: str, at_least_zero: bool = False) -> float:
+    """Of an argument `timeout`. Infinity: no limit, which more than a year is, too."""
+    if not isinstance(timeout, numbers.Real) or isinstance(timeout, bool):
+        raise invalid("timeout", repr(timeout), allowed)
+    number: Any = timeout
+    try:
+        seconds = float(number)
+    except OverflowError:
+        seconds = math.inf if number > 0 else -math.inf
+    if not seconds > 0 and not (at_least_zero and seconds == 0):
+        raise invalid("timeout", repr(timeout), allowed)
+    return math.inf if seconds > _YEAR else seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class Retry:
-    """Repeats calls that end with UNAVAILABLE and are safe to repeat, and those that reached no server.
-    Before attempt n + 1 it waits min(initial * 2^(n-1), longest) seconds, times a random number in [1/2,
-    1]; never past the timeout."""
+    """Repeats calls that end with UNAVAILABLE and are safe to repeat, and those that reached no server, until
+    the timeout. Before attempt n + 1 it waits min(initial * 2^(n-1), longest) seconds, times a random number
+    in [1/2, 1]; never past the timeout, and less where a connection comes first."""
 
-    attempts: int = 4  # 1: no repetition
+    attempts: int | None = None  # 1: no repetition; None: as many as the timeout allows
     initial: float = 0.05
-    longest: float = 1.0
+    longest: float = 0.5
+
+    def __post_init__(self) -> None:
+        attempts = self.attempts
+        if attempts is not None and not (isinstance(attempts, numbers.Integral) and attempts >= 1):
+            raise invalid("attempts", repr(attempts), "a number, at least 1; None for as many as fit")
+        for name, value in (("initial", self.initial), ("longest", self.longest)):
+            if not isinstance(value, numbers.Real) or not value > 0:
+                raise invalid(name, repr(value), "seconds, more than 0")
 
     def wait(self, error: Error, attempt: int, repeatable: bool, left: float, uniform: float) -> float | None:
         """Seconds to wait before the attempt after `attempt`, which ended with `error`; None: it was the
         last. `left`: seconds of the timeout. `uniform`: a random number in [0, 1]."""
         may_repeat = error.code is grpc.StatusCode.UNAVAILABLE and (repeatable or error.never_sent)
-        seconds = min(self.initial * 2 ** (attempt - 1), self.longest) * (1 + uniform) / 2
-        return seconds if may_repeat and attempt < self.attempts and seconds < left else None
+        may_repeat &= self.attempts is None or attempt < self.attempts
+        seconds = min(self.initial * 2.0 ** min(attempt - 1, 64), self.longest) * (1 + uniform) / 2
+        return seconds if may_repeat and seconds < left else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +115,9 @@ class Config:
         if token is not None and not tls and not stays_on_host(target):
             raise invalid("token", f"would go to {target} in plaintext",
                           "with TLS, to a loopback address, or over a Unix socket")
-        if timeout is not None and not timeout > 0:
-            raise invalid("timeout", timeout, "seconds, more than 0; None for no limit")
-        return cls(target, tls or None, token, math.inf if timeout is None else timeout, client_name,
+        seconds = math.inf if timeout is None else seconds_of(
+            timeout, "seconds, more than 0; None or infinity for no limit")
+        return cls(target, tls or None, token, seconds, client_name,
                    retry or Retry(), secrets.token_hex(8), uses_http_proxy(target, tls or None, http_proxy))
 
     def metadata(self, on_sequence: bool) -> list[tuple[str, str]]:
@@ -120,6 +148,7 @@ class _Transport:
         self._closed = False
         self.max_message_bytes = math.inf  # of a request; set by the client once it knows the server's
         self._lease: Any = None  # the call that holds it
+        self._unreached = False  # the last call found no connection
 
     now = staticmethod(time.monotonic)
     uniform = staticmethod(random.random)
@@ -152,8 +181,10 @@ class _Transport:
         options = [
             # gRPC would refuse replies over 4 MiB; the server's limit is the one that holds.
             ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1),
-            # A server that is back is found within seconds; gRPC would wait for up to two minutes.
-            ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 2000),
+            # A server that is back is found within half a second, also under a new address of its name; gRPC
+            # would wait for up to two minutes.
+            ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", _RECONNECT_MS),
+            ("grpc.dns_min_time_between_resolutions_ms", _RECONNECT_MS),
             ("grpc.primary_user_agent", f"flashcore-python/{__version__}"),
         ]
         if not self._config.http_proxy:
@@ -177,6 +208,16 @@ class _Transport:
         endless = left == math.inf or method == "HoldLease"
         return self._call(method), (iter([data]) if method == "LoadSequence" else data,), dict(
             timeout=None if endless else left, metadata=self._config.metadata(on_sequence))
+
+    def _failed(self, error: Error) -> Any:
+        """Notes how a call failed. Returns the channel to close, or None: gRPC looks up a name
+        that did not resolve again after up to two minutes, a new channel at once."""
+        self._unreached = error.never_sent
+        if not error.never_sent or _NOT_RESOLVED not in error.message:
+            return None
+        with self._lock:
+            channel, self._channel, self._calls = self._channel, None, {}
+            return channel
 
     def _forget(self) -> Any:
         """Ends calls. Returns the channel to close; None if there is none, or if it is another process's."""
@@ -207,12 +248,38 @@ class BlockingTransport(_Transport):
         super().__init__(config, grpc)
 
     async def call(self, method: str, request: Any, left: float, on_sequence: bool) -> Any:
+        deadline = self.now() + left
         call, args, options = self._prepare(method, request, left, on_sequence)
+        if self._unreached:
+            self._await_connection(min(_CONNECTION_WAIT, left / 2))
+            left = deadline - self.now()
+            options["timeout"] = options["timeout"] and max(left, 0)
         try:
             reply = call(*args, **options)
-            return self._hold(reply, left) if method == "HoldLease" else reply
-        except grpc.RpcError as error:
-            raise from_rpc(error.code(), error.details(), error.trailing_metadata()) from None
+            reply = self._hold(reply, left) if method == "HoldLease" else reply
+        except grpc.RpcError as rpc_error:
+            error = from_rpc(rpc_error.code(), rpc_error.details(), rpc_error.trailing_metadata())
+            channel = self._failed(error)
+            if channel is not None:
+                channel.close()
+            raise error from None
+        self._unreached = False
+        return reply
+
+    def _await_connection(self, seconds: float) -> None:
+        """Waits, or less if a connection comes. Calls poll the sockets only while they block, so not if they
+        fail at once: to get a connection, wait in gRPC."""
+        with self._lock:
+            channel = self._channel
+        if channel is None:
+            return time.sleep(seconds)
+        ready = grpc.channel_ready_future(channel)
+        try:
+            ready.result(seconds)
+        except grpc.FutureTimeoutError:
+            pass
+        finally:
+            ready.cancel()
 
     def _hold(self, stream: Any, left: float) -> Any:
         """The first reply; the stream stays open."""
@@ -245,7 +312,11 @@ class BlockingTransport(_Transport):
         return _BlockingLock()
 
     async def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+        if self._unreached:
+            self._await_connection(seconds)
+            self._unreached = False  # the next attempt does not wait again
+        else:
+            time.sleep(seconds)
 
     async def close(self) -> None:
         channel = self._forget()
@@ -262,8 +333,12 @@ class AsyncTransport(_Transport):
         try:
             reply = call(*args, **options)
             return await (self._hold(reply, left) if method == "HoldLease" else reply)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc(error.code(), error.details(), error.trailing_metadata()) from None
+        except grpc.aio.AioRpcError as rpc_error:
+            error = from_rpc(rpc_error.code(), rpc_error.details(), rpc_error.trailing_metadata())
+            channel = self._failed(error)
+            if channel is not None:
+                await channel.close()
+            raise error from None
 
     async def _hold(self, stream: Any, left: float) -> Any:
         """The first reply; the stream stays open."""

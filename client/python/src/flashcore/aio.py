@@ -21,7 +21,7 @@ from ._requests import Attention, Window
 from ._sequence import HasSequence, Sequence, common_shape
 from ._signatures import AsyncBatchAttend, AsyncInlineAttend, typed_as
 from ._tensors import Tensor
-from ._transport import LOCAL, AsyncTransport, Config, Retry, Tls, Token
+from ._transport import LOCAL, AsyncTransport, Config, Retry, Tls, Token, seconds_of
 from .errors import Error, LengthMismatch, NotFound, SequenceLost, Unimplemented, invalid
 from .messages import GetServerInfoResponse, SequenceInfo
 
@@ -221,7 +221,9 @@ class Client:
 
     def deadline(self, timeout: float | None) -> float:
         """When a call ends that begins now. None: the client's timeout."""
-        return self._transport.now() + (self.config.timeout if timeout is None else timeout)
+        return self._transport.now() + (self.config.timeout if timeout is None else seconds_of(
+            timeout, "seconds, at least 0; infinity for no limit; None for the client's",
+            at_least_zero=True))
 
     async def call(self, method: str, request: Any, deadline: float, *, repeatable: bool = False,
                    on_sequence: bool = False, unsure: bool = False,

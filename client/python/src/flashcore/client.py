@@ -32,8 +32,8 @@ def connect(target: str | None = None, *, tls: Tls | bool | None = None, token: 
     tls: a Tls, or True for $FLASHCORE_CLIENT_TLS_CA_FILE, _CERT_FILE, _KEY_FILE and _SERVER_NAME; None
     takes TLS if one of them is set, False never. token: the bearer token, or a function that returns it
     for each call; None: the first line of $FLASHCORE_CLIENT_TOKEN_FILE. A token leaves this host only over
-    TLS. timeout: seconds that a call may take, its repetitions included, unless it says otherwise; None:
-    no limit. client_name: for servers that believe names.
+    TLS. timeout: seconds that a call may take, its repetitions included, unless it says otherwise; None
+    or more than a year: no limit. client_name: for servers that believe names.
 
     on_lost: called with a Sequence when a call on it finds that it is lost. It may restore it, with
     Sequence.recreate and Sequence.append, and return True: then the call runs once more, within its timeout.
