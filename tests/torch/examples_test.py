@@ -6,12 +6,15 @@ import contextlib
 import json
 import os
 import pathlib
+import re
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import unittest
+import unittest.mock
 import urllib.error
 import urllib.request
 
@@ -24,7 +27,9 @@ import transformers
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "client" / "python" / "examples"
 sys.path.insert(0, str(EXAMPLES))
 try:
+    import openai_api
     import serve
+    import serving_engine
     from aiohttp import web
 except ImportError as error:
     print(f"skipped: {sys.executable}: {error}; the examples need aiohttp and prometheus_client")
@@ -35,30 +40,36 @@ SYSTEM_TOKENS = 2000
 
 
 class Numbers:
-    """A tokenizer whose text is the numbers of the tokens."""
+    """A tokenizer whose text is the numbers of the tokens. A chat is its numbers, then 7."""
+
+    chat_template = None
 
     def encode(self, text, **_):
         return [int(number) for number in text.split()]
 
-    def decode(self, tokens):
+    def decode(self, tokens, **_):
         return "".join(f"{token} " for token in tokens)
+
+    def apply_chat_template(self, messages, **_):
+        return " ".join([*(message["content"] for message in messages), "7"])
 
 
 class Running:
     """serve.py's service in threads of this process, on a free port."""
 
-    def __init__(self, client, system_tokens=()):
-        self.model = causal_model("Llama", max_position_embeddings=8192)
+    def __init__(self, client, system_tokens=(), positions=8192, stop=()):
+        self.model = causal_model("Llama", max_position_embeddings=positions)
         self.model.set_attn_implementation(flashcore.transformers.register(client))
-        self.engine = serve.Engine(self.model, client, list(system_tokens), serve.Metrics())
+        system_prompt = " ".join(map(str, system_tokens))
+        self.reader = openai_api.Reader(Numbers(), "tiny", VOCABULARY, positions, system_prompt)
+        self.engine = serve.Engine(self.model, client, self.reader.prefixes(), serve.Metrics(), stop=stop)
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
         self.port = self.call(self._start())
 
     async def _start(self):
-        self.runner = web.AppRunner(serve.Service(self.engine, Numbers(), "tiny").app(),
-                                    handler_cancellation=True)
+        self.runner = web.AppRunner(serve.Service(self.engine, self.reader).app(), handler_cancellation=True)
         await self.runner.setup()
         site = web.TCPSite(self.runner, "127.0.0.1", 0)
         await site.start()
@@ -77,24 +88,35 @@ class Running:
         self.thread.join()
         self.loop.close()
 
-    def post(self, **body):
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/v1/completions",
-                                         json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=harness.PATIENCE) as response:
-            return response.read().decode()
+    def http(self, path, data=None, method=None):
+        """(status, text) of the answer."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data,
+                                         {"Content-Type": "application/json"}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=harness.PATIENCE) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with contextlib.closing(error):
+                return error.code, error.read().decode()
+
+    def post(self, path="/v1/completions", **body):
+        """The answer, and its events where it is a stream."""
+        status, said = self.http(path, json.dumps(body).encode())
+        assert status == 200, said
+        if not body.get("stream"):
+            return json.loads(said)
+        *events, done = [line.removeprefix("data: ") for line in said.split("\n\n") if line]
+        assert done == "[DONE]", said
+        return [json.loads(event) for event in events]
 
     def ask(self, tokens, stream=False, **body):
         """The tokens of the answer."""
         said = self.post(prompt=tokens, stream=stream, **body)
-        if not stream:
-            return Numbers().encode(json.loads(said)["choices"][0]["text"])
-        *events, done = [line.removeprefix("data: ") for line in said.split("\n\n") if line]
-        assert done == "[DONE]", said
-        return Numbers().encode("".join(json.loads(event)["choices"][0]["text"] for event in events))
+        parts = said if stream else [said]
+        return Numbers().encode("".join(part["choices"][0]["text"] for part in parts))
 
     def metric(self, name):
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as response:
-            lines = response.read().decode().splitlines()
+        lines = self.http("/metrics")[1].splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
@@ -160,18 +182,19 @@ class ServeTest(unittest.TestCase):
             self.assertEqual(answers, list(wanted.values()))
             self.assertEqual(max(widths), CLIENTS)
             self.assertEqual(service.metric("completions_tokens_total"), CLIENTS * count)
-            self.assertEqual(len(self.client.list_sequences()), 1)  # the system prompt's
+            harness.wait_until(lambda: not self.client.list_sequences(), "their sequences are gone")
         self.assertEqual(self.client.list_sequences(), [])
 
     def test_a_killed_client_frees_its_sequence(self):
-        with Running(self.client) as service, socket.create_connection(("127.0.0.1", service.port)) as killed:
-            body = json.dumps({"prompt": "5 6 7", "max_tokens": 4096, "stream": True}).encode()
-            killed.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b"
-                           % (len(body), body))
-            self.assertTrue(killed.recv(1))
-            killed.close()
-            harness.wait_until(lambda: len(self.client.list_sequences()) == 1, "its sequence is gone")
-            harness.wait_until(lambda: service.metric("completions_cancelled_total") == 1, "it is counted")
+        with Running(self.client) as service:
+            for count, stream in enumerate((True, False), 1):
+                with socket.create_connection(("127.0.0.1", service.port)) as killed:
+                    body = json.dumps({"prompt": "5 6 7", "max_tokens": 4096, "stream": stream}).encode()
+                    killed.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n"
+                                   b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+                    harness.wait_until(lambda: service.engine.active, "it is answered")
+                harness.wait_until(lambda: not self.client.list_sequences(), "its sequence is gone")
+                harness.wait_until(lambda: service.metric("completions_cancelled_total") == count, "counted")
             self.assertEqual(len(service.ask("5 6 7", max_tokens=3)), 3)
 
     def test_a_system_prompt_is_stored_once(self):
@@ -193,34 +216,261 @@ class ServeTest(unittest.TestCase):
             # Of 32 pages a layer, each fork has its own copy of the last one, and at most one more.
             print(f"K/V of {SYSTEM_TOKENS} tokens: {stored:.0f} bytes; with 8 requests {with_forks:.0f}")
             self.assertLessEqual(with_forks, stored * (1 + 8 * 2 / 32))
-            service.engine.prefix.delete()  # as if it had expired: it is stored again
+            for prefix in service.engine.prefixes.values():
+                prefix.delete()  # as if it had expired: it is stored again
             whole = self.alone(service.model, system + [5, 6, 7], 3)
             self.assertIn(whole, (None, service.ask([5, 6, 7], max_tokens=3)))
 
     def test_bad_requests(self):
+        completions, chats = "/v1/completions", "/v1/chat/completions"
         with Running(self.client) as service:
-            for body, said in (({}, "prompt: null; allowed: text, or a list of tokens below 211"),
-                               ({"prompt": [VOCABULARY]}, "prompt: [211]"), ({"prompt": ""}, 'prompt: ""'),
-                               ({"prompt": "5", "max_tokens": 0}, "max_tokens: 0; allowed: 1 to 4096"),
-                               ({"prompt": "5", "temperature": True}, "temperature: true; allowed: 0 to 2"),
-                               ({"prompt": "5", "stream": 1}, "stream: 1; allowed: true, false")):
-                with self.subTest(body), self.assertRaises(urllib.error.HTTPError) as caught:
-                    service.post(**body)
-                with contextlib.closing(caught.exception) as reply:
-                    self.assertEqual(reply.code, 400)
-                    self.assertIn(said, json.loads(reply.read())["error"]["message"])
+            for path, body, wanted, said in (
+                    (completions, b"{}", 400, "prompt: null; allowed: text, or a list of tokens below 211"),
+                    (completions, b'{"prompt": [211]}', 400, "prompt: [211]"),
+                    (completions, b'{"prompt": "5", "temperature": 3}', 400, "temperature: 3; allowed: 0"),
+                    (completions, b'{"prompt": "5", "stop": "6"}', 400, 'stop: "6"; allowed: null or []'),
+                    (completions, b'{"prompt": "5", "model": "other"}', 404, 'model: "other"; allowed: tiny'),
+                    (completions, b"{", 400, "the body: cannot be read"),
+                    (completions, b"\xff", 400, "the body: cannot be read"),
+                    (completions, b"[" * 100000, 400, "the body: cannot be read"),
+                    (completions, b" " * (2 << 20), 413, "Request Entity Too Large"),
+                    (completions, None, 405, "Method Not Allowed"), ("/v1/other", b"{}", 404, "Not Found"),
+                    (chats, b'{"messages": [{"role": "user", "content": "5"}]}', 400, "no chat template"),
+                    ("/v1/models/other", None, 404, 'model: "other"; allowed: tiny')):
+                with self.subTest(path, body=body and body[:40]):
+                    status, text = service.http(path, body)
+                    self.assertEqual(status, wanted)
+                    self.assertIn(said, json.loads(text)["error"]["message"])
+            self.assertEqual(len(service.ask([5], max_tokens=2)), 2)
+
+    def test_a_defect_of_the_api_is_an_error_of_json(self):
+        with Running(self.client) as service:
+            with unittest.mock.patch.object(service.reader.tokenizer, "encode", side_effect=TypeError("odd")):
+                status, text = service.http("/v1/completions", b'{"prompt": "5"}')
+            self.assertEqual((status, json.loads(text)["error"]["type"]), (500, "server_error"))
+            self.assertEqual(len(service.ask([5], max_tokens=2)), 2)
+
+    def test_temperatures_and_seeds(self):
+        with Running(self.client) as service:
+            likeliest = service.ask([5, 6], max_tokens=4)
+            for temperature in (1e-300, 5e-324, 1e-5, 0, 1e-3):
+                self.assertEqual(service.ask([5, 6], max_tokens=4, temperature=temperature), likeliest)
+            self.assertEqual(service.ask([5, 6], max_tokens=4, temperature=2, top_p=1e-9), likeliest)
+            drawn = [service.ask([5, 6], max_tokens=8, temperature=2, seed=seed) for seed in (1, 1, 2)]
+            self.assertEqual(drawn[0], drawn[1])
+            self.assertNotEqual(drawn[0], drawn[2])
+            fresh = [service.ask([5, 6], max_tokens=8, temperature=2) for _ in range(2)]
+            self.assertNotEqual(*fresh)
+            harness.wait_until(lambda: service.metric("completions_active") == 0, "no request is left")
+
+    def test_a_pass_that_fails_ends_its_requests_only(self):
+        with Running(self.client) as service:
+            forward = service.engine.forward
+            for error in (RuntimeError("out of memory"), flashcore.Unavailable("gone"), KeyError("x")):
+                with unittest.mock.patch.object(service.engine, "forward", side_effect=error):
+                    status, text = service.http("/v1/completions", b'{"prompt": "5"}')
+                self.assertEqual((status, json.loads(text)["error"]["type"]), (503, "server_error"))
+                self.assertEqual(len(service.ask([5], max_tokens=2)), 2)
+            self.assertEqual(service.metric("completions_failed_total"), 3)
+
+            def first_pass_works(work):
+                service.engine.forward = unittest.mock.Mock(side_effect=RuntimeError("the second does not"))
+                return forward(work)
+
+            service.engine.forward = first_pass_works
+            status, text = service.http("/v1/completions", b'{"prompt": "5", "stream": true}')
+            service.engine.forward = forward
+            *_, last = [line for line in text.split("\n\n") if line]
+            self.assertEqual(json.loads(last.removeprefix("data: "))["error"]["type"], "server_error")
+            harness.wait_until(lambda: not self.client.list_sequences(), "their sequences are gone")
+
+    def test_a_lost_sequence_ends_its_request_only(self):
+        with Running(self.client) as service:
+            wanted, lost = service.ask([5, 6], max_tokens=4), []
+
+            def before_pass(width):
+                if width == 2 and not lost:
+                    lost.extend(request for request in service.engine.active if request.temperature == 2)
+                    lost[0].sequence.delete()
+
+            with self.held(service, 2, before_pass), concurrent.futures.ThreadPoolExecutor(2) as pool:
+                bad = pool.submit(service.http, "/v1/completions", b'{"prompt": "5", "temperature": 2}')
+                good = pool.submit(service.ask, [5, 6], max_tokens=4)
+                self.assertEqual((bad.result()[0], good.result()), (503, wanted))
+            self.assertTrue(lost)
+
+    def test_a_token_that_cannot_be_drawn_ends_its_request_only(self):
+        real = serving_engine.sample
+
+        def sample(logits, request):
+            return real(logits * float("nan") if request.temperature == 1.5 else logits, request)
+
+        with Running(self.client) as service, unittest.mock.patch.object(serving_engine, "sample", sample):
+            with self.held(service, 2), concurrent.futures.ThreadPoolExecutor(2) as pool:
+                bad = pool.submit(service.http, "/v1/completions", b'{"prompt": "5", "temperature": 1.5}')
+                good = pool.submit(service.ask, [5, 6], max_tokens=3)
+                self.assertEqual((bad.result()[0], len(good.result())), (503, 3))
+            self.assertEqual(service.metric("completions_failed_total"), 1)
+
+    def test_a_defect_of_the_engine_ends_the_requests_at_hand_only(self):
+        with Running(self.client) as service:
+            with unittest.mock.patch.object(service.engine, "step", side_effect=ZeroDivisionError):
+                self.assertEqual(service.http("/v1/completions", b'{"prompt": "5"}')[0], 503)
+            self.assertEqual(len(service.ask([5], max_tokens=2)), 2)
+            service.engine.close()
+            self.assertEqual(service.http("/v1/completions", b'{"prompt": "5"}')[0], 503)
+            self.assertEqual(service.http("/health")[0], 503)
+
+    def test_why_an_answer_ends_and_what_it_counts(self):
+        with Running(self.client) as service:
+            first, second, *_ = service.ask([5, 6], max_tokens=4)
+        self.assertNotEqual(first, second)
+        with Running(self.client, stop=[second]) as service:
+            for stream in (False, True):
+                for tokens, why, said in ((1, "length", [first]), (4, "stop", [first])):
+                    with self.subTest(stream=stream, why=why):
+                        options = dict(stream_options={"include_usage": True}) if stream else {}
+                        answer = service.post(prompt=[5, 6], max_tokens=tokens, stream=stream, **options)
+                        *parts, end = answer if stream else [answer, answer]
+                        self.assertEqual(parts[-1]["choices"][0]["finish_reason"], why)
+                        self.assertEqual([part["choices"][0]["finish_reason"] for part in parts[:-1]],
+                                         [None] * (len(parts) - 1))
+                        text = "".join(part["choices"][0]["text"] for part in parts)
+                        self.assertEqual(Numbers().encode(text), said)
+                        self.assertEqual(end["usage"],
+                                         dict(prompt_tokens=2, completion_tokens=1, total_tokens=3))
+
+    def test_all_ends_of_the_generation_config_and_the_tokenizer(self):
+        model, tokenizer = causal_model("Llama"), Numbers()
+        for of_config, of_tokenizer, wanted in ((None, None, set()), (5, None, {5}), ([5, 6], 7, {5, 6, 7}),
+                                                (None, 7, {7})):
+            model.generation_config.eos_token_id, tokenizer.eos_token_id = of_config, of_tokenizer
+            self.assertEqual(serving_engine.stop_tokens(model, tokenizer), wanted)
+
+    def test_prompts_beyond_the_positions_are_refused(self):
+        with Running(self.client, positions=64) as service:
+            status, text = service.http("/v1/completions", json.dumps({"prompt": [5] * 64}).encode())
+            self.assertEqual(status, 400)
+            self.assertIn("allowed: at most 63: the model has 64 positions", text)
+            self.assertEqual(len(service.ask([5] * 60)), 4)
+
+    def test_chats(self):
+        with Running(self.client, (9, 8)) as service:
+            wanted = service.ask([5, 7], max_tokens=4)  # after 9 and 8
+            service.reader.tokenizer.chat_template = "there is one"
+            messages = [{"role": "user", "content": "5"}]
+            answer = service.post("/v1/chat/completions", messages=messages, max_tokens=4)
+            message = answer["choices"][0]["message"]
+            self.assertEqual((message["role"], Numbers().encode(message["content"])), ("assistant", wanted))
+            self.assertEqual(answer["usage"]["prompt_tokens"], 4)
+            chunks = service.post("/v1/chat/completions", messages=messages, max_tokens=4, stream=True)
+            deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+            self.assertEqual(deltas[0]["role"], "assistant")
+            self.assertEqual(Numbers().encode("".join(delta["content"] for delta in deltas)), wanted)
+
+    def test_models_and_health(self):
+        with Running(self.client) as service:
+            status, text = service.http("/v1/models")
+            model, = json.loads(text)["data"]
+            self.assertEqual((status, model["id"], model["object"]), (200, "tiny", "model"))
+            self.assertEqual(json.loads(service.http("/v1/models/tiny")[1]), model)
+            self.assertEqual(service.http("/health"), (200, '{"status": "ok"}'))
+            gone = flashcore.Unavailable("gone")
+            with unittest.mock.patch.object(type(self.client), "server_info", side_effect=gone):
+                self.assertEqual(service.http("/health"), (503, '{"status": "UNAVAILABLE: gone"}'))
+
+    def test_models_that_cannot_be_served_say_what_they_lack(self):
+        name = flashcore.transformers.register(self.client)
+        small = dict(vocab_size=VOCABULARY, bos_token_id=1, eos_token_id=2)
+        served = (
+            transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=128, n_layer=2, n_head=4, **small)),
+            transformers.OPTForCausalLM(transformers.OPTConfig(
+                hidden_size=128, ffn_dim=192, num_hidden_layers=2, num_attention_heads=4,
+                word_embed_proj_dim=128, **small)))
+        for model in served:
+            with self.subTest(type(model).__name__):
+                model.to(torch.bfloat16).eval().set_attn_implementation(name)
+                serve.Engine(model, self.client, [], serve.Metrics()).close()
+        bloom = transformers.BloomForCausalLM(transformers.BloomConfig(
+            hidden_size=128, n_layer=2, n_head=4, **small))
+        deaf = causal_model("Llama")
+        forward = deaf.forward
+
+        def without_positions(*args, position_ids=None, **kwargs):
+            return forward(*args, **kwargs)
+
+        deaf.forward = without_positions
+        local = causal_model("Llama")
+        soft = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(
+            hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=32, **small)).to(torch.bfloat16)
+        for model, implementation, lacks in (
+                (bloom, None, "Bloom.*: it takes no position_ids.*; its attention does not go through"),
+                (deaf, name, "Llama.*: packed prompts move its logits by "),
+                (soft, name, "Gemma2.*: .*soft-cap"), (local, None, "Llama.*: .*attn_implementation")):
+            with self.subTest(lacks):
+                if implementation:
+                    model.set_attn_implementation(implementation)
+                with self.assertRaisesRegex(serve.Unserved, lacks):
+                    serve.Engine(model.eval(), self.client, [], serve.Metrics())
+        self.assertEqual(self.client.list_sequences(), [])
+
+
+def save_model(folder):
+    """A tiny Qwen3 with its tokenizer and a chat template. Returns its words."""
+    words = dict(zip(("<pad>", "<s>", "</s>", "<unk>", "to", "be", "or"), range(7)))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>",
+                                                unk_token="<unk>", pad_token="<pad>")
+    fast.chat_template = "{% for message in messages %}{{ message.role }} {{ message.content }} {% endfor %}"
+    fast.save_pretrained(folder)
+    causal_model("Qwen3", vocab_size=len(words)).save_pretrained(folder)
+    return words
+
+
+class ScriptTest(unittest.TestCase):
+    """serve.py as a process."""
+
+    def start(self, target, *arguments):
+        return subprocess.Popen(
+            [sys.executable, "-B", EXAMPLES / "serve.py", *arguments, "--port=0"], text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={**os.environ, "FLASHCORE_TARGET": target, "PYTHONUNBUFFERED": "1"})
+
+    def test_it_serves_a_folder(self):
+        with harness.Server() as server, tempfile.TemporaryDirectory() as folder:
+            save_model(folder)
+            process = self.start(server.target, folder, "--system_prompt=or be")
+            with process, contextlib.ExitStack() as stack:
+                stack.callback(process.kill)
+                lines = iter(process.stdout.readline, "")
+                port = next(int(found[1]) for found in (re.search(r"http://127\.0\.0\.1:(\d+)", line)
+                                                        for line in lines) if found)
+                message = {"role": "user", "content": "to be"}
+                body = json.dumps({"messages": [message], "max_tokens": 2}).encode()
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/chat/completions", body) as response:
+                    answer = json.loads(response.read())
+                self.assertEqual(answer["usage"]["prompt_tokens"], 6)
+                self.assertIn(answer["choices"][0]["finish_reason"], ("stop", "length"))
+                process.send_signal(signal.SIGINT)
+                self.assertEqual(process.wait(harness.PATIENCE), 0)
+            with flashcore.connect(server.target) as client:
+                self.assertEqual(client.list_sequences(), [])
+
+    def test_it_says_what_is_missing(self):
+        with tempfile.TemporaryDirectory() as folder:
+            save_model(folder)
+            process = self.start(f"unix:{folder}/gone", folder)
+            said, _ = process.communicate(timeout=harness.PATIENCE)
+        self.assertEqual(process.returncode, 1, said)
+        self.assertRegex(said, "serve.py: UNAVAILABLE: no server answers at .*FLASHCORE_TARGET")
 
 
 class GenerateTest(unittest.TestCase):
     def test_it_runs(self):
         with harness.Server() as server, tempfile.TemporaryDirectory() as folder:
-            words = dict(zip(("<pad>", "<s>", "</s>", "<unk>", "to", "be", "or"), range(7)))
-            tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
-            tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-            transformers.PreTrainedTokenizerFast(
-                tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>",
-                pad_token="<pad>").save_pretrained(folder)
-            causal_model("Qwen3", vocab_size=len(words)).save_pretrained(folder)
+            save_model(folder)
             done = subprocess.run(
                 [sys.executable, "-B", EXAMPLES / "generate.py", folder, "to be or", "be", "--num_beams=2",
                  "--max_new_tokens=4"], text=True, capture_output=True, timeout=harness.PATIENCE,

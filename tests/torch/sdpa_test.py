@@ -54,6 +54,47 @@ class SdpaTest(unittest.TestCase):
         with self.assertRaisesRegex(flashcore.InvalidArgument, "key: has shape .* or enable_gqa"):
             sdpa(q, k, v)
 
+    def test_without_keys_the_result_is_zero(self):
+        for shape, kv_shape in (((2, 4, 5, 64), (2, 4, 0, 64)), ((3, 5, 32), (3, 0, 32))):
+            q, k, v = self.tensors(shape, kv_shape, kv_shape)
+            for options in ({}, dict(is_causal=True), dict(attn_mask=torch.ones(1, 0, dtype=torch.bool))):
+                self.assertTrue(torch.equal(sdpa(q, k, v, **options), torch.zeros_like(q)))
+
+    def test_what_torch_does_around_a_call_changes_nothing(self):
+        class Subclass(torch.Tensor):
+            pass
+
+        q, k, v = self.tensors((1, 2, 5, 32), (1, 2, 6, 32), (1, 2, 6, 32), dtype=torch.bfloat16)
+        wanted = sdpa(q, k, v, is_causal=True)
+        flat = [x[0].transpose(0, 1) for x in (q, k, v)]
+        wanted_flat = self.client.attend(*flat)
+        arounds = (torch.autocast("cpu", torch.float16), torch.inference_mode(), torch.no_grad(),
+                   torch.device("meta"))
+        for around in arounds:
+            with self.subTest(around=around), around:
+                self.assertTrue(torch.equal(sdpa(q, k, v, is_causal=True), wanted))
+                self.assertTrue(torch.equal(self.client.attend(*flat), wanted_flat))
+        for kind in (lambda x: x.as_subclass(Subclass), lambda x: torch.nn.Parameter(x, requires_grad=False)):
+            self.assertTrue(torch.equal(sdpa(*map(kind, (q, k, v)), is_causal=True), wanted))
+            found = self.client.attend(*map(kind, flat))
+            self.assertEqual((type(found), found.dtype), (torch.Tensor, torch.bfloat16))
+            self.assertTrue(torch.equal(found, wanted_flat))
+        compiled = torch.compile(lambda *x: sdpa(*x, is_causal=True), backend="eager", fullgraph=True)
+        self.assertTrue(torch.equal(compiled(q, k, v), wanted))
+
+    def test_types_that_do_not_fit_are_refused_by_name(self):
+        q, k, v = self.tensors(*[(1, 2, 3, 32)] * 3)
+        good = dict(query=q, key=k, value=v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
+                    enable_gqa=False)
+        for name in good:
+            for junk in ("x", 1.5, [1], 1j, object(), q.numpy(), q.to_sparse(), q.float(), q.to("meta"),
+                         2 ** 70):
+                with self.subTest(name=name, junk=type(junk)):
+                    if name != "scale" or not isinstance(junk, (int, float)):
+                        words = f"(?=.*allowed: ).*({name}|query)\\b"
+                        with self.assertRaisesRegex(flashcore.InvalidArgument, words):
+                            sdpa(**dict(good, **{name: junk}))
+
     def test_masks_of_padding(self):
         q, k, v = self.tensors((3, 2, 5, 32), (3, 2, 6, 32), (3, 2, 6, 32))
         mask = torch.arange(6) < torch.tensor([6, 1, 4])[:, None]

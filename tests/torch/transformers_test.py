@@ -1,7 +1,5 @@
 """Models of transformers on a real server: the tokens are those of a twin that computes here."""
 
-import copy
-import gc
 import os
 import pathlib
 import re
@@ -14,7 +12,6 @@ import torch
 import transformers
 
 NAME = flashcore.transformers.NAME
-USED = 'flashcore_kv_bytes{state="used",segment="cold"}'
 README = pathlib.Path(__file__).resolve().parents[2] / "client" / "python" / "README.md"
 # A difference of logits that rounding O to the dtype can make in these models, as a share of their spread.
 ROUNDING = {torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -164,135 +161,6 @@ class GenerateTest(ModelTest):
                 self.assertEqual(ours.tolist(), twin.sequences.tolist())
 
 
-class CacheTest(ModelTest):
-    def setUp(self):
-        super().setUp()
-        self.model = causal_model("Llama")
-        self.model.set_attn_implementation(NAME)
-
-    def test_a_prompt_is_stored_once_for_its_copies(self):
-        prompt, ends = prompts(130)[0], prompts(4, 6, seed=8)
-        prefix = self.cache(self.model)
-        self.model(input_ids=prompt[None], cache=prefix)
-        used = self.server.metric(USED)
-        copies = [self.enterContext(copy.deepcopy(prefix)) for _ in ends]
-        self.assertEqual(self.server.metric(USED), used)
-        for its, end in zip(copies, ends):
-            inputs = padded([torch.cat([prompt, end])])
-            continued = self.model.generate(**inputs, cache=its, max_new_tokens=5, do_sample=False)
-            whole = self.model.generate(**inputs, cache=self.cache(self.model), max_new_tokens=5,
-                                        do_sample=False)
-            self.assertEqual(continued.tolist(), whole.tolist())
-        self.assertEqual(prefix.get_seq_length(), 130)
-
-    def test_crop_and_reorder(self):
-        cache = self.cache(self.model)
-        inputs = padded(prompts(5, 9))
-        self.model(**inputs, cache=cache)
-        cache.reorder_cache(torch.tensor([1, 1]))
-        cache.crop(-2)
-        self.assertEqual([sequence.lengths for sequence in cache.sequences], [[7, 7]] * 2)
-        last = self.model(input_ids=inputs["input_ids"][[1, 1], 7:], cache=cache,
-                          attention_mask=inputs["attention_mask"][[1, 1]]).logits
-        whole = self.model(**{name: rows[1:] for name, rows in inputs.items()}).logits[:, 7:]
-        torch.testing.assert_close(last, whole.expand(2, -1, -1), atol=2e-2, rtol=2e-2)
-        with self.assertRaisesRegex(flashcore.InvalidArgument, "tokens_to_remove: 3; allowed: -9 to 0"):
-            cache.crop(3)
-
-    def test_a_cache_that_nobody_has_deletes_its_sequences(self):
-        before = len(self.client.list_sequences())
-        for close in (True, False):
-            cache = flashcore.transformers.FlashCoreCache(self.model.config)
-            self.model(**padded(prompts(4, 4)), cache=cache)
-            self.assertEqual(len(self.client.list_sequences()), before + 2)
-            if close:
-                cache.close()
-                self.assertEqual(cache.get_seq_length(), 0)
-            del cache
-            gc.collect()
-            self.assertEqual(len(self.client.list_sequences()), before)
-
-    def test_a_failed_step_is_taken_back_by_crop(self):
-        cache = self.cache(self.model)
-        tokens = prompts(6)[0][None]
-        self.model(input_ids=tokens[:, :5], cache=cache)
-        attend, layers = self.client.attend_batch, []
-
-        class Failing:
-            def __getattr__(self, name):
-                return getattr(CacheTest.client, name)
-
-            def attend_batch(self, sequences, layer, *args, **options):
-                layers.append(layer)
-                if layer == 1:
-                    raise flashcore.Unavailable("the test says so")
-                return attend(sequences, layer, *args, **options)
-
-        flashcore.set_default_client(Failing())
-        self.addCleanup(flashcore.set_default_client, self.client)
-        with self.assertRaisesRegex(flashcore.Unavailable, "the test says so"):
-            self.model(input_ids=tokens[:, 5:], cache=cache)
-        self.assertEqual(layers, [0, 1])
-        flashcore.set_default_client(self.client)
-        with self.assertRaisesRegex(flashcore.FailedPrecondition, "cache: a step before failed"):
-            self.model(input_ids=tokens[:, 5:], cache=cache)
-        cache.crop(-1)
-        again = self.model(input_ids=tokens[:, 5:], cache=cache).logits
-        other = self.cache(self.model)
-        self.model(input_ids=tokens[:, :5], cache=other)
-        self.assertTrue(torch.equal(again, self.model(input_ids=tokens[:, 5:], cache=other).logits))
-
-    def test_one_request_a_layer_appends_and_attends_for_the_batch(self):
-        cache = self.cache(self.model)
-        inputs = padded(prompts(5, 5, 5))
-        self.model(**inputs, cache=cache)
-        with unittest.mock.patch.object(type(self.client), "attend_batch", autospec=True,
-                                        side_effect=type(self.client).attend_batch) as calls:
-            self.model(input_ids=inputs["input_ids"][:, :1], cache=cache)
-        self.assertEqual([len(call.args[1]) for call in calls.call_args_list], [3, 3])
-        self.assertEqual([sequence.lengths for sequence in cache.sequences], [[6, 6]] * 3)
-
-
-class PackedTest(ModelTest):
-    def test_prompts_and_tokens_of_many_sequences_in_one_pass(self):
-        for kind in ("Llama", "Mistral"):
-            changes = {"sliding_window": 8} if kind == "Mistral" else {}
-            model, rows = causal_model(kind, **changes), prompts(12, 5, 20)
-            model.set_attn_implementation(TWIN)
-            wanted = [model(input_ids=tokens[None], use_cache=False).logits[0] for tokens in rows]
-            model.set_attn_implementation(NAME)
-            sequences = [self.client.create_sequence(2, 2, 32) for _ in rows]
-            for sequence in sequences:
-                self.addCleanup(sequence.delete)
-            done, found = [0, 0, 0], [[], [], []]
-            for counts in ((11, 2, 7), (1, 3, 7), (0, 0, 6)):
-                asking = [row for row, count in enumerate(counts) if count]
-                places = [range(done[row], done[row] + counts[row]) for row in asking]
-                cache = flashcore.transformers.PackedCache(
-                    [sequences[row] for row in asking], [counts[row] for row in asking])
-                tokens = torch.cat([rows[row][list(at)] for row, at in zip(asking, places)])
-                positions = torch.tensor([[place for at in places for place in at]])
-                logits = model(input_ids=tokens[None], position_ids=positions, cache=cache).logits[0]
-                for row, part in zip(asking, logits.split([counts[row] for row in asking])):
-                    found[row].append(part)
-                    done[row] += counts[row]
-            for expected, parts in zip(wanted, found):
-                torch.testing.assert_close(torch.cat(parts), expected, atol=5e-2, rtol=2e-2)
-
-    def test_what_is_refused(self):
-        with self.assertRaisesRegex(flashcore.InvalidArgument, "sequences: none; allowed: at least one"):
-            flashcore.transformers.PackedCache([], [])
-        model = causal_model("Llama")
-        model.set_attn_implementation(NAME)
-        with self.client.create_sequence(2, 2, 32) as sequence:
-            for rows, pattern in (([4], "cu_seqlens_q: .*; allowed: offsets from 0 to the 5 rows"),
-                                  ([2, 3], "cu_seqlens_q: has 2 spans; allowed: 1")):
-                with self.assertRaisesRegex(flashcore.InvalidArgument, pattern):
-                    model(input_ids=prompts(5)[0][None],
-                          cache=flashcore.transformers.PackedCache([sequence], rows))
-            self.assertEqual(sequence.info().layer_lengths, [0, 0])
-
-
 class BidirectionalTest(ModelTest):
     def test_a_causal_model_without_causality(self):
         model, inputs = causal_model("Llama"), padded(prompts(5, 9))
@@ -309,7 +177,6 @@ class RefusalTest(ModelTest):
     def assert_refused(self, pattern, call, error=flashcore.InvalidArgument):
         with self.assertRaisesRegex(error, pattern):
             call()
-        self.assertIsNone(flashcore.transformers._handover.layer)
 
     def forward(self, model, **inputs):
         model.set_attn_implementation(NAME)
@@ -359,8 +226,9 @@ class RefusalTest(ModelTest):
         model = causal_model("Llama")
         model.set_attn_implementation("sdpa")
         cache = self.cache(model)
-        self.assert_refused(f'load the model with attn_implementation="{NAME}"',
-                            lambda: model(**padded(prompts(5)), cache=cache), flashcore.FailedPrecondition)
+        self.assert_refused('cache: the model computes with K and V of its cache .*load the model '
+                            f'with attn_implementation="{NAME}"',
+                            lambda: model(**padded(prompts(5)), cache=cache))
 
     def test_continuous_batching_of_transformers(self):
         model = causal_model("Llama")
@@ -368,6 +236,14 @@ class RefusalTest(ModelTest):
         with self.assertRaisesRegex(ValueError, f"{NAME} is not supported for continuous batching"):
             model.generate_batch([[2, 3, 4]], generation_config=transformers.GenerationConfig(
                 max_new_tokens=2, eos_token_id=1))
+
+    def test_a_server_that_is_not_there(self):
+        before = flashcore.client.default_client()
+        with flashcore.connect("unix:/nonexistent") as client:
+            said = "no server answers at unix:/nonexistent: .*flashcore serve.* FLASHCORE_TARGET"
+            with self.assertRaisesRegex(flashcore.Unavailable, said):
+                flashcore.transformers.register(client)
+        self.assertIs(flashcore.client.default_client(), before)
 
     def test_dtypes_to_register(self):
         self.assert_refused("dtype: torch.float32; allowed: None, torch.float16, torch.bfloat16",

@@ -1,0 +1,146 @@
+"""The mask function of flashcore.transformers, and tensors that only this package can read."""
+
+import dataclasses
+from typing import Any, Callable
+
+import torch
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+
+from .errors import InvalidArgument, invalid
+
+RESET = "; for another prompt, reset() the cache first"
+Window = tuple[int, int]  # rows before and after its own that a query row sees
+# What transformers tells a mask function beside what `_pattern` takes. It changes no mask.
+_IGNORED = {"dtype", "config", "use_vmap"}
+# Functions that leave the values of a tensor alone, and those that may bring it elsewhere.
+_METADATA = {"size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "is_contiguous",
+             "is_floating_point", "is_complex", "get_device", "__len__", "__hash__", "__repr__", "__format__"}
+_MOVES = {"to", "cpu", "cuda", "bool", "contiguous", "detach"}
+
+
+class Opaque(torch.Tensor):
+    """A tensor on its way through a model to the attention function: it has a shape, dtype and device, and no
+    values. A model that computes with it does part of the attention itself: that is refused by name."""
+
+    WHY = ("", "", "")  # the argument to blame, what the model does, what is allowed
+
+    @staticmethod
+    def __new__(cls, shape: Any, dtype: torch.dtype, device: Any, _: Any) -> "Opaque":
+        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # type: ignore
+
+    def __init__(self, shape: Any, dtype: torch.dtype, device: Any, content: Any) -> None:
+        self.content = content
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore
+        return f"{type(self).__name__}({list(self.shape)})"
+
+    @classmethod
+    def refuse(cls, operation: object) -> InvalidArgument:
+        name, what, allowed = cls.WHY
+        return invalid(name, f"{what}, by {operation}", allowed)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__
+        if name in _MOVES and isinstance(args[0], Opaque):
+            return args[0]._moved(func, *args[1:], **(kwargs or {}))
+        if name == "__get__" or name in _METADATA:  # __get__: shape, dtype, device and the like
+            return super().__torch_function__(func, types, args, kwargs or {})
+        raise cls.refuse(name)
+
+    @classmethod  # type: ignore
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise cls.refuse(func)  # below the functions of Python
+
+    def _moved(self, func: Any, *args: Any, **options: Any) -> "Opaque":
+        like = func(torch.empty(0, dtype=self.dtype, device=self.device), *args, **options)
+        if like.dtype != self.dtype:
+            raise self.refuse(func.__name__)
+        same = like.device == self.device
+        return self if same else type(self)(self.shape, self.dtype, like.device, self.content)
+
+
+class Mask(Opaque):
+    """What the mask function returns: [batch, 1, query rows, K/V rows], like the mask of SDPA. content: its
+    Pattern, or why the service has none: models make masks that no layer uses."""
+
+    WHY = ("attention_mask", "the model computes with its mask itself",
+           "models that give it to transformers' attention interface as it is; load this one with "
+           'attn_implementation="eager"')
+
+    @property
+    def pattern(self) -> "Pattern":
+        if isinstance(self.content, InvalidArgument):
+            raise InvalidArgument(self.content.message)
+        return self.content
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """What query rows see. The last one is aligned with the last K/V position."""
+
+    causal: bool
+    window: Window | None
+    columns: torch.Tensor  # bool [batch, positions], in host memory: those that hold tokens and no padding
+
+
+@torch.compiler.disable
+def mask(batch_size: int, q_length: int, kv_length: int, device: Any = "cpu", **options: Any) -> Mask:
+    """The mask function: its result travels through the model to the attention function."""
+    content: Pattern | InvalidArgument
+    try:
+        content = _pattern(batch_size, q_length, kv_length, **options)
+    except InvalidArgument as refusal:
+        content = refusal
+    return Mask((batch_size, 1, q_length, kv_length), torch.bool, device, content)
+
+
+def _pattern(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0,
+             mask_function: Callable[..., Any] = causal_mask_function,
+             attention_mask: torch.Tensor | None = None, local_size: int | None = None,
+             allow_is_causal_skip: bool = True, allow_is_bidirectional_skip: bool = False,
+             **others: Any) -> Pattern:
+    for name in set(others) - _IGNORED:
+        raise invalid(name, "transformers passes it to mask functions", "what transformers 5.24 passes")
+    plain = allow_is_causal_skip or allow_is_bidirectional_skip  # nothing was combined with the basic mask
+    window: Window | None
+    if mask_function is bidirectional_mask_function:
+        causal, window = False, None
+    elif mask_function is causal_mask_function:
+        causal, window = True, None
+    elif plain and local_size and _hides_like(mask_function, local_size - 1, 0):
+        causal, window = True, (local_size - 1, 0)
+    elif plain and local_size and _hides_like(mask_function, local_size, local_size):
+        causal, window = False, (local_size, local_size)
+    else:
+        raise invalid("attention_mask", "the model combines masks, or attends in chunks or packed sequences",
+                      "causal, bidirectional and sliding-window attention over padding")
+    if causal or window:  # K/V positions after the last query row are those of a static cache, not used yet
+        length = int(q_offset) + q_length - kv_offset
+        if not 0 < length <= kv_length:
+            raise invalid("cache", f"has positions {kv_offset} to {kv_offset + kv_length} for query rows up "
+                          f"to {int(q_offset) + q_length}", "FlashCoreCache, DynamicCache, no cache")
+        kv_length = length
+    columns = torch.ones(batch_size, kv_length, dtype=torch.bool)
+    if attention_mask is not None:
+        known = attention_mask[..., kv_offset:kv_offset + kv_length].cpu().bool()
+        if known.shape != columns.shape:
+            raise invalid("attention_mask", f"has shape {list(attention_mask.shape)}",
+                          f"[{batch_size}, {kv_offset + kv_length}]" + RESET * (kv_length > q_length))
+        columns = known
+    runs = columns[:, 0] + (columns[:, 1:] & ~columns[:, :-1]).sum(1)
+    if window is not None and (runs > 1).any():
+        raise invalid("attention_mask", "has padding between tokens",
+                      "with a sliding window, padding at the ends")
+    return Pattern(causal, window, columns)
+
+
+def _hides_like(mask_function: Callable[..., Any], left: int, right: int) -> bool:
+    """Whether a row in the middle sees the window (left, right): looks at both ends of it, and inside."""
+    row = torch.tensor(left + 2)
+    columns = row + torch.tensor([-left - 1, -left, -left // 2, -1, 0, 1, right // 2, right, right + 1])
+    try:
+        seen = mask_function(torch.tensor(0), torch.tensor(0), row, columns)
+    except IndexError:  # it looks up positions of its own
+        return False
+    return torch.equal(seen.expand(columns.shape), (columns >= row - left) & (columns <= row + right))
