@@ -1,19 +1,22 @@
 """The Python client without a server: what it refuses, what it repeats, and how it reads the environment."""
 
 import asyncio
+import copy
 import datetime
 import itertools
 import math
+import pickle
 import re
 import sys
 import threading
 import types
 import unittest
+import warnings
 from unittest import mock
 
 import flashcore
 import numpy as np
-from flashcore import _messages, _requests, _tensors, aio, errors
+from flashcore import _doctor, _messages, _requests, _tensors, aio, errors
 from flashcore._transport import BlockingTransport, Config, Retry
 from grpc import StatusCode
 
@@ -37,6 +40,9 @@ class FakeServer:
         self.time = 0.0
         self.waits = []
         self.calls = []
+
+    def check_here(self):
+        pass
 
     def now(self):
         return self.time
@@ -152,6 +158,16 @@ class RetryTest(unittest.TestCase):
         server = FakeServer((NOT_REACHED, False))
         server.client().create_sequence(2, KV_HEADS, DIM)
         self.assertEqual(server.calls, ["CreateSequence"] * 2)
+
+    def test_a_ping_is_not_repeated_and_says_what_to_do(self):
+        for error in (NOT_REACHED, TIMEOUT):
+            server = FakeServer((error, False))
+            with self.assertRaises(type(error)) as caught:
+                _doctor.ping(server.client())
+            self.assertRegex(caught.exception.message, f"no server answers at fake:1: {error.message}; .*"
+                             "flashcore serve.*FLASHCORE_TARGET")
+            self.assertEqual(server.calls, ["GetServerInfo"])
+        self.assertEqual(_doctor.ping(FakeServer().client()).limits.max_message_bytes, 4096 + 16 * DIM)
 
     def test_other_errors_are_not_repeated(self):
         for error in (TIMEOUT, flashcore.ResourceExhausted("full"), flashcore.Internal("the device failed")):
@@ -294,7 +310,7 @@ class ValidationTest(unittest.TestCase):
                 ((q.view(np.uint16), k, k), {}, ("q:", 'dtype="bfloat16"')),
                 ((q, k.view(np.uint16), k), {}, ("k:", "uint16")),
                 ((q, k, k), dict(dtype="bfloat16"), ("q:", "float16", "bfloat16")),
-                ((q, k, k), dict(dtype="float64"), ("q:", "float64")),
+                ((q, k, k), dict(dtype="float64"), ("dtype:", "float64", "float16, bfloat16")),
                 ((q[0], k, k), {}, ("q:", "[4, 32]", "[rows, heads, head_dim]")),
                 ((q[None], k, k), {}, ("q:", "cu_seqlens_q")),
                 ((q[:0], k, k), {}, ("q:", "at least one row")),
@@ -315,6 +331,16 @@ class ValidationTest(unittest.TestCase):
                 ((q, k, k), dict(cu_seqlens_q=[0, 3], cu_seqlens_k=[0, 1, 5]), ("cu_seqlens_k:", "2 spans")),
                 ((q, k, k), dict(cu_seqlens_q=[], cu_seqlens_k=[]), ("cu_seqlens_q:", "[]"))):
             self.refuses(server, lambda: attend(*args, **options), *words)
+
+    def test_a_window_of_2_to_the_31_is_no_bound(self):
+        for window, wanted in (((2 ** 31 - 1, 0), (2 ** 31 - 1, 0)), ((2 ** 31, 0), (None, 0)),
+                               ((0, 2 ** 31), (0, None)), ((2 ** 100, np.uint64(2 ** 63)), (None, None)),
+                               ((-1, np.int64(3)), (None, 3)), ((None, -1), (None, None)), ([1, 2], (1, 2))):
+            self.assertEqual(_requests.bounds(window), wanted)
+            mask = _requests.terms("float16", 4, 32, False, window, None, "16bit", False)["mask"]
+            found = [getattr(mask, side) if mask.HasField(side) else None
+                     for side in ("window_left", "window_right")]
+            self.assertEqual(tuple(found), wanted)
 
     def test_sequences(self):
         server = FakeServer()
@@ -468,6 +494,35 @@ class ErrorsTest(unittest.TestCase):
         retryable = [error.retryable for error in (UNAVAILABLE, flashcore.ResourceExhausted(""), TIMEOUT)]
         self.assertEqual(retryable, [True, True, False])
 
+    def test_every_error_survives_copies_and_pickles(self):
+        kinds = [kind for kind in vars(flashcore).values()
+                 if isinstance(kind, type) and issubclass(kind, flashcore.Error)]
+        self.assertGreater(len(kinds), 15)
+        lost = flashcore.SequenceLost("lost", metadata={"lost": "2"})
+        ways = [copy.copy, copy.deepcopy, *(
+            lambda error, protocol=protocol: pickle.loads(pickle.dumps(error, protocol))
+            for protocol in range(pickle.HIGHEST_PROTOCOL + 1))]
+        for kind, way in itertools.product(kinds, ways):
+            for error in ([kind({1: lost}, [b"made", None])] if kind is flashcore.BatchError else
+                          [kind("text"), kind("text", StatusCode.DATA_LOSS, "REASON", {"key": "value"})]):
+                error.hint = "of a caller"
+                same = way(error)
+                self.assertIs(type(same), kind)
+                self.assertIsNot(same, error)
+                self.assertEqual((str(same), repr(same), same.args), (str(error), repr(error), error.args))
+                for name in ("message", "code", "reason", "metadata", "hint", "retryable", "refused"):
+                    self.assertEqual(getattr(same, name), getattr(error, name), f"{kind} {name}")
+
+    def test_a_batch_error_leaves_the_process_without_its_sequences(self):
+        made = FakeServer().sequence()
+        error = flashcore.BatchError({1: flashcore.KvFull("full", metadata={"a": "b"})}, [made, None, 7])
+        self.assertIs(copy.copy(error).results[0], made)
+        self.assertIs(copy.deepcopy(error).results[0], made)
+        there = pickle.loads(pickle.dumps(error))
+        self.assertEqual(there.results, [repr(made), None, 7])
+        self.assertIn(made.id.hex(), there.results[0])
+        self.assertEqual((str(there), there.errors[1].metadata), (str(error), {"a": "b"}))
+
 
 class TensorsTest(unittest.TestCase):
     def test_bfloat16_rounds_to_nearest_even(self):
@@ -510,7 +565,7 @@ class TorchTensor:
 
 TorchTensor.__module__ = "torch"
 TORCH = types.SimpleNamespace(
-    bfloat16="torch.bfloat16", int16="torch.int16",
+    Tensor=TorchTensor, bfloat16="torch.bfloat16", int16="torch.int16",
     from_numpy=lambda array: TorchTensor(array, f"torch.{array.dtype.name}"))
 
 
@@ -557,6 +612,30 @@ class MergeTest(unittest.TestCase):
         o, lse = flashcore.merge(self.o[0], nothing, self.o[1], nothing)
         np.testing.assert_array_equal(o, 0)
         np.testing.assert_array_equal(lse, nothing)
+
+    def test_an_empty_operand_contributes_nothing_whatever_it_holds(self):
+        full, infinity = (self.o[0], self.lse[0]), np.float32(np.inf)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for lse, held, kind in itertools.product((-infinity, infinity), (0, np.nan, np.inf, -np.inf, 7),
+                                                     (np.float32, np.float16)):
+                empty = (np.full((5, 4, 32), held, kind), np.full((5, 4), lse))
+                for operands in ((*full, *empty), (*empty, *full)):
+                    o, lse_of_both = flashcore.merge(*operands)
+                    np.testing.assert_array_equal(o, full[0].astype(o.dtype))
+                    np.testing.assert_array_equal(lse_of_both, full[1])
+                for other in (-infinity, infinity):
+                    o, lse_of_both = flashcore.merge(*empty, empty[0], np.full((5, 4), other))
+                    np.testing.assert_array_equal(o, 0)
+                    np.testing.assert_array_equal(lse_of_both, -infinity)
+
+    def test_a_nan_is_not_taken_for_nothing(self):
+        nan = np.full((5, 4), np.nan, np.float32)
+        for lse in (self.lse[0], nan, np.full_like(nan, np.inf), np.full_like(nan, -np.inf)):
+            for operands in ((self.o[0], lse, self.o[1], nan), (self.o[0], nan, self.o[1], lse)):
+                self.assertTrue(all(np.isnan(result).all() for result in flashcore.merge(*operands)))
+        broken = np.full_like(self.o[0], np.nan)
+        self.assertTrue(np.isnan(flashcore.merge(broken, self.lse[0], self.o[1], self.lse[1])[0]).all())
 
     def test_refuses_shapes_that_do_not_fit(self):
         with self.assertRaisesRegex(ValueError, "without the last axis"):

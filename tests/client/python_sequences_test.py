@@ -53,6 +53,9 @@ class FakeServer:
         self.ids = itertools.count(1)
         self.max_message_bytes = None
 
+    def check_here(self):
+        pass
+
     def now(self):
         return self.time
 

@@ -59,6 +59,24 @@ class PackageTest(unittest.TestCase):
         shown = run(self.python, "-m", "flashcore", "--target=unix:/a", "show-config", env=self.environment)
         self.assertRegex(shown, r"target: unix:/a\ntls: off\ntoken: none\ntimeout: 30 s\n")
 
+    def test_doctor(self):
+        lines = run(self.python, "-m", "flashcore", "doctor", env=self.environment).splitlines()
+        patterns = (r"flashcore: \d\S* in /.*, Python \d\S*, grpcio \d\S*, protobuf \d",
+                    f"target: {self.server.target}, FLASHCORE_TARGET$",
+                    "credentials: TLS off, token none$",
+                    r"server: FlashCore \d\S* answered in \d+\.\d ms, connecting included$",
+                    rf"devices: {harness.DEVICE}, .* \d+ of \d+ MiB of K/V used$",
+                    "transports: host:port and unix:/path; local:/path$",
+                    "extras: torch .*, transformers .*, ml_dtypes .*client/python.transformers")
+        self.assertEqual(len(lines), len(patterns), lines)
+        for line, pattern in zip(lines, patterns):
+            self.assertRegex(line, f"^{pattern}")
+        gone = "UNAVAILABLE: no server answers at .*; start a server .*flashcore serve.* FLASHCORE_TARGET\n"
+        for target, said in ((f"unix:{self.server.socket}.gone", gone),
+                             ("127.0.0.1", "INVALID_ARGUMENT: target: '127.0.0.1' has no port")):
+            with self.assertRaisesRegex(AssertionError, f"exited 1:(\n.*){{2,3}}\nserver: {said}"):
+                run(self.python, "-m", "flashcore", f"--target={target}", "doctor")
+
     def test_bench_measures_both_kinds(self):
         for target in (self.server.target, f"local:{self.local}"):
             with self.subTest(target):

@@ -3,7 +3,6 @@
 import asyncio
 import concurrent.futures
 import contextlib
-import os
 import subprocess
 import sys
 import unittest
@@ -253,18 +252,6 @@ class PythonTest(unittest.TestCase):
 
         tensors = [(self.tensor(1, HEADS), *self.kv(20 + i)) for i in range(24)]
         self.assertEqual(asyncio.run(run()), [])
-
-    def test_a_fork_of_the_process_is_refused(self):
-        self.client.server_info()
-        child = os.fork()
-        if child == 0:
-            try:
-                self.client.server_info()
-            except flashcore.FailedPrecondition as error:
-                os._exit(7 if "forked" in str(error) else 1)
-            os._exit(1)
-        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 7)
-        self.assertTrue(self.client.server_info().version)
 
     def test_versions_and_limits(self):
         info = self.client.server_info()

@@ -2,6 +2,7 @@
 their names. zoo_test looks at all families."""
 
 import importlib
+import sys
 import unittest
 import unittest.mock
 
@@ -223,12 +224,13 @@ class CompileTest(FamilyTest):
 
 class VersionTest(unittest.TestCase):
     def test_versions_that_lack_what_is_needed_are_refused_at_import(self):
+        imported = sys.modules["transformers"]  # what a reload gets
         for version in ("4.57.1", "5.22.0", "5.23.0.dev0", "6.0.0"):
-            with unittest.mock.patch.object(transformers, "__version__", version), self.assertRaisesRegex(
+            with unittest.mock.patch.object(imported, "__version__", version), self.assertRaisesRegex(
                     ImportError, f"works with transformers 5.24 and later 5.x; this is {version}: pip"):
                 importlib.reload(models)
         for version in ("5.24.0", "5.31.2", "5.24.0.dev0", transformers.__version__):
-            with unittest.mock.patch.object(transformers, "__version__", version):
+            with unittest.mock.patch.object(imported, "__version__", version):
                 importlib.reload(models)
 
 

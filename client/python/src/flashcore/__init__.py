@@ -8,7 +8,7 @@
 
 __version__ = "0.1.0"
 
-from . import aio
+from . import aio, messages
 from ._flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 from ._requests import merge
 from ._transport import Retry, Tls
@@ -23,5 +23,6 @@ __all__ = [
     "Internal", "InvalidArgument", "KvFull", "LengthMismatch", "MessageTooLarge", "NotFound",
     "PermissionDenied", "Plan", "QueueFull", "QuotaExceeded", "ResourceExhausted", "Retry", "Sequence",
     "SequenceBatch", "SequenceLost", "StagingFull", "Tls", "Unauthenticated", "Unavailable", "Unimplemented",
-    "aio", "connect", "flash_attn_varlen_func", "flash_attn_with_kvcache", "merge", "set_default_client",
+    "aio", "connect", "flash_attn_varlen_func", "flash_attn_with_kvcache", "merge", "messages",
+    "set_default_client",
 ]

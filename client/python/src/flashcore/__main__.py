@@ -1,14 +1,17 @@
-"""python -m flashcore: says what a server is, measures a call, shows the configuration."""
+"""python -m flashcore: says what a server is, what is wrong, measures a call, shows the configuration."""
 
 import argparse
+import functools
 import statistics
 import sys
 import time
 from importlib import metadata
+from typing import Callable
 
 import numpy as np
 
 import flashcore
+from flashcore import _doctor
 from flashcore._transport import DEFAULT_TARGET
 
 
@@ -52,6 +55,22 @@ def show_config(client: flashcore.Client, _: argparse.Namespace) -> None:
         print(f"{package}: {metadata.version(package)}")
 
 
+def doctor(args: argparse.Namespace) -> int:
+    return 0 if _doctor.report(args.target) else 1
+
+
+def with_client(function: Callable[[flashcore.Client, argparse.Namespace], None],
+                args: argparse.Namespace) -> int:
+    try:
+        retry = flashcore.Retry(attempts=4)  # somebody waits: a server that is not there is said at once
+        with flashcore.connect(args.target, retry=retry) as client:
+            function(client, args)
+    except flashcore.Error as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
 def shape(text: str) -> list[int]:
     numbers = [int(number) for number in text.split("x")]
     if len(numbers) != 3:
@@ -69,19 +88,15 @@ def main() -> int:
                             (bench, "latency of Client.attend and of a decode step"),
                             (show_config, "what connect takes from the environment")):
         command = commands.add_parser(function.__name__.replace("_", "-"), help=words)
-        command.set_defaults(function=function)
+        command.set_defaults(run=functools.partial(with_client, function))
         if function is bench:
             command.add_argument("--shape", type=shape, default="8x512x64", help="heads x rows x head_dim")
             command.add_argument("--iterations", type=int, default=100)
+    words = "whether a server answers, and what there is to reach one; exit status 1 if none does"
+    commands.add_parser("doctor", help=words).set_defaults(run=doctor)
     args = parser.parse_args()
-    try:
-        retry = flashcore.Retry(attempts=4)  # somebody waits: a server that is not there is said at once
-        with flashcore.connect(args.target, retry=retry) as client:
-            args.function(client, args)
-    except flashcore.Error as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+    status: int = args.run(args)
+    return status
 
 
 if __name__ == "__main__":

@@ -1,18 +1,19 @@
 """Many sequences of one shape, in asyncio: see flashcore.aio."""
 
 import contextlib
-import operator
 from typing import Any, Callable, Iterable, Iterator, SupportsIndex, overload
 
 from . import _messages
+from ._arguments import UINT64, integer, integers, shown
 from ._requests import Attention, Window
-from ._sequence import HasSequence, Sequence, common_shape, rows_text
+from ._sequence import HasSequence, Sequence, common_shape, cores_of, fork_options, rows_text
 from ._signatures import AsyncSequencesAttend, typed_as
 from ._tensors import Tensor
 from .errors import Aborted, BatchError, Error, LengthMismatch, NotFound, SequenceLost, from_status, invalid
 from .messages import SequenceInfo
 
 _Operation = _messages.message("SequenceOperation")
+_MOST_SEQUENCES = 1 << 20  # that one call makes: more is a mistake, which would take memory here
 _MOST_RESULT_BYTES = 256 << 10  # of one reply to ManageSequences
 
 
@@ -26,7 +27,7 @@ class SequenceBatch:
     """
 
     def __init__(self, sequences: Iterable[HasSequence]) -> None:
-        self.cores = [sequence.core for sequence in sequences]
+        self.cores = list(cores_of(sequences))
         if self.cores:
             common_shape(self.cores, 0)
 
@@ -98,12 +99,14 @@ class SequenceBatch:
         if counts is not None:
             if parents is not None:
                 raise invalid("counts", "given with parents", "one of the two")
-            numbers = [operator.index(count) for count in counts]
-            if len(numbers) != len(self.cores) or min(numbers) < 0:
-                raise invalid("counts", numbers, f"{len(self.cores)} numbers, each at least 0")
+            numbers = integers("counts", counts)
+            if (len(numbers) != len(self.cores) or min(numbers, default=0) < 0
+                    or sum(numbers) > _MOST_SEQUENCES):
+                raise invalid("counts", shown(numbers), f"{len(self.cores)} numbers, each at least 0, "
+                              f"together at most {_MOST_SEQUENCES}")
             parents = [i for i, count in enumerate(numbers) for _ in range(count)]
         chosen = range(len(self.cores)) if parents is None else self._indices(parents)
-        options = dict(length=length, pin=pin, shared=shared, group=group, idle_timeout_seconds=idle_timeout)
+        options = fork_options(length, pin, shared, group, idle_timeout)
         deadline = self.client.deadline(timeout)
         options["lease_id"] = await self.client.lease_id(deadline)
         cores = [self.cores[i] for i in chosen]
@@ -153,8 +156,8 @@ class SequenceBatch:
 
     async def truncate(self, lengths: int | Iterable[int], *, timeout: float | None = None) -> None:
         """Sequence.truncate of each: to one length, or to a length for each."""
-        each = [operator.index(length) for length in (
-            lengths if isinstance(lengths, Iterable) else [lengths] * len(self.cores))]
+        each = (integers("lengths", lengths) if isinstance(lengths, Iterable) else
+                [integer("lengths", lengths, 0, UINT64)] * len(self.cores))
         if len(each) != len(self.cores) or min(each, default=0) < 0:
             raise invalid("lengths", each, f"{len(self.cores)} lengths, each at least 0")
         deadline = self.client.deadline(timeout)
@@ -214,7 +217,7 @@ class SequenceBatch:
         _raise_failed(results)
 
     def _indices(self, parents: Iterable[int]) -> list[int]:
-        chosen = [operator.index(parent) for parent in parents]
+        chosen = integers("parents", parents)
         if not chosen or not all(0 <= parent < len(self.cores) for parent in chosen):
             raise invalid("parents", chosen, f"at least one index, each from 0 to {len(self.cores) - 1}")
         return chosen
@@ -225,7 +228,7 @@ class Layer:
 
     def __init__(self, batch: Any, layer: int) -> None:
         common_shape(batch.core.cores, layer)
-        self.batch, self.index = batch, layer
+        self.batch, self.index = batch, int(layer)
 
     def __repr__(self) -> str:
         return f"<layer {self.index} of {self.batch}>"
@@ -233,8 +236,7 @@ class Layer:
 
 async def create_batch(client: Any, n: int, num_layers: int, fields: dict, deadline: float) -> SequenceBatch:
     """n sequences on one device."""
-    if n < 1:
-        raise invalid("n", n, "at least 1")
+    n, num_layers = integer("n", n, 1, _MOST_SEQUENCES), integer("num_layers", num_layers, 1)
     fields = dict(fields, num_layers=num_layers, lease_id=await client.lease_id(deadline))
     made: list[Any] = []
     if not fields["device_id"] and n > 1 and len((await client.known_info(deadline)).devices) > 1:

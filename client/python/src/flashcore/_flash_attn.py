@@ -4,17 +4,19 @@ The masks are the same. A row that sees no K/V has O = 0 and LSE = -infinity, wh
 +infinity. What the server does not do is Unimplemented, with the name and value of the argument.
 """
 
+import math
 from typing import Any, Iterable
 
 import numpy as np
 
 from . import _tensors
+from ._arguments import flag, integer, integers, shown
 from ._batch import Layer
 from ._requests import Attention
 from ._signatures import KvcacheFunc, VarlenFunc, typed_as
 from ._tensors import HostTensor, Tensor
 from .client import SequenceBatch, default_client
-from .errors import Unimplemented, invalid, length_mismatch
+from .errors import InvalidArgument, Unimplemented, invalid, length_mismatch
 
 
 @typed_as(VarlenFunc)
@@ -35,11 +37,12 @@ def flash_attn_varlen_func(
     """
     _refuse_unless_none(alibi_slopes=alibi_slopes, block_table=block_table)
     _refuse_unless_zero(dropout_p=dropout_p, softcap=softcap)
+    return_attn_probs = flag("return_attn_probs", return_attn_probs)
     query, key, value = _host("q", q), _host("k", k), _host("v", v)
     offsets_q, offsets_k = _integers("cu_seqlens_q", cu_seqlens_q), _integers("cu_seqlens_k", cu_seqlens_k)
     rows_q, rows_k = np.diff(offsets_q), np.diff(offsets_k)
     for name, most, rows in (("max_seqlen_q", max_seqlen_q, rows_q), ("max_seqlen_k", max_seqlen_k, rows_k)):
-        if rows.size and most < rows.max():
+        if integer(name, most, 0, math.inf) < rows.max(initial=0):
             raise invalid(name, most, f"at least the longest, {rows.max()}")
     used = rows_q > 0
     if len(rows_q) == len(rows_k) and not used.all() and min(rows_q) >= 0 and min(rows_k) >= 0:
@@ -92,6 +95,7 @@ def flash_attn_with_kvcache(
     for name, x in zip("kv", new):
         if len(x.array) != batch:
             raise invalid(name, f"has shape {list(x.array.shape)}", f"a batch of {batch}, as q")
+    return_softmax_lse = flag("return_softmax_lse", return_softmax_lse)
     options = dict(causal=causal, window=_window(window_size), softmax_scale=softmax_scale,
                    return_lse=return_softmax_lse)
     flat = query._replace(array=query.array.reshape(batch * seqlen_q, heads, head_dim))
@@ -111,7 +115,7 @@ def _attend_layer(layer: Layer, v_cache: Any, flat: HostTensor, new: list[HostTe
         raise invalid("k_cache", layer, "a layer of a flashcore.SequenceBatch, of the blocking client")
     if v_cache is not None and not (isinstance(v_cache, Layer) and
                                     (v_cache.batch, v_cache.index) == (layer.batch, layer.index)):
-        raise invalid("v_cache", repr(v_cache), "None, or the layer that is k_cache")
+        raise invalid("v_cache", shown(v_cache), "None, or the layer that is k_cache")
     places = _places(cache_batch_idx, batch, len(layer.batch), distinct=True)
     sequences = [layer.batch[place] for place in places]
     for name, x in zip("qkv", (flat, *new)):
@@ -178,15 +182,17 @@ def _nothing(query: HostTensor, with_lse: bool) -> Any:
 
 def _integers(name: str, values: Any) -> np.ndarray:
     """[n], of an array, a tensor on the host or a list."""
-    array = np.asarray(values)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise invalid(name, f"is {array.dtype} {list(array.shape)}", "int32 [n]")
-    return array.astype(np.int64)
+    try:
+        return np.asarray(integers(name, values), np.int64)
+    except OverflowError:  # of uint64
+        raise invalid(name, shown(values), "int32 [n]") from None
 
 
 def _lengths(cache_seqlens: Any, batch: int) -> list[int]:
-    numbers = ([int(cache_seqlens)] * batch if np.ndim(cache_seqlens) == 0 else
-               _integers("cache_seqlens", cache_seqlens).tolist())
+    try:
+        numbers = integers("cache_seqlens", cache_seqlens)
+    except InvalidArgument:
+        numbers = [integer("cache_seqlens", cache_seqlens)] * batch
     if len(numbers) != batch or min(numbers) < 0:
         raise invalid("cache_seqlens", numbers, f"a number, or {batch} of them, each at least 0")
     return numbers
@@ -199,7 +205,7 @@ def _places(cache_batch_idx: Any, batch: int, cached: int, distinct: bool) -> li
         raise invalid("q", f"has a batch of {batch}", f"at most the {cached} of k_cache")
     if len(places) != batch or not all(0 <= place < cached for place in places) or (
             distinct and len(set(places)) != batch):
-        raise invalid("cache_batch_idx", places,
+        raise invalid("cache_batch_idx", shown(places),
                       f"{batch} {'different ' if distinct else ''}indices from 0 to {cached - 1}")
     return places
 
@@ -211,20 +217,22 @@ def _offsets(rows: Iterable[int]) -> np.ndarray:
 def _window(window_size: Any) -> tuple[int, int] | None:
     """flash-attn has -1, and any other negative number, for no bound."""
     try:
-        left, right = (max(int(rows), -1) for rows in window_size)
-    except (TypeError, ValueError):
-        raise invalid("window_size", repr(window_size), "(left, right), -1 for no bound") from None
+        left, right = (max(integer("window_size", rows, -math.inf, math.inf), -1) for rows in window_size)
+    except Exception:  # of what is no pair, whatever its class raises
+        raise invalid("window_size", shown(window_size), "(left, right), -1 for no bound") from None
     return None if left == right == -1 else (left, right)
 
 
 def _refuse_unless_none(**arguments: Any) -> None:
     for name, value in arguments.items():
         if value is not None:
-            found = f"shape {list(value.shape)}" if hasattr(value, "shape") else value
+            found = f"shape {list(value.shape)}" if isinstance(value, np.ndarray) else shown(value)
             raise Unimplemented(f"{name}: {found}; allowed: None")
 
 
 def _refuse_unless_zero(**arguments: float) -> None:
     for name, value in arguments.items():
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise invalid(name, shown(value), "0")
         if value != 0:
             raise Unimplemented(f"{name}: {value}; allowed: 0")

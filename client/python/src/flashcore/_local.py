@@ -489,12 +489,13 @@ class LocalTransport(BlockingTransport):
         return lease is not None and not lease.ended() and lease is self._link
 
     def _connected(self, deadline: float) -> _BlockingLink:
-        self._check_process()
+        self.check_here()
         with self._lock:
             if self._closed:
                 raise closed()
             if self._link is None or self._link.ended():
-                self._link, self._process = None, os.getpid()
+                self._link = None
+                self._opens()
                 self._link = _BlockingLink(self._config.target, self._config.client_name,
                                            deadline - self.now())
             return self._link
@@ -523,7 +524,7 @@ class LocalTransport(BlockingTransport):
 
 
 class AsyncLocalTransport(AsyncTransport):
-    """In asyncio. For one event loop."""
+    """In asyncio. For the event loop of the first call."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -562,7 +563,7 @@ class AsyncLocalTransport(AsyncTransport):
         return asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
 
     async def _connected(self, deadline: float) -> _Link:
-        self._check_process()
+        self.check_here()
         link = self._link
         if self._closed:
             raise closed()
@@ -570,7 +571,7 @@ class AsyncLocalTransport(AsyncTransport):
             return link
         async with self._opening:
             if self._link is None or self._link.ended():
-                self._process = os.getpid()
+                self._opens()
                 if self._link is not None:
                     self._take(self._link)  # its calls see its end
                 link = await self._run(_Link, self._config.target, self._config.client_name,
@@ -588,8 +589,8 @@ class AsyncLocalTransport(AsyncTransport):
             self._stop_watching()
 
     def _stop_watching(self) -> None:
-        if self._fd >= 0:
-            asyncio.get_running_loop().remove_reader(self._fd)
+        if self._fd >= 0 and self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._fd)
         self._fd, self._link = -1, None
 
     async def _attend(self, link: _Link, message: _Message, deadline: float) -> Reply:
@@ -627,9 +628,13 @@ class AsyncLocalTransport(AsyncTransport):
         return call.done()
 
     async def close(self) -> None:
+        if self._process not in (0, os.getpid()):
+            return
+        if self._loop is not None and not self._loop.is_closed():
+            self.check_here()
         self._forget()
         link = self._link
-        if self._process in (0, os.getpid()) and link is not None:
+        if link is not None:
             self._stop_watching()
             link.shutdown()
             link.fail(Cancelled("the client was closed"))

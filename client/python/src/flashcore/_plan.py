@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _requests
+from ._arguments import choice, flag, integer, number, optional
 from ._requests import Attention, Window
 from ._sequence import Append, Sequence, common_shape
 from ._signatures import L
@@ -23,11 +24,9 @@ class _Step:
                  causal: bool, window: Window, softmax_scale: float | None, precision: str, return_lse: bool,
                  layout: str) -> None:
         (_, num_kv_heads, head_dim), dtype, _, device_id = kind
-        if num_heads < 1 or num_heads % num_kv_heads:
+        if num_heads % num_kv_heads:
             raise invalid("num_heads", num_heads,
                           f"multiples of the {num_kv_heads} KV heads of the sequences")
-        if layout not in ("NHD", "HND"):
-            raise invalid("layout", repr(layout), "'NHD', 'HND'")
         self.layout, self.return_lse = layout, return_lse
         self.kv_rows, self.appends = kv_rows, any(kv_rows)
         self.query_shape = (sum(query_rows), num_heads, head_dim)
@@ -59,8 +58,11 @@ class Plan(Generic[L]):
                  kv_rows: list[int], causal: bool, window: Window, softmax_scale: float | None,
                  precision: str, return_lse: bool, layout: str) -> None:
         self._client, self._cores, self._shape = client, cores, cores[0]  # as the caller has checked
-        self._step = _step(cores[0].kind, num_heads, tuple(query_rows), tuple(kv_rows), bool(causal),
-                           _requests.bounds(window), softmax_scale, precision, bool(return_lse), layout)
+        scale = optional(number, "softmax_scale", softmax_scale, _requests.SCALES)
+        precision = choice("precision", precision, _requests.PRECISIONS)
+        self._step = _step(cores[0].kind, integer("num_heads", num_heads, 1), tuple(query_rows),
+                           tuple(kv_rows), flag("causal", causal), _requests.bounds(window), scale, precision,
+                           flag("return_lse", return_lse), choice("layout", layout, _requests.LAYOUTS))
 
     def __repr__(self) -> str:
         step = self._step
@@ -88,8 +90,7 @@ class Plan(Generic[L]):
         """Client.attend_batch of the planned step on `layer`. q, k, v: tensors of the planned shapes, packed
         over the sequences; k and v only if the plan appends."""
         step, shape = self._step, self._shape
-        if not 0 <= layer < shape.num_layers:
-            raise invalid("layer", layer, f"0 to {shape.num_layers - 1}")
+        layer = integer("layer", layer, 0, shape.num_layers - 1)
         if (k is not None, v is not None) != (step.appends, step.appends):
             raise invalid("k, v", "given" if k is not None or v is not None else "None",
                           "both, as planned" if step.appends else "None: the plan appends no rows")

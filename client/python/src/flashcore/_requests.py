@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _messages
+from ._arguments import choice, flag, integer, integers, number, optional, shown
 from ._tensors import WIRE, HostTensor, Lse, N, T, Tensor, dtype_name, from_float32, to_float32, to_host
 from .errors import Internal, invalid
 
@@ -21,15 +22,19 @@ _KV_DTYPES = _messages.enum("KvDType")
 _PRECISIONS = _messages.enum("Precision")
 NHD = _messages.enum("Layout")["LAYOUT_NHD"]
 
+LAYOUTS = ("NHD", "HND")
+PRECISIONS = ("16bit", "int8_qk", "int8_qk_pv")
+SCALES = "a finite float32; None for 1/sqrt(head_dim)"
+
 Attention = Any  # a Tensor, O; or with return_lse a tuple (O, LSE)
 Window = tuple[int | None, int | None] | None
 
 
 def dtype_number(dtype: Any) -> int:
-    number = _DTYPES.get(f"DTYPE_{dtype_name(dtype).upper()}")
-    if not number:
-        raise invalid("dtype", dtype, "float16, bfloat16")
-    return number
+    found = _DTYPES.get(f"DTYPE_{dtype_name(dtype).upper()}")
+    if not found:
+        raise invalid("dtype", shown(dtype), "float16, bfloat16")
+    return found
 
 
 def dtype_of(number: int) -> str:
@@ -38,10 +43,8 @@ def dtype_of(number: int) -> str:
 
 
 def kv_dtype_number(name: str) -> int:
-    number = _KV_DTYPES.get(f"KV_DTYPE_{str(name).upper()}")
-    if number is None:
-        raise invalid("kv_dtype", repr(name), "'same_as_query', 'int8', 'float8_e4m3'")
-    return number
+    choice("kv_dtype", name, ("same_as_query", "int8", "float8_e4m3"))
+    return _KV_DTYPES[f"KV_DTYPE_{name.upper()}"]
 
 
 def kv_dtype_of(number: int) -> str:
@@ -51,16 +54,12 @@ def kv_dtype_of(number: int) -> str:
 
 
 def _precision_number(name: str) -> int:
-    number = _PRECISIONS.get(f"PRECISION_{str(name).upper()}")
-    if number is None:
-        raise invalid("precision", repr(name), "'16bit', 'int8_qk', 'int8_qk_pv'")
-    return number
+    return _PRECISIONS[f"PRECISION_{choice('precision', name, PRECISIONS).upper()}"]
 
 
 def to_rows(name: str, tensor: Tensor, layout: str, dtype: str | None = None) -> HostTensor:
     """A tensor as [rows, heads, head_dim]."""
-    if layout not in ("NHD", "HND"):
-        raise invalid("layout", repr(layout), "'NHD', 'HND'")
+    choice("layout", layout, LAYOUTS)
     host = to_host(name, tensor, dtype)
     shape = host.array.shape
     if host.array.ndim != 3 or 0 in (shape[2], shape[1 if layout == "NHD" else 0]):
@@ -90,7 +89,7 @@ def to_bytes(array: np.ndarray) -> bytes:
 
 def span_rows(name: str, offsets: Any, rows: int, least: int, spans: int | None = None) -> list[int]:
     """Rows of each span, from offsets 0, ..., rows as FlashAttention has them: [spans + 1]."""
-    bounds = [int(bound) for bound in offsets]
+    bounds = integers(name, offsets, "offsets: whole numbers, a list or an array [spans + 1]")
     counts = [end - begin for begin, end in zip(bounds, bounds[1:])]
     if not counts or bounds[0] != 0 or bounds[-1] != rows or min(counts) < least:
         raise invalid(name, _shorten(bounds),
@@ -158,7 +157,7 @@ class Question(NamedTuple):
 
 def question(q: Tensor, *, causal: bool, window: Window, softmax_scale: float | None, return_lse: bool,
              layout: str, dtype: Any) -> Question:
-    query = query_rows(q, layout, dtype and dtype_name(dtype))
+    query = query_rows(q, layout, None if dtype is None else dtype_of(dtype_number(dtype)))
     _, heads, head_dim = query.array.shape
     fields = terms(query.dtype, heads, head_dim, causal, window, softmax_scale, "16bit", return_lse)
     return Question(query, layout, return_lse, fields)
@@ -175,18 +174,17 @@ def query_rows(q: Tensor, layout: str, dtype: str | None) -> HostTensor:
 def terms(dtype: str, num_heads: int, head_dim: int, causal: bool, window: Window,
           softmax_scale: float | None, precision: str, return_lse: bool) -> dict[str, Any]:
     """The fields of AttendRequest beside its tensors, spans and layer. Not to be changed."""
-    return _terms(dtype, num_heads, head_dim, bool(causal), bounds(window), softmax_scale, precision,
-                  bool(return_lse))
+    scale = optional(number, "softmax_scale", softmax_scale, SCALES)
+    return _terms(dtype, num_heads, head_dim, flag("causal", causal), bounds(window), scale,
+                  _precision_number(precision), flag("return_lse", return_lse))
 
 
 @functools.lru_cache
 def _terms(dtype: str, num_heads: int, head_dim: int, causal: bool, window: Window,
-           softmax_scale: float | None, precision: str, return_lse: bool) -> dict[str, Any]:
+           softmax_scale: float | None, precision: int, return_lse: bool) -> dict[str, Any]:
     fields = dict(dtype=dtype_number(dtype), num_heads=num_heads, head_dim=head_dim, layout=NHD,
-                  mask=_mask(causal, window), precision=_precision_number(precision), return_lse=return_lse)
+                  mask=_mask(causal, window), precision=precision, return_lse=return_lse)
     if softmax_scale is not None:
-        if not math.isfinite(softmax_scale):
-            raise invalid("softmax_scale", softmax_scale, "finite numbers, None for 1/sqrt(head_dim)")
         fields["softmax_scale"] = softmax_scale
     return fields
 
@@ -223,7 +221,8 @@ def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tenso
         LSE = log(exp(LSE_a) + exp(LSE_b));  O = exp(LSE_a - LSE) * O_a + exp(LSE_b - LSE) * O_b
 
     The rule is that of online softmax (Milakov and Gimelshein, 2018), as FlashAttention and the contract
-    have it. An operand with LSE = -infinity contributes nothing; two such give O = 0, LSE = -infinity.
+    have it. An operand with an infinite LSE is empty and contributes nothing, whatever its O holds: LSE =
+    -infinity here, +infinity of flash-attn 2. Two such give O = 0, LSE = -infinity. A NaN of LSE gives NaN.
 
     o_a, o_b: [..., head_dim] of float16, bfloat16 (uint16 has its bits) or float32; lse_a, lse_b: float32
     [...], natural logarithms. Computes in float32. Returns (O, LSE) in the framework of o_a, O in its
@@ -236,6 +235,8 @@ def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tenso
         found = [list(x.shape) for x in (outputs[0].array, lses[0], outputs[1].array, lses[1])]
         raise invalid("o_a, lse_a, o_b, lse_b", f"have shapes {found}",
                       "o_a and o_b alike, lse_a and lse_b without the last axis")
+    empty = [np.isinf(lse) for lse in lses]
+    lses = [np.where(none, np.float32(-np.inf), lse) for none, lse in zip(empty, lses)]
     top = np.maximum(*lses)
     top = np.where(np.isneginf(top), np.float32(0), top)
     weights = [np.exp(lse - top) for lse in lses]
@@ -243,26 +244,26 @@ def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> tuple[Tenso
     with np.errstate(divide="ignore"):
         lse = top + np.log(total)
     share = np.where(total > 0, total, np.float32(1))[..., None]
-    output = sum(weight[..., None] / share * to_float32(o) for weight, o in zip(weights, outputs))
+    output = sum(weight[..., None] / share * np.where(none[..., None], np.float32(0), to_float32(o))
+                 for weight, none, o in zip(weights, empty, outputs))
     return outputs[0].restore(from_float32(output, outputs[0].dtype)), outputs[0].restore(lse)
 
 
 def _any_output(name: str, o: Tensor) -> HostTensor:
-    bits = getattr(o, "dtype", None) == np.uint16
+    bits = isinstance(o, np.ndarray) and o.dtype == np.uint16
     return to_host(name, o, "bfloat16" if bits else None, allowed=("float16", "bfloat16", "float32"))
 
 
 def bounds(window: Window) -> Window:
-    """A window with None for no bound."""
+    """A window with None for no bound. One of 2^31 rows bounds no K/V that a message or a server can hold."""
     if window is None:
         return None
     try:
-        left, right = (None if rows in (None, -1) else int(rows) for rows in window)
-    except (TypeError, ValueError):
-        left = right = -1
-    if min(left or 0, right or 0) < 0:
-        raise invalid("window", repr(window), "(left, right), the rows before and after the query row's own, "
-                      "each at least 0; None or -1 for no bound")
+        left, right = (optional(integer, "window", rows, -1, math.inf) for rows in window)
+    except Exception:  # of what is no pair, whatever its class raises
+        raise invalid("window", shown(window), "(left, right), the rows before and after the query row's "
+                      "own, each at least 0; None, -1, or 2^31 and more for no bound") from None
+    left, right = (None if rows is None or rows == -1 or rows >= 2 ** 31 else rows for rows in (left, right))
     return left, right
 
 

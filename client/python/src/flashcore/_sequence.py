@@ -7,6 +7,7 @@ from typing import Any, Callable, Collection, Iterator, Protocol
 import numpy as np
 
 from . import _requests
+from ._arguments import UINT64, flag, integer, number, optional, shown, text
 from ._requests import Attention, Window
 from ._signatures import AsyncSequenceAttend, typed_as
 from ._tensors import Tensor
@@ -110,7 +111,7 @@ class Sequence:
                    group: str = "", idle_timeout: float = 0, timeout: float | None = None) -> "Sequence":
         """A new sequence with the first `length` rows of every layer, or all. It shares memory with this one.
         Options and safety are those of create_sequence."""
-        options = dict(length=length, pin=pin, shared=shared, group=group, idle_timeout_seconds=idle_timeout)
+        options = fork_options(length, pin, shared, group, idle_timeout)
         deadline = self.client.deadline(timeout)
 
         async def run() -> Sequence:
@@ -123,7 +124,7 @@ class Sequence:
         """Makes this object refer to a new, empty sequence with the shape and options of the one it had,
         which is left alone. For `on_lost` of flashcore.connect, which then appends the K/V again.
         device_id: as in create_sequence."""
-        made = self._made
+        made, device_id = self._made, text("device_id", device_id)
         fields = dict(num_layers=made.num_layers, num_kv_heads=made.num_kv_heads, head_dim=made.head_dim,
                       dtype=made.dtype, kv_dtype=made.kv_dtype, pin=made.pin, shared=made.shared,
                       group=made.group, device_id=device_id, idle_timeout_seconds=made.idle_timeout_seconds)
@@ -131,6 +132,7 @@ class Sequence:
 
     async def truncate(self, length: int, *, timeout: float | None = None) -> None:
         """Drops all rows after the first `length` of every layer."""
+        length = integer("length", length, 0, UINT64)
         deadline = self.client.deadline(timeout)
 
         async def settle(error: LengthMismatch) -> Any:
@@ -179,6 +181,8 @@ class Sequence:
     async def _append(self, layer: int, k: Tensor, v: Tensor, expected_length: int | None, layout: str,
                       timeout: float | None, tell: Callable[[int, int], Any]) -> int:
         common_shape([self], layer)
+        layer = int(layer)
+        expected_length = optional(integer, "expected_length", expected_length, 0, UINT64)
         key, value = _requests.kv_rows(k, v, layout, self.dtype, (self.num_kv_heads, self.head_dim))
         rows, deadline = len(key), self.client.deadline(timeout)
         if rows == 0:
@@ -265,9 +269,33 @@ def common_shape(sequences: list[Sequence], layer: int) -> Sequence:
             raise invalid("sequences", f"{first}, {sequence}", "one shape, dtype, kv_dtype and device")
     if len({sequence.id for sequence in sequences}) != len(sequences):
         raise invalid("sequences", "one comes twice", "each once")
-    if not 0 <= layer < first.num_layers:
-        raise invalid("layer", layer, f"0 to {first.num_layers - 1}")
+    integer("layer", layer, 0, first.num_layers - 1)
     return first
+
+
+def cores_of(sequences: Any) -> list[Sequence]:
+    """Of the caller's Sequences, of asyncio or blocking, in a list; or of a SequenceBatch, its own list."""
+    try:
+        batch = getattr(sequences, "core", None)
+        cores = getattr(batch, "cores", None) or [sequence.core for sequence in sequences]
+    except Exception:  # of what holds no sequences, whatever its class raises
+        cores = [None]
+    if not all(isinstance(core, Sequence) for core in cores):
+        raise invalid("sequences", shown(sequences), "Sequences, in a list or a SequenceBatch")
+    return cores
+
+
+def fork_options(length: int | None, pin: bool, shared: bool, group: str,
+                 idle_timeout: float) -> dict[str, Any]:
+    """Of ForkSequenceRequest."""
+    return dict(made_options(pin, shared, group, idle_timeout),
+                length=optional(integer, "length", length, 0, UINT64))
+
+
+def made_options(pin: bool, shared: bool, group: str, idle_timeout: float) -> dict[str, Any]:
+    """Of CreateSequenceRequest and ForkSequenceRequest."""
+    return dict(pin=flag("pin", pin), shared=flag("shared", shared), group=text("group", group),
+                idle_timeout_seconds=number("idle_timeout", idle_timeout, "seconds, at least 0", 0))
 
 
 def rows_text(sequences: list[Sequence]) -> str:
@@ -281,6 +309,9 @@ def rows_text(sequences: list[Sequence]) -> str:
 def _progress(progress: Progress, layer: int) -> Any:
     """Yields a function of (rows appended, rows in all)."""
     if progress is not True:
+        if progress is not None and progress is not False and not callable(progress):
+            raise invalid("progress", shown(progress),
+                          "a function of (rows appended, rows in all), True, None")
         yield progress or (lambda done, rows: None)
         return
     try:

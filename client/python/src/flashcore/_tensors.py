@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterable, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import invalid
+from .errors import InvalidArgument, invalid
 
 
 class Tensor(Protocol):
@@ -29,6 +29,7 @@ WIRE: dict[str, np.dtype] = {
     "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
 # numpy makes a dtype's name anew each time, which takes longer than all else here.
 _NAMES = {np.dtype(name): name for name in ("float16", "float32", "uint16")}
+_TENSORS = "numpy arrays, torch tensors, arrays with __dlpack__; dense, in host memory"
 _HOST_DEVICES = (1, 3)  # DLPack's kDLCPU and kDLCUDAHost
 
 
@@ -43,27 +44,30 @@ class HostTensor(NamedTuple):
 
 def dtype_name(dtype: Any) -> str:
     """The name of a dtype of numpy, ml_dtypes or torch, or of a name: "float16", "bfloat16", ..."""
-    name = str(dtype).rpartition(".")[2]  # torch.bfloat16
-    if name.isidentifier() and name in WIRE:
-        return name
     try:
-        return np.dtype(dtype).name
-    except TypeError:
-        return name
+        name = str(dtype).rpartition(".")[2]  # torch.bfloat16
+        return name if name in WIRE else np.dtype(dtype).name
+    except Exception:  # of what is no dtype, whatever its class raises
+        return type(dtype).__name__
 
 
 def to_host(name: str, tensor: Tensor, dtype: str | None = None,
             allowed: Iterable[str] = ("float16", "bfloat16")) -> HostTensor:
     """Argument `name` as a HostTensor of `dtype`, or of any in `allowed`. Raises InvalidArgument."""
-    if isinstance(tensor, np.ndarray):
-        host = _from_numpy(tensor)
-    elif type(tensor).__module__.partition(".")[0] == "torch":
-        host = _from_torch(name, tensor)
-    elif hasattr(tensor, "__dlpack_device__"):
-        host = _from_dlpack(name, tensor)
-    else:
-        raise invalid(name, f"is a {type(tensor).__name__}",
-                      "numpy arrays, torch tensors, arrays with __dlpack__")
+    kind = type(tensor)
+    try:
+        if isinstance(tensor, np.ndarray) and not isinstance(tensor, np.ma.MaskedArray):
+            host = _from_numpy(tensor)
+        elif isinstance(tensor, getattr(sys.modules.get("torch"), "Tensor", ())):  # or of a subclass
+            host = _from_torch(name, tensor)
+        elif hasattr(kind, "__dlpack_device__") and not isinstance(tensor, np.ndarray):
+            host = _from_dlpack(name, tensor)
+        else:
+            raise invalid(name, f"is a {kind.__name__}", _TENSORS)
+    except InvalidArgument:
+        raise
+    except Exception as error:  # of a tensor without memory of its own, such as a sparse one
+        raise invalid(name, f"is a {kind.__name__} that is not read: {error}", _TENSORS) from error
     if host.dtype == "uint16" and dtype == "bfloat16":
         return host._replace(dtype=dtype)
     wanted = (dtype,) if dtype else tuple(allowed)
@@ -106,6 +110,8 @@ def _from_torch(name: str, tensor: Any) -> HostTensor:
         raise invalid(name, f"is on {tensor.device}", f"tensors in host memory: pass {name}.cpu()")
     if tensor.requires_grad:
         raise invalid(name, "requires a gradient", f"no backward pass: pass {name}.detach()")
+    if type(tensor) is not torch.Tensor:
+        tensor = tensor.as_subclass(torch.Tensor)
     if tensor.dtype != torch.bfloat16:
         return _from_numpy(tensor.numpy(), torch.from_numpy)
 

@@ -1,6 +1,7 @@
 """The connection to a server: its configuration, the rule for retries, and gRPC, blocking or in asyncio."""
 
 import asyncio
+import ctypes
 import dataclasses
 import math
 import numbers
@@ -9,6 +10,7 @@ import random
 import secrets
 import threading
 import time
+import weakref
 from typing import Any, Mapping
 
 import grpc
@@ -136,6 +138,9 @@ class Config:
 class _Transport:
     """A channel that opens with the first call, in the process that makes it. Thread-safe."""
 
+    _open_ones: "weakref.WeakSet[_Transport]" = weakref.WeakSet()  # of this process
+    _grpc_process = 0  # the one that has used gRPC; 0: none
+
     def __init__(self, config: Config, module: Any) -> None:
         if config.tls:
             config.tls.read()
@@ -153,21 +158,36 @@ class _Transport:
     now = staticmethod(time.monotonic)
     uniform = staticmethod(random.random)
 
-    def _check_process(self) -> None:
-        """A connection's threads do not survive a fork: then it is refused."""
+    def check_here(self) -> None:
+        """Raises FailedPrecondition where this cannot be used. Before any lock is taken: in a child that was
+        forked, locks may be those of the parent's threads. A connection's threads do not survive a fork."""
         if self._process not in (0, os.getpid()):
             raise FailedPrecondition(f"this client belongs to process {self._process}, from which process "
                                      f"{os.getpid()} was forked: connect after the fork, or start processes "
                                      f"with multiprocessing's 'spawn'")
 
+    def _opens(self) -> None:
+        """This process has a connection from now on."""
+        self._process = os.getpid()
+        self._open_ones.add(self)
+
+    @classmethod
+    def keep_the_parents(cls) -> None:
+        """In a child: nothing here may close what is the parent's, not even the interpreter when it ends."""
+        for transport in list(cls._open_ones):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(transport))
+        cls._open_ones.clear()
+
     def _call(self, method: str) -> Any:
         """The multicallable of a method."""
-        self._check_process()
+        self.check_here()
         with self._lock:
             if self._closed:
                 raise closed()
             if self._channel is None:
-                self._channel, self._process = self._open(), os.getpid()
+                _check_grpc()
+                self._channel = self._open()
+                self._opens()
             if method not in self._calls:
                 kind = dict(LoadSequence="stream_unary", HoldLease="unary_stream").get(method, "unary_unary")
                 make = getattr(self._channel, kind)
@@ -228,6 +248,21 @@ class _Transport:
             return self._channel
 
 
+def _check_grpc() -> None:
+    """gRPC has no threads in a child, and waits there on descriptors that are the parent's: a call hangs, and
+    takes events from calls of the parent."""
+    if _Transport._grpc_process not in (0, os.getpid()):
+        raise FailedPrecondition(f"process {os.getpid()} was forked from process {_Transport._grpc_process}, "
+                                 f"which has used gRPC, and gRPC does not survive a fork: make the first "
+                                 f"call after the fork, use 'local:/path', or start processes with "
+                                 f"multiprocessing's 'spawn'")
+    _Transport._grpc_process = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_Transport.keep_the_parents)
+
+
 class _BlockingLock:
     """threading.Lock with the interface of asyncio.Lock."""
 
@@ -273,13 +308,11 @@ class BlockingTransport(_Transport):
             channel = self._channel
         if channel is None:
             return time.sleep(seconds)
-        ready = grpc.channel_ready_future(channel)
+        # Not grpc.channel_ready_future: its thread writes a traceback where the channel is closed meanwhile.
         try:
-            ready.result(seconds)
-        except grpc.FutureTimeoutError:
+            channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=seconds, wait_for_ready=True)
+        except (grpc.RpcError, ValueError):  # there is no connection, or no health check, or it was closed
             pass
-        finally:
-            ready.cancel()
 
     def _hold(self, stream: Any, left: float) -> Any:
         """The first reply; the stream stays open."""
@@ -325,8 +358,24 @@ class BlockingTransport(_Transport):
 
 
 class AsyncTransport(_Transport):
+    """For the event loop of the first call."""
+
     def __init__(self, config: Config) -> None:
         super().__init__(config, grpc.aio)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def check_here(self) -> None:
+        super().check_here()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise FailedPrecondition("flashcore.aio: no asyncio event loop runs in this thread") from None
+        with self._lock:
+            self._loop = self._loop or loop
+        if self._loop is not loop:
+            state = "is closed" if self._loop.is_closed() else "is another one"
+            raise FailedPrecondition(f"this client belongs to the event loop of its first call, which "
+                                     f"{state}: make a client in each event loop")
 
     async def call(self, method: str, request: Any, left: float, on_sequence: bool) -> Any:
         call, args, options = self._prepare(method, request, left, on_sequence)
@@ -361,6 +410,8 @@ class AsyncTransport(_Transport):
         await asyncio.sleep(seconds)
 
     async def close(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self.check_here()
         channel = self._forget()
         if channel is not None:
             if self._lease is not None:  # grpc.aio ends only calls that a task waits for

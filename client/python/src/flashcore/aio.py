@@ -13,12 +13,13 @@ import math
 from typing import Any, Awaitable, Callable, Hashable, Iterable, Literal, TypeVar, overload
 
 from . import _messages, _requests
+from ._arguments import UINT32, integer, integers, shown, text
 from ._batch import SequenceBatch, create_batch
 from ._coalesce import Coalescer
 from ._local import AsyncLocalTransport
 from ._plan import Plan, plan_of
 from ._requests import Attention, Window
-from ._sequence import HasSequence, Sequence, common_shape
+from ._sequence import HasSequence, Sequence, common_shape, cores_of, made_options
 from ._signatures import AsyncBatchAttend, AsyncInlineAttend, typed_as
 from ._tensors import Tensor
 from ._transport import LOCAL, AsyncTransport, Config, Retry, Tls, Token, seconds_of
@@ -30,6 +31,7 @@ T = TypeVar("T")
 OnLost = Callable[[Sequence], object]  # returns whether it has restored it
 
 _CHUNK_BYTES = 8 << 20  # of K and V in one message of an append, if the server takes so much
+_ID_BYTES = 16
 _MESSAGE_OVERHEAD = 4096  # bytes of a message beside its tensors, at most
 # Whether this thread or task runs on_lost: what is lost there is not restored again.
 _reloading: contextvars.ContextVar[bool] = contextvars.ContextVar("flashcore_reloading", default=False)
@@ -39,7 +41,7 @@ def connect(target: str | None = None, *, tls: Tls | bool | None = None, token: 
             timeout: float | None = 30.0, client_name: str | None = None, retry: Retry | None = None,
             on_lost: OnLost | None = None, lease: bool = False, http_proxy: bool = False) -> "Client":
     """A client in asyncio; its arguments are those of flashcore.connect, and on_lost may be a coroutine
-    function. For one event loop.
+    function. It belongs to the event loop of its first call: FailedPrecondition in another.
 
     Attends of many tasks on sequences travel together: see Client.attend_batch."""
     config = Config.read(target, tls, token, timeout, client_name, retry, http_proxy=http_proxy)
@@ -126,9 +128,9 @@ class Client:
         same mask, are sent as one request; each fails or succeeds by itself.
         """
         plan, query, key, value = plan_of(
-            self, [sequence.core for sequence in sequences], layer, q, k, v, cu_seqlens_q, cu_seqlens_k,
+            self, cores_of(sequences), layer, q, k, v, cu_seqlens_q, cu_seqlens_k,
             causal, window, softmax_scale, precision, return_lse, layout)
-        return await plan.step(layer, query, key, value, timeout)
+        return await plan.step(int(layer), query, key, value, timeout)
 
     @overload
     def plan(self, sequences: Iterable[HasSequence], *, num_heads: int, query_rows: int | Iterable[int] = 1,
@@ -159,8 +161,7 @@ class Client:
         query_rows: of each sequence. append: whether as many K/V rows are appended, or how many for each
         sequence. Everything else is as in attend_batch.
         """
-        batch = getattr(sequences, "core", None)
-        cores = batch.cores if isinstance(batch, SequenceBatch) else [sequence.core for sequence in sequences]
+        cores = cores_of(sequences)
         common_shape(cores, 0)
         queries = _per_sequence("query_rows", query_rows, len(cores), 1)
         keys = (queries if append is True else [0] * len(cores) if append is False else
@@ -184,8 +185,8 @@ class Client:
         """
         fields = _create_fields(num_kv_heads, head_dim, dtype, kv_dtype, pin, shared, group, device_id,
                                 idle_timeout)
-        return Sequence(self, await self.make("CreateSequence", dict(fields, num_layers=num_layers),
-                                              self.deadline(timeout)))
+        fields["num_layers"] = integer("num_layers", num_layers, 1)
+        return Sequence(self, await self.make("CreateSequence", fields, self.deadline(timeout)))
 
     async def create_sequences(self, n: int, num_layers: int, num_kv_heads: int, head_dim: int, *,
                                dtype: Any = "float16", kv_dtype: str = "same_as_query", pin: bool = False,
@@ -199,7 +200,10 @@ class Client:
 
     async def open_sequence(self, sequence_id: bytes, *, timeout: float | None = None) -> Sequence:
         """A sequence that exists: of this client, or shared with it. SequenceLost if there is none."""
-        return Sequence(self, await self.sequence_info(sequence_id, self.deadline(timeout)))
+        is_id = isinstance(sequence_id, (bytes, bytearray, memoryview))
+        if not is_id or len(bytes(sequence_id)) != _ID_BYTES:
+            raise invalid("sequence_id", shown(sequence_id), f"the {_ID_BYTES} bytes of Sequence.id")
+        return Sequence(self, await self.sequence_info(bytes(sequence_id), self.deadline(timeout)))
 
     async def list_sequences(self, *, timeout: float | None = None) -> list[SequenceInfo]:
         """The SequenceInfo messages of all sequences that this client created or forked."""
@@ -220,7 +224,9 @@ class Client:
     # What Sequence is made of.
 
     def deadline(self, timeout: float | None) -> float:
-        """When a call ends that begins now. None: the client's timeout."""
+        """When a call ends that begins now. None: the client's timeout. Every call begins here: refuses those
+        of another process or event loop."""
+        self._transport.check_here()
         return self._transport.now() + (self.config.timeout if timeout is None else seconds_of(
             timeout, "seconds, at least 0; infinity for no limit; None for the client's",
             at_least_zero=True))
@@ -253,6 +259,12 @@ class Client:
                     raise
                 unsure = unsure or not error.refused
             await self._transport.sleep(seconds)
+
+    async def ping(self, left: float) -> GetServerInfoResponse:
+        """server_info in at most `left` seconds, asked once: not repeated."""
+        request = _messages.METHODS["GetServerInfo"][0]()
+        info: GetServerInfoResponse = await self._transport.call("GetServerInfo", request, left, False)
+        return info
 
     async def sequence_info(self, sequence_id: bytes, deadline: float) -> Any:
         reply = await self.call("GetSequence", dict(sequence_id=sequence_id), deadline, repeatable=True,
@@ -346,14 +358,15 @@ class Client:
 def _create_fields(num_kv_heads: int, head_dim: int, dtype: Any, kv_dtype: str, pin: bool, shared: bool,
                    group: str, device_id: str, idle_timeout: float) -> dict[str, Any]:
     """Of CreateSequenceRequest, without num_layers."""
-    return dict(num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=_requests.dtype_number(dtype),
-                kv_dtype=_requests.kv_dtype_number(kv_dtype), pin=pin,
-                shared=shared, group=group, device_id=device_id, idle_timeout_seconds=idle_timeout)
+    return dict(num_kv_heads=integer("num_kv_heads", num_kv_heads, 1),
+                head_dim=integer("head_dim", head_dim, 1), dtype=_requests.dtype_number(dtype),
+                kv_dtype=_requests.kv_dtype_number(kv_dtype),
+                device_id=text("device_id", device_id), **made_options(pin, shared, group, idle_timeout))
 
 
 def _per_sequence(name: str, rows: Any, count: int, least: int) -> list[int]:
     """One number for all sequences, or a list of one for each."""
-    each = [int(rows)] * count if hasattr(rows, "__index__") else [int(number) for number in rows]
-    if len(each) != count or min(each, default=least) < least:
-        raise invalid(name, each, f"{count} numbers, each at least {least}, or one for all")
+    each = integers(name, rows) if hasattr(rows, "__iter__") else [integer(name, rows, least)] * count
+    if len(each) != count or not all(least <= rows <= UINT32 for rows in each):
+        raise invalid(name, shown(each), f"{count} numbers, each at least {least}, or one for all")
     return each

@@ -9,6 +9,7 @@ from typing import (Any, Callable, Concatenate, Coroutine, Generic, Iterable, It
 from numpy.typing import NDArray
 
 from . import aio
+from ._arguments import shown
 from ._batch import Layer
 from ._local import LocalTransport
 from ._requests import Window
@@ -16,6 +17,7 @@ from ._sequence import HasSequence
 from ._signatures import BatchAttend, InlineAttend, L, SequenceAttend, SequencesAttend, typed_as
 from ._tensors import Lse, N, T, Tensor
 from ._transport import LOCAL, BlockingTransport, Config, Retry, Tls, Token
+from .errors import invalid
 
 OnLost = Callable[["Sequence"], object]
 P = ParamSpec("P")
@@ -27,7 +29,7 @@ def connect(target: str | None = None, *, tls: Tls | bool | None = None, token: 
             on_lost: OnLost | None = None, lease: bool = False, http_proxy: bool = False) -> "Client":
     """A client of the server at `target`: "host:port", "unix:/path", or "local:/path", the local socket of a
     server on this host, where tensors go through shared memory; None: $FLASHCORE_TARGET, else
-    127.0.0.1:7070.
+    127.0.0.1:7070. There is no default port, and no scheme such as https://: see tls.
 
     tls: a Tls, or True for $FLASHCORE_CLIENT_TLS_CA_FILE, _CERT_FILE, _KEY_FILE and _SERVER_NAME; None
     takes TLS if one of them is set, False never. token: the bearer token, or a function that returns it
@@ -61,6 +63,8 @@ _default: "Client | None" = None
 def set_default_client(client: "Client | None") -> None:
     """The client of the flash_attn functions, flashcore.torch and flashcore.transformers from now on, in all
     threads; the caller closes it. None: one that connect() makes at the next call."""
+    if client is not None and not isinstance(client, Client):
+        raise invalid("client", shown(client), "a Client of flashcore.connect; None")
     global _default
     with _default_lock:
         _default = client
@@ -75,7 +79,7 @@ def default_client() -> "Client":
         return _default
 
 
-def _run(coroutine: Coroutine[Any, Any, R]) -> R:
+def run(coroutine: Coroutine[Any, Any, R]) -> R:
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -87,7 +91,7 @@ def _blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]
               ) -> Callable[Concatenate[Any, P], R]:
     @functools.wraps(method)
     def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
-        return _run(method(self.core, *args, **kwargs))
+        return run(method(self.core, *args, **kwargs))
     return call
 
 
@@ -95,7 +99,7 @@ def _makes_sequence(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, ai
                     ) -> Callable[Concatenate[Any, P], "Sequence"]:
     @functools.wraps(method)
     def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> "Sequence":
-        return _run(method(self.core, *args, **kwargs)).outer
+        return run(method(self.core, *args, **kwargs)).outer
     return call
 
 
@@ -103,12 +107,12 @@ def _makes_batch(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, aio.S
                  ) -> Callable[Concatenate[Any, P], "SequenceBatch"]:
     @functools.wraps(method)
     def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> "SequenceBatch":
-        return SequenceBatch(_run(method(self.core, *args, **kwargs)))
+        return SequenceBatch(run(method(self.core, *args, **kwargs)))
     return call
 
 
 class Client:
-    __doc__ = f"{aio.Client.__doc__} Thread-safe. After its first call, it does not survive a fork."
+    __doc__ = f"{aio.Client.__doc__} Thread-safe. After its first call, it is refused in a forked child."
 
     def __init__(self, core: aio.Client) -> None:
         self.core = core
@@ -288,4 +292,4 @@ class Plan(Generic[L]):
 
     @functools.wraps(aio.Plan.run)
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        return _run(self.core.run(*args, **kwargs))
+        return run(self.core.run(*args, **kwargs))

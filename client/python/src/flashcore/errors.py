@@ -1,6 +1,7 @@
 """What calls raise: one class for each cause that a caller may want to tell apart."""
 
 import contextlib
+import pickle
 import re
 from typing import Any, Mapping
 
@@ -183,6 +184,7 @@ class BatchError(Error):
 
     errors: the Error of each item that failed, by its index: see Error.refused. results: [items], what the
     call would have returned for each, None where it failed. So sequences that were made are in `results`.
+    Pickled, it has the repr of results that cannot leave the process, such as sequences; their ids are in it.
     """
 
     def __init__(self, errors: Mapping[int, Error], results: list[Any]) -> None:
@@ -192,9 +194,32 @@ class BatchError(Error):
         self.errors = dict(errors)
         self.results = results
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), self.args, dict(vars(self), results=list(map(_sendable, self.results))))
+
+    def __copy__(self) -> "BatchError":
+        return _rebuilt(type(self), self.args, vars(self))
+
+    def __deepcopy__(self, _: Any) -> "BatchError":
+        return self.__copy__()  # its results are this process's, which are not copied
+
     @property
     def refused(self) -> bool:
         return False
+
+
+def _rebuilt(kind: type[BatchError], args: tuple[Any, ...], state: dict[str, Any]) -> BatchError:
+    error = kind.__new__(kind, *args)
+    vars(error).update(state)
+    return error
+
+
+def _sendable(result: Any) -> Any:
+    try:
+        pickle.dumps(result)
+        return result
+    except Exception:  # whatever its class raises
+        return repr(result)
 
 
 _NOT_REACHED = re.compile("failed to connect|DNS resolution failed", re.IGNORECASE)

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ._arguments import flag, number, optional
+from ._requests import SCALES
 from .client import Client, default_client
 from .errors import invalid
 
@@ -32,6 +34,10 @@ def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: 
     Raises InvalidArgument, and the errors of Client.attend. Its client is that of
     flashcore.set_default_client.
     """
+    if not torch.compiler.is_compiling():  # which checks types itself
+        _check_types(query, key, value, attn_mask)
+        dropout_p, scale = number("dropout_p", dropout_p, "0"), optional(number, "scale", scale, SCALES)
+        is_causal, enable_gqa = flag("is_causal", is_causal), flag("enable_gqa", enable_gqa)
     return torch.ops.flashcore.sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
@@ -40,8 +46,8 @@ def _sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask
           dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool) -> torch.Tensor:
     _check(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     result = torch.empty_like(query, memory_format=torch.contiguous_format)
-    if query.numel() == 0:
-        return result
+    if query.numel() == 0 or key.shape[-2] == 0:
+        return result.zero_()
     rows, keys = query.shape[-2], key.shape[-2]
     q, k, v = (_batched(tensor) for tensor in (query, key, value))
     if is_causal and keys > rows:
@@ -49,8 +55,12 @@ def _sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask
     visible = None if attn_mask is None else _visible_keys(attn_mask, query, keys)
     # Query rows beyond the last key see every key. The service aligns the last rows, PyTorch the first.
     parts = [(q[:, :, :keys], True), (q[:, :, keys:], False)] if is_causal else [(q, False)]
-    outputs = [_attend(part, k, v, visible, causal, scale) for part, causal in parts if part.shape[2] > 0]
-    return result.copy_(torch.cat(outputs, dim=2).reshape(query.shape))
+    to, done = _batched(result), 0  # a view; copy_ is nothing that autocast changes
+    for part, causal in parts:
+        if part.shape[2] > 0:
+            to[:, :, done:done + part.shape[2]].copy_(_attend(part, k, v, visible, causal, scale))
+            done += part.shape[2]
+    return result
 
 
 @_sdpa.register_fake
@@ -66,6 +76,14 @@ def _no_gradient(_: Any, gradient: torch.Tensor) -> Any:
 
 
 _sdpa.register_autograd(_no_gradient)
+
+
+def _check_types(query: Any, key: Any, value: Any, attn_mask: Any) -> None:
+    for name, tensor in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
+        if not isinstance(tensor, torch.Tensor) and (name != "attn_mask" or tensor is not None):
+            raise invalid(name, f"is a {type(tensor).__name__}", "a torch.Tensor")
+        if tensor is not None and tensor.layout is not torch.strided:
+            raise invalid(name, f"has layout {tensor.layout}", "dense tensors, torch.strided")
 
 
 def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None,
@@ -84,7 +102,8 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mas
         batch = -3 if enable_gqa else -2
         fits = (tensor.ndim == query.ndim and tensor.shape[:batch] == query.shape[:batch]
                 and tensor.shape[-1] == query.shape[-1] and tensor.shape == key.shape)
-        if not fits or enable_gqa and (query.ndim < 4 or query.shape[-3] % tensor.shape[-3]):
+        if not fits or enable_gqa and (query.ndim < 4 or tensor.shape[-3] == 0
+                                       or query.shape[-3] % tensor.shape[-3]):
             heads = "heads that divide those of query" if enable_gqa else "heads of query, or enable_gqa"
             raise invalid(name, f"has shape {list(tensor.shape)} where query has {list(query.shape)}",
                           f"the same batch and head_dim, {heads}, and one shape for key and value")
