@@ -22,11 +22,13 @@
 #include "client/c/memory.h"
 #include "client/c/receiver.h"
 #include "client/c/status.h"
+#include "client/cpp/local/process.h"
 #include "client/cpp/local/ring.h"
 #include "proto/wire/ring.h"
 
 namespace c = flashcore::c;
 namespace wire = flashcore::wire;
+using flashcore::client::local::Process;
 using flashcore::client::local::Ring;
 
 struct flashcore_client {
@@ -36,6 +38,7 @@ struct flashcore_client {
     receiver.reset();
   }
 
+  const Process process;
   std::map<std::string, c::Memory> regions;  // by id
   c::Memory ring_memory;
   std::unique_ptr<Ring> ring;
@@ -81,6 +84,13 @@ int Fail(const c::Status& status) {
 }
 
 int FailArgument(const std::string& problem) { return Fail({c::kInvalidArgument, problem, ""}); }
+
+// In a child that was forked from the process of the client.
+int FailProcess(const flashcore_client& client) {
+  return Fail({c::kFailedPrecondition, client.process.Refusal(), ""});
+}
+
+c::Status TooLate() { return {c::kDeadlineExceeded, "the deadline has passed", ""}; }
 
 c::Clock::time_point Deadline(int64_t timeout_ns) {
   constexpr int64_t kYear = int64_t{365} * 24 * 3600 * 1'000'000'000;
@@ -189,6 +199,7 @@ c::Status Connect(std::string_view target, const char* name, const flashcore_opt
   std::string path;
   c::Status status = PathOf(target, &path);
   if (status.ok()) status = CheckRing(options.slots, options.slot_bytes);
+  if (status.ok() && options.timeout_ns == 0) status = TooLate();
   if (status.ok()) status = c::Connection::Connect(path, &client->connection);
   if (!status.ok()) return status;
   const c::Clock::time_point deadline = Deadline(options.timeout_ns);
@@ -233,15 +244,19 @@ int flashcore_connect(const char* target, const char* name, const flashcore_opti
   return FLASHCORE_OK;
 }
 
-void flashcore_close(flashcore_client* client) { delete client; }
+void flashcore_close(flashcore_client* client) {
+  if (client == nullptr) return;
+  if (!client->process.Here()) return flashcore::client::local::Abandon(client);
+  delete client;
+}
 
 void flashcore_shutdown(flashcore_client* client) {
-  if (client == nullptr) return;
+  if (client == nullptr || !client->process.Here()) return;
   client->connection->End({c::kCancelled, "the client was shut down", ""});
 }
 
 int flashcore_ended(const flashcore_client* client) {
-  return client != nullptr && client->connection->ended() ? 1 : 0;
+  return client != nullptr && (!client->process.Here() || client->connection->ended()) ? 1 : 0;
 }
 
 const char* flashcore_identity(const flashcore_client* client) {
@@ -251,7 +266,8 @@ const char* flashcore_identity(const flashcore_client* client) {
 int flashcore_register_memory(flashcore_client* client, uint64_t bytes, int read_only,
                               int64_t timeout_ns, flashcore_memory* memory) {
   if (client == nullptr || memory == nullptr) return FailArgument("client or memory: null");
-  if (timeout_ns == 0) return Fail({c::kDeadlineExceeded, "the deadline has passed", ""});
+  if (!client->process.Here()) return FailProcess(*client);
+  if (timeout_ns == 0) return Fail(TooLate());
   c::Memory made;
   c::Status status = c::Memory::Create(bytes, &made);
   std::string id;
@@ -268,6 +284,7 @@ int flashcore_register_memory(flashcore_client* client, uint64_t bytes, int read
 
 int flashcore_unregister_memory(flashcore_client* client, const uint8_t region_id[16]) {
   if (client == nullptr || region_id == nullptr) return FailArgument("client or region_id: null");
+  if (!client->process.Here()) return FailProcess(*client);
   constexpr uint32_t kRegionId = 1;
   const std::string id(reinterpret_cast<const char*>(region_id), 16);
   const std::lock_guard<std::mutex> lock(client->mutex);
@@ -284,7 +301,8 @@ int flashcore_call(flashcore_client* client, const char* method, const void* req
   }
   constexpr uint32_t kMethod = 1, kMessage = 2, kTimeout = 3;
   *response = {nullptr, 0};
-  if (timeout_ns == 0) return Fail({c::kDeadlineExceeded, "the deadline has passed", ""});
+  if (!client->process.Here()) return FailProcess(*client);
+  if (timeout_ns == 0) return Fail(TooLate());
   c::Writer call;
   call.Bytes(kMethod, method).Bytes(kMessage, {static_cast<const char*>(request), request_bytes});
   if (timeout_ns > 0) call.Number(kTimeout, static_cast<uint64_t>(timeout_ns));
@@ -311,6 +329,8 @@ int flashcore_submit(flashcore_client* client, uint64_t tag, const void* request
   if (client == nullptr || (request == nullptr && request_bytes > 0)) {
     return FailArgument("client or request: null");
   }
+  if (!client->process.Here()) return FailProcess(*client);
+  if (timeout_ns == 0) return Fail(TooLate());
   if (client->connection->ended()) return Fail(client->connection->end_status());
   const std::lock_guard<std::mutex> lock(client->submit_mutex);
   Ring& ring = *client->ring;
@@ -322,9 +342,8 @@ int flashcore_submit(flashcore_client* client, uint64_t tag, const void* request
   }
   if (ring.Full()) return FLASHCORE_AGAIN;
   if (request_bytes > 0) std::memcpy(ring.NextSlot(), request, request_bytes);
-  // 0 would be no timeout.
-  const auto timeout = timeout_ns < 0 ? 0 : std::max<int64_t>(1, timeout_ns);
-  if (ring.Submit(tag, static_cast<uint64_t>(timeout), request_bytes)) {
+  const auto timeout = static_cast<uint64_t>(std::max<int64_t>(0, timeout_ns));  // 0: none
+  if (ring.Submit(tag, timeout, request_bytes)) {
     const uint64_t one = 1;
     while (write(client->doorbell.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
     }
@@ -334,12 +353,14 @@ int flashcore_submit(flashcore_client* client, uint64_t tag, const void* request
 
 int flashcore_poll(flashcore_client* client, flashcore_completion* completion) {
   if (client == nullptr || completion == nullptr) return FailArgument("client, completion: null");
+  if (!client->process.Here()) return FailProcess(*client);
   const std::lock_guard<std::mutex> lock(client->receive_mutex);
   return Take(client, completion);
 }
 
 int flashcore_wait(flashcore_client* client, int64_t timeout_ns, flashcore_completion* completion) {
   if (client == nullptr || completion == nullptr) return FailArgument("client, completion: null");
+  if (!client->process.Here()) return FailProcess(*client);
   const std::lock_guard<std::mutex> lock(client->receive_mutex);
   if (client->receiver != nullptr) {
     return Fail({c::kFailedPrecondition, "flashcore_wait after flashcore_event_fd: poll", ""});
@@ -351,6 +372,7 @@ int flashcore_wait(flashcore_client* client, int64_t timeout_ns, flashcore_compl
 
 int flashcore_event_fd(flashcore_client* client, int* fd) {
   if (client == nullptr || fd == nullptr) return FailArgument("client, fd: null");
+  if (!client->process.Here()) return FailProcess(*client);
   const std::lock_guard<std::mutex> lock(client->receive_mutex);
   if (client->receiver == nullptr) {
     const c::Status status = c::Receiver::Start(client->connection.get(), client->ring.get(),
@@ -363,6 +385,7 @@ int flashcore_event_fd(flashcore_client* client, int* fd) {
 
 int flashcore_cancel(flashcore_client* client, uint64_t tag) {
   if (client == nullptr) return FailArgument("client: null");
+  if (!client->process.Here()) return FailProcess(*client);
   constexpr uint32_t kRing = 1, kTag = 2, kInRing = 3;
   if (client->connection->ended()) return Fail(client->connection->end_status());
   client->connection->Tell(kCancel, c::Writer()

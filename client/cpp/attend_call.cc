@@ -85,6 +85,7 @@ class GrpcAttempts final : public Attempts {
 
 absl::Status CallAttend(const Connection& connection, const AttendRequest& request,
                         AttendResult* result, const CallOptions& call) {
+  if (absl::Status status = connection.CheckProcess(); !status.ok()) return status;
   const CallOptions whole = {connection.Deadline(call), call.affinity};  // of all attempts together
   AttendResult ignored;
   if (result == nullptr) result = &ignored;
@@ -107,6 +108,7 @@ absl::Status CallAttend(const Connection& connection, const AttendRequest& reque
 absl::StatusOr<std::unique_ptr<Attempts>> MakeAttempts(
     const std::shared_ptr<const Connection>& connection, const AttendRequest& request,
     absl::Time deadline, const std::string& affinity) {
+  if (absl::Status status = connection->CheckProcess(); !status.ok()) return status;
   if (absl::Status status = CheckRequest(request); !status.ok()) return status;
   if (connection->local() != nullptr) return MakeLocalAttempts(connection, request, deadline);
   absl::StatusOr<EncodedRequest> encoded = EncodeRequest(request, connection->MaxMessageBytes());
@@ -132,6 +134,7 @@ void AttendCall::Start() {
 }
 
 void AttendCall::Cancel() {
+  if (!args_.connection->OfThisProcess()) return;
   absl::MutexLock lock(&mutex_);
   cancelled_ = true;
   args_.attempts->Cancel();

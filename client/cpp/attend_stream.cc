@@ -17,6 +17,7 @@
 #include "client/cpp/connection.h"
 #include "client/cpp/encode.h"
 #include "client/cpp/grpc_status.h"
+#include "client/cpp/local/process.h"
 #include "grpcpp/generic/generic_stub.h"
 
 namespace flashcore {
@@ -246,47 +247,66 @@ class AttendStream::Reactor final
 
 std::unique_ptr<AttendStream> AttendStream::Open(
     const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options) {
+  if (!connection->OfThisProcess()) return absl::WrapUnique(new AttendStream(connection, nullptr));
   if (connection->local() != nullptr) {
-    return absl::WrapUnique(new AttendStream(OpenLocal(connection, options)));
+    return absl::WrapUnique(new AttendStream(connection, OpenLocal(connection, options)));
   }
   const auto parse = [](const grpc::ByteBuffer& message) {
     return client::ParseAnswer(message, kMaxSpans);
   };
-  auto reactor = std::make_shared<Reactor>(kStreamMethod, parse, connection, options);
+  const auto reactor =
+      client::local::OwnHere(new Reactor(kStreamMethod, parse, connection, options));
   reactor->Start();
-  return absl::WrapUnique(new AttendStream(std::move(reactor)));
+  return absl::WrapUnique(new AttendStream(connection, reactor));
 }
 
-AttendStream::AttendStream(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+AttendStream::AttendStream(std::shared_ptr<const client::Connection> connection,
+                           std::shared_ptr<Core> core)
+    : connection_(std::move(connection)), core_(std::move(core)) {}
 
 AttendStream::~AttendStream() {
+  if (!connection_->OfThisProcess()) return;
   core_->Cancel();
   core_->Finish().IgnoreError();
 }
 
 absl::Status AttendStream::Send(const AttendRequest& request, Callback done) {
+  if (absl::Status status = connection_->CheckProcess(); !status.ok()) return status;
   if (absl::Status status = CheckRequest(request); !status.ok()) return status;
   return core_->Send(request, std::move(done));
 }
 
 absl::Status AttendStream::Send(const AttendRequest& request) {
+  if (absl::Status status = connection_->CheckProcess(); !status.ok()) return status;
   if (absl::Status status = CheckRequest(request); !status.ok()) return status;
   return core_->SendForReceive(request);
 }
 
-bool AttendStream::Receive(Answer* answer) { return core_->Receive(answer); }
+bool AttendStream::Receive(Answer* answer) {
+  return connection_->OfThisProcess() && core_->Receive(answer);
+}
 
-absl::Status AttendStream::Finish() { return core_->Finish(); }
+absl::Status AttendStream::Finish() {
+  if (absl::Status status = connection_->CheckProcess(); !status.ok()) return status;
+  return core_->Finish();
+}
 
-void AttendStream::Cancel() { core_->Cancel(); }
+void AttendStream::Cancel() {
+  if (connection_->OfThisProcess()) core_->Cancel();
+}
 
 std::unique_ptr<EchoStream> EchoStream::Open(
     const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options) {
   if (connection->local() != nullptr) return absl::WrapUnique(new EchoStream(nullptr, nullptr));
-  auto reactor = std::make_shared<AttendStream::Reactor>(kEchoStreamMethod, &client::ParseEcho,
-                                                         connection, options);
+  if (!connection->OfThisProcess()) {
+    return absl::WrapUnique(
+        new EchoStream(nullptr, absl::WrapUnique(new AttendStream(connection, nullptr))));
+  }
+  const auto reactor = client::local::OwnHere(
+      new AttendStream::Reactor(kEchoStreamMethod, &client::ParseEcho, connection, options));
   reactor->Start();
-  return absl::WrapUnique(new EchoStream(reactor, absl::WrapUnique(new AttendStream(reactor))));
+  return absl::WrapUnique(
+      new EchoStream(reactor, absl::WrapUnique(new AttendStream(connection, reactor))));
 }
 
 EchoStream::EchoStream(std::shared_ptr<AttendStream::Reactor> reactor,
@@ -295,9 +315,10 @@ EchoStream::EchoStream(std::shared_ptr<AttendStream::Reactor> reactor,
 
 absl::Status EchoStream::Send(const std::string& request_id, absl::Span<const std::byte> payload,
                               absl::Span<std::byte> reply, AttendStream::Callback done) {
-  if (reactor_ == nullptr) {
+  if (stream_ == nullptr) {
     return absl::UnimplementedError("EchoStream: not over the local socket");
   }
+  if (absl::Status status = stream_->connection_->CheckProcess(); !status.ok()) return status;
   return reactor_->Send(request_id, client::EncodeEcho(request_id, payload, reply),
                         std::move(done));
 }

@@ -107,6 +107,7 @@ absl::StatusOr<std::vector<v1::SequenceInfo>> Client::ListSequences(const CallOp
 
 absl::Status Client::Echo(absl::Span<const std::byte> payload, absl::Span<std::byte> reply,
                           const CallOptions& call) {
+  if (absl::Status status = connection_->CheckProcess(); !status.ok()) return status;
   client::BorrowedMemory borrowed;  // outlives the message
   const client::EncodedRequest encoded = client::EncodeEcho("", payload, reply, &borrowed);
   grpc::ByteBuffer response;
@@ -125,6 +126,7 @@ std::unique_ptr<EchoStream> Client::OpenEchoStream(const StreamOptions& options)
 // Debian's gRPC ships no generated header for them.
 absl::StatusOr<HealthStatus> Client::CheckHealth(absl::string_view service,
                                                  const CallOptions& call) {
+  if (absl::Status status = connection_->CheckProcess(); !status.ok()) return status;
   if (connection_->local() != nullptr) return CheckLocalHealth(service, call);
   connection_->AwaitConnection(connection_->Deadline(call));
   const grpc::Slice slice(wire::FieldHeader(1, service.size()) + std::string(service));
@@ -157,6 +159,7 @@ absl::StatusOr<HealthStatus> Client::CheckLocalHealth(absl::string_view service,
 }
 
 bool Client::WaitForConnected(absl::Time deadline) {
+  if (!connection_->OfThisProcess()) return false;
   if (connection_->local() != nullptr) {
     while (true) {
       if (connection_->local()->Connect(deadline).ok()) return true;

@@ -1,12 +1,13 @@
 #include "client/cpp/connection.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <new>
 #include <optional>
 #include <string>
 
-#include "absl/memory/memory.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -70,6 +71,17 @@ absl::Status CheckLocal(absl::string_view path, const ClientOptions& options) {
     return absl::InvalidArgumentError("local_spin: want 0 to 1 s");
   }
   return absl::OkStatus();
+}
+
+// gRPC has no threads in a child that was forked, and waits there for events of its parent's
+// sockets.
+absl::Status CheckGrpc() {
+  static const local::Process first;  // that has used it
+  if (first.Here()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "process ", getpid(), " was forked from process ", first.pid(),
+      ", which has used gRPC, and gRPC does not survive a fork: make the first client after the "
+      "fork, or use local:/path"));
 }
 
 // The argument with this name; null: the caller has not set it.
@@ -211,8 +223,10 @@ absl::StatusOr<std::shared_ptr<const Connection>> Connection::Create(absl::strin
         absl::StrCat("timeout: ", absl::FormatDuration(options.timeout),
                      "; want more than 0; absl::InfiniteDuration() for none"));
   }
-  if (local) return absl::WrapUnique(new Connection(std::move(options), std::string(path)));
-  status = CheckProxy(target, options);
+  if (local)
+    return local::OwnHere<const Connection>(new Connection(std::move(options), std::string(path)));
+  status = CheckGrpc();
+  status.Update(CheckProxy(target, options));
   status.Update(SetCredentials(target, &options));
   if (!status.ok()) return status;
   std::unique_ptr<TokenFile> token;
@@ -223,7 +237,13 @@ absl::StatusOr<std::shared_ptr<const Connection>> Connection::Create(absl::strin
   }
   std::shared_ptr<grpc::Channel> channel = grpc::CreateCustomChannel(
       std::string(target), options.credentials, WithDefaults(target, options));
-  return absl::WrapUnique(new Connection(std::move(options), std::move(token), std::move(channel)));
+  return local::OwnHere<const Connection>(
+      new Connection(std::move(options), std::move(token), std::move(channel)));
+}
+
+absl::Status Connection::CheckProcess() const {
+  if (OfThisProcess()) return absl::OkStatus();
+  return absl::FailedPreconditionError(process_.Refusal());
 }
 
 Connection::Connection(ClientOptions options, std::unique_ptr<TokenFile> token,

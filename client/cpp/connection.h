@@ -21,6 +21,7 @@
 #include "absl/time/clock.h"
 #include "client/cpp/grpc_status.h"
 #include "client/cpp/lease.h"
+#include "client/cpp/local/process.h"
 #include "client/cpp/memory.h"
 #include "client/cpp/security.h"
 #include "flashcore/options.h"
@@ -56,13 +57,19 @@ template <typename Request, typename Response>
 using Method = grpc::Status (v1::AttentionService::Stub::*)(grpc::ClientContext*, const Request&,
                                                             Response*);
 
-// Shared by a Client and the handles that may outlive it. Thread-safe.
+// Shared by a Client and the handles that may outlive it. Thread-safe. Whatever uses it
+// calls CheckProcess first, before it takes a lock.
 class Connection {
  public:
   // Does not connect: the first call does. INVALID_ARGUMENT if target or options make no sense.
+  // FAILED_PRECONDITION over gRPC in a child of a process that has used it.
   static absl::StatusOr<std::shared_ptr<const Connection>> Create(absl::string_view target,
                                                                   ClientOptions options);
   ~Connection();
+
+  // FAILED_PRECONDITION in a child that was forked from the process that made this.
+  absl::Status CheckProcess() const;
+  bool OfThisProcess() const { return process_.Here(); }
 
   const ClientOptions& options() const { return options_; }
   // The local socket, if that is the target, else null. Then the channels and Prepare are not used.
@@ -128,6 +135,7 @@ class Connection {
   absl::StatusOr<Response> Call(Method<Request, Response> method, const Request& request,
                                 bool safe_to_repeat, const CallOptions& call,
                                 int* attempts = nullptr) const {
+    if (absl::Status status = CheckProcess(); !status.ok()) return status;
     const absl::Time deadline = Deadline(call);
     Response response;
     int ignored = 0;
@@ -155,6 +163,7 @@ class Connection {
   absl::Status CallLocal(const google::protobuf::Message& request, absl::Time deadline,
                          google::protobuf::Message* response) const;
 
+  const local::Process process_;
   const ClientOptions options_;
   const std::unique_ptr<TokenFile> token_;  // null: none
   const std::shared_ptr<grpc::Channel> channel_;

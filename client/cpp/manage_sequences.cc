@@ -76,6 +76,7 @@ SequenceResult SequenceOperation::ToResult(const Sequence::ConnectionPtr& connec
 
 absl::StatusOr<std::vector<SequenceResult>> Client::ManageSequences(
     absl::Span<const SequenceOperation> operations, const CallOptions& call) {
+  if (absl::Status status = connection_->CheckProcess(); !status.ok()) return status;
   CallOptions routed = {connection_->Deadline(call), call.affinity};
   v1::ManageSequencesRequest request;
   bool makes = false, creates = false;

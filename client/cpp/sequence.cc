@@ -14,6 +14,7 @@
 #include "client/cpp/grpc_status.h"
 #include "client/cpp/lease.h"
 #include "client/cpp/local/link.h"
+#include "client/cpp/local/process.h"
 #include "client/cpp/sequence_calls.h"
 #include "flashcore/error_info.h"
 #include "grpcpp/support/byte_buffer.h"
@@ -216,6 +217,9 @@ struct Sequence::Resident {
 };
 
 struct Sequence::State {
+  explicit State(std::shared_ptr<const Resident> made) : first(made), resident(std::move(made)) {}
+
+  const std::shared_ptr<const Resident> first;           // what the handle was made with
   absl::Mutex reload_mutex ABSL_ACQUIRED_BEFORE(mutex);  // held while the callback runs
   Reload reload ABSL_GUARDED_BY(reload_mutex);           // null: no reload
   absl::Mutex mutex;
@@ -223,14 +227,14 @@ struct Sequence::State {
 };
 
 Sequence::Sequence(ConnectionPtr connection, std::string id, const SequenceOptions& options)
-    : state_(std::make_shared<State>()) {
-  absl::MutexLock lock(&state_->mutex);
-  state_->resident =
-      std::make_shared<const Resident>(Resident{std::move(connection), std::move(id), options});
-}
+    : state_(client::local::OwnHere(new State(std::make_shared<const Resident>(
+          Resident{std::move(connection), std::move(id), options})))) {}
+
+absl::Status Sequence::CheckProcess() const { return state_->first->connection->CheckProcess(); }
 
 absl::StatusOr<Sequence> Sequence::Create(ConnectionPtr connection, SequenceOptions options,
                                           const CallOptions& call) {
+  if (absl::Status status = connection->CheckProcess(); !status.ok()) return status;
   options.affinity = client::AffinityFor(*connection, options.affinity);
   const CallOptions routed = {connection->Deadline(call), options.affinity};
   v1::CreateSequenceRequest request = client::CreateMessage(options);
@@ -266,11 +270,14 @@ absl::StatusOr<Sequence> Sequence::Open(ConnectionPtr connection, absl::string_v
 }
 
 void Sequence::OnLost(Reload reload) {
+  if (!CheckProcess().ok()) return;
   absl::MutexLock lock(&state_->reload_mutex);
   state_->reload = std::move(reload);
 }
 
+// In a child that was forked, a thread of the parent's may have had the lock.
 std::shared_ptr<const Sequence::Resident> Sequence::resident() const {
+  if (!state_->first->connection->OfThisProcess()) return state_->first;
   absl::MutexLock lock(&state_->mutex);
   return state_->resident;
 }
@@ -305,10 +312,12 @@ template <typename Operation>
 auto Sequence::WithReload(const CallOptions& call, Operation operation) const {
   std::shared_ptr<const Resident> now = resident();
   CallOptions routed = {now->connection->Deadline(call), now->options.affinity};
-  auto result = operation(*now, routed);
+  using Result = decltype(operation(*now, routed));
+  if (absl::Status status = CheckProcess(); !status.ok()) return Result(status);
+  Result result = operation(*now, routed);
   if (!IsLost(StatusOf(result))) return result;
   absl::StatusOr<std::shared_ptr<const Resident>> reloaded = ReloadLost(now, StatusOf(result));
-  if (!reloaded.ok()) return decltype(result)(reloaded.status());
+  if (!reloaded.ok()) return Result(reloaded.status());
   routed.affinity = (*reloaded)->options.affinity;
   return operation(**reloaded, routed);
 }
@@ -390,6 +399,7 @@ absl::StatusOr<v1::SequenceInfo> Sequence::Truncate(uint64_t length,
 }
 
 absl::Status Sequence::Delete(const CallOptions& call) const {
+  if (absl::Status status = CheckProcess(); !status.ok()) return status;
   {
     absl::MutexLock lock(&state_->reload_mutex);
     state_->reload = nullptr;

@@ -11,6 +11,7 @@ namespace flashcore {
 absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create(
     std::shared_ptr<const client::Connection> connection, size_t bytes,
     const SharedMemoryOptions& options, const CallOptions& call) {
+  if (absl::Status status = connection->CheckProcess(); !status.ok()) return status;
   if (bytes == 0) return absl::InvalidArgumentError("bytes: 0; want at least 1");
   if (connection->local() == nullptr) {
     return absl::UnimplementedError(
@@ -30,10 +31,14 @@ SharedMemory::SharedMemory(std::shared_ptr<const client::Connection> connection,
                            std::shared_ptr<client::local::Region> region, size_t bytes)
     : connection_(std::move(connection)), region_(std::move(region)), bytes_(bytes) {}
 
-SharedMemory::~SharedMemory() { connection_->local()->Remove(region_.get()); }
+SharedMemory::~SharedMemory() {
+  if (connection_->OfThisProcess()) connection_->local()->Remove(region_.get());
+}
 
 std::byte* SharedMemory::data() const { return region_->data(); }
 
-bool SharedMemory::registered() const { return connection_->local()->Registered(region_.get()); }
+bool SharedMemory::registered() const {
+  return connection_->OfThisProcess() && connection_->local()->Registered(region_.get());
+}
 
 }  // namespace flashcore

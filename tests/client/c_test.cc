@@ -60,6 +60,39 @@ TEST_F(CTest, ACallThatTimesOutIsCancelled) {
   EXPECT_EQ(cancelled, called);
 }
 
+// With no time left nothing is sent, also no request that could be repeated.
+TEST_F(CTest, ATimeoutOfZeroSendsNothing) {
+  absl::Mutex mutex;
+  int requests = 0;
+  server_.on_request = [&](const v1::LocalRequest&, v1::LocalReply*) {
+    absl::MutexLock lock(&mutex);
+    ++requests;
+    return false;
+  };
+  const flashcore_options options = {};
+  flashcore_client* none = nullptr;
+  EXPECT_EQ(flashcore_connect(server_.target().c_str(), "c_test", &options, &none),
+            kDeadlineExceeded);
+  EXPECT_EQ(none, nullptr);
+  Connect();
+  const auto sent = [&] {
+    absl::MutexLock lock(&mutex);
+    return requests;
+  };
+  const int of_connecting = sent();
+  flashcore_memory memory;
+  flashcore_bytes response;
+  EXPECT_EQ(flashcore_register_memory(client_, 1, 0, 0, &memory), kDeadlineExceeded);
+  EXPECT_EQ(flashcore_call(client_, "GetServerInfo", nullptr, 0, 0, &response), kDeadlineExceeded);
+  EXPECT_EQ(flashcore_submit(client_, 1, nullptr, 0, 0), kDeadlineExceeded);
+  EXPECT_EQ(server_.submitted(), 0u);
+  flashcore_completion completion;
+  EXPECT_EQ(flashcore_wait(client_, 0, &completion), FLASHCORE_AGAIN);
+  // Requests are read in order: what came before a call has come once it is answered.
+  EXPECT_NE(flashcore_call(client_, "GetServerInfo", nullptr, 0, -1, &response), kDeadlineExceeded);
+  EXPECT_EQ(sent(), of_connecting + 1);
+}
+
 // How often the library has written to its eventfd since it was read.
 uint64_t Events(int event) {
   std::ifstream file("/proc/self/fdinfo/" + std::to_string(event));

@@ -132,14 +132,14 @@ int main(int argc, char** argv) {
   flashcore_free(&response);
   CHECK(flashcore_call(client, "NoSuchMethod", NULL, 0, 30 * SECOND, &response) == 12);
   static const uint8_t large[1 << 16];
-  CHECK(flashcore_submit(client, 1, large, sizeof(large), 0) == 8); /* over a slot */
-  CHECK(flashcore_submit(client, 1, NULL, 1, 0) == 3);
+  CHECK(flashcore_submit(client, 1, large, sizeof(large), SECOND) == 8); /* over a slot */
+  CHECK(flashcore_submit(client, 1, NULL, 1, SECOND) == 3);
   CHECK(flashcore_cancel(client, 99) == FLASHCORE_OK);
   for (uint64_t tag = 1; tag <= 4; ++tag) {
     /* Precisions that the contract has, 0 to 2, and one that it has not. */
     if (attend(client, tag, tag - 1, 30 * SECOND, tag < 4 ? FLASHCORE_OK : 3) != 0) return 1;
   }
-  if (attend(client, 5, 0, 0, 4) != 0) return 1; /* no time: DEADLINE_EXCEEDED */
+  if (attend(client, 5, 0, 1, 4) != 0) return 1; /* too late when it comes: DEADLINE_EXCEEDED */
   if (create_sequences(client) != 0) return 1;
   flashcore_close(client);
   flashcore_close(NULL);

@@ -9,6 +9,7 @@
 #include "client/cpp/attend_stream_core.h"
 #include "client/cpp/connection.h"
 #include "client/cpp/local/link.h"
+#include "client/cpp/local/process.h"
 
 namespace flashcore {
 
@@ -123,7 +124,7 @@ class AttendStream::LocalCore final : public Core, public std::enable_shared_fro
 
 std::shared_ptr<AttendStream::Core> AttendStream::OpenLocal(
     const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options) {
-  return std::make_shared<LocalCore>(connection, options);
+  return client::local::OwnHere(new LocalCore(connection, options));
 }
 
 }  // namespace flashcore

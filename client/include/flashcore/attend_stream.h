@@ -82,13 +82,14 @@ class AttendStream {
   class Core;
   class Reactor;
   class LocalCore;
-  explicit AttendStream(std::shared_ptr<Core> core);
+  AttendStream(std::shared_ptr<const client::Connection> connection, std::shared_ptr<Core> core);
   static std::unique_ptr<AttendStream> Open(
       const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options);
   static std::shared_ptr<Core> OpenLocal(
       const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options);
 
-  const std::shared_ptr<Core> core_;
+  const std::shared_ptr<const client::Connection> connection_;
+  const std::shared_ptr<Core> core_;  // null: opened in a child that was forked
 };
 
 // The baseline for an AttendStream, from Client::OpenEchoStream: the EchoStream of the
@@ -109,9 +110,8 @@ class EchoStream {
   static std::unique_ptr<EchoStream> Open(
       const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options);
 
-  // Both null: UNIMPLEMENTED.
-  const std::shared_ptr<AttendStream::Reactor> reactor_;
-  const std::unique_ptr<AttendStream> stream_;  // of the reactor
+  const std::shared_ptr<AttendStream::Reactor> reactor_;  // that of the stream
+  const std::unique_ptr<AttendStream> stream_;            // null: UNIMPLEMENTED
 };
 
 }  // namespace flashcore

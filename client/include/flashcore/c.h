@@ -21,10 +21,14 @@
  * over a limit, UNAVAILABLE (14) once the connection has ended: close the client and connect again;
  * memory and requests in flight are gone, sequences live on unless the server was restarted.
  *
- * Timeouts are nanoseconds; negative, or more than a year: none. All functions are thread-safe,
- * except that a client is closed when no other function runs on it. A completion belongs to one
- * thread's next poll or wait: let one thread of a client receive. A process that forks must not use
- * the client in the child.
+ * Timeouts are nanoseconds; negative, or more than a year: none. With 0 nothing is sent:
+ * DEADLINE_EXCEEDED; flashcore_wait looks once. All functions are thread-safe, except that a client
+ * is closed when no other function runs on it. A completion belongs to one thread's next poll or
+ * wait: let one thread of a client receive.
+ *
+ * A client belongs to the process that made it. In a child that was forked, functions return
+ * FAILED_PRECONDITION (9), and flashcore_close leaves alone what is the parent's: connect after the
+ * fork.
  */
 #ifndef FLASHCORE_C_H_
 #define FLASHCORE_C_H_

@@ -9,6 +9,10 @@
 // INVALID_ARGUMENT for byte counts that do not match the shapes (nothing is sent),
 // RESOURCE_EXHAUSTED for a message over its own limit, UNAVAILABLE when the server cannot be
 // reached, and INTERNAL for a reply that does not match the request.
+//
+// A Client and all that it made belong to their process. In a child that was forked each call is
+// FAILED_PRECONDITION (WaitForConnected and Receive: false), and destructors leave alone what is
+// the parent's. A child connects anew; over gRPC only if its parent has made no Client over gRPC.
 #ifndef FLASHCORE_CLIENT_H_
 #define FLASHCORE_CLIENT_H_
 

@@ -143,6 +143,7 @@ class Sequence {
                                          const CallOptions& call);
   static absl::StatusOr<Sequence> Open(ConnectionPtr connection, absl::string_view id,
                                        const CallOptions& call);
+  absl::Status CheckProcess() const;
   std::shared_ptr<const Resident> resident() const;
   template <typename Operation>
   auto WithReload(const CallOptions& call, Operation operation) const;
