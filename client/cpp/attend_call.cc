@@ -157,11 +157,10 @@ bool AttendCall::Retry(const absl::Status& status) {
       args_.connection->Backoff(status, args_.safe_to_repeat, attempts_, args_.deadline);
   if (!wait.has_value()) return false;
   absl::MutexLock lock(&mutex_);
-  if (cancelled_) return false;
   alarm_ = std::make_unique<grpc::Alarm>();
   // Runs on another thread, with false if the alarm was cancelled; Start looks at cancelled_
   // itself.
-  alarm_->Set(absl::ToChronoTime(absl::Now() + *wait),
+  alarm_->Set(absl::ToChronoTime(absl::Now() + (cancelled_ ? absl::ZeroDuration() : *wait)),
               [self = shared_from_this()](bool) { self->Start(); });
   return true;
 }

@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import math
 import os
 import threading
 import unittest
@@ -195,6 +196,13 @@ class LocalTransportTest(unittest.TestCase):
             client.attend(q, k, v)
         self.assertEqual(len(self.library.regions), 1)
 
+    def test_large_memory_is_reused_however_often(self):
+        client, tensors = self.client(), self.tensors(5000)
+        with mock.patch.object(_local, "_MOST_IDLE_BYTES", 4 << 20):  # of few such blocks
+            for _ in range(10):
+                client.attend(*tensors)
+        self.assertEqual(len(self.library.regions), 1)
+
     def test_threads_get_their_own_answers(self):
         client = self.client()
         self.library.held = True
@@ -306,6 +314,31 @@ class LocalTransportTest(unittest.TestCase):
                     await client.attend(q, k, v, timeout=0.01)
 
         asyncio.run(run())
+
+    def test_asyncio_a_cancelled_task_passes_its_turn_on(self):
+        async def run():
+            config = self.config(timeout=math.inf)
+            transport = _local.AsyncLocalTransport(config)
+            async with aio.Client(config, transport) as client:
+                q, k, v = self.tensors()
+                await client.attend(q, k, v)
+                self.library.held, self.library.slots = True, 1
+                tasks = [asyncio.ensure_future(client.attend(q, k, v)) for _ in range(4)]
+                while len(transport._link._turns) < 3:
+                    await asyncio.sleep(0)
+                tasks[2].cancel()  # has no turn yet
+                await asyncio.wait(tasks[2:3])
+                self.library.answer()
+                transport._take(transport._link)  # gives the next task its turn
+                tasks[1].cancel()
+                for place in (0, 3):
+                    while not self.library.requests and not tasks[place].done():
+                        await asyncio.sleep(0)
+                    self.library.answer()
+                    np.testing.assert_array_equal(await tasks[place], v)
+                self.assertEqual([task.cancelled() for task in tasks], [False, True, True, False])
+
+        asyncio.run(asyncio.wait_for(run(), 50))  # ends a hang
 
     def test_asyncio_calls_see_the_end_of_their_connection(self):
         async def run():

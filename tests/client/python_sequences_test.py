@@ -281,6 +281,31 @@ class BatchTest(unittest.TestCase):
         self.assertEqual(list(batch), error.results[:3])
         self.assertEqual({sequence.id for sequence in batch}, set(server.lengths))
 
+    def test_a_beam_that_is_gone_already_can_be_dropped(self):
+        server = FakeServer()
+        batch = server.batch()
+        del server.lengths[batch[3].id]
+        kept = list(batch)[:3]
+        batch.reorder([0, 1, 2])
+        self.assertEqual(list(batch), kept)
+
+    def test_a_beam_that_cannot_be_deleted_is_named_and_in_the_results(self):
+        server = FakeServer()
+        batch = server.batch()
+        kept, stays, serve = list(batch)[:3], batch[3], server.serve
+
+        def busy(method, request, reply):
+            if method == "DeleteSequence":
+                server.fail(StatusCode.FAILED_PRECONDITION, "busy")
+            serve(method, request, reply)
+
+        server.serve = busy
+        with self.assertRaises(flashcore.BatchError) as caught:
+            batch.reorder([2, 1, 0])
+        self.assertEqual(list(caught.exception.errors), [3])
+        self.assertEqual(caught.exception.results, [*kept[::-1], stays])
+        self.assertEqual(list(batch), kept[::-1])
+
     def test_what_was_created_is_reachable_when_the_rest_was_refused(self):
         server = FakeServer()
         server.full_after = 2
@@ -768,6 +793,7 @@ class GrpcServer(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(self.fail if name == "GetSequence" else self.create)
 
     def hold(self, _, context):
+        self.time_of_lease = context.time_remaining()  # seconds
         over = threading.Event()
         if not context.add_callback(over.set):
             over.set()
@@ -816,6 +842,7 @@ class GrpcTest(unittest.TestCase):
             with flashcore.connect(server.target, lease=True) as client:
                 ids = [client.create_sequence(1, 1, 32).id for _ in range(2)]
                 self.assertEqual(ids, [(1).to_bytes(16, "big")] * 2)
+                self.assertGreater(server.time_of_lease, 1e9)  # no deadline
             self.assertTrue(server.ended.acquire(timeout=60))
 
     def test_a_server_that_gives_no_lease_is_a_timeout(self):
@@ -832,6 +859,7 @@ class GrpcTest(unittest.TestCase):
                 self.check_details(caught.exception)
             async with aio.connect(server.target, lease=True) as client:
                 ids = [(await client.create_sequence(1, 1, 32)).id for _ in range(2)]
+            self.assertGreater(server.time_of_lease, 1e9)
             self.assertEqual(ids, [(1).to_bytes(16, "big")] * 2)
             self.assertTrue(await asyncio.to_thread(server.ended.acquire, timeout=60))
             server.silent = True

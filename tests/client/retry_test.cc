@@ -1,5 +1,9 @@
+#include <memory>
 #include <random>
+#include <utility>
 
+#include "absl/synchronization/notification.h"
+#include "client/cpp/attend_call.h"
 #include "client/cpp/connection.h"
 #include "gtest/gtest.h"
 #include "tests/base/test_seed.h"
@@ -84,6 +88,45 @@ TEST(RetryTest, RefusesAPolicyThatMakesNoSense) {
   EXPECT_EQ(error({4, absl::ZeroDuration()}), "retry.initial_backoff: 0; want more than 0");
   EXPECT_EQ(error({4, absl::Seconds(1), -absl::Seconds(1)}),
             "retry.max_backoff: -1s; want more than 0");
+}
+
+// Attempts that all end at once.
+class Refused final : public Attempts {
+ public:
+  explicit Refused(int* started) : started_(started) {}
+  void Start(Done done) override {
+    ++*started_;
+    done(absl::UnavailableError("draining"), {});
+  }
+  void Cancel() override {}
+  size_t request_bytes() const override { return 0; }
+
+ private:
+  int* const started_;
+};
+
+TEST(RetryTest, ACancelEndsTheWaitForTheNextAttempt) {
+  ClientOptions options;
+  options.retry.initial_backoff = options.retry.max_backoff = absl::Hours(1);
+  int started = 0;
+  absl::Notification done;
+  absl::Status status;
+  AttendCall::Args args;
+  args.connection = *Connection::Create("127.0.0.1:1", options);
+  args.attempts = std::make_unique<Refused>(&started);
+  args.safe_to_repeat = true;
+  args.deadline = absl::InfiniteFuture();
+  args.done = [&](absl::Status answer, const AttendResult&) {
+    status = std::move(answer);
+    done.Notify();
+  };
+  const auto call = std::make_shared<AttendCall>(std::move(args));
+  call->Start();  // waits for the second attempt when it returns
+  EXPECT_FALSE(done.HasBeenNotified());
+  call->Cancel();
+  ASSERT_TRUE(done.WaitForNotificationWithTimeout(absl::Minutes(1)));
+  EXPECT_TRUE(absl::IsCancelled(status)) << status;
+  EXPECT_EQ(started, 1);
 }
 
 }  // namespace
