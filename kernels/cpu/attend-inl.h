@@ -311,7 +311,8 @@ void AttendItem(const AttentionBatch& batch, const Plan& plan, const WorkItem& i
   }
 }
 
-// Merges the splits of each packed row in split order.
+// Merges the splits of each packed row in split order. One in which the row sees nothing
+// contributes nothing, whatever its output holds: NaN, if V has one.
 void CombineItemSplits(const AttentionBatch& batch, const CombineItem& item,
                        const Partials& partials, Scratch* scratch) {
   const FloatTag d;
@@ -320,13 +321,13 @@ void CombineItemSplits(const AttentionBatch& batch, const CombineItem& item,
     const auto split_row = [&](int s) { return item.first_partial_row + s * item.row_count + r; };
     float max = kNoScore;
     for (int s = 0; s < item.num_parts; ++s) max = std::max(max, partials.max[split_row(s)]);
-    const float base = max == kNoScore ? 0.0f : max;
     float sum = 0;
     float* output = scratch->output;
     std::fill_n(output, head_dim, 0.0f);
     for (int s = 0; s < item.num_parts; ++s) {
       const int32_t row = split_row(s);
-      const VecF weight = Exp2(d, hn::Set(d, partials.max[row] - base));
+      if (partials.max[row] == kNoScore) continue;
+      const VecF weight = Exp2(d, hn::Set(d, partials.max[row] - max));
       sum += partials.sum[row] * hn::GetLane(weight);
       for (int c = 0; c < head_dim; c += kLanes) {
         const VecF part = hn::LoadU(d, partials.OutputRow(row) + c);

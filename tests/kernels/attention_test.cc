@@ -138,6 +138,37 @@ TEST_P(AttentionTest, NonFiniteInputsReachTheRowsThatAttendToThem) {
   }
 }
 
+// Of 128 query rows over 100 K/V rows, 28 see nothing at all, and 64 others nothing of the second
+// of two splits, in which V has a NaN.
+TEST_P(AttentionTest, ASplitInWhichARowSeesNothingContributesNothing) {
+  if (GetParam().spec.arch != Arch::kCpu) GTEST_SKIP() << "has splits of few rows only";
+  constexpr int32_t kQueryRows = 128, kKvRows = 100, kEmptyRows = kQueryRows - kKvRows;
+  PlanOptions options = GetParam().plan_options;
+  options.split_kv_rows = kPageTokens;
+  options.split_max_rows = kQueryRows;
+  options.cascade_rows = 0;
+  Problem problem(MakeGeometry(1, 1), {{kQueryRows, kKvRows, Mask::Causal()}}, &random_);
+  ProblemSpan& span = problem.span(0);
+  const size_t head_dim = GetParam().spec.head_dim;
+  for (const int64_t target : Targets()) {
+    SCOPED_TRACE(hwy::TargetName(target));
+    const ScopedTarget scoped(target);
+    for (const float value : {0.0f, NAN}) {
+      span.SetValue(kKvRows - 1, 0, 0, value);
+      problem.PoisonOutputs();
+      Run(problem.batch(), 2, options);
+      const std::vector<uint16_t> output = span.Output();
+      const std::vector<float> lse = span.Lse();
+      for (int32_t i = 0; i < kEmptyRows + kPageTokens; ++i) {
+        const bool empty = i < kEmptyRows;
+        EXPECT_EQ(lse[i] == -INFINITY, empty) << i;
+        const float o = ToFloat(GetParam().spec.dtype, output[i * head_dim]);
+        EXPECT_TRUE(empty ? o == 0 : std::isfinite(o)) << i << ": " << o;
+      }
+    }
+  }
+}
+
 // NaN and infinity at tokens that rows of a span mask, and at tokens that they attend to, leave
 // every other span of the batch untouched, bit for bit.
 TEST_P(AttentionTest, NonFiniteInputsStayWithTheirSpan) {
