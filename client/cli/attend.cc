@@ -17,7 +17,7 @@ ABSL_FLAG(std::string, value, "", "file with V");
 ABSL_FLAG(std::string, output, "", "file to write O to, in the shape and dtype of Q");
 ABSL_FLAG(std::string, lse, "", "file to write the LSE to, float32; empty: none");
 ABSL_FLAG(flashcore::Mask, mask, flashcore::Mask(),
-          "none, causal, or window:LEFT,RIGHT in rows (an empty side has no bound)");
+          "none, causal, or window:LEFT,RIGHT in rows (empty, or 2^31 and more: no bound)");
 ABSL_FLAG(std::optional<float>, softmax_scale, std::nullopt,
           "factor of Q.K^T; unset: 1 / sqrt(head_dim)");
 

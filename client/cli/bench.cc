@@ -85,7 +85,7 @@ absl::StatusOr<std::vector<std::string>> ChooseTargets() {
   }
   if (!chosen.empty()) return chosen;
   return absl::InvalidArgumentError(absl::StrCat(
-      "--transport=", AbslUnparseFlag(transport), ": --target=", targets, " has no such address",
+      "--transport=", AbslUnparseFlag(transport), ": the target ", targets, " has no such address",
       transport == Transport::kUnix ? "; want the unix:path that the server listens on" : ""));
 }
 
@@ -235,14 +235,14 @@ bool NextRound(int rounds) {
 
 int RunBench(Client*) {
   absl::StatusOr<std::vector<std::string>> targets = ChooseTargets();
-  if (!targets.ok()) return FailUsage(targets.status().message());
+  if (!targets.ok()) return FailTarget(targets.status());
   LoadOptions options = ReadOptions();
   options.targets = *std::move(targets);
   options.shared_memory = TransportOf(options.targets.front()) == Transport::kLocal;
   if (const char* problem = FindProblem(options); problem != nullptr) return FailUsage(problem);
   for (const std::string& target : options.targets) {
     const absl::Status client = Client::Create(target, options.client).status();
-    if (!client.ok()) return FailUsage(client.message());
+    if (!client.ok()) return FailTarget(client);
   }
   int rounds = 0, exit_code = kExitOk;
   const absl::Status status = RunRounds(

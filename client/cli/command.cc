@@ -87,6 +87,17 @@ std::string Wrap(absl::string_view text, absl::string_view indent) {
   return out;
 }
 
+std::string TargetOfEnvironment() {
+  const char* const target = std::getenv("FLASHCORE_TARGET");
+  return target == nullptr ? "" : target;
+}
+
+// For an error, so that a forgotten variable is found.
+std::string SourceOfTarget() {
+  if (!absl::GetFlag(FLAGS_target).empty() || TargetOfEnvironment().empty()) return "";
+  return absl::StrCat(" (target ", TargetOfEnvironment(), ", of $FLASHCORE_TARGET)");
+}
+
 absl::Status SetFlag(absl::CommandLineFlag* flag, absl::string_view value) {
   std::string error;
   if (flag->ParseFrom(value, &error)) return absl::OkStatus();
@@ -164,17 +175,15 @@ int Main(const std::vector<std::string>& args) {
     }
     if (!command.connects) return command.run(nullptr);
     const auto client = Client::Create(Target(), OptionsFromFlags());
-    return client.ok() ? command.run(client->get()) : FailUsage(client.status().message());
+    return client.ok() ? command.run(client->get()) : FailTarget(client.status());
   }
   return FailUsage(absl::StrCat("unknown command '", args[0], "' (see flashcore --help)"));
 }
 
 std::string Target() {
   std::string target = absl::GetFlag(FLAGS_target);
-  if (!target.empty()) return target;
-  const char* from_environment = std::getenv("FLASHCORE_TARGET");
-  if (from_environment != nullptr && *from_environment != '\0') return from_environment;
-  return "127.0.0.1:7070";
+  if (target.empty()) target = TargetOfEnvironment();
+  return target.empty() ? "127.0.0.1:7070" : target;
 }
 
 ClientOptions OptionsFromFlags() {
@@ -201,9 +210,14 @@ void Print(const nlohmann::ordered_json& json, const std::string& text) {
 }
 
 int Fail(const absl::Status& status) {
-  std::fprintf(stderr, "flashcore: %s\n",
-               status.ToString(absl::StatusToStringMode::kWithNoExtraData).c_str());
+  std::fprintf(stderr, "flashcore: %s%s\n",
+               status.ToString(absl::StatusToStringMode::kWithNoExtraData).c_str(),
+               SourceOfTarget().c_str());
   return kExitFailure;
+}
+
+int FailTarget(const absl::Status& status) {
+  return FailUsage(absl::StrCat(status.message(), SourceOfTarget()));
 }
 
 int FailUsage(absl::string_view problem) {

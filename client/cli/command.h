@@ -63,8 +63,10 @@ ClientOptions OptionsFromFlags();
 // infinities) become null.
 void Print(const nlohmann::ordered_json& json, const std::string& text);
 
-// Print "flashcore: ..." to stderr, and return kExitFailure and kExitUsage.
+// Print "flashcore: ..." to stderr, and return kExitFailure and kExitUsage. Fail, and FailTarget of
+// options that a client refuses, say so if the target is of the environment.
 int Fail(const absl::Status& status);
+int FailTarget(const absl::Status& status);
 int FailUsage(absl::string_view problem);
 
 }  // namespace flashcore::cli

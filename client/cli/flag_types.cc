@@ -70,9 +70,12 @@ bool ParseNumber(absl::string_view text, T* value) {
   return absl::SimpleAtoi(text, value);
 }
 
-// An empty text leaves `bound` unset.
+// An empty text leaves `bound` unset, and so do 2^31 rows and more: no K/V is longer.
 bool ParseBound(absl::string_view text, std::optional<int32_t>* bound) {
-  return text.empty() || ParseNumber(text, &bound->emplace());
+  if (text.find_first_not_of("0123456789") != text.npos) return false;
+  int32_t rows = 0;
+  if (ParseNumber(text, &rows)) *bound = rows;
+  return true;
 }
 
 }  // namespace

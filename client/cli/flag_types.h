@@ -27,8 +27,8 @@ std::string AbslUnparseFlag(Precision precision);
 bool AbslParseFlag(absl::string_view text, Layout* layout, std::string* error);
 std::string AbslUnparseFlag(Layout layout);
 
-// "none" | "causal" | "window:L,R" in rows; an empty L or R has no bound ("window:127,0",
-// "window:,8").
+// "none" | "causal" | "window:L,R" in rows; an L or R that is empty, or 2^31 and more, is no bound
+// ("window:127,0", "window:,8").
 bool AbslParseFlag(absl::string_view text, Mask* mask, std::string* error);
 std::string AbslUnparseFlag(const Mask& mask);
 

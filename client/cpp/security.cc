@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
+#include <cstdio>
 #include <cstring>
+#include <iterator>
+#include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -172,20 +175,51 @@ std::string TokenFile::Token() {
 
 }  // namespace client
 
+namespace {
+
+constexpr char kEnvironmentPrefix[] = "FLASHCORE_CLIENT_";
+// Of the server's flags --client_kv_bytes and so on.
+constexpr absl::string_view kOfServer[] = {"KV_BYTES", "SEQUENCES", "STAGING_BYTES"};
+
+// Of a variable that is misspelt, which would leave a client without a token or TLS.
+void WarnOnce(absl::string_view name) {
+  if (std::find(std::begin(kOfServer), std::end(kOfServer), name) != std::end(kOfServer)) return;
+  static absl::Mutex mutex(absl::kConstInit);
+  static auto* const warned = new std::set<std::string>;
+  const std::string variable = absl::StrCat(kEnvironmentPrefix, name);
+  absl::MutexLock lock(&mutex);
+  if (!warned->insert(variable).second) return;
+  std::fprintf(stderr,
+               "flashcore: unknown environment variable %s; known: TLS_CA_FILE, TLS_CERT_FILE, "
+               "TLS_KEY_FILE, TLS_SERVER_NAME and TOKEN_FILE after %s\n",
+               variable.c_str(), kEnvironmentPrefix);
+}
+
+}  // namespace
+
 void ReadEnvironment(ClientOptions* options) {
-  const auto read = [](const char* name, std::string* option) {
-    const char* value = std::getenv(name);
-    if (option->empty() && value != nullptr) *option = value;
-  };
   TlsOptions tls = options->tls.value_or(TlsOptions());
-  read("FLASHCORE_CLIENT_TLS_CA_FILE", &tls.ca_file);
-  read("FLASHCORE_CLIENT_TLS_CERT_FILE", &tls.cert_file);
-  read("FLASHCORE_CLIENT_TLS_KEY_FILE", &tls.key_file);
-  read("FLASHCORE_CLIENT_TLS_SERVER_NAME", &tls.server_name);
+  const std::map<absl::string_view, std::string*> known = {{"TLS_CA_FILE", &tls.ca_file},
+                                                           {"TLS_CERT_FILE", &tls.cert_file},
+                                                           {"TLS_KEY_FILE", &tls.key_file},
+                                                           {"TLS_SERVER_NAME", &tls.server_name},
+                                                           {"TOKEN_FILE", &options->token_file}};
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    absl::string_view name = *entry;
+    if (!absl::ConsumePrefix(&name, kEnvironmentPrefix)) continue;
+    const size_t end = std::min(name.find('='), name.size());
+    const absl::string_view value = absl::ClippedSubstr(name, end + 1);
+    name = name.substr(0, end);
+    const auto found = known.find(name);
+    if (found == known.end()) {
+      WarnOnce(name);
+    } else if (found->second->empty()) {
+      *found->second = std::string(value);
+    }
+  }
   const bool any = !tls.ca_file.empty() || !tls.cert_file.empty() || !tls.key_file.empty() ||
                    !tls.server_name.empty();
   if (any) options->tls = std::move(tls);
-  read("FLASHCORE_CLIENT_TOKEN_FILE", &options->token_file);
 }
 
 }  // namespace flashcore

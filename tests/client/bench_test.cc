@@ -239,8 +239,9 @@ TEST_F(BenchTest, TransportChoosesAmongTheTargets) {
   EXPECT_THAT(Main(with({"--timeout=200ms"}), targets, kExitFailure),
               HasSubstr("connect to " + unix_target))
       << "the first";
-  EXPECT_THAT(Main({"bench", "--transport=unix"}, kExitUsage),
-              HasSubstr("--transport=unix: --target=" + server_.target() + " has no such address"));
+  EXPECT_THAT(
+      Main({"bench", "--transport=unix"}, kExitUsage),
+      HasSubstr("--transport=unix: the target " + server_.target() + " has no such address"));
   const std::string local = "--target=local:/tmp/nobody_listens";
   EXPECT_THAT(Main({"bench", "--compare_grpc"}, local, kExitUsage),
               HasSubstr("--compare_grpc needs a local address and another one"));

@@ -25,6 +25,7 @@ namespace flashcore::cli {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(FlagTest, BenchShape) {
   BenchShape shape;
@@ -56,9 +57,13 @@ TEST(FlagTest, Mask) {
     EXPECT_EQ(AbslUnparseFlag(mask), good);
   }
   for (const char* bad : {"", "Causal", "window", "window:", "window:1", "window:-1,0",
-                          "window:1,2,3", "window:99999999999,0"}) {
+                          "window:1,2,3", "window:1e99,0"}) {
     EXPECT_FALSE(AbslParseFlag(bad, &mask, &error)) << bad;
   }
+  ASSERT_TRUE(AbslParseFlag("window:99999999999,0", &mask, &error)) << "longer than any K/V";
+  EXPECT_EQ(AbslUnparseFlag(mask), "window:,0");
+  ASSERT_TRUE(AbslParseFlag("window:2147483648,2147483647", &mask, &error));
+  EXPECT_EQ(AbslUnparseFlag(mask), "window:,2147483647");
 }
 
 TEST(FlagTest, BenchMode) {
@@ -124,6 +129,27 @@ TEST(FlagTest, CommandLine) {
   EXPECT_EQ(Main({"info", "--target=nonsense"}), kExitUsage);
   EXPECT_EQ(Main({"attend"}), kExitUsage);
   EXPECT_EQ(Main({"bench", "--help"}), kExitOk);
+}
+
+// stderr of a command that fails.
+std::string ErrorOf(const std::vector<std::string>& args) {
+  ::testing::internal::CaptureStderr();
+  EXPECT_NE(Main(args), kExitOk);
+  return ::testing::internal::GetCapturedStderr();
+}
+
+TEST(CliTest, AnErrorNamesTheVariableThatTheTargetCameFrom) {
+  absl::FlagSaver saver;
+  const UnusedPort nobody;
+  const std::string target = nobody.target();
+  const std::string words = absl::StrCat("(target ", target, ", of $FLASHCORE_TARGET)");
+  setenv("FLASHCORE_TARGET", target.c_str(), 1);
+  EXPECT_THAT(ErrorOf({"info", "--timeout=100ms"}), HasSubstr(words));
+  EXPECT_THAT(ErrorOf({"bench", "--transport=local"}), HasSubstr(words));
+  setenv("FLASHCORE_TARGET", "nonsense", 1);
+  EXPECT_THAT(ErrorOf({"info"}), HasSubstr("(target nonsense, of $FLASHCORE_TARGET)"));
+  EXPECT_THAT(ErrorOf({"info", "--target=" + target}), Not(HasSubstr("FLASHCORE_TARGET")));
+  unsetenv("FLASHCORE_TARGET");
 }
 
 TEST(CliTest, ExitCodesAgainstAServer) {

@@ -405,6 +405,15 @@ class ConfigTest(unittest.TestCase):
     def read(self, target=None, tls=None, token=None, **environment):
         return Config.read(target, tls, token, None, None, None, environment)
 
+    def test_an_unknown_variable_is_named_once(self):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                self.read(FLASHCORE_CLIENT_TOKN_FILE="/secret", FLASHCORE_CLIENT_KV_BYTES="0", FLASHCORE_X="")
+        self.assertEqual(len(said), 1, said)
+        self.assertIn("unknown environment variable FLASHCORE_CLIENT_TOKN_FILE;", str(said[0].message))
+        self.assertNotIn("secret", str(said[0].message))
+
     def test_arguments_come_before_the_environment(self):
         self.assertEqual(self.read().target, "127.0.0.1:7070")
         self.assertEqual(self.read(FLASHCORE_TARGET="unix:/a").target, "unix:/a")

@@ -334,5 +334,21 @@ TEST_F(SecurityTest, TheEnvironmentSetsWhatIsUnset) {
   EXPECT_FALSE(untouched.tls.has_value());
 }
 
+TEST_F(SecurityTest, AnUnknownVariableIsNamedOnce) {
+  setenv("FLASHCORE_CLIENT_TOKEN", "secret", 1);
+  setenv("FLASHCORE_CLIENT_KV_BYTES", "0", 1);  // of the server
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 2; ++i) {
+    ClientOptions options;
+    ReadEnvironment(&options);
+  }
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  unsetenv("FLASHCORE_CLIENT_TOKEN");
+  unsetenv("FLASHCORE_CLIENT_KV_BYTES");
+  EXPECT_THAT(said, HasSubstr("unknown environment variable FLASHCORE_CLIENT_TOKEN;"));
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
+  EXPECT_THAT(said, ::testing::Not(HasSubstr("secret")));
+}
+
 }  // namespace
 }  // namespace flashcore

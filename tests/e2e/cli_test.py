@@ -2,10 +2,15 @@
 
 import json
 import os
+import pathlib
 import pty
+import re
 import subprocess
 import unittest
+import warnings
+from unittest import mock
 
+import flashcore
 import numpy as np
 from flashcore.v1 import attention_pb2 as pb
 
@@ -221,6 +226,16 @@ class CliTest(unittest.TestCase):
         inline = self.run_json("bench", *resident, "--sequences=16", "--compare_inline")
         # Sending 130 times the bytes takes longer.
         self.assertGreater(inline["inline_to_decode_p50_ratio"], 1)
+
+    def test_variables_of_the_server_are_none_that_a_client_warns_of(self):
+        flags = pathlib.Path(__file__).parents[2].joinpath("server", "FLAGS.md").read_text()
+        names = re.findall(r"^\W*--(client_\w+)", flags, re.M)
+        variables = {f"FLASHCORE_{name.upper()}": "1" for name in names}
+        self.assertIn("FLASHCORE_CLIENT_KV_BYTES", variables)
+        with mock.patch.dict(os.environ, variables), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.assertEqual(cli("info", f"--target={self.server.target}").stderr, "")
+            flashcore.connect(self.server.target).close()
 
     def test_a_server_that_is_not_there(self):
         done = cli("bench", "--target=127.0.0.1:1", "--timeout=100ms", check=False)

@@ -73,7 +73,8 @@ struct ClientOptions {
 };
 
 // Sets what is unset of tls and token_file from the environment: FLASHCORE_CLIENT_TLS_CA_FILE,
-// _TLS_CERT_FILE, _TLS_KEY_FILE, _TLS_SERVER_NAME and _TOKEN_FILE.
+// _TLS_CERT_FILE, _TLS_KEY_FILE, _TLS_SERVER_NAME and _TOKEN_FILE. Says once on stderr which other
+// FLASHCORE_CLIENT_ variables are set.
 void ReadEnvironment(ClientOptions* options);
 
 struct CallOptions {

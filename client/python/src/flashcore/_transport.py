@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import dataclasses
+import functools
 import math
 import numbers
 import os
@@ -10,6 +11,7 @@ import random
 import secrets
 import threading
 import time
+import warnings
 import weakref
 from typing import Any, Mapping
 
@@ -28,6 +30,19 @@ _NOT_RESOLVED = "DNS resolution failed"  # words of gRPC
 _CONNECTION_WAIT = 0.7  # seconds: longer than that with gRPC's jitter, 1.2 times
 LOCAL = "local:"
 _YEAR = 365 * 24 * 3600
+
+
+_CLIENT = "FLASHCORE_CLIENT_"
+# Variables of this prefix: the clients', and of the server's flags --client_kv_bytes and so on.
+_KNOWN = {*(f"TLS_{field.name.upper()}" for field in dataclasses.fields(Tls)), "TOKEN_FILE",
+          "KV_BYTES", "SEQUENCES", "STAGING_BYTES"}
+
+
+@functools.lru_cache(maxsize=None)
+def _warn_once(variable: str) -> None:
+    """Of one that is misspelt, which would leave a client without a token or TLS."""
+    warnings.warn(f"flashcore: unknown environment variable {variable}; known: TLS_CA_FILE, TLS_CERT_FILE, "
+                  f"TLS_KEY_FILE, TLS_SERVER_NAME and TOKEN_FILE after {_CLIENT}", stacklevel=4)
 
 
 def seconds_of(timeout: Any, allowed: str, at_least_zero: bool = False) -> float:
@@ -91,6 +106,9 @@ class Config:
         name = "target" if target is not None else "FLASHCORE_TARGET"
         given = environment.get("FLASHCORE_TARGET") or DEFAULT_TARGET if target is None else target
         target = check_target(name, given)
+        for variable in sorted(environment):
+            if variable.startswith(_CLIENT) and variable.removeprefix(_CLIENT) not in _KNOWN:
+                _warn_once(variable)
         local = target.startswith(LOCAL)
         for name, value in (("tls", tls), ("token", token)):
             if local and value is not None and value is not False:  # do not show a token
@@ -98,14 +116,14 @@ class Config:
         if local:
             environment = {}  # what it has is for other targets
         if tls is None or tls is True:
-            files = Tls(**{field.name: environment.get(f"FLASHCORE_CLIENT_TLS_{field.name.upper()}") or None
+            files = Tls(**{field.name: environment.get(f"{_CLIENT}TLS_{field.name.upper()}") or None
                            for field in dataclasses.fields(Tls)})
             tls = files if tls or files != Tls() else None
         if target.startswith(("unix:", "unix-abstract:")):
             tls = None  # servers take none there
         if tls and bool(tls.cert_file) != bool(tls.key_file):
             raise invalid("tls", tls, "both of cert_file and key_file, or neither")
-        token_file = environment.get("FLASHCORE_CLIENT_TOKEN_FILE")
+        token_file = environment.get(f"{_CLIENT}TOKEN_FILE")
         if token is None and token_file:
             token = TokenFile(token_file)
         if token is not None and not callable(token):
