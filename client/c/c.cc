@@ -245,9 +245,7 @@ int flashcore_connect(const char* target, const char* name, const flashcore_opti
 }
 
 void flashcore_close(flashcore_client* client) {
-  if (client == nullptr) return;
-  if (!client->process.Here()) return flashcore::client::local::Abandon(client);
-  delete client;
+  if (client != nullptr && client->process.Here()) delete client;
 }
 
 void flashcore_shutdown(flashcore_client* client) {

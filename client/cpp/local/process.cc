@@ -29,15 +29,4 @@ std::string Process::Refusal() const {
          std::to_string(getpid()) + " was forked: connect after the fork";
 }
 
-void Abandon(const void* object) {
-  struct Node {
-    const void* object;
-    Node* next;
-  };
-  static std::atomic<Node*> first{nullptr};
-  auto* const node = new Node{object, first.load()};
-  while (!first.compare_exchange_weak(node->next, node)) {
-  }
-}
-
 }  // namespace flashcore::client::local

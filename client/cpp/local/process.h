@@ -28,16 +28,12 @@ class Process {
   const pid_t pid_;
 };
 
-// Keeps a pointer to what a child does not destroy, for leak checkers. Takes no lock.
-void Abandon(const void* object);
-
 // Owns `object`, which a child of this process does not destroy: its destructor would use what is
 // the parent's, or take a lock, which that of an absl::Mutex does, too.
 template <typename T>
 std::shared_ptr<T> OwnHere(T* object) {
   return {object, [process = Process()](T* owned) {
-            if (!process.Here()) return Abandon(owned);
-            delete owned;
+            if (process.Here()) delete owned;
           }};
 }
 
