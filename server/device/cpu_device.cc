@@ -85,6 +85,11 @@ CpuDevice::CpuDevice(const Options& options, std::vector<const kernels::Kernel*>
   info_.speed = SpeedOf(info_.arch, info_.compute_units);
 }
 
+KvMemory CpuDevice::kv_memory() const {
+  const auto give_back = [](std::byte* data, size_t bytes) { madvise(data, bytes, MADV_DONTNEED); };
+  return {kv_memory_.get(), options_.kv_memory_bytes, options_.kv_hot_bytes, give_back};
+}
+
 absl::Status CpuDevice::Dispatch(int /*lane*/, const Launch& launch) {
   const kernels::PageLayout layout = launch.page_layout();
   const TimePoint start = clock_->Now();

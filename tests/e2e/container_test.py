@@ -1,5 +1,5 @@
-"""A server with default budgets in a small container, under load: it refuses by name what finds no room, and is
-not ended by the system. FLASHCORE_SOAK_SECONDS says how long the load lasts."""
+"""A server with default budgets in a small container, under load: it refuses by name what finds no room, and
+is not ended by the system. FLASHCORE_SOAK_SECONDS says how long the load lasts."""
 
 import contextlib
 import os
