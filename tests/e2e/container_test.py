@@ -53,7 +53,7 @@ class Load:
     def _repeat(self, work, number):
         chance = random.Random(harness.SEED + number)
         with self.server.channel() as channel:
-            while time.monotonic() < self.end and not self.errors:
+            while time.monotonic() < self.end and not self.errors and self.is_alive():
                 self._try(work, channel, chance)
 
     def _try(self, work, channel, chance):
@@ -66,11 +66,14 @@ class Load:
             if error.code() not in REFUSALS:
                 self.errors.append(error)
 
+    def is_alive(self):
+        return self.server.process.poll() is None
+
     def fill_kv(self, stub, _, chance):
         """Loads one sequence after the other until no more fit, and attends to them."""
         sequences = []
         try:
-            while time.monotonic() < self.end:
+            while time.monotonic() < self.end and self.is_alive():
                 try:
                     self.load(stub, sequences)
                     stub.Attend(self.query(chance.choice(sequences)), timeout=30)
@@ -90,15 +93,15 @@ class Load:
         stub.LoadSequence(iter([pb.LoadSequenceRequest(
             sequence_id=sequences[-1], layout=pb.LAYOUT_NHD, rows=rows, key=data, value=data)]))
 
-    @staticmethod
-    def delete(stub, sequence):
+    def delete(self, stub, sequence):
         """Again and again: a call that gRPC cuts off for want of memory may have been done or not."""
-        while True:
+        while self.is_alive():
             try:
-                return stub.DeleteSequence(pb.DeleteSequenceRequest(sequence_id=sequence))
+                stub.DeleteSequence(pb.DeleteSequenceRequest(sequence_id=sequence))
+                break
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.NOT_FOUND:
-                    return None
+                    break
                 if error.code() not in REFUSALS:
                     raise
 
