@@ -1,10 +1,8 @@
 #include "server/base/cores.h"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -15,13 +13,8 @@
 #include "absl/strings/str_split.h"
 #include "server/base/cgroup.h"
 
-// glibc's own, whatever program or library defines a sysconf.
-extern "C" long __sysconf(int name);  // NOLINT(bugprone-reserved-identifier)
-
 namespace flashcore::server {
 namespace {
-
-std::atomic<int> g_visible_cores{0};  // 0: the machine's
 
 // "3" or "3-5", within the range of a cpu_set_t.
 bool ParseRange(absl::string_view text, int* first, int* last) {
@@ -65,8 +58,6 @@ int UsableCores() {
   return std::max(1, static_cast<int>(std::ceil(*cpus)));
 }
 
-void SetVisibleCores(int cores) { g_visible_cores = cores; }
-
 absl::Status StayOnCores(absl::Span<const int> cores) {
   if (cores.empty()) return absl::OkStatus();
   cpu_set_t set;
@@ -78,14 +69,3 @@ absl::Status StayOnCores(absl::Span<const int> cores) {
 }
 
 }  // namespace flashcore::server
-
-extern "C" {
-
-// Libraries call this one, too; a sanitizer's may before its memory is ready.
-__attribute__((visibility("default"), no_sanitize_address, no_sanitize_thread)) long sysconf(
-    int name) noexcept {
-  const int cores = flashcore::server::g_visible_cores;
-  return name == _SC_NPROCESSORS_CONF && cores > 0 ? cores : __sysconf(name);
-}
-
-}  // extern "C"
