@@ -1,13 +1,18 @@
 // 8-bit K/V, INT8 or E4M3: how a row of one KV head is stored. Its largest magnitude being m,
 //
 //   scale = m / 127 (INT8) or m / 448 (E4M3), rounded up to BFloat16
-//   code  = element / scale, rounded to the nearest integer (INT8) or E4M3 (fp8.h), ties to even
+//   code  = element / scale, rounded to the nearest integer (INT8) or E4M3 (fp8.h), ties to even,
+//           at most 127 or 448
 //
-// and an element is read as scale * code. No code is beyond 127, or 448. INT8 is at most half a
-// scale from what the element was (and 2^-17 of a scale: the division rounds); E4M3 at most 1/16 of
-// the element, or 2^-10 of a scale. A row is stored on its own, so its bytes depend on nothing but
-// the row. BFloat16 has the range of both 16-bit types, and a scale that is up to 1/128 too large
-// costs less than 0.8% of the precision.
+// and an element is read as scale * code. INT8 is at most half a scale from what the element was
+// (and 2^-17 of a scale: the division rounds); E4M3 at most 1/16 of the element, or 2^-10 of a
+// scale. A row is stored on its own, so its bytes depend on nothing but the row. BFloat16 has the
+// range of both 16-bit types, and a scale that is up to 1/128 too large costs less than 0.8% of the
+// precision.
+//
+// What is finite is read as finite: no scale is above the largest magnitude of the row's type / 127
+// or / 448, rounded down. So elements within 1/128 of that magnitude, for FP16 above 65024 (INT8)
+// or 65408 (E4M3), are read as less, by at most 1/128.
 //
 // A row of zeros has scale 0. A row with NaN or infinity has scale NaN and is NaN as a whole: what
 // attends to it is NaN. The codes of both are 0.
@@ -37,7 +42,8 @@ inline uint16_t ScaleOfRow(KvDType kv_dtype, DType dtype, uint16_t largest) {
   const uint16_t infinity = dtype == DType::kFloat16 ? 0x7c00 : 0x7f80;
   if (largest >= infinity) return 0x7fc0;  // NaN
   const float scale = ToFloat(dtype, largest) / LargestCode(kv_dtype);
-  return static_cast<uint16_t>((FloatBits(scale) + 0xffffu) >> 16);
+  const float most = ToFloat(dtype, infinity - 1) / LargestCode(kv_dtype);
+  return static_cast<uint16_t>(std::min((FloatBits(scale) + 0xffffu) >> 16, FloatBits(most) >> 16));
 }
 
 // The code of an element of a row with this scale. 0 if the scale is 0 or NaN.
@@ -45,7 +51,8 @@ template <KvDType kKvDType>
 std::byte CodeOf(float element, float scale) {
   if (!(scale > 0)) return std::byte{0};
   if constexpr (kKvDType == KvDType::kFloat8E4M3) return std::byte{FloatToE4M3(element / scale)};
-  return static_cast<std::byte>(FloatBits(element / scale + kIntegerBase));
+  const float ratio = std::clamp(element / scale, -127.0f, 127.0f);
+  return static_cast<std::byte>(FloatBits(ratio + kIntegerBase));
 }
 
 // The number that a code stands for, to be multiplied by the scale of its row.

@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <thread>
@@ -152,6 +153,39 @@ void LogDevice(const Device& device, const Options& options, const std::string& 
                      {"reason", reason}});
   if (!info.l2_note.empty()) {
     LogInfo("no L2 window", {{"device", info.id}, {"reason", info.l2_note}});
+  }
+}
+
+// What the server may take, and warnings of flags that ask for more than there is.
+void LogMemory(const Options& options, const std::vector<std::unique_ptr<Device>>& devices) {
+  const Budgets& budgets = options.budgets;
+  const int64_t there = options.memory.bytes;
+  const int64_t kv = devices.front()->info().id == "cpu" ? budgets.kv : 0;  // else the GPUs'
+  const int64_t total = BytesBesideKv(options.memory, options.memory_use, budgets) + kv;
+  LogInfo("memory", {{"of", options.memory.is_containers ? "container" : "machine"},
+                     {"bytes", there},
+                     {"budgets_bytes", total},
+                     {"kv_memory_bytes", kv},
+                     {"staging_memory_bytes", budgets.staging},
+                     {"transport_memory_bytes", budgets.transport},
+                     {"unsent_reply_bytes", budgets.unsent_replies},
+                     {"sequence_metadata_bytes", budgets.sequence_metadata},
+                     {"shared_memory_bytes", budgets.shared},
+                     {"max_message_bytes", budgets.message},
+                     {"cores", UsableCores()}});
+  for (const auto& [flag, bytes] : std::initializer_list<std::pair<const char*, int64_t>>{
+           {"kv_memory_bytes", kv},
+           {"staging_memory_bytes", budgets.staging},
+           {"transport_memory_bytes", budgets.transport},
+           {"unsent_reply_bytes", budgets.unsent_replies},
+           {"sequence_metadata_bytes", budgets.sequence_metadata}}) {
+    if (bytes <= there) continue;
+    LogWarning("a budget is more than the memory there is",
+               {{"flag", flag}, {"value", bytes}, {"bytes", there}});
+  }
+  if (total > there) {
+    LogWarning("the budgets together are more than the memory there is",
+               {{"budgets_bytes", total}, {"bytes", there}});
   }
 }
 
@@ -302,6 +336,7 @@ int Run(const Options& options) {
   pinned = PinThreads(options.cores, opened->devices, &engine_options.lane_cores);
   if (!pinned.ok()) return Fail("cannot pin threads", pinned);
   // Only now: the first record starts the log's thread, which must not run on the lanes' cores.
+  LogMemory(options, opened->devices);
   for (const auto& device : opened->devices) LogDevice(*device, options, opened->reason);
   Fleet fleet(engine_options, std::move(opened->devices), &clock, &metrics);
   metrics.OnScrape([&] { SetGauges(fleet, &metrics); });
@@ -344,6 +379,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "flashcore-server: %s\n", std::string(options.status().message()).c_str());
     return 2;
   }
+  flashcore::server::SetVisibleCores(flashcore::server::UsableCores());
   flashcore::server::KeepFreedMemory();
   flashcore::server::RaiseOpenFilesLimit();
   // Debian builds Abseil without NDEBUG. By default, every lock and unlock in gRPC then looks for

@@ -1,7 +1,5 @@
 #include "server/options.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -134,7 +132,9 @@ ABSL_FLAG(std::string, device, "auto",
 ABSL_FLAG(std::string, accumulate, "float32",
           "Type in which kernels sum: float32, or float16 (GPUs only, FP16 only). float16 is less "
           "exact and can overflow.");
-ABSL_FLAG(int32_t, cpu_threads, 0, "Threads of the CPU device. 0: one per core.");
+ABSL_FLAG(
+    int32_t, cpu_threads, 0,
+    "Threads of the CPU device. 0: one per core, or as many as a container has CPU time for.");
 ABSL_FLAG(int32_t, lanes, 2,
           "Lanes of each GPU. A lane is one thread that launches batches, with a stream and device "
           "memory of its own, so that the copies of one launch overlap the kernels of another. The "
@@ -161,19 +161,24 @@ ABSL_FLAG(std::string, pin_threads, "",
 ABSL_FLAG(
     int64_t, kv_memory_bytes, 0,
     "Memory for resident K/V on each device. 0: on a GPU 85% of what is free once the lanes "
-    "have their memory; on the CPU device a quarter of the machine's memory, which the system "
-    "provides as it is used.");
+    "have their memory; on the CPU device what the other budgets leave of a container's memory, or "
+    "a quarter of a machine's. There the system provides it as it is used, and takes it back.");
 ABSL_FLAG(std::string, evict, "none",
           "When K/V memory or the memory for sequence records is full: none (refuse more) or lru "
           "(delete the least recently used sequence of the client that holds the most). At a limit "
           "of one client, lru deletes the least recently used sequence of that client.");
 ABSL_FLAG(double, sequence_idle_timeout_s, 3600,
           "Seconds after which a sequence that nobody uses is deleted. 0: never.");
-ABSL_FLAG(int64_t, sequence_metadata_bytes, int64_t{256} << 20,
-          "Limit of the host memory for sequence records and page tables, for each device.");
-ABSL_FLAG(int64_t, staging_memory_bytes, int64_t{1} << 30,
-          "Limit of the host memory for tensors of requests in flight, for each device. With a "
-          "GPU, all of it is allocated and pinned at start.");
+ABSL_FLAG(
+    int64_t, sequence_metadata_bytes, 0,
+    "Limit of the host memory for sequence records and page tables, for each device. 0: 256 "
+    "MiB, or for all devices 1/32 of the memory of the container or machine if that is less.");
+ABSL_FLAG(
+    int64_t, staging_memory_bytes, 0,
+    "Limit of the host memory for tensors of requests in flight, for each device. With a "
+    "GPU, all of it is allocated and pinned at start. 0: 1 GiB, or for all devices 1/8 of the "
+    "memory of the container or machine if that is less, but for each at least twice "
+    "--max_message_bytes.");
 ABSL_FLAG(int64_t, client_staging_bytes, 0,
           "Limit of the staging memory of one client, results that it has not read included, for "
           "each device. A request beyond it waits for --staging_wait_ms and then gets "
@@ -182,11 +187,12 @@ ABSL_FLAG(int64_t, client_staging_bytes, 0,
           "or twice "
           "--max_message_bytes if that is more.");
 ABSL_FLAG(
-    int64_t, unsent_reply_bytes, int64_t{64} << 20,
+    int64_t, unsent_reply_bytes, 0,
     "Limit of the memory for replies that clients have not read, without the staging memory "
     "of their tensors; one client gets a quarter of it. A client with three quarters of that "
     "gets RESOURCE_EXHAUSTED; beyond it, its oldest replies are dropped: the RPC is cancelled, "
-    "or its connection on --local_listen closed.");
+    "or its connection on --local_listen closed. 0: 64 MiB, or 1/32 of the memory of the container "
+    "or machine if that is less.");
 ABSL_FLAG(double, reply_timeout_s, 20,
           "Seconds that a client may take to read a reply. Then the RPC is cancelled, or the "
           "connection on --local_listen closed, and the reply's memory is released.");
@@ -195,18 +201,24 @@ ABSL_FLAG(int32_t, staging_wait_ms, 500,
           "order, before it gets RESOURCE_EXHAUSTED. Waiting requests hold at most half of "
           "--transport_memory_bytes; beyond it, the newest of the client with most is refused. 0: "
           "do not wait.");
-ABSL_FLAG(int64_t, transport_memory_bytes, int64_t{256} << 20,
-          "Limit of the memory for messages being received, over all gRPC connections. Beyond it, "
-          "RPCs are cancelled. At least twice --max_message_bytes. On --local_listen, frames that "
-          "have not completely arrived may take as much again, and so may unanswered calls; one "
-          "client gets a quarter of each, of frames at least 4 MiB. Beyond it, its connection with "
-          "the most of such frames is closed, and its calls are not read.");
 ABSL_FLAG(
-    int64_t, shared_memory_bytes, int64_t{1} << 30,
+    int64_t, transport_memory_bytes, 0,
+    "Limit of the memory for messages being received, over all gRPC connections. Beyond it, "
+    "RPCs are cancelled. At least twice --max_message_bytes. On --local_listen, frames that "
+    "have not completely arrived may take as much again, and so may unanswered calls; one "
+    "client gets a quarter of each, of frames at least 4 MiB. Beyond it, its connection with "
+    "the most of such frames is closed, and its calls are not read. 0: 256 MiB, or 1/8 of the "
+    "memory of the container or machine if that is less, but twice --max_message_bytes.");
+ABSL_FLAG(
+    int64_t, shared_memory_bytes, 0,
     "Limit of the memory that all clients of the local socket share with the server; one client "
-    "gets half of it, see --client_kv_bytes. With a GPU, it is pinned.");
+    "gets half of it, see --client_kv_bytes. With a GPU, it is pinned. 0: 1 GiB, or 1/8 of the "
+    "memory "
+    "of the container or machine if that is less.");
 
-ABSL_FLAG(int64_t, max_message_bytes, int64_t{64} << 20, "Size limit of one gRPC message.");
+ABSL_FLAG(int64_t, max_message_bytes, 0,
+          "Size limit of one gRPC message. 0: 64 MiB, or 1/16 of the memory of the container or "
+          "machine if that is less.");
 ABSL_FLAG(double, max_request_gflop, 0,
           "Limit of the work in one request, in 10^9 floating-point operations, masks not counted. "
           "0: about a second of the device's time, by an estimate: 120 for each CPU thread with "
@@ -235,6 +247,7 @@ namespace {
 
 // gRPC counts message bytes in an int.
 constexpr int64_t kMaxMessageBytes = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxBudgetBytes = int64_t{1} << 46;
 
 // Checks values and keeps the first error.
 class Checker {
@@ -298,23 +311,56 @@ void CheckAddresses(const std::vector<std::string>& addresses, bool plaintext, C
   }
 }
 
-void ReadSequenceOptions(SequenceStore::Options* options, Checker* check) {
-  constexpr int64_t kMaxBytes = int64_t{1} << 46;
+// 0, for a default by the host's memory, or in [low, high].
+int64_t ReadBudget(const absl::Flag<int64_t>& flag, int64_t low, int64_t high, Checker* check) {
+  return absl::GetFlag(flag) == 0 ? 0 : check->Range(flag, low, high);
+}
+
+// Which budgets there are, and that those that are given go together.
+Budgets ReadBudgets(const HostMemory& memory, const MemoryUse& use, Checker* check) {
+  constexpr int64_t kMaxSharedBytes = (int64_t{1} << 40) - 4096;  // the limit of FaultGuard
+  Budgets given;
+  given.message = ReadBudget(FLAGS_max_message_bytes, 1024, kMaxMessageBytes, check);
+  given.staging = ReadBudget(FLAGS_staging_memory_bytes, 1 << 20, kMaxBudgetBytes, check);
+  given.transport = ReadBudget(FLAGS_transport_memory_bytes, 2048, kMaxBudgetBytes, check);
+  given.unsent_replies = ReadBudget(FLAGS_unsent_reply_bytes, 1 << 20, kMaxBudgetBytes, check);
+  given.sequence_metadata =
+      ReadBudget(FLAGS_sequence_metadata_bytes, 1 << 20, kMaxBudgetBytes, check);
+  given.shared = ReadBudget(FLAGS_shared_memory_bytes, 4096, kMaxSharedBytes, check);
+  given.kv =
+      ReadBudget(FLAGS_kv_memory_bytes, kMinKvBytes, static_cast<int64_t>(Arena::kMaxBytes), check);
+  Budgets budgets = DivideMemory(memory, use, given);
+  budgets.kv = std::min(budgets.kv, static_cast<int64_t>(Arena::kMaxBytes));
+  if (given.transport > 0) {
+    check->Range(FLAGS_transport_memory_bytes, 2 * budgets.message, kMaxBudgetBytes);
+  }
+  // With a GPU all of it is taken at start.
+  const int64_t most_staging = use.pinned_staging ? memory.bytes / use.devices : kMaxBudgetBytes;
+  check->Require(
+      budgets.staging <= most_staging, FLAGS_staging_memory_bytes, absl::StrCat(budgets.staging),
+      absl::StrCat("at most ", most_staging, ": each GPU takes as much at start, of the ",
+                   memory.bytes, " bytes that there are"));
+  check->Require(budgets.message <= budgets.staging, FLAGS_staging_memory_bytes,
+                 absl::StrCat(budgets.staging),
+                 absl::StrCat("at least --max_message_bytes, ", budgets.message));
+  return budgets;
+}
+
+void ReadSequenceOptions(const Budgets& budgets, SequenceStore::Options* options, Checker* check) {
   options->evict_lru = check->Choice<bool>(FLAGS_evict, {{"none", false}, {"lru", true}});
   const double timeout_s = check->Range(FLAGS_sequence_idle_timeout_s, 0.0, 1e8);
   options->idle_timeout =
       std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(timeout_s));
-  const int64_t client_kv_bytes = check->Range(FLAGS_client_kv_bytes, -1, kMaxBytes);
+  const int64_t client_kv_bytes = check->Range(FLAGS_client_kv_bytes, -1, kMaxBudgetBytes);
   options->client_kv_bytes =
       client_kv_bytes < 0 ? SequenceOptions::kHalfOfTheMemory : client_kv_bytes;
   options->client_sequences = check->Range(FLAGS_client_sequences, 0, int64_t{1} << 31);
-  options->metadata_bytes = check->Range(FLAGS_sequence_metadata_bytes, 1 << 20, kMaxBytes);
+  options->metadata_bytes = budgets.sequence_metadata;
   options->client_metadata_bytes = client_kv_bytes == 0 ? 0 : options->metadata_bytes / 4;
 }
 
-void ReadSharedMemoryOptions(SharedMemory::Options* options, Checker* check) {
-  constexpr int64_t kMaxBytes = int64_t{1} << 40;  // the limit of FaultGuard
-  options->total_bytes = check->Range(FLAGS_shared_memory_bytes, 4096, kMaxBytes - 4096);
+void ReadSharedMemoryOptions(const Budgets& budgets, SharedMemory::Options* options) {
+  options->total_bytes = budgets.shared;
   options->client_bytes = absl::GetFlag(FLAGS_client_kv_bytes) == 0 ? 0 : options->total_bytes / 2;
 }
 
@@ -346,28 +392,24 @@ void ReadCredentialOptions(Server::Options* options, Checker* check) {
   }
 }
 
-int64_t MachineMemoryBytes() { return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE); }
-
 size_t ReadL2BudgetBytes(Checker* check) {
   return check->Range(FLAGS_l2_budget_bytes, 0, int64_t{1} << 40);
 }
 
-void ReadCpuOptions(CpuDevice::Options* options, Checker* check) {
+void ReadCpuOptions(const Budgets& budgets, CpuDevice::Options* options, Checker* check) {
   options->threads = check->Range(FLAGS_cpu_threads, 0, 4096);
-  int64_t kv_bytes = absl::GetFlag(FLAGS_kv_memory_bytes);
-  if (kv_bytes == 0) kv_bytes = std::max(MachineMemoryBytes() / 4, int64_t{64} << 20);
-  options->kv_memory_bytes = kv_bytes;
+  options->kv_memory_bytes = budgets.kv;
   options->kv_hot_bytes = std::min(ReadL2BudgetBytes(check), options->kv_memory_bytes);
 }
 
-void ReadCudaOptions(CudaDevice::Options* options, Checker* check) {
+void ReadCudaOptions(const Budgets& budgets, CudaDevice::Options* options, Checker* check) {
   options->lanes = check->Range(FLAGS_lanes, 1, 64);
   options->idle_spin =
       std::chrono::microseconds(check->Range(FLAGS_idle_spin_us, 0, 1'000'000'000));
   options->direct_io_bytes = check->Range(FLAGS_direct_io_bytes, 0, int64_t{1} << 32);
   options->kv_memory_bytes = absl::GetFlag(FLAGS_kv_memory_bytes);
-  options->staging_memory_bytes = absl::GetFlag(FLAGS_staging_memory_bytes);
-  options->max_request_bytes = absl::GetFlag(FLAGS_max_message_bytes);
+  options->staging_memory_bytes = budgets.staging;
+  options->max_request_bytes = budgets.message;
   using L2Window = CudaDevice::L2Window;
   options->l2_window = check->Choice<L2Window>(
       FLAGS_l2_window, {{"auto", L2Window::kAuto}, {"on", L2Window::kOn}, {"off", L2Window::kOff}});
@@ -387,26 +429,31 @@ std::vector<int> ReadOrdinals(const std::string& device, Checker* check) {
   return ordinals;
 }
 
-void ReadDeviceOptions(DeviceOptions* options, Checker* check) {
+// Which devices: their kind and ordinals.
+void ReadDevices(DeviceOptions* options, Checker* check) {
   const std::string device = absl::GetFlag(FLAGS_device);
-  std::vector<int> ordinals = {0};
   if (device == "cpu") {
     options->kind = DeviceOptions::Kind::kCpu;
   } else if (device != "auto") {
     options->kind = DeviceOptions::Kind::kCuda;
-    ordinals = ReadOrdinals(device, check);
+    const std::vector<int> ordinals = ReadOrdinals(device, check);
+    options->cuda.resize(ordinals.size());
+    for (size_t i = 0; i < ordinals.size(); ++i) options->cuda[i].ordinal = ordinals[i];
   }
-  if (absl::GetFlag(FLAGS_kv_memory_bytes) != 0) {
-    check->Range(FLAGS_kv_memory_bytes, 4 << 20, static_cast<int64_t>(Arena::kMaxBytes));
-  }
-  ReadCpuOptions(&options->cpu, check);
+}
+
+// How they compute.
+void ReadDeviceOptions(const Budgets& budgets, DeviceOptions* options, Checker* check) {
+  ReadCpuOptions(budgets, &options->cpu, check);
   CudaDevice::Options cuda;
-  ReadCudaOptions(&cuda, check);
+  ReadCudaOptions(budgets, &cuda, check);
   using kernels::Accumulate;
   options->cpu.accumulate = cuda.accumulate = check->Choice<Accumulate>(
       FLAGS_accumulate, {{"float32", Accumulate::kFloat32}, {"float16", Accumulate::kFloat16}});
-  options->cuda.assign(ordinals.size(), cuda);
-  for (size_t i = 0; i < ordinals.size(); ++i) options->cuda[i].ordinal = ordinals[i];
+  for (CudaDevice::Options& gpu : options->cuda) {
+    cuda.ordinal = gpu.ordinal;
+    gpu = cuda;
+  }
 }
 
 std::vector<int> ReadCores(Checker* check) {
@@ -423,14 +470,14 @@ std::vector<int> ReadCores(Checker* check) {
   return cores;
 }
 
-void ReadConnectionOptions(Server::Connections* options, Checker* check) {
+void ReadConnectionOptions(const Budgets& budgets, Server::Connections* options, Checker* check) {
   options->max = check->Range(FLAGS_max_connections, 1, 1 << 20);
   options->max_per_host = check->Range(FLAGS_max_connections_per_host, 1, 1 << 20);
   options->max_per_client = check->Range(FLAGS_max_connections_per_client, 1, 1 << 20);
   options->max_streams = check->Range(FLAGS_max_connection_streams, 1, 65536);
   options->handshake_timeout = absl::Seconds(check->Range(FLAGS_handshake_timeout_s, 0.1, 3600.0));
   options->accept.first_bytes_within = absl::ToChronoMilliseconds(options->handshake_timeout);
-  const auto transport_bytes = static_cast<uint64_t>(absl::GetFlag(FLAGS_transport_memory_bytes));
+  const auto transport_bytes = static_cast<uint64_t>(budgets.transport);
   options->accept.inflow.streams = static_cast<uint64_t>(options->max_streams);
   options->accept.inflow.calls = 4 * options->accept.inflow.streams;
   options->accept.resets = 4 * options->accept.inflow.streams;
@@ -439,11 +486,10 @@ void ReadConnectionOptions(Server::Connections* options, Checker* check) {
   options->max_age = max_age_s == 0 ? absl::InfiniteDuration() : absl::Seconds(max_age_s);
 }
 
-void ReadUnsentReplyOptions(UnsentReplies::Options* options, Checker* check) {
-  constexpr int64_t kMaxBytes = int64_t{1} << 46;
-  const int64_t total = check->Range(FLAGS_unsent_reply_bytes, 1 << 20, kMaxBytes);
-  options->bytes.all = total;
-  options->bytes.one = total / 4;
+void ReadUnsentReplyOptions(const Budgets& budgets, UnsentReplies::Options* options,
+                            Checker* check) {
+  options->bytes.all = budgets.unsent_replies;
+  options->bytes.one = budgets.unsent_replies / 4;
   const double timeout_s = check->Range(FLAGS_reply_timeout_s, 0.01, 86400.0);
   options->timeout =
       std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(timeout_s));
@@ -451,7 +497,9 @@ void ReadUnsentReplyOptions(UnsentReplies::Options* options, Checker* check) {
 
 // A client gets a quarter of the staging memory by default, but any message that is not too large,
 // together with its results, finds room.
-size_t ClientStagingBytes(int64_t total, int64_t message, Checker* check) {
+size_t ClientStagingBytes(const Budgets& budgets, Checker* check) {
+  const int64_t total = budgets.staging;
+  const int64_t message = budgets.message;
   const int64_t client = absl::GetFlag(FLAGS_client_staging_bytes);
   if (client == 0) return std::min(total, std::max(total / 4, 2 * message));
   check->Require(client >= message && client <= total, FLAGS_client_staging_bytes,
@@ -461,19 +509,17 @@ size_t ClientStagingBytes(int64_t total, int64_t message, Checker* check) {
   return client;
 }
 
-void ReadServerOptions(Server::Options* options, Checker* check) {
+void ReadServerOptions(const Budgets& budgets, Server::Options* options, Checker* check) {
   options->version = FLASHCORE_VERSION;
   options->listen = absl::GetFlag(FLAGS_listen);
   ReadCredentialOptions(options, check);
   const bool has_tls = options->credentials.tls.enabled();
   CheckAddresses(options->listen, has_tls || absl::GetFlag(FLAGS_insecure_listen), check);
-  options->max_message_bytes = check->Range(FLAGS_max_message_bytes, 1024, kMaxMessageBytes);
-  const auto message_bytes = static_cast<int64_t>(options->max_message_bytes);
-  options->transport_memory_bytes =
-      check->Range(FLAGS_transport_memory_bytes, 2 * message_bytes, int64_t{1} << 46);
-  ReadUnsentReplyOptions(&options->unsent_replies, check);
-  ReadSharedMemoryOptions(&options->shared_memory, check);
-  ReadConnectionOptions(&options->connections, check);
+  options->max_message_bytes = budgets.message;
+  options->transport_memory_bytes = budgets.transport;
+  ReadUnsentReplyOptions(budgets, &options->unsent_replies, check);
+  ReadSharedMemoryOptions(budgets, &options->shared_memory);
+  ReadConnectionOptions(budgets, &options->connections, check);
   options->local_listen = absl::GetFlag(FLAGS_local_listen);
   // sockaddr_un has room for no more.
   check->Require(options->local_listen.size() <= 107, FLAGS_local_listen, options->local_listen,
@@ -484,23 +530,19 @@ void ReadServerOptions(Server::Options* options, Checker* check) {
   options->enable_echo = absl::GetFlag(FLAGS_enable_echo);
 }
 
-void ReadEngineOptions(Engine::Options* options, Checker* check) {
-  const int64_t staging = check->Range(FLAGS_staging_memory_bytes, 1 << 20, int64_t{1} << 46);
-  const int64_t message = check->Range(FLAGS_max_message_bytes, 1024, kMaxMessageBytes);
-  check->Require(message <= staging, FLAGS_staging_memory_bytes, absl::StrCat(staging),
-                 absl::StrCat("at least --max_message_bytes, ", message));
-  options->staging_memory_bytes = staging;
-  options->client_staging_bytes = ClientStagingBytes(staging, message, check);
+void ReadEngineOptions(const Budgets& budgets, Engine::Options* options, Checker* check) {
+  options->staging_memory_bytes = budgets.staging;
+  options->client_staging_bytes = ClientStagingBytes(budgets, check);
   options->staging_wait =
       std::chrono::milliseconds(check->Range(FLAGS_staging_wait_ms, 0, 3'600'000));
-  options->max_waiting_bytes = absl::GetFlag(FLAGS_transport_memory_bytes) / 2;
+  options->max_waiting_bytes = budgets.transport / 2;
   options->max_request_flop = 1e9 * check->Range(FLAGS_max_request_gflop, 0, 1e12);
   options->batcher.max_launch =
       std::chrono::milliseconds(check->Range(FLAGS_max_launch_ms, 1, 60'000));
   options->batcher.max_queue_requests = check->Range(FLAGS_max_queue_requests, 1, 1 << 20);
   options->batcher.max_queue_delay =
       std::chrono::microseconds(check->Range(FLAGS_max_queue_delay_us, 0, 1'000'000));
-  ReadSequenceOptions(&options->sequences, check);
+  ReadSequenceOptions(budgets, &options->sequences, check);
 }
 
 void ReadLogOptions(Logger::Options* options, Checker* check) {
@@ -519,9 +561,16 @@ absl::StatusOr<Options> ParseOptions(int argc, char** argv) {
   absl::Status read = ReadFlags(argc, argv, &options.unknown_variables);
   if (!read.ok()) return read;
   Checker check;
-  ReadServerOptions(&options.server, &check);
-  ReadEngineOptions(&options.engine, &check);
-  ReadDeviceOptions(&options.device, &check);
+  ReadDevices(&options.device, &check);
+  options.memory = HostMemory::Read();
+  options.memory_use = {static_cast<int>(options.device.cuda.size()),
+                        options.device.kind == DeviceOptions::Kind::kCuda,
+                        !absl::GetFlag(FLAGS_local_listen).empty()};
+  const Budgets budgets = ReadBudgets(options.memory, options.memory_use, &check);
+  options.budgets = budgets;
+  ReadServerOptions(budgets, &options.server, &check);
+  ReadEngineOptions(budgets, &options.engine, &check);
+  ReadDeviceOptions(budgets, &options.device, &check);
   options.cores = ReadCores(&check);
   options.metrics_listen = absl::GetFlag(FLAGS_metrics_listen);
   options.probe_listen = absl::GetFlag(FLAGS_probe_listen);

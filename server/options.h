@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "server/device/open_device.h"
 #include "server/engine/engine.h"
+#include "server/memory/budgets.h"
 #include "server/telemetry/log.h"
 #include "server/transport/server.h"
 
@@ -18,6 +19,9 @@ struct Options {
   Server::Options server;
   Engine::Options engine;
   DeviceOptions device;
+  HostMemory memory;
+  MemoryUse memory_use;
+  Budgets budgets;                 // each also where it is used, among the options above
   std::vector<int> cores;          // the server runs on these, its lanes on the first; empty: any
   std::string metrics_listen;      // empty: no metrics endpoint
   std::string probe_listen;        // empty: no separate endpoint for probes

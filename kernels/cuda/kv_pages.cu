@@ -58,11 +58,12 @@ __global__ void __launch_bounds__(kThreads)
 // The scale of a row of 8-bit K/V and the codes of its elements, as kernels/kv_8bit.h has them.
 template <class Code, class Element>
 __device__ __forceinline__ uint32_t ScaleOfRow(uint32_t largest) {
-  constexpr uint32_t kInfinity = std::is_same_v<Element, __half> ? 0x7c00 : 0x7f80;
+  using Traits = ElementTraits<Element>;
   constexpr float kLargestCode = std::is_same_v<Code, int8_t> ? 127 : kE4M3Max;
-  if (largest >= kInfinity) return 0x7fc0;  // NaN
-  const float scale = __fdiv_rn(ElementTraits<Element>::Unpack(largest, 0), kLargestCode);
-  return (__float_as_uint(scale) + 0xffff) >> 16;
+  if (largest >= Traits::kInfinity) return 0x7fc0;  // NaN
+  const float scale = __fdiv_rn(Traits::Unpack(largest, 0), kLargestCode);
+  const float most = __fdiv_rn(Traits::Unpack(Traits::kInfinity - 1, 0), kLargestCode);
+  return min((__float_as_uint(scale) + 0xffff) >> 16, __float_as_uint(most) >> 16);
 }
 
 template <class Code>
@@ -70,7 +71,7 @@ __device__ __forceinline__ uint32_t CodeOf(float element, float scale) {
   if (!(scale > 0)) return 0;
   const float ratio = __fdiv_rn(element, scale);
   if constexpr (std::is_same_v<Code, int8_t>) {
-    return __float_as_uint(__fadd_rn(ratio, kIntegerBase)) & 0xff;
+    return __float_as_uint(__fadd_rn(fminf(fmaxf(ratio, -127), 127), kIntegerBase)) & 0xff;
   } else {
     return __nv_cvt_float_to_fp8(ratio, __NV_SATFINITE, __NV_E4M3);
   }

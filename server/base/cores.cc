@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "server/base/cgroup.h"
 
 namespace flashcore::server {
 namespace {
@@ -47,6 +49,13 @@ std::vector<int> AllowedCores() {
     if (CPU_ISSET(core, &set)) cores.push_back(core);
   }
   return cores;
+}
+
+int UsableCores() {
+  const int cores = std::max(1, static_cast<int>(AllowedCores().size()));
+  const std::optional<double> cpus = ReadCgroupLimits().cpus;
+  if (!cpus.has_value() || *cpus >= cores) return cores;
+  return std::max(1, static_cast<int>(std::ceil(*cpus)));
 }
 
 absl::Status StayOnCores(absl::Span<const int> cores) {

@@ -17,6 +17,14 @@ std::optional<std::vector<int>> ParseCores(absl::string_view list);
 // The cores that the calling thread may run on, ascending.
 std::vector<int> AllowedCores();
 
+// How many threads of the process can compute at a time: as many as there are AllowedCores, or as a
+// container may have CPU time for, rounded up.
+int UsableCores();
+
+// From now on sysconf(_SC_NPROCESSORS_CONF) is `cores`: gRPC 1.51 starts threads by it, on all
+// cores of the machine otherwise.
+void SetVisibleCores(int cores);
+
 // Restricts the calling thread, and threads that it starts later, to those of `cores` that the
 // process may use; at least one must be. No change if `cores` is empty.
 absl::Status StayOnCores(absl::Span<const int> cores);

@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <fstream>
 #include <string>
 
@@ -18,6 +20,7 @@
 #include "server/base/cores.h"
 #include "server/base/error_info.h"
 #include "server/kv/operation.h"
+#include "server/memory/budgets.h"
 
 namespace flashcore::server {
 namespace {
@@ -55,8 +58,9 @@ absl::StatusOr<std::unique_ptr<CpuDevice>> CpuDevice::Create(const Options& opti
   void* memory = mmap(nullptr, options.kv_memory_bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
-    return absl::ResourceExhaustedError(absl::StrCat("cannot get ", options.kv_memory_bytes,
-                                                     " bytes of address space for K/V memory"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("--kv_memory_bytes: the system has no ", options.kv_memory_bytes,
+                     " bytes of address space for it: ", std::strerror(errno)));
   }
   // Huge pages save TLB misses, because decode reads all of it. It works without them.
   madvise(memory, options.kv_memory_bytes, MADV_HUGEPAGE);
@@ -70,16 +74,20 @@ CpuDevice::CpuDevice(const Options& options, std::vector<const kernels::Kernel*>
       kv_memory_(std::move(kv_memory)),
       clock_(clock),
       kernels_(std::move(kernels)),
-      threads_(options.threads > 0 ? options.threads
-                                   : std::max(1, static_cast<int>(AllowedCores().size()))) {
+      threads_(options.threads > 0 ? options.threads : UsableCores()) {
   info_.id = "cpu";
   info_.name = CpuName();
   info_.arch = kernels::CpuSimdTarget();
-  info_.memory_bytes = SysConf(_SC_PHYS_PAGES) * SysConf(_SC_PAGE_SIZE);
+  info_.memory_bytes = static_cast<uint64_t>(HostMemory::Read().bytes);
   info_.l2_bytes = SysConf(_SC_LEVEL2_CACHE_SIZE);
   info_.lanes = 1;
   info_.compute_units = threads_.num_threads();
   info_.speed = SpeedOf(info_.arch, info_.compute_units);
+}
+
+KvMemory CpuDevice::kv_memory() const {
+  const auto give_back = [](std::byte* data, size_t bytes) { madvise(data, bytes, MADV_DONTNEED); };
+  return {kv_memory_.get(), options_.kv_memory_bytes, options_.kv_hot_bytes, give_back};
 }
 
 absl::Status CpuDevice::Dispatch(int /*lane*/, const Launch& launch) {

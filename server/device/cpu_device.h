@@ -35,9 +35,7 @@ class CpuDevice final : public Device {
   const DeviceInfo& info() const override { return info_; }
   const std::vector<const kernels::Kernel*>& kernels() const override { return kernels_; }
   StagingPool::Allocator staging_allocator() override { return StagingPool::HeapAllocator(); }
-  KvMemory kv_memory() const override {
-    return {kv_memory_.get(), options_.kv_memory_bytes, options_.kv_hot_bytes};
-  }
+  KvMemory kv_memory() const override;
   absl::Status Dispatch(int lane, const Launch& launch) override;  // complete on return
   absl::Status Complete(int /*lane*/) override { return absl::OkStatus(); }
   absl::Status CopyPages(int lane, int64_t page_bytes,

@@ -13,7 +13,7 @@
 namespace flashcore::server {
 namespace {
 
-// How often idle sequences are expired and page moves are scheduled.
+// How often idle sequences are expired, unneeded memory given back and page moves scheduled.
 constexpr std::chrono::milliseconds kHousekeepingInterval(500);
 
 // Limit on the K/V that one round of page moves copies: it occupies a lane for a few milliseconds.
@@ -311,6 +311,10 @@ void Engine::RunHousekeeping() {
     if (stop_ || std::chrono::steady_clock::now() < next) continue;
     next += kHousekeepingInterval;
     sequences_.ExpireIdle();
+    mutex_.unlock();
+    while (sequences_.GiveBackUnneeded()) {
+    }
+    mutex_.lock();
     if (has_hot_segment) {
       moves_due_ = true;
       batcher_.Wake();

@@ -10,6 +10,7 @@ namespace flashcore::server {
 
 Arena::Arena(const KvMemory& memory, size_t superblock_bytes)
     : base_(memory.base),
+      give_back_(memory.give_back),
       superblock_bytes_(superblock_bytes),
       superblock_units_(static_cast<uint32_t>(superblock_bytes / kUnitBytes)) {
   assert(reinterpret_cast<uintptr_t>(base_) % 64 == 0);
@@ -31,8 +32,9 @@ PageId Arena::Allocate(size_t page_bytes, Segment segment, void* owner) {
   SegmentState& from = state(segment);
   Superblocks& partial = from.partial[page_bytes];
   if (partial.empty()) {
-    if (from.empty.empty()) return kNoPage;
-    partial.splice(partial.begin(), from.empty, from.empty.begin());
+    Superblocks& unused = from.emptied.empty() ? from.empty : from.emptied;
+    if (unused.empty()) return kNoPage;
+    partial.splice(partial.begin(), unused, unused.begin());
     Divide(&partial.front(), page_bytes);
   }
   if (free_ids_.empty()) {
@@ -74,11 +76,26 @@ bool Arena::Unref(PageId page) {
   if (places.empty()) partial.splice(partial.begin(), to.full, superblock);
   places.push_back(place(page));
   if (places.size() == superblock_bytes_ / page_bytes) {
-    to.empty.splice(to.empty.begin(), partial, superblock);
+    superblock->emptied = now_;
+    to.emptied.splice(to.emptied.begin(), partial, superblock);
   }
   free_ids_.push_back(page);
   to.used_bytes -= page_bytes;
   return true;
+}
+
+bool Arena::GiveBackUnneeded(TimePoint now) {
+  now_ = now;
+  if (!give_back_) return false;
+  for (SegmentState& segment : segments_) {
+    if (segment.emptied.empty()) continue;
+    const auto oldest = std::prev(segment.emptied.end());
+    if (now - oldest->emptied < kKeepEmpty) continue;
+    give_back_(base_ + kUnitBytes * oldest->place, superblock_bytes_);
+    segment.empty.splice(segment.empty.begin(), segment.emptied, oldest);
+    return true;
+  }
+  return false;
 }
 
 size_t Arena::page_bytes(PageId page) const {
@@ -89,7 +106,7 @@ size_t Arena::page_bytes(PageId page) const {
 size_t Arena::free_bytes(size_t page_bytes) const {
   size_t pages = 0;
   for (const SegmentState& segment : segments_) {
-    pages += segment.empty.size() * (superblock_bytes_ / page_bytes);
+    pages += SuperblocksWithoutPages(segment) * (superblock_bytes_ / page_bytes);
     const auto partial = segment.partial.find(page_bytes);
     if (partial == segment.partial.end()) continue;
     for (const Superblock& superblock : partial->second) pages += superblock.free_places.size();

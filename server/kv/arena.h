@@ -11,6 +11,9 @@
 // serves pages of one size at a time; once it is empty it can serve any size again. An arena
 // without pages is therefore never fragmented, whatever came before.
 //
+// A superblock that has been empty for kKeepEmpty is given back to the system, where the device
+// can.
+//
 // A page has an id, which never changes while the page is alive. Its place can change: SwapPlaces
 // moves pages between the segments. Pages are reference-counted, so that sequences can share them.
 #ifndef FLASHCORE_SERVER_KV_ARENA_H_
@@ -19,9 +22,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <unordered_map>
 #include <vector>
+
+#include "server/base/clock.h"
 
 namespace flashcore::server {
 
@@ -30,6 +36,9 @@ struct KvMemory {
   std::byte* base = nullptr;
   size_t bytes = 0;
   size_t hot_bytes = 0;  // the first `hot_bytes` of `bytes` fit the persisting part of the L2
+  // Gives memory that no page needs back to the system, until it is next written; it reads as zeros
+  // then. Whole superblocks. Takes microseconds. Null: the device keeps its memory.
+  std::function<void(std::byte* data, size_t bytes)> give_back = nullptr;
 };
 
 using PageId = uint32_t;
@@ -47,6 +56,8 @@ class Arena {
   static constexpr size_t kUnitBytes = 256;
   static constexpr size_t kMaxBytes = kUnitBytes << 31;
   static constexpr size_t kDefaultSuperblockBytes = size_t{4} << 20;
+  // So long memory stays for who comes next: writing it anew costs a fault for each of its pages.
+  static constexpr std::chrono::seconds kKeepEmpty{5};
 
   // `memory.base` is aligned to 64 bytes and may be memory that only the device can read.
   // `superblock_bytes` is a multiple of kUnitBytes. Hot memory is rounded down to whole
@@ -76,6 +87,10 @@ class Arena {
   // Lower places are in the hot segment.
   int32_t first_cold_place() const { return first_cold_place_; }
 
+  // Gives one superblock back that nobody has needed for kKeepEmpty; false if there is none. Times
+  // are those of the calls, which come twice a second.
+  bool GiveBackUnneeded(TimePoint now);
+
   // Exchanges the places of two pages of one size. The caller moves their contents.
   void SwapPlaces(PageId a, PageId b);
 
@@ -102,6 +117,7 @@ class Arena {
     int32_t place = 0;
     size_t page_bytes = 0;
     std::vector<int32_t> free_places;  // of slots without a page
+    TimePoint emptied;                 // while it is in SegmentState::emptied
   };
   using Superblocks = std::list<Superblock>;
 
@@ -109,7 +125,8 @@ class Arena {
   struct SegmentState {
     size_t superblocks = 0;
     size_t used_bytes = 0;
-    Superblocks empty;
+    Superblocks emptied;  // they have had pages: the last one is the first to be used again
+    Superblocks empty;    // the system has their memory
     // Partly used superblocks, by page_bytes, filled from the front. One that was full returns to
     // the front, so that those with few pages can become empty.
     std::unordered_map<size_t, Superblocks> partial;
@@ -120,10 +137,14 @@ class Arena {
   const SegmentState& state(Segment segment) const { return segments_[segment == Segment::kCold]; }
   bool Alive(PageId page) const { return page < pages_.size() && refs(page) > 0; }
   size_t SuperblockOf(PageId page) const { return place(page) / superblock_units_; }
+  size_t SuperblocksWithoutPages(const SegmentState& segment) const {
+    return segment.emptied.size() + segment.empty.size();
+  }
   // Makes an empty superblock serve `page_bytes`.
   void Divide(Superblock* superblock, size_t page_bytes) const;
 
   std::byte* const base_;
+  const std::function<void(std::byte*, size_t)> give_back_;
   const size_t superblock_bytes_;
   const uint32_t superblock_units_;
   int32_t first_cold_place_ = 0;
@@ -131,6 +152,7 @@ class Arena {
   std::vector<Superblocks::iterator> superblocks_;  // by place, hot ones first
   std::vector<Page> pages_;                         // by PageId
   std::vector<PageId> free_ids_;
+  TimePoint now_;  // of the last call of GiveBackUnneeded
 };
 
 }  // namespace flashcore::server

@@ -74,6 +74,9 @@ class PagePool {
   uint64_t BeginLaunch();
   void EndLaunch(uint64_t launch);
 
+  // See Arena.
+  bool GiveBackUnneeded(TimePoint now) { return arena_.GiveBackUnneeded(now); }
+
   // True if at least a quarter of the hot segment is free space that pages have left since the last
   // time this was true. The L2 still keeps lines of that space, which nobody reads.
   bool ShouldResetPersistingL2();

@@ -382,6 +382,11 @@ void SequenceStore::EndMoves(const PageMoves& moves, bool ok) {
   mover_.End(moves, ok);
 }
 
+bool SequenceStore::GiveBackUnneeded() {
+  MutexLock lock(&mutex_);
+  return pages_.GiveBackUnneeded(clock_->Now());
+}
+
 bool SequenceStore::ShouldResetPersistingL2() {
   MutexLock lock(&mutex_);
   return pages_.ShouldResetPersistingL2();

@@ -89,6 +89,10 @@ class SequenceStore {
   // Deletes the sequences that have been idle for too long.
   void ExpireIdle();
 
+  // Gives a part of the memory that pages have left back to the system: call it, often, until it
+  // returns false. Others get the mutex in between.
+  bool GiveBackUnneeded();
+
   // A lease of `identity`, under a new id. Sequences can name it until CloseLease; then they are
   // orphans. Closing takes the same short time however many there are.
   void OpenLease(LeaseId id, const Identity& identity);

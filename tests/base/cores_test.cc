@@ -1,6 +1,8 @@
 // Lists of cores, and threads that stay on them.
 #include "server/base/cores.h"
 
+#include <unistd.h>
+
 #include <thread>
 
 #include "gmock/gmock.h"
@@ -33,6 +35,18 @@ TEST(CoresTest, AThreadAndThoseItStartsStay) {
   }).join();
   EXPECT_EQ(AllowedCores(), all);
   std::thread([] { EXPECT_FALSE(StayOnCores({1023}).ok()); }).join();
+}
+
+TEST(CoresTest, LibrariesSeeTheCoresThatThisProcessMayUse) {
+  const int cores = UsableCores();
+  EXPECT_GE(cores, 1);
+  EXPECT_LE(cores, static_cast<int>(AllowedCores().size()));
+  const long pages = sysconf(_SC_PAGE_SIZE);
+  SetVisibleCores(cores + 3);
+  EXPECT_EQ(sysconf(_SC_NPROCESSORS_CONF), cores + 3);
+  EXPECT_EQ(sysconf(_SC_PAGE_SIZE), pages) << "nothing else changes";
+  SetVisibleCores(0);
+  EXPECT_GE(sysconf(_SC_NPROCESSORS_CONF), cores);
 }
 
 }  // namespace

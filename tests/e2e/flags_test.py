@@ -49,6 +49,24 @@ class FlagTest(unittest.TestCase):
             self.assertEqual((found.max_message_bytes, found.client_staging_bytes, found.staging_memory_bytes,
                               found.reply_timeout_seconds), (3 * MIB // 2, 2_000_000, 1 << 30, 1.5))
 
+    def test_what_is_taken_of_the_memory_is_in_the_log(self):
+        with harness.Server("--kv_memory_bytes=8MiB", "--unsent_reply_bytes=2MiB") as server:
+            memory = server.wait_for_record("memory")
+        self.assertIn(memory["of"], ("machine", "container"))
+        self.assertLessEqual(memory["budgets_bytes"], memory["bytes"])
+        self.assertEqual((memory["kv_memory_bytes"], memory["unsent_reply_bytes"]),
+                         (0 if harness.ON_GPU else 8 * MIB, 2 * MIB))
+        self.assertGreaterEqual(memory["cores"], 1)
+
+    def test_more_than_there_is_is_warned_about(self):
+        with harness.Server("--unsent_reply_bytes=32TiB") as server:
+            server.wait_for_record("serving")
+            warned = [record for record in server.records() if record["level"] == "warning"]
+        self.assertIn(("a budget is more than the memory there is", "unsent_reply_bytes", 32 << 40),
+                      [(record["msg"], record.get("flag"), record.get("value")) for record in warned])
+        self.assertIn("the budgets together are more than the memory there is",
+                      [record["msg"] for record in warned])
+
     def test_a_single_client_gets_all_memory(self):
         with harness.Server("--client_kv_bytes=0") as server:
             found = limits(server)
@@ -97,13 +115,17 @@ class FlagTest(unittest.TestCase):
 
     def test_flags_that_contradict_each_other_are_refused(self):
         self.assert_refused([
-            (["--client_staging_bytes=1"], {}, "--client_staging_bytes: '1' is not 0, or from "
-             "--max_message_bytes, 67108864, to --staging_memory_bytes, 1073741824"),
-            (["--client_staging_bytes=1025MiB"], {}, "--client_staging_bytes: '1074790400' is not 0, or"),
-            (["--staging_memory_bytes=32MiB"], {},
-             "--staging_memory_bytes: '33554432' is not at least --max_message_bytes, 67108864"),
-            (["--transport_memory_bytes=64MiB"], {},
-             "--transport_memory_bytes: '67108864' is not in 134217728.."),
+            (["--client_staging_bytes=1", "--max_message_bytes=2MiB", "--staging_memory_bytes=4MiB"], {},
+             "--client_staging_bytes: '1' is not 0, or from "
+             "--max_message_bytes, 2097152, to --staging_memory_bytes, 4194304"),
+            (["--client_staging_bytes=1025MiB", "--staging_memory_bytes=1GiB"], {},
+             "--client_staging_bytes: '1074790400' is not 0, or"),
+            (["--staging_memory_bytes=2MiB", "--max_message_bytes=4MiB"], {},
+             "--staging_memory_bytes: '2097152' is not at least --max_message_bytes, 4194304"),
+            (["--transport_memory_bytes=4MiB", "--max_message_bytes=4MiB"], {},
+             "--transport_memory_bytes: '4194304' is not in 8388608.."),
+            (["--device=cuda:0,cuda:1", "--staging_memory_bytes=1TiB"], {},
+             "--staging_memory_bytes: '1099511627776' is not at most "),
             (["--tls_cert_file=a.pem"], {}, "--tls_key_file: '' is not set together with --tls_cert_file"),
             (["--metrics_listen=", "--metrics_token_file=t"], {},
              "--metrics_token_file: 't' is not usable without --metrics_listen"),

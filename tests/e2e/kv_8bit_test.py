@@ -34,8 +34,9 @@ class Kv8BitTests:
         wanted = np.abs(rows).max(axis=-1, keepdims=True) / np.float32(self.largest_code)
         bits = wanted.view(np.uint32)
         scale = ((bits + np.uint32(0xffff)) & np.uint32(0xffff0000)).view(np.float32)  # up to BF16
+        scale = np.minimum(scale, np.float32(self.largest_scale))
         with np.errstate(invalid="ignore"):
-            codes = self.nearest(rows / scale)
+            codes = self.nearest(np.clip(rows / scale, -self.largest_code, self.largest_code))
         return np.where(scale > 0, codes * scale, 0).astype(np.float32)
 
     def assert_attends(self, got, q, k, v):
@@ -127,6 +128,15 @@ class Kv8BitTests:
         want = harness.reference(q, self.stored(k), self.stored(v), causal=True)[0]
         self.assert_close(self.outputs(reply, [q])[0], want, largest=65504)
 
+    def test_what_is_finite_stays_finite(self):
+        for largest in (65504, -65504):
+            k, v, q = self.tensor(70, KV_HEADS), self.tensor(70, KV_HEADS), self.tensor(1, HEADS)
+            v[:] = largest
+            sequence = self.create()
+            self.load(sequence, (k, v))
+            got = self.outputs(self.stub.Attend(self.attend_request([sequence], [q])), [q])[0]
+            np.testing.assert_allclose(got.astype(np.float64), largest, rtol=1 / 128)
+
     def test_a_row_with_nan_or_infinity_is_nan_for_those_that_attend_to_it(self):
         for bad in (np.nan, np.inf):
             k, v, q = self.tensor(70, KV_HEADS), self.tensor(70, KV_HEADS), self.tensor(3, HEADS)
@@ -203,14 +213,14 @@ class Kv8BitTests:
 
 class Int8Test(Kv8BitTests, sequences_test.SequencesTest):
     kv_dtype, name = pb.KV_DTYPE_INT8, "int8"
-    largest_code, nearest = 127, staticmethod(np.rint)
+    largest_code, largest_scale, nearest = 127, 512, staticmethod(np.rint)
     error = 0.006  # of O, relative
     bench_flags = (("--mode=decode", "--precision=int8_qk"), ("--mode=prefill", "--precision=int8_qk_pv"))
 
 
 class Float8E4M3Test(Kv8BitTests, sequences_test.SequencesTest):
     kv_dtype, name = pb.KV_DTYPE_FLOAT8_E4M3, "float8_e4m3"
-    largest_code, nearest = 448, staticmethod(nearest_e4m3)
+    largest_code, largest_scale, nearest = 448, 146, staticmethod(nearest_e4m3)
     error = 0.03
     bench_flags = ()
 

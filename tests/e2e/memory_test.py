@@ -131,6 +131,23 @@ class MemoryTest(unittest.TestCase):
             # Two chunks in staging memory, and two being received.
             self.assertLessEqual(grown, 4 * chunk * OVERHEAD)
 
+    def test_the_memory_of_deleted_kv_is_given_back(self):
+        with harness.Server("--kv_memory_bytes=256MiB", "--client_kv_bytes=0") as server, \
+                server.channel() as channel:
+            stub = harness.stub(channel)
+            half = bytes(8 * MIB)
+            before = server.status_bytes("VmRSS")
+            sequence = stub.CreateSequence(pb.CreateSequenceRequest(
+                num_layers=1, num_kv_heads=8, head_dim=128, dtype=pb.DTYPE_FLOAT16)).sequence_id
+            stub.LoadSequence(pb.LoadSequenceRequest(
+                sequence_id=sequence if i == 0 else b"", layout=pb.LAYOUT_NHD, rows=4096, key=half,
+                value=half) for i in range(15))
+            self.assertGreater(server.status_bytes("VmRSS") - before, 15 * 16 * MIB)
+            stub.DeleteSequence(pb.DeleteSequenceRequest(sequence_id=sequence))
+            # What chunks took in staging memory and as messages is kept for the next ones.
+            harness.wait_until(lambda: server.status_bytes("VmRSS") - before <= 4 * 16 * MIB,
+                               "the memory is given back")
+
     def assert_own_memory(self, server, what, published):
         """Without the pages of files, program and libraries: the system decides how many are resident."""
         own = server.status_bytes("RssAnon")

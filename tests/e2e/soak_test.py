@@ -8,6 +8,7 @@ duration; use 600 for a real soak. FLASHCORE_TEST_SEED repeats the clients' choi
 import os
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -269,7 +270,7 @@ class SoakTest(unittest.TestCase):
                 if time.monotonic() > begin + (self.credentials.rotations + 1) * ROTATE_SECONDS:
                     self.credentials.rotate(self.server.target)
                 self.assertIsNone(self.server.process.poll(), "the server died")
-                rss.append(self.server.status_bytes("VmRSS"))
+                rss.append(self.resident_bytes())
                 victim = self.random.randrange(len(processes))
                 kills += 1
                 for i, process in enumerate(processes):
@@ -296,6 +297,12 @@ class SoakTest(unittest.TestCase):
             for _ in range(KV_BYTES // (2 * len(data))):
                 stub.LoadSequence(iter([message]), metadata=metadata)
             stub.DeleteSequence(pb.DeleteSequenceRequest(sequence_id=sequence), metadata=metadata)
+
+    def resident_bytes(self):
+        """Without K/V memory, which comes and goes with the sequences."""
+        mappings = pathlib.Path(f"/proc/{self.server.process.pid}/smaps").read_text()
+        found = re.findall(r"^Size: +(\d+) kB\n(?:\w+: .*\n)*?Rss: +(\d+) kB$", mappings, re.MULTILINE)
+        return 1024 * sum(int(rss) for size, rss in found if 1024 * int(size) != KV_BYTES)
 
     def open_files_and_threads(self):
         process = pathlib.Path("/proc", str(self.server.process.pid))

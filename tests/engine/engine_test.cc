@@ -96,6 +96,15 @@ TEST_F(EngineTest, RunsARequest) {
   EXPECT_EQ(engine_->staging().used_bytes(), 0u);
 }
 
+TEST_F(EngineTest, HousekeepingGivesMemoryThatNobodyNeedsBackToTheDevice) {
+  Start();
+  const SequenceId id = CreateSequence();
+  ASSERT_EQ(Run(AppendTo(id, 130)), absl::OkStatus());
+  ASSERT_EQ(engine_->sequences().Delete(id, {"alice", {}}), absl::OkStatus());
+  clock_.Advance(Arena::kKeepEmpty);
+  device_.WaitUntilGivenBack(3 * kShape.page_bytes());
+}
+
 TEST_F(EngineTest, RefusesWhatDoesNotValidateAndLendsNothing) {
   Start();
   Client client;

@@ -36,7 +36,8 @@ struct FakeDeviceControl {
   std::vector<std::string> clients ABSL_GUARDED_BY(mutex);  // of the first request of each batch
   std::vector<size_t> appends ABSL_GUARDED_BY(mutex);       // of each batch
   absl::Status result ABSL_GUARDED_BY(mutex);
-  int passes ABSL_GUARDED_BY(mutex) = 0;  // batches that may pass the closed gate
+  int passes ABSL_GUARDED_BY(mutex) = 0;         // batches that may pass the closed gate
+  size_t given_back ABSL_GUARDED_BY(mutex) = 0;  // bytes of K/V memory
 
   void SetOpen(bool value) {
     MutexLock lock(&mutex);
@@ -67,6 +68,15 @@ struct FakeDeviceControl {
   std::vector<size_t> Appends() {
     MutexLock lock(&mutex);
     return appends;
+  }
+  void GiveBack(size_t bytes) {
+    MutexLock lock(&mutex);
+    given_back += bytes;
+    changed.NotifyAll();
+  }
+  void WaitUntilGivenBack(size_t bytes) {
+    MutexLock lock(&mutex);
+    while (given_back < bytes) changed.Wait(&mutex);
   }
   size_t MostUnderWay() {
     MutexLock lock(&mutex);
@@ -141,6 +151,16 @@ class FakeDevice final : public HeapDevice {
   explicit FakeDevice(FakeDeviceControl* control) : FakeDevice(control, Options()) {}
   FakeDevice(FakeDeviceControl* control, const Options& options)
       : HeapDevice(options), control_(control) {}
+
+  // What is given back is poisoned again.
+  KvMemory kv_memory() const override {
+    KvMemory memory = HeapDevice::kv_memory();
+    memory.give_back = [control = control_](std::byte* data, size_t bytes) {
+      std::memset(data, 0xff, bytes);
+      control->GiveBack(bytes);
+    };
+    return memory;
+  }
 
   absl::Status Dispatch(int lane, const Launch& launch) override {
     WritePages(launch);

@@ -38,6 +38,12 @@ class Kv8BitTest : public testing::TestWithParam<KvDType> {
     if (GetParam() == KvDType::kInt8) return (0.5 + 0x1p-17) * scale;
     return std::max(0x1p-10 * scale, std::abs(element) / 16.0) * (1 + 0x1p-20);
   }
+  // The largest number that a row of this type may be read as: the largest code times the largest
+  // BFloat16 with which that is not beyond the type's numbers.
+  static double LargestRead(DType dtype) {
+    if (dtype == DType::kFloat16) return GetParam() == KvDType::kInt8 ? 127 * 512 : 448 * 146;
+    return GetParam() == KvDType::kInt8 ? 127 * 0x1p121 : 448 * 145 * 0x1p112;
+  }
 };
 
 // Every magnitude of both types, as the largest of a row.
@@ -51,6 +57,7 @@ TEST_P(Kv8BitTest, TheScaleIsTheSmallestBFloat16ThatIsLargeEnough) {
         EXPECT_TRUE(std::isnan(scale)) << magnitude;
         continue;
       }
+      if (ToFloat(dtype, largest) > LargestRead(dtype)) continue;
       const double want = ToFloat(dtype, largest) / Largest();
       ASSERT_GE(scale * (1 + 0x1p-23), want) << magnitude;
       ASSERT_LT(BFloat16ToFloat(static_cast<uint16_t>(bits - 1)), want) << magnitude;
@@ -62,6 +69,25 @@ TEST_P(Kv8BitTest, TheScaleIsTheSmallestBFloat16ThatIsLargeEnough) {
           << magnitude;
       ASSERT_EQ(Number(-element, static_cast<float>(scale)), -number);
     }
+  }
+}
+
+TEST_P(Kv8BitTest, WhatIsFiniteIsReadAsFinite) {
+  for (const DType dtype : kDTypes) {
+    int beyond = 0;
+    for (uint32_t magnitude = 1; IsFinite(dtype, static_cast<uint16_t>(magnitude)); ++magnitude) {
+      const auto largest = static_cast<uint16_t>(magnitude);
+      const float element = ToFloat(dtype, largest);
+      const float scale = BFloat16ToFloat(ScaleOfRow(GetParam(), dtype, largest));
+      const double read = scale * Number(element, scale);
+      ASSERT_TRUE(IsFinite(dtype, FromFloat(dtype, static_cast<float>(read)))) << magnitude;
+      ASSERT_EQ(Number(-element, scale) * scale, -read) << magnitude;
+      if (element <= LargestRead(dtype)) continue;
+      ASSERT_EQ(read, LargestRead(dtype)) << magnitude;
+      ASSERT_GE(read, element * (1 - 1.0 / 128)) << magnitude;
+      ++beyond;
+    }
+    EXPECT_GT(beyond, 0);
   }
 }
 
@@ -116,7 +142,8 @@ TEST_P(Kv8BitTest, NoElementIsFartherThanHalfAStep) {
       const float element = ToFloat(dtype, std::min(a, b));
       const float scale = BFloat16ToFloat(ScaleOfRow(GetParam(), dtype, largest));
       const double read = scale * Number(element, scale);
-      ASSERT_LE(std::abs(read - element), WorstError(element, scale)) << a << " " << b;
+      const double want = std::min<double>(element, LargestRead(dtype));
+      ASSERT_LE(std::abs(read - want), WorstError(element, scale)) << a << " " << b;
     }
   }
 }

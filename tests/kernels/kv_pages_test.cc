@@ -98,6 +98,8 @@ std::byte NearestE4M3(float number) {
   return static_cast<std::byte>(code | (std::signbit(number) ? 0x80 : 0));
 }
 
+float LargestFinite(DType dtype) { return dtype == DType::kFloat16 ? 65504 : 0x1.fep127f; }
+
 // Expected result of appending one head's row to an 8-bit page, from the definition.
 void QuantiseRowSlowly(const PageLayout& layout, const std::byte* from, std::byte* to,
                        std::byte* scale_to) {
@@ -109,11 +111,14 @@ void QuantiseRowSlowly(const PageLayout& layout, const std::byte* from, std::byt
     is_finite = is_finite && std::isfinite(element);
     largest = std::max(largest, std::abs(element));
   }
-  const float wanted = largest / (is_int8 ? 127.0f : 448.0f);
+  const float largest_code = is_int8 ? 127 : 448;
+  const float wanted = largest / largest_code;
   // The smallest BFloat16 that is not below.
   uint16_t bits = FloatToBFloat16(wanted);
   while (bits > 0 && BFloat16ToFloat(bits - 1) >= wanted) --bits;
   while (BFloat16ToFloat(bits) < wanted) ++bits;
+  // Down where the largest code would be read as more than the type has.
+  while (BFloat16ToFloat(bits) * largest_code > LargestFinite(layout.dtype)) --bits;
   if (!is_finite) bits = FloatToBFloat16(NAN);
   std::memcpy(scale_to, &bits, sizeof(bits));
   for (int32_t d = 0; d < layout.head_dim; ++d) {
@@ -121,7 +126,8 @@ void QuantiseRowSlowly(const PageLayout& layout, const std::byte* from, std::byt
     if (!std::isfinite(number)) {
       to[d] = std::byte{0};
     } else {
-      to[d] = is_int8 ? static_cast<std::byte>(std::lrint(number)) : NearestE4M3(number);
+      const float kept = std::clamp(number, -largest_code, largest_code);
+      to[d] = is_int8 ? static_cast<std::byte>(std::lrint(kept)) : NearestE4M3(kept);
     }
   }
 }

@@ -1,6 +1,7 @@
 #include "server/kv/arena.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <iterator>
 #include <map>
@@ -350,22 +351,97 @@ class ArenaModelTest : public ::testing::Test {
 
   static constexpr size_t kPageUnits[] = {1, 2, 3, 5, 8, 16};
 
-  Arena arena_{Superblocks(kHot, kCold), kSuperblock};
+  // Only free memory is given back.
+  KvMemory Memory() {
+    KvMemory memory = Superblocks(kHot, kCold);
+    memory.give_back = [this](std::byte* data, size_t bytes) {
+      ExpectFree({static_cast<int32_t>((data - kBase) / kUnit), bytes, 1, nullptr});
+      ++given_back_;
+    };
+    return memory;
+  }
+
+  Arena arena_{Memory(), kSuperblock};
+  int given_back_ = 0;
   std::mt19937 random_;
   std::map<PageId, ModelPage> model_;
   std::map<int32_t, int32_t> taken_;  // [first, second) in units
   std::map<Segment, size_t> used_;
 };
 
+// An arena of a device that takes memory back, and what it was given.
+class ArenaGiveBackTest : public ::testing::Test {
+ protected:
+  using Seconds = std::chrono::seconds;
+
+  KvMemory Memory(size_t hot, size_t cold) {
+    KvMemory memory = Superblocks(hot, cold);
+    memory.give_back = [this](std::byte* data, size_t bytes) {
+      EXPECT_EQ(bytes, kSuperblock);
+      given_back_.push_back((data - kBase) / kSuperblock);
+    };
+    return memory;
+  }
+
+  // The superblocks that it gives back at this time, in order.
+  std::vector<size_t> GiveBackAt(Seconds time) {
+    given_back_.clear();
+    while (arena_.GiveBackUnneeded(TimePoint(time))) {
+    }
+    return std::exchange(given_back_, {});
+  }
+
+  std::vector<size_t> given_back_;
+  Arena arena_{Memory(1, 3), kSuperblock};
+};
+
+TEST_F(ArenaGiveBackTest, MemoryIsGivenBackOnceWhenItHasBeenEmptyForLong) {
+  EXPECT_TRUE(GiveBackAt(Seconds(100)).empty()) << "never used";
+  std::vector<PageId> pages = Fill(&arena_, kSuperblock, Segment::kCold);
+  pages.push_back(Fill(&arena_, kSuperblock, Segment::kHot)[0]);
+  EXPECT_TRUE(GiveBackAt(Seconds(200)).empty()) << "in use";
+  UnrefAll(&arena_, {pages[0], pages[3]});
+  EXPECT_TRUE(GiveBackAt(Seconds(204)).empty());
+  UnrefAll(&arena_, {pages[1]});
+  EXPECT_EQ(GiveBackAt(Seconds(205)), (std::vector<size_t>{0, 1}));
+  EXPECT_TRUE(GiveBackAt(Seconds(208)).empty());
+  EXPECT_EQ(GiveBackAt(Seconds(209)), (std::vector<size_t>{2}));
+  EXPECT_TRUE(GiveBackAt(Seconds(900)).empty()) << "once";
+  UnrefAll(&arena_, {pages[2]});
+  EXPECT_EQ(Fill(&arena_, kSuperblock, Segment::kCold).size(), 3u) << "what was given back is free";
+}
+
+TEST_F(ArenaGiveBackTest, MemoryThatIsUsedAgainStays) {
+  GiveBackAt(Seconds(100));
+  std::vector<PageId> pages = Fill(&arena_, kSuperblock, Segment::kCold);
+  UnrefAll(&arena_, pages);
+  GiveBackAt(Seconds(104));
+  const PageId again = arena_.Allocate(kUnit, Segment::kCold, nullptr);
+  EXPECT_EQ(arena_.place(again), static_cast<int32_t>(3 * kSuperblock / kUnit))
+      << "the last that was emptied";
+  EXPECT_EQ(GiveBackAt(Seconds(105)), (std::vector<size_t>{1, 2}));
+  UnrefAll(&arena_, {again});
+  EXPECT_TRUE(GiveBackAt(Seconds(109)).empty());
+  EXPECT_EQ(GiveBackAt(Seconds(110)), (std::vector<size_t>{3}));
+}
+
+TEST_F(ArenaGiveBackTest, ADeviceThatKeepsItsMemoryIsNotAsked) {
+  Arena arena(Superblocks(0, 1), kSuperblock);
+  UnrefAll(&arena, Fill(&arena, kSuperblock, Segment::kCold));
+  EXPECT_FALSE(arena.GiveBackUnneeded(TimePoint(Seconds(100))));
+}
+
 TEST_F(ArenaModelTest, AgreesUnderRandomUse) {
   random_.seed(TestSeed());
   for (int step = 0; step < 20'000 && !HasFailure(); ++step) {
     Step(step / 1000 % 2 == 0 ? 70 : 15);  // fills up, drains, and again
+    arena_.GiveBackUnneeded(TimePoint(std::chrono::milliseconds(100 * step)));
     if (step % 100 != 0) continue;
     ExpectAgreement();
     ExpectFreeBytesAreFree(kPageUnits[random_() % std::size(kPageUnits)] * kUnit,
                            kBoth[random_() % 2]);
   }
+  EXPECT_GT(given_back_, 0);
   while (!model_.empty()) Unref(model_.begin()->first);
   ExpectAgreement();
   for (const Segment segment : kBoth) {

@@ -40,8 +40,14 @@ class SequenceStoreTest : public ::testing::Test {
     memory_.input_bytes = pages * kPageBytes;
     memory_.inputs.Reset();
     EXPECT_EQ(staging_.Acquire(&memory_), absl::OkStatus());
+    given_back_ = 0;
+    const auto give_back = [this](std::byte* data, size_t bytes) {
+      std::memset(data, 0, bytes);
+      given_back_ += bytes;
+    };
     store_ = std::make_unique<SequenceStore>(
-        options, KvMemory{memory_.inputs.data(), pages * kPageBytes, hot_pages * kPageBytes},
+        options,
+        KvMemory{memory_.inputs.data(), pages * kPageBytes, hot_pages * kPageBytes, give_back},
         &clock_, &metrics_);
   }
 
@@ -171,6 +177,7 @@ class SequenceStoreTest : public ::testing::Test {
 
   StagingPool staging_{size_t{64} << 20, StagingPool::HeapAllocator()};
   FakeClock clock_;
+  size_t given_back_ = 0;  // bytes
   MetricRegistry registry_;
   DeviceMetrics metrics_{"fake", &registry_};
   StagingClaim memory_;

@@ -516,5 +516,32 @@ TEST_F(SequenceStoreTest, ListsTheSequencesOfAClientPageByPage) {
   EXPECT_THAT(store_->List({"nobody", {}}, 0, {2}).sequences, IsEmpty());
 }
 
+TEST_F(SequenceStoreTest, MemoryOfDeletedSequencesIsGivenBackAfterFiveSeconds) {
+  const auto give_back = [this] {
+    while (store_->GiveBackUnneeded()) {
+    }
+    return given_back_ / kPageBytes;
+  };
+  const SequenceId kept = Load("kept");
+  const SequenceId deleted = Load(Rows(130, 'x'));  // three pages
+  const OperationPtr operation = Lease({{deleted, ""}});
+  const std::unique_ptr<Launch> launch = Begin({operation.get()});
+  clock_.Advance(seconds(100));
+  EXPECT_EQ(give_back(), 0u) << "in use";
+  EXPECT_EQ(store_->Delete(deleted, {"alice", {}}), absl::OkStatus());
+  clock_.Advance(seconds(100));
+  EXPECT_EQ(give_back(), 0u) << "a launch reads it";
+  EXPECT_EQ(Text(*launch), Rows(130, 'x'));
+  store_->EndLaunch(*launch, true);
+  clock_.Advance(seconds(4));
+  EXPECT_EQ(give_back(), 0u);
+  clock_.Advance(seconds(1));
+  EXPECT_EQ(give_back(), 3u);
+  clock_.Advance(seconds(100));
+  EXPECT_EQ(give_back(), 3u) << "once";
+  EXPECT_EQ(Text(kept), "kept");
+  EXPECT_EQ(Text(Load(Rows(130, 'y'))), Rows(130, 'y'));
+}
+
 }  // namespace
 }  // namespace flashcore::server
