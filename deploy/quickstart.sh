@@ -78,8 +78,8 @@ step "resident K/V: decode steps of 32 forks of one prefix, compared with inline
 
 step "the server's own latency histogram"
 curl -fsS "$metrics" | awk '
-  # Prints upper bounds of the quantiles of flashcore_request_duration_seconds{rpc="Attend"}.
-  /^flashcore_request_duration_seconds_bucket{rpc="Attend"/ {
+  # Prints upper bounds of the quantiles of flashcore_request_duration_seconds{rpc="Attend",outcome="ok"}.
+  /^flashcore_request_duration_seconds_bucket{outcome="ok",rpc="Attend"/ {
     match($0, /le="[^"]*"/)
     bound[++n] = substr($0, RSTART + 4, RLENGTH - 5)
     count[n] = $NF

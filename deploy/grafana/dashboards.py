@@ -13,6 +13,7 @@ FOLDER = pathlib.Path(__file__).parent / "dashboards"
 DURATION = "flashcore_request_duration_seconds"
 PHASE = "flashcore_request_phase_seconds"
 OF_RPC = '<servers>, rpc=~"$rpc", transport=~"$transport"'
+SERVED = OF_RPC + ', outcome="ok"'  # a refusal is fast: it must not count in a percentile
 GPU = 'Hostname=~"$host", gpu=~"$gpu"'
 
 SERVERS = [Variable("job", "Job", "label_values(flashcore_build_info, job)"),
@@ -49,8 +50,8 @@ SERVICE = dashboard(
               "Servers of each version.", "stat"),
         Panel("Request rate", "reqps", {f"sum(rate({DURATION}_count{{{OF_RPC}}}[<window>]))": ""},
               "Requests answered. Each message of a stream counts.", "stat"),
-        Panel("p99 latency", "s", {quantile(0.99, DURATION, where=OF_RPC): ""},
-              "Time of a request on the server, from its receipt to its answer.", "stat"),
+        Panel("p99 latency", "s", {quantile(0.99, DURATION, where=SERVED): ""},
+              "Time of a served request on the server, from its receipt to its answer.", "stat"),
         Panel("In flight", "short", {"sum(flashcore_inflight_requests{<servers>})": ""},
               "Requests received and not yet answered.", "stat"),
         Panel("Up since", "dateTimeFromNow", {"max(process_start_time_seconds{<servers>}) * 1000": ""},
@@ -60,6 +61,10 @@ SERVICE = dashboard(
               {f"sum by (rpc, transport) (rate({DURATION}_count{{{OF_RPC}}}[<window>]))":
                "{{rpc}} {{transport}}"},
               "Requests answered, by RPC and transport."),
+        Panel("Outcomes", "reqps",
+              {f"sum by (outcome) (rate({DURATION}_count{{{OF_RPC}}}[<window>]))": "{{outcome}}"},
+              "How requests ended. Refused: before any work, because the server is full or drains.",
+              stacked=True),
         Panel("Errors by reason", "reqps",
               {"sum by (reason) (rate(flashcore_rejected_requests_total{<servers>}[<window>]))":
                "{{reason}}"},
@@ -70,14 +75,14 @@ SERVICE = dashboard(
                "{{grpc_code}}"},
               "RPCs that ended with an error. A stream is one RPC."),
     ], [
-        Panel("Request latency", "s", _quantiles(DURATION, OF_RPC),
-              "Time of a request on the server, from its receipt to its answer."),
+        Panel("Request latency", "s", _quantiles(DURATION, SERVED),
+              "Time of a served request on the server, from its receipt to its answer."),
         Panel("Request latency heatmap", "s",
-              {_heat(DURATION, OF_RPC): "{{le}}"}, "Requests by duration.", "heatmap"),
+              {_heat(DURATION, SERVED): "{{le}}"}, "Served requests by duration.", "heatmap"),
     ], [
         Panel("p99 latency by RPC", "s",
-              {quantile(0.99, DURATION, "rpc, transport", OF_RPC): "{{rpc}} {{transport}}"},
-              "Each message of a stream counts as a request."),
+              {quantile(0.99, DURATION, "rpc, transport", SERVED): "{{rpc}} {{transport}}"},
+              "Of served requests. Each message of a stream counts as a request."),
         Panel("RPCs under way", "short",
               {"sum by (grpc_method) (grpc_server_started_total{<servers>})"
                " - sum by (grpc_method) (grpc_server_handled_total{<servers>})": "{{grpc_method}}"},
@@ -86,11 +91,11 @@ SERVICE = dashboard(
         Panel("Latency budget burn", "short",
               {f'job:flashcore_slow_requests:ratio_rate{window}{{job=~"$job"}} / 0.01': window
                for window in ("5m", "1h", "6h", "3d")},
-              "Share of slow requests, divided by the share that the latency objective allows. At 1 the"
-              " budget lasts exactly 30 days."),
+              "Share of requests that are slow or not served, divided by the share that the latency"
+              " objective allows. At 1 the budget lasts exactly 30 days."),
         Panel("Failed requests", "percentunit",
               {'job:flashcore_failed_requests:ratio_rate5m{job=~"$job"}': "{{job}}"},
-              "Share of requests that failed for reasons other than client errors."),
+              "Share of requests that were refused, expired or failed. Errors of clients do not count."),
     ], [
         Panel("Connections", "short",
               {"flashcore_connections{<servers>}": "{{instance}} gRPC",

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "prometheus/metric_family.h"
+#include "server/base/error_info.h"
 #include "server/telemetry/log.h"
 
 namespace flashcore::server {
@@ -24,19 +26,52 @@ constexpr const char* kCodeNames[RpcMetrics::kCodes] = {
     "Aborted",  "OutOfRange",     "Unimplemented",    "Internal",          "Unavailable",
     "DataLoss", "Unauthenticated"};
 
-// The reasons of rejected requests; any other code counts as "internal".
-constexpr std::pair<absl::StatusCode, const char*> kReasons[] = {
-    {absl::StatusCode::kInvalidArgument, "invalid_argument"},
-    {absl::StatusCode::kNotFound, "not_found"},
-    {absl::StatusCode::kPermissionDenied, "permission_denied"},
-    {absl::StatusCode::kFailedPrecondition, "failed_precondition"},
-    {absl::StatusCode::kResourceExhausted, "resource_exhausted"},
-    {absl::StatusCode::kDeadlineExceeded, "deadline_exceeded"},
-    {absl::StatusCode::kCancelled, "cancelled"},
-    {absl::StatusCode::kUnimplemented, "unimplemented"},
-    {absl::StatusCode::kUnavailable, "unavailable"},
-    {absl::StatusCode::kUnauthenticated, "unauthenticated"},
+// By Outcome.
+constexpr const char* kOutcomes[] = {"ok", "refused", "client_error", "expired", "error"};
+
+// Why requests are answered with an error, and whose cause that is: the reasons of ErrorInfo, then
+// the codes of errors without one. What is not here counts as kOther.
+struct Rejection {
+  absl::string_view reason;
+  Outcome outcome;
 };
+constexpr Rejection kRejections[] = {
+    {reason::kQueueFull, Outcome::kRefused},
+    {reason::kStagingFull, Outcome::kRefused},
+    {reason::kKvFull, Outcome::kRefused},
+    {reason::kServerFull, Outcome::kRefused},
+    {reason::kQuotaExceeded, Outcome::kClientError},
+    {reason::kRepliesFull, Outcome::kClientError},
+    {reason::kTooLarge, Outcome::kClientError},
+    {reason::kSequenceLost, Outcome::kClientError},
+    {reason::kRegionLost, Outcome::kClientError},
+    {reason::kLeaseLost, Outcome::kClientError},
+    {reason::kLengthMismatch, Outcome::kClientError},
+    {reason::kUnknownField, Outcome::kClientError},
+    {"UNAVAILABLE", Outcome::kRefused},
+    {"RESOURCE_EXHAUSTED", Outcome::kRefused},
+    {"INVALID_ARGUMENT", Outcome::kClientError},
+    {"NOT_FOUND", Outcome::kClientError},
+    {"PERMISSION_DENIED", Outcome::kClientError},
+    {"UNAUTHENTICATED", Outcome::kClientError},
+    {"FAILED_PRECONDITION", Outcome::kClientError},
+    {"UNIMPLEMENTED", Outcome::kClientError},
+    {"CANCELLED", Outcome::kClientError},
+    {"DEADLINE_EXCEEDED", Outcome::kExpired},
+    {"INTERNAL", Outcome::kError},
+};
+constexpr Rejection kOther = {"INTERNAL", Outcome::kError};
+constexpr char kUnread[] = "UNREAD";  // its client did not read the answer
+
+// `status` is not OK.
+const Rejection& RejectionOf(const absl::Status& status) {
+  const std::optional<ErrorInfo> info = GetErrorInfo(status);
+  const std::string reason = info ? info->reason : absl::StatusCodeToString(status.code());
+  for (const Rejection& rejection : kRejections) {
+    if (rejection.reason == reason) return rejection;
+  }
+  return kOther;
+}
 
 // By Unauthenticated.
 constexpr const char* kUnauthenticatedReasons[] = {
@@ -55,10 +90,10 @@ Labels GrpcLabels(const RpcMethod& method) {
       {"grpc_type", method.type}, {"grpc_service", method.service}, {"grpc_method", method.method}};
 }
 
-Counter& AddRejected(MetricRegistry* registry, const char* reason) {
+Counter& AddRejected(MetricRegistry* registry, absl::string_view reason) {
   return AddCounter(registry, "flashcore_rejected_requests_total",
                     "Requests answered with an error, or whose answer was not read.",
-                    {{"reason", reason}});
+                    {{"reason", std::string(reason)}});
 }
 
 // The process_* metrics that every Prometheus client library exports, without those that cannot be
@@ -134,13 +169,19 @@ void AppendFileDescriptors(Families* families) {
 
 }  // namespace
 
+Outcome OutcomeOf(const absl::Status& status) {
+  return status.ok() ? Outcome::kOk : RejectionOf(status).outcome;
+}
+
 RpcMetrics::RpcMetrics(const RpcMethod& method, int number, MetricRegistry* registry)
-    : method_(method),
-      number_(number),
-      request_duration_seconds_(
-          AddHistogram(registry, "flashcore_request_duration_seconds",
-                       "Time from receiving a request to answering it, with any status.",
-                       LatencyBounds(), RpcLabels(method))) {
+    : method_(method), number_(number) {
+  for (size_t i = 0; i < request_duration_seconds_.size(); ++i) {
+    Labels labels = RpcLabels(method);
+    labels["outcome"] = kOutcomes[i];
+    request_duration_seconds_[i] = &AddHistogram(
+        registry, "flashcore_request_duration_seconds",
+        "Time from receiving a request to answering it, by how it ended.", LatencyBounds(), labels);
+  }
   const auto add_phase = [&](const char* phase) {
     Labels labels = RpcLabels(method);
     labels["phase"] = phase;
@@ -172,7 +213,7 @@ Metrics::Metrics(const Options& options)
                            "Open rings of the connections of the local socket.")),
       inflight_requests(AddGauge(&registry_, "flashcore_inflight_requests",
                                  "Requests received and not yet answered.")),
-      rejected_unread(AddRejected(&registry_, "unread")),
+      rejected_unread(AddRejected(&registry_, kUnread)),
       shared_memory_bytes(AddGauge(&registry_, "flashcore_shared_memory_bytes",
                                    "Client memory shared with the server.")),
       shared_memory_regions(AddGauge(&registry_, "flashcore_shared_memory_regions",
@@ -187,9 +228,8 @@ Metrics::Metrics(const Options& options)
           AddCounter(&registry_, kReloadFailures, kReloadFailuresHelp, {{"credential", "tokens"}})),
       metrics_token_reload_failures(AddCounter(&registry_, kReloadFailures, kReloadFailuresHelp,
                                                {{"credential", "metrics_token"}})) {
-  rejected_by_code_.fill(&AddRejected(&registry_, "internal"));
-  for (const auto& [code, name] : kReasons) {
-    rejected_by_code_[static_cast<size_t>(code)] = &AddRejected(&registry_, name);
+  for (const Rejection& rejection : kRejections) {
+    rejected_by_reason_[rejection.reason] = &AddRejected(&registry_, rejection.reason);
   }
   for (size_t i = 0; i < unauthenticated_.size(); ++i) {
     unauthenticated_[i] = &AddCounter(&registry_, "flashcore_unauthenticated_total",
@@ -259,6 +299,10 @@ RpcMetrics* Metrics::Rpc(absl::string_view service, absl::string_view method,
     }
   }
   return nullptr;
+}
+
+void Metrics::CountRejected(const absl::Status& status) {
+  rejected_by_reason_.at(RejectionOf(status).reason)->Increment();
 }
 
 std::vector<prometheus::MetricFamily> Metrics::Collect() const {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,17 @@ struct RpcMethod {
   bool attends = false;            // its requests are AttendOperations, and have phases
 };
 
+// How a request ended: the label `outcome` of its duration.
+enum class Outcome {
+  kOk,
+  kRefused,      // before any work, because the server is full or drains
+  kClientError,  // of the client's causes: arguments, quotas, a cancel, a reply that it did not
+                 // read
+  kExpired,      // its deadline passed
+  kError,        // of the server's causes
+};
+Outcome OutcomeOf(const absl::Status& status);
+
 // The metrics of one method over one transport. Thread-safe.
 class RpcMetrics {
  public:
@@ -41,10 +53,10 @@ class RpcMetrics {
   // status. `code` is a gRPC status code; an invalid one counts as Unknown.
   void RecordStart() { started_->Increment(); }
   void RecordEnd(int code) { handled_[code >= 0 && code < kCodes ? code : kUnknown]->Increment(); }
-  // Call once for each request, with any status. A unary RPC is one request; a stream has many. In
+  // Call once for each request, with any outcome. A unary RPC is one request; a stream has many. In
   // seconds: from receiving it to answering it, and the part of that in which it was answered.
-  void RecordRequest(double duration, double reply) {
-    request_duration_seconds_.Observe(duration);
+  void RecordRequest(Outcome outcome, double duration, double reply) {
+    request_duration_seconds_[static_cast<size_t>(outcome)]->Observe(duration);
     if (reply_seconds_ != nullptr) reply_seconds_->Observe(reply);
   }
   // Call once for each request of a method that attends. `staging_wait` is 0 if it did not wait.
@@ -70,7 +82,7 @@ class RpcMetrics {
   // Null for other transports than gRPC.
   Counter* started_ = nullptr;
   std::array<Counter*, kCodes> handled_ = {};
-  Histogram& request_duration_seconds_;
+  std::array<Histogram*, 5> request_duration_seconds_;  // by Outcome
   // The phases outside any device; null if the method does not attend.
   Histogram* receive_seconds_ = nullptr;
   Histogram* staging_wait_seconds_ = nullptr;  // only of requests that waited
@@ -142,11 +154,9 @@ class Metrics : public prometheus::Collectable {
   RpcMetrics* Rpc(absl::string_view service, absl::string_view method,
                   absl::string_view transport = "grpc");
 
-  // Call once for each request answered with an error. A code without a reason of its own counts as
-  // internal.
-  void CountRejected(absl::StatusCode code) {
-    rejected_by_code_[static_cast<size_t>(code)]->Increment();
-  }
+  // Call once for each request answered with an error. The reason is that of its ErrorInfo, or its
+  // code's name if it has none.
+  void CountRejected(const absl::Status& status);
 
   void CountUnauthenticated(Unauthenticated reason) {
     unauthenticated_[static_cast<size_t>(reason)]->Increment();
@@ -183,7 +193,7 @@ class Metrics : public prometheus::Collectable {
  private:
   void AddConstants(const Device& device);
 
-  std::array<Counter*, RpcMetrics::kCodes> rejected_by_code_;
+  std::map<absl::string_view, Counter*> rejected_by_reason_;
   std::array<Counter*, 6> unauthenticated_;
   std::array<Counter*, 8> refused_connections_;
   std::array<Counter*, 9> refused_local_connections_;

@@ -60,7 +60,9 @@ class Exchange {
   virtual void Complete(const absl::Status& status) = 0;
   void Enqueue();
   // Call it exactly once, after scope_.Replying.
-  void Record() { scope_.Record(operation_.identity.name, operation_.request.request_id); }
+  void Record() {
+    scope_.Record(operation_.identity.name, operation_.request.request_id, operation_.deadline);
+  }
 
   const Origin origin_;
   grpc::ByteBuffer* const slices_;  // the message; null: it is text_

@@ -34,7 +34,7 @@ absl::string_view SequenceOf(const v1::SequenceOperation& operation) {
 
 // As a request that fails.
 void CountFailure(const Identity& caller, const absl::Status& status, Metrics* metrics) {
-  metrics->CountRejected(status.code());
+  metrics->CountRejected(status);
   static LogLimiter limiter(20);
   if (const auto pass = limiter.Admit()) {
     LogWarning("operation failed", {{"method", "ManageSequences"},

@@ -24,8 +24,7 @@ std::vector<RpcMethod> MethodsOf(const google::protobuf::ServiceDescriptor& serv
 }
 
 absl::Status CheckNotDraining(const RpcContext& context) {
-  return context.draining.load() ? absl::UnavailableError("the server is draining")
-                                 : absl::OkStatus();
+  return context.draining.load() ? absl::UnavailableError(kDrains) : absl::OkStatus();
 }
 
 absl::Status Admit(const RpcContext& context, const Identity& caller) {
@@ -87,7 +86,8 @@ void RequestScope::Lost(CutOff why) {
           "the client left more staging memory in unread replies than another client needed");
       return;
     case CutOff::kDrain:
-      status_ = absl::UnavailableError("the server ended before the client read the reply");
+      status_ = absl::UnavailableError(
+          absl::StrCat(kDrains, ", and the client did not read the reply in time"));
       return;
     case CutOff::kNo:
       status_ = absl::CancelledError("the client was gone before it had the reply");
@@ -95,12 +95,16 @@ void RequestScope::Lost(CutOff why) {
   }
 }
 
-void RequestScope::Record(absl::string_view client, absl::string_view request_id) {
+void RequestScope::Record(absl::string_view client, absl::string_view request_id,
+                          TimePoint deadline) {
   Metrics& metrics = *context_->metrics;
   const TimePoint end = context_->clock->Now();
   const double seconds = Seconds(end - start_);
   const auto duration_us = static_cast<int64_t>(seconds * 1e6);
-  rpc_->RecordRequest(seconds, Seconds(end - replying_));
+  if (absl::IsCancelled(status_) && !unread_ && end >= deadline) {
+    status_ = absl::DeadlineExceededError(status_.message());
+  }
+  rpc_->RecordRequest(OutcomeOf(status_), seconds, Seconds(end - replying_));
   metrics.inflight_requests.Decrement();
   if (status_.ok()) {
     if (DefaultLogger().Enabled(LogLevel::kDebug)) {
@@ -115,7 +119,7 @@ void RequestScope::Record(absl::string_view client, absl::string_view request_id
   if (unread_) {
     metrics.rejected_unread.Increment();
   } else {
-    metrics.CountRejected(status_.code());
+    metrics.CountRejected(status_);
   }
   static LogLimiter limiter(20);
   if (const auto pass = limiter.Admit()) {

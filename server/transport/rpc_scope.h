@@ -36,11 +36,14 @@ struct RpcContext {
   size_t max_message_bytes = SIZE_MAX;  // over gRPC; set before the first RPC
 };
 
-// OK, or UNAVAILABLE if the server is draining.
+// The text of UNAVAILABLE for what a drain refuses or cuts off.
+inline constexpr char kDrains[] = "the server drains";
+
+// OK, or UNAVAILABLE if the server drains.
 absl::Status CheckNotDraining(const RpcContext& context);
 
-// OK, or why a request of `caller` is refused at once: the server is draining, or the caller has
-// too many replies that it does not read.
+// OK, or why a request of `caller` is refused at once: the server drains, or the caller has too
+// many replies that it does not read.
 absl::Status Admit(const RpcContext& context, const Identity& caller);
 
 // OK, or RESOURCE_EXHAUSTED if a message has more bytes than the limit.
@@ -84,8 +87,10 @@ class RequestScope {
   // The answer did not reach the client.
   void Lost(CutOff why);
   // The answer has been handed to gRPC, or never will be. Call exactly once. `client`: the caller's
-  // name; empty if it is not known.
-  void Record(absl::string_view client, absl::string_view request_id);
+  // name; empty if it is not known. A request that was cancelled after its `deadline` has expired:
+  // clients cancel what they no longer wait for.
+  void Record(absl::string_view client, absl::string_view request_id,
+              TimePoint deadline = kNoDeadline);
 
  private:
   RpcContext* const context_;

@@ -27,9 +27,9 @@
 namespace flashcore::server {
 namespace {
 
-// gRPC hands over an RPC only when its first message has arrived. If gRPC shuts down before that,
-// it answers CANCELLED, which clients do not retry. So a drain keeps refusing RPCs with UNAVAILABLE
-// until none has come for kQuiet, or for kRefuseAtMost if clients do not stop.
+// gRPC hands over an RPC only when its first message has arrived. So a drain keeps refusing RPCs
+// with UNAVAILABLE until none has come for kQuiet, or for kRefuseAtMost if clients do not stop.
+// What is on its way then ends with its connection, which clients see as UNAVAILABLE, too.
 constexpr std::chrono::milliseconds kQuiet(300);
 constexpr std::chrono::seconds kRefuseAtMost(2);
 
@@ -332,7 +332,7 @@ bool Server::Drain(absl::Duration timeout) {
   const TimePoint deadline = begin + absl::ToChronoNanoseconds(timeout) - end;
   if (!WaitForRpcs(deadline)) {
     const absl::Status status = absl::UnavailableError(
-        "the server is draining, and the request could not finish within --drain_timeout_s");
+        absl::StrCat(kDrains, ", and the request could not finish within --drain_timeout_s"));
     fleet_->EndAll(status);
     if (!WaitForRpcs(deadline + end / 2)) context_.unsent.CutOffAll();
     // What gRPC still holds then waits for connections that do not move; its shutdown closes them.

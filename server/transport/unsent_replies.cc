@@ -160,6 +160,11 @@ void UnsentReplies::CutOffCondemned() {
   while (!condemned_.empty()) {
     UnsentReply* const reply = *condemned_.begin();
     condemned_.erase(condemned_.begin());
+    if (reply->cut_off_ == CutOff::kDrain && reply->connection_ != nullptr) {
+      // Its client sees UNAVAILABLE. TryCancel would say CANCELLED, which no client repeats.
+      reply->connection_->Break();
+      continue;
+    }
     cutting_ = reply;
     if (reply->connection_ != nullptr) cut_off_[reply] = now;
     mutex_.unlock();

@@ -92,7 +92,7 @@ class DeviceLostTest(unittest.TestCase):
         wait_until(lambda: server.metric("flashcore_serving") == 0, "the gauge follows")
         for device in ("cuda:0", "cuda:1"):
             self.assertEqual(server.metric(f'flashcore_sequences{{device="{device}"}}'), 1)
-        for reason in ("internal", "unavailable"):
+        for reason in ("INTERNAL", "UNAVAILABLE"):
             rejected = f'flashcore_rejected_requests_total{{reason="{reason}"}}'
             wait_until(lambda: server.metric(rejected) >= 1, f"{reason} is counted")
 

@@ -37,6 +37,7 @@ ON_FAKE_GPU = "FLASHCORE_FAKE_GPU" in os.environ
 LOSING_SERVER = SERVER if ON_FAKE_GPU else f"{SERVER}-losing-gpu"
 SANITIZED = os.environ.get("FLASHCORE_SANITIZER", "") != ""  # memory is then the sanitizer's, too
 MIB = 1 << 20
+SUMMED = {"device", "rpc", "transport", "outcome", "reason"}  # labels that a test may leave out
 LABEL = re.compile(r'\w+="[^"]*"')
 COMPUTED = 'flashcore_request_phase_seconds_count{phase="kernel"}'  # counts them
 NO_DEVICE = 77  # the exit status that ctest takes for skipped
@@ -200,7 +201,7 @@ class Server:
 
     def metric(self, series):
         """The value of one series, with its labels in any order. Without some of the labels
-        `device`, `rpc` and `transport`: the sum over them."""
+        `device`, `rpc`, `transport`, `outcome` and `reason`: the sum over them."""
         wanted_name, wanted_labels = parse_series(series)
         values = []
         for line in self.metrics_text().splitlines():
@@ -209,8 +210,7 @@ class Server:
             name, labels = parse_series(line.rpartition(" ")[0])
             summed = labels - wanted_labels
             if (name == wanted_name and wanted_labels <= labels
-                    and all(label.startswith(("device=", "rpc=", "transport="))
-                            for label in summed)):
+                    and all(label.partition("=")[0] in SUMMED for label in summed)):
                 values.append(float(line.rpartition(" ")[2]))
         if not values:
             raise KeyError(series)

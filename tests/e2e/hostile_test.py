@@ -91,7 +91,7 @@ class HostileTest(unittest.TestCase):
             refused = calls[codes.index("RESOURCE_EXHAUSTED")]
             # The request that holds the lane may have returned to the queue between two launches.
             self.assertRegex(refused.details(), "queue is full: [45]")
-            counted = 'flashcore_rejected_requests_total{reason="resource_exhausted"}'
+            counted = 'flashcore_rejected_requests_total{reason="QUEUE_FULL"}'
             wait_until(lambda: server.metric(counted) == codes.count("RESOURCE_EXHAUSTED"),
                        lambda: f"{server.metric(counted)} of {codes} are counted")
             self.assert_all_returned(server)

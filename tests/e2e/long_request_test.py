@@ -94,7 +94,7 @@ class LongRequestTest(unittest.TestCase):
             for reader in readers:
                 reader.join()
             self.assertEqual(codes, [grpc.StatusCode.UNAVAILABLE] * 3)
-            self.assertIn("draining", calls[0].details())
+            self.assertIn("the server drains", calls[0].details())
 
 
 if __name__ == "__main__":

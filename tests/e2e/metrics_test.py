@@ -18,7 +18,7 @@ class MetricsTest(unittest.TestCase):
                     'flashcore_request_duration_seconds_count{rpc="Attend",transport="grpc"}',
                     'flashcore_request_phase_seconds_count{phase="kernel"}',
                     'flashcore_batch_requests_count', 'flashcore_queue_depth',
-                    'flashcore_rejected_requests_total{reason="deadline_exceeded"}',
+                    'flashcore_rejected_requests_total{reason="DEADLINE_EXCEEDED"}',
                     'grpc_server_handled_total{grpc_type="bidi_stream",'
                     'grpc_service="flashcore.v1.AttentionService",grpc_method="AttendStream",'
                     'grpc_code="Unavailable"}'):
@@ -40,12 +40,14 @@ class MetricsTest(unittest.TestCase):
             stream = f'grpc_type="bidi_stream",{service},grpc_method="AttendStream"'
             want = {
                 'flashcore_request_duration_seconds_count{rpc="Attend",transport="grpc"}': 7,
+                'flashcore_request_duration_seconds_count{rpc="Attend",outcome="ok"}': 5,
+                'flashcore_request_duration_seconds_count{rpc="Attend",outcome="client_error"}': 2,
                 'flashcore_request_duration_seconds_count{rpc="AttendStream",transport="grpc"}': 3,
                 'flashcore_request_phase_seconds_count{phase="receive"}': 10,
                 'flashcore_request_phase_seconds_count{phase="queue"}': 8,
                 'flashcore_request_phase_seconds_count{phase="kernel"}': 8,
                 'flashcore_request_phase_seconds_count{phase="reply"}': 10,
-                'flashcore_rejected_requests_total{reason="invalid_argument"}': 2,
+                'flashcore_rejected_requests_total{reason="INVALID_ARGUMENT"}': 2,
                 f'grpc_server_started_total{{{unary}}}': 7,
                 f'grpc_server_handled_total{{{unary},grpc_code="OK"}}': 5,
                 f'grpc_server_handled_total{{{unary},grpc_code="InvalidArgument"}}': 2,

@@ -45,8 +45,8 @@ class PrometheusTest(unittest.TestCase):
     def test_what_moved_shows(self):
         for promql in ('rate(flashcore_request_duration_seconds_count{rpc="Attend"}[10s])',
                        'rate(flashcore_request_duration_seconds_count{rpc="AttendStream"}[10s])',
-                       'rate(flashcore_rejected_requests_total{reason="invalid_argument"}[10s])',
-                       'rate(flashcore_rejected_requests_total{reason="not_found"}[10s])',
+                       'rate(flashcore_rejected_requests_total{reason="INVALID_ARGUMENT"}[10s])',
+                       'rate(flashcore_rejected_requests_total{reason="SEQUENCE_LOST"}[10s])',
                        'rate(grpc_server_handled_total{grpc_code="InvalidArgument"}[10s])',
                        'rate(flashcore_request_phase_seconds_count{phase="kernel"}[10s])',
                        "sum(rate(flashcore_kv_read_bytes_total[10s]))",

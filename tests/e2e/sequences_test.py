@@ -179,7 +179,7 @@ class SequencesTest(unittest.TestCase):
                 dict(get=get(sequence_id=winner)), dict(delete=delete(sequence_id=winner))]
         request = pb.ManageSequencesRequest(operations=[pb.SequenceOperation(**o) for o in step])
         other = (("flashcore-client", "someone else"),)
-        rejected = 'flashcore_rejected_requests_total{reason="not_found"}'
+        rejected = 'flashcore_rejected_requests_total{reason="SEQUENCE_LOST"}'
         before = self.server.metric(rejected)
         results = self.stub.ManageSequences(request, metadata=other).results
         self.assertEqual(self.server.metric(rejected), before + 1)

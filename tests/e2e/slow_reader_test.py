@@ -20,7 +20,7 @@ ATTACKERS = [f"127.0.0.{number}" for number in range(2, 6)]
 USED = 'flashcore_staging_bytes{state="used"}'
 INFLIGHT = "flashcore_inflight_requests"
 WAITING = "flashcore_staging_waiting_requests"
-UNREAD = 'flashcore_rejected_requests_total{reason="unread"}'
+UNREAD = 'flashcore_rejected_requests_total{reason="UNREAD"}'
 
 
 def handled(method, code, kind="unary"):

@@ -322,7 +322,7 @@ class SoakTest(unittest.TestCase):
                                    f"{self.open_files_and_threads()} after")
         started = self.total("grpc_server_started_total")
         self.assertEqual(started, self.total("grpc_server_handled_total"))
-        refused = self.server.metric('flashcore_rejected_requests_total{reason="resource_exhausted"}')
+        refused = self.server.metric('flashcore_rejected_requests_total{reason="QUEUE_FULL"}')
         self.assertGreater(refused, 0, "the load never reached the queue limit")
         # The first quarter warms up the heap, for each thread and size of message.
         measured = rss[len(rss) // 4:]

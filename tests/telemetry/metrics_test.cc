@@ -18,6 +18,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "server/base/error_info.h"
 #include "server/telemetry/metrics_server.h"
 #include "tests/telemetry/example_metrics.h"
 #include "tests/telemetry/http_get.h"
@@ -33,6 +34,44 @@ using ::testing::SizeIs;
 
 constexpr char kAttendLabels[] =
     "grpc_method=\"Attend\",grpc_service=\"flashcore.v1.AttentionService\",grpc_type=\"unary\"";
+
+std::string RejectedSeries(absl::string_view reason) {
+  return absl::StrCat("flashcore_rejected_requests_total{reason=\"", reason, "\"}");
+}
+
+// Errors, with the reason that they count as and the outcome.
+struct Rejection {
+  absl::Status status;
+  std::string reason;
+  Outcome outcome;
+};
+std::vector<Rejection> Rejections() {
+  std::vector<Rejection> rejections = {
+      {absl::UnavailableError(""), "UNAVAILABLE", Outcome::kRefused},
+      {absl::ResourceExhaustedError(""), "RESOURCE_EXHAUSTED", Outcome::kRefused},
+      {absl::InvalidArgumentError(""), "INVALID_ARGUMENT", Outcome::kClientError},
+      {absl::NotFoundError(""), "NOT_FOUND", Outcome::kClientError},
+      {absl::PermissionDeniedError(""), "PERMISSION_DENIED", Outcome::kClientError},
+      {absl::UnauthenticatedError(""), "UNAUTHENTICATED", Outcome::kClientError},
+      {absl::FailedPreconditionError(""), "FAILED_PRECONDITION", Outcome::kClientError},
+      {absl::UnimplementedError(""), "UNIMPLEMENTED", Outcome::kClientError},
+      {absl::CancelledError(""), "CANCELLED", Outcome::kClientError},
+      {absl::DeadlineExceededError(""), "DEADLINE_EXCEEDED", Outcome::kExpired},
+      {absl::InternalError(""), "INTERNAL", Outcome::kError},
+      {absl::DataLossError(""), "INTERNAL", Outcome::kError},
+      {absl::UnknownError(""), "INTERNAL", Outcome::kError},
+      {WithInfo(absl::ResourceExhaustedError(""), "SOMETHING_ELSE"), "INTERNAL", Outcome::kError}};
+  for (const char* full : {"QUEUE_FULL", "STAGING_FULL", "KV_FULL", "SERVER_FULL"}) {
+    rejections.push_back(
+        {WithInfo(absl::ResourceExhaustedError(""), full), full, Outcome::kRefused});
+  }
+  for (const char* of_client : {"QUOTA_EXCEEDED", "REPLIES_FULL", "TOO_LARGE", "SEQUENCE_LOST",
+                                "REGION_LOST", "LEASE_LOST", "LENGTH_MISMATCH", "UNKNOWN_FIELD"}) {
+    rejections.push_back(
+        {WithInfo(absl::ResourceExhaustedError(""), of_client), of_client, Outcome::kClientError});
+  }
+  return rejections;
+}
 
 class MetricsTest : public ::testing::Test {
  protected:
@@ -82,10 +121,14 @@ TEST_F(MetricsTest, AllSeriesAreThereAtZeroFromTheStart) {
           "flashcore_request_phase_seconds",
           absl::StrCat("phase=\"", phase, "\",rpc=\"", rpc, "\",transport=\"grpc\""));
     }
-    expect_empty_histogram("flashcore_request_duration_seconds",
-                           absl::StrCat("rpc=\"", rpc, "\",transport=\"grpc\""));
   }
-  expect_empty_histogram("flashcore_request_duration_seconds", "rpc=\"Delete\",transport=\"grpc\"");
+  for (const char* rpc : {"Attend", "AttendStream", "LoadSequence", "Delete"}) {
+    for (const char* outcome : {"ok", "refused", "client_error", "expired", "error"}) {
+      expect_empty_histogram(
+          "flashcore_request_duration_seconds",
+          absl::StrCat("outcome=\"", outcome, "\",rpc=\"", rpc, "\",transport=\"grpc\""));
+    }
+  }
   expect_zero("flashcore_inflight_requests");
   expect_zero("flashcore_serving");
   expect_zero("flashcore_log_records_dropped_total");
@@ -121,11 +164,8 @@ TEST_F(MetricsTest, AllSeriesAreThereAtZeroFromTheStart) {
       expect_zero(of_device("flashcore_kv_moved_bytes_total", "to=\"" + segment + "\""));
     }
   }
-  for (const char* reason : {"invalid_argument", "not_found", "permission_denied",
-                             "failed_precondition", "resource_exhausted", "deadline_exceeded",
-                             "cancelled", "unimplemented", "unavailable", "unread", "internal"}) {
-    expect_zero(absl::StrCat("flashcore_rejected_requests_total{reason=\"", reason, "\"}"));
-  }
+  for (const auto& [status, reason, outcome] : Rejections()) expect_zero(RejectedSeries(reason));
+  expect_zero(RejectedSeries("UNREAD"));
   expect_zero(absl::StrCat("grpc_server_started_total{", kAttendLabels, "}"));
   for (const char* code :
        {"OK", "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound",
@@ -191,8 +231,10 @@ TEST_F(MetricsTest, RpcRecordsSuccessAndFailure) {
   ASSERT_NE(rpc, nullptr);
   for (const int code : {0, 0, 3, 16, 17, -1}) {
     rpc->RecordStart();
-    rpc->RecordRequest(0.25, 0);
     rpc->RecordEnd(code);
+  }
+  for (const Outcome outcome : {Outcome::kOk, Outcome::kRefused, Outcome::kOk, Outcome::kError}) {
+    rpc->RecordRequest(outcome, 0.25, 0);
   }
   std::map<std::string, double> values = ScrapeValues();
   const auto handled = [&](const char* code) {
@@ -204,11 +246,16 @@ TEST_F(MetricsTest, RpcRecordsSuccessAndFailure) {
   EXPECT_EQ(handled("Unauthenticated"), 1);
   EXPECT_EQ(handled("Unknown"), 2);
   EXPECT_EQ(values[absl::StrCat("grpc_server_started_total{", kAttendLabels, "}")], 6);
-  EXPECT_EQ(values["flashcore_request_duration_seconds_sum{rpc=\"Attend\",transport=\"grpc\"}"],
-            1.5);
-  EXPECT_EQ(
-      values["flashcore_request_duration_seconds_count{rpc=\"AttendStream\",transport=\"grpc\"}"],
-      0);
+  const auto seconds = [&](const char* outcome, const char* method) {
+    return values[absl::StrCat("flashcore_request_duration_seconds_sum{outcome=\"", outcome,
+                               "\",rpc=\"", method, "\",transport=\"grpc\"}")];
+  };
+  EXPECT_EQ(seconds("ok", "Attend"), 0.5);
+  EXPECT_EQ(seconds("refused", "Attend"), 0.25);
+  EXPECT_EQ(seconds("client_error", "Attend"), 0);
+  EXPECT_EQ(seconds("expired", "Attend"), 0);
+  EXPECT_EQ(seconds("error", "Attend"), 0.25);
+  EXPECT_EQ(seconds("ok", "AttendStream"), 0);
 }
 
 TEST_F(MetricsTest, UnknownRpcHasNoHandle) {
@@ -217,16 +264,20 @@ TEST_F(MetricsTest, UnknownRpcHasNoHandle) {
 }
 
 TEST_F(MetricsTest, RejectionsCountByReason) {
-  metrics_.CountRejected(absl::StatusCode::kInvalidArgument);
-  metrics_.CountRejected(absl::StatusCode::kUnavailable);
-  metrics_.CountRejected(absl::StatusCode::kPermissionDenied);
-  metrics_.CountRejected(absl::StatusCode::kInternal);
-  metrics_.CountRejected(absl::StatusCode::kDataLoss);  // no reason of its own
+  std::map<std::string, double> expected;
+  for (const auto& [status, reason, outcome] : Rejections()) {
+    metrics_.CountRejected(status);
+    ++expected[RejectedSeries(reason)];
+  }
   std::map<std::string, double> values = ScrapeValues();
-  EXPECT_EQ(values["flashcore_rejected_requests_total{reason=\"invalid_argument\"}"], 1);
-  EXPECT_EQ(values["flashcore_rejected_requests_total{reason=\"unavailable\"}"], 1);
-  EXPECT_EQ(values["flashcore_rejected_requests_total{reason=\"permission_denied\"}"], 1);
-  EXPECT_EQ(values["flashcore_rejected_requests_total{reason=\"internal\"}"], 2);
+  for (const auto& [series, count] : expected) EXPECT_EQ(values[series], count) << series;
+}
+
+TEST(OutcomeTest, FollowsFromTheReason) {
+  EXPECT_EQ(OutcomeOf(absl::OkStatus()), Outcome::kOk);
+  for (const auto& [status, reason, outcome] : Rejections()) {
+    EXPECT_EQ(OutcomeOf(status), outcome) << status;
+  }
 }
 
 TEST_F(MetricsTest, GaugesAndPhases) {
@@ -235,9 +286,9 @@ TEST_F(MetricsTest, GaugesAndPhases) {
   metrics_.device(1).queue_depth.Increment(4);
   metrics_.device(1).staging_free_bytes.Set(4096);
   RpcMetrics* const stream = metrics_.Rpc(kExampleService, "AttendStream");
-  stream->RecordRequest(5, 2);
+  stream->RecordRequest(Outcome::kOk, 5, 2);
   stream->RecordReceive(1, 0);
-  metrics_.Rpc(kExampleService, "Delete")->RecordRequest(5, 2);  // has no phases
+  metrics_.Rpc(kExampleService, "Delete")->RecordRequest(Outcome::kOk, 5, 2);  // has no phases
   metrics_.device(1).PhaseSeconds(Phase::kKernel, stream->number()).Observe(3);
   std::map<std::string, double> values = ScrapeValues();
   EXPECT_EQ(values["flashcore_inflight_requests"], 5);

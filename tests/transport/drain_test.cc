@@ -47,7 +47,7 @@ TEST_F(DrainTest, EachRequestOfAStreamHasAStatusOfItsOwn) {
   v1::AttendResponse response;
   ASSERT_TRUE(stream->Read(&response));
   EXPECT_EQ(response.status().code(), static_cast<int>(absl::StatusCode::kUnavailable));
-  EXPECT_THAT(response.status().message(), HasSubstr("draining"));
+  EXPECT_THAT(response.status().message(), HasSubstr("the server drains"));
   refused = true;
   writer.join();
   ASSERT_TRUE(stream->Write(Request("last")));

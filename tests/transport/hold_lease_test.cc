@@ -53,16 +53,17 @@ class HoldLeaseTest : public testing::GatedServerTest {
   }
   // Of HoldLease: how many count in flashcore_request_duration_seconds.
   uint64_t Requests() const {
+    uint64_t requests = 0;
     for (const auto& family : metrics_->Collect()) {
       if (family.name != "flashcore_request_duration_seconds") continue;
       for (const auto& metric : family.metric) {
         if (std::any_of(metric.label.begin(), metric.label.end(),
                         [](const auto& label) { return label.value == "HoldLease"; })) {
-          return metric.histogram.sample_count;
+          requests += metric.histogram.sample_count;
         }
       }
     }
-    return 0;
+    return requests;
   }
 };
 

@@ -28,6 +28,7 @@ using testing::StepRequest;
 class LocalTest : public LocalServerTest {
  protected:
   double Requests(const char* method) const {
+    double requests = 0;
     for (const auto& family : metrics_->Collect()) {
       if (family.name != "flashcore_request_duration_seconds") continue;
       for (const auto& metric : family.metric) {
@@ -37,11 +38,11 @@ class LocalTest : public LocalServerTest {
           });
         };
         if (has("rpc", method) && has("transport", "local")) {
-          return static_cast<double>(metric.histogram.sample_count);
+          requests += static_cast<double>(metric.histogram.sample_count);
         }
       }
     }
-    return -1;
+    return requests;
   }
   static v1::LocalRequest CallOf(const char* method, const google::protobuf::Message& request) {
     v1::LocalRequest call;

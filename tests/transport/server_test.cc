@@ -413,7 +413,7 @@ TEST_F(ServerTest, ADrainAnswersWhatIsInFlightAndRefusesTheRest) {
     }();
   while (refused.error_code() == grpc::DEADLINE_EXCEEDED);  // the drain had not begun
   EXPECT_EQ(refused.error_code(), grpc::UNAVAILABLE);
-  EXPECT_THAT(refused.error_message(), HasSubstr("draining"));
+  EXPECT_THAT(refused.error_message(), HasSubstr("the server drains"));
   device_.SetOpen(true);
   v1::AttendResponse response;
   ASSERT_TRUE(stream->Read(&response));

@@ -12,6 +12,7 @@
 namespace flashcore::server {
 namespace {
 
+using ::testing::Each;
 using ::testing::HasSubstr;
 
 constexpr uint32_t kRows = 8192;  // a reply of 512 KiB: several windows of HTTP/2
@@ -32,16 +33,23 @@ class SlowReaderTest : public testing::GatedServerTest {
       call.reader->ReadInitialMetadata(&call);  // which also sends the request
     }
     void Leave() {
+      for (auto& call : calls_) call->context.TryCancel();
+      Finish();
+      stub_.reset();
+    }
+    // Reads on. How each call ended.
+    std::vector<grpc::StatusCode> Finish() {
+      std::vector<grpc::StatusCode> codes;
       for (auto& call : calls_) {
-        call->context.TryCancel();
         call->reader->Finish(&call->response, &call->status, call.get());
         void* tag = nullptr;
         bool ok = false;
         queue_.Next(&tag, &ok);  // of ReadInitialMetadata and of Finish
         queue_.Next(&tag, &ok);
       }
+      for (auto& call : calls_) codes.push_back(call->status.error_code());
       calls_.clear();
-      stub_.reset();
+      return codes;
     }
     void set_deadline(std::chrono::milliseconds deadline) { deadline_ = deadline; }
 
@@ -231,8 +239,12 @@ TEST_F(SlowReaderTest, ADrainCutsOffThoseThatDoNotRead) {
   ASSERT_TRUE(testing::WaitUntil([&] { return metrics_->serving.Value() == 0; }));
   fake_clock_.Advance(testing::kLong);
   EXPECT_TRUE(drained.get());
+  EXPECT_TRUE(testing::WaitUntil([&] {
+    fake_clock_.Advance(std::chrono::milliseconds(50));  // until connections are looked at
+    return metrics_->inflight_requests.Value() == 0;
+  }));
   EXPECT_TRUE(AllStagingReturns());
-  EXPECT_TRUE(testing::WaitUntil([&] { return metrics_->inflight_requests.Value() == 0; }));
+  EXPECT_THAT(reader->Finish(), Each(grpc::UNAVAILABLE));  // not CANCELLED
 }
 
 // Its connection breaks, as when its process dies.

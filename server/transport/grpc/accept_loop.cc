@@ -83,11 +83,8 @@ AcceptLoop::AcceptLoop(const Options& options, std::vector<Listener> listeners,
 AcceptLoop::~AcceptLoop() {
   eventfd_write(stop_.get(), 1);
   thread_.join();
+  for (const auto& [socket, connection] : connections_) shutdown(socket, SHUT_RDWR);
   MutexLock lock(&mutex_);
-  // What clients keep sending could occupy the threads for ever.
-  if (serving_ > 0) {
-    for (const auto& [socket, connection] : connections_) shutdown(socket, SHUT_RDWR);
-  }
   while (serving_ > 0) served_.Wait(&mutex_);
 }
 

@@ -75,7 +75,9 @@ class AcceptLoop {
   // Starts to accept. All but the first two outlive this.
   AcceptLoop(const Options& options, std::vector<Listener> listeners, ClientConnections* by_client,
              Metrics* metrics, const Clock* clock);
-  // Closes the listening sockets and the connections that gRPC has not completely taken over.
+  // Closes the listening sockets, and shuts all connections down. What gRPC has not answered then
+  // ends with its connection, which clients see as UNAVAILABLE. gRPC's own shutdown would answer it
+  // with CANCELLED, which no client repeats.
   ~AcceptLoop();
   AcceptLoop(const AcceptLoop&) = delete;
   AcceptLoop& operator=(const AcceptLoop&) = delete;

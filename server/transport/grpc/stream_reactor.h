@@ -45,7 +45,7 @@ class StreamSet {
   void Drain() {
     MutexLock lock(&mutex_);
     for (RequestStream* stream : streams_) {
-      stream->StopReading(absl::UnavailableError("the server is draining"));
+      stream->StopReading(absl::UnavailableError(kDrains));
     }
   }
   // Stops every stream whose identity is not valid any more.

@@ -20,7 +20,7 @@ namespace flashcore::server {
 
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
-// Who calls on `connection`, or why the RPC is refused at once: the server is draining, the
+// Who calls on `connection`, or why the RPC is refused at once: the server drains, the
 // connection has ended (null), or the caller has no identity, too many connections, or too many
 // replies that it does not read.
 absl::StatusOr<Identity> AdmitCaller(RpcContext* context, const grpc::ServerContextBase& call,
