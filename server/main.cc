@@ -1,12 +1,12 @@
 // flashcore-server: connects options, devices, engines, transport and metrics, and drains them on
-// SIGTERM or SIGINT. SIGHUP reads the credential files again.
+// SIGTERM, SIGINT or SIGXCPU. SIGHUP reads the credential files again.
 //
 // Exit status: 0 after a complete drain; 1 if the server could not start, if a device was lost, if
-// a listener died, or if a launch was still running when the drain timed out; 2 for a bad flag;
-// 128 + the signal's number on SIGTERM or SIGINT more than a second after the first.
+// a listener died, or if a launch was still running when the drain timed out; 2 for a bad flag or a
+// limit of the process that is too small; 128 + the signal's number on SIGTERM or SIGINT more than
+// a second after the first.
 #include <malloc.h>
 #include <signal.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +17,7 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -31,10 +32,12 @@
 #include "proto/wire/grpc_compat.h"
 #include "server/base/clock.h"
 #include "server/base/cores.h"
+#include "server/base/mutex.h"
 #include "server/base/signal_policy.h"
 #include "server/device/open_device.h"
 #include "server/engine/fleet.h"
 #include "server/options.h"
+#include "server/process_needs.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/metrics.h"
 #include "server/telemetry/metrics_server.h"
@@ -50,7 +53,7 @@ constexpr std::chrono::milliseconds kLogFlushTime(200);
 sigset_t Signals() {
   sigset_t signals;
   sigemptyset(&signals);
-  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, signal);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGXCPU}) sigaddset(&signals, signal);
   return signals;
 }
 
@@ -71,21 +74,27 @@ void TrimHeap() {
   if (mallinfo2().fordblks >= kMaxFreeBytes) malloc_trim(0);
 }
 
-// Returns the next signal. Trims the heap every few seconds until it comes.
-int NextSignal() {
-  constexpr timespec kInterval = {5, 0};
+// Returns the next signal; 0: none came until `end`. Trims the heap every few seconds.
+int NextSignal(absl::Time end) {
+  constexpr absl::Duration kInterval = absl::Seconds(5);
   const sigset_t signals = Signals();
-  int signal = -1;
-  while ((signal = sigtimedwait(&signals, nullptr, &kInterval)) < 0) TrimHeap();
-  return signal;
+  while (true) {
+    const absl::Duration left = std::max(end - absl::Now(), absl::ZeroDuration());
+    const timespec wait = absl::ToTimespec(std::min(left, kInterval));
+    const int signal = sigtimedwait(&signals, nullptr, &wait);
+    if (signal > 0) return signal;
+    if (left == absl::ZeroDuration()) return 0;
+    TrimHeap();
+  }
 }
 
-// Returns the signal that asks to drain the server, or then to exit at once. Calls `reload` at
-// each SIGHUP before it.
-int WaitForStopSignal(SignalPolicy* policy, const Clock& clock,
-                      const std::function<void()>& reload) {
+// Returns the signal that asks to drain the server, or then to exit at once; 0: none came until
+// `end`. Calls `reload` at each SIGHUP before it.
+int WaitForStopSignal(SignalPolicy* policy, const Clock& clock, const std::function<void()>& reload,
+                      absl::Time end = absl::InfiniteFuture()) {
   while (true) {
-    const int signal = NextSignal();
+    const int signal = NextSignal(end);
+    if (signal == 0) return 0;
     switch (policy->On(signal, clock.Now())) {
       case SignalPolicy::Action::kReload:
         reload();
@@ -212,31 +221,61 @@ void SetGauges(const Fleet& fleet, Metrics* metrics) {
   _exit(status);
 }
 
-// Ends the process with `status` at `time`, unless it has ended by then.
-void ExitAtTheLatest(absl::Time time, int status) {
-  std::thread([=] {
-    absl::SleepFor(time - absl::Now());
-    LogWarning("exiting although connections are still open: they take no bytes");
-    ExitAtOnce(status);
-  }).detach();
-}
+// Ends the process during a drain: at a second signal, or when connections are still open although
+// the time is over. Owns a thread, which lasts as long as the process.
+class DrainWatch {
+ public:
+  DrainWatch() {
+    std::thread([this] { Run(); }).detach();
+  }
 
-// Drains `server` and returns the exit status. A later signal to stop ends the process at once.
-int Drain(Server* server, absl::Duration timeout, SignalPolicy policy,
-          const std::atomic<bool>& device_lost) {
-  const absl::Time end = absl::Now() + timeout;
-  std::thread([policy]() mutable {
-    // The credential files are still read every second; `server` may be gone.
+  // From now on the watch takes the signals. It ends the process at `end`.
+  void Begin(SignalPolicy policy, absl::Time end) ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    policy_ = policy;
+    end_ = end;
+    begun_.NotifyAll();
+  }
+
+  void SetStatus(int status) { status_ = status; }  // of the process if it ends at `end`
+
+ private:
+  void Run() ABSL_LOCKS_EXCLUDED(mutex_) {
+    SignalPolicy policy;
+    absl::Time end;
+    {
+      MutexLock lock(&mutex_);
+      while (!policy_.has_value()) begun_.Wait(&mutex_);
+      policy = *policy_;
+      end = end_;
+    }
+    // The credential files are still read every second; the server may be gone.
     const auto reload = [] { LogInfo("SIGHUP: the server drains"); };
-    const int signal = WaitForStopSignal(&policy, *SteadyClock::Get(), reload);
-    LogWarning("second signal: exiting at once", {{"signal", strsignal(signal)}});
-    ExitAtOnce(128 + signal);
-  }).detach();
+    const int signal = WaitForStopSignal(&policy, *SteadyClock::Get(), reload, end);
+    if (signal != 0) {
+      LogWarning("second signal: exiting at once", {{"signal", strsignal(signal)}});
+      ExitAtOnce(128 + signal);
+    }
+    LogWarning("exiting although connections are still open: they take no bytes");
+    ExitAtOnce(status_);
+  }
+
+  std::atomic<int> status_{1};
+  Mutex mutex_;
+  CondVar begun_;
+  std::optional<SignalPolicy> policy_ ABSL_GUARDED_BY(mutex_);  // of the drain; none: not yet
+  absl::Time end_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Drains `server` and returns the exit status. `watch` then ends the process if that does not end.
+int Drain(Server* server, absl::Duration timeout, SignalPolicy policy,
+          const std::atomic<bool>& device_lost, DrainWatch* watch) {
+  // gRPC closes a connection only after the write in progress, and so does not close one whose
+  // client reads nothing. Server::Drain returns before.
+  watch->Begin(policy, absl::Now() + timeout - std::min(timeout / 20, absl::Milliseconds(250)));
   if (server->Drain(timeout)) {
     LogInfo("drained");
-    // gRPC closes a connection only after the write in progress, and so does not close one whose
-    // client reads nothing.
-    ExitAtTheLatest(end - std::min(timeout / 20, absl::Milliseconds(250)), device_lost ? 1 : 0);
+    watch->SetStatus(device_lost ? 1 : 0);
     return device_lost ? 1 : 0;
   }
   LogError("drain timed out: a launch is still running", {{"timeout", FormatDuration(timeout)}});
@@ -292,34 +331,11 @@ absl::StatusOr<HttpEndpoints> StartHttpEndpoints(const Options& options, Metrics
   return endpoints;
 }
 
-// To the hard limit: each connection is an open file, and the soft limit is often 1024.
-void RaiseOpenFilesLimit() {
-  rlimit limit;
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
-}
-
-// Files that are not connections: threads' pollers, devices, logs, HTTP and shared memory.
-constexpr rlim_t kOtherFiles = 256;
-
-// Each connection takes two files: gRPC's and the accept loop's.
-void LimitConnectionsByOpenFiles(int* max_connections) {
-  rlimit limit;
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
-  const rlim_t most = limit.rlim_cur > kOtherFiles ? (limit.rlim_cur - kOtherFiles) / 2 : 1;
-  if (static_cast<rlim_t>(*max_connections) <= most) return;
-  LogWarning("fewer connections than --max_connections: the process may open too few files",
-             {{"max_connections", most}, {"open_files", limit.rlim_cur}});
-  *max_connections = static_cast<int>(most);
-}
-
-int Run(const Options& options) {
+// `threads`: that the server ever has.
+int Run(const Options& options, int threads) {
   // CUDA streams that share a hardware connection wait for each other; the default is 8.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   const SteadyClock clock;
-  absl::Status pinned = StayOnCores(options.cores);  // also for the CPU device's threads
-  if (!pinned.ok()) return Fail("cannot pin threads", pinned);
   auto opened = OpenDevices(options.device, &clock);
   if (!opened.ok()) return Fail("cannot use the device", opened.status());
   Metrics metrics(MetricsOptions(options, opened->devices));
@@ -333,7 +349,7 @@ int Run(const Options& options) {
     LogError("the device is lost", {{"device", device.id}, {"error", status.message()}});
     stop_after_failure();
   };
-  pinned = PinThreads(options.cores, opened->devices, &engine_options.lane_cores);
+  absl::Status pinned = PinThreads(options.cores, opened->devices, &engine_options.lane_cores);
   if (!pinned.ok()) return Fail("cannot pin threads", pinned);
   // Only now: the first record starts the log's thread, which must not run on the lanes' cores.
   LogMemory(options, opened->devices);
@@ -345,15 +361,17 @@ int Run(const Options& options) {
   auto endpoints = StartHttpEndpoints(options, &metrics, &serving);
   if (!endpoints.ok()) return Fail("cannot serve metrics", endpoints.status());
   Server::Options server_options = options.server;
-  LimitConnectionsByOpenFiles(&server_options.connections.max);
   server_options.on_health = [&serving](bool now) { serving = now; };
   server_options.on_dead = [&](const std::string& address, const absl::Status& why) {
     LogError("a listener is dead", {{"address", address}, {"error", why.message()}});
     stop_after_failure();
   };
+  // Made now, because a drain must not need a thread, and lasting as long as its thread.
+  static auto* const watch = new DrainWatch;
   auto server = Server::Start(server_options, &fleet, &metrics);
   if (!server.ok()) return Fail("cannot serve", server.status());
   LogInfo("serving", {{"version", options.server.version},
+                      {"threads", threads},
                       {"addresses", absl::StrJoin((*server)->addresses(), ",")}});
   SignalPolicy policy;
   const int signal = WaitForStopSignal(&policy, clock, [&] {
@@ -363,7 +381,7 @@ int Run(const Options& options) {
   DropPendingSignals();
   LogInfo("draining",
           {{"signal", strsignal(signal)}, {"timeout", FormatDuration(options.drain_timeout)}});
-  return Drain(server->get(), options.drain_timeout, policy, failed);
+  return Drain(server->get(), options.drain_timeout, policy, failed, watch);
 }
 
 }  // namespace
@@ -374,26 +392,29 @@ int main(int argc, char** argv) {
   // and only WaitForStopSignal receives the signals.
   const sigset_t signals = flashcore::server::Signals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  const auto options = flashcore::server::ParseOptions(argc, argv);
+  auto options = flashcore::server::ParseOptions(argc, argv);
   if (!options.ok()) {
     std::fprintf(stderr, "flashcore-server: %s\n", std::string(options.status().message()).c_str());
     return 2;
   }
-  flashcore::server::SetVisibleCores(flashcore::server::UsableCores());
   flashcore::server::KeepFreedMemory();
-  flashcore::server::RaiseOpenFilesLimit();
   // Debian builds Abseil without NDEBUG. By default, every lock and unlock in gRPC then looks for
   // deadlocks in a graph of all mutexes, under one global lock.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   signal(SIGPIPE, SIG_IGN);  // writing to a closed pipe or socket is an error, not the end
   flashcore::server::SetDefaultLogger(options->log);
+  const auto threads = flashcore::server::TakeFromProcess(&*options);
+  if (!threads.ok()) {
+    std::fprintf(stderr, "flashcore-server: %s\n", std::string(threads.status().message()).c_str());
+    return 2;
+  }
   flashcore::grpc_compat::SetLogSink(flashcore::server::LogFromGrpc);
   google::protobuf::SetLogHandler(flashcore::server::LogFromProtobuf);
   for (const std::string& variable : options->unknown_variables) {
     flashcore::server::LogWarning("an environment variable is not of a flag: it has no effect",
                                   {{"variable", variable}});
   }
-  const int status = flashcore::server::Run(*options);
+  const int status = flashcore::server::Run(*options, *threads);
   flashcore::server::DefaultLogger().Flush(flashcore::server::kLogFlushTime);
   return status;
 }

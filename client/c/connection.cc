@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "proto/wire/frames.h"
+#include "proto/wire/start_thread.h"
 
 namespace flashcore::c {
 namespace {
@@ -62,13 +63,14 @@ Status Connection::Connect(const std::string& path, std::unique_ptr<Connection>*
   }
   connection->reset(new Connection(std::move(socket), std::move(wake)));
   Connection* const running = connection->get();
-  running->thread_ = std::thread([running] { running->Run(); });
+  const int error = StartThread(&running->thread_, [running] { running->Run(); });
+  if (error != 0) return {kResourceExhausted, NoThreadMessage(error), ""};
   return {};
 }
 
 Connection::~Connection() {
   End({kCancelled, "the client was closed", ""});
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 Status Connection::Exchange(uint32_t field, std::string_view action, int file,

@@ -5,6 +5,8 @@
 
 #include <cerrno>
 
+#include "proto/wire/start_thread.h"
+
 namespace flashcore::c {
 
 bool TakeAnswer(client::local::Ring& ring, Connection& connection, uint64_t* tag,
@@ -28,11 +30,15 @@ Status Receiver::Start(Connection* connection, client::local::Ring* ring,
   if (event.get() < 0) return SystemError(kResourceExhausted, "eventfd", errno);
   receiver->reset(new Receiver(connection, ring, spin, std::move(event)));
   Receiver* const running = receiver->get();
-  running->thread_ = std::thread([running] { running->Run(); });
-  return {};
+  const int error = StartThread(&running->thread_, [running] { running->Run(); });
+  if (error == 0) return {};
+  receiver->reset();
+  return {kResourceExhausted, NoThreadMessage(error), ""};
 }
 
-Receiver::~Receiver() { thread_.join(); }
+Receiver::~Receiver() {
+  if (thread_.joinable()) thread_.join();
+}
 
 void Receiver::Run() {
   bool ended = false;

@@ -15,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "client/cli/load_worker.h"
+#include "proto/wire/start_thread.h"
 
 namespace flashcore::cli {
 namespace {
@@ -62,11 +63,16 @@ absl::Status OnAllThreads(size_t workers, const std::function<absl::Status(size_
   absl::Status first;
   std::vector<std::thread> threads;
   for (size_t i = 0; i < workers; ++i) {
-    threads.emplace_back([&, i] {
+    const int error = StartThread(&threads.emplace_back(), [&, i] {
       const absl::Status status = step(i);
       absl::MutexLock lock(&mutex);
       first.Update(status);
     });
+    if (error == 0) continue;
+    threads.pop_back();
+    absl::MutexLock lock(&mutex);
+    first.Update(absl::ResourceExhaustedError(NoThreadMessage(error)));
+    break;
   }
   for (std::thread& thread : threads) thread.join();
   return first;

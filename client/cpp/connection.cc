@@ -1,23 +1,29 @@
 #include "client/cpp/connection.h"
 
+#include <grpc/support/cpu.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <new>
 #include <optional>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "absl/synchronization/notification.h"
 #include "client/cpp/local/link.h"
 #include "client/cpp/status.h"
 #include "client/cpp/target.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "proto/wire/grpc_compat.h"
+#include "proto/wire/start_thread.h"
 
 namespace flashcore::client {
 namespace {
@@ -54,6 +60,34 @@ void KeepCallbackThreads() {
     return true;
   }();
   static_cast<void>(started);
+}
+
+// gRPC 1.51 makes threads with its first channel. Where it cannot, it leaves work to a thread that
+// does not exist, and calls wait until their deadlines. So this makes as many and ends them again,
+// until it has succeeded once.
+absl::Status CheckThreadsOfGrpc() {
+  static std::atomic<bool> succeeded{false};
+  if (succeeded) return absl::OkStatus();
+  const int cores = static_cast<int>(gpr_cpu_num_cores());
+  // Its event engine and pollers; two executors and two timers.
+  const int wanted = std::clamp(cores, 2, 32) + std::clamp(cores / 2, 2, 16) + 4;
+  absl::Notification end;
+  std::vector<std::thread> threads(wanted);
+  int error = 0;
+  for (std::thread& thread : threads) {
+    error = StartThread(&thread, [&end] { end.WaitForNotification(); });
+    if (error != 0) break;
+  }
+  end.Notify();
+  for (std::thread& thread : threads) {
+    if (thread.joinable()) thread.join();
+  }
+  if (error != 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("gRPC needs ", wanted, " threads: ", NoThreadMessage(error)));
+  }
+  succeeded = true;
+  return absl::OkStatus();
 }
 
 // INVALID_ARGUMENT if the path or the options make no sense for a local socket.
@@ -227,6 +261,8 @@ absl::StatusOr<std::shared_ptr<const Connection>> Connection::Create(absl::strin
     return local::OwnHere<const Connection>(new Connection(std::move(options), std::string(path)));
   status = CheckGrpc();
   status.Update(CheckProxy(target, options));
+  status.Update(CheckThreadsOfGrpc());  // before anything of gRPC is made
+  if (!status.ok()) return status;
   status.Update(SetCredentials(target, &options));
   if (!status.ok()) return status;
   std::unique_ptr<TokenFile> token;

@@ -123,27 +123,44 @@ void LowerByGroup(const std::string& folder, CgroupLimits* limits) {
     Lower(&limits->memory_bytes, ReadNumber(folder + file));
   }
   Lower(&limits->memory_bytes, ReadHierarchicalLimit(folder));
-  Lower(&limits->pids, ReadNumber(folder + "/pids.max"));
   Lower(&limits->cpus, ReadCpus(folder));
 }
 
-}  // namespace
-
-CgroupLimits ReadCgroupLimits(const std::string& root) {
-  CgroupLimits limits;
+// The folders of the process's groups and of those above them, from within.
+std::vector<std::string> GroupFolders(const std::string& root) {
+  std::vector<std::string> folders;
   const std::vector<Mount> mounts = ReadMounts(root);
   for (const Membership& membership : ReadMemberships(root)) {
     for (const Mount& mount : mounts) {
       if (!Shows(mount, membership)) continue;
       std::string group = FolderOf(membership, mount);
       while (true) {
-        LowerByGroup(absl::StrCat(root, mount.folder, group), &limits);
+        folders.push_back(absl::StrCat(mount.folder, group));
         if (group.empty()) break;
         group.resize(group.rfind('/'));
       }
     }
   }
+  return folders;
+}
+
+}  // namespace
+
+CgroupLimits ReadCgroupLimits(const std::string& root) {
+  CgroupLimits limits;
+  for (const std::string& folder : GroupFolders(root)) LowerByGroup(root + folder, &limits);
   return limits;
+}
+
+std::string FullPidsGroup(const std::string& root) {
+  for (const std::string& folder : GroupFolders(root)) {
+    const auto most = ReadNumber(absl::StrCat(root, folder, "/pids.max"));
+    const auto now = ReadNumber(absl::StrCat(root, folder, "/pids.current"));
+    if (most.has_value() && now.has_value() && *now >= *most) {
+      return absl::StrCat(folder, "/pids.max is ", *most);
+    }
+  }
+  return "";
 }
 
 }  // namespace flashcore::server

@@ -11,8 +11,7 @@ namespace flashcore::server {
 // Nullopt: no limit.
 struct CgroupLimits {
   std::optional<int64_t> memory_bytes;
-  std::optional<int64_t> pids;  // processes and threads
-  std::optional<double> cpus;   // seconds of CPU time a second
+  std::optional<double> cpus;  // seconds of CPU time a second
 };
 
 // The least that the process's groups and those above them allow, of version 1 and of 2, as far as
@@ -20,8 +19,9 @@ struct CgroupLimits {
 // for tests.
 CgroupLimits ReadCgroupLimits(const std::string& root = "");
 
-// The limit of threads of this process and those that share a group with it.
-inline std::optional<int64_t> PidsLimit() { return ReadCgroupLimits().pids; }
+// The first of these groups without room for another thread, such as "/sys/fs/cgroup/a/pids.max is
+// 64"; empty if each has some.
+std::string FullPidsGroup(const std::string& root = "");
 
 }  // namespace flashcore::server
 

@@ -21,10 +21,6 @@ std::vector<int> AllowedCores();
 // container may have CPU time for, rounded up.
 int UsableCores();
 
-// From now on sysconf(_SC_NPROCESSORS_CONF) is `cores`: gRPC 1.51 starts threads by it, on all
-// cores of the machine otherwise.
-void SetVisibleCores(int cores);
-
 // Restricts the calling thread, and threads that it starts later, to those of `cores` that the
 // process may use; at least one must be. No change if `cores` is empty.
 absl::Status StayOnCores(absl::Span<const int> cores);

@@ -30,6 +30,9 @@ inline constexpr char kLengthMismatch[] = "LENGTH_MISMATCH";
 inline constexpr char kUnknownField[] = "UNKNOWN_FIELD";
 }  // namespace reason
 
+// The text of UNAVAILABLE for what a drain refuses or cuts off.
+inline constexpr char kDrains[] = "the server drains";
+
 struct ErrorInfo {
   std::string reason;
   std::map<std::string, std::string> metadata;

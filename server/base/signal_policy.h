@@ -11,8 +11,10 @@
 namespace flashcore::server {
 
 // SIGHUP asks to read the credential files. Any other signal asks to stop: the first to drain, one
-// more than a second after it to exit at once. Those in between are the first request again, since
-// supervisors and terminals may signal both the process and its group. Not thread-safe.
+// more than a second after it to exit at once. But not SIGXCPU, which the kernel repeats every
+// second once the process has used the CPU time of `ulimit -St`: it drains, and never more. Those
+// in between are the first request again, since supervisors and terminals may signal both the
+// process and its group. Not thread-safe.
 class SignalPolicy {
  public:
   enum class Action { kReload, kDrain, kNone, kExit };
@@ -25,6 +27,7 @@ class SignalPolicy {
       first_stop_ = now;
       return Action::kDrain;
     }
+    if (signal == SIGXCPU) return Action::kNone;
     return now - *first_stop_ > kOneRequest ? Action::kExit : Action::kNone;
   }
 

@@ -104,7 +104,7 @@ absl::Status Batcher::Enqueue(AttendOperation* operation, AttendOperation** disp
   operation->tokens = CountTokens(operation->request);
   operation->work = EstimateWork(*operation, /*is_launched=*/false, options_.speed);
   MutexLock lock(&mutex_);
-  if (closed_) return absl::UnavailableError("the server drains");
+  if (closed_) return absl::UnavailableError(kDrains);
   if (depth_ >= options_.max_queue_requests) {
     *displaced = Displace(operation->identity.name);
     if (*displaced == nullptr) {

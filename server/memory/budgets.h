@@ -3,7 +3,6 @@
 #define FLASHCORE_SERVER_MEMORY_BUDGETS_H_
 
 #include <cstdint>
-#include <optional>
 
 namespace flashcore::server {
 

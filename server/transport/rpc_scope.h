@@ -36,9 +36,6 @@ struct RpcContext {
   size_t max_message_bytes = SIZE_MAX;  // over gRPC; set before the first RPC
 };
 
-// The text of UNAVAILABLE for what a drain refuses or cuts off.
-inline constexpr char kDrains[] = "the server drains";
-
 // OK, or UNAVAILABLE if the server drains.
 absl::Status CheckNotDraining(const RpcContext& context);
 

@@ -22,6 +22,7 @@
 #include "grpcpp/server_posix.h"
 #include "proto/wire/frames.h"
 #include "proto/wire/host_port.h"
+#include "server/base/error_info.h"
 #include "server/base/socket.h"
 
 namespace flashcore::server {

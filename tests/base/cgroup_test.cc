@@ -35,7 +35,6 @@ constexpr char kVersion2[] = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cg
 TEST_F(CgroupTest, WithoutGroupsNothingIsLimited) {
   const CgroupLimits limits = Read();
   EXPECT_EQ(limits.memory_bytes, std::nullopt);
-  EXPECT_EQ(limits.pids, std::nullopt);
   EXPECT_EQ(limits.cpus, std::nullopt);
 }
 
@@ -44,14 +43,11 @@ TEST_F(CgroupTest, TheLeastOfAllGroupsAbove) {
   Write("/proc/self/mountinfo", kVersion2);
   Write("/sys/fs/cgroup/pod/server/memory.max", "max\n");
   Write("/sys/fs/cgroup/pod/server/memory.high", "1073741824\n");
-  Write("/sys/fs/cgroup/pod/server/pids.max", "40\n");
   Write("/sys/fs/cgroup/pod/server/cpu.max", "max 100000\n");
   Write("/sys/fs/cgroup/pod/memory.max", "536870912\n");
-  Write("/sys/fs/cgroup/pod/pids.max", "64\n");
   Write("/sys/fs/cgroup/pod/cpu.max", "50000 100000\n");
   const CgroupLimits limits = Read();
   EXPECT_EQ(limits.memory_bytes, 512 * kMiB);
-  EXPECT_EQ(limits.pids, 40);
   EXPECT_EQ(limits.cpus, 0.5);
 }
 
@@ -74,12 +70,10 @@ TEST_F(CgroupTest, Version1WithinAContainer) {
   Write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
   Write("/sys/fs/cgroup/memory/memory.stat",
         "cache 1\nhierarchical_memory_limit 536870912\nhierarchical_memsw_limit 1\n");
-  Write("/sys/fs/cgroup/pids/pids.max", "max\n");
   Write("/sys/fs/cgroup/cpu acct/cpu.cfs_quota_us", "150000\n");
   Write("/sys/fs/cgroup/cpu acct/cpu.cfs_period_us", "100000\n");
   const CgroupLimits limits = Read();
   EXPECT_EQ(limits.memory_bytes, 512 * kMiB) << "of a group above, which no mount shows";
-  EXPECT_EQ(limits.pids, std::nullopt);
   EXPECT_EQ(limits.cpus, 1.5);
 }
 
@@ -111,12 +105,35 @@ TEST_F(CgroupTest, MeaninglessFilesLimitNothing) {
   Write("/proc/self/cgroup", "0\n\n0::/a\n");
   Write("/proc/self/mountinfo", std::string("cgroup\n1 2 3 - cgroup2\n") + kVersion2);
   Write("/sys/fs/cgroup/a/memory.max", "");
-  Write("/sys/fs/cgroup/a/pids.max", "-7\n");
   Write("/sys/fs/cgroup/a/cpu.max", "100000 0\n");
   const CgroupLimits limits = Read();
   EXPECT_EQ(limits.memory_bytes, std::nullopt);
-  EXPECT_EQ(limits.pids, std::nullopt);
   EXPECT_EQ(limits.cpus, std::nullopt);
+}
+
+TEST_F(CgroupTest, AGroupOrOneAroundItHasNoRoomForThreads) {
+  Write("/proc/self/cgroup", "0::/pod/server\n");
+  Write("/proc/self/mountinfo", kVersion2);
+  EXPECT_EQ(FullPidsGroup(root_), "");
+  Write("/sys/fs/cgroup/pod/server/pids.max", "64\n");
+  Write("/sys/fs/cgroup/pod/server/pids.current", "63\n");
+  EXPECT_EQ(FullPidsGroup(root_), "");
+  Write("/sys/fs/cgroup/pod/pids.max", "80\n");
+  Write("/sys/fs/cgroup/pod/pids.current", "81\n");
+  EXPECT_EQ(FullPidsGroup(root_), "/sys/fs/cgroup/pod/pids.max is 80");
+  Write("/sys/fs/cgroup/pod/server/pids.current", "64\n");
+  EXPECT_EQ(FullPidsGroup(root_), "/sys/fs/cgroup/pod/server/pids.max is 64");
+  Write("/sys/fs/cgroup/pod/server/pids.max", "max\n");
+  Write("/sys/fs/cgroup/pod/pids.max", "-7\n");
+  EXPECT_EQ(FullPidsGroup(root_), "");
+}
+
+TEST_F(CgroupTest, AGroupOfVersion1HasNoRoomForThreads) {
+  Write("/proc/self/cgroup", "8:memory:/a\n5:cpu,pids:/a\n0::/\n");
+  Write("/proc/self/mountinfo", "2 1 0:5 / /p rw - cgroup cgroup rw,cpu,pids\n");
+  Write("/p/a/pids.max", "30\n");
+  Write("/p/a/pids.current", "30\n");
+  EXPECT_EQ(FullPidsGroup(root_), "/p/a/pids.max is 30");
 }
 
 }  // namespace

@@ -50,5 +50,12 @@ TEST_F(SignalPolicyTest, SighupReadsCredentialsAtAnyTimeAndIsNoStopSignal) {
   EXPECT_EQ(On(SIGTERM), Action::kExit);
 }
 
+TEST_F(SignalPolicyTest, SigxcpuDrainsOnceHoweverOftenItComes) {
+  EXPECT_EQ(On(SIGXCPU), Action::kDrain);
+  clock_.Advance(2 * SignalPolicy::kOneRequest);
+  EXPECT_EQ(On(SIGXCPU), Action::kNone);
+  EXPECT_EQ(On(SIGTERM), Action::kExit);
+}
+
 }  // namespace
 }  // namespace flashcore::server

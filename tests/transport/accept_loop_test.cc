@@ -13,9 +13,11 @@
 #include <deque>
 #include <future>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -100,6 +102,7 @@ class AcceptLoopTest : public ::testing::Test {
     unix_address_ = LocalAddress(unix_socket->get());
     const auto serve = [this](FileDescriptor connection) {
       MutexLock lock(&mutex_);
+      servers_.insert(std::this_thread::get_id());
       served_.push_back(std::move(connection));
     };
     std::vector<AcceptLoop::Listener> listeners;
@@ -154,6 +157,7 @@ class AcceptLoopTest : public ::testing::Test {
   int listening_ = -1;
   Mutex mutex_;
   std::deque<FileDescriptor> served_;
+  std::set<std::thread::id> servers_;  // the threads that called serve
   std::unique_ptr<AcceptLoop> loop_;
 };
 
@@ -167,6 +171,14 @@ TEST_F(AcceptLoopTest, ServesAConnectionOnceItHasSentThePreface) {
   EXPECT_EQ(metrics_.connections.Value(), 2);
   EndFirst();
   EXPECT_TRUE(WaitUntil([&] { return metrics_.connections.Value() == 1; }));
+}
+
+TEST_F(AcceptLoopTest, AConnectionTakesNoThread) {
+  Start({});
+  std::vector<Client> clients;
+  for (size_t i = 0; i < 20; ++i) clients.push_back(Served(i));
+  MutexLock lock(&mutex_);
+  EXPECT_EQ(servers_.size(), 1);
 }
 
 TEST_F(AcceptLoopTest, HoldsAConnectionUntilItsSettingsAreThere) {

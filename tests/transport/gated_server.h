@@ -2,6 +2,7 @@
 #ifndef FLASHCORE_TESTS_TRANSPORT_GATED_SERVER_H_
 #define FLASHCORE_TESTS_TRANSPORT_GATED_SERVER_H_
 
+#include <algorithm>
 #include <future>
 #include <memory>
 #include <string>
@@ -97,6 +98,26 @@ class GatedServerTest : public ::testing::Test {
   }
   [[nodiscard]] bool AllStagingReturns() const {
     return WaitUntil([&] { return engine_->staging().used_bytes() == 0; });
+  }
+  // Of a method over a transport: how many count in flashcore_request_duration_seconds.
+  double Requests(const char* method, const char* transport) const {
+    bool found = false;
+    double requests = 0;
+    for (const auto& family : metrics_->Collect()) {
+      if (family.name != "flashcore_request_duration_seconds") continue;
+      for (const auto& metric : family.metric) {
+        const auto has = [&](const char* name, const char* value) {
+          return std::any_of(metric.label.begin(), metric.label.end(), [&](const auto& label) {
+            return label.name == name && label.value == value;
+          });
+        };
+        if (!has("rpc", method) || !has("transport", transport)) continue;
+        found = true;
+        requests += static_cast<double>(metric.histogram.sample_count);
+      }
+    }
+    EXPECT_TRUE(found) << method;
+    return requests;
   }
 
   Gate gate_;

@@ -243,6 +243,25 @@ TEST_F(InflowTest, ReadsInTurns) {
   EXPECT_FALSE(readable());
 }
 
+TEST_F(InflowTest, TheThreadThatTakesOverDoesNotRead) {
+  const FileDescriptor epoll(epoll_create1(EPOLL_CLOEXEC));
+  epoll_event event = {};
+  event.events = EPOLLIN | EPOLLET;
+  ASSERT_EQ(epoll_ctl(epoll.get(), EPOLL_CTL_ADD, server_.get(), &event), 0);
+  const ssize_t sent = Send(kPreface);
+  {
+    const InflowOfThread taking_over(inflow_);
+    ASSERT_EQ(epoll_wait(epoll.get(), &event, 1, 0), 1);
+    EXPECT_EQ(Read(), -1);
+    EXPECT_EQ(errno, EAGAIN);
+    EXPECT_EQ(epoll_wait(epoll.get(), &event, 1, 0), 0);
+  }
+  // Now epoll says again that there is something to read.
+  EXPECT_EQ(epoll_wait(epoll.get(), &event, 1, 0), 1);
+  EXPECT_EQ(Read(), sent);
+  EXPECT_EQ(epoll_wait(epoll.get(), &event, 1, 0), 0);
+}
+
 TEST_F(InflowTest, ATurnWithoutEpollHasNoEnd) {
   Send(kPreface + Frame(testing::kData, 0, 1, std::string(4000, 'd')));
   for (int i = 0; i < 4; ++i) EXPECT_EQ(Read(), 1000);

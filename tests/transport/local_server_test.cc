@@ -4,7 +4,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
 #include <future>
 #include <vector>
@@ -27,23 +26,7 @@ using testing::StepRequest;
 
 class LocalTest : public LocalServerTest {
  protected:
-  double Requests(const char* method) const {
-    double requests = 0;
-    for (const auto& family : metrics_->Collect()) {
-      if (family.name != "flashcore_request_duration_seconds") continue;
-      for (const auto& metric : family.metric) {
-        const auto has = [&](const char* name, const char* value) {
-          return std::any_of(metric.label.begin(), metric.label.end(), [&](const auto& label) {
-            return label.name == name && label.value == value;
-          });
-        };
-        if (has("rpc", method) && has("transport", "local")) {
-          requests += static_cast<double>(metric.histogram.sample_count);
-        }
-      }
-    }
-    return requests;
-  }
+  double Requests(const char* method) const { return GatedServerTest::Requests(method, "local"); }
   static v1::LocalRequest CallOf(const char* method, const google::protobuf::Message& request) {
     v1::LocalRequest call;
     call.mutable_call()->set_method(method);

@@ -5,6 +5,7 @@
 
 #include "absl/time/clock.h"
 #include "client/cpp/status.h"
+#include "proto/wire/start_thread.h"
 
 namespace flashcore::client::local {
 namespace {
@@ -36,7 +37,8 @@ absl::StatusOr<std::shared_ptr<AsyncRing>> AsyncRing::Open(std::shared_ptr<Contr
   std::shared_ptr<AsyncRing> made(
       new AsyncRing(std::move(control), std::move(arena), std::move(memory), *std::move(ring)));
   made->end_hook_ = made->control_->AddEndHook([raw = made.get()] { raw->Kick(); });
-  made->thread_ = std::thread([made] { made->Run(); });
+  const int error = StartThread(&made->thread_, [made] { made->Run(); });
+  if (error != 0) return absl::ResourceExhaustedError(NoThreadMessage(error));
   return made;
 }
 

@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "client/cpp/status.h"
 #include "proto/wire/ring.h"
+#include "proto/wire/start_thread.h"
 
 namespace flashcore::client::local {
 namespace {
@@ -35,7 +36,8 @@ absl::StatusOr<std::shared_ptr<Control>> Control::Connect(const std::string& pat
   if (!socket.ok()) return socket.status();
   auto control = absl::WrapUnique(new Control(*std::move(socket)));
   Control* const reading = control.get();
-  control->reader_ = std::thread([reading] { reading->Read(); });
+  const int error = StartThread(&control->reader_, [reading] { reading->Read(); });
+  if (error != 0) return absl::ResourceExhaustedError(NoThreadMessage(error));
   absl::Status status = control->Hello(client, deadline);
   if (status.ok()) return std::shared_ptr<Control>(std::move(control));
   return absl::Status(status.code(), absl::StrCat("local:", path, ": ", status.message()));
@@ -43,7 +45,7 @@ absl::StatusOr<std::shared_ptr<Control>> Control::Connect(const std::string& pat
 
 Control::~Control() {
   socket_.Shutdown();
-  reader_.join();
+  if (reader_.joinable()) reader_.join();
 }
 
 absl::Status Control::Hello(const std::string& client, absl::Time deadline) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "proto/wire/start_thread.h"
 
 namespace flashcore::client::local {
 namespace {
@@ -42,8 +43,13 @@ absl::Status Outbox::Send(uint64_t id, absl::string_view message, int fd, absl::
     later = UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 0));
     if (later.get() < 0) return absl::ResourceExhaustedError("the process may open too few files");
   }
+  if (!thread_.joinable() && !stop_) {
+    if (const int error = StartThread(&thread_, [this] { Run(); }); error != 0) {
+      if (sent > 0) socket_->Shutdown();  // nobody sends the rest
+      return absl::ResourceExhaustedError(NoThreadMessage(error));
+    }
+  }
   entries_.push_back({id, *std::move(frame), sent, std::move(later), deadline});
-  if (!thread_.joinable() && !stop_) thread_ = std::thread([this] { Run(); });
   return absl::OkStatus();
 }
 

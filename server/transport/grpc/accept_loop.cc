@@ -84,8 +84,6 @@ AcceptLoop::~AcceptLoop() {
   eventfd_write(stop_.get(), 1);
   thread_.join();
   for (const auto& [socket, connection] : connections_) shutdown(socket, SHUT_RDWR);
-  MutexLock lock(&mutex_);
-  while (serving_ > 0) served_.Wait(&mutex_);
 }
 
 void AcceptLoop::Loop() {
@@ -233,23 +231,8 @@ void AcceptLoop::HandOver(Connection* connection) {
   connection->inflow->Begin(second.get(), connection->listener->tls, connection->calls,
                             connection->counts_for->inflow, options_.inflow);
   ended_.erase(std::remove(ended_.begin(), ended_.end(), connection->inflow), ended_.end());
-  StartServing(connection->listener->serve, std::move(second), connection->inflow);
-}
-
-void AcceptLoop::StartServing(const Serve& serve, FileDescriptor connection, Inflow* inflow) {
-  {
-    MutexLock lock(&mutex_);
-    ++serving_;
-  }
-  std::thread([this, &serve, connection = std::move(connection), inflow]() mutable {
-    {
-      const InflowOfThread of_thread(inflow);
-      serve(std::move(connection));
-    }
-    MutexLock lock(&mutex_);
-    --serving_;
-    served_.NotifyAll();
-  }).detach();
+  const InflowOfThread of_thread(inflow);
+  connection->listener->serve(std::move(second));
 }
 
 void AcceptLoop::CloseExpired() {

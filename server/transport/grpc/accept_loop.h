@@ -15,10 +15,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "server/base/clock.h"
-#include "server/base/mutex.h"
 #include "server/base/socket.h"
 #include "server/telemetry/metrics.h"
 #include "server/transport/access/client_connections.h"
@@ -61,8 +59,8 @@ class AcceptLoop {
     // A listener will never accept again. On the loop's thread.
     std::function<void(const std::string& address)> on_dead;
   };
-  // Takes over a connection. Runs on a thread of its own, because gRPC may use it to read what the
-  // client sends, for as long as the client keeps sending.
+  // Takes over a connection, on the loop's thread. What gRPC would read meanwhile it reads later,
+  // on a thread of its own (InflowOfThread): a client that keeps sending cannot hold up the loop.
   using Serve = std::function<void(FileDescriptor connection)>;
 
   struct Listener {
@@ -116,7 +114,6 @@ class AcceptLoop {
   Door::Connection AtDoor(const Connection& connection, TimePoint now) const;
   void OnEvent(int socket, uint32_t events);
   void HandOver(Connection* connection);
-  void StartServing(const Serve& serve, FileDescriptor connection, Inflow* inflow);
   void CloseExpired();
   void CountCalls();
   Holder* HolderOf(const Connection& connection);
@@ -147,10 +144,7 @@ class AcceptLoop {
   std::map<std::string, Holder> holders_;
   uint64_t proxy_connections_ = 0;
 
-  Mutex mutex_;
-  int serving_ ABSL_GUARDED_BY(mutex_) = 0;  // threads that run a Serve
-  CondVar served_;
-  std::thread thread_;
+  std::thread thread_;  // last: it uses the others
 };
 
 }  // namespace flashcore::server

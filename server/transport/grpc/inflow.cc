@@ -77,6 +77,7 @@ void Inflow::Begin(int descriptor, bool tls, std::shared_ptr<const ClientConnect
   holder_ = std::move(holder);
   limits_ = limits;
   epoll_ = -1;
+  postponed_ = false;
   turn_bytes_ = 0;
   frames_ = FrameCounter();
   last_all_read_ = FrameCounter();
@@ -92,13 +93,26 @@ void Inflow::WaitBy(int epoll, const epoll_event& event) {
   event_ = event;
 }
 
+bool Inflow::TellAgain() {
+  // gRPC waits for edges, so that this one, which is none, must be told again.
+  return epoll_ >= 0 && epoll_ctl(epoll_, EPOLL_CTL_MOD, descriptor_, &event_) == 0;
+}
+
+void Inflow::Postpone() {
+  MutexLock lock(&mutex_);
+  postponed_ = true;
+}
+
+void Inflow::Resume() {
+  MutexLock lock(&mutex_);
+  if (std::exchange(postponed_, false)) TellAgain();
+}
+
 size_t Inflow::TurnBytes() {
   MutexLock lock(&mutex_);
   if (turn_bytes_ < limits_.turn_bytes) return limits_.turn_bytes - turn_bytes_;
   turn_bytes_ = 0;
-  // gRPC waits for edges, so that this one, which is none, must be told again.
-  if (epoll_ >= 0 && epoll_ctl(epoll_, EPOLL_CTL_MOD, descriptor_, &event_) == 0) return 0;
-  return limits_.turn_bytes;
+  return TellAgain() ? 0 : limits_.turn_bytes;
 }
 
 void Inflow::HasRead(size_t bytes, bool all) {
@@ -160,7 +174,7 @@ void Inflow::ForgiveCalls(uint64_t calls) {
 }
 
 InflowOfThread::InflowOfThread(Inflow* inflow) { t_inflow = inflow; }
-InflowOfThread::~InflowOfThread() { t_inflow = nullptr; }
+InflowOfThread::~InflowOfThread() { std::exchange(t_inflow, nullptr)->Resume(); }
 
 }  // namespace flashcore::server
 
@@ -184,6 +198,11 @@ __attribute__((visibility("default"))) ssize_t recvmsg(int socket, msghdr* messa
     return -1;
   }
   if (inflow->hung_up()) return 0;
+  if (inflow == flashcore::server::t_inflow) {
+    inflow->Postpone();
+    errno = EAGAIN;
+    return -1;
+  }
   const size_t most = inflow->TurnBytes();
   if (most == 0) {
     errno = EAGAIN;

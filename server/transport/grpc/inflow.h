@@ -88,6 +88,10 @@ class Inflow {
   // The client is gone. gRPC does not get the rest of what it has sent, and could not answer.
   void HangUp() { hung_up_ = true; }
 
+  // gRPC wants to read while it takes the connection over: not now, but once Resume is called.
+  void Postpone() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Resume() ABSL_LOCKS_EXCLUDED(mutex_);
+
   // gRPC waits by `epoll` until it can read.
   void WaitBy(int epoll, const epoll_event& event) ABSL_LOCKS_EXCLUDED(mutex_);
   // How many bytes gRPC may read now, of those that are still encrypted if there is TLS. 0: the
@@ -112,6 +116,8 @@ class Inflow {
  private:
   uint64_t Calls() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t Excess() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Makes epoll report that there is something to read, again. False: gRPC does not wait by epoll.
+  bool TellAgain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool ExceedsLimits() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   std::atomic<bool> tls_{false};
@@ -124,13 +130,15 @@ class Inflow {
   Limits limits_ ABSL_GUARDED_BY(mutex_);
   int epoll_ ABSL_GUARDED_BY(mutex_) = -1;  // -1: not known, and turns have no end
   epoll_event event_ ABSL_GUARDED_BY(mutex_) = {};
+  bool postponed_ ABSL_GUARDED_BY(mutex_) = false;
   size_t turn_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // read in this turn
   FrameCounter frames_ ABSL_GUARDED_BY(mutex_);
   FrameCounter last_all_read_ ABSL_GUARDED_BY(mutex_);  // frames_ before gRPC read the last bytes
   uint64_t forgiven_calls_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// While it exists, a TLS connection that gRPC makes on this thread is `inflow`.
+// While it exists, gRPC takes over `inflow` on this thread: a TLS connection that it makes is that
+// one, and it reads nothing of it on this thread.
 class InflowOfThread {
  public:
   explicit InflowOfThread(Inflow* inflow);

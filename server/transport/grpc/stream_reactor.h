@@ -10,6 +10,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/base/error_info.h"
 #include "server/base/mutex.h"
 #include "server/request/identity.h"
 #include "server/transport/convert.h"
