@@ -129,8 +129,8 @@ class Load:
 @harness.stress
 @unittest.skipIf(harness.SANITIZED, "it would measure the sanitizer's memory")
 class ContainerTest(unittest.TestCase):
-    def test_512_mib_and_half_a_cpu(self):
-        self.check_load(SECONDS, memory=512 * MIB, cpus=0.5)
+    def test_512_mib_40_pids_and_half_a_cpu(self):
+        self.check_load(SECONDS, memory=512 * MIB, pids=40, cpus=0.5)
 
     def test_1_gib(self):
         self.check_load(SECONDS / 4, memory=1024 * MIB)

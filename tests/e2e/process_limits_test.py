@@ -136,12 +136,21 @@ class ThreadsTest(unittest.TestCase):
                 self.assertEqual(server.stop(), 0)
 
 
+PYTHON_CLIENTS = (
+    "import flashcore, sys; flashcore.connect(sys.argv[1]).server_info()",
+    """import asyncio, flashcore.aio, sys
+async def main():
+    async with flashcore.aio.connect(sys.argv[1]) as client:
+        await client.server_info()
+asyncio.run(main())""")
+
+
 class ClientsTest(unittest.TestCase):
     """Clients that cannot make a thread, because its stack does not fit into the address space."""
 
-    def assert_says_so(self, target, text):
+    def assert_says_so(self, text, *command):
         done = subprocess.run([sys.executable, "-c", LAUNCHER, "0", json.dumps({"RLIMIT_STACK": 1 << 47}),
-                               harness.CLI, "info", f"--target={target}"],
+                               *command],
                               capture_output=True, text=True, timeout=harness.PATIENCE, check=False)
         self.assertNotIn(done.returncode, (0, -signal.SIGABRT, -signal.SIGSEGV), done)
         self.assertIn(text, done.stderr)
@@ -152,8 +161,12 @@ class ClientsTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder, \
                 harness.Server(f"--local_listen={folder}/local") as server:
             for address in server.wait_for_record("serving")["addresses"].split(","):
+                text = "" if address.startswith("local:") else "gRPC needs "
                 with self.subTest(address):
-                    self.assert_says_so(address, "" if address.startswith("local:") else "gRPC needs ")
+                    self.assert_says_so(text, harness.CLI, "info", f"--target={address}")
+                for program in PYTHON_CLIENTS:
+                    with self.subTest(address, program=program):
+                        self.assert_says_so(text, sys.executable, "-c", program, address)
             self.assertEqual(server.stop(), 0)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from . import _c_library, _messages
 from ._requests import AttendRequest, LoadSequenceRequest, Reply, Request
 from ._transport import AsyncTransport, BlockingTransport, Config, closed
-from .errors import Cancelled, DeadlineExceeded, Error, Unavailable, from_status
+from .errors import Cancelled, DeadlineExceeded, Error, Unavailable, from_status, no_thread
 
 _Response = _messages.message("AttendResponse")
 _Status = _messages.message("Status")
@@ -560,7 +560,12 @@ class AsyncLocalTransport(AsyncTransport):
         return lease is not None and not lease.ended() and lease is self._link
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
-        return asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
+        try:
+            return asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
+        except RuntimeError as error:
+            if "thread" not in str(error):
+                raise
+            raise no_thread(error) from None
 
     async def _connected(self, deadline: float) -> _Link:
         self.check_here()

@@ -22,7 +22,8 @@ from . import _messages
 from ._credentials import Tls, Token, TokenFile, check_token, stays_on_host, uses_http_proxy
 from ._requests import Request
 from ._target import check as check_target
-from .errors import (DeadlineExceeded, Error, FailedPrecondition, Internal, from_rpc, invalid, too_large)
+from .errors import (DeadlineExceeded, Error, FailedPrecondition, Internal, from_rpc, invalid, no_thread,
+                     too_large)
 
 DEFAULT_TARGET = "127.0.0.1:7070"
 _RECONNECT_MS = 500  # at most, between two attempts of gRPC to connect
@@ -274,7 +275,30 @@ def _check_grpc() -> None:
                                  f"which has used gRPC, and gRPC does not survive a fork: make the first "
                                  f"call after the fork, use 'local:/path', or start processes with "
                                  f"multiprocessing's 'spawn'")
+    if _Transport._grpc_process == 0:
+        _check_threads()
     _Transport._grpc_process = os.getpid()
+
+
+def _check_threads() -> None:
+    """gRPC makes threads with its first channel. Where it cannot, calls wait past their deadlines. So this
+    makes as many and ends them again."""
+    cores = os.cpu_count() or 1
+    # Its event engine and pollers; two executors and two timers; and grpcio's own, of the channel.
+    wanted = min(max(cores, 2), 32) + min(max(cores // 2, 2), 16) + 5
+    end = threading.Event()
+    threads: list[threading.Thread] = []
+    try:
+        for _ in range(wanted):
+            thread = threading.Thread(target=end.wait, name="flashcore-check", daemon=True)
+            thread.start()
+            threads.append(thread)
+    except (RuntimeError, MemoryError) as error:
+        raise no_thread(error, f"gRPC needs {wanted} threads: ") from None
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
 
 
 if hasattr(os, "register_at_fork"):

@@ -253,6 +253,12 @@ def too_large(needed: int, limit: int) -> MessageTooLarge:
         metadata={"needed_bytes": str(needed), "limit_bytes": str(limit)})
 
 
+def no_thread(error: BaseException, why: str = "") -> ResourceExhausted:
+    """For the exception of a thread that did not start; `why`: what needs it."""
+    return ResourceExhausted(f"{why}cannot make a thread: {error}; the limits are pids.max of the control "
+                             f"group, and ulimit -u, -s and -v")
+
+
 def from_rpc(code: StatusCode, message: str | None, trailing: Any) -> Error:
     """The error for the status of an RPC; `trailing`: its metadata, pairs or None."""
     status = Status(code=code.value[0], message=message or "")
