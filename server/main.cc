@@ -353,6 +353,10 @@ int Run(const Options& options, int threads) {
   if (!pinned.ok()) return Fail("cannot pin threads", pinned);
   // Only now: the first record starts the log's thread, which must not run on the lanes' cores.
   LogMemory(options, opened->devices);
+  for (const std::string& variable : options.unknown_variables) {
+    LogWarning("an environment variable is not of a flag: it has no effect",
+               {{"variable", variable}});
+  }
   for (const auto& device : opened->devices) LogDevice(*device, options, opened->reason);
   Fleet fleet(engine_options, std::move(opened->devices), &clock, &metrics);
   metrics.OnScrape([&] { SetGauges(fleet, &metrics); });
@@ -361,6 +365,7 @@ int Run(const Options& options, int threads) {
   auto endpoints = StartHttpEndpoints(options, &metrics, &serving);
   if (!endpoints.ok()) return Fail("cannot serve metrics", endpoints.status());
   Server::Options server_options = options.server;
+  LimitConnectionsByOpenFiles(&server_options.connections.max);
   server_options.on_health = [&serving](bool now) { serving = now; };
   server_options.on_dead = [&](const std::string& address, const absl::Status& why) {
     LogError("a listener is dead", {{"address", address}, {"error", why.message()}});
@@ -392,7 +397,7 @@ int main(int argc, char** argv) {
   // and only WaitForStopSignal receives the signals.
   const sigset_t signals = flashcore::server::Signals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  auto options = flashcore::server::ParseOptions(argc, argv);
+  const auto options = flashcore::server::ParseOptions(argc, argv);
   if (!options.ok()) {
     std::fprintf(stderr, "flashcore-server: %s\n", std::string(options.status().message()).c_str());
     return 2;
@@ -403,17 +408,13 @@ int main(int argc, char** argv) {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   signal(SIGPIPE, SIG_IGN);  // writing to a closed pipe or socket is an error, not the end
   flashcore::server::SetDefaultLogger(options->log);
-  const auto threads = flashcore::server::TakeFromProcess(&*options);
+  const auto threads = flashcore::server::TakeFromProcess(*options);
   if (!threads.ok()) {
     std::fprintf(stderr, "flashcore-server: %s\n", std::string(threads.status().message()).c_str());
     return 2;
   }
   flashcore::grpc_compat::SetLogSink(flashcore::server::LogFromGrpc);
   google::protobuf::SetLogHandler(flashcore::server::LogFromProtobuf);
-  for (const std::string& variable : options->unknown_variables) {
-    flashcore::server::LogWarning("an environment variable is not of a flag: it has no effect",
-                                  {{"variable", variable}});
-  }
   const int status = flashcore::server::Run(*options, *threads);
   flashcore::server::DefaultLogger().Flush(flashcore::server::kLogFlushTime);
   return status;

@@ -35,16 +35,6 @@ int DeviceThreads(const DeviceOptions& options) {
   return options.kind == Kind::kCpu ? cpu : std::max(cpu, gpus);
 }
 
-void LimitConnections(int* max_connections) {
-  rlimit limit;
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
-  const rlim_t most = (limit.rlim_cur - kOtherFiles) / kFilesOfConnection;
-  if (static_cast<rlim_t>(*max_connections) <= most) return;
-  LogWarning("fewer connections than --max_connections: the process may open too few files",
-             {{"max_connections", most}, {"open_files", limit.rlim_cur}});
-  *max_connections = static_cast<int>(most);
-}
-
 // On the cores that the server stays on.
 int ThreadsNeeded(const Options& options) {
   const bool reads_credentials =
@@ -61,15 +51,24 @@ int ThreadsNeeded(const Options& options) {
 
 }  // namespace
 
-absl::StatusOr<int> TakeFromProcess(Options* options) {
-  if (absl::Status status = StayOnCores(options->cores); !status.ok()) return status;
+absl::StatusOr<int> TakeFromProcess(const Options& options) {
+  if (absl::Status status = StayOnCores(options.cores); !status.ok()) return status;
   if (absl::Status status = RaiseLimits(kOtherFiles + kFilesOfConnection); !status.ok()) {
     return status;
   }
-  const int threads = ThreadsNeeded(*options);
+  const int threads = ThreadsNeeded(options);
   if (absl::Status status = ReserveThreads(threads - 1); !status.ok()) return status;
-  LimitConnections(&options->server.connections.max);
   return threads;
+}
+
+void LimitConnectionsByOpenFiles(int* max_connections) {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  const rlim_t most = (limit.rlim_cur - kOtherFiles) / kFilesOfConnection;
+  if (static_cast<rlim_t>(*max_connections) <= most) return;
+  LogWarning("fewer connections than --max_connections: the process may open too few files",
+             {{"max_connections", most}, {"open_files", limit.rlim_cur}});
+  *max_connections = static_cast<int>(most);
 }
 
 }  // namespace flashcore::server

@@ -7,13 +7,15 @@
 
 namespace flashcore::server {
 
-// Stays on `options->cores`, raises the limits of the process, makes all its threads
-// (thread_reserve.h) and lowers `options->server.connections.max` to what the limit of open files
-// allows. Returns how many threads a server with these options ever has, the main one included;
-// connections and requests take none, and with --device=auto it is that of the device that needs
-// more. The error names the limit that is too small, its size and what is needed. Call it before
-// another thread starts.
-absl::StatusOr<int> TakeFromProcess(Options* options);
+// Stays on `options.cores`, raises the limits of the process and makes all its threads
+// (thread_reserve.h). Returns how many threads a server with these options ever has, the main one
+// included; connections and requests take none, and with --device=auto it is that of the device
+// that needs more. The error names the limit that is too small, its size and what is needed. Call
+// it before another thread starts; it logs nothing, since the log has one.
+absl::StatusOr<int> TakeFromProcess(const Options& options);
+
+// Lowers `max_connections`, with a warning, to what the limit of open files allows.
+void LimitConnectionsByOpenFiles(int* max_connections);
 
 }  // namespace flashcore::server
 
