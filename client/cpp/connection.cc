@@ -1,11 +1,14 @@
 #include "client/cpp/connection.h"
 
 #include <grpc/support/cpu.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <new>
 #include <optional>
 #include <string>
@@ -18,6 +21,7 @@
 #include "absl/strings/strip.h"
 #include "absl/synchronization/notification.h"
 #include "client/cpp/local/link.h"
+#include "client/cpp/local/socket.h"
 #include "client/cpp/status.h"
 #include "client/cpp/target.h"
 #include "grpcpp/create_channel.h"
@@ -62,15 +66,20 @@ void KeepCallbackThreads() {
   static_cast<void>(started);
 }
 
-// gRPC 1.51 makes threads with its first channel. Where it cannot, it leaves work to a thread that
-// does not exist, and calls wait until their deadlines. So this makes as many and ends them again,
-// until it has succeeded once.
-absl::Status CheckThreadsOfGrpc() {
-  static std::atomic<bool> succeeded{false};
-  if (succeeded) return absl::OkStatus();
-  const int cores = static_cast<int>(gpr_cpu_num_cores());
-  // Its event engine and pollers; two executors and two timers.
-  const int wanted = std::clamp(cores, 2, 32) + std::clamp(cores / 2, 2, 16) + 4;
+// RESOURCE_EXHAUSTED unless so many more files can be opened.
+absl::Status CheckFiles(int wanted) {
+  std::vector<local::UniqueFd> files(wanted);
+  for (local::UniqueFd& file : files) {
+    file = local::UniqueFd(eventfd(0, EFD_CLOEXEC));
+    if (file.get() >= 0) continue;
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "gRPC needs ", wanted, " open files: ", std::strerror(errno), "; the limit is ulimit -n"));
+  }
+  return absl::OkStatus();
+}
+
+// RESOURCE_EXHAUSTED unless so many more threads can be made.
+absl::Status CheckThreads(int wanted) {
   absl::Notification end;
   std::vector<std::thread> threads(wanted);
   int error = 0;
@@ -82,12 +91,26 @@ absl::Status CheckThreadsOfGrpc() {
   for (std::thread& thread : threads) {
     if (thread.joinable()) thread.join();
   }
-  if (error != 0) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("gRPC needs ", wanted, " threads: ", NoThreadMessage(error)));
-  }
-  succeeded = true;
-  return absl::OkStatus();
+  if (error == 0) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("gRPC needs ", wanted, " threads: ", NoThreadMessage(error)));
+}
+
+// gRPC 1.51 opens files and makes threads with its first channel. Where it can open none, it ends
+// the program; where it can make no thread, it leaves work to one that does not exist, and calls
+// wait until their deadlines. So this takes as many and gives them back, until it has succeeded
+// once.
+absl::Status CheckRoomForGrpc() {
+  static std::atomic<bool> succeeded{false};
+  if (succeeded) return absl::OkStatus();
+  const int cores = static_cast<int>(gpr_cpu_num_cores());
+  constexpr int kFiles = 8;  // 4 as it starts, those of a connection, and one to spare
+  // Its event engine and pollers; two executors and two timers.
+  const int threads = std::clamp(cores, 2, 32) + std::clamp(cores / 2, 2, 16) + 4;
+  absl::Status status = CheckFiles(kFiles);
+  if (status.ok()) status = CheckThreads(threads);
+  succeeded = status.ok();
+  return status;
 }
 
 // INVALID_ARGUMENT if the path or the options make no sense for a local socket.
@@ -261,7 +284,7 @@ absl::StatusOr<std::shared_ptr<const Connection>> Connection::Create(absl::strin
     return local::OwnHere<const Connection>(new Connection(std::move(options), std::string(path)));
   status = CheckGrpc();
   status.Update(CheckProxy(target, options));
-  status.Update(CheckThreadsOfGrpc());  // before anything of gRPC is made
+  status.Update(CheckRoomForGrpc());  // before anything of gRPC is made
   if (!status.ok()) return status;
   status.Update(SetCredentials(target, &options));
   if (!status.ok()) return status;

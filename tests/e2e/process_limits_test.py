@@ -169,6 +169,25 @@ class ClientsTest(unittest.TestCase):
                         self.assert_says_so(text, sys.executable, "-c", program, address)
             self.assertEqual(server.stop(), 0)
 
+    def test_a_client_without_files_says_so(self):
+        with harness.Server() as server:
+            for program in ((harness.CLI, "info", f"--target={server.target}"),
+                            *((sys.executable, "-c", text, server.target) for text in PYTHON_CLIENTS)):
+                with self.subTest(program=program):
+                    said = ""
+                    # From the fewest with which the program itself starts, to those that suffice.
+                    for files in range(6, 40):
+                        done = subprocess.run([sys.executable, "-c", LAUNCHER, "0",
+                                               json.dumps({"RLIMIT_NOFILE": files}), *program],
+                                              capture_output=True, text=True, timeout=harness.PATIENCE,
+                                              check=False)
+                        if done.returncode == 0:
+                            break
+                        self.assertGreater(done.returncode, 0, done.stderr)
+                        said += done.stderr
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    self.assertIn("open files: Too many open files; the limit is ulimit -n", said)
+
 
 class LimitsTest(unittest.TestCase):
     def test_too_few_open_files_are_refused_by_name(self):

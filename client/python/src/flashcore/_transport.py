@@ -22,8 +22,8 @@ from . import _messages
 from ._credentials import Tls, Token, TokenFile, check_token, stays_on_host, uses_http_proxy
 from ._requests import Request
 from ._target import check as check_target
-from .errors import (DeadlineExceeded, Error, FailedPrecondition, Internal, from_rpc, invalid, no_thread,
-                     too_large)
+from .errors import (DeadlineExceeded, Error, FailedPrecondition, Internal, ResourceExhausted, from_rpc,
+                     invalid, no_thread, too_large)
 
 DEFAULT_TARGET = "127.0.0.1:7070"
 _RECONNECT_MS = 500  # at most, between two attempts of gRPC to connect
@@ -276,16 +276,34 @@ def _check_grpc() -> None:
                                  f"call after the fork, use 'local:/path', or start processes with "
                                  f"multiprocessing's 'spawn'")
     if _Transport._grpc_process == 0:
-        _check_threads()
+        _check_room()
     _Transport._grpc_process = os.getpid()
 
 
-def _check_threads() -> None:
-    """gRPC makes threads with its first channel. Where it cannot, calls wait past their deadlines. So this
-    makes as many and ends them again."""
+def _check_room() -> None:
+    """gRPC opens files and makes threads with its first channel. Where it can open none, it ends the
+    program; where it can make no thread, calls wait past their deadlines. So this takes as many and gives
+    them back."""
+    _check_files(8)  # 4 as it starts, those of a connection, and one to spare
     cores = os.cpu_count() or 1
     # Its event engine and pollers; two executors and two timers; and grpcio's own, of the channel.
-    wanted = min(max(cores, 2), 32) + min(max(cores // 2, 2), 16) + 5
+    _check_threads(min(max(cores, 2), 32) + min(max(cores // 2, 2), 16) + 5)
+
+
+def _check_files(wanted: int) -> None:
+    files: list[int] = []
+    try:
+        for _ in range(wanted):
+            files.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        raise ResourceExhausted(f"gRPC needs {wanted} open files: {error.strerror}; the limit is "
+                                f"ulimit -n") from None
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def _check_threads(wanted: int) -> None:
     end = threading.Event()
     threads: list[threading.Thread] = []
     try:
