@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/passed_files.h"
 
 namespace flashcore::server {
 namespace {
@@ -211,7 +212,11 @@ bool Acceptor::AcceptAll(
       case EMFILE:
       case ENFILE: {
         spare_.reset();
-        const bool closed = FileDescriptor(accept(listening_socket, nullptr, nullptr)).valid();
+        bool closed = false;
+        {
+          const InterruptedWaits interrupted;  // it may be a Unix socket, and have files
+          closed = FileDescriptor(accept(listening_socket, nullptr, nullptr)).valid();
+        }
         spare_.reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
         if (closed) {
           no_files();

@@ -29,7 +29,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   static constexpr int kMaxRings = 16;
 
   Connection(Context* context, const UnaryCalls* unary, const Options& options,
-             FileDescriptor socket, TimePoint now);
+             FileDescriptor socket, std::string holder, TimePoint now);
   ~Connection();
 
   int fd() const { return socket_.fd(); }
