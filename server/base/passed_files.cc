@@ -14,9 +14,6 @@
 namespace flashcore::server {
 namespace {
 
-// An ordinary read or close takes a few microseconds.
-constexpr long kIntervalNanoseconds = 100'000;
-
 // Nobody else in the process uses it; glibc keeps the first ones for itself.
 int WakeSignal() { return SIGRTMIN + 10; }
 
@@ -49,11 +46,10 @@ class ThreadTimer {
   ThreadTimer(const ThreadTimer&) = delete;
   ThreadTimer& operator=(const ThreadTimer&) = delete;
 
-  // Every so often; 0: no more.
-  void Set(long nanoseconds) {
+  // First `after`, which is less than a second, then every 0.1 ms. 0: no more.
+  void Set(std::chrono::microseconds after) {
     if (!made_) return;
-    const timespec interval = {0, nanoseconds};
-    const itimerspec times = {interval, interval};
+    const itimerspec times = {{0, 100'000}, {0, 1000 * after.count()}};
     timer_settime(timer_, 0, &times, nullptr);
   }
 
@@ -89,11 +85,11 @@ void EmptyAndClose(FileDescriptor* socket) {
 
 }  // namespace
 
-InterruptedWaits::InterruptedWaits() { TimerOfThread().Set(kIntervalNanoseconds); }
+InterruptedWaits::InterruptedWaits(std::chrono::microseconds after) { TimerOfThread().Set(after); }
 
 InterruptedWaits::~InterruptedWaits() {
   const int error = errno;
-  TimerOfThread().Set(0);
+  TimerOfThread().Set(std::chrono::microseconds(0));
   errno = error;
 }
 
@@ -106,12 +102,12 @@ void PassedFiles::Closer::Add(absl::string_view holder, FairJobs::Job close, siz
     if (!is_too_many) ++waiting;
   }
   if (is_too_many) {
-    const InterruptedWaits interrupted;
+    const InterruptedWaits interrupted(InterruptedWaits::kAtOnce);
     return close();
   }
   jobs_.Add(holder, [this, name = std::string(holder), close = std::move(close)]() mutable {
     {
-      const InterruptedWaits interrupted;
+      const InterruptedWaits interrupted(InterruptedWaits::kAtOnce);
       close();
     }
     Done(name);

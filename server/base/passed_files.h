@@ -12,6 +12,7 @@
 #ifndef FLASHCORE_SERVER_BASE_PASSED_FILES_H_
 #define FLASHCORE_SERVER_BASE_PASSED_FILES_H_
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <map>
@@ -25,12 +26,17 @@
 
 namespace flashcore::server {
 
-// While it exists, the kernel's interruptible waits of this thread end after 0.1 ms: a timer
-// signals the thread, again and again. Calls that did not wait do not notice; errno stays as it is.
-// Not nested. Does nothing where the process may have no more timers (RLIMIT_SIGPENDING).
+// While it exists, the kernel's interruptible waits of this thread end after `after`: a timer
+// signals the thread, then every 0.1 ms. Calls that did not wait do not notice; errno stays as it
+// is. Not nested. Does nothing where the process may have no more timers (RLIMIT_SIGPENDING).
 class InterruptedWaits {
  public:
-  InterruptedWaits();
+  // For what usually does not wait. Longer than from one tick of the kernel to the next: then the
+  // hardware's timer need not be set, which in a virtual machine takes 20 us, and not 1.
+  static constexpr std::chrono::microseconds kUsual{5000};
+  static constexpr std::chrono::microseconds kAtOnce{100};
+
+  explicit InterruptedWaits(std::chrono::microseconds after = kUsual);
   ~InterruptedWaits();
   InterruptedWaits(const InterruptedWaits&) = delete;
   InterruptedWaits& operator=(const InterruptedWaits&) = delete;
@@ -50,7 +56,7 @@ class PassedFiles {
   PassedFiles(const PassedFiles&) = delete;
   PassedFiles& operator=(const PassedFiles&) = delete;
 
-  // Takes over a file that `holder` has passed. Does not block, except for up to 0.1 ms when
+  // Takes over a file that `holder` has passed. Does not block, except for 0.1 ms when
   // kMaxWaiting files of the holder wait already.
   void Close(absl::string_view holder, FileDescriptor file);
   // As Close, for a connection of `holder`, in whose queue files may be. Ends it at once. Empties

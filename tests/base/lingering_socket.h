@@ -23,8 +23,9 @@ class LingeringSocket {
     EXPECT_TRUE(listening.ok());
     SocketAddress address = LocalAddress(listening->front().get());
     end_ = FileDescriptor(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const int few = 4096;
-    setsockopt(end_.get(), SOL_SOCKET, SO_SNDBUF, &few, sizeof(few));
+    const int few = 4096, more = 65536;
+    setsockopt(listening->front().get(), SOL_SOCKET, SO_RCVBUF, &few, sizeof(few));
+    setsockopt(end_.get(), SOL_SOCKET, SO_SNDBUF, &more, sizeof(more));
     EXPECT_EQ(connect(end_.get(), address.get(), address.size), 0);
     fcntl(listening->front().get(), F_SETFL, 0);  // waits for the connection
     reader_ = FileDescriptor(accept4(listening->front().get(), nullptr, nullptr, SOCK_CLOEXEC));

@@ -18,7 +18,7 @@ import raw_http2
 from harness import wait_until
 from local_raw_client import RawClient
 from silent_file_system import SilentFileSystem
-from unread_local_test import HELLO, another_user, frame, open_server, refused
+from unread_local_test import BANNED, HELLO, another_user, frame, open_server, refused
 
 FLOOD = 'flashcore_connections_refused_total{reason="flood"}'
 PROTOCOL = refused("protocol")
@@ -67,6 +67,7 @@ class PassedFilesTest(unittest.TestCase):
         self.stack = contextlib.ExitStack()
         self.addCleanup(self.stack.close)
         self.listener = self.stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
 
     def start(self, *flags):
         self.server = self.stack.enter_context(open_server(*flags))
@@ -77,7 +78,7 @@ class PassedFilesTest(unittest.TestCase):
     def lingering(self):
         """A TCP socket whose last close lasts an hour: the other end has no room for what it has sent."""
         sender = socket.socket()
-        sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
         sender.connect(self.listener.getsockname())
         self.stack.enter_context(self.listener.accept()[0])
         sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
@@ -105,21 +106,37 @@ class PassedFilesTest(unittest.TestCase):
         client.socket.close()
 
     def assert_drains(self):
+        """And no thread that has to end is left, for which the drain ends the process."""
         self.assertEqual(self.server.stop(), 0)
+        self.assertNotIn("exiting although", self.server.log_path.read_text())
 
     def test_stray_files_on_the_local_socket(self):
         self.start()
-        connections = [self.connect(self.server.local) for _ in range(4)]
+        connections = [self.connect(self.server.local) for _ in range(3)]
         with stopped(self.server):
             self.send(connections[0], HELLO)
-            self.send(connections[1], HELLO, files=30)
-            self.send(connections[2], HELLO, *10 * [b"x"])  # more files behind the one that ends it
-            self.send(connections[3], b"x")  # never says Hello
-        for connection in connections[:3]:
+            self.send(connections[1], HELLO, *10 * [b"x"])  # more files behind the one that ends it
+            self.send(connections[2], b"x")  # never says Hello
+        for connection in connections[:2]:
             wait_for_end(connection)
-        wait_until(lambda: self.server.metric(PROTOCOL) == 3, "they broke the protocol")
-        connections[3].close()
+        wait_until(lambda: self.server.metric(PROTOCOL) == 2, "they broke the protocol")
+        connections[2].close()
         self.assert_serves()
+        self.assert_drains()
+
+    @unittest.skipUnless(os.getuid() == 0, "only root can be another user")
+    def test_many_files_at_once(self):
+        self.start()
+        connections = [self.connect(self.server.local) for _ in range(2)]
+        with stopped(self.server):
+            for connection in connections:
+                self.send(connection, HELLO, files=30)
+        for connection in connections:
+            wait_for_end(connection)
+        self.connect(self.server.local)
+        wait_until(lambda: self.server.metric(BANNED) >= 1, "the user is banned")
+        with another_user():
+            self.assert_serves()
         self.assert_drains()
 
     def test_a_socket_as_a_region(self):

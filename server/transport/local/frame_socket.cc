@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <functional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/base/error_info.h"
@@ -35,23 +37,21 @@ FrameSocket::~FrameSocket() {
 
 absl::Status FrameSocket::Read() {
   thread_local std::array<char, kReadAtOnce> buffer;
-  size_t came = 0;
   const bool has_room = passed_files_->HasRoom(holder_);
-  const auto on_file = [this, &came](int file) {
-    AddFile(FileDescriptor(file));
-    ++came;
-  };
+  std::vector<FileDescriptor> files;
+  const auto on_file = [&files](int file) { files.emplace_back(file); };
   wire::Received received;
   {
-    const InterruptedWaits interrupted;  // by files that are lost
+    const InterruptedWaits interrupted;  // for files that are lost
     received = wire::ReceiveBytes(socket_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT,
                                   has_room ? on_file : std::function<void(int)>());
   }
   if (received.bytes < 0 && errno == EAGAIN) return absl::OkStatus();
   if (received.bytes <= 0) return absl::UnavailableError("the client is gone");
   in_.append(buffer.data(), static_cast<size_t>(received.bytes));
+  for (FileDescriptor& file : files) AddFile(std::move(file));
   if (received.lost_files) {
-    if (came == 0) {
+    if (files.empty()) {
       files_.emplace_back(NoRoom(has_room ? "the server can open no more files"
                                           : "the file systems of files of this user do not let the "
                                             "server close them"));

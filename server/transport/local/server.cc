@@ -255,6 +255,8 @@ void Server::Update(Connection* connection) {
     Charge(&entry);
     return EndDebtors();
   }
+  // Otherwise it could come back at once, and keep this thread busy with files that are lost.
+  if (connection->too_many_files()) door_.Ban(entry.holder->holder, clock_->Now());
   door_.Leave(entry.holder);
   if (entry.turn.has_value()) turns_.Remove(*entry.turn);
   if (entry.received.account != nullptr) received_.Give(&entry.received);
