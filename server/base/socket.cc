@@ -198,6 +198,9 @@ bool Acceptor::AcceptAll(
     FileDescriptor socket(
         accept4(listening_socket, peer.get(), &peer.size, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket.valid()) {
+      // Urgent bytes then come like others. Else the kernel drops them, and files with them,
+      // without a word to whoever reads.
+      if (peer.family() == AF_UNIX) SetFlag(socket.get(), SOL_SOCKET, SO_OOBINLINE, 1);
       accepted(std::move(socket), peer);
       continue;
     }

@@ -1,6 +1,7 @@
 """Files that a client passes over the server's Unix sockets, whose last close takes as long as the client
 wants: no thread that serves others waits for it. Where one waits, the calls of others here never end."""
 
+import array
 import contextlib
 import os
 import pathlib
@@ -49,6 +50,19 @@ def wait_for_end(connection):
             pass
 
 
+def urgent():
+    """The flag of urgent bytes, if the kernel has them on Unix sockets."""
+    ends = socket.socketpair()
+    try:
+        ends[0].send(b"x", socket.MSG_OOB)
+        return socket.MSG_OOB
+    except OSError:
+        return 0
+    finally:
+        for end in ends:
+            end.close()
+
+
 @contextlib.contextmanager
 def stopped(server):
     """The server does nothing meanwhile."""
@@ -88,12 +102,13 @@ class PassedFilesTest(unittest.TestCase):
                 sender.send(bytes(1 << 16))
         return sender
 
-    def send(self, connection, *pieces, files=1):
+    def send(self, connection, *pieces, files=1, flags=0):
         """Sends each piece with so many lingering sockets, which then are nowhere but on their way: the
         server may not run meanwhile, lest our own close is the last."""
         for piece in pieces:
             senders = [self.lingering() for _ in range(files)]
-            socket.send_fds(connection, [piece], [sender.fileno() for sender in senders])
+            passed = array.array("i", [sender.fileno() for sender in senders])
+            connection.sendmsg([piece], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)], flags)
             for sender in senders:
                 sender.close()
 
@@ -189,8 +204,9 @@ class PassedFilesTest(unittest.TestCase):
             connection.sendall(SETTINGS)
             self.assertNotEqual(connection.recv(1), b"")  # gRPC has it
         with stopped(self.server):
-            for connection in connections:
+            for connection in connections[1:]:
                 self.send(connection, PING, PING)
+            self.send(connections[0], PING[:1], flags=urgent())
         for connection in connections:
             wait_for_end(connection)
         wait_until(lambda: self.server.metric(FLOOD) == len(connections), "each was cut off")
