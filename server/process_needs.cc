@@ -42,8 +42,8 @@ int ThreadsNeeded(const Options& options) {
   const int process = 3;  // the main one, that of the drain, and that of the log
   const int http =
       (options.metrics_listen.empty() ? 0 : 1) + (options.probe_listen.empty() ? 0 : 1);
-  // Connections, unread replies, the check of gRPC, and credential files.
-  const int transport = 3 + (reads_credentials ? 1 : 0);
+  // Connections, unread replies, the check of gRPC, two for passed files, and credential files.
+  const int transport = 5 + (reads_credentials ? 1 : 0);
   // The socket, rings, long calls, and work that takes longer.
   const int local = options.server.local_listen.empty() ? 0 : 4;
   return process + http + transport + local + DeviceThreads(options.device) + GrpcThreads();

@@ -55,8 +55,8 @@ Received ReceiveBytes(int socket, void* to, size_t size, int flags,
   message.msg_iovlen = 1;
   Received received;
   do {
-    message.msg_control = control;
-    message.msg_controllen = sizeof(control);
+    message.msg_control = on_file ? control : nullptr;
+    message.msg_controllen = on_file ? sizeof(control) : 0;
     received.bytes = recvmsg(socket, &message, flags | MSG_CMSG_CLOEXEC);
   } while (received.bytes < 0 && errno == EINTR);
   if (received.bytes < 0) return received;

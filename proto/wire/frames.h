@@ -34,7 +34,7 @@ struct Received {
 };
 
 // As recv with `flags`, but goes on after a signal. Calls `on_file` with each file descriptor that
-// came with the bytes; `on_file` owns it, and it is closed on exec.
+// came with the bytes; `on_file` owns it, and it is closed on exec. Null: they are lost.
 Received ReceiveBytes(int socket, void* to, size_t size, int flags,
                       const std::function<void(int)>& on_file);
 

@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/passed_files.h"
 
 namespace flashcore::server {
 namespace {
@@ -197,6 +198,9 @@ bool Acceptor::AcceptAll(
     FileDescriptor socket(
         accept4(listening_socket, peer.get(), &peer.size, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket.valid()) {
+      // Urgent bytes then come like others. Else the kernel drops them, and files with them,
+      // without a word to whoever reads.
+      if (peer.family() == AF_UNIX) SetFlag(socket.get(), SOL_SOCKET, SO_OOBINLINE, 1);
       accepted(std::move(socket), peer);
       continue;
     }
@@ -211,7 +215,11 @@ bool Acceptor::AcceptAll(
       case EMFILE:
       case ENFILE: {
         spare_.reset();
-        const bool closed = FileDescriptor(accept(listening_socket, nullptr, nullptr)).valid();
+        bool closed = false;
+        {
+          const InterruptedWaits interrupted;  // it may be a Unix socket, and have files
+          closed = FileDescriptor(accept(listening_socket, nullptr, nullptr)).valid();
+        }
         spare_.reset(open("/dev/null", O_RDONLY | O_CLOEXEC));
         if (closed) {
           no_files();

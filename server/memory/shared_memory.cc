@@ -12,13 +12,13 @@ SharedMemory::SharedMemory(const Options& options, const HostMemoryPinner* pinne
                            Gauge* regions)
     : options_(options), pinner_(pinner), bytes_gauge_(bytes), regions_gauge_(regions) {}
 
-absl::StatusOr<std::shared_ptr<const SharedRegion>> SharedMemory::Map(FileDescriptor file,
+absl::StatusOr<std::shared_ptr<const SharedRegion>> SharedMemory::Map(const FileDescriptor& file,
                                                                       uint64_t bytes,
                                                                       bool read_only,
                                                                       const std::string& client) {
   if (absl::Status status = SharedRegion::CheckFile(file, bytes); !status.ok()) return status;
   if (absl::Status status = Acquire(bytes, client); !status.ok()) return status;
-  auto mapped = SharedRegion::Map(std::move(file), bytes, read_only);
+  auto mapped = SharedRegion::Map(file, bytes, read_only);
   if (!mapped.ok()) {
     Release(bytes, client);
     return mapped.status();

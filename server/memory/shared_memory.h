@@ -48,11 +48,11 @@ class SharedMemory {
 
   const Options& options() const { return options_; }
 
-  // Maps and pins the first `bytes` of the memfd `file` for `client`. The region counts against
-  // the limits until the last reference to it is gone. RESOURCE_EXHAUSTED beyond a limit; other
-  // errors as of SharedRegion::CheckFile and Map.
-  absl::StatusOr<std::shared_ptr<const SharedRegion>> Map(FileDescriptor file, uint64_t bytes,
-                                                          bool read_only,
+  // Maps and pins the first `bytes` of the memfd `file`, which may then be closed, for `client`.
+  // The region counts against the limits until the last reference to it is gone. RESOURCE_EXHAUSTED
+  // beyond a limit; other errors as of SharedRegion::CheckFile and Map.
+  absl::StatusOr<std::shared_ptr<const SharedRegion>> Map(const FileDescriptor& file,
+                                                          uint64_t bytes, bool read_only,
                                                           const std::string& client);
 
  private:

@@ -69,6 +69,12 @@ void InstallHandler() {
   sigaction(SIGBUS, &action, &previous_action);
 }
 
+absl::Status NotMemory() {
+  return absl::InvalidArgumentError(
+      "file: not a memfd of normal pages; make it with memfd_create and MFD_ALLOW_SEALING, "
+      "without MFD_HUGETLB");
+}
+
 }  // namespace
 
 std::optional<FaultGuard> FaultGuard::Make(std::byte* data, size_t bytes) {
@@ -96,18 +102,18 @@ FaultGuard::~FaultGuard() {
 
 bool FaultGuard::lost() const { return lost_ranges[slot_].load(std::memory_order_relaxed); }
 
+absl::Status SharedRegion::CheckIsMemory(const FileDescriptor& file) {
+  return fcntl(file.get(), F_GET_SEALS) < 0 ? NotMemory() : absl::OkStatus();
+}
+
 absl::Status SharedRegion::CheckFile(const FileDescriptor& file, uint64_t bytes) {
+  if (absl::Status is_memory = CheckIsMemory(file); !is_memory.ok()) return is_memory;
   struct stat status;
   struct statfs system;
-  const bool is_memory = fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode) &&
-                         fstatfs(file.get(), &system) == 0 && system.f_type == TMPFS_MAGIC;
-  const int seals = is_memory ? fcntl(file.get(), F_GET_SEALS) : -1;
-  if (seals < 0) {
-    return absl::InvalidArgumentError(
-        "file: not a memfd of normal pages; make it with memfd_create and MFD_ALLOW_SEALING, "
-        "without MFD_HUGETLB");
-  }
-  if ((seals & F_SEAL_SHRINK) == 0) {
+  const bool has_normal_pages = fstat(file.get(), &status) == 0 && S_ISREG(status.st_mode) &&
+                                fstatfs(file.get(), &system) == 0 && system.f_type == TMPFS_MAGIC;
+  if (!has_normal_pages) return NotMemory();
+  if ((fcntl(file.get(), F_GET_SEALS) & F_SEAL_SHRINK) == 0) {
     return absl::InvalidArgumentError(
         "file: not sealed against shrinking; use fcntl(F_ADD_SEALS, F_SEAL_SHRINK)");
   }
@@ -119,8 +125,8 @@ absl::Status SharedRegion::CheckFile(const FileDescriptor& file, uint64_t bytes)
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<SharedRegion>> SharedRegion::Map(FileDescriptor file, uint64_t bytes,
-                                                                bool read_only) {
+absl::StatusOr<std::unique_ptr<SharedRegion>> SharedRegion::Map(const FileDescriptor& file,
+                                                                uint64_t bytes, bool read_only) {
   const int protection = read_only ? PROT_READ : PROT_READ | PROT_WRITE;
   // MAP_POPULATE: take the page faults now, not during requests.
   void* const memory =

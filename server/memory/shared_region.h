@@ -45,13 +45,15 @@ class SharedRegion {
  public:
   static constexpr size_t kAlignment = 16;  // of tensors: the width of a kernel's load
 
+  // INVALID_ARGUMENT if `file` is no memory. Asks no file system, and so never blocks.
+  static absl::Status CheckIsMemory(const FileDescriptor& file);
   // INVALID_ARGUMENT if `file` is not such a memfd, or has huge pages, or if `bytes` is not a
   // multiple of the page size within the file.
   static absl::Status CheckFile(const FileDescriptor& file, uint64_t bytes);
-  // Maps the first `bytes` of a file that passed. PERMISSION_DENIED if it cannot be written and
-  // `read_only` is false; RESOURCE_EXHAUSTED.
-  static absl::StatusOr<std::unique_ptr<SharedRegion>> Map(FileDescriptor file, uint64_t bytes,
-                                                           bool read_only);
+  // Maps the first `bytes` of a file that passed, which may then be closed. PERMISSION_DENIED if it
+  // cannot be written and `read_only` is false; RESOURCE_EXHAUSTED.
+  static absl::StatusOr<std::unique_ptr<SharedRegion>> Map(const FileDescriptor& file,
+                                                           uint64_t bytes, bool read_only);
   ~SharedRegion();
   SharedRegion(const SharedRegion&) = delete;
   SharedRegion& operator=(const SharedRegion&) = delete;

@@ -245,7 +245,7 @@ absl::Status Server::Listen(const Options& options) {
   accept.is_proxy = [this](const Peer& peer) { return context_.authenticator.TrustsPeer(peer); };
   accept.on_dead = WhenDead(options);
   accept_loop_ = std::make_unique<AcceptLoop>(accept, std::move(listeners), &client_connections_,
-                                              context_.metrics, context_.clock);
+                                              &passed_files_, context_.metrics, context_.clock);
   SelfCheck::Options self_check = options.self_check;
   self_check.on_dead = [on_dead = options.on_dead](const absl::Status& why) {
     if (on_dead) on_dead("in process", why);
@@ -267,7 +267,7 @@ absl::Status Server::ListenLocally(const Options& options) {
   local_options.received_bytes.all = 4 * local_options.received_bytes.one;
   local_options.call_bytes = {options.transport_memory_bytes, options.transport_memory_bytes / 4};
   local_options.on_dead = WhenDead(options);
-  auto server = local::Server::Start(local_options, &methods_);
+  auto server = local::Server::Start(local_options, &methods_, &passed_files_);
   if (!server.ok()) return server.status();
   local_ = *std::move(server);
   return absl::OkStatus();

@@ -12,6 +12,7 @@
 #include "grpcpp/security/server_credentials.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
+#include "server/base/passed_files.h"
 #include "server/engine/fleet.h"
 #include "server/transport/access/authenticator.h"
 #include "server/transport/access/client_connections.h"
@@ -102,6 +103,7 @@ class Server {
 
   Fleet* const fleet_;
   const std::function<void(bool serving)> on_health_;
+  PassedFiles passed_files_;
   ClientConnections client_connections_;
   RpcContext context_;
   AttentionMethods methods_;

@@ -50,13 +50,18 @@ Memory& Shared() {
   return *kShared;
 }
 
+server::PassedFiles& PassedOnes() {
+  static auto* const kPassedFiles = new server::PassedFiles;
+  return *kPassedFiles;
+}
+
 // What the socket makes of `bytes` equals what a plain reading of them gives.
 void CheckFrames(const std::string& bytes) {
   int ends[2];
   Require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0, "no sockets");
   server::UnsentReplies unsent;
-  server::local::FrameSocket socket(server::FileDescriptor(ends[0]), &unsent,
-                                    /*on_cut_off=*/nullptr);
+  server::local::FrameSocket socket(server::FileDescriptor{ends[0]}, "holder", &PassedOnes(),
+                                    &unsent, /*on_cut_off=*/nullptr);
   const server::FileDescriptor client(ends[1]);
   Require(send(client.get(), bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()),
           "cannot send");
@@ -78,7 +83,7 @@ void CheckFrames(const std::string& bytes) {
     v1::LocalRequest request;
     static_cast<void>(request.ParseFromArray((*frame)->data(), static_cast<int>(length)));
   }
-  Require(!socket.TakeFile().has_value() && !socket.HasStrayFiles(), "a file from nowhere");
+  Require(!socket.TakeFile().ok() && !socket.HasStrayFiles(), "a file from nowhere");
 }
 
 // A request that passes validation has its tensors within the region.

@@ -108,8 +108,8 @@ class AcceptLoopTest : public ::testing::Test {
     std::vector<AcceptLoop::Listener> listeners;
     listeners.push_back({"test", tls, std::move(listening), serve});
     listeners.push_back({"unix", /*tls=*/false, *std::move(unix_socket), serve});
-    loop_ = std::make_unique<AcceptLoop>(options, std::move(listeners), &by_client_, &metrics_,
-                                         &clock_);
+    loop_ = std::make_unique<AcceptLoop>(options, std::move(listeners), &by_client_, &passed_files_,
+                                         &metrics_, &clock_);
   }
   static AcceptLoop::Options Limits(size_t all, size_t one) {
     AcceptLoop::Options options;
@@ -151,6 +151,7 @@ class AcceptLoopTest : public ::testing::Test {
   }
 
   testing::FakeClock clock_;
+  PassedFiles passed_files_;
   ClientConnections by_client_{100};
   Metrics metrics_{testing::FakeMetricsOptions({})};
   SocketAddress address_, unix_address_;

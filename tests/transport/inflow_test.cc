@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
 #include "server/base/socket.h"
+#include "tests/base/lingering_socket.h"
 #include "tests/transport/frames.h"
 
 namespace flashcore::server {
@@ -286,6 +287,44 @@ TEST_F(InflowTest, GrpcDoesNotGetWhatIsTooMuch) {
   EXPECT_EQ(errno, ECONNRESET);
   char byte;
   EXPECT_EQ(read(client_.get(), &byte, 1), 0);  // shut down
+}
+
+// As a flood is: whoever the connection counts for is banned.
+TEST_F(InflowTest, AConnectionThatBringsAFileIsCutOff) {
+  testing::LingeringSocket socket;
+  {
+    const FileDescriptor file = socket.Take();
+    testing::Pass(client_.get(), file.get());
+  }
+  Send(kPreface);
+  EXPECT_EQ(Read(), -1);  // would last an hour
+  EXPECT_EQ(errno, ECONNRESET);
+  EXPECT_TRUE(socket.IsClosed());
+  EXPECT_TRUE(inflow_->cut_off());
+  EXPECT_EQ(holder_->TakeCutOffs(), 1U);
+  EXPECT_EQ(Read(), -1);
+  EXPECT_EQ(errno, ECONNRESET);
+  char byte;
+  EXPECT_EQ(read(client_.get(), &byte, 1), 0);  // shut down
+}
+
+TEST_F(InflowTest, AFileNeverBecomesADescriptor) {
+  testing::LingeringSocket socket;
+  {
+    const FileDescriptor file = socket.Take();
+    testing::Pass(client_.get(), file.get());
+  }
+  char byte = 0;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  iovec piece = {&byte, 1};
+  msghdr message = {};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  EXPECT_EQ(recvmsg(server_.get(), &message, 0), -1);
+  EXPECT_EQ(message.msg_controllen, 0U);
+  EXPECT_TRUE(socket.IsClosed());
 }
 
 TEST_F(InflowTest, GrpcGetsNothingMoreOfAClientThatIsGone) {

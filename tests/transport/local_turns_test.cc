@@ -93,6 +93,7 @@ class LocalTurnsTest : public server::testing::LocalServerTest {
     methods_ = std::make_unique<AttentionMethods>(AttentionMethods::Options(), fleet_.get(),
                                                   rpc_context_.get());
     context_.methods = methods_.get();
+    context_.passed_files = &passed_files_;
     context_.room = &room_;
     context_.attend = context_.Rpc("Attend");
     context_.post = [this](absl::string_view /*client*/, const std::weak_ptr<Connection>&,
@@ -129,6 +130,7 @@ class LocalTurnsTest : public server::testing::LocalServerTest {
 
   std::mutex mutex_;  // of posted_: lanes post, too
   std::vector<Context::OnConnection> posted_;
+  PassedFiles passed_files_;
   Context context_;
   std::unique_ptr<Call> blocker_;
 };
@@ -328,7 +330,7 @@ class LocalConnectionTest : public LocalTurnsTest {
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, sockets), 0);
     client_ = FileDescriptor(sockets[0]);
     connection_ = std::make_shared<Connection>(&context_, &unary_, options_,
-                                               FileDescriptor(sockets[1]), clock_->Now());
+                                               FileDescriptor(sockets[1]), "holder", clock_->Now());
     v1::LocalRequest hello;
     hello.mutable_hello()->set_min_version(wire::kLocalVersion);
     hello.mutable_hello()->set_max_version(wire::kLocalVersion);

@@ -59,10 +59,12 @@ void Watch(int epoll, int operation, int socket, uint32_t events) {
 }  // namespace
 
 AcceptLoop::AcceptLoop(const Options& options, std::vector<Listener> listeners,
-                       ClientConnections* by_client, Metrics* metrics, const Clock* clock)
+                       ClientConnections* by_client, PassedFiles* passed_files, Metrics* metrics,
+                       const Clock* clock)
     : options_(options),
       listeners_(std::move(listeners)),
       by_client_(by_client),
+      passed_files_(passed_files),
       metrics_(metrics),
       clock_(clock),
       timer_(clock->NewTimer()),
@@ -83,7 +85,12 @@ AcceptLoop::AcceptLoop(const Options& options, std::vector<Listener> listeners,
 AcceptLoop::~AcceptLoop() {
   eventfd_write(stop_.get(), 1);
   thread_.join();
-  for (const auto& [socket, connection] : connections_) shutdown(socket, SHUT_RDWR);
+  for (auto& [socket, connection] : connections_) {
+    shutdown(socket, SHUT_RDWR);
+    Drop(*connection.door, connection.holder->holder, std::move(connection.socket));
+  }
+  const InterruptedWaits interrupted;  // by files of clients that were not accepted
+  listeners_.clear();
 }
 
 void AcceptLoop::Loop() {
@@ -133,10 +140,14 @@ void AcceptLoop::Admit(const Listener& listener, FileDescriptor socket, const So
   const TimePoint now = clock_->Now();
   const bool of_proxy = options_.is_proxy && options_.is_proxy({PeerAddress(peer), user});
   if (!of_proxy && door.IsBanned(name, now)) {
-    return metrics_->CountRefusedConnection(RefusedConnection::kBanned);
+    metrics_->CountRefusedConnection(RefusedConnection::kBanned);
+    return Drop(door, name, std::move(socket));
   }
   Door::Holder* holder = door.Enter(name);
-  if (!MakeRoom(door, *holder)) return door.Leave(holder);
+  if (!MakeRoom(door, *holder)) {
+    door.Leave(holder);
+    return Drop(door, name, std::move(socket));
+  }
   Connection& connection = connections_[number];
   connection.socket = std::move(socket);
   connection.peer.address = PeerAddress(peer);
@@ -294,7 +305,7 @@ void AcceptLoop::BanWhoFlooded(Holder* holder) {
   if (cut_offs == 0) return;
   static LogLimiter limiter(1);
   if (const auto pass = limiter.Admit()) {
-    LogWarning("connection cut off: a flood of streams, headers or frames",
+    LogWarning("connection cut off: a flood of streams, headers or frames, or a passed file",
                {{"host", holder->name}, {"suppressed", pass.suppressed}});
   }
   for (; cut_offs > 0; --cut_offs) metrics_->CountRefusedConnection(RefusedConnection::kFlood);
@@ -310,12 +321,17 @@ void AcceptLoop::Close(int socket) {
     BanWhoFlooded(connection.counts_for);
     ended_.push_back(connection.inflow);
   }
-  connection.door->Leave(connection.holder);
   // gRPC may have its descriptor of this socket for a moment longer. Until then epoll would report
   // it by our number, which the next connection may get.
   Watch(epoll_.get(), EPOLL_CTL_DEL, socket, 0);
+  Drop(*connection.door, connection.holder->holder, std::move(connection.socket));
+  connection.door->Leave(connection.holder);
   connections_.erase(found);
   metrics_->connections.Set(static_cast<double>(connections_.size()));
+}
+
+void AcceptLoop::Drop(const Door& door, const std::string& holder, FileDescriptor socket) {
+  if (&door == &unix_) passed_files_->CloseConnection(holder, std::move(socket));
 }
 
 }  // namespace flashcore::server

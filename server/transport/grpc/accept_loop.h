@@ -17,6 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/base/clock.h"
+#include "server/base/passed_files.h"
 #include "server/base/socket.h"
 #include "server/telemetry/metrics.h"
 #include "server/transport/access/client_connections.h"
@@ -36,7 +37,8 @@ namespace flashcore::server {
 // TLS has an address, which another connection may have soon after, so no user goes with it.
 //
 // The loop keeps a second descriptor of each connection, to learn that gRPC has closed it: gRPC
-// shuts a socket down before it closes its own descriptor.
+// shuts a socket down before it closes its own descriptor. PassedFiles closes that of a Unix
+// socket and empties the socket first, so that gRPC never waits for files of its client.
 //
 // What gRPC then reads passes through Inflow, which cuts floods off. Then no new connection of the
 // same holder is let in for a while.
@@ -72,7 +74,7 @@ class AcceptLoop {
 
   // Starts to accept. All but the first two outlive this.
   AcceptLoop(const Options& options, std::vector<Listener> listeners, ClientConnections* by_client,
-             Metrics* metrics, const Clock* clock);
+             PassedFiles* passed_files, Metrics* metrics, const Clock* clock);
   // Closes the listening sockets, and shuts all connections down. What gRPC has not answered then
   // ends with its connection, which clients see as UNAVAILABLE. gRPC's own shutdown would answer it
   // with CANCELLED, which no client repeats.
@@ -119,11 +121,14 @@ class AcceptLoop {
   Holder* HolderOf(const Connection& connection);
   void BanWhoFlooded(Holder* holder);
   void Close(int socket);
+  // Closes a connection that is, or would be, at the door.
+  void Drop(const Door& door, const std::string& holder, FileDescriptor socket);
 
   const Options options_;
   std::vector<Listener> listeners_;
   std::unordered_map<int, const Listener*> listener_of_;  // by socket
   ClientConnections* const by_client_;
+  PassedFiles* const passed_files_;
   Metrics* const metrics_;
   const Clock* const clock_;
   const std::unique_ptr<Timer> timer_;

@@ -9,9 +9,11 @@
 #include <array>
 #include <cerrno>
 #include <cstddef>
+#include <optional>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
+#include "server/base/passed_files.h"
 
 namespace flashcore::server {
 namespace {
@@ -36,6 +38,28 @@ Inflow* InflowAt(int descriptor) {
 template <typename Function>
 Function* Next(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+}
+
+bool IsUnix(int socket) {
+  int domain = 0;
+  socklen_t size = sizeof(domain);
+  return getsockopt(socket, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX;
+}
+
+// As `next`, which is recvmsg. A connection over which a file comes is cut off.
+ssize_t ReadSocket(Inflow* inflow, decltype(recvmsg)* next, int socket, msghdr* message) {
+  if (!inflow->is_unix()) return next(socket, message, 0);
+  message->msg_control = nullptr;  // no file becomes a descriptor
+  message->msg_controllen = 0;
+  ssize_t size = 0;
+  {
+    const InterruptedWaits interrupted;
+    size = next(socket, message, 0);
+  }
+  if (size < 0 || (message->msg_flags & MSG_CTRUNC) == 0) return size;
+  inflow->CutOff();
+  errno = ECONNRESET;
+  return -1;
 }
 
 // Of the Inflow of an SSL object.
@@ -83,6 +107,7 @@ void Inflow::Begin(int descriptor, bool tls, std::shared_ptr<const ClientConnect
   last_all_read_ = FrameCounter();
   forgiven_calls_ = 0;
   tls_ = tls;
+  is_unix_ = IsUnix(descriptor);
   hung_up_ = false;
   cut_off_ = false;
 }
@@ -130,11 +155,20 @@ bool Inflow::Receive(absl::Span<const absl::string_view> pieces) {
   const uint64_t begun = frames_.streams() - before;
   g_excess += std::min(begun, Excess());
   if (!ExceedsLimits() && holder_->AddResets(frames_.resets() - resets)) return true;
+  forgiven_calls_ += begun;  // gRPC will not see them
+  CutOffNow();
+  return false;
+}
+
+void Inflow::CutOff() {
+  MutexLock lock(&mutex_);
+  if (!cut_off_) CutOffNow();
+}
+
+void Inflow::CutOffNow() {
   cut_off_ = true;
   holder_->AddCutOff();
-  forgiven_calls_ += begun;          // gRPC will not see them
   shutdown(descriptor_, SHUT_RDWR);  // the accept loop sees that
-  return false;
 }
 
 bool Inflow::ExceedsLimits() const {
@@ -218,7 +252,7 @@ __attribute__((visibility("default"))) ssize_t recvmsg(int socket, msghdr* messa
   msghdr part = *message;
   part.msg_iov = room.data();
   part.msg_iovlen = room.size();
-  const ssize_t size = next(socket, &part, flags);
+  const ssize_t size = flashcore::server::ReadSocket(inflow, next, socket, &part);
   message->msg_controllen = part.msg_controllen;
   message->msg_flags = part.msg_flags;
   if (size < 0 && errno != EAGAIN) return size;

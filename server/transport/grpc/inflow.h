@@ -52,6 +52,10 @@ class HolderInflow {
 // epoll, which it then waits for, tells it at once of this connection again, behind the others.
 // For this inflow.cc defines epoll_ctl, from which it learns by which epoll gRPC waits.
 //
+// Over a Unix socket a client can pass files, which no client of gRPC does. The kernel drops them
+// while gRPC reads; InterruptedWaits (passed_files.h) keeps that short, and the connection is cut
+// off.
+//
 // One gRPC connection, by gRPC's descriptor. Lasts as long as the process, since gRPC may read from
 // a descriptor at any time. Thread-safe.
 class Inflow {
@@ -101,8 +105,11 @@ class Inflow {
   void HasRead(size_t bytes, bool all) ABSL_LOCKS_EXCLUDED(mutex_);
   // The client has sent these bytes, without TLS. False: the connection is cut off.
   bool Receive(absl::Span<const absl::string_view> pieces) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The client has passed a file.
+  void CutOff() ABSL_LOCKS_EXCLUDED(mutex_);
 
   bool tls() const { return tls_; }
+  bool is_unix() const { return is_unix_; }
   bool hung_up() const { return hung_up_; }
   bool cut_off() const { return cut_off_; }
 
@@ -116,11 +123,13 @@ class Inflow {
  private:
   uint64_t Calls() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t Excess() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CutOffNow() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Makes epoll report that there is something to read, again. False: gRPC does not wait by epoll.
   bool TellAgain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool ExceedsLimits() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   std::atomic<bool> tls_{false};
+  std::atomic<bool> is_unix_{false};
   std::atomic<bool> hung_up_{false};
   std::atomic<bool> cut_off_{false};
   mutable Mutex mutex_;

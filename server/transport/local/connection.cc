@@ -48,16 +48,17 @@ void LogBroken(const std::string& identity, const absl::Status& why) {
 }  // namespace
 
 Connection::Connection(Context* context, const UnaryCalls* unary, const Options& options,
-                       FileDescriptor socket, TimePoint now)
+                       FileDescriptor socket, std::string holder, TimePoint now)
     : context_(context),
       unary_(unary),
       options_(options),
       began_(now),
       last_use_(now),
-      socket_(std::move(socket), &context->methods->context()->unsent, [this](CutOff why) {
-        context_->post(identity_.name, weak_from_this(),
-                       [why](Connection* self) { self->EndUnread(why); });
-      }) {}
+      socket_(std::move(socket), std::move(holder), context->passed_files,
+              &context->methods->context()->unsent, [this](CutOff why) {
+                context_->post(identity_.name, weak_from_this(),
+                               [why](Connection* self) { self->EndUnread(why); });
+              }) {}
 
 Connection::~Connection() { End(); }
 
@@ -196,21 +197,15 @@ void Connection::Hello(uint64_t id, const v1::LocalHello& hello) {
 }
 
 void Connection::RegisterMemory(uint64_t id, const v1::LocalRegisterMemory& request) {
-  std::optional<FileDescriptor> file = socket_.TakeFile();
-  if (!file.has_value()) {
-    return Reply(id, absl::InvalidArgumentError("file: no file descriptor came with the request"));
-  }
-  if (!file->valid()) {
-    return Reply(id,
-                 WithInfo(absl::ResourceExhaustedError("file: the server can open no more files"),
-                          reason::kServerFull));
-  }
+  absl::StatusOr<FileDescriptor> file = socket_.TakeFile();
+  if (!file.ok()) return Reply(id, file.status());
   alone_ = id;
   context_->slow->Add(identity_.name, [context = context_, connection = weak_from_this(), id,
                                        client = identity_.name, file = *std::move(file),
                                        request]() mutable {
-    auto region = context->methods->memory()->Map(std::move(file), request.bytes(),
-                                                  request.read_only(), client);
+    auto region =
+        context->methods->memory()->Map(file, request.bytes(), request.read_only(), client);
+    context->passed_files->Close(client, std::move(file));
     if (region.ok()) region = UnmapElsewhere(context, client, *std::move(region));
     context->post(client, connection, [id, region = std::move(region)](Connection* self) mutable {
       self->Registered(id, std::move(region));

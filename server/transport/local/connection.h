@@ -29,7 +29,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   static constexpr int kMaxRings = 16;
 
   Connection(Context* context, const UnaryCalls* unary, const Options& options,
-             FileDescriptor socket, TimePoint now);
+             FileDescriptor socket, std::string holder, TimePoint now);
   ~Connection();
 
   int fd() const { return socket_.fd(); }
@@ -39,6 +39,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   size_t received_bytes() const { return socket_.received_bytes(); }
   // Whose that is; empty before Hello.
   const std::string& identity() const { return identity_.name; }
+  bool too_many_files() const { return socket_.too_many_files(); }  // came at once
 
   // One turn: what `events` say, and some of the requests that have arrived.
   void OnEvents(uint32_t events);

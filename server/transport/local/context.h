@@ -12,6 +12,7 @@
 #include "server/base/clock.h"
 #include "server/base/fair_jobs.h"
 #include "server/base/mutex.h"
+#include "server/base/passed_files.h"
 #include "server/base/shares.h"
 #include "server/transport/attention_methods.h"
 #include "server/transport/local/call_room.h"
@@ -77,6 +78,7 @@ struct Context {
   absl::AnyInvocable<void(absl::string_view client, std::weak_ptr<Connection>, OnConnection action)
                          const>
       post;
+  PassedFiles* passed_files = nullptr;
   CallRoom* room = nullptr;
   FairJobs* long_calls = nullptr;  // by client; those that may take milliseconds
   FairJobs* slow = nullptr;        // by client; for work that takes long, such as to map memory

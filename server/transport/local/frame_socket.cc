@@ -5,9 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <functional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/error_info.h"
+#include "server/memory/shared_region.h"
 
 namespace flashcore::server::local {
 namespace {
@@ -18,28 +22,55 @@ constexpr size_t kKeepBytes = 4096;
 // What an unsent frame takes besides its bytes.
 constexpr size_t kUnsentFrameBytes = 256;
 
+absl::Status NoRoom(absl::string_view why) {
+  return WithInfo(absl::ResourceExhaustedError(absl::StrCat("file: ", why)), reason::kServerFull);
+}
+
 }  // namespace
+
+FrameSocket::~FrameSocket() {
+  for (absl::StatusOr<FileDescriptor>& file : files_) {
+    if (file.ok()) passed_files_->Close(holder_, *std::move(file));
+  }
+  passed_files_->CloseConnection(holder_, std::move(socket_));
+}
 
 absl::Status FrameSocket::Read() {
   thread_local std::array<char, kReadAtOnce> buffer;
-  size_t came = 0;
-  const wire::Received received = wire::ReceiveBytes(socket_.get(), buffer.data(), buffer.size(),
-                                                     MSG_DONTWAIT, [this, &came](int file) {
-                                                       files_.emplace_back(file);
-                                                       ++came;
-                                                     });
+  const bool has_room = passed_files_->HasRoom(holder_);
+  std::vector<FileDescriptor> files;
+  const auto on_file = [&files](int file) { files.emplace_back(file); };
+  wire::Received received;
+  {
+    const InterruptedWaits interrupted;  // for files that are lost
+    received = wire::ReceiveBytes(socket_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT,
+                                  has_room ? on_file : std::function<void(int)>());
+  }
   if (received.bytes < 0 && errno == EAGAIN) return absl::OkStatus();
   if (received.bytes <= 0) return absl::UnavailableError("the client is gone");
   in_.append(buffer.data(), static_cast<size_t>(received.bytes));
+  for (FileDescriptor& file : files) AddFile(std::move(file));
   if (received.lost_files) {
-    if (came == 0) {  // the process can open no more files
-      files_.emplace_back();
+    if (files.empty()) {
+      files_.emplace_back(NoRoom(has_room ? "the server can open no more files"
+                                          : "the file systems of files of this user do not let the "
+                                            "server close them"));
     } else {
       too_many_files_ = true;
     }
   }
   if (!too_many_files_ && files_.size() <= kMaxFiles) return absl::OkStatus();
   return absl::InvalidArgumentError("frame: more file descriptors than requests for them");
+}
+
+void FrameSocket::AddFile(FileDescriptor file) {
+  absl::Status status = SharedRegion::CheckIsMemory(file);
+  if (status.ok()) {
+    files_.emplace_back(std::move(file));
+  } else {
+    passed_files_->Close(holder_, std::move(file));
+    files_.emplace_back(std::move(status));
+  }
 }
 
 absl::StatusOr<std::optional<absl::string_view>> FrameSocket::Next(size_t max_bytes) {
@@ -66,9 +97,11 @@ std::nullopt_t FrameSocket::Incomplete(size_t frame_bytes) {
   return std::nullopt;
 }
 
-std::optional<FileDescriptor> FrameSocket::TakeFile() {
-  if (files_.empty()) return std::nullopt;
-  std::optional<FileDescriptor> file(std::move(files_.front()));
+absl::StatusOr<FileDescriptor> FrameSocket::TakeFile() {
+  if (files_.empty()) {
+    return absl::InvalidArgumentError("file: no file descriptor came with the request");
+  }
+  absl::StatusOr<FileDescriptor> file = std::move(files_.front());
   files_.pop_front();
   return file;
 }

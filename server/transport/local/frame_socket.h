@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "proto/wire/frames.h"
+#include "server/base/passed_files.h"
 #include "server/base/socket.h"
 #include "server/transport/unsent_replies.h"
 
@@ -23,10 +24,19 @@ class FrameSocket {
   // File descriptors that may have come without the request that they are for.
   static constexpr size_t kMaxFiles = wire::kMaxFilesAtOnce;
 
-  // `socket` is non-blocking. `unsent` outlives this. `on_cut_off` ends the connection, whose
-  // client does not read.
-  FrameSocket(FileDescriptor socket, UnsentReplies* unsent, UnsentReply::OnCutOff on_cut_off)
-      : socket_(std::move(socket)), unsent_(unsent), on_cut_off_(std::move(on_cut_off)) {}
+  // `socket` is non-blocking; `holder` is whom it counts for (door.h). `passed_files` closes it,
+  // and what comes with it. `on_cut_off` ends the connection, whose client does not read. The
+  // pointers outlive this.
+  FrameSocket(FileDescriptor socket, std::string holder, PassedFiles* passed_files,
+              UnsentReplies* unsent, UnsentReply::OnCutOff on_cut_off)
+      : socket_(std::move(socket)),
+        holder_(std::move(holder)),
+        passed_files_(passed_files),
+        unsent_(unsent),
+        on_cut_off_(std::move(on_cut_off)) {}
+  ~FrameSocket();
+  FrameSocket(const FrameSocket&) = delete;
+  FrameSocket& operator=(const FrameSocket&) = delete;
 
   int fd() const { return socket_.get(); }
 
@@ -38,11 +48,15 @@ class FrameSocket {
   absl::StatusOr<std::optional<absl::string_view>> Next(size_t max_bytes);
   // Memory of what has arrived and was not taken.
   size_t received_bytes() const { return in_.capacity(); }
-  // The oldest file descriptor. Nullopt: none has come. Not valid: one has come, but the process
-  // can open no more files.
-  std::optional<FileDescriptor> TakeFile();
+  // The oldest file descriptor, which is memory and which PassedFiles has to close.
+  // INVALID_ARGUMENT: none has come, or one that is no memory. RESOURCE_EXHAUSTED: one has come,
+  // but the process can open no more files, or too many of the holder are still to be closed.
+  absl::StatusOr<FileDescriptor> TakeFile();
   // Every frame that has arrived was taken, but not every file descriptor.
   bool HasStrayFiles() const { return begin_ == in_.size() && !files_.empty(); }
+
+  // The client has passed more files at once than it may.
+  bool too_many_files() const { return too_many_files_; }
 
   // Sends a frame, now or later, with a file descriptor that stays open until then; -1: none. What
   // the client does not read is charged to `client`. False: the client is gone.
@@ -53,6 +67,7 @@ class FrameSocket {
   size_t unsent_bytes() const { return unsent_bytes_; }
 
  private:
+  void AddFile(FileDescriptor file);
   // Gives the memory of the frames that were taken back, and makes room for the next one.
   std::nullopt_t Incomplete(size_t frame_bytes);
 
@@ -64,12 +79,14 @@ class FrameSocket {
   };
 
   FileDescriptor socket_;
+  const std::string holder_;
+  PassedFiles* const passed_files_;
   UnsentReplies* const unsent_;
   const UnsentReply::OnCutOff on_cut_off_;
   std::string in_;    // what was read
   size_t begin_ = 0;  // of the part of in_ that was not taken
   bool too_many_files_ = false;
-  std::deque<FileDescriptor> files_;
+  std::deque<absl::StatusOr<FileDescriptor>> files_;
   std::deque<Frame> out_;
   size_t sent_ = 0;  // bytes of the first frame
   size_t unsent_bytes_ = 0;

@@ -41,16 +41,18 @@ Nanoseconds IdleSpin(const Fleet& fleet) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options,
-                                                      AttentionMethods* methods) {
+                                                      AttentionMethods* methods,
+                                                      PassedFiles* passed_files) {
   absl::StatusOr<FileDescriptor> listening = ListenUnix(options.path);
   if (!listening.ok()) {
     return absl::UnavailableError(
         absl::StrCat("cannot listen on local:", options.path, ": ", listening.status().message()));
   }
-  return absl::WrapUnique(new Server(options, methods, *std::move(listening)));
+  return absl::WrapUnique(new Server(options, methods, passed_files, *std::move(listening)));
 }
 
-Server::Server(const Options& options, AttentionMethods* methods, FileDescriptor listening)
+Server::Server(const Options& options, AttentionMethods* methods, PassedFiles* passed_files,
+               FileDescriptor listening)
     : options_(options),
       listening_(std::move(listening)),
       clock_(methods->context()->clock),
@@ -68,6 +70,7 @@ Server::Server(const Options& options, AttentionMethods* methods, FileDescriptor
                          Context::OnConnection action) {
     Post(client, std::move(connection), std::move(action));
   };
+  context_.passed_files = passed_files;
   context_.room = &room_;
   context_.long_calls = &long_calls_;
   context_.slow = &slow_;
@@ -86,6 +89,10 @@ Server::~Server() {
   stop_ = true;
   eventfd_write(wake_.get(), 1);
   thread_.join();
+  {
+    const InterruptedWaits interrupted;  // by files of clients that were not accepted
+    listening_.reset();
+  }
   poller_.reset();  // it has sessions; requests in the engine have theirs
   context_.uses.WaitForNone();
 }
@@ -185,11 +192,15 @@ void Server::AcceptAll() {
 void Server::Admit(FileDescriptor socket) {
   SocketAddress peer;
   peer.storage.ss_family = AF_UNIX;
-  Door::Holder* holder = door_.Enter(ConnectionHolder(peer, UnixPeerUser(socket.get())));
-  if (!MakeRoom(*holder)) return door_.Leave(holder);
+  const std::string name = ConnectionHolder(peer, UnixPeerUser(socket.get()));
+  Door::Holder* holder = door_.Enter(name);
+  if (!MakeRoom(*holder)) {
+    context_.passed_files->CloseConnection(name, std::move(socket));
+    return door_.Leave(holder);
+  }
   const int fd = socket.get();
   auto connection = std::make_shared<Connection>(&context_, unary_.get(), options_,
-                                                 std::move(socket), clock_->Now());
+                                                 std::move(socket), name, clock_->Now());
   Entry& entry = connections_[fd];
   entry.connection = std::move(connection);
   entry.holder = holder;
@@ -244,6 +255,8 @@ void Server::Update(Connection* connection) {
     Charge(&entry);
     return EndDebtors();
   }
+  // Otherwise it could come back at once, and keep this thread busy with files that are lost.
+  if (connection->too_many_files()) door_.Ban(entry.holder->holder, clock_->Now());
   door_.Leave(entry.holder);
   if (entry.turn.has_value()) turns_.Remove(*entry.turn);
   if (entry.received.account != nullptr) received_.Give(&entry.received);

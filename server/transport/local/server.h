@@ -33,9 +33,10 @@ namespace flashcore::server::local {
 
 class Server {
  public:
-  // UNAVAILABLE if it cannot listen. `methods`, and what it uses, outlive this.
+  // UNAVAILABLE if it cannot listen. `methods`, and what it uses, and `passed_files` outlive this.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Options& options,
-                                                       AttentionMethods* methods);
+                                                       AttentionMethods* methods,
+                                                       PassedFiles* passed_files);
   // Ends all connections, waits for their requests in the engine, and removes the socket's file.
   ~Server();
 
@@ -52,7 +53,8 @@ class Server {
     Shares::Item received;  // its memory of frames
   };
 
-  Server(const Options& options, AttentionMethods* methods, FileDescriptor listening);
+  Server(const Options& options, AttentionMethods* methods, PassedFiles* passed_files,
+         FileDescriptor listening);
   void Post(absl::string_view client, std::weak_ptr<Connection> connection,
             Context::OnConnection action) ABSL_LOCKS_EXCLUDED(mutex_);
   void Run();
@@ -81,7 +83,7 @@ class Server {
 
   const Options options_;
   Context context_;
-  const FileDescriptor listening_;
+  FileDescriptor listening_;
   const Clock* const clock_;
   const std::unique_ptr<Timer> timer_;
   const FileDescriptor epoll_;

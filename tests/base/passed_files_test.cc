@@ -1,0 +1,146 @@
+// Without what is tested here, these tests take an hour.
+#include "server/base/passed_files.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "gtest/gtest.h"
+#include "tests/base/lingering_socket.h"
+
+namespace flashcore::server {
+namespace {
+
+using testing::LingeringSocket;
+using testing::Pass;
+
+// The ends of a Unix connection, or of a pipe.
+struct Ends {
+  FileDescriptor first, second;
+};
+
+Ends Pair() {
+  int ends[2];
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
+}
+
+Ends Pipe() {
+  int ends[2];
+  EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
+}
+
+// A lingering socket that is nowhere but in the queue of `to`.
+void PassLingering(LingeringSocket* socket, const FileDescriptor& to) {
+  const FileDescriptor file = socket->Take();
+  Pass(to.get(), file.get());
+}
+
+// Waits for it.
+bool HasEnded(const FileDescriptor& reader) {
+  char byte = 0;
+  return read(reader.get(), &byte, 1) == 0;
+}
+
+TEST(InterruptedWaitsTest, TheCloseOfASocketDoesNotLinger) {
+  LingeringSocket socket;
+  {
+    const InterruptedWaits interrupted;
+    socket.Take().reset();
+  }
+  EXPECT_TRUE(socket.IsClosed());
+}
+
+TEST(InterruptedWaitsTest, AReadThatDropsAFileDoesNotLinger) {
+  LingeringSocket socket;
+  const Ends connection = Pair();
+  PassLingering(&socket, connection.first);
+  {
+    const InterruptedWaits interrupted;
+    char byte = 0;
+    EXPECT_EQ(recv(connection.second.get(), &byte, 1, 0), 1);
+  }
+  EXPECT_TRUE(socket.IsClosed());
+}
+
+TEST(InterruptedWaitsTest, TheCloseOfAConnectionWithFilesInItDoesNotLinger) {
+  LingeringSocket sockets[3];
+  Ends connection = Pair();
+  for (LingeringSocket& socket : sockets) PassLingering(&socket, connection.first);
+  {
+    const InterruptedWaits interrupted;
+    connection.second.reset();
+  }
+  for (LingeringSocket& socket : sockets) EXPECT_TRUE(socket.IsClosed());
+}
+
+TEST(InterruptedWaitsTest, IsThereAgainOnTheSameThreadAndKeepsTheError) {
+  for (int i = 0; i < 2; ++i) {
+    LingeringSocket socket;
+    {
+      const InterruptedWaits interrupted;
+      socket.Take().reset();
+      errno = EXDEV;
+    }
+    EXPECT_EQ(errno, EXDEV);
+    EXPECT_TRUE(socket.IsClosed());
+  }
+}
+
+TEST(PassedFilesTest, ClosesFilesOfEveryKind) {
+  PassedFiles files;
+  Ends pipe = Pipe(), connection = Pair();
+  LingeringSocket socket;
+  FileDescriptor memory(memfd_create("memory", MFD_CLOEXEC));
+  const int number = memory.get();
+  files.Close("holder", std::move(pipe.second));
+  files.Close("holder", std::move(connection.second));
+  files.Close("holder", socket.Take());
+  EXPECT_TRUE(HasEnded(pipe.first));
+  EXPECT_TRUE(HasEnded(connection.first));
+  EXPECT_TRUE(socket.IsClosed());
+  {
+    PassedFiles ending;
+    ending.Close("holder", std::move(memory));
+  }  // closes what it has
+  EXPECT_EQ(fcntl(number, F_GETFD), -1);
+}
+
+TEST(PassedFilesTest, EmptiesAConnectionBeforeItClosesIt) {
+  LingeringSocket sockets[3];
+  Ends connection = Pair();
+  for (LingeringSocket& socket : sockets) {
+    EXPECT_EQ(write(connection.first.get(), "xyz", 3), 3);
+    PassLingering(&socket, connection.first);
+  }
+  FileDescriptor same(dup(connection.second.get()));
+  {
+    PassedFiles files;
+    files.CloseConnection("holder", std::move(connection.second));
+    EXPECT_EQ(send(connection.first.get(), "x", 1, MSG_NOSIGNAL), -1);  // at once
+    EXPECT_TRUE(HasEnded(connection.first));
+  }
+  for (LingeringSocket& socket : sockets) EXPECT_TRUE(socket.IsClosed());
+  char byte = 0;
+  EXPECT_EQ(recv(same.get(), &byte, 1, MSG_DONTWAIT), 0);
+  same.reset();
+}
+
+TEST(PassedFilesTest, ManyFilesOfOneHolderAreAllClosed) {
+  PassedFiles files;
+  Ends connection = Pair();
+  for (size_t i = 0; i < 2 * PassedFiles::kMaxWaiting; ++i) {
+    files.Close("holder", FileDescriptor(dup(connection.second.get())));
+  }
+  files.Close("other", std::move(connection.second));
+  EXPECT_TRUE(HasEnded(connection.first));
+  EXPECT_TRUE(files.HasRoom("holder"));  // for other files
+}
+
+}  // namespace
+}  // namespace flashcore::server
