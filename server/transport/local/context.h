@@ -13,6 +13,7 @@
 #include "server/base/fair_jobs.h"
 #include "server/base/mutex.h"
 #include "server/base/shares.h"
+#include "server/base/socket.h"
 #include "server/transport/attention_methods.h"
 #include "server/transport/local/call_room.h"
 
@@ -54,6 +55,7 @@ class UseCount {
 
 struct Options {
   std::string path;  // of the socket; empty: there is none
+  UnixSocketAccess access;
   Shares::Limits connections{/*all=*/1024, /*one=*/256};
   int max_calls = 256;  // unanswered ones of one connection
   Nanoseconds hello_within = std::chrono::seconds(10);
