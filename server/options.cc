@@ -1,5 +1,7 @@
 #include "server/options.h"
 
+#include <grp.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -50,6 +52,15 @@ ABSL_FLAG(std::string, local_listen, "",
           "Path of a Unix socket for clients on this host, whose requests then come through "
           "shared memory instead of gRPC. The user id of a client's process is its identity. "
           "Empty: no such socket.");
+ABSL_FLAG(
+    std::string, unix_socket_mode, "0660",
+    "Permissions of the Unix sockets of --listen and --local_listen, whatever the umask is. "
+    "Who may write the file may connect: 0600 is the server's user alone, 0660 its group too, "
+    "0666 every user who can reach the folder.");
+ABSL_FLAG(
+    std::string, unix_socket_group, "",
+    "Group of these sockets, a name or a number. The server must be in it, or be root. Empty: "
+    "the group that new files have, in most folders that of the server's process.");
 ABSL_FLAG(bool, local_allow_overflow_uid, false,
           "Serve clients on --local_listen whose user the server's user namespace does not know, "
           "such as those in another rootless container. They are all one identity.");
@@ -212,9 +223,11 @@ ABSL_FLAG(
 ABSL_FLAG(
     int64_t, shared_memory_bytes, 0,
     "Limit of the memory that all clients of the local socket share with the server; one client "
-    "gets half of it, see --client_kv_bytes. With a GPU, it is pinned. 0: 1 GiB, or 1/8 of the "
-    "memory "
-    "of the container or machine if that is less.");
+    "gets half of it, see --client_kv_bytes. Beyond it, the client that shares the most loses the "
+    "connection of its newest region, unless the new one would have it share as much. As much "
+    "again "
+    "may be mapped until the requests of such connections end. With a GPU, it is pinned. 0: 1 GiB, "
+    "or 1/8 of the memory of the container or machine if that is less.");
 
 ABSL_FLAG(int64_t, max_message_bytes, 0,
           "Size limit of one gRPC message. 0: 64 MiB, or 1/16 of the memory of the container or "
@@ -509,6 +522,32 @@ size_t ClientStagingBytes(const Budgets& budgets, Checker* check) {
   return client;
 }
 
+// Nullopt: neither a number nor the name of a group.
+std::optional<gid_t> FindGroup(const std::string& name) {
+  gid_t id = 0;
+  if (absl::SimpleAtoi(name, &id)) {
+    if (id == UnixSocketAccess::kProcessGroup) return std::nullopt;
+    return id;
+  }
+  const group* const found = getgrnam(name.c_str());  // there are no other threads yet
+  if (found == nullptr) return std::nullopt;
+  return found->gr_gid;
+}
+
+void ReadUnixSocketOptions(UnixSocketAccess* options, Checker* check) {
+  const std::string mode = absl::GetFlag(FLAGS_unix_socket_mode);
+  const bool is_octal =
+      !mode.empty() && mode.size() <= 4 && mode.find_first_not_of("01234567") == std::string::npos;
+  options->mode = is_octal ? static_cast<mode_t>(std::stoul(mode, nullptr, 8)) : 0;
+  check->Require(options->mode <= 0777 && (options->mode & 0600) == 0600, FLAGS_unix_socket_mode,
+                 mode, "an octal mode up to 0777 that lets the owner read and write, such as 0660");
+  const std::string group = absl::GetFlag(FLAGS_unix_socket_group);
+  if (group.empty()) return;
+  const std::optional<gid_t> id = FindGroup(group);
+  check->Require(id.has_value(), FLAGS_unix_socket_group, group, "a group of this system");
+  options->group = id.value_or(UnixSocketAccess::kProcessGroup);
+}
+
 void ReadServerOptions(const Budgets& budgets, Server::Options* options, Checker* check) {
   options->version = FLASHCORE_VERSION;
   options->listen = absl::GetFlag(FLAGS_listen);
@@ -524,6 +563,7 @@ void ReadServerOptions(const Budgets& budgets, Server::Options* options, Checker
   // sockaddr_un has room for no more.
   check->Require(options->local_listen.size() <= 107, FLAGS_local_listen, options->local_listen,
                  "a path of at most 107 bytes");
+  ReadUnixSocketOptions(&options->unix_sockets, check);
   check->Require(!options->local_listen.empty() || !absl::GetFlag(FLAGS_local_allow_overflow_uid),
                  FLAGS_local_allow_overflow_uid, "true", "usable without --local_listen");
   options->enable_reflection = absl::GetFlag(FLAGS_enable_reflection);

@@ -24,7 +24,8 @@ GiB, TiB; us, ms, s, m, h. Whatever is not allowed, a flag that does not exist i
 exit status 2. A `FLASHCORE_` variable of no flag is warned about. How the flags work together:
 [README.md](README.md).
 """
-UNITS = {"_bytes": "bytes", "_gflop": "10^9 operations", "_ms": "ms", "_us": "us", "_s": "s"}
+UNITS = {"_mode": "octal mode", "_bytes": "bytes", "_gflop": "10^9 operations", "_ms": "ms", "_us": "us",
+         "_s": "s"}
 TYPES = {"bool": "true, false", "std::string": "text", "std::vector<std::string>": "list",
          "CredentialPath": "file"}
 

@@ -57,13 +57,11 @@ bool IsWildcard(const SocketAddress& address) {
 }
 
 // Invalid, with errno set, if the address cannot be listened on.
-FileDescriptor ListenOn(const SocketAddress& address) {
+FileDescriptor ListenOnTcp(const SocketAddress& address) {
   FileDescriptor listening(socket(address.family(), kSocketFlags, 0));
   if (!listening.valid()) return listening;
-  if (address.family() != AF_UNIX) {
-    SetFlag(listening.get(), SOL_SOCKET, SO_REUSEADDR, 1);  // after a restart
-    SetFlag(listening.get(), IPPROTO_TCP, TCP_NODELAY, 1);  // accepted sockets inherit it
-  }
+  SetFlag(listening.get(), SOL_SOCKET, SO_REUSEADDR, 1);  // after a restart
+  SetFlag(listening.get(), IPPROTO_TCP, TCP_NODELAY, 1);  // accepted sockets inherit it
   if (address.family() == AF_INET6) {
     SetFlag(listening.get(), IPPROTO_IPV6, IPV6_V6ONLY, IsWildcard(address) ? 0 : 1);
   }
@@ -76,10 +74,27 @@ FileDescriptor ListenOn(const SocketAddress& address) {
   return listening;
 }
 
-// Whether a server listens on the Unix socket.
-bool Answers(const SocketAddress& address) {
+// Whether nobody listens on the Unix socket. False if the kernel does not say.
+bool IsAbandoned(const SocketAddress& address) {
   const FileDescriptor client(socket(AF_UNIX, kSocketFlags, 0));
-  return connect(client.get(), address.get(), address.size) == 0 || errno == EAGAIN;
+  return connect(client.get(), address.get(), address.size) != 0 && errno == ECONNREFUSED;
+}
+
+absl::Status LastError(absl::string_view what = "") {
+  return absl::UnavailableError(absl::StrCat(what, std::strerror(errno)));
+}
+
+// Sets what `access` says of the socket file, but of no file that a link leads to.
+absl::Status SetAccess(const std::string& path, const UnixSocketAccess& access) {
+  if (access.group != UnixSocketAccess::kProcessGroup &&
+      lchown(path.c_str(), static_cast<uid_t>(-1), access.group) != 0) {
+    return LastError(
+        absl::StrCat("it cannot have the group ", access.group, " (--unix_socket_group): "));
+  }
+  if (fchmodat(AT_FDCWD, path.c_str(), access.mode, AT_SYMLINK_NOFOLLOW) != 0) {
+    return LastError("it cannot have its --unix_socket_mode: ");
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -149,7 +164,7 @@ absl::StatusOr<std::vector<FileDescriptor>> ListenTcp(const std::string& host, i
     std::memcpy(&address.storage, one->ai_addr, one->ai_addrlen);
     address.size = one->ai_addrlen;
     SetPort(&address, port);
-    FileDescriptor listening = ListenOn(address);
+    FileDescriptor listening = ListenOnTcp(address);
     if (!listening.valid()) {
       if (why.empty()) why = std::strerror(errno);
       continue;
@@ -168,7 +183,7 @@ std::optional<uid_t> UnixPeerUser(int socket) {
   return user.uid;
 }
 
-absl::StatusOr<FileDescriptor> ListenUnix(const std::string& path) {
+absl::StatusOr<FileDescriptor> ListenUnix(const std::string& path, const UnixSocketAccess& access) {
   SocketAddress address;
   auto* unix_address = reinterpret_cast<sockaddr_un*>(&address.storage);
   if (path.size() >= sizeof(unix_address->sun_path)) {
@@ -179,12 +194,19 @@ absl::StatusOr<FileDescriptor> ListenUnix(const std::string& path) {
   path.copy(unix_address->sun_path, path.size());
   address.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size() + 1);
   struct stat file;
-  if (stat(path.c_str(), &file) == 0 && S_ISSOCK(file.st_mode) && !Answers(address)) {
+  if (stat(path.c_str(), &file) == 0 && S_ISSOCK(file.st_mode) && IsAbandoned(address)) {
     unlink(path.c_str());
   }
-  FileDescriptor listening = ListenOn(address);
-  if (!listening.valid()) return absl::UnavailableError(std::strerror(errno));
-  return listening;
+  FileDescriptor listening(socket(AF_UNIX, kSocketFlags, 0));
+  if (!listening.valid() || bind(listening.get(), address.get(), address.size) != 0) {
+    return LastError();
+  }
+  // Before listen: until then the kernel refuses connections.
+  absl::Status status = SetAccess(path, access);
+  if (status.ok() && listen(listening.get(), kBacklog) != 0) status = LastError();
+  if (status.ok()) return listening;
+  unlink(path.c_str());
+  return status;
 }
 
 Acceptor::Acceptor() : spare_(open("/dev/null", O_RDONLY | O_CLOEXEC)) {}

@@ -64,9 +64,18 @@ std::optional<uid_t> UnixPeerUser(int socket);
 // "::" includes IPv4.
 absl::StatusOr<std::vector<FileDescriptor>> ListenTcp(const std::string& host, int port);
 
-// Replaces a socket file that nobody listens on. UNAVAILABLE if somebody does, or if the file
-// cannot be made.
-absl::StatusOr<FileDescriptor> ListenUnix(const std::string& path);
+// Who may connect to a Unix socket: those who may write its file.
+struct UnixSocketAccess {
+  static constexpr gid_t kProcessGroup = static_cast<gid_t>(-1);  // or that of the folder
+
+  mode_t mode = 0660;  // whatever the umask is
+  gid_t group = kProcessGroup;
+};
+
+// Replaces a socket file that nobody listens on. UNAVAILABLE if somebody may, if the file cannot be
+// made, or if it cannot have the group of `access`. Nobody can connect before `access` holds.
+absl::StatusOr<FileDescriptor> ListenUnix(const std::string& path,
+                                          const UnixSocketAccess& access = {});
 
 // Accepts connections, also when no file can be opened: then it closes them at once, with a file
 // that it keeps in reserve. Not thread-safe.

@@ -6,12 +6,14 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/mutex.h"
+#include "server/base/shares.h"
 #include "server/base/socket.h"
 #include "server/memory/shared_region.h"
 #include "server/telemetry/metric.h"
@@ -31,13 +33,22 @@ class HostMemoryPinner {
   virtual void UnpinHostMemory(std::byte* data) const = 0;
 };
 
-// Maps what clients share, within limits. Outlives its regions. Thread-safe.
+// Maps what clients share, within limits. A client beyond its own limit is refused. If all share
+// too much together, whoever shares the most gives back its newest regions, until there is room for
+// somebody who shares less (Shares). What is given back is mapped until its last use ends, so for a
+// moment as much again as the limits of all clients may be mapped. Outlives its regions.
+// Thread-safe.
 class SharedMemory {
  public:
+  // Ends whoever registered the region, soon: it has to be given back. Called at most once, by a
+  // Map for another client, on its thread and without locks.
+  using OnGiveBack = absl::AnyInvocable<void()>;
+
   struct Options {
-    size_t total_bytes = size_t{1} << 30;  // of all regions
-    size_t client_bytes = 0;               // of all regions of a client; 0: no limit
-    size_t client_regions = 256;           // per client
+    size_t total_bytes = size_t{1} << 30;               // of all regions
+    size_t total_regions = FaultGuard::kMaxGuards / 2;  // each is guarded until it is unmapped
+    size_t client_bytes = 0;                            // of all regions of a client; 0: no limit
+    size_t client_regions = 256;                        // per client
   };
 
   // `pinner` pins each region. `bytes` and `regions` follow the mapped regions. All outlive this.
@@ -49,27 +60,49 @@ class SharedMemory {
   const Options& options() const { return options_; }
 
   // Maps and pins the first `bytes` of the memfd `file`, which may then be closed, for `client`.
-  // The region counts against the limits until the last reference to it is gone. RESOURCE_EXHAUSTED
-  // beyond a limit; other errors as of SharedRegion::CheckFile and Map.
+  // The region counts for the client until the last reference to it is gone, or it is given back.
+  // RESOURCE_EXHAUSTED beyond a limit: of the client, or of all clients if none of them shares more
+  // than this one would, or if too much that was given back is still in use. Other errors as of
+  // SharedRegion::CheckFile and Map.
   absl::StatusOr<std::shared_ptr<const SharedRegion>> Map(const FileDescriptor& file,
                                                           uint64_t bytes, bool read_only,
-                                                          const std::string& client);
+                                                          const std::string& client,
+                                                          OnGiveBack on_give_back = nullptr);
 
  private:
-  struct Account {
+  // What counts for one region, until it is unmapped. The item is of bytes_.
+  struct Use : Shares::Item {
+    std::string client;
     size_t bytes = 0;
-    size_t regions = 0;
+    OnGiveBack on_give_back;
+    Shares::Account* regions = nullptr;
+    bool given_back = false;
   };
-  absl::Status Acquire(size_t bytes, const std::string& client) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Release(size_t bytes, const std::string& client) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // `ended`: call these when it returns, whatever it returns.
+  absl::Status Acquire(Use* use, std::vector<OnGiveBack>* ended) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Release(Use* use) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Take(Use* use) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Give(Use* use) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether the client may have `bytes` more, in one more region.
+  absl::Status CheckOwnLimits(const std::string& client, size_t bytes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Gives the newest of debtors until everything fits, `newcomer` included. After an error it does
+  // not, and the caller takes what is in `*given` again.
+  absl::Status MakeRoom(const Use& newcomer, std::vector<Use*>* given)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Use* GiveNewest(const std::string& client) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
   const HostMemoryPinner* const pinner_;
   Gauge* const bytes_gauge_;
   Gauge* const regions_gauge_;
   mutable Mutex mutex_;
-  size_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::flat_hash_map<std::string, Account> accounts_ ABSL_GUARDED_BY(mutex_);  // by client
+  Shares bytes_ ABSL_GUARDED_BY(mutex_);    // by client, as the regions
+  Shares regions_ ABSL_GUARDED_BY(mutex_);  // without items; those of bytes_ are the same
+  // Given back and still mapped.
+  size_t leaving_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t leaving_regions_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace flashcore::server

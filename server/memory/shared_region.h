@@ -20,7 +20,7 @@ namespace flashcore::server {
 // and lost() is true. Faults elsewhere go to the previous handler. Thread-safe.
 class FaultGuard {
  public:
-  static constexpr size_t kMaxGuards = 1024;  // in the process, at a time
+  static constexpr size_t kMaxGuards = 2048;  // in the process, at a time
 
   // `data` is page-aligned, and stays mapped as long as the guard exists. Nullopt if there are
   // kMaxGuards already.

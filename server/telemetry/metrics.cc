@@ -253,7 +253,7 @@ Metrics::Metrics(const Options& options)
                                             "no_files",        "silent",
                                             "protocol",        "unread",
                                             "made_room",       "memory",
-                                            "banned"};
+                                            "banned",          "shared_memory"};
   for (size_t i = 0; i < refused_local_connections_.size(); ++i) {
     refused_local_connections_[i] = &AddCounter(
         &registry_, "flashcore_local_connections_refused_total",

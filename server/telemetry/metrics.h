@@ -116,12 +116,13 @@ enum class RefusedLocalConnection {
   kMaxConnections,
   kMaxConnectionsPerUser,
   kNoFiles,
-  kSilent,    // no Hello in time, or before it was closed for a new one
-  kProtocol,  // it broke the protocol
-  kUnread,    // it did not read its replies in time, or left too many unread
-  kMadeRoom,  // it was closed for a new one
-  kMemory,    // what it had not completely sent took too much memory
-  kBanned,    // not read for a while: another one of its user was cut off for memory before
+  kSilent,        // no Hello in time, or before it was closed for a new one
+  kProtocol,      // it broke the protocol
+  kUnread,        // it did not read its replies in time, or left too many unread
+  kMadeRoom,      // it was closed for a new one
+  kMemory,        // what it had not completely sent took too much memory
+  kBanned,        // not read for a while: another one of its user was cut off for memory before
+  kSharedMemory,  // its client shared the most memory when all shared too much
 };
 
 // Recording and Collect are thread-safe.
@@ -196,7 +197,7 @@ class Metrics : public prometheus::Collectable {
   std::map<absl::string_view, Counter*> rejected_by_reason_;
   std::array<Counter*, 6> unauthenticated_;
   std::array<Counter*, 8> refused_connections_;
-  std::array<Counter*, 9> refused_local_connections_;
+  std::array<Counter*, 10> refused_local_connections_;
   std::deque<DeviceMetrics> devices_;  // deques, because elements must not move
   std::deque<RpcMetrics> rpcs_;
   std::vector<std::function<void()>> on_scrape_;

@@ -89,10 +89,11 @@ Shares::Limits DoorLimits(const Server::Options& options) {
           static_cast<size_t>(std::min(options.connections.max_per_host, all))};
 }
 
-absl::StatusOr<std::vector<FileDescriptor>> ListenOn(const std::string& address) {
+absl::StatusOr<std::vector<FileDescriptor>> ListenOn(const std::string& address,
+                                                     const UnixSocketAccess& unix_sockets) {
   std::vector<FileDescriptor> sockets;
   if (const std::string path = UnixPath(address); !path.empty()) {
-    absl::StatusOr<FileDescriptor> socket = ListenUnix(path);
+    absl::StatusOr<FileDescriptor> socket = ListenUnix(path, unix_sockets);
     if (!socket.ok()) return socket.status();
     sockets.push_back(*std::move(socket));
     return sockets;
@@ -225,8 +226,8 @@ absl::Status Server::Listen(const Options& options) {
   LimitConnections(options.connections, &builder);
   std::vector<AcceptLoop::Listener> listeners;
   for (const std::string& address : options.listen) {
-    absl::Status status =
-        OpenSockets(address, credentials_->CredentialsFor(address), &builder, &listeners);
+    absl::Status status = OpenSockets(address, credentials_->CredentialsFor(address),
+                                      options.unix_sockets, &builder, &listeners);
     if (!status.ok()) return status;
   }
   builder.RegisterService(&attention_);
@@ -258,6 +259,7 @@ absl::Status Server::ListenLocally(const Options& options) {
   if (options.local_listen.empty()) return absl::OkStatus();
   local::Options local_options;
   local_options.path = options.local_listen;
+  local_options.access = options.unix_sockets;
   local_options.connections = DoorLimits(options);
   local_options.max_calls = options.connections.max_streams;
   local_options.hello_within = options.connections.accept.first_bytes_within;
@@ -275,9 +277,9 @@ absl::Status Server::ListenLocally(const Options& options) {
 
 absl::Status Server::OpenSockets(const std::string& address,
                                  const std::shared_ptr<grpc::ServerCredentials>& credentials,
-                                 grpc::ServerBuilder* builder,
+                                 const UnixSocketAccess& unix_sockets, grpc::ServerBuilder* builder,
                                  std::vector<AcceptLoop::Listener>* listeners) {
-  absl::StatusOr<std::vector<FileDescriptor>> sockets = ListenOn(address);
+  absl::StatusOr<std::vector<FileDescriptor>> sockets = ListenOn(address, unix_sockets);
   if (!sockets.ok()) {
     return absl::UnavailableError(
         absl::StrCat("cannot listen on ", address, ": ", sockets.status().message()));

@@ -13,6 +13,7 @@
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
 #include "server/base/passed_files.h"
+#include "server/base/socket.h"
 #include "server/engine/fleet.h"
 #include "server/transport/access/authenticator.h"
 #include "server/transport/access/client_connections.h"
@@ -40,6 +41,7 @@ class Server {
   };
   struct Options {
     std::vector<std::string> listen;  // "host:port" (port 0: a free one) or "unix:path"
+    UnixSocketAccess unix_sockets;    // of `listen` and `local_listen`
     Connections connections;
     SelfCheck::Options self_check;
     // An address, or gRPC in this process, will never serve again. From any thread.
@@ -90,7 +92,7 @@ class Server {
   // those of TLS; null: without.
   absl::Status OpenSockets(const std::string& address,
                            const std::shared_ptr<grpc::ServerCredentials>& credentials,
-                           grpc::ServerBuilder* builder,
+                           const UnixSocketAccess& unix_sockets, grpc::ServerBuilder* builder,
                            std::vector<AcceptLoop::Listener>* listeners);
   void SetServing(bool serving);
   AcceptLoop::Serve ServePlaintext();

@@ -1,7 +1,11 @@
 """Flags: what they take, where from, and what a server says of those that it cannot take."""
 
+import contextlib
+import ctypes
+import grp
 import json
 import os
+import stat
 import subprocess
 import unittest
 
@@ -88,6 +92,10 @@ class FlagTest(unittest.TestCase):
             "--lanes=99999999999": "--lanes: '99999999999' is not a whole number",
             "--max_request_gflop=1e": "--max_request_gflop: '1e' is not a number",
             "--enable_echo=maybe": "--enable_echo: 'maybe' is not true or false",
+            "--unix_socket_mode=0668": "--unix_socket_mode: '0668' is not an octal mode up to 0777 that",
+            "--unix_socket_mode=1660": "--unix_socket_mode: '1660' is not an octal mode",
+            "--unix_socket_mode=0460": "that lets the owner read and write, such as 0660",
+            "--unix_socket_group=no group": "--unix_socket_group: 'no group' is not a group of this system",
             "--kv_memory_bytes=1Gib": "'1Gib' is not a number of bytes, such as 1073741824, 512MiB or 1GiB",
             "--kv_memory_bytes=0.3B": "'0.3B' is not a number of bytes",
             "--kv_memory_bytes=1e30GiB": "'1e30GiB' is not a number of bytes",
@@ -131,6 +139,41 @@ class FlagTest(unittest.TestCase):
              "--metrics_token_file: 't' is not usable without --metrics_listen"),
             (["--local_allow_overflow_uid"], {},
              "--local_allow_overflow_uid: 'true' is not usable without --local_listen")])
+
+    def test_unix_sockets_have_their_mode_and_group_whatever_the_umask_is(self):
+        own = os.getgid()
+        other = 12345 if os.getuid() == 0 else own
+        cases = [(0, (), 0o660, own),
+                 (0o077, ("--unix_socket_mode=606", f"--unix_socket_group={other}"), 0o606, other)]
+        with contextlib.suppress(KeyError):
+            cases.append((0o077, (f"--unix_socket_group={grp.getgrgid(own).gr_name}",), 0o660, own))
+        for umask, flags, mode, group in cases:
+            with self.subTest(umask=umask, flags=flags), harness.in_temporary_folder() as folder:
+                before = os.umask(umask)
+                try:
+                    server = harness.Server(f"--local_listen={folder / 'local'}", *flags)
+                finally:
+                    os.umask(before)
+                with server:
+                    for path in (server.socket, folder / "local"):
+                        file = os.stat(path)
+                        self.assertEqual((file.st_mode, file.st_gid), (stat.S_IFSOCK | mode, group), path)
+
+    def test_a_group_that_the_server_may_not_give_ends_the_start(self):
+        def lose_cap_chown():
+            ctypes.CDLL(None).prctl(24, 0, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_CHOWN
+
+        with harness.in_temporary_folder() as folder:
+            for flag in (f"--listen=unix:{folder / 'grpc'}", f"--local_listen={folder / 'local'}"):
+                done = subprocess.run(
+                    [harness.SERVER, "--device=cpu", "--log_format=json", flag, "--unix_socket_group=54321"],
+                    capture_output=True, text=True, env=ENVIRONMENT, timeout=harness.PATIENCE,
+                    preexec_fn=lose_cap_chown)
+                self.assertEqual(done.returncode, 1, done.stderr)
+                record = json.loads(done.stderr.splitlines()[-1])
+                self.assertEqual(record["msg"], "cannot serve")
+                self.assertIn("cannot have the group 54321 (--unix_socket_group)", record["error"])
+            self.assertEqual(list(folder.iterdir()), [])
 
     def test_variables_that_are_of_no_flag_are_warned_about(self):
         env = {"FLASHCORE_LANE": "2", "FLASHCORE_TARGET": "127.0.0.1:1", "FLASHCORE_CLIENT_TOKEN_FILE": "t"}

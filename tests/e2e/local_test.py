@@ -251,13 +251,12 @@ class UserNamespaceTest(unittest.TestCase):
     @unittest.skipUnless(os.getuid() == 0, "only root can be another user")
     def test_the_overflow_user_needs_a_flag(self):
         with tempfile.TemporaryDirectory() as folder:
-            with self.server_in_a_namespace(folder) as server:
-                os.chmod(server.local, 0o777)
+            with self.server_in_a_namespace(folder, "--unix_socket_mode=0666") as server:
                 with self.assertRaisesRegex(AssertionError, str(OVERFLOW_UID)):
                     self.identity(server, user=SOME_UID)
                 self.assertEqual(self.identity(server), "uid:0")
-            with self.server_in_a_namespace(folder, "--local_allow_overflow_uid") as server:
-                os.chmod(server.local, 0o777)
+            with self.server_in_a_namespace(folder, "--unix_socket_mode=0666",
+                                            "--local_allow_overflow_uid") as server:
                 self.assertEqual(self.identity(server, user=SOME_UID), f"uid:{OVERFLOW_UID}")
 
 

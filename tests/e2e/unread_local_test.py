@@ -89,8 +89,7 @@ def open_server(*flags):
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         path = str(pathlib.Path(folder, "local"))
-        with harness.Server(f"--local_listen={path}", *flags) as server:
-            os.chmod(path, 0o777)
+        with harness.Server(f"--local_listen={path}", "--unix_socket_mode=0666", *flags) as server:
             server.local = path
             yield server
 

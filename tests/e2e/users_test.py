@@ -92,10 +92,8 @@ def open_server(*flags, **options):
         folder.chmod(0o755)
         paths = [str(folder / name) for name in ("grpc", "local")]
         listen = [f"--listen={host}:0" for host in HOSTS[1:] if has(host)]
-        with harness.Server(*listen, f"--listen=unix:{paths[0]}", f"--local_listen={paths[1]}", *flags,
-                            **options) as server:
-            for path in paths:
-                os.chmod(path, 0o777)
+        with harness.Server(*listen, f"--listen=unix:{paths[0]}", f"--local_listen={paths[1]}",
+                            "--unix_socket_mode=0666", *flags, **options) as server:
             server.local = paths[1]
             server.addresses = [
                 address for address in server.wait_for_record("serving")["addresses"].split(",")

@@ -165,6 +165,8 @@ void CheckLimits(const Options& options) {
   Require(In(server.max_message_bytes, 1024, 0x1p31 - 1) &&
               server.transport_memory_bytes / 2 >= static_cast<size_t>(server.max_message_bytes),
           "message sizes");
+  Require(server.unix_sockets.mode <= 0777 && (server.unix_sockets.mode & 0600) == 0600,
+          "unix_socket_mode");
   Require(In(absl::ToDoubleSeconds(options.drain_timeout), 0, 86400), "drain_timeout_s");
   const auto& engine = options.engine;
   Require(In(engine.staging_memory_bytes, 0x1p20, 0x1p46), "staging_memory_bytes");

@@ -29,6 +29,8 @@ FLAG_VALUES = {
     "enable_reflection": ("true", "maybe"),
     "drain_timeout_s": ("30", "500ms", "1h", "5x", "0", "1e300", "nan", "-1", "inf"),
     "enable_echo": ("true", "no", "1", "maybe"),
+    "unix_socket_mode": ("0660", "600", "0777", "1777", "0460", "9", "", "-660"),
+    "unix_socket_group": ("0", "root", "4294967294", "4294967295", "-1", "no such group", ""),
     "max_queue_delay_us": ("0", "1000000", "9223372036854775807"),
     "device": ("auto", "cpu", "cuda:0", "cuda:0,cuda:1", "cuda:0,cuda:0", "cuda:-1", "cuda:"),
     "accumulate": ("float32", "float16", "float64"),

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -25,9 +26,12 @@
 namespace flashcore::server {
 namespace {
 
+using ::testing::ElementsAre;
 using testing::HasInfo;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using testing::Memfd;
+using ::testing::UnorderedElementsAre;
 
 constexpr size_t kPage = 4096;
 
@@ -124,14 +128,31 @@ TEST(FaultGuardTest, ThereAreSoManyAndNoMore) {
 
 class SharedMemoryTest : public ::testing::Test {
  protected:
-  absl::StatusOr<Regions::Region> Map(SharedMemory* memory, size_t bytes,
-                                      const std::string& client = "a") {
-    return memory->Map(FileDescriptor(dup(Memfd(bytes).fd())), bytes, /*read_only=*/false, client);
+  using Result = absl::StatusOr<Regions::Region>;
+
+  Result Map(SharedMemory* memory, size_t bytes, const std::string& client = "a",
+             SharedMemory::OnGiveBack on_give_back = nullptr) {
+    return memory->Map(FileDescriptor(dup(Memfd(bytes).fd())), bytes, /*read_only=*/false, client,
+                       std::move(on_give_back));
+  }
+  void Start(const SharedMemory::Options& options) {
+    memory_ = std::make_unique<SharedMemory>(options, &device_, &bytes_, &regions_);
+  }
+  // A region of that many pages, which is used until the test ends or drops it. Once it has to be
+  // given back, `name` is in ended_.
+  absl::Status Use(const std::string& name, size_t pages) {
+    Result region = Map(memory_.get(), pages * kPage, name.substr(0, 1),
+                        [this, name] { ended_.push_back(name); });
+    if (region.ok()) used_[name] = *std::move(region);
+    return region.status();
   }
 
   testing::FakeDeviceControl control_;
   testing::FakeDevice device_{&control_};
   Gauge bytes_, regions_;
+  std::unique_ptr<SharedMemory> memory_;  // of Start
+  std::vector<std::string> ended_;
+  std::map<std::string, Regions::Region> used_;  // by name, which begins with the client
 };
 
 TEST_F(SharedMemoryTest, QuotasHoldUntilTheLastUseEnds) {
@@ -150,7 +171,7 @@ TEST_F(SharedMemoryTest, QuotasHoldUntilTheLastUseEnds) {
                                                {"needed", "1"},
                                                {"used", "2"},
                                                {"allowed", "2"}}));
-  const absl::Status full = Map(&memory, 4 * kPage, "b").status();
+  const absl::Status full = Map(&memory, 3 * kPage, "b").status();
   EXPECT_THAT(full.message(), HasSubstr("of all clients"));
   EXPECT_THAT(full, HasInfo("SERVER_FULL"));
   EXPECT_THAT(Map(&memory, 5 * kPage, "b").status(),
@@ -171,11 +192,119 @@ TEST_F(SharedMemoryTest, QuotasHoldUntilTheLastUseEnds) {
   EXPECT_EQ(Map(&memory, kPage).status(), absl::OkStatus());
 }
 
+TEST_F(SharedMemoryTest, WhoHasTheMostRegionsGivesBackItsNewest) {
+  SharedMemory::Options options;
+  options.total_regions = 6;
+  options.client_regions = 3;
+  Start(options);
+  for (const char* name : {"a1", "b1", "c1", "a2", "b2", "a3"}) {
+    ASSERT_EQ(Use(name, 1), absl::OkStatus());
+  }
+  EXPECT_THAT(Use("a4", 1).message(), HasSubstr("at most 3 are allowed per client"));
+  EXPECT_THAT(Use("b3", 1), HasInfo("SERVER_FULL")) << "it would have as many as a";
+  EXPECT_THAT(ended_, IsEmpty());
+  EXPECT_EQ(Use("d1", 1), absl::OkStatus());
+  EXPECT_THAT(ended_, ElementsAre("a3"));
+  EXPECT_EQ(Use("e1", 1), absl::OkStatus());  // of a or b
+  EXPECT_EQ(Use("f1", 1), absl::OkStatus());  // of the other
+  EXPECT_THAT(ended_, UnorderedElementsAre("a3", "a2", "b2"));
+  EXPECT_THAT(Use("g1", 1), HasInfo("SERVER_FULL")) << "each has one";
+  EXPECT_EQ(ended_.size(), 3u);
+}
+
+TEST_F(SharedMemoryTest, WhoHasTheMostBytesGivesBackUntilTheNewRegionFits) {
+  SharedMemory::Options options;
+  options.total_bytes = 8 * kPage;
+  options.client_bytes = 6 * kPage;
+  Start(options);
+  for (const char* name : {"b1", "b2", "a1", "a2", "a3", "a4", "a5", "a6"}) {
+    ASSERT_EQ(Use(name, 1), absl::OkStatus());
+  }
+  EXPECT_EQ(Use("c1", 2), absl::OkStatus());
+  EXPECT_THAT(ended_, ElementsAre("a6", "a5"));
+  EXPECT_EQ(Use("a7", 1).code(), absl::StatusCode::kResourceExhausted);
+  used_.erase("a6");  // it counts no more, mapped or not
+  EXPECT_EQ(Use("d1", 1), absl::OkStatus());
+  EXPECT_THAT(ended_, ElementsAre("a6", "a5", "a4"));
+  used_.clear();
+  EXPECT_EQ(bytes_.Value(), 0);
+  EXPECT_EQ(Use("a8", 6), absl::OkStatus());
+}
+
+TEST_F(SharedMemoryTest, NobodyGivesBackForAClientThatWouldHaveAsMuch) {
+  SharedMemory::Options options;
+  options.total_bytes = 6 * kPage;
+  Start(options);
+  for (const char* name : {"a1", "a2", "a3", "a4", "a5", "b1"}) {
+    ASSERT_EQ(Use(name, 1), absl::OkStatus());
+  }
+  // Without a5 and a4, a would still have no more than c.
+  const absl::Status full = Use("c1", 3);
+  EXPECT_THAT(full, HasInfo("SERVER_FULL"));
+  EXPECT_THAT(full.message(), HasSubstr("no client has more than this one would"));
+  EXPECT_THAT(ended_, IsEmpty());
+  EXPECT_EQ(regions_.Value(), 6);
+  // What it has is as before, and in the same order.
+  EXPECT_EQ(Use("c1", 2), absl::OkStatus());
+  EXPECT_THAT(ended_, ElementsAre("a5", "a4"));
+}
+
+TEST_F(SharedMemoryTest, WhatIsGivenBackAndStillUsedIsBounded) {
+  SharedMemory::Options options;
+  options.total_bytes = 4 * kPage;
+  Start(options);
+  ASSERT_EQ(Use("a1", 3), absl::OkStatus());
+  ASSERT_EQ(Use("b1", 2), absl::OkStatus());
+  ASSERT_THAT(ended_, ElementsAre("a1"));
+  ASSERT_EQ(Use("c1", 2), absl::OkStatus());
+  EXPECT_EQ(bytes_.Value(), 7 * kPage);
+  const absl::Status full = Use("d1", 1);
+  EXPECT_THAT(full, HasInfo("SERVER_FULL"));
+  EXPECT_THAT(full.message(), HasSubstr("12288 bytes in 1 regions that clients had to give back"));
+  EXPECT_THAT(ended_, ElementsAre("a1"));
+  used_.erase("a1");
+  EXPECT_EQ(bytes_.Value(), 4 * kPage);
+  EXPECT_EQ(Use("d1", 1), absl::OkStatus());
+  EXPECT_EQ(ended_.size(), 2u);
+}
+
+TEST_F(SharedMemoryTest, RegionsThatAreGivenBackAndStillUsedAreBounded) {
+  SharedMemory::Options options;
+  options.total_regions = 2;
+  Start(options);
+  for (const char* name : {"a", "b"}) {
+    ASSERT_EQ(Use(absl::StrCat(name, 1), 1), absl::OkStatus());
+    ASSERT_EQ(Use(absl::StrCat(name, 2), 1), absl::OkStatus());
+    ASSERT_EQ(Use("c1", 1), absl::OkStatus());
+    used_.erase(absl::StrCat(name, 1));
+    used_.erase("c1");
+  }
+  ASSERT_THAT(ended_, ElementsAre("a2", "b2"));
+  ASSERT_EQ(Use("d1", 1), absl::OkStatus());
+  ASSERT_EQ(Use("d2", 1), absl::OkStatus());
+  EXPECT_THAT(Use("c1", 1), HasInfo("SERVER_FULL"));
+  used_.erase("a2");
+  EXPECT_EQ(Use("c1", 1), absl::OkStatus());
+  EXPECT_THAT(ended_, ElementsAre("a2", "b2", "d2"));
+}
+
+TEST_F(SharedMemoryTest, WhoGivesBackMayUnmapAtOnce) {
+  SharedMemory::Options options;
+  options.total_bytes = 2 * kPage;
+  SharedMemory memory(options, &device_, &bytes_, &regions_);
+  Result region = Map(&memory, 2 * kPage, "a", [&] { region->reset(); });
+  ASSERT_EQ(region.status(), absl::OkStatus());
+  const Result other = Map(&memory, kPage, "b");
+  EXPECT_EQ(other.status(), absl::OkStatus());
+  EXPECT_EQ(*region, nullptr);
+  EXPECT_EQ(bytes_.Value(), kPage);
+}
+
 TEST_F(SharedMemoryTest, WhatCannotBeMappedIsNotCounted) {
   SharedMemory memory({}, &device_, &bytes_, &regions_);
   const Memfd file(kPage);
   FileDescriptor read_only(open(absl::StrCat("/proc/self/fd/", file.fd()).c_str(), O_RDONLY));
-  EXPECT_EQ(memory.Map(std::move(read_only), kPage, /*read_only=*/false, "a").status().code(),
+  EXPECT_EQ(memory.Map(read_only, kPage, /*read_only=*/false, "a").status().code(),
             absl::StatusCode::kPermissionDenied);
   EXPECT_EQ(memory.Map(FileDescriptor(dup(file.fd())), 2 * kPage, /*read_only=*/false, "a")
                 .status()

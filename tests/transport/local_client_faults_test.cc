@@ -57,16 +57,6 @@ class LocalClientFaultsTest : public LocalServerTest {
     call.mutable_call()->set_message(request.SerializeAsString());
     return call;
   }
-  // Connections that were refused or cut off for this reason.
-  double Refused(const std::string& reason) const {
-    for (const auto& family : metrics_->Collect()) {
-      if (family.name != "flashcore_local_connections_refused_total") continue;
-      for (const auto& metric : family.metric) {
-        if (metric.label[0].value == reason) return metric.counter.value;
-      }
-    }
-    return -1;
-  }
 };
 
 class LocalClientFaultsStressTest : public LocalClientFaultsTest {};

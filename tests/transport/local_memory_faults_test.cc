@@ -23,6 +23,7 @@ using testing::ClientRing;
 using ::testing::HasSubstr;
 using testing::kPage;
 using testing::kRowBytes;
+using testing::LocalClient;
 using testing::LocalServerTest;
 using testing::Memfd;
 
@@ -88,6 +89,86 @@ TEST_F(LocalMemoryFaultsTest, LimitsMemoryOfAUser) {
     EXPECT_EQ(sibling->Register(memory.fd(), kPage, &id), absl::OkStatus());
   EXPECT_EQ(sibling->Register(memory.fd(), kPage, &id).code(),
             absl::StatusCode::kResourceExhausted);
+}
+
+// Whether the server has ended the connection to make room for others.
+bool MadeRoom(LocalClient* client) {
+  v1::LocalRequest request;
+  request.set_id(client->NextId());
+  request.mutable_unregister_memory()->set_region_id("none");
+  client->Send(request);  // which the server may not read any more
+  const auto reply = client->Receive();
+  EXPECT_TRUE(reply.has_value());
+  if (!reply.has_value() || reply->id() != 0) return false;
+  EXPECT_EQ(reply->status().code(), static_cast<int>(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(reply->status().message(), HasSubstr("all clients share too much together"));
+  EXPECT_FALSE(client->Receive().has_value());
+  return true;
+}
+
+// With the default limits of regions, which are also those of the guards.
+TEST_F(LocalMemoryFaultsTest, WhoSharesTheMostMakesRoomForWhoSharesLittle) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs to become other users";
+  Server::Options options = LocalServerOptions();
+  options.unix_sockets.mode = 0666;
+  StartLocal(options);
+  const size_t each = options.shared_memory.client_regions;
+  ASSERT_EQ(options.shared_memory.total_regions, 4 * each);
+  const Memfd memory(kPage);
+  std::string id;
+  const auto add = [&](LocalClient* client) { return client->Register(memory.fd(), kPage, &id); };
+  const auto small = GreetedAs(2000);
+  ASSERT_EQ(add(small.get()), absl::OkStatus());
+  std::vector<std::unique_ptr<LocalClient>> large;
+  for (uid_t user = 1001; user <= 1004; ++user) {
+    large.push_back(GreetedAs(user));
+    for (size_t i = 1; i < each; ++i) ASSERT_EQ(add(large.back().get()), absl::OkStatus()) << i;
+  }
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(add(large[i].get()), absl::OkStatus());
+  EXPECT_THAT(add(large[3].get()).message(), HasSubstr("no client has more than this one would"));
+  EXPECT_EQ(Refused("shared_memory"), 0);
+
+  const auto fifth = GreetedAs(1005);
+  EXPECT_EQ(add(fifth.get()), absl::OkStatus());
+  ASSERT_TRUE(testing::WaitUntil([&] { return Refused("shared_memory") == 1; }));
+  std::vector<uid_t> ended;
+  for (uid_t i = 0; i < 4; ++i) {
+    if (MadeRoom(large[i].get())) ended.push_back(1001 + i);
+  }
+  ASSERT_EQ(ended.size(), 1u);
+  EXPECT_FALSE(MadeRoom(small.get()));
+  EXPECT_FALSE(MadeRoom(fifth.get()));
+  const auto again = GreetedAs(ended[0]);
+  EXPECT_EQ(add(again.get()), absl::OkStatus());
+  EXPECT_EQ(Refused("shared_memory"), 1);
+}
+
+TEST_F(LocalMemoryFaultsTest, MemoryThatIsGivenBackIsMappedUntilItsRequestsEnd) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs to become another user";
+  Server::Options options = LocalServerOptions();
+  options.unix_sockets.mode = 0666;
+  options.shared_memory.total_bytes = 100 * kPage;
+  StartLocal(options);
+  Lane lane(path_);
+  gate_.SetOpen(false);
+  lane.ring.Submit(1, lane.Step(lane.Create()));
+  ASSERT_TRUE(WaitForArrived(1));
+  const Memfd memory(60 * kPage);
+  std::string id;
+  const auto other = GreetedAs(1001);
+  EXPECT_EQ(other->Register(memory.fd(), memory.bytes(), &id), absl::OkStatus());
+  ASSERT_TRUE(testing::WaitUntil([&] { return Refused("shared_memory") == 1; }));
+  EXPECT_TRUE(MadeRoom(&lane.client));
+  EXPECT_EQ(metrics_->shared_memory_bytes.Value(), 124 * kPage);
+  const auto third = GreetedAs(1002);
+  EXPECT_THAT(third->Register(memory.fd(), 50 * kPage, &id).message(),
+              HasSubstr("regions that clients had to give back are still in use"));
+  gate_.SetOpen(true);
+  EXPECT_TRUE(
+      testing::WaitUntil([&] { return metrics_->shared_memory_bytes.Value() == 60 * kPage; }));
+  EXPECT_EQ(third->Register(memory.fd(), 50 * kPage, &id), absl::OkStatus());
+  ASSERT_TRUE(testing::WaitUntil([&] { return Refused("shared_memory") == 2; }));
+  EXPECT_TRUE(MadeRoom(other.get()));
 }
 
 TEST_F(LocalMemoryFaultsTest, ARegionIsOnlyOfItsConnection) {

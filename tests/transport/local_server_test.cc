@@ -623,14 +623,13 @@ int HelloOfOverflowUid(const std::string& path) {
 
 TEST_F(LocalTest, RefusesTheOverflowUidUnlessAllowed) {
   if (geteuid() != 0) GTEST_SKIP() << "needs to become another user";
-  StartLocal();
-  ASSERT_EQ(chmod(path_.c_str(), 0777), 0);
+  Server::Options options = LocalServerOptions();
+  options.unix_sockets.mode = 0666;
+  StartLocal(options);
   EXPECT_EQ(HelloOfOverflowUid(path_), static_cast<int>(absl::StatusCode::kUnauthenticated));
   server_.reset();
-  Server::Options options = LocalServerOptions();
   options.authenticator.allow_overflow_uid = true;
   server_ = Server::Start(options, fleet_.get(), metrics_.get()).value();
-  ASSERT_EQ(chmod(options.local_listen.c_str(), 0777), 0);
   EXPECT_EQ(HelloOfOverflowUid(options.local_listen), 0);
 }
 

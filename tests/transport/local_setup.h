@@ -2,10 +2,12 @@
 #ifndef FLASHCORE_TESTS_TRANSPORT_LOCAL_SETUP_H_
 #define FLASHCORE_TESTS_TRANSPORT_LOCAL_SETUP_H_
 
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
@@ -38,6 +40,17 @@ class LocalServerTest : public GatedServerTest {
   std::unique_ptr<LocalClient> Greeted() const {
     auto client = std::make_unique<LocalClient>(path_);
     EXPECT_EQ(client->Hello(), absl::OkStatus());
+    return client;
+  }
+
+  // The same, of another user of this host, which only root can be. The socket is open to all.
+  std::unique_ptr<LocalClient> GreetedAs(uid_t user) const {
+    std::unique_ptr<LocalClient> client;
+    std::thread([&] {
+      // The system call, unlike seteuid, is for this thread alone.
+      EXPECT_EQ(syscall(SYS_setresuid, -1, user, -1), 0);
+      client = Greeted();
+    }).join();
     return client;
   }
 
@@ -100,6 +113,17 @@ class LocalServerTest : public GatedServerTest {
   void ExpectAlive() const {
     Lane other(path_);
     EXPECT_EQ(other.Attend(other.Step(other.Create())), absl::OkStatus());
+  }
+
+  // Connections that were refused or cut off for this reason.
+  double Refused(const std::string& reason) const {
+    for (const auto& family : metrics_->Collect()) {
+      if (family.name != "flashcore_local_connections_refused_total") continue;
+      for (const auto& metric : family.metric) {
+        if (metric.label[0].value == reason) return metric.counter.value;
+      }
+    }
+    return -1;
   }
 
   bool AllConnectionsEnd() const {

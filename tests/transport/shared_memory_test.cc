@@ -26,7 +26,9 @@ using testing::kPage;
 class SharedMemoryTest : public testing::LocalServerTest {
  protected:
   void SetUp() override {
-    const Server::Options options = LocalServerOptions();
+    Server::Options options = LocalServerOptions();
+    options.unix_sockets.mode = 0666;
+    path_ = options.local_listen;
     CpuDevice::Options device;
     device.threads = 2;
     device.kv_memory_bytes = 16 << 20;
@@ -168,6 +170,21 @@ TEST_F(SharedMemoryTest, TheClientKnowsWhenTheServerIsGone) {
   server_.reset();
   EXPECT_TRUE(testing::WaitUntil([&] { return !(*memory)->registered(); }));
   EXPECT_TRUE(NothingIsShared());
+}
+
+TEST_F(SharedMemoryTest, AClientThatMadeRoomConnectsAndRegistersAgain) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs to become another user";
+  const auto memory = client_->CreateSharedMemory(40 << 20);
+  ASSERT_EQ(memory.status(), absl::OkStatus());
+  const testing::Memfd file(30 << 20);
+  std::string id;
+  auto other = GreetedAs(1001);
+  ASSERT_EQ(other->Register(file.fd(), file.bytes(), &id), absl::OkStatus());
+  ASSERT_TRUE(testing::WaitUntil([&] { return !(*memory)->registered(); }));
+  other.reset();
+  ASSERT_TRUE(NothingIsShared());
+  EXPECT_EQ(client_->Attend(RequestIn((*memory)->data()), nullptr), absl::OkStatus());
+  EXPECT_TRUE((*memory)->registered());
 }
 
 size_t Descriptors() {

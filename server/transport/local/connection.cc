@@ -203,8 +203,11 @@ void Connection::RegisterMemory(uint64_t id, const v1::LocalRegisterMemory& requ
   context_->slow->Add(identity_.name, [context = context_, connection = weak_from_this(), id,
                                        client = identity_.name, file = *std::move(file),
                                        request]() mutable {
-    auto region =
-        context->methods->memory()->Map(file, request.bytes(), request.read_only(), client);
+    auto give_back = [context, client, connection] {
+      context->post(client, connection, [](Connection* self) { self->EndForMemory(); });
+    };
+    auto region = context->methods->memory()->Map(file, request.bytes(), request.read_only(),
+                                                  client, std::move(give_back));
     context->passed_files->Close(client, std::move(file));
     if (region.ok()) region = UnmapElsewhere(context, client, *std::move(region));
     context->post(client, connection, [id, region = std::move(region)](Connection* self) mutable {
@@ -377,6 +380,12 @@ void Connection::EndUnread(CutOff why) {
                       : "the client left too many replies unread (--unsent_reply_bytes)"));
   }
   End();
+}
+
+void Connection::EndForMemory() {
+  Break(absl::UnavailableError("shared memory: all clients share too much together, and this one "
+                               "the most (--shared_memory_bytes); connect again"),
+        RefusedLocalConnection::kSharedMemory);
 }
 
 void Connection::Send(uint64_t id, const absl::Status& status, v1::LocalReply reply, int file) {

@@ -75,6 +75,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   void Send(uint64_t id, const absl::Status& status, v1::LocalReply reply, int file = -1);
   // The client does not read.
   void EndUnread(CutOff why);
+  // Its memory is for clients that share less.
+  void EndForMemory();
 
   Context* const context_;
   const UnaryCalls* const unary_;

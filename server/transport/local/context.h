@@ -14,6 +14,7 @@
 #include "server/base/mutex.h"
 #include "server/base/passed_files.h"
 #include "server/base/shares.h"
+#include "server/base/socket.h"
 #include "server/transport/attention_methods.h"
 #include "server/transport/local/call_room.h"
 
@@ -55,6 +56,7 @@ class UseCount {
 
 struct Options {
   std::string path;  // of the socket; empty: there is none
+  UnixSocketAccess access;
   Shares::Limits connections{/*all=*/1024, /*one=*/256};
   int max_calls = 256;  // unanswered ones of one connection
   Nanoseconds hello_within = std::chrono::seconds(10);

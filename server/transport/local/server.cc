@@ -43,7 +43,7 @@ Nanoseconds IdleSpin(const Fleet& fleet) {
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Options& options,
                                                       AttentionMethods* methods,
                                                       PassedFiles* passed_files) {
-  absl::StatusOr<FileDescriptor> listening = ListenUnix(options.path);
+  absl::StatusOr<FileDescriptor> listening = ListenUnix(options.path, options.access);
   if (!listening.ok()) {
     return absl::UnavailableError(
         absl::StrCat("cannot listen on local:", options.path, ": ", listening.status().message()));

@@ -81,8 +81,8 @@ class Server {
     context_.metrics().CountRefusedLocalConnection(reason);
   }
 
-  const Options options_;
   Context context_;
+  const Options options_;
   FileDescriptor listening_;
   const Clock* const clock_;
   const std::unique_ptr<Timer> timer_;
