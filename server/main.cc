@@ -229,53 +229,64 @@ class DrainWatch {
     std::thread([this] { Run(); }).detach();
   }
 
-  // From now on the watch takes the signals. It ends the process at `end`.
-  void Begin(SignalPolicy policy, absl::Time end) ABSL_LOCKS_EXCLUDED(mutex_) {
+  // From now on the watch takes the signals.
+  void Begin(SignalPolicy policy) ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(&mutex_);
     policy_ = policy;
-    end_ = end;
     begun_.NotifyAll();
   }
 
-  void SetStatus(int status) { status_ = status; }  // of the process if it ends at `end`
+  // Ends the process at `end`, with `status`.
+  void EndAt(absl::Time end, int status) ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    end_ = end;
+    status_ = status;
+  }
 
  private:
   void Run() ABSL_LOCKS_EXCLUDED(mutex_) {
-    SignalPolicy policy;
-    absl::Time end;
-    {
-      MutexLock lock(&mutex_);
-      while (!policy_.has_value()) begun_.Wait(&mutex_);
-      policy = *policy_;
-      end = end_;
-    }
+    constexpr absl::Duration kLookInterval = absl::Milliseconds(20);  // at end_
+    SignalPolicy policy = WaitForBegin();
     // The credential files are still read every second; the server may be gone.
     const auto reload = [] { LogInfo("SIGHUP: the server drains"); };
-    const int signal = WaitForStopSignal(&policy, *SteadyClock::Get(), reload, end);
-    if (signal != 0) {
-      LogWarning("second signal: exiting at once", {{"signal", strsignal(signal)}});
-      ExitAtOnce(128 + signal);
+    while (true) {
+      const int signal =
+          WaitForStopSignal(&policy, *SteadyClock::Get(), reload, absl::Now() + kLookInterval);
+      if (signal != 0) {
+        LogWarning("second signal: exiting at once", {{"signal", strsignal(signal)}});
+        ExitAtOnce(128 + signal);
+      }
+      MutexLock lock(&mutex_);
+      if (absl::Now() < end_) continue;
+      LogWarning("exiting although connections are still open: they take no bytes");
+      ExitAtOnce(status_);
     }
-    LogWarning("exiting although connections are still open: they take no bytes");
-    ExitAtOnce(status_);
   }
 
-  std::atomic<int> status_{1};
+  SignalPolicy WaitForBegin() ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(&mutex_);
+    while (!policy_.has_value()) begun_.Wait(&mutex_);
+    return *policy_;
+  }
+
   Mutex mutex_;
   CondVar begun_;
   std::optional<SignalPolicy> policy_ ABSL_GUARDED_BY(mutex_);  // of the drain; none: not yet
-  absl::Time end_ ABSL_GUARDED_BY(mutex_);
+  absl::Time end_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
+  int status_ ABSL_GUARDED_BY(mutex_) = 1;
 };
 
 // Drains `server` and returns the exit status. `watch` then ends the process if that does not end.
 int Drain(Server* server, absl::Duration timeout, SignalPolicy policy,
           const std::atomic<bool>& device_lost, DrainWatch* watch) {
-  // gRPC closes a connection only after the write in progress, and so does not close one whose
-  // client reads nothing. Server::Drain returns before.
-  watch->Begin(policy, absl::Now() + timeout - std::min(timeout / 20, absl::Milliseconds(250)));
+  const absl::Time end = absl::Now() + timeout;
+  const absl::Duration left = std::min(timeout / 20, absl::Milliseconds(250));
+  watch->Begin(policy);
   if (server->Drain(timeout)) {
     LogInfo("drained");
-    watch->SetStatus(device_lost ? 1 : 0);
+    // gRPC closes a connection only after the write in progress, and so does not close one whose
+    // client reads nothing.
+    watch->EndAt(std::max(end - left, absl::Now() + left), device_lost ? 1 : 0);
     return device_lost ? 1 : 0;
   }
   LogError("drain timed out: a launch is still running", {{"timeout", FormatDuration(timeout)}});

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -28,12 +29,21 @@ TEST(ThreadReserveTest, ThreadsComeFromTheReserve) {
   ASSERT_EQ(ReservedThreads(), 3);
   const int before = Threads();
 
-  // One that is joined ends; it runs where its maker may, and has its result.
+  // One that is joined ends; it runs where its maker may, and blocks the same signals.
   const std::vector<int> all = AllowedCores();
   ASSERT_TRUE(StayOnCores({all.data(), 1}).ok());
+  sigset_t user;
+  sigemptyset(&user);
+  sigaddset(&user, SIGUSR1);
+  ASSERT_EQ(pthread_sigmask(SIG_BLOCK, &user, nullptr), 0);
   std::vector<int> cores;
-  std::thread([&] { cores = AllowedCores(); }).join();
+  sigset_t blocked;
+  std::thread([&] {
+    cores = AllowedCores();
+    pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
+  }).join();
   EXPECT_EQ(cores, std::vector<int>{all.front()});
+  EXPECT_EQ(sigismember(&blocked, SIGUSR1), 1);
   EXPECT_EQ(ReservedThreads(), 2);
 
   // A detached one comes back.

@@ -250,6 +250,10 @@ class DrainTest(unittest.TestCase):
             server.wait_for_record("draining")
             server.process.send_signal(signal.SIGHUP)
             server.wait_for_record("SIGHUP: the server drains")  # what came before it has been taken
+            # The kernel's, at the end of the CPU time: it never ends a drain that something else began.
+            server.process.send_signal(signal.SIGXCPU)
+            status = pathlib.Path(f"/proc/{server.process.pid}/status")
+            wait_until(lambda: "\nShdPnd:\t0000000000000000\n" in status.read_text(), "it is taken")
             memory.release()
             self.assertEqual({future.code() for future in futures}, {OK})
             self.assertEqual(server.process.wait(harness.PATIENCE), 0)
