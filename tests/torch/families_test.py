@@ -12,6 +12,7 @@ from zoo import VOCABULARY, tiny_model
 
 import torch
 import transformers
+from transformers import masking_utils
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_causal_mask
 
@@ -136,6 +137,15 @@ class ArgumentTest(FamilyTest):
         with self.assertRaisesRegex(flashcore.InvalidArgument, "^INVALID_ARGUMENT: sinks: "):
             print(mask.pattern)
 
+    def test_a_module_that_does_not_say_whether_it_is_causal(self):
+        """As the cross-attention of Mllama: without a mask, nothing tells it from a causal one."""
+        module, rows = torch.nn.Module(), torch.ones(1, 4, 5, 32)
+        with self.assertRaisesRegex(flashcore.InvalidArgument, "attention_mask: None for a Module, which "
+                                    "does not say is_causal"):
+            flashcore.transformers._attention.attention(module, rows, rows, rows)
+        module.is_causal = False
+        flashcore.transformers._attention.attention(module, rows, rows, rows)
+
     def test_sparse_attention_is_refused(self):
         for family, name in (("minimax_m3_vl_text", "block_indices"), ("deepseek_v32", "attention_mask"),
                              ("glm_moe_dsa", "attention_mask"), ("doge", "attention_mask")):
@@ -158,6 +168,22 @@ class ArgumentTest(FamilyTest):
 
 
 class WindowTest(FamilyTest):
+    def test_a_mask_of_one_row_is_looked_at_as_a_whole(self):
+        """As in a step with a static cache, where transformers does not say whether it combined masks."""
+        window = masking_utils.sliding_window_causal_mask_function(4)
+        step = dict(q_offset=20, local_size=4, allow_is_causal_skip=False)
+        for first in (0, 17):
+            mask = flashcore.transformers._mask(2, 1, 21 - first, kv_offset=first, mask_function=window,
+                                                **step)
+            self.assertEqual((mask.pattern.causal, mask.pattern.window), (True, (3, 0)))
+        blocks = torch.full((2, 21), -1)
+        for rows, block in ((2, blocks), (1, blocks.index_fill(1, torch.tensor([0, 20]), 1))):
+            combined = masking_utils.or_masks(window, masking_utils.blockwise_overlay(block))
+            mask = flashcore.transformers._mask(2, rows, 21, mask_function=combined,
+                                                **{**step, "q_offset": 21 - rows})
+            with self.assertRaisesRegex(flashcore.InvalidArgument, "attention_mask: the model combines"):
+                print(mask.pattern)
+
     def test_a_window_that_only_the_config_has(self):
         """Moshi's masks are causal; transformers' cache drops rows beyond the window after each step."""
         model, eager = (tiny_model("moshi", attention) for attention in (NAME, "eager"))

@@ -150,9 +150,9 @@ class GenerateTest(ModelTest):
                           do_sample=False, prefill_chunk_size=7)
 
     def test_caches_of_transformers(self):
-        for implementation in ("dynamic", "static"):
-            with self.subTest(implementation):
-                model = causal_model("Llama")
+        for kind, implementation in (("Llama", "dynamic"), ("Llama", "static"), ("Mistral", "static")):
+            with self.subTest(kind, implementation=implementation):
+                model = causal_model(kind, **{"sliding_window": 8} if kind == "Mistral" else {})
                 options = dict(max_new_tokens=6, do_sample=False)
                 twin = self.generate(model, TWIN, padded(prompts(9, 4)), **options)
                 model.set_attn_implementation(NAME)

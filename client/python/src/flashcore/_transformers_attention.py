@@ -108,7 +108,10 @@ def _pattern(module: torch.nn.Module, query: torch.Tensor, past: int, cached: bo
              sliding_window: int | None) -> Pattern:
     """That of a call without a mask."""
     batch, _, rows, _ = query.shape
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    causal = getattr(module, "is_causal", None) if is_causal is None else is_causal
+    if causal is None:
+        raise invalid("attention_mask", f"None for a {type(module).__name__}, which does not say is_causal",
+                      "a mask, or a module or call that says is_causal")
     if causal and not cached and past != 0:
         raise invalid("attention_mask", f"None for {rows} query rows and {past + rows} K/V rows",
                       "as many of both, or a mask")

@@ -103,12 +103,14 @@ def _pattern(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, 
     for name in set(others) - _IGNORED:
         raise invalid(name, "transformers passes it to mask functions", "what transformers 5.24 passes")
     plain = allow_is_causal_skip or allow_is_bidirectional_skip  # nothing was combined with the basic mask
+    # A mask of one row, as in a step with a static cache, is checked as a whole.
+    row = None if plain or q_length != 1 else (batch_size, int(q_offset), kv_offset)
     window: Window | None
     if mask_function is bidirectional_mask_function:
         causal, window = False, None
     elif mask_function is causal_mask_function:
         causal, window = True, None
-    elif plain and local_size and _hides_like(mask_function, local_size - 1, 0):
+    elif (plain or row) and local_size and _hides_like(mask_function, local_size - 1, 0, row):
         causal, window = True, (local_size - 1, 0)
     elif plain and local_size and _hides_like(mask_function, local_size, local_size):
         causal, window = False, (local_size, local_size)
@@ -135,12 +137,19 @@ def _pattern(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, 
     return Pattern(causal, window, columns)
 
 
-def _hides_like(mask_function: Callable[..., Any], left: int, right: int) -> bool:
-    """Whether a row in the middle sees the window (left, right): looks at both ends of it, and inside."""
-    row = torch.tensor(left + 2)
-    columns = row + torch.tensor([-left - 1, -left, -left // 2, -1, 0, 1, right // 2, right, right + 1])
+def _hides_like(mask_function: Callable[..., Any], left: int, right: int,
+                exact: tuple[int, int, int] | None = None) -> bool:
+    """Whether a row in the middle sees the window (left, right): looks at both ends of it, and inside.
+    exact: the batch size, a row and its first column. Then all columns of this row are checked instead."""
+    if exact is None:
+        batch, row = 1, torch.tensor(left + 2)
+        columns = row + torch.tensor([-left - 1, -left, -left // 2, -1, 0, 1, right // 2, right, right + 1])
+    else:
+        batch, row = exact[0], torch.tensor(exact[1])
+        columns = torch.arange(exact[2], exact[1] + 1)
     try:
-        seen = mask_function(torch.tensor(0), torch.tensor(0), row, columns)
+        seen = mask_function(torch.arange(batch)[:, None], torch.tensor(0), row, columns)
     except IndexError:  # it looks up positions of its own
         return False
-    return torch.equal(seen.expand(columns.shape), (columns >= row - left) & (columns <= row + right))
+    wanted = (columns >= row - left) & (columns <= row + right)
+    return torch.equal(seen.cpu().expand(batch, -1), wanted.expand(batch, -1))
