@@ -52,7 +52,10 @@ class ThreadsTest(unittest.TestCase):
         self.assertIn(f"RLIMIT_NPROC (ulimit -u, all threads of the user) is {needed - 1}", said)
 
     def test_no_thread_is_made_after_the_start(self):
-        flags = ("--probe_listen=127.0.0.1:0", "--max_connections_per_host=1000")
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        os.chmod(folder, 0o777)
+        flags = ("--probe_listen=127.0.0.1:0", "--max_connections_per_host=1000",
+                 f"--local_listen={folder}/local")
         needed = self.needed(*flags)
         self.assert_refuses_one_fewer(needed, *flags)
         with LimitedServer({"RLIMIT_NPROC": needed}, *flags, user=USER) as server, \
