@@ -13,6 +13,7 @@
 #include <deque>
 #include <future>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -270,6 +271,20 @@ TEST_F(AcceptLoopTest, ASilentConnectionMakesRoom) {
   EXPECT_TRUE(WaitUntil([&] { return served() == 1; }));
   EXPECT_FALSE(younger.closed());
   EXPECT_EQ(refused("silent"), 1);
+}
+
+TEST_F(AcceptLoopTest, AConnectionThatHasBegunIsNotSilentBecauseTheLoopWasBusy) {
+  Start(Limits(1024, 2));
+  std::optional<Client> clients[3];
+  {
+    MutexLock lock(&mutex_);  // the loop waits for it when it hands one over
+    for (auto& client : clients) client.emplace(address_, kPreface);
+  }
+  EXPECT_TRUE(clients[2]->WaitUntilClosed());
+  EXPECT_TRUE(WaitUntil([&] { return served() == 2; }));
+  EXPECT_FALSE(clients[0]->closed());
+  EXPECT_FALSE(clients[1]->closed());
+  EXPECT_EQ(refused("silent"), 0);
 }
 
 TEST_F(AcceptLoopTest, TheLongestIdleConnectionMakesRoom) {

@@ -164,25 +164,28 @@ void AcceptLoop::Admit(const Listener& listener, FileDescriptor socket, const So
 }
 
 bool AcceptLoop::MakeRoom(const Door& door, const Door::Holder& holder) {
-  if (!door.IsCrowded()) return true;
-  const TimePoint now = clock_->Now();
-  std::vector<Door::Connection> open;
-  for (const auto& [socket, connection] : connections_) {
-    if (connection.door == &door) open.push_back(AtDoor(connection, now));
+  while (door.IsCrowded()) {
+    const TimePoint now = clock_->Now();
+    std::vector<Door::Connection> open;
+    for (const auto& [socket, connection] : connections_) {
+      if (connection.door == &door) open.push_back(AtDoor(connection, now));
+    }
+    const Door::Connection* gives = door.WhoMakesRoom(open, holder);
+    if (gives == nullptr) {
+      metrics_->CountRefusedConnection(door.IsOverShare(holder)
+                                           ? RefusedConnection::kMaxConnectionsPerHost
+                                           : RefusedConnection::kMaxConnections);
+      return false;
+    }
+    const bool silent = gives->state == Door::State::kSilent;
+    // It may have begun while this thread was busy with others.
+    if (silent && HandOverIfBegun(&connections_.at(gives->socket))) continue;
+    metrics_->CountRefusedConnection(silent ? RefusedConnection::kSilent
+                                            : RefusedConnection::kMadeRoom);
+    // If gRPC has the connection, it sees the end, and closes its descriptor.
+    shutdown(gives->socket, SHUT_RDWR);
+    Close(gives->socket);
   }
-  const Door::Connection* gives = door.WhoMakesRoom(open, holder);
-  if (gives == nullptr) {
-    metrics_->CountRefusedConnection(door.IsOverShare(holder)
-                                         ? RefusedConnection::kMaxConnectionsPerHost
-                                         : RefusedConnection::kMaxConnections);
-    return false;
-  }
-  metrics_->CountRefusedConnection(gives->state == Door::State::kSilent
-                                       ? RefusedConnection::kSilent
-                                       : RefusedConnection::kMadeRoom);
-  // If gRPC has the connection, it sees the end, and closes its descriptor.
-  shutdown(gives->socket, SHUT_RDWR);
-  Close(gives->socket);
   return true;
 }
 
@@ -204,17 +207,26 @@ void AcceptLoop::OnEvent(int socket, uint32_t events) {
   if (connection.inflow != nullptr && (events & EPOLLRDHUP) != 0) connection.inflow->HangUp();
   if ((events & EPOLLHUP) != 0) return Close(socket);
   if (connection.inflow != nullptr) return;
-  char first[kPreface.size() + kFrameHeader];
-  const ssize_t bytes = recv(socket, first, sizeof(first), MSG_PEEK | MSG_DONTWAIT);
-  if (bytes > 0) {
-    const absl::string_view start(first, static_cast<size_t>(bytes));
-    int readable = 0;
-    ioctl(socket, FIONREAD, &readable);
-    const size_t wanted = BytesBeforeHandOver(start, connection.listener->tls);
-    if (static_cast<size_t>(readable) >= wanted) return HandOver(&connection);
-  }
+  if (HandOverIfBegun(&connection)) return;
+  char next = 0;
+  const ssize_t bytes = recv(socket, &next, 1, MSG_PEEK | MSG_DONTWAIT);
   const bool ended = (events & EPOLLRDHUP) != 0 || bytes == 0 || (bytes < 0 && errno != EAGAIN);
   if (ended) Close(socket);
+}
+
+bool AcceptLoop::HandOverIfBegun(Connection* connection) {
+  const int socket = connection->socket.get();
+  char first[kPreface.size() + kFrameHeader];
+  const ssize_t bytes = recv(socket, first, sizeof(first), MSG_PEEK | MSG_DONTWAIT);
+  if (bytes <= 0) return false;
+  const absl::string_view start(first, static_cast<size_t>(bytes));
+  int readable = 0;
+  ioctl(socket, FIONREAD, &readable);
+  if (static_cast<size_t>(readable) < BytesBeforeHandOver(start, connection->listener->tls)) {
+    return false;
+  }
+  HandOver(connection);
+  return true;
 }
 
 void AcceptLoop::HandOver(Connection* connection) {

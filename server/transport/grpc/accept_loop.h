@@ -115,6 +115,8 @@ class AcceptLoop {
   bool MakeRoom(const Door& door, const Door::Holder& holder);
   Door::Connection AtDoor(const Connection& connection, TimePoint now) const;
   void OnEvent(int socket, uint32_t events);
+  // Hands over, or closes, a connection that has sent what gRPC needs. False: it has not.
+  bool HandOverIfBegun(Connection* connection);
   void HandOver(Connection* connection);
   void CloseExpired();
   void CountCalls();
