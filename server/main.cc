@@ -83,7 +83,7 @@ int NextSignal(absl::Time end) {
     const timespec wait = absl::ToTimespec(std::min(left, kInterval));
     const int signal = sigtimedwait(&signals, nullptr, &wait);
     if (signal > 0) return signal;
-    if (left == absl::ZeroDuration()) return 0;
+    if (left <= kInterval) return 0;
     TrimHeap();
   }
 }

@@ -225,9 +225,8 @@ ABSL_FLAG(
     "Limit of the memory that all clients of the local socket share with the server; one client "
     "gets half of it, see --client_kv_bytes. Beyond it, the client that shares the most loses the "
     "connection of its newest region, unless the new one would have it share as much. As much "
-    "again "
-    "may be mapped until the requests of such connections end. With a GPU, it is pinned. 0: 1 GiB, "
-    "or 1/8 of the memory of the container or machine if that is less.");
+    "again may be mapped until the requests of such connections end. With a GPU, it is pinned. "
+    "0: 1 GiB, or 1/8 of the memory of the container or machine if that is less.");
 
 ABSL_FLAG(int64_t, max_message_bytes, 0,
           "Size limit of one gRPC message. 0: 64 MiB, or 1/16 of the memory of the container or "

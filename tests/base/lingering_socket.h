@@ -5,11 +5,11 @@
 #include <fcntl.h>
 #include <sys/socket.h>
 
-#include <cstring>
 #include <string>
 #include <utility>
 
 #include "gtest/gtest.h"
+#include "proto/wire/frames.h"
 #include "server/base/socket.h"
 
 namespace flashcore::server::testing {
@@ -52,20 +52,7 @@ class LingeringSocket {
 
 // Sends a byte with the file over a Unix socket.
 inline void Pass(int unix_socket, int file) {
-  char byte = 'x';
-  iovec data = {&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message = {};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  cmsghdr* const part = CMSG_FIRSTHDR(&message);
-  part->cmsg_level = SOL_SOCKET;
-  part->cmsg_type = SCM_RIGHTS;
-  part->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(part), &file, sizeof(int));
-  EXPECT_EQ(sendmsg(unix_socket, &message, MSG_NOSIGNAL), 1);
+  EXPECT_EQ(wire::SendBytes(unix_socket, "x", file, /*flags=*/0), 1);
 }
 
 }  // namespace flashcore::server::testing

@@ -132,7 +132,7 @@ def watched_server():
     """(server, Prometheus) with a token between them."""
     with tempfile.TemporaryDirectory() as folder:
         token_file = os.path.join(folder, "token")
-        pathlib.Path(token_file).write_text("a token\n")
+        pathlib.Path(token_file).write_text("a-token\n")
         with harness.Server(f"--metrics_token_file={token_file}", "--evict=lru",
                             f"--kv_memory_bytes={256 * harness.MIB}",
                             f"--l2_budget_bytes={64 * harness.MIB}") as server, \
