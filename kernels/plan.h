@@ -54,6 +54,7 @@
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/plan_options.h"
 
 namespace flashcore::kernels {
 
@@ -113,65 +114,14 @@ struct CombineItem {
   bool has_cascade = false;  // whether some of the items, the first among them, are cascade items
 };
 
-// Packed rows of the smallest tile that a tile is halved to (PlanOptions::halves_tiles).
-inline constexpr int32_t kLeastTileRows = 32;
-
-// Packed rows of the largest small span. Reading K/V is what takes its time, so only small spans
-// share items.
-inline constexpr int32_t kSmallSpanRows = 16;
-
-// Packed rows of the largest span of those that kernels over 8-bit K/V have blocks of their own
-// for.
-inline constexpr int32_t kSmallestSpanRows = 8;
-
-// Splits of a run. CUDA kernels add the partial results of a tile run by run, with runs or without.
-inline constexpr int32_t kRunSplits = 8;
-inline constexpr int32_t kSmallRunSplits = 4;  // of small spans
-constexpr int32_t RunSplits(int32_t span_rows) {
-  return span_rows <= kSmallSpanRows ? kSmallRunSplits : kRunSplits;
-}
-
-// What a kernel wants of its plan. Constant per kernel, independent of the batch.
-struct PlanOptions {
-  int32_t tile_rows = 128;      // largest tile, packed rows
-  int32_t split_kv_rows = 512;  // K/V rows of the shortest split; a multiple of kPageTokens
-  int32_t split_max_rows = 16;  // a span with more packed rows per KV head is not split
-  // Largest cascade item, packed rows; 0: no cascade. Small spans take part.
-  int32_t cascade_rows = 0;
-  // Tiles are halved, down to kLeastTileRows, while that lets all workers share the work better.
-  // Only for kernels that give a row the same bits in all of these tiles. A span with a left window
-  // that is split keeps its tiles: its splits are counted from the first K/V row that a tile sees.
-  bool halves_tiles = false;
-  // false: items exist for KV head 0 only, and the kernel runs each of them for every KV head, in a
-  // block for the span's largest tile: it takes as long if the item has fewer rows. Combines and
-  // partial rows exist for every KV head.
-  bool item_per_kv_head = true;
-  // Items that run at a time on a worker, in its places. Splits become longer than the shortest
-  // where a span alone keeps all workers busy with them. 0: all splits are the shortest, on every
-  // device.
-  int32_t items_per_worker = 0;
-  bool has_runs = false;        // spans of more than tile_rows / 2 packed rows may have runs
-  bool has_small_runs = false;  // small spans may have runs
-  // Runs that run at a time on a worker in a batch whose small spans have up to kSmallestSpanRows
-  // packed rows; 0: items_per_worker.
-  int32_t smallest_runs_per_worker = 0;
-  // Items are shared if that saves so many elements of K (rows * head_dim) per worker, at least.
-  int64_t cascade_saving = 0;
-};
-
-// Whether kernels for tiles of up to `max_rows` packed rows can have such plans.
-constexpr bool IsSane(const PlanOptions& options, int32_t max_rows) {
-  return options.tile_rows <= max_rows && options.cascade_rows <= options.tile_rows &&
-         kLeastTileRows <= options.tile_rows && options.split_kv_rows % kPageTokens == 0;
-}
-
 struct Plan {
   std::vector<WorkItem> items;  // longest first
   // Those of one item are contiguous. Items of the same spans have them in common.
   std::vector<CascadeSpan> cascade_spans;
   std::vector<CombineItem> combines;
-  int32_t partial_rows = 0;    // over all splits
-  size_t workspace_bytes = 0;  // a partial row is head_dim + 2 floats (O, max, sum)
+  int32_t partial_rows = 0;               // over all splits
+  size_t workspace_bytes = 0;             // a partial row is head_dim + 2 floats (O, max, sum)
+  const PlanCosts* costs = &kEqualCosts;  // as in PlanOptions
 
   // Scratch of MakePlan, kept for its memory.
   struct Scratch {
@@ -212,7 +162,8 @@ void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t w
 // short as the span needs to keep all workers busy if it is alone, and smaller tiles would not, but
 // not so short that writing and combining partial results takes much of the time of a batch that
 // fills the device without splits. The more packed rows read a K/V row, the longer is the shortest
-// split; a span that may have runs has half of it where it then takes a sixth less alone.
+// split. A span that may use runs may have splits half that long, if that is at least
+// PlanCosts::half_split_gain times as fast alone.
 int32_t SplitRows(const Geometry& geometry, const Span& span, const PlanOptions& options,
                   int32_t workers);
 inline constexpr int32_t kUnsplit = std::numeric_limits<int32_t>::max();

@@ -9,7 +9,7 @@ namespace {
 auto Values(const PlanOptions& o) {
   return std::make_tuple(o.tile_rows, o.split_kv_rows, o.split_max_rows, o.items_per_worker,
                          o.cascade_rows, o.cascade_saving, o.halves_tiles, o.item_per_kv_head,
-                         o.has_runs, o.has_small_runs, o.smallest_runs_per_worker);
+                         o.has_runs, o.has_small_runs, o.smallest_runs_per_worker, o.costs);
 }
 
 }  // namespace

@@ -48,7 +48,7 @@ nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
   PackWorkList(batch, plan, layout, reinterpret_cast<std::byte*>(list.data()));
 
   auto launches = nlohmann::json::array();
-  for (int kind = kCudaTileKinds - 1; kind >= 0; --kind) {
+  for (int kind = kTileKinds - 1; kind >= 0; --kind) {
     const WorkListLayout::TileArray& array = layout.kinds[kind];
     if (array.count == 0) continue;
     std::vector<std::pair<int32_t, int32_t>> blocks;
@@ -58,12 +58,13 @@ nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
       if (blocks.empty() || blocks.back().first != kv_rows) blocks.emplace_back(kv_rows, 0);
       blocks.back().second += attention.num_kv_heads;
     }
-    const int32_t rows = sm80::KernelRows(kCudaTileRows[kind], array.most_rows, attention.kv_dtype);
+    const int32_t rows =
+        sm80::KernelRows(sm80::TileRows(kind), array.most_rows, attention.kv_dtype);
     const sm80::Block block = sm80::BlockFor(rows, attention.head_dim, device.arch);
     launches.push_back({{"rows", rows},
                         {"arch", Name(sm80::BlockArch(rows, attention.head_dim, device.arch,
                                                       attention.kv_dtype, attention.precision,
-                                                      array.has_runs && rows <= kCudaTileRows[0]))},
+                                                      array.has_runs && rows <= kSmallSpanRows))},
                         {"has_runs", array.has_runs},
                         {"row_tiles", block.row_tiles},
                         {"row_warps", block.row_warps},

@@ -11,7 +11,7 @@
 #include <array>
 
 #include "kernels/cuda/cuda_raii.h"
-#include "kernels/cuda/work_list.h"
+#include "kernels/plan_options.h"
 
 namespace flashcore::kernels {
 
@@ -19,7 +19,7 @@ namespace flashcore::kernels {
 class Branches {
  public:
   // Tiles of every size and cascade items, but for what runs on the stream itself.
-  static constexpr int kMost = kCudaTileKinds;
+  static constexpr int kMost = kTileKinds;
 
   // On the current device. `priority` is that of the streams to fork.
   cudaError_t Create(int priority);

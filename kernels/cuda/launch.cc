@@ -44,12 +44,12 @@ int LaunchAttention(const CudaKernels& kernels, const AttentionBatch& batch, con
     TilesLauncher* kernel;
     const WorkListLayout::TileArray* tiles;
   };
-  Launch launches[kCudaTileKinds + 1];
+  Launch launches[kTileKinds + 1];
   int num_launches = 0;
   const auto add = [&](TilesLauncher* kernel, const WorkListLayout::TileArray& tiles) {
     if (tiles.count > 0) launches[num_launches++] = {kernel, &tiles};
   };
-  for (int kind = kCudaTileKinds - 1; kind > 0; --kind) {
+  for (int kind = kTileKinds - 1; kind > 0; --kind) {
     add(kernels.tiles[kind], layout.kinds[kind]);
   }
   add(kernels.cascades, layout.cascades);

@@ -42,7 +42,7 @@ using TilesLauncher = int(const LaunchTiles& tiles);
 
 // The kernels of a row of the registry.
 struct CudaKernels {
-  TilesLauncher* tiles[kCudaTileKinds];  // of up to kCudaTileRows[kind] packed rows
+  TilesLauncher* tiles[kTileKinds];  // of up to PlanCosts::tiles[kind] packed rows
   TilesLauncher* cascades;
 };
 

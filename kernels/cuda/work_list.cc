@@ -6,30 +6,21 @@
 namespace flashcore::kernels {
 namespace {
 
-// By the rows of a span's largest tile. All tiles of a span have one kind, so that they run in one
-// launch: the last has as many rows as are left. Only spans with few rows in all get the smallest
-// kind, whose kernel gives a row other bits.
-int TileKind(int32_t tile_rows) {
-  int kind = 0;
-  while (kCudaTileRows[kind] < tile_rows) ++kind;
-  return kind;
-}
-
 // Partial outputs that one block combines in less time than a launch of its own takes. On an H100,
 // the launch takes 1 us more for 8,192, as long for 32,768 and 45 us less for 262,144.
 constexpr int64_t kMostToCombineInBlock = 32768;
 
 // Whether the tile's partial results are combined by a launch of its own, and not by the last block
 // to finish.
-bool HasLaunch(const Geometry& geometry, const CombineItem& combine) {
-  if (combine.has_cascade || TileKind(combine.tile_rows) > 0) return true;
+bool HasLaunch(const Geometry& geometry, const CombineItem& combine, const PlanCosts& costs) {
+  if (combine.has_cascade || costs.KindOf(combine.tile_rows) > 0) return true;
   const int64_t rows = int64_t{combine.num_parts} * combine.row_count;
   return rows * geometry.head_dim > kMostToCombineInBlock;
 }
 
 // Whether the combine has a record: one of the tile, for every KV head.
-bool HasRecord(const Geometry& geometry, const CombineItem& combine) {
-  return combine.kv_head == 0 && HasLaunch(geometry, combine);
+bool HasRecord(const Geometry& geometry, const CombineItem& combine, const PlanCosts& costs) {
+  return combine.kv_head == 0 && HasLaunch(geometry, combine, costs);
 }
 
 WorkSpan MakeSpan(int32_t group, const Span& from) {
@@ -107,7 +98,7 @@ void MakeTile(const AttentionBatch& batch, const WorkItem& item, const Plan& pla
   const CombineItem& combine = plan.combines[item.combine];
   SetParts(combine, &tile);
   tile.part = (item.partial_row - combine.first_partial_row) / combine.row_count;
-  tile.combine = HasLaunch(batch.geometry, combine) ? -1 : item.combine;
+  tile.combine = HasLaunch(batch.geometry, combine, *plan.costs) ? -1 : item.combine;
 }
 
 // What the kernel that combines reads of a tile.
@@ -138,14 +129,14 @@ RowDivider::RowDivider(int32_t by) : divisor(by), shift(0) {
 WorkListLayout::WorkListLayout(const AttentionBatch& batch, const Plan& plan)
     : head_bytes(HeadBytes(batch)) {
   for (const WorkItem& item : plan.items) {
-    TileArray& array = item.IsCascade() ? cascades : kinds[TileKind(item.tile_rows)];
+    TileArray& array = item.IsCascade() ? cascades : kinds[plan.costs->KindOf(item.tile_rows)];
     ++array.count;
     array.most_rows = std::max(array.most_rows, item.row_count);
     array.has_runs |= !item.IsCascade() && item.IsRun();
   }
   cascades.members = static_cast<int32_t>(plan.cascade_spans.size());
   for (const CombineItem& combine : plan.combines) {
-    if (!HasRecord(batch.geometry, combine)) continue;
+    if (!HasRecord(batch.geometry, combine, *plan.costs)) continue;
     ++combines.count;
     combines.most_rows = std::max(combines.most_rows, combine.row_count);
   }
@@ -171,12 +162,13 @@ void PackWorkList(const AttentionBatch& batch, const Plan& plan, const WorkListL
     span.first_page = static_cast<int32_t>(next_page - reinterpret_cast<int32_t*>(&span));
     next_page = std::copy_n(kv.pages, PagesFor(kv.rows), next_page);
   }
-  std::array<WorkTile*, kCudaTileKinds> next;  // first unwritten tile of each kind
-  for (int kind = 0; kind < kCudaTileKinds; ++kind) next[kind] = layout.kinds[kind].In(to);
+  std::array<WorkTile*, kTileKinds> next;  // first unwritten tile of each kind
+  for (int kind = 0; kind < kTileKinds; ++kind) next[kind] = layout.kinds[kind].In(to);
   WorkTile* next_cascade = layout.cascades.In(to);
   WorkTile* const members = next_cascade + layout.cascades.count;
   for (const WorkItem& item : plan.items) {
-    WorkTile* const tile = item.IsCascade() ? next_cascade++ : next[TileKind(item.tile_rows)]++;
+    WorkTile* const tile =
+        item.IsCascade() ? next_cascade++ : next[plan.costs->KindOf(item.tile_rows)]++;
     MakeTile(batch, item, plan, tile);
     if (!item.IsCascade()) continue;
     tile->first_member = static_cast<int32_t>(members + item.first_cascade_span - tile);
@@ -185,7 +177,7 @@ void PackWorkList(const AttentionBatch& batch, const Plan& plan, const WorkListL
   for (const CascadeSpan& span : plan.cascade_spans) MakeMember(plan, span, next_member++);
   WorkTile* next_combine = layout.combines.In(to);
   for (const CombineItem& combine : plan.combines) {
-    if (HasRecord(batch.geometry, combine)) MakeCombine(combine, next_combine++);
+    if (HasRecord(batch.geometry, combine, *plan.costs)) MakeCombine(combine, next_combine++);
   }
 }
 

@@ -26,15 +26,6 @@
 
 namespace flashcore::kernels {
 
-// Packed rows of the tiles that CUDA kernels are compiled for. A work item runs in the smallest
-// that holds its rows. The first is only for spans that have no more rows than that: a row has the
-// bits of its span alone in the blocks of one size only. (Over 8-bit K/V there is one more block
-// for up to kSmallestSpanRows of them, with the same bits.)
-inline constexpr int32_t kCudaTileRows[] = {16, 32, 64, 128};
-inline constexpr int kCudaTileKinds = 4;
-inline constexpr int32_t kCudaMaxTileRows = kCudaTileRows[kCudaTileKinds - 1];
-static_assert(kCudaTileRows[0] == kSmallSpanRows);
-
 // Packed rows of the largest cascade item of a CUDA kernel.
 inline constexpr int32_t kCudaCascadeRows = 64;
 
@@ -160,9 +151,9 @@ struct WorkListLayout {
 
   size_t bytes;
   size_t head_bytes;  // of spans and pages, which every launch needs
-  // [kind]: the tiles of spans whose largest tile fits kCudaTileRows[kind] and no smaller kind,
+  // [kind]: the tiles of spans whose largest tile fits PlanCosts::tiles[kind] and no smaller kind,
   // longest first.
-  std::array<TileArray, kCudaTileKinds> kinds;
+  std::array<TileArray, kTileKinds> kinds;
   TileArray combines;
   TileArray cascades;  // longest first
 };

@@ -99,7 +99,7 @@ struct RowKernels {
     if constexpr (kRows > kPlan.tile_rows) {
       return cudaErrorInvalidValue;  // no plan has them
     } else {
-      constexpr bool kSmall = kRows <= kCudaTileRows[0];
+      constexpr bool kSmall = kRows <= kSmallSpanRows;
       // Small ones are bound by memory: less precise products would gain nothing.
       constexpr Precision kOfBlock = kSmall ? Precision::k16Bit : kPrecision;
       constexpr bool kMayRun =
@@ -120,9 +120,9 @@ struct RowKernels {
         ConfigOf<kCudaCascadeRows, Arch::kSm80, Items::kCascades, Precision::k16Bit>>(tiles);
   }
 
-  static constexpr CudaKernels kAll = {{Launch<kCudaTileRows[0]>, Launch<kCudaTileRows[1]>,
-                                        Launch<kCudaTileRows[2]>, Launch<kCudaTileRows[3]>},
-                                       LaunchCascades};
+  static constexpr CudaKernels kAll = {
+      {Launch<TileRows(0)>, Launch<TileRows(1)>, Launch<TileRows(2)>, Launch<TileRows(3)>},
+      LaunchCascades};
 };
 
 template <Arch kArch, DType kDType, int kHeadDim, Accumulate kAccumulate, KvDType kKvDType,

@@ -13,11 +13,37 @@
 
 namespace flashcore::kernels::sm80 {
 
+// A work item runs in the smallest tile that holds its rows. The first kind is only for spans that
+// have no more rows than that: a row has the bits of its span alone in the blocks of one size only.
+// (Over 8-bit K/V there is one more block for up to kSmallestSpanRows of them, with the same bits.)
+//
+// Measured on an H100. Fewer rows share a copy of K and V: 64 rows take 0.97 to 1.07 times as long
+// for each row as here at head_dim 128 and 64, 32 rows 1.35 to 1.6. A block alone on an SM takes
+// 0.57 of the time with 128 rows, 0.68 with 64 and 0.81 with 32.
+inline constexpr PlanCosts kCosts = [] {
+  PlanCosts costs;
+  costs.tiles = {{{kSmallSpanRows, 1.5, 0.8, 1},
+                  {32, 1.5, 0.8, 2},
+                  {64, 8.0 / 7, 2.0 / 3, 2},
+                  {128, 1, 0.6, 4}}};
+  // 0.26 to 0.3 takes the faster of runs and splits, or one that is 1% slower, in all batches that
+  // were measured but one.
+  costs.results_in_run = 0.27;
+  // In a batch that fills the SMs, adding the halves up in runs takes up to 18% more time.
+  costs.half_split_gain = 1.2;
+  // Two tiles: for as many in both streams of a block.
+  costs.split_unit = 2 * kPageTokens;
+  return costs;
+}();
+constexpr int32_t TileRows(int kind) { return kCosts.tiles[kind].rows; }
+inline constexpr int32_t kMaxTileRows = TileRows(kTileKinds - 1);
+
 // `arch` is kSm80 or kSm89, here and below.
 constexpr PlanOptions PlanFor(int32_t head_dim, Arch arch = Arch::kSm80,
                               KvDType kv_dtype = KvDType::kSameAsQuery,
                               Precision precision = Precision::k16Bit) {
   PlanOptions plan;
+  plan.costs = &kCosts;
   // Warps of 32 rows read K and V from shared memory half as often as warps of 16, and those reads
   // are the limit of warps of 16. Above head_dim 128 the output of 32 rows needs all registers, and
   // at 128 two blocks of them need more shared memory than is always there. On an H100 with tensor
@@ -82,7 +108,7 @@ struct Block {
 // Packed rows of the block for tiles of a kind, of which the largest has most_rows. The smallest
 // spans over 8-bit K/V have a block of their own (Config::kTransposed).
 constexpr int32_t KernelRows(int32_t kind_rows, int32_t most_rows, KvDType kv_dtype) {
-  const bool is_smallest = kind_rows == kCudaTileRows[0] && most_rows <= kSmallestSpanRows;
+  const bool is_smallest = kind_rows == kSmallSpanRows && most_rows <= kSmallestSpanRows;
   return Is8Bit(kv_dtype) && is_smallest ? kSmallestSpanRows : kind_rows;
 }
 
@@ -91,7 +117,7 @@ constexpr int32_t KernelRows(int32_t kind_rows, int32_t most_rows, KvDType kv_dt
 constexpr Block BlockFor(int32_t tile_rows, int32_t head_dim, Arch arch = Arch::kSm80) {
   Block block;
   block.row_tiles = tile_rows == 128 || (tile_rows == 64 && head_dim <= 64) ? 2 : 1;
-  if (tile_rows <= kCudaTileRows[0]) {
+  if (tile_rows <= kSmallSpanRows) {
     // Decode is bound by memory: keep as many bytes in flight as shared memory holds, and several
     // blocks on an SM, to overlap what a block does before and after its main loop. Each warp is a
     // group of its own, so no warp waits for another in the main loop. Buffers of 32 K/V rows (64
@@ -128,7 +154,7 @@ constexpr Block BlockFor(int32_t tile_rows, int32_t head_dim, Arch arch = Arch::
 // bits that it has alone, with warps for more rows. It is bound by memory as long as it reads K/V
 // slower than it multiplies.
 constexpr Block CascadeBlock(int32_t head_dim) {
-  Block block = BlockFor(kCudaTileRows[0], head_dim);
+  Block block = BlockFor(kSmallSpanRows, head_dim);
   block.row_tiles = head_dim <= 128 ? 2 : 1;
   block.row_warps = kCudaCascadeRows / (16 * block.row_tiles);
   block.min_blocks = 1;
@@ -161,10 +187,10 @@ constexpr Arch BlockArch(int32_t tile_rows, int32_t head_dim, Arch arch, KvDType
   return is_same ? Arch::kSm80 : arch;
 }
 
-static_assert(IsSane(PlanFor(64), kCudaMaxTileRows));
-static_assert(IsSane(PlanFor(128), kCudaMaxTileRows));
-static_assert(IsSane(PlanFor(128, Arch::kSm89), kCudaMaxTileRows));
-static_assert(IsSane(PlanFor(256), kCudaMaxTileRows));
+static_assert(IsSane(PlanFor(64), kMaxTileRows));
+static_assert(IsSane(PlanFor(128), kMaxTileRows));
+static_assert(IsSane(PlanFor(128, Arch::kSm89), kMaxTileRows));
+static_assert(IsSane(PlanFor(256), kMaxTileRows));
 
 }  // namespace flashcore::kernels::sm80
 

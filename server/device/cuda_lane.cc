@@ -121,8 +121,7 @@ bool CudaLane::IsDirect() const {
     if (!operation->tensors.in_reach()) return false;
     bytes += operation->tensors.input_bytes() + operation->tensors.result_bytes();
   }
-  const kernels::PlanOptions& plan = kernel_->plan_options;
-  const int32_t tile_rows = plan.halves_tiles ? kernels::kLeastTileRows : plan.tile_rows;
+  const int32_t tile_rows = kernel_->plan_options.least_tile_rows();
   const int32_t group = launch_->geometry().group();
   const auto reads_once = [&](const kernels::Span& span) {
     return span.kv.pages != nullptr || int64_t{span.query_rows} * group <= tile_rows;

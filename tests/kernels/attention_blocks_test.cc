@@ -4,12 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <iterator>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/work_list.h"
 #include "tests/kernels/attention_fixture.h"
 #include "tests/kernels/launch.h"
 #include "tests/kernels/problem.h"
@@ -146,7 +144,7 @@ TEST_P(AttentionBlocksTest, TilesOfAnySize) {
     ExpectSameBits(outputs, first);
   }
   const PlanOptions& options = GetParam().plan_options;
-  EXPECT_EQ(*tile_rows.begin(), kLeastTileRows);
+  EXPECT_EQ(*tile_rows.begin(), options.least_tile_rows());
   EXPECT_EQ(*tile_rows.rbegin(), options.tile_rows);
 }
 
@@ -176,7 +174,7 @@ TEST_P(AttentionBlocksTest, SplitsInTilesOfAnySize) {
     SCOPED_TRACE(std::to_string(workers) + " workers");
     ExpectSameBits(together, Take(&problem));
   }
-  EXPECT_EQ(*tile_rows.begin(), kLeastTileRows);
+  EXPECT_EQ(*tile_rows.begin(), GetParam().plan_options.least_tile_rows());
   EXPECT_EQ(*tile_rows.rbegin(), GetParam().plan_options.tile_rows);
 }
 
@@ -189,12 +187,12 @@ TEST_P(AttentionBlocksTest, TilesOfAllSizes) {
     shapes.push_back({25 + i, 500, Mask::Causal()});
   }
   Problem problem(MakeGeometry(4, 2), shapes, &random_);
+  const PlanCosts& costs = *GetParam().plan_options.costs;
   std::set<int32_t> tile_rows;
   for (const WorkItem& item : Run(problem.batch(), 1).items) {
-    tile_rows.insert(
-        *std::lower_bound(std::begin(kCudaTileRows), std::end(kCudaTileRows), item.tile_rows));
+    tile_rows.insert(costs.tiles[costs.KindOf(item.tile_rows)].rows);
   }
-  EXPECT_EQ(*tile_rows.begin(), kCudaTileRows[0]);
+  EXPECT_EQ(*tile_rows.begin(), kSmallSpanRows);
   EXPECT_EQ(*tile_rows.rbegin(), GetParam().plan_options.tile_rows);
   EXPECT_GE(tile_rows.size(), 3u);
   const Problem::Outputs together = Take(&problem);

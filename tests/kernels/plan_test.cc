@@ -182,8 +182,16 @@ TEST(Plan, SplitsFewRowsOnly) {
 }
 
 // The device of the expectations below: 132 workers that run two items at a time.
-constexpr PlanOptions kDevice{128, 256, kUnsplit, 0, true, true, 2, true, true};
+constexpr PlanOptions kDevice{128, 256,  kUnsplit, 0, true, true,
+                              2,   true, true,     0, 0,    &sm80::kCosts};
 constexpr int32_t kWorkers = 132;
+
+// Plans that halve the tiles of spans, and split those of up to split_max_rows packed rows.
+PlanOptions HalvingTiles(int32_t split_max_rows) {
+  PlanOptions options{128, 256, split_max_rows, 0, true};
+  options.costs = &sm80::kCosts;
+  return options;
+}
 
 int32_t SplitRowsOf(int32_t packed_rows, int32_t kv_rows, int32_t kv_heads,
                     Mask mask = Mask::None(), int32_t workers = kWorkers) {
@@ -484,7 +492,7 @@ TEST(Plan, CountsTheKvRowsOfTheLastSplit) {
 // sooner depends on how many run at a time. A span with a window that is split keeps its tile,
 // which determines its split boundaries.
 TEST(Plan, HalvesTilesWhereTheyAreDoneSooner) {
-  const PlanOptions options{128, 256, 64, 0, true};
+  const PlanOptions options = HalvingTiles(64);
   const std::vector<Span> spans = {MakeSpan(512, 512),
                                    MakeSpan(60, 600, Mask::SlidingWindow(599, 0))};
   const struct {
@@ -516,7 +524,7 @@ TEST(Plan, HalvesTilesOfSplits) {
 // Short spans run in small blocks whatever the tile size: they do not speak for small tiles. 40
 // tiles of 128 rows and 120 blocks of 32 have the work of 85 of 128 rows.
 TEST(Plan, CountsShortSpansByTheirOwnBlocks) {
-  const PlanOptions options{128, 256, 0, 0, true};
+  const PlanOptions options = HalvingTiles(0);
   std::vector<Span> spans(5, MakeSpan(128, 512));
   spans.resize(20, MakeSpan(20, 512));
   const auto rows_of = [&](int workers) {

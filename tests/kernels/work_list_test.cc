@@ -66,11 +66,11 @@ TEST(WorkList, HoldsTheItemsOfOneKvHeadByTile) {
   ASSERT_FALSE(packed.plan().combines.empty());
   const WorkListLayout& layout = packed.layout();
   size_t tiles = 0;
-  for (int kind = 0; kind < kCudaTileKinds; ++kind) {
+  for (int kind = 0; kind < kTileKinds; ++kind) {
     tiles += layout.kinds[kind].count;
     for (int32_t i = 0; i < layout.kinds[kind].count; ++i) {
       const WorkTile& tile = packed.tiles_of_kind(kind)[i];
-      EXPECT_LE(tile.row_count, kCudaTileRows[kind]);
+      EXPECT_LE(tile.row_count, sm80::TileRows(kind));
       const WorkSpan& span = packed.spans()[tile.span];
       EXPECT_EQ(span.position, packed.span(tile.span).kv.rows - packed.span(tile.span).query_rows);
       EXPECT_EQ(span.group_stride, 2 * span.head_stride);
