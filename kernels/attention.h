@@ -105,6 +105,8 @@ struct KvView {
   int64_t head_stride = 0;
   int64_t row_stride = 0;
   int32_t rows = 0;
+  // The extent of the memory at `key` and `value` belongs here, for kernels that describe it to the
+  // device (tensor maps).
 };
 
 // A part of the work of a span, for a launch that is one of several. Slice t * num_kv_heads + h is

@@ -16,8 +16,8 @@ class ThreadPool;  // kernels/cpu/thread_pool.h
 // A kind of device: it decides which kernels there are.
 enum class Arch : uint8_t {
   kCpu,
-  kSm80,  // CUDA devices with 164 KB of shared memory an SM or more: sm_80, sm_90
-  kSm89,  // those with 100 KB: sm_86, sm_89
+  kLargeShared,  // CUDA devices with 164 KB of shared memory an SM or more: sm_80, sm_90
+  kSmallShared,  // CUDA devices with 100 KB: sm_86, sm_89
 };
 
 // Identifies a kernel. Every kernel supports dense and paged K/V, every mask, and LSE.
@@ -30,23 +30,28 @@ struct KernelSpec {
   Precision precision = Precision::k16Bit;
 };
 
+// What a launch of CUDA kernels needs beside its workspace. All memory is the device's.
+struct CudaResources {
+  void* stream = nullptr;  // the cudaStream_t to launch on
+  // A copy of what PackWorkList (kernels/cuda/work_list.h) made of this batch and plan, ordered
+  // before the launch on `stream`; unused if WorkListLayout::BytesInMemory is 0. The spans'
+  // pointers are to device memory or to mapped host memory, but for page tables, which are read
+  // before the launcher returns.
+  void* work_list = nullptr;
+  // The splits of each of Plan::combines that have finished. 0 before the launch and after it.
+  int32_t* finished = nullptr;
+  // Streams for kernels of one launch that run side by side, of no other launch that may run at the
+  // same time.
+  const Branches* branches = nullptr;
+  // A family's own launch parameters, such as tensor maps, belong here.
+};
+
 // Resources of a launch. The caller owns them and keeps them alive until the launch has completed.
 struct LaunchContext {
-  void* workspace = nullptr;      // at least Plan::workspace_bytes, 64-byte aligned
+  // At least Plan::workspace_bytes, 64-byte aligned, in the memory of the device.
+  void* workspace = nullptr;
   ThreadPool* threads = nullptr;  // CPU kernels: the threads that share the work
-  void* stream = nullptr;         // CUDA kernels: the cudaStream_t to launch on
-  // CUDA kernels: a copy in device memory of what PackWorkList (kernels/cuda/work_list.h) made of
-  // this batch and plan, ordered before the launch on `stream`; unused if
-  // WorkListLayout::BytesInMemory is 0. The workspace is device memory too. The spans' pointers are
-  // to device memory or to mapped host memory, but for page tables, which are read before the
-  // launcher returns.
-  void* work_list = nullptr;
-  // CUDA kernels: the splits of each of Plan::combines that have finished, in device memory. 0
-  // before the launch and after it.
-  int32_t* finished = nullptr;
-  // CUDA kernels: streams for kernels of one launch that run side by side, of no other launch that
-  // may run at the same time.
-  const Branches* branches = nullptr;
+  CudaResources cuda = {};        // CUDA kernels
 };
 
 // Runs `batch` as planned. A CPU kernel has completed on return. Returns 0, or the cudaError_t of a
@@ -60,15 +65,16 @@ struct Kernel {
   PlanOptions plan_options;  // for MakePlan
 };
 
-// "cpu", "sm80", "sm89"; "float16", "bfloat16"; "same_as_query", "float8_e4m3", "int8"; "float32",
+// "cpu"; "sm80" for all CUDA devices with large shared memory and "sm89" for those with small, by
+// the first of each; "float16", "bfloat16"; "same_as_query", "float8_e4m3", "int8"; "float32",
 // "float16"; "16bit", "int8_qk", "int8_qk_pv".
 inline const char* Name(Arch arch) {
   switch (arch) {
     case Arch::kCpu:
       return "cpu";
-    case Arch::kSm80:
+    case Arch::kLargeShared:
       return "sm80";
-    case Arch::kSm89:
+    case Arch::kSmallShared:
       return "sm89";
   }
   return "unknown";

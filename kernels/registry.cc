@@ -64,8 +64,8 @@ std::vector<Kernel> MakeKernels() {
     AddCpu(kBF16, kv_dtype, &kernels);
   }
 #ifdef FLASHCORE_HAVE_CUDA
-  AddSm80<Arch::kSm80>(&kernels);
-  AddSm80<Arch::kSm89>(&kernels);
+  AddSm80<Arch::kLargeShared>(&kernels);
+  AddSm80<Arch::kSmallShared>(&kernels);
 #endif
   return kernels;
 }

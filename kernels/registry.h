@@ -23,8 +23,8 @@ inline constexpr int kLeastComputeCapability = 80;  // cp.async and mma.sync of 
 
 // The best first.
 inline constexpr CudaArch kCudaArchs[] = {
-    {Arch::kSm80, kLeastComputeCapability, 163 * 1024},
-    {Arch::kSm89, kLeastComputeCapability, 0},
+    {Arch::kLargeShared, kLeastComputeCapability, 163 * 1024},
+    {Arch::kSmallShared, kLeastComputeCapability, 0},
 };
 
 // The first of kCudaArchs that a device is enough for.

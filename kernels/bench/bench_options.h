@@ -58,7 +58,7 @@ int SetsFor(const AttentionShape& shape, L2State state, int64_t l2_bytes);
 
 struct BenchOptions {
   std::vector<BenchShape> shapes;  // with dtype, kv_dtype and precision set
-  Arch arch = Arch::kSm80;
+  Arch arch = Arch::kLargeShared;
   DType dtype = DType::kFloat16;
   KvDType kv_dtype = KvDType::kSameAsQuery;
   Precision precision = Precision::k16Bit;

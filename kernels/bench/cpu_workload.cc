@@ -48,7 +48,7 @@ void Workload::Run() {
   void* workspace = workspace_.data();
   size_t bytes = workspace_.size() * sizeof(float);
   std::align(kAlignment, plan_.workspace_bytes, workspace, bytes);
-  kernel_->launch(batch, plan_, {workspace, &pool_, nullptr});
+  kernel_->launch(batch, plan_, {workspace, &pool_});
 }
 
 }  // namespace flashcore::kernels

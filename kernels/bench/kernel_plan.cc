@@ -9,7 +9,7 @@
 //                  "warp_groups": 1, "tile_tokens": 64, "blocks": [[2048, 2048]]}]}
 //
 // A launch is for tiles of `rows` packed rows; `arch` is that of its kernel's block (BlockArch),
-// the next but one four are of sm80::Block. `blocks` has [K/V rows of a block, number of such
+// the next but one four are of its Block. `blocks` has [K/V rows of a block, number of such
 // blocks] in the order in which they start. `bytes`: Q, K, V and O, once. `partial_bytes`: room for
 // partial results. `combine`: whether a launch of its own combines them.
 #include <cstddef>
@@ -29,9 +29,11 @@
 namespace flashcore::kernels {
 namespace {
 
+namespace family = sm80;  // whose options and blocks are printed
+
 struct Device {
   int32_t workers = 132;
-  Arch arch = Arch::kSm80;
+  Arch arch = Arch::kLargeShared;
 };
 
 nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
@@ -40,9 +42,8 @@ nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
   const std::vector<Span> spans = MakeSpans(attention, {&memory, &memory, &memory});
   const AttentionBatch batch = {attention.geometry(), spans.data(), attention.spans};
   Plan plan;
-  MakePlan(batch,
-           sm80::PlanFor(attention.head_dim, device.arch, attention.kv_dtype, attention.precision),
-           device.workers, &plan);
+  const KernelSpec spec = SpecFor(attention, device.arch, Accumulate::kFloat32);
+  MakePlan(batch, family::PlanFor(spec), device.workers, &plan);
   const WorkListLayout layout(batch, plan);
   std::vector<WorkTile> list(layout.bytes / sizeof(WorkTile) + 1);
   PackWorkList(batch, plan, layout, reinterpret_cast<std::byte*>(list.data()));
@@ -58,13 +59,10 @@ nlohmann::json PlanOf(const Device& device, const BenchShape& shape) {
       if (blocks.empty() || blocks.back().first != kv_rows) blocks.emplace_back(kv_rows, 0);
       blocks.back().second += attention.num_kv_heads;
     }
-    const int32_t rows =
-        sm80::KernelRows(sm80::TileRows(kind), array.most_rows, attention.kv_dtype);
-    const sm80::Block block = sm80::BlockFor(rows, attention.head_dim, device.arch);
+    const auto [rows, arch, block] =
+        family::LaunchBlockFor(spec, kind, array.most_rows, array.has_runs);
     launches.push_back({{"rows", rows},
-                        {"arch", Name(sm80::BlockArch(rows, attention.head_dim, device.arch,
-                                                      attention.kv_dtype, attention.precision,
-                                                      array.has_runs && rows <= kSmallSpanRows))},
+                        {"arch", Name(arch)},
                         {"has_runs", array.has_runs},
                         {"row_tiles", block.row_tiles},
                         {"row_warps", block.row_warps},

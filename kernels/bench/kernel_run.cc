@@ -57,10 +57,10 @@ AttentionBatch KernelRun::Batch(int set) const {
 cudaError_t KernelRun::Launch(int set, cudaStream_t stream) const {
   LaunchContext context;
   context.workspace = workspace_.get();
-  context.stream = stream;
-  context.work_list = static_cast<std::byte*>(work_lists_.get()) + set * work_list_bytes_;
-  context.finished = static_cast<int32_t*>(finished_.get());
-  context.branches = &branches_;
+  context.cuda.stream = stream;
+  context.cuda.work_list = static_cast<std::byte*>(work_lists_.get()) + set * work_list_bytes_;
+  context.cuda.finished = static_cast<int32_t*>(finished_.get());
+  context.cuda.branches = &branches_;
   return static_cast<cudaError_t>(kernel_->launch(Batch(set), plan_, context));
 }
 

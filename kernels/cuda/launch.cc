@@ -18,15 +18,15 @@ int LaunchAttention(const CudaKernels& kernels, const AttentionBatch& batch, con
   const WorkListLayout layout(batch, plan);
   const bool in_parameters = layout.BytesInMemory() == 0;
   if (in_parameters) PackWorkList(batch, plan, layout, list);
-  void* const work_list = in_parameters ? list : ctx.work_list;
+  void* const work_list = in_parameters ? list : ctx.cuda.work_list;
   const Partials partials(static_cast<float*>(ctx.workspace), plan.partial_rows, geometry.head_dim);
-  auto* const stream = static_cast<cudaStream_t>(ctx.stream);
+  auto* const stream = static_cast<cudaStream_t>(ctx.cuda.stream);
   const auto tiles_of = [&](const WorkListLayout::TileArray& array, cudaStream_t on) {
     const LaunchParams params{static_cast<const WorkSpan*>(work_list),
                               array.In(work_list),
                               geometry.num_kv_heads,
                               RowDivider(geometry.group()),
-                              ctx.finished,
+                              ctx.cuda.finished,
                               partials};
     return LaunchTiles{params,
                        array.count,
@@ -54,15 +54,15 @@ int LaunchAttention(const CudaKernels& kernels, const AttentionBatch& batch, con
   }
   add(kernels.cascades, layout.cascades);
   add(kernels.tiles[0], layout.kinds[0]);
-  int error = num_launches > 1 ? ctx.branches->Fork(stream) : cudaSuccess;
+  int error = num_launches > 1 ? ctx.cuda.branches->Fork(stream) : cudaSuccess;
   int branches = 0;
   for (int n = 0; n < num_launches && error == cudaSuccess; ++n) {
     cudaStream_t on = stream;
-    if (n > 0) error = ctx.branches->Begin(branches++, &on);
+    if (n > 0) error = ctx.cuda.branches->Begin(branches++, &on);
     if (error != cudaSuccess) break;
     error = launches[n].kernel(tiles_of(*launches[n].tiles, on));
   }
-  const int join_error = ctx.branches->Join(stream, branches);
+  const int join_error = ctx.cuda.branches->Join(stream, branches);
   if (error == cudaSuccess) error = join_error;
   if (error != cudaSuccess || layout.combines.count == 0) return error;
   return LaunchCombine(geometry.dtype, tiles_of(layout.combines, stream));

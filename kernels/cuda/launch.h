@@ -19,7 +19,7 @@ struct LaunchParams {
   const WorkTile* tiles;  // each for every KV head
   int32_t num_kv_heads;
   RowDivider group;   // query heads per KV head
-  int32_t* finished;  // as in LaunchContext
+  int32_t* finished;  // as in CudaResources
   Partials partials;
 };
 

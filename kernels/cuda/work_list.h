@@ -97,7 +97,7 @@ struct alignas(16) WorkTile {
   };
   int32_t first_partial_row;  // of KV head 0
   union {
-    // Of KV head 0, in LaunchContext::finished; -1: not for the last of the parts to combine.
+    // Of KV head 0, in CudaResources::finished; -1: not for the last of the parts to combine.
     int32_t combine;
     int32_t first_member;  // its distance from this record
   };

@@ -39,8 +39,8 @@ class RunBudget {
   bool AreFaster(int64_t all, int64_t longest_run, const Split& longest_split,
                  int32_t workers) const;
 
-  // The work of a tile: packed rows of its block * K/V rows. `rows` are those of its span, or of the
-  // span's largest tile.
+  // The work of a tile: packed rows of its block * K/V rows. `rows` are those of its span, or of
+  // the span's largest tile.
   int64_t Work(int32_t rows, int64_t kv_rows) const;
 
   const PlanOptions& options_;

@@ -117,7 +117,7 @@ struct RowKernels {
 
   static int LaunchCascades(const LaunchTiles& tiles) {
     return LaunchConfig<
-        ConfigOf<kCudaCascadeRows, Arch::kSm80, Items::kCascades, Precision::k16Bit>>(tiles);
+        ConfigOf<kCudaCascadeRows, Arch::kLargeShared, Items::kCascades, Precision::k16Bit>>(tiles);
   }
 
   static constexpr CudaKernels kAll = {

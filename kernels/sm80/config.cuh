@@ -68,8 +68,8 @@ enum class Items : uint8_t {
 // memory, Element, or __nv_fp8_e4m3 or int8_t. kRows: packed rows. Codes of E4M3 become Elements in
 // registers, and those of V without kCodeValues ValueElements.
 template <class Element_, int kHeadDim_, int kRows_, class Accum_ = float,
-          class KvElement_ = Element_, Arch kArch = Arch::kSm80, Items kItems = Items::kSplits,
-          Precision kPrecision = Precision::k16Bit>
+          class KvElement_ = Element_, Arch kArch = Arch::kLargeShared,
+          Items kItems = Items::kSplits, Precision kPrecision = Precision::k16Bit>
 struct Config {
   using Element = Element_;
   using Accum = Accum_;
@@ -116,8 +116,8 @@ struct Config {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
   static constexpr bool kThreeBlocks = false;
 #else
-  static constexpr bool kThreeBlocks =
-      kQueryParts == 1 && !kCodeValues && kHeadDim == 128 && kRows == 64 && kArch == Arch::kSm80;
+  static constexpr bool kThreeBlocks = kQueryParts == 1 && !kCodeValues && kHeadDim == 128 &&
+                                       kRows == 64 && kArch == Arch::kLargeShared;
 #endif
   static constexpr int kMinBlocks = kAddsStreams && !kTransposed ? 2  // sums take registers
                                     : kThreeBlocks               ? 3

@@ -38,8 +38,8 @@ inline constexpr PlanCosts kCosts = [] {
 constexpr int32_t TileRows(int kind) { return kCosts.tiles[kind].rows; }
 inline constexpr int32_t kMaxTileRows = TileRows(kTileKinds - 1);
 
-// `arch` is kSm80 or kSm89, here and below.
-constexpr PlanOptions PlanFor(int32_t head_dim, Arch arch = Arch::kSm80,
+// `arch` is kLargeShared or kSmallShared, here and below.
+constexpr PlanOptions PlanFor(int32_t head_dim, Arch arch = Arch::kLargeShared,
                               KvDType kv_dtype = KvDType::kSameAsQuery,
                               Precision precision = Precision::k16Bit) {
   PlanOptions plan;
@@ -49,7 +49,7 @@ constexpr PlanOptions PlanFor(int32_t head_dim, Arch arch = Arch::kSm80,
   // at 128 two blocks of them need more shared memory than is always there. On an H100 with tensor
   // cores slowed to an L4's rate, two blocks of 64 rows are 18% faster than one of 128, and than
   // one of 128 with warps of 16 rows by 3%.
-  plan.tile_rows = head_dim <= (arch == Arch::kSm80 ? 128 : 96) ? 128 : 64;
+  plan.tile_rows = head_dim <= (arch == Arch::kLargeShared ? 128 : 96) ? 128 : 64;
   plan.halves_tiles = true;
   // 64 KB of K: a decode of 8 KV heads over 4096 rows of 128 becomes 128 blocks. Half as many split
   // rows cost 6% of the bandwidth of a large decode, twice as many 8% of the time of a single one.
@@ -77,7 +77,7 @@ constexpr PlanOptions PlanFor(int32_t head_dim, Arch arch = Arch::kSm80,
     if (precision == Precision::kInt8QkPv) plan.tile_rows = 128;
     plan.has_runs = false;
     // As many blocks as shared memory has room for (BuffersFor).
-    if (arch == Arch::kSm80) plan.smallest_runs_per_worker = 3;
+    if (arch == Arch::kLargeShared) plan.smallest_runs_per_worker = 3;
   }
   return plan;
 }
@@ -114,7 +114,7 @@ constexpr int32_t KernelRows(int32_t kind_rows, int32_t most_rows, KvDType kv_dt
 
 // Blocks of 32, 64 and 128 rows have the same streams and tile_tokens, so a row gets the same bits
 // in any of them: see PlanOptions::halves_tiles.
-constexpr Block BlockFor(int32_t tile_rows, int32_t head_dim, Arch arch = Arch::kSm80) {
+constexpr Block BlockFor(int32_t tile_rows, int32_t head_dim, Arch arch = Arch::kLargeShared) {
   Block block;
   block.row_tiles = tile_rows == 128 || (tile_rows == 64 && head_dim <= 64) ? 2 : 1;
   if (tile_rows <= kSmallSpanRows) {
@@ -135,7 +135,7 @@ constexpr Block BlockFor(int32_t tile_rows, int32_t head_dim, Arch arch = Arch::
     // groups (by 12% at 128). So they are where tiles are many: a block attends both streams in
     // turn, if two have room for what they keep of the first.
     const bool is_largest = tile_rows == PlanFor(head_dim, arch).tile_rows;
-    const bool is_large = arch == Arch::kSm80;  // the shared memory
+    const bool is_large = arch == Arch::kLargeShared;  // the shared memory
     block.streams = head_dim <= 64 ? 2 : 1;
     block.warp_groups = is_largest && is_large ? 1 : block.streams;
     block.tile_tokens = 64;  // at 256, half as many take 3 to 28% longer
@@ -172,24 +172,46 @@ constexpr int BuffersFor(int32_t tile_rows, int32_t head_dim, Arch arch, KvDType
   const bool multiplies_fast =
       precision != Precision::k16Bit && (tile_rows == 32 || tile_rows == 64) && head_dim > 64;
   const bool pays = Is8Bit(kv_dtype) && (small_runs || multiplies_fast);
-  return pays && arch == Arch::kSm80 ? 2 : 1;
+  return pays && arch == Arch::kLargeShared ? 2 : 1;
 }
 
-// kSm80 if the block for `arch` is the same: one kernel is both. small_runs: a block for runs of
-// small spans.
+// kLargeShared if the block for `arch` is the same: one kernel is both. small_runs: a block for
+// runs of small spans.
 constexpr Arch BlockArch(int32_t tile_rows, int32_t head_dim, Arch arch, KvDType kv_dtype,
                          Precision precision, bool small_runs) {
   const auto buffers = [&](Arch of) {
     return BuffersFor(tile_rows, head_dim, of, kv_dtype, precision, small_runs);
   };
   const bool is_same = BlockFor(tile_rows, head_dim, arch) == BlockFor(tile_rows, head_dim) &&
-                       buffers(arch) == buffers(Arch::kSm80);
-  return is_same ? Arch::kSm80 : arch;
+                       buffers(arch) == buffers(Arch::kLargeShared);
+  return is_same ? Arch::kLargeShared : arch;
+}
+
+constexpr PlanOptions PlanFor(const KernelSpec& spec) {
+  return PlanFor(spec.head_dim, spec.arch, spec.kv_dtype, spec.precision);
+}
+
+// The block of a launch: of all tiles of a kind.
+struct LaunchBlock {
+  int32_t rows = 0;                // packed rows
+  Arch arch = Arch::kLargeShared;  // of its kernel (BlockArch)
+  Block block;
+};
+
+// most_rows: of the largest of the tiles.
+constexpr LaunchBlock LaunchBlockFor(const KernelSpec& spec, int kind, int32_t most_rows,
+                                     bool has_runs) {
+  LaunchBlock launch;
+  launch.rows = KernelRows(TileRows(kind), most_rows, spec.kv_dtype);
+  launch.arch = BlockArch(launch.rows, spec.head_dim, spec.arch, spec.kv_dtype, spec.precision,
+                          has_runs && kind == 0);
+  launch.block = BlockFor(launch.rows, spec.head_dim, spec.arch);
+  return launch;
 }
 
 static_assert(IsSane(PlanFor(64), kMaxTileRows));
 static_assert(IsSane(PlanFor(128), kMaxTileRows));
-static_assert(IsSane(PlanFor(128, Arch::kSm89), kMaxTileRows));
+static_assert(IsSane(PlanFor(128, Arch::kSmallShared), kMaxTileRows));
 static_assert(IsSane(PlanFor(256), kMaxTileRows));
 
 }  // namespace flashcore::kernels::sm80

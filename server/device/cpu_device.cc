@@ -134,7 +134,7 @@ absl::Status CpuDevice::RunKernel(const Launch& launch) {
                                                               plan.workspace_bytes, " bytes")),
                     reason::kServerFull);
   }
-  const int error = (*kernel)->launch(batch, plan, {workspace, &threads_, nullptr});
+  const int error = (*kernel)->launch(batch, plan, {workspace, &threads_});
   if (error != 0) return absl::InternalError(absl::StrCat("the CPU kernel failed with ", error));
   return absl::OkStatus();
 }

@@ -370,10 +370,8 @@ absl::Status CudaLane::LaunchAttention() {
   if (pass_.spans.empty()) return absl::OkStatus();
   const kernels::LaunchContext context = {workspace_.get(),
                                           nullptr,
-                                          stream(),
-                                          lists_.OnDevice(pass_.work_list),
-                                          static_cast<int32_t*>(finished_.get()),
-                                          &branches_};
+                                          {stream(), lists_.OnDevice(pass_.work_list),
+                                           static_cast<int32_t*>(finished_.get()), &branches_}};
   return CudaStatus(kernel_->launch(PassBatch(), *pass_.plan, context), "the attention kernel");
 }
 

@@ -39,7 +39,7 @@ CudaStream MakeStream() {
 
 const Kernel& DecodeKernel() {
   const KernelSpec spec =
-      SpecFor(Decode(L2Experiment::kColdLaunchBytes), Arch::kSm80, Accumulate::kFloat32);
+      SpecFor(Decode(L2Experiment::kColdLaunchBytes), Arch::kLargeShared, Accumulate::kFloat32);
   const Kernel* const kernel = FindKernel(spec);
   if (kernel == nullptr) Fail(ExplainMissing(spec).c_str());
   return *kernel;

@@ -92,8 +92,8 @@ void ExpectWorkListOf(const AttentionBatch& batch, const Plan& plan, void* work_
 // Sums in float32 whatever `accumulate` says.
 int LaunchFake(Arch arch, Accumulate accumulate, const AttentionBatch& batch, const Plan& plan,
                const LaunchContext& ctx) {
-  EXPECT_EQ(arch, Arch::kSm89);
-  EXPECT_NE(ctx.branches, nullptr);
+  EXPECT_EQ(arch, Arch::kSmallShared);
+  EXPECT_NE(ctx.cuda.branches, nullptr);
   ++fake_gpu::launches[static_cast<size_t>(accumulate)];
   for (const WorkItem& item : plan.items) fake_gpu::cascade_items += item.IsCascade();
   // The work list has a copy of each page table.
@@ -105,11 +105,11 @@ int LaunchFake(Arch arch, Accumulate accumulate, const AttentionBatch& batch, co
     span.kv.pages = tables->emplace_back(pages, pages + PagesFor(span.kv.rows)).data();
   }
   return Enqueue(
-      ctx.stream, [spans = std::move(spans), tables, geometry = batch.geometry, plan, ctx] {
+      ctx.cuda.stream, [spans = std::move(spans), tables, geometry = batch.geometry, plan, ctx] {
         const AttentionBatch copy = {geometry, spans.data(), static_cast<int32_t>(spans.size())};
         for (const Span& span : spans) ExpectSpanInReach(span);
-        ExpectWorkListOf(copy, plan, ctx.work_list);
-        ExpectCounters(ctx.finished, plan.combines.size());
+        ExpectWorkListOf(copy, plan, ctx.cuda.work_list);
+        ExpectCounters(ctx.cuda.finished, plan.combines.size());
         thread_local ThreadPool threads(1);
         PlanOptions unsplit = sm80::PlanFor(geometry.head_dim);
         unsplit.item_per_kv_head = true;  // as CPU kernels need it
@@ -147,16 +147,16 @@ struct Rows8Bit {
       Attend<kArch, DType::kFloat16, kHeadDims, Accumulate::kFloat32, kKvDType, kPrecision>...,
       Attend<kArch, DType::kBFloat16, kHeadDims, Accumulate::kFloat32, kKvDType, kPrecision>...};
 };
-template struct Rows<Arch::kSm80, 32, 64, 96, 128, 256>;
-template struct Rows<Arch::kSm89, 32, 64, 96, 128, 256>;
-template struct Rows8Bit<Arch::kSm80, KvDType::kFloat8E4M3, Precision::k16Bit, 64, 128>;
-template struct Rows8Bit<Arch::kSm89, KvDType::kFloat8E4M3, Precision::k16Bit, 64, 128>;
-template struct Rows8Bit<Arch::kSm80, KvDType::kInt8, Precision::k16Bit, 64, 128>;
-template struct Rows8Bit<Arch::kSm89, KvDType::kInt8, Precision::k16Bit, 64, 128>;
-template struct Rows8Bit<Arch::kSm80, KvDType::kInt8, Precision::kInt8Qk, 64, 128>;
-template struct Rows8Bit<Arch::kSm89, KvDType::kInt8, Precision::kInt8Qk, 64, 128>;
-template struct Rows8Bit<Arch::kSm80, KvDType::kInt8, Precision::kInt8QkPv, 64, 128>;
-template struct Rows8Bit<Arch::kSm89, KvDType::kInt8, Precision::kInt8QkPv, 64, 128>;
+template struct Rows<Arch::kLargeShared, 32, 64, 96, 128, 256>;
+template struct Rows<Arch::kSmallShared, 32, 64, 96, 128, 256>;
+template struct Rows8Bit<Arch::kLargeShared, KvDType::kFloat8E4M3, Precision::k16Bit, 64, 128>;
+template struct Rows8Bit<Arch::kSmallShared, KvDType::kFloat8E4M3, Precision::k16Bit, 64, 128>;
+template struct Rows8Bit<Arch::kLargeShared, KvDType::kInt8, Precision::k16Bit, 64, 128>;
+template struct Rows8Bit<Arch::kSmallShared, KvDType::kInt8, Precision::k16Bit, 64, 128>;
+template struct Rows8Bit<Arch::kLargeShared, KvDType::kInt8, Precision::kInt8Qk, 64, 128>;
+template struct Rows8Bit<Arch::kSmallShared, KvDType::kInt8, Precision::kInt8Qk, 64, 128>;
+template struct Rows8Bit<Arch::kLargeShared, KvDType::kInt8, Precision::kInt8QkPv, 64, 128>;
+template struct Rows8Bit<Arch::kSmallShared, KvDType::kInt8, Precision::kInt8QkPv, 64, 128>;
 
 }  // namespace sm80
 

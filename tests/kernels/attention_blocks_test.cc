@@ -204,7 +204,7 @@ TEST_P(AttentionBlocksTest, TilesOfAllSizes) {
 // differ.
 TEST_P(AttentionBlocksTest, LittleSharedMemory) {
   KernelSpec small = GetParam().spec;
-  small.arch = Arch::kSm89;
+  small.arch = Arch::kSmallShared;
   const Kernel& kernel = *FindKernel(small);
   Problem problem(MakeGeometry(4, 2), kUnsplitShapes, &random_);
   for (int32_t workers : {1, 45, 10000}) {

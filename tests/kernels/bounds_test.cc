@@ -45,18 +45,20 @@ std::vector<Case> Cases() {
   for (int32_t head_dim : {32, 128}) {
     cases.push_back({{Arch::kCpu, kF16, head_dim}, CpuPlan()});
     cases.push_back({{Arch::kCpu, kBF16, head_dim}, CpuPlan()});
-    cases.push_back({{Arch::kSm80, kF16, head_dim}, sm80::PlanFor(head_dim)});
-    cases.push_back({{Arch::kSm80, kBF16, head_dim}, sm80::PlanFor(head_dim)});
-    cases.push_back({{Arch::kSm80, kF16, head_dim, Accumulate::kFloat16}, sm80::PlanFor(head_dim)});
+    cases.push_back({{Arch::kLargeShared, kF16, head_dim}, sm80::PlanFor(head_dim)});
+    cases.push_back({{Arch::kLargeShared, kBF16, head_dim}, sm80::PlanFor(head_dim)});
+    cases.push_back(
+        {{Arch::kLargeShared, kF16, head_dim, Accumulate::kFloat16}, sm80::PlanFor(head_dim)});
   }
   for (int32_t head_dim : {64, 128}) {
-    cases.push_back({{Arch::kSm80, kF16, head_dim, Accumulate::kFloat32, KvDType::kFloat8E4M3},
-                     sm80::PlanFor(head_dim, Arch::kSm80, KvDType::kFloat8E4M3)});
+    cases.push_back(
+        {{Arch::kLargeShared, kF16, head_dim, Accumulate::kFloat32, KvDType::kFloat8E4M3},
+         sm80::PlanFor(head_dim, Arch::kLargeShared, KvDType::kFloat8E4M3)});
   }
   const auto add_int8 = [&](DType dtype, int32_t head_dim, Precision precision) {
     cases.push_back(
-        {{Arch::kSm80, dtype, head_dim, Accumulate::kFloat32, KvDType::kInt8, precision},
-         sm80::PlanFor(head_dim, Arch::kSm80, KvDType::kInt8, precision)});
+        {{Arch::kLargeShared, dtype, head_dim, Accumulate::kFloat32, KvDType::kInt8, precision},
+         sm80::PlanFor(head_dim, Arch::kLargeShared, KvDType::kInt8, precision)});
   };
   add_int8(kF16, 64, Precision::k16Bit);
   add_int8(kBF16, 64, Precision::kInt8Qk);

@@ -89,9 +89,9 @@ int LaunchOnDevice(const Kernel& kernel, const AttentionBatch& batch, const Plan
 
   LaunchContext context;
   context.workspace = mirror.At(workspace.data());
-  context.work_list = mirror.At(work_list.data());
-  context.finished = mirror.At(finished.data());
-  context.branches = branches;
+  context.cuda.work_list = mirror.At(work_list.data());
+  context.cuda.finished = mirror.At(finished.data());
+  context.cuda.branches = branches;
   const int error = kernel.launch(on_device, plan, context);
   mirror.Download();
   return error;

@@ -154,7 +154,7 @@ TEST(Plan, EveryPackedRowMeetsEveryVisibleKvRowOnceWithRandomWindows) {
     return edges[below(6)];
   };
   const PlanOptions every[] = {kOptions, CpuPlan(), sm80::PlanFor(64), sm80::PlanFor(256),
-                               sm80::PlanFor(128, Arch::kSm80, KvDType::kFloat8E4M3)};
+                               sm80::PlanFor(128, Arch::kLargeShared, KvDType::kFloat8E4M3)};
   for (int trial = 0; trial < 200; ++trial) {
     std::vector<Span> spans;
     for (int s = 0; s < 6; ++s) {
@@ -448,7 +448,7 @@ TEST(Plan, TakesRunsWhereABatchFillsTheWorkers) {
 // Over 8-bit K/V, 396 runs of spans of up to 8 packed rows run at a time. A last round is full
 // where what it leaves of 264 places is less than a sixteenth of all rounds.
 TEST(Plan, CountsThePlacesOfTheSmallestRuns) {
-  const PlanOptions options = sm80::PlanFor(128, Arch::kSm80, KvDType::kInt8);
+  const PlanOptions options = sm80::PlanFor(128, Arch::kLargeShared, KvDType::kInt8);
   const auto runs_of = [&](int spans, int32_t query_rows_of_last = 1) {
     std::vector<Span> batch(spans, MakeSpan(1, 4096));
     batch.back().query_rows = query_rows_of_last;

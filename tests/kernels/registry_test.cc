@@ -45,16 +45,16 @@ TEST(Registry, TheCpuHasBothTypesAndFiveHeadDims) {
 
 #ifdef FLASHCORE_HAVE_CUDA
 TEST(Registry, Sm80HasBothTypesAndFiveHeadDims) {
-  ExpectBothTypesAndFiveHeadDims(Arch::kSm80, KvDType::kSameAsQuery);
+  ExpectBothTypesAndFiveHeadDims(Arch::kLargeShared, KvDType::kSameAsQuery);
 }
 
-TEST(Registry, Sm89HasTheRowsOfSm80) {
+TEST(Registry, SmallSharedHasTheRowsOfLargeShared) {
   int rows = 0;
   for (const Kernel& kernel : AllKernels()) {
     KernelSpec asked = kernel.spec;
     if (asked.arch == Arch::kCpu) continue;
-    rows += asked.arch == Arch::kSm80 ? 1 : -1;
-    asked.arch = Arch::kSm89;
+    rows += asked.arch == Arch::kLargeShared ? 1 : -1;
+    asked.arch = Arch::kSmallShared;
     ASSERT_NE(FindKernel(asked), nullptr) << ExplainMissing(asked);
   }
   EXPECT_EQ(rows, 0);
@@ -62,7 +62,7 @@ TEST(Registry, Sm89HasTheRowsOfSm80) {
 
 TEST(Registry, Sm80SumsInFloat16ForFiveHeadDims) {
   for (int32_t head_dim : {32, 64, 96, 128, 256}) {
-    const KernelSpec asked{Arch::kSm80, DType::kFloat16, head_dim, Accumulate::kFloat16};
+    const KernelSpec asked{Arch::kLargeShared, DType::kFloat16, head_dim, Accumulate::kFloat16};
     const Kernel* kernel = FindKernel(asked);
     ASSERT_NE(kernel, nullptr) << ExplainMissing(asked);
     EXPECT_EQ(kernel->spec.accumulate, Accumulate::kFloat16);
@@ -70,7 +70,7 @@ TEST(Registry, Sm80SumsInFloat16ForFiveHeadDims) {
 }
 
 TEST(Registry, GpusRead8BitKvOfTwoHeadDims) {
-  for (const Arch arch : {Arch::kSm80, Arch::kSm89}) {
+  for (const Arch arch : {Arch::kLargeShared, Arch::kSmallShared}) {
     for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
       for (const KvDType kv_dtype : {KvDType::kFloat8E4M3, KvDType::kInt8}) {
         for (const int32_t head_dim : {64, 128}) {
@@ -85,7 +85,7 @@ TEST(Registry, GpusRead8BitKvOfTwoHeadDims) {
 }
 
 TEST(Registry, GpusMultiplyCodesOfInt8KvOfTwoHeadDims) {
-  for (const Arch arch : {Arch::kSm80, Arch::kSm89}) {
+  for (const Arch arch : {Arch::kLargeShared, Arch::kSmallShared}) {
     for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
       for (const Precision precision : {Precision::kInt8Qk, Precision::kInt8QkPv}) {
         for (const int32_t head_dim : {64, 128}) {
@@ -101,10 +101,10 @@ TEST(Registry, GpusMultiplyCodesOfInt8KvOfTwoHeadDims) {
 
 TEST(Registry, AGpuHasTheBestArchThatItIsEnoughFor) {
   EXPECT_EQ(ArchOf(75, 163 * 1024), std::nullopt);
-  EXPECT_EQ(ArchOf(80, 163 * 1024), Arch::kSm80);
-  EXPECT_EQ(ArchOf(90, 227 * 1024), Arch::kSm80);
-  EXPECT_EQ(ArchOf(86, 99 * 1024), Arch::kSm89);
-  EXPECT_EQ(ArchOf(89, 99 * 1024), Arch::kSm89);
+  EXPECT_EQ(ArchOf(80, 163 * 1024), Arch::kLargeShared);
+  EXPECT_EQ(ArchOf(90, 227 * 1024), Arch::kLargeShared);
+  EXPECT_EQ(ArchOf(86, 99 * 1024), Arch::kSmallShared);
+  EXPECT_EQ(ArchOf(89, 99 * 1024), Arch::kSmallShared);
 }
 
 // The tensor cores sum products of BF16 in float32 only.
@@ -133,8 +133,8 @@ TEST(Registry, ExplainsTheDifference) {
 
 TEST(Registry, Names) {
   EXPECT_STREQ(Name(Arch::kCpu), "cpu");
-  EXPECT_STREQ(Name(Arch::kSm80), "sm80");
-  EXPECT_STREQ(Name(Arch::kSm89), "sm89");
+  EXPECT_STREQ(Name(Arch::kLargeShared), "sm80");
+  EXPECT_STREQ(Name(Arch::kSmallShared), "sm89");
   EXPECT_STREQ(Name(DType::kBFloat16), "bfloat16");
   EXPECT_STREQ(Name(KvDType::kSameAsQuery), "same_as_query");
   EXPECT_STREQ(Name(KvDType::kFloat8E4M3), "float8_e4m3");

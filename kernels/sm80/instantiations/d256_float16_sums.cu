@@ -2,7 +2,7 @@
 
 namespace flashcore::kernels::sm80 {
 
-template Launcher Attend<Arch::kSm80, DType::kFloat16, 256, Accumulate::kFloat16>;
-template Launcher Attend<Arch::kSm89, DType::kFloat16, 256, Accumulate::kFloat16>;
+template Launcher Attend<Arch::kLargeShared, DType::kFloat16, 256, Accumulate::kFloat16>;
+template Launcher Attend<Arch::kSmallShared, DType::kFloat16, 256, Accumulate::kFloat16>;
 
 }  // namespace flashcore::kernels::sm80

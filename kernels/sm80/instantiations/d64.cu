@@ -2,9 +2,9 @@
 
 namespace flashcore::kernels::sm80 {
 
-template Launcher Attend<Arch::kSm80, DType::kFloat16, 64>;
-template Launcher Attend<Arch::kSm89, DType::kFloat16, 64>;
-template Launcher Attend<Arch::kSm80, DType::kBFloat16, 64>;
-template Launcher Attend<Arch::kSm89, DType::kBFloat16, 64>;
+template Launcher Attend<Arch::kLargeShared, DType::kFloat16, 64>;
+template Launcher Attend<Arch::kSmallShared, DType::kFloat16, 64>;
+template Launcher Attend<Arch::kLargeShared, DType::kBFloat16, 64>;
+template Launcher Attend<Arch::kSmallShared, DType::kBFloat16, 64>;
 
 }  // namespace flashcore::kernels::sm80
