@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/element.cuh"
 #include "kernels/sm80/config.cuh"
+#include "kernels/sm80/thread.cuh"
 
 namespace flashcore::kernels::sm80 {
 

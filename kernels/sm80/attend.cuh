@@ -2,9 +2,10 @@
 //
 // A block attends one work tile of packed query rows to a range of K/V. Scores and probabilities
 // stay in the registers of the warp that computed them. O is rescaled when the row max grows
-// (online softmax) and divided by the row sum at the end. The parts: mainloop.cuh copies K/V tiles
-// and multiplies (operands.cuh), mask.cuh and softmax.cuh process the scores, epilogue.cuh reduces
-// across warps and writes the results.
+// (online softmax) and divided by the row sum at the end. The parts: mainloop.cuh loops over
+// K/V tiles, which kv_ring.cuh or kv_buffers.cuh copies; scores.cuh has Q K^T and what follows for
+// each score, softmax.cuh the probabilities, values.cuh P V; epilogue.cuh reduces across warps and
+// writes the results.
 #ifndef FLASHCORE_KERNELS_SM80_ATTEND_CUH_
 #define FLASHCORE_KERNELS_SM80_ATTEND_CUH_
 
@@ -20,6 +21,7 @@
 #include "kernels/sm80/config.cuh"
 #include "kernels/sm80/epilogue.cuh"
 #include "kernels/sm80/mainloop.cuh"
+#include "kernels/sm80/thread.cuh"
 #include "kernels/sm80/tiles.h"
 
 namespace flashcore::kernels::sm80 {

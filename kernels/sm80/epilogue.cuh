@@ -12,10 +12,11 @@
 #include "kernels/cuda/work_list.h"
 #include "kernels/sm80/accumulators.cuh"
 #include "kernels/sm80/config.cuh"
+#include "kernels/sm80/phase_sums.cuh"
 #include "kernels/sm80/ptx.cuh"
 #include "kernels/sm80/softmax.cuh"
 #include "kernels/sm80/stash.cuh"
-#include "kernels/sm80/stream_sums.cuh"
+#include "kernels/sm80/thread.cuh"
 
 namespace flashcore::kernels::sm80 {
 

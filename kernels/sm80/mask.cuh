@@ -9,6 +9,7 @@
 #include "kernels/attention.h"
 #include "kernels/cuda/work_list.h"
 #include "kernels/sm80/config.cuh"
+#include "kernels/sm80/thread.cuh"
 
 namespace flashcore::kernels::sm80 {
 

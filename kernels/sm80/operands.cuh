@@ -42,6 +42,7 @@
 #include "kernels/sm80/ptx.cuh"
 #include "kernels/sm80/score_scale.cuh"
 #include "kernels/sm80/shared_tile.cuh"
+#include "kernels/sm80/thread.cuh"
 
 namespace flashcore::kernels::sm80 {
 

@@ -17,6 +17,7 @@
 #include "kernels/cuda/work_list.h"
 #include "kernels/sm80/config.cuh"
 #include "kernels/sm80/ptx.cuh"
+#include "kernels/sm80/thread.cuh"
 
 namespace flashcore::kernels::sm80 {
 

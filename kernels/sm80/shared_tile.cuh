@@ -12,6 +12,7 @@
 #include "kernels/cuda/work_list.h"
 #include "kernels/sm80/config.cuh"
 #include "kernels/sm80/ptx.cuh"
+#include "kernels/sm80/thread.cuh"
 
 namespace flashcore::kernels::sm80 {
 
@@ -104,7 +105,7 @@ struct TileCopy {
     CopyChunk(to + thread * 16, from, chunk * 8 < tokens);
   }
 
-  // K/V of many runs streams through L2, which should keep their sums.
+  // K/V of many runs phases through L2, which should keep their sums.
   static __device__ __forceinline__ void CopyChunk(uint32_t to, const std::byte* from, bool valid) {
     if constexpr (C::kAddsSplits) {
       CopyAsync16EvictFirst(to, from, valid);

@@ -14,6 +14,7 @@
 #include "kernels/sm80/config.cuh"
 #include "kernels/sm80/ptx.cuh"
 #include "kernels/sm80/score_scale.cuh"
+#include "kernels/sm80/thread.cuh"
 
 namespace flashcore::kernels::sm80 {
 

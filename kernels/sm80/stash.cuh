@@ -1,4 +1,4 @@
-// Where a warp group that attends two streams one after the other keeps the first one's result.
+// Where a warp group that attends two phases one after the other keeps the first one's result.
 #ifndef FLASHCORE_KERNELS_SM80_STASH_CUH_
 #define FLASHCORE_KERNELS_SM80_STASH_CUH_
 
@@ -19,7 +19,7 @@ class Stash {
   __device__ __forceinline__ Stash()
       : first_(reinterpret_cast<float4*>(SharedMemory() + C::kStashOffset) + threadIdx.x) {}
 
-  // Stores the finished state of the first stream.
+  // Stores the finished state of the first phase.
   __device__ __forceinline__ void Store(const SoftmaxScale& scale, const State<C>& state) const {
 #pragma unroll
     for (int m = 0; m < C::kRowTiles; ++m) {
@@ -30,9 +30,9 @@ class Stash {
     }
   }
 
-  // Adds the first stream to the second one's output, relative to 2^max, and sum, with the bits of
-  // a cross-warp reduce of two groups: half of the columns add the second stream first. If not
-  // `stashed`, there was one stream.
+  // Adds the first phase to the second one's output, relative to 2^max, and sum, with the bits of
+  // a cross-warp reduce of two groups: half of the columns add the second phase first. If not
+  // `stashed`, there was one phase.
   __device__ __forceinline__ void AddTo(bool stashed,
                                         float (&output)[C::kRowTiles][C::kOutputTiles][4],
                                         float (&max)[C::kRowTiles][2],

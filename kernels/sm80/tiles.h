@@ -31,7 +31,7 @@ inline constexpr PlanCosts kCosts = [] {
   costs.results_in_run = 0.27;
   // In a batch that fills the SMs, adding the halves up in runs takes up to 18% more time.
   costs.half_split_gain = 1.2;
-  // Two tiles: for as many in both streams of a block.
+  // Two tiles: for as many in both phases of a block.
   costs.split_unit = 2 * kPageTokens;
   return costs;
 }();
@@ -58,7 +58,7 @@ constexpr PlanOptions PlanFor(int32_t head_dim, Arch arch = Arch::kLargeShared,
   // Blocks of the largest tile that run on an SM at a time.
   plan.items_per_worker = 2;
   // With fewer rows, reading K and V takes as long as splits that are written and combined. Up to
-  // head_dim 64, a block of the largest tile already adds two streams.
+  // head_dim 64, a block of the largest tile already adds two phases.
   plan.has_runs = head_dim > 64;
   // A decode of many sequences takes 3 to 8% less time in runs: it has a quarter of the partial
   // results, and waits for the first K and for the last sum of a block a quarter as often. At 256
@@ -86,19 +86,19 @@ constexpr PlanOptions PlanFor(int32_t head_dim, Arch arch = Arch::kLargeShared,
 struct Block {
   int row_tiles = 1;    // of 16 packed rows, per warp
   int row_warps = 1;    // warps that divide the packed rows
-  int streams = 1;      // that K/V tiles are dealt to in turn, each with its own online softmax
-  int warp_groups = 1;  // KV warp groups: one for each stream, or one for all
+  int phases = 1;       // that K/V tiles are dealt to in turn, each with its own online softmax
+  int warp_groups = 1;  // KV warp groups: one for each phase, or one for all
   int tile_tokens = 0;  // K/V rows of a tile
   int min_blocks = 1;   // blocks on an SM that the registers must allow
   // One K and one V buffer, each copied while the other is used, instead of stages.
   bool single_buffers = false;
 
-  // Whether its warps attend two streams in turn, and stash the first.
-  constexpr bool Stashes() const { return streams > warp_groups; }
+  // Whether its warps attend two phases in turn, and stash the first.
+  constexpr bool Stashes() const { return phases > warp_groups; }
 
   constexpr bool operator==(const Block& other) const {
     const auto fields = [](const Block& b) {
-      return std::tie(b.row_tiles, b.row_warps, b.streams, b.warp_groups, b.tile_tokens,
+      return std::tie(b.row_tiles, b.row_warps, b.phases, b.warp_groups, b.tile_tokens,
                       b.min_blocks, b.single_buffers);
     };
     return fields(*this) == fields(other);
@@ -112,7 +112,7 @@ constexpr int32_t KernelRows(int32_t kind_rows, int32_t most_rows, KvDType kv_dt
   return Is8Bit(kv_dtype) && is_smallest ? kSmallestSpanRows : kind_rows;
 }
 
-// Blocks of 32, 64 and 128 rows have the same streams and tile_tokens, so a row gets the same bits
+// Blocks of 32, 64 and 128 rows have the same phases and tile_tokens, so a row gets the same bits
 // in any of them: see PlanOptions::halves_tiles.
 constexpr Block BlockFor(int32_t tile_rows, int32_t head_dim, Arch arch = Arch::kLargeShared) {
   Block block;
@@ -123,21 +123,21 @@ constexpr Block BlockFor(int32_t tile_rows, int32_t head_dim, Arch arch = Arch::
     // group of its own, so no warp waits for another in the main loop. Buffers of 32 K/V rows (64
     // up to head_dim 64) take 1% less time than two stages of half as many, and 3 to 20% less than
     // buffers of half as many.
-    block.streams = block.warp_groups = head_dim <= 128 ? kSmallRunSplits : 2;
+    block.phases = block.warp_groups = head_dim <= 128 ? kSmallRunSplits : 2;
     block.tile_tokens = head_dim <= 64 ? 64 : 32;
     block.single_buffers = true;
     if (head_dim <= 128) block.min_blocks = 3;
   } else {
     block.row_warps = tile_rows / (16 * block.row_tiles);
-    // Two streams up to head_dim 64, where a softmax takes as long as the multiplications that run
+    // Two phases up to head_dim 64, where a softmax takes as long as the multiplications that run
     // beside it. Each has a warp group while tiles are few. Beyond, multiplications take nearly all
     // the time, and two blocks of 4 warps on an SM, which are never in step, are faster than two
-    // groups (by 12% at 128). So they are where tiles are many: a block attends both streams in
+    // groups (by 12% at 128). So they are where tiles are many: a block attends both phases in
     // turn, if two have room for what they keep of the first.
     const bool is_largest = tile_rows == PlanFor(head_dim, arch).tile_rows;
     const bool is_large = arch == Arch::kLargeShared;  // the shared memory
-    block.streams = head_dim <= 64 ? 2 : 1;
-    block.warp_groups = is_largest && is_large ? 1 : block.streams;
+    block.phases = head_dim <= 64 ? 2 : 1;
+    block.warp_groups = is_largest && is_large ? 1 : block.phases;
     block.tile_tokens = 64;  // at 256, half as many take 3 to 28% longer
     // Enough other warps hide the wait for a copy, and without stages to choose at run time a tile
     // takes a third fewer instructions beside its multiplications. In launches of few small tiles,
@@ -150,7 +150,7 @@ constexpr Block BlockFor(int32_t tile_rows, int32_t head_dim, Arch arch = Arch::
   return block;
 }
 
-// The block of a cascade item: the streams and tiles of spans of 16 rows, so that a row gets the
+// The block of a cascade item: the phases and tiles of spans of 16 rows, so that a row gets the
 // bits that it has alone, with warps for more rows. It is bound by memory as long as it reads K/V
 // slower than it multiplies.
 constexpr Block CascadeBlock(int32_t head_dim) {
