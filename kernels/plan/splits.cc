@@ -6,19 +6,6 @@
 
 namespace flashcore::kernels {
 
-bool MayHaveRuns(const PlanOptions& options, int32_t span_rows) {
-  if (IsSmall(span_rows)) return options.has_small_runs;
-  return options.has_runs && span_rows > options.tile_rows / 2;
-}
-
-int32_t UsualSplitRows(const PlanOptions& options, int32_t span_rows) {
-  return options.split_kv_rows * options.costs->tiles[options.costs->KindOf(span_rows)].split_units;
-}
-
-int32_t CostOfResults(const PlanOptions& options, int32_t usual_split_rows) {
-  return static_cast<int32_t>(usual_split_rows * options.costs->results);
-}
-
 int32_t SplitRows(const Geometry& geometry, const Span& span, const PlanOptions& options,
                   int32_t workers) {
   constexpr int64_t kMaxWaves = 4;  // more gain nothing: the last wave is short already

@@ -5,17 +5,25 @@
 #include <cstdint>
 
 #include "kernels/plan.h"
+#include "kernels/plan/tiles.h"
 
 namespace flashcore::kernels {
 
 // Whether a span of so many packed rows, if it is split, may have runs.
-bool MayHaveRuns(const PlanOptions& options, int32_t span_rows);
+inline bool MayHaveRuns(const PlanOptions& options, int32_t span_rows) {
+  if (IsSmall(span_rows)) return options.has_small_runs;
+  return options.has_runs && span_rows > options.tile_rows / 2;
+}
 
 // K/V rows of the shortest split of a span of so many packed rows, if it has no runs.
-int32_t UsualSplitRows(const PlanOptions& options, int32_t span_rows);
+inline int32_t UsualSplitRows(const PlanOptions& options, int32_t span_rows) {
+  return options.split_kv_rows * options.costs->tiles[options.costs->KindOf(span_rows)].split_units;
+}
 
 // What the partial results of a split cost, in K/V rows.
-int32_t CostOfResults(const PlanOptions& options, int32_t usual_split_rows);
+inline int32_t CostOfResults(const PlanOptions& options, int32_t usual_split_rows) {
+  return static_cast<int32_t>(usual_split_rows * options.costs->results);
+}
 
 }  // namespace flashcore::kernels
 

@@ -1,6 +1,5 @@
 #include "kernels/plan/tiles.h"
 
-#include <cmath>
 #include <limits>
 
 namespace flashcore::kernels {
@@ -29,35 +28,6 @@ KvRange VisibleKv(const Mask& mask, int32_t query_rows, int32_t kv_rows, int32_t
   if (mask.right != Mask::kUnbounded) end = std::min(end, last + mask.right + 1);
   if (begin >= end) return {};
   return {static_cast<int32_t>(begin), static_cast<int32_t>(end)};
-}
-
-KvRange KvOfTile(const Span& span, int32_t group, int32_t row_begin, int32_t row_count) {
-  KvRange kv = VisibleKv(span.mask, span.query_rows, span.kv.rows, row_begin / group,
-                         (row_begin + row_count - 1) / group + 1);
-  kv.begin = kv.begin / kPageTokens * kPageTokens;
-  return kv;
-}
-
-int BlockKind(const PlanOptions& options, int32_t tile_rows, int32_t span_rows) {
-  return std::max(1, options.costs->KindOf(std::min(tile_rows, span_rows)));
-}
-
-int32_t BlockRows(const PlanOptions& options, int32_t tile_rows, int32_t span_rows) {
-  return options.costs->tiles[BlockKind(options, tile_rows, span_rows)].rows;
-}
-
-double BlockTime(const TileKind& kind) { return kind.rows * kind.row_time; }
-
-double TimeOfBlocks(double blocks, const TileKind& kind, double time, const PlanOptions& options,
-                    int32_t workers) {
-  if (blocks > workers || options.items_per_worker < 2) {
-    return std::ceil(blocks / static_cast<double>(Places(options, workers))) * time;
-  }
-  return time * kind.alone_time;
-}
-
-bool MayHalve(const Span& span, const PlanOptions& options, bool split) {
-  return options.halves_tiles && (!split || span.mask.left == Mask::kUnbounded);
 }
 
 int32_t TileRows(const AttentionBatch& batch, const PlanOptions& options, int32_t workers,

@@ -3,6 +3,7 @@
 #define FLASHCORE_KERNELS_PLAN_TILES_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -30,24 +31,40 @@ inline int32_t PlannedHeads(const AttentionBatch& batch, const PlanOptions& opti
 
 // The K/V rows that are visible to the packed rows [row_begin, row_begin + row_count), from the
 // first row of a page.
-KvRange KvOfTile(const Span& span, int32_t group, int32_t row_begin, int32_t row_count);
+inline KvRange KvOfTile(const Span& span, int32_t group, int32_t row_begin, int32_t row_count) {
+  KvRange kv = VisibleKv(span.mask, span.query_rows, span.kv.rows, row_begin / group,
+                         (row_begin + row_count - 1) / group + 1);
+  kv.begin = kv.begin / kPageTokens * kPageTokens;
+  return kv;
+}
 
 // The kind of block that attends a span of span_rows in tiles of tile_rows. Never the first, which
 // small spans alone have.
-int BlockKind(const PlanOptions& options, int32_t tile_rows, int32_t span_rows);
-int32_t BlockRows(const PlanOptions& options, int32_t tile_rows, int32_t span_rows);
+inline int BlockKind(const PlanOptions& options, int32_t tile_rows, int32_t span_rows) {
+  return std::max(1, options.costs->KindOf(std::min(tile_rows, span_rows)));
+}
+inline int32_t BlockRows(const PlanOptions& options, int32_t tile_rows, int32_t span_rows) {
+  return options.costs->tiles[BlockKind(options, tile_rows, span_rows)].rows;
+}
 
 // Time of a block of a kind where all places run one, relative to one packed row of the last kind.
-double BlockTime(const TileKind& kind);
+inline double BlockTime(const TileKind& kind) { return kind.rows * kind.row_time; }
 
 // Time of `blocks` blocks of a kind, each of which takes `time` where all places run one: rounds of
 // all places. A block that has a worker for itself is faster.
-double TimeOfBlocks(double blocks, const TileKind& kind, double time, const PlanOptions& options,
-                    int32_t workers);
+inline double TimeOfBlocks(double blocks, const TileKind& kind, double time,
+                           const PlanOptions& options, int32_t workers) {
+  if (blocks > workers || options.items_per_worker < 2) {
+    return std::ceil(blocks / static_cast<double>(Places(options, workers))) * time;
+  }
+  return time * kind.alone_time;
+}
 
 // Whether the span's rows have the same bits in halved tiles. The splits of a tile are counted from
 // its first visible K/V row, which with a window depends on the tile.
-bool MayHalve(const Span& span, const PlanOptions& options, bool split);
+inline bool MayHalve(const Span& span, const PlanOptions& options, bool split) {
+  return options.halves_tiles && (!split || span.mask.left == Mask::kUnbounded);
+}
 
 // Tile size for the spans that are split, or for those that are not: the one with which they are
 // done first. Blocks are counted in those of the longest.
