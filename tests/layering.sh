@@ -2,9 +2,9 @@
 # Fails on an include, or a forward declaration, that goes against the layers. The headers of all
 # packages are in /usr/include, so the build alone does not stop a wrong include.
 #
-#   server/: main -> transport -> engine -> device -> kv -> request -> memory -> base
+#   server/: main -> transport -> engine -> device -> kv -> access -> request -> memory -> sharing -> base
 #            A layer may include itself, every layer to its right, and telemetry.
-#   server/transport: server.h -> grpc/, local/ -> the other files -> access/
+#   server/transport: server.h -> grpc/, local/ -> rpc/        grpc/: -> grpc/guard/
 #   proto <- transport, client        client/c -> client/cpp/local        client/cli -> kernels/reference (to verify)
 #   client/include, what users see, includes nothing that is not installed. client/c knows flashcore/c.h of it.
 set -euo pipefail
@@ -25,7 +25,7 @@ forbid() {
 
 forbid kernels 'grpc|google/|absl/|prometheus/|flashcore/|proto/|server/|client/|tests/' \
   'may include only CUDA, Highway and itself'
-forbid server/telemetry 'grpc|google/|flashcore/|proto/wire/(fields|frames|grpc|message|ring)|kernels/|server/(memory|request|kv|device|engine|transport)|server/[a-z_]+\.h|client/|tests/' \
+forbid server/telemetry 'grpc|google/|flashcore/|proto/wire/(fields|frames|grpc|message|ring)|kernels/|server/(sharing|memory|request|access|kv|device|engine|transport)|server/[a-z_]+\.h|client/|tests/' \
   'may not know gRPC or what it measures'
 
 # forbid_hidden FOLDER BELOW...: a class that FOLDER declares, it or a folder of BELOW defines.
@@ -39,7 +39,7 @@ forbid_hidden() {
 }
 
 above='transport' # the layers above the current one, as a regex
-below=(transport engine device kv request memory base)
+below=(transport engine device kv access request memory sharing base)
 forbid_hidden "${below[@]/#/server/}" server/telemetry
 for layer in "${below[@]:1}"; do
   below=("${below[@]:1}") # from this layer down
@@ -49,8 +49,8 @@ for layer in "${below[@]:1}"; do
   forbid_hidden "${below[@]/#/server/}" server/telemetry
   above+="|$layer"
 done
-forbid server/transport/access 'server/transport/[a-z_]+\.h|server/transport/(grpc|local)/' \
-  'says who calls, to all transports'
+forbid server/transport/rpc 'server/transport/(server\.h|grpc/|local/)' 'is what all transports share'
+forbid server/transport/grpc/guard 'server/transport/grpc/[a-z_]+\.h' 'stands between the network and gRPC'
 for transport in grpc:local local:grpc; do
   forbid "server/transport/${transport%:*}" "server/transport/(${transport#*:}/|server\.h)" \
     'knows no other transport'

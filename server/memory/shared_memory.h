@@ -13,9 +13,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/mutex.h"
-#include "server/base/shares.h"
 #include "server/base/socket.h"
 #include "server/memory/shared_region.h"
+#include "server/sharing/shares.h"
 #include "server/telemetry/metric.h"
 
 namespace flashcore::server {

@@ -15,7 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
-#include "server/base/shares.h"
+#include "server/sharing/shares.h"
 
 namespace flashcore::server {
 

@@ -14,7 +14,7 @@
 
 #include "flashcore/v1/debug.grpc.pb.h"
 #include "grpcpp/health_check_service_interface.h"
-#include "server/transport/grpc/self_check.h"
+#include "server/transport/grpc/guard/self_check.h"
 
 namespace flashcore::bench {
 namespace {

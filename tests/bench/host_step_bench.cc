@@ -27,7 +27,7 @@
 #include "server/kv/sequence_store.h"
 #include "server/request/validate.h"
 #include "server/telemetry/metrics.h"
-#include "server/transport/message.h"
+#include "server/transport/rpc/message.h"
 
 ABSL_FLAG(uint32_t, spans, 64, "sequences that one request decodes");
 ABSL_FLAG(uint32_t, rows, 4096, "rows of each sequence before the first step");

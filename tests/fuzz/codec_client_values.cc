@@ -6,7 +6,7 @@
 #include "client/cpp/answer.h"
 #include "client/cpp/encode.h"
 #include "client/cpp/local/ring_request.h"
-#include "server/transport/message.h"
+#include "server/transport/rpc/message.h"
 #include "tests/fuzz/codec_values.h"
 #include "tests/fuzz/require.h"
 

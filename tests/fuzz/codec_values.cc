@@ -9,7 +9,7 @@
 #include "google/protobuf/descriptor.h"
 #include "server/kv/operation.h"
 #include "server/memory/regions.h"
-#include "server/transport/message.h"
+#include "server/transport/rpc/message.h"
 #include "tests/fuzz/require.h"
 #include "tests/memory/memfd.h"
 

@@ -7,7 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/transport/access/forwarded_client.h"
+#include "server/access/forwarded_client.h"
 #include "tests/fuzz/require.h"
 
 namespace flashcore::fuzz {

@@ -26,7 +26,7 @@
 #include "server/request/validate.h"
 #include "server/transport/local/frame_socket.h"
 #include "server/transport/local/ring.h"
-#include "server/transport/message.h"
+#include "server/transport/rpc/message.h"
 #include "tests/fuzz/require.h"
 #include "tests/memory/memfd.h"
 

@@ -10,7 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/transport/access/token_file.h"
+#include "server/access/token_file.h"
 #include "tests/fuzz/require.h"
 
 namespace flashcore::fuzz {

@@ -13,8 +13,8 @@
 #include "grpcpp/support/byte_buffer.h"
 #include "gtest/gtest.h"
 #include "server/kv/operation.h"
-#include "server/transport/exchange.h"
-#include "server/transport/message.h"
+#include "server/transport/rpc/exchange.h"
+#include "server/transport/rpc/message.h"
 #include "tests/engine/fakes.h"
 #include "tests/transport/rpc_setup.h"
 

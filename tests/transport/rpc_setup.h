@@ -14,9 +14,9 @@
 
 #include "flashcore/v1/attention.pb.h"
 #include "grpcpp/support/status.h"
-#include "server/transport/access/peer_user.h"
+#include "server/access/peer_user.h"
 #include "server/transport/server.h"
-#include "tests/transport/loopback_connection.h"
+#include "tests/base/loopback_connection.h"
 
 namespace flashcore::server::testing {
 

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/request/validate.h"
-#include "server/transport/convert.h"
-#include "server/transport/message.h"
+#include "server/transport/rpc/convert.h"
+#include "server/transport/rpc/message.h"
 
 namespace flashcore::server {
 

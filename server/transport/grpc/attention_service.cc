@@ -4,14 +4,14 @@
 #include "grpcpp/support/proto_buffer_reader.h"
 #include "grpcpp/support/slice.h"
 #include "proto/wire/grpc_compat.h"
-#include "server/transport/convert.h"
-#include "server/transport/exchange.h"
 #include "server/transport/grpc/attend_stream.h"
 #include "server/transport/grpc/hold_lease.h"
 #include "server/transport/grpc/load_sequence.h"
 #include "server/transport/grpc/unary_reactor.h"
-#include "server/transport/message.h"
-#include "server/transport/unknown_fields.h"
+#include "server/transport/rpc/convert.h"
+#include "server/transport/rpc/exchange.h"
+#include "server/transport/rpc/message.h"
+#include "server/transport/rpc/unknown_fields.h"
 
 namespace flashcore::server {
 namespace {

@@ -8,10 +8,10 @@
 #include "flashcore/v1/attention.grpc.pb.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/server_callback.h"
-#include "server/transport/attention_methods.h"
-#include "server/transport/exchange.h"
 #include "server/transport/grpc/stream_reactor.h"
-#include "server/transport/rpc_scope.h"
+#include "server/transport/rpc/attention_methods.h"
+#include "server/transport/rpc/exchange.h"
+#include "server/transport/rpc/rpc_scope.h"
 
 namespace flashcore::server {
 

@@ -14,7 +14,7 @@
 #include "grpcpp/support/server_callback.h"
 #include "grpcpp/support/slice.h"
 #include "server/transport/grpc/stream_reactor.h"
-#include "server/transport/rpc_scope.h"
+#include "server/transport/rpc/rpc_scope.h"
 
 namespace flashcore::server {
 

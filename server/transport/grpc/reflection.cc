@@ -9,8 +9,8 @@
 #include "grpc/reflection/v1alpha/reflection.grpc.pb.h"
 #include "grpcpp/support/server_callback.h"
 #include "proto/wire/grpc_compat.h"
-#include "server/transport/convert.h"
 #include "server/transport/grpc/unary_reactor.h"
+#include "server/transport/rpc/convert.h"
 
 namespace flashcore::server {
 namespace {

@@ -13,9 +13,9 @@
 #include "server/base/error_info.h"
 #include "server/base/mutex.h"
 #include "server/request/identity.h"
-#include "server/transport/convert.h"
 #include "server/transport/grpc/unary_reactor.h"
-#include "server/transport/rpc_scope.h"
+#include "server/transport/rpc/convert.h"
+#include "server/transport/rpc/rpc_scope.h"
 
 namespace flashcore::server {
 

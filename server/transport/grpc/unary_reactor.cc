@@ -1,6 +1,6 @@
 #include "server/transport/grpc/unary_reactor.h"
 
-#include "server/transport/convert.h"
+#include "server/transport/rpc/convert.h"
 
 namespace flashcore::server {
 

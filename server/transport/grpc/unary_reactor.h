@@ -13,8 +13,8 @@
 #include "grpcpp/support/status.h"
 #include "proto/wire/grpc_compat.h"
 #include "server/request/identity.h"
-#include "server/transport/rpc_scope.h"
-#include "server/transport/unsent_replies.h"
+#include "server/transport/rpc/rpc_scope.h"
+#include "server/transport/rpc/unsent_replies.h"
 
 namespace flashcore::server {
 

@@ -5,9 +5,9 @@
 #include "absl/strings/str_cat.h"
 #include "proto/wire/frames.h"
 #include "server/base/error_info.h"
-#include "server/transport/load_chunks.h"
 #include "server/transport/local/connection.h"
-#include "server/transport/message.h"
+#include "server/transport/rpc/load_chunks.h"
+#include "server/transport/rpc/message.h"
 
 namespace flashcore::server::local {
 namespace {

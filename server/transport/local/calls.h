@@ -17,11 +17,11 @@
 #include "server/engine/client_lease.h"
 #include "server/memory/regions.h"
 #include "server/request/identity.h"
-#include "server/transport/attention_methods.h"
-#include "server/transport/exchange.h"
-#include "server/transport/local/call_room.h"
+#include "server/sharing/call_room.h"
 #include "server/transport/local/context.h"
-#include "server/transport/rpc_scope.h"
+#include "server/transport/rpc/attention_methods.h"
+#include "server/transport/rpc/exchange.h"
+#include "server/transport/rpc/rpc_scope.h"
 
 namespace flashcore::server::local {
 

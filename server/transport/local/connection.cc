@@ -11,9 +11,9 @@
 #include "proto/wire/ring.h"
 #include "server/base/error_info.h"
 #include "server/telemetry/log.h"
-#include "server/transport/convert.h"
 #include "server/transport/local/ring_poller.h"
-#include "server/transport/unknown_fields.h"
+#include "server/transport/rpc/convert.h"
+#include "server/transport/rpc/unknown_fields.h"
 
 namespace flashcore::server::local {
 namespace {

@@ -14,7 +14,7 @@
 #include "server/base/clock.h"
 #include "server/engine/client_lease.h"
 #include "server/memory/regions.h"
-#include "server/transport/door.h"
+#include "server/sharing/door.h"
 #include "server/transport/local/calls.h"
 #include "server/transport/local/context.h"
 #include "server/transport/local/frame_socket.h"

@@ -10,13 +10,13 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/strings/string_view.h"
 #include "server/base/clock.h"
-#include "server/base/fair_jobs.h"
 #include "server/base/mutex.h"
-#include "server/base/passed_files.h"
-#include "server/base/shares.h"
 #include "server/base/socket.h"
-#include "server/transport/attention_methods.h"
-#include "server/transport/local/call_room.h"
+#include "server/sharing/call_room.h"
+#include "server/sharing/fair_jobs.h"
+#include "server/sharing/shares.h"
+#include "server/transport/rpc/attention_methods.h"
+#include "server/transport/rpc/passed_files.h"
 
 namespace flashcore::server::local {
 

@@ -12,9 +12,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "proto/wire/frames.h"
-#include "server/base/passed_files.h"
 #include "server/base/socket.h"
-#include "server/transport/unsent_replies.h"
+#include "server/transport/rpc/passed_files.h"
+#include "server/transport/rpc/unsent_replies.h"
 
 namespace flashcore::server::local {
 

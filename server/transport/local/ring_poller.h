@@ -10,7 +10,7 @@
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
 #include "server/base/socket.h"
-#include "server/base/turns.h"
+#include "server/sharing/turns.h"
 #include "server/transport/local/ring_turns.h"
 #include "server/transport/local/session.h"
 

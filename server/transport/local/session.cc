@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/wire/ring.h"
-#include "server/transport/convert.h"
-#include "server/transport/exchange.h"
-#include "server/transport/message.h"
+#include "server/transport/rpc/convert.h"
+#include "server/transport/rpc/exchange.h"
+#include "server/transport/rpc/message.h"
 
 namespace flashcore::server::local {
 namespace {

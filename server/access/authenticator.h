@@ -1,0 +1,103 @@
+// Makes the Identity of each caller.
+#ifndef FLASHCORE_SERVER_ACCESS_AUTHENTICATOR_H_
+#define FLASHCORE_SERVER_ACCESS_AUTHENTICATOR_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "grpcpp/server_context.h"
+#include "server/access/client_connections.h"
+#include "server/access/token_file.h"
+#include "server/base/mutex.h"
+#include "server/request/identity.h"
+#include "server/telemetry/metrics.h"
+
+namespace flashcore::server {
+
+// A name tells where it is from, so that no source can give a name of another:
+//   token:NAME         the bearer token, by the token file
+//   cert:NAME          the verified client certificate: its first URI, else its first DNS name,
+//                      else its CN. Also of a certificate that a trusted proxy has verified.
+//   name:NAME          what the caller calls itself, if that is allowed
+//   uid:NUMBER         the user of this host who made the connection, if the kernel says; always on
+//                      the local socket
+//   host:ADDRESS       otherwise the address without its port; every Unix socket is "unix"
+// A token that is sent counts, also beside a certificate. Once there are tokens, a caller without a
+// token and a certificate is refused.
+// Thread-safe.
+class Authenticator {
+ public:
+  struct Options {
+    bool client_certificates = false;    // callers over TLS have verified ones
+    bool insecure_client_names = false;  // believe the metadata `flashcore-client`
+    // Serve callers on the local socket whose user the server's user namespace does not know. They
+    // all have one uid, and so one identity.
+    bool allow_overflow_uid = false;
+    // Names of identities that may call for others. Their x-forwarded-client-cert counts: its last
+    // element, or, while that names a trusted proxy too, the one before.
+    std::vector<std::string> trusted_proxies;
+    // Callers need a token or a certificate, also before SetTokens: none is valid then.
+    bool needs_tokens = false;
+  };
+
+  // `metrics` outlives this.
+  Authenticator(Options options, Metrics* metrics)
+      : options_(std::move(options)),
+        metrics_(metrics),
+        tokens_(options_.needs_tokens ? std::make_shared<const TokenTable>() : nullptr) {}
+
+  // Who calls from `peer`. UNAUTHENTICATED, counted and logged, unless that is known.
+  // INVALID_ARGUMENT if the name that a caller gives itself is too long or not printable.
+  absl::StatusOr<Identity> Identify(const grpc::ServerContextBase& call, const Peer& peer) const;
+
+  // Whether a trusted proxy is at `peer`, as far as the address and the user tell.
+  bool TrustsPeer(const Peer& peer) const;
+
+  // Who is at the other end of the local socket `connection`. UNAUTHENTICATED, counted and logged,
+  // for the overflow uid, unless Options allow it.
+  absl::StatusOr<Identity> IdentifyLocal(int connection) const;
+
+  // The tokens from now on; callers need one.
+  void SetTokens(TokenTable tokens) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // UNAUTHENTICATED, counted, if the identity is from a token that is not valid any more, or means
+  // another name or other groups by now.
+  absl::Status CheckStillValid(const Identity& identity) const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  using Context = grpc::ServerContextBase;
+  struct Caller {
+    const Context& call;
+    const Peer& peer;
+  };
+
+  // Who calls, by token, certificate, user or address.
+  absl::StatusOr<Identity> Direct(const Caller& caller) const;
+  absl::StatusOr<Identity> ByToken(const Caller& caller, const TokenTable& tokens) const;
+  absl::StatusOr<Identity> ByCertificate(const Caller& caller) const;
+  absl::StatusOr<Identity> ByAddress(const Caller& caller) const;
+  // Whom the trusted proxy `proxy` calls for; itself if it does not say.
+  absl::StatusOr<Identity> Forwarded(const Caller& caller, Identity proxy) const;
+  bool Trusts(absl::string_view name) const;
+  // Counts and logs, and returns UNAUTHENTICATED.
+  absl::Status Refuse(const Caller& caller, Unauthenticated reason, absl::string_view error) const {
+    return RefusePeer(caller.peer.address, reason, error);
+  }
+  absl::Status RefusePeer(absl::string_view peer, Unauthenticated reason,
+                          absl::string_view error) const;
+  std::shared_ptr<const TokenTable> tokens() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  const Options options_;
+  Metrics* const metrics_;
+  mutable Mutex mutex_;
+  std::shared_ptr<const TokenTable> tokens_ ABSL_GUARDED_BY(mutex_);  // null: none are needed
+};
+
+}  // namespace flashcore::server
+
+#endif  // FLASHCORE_SERVER_ACCESS_AUTHENTICATOR_H_

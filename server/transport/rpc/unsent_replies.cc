@@ -1,0 +1,188 @@
+#include "server/transport/rpc/unsent_replies.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/access/client_connections.h"
+#include "server/base/error_info.h"
+
+namespace flashcore::server {
+namespace {
+
+// For replies that wait too long. In that time, a client that reads has read a burst.
+constexpr std::chrono::milliseconds kCheckInterval(250);
+
+// In that time, an RPC that was cut off ends on a connection whose client takes bytes.
+constexpr std::chrono::seconds kEndsWithin(1);
+
+}  // namespace
+
+void UnsentReply::Ready(absl::string_view client, size_t bytes, const StagingUse& staging) {
+  all_->Ready(this, client, bytes, staging);
+}
+
+CutOff UnsentReply::Sent() { return ready_ ? all_->Sent(this) : cut_off_; }
+
+void UnsentReplies::Start(const Options& options, const Clock* clock,
+                          std::vector<StagingPool*> pools) {
+  options_ = options;
+  clock_ = clock;
+  pools_ = std::move(pools);
+  {
+    MutexLock lock(&mutex_);
+    shares_.emplace(options.bytes);
+    thread_.emplace(clock_, kCheckInterval, [this] { CutOffCondemned(); });
+  }
+  for (StagingPool* pool : pools_) pool->SetOnDebt([this] { thread_->CallSoon(); });
+}
+
+UnsentReplies::~UnsentReplies() {
+  for (StagingPool* pool : pools_) pool->SetOnDebt(nullptr);
+}
+
+absl::Status UnsentReplies::Check(absl::string_view client) const {
+  MutexLock lock(&mutex_);
+  // The rest is for refusals, and for replies to requests in flight.
+  const size_t rest = options_.bytes.one / 4;
+  if (!shares_->IsOverShare(client, rest)) return absl::OkStatus();
+  return WithInfo(absl::ResourceExhaustedError(absl::StrCat(
+                      "unread replies of this client take ", shares_->held(client),
+                      " bytes; the limit is ", options_.bytes.one - rest,
+                      " (three quarters of its share, a quarter of --unsent_reply_bytes). Read "
+                      "replies before sending more")),
+                  reason::kRepliesFull);
+}
+
+size_t UnsentReplies::bytes() const {
+  MutexLock lock(&mutex_);
+  return shares_->held();
+}
+
+size_t UnsentReplies::bytes(absl::string_view client) const {
+  MutexLock lock(&mutex_);
+  return shares_->held(client);
+}
+
+void UnsentReplies::Ready(UnsentReply* reply, absl::string_view client, size_t bytes,
+                          const StagingUse& staging) {
+  const size_t share = options_.bytes.one;
+  if (share > 0) bytes = std::min(bytes, share);  // a larger reply may be sent, but only alone
+  const TimePoint now = clock_->Now();
+  MutexLock lock(&mutex_);
+  reply->ready_ = true;
+  reply->since_ = now;
+  shares_->Take(client, bytes, reply);
+  if (staging.bytes > 0) {
+    reply->staged_.reply = reply;
+    reply->staged_.use = staging;
+    staged_.Take("", staging.bytes, &reply->staged_);
+    staging.pool->AddUnread(staging.bytes);
+  }
+  while (options_.bytes.all > 0 && shares_->held() > options_.bytes.all) {
+    Condemn(Oldest(*shares_->Debtor()), CutOff::kShare);
+  }
+}
+
+CutOff UnsentReplies::Sent(UnsentReply* reply) {
+  reply->ready_ = false;
+  MutexLock lock(&mutex_);
+  if (reply->cut_off_ == CutOff::kNo) {
+    Give(reply);
+    return CutOff::kNo;
+  }
+  condemned_.erase(reply);
+  cut_off_.erase(reply);
+  if (cutting_ == reply && cutter_ == std::this_thread::get_id()) cutting_ = nullptr;
+  while (cutting_ == reply) changed_.Wait(&mutex_);
+  return reply->cut_off_;
+}
+
+void UnsentReplies::Give(UnsentReply* reply) {
+  shares_->Give(reply);
+  UnsentReply::Staged& staged = reply->staged_;
+  if (staged.use.bytes == 0) return;
+  if (!staged.overdue) staged_.Give(&staged);
+  staged.use.pool->RemoveUnread(staged.use.bytes, &staged);
+}
+
+void UnsentReplies::MarkOverdue(TimePoint since) {
+  while (const Shares::Account* const account = staged_.Largest()) {
+    auto* const staged = static_cast<UnsentReply::Staged*>(account->oldest);
+    if (staged->reply->since_ > since) return;
+    staged_.Give(staged);
+    staged->overdue = true;
+    const std::string& client = staged->reply->account->holder;
+    staged->use.pool->AddOverdue(client, staged->use.bytes, staged);
+  }
+}
+
+void UnsentReplies::Condemn(UnsentReply* reply, CutOff why) {
+  Give(reply);
+  reply->cut_off_ = why;
+  condemned_.insert(reply);
+  if (condemned_.size() == 1) thread_->CallSoon();
+}
+
+void UnsentReplies::CutOffAll() {
+  MutexLock lock(&mutex_);
+  CondemnOld(TimePoint::max(), 0, CutOff::kDrain);
+}
+
+void UnsentReplies::CondemnOld(TimePoint since, size_t keep, CutOff why) {
+  const auto& accounts = shares_->accounts();
+  for (auto account = accounts.begin(); account != accounts.end();) {
+    UnsentReply* reply = Oldest((account++)->second);  // the account may go with its last reply
+    while (reply != nullptr && reply->account->held > keep && reply->since_ <= since) {
+      UnsentReply* const newer = static_cast<UnsentReply*>(reply->newer);
+      Condemn(reply, why);
+      reply = newer;
+    }
+  }
+}
+
+void UnsentReplies::CutOffCondemned() {
+  MutexLock lock(&mutex_);
+  cutter_ = std::this_thread::get_id();
+  const TimePoint now = clock_->Now();
+  BreakConnections(now);
+  const Nanoseconds timeout = options_.timeout;
+  if (timeout > Nanoseconds(0)) CondemnOld(now - timeout, 0, CutOff::kTimeout);
+  const size_t share = options_.bytes.one;
+  if (share > 0) CondemnOld(now - kCheckInterval, share, CutOff::kShare);
+  MarkOverdue(now - kCheckInterval);
+  for (StagingPool* pool : pools_) {
+    while (Shares::Item* const overdue = pool->Debt()) {
+      Condemn(static_cast<UnsentReply::Staged*>(overdue)->reply, CutOff::kStaging);
+    }
+  }
+  while (!condemned_.empty()) {
+    UnsentReply* const reply = *condemned_.begin();
+    condemned_.erase(condemned_.begin());
+    if (reply->cut_off_ == CutOff::kDrain && reply->connection_ != nullptr) {
+      // Its client sees UNAVAILABLE. TryCancel would say CANCELLED, which no client repeats.
+      reply->connection_->Break();
+      continue;
+    }
+    cutting_ = reply;
+    if (reply->connection_ != nullptr) cut_off_[reply] = now;
+    mutex_.unlock();
+    if (reply->context_ != nullptr) {
+      reply->context_->TryCancel();  // may call Sent, and delete the reply
+    } else {
+      (*reply->on_cut_off_)(reply->cut_off_);
+    }
+    mutex_.lock();
+    cutting_ = nullptr;
+    changed_.NotifyAll();
+  }
+}
+
+void UnsentReplies::BreakConnections(TimePoint now) {
+  for (const auto& [reply, since] : cut_off_) {
+    if (now - since >= kEndsWithin) reply->connection_->Break();
+  }
+}
+
+}  // namespace flashcore::server
