@@ -257,12 +257,12 @@ absl::Status Server::Listen(const Options& options) {
 
 absl::Status Server::ListenLocally(const Options& options) {
   if (options.local_listen.empty()) return absl::OkStatus();
-  local::Options local_options;
+  local::Server::Options local_options;
   local_options.path = options.local_listen;
   local_options.access = options.unix_sockets;
   local_options.connections = DoorLimits(options);
-  local_options.max_calls = options.connections.max_streams;
-  local_options.hello_within = options.connections.accept.first_bytes_within;
+  local_options.connection.max_calls = options.connections.max_streams;
+  local_options.connection.hello_within = options.connections.accept.first_bytes_within;
   // Any client can send a few of the largest frames at once.
   local_options.received_bytes.one =
       std::max(options.transport_memory_bytes / 4, 4 * size_t{wire::kMaxFrameBytes});

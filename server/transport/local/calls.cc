@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 #include "proto/wire/frames.h"
 #include "server/base/error_info.h"
-#include "server/transport/local/connection.h"
 #include "server/transport/rpc/load_chunks.h"
 #include "server/transport/rpc/message.h"
 
@@ -21,7 +20,7 @@ constexpr size_t kCallBytes = 1024;
 class AttendCall final : public TensorCall {
  public:
   AttendCall(const CallSetup& setup, std::string message, Reply reply)
-      : TensorCall(setup, setup.context->attend, std::move(message), std::move(reply)) {}
+      : TensorCall(setup, setup.services->attend, std::move(message), std::move(reply)) {}
 
  private:
   absl::Status Parse() override {
@@ -41,7 +40,7 @@ class AttendCall final : public TensorCall {
 class LoadCall final : public TensorCall {
  public:
   LoadCall(const CallSetup& setup, std::string message, Reply reply)
-      : TensorCall(setup, setup.context->load_sequence, std::move(message), std::move(reply)),
+      : TensorCall(setup, setup.services->load_sequence, std::move(message), std::move(reply)),
         chunks_(origin_.fleet, setup.regions.get(), setup.identity) {}
 
  private:
@@ -59,7 +58,7 @@ class LoadCall final : public TensorCall {
 // Why a call is not run although it has its turn; OK: it is.
 absl::Status CheckInTime(const CallSetup& setup, bool cancelled) {
   if (cancelled) return absl::CancelledError("the client cancelled the call");
-  return CheckDeadline(*setup.context, setup.deadline);
+  return CheckDeadline(*setup.services->methods->context(), setup.deadline);
 }
 
 // OK if the call may run, and parses its message.
@@ -94,23 +93,19 @@ absl::Status RunCall(RpcContext* context, RpcMetrics* rpc, const absl::Status& r
 
 }  // namespace
 
-absl::Status CheckDeadline(const Context& context, TimePoint deadline) {
-  if (deadline == kNoDeadline || context.methods->fleet()->clock().Now() < deadline) {
-    return absl::OkStatus();
-  }
+absl::Status CheckDeadline(const RpcContext& context, TimePoint deadline) {
+  if (deadline == kNoDeadline || context.clock->Now() < deadline) return absl::OkStatus();
   return absl::DeadlineExceededError("the deadline passed before the call had its turn");
 }
 
 PendingCall::PendingCall(const CallSetup& setup, size_t bytes, Reply reply)
     : setup_(setup),
-      charge_(setup.context->room, setup.identity.name, kCallBytes + bytes),
+      charge_(setup.services->room, setup.identity.name, kCallBytes + bytes),
       reply_(std::move(reply)) {}
 
 void PendingCall::Answer(std::shared_ptr<PendingCall> self, absl::StatusOr<std::string> message) {
-  setup_.context->post(setup_.identity.name, setup_.connection,
-                       [self = std::move(self), message = std::move(message)](Connection*) mutable {
-                         self->reply_(message.status(), message.ok() ? *std::move(message) : "");
-                       });
+  Reply reply = std::move(reply_);  // which may destroy this
+  reply(std::move(self), std::move(message));
 }
 
 void UnaryCall::Start() {
@@ -127,19 +122,19 @@ void UnaryCall::Start() {
 ManageCall::ManageCall(const CallSetup& setup, std::string message, Reply reply)
     : PendingCall(setup, message.size(), std::move(reply)),
       message_(std::move(message)),
-      operations_(setup.context->methods, &request_, &response_) {}
+      operations_(setup.services->methods, &request_, &response_) {}
 
 void ManageCall::Start() {
-  RpcContext* const context = setup_.context->methods->context();
-  rpc_.emplace(context, setup_.context->manage_sequences);
-  scope_.emplace(context, setup_.context->manage_sequences);
+  RpcContext* const context = setup_.services->methods->context();
+  rpc_.emplace(context, setup_.services->manage_sequences);
+  scope_.emplace(context, setup_.services->manage_sequences);
   const absl::Status status = Begin();
   if (!status.ok() || operations_.done()) return Finish(status);
   RunNext();
 }
 
 absl::Status ManageCall::Begin() {
-  absl::Status status = AdmitAndParse(*setup_.context->methods->context(), setup_.identity,
+  absl::Status status = AdmitAndParse(*setup_.services->methods->context(), setup_.identity,
                                       CheckInTime(setup_, cancelled_), message_, &request_);
   if (status.ok()) status = CheckKnownFields(request_);
   return status.ok() ? operations_.Begin() : status;
@@ -148,8 +143,8 @@ absl::Status ManageCall::Begin() {
 void ManageCall::RunNext() {
   operations_.RunNext(setup_.identity);
   if (operations_.done()) return Finish(absl::OkStatus());
-  setup_.context->long_calls->Add(setup_.identity.name,
-                                  [self = shared_from_this()] { self->RunNext(); });
+  setup_.services->long_calls->Add(setup_.identity.name,
+                                   [self = shared_from_this()] { self->RunNext(); });
 }
 
 void ManageCall::Finish(const absl::Status& status) {
@@ -172,12 +167,12 @@ std::shared_ptr<TensorCall> TensorCall::Make(const CallSetup& setup, const std::
   return nullptr;
 }
 
-TensorCall::TensorCall(const CallSetup& setup, RpcMetrics* rpc, std::string message, Reply reply)
-    : UseCount::Use(&setup.context->uses),
+TensorCall::TensorCall(const CallSetup& setup, const Exchange::Origin& origin, std::string message,
+                       Reply reply)
+    : UseCount::Use(setup.services->uses),
       PendingCall(setup, message.size(), std::move(reply)),
-      Exchange({setup.context->methods->fleet(), setup.context->methods->context(), rpc},
-               std::move(message)),
-      rpc_(origin_.context, rpc) {
+      Exchange(origin, std::move(message)),
+      rpc_(origin.context, origin.rpc) {
   operation_.identity = setup.identity;
   operation_.deadline = setup.deadline;
 }
@@ -195,16 +190,16 @@ void TensorCall::Complete(const absl::Status& status) {
   Answer(std::move(self_), std::move(reply));
 }
 
-UnaryCalls::UnaryCalls(Context* context)
-    : context_(context), hold_lease_(context->Rpc("HoldLease")) {
+UnaryCalls::UnaryCalls(AttentionMethods* methods)
+    : methods_(methods), hold_lease_(methods->Rpc("HoldLease", "local")) {
   AttentionMethods::ForEach([this](const char* name, auto method) { Add(name, method); });
 }
 
 template <typename Request, typename Response>
 void UnaryCalls::Add(const char* name, AttentionMethods::Method<Request, Response> method) {
-  methods_[name] = [methods = context_->methods, rpc = context_->Rpc(name), method](
-                       const absl::Status& refused, const Identity& caller, absl::string_view bytes,
-                       std::string* out) {
+  runs_[name] = [methods = methods_, rpc = methods_->Rpc(name, "local"), method](
+                    const absl::Status& refused, const Identity& caller, absl::string_view bytes,
+                    std::string* out) {
     const auto body = [&](const Request& request, Response* response) {
       return methods->Run(method, caller, request, response);
     };
@@ -214,20 +209,19 @@ void UnaryCalls::Add(const char* name, AttentionMethods::Method<Request, Respons
 
 absl::Status UnaryCalls::HoldLease(const Identity& caller, absl::string_view request,
                                    ClientLease* lease, std::string* response) const {
-  AttentionMethods* const methods = context_->methods;
   const auto body = [&](const v1::HoldLeaseRequest& message, v1::HoldLeaseResponse* reply) {
     if (absl::Status status = CheckKnownFields(message); !status.ok()) return status;
-    if (!lease->open()) *lease = methods->fleet()->OpenLease(caller);
+    if (!lease->open()) *lease = methods_->fleet()->OpenLease(caller);
     reply->set_lease_id(lease->id().ToBytes());
     return absl::OkStatus();
   };
   return RunCall<v1::HoldLeaseRequest, v1::HoldLeaseResponse>(
-      methods->context(), hold_lease_, absl::OkStatus(), caller, request, body, response);
+      methods_->context(), hold_lease_, absl::OkStatus(), caller, request, body, response);
 }
 
 const UnaryCalls::Run* UnaryCalls::Find(const std::string& method) const {
-  const auto found = methods_.find(method);
-  return found == methods_.end() ? nullptr : &found->second;
+  const auto found = runs_.find(method);
+  return found == runs_.end() ? nullptr : &found->second;
 }
 
 }  // namespace flashcore::server::local

@@ -14,11 +14,12 @@
 #include "absl/strings/string_view.h"
 #include "flashcore/v1/attention.pb.h"
 #include "server/base/clock.h"
+#include "server/base/use_count.h"
 #include "server/engine/client_lease.h"
 #include "server/memory/regions.h"
 #include "server/request/identity.h"
 #include "server/sharing/call_room.h"
-#include "server/transport/local/context.h"
+#include "server/sharing/fair_jobs.h"
 #include "server/transport/rpc/attention_methods.h"
 #include "server/transport/rpc/exchange.h"
 #include "server/transport/rpc/rpc_scope.h"
@@ -28,7 +29,7 @@ namespace flashcore::server::local {
 // The methods that need no device. Thread-safe.
 class UnaryCalls {
  public:
-  explicit UnaryCalls(Context* context);
+  explicit UnaryCalls(AttentionMethods* methods);  // which outlive this
 
   // Null if there is no such method. Else runs it and returns its status, or `refused`; with OK,
   // `*response` is the serialized message.
@@ -44,29 +45,40 @@ class UnaryCalls {
   template <typename Request, typename Response>
   void Add(const char* name, AttentionMethods::Method<Request, Response> method);
 
-  Context* const context_;
+  AttentionMethods* const methods_;
   RpcMetrics* const hold_lease_;
-  std::unordered_map<std::string, Run> methods_;
+  std::unordered_map<std::string, Run> runs_;  // by method
+};
+
+// What all calls use. It outlives them, as does what it points to.
+struct CallServices {
+  AttentionMethods* methods = nullptr;
+  CallRoom* room = nullptr;
+  FairJobs* long_calls = nullptr;  // by client; those that may take milliseconds
+  UseCount* uses = nullptr;        // calls with tensors, and rings
+  Exchange::Origin attend;
+  Exchange::Origin load_sequence;
+  RpcMetrics* manage_sequences = nullptr;
 };
 
 // What a call needs of its connection, which may end before the call.
 struct CallSetup {
-  Context* context = nullptr;
-  std::weak_ptr<Connection> connection;
+  const CallServices* services = nullptr;
   Identity identity;
   std::shared_ptr<Regions> regions;
   TimePoint deadline = kNoDeadline;
 };
 
 // DEADLINE_EXCEEDED if a call has its turn after its deadline.
-absl::Status CheckDeadline(const Context& context, TimePoint deadline);
+absl::Status CheckDeadline(const RpcContext& context, TimePoint deadline);
 
 // A call that is answered after its turn. Kept alive by its connection until it is
 // answered, and by whoever works on it.
 class PendingCall {
  public:
-  // Sends the reply, and lets go of the call. On the connections' thread.
-  using Reply = absl::AnyInvocable<void(const absl::Status&, std::string message)>;
+  // Lets the connection send the reply, and let go of the call. From any thread.
+  using Reply =
+      absl::AnyInvocable<void(std::shared_ptr<PendingCall>, absl::StatusOr<std::string> message)>;
 
   PendingCall(const CallSetup& setup, size_t bytes, Reply reply);
   virtual ~PendingCall() = default;
@@ -79,7 +91,7 @@ class PendingCall {
   virtual void Cancel() = 0;
 
  protected:
-  // Lets the connection reply. `self` is this.
+  // `self` is this.
   void Answer(std::shared_ptr<PendingCall> self, absl::StatusOr<std::string> message);
 
   const CallSetup setup_;
@@ -143,7 +155,8 @@ class TensorCall : private UseCount::Use,  // first: what the others hold is rel
   void Cancel() override { Exchange::Cancel(); }
 
  protected:
-  TensorCall(const CallSetup& setup, RpcMetrics* rpc, std::string message, Reply reply);
+  TensorCall(const CallSetup& setup, const Exchange::Origin& origin, std::string message,
+             Reply reply);
 
  private:
   virtual absl::Status Parse() = 0;

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/error_info.h"
+#include "server/base/interrupted_waits.h"
 #include "server/memory/shared_region.h"
 
 namespace flashcore::server::local {

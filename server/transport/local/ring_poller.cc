@@ -30,9 +30,13 @@ RingPoller::~RingPoller() {
   thread_.join();
 }
 
-void RingPoller::Add(std::shared_ptr<Session> session) { Post({std::move(session), /*add=*/true}); }
+void RingPoller::Add(std::shared_ptr<RingSession> session) {
+  Post({std::move(session), /*add=*/true});
+}
 
-void RingPoller::Remove(const std::shared_ptr<Session>& session) { Post({session, /*add=*/false}); }
+void RingPoller::Remove(const std::shared_ptr<RingSession>& session) {
+  Post({session, /*add=*/false});
+}
 
 bool RingPoller::AddDoorbell(int eventfd) {
   epoll_event event = {};

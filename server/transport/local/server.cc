@@ -10,6 +10,7 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "server/base/interrupted_waits.h"
 #include "server/telemetry/log.h"
 
 namespace flashcore::server::local {
@@ -55,29 +56,35 @@ Server::Server(const Options& options, AttentionMethods* methods, PassedFiles* p
                FileDescriptor listening)
     : options_(options),
       listening_(std::move(listening)),
+      metrics_(*methods->context()->metrics),
       clock_(methods->context()->clock),
       timer_(clock_->NewTimer()),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      unary_(methods),
       door_(options.connections),
       received_(options.received_bytes),
       room_(options.call_bytes),
       poller_(
           std::make_unique<RingPoller>(IdleSpin(*methods->fleet()), &methods->fleet()->clock())) {
-  context_.methods = methods;
-  context_.poller = poller_.get();
-  context_.post = [this](absl::string_view client, std::weak_ptr<Connection> connection,
-                         Context::OnConnection action) {
+  const auto origin = [&](const char* method) {
+    return Exchange::Origin{methods->fleet(), methods->context(), methods->Rpc(method, "local")};
+  };
+  services_.calls = {methods,
+                     &room_,
+                     &long_calls_,
+                     &uses_,
+                     origin("Attend"),
+                     origin("LoadSequence"),
+                     methods->Rpc("ManageSequences", "local")};
+  services_.unary = &unary_;
+  services_.passed_files = passed_files;
+  services_.slow = &slow_;
+  services_.poller = poller_.get();
+  services_.post = [this](absl::string_view client, std::weak_ptr<Connection> connection,
+                          Connection::Action action) {
     Post(client, std::move(connection), std::move(action));
   };
-  context_.passed_files = passed_files;
-  context_.room = &room_;
-  context_.long_calls = &long_calls_;
-  context_.slow = &slow_;
-  context_.attend = context_.Rpc("Attend");
-  context_.load_sequence = context_.Rpc("LoadSequence");
-  context_.manage_sequences = context_.Rpc("ManageSequences");
-  unary_ = std::make_unique<UnaryCalls>(&context_);
   Watch(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), EPOLLIN | EPOLLET);
   Watch(epoll_.get(), EPOLL_CTL_ADD, timer_->fd(), EPOLLIN);
   Watch(epoll_.get(), EPOLL_CTL_ADD, listening_.get(), EPOLLIN);
@@ -94,11 +101,11 @@ Server::~Server() {
     listening_.reset();
   }
   poller_.reset();  // it has sessions; requests in the engine have theirs
-  context_.uses.WaitForNone();
+  uses_.WaitForNone();
 }
 
 void Server::Post(absl::string_view client, std::weak_ptr<Connection> connection,
-                  Context::OnConnection action) {
+                  Connection::Action action) {
   bool wake = false;
   {
     MutexLock lock(&mutex_);
@@ -176,7 +183,7 @@ void Server::Run() {
     closed_ = true;
     std::swap(dropped, posted_);
   }
-  context_.metrics().local_connections.Set(0);
+  metrics_.local_connections.Set(0);
 }
 
 void Server::AcceptAll() {
@@ -195,12 +202,12 @@ void Server::Admit(FileDescriptor socket) {
   const std::string name = ConnectionHolder(peer, UnixPeerUser(socket.get()));
   Door::Holder* holder = door_.Enter(name);
   if (!MakeRoom(*holder)) {
-    context_.passed_files->CloseConnection(name, std::move(socket));
+    services_.passed_files->CloseConnection(name, std::move(socket));
     return door_.Leave(holder);
   }
   const int fd = socket.get();
-  auto connection = std::make_shared<Connection>(&context_, unary_.get(), options_,
-                                                 std::move(socket), name, clock_->Now());
+  auto connection = std::make_shared<Connection>(&services_, options_.connection, std::move(socket),
+                                                 name, clock_->Now());
   Entry& entry = connections_[fd];
   entry.connection = std::move(connection);
   entry.holder = holder;
@@ -211,7 +218,7 @@ void Server::Admit(FileDescriptor socket) {
   }
   ++with_deadline_;
   Watch(epoll_.get(), EPOLL_CTL_ADD, fd, entry.events);
-  context_.metrics().local_connections.Set(static_cast<double>(connections_.size()));
+  metrics_.local_connections.Set(static_cast<double>(connections_.size()));
 }
 
 bool Server::MakeRoom(const Door::Holder& holder) {
@@ -262,7 +269,7 @@ void Server::Update(Connection* connection) {
   if (entry.received.account != nullptr) received_.Give(&entry.received);
   Watch(epoll_.get(), EPOLL_CTL_DEL, connection->fd(), 0);
   connections_.erase(found);
-  context_.metrics().local_connections.Set(static_cast<double>(connections_.size()));
+  metrics_.local_connections.Set(static_cast<double>(connections_.size()));
 }
 
 bool Server::MustWait(const Entry& entry) const {

@@ -5,6 +5,7 @@
 #define FLASHCORE_SERVER_TRANSPORT_LOCAL_SERVER_H_
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,6 +20,7 @@
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
 #include "server/base/socket.h"
+#include "server/base/use_count.h"
 #include "server/sharing/call_room.h"
 #include "server/sharing/door.h"
 #include "server/sharing/fair_jobs.h"
@@ -26,13 +28,23 @@
 #include "server/sharing/turns.h"
 #include "server/transport/local/calls.h"
 #include "server/transport/local/connection.h"
-#include "server/transport/local/context.h"
 #include "server/transport/local/ring_poller.h"
 
 namespace flashcore::server::local {
 
 class Server {
  public:
+  struct Options {
+    std::string path;  // of the socket; empty: there is none
+    UnixSocketAccess access;
+    Shares::Limits connections{/*all=*/1024, /*one=*/256};
+    Connection::Options connection;
+    Shares::Limits received_bytes;  // of frames that have not completely arrived
+    Shares::Limits call_bytes;      // of unanswered calls
+    // The socket will never accept again. On the thread of the connections.
+    std::function<void(const std::string& address)> on_dead;
+  };
+
   // UNAVAILABLE if it cannot listen. `methods`, and what it uses, and `passed_files` outlive this.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const Options& options,
                                                        AttentionMethods* methods,
@@ -41,7 +53,7 @@ class Server {
   ~Server();
 
  private:
-  using Posted = std::pair<std::weak_ptr<Connection>, Context::OnConnection>;
+  using Posted = std::pair<std::weak_ptr<Connection>, Connection::Action>;
 
   struct Entry {
     std::shared_ptr<Connection> connection;
@@ -56,7 +68,7 @@ class Server {
   Server(const Options& options, AttentionMethods* methods, PassedFiles* passed_files,
          FileDescriptor listening);
   void Post(absl::string_view client, std::weak_ptr<Connection> connection,
-            Context::OnConnection action) ABSL_LOCKS_EXCLUDED(mutex_);
+            Connection::Action action) ABSL_LOCKS_EXCLUDED(mutex_);
   void Run();
   // False: it has one already.
   bool GiveTurn(Entry* entry);
@@ -77,18 +89,18 @@ class Server {
   void Charge(Entry* entry);
   void EndDebtors();
   void CheckTimes();
-  void Refuse(RefusedLocalConnection reason) {
-    context_.metrics().CountRefusedLocalConnection(reason);
-  }
+  void Refuse(RefusedLocalConnection reason) { metrics_.CountRefusedLocalConnection(reason); }
 
-  Context context_;
+  UseCount uses_;
+  Connection::Services services_;
   const Options options_;
   FileDescriptor listening_;
+  Metrics& metrics_;
   const Clock* const clock_;
   const std::unique_ptr<Timer> timer_;
   const FileDescriptor epoll_;
   const FileDescriptor wake_;  // an eventfd
-  std::unique_ptr<UnaryCalls> unary_;
+  const UnaryCalls unary_;
 
   // Of the thread.
   Acceptor acceptor_;

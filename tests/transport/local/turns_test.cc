@@ -22,8 +22,8 @@
 #include "server/transport/local/calls.h"
 #include "server/transport/local/connection.h"
 #include "server/transport/local/ring_poller.h"
+#include "server/transport/local/ring_session.h"
 #include "server/transport/local/ring_turns.h"
-#include "server/transport/local/session.h"
 #include "tests/memory/memfd.h"
 #include "tests/transport/local/setup.h"
 
@@ -40,14 +40,14 @@ constexpr int kCancelled = static_cast<int>(absl::StatusCode::kCancelled);
 
 // A ring without a connection: both of its ends.
 struct TestRing {
-  TestRing(Context* context, const std::string& client)
+  TestRing(const CallServices& services, const std::string& client)
       : memory((wire::RingBytes(kSlots, kSlotBytes) + 4095) / 4096 * 4096),
         header(reinterpret_cast<wire::RingHeader*>(memory.data())) {
     const std::shared_ptr<const SharedRegion> region = memory.Map();
-    session = std::make_shared<Session>(
-        context, Identity{client, {}}, std::make_shared<Regions>(),
+    session = std::make_shared<RingSession>(
+        services.attend, services.uses, Identity{client, {}}, std::make_shared<Regions>(),
         Ring::Open(region, {0, kSlots, kSlotBytes}).value(),
-        Session::Callbacks{[](const absl::Status& why) { ADD_FAILURE() << why; }, [] {}});
+        RingSession::Callbacks{[](const absl::Status& why) { ADD_FAILURE() << why; }, [] {}});
   }
 
   // Without the doorbell.
@@ -80,7 +80,7 @@ struct TestRing {
 
   Memfd memory;
   wire::RingHeader* const header;
-  std::shared_ptr<Session> session;
+  std::shared_ptr<RingSession> session;
 };
 
 class LocalTurnsTest : public server::testing::LocalServerTest {
@@ -92,19 +92,21 @@ class LocalTurnsTest : public server::testing::LocalServerTest {
                                       &client_connections_});
     methods_ = std::make_unique<AttentionMethods>(AttentionMethods::Options(), fleet_.get(),
                                                   rpc_context_.get());
-    context_.methods = methods_.get();
-    context_.passed_files = &passed_files_;
-    context_.room = &room_;
-    context_.attend = context_.Rpc("Attend");
-    context_.post = [this](absl::string_view /*client*/, const std::weak_ptr<Connection>&,
-                           Context::OnConnection action) {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      posted_.push_back(std::move(action));
-    };
+    services_ = {methods_.get(),
+                 &room_,
+                 &long_calls_,
+                 &uses_,
+                 Origin("Attend"),
+                 Origin("LoadSequence"),
+                 methods_->Rpc("ManageSequences", "local")};
   }
   ~LocalTurnsTest() override {
     gate_.SetOpen(true);
-    context_.uses.WaitForNone();
+    uses_.WaitForNone();
+  }
+
+  Exchange::Origin Origin(const char* method) {
+    return {fleet_.get(), rpc_context_.get(), methods_->Rpc(method, "local")};
   }
 
   std::string Step(const std::string& request_id) {
@@ -123,15 +125,9 @@ class LocalTurnsTest : public server::testing::LocalServerTest {
   std::unique_ptr<RpcContext> rpc_context_;
   std::unique_ptr<AttentionMethods> methods_;
   CallRoom room_{{}};
-  size_t posted() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return posted_.size();
-  }
-
-  std::mutex mutex_;  // of posted_: lanes post, too
-  std::vector<Context::OnConnection> posted_;
-  PassedFiles passed_files_;
-  Context context_;
+  UseCount uses_;
+  FairJobs long_calls_;
+  CallServices services_;
   std::unique_ptr<Call> blocker_;
 };
 
@@ -141,11 +137,11 @@ TEST_F(LocalTurnsTest, ClientsTakeTurnsHoweverManyRingsTheyHave) {
   RingTurns turns;
   std::vector<std::unique_ptr<TestRing>> many;
   for (int i = 0; i < 16; ++i) {
-    many.push_back(std::make_unique<TestRing>(&context_, "uid:1"));
+    many.push_back(std::make_unique<TestRing>(services_, "uid:1"));
     many.back()->SubmitBad(kSlots);
     turns.Add(many.back()->session);
   }
-  TestRing one(&context_, "uid:2");
+  TestRing one(services_, "uid:2");
   one.SubmitBad(16);
   turns.Add(one.session);
   const auto taken = [&] {
@@ -171,7 +167,7 @@ TEST_F(LocalTurnsTest, ClientsTakeTurnsHoweverManyRingsTheyHave) {
 
 TEST_F(LocalTurnsTest, ARingSleepsUntilItsNextRequestIsTaken) {
   RingTurns turns;
-  TestRing ring(&context_, "uid:1");
+  TestRing ring(services_, "uid:1");
   turns.Add(ring.session);
   EXPECT_FALSE(turns.Poll());
   EXPECT_EQ(ring.header->server_sleeps.load(), 0u);
@@ -209,7 +205,7 @@ class HookedClock final : public Clock {
 };
 
 TEST_F(LocalTurnsTest, ThePollerDoesNotSleepOverARequestThatCameAfterItsLastLook) {
-  TestRing ring(&context_, "uid:1");
+  TestRing ring(services_, "uid:1");
   HookedClock clock;
   clock.on_now = [&] {
     EXPECT_EQ(ring.header->server_sleeps.load(), 0u) << "a client would ring the doorbell";
@@ -227,7 +223,7 @@ TEST_F(LocalTurnsTest, ThePollerDoesNotSleepOverARequestThatCameAfterItsLastLook
 }
 
 TEST_F(LocalTurnsTest, ACancelReachesRequestsInTheirSlots) {
-  TestRing ring(&context_, kLoopback.name);
+  TestRing ring(services_, kLoopback.name);
   ring.Submit(1, Step("a"));
   ring.Submit(2, Step("b"));
   ring.Submit(1, Step("c"));
@@ -245,7 +241,7 @@ TEST_F(LocalTurnsTest, ACancelReachesRequestsInTheirSlots) {
 
 TEST_F(LocalTurnsTest, ACancelReachesRequestsInTheEngineAndNoLaterOnes) {
   CloseGate();
-  TestRing ring(&context_, kLoopback.name);
+  TestRing ring(services_, kLoopback.name);
   for (const char* id : {"a", "b", "c"}) ring.Submit(1, Step(id));
   ring.Submit(2, Step("other"));
   EXPECT_TRUE(ring.session->Poll());
@@ -263,7 +259,7 @@ TEST_F(LocalTurnsTest, ACancelReachesRequestsInTheEngineAndNoLaterOnes) {
 }
 
 TEST_F(LocalTurnsTest, RequestsOfOneTagEndInAnyOrder) {
-  TestRing ring(&context_, kLoopback.name);
+  TestRing ring(services_, kLoopback.name);
   // The middle one of three, the last and the first end before the cancel: they are refused.
   CloseGate();
   ring.Submit(1, Step("a"));
@@ -285,7 +281,7 @@ TEST_F(LocalTurnsTest, RequestsOfOneTagEndInAnyOrder) {
 
 TEST_F(LocalTurnsTest, TheEndOfARingCancelsWhatIsInTheEngine) {
   CloseGate();
-  TestRing ring(&context_, kLoopback.name);
+  TestRing ring(services_, kLoopback.name);
   for (const char* id : {"a", "b"}) ring.Submit(1, Step(id));
   ring.Submit(2, Step("c"));
   EXPECT_TRUE(ring.session->Poll());
@@ -299,18 +295,17 @@ TEST_F(LocalTurnsTest, TheEndOfARingCancelsWhatIsInTheEngine) {
 // ---- Calls.
 
 TEST_F(LocalTurnsTest, ACallThatWaitedTooLongOrWasCancelledIsNotRun) {
-  const UnaryCalls unary(&context_);
+  const UnaryCalls unary(methods_.get());
   std::vector<absl::StatusCode> codes;
   const auto start = [&](TimePoint deadline, bool cancel) {
-    CallSetup setup = {&context_, {}, kLoopback, nullptr, deadline};
+    const CallSetup setup = {&services_, kLoopback, nullptr, deadline};
     const auto call = std::make_shared<UnaryCall>(
         setup, unary.Find("CreateSequence"), server::testing::CreateRequest().SerializeAsString(),
-        [&codes](const absl::Status& status, const std::string&) {
-          codes.push_back(status.code());
+        [&codes](const std::shared_ptr<PendingCall>&, const absl::StatusOr<std::string>& reply) {
+          codes.push_back(reply.status().code());
         });
     if (cancel) call->Cancel();
     call->Start();
-    posted_.back()(nullptr);
   };
   start(kNoDeadline, /*cancel=*/false);
   start(clock_->Now(), /*cancel=*/false);
@@ -329,7 +324,10 @@ class LocalConnectionTest : public LocalTurnsTest {
     int sockets[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, sockets), 0);
     client_ = FileDescriptor(sockets[0]);
-    connection_ = std::make_shared<Connection>(&context_, &unary_, options_,
+    connection_services_.calls = services_;
+    connection_services_.unary = &unary_;
+    connection_services_.passed_files = &passed_files_;
+    connection_ = std::make_shared<Connection>(&connection_services_, Connection::Options(),
                                                FileDescriptor(sockets[1]), "holder", clock_->Now());
     v1::LocalRequest hello;
     hello.mutable_hello()->set_min_version(wire::kLocalVersion);
@@ -373,8 +371,9 @@ class LocalConnectionTest : public LocalTurnsTest {
   }
   size_t sequences() const { return engine_->sequences().stats().sequences; }
 
-  const UnaryCalls unary_{&context_};
-  const Options options_;
+  const UnaryCalls unary_{methods_.get()};
+  PassedFiles passed_files_;
+  Connection::Services connection_services_;
   FileDescriptor client_;
   std::shared_ptr<Connection> connection_;
   uint64_t last_id_ = 0;
@@ -413,19 +412,17 @@ TEST_F(LocalConnectionTest, TheRestOfTheCallsOfAClientThatIsGoneIsNotRun) {
 }
 
 TEST_F(LocalTurnsTest, EachOperationOfAManageSequencesHasATurnOfItsOwn) {
-  FairJobs jobs;
-  context_.long_calls = &jobs;
-  context_.manage_sequences = context_.Rpc("ManageSequences");
+  FairJobs& jobs = long_calls_;
   v1::ManageSequencesRequest request;
   for (int i = 0; i < 3; ++i) {
     *request.add_operations()->mutable_create() = server::testing::CreateRequest();
   }
   v1::ManageSequencesResponse response;
   const auto call = std::make_shared<ManageCall>(
-      CallSetup{&context_, {}, kLoopback, nullptr}, request.SerializeAsString(),
-      [&](const absl::Status& status, const std::string& message) {
-        EXPECT_EQ(status, absl::OkStatus());
-        EXPECT_TRUE(response.ParseFromString(message));
+      CallSetup{&services_, kLoopback, nullptr}, request.SerializeAsString(),
+      [&](const std::shared_ptr<PendingCall>&, const absl::StatusOr<std::string>& reply) {
+        ASSERT_EQ(reply.status(), absl::OkStatus());
+        EXPECT_TRUE(response.ParseFromString(*reply));
       });
   std::vector<size_t> seen;  // by another client in its turns
   const auto look = [&] { seen.push_back(engine_->sequences().stats().sequences); };
@@ -437,8 +434,6 @@ TEST_F(LocalTurnsTest, EachOperationOfAManageSequencesHasATurnOfItsOwn) {
   go.set_value();
   end.get_future().wait();
   EXPECT_EQ(seen, (std::vector<size_t>{1, 2, 3}));
-  ASSERT_EQ(posted(), 1u);
-  posted_.back()(nullptr);
   ASSERT_EQ(response.results_size(), 3);
   for (const v1::SequenceResult& result : response.results()) {
     EXPECT_TRUE(result.has_sequence());
@@ -449,9 +444,8 @@ TEST_F(LocalTurnsTest, EachOperationOfAManageSequencesHasATurnOfItsOwn) {
 TEST_F(LocalTurnsTest, AChunkKeepsItsRoomUntilItIsAppended) {
   constexpr size_t kShare = 3000;  // two calls and a bit
   CallRoom room({0, kShare});
-  context_.room = &room;
-  context_.load_sequence = context_.Rpc("LoadSequence");
-  const CallSetup setup = {&context_, {}, kLoopback, std::make_shared<Regions>()};
+  services_.room = &room;
+  const CallSetup setup = {&services_, kLoopback, std::make_shared<Regions>()};
   v1::LoadSequenceRequest chunk;
   chunk.set_sequence_id(Create());
   chunk.set_layout(v1::LAYOUT_NHD);
@@ -459,11 +453,19 @@ TEST_F(LocalTurnsTest, AChunkKeepsItsRoomUntilItIsAppended) {
   chunk.set_key(std::string(server::testing::kRowBytes, '\0'));
   chunk.set_value(chunk.key());
   std::vector<std::shared_ptr<PendingCall>> calls;  // as a connection, until they are answered
+  std::mutex mutex;                                 // of `answers`: lanes add to them
   std::vector<absl::Status> answers;
+  const auto answered = [&] {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return answers.size();
+  };
   const auto start = [&] {
     calls.push_back(TensorCall::Make(
         setup, "LoadSequence", chunk.SerializeAsString(),
-        [&](const absl::Status& status, const std::string&) { answers.push_back(status); }));
+        [&](const std::shared_ptr<PendingCall>&, const absl::StatusOr<std::string>& reply) {
+          const std::lock_guard<std::mutex> lock(mutex);
+          answers.push_back(reply.status());
+        }));
     calls.back()->Start();
   };
   CloseGate();
@@ -471,27 +473,25 @@ TEST_F(LocalTurnsTest, AChunkKeepsItsRoomUntilItIsAppended) {
   for (int i = 0; i < 3; ++i) start();
   ASSERT_TRUE(WaitForQueued(3));
   EXPECT_FALSE(room.HasRoom(kLoopback.name));
-  EXPECT_EQ(posted(), 0u) << "a chunk was answered that is not appended";
+  EXPECT_EQ(answered(), 0u) << "a chunk was answered that is not appended";
   bool went_on = false;
   room.WaitForRoom(kLoopback.name, [&] { went_on = true; });
   gate_.SetOpen(true);
   EXPECT_TRUE(WaitForEnd(*blocker_));
-  ASSERT_TRUE(WaitUntil([&] { return posted() == 3; }));
+  ASSERT_TRUE(WaitUntil([&] { return answered() == 3; }));
   EXPECT_EQ(Length(chunk.sequence_id()), 3u);
-  for (auto& answer : posted_) answer(nullptr);
   EXPECT_EQ(answers, std::vector<absl::Status>(3));
   EXPECT_FALSE(went_on);
-  posted_.clear();
   calls.clear();
+  uses_.WaitForNone();  // a lane may have had the last reference
   EXPECT_TRUE(went_on);
-  context_.room = &room_;
 }
 
 TEST_F(LocalTurnsTest, AClientThatLeavesTooMuchUnreadIsRefused) {
   UnsentReplies::Options limits;
   limits.bytes = {0, 4000};
   rpc_context_->unsent.Start(limits, clock_);
-  const UnaryCalls unary(&context_);
+  const UnaryCalls unary(methods_.get());
   const auto call = [&](const Identity& caller) {
     std::string response;
     return (*unary.Find("CreateSequence"))(

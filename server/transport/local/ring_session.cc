@@ -1,4 +1,4 @@
-#include "server/transport/local/session.h"
+#include "server/transport/local/ring_session.h"
 
 #include <algorithm>
 #include <new>
@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "proto/wire/ring.h"
 #include "server/transport/rpc/convert.h"
-#include "server/transport/rpc/exchange.h"
 #include "server/transport/rpc/message.h"
 
 namespace flashcore::server::local {
@@ -22,12 +21,11 @@ constexpr size_t kMaxFreeBlocks = 64;
 
 }  // namespace
 
-class Session::Request final : public Exchange {
+class RingSession::Request final : public Exchange {
  public:
-  Request(Context* context, std::shared_ptr<Session> session, const wire::SubmissionSlot& header,
+  Request(std::shared_ptr<RingSession> session, const wire::SubmissionSlot& header,
           std::string message)
-      : Exchange({context->methods->fleet(), context->methods->context(), context->attend},
-                 std::move(message)),
+      : Exchange(session->attend_, std::move(message)),
         session_(std::move(session)),
         header_(header),
         rpc_(origin_.context, origin_.rpc) {
@@ -35,7 +33,7 @@ class Session::Request final : public Exchange {
     operation_.deadline = DeadlineIn(header_.timeout_ns, origin_.fleet->clock());
   }
 
-  const std::shared_ptr<Session>& session() const { return session_; }
+  const std::shared_ptr<RingSession>& session() const { return session_; }
   uint64_t tag() const { return header_.tag; }
 
   void Start() {
@@ -50,7 +48,7 @@ class Session::Request final : public Exchange {
   }
 
   // Guarded by the session's mutex.
-  bool listed = false;        // in Session::requests_
+  bool listed = false;        // in RingSession::requests_
   Request* before = nullptr;  // others with its tag
   Request* after = nullptr;
 
@@ -75,29 +73,30 @@ class Session::Request final : public Exchange {
     Delete(this);
   }
 
-  const std::shared_ptr<Session> session_;
+  const std::shared_ptr<RingSession> session_;
   const wire::SubmissionSlot header_;
   RpcScope rpc_;
 };
 
-Session::Session(Context* context, Identity identity, std::shared_ptr<Regions> regions,
-                 std::unique_ptr<Ring> ring, Callbacks callbacks)
-    : context_(context),
-      use_(&context->uses),
+RingSession::RingSession(const Exchange::Origin& attend, UseCount* uses, Identity identity,
+                         std::shared_ptr<Regions> regions, std::unique_ptr<Ring> ring,
+                         Callbacks callbacks)
+    : attend_(attend),
+      use_(uses),
       identity_(std::move(identity)),
       regions_(std::move(regions)),
       ring_(std::move(ring)),
       callbacks_(std::move(callbacks)) {
-  context_->metrics().local_rings.Increment();
+  attend_.context->metrics->local_rings.Increment();
 }
 
-Session::~Session() {
+RingSession::~RingSession() {
   for (void* block : free_) ::operator delete(block);
-  context_->metrics().local_rings.Decrement();
+  attend_.context->metrics->local_rings.Decrement();
   callbacks_.gone();
 }
 
-bool Session::Poll() {
+bool RingSession::Poll() {
   for (int taken = 0; taken < kMostAtOnce; ++taken) {
     if (ended_.load(std::memory_order_relaxed)) return false;
     wire::SubmissionSlot header;
@@ -110,19 +109,19 @@ bool Session::Poll() {
     }
     if (!*took) return taken > 0;
     if (std::exchange(sleeps_, false)) ring_->SetServerSleeps(false);
-    Start(new (TakeBlock()) Request(context_, shared_from_this(), header, std::move(message)));
+    Start(new (TakeBlock()) Request(shared_from_this(), header, std::move(message)));
   }
   return true;
 }
 
-bool Session::Sleep() {
+bool RingSession::Sleep() {
   if (sleeps_ || ended_.load(std::memory_order_relaxed)) return false;
   sleeps_ = true;
   ring_->SetServerSleeps(true);
   return ring_->HasNews();
 }
 
-void Session::Start(Request* request) {
+void RingSession::Start(Request* request) {
   {
     MutexLock lock(&mutex_);
     const bool cancelled = CancelledInSlot(started_++, request->tag());
@@ -135,7 +134,7 @@ void Session::Start(Request* request) {
   request->Start();
 }
 
-bool Session::CancelledInSlot(uint64_t number, uint64_t tag) {
+bool RingSession::CancelledInSlot(uint64_t number, uint64_t tag) {
   if (cancels_.empty()) return false;
   if (number >= cancels_end_) {
     cancels_.clear();
@@ -145,7 +144,7 @@ bool Session::CancelledInSlot(uint64_t number, uint64_t tag) {
   return cancel != cancels_.end() && number < cancel->second;
 }
 
-void Session::List(Request* request) {
+void RingSession::List(Request* request) {
   request->listed = true;
   Request*& first = requests_[request->tag()];
   request->after = first;
@@ -153,7 +152,7 @@ void Session::List(Request* request) {
   first = request;
 }
 
-void* Session::TakeBlock() {
+void* RingSession::TakeBlock() {
   MutexLock lock(&mutex_);
   if (free_.empty()) return ::operator new(sizeof(Request));
   void* const block = free_.back();
@@ -161,8 +160,8 @@ void* Session::TakeBlock() {
   return block;
 }
 
-void Session::Delete(Request* request) {
-  const std::shared_ptr<Session> session = request->session();
+void RingSession::Delete(Request* request) {
+  const std::shared_ptr<RingSession> session = request->session();
   request->~Request();
   {
     MutexLock lock(&session->mutex_);
@@ -174,7 +173,7 @@ void Session::Delete(Request* request) {
   ::operator delete(request);
 }
 
-void Session::Forget(Request* request) {
+void RingSession::Forget(Request* request) {
   MutexLock lock(&mutex_);
   if (!request->listed) return;
   if (request->after != nullptr) request->after->before = request->before;
@@ -187,14 +186,14 @@ void Session::Forget(Request* request) {
   }
 }
 
-void Session::CancelAll(Request* first) {
+void RingSession::CancelAll(Request* first) {
   for (Request* request = first; request != nullptr; request = request->after) {
     request->listed = false;
     request->Cancel();
   }
 }
 
-void Session::Cancel(uint64_t tag) {
+void RingSession::Cancel(uint64_t tag) {
   MutexLock lock(&mutex_);
   if (const auto found = requests_.find(tag); found != requests_.end()) {
     CancelAll(found->second);
@@ -208,7 +207,7 @@ void Session::Cancel(uint64_t tag) {
   cancels_end_ = end;
 }
 
-void Session::End() {
+void RingSession::End() {
   ended_ = true;
   MutexLock lock(&mutex_);
   for (const auto& [tag, first] : requests_) CancelAll(first);

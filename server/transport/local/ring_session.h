@@ -1,6 +1,6 @@
 // A ring and its requests, from the slot of one to the slot of the other.
-#ifndef FLASHCORE_SERVER_TRANSPORT_LOCAL_SESSION_H_
-#define FLASHCORE_SERVER_TRANSPORT_LOCAL_SESSION_H_
+#ifndef FLASHCORE_SERVER_TRANSPORT_LOCAL_RING_SESSION_H_
+#define FLASHCORE_SERVER_TRANSPORT_LOCAL_RING_SESSION_H_
 
 #include <atomic>
 #include <cstdint>
@@ -13,16 +13,18 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "server/base/mutex.h"
+#include "server/base/use_count.h"
 #include "server/memory/regions.h"
 #include "server/request/identity.h"
-#include "server/transport/local/context.h"
 #include "server/transport/local/ring.h"
+#include "server/transport/rpc/exchange.h"
 
 namespace flashcore::server::local {
 
-// Shared by its connection, the poller, and its requests in the engine; it is destroyed when nobody
-// touches the ring any more. Thread-safe, but only the poller calls Poll and what is beside it.
-class Session final : public std::enable_shared_from_this<Session> {
+// The server's end of one ring. Its connection, the poller, and its requests in the engine share
+// it, so it is destroyed when nobody uses the ring any more. Thread-safe, but only the poller's
+// thread calls Poll, HasNews and Sleep.
+class RingSession final : public std::enable_shared_from_this<RingSession> {
  public:
   // `broken`: called at most once, by Poll, when the client broke the protocol.
   // `gone`: called by the destructor.
@@ -31,9 +33,10 @@ class Session final : public std::enable_shared_from_this<Session> {
     absl::AnyInvocable<void()> gone;
   };
 
-  Session(Context* context, Identity identity, std::shared_ptr<Regions> regions,
-          std::unique_ptr<Ring> ring, Callbacks callbacks);
-  ~Session();
+  // `attend`: what its requests are exchanges of. It and `uses` outlive this.
+  RingSession(const Exchange::Origin& attend, UseCount* uses, Identity identity,
+              std::shared_ptr<Regions> regions, std::unique_ptr<Ring> ring, Callbacks callbacks);
+  ~RingSession();
 
   const std::string& client() const { return identity_.name; }
 
@@ -64,7 +67,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   // Whether a Cancel came while the request `number` was in its slot.
   bool CancelledInSlot(uint64_t number, uint64_t tag) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  Context* const context_;
+  const Exchange::Origin attend_;
   const UseCount::Use use_;
   const Identity identity_;
   const std::shared_ptr<Regions> regions_;
@@ -77,7 +80,7 @@ class Session final : public std::enable_shared_from_this<Session> {
   // others.
   absl::flat_hash_map<uint64_t, Request*> requests_ ABSL_GUARDED_BY(mutex_);
   uint64_t started_ ABSL_GUARDED_BY(mutex_) = 0;  // requests, that is, the number of the next
-  // By tag: requests with it and a smaller number are cancelled when they are taken.
+  // tag -> request number. Requests with this tag and a smaller number are cancelled when taken.
   absl::flat_hash_map<uint64_t, uint64_t> cancels_ ABSL_GUARDED_BY(mutex_);
   uint64_t cancels_end_ ABSL_GUARDED_BY(mutex_) = 0;  // the largest of these numbers
   // Memory of ended requests: malloc is slow for what its thread caches do not hold.
@@ -86,4 +89,4 @@ class Session final : public std::enable_shared_from_this<Session> {
 
 }  // namespace flashcore::server::local
 
-#endif  // FLASHCORE_SERVER_TRANSPORT_LOCAL_SESSION_H_
+#endif  // FLASHCORE_SERVER_TRANSPORT_LOCAL_RING_SESSION_H_
