@@ -102,7 +102,6 @@ absl::Status SharedMemory::Acquire(Use* use, std::vector<OnGiveBack>* ended) {
     return status;
   }
   for (Use* one : given) {
-    one->given_back = true;
     leaving_bytes_ += one->bytes;
     ++leaving_regions_;
     if (one->on_give_back != nullptr) ended->push_back(std::move(one->on_give_back));
@@ -113,17 +112,14 @@ absl::Status SharedMemory::Acquire(Use* use, std::vector<OnGiveBack>* ended) {
 }
 
 absl::Status SharedMemory::MakeRoom(const Use& newcomer, std::vector<Use*>* given) {
-  while (const Shares::Account* const debtor = bytes_.Debtor()) {
-    if (debtor->held <= bytes_.held(newcomer.client)) {
-      return AllFull("bytes", newcomer.bytes, options_.total_bytes);
+  for (const Shares* shares : {&bytes_, &regions_}) {
+    while (const Shares::Account* const debtor = shares->Debtor()) {
+      if (debtor->held <= shares->held(newcomer.client)) {
+        return shares == &bytes_ ? AllFull("bytes", newcomer.bytes, options_.total_bytes)
+                                 : AllFull("regions", 1, options_.total_regions);
+      }
+      given->push_back(GiveNewest(debtor->holder));
     }
-    given->push_back(GiveNewest(debtor->holder));
-  }
-  while (const Shares::Account* const debtor = regions_.Debtor()) {
-    if (debtor->held <= regions_.held(newcomer.client)) {
-      return AllFull("regions", 1, options_.total_regions);
-    }
-    given->push_back(GiveNewest(debtor->holder));
   }
   if (given->empty()) return absl::OkStatus();
   size_t bytes = leaving_bytes_;
@@ -154,11 +150,11 @@ void SharedMemory::Give(Use* use) {
 
 void SharedMemory::Release(Use* use) {
   MutexLock lock(&mutex_);
-  if (use->given_back) {
+  if (use->account != nullptr) {
+    Give(use);
+  } else {  // it was given back
     leaving_bytes_ -= use->bytes;
     --leaving_regions_;
-  } else {
-    Give(use);
   }
   bytes_gauge_->Decrement(static_cast<double>(use->bytes));
   regions_gauge_->Decrement();

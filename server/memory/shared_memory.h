@@ -70,13 +70,13 @@ class SharedMemory {
                                                           OnGiveBack on_give_back = nullptr);
 
  private:
-  // What counts for one region, until it is unmapped. The item is of bytes_.
+  // What counts for one region, until it is unmapped. The item is of bytes_; it is not taken any
+  // more once the region is given back.
   struct Use : Shares::Item {
     std::string client;
     size_t bytes = 0;
     OnGiveBack on_give_back;
     Shares::Account* regions = nullptr;
-    bool given_back = false;
   };
 
   // `ended`: call these when it returns, whatever it returns.

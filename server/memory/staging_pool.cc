@@ -40,8 +40,8 @@ StagingPool::StagingPool(size_t limit_bytes, Allocator allocator, size_t max_wai
 
 StagingPool::~StagingPool() {
   MutexLock lock(&mutex_);
-  while (used_bytes_ > 0) all_released_.Wait(&mutex_);
-  for (auto& [capacity, buffers] : free_) {
+  while (shares_.held() > 0) all_released_.Wait(&mutex_);
+  for (auto& [capacity, buffers] : kept_) {
     for (std::byte* buffer : buffers) allocator_.free(buffer);
   }
 }
@@ -98,17 +98,16 @@ absl::Status StagingPool::JoinQueue(StagingClaim* claim) {
   place.claim = claim;
   place.number = ++arrivals_;
   queue_.Take(claim->client, std::max<size_t>(claim->input_bytes, 1), &place);
-  ++waiting_;
   ServeQueue();
-  if (place.account != nullptr && used_bytes_ == 0) {
+  if (place.account != nullptr && shares_.held() == 0) {
     // The allocator has no memory, and no buffer is in use whose release could serve this claim.
-    Remove(claim);
+    queue_.Give(&place);
     ServeQueue();
     return FullLocked(*claim);
   }
-  while (waiting_ > 1 && queue_.Debtor() != nullptr) {
+  while (queue_.items() > 1 && queue_.Debtor() != nullptr) {
     StagingClaim* const newest = static_cast<StagingClaim::Place*>(queue_.Debtor()->newest)->claim;
-    Remove(newest);
+    queue_.Give(&newest->place_);
     absl::Status full = FullLocked(*newest);
     if (newest != claim) {
       newest->refusal = full;
@@ -123,18 +122,13 @@ absl::Status StagingPool::JoinQueue(StagingClaim* claim) {
 bool StagingPool::LeaveQueue(StagingClaim* claim) {
   MutexLock lock(&mutex_);
   if (claim->place_.account == nullptr) return true;
-  Remove(claim);
+  queue_.Give(&claim->place_);
   ServeQueue();  // the claims behind it may need less
   return false;
 }
 
-void StagingPool::Remove(StagingClaim* claim) {
-  queue_.Give(&claim->place_);
-  --waiting_;
-}
-
 void StagingPool::Refuse(StagingClaim* claim, const absl::Status& status) {
-  Remove(claim);
+  queue_.Give(&claim->place_);
   claim->refusal = status;
   claim->granted();
 }
@@ -142,7 +136,7 @@ void StagingPool::Refuse(StagingClaim* claim, const absl::Status& status) {
 void StagingPool::EndWaits(const absl::Status& status) {
   MutexLock lock(&mutex_);
   ended_ = status;
-  while (waiting_ > 0) {
+  while (queue_.items() > 0) {
     Refuse(static_cast<StagingClaim::Place*>(queue_.Largest()->oldest)->claim, status);
   }
   memory_awaited_ = false;
@@ -173,8 +167,8 @@ absl::Status StagingPool::FullLocked(const StagingClaim& claim) const {
                      {"allowed", share}});
   }
   const absl::Status full = absl::ResourceExhaustedError(
-      absl::StrCat("staging memory: the request needs ", needed, " bytes; ", used_bytes_, " of ",
-                   limit_bytes_, " are in use, and ", waiting_, " requests wait"));
+      absl::StrCat("staging memory: the request needs ", needed, " bytes; ", shares_.held(), " of ",
+                   limit_bytes_, " are in use, and ", queue_.items(), " requests wait"));
   if (!CanEverFit(claim)) return WithTooLarge(full, needed, limit_bytes_);
   return WithInfo(full, reason::kStagingFull,
                   {{"needed_bytes", needed}, {"limit_bytes", limit_bytes_}});
@@ -183,12 +177,12 @@ absl::Status StagingPool::FullLocked(const StagingClaim& claim) const {
 bool StagingPool::TryAcquire(StagingClaim* claim) {
   const size_t input_capacity = Capacity(claim->input_bytes);
   const size_t result_capacity = Capacity(claim->result_bytes);
-  if (used_bytes_ + input_capacity + result_capacity > limit_bytes_) return false;
+  if (shares_.held() + input_capacity + result_capacity > limit_bytes_) return false;
   std::byte* const inputs = Allocate(input_capacity);
   std::byte* const results = Allocate(result_capacity);
   if ((inputs == nullptr && input_capacity > 0) || (results == nullptr && result_capacity > 0)) {
-    if (inputs != nullptr) Keep(inputs, input_capacity);
-    if (results != nullptr) Keep(results, result_capacity);
+    if (inputs != nullptr) kept_[input_capacity].push_back(inputs);
+    if (results != nullptr) kept_[result_capacity].push_back(results);
     return false;
   }
   Shares::Account* const account = shares_.Take(claim->client, input_capacity + result_capacity);
@@ -225,7 +219,7 @@ StagingClaim* StagingPool::Next() const {
 
 void StagingPool::ServeQueue() {
   memory_awaited_ = false;
-  while (waiting_ > 0) {
+  while (queue_.items() > 0) {
     StagingClaim* const claim = Next();
     if (claim == nullptr) return;
     if (!TryAcquire(claim)) {
@@ -233,7 +227,7 @@ void StagingPool::ServeQueue() {
       Await(*claim);
       return;
     }
-    Remove(claim);
+    queue_.Give(&claim->place_);
     claim->granted();
   }
 }
@@ -273,53 +267,44 @@ void StagingPool::SetOnDebt(std::function<void()> on_debt) {
 
 std::byte* StagingPool::Allocate(size_t capacity) {
   if (capacity == 0) return nullptr;
-  auto kept = free_.find(capacity);
   std::byte* data = nullptr;
-  if (kept != free_.end() && !kept->second.empty()) {
+  if (const auto kept = kept_.find(capacity); kept != kept_.end() && !kept->second.empty()) {
     data = kept->second.back();
     kept->second.pop_back();
-    free_bytes_ -= capacity;
-  } else {
-    while (used_bytes_ + free_bytes_ + capacity > limit_bytes_) FreeLargest();
-    do {
-      data = static_cast<std::byte*>(allocator_.allocate(capacity));
-      // Kept buffers may be the memory that the allocator lacks.
-    } while (data == nullptr && FreeLargest());
-    if (data == nullptr) return nullptr;
+    return data;
   }
-  used_bytes_ += capacity;
+  while (allocated_bytes_ + capacity > limit_bytes_) FreeLargest();
+  do {
+    data = static_cast<std::byte*>(allocator_.allocate(capacity));
+    // Kept buffers may be the memory that the allocator lacks.
+  } while (data == nullptr && FreeLargest());
+  if (data != nullptr) allocated_bytes_ += capacity;
   return data;
 }
 
 bool StagingPool::FreeLargest() {
-  for (auto it = free_.rbegin(); it != free_.rend(); ++it) {
+  for (auto it = kept_.rbegin(); it != kept_.rend(); ++it) {
     if (it->second.empty()) continue;
     allocator_.free(it->second.back());
     it->second.pop_back();
-    free_bytes_ -= it->first;
+    allocated_bytes_ -= it->first;
     return true;
   }
   return false;
 }
 
-void StagingPool::Keep(std::byte* data, size_t capacity) {
-  free_[capacity].push_back(data);
-  used_bytes_ -= capacity;
-  free_bytes_ += capacity;
-}
-
 void StagingPool::Release(Shares::Account* account, std::byte* data, size_t capacity) {
   MutexLock lock(&mutex_);
   shares_.Give(account, capacity);
-  Keep(data, capacity);
+  kept_[capacity].push_back(data);
   ServeQueue();
   // Under the lock: after it, a waiting destructor may have destroyed the pool.
-  if (used_bytes_ == 0) all_released_.NotifyAll();
+  if (shares_.held() == 0) all_released_.NotifyAll();
 }
 
 size_t StagingPool::used_bytes() const {
   MutexLock lock(&mutex_);
-  return used_bytes_;
+  return shares_.held();
 }
 
 size_t StagingPool::unread_bytes() const {
@@ -329,12 +314,12 @@ size_t StagingPool::unread_bytes() const {
 
 size_t StagingPool::free_bytes() const {
   MutexLock lock(&mutex_);
-  return free_bytes_;
+  return allocated_bytes_ - shares_.held();
 }
 
 size_t StagingPool::waiting() const {
   MutexLock lock(&mutex_);
-  return waiting_;
+  return queue_.items();
 }
 
 void StagingWait::Start(StagingPool* pool, StagingClaim* claim, Nanoseconds limit,

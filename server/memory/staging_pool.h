@@ -83,10 +83,11 @@ struct StagingClaim {
 //
 // Nobody waits for what others owe (Shares):
 // - A client that holds its share waits for its own buffers, and holds up nobody else.
-// - Work in flight ends by itself. Unread results may not. When they leave no room for a claim, the
-//   client with the most overdue, unread for long, gives back its oldest, until there is room or it
-//   has no more than the claimant would hold: so nobody gains by asking for more. A claim that has
-//   no room then, because of overdue results, holds up nobody else.
+// - Work in flight ends by itself. Unread results may not: those that are unread for long are
+//   overdue. When unread results leave no room for a claim, the client with the most overdue
+//   results gives back its oldest until the claim fits, or until it holds no more than the claimant
+//   would. So asking for more gains nothing. A claim that then still finds no room, because of
+//   overdue results, holds up nobody else.
 // - A client that has more overdue than another would hold with its claim waits behind that claim.
 // - When waiting claims take too much, the newest of the client with the most is refused.
 class StagingPool {
@@ -169,8 +170,6 @@ class StagingPool {
     return account.oldest == nullptr ? nullptr
                                      : static_cast<StagingClaim::Place*>(account.oldest)->claim;
   }
-  // From the queue.
-  void Remove(StagingClaim* claim) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Refuse(StagingClaim* claim, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Grants queued claims while memory suffices.
@@ -178,7 +177,6 @@ class StagingPool {
   absl::Status FullLocked(const StagingClaim& claim) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Null if the allocator has none. The caller has checked the limit.
   std::byte* Allocate(size_t capacity) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Keep(std::byte* data, size_t capacity) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Frees the largest kept buffer. False if there is none.
   bool FreeLargest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -186,15 +184,13 @@ class StagingPool {
   const Allocator allocator_;
   mutable Mutex mutex_;
   CondVar all_released_;
-  std::map<size_t, std::vector<std::byte*>> free_ ABSL_GUARDED_BY(mutex_);  // by capacity
-  size_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  size_t free_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  size_t unread_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of results, overdue ones included
+  std::map<size_t, std::vector<std::byte*>> kept_ ABSL_GUARDED_BY(mutex_);  // by capacity
+  size_t allocated_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of buffers, in use or kept
+  size_t unread_bytes_ ABSL_GUARDED_BY(mutex_) = 0;     // of results, overdue ones included
   // By client: buffers in use, those of them that are overdue, and input_bytes of queued claims.
   Shares shares_ ABSL_GUARDED_BY(mutex_);
   Shares overdue_ ABSL_GUARDED_BY(mutex_){{}};
   Shares queue_ ABSL_GUARDED_BY(mutex_);
-  size_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;  // queued claims
   uint64_t arrivals_ ABSL_GUARDED_BY(mutex_) = 0;
   bool memory_awaited_ ABSL_GUARDED_BY(mutex_) = false;  // by a queued claim within its share
   Need needed_ ABSL_GUARDED_BY(mutex_);                  // for which somebody has to give back

@@ -18,8 +18,8 @@
 
 namespace flashcore::server {
 
-// Whom a connection counts for: the user of this host at its other end, if the kernel tells; else
-// everything over loopback together; else the IPv4 address or the IPv6 /64 network.
+// The key that a connection counts under: local user if known, else "loopback", else IPv4 address
+// or IPv6 /64.
 std::string ConnectionHolder(const SocketAddress& peer, std::optional<uid_t> user);
 
 // The doors are TCP, the Unix sockets of gRPC, and the local socket. Each has connections of its

@@ -35,6 +35,7 @@ void Shares::Take(absl::string_view holder, size_t amount, Item* item) {
   *item = {account, amount, account->newest, nullptr};
   (account->newest == nullptr ? account->oldest : account->newest->newer) = item;
   account->newest = item;
+  ++items_;
 }
 
 void Shares::Give(Item* item) {
@@ -43,6 +44,7 @@ void Shares::Give(Item* item) {
   (item->newer == nullptr ? account->newest : item->newer->older) = item->older;
   Give(account, item->amount);
   *item = {};
+  --items_;
 }
 
 bool Shares::IsOverShare(absl::string_view holder, size_t amount) const {

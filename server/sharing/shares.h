@@ -53,13 +53,14 @@ class Shares {
   // Whether the holder, with `amount` more, would hold more than its share.
   bool IsOverShare(absl::string_view holder, size_t amount) const;
 
-  // Who has to give back: of those beyond their share, and else, if all hold too much together, of
-  // all, the one that holds the most. Null: nobody.
+  // Returns the holder that must give back: among holders over their share, the largest; if none is
+  // over but the total is exceeded, the largest of all. Null: nobody.
   const Account* Debtor() const;
   // The one that holds the most. Null: nobody holds anything.
   const Account* Largest() const;
 
   size_t held() const { return held_; }
+  size_t items() const { return items_; }
   size_t held(absl::string_view holder) const;
   const Limits& limits() const { return limits_; }
   const std::map<std::string, Account, std::less<>>& accounts() const { return accounts_; }
@@ -68,6 +69,7 @@ class Shares {
   const Limits limits_;
   std::map<std::string, Account, std::less<>> accounts_;  // some are idle: holders come back
   size_t held_ = 0;
+  size_t items_ = 0;
   size_t over_share_ = 0;  // accounts
 };
 

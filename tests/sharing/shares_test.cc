@@ -79,6 +79,7 @@ TEST(SharesTest, ItemsAreListedOldestFirst) {
   const Shares::Account* const a = first.account;
   EXPECT_EQ(a->oldest, &first);
   EXPECT_EQ(a->newest, &third);
+  EXPECT_EQ(shares.items(), 3u);
   shares.Give(&second);
   EXPECT_EQ(first.newer, &third);
   EXPECT_EQ(third.older, &first);
@@ -89,6 +90,7 @@ TEST(SharesTest, ItemsAreListedOldestFirst) {
   EXPECT_EQ(a->oldest, nullptr);
   EXPECT_EQ(a->newest, nullptr);
   EXPECT_EQ(third.account, nullptr);
+  EXPECT_EQ(shares.items(), 0u);
 }
 
 TEST(SharesTest, ManyHoldersComeAndGo) {
