@@ -73,10 +73,10 @@ class SharedMemory {
   // What counts for one region, until it is unmapped. The item is of bytes_; it is not taken any
   // more once the region is given back.
   struct Use : Shares::Item {
-    std::string client;
+    std::string client_name;
     size_t bytes = 0;
     OnGiveBack on_give_back;
-    Shares::Account* regions = nullptr;
+    Shares::Client* regions = nullptr;
   };
 
   // `ended`: call these when it returns, whatever it returns.
@@ -87,8 +87,8 @@ class SharedMemory {
   // Whether the client may have `bytes` more, in one more region.
   absl::Status CheckOwnLimits(const std::string& client, size_t bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Gives the newest of debtors until everything fits, `newcomer` included. After an error it does
-  // not, and the caller takes what is in `*given` again.
+  // Gives the newest of clients that must give back until everything fits, `newcomer` included.
+  // After an error it does not, and the caller takes what is in `*given` again.
   absl::Status MakeRoom(const Use& newcomer, std::vector<Use*>* given)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Use* GiveNewest(const std::string& client) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

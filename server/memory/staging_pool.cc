@@ -23,7 +23,7 @@ absl::Status Cancelled() { return absl::CancelledError("cancelled by the client"
 }  // namespace
 
 void StagingBuffer::Releaser::operator()(std::byte* data) const {
-  pool->Release(account, data, capacity);
+  pool->Release(client, data, capacity);
 }
 
 StagingPool::Allocator StagingPool::HeapAllocator() {
@@ -66,15 +66,15 @@ StagingPool::Need StagingPool::NeedOf(const StagingClaim& claim) const {
   return {bytes, shares_.held(claim.client) + bytes};
 }
 
-const Shares::Account* StagingPool::DebtorTo(const Need& need) const {
+const Shares::Client* StagingPool::MustGiveBackFor(const Need& need) const {
   if (unread_bytes_ + need.bytes <= limit_bytes_) return nullptr;
-  const Shares::Account* const debtor = overdue_.Largest();
-  return debtor != nullptr && debtor->held > need.held ? debtor : nullptr;
+  const Shares::Client* const client = overdue_.Largest();
+  return client != nullptr && client->held > need.held ? client : nullptr;
 }
 
 void StagingPool::Await(const StagingClaim& claim) {
   const Need need = NeedOf(claim);
-  if (DebtorTo(needed_) != nullptr || DebtorTo(need) == nullptr) return;
+  if (MustGiveBackFor(needed_) != nullptr || MustGiveBackFor(need) == nullptr) return;
   needed_ = need;
   if (on_debt_) on_debt_();
 }
@@ -99,14 +99,15 @@ absl::Status StagingPool::JoinQueue(StagingClaim* claim) {
   place.number = ++arrivals_;
   queue_.Take(claim->client, std::max<size_t>(claim->input_bytes, 1), &place);
   ServeQueue();
-  if (place.account != nullptr && shares_.held() == 0) {
+  if (place.client != nullptr && shares_.held() == 0) {
     // The allocator has no memory, and no buffer is in use whose release could serve this claim.
     queue_.Give(&place);
     ServeQueue();
     return FullLocked(*claim);
   }
-  while (queue_.items() > 1 && queue_.Debtor() != nullptr) {
-    StagingClaim* const newest = static_cast<StagingClaim::Place*>(queue_.Debtor()->newest)->claim;
+  while (queue_.items() > 1 && queue_.MustGiveBack() != nullptr) {
+    StagingClaim* const newest =
+        static_cast<StagingClaim::Place*>(queue_.MustGiveBack()->newest)->claim;
     queue_.Give(&newest->place_);
     absl::Status full = FullLocked(*newest);
     if (newest != claim) {
@@ -121,7 +122,7 @@ absl::Status StagingPool::JoinQueue(StagingClaim* claim) {
 
 bool StagingPool::LeaveQueue(StagingClaim* claim) {
   MutexLock lock(&mutex_);
-  if (claim->place_.account == nullptr) return true;
+  if (claim->place_.client == nullptr) return true;
   queue_.Give(&claim->place_);
   ServeQueue();  // the claims behind it may need less
   return false;
@@ -185,32 +186,32 @@ bool StagingPool::TryAcquire(StagingClaim* claim) {
     if (results != nullptr) kept_[result_capacity].push_back(results);
     return false;
   }
-  Shares::Account* const account = shares_.Take(claim->client, input_capacity + result_capacity);
-  claim->inputs = StagingBuffer(this, account, inputs, input_capacity);
-  claim->results = StagingBuffer(this, account, results, result_capacity);
+  Shares::Client* const client = shares_.Take(claim->client, input_capacity + result_capacity);
+  claim->inputs = StagingBuffer(this, client, inputs, input_capacity);
+  claim->results = StagingBuffer(this, client, results, result_capacity);
   return true;
 }
 
 bool StagingPool::WaitsForMemory(const StagingClaim& claim, const Need& need) const {
   return !shares_.IsOverShare(claim.client, need.bytes) &&
-         (overdue_.held() + need.bytes <= limit_bytes_ || DebtorTo(need) != nullptr);
+         (overdue_.held() + need.bytes <= limit_bytes_ || MustGiveBackFor(need) != nullptr);
 }
 
 StagingClaim* StagingPool::Next() const {
   StagingClaim* next = nullptr;
   size_t least = SIZE_MAX;  // that the client of a claim would hold
   if (overdue_.held() > 0) {
-    for (const auto& [client, account] : queue_.accounts()) {
-      const StagingClaim* const claim = Oldest(account);
+    for (const auto& [name, client] : queue_.clients()) {
+      const StagingClaim* const claim = Oldest(client);
       if (claim == nullptr) continue;
       const Need need = NeedOf(*claim);
       if (WaitsForMemory(*claim, need)) least = std::min(least, need.held);
     }
   }
-  for (const auto& [client, account] : queue_.accounts()) {
-    StagingClaim* const claim = Oldest(account);
+  for (const auto& [name, client] : queue_.clients()) {
+    StagingClaim* const claim = Oldest(client);
     if (claim == nullptr || !WaitsForMemory(*claim, NeedOf(*claim))) continue;
-    const bool yields = overdue_.held() > 0 && overdue_.held(client) > least;
+    const bool yields = overdue_.held() > 0 && overdue_.held(name) > least;
     const bool later = next != nullptr && claim->place_.number > next->place_.number;
     if (!yields && !later) next = claim;
   }
@@ -247,15 +248,15 @@ void StagingPool::AddOverdue(absl::string_view client, size_t bytes, Shares::Ite
 void StagingPool::RemoveUnread(size_t bytes, Shares::Item* overdue) {
   MutexLock lock(&mutex_);
   unread_bytes_ -= bytes;
-  if (overdue->account == nullptr) return;
+  if (overdue->client == nullptr) return;
   overdue_.Give(overdue);
   ServeQueue();  // another claim may be next
 }
 
 Shares::Item* StagingPool::Debt() {
   MutexLock lock(&mutex_);
-  const Shares::Account* const debtor = DebtorTo(needed_);
-  if (debtor != nullptr) return debtor->oldest;
+  const Shares::Client* const client = MustGiveBackFor(needed_);
+  if (client != nullptr) return client->oldest;
   needed_ = {};
   return nullptr;
 }
@@ -293,9 +294,9 @@ bool StagingPool::FreeLargest() {
   return false;
 }
 
-void StagingPool::Release(Shares::Account* account, std::byte* data, size_t capacity) {
+void StagingPool::Release(Shares::Client* client, std::byte* data, size_t capacity) {
   MutexLock lock(&mutex_);
-  shares_.Give(account, capacity);
+  shares_.Give(client, capacity);
   kept_[capacity].push_back(data);
   ServeQueue();
   // Under the lock: after it, a waiting destructor may have destroyed the pool.

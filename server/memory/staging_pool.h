@@ -43,13 +43,13 @@ class StagingBuffer {
   friend class StagingPool;
   struct Releaser {
     StagingPool* pool;
-    Shares::Account* account;
+    Shares::Client* client;
     size_t capacity;
     void operator()(std::byte* data) const;
   };
 
-  StagingBuffer(StagingPool* pool, Shares::Account* account, std::byte* data, size_t capacity)
-      : data_(data, Releaser{pool, account, capacity}) {}
+  StagingBuffer(StagingPool* pool, Shares::Client* client, std::byte* data, size_t capacity)
+      : data_(data, Releaser{pool, client, capacity}) {}
 
   std::unique_ptr<std::byte, Releaser> data_;
 };
@@ -152,23 +152,24 @@ class StagingPool {
     size_t bytes = 0;
     size_t held = 0;
   };
-  void Release(Shares::Account* account, std::byte* data, size_t capacity);
+  void Release(Shares::Client* client, std::byte* data, size_t capacity);
   bool CanEverFit(const StagingClaim& claim) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Need NeedOf(const StagingClaim& claim) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Who gives back for it; null: nobody, or there will be room when the work in flight has ended.
-  const Shares::Account* DebtorTo(const Need& need) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  const Shares::Client* MustGiveBackFor(const Need& need) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Both buffers, or neither and false.
   bool TryAcquire(StagingClaim* claim) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The claim, within its share, has found no memory: if somebody has to give back for it, says so.
   void Await(const StagingClaim& claim) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Not for its client's own buffers, nor for debtors that give nothing back.
+  // Not for its client's own buffers, nor for clients that give nothing back.
   bool WaitsForMemory(const StagingClaim& claim, const Need& need) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The queued claim that is served next. Null: none waits for memory.
   StagingClaim* Next() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  static StagingClaim* Oldest(const Shares::Account& account) {
-    return account.oldest == nullptr ? nullptr
-                                     : static_cast<StagingClaim::Place*>(account.oldest)->claim;
+  static StagingClaim* Oldest(const Shares::Client& client) {
+    return client.oldest == nullptr ? nullptr
+                                    : static_cast<StagingClaim::Place*>(client.oldest)->claim;
   }
   void Refuse(StagingClaim* claim, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

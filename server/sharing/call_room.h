@@ -30,7 +30,7 @@ class CallRoom {
 
    private:
     CallRoom* const room_;
-    Shares::Account* const account_;
+    Shares::Client* const client_;
     const size_t bytes_;
   };
 
@@ -47,8 +47,8 @@ class CallRoom {
   using Waiting = std::vector<absl::AnyInvocable<void()>>;
 
   bool Fits(absl::string_view client, size_t most) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Shares::Account* Take(absl::string_view client, size_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Give(Shares::Account* account, size_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
+  Shares::Client* Take(absl::string_view client, size_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Give(Shares::Client* client, size_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
 
   mutable Mutex mutex_;
   Shares shares_ ABSL_GUARDED_BY(mutex_);

@@ -11,7 +11,7 @@
 
 namespace flashcore::server {
 
-std::string ConnectionHolder(const SocketAddress& peer, std::optional<uid_t> user) {
+std::string ConnectionClient(const SocketAddress& peer, std::optional<uid_t> user) {
   if (user.has_value()) return absl::StrCat("uid:", *user);
   if (peer.family() == AF_UNIX) return "uid:unknown";
   if (IsLoopbackAddress(peer)) return "loopback";
@@ -28,23 +28,23 @@ std::string ConnectionHolder(const SocketAddress& peer, std::optional<uid_t> use
 }
 
 const Door::Connection* Door::WhoMakesRoom(const std::vector<Connection>& open,
-                                           const Holder& holder) const {
-  const bool own = IsOverShare(holder);
-  const size_t most = connections_.Debtor()->held;
+                                           const Client& client) const {
+  const bool own = IsOverShare(client);
+  const size_t most = connections_.MustGiveBack()->held;
   const Connection* first = nullptr;
   for (const Connection& connection : open) {
-    const bool gives = own ? connection.holder == &holder : connection.holder->held == most;
-    // A call is cut off only for a holder that has fewer connections.
-    if (!gives || (connection.state == State::kBusy && (own || holder.held == most))) continue;
+    const bool gives = own ? connection.client == &client : connection.client->held == most;
+    // A call is cut off only for a client that has fewer connections.
+    if (!gives || (connection.state == State::kBusy && (own || client.held == most))) continue;
     const auto order = [](const Connection& c) { return std::tie(c.state, c.last_use); };
     if (first == nullptr || order(connection) < order(*first)) first = &connection;
   }
   return first;
 }
 
-void Door::Ban(const std::string& holder, TimePoint now) {
-  if (IsBanned(holder, now)) return;
-  const auto last = bans_.find(holder);
+void Door::Ban(const std::string& client, TimePoint now) {
+  if (IsBanned(client, now)) return;
+  const auto last = bans_.find(client);
   const bool again = last != bans_.end() && now < last->second.end + kLongestBan;
   const Nanoseconds length = again ? std::min(2 * last->second.length, kLongestBan) : kFirstBan;
   if (last == bans_.end() && bans_.size() == kMaxBans) {
@@ -52,11 +52,11 @@ void Door::Ban(const std::string& holder, TimePoint now) {
       return a.second.end < b.second.end;
     }));
   }
-  bans_[holder] = {now + length, length};
+  bans_[client] = {now + length, length};
 }
 
-bool Door::IsBanned(const std::string& holder, TimePoint now) const {
-  const auto ban = bans_.find(holder);
+bool Door::IsBanned(const std::string& client, TimePoint now) const {
+  const auto ban = bans_.find(client);
   return ban != bans_.end() && now < ban->second.end;
 }
 

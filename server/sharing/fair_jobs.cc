@@ -13,9 +13,9 @@ FairJobs::~FairJobs() {
   thread_.join();
 }
 
-void FairJobs::Add(absl::string_view holder, Job job) {
+void FairJobs::Add(absl::string_view client, Job job) {
   MutexLock lock(&mutex_);
-  jobs_.Add(holder, std::move(job));
+  jobs_.Add(client, std::move(job));
   changed_.NotifyAll();
 }
 

@@ -12,7 +12,7 @@
 
 namespace flashcore::server {
 
-// Runs jobs, one at a time: those of a holder in their order, and those of several in turns.
+// Runs jobs, one at a time: those of a client in their order, and those of several in turns.
 // Whoever adds jobs bounds how many wait. Thread-safe.
 class FairJobs {
  public:
@@ -23,7 +23,7 @@ class FairJobs {
   FairJobs(const FairJobs&) = delete;
   FairJobs& operator=(const FairJobs&) = delete;
 
-  void Add(absl::string_view holder, Job job) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Add(absl::string_view client, Job job) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);

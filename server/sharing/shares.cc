@@ -3,71 +3,71 @@
 namespace flashcore::server {
 namespace {
 
-constexpr size_t kMaxIdleAccounts = 64;
+constexpr size_t kMaxIdleClients = 64;
 
 }  // namespace
 
-Shares::Account* Shares::Take(absl::string_view holder, size_t amount) {
-  auto found = accounts_.find(holder);
-  if (found == accounts_.end()) {
-    found = accounts_.try_emplace(std::string(holder), Account{std::string(holder)}).first;
+Shares::Client* Shares::Take(absl::string_view name, size_t amount) {
+  auto found = clients_.find(name);
+  if (found == clients_.end()) {
+    found = clients_.try_emplace(std::string(name), Client{std::string(name)}).first;
   }
-  Account& account = found->second;
-  const bool was_within = limits_.one == 0 || account.held <= limits_.one;
-  account.held += amount;
+  Client& client = found->second;
+  const bool was_within = limits_.one == 0 || client.held <= limits_.one;
+  client.held += amount;
   held_ += amount;
-  if (was_within && limits_.one > 0 && account.held > limits_.one) ++over_share_;
-  return &account;
+  if (was_within && limits_.one > 0 && client.held > limits_.one) ++over_share_;
+  return &client;
 }
 
-void Shares::Give(Account* account, size_t amount) {
-  const bool was_over = limits_.one > 0 && account->held > limits_.one;
-  account->held -= amount;
+void Shares::Give(Client* client, size_t amount) {
+  const bool was_over = limits_.one > 0 && client->held > limits_.one;
+  client->held -= amount;
   held_ -= amount;
-  if (was_over && account->held <= limits_.one) --over_share_;
-  if (account->held == 0 && accounts_.size() > kMaxIdleAccounts) {
-    accounts_.erase(accounts_.find(account->holder));
+  if (was_over && client->held <= limits_.one) --over_share_;
+  if (client->held == 0 && clients_.size() > kMaxIdleClients) {
+    clients_.erase(clients_.find(client->name));
   }
 }
 
-void Shares::Take(absl::string_view holder, size_t amount, Item* item) {
-  Account* const account = Take(holder, amount);
-  *item = {account, amount, account->newest, nullptr};
-  (account->newest == nullptr ? account->oldest : account->newest->newer) = item;
-  account->newest = item;
+void Shares::Take(absl::string_view name, size_t amount, Item* item) {
+  Client* const client = Take(name, amount);
+  *item = {client, amount, client->newest, nullptr};
+  (client->newest == nullptr ? client->oldest : client->newest->newer) = item;
+  client->newest = item;
   ++items_;
 }
 
 void Shares::Give(Item* item) {
-  Account* const account = item->account;
-  (item->older == nullptr ? account->oldest : item->older->newer) = item->newer;
-  (item->newer == nullptr ? account->newest : item->newer->older) = item->older;
-  Give(account, item->amount);
+  Client* const client = item->client;
+  (item->older == nullptr ? client->oldest : item->older->newer) = item->newer;
+  (item->newer == nullptr ? client->newest : item->newer->older) = item->older;
+  Give(client, item->amount);
   *item = {};
   --items_;
 }
 
-bool Shares::IsOverShare(absl::string_view holder, size_t amount) const {
-  return limits_.one > 0 && held(holder) + amount > limits_.one;
+bool Shares::IsOverShare(absl::string_view name, size_t amount) const {
+  return limits_.one > 0 && held(name) + amount > limits_.one;
 }
 
-const Shares::Account* Shares::Debtor() const {
+const Shares::Client* Shares::MustGiveBack() const {
   const bool all_full = limits_.all > 0 && held_ > limits_.all;
   return over_share_ == 0 && !all_full ? nullptr : Largest();
 }
 
-const Shares::Account* Shares::Largest() const {
-  const Account* most = nullptr;
+const Shares::Client* Shares::Largest() const {
+  const Client* most = nullptr;
   if (held_ == 0) return most;
-  for (const auto& [holder, account] : accounts_) {
-    if (most == nullptr || account.held > most->held) most = &account;
+  for (const auto& [name, client] : clients_) {
+    if (most == nullptr || client.held > most->held) most = &client;
   }
   return most;
 }
 
-size_t Shares::held(absl::string_view holder) const {
-  const auto found = accounts_.find(holder);
-  return found == accounts_.end() ? 0 : found->second.held;
+size_t Shares::held(absl::string_view name) const {
+  const auto found = clients_.find(name);
+  return found == clients_.end() ? 0 : found->second.held;
 }
 
 }  // namespace flashcore::server

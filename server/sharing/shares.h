@@ -1,4 +1,5 @@
-// Who holds how much of a limited thing, such as memory or connections, and who has to give back.
+// Shares of a limited thing, such as memory or connections: how much each client holds, and which
+// client has to give back.
 #ifndef FLASHCORE_SERVER_SHARING_SHARES_H_
 #define FLASHCORE_SERVER_SHARING_SHARES_H_
 
@@ -10,32 +11,32 @@
 
 namespace flashcore::server {
 
-// The rule of every shared thing: a holder is refused, or cut off, only for what it holds itself.
-// Beyond its share it has to give back. When all holders together take too much, the one that holds
+// The rule of every shared thing: a client is refused, or cut off, only for what it holds itself.
+// Beyond its share it has to give back. When all clients together take too much, the one that holds
 // the most has to, so that there is always room for those that hold little. Not thread-safe.
 class Shares {
  public:
   struct Limits {
-    size_t all = 0;  // of all holders together; 0: none
-    size_t one = 0;  // of one holder, its share; 0: none
+    size_t all = 0;  // of all clients together; 0: none
+    size_t one = 0;  // of one client, its share; 0: none
   };
 
   struct Item;
 
-  // What one holder has. Valid from Take until as much was given back.
-  struct Account {
-    std::string holder;
+  // What one client has. Valid from Take until as much was given back.
+  struct Client {
+    std::string name;
     size_t held = 0;
     Item* oldest = nullptr;  // of its items
     Item* newest = nullptr;
   };
 
-  // One thing that a holder has, for an owner that must find what a debtor gives back. Stays in
+  // One thing that a client has, for code that must find what the client gives back. Stays in
   // place from Take to Give.
   struct Item {
-    Account* account = nullptr;  // null: not taken
+    Client* client = nullptr;  // null: not taken
     size_t amount = 0;
-    Item* older = nullptr;  // of the account
+    Item* older = nullptr;  // of the client
     Item* newer = nullptr;
   };
 
@@ -43,34 +44,34 @@ class Shares {
   Shares(const Shares&) = delete;
   Shares& operator=(const Shares&) = delete;
 
-  // Takes in any case; then ask Debtor. `amount` > 0.
-  Account* Take(absl::string_view holder, size_t amount);
-  void Give(Account* account, size_t amount);
+  // Takes in any case; then ask MustGiveBack. `amount` > 0.
+  Client* Take(absl::string_view name, size_t amount);
+  void Give(Client* client, size_t amount);
   // The same of an item.
-  void Take(absl::string_view holder, size_t amount, Item* item);
+  void Take(absl::string_view name, size_t amount, Item* item);
   void Give(Item* item);
 
-  // Whether the holder, with `amount` more, would hold more than its share.
-  bool IsOverShare(absl::string_view holder, size_t amount) const;
+  // Whether the client, with `amount` more, would hold more than its share.
+  bool IsOverShare(absl::string_view name, size_t amount) const;
 
-  // Returns the holder that must give back: among holders over their share, the largest; if none is
+  // Returns the client that must give back: among clients over their share, the largest; if none is
   // over but the total is exceeded, the largest of all. Null: nobody.
-  const Account* Debtor() const;
+  const Client* MustGiveBack() const;
   // The one that holds the most. Null: nobody holds anything.
-  const Account* Largest() const;
+  const Client* Largest() const;
 
   size_t held() const { return held_; }
   size_t items() const { return items_; }
-  size_t held(absl::string_view holder) const;
+  size_t held(absl::string_view name) const;
   const Limits& limits() const { return limits_; }
-  const std::map<std::string, Account, std::less<>>& accounts() const { return accounts_; }
+  const std::map<std::string, Client, std::less<>>& clients() const { return clients_; }
 
  private:
   const Limits limits_;
-  std::map<std::string, Account, std::less<>> accounts_;  // some are idle: holders come back
+  std::map<std::string, Client, std::less<>> clients_;  // some are idle: clients come back
   size_t held_ = 0;
   size_t items_ = 0;
-  size_t over_share_ = 0;  // accounts
+  size_t over_share_ = 0;  // clients
 };
 
 }  // namespace flashcore::server

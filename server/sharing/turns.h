@@ -14,8 +14,8 @@
 
 namespace flashcore::server {
 
-// Holders take turns, one item each, however many one has; its own items keep their order. So a
-// holder waits for at most one item of each other. Not thread-safe.
+// Clients take turns, one item each, however many one has; its own items keep their order. So a
+// client waits for at most one item of each other. Not thread-safe.
 template <typename T>
 class Turns {
   using Waiting = std::map<std::string, std::list<T>, std::less<>>;
@@ -23,30 +23,30 @@ class Turns {
  public:
   // Where an item waits, until it is taken or removed.
   struct Place {
-    typename Waiting::iterator holder;
+    typename Waiting::iterator client;
     typename std::list<T>::iterator item;
   };
 
-  Place Add(absl::string_view holder, T item) {
-    auto found = waiting_.find(holder);
+  Place Add(absl::string_view client, T item) {
+    auto found = waiting_.find(client);
     if (found == waiting_.end()) {
-      found = waiting_.try_emplace(std::string(holder)).first;
+      found = waiting_.try_emplace(std::string(client)).first;
       order_.push_back(found);
     }
     return {found, found->second.insert(found->second.end(), std::move(item))};
   }
 
   void Remove(const Place& place) {
-    place.holder->second.erase(place.item);
-    if (!place.holder->second.empty()) return;
-    order_.erase(std::find(order_.begin(), order_.end(), place.holder));
-    waiting_.erase(place.holder);
+    place.client->second.erase(place.item);
+    if (!place.client->second.empty()) return;
+    order_.erase(std::find(order_.begin(), order_.end(), place.client));
+    waiting_.erase(place.client);
   }
 
   bool empty() const { return order_.empty(); }
-  size_t holders() const { return order_.size(); }  // that have an item
+  size_t clients() const { return order_.size(); }  // that have an item
 
-  // The oldest item of the holder whose turn it is. Not when empty.
+  // The oldest item of the client whose turn it is. Not when empty.
   T Take() {
     const auto next = order_.front();
     order_.pop_front();
@@ -61,8 +61,8 @@ class Turns {
   }
 
  private:
-  Waiting waiting_;                               // by holder; none is empty
-  std::deque<typename Waiting::iterator> order_;  // of all holders
+  Waiting waiting_;                               // by client; none is empty
+  std::deque<typename Waiting::iterator> order_;  // of all clients
 };
 
 }  // namespace flashcore::server

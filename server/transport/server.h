@@ -32,7 +32,7 @@ class Server {
  public:
   struct Connections {
     int max = 1024;              // each door (door.h) that is open has an equal part
-    int max_per_host = 256;      // at each door; see ConnectionHolder
+    int max_per_host = 256;      // at each door; see ConnectionClient
     AcceptLoop::Options accept;  // whose `connections` follow from the above
     int max_per_client = 256;    // see ClientConnections
     int max_streams = 256;       // RPCs at the same time on one connection

@@ -60,7 +60,7 @@ void CheckFrames(const std::string& bytes) {
   int ends[2];
   Require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0, "no sockets");
   server::UnsentReplies unsent;
-  server::local::FrameSocket socket(server::FileDescriptor{ends[0]}, "holder", &PassedOnes(),
+  server::local::FrameSocket socket(server::FileDescriptor{ends[0]}, "client", &PassedOnes(),
                                     &unsent, /*on_cut_off=*/nullptr);
   const server::FileDescriptor client(ends[1]);
   Require(send(client.get(), bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()),

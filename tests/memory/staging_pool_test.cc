@@ -403,7 +403,7 @@ TEST_F(StagingDebtTest, NobodyGivesBackBeforeItIsOverdueOrWithoutNeed) {
   EXPECT_EQ(Debt(), -1);
 }
 
-TEST_F(StagingDebtTest, TheLargestDebtorGivesBackItsOldestUntilTheClaimFits) {
+TEST_F(StagingDebtTest, TheClientWithTheMostOverdueGivesBackItsOldestUntilTheClaimFits) {
   SetAllOverdue();
   Waiter honest(this, "honest", 8192);
   ASSERT_EQ(pool_.JoinQueue(&honest), absl::OkStatus());

@@ -25,19 +25,19 @@ TimePoint At(int seconds) { return TimePoint(std::chrono::seconds(seconds)); }
 class DoorTest : public ::testing::Test {
  protected:
   // An open connection, whose number is `socket`.
-  void Open(int socket, const std::string& holder, State state, int last_use) {
-    open_.push_back({socket, door_.Enter(holder), state, At(last_use)});
+  void Open(int socket, const std::string& client, State state, int last_use) {
+    open_.push_back({socket, door_.Enter(client), state, At(last_use)});
   }
-  // The connection that makes room for a new one of `holder`, which leaves again; or kFree, or
+  // The connection that makes room for a new one of `client`, which leaves again; or kFree, or
   // kRefused.
-  int Come(const std::string& holder) {
-    Door::Holder* account = door_.Enter(holder);
+  int Come(const std::string& client) {
+    Door::Client* newcomer = door_.Enter(client);
     int gives = kFree;
     if (door_.IsCrowded()) {
-      const Door::Connection* connection = door_.WhoMakesRoom(open_, *account);
+      const Door::Connection* connection = door_.WhoMakesRoom(open_, *newcomer);
       gives = connection == nullptr ? kRefused : connection->socket;
     }
-    door_.Leave(account);
+    door_.Leave(newcomer);
     return gives;
   }
 
@@ -45,7 +45,7 @@ class DoorTest : public ::testing::Test {
   std::vector<Door::Connection> open_;
 };
 
-TEST_F(DoorTest, BeyondItsShareAHolderGivesOneOfItsOwn) {
+TEST_F(DoorTest, BeyondItsShareAClientGivesOneOfItsOwn) {
   Open(1, "other", State::kSilent, 0);
   Open(2, "a", State::kBusy, 1);
   Open(3, "a", State::kIdle, 3);
@@ -59,7 +59,7 @@ TEST_F(DoorTest, BeyondItsShareAHolderGivesOneOfItsOwn) {
   EXPECT_EQ(Come("a"), kRefused);
 }
 
-TEST_F(DoorTest, WhenItIsFullTheLargestHolderMakesRoom) {
+TEST_F(DoorTest, WhenItIsFullTheLargestClientMakesRoom) {
   for (const int socket : {1, 2, 3}) Open(socket, "large", State::kBusy, socket);
   Open(4, "small", State::kSilent, 0);
   Open(5, "b", State::kIdle, 0);
@@ -71,7 +71,7 @@ TEST_F(DoorTest, WhenItIsFullTheLargestHolderMakesRoom) {
   EXPECT_EQ(Come("small"), 2);
 }
 
-TEST_F(DoorTest, TheLargestHolderItselfIsNotServedAtTheCostOfCalls) {
+TEST_F(DoorTest, TheLargestClientItselfIsNotServedAtTheCostOfCalls) {
   for (const int socket : {1, 2}) Open(socket, "large", State::kBusy, 0);
   for (const int socket : {3, 4}) Open(socket, "b", State::kBusy, 0);
   for (const int socket : {5, 6}) Open(socket, "c", State::kBusy, 0);
@@ -127,7 +127,7 @@ TEST_F(BanTest, IsTwiceAsLongAsTheLastOneUpToALimit) {
   EXPECT_FALSE(door_.IsBanned("b", now));
 }
 
-TEST_F(BanTest, FloodsOfAHolderThatIsBannedDoNotCount) {
+TEST_F(BanTest, FloodsOfAClientThatIsBannedDoNotCount) {
   const TimePoint end = At(0) + Door::kFirstBan;
   door_.Ban("a", At(0));
   door_.Ban("a", end - Nanoseconds(1));
@@ -152,7 +152,7 @@ TEST_F(BanTest, OnlySoManyAreRemembered) {
   EXPECT_TRUE(door_.IsBanned("1", At(0)));
   EXPECT_TRUE(door_.IsBanned("last", At(0)));
   for (size_t i = 0; i < Door::kMaxBans; ++i) door_.Ban("1", At(1) + i * Door::kLongestBan);
-  EXPECT_TRUE(door_.IsBanned("last", At(0)));  // a holder that is remembered takes no new place
+  EXPECT_TRUE(door_.IsBanned("last", At(0)));  // a client that is remembered takes no new place
 }
 
 SocketAddress V4(uint32_t host) {
@@ -171,12 +171,12 @@ SocketAddress V6(const std::vector<uint8_t>& bytes) {
   return v6;
 }
 
-TEST(ConnectionHolderTest, IsAUserOrTheLoopbackOrANetwork) {
+TEST(ConnectionClientTest, IsAUserOrTheLoopbackOrANetwork) {
   const SocketAddress mapped = V6({0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 1, 2, 3, 4});
-  EXPECT_EQ(ConnectionHolder(V4(0x01020304), std::nullopt), "1.2.3.4");
-  EXPECT_EQ(ConnectionHolder(mapped, std::nullopt), "1.2.3.4");
+  EXPECT_EQ(ConnectionClient(V4(0x01020304), std::nullopt), "1.2.3.4");
+  EXPECT_EQ(ConnectionClient(mapped, std::nullopt), "1.2.3.4");
   EXPECT_EQ(
-      ConnectionHolder(V6({0x20, 1, 0xd, 0xb8, 0, 0, 0, 7, 1, 2, 3, 4, 5, 6, 7, 8}), std::nullopt),
+      ConnectionClient(V6({0x20, 1, 0xd, 0xb8, 0, 0, 0, 7, 1, 2, 3, 4, 5, 6, 7, 8}), std::nullopt),
       "2001:db8:0:7::/64");
   const std::vector<SocketAddress> loopback = {
       V4(0x7f000001), V4(0x7f000007), V6({0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 127, 0, 0, 9}),
@@ -184,11 +184,11 @@ TEST(ConnectionHolderTest, IsAUserOrTheLoopbackOrANetwork) {
   SocketAddress unix_socket;
   unix_socket.storage.ss_family = AF_UNIX;
   for (const SocketAddress& address : loopback) {
-    EXPECT_EQ(ConnectionHolder(address, std::nullopt), "loopback");
-    EXPECT_EQ(ConnectionHolder(address, 7), "uid:7");  // however the user comes
+    EXPECT_EQ(ConnectionClient(address, std::nullopt), "loopback");
+    EXPECT_EQ(ConnectionClient(address, 7), "uid:7");  // however the user comes
   }
-  EXPECT_EQ(ConnectionHolder(unix_socket, 7), "uid:7");
-  EXPECT_EQ(ConnectionHolder(unix_socket, std::nullopt), "uid:unknown");  // and not uid:0
+  EXPECT_EQ(ConnectionClient(unix_socket, 7), "uid:7");
+  EXPECT_EQ(ConnectionClient(unix_socket, std::nullopt), "uid:unknown");  // and not uid:0
 }
 
 }  // namespace

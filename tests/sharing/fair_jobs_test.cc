@@ -11,11 +11,11 @@
 namespace flashcore::server {
 namespace {
 
-TEST(TurnsTest, HoldersAlternate) {
+TEST(TurnsTest, ClientsAlternate) {
   Turns<int> turns;
   for (const int item : {1, 2, 3}) turns.Add("a", item);
   turns.Add("b", 10);
-  EXPECT_EQ(turns.holders(), 2u);
+  EXPECT_EQ(turns.clients(), 2u);
   EXPECT_EQ(turns.Take(), 1);
   turns.Add("c", 20);
   turns.Add("c", 21);
@@ -23,7 +23,7 @@ TEST(TurnsTest, HoldersAlternate) {
   while (!turns.empty()) rest.push_back(turns.Take());
   EXPECT_EQ(rest, (std::vector<int>{10, 2, 20, 3, 21}));
   turns.Add("a", 4);
-  EXPECT_EQ(turns.holders(), 1u);
+  EXPECT_EQ(turns.clients(), 1u);
   EXPECT_EQ(turns.Take(), 4);
 }
 
@@ -37,7 +37,7 @@ TEST(TurnsTest, WhatIsRemovedHasNoTurn) {
   turns.Remove(first);
   turns.Remove(last);
   turns.Remove(only);
-  EXPECT_EQ(turns.holders(), 2u);
+  EXPECT_EQ(turns.clients(), 2u);
   EXPECT_EQ(turns.Take(), 2);
   EXPECT_EQ(turns.Take(), 20);
   EXPECT_TRUE(turns.empty());
@@ -46,8 +46,8 @@ TEST(TurnsTest, WhatIsRemovedHasNoTurn) {
 class FairJobsTest : public ::testing::Test {
  protected:
   // Runs until Release.
-  void AddBlocker(FairJobs* jobs, const char* holder) {
-    jobs->Add(holder, [this] {
+  void AddBlocker(FairJobs* jobs, const char* client) {
+    jobs->Add(client, [this] {
       began_.set_value();
       released_.get_future().wait();
     });
@@ -62,7 +62,7 @@ class FairJobsTest : public ::testing::Test {
   std::vector<std::string> ran_;  // of the jobs' thread
 };
 
-TEST_F(FairJobsTest, HoldersTakeTurnsAndKeepTheirOrder) {
+TEST_F(FairJobsTest, ClientsTakeTurnsAndKeepTheirOrder) {
   {
     FairJobs jobs;
     AddBlocker(&jobs, "a");

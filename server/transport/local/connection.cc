@@ -35,25 +35,25 @@ Regions::Region UnmapElsewhere(FairJobs* slow, const std::string& client, Region
           }};
 }
 
-void LogBroken(const std::string& identity, const absl::Status& why) {
+void LogBroken(const std::string& client, const absl::Status& why) {
   static LogLimiter limiter(10);
   if (const auto pass = limiter.Admit()) {
     LogWarning("local connection ended",
-               {{"identity", identity}, {"error", why.message()}, {"suppressed", pass.suppressed}});
+               {{"identity", client}, {"error", why.message()}, {"suppressed", pass.suppressed}});
   }
 }
 
 }  // namespace
 
 Connection::Connection(const Services* services, const Options& options, FileDescriptor socket,
-                       std::string holder, TimePoint now)
+                       std::string client, TimePoint now)
     : services_(*services),
       context_(services->calls.methods->context()),
       options_(options),
       began_(now),
       last_use_(now),
       socket_(
-          std::move(socket), std::move(holder), services->passed_files, &context_->unsent,
+          std::move(socket), std::move(client), services->passed_files, &context_->unsent,
           [this](CutOff why) { mailbox()([why](Connection* self) { self->EndUnread(why); }); }) {}
 
 Connection::~Connection() { End(); }

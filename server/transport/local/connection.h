@@ -54,7 +54,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   };
 
   Connection(const Services* services, const Options& options, FileDescriptor socket,
-             std::string holder, TimePoint now);
+             std::string client, TimePoint now);
   ~Connection();
 
   int fd() const { return socket_.fd(); }
@@ -63,7 +63,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   // Memory of messages: of frames that have not completely arrived, and of calls that wait.
   size_t received_bytes() const { return socket_.received_bytes(); }
   // Whose that is; empty before Hello.
-  const std::string& identity() const { return identity_.name; }
+  const std::string& client() const { return identity_.name; }
   bool too_many_files() const { return socket_.too_many_files(); }  // came at once
 
   // One turn: what `events` say, and some of the requests that have arrived.

@@ -31,14 +31,14 @@ absl::Status NoRoom(absl::string_view why) {
 
 FrameSocket::~FrameSocket() {
   for (absl::StatusOr<FileDescriptor>& file : files_) {
-    if (file.ok()) passed_files_->Close(holder_, *std::move(file));
+    if (file.ok()) passed_files_->Close(client_, *std::move(file));
   }
-  passed_files_->CloseConnection(holder_, std::move(socket_));
+  passed_files_->CloseConnection(client_, std::move(socket_));
 }
 
 absl::Status FrameSocket::Read() {
   thread_local std::array<char, kReadAtOnce> buffer;
-  const bool has_room = passed_files_->HasRoom(holder_);
+  const bool has_room = passed_files_->HasRoom(client_);
   std::vector<FileDescriptor> files;
   const auto on_file = [&files](int file) { files.emplace_back(file); };
   wire::Received received;
@@ -69,7 +69,7 @@ void FrameSocket::AddFile(FileDescriptor file) {
   if (status.ok()) {
     files_.emplace_back(std::move(file));
   } else {
-    passed_files_->Close(holder_, std::move(file));
+    passed_files_->Close(client_, std::move(file));
     files_.emplace_back(std::move(status));
   }
 }

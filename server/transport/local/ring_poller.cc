@@ -63,7 +63,7 @@ void RingPoller::RunCommands() {
   std::vector<Command> commands;  // one of each client
   {
     MutexLock lock(&mutex_);
-    for (size_t left = commands_.holders(); left > 0; --left) commands.push_back(commands_.Take());
+    for (size_t left = commands_.clients(); left > 0; --left) commands.push_back(commands_.Take());
     has_commands_ = !commands_.empty();
   }
   for (Command& command : commands) {

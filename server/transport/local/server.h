@@ -57,7 +57,7 @@ class Server {
 
   struct Entry {
     std::shared_ptr<Connection> connection;
-    Door::Holder* holder = nullptr;
+    Door::Client* client = nullptr;
     uint32_t events = 0;  // that epoll reports; none while the connection waits for its turn
     uint32_t came = 0;    // that it has reported
     std::optional<Turns<Entry*>::Place> turn;
@@ -72,22 +72,22 @@ class Server {
   void Run();
   // False: it has one already.
   bool GiveTurn(Entry* entry);
-  void RunTurns();  // one of each user
+  void RunTurns();  // one of each client
   // When CheckTimes is due.
   TimePoint NextCheck() const { return with_deadline_ > 0 ? next_check_ : kNoDeadline; }
   void RunPosted() ABSL_LOCKS_EXCLUDED(mutex_);
   void AcceptAll();
   void Admit(FileDescriptor socket);
-  // False if there is none for a new connection of `holder`, which is counted already.
-  bool MakeRoom(const Door::Holder& holder);
-  // Whether the connection is not read yet, because its user is banned.
+  // False if there is none for a new connection of `client`, which is counted already.
+  bool MakeRoom(const Door::Client& client);
+  // Whether the connection is not read yet, because its client is banned.
   bool MustWait(const Entry& entry) const;
   void Want(Entry* entry, uint32_t events);
   // Removes the connection if it has ended, else tells epoll what it waits for.
   void Update(Connection* connection);
-  // Charges the connection's memory of messages to its client, or its user before Hello.
+  // Charges the connection's memory of messages to its client: before Hello, that at the door.
   void Charge(Entry* entry);
-  void EndDebtors();
+  void EndToFreeMemory();
   void CheckTimes();
   void Refuse(RefusedLocalConnection reason) { metrics_.CountRefusedLocalConnection(reason); }
 
@@ -107,7 +107,7 @@ class Server {
   std::unordered_map<int, Entry> connections_;  // by socket
   Door door_;
   Shares received_;      // bytes of frames
-  Turns<Entry*> turns_;  // by user
+  Turns<Entry*> turns_;  // by client
   TimePoint next_check_{};
   size_t with_deadline_ = 0;  // connections
 

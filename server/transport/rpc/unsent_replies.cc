@@ -19,8 +19,8 @@ constexpr std::chrono::seconds kEndsWithin(1);
 
 }  // namespace
 
-void UnsentReply::Ready(absl::string_view client, size_t bytes, const StagingUse& staging) {
-  all_->Ready(this, client, bytes, staging);
+void UnsentReply::Ready(absl::string_view name, size_t bytes, const StagingUse& staging) {
+  all_->Ready(this, name, bytes, staging);
 }
 
 CutOff UnsentReply::Sent() { return ready_ ? all_->Sent(this) : cut_off_; }
@@ -81,7 +81,7 @@ void UnsentReplies::Ready(UnsentReply* reply, absl::string_view client, size_t b
     staging.pool->AddUnread(staging.bytes);
   }
   while (options_.bytes.all > 0 && shares_->held() > options_.bytes.all) {
-    Condemn(Oldest(*shares_->Debtor()), CutOff::kShare);
+    Condemn(Oldest(*shares_->MustGiveBack()), CutOff::kShare);
   }
 }
 
@@ -108,13 +108,12 @@ void UnsentReplies::Give(UnsentReply* reply) {
 }
 
 void UnsentReplies::MarkOverdue(TimePoint since) {
-  while (const Shares::Account* const account = staged_.Largest()) {
+  while (const Shares::Client* const account = staged_.Largest()) {
     auto* const staged = static_cast<UnsentReply::Staged*>(account->oldest);
     if (staged->reply->since_ > since) return;
     staged_.Give(staged);
     staged->overdue = true;
-    const std::string& client = staged->reply->account->holder;
-    staged->use.pool->AddOverdue(client, staged->use.bytes, staged);
+    staged->use.pool->AddOverdue(staged->reply->client->name, staged->use.bytes, staged);
   }
 }
 
@@ -131,10 +130,10 @@ void UnsentReplies::CutOffAll() {
 }
 
 void UnsentReplies::CondemnOld(TimePoint since, size_t keep, CutOff why) {
-  const auto& accounts = shares_->accounts();
+  const auto& accounts = shares_->clients();
   for (auto account = accounts.begin(); account != accounts.end();) {
     UnsentReply* reply = Oldest((account++)->second);  // the account may go with its last reply
-    while (reply != nullptr && reply->account->held > keep && reply->since_ <= since) {
+    while (reply != nullptr && reply->client->held > keep && reply->since_ <= since) {
       UnsentReply* const newer = static_cast<UnsentReply*>(reply->newer);
       Condemn(reply, why);
       reply = newer;

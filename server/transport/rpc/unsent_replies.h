@@ -116,7 +116,7 @@ class UnsentReplies {
  private:
   friend class UnsentReply;
 
-  static UnsentReply* Oldest(const Shares::Account& account) {
+  static UnsentReply* Oldest(const Shares::Client& account) {
     return static_cast<UnsentReply*>(account.oldest);
   }
   void Ready(UnsentReply* reply, absl::string_view client, size_t bytes, const StagingUse& staging)

@@ -328,7 +328,7 @@ class LocalConnectionTest : public LocalTurnsTest {
     connection_services_.unary = &unary_;
     connection_services_.passed_files = &passed_files_;
     connection_ = std::make_shared<Connection>(&connection_services_, Connection::Options(),
-                                               FileDescriptor(sockets[1]), "holder", clock_->Now());
+                                               FileDescriptor(sockets[1]), "client", clock_->Now());
     v1::LocalRequest hello;
     hello.mutable_hello()->set_min_version(wire::kLocalVersion);
     hello.mutable_hello()->set_max_version(wire::kLocalVersion);

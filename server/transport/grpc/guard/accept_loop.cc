@@ -87,7 +87,7 @@ AcceptLoop::~AcceptLoop() {
   thread_.join();
   for (auto& [socket, connection] : connections_) {
     shutdown(socket, SHUT_RDWR);
-    Drop(*connection.door, connection.holder->holder, std::move(connection.socket));
+    Drop(*connection.door, connection.holder->name, std::move(connection.socket));
   }
   const InterruptedWaits interrupted;  // by files of clients that were not accepted
   listeners_.clear();
@@ -136,14 +136,14 @@ void AcceptLoop::Admit(const Listener& listener, FileDescriptor socket, const So
   const int number = socket.get();
   const std::optional<uid_t> user = users_.UserOf(number, peer);
   Door& door = peer.family() == AF_UNIX ? unix_ : tcp_;
-  const std::string name = ConnectionHolder(peer, user);
+  const std::string name = ConnectionClient(peer, user);
   const TimePoint now = clock_->Now();
   const bool of_proxy = options_.is_proxy && options_.is_proxy({PeerAddress(peer), user});
   if (!of_proxy && door.IsBanned(name, now)) {
     metrics_->CountRefusedConnection(RefusedConnection::kBanned);
     return Drop(door, name, std::move(socket));
   }
-  Door::Holder* holder = door.Enter(name);
+  Door::Client* holder = door.Enter(name);
   if (!MakeRoom(door, *holder)) {
     door.Leave(holder);
     return Drop(door, name, std::move(socket));
@@ -163,7 +163,7 @@ void AcceptLoop::Admit(const Listener& listener, FileDescriptor socket, const So
   Watch(epoll_.get(), EPOLL_CTL_ADD, number, EPOLLIN | EPOLLRDHUP | EPOLLET);
 }
 
-bool AcceptLoop::MakeRoom(const Door& door, const Door::Holder& holder) {
+bool AcceptLoop::MakeRoom(const Door& door, const Door::Client& holder) {
   while (door.IsCrowded()) {
     const TimePoint now = clock_->Now();
     std::vector<Door::Connection> open;
@@ -301,7 +301,7 @@ void AcceptLoop::CountCalls() {
 }
 
 AcceptLoop::Holder* AcceptLoop::HolderOf(const Connection& connection) {
-  const std::string& name = connection.holder->holder;
+  const std::string& name = connection.holder->name;
   std::string key = absl::StrCat(connection.door == &unix_ ? "unix " : "tcp ", name);
   if (connection.of_proxy) absl::StrAppend(&key, " ", ++proxy_connections_);
   Holder& holder = holders_[key];
@@ -336,7 +336,7 @@ void AcceptLoop::Close(int socket) {
   // gRPC may have its descriptor of this socket for a moment longer. Until then epoll would report
   // it by our number, which the next connection may get.
   Watch(epoll_.get(), EPOLL_CTL_DEL, socket, 0);
-  Drop(*connection.door, connection.holder->holder, std::move(connection.socket));
+  Drop(*connection.door, connection.holder->name, std::move(connection.socket));
   connection.door->Leave(connection.holder);
   connections_.erase(found);
   metrics_->connections.Set(static_cast<double>(connections_.size()));

@@ -94,7 +94,7 @@ class AcceptLoop {
     FileDescriptor socket;
     Peer peer;
     Door* door = nullptr;
-    Door::Holder* holder = nullptr;  // at the door
+    Door::Client* holder = nullptr;  // at the door
     bool of_proxy = false;
     std::shared_ptr<ClientConnection> calls;  // once it is handed over
     const Listener* listener = nullptr;
@@ -112,7 +112,7 @@ class AcceptLoop {
   void AcceptAll(const Listener& listener);
   void Admit(const Listener& listener, FileDescriptor socket, const SocketAddress& peer);
   // False if there is none for a new connection of `holder`, which is counted already.
-  bool MakeRoom(const Door& door, const Door::Holder& holder);
+  bool MakeRoom(const Door& door, const Door::Client& holder);
   Door::Connection AtDoor(const Connection& connection, TimePoint now) const;
   void OnEvent(int socket, uint32_t events);
   // Hands over, or closes, a connection that has sent what gRPC needs. False: it has not.
