@@ -253,14 +253,14 @@ void LaunchBuilder::End(const Launch& launch, bool ok) {
     for (const SequencePtr& sequence : operation->sequences.sequences()) {
       if (sequence == nullptr) continue;
       --sequence->launches;
-      EndAppend(&sequence->layers[operation->request.layer], sequence->account,
+      EndAppend(&sequence->layers[operation->request.layer], sequence->client,
                 ok && !sequence->deleted);
     }
   }
   pages_.EndLaunch(launch.id);
 }
 
-void LaunchBuilder::EndAppend(SequenceLayer* layer, ClientAccount* account, bool commit) {
+void LaunchBuilder::EndAppend(SequenceLayer* layer, KvClient* client, bool commit) {
   std::unique_ptr<PendingAppend> pending = std::move(layer->pending);
   if (pending == nullptr) return;
   if (!commit || pending->discarded) {
@@ -268,7 +268,7 @@ void LaunchBuilder::EndAppend(SequenceLayer* layer, ClientAccount* account, bool
   } else {
     // Pages from first_page on are replaced. They are shared, so others keep them.
     for (size_t i = pending->first_page; i < layer->pages.size(); ++i) {
-      pages_.Unref(layer->pages[i], account);
+      pages_.Unref(layer->pages[i], client);
     }
     layer->CutPages(pending->first_page);
     layer->pages.insert(layer->pages.end(), pending->pages.begin(), pending->pages.end());

@@ -72,8 +72,8 @@ class LaunchBuilder {
   // The places of the layer's pages, without pending ones.
   const std::vector<int32_t>& PlacesOf(SequenceLayer* layer) const;
   void RollBack();
-  // `account` is that of the layer's sequence; not used unless `commit`.
-  void EndAppend(SequenceLayer* layer, ClientAccount* account, bool commit);
+  // `client` is that of the layer's sequence; not used unless `commit`.
+  void EndAppend(SequenceLayer* layer, KvClient* client, bool commit);
   std::unique_ptr<PendingAppend> NewPending();
   void Keep(std::unique_ptr<PendingAppend> pending);
 

@@ -28,7 +28,7 @@
 
 namespace flashcore::server {
 
-struct ClientAccount;  // page_pool.h
+struct KvClient;  // page_pool.h
 
 struct SequenceShape {
   uint32_t num_layers = 0;
@@ -117,7 +117,7 @@ struct Sequence {
   SequenceId id;
   SequenceShape shape;
   SequenceSettings settings;
-  ClientAccount* account = nullptr;   // of the client that owns it and pays; null once deleted
+  KvClient* client = nullptr;         // of the client that owns it and pays; null once deleted
   uint64_t serial = 0;                // ascends with the creation: listings are in this order
   std::vector<SequenceLayer> layers;  // [num_layers], never resized
 
@@ -130,7 +130,7 @@ struct Sequence {
   size_t metadata_bytes = 0;  // host memory charged for it
 
   // Its places in the SequenceTable.
-  std::list<std::shared_ptr<Sequence>>::iterator by_use;  // of the account
+  std::list<std::shared_ptr<Sequence>>::iterator by_use;  // of the client
   std::multimap<TimePoint, std::shared_ptr<Sequence>>::iterator
       expiry;                                               // if it has an idle_timeout
   std::list<std::shared_ptr<Sequence>>::iterator by_lease;  // if it has a lease

@@ -141,7 +141,7 @@ absl::StatusOr<SequenceInfo> SequenceStore::Fork(SequenceId id, std::optional<ui
   Sequence& parent = **found;
   if (absl::Status status = table_.CheckSettings(settings, identity); !status.ok()) return status;
   if (absl::Status status = CheckLength(parent, length.value_or(0)); !status.ok()) return status;
-  const bool borrows = parent.account->client != identity.name;
+  const bool borrows = parent.client->name != identity.name;
   size_t pages = 0;
   for (const SequenceLayer& layer : parent.layers) pages += PagesFor(length.value_or(layer.length));
   constexpr size_t kPageBytes = sizeof(PageId) + sizeof(int32_t);  // its id and its place
@@ -208,17 +208,17 @@ SequenceStore::Listing SequenceStore::List(const Identity& identity, uint64_t af
                                            const ListLimit& limit) const {
   Listing listing;
   MutexLock lock(&mutex_);
-  const ClientAccount* account = pages_.FindAccount(identity.name);
-  if (account == nullptr) return listing;
-  auto it = account->sequences.upper_bound(after);
-  for (; it != account->sequences.end() && listing.sequences.size() < limit.sequences; ++it) {
+  const KvClient* found = pages_.FindClient(identity.name);
+  if (found == nullptr) return listing;
+  auto it = found->sequences.upper_bound(after);
+  for (; it != found->sequences.end() && listing.sequences.size() < limit.sequences; ++it) {
     const size_t bytes = MaxInfoBytes(*it->second);
     if (!listing.sequences.empty() && listing.bytes + bytes > limit.bytes) break;
     listing.sequences.push_back(Describe(*it->second));
     listing.bytes += bytes;
     after = it->first;
   }
-  if (it != account->sequences.end()) listing.next = after;
+  if (it != found->sequences.end()) listing.next = after;
   return listing;
 }
 
