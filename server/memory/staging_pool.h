@@ -155,7 +155,8 @@ class StagingPool {
   void Release(Shares::Client* client, std::byte* data, size_t capacity);
   bool CanEverFit(const StagingClaim& claim) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Need NeedOf(const StagingClaim& claim) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Who gives back for it; null: nobody, or there will be room when the work in flight has ended.
+  // The client that must give back for it. Null: none, or there will be room when the work in
+  // flight has ended.
   const Shares::Client* MustGiveBackFor(const Need& need) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Both buffers, or neither and false.
