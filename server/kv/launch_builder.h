@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "server/base/clock.h"
 #include "server/kv/launch.h"
 #include "server/kv/operation.h"
@@ -39,9 +40,10 @@ class LaunchBuilder {
       : pages_(*pages), table_(*table), max_flop_(max_flop), clock_(*clock), metrics_(*metrics) {}
 
   // Adds what a leased operation copies, appends and reads, all of it or nothing, and sets its
-  // sequence_lengths. NOT_FOUND, FAILED_PRECONDITION, INVALID_ARGUMENT, RESOURCE_EXHAUSTED as in
+  // sequence_lengths to those after its appends. False: `fits` then says no, and nothing was added.
+  // NOT_FOUND, FAILED_PRECONDITION, INVALID_ARGUMENT, RESOURCE_EXHAUSTED as in
   // SequenceStore::BeginLaunch.
-  absl::Status AddOperation(AttendOperation* operation, Launch* launch);
+  absl::StatusOr<bool> AddOperation(AttendOperation* operation, LaunchFit fits, Launch* launch);
   void End(const Launch& launch, bool ok);
 
  private:
@@ -71,7 +73,7 @@ class LaunchBuilder {
                Launch* launch, ReadBytes* bytes);
   // The places of the layer's pages, without pending ones.
   const std::vector<int32_t>& PlacesOf(SequenceLayer* layer) const;
-  void RollBack();
+  void RollBack(size_t copies, size_t appends, Launch* launch);
   // `client` is that of the layer's sequence; not used unless `commit`.
   void EndAppend(SequenceLayer* layer, KvClient* client, bool commit);
   std::unique_ptr<PendingAppend> NewPending();

@@ -22,7 +22,7 @@
 #include "server/base/clock.h"
 #include "server/kv/arena.h"
 #include "server/kv/launch.h"
-#include "server/kv/placement.h"
+#include "server/kv/read_rate.h"
 #include "server/request/order.h"
 #include "server/request/sequence_id.h"
 

@@ -346,24 +346,29 @@ void SequenceStore::EndLease(const std::vector<SequencePtr>& sequences) {
   }
 }
 
-void SequenceStore::BeginLaunch(absl::Span<AttendOperation* const> operations, Launch* launch) {
+size_t SequenceStore::BeginLaunch(absl::Span<AttendOperation* const> operations, LaunchFit fits,
+                                  Launch* launch) {
   launch->Clear();
   const auto resident = [](const AttendOperation* op) { return !op->sequences.empty(); };
   if (std::none_of(operations.begin(), operations.end(), resident)) {
     launch->operations.assign(operations.begin(), operations.end());
-    return;
+    return operations.size();
   }
   MutexLock lock(&mutex_);
   launch->id = pages_.BeginLaunch();
-  for (AttendOperation* operation : operations) {
-    absl::Status status;
-    if (resident(operation)) status = builder_.AddOperation(operation, launch);
-    if (status.ok()) {
+  for (size_t i = 0; i < operations.size(); ++i) {
+    AttendOperation* const operation = operations[i];
+    const absl::StatusOr<bool> added =
+        resident(operation) ? builder_.AddOperation(operation, fits, launch) : fits(operation);
+    if (!added.ok()) {
+      launch->refused.emplace_back(operation, added.status());
+    } else if (*added) {
       launch->operations.push_back(operation);
     } else {
-      launch->refused.emplace_back(operation, std::move(status));
+      return i;
     }
   }
+  return operations.size();
 }
 
 void SequenceStore::EndLaunch(const Launch& launch, bool ok) {

@@ -110,7 +110,10 @@ class SequenceStore {
   // launched are in launch->refused: NOT_FOUND if a sequence was deleted, FAILED_PRECONDITION if
   // expected_length differs, INVALID_ARGUMENT if the sequences have grown so much that the work
   // exceeds its limit, RESOURCE_EXHAUSTED if the memory or a quota is full.
-  void BeginLaunch(absl::Span<AttendOperation* const> operations, Launch* launch);
+  //
+  // The first operation that `fits` says no to, and all behind it, are left alone. Returns the
+  // number of those before. Asks nothing if all K/V is inline.
+  size_t BeginLaunch(absl::Span<AttendOperation* const> operations, LaunchFit fits, Launch* launch);
   // The launch has ended. If `ok`, its appended rows become visible. If not, every sequence stays
   // as it was.
   void EndLaunch(const Launch& launch, bool ok);

@@ -193,7 +193,8 @@ void Step(Host* host, const std::string& bytes, Lane* lane, StepTimes* times) {
   times->End("queue: enqueue");
   host->batcher.Take(&lane->batch);
   times->End("queue: take");
-  host->sequences.BeginLaunch(lane->batch.operations, &lane->launch);
+  host->sequences.BeginLaunch(
+      lane->batch.operations, [](AttendOperation*) { return true; }, &lane->launch);
   times->End("launch: begin");
   for (const auto& [refused, status] : lane->launch.refused) Check(status);
   operation->work = EstimateWork(*operation, true, {});
@@ -239,7 +240,8 @@ void Load(Host* host, const std::string& id, uint32_t layers, uint32_t rows) {
       Check(host->sequences.Lease(&operation));
       Launch launch;
       AttendOperation* const operations[] = {&operation};
-      host->sequences.BeginLaunch(operations, &launch);
+      host->sequences.BeginLaunch(
+          operations, [](AttendOperation*) { return true; }, &launch);
       for (const auto& [refused, status] : launch.refused) Check(status);
       host->sequences.EndLaunch(launch, true);
       operation.sequences.Reset();
