@@ -1,4 +1,5 @@
-// Who holds how much of a limited thing, such as memory or connections, and who has to give back.
+// Shares of a limited thing, such as memory or connections: who holds how much, and who has to give
+// back.
 #ifndef FLASHCORE_SERVER_BASE_SHARES_H_
 #define FLASHCORE_SERVER_BASE_SHARES_H_
 
@@ -22,7 +23,7 @@ class Shares {
 
   struct Item;
 
-  // What one holder has. Valid from Take until as much was given back.
+  // The holdings of one holder. Valid from Take until as much was given back.
   struct Account {
     std::string holder;
     size_t held = 0;
@@ -53,8 +54,8 @@ class Shares {
   // Whether the holder, with `amount` more, would hold more than its share.
   bool IsOverShare(absl::string_view holder, size_t amount) const;
 
-  // Who has to give back: of those beyond their share, and else, if all hold too much together, of
-  // all, the one that holds the most. Null: nobody.
+  // Returns the holder that must give back: among holders over their share, the largest; if none is
+  // over but the total is exceeded, the largest of all. Null: nobody.
   const Account* Debtor() const;
   // The one that holds the most. Null: nobody holds anything.
   const Account* Largest() const;

@@ -25,8 +25,8 @@ class ReadRate {
  public:
   static constexpr Nanoseconds kHalfLife = std::chrono::seconds(10);
 
-  // A time before that of an earlier call counts as that time: threads read the clock before they
-  // lock the mutex.
+  // `now` may be earlier than in a previous call; it is then treated as that time: threads read the
+  // clock before they lock the mutex.
   void Add(double bytes, TimePoint now);
   double BytesPerSecond(TimePoint now) const;
 

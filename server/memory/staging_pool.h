@@ -83,10 +83,10 @@ struct StagingClaim {
 //
 // Nobody waits for what others owe (Shares):
 // - A client that holds its share waits for its own buffers, and holds up nobody else.
-// - Work in flight ends by itself. Unread results may not. When they leave no room for a claim, the
-//   client with the most overdue, unread for long, gives back its oldest, until there is room or it
-//   has no more than the claimant would hold: so nobody gains by asking for more. A claim that has
-//   no room then, because of overdue results, holds up nobody else.
+// - Work in flight ends by itself. Unread results may not. If they leave no room for a claim,
+//   the client with the most overdue results (unread for long) gives back its oldest until the
+//   claim fits, or until it holds no more than the claimant would. So asking for more gains
+//   nothing. A claim that still does not fit because of overdue results holds up nobody else.
 // - A client that has more overdue than another would hold with its claim waits behind that claim.
 // - When waiting claims take too much, the newest of the client with the most is refused.
 class StagingPool {
@@ -146,7 +146,7 @@ class StagingPool {
 
  private:
   friend class StagingBuffer;
-  // What a claim needs, and what its client would hold with it.
+  // The need of a claim, and what its client would hold with it.
   struct Need {
     size_t bytes = 0;
     size_t held = 0;
@@ -154,7 +154,8 @@ class StagingPool {
   void Release(Shares::Account* account, std::byte* data, size_t capacity);
   bool CanEverFit(const StagingClaim& claim) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Need NeedOf(const StagingClaim& claim) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Who gives back for it; null: nobody, or there will be room when the work in flight has ended.
+  // The client that gives back for it; null: nobody, or there will be room when the work in flight
+  // has ended.
   const Shares::Account* DebtorTo(const Need& need) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Both buffers, or neither and false.
   bool TryAcquire(StagingClaim* claim) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -1,4 +1,4 @@
-// Who calls. Quotas, fairness, listings and ownership go by it.
+// The identity of a caller. Quotas, fairness, listings and ownership go by it.
 #ifndef FLASHCORE_SERVER_REQUEST_IDENTITY_H_
 #define FLASHCORE_SERVER_REQUEST_IDENTITY_H_
 

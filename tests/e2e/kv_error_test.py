@@ -78,7 +78,7 @@ def attend(client, way, *tensors):
 
 
 def errors(got, want):
-    """Of each set: the relative L2 error, and the largest error, both over the root mean square of O."""
+    """For each set, the relative L2 error and the largest error, both over the root mean square of O."""
     shape = (QUERIES, len(SETS), HEADS_OF_A_SET * DIM)
     got, want = (x.astype(np.float64).reshape(shape) for x in (got, want))
     size = np.sqrt((want ** 2).mean(axis=(0, 2)))
@@ -98,7 +98,7 @@ def line(name, of_sets):
 
 
 def published(name):
-    """Of each set, as errors() returns it."""
+    """The published errors of each set, as errors() returns them."""
     cell = r" ([\d.]+)%, ([\d.]+)% \|"
     found = harness.published(rf"\| {re.escape(name)} \|{cell * len(SETS)}", "kernels/README.md")
     return np.reshape(found, (-1, 2)) / 100
