@@ -1,6 +1,6 @@
 """How far outputs are from attention in float64 on the FP16 rows that were sent, for each way to store K/V.
 
-Prints the table of kernels/README.md, and more rows, and compares them with it. FLASHCORE_TEST_DEVICE chooses
+Prints the table of kernels/KV_8BIT.md, and more rows, and compares them with it. FLASHCORE_TEST_DEVICE chooses
 the device; a GPU has more products than the CPU, and rounds probabilities to 16 bits.
 """
 
@@ -100,7 +100,7 @@ def line(name, of_sets):
 def published(name):
     """The published errors of each set, as errors() returns them."""
     cell = r" ([\d.]+)%, ([\d.]+)% \|"
-    found = harness.published(rf"\| {re.escape(name)} \|{cell * len(SETS)}", "kernels/README.md")
+    found = harness.published(rf"\| {re.escape(name)} \|{cell * len(SETS)}", "kernels/KV_8BIT.md")
     return np.reshape(found, (-1, 2)) / 100
 
 
