@@ -63,7 +63,7 @@ def markdown(text):
                   flags=re.DOTALL | re.MULTILINE)
     lines = []
     for number, line in enumerate(text.splitlines(), 1):
-        if line.startswith("|"):
+        if line.lstrip().startswith("|"):
             lines += [(number, 0, cell.strip(), True) for cell in line.split("|")]
         elif line.strip() and not line.startswith("#"):
             item = re.match(r"\s*(?:[-*>]|\d+\.)\s+", line)

@@ -11,9 +11,10 @@ def found(text, name="a.md"):
 
 class SentencesTest(unittest.TestCase):
     def test_finds_each_opening(self):
-        for text in ("Of two pages, one is free.", "It ends. What is left stays.", "Who calls is known: (Of both.)",
-                     "- **What is lost** comes back.", "| page | Whose a page is. |", "a\n\nOf b."):
-            self.assertEqual(len(found(text)), 2 if "(Of" in text else 1, text)
+        for text in ("Of two pages, one is free.", "It ends. What is left stays.", "It is known (Of both.)",
+                     "Who calls is known.", "- **What is lost** comes back.", "| page | Whose a page is. |",
+                     "a\n\nOf b."):
+            self.assertEqual(len(found(text)), 1, text)
 
     def test_leaves_the_rest_alone(self):
         for text in ("## Who calls", "What is a lane?", "It says what is left, of both. Offers 2.", "`Of`",

@@ -1,7 +1,7 @@
 """How far outputs are from attention in float64 on the FP16 rows that were sent, for each way to store K/V.
 
-Prints the table of kernels/KV_8BIT.md, and more rows, and compares them with it. FLASHCORE_TEST_DEVICE chooses
-the device; a GPU has more products than the CPU, and rounds probabilities to 16 bits.
+Prints the table of kernels/KV_8BIT.md, and more rows, and compares them with it. FLASHCORE_TEST_DEVICE
+chooses the device; a GPU has more products than the CPU, and rounds probabilities to 16 bits.
 """
 
 import re
