@@ -1,5 +1,4 @@
-// What a kernel is: a launcher, what it computes, and what it wants of a plan. registry.h lists
-// them all.
+// A kernel is a launcher, what it computes, and what it wants of a plan. registry.h lists them all.
 #ifndef FLASHCORE_KERNELS_KERNEL_H_
 #define FLASHCORE_KERNELS_KERNEL_H_
 

@@ -74,7 +74,8 @@ class GrpcAttempts final : public Attempts {
   EncodedRequest request_;
   const absl::Time deadline_;
   const std::string affinity_;
-  Done done_;  // of the attempt that runs, as is the next
+  // Callback and reply of the running attempt.
+  Done done_;
   grpc::ByteBuffer reply_;
   absl::Mutex mutex_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,4 +1,4 @@
-// What an AttendStream is, whichever way its requests travel. Internal to the client.
+// The interface of an AttendStream, whichever way its requests travel. Internal to the client.
 #ifndef FLASHCORE_CLIENT_CPP_ATTEND_STREAM_CORE_H_
 #define FLASHCORE_CLIENT_CPP_ATTEND_STREAM_CORE_H_
 

@@ -28,8 +28,8 @@ class Lease {
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
 
-  // The affinity of a sequence that should have `wanted`; empty: that of the lease. The lease has
-  // the first one that is wanted.
+  // Returns the affinity for a new sequence: `wanted`, or the lease's if empty. The first `wanted`
+  // becomes the lease's.
   std::string Affinity(const std::string& wanted) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Its id. Opens it if there is none: blocks until then, at most until `deadline`.

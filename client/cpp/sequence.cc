@@ -209,7 +209,7 @@ absl::StatusOr<v1::LoadSequenceResponse> LoadRows(const client::Connection& conn
 
 }  // namespace
 
-// What a handle refers to.
+// The target of a handle.
 struct Sequence::Resident {
   ConnectionPtr connection;
   std::string id;

@@ -45,7 +45,7 @@ struct Launch {
   std::vector<ResidentKv> resident;         // one for each span that names a sequence, in order
   std::vector<int32_t> pages;               // places in the arena, in Arena::kUnitBytes
 
-  // What of the attention to compute. Only the first part of a launch has copies and appends. A
+  // The part of the attention to compute. Only the first part of a launch has copies and appends. A
   // launch that is executed in parts has one operation.
   kernels::BatchPart part;
   bool in_parts = false;

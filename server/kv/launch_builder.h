@@ -1,4 +1,4 @@
-// What a launch takes from the resident K/V when it begins, and gives back when it ends.
+// The resident K/V that a launch takes when it begins, and gives back when it ends.
 #ifndef FLASHCORE_SERVER_KV_LAUNCH_BUILDER_H_
 #define FLASHCORE_SERVER_KV_LAUNCH_BUILDER_H_
 
@@ -63,7 +63,7 @@ class LaunchBuilder {
   absl::Status NoPage(SequenceTable::Shortage why);
   absl::Status Full(const AttendOperation& operation) const;
   static absl::Status Deleted(const AttendOperation& operation);
-  // What the reads of one operation touch.
+  // The memory that the reads of one operation touch.
   struct ReadBytes {
     size_t hot = 0;  // in pages of the hot segment
     size_t cold = 0;

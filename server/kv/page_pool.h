@@ -21,7 +21,7 @@ namespace flashcore::server {
 
 struct Sequence;  // sequence.h
 
-// What one client holds. It exists while it holds anything.
+// The pages of one client. It exists while it holds anything.
 struct KvClient {
   std::string name;           // of the identity
   size_t kv_bytes = 0;        // pages that the client pays for

@@ -44,11 +44,11 @@ struct SequenceShape {
   size_t page_bytes() const { return static_cast<size_t>(page_layout().page_bytes()); }
 };
 
-// What the creator of a sequence chooses besides its shape.
+// The choices of a sequence's creator besides its shape.
 struct SequenceSettings {
   bool pin = false;
-  // Who may read and fork it besides its owner, if they know its id: everybody, or the members of a
-  // group that the creator belongs to. Not both.
+  // The other clients that may read and fork it, if they know its id: everybody, or the members of
+  // a group that the creator belongs to. Not both.
   bool shared = false;
   std::string group = {};
   // Unset: SequenceOptions::idle_timeout.
@@ -57,7 +57,7 @@ struct SequenceSettings {
   std::optional<LeaseId> lease = {};
 };
 
-// What clients can ask about a sequence.
+// A sequence's state as clients see it.
 struct SequenceInfo {
   SequenceId id;
   SequenceShape shape;

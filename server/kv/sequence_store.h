@@ -33,9 +33,10 @@
 namespace flashcore::server {
 
 // Every call takes effect at one moment, under one mutex, which is never held while K/V bytes move.
-// What a launch appends becomes visible at EndLaunch, or not at all. What a running launch uses
-// stays where it is: a page that is dropped meanwhile is free only when every launch that may use
-// it has ended. The Batcher's order keeps two launches from appending to one layer at a time.
+// Rows that a launch appends become visible at EndLaunch, or not at all. Pages that a running
+// launch uses stay in place: a page that is dropped meanwhile is free only when every launch that
+// may use it has ended. The Batcher's order keeps two launches from appending to one layer at a
+// time.
 //
 // A sequence belongs to the identity that created or forked it. To another identity, it does not
 // exist: NOT_FOUND, as for an unknown id. If the owner shares it with that identity, that identity

@@ -125,9 +125,8 @@ class SequenceTable {
   // These evict one sequence. False if they may not, or have none without a lease. For a limit of
   // one client, one of that client:
   bool EvictOf(const KvClient& client);
-  // When there is too little of what `held` counts for `client` to get `amount`: one of the client
-  // that would then hold the most, among those that have one. So nobody loses anything to a client
-  // that holds as much or more.
+  // Evicts from the client that would hold most of `held` after `client` gets `amount`. A client
+  // never loses to one that holds as much or more.
   bool EvictOfLargest(size_t KvClient::*held, const std::string& client, size_t amount);
   bool Evict(const SequencePtr& victim);
 

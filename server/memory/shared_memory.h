@@ -35,9 +35,9 @@ class HostMemoryPinner {
 
 // Maps what clients share, within limits. A client beyond its own limit is refused. If all share
 // too much together, whoever shares the most gives back its newest regions, until there is room for
-// somebody who shares less (Shares). What is given back is mapped until its last use ends, so for a
-// moment as much again as the limits of all clients may be mapped. Outlives its regions.
-// Thread-safe.
+// somebody who shares less (Shares). Memory that is given back stays mapped until its last use
+// ends, so for a moment as much again as the limits of all clients may be mapped. Outlives its
+// regions. Thread-safe.
 class SharedMemory {
  public:
   // Ends whoever registered the region, soon: it has to be given back. Called at most once, by a
@@ -70,8 +70,8 @@ class SharedMemory {
                                                           OnGiveBack on_give_back = nullptr);
 
  private:
-  // What counts for one region, until it is unmapped. The item is of bytes_; it is not taken any
-  // more once the region is given back.
+  // The charge for one region, until it is unmapped. The item is of bytes_; it is not taken any more
+  // once the region is given back.
   struct Use : Shares::Item {
     std::string client_name;
     size_t bytes = 0;

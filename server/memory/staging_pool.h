@@ -83,11 +83,10 @@ struct StagingClaim {
 //
 // Nobody waits for what others owe (Shares):
 // - A client that holds its share waits for its own buffers, and holds up nobody else.
-// - Work in flight ends by itself. Unread results may not: those that are unread for long are
-//   overdue. When unread results leave no room for a claim, the client with the most overdue
-//   results gives back its oldest until the claim fits, or until it holds no more than the claimant
-//   would. So asking for more gains nothing. A claim that then still finds no room, because of
-//   overdue results, holds up nobody else.
+// - Work in flight ends by itself. Unread results may not. If they leave no room for a claim,
+//   the client with the most overdue results (unread for long) gives back its oldest until the
+//   claim fits, or until it holds no more than the claimant would. So asking for more gains
+//   nothing. A claim that still does not fit because of overdue results holds up nobody else.
 // - A client that has more overdue than another would hold with its claim waits behind that claim.
 // - When waiting claims take too much, the newest of the client with the most is refused.
 class StagingPool {
@@ -147,7 +146,7 @@ class StagingPool {
 
  private:
   friend class StagingBuffer;
-  // What a claim needs, and what its client would hold with it.
+  // The need of a claim, and what its client would hold with it.
   struct Need {
     size_t bytes = 0;
     size_t held = 0;

@@ -23,7 +23,7 @@ class Shares {
 
   struct Item;
 
-  // What one client has. Valid from Take until as much was given back.
+  // The holdings of one client. Valid from Take until as much was given back.
   struct Client {
     std::string name;
     size_t held = 0;

@@ -71,7 +71,7 @@ class RpcMetrics {
   bool is_grpc() const { return started_ != nullptr; }
   // Among the methods that attend: for DeviceMetrics::PhaseSeconds.
   int number() const { return number_; }
-  // Of a method that attends.
+  // The wait of a method that attends.
   const Histogram& staging_wait_seconds() const { return *staging_wait_seconds_; }
 
  private:

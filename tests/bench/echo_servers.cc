@@ -21,7 +21,7 @@ namespace {
 
 using v1::DebugService;
 
-// What the service does with its bytes; the same code behind both APIs. Thread-safe.
+// The service's work on its bytes; the same code behind both APIs. Thread-safe.
 class Echo {
  public:
   Echo() : reply_(kLargeReplyBytes, 'r') {}

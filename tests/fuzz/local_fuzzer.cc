@@ -55,7 +55,7 @@ server::PassedFiles& PassedOnes() {
   return *kPassedFiles;
 }
 
-// What the socket makes of `bytes` equals what a plain reading of them gives.
+// The socket's reading of `bytes` equals a plain reading of them.
 void CheckFrames(const std::string& bytes) {
   int ends[2];
   Require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0, "no sockets");

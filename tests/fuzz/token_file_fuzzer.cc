@@ -1,5 +1,5 @@
-// Gives bytes to the reader of the token file. What it accepts is within its limits and is found by
-// digest; what it refuses it explains without repeating it.
+// Gives bytes to the reader of the token file. An accepted file is within its limits and its tokens
+// are found by digest; a refused one is explained without being repeated.
 #include <algorithm>
 #include <cstdint>
 #include <set>

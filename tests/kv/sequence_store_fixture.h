@@ -80,7 +80,7 @@ class SequenceStoreTest : public ::testing::Test {
     return id;
   }
 
-  // What one span appends to a sequence before it attends to it.
+  // The rows that one span appends to a sequence before it attends to it.
   struct Part {
     SequenceId id;
     std::string text;

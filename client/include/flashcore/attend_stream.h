@@ -22,13 +22,14 @@ struct StreamOptions {
   // Most unanswered requests; beyond them Send is RESOURCE_EXHAUSTED. Bounds the memory of messages
   // that the server has not read yet.
   size_t max_inflight = 256;
-  // Of the whole stream, which ends then.
+  // Deadline of the whole stream, which ends then.
   absl::Time deadline = absl::InfiniteFuture();
-  // Of each request, from when the server has it, and with a local target from Send. The server
-  // drops a request that is still queued then, and answers DEADLINE_EXCEEDED; the stream stays
-  // usable. Positive; infinite: none.
+  // Deadline of each request, from when the server has it, or with a local target from Send. The
+  // server drops a request that is still queued then, and answers DEADLINE_EXCEEDED; the stream
+  // stays usable. Positive; infinite: none.
   absl::Duration timeout = absl::InfiniteDuration();
-  // Of all its requests: see CallOptions. The sequences they name must have the same affinity.
+  // Affinity of all its requests: see CallOptions. The sequences they name must have the same
+  // affinity.
   std::string affinity;
 };
 

@@ -227,7 +227,8 @@ class _Link:
             self.drop(block)
 
     def drop(self, block: _Block) -> None:
-        """Of a block with a region of its own: the server unmaps it when it does not use it any more."""
+        """Drops a block that has a region of its own: the server unmaps it when it does not use it any
+        more."""
         self._library.unregister_memory(self._handle, block.region_id)
 
     def _drop_idle(self) -> bool:
@@ -330,7 +331,7 @@ class _Link:
             self.give_back(call.block)  # type: ignore[arg-type]
 
     def finish(self, call: _Call, message: "_Message") -> Reply:
-        """Of a call that is done. Raises its error."""
+        """The reply to a call that is done. Raises its error."""
         if call.error is not None:
             raise copy.copy(call.error)  # each thread adds its own traceback
         try:
@@ -364,12 +365,12 @@ class _Link:
         return from_status(_Status.FromString(ctypes.string_at(data, size.value)))
 
     def _not_connected(self) -> Error:
-        """Of a request that reached no server."""
+        """The error of a request that reached no server."""
         return Unavailable(f"failed to connect: {self._last_error().message}")
 
 
 class _BlockingLink(_Link):
-    """Of the threads that wait for their answers, one receives for all: alone, a thread is never switched."""
+    """One of the threads that wait for their answers receives for all: alone, a thread is never switched."""
 
     _spin_us = 50
 
@@ -434,7 +435,7 @@ class _Message:
         self.block, self._results = block, views[self.shape.sent:]
 
     def reply(self, answer: Any) -> Reply:
-        """Of an AttendResponse; the tensors are copied out of the block."""
+        """The reply for an AttendResponse; the tensors are copied out of the block."""
         return Reply(self._results[0].copy(), self._results[1].copy() if len(self._results) > 1 else b"",
                      answer.sequence_lengths)
 
