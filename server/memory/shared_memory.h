@@ -70,8 +70,8 @@ class SharedMemory {
                                                           OnGiveBack on_give_back = nullptr);
 
  private:
-  // The charge for one region, until it is unmapped. The item is of bytes_; it is not taken any more
-  // once the region is given back.
+  // The charge for one region, until it is unmapped. The item is of bytes_; it is not taken any
+  // more once the region is given back.
   struct Use : Shares::Item {
     std::string client_name;
     size_t bytes = 0;
