@@ -10,7 +10,7 @@ from unittest import mock
 
 import flashcore
 import numpy as np
-from flashcore import _c_library, _local, _messages, aio
+from flashcore import _c_library, _local, _local_connection, _messages, aio
 from flashcore._transport import Config, Retry
 
 DIM = 32
@@ -198,7 +198,7 @@ class LocalTransportTest(unittest.TestCase):
 
     def test_large_memory_is_reused_however_often(self):
         client, tensors = self.client(), self.tensors(5000)
-        with mock.patch.object(_local, "_MOST_IDLE_BYTES", 4 << 20):  # of few such blocks
+        with mock.patch.object(_local_connection, "_MOST_IDLE_BYTES", 4 << 20):  # of few such blocks
             for _ in range(10):
                 client.attend(*tensors)
         self.assertEqual(len(self.library.regions), 1)
