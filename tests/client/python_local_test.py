@@ -324,12 +324,12 @@ class LocalTransportTest(unittest.TestCase):
                 await client.attend(q, k, v)
                 self.library.held, self.library.slots = True, 1
                 tasks = [asyncio.ensure_future(client.attend(q, k, v)) for _ in range(4)]
-                while len(transport._link._turns) < 3:
+                while len(transport._connection._turns) < 3:
                     await asyncio.sleep(0)
                 tasks[2].cancel()  # has no turn yet
                 await asyncio.wait(tasks[2:3])
                 self.library.answer()
-                transport._take(transport._link)  # gives the next task its turn
+                transport._take(transport._connection)  # gives the next task its turn
                 tasks[1].cancel()
                 for place in (0, 3):
                     while not self.library.requests and not tasks[place].done():
