@@ -47,15 +47,15 @@ void LogBroken(const std::string& identity, const absl::Status& why) {
 
 }  // namespace
 
-Connection::Connection(Context* context, const UnaryCalls* unary, const Options& options,
+Connection::Connection(Context* context, const MethodTable* method_table, const Options& options,
                        FileDescriptor socket, std::string holder, TimePoint now)
     : context_(context),
-      unary_(unary),
+      method_table_(method_table),
       options_(options),
       began_(now),
       last_use_(now),
       socket_(std::move(socket), std::move(holder), context->passed_files,
-              &context->methods->context()->unsent, [this](CutOff why) {
+              &context->methods->context()->unsent, [this](CutOff why, bool /*again*/) {
                 context_->post(identity_.name, weak_from_this(),
                                [why](Connection* self) { self->EndUnread(why); });
               }) {}
@@ -300,22 +300,31 @@ void Connection::RingGone(uint32_t number) {
 
 void Connection::Call(uint64_t id, const v1::LocalCall& call) {
   called_ = true;
-  if (call.method() == "HoldLease") {  // here, for the lease is the connection's
+  using Kind = AttentionMethods::Kind;
+  const MethodTable::Method* const method = method_table_->Find(call.method());
+  if (method != nullptr && method->kind == Kind::kLease) {  // here: it is the connection's
     v1::LocalReply reply;
     const absl::Status status =
-        unary_->HoldLease(identity_, call.message(), &lease_, reply.mutable_message());
+        method_table_->HoldLease(identity_, call.message(), &lease_, reply.mutable_message());
     return Send(id, status, std::move(reply));
   }
-  const UnaryCalls::Run* const run = unary_->Find(call.method());
   const TimePoint deadline = DeadlineAfter(read_at_, call.timeout_ns());
-  const bool quick = call.method() != "ListSequences" && call.method() != "ManageSequences";
-  if (run != nullptr && quick) {
+  if (method != nullptr && method->kind == Kind::kQuick) {
     v1::LocalReply reply;
-    const absl::Status status = (*run)(CheckDeadline(*context_, deadline), identity_,
-                                       call.message(), reply.mutable_message());
+    const absl::Status status = method->run(CheckDeadline(*context_, deadline), identity_,
+                                            call.message(), reply.mutable_message());
     return Send(id, status, std::move(reply));
   }
-  const CallSetup setup = {context_, weak_from_this(), identity_, regions_, deadline};
+  const bool has_tensors = method == nullptr || method->kind == Kind::kTensors;
+  if (has_tensors) {
+    const absl::Status status = Admit(*context_->methods->context(), identity_);
+    if (!status.ok()) return Reply(id, status);
+  }
+  if (method == nullptr) {
+    return Reply(id, absl::UnimplementedError(absl::StrCat(
+                         "method: the local socket has no '", call.method().substr(0, 64),
+                         "'; rings take the place of AttendStream")));
+  }
   const auto answer = [this, id](const absl::Status& status, std::string message) {
     v1::LocalReply result;
     if (status.ok()) result.set_message(std::move(message));
@@ -323,29 +332,12 @@ void Connection::Call(uint64_t id, const v1::LocalCall& call) {
     calls_.erase(id);
     if (alone_ == id) alone_ = 0;
   };
-  if (run != nullptr) {
-    alone_ = id;  // for later calls would overtake it on the other thread
-    std::shared_ptr<PendingCall> pending;
-    if (call.method() == "ManageSequences") {
-      pending = std::make_shared<ManageCall>(setup, call.message(), answer);
-    } else {
-      pending = std::make_shared<UnaryCall>(setup, run, call.message(), answer);
-    }
-    calls_[id] = pending;
-    return context_->long_calls->Add(identity_.name, [pending] { pending->Start(); });
-  }
-  if (absl::Status status = Admit(*context_->methods->context(), identity_); !status.ok()) {
-    return Reply(id, status);
-  }
-  const std::shared_ptr<PendingCall> pending =
-      TensorCall::Make(setup, call.method(), call.message(), answer);
-  if (pending == nullptr) {
-    return Reply(id, absl::UnimplementedError(absl::StrCat(
-                         "method: the local socket has no '", call.method().substr(0, 64),
-                         "'; rings take the place of AttendStream")));
-  }
+  const std::shared_ptr<PendingCall> pending = method->make(
+      {context_, weak_from_this(), identity_, regions_, deadline}, call.message(), answer);
   calls_[id] = pending;  // before it can reply
-  pending->Start();
+  if (has_tensors) return pending->Start();
+  alone_ = id;  // for later calls would overtake it on the other thread
+  context_->long_calls->Add(identity_.name, [pending] { pending->Start(); });
 }
 
 void Connection::Cancel(uint64_t id, const v1::LocalCancel& cancel) {

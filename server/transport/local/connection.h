@@ -28,7 +28,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
  public:
   static constexpr int kMaxRings = 16;
 
-  Connection(Context* context, const UnaryCalls* unary, const Options& options,
+  Connection(Context* context, const MethodTable* method_table, const Options& options,
              FileDescriptor socket, std::string holder, TimePoint now);
   ~Connection();
 
@@ -79,7 +79,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   void EndForMemory();
 
   Context* const context_;
-  const UnaryCalls* const unary_;
+  const MethodTable* const method_table_;
   const Options& options_;
   const TimePoint began_;
   TimePoint last_use_;  // when it began, or was last answered

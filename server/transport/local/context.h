@@ -86,8 +86,6 @@ struct Context {
   FairJobs* slow = nullptr;        // by client; for work that takes long, such as to map memory
   UseCount uses;                   // rings and calls
   RpcMetrics* attend = nullptr;
-  RpcMetrics* load_sequence = nullptr;
-  RpcMetrics* manage_sequences = nullptr;
 };
 
 }  // namespace flashcore::server::local

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/error_info.h"
+#include "server/base/interrupted_waits.h"
 #include "server/memory/shared_region.h"
 
 namespace flashcore::server::local {
@@ -114,7 +115,7 @@ bool FrameSocket::Send(const std::string& message, int file, absl::string_view c
   if (out_.empty()) return true;
   Frame& last = out_.back();
   last.charged_bytes = kUnsentFrameBytes + last.bytes.capacity();
-  last.charge = std::make_unique<UnsentReply>(unsent_, &on_cut_off_);
+  last.charge = std::make_unique<UnsentReply>(unsent_, on_cut_off_);
   unsent_bytes_ += last.charged_bytes;
   last.charge->Ready(client, last.charged_bytes);
   return true;

@@ -10,6 +10,7 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "server/base/interrupted_waits.h"
 #include "server/telemetry/log.h"
 
 namespace flashcore::server::local {
@@ -75,9 +76,7 @@ Server::Server(const Options& options, AttentionMethods* methods, PassedFiles* p
   context_.long_calls = &long_calls_;
   context_.slow = &slow_;
   context_.attend = context_.Rpc("Attend");
-  context_.load_sequence = context_.Rpc("LoadSequence");
-  context_.manage_sequences = context_.Rpc("ManageSequences");
-  unary_ = std::make_unique<UnaryCalls>(&context_);
+  method_table_ = std::make_unique<MethodTable>(&context_);
   Watch(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), EPOLLIN | EPOLLET);
   Watch(epoll_.get(), EPOLL_CTL_ADD, timer_->fd(), EPOLLIN);
   Watch(epoll_.get(), EPOLL_CTL_ADD, listening_.get(), EPOLLIN);
@@ -199,7 +198,7 @@ void Server::Admit(FileDescriptor socket) {
     return door_.Leave(holder);
   }
   const int fd = socket.get();
-  auto connection = std::make_shared<Connection>(&context_, unary_.get(), options_,
+  auto connection = std::make_shared<Connection>(&context_, method_table_.get(), options_,
                                                  std::move(socket), name, clock_->Now());
   Entry& entry = connections_[fd];
   entry.connection = std::move(connection);

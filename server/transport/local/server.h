@@ -88,7 +88,7 @@ class Server {
   const std::unique_ptr<Timer> timer_;
   const FileDescriptor epoll_;
   const FileDescriptor wake_;  // an eventfd
-  std::unique_ptr<UnaryCalls> unary_;
+  std::unique_ptr<MethodTable> method_table_;
 
   // Of the thread.
   Acceptor acceptor_;

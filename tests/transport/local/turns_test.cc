@@ -19,6 +19,7 @@
 #include "gtest/gtest.h"
 #include "proto/wire/frames.h"
 #include "server/sharing/call_room.h"
+#include "server/transport/grpc/adapters.h"
 #include "server/transport/local/calls.h"
 #include "server/transport/local/connection.h"
 #include "server/transport/local/ring_poller.h"
@@ -89,7 +90,7 @@ class LocalTurnsTest : public server::testing::LocalServerTest {
     if (fake_clock) clock_ = &fake_clock_;
     StartLocal();
     rpc_context_.reset(new RpcContext{metrics_.get(), clock_, Authenticator({}, metrics_.get()),
-                                      &client_connections_});
+                                      &client_connections_, MakeGrpcAlarm});
     methods_ = std::make_unique<AttentionMethods>(AttentionMethods::Options(), fleet_.get(),
                                                   rpc_context_.get());
     context_.methods = methods_.get();
@@ -299,18 +300,19 @@ TEST_F(LocalTurnsTest, TheEndOfARingCancelsWhatIsInTheEngine) {
 // ---- Calls.
 
 TEST_F(LocalTurnsTest, ACallThatWaitedTooLongOrWasCancelledIsNotRun) {
-  const UnaryCalls unary(&context_);
+  const MethodTable methods(&context_);
   std::vector<absl::StatusCode> codes;
   const auto start = [&](TimePoint deadline, bool cancel) {
     CallSetup setup = {&context_, {}, kLoopback, nullptr, deadline};
-    const auto call = std::make_shared<UnaryCall>(
-        setup, unary.Find("CreateSequence"), server::testing::CreateRequest().SerializeAsString(),
-        [&codes](const absl::Status& status, const std::string&) {
-          codes.push_back(status.code());
-        });
+    const auto call = methods.Find("CreateSequence")
+                          ->make(setup, server::testing::CreateRequest().SerializeAsString(),
+                                 [&codes](const absl::Status& status, const std::string&) {
+                                   codes.push_back(status.code());
+                                 });
     if (cancel) call->Cancel();
     call->Start();
     posted_.back()(nullptr);
+    posted_.clear();
   };
   start(kNoDeadline, /*cancel=*/false);
   start(clock_->Now(), /*cancel=*/false);
@@ -329,7 +331,7 @@ class LocalConnectionTest : public LocalTurnsTest {
     int sockets[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, sockets), 0);
     client_ = FileDescriptor(sockets[0]);
-    connection_ = std::make_shared<Connection>(&context_, &unary_, options_,
+    connection_ = std::make_shared<Connection>(&context_, &method_table_, options_,
                                                FileDescriptor(sockets[1]), "holder", clock_->Now());
     v1::LocalRequest hello;
     hello.mutable_hello()->set_min_version(wire::kLocalVersion);
@@ -373,7 +375,7 @@ class LocalConnectionTest : public LocalTurnsTest {
   }
   size_t sequences() const { return engine_->sequences().stats().sequences; }
 
-  const UnaryCalls unary_{&context_};
+  const MethodTable method_table_{&context_};
   const Options options_;
   FileDescriptor client_;
   std::shared_ptr<Connection> connection_;
@@ -415,18 +417,19 @@ TEST_F(LocalConnectionTest, TheRestOfTheCallsOfAClientThatIsGoneIsNotRun) {
 TEST_F(LocalTurnsTest, EachOperationOfAManageSequencesHasATurnOfItsOwn) {
   FairJobs jobs;
   context_.long_calls = &jobs;
-  context_.manage_sequences = context_.Rpc("ManageSequences");
   v1::ManageSequencesRequest request;
   for (int i = 0; i < 3; ++i) {
     *request.add_operations()->mutable_create() = server::testing::CreateRequest();
   }
   v1::ManageSequencesResponse response;
-  const auto call = std::make_shared<ManageCall>(
-      CallSetup{&context_, {}, kLoopback, nullptr}, request.SerializeAsString(),
-      [&](const absl::Status& status, const std::string& message) {
-        EXPECT_EQ(status, absl::OkStatus());
-        EXPECT_TRUE(response.ParseFromString(message));
-      });
+  const MethodTable methods(&context_);
+  const auto call =
+      methods.Find("ManageSequences")
+          ->make(CallSetup{&context_, {}, kLoopback, nullptr}, request.SerializeAsString(),
+                 [&](const absl::Status& status, const std::string& message) {
+                   EXPECT_EQ(status, absl::OkStatus());
+                   EXPECT_TRUE(response.ParseFromString(message));
+                 });
   std::vector<size_t> seen;  // by another client in its turns
   const auto look = [&] { seen.push_back(engine_->sequences().stats().sequences); };
   std::promise<void> go, end;
@@ -443,6 +446,7 @@ TEST_F(LocalTurnsTest, EachOperationOfAManageSequencesHasATurnOfItsOwn) {
   for (const v1::SequenceResult& result : response.results()) {
     EXPECT_TRUE(result.has_sequence());
   }
+  posted_.clear();
 }
 
 // So a client that loads faster than the device appends is not read any further.
@@ -450,7 +454,7 @@ TEST_F(LocalTurnsTest, AChunkKeepsItsRoomUntilItIsAppended) {
   constexpr size_t kShare = 3000;  // two calls and a bit
   CallRoom room({0, kShare});
   context_.room = &room;
-  context_.load_sequence = context_.Rpc("LoadSequence");
+  const MethodTable methods(&context_);
   const CallSetup setup = {&context_, {}, kLoopback, std::make_shared<Regions>()};
   v1::LoadSequenceRequest chunk;
   chunk.set_sequence_id(Create());
@@ -461,9 +465,11 @@ TEST_F(LocalTurnsTest, AChunkKeepsItsRoomUntilItIsAppended) {
   std::vector<std::shared_ptr<PendingCall>> calls;  // as a connection, until they are answered
   std::vector<absl::Status> answers;
   const auto start = [&] {
-    calls.push_back(TensorCall::Make(
-        setup, "LoadSequence", chunk.SerializeAsString(),
-        [&](const absl::Status& status, const std::string&) { answers.push_back(status); }));
+    calls.push_back(methods.Find("LoadSequence")
+                        ->make(setup, chunk.SerializeAsString(),
+                               [&](const absl::Status& status, const std::string&) {
+                                 answers.push_back(status);
+                               }));
     calls.back()->Start();
   };
   CloseGate();
@@ -491,14 +497,14 @@ TEST_F(LocalTurnsTest, AClientThatLeavesTooMuchUnreadIsRefused) {
   UnsentReplies::Options limits;
   limits.bytes = {0, 4000};
   rpc_context_->unsent.Start(limits, clock_);
-  const UnaryCalls unary(&context_);
+  const MethodTable methods(&context_);
   const auto call = [&](const Identity& caller) {
     std::string response;
-    return (*unary.Find("CreateSequence"))(
-        absl::OkStatus(), caller, server::testing::CreateRequest().SerializeAsString(), &response);
+    return methods.Find("CreateSequence")
+        ->run(absl::OkStatus(), caller, server::testing::CreateRequest().SerializeAsString(),
+              &response);
   };
-  const UnsentReply::OnCutOff never = [](CutOff) { ADD_FAILURE(); };
-  UnsentReply reply(&rpc_context_->unsent, &never);
+  UnsentReply reply(&rpc_context_->unsent, [](CutOff, bool) { ADD_FAILURE(); });
   reply.Ready(kLoopback.name, 3001);  // more than three quarters of its share
   const absl::Status refused = call(kLoopback);
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);

@@ -17,6 +17,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "server/base/interrupted_waits.h"
 #include "server/telemetry/log.h"
 
 namespace flashcore::server {

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
+#include "server/base/interrupted_waits.h"
 #include "server/transport/rpc/passed_files.h"
 
 namespace flashcore::server {
