@@ -50,6 +50,9 @@ for layer in "${below[@]:1}"; do
   above+="|$layer"
 done
 forbid server/transport/rpc 'server/transport/(server\.h|grpc/|local/)' 'is what all transports share'
+for neutral in rpc local; do
+  forbid "server/transport/$neutral" 'grpc(pp)?/|proto/wire/grpc_|.*\.grpc\.pb\.h' 'knows no gRPC'
+done
 forbid server/transport/grpc/guard 'server/transport/grpc/[a-z_]+\.h' 'stands between the network and gRPC'
 for transport in grpc:local local:grpc; do
   forbid "server/transport/${transport%:*}" "server/transport/(${transport#*:}/|server\.h)" \

@@ -1,13 +1,12 @@
 #include "server/access/authenticator.h"
 
-#include <grpc/grpc_security_constants.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "server/access/forwarded_client.h"
@@ -22,22 +21,8 @@ constexpr char kForwardedKey[] = "x-forwarded-client-cert";
 constexpr size_t kMaxNameBytes = 64;  // of the metadata flashcore-client
 constexpr size_t kMaxCertificateNameBytes = 512;
 
-// All values of a metadata key, in order, with commas between them, as HTTP joins header lines.
-std::optional<std::string> Metadata(const grpc::ServerContextBase& context, const char* key) {
-  const auto [begin, end] = context.client_metadata().equal_range(key);
-  if (begin == end) return std::nullopt;
-  std::string joined(begin->second.data(), begin->second.size());
-  for (auto it = std::next(begin); it != end; ++it) {
-    absl::StrAppend(&joined, ",", absl::string_view(it->second.data(), it->second.size()));
-  }
-  return joined;
-}
-
-// The first value of a property of the client's certificate; empty if there is none.
-std::string Property(const grpc::AuthContext& auth, const char* name) {
-  const std::vector<grpc::string_ref> values = auth.FindPropertyValues(name);
-  return values.empty() ? "" : std::string(values.front().data(), values.front().size());
-}
+// The values of a metadata key with commas between them, as HTTP joins header lines.
+std::string Joined(const CallerClaims::Values& values) { return absl::StrJoin(values, ","); }
 
 bool CanBeName(absl::string_view name) {
   return !name.empty() && name.size() <= kMaxCertificateNameBytes &&
@@ -61,8 +46,9 @@ std::string UserName(uid_t user) { return absl::StrCat("uid:", user); }
 
 }  // namespace
 
-absl::StatusOr<Identity> Authenticator::Identify(const Context& call, const Peer& peer) const {
-  const Caller caller{call, peer};
+absl::StatusOr<Identity> Authenticator::Identify(const CallerClaims& claims,
+                                                 const Peer& peer) const {
+  const Caller caller{claims, peer};
   absl::StatusOr<Identity> identity = Direct(caller);
   if (!identity.ok() || !Trusts(identity->name)) return identity;
   return Forwarded(caller, *std::move(identity));
@@ -70,23 +56,22 @@ absl::StatusOr<Identity> Authenticator::Identify(const Context& call, const Peer
 
 absl::StatusOr<Identity> Authenticator::Direct(const Caller& caller) const {
   const std::shared_ptr<const TokenTable> tokens = this->tokens();
-  const bool sends_token =
-      tokens != nullptr && caller.call.client_metadata().count("authorization");
-  if (sends_token) return ByToken(caller, *tokens);
+  if (tokens != nullptr) {
+    const CallerClaims::Values header = caller.claims.Metadata("authorization");
+    if (!header.empty()) return ByToken(caller, Joined(header), *tokens);
+  }
   if (options_.client_certificates && !IsUnix(caller.peer.address)) return ByCertificate(caller);
   if (tokens == nullptr) return ByAddress(caller);
   return Refuse(caller, Unauthenticated::kNoToken,
                 "authorization: no bearer token; this server asks for one");
 }
 
-absl::StatusOr<Identity> Authenticator::ByToken(const Caller& caller,
+absl::StatusOr<Identity> Authenticator::ByToken(const Caller& caller, absl::string_view header,
                                                 const TokenTable& tokens) const {
-  const std::string header = *Metadata(caller.call, "authorization");
   if (!absl::StartsWithIgnoreCase(header, "Bearer ")) {
     return Refuse(caller, Unauthenticated::kBadToken, "authorization: want 'Bearer TOKEN'");
   }
-  const absl::string_view token =
-      absl::StripAsciiWhitespace(absl::string_view(header).substr(sizeof("Bearer")));
+  const absl::string_view token = absl::StripAsciiWhitespace(header.substr(sizeof("Bearer")));
   const TokenTable::Entry* entry = tokens.Find(DigestOf(token));
   if (entry == nullptr) {
     return Refuse(caller, Unauthenticated::kBadToken, "authorization: the token is not valid");
@@ -95,13 +80,10 @@ absl::StatusOr<Identity> Authenticator::ByToken(const Caller& caller,
 }
 
 absl::StatusOr<Identity> Authenticator::ByCertificate(const Caller& caller) const {
-  const std::shared_ptr<const grpc::AuthContext> auth = caller.call.auth_context();
   std::string name;
-  if (auth != nullptr && auth->IsPeerAuthenticated()) {
-    for (const char* property :
-         {GRPC_PEER_URI_PROPERTY_NAME, GRPC_PEER_DNS_PROPERTY_NAME, GRPC_X509_CN_PROPERTY_NAME}) {
-      if (name.empty()) name = Property(*auth, property);
-    }
+  for (const auto kind : {CallerClaims::CertificateName::kUri, CallerClaims::CertificateName::kDns,
+                          CallerClaims::CertificateName::kCommon}) {
+    if (name.empty()) name = caller.claims.NameInCertificate(kind);
   }
   if (!CanBeName(name)) {
     return Refuse(caller, Unauthenticated::kBadCertificate,
@@ -118,9 +100,9 @@ absl::StatusOr<Identity> Authenticator::ByAddress(const Caller& caller) const {
     identity.name = UserName(*caller.peer.user);
   }
   if (!options_.insecure_client_names) return identity;
-  const auto metadata = caller.call.client_metadata().find(kNameKey);
-  if (metadata == caller.call.client_metadata().end()) return identity;
-  const absl::string_view name(metadata->second.data(), metadata->second.size());
+  const CallerClaims::Values names = caller.claims.Metadata(kNameKey);
+  if (names.empty()) return identity;
+  const absl::string_view name = names.front();
   if (name.size() > kMaxNameBytes || !std::all_of(name.begin(), name.end(), [](unsigned char c) {
         return absl::ascii_isprint(c);
       })) {
@@ -132,12 +114,13 @@ absl::StatusOr<Identity> Authenticator::ByAddress(const Caller& caller) const {
 }
 
 absl::StatusOr<Identity> Authenticator::Forwarded(const Caller& caller, Identity proxy) const {
-  const std::optional<std::string> header = Metadata(caller.call, kForwardedKey);
-  if (!header.has_value()) return proxy;
+  const CallerClaims::Values values = caller.claims.Metadata(kForwardedKey);
+  if (values.empty()) return proxy;
+  const std::string header = Joined(values);
   const auto refuse = [&](absl::string_view error) {
     return Refuse(caller, Unauthenticated::kBadForwardedCert, error);
   };
-  const absl::StatusOr<std::vector<ForwardedClient>> clients = ParseForwardedClients(*header);
+  const absl::StatusOr<std::vector<ForwardedClient>> clients = ParseForwardedClients(header);
   if (!clients.ok()) return refuse(clients.status().message());
   std::string name;
   for (auto client = clients->rbegin(); client != clients->rend(); ++client) {

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "grpcpp/server_context.h"
 #include "server/access/client_connections.h"
 #include "server/access/token_file.h"
 #include "server/base/mutex.h"
@@ -18,6 +18,19 @@
 #include "server/telemetry/metrics.h"
 
 namespace flashcore::server {
+
+// What a call says of its caller. Looked up only as far as needed.
+class CallerClaims {
+ public:
+  using Values = absl::InlinedVector<absl::string_view, 1>;
+  enum class CertificateName { kUri, kDns, kCommon };
+
+  virtual ~CallerClaims() = default;
+  // All values of a metadata key, in order. They live as long as the call.
+  virtual Values Metadata(const char* key) const = 0;
+  // The first such name in the client's verified certificate; empty if there is none.
+  virtual std::string NameInCertificate(CertificateName kind) const = 0;
+};
 
 // A name tells where it is from, so that no source can give a name of another:
 //   token:NAME         the bearer token, by the token file
@@ -53,7 +66,7 @@ class Authenticator {
 
   // Who calls from `peer`. UNAUTHENTICATED, counted and logged, unless that is known.
   // INVALID_ARGUMENT if the name that a caller gives itself is too long or not printable.
-  absl::StatusOr<Identity> Identify(const grpc::ServerContextBase& call, const Peer& peer) const;
+  absl::StatusOr<Identity> Identify(const CallerClaims& claims, const Peer& peer) const;
 
   // Whether a trusted proxy is at `peer`, as far as the address and the user tell.
   bool TrustsPeer(const Peer& peer) const;
@@ -70,15 +83,15 @@ class Authenticator {
   absl::Status CheckStillValid(const Identity& identity) const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  using Context = grpc::ServerContextBase;
   struct Caller {
-    const Context& call;
+    const CallerClaims& claims;
     const Peer& peer;
   };
 
   // Who calls, by token, certificate, user or address.
   absl::StatusOr<Identity> Direct(const Caller& caller) const;
-  absl::StatusOr<Identity> ByToken(const Caller& caller, const TokenTable& tokens) const;
+  absl::StatusOr<Identity> ByToken(const Caller& caller, absl::string_view header,
+                                   const TokenTable& tokens) const;
   absl::StatusOr<Identity> ByCertificate(const Caller& caller) const;
   absl::StatusOr<Identity> ByAddress(const Caller& caller) const;
   // Whom the trusted proxy `proxy` calls for; itself if it does not say.

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/memory/memory.h"
-#include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "server/telemetry/log.h"
 
@@ -39,14 +38,6 @@ absl::StatusOr<std::unique_ptr<CredentialFiles>> CredentialFiles::Start(
     files->thread_.emplace(clock, kInterval, [self = files.get()] { self->Reload(); });
   }
   return files;
-}
-
-std::shared_ptr<grpc::ServerCredentials> CredentialFiles::CredentialsFor(
-    const std::string& address) {
-  if (certificates_ == nullptr || absl::StartsWith(address, "unix:")) {
-    return nullptr;
-  }
-  return given_.emplace_back(MakeTlsCredentials(certificates_));
 }
 
 void CredentialFiles::Reload() {

@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -42,10 +41,8 @@ class CredentialFiles {
     if (thread_.has_value()) thread_->CallSoon();
   }
 
-  // For one address that clients connect to. Null, plaintext, for "unix:path" or without a
-  // certificate.
-  // This must outlive the gRPC server. Not thread-safe.
-  std::shared_ptr<grpc::ServerCredentials> CredentialsFor(const std::string& address);
+  // The certificates, which change with their files. Null: none are configured.
+  std::shared_ptr<const TlsCertificates> certificates() const { return certificates_; }
 
  private:
   CredentialFiles(Options options, Metrics* metrics, std::function<void(TokenTable)> on_tokens)
@@ -64,7 +61,6 @@ class CredentialFiles {
   Metrics* const metrics_;
   const std::function<void(TokenTable)> on_tokens_;
   std::shared_ptr<TlsCertificates> certificates_;  // null: no TLS
-  std::vector<std::shared_ptr<grpc::ServerCredentials>> given_;
 
   // Of the thread, or of Start.
   TlsMaterial material_;

@@ -1,20 +1,14 @@
-// The server's certificates: read from files, checked, and replaced while gRPC uses them.
-//
-// gRPC's own FileWatcherCertificateProvider (1.51) does not check that key and certificate belong
-// together. With a pair that does not, which a reader can see in the middle of a replacement, it
-// throws the old pair away and every handshake fails. Its older interface asks a callback of ours
-// for the certificates before each handshake and keeps those that it has if the new ones are bad.
+// The server's certificates: read from files, checked, and replaced while they are in use.
 #ifndef FLASHCORE_SERVER_ACCESS_TLS_H_
 #define FLASHCORE_SERVER_ACCESS_TLS_H_
 
 #include <cstdint>
-#include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "grpcpp/security/server_credentials.h"
 #include "server/base/mutex.h"
 
 namespace flashcore::server {
@@ -40,7 +34,7 @@ struct TlsMaterial {
   static absl::StatusOr<TlsMaterial> Load(const TlsOptions& options);
 };
 
-// Thread-safe. Credentials refer to it.
+// Thread-safe.
 class TlsCertificates {
  public:
   explicit TlsCertificates(TlsMaterial material) : material_(std::move(material)) {}
@@ -56,11 +50,6 @@ class TlsCertificates {
   uint64_t version_ ABSL_GUARDED_BY(mutex_) = 1;
   TlsMaterial material_ ABSL_GUARDED_BY(mutex_);
 };
-
-// Credentials of one address: TLS 1.2 or 1.3 with ALPN h2. Without a client CA, clients are not
-// asked for a certificate. gRPC does not keep them alive: they must outlive the server.
-std::shared_ptr<grpc::ServerCredentials> MakeTlsCredentials(
-    std::shared_ptr<const TlsCertificates> certificates);
 
 }  // namespace flashcore::server
 

@@ -24,6 +24,8 @@
 #include "proto/wire/host_port.h"
 #include "server/base/error_info.h"
 #include "server/base/socket.h"
+#include "server/transport/grpc/adapters.h"
+#include "server/transport/grpc/tls_credentials.h"
 
 namespace flashcore::server {
 namespace {
@@ -69,6 +71,20 @@ Authenticator::Options AuthenticatorOptions(const Server::Options& options) {
   authenticator.client_certificates = !options.credentials.tls.client_ca_file.empty();
   authenticator.needs_tokens = !options.credentials.token_file.empty();
   return authenticator;
+}
+
+AttentionMethods::Options MethodsOptions(const Server::Options& options) {
+  AttentionMethods::Options methods;
+  methods.max_message_bytes = options.max_message_bytes;
+  methods.max_stream_inflight = options.max_stream_inflight;
+  methods.shared_memory = options.shared_memory;
+  methods.version = options.version;
+  methods.max_connections = options.connections.max;
+  methods.max_connections_per_host = options.connections.max_per_host;
+  methods.max_connections_per_client = options.connections.max_per_client;
+  methods.max_connection_streams = options.connections.max_streams;
+  if (!options.local_listen.empty()) methods.max_connection_rings = local::Connection::kMaxRings;
+  return methods;
 }
 
 // The path of "unix:path" or "unix:///path"; empty for a TCP address.
@@ -164,12 +180,8 @@ Server::Server(const Options& options, Fleet* fleet, Metrics* metrics)
       on_health_(options.on_health),
       client_connections_(options.connections.max_per_client),
       context_{metrics, &fleet->clock(), Authenticator(AuthenticatorOptions(options), metrics),
-               &client_connections_},
-      methods_({options.max_message_bytes, options.max_stream_inflight, options.shared_memory,
-                options.version, options.connections.max, options.connections.max_per_host,
-                options.connections.max_per_client, options.connections.max_streams,
-                options.local_listen.empty() ? 0 : local::Connection::kMaxRings},
-               fleet, &context_),
+               &client_connections_, MakeGrpcAlarm},
+      methods_(MethodsOptions(options), fleet, &context_),
       attention_(&methods_),
       reflection_(ServiceNames(options), &context_) {
   std::vector<StagingPool*> pools;
@@ -226,8 +238,7 @@ absl::Status Server::Listen(const Options& options) {
   LimitConnections(options.connections, &builder);
   std::vector<AcceptLoop::Listener> listeners;
   for (const std::string& address : options.listen) {
-    absl::Status status = OpenSockets(address, credentials_->CredentialsFor(address),
-                                      options.unix_sockets, &builder, &listeners);
+    absl::Status status = OpenSockets(address, options.unix_sockets, &builder, &listeners);
     if (!status.ok()) return status;
   }
   builder.RegisterService(&attention_);
@@ -275,9 +286,8 @@ absl::Status Server::ListenLocally(const Options& options) {
   return absl::OkStatus();
 }
 
-absl::Status Server::OpenSockets(const std::string& address,
-                                 const std::shared_ptr<grpc::ServerCredentials>& credentials,
-                                 const UnixSocketAccess& unix_sockets, grpc::ServerBuilder* builder,
+absl::Status Server::OpenSockets(const std::string& address, const UnixSocketAccess& unix_sockets,
+                                 grpc::ServerBuilder* builder,
                                  std::vector<AcceptLoop::Listener>* listeners) {
   absl::StatusOr<std::vector<FileDescriptor>> sockets = ListenOn(address, unix_sockets);
   if (!sockets.ok()) {
@@ -287,8 +297,8 @@ absl::Status Server::OpenSockets(const std::string& address,
   const bool is_unix = !UnixPath(address).empty();
   addresses_.push_back(is_unix ? address
                                : WithPort(address, PortOf(LocalAddress(sockets->front().get()))));
-  const bool tls = credentials != nullptr;
-  const AcceptLoop::Serve serve = tls ? AddAcceptor(credentials, builder) : ServePlaintext();
+  const bool tls = !is_unix && credentials_->certificates() != nullptr;
+  const AcceptLoop::Serve serve = tls ? ServeTls(builder) : ServePlaintext();
   for (FileDescriptor& socket : *sockets) {
     listeners->push_back({addresses_.back(), tls, std::move(socket), serve});
   }
@@ -301,10 +311,10 @@ AcceptLoop::Serve Server::ServePlaintext() {
   };
 }
 
-AcceptLoop::Serve Server::AddAcceptor(const std::shared_ptr<grpc::ServerCredentials>& credentials,
-                                      grpc::ServerBuilder* builder) {
+AcceptLoop::Serve Server::ServeTls(grpc::ServerBuilder* builder) {
+  tls_.push_back(MakeTlsCredentials(credentials_->certificates()));
   acceptors_.push_back(builder->experimental().AddExternalConnectionAcceptor(
-      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials));
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, tls_.back()));
   return [acceptor = acceptors_.back().get()](FileDescriptor connection) {
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
     parameters.fd = connection.release();

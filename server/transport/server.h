@@ -88,16 +88,14 @@ class Server {
   absl::Status ReadCredentials(const Options& options);
   absl::Status Listen(const Options& options);
   absl::Status ListenLocally(const Options& options);
-  // Opens the sockets of one of Options::listen; gRPC serves their connections with `credentials`,
-  // those of TLS; null: without.
-  absl::Status OpenSockets(const std::string& address,
-                           const std::shared_ptr<grpc::ServerCredentials>& credentials,
-                           const UnixSocketAccess& unix_sockets, grpc::ServerBuilder* builder,
+  // Opens the sockets of one of Options::listen; gRPC serves their connections, over TCP with TLS
+  // if there are certificates.
+  absl::Status OpenSockets(const std::string& address, const UnixSocketAccess& unix_sockets,
+                           grpc::ServerBuilder* builder,
                            std::vector<AcceptLoop::Listener>* listeners);
   void SetServing(bool serving);
   AcceptLoop::Serve ServePlaintext();
-  AcceptLoop::Serve AddAcceptor(const std::shared_ptr<grpc::ServerCredentials>& credentials,
-                                grpc::ServerBuilder* builder);
+  AcceptLoop::Serve ServeTls(grpc::ServerBuilder* builder);
 
   // Waits until all RPCs of before the drain have ended, at most until `time`. False if some have
   // not.
@@ -114,6 +112,7 @@ class Server {
   Reflection reflection_;
   std::unique_ptr<CredentialFiles> credentials_;  // its thread calls the services
   std::vector<std::string> addresses_;
+  std::vector<std::shared_ptr<grpc::ServerCredentials>> tls_;  // of the addresses with TLS
   std::vector<std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor>> acceptors_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<AcceptLoop> accept_loop_;

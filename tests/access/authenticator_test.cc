@@ -1,13 +1,12 @@
 // Whom a trusted proxy calls for.
 #include "server/access/authenticator.h"
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
-#include "grpcpp/server_context.h"
-#include "grpcpp/test/server_context_test_spouse.h"
 #include "gtest/gtest.h"
 #include "server/telemetry/metrics.h"
 
@@ -24,6 +23,23 @@ constexpr char kOtherLine[] =
     "other:2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b:\n";
 constexpr char kForwarded[] = "x-forwarded-client-cert";
 
+// A call without a certificate.
+class FakeClaims final : public CallerClaims {
+ public:
+  void Add(const char* key, std::string value) { metadata_.emplace(key, std::move(value)); }
+
+  Values Metadata(const char* key) const override {
+    const auto [begin, end] = metadata_.equal_range(key);
+    Values values;
+    for (auto it = begin; it != end; ++it) values.push_back(it->second);
+    return values;
+  }
+  std::string NameInCertificate(CertificateName /*kind*/) const override { return ""; }
+
+ private:
+  std::multimap<std::string, std::string> metadata_;
+};
+
 class AuthenticatorTest : public ::testing::Test {
  protected:
   AuthenticatorTest() { SetTokens(std::string(kProxyLine) + kOtherLine); }
@@ -33,11 +49,10 @@ class AuthenticatorTest : public ::testing::Test {
   }
   // A call with a token and, unless it is null, the proxy's header.
   absl::StatusOr<Identity> Identify(const char* token, const char* forwarded) {
-    grpc::ServerContext context;
-    grpc::testing::ServerContextTestSpouse call(&context);
-    call.AddClientMetadata("authorization", std::string("Bearer ") + token);
-    if (forwarded != nullptr) call.AddClientMetadata(kForwarded, forwarded);
-    return authenticator_.Identify(context, Peer{"ipv4:10.0.0.1:4711", std::nullopt});
+    FakeClaims call;
+    call.Add("authorization", std::string("Bearer ") + token);
+    if (forwarded != nullptr) call.Add(kForwarded, forwarded);
+    return authenticator_.Identify(call, Peer{"ipv4:10.0.0.1:4711", std::nullopt});
   }
   Metrics metrics_{{}};
   Authenticator authenticator_{{false, false, false, {"token:proxy", "cert:edge"}}, &metrics_};
@@ -104,10 +119,9 @@ TEST_F(AuthenticatorTest, NobodyEntersWhereTokensAreNeededButNoneAreThere) {
   options.needs_tokens = true;
   const Authenticator closed(options, &metrics_);
   for (const char* token : {"", "Bearer abc"}) {
-    grpc::ServerContext context;
-    grpc::testing::ServerContextTestSpouse call(&context);
-    if (*token != '\0') call.AddClientMetadata("authorization", token);
-    EXPECT_EQ(closed.Identify(context, Peer{"unix:", std::nullopt}).status().code(),
+    FakeClaims call;
+    if (*token != '\0') call.Add("authorization", token);
+    EXPECT_EQ(closed.Identify(call, Peer{"unix:", std::nullopt}).status().code(),
               absl::StatusCode::kUnauthenticated)
         << token;
   }

@@ -27,6 +27,7 @@
 #include "server/kv/sequence_store.h"
 #include "server/request/validate.h"
 #include "server/telemetry/metrics.h"
+#include "server/transport/grpc/adapters.h"
 #include "server/transport/rpc/message.h"
 
 ABSL_FLAG(uint32_t, spans, 64, "sequences that one request decodes");
@@ -216,7 +217,7 @@ void Step(Host* host, const std::string& bytes, Lane* lane, StepTimes* times) {
   times->End("complete: release the queue's slots");
   operation->sequences.Reset();
   times->End("complete: end of the lease");
-  { const grpc::ByteBuffer reply = EncodeReply(operation.get()); }
+  { const grpc::ByteBuffer reply = ToByteBuffer(EncodeReply(operation.get())); }
   times->End("reply: encode");
   operation.reset();
   times->End("reply: destroy the operation");

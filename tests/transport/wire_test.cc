@@ -5,6 +5,8 @@
 #include "flashcore/v1/attention.pb.h"
 #include "gmock/gmock.h"
 #include "google/protobuf/stubs/logging.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "grpcpp/support/slice.h"
 #include "gtest/gtest.h"
 #include "proto/wire/message.h"
 #include "tests/base/test_seed.h"

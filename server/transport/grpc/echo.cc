@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "flashcore/v1/debug.pb.h"
 #include "proto/wire/message.h"
-#include "server/transport/rpc/message.h"
 #include "server/transport/rpc/unknown_fields.h"
 
 namespace flashcore::server {

@@ -48,7 +48,7 @@ class EchoStreamReactor final
   struct Answer {
     Answer(RpcContext* context, RpcMetrics* rpc, grpc::ServerContextBase* call,
            ClientConnection* connection)
-        : scope(context, rpc), unsent(&context->unsent, call, connection) {}
+        : scope(context, rpc), unsent(&context->unsent, CancelRpc(call, connection)) {}
     RequestScope scope;
     grpc::ByteBuffer message;
     UnsentReply unsent;

@@ -83,7 +83,8 @@ class ReflectionReactor final
       Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, "the connection has ended"));
       return;
     }
-    absl::StatusOr<Identity> identity = authenticator_->Identify(call, call_.connection()->peer());
+    absl::StatusOr<Identity> identity =
+        authenticator_->Identify(GrpcClaims(&call), call_.connection()->peer());
     if (!identity.ok()) {
       Finish(ToGrpcStatus(identity.status()));
       return;

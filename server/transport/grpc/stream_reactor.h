@@ -144,7 +144,7 @@ class StreamReactor : public GrpcReactor, public RequestStream {
         set_(set),
         end_(caller.ok() ? std::nullopt : std::make_optional(caller.status())),
         scope_(context, rpc, std::move(connection)),
-        last_(&context->unsent, call, scope_.connection()) {}
+        last_(&context->unsent, CancelRpc(call, scope_.connection())) {}
 
   void OnDone() final {
     last_.Sent();

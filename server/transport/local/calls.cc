@@ -1,10 +1,12 @@
 #include "server/transport/local/calls.h"
 
+#include <atomic>
+#include <optional>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "flashcore/v1/attention.pb.h"
 #include "proto/wire/frames.h"
-#include "server/base/error_info.h"
+#include "server/transport/rpc/exchange.h"
 #include "server/transport/rpc/load_chunks.h"
 #include "server/transport/rpc/message.h"
 
@@ -17,43 +19,7 @@ constexpr size_t kFrameOverhead = 64;
 // What a call takes beside its message, more or less.
 constexpr size_t kCallBytes = 1024;
 
-class AttendCall final : public TensorCall {
- public:
-  AttendCall(const CallSetup& setup, std::string message, Reply reply)
-      : TensorCall(setup, setup.services->attend, std::move(message), std::move(reply)) {}
-
- private:
-  absl::Status Parse() override {
-    return ParseSingleAttend(message_, setup_.regions.get(), &operation_, &tensors_);
-  }
-  void Received(const absl::Status& status) override {
-    const size_t room = wire::kMaxFrameBytes - kFrameOverhead;
-    Exchange::Received(status.ok() ? CheckReplyFits(operation_.request, room, "frame") : status);
-  }
-  absl::StatusOr<std::string> Encode() override {
-    std::string reply;
-    WriteReply(&operation_, &reply);
-    return reply;
-  }
-};
-
-class LoadCall final : public TensorCall {
- public:
-  LoadCall(const CallSetup& setup, std::string message, Reply reply)
-      : TensorCall(setup, setup.services->load_sequence, std::move(message), std::move(reply)),
-        chunks_(origin_.fleet, setup.regions.get(), setup.identity) {}
-
- private:
-  absl::Status Parse() override { return chunks_.Parse(message_, &operation_, &tensors_); }
-  absl::StatusOr<std::string> Encode() override {
-    v1::LoadSequenceResponse response;
-    const absl::Status status = chunks_.Finish(&response);
-    if (!status.ok()) return status;
-    return response.SerializeAsString();
-  }
-
-  LoadChunks chunks_;
-};
+using Run = decltype(MethodTable::Method::run);
 
 // Why a call is not run although it has its turn; OK: it is.
 absl::Status CheckInTime(const CallSetup& setup, bool cancelled) {
@@ -91,6 +57,184 @@ absl::Status RunCall(RpcContext* context, RpcMetrics* rpc, const absl::Status& r
   return status;
 }
 
+// A call of `run`, which outlives it.
+class UnaryCall final : public PendingCall, public std::enable_shared_from_this<UnaryCall> {
+ public:
+  UnaryCall(const CallSetup& setup, const Run& run, std::string message, Reply reply)
+      : PendingCall(setup, message.size(), std::move(reply)),
+        run_(run),
+        message_(std::move(message)) {}
+
+  void Start() override {
+    std::string response;
+    const absl::Status status =
+        run_(CheckInTime(setup_, cancelled_), setup_.identity, message_, &response);
+    if (status.ok()) {
+      Answer(shared_from_this(), std::move(response));
+    } else {
+      Answer(shared_from_this(), status);
+    }
+  }
+  void Cancel() override { cancelled_ = true; }
+
+ private:
+  const Run& run_;
+  const std::string message_;
+  std::atomic<bool> cancelled_{false};
+};
+
+// ManageSequences: one operation in each turn, since one may take milliseconds and there may be
+// many. Its client's other calls come in between, too. A call that has begun runs to its end.
+class ManageCall final : public PendingCall, public std::enable_shared_from_this<ManageCall> {
+ public:
+  ManageCall(const CallSetup& setup, RpcMetrics* rpc, std::string message, Reply reply)
+      : PendingCall(setup, message.size(), std::move(reply)),
+        metrics_(rpc),
+        message_(std::move(message)),
+        operations_(setup.services->methods, &request_, &response_) {}
+
+  void Start() override {
+    RpcContext* const context = setup_.services->methods->context();
+    rpc_.emplace(context, metrics_);
+    scope_.emplace(context, metrics_);
+    const absl::Status status = Begin();
+    if (!status.ok() || operations_.done()) return Finish(status);
+    RunNext();
+  }
+  void Cancel() override { cancelled_ = true; }
+
+ private:
+  absl::Status Begin() {
+    absl::Status status = AdmitAndParse(*setup_.services->methods->context(), setup_.identity,
+                                        CheckInTime(setup_, cancelled_), message_, &request_);
+    if (status.ok()) status = CheckKnownFields(request_);
+    return status.ok() ? operations_.Begin() : status;
+  }
+  // Lets the rest have its turn.
+  void RunNext() {
+    operations_.RunNext(setup_.identity);
+    if (operations_.done()) return Finish(absl::OkStatus());
+    setup_.services->long_calls->Add(setup_.identity.name,
+                                    [self = shared_from_this()] { self->RunNext(); });
+  }
+  void Finish(const absl::Status& status) {
+    rpc_->set_status(status.code());
+    scope_->Replying(status);
+    scope_->Record(setup_.identity.name, "");
+    rpc_.reset();
+    Answer(shared_from_this(),
+           status.ok() ? absl::StatusOr<std::string>(response_.SerializeAsString()) : status);
+  }
+
+  RpcMetrics* const metrics_;
+  const std::string message_;
+  std::atomic<bool> cancelled_{false};
+  std::optional<RpcScope> rpc_;
+  std::optional<RequestScope> scope_;
+  v1::ManageSequencesRequest request_;
+  v1::ManageSequencesResponse response_;
+  AttentionMethods::Operations operations_;
+};
+
+// The tensors of a call.
+class CallExchange : public Exchange {
+ public:
+  using Done = absl::AnyInvocable<void(absl::StatusOr<std::string> reply)>;
+
+  void Start(Done done) {
+    done_ = std::move(done);
+    Receive(Parse());
+  }
+
+ protected:
+  CallExchange(const CallSetup& setup, RpcMetrics* rpc, std::string message)
+      : Exchange({setup.services->methods->fleet(), setup.services->methods->context(), rpc},
+                 RequestMessage(std::move(message))),
+        rpc_(origin_.context, rpc) {
+    operation_.identity = setup.identity;
+    operation_.deadline = setup.deadline;
+  }
+
+ private:
+  virtual absl::Status Parse() = 0;
+  // The serialized reply of a call that is complete.
+  virtual absl::StatusOr<std::string> Encode() = 0;
+
+  void Complete(const absl::Status& status) final {
+    absl::StatusOr<std::string> reply = status.ok() ? Encode() : status;
+    rpc_.set_status(reply.status().code());
+    scope_.Replying(reply.status());
+    Record();
+    std::exchange(done_, nullptr)(std::move(reply));  // may be the end of this
+  }
+
+  RpcScope rpc_;
+  Done done_;
+};
+
+class AttendExchange final : public CallExchange {
+ public:
+  AttendExchange(const CallSetup& setup, RpcMetrics* rpc, std::string message)
+      : CallExchange(setup, rpc, std::move(message)), regions_(*setup.regions) {}
+
+ private:
+  absl::Status Parse() override {
+    return ParseSingleAttend(message_.view(), &regions_, &operation_, &tensors_);
+  }
+  void Received(const absl::Status& status) override {
+    const size_t room = wire::kMaxFrameBytes - kFrameOverhead;
+    Exchange::Received(status.ok() ? CheckReplyFits(operation_.request, room, "frame") : status);
+  }
+  absl::StatusOr<std::string> Encode() override {
+    std::string reply;
+    WriteReply(&operation_, &reply);
+    return reply;
+  }
+
+  const Regions& regions_;
+};
+
+// LoadSequence with one chunk.
+class LoadExchange final : public CallExchange {
+ public:
+  LoadExchange(const CallSetup& setup, RpcMetrics* rpc, std::string message)
+      : CallExchange(setup, rpc, std::move(message)),
+        chunks_(origin_.fleet, setup.regions.get(), setup.identity) {}
+
+ private:
+  absl::Status Parse() override { return chunks_.Parse(message_.view(), &operation_, &tensors_); }
+  absl::StatusOr<std::string> Encode() override {
+    v1::LoadSequenceResponse response;
+    const absl::Status status = chunks_.Finish(&response);
+    if (!status.ok()) return status;
+    return response.SerializeAsString();
+  }
+
+  LoadChunks chunks_;
+};
+
+// A call with tensors, which `Tensors` carries. Kept alive by itself, too, from Start until it is
+// complete.
+template <typename Tensors>
+class TensorCall final : public PendingCall,
+                         public std::enable_shared_from_this<TensorCall<Tensors>> {
+ public:
+  TensorCall(const CallSetup& setup, RpcMetrics* rpc, std::string message, Reply reply)
+      : PendingCall(setup, message.size(), std::move(reply)),
+        tensors_(setup_, rpc, std::move(message)) {}
+
+  void Start() override {
+    tensors_.Start([self = this->shared_from_this()](absl::StatusOr<std::string> reply) {
+      TensorCall& call = *self;
+      call.Answer(self, std::move(reply));
+    });
+  }
+  void Cancel() override { tensors_.Cancel(); }
+
+ private:
+  Tensors tensors_;
+};
+
 }  // namespace
 
 absl::Status CheckDeadline(const RpcContext& context, TimePoint deadline) {
@@ -99,7 +243,8 @@ absl::Status CheckDeadline(const RpcContext& context, TimePoint deadline) {
 }
 
 PendingCall::PendingCall(const CallSetup& setup, size_t bytes, Reply reply)
-    : setup_(setup),
+    : use_(setup.services->uses),
+      setup_(setup),
       charge_(setup.services->room, setup.identity.name, kCallBytes + bytes),
       reply_(std::move(reply)) {}
 
@@ -108,107 +253,53 @@ void PendingCall::Answer(std::shared_ptr<PendingCall> self, absl::StatusOr<std::
   reply(std::move(self), std::move(message));
 }
 
-void UnaryCall::Start() {
-  std::string response;
-  const absl::Status status =
-      (*run_)(CheckInTime(setup_, cancelled_), setup_.identity, message_, &response);
-  if (status.ok()) {
-    Answer(shared_from_this(), std::move(response));
-  } else {
-    Answer(shared_from_this(), status);
-  }
-}
-
-ManageCall::ManageCall(const CallSetup& setup, std::string message, Reply reply)
-    : PendingCall(setup, message.size(), std::move(reply)),
-      message_(std::move(message)),
-      operations_(setup.services->methods, &request_, &response_) {}
-
-void ManageCall::Start() {
-  RpcContext* const context = setup_.services->methods->context();
-  rpc_.emplace(context, setup_.services->manage_sequences);
-  scope_.emplace(context, setup_.services->manage_sequences);
-  const absl::Status status = Begin();
-  if (!status.ok() || operations_.done()) return Finish(status);
-  RunNext();
-}
-
-absl::Status ManageCall::Begin() {
-  absl::Status status = AdmitAndParse(*setup_.services->methods->context(), setup_.identity,
-                                      CheckInTime(setup_, cancelled_), message_, &request_);
-  if (status.ok()) status = CheckKnownFields(request_);
-  return status.ok() ? operations_.Begin() : status;
-}
-
-void ManageCall::RunNext() {
-  operations_.RunNext(setup_.identity);
-  if (operations_.done()) return Finish(absl::OkStatus());
-  setup_.services->long_calls->Add(setup_.identity.name,
-                                   [self = shared_from_this()] { self->RunNext(); });
-}
-
-void ManageCall::Finish(const absl::Status& status) {
-  rpc_->set_status(status.code());
-  scope_->Replying(status);
-  scope_->Record(setup_.identity.name, "");
-  rpc_.reset();
-  Answer(shared_from_this(),
-         status.ok() ? absl::StatusOr<std::string>(response_.SerializeAsString()) : status);
-}
-
-std::shared_ptr<TensorCall> TensorCall::Make(const CallSetup& setup, const std::string& method,
-                                             std::string message, Reply reply) {
-  if (method == "Attend") {
-    return std::make_shared<AttendCall>(setup, std::move(message), std::move(reply));
-  }
-  if (method == "LoadSequence") {
-    return std::make_shared<LoadCall>(setup, std::move(message), std::move(reply));
-  }
-  return nullptr;
-}
-
-TensorCall::TensorCall(const CallSetup& setup, const Exchange::Origin& origin, std::string message,
-                       Reply reply)
-    : UseCount::Use(setup.services->uses),
-      PendingCall(setup, message.size(), std::move(reply)),
-      Exchange(origin, std::move(message)),
-      rpc_(origin.context, origin.rpc) {
-  operation_.identity = setup.identity;
-  operation_.deadline = setup.deadline;
-}
-
-void TensorCall::Start() {
-  self_ = shared_from_this();
-  Receive(Parse());
-}
-
-void TensorCall::Complete(const absl::Status& status) {
-  absl::StatusOr<std::string> reply = status.ok() ? Encode() : status;
-  rpc_.set_status(reply.status().code());
-  scope_.Replying(reply.status());
-  Record();
-  Answer(std::move(self_), std::move(reply));
-}
-
-UnaryCalls::UnaryCalls(AttentionMethods* methods)
+MethodTable::MethodTable(AttentionMethods* methods)
     : methods_(methods), hold_lease_(methods->Rpc("HoldLease", "local")) {
-  AttentionMethods::ForEach([this](const char* name, auto method) { Add(name, method); });
+  AttentionMethods::ForEach([this](const char* name, AttentionMethods::Kind kind, auto method) {
+    Add(name, kind, method);
+  });
+  AddTensors<AttendExchange>("Attend");
+  AddTensors<LoadExchange>("LoadSequence");
+  table_["HoldLease"].kind = AttentionMethods::Kind::kLease;
 }
 
 template <typename Request, typename Response>
-void UnaryCalls::Add(const char* name, AttentionMethods::Method<Request, Response> method) {
-  runs_[name] = [methods = methods_, rpc = methods_->Rpc(name, "local"), method](
-                    const absl::Status& refused, const Identity& caller, absl::string_view bytes,
-                    std::string* out) {
+void MethodTable::Add(const char* name, AttentionMethods::Kind kind,
+                      AttentionMethods::Method<Request, Response> method) {
+  RpcMetrics* const rpc = methods_->Rpc(name, "local");
+  Method& added = table_[name];
+  added.kind = kind;
+  added.run = [methods = methods_, rpc, method](
+                  const absl::Status& refused, const Identity& caller, absl::string_view bytes,
+                  std::string* out) {
     const auto body = [&](const Request& request, Response* response) {
       return methods->Run(method, caller, request, response);
     };
     return RunCall<Request, Response>(methods->context(), rpc, refused, caller, bytes, body, out);
   };
+  if (kind == AttentionMethods::Kind::kSteps) {
+    added.make = [rpc](const CallSetup& setup, std::string message, PendingCall::Reply reply) {
+      return std::make_shared<ManageCall>(setup, rpc, std::move(message), std::move(reply));
+    };
+  } else {
+    added.make = [&run = added.run](const CallSetup& setup, std::string message,
+                                    PendingCall::Reply reply) {
+      return std::make_shared<UnaryCall>(setup, run, std::move(message), std::move(reply));
+    };
+  }
 }
 
-absl::Status UnaryCalls::HoldLease(const Identity& caller, absl::string_view request,
-                                   ClientLease* lease, std::string* response) const {
+template <typename Tensors>
+void MethodTable::AddTensors(const char* name) {
+  const auto make = [rpc = methods_->Rpc(name, "local")](const CallSetup& setup, std::string message,
+                                                PendingCall::Reply reply) {
+    return std::make_shared<TensorCall<Tensors>>(setup, rpc, std::move(message), std::move(reply));
+  };
+  table_[name] = {AttentionMethods::Kind::kTensors, nullptr, make};
+}
+
+absl::Status MethodTable::HoldLease(const Identity& caller, absl::string_view request,
+                                    ClientLease* lease, std::string* response) const {
   const auto body = [&](const v1::HoldLeaseRequest& message, v1::HoldLeaseResponse* reply) {
     if (absl::Status status = CheckKnownFields(message); !status.ok()) return status;
     if (!lease->open()) *lease = methods_->fleet()->OpenLease(caller);
@@ -219,9 +310,9 @@ absl::Status UnaryCalls::HoldLease(const Identity& caller, absl::string_view req
       methods_->context(), hold_lease_, absl::OkStatus(), caller, request, body, response);
 }
 
-const UnaryCalls::Run* UnaryCalls::Find(const std::string& method) const {
-  const auto found = runs_.find(method);
-  return found == runs_.end() ? nullptr : &found->second;
+const MethodTable::Method* MethodTable::Find(const std::string& method) const {
+  const auto found = table_.find(method);
+  return found == table_.end() ? nullptr : &found->second;
 }
 
 }  // namespace flashcore::server::local

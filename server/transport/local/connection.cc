@@ -52,9 +52,10 @@ Connection::Connection(const Services* services, const Options& options, FileDes
       options_(options),
       began_(now),
       last_use_(now),
-      socket_(
-          std::move(socket), std::move(client), services->passed_files, &context_->unsent,
-          [this](CutOff why) { mailbox()([why](Connection* self) { self->EndUnread(why); }); }) {}
+      socket_(std::move(socket), std::move(client), services->passed_files, &context_->unsent,
+              [this](CutOff why, bool /*again*/) {
+                mailbox()([why](Connection* self) { self->EndUnread(why); });
+              }) {}
 
 Connection::~Connection() { End(); }
 
@@ -263,7 +264,7 @@ absl::StatusOr<uint32_t> Connection::AddRing(const v1::LocalOpenRing& request) {
     post([number](Connection* self) { self->RingGone(number); });
   };
   auto session =
-      std::make_shared<RingSession>(services_.calls.attend, services_.calls.uses, identity_,
+      std::make_shared<RingSession>(services_.attend, services_.calls.uses, identity_,
                                     regions_, *std::move(ring), std::move(callbacks));
   services_.poller->Add(session);
   rings_[number].session = std::move(session);
@@ -291,50 +292,41 @@ void Connection::RingGone(uint32_t number) {
 
 void Connection::Call(uint64_t id, const v1::LocalCall& call) {
   called_ = true;
-  if (call.method() == "HoldLease") {  // here, for the lease is the connection's
+  using Kind = AttentionMethods::Kind;
+  const MethodTable::Method* const method = services_.methods->Find(call.method());
+  if (method != nullptr && method->kind == Kind::kLease) {  // here: it is the connection's
     v1::LocalReply reply;
     const absl::Status status =
-        services_.unary->HoldLease(identity_, call.message(), &lease_, reply.mutable_message());
+        services_.methods->HoldLease(identity_, call.message(), &lease_, reply.mutable_message());
     return Send(id, status, std::move(reply));
   }
-  const UnaryCalls::Run* const run = services_.unary->Find(call.method());
   const TimePoint deadline = DeadlineAfter(read_at_, call.timeout_ns());
-  const bool quick = call.method() != "ListSequences" && call.method() != "ManageSequences";
-  if (run != nullptr && quick) {
+  if (method != nullptr && method->kind == Kind::kQuick) {
     v1::LocalReply reply;
-    const absl::Status status = (*run)(CheckDeadline(*context_, deadline), identity_,
-                                       call.message(), reply.mutable_message());
+    const absl::Status status = method->run(CheckDeadline(*context_, deadline), identity_,
+                                            call.message(), reply.mutable_message());
     return Send(id, status, std::move(reply));
   }
-  const CallSetup setup = {&services_.calls, identity_, regions_, deadline};
+  const bool has_tensors = method == nullptr || method->kind == Kind::kTensors;
+  if (has_tensors) {
+    if (absl::Status status = Admit(*context_, identity_); !status.ok()) return Reply(id, status);
+  }
+  if (method == nullptr) {
+    return Reply(id, absl::UnimplementedError(absl::StrCat(
+                         "method: the local socket has no '", call.method().substr(0, 64),
+                         "'; rings take the place of AttendStream")));
+  }
   PendingCall::Reply answer = [post = mailbox(), id](std::shared_ptr<PendingCall> pending,
                                                      absl::StatusOr<std::string> message) {
     post([id, pending = std::move(pending), message = std::move(message)](
              Connection* self) mutable { self->Answer(id, std::move(message)); });
   };
-  if (run != nullptr) {
-    alone_ = id;  // for later calls would overtake it on the other thread
-    std::shared_ptr<PendingCall> pending;
-    if (call.method() == "ManageSequences") {
-      pending = std::make_shared<ManageCall>(setup, call.message(), std::move(answer));
-    } else {
-      pending = std::make_shared<UnaryCall>(setup, run, call.message(), std::move(answer));
-    }
-    calls_[id] = pending;
-    return services_.calls.long_calls->Add(identity_.name, [pending] { pending->Start(); });
-  }
-  if (absl::Status status = Admit(*context_, identity_); !status.ok()) {
-    return Reply(id, status);
-  }
-  const std::shared_ptr<PendingCall> pending =
-      TensorCall::Make(setup, call.method(), call.message(), std::move(answer));
-  if (pending == nullptr) {
-    return Reply(id, absl::UnimplementedError(absl::StrCat(
-                         "method: the local socket has no '", call.method().substr(0, 64),
-                         "'; rings take the place of AttendStream")));
-  }
+  const std::shared_ptr<PendingCall> pending = method->make(
+      {&services_.calls, identity_, regions_, deadline}, call.message(), std::move(answer));
   calls_[id] = pending;  // before it can reply
-  pending->Start();
+  if (has_tensors) return pending->Start();
+  alone_ = id;  // for later calls would overtake it on the other thread
+  services_.calls.long_calls->Add(identity_.name, [pending] { pending->Start(); });
 }
 
 void Connection::Answer(uint64_t id, absl::StatusOr<std::string> message) {

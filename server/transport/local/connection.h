@@ -46,7 +46,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   // What all connections use. It outlives them and their requests, as does what it points to.
   struct Services {
     CallServices calls;
-    const UnaryCalls* unary = nullptr;
+    const MethodTable* methods = nullptr;
+    Exchange::Origin attend;  // of requests in rings
     PassedFiles* passed_files = nullptr;
     FairJobs* slow = nullptr;  // by client; for work that takes long, such as to map memory
     RingPoller* poller = nullptr;

@@ -115,7 +115,7 @@ bool FrameSocket::Send(const std::string& message, int file, absl::string_view c
   if (out_.empty()) return true;
   Frame& last = out_.back();
   last.charged_bytes = kUnsentFrameBytes + last.bytes.capacity();
-  last.charge = std::make_unique<UnsentReply>(unsent_, &on_cut_off_);
+  last.charge = std::make_unique<UnsentReply>(unsent_, on_cut_off_);
   unsent_bytes_ += last.charged_bytes;
   last.charge->Ready(client, last.charged_bytes);
   return true;

@@ -25,7 +25,7 @@ class RingSession::Request final : public Exchange {
  public:
   Request(std::shared_ptr<RingSession> session, const wire::SubmissionSlot& header,
           std::string message)
-      : Exchange(session->attend_, std::move(message)),
+      : Exchange(session->attend_, RequestMessage(std::move(message))),
         session_(std::move(session)),
         header_(header),
         rpc_(origin_.context, origin_.rpc) {
@@ -42,7 +42,7 @@ class RingSession::Request final : public Exchange {
       status = absl::InvalidArgumentError("slot: reserved is not 0");
     }
     if (status.ok()) {
-      status = ParseSingleAttend(message_, session_->regions_.get(), &operation_, &tensors_);
+      status = ParseSingleAttend(message_.view(), session_->regions_.get(), &operation_, &tensors_);
     }
     Receive(status);
   }
@@ -59,16 +59,17 @@ class RingSession::Request final : public Exchange {
   }
   // Deletes it.
   void Complete(const absl::Status& status) override {
+    std::string answer;
     if (status.ok()) {
-      WriteReply(&operation_, &text_);
+      WriteReply(&operation_, &answer);
     } else {
       WriteError(operation_.request.request_id, status, session_->ring_->max_answer_bytes(),
-                 &text_);
+                 &answer);
     }
     session_->Forget(this);
     rpc_.set_status(status.code());
     scope_.Replying(status);
-    session_->ring_->Answer(header_.tag, text_);
+    session_->ring_->Answer(header_.tag, answer);
     Record();
     Delete(this);
   }

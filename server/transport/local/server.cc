@@ -61,23 +61,15 @@ Server::Server(const Options& options, AttentionMethods* methods, PassedFiles* p
       timer_(clock_->NewTimer()),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      unary_(methods),
+      method_table_(methods),
       door_(options.connections),
       received_(options.received_bytes),
       room_(options.call_bytes),
       poller_(
           std::make_unique<RingPoller>(IdleSpin(*methods->fleet()), &methods->fleet()->clock())) {
-  const auto origin = [&](const char* method) {
-    return Exchange::Origin{methods->fleet(), methods->context(), methods->Rpc(method, "local")};
-  };
-  services_.calls = {methods,
-                     &room_,
-                     &long_calls_,
-                     &uses_,
-                     origin("Attend"),
-                     origin("LoadSequence"),
-                     methods->Rpc("ManageSequences", "local")};
-  services_.unary = &unary_;
+  services_.calls = {methods, &room_, &long_calls_, &uses_};
+  services_.methods = &method_table_;
+  services_.attend = {methods->fleet(), methods->context(), methods->Rpc("Attend", "local")};
   services_.passed_files = passed_files;
   services_.slow = &slow_;
   services_.poller = poller_.get();

@@ -100,7 +100,7 @@ class Server {
   const std::unique_ptr<Timer> timer_;
   const FileDescriptor epoll_;
   const FileDescriptor wake_;  // an eventfd
-  const UnaryCalls unary_;
+  const MethodTable method_table_;
 
   // Of the thread.
   Acceptor acceptor_;

@@ -6,7 +6,6 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "flashcore/v1/attention.grpc.pb.h"
 #include "server/transport/rpc/convert.h"
 
 namespace flashcore::server {
@@ -41,8 +40,12 @@ AttentionMethods::AttentionMethods(const Options& options, Fleet* fleet, RpcCont
       memory_(options.shared_memory, &fleet->engines().front()->device(),
               &context->metrics->shared_memory_bytes, &context->metrics->shared_memory_regions) {}
 
+const google::protobuf::ServiceDescriptor& AttentionMethods::Service() {
+  return *v1::AttendRequest::descriptor()->file()->FindServiceByName("AttentionService");
+}
+
 RpcMetrics* AttentionMethods::Rpc(const char* method, const char* transport) const {
-  return context_->metrics->Rpc(v1::AttentionService::service_full_name(), method, transport);
+  return context_->metrics->Rpc(Service().full_name(), method, transport);
 }
 
 absl::Status AttentionMethods::GetServerInfo(const Identity& /*caller*/,

@@ -1,4 +1,5 @@
-// The RPCs of AttentionService that move no tensors, whatever transport they come by.
+// The RPCs of AttentionService: how each is served, and those that move no tensors, whatever
+// transport they come by.
 #ifndef FLASHCORE_SERVER_TRANSPORT_RPC_ATTENTION_METHODS_H_
 #define FLASHCORE_SERVER_TRANSPORT_RPC_ATTENTION_METHODS_H_
 
@@ -7,7 +8,9 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "flashcore/v1/attention.pb.h"
+#include "google/protobuf/descriptor.h"
 #include "server/engine/fleet.h"
 #include "server/memory/shared_memory.h"
 #include "server/transport/rpc/page_token.h"
@@ -37,20 +40,34 @@ class AttentionMethods {
     int max_connection_rings = 0;  // 0: no local socket
   };
 
+  // What serves an RPC.
+  enum class Kind {
+    kQuick,    // a method below
+    kLong,     // a method below, which may take milliseconds
+    kSteps,    // a method below, or its Operations one by one
+    kTensors,  // an Exchange
+    kLease,    // whoever keeps the lease
+  };
+
+  // The RPCs that move tensors. Each transport has its own code for them, and for HoldLease.
+  static constexpr const char* kTensorMethods[] = {"Attend", "AttendStream", "LoadSequence"};
+
+  static const google::protobuf::ServiceDescriptor& Service();
+
   AttentionMethods(const Options& options, Fleet* fleet, RpcContext* context);
 
-  // Calls visit(name, &AttentionMethods::Method) for each of the RPCs below: every transport serves
-  // those.
+  // Calls visit(name, kind, &AttentionMethods::Method) for each of the others: every transport
+  // serves those.
   template <typename Visit>
   static void ForEach(const Visit& visit) {
-    visit("GetServerInfo", &AttentionMethods::GetServerInfo);
-    visit("CreateSequence", &AttentionMethods::CreateSequence);
-    visit("ForkSequence", &AttentionMethods::ForkSequence);
-    visit("TruncateSequence", &AttentionMethods::TruncateSequence);
-    visit("DeleteSequence", &AttentionMethods::DeleteSequence);
-    visit("GetSequence", &AttentionMethods::GetSequence);
-    visit("ListSequences", &AttentionMethods::ListSequences);
-    visit("ManageSequences", &AttentionMethods::ManageSequences);
+    visit("GetServerInfo", Kind::kQuick, &AttentionMethods::GetServerInfo);
+    visit("CreateSequence", Kind::kQuick, &AttentionMethods::CreateSequence);
+    visit("ForkSequence", Kind::kQuick, &AttentionMethods::ForkSequence);
+    visit("TruncateSequence", Kind::kQuick, &AttentionMethods::TruncateSequence);
+    visit("DeleteSequence", Kind::kQuick, &AttentionMethods::DeleteSequence);
+    visit("GetSequence", Kind::kQuick, &AttentionMethods::GetSequence);
+    visit("ListSequences", Kind::kLong, &AttentionMethods::ListSequences);
+    visit("ManageSequences", Kind::kSteps, &AttentionMethods::ManageSequences);
   }
   template <typename Request, typename Response>
   using Method = absl::Status (AttentionMethods::*)(const Identity& caller, const Request& request,

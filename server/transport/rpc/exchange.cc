@@ -1,37 +1,12 @@
 #include "server/transport/rpc/exchange.h"
 
-#include <chrono>
-#include <functional>
-#include <memory>
 #include <utility>
 
-#include "grpcpp/alarm.h"
-
 namespace flashcore::server {
-namespace {
 
-class GrpcAlarm final : public Alarm {
- public:
-  void Set(Nanoseconds delay, std::function<void()> callback) override {
-    alarm_.Set(std::chrono::system_clock::now() + delay,
-               [callback = std::move(callback)](bool /*expired*/) { callback(); });
-  }
-  void Cancel() override { alarm_.Cancel(); }
-
- private:
-  grpc::Alarm alarm_;
-};
-
-std::unique_ptr<Alarm> MakeAlarm() { return std::make_unique<GrpcAlarm>(); }
-
-}  // namespace
-
-Exchange::Exchange(const Origin& origin, grpc::ByteBuffer* slices, std::string text)
+Exchange::Exchange(const Origin& origin, RequestMessage message)
     : origin_(origin),
-      slices_(slices),
-      text_(std::move(text)),
-      message_(slices != nullptr ? wire::MessageView(*slices)
-                                 : wire::MessageView(absl::string_view(text_))),
+      message_(std::move(message)),
       scope_(origin.context, origin.rpc),
       start_(origin.fleet->clock().Now()) {
   operation_.rpc = origin.rpc->number();
@@ -40,18 +15,18 @@ Exchange::Exchange(const Origin& origin, grpc::ByteBuffer* slices, std::string t
 
 void Exchange::Receive(const absl::Status& parsed) {
   if (!parsed.ok()) return Take(parsed);
-  origin_.fleet->Admit(&operation_, MakeAlarm,
+  origin_.fleet->Admit(&operation_, origin_.context->make_alarm,
                        [this](const absl::Status& status) { Take(status); });
 }
 
 void Exchange::Take(const absl::Status& admitted) {
   if (admitted.ok()) {
-    wire::CopyField(message_, tensors_[kQuery], operation_.tensors.query());
-    wire::CopyField(message_, tensors_[kKey], operation_.tensors.key());
-    wire::CopyField(message_, tensors_[kValue], operation_.tensors.value());
+    const wire::MessageView message = message_.view();
+    wire::CopyField(message, tensors_[kQuery], operation_.tensors.query());
+    wire::CopyField(message, tensors_[kKey], operation_.tensors.key());
+    wire::CopyField(message, tensors_[kValue], operation_.tensors.value());
   }
-  if (slices_ != nullptr) ReleaseMessage(slices_);
-  text_ = std::string();
+  message_.Release();
   PhaseTimes& times = operation_.times;
   times.receive = origin_.fleet->clock().Now() - start_ - times.staging_wait;
   origin_.rpc->RecordReceive(Seconds(times.receive), Seconds(times.staging_wait));

@@ -2,12 +2,7 @@
 #ifndef FLASHCORE_SERVER_TRANSPORT_RPC_EXCHANGE_H_
 #define FLASHCORE_SERVER_TRANSPORT_RPC_EXCHANGE_H_
 
-#include <string>
-#include <utility>
-
 #include "absl/status/status.h"
-#include "grpcpp/support/byte_buffer.h"
-#include "proto/wire/message.h"
 #include "server/base/clock.h"
 #include "server/engine/fleet.h"
 #include "server/kv/operation.h"
@@ -22,14 +17,14 @@ namespace flashcore::server {
 //
 //   parse     The transport parses the message, with ParseAttend or LoadChunks.
 //   Receive   The operation is admitted. It waits for staging memory while that is full; meanwhile
-//             the message stays in the network's slices. Its tensors are copied once.
+//             the message stays where it is. Its tensors are copied once; then it is released.
 //   Received  The operation is queued. A transport may hold it back first.
 //   Complete  The result is there: the transport answers.
 //   Record    The answer is sent.
 //
 // A refusal at any step leads to Complete, too: it is called exactly once, on a lane's thread or
-// on that which refused, and may destroy the exchange. Calls of one exchange do not overlap, except
-// of Cancel.
+// on that which refused, and may destroy the exchange. Calls on one exchange never overlap, except
+// Cancel.
 class Exchange {
  public:
   // What it is an exchange of. All outlive it.
@@ -46,11 +41,8 @@ class Exchange {
   void Cancel() { operation_.Cancel(); }
 
  protected:
-  // The message, of gRPC or in one piece, is received from now on. gRPC's outlives Receive, which
-  // empties it.
-  Exchange(const Origin& origin, grpc::ByteBuffer* message) : Exchange(origin, message, "") {}
-  Exchange(const Origin& origin, std::string message)
-      : Exchange(origin, nullptr, std::move(message)) {}
+  // The message is received from now on.
+  Exchange(const Origin& origin, RequestMessage message);
   virtual ~Exchange() = default;
 
   // `parsed` is the result of parsing, or why the request is refused without.
@@ -65,15 +57,12 @@ class Exchange {
   }
 
   const Origin origin_;
-  grpc::ByteBuffer* const slices_;  // the message; null: it is text_
-  std::string text_;
-  const wire::MessageView message_;
+  RequestMessage message_;
   AttendOperation operation_;
   TensorFields tensors_;  // the places of the tensors in the message
   RequestScope scope_;
 
  private:
-  Exchange(const Origin& origin, grpc::ByteBuffer* slices, std::string text);
   // Copies the tensors of an admitted operation.
   void Take(const absl::Status& admitted);
 

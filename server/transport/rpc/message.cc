@@ -1,15 +1,12 @@
 #include "server/transport/rpc/message.h"
 
-#include <malloc.h>
-
-#include <cstddef>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "flashcore/v1/attention.pb.h"
 #include "google/protobuf/arena.h"
 #include "google/protobuf/message.h"
 #include "google/protobuf/unknown_field_set.h"
-#include "grpcpp/support/slice.h"
 #include "server/request/validate.h"
 #include "server/transport/rpc/convert.h"
 #include "server/transport/rpc/take_spans.h"
@@ -23,10 +20,6 @@ namespace {
 constexpr size_t kMaxSmallFieldBytes = 256 << 10;
 
 constexpr size_t kUsualSmallFieldBytes = 2048;  // a request with up to 64 spans
-
-// The heap retains freed memory. From this message size on, returning it to the system costs little
-// compared to receiving the message, and a few large messages do not grow the process for good.
-constexpr size_t kTrimBytes = 8 << 20;
 
 // A message without its tensors. With few spans, it needs no heap memory.
 template <typename Message>
@@ -91,12 +84,6 @@ absl::Status ParseMessage(const wire::MessageView& message, absl::Span<wire::Lar
   return parsed->ParseFromString(small) ? absl::OkStatus() : MalformedFields();
 }
 
-void ReleaseMessage(grpc::ByteBuffer* message) {
-  const bool trim = message->Length() >= kTrimBytes;
-  message->Clear();
-  if (trim) malloc_trim(0);
-}
-
 absl::Status ParseAttend(const wire::MessageView& message, const Regions* regions,
                          AttendOperation* operation, TensorFields* tensors, bool* well_formed) {
   *well_formed = false;
@@ -138,25 +125,19 @@ absl::Status ParseSingleAttend(const wire::MessageView& message, const Regions* 
                    "their call or slot"));
 }
 
-grpc::ByteBuffer EncodeReply(AttendOperation* operation) {
+EncodedReply EncodeReply(AttendOperation* operation) {
   const AttendRequest& request = operation->request;
   SmallMessage<v1::AttendResponse> small;
   FillReply(*operation, &*small);
-  grpc::Slice slices[4];
-  size_t count = 0;
-  std::string header;
-  header.reserve(small->ByteSizeLong() + kMaxHeaderBytes);
-  small->AppendToString(&header);
+  EncodedReply reply;
+  std::string bytes;
+  bytes.reserve(small->ByteSizeLong() + kMaxHeaderBytes);
+  small->AppendToString(&bytes);
   const size_t lse_offset = operation->tensors.lse_offset();
-  auto* memory = new StagingBuffer(operation->tensors.TakeResults());
-  const grpc::Slice results(
-      memory->data(), memory->capacity(),
-      [](void* buffer) { delete static_cast<StagingBuffer*>(buffer); }, memory);
-  const auto add = [&](int number, size_t offset, size_t bytes) {
-    header += wire::FieldHeader(number, bytes);
-    slices[count++] = grpc::Slice(header);
-    slices[count++] = results.sub(offset, offset + bytes);
-    header.clear();
+  reply.staging = operation->tensors.TakeResults();
+  const auto add = [&](int number, size_t offset, size_t staged) {
+    bytes += wire::FieldHeader(number, staged);
+    reply.pieces.push_back({std::exchange(bytes, std::string()), offset, staged});
   };
   if (SendsOutput(request)) {
     add(v1::AttendResponse::kOutputFieldNumber, 0, request.output_bytes());
@@ -164,8 +145,8 @@ grpc::ByteBuffer EncodeReply(AttendOperation* operation) {
   if (SendsLse(request)) {
     add(v1::AttendResponse::kLseFieldNumber, lse_offset, request.lse_bytes());
   }
-  if (!header.empty()) slices[count++] = grpc::Slice(header);
-  return grpc::ByteBuffer(slices, count);
+  if (reply.pieces.empty()) reply.pieces.push_back({std::move(bytes)});
+  return reply;
 }
 
 size_t StagedReplyBytes(const AttendOperation& operation) {
@@ -176,12 +157,11 @@ size_t StagedReplyBytes(const AttendOperation& operation) {
   return bytes;
 }
 
-grpc::ByteBuffer EncodeError(const std::string& request_id, const absl::Status& status) {
+std::string EncodeError(const std::string& request_id, const absl::Status& status) {
   v1::AttendResponse response;
   response.set_request_id(request_id);
   *response.mutable_status() = ToStatus(status);
-  const grpc::Slice slice(response.SerializeAsString());
-  return grpc::ByteBuffer(&slice, 1);
+  return response.SerializeAsString();
 }
 
 size_t MaxReplyBytes(const AttendRequest& request) {
@@ -203,20 +183,13 @@ absl::Status CheckReplyFits(const AttendRequest& request, size_t room, const cha
 }
 
 void WriteReply(AttendOperation* operation, std::string* out) {
-  const AttendRequest& request = operation->request;
-  SmallMessage<v1::AttendResponse> small;
-  FillReply(*operation, &*small);
-  small->SerializeToString(out);
-  const size_t lse_offset = operation->tensors.lse_offset();
-  const StagingBuffer results = operation->tensors.TakeResults();
-  const auto add = [&](int number, size_t offset, size_t bytes) {
-    *out += wire::FieldHeader(number, bytes);
-    out->append(reinterpret_cast<const char*>(results.data()) + offset, bytes);
-  };
-  if (SendsOutput(request)) {
-    add(v1::AttendResponse::kOutputFieldNumber, 0, request.output_bytes());
+  EncodedReply reply = EncodeReply(operation);
+  const char* const staging = reinterpret_cast<const char*>(reply.staging.data());
+  *out = std::exchange(reply.pieces.front().bytes, std::string());
+  for (const EncodedReply::Piece& piece : reply.pieces) {
+    *out += piece.bytes;
+    out->append(staging + piece.offset, piece.staged);
   }
-  if (SendsLse(request)) add(v1::AttendResponse::kLseFieldNumber, lse_offset, request.lse_bytes());
 }
 
 void WriteError(const std::string& request_id, const absl::Status& status, size_t max_bytes,

@@ -29,6 +29,7 @@ struct RpcContext {
   const Clock* clock = nullptr;
   Authenticator authenticator;
   ClientConnections* client_connections = nullptr;
+  AlarmFactory make_alarm = nullptr;                    // for requests that wait for memory
   std::atomic<bool> draining{false};                    // new requests get UNAVAILABLE
   std::atomic<int> admitted_rpcs{0};                    // begun before the drain and not yet ended
   std::atomic<TimePoint> last_event{TimePoint::min()};  // when an RPC last began or ended

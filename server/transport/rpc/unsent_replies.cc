@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/access/client_connections.h"
 #include "server/base/error_info.h"
 
 namespace flashcore::server {
@@ -14,7 +13,7 @@ namespace {
 // For replies that wait too long. In that time, a client that reads has read a burst.
 constexpr std::chrono::milliseconds kCheckInterval(250);
 
-// In that time, an RPC that was cut off ends on a connection whose client takes bytes.
+// In that time, a reply that was cut off is Sent, if the client takes bytes from its connection.
 constexpr std::chrono::seconds kEndsWithin(1);
 
 }  // namespace
@@ -145,7 +144,9 @@ void UnsentReplies::CutOffCondemned() {
   MutexLock lock(&mutex_);
   cutter_ = std::this_thread::get_id();
   const TimePoint now = clock_->Now();
-  BreakConnections(now);
+  for (const auto& [reply, since] : cut_off_) {
+    if (now - since >= kEndsWithin) condemned_.insert(reply);
+  }
   const Nanoseconds timeout = options_.timeout;
   if (timeout > Nanoseconds(0)) CondemnOld(now - timeout, 0, CutOff::kTimeout);
   const size_t share = options_.bytes.one;
@@ -159,28 +160,16 @@ void UnsentReplies::CutOffCondemned() {
   while (!condemned_.empty()) {
     UnsentReply* const reply = *condemned_.begin();
     condemned_.erase(condemned_.begin());
-    if (reply->cut_off_ == CutOff::kDrain && reply->connection_ != nullptr) {
-      // Its client sees UNAVAILABLE. TryCancel would say CANCELLED, which no client repeats.
-      reply->connection_->Break();
-      continue;
-    }
+    const bool again = !cut_off_.emplace(reply, now).second;
+    // Copies: the reply may be destroyed within the call.
+    const UnsentReply::OnCutOff on_cut_off = reply->on_cut_off_;
+    const CutOff why = reply->cut_off_;
     cutting_ = reply;
-    if (reply->connection_ != nullptr) cut_off_[reply] = now;
     mutex_.unlock();
-    if (reply->context_ != nullptr) {
-      reply->context_->TryCancel();  // may call Sent, and delete the reply
-    } else {
-      (*reply->on_cut_off_)(reply->cut_off_);
-    }
+    on_cut_off(why, again);
     mutex_.lock();
     cutting_ = nullptr;
     changed_.NotifyAll();
-  }
-}
-
-void UnsentReplies::BreakConnections(TimePoint now) {
-  for (const auto& [reply, since] : cut_off_) {
-    if (now - since >= kEndsWithin) reply->connection_->Break();
   }
 }
 

@@ -9,12 +9,12 @@
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "grpcpp/server_context.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
 #include "server/base/periodic_thread.h"
@@ -23,7 +23,6 @@
 
 namespace flashcore::server {
 
-class ClientConnection;  // access/client_connections.h
 class UnsentReplies;
 
 // What gRPC and this server keep for an unsent reply, without its message: of an RPC, and of one
@@ -38,22 +37,20 @@ enum class CutOff : uint8_t { kNo, kTimeout, kShare, kStaging, kDrain };
 // One reply, from Ready to Sent. Who sends the reply owns it. Not thread-safe.
 class UnsentReply : private Shares::Item {
  public:
-  // Ends the sending of the reply, from another thread. Sent waits for its return.
-  using OnCutOff = std::function<void(CutOff why)>;
+  // Ends the sending of the reply, from another thread. Sent waits for its return. It may call Sent
+  // and destroy the reply. A reply that was not Sent soon after it was cut off is cut off `again`,
+  // until it is.
+  using OnCutOff = std::function<void(CutOff why, bool again)>;
 
-  // Of an RPC, which is cancelled if the reply is cut off. `all`, `context` and `connection`, which
-  // may be null, outlive it.
-  UnsentReply(UnsentReplies* all, grpc::ServerContextBase* context, ClientConnection* connection)
-      : all_(all), context_(context), connection_(connection) {}
-  // Of another transport. `all` and `on_cut_off` outlive it.
-  UnsentReply(UnsentReplies* all, const OnCutOff* on_cut_off)
-      : all_(all), on_cut_off_(on_cut_off) {}
+  // `all` outlives it.
+  UnsentReply(UnsentReplies* all, OnCutOff on_cut_off)
+      : all_(all), on_cut_off_(std::move(on_cut_off)) {}
   ~UnsentReply() { Sent(); }
   UnsentReply(const UnsentReply&) = delete;
   UnsentReply& operator=(const UnsentReply&) = delete;
 
   // The reply is ready, and takes `bytes` of memory, which are charged to `client`, and besides
-  // `staging`. Call it at most once, before gRPC has the reply.
+  // `staging`. Call it at most once, before the network has the reply.
   void Ready(absl::string_view client, size_t bytes, const StagingUse& staging = {});
   // The reply was sent or dropped. Returns whether it was cut off meanwhile. Waits while that
   // happens. Further calls have no effect.
@@ -68,9 +65,7 @@ class UnsentReply : private Shares::Item {
   };
 
   UnsentReplies* const all_;
-  grpc::ServerContextBase* const context_ = nullptr;
-  ClientConnection* const connection_ = nullptr;
-  const OnCutOff* const on_cut_off_ = nullptr;
+  const OnCutOff on_cut_off_;
   bool ready_ = false;  // and not Sent
   // Guarded by the mutex of `all_`, until Sent, as is the item.
   TimePoint since_;  // when it was ready
@@ -132,9 +127,6 @@ class UnsentReplies {
   void MarkOverdue(TimePoint since) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // On the thread.
   void CutOffCondemned() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Of RPCs that do not end although they are cancelled: while the client takes no bytes from its
-  // socket, gRPC keeps the reply that it is writing.
-  void BreakConnections(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Options options_;
   const Clock* clock_ = nullptr;
@@ -145,13 +137,13 @@ class UnsentReplies {
   // Of staging memory, of replies that are not overdue; of one holder, for all clients.
   Shares staged_ ABSL_GUARDED_BY(mutex_){{}};
   std::unordered_set<UnsentReply*> condemned_ ABSL_GUARDED_BY(mutex_);
-  // Replies of RPCs that were cut off, and when, until their RPCs have ended.
+  // Replies that were cut off, and when first, until they are Sent.
   std::unordered_map<UnsentReply*, TimePoint> cut_off_ ABSL_GUARDED_BY(mutex_);
-  // The reply that the thread cuts off. gRPC may end the RPC within that call, on that thread or on
+  // The reply that the thread cuts off. It may be Sent within that call, on that thread or on
   // another one.
   UnsentReply* cutting_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::thread::id cutter_ ABSL_GUARDED_BY(mutex_);
-  // Of its own: senders have locks that a cancelled RPC takes. Last: it uses the others.
+  // Of its own: senders have locks that OnCutOff takes. Last: it uses the others.
   std::optional<PeriodicThread> thread_;
 };
 

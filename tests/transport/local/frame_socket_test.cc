@@ -23,7 +23,8 @@ class FrameSocketTest : public ::testing::Test {
     std::array<int, 2> ends{};
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends.data()), 0);
     client_ = FileDescriptor(ends[0]);
-    socket_.emplace(FileDescriptor(ends[1]), "client", &passed_files_, &unsent_, [](CutOff) {});
+    socket_.emplace(FileDescriptor(ends[1]), "client", &passed_files_, &unsent_,
+                    [](CutOff, bool) {});
   }
   // What the socket gives now.
   size_t ReadAll() {

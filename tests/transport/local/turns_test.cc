@@ -19,6 +19,7 @@
 #include "gtest/gtest.h"
 #include "proto/wire/frames.h"
 #include "server/sharing/call_room.h"
+#include "server/transport/grpc/adapters.h"
 #include "server/transport/local/calls.h"
 #include "server/transport/local/connection.h"
 #include "server/transport/local/ring_poller.h"
@@ -44,8 +45,10 @@ struct TestRing {
       : memory((wire::RingBytes(kSlots, kSlotBytes) + 4095) / 4096 * 4096),
         header(reinterpret_cast<wire::RingHeader*>(memory.data())) {
     const std::shared_ptr<const SharedRegion> region = memory.Map();
+    RpcContext* const context = services.methods->context();
     session = std::make_shared<RingSession>(
-        services.attend, services.uses, Identity{client, {}}, std::make_shared<Regions>(),
+        Exchange::Origin{services.methods->fleet(), context, services.methods->Rpc("Attend", "local")},
+        services.uses, Identity{client, {}}, std::make_shared<Regions>(),
         Ring::Open(region, {0, kSlots, kSlotBytes}).value(),
         RingSession::Callbacks{[](const absl::Status& why) { ADD_FAILURE() << why; }, [] {}});
   }
@@ -89,24 +92,17 @@ class LocalTurnsTest : public server::testing::LocalServerTest {
     if (fake_clock) clock_ = &fake_clock_;
     StartLocal();
     rpc_context_.reset(new RpcContext{metrics_.get(), clock_, Authenticator({}, metrics_.get()),
-                                      &client_connections_});
+                                      &client_connections_, MakeGrpcAlarm});
     methods_ = std::make_unique<AttentionMethods>(AttentionMethods::Options(), fleet_.get(),
                                                   rpc_context_.get());
     services_ = {methods_.get(),
                  &room_,
                  &long_calls_,
-                 &uses_,
-                 Origin("Attend"),
-                 Origin("LoadSequence"),
-                 methods_->Rpc("ManageSequences", "local")};
+                 &uses_};
   }
   ~LocalTurnsTest() override {
     gate_.SetOpen(true);
     uses_.WaitForNone();
-  }
-
-  Exchange::Origin Origin(const char* method) {
-    return {fleet_.get(), rpc_context_.get(), methods_->Rpc(method, "local")};
   }
 
   std::string Step(const std::string& request_id) {
@@ -295,15 +291,17 @@ TEST_F(LocalTurnsTest, TheEndOfARingCancelsWhatIsInTheEngine) {
 // ---- Calls.
 
 TEST_F(LocalTurnsTest, ACallThatWaitedTooLongOrWasCancelledIsNotRun) {
-  const UnaryCalls unary(methods_.get());
+  const MethodTable methods(methods_.get());
   std::vector<absl::StatusCode> codes;
   const auto start = [&](TimePoint deadline, bool cancel) {
     const CallSetup setup = {&services_, kLoopback, nullptr, deadline};
-    const auto call = std::make_shared<UnaryCall>(
-        setup, unary.Find("CreateSequence"), server::testing::CreateRequest().SerializeAsString(),
-        [&codes](const std::shared_ptr<PendingCall>&, const absl::StatusOr<std::string>& reply) {
-          codes.push_back(reply.status().code());
-        });
+    const auto call =
+        methods.Find("CreateSequence")
+            ->make(setup, server::testing::CreateRequest().SerializeAsString(),
+                   [&codes](const std::shared_ptr<PendingCall>&,
+                            const absl::StatusOr<std::string>& reply) {
+                     codes.push_back(reply.status().code());
+                   });
     if (cancel) call->Cancel();
     call->Start();
   };
@@ -325,7 +323,9 @@ class LocalConnectionTest : public LocalTurnsTest {
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, sockets), 0);
     client_ = FileDescriptor(sockets[0]);
     connection_services_.calls = services_;
-    connection_services_.unary = &unary_;
+    connection_services_.methods = &method_table_;
+    connection_services_.attend = {fleet_.get(), rpc_context_.get(),
+ methods_->Rpc("Attend", "local")};
     connection_services_.passed_files = &passed_files_;
     connection_ = std::make_shared<Connection>(&connection_services_, Connection::Options(),
                                                FileDescriptor(sockets[1]), "client", clock_->Now());
@@ -371,7 +371,7 @@ class LocalConnectionTest : public LocalTurnsTest {
   }
   size_t sequences() const { return engine_->sequences().stats().sequences; }
 
-  const UnaryCalls unary_{methods_.get()};
+  const MethodTable method_table_{methods_.get()};
   PassedFiles passed_files_;
   Connection::Services connection_services_;
   FileDescriptor client_;
@@ -418,12 +418,14 @@ TEST_F(LocalTurnsTest, EachOperationOfAManageSequencesHasATurnOfItsOwn) {
     *request.add_operations()->mutable_create() = server::testing::CreateRequest();
   }
   v1::ManageSequencesResponse response;
-  const auto call = std::make_shared<ManageCall>(
-      CallSetup{&services_, kLoopback, nullptr}, request.SerializeAsString(),
-      [&](const std::shared_ptr<PendingCall>&, const absl::StatusOr<std::string>& reply) {
-        ASSERT_EQ(reply.status(), absl::OkStatus());
-        EXPECT_TRUE(response.ParseFromString(*reply));
-      });
+  const MethodTable methods(methods_.get());
+  const auto call =
+      methods.Find("ManageSequences")
+          ->make(CallSetup{&services_, kLoopback, nullptr}, request.SerializeAsString(),
+                 [&](const std::shared_ptr<PendingCall>&, const absl::StatusOr<std::string>& reply) {
+                   ASSERT_EQ(reply.status(), absl::OkStatus());
+                   EXPECT_TRUE(response.ParseFromString(*reply));
+                 });
   std::vector<size_t> seen;  // by another client in its turns
   const auto look = [&] { seen.push_back(engine_->sequences().stats().sequences); };
   std::promise<void> go, end;
@@ -438,6 +440,7 @@ TEST_F(LocalTurnsTest, EachOperationOfAManageSequencesHasATurnOfItsOwn) {
   for (const v1::SequenceResult& result : response.results()) {
     EXPECT_TRUE(result.has_sequence());
   }
+  posted_.clear();
 }
 
 // So a client that loads faster than the device appends is not read any further.
@@ -445,6 +448,7 @@ TEST_F(LocalTurnsTest, AChunkKeepsItsRoomUntilItIsAppended) {
   constexpr size_t kShare = 3000;  // two calls and a bit
   CallRoom room({0, kShare});
   services_.room = &room;
+  const MethodTable methods(methods_.get());
   const CallSetup setup = {&services_, kLoopback, std::make_shared<Regions>()};
   v1::LoadSequenceRequest chunk;
   chunk.set_sequence_id(Create());
@@ -460,12 +464,14 @@ TEST_F(LocalTurnsTest, AChunkKeepsItsRoomUntilItIsAppended) {
     return answers.size();
   };
   const auto start = [&] {
-    calls.push_back(TensorCall::Make(
-        setup, "LoadSequence", chunk.SerializeAsString(),
-        [&](const std::shared_ptr<PendingCall>&, const absl::StatusOr<std::string>& reply) {
-          const std::lock_guard<std::mutex> lock(mutex);
-          answers.push_back(reply.status());
-        }));
+    calls.push_back(
+        methods.Find("LoadSequence")
+            ->make(setup, chunk.SerializeAsString(),
+                   [&](const std::shared_ptr<PendingCall>&,
+                       const absl::StatusOr<std::string>& reply) {
+                     const std::lock_guard<std::mutex> lock(mutex);
+                     answers.push_back(reply.status());
+                   }));
     calls.back()->Start();
   };
   CloseGate();
@@ -491,14 +497,14 @@ TEST_F(LocalTurnsTest, AClientThatLeavesTooMuchUnreadIsRefused) {
   UnsentReplies::Options limits;
   limits.bytes = {0, 4000};
   rpc_context_->unsent.Start(limits, clock_);
-  const UnaryCalls unary(methods_.get());
+  const MethodTable methods(methods_.get());
   const auto call = [&](const Identity& caller) {
     std::string response;
-    return (*unary.Find("CreateSequence"))(
-        absl::OkStatus(), caller, server::testing::CreateRequest().SerializeAsString(), &response);
+    return methods.Find("CreateSequence")
+        ->run(absl::OkStatus(), caller, server::testing::CreateRequest().SerializeAsString(),
+              &response);
   };
-  const UnsentReply::OnCutOff never = [](CutOff) { ADD_FAILURE(); };
-  UnsentReply reply(&rpc_context_->unsent, &never);
+  UnsentReply reply(&rpc_context_->unsent, [](CutOff, bool) { ADD_FAILURE(); });
   reply.Ready(kLoopback.name, 3001);  // more than three quarters of its share
   const absl::Status refused = call(kLoopback);
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);

@@ -8,6 +8,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/transport/grpc/adapters.h"
 #include "tests/engine/fakes.h"
 #include "tests/transport/rpc_setup.h"
 
@@ -28,17 +29,14 @@ class ExchangeTest : public ::testing::Test {
 
   const StagingPool& staging() const { return fleet_->engines()[0]->staging(); }
 
-  static grpc::ByteBuffer Message() {
-    const grpc::Slice slice(testing::StepRequest({""}).SerializeAsString());
-    return {&slice, 1};
-  }
-
   // A message on its way to staging memory, and no further.
   struct Reception final : Exchange {
     explicit Reception(ExchangeTest* test)
-        : Reception(test, std::make_unique<grpc::ByteBuffer>(Message())) {}
+        : Reception(test, std::make_unique<grpc::ByteBuffer>(
+                              ToByteBuffer(testing::StepRequest({""}).SerializeAsString()))) {}
     Reception(ExchangeTest* test, std::unique_ptr<grpc::ByteBuffer> its_message)
-        : Exchange({test->fleet_.get(), &test->context_, test->rpc_}, its_message.get()),
+        : Exchange({test->fleet_.get(), &test->context_, test->rpc_},
+                   ToRequestMessage(its_message.get())),
           message(std::move(its_message)) {}
     ~Reception() override {
       scope_.Replying(absl::OkStatus());
@@ -48,7 +46,7 @@ class ExchangeTest : public ::testing::Test {
     void Receive() {
       bool well_formed = false;
       const absl::Status parsed =
-          ParseAttend(message_, /*regions=*/nullptr, &operation_, &tensors_, &well_formed);
+          ParseAttend(message_.view(), /*regions=*/nullptr, &operation_, &tensors_, &well_formed);
       EXPECT_EQ(parsed, absl::OkStatus());
       Exchange::Receive(parsed);
     }
@@ -66,7 +64,8 @@ class ExchangeTest : public ::testing::Test {
   Metrics metrics_{testing::FakeMetricsOptions({{"Service", "Attend", "unary", "grpc", true}})};
   RpcMetrics* const rpc_ = metrics_.Rpc("Service", "Attend");
   ClientConnections client_connections_{0};
-  RpcContext context_{&metrics_, &clock_, Authenticator({}, &metrics_), &client_connections_};
+  RpcContext context_{&metrics_, &clock_, Authenticator({}, &metrics_), &client_connections_,
+                      MakeGrpcAlarm};
   std::unique_ptr<Fleet> fleet_;
 };
 

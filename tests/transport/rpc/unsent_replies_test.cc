@@ -33,12 +33,12 @@ class UnsentRepliesTest : public ::testing::Test {
   struct Unread {
     Unread(UnsentReplies* all, const std::string& client, size_t bytes,
            const StagingUse& staging = {})
-        : reply(all, &on_cut_off) {
+        : reply(all, [this](CutOff why, bool again) { (again ? cut_off_again : cut_off) = why; }) {
       reply.Ready(client, bytes, staging);
     }
 
     std::atomic<CutOff> cut_off{CutOff::kNo};
-    UnsentReply::OnCutOff on_cut_off = [this](CutOff why) { cut_off = why; };
+    std::atomic<CutOff> cut_off_again{CutOff::kNo};
     UnsentReply reply;
   };
   std::unique_ptr<Unread> Ready(const std::string& client, size_t bytes) {
@@ -133,6 +133,19 @@ TEST_F(UnsentRepliesTest, EachReplyHasItsTime) {
   for (const auto& one : unread) EXPECT_TRUE(WaitForCutOff(*one, CutOff::kTimeout));
   EXPECT_EQ(replies_.bytes(), 10);
   EXPECT_EQ(later->reply.Sent(), CutOff::kNo);
+}
+
+TEST_F(UnsentRepliesTest, WhatDoesNotEndIsCutOffAgain) {
+  const auto ends = Ready("a", 10), stays = Ready("a", 10);
+  clock_.Advance(kTimeout);
+  for (const auto* one : {ends.get(), stays.get()}) {
+    EXPECT_TRUE(WaitForCutOff(*one, CutOff::kTimeout));
+  }
+  EXPECT_EQ(ends->reply.Sent(), CutOff::kTimeout);
+  EXPECT_EQ(stays->cut_off_again, CutOff::kNo);
+  clock_.Advance(std::chrono::seconds(1));
+  EXPECT_TRUE(testing::WaitUntil([&] { return stays->cut_off_again == CutOff::kTimeout; }));
+  EXPECT_EQ(ends->cut_off_again, CutOff::kNo);
 }
 
 TEST_F(UnsentRepliesTest, ADrainCutsAllOff) {
