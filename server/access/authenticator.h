@@ -1,4 +1,4 @@
-// Makes the Identity of each caller.
+// Makes the Identity of each client.
 #ifndef FLASHCORE_SERVER_ACCESS_AUTHENTICATOR_H_
 #define FLASHCORE_SERVER_ACCESS_AUTHENTICATOR_H_
 
@@ -19,7 +19,7 @@
 
 namespace flashcore::server {
 
-// What a call says of its caller. Looked up only as far as needed.
+// A call's statements about its client, looked up only as far as needed.
 class CallerClaims {
  public:
   using Values = absl::InlinedVector<absl::string_view, 1>;
@@ -36,25 +36,25 @@ class CallerClaims {
 //   token:NAME         the bearer token, by the token file
 //   cert:NAME          the verified client certificate: its first URI, else its first DNS name,
 //                      else its CN. Also of a certificate that a trusted proxy has verified.
-//   name:NAME          what the caller calls itself, if that is allowed
+//   name:NAME          what the client calls itself, if that is allowed
 //   uid:NUMBER         the user of this host who made the connection, if the kernel says; always on
 //                      the local socket
 //   host:ADDRESS       otherwise the address without its port; every Unix socket is "unix"
-// A token that is sent counts, also beside a certificate. Once there are tokens, a caller without a
+// A token that is sent counts, also beside a certificate. Once there are tokens, a client without a
 // token and a certificate is refused.
 // Thread-safe.
 class Authenticator {
  public:
   struct Options {
-    bool client_certificates = false;    // callers over TLS have verified ones
+    bool client_certificates = false;    // clients over TLS have verified ones
     bool insecure_client_names = false;  // believe the metadata `flashcore-client`
-    // Serve callers on the local socket whose user the server's user namespace does not know. They
+    // Serve clients on the local socket whose user the server's user namespace does not know. They
     // all have one uid, and so one identity.
     bool allow_overflow_uid = false;
     // Names of identities that may call for others. Their x-forwarded-client-cert counts: its last
     // element, or, while that names a trusted proxy too, the one before.
     std::vector<std::string> trusted_proxies;
-    // Callers need a token or a certificate, also before SetTokens: none is valid then.
+    // Clients need a token or a certificate, also before SetTokens: none is valid then.
     bool needs_tokens = false;
   };
 
@@ -64,18 +64,18 @@ class Authenticator {
         metrics_(metrics),
         tokens_(options_.needs_tokens ? std::make_shared<const TokenTable>() : nullptr) {}
 
-  // Who calls from `peer`. UNAUTHENTICATED, counted and logged, unless that is known.
-  // INVALID_ARGUMENT if the name that a caller gives itself is too long or not printable.
+  // Returns the caller that sends from `peer`. UNAUTHENTICATED, counted and logged, unless that is
+  // known. INVALID_ARGUMENT if the name that a client gives itself is too long or not printable.
   absl::StatusOr<Identity> Identify(const CallerClaims& claims, const Peer& peer) const;
 
   // Whether a trusted proxy is at `peer`, as far as the address and the user tell.
   bool TrustsPeer(const Peer& peer) const;
 
-  // Who is at the other end of the local socket `connection`. UNAUTHENTICATED, counted and logged,
-  // for the overflow uid, unless Options allow it.
+  // Returns the user at the other end of the local socket `connection`. UNAUTHENTICATED, counted
+  // and logged, for the overflow uid, unless Options allow it.
   absl::StatusOr<Identity> IdentifyLocal(int connection) const;
 
-  // The tokens from now on; callers need one.
+  // The tokens from now on; clients need one.
   void SetTokens(TokenTable tokens) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // UNAUTHENTICATED, counted, if the identity is from a token that is not valid any more, or means
@@ -88,13 +88,14 @@ class Authenticator {
     const Peer& peer;
   };
 
-  // Who calls, by token, certificate, user or address.
+  // Returns the caller, by token, certificate, user or address.
   absl::StatusOr<Identity> Direct(const Caller& caller) const;
   absl::StatusOr<Identity> ByToken(const Caller& caller, absl::string_view header,
                                    const TokenTable& tokens) const;
   absl::StatusOr<Identity> ByCertificate(const Caller& caller) const;
   absl::StatusOr<Identity> ByAddress(const Caller& caller) const;
-  // Whom the trusted proxy `proxy` calls for; itself if it does not say.
+  // Returns the client that the trusted proxy `proxy` calls for; the proxy itself if it does not
+  // say.
   absl::StatusOr<Identity> Forwarded(const Caller& caller, Identity proxy) const;
   bool Trusts(absl::string_view name) const;
   // Counts and logs, and returns UNAUTHENTICATED.

@@ -30,8 +30,8 @@ struct Peer {
 // As grpc::ServerContext::peer() prints it; "unix:" for every Unix socket.
 std::string PeerAddress(const SocketAddress& address);
 
-// What grpc::ServerContext::peer() says on a connection that gRPC got as `descriptor`, without TLS.
-// No other connection has this name before gRPC has dropped all calls of this one.
+// The value of grpc::ServerContext::peer() on a connection that gRPC got as `descriptor`, without
+// TLS. No other connection has this name before gRPC has dropped all calls of this one.
 std::string DescriptorName(int descriptor);
 
 // A connection and its calls: all those of our own services. gRPC answers unknown methods, and
@@ -101,8 +101,8 @@ class ClientConnections {
   // The connection ends, unless it has.
   void Close(const ClientConnection& connection) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Null if the name is a descriptor's and its connection has ended. Of another unknown connection,
-  // such as one in this process, the name is the address.
+  // Null if the name is a descriptor's and its connection has ended. For any other unknown
+  // connection, such as one in this process, the name is the address.
   std::shared_ptr<ClientConnection> Find(const std::string& name) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // `client` calls on the connection. RESOURCE_EXHAUSTED if that would be one connection of the

@@ -26,7 +26,7 @@ class CredentialFiles {
  public:
   struct Options {
     TlsOptions tls;
-    std::string token_file;  // empty: callers need no token
+    std::string token_file;  // empty: clients need no token
   };
 
   // Reads the files. INVALID_ARGUMENT names the one that cannot be used. `on_tokens` gets the
@@ -62,7 +62,7 @@ class CredentialFiles {
   const std::function<void(TokenTable)> on_tokens_;
   std::shared_ptr<TlsCertificates> certificates_;  // null: no TLS
 
-  // Of the thread, or of Start.
+  // Used by the thread, or by Start.
   TlsMaterial material_;
   std::optional<std::string> tokens_;  // the content of the file; nullopt before the first look
   ReloadReport tls_report_, token_report_;

@@ -13,7 +13,7 @@
 
 namespace flashcore::server {
 
-// What the kernel reports for users that are not in the user namespace of this process.
+// The user id that the kernel reports for users that are not in the user namespace of this process.
 uid_t OverflowUid();
 
 // Unix sockets: the user who connected (SO_PEERCRED). TCP over the loopback interface: the user who

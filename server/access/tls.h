@@ -21,7 +21,7 @@ struct TlsOptions {
   bool enabled() const { return !cert_file.empty(); }
 };
 
-// What the files hold. Made only by Load, so always fit for use.
+// The content of the files. Made only by Load, so always fit for use.
 struct TlsMaterial {
   std::string cert_chain;
   std::string private_key;

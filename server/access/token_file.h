@@ -1,4 +1,4 @@
-// The file of --token_file: the bearer tokens that callers may send. Knows no gRPC.
+// The file of --token_file: the bearer tokens that clients may send. Knows no gRPC.
 #ifndef FLASHCORE_SERVER_ACCESS_TOKEN_FILE_H_
 #define FLASHCORE_SERVER_ACCESS_TOKEN_FILE_H_
 

@@ -32,7 +32,7 @@ namespace {
 
 // gRPC hands over an RPC only when its first message has arrived. So a drain keeps refusing RPCs
 // with UNAVAILABLE until none has come for kQuiet, or for kRefuseAtMost if clients do not stop.
-// What is on its way then ends with its connection, which clients see as UNAVAILABLE, too.
+// Calls on their way then end with their connection, which clients see as UNAVAILABLE, too.
 constexpr std::chrono::milliseconds kQuiet(300);
 constexpr std::chrono::seconds kRefuseAtMost(2);
 
@@ -142,7 +142,7 @@ void LimitConnections(const Server::Connections& limits, grpc::ServerBuilder* bu
   set(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, kMaxAgeGrace);
 }
 
-// What reflection lists.
+// The services that reflection lists.
 std::vector<std::string> ServiceNames(const Server::Options& options) {
   std::vector<std::string> names = {
       v1::AttentionService::service_full_name(),
@@ -223,8 +223,8 @@ absl::Status Server::ReadCredentials(const Options& options) {
 absl::Status Server::Listen(const Options& options) {
   grpc::ServerBuilder builder;
   // The services check --max_message_bytes themselves (CheckMessageBytes), so that the error says
-  // what is allowed, and one large message does not end a stream. What protobuf can parse comes
-  // through.
+  // what is allowed, and one large message does not end a stream. Fields that protobuf can parse
+  // come through.
   builder.SetMaxReceiveMessageSize(std::numeric_limits<int32_t>::max());
   builder.SetMaxSendMessageSize(-1);
   // gRPC inflates a message completely before it checks the size, and the quota does not count it.
@@ -348,7 +348,8 @@ bool Server::Drain(absl::Duration timeout) {
         absl::StrCat(kDrains, ", and the request could not finish within --drain_timeout_s"));
     fleet_->EndAll(status);
     if (!WaitForRpcs(deadline + end / 2)) context_.unsent.CutOffAll();
-    // What gRPC still holds then waits for connections that do not move; its shutdown closes them.
+    // Calls that gRPC still holds then wait for connections that do not move; its shutdown closes
+    // them.
     WaitForRpcs(deadline + end * 3 / 4);
     return fleet_->load() == 0;
   }

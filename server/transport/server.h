@@ -55,7 +55,7 @@ class Server {
     bool enable_echo = false;
     CredentialFiles::Options credentials;
     std::string local_listen;  // path of the local socket; empty: none
-    // Whose client_certificates and needs_tokens follow from `credentials`.
+    // Its client_certificates and needs_tokens follow from `credentials`.
     Authenticator::Options authenticator;
     bool enable_reflection = false;
     std::string version;

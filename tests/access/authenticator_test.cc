@@ -1,4 +1,4 @@
-// Whom a trusted proxy calls for.
+// The client that a trusted proxy calls for.
 #include "server/access/authenticator.h"
 
 #include <map>

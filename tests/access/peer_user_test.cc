@@ -1,4 +1,4 @@
-// Who is at the other end of a connection, with answers of the kernel and of a fake.
+// The user at the other end of a connection, with answers of the kernel and of a fake.
 #include "server/access/peer_user.h"
 
 #include <linux/netlink.h>

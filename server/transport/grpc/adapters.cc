@@ -113,21 +113,21 @@ std::string GrpcClaims::NameInCertificate(CertificateName kind) const {
   return values.empty() ? "" : std::string(values.front().data(), values.front().size());
 }
 
-absl::StatusOr<Identity> AdmitCaller(RpcContext* context, const grpc::ServerContextBase& call,
+absl::StatusOr<Identity> AdmitClient(RpcContext* context, const grpc::ServerContextBase& call,
                                      const ClientConnection* connection) {
   if (absl::Status status = CheckNotDraining(*context); !status.ok()) return status;
   if (connection == nullptr) return absl::UnavailableError("the connection has ended");
-  absl::StatusOr<Identity> caller =
+  absl::StatusOr<Identity> client =
       context->authenticator.Identify(GrpcClaims(&call), connection->peer());
-  if (!caller.ok()) return caller;
-  absl::Status status = context->client_connections->Use(*connection, caller->name);
+  if (!client.ok()) return client;
+  absl::Status status = context->client_connections->Use(*connection, client->name);
   if (!status.ok()) {
     context->metrics->CountRefusedConnection(RefusedConnection::kMaxConnectionsPerClient);
     return status;
   }
-  status = context->unsent.Check(caller->name);
+  status = context->unsent.Check(client->name);
   if (!status.ok()) return status;
-  return caller;
+  return client;
 }
 
 }  // namespace flashcore::server

@@ -1,4 +1,4 @@
-// What connects gRPC with the code that all transports share: messages, callers, alarms, cut-offs.
+// Connects gRPC with the code that all transports share: messages, clients, alarms, cut-offs.
 #ifndef FLASHCORE_SERVER_TRANSPORT_GRPC_ADAPTERS_H_
 #define FLASHCORE_SERVER_TRANSPORT_GRPC_ADAPTERS_H_
 
@@ -51,10 +51,10 @@ class GrpcClaims final : public CallerClaims {
   const grpc::ServerContextBase& call_;
 };
 
-// Who calls on `connection`, or why the RPC is refused at once: the server drains, the
-// connection has ended (null), or the caller has no identity, too many connections, or too many
-// replies that it does not read.
-absl::StatusOr<Identity> AdmitCaller(RpcContext* context, const grpc::ServerContextBase& call,
+// Returns the client that calls on `connection`, or why the RPC is refused at once: the server
+// drains, the connection has ended (null), or the client has no identity, too many connections, or
+// too many replies that it does not read.
+absl::StatusOr<Identity> AdmitClient(RpcContext* context, const grpc::ServerContextBase& call,
                                      const ClientConnection* connection);
 
 }  // namespace flashcore::server

@@ -34,10 +34,10 @@ class AttendReactor final : public UnaryReactor {
     Request(AttendReactor* reactor, const Origin& origin, grpc::ByteBuffer* message)
         : Exchange(origin, ToRequestMessage(message)), reactor_(*reactor) {}
 
-    void Start(TimePoint deadline, absl::StatusOr<Identity> caller) {
+    void Start(TimePoint deadline, absl::StatusOr<Identity> client) {
       operation_.deadline = deadline;
-      if (!caller.ok()) return Receive(caller.status());
-      operation_.identity = *std::move(caller);
+      if (!client.ok()) return Receive(client.status());
+      operation_.identity = *std::move(client);
       const wire::MessageView message = message_.view();
       absl::Status status = CheckMessageBytes(*origin_.context, message.size());
       if (status.ok()) {
@@ -72,7 +72,7 @@ class AttendReactor final : public UnaryReactor {
   grpc::ByteBuffer* const response_;
 };
 
-// Of a method in its service, as generated code numbers them.
+// Index of a method in its service, as generated code numbers them.
 int IndexOf(const char* method) {
   return AttentionMethods::Service().FindMethodByName(method)->index();
 }
@@ -173,15 +173,15 @@ grpc::ServerUnaryReactor* AttentionService::Answer(
     RpcMetrics* rpc, grpc::CallbackServerContext* call, grpc::ByteBuffer* message,
     grpc::ByteBuffer* reply, AttentionMethods::Method<Request, Response> method) {
   auto* reactor = new AnswerReactor(context_, rpc, call);
-  const absl::StatusOr<Identity> caller = reactor->Admit();
-  absl::Status status = caller.status();
+  const absl::StatusOr<Identity> client = reactor->Admit();
+  absl::Status status = client.status();
   Request request;
   Response response;
   if (status.ok()) status = Parse(message, &request);
   ReleaseMessage(message);
-  if (status.ok()) status = methods_->Run(method, *caller, request, &response);
+  if (status.ok()) status = methods_->Run(method, *client, request, &response);
   if (status.ok()) *reply = ToByteBuffer(response.SerializeAsString());
-  reactor->Answer(status, caller.ok() ? caller->name : "", reply->Length());
+  reactor->Answer(status, client.ok() ? client->name : "", reply->Length());
   return reactor;
 }
 

@@ -37,7 +37,7 @@ class AttentionService final : public v1::AttentionService::Service {
   // RESOURCE_EXHAUSTED if the message is larger than allowed; INVALID_ARGUMENT if it is malformed.
   template <typename Request>
   absl::Status Parse(grpc::ByteBuffer* message, Request* request) const;
-  // Runs `method`, if the caller is admitted.
+  // Runs `method`, if the client is admitted.
   template <typename Request, typename Response>
   grpc::ServerUnaryReactor* Answer(RpcMetrics* rpc, grpc::CallbackServerContext* call,
                                    grpc::ByteBuffer* message, grpc::ByteBuffer* reply,

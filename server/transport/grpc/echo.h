@@ -1,4 +1,4 @@
-// What Echo and EchoStream answer: the baselines for Attend and AttendStream.
+// The answers of Echo and EchoStream: the baselines for Attend and AttendStream.
 #ifndef FLASHCORE_SERVER_TRANSPORT_GRPC_ECHO_H_
 #define FLASHCORE_SERVER_TRANSPORT_GRPC_ECHO_H_
 

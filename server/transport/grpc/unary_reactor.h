@@ -1,4 +1,4 @@
-// What RPCs over gRPC begin and end with.
+// The begin and end of every RPC over gRPC.
 #ifndef FLASHCORE_SERVER_TRANSPORT_GRPC_UNARY_REACTOR_H_
 #define FLASHCORE_SERVER_TRANSPORT_GRPC_UNARY_REACTOR_H_
 
@@ -27,8 +27,8 @@ class UnaryReactor : public grpc_compat::InlineServerUnaryReactor {
         rpc_(context, rpc, context->client_connections->Find(call->peer())),
         reply_(&context->unsent, CancelRpc(call, rpc_.connection())) {}
 
-  // See AdmitCaller.
-  absl::StatusOr<Identity> Admit() { return AdmitCaller(context_, *call_, rpc_.connection()); }
+  // See AdmitClient.
+  absl::StatusOr<Identity> Admit() { return AdmitClient(context_, *call_, rpc_.connection()); }
 
  protected:
   // Ends the RPC. `reply_bytes` of heap memory are charged to `client` until the reply is sent;

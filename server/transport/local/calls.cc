@@ -16,7 +16,7 @@ namespace {
 // A frame has this much more than the message of its reply, at most.
 constexpr size_t kFrameOverhead = 64;
 
-// What a call takes beside its message, more or less.
+// The memory of a call beside its message, more or less.
 constexpr size_t kCallBytes = 1024;
 
 using Run = decltype(MethodTable::Method::run);
@@ -28,10 +28,10 @@ absl::Status CheckInTime(const CallSetup& setup, bool cancelled) {
 }
 
 // OK if the call may run, and parses its message.
-absl::Status AdmitAndParse(const RpcContext& context, const Identity& caller,
+absl::Status AdmitAndParse(const RpcContext& context, const Identity& client,
                            const absl::Status& refused, absl::string_view bytes,
                            google::protobuf::Message* request) {
-  absl::Status status = refused.ok() ? Admit(context, caller) : refused;
+  absl::Status status = refused.ok() ? Admit(context, client) : refused;
   if (status.ok() && !request->ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
     status = absl::InvalidArgumentError("message: not well-formed protobuf");
   }
@@ -42,18 +42,18 @@ absl::Status AdmitAndParse(const RpcContext& context, const Identity& caller,
 // `*out` is the serialized response.
 template <typename Request, typename Response, typename Body>
 absl::Status RunCall(RpcContext* context, RpcMetrics* rpc, const absl::Status& refused,
-                     const Identity& caller, absl::string_view bytes, const Body& body,
+                     const Identity& client, absl::string_view bytes, const Body& body,
                      std::string* out) {
   RpcScope rpc_scope(context, rpc);
   RequestScope scope(context, rpc);
   Request request;
   Response response;
-  absl::Status status = AdmitAndParse(*context, caller, refused, bytes, &request);
+  absl::Status status = AdmitAndParse(*context, client, refused, bytes, &request);
   if (status.ok()) status = body(request, &response);
   if (status.ok()) response.SerializeToString(out);
   rpc_scope.set_status(status.code());
   scope.Replying(status);
-  scope.Record(caller.name, "");
+  scope.Record(client.name, "");
   return status;
 }
 
@@ -115,7 +115,7 @@ class ManageCall final : public PendingCall, public std::enable_shared_from_this
     operations_.RunNext(setup_.identity);
     if (operations_.done()) return Finish(absl::OkStatus());
     setup_.services->long_calls->Add(setup_.identity.name,
-                                    [self = shared_from_this()] { self->RunNext(); });
+                                     [self = shared_from_this()] { self->RunNext(); });
   }
   void Finish(const absl::Status& status) {
     rpc_->set_status(status.code());
@@ -269,13 +269,12 @@ void MethodTable::Add(const char* name, AttentionMethods::Kind kind,
   RpcMetrics* const rpc = methods_->Rpc(name, "local");
   Method& added = table_[name];
   added.kind = kind;
-  added.run = [methods = methods_, rpc, method](
-                  const absl::Status& refused, const Identity& caller, absl::string_view bytes,
-                  std::string* out) {
+  added.run = [methods = methods_, rpc, method](const absl::Status& refused, const Identity& client,
+                                                absl::string_view bytes, std::string* out) {
     const auto body = [&](const Request& request, Response* response) {
-      return methods->Run(method, caller, request, response);
+      return methods->Run(method, client, request, response);
     };
-    return RunCall<Request, Response>(methods->context(), rpc, refused, caller, bytes, body, out);
+    return RunCall<Request, Response>(methods->context(), rpc, refused, client, bytes, body, out);
   };
   if (kind == AttentionMethods::Kind::kSteps) {
     added.make = [rpc](const CallSetup& setup, std::string message, PendingCall::Reply reply) {
@@ -291,23 +290,23 @@ void MethodTable::Add(const char* name, AttentionMethods::Kind kind,
 
 template <typename Tensors>
 void MethodTable::AddTensors(const char* name) {
-  const auto make = [rpc = methods_->Rpc(name, "local")](const CallSetup& setup, std::string message,
-                                                PendingCall::Reply reply) {
+  const auto make = [rpc = methods_->Rpc(name, "local")](
+                        const CallSetup& setup, std::string message, PendingCall::Reply reply) {
     return std::make_shared<TensorCall<Tensors>>(setup, rpc, std::move(message), std::move(reply));
   };
   table_[name] = {AttentionMethods::Kind::kTensors, nullptr, make};
 }
 
-absl::Status MethodTable::HoldLease(const Identity& caller, absl::string_view request,
+absl::Status MethodTable::HoldLease(const Identity& client, absl::string_view request,
                                     ClientLease* lease, std::string* response) const {
   const auto body = [&](const v1::HoldLeaseRequest& message, v1::HoldLeaseResponse* reply) {
     if (absl::Status status = CheckKnownFields(message); !status.ok()) return status;
-    if (!lease->open()) *lease = methods_->fleet()->OpenLease(caller);
+    if (!lease->open()) *lease = methods_->fleet()->OpenLease(client);
     reply->set_lease_id(lease->id().ToBytes());
     return absl::OkStatus();
   };
   return RunCall<v1::HoldLeaseRequest, v1::HoldLeaseResponse>(
-      methods_->context(), hold_lease_, absl::OkStatus(), caller, request, body, response);
+      methods_->context(), hold_lease_, absl::OkStatus(), client, request, body, response);
 }
 
 const MethodTable::Method* MethodTable::Find(const std::string& method) const {

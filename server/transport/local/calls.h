@@ -23,7 +23,7 @@
 
 namespace flashcore::server::local {
 
-// What all calls use. It outlives them, as does what it points to.
+// Used by all calls. It outlives them, as does all that it points to.
 struct CallServices {
   AttentionMethods* methods = nullptr;
   CallRoom* room = nullptr;
@@ -79,7 +79,7 @@ class MethodTable {
     AttentionMethods::Kind kind = AttentionMethods::Kind::kQuick;
     // Runs it and returns its status, or `refused`; with OK, `*response` is the serialized message.
     // Null unless AttentionMethods has it.
-    std::function<absl::Status(const absl::Status& refused, const Identity& caller,
+    std::function<absl::Status(const absl::Status& refused, const Identity& client,
                                absl::string_view request, std::string* response)>
         run;
     // A call of it, of kLong, kSteps or kTensors.
@@ -94,7 +94,7 @@ class MethodTable {
   const Method* Find(const std::string& method) const;
 
   // HoldLease: opens `*lease` unless it is open. A connection has one lease.
-  absl::Status HoldLease(const Identity& caller, absl::string_view request, ClientLease* lease,
+  absl::Status HoldLease(const Identity& client, absl::string_view request, ClientLease* lease,
                          std::string* response) const;
 
  private:

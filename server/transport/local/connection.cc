@@ -263,9 +263,8 @@ absl::StatusOr<uint32_t> Connection::AddRing(const v1::LocalOpenRing& request) {
   callbacks.gone = [post = mailbox(), number] {
     post([number](Connection* self) { self->RingGone(number); });
   };
-  auto session =
-      std::make_shared<RingSession>(services_.attend, services_.calls.uses, identity_,
-                                    regions_, *std::move(ring), std::move(callbacks));
+  auto session = std::make_shared<RingSession>(services_.attend, services_.calls.uses, identity_,
+                                               regions_, *std::move(ring), std::move(callbacks));
   services_.poller->Add(session);
   rings_[number].session = std::move(session);
   return number;

@@ -43,7 +43,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   using Post = absl::AnyInvocable<void(absl::string_view client, std::weak_ptr<Connection>,
                                        Action action) const>;
 
-  // What all connections use. It outlives them and their requests, as does what it points to.
+  // Used by all connections. It outlives them and their requests, as does all that it points to.
   struct Services {
     CallServices calls;
     const MethodTable* methods = nullptr;
@@ -63,7 +63,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   uint32_t events() const;  // for epoll
   // Memory of messages: of frames that have not completely arrived, and of calls that wait.
   size_t received_bytes() const { return socket_.received_bytes(); }
-  // Whose that is; empty before Hello.
+  // The client's identity; empty before Hello.
   const std::string& client() const { return identity_.name; }
   bool too_many_files() const { return socket_.too_many_files(); }  // came at once
 

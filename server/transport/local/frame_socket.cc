@@ -20,7 +20,7 @@ namespace {
 constexpr size_t kReadAtOnce = size_t{64} << 10;
 // A larger buffer shrinks when most of it is taken.
 constexpr size_t kKeepBytes = 4096;
-// What an unsent frame takes besides its bytes.
+// The memory of an unsent frame besides its bytes.
 constexpr size_t kUnsentFrameBytes = 256;
 
 absl::Status NoRoom(absl::string_view why) {

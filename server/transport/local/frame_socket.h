@@ -58,8 +58,8 @@ class FrameSocket {
   // The client has passed more files at once than it may.
   bool too_many_files() const { return too_many_files_; }
 
-  // Sends a frame, now or later, with a file descriptor that stays open until then; -1: none. What
-  // the client does not read is charged to `client`. False: the client is gone.
+  // Sends a frame, now or later, with a file descriptor that stays open until then; -1: none.
+  // Unread bytes are charged to `client`. False: the client is gone.
   bool Send(const std::string& message, int file, absl::string_view client);
   // Sends what the socket takes. False: the client is gone.
   bool Flush();

@@ -102,7 +102,7 @@ class Server {
   const FileDescriptor wake_;  // an eventfd
   const MethodTable method_table_;
 
-  // Of the thread.
+  // Used by the thread.
   Acceptor acceptor_;
   std::unordered_map<int, Entry> connections_;  // by socket
   Door door_;

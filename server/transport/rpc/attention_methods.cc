@@ -48,7 +48,7 @@ RpcMetrics* AttentionMethods::Rpc(const char* method, const char* transport) con
   return context_->metrics->Rpc(Service().full_name(), method, transport);
 }
 
-absl::Status AttentionMethods::GetServerInfo(const Identity& /*caller*/,
+absl::Status AttentionMethods::GetServerInfo(const Identity& /*client*/,
                                              const v1::GetServerInfoRequest& /*request*/,
                                              v1::GetServerInfoResponse* response) const {
   response->set_version(options_.version);
@@ -108,7 +108,7 @@ void AttentionMethods::SetLimits(const Engine& engine, v1::Limits* limits) const
   limits->set_max_sequence_operations(kMaxSequenceOperations);
 }
 
-absl::Status AttentionMethods::CreateSequence(const Identity& caller,
+absl::Status AttentionMethods::CreateSequence(const Identity& client,
                                               const v1::CreateSequenceRequest& request,
                                               v1::CreateSequenceResponse* response) const {
   SequenceShape shape;
@@ -120,14 +120,14 @@ absl::Status AttentionMethods::CreateSequence(const Identity& caller,
   if (!status.ok()) return status;
   const absl::StatusOr<SequenceSettings> settings = ToSettings(request);
   if (!settings.ok()) return settings.status();
-  const auto info = fleet_->Create(shape, *settings, caller, request.device_id());
+  const auto info = fleet_->Create(shape, *settings, client, request.device_id());
   if (!info.ok()) return info.status();
   response->set_sequence_id(info->id.ToBytes());
   *response->mutable_sequence() = ToSequenceInfo(*info, fleet_->DeviceIdOf(info->id));
   return absl::OkStatus();
 }
 
-absl::Status AttentionMethods::ForkSequence(const Identity& caller,
+absl::Status AttentionMethods::ForkSequence(const Identity& client,
                                             const v1::ForkSequenceRequest& request,
                                             v1::ForkSequenceResponse* response) const {
   return AnswerWithInfo(
@@ -135,38 +135,38 @@ absl::Status AttentionMethods::ForkSequence(const Identity& caller,
         const absl::StatusOr<SequenceSettings> settings = ToSettings(request);
         if (!settings.ok()) return settings.status();
         auto info = fleet_->EngineOf(id).sequences().Fork(
-            id, Optional(request.has_length(), request.length()), *settings, caller);
+            id, Optional(request.has_length(), request.length()), *settings, client);
         if (info.ok()) response->set_sequence_id(info->id.ToBytes());
         return info;
       });
 }
 
-absl::Status AttentionMethods::TruncateSequence(const Identity& caller,
+absl::Status AttentionMethods::TruncateSequence(const Identity& client,
                                                 const v1::TruncateSequenceRequest& request,
                                                 v1::TruncateSequenceResponse* response) const {
   return AnswerWithInfo(*fleet_, request.sequence_id(), response, [&](SequenceId id) {
     return fleet_->EngineOf(id).sequences().Truncate(
         id, request.length(), Optional(request.has_expected_length(), request.expected_length()),
-        caller);
+        client);
   });
 }
 
-absl::Status AttentionMethods::DeleteSequence(const Identity& caller,
+absl::Status AttentionMethods::DeleteSequence(const Identity& client,
                                               const v1::DeleteSequenceRequest& request,
                                               v1::DeleteSequenceResponse* /*response*/) const {
   const absl::StatusOr<SequenceId> id = ToSequenceId(request.sequence_id());
-  return id.ok() ? fleet_->EngineOf(*id).sequences().Delete(*id, caller) : id.status();
+  return id.ok() ? fleet_->EngineOf(*id).sequences().Delete(*id, client) : id.status();
 }
 
-absl::Status AttentionMethods::GetSequence(const Identity& caller,
+absl::Status AttentionMethods::GetSequence(const Identity& client,
                                            const v1::GetSequenceRequest& request,
                                            v1::GetSequenceResponse* response) const {
   return AnswerWithInfo(*fleet_, request.sequence_id(), response, [&](SequenceId id) {
-    return fleet_->EngineOf(id).sequences().Get(id, caller);
+    return fleet_->EngineOf(id).sequences().Get(id, client);
   });
 }
 
-absl::Status AttentionMethods::ListSequences(const Identity& caller,
+absl::Status AttentionMethods::ListSequences(const Identity& client,
                                              const v1::ListSequencesRequest& request,
                                              v1::ListSequencesResponse* response) const {
   if (request.page_size() > kMaxPageSize) {
@@ -174,18 +174,18 @@ absl::Status AttentionMethods::ListSequences(const Identity& caller,
         absl::StrCat("page_size: ", request.page_size(), " is more than ", kMaxPageSize));
   }
   std::optional<uint64_t> after = 0;
-  if (!request.page_token().empty()) after = page_tokens_.Parse(caller.name, request.page_token());
+  if (!request.page_token().empty()) after = page_tokens_.Parse(client.name, request.page_token());
   if (!after.has_value()) {
     return absl::InvalidArgumentError(
         "page_token: not a token that this server process gave to this client");
   }
   const uint32_t page_size = request.page_size() == 0 ? kDefaultPageSize : request.page_size();
-  const Fleet::Listing listing = fleet_->List(caller, *after, {page_size, kMaxInfoBytes});
+  const Fleet::Listing listing = fleet_->List(client, *after, {page_size, kMaxInfoBytes});
   for (const SequenceInfo& info : listing.sequences) {
     *response->add_sequences() = ToSequenceInfo(info, fleet_->DeviceIdOf(info.id));
   }
   if (listing.next != 0) {
-    response->set_next_page_token(page_tokens_.Make(caller.name, listing.next));
+    response->set_next_page_token(page_tokens_.Make(client.name, listing.next));
   }
   return absl::OkStatus();
 }

@@ -19,12 +19,13 @@
 
 namespace flashcore::server {
 
-// A method fills in `response`, does not block, and holds no lock while K/V bytes move. The caller
+// A method fills in `response`, does not block, and holds no lock while K/V bytes move. The client
 // is admitted already. Thread-safe. Does not own the fleet or the context.
 class AttentionMethods {
  public:
   static constexpr int kMaxSequenceOperations = 256;  // of one ManageSequences
-  // Of the SequenceInfos in one reply, more or less: it must fit in a frame of the local socket.
+  // Size of the SequenceInfos in one reply, more or less: it must fit in a frame of the local
+  // socket.
   static constexpr size_t kMaxInfoBytes = size_t{256} << 10;
 
   struct Options {
@@ -40,7 +41,7 @@ class AttentionMethods {
     int max_connection_rings = 0;  // 0: no local socket
   };
 
-  // What serves an RPC.
+  // The kind of code that serves an RPC.
   enum class Kind {
     kQuick,    // a method below
     kLong,     // a method below, which may take milliseconds
@@ -70,32 +71,32 @@ class AttentionMethods {
     visit("ManageSequences", Kind::kSteps, &AttentionMethods::ManageSequences);
   }
   template <typename Request, typename Response>
-  using Method = absl::Status (AttentionMethods::*)(const Identity& caller, const Request& request,
+  using Method = absl::Status (AttentionMethods::*)(const Identity& client, const Request& request,
                                                     Response* response) const;
 
   // Runs `method`, unless the request has fields that this server does not know.
   template <typename Request, typename Response>
-  absl::Status Run(Method<Request, Response> method, const Identity& caller, const Request& request,
+  absl::Status Run(Method<Request, Response> method, const Identity& client, const Request& request,
                    Response* response) const {
     absl::Status status = CheckKnownFields(request);
-    return status.ok() ? (this->*method)(caller, request, response) : status;
+    return status.ok() ? (this->*method)(client, request, response) : status;
   }
 
-  absl::Status GetServerInfo(const Identity& caller, const v1::GetServerInfoRequest& request,
+  absl::Status GetServerInfo(const Identity& client, const v1::GetServerInfoRequest& request,
                              v1::GetServerInfoResponse* response) const;
-  absl::Status CreateSequence(const Identity& caller, const v1::CreateSequenceRequest& request,
+  absl::Status CreateSequence(const Identity& client, const v1::CreateSequenceRequest& request,
                               v1::CreateSequenceResponse* response) const;
-  absl::Status ForkSequence(const Identity& caller, const v1::ForkSequenceRequest& request,
+  absl::Status ForkSequence(const Identity& client, const v1::ForkSequenceRequest& request,
                             v1::ForkSequenceResponse* response) const;
-  absl::Status TruncateSequence(const Identity& caller, const v1::TruncateSequenceRequest& request,
+  absl::Status TruncateSequence(const Identity& client, const v1::TruncateSequenceRequest& request,
                                 v1::TruncateSequenceResponse* response) const;
-  absl::Status DeleteSequence(const Identity& caller, const v1::DeleteSequenceRequest& request,
+  absl::Status DeleteSequence(const Identity& client, const v1::DeleteSequenceRequest& request,
                               v1::DeleteSequenceResponse* response) const;
-  absl::Status GetSequence(const Identity& caller, const v1::GetSequenceRequest& request,
+  absl::Status GetSequence(const Identity& client, const v1::GetSequenceRequest& request,
                            v1::GetSequenceResponse* response) const;
-  absl::Status ListSequences(const Identity& caller, const v1::ListSequencesRequest& request,
+  absl::Status ListSequences(const Identity& client, const v1::ListSequencesRequest& request,
                              v1::ListSequencesResponse* response) const;
-  absl::Status ManageSequences(const Identity& caller, const v1::ManageSequencesRequest& request,
+  absl::Status ManageSequences(const Identity& client, const v1::ManageSequencesRequest& request,
                                v1::ManageSequencesResponse* response) const;
 
   // The operations of a ManageSequences, one by one, for a transport that runs other calls in
@@ -108,7 +109,7 @@ class AttentionMethods {
 
     absl::Status Begin() const;  // or why none takes effect
     bool done() const { return next_ == request_.operations_size(); }
-    void RunNext(const Identity& caller);  // unless done
+    void RunNext(const Identity& client);  // unless done
 
    private:
     const AttentionMethods& methods_;
@@ -129,7 +130,7 @@ class AttentionMethods {
  private:
   void SetLimits(const Engine& engine, v1::Limits* limits) const;
   // One operation of ManageSequences. On OK, sets result->sequence if it has one.
-  absl::Status RunOperation(const Identity& caller, const v1::SequenceOperation& operation,
+  absl::Status RunOperation(const Identity& client, const v1::SequenceOperation& operation,
                             v1::SequenceResult* result) const;
 
   const Options options_;

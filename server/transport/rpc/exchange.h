@@ -27,7 +27,7 @@ namespace flashcore::server {
 // Cancel.
 class Exchange {
  public:
-  // What it is an exchange of. All outlive it.
+  // The context of an exchange. All outlive it.
   struct Origin {
     Fleet* fleet = nullptr;
     RpcContext* context = nullptr;

@@ -33,12 +33,12 @@ absl::string_view SequenceOf(const v1::SequenceOperation& operation) {
 }
 
 // As a request that fails.
-void CountFailure(const Identity& caller, const absl::Status& status, Metrics* metrics) {
+void CountFailure(const Identity& client, const absl::Status& status, Metrics* metrics) {
   metrics->CountRejected(status);
   static LogLimiter limiter(20);
   if (const auto pass = limiter.Admit()) {
     LogWarning("operation failed", {{"method", "ManageSequences"},
-                                    {"client", caller.name},
+                                    {"client", client.name},
                                     {"code", absl::StatusCodeToString(status.code())},
                                     {"error", status.message()},
                                     {"suppressed", pass.suppressed}});
@@ -47,11 +47,11 @@ void CountFailure(const Identity& caller, const absl::Status& status, Metrics* m
 
 }  // namespace
 
-absl::Status AttentionMethods::RunOperation(const Identity& caller,
+absl::Status AttentionMethods::RunOperation(const Identity& client,
                                             const v1::SequenceOperation& operation,
                                             v1::SequenceResult* result) const {
   const auto run = [&](auto method, const auto& request, auto response) {
-    absl::Status status = (this->*method)(caller, request, &response);
+    absl::Status status = (this->*method)(client, request, &response);
     if (status.ok()) *result->mutable_sequence() = std::move(*response.mutable_sequence());
     return status;
   };
@@ -66,7 +66,7 @@ absl::Status AttentionMethods::RunOperation(const Identity& caller,
                  v1::TruncateSequenceResponse());
     case v1::SequenceOperation::kDelete: {
       v1::DeleteSequenceResponse nothing;
-      return DeleteSequence(caller, operation.delete_(), &nothing);
+      return DeleteSequence(client, operation.delete_(), &nothing);
     }
     case v1::SequenceOperation::kGet:
       return run(&AttentionMethods::GetSequence, operation.get(), v1::GetSequenceResponse());
@@ -85,7 +85,7 @@ absl::Status AttentionMethods::Operations::Begin() const {
   return absl::OkStatus();
 }
 
-void AttentionMethods::Operations::RunNext(const Identity& caller) {
+void AttentionMethods::Operations::RunNext(const Identity& client) {
   const v1::SequenceOperation& operation = request_.operations(next_++);
   v1::SequenceResult* result = response_.add_results();
   const absl::string_view id = SequenceOf(operation);
@@ -96,22 +96,22 @@ void AttentionMethods::Operations::RunNext(const Identity& caller) {
     status = absl::ResourceExhaustedError(
         absl::StrCat("results: those before have ", bytes_, " bytes; send this operation again"));
   } else {
-    status = methods_.RunOperation(caller, operation, result);
+    status = methods_.RunOperation(client, operation, result);
   }
   if (!status.ok()) {
     *result->mutable_status() = ToStatus(status);
     if (!id.empty()) failed_.insert(id);
-    if (!absl::IsAborted(status)) CountFailure(caller, status, methods_.context_->metrics);
+    if (!absl::IsAborted(status)) CountFailure(client, status, methods_.context_->metrics);
   }
   bytes_ += result->ByteSizeLong();
 }
 
-absl::Status AttentionMethods::ManageSequences(const Identity& caller,
+absl::Status AttentionMethods::ManageSequences(const Identity& client,
                                                const v1::ManageSequencesRequest& request,
                                                v1::ManageSequencesResponse* response) const {
   Operations operations(this, &request, response);
   absl::Status status = operations.Begin();
-  while (status.ok() && !operations.done()) operations.RunNext(caller);
+  while (status.ok() && !operations.done()) operations.RunNext(client);
   return status;
 }
 

@@ -34,11 +34,11 @@ void EmptyAndClose(FileDescriptor* socket) {
 
 }  // namespace
 
-void PassedFiles::Closer::Add(absl::string_view holder, FairJobs::Job close, size_t most) {
+void PassedFiles::Closer::Add(absl::string_view client, FairJobs::Job close, size_t most) {
   bool is_too_many = false;
   {
     MutexLock lock(&mutex_);
-    size_t& waiting = waiting_[std::string(holder)];
+    size_t& waiting = waiting_[std::string(client)];
     is_too_many = waiting >= most;
     if (!is_too_many) ++waiting;
   }
@@ -46,7 +46,7 @@ void PassedFiles::Closer::Add(absl::string_view holder, FairJobs::Job close, siz
     const InterruptedWaits interrupted(InterruptedWaits::kAtOnce);
     return close();
   }
-  jobs_.Add(holder, [this, name = std::string(holder), close = std::move(close)]() mutable {
+  jobs_.Add(client, [this, name = std::string(client), close = std::move(close)]() mutable {
     {
       const InterruptedWaits interrupted(InterruptedWaits::kAtOnce);
       close();
@@ -55,33 +55,33 @@ void PassedFiles::Closer::Add(absl::string_view holder, FairJobs::Job close, siz
   });
 }
 
-void PassedFiles::Closer::Done(const std::string& holder) {
+void PassedFiles::Closer::Done(const std::string& client) {
   MutexLock lock(&mutex_);
-  const auto found = waiting_.find(holder);
+  const auto found = waiting_.find(client);
   if (--found->second == 0) waiting_.erase(found);
 }
 
-size_t PassedFiles::Closer::waiting(absl::string_view holder) const {
+size_t PassedFiles::Closer::waiting(absl::string_view client) const {
   MutexLock lock(&mutex_);
-  const auto found = waiting_.find(holder);
+  const auto found = waiting_.find(client);
   return found == waiting_.end() ? 0 : found->second;
 }
 
-void PassedFiles::Close(absl::string_view holder, FileDescriptor file) {
+void PassedFiles::Close(absl::string_view client, FileDescriptor file) {
   const bool is_prompt = IsPrompt(file.get());
   auto close = [file = std::move(file)]() mutable { CloseFile(&file); };
-  if (is_prompt) return prompt_.Add(holder, std::move(close), kMaxWaiting);
-  others_.Add(holder, std::move(close), std::numeric_limits<size_t>::max());
+  if (is_prompt) return prompt_.Add(client, std::move(close), kMaxWaiting);
+  others_.Add(client, std::move(close), std::numeric_limits<size_t>::max());
 }
 
-void PassedFiles::CloseConnection(absl::string_view holder, FileDescriptor socket) {
+void PassedFiles::CloseConnection(absl::string_view client, FileDescriptor socket) {
   shutdown(socket.get(), SHUT_RDWR);
   prompt_.Add(
-      holder, [socket = std::move(socket)]() mutable { EmptyAndClose(&socket); }, kMaxWaiting);
+      client, [socket = std::move(socket)]() mutable { EmptyAndClose(&socket); }, kMaxWaiting);
 }
 
-bool PassedFiles::HasRoom(absl::string_view holder) const {
-  return others_.waiting(holder) < kMaxOthers;
+bool PassedFiles::HasRoom(absl::string_view client) const {
+  return others_.waiting(client) < kMaxOthers;
 }
 
 }  // namespace flashcore::server

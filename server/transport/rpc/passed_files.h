@@ -25,42 +25,42 @@
 namespace flashcore::server {
 
 // Owns two threads: one for sockets and memory, whose ends never wait for long, and one for all
-// other files. On each, the holders of files (door.h) take turns. A file system that does not
+// other files. On each, the clients of files (door.h) take turns. A file system that does not
 // answer keeps the second thread, and all files that come after; HasRoom bounds their number.
 // Thread-safe.
 class PassedFiles {
  public:
-  static constexpr size_t kMaxWaiting = 256;  // sockets and memory of one holder
-  static constexpr size_t kMaxOthers = 16;    // other files of one holder
+  static constexpr size_t kMaxWaiting = 256;  // sockets and memory of one client
+  static constexpr size_t kMaxOthers = 16;    // other files of one client
 
   PassedFiles() = default;
   ~PassedFiles() = default;  // closes what it has
   PassedFiles(const PassedFiles&) = delete;
   PassedFiles& operator=(const PassedFiles&) = delete;
 
-  // Takes over a file that `holder` has passed. Does not block, except for 0.1 ms when
-  // kMaxWaiting files of the holder wait already.
-  void Close(absl::string_view holder, FileDescriptor file);
-  // As Close, for a connection of `holder`, in whose queue files may be. Ends it at once. Empties
+  // Takes over a file that `client` has passed. Does not block, except for 0.1 ms when
+  // kMaxWaiting files of the client wait already.
+  void Close(absl::string_view client, FileDescriptor file);
+  // As Close, for a connection of `client`, in whose queue files may be. Ends it at once. Empties
   // the queue before it closes `socket`, so that nobody has to wait who closes another descriptor
   // of the connection.
-  void CloseConnection(absl::string_view holder, FileDescriptor socket);
-  // False: kMaxOthers files of the holder, neither sockets nor memory, are still to be closed. No
+  void CloseConnection(absl::string_view client, FileDescriptor socket);
+  // False: kMaxOthers files of the client, neither sockets nor memory, are still to be closed. No
   // more should be taken: a file that never was a descriptor is dropped without waiting.
-  bool HasRoom(absl::string_view holder) const;
+  bool HasRoom(absl::string_view client) const;
 
  private:
   class Closer {
    public:
-    void Add(absl::string_view holder, FairJobs::Job close, size_t most)
+    void Add(absl::string_view client, FairJobs::Job close, size_t most)
         ABSL_LOCKS_EXCLUDED(mutex_);
-    size_t waiting(absl::string_view holder) const ABSL_LOCKS_EXCLUDED(mutex_);
+    size_t waiting(absl::string_view client) const ABSL_LOCKS_EXCLUDED(mutex_);
 
    private:
-    void Done(const std::string& holder) ABSL_LOCKS_EXCLUDED(mutex_);
+    void Done(const std::string& client) ABSL_LOCKS_EXCLUDED(mutex_);
 
     mutable Mutex mutex_;
-    std::map<std::string, size_t, std::less<>> waiting_ ABSL_GUARDED_BY(mutex_);  // by holder
+    std::map<std::string, size_t, std::less<>> waiting_ ABSL_GUARDED_BY(mutex_);  // by client
     FairJobs jobs_;  // last: it uses the others
   };
 

@@ -27,9 +27,9 @@ absl::Status CheckNotDraining(const RpcContext& context) {
   return context.draining.load() ? absl::UnavailableError(kDrains) : absl::OkStatus();
 }
 
-absl::Status Admit(const RpcContext& context, const Identity& caller) {
+absl::Status Admit(const RpcContext& context, const Identity& client) {
   if (absl::Status status = CheckNotDraining(context); !status.ok()) return status;
-  return context.unsent.Check(caller.name);
+  return context.unsent.Check(client.name);
 }
 
 absl::Status CheckMessageBytes(const RpcContext& context, size_t bytes) {

@@ -40,9 +40,9 @@ struct RpcContext {
 // OK, or UNAVAILABLE if the server drains.
 absl::Status CheckNotDraining(const RpcContext& context);
 
-// OK, or why a request of `caller` is refused at once: the server drains, or the caller has too
+// OK, or why a request of `client` is refused at once: the server drains, or the client has too
 // many replies that it does not read.
-absl::Status Admit(const RpcContext& context, const Identity& caller);
+absl::Status Admit(const RpcContext& context, const Identity& client);
 
 // OK, or RESOURCE_EXHAUSTED if a message has more bytes than the limit.
 absl::Status CheckMessageBytes(const RpcContext& context, size_t bytes);
@@ -84,7 +84,7 @@ class RequestScope {
   void Replying(absl::Status status);
   // The answer did not reach the client.
   void Lost(CutOff why);
-  // The answer has been handed to gRPC, or never will be. Call exactly once. `client`: the caller's
+  // The answer has been handed to gRPC, or never will be. Call exactly once. `client`: the client's
   // name; empty if it is not known. A request that was cancelled after its `deadline` has expired:
   // clients cancel what they no longer wait for.
   void Record(absl::string_view client, absl::string_view request_id,

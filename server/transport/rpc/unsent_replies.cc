@@ -107,8 +107,8 @@ void UnsentReplies::Give(UnsentReply* reply) {
 }
 
 void UnsentReplies::MarkOverdue(TimePoint since) {
-  while (const Shares::Client* const account = staged_.Largest()) {
-    auto* const staged = static_cast<UnsentReply::Staged*>(account->oldest);
+  while (const Shares::Client* const client = staged_.Largest()) {
+    auto* const staged = static_cast<UnsentReply::Staged*>(client->oldest);
     if (staged->reply->since_ > since) return;
     staged_.Give(staged);
     staged->overdue = true;
@@ -129,9 +129,9 @@ void UnsentReplies::CutOffAll() {
 }
 
 void UnsentReplies::CondemnOld(TimePoint since, size_t keep, CutOff why) {
-  const auto& accounts = shares_->clients();
-  for (auto account = accounts.begin(); account != accounts.end();) {
-    UnsentReply* reply = Oldest((account++)->second);  // the account may go with its last reply
+  const auto& clients = shares_->clients();
+  for (auto client = clients.begin(); client != clients.end();) {
+    UnsentReply* reply = Oldest((client++)->second);  // the client may go with its last reply
     while (reply != nullptr && reply->client->held > keep && reply->since_ <= since) {
       UnsentReply* const newer = static_cast<UnsentReply*>(reply->newer);
       Condemn(reply, why);

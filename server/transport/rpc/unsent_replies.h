@@ -25,8 +25,8 @@ namespace flashcore::server {
 
 class UnsentReplies;
 
-// What gRPC and this server keep for an unsent reply, without its message: of an RPC, and of one
-// answer of a stream (measured: 18 KB and 5 KB).
+// The memory that gRPC and this server keep for an unsent reply, without its message: of an RPC,
+// and of one answer of a stream (measured: 18 KB and 5 KB).
 inline constexpr size_t kRpcBytes = 20480;
 inline constexpr size_t kAnswerBytes = 6144;
 
@@ -34,7 +34,7 @@ inline constexpr size_t kAnswerBytes = 6144;
 // another client needed its staging memory, or the server ended.
 enum class CutOff : uint8_t { kNo, kTimeout, kShare, kStaging, kDrain };
 
-// One reply, from Ready to Sent. Who sends the reply owns it. Not thread-safe.
+// One reply, from Ready to Sent. The sender of the reply owns it. Not thread-safe.
 class UnsentReply : private Shares::Item {
  public:
   // Ends the sending of the reply, from another thread. Sent waits for its return. It may call Sent
@@ -76,9 +76,9 @@ class UnsentReply : private Shares::Item {
 // All unsent replies of a server. A reply that is not sent in time is cut off. A client that leaves
 // too much unread is refused, before it has its whole share; beyond that, its oldest replies are
 // cut off, which bounds refusals, too: soon, so that a burst that the client is reading passes. If
-// all clients together leave too much unread, the oldest replies of the largest debtor are cut off
-// at once. A reply that is not sent soon is overdue to its StagingPool, which may take the memory
-// back. Thread-safe.
+// all clients together leave too much unread, the oldest replies of the one that has the most are
+// cut off at once. A reply that is not sent soon is overdue to its StagingPool, which may take the
+// memory back. Thread-safe.
 //
 // Lock order: mutex_, then a pool's.
 class UnsentReplies {
@@ -111,8 +111,8 @@ class UnsentReplies {
  private:
   friend class UnsentReply;
 
-  static UnsentReply* Oldest(const Shares::Client& account) {
-    return static_cast<UnsentReply*>(account.oldest);
+  static UnsentReply* Oldest(const Shares::Client& client) {
+    return static_cast<UnsentReply*>(client.oldest);
   }
   void Ready(UnsentReply* reply, absl::string_view client, size_t bytes, const StagingUse& staging)
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -121,7 +121,8 @@ class UnsentReplies {
   void Give(UnsentReply* reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The same; the thread cuts it off.
   void Condemn(UnsentReply* reply, CutOff why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Of each client, replies that were ready by `since`, while it has more than `keep` bytes.
+  // Condemns, for each client, replies that were ready by `since`, while it has more than `keep`
+  // bytes.
   void CondemnOld(TimePoint since, size_t keep, CutOff why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Replies with staging memory that were ready by `since` are overdue.
   void MarkOverdue(TimePoint since) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -134,7 +135,7 @@ class UnsentReplies {
   mutable Mutex mutex_;
   CondVar changed_;
   std::optional<Shares> shares_ ABSL_GUARDED_BY(mutex_);  // of bytes, by client
-  // Of staging memory, of replies that are not overdue; of one holder, for all clients.
+  // Staging memory of replies that are not overdue, under a single client for all clients.
   Shares staged_ ABSL_GUARDED_BY(mutex_){{}};
   std::unordered_set<UnsentReply*> condemned_ ABSL_GUARDED_BY(mutex_);
   // Replies that were cut off, and when first, until they are Sent.
@@ -143,7 +144,7 @@ class UnsentReplies {
   // another one.
   UnsentReply* cutting_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::thread::id cutter_ ABSL_GUARDED_BY(mutex_);
-  // Of its own: senders have locks that OnCutOff takes. Last: it uses the others.
+  // A thread of its own, since senders hold locks that OnCutOff takes. Last: it uses the others.
   std::optional<PeriodicThread> thread_;
 };
 

@@ -1,4 +1,4 @@
-// What the code that all transports share sees of gRPC's calls.
+// gRPC's calls, as the code that all transports share sees them.
 #include "server/transport/grpc/adapters.h"
 
 #include "gmock/gmock.h"

@@ -186,7 +186,7 @@ TEST_F(LocalClientFaultsTest, AClientThatHardlyReadsIsCutOff) {
   // The same thread answers: now it waits for the client to read more.
   ASSERT_EQ(Greeted()->Call("GetServerInfo", v1::GetServerInfoRequest(), &info), absl::OkStatus());
   fake_clock_.Advance(options.unsent_replies.timeout / 2);
-  // Of the reply's 940 KiB, the kernel holds less than 256.
+  // The kernel holds less than 256 of the reply's 940 KiB.
   std::string bytes(size_t{512} << 10, '\0');
   ASSERT_EQ(recv(client->fd(), bytes.data(), bytes.size(), MSG_WAITALL),
             static_cast<ssize_t>(bytes.size()));

@@ -26,7 +26,7 @@ class FrameSocketTest : public ::testing::Test {
     socket_.emplace(FileDescriptor(ends[1]), "client", &passed_files_, &unsent_,
                     [](CutOff, bool) {});
   }
-  // What the socket gives now.
+  // The frames that the socket gives now.
   size_t ReadAll() {
     std::string buffer(1 << 20, '\0');
     size_t all = 0;

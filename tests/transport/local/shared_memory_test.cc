@@ -36,7 +36,8 @@ class SharedMemoryTest : public testing::LocalServerTest {
     client_ = Client::Create("local:" + options.local_listen).value();
   }
 
-  // Of 2 query rows and 3 K/V rows, in `memory`, in this order with O and LSE behind them.
+  // A request of 2 query rows and 3 K/V rows, in `memory`, in this order with O and LSE behind
+  // them.
   flashcore::AttendRequest RequestIn(std::byte* memory) {
     flashcore::AttendRequest request;
     request.spans = {{2, 3}};
@@ -74,7 +75,7 @@ class SharedMemoryTest : public testing::LocalServerTest {
   std::unique_ptr<Client> client_;
 };
 
-// Of a request, which are then overwritten.
+// Takes the results of a request, which are then overwritten.
 std::vector<std::byte> TakeResults(const flashcore::AttendRequest& request) {
   std::vector<std::byte> bits(request.output.begin(), request.output.end());
   const auto* const lse = reinterpret_cast<const std::byte*>(request.lse.data());
@@ -192,7 +193,7 @@ size_t Descriptors() {
   return static_cast<size_t>(std::distance(begin(folder), end(folder)));
 }
 
-// Of the memory in question, in a new line each.
+// Counts the mappings of the memory in question.
 size_t Mappings() {
   std::ifstream maps("/proc/self/maps");
   size_t count = 0;

@@ -1,5 +1,4 @@
-// What takes turns behind the local socket, piece by piece: rings and their requests, calls and
-// their memory.
+// Turns behind the local socket, piece by piece: rings and their requests, calls and their memory.
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -47,7 +46,8 @@ struct TestRing {
     const std::shared_ptr<const SharedRegion> region = memory.Map();
     RpcContext* const context = services.methods->context();
     session = std::make_shared<RingSession>(
-        Exchange::Origin{services.methods->fleet(), context, services.methods->Rpc("Attend", "local")},
+        Exchange::Origin{services.methods->fleet(), context,
+                         services.methods->Rpc("Attend", "local")},
         services.uses, Identity{client, {}}, std::make_shared<Regions>(),
         Ring::Open(region, {0, kSlots, kSlotBytes}).value(),
         RingSession::Callbacks{[](const absl::Status& why) { ADD_FAILURE() << why; }, [] {}});
@@ -95,10 +95,7 @@ class LocalTurnsTest : public server::testing::LocalServerTest {
                                       &client_connections_, MakeGrpcAlarm});
     methods_ = std::make_unique<AttentionMethods>(AttentionMethods::Options(), fleet_.get(),
                                                   rpc_context_.get());
-    services_ = {methods_.get(),
-                 &room_,
-                 &long_calls_,
-                 &uses_};
+    services_ = {methods_.get(), &room_, &long_calls_, &uses_};
   }
   ~LocalTurnsTest() override {
     gate_.SetOpen(true);
@@ -181,7 +178,8 @@ TEST_F(LocalTurnsTest, ARingSleepsUntilItsNextRequestIsTaken) {
   EXPECT_EQ(ring.header->server_sleeps.load(), 0u);
 }
 
-// Of a poller alone. Once armed, its next Now is after `on_now`, and later than any spinning lasts.
+// The clock of a poller alone. Once armed, its next Now is after `on_now`, and later than any
+// spinning lasts.
 class HookedClock final : public Clock {
  public:
   TimePoint Now() const override {
@@ -295,13 +293,12 @@ TEST_F(LocalTurnsTest, ACallThatWaitedTooLongOrWasCancelledIsNotRun) {
   std::vector<absl::StatusCode> codes;
   const auto start = [&](TimePoint deadline, bool cancel) {
     const CallSetup setup = {&services_, kLoopback, nullptr, deadline};
-    const auto call =
-        methods.Find("CreateSequence")
-            ->make(setup, server::testing::CreateRequest().SerializeAsString(),
-                   [&codes](const std::shared_ptr<PendingCall>&,
-                            const absl::StatusOr<std::string>& reply) {
-                     codes.push_back(reply.status().code());
-                   });
+    const auto call = methods.Find("CreateSequence")
+                          ->make(setup, server::testing::CreateRequest().SerializeAsString(),
+                                 [&codes](const std::shared_ptr<PendingCall>&,
+                                          const absl::StatusOr<std::string>& reply) {
+                                   codes.push_back(reply.status().code());
+                                 });
     if (cancel) call->Cancel();
     call->Start();
   };
@@ -325,7 +322,7 @@ class LocalConnectionTest : public LocalTurnsTest {
     connection_services_.calls = services_;
     connection_services_.methods = &method_table_;
     connection_services_.attend = {fleet_.get(), rpc_context_.get(),
- methods_->Rpc("Attend", "local")};
+                                   methods_->Rpc("Attend", "local")};
     connection_services_.passed_files = &passed_files_;
     connection_ = std::make_shared<Connection>(&connection_services_, Connection::Options(),
                                                FileDescriptor(sockets[1]), "client", clock_->Now());
@@ -421,11 +418,12 @@ TEST_F(LocalTurnsTest, EachOperationOfAManageSequencesHasATurnOfItsOwn) {
   const MethodTable methods(methods_.get());
   const auto call =
       methods.Find("ManageSequences")
-          ->make(CallSetup{&services_, kLoopback, nullptr}, request.SerializeAsString(),
-                 [&](const std::shared_ptr<PendingCall>&, const absl::StatusOr<std::string>& reply) {
-                   ASSERT_EQ(reply.status(), absl::OkStatus());
-                   EXPECT_TRUE(response.ParseFromString(*reply));
-                 });
+          ->make(
+              CallSetup{&services_, kLoopback, nullptr}, request.SerializeAsString(),
+              [&](const std::shared_ptr<PendingCall>&, const absl::StatusOr<std::string>& reply) {
+                ASSERT_EQ(reply.status(), absl::OkStatus());
+                EXPECT_TRUE(response.ParseFromString(*reply));
+              });
   std::vector<size_t> seen;  // by another client in its turns
   const auto look = [&] { seen.push_back(engine_->sequences().stats().sequences); };
   std::promise<void> go, end;
@@ -464,14 +462,13 @@ TEST_F(LocalTurnsTest, AChunkKeepsItsRoomUntilItIsAppended) {
     return answers.size();
   };
   const auto start = [&] {
-    calls.push_back(
-        methods.Find("LoadSequence")
-            ->make(setup, chunk.SerializeAsString(),
-                   [&](const std::shared_ptr<PendingCall>&,
-                       const absl::StatusOr<std::string>& reply) {
-                     const std::lock_guard<std::mutex> lock(mutex);
-                     answers.push_back(reply.status());
-                   }));
+    calls.push_back(methods.Find("LoadSequence")
+                        ->make(setup, chunk.SerializeAsString(),
+                               [&](const std::shared_ptr<PendingCall>&,
+                                   const absl::StatusOr<std::string>& reply) {
+                                 const std::lock_guard<std::mutex> lock(mutex);
+                                 answers.push_back(reply.status());
+                               }));
     calls.back()->Start();
   };
   CloseGate();
@@ -498,10 +495,10 @@ TEST_F(LocalTurnsTest, AClientThatLeavesTooMuchUnreadIsRefused) {
   limits.bytes = {0, 4000};
   rpc_context_->unsent.Start(limits, clock_);
   const MethodTable methods(methods_.get());
-  const auto call = [&](const Identity& caller) {
+  const auto call = [&](const Identity& client) {
     std::string response;
     return methods.Find("CreateSequence")
-        ->run(absl::OkStatus(), caller, server::testing::CreateRequest().SerializeAsString(),
+        ->run(absl::OkStatus(), client, server::testing::CreateRequest().SerializeAsString(),
               &response);
   };
   UnsentReply reply(&rpc_context_->unsent, [](CutOff, bool) { ADD_FAILURE(); });

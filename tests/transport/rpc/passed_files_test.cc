@@ -37,15 +37,15 @@ TEST(PassedFilesTest, ClosesFilesOfEveryKind) {
   LingeringSocket socket;
   FileDescriptor memory(memfd_create("memory", MFD_CLOEXEC));
   const int number = memory.get();
-  files.Close("holder", std::move(pipe.second));
-  files.Close("holder", std::move(connection.second));
-  files.Close("holder", socket.Take());
+  files.Close("client", std::move(pipe.second));
+  files.Close("client", std::move(connection.second));
+  files.Close("client", socket.Take());
   EXPECT_TRUE(HasEnded(pipe.first));
   EXPECT_TRUE(HasEnded(connection.first));
   EXPECT_TRUE(socket.IsClosed());
   {
     PassedFiles ending;
-    ending.Close("holder", std::move(memory));
+    ending.Close("client", std::move(memory));
   }  // closes what it has
   EXPECT_EQ(fcntl(number, F_GETFD), -1);
 }
@@ -60,7 +60,7 @@ TEST(PassedFilesTest, EmptiesAConnectionBeforeItClosesIt) {
   FileDescriptor same(dup(connection.second.get()));
   {
     PassedFiles files;
-    files.CloseConnection("holder", std::move(connection.second));
+    files.CloseConnection("client", std::move(connection.second));
     EXPECT_EQ(send(connection.first.get(), "x", 1, MSG_NOSIGNAL), -1);  // at once
     EXPECT_TRUE(HasEnded(connection.first));
   }
@@ -70,15 +70,15 @@ TEST(PassedFilesTest, EmptiesAConnectionBeforeItClosesIt) {
   same.reset();
 }
 
-TEST(PassedFilesTest, ManyFilesOfOneHolderAreAllClosed) {
+TEST(PassedFilesTest, ManyFilesOfOneClientAreAllClosed) {
   PassedFiles files;
   Ends connection = Pair();
   for (size_t i = 0; i < 2 * PassedFiles::kMaxWaiting; ++i) {
-    files.Close("holder", FileDescriptor(dup(connection.second.get())));
+    files.Close("client", FileDescriptor(dup(connection.second.get())));
   }
   files.Close("other", std::move(connection.second));
   EXPECT_TRUE(HasEnded(connection.first));
-  EXPECT_TRUE(files.HasRoom("holder"));  // for other files
+  EXPECT_TRUE(files.HasRoom("client"));  // for other files
 }
 
 }  // namespace

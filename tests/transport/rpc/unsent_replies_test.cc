@@ -1,4 +1,4 @@
-// Who is refused and who is cut off for replies that are not read.
+// Clients that are refused or cut off for replies that they do not read.
 #include "server/transport/rpc/unsent_replies.h"
 
 #include <array>
@@ -101,7 +101,7 @@ TEST_F(UnsentRepliesTest, RefusalsAreBounded) {
 }
 
 // None of them has more than its share.
-TEST_F(UnsentRepliesTest, TheLargestDebtorMakesRoomForOthers) {
+TEST_F(UnsentRepliesTest, TheClientWithTheMostMakesRoomForOthers) {
   const auto largest = Ready("largest", 200), next = Ready("largest", 800);
   std::deque<std::unique_ptr<Unread>> others;
   for (const char* client : {"b", "c", "d"}) others.push_back(Ready(client, 990));
@@ -200,7 +200,7 @@ class UnsentStagingTest : public UnsentRepliesTest {
   StagingClaim honest_;
 };
 
-TEST_F(UnsentStagingTest, TheLargestDebtorGivesStagingMemoryBack) {
+TEST_F(UnsentStagingTest, TheClientWithTheMostGivesStagingMemoryBack) {
   honest_.client = "honest";
   honest_.result_bytes = 2 * kBuffer;
   honest_.granted = [this] { granted_ = true; };

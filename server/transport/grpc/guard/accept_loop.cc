@@ -23,8 +23,9 @@
 namespace flashcore::server {
 namespace {
 
-// What every HTTP/2 client sends first: this, and a SETTINGS frame, whose header is its length in 3
-// bytes, its type, flags and the number of a stream. A TLS ClientHello is longer than the preface.
+// The first bytes of every HTTP/2 client: this, and a SETTINGS frame, whose header is its length in
+// 3 bytes, its type, flags and the number of a stream. A TLS ClientHello is longer than the
+// preface.
 constexpr absl::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 constexpr size_t kFrameHeader = 9;
 
@@ -88,7 +89,7 @@ AcceptLoop::~AcceptLoop() {
   thread_.join();
   for (auto& [socket, connection] : connections_) {
     shutdown(socket, SHUT_RDWR);
-    Drop(*connection.door, connection.holder->name, std::move(connection.socket));
+    Drop(*connection.door, connection.client->name, std::move(connection.socket));
   }
   const InterruptedWaits interrupted;  // by files of clients that were not accepted
   listeners_.clear();
@@ -144,9 +145,9 @@ void AcceptLoop::Admit(const Listener& listener, FileDescriptor socket, const So
     metrics_->CountRefusedConnection(RefusedConnection::kBanned);
     return Drop(door, name, std::move(socket));
   }
-  Door::Client* holder = door.Enter(name);
-  if (!MakeRoom(door, *holder)) {
-    door.Leave(holder);
+  Door::Client* client = door.Enter(name);
+  if (!MakeRoom(door, *client)) {
+    door.Leave(client);
     return Drop(door, name, std::move(socket));
   }
   Connection& connection = connections_[number];
@@ -154,7 +155,7 @@ void AcceptLoop::Admit(const Listener& listener, FileDescriptor socket, const So
   connection.peer.address = PeerAddress(peer);
   if (!listener.tls) connection.peer.user = user;
   connection.door = &door;
-  connection.holder = holder;
+  connection.client = client;
   connection.of_proxy = of_proxy;
   connection.listener = &listener;
   connection.began = now;
@@ -164,16 +165,16 @@ void AcceptLoop::Admit(const Listener& listener, FileDescriptor socket, const So
   Watch(epoll_.get(), EPOLL_CTL_ADD, number, EPOLLIN | EPOLLRDHUP | EPOLLET);
 }
 
-bool AcceptLoop::MakeRoom(const Door& door, const Door::Client& holder) {
+bool AcceptLoop::MakeRoom(const Door& door, const Door::Client& client) {
   while (door.IsCrowded()) {
     const TimePoint now = clock_->Now();
     std::vector<Door::Connection> open;
     for (const auto& [socket, connection] : connections_) {
       if (connection.door == &door) open.push_back(AtDoor(connection, now));
     }
-    const Door::Connection* gives = door.WhoMakesRoom(open, holder);
+    const Door::Connection* gives = door.WhoMakesRoom(open, client);
     if (gives == nullptr) {
-      metrics_->CountRefusedConnection(door.IsOverShare(holder)
+      metrics_->CountRefusedConnection(door.IsOverShare(client)
                                            ? RefusedConnection::kMaxConnectionsPerHost
                                            : RefusedConnection::kMaxConnections);
       return false;
@@ -191,7 +192,7 @@ bool AcceptLoop::MakeRoom(const Door& door, const Door::Client& holder) {
 }
 
 Door::Connection AcceptLoop::AtDoor(const Connection& connection, TimePoint now) const {
-  Door::Connection at_door = {connection.socket.get(), connection.holder, Door::State::kSilent,
+  Door::Connection at_door = {connection.socket.get(), connection.client, Door::State::kSilent,
                               connection.began};
   if (connection.calls != nullptr) {
     const uint64_t finished = connection.calls->finished();
@@ -243,7 +244,7 @@ void AcceptLoop::HandOver(Connection* connection) {
                                   [&](const auto& other) { return other.second.inflow == inflow; });
   if (ended != connections_.end()) Close(ended->first);
   connection->inflow = inflow;
-  connection->counts_for = HolderOf(*connection);
+  connection->counts_for = ClientOf(*connection);
   silent_.erase(connection->waiting);
   connection->waiting = silent_.end();
   const std::string name =
@@ -273,12 +274,12 @@ void AcceptLoop::CountCalls() {
   const auto intervals = static_cast<uint64_t>((now - last_count_) / kCountInterval);
   last_count_ = now;
   next_count_ = now + kCountInterval;
-  for (auto found = holders_.begin(); found != holders_.end();) {
-    Holder& holder = found->second;
-    BanWhoFlooded(&holder);  // on connections that it has closed meanwhile
-    holder.inflow->ForgiveResets(intervals * options_.resets / kIntervalsOfAllResets);
-    const bool is_done = holder.inflow.use_count() == 1 && holder.inflow->resets() == 0;
-    found = is_done ? holders_.erase(found) : std::next(found);
+  for (auto found = clients_.begin(); found != clients_.end();) {
+    Client& client = found->second;
+    BanWhoFlooded(&client);  // on connections that it has closed meanwhile
+    client.inflow->ForgiveResets(intervals * options_.resets / kIntervalsOfAllResets);
+    const bool is_done = client.inflow.use_count() == 1 && client.inflow->resets() == 0;
+    found = is_done ? clients_.erase(found) : std::next(found);
   }
   uint64_t excess = 0;
   std::vector<Inflow*> with_many;
@@ -301,28 +302,28 @@ void AcceptLoop::CountCalls() {
   }
 }
 
-AcceptLoop::Holder* AcceptLoop::HolderOf(const Connection& connection) {
-  const std::string& name = connection.holder->name;
+AcceptLoop::Client* AcceptLoop::ClientOf(const Connection& connection) {
+  const std::string& name = connection.client->name;
   std::string key = absl::StrCat(connection.door == &unix_ ? "unix " : "tcp ", name);
   if (connection.of_proxy) absl::StrAppend(&key, " ", ++proxy_connections_);
-  Holder& holder = holders_[key];
-  if (holder.inflow == nullptr) {
-    holder = {connection.door, name, connection.of_proxy,
-              std::make_shared<HolderInflow>(options_.resets)};
+  Client& client = clients_[key];
+  if (client.inflow == nullptr) {
+    client = {connection.door, name, connection.of_proxy,
+              std::make_shared<ClientInflow>(options_.resets)};
   }
-  return &holder;
+  return &client;
 }
 
-void AcceptLoop::BanWhoFlooded(Holder* holder) {
-  uint64_t cut_offs = holder->inflow->TakeCutOffs();
+void AcceptLoop::BanWhoFlooded(Client* client) {
+  uint64_t cut_offs = client->inflow->TakeCutOffs();
   if (cut_offs == 0) return;
   static LogLimiter limiter(1);
   if (const auto pass = limiter.Admit()) {
     LogWarning("connection cut off: a flood of streams, headers or frames, or a passed file",
-               {{"host", holder->name}, {"suppressed", pass.suppressed}});
+               {{"host", client->name}, {"suppressed", pass.suppressed}});
   }
   for (; cut_offs > 0; --cut_offs) metrics_->CountRefusedConnection(RefusedConnection::kFlood);
-  if (!holder->of_proxy) holder->door->Ban(holder->name, clock_->Now());
+  if (!client->of_proxy) client->door->Ban(client->name, clock_->Now());
 }
 
 void AcceptLoop::Close(int socket) {
@@ -337,14 +338,14 @@ void AcceptLoop::Close(int socket) {
   // gRPC may have its descriptor of this socket for a moment longer. Until then epoll would report
   // it by our number, which the next connection may get.
   Watch(epoll_.get(), EPOLL_CTL_DEL, socket, 0);
-  Drop(*connection.door, connection.holder->name, std::move(connection.socket));
-  connection.door->Leave(connection.holder);
+  Drop(*connection.door, connection.client->name, std::move(connection.socket));
+  connection.door->Leave(connection.client);
   connections_.erase(found);
   metrics_->connections.Set(static_cast<double>(connections_.size()));
 }
 
-void AcceptLoop::Drop(const Door& door, const std::string& holder, FileDescriptor socket) {
-  if (&door == &unix_) passed_files_->CloseConnection(holder, std::move(socket));
+void AcceptLoop::Drop(const Door& door, const std::string& client, FileDescriptor socket) {
+  if (&door == &unix_) passed_files_->CloseConnection(client, std::move(socket));
 }
 
 }  // namespace flashcore::server

@@ -40,17 +40,17 @@ namespace flashcore::server {
 // shuts a socket down before it closes its own descriptor. PassedFiles closes that of a Unix
 // socket and empties the socket first, so that gRPC never waits for files of its client.
 //
-// What gRPC then reads passes through Inflow, which cuts floods off. Then no new connection of the
-// same holder is let in for a while.
+// Bytes that gRPC then reads pass through Inflow, which cuts floods off. Then no new connection of
+// the same client is let in for a while.
 class AcceptLoop {
  public:
   struct Options {
     Shares::Limits connections{/*all=*/1024, /*one=*/256};  // of TCP, and of Unix sockets
     std::chrono::milliseconds first_bytes_within{10'000};
-    // Of each connection; see Inflow.
+    // Limits of each connection; see Inflow.
     Inflow::Limits inflow;
-    // Calls that a holder may reset on all its connections, again every half second, and a proxy on
-    // each. And on one connection in any time, until all that the client has sent is read.
+    // Resets allowed per client (per connection for a proxy) each half second. Also the limit for
+    // one connection until all its bytes are read.
     uint64_t resets = 1024;
     // gRPC's descriptors are not below this, so that no other file has the number of one: see
     // Inflow. More than there are other files and connections. Less if fewer files may be open.
@@ -61,8 +61,9 @@ class AcceptLoop {
     // A listener will never accept again. On the loop's thread.
     std::function<void(const std::string& address)> on_dead;
   };
-  // Takes over a connection, on the loop's thread. What gRPC would read meanwhile it reads later,
-  // on a thread of its own (InflowOfThread): a client that keeps sending cannot hold up the loop.
+  // Takes over a connection, on the loop's thread. gRPC reads the bytes that arrive meanwhile
+  // later, on a thread of its own (InflowOfThread): a client that keeps sending cannot hold up the
+  // loop.
   using Serve = std::function<void(FileDescriptor connection)>;
 
   struct Listener {
@@ -75,33 +76,34 @@ class AcceptLoop {
   // Starts to accept. All but the first two outlive this.
   AcceptLoop(const Options& options, std::vector<Listener> listeners, ClientConnections* by_client,
              PassedFiles* passed_files, Metrics* metrics, const Clock* clock);
-  // Closes the listening sockets, and shuts all connections down. What gRPC has not answered then
-  // ends with its connection, which clients see as UNAVAILABLE. gRPC's own shutdown would answer it
-  // with CANCELLED, which no client repeats.
+  // Closes the listening sockets, and shuts all connections down. Calls that gRPC has not answered
+  // then end with their connection, which clients see as UNAVAILABLE. gRPC's own shutdown would
+  // answer it with CANCELLED, which no client repeats.
   ~AcceptLoop();
   AcceptLoop(const AcceptLoop&) = delete;
   AcceptLoop& operator=(const AcceptLoop&) = delete;
 
  private:
-  // Of connections at a door; of a proxy, each has one of its own.
-  struct Holder {
+  // Counts the connections of one client at a door. Each connection of a proxy has a Client of its
+  // own.
+  struct Client {
     Door* door = nullptr;
     std::string name;
     bool of_proxy = false;
-    std::shared_ptr<HolderInflow> inflow;
+    std::shared_ptr<ClientInflow> inflow;
   };
   struct Connection {
     FileDescriptor socket;
     Peer peer;
     Door* door = nullptr;
-    Door::Client* holder = nullptr;  // at the door
+    Door::Client* client = nullptr;  // at the door
     bool of_proxy = false;
     std::shared_ptr<ClientConnection> calls;  // once it is handed over
     const Listener* listener = nullptr;
     TimePoint began;                   // when it came, then when it was handed over
     std::list<int>::iterator waiting;  // in silent_; its end once the connection is handed over
     Inflow* inflow = nullptr;          // once it is handed over, as is
-    Holder* counts_for = nullptr;
+    Client* counts_for = nullptr;
   };
 
   void Loop();
@@ -111,8 +113,8 @@ class AcceptLoop {
   }
   void AcceptAll(const Listener& listener);
   void Admit(const Listener& listener, FileDescriptor socket, const SocketAddress& peer);
-  // False if there is none for a new connection of `holder`, which is counted already.
-  bool MakeRoom(const Door& door, const Door::Client& holder);
+  // False if there is none for a new connection of `client`, which is counted already.
+  bool MakeRoom(const Door& door, const Door::Client& client);
   Door::Connection AtDoor(const Connection& connection, TimePoint now) const;
   void OnEvent(int socket, uint32_t events);
   // Hands over, or closes, a connection that has sent what gRPC needs. False: it has not.
@@ -120,11 +122,11 @@ class AcceptLoop {
   void HandOver(Connection* connection);
   void CloseExpired();
   void CountCalls();
-  Holder* HolderOf(const Connection& connection);
-  void BanWhoFlooded(Holder* holder);
+  Client* ClientOf(const Connection& connection);
+  void BanWhoFlooded(Client* client);
   void Close(int socket);
   // Closes a connection that is, or would be, at the door.
-  void Drop(const Door& door, const std::string& holder, FileDescriptor socket);
+  void Drop(const Door& door, const std::string& client, FileDescriptor socket);
 
   const Options options_;
   std::vector<Listener> listeners_;
@@ -138,7 +140,7 @@ class AcceptLoop {
   const FileDescriptor epoll_;
   const FileDescriptor stop_;  // an eventfd
 
-  // Of the loop's thread.
+  // Used by the loop's thread.
   Door tcp_, unix_;
   TimePoint last_count_;  // of calls
   TimePoint next_count_;
@@ -147,8 +149,8 @@ class AcceptLoop {
   std::unordered_map<int, Connection> connections_;  // by socket
   std::list<int> silent_;                            // sockets that have sent nothing, oldest first
   std::vector<Inflow*> ended_;                       // connections with calls that have not
-  // Of the connections that gRPC may still read, and those whose resets are not forgiven.
-  std::map<std::string, Holder> holders_;
+  // Clients of the connections that gRPC may still read, and those whose resets are not forgiven.
+  std::map<std::string, Client> clients_;
   uint64_t proxy_connections_ = 0;
 
   std::thread thread_;  // last: it uses the others

@@ -33,7 +33,7 @@ void FrameCounter::Read(absl::string_view bytes) {
   }
 }
 
-// Of a frame: its length in 3 bytes, its type, flags, and the number of its stream.
+// The header of a frame: its length in 3 bytes, its type, flags, and the number of its stream.
 void FrameCounter::ReadHeader() {
   const uint8_t* const h = header_;
   skip_ = uint64_t{h[0]} << 16 | uint64_t{h[1]} << 8 | h[2];

@@ -9,11 +9,11 @@
 
 namespace flashcore::server {
 
-// What one client sends. Not thread-safe.
+// The bytes of one client. Not thread-safe.
 class FrameCounter {
  public:
-  // The next bytes of the connection, which begins with the preface. What is not HTTP/2 counts as
-  // nothing in particular.
+  // The next bytes of the connection, which begins with the preface. Bytes that are not HTTP/2
+  // count as nothing in particular.
   void Read(absl::string_view bytes);
 
   uint64_t bytes() const { return bytes_; }

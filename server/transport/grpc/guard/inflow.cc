@@ -35,7 +35,7 @@ Inflow* InflowAt(int descriptor) {
   return place == nullptr ? nullptr : place->load();
 }
 
-// What recvmsg and its like below call in turn.
+// The functions that recvmsg and its like below call in turn.
 template <typename Function>
 Function* Next(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
@@ -63,7 +63,7 @@ ssize_t ReadSocket(Inflow* inflow, decltype(recvmsg)* next, int socket, msghdr* 
   return -1;
 }
 
-// Of the Inflow of an SSL object.
+// Index of the Inflow in an SSL object.
 int SslIndex() {
   static const int index = SSL_get_ex_new_index(0, nullptr, nullptr, nullptr, nullptr);
   return index;
@@ -71,13 +71,13 @@ int SslIndex() {
 
 }  // namespace
 
-bool HolderInflow::AddResets(uint64_t calls) {
+bool ClientInflow::AddResets(uint64_t calls) {
   if ((resets_ += calls) <= max_resets_) return true;
   resets_ -= calls;
   return false;
 }
 
-void HolderInflow::ForgiveResets(uint64_t calls) {
+void ClientInflow::ForgiveResets(uint64_t calls) {
   uint64_t resets = resets_;
   while (!resets_.compare_exchange_weak(resets, resets - std::min(resets, calls))) {
   }
@@ -95,11 +95,11 @@ Inflow* Inflow::Of(int descriptor) {
 void Inflow::SetExcessOfAll(uint64_t calls) { g_excess = calls; }
 
 void Inflow::Begin(int descriptor, bool tls, std::shared_ptr<const ClientConnection> calls,
-                   std::shared_ptr<HolderInflow> holder, const Limits& limits) {
+                   std::shared_ptr<ClientInflow> client, const Limits& limits) {
   MutexLock lock(&mutex_);
   descriptor_ = descriptor;
   ended_calls_ = std::move(calls);
-  holder_ = std::move(holder);
+  client_ = std::move(client);
   limits_ = limits;
   epoll_ = -1;
   postponed_ = false;
@@ -155,7 +155,7 @@ bool Inflow::Receive(absl::Span<const absl::string_view> pieces) {
   for (const absl::string_view piece : pieces) frames_.Read(piece);
   const uint64_t begun = frames_.streams() - before;
   g_excess += std::min(begun, Excess());
-  if (!ExceedsLimits() && holder_->AddResets(frames_.resets() - resets)) return true;
+  if (!ExceedsLimits() && client_->AddResets(frames_.resets() - resets)) return true;
   forgiven_calls_ += begun;  // gRPC will not see them
   CutOffNow();
   return false;
@@ -168,7 +168,7 @@ void Inflow::CutOff() {
 
 void Inflow::CutOffNow() {
   cut_off_ = true;
-  holder_->AddCutOff();
+  client_->AddCutOff();
   shutdown(descriptor_, SHUT_RDWR);  // the accept loop sees that
 }
 
@@ -179,7 +179,7 @@ bool Inflow::ExceedsLimits() const {
              limits_.frames + (frames_.bytes() - last_all_read_.bytes()) / kBytesOfFrame ||
          frames_.pings() - last_all_read_.pings() > limits_.pings ||
          // Resets are forgiven by time, and too many for a server that is slow.
-         frames_.resets() - last_all_read_.resets() > holder_->max_resets() ||
+         frames_.resets() - last_all_read_.resets() > client_->max_resets() ||
          frames_.longest_headers() > limits_.header_bytes;
 }
 

@@ -18,10 +18,10 @@
 
 namespace flashcore::server {
 
-// Of all connections of one holder (door.h). Thread-safe.
-class HolderInflow {
+// The resets of one client (door.h), on all its connections. Thread-safe.
+class ClientInflow {
  public:
-  explicit HolderInflow(uint64_t max_resets) : max_resets_(max_resets) {}
+  explicit ClientInflow(uint64_t max_resets) : max_resets_(max_resets) {}
   // Its clients have reset calls. False: with those not forgiven they are too many, and do not
   // count.
   bool AddResets(uint64_t calls);
@@ -67,27 +67,27 @@ class Inflow {
     // Calls that have begun and not ended. A client that keeps to `streams` has more of them for a
     // moment, when it has reset all its calls, and begun others, before the server ended the first.
     uint64_t calls = 1024;
-    // What all connections together may have of them beyond their `streams`.
+    // The number that all connections together may have beyond their `streams`.
     uint64_t excess_of_all = 1600;
     // Frames since gRPC last had read all that the client had sent, less one for each 256 bytes. A
     // client that waits for answers, or for room to send more, has no more than some hundred.
     uint64_t frames = 16384;
     // Those of type PING. gRPC takes 40 us for one that is too many, other frames 0.3 us.
     uint64_t pings = 256;
-    // Of the longest headers of a call, in frames.
+    // Size of the longest headers of a call, in frames.
     uint64_t header_bytes = 64 << 10;
     size_t turn_bytes = 256 << 10;
   };
 
   // Null if the descriptor is too large.
   static Inflow* Of(int descriptor);
-  // What all connections have beyond their `streams`, as counted now. Calls that begin from now on
-  // are added, so it is to be set again and again.
+  // Sets the number of calls beyond `streams` over all connections. Later calls add to it, so
+  // refresh it regularly.
   static void SetExcessOfAll(uint64_t calls);
 
   // gRPC gets a new connection. `calls` counts the end of its calls.
   void Begin(int descriptor, bool tls, std::shared_ptr<const ClientConnection> calls,
-             std::shared_ptr<HolderInflow> holder, const Limits& limits)
+             std::shared_ptr<ClientInflow> client, const Limits& limits)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The client is gone. gRPC does not get the rest of what it has sent, and could not answer.
   void HangUp() { hung_up_ = true; }
@@ -135,7 +135,7 @@ class Inflow {
   mutable Mutex mutex_;
   int descriptor_ ABSL_GUARDED_BY(mutex_) = -1;
   std::shared_ptr<const ClientConnection> ended_calls_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<HolderInflow> holder_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<ClientInflow> client_ ABSL_GUARDED_BY(mutex_);
   Limits limits_ ABSL_GUARDED_BY(mutex_);
   int epoll_ ABSL_GUARDED_BY(mutex_) = -1;  // -1: not known, and turns have no end
   epoll_event event_ ABSL_GUARDED_BY(mutex_) = {};

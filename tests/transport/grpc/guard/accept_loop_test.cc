@@ -40,7 +40,7 @@ using testing::kReset;
 using testing::kSettings;
 using testing::WaitUntil;
 
-// What an HTTP/2 client sends first, with an empty SETTINGS frame.
+// The first bytes of an HTTP/2 client, with an empty SETTINGS frame.
 const std::string kPreface =
     std::string("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") + std::string("\0\0\0\4\0\0\0\0\0", 9);
 
@@ -313,7 +313,7 @@ TEST_F(AcceptLoopTest, TheLongestIdleConnectionMakesRoom) {
   EXPECT_EQ(metrics_.connections.Value(), 3);
 }
 
-TEST_F(AcceptLoopTest, AllLoopbackAddressesOfOneUserAreOneHolder) {
+TEST_F(AcceptLoopTest, AllLoopbackAddressesOfOneUserAreOneClient) {
   Start(Limits(1024, 2));
   const Client one(address_, kPreface, 0x7f000003);
   const Client two(address_, kPreface, 0x7f000004);
@@ -324,7 +324,7 @@ TEST_F(AcceptLoopTest, AllLoopbackAddressesOfOneUserAreOneHolder) {
 }
 
 // The name of a connection with TLS may be that of another one soon, so its calls are nobody's.
-TEST_F(AcceptLoopTest, WithTlsTheUserIsTheHolderButDoesNotCall) {
+TEST_F(AcceptLoopTest, WithTlsTheUserIsTheClientButDoesNotCall) {
   Start(Limits(1024, 2), /*tls=*/true);
   const Client one(address_, kPreface, 0x7f000003), two(address_, kPreface, 0x7f000004);
   ASSERT_TRUE(WaitUntil([&] { return served() == 2; }));
@@ -465,7 +465,7 @@ TEST_F(AcceptLoopFloodTest, CutsOffAClientThatResetsTooManyCalls) {
   EXPECT_FALSE(honest.closed());
 }
 
-TEST_F(AcceptLoopFloodTest, CutsOffAHolderThatResetsTooManyCallsOnSeveralConnections) {
+TEST_F(AcceptLoopFloodTest, CutsOffAClientThatResetsTooManyCallsOnSeveralConnections) {
   {
     Client first(address_, kPreface + kAck);
     ASSERT_TRUE(WaitUntil([&] { return served() == 1; }));

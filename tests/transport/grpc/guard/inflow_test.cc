@@ -50,7 +50,7 @@ class InflowTest : public ::testing::Test {
   void Begin(bool tls = false) {
     Inflow::SetExcessOfAll(0);
     stream_ = 1;
-    inflow_->Begin(server_.get(), tls, calls_, holder_, limits_);
+    inflow_->Begin(server_.get(), tls, calls_, inflow_of_client_, limits_);
   }
   bool Receive(absl::string_view bytes) { return inflow_->Receive({&bytes, 1}); }
   // So many HEADERS frames of new streams.
@@ -100,7 +100,7 @@ class InflowTest : public ::testing::Test {
   FileDescriptor server_;
   Inflow* inflow_ = nullptr;
   Inflow::Limits limits_;
-  const std::shared_ptr<HolderInflow> holder_ = std::make_shared<HolderInflow>(8);
+  const std::shared_ptr<ClientInflow> inflow_of_client_ = std::make_shared<ClientInflow>(8);
   const std::shared_ptr<ClientConnection> calls_ =
       std::make_shared<ClientConnection>("fd:400", Peer());
   uint32_t stream_ = 1;
@@ -159,11 +159,11 @@ TEST_F(InflowTest, BoundsResets) {
   EXPECT_TRUE(Receive(kPreface + kAck));
   for (int i = 0; i < 8; ++i) EXPECT_TRUE(Receive(reset));
   inflow_->HasRead(1000, /*all=*/true);
-  holder_->ForgiveResets(2);
+  inflow_of_client_->ForgiveResets(2);
   EXPECT_TRUE(Receive(reset));
   inflow_->HasRead(1000, /*all=*/true);
-  holder_->ForgiveResets(100);  // no credit
-  EXPECT_EQ(holder_->resets(), 0U);
+  inflow_of_client_->ForgiveResets(100);  // no credit
+  EXPECT_EQ(inflow_of_client_->resets(), 0U);
   for (int i = 0; i < 8; ++i) EXPECT_TRUE(Receive(reset));
   EXPECT_FALSE(Receive(reset));
 }
@@ -174,7 +174,7 @@ TEST_F(InflowTest, BoundsResetsUntilAllIsRead) {
   for (const bool all : {true, false}) {
     inflow_->HasRead(1000, all);
     for (int i = 0; i < 4; ++i) EXPECT_TRUE(Receive(reset));
-    holder_->ForgiveResets(100);
+    inflow_of_client_->ForgiveResets(100);
   }
   inflow_->HasRead(1000, /*all=*/false);
   EXPECT_FALSE(Receive(reset));
@@ -183,20 +183,20 @@ TEST_F(InflowTest, BoundsResetsUntilAllIsRead) {
   for (int i = 0; i < 20; ++i) {
     inflow_->HasRead(1000, /*all=*/true);
     EXPECT_TRUE(Receive(reset));
-    holder_->ForgiveResets(100);
+    inflow_of_client_->ForgiveResets(100);
   }
 }
 
-TEST_F(InflowTest, ResetsThatAreTooManyDoNotCountForOthersOfTheirHolder) {
+TEST_F(InflowTest, ResetsThatAreTooManyDoNotCountForOthersOfTheirClient) {
   std::string resets = kPreface;
   for (int i = 0; i < 9; ++i) resets += Frame(testing::kReset, 0, 1, "1234");
   EXPECT_FALSE(Receive(resets));
-  EXPECT_EQ(holder_->TakeCutOffs(), 1U);
-  EXPECT_EQ(holder_->TakeCutOffs(), 0U);
-  EXPECT_EQ(holder_->resets(), 0U);
+  EXPECT_EQ(inflow_of_client_->TakeCutOffs(), 1U);
+  EXPECT_EQ(inflow_of_client_->TakeCutOffs(), 0U);
+  EXPECT_EQ(inflow_of_client_->resets(), 0U);
   Connect();
   EXPECT_TRUE(Receive(kPreface + Frame(testing::kReset, 0, 1, "1234")));
-  EXPECT_EQ(holder_->resets(), 1U);
+  EXPECT_EQ(inflow_of_client_->resets(), 1U);
 }
 
 TEST_F(InflowTest, AReadWithRoomForMoreHasReadAll) {
@@ -304,7 +304,7 @@ TEST_F(InflowTest, AConnectionThatBringsAFileIsCutOff) {
   ExpectCutOff();  // the first read would last an hour
   EXPECT_TRUE(socket.IsClosed());
   EXPECT_TRUE(inflow_->cut_off());
-  EXPECT_EQ(holder_->TakeCutOffs(), 1U);
+  EXPECT_EQ(inflow_of_client_->TakeCutOffs(), 1U);
 }
 
 TEST_F(InflowTest, AFileNeverBecomesADescriptor) {
