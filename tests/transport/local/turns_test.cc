@@ -438,7 +438,6 @@ TEST_F(LocalTurnsTest, EachOperationOfAManageSequencesHasATurnOfItsOwn) {
   for (const v1::SequenceResult& result : response.results()) {
     EXPECT_TRUE(result.has_sequence());
   }
-  posted_.clear();
 }
 
 // So a client that loads faster than the device appends is not read any further.
