@@ -136,8 +136,7 @@ struct Span {
   Mask mask;
   float softmax_scale = 0;  // multiplies Q.K^T; finite, may be zero or negative
 
-  // The attention to compute. Other outputs are not written. A slice has the same bits in every
-  // range.
+  // What to compute. Other outputs are not written. A slice has the same bits in every range.
   SliceRange slices;
 };
 

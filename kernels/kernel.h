@@ -1,4 +1,5 @@
-// A kernel is a launcher, what it computes, and what it wants of a plan. registry.h lists them all.
+// What a kernel is: a launcher, what it computes, and what it wants of a plan. registry.h lists
+// them all.
 #ifndef FLASHCORE_KERNELS_KERNEL_H_
 #define FLASHCORE_KERNELS_KERNEL_H_
 

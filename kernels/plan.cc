@@ -188,7 +188,7 @@ int32_t UsualSplitRows(const PlanOptions& options, int32_t span_rows) {
   return options.split_kv_rows * (IsSmall(span_rows) ? 1 : span_rows <= 64 ? 2 : 4);
 }
 
-// The cost of a split's partial results, in K/V rows.
+// What the partial results of a split cost, in K/V rows.
 int32_t CostOfResults(int32_t usual_split_rows) { return usual_split_rows / 4; }
 
 // The share of it that a split of a run costs. On an H100, 0.26 to 0.3 takes the faster of runs and
@@ -205,8 +205,8 @@ bool MayHalve(const Span& span, const PlanOptions& options, bool split) {
   return options.halves_tiles && (!split || span.mask.left == Mask::kUnbounded);
 }
 
-// Chooses which tiles of small spans, or of all others, use runs: the first spans, until the runs'
-// share of the work would leave workers idle at the end. Small spans wait for memory, and have the
+// Which tiles of small spans, or of all others, have runs: those of the first spans, up to a share
+// of the work that keeps all workers busy to the end. Small spans wait for memory, and have the
 // workers beside the others.
 class RunBudget {
  public:
@@ -302,8 +302,8 @@ class RunBudget {
            time_of(longest_split.work, results);
   }
 
-  // The work of a tile, in packed rows of its block * K/V rows. rows: of its span, or of the span's
-  // largest tile.
+  // Of a tile, in packed rows of its block * K/V rows. rows: of its span, or of the span's largest
+  // tile.
   int64_t Work(int32_t rows, int64_t kv_rows) const {
     return (IsSmall(rows) ? kSmallSpanRows : BlockRows(options_.tile_rows, rows)) * kv_rows;
   }
@@ -403,8 +403,8 @@ void AddCascadeCandidate(const AttentionBatch& batch, int32_t index, int32_t spl
   candidates->push_back(candidate);
 }
 
-// Spans that share items must agree, beside pages, in: the memory that page numbers index, splits,
-// packed rows and softmax_scale.
+// What spans that share items must have in common, beside pages: the memory that page numbers
+// index, splits, packed rows and softmax_scale.
 auto KindOf(const CascadeCandidate& candidate) {
   const KvView& kv = candidate.span->kv;
   const auto address = [](const auto* of) { return reinterpret_cast<uintptr_t>(of); };

@@ -131,7 +131,7 @@ constexpr int32_t RunSplits(int32_t span_rows) {
   return span_rows <= kSmallSpanRows ? kSmallRunSplits : kRunSplits;
 }
 
-// A kernel's requirements on its plan. Constant per kernel, independent of the batch.
+// What a kernel wants of its plan. Constant per kernel, independent of the batch.
 struct PlanOptions {
   int32_t tile_rows = 128;      // largest tile, packed rows
   int32_t split_kv_rows = 512;  // K/V rows of the shortest split; a multiple of kPageTokens
@@ -177,7 +177,7 @@ struct Plan {
   struct Scratch {
     std::vector<WorkItem> items;
     std::vector<std::pair<int64_t, size_t>> order;
-    // For each span:
+    // Of each span:
     std::vector<int32_t> split_rows;
     std::vector<size_t> first_item;
     std::vector<bool> shares;  // in cascade items
@@ -212,8 +212,7 @@ void MakePlan(const AttentionBatch& batch, const PlanOptions& options, int32_t w
 // short as the span needs to keep all workers busy if it is alone, and smaller tiles would not, but
 // not so short that writing and combining partial results takes much of the time of a batch that
 // fills the device without splits. The more packed rows read a K/V row, the longer is the shortest
-// split. A span that may use runs may have splits half that long, if that is at least a sixth
-// faster alone.
+// split; a span that may have runs has half of it where it then takes a sixth less alone.
 int32_t SplitRows(const Geometry& geometry, const Span& span, const PlanOptions& options,
                   int32_t workers);
 inline constexpr int32_t kUnsplit = std::numeric_limits<int32_t>::max();

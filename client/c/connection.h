@@ -41,7 +41,7 @@ class File {
   int fd_ = -1;
 };
 
-// The content of a LocalReply whose status is OK.
+// Of a LocalReply, whose status is OK.
 struct Reply {
   std::string result;  // the field of `result`
   File file;           // that came with it, or none

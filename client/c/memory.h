@@ -13,7 +13,7 @@ namespace flashcore::c {
 // Zeroed, and mapped until it is destroyed. May be empty.
 class Memory {
  public:
-  // Takes whole pages, at least `bytes`. RESOURCE_EXHAUSTED if this host has no memory.
+  // Of whole pages, at least `bytes`. RESOURCE_EXHAUSTED if this host has no memory.
   static Status Create(size_t bytes, Memory* memory);
   Memory() = default;
   Memory(Memory&& other) noexcept { *this = std::move(other); }

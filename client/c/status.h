@@ -36,7 +36,7 @@ inline Status SystemError(int code, const std::string& call, int number) {
   return {code, call + ": " + std::strerror(number), ""};
 }
 
-// Decodes a v1::Status.
+// Of an encoded v1::Status.
 inline Status DecodeStatus(std::string_view encoded) {
   constexpr uint32_t kCode = 1, kMessage = 2;
   Status status;

@@ -1,6 +1,6 @@
-// Combines the partial results of splits or runs (plan.h). A tile with few rows and few parts is
-// combined by its last block; all others, and spans that share cascade items, by a separate kernel
-// (combine.h).
+// Combines the partial results of splits or runs (plan.h). Few of them, of a tile of few rows, the
+// last block to finish among those of the tile combines; others, and those of spans that share
+// cascade items, a kernel of its own (combine.h).
 #ifndef FLASHCORE_KERNELS_CUDA_COMBINE_CUH_
 #define FLASHCORE_KERNELS_CUDA_COMBINE_CUH_
 

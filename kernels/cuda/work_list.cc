@@ -110,7 +110,7 @@ void MakeTile(const AttentionBatch& batch, const WorkItem& item, const Plan& pla
   tile.combine = HasLaunch(batch.geometry, combine) ? -1 : item.combine;
 }
 
-// The combine kernel's record of a tile.
+// What the kernel that combines reads of a tile.
 void MakeCombine(const CombineItem& combine, WorkTile* to) {
   WorkTile& tile = *new (to) WorkTile();
   tile.span = combine.span;
@@ -119,7 +119,7 @@ void MakeCombine(const CombineItem& combine, WorkTile* to) {
   SetParts(combine, &tile);
 }
 
-// The kernel's record of one span of a cascade item.
+// What a cascade item's kernel reads of one of its spans.
 void MakeMember(const Plan& plan, const CascadeSpan& span, WorkTile* to) {
   WorkTile& member = *new (to) WorkTile();
   member.span = span.span;

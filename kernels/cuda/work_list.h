@@ -106,7 +106,7 @@ struct alignas(16) WorkTile {
   };
   int32_t first_partial_row;  // of KV head 0
   union {
-    // Index of KV head 0 in LaunchContext::finished; -1: not for the last of the parts to combine.
+    // Of KV head 0, in LaunchContext::finished; -1: not for the last of the parts to combine.
     int32_t combine;
     int32_t first_member;  // its distance from this record
   };
@@ -119,9 +119,9 @@ struct alignas(16) WorkTile {
   }
 };
 
-// The work of a block.
+// What a block works on.
 struct Work {
-  // The part of a cascade item for one span.
+  // Of a cascade item: its part for one span.
   FLASHCORE_HOST_DEVICE Work Member(int member) const {
     const WorkTile& of_member = (&tile)[tile.first_member + member];
     return {of_member, (&span)[of_member.span - tile.span]};

@@ -94,8 +94,8 @@ struct Config {
   static constexpr bool kRuns = kItems == Items::kRuns;
   static constexpr bool kCascades = kItems == Items::kCascades;
   static constexpr bool kSmallSpans = kCascades || kRows <= kSmallSpanRows;  // only
-  // An mma has 16 packed rows, and 8 tokens or columns of V; if kTransposed, 16 tokens or columns,
-  // and 8 rows. Then up to 8 rows take half as many mma, scores and registers.
+  // What an mma has 16 of, and what 8: packed rows and tokens, or columns of V; or if kTransposed
+  // tokens, or columns, and rows. Then up to 8 rows take half as many mma, scores and registers.
   static constexpr bool kTransposed = kRows == kSmallestSpanRows;
   static constexpr int kMmaRows = kTransposed ? 8 : 16;
   static constexpr int kMmaColumns = kTransposed ? 16 : 8;
@@ -163,9 +163,9 @@ struct Config {
   static constexpr bool kCopiesEarly = kSingleBuffers && kGroupThreads == 32;
   // Whether the output leaves so few registers that places are computed again for each tile.
   static constexpr bool kFewRegisters = kSingleBuffers && kHeadDim > 64;
-  // The work tile is copied to shared memory to free its address register. Layout, so that two
-  // blocks fit on an SM of sm_89: Q at 0; its codes reuse the first half; V the last quarter; then
-  // K.
+  // And so few that the work tile is copied to shared memory, where its address is a constant. And
+  // so that two of these blocks have room on an SM of sm_89, Q starts at 0, its codes take the
+  // first half of it, and then V the last quarter, before K.
   static constexpr bool kPacksQuery = kCodeValues && kFewRegisters && kRowTiles == 2;
   // Pipelined main loop: two tiles of scores in registers. It pays up to head_dim 64, where
   // exponentials take as long as multiplications, and only if the registers suffice.

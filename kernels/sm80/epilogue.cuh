@@ -19,8 +19,8 @@
 
 namespace flashcore::kernels::sm80 {
 
-// A warp's output after the cross-warp reduce: the output tiles [first_tile, first_tile +
-// kSliceTiles) of its rows.
+// What a warp writes after the cross-warp reduce: of its rows, the output tiles [first_tile,
+// first_tile + kSliceTiles).
 template <class C>
 struct OutputSlice {
   float output[C::kRowTiles][C::kSliceTiles][4];  // layout of State, relative to 2^max

@@ -41,7 +41,7 @@ struct StreamSums : RowSums<C, float> {
   }
 };
 
-// The state that a warp's main loop leaves for the epilogue.
+// What a warp's main loop leaves for the epilogue.
 template <class C>
 using Outcome = std::conditional_t<C::kAddsStreams, StreamSums<C>, State<C>>;
 

@@ -24,8 +24,7 @@ namespace flashcore::client::local {
 class Arena {
  public:
   static constexpr size_t kAlignment = 64;
-  // Size of a region, unless a block needs more. The first also has the rings: a server counts
-  // regions.
+  // Of a region, unless a block needs more. The first also has the rings: a server counts regions.
   static constexpr size_t kRegionBytes = size_t{2} << 20;
 
   explicit Arena(std::shared_ptr<Control> control) : control_(std::move(control)) {}

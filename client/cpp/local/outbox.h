@@ -1,4 +1,4 @@
-// Messages on their way out over a local socket. Internal to the client.
+// What goes out over a local socket. Internal to the client.
 #ifndef FLASHCORE_CLIENT_CPP_LOCAL_OUTBOX_H_
 #define FLASHCORE_CLIENT_CPP_LOCAL_OUTBOX_H_
 
@@ -23,8 +23,7 @@ namespace flashcore::client::local {
 // a thread sends later. Thread-safe.
 class Outbox {
  public:
-  // Reports a frame that was not begun by its deadline and is not sent. Runs on the outbox's
-  // thread.
+  // Of a frame that was not begun by its deadline, and is not sent. Runs on the outbox's thread.
   using Expired = std::function<void(uint64_t id)>;
 
   // `socket` outlives the outbox.

@@ -42,7 +42,7 @@ class FrameSocket {
  public:
   // UNAVAILABLE if nobody listens at `path`, PERMISSION_DENIED if this user may not connect.
   static absl::StatusOr<FrameSocket> Connect(const std::string& path);
-  // Takes a connected stream socket.
+  // Of a connected stream socket.
   explicit FrameSocket(UniqueFd fd) : fd_(std::move(fd)) {}
 
   // Sends as many bytes of `frame` from *sent on as the socket takes at once, and counts them in
