@@ -33,9 +33,9 @@ struct CallSetup {
 // DEADLINE_EXCEEDED if a call has its turn after its deadline.
 absl::Status CheckDeadline(const Context& context, TimePoint deadline);
 
-// A call that is answered after its turn. Kept alive by its connection until it is
-// answered, and by whoever works on it.
-class PendingCall {
+// A call that is answered after its turn. Kept alive by its connection until it is answered, and by
+// whoever works on it.
+class PendingCall : public std::enable_shared_from_this<PendingCall> {
  public:
   // Sends the reply, and lets go of the call. On the connections' thread.
   using Reply = absl::AnyInvocable<void(const absl::Status&, std::string message)>;
@@ -50,10 +50,10 @@ class PendingCall {
   // From any thread.
   virtual void Cancel() = 0;
 
- protected:
-  // Lets the connection reply. `self` is this.
-  void Answer(std::shared_ptr<PendingCall> self, absl::StatusOr<std::string> message);
+  // Lets the connection reply. Once, from any thread.
+  void Answer(absl::StatusOr<std::string> message);
 
+ protected:
   const UseCount::Use use_;  // first: what the others hold is released within it
   const CallSetup setup_;
 
