@@ -25,7 +25,6 @@
 #include "server/base/error_info.h"
 #include "server/base/socket.h"
 #include "server/transport/grpc/adapters.h"
-#include "server/transport/grpc/tls_credentials.h"
 
 namespace flashcore::server {
 namespace {

@@ -1,4 +1,5 @@
-// Connects gRPC with the code that all transports share: messages, clients, alarms, cut-offs.
+// Connects gRPC with the code that all transports share: messages, clients, alarms, cut-offs,
+// certificates.
 #ifndef FLASHCORE_SERVER_TRANSPORT_GRPC_ADAPTERS_H_
 #define FLASHCORE_SERVER_TRANSPORT_GRPC_ADAPTERS_H_
 
@@ -7,11 +8,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "grpcpp/security/server_credentials.h"
 #include "grpcpp/server_context.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/status.h"
 #include "server/access/authenticator.h"
 #include "server/access/client_connections.h"
+#include "server/access/tls.h"
 #include "server/base/clock.h"
 #include "server/request/identity.h"
 #include "server/transport/rpc/message.h"
@@ -56,6 +59,16 @@ class GrpcClaims final : public CallerClaims {
 // too many replies that it does not read.
 absl::StatusOr<Identity> AdmitClient(RpcContext* context, const grpc::ServerContextBase& call,
                                      const ClientConnection* connection);
+
+// Credentials of one address: TLS 1.2 or 1.3 with ALPN h2. Without a client CA, clients are not
+// asked for a certificate. gRPC does not keep them alive: they must outlive the server.
+//
+// gRPC's own FileWatcherCertificateProvider (1.51) does not check that key and certificate belong
+// together. With a pair that does not, which a reader can see in the middle of a replacement, it
+// throws the old pair away and every handshake fails. Its older interface asks a callback of ours
+// for the certificates before each handshake and keeps those that it has if the new ones are bad.
+std::shared_ptr<grpc::ServerCredentials> MakeTlsCredentials(
+    std::shared_ptr<const TlsCertificates> certificates);
 
 }  // namespace flashcore::server
 

@@ -58,7 +58,7 @@ absl::Status RunCall(RpcContext* context, RpcMetrics* rpc, const absl::Status& r
 }
 
 // A call of `run`, which outlives it.
-class UnaryCall final : public PendingCall, public std::enable_shared_from_this<UnaryCall> {
+class UnaryCall final : public PendingCall {
  public:
   UnaryCall(const CallSetup& setup, const Run& run, std::string message, Reply reply)
       : PendingCall(setup, message.size(), std::move(reply)),
@@ -69,11 +69,7 @@ class UnaryCall final : public PendingCall, public std::enable_shared_from_this<
     std::string response;
     const absl::Status status =
         run_(CheckInTime(setup_, cancelled_), setup_.identity, message_, &response);
-    if (status.ok()) {
-      Answer(shared_from_this(), std::move(response));
-    } else {
-      Answer(shared_from_this(), status);
-    }
+    Answer(status.ok() ? absl::StatusOr<std::string>(std::move(response)) : status);
   }
   void Cancel() override { cancelled_ = true; }
 
@@ -85,7 +81,7 @@ class UnaryCall final : public PendingCall, public std::enable_shared_from_this<
 
 // ManageSequences: one operation in each turn, since one may take milliseconds and there may be
 // many. Its client's other calls come in between, too. A call that has begun runs to its end.
-class ManageCall final : public PendingCall, public std::enable_shared_from_this<ManageCall> {
+class ManageCall final : public PendingCall {
  public:
   ManageCall(const CallSetup& setup, RpcMetrics* rpc, std::string message, Reply reply)
       : PendingCall(setup, message.size(), std::move(reply)),
@@ -115,15 +111,14 @@ class ManageCall final : public PendingCall, public std::enable_shared_from_this
     operations_.RunNext(setup_.identity);
     if (operations_.done()) return Finish(absl::OkStatus());
     setup_.services->long_calls->Add(setup_.identity.name,
-                                     [self = shared_from_this()] { self->RunNext(); });
+                                     [this, self = shared_from_this()] { RunNext(); });
   }
   void Finish(const absl::Status& status) {
     rpc_->set_status(status.code());
     scope_->Replying(status);
     scope_->Record(setup_.identity.name, "");
     rpc_.reset();
-    Answer(shared_from_this(),
-           status.ok() ? absl::StatusOr<std::string>(response_.SerializeAsString()) : status);
+    Answer(status.ok() ? absl::StatusOr<std::string>(response_.SerializeAsString()) : status);
   }
 
   RpcMetrics* const metrics_;
@@ -216,17 +211,15 @@ class LoadExchange final : public CallExchange {
 // A call with tensors, which `Tensors` carries. Kept alive by itself, too, from Start until it is
 // complete.
 template <typename Tensors>
-class TensorCall final : public PendingCall,
-                         public std::enable_shared_from_this<TensorCall<Tensors>> {
+class TensorCall final : public PendingCall {
  public:
   TensorCall(const CallSetup& setup, RpcMetrics* rpc, std::string message, Reply reply)
       : PendingCall(setup, message.size(), std::move(reply)),
         tensors_(setup_, rpc, std::move(message)) {}
 
   void Start() override {
-    tensors_.Start([self = this->shared_from_this()](absl::StatusOr<std::string> reply) {
-      TensorCall& call = *self;
-      call.Answer(self, std::move(reply));
+    tensors_.Start([self = shared_from_this()](absl::StatusOr<std::string> reply) {
+      self->Answer(std::move(reply));
     });
   }
   void Cancel() override { tensors_.Cancel(); }
@@ -248,9 +241,8 @@ PendingCall::PendingCall(const CallSetup& setup, size_t bytes, Reply reply)
       charge_(setup.services->room, setup.identity.name, kCallBytes + bytes),
       reply_(std::move(reply)) {}
 
-void PendingCall::Answer(std::shared_ptr<PendingCall> self, absl::StatusOr<std::string> message) {
-  Reply reply = std::move(reply_);  // which may destroy this
-  reply(std::move(self), std::move(message));
+void PendingCall::Answer(absl::StatusOr<std::string> message) {
+  reply_(shared_from_this(), std::move(message));
 }
 
 MethodTable::MethodTable(AttentionMethods* methods)

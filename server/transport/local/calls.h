@@ -42,9 +42,9 @@ struct CallSetup {
 // DEADLINE_EXCEEDED if a call has its turn after its deadline.
 absl::Status CheckDeadline(const RpcContext& context, TimePoint deadline);
 
-// A call that is answered after its turn. Kept alive by its connection until it is
-// answered, and by whoever works on it.
-class PendingCall {
+// A call that is answered after its turn. Kept alive by its connection until it is answered, and by
+// whoever works on it.
+class PendingCall : public std::enable_shared_from_this<PendingCall> {
  public:
   // Lets the connection send the reply, and let go of the call. From any thread.
   using Reply =
@@ -60,10 +60,10 @@ class PendingCall {
   // From any thread.
   virtual void Cancel() = 0;
 
- protected:
-  // `self` is this.
-  void Answer(std::shared_ptr<PendingCall> self, absl::StatusOr<std::string> message);
+  // Calls Reply. Once, from any thread.
+  void Answer(absl::StatusOr<std::string> message);
 
+ protected:
   const UseCount::Use use_;  // first: what the others hold is released within it
   const CallSetup setup_;
 
