@@ -42,7 +42,7 @@ class GrpcAlarm final : public Alarm {
 // waits this long for the handshakes before it, and those after it wait this long for it.
 constexpr std::chrono::milliseconds kReplaceTime(100);
 
-// What gRPC's callback for one address needs.
+// State for gRPC's callback for one address.
 struct Fetcher {
   std::shared_ptr<const TlsCertificates> certificates;
   Mutex mutex;
