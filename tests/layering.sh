@@ -5,7 +5,7 @@
 #   server/: main -> transport -> engine -> device -> kv -> request -> memory -> base
 #            A layer may include itself, every layer to its right, and telemetry.
 #   server/transport: server.h -> grpc/, local/ -> the other files -> access/
-#   proto <- transport, client        client/c -> client/cpp/local        client/cli -> kernels/reference (to verify)
+#   proto <- transport, client        client/c, client/cpp -> client/local        client/cli -> kernels/reference (to verify)
 #   client/include, what users see, includes nothing that is not installed. client/c knows flashcore/c.h of it.
 set -euo pipefail
 cd "${1:-$(dirname "$0")/..}"
@@ -63,8 +63,11 @@ forbid proto 'prometheus/|kernels/|server/|client/|flashcore/[a-z_]+\.h|tests/' 
 forbid client/include 'prometheus/|kernels/|server/|client/|proto/|tests/|flashcore/v1/(debug|local)|.*\.grpc\.pb\.h' \
   'is public: it may include only what is installed with it, and gRPC and Abseil'
 forbid client/cpp 'prometheus/|kernels/|server/|client/cli|tests/' 'knows only the contract'
-forbid client/c 'grpc|google/|absl/|flashcore/v1/|prometheus/|kernels/|server/|client/cpp/[a-z_]+\.h|flashcore/[a-z_]{2,}\.h|client/cli|tests/' \
-  'knows only the local socket, and needs nothing but the C++ runtime'
+for folder in client/c client/local; do
+  forbid $folder 'grpc|google/|absl/|flashcore/v1/|prometheus/|kernels/|server/|client/cpp/|flashcore/[a-z_]{2,}\.h|client/cli|tests/' \
+    'knows only the local socket, and needs nothing but the C++ runtime'
+done
+forbid client/local 'client/c/|flashcore/' 'is below the libraries'
 forbid client/cli 'prometheus/|kernels/(cpu|cuda|sm[0-9]+|plan|registry)|server/|tests/' \
   'knows the contract, the client library and the reference'
 

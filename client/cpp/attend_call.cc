@@ -99,7 +99,7 @@ absl::Status CallAttend(const Connection& connection, const AttendRequest& reque
       connection.local() == nullptr
           ? AttendOverGrpc(connection, request, result, whole, &attempts)
           : connection.WithRetries(request.SafeToRepeat(), *whole.deadline, &attempts, [&] {
-              return connection.local()->Attend(request, *whole.deadline, result);
+              return connection.local()->Attend(request, local::ToSteady(*whole.deadline), result);
             });
   result->attempts = attempts;
   return status;

@@ -17,7 +17,7 @@
 #include "client/cpp/connection.h"
 #include "client/cpp/encode.h"
 #include "client/cpp/grpc_status.h"
-#include "client/cpp/local/process.h"
+#include "client/local/process.h"
 #include "grpcpp/generic/generic_stub.h"
 
 namespace flashcore {

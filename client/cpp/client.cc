@@ -152,8 +152,9 @@ absl::StatusOr<HealthStatus> Client::CheckLocalHealth(absl::string_view service,
   if (!service.empty() && service != v1::AttentionService::service_full_name()) {
     return absl::NotFoundError(absl::StrCat("service: '", service, "' is unknown"));
   }
-  const auto reply = connection_->local()->Call(
-      "GetServerInfo", v1::GetServerInfoRequest().SerializeAsString(), connection_->Deadline(call));
+  const auto reply =
+      connection_->local()->Call("GetServerInfo", v1::GetServerInfoRequest().SerializeAsString(),
+                                 client::local::ToSteady(connection_->Deadline(call)));
   if (!reply.ok()) return reply.status();
   return HealthStatus::kServing;
 }
@@ -162,7 +163,7 @@ bool Client::WaitForConnected(absl::Time deadline) {
   if (!connection_->OfThisProcess()) return false;
   if (connection_->local() != nullptr) {
     while (true) {
-      if (connection_->local()->Connect(deadline).ok()) return true;
+      if (connection_->local()->Connect(client::local::ToSteady(deadline)).ok()) return true;
       if (absl::Now() + kConnectPause >= deadline) return false;
       absl::SleepFor(kConnectPause);
     }

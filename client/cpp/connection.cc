@@ -21,9 +21,9 @@
 #include "absl/strings/strip.h"
 #include "absl/synchronization/notification.h"
 #include "client/cpp/local/link.h"
-#include "client/cpp/local/socket.h"
 #include "client/cpp/status.h"
 #include "client/cpp/target.h"
+#include "client/local/memory.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "proto/wire/grpc_compat.h"
@@ -68,9 +68,9 @@ void KeepCallbackThreads() {
 
 // RESOURCE_EXHAUSTED unless so many more files can be opened.
 absl::Status CheckFiles(int wanted) {
-  std::vector<local::UniqueFd> files(wanted);
-  for (local::UniqueFd& file : files) {
-    file = local::UniqueFd(eventfd(0, EFD_CLOEXEC));
+  std::vector<local::File> files(wanted);
+  for (local::File& file : files) {
+    file = local::File(eventfd(0, EFD_CLOEXEC));
     if (file.get() >= 0) continue;
     return absl::ResourceExhaustedError(absl::StrCat(
         "gRPC needs ", wanted, " open files: ", std::strerror(errno), "; the limit is ulimit -n"));
@@ -115,7 +115,8 @@ absl::Status CheckRoomForGrpc() {
 
 // INVALID_ARGUMENT if the path or the options make no sense for a local socket.
 absl::Status CheckLocal(absl::string_view path, const ClientOptions& options) {
-  if (absl::Status status = local::CheckPath(path); !status.ok()) return status;
+  absl::Status status = local::ToAbsl(local::CheckPath({path.data(), path.size()}));
+  if (!status.ok()) return status;
   const auto error = [path](absl::string_view option, absl::string_view why) {
     return absl::InvalidArgumentError(
         absl::StrCat(option, ": not with the target local:", path, ", ", why));
@@ -329,7 +330,7 @@ absl::Status Connection::CallLocal(const google::protobuf::Message& request, abs
   absl::string_view method = request.GetDescriptor()->name();
   absl::ConsumeSuffix(&method, "Request");
   const absl::StatusOr<std::string> reply =
-      local_->Call(method, request.SerializeAsString(), deadline);
+      local_->Call(method, request.SerializeAsString(), local::ToSteady(deadline));
   if (!reply.ok()) return reply.status();
   if (response->ParseFromString(*reply)) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("reply: not a ", response->GetDescriptor()->name()));

@@ -58,7 +58,7 @@ Lease::Held::~Held() = default;
 
 bool Lease::Held::ended() const {
   if (call != nullptr) return call->ended();
-  const std::shared_ptr<local::Session> on = session.lock();
+  const std::shared_ptr<local::LocalConnection> on = session.lock();
   return on == nullptr || !on->alive();
 }
 
@@ -131,11 +131,12 @@ absl::StatusOr<Lease::Held> Lease::Open(const std::string& affinity, absl::Time 
 }
 
 absl::StatusOr<Lease::Held> Lease::OpenLocally(absl::Time deadline) const {
-  const absl::StatusOr<std::shared_ptr<local::Session>> session =
-      connection_.local()->Connect(deadline);
+  const local::SteadyTime end = local::ToSteady(deadline);
+  const absl::StatusOr<std::shared_ptr<local::LocalConnection>> session =
+      connection_.local()->Connect(end);
   if (!session.ok()) return session.status();
   const absl::StatusOr<std::string> reply =
-      (*session)->control().Call("HoldLease", v1::HoldLeaseRequest().SerializeAsString(), deadline);
+      (*session)->Call("HoldLease", v1::HoldLeaseRequest().SerializeAsString(), end);
   if (!reply.ok()) return reply.status();
   v1::HoldLeaseResponse response;
   if (!response.ParseFromString(*reply)) {

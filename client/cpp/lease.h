@@ -15,7 +15,7 @@ namespace flashcore::client {
 
 class Connection;
 namespace local {
-class Session;
+class LocalConnection;
 }
 
 // Over gRPC an open HoldLease, over the local socket that of the connection. Opened with the first
@@ -42,7 +42,7 @@ class Lease {
   struct Held {
     std::string id;              // empty: none
     std::unique_ptr<Call> call;  // over gRPC
-    std::weak_ptr<local::Session> session;
+    std::weak_ptr<local::LocalConnection> session;
 
     Held();
     Held(Held&&) noexcept;

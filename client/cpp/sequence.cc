@@ -14,8 +14,8 @@
 #include "client/cpp/grpc_status.h"
 #include "client/cpp/lease.h"
 #include "client/cpp/local/link.h"
-#include "client/cpp/local/process.h"
 #include "client/cpp/sequence_calls.h"
+#include "client/local/process.h"
 #include "flashcore/error_info.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "grpcpp/support/slice.h"
@@ -120,32 +120,34 @@ uint64_t ChunkRows(const RowsToLoad& rows, size_t message_bytes) {
 absl::StatusOr<v1::LoadSequenceResponse> LoadRowsLocally(const client::Connection& connection,
                                                          const RowsToLoad& rows,
                                                          absl::Time deadline) {
-  const absl::StatusOr<std::shared_ptr<client::local::Session>> session =
-      connection.local()->Connect(deadline);
+  const client::local::SteadyTime end = client::local::ToSteady(deadline);
+  const absl::StatusOr<std::shared_ptr<client::local::LocalConnection>> session =
+      connection.local()->Connect(end);
   if (!session.ok()) return session.status();
   const uint64_t chunk_rows = std::min(ChunkRows(rows, Sequence::kMessageBytes), rows.num_rows);
   const size_t tensor_bytes = chunk_rows * rows.RowBytes();
-  const size_t value_offset = (tensor_bytes + client::local::Arena::kAlignment - 1) /
-                              client::local::Arena::kAlignment * client::local::Arena::kAlignment;
-  const absl::StatusOr<client::local::Arena::Block> block =
-      (*session)->Allocate(value_offset + tensor_bytes, deadline);
-  if (!block.ok()) return block.status();
+  const size_t value_offset = (tensor_bytes + client::local::BlockPool::kAlignment - 1) /
+                              client::local::BlockPool::kAlignment *
+                              client::local::BlockPool::kAlignment;
+  client::local::BlockPool::Block block;
+  absl::Status status = (*session)->Allocate(value_offset + tensor_bytes, end, &block);
+  if (!status.ok()) return status;
   v1::LoadSequenceResponse response;
   for (uint64_t first = 0; first < rows.num_rows; first += chunk_rows) {
     const uint64_t count = std::min(chunk_rows, rows.num_rows - first);
     v1::LoadSequenceRequest chunk = ChunkFields(rows, first, count);
     chunk.set_sequence_id(rows.sequence_id);
-    CopyRows(rows, rows.key, first, count, block->data());
-    CopyRows(rows, rows.value, first, count, block->data() + value_offset);
+    CopyRows(rows, rows.key, first, count, block.data());
+    CopyRows(rows, rows.value, first, count, block.data() + value_offset);
     const auto set_range = [&](uint64_t offset, v1::MemoryRange* range) {
-      range->set_region_id(block->region_id());
-      range->set_offset(block->offset() + offset);
+      range->set_region_id(block.region_id());
+      range->set_offset(block.offset() + offset);
       range->set_bytes(count * rows.RowBytes());
     };
     set_range(0, chunk.mutable_key_range());
     set_range(value_offset, chunk.mutable_value_range());
     const absl::StatusOr<std::string> reply =
-        (*session)->control().Call("LoadSequence", chunk.SerializeAsString(), deadline);
+        (*session)->Call("LoadSequence", chunk.SerializeAsString(), end);
     if (!reply.ok()) return reply.status();
     if (!response.ParseFromString(*reply)) {
       return absl::InternalError("reply: not a LoadSequenceResponse");

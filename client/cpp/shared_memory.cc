@@ -17,18 +17,17 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create(
     return absl::UnimplementedError(
         "shared memory needs a local: target, of a server with --local_listen");
   }
-  absl::StatusOr<std::unique_ptr<client::local::Region>> made =
-      client::local::Region::Create(bytes);
-  if (!made.ok()) return made.status();
-  std::shared_ptr<client::local::Region> region = *std::move(made);
-  const absl::Status status =
-      connection->local()->Add(region, options.inputs_only, connection->Deadline(call));
+  auto region = std::make_shared<client::local::Memory>();
+  absl::Status status = client::local::ToAbsl(client::local::Memory::Create(bytes, region.get()));
+  if (!status.ok()) return status;
+  status = connection->local()->Add(region, options.inputs_only,
+                                    client::local::ToSteady(connection->Deadline(call)));
   if (!status.ok()) return status;
   return absl::WrapUnique(new SharedMemory(std::move(connection), std::move(region), bytes));
 }
 
 SharedMemory::SharedMemory(std::shared_ptr<const client::Connection> connection,
-                           std::shared_ptr<client::local::Region> region, size_t bytes)
+                           std::shared_ptr<client::local::Memory> region, size_t bytes)
     : connection_(std::move(connection)), region_(std::move(region)), bytes_(bytes) {}
 
 SharedMemory::~SharedMemory() {

@@ -14,7 +14,9 @@ class LocalAttempts final : public Attempts {
  public:
   LocalAttempts(std::shared_ptr<const Connection> connection, AttendRequest request,
                 absl::Time deadline)
-      : connection_(std::move(connection)), request_(std::move(request)), deadline_(deadline) {}
+      : connection_(std::move(connection)),
+        request_(std::move(request)),
+        deadline_(local::ToSteady(deadline)) {}
 
   // Copies the inputs, to the memory of the connection, or to our own if there is none.
   absl::Status CopyInputs() {
@@ -56,7 +58,7 @@ class LocalAttempts final : public Attempts {
 
   // Connects if need be. Registered memory is of one connection.
   absl::Status PrepareForConnection() ABSL_LOCKS_EXCLUDED(mutex_) {
-    absl::StatusOr<std::shared_ptr<local::Session>> session =
+    absl::StatusOr<std::shared_ptr<local::LocalConnection>> session =
         connection_->local()->Connect(deadline_);
     if (!session.ok()) return session.status();
     if (*session == session_) return absl::OkStatus();
@@ -73,9 +75,9 @@ class LocalAttempts final : public Attempts {
 
   const std::shared_ptr<const Connection> connection_;
   AttendRequest request_;  // its inputs are copies, or in shared memory
-  const absl::Time deadline_;
+  const local::SteadyTime deadline_;
   std::vector<std::vector<std::byte>> own_;
-  std::shared_ptr<local::Session> session_;  // that prepared_ is for; outlives it
+  std::shared_ptr<local::LocalConnection> session_;  // that prepared_ is for; outlives it
   std::shared_ptr<local::RingRequest> prepared_;
   absl::Mutex mutex_;
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;

@@ -9,9 +9,12 @@
 #include "client/cpp/attend_stream_core.h"
 #include "client/cpp/connection.h"
 #include "client/cpp/local/link.h"
-#include "client/cpp/local/process.h"
+#include "client/local/process.h"
 
 namespace flashcore {
+
+using client::local::SteadyTime;
+using client::local::ToSteady;
 
 // Requests go to the ring of one session, which the first Send opens. The stream breaks with it.
 class AttendStream::LocalCore final : public Core, public std::enable_shared_from_this<LocalCore> {
@@ -21,10 +24,9 @@ class AttendStream::LocalCore final : public Core, public std::enable_shared_fro
 
   absl::Status Send(const AttendRequest& request, Callback done) override
       ABSL_LOCKS_EXCLUDED(mutex_) {
-    const absl::StatusOr<std::shared_ptr<client::local::Session>> session = Connect();
+    const absl::StatusOr<std::shared_ptr<client::local::LocalConnection>> session = Connect();
     if (!session.ok()) return session.status();
-    const absl::Time memory_deadline =
-        std::min(deadline_, absl::Now() + connection_->options().timeout);
+    const SteadyTime memory_deadline = MemoryDeadline();
     const absl::StatusOr<client::local::AsyncRing*> ring = (*session)->async(memory_deadline);
     if (!ring.ok()) return ring.status();
     auto prepared = std::make_shared<client::local::RingRequest>();
@@ -39,7 +41,7 @@ class AttendStream::LocalCore final : public Core, public std::enable_shared_fro
     ++unfinished_;
     // The answer waits for the mutex.
     pending_[request.request_id].ticket =
-        (*ring)->Start(std::move(prepared), std::min(deadline_, absl::Now() + timeout_),
+        (*ring)->Start(std::move(prepared), ToSteady(std::min(deadline_, absl::Now() + timeout_)),
                        [self = shared_from_this(), id = request.request_id](
                            const absl::Status& answer, AttendResult result) {
                          self->OnAnswer(id, answer, &result);
@@ -58,7 +60,7 @@ class AttendStream::LocalCore final : public Core, public std::enable_shared_fro
   }
 
   void Cancel() override ABSL_LOCKS_EXCLUDED(mutex_) {
-    std::shared_ptr<client::local::Session> session;
+    std::shared_ptr<client::local::LocalConnection> session;
     std::vector<uint64_t> tickets;
     {
       absl::MutexLock lock(&mutex_);
@@ -68,22 +70,28 @@ class AttendStream::LocalCore final : public Core, public std::enable_shared_fro
       for (const auto& [id, pending] : pending_) tickets.push_back(pending.ticket);
     }
     if (tickets.empty()) return;
-    const absl::StatusOr<client::local::AsyncRing*> ring = session->async(absl::InfiniteFuture());
+    const absl::StatusOr<client::local::AsyncRing*> ring = session->async(SteadyTime::max());
     for (const uint64_t ticket : tickets) (*ring)->Cancel(ticket);
   }
 
  private:
-  absl::StatusOr<std::shared_ptr<client::local::Session>> Connect() ABSL_LOCKS_EXCLUDED(mutex_) {
+  // To connect, and for memory and the ring.
+  SteadyTime MemoryDeadline() const {
+    return ToSteady(std::min(deadline_, absl::Now() + connection_->options().timeout));
+  }
+
+  absl::StatusOr<std::shared_ptr<client::local::LocalConnection>> Connect()
+      ABSL_LOCKS_EXCLUDED(mutex_) {
     {
       absl::MutexLock lock(&mutex_);
-      if (session_ != nullptr && !session_->alive()) Break(session_->control().end_status());
+      if (session_ != nullptr && !session_->alive()) Break(session_->end_status());
       if (session_ != nullptr || broken_) {
         if (broken_) return final_;
         return session_;
       }
     }
-    absl::StatusOr<std::shared_ptr<client::local::Session>> session = connection_->local()->Connect(
-        std::min(deadline_, absl::Now() + connection_->options().timeout));
+    absl::StatusOr<std::shared_ptr<client::local::LocalConnection>> session =
+        connection_->local()->Connect(MemoryDeadline());
     absl::MutexLock lock(&mutex_);
     if (!session.ok()) {
       Break(session.status());
@@ -103,7 +111,7 @@ class AttendStream::LocalCore final : public Core, public std::enable_shared_fro
     const Pending pending = TakePending(id);
     {
       absl::MutexLock lock(&mutex_);
-      if (!session_->alive()) Break(session_->control().end_status());
+      if (!session_->alive()) Break(session_->end_status());
       if (!status.ok() && absl::Now() >= deadline_) {
         Break(connection_->ExplainDeadline(status, pending.begin));
       }
@@ -118,7 +126,7 @@ class AttendStream::LocalCore final : public Core, public std::enable_shared_fro
 
   const std::shared_ptr<const client::Connection> connection_;
   const absl::Time deadline_;
-  std::shared_ptr<client::local::Session> session_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<client::local::LocalConnection> session_ ABSL_GUARDED_BY(mutex_);
   size_t unfinished_ ABSL_GUARDED_BY(mutex_) = 0;  // requests whose callback has not returned
 };
 

@@ -3,30 +3,22 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "client/cpp/status.h"
 
 namespace flashcore::client::local {
 namespace {
 
-// The element of `all` with this region.
+// The element of `all` with this memory.
 template <class All>
-auto Find(All& all, const Region* region) {
+auto Find(All& all, const Memory* memory) {
   return std::find_if(all.begin(), all.end(),
-                      [region](const auto& one) { return one.region.get() == region; });
+                      [memory](const auto& one) { return one.memory.get() == memory; });
 }
 
 // The status of a request that could not be sent, as NeverSent knows it.
 absl::Status NotConnected(const absl::Status& status) {
   if (!absl::IsUnavailable(status)) return status;
-  absl::Status never_sent =
-      absl::UnavailableError(absl::StrCat(kNotConnected, ": ", status.message()));
-  status.ForEachPayload([&](absl::string_view type, const absl::Cord& detail) {
-    never_sent.SetPayload(type, detail);
-  });
-  return never_sent;
+  return absl::UnavailableError(absl::StrCat(kNotConnected, ": ", status.message()));
 }
 
 }  // namespace
@@ -34,21 +26,26 @@ absl::Status NotConnected(const absl::Status& status) {
 Link::Link(std::string path, std::string client, absl::Duration spin, RegionTable* regions)
     : path_(std::move(path)), client_(std::move(client)), spin_(spin), regions_(regions) {}
 
-absl::StatusOr<std::shared_ptr<Session>> Link::Connect(absl::Time deadline) {
-  const auto connected = [this]() -> std::shared_ptr<Session> {
+absl::StatusOr<std::shared_ptr<LocalConnection>> Link::Connect(SteadyTime deadline) {
+  const auto connected = [this]() -> std::shared_ptr<LocalConnection> {
     absl::MutexLock lock(&mutex_);
     return session_ != nullptr && session_->alive() ? session_ : nullptr;
   };
   if (auto session = connected(); session != nullptr) return session;
-  std::shared_ptr<Session> old;  // destroyed without the locks: its callbacks may come here
+  std::shared_ptr<LocalConnection> old;  // destroyed without the locks: its callbacks may come here
   const TimedMutex::Lock connect_lock(&connect_mutex_, deadline);
-  if (!connect_lock.status().ok()) return connect_lock.status();
+  if (!connect_lock.status().ok()) return ToAbsl(connect_lock.status());
   if (auto session = connected(); session != nullptr) return session;
-  if (absl::Now() >= deadline)
-    return absl::DeadlineExceededError("the deadline passed before the request was sent");
-  absl::StatusOr<std::shared_ptr<Control>> control = Control::Connect(path_, client_, deadline);
-  if (!control.ok()) return NotConnected(control.status());
-  auto session = std::make_shared<Session>(*std::move(control), regions_, spin_);
+  if (std::chrono::steady_clock::now() >= deadline) return ToAbsl(TooLate());
+  std::shared_ptr<Connection> made;
+  absl::Status status = ToAbsl(Connection::Connect(path_, &made));
+  if (!status.ok()) return NotConnected(status);
+  status = ToAbsl(made->Hello(client_, deadline));
+  if (!status.ok()) {
+    return NotConnected(
+        absl::Status(status.code(), absl::StrCat("local:", path_, ": ", status.message())));
+  }
+  auto session = std::make_shared<LocalConnection>(std::move(made), regions_, spin_);
   std::vector<Shared> registered;
   {
     absl::MutexLock lock(&mutex_);
@@ -58,58 +55,55 @@ absl::StatusOr<std::shared_ptr<Session>> Link::Connect(absl::Time deadline) {
   absl::MutexLock lock(&mutex_);
   old = std::exchange(session_, session);
   for (Shared& shared : registered) {
-    const auto it = Find(shared_, shared.region.get());
+    const auto it = Find(shared_, shared.memory.get());
     if (it != shared_.end()) {
       Publish(shared);
       *it = std::move(shared);
     } else if (shared.status.ok()) {  // removed in the meantime
-      session->control().Unregister(shared.id);
+      session->connection().Unregister(shared.id);
     }
   }
   return session;
 }
 
-absl::StatusOr<std::string> Link::Call(absl::string_view method, std::string message,
-                                       absl::Time deadline) {
-  const absl::StatusOr<std::shared_ptr<Session>> session = Connect(deadline);
+absl::StatusOr<std::string> Link::Call(absl::string_view method, absl::string_view message,
+                                       SteadyTime deadline) {
+  const absl::StatusOr<std::shared_ptr<LocalConnection>> session = Connect(deadline);
   if (!session.ok()) return session.status();
-  return (*session)->control().Call(method, std::move(message), deadline);
+  return (*session)->Call(method, message, deadline);
 }
 
-absl::Status Link::Attend(const AttendRequest& request, absl::Time deadline, AttendResult* result) {
-  const absl::StatusOr<std::shared_ptr<Session>> session = Connect(deadline);
+absl::Status Link::Attend(const AttendRequest& request, SteadyTime deadline, AttendResult* result) {
+  const absl::StatusOr<std::shared_ptr<LocalConnection>> session = Connect(deadline);
   if (!session.ok()) return session.status();
   return (*session)->Attend(request, deadline, result);
 }
 
-void Link::Register(Session* session, absl::Time deadline, Shared* shared) {
-  const Region& region = *shared->region;
-  absl::StatusOr<std::string> id =
-      session->control().Register(region.fd(), region.bytes(), shared->read_only, deadline);
-  shared->status = id.status();
-  if (id.ok()) shared->id = *std::move(id);
+void Link::Register(LocalConnection* session, SteadyTime deadline, Shared* shared) {
+  shared->status = ToAbsl(
+      session->connection().Register(*shared->memory, shared->read_only, deadline, &shared->id));
 }
 
 void Link::Publish(const Shared& shared) {
-  const Region& region = *shared.region;
+  const Memory& memory = *shared.memory;
   if (shared.status.ok()) {
-    regions_->Add(region.data(), {region.bytes(), shared.id, shared.read_only});
+    regions_->Add(memory.data(), {memory.bytes(), shared.id, shared.read_only});
   } else {
-    regions_->Remove(region.data());
+    regions_->Remove(memory.data());
   }
 }
 
-absl::Status Link::Add(const std::shared_ptr<Region>& region, bool read_only, absl::Time deadline) {
-  const absl::StatusOr<std::shared_ptr<Session>> connected = Connect(deadline);
+absl::Status Link::Add(const std::shared_ptr<Memory>& memory, bool read_only, SteadyTime deadline) {
+  const absl::StatusOr<std::shared_ptr<LocalConnection>> connected = Connect(deadline);
   if (!connected.ok()) return connected.status();
   const TimedMutex::Lock connect_lock(&connect_mutex_, deadline);  // no new session meanwhile
-  if (!connect_lock.status().ok()) return connect_lock.status();
-  std::shared_ptr<Session> session;
+  if (!connect_lock.status().ok()) return ToAbsl(connect_lock.status());
+  std::shared_ptr<LocalConnection> session;
   {
     absl::MutexLock lock(&mutex_);
     session = session_;
   }
-  Shared shared{region, read_only};
+  Shared shared{memory, read_only};
   Register(session.get(), deadline, &shared);
   absl::Status status = shared.status;
   absl::MutexLock lock(&mutex_);
@@ -118,24 +112,24 @@ absl::Status Link::Add(const std::shared_ptr<Region>& region, bool read_only, ab
   return status;
 }
 
-void Link::Remove(const Region* region) {
+void Link::Remove(const Memory* memory) {
   std::string id;
-  std::shared_ptr<Session> session;
+  std::shared_ptr<LocalConnection> session;
   {
     absl::MutexLock lock(&mutex_);
-    const auto it = Find(shared_, region);
+    const auto it = Find(shared_, memory);
     if (it == shared_.end()) return;
     if (it->status.ok()) id = it->id;
     shared_.erase(it);
-    regions_->Remove(region->data());
+    regions_->Remove(memory->data());
     session = session_;
   }
-  if (!id.empty()) session->control().Unregister(id);
+  if (!id.empty()) session->connection().Unregister(id);
 }
 
-bool Link::Registered(const Region* region) const {
+bool Link::Registered(const Memory* memory) const {
   absl::MutexLock lock(&mutex_);
-  const auto it = Find(shared_, region);
+  const auto it = Find(shared_, memory);
   return it != shared_.end() && it->status.ok() && session_->alive();
 }
 

@@ -11,10 +11,10 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "client/cpp/local/region.h"
-#include "client/cpp/local/session.h"
-#include "client/cpp/local/timed_mutex.h"
+#include "client/cpp/local/local_connection.h"
 #include "client/cpp/memory.h"
+#include "client/local/memory.h"
+#include "client/local/timed_mutex.h"
 #include "flashcore/attend.h"
 
 namespace flashcore::client::local {
@@ -27,29 +27,30 @@ class Link {
   Link(std::string path, std::string client, absl::Duration spin, RegionTable* regions);
 
   // The session, connected. UNAVAILABLE if there is no server.
-  absl::StatusOr<std::shared_ptr<Session>> Connect(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<std::shared_ptr<LocalConnection>> Connect(SteadyTime deadline)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   // One attempt of a unary RPC of AttentionService, or of Attend.
-  absl::StatusOr<std::string> Call(absl::string_view method, std::string message,
-                                   absl::Time deadline);
-  absl::Status Attend(const AttendRequest& request, absl::Time deadline, AttendResult* result);
+  absl::StatusOr<std::string> Call(absl::string_view method, absl::string_view message,
+                                   SteadyTime deadline);
+  absl::Status Attend(const AttendRequest& request, SteadyTime deadline, AttendResult* result);
 
   // Registers memory of a SharedMemory: with this connection, and with each later one.
-  absl::Status Add(const std::shared_ptr<Region>& region, bool read_only, absl::Time deadline)
+  absl::Status Add(const std::shared_ptr<Memory>& memory, bool read_only, SteadyTime deadline)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  void Remove(const Region* region) ABSL_LOCKS_EXCLUDED(mutex_);
-  bool Registered(const Region* region) const ABSL_LOCKS_EXCLUDED(mutex_);
+  void Remove(const Memory* memory) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool Registered(const Memory* memory) const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   struct Shared {
-    std::shared_ptr<Region> region;
+    std::shared_ptr<Memory> memory;
     bool read_only;
     std::string id = {};       // of the last session that has it
     absl::Status status = {};  // of the last registration
   };
 
   // With the session. Maps and pins the memory: takes seconds for each GiB.
-  static void Register(Session* session, absl::Time deadline, Shared* shared);
+  static void Register(LocalConnection* session, SteadyTime deadline, Shared* shared);
   // Tensors in the region stay there from now on; or are copied, if the registration failed.
   void Publish(const Shared& shared) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -59,7 +60,7 @@ class Link {
   RegionTable* const regions_;
   TimedMutex connect_mutex_;  // one attempt to connect at a time
   mutable absl::Mutex mutex_;
-  std::shared_ptr<Session> session_ ABSL_GUARDED_BY(mutex_);  // null: not connected yet
+  std::shared_ptr<LocalConnection> session_ ABSL_GUARDED_BY(mutex_);  // null: not connected yet
   std::vector<Shared> shared_ ABSL_GUARDED_BY(mutex_);
 };
 

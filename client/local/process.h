@@ -1,8 +1,8 @@
 // Whose a client is. fork() leaves the child a copy of it, without its threads and with locks that
 // nobody opens, on the sockets and the shared memory of the parent. Needs nothing but the C++
 // runtime. Internal to the clients.
-#ifndef FLASHCORE_CLIENT_CPP_LOCAL_PROCESS_H_
-#define FLASHCORE_CLIENT_CPP_LOCAL_PROCESS_H_
+#ifndef FLASHCORE_CLIENT_LOCAL_PROCESS_H_
+#define FLASHCORE_CLIENT_LOCAL_PROCESS_H_
 
 #include <sys/types.h>
 
@@ -39,4 +39,4 @@ std::shared_ptr<T> OwnHere(T* object) {
 
 }  // namespace flashcore::client::local
 
-#endif  // FLASHCORE_CLIENT_CPP_LOCAL_PROCESS_H_
+#endif  // FLASHCORE_CLIENT_LOCAL_PROCESS_H_

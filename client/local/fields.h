@@ -1,14 +1,14 @@
-// Writes and reads the few messages of proto/flashcore/v1/local.proto by their fields: the C
-// library has no protobuf in it, so that it shares a process with any other copy, and needs nothing
-// to be built.
-#ifndef FLASHCORE_CLIENT_C_FIELDS_H_
-#define FLASHCORE_CLIENT_C_FIELDS_H_
+// Writes and reads the few messages of proto/flashcore/v1/local.proto by their fields.
+// The C library has no protobuf in it: so it shares a process with any other copy, and needs
+// nothing to be built. Internal to the clients.
+#ifndef FLASHCORE_CLIENT_LOCAL_FIELDS_H_
+#define FLASHCORE_CLIENT_LOCAL_FIELDS_H_
 
 #include <cstdint>
 #include <string>
 #include <string_view>
 
-namespace flashcore::c {
+namespace flashcore::client::local {
 
 // Appends fields to a message.
 class Writer {
@@ -99,6 +99,6 @@ class Reader {
   bool malformed_ = false;
 };
 
-}  // namespace flashcore::c
+}  // namespace flashcore::client::local
 
-#endif  // FLASHCORE_CLIENT_C_FIELDS_H_
+#endif  // FLASHCORE_CLIENT_LOCAL_FIELDS_H_

@@ -1,16 +1,16 @@
-// How a function of the C library ended. Internal to it.
-#ifndef FLASHCORE_CLIENT_C_STATUS_H_
-#define FLASHCORE_CLIENT_C_STATUS_H_
+// How a call of the local socket ended. Internal to the clients.
+#ifndef FLASHCORE_CLIENT_LOCAL_STATUS_H_
+#define FLASHCORE_CLIENT_LOCAL_STATUS_H_
 
 #include <cstring>
 #include <string>
-#include <utility>
+#include <string_view>
 
-#include "client/c/fields.h"
+#include "client/local/fields.h"
 
-namespace flashcore::c {
+namespace flashcore::client::local {
 
-enum Code {  // of gRPC, as far as this library gives them
+enum Code {  // of gRPC, as far as the clients give them
   kOk = 0,
   kCancelled = 1,
   kInvalidArgument = 3,
@@ -36,6 +36,12 @@ inline Status SystemError(int code, const std::string& call, int number) {
   return {code, call + ": " + std::strerror(number), ""};
 }
 
+// DEADLINE_EXCEEDED that this side finds: before the request was sent, and after.
+inline Status TooLate() {
+  return {kDeadlineExceeded, "the deadline passed before the request was sent", ""};
+}
+inline constexpr char kNoReply[] = "the server did not answer in time";
+
 // Of an encoded v1::Status.
 inline Status DecodeStatus(std::string_view encoded) {
   constexpr uint32_t kCode = 1, kMessage = 2;
@@ -50,6 +56,6 @@ inline Status DecodeStatus(std::string_view encoded) {
   return status;
 }
 
-}  // namespace flashcore::c
+}  // namespace flashcore::client::local
 
-#endif  // FLASHCORE_CLIENT_C_STATUS_H_
+#endif  // FLASHCORE_CLIENT_LOCAL_STATUS_H_

@@ -1,4 +1,4 @@
-#include "client/cpp/local/ring.h"
+#include "client/local/ring.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

@@ -1,4 +1,4 @@
-#include "client/c/memory.h"
+#include "client/local/memory.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -8,7 +8,11 @@
 #include <cstdint>
 #include <string>
 
-namespace flashcore::c {
+namespace flashcore::client::local {
+
+File::~File() {
+  if (fd_ >= 0) close(fd_);
+}
 
 Status Memory::Create(size_t bytes, Memory* memory) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -30,7 +34,7 @@ Status Memory::Create(size_t bytes, Memory* memory) {
   if (data == MAP_FAILED) return SystemError(kResourceExhausted, "local memory: mmap", errno);
   Memory made;
   made.file_ = std::move(file);
-  made.data_ = data;
+  made.data_ = static_cast<std::byte*>(data);
   made.bytes_ = bytes;
   *memory = std::move(made);
   return {};
@@ -40,4 +44,4 @@ Memory::~Memory() {
   if (data_ != nullptr) munmap(data_, bytes_);
 }
 
-}  // namespace flashcore::c
+}  // namespace flashcore::client::local

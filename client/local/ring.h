@@ -1,7 +1,7 @@
 // The client's end of a ring. Internal to the client; proto/wire/ring.h describes the layout and
 // the order of the accesses.
-#ifndef FLASHCORE_CLIENT_CPP_LOCAL_RING_H_
-#define FLASHCORE_CLIENT_CPP_LOCAL_RING_H_
+#ifndef FLASHCORE_CLIENT_LOCAL_RING_H_
+#define FLASHCORE_CLIENT_LOCAL_RING_H_
 
 #include <atomic>
 #include <chrono>
@@ -64,4 +64,4 @@ class Ring {
 
 }  // namespace flashcore::client::local
 
-#endif  // FLASHCORE_CLIENT_CPP_LOCAL_RING_H_
+#endif  // FLASHCORE_CLIENT_LOCAL_RING_H_

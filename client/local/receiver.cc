@@ -1,4 +1,4 @@
-#include "client/c/receiver.h"
+#include "client/local/receiver.h"
 
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -7,11 +7,10 @@
 
 #include "proto/wire/start_thread.h"
 
-namespace flashcore::c {
+namespace flashcore::client::local {
 
-bool TakeAnswer(client::local::Ring& ring, Connection& connection, uint64_t* tag,
-                std::vector<uint8_t>* response) {
-  client::local::Ring::Answer answer;
+bool TakeAnswer(Ring& ring, Connection& connection, uint64_t* tag, std::vector<uint8_t>* response) {
+  Ring::Answer answer;
   if (!ring.Poll(&answer)) return false;
   if (answer.malformed) {
     connection.End({kInternal, "reply: malformed completion", ""});
@@ -24,8 +23,8 @@ bool TakeAnswer(client::local::Ring& ring, Connection& connection, uint64_t* tag
   return true;
 }
 
-Status Receiver::Start(Connection* connection, client::local::Ring* ring,
-                       std::chrono::microseconds spin, std::unique_ptr<Receiver>* receiver) {
+Status Receiver::Start(Connection* connection, Ring* ring, std::chrono::microseconds spin,
+                       std::unique_ptr<Receiver>* receiver) {
   File event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (event.get() < 0) return SystemError(kResourceExhausted, "eventfd", errno);
   receiver->reset(new Receiver(connection, ring, spin, std::move(event)));
@@ -43,7 +42,7 @@ Receiver::~Receiver() {
 void Receiver::Run() {
   bool ended = false;
   while (!ended) {
-    ring_->Wait(connection_->ended(), Clock::now() + spin_, Clock::time_point::max());
+    ring_->Wait(connection_->ended(), std::chrono::steady_clock::now() + spin_, SteadyTime::max());
     ended = connection_->ended();  // before the last look at the ring
     const std::lock_guard<std::mutex> lock(mutex_);
     const bool was_empty = answers_.empty();
@@ -77,4 +76,4 @@ bool Receiver::Take(uint64_t* tag, std::vector<uint8_t>* response) {
   return true;
 }
 
-}  // namespace flashcore::c
+}  // namespace flashcore::client::local

@@ -1,6 +1,6 @@
-// Receives answers on a thread of its own, for event loops. Internal to the C library.
-#ifndef FLASHCORE_CLIENT_C_RECEIVER_H_
-#define FLASHCORE_CLIENT_C_RECEIVER_H_
+// Receives answers on a thread of its own, for event loops. Internal to the clients.
+#ifndef FLASHCORE_CLIENT_LOCAL_RECEIVER_H_
+#define FLASHCORE_CLIENT_LOCAL_RECEIVER_H_
 
 #include <chrono>
 #include <cstdint>
@@ -11,22 +11,21 @@
 #include <utility>
 #include <vector>
 
-#include "client/c/connection.h"
-#include "client/c/status.h"
-#include "client/cpp/local/ring.h"
+#include "client/local/connection.h"
+#include "client/local/ring.h"
+#include "client/local/status.h"
 
-namespace flashcore::c {
+namespace flashcore::client::local {
 
 // Copies the next answer of the ring, so that its slot is free. False if there is none. A malformed
 // one ends the connection.
-bool TakeAnswer(client::local::Ring& ring, Connection& connection, uint64_t* tag,
-                std::vector<uint8_t>* response);
+bool TakeAnswer(Ring& ring, Connection& connection, uint64_t* tag, std::vector<uint8_t>* response);
 
 class Receiver {
  public:
   // The thread spins for `spin` before it sleeps. Both pointers outlive the receiver.
-  static Status Start(Connection* connection, client::local::Ring* ring,
-                      std::chrono::microseconds spin, std::unique_ptr<Receiver>* receiver);
+  static Status Start(Connection* connection, Ring* ring, std::chrono::microseconds spin,
+                      std::unique_ptr<Receiver>* receiver);
   // Waits for the end of the connection, which the caller has caused.
   ~Receiver();
   Receiver(const Receiver&) = delete;
@@ -39,14 +38,13 @@ class Receiver {
   bool Take(uint64_t* tag, std::vector<uint8_t>* response);
 
  private:
-  Receiver(Connection* connection, client::local::Ring* ring, std::chrono::microseconds spin,
-           File event)
+  Receiver(Connection* connection, Ring* ring, std::chrono::microseconds spin, File event)
       : connection_(connection), ring_(ring), spin_(spin), event_(std::move(event)) {}
   void Run();
   void Signal();
 
   Connection* const connection_;
-  client::local::Ring* const ring_;
+  Ring* const ring_;
   const std::chrono::microseconds spin_;
   const File event_;
   std::mutex mutex_;  // of answers_ and ended_
@@ -55,6 +53,6 @@ class Receiver {
   std::thread thread_;  // uses the other members
 };
 
-}  // namespace flashcore::c
+}  // namespace flashcore::client::local
 
-#endif  // FLASHCORE_CLIENT_C_RECEIVER_H_
+#endif  // FLASHCORE_CLIENT_LOCAL_RECEIVER_H_

@@ -1,4 +1,4 @@
-#include "client/cpp/local/process.h"
+#include "client/local/process.h"
 
 #include <pthread.h>
 #include <unistd.h>
