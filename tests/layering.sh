@@ -68,6 +68,13 @@ for folder in client/c client/local; do
     'knows only the local socket, and needs nothing but the C++ runtime'
 done
 forbid client/local 'client/c/|flashcore/' 'is below the libraries'
+for transport in grpc:local local:grpc; do
+  forbid "client/cpp/${transport%:*}" "client/cpp/${transport#*:}/" 'knows no other transport'
+done
+if grep -nE '#include "client/cpp/(grpc|local)/' client/cpp/*.h client/cpp/*.cc | grep -v '^client/cpp/connection.cc:'; then
+  echo 'layering: client/cpp knows its transports by transport.h alone'
+  failures=1
+fi
 forbid client/cli 'prometheus/|kernels/(cpu|cuda|sm[0-9]+|plan|registry)|server/|tests/' \
   'knows the contract, the client library and the reference'
 

@@ -45,25 +45,6 @@ std::string CallAction(std::string_view method, std::string_view message, Steady
   return call.message();
 }
 
-// The number or the bytes of one field of `message`.
-uint64_t NumberIn(std::string_view message, uint32_t field) {
-  uint64_t number = 0;
-  Reader reader(message);
-  while (reader.Next()) {
-    if (reader.field() == field) number = reader.number();
-  }
-  return number;
-}
-
-std::string BytesIn(std::string_view message, uint32_t field) {
-  std::string_view bytes;
-  Reader reader(message);
-  while (reader.Next()) {
-    if (reader.field() == field) bytes = reader.bytes();
-  }
-  return std::string(bytes);
-}
-
 // Adds 1 to an eventfd.
 void Signal(const File& event) {
   const uint64_t one = 1;
@@ -135,8 +116,8 @@ Status Connection::Hello(const std::string& client, SteadyTime deadline) {
   Reply reply;
   Status status = Exchange(kHello, hello.message(), -1, deadline, &reply);
   if (!status.ok()) return status;
-  identity_ = BytesIn(reply.result, kIdentity);
-  const uint64_t version = NumberIn(reply.result, kVersion);
+  identity_ = BytesField(reply.result, kIdentity);
+  const uint64_t version = NumberField(reply.result, kVersion);
   if (version == wire::kLocalVersion) return {};
   return {kInternal, "reply: version " + std::to_string(version) + " of the local protocol", ""};
 }
@@ -213,7 +194,7 @@ Status Connection::Register(const Memory& memory, bool read_only, SteadyTime dea
   Reply reply;
   Status status = Exchange(kRegister, action.message(), memory.file(), deadline, &reply);
   if (!status.ok()) return status;
-  *region_id = BytesIn(reply.result, kRegionId);
+  *region_id = BytesField(reply.result, kRegionId);
   if (region_id->size() == kRegionIdBytes) return {};
   return {kInternal, "reply: a region_id of " + std::to_string(region_id->size()) + " bytes", ""};
 }
@@ -400,7 +381,7 @@ Status OpenRing::Open(std::shared_ptr<Connection> connection, std::byte* memory,
   Status status = connection->Exchange(kOpenRing, action.message(), -1, deadline, &reply);
   if (!status.ok()) return status;
   if (reply.file.get() < 0) return {kInternal, "reply: no doorbell", ""};
-  ring->reset(new OpenRing(std::move(connection), NumberIn(reply.result, kRing),
+  ring->reset(new OpenRing(std::move(connection), NumberField(reply.result, kRing),
                            std::move(reply.file), memory, slots, slot_bytes));
   return {};
 }

@@ -99,6 +99,24 @@ class Reader {
   bool malformed_ = false;
 };
 
+// The field of `message` that is a number, or bytes; 0 or empty without it.
+inline uint64_t NumberField(std::string_view message, uint32_t field) {
+  uint64_t number = 0;
+  Reader reader(message);
+  while (reader.Next()) {
+    if (reader.field() == field) number = reader.number();
+  }
+  return number;
+}
+inline std::string BytesField(std::string_view message, uint32_t field) {
+  std::string_view bytes;
+  Reader reader(message);
+  while (reader.Next()) {
+    if (reader.field() == field) bytes = reader.bytes();
+  }
+  return std::string(bytes);
+}
+
 }  // namespace flashcore::client::local
 
 #endif  // FLASHCORE_CLIENT_LOCAL_FIELDS_H_

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 
 namespace flashcore::client::local {
@@ -47,13 +49,15 @@ LocalConnection::~LocalConnection() {
   if (async_ != nullptr) async_->Stop();
 }
 
-absl::StatusOr<std::string> LocalConnection::Call(absl::string_view method,
-                                                  absl::string_view message, SteadyTime deadline) {
-  std::string response;
-  const Status status = connection_->Call({method.data(), method.size()},
-                                          {message.data(), message.size()}, deadline, &response);
+absl::Status LocalConnection::Call(const google::protobuf::Message& request, SteadyTime deadline,
+                                   google::protobuf::Message* response) {
+  std::string_view method = request.GetDescriptor()->name();
+  method.remove_suffix(std::string_view("Request").size());
+  std::string reply;
+  const Status status = connection_->Call(method, request.SerializeAsString(), deadline, &reply);
   if (!status.ok()) return ToAbsl(status);
-  return response;
+  if (response->ParseFromString(reply)) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("reply: not a ", response->GetDescriptor()->name()));
 }
 
 absl::Status LocalConnection::Attend(const AttendRequest& request, SteadyTime deadline,

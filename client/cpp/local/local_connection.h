@@ -36,9 +36,9 @@ class LocalConnection {
   bool alive() const { return !connection_->ended(); }
   absl::Status end_status() const { return ToAbsl(connection_->end_status()); }
 
-  // One attempt of a unary RPC. `message` is its serialized request; the result, its response.
-  absl::StatusOr<std::string> Call(absl::string_view method, absl::string_view message,
-                                   SteadyTime deadline);
+  // One attempt of a unary RPC; see Transport::Call.
+  absl::Status Call(const google::protobuf::Message& request, SteadyTime deadline,
+                    google::protobuf::Message* response);
   // One attempt, on this thread: over a ring of its own while it runs. Sets the result's bytes.
   absl::Status Attend(const AttendRequest& request, SteadyTime deadline, AttendResult* result)
       ABSL_LOCKS_EXCLUDED(mutex_);

@@ -1,6 +1,6 @@
 // What an AttendStream is, whichever way its requests travel. Internal to the client.
-#ifndef FLASHCORE_CLIENT_CPP_ATTEND_STREAM_CORE_H_
-#define FLASHCORE_CLIENT_CPP_ATTEND_STREAM_CORE_H_
+#ifndef FLASHCORE_CLIENT_CPP_STREAM_CORE_H_
+#define FLASHCORE_CLIENT_CPP_STREAM_CORE_H_
 
 #include <cstdint>
 #include <deque>
@@ -16,31 +16,36 @@
 #include "client/cpp/encode.h"
 #include "flashcore/attend_stream.h"
 
-namespace flashcore {
+namespace flashcore::client {
 
 // Keeps the requests in flight and the answers to receive; a transport derives from it. User
 // callbacks never run under a mutex.
-class AttendStream::Core {
+class StreamCore {
  public:
-  virtual ~Core() = default;
+  using Callback = AttendStream::Callback;
+
+  virtual ~StreamCore() = default;
 
   virtual absl::Status Send(const AttendRequest& request, Callback done) = 0;
   virtual absl::Status Finish() = 0;
   virtual void Cancel() = 0;
+  // Of a stream from OpenEchoStream.
+  virtual absl::Status SendEcho(const std::string& request_id, absl::Span<const std::byte> payload,
+                                absl::Span<std::byte> reply, Callback done);
 
   absl::Status SendForReceive(const AttendRequest& request) ABSL_LOCKS_EXCLUDED(receive_mutex_);
-  bool Receive(Answer* answer) ABSL_LOCKS_EXCLUDED(receive_mutex_);
+  bool Receive(AttendStream::Answer* answer) ABSL_LOCKS_EXCLUDED(receive_mutex_);
 
  protected:
   struct Pending {
-    client::Destination destination;  // of a transport that copies the answer itself
+    Destination destination;  // of a transport that copies the answer itself
     size_t request_bytes = 0;
     absl::Time begin = absl::Now();
     Callback done;
     uint64_t ticket = 0;  // of a transport that has one
   };
 
-  explicit Core(const StreamOptions& options)
+  explicit StreamCore(const StreamOptions& options)
       : timeout_(options.timeout), max_inflight_(options.max_inflight) {}
 
   // Adds a request to pending_, or says why it cannot be sent.
@@ -60,10 +65,10 @@ class AttendStream::Core {
  private:
   const size_t max_inflight_;
   absl::Mutex receive_mutex_;  // taken before mutex_
-  std::deque<Answer> answers_ ABSL_GUARDED_BY(receive_mutex_);
+  std::deque<AttendStream::Answer> answers_ ABSL_GUARDED_BY(receive_mutex_);
   size_t to_receive_ ABSL_GUARDED_BY(receive_mutex_) = 0;
 };
 
-}  // namespace flashcore
+}  // namespace flashcore::client
 
-#endif  // FLASHCORE_CLIENT_CPP_ATTEND_STREAM_CORE_H_
+#endif  // FLASHCORE_CLIENT_CPP_STREAM_CORE_H_

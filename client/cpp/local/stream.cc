@@ -1,36 +1,32 @@
 // An AttendStream over the local socket.
-#include "flashcore/attend_stream.h"
-
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "client/cpp/attend_stream_core.h"
-#include "client/cpp/connection.h"
-#include "client/cpp/local/link.h"
+#include "client/cpp/local/convert.h"
+#include "client/cpp/local/transport.h"
+#include "client/cpp/stream_core.h"
 #include "client/local/process.h"
 
-namespace flashcore {
+namespace flashcore::client::local {
+namespace {
 
-using client::local::SteadyTime;
-using client::local::ToSteady;
-
-// Requests go to the ring of one session, which the first Send opens. The stream breaks with it.
-class AttendStream::LocalCore final : public Core, public std::enable_shared_from_this<LocalCore> {
+// Requests go to the ring of one connection, which the first Send opens. The stream breaks with it.
+class LocalStream final : public StreamCore, public std::enable_shared_from_this<LocalStream> {
  public:
-  LocalCore(std::shared_ptr<const client::Connection> connection, const StreamOptions& options)
-      : Core(options), connection_(std::move(connection)), deadline_(options.deadline) {}
+  LocalStream(std::shared_ptr<LocalTransport> transport, const StreamOptions& options)
+      : StreamCore(options), transport_(std::move(transport)), deadline_(options.deadline) {}
 
   absl::Status Send(const AttendRequest& request, Callback done) override
       ABSL_LOCKS_EXCLUDED(mutex_) {
-    const absl::StatusOr<std::shared_ptr<client::local::LocalConnection>> session = Connect();
-    if (!session.ok()) return session.status();
+    const absl::StatusOr<std::shared_ptr<LocalConnection>> connection = Connect();
+    if (!connection.ok()) return connection.status();
     const SteadyTime memory_deadline = MemoryDeadline();
-    const absl::StatusOr<client::local::AsyncRing*> ring = (*session)->async(memory_deadline);
+    const absl::StatusOr<AsyncRing*> ring = (*connection)->async(memory_deadline);
     if (!ring.ok()) return ring.status();
-    auto prepared = std::make_shared<client::local::RingRequest>();
-    absl::Status status = (*session)->Prepare(request, memory_deadline, prepared.get());
+    auto prepared = std::make_shared<RingRequest>();
+    absl::Status status = (*connection)->Prepare(request, memory_deadline, prepared.get());
     if (!status.ok()) return status;
     absl::MutexLock lock(&mutex_);
     Pending pending;
@@ -60,45 +56,44 @@ class AttendStream::LocalCore final : public Core, public std::enable_shared_fro
   }
 
   void Cancel() override ABSL_LOCKS_EXCLUDED(mutex_) {
-    std::shared_ptr<client::local::LocalConnection> session;
+    std::shared_ptr<LocalConnection> connection;
     std::vector<uint64_t> tickets;
     {
       absl::MutexLock lock(&mutex_);
       if (finishing_ && unfinished_ == 0) return;
       Break(absl::CancelledError("CANCELLED"));
-      session = session_;
+      connection = connection_;
       for (const auto& [id, pending] : pending_) tickets.push_back(pending.ticket);
     }
     if (tickets.empty()) return;
-    const absl::StatusOr<client::local::AsyncRing*> ring = session->async(SteadyTime::max());
+    const absl::StatusOr<AsyncRing*> ring = connection->async(SteadyTime::max());
     for (const uint64_t ticket : tickets) (*ring)->Cancel(ticket);
   }
 
  private:
   // To connect, and for memory and the ring.
   SteadyTime MemoryDeadline() const {
-    return ToSteady(std::min(deadline_, absl::Now() + connection_->options().timeout));
+    return ToSteady(std::min(deadline_, absl::Now() + transport_->timeout()));
   }
 
-  absl::StatusOr<std::shared_ptr<client::local::LocalConnection>> Connect()
-      ABSL_LOCKS_EXCLUDED(mutex_) {
+  absl::StatusOr<std::shared_ptr<LocalConnection>> Connect() ABSL_LOCKS_EXCLUDED(mutex_) {
     {
       absl::MutexLock lock(&mutex_);
-      if (session_ != nullptr && !session_->alive()) Break(session_->end_status());
-      if (session_ != nullptr || broken_) {
+      if (connection_ != nullptr && !connection_->alive()) Break(connection_->end_status());
+      if (connection_ != nullptr || broken_) {
         if (broken_) return final_;
-        return session_;
+        return connection_;
       }
     }
-    absl::StatusOr<std::shared_ptr<client::local::LocalConnection>> session =
-        connection_->local()->Connect(MemoryDeadline());
+    absl::StatusOr<std::shared_ptr<LocalConnection>> connection =
+        transport_->Connect(MemoryDeadline());
     absl::MutexLock lock(&mutex_);
-    if (!session.ok()) {
-      Break(session.status());
-      return session.status();
+    if (!connection.ok()) {
+      Break(connection.status());
+      return connection.status();
     }
-    if (session_ == nullptr) session_ = *std::move(session);
-    return session_;
+    if (connection_ == nullptr) connection_ = *std::move(connection);
+    return connection_;
   }
 
   void Break(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -111,28 +106,29 @@ class AttendStream::LocalCore final : public Core, public std::enable_shared_fro
     const Pending pending = TakePending(id);
     {
       absl::MutexLock lock(&mutex_);
-      if (!session_->alive()) Break(session_->end_status());
+      if (!connection_->alive()) Break(connection_->end_status());
       if (!status.ok() && absl::Now() >= deadline_) {
-        Break(connection_->ExplainDeadline(status, pending.begin));
+        Break(transport_->ExplainDeadline(status, pending.begin));
       }
     }
     result->request_id = id;
     result->request_bytes = pending.request_bytes;
     result->attempts = 1;
-    pending.done(connection_->ExplainDeadline(status, pending.begin), std::move(*result));
+    pending.done(transport_->ExplainDeadline(status, pending.begin), std::move(*result));
     absl::MutexLock lock(&mutex_);
     --unfinished_;
   }
 
-  const std::shared_ptr<const client::Connection> connection_;
+  const std::shared_ptr<LocalTransport> transport_;
   const absl::Time deadline_;
-  std::shared_ptr<client::local::LocalConnection> session_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<LocalConnection> connection_ ABSL_GUARDED_BY(mutex_);
   size_t unfinished_ ABSL_GUARDED_BY(mutex_) = 0;  // requests whose callback has not returned
 };
 
-std::shared_ptr<AttendStream::Core> AttendStream::OpenLocal(
-    const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options) {
-  return client::local::OwnHere(new LocalCore(connection, options));
+}  // namespace
+
+std::shared_ptr<StreamCore> LocalTransport::OpenStream(const StreamOptions& options) {
+  return OwnHere(new LocalStream(shared_from_this(), options));
 }
 
-}  // namespace flashcore
+}  // namespace flashcore::client::local
