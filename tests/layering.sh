@@ -5,7 +5,7 @@
 #   server/: main -> transport -> engine -> device -> kv -> access -> request -> memory -> sharing -> base
 #            A layer may include itself, every layer to its right, and telemetry.
 #   server/transport: server.h -> grpc/, local/ -> rpc/        grpc/: -> grpc/guard/
-#   proto <- transport, client        client/c -> client/cpp/local        client/cli -> kernels/reference (to verify)
+#   proto <- transport, client        client/c, client/cpp -> client/local        client/cli -> kernels/reference (to verify)
 #   client/include, what users see, includes nothing that is not installed. client/c knows flashcore/c.h of it.
 set -euo pipefail
 cd "${1:-$(dirname "$0")/..}"
@@ -66,8 +66,18 @@ forbid proto 'prometheus/|kernels/|server/|client/|flashcore/[a-z_]+\.h|tests/' 
 forbid client/include 'prometheus/|kernels/|server/|client/|proto/|tests/|flashcore/v1/(debug|local)|.*\.grpc\.pb\.h' \
   'is public: it may include only what is installed with it, and gRPC and Abseil'
 forbid client/cpp 'prometheus/|kernels/|server/|client/cli|tests/' 'knows only the contract'
-forbid client/c 'grpc|google/|absl/|flashcore/v1/|prometheus/|kernels/|server/|client/cpp/[a-z_]+\.h|flashcore/[a-z_]{2,}\.h|client/cli|tests/' \
-  'knows only the local socket, and needs nothing but the C++ runtime'
+for folder in client/c client/local; do
+  forbid $folder 'grpc|google/|absl/|flashcore/v1/|prometheus/|kernels/|server/|client/cpp/|flashcore/[a-z_]{2,}\.h|client/cli|tests/' \
+    'knows only the local socket, and needs nothing but the C++ runtime'
+done
+forbid client/local 'client/c/|flashcore/' 'is below the libraries'
+for transport in grpc:local local:grpc; do
+  forbid "client/cpp/${transport%:*}" "client/cpp/${transport#*:}/" 'knows no other transport'
+done
+if grep -nE '#include "client/cpp/(grpc|local)/' client/cpp/*.h client/cpp/*.cc | grep -v '^client/cpp/connection.cc:'; then
+  echo 'layering: client/cpp knows its transports by transport.h alone'
+  failures=1
+fi
 forbid client/cli 'prometheus/|kernels/(cpu|cuda|sm[0-9]+|plan|registry)|server/|tests/' \
   'knows the contract, the client library and the reference'
 

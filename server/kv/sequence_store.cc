@@ -97,7 +97,7 @@ absl::Status CheckFits(const AttendRequest& request, size_t span, const Sequence
 
 }  // namespace
 
-SequenceLease& SequenceLease::operator=(SequenceLease&& other) noexcept {
+SequenceHold& SequenceHold::operator=(SequenceHold&& other) noexcept {
   if (this != &other) {
     Reset();
     store_ = std::exchange(other.store_, nullptr);
@@ -106,7 +106,7 @@ SequenceLease& SequenceLease::operator=(SequenceLease&& other) noexcept {
   return *this;
 }
 
-void SequenceLease::Reset() {
+void SequenceHold::Reset() {
   if (store_ != nullptr) store_->EndLease(sequences_);
   store_ = nullptr;
   sequences_.clear();

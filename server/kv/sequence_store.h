@@ -144,7 +144,7 @@ class SequenceStore {
   const Options& options() const { return options_; }
 
  private:
-  friend class SequenceLease;
+  friend class SequenceHold;
 
   SequenceInfo Describe(const Sequence& sequence) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status LostFrom(size_t first, const AttendOperation& operation) const

@@ -191,8 +191,8 @@ void CheckClientRequest(const v1::AttendRequest& message) {
       (want.has_output_range() || request->output.empty()) &&
       (want.has_lse_range() || request->lse.empty())) {
     client::local::RingRequest in_ring;
-    const absl::Status prepared =
-        in_ring.Prepare(*request, Client().table, /*arena=*/nullptr, absl::InfiniteFuture());
+    const absl::Status prepared = in_ring.Prepare(*request, Client().table, /*pool=*/nullptr,
+                                                  client::local::SteadyTime::max());
     Require(prepared.ok(), "the client refuses a request for a ring");
     v1::AttendRequest got;
     Require(got.ParseFromString(in_ring.Serialized()), "a malformed ring request");

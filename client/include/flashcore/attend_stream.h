@@ -16,7 +16,8 @@ namespace flashcore {
 
 namespace client {
 class Connection;
-}
+class StreamCore;
+}  // namespace client
 
 struct StreamOptions {
   // Most unanswered requests; beyond them Send is RESOURCE_EXHAUSTED. Bounds the memory of messages
@@ -80,17 +81,13 @@ class AttendStream {
  private:
   friend class Client;
   friend class EchoStream;
-  class Core;
-  class Reactor;
-  class LocalCore;
-  AttendStream(std::shared_ptr<const client::Connection> connection, std::shared_ptr<Core> core);
+  AttendStream(std::shared_ptr<const client::Connection> connection,
+               std::shared_ptr<client::StreamCore> core);
   static std::unique_ptr<AttendStream> Open(
-      const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options);
-  static std::shared_ptr<Core> OpenLocal(
       const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options);
 
   const std::shared_ptr<const client::Connection> connection_;
-  const std::shared_ptr<Core> core_;  // null: opened in a child that was forked
+  const std::shared_ptr<client::StreamCore> core_;  // null: opened in a child that was forked
 };
 
 // The baseline for an AttendStream, from Client::OpenEchoStream: the EchoStream of the
@@ -107,12 +104,11 @@ class EchoStream {
 
  private:
   friend class Client;
-  EchoStream(std::shared_ptr<AttendStream::Reactor> reactor, std::unique_ptr<AttendStream> stream);
+  explicit EchoStream(std::unique_ptr<AttendStream> stream);
   static std::unique_ptr<EchoStream> Open(
       const std::shared_ptr<const client::Connection>& connection, const StreamOptions& options);
 
-  const std::shared_ptr<AttendStream::Reactor> reactor_;  // that of the stream
-  const std::unique_ptr<AttendStream> stream_;            // null: UNIMPLEMENTED
+  const std::unique_ptr<AttendStream> stream_;  // null: UNIMPLEMENTED
 };
 
 }  // namespace flashcore
