@@ -29,7 +29,7 @@ class StreamCore {
   virtual absl::Status Send(const AttendRequest& request, Callback done) = 0;
   virtual absl::Status Finish() = 0;
   virtual void Cancel() = 0;
-  // Of a stream from OpenEchoStream.
+  // Only on a stream from OpenEchoStream.
   virtual absl::Status SendEcho(const std::string& request_id, absl::Span<const std::byte> payload,
                                 absl::Span<std::byte> reply, Callback done);
 

@@ -21,7 +21,8 @@ namespace flashcore::client::local {
 class BlockPool {
  public:
   static constexpr size_t kAlignment = 64;
-  // Of a region, unless a block needs more. The first also has the rings: a server counts regions.
+  // Size of a region, unless a block needs more. The first also has the rings: a server counts
+  // regions.
   static constexpr size_t kRegionBytes = size_t{2} << 20;
 
   explicit BlockPool(std::shared_ptr<Connection> connection) : connection_(std::move(connection)) {}

@@ -37,7 +37,7 @@ class Connection {
  public:
   // UNAVAILABLE if nobody listens at `path`, PERMISSION_DENIED if this user may not connect.
   static Status Connect(const std::string& path, std::shared_ptr<Connection>* connection);
-  // Of a connected stream socket.
+  // Takes a connected stream socket.
   static Status Start(File socket, std::shared_ptr<Connection>* connection);
   ~Connection();  // ends it
   Connection(const Connection&) = delete;
@@ -122,7 +122,7 @@ class Connection {
   std::deque<Frame> out_;
   Status end_status_;
 
-  // Of the thread: the frame that it reads.
+  // Used by the thread: the frame that it reads.
   std::string in_;
   size_t received_ = 0;
   File in_file_;

@@ -1,6 +1,6 @@
-// Whose a client is. fork() leaves the child a copy of it, without its threads and with locks that
-// nobody opens, on the sockets and the shared memory of the parent. Needs nothing but the C++
-// runtime. Internal to the clients.
+// The process that owns a client. fork() leaves the child a copy of it, without its threads and
+// with locks that nobody opens, on the sockets and the shared memory of the parent. Needs nothing
+// but the C++ runtime. Internal to the clients.
 #ifndef FLASHCORE_CLIENT_LOCAL_PROCESS_H_
 #define FLASHCORE_CLIENT_LOCAL_PROCESS_H_
 
@@ -12,7 +12,7 @@
 
 namespace flashcore::client::local {
 
-// The process that makes this object. What belongs to it asks Here() before it takes a lock.
+// The process that makes this object. Objects that belong to it ask Here() before they take a lock.
 class Process {
  public:
   Process();

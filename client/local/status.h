@@ -42,7 +42,7 @@ inline Status TooLate() {
 }
 inline constexpr char kNoReply[] = "the server did not answer in time";
 
-// Of an encoded v1::Status.
+// Decodes a v1::Status.
 inline Status DecodeStatus(std::string_view encoded) {
   constexpr uint32_t kCode = 1, kMessage = 2;
   Status status;

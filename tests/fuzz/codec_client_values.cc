@@ -151,7 +151,7 @@ void CheckStatus(const absl::Status& got, const v1::Status& status) {
   const std::string message =
       status.message().empty() ? "the server gave no message" : status.message();
   Require(got.message() == message, "status.message");
-  // What the server writes of it says the same. It has no details of a client.
+  // The server's encoding of it says the same. It has no details of a client.
   const auto again = client::ParseAnswer(server::ToByteBuffer(server::EncodeError("id", got)), 0);
   Require(again.ok() && again->status == absl::Status(got.code(), got.message()) &&
               again->result.request_id == "id",

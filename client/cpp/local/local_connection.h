@@ -1,5 +1,5 @@
-// What a client has on one connection of the local socket: memory, rings for blocking calls, and
-// one for callbacks. Internal to the client.
+// A client's state on one connection of the local socket: memory, rings for blocking calls, and one
+// for callbacks. Internal to the client.
 #ifndef FLASHCORE_CLIENT_CPP_LOCAL_LOCAL_CONNECTION_H_
 #define FLASHCORE_CLIENT_CPP_LOCAL_LOCAL_CONNECTION_H_
 

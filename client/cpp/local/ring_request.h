@@ -47,7 +47,7 @@ class RingRequest {
 
   void AddRange(int field, const std::string& region_id, uint64_t offset, uint64_t bytes);
 
-  // What follows the other is the message. All are kept for their memory.
+  // The message follows the other. All are kept for their memory.
   v1::AttendRequest message_;  // without ranges
   size_t small_bytes_ = 0;     // of message_
   std::string ranges_;         // serialized
