@@ -76,6 +76,7 @@ bool StreamCore::Receive(AttendStream::Answer* answer) {
 
 absl::Status StreamCore::SendEcho(const std::string& /*request_id*/,
                                   absl::Span<const std::byte> /*payload*/,
+                                  // NOLINTNEXTLINE(performance-unnecessary-value-param): as others
                                   absl::Span<std::byte> /*reply*/, Callback /*done*/) {
   return absl::UnimplementedError("EchoStream: not over the local socket");
 }
